@@ -1,0 +1,180 @@
+//! What passes between the protocols and a port: frames to send, frames received.
+//!
+//! A frame to send is a *flow* (addresses), a head (BTH and extension headers, built by `wire`), spans of the
+//! application's own memory, and a pad count. The port adds IP, UDP and the ICRC, because only the port knows the
+//! IPv4 identification that the ICRC covers. A received frame is the bytes from the BTH to the end of the padding,
+//! with the ICRC already verified and removed.
+#![forbid(unsafe_code)]
+
+use burst_mem::Span;
+use std::net::{IpAddr, Ipv4Addr};
+
+/// Longest head: BTH 12 + DETH 8 + RETH 16 + immediate 4, or BTH 12 + AtomicETH 28; MADs are payload.
+pub const HEAD_MAX: usize = 48;
+/// Most payload spans of one frame (an MTU gathered from 30 SGEs, and a split at piece boundaries).
+pub const SPANS_MAX: usize = 32;
+
+/// ECN codepoints of the IP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Ecn {
+    /// Not ECN capable.
+    #[default]
+    NotEct = 0,
+    /// ECT(1).
+    Ect1 = 1,
+    /// ECT(0).
+    Ect0 = 2,
+    /// Congestion experienced.
+    Ce = 3,
+}
+
+/// The addresses of a stream of packets. IPv4 addresses are given as `IpAddr::V4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Our address: one of the port's GIDs.
+    pub src: IpAddr,
+    /// The peer's address.
+    pub dst: IpAddr,
+    /// UDP source port asked for; a port that cannot choose it uses its own.
+    pub src_port: u16,
+    /// TOS / traffic class, ECN bits included.
+    pub tos: u8,
+    /// TTL / hop limit.
+    pub hop_limit: u8,
+    /// IPv6 flow label.
+    pub flow_label: u32,
+    /// IPv6 scope (interface index) of link-local addresses, else 0.
+    pub scope: u32,
+}
+
+impl Default for Flow {
+    fn default() -> Self {
+        let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Flow { src: any, dst: any, src_port: 0, tos: 0, hop_limit: 64, flow_label: 0, scope: 0 }
+    }
+}
+
+/// A frame to send.
+#[derive(Clone, Copy, Debug)]
+pub struct TxFrame {
+    /// Where to.
+    pub flow: Flow,
+    /// BTH and extension headers; the first `head_len` bytes count.
+    pub head: [u8; HEAD_MAX],
+    /// Bytes of `head`.
+    pub head_len: u8,
+    /// Zero bytes after the payload, 0..=3 (also in the BTH).
+    pub pad: u8,
+    /// Payload bytes without padding.
+    pub payload_len: u16,
+    /// First span in [`TxBatch::spans`].
+    span_first: u32,
+    /// Number of spans.
+    span_count: u8,
+}
+
+/// Frames of one scheduling turn, in order of sending. Capacity is fixed; nothing is allocated after `new`.
+#[derive(Debug)]
+pub struct TxBatch {
+    frames: Vec<TxFrame>,
+    spans: Vec<Span>,
+    capacity: usize,
+}
+
+impl TxBatch {
+    /// A batch with room for `capacity` frames.
+    pub fn new(capacity: usize) -> Self {
+        TxBatch {
+            frames: Vec::with_capacity(capacity),
+            spans: Vec::with_capacity(capacity * 2 + SPANS_MAX),
+            capacity,
+        }
+    }
+    /// Whether another frame with up to [`SPANS_MAX`] spans fits.
+    pub fn has_room(&self) -> bool {
+        self.frames.len() < self.capacity && self.spans.len() + SPANS_MAX <= self.spans.capacity()
+    }
+    /// Frames that still fit, not counting spans.
+    pub fn room(&self) -> usize {
+        self.capacity - self.frames.len()
+    }
+    /// Appends a frame. Returns false, changing nothing, when the batch is full or a length is out of range.
+    #[must_use]
+    pub fn push(&mut self, flow: &Flow, head: &[u8], spans: &[Span], pad: u8) -> bool {
+        let payload: usize = spans.iter().map(|s| s.len()).sum();
+        if self.frames.len() == self.capacity
+            || self.spans.len() + spans.len() > self.spans.capacity()
+            || head.len() > HEAD_MAX
+            || payload > usize::from(u16::MAX)
+        {
+            return false;
+        }
+        let mut frame = TxFrame {
+            flow: *flow,
+            head: [0; HEAD_MAX],
+            head_len: head.len() as u8,
+            pad,
+            payload_len: payload as u16,
+            span_first: self.spans.len() as u32,
+            span_count: spans.len() as u8,
+        };
+        frame.head[..head.len()].copy_from_slice(head);
+        self.spans.extend_from_slice(spans);
+        self.frames.push(frame);
+        true
+    }
+    /// The frames.
+    pub fn frames(&self) -> &[TxFrame] {
+        &self.frames
+    }
+    /// The payload spans of `frame`, which must be of this batch.
+    pub fn spans_of(&self, frame: &TxFrame) -> &[Span] {
+        let first = frame.span_first as usize;
+        &self.spans[first..first + usize::from(frame.span_count)]
+    }
+    /// Number of frames.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+    /// Forgets all frames.
+    pub fn clear(&mut self) {
+        self.frames.clear();
+        self.spans.clear();
+    }
+}
+
+impl TxFrame {
+    /// The header bytes.
+    pub fn head(&self) -> &[u8] {
+        &self.head[..usize::from(self.head_len)]
+    }
+    /// Bytes from the BTH through the ICRC: the UDP payload.
+    pub fn udp_payload_len(&self) -> usize {
+        usize::from(self.head_len) + usize::from(self.payload_len) + usize::from(self.pad) + 4
+    }
+}
+
+/// A received frame, ICRC verified.
+#[derive(Clone, Copy, Debug)]
+pub struct RxFrame<'a> {
+    /// Addresses as on the wire: `src` is the sender, `dst` is ours; `tos` includes the ECN bits.
+    pub flow: Flow,
+    /// BTH to the end of the padding, without the ICRC.
+    pub bytes: &'a [u8],
+}
+
+impl RxFrame<'_> {
+    /// The ECN codepoint.
+    pub fn ecn(&self) -> Ecn {
+        match self.flow.tos & 3 {
+            0 => Ecn::NotEct,
+            1 => Ecn::Ect1,
+            2 => Ecn::Ect0,
+            _ => Ecn::Ce,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Ports: where frames leave and arrive (storey 2). One trait; one file per backend.
+//!
+//! A port is driven by one worker: `tx_burst` sends a batch, `rx_burst` hands over what arrived, `wait_fds` gives
+//! what to sleep on. Wrappers (`impair`) are ports around a port.
+
+use burst_base::{Nanos, Reason};
+use burst_frame::{RxFrame, TxBatch};
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+/// An address of a port: one GID table entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortAddr {
+    /// The address.
+    pub ip: IpAddr,
+    /// Interface index, for link-local scope.
+    pub ifindex: u32,
+    /// Interface name.
+    pub ifname: String,
+}
+
+/// What a port is and can do.
+#[derive(Clone, Debug)]
+pub struct PortCaps {
+    /// Kind and argument, as the user wrote it: `udp:dev=eth0`.
+    pub name: String,
+    /// Addresses, default first: IPv4 before global IPv6 before link-local.
+    pub addrs: Vec<PortAddr>,
+    /// MTU of the link in bytes (IP packet).
+    pub link_mtu: u32,
+    /// Whether the link is up.
+    pub up: bool,
+    /// Link speed in Mbit/s, 0 if unknown.
+    pub speed_mbps: u32,
+    /// Interface name, empty if none.
+    pub ifname: String,
+    /// MAC address, zero if none.
+    pub mac: [u8; 6],
+}
+
+/// Takes received frames and drop reasons from `rx_burst`.
+pub trait RxSink {
+    /// A frame with a correct ICRC.
+    fn frame(&mut self, frame: &RxFrame<'_>);
+    /// A packet that was dropped by the port.
+    fn dropped(&mut self, reason: Reason);
+}
+
+/// A port, driven by one thread.
+pub trait Port: Send {
+    /// What it is now (addresses, MTU and state may change: see `poll_changes`).
+    fn caps(&self) -> &PortCaps;
+    /// Receives up to `budget` frames; returns how many packets were taken from the port. Never blocks.
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize;
+    /// Sends every frame of the batch, in order, or drops it with a reason. Never blocks. The batch is left as it is;
+    /// spans are not used after return.
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason));
+    /// Descriptors that become readable when `rx_burst` has something.
+    fn wait_fds(&self) -> Vec<RawFd>;
+    /// When `rx_burst` should be called even if no descriptor is readable (simulated links), else `Nanos::NEVER`.
+    fn next_event(&self) -> Nanos {
+        Nanos::NEVER
+    }
+    /// Re-reads addresses, MTU and link state; true when something changed. Called from the control thread's pace.
+    fn refresh(&mut self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,1 @@
+//! Segments: sealed memfds, mapped; allocation of queues inside them (daemon side).
