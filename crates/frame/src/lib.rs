@@ -6,7 +6,7 @@
 //! with the ICRC already verified and removed.
 #![forbid(unsafe_code)]
 
-use burst_mem::Span;
+use burst_span::Span;
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Longest head: BTH 12 + DETH 8 + RETH 16 + immediate 4, or BTH 12 + AtomicETH 28; MADs are payload.

@@ -4,9 +4,9 @@
 //! from, copied to, checksummed and handed to the kernel in an iovec. Application side: [`swap`] replaces private
 //! pages by a sealed memfd in place, so that the daemon can map the same pages.
 pub mod reach;
-pub mod span;
+
 pub mod swap;
 pub mod table;
 
-pub use span::Span;
+pub use burst_span::Span;
 pub use table::{MrSpec, MrTable};
