@@ -25,7 +25,7 @@ impl Span {
     /// # Safety
     /// `addr .. addr + len` must stay mapped readable and writable (or only readable, if the maker has checked that
     /// nobody writes through it) for as long as copies of the span are used.
-    pub const unsafe fn local(addr: *mut u8, len: u32) -> Span {
+    pub unsafe fn local(addr: *mut u8, len: u32) -> Span {
         Span { addr: addr as u64, len, pid: 0 }
     }
     /// Memory of process `pid`, reached by system calls; never undefined behaviour, at worst [`Gone`].
