@@ -1,1 +1,68 @@
-//! Control (being written).
+//! The control conversation between applications and the daemon (storey 1).
+//!
+//! One `SOCK_SEQPACKET` Unix socket per daemon. A packet is a fixed [`frame::Header`] (magic, version, sequence)
+//! followed by a postcard-encoded [`Request`] or [`Reply`]; descriptors travel by `SCM_RIGHTS`. The header alone is
+//! readable across versions, so that a mismatch can be refused with a sentence. Requests are answered in order.
+//! The data path never passes here.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod frame;
+pub mod messages;
+pub mod path;
+
+pub use client::Client;
+pub use messages::*;
+
+/// Why a control call failed, on the caller's side.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The socket cannot be reached.
+    #[error("cannot connect to {path}: {source}")]
+    Connect {
+        /// The socket tried.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The conversation broke off.
+    #[error("the connection to the daemon broke: {0}")]
+    Io(#[from] std::io::Error),
+    /// The daemon closed the connection.
+    #[error("the daemon closed the connection")]
+    Closed,
+    /// Library and daemon are of different versions.
+    #[error("version mismatch: this library speaks {ours}, the daemon {theirs}: {sentence}")]
+    Version {
+        /// Version of this program.
+        ours: u32,
+        /// Version of the other end.
+        theirs: u32,
+        /// What the other end said.
+        sentence: String,
+    },
+    /// A packet that cannot be decoded.
+    #[error("malformed control message: {0}")]
+    Malformed(String),
+    /// The daemon refused the request.
+    #[error("{sentence}")]
+    Refused {
+        /// The errno for the verbs call.
+        errno: i32,
+        /// Why, and what to do.
+        sentence: String,
+    },
+}
+
+impl ControlError {
+    /// The errno that a verbs call reports for this.
+    pub fn errno(&self) -> i32 {
+        match self {
+            ControlError::Refused { errno, .. } => *errno,
+            ControlError::Connect { source, .. } => source.raw_os_error().unwrap_or(libc::ENODEV),
+            ControlError::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
+            ControlError::Closed | ControlError::Malformed(_) => libc::EIO,
+            ControlError::Version { .. } => libc::EPROTO,
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The asking end: blocking calls over one connection. Used by the verbs library and the command line.
+
+use crate::frame::{self, Packet};
+use crate::{ControlError, DaemonInfo, FDS_MAX, MESSAGE_MAX, Reply, Request, Response};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect,
+    socket_with,
+};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// A connection to a daemon.
+#[derive(Debug)]
+pub struct Client {
+    socket: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+    daemon: DaemonInfo,
+}
+
+/// A response with what came along.
+#[derive(Debug)]
+pub struct Answer {
+    /// The response.
+    pub response: Response,
+    /// Descriptors that belong to the response.
+    pub fds: Vec<OwnedFd>,
+    /// New arena segments, to be mapped in this order before the response's places are used.
+    pub segments: Vec<OwnedFd>,
+}
+
+impl Client {
+    /// Connects to the daemon at `path` and says hello as `program`.
+    ///
+    /// # Errors
+    /// `Connect` if nobody listens there, `Version` if the daemon is of another version.
+    pub fn connect(path: &Path, program: &str) -> Result<Client, ControlError> {
+        let wrap = |e: rustix::io::Errno| ControlError::Connect {
+            path: path.display().to_string(),
+            source: e.into(),
+        };
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(wrap)?;
+        let address = SocketAddrUnix::new(path).map_err(wrap)?;
+        connect(&socket, &address).map_err(wrap)?;
+        let daemon = DaemonInfo {
+            version: String::new(),
+            pid: 0,
+            uid: 0,
+            uptime_s: 0,
+            workers: 0,
+            contexts: 0,
+        };
+        let mut client = Client {
+            socket,
+            sequence: 0,
+            buffer: vec![0; MESSAGE_MAX],
+            daemon,
+        };
+        match client
+            .call(
+                &Request::Hello {
+                    program: program.to_owned(),
+                },
+                &[],
+            )?
+            .response
+        {
+            Response::Daemon(info) => client.daemon = info,
+            other => {
+                return Err(ControlError::Malformed(format!(
+                    "unexpected answer to hello: {other:?}"
+                )));
+            }
+        }
+        Ok(client)
+    }
+
+    /// The daemon, as it introduced itself.
+    pub fn daemon(&self) -> &DaemonInfo {
+        &self.daemon
+    }
+
+    /// Asks and waits for the answer.
+    ///
+    /// # Errors
+    /// `Refused` when the daemon says no; anything else means that the connection is unusable.
+    pub fn call(
+        &mut self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Answer, ControlError> {
+        debug_assert!(fds.len() <= FDS_MAX);
+        self.sequence = self.sequence.wrapping_add(1);
+        frame::send(
+            &self.socket,
+            self.sequence,
+            request,
+            fds,
+            SendFlags::empty(),
+        )?;
+        let packet = frame::receive(&self.socket, &mut self.buffer, RecvFlags::empty())?;
+        self.take_reply(packet)
+    }
+
+    fn take_reply(&self, mut packet: Packet) -> Result<Answer, ControlError> {
+        let reply: Reply = packet.decode()?;
+        if packet.header.sequence != self.sequence {
+            return Err(ControlError::Malformed(
+                "an answer to another question".into(),
+            ));
+        }
+        let mut fds = std::mem::take(&mut packet.fds);
+        let new = reply.new_segments as usize;
+        if new > fds.len() {
+            return Err(ControlError::Malformed("segments are missing".into()));
+        }
+        let segments = fds.split_off(fds.len() - new);
+        match reply.result {
+            Ok(response) => Ok(Answer {
+                response,
+                fds,
+                segments,
+            }),
+            Err(r) => Err(ControlError::Refused {
+                errno: r.errno,
+                sentence: r.sentence,
+            }),
+        }
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,178 @@
+//! Packets on the control socket: header, body, descriptors. Used by both ends.
+
+use crate::{ControlError, FDS_MAX, MESSAGE_MAX};
+use burst_shm::ABI_VERSION;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// "BCTL".
+pub const MAGIC: u32 = 0x4243_544c;
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 12;
+
+/// What precedes every body, in a form that no version may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Speaker's `ABI_VERSION`.
+    pub version: u32,
+    /// Number of the request; a reply repeats it.
+    pub sequence: u32,
+}
+
+impl Header {
+    /// A header of this version.
+    pub fn new(sequence: u32) -> Header {
+        Header {
+            version: ABI_VERSION,
+            sequence,
+        }
+    }
+    fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut b = [0; HEADER_BYTES];
+        b[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        b[4..8].copy_from_slice(&self.version.to_le_bytes());
+        b[8..].copy_from_slice(&self.sequence.to_le_bytes());
+        b
+    }
+    fn from_bytes(b: &[u8]) -> Option<Header> {
+        let word = |i: usize| Some(u32::from_le_bytes(b.get(i..i + 4)?.try_into().ok()?));
+        (word(0)? == MAGIC).then_some(())?;
+        Some(Header {
+            version: word(4)?,
+            sequence: word(8)?,
+        })
+    }
+}
+
+/// A packet as received.
+#[derive(Debug)]
+pub struct Packet {
+    /// Its header.
+    pub header: Header,
+    /// Its body, undecoded.
+    pub body: Vec<u8>,
+    /// Descriptors that came along.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Packet {
+    /// The body as a message of this version; if the other end speaks another one, that is the error.
+    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, ControlError> {
+        if self.header.version != ABI_VERSION {
+            return Err(ControlError::Version {
+                ours: ABI_VERSION,
+                theirs: self.header.version,
+                sentence: String::from_utf8_lossy(&self.body).into_owned(),
+            });
+        }
+        let (message, rest) = postcard::take_from_bytes(&self.body)
+            .map_err(|e| ControlError::Malformed(e.to_string()))?;
+        if rest.is_empty() {
+            Ok(message)
+        } else {
+            Err(ControlError::Malformed("trailing bytes".into()))
+        }
+    }
+}
+
+/// Sends one message.
+pub fn send<T: Serialize>(
+    socket: impl AsFd,
+    sequence: u32,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<(), ControlError> {
+    let body = postcard::to_stdvec(message).map_err(|e| ControlError::Malformed(e.to_string()))?;
+    send_raw(socket, Header::new(sequence), &body, fds, flags)
+}
+
+/// Sends a header and a body as they are (a version refusal carries a plain sentence).
+pub fn send_raw(
+    socket: impl AsFd,
+    header: Header,
+    body: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<(), ControlError> {
+    if body.len() + HEADER_BYTES > MESSAGE_MAX || fds.len() > FDS_MAX {
+        return Err(ControlError::Malformed(format!(
+            "{} bytes and {} descriptors are too many",
+            body.len(),
+            fds.len()
+        )));
+    }
+    let head = header.to_bytes();
+    let iov = [IoSlice::new(&head), IoSlice::new(body)];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(ControlError::Malformed("too many descriptors".into()));
+    }
+    loop {
+        match sendmsg(&socket, &iov, &mut ancillary, flags | SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(ControlError::Io(e.into())),
+        }
+    }
+}
+
+/// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. `Closed` at the end of the conversation.
+pub fn receive(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+) -> Result<Packet, ControlError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        match recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(buffer)],
+            &mut ancillary,
+            flags | RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Ok(got) => break got,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed),
+            Err(e) => return Err(ControlError::Io(e.into())),
+        }
+    };
+    let fds: Vec<OwnedFd> = ancillary
+        .drain()
+        .filter_map(|m| {
+            if let RecvAncillaryMessage::ScmRights(list) = m {
+                Some(list)
+            } else {
+                None
+            }
+        })
+        .flatten()
+        .collect();
+    if got.bytes == 0 {
+        return Err(ControlError::Closed);
+    }
+    if got
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
+        return Err(ControlError::Malformed(
+            "the packet is longer than a control message can be".into(),
+        ));
+    }
+    let bytes = &buffer[..got.bytes];
+    let header = Header::from_bytes(bytes)
+        .ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
+    Ok(Packet {
+        header,
+        body: bytes[HEADER_BYTES..].to_vec(),
+        fds,
+    })
+}
