@@ -2,10 +2,7 @@
 
 use crate::frame::{self, Packet};
 use crate::{ControlError, DaemonInfo, FDS_MAX, MESSAGE_MAX, Reply, Request, Response};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect,
-    socket_with,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -35,47 +32,17 @@ impl Client {
     /// # Errors
     /// `Connect` if nobody listens there, `Version` if the daemon is of another version.
     pub fn connect(path: &Path, program: &str) -> Result<Client, ControlError> {
-        let wrap = |e: rustix::io::Errno| ControlError::Connect {
-            path: path.display().to_string(),
-            source: e.into(),
-        };
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(wrap)?;
+        let wrap = |e: rustix::io::Errno| ControlError::Connect { path: path.display().to_string(), source: e.into() };
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(wrap)?;
         let address = SocketAddrUnix::new(path).map_err(wrap)?;
         connect(&socket, &address).map_err(wrap)?;
-        let daemon = DaemonInfo {
-            version: String::new(),
-            pid: 0,
-            uid: 0,
-            uptime_s: 0,
-            workers: 0,
-            contexts: 0,
-        };
-        let mut client = Client {
-            socket,
-            sequence: 0,
-            buffer: vec![0; MESSAGE_MAX],
-            daemon,
-        };
-        match client
-            .call(
-                &Request::Hello {
-                    program: program.to_owned(),
-                },
-                &[],
-            )?
-            .response
-        {
+        let daemon = DaemonInfo { version: String::new(), pid: 0, uid: 0, uptime_s: 0, workers: 0, contexts: 0 };
+        let mut client = Client { socket, sequence: 0, buffer: vec![0; MESSAGE_MAX], daemon };
+        match client.call(&Request::Hello { program: program.to_owned() }, &[])?.response {
             Response::Daemon(info) => client.daemon = info,
             other => {
-                return Err(ControlError::Malformed(format!(
-                    "unexpected answer to hello: {other:?}"
-                )));
+                return Err(ControlError::Malformed(format!("unexpected answer to hello: {other:?}")));
             }
         }
         Ok(client)
@@ -90,20 +57,10 @@ impl Client {
     ///
     /// # Errors
     /// `Refused` when the daemon says no; anything else means that the connection is unusable.
-    pub fn call(
-        &mut self,
-        request: &Request,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<Answer, ControlError> {
+    pub fn call(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, ControlError> {
         debug_assert!(fds.len() <= FDS_MAX);
         self.sequence = self.sequence.wrapping_add(1);
-        frame::send(
-            &self.socket,
-            self.sequence,
-            request,
-            fds,
-            SendFlags::empty(),
-        )?;
+        frame::send(&self.socket, self.sequence, request, fds, SendFlags::empty())?;
         let packet = frame::receive(&self.socket, &mut self.buffer, RecvFlags::empty())?;
         self.take_reply(packet)
     }
@@ -111,9 +68,7 @@ impl Client {
     fn take_reply(&self, mut packet: Packet) -> Result<Answer, ControlError> {
         let reply: Reply = packet.decode()?;
         if packet.header.sequence != self.sequence {
-            return Err(ControlError::Malformed(
-                "an answer to another question".into(),
-            ));
+            return Err(ControlError::Malformed("an answer to another question".into()));
         }
         let mut fds = std::mem::take(&mut packet.fds);
         let new = reply.new_segments as usize;
@@ -122,15 +77,8 @@ impl Client {
         }
         let segments = fds.split_off(fds.len() - new);
         match reply.result {
-            Ok(response) => Ok(Answer {
-                response,
-                fds,
-                segments,
-            }),
-            Err(r) => Err(ControlError::Refused {
-                errno: r.errno,
-                sentence: r.sentence,
-            }),
+            Ok(response) => Ok(Answer { response, fds, segments }),
+            Err(r) => Err(ControlError::Refused { errno: r.errno, sentence: r.sentence }),
         }
     }
 }

@@ -3,8 +3,8 @@
 use crate::{ControlError, FDS_MAX, MESSAGE_MAX};
 use burst_shm::ABI_VERSION;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{IoSlice, IoSliceMut};
@@ -28,10 +28,7 @@ pub struct Header {
 impl Header {
     /// A header of this version.
     pub fn new(sequence: u32) -> Header {
-        Header {
-            version: ABI_VERSION,
-            sequence,
-        }
+        Header { version: ABI_VERSION, sequence }
     }
     fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let mut b = [0; HEADER_BYTES];
@@ -43,10 +40,7 @@ impl Header {
     fn from_bytes(b: &[u8]) -> Option<Header> {
         let word = |i: usize| Some(u32::from_le_bytes(b.get(i..i + 4)?.try_into().ok()?));
         (word(0)? == MAGIC).then_some(())?;
-        Some(Header {
-            version: word(4)?,
-            sequence: word(8)?,
-        })
+        Some(Header { version: word(4)?, sequence: word(8)? })
     }
 }
 
@@ -71,13 +65,9 @@ impl Packet {
                 sentence: String::from_utf8_lossy(&self.body).into_owned(),
             });
         }
-        let (message, rest) = postcard::take_from_bytes(&self.body)
-            .map_err(|e| ControlError::Malformed(e.to_string()))?;
-        if rest.is_empty() {
-            Ok(message)
-        } else {
-            Err(ControlError::Malformed("trailing bytes".into()))
-        }
+        let (message, rest) =
+            postcard::take_from_bytes(&self.body).map_err(|e| ControlError::Malformed(e.to_string()))?;
+        if rest.is_empty() { Ok(message) } else { Err(ControlError::Malformed("trailing bytes".into())) }
     }
 }
 
@@ -125,20 +115,11 @@ pub fn send_raw(
 }
 
 /// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. `Closed` at the end of the conversation.
-pub fn receive(
-    socket: impl AsFd,
-    buffer: &mut [u8],
-    flags: RecvFlags,
-) -> Result<Packet, ControlError> {
+pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Packet, ControlError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
-        match recvmsg(
-            &socket,
-            &mut [IoSliceMut::new(buffer)],
-            &mut ancillary,
-            flags | RecvFlags::CMSG_CLOEXEC,
-        ) {
+        match recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
             Ok(got) => break got,
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed),
@@ -147,32 +128,16 @@ pub fn receive(
     };
     let fds: Vec<OwnedFd> = ancillary
         .drain()
-        .filter_map(|m| {
-            if let RecvAncillaryMessage::ScmRights(list) = m {
-                Some(list)
-            } else {
-                None
-            }
-        })
+        .filter_map(|m| if let RecvAncillaryMessage::ScmRights(list) = m { Some(list) } else { None })
         .flatten()
         .collect();
     if got.bytes == 0 {
         return Err(ControlError::Closed);
     }
-    if got
-        .flags
-        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-    {
-        return Err(ControlError::Malformed(
-            "the packet is longer than a control message can be".into(),
-        ));
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(ControlError::Malformed("the packet is longer than a control message can be".into()));
     }
     let bytes = &buffer[..got.bytes];
-    let header = Header::from_bytes(bytes)
-        .ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
-    Ok(Packet {
-        header,
-        body: bytes[HEADER_BYTES..].to_vec(),
-        fds,
-    })
+    let header = Header::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
+    Ok(Packet { header, body: bytes[HEADER_BYTES..].to_vec(), fds })
 }

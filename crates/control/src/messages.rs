@@ -22,19 +22,13 @@ pub struct Place {
 
 impl From<burst_shm::ShmRef> for Place {
     fn from(r: burst_shm::ShmRef) -> Place {
-        Place {
-            segment: r.segment,
-            offset: r.offset,
-        }
+        Place { segment: r.segment, offset: r.offset }
     }
 }
 
 impl From<Place> for burst_shm::ShmRef {
     fn from(p: Place) -> burst_shm::ShmRef {
-        burst_shm::ShmRef {
-            segment: p.segment,
-            offset: p.offset,
-        }
+        burst_shm::ShmRef { segment: p.segment, offset: p.offset }
     }
 }
 
@@ -499,10 +493,6 @@ impl AsyncRecord {
             4 => AsyncObject::Device,
             _ => return None,
         };
-        Some(AsyncRecord {
-            event: word(0),
-            object,
-            cookie: u64::from_ne_bytes(b[8..].try_into().ok()?),
-        })
+        Some(AsyncRecord { event: word(0), object, cookie: u64::from_ne_bytes(b[8..].try_into().ok()?) })
     }
 }

@@ -5,13 +5,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use std::os::fd::{AsFd, OwnedFd};
 
 fn pair() -> (OwnedFd, OwnedFd) {
-    socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .expect("socketpair")
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair")
 }
 
 fn receive(fd: &OwnedFd) -> Result<frame::Packet, ControlError> {
@@ -22,9 +16,7 @@ fn receive(fd: &OwnedFd) -> Result<frame::Packet, ControlError> {
 fn request_and_descriptor_arrive() {
     let (a, b) = pair();
     let (r, _w) = rustix::pipe::pipe().expect("pipe");
-    let request = Request::Hello {
-        program: "test".into(),
-    };
+    let request = Request::Hello { program: "test".into() };
     frame::send(&a, 7, &request, &[r.as_fd()], SendFlags::empty()).expect("send");
     let packet = receive(&b).expect("receive");
     assert_eq!(packet.header, Header::new(7));
@@ -35,23 +27,9 @@ fn request_and_descriptor_arrive() {
 #[test]
 fn other_version_is_named() {
     let (a, b) = pair();
-    frame::send_raw(
-        &a,
-        Header {
-            version: 99,
-            sequence: 1,
-        },
-        b"daemon 9.9",
-        &[],
-        SendFlags::empty(),
-    )
-    .expect("send");
+    frame::send_raw(&a, Header { version: 99, sequence: 1 }, b"daemon 9.9", &[], SendFlags::empty()).expect("send");
     match receive(&b).expect("receive").decode::<Response>() {
-        Err(ControlError::Version {
-            theirs: 99,
-            sentence,
-            ..
-        }) => assert_eq!(sentence, "daemon 9.9"),
+        Err(ControlError::Version { theirs: 99, sentence, .. }) => assert_eq!(sentence, "daemon 9.9"),
         other => panic!("{other:?}"),
     }
 }
@@ -64,10 +42,7 @@ fn garbage_is_malformed_and_hangup_is_closed() {
     rustix::net::send(&a, &[0u8; 3], SendFlags::empty()).expect("send");
     assert!(matches!(receive(&b), Err(ControlError::Malformed(_))));
     frame::send_raw(&a, Header::new(1), &[0xff; 40], &[], SendFlags::empty()).expect("send");
-    assert!(matches!(
-        receive(&b).expect("header is fine").decode::<Request>(),
-        Err(ControlError::Malformed(_))
-    ));
+    assert!(matches!(receive(&b).expect("header is fine").decode::<Request>(), Err(ControlError::Malformed(_))));
     drop(a);
     assert!(matches!(receive(&b), Err(ControlError::Closed)));
 }
@@ -84,18 +59,8 @@ fn too_long_is_refused_by_the_sender() {
 
 #[test]
 fn async_record_round_trip() {
-    for object in [
-        AsyncObject::Qp,
-        AsyncObject::Cq,
-        AsyncObject::Srq,
-        AsyncObject::Port,
-        AsyncObject::Device,
-    ] {
-        let record = AsyncRecord {
-            event: 16,
-            object,
-            cookie: 0x1122_3344_5566_7788,
-        };
+    for object in [AsyncObject::Qp, AsyncObject::Cq, AsyncObject::Srq, AsyncObject::Port, AsyncObject::Device] {
+        let record = AsyncRecord { event: 16, object, cookie: 0x1122_3344_5566_7788 };
         assert_eq!(AsyncRecord::from_bytes(&record.to_bytes()), Some(record));
     }
     assert_eq!(AsyncRecord::from_bytes(&[0xff; 16]), None);

@@ -84,11 +84,7 @@ pub struct TxBatch {
 impl TxBatch {
     /// A batch with room for `capacity` frames.
     pub fn new(capacity: usize) -> Self {
-        TxBatch {
-            frames: Vec::with_capacity(capacity),
-            spans: Vec::with_capacity(capacity * 2 + SPANS_MAX),
-            capacity,
-        }
+        TxBatch { frames: Vec::with_capacity(capacity), spans: Vec::with_capacity(capacity * 2 + SPANS_MAX), capacity }
     }
     /// Whether another frame with up to [`SPANS_MAX`] spans fits.
     pub fn has_room(&self) -> bool {

@@ -2,7 +2,17 @@
 //!
 //! A [`Span`] is an address and a length, checked once by whoever made it (the memory region table, the send
 //! queue's inline area). It is never turned into a `&[u8]` that outlives one call. Memory that is not mapped in
-//! this process is reached through `process_vm_readv`/`writev`.
+//! this process is reached through `process_vm_readv`/`writev` (module `remote`).
+//!
+//! Every access is all or nothing in its verdict: a transfer that stops half-way reports [`Gone`], and whatever it
+//! has already moved is undefined content, as after any failed RDMA operation. Atomics (IBA 9.4.5) are real atomics
+//! on local spans, and read-modify-write by system calls on remote ones: atomic among this process's workers only
+//! as far as one worker serves the responder, never against the owner's own stores. The verbs attribute
+//! `IBV_ATOMIC_HCA` promises no more than that.
+
+mod remote;
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A contiguous piece of reachable memory. Cheap to copy.
 ///
@@ -26,7 +36,11 @@ impl Span {
     /// `addr .. addr + len` must stay mapped readable and writable (or only readable, if the maker has checked that
     /// nobody writes through it) for as long as copies of the span are used.
     pub unsafe fn local(addr: *mut u8, len: u32) -> Span {
-        Span { addr: addr as u64, len, pid: 0 }
+        Span {
+            addr: addr as u64,
+            len,
+            pid: 0,
+        }
     }
     /// Memory of process `pid`, reached by system calls; never undefined behaviour, at worst [`Gone`].
     pub const fn remote(pid: u32, addr: u64, len: u32) -> Span {
@@ -49,6 +63,173 @@ impl Span {
     #[must_use]
     pub fn sub(&self, offset: usize, len: usize) -> Span {
         assert!(offset <= self.len() && len <= self.len() - offset);
-        Span { addr: self.addr + offset as u64, len: len as u32, pid: self.pid }
+        Span {
+            addr: self.addr + offset as u64,
+            len: len as u32,
+            pid: self.pid,
+        }
+    }
+    /// Copies the span to `dst`, which must have the span's length (panics otherwise).
+    pub fn read_to(&self, dst: &mut [u8]) -> Result<(), Gone> {
+        assert_eq!(dst.len(), self.len());
+        if !self.is_local() {
+            return remote::read(self.pid, self.addr, dst);
+        }
+        // SAFETY: the maker of a local span promised `addr .. addr + len` is readable; `dst` is ours, has the same
+        // length, and cannot overlap application memory because it is a Rust reference.
+        unsafe {
+            core::ptr::copy_nonoverlapping(self.as_ptr().cast_const(), dst.as_mut_ptr(), dst.len())
+        };
+        Ok(())
+    }
+    /// Copies `src` into the span, which must have the same length (panics otherwise).
+    pub fn write_from(&self, src: &[u8]) -> Result<(), Gone> {
+        assert_eq!(src.len(), self.len());
+        if !self.is_local() {
+            return remote::write(self.pid, self.addr, src);
+        }
+        // SAFETY: the maker of a local span promised `addr .. addr + len` is writable for whoever writes through it;
+        // `src` has the same length and cannot overlap application memory because it is a Rust reference.
+        unsafe { core::ptr::copy_nonoverlapping(src.as_ptr(), self.as_ptr(), src.len()) };
+        Ok(())
+    }
+    /// Lends the bytes of a local span for one call, without copying; `None` for a remote span. The application may
+    /// change them meanwhile: `f` may compute a checksum or copy, but must not read a byte twice and trust both.
+    pub fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        if !self.is_local() {
+            return None;
+        }
+        if self.len == 0 {
+            return Some(f(&[]));
+        }
+        // SAFETY: the maker promised the range is mapped and readable; the slice ends with this call.
+        Some(f(unsafe {
+            core::slice::from_raw_parts(self.as_ptr().cast_const(), self.len())
+        }))
+    }
+    /// Adds `addend` to the 8 bytes (host byte order) and returns the value before. Panics if the span is not 8 bytes.
+    pub fn fetch_add(&self, addend: u64) -> Result<u64, Gone> {
+        match self.atomic() {
+            Some(word) => Ok(word.fetch_add(addend, Ordering::SeqCst)),
+            None => self.read_modify_write(|old| Some(old.wrapping_add(addend))),
+        }
+    }
+    /// Stores `swap` in the 8 bytes (host byte order) if they hold `compare`; returns the value before. Panics if the
+    /// span is not 8 bytes.
+    pub fn cmp_swap(&self, compare: u64, swap: u64) -> Result<u64, Gone> {
+        match self.atomic() {
+            Some(word) => Ok(word
+                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
+                .unwrap_or_else(|found| found)),
+            None => self.read_modify_write(|old| (old == compare).then_some(swap)),
+        }
+    }
+
+    /// The 8 bytes as an atomic, if they are local and naturally aligned.
+    fn atomic(&self) -> Option<&AtomicU64> {
+        assert_eq!(self.len, 8, "an atomic works on 8 bytes");
+        if !self.is_local() || !self.addr.is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: the maker promised 8 readable and writable bytes; the alignment was checked. SeqCst pairs with
+        // whatever the application does on the same word.
+        Some(unsafe { AtomicU64::from_ptr(self.as_ptr().cast::<u64>()) })
+    }
+    /// Atomic in name only: for memory of another process.
+    fn read_modify_write(&self, f: impl FnOnce(u64) -> Option<u64>) -> Result<u64, Gone> {
+        let mut bytes = [0; 8];
+        self.read_to(&mut bytes)?;
+        let old = u64::from_ne_bytes(bytes);
+        if let Some(new) = f(old) {
+            self.write_from(&new.to_ne_bytes())?;
+        }
+        Ok(old)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span_of(bytes: &mut [u8]) -> Span {
+        // SAFETY: the vectors of these tests outlive their spans.
+        unsafe { Span::local(bytes.as_mut_ptr(), bytes.len() as u32) }
+    }
+
+    #[test]
+    fn local_span_is_read_and_written() {
+        let mut memory = *b"0123456789";
+        let span = span_of(&mut memory).sub(2, 4);
+        let mut out = [0; 4];
+        span.read_to(&mut out).unwrap();
+        assert_eq!(&out, b"2345");
+        span.write_from(b"wxyz").unwrap();
+        assert_eq!(span.with_bytes(|b| b.to_vec()).unwrap(), b"wxyz");
+        assert_eq!(&memory, b"01wxyz6789");
+    }
+
+    #[test]
+    fn empty_span_needs_no_memory() {
+        // SAFETY: no byte is ever touched.
+        let span = unsafe { Span::local(core::ptr::null_mut(), 0) };
+        span.read_to(&mut []).unwrap();
+        span.write_from(&[]).unwrap();
+        assert_eq!(span.with_bytes(|b| b.len()), Some(0));
+        Span::remote(u32::MAX >> 1, 8, 0).read_to(&mut []).unwrap();
+    }
+
+    #[test]
+    fn atomics_return_the_value_before() {
+        let mut words = [0u64; 2];
+        // SAFETY: `words` outlives the span.
+        let span = unsafe { Span::local(words.as_mut_ptr().cast(), 8) };
+        assert_eq!(span.fetch_add(5), Ok(0));
+        assert_eq!(span.fetch_add(u64::MAX), Ok(5));
+        assert_eq!(span.cmp_swap(7, 1), Ok(4));
+        assert_eq!(span.cmp_swap(4, 9), Ok(4));
+        assert_eq!(words, [9, 0]);
+    }
+
+    #[test]
+    fn unaligned_local_atomic_does_not_fault() {
+        let mut memory = [0u8; 24];
+        let base = memory.as_ptr() as usize;
+        let offset = (8 - base % 8) % 8 + 3;
+        let span = span_of(&mut memory).sub(offset, 8);
+        assert_eq!(span.fetch_add(2), Ok(0));
+        assert_eq!(span.cmp_swap(2, 3), Ok(2));
+        assert_eq!(span.fetch_add(0), Ok(3));
+    }
+
+    #[test]
+    fn remote_span_of_this_very_process() {
+        let mut words = [1u64, 2];
+        let me = std::process::id();
+        let span = Span::remote(me, words.as_mut_ptr() as u64, 16);
+        let mut out = [0; 16];
+        span.read_to(&mut out).unwrap();
+        assert_eq!(out[..8], 1u64.to_ne_bytes());
+        assert_eq!(span.sub(8, 8).fetch_add(40), Ok(2));
+        assert_eq!(span.sub(8, 8).cmp_swap(42, 7), Ok(42));
+        assert!(span.with_bytes(|_| ()).is_none());
+        assert_eq!(words, [1, 7]);
+    }
+
+    #[test]
+    fn unmapped_or_absent_is_gone() {
+        let mut out = [0; 8];
+        assert_eq!(
+            Span::remote(std::process::id(), 8, 8).read_to(&mut out),
+            Err(Gone)
+        );
+        assert_eq!(
+            Span::remote(std::process::id(), 8, 8).write_from(&out),
+            Err(Gone)
+        );
+        assert_eq!(
+            Span::remote(u32::MAX >> 1, 4096, 8).read_to(&mut out),
+            Err(Gone)
+        );
+        assert_eq!(Span::remote(u32::MAX, 4096, 8).fetch_add(1), Err(Gone));
     }
 }
