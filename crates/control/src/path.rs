@@ -23,8 +23,8 @@ pub fn candidates() -> Vec<PathBuf> {
 
 /// Where a daemon started for this user puts its socket.
 pub fn user_socket() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|p| !p.is_empty()) {
-        Some(dir) => PathBuf::from(dir).join("burst/burstd.sock"),
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|p| p.is_dir()) {
+        Some(dir) => dir.join("burst/burstd.sock"),
         None => tmp_socket(),
     }
 }

@@ -1,0 +1,156 @@
+//! How Burst's programs read what a person typed (storey 4, shared by `burst` and `burstd`).
+//!
+//! A wrong flag, command, key or value gets one sentence that names it and the nearest valid word, and exit code 2.
+//! Quantities are written as people write them: `64KiB`, `30s`, `250us`.
+#![forbid(unsafe_code)]
+
+mod quantity;
+
+pub use quantity::{bytes, duration, show_bytes, show_duration};
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::ffi::OsString;
+
+/// Exit code of every program for a wrong flag, key or value.
+pub const EXIT_USAGE: u8 = 2;
+
+/// The candidate that looks most like `word`, if any candidate was given.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let score = |c: &&str| (strsim::jaro_winkler(word, c) * 1e6) as u64;
+    candidates.into_iter().max_by_key(score)
+}
+
+/// Parses `args`; prints help or version (exit code 0) or one sentence about what is wrong (exit code 2).
+///
+/// # Errors
+/// The code the program must exit with; everything has been printed already.
+pub fn parse(command: clap::Command, args: impl IntoIterator<Item = OsString>) -> Result<clap::ArgMatches, u8> {
+    let mut command = command;
+    let program = command.get_name().to_owned();
+    let args: Vec<OsString> = args.into_iter().collect();
+    let error = match command.try_get_matches_from_mut(args.iter()) {
+        Ok(matches) => return Ok(matches),
+        Err(error) => error,
+    };
+    let shown = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    if shown {
+        // A closed pipe (`burst --help | head -1`) is not worth a word.
+        let _ = error.print();
+        return Err(if error.use_stderr() { EXIT_USAGE } else { 0 });
+    }
+    eprintln!("{program}: {}", sentence(&command, &args, &error));
+    Err(EXIT_USAGE)
+}
+
+/// One sentence about a usage error.
+fn sentence(command: &clap::Command, args: &[OsString], error: &clap::Error) -> String {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(s)) => Some(s.clone()),
+        Some(ContextValue::Strings(s)) => s.first().cloned(),
+        _ => None,
+    };
+    let arg = text(ContextKind::InvalidArg);
+    let scope = innermost(command, args);
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let wrong = arg.unwrap_or_default();
+            if !wrong.starts_with('-') {
+                return format!("unexpected word {wrong:?}; see --help");
+            }
+            let flags: Vec<String> = long_flags(scope);
+            match nearest(&wrong, flags.iter().map(String::as_str)) {
+                Some(near) => format!("unknown flag {wrong:?}; the nearest valid one is {near:?}"),
+                None => format!("unknown flag {wrong:?}; see --help"),
+            }
+        }
+        ErrorKind::InvalidSubcommand => {
+            let wrong = text(ContextKind::InvalidSubcommand).unwrap_or_default();
+            let names = scope.get_subcommands().map(clap::Command::get_name);
+            let near = nearest(&wrong, names).unwrap_or("help");
+            format!("unknown command {wrong:?}; the nearest valid one is {near:?}")
+        }
+        ErrorKind::ArgumentConflict => {
+            format!("{} is given twice or with a flag that excludes it", arg.unwrap_or_default())
+        }
+        _ => first_line(error),
+    }
+}
+
+/// The subcommand that `args` had reached, so that its flags are the ones suggested.
+fn innermost<'a>(command: &'a clap::Command, args: &[OsString]) -> &'a clap::Command {
+    let word = args.iter().skip(1).find_map(|a| command.find_subcommand(a));
+    word.unwrap_or(command)
+}
+
+fn long_flags(command: &clap::Command) -> Vec<String> {
+    let globals = ["help"].into_iter();
+    let own = command.get_arguments().filter_map(clap::Arg::get_long);
+    own.chain(globals).map(|l| format!("--{l}")).collect()
+}
+
+/// Clap's own first line, without its `error:` prefix.
+fn first_line(error: &clap::Error) -> String {
+    let whole = error.render().to_string();
+    let lines: Vec<&str> = whole.lines().map(str::trim).take_while(|l| !l.is_empty()).collect();
+    let joined = lines.join(" ");
+    joined.strip_prefix("error: ").unwrap_or(&joined).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Arg, Command};
+
+    fn demo() -> Command {
+        Command::new("demo")
+            .arg(Arg::new("workers").long("workers"))
+            .subcommand(Command::new("doctor").arg(Arg::new("json").long("json")))
+            .subcommand(Command::new("run"))
+    }
+
+    fn complaint(words: &[&str]) -> String {
+        let args: Vec<OsString> = words.iter().map(OsString::from).collect();
+        let mut command = demo();
+        let error = command.try_get_matches_from_mut(args.iter()).expect_err("must be refused");
+        sentence(&command, &args, &error)
+    }
+
+    #[test]
+    fn a_wrong_flag_names_itself_and_the_nearest() {
+        let said = complaint(&["demo", "--wrokers", "3"]);
+        assert_eq!(said, "unknown flag \"--wrokers\"; the nearest valid one is \"--workers\"");
+    }
+
+    #[test]
+    fn a_wrong_flag_of_a_command_suggests_that_commands_flags() {
+        let said = complaint(&["demo", "doctor", "--jsno"]);
+        assert_eq!(said, "unknown flag \"--jsno\"; the nearest valid one is \"--json\"");
+    }
+
+    #[test]
+    fn a_flag_like_nothing_still_gets_a_suggestion() {
+        assert!(complaint(&["demo", "--zzz"]).contains("the nearest valid one is"));
+    }
+
+    #[test]
+    fn a_wrong_command_names_the_nearest() {
+        let said = complaint(&["demo", "docter"]);
+        assert_eq!(said, "unknown command \"docter\"; the nearest valid one is \"doctor\"");
+    }
+
+    #[test]
+    fn a_missing_value_is_one_line() {
+        let said = complaint(&["demo", "--workers"]);
+        assert!(said.contains("--workers") && !said.contains('\n'), "{said}");
+    }
+
+    #[test]
+    fn exit_codes() {
+        let args = |w: &[&str]| w.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(parse(demo(), args(&["demo", "--wrong"])).unwrap_err(), EXIT_USAGE);
+        assert!(parse(demo(), args(&["demo", "run"])).is_ok());
+    }
+}

@@ -1,0 +1,3 @@
+//! `burst`: the command line.
+
+fn main() {}
