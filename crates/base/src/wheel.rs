@@ -1,0 +1,356 @@
+//! A hierarchical timing wheel: one timer per key, O(1) to set, move and cancel.
+//!
+//! Nine levels of 64 slots; a slot of level 0 is one tick of 8.192 us, a slot of level n is 64 slots of level n - 1,
+//! so that the levels together span all of [`Nanos`] and no deadline is too far. A timer lies on the level of the
+//! highest 6-bit digit in which its tick differs from the present one; when time reaches its slot it moves down, at
+//! most eight times in its life (Varghese and Lauck, SOSP 1987, scheme 7). One 64-bit word per level tells the
+//! occupied slots, hence the cost of [`Wheel::advance`] is that of the timers it touches, however far time jumps.
+//!
+//! A timer never fires early, and at most one tick after its deadline if `advance` is called then. Timers fire in
+//! order of their ticks, those of one tick in order of setting unless they came down from different levels. Lists are
+//! intrusive, in an array indexed by key: nothing is allocated but by `new` and `grow`.
+
+use crate::Nanos;
+
+/// log2 of a tick in nanoseconds.
+pub const TICK_SHIFT: u32 = 13;
+/// Resolution of the wheel: 8.192 us.
+pub const TICK: Nanos = Nanos(1 << TICK_SHIFT);
+
+const LEVEL_BITS: u32 = 6;
+const LEVEL_SLOTS: usize = 1 << LEVEL_BITS;
+const LEVELS: usize = 9;
+const _: () = assert!(LEVELS as u32 * LEVEL_BITS + TICK_SHIFT > 64);
+
+/// The list of timers that are due, after the slots of all levels.
+const DUE: u16 = (LEVELS * LEVEL_SLOTS) as u16;
+const LISTS: usize = LEVELS * LEVEL_SLOTS + 1;
+/// Not in any list.
+const IDLE: u16 = u16::MAX;
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    first: u32,
+    last: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Timer {
+    deadline: Nanos,
+    next: u32,
+    prev: u32,
+    /// The list it is in, or `IDLE`.
+    home: u16,
+}
+
+const IDLE_TIMER: Timer = Timer { deadline: Nanos::NEVER, next: NONE, prev: NONE, home: IDLE };
+
+/// Timers by key, `0..capacity`.
+#[derive(Clone, Debug)]
+pub struct Wheel {
+    timers: Vec<Timer>,
+    lists: [List; LISTS],
+    /// Bit s of word l: slot s of level l is not empty.
+    occupied: [u64; LEVELS],
+    /// The present, in ticks: every timer in a slot has a later tick.
+    present: u64,
+    armed: u32,
+}
+
+/// The first tick at which a deadline has passed.
+const fn tick_of(deadline: Nanos) -> u64 {
+    deadline.0.div_ceil(TICK.0)
+}
+
+impl Wheel {
+    /// A wheel for the keys `0..capacity`, at time zero, nothing armed.
+    pub fn new(capacity: u32) -> Self {
+        assert!(capacity < NONE);
+        Wheel {
+            timers: vec![IDLE_TIMER; capacity as usize],
+            lists: [List { first: NONE, last: NONE }; LISTS],
+            occupied: [0; LEVELS],
+            present: 0,
+            armed: 0,
+        }
+    }
+    /// Makes room for the keys `0..capacity`. Allocates: not for the data path. Never shrinks.
+    pub fn grow(&mut self, capacity: u32) {
+        assert!(capacity < NONE);
+        if capacity as usize > self.timers.len() {
+            self.timers.resize(capacity as usize, IDLE_TIMER);
+        }
+    }
+    /// Number of keys.
+    pub fn capacity(&self) -> u32 {
+        self.timers.len() as u32
+    }
+    /// Number of armed timers.
+    pub const fn len(&self) -> u32 {
+        self.armed
+    }
+    /// Whether none is armed.
+    pub const fn is_empty(&self) -> bool {
+        self.armed == 0
+    }
+    /// Arms the timer of `key`, or moves it. [`Nanos::NEVER`] disarms it. Panics if the key is out of range.
+    pub fn insert(&mut self, key: u32, deadline: Nanos) {
+        self.cancel(key);
+        if deadline == Nanos::NEVER {
+            return;
+        }
+        self.timers[key as usize].deadline = deadline;
+        self.armed += 1;
+        self.place(key);
+    }
+    /// Disarms the timer of `key`; whether it was armed. Panics if the key is out of range.
+    pub fn cancel(&mut self, key: u32) -> bool {
+        if self.timers[key as usize].home == IDLE {
+            return false;
+        }
+        self.unlink(key);
+        self.timers[key as usize].deadline = Nanos::NEVER;
+        self.armed -= 1;
+        true
+    }
+    /// When the timer of `key` is due, if it is armed.
+    pub fn deadline_of(&self, key: u32) -> Option<Nanos> {
+        let timer = self.timers.get(key as usize)?;
+        (timer.home != IDLE).then_some(timer.deadline)
+    }
+    /// Moves to `now` and calls `fire` for each timer that is due, which is disarmed first. Time never goes back: an
+    /// earlier `now` than before only fires what is due already.
+    pub fn advance(&mut self, now: Nanos, mut fire: impl FnMut(u32)) {
+        self.move_to(now);
+        while let Some(key) = self.take_due() {
+            fire(key);
+        }
+    }
+    /// Moves to `now` and takes one timer that is due, disarming it. For callers that arm timers between two takes: a
+    /// deadline that has already passed is taken again at once, so they must bound their loop.
+    pub fn pop_due(&mut self, now: Nanos) -> Option<u32> {
+        self.move_to(now);
+        self.take_due()
+    }
+    /// When to call [`Wheel::advance`] next: not later than one tick after the earliest deadline. It may be earlier
+    /// when that deadline is far (the timer then moves to a finer level). [`Nanos::NEVER`] if nothing is armed.
+    pub fn next_deadline(&self) -> Nanos {
+        if self.lists[usize::from(DUE)].first != NONE {
+            return Nanos(self.present << TICK_SHIFT);
+        }
+        self.next_slot().map_or(Nanos::NEVER, |(_, tick)| Nanos(tick.saturating_mul(TICK.0)))
+    }
+
+    /// The occupied slot that time reaches first, as a list number, and the tick at which it begins.
+    fn next_slot(&self) -> Option<(u16, u64)> {
+        let level = self.occupied.iter().position(|&word| word != 0)?;
+        let slot = u64::from(self.occupied[level].trailing_zeros());
+        let shift = level as u32 * LEVEL_BITS;
+        let above = self.present >> (shift + LEVEL_BITS) << (shift + LEVEL_BITS);
+        Some(((level * LEVEL_SLOTS) as u16 + slot as u16, above | slot << shift))
+    }
+    /// Brings every timer whose tick has come into the due list.
+    fn move_to(&mut self, now: Nanos) {
+        let target = now.0 >> TICK_SHIFT;
+        while let Some((list, begin)) = self.next_slot().filter(|&(_, begin)| begin <= target) {
+            debug_assert!(begin > self.present);
+            self.present = begin;
+            self.empty_slot(list);
+        }
+        self.present = self.present.max(target);
+    }
+    /// Places every timer of a slot anew, now that the present has reached the slot.
+    fn empty_slot(&mut self, list: u16) {
+        let mut key = core::mem::replace(&mut self.lists[usize::from(list)], List { first: NONE, last: NONE }).first;
+        self.occupied[usize::from(list) / LEVEL_SLOTS] &= !(1 << (usize::from(list) % LEVEL_SLOTS));
+        while key != NONE {
+            let next = self.timers[key as usize].next;
+            self.place(key);
+            key = next;
+        }
+    }
+    /// Appends a timer that is in no list to the list of its deadline.
+    fn place(&mut self, key: u32) {
+        let tick = tick_of(self.timers[key as usize].deadline);
+        let home = if tick <= self.present {
+            DUE
+        } else {
+            let level = (63 - (tick ^ self.present).leading_zeros()) / LEVEL_BITS;
+            let slot = (tick >> (level * LEVEL_BITS)) as usize % LEVEL_SLOTS;
+            self.occupied[level as usize] |= 1 << slot;
+            (level as usize * LEVEL_SLOTS + slot) as u16
+        };
+        let list = &mut self.lists[usize::from(home)];
+        let last = core::mem::replace(&mut list.last, key);
+        match self.timers.get_mut(last as usize) {
+            Some(before) => before.next = key,
+            None => list.first = key,
+        }
+        let timer = &mut self.timers[key as usize];
+        (timer.prev, timer.next, timer.home) = (last, NONE, home);
+    }
+    /// Takes a timer out of its list.
+    fn unlink(&mut self, key: u32) {
+        let Timer { next, prev, home, .. } = self.timers[key as usize];
+        let list = &mut self.lists[usize::from(home)];
+        match self.timers.get_mut(prev as usize) {
+            Some(before) => before.next = next,
+            None => list.first = next,
+        }
+        match self.timers.get_mut(next as usize) {
+            Some(after) => after.prev = prev,
+            None => list.last = prev,
+        }
+        if list.first == NONE && home != DUE {
+            self.occupied[usize::from(home) / LEVEL_SLOTS] &= !(1 << (usize::from(home) % LEVEL_SLOTS));
+        }
+        self.timers[key as usize].home = IDLE;
+    }
+    fn take_due(&mut self) -> Option<u32> {
+        let key = self.lists[usize::from(DUE)].first;
+        (key != NONE).then(|| {
+            self.cancel(key);
+            key
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fired(wheel: &mut Wheel, now: Nanos) -> Vec<u32> {
+        let mut keys = Vec::new();
+        wheel.advance(now, |key| keys.push(key));
+        keys
+    }
+
+    #[test]
+    fn fires_in_order_never_early_at_most_a_tick_late() {
+        let mut wheel = Wheel::new(4);
+        wheel.advance(Nanos::from_ms(77), |_| unreachable!());
+        let start = Nanos::from_ms(77);
+        for (key, us) in [(0, 5_000_000), (1, 30), (2, 900), (3, 31)] {
+            wheel.insert(key, start + Nanos::from_us(us));
+        }
+        assert_eq!(fired(&mut wheel, start + Nanos::from_us(29)), []);
+        assert_eq!(fired(&mut wheel, start + Nanos::from_us(31) + TICK), [1, 3]);
+        assert_eq!(fired(&mut wheel, start + Nanos::from_us(900) + TICK), [2]);
+        assert_eq!(fired(&mut wheel, start + Nanos::from_ms(4_999)), []);
+        assert_eq!(fired(&mut wheel, start + Nanos::from_ms(5_001)), [0]);
+        assert!(wheel.is_empty() && wheel.next_deadline() == Nanos::NEVER);
+    }
+
+    #[test]
+    fn moved_cancelled_and_never() {
+        let mut wheel = Wheel::new(3);
+        wheel.insert(0, Nanos::from_us(100));
+        wheel.insert(0, Nanos::from_ms(100));
+        wheel.insert(1, Nanos::from_us(50));
+        wheel.insert(2, Nanos::from_us(50));
+        wheel.insert(2, Nanos::NEVER);
+        assert!(wheel.cancel(1) && !wheel.cancel(1));
+        assert_eq!((wheel.len(), wheel.deadline_of(0)), (1, Some(Nanos::from_ms(100))));
+        assert_eq!(fired(&mut wheel, Nanos::from_ms(99)), []);
+        assert_eq!(fired(&mut wheel, Nanos::from_ms(101)), [0]);
+        assert_eq!(wheel.deadline_of(0), None);
+    }
+
+    #[test]
+    fn past_deadline_is_due_at_once_even_if_time_goes_back() {
+        let mut wheel = Wheel::new(1);
+        wheel.advance(Nanos::from_ms(5), |_| ());
+        wheel.insert(0, Nanos(1));
+        assert!(wheel.next_deadline() <= Nanos::from_ms(5));
+        assert_eq!(wheel.pop_due(Nanos::from_ms(4)), Some(0));
+        assert_eq!(wheel.pop_due(Nanos::from_ms(4)), None);
+    }
+
+    #[test]
+    fn farthest_deadline_and_a_jump_to_the_end_of_time() {
+        let mut wheel = Wheel::new(2);
+        wheel.insert(0, Nanos(u64::MAX - 1));
+        wheel.insert(1, Nanos(0));
+        assert_eq!(fired(&mut wheel, Nanos(0)), [1]);
+        assert_eq!(fired(&mut wheel, Nanos(u64::MAX - TICK.0)), []);
+        assert!(wheel.next_deadline() > Nanos(u64::MAX - TICK.0));
+    }
+
+    #[test]
+    fn grows_without_touching_armed_timers() {
+        let mut wheel = Wheel::new(1);
+        wheel.insert(0, Nanos::from_ms(1));
+        wheel.grow(10);
+        wheel.insert(9, Nanos::from_us(10));
+        assert_eq!(fired(&mut wheel, Nanos::from_ms(2)), [9, 0]);
+    }
+
+    /// Sleeps exactly as `next_deadline` says, as the engine does.
+    #[test]
+    fn sleeping_until_next_deadline_reaches_a_far_timer_in_few_steps() {
+        let mut wheel = Wheel::new(1);
+        wheel.insert(0, Nanos::from_ms(240_123));
+        for step in 1..=LEVELS {
+            let at = wheel.next_deadline();
+            if !fired(&mut wheel, at).is_empty() {
+                assert!(at >= Nanos::from_ms(240_123) && at <= Nanos::from_ms(240_123) + TICK);
+                return;
+            }
+            assert!(step < LEVELS);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Insert(u32, u64),
+        Cancel(u32),
+        Advance(u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let delay = (0u32..50).prop_flat_map(|bits| 0..(1u64 << bits));
+        prop_oneof![
+            3 => (0u32..16, delay.clone()).prop_map(|(k, d)| Op::Insert(k, d)),
+            1 => (0u32..16).prop_map(Op::Cancel),
+            3 => delay.prop_map(Op::Advance),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_sorted_list(ops in prop::collection::vec(op(), 1..300)) {
+            let mut wheel = Wheel::new(16);
+            let mut model = [None::<(u64, bool)>; 16];
+            let mut now = 0u64;
+            for op in ops {
+                match op {
+                    Op::Insert(key, delay) => {
+                        let at = (now / 2).saturating_add(delay);
+                        wheel.insert(key, Nanos(at));
+                        model[key as usize] = Some((at, tick_of(Nanos(at)) <= now >> TICK_SHIFT));
+                    }
+                    Op::Cancel(key) => prop_assert_eq!(wheel.cancel(key), model[key as usize].take().is_some()),
+                    Op::Advance(delay) => {
+                        now += delay;
+                        let keys = fired(&mut wheel, Nanos(now));
+                        let of = |k: &u32| model[*k as usize].unwrap();
+                        prop_assert!(keys.iter().all(|k| tick_of(Nanos(of(k).0)) <= now >> TICK_SHIFT));
+                        // Those that were overdue when set come first, the others in order of ticks.
+                        prop_assert!(keys.is_sorted_by_key(|k| if of(k).1 { 0 } else { tick_of(Nanos(of(k).0)) }));
+                        keys.iter().for_each(|&k| model[k as usize] = None);
+                        prop_assert!(model.iter().flatten().all(|&(at, _)| tick_of(Nanos(at)) > now >> TICK_SHIFT));
+                    }
+                }
+                prop_assert_eq!(wheel.len() as usize, model.iter().flatten().count());
+                let earliest = model.iter().flatten().map(|&(at, _)| tick_of(Nanos(at))).min();
+                let next = wheel.next_deadline();
+                match earliest {
+                    None => prop_assert_eq!(next, Nanos::NEVER),
+                    Some(tick) => prop_assert!(next.0 >> TICK_SHIFT <= tick.max(now >> TICK_SHIFT)),
+                }
+            }
+        }
+    }
+}
