@@ -56,7 +56,8 @@ reasons! {
     WrongState, "wrong_state", Drop, "The queue pair is not ready to receive.", "Move the queue pair to RTR before the peer sends.";
     WrongSource, "wrong_source", Drop, "A connected queue pair got a packet from an address that is not its peer's.", "Check the GID index used at both ends.";
     BadQkey, "bad_qkey", Drop, "The Q_Key of a datagram does not match.", "Use the same Q_Key on both ends.";
-    BadPadding, "bad_padding", Drop, "The pad count exceeds the payload.", "The sender is faulty.";
+    BadPadding, "bad_padding", Drop, "The pad count exceeds the payload, or the packet is not whole four-byte words.", "The sender is faulty.";
+    TrailingBytes, "trailing_bytes", Drop, "Payload follows the headers of a packet that has none.", "The sender is faulty.";
     // --- responder
     DuplicateRequest, "duplicate_request", Note, "A request arrived again and was answered again.", "Nothing: an acknowledgement was lost or late.";
     SequenceGap, "sequence_gap", Nak, "A request packet is missing before this one.", "Packets are lost or reordered on the way: check the path and socket buffers.";
@@ -97,6 +98,7 @@ reasons! {
     SendTooLong, "send_too_long", Drop, "A packet is longer than the path's MTU.", "Lower the path MTU or raise the interface's MTU on the whole path.";
     SendQueueFull, "send_queue_full", Drop, "The port's send queue was full.", "Nothing if rare; otherwise lower the load.";
     ReceiveOverflow, "receive_overflow", Drop, "The socket's receive buffer overflowed.", "Raise net.core.rmem_max, or lower the window.";
+    Impaired, "impaired", Drop, "The impairment wrapper dropped the packet on purpose.", "Nothing: it was asked for by an impair: option of the port.";
     NotOurs, "not_ours", Drop, "A packet for an address or port that is not ours.", "Nothing.";
 }
 

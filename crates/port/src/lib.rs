@@ -1,7 +1,31 @@
 //! Ports: where frames leave and arrive (storey 2). One trait; one file per backend.
 //!
 //! A port is driven by one worker: `tx_burst` sends a batch, `rx_burst` hands over what arrived, `wait_fds` gives
-//! what to sleep on. Wrappers (`impair`) are ports around a port.
+//! what to sleep on. Wrappers ([`impair`]) are ports around a port. [`open`] makes a port out of what the user wrote
+//! ([`PortSpec`]); [`mem`] ports are made by the program that holds both ends.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`spec`] | `udp:dev=eth0`, `impair:loss=1%/udp`: parsing, one table of options per kind |
+//! | [`udp`] | UDP sockets on 4791, trains by UDP_SEGMENT and UDP_GRO: no privileges |
+//! | [`mem`] | frames between engines of one process, in virtual or real time |
+//! | [`impair`] | loss, duplication, reordering, delay, damage, ECN marks around any port |
+//! | [`iface`] | interfaces of this host: addresses, MTU, state, speed |
+//! | `sys` | the system calls; the only module with `unsafe` |
+#![deny(unsafe_code)]
+
+pub mod error;
+pub mod iface;
+pub mod impair;
+pub mod mem;
+pub mod spec;
+mod sys;
+#[cfg(test)]
+mod testing;
+pub mod udp;
+
+pub use error::PortError;
+pub use spec::{PortKind, PortSpec};
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{RxFrame, TxBatch};
@@ -65,4 +89,27 @@ pub trait Port: Send {
     fn refresh(&mut self) -> bool {
         false
     }
+}
+
+/// The UDP destination port of RoCEv2 (IANA; IBA annex A17).
+pub const ROCE_UDP_PORT: u16 = 4791;
+
+/// Opens the port that `spec` describes, for worker `worker` of `workers` (each worker has a port object of its own).
+///
+/// With several workers, received packets go to worker `destination QPN modulo workers` where the kernel can tell; a
+/// packet may still arrive at another worker (trains of mixed QPs), so the engine must be able to hand it over.
+/// Open the workers' ports in order, worker 0 first.
+///
+/// # Errors
+/// One sentence that names what is missing and what to do: see [`PortError`].
+pub fn open(spec: &PortSpec, worker: usize, workers: usize) -> Result<Box<dyn Port>, PortError> {
+    assert!(worker < workers, "worker index out of range");
+    let PortKind::Udp(udp) = &spec.kind;
+    let mut port: Box<dyn Port> = Box::new(udp::UdpPort::open(udp, &spec.to_string(), worker, workers)?);
+    for impair in spec.impair.iter().rev() {
+        // Workers must not make the same "random" choices.
+        let seed = impair.seed.wrapping_add(worker as u64);
+        port = Box::new(impair::Impair::new(port, spec::ImpairSpec { seed, ..*impair }));
+    }
+    Ok(port)
 }

@@ -1,0 +1,376 @@
+//! `mem`: ports of one process, joined by a hub, without a kernel in between.
+//!
+//! A [`Hub`] knows which port has which addresses. Sending copies the frame into a slot of the sender's pool and puts the
+//! slot into the receiver's bounded inbox; the receiver gives the slot back to its owner. Pools and inboxes are made
+//! once, so nothing is allocated afterwards. A frame is handed out no earlier than `latency` after it was sent, in the
+//! order of sending; with the caller's virtual clock two runs are equal. Who uses several threads may ask for descriptors
+//! that wake a sleeping receiver.
+//!
+//! Dropped, with a reason: a destination nobody has (`SendFailed`), a frame longer than the link (`SendTooLong`), a
+//! sender without free slots (`SendQueueFull`), a full inbox (`ReceiveOverflow`, reported where it was sent).
+
+use crate::{Port, PortAddr, PortCaps, RxSink};
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, RxFrame, TxBatch, TxFrame};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+
+/// IP and UDP headers that a frame would have on a wire, with the ICRC: what `link_mtu` must hold beside the frame.
+const WIRE_OVERHEAD: u32 = 40 + 8 + 4;
+
+/// What a hub is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct MemConfig {
+    /// Frames that a port may have on the way, and that its inbox holds.
+    pub depth: usize,
+    /// MTU of the link in bytes, as an interface would have it.
+    pub link_mtu: u32,
+    /// Time from sending to receiving.
+    pub latency: Nanos,
+    /// Whether ports have a descriptor to sleep on (a system call per burst and receiver).
+    pub wake: bool,
+}
+
+impl Default for MemConfig {
+    fn default() -> Self {
+        MemConfig { depth: 1024, link_mtu: 4096 + 128, latency: Nanos(0), wake: false }
+    }
+}
+
+/// A frame on the way.
+struct Slot {
+    flow: Flow,
+    due: Nanos,
+    bytes: Vec<u8>,
+    home: SyncSender<Box<Slot>>,
+}
+
+/// What others need in order to send to a port.
+#[derive(Clone)]
+struct Peer {
+    ip: IpAddr,
+    inbox: SyncSender<Box<Slot>>,
+    bell: Option<Arc<Bell>>,
+}
+
+/// A descriptor that is readable while `rung`.
+struct Bell {
+    fd: OwnedFd,
+    rung: AtomicBool,
+}
+
+impl Bell {
+    /// Makes the descriptor readable; free if it is already.
+    fn ring(&self) {
+        // Pairs with the swap in `quiet`: what was put into the inbox before is seen after it.
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+    /// Makes it unreadable, before the inbox is looked at.
+    fn quiet(&self) {
+        if self.rung.load(Ordering::Acquire) {
+            let mut count = [0u8; 8];
+            let _ = rustix::io::read(&self.fd, &mut count);
+            self.rung.swap(false, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Joins ports. Clones are the same hub.
+#[derive(Clone)]
+pub struct Hub {
+    config: MemConfig,
+    peers: Arc<Mutex<Vec<Peer>>>,
+    generation: Arc<AtomicU32>,
+}
+
+/// One port of a [`Hub`].
+pub struct MemPort {
+    caps: PortCaps,
+    config: MemConfig,
+    hub: Hub,
+    /// Copy of the hub's peers as of `generation`.
+    peers: Vec<Peer>,
+    generation: u32,
+    pool: Vec<Box<Slot>>,
+    returns: Receiver<Box<Slot>>,
+    inbox: Receiver<Box<Slot>>,
+    /// First frame of the inbox, taken out to see when it is due.
+    head: RefCell<Option<Box<Slot>>>,
+    bell: Option<Arc<Bell>>,
+}
+
+impl Hub {
+    /// A hub without ports.
+    pub fn new(config: MemConfig) -> Hub {
+        Hub { config, peers: Arc::default(), generation: Arc::default() }
+    }
+    /// A new port with these addresses. Panics on an address that the hub already has, and when the process is out of
+    /// descriptors.
+    pub fn port(&self, name: &str, addrs: &[IpAddr]) -> MemPort {
+        let (inbox_in, inbox) = sync_channel(self.config.depth);
+        let (home, returns) = sync_channel(self.config.depth);
+        let bell = self.config.wake.then(|| {
+            let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("a descriptor is free");
+            Arc::new(Bell { fd, rung: AtomicBool::new(false) })
+        });
+        let mut peers = self.peers.lock().expect("no port was made halfway");
+        for &ip in addrs {
+            assert!(peers.iter().all(|p| p.ip != ip), "{ip} is already on this hub");
+            peers.push(Peer { ip, inbox: inbox_in.clone(), bell: bell.clone() });
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+        let frame_max = self.config.link_mtu as usize;
+        let slot =
+            || Slot { flow: Flow::default(), due: Nanos(0), bytes: Vec::with_capacity(frame_max), home: home.clone() };
+        let pool = (0..self.config.depth).map(|_| Box::new(slot())).collect();
+        let port_addr = |&ip: &IpAddr| PortAddr { ip, ifindex: 0, ifname: name.to_owned() };
+        MemPort {
+            caps: PortCaps {
+                name: format!("mem:{name}"),
+                addrs: addrs.iter().map(port_addr).collect(),
+                link_mtu: self.config.link_mtu,
+                up: true,
+                speed_mbps: 0,
+                ifname: name.to_owned(),
+                mac: [0; 6],
+            },
+            config: self.config,
+            hub: self.clone(),
+            peers: Vec::new(),
+            generation: 0,
+            pool,
+            returns,
+            inbox,
+            head: RefCell::new(None),
+            bell,
+        }
+    }
+}
+
+/// Two ports with one address each.
+pub fn pair(config: MemConfig, a: IpAddr, b: IpAddr) -> (MemPort, MemPort) {
+    let hub = Hub::new(config);
+    (hub.port("mem0", &[a]), hub.port("mem1", &[b]))
+}
+
+impl MemPort {
+    /// Follows ports that were added to the hub. Only then it allocates and locks.
+    fn follow(&mut self) {
+        let generation = self.hub.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.peers = self.hub.peers.lock().expect("no port was made halfway").clone();
+            self.generation = generation;
+        }
+    }
+
+    fn send(&mut self, now: Nanos, batch: &TxBatch, frame: &TxFrame) -> Result<(), Reason> {
+        let at = self.peers.iter().position(|p| p.ip == frame.flow.dst).ok_or(Reason::SendFailed)?;
+        if frame.udp_payload_len() as u32 + WIRE_OVERHEAD - 4 > self.config.link_mtu {
+            return Err(Reason::SendTooLong);
+        }
+        while let Ok(slot) = self.returns.try_recv() {
+            self.pool.push(slot);
+        }
+        let mut slot = self.pool.pop().ok_or(Reason::SendQueueFull)?;
+        if !fill(&mut slot.bytes, batch, frame) {
+            self.pool.push(slot);
+            return Err(Reason::SendFailed);
+        }
+        slot.flow = frame.flow;
+        slot.due = now + self.config.latency;
+        match self.peers[at].inbox.try_send(slot) {
+            Ok(()) => {
+                if let Some(bell) = &self.peers[at].bell {
+                    bell.ring();
+                }
+                Ok(())
+            }
+            Err(TrySendError::Full(slot)) => {
+                self.pool.push(slot);
+                Err(Reason::ReceiveOverflow)
+            }
+            Err(TrySendError::Disconnected(slot)) => {
+                self.pool.push(slot);
+                Err(Reason::SendFailed)
+            }
+        }
+    }
+}
+
+/// Head, payload and padding, one after the other. False when the application's memory is gone.
+fn fill(bytes: &mut Vec<u8>, batch: &TxBatch, frame: &TxFrame) -> bool {
+    bytes.clear();
+    bytes.extend_from_slice(frame.head());
+    for span in batch.spans_of(frame) {
+        let at = bytes.len();
+        bytes.resize(at + span.len(), 0);
+        if span.read_to(&mut bytes[at..]).is_err() {
+            return false;
+        }
+    }
+    bytes.resize(bytes.len() + usize::from(frame.pad), 0);
+    true
+}
+
+impl Port for MemPort {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        if let Some(bell) = &self.bell {
+            bell.quiet();
+        }
+        for taken in 0..budget {
+            let Some(slot) = self.head.take().or_else(|| self.inbox.try_recv().ok()) else { return taken };
+            if slot.due > now {
+                self.head.replace(Some(slot));
+                return taken;
+            }
+            sink.frame(&RxFrame { flow: slot.flow, bytes: &slot.bytes });
+            let home = slot.home.clone();
+            // The owner's channel holds all its slots, so it is never full; an owner that is gone needs none.
+            let _ = home.try_send(slot);
+        }
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+        budget
+    }
+
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.follow();
+        for frame in batch.frames() {
+            if let Err(reason) = self.send(now, batch, frame) {
+                dropped(reason);
+            }
+        }
+    }
+
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.bell.iter().map(|bell| bell.fd.as_raw_fd()).collect()
+    }
+
+    fn next_event(&self) -> Nanos {
+        let mut head = self.head.borrow_mut();
+        if head.is_none() {
+            *head = self.inbox.try_recv().ok();
+        }
+        head.as_ref().map_or(Nanos::NEVER, |slot| slot.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Collect, batch_of, flow};
+
+    const A: &str = "10.0.0.1";
+    const B: &str = "10.0.0.2";
+
+    fn two(config: MemConfig) -> (MemPort, MemPort) {
+        pair(config, A.parse().unwrap(), B.parse().unwrap())
+    }
+
+    #[test]
+    fn frames_arrive_whole_and_in_order() {
+        let (mut a, mut b) = two(MemConfig::default());
+        let payloads: Vec<Vec<u8>> = (0..100u8).map(|i| vec![i; usize::from(i) * 40]).collect();
+        a.tx_burst(Nanos(0), &batch_of(&flow(A, B), &payloads), &mut |r| panic!("{r}"));
+        let mut sink = Collect::default();
+        assert_eq!(b.rx_burst(Nanos(0), 64, &mut sink), 64);
+        assert_eq!(b.rx_burst(Nanos(0), 64, &mut sink), 36);
+        assert_eq!(sink.payloads(), payloads);
+        assert!(sink.frames.iter().all(|(f, _)| f.src == a.caps().addrs[0].ip));
+    }
+
+    #[test]
+    fn latency_is_kept_by_the_callers_clock() {
+        let (mut a, mut b) = two(MemConfig { latency: Nanos(500), ..MemConfig::default() });
+        assert_eq!(b.next_event(), Nanos::NEVER);
+        a.tx_burst(Nanos(1000), &batch_of(&flow(A, B), &[vec![1; 8]]), &mut |r| panic!("{r}"));
+        assert_eq!(b.next_event(), Nanos(1500));
+        let mut sink = Collect::default();
+        assert_eq!(b.rx_burst(Nanos(1499), 8, &mut sink), 0);
+        assert_eq!(b.rx_burst(Nanos(1500), 8, &mut sink), 1);
+        assert_eq!(b.next_event(), Nanos::NEVER);
+    }
+
+    #[test]
+    fn limits_are_reported_by_name() {
+        let (mut a, mut b) = two(MemConfig { depth: 4, ..MemConfig::default() });
+        let mut reasons = Vec::new();
+        a.tx_burst(Nanos(0), &batch_of(&flow(A, "10.9.9.9"), &[vec![0; 4]]), &mut |r| reasons.push(r));
+        a.tx_burst(Nanos(0), &batch_of(&flow(A, B), &[vec![0; 9000]]), &mut |r| reasons.push(r));
+        a.tx_burst(Nanos(0), &batch_of(&flow(A, B), &vec![vec![0; 4]; 5]), &mut |r| reasons.push(r));
+        assert_eq!(reasons, [Reason::SendFailed, Reason::SendTooLong, Reason::SendQueueFull]);
+        let mut sink = Collect::default();
+        assert_eq!(b.rx_burst(Nanos(0), 64, &mut sink), 4);
+        a.tx_burst(Nanos(0), &batch_of(&flow(A, B), &[vec![0; 4]]), &mut |r| panic!("{r}"));
+    }
+
+    #[test]
+    fn a_port_that_is_gone_is_a_failed_send() {
+        let (mut a, b) = two(MemConfig::default());
+        drop(b);
+        let mut reasons = Vec::new();
+        a.tx_burst(Nanos(0), &batch_of(&flow(A, B), &[vec![0; 4]]), &mut |r| reasons.push(r));
+        assert_eq!(reasons, [Reason::SendFailed]);
+    }
+
+    #[test]
+    fn the_descriptor_is_readable_exactly_while_frames_wait() {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let (mut a, mut b) = two(MemConfig { wake: true, ..MemConfig::default() });
+        let readable = |p: &MemPort| {
+            let bell = p.bell.as_ref().unwrap();
+            let mut fds = [PollFd::new(&bell.fd, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        };
+        assert!(!readable(&b));
+        a.tx_burst(Nanos(0), &batch_of(&flow(A, B), &vec![vec![0; 4]; 3]), &mut |r| panic!("{r}"));
+        assert!(readable(&b));
+        let mut sink = Collect::default();
+        assert_eq!(b.rx_burst(Nanos(0), 2, &mut sink), 2);
+        assert!(readable(&b), "one frame is left");
+        assert_eq!(b.rx_burst(Nanos(0), 2, &mut sink), 1);
+        assert!(!readable(&b));
+    }
+
+    #[test]
+    fn two_threads_lose_nothing() {
+        let (mut a, mut b) = two(MemConfig { depth: 64, ..MemConfig::default() });
+        let sender = std::thread::spawn(move || {
+            let mut sent = 0u32;
+            while sent < 5000 {
+                let mut refused = false;
+                let payload = [sent.to_be_bytes().to_vec()];
+                a.tx_burst(Nanos(0), &batch_of(&flow(A, B), &payload), &mut |_| refused = true);
+                if refused {
+                    std::thread::yield_now();
+                } else {
+                    sent += 1;
+                }
+            }
+            a
+        });
+        let mut sink = Collect::default();
+        while sink.frames.len() < 5000 {
+            if b.rx_burst(Nanos(0), 32, &mut sink) == 0 {
+                std::thread::yield_now();
+            }
+        }
+        drop(sender.join().unwrap());
+        for (i, payload) in sink.payloads().iter().enumerate() {
+            assert_eq!(payload[..], (i as u32).to_be_bytes());
+        }
+    }
+}

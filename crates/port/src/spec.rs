@@ -1,0 +1,449 @@
+//! What the user writes to name a port, and what it means.
+//!
+//! ```text
+//! SPEC    = { "impair:" OPTIONS "/" } KIND [ ":" OPTIONS ]
+//! KIND    = "udp"
+//! OPTIONS = key=value { "," key=value }
+//! ```
+//! Examples: `udp`, `udp:dev=eth0`, `udp:dev=lo,addr=127.0.0.2`, `impair:loss=1%,seed=7/udp:dev=eth0`.
+//!
+//! The options of each kind are rows of one table ([`UDP_OPTIONS`], [`IMPAIR_OPTIONS`]): key, value, help, and how to
+//! set it. Parsing, error texts and documentation use nothing else. A rate is written as `1%`, `5‰`, `300ppm` or a
+//! fraction `0.01`; a time as `100us`, `1ms`, `50ns`; a size as `4M`, `512K` or bytes.
+
+use crate::error::PortError;
+use core::fmt;
+use core::str::FromStr;
+use std::net::IpAddr;
+
+/// Most wrappers around one port.
+pub const WRAPPERS_MAX: usize = 4;
+
+/// A parsed port specification.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortSpec {
+    /// Wrappers, outermost first.
+    pub impair: Vec<ImpairSpec>,
+    /// The port itself.
+    pub kind: PortKind,
+    /// As the user wrote it.
+    text: String,
+}
+
+/// The kinds of ports that a specification can name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PortKind {
+    /// UDP sockets on an interface's addresses.
+    Udp(UdpSpec),
+}
+
+/// Options of `udp`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UdpSpec {
+    /// Interface; `None` chooses: default route, else the first that is up with an address, else `lo`.
+    pub dev: Option<String>,
+    /// Only this address instead of all of the interface's.
+    pub addr: Option<IpAddr>,
+    /// Send trains by UDP_SEGMENT.
+    pub gso: bool,
+    /// Receive trains by UDP_GRO.
+    pub gro: bool,
+    /// Refuse IPv4 identifications that cannot be predicted (no recovery from the ICRC).
+    pub strict_id: bool,
+    /// Do not compute or check the ICRC (measurements only: nobody else understands such packets).
+    pub no_icrc: bool,
+    /// Socket receive buffer, bytes.
+    pub rcvbuf: u32,
+    /// Socket send buffer, bytes.
+    pub sndbuf: u32,
+    /// UDP port (4791, except in tests).
+    pub udp_port: u16,
+}
+
+impl Default for UdpSpec {
+    fn default() -> Self {
+        UdpSpec {
+            dev: None,
+            addr: None,
+            gso: true,
+            gro: true,
+            strict_id: false,
+            no_icrc: false,
+            rcvbuf: 8 << 20,
+            sndbuf: 4 << 20,
+            udp_port: crate::ROCE_UDP_PORT,
+        }
+    }
+}
+
+/// In which direction an impairment acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Direction {
+    /// Frames sent and received.
+    #[default]
+    Both,
+    /// Frames sent.
+    Tx,
+    /// Frames received.
+    Rx,
+}
+
+/// A probability in parts per million.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Ppm(pub u32);
+
+impl Ppm {
+    /// Certainty.
+    pub const ONE: Ppm = Ppm(1_000_000);
+}
+
+/// Options of `impair`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ImpairSpec {
+    /// Frames lost.
+    pub loss: Ppm,
+    /// Frames delivered twice.
+    pub dup: Ppm,
+    /// Frames held back so that later ones overtake them.
+    pub reorder: Ppm,
+    /// Frames damaged: the receiver drops them as `BadIcrc`.
+    pub corrupt: Ppm,
+    /// ECN-capable frames marked CE.
+    pub ecn: Ppm,
+    /// Delay of every frame, nanoseconds.
+    pub delay_ns: u64,
+    /// Up to so much more, uniformly, nanoseconds. Order is not kept when it exceeds the gaps between frames.
+    pub jitter_ns: u64,
+    /// Seed of the random sequence.
+    pub seed: u64,
+    /// Direction.
+    pub dir: Direction,
+}
+
+/// One option of a kind of port.
+pub struct OptionRow<S: 'static> {
+    /// Key.
+    pub key: &'static str,
+    /// What the value looks like.
+    pub value: &'static str,
+    /// One line of help.
+    pub help: &'static str,
+    set: fn(&mut S, &str) -> Result<(), String>,
+}
+
+/// Options of `udp`.
+pub const UDP_OPTIONS: &[OptionRow<UdpSpec>] = &[
+    OptionRow {
+        key: "dev",
+        value: "IFACE",
+        help: "network interface; default: the one of the default route",
+        set: |s, v| set(&mut s.dev, nonempty(v).map(|v| Some(v.to_owned()))),
+    },
+    OptionRow {
+        key: "addr",
+        value: "IP",
+        help: "only this address of the interface",
+        set: |s, v| set(&mut s.addr, v.parse().map(Some).map_err(|_| "is not an IP address".into())),
+    },
+    OptionRow {
+        key: "gso",
+        value: "on|off",
+        help: "send trains of packets by one call (UDP_SEGMENT)",
+        set: |s, v| set(&mut s.gso, switch(v)),
+    },
+    OptionRow {
+        key: "gro",
+        value: "on|off",
+        help: "receive trains of packets by one call (UDP_GRO)",
+        set: |s, v| set(&mut s.gro, switch(v)),
+    },
+    OptionRow {
+        key: "strict_id",
+        value: "on|off",
+        help: "refuse packets whose IPv4 identification cannot be predicted",
+        set: |s, v| set(&mut s.strict_id, switch(v)),
+    },
+    OptionRow {
+        key: "no_icrc",
+        value: "on|off",
+        help: "neither make nor check the ICRC: for measurements between two such ports only",
+        set: |s, v| set(&mut s.no_icrc, switch(v)),
+    },
+    OptionRow { key: "rcvbuf", value: "SIZE", help: "socket receive buffer", set: |s, v| set(&mut s.rcvbuf, size(v)) },
+    OptionRow { key: "sndbuf", value: "SIZE", help: "socket send buffer", set: |s, v| set(&mut s.sndbuf, size(v)) },
+    OptionRow {
+        key: "udp_port",
+        value: "PORT",
+        help: "UDP port; RoCEv2 peers use 4791 only",
+        set: |s, v| {
+            set(&mut s.udp_port, v.parse().ok().filter(|&p| p != 0).ok_or("is not a port from 1 to 65535".into()))
+        },
+    },
+];
+
+/// Options of `impair`.
+pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
+    OptionRow { key: "loss", value: "RATE", help: "frames lost", set: |s, v| set(&mut s.loss, rate(v)) },
+    OptionRow { key: "dup", value: "RATE", help: "frames delivered twice", set: |s, v| set(&mut s.dup, rate(v)) },
+    OptionRow {
+        key: "reorder",
+        value: "RATE",
+        help: "frames overtaken by later ones",
+        set: |s, v| set(&mut s.reorder, rate(v)),
+    },
+    OptionRow {
+        key: "corrupt",
+        value: "RATE",
+        help: "frames damaged, so that the receiver drops them",
+        set: |s, v| set(&mut s.corrupt, rate(v)),
+    },
+    OptionRow { key: "ecn", value: "RATE", help: "ECN-capable frames marked CE", set: |s, v| set(&mut s.ecn, rate(v)) },
+    OptionRow {
+        key: "delay",
+        value: "TIME",
+        help: "delay of every frame",
+        set: |s, v| set(&mut s.delay_ns, time_ns(v)),
+    },
+    OptionRow {
+        key: "jitter",
+        value: "TIME",
+        help: "up to so much more delay",
+        set: |s, v| set(&mut s.jitter_ns, time_ns(v)),
+    },
+    OptionRow {
+        key: "seed",
+        value: "NUMBER",
+        help: "seed of the random sequence",
+        set: |s, v| set(&mut s.seed, v.parse().map_err(|_| "is not a number".into())),
+    },
+    OptionRow {
+        key: "dir",
+        value: "both|tx|rx",
+        help: "direction in which it acts",
+        set: |s, v| {
+            set(
+                &mut s.dir,
+                match v {
+                    "both" => Ok(Direction::Both),
+                    "tx" => Ok(Direction::Tx),
+                    "rx" => Ok(Direction::Rx),
+                    _ => Err("is not both, tx or rx".into()),
+                },
+            )
+        },
+    },
+];
+
+/// Kinds of ports and wrappers, for error texts.
+const KINDS: &[&str] = &["udp", "impair"];
+
+impl PortSpec {
+    /// Parses a specification.
+    ///
+    /// # Errors
+    /// [`PortError::Spec`]: one sentence that names the wrong word and the nearest valid one.
+    pub fn parse(text: &str) -> Result<PortSpec, PortError> {
+        parse(text).map_err(|why| PortError::Spec(format!("port '{text}': {why}")))
+    }
+    /// A `udp` port without wrappers.
+    pub fn udp(udp: UdpSpec) -> PortSpec {
+        let text = match &udp.dev {
+            Some(dev) => format!("udp:dev={dev}"),
+            None => "udp".to_owned(),
+        };
+        PortSpec { impair: Vec::new(), kind: PortKind::Udp(udp), text }
+    }
+}
+
+impl FromStr for PortSpec {
+    type Err = PortError;
+    fn from_str(text: &str) -> Result<Self, PortError> {
+        PortSpec::parse(text)
+    }
+}
+
+impl fmt::Display for PortSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn parse(text: &str) -> Result<PortSpec, String> {
+    let mut impair = Vec::new();
+    let mut parts = text.trim().split('/').peekable();
+    while let Some(part) = parts.next() {
+        let (kind, options) = part.split_once(':').unwrap_or((part, ""));
+        let last = parts.peek().is_none();
+        match kind.trim() {
+            "impair" if !last => {
+                if impair.len() == WRAPPERS_MAX {
+                    return Err(format!("more than {WRAPPERS_MAX} wrappers"));
+                }
+                impair.push(apply(ImpairSpec { seed: 1, ..ImpairSpec::default() }, IMPAIR_OPTIONS, kind, options)?);
+            }
+            "impair" => return Err("'impair' wraps a port: write impair:OPTIONS/udp:OPTIONS".into()),
+            "udp" if last => {
+                let udp = apply(UdpSpec::default(), UDP_OPTIONS, kind, options)?;
+                return Ok(PortSpec { impair, kind: PortKind::Udp(udp), text: text.trim().to_owned() });
+            }
+            "udp" => return Err("'udp' must come last".into()),
+            other => {
+                return Err(format!(
+                    "unknown kind '{other}'; did you mean '{}'?",
+                    nearest(other, KINDS.iter().copied())
+                ));
+            }
+        }
+    }
+    Err("no kind of port is given; write for example udp:dev=eth0".into())
+}
+
+/// Sets every `key=value` of `options` by the table.
+fn apply<S>(mut spec: S, table: &'static [OptionRow<S>], kind: &str, options: &str) -> Result<S, String> {
+    for option in options.split(',').map(str::trim).filter(|o| !o.is_empty()) {
+        let (key, value) = option.split_once('=').unwrap_or((option, ""));
+        let Some(row) = table.iter().find(|row| row.key == key.trim()) else {
+            let near = nearest(key, table.iter().map(|row| row.key));
+            return Err(format!("{kind} has no option '{key}'; did you mean '{near}'?"));
+        };
+        (row.set)(&mut spec, value.trim())
+            .map_err(|why| format!("{key}={value}: '{value}' {why}; write {key}={}", row.value))?;
+    }
+    Ok(spec)
+}
+
+/// The candidate with the smallest edit distance.
+pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> &'a str {
+    candidates.min_by_key(|c| edit_distance(word, c)).unwrap_or("")
+}
+
+/// Levenshtein distance, one row at a time.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let replace = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replace.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+fn set<T>(place: &mut T, value: Result<T, String>) -> Result<(), String> {
+    *place = value?;
+    Ok(())
+}
+
+fn nonempty(v: &str) -> Result<&str, String> {
+    if v.is_empty() { Err("is empty".into()) } else { Ok(v) }
+}
+
+fn switch(v: &str) -> Result<bool, String> {
+    match v {
+        "" | "on" | "yes" | "1" | "true" => Ok(true),
+        "off" | "no" | "0" | "false" => Ok(false),
+        _ => Err("is neither on nor off".into()),
+    }
+}
+
+/// A number followed by a unit out of `units`; the product, which must be finite and not negative.
+fn scaled(v: &str, units: &[(&str, f64)]) -> Option<f64> {
+    let (unit, factor) = units.iter().find(|(unit, _)| v.ends_with(unit))?;
+    let number: f64 = v[..v.len() - unit.len()].trim().parse().ok()?;
+    let product = number * factor;
+    (product.is_finite() && product >= 0.0).then_some(product)
+}
+
+fn rate(v: &str) -> Result<Ppm, String> {
+    let units = [("%", 1e4), ("\u{2030}", 1e3), ("ppm", 1.0), ("", 1e6)];
+    match scaled(v, &units) {
+        Some(ppm) if ppm <= 1e6 => Ok(Ppm(ppm.round() as u32)),
+        _ => Err("is not a rate such as 1%, 300ppm or 0.01".into()),
+    }
+}
+
+fn time_ns(v: &str) -> Result<u64, String> {
+    const HOUR_NS: f64 = 3.6e12;
+    match scaled(v, &[("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)]) {
+        Some(ns) if ns <= HOUR_NS => Ok(ns.round() as u64),
+        _ => Err("is not a time such as 100us or 1ms".into()),
+    }
+}
+
+fn size(v: &str) -> Result<u32, String> {
+    match scaled(v, &[("K", 1024.0), ("M", 1048576.0), ("G", 1073741824.0), ("", 1.0)]) {
+        Some(bytes) if bytes <= 1073741824.0 => Ok(bytes as u32),
+        _ => Err("is not a size such as 4M or 512K, up to 1G".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(text: &str) -> String {
+        PortSpec::parse(text).unwrap_err().to_string()
+    }
+
+    fn udp(text: &str) -> UdpSpec {
+        let PortKind::Udp(udp) = PortSpec::parse(text).unwrap().kind;
+        udp
+    }
+
+    #[test]
+    fn plain_names_and_options_are_understood() {
+        assert_eq!(udp("udp"), UdpSpec::default());
+        assert_eq!(udp("udp:"), UdpSpec::default());
+        let spec = udp("udp:dev=eth0, addr=10.0.0.1,gso=off,rcvbuf=2M,strict_id");
+        assert_eq!(spec.dev.as_deref(), Some("eth0"));
+        assert_eq!(spec.addr, Some("10.0.0.1".parse().unwrap()));
+        assert!(!spec.gso && spec.gro && spec.strict_id);
+        assert_eq!(spec.rcvbuf, 2 << 20);
+    }
+
+    #[test]
+    fn wrappers_are_kept_in_order() {
+        let spec =
+            PortSpec::parse("impair:loss=1%,dup=0.02,reorder=300ppm,delay=100us,seed=7/impair:dir=rx/udp").unwrap();
+        assert_eq!(spec.impair.len(), 2);
+        let first = spec.impair[0];
+        assert_eq!((first.loss, first.dup, first.reorder), (Ppm(10_000), Ppm(20_000), Ppm(300)));
+        assert_eq!((first.delay_ns, first.seed), (100_000, 7));
+        assert_eq!(spec.impair[1].dir, Direction::Rx);
+        assert_eq!(spec.to_string(), "impair:loss=1%,dup=0.02,reorder=300ppm,delay=100us,seed=7/impair:dir=rx/udp");
+    }
+
+    #[test]
+    fn mistakes_name_the_word_and_the_nearest_valid_one() {
+        assert!(why("upd:dev=eth0").contains("unknown kind 'upd'; did you mean 'udp'?"));
+        assert!(why("udp:dve=eth0").contains("no option 'dve'; did you mean 'dev'?"));
+        assert!(why("impair:los=1%/udp").contains("did you mean 'loss'?"));
+        assert!(why("impair:loss=1%").contains("wraps a port"));
+        assert!(why("impair:loss=101%/udp").contains("is not a rate"));
+        assert!(why("impair:loss=-1%/udp").contains("is not a rate"));
+        assert!(why("impair:loss=nan/udp").contains("is not a rate"));
+        assert!(why("impair:delay=5/udp").contains("write delay=TIME"));
+        assert!(why("udp:addr=eth0").contains("is not an IP address"));
+        assert!(why("udp:dev=").contains("is empty"));
+        assert!(why("udp:gso=maybe").contains("on|off"));
+        assert!(why("udp:udp_port=0").contains("port from 1"));
+        assert!(why("udp/udp").contains("must come last"));
+        assert!(why("").contains("unknown kind"));
+    }
+
+    #[test]
+    fn keys_are_unique_and_helped() {
+        fn check<S>(table: &[OptionRow<S>]) {
+            for (i, row) in table.iter().enumerate() {
+                assert!(!row.help.is_empty() && !row.value.is_empty());
+                assert!(table[..i].iter().all(|other| other.key != row.key), "{}", row.key);
+            }
+        }
+        check(UDP_OPTIONS);
+        check(IMPAIR_OPTIONS);
+    }
+}

@@ -1,0 +1,62 @@
+//! Helpers of this crate's unit tests: batches of plain payloads behind a 12-byte head, and a sink that keeps frames.
+#![allow(unsafe_code)]
+
+use crate::RxSink;
+use burst_base::Reason;
+use burst_frame::{Flow, RxFrame, TxBatch};
+use burst_span::Span;
+
+/// Bytes of the head that [`batch_of`] makes: a BTH.
+pub const HEAD: usize = 12;
+
+/// A flow from `src` to `dst`.
+pub fn flow(src: &str, dst: &str) -> Flow {
+    Flow { src: src.parse().unwrap(), dst: dst.parse().unwrap(), ..Flow::default() }
+}
+
+/// A batch of frames with these payloads, padded to four bytes; the pad count is in the head as in a BTH. The payloads
+/// must outlive the batch's use.
+pub fn batch_of(flow: &Flow, payloads: &[Vec<u8>]) -> TxBatch {
+    let mut batch = TxBatch::new(payloads.len().max(1));
+    for payload in payloads {
+        assert!(push(&mut batch, flow, payload));
+    }
+    batch
+}
+
+/// Appends a frame with this payload.
+pub fn push(batch: &mut TxBatch, flow: &Flow, payload: &[u8]) -> bool {
+    let pad = (4 - payload.len() % 4) as u8 % 4;
+    let mut head = [0u8; HEAD];
+    head[0] = 0x04;
+    head[1] = pad << 4;
+    head[2..4].fill(0xff);
+    // SAFETY: the tests keep the payload alive until the batch is sent; nobody writes through the span.
+    let span = unsafe { Span::local(payload.as_ptr().cast_mut(), payload.len() as u32) };
+    batch.push(flow, &head, &[span], pad)
+}
+
+/// Keeps what arrives.
+#[derive(Default)]
+pub struct Collect {
+    /// Frames, as they came.
+    pub frames: Vec<(Flow, Vec<u8>)>,
+    /// Reasons of drops.
+    pub dropped: Vec<Reason>,
+}
+
+impl Collect {
+    /// The payloads, without heads and padding.
+    pub fn payloads(&self) -> Vec<Vec<u8>> {
+        self.frames.iter().map(|(_, b)| b[HEAD..b.len() - usize::from(b[1] >> 4 & 3)].to_vec()).collect()
+    }
+}
+
+impl RxSink for Collect {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.frames.push((frame.flow, frame.bytes.to_vec()));
+    }
+    fn dropped(&mut self, reason: Reason) {
+        self.dropped.push(reason);
+    }
+}
