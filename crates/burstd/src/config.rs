@@ -151,18 +151,10 @@ impl Values {
     }
 }
 
-/// Where the socket is when nobody says: the host's place for root, the user's own for anybody else.
-fn default_socket() -> PathBuf {
-    if rustix::process::geteuid().is_root() {
-        return burst_control::path::SYSTEM_SOCKET.into();
-    }
-    burst_control::path::user_socket()
-}
-
 fn assemble(values: &Values) -> Config {
     let socket = match values.first("socket") {
         Some(path) => PathBuf::from(path.text()),
-        None => default_socket(),
+        None => burst_control::path::daemon_socket(),
     };
     let idle_ns = values.number("idle_exit");
     let ports = values.0.get("port").map(|v| v.iter().map(|p| p.text().to_owned()).collect());

@@ -1,3 +1,154 @@
 //! `burst`: the command line.
+//!
+//! `burst run` starts verbs programs on Burst, `ls` and `stats` show what the daemon has, `doctor` finds out what is
+//! wrong, `why` explains a reason. Each command is a file; this one only reads the line and hands over. Output for
+//! people goes to stdout, complaints to stderr; exit codes: 0 done, 1 something is wrong, 2 the line was wrong,
+//! and for `run` the program's own, or 125 (Burst could not start it), 126 (not executable), 127 (not found).
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod daemon;
+mod doctor;
+mod install;
+mod ls;
+mod run;
+mod sockets;
+mod stats;
+mod why;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let matches = match burst_args::parse(command(), std::env::args_os()) {
+        Ok(matches) => matches,
+        Err(code) => return ExitCode::from(code),
+    };
+    match matches.subcommand() {
+        Some(("run", m)) => run::run(m),
+        Some(("ls", m)) => ls::ls(m),
+        Some(("doctor", m)) => doctor::doctor(m),
+        Some(("why", m)) => why::why(m),
+        Some(("stats", m)) => stats::stats(m),
+        Some((daemon::DETACH, m)) => daemon::detach(m),
+        _ => ExitCode::from(burst_args::EXIT_USAGE),
+    }
+}
+
+fn command() -> Command {
+    Command::new("burst")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Run RDMA (verbs) programs on any network interface, and see how they fare")
+        .after_help(
+            "Two terminals, no root, no configuration:\n  \
+             burst run -- ib_write_bw -d burst0\n  \
+             burst run -- ib_write_bw -d burst0 127.0.0.1",
+        )
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommand(run_command())
+        .subcommand(Command::new("ls").about("List devices, their ports and addresses").arg(socket()).arg(json()))
+        .subcommand(doctor_command())
+        .subcommand(
+            Command::new("why")
+                .about("Explain a reason: its name in counters and logs, or vendor_err of a completion")
+                .arg(Arg::new("reason").value_name("NAME|CODE").help("Reason; without one all are listed")),
+        )
+        .subcommand(
+            Command::new("stats")
+                .about("Show the daemon's counters")
+                .arg(socket())
+                .arg(json())
+                .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0")),
+        )
+        .subcommand(daemon::detach_command())
+}
+
+fn run_command() -> Command {
+    Command::new("run")
+        .about("Run a program whose verbs calls go to Burst")
+        .long_about(
+            "Run a program whose verbs calls go to Burst.\n\n\
+             Finds the running daemon, or starts one for this user on the udp port (it ends by itself when it has \
+             been idle for 30 seconds), puts Burst's libraries first in LD_LIBRARY_PATH and becomes the program. \
+             The exit code is the program's. A program that uses no RDMA runs as it would without Burst.",
+        )
+        .arg(socket())
+        .arg(
+            Arg::new("port")
+                .long("port")
+                .value_name("SPEC")
+                .action(ArgAction::Append)
+                .help("Port of a daemon that has to be started, for example udp:dev=eth0 [default: udp]"),
+        )
+        .arg(
+            Arg::new("no-start").long("no-start").action(ArgAction::SetTrue).help("Fail if no daemon runs: start none"),
+        )
+        .arg(
+            Arg::new("program")
+                .value_name("PROGRAM")
+                .required(true)
+                .num_args(1..)
+                .trailing_var_arg(true)
+                .allow_hyphen_values(true)
+                .value_parser(clap::value_parser!(std::ffi::OsString))
+                .help("Program and its arguments"),
+        )
+}
+
+fn doctor_command() -> Command {
+    Command::new("doctor")
+        .about("Check, step by step, whether verbs programs can work here, and say what to do if not")
+        .long_about(
+            "Check, step by step, whether verbs programs can work here, and say what to do if not.\n\n\
+             The last check moves real bytes through a queue pair. Exit code 1 when any check failed.",
+        )
+        .arg(socket())
+        .arg(json())
+}
+
+fn socket() -> Arg {
+    Arg::new("socket")
+        .long("socket")
+        .value_name("PATH")
+        .value_parser(clap::value_parser!(PathBuf))
+        .help("Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]")
+}
+
+fn json() -> Arg {
+    Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")
+}
+
+/// The socket that the user named, if any.
+fn chosen_socket(matches: &ArgMatches) -> Option<PathBuf> {
+    matches.get_one::<PathBuf>("socket").cloned()
+}
+
+/// Prints a value as JSON for programs.
+fn print_json(value: &serde_json::Value) {
+    println!("{value:#}");
+}
+
+/// One sentence on stderr, and exit code 1.
+fn fail(sentence: impl std::fmt::Display) -> ExitCode {
+    eprintln!("burst: {sentence}");
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::command().debug_assert();
+    }
+
+    #[test]
+    fn the_programs_own_flags_are_not_ours() {
+        let line = ["burst", "run", "--", "ib_write_bw", "-d", "burst0", "--json"];
+        let matches = super::command().try_get_matches_from(line).unwrap();
+        let run = matches.subcommand_matches("run").unwrap();
+        let words: Vec<_> = run.get_many::<std::ffi::OsString>("program").unwrap().collect();
+        assert_eq!(words, ["ib_write_bw", "-d", "burst0", "--json"]);
+    }
+}

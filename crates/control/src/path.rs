@@ -29,6 +29,11 @@ pub fn user_socket() -> PathBuf {
     }
 }
 
+/// Where a daemon listens when nobody says: the host's place for root, the user's own for anybody else.
+pub fn daemon_socket() -> PathBuf {
+    if rustix::process::geteuid().is_root() { SYSTEM_SOCKET.into() } else { user_socket() }
+}
+
 fn tmp_socket() -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     PathBuf::from(format!("/tmp/burst-{uid}/burstd.sock"))

@@ -1,0 +1,291 @@
+//! `burst doctor`: what a new user can get wrong, checked in the order in which it stands in the way.
+//!
+//! One table of checks; each looks at the [`Patient`] and gives a [`Finding`]. A check that makes no sense because an
+//! earlier one failed says so and fails nobody. The last one moves real bytes through a queue pair, in a program of
+//! its own (`burst-pair`, plain verbs in C), so that a library that crashes or hangs is a finding and not our end.
+
+mod library;
+mod udp;
+
+use crate::install;
+use crate::ls;
+use crate::sockets::{self, Found};
+use burst_control::DeviceInfo;
+use clap::ArgMatches;
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Smallest MTU of a link that carries the largest RDMA MTU (`Mtu::for_link` knows the headers).
+const LINK_MTU_FULL: u32 = 4188;
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Fine: what was seen.
+    Ok(String),
+    /// Wrong: what was seen, and the cure.
+    Fail(String, String),
+    /// Cannot be checked: why.
+    Skip(String),
+}
+
+/// What the checks look at.
+struct Patient {
+    tried: Vec<(PathBuf, Found)>,
+    devices: Result<Vec<DeviceInfo>, String>,
+    libraries: Result<PathBuf, String>,
+}
+
+type Check = fn(&Patient) -> Finding;
+
+/// The checks, in order.
+const CHECKS: &[(&str, Check)] = &[
+    ("socket", socket),
+    ("permission", permission),
+    ("version", version),
+    ("device", device),
+    ("address", address),
+    ("mtu", mtu),
+    ("port 4791", port_4791),
+    ("memlock", memlock),
+    ("library", library_in_place),
+    ("transfer", transfer),
+];
+
+/// Runs every check.
+pub fn doctor(matches: &ArgMatches) -> ExitCode {
+    let patient = examine(matches);
+    let findings: Vec<(&str, Finding)> = CHECKS.iter().map(|(name, check)| (*name, check(&patient))).collect();
+    let failed = findings.iter().filter(|(_, f)| matches!(f, Finding::Fail(..))).count();
+    if matches.get_flag("json") {
+        let rows = findings.iter().map(|(name, finding)| as_json(name, finding));
+        crate::print_json(&json!({ "ok": failed == 0, "checks": rows.collect::<Vec<_>>() }));
+    } else {
+        findings.iter().for_each(|(name, finding)| println!("{}", as_line(name, finding)));
+        match failed {
+            0 => println!("All is well."),
+            n => println!("{n} of {} checks failed.", findings.len()),
+        }
+    }
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn examine(matches: &ArgMatches) -> Patient {
+    let mut tried = sockets::find(crate::chosen_socket(matches).as_deref());
+    let devices = match tried.last_mut() {
+        Some((_, Found::Alive(client))) => ls::devices(client),
+        _ => Err("no daemon".to_owned()),
+    };
+    Patient { tried, devices, libraries: install::library_directory() }
+}
+
+fn as_line(name: &str, finding: &Finding) -> String {
+    match finding {
+        Finding::Ok(seen) => format!("ok    {name:<11} {seen}"),
+        Finding::Skip(why) => format!("skip  {name:<11} {why}"),
+        Finding::Fail(seen, cure) => format!("FAIL  {name:<11} {seen}\n      {:<11} cure: {cure}", ""),
+    }
+}
+
+fn as_json(name: &str, finding: &Finding) -> serde_json::Value {
+    match finding {
+        Finding::Ok(seen) => json!({ "check": name, "result": "ok", "seen": seen }),
+        Finding::Skip(why) => json!({ "check": name, "result": "skip", "seen": why }),
+        Finding::Fail(seen, cure) => json!({ "check": name, "result": "fail", "seen": seen, "cure": cure }),
+    }
+}
+
+fn fail(seen: impl Into<String>, cure: impl Into<String>) -> Finding {
+    Finding::Fail(seen.into(), cure.into())
+}
+
+impl Patient {
+    /// The daemon that answered, with its socket.
+    fn daemon(&self) -> Option<(&PathBuf, &burst_control::Client)> {
+        self.tried.iter().find_map(|(path, found)| match found {
+            Found::Alive(client) => Some((path, client)),
+            _ => None,
+        })
+    }
+
+    /// The default device, or the finding that there is none to look at.
+    fn device(&self) -> Result<&DeviceInfo, Finding> {
+        let list = self.devices.as_ref().map_err(|why| Finding::Skip(why.clone()))?;
+        list.first().ok_or_else(|| Finding::Skip("no device".to_owned()))
+    }
+}
+
+fn socket(patient: &Patient) -> Finding {
+    if let Some((path, client)) = patient.daemon() {
+        return Finding::Ok(format!("{} is served by daemon {}", path.display(), client.daemon().pid));
+    }
+    let tried = sockets::tried_clause(&patient.tried);
+    if patient.tried.iter().any(|(_, f)| matches!(f, Found::Forbidden | Found::Strange(_))) {
+        return Finding::Ok(format!("there is one: {tried}"));
+    }
+    fail(
+        format!("no daemon answers; tried {tried}"),
+        "start burstd, or start programs with burst run, which starts one; burst run -- burst doctor checks with one",
+    )
+}
+
+fn permission(patient: &Patient) -> Finding {
+    if patient.daemon().is_some() {
+        return Finding::Ok("this user may connect".to_owned());
+    }
+    match patient.tried.iter().find(|(_, f)| matches!(f, Found::Forbidden)) {
+        None => Finding::Skip("no socket to connect to".to_owned()),
+        Some((path, _)) => fail(
+            format!("this user may not connect to {}", path.display()),
+            "ask its owner to start burstd with --socket-mode 0666, or start one of your own with burst run",
+        ),
+    }
+}
+
+fn version(patient: &Patient) -> Finding {
+    if let Some((_, client)) = patient.daemon() {
+        let theirs = &client.daemon().version;
+        return Finding::Ok(format!("burst {} and burstd {theirs} speak the same protocol", env!("CARGO_PKG_VERSION")));
+    }
+    let strange = patient.tried.iter().find_map(|(path, found)| match found {
+        Found::Strange(why) => Some((path, why)),
+        _ => None,
+    });
+    match strange {
+        None => Finding::Skip("no daemon".to_owned()),
+        Some((path, why)) => fail(
+            format!("{}: {why}", path.display()),
+            "end that daemon and start the burstd that belongs to this burst",
+        ),
+    }
+}
+
+fn device(patient: &Patient) -> Finding {
+    match &patient.devices {
+        Err(why) if patient.daemon().is_none() => Finding::Skip(why.clone()),
+        Err(why) => fail(why, "look at the daemon's log"),
+        Ok(list) if list.is_empty() => fail("the daemon has no device", "start burstd with --port udp"),
+        Ok(list) => match list.iter().find(|d| !d.up) {
+            Some(down) => fail(
+                format!("{} is down: interface {}", down.name, down.ifname),
+                format!("ip link set {} up", down.ifname),
+            ),
+            None => {
+                let names: Vec<String> = list.iter().map(|d| format!("{} on {}", d.name, d.port)).collect();
+                Finding::Ok(names.join(", "))
+            }
+        },
+    }
+}
+
+fn address(patient: &Patient) -> Finding {
+    let device = match patient.device() {
+        Ok(device) => device,
+        Err(finding) => return finding,
+    };
+    let Some(first) = device.gids.first() else {
+        return fail(
+            format!("{} has no address: interface {}", device.name, device.ifname),
+            format!("ip addr add ADDRESS/LENGTH dev {}", device.ifname),
+        );
+    };
+    let ip = std::net::Ipv6Addr::from(first.gid);
+    let loopback = ip.is_loopback() || ip.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback());
+    let scope = if loopback { "; reaches this host only: use burstd --port udp:dev=IFACE for others" } else { "" };
+    let count = device.gids.len();
+    Finding::Ok(format!(
+        "GID 0 of {} is {} on {} ({count} in all){scope}",
+        device.name,
+        ls::address(first),
+        first.ifname
+    ))
+}
+
+fn mtu(patient: &Patient) -> Finding {
+    let device = match patient.device() {
+        Ok(device) => device,
+        Err(finding) => return finding,
+    };
+    let (link, path) = (device.link_mtu, ls::path_mtu(device));
+    if path >= link {
+        return fail(
+            format!("packets of path MTU {path} do not fit the link's MTU {link}"),
+            format!("ip link set {} mtu 1500, at least", device.ifname),
+        );
+    }
+    let hint = if path < 4096 {
+        format!("; faster with a link MTU of {LINK_MTU_FULL} or more on the whole way")
+    } else {
+        String::new()
+    };
+    Finding::Ok(format!("link {link}, RDMA path {path}{hint}"))
+}
+
+fn port_4791(patient: &Patient) -> Finding {
+    udp::check(patient.daemon().map(|(_, client)| client.daemon().pid))
+}
+
+fn memlock(_: &Patient) -> Finding {
+    Finding::Ok("not needed: Burst registers memory without locking it, ulimit -l may be anything".to_owned())
+}
+
+fn library_in_place(patient: &Patient) -> Finding {
+    match &patient.libraries {
+        Err(why) => fail(why, "make build"),
+        Ok(directory) => library::check(directory),
+    }
+}
+
+fn transfer(patient: &Patient) -> Finding {
+    match (patient.daemon(), patient.device(), &patient.libraries) {
+        (None, ..) => Finding::Skip("no daemon".to_owned()),
+        (_, Err(finding), _) => finding,
+        (_, _, Err(_)) => Finding::Skip("no library".to_owned()),
+        (Some((socket, _)), Ok(device), Ok(directory)) => library::transfer(directory, socket, &device.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nobody(found: Found) -> Patient {
+        Patient { tried: vec![("/x".into(), found)], devices: Err("no daemon".into()), libraries: Err("gone".into()) }
+    }
+
+    #[test]
+    fn no_daemon_fails_once_and_skips_what_depends_on_it() {
+        let patient = nobody(Found::Absent);
+        assert!(matches!(socket(&patient), Finding::Fail(..)));
+        for check in [permission, version, device, address, mtu, transfer] {
+            assert!(matches!(check(&patient), Finding::Skip(_)));
+        }
+    }
+
+    #[test]
+    fn a_forbidden_socket_is_a_matter_of_permission() {
+        let patient = nobody(Found::Forbidden);
+        assert!(matches!(socket(&patient), Finding::Ok(_)));
+        assert!(matches!(permission(&patient), Finding::Fail(..)));
+    }
+
+    #[test]
+    fn another_version_is_said() {
+        let patient = nobody(Found::Strange("version mismatch".into()));
+        assert!(matches!(version(&patient), Finding::Fail(seen, _) if seen.contains("mismatch")));
+    }
+
+    #[test]
+    fn the_recommended_mtu_is_the_smallest_that_helps() {
+        use burst_base::verbs::Mtu;
+        assert_eq!(Mtu::for_link(LINK_MTU_FULL), Some(Mtu::B4096));
+        assert_ne!(Mtu::for_link(LINK_MTU_FULL - 1), Some(Mtu::B4096));
+    }
+
+    #[test]
+    fn a_failure_shows_its_cure() {
+        let line = as_line("mtu", &fail("too small", "raise it"));
+        assert!(line.contains("FAIL") && line.contains("cure: raise it"));
+    }
+}

@@ -1,0 +1,140 @@
+//! `burst ls`: devices, ports, addresses.
+
+use burst_control::{Client, DeviceInfo, GidInfo, Request, Response};
+use clap::ArgMatches;
+use serde_json::{Value, json};
+use std::net::Ipv6Addr;
+use std::process::ExitCode;
+
+/// Lists the devices.
+pub fn ls(matches: &ArgMatches) -> ExitCode {
+    let listed = crate::sockets::connect(crate::chosen_socket(matches).as_deref()).and_then(|mut c| devices(&mut c));
+    match listed {
+        Err(sentence) => crate::fail(sentence),
+        Ok(list) if matches.get_flag("json") => {
+            crate::print_json(&json!({ "devices": list.iter().map(as_json).collect::<Vec<_>>() }));
+            ExitCode::SUCCESS
+        }
+        Ok(list) if list.is_empty() => {
+            println!("The daemon has no device: start burstd with --port.");
+            ExitCode::SUCCESS
+        }
+        Ok(list) => {
+            list.iter().for_each(|device| print!("{}", as_text(device)));
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+/// Asks for the devices.
+///
+/// # Errors
+/// A sentence.
+pub fn devices(client: &mut Client) -> Result<Vec<DeviceInfo>, String> {
+    match client.call(&Request::ListDevices, &[]).map_err(|e| e.to_string())?.response {
+        Response::Devices(list) => Ok(list),
+        other => Err(format!("the daemon gave an unexpected answer: {other:?}")),
+    }
+}
+
+/// A GID as an address; IPv4 is shown as such.
+pub fn address(gid: &GidInfo) -> String {
+    let ip = Ipv6Addr::from(gid.gid);
+    ip.to_ipv4_mapped().map_or_else(|| ip.to_string(), |v4| v4.to_string())
+}
+
+/// First part of a port specification: `udp` of `udp:dev=eth0`; wrappers stay (`impair/udp`).
+fn kind(port: &str) -> String {
+    let parts = port.split('/').map(|p| p.split(':').next().unwrap_or_default());
+    parts.collect::<Vec<_>>().join("/")
+}
+
+/// RDMA MTU in bytes.
+pub fn path_mtu(device: &DeviceInfo) -> u32 {
+    device.active_mtu.bytes()
+}
+
+fn speed(mbps: u32) -> String {
+    match mbps {
+        0 => "speed unknown".to_owned(),
+        m if m.is_multiple_of(1000) => format!("{} Gbit/s", m / 1000),
+        m => format!("{m} Mbit/s"),
+    }
+}
+
+fn guid(device: &DeviceInfo) -> String {
+    let parts = device.guid.to_be_bytes();
+    parts.chunks(2).map(|p| format!("{:02x}{:02x}", p[0], p[1])).collect::<Vec<_>>().join(":")
+}
+
+fn as_text(device: &DeviceInfo) -> String {
+    let default = if device.index == 0 { " (default)" } else { "" };
+    let state = if device.up { "up" } else { "DOWN" };
+    let mac: Vec<String> = device.mac.iter().map(|b| format!("{b:02x}")).collect();
+    let mut text = format!(
+        "{}{default}  port {} [{}]  {state}  interface {} {}\n  MTU: link {}, path {}; {}; GUID {}\n",
+        device.name,
+        kind(&device.port),
+        device.port,
+        device.ifname,
+        mac.join(":"),
+        device.link_mtu,
+        path_mtu(device),
+        speed(device.speed_mbps),
+        guid(device),
+    );
+    for (index, gid) in device.gids.iter().enumerate() {
+        let default = if index == 0 { "  default" } else { "" };
+        text.push_str(&format!("  GID {index}: {:<39} {}{default}\n", address(gid), gid.ifname));
+    }
+    if device.gids.is_empty() {
+        text.push_str("  no GID: the interface has no address\n");
+    }
+    text
+}
+
+fn as_json(device: &DeviceInfo) -> Value {
+    let gids = device.gids.iter().enumerate().map(|(index, gid)| {
+        json!({
+            "index": index,
+            "gid": Ipv6Addr::from(gid.gid).to_string(),
+            "address": address(gid),
+            "interface": gid.ifname,
+            "default": index == 0,
+        })
+    });
+    json!({
+        "name": device.name,
+        "default": device.index == 0,
+        "port": device.port,
+        "kind": kind(&device.port),
+        "state": if device.up { "up" } else { "down" },
+        "interface": device.ifname,
+        "link_mtu": device.link_mtu,
+        "path_mtu": path_mtu(device),
+        "speed_mbps": device.speed_mbps,
+        "guid": guid(device),
+        "gids": gids.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_ports_and_speeds() {
+        assert_eq!(kind("udp:dev=eth0"), "udp");
+        assert_eq!(kind("impair:loss=1%/udp:dev=eth0"), "impair/udp");
+        assert_eq!(speed(10_000), "10 Gbit/s");
+        assert_eq!(speed(2_500), "2500 Mbit/s");
+    }
+
+    #[test]
+    fn gids_read_as_addresses() {
+        let gid =
+            |ip: &str| GidInfo { gid: ip.parse::<Ipv6Addr>().unwrap().octets(), ifname: String::new(), ifindex: 1 };
+        assert_eq!(address(&gid("::ffff:10.0.0.1")), "10.0.0.1");
+        assert_eq!(address(&gid("fe80::1")), "fe80::1");
+    }
+}

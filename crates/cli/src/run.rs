@@ -1,0 +1,105 @@
+//! `burst run`: find or start the daemon, set the environment, become the program.
+
+use crate::daemon;
+use crate::install;
+use crate::sockets::{self, Found};
+use burst_control::path::SOCKET_ENV;
+use clap::ArgMatches;
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Burst could not do its part; same number as `env`, `nohup` and container tools use.
+const EXIT_OURS: u8 = 125;
+/// The program exists but cannot be executed.
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+/// There is no such program.
+const EXIT_NOT_FOUND: u8 = 127;
+
+/// Becomes the program, or says why not.
+pub fn run(matches: &ArgMatches) -> ExitCode {
+    let chosen = crate::chosen_socket(matches);
+    let ports: Vec<String> = matches.get_many::<String>("port").into_iter().flatten().cloned().collect();
+    let prepared = install::library_directory()
+        .and_then(|libraries| Ok((libraries, daemon_socket(chosen.as_deref(), &ports, matches.get_flag("no-start"))?)));
+    match prepared {
+        Ok((libraries, socket)) => become_program(matches, &libraries, &socket),
+        Err(sentence) => {
+            eprintln!("burst: {sentence}");
+            ExitCode::from(EXIT_OURS)
+        }
+    }
+}
+
+/// The socket of a daemon that answers, one being started if need be.
+fn daemon_socket(chosen: Option<&Path>, ports: &[String], no_start: bool) -> Result<PathBuf, String> {
+    let tried = sockets::find(chosen);
+    if let Some((path, Found::Alive(_))) = tried.last() {
+        if !ports.is_empty() {
+            eprintln!("burst: a daemon already runs at {}; --port is for one that has to be started", path.display());
+        }
+        return absolute(path);
+    }
+    if let Some((path, Found::Strange(why))) = tried.iter().find(|(_, found)| matches!(found, Found::Strange(_))) {
+        return Err(format!("{}: {why}", path.display()));
+    }
+    if no_start {
+        return Err(format!(
+            "no daemon runs, and --no-start forbids to start one; tried {}",
+            sockets::tried_clause(&tried)
+        ));
+    }
+    let named = chosen
+        .map(Path::to_owned)
+        .or_else(|| std::env::var_os(SOCKET_ENV).filter(|v| !v.is_empty()).map(PathBuf::from));
+    let socket = absolute(&named.unwrap_or_else(burst_control::path::daemon_socket))?;
+    daemon::start(&socket, ports)?;
+    Ok(socket)
+}
+
+/// The daemon and the program may have other working directories than we.
+fn absolute(path: &Path) -> Result<PathBuf, String> {
+    std::path::absolute(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn become_program(matches: &ArgMatches, libraries: &Path, socket: &Path) -> ExitCode {
+    let mut words = matches.get_many::<OsString>("program").into_iter().flatten();
+    let Some(program) = words.next() else { return ExitCode::from(burst_args::EXIT_USAGE) };
+    let search = with_ours_first(libraries, std::env::var_os("LD_LIBRARY_PATH").as_deref());
+    let error = Command::new(program).args(words).env("LD_LIBRARY_PATH", search).env(SOCKET_ENV, socket).exec();
+    let name = program.to_string_lossy();
+    let (sentence, code) = match error.kind() {
+        ErrorKind::NotFound => {
+            (format!("there is no program {name:?}: check the spelling or install it"), EXIT_NOT_FOUND)
+        }
+        _ => (format!("cannot run {name:?}: {error}"), EXIT_NOT_EXECUTABLE),
+    };
+    eprintln!("burst: {sentence}");
+    ExitCode::from(code)
+}
+
+/// The library search path with our directory first, and once.
+fn with_ours_first(ours: &Path, rest: Option<&OsStr>) -> OsString {
+    let mut path = ours.as_os_str().to_owned();
+    for other in rest.into_iter().flat_map(std::env::split_paths).filter(|p| p != ours) {
+        path.push(":");
+        path.push(other);
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_libraries_come_first_and_the_rest_stays() {
+        let ours = Path::new("/b/lib");
+        for (rest, want) in [(None, "/b/lib"), (Some("/x:/y"), "/b/lib:/x:/y"), (Some("/x:/b/lib"), "/b/lib:/x")] {
+            assert_eq!(with_ours_first(ours, rest.map(OsStr::new)), want);
+        }
+        assert_eq!(with_ours_first(ours, Some(OsStr::new(""))), "/b/lib");
+    }
+}

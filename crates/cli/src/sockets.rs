@@ -1,0 +1,131 @@
+//! Finding the running daemon: which sockets are tried, and what each attempt says.
+
+use burst_control::{Client, ControlError};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Name that this program gives in its hello.
+const PROGRAM: &str = "burst";
+
+/// What was found at one socket.
+#[derive(Debug)]
+pub enum Found {
+    /// A daemon that answers.
+    Alive(Client),
+    /// Nothing there.
+    Absent,
+    /// A socket that nobody listens on: its daemon is dead.
+    Stale,
+    /// This user may not connect.
+    Forbidden,
+    /// A daemon of another version, or something that is no daemon: the sentence.
+    Strange(String),
+}
+
+impl Found {
+    /// In a few words.
+    pub fn describe(&self) -> String {
+        match self {
+            Found::Alive(client) => format!("daemon {}", client.daemon().pid),
+            Found::Absent => "nothing there".to_owned(),
+            Found::Stale => "its daemon is dead".to_owned(),
+            Found::Forbidden => "permission denied".to_owned(),
+            Found::Strange(sentence) => sentence.clone(),
+        }
+    }
+}
+
+/// The sockets to try, in order.
+pub fn candidates(chosen: Option<&Path>) -> Vec<PathBuf> {
+    chosen.map_or_else(burst_control::path::candidates, |path| vec![path.to_owned()])
+}
+
+/// Tries one socket.
+pub fn try_socket(path: &Path) -> Found {
+    match Client::connect(path, PROGRAM) {
+        Ok(client) => Found::Alive(client),
+        Err(ControlError::Connect { source, .. }) => match source.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => Found::Absent,
+            ErrorKind::ConnectionRefused => Found::Stale,
+            ErrorKind::PermissionDenied => Found::Forbidden,
+            _ => Found::Strange(source.to_string()),
+        },
+        Err(ControlError::Closed) => Found::Stale,
+        Err(other) => Found::Strange(other.to_string()),
+    }
+}
+
+/// Tries all of them until one answers; every attempt is in the list.
+pub fn find(chosen: Option<&Path>) -> Vec<(PathBuf, Found)> {
+    let mut tried = Vec::new();
+    for path in candidates(chosen) {
+        let found = try_socket(&path);
+        let alive = matches!(found, Found::Alive(_));
+        tried.push((path, found));
+        if alive {
+            break;
+        }
+    }
+    tried
+}
+
+/// What was tried, in one clause.
+pub fn tried_clause(tried: &[(PathBuf, Found)]) -> String {
+    let parts: Vec<String> = tried.iter().map(|(p, f)| format!("{} ({})", p.display(), f.describe())).collect();
+    parts.join(", ")
+}
+
+/// The daemon, or the sentence that says where it was looked for and what to do.
+pub fn connect(chosen: Option<&Path>) -> Result<Client, String> {
+    let mut tried = find(chosen);
+    match tried.pop() {
+        Some((_, Found::Alive(client))) => Ok(client),
+        last => {
+            tried.extend(last);
+            Err(format!(
+                "no daemon answers; tried {}: start burstd, or use burst run, which starts one",
+                tried_clause(&tried)
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("burst-cli-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    #[test]
+    fn absent_and_stale_are_told_apart() {
+        let path = scratch("sock");
+        assert!(matches!(try_socket(&path), Found::Absent));
+        let kind = rustix::net::SocketType::SEQPACKET;
+        let dead = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
+        rustix::net::bind(&dead, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+        drop(dead);
+        assert!(matches!(try_socket(&path), Found::Stale));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn something_that_is_no_daemon_is_strange() {
+        let path = scratch("stream");
+        let _listener = UnixListener::bind(&path).unwrap();
+        assert!(matches!(try_socket(&path), Found::Strange(_)));
+        let sentence = connect(Some(&path)).unwrap_err();
+        assert!(sentence.contains(path.to_str().unwrap()), "{sentence}");
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_chosen_socket_is_the_only_one() {
+        assert_eq!(candidates(Some(Path::new("/x"))), [PathBuf::from("/x")]);
+        assert!(!candidates(None).is_empty());
+    }
+}

@@ -1,0 +1,35 @@
+//! `burst stats`: the daemon's counters.
+
+use burst_control::{Counter, Request, Response};
+use clap::ArgMatches;
+use serde_json::json;
+use std::process::ExitCode;
+
+/// Prints the counters.
+pub fn stats(matches: &ArgMatches) -> ExitCode {
+    let counters = match ask(matches) {
+        Ok(counters) => counters,
+        Err(sentence) => return crate::fail(sentence),
+    };
+    let all = matches.get_flag("all");
+    let shown: Vec<&Counter> = counters.iter().filter(|c| all || c.value != 0).collect();
+    if matches.get_flag("json") {
+        let rows = shown.iter().map(|c| json!({"name": c.name, "device": c.device, "value": c.value}));
+        crate::print_json(&json!({ "counters": rows.collect::<Vec<_>>() }));
+    } else if shown.is_empty() {
+        println!("Every counter is 0.");
+    } else {
+        for c in shown {
+            println!("{:<10} {:<32} {:>20}", if c.device.is_empty() { "-" } else { &c.device }, c.name, c.value);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn ask(matches: &ArgMatches) -> Result<Vec<Counter>, String> {
+    let mut client = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
+    match client.call(&Request::Stats, &[]).map_err(|e| e.to_string())?.response {
+        Response::Stats(counters) => Ok(counters),
+        other => Err(format!("the daemon gave an unexpected answer: {other:?}")),
+    }
+}
