@@ -93,6 +93,7 @@ reasons! {
     LocalOperation, "local_operation", Completion, "The work request is malformed.", "Check opcode, SGE count, inline length and queue pair type.";
     Flushed, "flushed", Completion, "The queue pair was in error before the request was carried out.", "Look at the first error completion of this queue pair.";
     CqOverrun, "cq_overrun", Completion, "A completion queue was full.", "Create the CQ with room for all outstanding requests.";
+    ProcessDied, "process_died", Note, "A process died with connected queue pairs; their peers were told by NAK.", "Look at why the process ended.";
     // --- ports
     SendFailed, "send_failed", Drop, "The kernel refused to send a packet.", "Check that the interface is up and the peer has a route.";
     SendTooLong, "send_too_long", Drop, "A packet is longer than the path's MTU.", "Lower the path MTU or raise the interface's MTU on the whole path.";

@@ -338,7 +338,8 @@ mod tests {
                         let of = |k: &u32| model[*k as usize].unwrap();
                         prop_assert!(keys.iter().all(|k| tick_of(Nanos(of(k).0)) <= now >> TICK_SHIFT));
                         // Those that were overdue when set come first, the others in order of ticks.
-                        prop_assert!(keys.is_sorted_by_key(|k| if of(k).1 { 0 } else { tick_of(Nanos(of(k).0)) }));
+                        let rank = |k: &u32| if of(k).1 { 0 } else { tick_of(Nanos(of(k).0)) };
+                        prop_assert!(keys.is_sorted_by_key(rank));
                         keys.iter().for_each(|&k| model[k as usize] = None);
                         prop_assert!(model.iter().flatten().all(|&(at, _)| tick_of(Nanos(at)) > now >> TICK_SHIFT));
                     }

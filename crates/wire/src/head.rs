@@ -1,0 +1,66 @@
+//! The head of a packet to send, built on the stack: BTH and extension headers in the order they are added.
+
+use crate::aeth::Aeth;
+use crate::bth::Bth;
+use crate::ext::{AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, Reth, XrcEth};
+use crate::opcode::Opcode;
+
+/// Room for the longest head: BTH 12 + XRCETH 4 + AtomicETH 28 is 44.
+pub const HEAD_MAX: usize = 48;
+
+/// BTH and extension headers. Build it with [`HeadBuf::new`], then add the headers that the opcode wants, in order.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadBuf {
+    bytes: [u8; HEAD_MAX],
+    len: u8,
+}
+
+macro_rules! adders {
+    ($($(#[$doc:meta])* $name:ident: $header:ident;)+) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(mut self, header: $header) -> Self {
+            let at = usize::from(self.len);
+            header.emit(&mut self.bytes[at..at + $header::LEN]);
+            self.len += $header::LEN as u8;
+            self
+        })+
+    };
+}
+
+impl HeadBuf {
+    /// A head that begins with this BTH.
+    pub fn new(bth: &Bth) -> Self {
+        let mut bytes = [0; HEAD_MAX];
+        bth.emit(&mut bytes[..Bth::LEN]);
+        HeadBuf { bytes, len: Bth::LEN as u8 }
+    }
+    adders! {
+        /// Adds a DETH.
+        deth: Deth;
+        /// Adds an XRCETH.
+        xrceth: XrcEth;
+        /// Adds a RETH.
+        reth: Reth;
+        /// Adds an AtomicETH.
+        atomic: AtomicEth;
+        /// Adds an AETH.
+        aeth: Aeth;
+        /// Adds an AtomicAckETH.
+        atomic_ack: AtomicAckEth;
+        /// Adds immediate data.
+        imm: ImmDt;
+        /// Adds an IETH.
+        ieth: Ieth;
+    }
+    /// The bytes so far. In debug builds, panics when they are not the length that the opcode wants.
+    pub fn as_slice(&self) -> &[u8] {
+        debug_assert_eq!(Opcode::from_number(self.bytes[0]).map(Opcode::head_len), Some(usize::from(self.len)));
+        &self.bytes[..usize::from(self.len)]
+    }
+    /// Number of bytes so far.
+    #[allow(clippy::len_without_is_empty)]
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+}

@@ -1,0 +1,252 @@
+//! The invariant CRC of RoCEv2 (IBA annex A17.3.3): CRC-32 over the packet as it was when it left, fields that
+//! routers may change replaced by ones.
+//!
+//! Covered: eight bytes of ones (where InfiniBand has its LRH), the IP header with TOS, TTL and checksum as ones (IPv6:
+//! traffic class, flow label and hop limit), the UDP header with its checksum as ones, the BTH with its byte 4 (FECN,
+//! BECN) as ones, and everything after it to the end of the padding. The result goes on the wire low byte first.
+//!
+//! The IPv4 identification is covered, but a UDP socket neither sets nor sees it. CRCs are linear: [`IdDelta`] gives
+//! what an identification adds to the CRC made with 0, so that a sender prepares a train with identifications 0, 1,
+//! 2... from CRCs made with 0, and a receiver asks which identification explains a difference. One in 65536 corrupted
+//! packets finds such an explanation by chance, hence a receiver should try the predicted value first and
+//! use an explained one with suspicion (count it, or demand that it follows the one before).
+
+use crate::bth::Bth;
+use crate::crc32::{FieldDelta, explain_once};
+use crate::ip::{IP_PROTOCOL_UDP, Ipv4, Ipv6, ROCE_PORT, Udp};
+use crate::{HEAD_MAX, ICRC_LEN};
+use burst_span::{Gone, Span};
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+/// What the ICRC covers of IPv4 and UDP, besides the length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PseudoV4 {
+    /// Source address.
+    pub src: Ipv4Addr,
+    /// Destination address.
+    pub dst: Ipv4Addr,
+    /// Identification.
+    pub id: u16,
+    /// Flags and fragment offset as on the wire.
+    pub flags_fragment: u16,
+    /// UDP source port.
+    pub src_port: u16,
+    /// UDP destination port.
+    pub dst_port: u16,
+}
+
+impl PseudoV4 {
+    /// What most packets have: DF, identification 0, the RoCEv2 port.
+    pub const fn new(src: Ipv4Addr, dst: Ipv4Addr, src_port: u16) -> PseudoV4 {
+        PseudoV4 { src, dst, id: 0, flags_fragment: Ipv4::DONT_FRAGMENT, src_port, dst_port: ROCE_PORT }
+    }
+    /// From the headers themselves.
+    pub const fn of(ip: &Ipv4, udp: &Udp) -> PseudoV4 {
+        PseudoV4 {
+            src: ip.src,
+            dst: ip.dst,
+            id: ip.id,
+            flags_fragment: ip.flags_fragment,
+            src_port: udp.src_port,
+            dst_port: udp.dst_port,
+        }
+    }
+}
+
+/// What the ICRC covers of IPv6 and UDP, besides the length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PseudoV6 {
+    /// Source address.
+    pub src: Ipv6Addr,
+    /// Destination address.
+    pub dst: Ipv6Addr,
+    /// UDP source port.
+    pub src_port: u16,
+    /// UDP destination port.
+    pub dst_port: u16,
+}
+
+impl PseudoV6 {
+    /// What most packets have: the RoCEv2 port.
+    pub const fn new(src: Ipv6Addr, dst: Ipv6Addr, src_port: u16) -> PseudoV6 {
+        PseudoV6 { src, dst, src_port, dst_port: ROCE_PORT }
+    }
+    /// From the headers themselves.
+    pub const fn of(ip: &Ipv6, udp: &Udp) -> PseudoV6 {
+        PseudoV6 { src: ip.src, dst: ip.dst, src_port: udp.src_port, dst_port: udp.dst_port }
+    }
+}
+
+/// CRC-32 of the eight bytes of ones that begin every ICRC.
+const ONES_8: u32 = 0x2144_df1c;
+/// Bytes of a remote span copied at a time.
+const REMOTE_CHUNK: usize = 4096;
+
+/// An ICRC in the making.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Icrc {
+    crc: u32,
+}
+
+impl Icrc {
+    /// Begins an ICRC over IPv4. `transport` begins with the BTH and may go on as far as the caller has it in one
+    /// piece; `udp_payload_len` counts the whole UDP payload, ICRC included. Panics without a whole BTH.
+    pub fn ipv4(pseudo: &PseudoV4, udp_payload_len: usize, transport: &[u8]) -> Icrc {
+        let udp_len = (udp_payload_len + Udp::LEN) as u16;
+        let ip = Ipv4 {
+            tos: 0xff,
+            total_len: udp_len.wrapping_add(Ipv4::LEN as u16),
+            id: pseudo.id,
+            flags_fragment: pseudo.flags_fragment,
+            ttl: 0xff,
+            protocol: IP_PROTOCOL_UDP,
+            checksum: 0xffff,
+            src: pseudo.src,
+            dst: pseudo.dst,
+        };
+        let udp = Udp { src_port: pseudo.src_port, dst_port: pseudo.dst_port, len: udp_len, checksum: 0xffff };
+        let mut masked = [0; Ipv4::LEN + Udp::LEN + HEAD_MAX];
+        ip.emit(&mut masked);
+        udp.emit(&mut masked[Ipv4::LEN..]);
+        Icrc { crc: ONES_8 }.begin(&mut masked, Ipv4::LEN + Udp::LEN, transport)
+    }
+    /// Begins an ICRC over IPv6; like [`Icrc::ipv4`].
+    pub fn ipv6(pseudo: &PseudoV6, udp_payload_len: usize, transport: &[u8]) -> Icrc {
+        let udp_len = (udp_payload_len + Udp::LEN) as u16;
+        let ip = Ipv6 {
+            traffic_class: 0xff,
+            flow_label: 0xf_ffff,
+            payload_len: udp_len,
+            next_header: IP_PROTOCOL_UDP,
+            hop_limit: 0xff,
+            src: pseudo.src,
+            dst: pseudo.dst,
+        };
+        let udp = Udp { src_port: pseudo.src_port, dst_port: pseudo.dst_port, len: udp_len, checksum: 0xffff };
+        let mut masked = [0; Ipv6::LEN + Udp::LEN + HEAD_MAX];
+        ip.emit(&mut masked);
+        udp.emit(&mut masked[Ipv6::LEN..]);
+        Icrc { crc: ONES_8 }.begin(&mut masked, Ipv6::LEN + Udp::LEN, transport)
+    }
+    /// Puts the first bytes of `transport` behind the pseudo headers, masks the BTH, and takes all in one stride.
+    fn begin(self, masked: &mut [u8], at: usize, transport: &[u8]) -> Icrc {
+        assert!(transport.len() >= Bth::LEN);
+        let (head, rest) = transport.split_at(transport.len().min(HEAD_MAX));
+        let end = at + head.len();
+        masked[at..end].copy_from_slice(head);
+        masked[at + 4] = 0xff;
+        self.update(&masked[..end]).update(rest)
+    }
+    /// Takes the next bytes.
+    #[must_use]
+    #[inline]
+    pub fn update(self, bytes: &[u8]) -> Icrc {
+        if bytes.is_empty() {
+            return self;
+        }
+        let mut hasher = crc32fast::Hasher::new_with_initial(self.crc);
+        hasher.update(bytes);
+        Icrc { crc: hasher.finalize() }
+    }
+    /// Takes the bytes of a span. Another process's memory is copied piece by piece to the stack.
+    pub fn update_span(self, span: &Span) -> Result<Icrc, Gone> {
+        if let Some(icrc) = span.with_bytes(|bytes| self.update(bytes)) {
+            return Ok(icrc);
+        }
+        let mut buffer = [0; REMOTE_CHUNK];
+        let mut icrc = self;
+        let mut done = 0;
+        while done < span.len() {
+            let n = (span.len() - done).min(REMOTE_CHUNK);
+            span.sub(done, n).read_to(&mut buffer[..n])?;
+            icrc = icrc.update(&buffer[..n]);
+            done += n;
+        }
+        Ok(icrc)
+    }
+    /// The bytes for the wire.
+    pub const fn finish(self) -> [u8; ICRC_LEN] {
+        self.crc.to_le_bytes()
+    }
+    /// The bytes for the wire if the packet is sent with this identification instead of 0. `delta` must be that of the
+    /// packet's length.
+    pub fn finish_with_id(self, delta: &IdDelta, id: u16) -> [u8; ICRC_LEN] {
+        (self.crc ^ delta.field.of(id)).to_le_bytes()
+    }
+}
+
+/// Bytes that the ICRC covers after the identification field, for a UDP payload of this length (ICRC included).
+pub const fn len_after_id(udp_payload_len: usize) -> u16 {
+    (Ipv4::LEN - 6 + Udp::LEN + udp_payload_len - ICRC_LEN) as u16
+}
+
+/// What an IPv4 identification adds to the ICRC of packets of one length. 260 bytes; make it once per length.
+#[derive(Clone, Debug)]
+pub struct IdDelta {
+    field: FieldDelta,
+}
+
+impl IdDelta {
+    /// For packets whose UDP payload has `udp_payload_len` bytes, ICRC included.
+    pub fn new(udp_payload_len: usize) -> IdDelta {
+        IdDelta { field: FieldDelta::new(len_after_id(udp_payload_len)) }
+    }
+    /// The identification with which `received` is the ICRC of a packet whose ICRC with identification 0 is
+    /// `computed_with_id0`; `None` if no identification explains it: the packet is corrupt.
+    pub fn recover(&self, computed_with_id0: [u8; ICRC_LEN], received: [u8; ICRC_LEN]) -> Option<u16> {
+        self.field.explain(difference(computed_with_id0, received))
+    }
+}
+
+/// [`IdDelta::recover`] without preparation, for lengths that are seldom met; see [`len_after_id`].
+pub fn recover_ipv4_id(
+    computed_with_id0: [u8; ICRC_LEN],
+    received: [u8; ICRC_LEN],
+    len_after_id_field: u16,
+) -> Option<u16> {
+    explain_once(difference(computed_with_id0, received), len_after_id_field)
+}
+
+fn difference(a: [u8; ICRC_LEN], b: [u8; ICRC_LEN]) -> u32 {
+    u32::from_le_bytes(a) ^ u32::from_le_bytes(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_constant_is_the_crc_of_eight_ones() {
+        assert_eq!(ONES_8, crc32fast::hash(&[0xff; 8]));
+    }
+
+    #[test]
+    fn pieces_and_spans_give_the_same_icrc() {
+        let mut body: Vec<u8> = (0..9_000u32).map(|i| i as u8).collect();
+        let pseudo = PseudoV4::new(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2), 50_000);
+        let whole = Icrc::ipv4(&pseudo, body.len() + 4, &body);
+        let split = Icrc::ipv4(&pseudo, body.len() + 4, &body[..28]).update(&body[28..77]).update(&body[77..]);
+        assert_eq!(whole, split);
+        let len = body.len() as u32;
+        let remote = Span::remote(std::process::id(), body.as_mut_ptr() as u64, len);
+        let start = Icrc::ipv4(&pseudo, body.len() + 4, &body[..12]);
+        assert_eq!(start.update_span(&remote.sub(12, body.len() - 12)), Ok(whole));
+        assert_eq!(start.update_span(&Span::remote(std::process::id(), 8, 8)), Err(Gone));
+    }
+
+    #[test]
+    fn trains_are_prepared_and_identifications_recovered() {
+        let body = [0x5a; 1024 + 16];
+        let len = body.len() + ICRC_LEN;
+        let pseudo = PseudoV4::new(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, 49_152);
+        let zero = Icrc::ipv4(&pseudo, len, &body);
+        let delta = IdDelta::new(len);
+        for id in [0, 1, 2, 255, 256, 0xfffe, 0xffff] {
+            let full = Icrc::ipv4(&PseudoV4 { id, ..pseudo }, len, &body).finish();
+            assert_eq!(zero.finish_with_id(&delta, id), full);
+            assert_eq!(delta.recover(zero.finish(), full), Some(id));
+            assert_eq!(recover_ipv4_id(zero.finish(), full, len_after_id(len)), Some(id));
+        }
+        assert_eq!(delta.recover(zero.finish(), [1, 2, 3, 4]), None);
+    }
+}

@@ -1,0 +1,300 @@
+//! The BTH opcodes (IBA table 38, annex A14 for XRC, annex A17 for CNP): one table, from which the enum, the lookups,
+//! the names and the header layout are derived.
+//!
+//! The layout is what makes parsing quick: each row knows at which byte each extension header begins, so that
+//! nothing is decided per packet but by one indexed load. RD, RESYNC, FLUSH and ATOMIC WRITE are not carried.
+
+/// Transport service of an opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+    /// Extended reliable connection.
+    Xrc,
+    /// Congestion notification: no transport service, any queue pair.
+    Cnp,
+}
+
+/// What a packet does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// SEND, any variant.
+    Send,
+    /// RDMA WRITE, any variant.
+    Write,
+    /// RDMA READ request.
+    ReadRequest,
+    /// RDMA READ response.
+    ReadResponse,
+    /// Acknowledge (ACK, NAK, RNR NAK).
+    Ack,
+    /// Compare and swap.
+    CmpSwap,
+    /// Fetch and add.
+    FetchAdd,
+    /// Atomic acknowledge.
+    AtomicAck,
+    /// Congestion notification packet.
+    Cnp,
+}
+
+impl Kind {
+    /// Whether a responder receives it (otherwise a requester; for CNP neither).
+    pub const fn is_request(self) -> bool {
+        matches!(self, Kind::Send | Kind::Write | Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd)
+    }
+    /// Whether a requester receives it.
+    pub const fn is_response(self) -> bool {
+        matches!(self, Kind::ReadResponse | Kind::Ack | Kind::AtomicAck)
+    }
+    /// Whether it is an atomic request.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Kind::CmpSwap | Kind::FetchAdd)
+    }
+}
+
+/// Place of a packet in its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// First of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// Last of several.
+    Last,
+    /// The only one.
+    Only,
+}
+
+impl Position {
+    /// Whether it begins a message.
+    pub const fn is_start(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+    /// Whether it ends a message.
+    pub const fn is_end(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+}
+
+/// One row of the opcode table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpcodeInfo {
+    /// The opcode.
+    pub opcode: Opcode,
+    /// Name in the style of the specification.
+    pub name: &'static str,
+    /// Transport service.
+    pub service: Service,
+    /// What it does.
+    pub kind: Kind,
+    /// Place in the message.
+    pub position: Position,
+    /// Whether payload may follow the headers.
+    pub has_payload: bool,
+    /// Whether immediate data is carried.
+    pub has_imm: bool,
+    /// Whether an rkey to invalidate is carried.
+    pub has_inv: bool,
+    /// Bytes of BTH and extension headers.
+    pub head_len: u8,
+    /// Where each extension header begins, 0 if absent; by `Ext` number.
+    at: [u8; EXT_COUNT],
+}
+
+/// Extension headers.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+pub(crate) enum Ext {
+    Deth,
+    Xrc,
+    Reth,
+    Atomic,
+    Aeth,
+    AtomicAck,
+    Imm,
+    Ieth,
+}
+const EXT_COUNT: usize = 8;
+/// Bytes of each extension header.
+const EXT_LEN: [u8; EXT_COUNT] = [8, 4, 16, 28, 4, 8, 4, 4];
+const BTH_LEN: u8 = 12;
+
+impl OpcodeInfo {
+    /// Where an extension header begins, 0 if absent.
+    pub(crate) const fn offset(&self, ext: Ext) -> usize {
+        self.at[ext as usize] as usize
+    }
+    const fn new(
+        (opcode, name): (Opcode, &'static str),
+        (service, kind, position): (Service, Kind, Position),
+        has_payload: bool,
+        exts: &[Ext],
+    ) -> Self {
+        let mut at = [0; EXT_COUNT];
+        let mut head_len = BTH_LEN;
+        let mut i = 0;
+        while i < exts.len() {
+            let ext = exts[i] as usize;
+            at[ext] = head_len;
+            head_len += EXT_LEN[ext];
+            i += 1;
+        }
+        let (has_imm, has_inv) = (at[Ext::Imm as usize] != 0, at[Ext::Ieth as usize] != 0);
+        OpcodeInfo { opcode, name, service, kind, position, has_payload, has_imm, has_inv, head_len, at }
+    }
+}
+
+macro_rules! opcodes {
+    ($($number:literal $name:ident $text:literal, $service:ident $kind:ident $position:ident, $payload:literal, [$($ext:ident)*];)+) => {
+        /// BTH opcode.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum Opcode { $(#[doc = $text] $name = $number),+ }
+
+        impl Opcode {
+            /// Every opcode, in numeric order.
+            pub const ALL: &'static [Opcode] = &[$(Opcode::$name),+];
+        }
+
+        /// By opcode number.
+        static TABLE: [Option<OpcodeInfo>; 256] = {
+            let mut table = [None; 256];
+            $(table[$number] = Some(OpcodeInfo::new(
+                (Opcode::$name, $text),
+                (Service::$service, Kind::$kind, Position::$position),
+                $payload == 1,
+                &[$(Ext::$ext),*],
+            ));)+
+            table
+        };
+    };
+}
+
+opcodes! {
+    // number, variant, name, service, kind, position, payload, extension headers in order
+    0x00 RcSendFirst "RC SEND First", Rc Send First, 1, [];
+    0x01 RcSendMiddle "RC SEND Middle", Rc Send Middle, 1, [];
+    0x02 RcSendLast "RC SEND Last", Rc Send Last, 1, [];
+    0x03 RcSendLastImm "RC SEND Last with Immediate", Rc Send Last, 1, [Imm];
+    0x04 RcSendOnly "RC SEND Only", Rc Send Only, 1, [];
+    0x05 RcSendOnlyImm "RC SEND Only with Immediate", Rc Send Only, 1, [Imm];
+    0x06 RcWriteFirst "RC RDMA WRITE First", Rc Write First, 1, [Reth];
+    0x07 RcWriteMiddle "RC RDMA WRITE Middle", Rc Write Middle, 1, [];
+    0x08 RcWriteLast "RC RDMA WRITE Last", Rc Write Last, 1, [];
+    0x09 RcWriteLastImm "RC RDMA WRITE Last with Immediate", Rc Write Last, 1, [Imm];
+    0x0a RcWriteOnly "RC RDMA WRITE Only", Rc Write Only, 1, [Reth];
+    0x0b RcWriteOnlyImm "RC RDMA WRITE Only with Immediate", Rc Write Only, 1, [Reth Imm];
+    0x0c RcReadRequest "RC RDMA READ Request", Rc ReadRequest Only, 0, [Reth];
+    0x0d RcReadResponseFirst "RC RDMA READ Response First", Rc ReadResponse First, 1, [Aeth];
+    0x0e RcReadResponseMiddle "RC RDMA READ Response Middle", Rc ReadResponse Middle, 1, [];
+    0x0f RcReadResponseLast "RC RDMA READ Response Last", Rc ReadResponse Last, 1, [Aeth];
+    0x10 RcReadResponseOnly "RC RDMA READ Response Only", Rc ReadResponse Only, 1, [Aeth];
+    0x11 RcAck "RC Acknowledge", Rc Ack Only, 0, [Aeth];
+    0x12 RcAtomicAck "RC ATOMIC Acknowledge", Rc AtomicAck Only, 0, [Aeth AtomicAck];
+    0x13 RcCmpSwap "RC CmpSwap", Rc CmpSwap Only, 0, [Atomic];
+    0x14 RcFetchAdd "RC FetchAdd", Rc FetchAdd Only, 0, [Atomic];
+    0x16 RcSendLastInv "RC SEND Last with Invalidate", Rc Send Last, 1, [Ieth];
+    0x17 RcSendOnlyInv "RC SEND Only with Invalidate", Rc Send Only, 1, [Ieth];
+
+    0x20 UcSendFirst "UC SEND First", Uc Send First, 1, [];
+    0x21 UcSendMiddle "UC SEND Middle", Uc Send Middle, 1, [];
+    0x22 UcSendLast "UC SEND Last", Uc Send Last, 1, [];
+    0x23 UcSendLastImm "UC SEND Last with Immediate", Uc Send Last, 1, [Imm];
+    0x24 UcSendOnly "UC SEND Only", Uc Send Only, 1, [];
+    0x25 UcSendOnlyImm "UC SEND Only with Immediate", Uc Send Only, 1, [Imm];
+    0x26 UcWriteFirst "UC RDMA WRITE First", Uc Write First, 1, [Reth];
+    0x27 UcWriteMiddle "UC RDMA WRITE Middle", Uc Write Middle, 1, [];
+    0x28 UcWriteLast "UC RDMA WRITE Last", Uc Write Last, 1, [];
+    0x29 UcWriteLastImm "UC RDMA WRITE Last with Immediate", Uc Write Last, 1, [Imm];
+    0x2a UcWriteOnly "UC RDMA WRITE Only", Uc Write Only, 1, [Reth];
+    0x2b UcWriteOnlyImm "UC RDMA WRITE Only with Immediate", Uc Write Only, 1, [Reth Imm];
+
+    0x64 UdSendOnly "UD SEND Only", Ud Send Only, 1, [Deth];
+    0x65 UdSendOnlyImm "UD SEND Only with Immediate", Ud Send Only, 1, [Deth Imm];
+
+    0x81 Cnp "CNP", Cnp Cnp Only, 1, [];
+
+    0xa0 XrcSendFirst "XRC SEND First", Xrc Send First, 1, [Xrc];
+    0xa1 XrcSendMiddle "XRC SEND Middle", Xrc Send Middle, 1, [Xrc];
+    0xa2 XrcSendLast "XRC SEND Last", Xrc Send Last, 1, [Xrc];
+    0xa3 XrcSendLastImm "XRC SEND Last with Immediate", Xrc Send Last, 1, [Xrc Imm];
+    0xa4 XrcSendOnly "XRC SEND Only", Xrc Send Only, 1, [Xrc];
+    0xa5 XrcSendOnlyImm "XRC SEND Only with Immediate", Xrc Send Only, 1, [Xrc Imm];
+    0xa6 XrcWriteFirst "XRC RDMA WRITE First", Xrc Write First, 1, [Xrc Reth];
+    0xa7 XrcWriteMiddle "XRC RDMA WRITE Middle", Xrc Write Middle, 1, [Xrc];
+    0xa8 XrcWriteLast "XRC RDMA WRITE Last", Xrc Write Last, 1, [Xrc];
+    0xa9 XrcWriteLastImm "XRC RDMA WRITE Last with Immediate", Xrc Write Last, 1, [Xrc Imm];
+    0xaa XrcWriteOnly "XRC RDMA WRITE Only", Xrc Write Only, 1, [Xrc Reth];
+    0xab XrcWriteOnlyImm "XRC RDMA WRITE Only with Immediate", Xrc Write Only, 1, [Xrc Reth Imm];
+    0xac XrcReadRequest "XRC RDMA READ Request", Xrc ReadRequest Only, 0, [Xrc Reth];
+    0xad XrcReadResponseFirst "XRC RDMA READ Response First", Xrc ReadResponse First, 1, [Aeth];
+    0xae XrcReadResponseMiddle "XRC RDMA READ Response Middle", Xrc ReadResponse Middle, 1, [];
+    0xaf XrcReadResponseLast "XRC RDMA READ Response Last", Xrc ReadResponse Last, 1, [Aeth];
+    0xb0 XrcReadResponseOnly "XRC RDMA READ Response Only", Xrc ReadResponse Only, 1, [Aeth];
+    0xb1 XrcAck "XRC Acknowledge", Xrc Ack Only, 0, [Aeth];
+    0xb2 XrcAtomicAck "XRC ATOMIC Acknowledge", Xrc AtomicAck Only, 0, [Aeth AtomicAck];
+    0xb3 XrcCmpSwap "XRC CmpSwap", Xrc CmpSwap Only, 0, [Xrc Atomic];
+    0xb4 XrcFetchAdd "XRC FetchAdd", Xrc FetchAdd Only, 0, [Xrc Atomic];
+    0xb6 XrcSendLastInv "XRC SEND Last with Invalidate", Xrc Send Last, 1, [Xrc Ieth];
+    0xb7 XrcSendOnlyInv "XRC SEND Only with Invalidate", Xrc Send Only, 1, [Xrc Ieth];
+}
+
+/// In place of `unreachable!` for a number that is an `Opcode` by construction.
+static NO_INFO: OpcodeInfo =
+    OpcodeInfo::new((Opcode::RcSendMiddle, "unassigned"), (Service::Rc, Kind::Send, Position::Middle), true, &[]);
+
+impl Opcode {
+    /// The opcode with this number, if IBA defines it and Burst carries it.
+    pub const fn from_number(number: u8) -> Option<Opcode> {
+        match Self::lookup(number) {
+            Some(info) => Some(info.opcode),
+            None => None,
+        }
+    }
+    /// Its number.
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+    /// Its row of the table.
+    pub const fn info(self) -> &'static OpcodeInfo {
+        match Self::lookup(self as u8) {
+            Some(info) => info,
+            None => &NO_INFO,
+        }
+    }
+    /// The row of this number.
+    pub const fn lookup(number: u8) -> Option<&'static OpcodeInfo> {
+        TABLE[number as usize].as_ref()
+    }
+    /// Name in the style of the specification.
+    pub const fn name(self) -> &'static str {
+        self.info().name
+    }
+    /// Transport service.
+    pub const fn service(self) -> Service {
+        self.info().service
+    }
+    /// What it does.
+    pub const fn kind(self) -> Kind {
+        self.info().kind
+    }
+    /// Place in the message.
+    pub const fn position(self) -> Position {
+        self.info().position
+    }
+    /// Bytes of BTH and extension headers.
+    pub const fn head_len(self) -> usize {
+        self.info().head_len as usize
+    }
+}
+
+impl core::fmt::Display for Opcode {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name())
+    }
+}

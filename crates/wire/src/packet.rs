@@ -1,0 +1,82 @@
+//! A received packet, checked: BTH to the end of the payload.
+//!
+//! Checks, in order: 12 bytes of BTH, version, opcode, room for the headers that the opcode wants, whole four-byte
+//! words, padding within the payload, and no payload where the opcode has none. After that nothing can fail, so that
+//! the accessors of the headers are a table look-up and a few loads.
+
+use crate::aeth::Aeth;
+use crate::bth::Bth;
+use crate::ext::{AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, Reth, XrcEth};
+use crate::opcode::{Ext, Opcode, OpcodeInfo};
+use burst_base::Reason;
+
+/// The transport part of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// The base transport header.
+    pub bth: Bth,
+    /// What the opcode means.
+    pub info: &'static OpcodeInfo,
+    /// Payload without padding.
+    pub payload: &'a [u8],
+    /// BTH and extension headers, as long as `info` says.
+    head: &'a [u8],
+}
+
+macro_rules! accessors {
+    ($($(#[$doc:meta])* $name:ident: $ext:ident $header:ident;)+) => {
+        $($(#[$doc])*
+        #[inline]
+        pub fn $name(&self) -> Option<$header> {
+            match self.info.offset(Ext::$ext) {
+                0 => None,
+                at => $header::parse(self.head.get(at..)?),
+            }
+        })+
+    };
+}
+
+impl<'a> Packet<'a> {
+    /// Parses `bytes`: BTH to the end of the padding, without the ICRC. Fails with [`Reason::Truncated`],
+    /// [`Reason::BadVersion`], [`Reason::UnknownOpcode`], [`Reason::BadPadding`] or [`Reason::TrailingBytes`].
+    #[inline]
+    pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, Reason> {
+        let Some(b) = bytes.first_chunk::<{ Bth::LEN }>() else { return Err(Reason::Truncated) };
+        if b[1] & 0x0f != 0 {
+            return Err(Reason::BadVersion);
+        }
+        let info = Opcode::lookup(b[0]).ok_or(Reason::UnknownOpcode)?;
+        let (head, rest) = bytes.split_at_checked(usize::from(info.head_len)).ok_or(Reason::Truncated)?;
+        let bth = Bth::read(b, info.opcode);
+        let payload_len = rest.len().wrapping_sub(usize::from(bth.pad));
+        if bytes.len() % 4 != 0 || payload_len > rest.len() {
+            return Err(Reason::BadPadding);
+        }
+        if !info.has_payload && !rest.is_empty() {
+            return Err(Reason::TrailingBytes);
+        }
+        Ok(Packet { bth, info, payload: &rest[..payload_len], head })
+    }
+    accessors! {
+        /// The DETH of a datagram.
+        deth: Deth Deth;
+        /// The XRCETH of an XRC request.
+        xrceth: Xrc XrcEth;
+        /// The RETH of a first or only WRITE packet, or of a READ request.
+        reth: Reth Reth;
+        /// The AtomicETH of an atomic request.
+        atomic: Atomic AtomicEth;
+        /// The AETH of an acknowledgement, or of a first, last or only READ response.
+        aeth: Aeth Aeth;
+        /// The AtomicAckETH of an atomic acknowledgement.
+        atomic_ack: AtomicAck AtomicAckEth;
+        /// Immediate data.
+        imm: Imm ImmDt;
+        /// The IETH of a SEND with invalidate.
+        ieth: Ieth Ieth;
+    }
+    /// BTH and extension headers, as received.
+    pub const fn head(&self) -> &'a [u8] {
+        self.head
+    }
+}
