@@ -83,7 +83,7 @@ fn become_program(matches: &ArgMatches, libraries: &Path, socket: &Path) -> Exit
 /// The library search path with our directory first, and once.
 fn with_ours_first(ours: &Path, rest: Option<&OsStr>) -> OsString {
     let mut path = ours.as_os_str().to_owned();
-    for other in rest.into_iter().flat_map(std::env::split_paths).filter(|p| p != ours) {
+    for other in rest.filter(|r| !r.is_empty()).into_iter().flat_map(std::env::split_paths).filter(|p| p != ours) {
         path.push(":");
         path.push(other);
     }
