@@ -1,0 +1,47 @@
+# One command for each thing. `make help` lists them.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+PYTHON ?= python3
+PREFIX ?= /usr/local
+LIB := target/release/lib
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build test demo bench lint doc install clean
+
+help: ## This list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+deps: ## Install what is needed beside Rust (apt; says what it does)
+	@scripts/install-deps
+
+build: ## Release build: burst, burstd, the drop-in libraries
+	$(CARGO) build --release --locked -p burst -p burstd
+	$(CARGO) build --release --locked -p burst --example pingpong
+	scripts/build-libs.sh release
+	scripts/build-c release
+
+test: ## Everything: unit tests to two-namespace runs, with a summary
+	@scripts/test
+
+demo: deps build ## Two namespaces, Debian's perftest against kernel TCP on one wire; a table, JSON and SVG in target/demo
+	@scripts/demo
+
+bench: deps build ## The figures that are promised, each against its bound; slower than test
+	BURST_BENCH=1 $(PYTHON) -m pytest -q -rs tests/bench
+
+lint: ## Formatting and clippy
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+doc: ## API documentation, warnings are errors
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+install: build ## Install below PREFIX (default /usr/local)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/burst
+	install -m 755 target/release/burst target/release/burstd $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(LIB)/burst-pair $(DESTDIR)$(PREFIX)/lib/burst
+	install -m 644 $(LIB)/lib*.so.1 $(DESTDIR)$(PREFIX)/lib/burst
+
+clean: ## Remove what was built
+	$(CARGO) clean

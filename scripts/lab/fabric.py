@@ -1,0 +1,278 @@
+"""Namespaces, wires, daemons, programs, and their end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_SECONDS = 15
+STOP_SECONDS = 5
+
+
+class LabError(Exception):
+    """Something of the laboratory itself does not work."""
+
+
+def build_directory():
+    """Where burst and burstd were built: BURST_BUILD, else the release build."""
+    return Path(os.environ.get("BURST_BUILD", ROOT / "target" / "release"))
+
+
+def namespaces_refused():
+    """None if network namespaces can be made here, else the reason as a sentence."""
+    try:
+        done = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unshare does not run: {error}"
+    return None if done.returncode == 0 else "network namespaces need root: " + done.stderr.strip()
+
+
+class Program:
+    """A started program; its output goes to a file, so that it never blocks."""
+
+    def __init__(self, words, env=None, directory=None):
+        self.words = [str(word) for word in words]
+        self.output = tempfile.TemporaryFile(dir=directory)
+        guarded = ["setpriv", "--pdeathsig", "KILL", *self.words]
+        self.process = subprocess.Popen(
+            guarded, stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT,
+            env=env, start_new_session=True,
+        )
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def text(self):
+        """What it has written so far."""
+        position = self.output.tell()
+        self.output.seek(0)
+        data = self.output.read().decode(errors="replace")
+        self.output.seek(position)
+        return data
+
+    def running(self):
+        return self.process.poll() is None
+
+    def wait(self, seconds):
+        """Its exit code; LabError if it does not end in time (it is killed then)."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.stop(signal.SIGKILL)
+            raise LabError(f"{' '.join(self.words)} did not end within {seconds} s:\n{self.text()}") from None
+
+    def wait_for_text(self, text, seconds):
+        """Waits until it has written `text`."""
+        limit = time.monotonic() + seconds
+        while text not in self.text():
+            if not self.running() or time.monotonic() > limit:
+                raise LabError(f"{' '.join(self.words)} did not say {text!r}:\n{self.text()}")
+            time.sleep(0.01)
+
+    def stop(self, how=signal.SIGTERM):
+        """Ends its whole process group; returns the exit code."""
+        for sign in (how, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, sign)
+            except (ProcessLookupError, PermissionError):
+                pass
+            try:
+                return self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+        return None
+
+
+class Daemon(Program):
+    """A burstd that serves."""
+
+    def __init__(self, prefix, socket, port, extra=(), env=None):
+        ready, announce = os.pipe()
+        words = [*prefix, build_directory() / "burstd", "--socket", socket, "--ready-fd", announce]
+        words += [word for spec in ([port] if isinstance(port, str) else port) for word in ("--port", spec)]
+        os.set_inheritable(announce, True)
+        self.socket = Path(socket)
+        self.words = [str(word) for word in [*words, *extra]]
+        self.output = tempfile.TemporaryFile()
+        try:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *self.words], stdin=subprocess.DEVNULL, stdout=self.output,
+                stderr=subprocess.STDOUT, env=env, pass_fds=[announce], start_new_session=True,
+            )
+        finally:
+            os.close(announce)
+        self._await(ready)
+
+    def _await(self, ready):
+        with os.fdopen(ready, "rb", buffering=0) as pipe:
+            os.set_blocking(pipe.fileno(), False)
+            limit = time.monotonic() + READY_SECONDS
+            while time.monotonic() < limit:
+                said = pipe.read()
+                if said:
+                    return
+                if said == b"" or not self.running():
+                    break
+                time.sleep(0.005)
+        self.stop()
+        raise LabError(f"burstd does not serve: {self.text().strip() or 'it said nothing'}")
+
+    def rss_kib(self):
+        """Resident memory."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1])
+        raise LabError("burstd is gone")
+
+    def cpu_seconds(self):
+        """Processor time used so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Host:
+    """One end: a namespace with an interface `eth0`, and what runs there."""
+
+    def __init__(self, name, directory):
+        self.name = name
+        self.directory = directory
+        self.socket = directory / f"{name}.sock"
+        self.daemon = None
+        self.address = None
+        self.address6 = None
+        script = "mount -t sysfs sysfs /sys 2>/dev/null; ip link set lo up; echo ready; exec cat"
+        # The pipe to `cat` is the life of the namespace.
+        self.keeper = subprocess.Popen(
+            ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", script],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )
+        if self.keeper.stdout.readline() != b"ready\n":
+            raise LabError("cannot make a network namespace")
+
+    def prefix(self):
+        """Words that put a command into this namespace."""
+        return ["nsenter", "-t", str(self.keeper.pid), "--net", "--mount"]
+
+    def ip(self, line):
+        """Runs one `ip` command here."""
+        done = subprocess.run([*self.prefix(), "ip", *line.split()], capture_output=True, text=True)
+        if done.returncode:
+            raise LabError(f"ip {line}: {done.stderr.strip()}")
+
+    def environment(self, extra=None):
+        env = {**os.environ, "BURST_SOCKET": str(self.socket)}
+        libraries = str(build_directory() / "lib")
+        rest = env.get("LD_LIBRARY_PATH")
+        env["LD_LIBRARY_PATH"] = f"{libraries}:{rest}" if rest else libraries
+        return {**env, **(extra or {})}
+
+    def start_daemon(self, port="udp:dev=eth0", extra=(), env=None):
+        """Starts this host's burstd."""
+        self.daemon = Daemon(self.prefix(), self.socket, port, extra, {**os.environ, **(env or {})})
+        return self.daemon
+
+    def start(self, *words, env=None, plain=False):
+        """Starts a program here, on Burst unless `plain`."""
+        return Program([*self.prefix(), *words], {**os.environ, **(env or {})} if plain else self.environment(env))
+
+    def run(self, *words, seconds=30, env=None, plain=False):
+        """Runs a program to its end: (exit code, output)."""
+        program = self.start(*words, env=env, plain=plain)
+        code = program.wait(seconds)
+        return code, program.text()
+
+    def burst(self, *words, seconds=30):
+        """Runs the command line: (exit code, output)."""
+        return self.run(build_directory() / "burst", *words, seconds=seconds)
+
+    def devices(self):
+        """What `burst ls --json` says."""
+        code, text = self.burst("ls", "--json")
+        if code:
+            raise LabError(text)
+        return json.loads(text)["devices"]
+
+    def stats(self):
+        """Counters by name, summed over devices."""
+        code, text = self.burst("stats", "--json")
+        if code:
+            raise LabError(text)
+        sums = {}
+        for row in json.loads(text)["counters"]:
+            sums[row["name"]] = sums.get(row["name"], 0) + row["value"]
+        return sums
+
+    def end(self):
+        """Ends the daemon and the namespace."""
+        if self.daemon:
+            self.daemon.stop()
+        self.keeper.stdin.close()
+        try:
+            self.keeper.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.keeper.kill()
+            self.keeper.wait()
+        self.keeper.stdout.close()
+
+
+class Fabric:
+    """Hosts `a` and `b`, joined by a wire; a context manager."""
+
+    def __init__(self, mtu=9000, ports=("udp:dev=eth0", "udp:dev=eth0"), daemons=True, extra=(), delay=None):
+        self.mtu, self.ports, self.daemons, self.extra, self.delay = mtu, ports, daemons, extra, delay
+        self.directory = None
+        self.hosts = []
+
+    def __enter__(self):
+        self.directory = Path(tempfile.mkdtemp(prefix="burst-lab-"))
+        os.chmod(self.directory, 0o755)
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _build(self):
+        for name in ("a", "b"):
+            self.hosts.append(Host(name, self.directory))
+        a, b = self.hosts
+        a.ip(f"link add eth0 type veth peer name eth0 netns {b.keeper.pid}")
+        for number, host in enumerate(self.hosts, start=1):
+            host.address, host.address6 = f"10.99.0.{number}", f"fd99::{number}"
+            host.ip(f"link set eth0 mtu {self.mtu}")
+            host.ip(f"addr add {host.address}/24 dev eth0")
+            host.ip(f"addr add {host.address6}/64 dev eth0 nodad")
+            host.ip("link set eth0 up")
+        self._await_links()
+        if self.daemons:
+            for host, port in zip(self.hosts, self.ports):
+                host.start_daemon(port, self.extra)
+
+    def _await_links(self):
+        limit = time.monotonic() + 5
+        for host in self.hosts:
+            while "tentative" in host.run("ip", "-6", "addr", "show", "dev", "eth0", plain=True)[1]:
+                if time.monotonic() > limit:
+                    return
+                time.sleep(0.05)
+
+    @property
+    def a(self):
+        return self.hosts[0]
+
+    @property
+    def b(self):
+        return self.hosts[1]
+
+    def __exit__(self, *_):
+        for host in self.hosts:
+            host.end()
+        self.hosts = []
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,87 @@
+"""Running a client/server pair of a verbs program and reading perftest's table."""
+
+import re
+import time
+from dataclasses import dataclass
+
+from .fabric import LabError
+
+SERVER_SECONDS = 10
+NUMBERS = re.compile(r"^\s*\d+(\s+-?[\d.]+(e[+-]?\d+)?|\s+(nan|inf))+\s*$", re.M)
+
+
+@dataclass
+class Result:
+    """What a pair printed and, for perftest, its row of numbers."""
+
+    client: str
+    server: str
+    rows: list
+
+    @property
+    def row(self):
+        if not self.rows:
+            raise LabError(f"no row of numbers in:\n{self.client}")
+        return self.rows[-1]
+
+    @property
+    def gbits(self):
+        """Average bandwidth in Gbit/s (with --report_gbits)."""
+        return self.row[3]
+
+    @property
+    def mpps(self):
+        """Million messages per second."""
+        return self.row[4]
+
+    @property
+    def p50_us(self):
+        """Median latency of an iterated run, half a round trip where the tool halves it."""
+        return self.row[4]
+
+    @property
+    def p99_us(self):
+        return self.row[7]
+
+
+def run_pair(server_host, client_host, words, *, address=None, seconds=60, server_words=None, env=None):
+    """Runs `words` as server on one host, then `words ADDRESS` as client on the other; both must end with 0."""
+    port = words_port(words)
+    server = server_host.start(*(server_words or words), env=env)
+    try:
+        await_listener(server_host, server, port)
+        client = client_host.start(*words, address or server_host.address, env=env)
+        try:
+            client_code = client.wait(seconds)
+            server_code = server.wait(SERVER_SECONDS)
+        finally:
+            client.stop()
+    finally:
+        server.stop()
+    if client_code or server_code:
+        raise LabError(
+            f"{' '.join(map(str, words))}: client ended with {client_code}, server with {server_code}\n"
+            f"--- client\n{client.text()}--- server\n{server.text()}"
+        )
+    rows = [[float(x) for x in row.group(0).split()] for row in NUMBERS.finditer(client.text())]
+    return Result(client.text(), server.text(), rows)
+
+
+def words_port(words):
+    """TCP port on which perftest and the ibv_ examples exchange addresses."""
+    words = [str(word) for word in words]
+    return int(words[words.index("-p") + 1]) if "-p" in words else 18515
+
+
+def await_listener(host, server, port, seconds=SERVER_SECONDS):
+    """Waits until something listens on the TCP port there."""
+    want = f":{port:04X}"
+    limit = time.monotonic() + seconds
+    while True:
+        _, tables = host.run("cat", "/proc/self/net/tcp", "/proc/self/net/tcp6", plain=True)
+        rows = (line.split() for line in tables.splitlines())
+        if any(len(r) > 3 and r[1].endswith(want) and r[3] == "0A" for r in rows):
+            return
+        if not server.running() or time.monotonic() > limit:
+            raise LabError(f"{' '.join(server.words)} does not listen on port {port}:\n{server.text()}")
+        time.sleep(0.02)
