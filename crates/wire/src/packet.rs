@@ -49,7 +49,7 @@ impl<'a> Packet<'a> {
         let (head, rest) = bytes.split_at_checked(usize::from(info.head_len)).ok_or(Reason::Truncated)?;
         let bth = Bth::read(b, info.opcode);
         let payload_len = rest.len().wrapping_sub(usize::from(bth.pad));
-        if bytes.len() % 4 != 0 || payload_len > rest.len() {
+        if !bytes.len().is_multiple_of(4) || payload_len > rest.len() {
             return Err(Reason::BadPadding);
         }
         if !info.has_payload && !rest.is_empty() {
