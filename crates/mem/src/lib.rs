@@ -1,12 +1,15 @@
-//! Registered memory (storey 1): memory regions, keys, access checks, translation, and reaching the bytes.
+//! Registered memory (storey 1): memory regions, keys, access checks, translation; and sharing an application's
+//! memory with the daemon.
 //!
-//! Daemon side: [`table::MrTable`] translates a key, an address and a length into [`Span`]s; a span can be copied
-//! from, copied to, checksummed and handed to the kernel in an iovec. Application side: [`swap`] replaces private
-//! pages by a sealed memfd in place, so that the daemon can map the same pages.
-pub mod reach;
-
+//! Daemon side: [`key`] makes keys, [`region`] maps an application's memory, [`table`] translates a key, an address
+//! and a length into a [`Span`]. Application side: [`swap`] replaces private pages by a sealed memfd in place, so
+//! that the daemon can map the same pages.
+pub mod key;
+pub mod region;
 pub mod swap;
 pub mod table;
 
 pub use burst_span::Span;
-pub use table::{MrSpec, MrTable};
+pub use key::{KeyCipher, KeySpace};
+pub use region::{MapPiece, Mapping, Region};
+pub use table::MrTable;

@@ -1,1 +1,322 @@
-//! (being written)
+//! The completion queue: many workers produce, the application consumes.
+//!
+//! **Produce.** Index and capacity live in the daemon. A worker reserves an index by compare-and-swap after
+//! checking the application's `consumer` (full: the completion is lost, the CQ is overrun), writes the entry, and
+//! writes its `sequence` last. Nothing that the application writes can lead outside the ring: its `consumer` is
+//! only compared, and slots are masked indices.
+//!
+//! **Consume.** The entry with index i is there when its `sequence` is i + 1. Entries appear in order of index; a
+//! worker that has reserved and not yet written holds up the ones after it for some nanoseconds.
+//!
+//! **Events.** [`protocol::arm`] and [`protocol::event_due`]: no lost wake-up if the application polls once more
+//! after arming, as verbs demand.
+//!
+//! **Resize.** Indices go on across rings, and the reservation word holds the ring's generation:
+//! 1. the daemon allocates a ring and calls [`CqProducer::switch_to`], which makes the two visible at one instant;
+//!    entries from the returned `base` on go to the new ring;
+//! 2. the library, told the new ring and `base`, calls [`CqConsumer::switch_to`] under its CQ lock: it drains the old
+//!    ring up to `base`, then goes on in the new one;
+//! 3. when [`CqConsumer::is_draining`] is false the library says so, and the daemon calls
+//!    [`CqProducer::retire_old`] and frees the old ring, after each worker has ended a turn.
+//!
+//! Until 3, producers look at both rings' `armed` and `consumer` words, so no event is lost and no overrun invented.
+use crate::area::Area;
+use crate::layout::{CQ_HEADER_BYTES, CQE_MAX, CqHeader, Cqe};
+use crate::protocol::{self, ARMED_ANY, ARMED_SOLICITED};
+use core::mem::{offset_of, size_of};
+use core::ptr::null_mut;
+use core::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+
+const CONSUMER: usize = offset_of!(CqHeader, consumer);
+const OVERRUN: usize = offset_of!(CqHeader, overrun);
+const ARMED: usize = offset_of!(CqHeader, armed);
+const SEQUENCE: usize = offset_of!(Cqe, sequence);
+
+/// Geometry of a completion queue; both ends must use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqSpec {
+    entries: u32,
+}
+
+impl CqSpec {
+    /// Room for `cqe` completions, rounded up to a power of two; None for 0 or beyond [`CQE_MAX`].
+    pub fn new(cqe: u32) -> Option<CqSpec> {
+        (1..=CQE_MAX).contains(&cqe).then(|| CqSpec { entries: cqe.next_power_of_two() })
+    }
+    /// Slots, a power of two.
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+    /// Bytes of shared memory.
+    pub fn bytes(&self) -> usize {
+        CQ_HEADER_BYTES + self.entries as usize * size_of::<Cqe>()
+    }
+}
+
+/// One ring, as either end sees it.
+#[derive(Debug)]
+struct Ring {
+    area: Area,
+    entries: u32,
+}
+
+impl Ring {
+    fn new(area: Area, spec: CqSpec) -> Option<Ring> {
+        (area.len() >= spec.bytes()).then_some(Ring { area, entries: spec.entries })
+    }
+    fn slot(&self, index: u32) -> usize {
+        CQ_HEADER_BYTES + (index & (self.entries - 1)) as usize * size_of::<Cqe>()
+    }
+    fn sequence(&self, index: u32) -> &AtomicU32 {
+        self.area.word32(self.slot(index) + SEQUENCE)
+    }
+    fn consumer(&self) -> &AtomicU32 {
+        self.area.word32(CONSUMER)
+    }
+    fn armed(&self) -> &AtomicU32 {
+        self.area.word32(ARMED)
+    }
+    fn publish(&self, index: u32, cqe: &Cqe) {
+        // The words before `sequence`; then, with Release, the sequence: pairs with the Acquire in `take`.
+        self.area.store(self.slot(index), cqe, SEQUENCE);
+        self.sequence(index).store(index.wrapping_add(1), Release);
+    }
+    fn take(&self, index: u32, cqe: &mut Cqe) -> bool {
+        if self.sequence(index).load(Acquire) != index.wrapping_add(1) {
+            return false;
+        }
+        self.area.load(self.slot(index), cqe);
+        true
+    }
+}
+
+/// What became of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Push {
+    /// Written; nobody waits for an event.
+    Quiet,
+    /// Written; send an event to the completion channel.
+    Event,
+    /// Lost: the queue is full. The CQ and its QPs are in error.
+    Overrun,
+}
+
+/// A resize was refused: the one before is not finished (`retire_old`), or the area is too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchRefused;
+
+#[derive(Debug)]
+struct Shared {
+    /// [`protocol::head_word`]: ring generation and next index.
+    head: AtomicU64,
+    /// The ring of generation g is in slot g & 1; the other is null or the ring before.
+    rings: [AtomicPtr<Ring>; 2],
+    /// Owns every ring there ever was (a few words each), so that a pointer from `rings` is always good.
+    owned: Mutex<Vec<Box<Ring>>>,
+}
+
+/// The daemon's end; clones share the queue.
+#[derive(Clone, Debug)]
+pub struct CqProducer(Arc<Shared>);
+
+impl CqProducer {
+    /// The end of a fresh queue. None when `area` is too small.
+    pub fn new(area: Area, spec: CqSpec) -> Option<CqProducer> {
+        let mut ring = Box::new(Ring::new(area, spec)?);
+        let rings = [AtomicPtr::new(&raw mut *ring), AtomicPtr::new(null_mut())];
+        Some(CqProducer(Arc::new(Shared { head: AtomicU64::new(0), rings, owned: Mutex::new(vec![ring]) })))
+    }
+    fn ring(&self, generation: u32) -> Option<&Ring> {
+        let ptr = self.0.rings[(generation & 1) as usize].load(Acquire);
+        // SAFETY: null, or a box in `owned`, which lives as long as `self` and is never mutated.
+        unsafe { ptr.as_ref() }
+    }
+    /// Entries that the application has not consumed, as far as it says: before the resize of `seen` is finished,
+    /// the later of both rings' words counts.
+    fn outstanding(&self, seen: u64) -> u32 {
+        let (generation, index) = ((seen >> 32) as u32, seen as u32);
+        // Acquire: pairs with the consumer's Release; its copy of a slot comes before our reuse.
+        let of = |g| self.ring(g).map_or(u32::MAX, |r| index.wrapping_sub(r.consumer().load(Acquire)));
+        let outstanding = of(generation);
+        if outstanding < self.entries(seen) { outstanding } else { outstanding.min(of(generation.wrapping_sub(1))) }
+    }
+    fn entries(&self, seen: u64) -> u32 {
+        self.ring((seen >> 32) as u32).map_or(0, |r| r.entries)
+    }
+    /// Makes a completion; `cqe.sequence` is filled in. `solicited`: it is an error or the sender asked for an event.
+    pub fn push(&self, cqe: &Cqe, solicited: bool) -> Push {
+        match self.publish(cqe) {
+            false => Push::Overrun,
+            true if self.event_due(solicited) => Push::Event,
+            true => Push::Quiet,
+        }
+    }
+    /// Writes a completion without looking for waiters: call [`CqProducer::event_due`] after the last of a batch.
+    #[must_use = "false: the completion was lost"]
+    pub fn publish(&self, cqe: &Cqe) -> bool {
+        match protocol::reserve(&self.0.head, |seen| self.outstanding(seen), |seen| self.entries(seen)) {
+            Ok(word) => {
+                // The ring of the reserved word: `head` held its generation from our load until our swap, and a
+                // slot is overwritten only one generation later.
+                if let Some(ring) = self.ring((word >> 32) as u32) {
+                    ring.publish(word as u32, cqe);
+                }
+                true
+            }
+            Err(word) => {
+                if let Some(ring) = self.ring((word >> 32) as u32) {
+                    ring.area.word32(OVERRUN).store(1, Relaxed);
+                }
+                false
+            }
+        }
+    }
+    /// After publishing: whether an event must be sent.
+    pub fn event_due(&self, solicited: bool) -> bool {
+        // Pairs with the fence in `protocol::arm`: an application that has armed the ring of a later generation
+        // without seeing our entry did so before this fence, and then the load of `head` sees that generation.
+        fence(SeqCst);
+        let generation = (self.0.head.load(Acquire) >> 32) as u32;
+        let mut due = false;
+        for g in [generation, generation.wrapping_sub(1)] {
+            due |= self.ring(g).is_some_and(|r| protocol::event_due(r.armed(), solicited));
+        }
+        due
+    }
+    /// Sends all later completions to a new, zeroed ring; returns the index of its first entry. One control thread
+    /// at a time.
+    pub fn switch_to(&self, area: Area, spec: CqSpec) -> Result<u32, SwitchRefused> {
+        let mut owned = self.0.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = Box::new(Ring::new(area, spec).ok_or(SwitchRefused)?);
+        let mut seen = self.0.head.load(Acquire);
+        let generation = (seen >> 32) as u32;
+        let next = generation.wrapping_add(1);
+        let old = self.ring(generation).ok_or(SwitchRefused)?;
+        if self.ring(next).is_some() {
+            return Err(SwitchRefused);
+        }
+        ring.consumer().store(old.consumer().load(Acquire), Relaxed);
+        self.0.rings[(next & 1) as usize].store(&raw mut *ring, Release);
+        owned.push(ring);
+        loop {
+            let base = seen as u32;
+            // In no entry from `base` on may the old contents look valid: i + 1 is never `base`.
+            let Some(ring) = self.ring(next) else { return Err(SwitchRefused) };
+            (0..ring.entries).for_each(|i| ring.sequence(i).store(base, Relaxed));
+            // Release: a worker that sees the generation sees the ring.
+            match self.0.head.compare_exchange(seen, protocol::head_word(next, base), AcqRel, Acquire) {
+                Ok(_) => return Ok(base),
+                Err(now) => seen = now,
+            }
+        }
+    }
+    /// Forgets the ring before the last switch. Its memory may be freed when each worker has ended a turn since.
+    pub fn retire_old(&self) {
+        let generation = (self.0.head.load(Acquire) >> 32) as u32;
+        self.0.rings[(generation.wrapping_add(1) & 1) as usize].store(null_mut(), Release);
+    }
+}
+
+/// The application's end. Used under the library's lock of the CQ.
+#[derive(Debug)]
+pub struct CqConsumer {
+    ring: Ring,
+    /// During a resize: the ring to go on with, and the index of its first entry.
+    next: Option<(Ring, u32)>,
+    index: u32,
+}
+
+impl CqConsumer {
+    /// The end of a fresh queue. None when `area` is too small.
+    pub fn new(area: Area, spec: CqSpec) -> Option<CqConsumer> {
+        Some(CqConsumer { ring: Ring::new(area, spec)?, next: None, index: 0 })
+    }
+    /// Slots.
+    pub fn entries(&self) -> u32 {
+        self.next.as_ref().map_or(self.ring.entries, |(ring, _)| ring.entries)
+    }
+    fn take(&mut self, cqe: &mut Cqe) -> bool {
+        if let Some((ring, _)) = self.next.take_if(|(_, base)| *base == self.index) {
+            self.ring = ring;
+        }
+        let taken = self.ring.take(self.index, cqe);
+        if taken {
+            self.index = self.index.wrapping_add(1);
+        }
+        taken
+    }
+    fn publish(&self) {
+        let ring = self.next.as_ref().map_or(&self.ring, |(ring, _)| ring);
+        // Release: our copies come before the producers' reuse of the slots.
+        ring.consumer().store(self.index, Release);
+    }
+    /// Takes one completion. False: none there.
+    pub fn poll(&mut self, cqe: &mut Cqe) -> bool {
+        let taken = self.take(cqe);
+        if taken {
+            self.publish();
+        }
+        taken
+    }
+    /// Takes up to `max` completions, hands each to `f`, frees their slots at the end. Returns how many.
+    pub fn poll_each(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
+        let mut cqe = Cqe::default();
+        let mut n = 0;
+        while n < max && self.take(&mut cqe) {
+            f(&cqe);
+            n += 1;
+        }
+        if n > 0 {
+            self.publish();
+        }
+        n
+    }
+    /// Takes up to `out.len()` completions; returns how many.
+    pub fn poll_batch(&mut self, out: &mut [Cqe]) -> usize {
+        let mut n = 0;
+        self.poll_each(out.len(), |cqe| {
+            out[n] = *cqe;
+            n += 1;
+        })
+    }
+    /// Asks for an event at the next completion (`solicited_only`: that is solicited or failed). Poll once more
+    /// afterwards, before waiting.
+    pub fn arm(&self, solicited_only: bool) {
+        let ring = self.next.as_ref().map_or(&self.ring, |(ring, _)| ring);
+        protocol::arm(ring.armed(), if solicited_only { ARMED_SOLICITED } else { ARMED_ANY });
+    }
+    /// Whether a completion was lost because the queue was full.
+    pub fn is_overrun(&self) -> bool {
+        self.ring.area.word32(OVERRUN).load(Relaxed) != 0
+    }
+    /// Goes on in `area` from index `base` (both from the daemon), after draining the present ring. False: refused,
+    /// because the area is too small or the switch before has not been drained.
+    pub fn switch_to(&mut self, area: Area, spec: CqSpec, base: u32) -> bool {
+        let Some(ring) = Ring::new(area, spec) else { return false };
+        if self.is_draining() {
+            return false;
+        }
+        // An arming made on the old ring holds for the new one. Producers look at both until `retire_old`, and
+        // clear both, so it is never lost; at worst one event comes twice.
+        let armed = self.ring.armed().load(Acquire);
+        self.next = Some((ring, base));
+        if armed != 0 {
+            self.arm(armed == ARMED_SOLICITED);
+        }
+        self.publish();
+        true
+    }
+    /// Whether the ring before the last switch still holds completions, or may.
+    pub fn is_draining(&mut self) -> bool {
+        if let Some((ring, _)) = self.next.take_if(|(_, base)| *base == self.index) {
+            self.ring = ring;
+        }
+        self.next.is_some()
+    }
+}

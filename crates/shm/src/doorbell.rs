@@ -1,1 +1,126 @@
-//! (being written)
+//! Doorbells: a three-level bitmap per (context, worker); one bit per queue.
+//!
+//! The application rings by three atomic ORs, leaf, middle, top. The daemon drains by three levels of swaps, top,
+//! middle, leaf. A ring costs the same for one queue and for a hundred thousand, and an idle context costs the
+//! daemon one load.
+//!
+//! It cannot be left half-rung in a way that matters. BURST's shared doorbell queue (appendix A.1.2) has a
+//! reserve step and a commit step: a producer that dies between them blocks everybody behind it, so a watchdog
+//! must guess and reclaim. Here nothing is reserved. A process that dies after the leaf and before the top leaves
+//! a bit that nobody looks for; the queue was its own, its other threads' rings pass through the same words and
+//! pick the bit up, and the next drain that comes by clears it. A thread that is only delayed completes its ring
+//! later. Order matters: were the top set first, the daemon could swap all three levels before the leaf bit
+//! arrived, and the queue would sleep with work in it.
+//!
+//! What a hostile application can do is set bits: [`DoorbellDrain::drain`] takes a budget and remembers where it
+//! stopped, so a context costs at most its budget per turn.
+use crate::area::Area;
+use crate::layout::{ContextPage, DOORBELL_QUEUES, DoorbellTree, WORKER_MAX};
+use crate::protocol;
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
+const MID: usize = offset_of!(DoorbellTree, mid);
+const LEAF: usize = offset_of!(DoorbellTree, leaf);
+const TREES: usize = offset_of!(ContextPage, doorbells);
+
+/// The application's end: all workers' trees of its context.
+#[derive(Clone, Debug)]
+pub struct Doorbells {
+    area: Area,
+}
+
+impl Doorbells {
+    /// From the context page (start of segment 0). None when `area` is smaller than [`ContextPage`].
+    pub fn new(area: Area) -> Option<Doorbells> {
+        (area.len() >= size_of::<ContextPage>()).then_some(Doorbells { area })
+    }
+    /// Rings `queue` at `worker`; afterwards ask [`crate::status::WorkerView::needs_wake`]. Numbers out of range
+    /// ring nobody.
+    #[inline]
+    pub fn ring(&self, worker: usize, queue: u32) {
+        if worker >= WORKER_MAX || queue >= DOORBELL_QUEUES {
+            return;
+        }
+        let tree = TREES + worker * size_of::<DoorbellTree>();
+        let (word, group) = ((queue / 64) as usize, (queue / 4096) as usize);
+        protocol::ring_bit(
+            self.area.word64(tree + LEAF + 8 * word),
+            self.area.word64(tree + MID + 8 * group),
+            self.area.word64(tree),
+            queue % 64,
+            queue / 64 % 64,
+            queue / 4096,
+        );
+    }
+}
+
+/// The daemon's end: one worker's tree of one context.
+#[derive(Debug)]
+pub struct DoorbellDrain {
+    area: Area,
+    tree: usize,
+    // Bits swapped out of the shared words and not yet handed over: group, word and queue numbers' bits.
+    top: u64,
+    mid: u64,
+    leaf: u64,
+    group: usize,
+    word: usize,
+}
+
+impl DoorbellDrain {
+    /// From the context page. None when `area` is smaller than [`ContextPage`] or there is no such worker.
+    pub fn new(area: Area, worker: usize) -> Option<DoorbellDrain> {
+        let fits = area.len() >= size_of::<ContextPage>() && worker < WORKER_MAX;
+        let tree = TREES + worker * size_of::<DoorbellTree>();
+        fits.then_some(DoorbellDrain { area, tree, top: 0, mid: 0, leaf: 0, group: 0, word: 0 })
+    }
+    /// Whether something rings: one load when nothing does.
+    #[inline]
+    pub fn is_ringing(&self) -> bool {
+        (self.top | self.mid | self.leaf) != 0 || self.area.word64(self.tree).load(Relaxed) != 0
+    }
+    /// Hands over up to `budget` ringing queues, each once, and clears them. Returns how many; when that is
+    /// `budget`, more may ring. Numbers are below [`DOORBELL_QUEUES`] and otherwise whatever the application wrote.
+    pub fn drain(&mut self, budget: usize, mut f: impl FnMut(u32)) -> usize {
+        let mut n = 0;
+        while n < budget && self.refill() {
+            let bit = self.leaf.trailing_zeros();
+            self.leaf &= self.leaf - 1;
+            f(self.word as u32 * 64 + bit);
+            n += 1;
+        }
+        n
+    }
+    /// Brings a non-empty leaf word into `self.leaf`. The scan is bounded: each shared word is swapped at most
+    /// once per bit above it, and the top word at most once per call of `drain`'s loop.
+    fn refill(&mut self) -> bool {
+        if self.leaf != 0 {
+            return true;
+        }
+        if self.top | self.mid == 0 {
+            if self.area.word64(self.tree).load(Relaxed) == 0 {
+                return false;
+            }
+            // Acquire at each level: pairs with the Releases of `ring_bit`.
+            self.top = self.area.word64(self.tree).swap(0, Acquire);
+        }
+        loop {
+            while self.mid != 0 {
+                let bit = self.mid.trailing_zeros() as usize;
+                self.mid &= self.mid - 1;
+                self.word = self.group * 64 + bit;
+                self.leaf = self.area.word64(self.tree + LEAF + 8 * self.word).swap(0, Acquire);
+                if self.leaf != 0 {
+                    return true;
+                }
+            }
+            if self.top == 0 {
+                return false;
+            }
+            self.group = self.top.trailing_zeros() as usize;
+            self.top &= self.top - 1;
+            self.mid = self.area.word64(self.tree + MID + 8 * self.group).swap(0, Acquire);
+        }
+    }
+}

@@ -1,14 +1,58 @@
 //! The shared-memory contract between an application and the daemon (storey 1).
 //!
-//! A context owns an *arena*: a few large sealed memfd segments made by the daemon. Queues lie in it at offsets
-//! that the daemon chose ([`ShmRef`]). Everything an application writes is hostile: the daemon copies an entry,
-//! checks the copy and uses the copy ([`layout`] gives the formats; [`ring`] the two ends of each queue).
+//! A context owns an *arena*: a few large sealed memfd segments made by the daemon ([`arena`]). Queues lie in it
+//! at offsets that the daemon chose ([`ShmRef`]). Everything an application writes is hostile: the daemon copies
+//! an entry, checks the copy and uses the copy. [`layout`] gives the formats; [`sq`], [`rq`], [`cq`],
+//! [`doorbell`] and [`status`] the two ends of each structure; [`protocol`] the few rules about shared words that
+//! all of them follow, written once so that loom can check them (`cargo loom`, see `.cargo/config.toml`).
+//!
+//! Index arithmetic is modulo 2^32 everywhere: an index is "entries ever", a slot is `index & (entries - 1)`.
+#[cfg(not(loom))]
+pub mod area;
+#[cfg(not(loom))]
 pub mod arena;
+#[cfg(not(loom))]
 pub mod cq;
+#[cfg(not(loom))]
 pub mod doorbell;
 pub mod layout;
+pub mod protocol;
+#[cfg(not(loom))]
 pub mod rq;
+#[cfg(not(loom))]
 pub mod sq;
+#[cfg(not(loom))]
 pub mod status;
+mod sync;
+#[cfg(not(loom))]
+pub mod testing;
 
+#[cfg(not(loom))]
+pub use area::Area;
 pub use layout::*;
+
+/// What a daemon-side `fetch` found. The entry's copy is in the caller's buffers when one was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Fetch {
+    /// Nothing posted.
+    Empty,
+    /// The entry with this index was taken and lies within the queue's limits.
+    Taken(u32),
+    /// The entry with this index was taken, but it claims more SGEs or inline bytes than the queue was created
+    /// with. The head's copy is valid (its `wr_id` names the failed request), the SGEs are not.
+    Malformed(u32),
+    /// The application's producer index is impossible: more entries than the queue has. Nothing was taken.
+    Corrupt,
+}
+
+/// Why a work request could not be written into its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteError {
+    /// No free slot (`ENOMEM`).
+    Full,
+    /// More SGEs than the queue was created with (`EINVAL`).
+    TooManySges,
+    /// More inline bytes than the queue was created with (`EINVAL`).
+    InlineTooLong,
+}

@@ -1,1 +1,88 @@
-//! (being written)
+//! The daemon's status page: which workers sleep. One sealed memfd, mapped read-only by every application.
+//!
+//! A worker that finds nothing to do announces its sleep, looks at every doorbell once more, and only then waits
+//! on its descriptors. An application rings first and looks at the worker's word afterwards. Whichever way the two
+//! interleave, the worker sees the bell or the application sees the sleeper ([`crate::protocol`]).
+use crate::area::Area;
+use crate::arena::{Segment, SegmentError};
+use crate::layout::{ABI_VERSION, CONTEXT_MAGIC, StatusPage, WORKER_MAX, WorkerStatus};
+use crate::protocol;
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::Ordering::{Acquire, Release};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+const WORKERS: usize = offset_of!(StatusPage, workers);
+const BYTES: usize = size_of::<StatusPage>();
+
+fn sleeping_at(worker: usize) -> usize {
+    WORKERS + worker * size_of::<WorkerStatus>()
+}
+
+/// The daemon's page.
+#[derive(Debug)]
+pub struct StatusOwner {
+    area: Area,
+}
+
+impl StatusOwner {
+    /// Makes the page. Nobody else can map it writable.
+    pub fn create() -> Result<StatusOwner, SegmentError> {
+        let segment = Arc::new(Segment::create_read_only_for_others(BYTES.next_multiple_of(4096))?);
+        let area = Area::new(&segment, 0, BYTES).ok_or(SegmentError::BadSize)?;
+        area.word32(offset_of!(StatusPage, version)).store(ABI_VERSION, Release);
+        area.word32(offset_of!(StatusPage, magic)).store(CONTEXT_MAGIC, Release);
+        Ok(StatusOwner { area })
+    }
+    /// The descriptor to give to applications.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.area.segment().fd()
+    }
+    /// The end of one worker. None when there is no such worker.
+    pub fn sleeper(&self, worker: usize) -> Option<Sleeper> {
+        (worker < WORKER_MAX).then(|| Sleeper { area: self.area.clone(), offset: sleeping_at(worker) })
+    }
+}
+
+/// One worker's word.
+#[derive(Debug)]
+pub struct Sleeper {
+    area: Area,
+    offset: usize,
+}
+
+impl Sleeper {
+    /// Announces sleep. Look at every doorbell once more before waiting; if one rings, call [`Sleeper::awake`].
+    pub fn set_sleeping(&self) {
+        protocol::go_to_sleep(self.area.word32(self.offset));
+    }
+    /// Announces that this worker looks at its doorbells again.
+    pub fn awake(&self) {
+        self.area.word32(self.offset).store(0, Release);
+    }
+}
+
+/// The application's view, read-only.
+#[derive(Debug)]
+pub struct WorkerView {
+    area: Area,
+}
+
+impl WorkerView {
+    /// Maps the page that the daemon sent. Refused when it is not sealed, too small, or of another version.
+    pub fn map(fd: OwnedFd) -> Result<WorkerView, SegmentError> {
+        let segment = Arc::new(Segment::map_read_only(fd)?);
+        let area = Area::new(&segment, 0, BYTES).ok_or(SegmentError::BadSize)?;
+        let magic = area.word32(offset_of!(StatusPage, magic)).load(Acquire);
+        let version = area.word32(offset_of!(StatusPage, version)).load(Acquire);
+        if magic != CONTEXT_MAGIC || version != ABI_VERSION {
+            return Err(SegmentError::BadVersion);
+        }
+        Ok(WorkerView { area })
+    }
+    /// After ringing: whether the worker's descriptor must be written.
+    #[inline]
+    pub fn needs_wake(&self, worker: usize) -> bool {
+        worker < WORKER_MAX && protocol::needs_wake(self.area.word32(sleeping_at(worker)))
+    }
+}

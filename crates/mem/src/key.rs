@@ -1,0 +1,143 @@
+//! Keys of memory regions: unpredictable, carrying a generation (daemon side).
+//!
+//! High 24 bits: a permutation, keyed per daemon, of (generation, index). Low 8 bits: random. The permutation is a
+//! Feistel network of four rounds over two 12-bit halves with a multiplicative round function: not cryptography
+//! (24 bits can be tried out anyway), but neighbours in time have nothing in common. What protects a region is the
+//! full 32-bit comparison, the protection domain and the access rights; the key makes guessing expensive and a
+//! stale key harmless.
+
+/// Bits of the index: most regions of one daemon.
+const INDEX_BITS: u32 = 17;
+/// Most regions at a time.
+pub const INDEX_MAX: usize = 1 << INDEX_BITS;
+const GENERATION_MASK: u32 = (1 << (24 - INDEX_BITS)) - 1;
+const HALF: u32 = 12;
+const HALF_MASK: u32 = (1 << HALF) - 1;
+const ROUNDS: usize = 4;
+
+/// The keyed permutation; every replica of a table needs the same.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyCipher {
+    /// Per round: an odd multiplier and an addend.
+    rounds: [(u32, u32); ROUNDS],
+}
+
+impl KeyCipher {
+    fn new(random: &mut impl FnMut() -> u64) -> KeyCipher {
+        let mut round = || {
+            let r = random();
+            ((r >> 32) as u32 | 1, r as u32)
+        };
+        KeyCipher { rounds: [round(), round(), round(), round()] }
+    }
+    #[inline]
+    fn mix(half: u32, (multiplier, addend): (u32, u32)) -> u32 {
+        (half.wrapping_mul(multiplier).wrapping_add(addend)).wrapping_mul(multiplier) >> (32 - HALF)
+    }
+    fn permute(&self, x: u32) -> u32 {
+        let (mut left, mut right) = (x >> HALF, x & HALF_MASK);
+        for round in self.rounds {
+            (left, right) = (right, left ^ Self::mix(right, round));
+        }
+        left << HALF | right
+    }
+    #[inline]
+    fn unpermute(&self, x: u32) -> u32 {
+        let (mut left, mut right) = (x >> HALF, x & HALF_MASK);
+        for round in self.rounds.iter().rev() {
+            (left, right) = (right ^ Self::mix(left, *round), left);
+        }
+        left << HALF | right
+    }
+    /// Table index of a key; below [`INDEX_MAX`] for every key.
+    #[inline]
+    pub(crate) fn index(&self, key: u32) -> usize {
+        (self.unpermute(key >> 8) & (INDEX_MAX as u32 - 1)) as usize
+    }
+}
+
+/// Hands keys out and takes them back (control thread).
+pub struct KeySpace {
+    cipher: KeyCipher,
+    random: Box<dyn FnMut() -> u64 + Send>,
+    /// Generation of each index ever used.
+    generations: Vec<u8>,
+    /// Indices in use.
+    live: Vec<bool>,
+    /// Free indices, oldest first, so that a generation lasts long.
+    free: std::collections::VecDeque<u32>,
+}
+
+impl core::fmt::Debug for KeySpace {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("KeySpace").field("used", &self.generations.len()).field("free", &self.free.len()).finish()
+    }
+}
+
+impl KeySpace {
+    /// A key space whose secrets come from `random` (the system's generator in the daemon, a seeded one in tests).
+    pub fn new(mut random: Box<dyn FnMut() -> u64 + Send>) -> KeySpace {
+        let cipher = KeyCipher::new(&mut random);
+        KeySpace { cipher, random, generations: Vec::new(), live: Vec::new(), free: Default::default() }
+    }
+    /// As [`KeySpace::new`], from the system's random generator.
+    pub fn from_system() -> KeySpace {
+        KeySpace::new(Box::new(system_random))
+    }
+    /// What the workers' tables need.
+    pub fn cipher(&self) -> KeyCipher {
+        self.cipher
+    }
+    /// A fresh key. None when [`INDEX_MAX`] regions exist. Never 0.
+    pub fn alloc(&mut self) -> Option<u32> {
+        let index = match self.fresh_or_oldest() {
+            Some(index) => index,
+            None => return None,
+        };
+        self.live[index as usize] = true;
+        let place = u32::from(self.generations[index as usize]) << INDEX_BITS | index;
+        // The low byte is 1..=255 so that no key is 0, which some programs take for "none".
+        let low = 1 + ((self.random)() % 255) as u32;
+        Some(self.cipher.permute(place) << 8 | low)
+    }
+    fn fresh_or_oldest(&mut self) -> Option<u32> {
+        // A quarter of the indices is used before any is used again: a freed key stays invalid for long.
+        let fresh = self.generations.len() < INDEX_MAX;
+        if fresh && (self.free.len() < REUSE_AFTER || self.free.is_empty()) {
+            self.generations.push((self.random)() as u8 & GENERATION_MASK as u8);
+            self.live.push(false);
+            return Some(self.generations.len() as u32 - 1);
+        }
+        self.free.pop_front()
+    }
+    /// Gives a key back after every replica has removed it. False: it was not in use.
+    pub fn release(&mut self, key: u32) -> bool {
+        let place = self.cipher.unpermute(key >> 8);
+        let (index, generation) = (self.cipher.index(key), place >> INDEX_BITS);
+        let known = self.live.get(index).copied() == Some(true) && u32::from(self.generations[index]) == generation;
+        if known {
+            self.live[index] = false;
+            self.generations[index] = (generation + 1 & GENERATION_MASK) as u8;
+            self.free.push_back(index as u32);
+        }
+        known
+    }
+}
+
+/// Freed indices that wait before the first is used again. Bounds the tables' size for programs that register
+/// and deregister for ever.
+const REUSE_AFTER: usize = 64;
+
+fn system_random() -> u64 {
+    let mut bytes = [0; 8];
+    let mut have = 0;
+    while have < bytes.len() {
+        // Blocks only before the system's generator is seeded, at boot; interrupted calls are repeated.
+        match rustix::rand::getrandom(&mut bytes[have..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(n) => have += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => panic!("the system gives no random numbers: {e}"),
+        }
+    }
+    u64::from_ne_bytes(bytes)
+}

@@ -1,0 +1,206 @@
+//! A memory region and its mapping into the daemon (daemon side).
+//!
+//! An application describes a region by *pieces*: descriptors of shared memory with offset and length. They are
+//! mapped one after the other into one reserved range, so that translation is one addition. A descriptor is
+//! mapped only if it is sealed against shrinking and long enough: otherwise a truncation would be a SIGBUS here.
+//! A region that cannot be mapped is reached by `process_vm_readv`/`writev`.
+use burst_base::Qpn;
+use burst_base::verbs::access;
+use burst_span::Span;
+use rustix::fs::SealFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
+
+/// Most pieces of a region.
+pub const PIECES_MAX: usize = 8;
+/// Any right that lets somebody write through a region.
+pub const WRITE_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+const PAGE: u64 = 4096;
+/// `f_type` of hugetlbfs (`HUGETLBFS_MAGIC`, linux/magic.h).
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
+/// A part of a region: `len` bytes of a descriptor's file from `offset` on.
+#[derive(Clone, Copy, Debug)]
+pub struct MapPiece<'a> {
+    /// Shared memory.
+    pub fd: BorrowedFd<'a>,
+    /// Where in it.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Why a region was not mapped; the application may ask again for `process_vm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MapRefused {
+    /// A descriptor is not a memfd sealed against shrinking.
+    #[error("the memory is not sealed against shrinking: reach it by process_vm")]
+    Unsealed,
+    /// A piece lies outside its file.
+    #[error("a piece lies outside its file")]
+    OutOfFile,
+    /// No pieces, too many, a length of zero, or pieces that do not join at page boundaries.
+    #[error("the pieces cannot be mapped one after the other")]
+    NotContiguous,
+    /// The kernel refused.
+    #[error("mapping failed: {0}")]
+    Os(#[from] rustix::io::Errno),
+}
+
+/// How the daemon reaches the bytes.
+#[derive(Debug)]
+pub enum Mapping {
+    /// Mapped here.
+    Local(LocalMapping),
+    /// Memory of process `pid` at `addr`, by system calls.
+    ProcessVm {
+        /// The owner.
+        pid: u32,
+        /// Address there.
+        addr: u64,
+    },
+}
+
+/// A range mapped into this process; dropping unmaps it.
+#[derive(Debug)]
+pub struct LocalMapping {
+    base: *mut u8,
+    reserved: *mut core::ffi::c_void,
+    reserved_len: usize,
+}
+
+// SAFETY: the memory is reached through spans only; the struct itself is immutable.
+unsafe impl Send for LocalMapping {}
+// SAFETY: as above.
+unsafe impl Sync for LocalMapping {}
+
+impl Drop for LocalMapping {
+    fn drop(&mut self) {
+        // SAFETY: our own reservation; the table's `reclaim` has waited for the end of the turn.
+        let _ = unsafe { rustix::mm::munmap(self.reserved, self.reserved_len) };
+    }
+}
+
+/// A registered memory region. Shared by the workers' tables.
+#[derive(Debug)]
+pub struct Region {
+    /// lkey and rkey.
+    pub key: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Address that requests use for the first byte (0 for zero-based regions).
+    pub iova: u64,
+    /// Bytes.
+    pub len: u64,
+    /// `base::verbs::access` bits.
+    pub access: u32,
+    /// Only this queue pair may use and invalidate it (memory windows of type 2); None for memory regions.
+    pub bound_qpn: Option<Qpn>,
+    /// Cleared by invalidation.
+    pub remote_valid: AtomicBool,
+    /// Where the bytes are.
+    pub mapping: Mapping,
+}
+
+impl Region {
+    /// A region of `len` bytes over `mapping`.
+    pub fn new(key: u32, pd: u32, iova: u64, len: u64, access: u32, mapping: Mapping) -> Region {
+        Region { key, pd, iova, len, access, bound_qpn: None, remote_valid: AtomicBool::new(true), mapping }
+    }
+    /// Maps `pieces` one after the other; writable only if `access` has a right to write.
+    pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {
+        LocalMapping::new(pieces, access & WRITE_RIGHTS != 0).map(Mapping::Local)
+    }
+    /// Reaches the memory of process `pid` by system calls.
+    pub fn process_vm(pid: u32, addr: u64) -> Mapping {
+        Mapping::ProcessVm { pid, addr }
+    }
+    /// `len` bytes at `addr` (in the region's own addresses); None when they are not all inside.
+    #[inline]
+    pub fn span(&self, addr: u64, len: u32) -> Option<Span> {
+        let offset = addr.checked_sub(self.iova)?;
+        if offset > self.len || u64::from(len) > self.len - offset {
+            return None;
+        }
+        Some(match &self.mapping {
+            // SAFETY: inside the mapping, which `new` made as long as the region; it stays mapped until the region
+            // is reclaimed between turns. Without a right to write, `local`/`remote` hand it to readers only.
+            Mapping::Local(m) => unsafe { Span::local(m.base.add(offset as usize), len) },
+            Mapping::ProcessVm { pid, addr } => Span::remote(*pid, addr.wrapping_add(offset), len),
+        })
+    }
+}
+
+impl LocalMapping {
+    fn new(pieces: &[MapPiece<'_>], writable: bool) -> Result<LocalMapping, MapRefused> {
+        if pieces.is_empty() || pieces.len() > PIECES_MAX {
+            return Err(MapRefused::NotContiguous);
+        }
+        let align = pieces.iter().try_fold(PAGE, |most, p| page_size(p).map(|size| size.max(most)))?;
+        let lead = pieces[0].offset % page_size(&pieces[0])?;
+        let total = check_joints(pieces)?;
+        let len = usize::try_from(total.next_multiple_of(align) + align).map_err(|_| MapRefused::NotContiguous)?;
+        // SAFETY: a new reservation at an address that the kernel chooses.
+        let reserved = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), RESERVE)? };
+        // From here on dropping unmaps, whatever happens.
+        let start = (reserved as u64).next_multiple_of(align);
+        let mapping = LocalMapping { base: (start + lead) as *mut u8, reserved, reserved_len: len };
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let mut at = start;
+        for piece in pieces {
+            let size = page_size(piece)?;
+            let first = piece.offset / size * size;
+            let bytes = (piece.offset + piece.len).next_multiple_of(size) - first;
+            // SAFETY: [at, at + bytes) lies inside our reservation: `check_joints` added up the same numbers.
+            unsafe {
+                rustix::mm::mmap(
+                    at as *mut _,
+                    bytes as usize,
+                    prot,
+                    MapFlags::SHARED | MapFlags::FIXED,
+                    piece.fd,
+                    first,
+                )?
+            };
+            at += bytes;
+        }
+        Ok(mapping)
+    }
+}
+
+const RESERVE: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
+/// Checks that every piece but the last ends, and every piece but the first begins, at a boundary of its pages, and
+/// that huge pieces fall on addresses that suit them. Returns the bytes from the start of the first page on.
+fn check_joints(pieces: &[MapPiece<'_>]) -> Result<u64, MapRefused> {
+    let mut at = 0;
+    for (i, piece) in pieces.iter().enumerate() {
+        let size = page_size(piece)?;
+        let first = piece.offset / size * size;
+        let last = i + 1 == pieces.len();
+        let end = piece.offset + piece.len;
+        let joined = (i == 0 || piece.offset == first) && (last || end.is_multiple_of(size));
+        if !joined || !u64::is_multiple_of(at, size) {
+            return Err(MapRefused::NotContiguous);
+        }
+        at += end.next_multiple_of(size) - first;
+    }
+    Ok(at)
+}
+
+/// Verifies a piece and gives the page size of its file.
+fn page_size(piece: &MapPiece<'_>) -> Result<u64, MapRefused> {
+    // Seals before the size: once sealed, the size cannot shrink any more.
+    let seals = rustix::fs::fcntl_get_seals(piece.fd).map_err(|_| MapRefused::Unsealed)?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(MapRefused::Unsealed);
+    }
+    let size = rustix::fs::fstat(piece.fd)?.st_size as u64;
+    let end = piece.offset.checked_add(piece.len).ok_or(MapRefused::OutOfFile)?;
+    if piece.len == 0 || end > size {
+        return Err(MapRefused::OutOfFile);
+    }
+    let fs = rustix::fs::fstatfs(piece.fd)?;
+    Ok(if fs.f_type as i64 == HUGETLBFS_MAGIC { fs.f_bsize as u64 } else { PAGE })
+}

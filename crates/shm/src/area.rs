@@ -1,0 +1,121 @@
+//! A bounds-checked piece of a mapped segment, and the only place where shared memory is read and written.
+//!
+//! Shared words are accessed as atomics and entries as relaxed 64-bit words: whatever the other process does
+//! meanwhile, a copy holds some bytes and nothing is undefined. Every access asserts its bounds.
+use crate::arena::Segment;
+use crate::layout::{Cqe, RecvWqe, SendWqe, Sge};
+use core::mem::{MaybeUninit, align_of, size_of};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+
+/// Integers only, no padding, every bit pattern valid, size a multiple of 8.
+///
+/// # Safety
+/// The implementor is `repr(C)` with all of these properties.
+pub(crate) unsafe trait Plain: Copy {}
+// SAFETY: `layout` asserts the sizes, which leave no padding; all fields are integers.
+unsafe impl Plain for SendWqe {}
+// SAFETY: as above.
+unsafe impl Plain for Sge {}
+// SAFETY: as above.
+unsafe impl Plain for RecvWqe {}
+// SAFETY: as above.
+unsafe impl Plain for Cqe {}
+
+/// A piece of a segment, which it keeps mapped. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Area {
+    segment: Arc<Segment>,
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is reached only through atomics (and `write_bytes`, on slots that the caller owns alone).
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
+
+impl Area {
+    /// `len` bytes at `offset`, which must be a multiple of 64, of a segment. None when they are not inside.
+    pub fn new(segment: &Arc<Segment>, offset: usize, len: usize) -> Option<Area> {
+        if !offset.is_multiple_of(64) || offset.checked_add(len)? > segment.len() {
+            return None;
+        }
+        // SAFETY: `offset` is inside the mapping, checked above.
+        let ptr = unsafe { segment.base().add(offset) };
+        Some(Area { segment: segment.clone(), ptr, len })
+    }
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// First byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+    /// The segment it lies in.
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+    /// `len` bytes from `offset` (a multiple of 64), as an area of its own.
+    pub fn sub(&self, offset: usize, len: usize) -> Option<Area> {
+        if !offset.is_multiple_of(64) || offset.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: inside this area.
+        Some(Area { segment: self.segment.clone(), ptr: unsafe { self.ptr.add(offset) }, len })
+    }
+    fn at(&self, offset: usize, len: usize, align: usize) -> *mut u8 {
+        assert!(offset.is_multiple_of(align) && len <= self.len && offset <= self.len - len);
+        // SAFETY: inside this area, just asserted.
+        unsafe { self.ptr.as_ptr().add(offset) }
+    }
+    /// The 32-bit word at `offset`.
+    #[inline]
+    pub(crate) fn word32(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: in bounds, aligned (areas are 64-aligned), mapped as long as `self`, only accessed atomically.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4, 4).cast()) }
+    }
+    /// The 64-bit word at `offset`.
+    #[inline]
+    pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as for `word32`.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8, 8).cast()) }
+    }
+    /// Copies an entry out, each byte read exactly once.
+    #[inline]
+    pub(crate) fn load<T: Plain>(&self, offset: usize, out: &mut T) {
+        const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() >= 8) };
+        let src = self.at(offset, size_of::<T>(), 8).cast::<u64>();
+        let mut copy = MaybeUninit::<T>::uninit();
+        for i in 0..size_of::<T>() / 8 {
+            // SAFETY: word i is in bounds on both sides; the source is only accessed atomically.
+            unsafe { copy.as_mut_ptr().cast::<u64>().add(i).write(AtomicU64::from_ptr(src.add(i)).load(Relaxed)) };
+        }
+        // SAFETY: all of `T` was written and every bit pattern is a `T` (`Plain`).
+        *out = unsafe { copy.assume_init() };
+    }
+    /// Copies the first `bytes` bytes (a multiple of 8) of an entry in.
+    #[inline]
+    pub(crate) fn store<T: Plain>(&self, offset: usize, value: &T, bytes: usize) {
+        assert!(bytes <= size_of::<T>() && bytes.is_multiple_of(8));
+        let dst = self.at(offset, bytes, 8).cast::<u64>();
+        for i in 0..bytes / 8 {
+            // SAFETY: word i is in bounds on both sides; the destination is only accessed atomically.
+            unsafe {
+                AtomicU64::from_ptr(dst.add(i)).store(core::ptr::from_ref(value).cast::<u64>().add(i).read(), Relaxed)
+            };
+        }
+    }
+    /// Copies `len` bytes from `src` to `offset`, a place that the peer does not look at yet.
+    ///
+    /// # Safety
+    /// `src .. src + len` is readable and nobody else in this process accesses the destination.
+    #[inline]
+    pub(crate) unsafe fn write_bytes(&self, offset: usize, src: *const u8, len: usize) {
+        // SAFETY: the destination is in bounds; the rest is the caller's promise.
+        unsafe { core::ptr::copy_nonoverlapping(src, self.at(offset, len, 1), len) };
+    }
+}

@@ -1,0 +1,130 @@
+//! The rules by which two processes share words, each written once and used by the real rings and by loom.
+//!
+//! Three of them are the same Dekker pattern: each side writes its own word, passes a sequentially consistent
+//! fence and reads the other's word, so at least one side sees the other:
+//!
+//! | rule | one side writes, then reads | other side writes, then reads |
+//! |---|---|---|
+//! | idle queue | [`post`]: producer, then idle | [`try_idle`]: idle, then producer |
+//! | armed CQ | [`event_due`]: entry (before), then armed | [`arm`]: armed, then entries (a later poll) |
+//! | sleeping worker | [`needs_wake`]: doorbell (before), then sleeping | [`go_to_sleep`]: sleeping, then doorbells |
+//!
+//! The fourth is the doorbell tree ([`ring_bit`], and swaps from the top down in `doorbell`); the fifth the
+//! reservation of CQ entries by many producers ([`reserve`]); the sixth the shared take of an SRQ ([`take`]).
+use crate::sync::{AtomicU32, AtomicU64, Ordering::*, fence};
+
+/// `armed` value: not armed.
+pub const ARMED_NO: u32 = 0;
+/// `armed` value: the next solicited (or failed) completion makes an event.
+pub const ARMED_SOLICITED: u32 = 1;
+/// `armed` value: the next completion of any kind makes an event.
+pub const ARMED_ANY: u32 = 2;
+
+/// Application: publishes entries up to `index` and says whether the daemon, idle on this queue, must be rung.
+pub fn post(producer: &AtomicU32, idle: &AtomicU32, index: u32) -> bool {
+    // Release: pairs with the Acquire load of `producer` in `fetch` and `try_idle`; the entries come first.
+    producer.store(index, Release);
+    // Pairs with the fence in `try_idle`.
+    fence(SeqCst);
+    idle.load(Relaxed) != 0 && idle.swap(0, AcqRel) != 0
+}
+
+/// Daemon: declares the queue idle after having taken everything up to `taken`. True: the next [`post`] will ring.
+/// False: something arrived meanwhile; the queue is not idle (a needless ring may follow).
+pub fn try_idle(producer: &AtomicU32, idle: &AtomicU32, taken: u32) -> bool {
+    idle.store(1, Relaxed);
+    // Pairs with the fence in `post`.
+    fence(SeqCst);
+    if producer.load(Acquire) == taken {
+        return true;
+    }
+    idle.store(0, Relaxed);
+    false
+}
+
+/// Application: asks for an event at the next completion. Never weakens an earlier request. The caller must poll
+/// once more afterwards, as verbs demand; that poll, or the producer, notices a completion made meanwhile.
+pub fn arm(armed: &AtomicU32, level: u32) {
+    armed.fetch_max(level, AcqRel);
+    // Pairs with the fence in `event_due`.
+    fence(SeqCst);
+}
+
+/// Daemon: after publishing an entry: whether an event must be sent now. Disarms if so.
+pub fn event_due(armed: &AtomicU32, solicited: bool) -> bool {
+    // Pairs with the fence in `arm`: if the load misses the request, the application's next poll sees the entry.
+    fence(SeqCst);
+    let level = armed.load(Relaxed);
+    if level == ARMED_NO || (level == ARMED_SOLICITED && !solicited) {
+        return false;
+    }
+    armed.swap(ARMED_NO, AcqRel) != ARMED_NO
+}
+
+/// Daemon: announces that this worker is about to sleep. The caller must look at every doorbell once more.
+pub fn go_to_sleep(sleeping: &AtomicU32) {
+    sleeping.store(1, Relaxed);
+    // Pairs with the fence in `needs_wake`.
+    fence(SeqCst);
+}
+
+/// Application: after ringing: whether the worker may be asleep and must be woken by its descriptor.
+pub fn needs_wake(sleeping: &AtomicU32) -> bool {
+    // Pairs with the fence in `go_to_sleep`.
+    fence(SeqCst);
+    sleeping.load(Relaxed) != 0
+}
+
+/// Application: sets one queue's bit, from the leaf up. A death between two steps leaves bits below a clear bit:
+/// they are found by the next ring that passes there, and nobody else depends on them.
+pub fn ring_bit(leaf: &AtomicU64, mid: &AtomicU64, top: &AtomicU64, leaf_bit: u32, mid_bit: u32, top_bit: u32) {
+    // Release at each level: a daemon that takes a bit with Acquire sees the level below, and the posted entries.
+    leaf.fetch_or(1 << leaf_bit, Release);
+    mid.fetch_or(1 << mid_bit, Release);
+    top.fetch_or(1 << top_bit, Release);
+}
+
+/// A CQ's reservation word: generation of the ring in the high half, next index in the low half.
+pub const fn head_word(generation: u32, index: u32) -> u64 {
+    (generation as u64) << 32 | index as u64
+}
+
+/// Daemon worker: reserves the next entry of a CQ if fewer than `entries` are outstanding. `Err(seen)`: full, as
+/// far as the word `seen` goes. A reserved entry cannot be returned, hence compare-and-swap rather than fetch-add.
+pub fn reserve(
+    head: &AtomicU64,
+    mut outstanding: impl FnMut(u64) -> u32,
+    mut entries: impl FnMut(u64) -> u32,
+) -> Result<u64, u64> {
+    let mut seen = head.load(Acquire);
+    loop {
+        if outstanding(seen) >= entries(seen) {
+            return Err(seen);
+        }
+        let next = head_word((seen >> 32) as u32, (seen as u32).wrapping_add(1));
+        // Lock-free: a failure means that another worker reserved (or the ring was switched).
+        match head.compare_exchange_weak(seen, next, AcqRel, Acquire) {
+            Ok(_) => return Ok(seen),
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// Daemon worker: takes the entry `index` of an SRQ if nobody else has, then publishes the progress to the
+/// application. The entry must have been copied before; on false the copy is void.
+pub fn take(taken: &AtomicU32, consumer: &AtomicU32, index: u32) -> bool {
+    if taken.compare_exchange(index, index.wrapping_add(1), AcqRel, Relaxed).is_err() {
+        return false;
+    }
+    // The application must not be left with an older value than `taken`: whoever overwrites a newer value reads
+    // it by the swap (Acquire), therefore sees the newer `taken`, and repairs.
+    let mut value = index.wrapping_add(1);
+    loop {
+        consumer.swap(value, AcqRel);
+        let now = taken.load(Acquire);
+        if now == value {
+            return true;
+        }
+        value = now;
+    }
+}
