@@ -60,6 +60,7 @@ reasons! {
     TrailingBytes, "trailing_bytes", Drop, "Payload follows the headers of a packet that has none.", "The sender is faulty.";
     // --- responder
     DuplicateRequest, "duplicate_request", Note, "A request arrived again and was answered again.", "Nothing: an acknowledgement was lost or late.";
+    DuplicateForgotten, "duplicate_forgotten", Drop, "A READ or atomic arrived again whose result is no longer kept.", "Nothing if rare: a duplicate that was on the way for long.";
     SequenceGap, "sequence_gap", Nak, "A request packet is missing before this one.", "Packets are lost or reordered on the way: check the path and socket buffers.";
     GapRepeated, "gap_repeated", Drop, "A packet after a gap that was already reported.", "Nothing: the peer is going back.";
     InvalidOpcodeSequence, "invalid_opcode_sequence", Nak, "A request's opcode does not follow the one before it.", "The sender is faulty.";
@@ -93,7 +94,9 @@ reasons! {
     LocalOperation, "local_operation", Completion, "The work request is malformed.", "Check opcode, SGE count, inline length and queue pair type.";
     Flushed, "flushed", Completion, "The queue pair was in error before the request was carried out.", "Look at the first error completion of this queue pair.";
     CqOverrun, "cq_overrun", Completion, "A completion queue was full.", "Create the CQ with room for all outstanding requests.";
+    HandoverFull, "handover_full", Drop, "A packet for another worker's queue pair found that worker's inbox full.", "Use fewer workers, or spread load over more peers.";
     ProcessDied, "process_died", Note, "A process died with connected queue pairs; their peers were told by NAK.", "Look at why the process ended.";
+    QueueCorrupt, "queue_corrupt", Completion, "The indices of a work queue in shared memory are impossible.", "The application overwrote its queues: look for stray writes.";
     // --- ports
     SendFailed, "send_failed", Drop, "The kernel refused to send a packet.", "Check that the interface is up and the peer has a route.";
     SendTooLong, "send_too_long", Drop, "A packet is longer than the path's MTU.", "Lower the path MTU or raise the interface's MTU on the whole path.";

@@ -1,0 +1,119 @@
+//! Walking along a scatter/gather list, outward (payload of packets) and inward (placement of received bytes).
+//!
+//! A [`Walk`] remembers the entry and the offset in it, and the span of the entry once it has been looked up. It lives
+//! for one turn, in which spans stay valid; the next turn looks the keys up again, so a region that was deregistered
+//! in between is noticed (IBA 10.6.7.2).
+
+use burst_base::{Lkey, Reason};
+use burst_frame::SPANS_MAX;
+use burst_mem::table::MrTable;
+use burst_shm::layout::Sge;
+use burst_span::Span;
+
+/// The spans of one packet.
+pub(crate) struct SpanList {
+    spans: [Span; SPANS_MAX],
+    count: usize,
+}
+
+impl SpanList {
+    pub(crate) fn new() -> Self {
+        SpanList { spans: [Span::remote(0, 0, 0); SPANS_MAX], count: 0 }
+    }
+    pub(crate) fn clear(&mut self) {
+        self.count = 0;
+    }
+    pub(crate) fn push(&mut self, span: Span) {
+        self.spans[self.count] = span;
+        self.count += 1;
+    }
+    pub(crate) fn as_slice(&self) -> &[Span] {
+        &self.spans[..self.count]
+    }
+}
+
+/// Whose keys are looked up, and for what.
+#[derive(Clone, Copy)]
+pub(crate) struct Keys<'a> {
+    pub(crate) mem: &'a MrTable,
+    pub(crate) pd: u32,
+    /// Right that the region must grant: 0 to read it, `LOCAL_WRITE` to write it.
+    pub(crate) access: u32,
+}
+
+/// A position in a scatter/gather list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Walk {
+    index: usize,
+    offset: u32,
+    span: Option<Span>,
+}
+
+impl Walk {
+    /// The position `bytes` after the beginning.
+    pub(crate) fn at(sges: &[Sge], bytes: u64) -> Walk {
+        let mut rest = bytes;
+        for (index, sge) in sges.iter().enumerate() {
+            if rest < u64::from(sge.length) {
+                return Walk { index, offset: rest as u32, span: None };
+            }
+            rest -= u64::from(sge.length);
+        }
+        Walk { index: sges.len(), offset: 0, span: None }
+    }
+
+    /// A position in memory that is already known: inline data.
+    pub(crate) fn inside(span: Span, bytes: u32) -> Walk {
+        Walk { index: 0, offset: bytes, span: Some(span) }
+    }
+
+    /// The next piece of at most `len` bytes; there must be some left. Advances.
+    fn piece(&mut self, keys: Keys<'_>, sges: &[Sge], len: u32) -> Result<Span, Reason> {
+        let span = match self.span {
+            Some(span) => span,
+            None => {
+                while sges.get(self.index).is_some_and(|sge| sge.length == 0) {
+                    self.index += 1;
+                }
+                let sge = sges.get(self.index).ok_or(Reason::LocalLength)?;
+                let span = keys.mem.local(keys.pd, Lkey(sge.lkey), sge.addr, sge.length, keys.access)?;
+                self.span = Some(span);
+                span
+            }
+        };
+        let take = len.min(span.len() as u32 - self.offset);
+        let piece = span.sub(self.offset as usize, take as usize);
+        self.offset += take;
+        if self.offset as usize == span.len() {
+            *self = Walk { index: self.index + 1, offset: 0, span: None };
+        }
+        Ok(piece)
+    }
+
+    /// Appends the spans of the next `len` bytes to `out`.
+    pub(crate) fn gather(
+        &mut self,
+        keys: Keys<'_>,
+        sges: &[Sge],
+        mut len: u32,
+        out: &mut SpanList,
+    ) -> Result<(), Reason> {
+        while len > 0 {
+            let piece = self.piece(keys, sges, len)?;
+            len -= piece.len() as u32;
+            out.push(piece);
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes` at the position and advances.
+    pub(crate) fn scatter(&mut self, keys: Keys<'_>, sges: &[Sge], mut bytes: &[u8]) -> Result<(), Reason> {
+        while !bytes.is_empty() {
+            let piece = self.piece(keys, sges, bytes.len() as u32)?;
+            let (now, later) = bytes.split_at(piece.len());
+            piece.write_from(now).map_err(|_| Reason::LocalProtection)?;
+            bytes = later;
+        }
+        Ok(())
+    }
+}

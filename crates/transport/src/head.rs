@@ -1,0 +1,130 @@
+//! Which opcode and which extension headers a packet gets (IBA 9.2, table 38).
+
+use burst_base::verbs::{QpType, WrOpcode};
+use burst_shm::layout::SendWqe;
+use burst_wire::{HeadBuf, Ieth, ImmDt, Opcode, Position};
+
+/// What a work request does on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Send,
+    Write,
+    Read,
+    Atomic,
+}
+
+impl Work {
+    pub(crate) fn of(opcode: WrOpcode) -> Option<Work> {
+        match opcode {
+            WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv => Some(Work::Send),
+            WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => Some(Work::Write),
+            WrOpcode::RdmaRead => Some(Work::Read),
+            WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => Some(Work::Atomic),
+            WrOpcode::LocalInv | WrOpcode::BindMw => None,
+        }
+    }
+    /// Whether a queue pair of this type carries it (IBA table 9).
+    pub(crate) fn is_carried_by(self, qp_type: QpType, opcode: WrOpcode) -> bool {
+        match qp_type {
+            QpType::Rc => true,
+            QpType::Uc => matches!(self, Work::Send | Work::Write) && opcode != WrOpcode::SendWithInv,
+            QpType::Ud => matches!(opcode, WrOpcode::Send | WrOpcode::SendWithImm),
+        }
+    }
+    /// Whether the responder answers it with data of its own.
+    pub(crate) fn has_response(self) -> bool {
+        matches!(self, Work::Read | Work::Atomic)
+    }
+}
+
+/// Place of a packet in a message of several or one.
+pub(crate) fn position(is_first: bool, is_last: bool) -> Position {
+    match (is_first, is_last) {
+        (true, true) => Position::Only,
+        (true, false) => Position::First,
+        (false, true) => Position::Last,
+        (false, false) => Position::Middle,
+    }
+}
+
+/// Opcodes of SEND and WRITE by position, without and with immediate data; then those with invalidate.
+struct Family {
+    first: Opcode,
+    middle: Opcode,
+    last: [Opcode; 3],
+    only: [Opcode; 3],
+}
+
+use Opcode::*;
+static RC_SEND: Family = Family {
+    first: RcSendFirst,
+    middle: RcSendMiddle,
+    last: [RcSendLast, RcSendLastImm, RcSendLastInv],
+    only: [RcSendOnly, RcSendOnlyImm, RcSendOnlyInv],
+};
+static RC_WRITE: Family = Family {
+    first: RcWriteFirst,
+    middle: RcWriteMiddle,
+    last: [RcWriteLast, RcWriteLastImm, RcWriteLast],
+    only: [RcWriteOnly, RcWriteOnlyImm, RcWriteOnly],
+};
+static UC_SEND: Family = Family {
+    first: UcSendFirst,
+    middle: UcSendMiddle,
+    last: [UcSendLast, UcSendLastImm, UcSendLast],
+    only: [UcSendOnly, UcSendOnlyImm, UcSendOnly],
+};
+static UC_WRITE: Family = Family {
+    first: UcWriteFirst,
+    middle: UcWriteMiddle,
+    last: [UcWriteLast, UcWriteLastImm, UcWriteLast],
+    only: [UcWriteOnly, UcWriteOnlyImm, UcWriteOnly],
+};
+
+/// The opcode of a SEND or WRITE packet of an RC or UC queue pair.
+pub(crate) fn message_opcode(qp_type: QpType, wr: WrOpcode, place: Position) -> Opcode {
+    let family = match (qp_type, Work::of(wr) == Some(Work::Write)) {
+        (QpType::Rc, false) => &RC_SEND,
+        (QpType::Rc, true) => &RC_WRITE,
+        (_, false) => &UC_SEND,
+        (_, true) => &UC_WRITE,
+    };
+    let variant = match wr {
+        WrOpcode::SendWithImm | WrOpcode::RdmaWriteWithImm => 1,
+        WrOpcode::SendWithInv => 2,
+        _ => 0,
+    };
+    match place {
+        Position::First => family.first,
+        Position::Middle => family.middle,
+        Position::Last => family.last[variant],
+        Position::Only => family.only[variant],
+    }
+}
+
+/// Adds the immediate data or the key to invalidate, if the opcode carries one.
+pub(crate) fn add_tail(head: HeadBuf, opcode: Opcode, wqe: &SendWqe) -> HeadBuf {
+    let info = opcode.info();
+    if info.has_imm {
+        head.imm(ImmDt::from_be32(wqe.imm))
+    } else if info.has_inv {
+        head.ieth(Ieth { rkey: burst_base::Rkey(wqe.imm) })
+    } else {
+        head
+    }
+}
+
+/// The opcode of a READ response packet.
+pub(crate) fn read_response_opcode(place: Position) -> Opcode {
+    match place {
+        Position::First => RcReadResponseFirst,
+        Position::Middle => RcReadResponseMiddle,
+        Position::Last => RcReadResponseLast,
+        Position::Only => RcReadResponseOnly,
+    }
+}
+
+/// Bytes of padding after `len` payload bytes.
+pub(crate) const fn pad_of(len: u32) -> u8 {
+    (len.wrapping_neg() & 3) as u8
+}

@@ -1,0 +1,122 @@
+//! Sending what the responder owes: acknowledgements, NAKs, READ and ATOMIC responses, in PSN order (IBA 9.7.5.1.1).
+//!
+//! An acknowledgement that precedes all owed responses goes first; one behind them, and a NAK, waits for them. They need
+//! neither budget nor window. READ responses are limited by the turn's bytes; the memory is looked up once in a turn.
+
+use crate::api::{Env, TxBudget};
+use crate::head;
+use crate::qp::Qp;
+use crate::responder::Resource;
+use burst_base::verbs::access;
+use burst_base::{Psn, Reason};
+use burst_span::Span;
+use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, Kind, NakCode, Opcode, Position, Syndrome};
+
+impl Qp {
+    /// Sends what is owed; false when budget or batch ended before it was done.
+    pub(crate) fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
+        if let Some((psn, msn)) = self.resp.ack_due
+            && self.resp.owing().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next)))
+        {
+            if !self.push_ack(psn, msn, Syndrome::ACK, env) {
+                return false;
+            }
+            self.resp.ack_due = None;
+        }
+        while let Some(resource) = self.resp.owing().copied() {
+            let done = match resource.kind {
+                Kind::ReadRequest => self.push_read_response(resource, budget, env),
+                _ => self.push_atomic_response(resource, env),
+            };
+            if !done {
+                return false;
+            }
+            self.resp.owed = self.resp.owed.saturating_sub(1);
+        }
+        if let Some((psn, msn)) = self.resp.ack_due {
+            if !self.push_ack(psn, msn, Syndrome::ACK, env) {
+                return false;
+            }
+            self.resp.ack_due = None;
+        }
+        if let Some((psn, syndrome)) = self.resp.nak_due {
+            if !self.push_ack(psn, self.resp.msn, syndrome, env) {
+                return false;
+            }
+            self.resp.nak_due = None;
+        }
+        true
+    }
+
+    fn push_ack(&mut self, psn: Psn, msn: u32, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
+        let head = HeadBuf::new(&Bth::new(Opcode::RcAck, self.attr.dest_qpn, psn)).aeth(Aeth { syndrome, msn });
+        env.tx.push(&self.flow, head.as_slice(), &[], 0)
+    }
+
+    fn push_atomic_response(&mut self, resource: Resource, env: &mut Env<'_>) -> bool {
+        let head = HeadBuf::new(&Bth::new(Opcode::RcAtomicAck, self.attr.dest_qpn, resource.psn))
+            .aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn })
+            .atomic_ack(AtomicAckEth { original: resource.original });
+        let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
+        if pushed && let Some(owing) = self.resp.owing() {
+            owing.next = 1;
+            owing.answered = true;
+        }
+        pushed
+    }
+
+    /// Sends the rest of a READ's answer, as far as the budget goes; true when it is complete.
+    fn push_read_response(&mut self, resource: Resource, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
+        let offset = resource.next * self.mtu;
+        let rest = (resource.length - offset).min((resource.end - resource.next) * self.mtu);
+        let span = if rest == 0 {
+            Span::remote(0, 0, 0)
+        } else {
+            let addr = resource.addr.wrapping_add(u64::from(offset));
+            match env.mem.remote(self.id.pd, resource.rkey, addr, rest, access::REMOTE_READ) {
+                Ok(span) => span,
+                Err(_) => {
+                    self.refuse_read(&resource, env);
+                    return false;
+                }
+            }
+        };
+        let mut next = resource.next;
+        while next < resource.end && budget.bytes > 0 && env.tx.has_room() {
+            let begin = (next - resource.next) * self.mtu;
+            let len = (rest - begin).min(self.mtu);
+            let payload = if len == 0 { None } else { Some(span.sub(begin as usize, len as usize)) };
+            let head = self.read_response_head(&resource, next, len);
+            if !env.tx.push(&self.flow, head.as_slice(), payload.as_slice(), head::pad_of(len)) {
+                break;
+            }
+            budget.bytes = budget.bytes.saturating_sub(len);
+            next += 1;
+        }
+        if let Some(owing) = self.resp.owing() {
+            owing.next = next;
+            owing.answered |= next == owing.packets;
+        }
+        next == resource.end
+    }
+
+    fn read_response_head(&self, resource: &Resource, index: u32, len: u32) -> HeadBuf {
+        let place = head::position(index == resource.start, index + 1 == resource.end);
+        let bth = Bth {
+            pad: head::pad_of(len),
+            ..Bth::new(head::read_response_opcode(place), self.attr.dest_qpn, resource.psn.add(index))
+        };
+        let head = HeadBuf::new(&bth);
+        if place == Position::Middle { head } else { head.aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn }) }
+    }
+
+    /// The region vanished between the request and its answer: the answer is a NAK, and the queue pair is in error.
+    fn refuse_read(&mut self, resource: &Resource, env: &mut Env<'_>) {
+        env.fx.count(Reason::RemoteAccess);
+        self.resp.forget_owed();
+        self.resp.ack_due = None;
+        self.resp.nak_due = Some((resource.psn.add(resource.next), Syndrome::Nak(NakCode::RemoteAccess)));
+        env.fx.event(self.id.qpn, burst_base::verbs::EventType::QpAccessErr);
+        self.enter_error();
+    }
+}

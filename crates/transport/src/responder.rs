@@ -1,0 +1,531 @@
+//! The receiving half of an RC queue pair: from request packets to memory, receives and answers owed.
+//!
+//! A request packet passes the checks in the order of IBA 9.7.4: PSN, opcode sequence, right, length, resources, rkey;
+//! each is a function with a verdict, and nothing is written before all have passed. Answers are not sent here but owed:
+//! `ack_due` and `nak_due` coalesce, READ and ATOMIC responses wait in a ring of `max_dest_rd_atomic` resources.
+//!
+//! A resource stays after it was answered, so that a repeated READ (any part of it) or ATOMIC (the saved result) can be
+//! answered again (9.7.5.1.3). A repeated request rewinds its resource; whatever lies behind it and is still owed
+//! follows in order. SENDs and WRITEs that come again are acknowledged again and not carried out.
+
+use crate::api::Env;
+use crate::qp::Qp;
+use crate::receive::{Load, Received};
+use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
+use burst_base::{Psn, Reason, Rkey};
+use burst_wire::{Kind, NakCode, Packet, Position, Syndrome};
+
+/// A message of which packets are still to come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Incoming {
+    pub(crate) kind: Kind,
+    pub(crate) addr: u64,
+    pub(crate) rkey: Rkey,
+    /// WRITE: announced length.
+    pub(crate) length: u32,
+    pub(crate) received: u64,
+}
+
+/// A READ or ATOMIC that was accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resource {
+    pub(crate) kind: Kind,
+    pub(crate) psn: Psn,
+    pub(crate) packets: u32,
+    /// Packets `start..end` are to be sent, `next` is the one to come; nothing is owed when `next == end`.
+    pub(crate) start: u32,
+    pub(crate) next: u32,
+    pub(crate) end: u32,
+    pub(crate) addr: u64,
+    pub(crate) rkey: Rkey,
+    pub(crate) length: u32,
+    /// ATOMIC: the value before.
+    pub(crate) original: u64,
+    pub(crate) msn: u32,
+    /// It was answered completely once.
+    pub(crate) answered: bool,
+}
+
+/// State of the receiving half.
+pub(crate) struct Responder {
+    pub(crate) expected: Psn,
+    pub(crate) msn: u32,
+    /// A NAK was given for the expected packet: later ones are dropped silently until it comes (IBA 9.7.4.1.2).
+    pub(crate) nak_given: bool,
+    pub(crate) message: Option<Incoming>,
+    pub(crate) ack_due: Option<(Psn, u32)>,
+    pub(crate) nak_due: Option<(Psn, Syndrome)>,
+    /// Oldest first, `count` of them from `first`.
+    resources: Box<[Resource]>,
+    first: usize,
+    count: usize,
+    /// Resources that owe packets.
+    pub(crate) owed: u32,
+    /// COMM_EST was raised.
+    established: bool,
+}
+
+/// What a check decided, if not "go on".
+pub(crate) enum Verdict {
+    /// Refuse it; the queue pair goes to error.
+    Refuse(NakCode, Reason),
+    /// No receive: come back later.
+    NotReady,
+    /// Refuse it, and end the held receive with this status.
+    RefuseReceive(NakCode, WcStatus, Reason),
+}
+
+pub(crate) type Check = Result<(), Verdict>;
+
+const EMPTY: Resource = Resource {
+    kind: Kind::ReadRequest,
+    psn: Psn::new(0),
+    packets: 0,
+    start: 0,
+    next: 0,
+    end: 0,
+    addr: 0,
+    rkey: Rkey(0),
+    length: 0,
+    original: 0,
+    msn: 0,
+    answered: true,
+};
+
+impl Responder {
+    pub(crate) fn new() -> Self {
+        Responder {
+            expected: Psn::new(0),
+            msn: 0,
+            nak_given: false,
+            message: None,
+            ack_due: None,
+            nak_due: None,
+            resources: Box::default(),
+            first: 0,
+            count: 0,
+            owed: 0,
+            established: false,
+        }
+    }
+    /// Begins at `psn` with room for `depth` READs and ATOMICs (the queue pair enters RTR).
+    pub(crate) fn start(&mut self, psn: Psn, depth: u8) {
+        *self = Responder { expected: psn, resources: vec![EMPTY; usize::from(depth)].into(), ..Responder::new() };
+    }
+    /// The queue pair goes to error: only what was decided before is still sent.
+    pub(crate) fn stop(&mut self) {
+        self.message = None;
+        self.ack_due = None;
+        if self.nak_due.is_none() {
+            self.count = 0;
+            self.owed = 0;
+        }
+    }
+    /// Drops the responses that are owed.
+    pub(crate) fn forget_owed(&mut self) {
+        self.count = 0;
+        self.owed = 0;
+    }
+    /// Whether an answer is owed.
+    pub(crate) fn owes(&self) -> bool {
+        self.ack_due.is_some() || self.nak_due.is_some() || self.owed > 0
+    }
+    /// The oldest resource that owes packets.
+    pub(crate) fn owing(&mut self) -> Option<&mut Resource> {
+        if self.owed == 0 {
+            return None;
+        }
+        let (depth, first) = (self.resources.len(), self.first);
+        let place = (0..self.count).map(|i| (first + i) % depth).find(|&i| {
+            let resource = &self.resources[i];
+            resource.next < resource.end
+        })?;
+        Some(&mut self.resources[place])
+    }
+    /// Whether a new READ or ATOMIC may be held: the oldest has been answered, or there is a free place.
+    fn has_place(&self) -> bool {
+        let depth = self.resources.len();
+        depth > 0 && (self.count < depth || self.resources[self.first].answered)
+    }
+    fn hold(&mut self, resource: Resource) {
+        let depth = self.resources.len();
+        if self.count == depth {
+            let oldest = &self.resources[self.first];
+            if oldest.next < oldest.end {
+                self.owed -= 1;
+            }
+            self.first = (self.first + 1) % depth;
+            self.count -= 1;
+        }
+        self.resources[(self.first + self.count) % depth] = resource;
+        self.count += 1;
+        self.owed += 1;
+    }
+    /// The held resource that contains `psn`.
+    fn find(&mut self, psn: Psn) -> Option<&mut Resource> {
+        let (depth, first) = (self.resources.len(), self.first);
+        let place = (0..self.count).map(|i| (first + i) % depth).find(|&i| {
+            let resource = &self.resources[i];
+            psn.is_within(resource.psn, resource.packets)
+        })?;
+        Some(&mut self.resources[place])
+    }
+}
+
+impl Qp {
+    /// A request packet of RC.
+    pub(crate) fn on_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            return env.fx.count(Reason::WrongState);
+        }
+        self.establish(env);
+        let distance = pkt.bth.psn.diff(self.resp.expected);
+        if distance < 0 {
+            return self.on_duplicate(pkt, env);
+        }
+        if distance > 0 {
+            return self.on_gap(env);
+        }
+        let verdict = match pkt.info.kind {
+            Kind::Send => self.on_send(pkt, env),
+            Kind::Write => self.on_write(pkt, env),
+            Kind::ReadRequest => self.on_read_request(pkt, env),
+            _ => self.on_atomic(pkt, env),
+        };
+        match verdict {
+            Ok(()) => self.resp.nak_given = false,
+            Err(verdict) => self.refuse(verdict, env),
+        }
+    }
+
+    /// The first packet in RTR tells that the peer is there (IBA 11.6.3).
+    pub(crate) fn establish(&mut self, env: &mut Env<'_>) {
+        if self.state == QpState::Rtr && !self.resp.established {
+            self.resp.established = true;
+            env.fx.event(self.id.qpn, EventType::CommEst);
+        }
+    }
+
+    fn on_gap(&mut self, env: &mut Env<'_>) {
+        if self.resp.nak_given {
+            return env.fx.count(Reason::GapRepeated);
+        }
+        env.fx.count(Reason::SequenceGap);
+        self.resp.nak_given = true;
+        self.owe_nak(Syndrome::Nak(NakCode::PsnSequence));
+    }
+
+    fn owe_nak(&mut self, syndrome: Syndrome) {
+        self.resp.nak_due = Some((self.resp.expected, syndrome));
+        // A NAK acknowledges everything before it.
+        self.resp.ack_due = None;
+    }
+
+    fn refuse(&mut self, verdict: Verdict, env: &mut Env<'_>) {
+        match verdict {
+            Verdict::NotReady => {
+                env.fx.count(Reason::ReceiverNotReady);
+                self.resp.nak_given = true;
+                self.owe_nak(Syndrome::Rnr { timer: self.attr.min_rnr_timer });
+            }
+            Verdict::Refuse(code, reason) => {
+                env.fx.count(reason);
+                self.owe_nak(Syndrome::Nak(code));
+                let event = match code {
+                    NakCode::RemoteAccess => EventType::QpAccessErr,
+                    NakCode::RemoteOperation => EventType::QpFatal,
+                    _ => EventType::QpReqErr,
+                };
+                env.fx.event(self.id.qpn, event);
+                self.enter_error();
+            }
+            Verdict::RefuseReceive(code, status, reason) => {
+                self.owe_nak(Syndrome::Nak(code));
+                self.complete_receive_error(status, reason, env);
+                self.enter_error();
+            }
+        }
+    }
+
+    /// Middle and last packets follow a first of their kind; first and only packets follow none (IBA 9.7.4.1.3).
+    fn check_sequence(&self, pkt: &Packet<'_>) -> Check {
+        let fits = match &self.resp.message {
+            None => pkt.info.position.is_start(),
+            Some(message) => !pkt.info.position.is_start() && message.kind == pkt.info.kind,
+        };
+        if fits { Ok(()) } else { Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence)) }
+    }
+
+    /// First and middle packets are full, last ones are not empty (IBA 9.7.4.1.6).
+    pub(crate) fn check_length(&self, pkt: &Packet<'_>) -> Check {
+        let len = pkt.payload.len() as u32;
+        let fits = match pkt.info.position {
+            Position::First | Position::Middle => len == self.mtu,
+            Position::Last => (1..=self.mtu).contains(&len),
+            Position::Only => len <= self.mtu,
+        };
+        if fits { Ok(()) } else { Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidLength)) }
+    }
+
+    /// The queue pair grants the right (IBA 9.7.4.1.4).
+    fn check_right(&self, right: u32) -> Check {
+        if self.attr.qp_access_flags & right != 0 {
+            Ok(())
+        } else {
+            Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest))
+        }
+    }
+
+    /// A receive is there (IBA 9.7.4.1.5).
+    pub(crate) fn check_receive(&mut self) -> Check {
+        match self.recv.load() {
+            Load::Ready => self
+                .recv
+                .check()
+                .map_err(|reason| Verdict::RefuseReceive(NakCode::RemoteOperation, WcStatus::LocQpOpErr, reason)),
+            Load::Empty => Err(Verdict::NotReady),
+            Load::Corrupt => Err(Verdict::Refuse(NakCode::RemoteOperation, Reason::QueueCorrupt)),
+        }
+    }
+
+    fn check_remote(&self, rkey: Rkey, addr: u64, len: u32, right: u32, env: &Env<'_>) -> Check {
+        if len == 0 {
+            return Ok(());
+        }
+        match env.mem.remote(self.id.pd, rkey, addr, len, right) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Verdict::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess)),
+        }
+    }
+
+    fn on_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
+        self.check_sequence(pkt)?;
+        self.check_length(pkt)?;
+        self.check_receive()?;
+        let received = self.resp.message.map_or(0, |message| message.received);
+        if received + pkt.payload.len() as u64 > self.recv.room {
+            let (status, reason) = (WcStatus::LocLenErr, Reason::ReceiveTooShort);
+            return Err(Verdict::RefuseReceive(NakCode::InvalidRequest, status, reason));
+        }
+        let keys = self.recv_keys(env);
+        self.recv.scatter(keys, received, pkt.payload).map_err(|_| {
+            let (status, reason) = (WcStatus::LocProtErr, Reason::ReceiveProtection);
+            Verdict::RefuseReceive(NakCode::RemoteOperation, status, reason)
+        })?;
+        let total = received + pkt.payload.len() as u64;
+        if pkt.info.position.is_end() {
+            self.finish_send(pkt, total, env)?;
+        } else {
+            let (kind, rkey) = (Kind::Send, Rkey(0));
+            self.resp.message = Some(Incoming { kind, addr: 0, rkey, length: 0, received: total });
+        }
+        self.accept(pkt, 1);
+        Ok(())
+    }
+
+    fn finish_send(&mut self, pkt: &Packet<'_>, total: u64, env: &mut Env<'_>) -> Check {
+        let mut got = Received { byte_len: total as u32, solicited: pkt.bth.solicited, ..Received::default() };
+        if let Some(imm) = pkt.imm() {
+            got.imm = imm.to_be32();
+            got.wc_flags = wc_flags::WITH_IMM;
+        } else if let Some(ieth) = pkt.ieth() {
+            if env.mem.invalidate(self.id.pd, ieth.rkey, self.id.qpn).is_err() {
+                let (status, reason) = (WcStatus::LocAccessErr, Reason::RemoteAccess);
+                return Err(Verdict::RefuseReceive(NakCode::RemoteAccess, status, reason));
+            }
+            got.imm = ieth.rkey.0;
+            got.wc_flags = wc_flags::WITH_INV;
+        }
+        self.complete_receive(got, env);
+        Ok(())
+    }
+
+    fn on_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
+        self.check_sequence(pkt)?;
+        self.check_right(access::REMOTE_WRITE)?;
+        self.check_length(pkt)?;
+        let message = self.write_message(pkt)?;
+        if pkt.info.has_imm {
+            self.check_receive()?;
+        }
+        if pkt.info.position.is_start() {
+            self.check_remote(message.rkey, message.addr, message.length, access::REMOTE_WRITE, env)?;
+        }
+        self.write_payload(&message, pkt.payload, env)?;
+        let message = Incoming { received: message.received + pkt.payload.len() as u64, ..message };
+        self.resp.message = Some(message);
+        if let Some(imm) = pkt.imm() {
+            let got = Received {
+                byte_len: message.length,
+                imm: imm.to_be32(),
+                wc_flags: wc_flags::WITH_IMM,
+                with_write: true,
+                solicited: pkt.bth.solicited,
+                ..Received::default()
+            };
+            self.complete_receive(got, env);
+        }
+        self.accept(pkt, 1);
+        Ok(())
+    }
+
+    /// The WRITE that `pkt` belongs to, as it was before `pkt`; its length must fit (IBA 9.7.4.1.6).
+    pub(crate) fn write_message(&self, pkt: &Packet<'_>) -> Result<Incoming, Verdict> {
+        const INVALID: Verdict = Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
+        let message = match (pkt.reth(), self.resp.message) {
+            (Some(reth), _) => {
+                Incoming { kind: Kind::Write, addr: reth.addr, rkey: reth.rkey, length: reth.len, received: 0 }
+            }
+            (None, Some(message)) => message,
+            (None, None) => return Err(INVALID),
+        };
+        let after = message.received + pkt.payload.len() as u64;
+        let length = u64::from(message.length);
+        let fits = if pkt.info.position.is_end() { after == length } else { after < length };
+        if fits && length <= crate::api::MESSAGE_BYTES_MAX { Ok(message) } else { Err(INVALID) }
+    }
+
+    /// Writes a packet's payload to where the WRITE has come.
+    pub(crate) fn write_payload(&self, message: &Incoming, payload: &[u8], env: &Env<'_>) -> Check {
+        const REFUSED: Verdict = Verdict::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
+        if payload.is_empty() {
+            return Ok(());
+        }
+        let addr = message.addr.wrapping_add(message.received);
+        let span = env
+            .mem
+            .remote(self.id.pd, message.rkey, addr, payload.len() as u32, access::REMOTE_WRITE)
+            .map_err(|_| REFUSED)?;
+        span.write_from(payload).map_err(|_| REFUSED)
+    }
+
+    fn on_read_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
+        const INVALID: Verdict = Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
+        self.check_sequence(pkt)?;
+        self.check_right(access::REMOTE_READ)?;
+        let reth = pkt.reth().ok_or(INVALID)?;
+        if u64::from(reth.len) > crate::api::MESSAGE_BYTES_MAX {
+            return Err(INVALID);
+        }
+        self.check_place()?;
+        self.check_remote(reth.rkey, reth.addr, reth.len, access::REMOTE_READ, env)?;
+        let packets = reth.len.div_ceil(self.mtu).max(1);
+        self.accept(pkt, packets);
+        self.resp.hold(Resource {
+            psn: pkt.bth.psn,
+            packets,
+            end: packets,
+            addr: reth.addr,
+            rkey: reth.rkey,
+            length: reth.len,
+            msn: self.resp.msn,
+            answered: false,
+            ..EMPTY
+        });
+        Ok(())
+    }
+
+    fn check_place(&self) -> Check {
+        if self.resp.has_place() { Ok(()) } else { Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::TooManyReads)) }
+    }
+
+    fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
+        const REFUSED: Verdict = Verdict::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
+        self.check_sequence(pkt)?;
+        self.check_right(access::REMOTE_ATOMIC)?;
+        let Some(atomic) = pkt.atomic() else {
+            return Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
+        };
+        if atomic.addr % 8 != 0 {
+            return Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::MisalignedAtomic));
+        }
+        self.check_place()?;
+        let span =
+            env.mem.remote(self.id.pd, atomic.rkey, atomic.addr, 8, access::REMOTE_ATOMIC).map_err(|_| REFUSED)?;
+        let original = match pkt.info.kind {
+            Kind::CmpSwap => span.cmp_swap(atomic.compare, atomic.swap_add),
+            _ => span.fetch_add(atomic.swap_add),
+        }
+        .map_err(|_| REFUSED)?;
+        self.accept(pkt, 1);
+        self.resp.hold(Resource {
+            kind: pkt.info.kind,
+            psn: pkt.bth.psn,
+            packets: 1,
+            end: 1,
+            addr: atomic.addr,
+            rkey: atomic.rkey,
+            original,
+            msn: self.resp.msn,
+            answered: false,
+            ..EMPTY
+        });
+        Ok(())
+    }
+
+    /// The packet was carried out: expect the one after its `psns` numbers; owe an acknowledgement if it asks for one.
+    fn accept(&mut self, pkt: &Packet<'_>, psns: u32) {
+        let resp = &mut self.resp;
+        resp.expected = resp.expected.add(psns);
+        if pkt.info.position.is_end() {
+            resp.msn = (resp.msn + 1) & burst_base::num::MASK_24;
+            resp.message = None;
+        }
+        let has_response = matches!(pkt.info.kind, Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd);
+        if pkt.bth.ack_req && !has_response {
+            resp.ack_due = Some((pkt.bth.psn, resp.msn));
+        }
+    }
+
+    /// A request that was carried out before: answer it again (IBA 9.7.5.1.3).
+    fn on_duplicate(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        env.fx.count(Reason::DuplicateRequest);
+        let again = match pkt.info.kind {
+            Kind::ReadRequest => self.repeat_read(pkt),
+            Kind::CmpSwap | Kind::FetchAdd => self.repeat_atomic(pkt),
+            _ => {
+                if self.resp.nak_due.is_none() {
+                    self.resp.ack_due = Some((self.resp.expected.prev(), self.resp.msn));
+                }
+                return;
+            }
+        };
+        if again.is_none() {
+            env.fx.count(Reason::DuplicateForgotten);
+        }
+    }
+
+    fn repeat_read(&mut self, pkt: &Packet<'_>) -> Option<()> {
+        let mtu = self.mtu;
+        let reth = pkt.reth()?;
+        let resource = self.resp.find(pkt.bth.psn).filter(|r| r.kind == Kind::ReadRequest)?;
+        let index = pkt.bth.psn.get().wrapping_sub(resource.psn.get()) & burst_base::num::MASK_24;
+        let offset = index * mtu;
+        let is_part = reth.rkey == resource.rkey
+            && reth.addr == resource.addr.wrapping_add(u64::from(offset))
+            && reth.len <= resource.length - offset;
+        if !is_part {
+            return None;
+        }
+        let end = index + reth.len.div_ceil(mtu).max(1);
+        let owes = resource.next < resource.end;
+        if !owes {
+            (resource.start, resource.next, resource.end) = (index, index, end);
+            self.resp.owed += 1;
+        } else if index < resource.next {
+            (resource.start, resource.next, resource.end) = (index, index, resource.end.max(end));
+        }
+        Some(())
+    }
+
+    fn repeat_atomic(&mut self, pkt: &Packet<'_>) -> Option<()> {
+        let atomic = pkt.atomic()?;
+        let kind = pkt.info.kind;
+        let resource = self.resp.find(pkt.bth.psn).filter(|r| r.kind == kind && r.addr == atomic.addr)?;
+        if resource.next == resource.end {
+            resource.next = 0;
+            self.resp.owed += 1;
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,131 @@
+//! Rings of what is in flight, addressed by ever-growing counters.
+//!
+//! Both rings reserve their memory once, when the queue pair leaves RESET, and touch it only as it is used: an entry
+//! is pushed the first time its place is reached and overwritten afterwards. An idle queue pair therefore costs
+//! address space, not pages.
+
+use burst_shm::layout::Sge;
+
+/// A ring of at most `capacity` (a power of two) entries; counters wrap at 2^32.
+#[derive(Debug)]
+pub(crate) struct Ring<T> {
+    items: Vec<T>,
+    capacity: u32,
+}
+
+impl<T: Copy> Ring<T> {
+    /// A ring without room.
+    pub(crate) const fn none() -> Self {
+        Ring { items: Vec::new(), capacity: 0 }
+    }
+    pub(crate) fn with_capacity(capacity: u32) -> Self {
+        assert!(capacity.is_power_of_two());
+        Ring { items: Vec::with_capacity(capacity as usize), capacity }
+    }
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+    /// Stores the entry with counter `at`. Entries are stored in counter order, so the place exists or is the next one.
+    pub(crate) fn store(&mut self, at: u32, item: T) {
+        let place = (at & (self.capacity - 1)) as usize;
+        if place == self.items.len() {
+            self.items.push(item);
+        } else {
+            self.items[place] = item;
+        }
+    }
+    pub(crate) fn get(&self, at: u32) -> &T {
+        &self.items[(at & (self.capacity - 1)) as usize]
+    }
+    pub(crate) fn get_mut(&mut self, at: u32) -> &mut T {
+        &mut self.items[(at & (self.capacity - 1)) as usize]
+    }
+}
+
+/// The scatter/gather entries of the work requests in flight: each request's lie side by side.
+#[derive(Debug, Default)]
+pub(crate) struct SgeRing {
+    items: Vec<Sge>,
+    capacity: usize,
+    head: usize,
+    tail: usize,
+}
+
+impl SgeRing {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        SgeRing { items: Vec::with_capacity(capacity), capacity, head: 0, tail: 0 }
+    }
+    /// Where `count` entries would begin: not across the end of the ring.
+    fn place(&self, count: usize) -> usize {
+        let offset = self.tail % self.capacity;
+        if offset + count > self.capacity { self.tail + (self.capacity - offset) } else { self.tail }
+    }
+    /// Whether `count` entries fit.
+    pub(crate) fn has_room(&self, count: usize) -> bool {
+        count == 0 || self.place(count) + count - self.head <= self.capacity
+    }
+    /// Appends the entries, for which there must be room; returns where they begin and the counter to free up to.
+    pub(crate) fn append(&mut self, sges: &[Sge]) -> (u32, usize) {
+        if sges.is_empty() {
+            return (0, self.tail);
+        }
+        assert!(self.has_room(sges.len()));
+        let at = self.place(sges.len());
+        let first = at % self.capacity;
+        self.tail = at + sges.len();
+        if self.items.len() < first + sges.len() {
+            self.items.resize(first + sges.len(), Sge::default());
+        }
+        self.items[first..first + sges.len()].copy_from_slice(sges);
+        (first as u32, self.tail)
+    }
+    /// Frees everything before counter `end`.
+    pub(crate) fn free_to(&mut self, end: usize) {
+        assert!(end >= self.head && end <= self.tail);
+        self.head = end;
+    }
+    /// `count` entries from `first`.
+    pub(crate) fn get(&self, first: u32, count: u8) -> &[Sge] {
+        &self.items[first as usize..first as usize + usize::from(count)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sges(tag: u64, count: usize) -> Vec<Sge> {
+        (0..count).map(|i| Sge { addr: tag * 100 + i as u64, length: 1, lkey: 0 }).collect()
+    }
+
+    #[test]
+    fn entries_stay_contiguous_around_the_end() {
+        let mut ring = SgeRing::with_capacity(64);
+        let mut live: std::collections::VecDeque<(u64, usize, u32, usize)> = Default::default();
+        for tag in 0..1000u64 {
+            let count = (tag as usize * 7) % 31;
+            while !ring.has_room(count) {
+                let (tag, count, first, end) = live.pop_front().expect("room for one request always");
+                assert_eq!(ring.get(first, count as u8), &sges(tag, count)[..]);
+                ring.free_to(end);
+            }
+            let (first, end) = ring.append(&sges(tag, count));
+            live.push_back((tag, count, first, end));
+        }
+        for (tag, count, first, _) in live {
+            assert_eq!(ring.get(first, count as u8), &sges(tag, count)[..]);
+        }
+    }
+
+    #[test]
+    fn ring_wraps() {
+        let mut ring = Ring::with_capacity(4);
+        for at in 0..10u32 {
+            ring.store(at, at);
+            for back in 0..4u32.min(at + 1) {
+                assert_eq!(*ring.get(at - back), at - back);
+            }
+        }
+        assert_eq!(ring.capacity(), 4);
+    }
+}

@@ -1,0 +1,234 @@
+//! The queue pair's states: which transitions exist, and which attributes each needs or allows.
+//!
+//! One table ([`TRANSITIONS`]) holds the rules of `ibv_modify_qp` (IBA 11.2.5.2, tables 91-96), one row for each pair of
+//! states, one cell for each service type. [`check`] is a look-up; it changes nothing.
+
+use crate::api::{ModifyError, RD_ATOMIC_MAX};
+use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask as m};
+
+/// Attributes that a transition needs, and those it allows besides.
+#[derive(Clone, Copy, Debug)]
+struct Rule {
+    required: u32,
+    optional: u32,
+}
+
+/// A row: from, to, and the rules of RC, UC, UD (none: the service type lacks the transition).
+struct Transition {
+    from: QpState,
+    to: QpState,
+    rules: [Option<Rule>; 3],
+}
+
+const fn rule(required: u32, optional: u32) -> Option<Rule> {
+    Some(Rule { required, optional })
+}
+
+const fn row(from: QpState, to: QpState, rules: [Option<Rule>; 3]) -> Transition {
+    Transition { from, to, rules }
+}
+
+const CONNECTED_INIT: u32 = m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS;
+const UD_INIT: u32 = m::PKEY_INDEX | m::PORT | m::QKEY;
+const UC_RTR: u32 = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
+const RC_RTR: u32 = UC_RTR | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER;
+const RTR_OPTIONAL: u32 = m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX;
+const RC_RTS: u32 = m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC;
+const UC_LIVE: u32 = m::CUR_STATE | m::ALT_PATH | m::ACCESS_FLAGS | m::PATH_MIG_STATE;
+const RC_LIVE: u32 = UC_LIVE | m::MIN_RNR_TIMER;
+const UD_LIVE: u32 = m::CUR_STATE | m::QKEY;
+const UC_SQD: u32 = m::AV | m::ALT_PATH | m::ACCESS_FLAGS | m::PKEY_INDEX | m::PATH_MIG_STATE;
+const RC_SQD: u32 = UC_SQD
+    | m::PORT
+    | m::TIMEOUT
+    | m::RETRY_CNT
+    | m::RNR_RETRY
+    | m::MAX_QP_RD_ATOMIC
+    | m::MAX_DEST_RD_ATOMIC
+    | m::MIN_RNR_TIMER;
+
+use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+
+/// Transitions between states other than those to RESET and ERR, which every state has and which take no attribute.
+static TRANSITIONS: &[Transition] = &[
+    row(Reset, Init, [rule(CONNECTED_INIT, 0), rule(CONNECTED_INIT, 0), rule(UD_INIT, 0)]),
+    row(Init, Init, [rule(0, CONNECTED_INIT), rule(0, CONNECTED_INIT), rule(0, UD_INIT)]),
+    row(Init, Rtr, [rule(RC_RTR, RTR_OPTIONAL), rule(UC_RTR, RTR_OPTIONAL), rule(0, m::PKEY_INDEX | m::QKEY)]),
+    row(
+        Rtr,
+        Rts,
+        [
+            rule(RC_RTS, RC_LIVE | m::RATE_LIMIT),
+            rule(m::SQ_PSN, UC_LIVE | m::RATE_LIMIT),
+            rule(m::SQ_PSN, UD_LIVE | m::RATE_LIMIT),
+        ],
+    ),
+    row(
+        Rts,
+        Rts,
+        [rule(0, RC_LIVE | m::RATE_LIMIT), rule(0, UC_LIVE | m::RATE_LIMIT), rule(0, UD_LIVE | m::RATE_LIMIT)],
+    ),
+    row(Rts, Sqd, [rule(0, m::EN_SQD_ASYNC_NOTIFY), rule(0, m::EN_SQD_ASYNC_NOTIFY), rule(0, m::EN_SQD_ASYNC_NOTIFY)]),
+    row(Sqd, Sqd, [rule(0, RC_SQD), rule(0, UC_SQD), rule(0, m::PKEY_INDEX | m::QKEY)]),
+    row(Sqd, Rts, [rule(0, RC_LIVE), rule(0, UC_LIVE), rule(0, UD_LIVE)]),
+    row(Sqe, Rts, [None, rule(0, m::CUR_STATE | m::ACCESS_FLAGS), rule(0, UD_LIVE)]),
+];
+
+const fn column(qp_type: QpType) -> usize {
+    match qp_type {
+        QpType::Rc => 0,
+        QpType::Uc => 1,
+        QpType::Ud => 2,
+    }
+}
+
+fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
+    if matches!(to, Reset | Err) {
+        return rule(0, m::CUR_STATE);
+    }
+    TRANSITIONS.iter().find(|row| row.from == from && row.to == to).and_then(|row| row.rules[column(qp_type)])
+}
+
+/// Whether `attr` with `mask` may be applied to a queue pair of `qp_type` in state `from`. Returns the state to move to.
+pub(crate) fn check(
+    qp_type: QpType,
+    from: QpState,
+    port_mtu: Mtu,
+    attr: &QpAttr,
+    mask: u32,
+) -> Result<QpState, ModifyError> {
+    let to = if mask & m::STATE != 0 { attr.qp_state } else { from };
+    if mask & m::CUR_STATE != 0 && attr.cur_qp_state != from {
+        return Result::Err(ModifyError::Transition { from: attr.cur_qp_state, to });
+    }
+    let rule = find(qp_type, from, to).ok_or(ModifyError::Transition { from, to })?;
+    let given = mask & !m::STATE;
+    if rule.required & !given != 0 {
+        return Result::Err(ModifyError::Missing(rule.required & !given));
+    }
+    if given & !(rule.required | rule.optional) != 0 {
+        return Result::Err(ModifyError::NotAllowed(given & !(rule.required | rule.optional)));
+    }
+    check_values(port_mtu, attr, mask)?;
+    Ok(to)
+}
+
+fn check_values(port_mtu: Mtu, attr: &QpAttr, mask: u32) -> Result<(), ModifyError> {
+    let bad: [(u32, bool); 10] = [
+        (m::PKEY_INDEX, attr.pkey_index != 0),
+        (m::PORT, attr.port_num != 1),
+        (m::PATH_MTU, attr.path_mtu as u8 > port_mtu as u8),
+        (m::TIMEOUT, attr.timeout > 31),
+        (m::RETRY_CNT, attr.retry_cnt > 7),
+        (m::RNR_RETRY, attr.rnr_retry > 7),
+        (m::MIN_RNR_TIMER, attr.min_rnr_timer > 31),
+        (m::MAX_QP_RD_ATOMIC, attr.max_rd_atomic > RD_ATOMIC_MAX),
+        (m::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic > RD_ATOMIC_MAX),
+        (m::PATH_MIG_STATE, attr.path_mig_state > 2),
+    ];
+    match bad.iter().find(|(bit, out_of_range)| mask & bit != 0 && *out_of_range) {
+        Some((bit, _)) => Result::Err(ModifyError::Value(*bit)),
+        None => Ok(()),
+    }
+}
+
+/// Copies the attributes of `mask` from `new` to `attr`; the state and the read-only ones excepted.
+pub(crate) fn apply(attr: &mut QpAttr, new: &QpAttr, mask: u32) {
+    macro_rules! take {
+        ($($bit:ident: $($field:ident),+;)+) => {
+            $(if mask & m::$bit != 0 { $(attr.$field = new.$field;)+ })+
+        };
+    }
+    take! {
+        EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
+        ACCESS_FLAGS: qp_access_flags;
+        PKEY_INDEX: pkey_index;
+        PORT: port_num;
+        QKEY: qkey;
+        AV: ah;
+        PATH_MTU: path_mtu;
+        TIMEOUT: timeout;
+        RETRY_CNT: retry_cnt;
+        RNR_RETRY: rnr_retry;
+        RQ_PSN: rq_psn;
+        MAX_QP_RD_ATOMIC: max_rd_atomic;
+        MIN_RNR_TIMER: min_rnr_timer;
+        SQ_PSN: sq_psn;
+        MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+        PATH_MIG_STATE: path_mig_state;
+        DEST_QPN: dest_qpn;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attr(state: QpState) -> QpAttr {
+        QpAttr { qp_state: state, cur_qp_state: state, port_num: 1, ..QpAttr::default() }
+    }
+
+    #[test]
+    fn each_required_attribute_is_required_and_each_other_refused() {
+        for row in TRANSITIONS {
+            for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
+                let a = attr(row.to);
+                let try_mask = |mask| check(qp_type, row.from, Mtu::B4096, &a, mask | m::STATE);
+                let Some(rule) = row.rules[column(qp_type)] else {
+                    assert!(matches!(try_mask(0), Result::Err(ModifyError::Transition { .. })));
+                    continue;
+                };
+                assert_eq!(try_mask(rule.required), Ok(row.to));
+                for bit in (1..26).map(|n| 1u32 << n).filter(|bit| *bit != m::CUR_STATE) {
+                    if rule.required & bit != 0 {
+                        assert_eq!(try_mask(rule.required & !bit), Result::Err(ModifyError::Missing(bit)));
+                    } else if rule.optional & bit == 0 {
+                        assert_eq!(try_mask(rule.required | bit), Result::Err(ModifyError::NotAllowed(bit)));
+                    } else {
+                        assert_eq!(try_mask(rule.required | bit), Ok(row.to));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_state_goes_to_reset_and_to_error() {
+        for &from in QpState::ALL {
+            for to in [Reset, Err] {
+                assert_eq!(check(QpType::Rc, from, Mtu::B4096, &attr(to), m::STATE), Ok(to));
+            }
+        }
+    }
+
+    #[test]
+    fn steps_cannot_be_skipped() {
+        for (from, to) in [(Reset, Rtr), (Reset, Rts), (Init, Rts), (Rtr, Init), (Err, Rts), (Err, Init), (Rtr, Sqd)] {
+            let got = check(QpType::Rc, from, Mtu::B4096, &attr(to), m::STATE);
+            assert_eq!(got, Result::Err(ModifyError::Transition { from, to }));
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let good = attr(Rts);
+        let cases = [
+            (m::TIMEOUT, QpAttr { timeout: 32, ..good }),
+            (m::RETRY_CNT, QpAttr { retry_cnt: 8, ..good }),
+            (m::RNR_RETRY, QpAttr { rnr_retry: 8, ..good }),
+            (m::MAX_QP_RD_ATOMIC, QpAttr { max_rd_atomic: RD_ATOMIC_MAX + 1, ..good }),
+        ];
+        for (bit, bad) in cases {
+            assert_eq!(
+                check(QpType::Rc, Rtr, Mtu::B4096, &bad, m::STATE | RC_RTS),
+                Result::Err(ModifyError::Value(bit))
+            );
+        }
+    }
+
+    #[test]
+    fn a_wrong_current_state_is_refused() {
+        let a = QpAttr { cur_qp_state: Rtr, ..attr(Rts) };
+        assert!(check(QpType::Ud, Rts, Mtu::B4096, &a, m::STATE | m::CUR_STATE).is_err());
+    }
+}

@@ -1,0 +1,127 @@
+//! The receiving half of a UC queue pair (IBA 9.8): nothing is answered, a message that lost a packet is dropped.
+//!
+//! After a gap, or a packet that does not fit, everything up to the next first or only packet is ignored; a receive that
+//! the broken message had begun to fill stays for the next one.
+
+use crate::api::Env;
+use crate::qp::Qp;
+use crate::receive::{Load, Received};
+use crate::responder::{Incoming, Verdict};
+use burst_base::verbs::{QpState, WcStatus, access, wc_flags};
+use burst_base::{Reason, Rkey};
+use burst_wire::{Kind, Packet};
+
+impl Qp {
+    /// A packet of UC.
+    pub(crate) fn on_uc_packet(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            return env.fx.count(Reason::WrongState);
+        }
+        self.establish(env);
+        let in_order = pkt.bth.psn == self.resp.expected;
+        self.resp.expected = pkt.bth.psn.next();
+        let broken = match &self.resp.message {
+            _ if pkt.info.position.is_start() => self.resp.message.is_some(),
+            Some(message) => !in_order || message.kind != pkt.info.kind,
+            None => true,
+        };
+        if broken {
+            env.fx.count(Reason::UcMessageBroken);
+            self.resp.message = None;
+            if !pkt.info.position.is_start() {
+                return;
+            }
+        }
+        if let Err(reason) = self.take_uc(pkt, env) {
+            env.fx.count(reason);
+            self.resp.message = None;
+        }
+    }
+
+    fn take_uc(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
+        self.check_length(pkt).map_err(Verdict::into_reason)?;
+        match pkt.info.kind {
+            Kind::Send => self.take_uc_send(pkt, env),
+            _ => self.take_uc_write(pkt, env),
+        }
+    }
+
+    fn load_receive(&mut self) -> Result<(), Reason> {
+        match self.recv.load() {
+            Load::Ready => Ok(()),
+            Load::Empty => Err(Reason::ReceiverNotReady),
+            Load::Corrupt => Err(Reason::QueueCorrupt),
+        }
+    }
+
+    fn take_uc_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
+        self.load_receive()?;
+        let received = self.resp.message.map_or(0, |message| message.received);
+        let total = received + pkt.payload.len() as u64;
+        if total > self.recv.room {
+            self.fail_receive(WcStatus::LocLenErr, Reason::ReceiveTooShort, env);
+            return Ok(());
+        }
+        let keys = self.recv_keys(env);
+        if self.recv.check().is_err() || self.recv.scatter(keys, received, pkt.payload).is_err() {
+            self.fail_receive(WcStatus::LocProtErr, Reason::ReceiveProtection, env);
+            return Ok(());
+        }
+        if !pkt.info.position.is_end() {
+            let (kind, rkey) = (Kind::Send, Rkey(0));
+            self.resp.message = Some(Incoming { kind, addr: 0, rkey, length: 0, received: total });
+            return Ok(());
+        }
+        self.resp.message = None;
+        self.complete_uc(pkt, total as u32, env);
+        Ok(())
+    }
+
+    fn take_uc_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
+        if self.attr.qp_access_flags & access::REMOTE_WRITE == 0 {
+            return Err(Reason::InvalidRequest);
+        }
+        let message = self.write_message(pkt).map_err(Verdict::into_reason)?;
+        if pkt.info.has_imm {
+            self.load_receive()?;
+        }
+        self.write_payload(&message, pkt.payload, env).map_err(Verdict::into_reason)?;
+        self.resp.message = Some(Incoming { received: message.received + pkt.payload.len() as u64, ..message });
+        if pkt.info.position.is_end() {
+            self.resp.message = None;
+            if pkt.info.has_imm {
+                self.complete_uc(pkt, message.length, env);
+            }
+        }
+        Ok(())
+    }
+
+    fn complete_uc(&mut self, pkt: &Packet<'_>, byte_len: u32, env: &mut Env<'_>) {
+        let imm = pkt.imm();
+        let got = Received {
+            byte_len,
+            imm: imm.map_or(0, |imm| imm.to_be32()),
+            wc_flags: if imm.is_some() { wc_flags::WITH_IMM } else { 0 },
+            with_write: pkt.info.kind == Kind::Write,
+            solicited: pkt.bth.solicited,
+            ..Received::default()
+        };
+        self.complete_receive(got, env);
+    }
+
+    /// A receive that cannot take its message: it ends with an error, and so does the queue pair (IBA 9.8.3.2).
+    fn fail_receive(&mut self, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
+        self.complete_receive_error(status, reason, env);
+        self.enter_error();
+    }
+}
+
+impl Verdict {
+    /// The reason alone.
+    pub(crate) fn into_reason(self) -> Reason {
+        match self {
+            Verdict::Refuse(_, reason) | Verdict::RefuseReceive(_, _, reason) => reason,
+            Verdict::NotReady => Reason::ReceiverNotReady,
+        }
+    }
+}

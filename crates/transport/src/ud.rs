@@ -1,0 +1,144 @@
+//! Datagrams (IBA 9.8.5): one packet each, checked by Q_Key, received behind 40 bytes that hold the global route header.
+//!
+//! For IPv6 the 40 bytes are the IPv6 header; for IPv4 they are 20 zero bytes and the IPv4 header (annex A17.4.5.2). A
+//! datagram that finds no receive, or one that is too short, is dropped; the receive stays.
+
+use crate::api::Env;
+use crate::head;
+use crate::qp::Qp;
+use crate::receive::{Load, Received};
+use crate::requester::Slot;
+use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags, wc_flags};
+use burst_base::{Qkey, Qpn, Reason};
+use burst_frame::RxFrame;
+use burst_wire::{Bth, Deth, HeadBuf, Opcode, Packet};
+use std::net::IpAddr;
+
+/// Bytes before the data of a received datagram.
+pub const GRH_BYTES: usize = 40;
+/// IP header fields besides the transport part: UDP header and ICRC.
+const UDP_AND_ICRC: usize = 8 + 4;
+const PROTOCOL_UDP: u8 = 17;
+/// A Q_Key with this bit in a work request stands for the queue pair's own (IBA 10.2.5).
+const QKEY_OWN: u32 = 1 << 31;
+
+impl Qp {
+    /// BTH, DETH and immediate data of a datagram.
+    pub(crate) fn datagram_head(&self, slot: &Slot) -> HeadBuf {
+        let wqe = &slot.wqe;
+        let with_imm = slot.opcode == WrOpcode::SendWithImm;
+        let opcode = if with_imm { Opcode::UdSendOnlyImm } else { Opcode::UdSendOnly };
+        let qkey = if wqe.remote_qkey & QKEY_OWN != 0 { self.attr.qkey } else { Qkey(wqe.remote_qkey) };
+        let bth = Bth {
+            solicited: wqe.flags & send_flags::SOLICITED as u16 != 0,
+            pad: head::pad_of(slot.length),
+            ..Bth::new(opcode, Qpn::new(wqe.remote_qpn), slot.first_psn)
+        };
+        let head = HeadBuf::new(&bth).deth(Deth { qkey, src_qpn: self.id.qpn });
+        head::add_tail(head, opcode, wqe)
+    }
+
+    /// A datagram.
+    pub(crate) fn on_datagram(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            return env.fx.count(Reason::WrongState);
+        }
+        let Some(deth) = pkt.deth().filter(|deth| deth.qkey == self.attr.qkey) else {
+            return env.fx.count(Reason::BadQkey);
+        };
+        if pkt.payload.len() > self.mtu as usize {
+            return env.fx.count(Reason::InvalidLength);
+        }
+        if let Err(reason) = self.take_datagram(frame, pkt, deth, env) {
+            env.fx.count(reason);
+        }
+    }
+
+    fn take_datagram(
+        &mut self,
+        frame: &RxFrame<'_>,
+        pkt: &Packet<'_>,
+        deth: Deth,
+        env: &mut Env<'_>,
+    ) -> Result<(), Reason> {
+        match self.recv.load() {
+            Load::Ready => {}
+            Load::Empty => return Err(Reason::UdNoReceive),
+            Load::Corrupt => return Err(Reason::QueueCorrupt),
+        }
+        let total = (GRH_BYTES + pkt.payload.len()) as u64;
+        if total > self.recv.room && self.recv.check().is_ok() {
+            return Err(Reason::UdReceiveTooShort);
+        }
+        let keys = self.recv_keys(env);
+        let written = self
+            .recv
+            .check()
+            .and_then(|()| self.recv.scatter(keys, 0, &route_header(frame)))
+            .and_then(|()| self.recv.scatter(keys, GRH_BYTES as u64, pkt.payload));
+        if written.is_err() {
+            self.complete_receive_error(WcStatus::LocProtErr, Reason::ReceiveProtection, env);
+            self.enter_error();
+            return Ok(());
+        }
+        let imm = pkt.imm();
+        let got = Received {
+            byte_len: total as u32,
+            imm: imm.map_or(0, |imm| imm.to_be32()),
+            wc_flags: wc_flags::GRH | if imm.is_some() { wc_flags::WITH_IMM } else { 0 },
+            src_qpn: deth.src_qpn,
+            solicited: pkt.bth.solicited,
+            ..Received::default()
+        };
+        self.complete_receive(got, env);
+        Ok(())
+    }
+}
+
+/// The 40 bytes: the frame's IP header, rebuilt from what the port tells of it.
+fn route_header(frame: &RxFrame<'_>) -> [u8; GRH_BYTES] {
+    let mut grh = [0; GRH_BYTES];
+    let flow = &frame.flow;
+    let udp_len = (frame.bytes.len() + UDP_AND_ICRC) as u16;
+    match (flow.src, flow.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let ip = &mut grh[20..];
+            ip[0] = 0x45;
+            ip[1] = flow.tos;
+            ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
+            ip[6] = 0x40;
+            ip[8] = flow.hop_limit;
+            ip[9] = PROTOCOL_UDP;
+            ip[12..16].copy_from_slice(&src.octets());
+            ip[16..20].copy_from_slice(&dst.octets());
+            let sum = checksum(ip);
+            ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        }
+        (src, dst) => {
+            let word = 6 << 28 | u32::from(flow.tos) << 20 | flow.flow_label & 0xf_ffff;
+            grh[..4].copy_from_slice(&word.to_be_bytes());
+            grh[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            grh[6] = PROTOCOL_UDP;
+            grh[7] = flow.hop_limit;
+            grh[8..24].copy_from_slice(&octets(src));
+            grh[24..40].copy_from_slice(&octets(dst));
+        }
+    }
+    grh
+}
+
+fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// The internet checksum (RFC 1071) of a header whose checksum field is zero.
+fn checksum(header: &[u8]) -> u16 {
+    let mut sum: u32 = header.chunks_exact(2).map(|b| u32::from(b[0]) << 8 | u32::from(b[1])).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
