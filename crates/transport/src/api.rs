@@ -11,6 +11,7 @@ use burst_mem::table::MrTable;
 use burst_shm::layout::Cqe;
 use burst_shm::rq::{RqConsumer, SrqConsumer};
 use burst_shm::sq::SqConsumer;
+use std::sync::Arc;
 
 /// Most reads and atomics a QP may have outstanding, in either role.
 pub const RD_ATOMIC_MAX: u8 = 16;
@@ -35,7 +36,7 @@ pub enum RecvQueue {
     /// Its own receive queue.
     Own(RqConsumer),
     /// A shared receive queue.
-    Shared(SrqConsumer),
+    Shared(Arc<SrqConsumer>),
     /// None (`max_recv_wr` was 0).
     None,
 }
@@ -111,7 +112,7 @@ pub struct TxBudget {
     /// Work requests (and read request pieces).
     pub wqes: u32,
     /// Payload bytes; the last packet may overshoot.
-    pub bytes: u32,
+    pub bytes: u64,
     /// Bytes that may be added to those in flight: payload sent plus read responses asked for. A QP with nothing in
     /// flight may overshoot by one packet (or one read piece) unless this is 0.
     pub window_bytes: u64,

@@ -490,7 +490,7 @@ impl Qp {
                 return Step::Stop(TxState::More);
             }
             self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + len };
-            turn.budget.bytes = turn.budget.bytes.saturating_sub(len);
+            turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
             self.sent(turn, len, 1, env);
         }
         turn.budget.wqes -= 1;
@@ -506,7 +506,7 @@ impl Qp {
         is_last
             || self.req.since_ack_request + len >= ACK_REQUEST_BYTES
             || budget.window_bytes < next
-            || budget.bytes <= len
+            || budget.bytes <= u64::from(len)
             || env.tx.room() == 1
             || self.is_credit_limited(slot)
     }
@@ -598,7 +598,7 @@ impl Qp {
             return Step::Stop(TxState::More);
         }
         turn.budget.wqes -= 1;
-        turn.budget.bytes = turn.budget.bytes.saturating_sub(slot.length);
+        turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(slot.length));
         self.sent(turn, slot.length, 1, env);
         Step::Sent
     }

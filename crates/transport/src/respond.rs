@@ -90,7 +90,7 @@ impl Qp {
             if !env.tx.push(&self.flow, head.as_slice(), payload.as_slice(), head::pad_of(len)) {
                 break;
             }
-            budget.bytes = budget.bytes.saturating_sub(len);
+            budget.bytes = budget.bytes.saturating_sub(u64::from(len));
             next += 1;
         }
         if let Some(owing) = self.resp.owing() {
