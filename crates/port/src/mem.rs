@@ -99,6 +99,8 @@ pub struct MemPort {
     /// Copy of the hub's peers as of `generation`.
     peers: Vec<Peer>,
     generation: u32,
+    /// Boxed as on their way, so that a slot moves as one word.
+    #[allow(clippy::vec_box)]
     pool: Vec<Box<Slot>>,
     returns: Receiver<Box<Slot>>,
     inbox: Receiver<Box<Slot>>,

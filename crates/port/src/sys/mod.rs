@@ -1,5 +1,9 @@
 //! The system calls of this crate, each behind a safe function. The only module with `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod control;
 pub mod ifaddrs;
 pub mod lend;
+pub mod recv;
+pub mod send;
+pub mod socket;

@@ -1,15 +1,50 @@
-//! The `udp` port.
+//! The `udp` port: RoCEv2 by ordinary UDP sockets, on any interface, without privileges.
+//!
+//! - [`socks`]: one unconnected socket per address of the interface, on port 4791;
+//! - [`tx`]: trains by UDP_SEGMENT, all of a batch in one `sendmmsg`, payload not copied;
+//! - [`rx`]: trains by UDP_GRO, split and checked;
+//! - [`seal`]: the ICRC and the IPv4 identification that it covers.
+//!
+//! Limits of a socket: the source port is always our own port (no entropy for ECMP), the IPv6 flow label is the
+//! kernel's choice when sending and not seen when receiving. Neither is part of what RoCEv2 needs.
+//!
+//! `wait_fds` is one epoll descriptor that stays the same while sockets come and go with the interface's addresses.
+
+mod rx;
+mod seal;
+mod socks;
+mod tx;
 
 use crate::error::PortError;
+use crate::iface::{self, Interface};
 use crate::spec::UdpSpec;
-use crate::{Port, PortCaps, RxSink};
+use crate::{Port, PortAddr, PortCaps, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_frame::TxBatch;
+use rustix::event::epoll;
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::net::IpAddr;
 use std::os::fd::RawFd;
+
+/// Most addresses of an interface that get a socket.
+pub const ADDRS_MAX: usize = 64;
+/// A socket is polled in every call for so many calls after it had something.
+const HOT_CALLS: u32 = 64;
+/// Sockets that are not hot are polled one per call, and all of them after a pause of this length: the caller slept.
+const PAUSE: Nanos = Nanos::from_us(20);
 
 /// UDP sockets on an interface's addresses.
 pub struct UdpPort {
+    spec: UdpSpec,
+    share: socks::Share,
     caps: PortCaps,
+    socks: Vec<socks::Sock>,
+    epoll: OwnedFd,
+    tx: tx::Tx,
+    rx: rx::Rx,
+    last_rx: Nanos,
+    /// Socket to be polled although it is not hot.
+    probe: usize,
 }
 
 impl UdpPort {
@@ -18,22 +53,156 @@ impl UdpPort {
     /// # Errors
     /// See [`PortError`].
     pub fn open(spec: &UdpSpec, name: &str, worker: usize, workers: usize) -> Result<UdpPort, PortError> {
-        let _ = (spec, name, worker, workers);
-        unimplemented!()
+        assert!(worker < workers, "worker index out of range");
+        let interface = choose(spec)?;
+        // From here on the interface is fixed, whatever happens to the default route.
+        let spec = UdpSpec { dev: Some(interface.name.clone()), ..spec.clone() };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| PortError::from_io("make an epoll descriptor", e.into()))?;
+        let mut port = UdpPort {
+            tx: tx::Tx::new(spec.gso, !spec.no_icrc, spec.udp_port),
+            rx: rx::Rx::new(!spec.no_icrc, spec.strict_id),
+            share: socks::Share { worker, workers },
+            caps: caps_of(name, &interface, Vec::new()),
+            socks: Vec::with_capacity(ADDRS_MAX),
+            epoll,
+            spec,
+            last_rx: Nanos(0),
+            probe: 0,
+        };
+        let addrs = wanted(&port.spec, &interface);
+        for addr in &addrs {
+            port.add(addr)?;
+        }
+        if port.socks.is_empty() {
+            return Err(PortError::NoAddress { name: interface.name });
+        }
+        port.caps.addrs = addrs;
+        Ok(port)
     }
+
+    /// IPv4 identifications that had to be recovered from the ICRC: not zero with peers that are not Burst.
+    pub fn ids_recovered(&self) -> u64 {
+        self.rx.recovered()
+    }
+
+    fn add(&mut self, addr: &PortAddr) -> Result<(), PortError> {
+        let sock = socks::open(&self.spec, addr, self.share)?;
+        let token = epoll::EventData::new_u64(0);
+        epoll::add(&self.epoll, &sock.fd, token, epoll::EventFlags::IN)
+            .map_err(|e| PortError::from_io("watch a socket", e.into()))?;
+        self.socks.push(sock);
+        Ok(())
+    }
+
+    /// Closes sockets of addresses that are gone, opens those of new ones; returns the addresses that have a socket.
+    fn follow(&mut self, addrs: &[PortAddr]) -> Vec<PortAddr> {
+        if self.socks.iter().any(|s| addrs.iter().all(|a| a.ip != s.ip)) {
+            self.rx.forget();
+            self.socks.retain(|s| addrs.iter().any(|a| a.ip == s.ip));
+        }
+        let mut have = Vec::new();
+        for addr in addrs {
+            let known = self.socks.iter().any(|s| s.ip == addr.ip);
+            if !known && let Err(error) = self.add(addr) {
+                tracing::warn!("address {} is left out: {error}", addr.ip);
+                continue;
+            }
+            have.push(addr.clone());
+        }
+        have
+    }
+}
+
+/// The interface that the specification means.
+fn choose(spec: &UdpSpec) -> Result<Interface, PortError> {
+    match (&spec.dev, spec.addr) {
+        (Some(dev), _) => iface::find(dev),
+        (None, Some(ip)) => {
+            let all = iface::list()?;
+            let has = |i: &&Interface| i.addrs.iter().any(|a| a.ip == ip);
+            let lo = |i: &&Interface| i.loopback && ip.is_loopback();
+            all.iter().find(has).or_else(|| all.iter().find(lo)).cloned().ok_or_else(|| {
+                let have: Vec<String> = all.iter().flat_map(|i| &i.addrs).map(|a| a.ip.to_string()).collect();
+                PortError::Spec(format!("no interface has the address {ip}; this host has: {}", have.join(", ")))
+            })
+        }
+        (None, None) => iface::choose(),
+    }
+}
+
+/// The addresses that get sockets: all of the interface's, or the one asked for.
+fn wanted(spec: &UdpSpec, interface: &Interface) -> Vec<PortAddr> {
+    match spec.addr {
+        // All of 127.0.0.0/8 is local, listed or not; any other address must be bindable, which `add` finds out.
+        Some(ip) => vec![PortAddr { ip, ifindex: interface.index, ifname: interface.name.clone() }],
+        None => interface.addrs.iter().take(ADDRS_MAX).cloned().collect(),
+    }
+}
+
+fn caps_of(name: &str, interface: &Interface, addrs: Vec<PortAddr>) -> PortCaps {
+    PortCaps {
+        name: name.to_owned(),
+        addrs,
+        link_mtu: interface.mtu,
+        up: interface.up,
+        speed_mbps: interface.speed_mbps,
+        ifname: interface.name.clone(),
+        mac: interface.mac,
+    }
+}
+
+/// What `refresh` compares.
+fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6]) {
+    (caps.addrs.iter().map(|a| a.ip).collect(), caps.link_mtu, caps.up, caps.speed_mbps, caps.mac)
 }
 
 impl Port for UdpPort {
     fn caps(&self) -> &PortCaps {
         &self.caps
     }
-    fn rx_burst(&mut self, _now: Nanos, _budget: usize, _sink: &mut dyn RxSink) -> usize {
-        unimplemented!()
+
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        let slept = now.since(self.last_rx) > PAUSE;
+        self.last_rx = now;
+        let mut taken = self.rx.leftover(&mut self.socks, budget, sink);
+        for index in 0..self.socks.len() {
+            if taken >= budget {
+                return taken;
+            }
+            let hot = self.socks[index].hot;
+            if hot > 0 || slept || index == self.probe {
+                let got = self.rx.burst(&mut self.socks, index, budget - taken, sink);
+                self.socks[index].hot = if got > 0 { HOT_CALLS } else { hot.saturating_sub(1) };
+                taken += got;
+            }
+        }
+        self.probe = if self.probe + 1 < self.socks.len() { self.probe + 1 } else { 0 };
+        taken
     }
-    fn tx_burst(&mut self, _now: Nanos, _batch: &TxBatch, _dropped: &mut dyn FnMut(Reason)) {
-        unimplemented!()
+
+    fn tx_burst(&mut self, _now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.tx.burst(&self.socks, batch, dropped);
     }
+
     fn wait_fds(&self) -> Vec<RawFd> {
-        unimplemented!()
+        vec![self.epoll.as_raw_fd()]
+    }
+
+    fn refresh(&mut self) -> bool {
+        let Ok(all) = iface::list() else { return false };
+        let before = essence(&self.caps);
+        match all.iter().find(|i| Some(&i.name) == self.spec.dev.as_ref()) {
+            Some(interface) => {
+                let addrs = self.follow(&wanted(&self.spec, interface));
+                self.caps = caps_of(&self.caps.name, interface, addrs);
+            }
+            // The interface itself is gone; it may come back under its name.
+            None => {
+                self.caps.addrs = self.follow(&[]);
+                self.caps.up = false;
+            }
+        }
+        essence(&self.caps) != before
     }
 }

@@ -1,0 +1,143 @@
+//! Control messages (`cmsg`) of UDP sockets, written and read by hand: no pointers, only bytes.
+
+/// Room for the control messages of one datagram or train: four of them, each with a value of up to 8 bytes.
+pub const CONTROL_MAX: usize = 128;
+/// `struct cmsghdr` on 64-bit Linux: length (8), level (4), type (4).
+const HEADER: usize = 16;
+/// `CMSG_ALIGN`.
+const ALIGN: usize = 8;
+/// `SO_RXQ_OVFL` as a control message type.
+const SO_RXQ_OVFL: i32 = 40;
+
+const _: () = assert!(size_of::<libc::cmsghdr>() == HEADER && size_of::<usize>() == ALIGN);
+const _: () = assert!(4 * (HEADER + ALIGN) <= CONTROL_MAX);
+
+/// The buffer of one message.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub struct Control(pub [u8; CONTROL_MAX]);
+
+impl Control {
+    /// An empty one.
+    pub const EMPTY: Control = Control([0; CONTROL_MAX]);
+
+    /// Appends a control message at `at` and returns where the next one goes.
+    fn put(&mut self, at: usize, level: i32, kind: i32, value: &[u8]) -> usize {
+        let next = at + HEADER + value.len().next_multiple_of(ALIGN);
+        let place = &mut self.0[at..next];
+        place[..8].copy_from_slice(&(HEADER + value.len()).to_ne_bytes());
+        place[8..12].copy_from_slice(&level.to_ne_bytes());
+        place[12..16].copy_from_slice(&kind.to_ne_bytes());
+        place[16..16 + value.len()].copy_from_slice(value);
+        next
+    }
+
+    /// What a message to send asks for; returns the bytes used, 0 when it asks for nothing.
+    pub fn write(&mut self, v6: bool, segment: Option<u16>, tos: Option<u8>, hops: Option<u8>) -> usize {
+        let mut at = 0;
+        if let Some(bytes) = segment {
+            at = self.put(at, libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
+        }
+        let (level, tos_kind, hops_kind) = if v6 {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+        };
+        if let Some(tos) = tos {
+            at = self.put(at, level, tos_kind, &i32::from(tos).to_ne_bytes());
+        }
+        if let Some(hops) = hops {
+            at = self.put(at, level, hops_kind, &i32::from(hops).to_ne_bytes());
+        }
+        at
+    }
+
+    /// What came with a message, out of the first `len` bytes.
+    pub fn read(&self, len: usize) -> Received {
+        let mut got = Received::default();
+        let mut rest = &self.0[..len.min(CONTROL_MAX)];
+        while rest.len() > HEADER {
+            let size = usize::from_ne_bytes(rest[..8].try_into().expect("8 bytes"));
+            if size < HEADER || size > rest.len() {
+                break;
+            }
+            let level = i32::from_ne_bytes(rest[8..12].try_into().expect("4 bytes"));
+            let kind = i32::from_ne_bytes(rest[12..16].try_into().expect("4 bytes"));
+            got.take(level, kind, number(&rest[HEADER..size]));
+            rest = &rest[size.next_multiple_of(ALIGN).min(rest.len())..];
+        }
+        got
+    }
+}
+
+/// The little number in a control message: one byte (`IP_TOS`), two, or four.
+fn number(value: &[u8]) -> u32 {
+    match value {
+        [] => 0,
+        [a] => u32::from(*a),
+        [a, b] => u32::from(u16::from_ne_bytes([*a, *b])),
+        [a, b, c, d, ..] => u32::from_ne_bytes([*a, *b, *c, *d]),
+        [a, ..] => u32::from(*a),
+    }
+}
+
+/// Facts about a received message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes per packet if the message is a train.
+    pub segment: Option<u16>,
+    /// TOS or traffic class.
+    pub tos: u8,
+    /// TTL or hop limit, 0 if it did not come.
+    pub hops: u8,
+    /// Packets that this socket has lost since it was opened.
+    pub lost: Option<u32>,
+}
+
+impl Received {
+    fn take(&mut self, level: i32, kind: i32, value: u32) {
+        match (level, kind) {
+            (libc::SOL_UDP, libc::UDP_GRO) => self.segment = u16::try_from(value).ok().filter(|&s| s > 0),
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => self.tos = value as u8,
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => self.hops = value as u8,
+            (libc::SOL_SOCKET, SO_RXQ_OVFL) => self.lost = Some(value),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_asked_for_is_no_bytes() {
+        let mut control = Control::EMPTY;
+        assert_eq!(control.write(false, None, None, None), 0);
+        assert_eq!(Control::EMPTY.read(0), Received::default());
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        for v6 in [false, true] {
+            let mut control = Control::EMPTY;
+            let len = control.write(v6, Some(4124), Some(0x6a), Some(7));
+            assert_eq!(len, 3 * 24);
+            // Sending says UDP_SEGMENT where receiving says UDP_GRO.
+            assert_eq!(control.read(len), Received { segment: None, tos: 0x6a, hops: 7, lost: None });
+        }
+        let mut control = Control::EMPTY;
+        let at = control.put(0, libc::SOL_UDP, libc::UDP_GRO, &1040i32.to_ne_bytes());
+        let at = control.put(at, libc::SOL_SOCKET, SO_RXQ_OVFL, &9u32.to_ne_bytes());
+        let at = control.put(at, libc::IPPROTO_IP, libc::IP_TOS, &[3]);
+        assert_eq!(control.read(at), Received { segment: Some(1040), tos: 3, hops: 0, lost: Some(9) });
+    }
+
+    #[test]
+    fn rubbish_does_not_run_away() {
+        for fill in [0u8, 1, 15, 17, 0xff] {
+            let _ = Control([fill; CONTROL_MAX]).read(CONTROL_MAX);
+        }
+        let _ = Control::EMPTY.read(usize::MAX);
+    }
+}

@@ -1,0 +1,130 @@
+//! Messages of one `recvmmsg`, in buffers made once; and the error queue.
+//!
+//! A buffer holds the longest train (64 KiB). Buffers are spaced so that their beginnings do not share cache sets: small
+//! packets touch only the beginnings.
+
+use super::control::{CONTROL_MAX, Control, Received};
+use super::socket::SockAddr;
+use std::io;
+use std::os::fd::RawFd;
+
+/// Longest datagram or train.
+pub const BUFFER: usize = 65_536;
+/// Distance between buffers: a few cache lines more, so that their beginnings fall into different sets.
+const STRIDE: usize = BUFFER + 5 * 64;
+
+/// Preallocated buffers.
+pub struct RecvRing {
+    buffers: Box<[u8]>,
+    iovs: Box<[libc::iovec]>,
+    msgs: Box<[libc::mmsghdr]>,
+    names: Box<[SockAddr]>,
+    controls: Box<[Control]>,
+}
+
+// SAFETY: the raw pointers lead into the ring's own heap blocks, which move with it.
+unsafe impl Send for RecvRing {}
+
+/// A received datagram or train.
+pub struct Message<'a> {
+    /// Sender.
+    pub from: &'a SockAddr,
+    /// The datagrams, one after the other.
+    pub bytes: &'a [u8],
+    /// Facts from the control messages.
+    pub facts: Received,
+    /// The datagram was longer than the buffer.
+    pub truncated: bool,
+}
+
+impl RecvRing {
+    /// A ring of `count` buffers.
+    pub fn new(count: usize) -> RecvRing {
+        let iov = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
+        // SAFETY: all zero is a valid mmsghdr.
+        let msg: libc::mmsghdr = unsafe { core::mem::zeroed() };
+        RecvRing {
+            buffers: vec![0; count * STRIDE].into_boxed_slice(),
+            iovs: vec![iov; count].into_boxed_slice(),
+            msgs: vec![msg; count].into_boxed_slice(),
+            names: vec![SockAddr::zero(); count].into_boxed_slice(),
+            controls: vec![Control::EMPTY; count].into_boxed_slice(),
+        }
+    }
+    /// Number of buffers.
+    pub fn capacity(&self) -> usize {
+        self.msgs.len()
+    }
+    /// Receives up to `count` messages, overwriting those before; never blocks.
+    pub fn recv(&mut self, fd: RawFd, count: usize) -> io::Result<usize> {
+        assert!(count <= self.capacity());
+        for at in 0..count {
+            self.iovs[at] = libc::iovec { iov_base: self.buffers[at * STRIDE..].as_mut_ptr().cast(), iov_len: BUFFER };
+            let header = &mut self.msgs[at].msg_hdr;
+            header.msg_name = (&raw mut self.names[at]).cast();
+            header.msg_namelen = size_of::<SockAddr>() as libc::socklen_t;
+            header.msg_iov = &raw mut self.iovs[at];
+            header.msg_iovlen = 1;
+            header.msg_control = (&raw mut self.controls[at]).cast();
+            header.msg_controllen = CONTROL_MAX;
+            header.msg_flags = 0;
+        }
+        // SAFETY: the first `count` messages describe buffers of this ring with their true lengths.
+        let n = unsafe {
+            libc::recvmmsg(fd, self.msgs.as_mut_ptr(), count as u32, libc::MSG_DONTWAIT, core::ptr::null_mut())
+        };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+    /// Message `at` of the last [`RecvRing::recv`].
+    #[inline]
+    pub fn message(&self, at: usize) -> Message<'_> {
+        let msg = &self.msgs[at];
+        let len = (msg.msg_len as usize).min(BUFFER);
+        Message {
+            from: &self.names[at],
+            bytes: &self.buffers[at * STRIDE..at * STRIDE + len],
+            facts: self.controls[at].read(msg.msg_hdr.msg_controllen),
+            truncated: msg.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
+        }
+    }
+}
+
+/// Error of a packet sent earlier, reported by the network (`errno` value, from ICMP) or by this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuedError {
+    /// What happened.
+    pub errno: i32,
+    /// A router or the peer said it, not this host.
+    pub remote: bool,
+}
+
+/// Takes one entry off the socket's error queue.
+pub fn take_error(fd: RawFd) -> Option<QueuedError> {
+    let mut control = [0u64; 64];
+    // SAFETY: all zero is a valid msghdr without buffers.
+    let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    // SAFETY: the control buffer lives during the call and has the length given.
+    if unsafe { libc::recvmsg(fd, &mut header, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) } < 0 {
+        return None;
+    }
+    let mut found = QueuedError { errno: 0, remote: false };
+    // SAFETY: the kernel filled `control` with `msg_controllen` bytes of control messages; CMSG_* walk only these, and an
+    // IP_RECVERR message begins with a sock_extended_err.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(&header);
+        while !at.is_null() {
+            let kind = ((*at).cmsg_level, (*at).cmsg_type);
+            let is_error =
+                kind == (libc::IPPROTO_IP, libc::IP_RECVERR) || kind == (libc::IPPROTO_IPV6, libc::IPV6_RECVERR);
+            if is_error && (*at).cmsg_len >= libc::CMSG_LEN(size_of::<libc::sock_extended_err>() as u32) as usize {
+                let error = core::ptr::read_unaligned(libc::CMSG_DATA(at).cast::<libc::sock_extended_err>());
+                found.errno = error.ee_errno as i32;
+                found.remote = error.ee_origin != libc::SO_EE_ORIGIN_LOCAL;
+            }
+            at = libc::CMSG_NXTHDR(&header, at);
+        }
+    }
+    Some(found)
+}

@@ -1,0 +1,138 @@
+//! Messages for one `sendmmsg`, gathered without copying payload.
+//!
+//! A [`SendRing`] holds a scratch area and tables of iovecs, messages, addresses and control messages, all made once.
+//! Bytes are appended to the message under construction either into the scratch area ([`SendRing::scratch`]) or by
+//! reference ([`SendRing::lend`]). Neighbouring scratch bytes share one iovec, so the trailer of one packet of a train
+//! and the head of the next cost one together.
+
+use super::control::Control;
+use super::socket::SockAddr;
+use burst_span::Span;
+use std::io;
+use std::os::fd::RawFd;
+
+/// `UIO_MAXIOV`: iovecs of one message.
+pub const IOV_MAX: usize = 1024;
+
+/// Preallocated messages.
+pub struct SendRing {
+    scratch: Box<[u8]>,
+    used: usize,
+    /// Start of the scratch bytes that no iovec covers yet.
+    open: usize,
+    iovs: Vec<libc::iovec>,
+    msgs: Vec<libc::mmsghdr>,
+    names: Vec<SockAddr>,
+    controls: Vec<Control>,
+    /// First iovec of the message under construction.
+    first_iov: usize,
+    iov_capacity: usize,
+    msg_capacity: usize,
+}
+
+// SAFETY: the raw pointers in `iovs` and `msgs` point into the other fields' heap blocks, which move with the ring, or to
+// lent spans, whose memory is not tied to a thread.
+unsafe impl Send for SendRing {}
+
+impl SendRing {
+    /// A ring for `msgs` messages of `iovs` iovecs altogether.
+    pub fn new(msgs: usize, iovs: usize, scratch: usize) -> SendRing {
+        SendRing {
+            scratch: vec![0; scratch].into_boxed_slice(),
+            used: 0,
+            open: 0,
+            iovs: Vec::with_capacity(iovs),
+            msgs: Vec::with_capacity(msgs),
+            names: Vec::with_capacity(msgs),
+            controls: Vec::with_capacity(msgs),
+            first_iov: 0,
+            iov_capacity: iovs,
+            msg_capacity: msgs,
+        }
+    }
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        (self.used, self.open, self.first_iov) = (0, 0, 0);
+        self.iovs.clear();
+        self.msgs.clear();
+        self.names.clear();
+        self.controls.clear();
+    }
+    /// Complete messages.
+    pub fn messages(&self) -> usize {
+        self.msgs.len()
+    }
+    /// Whether another message can begin.
+    pub fn has_message(&self) -> bool {
+        self.msgs.len() < self.msg_capacity
+    }
+    /// Whether the message under construction takes another packet with `spans` lent spans and `bytes` scratch bytes.
+    #[inline]
+    pub fn has_room(&self, spans: usize, bytes: usize) -> bool {
+        // A lent span closes the scratch bytes before it, and the end closes the last ones.
+        let more = 2 * spans + 2;
+        let iovs = self.iovs.len() + more;
+        iovs - self.first_iov <= IOV_MAX && iovs <= self.iov_capacity && self.used + bytes <= self.scratch.len()
+    }
+    /// `len` bytes of the scratch area, appended to the message under construction, to be filled by the caller.
+    #[inline]
+    pub fn scratch(&mut self, len: usize) -> &mut [u8] {
+        let at = self.used;
+        self.used += len;
+        &mut self.scratch[at..at + len]
+    }
+    /// Takes back the last `len` scratch bytes, which must belong to the message under construction.
+    pub fn unscratch(&mut self, len: usize) {
+        assert!(self.used - self.open >= len);
+        self.used -= len;
+    }
+    /// Appends a local span by reference: the ring keeps a copy of the span until it is cleared, and the kernel reads the
+    /// bytes in [`SendRing::send`]. (Whoever makes a local span promises that it is valid as long as copies are used.)
+    #[inline]
+    pub fn lend(&mut self, span: &Span) {
+        assert!(span.is_local());
+        self.close();
+        self.iovs.push(libc::iovec { iov_base: span.as_ptr().cast(), iov_len: span.len() });
+    }
+    /// Covers the open scratch bytes by an iovec.
+    #[inline]
+    fn close(&mut self) {
+        if self.used > self.open {
+            let place = &mut self.scratch[self.open..self.used];
+            self.iovs.push(libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: place.len() });
+            self.open = self.used;
+        }
+    }
+    /// Ends the message under construction: where it goes and what it asks for.
+    pub fn end(&mut self, to: &SockAddr, segment: Option<u16>, tos: Option<u8>, hops: Option<u8>) {
+        self.close();
+        assert!(self.msgs.len() < self.msg_capacity && self.iovs.len() <= self.iov_capacity);
+        let at = self.msgs.len();
+        self.names.push(*to);
+        self.controls.push(Control::EMPTY);
+        let v6 = to.len() as usize == size_of::<libc::sockaddr_in6>();
+        let control_len = self.controls[at].write(v6, segment, tos, hops);
+        // SAFETY: all zero is a valid mmsghdr.
+        let mut msg: libc::mmsghdr = unsafe { core::mem::zeroed() };
+        let header = &mut msg.msg_hdr;
+        header.msg_name = (&raw mut self.names[at]).cast();
+        header.msg_namelen = to.len();
+        header.msg_iov = &raw mut self.iovs[self.first_iov];
+        header.msg_iovlen = self.iovs.len() - self.first_iov;
+        if control_len > 0 {
+            header.msg_control = (&raw mut self.controls[at]).cast();
+            header.msg_controllen = control_len;
+        }
+        self.msgs.push(msg);
+        self.first_iov = self.iovs.len();
+    }
+    /// Sends messages from number `first` on; returns how many went. An error is the first of them's.
+    pub fn send(&mut self, fd: RawFd, first: usize) -> io::Result<usize> {
+        let msgs = &mut self.msgs[first..];
+        // SAFETY: every pointer in `msgs` leads into this ring's tables, which have not been reallocated (their capacity
+        // is fixed and checked), or to lent spans, whose maker promised that they are valid while copies
+        // of them are used.
+        let n = unsafe { libc::sendmmsg(fd, msgs.as_mut_ptr(), msgs.len() as u32, libc::MSG_DONTWAIT) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+}

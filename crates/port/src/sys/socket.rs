@@ -1,0 +1,208 @@
+//! UDP sockets with the options that a RoCEv2 port wants.
+
+use std::io;
+use std::mem::{size_of, size_of_val};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// `IP_RECVERR_RFC4884` and friends are not wanted; these are missing from the libc crate or named differently there.
+const UDP_NO_CHECK6_RX: i32 = 102;
+const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
+const SO_RXQ_OVFL: i32 = 40;
+
+/// What a socket is opened for.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketOptions {
+    /// Where to bind; the scope of link-local addresses included.
+    pub addr: SocketAddr,
+    /// Ask for trains.
+    pub gro: bool,
+    /// Share the address with the other workers' sockets.
+    pub reuse: bool,
+    /// Receive buffer, bytes.
+    pub rcvbuf: u32,
+    /// Send buffer, bytes.
+    pub sndbuf: u32,
+}
+
+/// A socket bound to `options.addr`, non-blocking.
+pub fn open(options: &SocketOptions) -> io::Result<OwnedFd> {
+    let v6 = options.addr.is_ipv6();
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    set_common(&fd, options)?;
+    if v6 {
+        set_v6(&fd)?
+    } else {
+        set_v4(&fd)?
+    }
+    let name = SockAddr::new(&options.addr);
+    // SAFETY: `name` is a valid socket address of the length given.
+    if unsafe { libc::bind(fd.as_raw_fd(), name.as_ptr(), name.len()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+fn set_common(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
+    if options.reuse {
+        set(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+    }
+    for (force, plain, bytes) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.rcvbuf),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.sndbuf),
+    ] {
+        // The kernel doubles the value itself; without CAP_NET_ADMIN it stops at rmem_max or wmem_max.
+        let bytes = i32::try_from(bytes / 2).unwrap_or(i32::MAX);
+        if set(fd, libc::SOL_SOCKET, force, bytes).is_err() {
+            set(fd, libc::SOL_SOCKET, plain, bytes)?;
+        }
+    }
+    set(fd, libc::SOL_SOCKET, SO_RXQ_OVFL, 1)?;
+    if options.gro {
+        // Kernels before 5.0 have none: then every packet comes alone.
+        let _ = set(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+    }
+    Ok(())
+}
+
+/// DF always set: the IPv4 identification is then 0 (or counts from 0 along a train), which the ICRC relies on.
+fn set_v4(fd: &OwnedFd) -> io::Result<()> {
+    set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+    set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+    set(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+    set(fd, libc::IPPROTO_IP, libc::IP_TTL, i32::from(DEFAULT_HOPS))?;
+    set(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)
+}
+
+/// Peers such as the kernel's soft-RoCE send UDP checksum 0 over IPv6.
+fn set_v6(fd: &OwnedFd) -> io::Result<()> {
+    set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+    set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+    set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+    set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+    set(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, i32::from(DEFAULT_HOPS))?;
+    set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
+    set(fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)
+}
+
+/// TTL and hop limit of packets sent without another one.
+pub const DEFAULT_HOPS: u8 = 64;
+
+fn set(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    // SAFETY: the option value is an int that lives during the call.
+    let rc = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), size_of::<i32>() as libc::socklen_t)
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Steers a datagram to socket `destination QPN % workers` of the reuse group, in the order in which they were bound.
+/// A classic BPF program that sees the UDP payload: the QPN is the low 24 bits of the BTH's second word.
+pub fn steer_by_qpn(fd: &OwnedFd, workers: u32) -> io::Result<()> {
+    let op = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let mut code = [
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 4),
+        op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
+        op(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, workers),
+        op(libc::BPF_RET | libc::BPF_A, 0),
+    ];
+    let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
+    // SAFETY: the kernel copies the program, which lives during the call.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of_val(&program) as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits until the socket takes more, at most `timeout_ms`.
+pub fn wait_writable(fd: RawFd, timeout_ms: i32) {
+    let mut request = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one pollfd that lives during the call.
+    unsafe { libc::poll(&mut request, 1, timeout_ms) };
+}
+
+/// A socket address as the kernel wants it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union SockAddr {
+    v4: libc::sockaddr_in,
+    v6: libc::sockaddr_in6,
+}
+
+impl SockAddr {
+    /// All zero.
+    pub const fn zero() -> SockAddr {
+        // SAFETY: all zero bytes are valid for these plain structures.
+        unsafe { core::mem::zeroed() }
+    }
+    /// The address, port and scope of `addr`.
+    pub fn new(addr: &SocketAddr) -> SockAddr {
+        let scope = match addr {
+            SocketAddr::V4(_) => 0,
+            SocketAddr::V6(v6) => v6.scope_id(),
+        };
+        SockAddr::from_parts(&addr.ip(), addr.port(), scope)
+    }
+    /// The address of `ip`, `port`, and the scope of link-local IPv6 addresses.
+    pub fn from_parts(ip: &IpAddr, port: u16, scope: u32) -> SockAddr {
+        let mut name = SockAddr::zero();
+        match ip {
+            IpAddr::V4(ip) => {
+                name.v4 = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as u16,
+                    sin_port: port.to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from(*ip).to_be() },
+                    sin_zero: [0; 8],
+                }
+            }
+            IpAddr::V6(ip) => {
+                name.v6 = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as u16,
+                    sin6_port: port.to_be(),
+                    sin6_flowinfo: 0,
+                    sin6_addr: libc::in6_addr { s6_addr: ip.octets() },
+                    sin6_scope_id: scope,
+                }
+            }
+        }
+        name
+    }
+    /// Address, port and scope.
+    pub fn parts(&self) -> (IpAddr, u16, u32) {
+        // SAFETY: the family comes first in both; every bit pattern of both structures is valid, and all of the union
+        // is initialised (it is only made by `zero`, or filled by the kernel over that).
+        unsafe {
+            if i32::from(self.v4.sin_family) == libc::AF_INET6 {
+                let v6 = &self.v6;
+                (IpAddr::V6(v6.sin6_addr.s6_addr.into()), u16::from_be(v6.sin6_port), v6.sin6_scope_id)
+            } else {
+                let ip = u32::from_be(self.v4.sin_addr.s_addr);
+                (IpAddr::V4(ip.into()), u16::from_be(self.v4.sin_port), 0)
+            }
+        }
+    }
+    /// For system calls.
+    pub fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const *self).cast()
+    }
+    /// Bytes that count.
+    pub fn len(&self) -> libc::socklen_t {
+        // SAFETY: as in `parts`.
+        let v6 = i32::from(unsafe { self.v4.sin_family }) == libc::AF_INET6;
+        let len = if v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
+        len as libc::socklen_t
+    }
+}

@@ -1,0 +1,174 @@
+//! The ICRC of a flow's packets: which identification is in it when it is made, which ones are believed when checked.
+//!
+//! A UDP socket neither sets nor sees the IPv4 identification that the ICRC covers. With DF set on an unconnected socket
+//! Linux sends 0 in a packet of its own and counts from 0 along a train that it segments (`tests/wire_id.rs` looks at
+//! the wire). So the sender knows it, and a receiver that gets a train whole can predict it as the position in the
+//! train. Where a train was cut on its way, or the peer is another stack with real identifications, the one that
+//! explains the ICRC is recovered from the ICRC itself, and the next packets are expected to follow it. A recovered
+//! identification costs protection: a damaged packet passes with probability 2^-16 instead of 2^-32 (the UDP checksum
+//! still stands before it); `strict_id` accepts recovered ones only below [`TRAIN_MAX`], as cut trains have them.
+
+use burst_wire::icrc::{IdDelta, PseudoV4, PseudoV6};
+use burst_wire::{Icrc, ROCE_PORT};
+use std::net::IpAddr;
+
+/// Most packets of a train: the kernel's `UDP_MAX_SEGMENTS` (64 before Linux 6.9).
+pub const TRAIN_MAX: usize = 64;
+/// Bytes of the ICRC.
+pub const ICRC: usize = burst_wire::ICRC_LEN;
+
+/// The addresses that an ICRC covers.
+#[derive(Clone, Copy, Debug)]
+pub enum Seal {
+    /// Over IPv4.
+    V4(PseudoV4),
+    /// Over IPv6.
+    V6(PseudoV6),
+}
+
+impl Seal {
+    /// For packets from `src` to `dst`; `None` when one is IPv4 and the other IPv6.
+    pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<Seal> {
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                Some(Seal::V4(PseudoV4 { dst_port, ..PseudoV4::new(src, dst, src_port) }))
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                Some(Seal::V6(PseudoV6 { dst_port, ..PseudoV6::new(src, dst, src_port) }))
+            }
+            _ => None,
+        }
+    }
+    /// Begins the ICRC of a packet with `udp_payload_len` bytes, ICRC included; `transport` begins with the BTH.
+    #[inline]
+    pub fn begin(&self, id: u16, udp_payload_len: usize, transport: &[u8]) -> Icrc {
+        match self {
+            Seal::V4(pseudo) => Icrc::ipv4(&PseudoV4 { id, ..*pseudo }, udp_payload_len, transport),
+            Seal::V6(pseudo) => Icrc::ipv6(pseudo, udp_payload_len, transport),
+        }
+    }
+}
+
+/// Checks the packets of one train after the other.
+pub struct Checker {
+    strict: bool,
+    /// The identification expected next, and what is added after it.
+    next: u16,
+    step: u16,
+    /// Deltas of the length that was last recovered.
+    delta: Option<(usize, IdDelta)>,
+    /// Identifications recovered so far.
+    pub recovered: u64,
+}
+
+impl Checker {
+    /// `strict`: see the module's description.
+    pub fn new(strict: bool) -> Checker {
+        Checker { strict, next: 0, step: 1, delta: None, recovered: 0 }
+    }
+    /// A new train begins.
+    pub fn begin_train(&mut self) {
+        (self.next, self.step) = (0, 1);
+    }
+    /// Whether the ICRC at the end of `packet` (BTH to ICRC, at least [`ICRC`] + 12 bytes) is right.
+    #[inline]
+    pub fn check(&mut self, seal: &Seal, packet: &[u8]) -> bool {
+        let (body, trailer) = packet.split_at(packet.len() - ICRC);
+        let id = self.next;
+        self.next = id.wrapping_add(self.step);
+        let icrc = seal.begin(id, packet.len(), body);
+        icrc.finish() == trailer || self.recover(seal, icrc, id, packet.len(), trailer)
+    }
+
+    /// Looks for another identification that makes the ICRC right.
+    #[cold]
+    fn recover(&mut self, seal: &Seal, icrc: Icrc, id: u16, len: usize, trailer: &[u8]) -> bool {
+        if matches!(seal, Seal::V6(_)) {
+            return false;
+        }
+        if self.delta.as_ref().is_none_or(|(made_for, _)| *made_for != len) {
+            self.delta = Some((len, IdDelta::new(len)));
+        }
+        let Some((_, delta)) = &self.delta else { return false };
+        let mut received = [0; ICRC];
+        received.copy_from_slice(trailer);
+        // The delta of `id` leads from the ICRC with `id` to the one with 0 as well.
+        let Some(found) = delta.recover(icrc.finish_with_id(delta, id), received) else { return false };
+        if self.strict && usize::from(found) >= TRAIN_MAX {
+            return false;
+        }
+        // Stacks that send identification 0 always are as common as those that count.
+        self.step = u16::from(found != 0);
+        self.next = found.wrapping_add(self.step);
+        self.recovered += 1;
+        true
+    }
+}
+
+const _: () = assert!(ROCE_PORT == crate::ROCE_UDP_PORT);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seal() -> Seal {
+        Seal::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 49_152, 4791).unwrap()
+    }
+
+    fn sealed(id: u16, len: usize) -> Vec<u8> {
+        let mut packet: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
+        let icrc = seal().begin(id, len + ICRC, &packet).finish();
+        packet.extend_from_slice(&icrc);
+        packet
+    }
+
+    /// Checks packets with these identifications as one train; returns the verdicts and how many were recovered.
+    fn train(strict: bool, ids: &[u16]) -> (Vec<bool>, u64) {
+        let mut checker = Checker::new(strict);
+        checker.begin_train();
+        let verdicts = ids.iter().map(|&id| checker.check(&seal(), &sealed(id, 100))).collect();
+        (verdicts, checker.recovered)
+    }
+
+    #[test]
+    fn a_whole_train_is_predicted() {
+        let ids: Vec<u16> = (0..64).collect();
+        assert_eq!(train(true, &ids), (vec![true; 64], 0));
+    }
+
+    #[test]
+    fn a_cut_train_is_recovered_once() {
+        assert_eq!(train(true, &[40, 41, 42, 43]), (vec![true; 4], 1));
+    }
+
+    #[test]
+    fn constant_zero_is_recovered_once() {
+        assert_eq!(train(true, &[0, 0, 0, 0]), (vec![true; 4], 1));
+    }
+
+    #[test]
+    fn counters_of_other_stacks_are_recovered_unless_strict() {
+        assert_eq!(train(false, &[0xfffe, 0xffff, 0, 1]), (vec![true; 4], 1));
+        assert_eq!(train(true, &[0xfffe, 64]), (vec![false; 2], 0));
+    }
+
+    #[test]
+    fn every_damaged_bit_is_noticed() {
+        let good = sealed(0, 60);
+        for bit in 0..good.len() * 8 {
+            // Byte 4 of the BTH is not covered.
+            if bit / 8 == 4 {
+                continue;
+            }
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let mut checker = Checker::new(true);
+            assert!(!checker.check(&seal(), &bad), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn mixed_families_have_no_seal() {
+        assert!(Seal::new("10.0.0.1".parse().unwrap(), "::1".parse().unwrap(), 1, 2).is_none());
+    }
+}

@@ -1,0 +1,74 @@
+//! The sockets of a port: one per address, so that the socket tells to which address a packet was sent.
+
+use crate::PortAddr;
+use crate::error::PortError;
+use crate::iface::is_link_local;
+use crate::spec::UdpSpec;
+use crate::sys::socket::{self, SocketOptions};
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::OwnedFd;
+
+/// A socket and its address.
+pub struct Sock {
+    /// The address it is bound to.
+    pub ip: IpAddr,
+    /// The port it is bound to.
+    pub udp_port: u16,
+    /// The socket.
+    pub fd: OwnedFd,
+    /// The kernel's count of packets lost for want of buffer, as last reported.
+    pub lost_seen: u32,
+    /// Calls for which it is still polled first, because packets came lately.
+    pub hot: u32,
+}
+
+/// Which of how many workers a port serves.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// From 0.
+    pub worker: usize,
+    /// At least 1.
+    pub workers: usize,
+}
+
+/// Opens the socket of `addr`.
+///
+/// With several workers the sockets of one address form a reuse group, and the kernel steers by destination QPN. Such a
+/// group would hide another program that already has the port from us and us from it, so worker 0 first tries whether
+/// the port is free.
+pub fn open(spec: &UdpSpec, addr: &PortAddr, share: Share) -> Result<Sock, PortError> {
+    let options = SocketOptions {
+        addr: socket_addr(addr, spec.udp_port),
+        gro: spec.gro,
+        reuse: share.workers > 1,
+        rcvbuf: spec.rcvbuf,
+        sndbuf: spec.sndbuf,
+    };
+    let sentence = |error| explain(addr.ip, spec.udp_port, error);
+    if share.workers > 1 && share.worker == 0 {
+        socket::open(&SocketOptions { reuse: false, ..options }).map_err(sentence)?;
+    }
+    let fd = socket::open(&options).map_err(sentence)?;
+    if share.workers > 1
+        && share.worker == 0
+        && let Err(error) = socket::steer_by_qpn(&fd, share.workers as u32)
+    {
+        tracing::warn!("packets are not steered to workers ({error}): workers hand them over to each other");
+    }
+    Ok(Sock { ip: addr.ip, udp_port: spec.udp_port, fd, lost_seen: 0, hot: 0 })
+}
+
+fn socket_addr(addr: &PortAddr, port: u16) -> SocketAddr {
+    match addr.ip {
+        IpAddr::V6(ip) if is_link_local(&ip) => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, addr.ifindex)),
+        ip => SocketAddr::new(ip, port),
+    }
+}
+
+fn explain(addr: IpAddr, port: u16, error: io::Error) -> PortError {
+    match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => PortError::InUse { addr, port },
+        _ => PortError::from_io(format!("open UDP port {port} on {addr}"), error),
+    }
+}

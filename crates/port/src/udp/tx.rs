@@ -1,0 +1,383 @@
+//! Sending: frames to trains, trains to messages, messages to one `sendmmsg`.
+//!
+//! Consecutive frames of one flow and one length (the last may be shorter) become a train: one message with
+//! `UDP_SEGMENT`, which the kernel, or the NIC, cuts into packets again. Heads and trailers are written into a scratch
+//! area; payload is lent to the kernel where it lies, except short payload, which is cheaper to copy than to describe,
+//! and payload of another process, which is read into the scratch area. The ICRC is computed in the same walk; if the
+//! application changes its buffer between that and the kernel's copy, the receiver drops the packet and it is sent
+//! again, as verbs allow.
+//!
+//! What the kernel answers, and what is done: see [`Answer`].
+
+use super::seal::{ICRC, Seal, TRAIN_MAX};
+use super::socks::Sock;
+use crate::sys::recv::take_error;
+use crate::sys::send::SendRing;
+use crate::sys::socket::{DEFAULT_HOPS, SockAddr, wait_writable};
+use burst_base::Reason;
+use burst_frame::{Flow, TxBatch, TxFrame};
+use std::os::fd::{AsRawFd, RawFd};
+
+/// Longest message: an IPv4 datagram's UDP payload.
+const MESSAGE_MAX: usize = 65_507;
+/// Messages of one `sendmmsg`.
+const MESSAGES: usize = 128;
+/// iovecs of one `sendmmsg`.
+const IOVS: usize = 2048;
+/// Scratch bytes of one `sendmmsg`; holds the longest frame whole.
+const SCRATCH: usize = 128 << 10;
+/// Payload up to here is copied rather than lent.
+const COPY_MAX: usize = 256;
+/// Waits for room in the socket before a message is given up.
+const WAITS_MAX: u32 = 4;
+/// Length of one such wait.
+const WAIT_MS: i32 = 1;
+/// Errors taken off the error queue at once.
+const ERRORS_MAX: usize = 64;
+
+const _: () = assert!(SCRATCH > 2 * MESSAGE_MAX - 1 && TRAIN_MAX <= 64);
+
+/// What to do about an error of `sendmmsg`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// The socket's buffer or a queue below is full: wait, then try again.
+    Wait,
+    /// A signal came: try again.
+    Again,
+    /// Too long for the path, or trains are refused on it: send the packets one by one.
+    Singly,
+    /// An error of an earlier packet, or no route: empty the error queue, try once more, then drop.
+    Failed,
+}
+
+fn answer(errno: i32) -> Answer {
+    match errno {
+        libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM => Answer::Wait,
+        libc::EINTR => Answer::Again,
+        libc::EINVAL | libc::EIO | libc::EMSGSIZE => Answer::Singly,
+        _ => Answer::Failed,
+    }
+}
+
+/// Frames `first .. first + frames` of the batch, of which `packets` are in the message.
+#[derive(Clone, Copy, Debug)]
+struct Train {
+    first: usize,
+    frames: usize,
+    packets: usize,
+}
+
+/// The sending half of the port.
+pub struct Tx {
+    ring: SendRing,
+    trains: Vec<Train>,
+    /// Packets of a train: [`TRAIN_MAX`], or 1 when the kernel refuses trains.
+    train_max: usize,
+    icrc: bool,
+    udp_port: u16,
+}
+
+/// How far the messages of the ring came.
+enum Progress {
+    Done,
+    /// The train was refused.
+    Refused(Train, i32),
+}
+
+impl Tx {
+    /// `gso`: use trains. `icrc`: compute the ICRC (else zero).
+    pub fn new(gso: bool, icrc: bool, udp_port: u16) -> Tx {
+        Tx {
+            ring: SendRing::new(MESSAGES, IOVS, SCRATCH),
+            trains: Vec::with_capacity(MESSAGES),
+            train_max: if gso { TRAIN_MAX } else { 1 },
+            icrc,
+            udp_port,
+        }
+    }
+
+    /// Sends the whole batch.
+    pub fn burst(&mut self, socks: &[Sock], batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        let frames = batch.frames();
+        // Frames below `singly_to` are sent one by one because their train was refused.
+        let (mut at, mut singly_to, mut refused) = (0, 0, None);
+        while at < frames.len() {
+            let Some(sock) = socks.iter().find(|s| s.ip == frames[at].flow.src) else {
+                dropped(Reason::SendFailed);
+                at += 1;
+                continue;
+            };
+            let singly = at < singly_to;
+            let (end, train_max) = if singly { (singly_to, 1) } else { (frames.len(), self.train_max) };
+            let next = self.build(batch, at..end, train_max, dropped);
+            let mut too_long = false;
+            let progress = self.transmit(sock.fd.as_raw_fd(), &mut |reason| {
+                too_long |= reason == Reason::SendTooLong;
+                dropped(reason);
+            });
+            match progress {
+                Progress::Done => at = next,
+                Progress::Refused(train, errno) => {
+                    (at, singly_to, refused) = (train.first, train.first + train.frames, Some(errno));
+                }
+            }
+            if singly && at >= singly_to && !too_long {
+                self.give_up_trains(refused.take());
+            }
+        }
+    }
+
+    /// After the packets of a refused train went well one by one: trains do not work here.
+    fn give_up_trains(&mut self, errno: Option<i32>) {
+        if let Some(errno) = errno.filter(|e| *e != libc::EMSGSIZE) {
+            if self.train_max > 1 {
+                let error = std::io::Error::from_raw_os_error(errno);
+                tracing::warn!("the kernel refuses UDP_SEGMENT ({error}): packets are sent one by one from now on");
+            }
+            self.train_max = 1;
+        }
+    }
+
+    /// Fills the ring with trains of `range`, all of one source address; returns the first frame that is not in it.
+    fn build(
+        &mut self,
+        batch: &TxBatch,
+        range: core::ops::Range<usize>,
+        train_max: usize,
+        dropped: &mut dyn FnMut(Reason),
+    ) -> usize {
+        self.ring.clear();
+        self.trains.clear();
+        let frames = &batch.frames()[..range.end];
+        let src = frames[range.start].flow.src;
+        let mut at = range.start;
+        while at < frames.len() && frames[at].flow.src == src && self.ring.has_message() {
+            let taken = self.build_train(batch, &frames[at..], train_max, at, dropped);
+            if taken == 0 {
+                break;
+            }
+            at += taken;
+        }
+        at
+    }
+
+    /// Makes one message of the frames that fit together; returns how many frames were taken.
+    fn build_train(
+        &mut self,
+        batch: &TxBatch,
+        frames: &[TxFrame],
+        train_max: usize,
+        first: usize,
+        dropped: &mut dyn FnMut(Reason),
+    ) -> usize {
+        let flow = frames[0].flow;
+        let Some(seal) = Seal::new(flow.src, flow.dst, self.udp_port, self.udp_port) else {
+            dropped(Reason::SendFailed);
+            return 1;
+        };
+        let length = frames[0].udp_payload_len();
+        let (mut taken, mut packets, mut total) = (0, 0, 0);
+        for frame in frames {
+            let len = frame.udp_payload_len();
+            let fits = packets < train_max && len <= length && total + len <= MESSAGE_MAX && same(&frame.flow, &flow);
+            if packets > 0 && !fits || !self.ring.has_room(batch.spans_of(frame).len(), len) {
+                break;
+            }
+            taken += 1;
+            if !self.append(batch, frame, &seal, packets as u16) {
+                dropped(Reason::SendFailed);
+                continue;
+            }
+            packets += 1;
+            total += len;
+            if len < length {
+                break;
+            }
+        }
+        if packets > 0 {
+            let to = SockAddr::from_parts(&flow.dst, self.udp_port, flow.scope);
+            let hops = Some(flow.hop_limit).filter(|h| *h != DEFAULT_HOPS && *h != 0);
+            let segment = (packets > 1).then_some(length as u16);
+            self.ring.end(&to, segment, Some(flow.tos).filter(|t| *t != 0), hops);
+            self.trains.push(Train { first, frames: taken, packets });
+        }
+        taken
+    }
+
+    /// Appends one packet to the message under construction. False, leaving nothing, if its memory is gone.
+    #[inline]
+    fn append(&mut self, batch: &TxBatch, frame: &TxFrame, seal: &Seal, id: u16) -> bool {
+        let spans = batch.spans_of(frame);
+        if usize::from(frame.payload_len) <= COPY_MAX || spans.iter().any(|s| !s.is_local()) {
+            return self.append_copy(batch, frame, seal, id);
+        }
+        let len = frame.udp_payload_len();
+        let head = frame.head();
+        self.ring.scratch(head.len()).copy_from_slice(head);
+        let mut icrc = self.icrc.then(|| seal.begin(id, len, head));
+        for span in spans {
+            icrc = icrc.map(|icrc| icrc.update_span(span).unwrap_or(icrc));
+            self.ring.lend(span);
+        }
+        let pad = usize::from(frame.pad);
+        let tail = self.ring.scratch(pad + ICRC);
+        tail[..pad].fill(0);
+        let icrc = icrc.map_or([0; ICRC], |icrc| icrc.update(&tail[..pad]).finish());
+        tail[pad..].copy_from_slice(&icrc);
+        true
+    }
+
+    /// [`Tx::append`] by copying all of the packet.
+    fn append_copy(&mut self, batch: &TxBatch, frame: &TxFrame, seal: &Seal, id: u16) -> bool {
+        let len = frame.udp_payload_len();
+        let head = frame.head();
+        let packet = self.ring.scratch(len);
+        packet[..head.len()].copy_from_slice(head);
+        let mut at = head.len();
+        for span in batch.spans_of(frame) {
+            if span.read_to(&mut packet[at..at + span.len()]).is_err() {
+                self.ring.unscratch(len);
+                return false;
+            }
+            at += span.len();
+        }
+        packet[at..].fill(0);
+        if self.icrc {
+            let (body, trailer) = packet.split_at_mut(len - ICRC);
+            trailer.copy_from_slice(&seal.begin(id, len, body).finish());
+        }
+        true
+    }
+
+    /// Sends the messages of the ring in order, dropping what cannot be sent, until a train is refused.
+    fn transmit(&mut self, fd: RawFd, dropped: &mut dyn FnMut(Reason)) -> Progress {
+        let (mut at, mut waits, mut failures) = (0, 0, 0);
+        while at < self.ring.messages() {
+            let errno = match self.ring.send(fd, at) {
+                Ok(sent) => {
+                    (at, waits, failures) = (at + sent, 0, 0);
+                    continue;
+                }
+                Err(error) => error.raw_os_error().unwrap_or(0),
+            };
+            let train = self.trains[at];
+            let reason = match answer(errno) {
+                Answer::Again => continue,
+                Answer::Wait if waits < WAITS_MAX => {
+                    waits += 1;
+                    wait_writable(fd, WAIT_MS);
+                    continue;
+                }
+                Answer::Wait => Reason::SendQueueFull,
+                Answer::Singly if train.packets > 1 => return Progress::Refused(train, errno),
+                Answer::Singly if errno == libc::EMSGSIZE => Reason::SendTooLong,
+                Answer::Singly => Reason::SendFailed,
+                Answer::Failed => {
+                    failures += 1;
+                    if empty_error_queue(fd, dropped) && failures == 1 {
+                        continue;
+                    }
+                    Reason::SendFailed
+                }
+            };
+            (0..train.packets).for_each(|_| dropped(reason));
+            (at, waits, failures) = (at + 1, 0, 0);
+        }
+        Progress::Done
+    }
+}
+
+/// Whether frames of the two flows may share a train: everything that the port puts on the wire agrees.
+#[inline]
+fn same(a: &Flow, b: &Flow) -> bool {
+    a.dst == b.dst && a.src == b.src && a.tos == b.tos && a.hop_limit == b.hop_limit && a.scope == b.scope
+}
+
+/// Takes everything off the error queue, counting what the network said about packets sent earlier. True if there was
+/// anything.
+pub fn empty_error_queue(fd: RawFd, dropped: &mut dyn FnMut(Reason)) -> bool {
+    for taken in 0..ERRORS_MAX {
+        let Some(error) = take_error(fd) else { return taken > 0 };
+        // What this host says itself is also the answer of the call, and counted there.
+        if error.remote {
+            dropped(if error.errno == libc::EMSGSIZE { Reason::SendTooLong } else { Reason::SendFailed });
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{batch_of, flow, push};
+
+    /// Packets of the trains that are built of frames with these payload lengths.
+    fn trains(lengths: &[usize], train_max: usize) -> Vec<usize> {
+        let payloads: Vec<Vec<u8>> = lengths.iter().map(|l| vec![1; *l]).collect();
+        let batch = batch_of(&flow("10.0.0.1", "10.0.0.2"), &payloads);
+        let mut tx = Tx::new(true, true, 4791);
+        let mut packets = Vec::new();
+        let mut at = 0;
+        while at < batch.len() {
+            at = tx.build(&batch, at..batch.len(), train_max, &mut |r| panic!("{r}"));
+            packets.extend(tx.trains.iter().map(|t| t.packets));
+        }
+        packets
+    }
+
+    #[test]
+    fn equal_lengths_share_a_train_and_a_shorter_one_ends_it() {
+        assert_eq!(trains(&[1024; 5], 64), [5]);
+        assert_eq!(trains(&[1024, 1024, 100, 1024, 1024], 64), [3, 2]);
+        assert_eq!(trains(&[100, 1024, 1024, 1024, 4, 4, 4], 64), [1, 4, 2]);
+        assert_eq!(trains(&[0, 0, 0], 64), [3]);
+    }
+
+    #[test]
+    fn a_train_keeps_the_kernels_limits() {
+        assert_eq!(trains(&[4; 150], 64), [64, 64, 22]);
+        // 4096 + 12 + 4 = 4112 bytes: 15 fit into 65507.
+        assert_eq!(trains(&[4096; 40], 64), [15, 15, 10]);
+        assert_eq!(trains(&[4096; 3], 1), [1, 1, 1]);
+    }
+
+    #[test]
+    fn many_frames_go_through_a_small_ring() {
+        assert_eq!(trains(&[4096; 2000], 64).iter().sum::<usize>(), 2000);
+        assert_eq!(trains(&[256; 2000], 1).iter().sum::<usize>(), 2000);
+    }
+
+    #[test]
+    fn what_the_wire_shows_separates_trains_and_the_source_port_does_not() {
+        let payload = vec![0u8; 512];
+        let base = flow("10.0.0.1", "10.0.0.2");
+        let flows = [
+            base,
+            Flow { src_port: 7, ..base },
+            Flow { tos: 2, ..base },
+            Flow { tos: 2, hop_limit: 1, ..base },
+            Flow { tos: 2, hop_limit: 1, dst: "10.0.0.3".parse().unwrap(), ..base },
+        ];
+        let mut batch = TxBatch::new(8);
+        flows.iter().for_each(|f| assert!(push(&mut batch, f, &payload)));
+        let mut tx = Tx::new(true, true, 4791);
+        tx.build(&batch, 0..5, 64, &mut |r| panic!("{r}"));
+        assert_eq!(tx.trains.iter().map(|t| t.packets).collect::<Vec<_>>(), [2, 1, 1, 1]);
+    }
+
+    #[test]
+    fn memory_that_is_gone_costs_one_frame_only() {
+        use burst_span::Span;
+        let payload = vec![9u8; 300];
+        let flow = flow("10.0.0.1", "10.0.0.2");
+        let mut batch = TxBatch::new(3);
+        assert!(push(&mut batch, &flow, &payload));
+        assert!(batch.push(&flow, &[0; 12], &[Span::remote(std::process::id(), 8, 300)], 0));
+        assert!(push(&mut batch, &flow, &payload));
+        let mut tx = Tx::new(true, true, 4791);
+        let mut reasons = Vec::new();
+        assert_eq!(tx.build(&batch, 0..3, 64, &mut |r| reasons.push(r)), 3);
+        assert_eq!(reasons, [Reason::SendFailed]);
+        assert_eq!((tx.trains[0].packets, tx.trains[0].frames), (2, 3));
+    }
+}
