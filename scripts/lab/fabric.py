@@ -165,6 +165,20 @@ class Host:
         if done.returncode:
             raise LabError(f"ip {line}: {done.stderr.strip()}")
 
+    def tcp_table(self):
+        """Lines of this namespace's TCP sockets."""
+        proc = Path(f"/proc/{self.keeper.pid}/net")
+        return [line for name in ("tcp", "tcp6") for line in (proc / name).read_text().splitlines()[1:]]
+
+    def await_udp(self, program, port, seconds=10):
+        """Waits until a UDP socket is bound to the port here."""
+        want = f":{port:04X} "
+        limit = time.monotonic() + seconds
+        while want not in Path(f"/proc/{self.keeper.pid}/net/udp").read_text():
+            if not program.running() or time.monotonic() > limit:
+                raise LabError(f"{' '.join(program.words)} does not bind UDP port {port}:\n{program.text()}")
+            time.sleep(0.02)
+
     def environment(self, extra=None):
         env = {**os.environ, "BURST_SOCKET": str(self.socket)}
         libraries = str(build_directory() / "lib")

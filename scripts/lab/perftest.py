@@ -73,15 +73,14 @@ def words_port(words):
     return int(words[words.index("-p") + 1]) if "-p" in words else 18515
 
 
-def await_listener(host, server, port, seconds=SERVER_SECONDS):
+def await_listener(host, program, port, seconds=SERVER_SECONDS):
     """Waits until something listens on the TCP port there."""
     want = f":{port:04X}"
     limit = time.monotonic() + seconds
     while True:
-        _, tables = host.run("cat", "/proc/self/net/tcp", "/proc/self/net/tcp6", plain=True)
-        rows = (line.split() for line in tables.splitlines())
+        rows = [line.split() for line in host.tcp_table()]
         if any(len(r) > 3 and r[1].endswith(want) and r[3] == "0A" for r in rows):
             return
-        if not server.running() or time.monotonic() > limit:
-            raise LabError(f"{' '.join(server.words)} does not listen on port {port}:\n{server.text()}")
+        if not program.running() or time.monotonic() > limit:
+            raise LabError(f"{' '.join(program.words)} does not listen on port {port}:\n{program.text()}")
         time.sleep(0.02)

@@ -1,0 +1,66 @@
+"""Single measurements over a fabric: verbs by Debian's perftest, and the kernel's TCP and UDP on the same wire."""
+
+import json
+
+from .fabric import LabError, build_directory
+from .perftest import await_listener, run_pair
+
+REFERENCE_PORT = 5301
+DEVICE = "burst0"
+
+
+def tcp_stream_gbits(fabric, seconds=2):
+    """One iperf3 stream from a to b."""
+    server = fabric.b.start("iperf3", "-s", "-1", "-p", REFERENCE_PORT, plain=True)
+    try:
+        await_listener(fabric.b, server, REFERENCE_PORT)
+        words = ["iperf3", "-c", fabric.b.address, "-p", REFERENCE_PORT, "-t", seconds, "-J"]
+        code, text = fabric.a.run(*words, seconds=seconds + 20, plain=True)
+        if code:
+            raise LabError(f"iperf3: {text}")
+        return json.loads(text)["end"]["sum_received"]["bits_per_second"] / 1e9
+    finally:
+        server.stop()
+
+
+def kernel_ping_pong(fabric, kind, rounds=10_000, size=64):
+    """Half round trips of `tcp` (blocking) or `udp` (spinning): {"p50_us", "p99_us"}."""
+    tool = build_directory() / "examples" / "pingpong"
+    where = f"{fabric.b.address}:{REFERENCE_PORT + 1}"
+    server = fabric.b.start(tool, kind, "serve", where, plain=True)
+    try:
+        await_port(fabric.b, server, kind)
+        code, text = fabric.a.run(tool, kind, where, rounds, size, seconds=60, plain=True)
+        if code:
+            raise LabError(f"pingpong {kind}: {text}")
+        return json.loads(text)
+    finally:
+        server.stop()
+
+
+def await_port(host, program, kind):
+    if kind == "tcp":
+        await_listener(host, program, REFERENCE_PORT + 1)
+    else:
+        host.await_udp(program, REFERENCE_PORT + 1)
+
+
+def bandwidth(fabric, tool, size, *extra, seconds=1):
+    """perftest's average over about `seconds`: {"gbits", "mpps"}."""
+    words = [tool, "-d", DEVICE, "-F", "--report_gbits", "-s", size, "-D", seconds, *extra]
+    result = run_pair(fabric.b, fabric.a, words, seconds=seconds + 30)
+    return {"gbits": result.gbits, "mpps": result.mpps}
+
+
+def latency(fabric, tool, size, *extra, rounds=5000):
+    """perftest's median and 99th percentile: {"p50_us", "p99_us"}."""
+    words = [tool, "-d", DEVICE, "-F", "-s", size, "-n", rounds, *extra]
+    result = run_pair(fabric.b, fabric.a, words, seconds=60)
+    return {"p50_us": result.p50_us, "p99_us": result.p99_us}
+
+
+def atomics(fabric, kind, seconds=1):
+    """Rate of FETCH_AND_ADD or CMP_AND_SWAP: {"gbits", "mpps"}."""
+    words = ["ib_atomic_bw", "-d", DEVICE, "-F", "--report_gbits", "-A", kind, "-D", seconds]
+    result = run_pair(fabric.b, fabric.a, words, seconds=seconds + 30)
+    return {"gbits": result.gbits, "mpps": result.mpps}

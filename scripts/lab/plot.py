@@ -1,0 +1,104 @@
+"""A small SVG chart, written by hand: two panels need no plotting library, and the demo nothing but Python."""
+
+from html import escape
+from math import ceil, log2
+
+PANEL_W, PANEL_H, LEFT, TOP, BOTTOM = 520, 340, 60, 60, 60
+COLORS = ["#1f6fb4", "#d1622b", "#2f8f4e", "#8a4fa3"]
+TEXT = 'font-family="sans-serif" font-size="12"'
+
+
+def size_label(size):
+    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return f"{size // factor} {unit}"
+    return f"{size} B"
+
+
+def nice_ceiling(value):
+    """The next round number to end an axis with."""
+    step = 10 ** (len(str(int(value))) - 1) if value >= 1 else 1
+    return max(step, ceil(value / step) * step)
+
+
+def bandwidth_panel(x0, series, reference):
+    """Gbit/s over message size (logarithmic), one line per operation, the TCP stream dashed."""
+    sizes = sorted({size for points in series.values() for size, _ in points})
+    top = nice_ceiling(max([reference, *(y for points in series.values() for _, y in points)]) * 1.05)
+    low, high = log2(sizes[0]), log2(sizes[-1])
+    px = lambda size: x0 + LEFT + (log2(size) - low) / max(high - low, 1) * (PANEL_W - LEFT - 20)
+    py = lambda y: TOP + (1 - y / top) * (PANEL_H - TOP - BOTTOM + 20)
+    parts = [title(x0, "Bandwidth, one queue pair (Gbit/s)"), *y_axis(x0, top, py)]
+    for size in sizes:
+        parts.append(f'<text {TEXT} x="{px(size):.0f}" y="{py(0) + 18:.0f}" text-anchor="middle">{size_label(size)}</text>')
+    parts.append(
+        f'<line x1="{x0 + LEFT}" x2="{x0 + PANEL_W - 20}" y1="{py(reference):.1f}" y2="{py(reference):.1f}" '
+        'stroke="#555" stroke-dasharray="6 4"/>'
+    )
+    parts.append(f'<text {TEXT} x="{x0 + LEFT + 6}" y="{py(reference) - 5:.0f}" fill="#555">TCP, 1 stream</text>')
+    for color, (name, points) in zip(COLORS, series.items()):
+        line = " ".join(f"{px(s):.1f},{py(y):.1f}" for s, y in sorted(points))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts += [f'<circle cx="{px(s):.1f}" cy="{py(y):.1f}" r="3" fill="{color}"/>' for s, y in points]
+    parts += legend(x0, list(series))
+    return parts
+
+
+def latency_panel(x0, bars):
+    """Median and 99th percentile in microseconds, one pair of bars per test."""
+    top = nice_ceiling(max(p99 for _, _, p99 in bars) * 1.05)
+    py = lambda y: TOP + (1 - y / top) * (PANEL_H - TOP - BOTTOM + 20)
+    slot = (PANEL_W - LEFT - 20) / len(bars)
+    parts = [title(x0, "64 B, half a round trip (µs): median, 99th percentile"), *y_axis(x0, top, py)]
+    for number, (name, p50, p99) in enumerate(bars):
+        x = x0 + LEFT + number * slot
+        for offset, value, color in ((0.15, p50, COLORS[0]), (0.5, p99, "#a9c8e6")):
+            parts.append(
+                f'<rect x="{x + offset * slot:.1f}" y="{py(value):.1f}" width="{0.33 * slot:.1f}" '
+                f'height="{py(0) - py(value):.1f}" fill="{color}"/>'
+            )
+            parts.append(
+                f'<text {TEXT} x="{x + (offset + 0.165) * slot:.1f}" y="{py(value) - 4:.0f}" text-anchor="middle">{value:.0f}</text>'
+            )
+        for row, word in enumerate(name.split("\n")):
+            parts.append(
+                f'<text {TEXT} x="{x + slot / 2:.0f}" y="{py(0) + 18 + 14 * row:.0f}" text-anchor="middle">{escape(word)}</text>'
+            )
+    return parts
+
+
+def title(x0, text):
+    return f'<text font-family="sans-serif" font-size="15" font-weight="bold" x="{x0 + LEFT}" y="24">{escape(text)}</text>'
+
+
+def y_axis(x0, top, py):
+    parts = []
+    for step in range(5):
+        value = top * step / 4
+        y = py(value)
+        parts.append(f'<line x1="{x0 + LEFT}" x2="{x0 + PANEL_W - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text {TEXT} x="{x0 + LEFT - 8}" y="{y + 4:.0f}" text-anchor="end">{value:g}</text>')
+    return parts
+
+
+def legend(x0, names):
+    parts = []
+    for number, (name, color) in enumerate(zip(names, COLORS)):
+        x = x0 + LEFT + number * 130
+        parts.append(f'<rect x="{x}" y="36" width="12" height="12" fill="{color}"/>')
+        parts.append(f'<text {TEXT} x="{x + 17}" y="46">{escape(name)}</text>')
+    return parts
+
+
+def svg(series, reference, bars):
+    """The whole picture. `series`: {name: [(bytes, Gbit/s)]}; `bars`: [(name, p50, p99)]."""
+    parts = []
+    if series:
+        parts += bandwidth_panel(0, series, reference)
+    if bars:
+        parts += latency_panel(PANEL_W, bars)
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * PANEL_W} {PANEL_H}" width="{2 * PANEL_W}" height="{PANEL_H}">\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+    )
