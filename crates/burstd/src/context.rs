@@ -1,0 +1,356 @@
+//! The objects of one client: protection domains, regions, channels, queues, queue pairs, address handles.
+//!
+//! Handles are numbers of this context alone; each use looks them up here, so a client can name only its own. What a
+//! handle needs while others use it is counted, and destroying it then is refused with `EBUSY`, as verbs documents.
+//! [`Context::close`] gives everything back in the right order, whatever state the client died in.
+
+mod handles;
+mod memory;
+mod queue_pair;
+mod queues;
+
+use crate::house::House;
+use crate::session::refuse;
+use burst_base::Qpn;
+use burst_base::verbs::EventType;
+use burst_control::{AsyncObject, Refusal, Request, Response};
+use burst_engine::events::EventPipe;
+use burst_engine::objects::SrqShared;
+use burst_engine::objects::write_async;
+use burst_engine::{AddressHandle, ContextSlot, CqShared};
+use burst_shm::ShmRef;
+use burst_shm::arena::Arena;
+use burst_shm::doorbell::DoorbellDrain;
+use handles::Handles;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// An answer and the descriptors that go with it.
+pub struct Outcome {
+    /// The answer.
+    pub response: Response,
+    /// Its descriptors.
+    pub fds: Vec<OwnedFd>,
+    /// New arena segments.
+    pub segments: Vec<OwnedFd>,
+}
+
+impl From<Response> for Outcome {
+    fn from(response: Response) -> Outcome {
+        Outcome { response, fds: Vec::new(), segments: Vec::new() }
+    }
+}
+
+/// Something that is in use by a count of others.
+struct Used<T> {
+    users: u32,
+    it: T,
+}
+
+struct Cq {
+    /// Number in the workers' tables.
+    number: u32,
+    shared: Arc<CqShared>,
+    place: ShmRef,
+    /// Rings from before a resize, drained by the program.
+    old: Vec<ShmRef>,
+    channel: Option<u32>,
+}
+
+struct Srq {
+    shared: Arc<SrqShared>,
+    place: ShmRef,
+    pd: u32,
+}
+
+struct QpObject {
+    qpn: Qpn,
+    worker: usize,
+    doorbell: u32,
+    places: Vec<ShmRef>,
+    pd: u32,
+    send_cq: u32,
+    recv_cq: u32,
+    srq: Option<u32>,
+}
+
+struct Mr {
+    key: u32,
+    pd: u32,
+}
+
+/// See the module.
+pub struct Context {
+    id: u32,
+    device: u32,
+    pid: u32,
+    arena: Arena,
+    /// Segments that the client has been sent.
+    segments_sent: usize,
+    async_events: Arc<EventPipe>,
+    pds: Handles<Used<u32>>,
+    mrs: Handles<Mr>,
+    channels: Handles<Used<Arc<EventPipe>>>,
+    cqs: Handles<Used<Cq>>,
+    srqs: Handles<Used<Srq>>,
+    qps: Handles<QpObject>,
+    ahs: Handles<(u32, u32)>,
+    /// Free doorbell numbers, by worker.
+    doorbells: Vec<crate::numbers::Numbers>,
+}
+
+/// errno of a lack of memory, descriptors or numbers.
+fn no_room<T>(what: &str) -> Result<T, Refusal> {
+    refuse(libc::ENOMEM, format!("no room for another {what}"))
+}
+
+fn unknown<T>(what: &str, handle: u32) -> Result<T, Refusal> {
+    refuse(libc::EINVAL, format!("there is no {what} {handle} in this context"))
+}
+
+fn busy<T>(what: &str, users: u32) -> Result<T, Refusal> {
+    refuse(libc::EBUSY, format!("the {what} is still used by {users} other object(s)"))
+}
+
+impl Context {
+    /// A new context on `device` for process `pid`.
+    ///
+    /// # Errors
+    /// ENODEV for an unknown device, ENOMEM/EMFILE when resources are short.
+    pub fn open(house: &mut House, device: u32, pid: u32) -> Result<(Context, Outcome), Refusal> {
+        let Some(dev) = house.devices.get(device as usize) else {
+            return refuse(libc::ENODEV, format!("there is no device {device}"));
+        };
+        let info = dev.info();
+        let arena = Arena::new()
+            .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
+        let (pipe, events_fd) = EventPipe::new().map_err(system("make the event pipe"))?;
+        let async_events = Arc::new(pipe);
+        let mut fds = vec![status_fd(house)?, events_fd];
+        for worker in house.workers() {
+            fds.push(worker.wake_fd().try_clone_to_owned().map_err(system("share a wake descriptor"))?);
+        }
+        let Some(id) = house.contexts.take() else { return no_room("context") };
+        for worker in 0..house.workers().len() {
+            let Some(doorbells) = DoorbellDrain::new(arena.context(), worker) else { return no_room("worker") };
+            let slot = ContextSlot { doorbells, queues: Vec::new(), async_events: async_events.clone() };
+            house.on_worker(worker, move |w, _| w.add_context(id, slot));
+        }
+        let workers = house.workers().len();
+        let doorbells = (0..workers).map(|_| crate::numbers::Numbers::new(burst_shm::DOORBELL_QUEUES)).collect();
+        let mut context = Context {
+            id,
+            device,
+            pid,
+            arena,
+            segments_sent: 0,
+            async_events,
+            pds: Handles::default(),
+            mrs: Handles::default(),
+            channels: Handles::default(),
+            cqs: Handles::default(),
+            srqs: Handles::default(),
+            qps: Handles::default(),
+            ahs: Handles::default(),
+            doorbells,
+        };
+        let segments = match context.new_segments() {
+            Ok(segments) => segments,
+            Err(refusal) => {
+                context.close(house);
+                return Err(refusal);
+            }
+        };
+        let response = Response::Context { workers: workers as u32, device: info };
+        Ok((context, Outcome { response, fds, segments }))
+    }
+
+    /// Device number.
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// Writes an asynchronous event.
+    pub fn tell(&self, event: EventType, object: AsyncObject, cookie: u64) {
+        write_async(&self.async_events, event, object, cookie);
+    }
+
+    /// Segments that the client does not have yet.
+    fn new_segments(&mut self) -> Result<Vec<OwnedFd>, Refusal> {
+        let numbers = self.segments_sent..self.arena.segments();
+        let fds = numbers.filter_map(|n| self.arena.segment_fd(n)).map(|fd| fd.try_clone_to_owned());
+        let fds = fds.collect::<Result<Vec<_>, _>>().map_err(system("share an arena segment"))?;
+        self.segments_sent += fds.len();
+        Ok(fds)
+    }
+
+    /// A response, with the segments that it may refer to.
+    fn with_segments(&mut self, response: Response) -> Result<Outcome, Refusal> {
+        Ok(Outcome { response, fds: Vec::new(), segments: self.new_segments()? })
+    }
+
+    /// Carries out a request on this context's objects.
+    pub fn handle(&mut self, house: &mut House, request: Request, fds: Vec<OwnedFd>) -> Result<Outcome, Refusal> {
+        match request {
+            Request::AllocPd => self.alloc_pd(house),
+            Request::DeallocPd { pd } => self.dealloc_pd(house, pd),
+            Request::RegMr { pd, addr, len, iova, access, pieces } => {
+                self.reg_mr(house, memory::Registration { pd, addr, len, iova, access, pieces, fds })
+            }
+            Request::DeregMr { mr } => self.dereg_mr(house, mr),
+            Request::CreateChannel => self.create_channel(),
+            Request::DestroyChannel { channel } => self.destroy_channel(channel),
+            Request::CreateCq { entries, channel, cookie, .. } => self.create_cq(house, entries, channel, cookie),
+            Request::ResizeCq { cq, entries } => self.resize_cq(house, cq, entries),
+            Request::DestroyCq { cq } => self.destroy_cq(house, cq),
+            Request::CreateSrq { pd, max_wr, max_sge, limit, cookie } => {
+                self.create_srq(pd, max_wr, max_sge, limit, cookie)
+            }
+            Request::ModifySrq { srq, limit } => self.modify_srq(srq, limit),
+            Request::QuerySrq { srq } => self.query_srq(srq),
+            Request::DestroySrq { srq } => self.destroy_srq(srq),
+            Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, cap, cookie, event_cookie } => self
+                .create_qp(house, queue_pair::Wish { pd, qp_type, send_cq, recv_cq, srq, cap, cookie, event_cookie }),
+            Request::ModifyQp { qp, attr, mask } => self.modify_qp(house, qp, attr, mask),
+            Request::QueryQp { qp } => self.query_qp(house, qp),
+            Request::DestroyQp { qp } => self.destroy_qp(house, qp),
+            Request::CreateAh { pd, attr } => self.create_ah(house, pd, attr),
+            Request::DestroyAh { ah } => self.destroy_ah(house, ah),
+            Request::ResolveMac { attr } => self.resolve_mac(house, attr),
+            Request::Hello { .. }
+            | Request::DaemonInfo
+            | Request::ListDevices
+            | Request::Stats
+            | Request::OpenContext { .. } => refuse(libc::EPROTO, "not a request to a context"),
+        }
+    }
+
+    fn alloc_pd(&mut self, house: &mut House) -> Result<Outcome, Refusal> {
+        let Some(number) = house.pds.take() else { return no_room("protection domain") };
+        Ok(Response::Handle(self.pds.insert(Used { users: 0, it: number })).into())
+    }
+
+    fn dealloc_pd(&mut self, house: &mut House, pd: u32) -> Result<Outcome, Refusal> {
+        match self.pds.get(pd) {
+            None => unknown("protection domain", pd),
+            Some(p) if p.users > 0 => busy("protection domain", p.users),
+            Some(p) => {
+                house.pds.put(p.it);
+                self.pds.remove(pd);
+                Ok(Response::Done.into())
+            }
+        }
+    }
+
+    /// The workers' number of a protection domain.
+    fn pd_number(&self, pd: u32) -> Result<u32, Refusal> {
+        self.pds.get(pd).map_or_else(|| unknown("protection domain", pd), |p| Ok(p.it))
+    }
+
+    fn create_channel(&mut self) -> Result<Outcome, Refusal> {
+        let (pipe, read) = EventPipe::new().map_err(system("make a completion channel"))?;
+        let channel = self.channels.insert(Used { users: 0, it: Arc::new(pipe) });
+        Ok(Outcome { response: Response::Channel { channel }, fds: vec![read], segments: Vec::new() })
+    }
+
+    fn destroy_channel(&mut self, channel: u32) -> Result<Outcome, Refusal> {
+        match self.channels.get(channel) {
+            None => unknown("completion channel", channel),
+            Some(c) if c.users > 0 => busy("completion channel", c.users),
+            Some(_) => {
+                self.channels.remove(channel);
+                Ok(Response::Done.into())
+            }
+        }
+    }
+
+    fn create_ah(&mut self, house: &mut House, pd: u32, attr: burst_base::verbs::AhAttr) -> Result<Outcome, Refusal> {
+        let number = self.pd_number(pd)?;
+        let caps = &house.devices[self.device as usize].caps;
+        let flow =
+            burst_engine::flow::flow_of(caps, &attr, pd).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;
+        let Some(ah) = house.ahs.take() else { return no_room("address handle") };
+        house.on_all(move |w| w.add_ah(ah, AddressHandle { pd: number, flow }));
+        self.ahs.put(ah, (ah, pd));
+        if let Some(p) = self.pds.get_mut(pd) {
+            p.users += 1;
+        }
+        Ok(Response::Handle(ah).into())
+    }
+
+    fn destroy_ah(&mut self, house: &mut House, ah: u32) -> Result<Outcome, Refusal> {
+        let Some((number, pd)) = self.ahs.remove(ah) else { return unknown("address handle", ah) };
+        house.on_all(move |w| w.remove_ah(number));
+        house.ahs.put(number);
+        self.release_pd(pd);
+        Ok(Response::Done.into())
+    }
+
+    fn resolve_mac(&self, house: &House, attr: burst_base::verbs::AhAttr) -> Result<Outcome, Refusal> {
+        let caps = &house.devices[self.device as usize].caps;
+        let ip = burst_engine::flow::ip_of(attr.dgid);
+        if caps.addrs.iter().any(|a| a.ip == ip) {
+            return Ok(Response::Mac(caps.mac).into());
+        }
+        refuse(libc::EOPNOTSUPP, format!("the Ethernet address of {ip} is the kernel's business on this port"))
+    }
+
+    fn release_pd(&mut self, pd: u32) {
+        if let Some(p) = self.pds.get_mut(pd) {
+            p.users -= 1;
+        }
+    }
+
+    /// Moves all queue pairs to error, so that their completions are flushed while the program can still see them.
+    pub fn fail_queue_pairs(&mut self, house: &mut House) {
+        use burst_base::verbs::{QpAttr, QpState, attr_mask};
+        for qp in self.qps.values() {
+            let (qpn, attr) = (qp.qpn, QpAttr { qp_state: QpState::Err, ..QpAttr::default() });
+            // A queue pair in RESET cannot fail; that is no loss.
+            let _ = house
+                .on_worker(qp.worker, move |w, now| w.modify_qp(now, qpn, &attr, attr_mask::STATE, None).map(drop));
+        }
+    }
+
+    /// Gives everything back. Returns how many queue pairs the program had left.
+    pub fn close(&mut self, house: &mut House) -> usize {
+        let left = self.qps.len();
+        for qp in self.qps.handles() {
+            self.end_qp(house, qp, true);
+        }
+        for mr in self.mrs.handles() {
+            // Handles come from the table itself.
+            let _ = self.dereg_mr(house, mr);
+        }
+        for ah in self.ahs.handles() {
+            let _ = self.destroy_ah(house, ah);
+        }
+        for cq in self.cqs.handles() {
+            if let Some(c) = self.cqs.remove(cq) {
+                let number = c.it.number;
+                house.on_all(move |w| w.remove_cq(number));
+                house.cqs.put(number);
+            }
+        }
+        for pd in self.pds.handles() {
+            if let Some(p) = self.pds.remove(pd) {
+                house.pds.put(p.it);
+            }
+        }
+        let id = self.id;
+        house.on_all(move |w| w.remove_context(id));
+        house.contexts.put(id);
+        left
+    }
+}
+
+/// The status page, for the application.
+fn status_fd(house: &House) -> Result<OwnedFd, Refusal> {
+    let fd = house.status.fd().map(|fd| fd.try_clone_to_owned());
+    fd.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into())).map_err(system("share the status page"))
+}
+
+/// A refusal from a failed system call.
+fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
+    move |e| Refusal { errno: e.raw_os_error().unwrap_or(libc::EIO), sentence: format!("cannot {what}: {e}") }
+}

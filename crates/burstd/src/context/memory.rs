@@ -1,0 +1,85 @@
+//! Memory regions: what the client says is checked, mapped, and put into every worker's table.
+
+use super::{Context, Mr, Outcome, no_room, unknown};
+use crate::house::House;
+use crate::session::refuse;
+use burst_base::verbs::access;
+use burst_control::{MrPiece, MrPieceKind, Refusal, Response};
+use burst_mem::{MapPiece, Mapping, Region};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// A registration as asked for.
+pub struct Registration {
+    pub pd: u32,
+    pub addr: u64,
+    pub len: u64,
+    pub iova: u64,
+    pub access: u32,
+    pub pieces: Vec<MrPiece>,
+    pub fds: Vec<OwnedFd>,
+}
+
+const REMOTE_WRITES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+
+impl Context {
+    /// Registers memory.
+    pub(super) fn reg_mr(&mut self, house: &mut House, r: Registration) -> Result<Outcome, Refusal> {
+        let number = self.pd_number(r.pd)?;
+        if r.access & REMOTE_WRITES != 0 && r.access & access::LOCAL_WRITE == 0 {
+            return refuse(libc::EINVAL, "remote write and atomic access need IBV_ACCESS_LOCAL_WRITE too");
+        }
+        if r.addr.checked_add(r.len).is_none()
+            || r.iova.checked_add(r.len).is_none()
+            || r.len > crate::device::LIMITS.max_mr_size
+        {
+            return refuse(libc::EINVAL, "the region is longer than an address space or max_mr_size");
+        }
+        let Some(key) = house.keys.alloc() else { return no_room("memory region") };
+        let mapping = match self.map(&r) {
+            Ok(mapping) => mapping,
+            Err(refusal) => {
+                house.keys.release(key);
+                return Err(refusal);
+            }
+        };
+        let iova = if r.access & access::ZERO_BASED != 0 { 0 } else { r.iova };
+        let region = Arc::new(Region::new(key, number, iova, r.len, r.access, mapping));
+        house.on_all(move |w| w.add_region(region.clone()));
+        if let Some(p) = self.pds.get_mut(r.pd) {
+            p.users += 1;
+        }
+        let mr = self.mrs.insert(Mr { key, pd: r.pd });
+        Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
+    }
+
+    /// Maps the pieces, or remembers the process; both at once cannot be.
+    fn map(&self, r: &Registration) -> Result<Mapping, Refusal> {
+        if r.pieces.is_empty() || r.pieces.iter().any(|p| p.kind == MrPieceKind::ProcessVm) {
+            return Ok(Region::process_vm(self.pid, r.addr));
+        }
+        // The mapping must be as long as the region: this is what makes every span lie inside it.
+        if r.pieces.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len)) != Some(r.len) {
+            return refuse(libc::EINVAL, "the pieces are not as long as the region");
+        }
+        let piece = |p: &MrPiece| match p.kind {
+            MrPieceKind::Fd { fd, offset } => {
+                r.fds.get(fd as usize).map(|f| MapPiece { fd: f.as_fd(), offset, len: p.len })
+            }
+            MrPieceKind::ProcessVm => None,
+        };
+        let Some(pieces) = r.pieces.iter().map(piece).collect::<Option<Vec<_>>>() else {
+            return refuse(libc::EINVAL, "a piece names a descriptor that was not sent");
+        };
+        Region::map(&pieces, r.access).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.to_string() })
+    }
+
+    /// Ends a registration. On return no worker uses the memory.
+    pub(super) fn dereg_mr(&mut self, house: &mut House, mr: u32) -> Result<Outcome, Refusal> {
+        let Some(Mr { key, pd }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
+        house.on_all(move |w| w.remove_region(key));
+        house.keys.release(key);
+        self.release_pd(pd);
+        Ok(Response::Done.into())
+    }
+}

@@ -1,0 +1,213 @@
+//! Queue pairs: capacities granted, queues laid out, numbers taken, and the worker told.
+
+use super::queues::made;
+use super::{Context, Outcome, QpObject, no_room, unknown};
+use crate::device::LIMITS;
+use crate::house::House;
+use crate::session::refuse;
+use burst_base::Qpn;
+use burst_base::verbs::{QpAttr, QpCap, QpType, attr_mask};
+use burst_control::{QueuePlace, Refusal, Response};
+use burst_engine::QpSlot;
+use burst_engine::flow::flow_of;
+use burst_shm::rq::{RqConsumer, RqSpec};
+use burst_shm::sq::{SqConsumer, SqSpec};
+use burst_shm::{ShmRef, rq_stride, sq_stride};
+use burst_transport::{Qp, QpConfig, RecvQueue};
+
+/// A queue pair as asked for.
+pub struct Wish {
+    pub pd: u32,
+    pub qp_type: QpType,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub srq: Option<u32>,
+    pub cap: QpCap,
+    pub cookie: u32,
+    pub event_cookie: u64,
+}
+
+/// Where a queue is, for the application.
+fn queue_place(place: ShmRef, entries: u32, stride: u32, max_sge: u32) -> QueuePlace {
+    QueuePlace { place: place.into(), entries, stride, max_sge }
+}
+
+/// Capacities as granted: at least as asked for.
+fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
+    let over = [
+        ("max_send_wr", cap.max_send_wr, LIMITS.max_qp_wr),
+        ("max_recv_wr", cap.max_recv_wr, LIMITS.max_qp_wr),
+        ("max_send_sge", cap.max_send_sge, LIMITS.max_sge),
+        ("max_recv_sge", cap.max_recv_sge, LIMITS.max_sge),
+        ("max_inline_data", cap.max_inline_data, LIMITS.max_inline),
+    ];
+    if let Some((name, value, max)) = over.iter().find(|(_, value, max)| value > max) {
+        return refuse(libc::EINVAL, format!("{name} of {value} is over the device's {max}"));
+    }
+    let (max_send_sge, stride) = (cap.max_send_sge.max(1), sq_stride(cap.max_send_sge.max(1), cap.max_inline_data));
+    Ok(QpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: if has_srq { 0 } else { cap.max_recv_wr },
+        max_send_sge,
+        max_recv_sge: if has_srq { 0 } else { cap.max_recv_sge.max(1) },
+        // What the entry has room for anyway.
+        max_inline_data: (stride - 64).min(LIMITS.max_inline),
+    })
+}
+
+impl Context {
+    pub(super) fn create_qp(&mut self, house: &mut House, wish: Wish) -> Result<Outcome, Refusal> {
+        let cap = grant(&wish.cap, wish.srq.is_some())?;
+        let pd = self.pd_number(wish.pd)?;
+        let cq_number = |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.it.number));
+        let (send_cq, recv_cq) = (cq_number(wish.send_cq)?, cq_number(wish.recv_cq)?);
+        let srq = match wish.srq {
+            Some(s) => match self.srqs.get(s) {
+                None => return unknown("shared receive queue", s),
+                Some(used) => Some(used.it.shared.clone()),
+            },
+            None => None,
+        };
+        let sq_spec = made(SqSpec::new(cap.max_send_wr.max(1), cap.max_send_sge, cap.max_inline_data))?;
+        let rq_spec = match srq {
+            Some(_) => None,
+            None => Some(made(RqSpec::new(cap.max_recv_wr.max(1), cap.max_recv_sge))?),
+        };
+        let sq_place = self.room(sq_spec.bytes())?;
+        let mut places = vec![sq_place];
+        if let Some(spec) = rq_spec {
+            match self.room(spec.bytes()) {
+                Ok(place) => places.push(place),
+                Err(refusal) => return self.undo(&places, Err(refusal)),
+            }
+        }
+        let Some((worker, qpn, doorbell)) = self.take_numbers(house) else {
+            return self.undo(&places, no_room("queue pair"));
+        };
+        let sq = made(SqConsumer::new(made(self.arena.area(sq_place, sq_spec.bytes()))?, sq_spec))?;
+        let rq = match (rq_spec, &srq) {
+            (Some(spec), _) => {
+                RecvQueue::Own(made(RqConsumer::new(made(self.arena.area(places[1], spec.bytes()))?, spec))?)
+            }
+            (None, Some(shared)) => RecvQueue::Shared(shared.consumer.clone()),
+            (None, None) => RecvQueue::None,
+        };
+        let config = QpConfig {
+            qpn,
+            qp_type: wish.qp_type,
+            pd,
+            send_cq,
+            recv_cq,
+            cookie: wish.cookie,
+            cap,
+            port_mtu: house.devices[self.device as usize].active_mtu(),
+            sq,
+            rq,
+        };
+        let pipe = self.async_events.clone();
+        let mut slot =
+            QpSlot::new(Qp::new(config), qpn, self.id, self.device as u16, doorbell, wish.event_cookie, pipe);
+        slot.srq = srq;
+        house.on_worker(worker, move |w, _| w.add_qp(Box::new(slot)));
+        self.count_users(&wish, 1);
+        let Wish { pd, send_cq, recv_cq, srq, .. } = wish;
+        let rq_place =
+            rq_spec.map(|spec| queue_place(places[1], spec.entries(), rq_stride(spec.max_sge()), spec.max_sge()));
+        let stride = sq_stride(sq_spec.max_sge(), sq_spec.max_inline());
+        let sq = queue_place(sq_place, sq_spec.entries(), stride, sq_spec.max_sge());
+        let qp = self.qps.insert(QpObject { qpn, worker, doorbell, places, pd, send_cq, recv_cq, srq });
+        self.with_segments(Response::Qp { qp, qpn: qpn.get(), sq, rq: rq_place, cap, doorbell, worker: worker as u32 })
+    }
+
+    /// Gives places back after a failure.
+    fn undo(&mut self, places: &[ShmRef], result: Result<Outcome, Refusal>) -> Result<Outcome, Refusal> {
+        for place in places {
+            self.arena.free(*place);
+        }
+        result
+    }
+
+    /// A worker, a queue pair number and a doorbell.
+    fn take_numbers(&mut self, house: &mut House) -> Option<(usize, Qpn, u32)> {
+        let worker = house.pick_worker();
+        let doorbell = self.doorbells[worker].take()?;
+        match house.qpns[worker].take() {
+            Some(qpn) => Some((worker, qpn, doorbell)),
+            None => {
+                self.doorbells[worker].put(doorbell);
+                None
+            }
+        }
+    }
+
+    /// A queue pair uses its domain, its queues.
+    fn count_users(&mut self, wish: &Wish, by: i32) {
+        self.add_users(wish.pd, [wish.send_cq, wish.recv_cq], wish.srq, by);
+    }
+
+    fn add_users(&mut self, pd: u32, cqs: [u32; 2], srq: Option<u32>, by: i32) {
+        let add = |users: &mut u32| *users = users.wrapping_add_signed(by);
+        if let Some(p) = self.pds.get_mut(pd) {
+            add(&mut p.users);
+        }
+        for cq in cqs {
+            if let Some(c) = self.cqs.get_mut(cq) {
+                add(&mut c.users);
+            }
+        }
+        if let Some(s) = srq.and_then(|s| self.srqs.get_mut(s)) {
+            add(&mut s.users);
+        }
+    }
+
+    pub(super) fn modify_qp(
+        &mut self,
+        house: &mut House,
+        qp: u32,
+        attr: QpAttr,
+        mask: u32,
+    ) -> Result<Outcome, Refusal> {
+        let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
+        let flow = if mask & attr_mask::AV != 0 {
+            let caps = &house.devices[self.device as usize].caps;
+            let entropy = object.qpn.get() ^ attr.dest_qpn.get();
+            Some(flow_of(caps, &attr.ah, entropy).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?)
+        } else {
+            None
+        };
+        let qpn = object.qpn;
+        let done = house.on_worker(object.worker, move |w, now| w.modify_qp(now, qpn, &attr, mask, flow));
+        match done {
+            Ok(attr) => Ok(Response::QpAttr(attr).into()),
+            Err(e) => refuse(libc::EINVAL, e.to_string()),
+        }
+    }
+
+    pub(super) fn query_qp(&mut self, house: &mut House, qp: u32) -> Result<Outcome, Refusal> {
+        let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
+        let qpn = object.qpn;
+        match house.on_worker(object.worker, move |w, _| w.query_qp(qpn)) {
+            Some(attr) => Ok(Response::QpAttr(attr).into()),
+            None => unknown("queue pair", qp),
+        }
+    }
+
+    pub(super) fn destroy_qp(&mut self, house: &mut House, qp: u32) -> Result<Outcome, Refusal> {
+        if self.end_qp(house, qp, false) { Ok(Response::Done.into()) } else { unknown("queue pair", qp) }
+    }
+
+    /// Takes a queue pair out of its worker and gives its room and numbers back.
+    pub(super) fn end_qp(&mut self, house: &mut House, qp: u32, unclean: bool) -> bool {
+        let Some(object) = self.qps.remove(qp) else { return false };
+        let qpn = object.qpn;
+        // The queue pair itself is dropped here, on the control thread.
+        drop(house.on_worker(object.worker, move |w, now| w.destroy_qp(now, qpn, unclean)));
+        house.qpns[object.worker].put(qpn);
+        self.doorbells[object.worker].put(object.doorbell);
+        for place in object.places {
+            self.arena.free(place);
+        }
+        self.add_users(object.pd, [object.send_cq, object.recv_cq], object.srq, -1);
+        true
+    }
+}

@@ -1,0 +1,181 @@
+//! Completion queues and shared receive queues.
+
+use super::{Context, Cq, Outcome, Srq, Used, busy, no_room, unknown};
+use crate::device::LIMITS;
+use crate::house::House;
+use crate::session::refuse;
+use burst_control::{CqPlace, QueuePlace, Refusal, Response};
+use burst_engine::CqShared;
+use burst_engine::objects::SrqShared;
+use burst_shm::cq::{CqProducer, CqSpec};
+use burst_shm::rq::{RqSpec, SrqConsumer};
+use burst_shm::{Area, ShmRef, rq_stride};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Checked dimensions of a completion queue.
+fn cq_spec(entries: u32) -> Result<CqSpec, Refusal> {
+    let spec = CqSpec::new(entries).filter(|_| entries <= LIMITS.max_cqe);
+    spec.map_or_else(
+        || refuse(libc::EINVAL, format!("a completion queue has 1 to {} entries, not {entries}", LIMITS.max_cqe)),
+        Ok,
+    )
+}
+
+/// A queue end that fits its area: both come from the same dimensions, so this never fails.
+pub(super) fn made<T>(end: Option<T>) -> Result<T, Refusal> {
+    end.map_or_else(|| refuse(libc::EINVAL, "queue dimensions out of range"), Ok)
+}
+
+impl Context {
+    /// Room in the arena.
+    pub(super) fn room(&mut self, bytes: usize) -> Result<ShmRef, Refusal> {
+        self.arena
+            .alloc(bytes)
+            .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("the arena is full: {e}") })
+    }
+
+    fn new_ring(&mut self, spec: CqSpec) -> Result<(ShmRef, Area), Refusal> {
+        let place = self.room(spec.bytes())?;
+        Ok((place, made(self.arena.area(place, spec.bytes()))?))
+    }
+
+    pub(super) fn create_cq(
+        &mut self,
+        house: &mut House,
+        entries: u32,
+        channel: Option<u32>,
+        cookie: u64,
+    ) -> Result<Outcome, Refusal> {
+        let spec = cq_spec(entries)?;
+        let pipe = match channel {
+            None => None,
+            Some(c) => match self.channels.get(c) {
+                None => return unknown("completion channel", c),
+                Some(used) => Some(used.it.clone()),
+            },
+        };
+        let Some(number) = house.cqs.take() else { return no_room("completion queue") };
+        let (place, producer) =
+            match self.new_ring(spec).and_then(|(place, area)| Ok((place, made(CqProducer::new(area, spec))?))) {
+                Ok(made) => made,
+                Err(refusal) => {
+                    house.cqs.put(number);
+                    return Err(refusal);
+                }
+            };
+        let shared = Arc::new(CqShared {
+            producer,
+            channel: pipe,
+            cookie,
+            async_events: self.async_events.clone(),
+            overrun_said: AtomicBool::new(false),
+        });
+        let for_workers = shared.clone();
+        house.on_all(move |w| w.add_cq(number, for_workers.clone()));
+        if let Some(c) = channel.and_then(|c| self.channels.get_mut(c)) {
+            c.users += 1;
+        }
+        let cq = self.cqs.insert(Used { users: 0, it: Cq { number, shared, place, old: Vec::new(), channel } });
+        self.with_segments(Response::Cq { cq, ring: CqPlace { place: place.into(), entries: spec.entries() } })
+    }
+
+    pub(super) fn resize_cq(&mut self, house: &mut House, cq: u32, entries: u32) -> Result<Outcome, Refusal> {
+        let spec = cq_spec(entries)?;
+        let Some(shared) = self.cqs.get(cq).map(|c| c.it.shared.clone()) else {
+            return unknown("completion queue", cq);
+        };
+        let (place, area) = self.new_ring(spec)?;
+        let Ok(old_end) = house.while_all_stand(move |_| shared.producer.switch_to(area, spec)) else {
+            self.arena.free(place);
+            return refuse(libc::EBUSY, "the completion queue is being resized already: poll it first");
+        };
+        // The old ring stays until the queue is destroyed: the program drains it at its own pace.
+        if let Some(c) = self.cqs.get_mut(cq) {
+            c.it.old.push(std::mem::replace(&mut c.it.place, place));
+        }
+        self.with_segments(Response::CqResized {
+            ring: CqPlace { place: place.into(), entries: spec.entries() },
+            old_end,
+        })
+    }
+
+    pub(super) fn destroy_cq(&mut self, house: &mut House, cq: u32) -> Result<Outcome, Refusal> {
+        match self.cqs.get(cq) {
+            None => return unknown("completion queue", cq),
+            Some(c) if c.users > 0 => return busy("completion queue", c.users),
+            Some(_) => {}
+        }
+        if let Some(Used { it, .. }) = self.cqs.remove(cq) {
+            let number = it.number;
+            house.on_all(move |w| w.remove_cq(number));
+            house.cqs.put(number);
+            if let Some(c) = it.channel.and_then(|c| self.channels.get_mut(c)) {
+                c.users -= 1;
+            }
+            drop(it.shared);
+            for place in it.old.into_iter().chain([it.place]) {
+                self.arena.free(place);
+            }
+        }
+        Ok(Response::Done.into())
+    }
+
+    pub(super) fn create_srq(
+        &mut self,
+        pd: u32,
+        max_wr: u32,
+        max_sge: u32,
+        limit: u32,
+        cookie: u64,
+    ) -> Result<Outcome, Refusal> {
+        self.pd_number(pd)?;
+        if max_wr == 0 || max_wr > LIMITS.max_srq_wr || max_sge > LIMITS.max_sge {
+            return refuse(
+                libc::EINVAL,
+                format!(
+                    "a shared receive queue has 1 to {} requests of up to {} SGEs",
+                    LIMITS.max_srq_wr, LIMITS.max_sge
+                ),
+            );
+        }
+        let spec = made(RqSpec::new(max_wr, max_sge.max(1)))?;
+        let place = self.room(spec.bytes())?;
+        let area = made(self.arena.area(place, spec.bytes()))?;
+        let consumer = Arc::new(made(SrqConsumer::new(area, spec))?);
+        let shared = Arc::new(SrqShared { consumer, limit: AtomicU32::new(limit), cookie });
+        if let Some(p) = self.pds.get_mut(pd) {
+            p.users += 1;
+        }
+        let srq = self.srqs.insert(Used { users: 0, it: Srq { shared, place, pd } });
+        let (entries, max_sge) = (spec.entries(), spec.max_sge());
+        let queue = QueuePlace { place: place.into(), entries, stride: rq_stride(max_sge), max_sge };
+        self.with_segments(Response::Srq { srq, queue, max_wr: entries })
+    }
+
+    pub(super) fn modify_srq(&mut self, srq: u32, limit: Option<u32>) -> Result<Outcome, Refusal> {
+        let Some(s) = self.srqs.get_mut(srq) else { return unknown("shared receive queue", srq) };
+        if let Some(limit) = limit {
+            s.it.shared.limit.store(limit, Ordering::Relaxed);
+        }
+        Ok(Response::Done.into())
+    }
+
+    pub(super) fn query_srq(&self, srq: u32) -> Result<Outcome, Refusal> {
+        let Some(s) = self.srqs.get(srq) else { return unknown("shared receive queue", srq) };
+        Ok(Response::SrqLimit(s.it.shared.limit.load(Ordering::Relaxed)).into())
+    }
+
+    pub(super) fn destroy_srq(&mut self, srq: u32) -> Result<Outcome, Refusal> {
+        match self.srqs.get(srq) {
+            None => return unknown("shared receive queue", srq),
+            Some(s) if s.users > 0 => return busy("shared receive queue", s.users),
+            Some(_) => {}
+        }
+        if let Some(Used { it, .. }) = self.srqs.remove(srq) {
+            self.release_pd(it.pd);
+            self.arena.free(it.place);
+        }
+        Ok(Response::Done.into())
+    }
+}

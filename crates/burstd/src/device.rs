@@ -1,0 +1,74 @@
+//! Devices: one per configured port, named `burst0`, `burst1`, …
+
+use burst_base::verbs::Mtu;
+use burst_control::{DeviceInfo, GidInfo, Limits};
+use burst_engine::flow::gid_of;
+use burst_port::PortCaps;
+use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
+use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};
+
+/// What every device allows.
+pub const LIMITS: Limits = Limits {
+    max_qp: 100_000,
+    max_qp_wr: WR_MAX,
+    max_sge: SGE_MAX,
+    max_inline: INLINE_MAX,
+    max_cq: 1 << 17,
+    max_cqe: CQE_MAX,
+    max_mr: 1 << 19,
+    max_pd: 1 << 16,
+    max_ah: 1 << 17,
+    max_srq: 1 << 16,
+    max_srq_wr: WR_MAX,
+    max_rd_atomic: RD_ATOMIC_MAX as u32,
+    max_msg_sz: MESSAGE_BYTES_MAX as u32,
+    max_mr_size: 1 << 40,
+};
+
+const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);
+
+/// A device and what its port was when last asked.
+#[derive(Debug)]
+pub struct Device {
+    /// Number.
+    pub index: u32,
+    /// Port as it is.
+    pub caps: PortCaps,
+}
+
+impl Device {
+    /// RDMA MTU that fits the link; 256 is assumed for links that are too small to carry any.
+    pub fn active_mtu(&self) -> Mtu {
+        Mtu::for_link(self.caps.link_mtu).unwrap_or(Mtu::B256)
+    }
+
+    /// As told to applications.
+    pub fn info(&self) -> DeviceInfo {
+        let gid =
+            |a: &burst_port::PortAddr| GidInfo { gid: gid_of(a.ip), ifname: a.ifname.clone(), ifindex: a.ifindex };
+        DeviceInfo {
+            index: self.index,
+            name: format!("burst{}", self.index),
+            guid: self.guid(),
+            port: self.caps.name.clone(),
+            up: self.caps.up,
+            link_mtu: self.caps.link_mtu,
+            active_mtu: self.active_mtu(),
+            speed_mbps: self.caps.speed_mbps,
+            ifname: self.caps.ifname.clone(),
+            mac: self.caps.mac,
+            gids: self.caps.addrs.iter().map(gid).collect(),
+            limits: LIMITS,
+        }
+    }
+
+    /// EUI-64 of the MAC address (IBA 4.1), with the device number in the filler when there is no MAC.
+    fn guid(&self) -> u64 {
+        let m = self.caps.mac;
+        if m == [0; 6] {
+            let id = u64::from(std::process::id());
+            return 0x0200_0000_0000_0000 | (id << 8) | u64::from(self.index);
+        }
+        u64::from_be_bytes([m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]])
+    }
+}

@@ -1,0 +1,182 @@
+//! The house: devices, workers, and the numbers that all contexts share.
+//!
+//! Belongs to the control thread. A change to a worker's tables is a closure run by the worker
+//! ([`House::on_worker`], [`House::on_all`]); when such a call returns, the change is in force.
+
+use crate::config::Config;
+use crate::device::{Device, LIMITS};
+use crate::numbers::Numbers;
+use burst_base::Nanos;
+use burst_control::DaemonInfo;
+use burst_engine::handover::Inbox;
+use burst_engine::qpn::QpnSpace;
+use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
+use burst_mem::{KeySpace, MrTable};
+use burst_port::{PortSpec, open};
+use burst_shm::status::StatusOwner;
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+/// See the module.
+pub struct House {
+    /// In order of their numbers.
+    pub devices: Vec<Device>,
+    workers: Vec<WorkerHandle>,
+    /// The page that tells applications which workers sleep.
+    pub status: StatusOwner,
+    /// Queue pair numbers, by worker.
+    pub qpns: Vec<QpnSpace>,
+    /// Memory keys.
+    pub keys: KeySpace,
+    /// Contexts.
+    pub contexts: Numbers,
+    /// Protection domains.
+    pub pds: Numbers,
+    /// Completion queues.
+    pub cqs: Numbers,
+    /// Address handles.
+    pub ahs: Numbers,
+    next_worker: usize,
+    started: Instant,
+}
+
+/// A worker's thread has ended; the daemon cannot go on.
+pub const WORKER_GONE: &str = "a worker thread has died";
+
+impl House {
+    /// Opens every port for every worker and starts the workers.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn open(config: &Config) -> Result<House, String> {
+        let specs = config.ports.iter().map(|p| PortSpec::parse(p)).collect::<Result<Vec<_>, _>>();
+        let specs = specs.map_err(|e| e.to_string())?;
+        let status = StatusOwner::create().map_err(|e| format!("cannot make the status page: {e}"))?;
+        let keys = KeySpace::from_system();
+        let mut house = House {
+            devices: Vec::new(),
+            workers: Vec::new(),
+            status,
+            qpns: Vec::new(),
+            keys,
+            contexts: Numbers::new(1 << 16),
+            pds: Numbers::new(LIMITS.max_pd),
+            cqs: Numbers::new(LIMITS.max_cq),
+            ahs: Numbers::new(LIMITS.max_ah),
+            next_worker: 0,
+            started: Instant::now(),
+        };
+        let inboxes =
+            (0..config.workers).map(|_| Inbox::new(config.workers).map(Arc::new)).collect::<Result<Vec<_>, _>>();
+        let inboxes = inboxes.map_err(|e| format!("cannot make the workers' inboxes: {e}"))?;
+        for id in 0..config.workers {
+            house.start_worker(config, &specs, id, &inboxes)?;
+        }
+        Ok(house)
+    }
+
+    fn start_worker(
+        &mut self,
+        config: &Config,
+        specs: &[PortSpec],
+        id: usize,
+        inboxes: &[Arc<Inbox>],
+    ) -> Result<(), String> {
+        let mut ports = Vec::new();
+        for spec in specs {
+            ports.push(open(spec, id, config.workers).map_err(|e| e.to_string())?);
+        }
+        if id == 0 {
+            self.devices = ports.iter().zip(0..).map(|(p, index)| Device { index, caps: p.caps().clone() }).collect();
+        }
+        let options = WorkerOptions { id: id as u32, window_bytes: u64::from(config.window_bytes) };
+        let worker = Worker::new(options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());
+        let runner = RunnerOptions { spin: config.spin };
+        let sleeper = self.status.sleeper(id).ok_or_else(|| format!("there can be no worker {id}"))?;
+        let handle = WorkerHandle::start(worker, runner, sleeper).map_err(|e| format!("cannot start a worker: {e}"))?;
+        self.workers.push(handle);
+        self.qpns.push(QpnSpace::new(id as u32));
+        Ok(())
+    }
+
+    /// Workers.
+    pub fn workers(&self) -> &[WorkerHandle] {
+        &self.workers
+    }
+
+    /// The worker for the next queue pair: round robin.
+    pub fn pick_worker(&mut self) -> usize {
+        self.next_worker = (self.next_worker + 1) % self.workers.len();
+        self.next_worker
+    }
+
+    /// Runs `f` on one worker.
+    pub fn on_worker<T: Send + 'static>(
+        &self,
+        worker: usize,
+        f: impl FnOnce(&mut Worker, Nanos) -> T + Send + 'static,
+    ) -> T {
+        self.workers[worker].call(f).expect(WORKER_GONE)
+    }
+
+    /// Runs a copy of `f` on every worker, one after the other.
+    pub fn on_all(&self, f: impl Fn(&mut Worker) + Send + Clone + 'static) {
+        for worker in &self.workers {
+            let f = f.clone();
+            worker.call(move |w, _| f(w)).expect(WORKER_GONE);
+        }
+    }
+
+    /// Runs `f` on worker 0 while all others stand still between two passes.
+    pub fn while_all_stand<T: Send + 'static>(&self, f: impl FnOnce(&mut Worker) -> T + Send + 'static) -> T {
+        let arrived = Arc::new(Barrier::new(self.workers.len()));
+        let finished = Arc::new(Barrier::new(self.workers.len()));
+        std::thread::scope(|scope| {
+            for worker in &self.workers[1..] {
+                let (arrived, finished) = (arrived.clone(), finished.clone());
+                scope.spawn(move || {
+                    worker.call(move |_, _| {
+                        arrived.wait();
+                        finished.wait();
+                    })
+                });
+            }
+            let job = move |w: &mut Worker, _| {
+                arrived.wait();
+                let result = f(w);
+                finished.wait();
+                result
+            };
+            self.workers[0].call(job).expect(WORKER_GONE)
+        })
+    }
+
+    /// Re-reads addresses and links. Returns the devices that changed.
+    pub fn refresh(&mut self) -> Vec<u32> {
+        let mut changed = Vec::new();
+        for index in 0..self.devices.len() {
+            for worker in (1..self.workers.len()).rev() {
+                self.on_worker(worker, move |w, _| drop(w.refresh_port(index as u16)));
+            }
+            let caps = self.on_worker(0, move |w, _| w.refresh_port(index as u16));
+            let device = &mut self.devices[index];
+            if caps.addrs != device.caps.addrs || caps.up != device.caps.up || caps.link_mtu != device.caps.link_mtu {
+                changed.push(device.index);
+            }
+            device.caps = caps;
+        }
+        changed
+    }
+
+    /// Who is there.
+    pub fn info(&self) -> DaemonInfo {
+        DaemonInfo {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uid: rustix::process::getuid().as_raw(),
+            uptime_s: self.started.elapsed().as_secs(),
+            workers: self.workers.len() as u32,
+            contexts: self.contexts.taken(),
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Log lines on stderr, by `tracing`.
+
+use crate::config::{LogFormat, LogLevel};
+use tracing::level_filters::LevelFilter;
+
+/// Sets the log up for the life of the process.
+pub fn init(level: LogLevel, format: LogFormat) {
+    let filter = match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let builder = tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).with_target(false);
+    match format {
+        LogFormat::Text => builder.with_ansi(false).init(),
+        LogFormat::Json => builder.json().init(),
+    }
+}

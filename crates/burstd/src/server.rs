@@ -1,0 +1,280 @@
+//! The control socket: accept, one event loop for all clients, signals, and the end.
+//!
+//! Everything is non-blocking; a client that sends half a message or none only wastes its own time. A message that
+//! cannot be decoded ends that client's connection, with a logged sentence. SIGTERM and SIGINT stop the accepting,
+//! tell every context (device fatal), wait up to [`DRAIN_MAX`] for programs to finish, and end; a second signal ends at once.
+
+use crate::config::Config;
+use crate::house::House;
+use crate::session::{Session, Verdict};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// Programs may finish for this long after the first signal.
+pub const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// How often interfaces are looked at while programs are connected.
+const REFRESH_EVERY: Duration = Duration::from_secs(2);
+/// Clients at once.
+const CLIENTS_MAX: usize = 16_384;
+const BACKLOG: i32 = 256;
+
+/// See the module.
+pub struct Server {
+    path: PathBuf,
+    listener: Option<OwnedFd>,
+    signals: OwnedFd,
+    clients: Vec<Session>,
+    house: House,
+    idle_exit: Option<Duration>,
+    idle_since: Instant,
+    refreshed: Instant,
+    draining: Option<Instant>,
+}
+
+impl Server {
+    /// Binds the socket. A socket file that nobody listens on is replaced.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn bind(config: &Config, house: House) -> Result<Server, String> {
+        let path = config.socket.clone();
+        let listener = bind_socket(&path, config.socket_mode)?;
+        let signals = signal_pipe().map_err(|e| format!("cannot take signals: {e}"))?;
+        let now = Instant::now();
+        Ok(Server {
+            path,
+            listener: Some(listener),
+            signals,
+            clients: Vec::new(),
+            house,
+            idle_exit: config.idle_exit,
+            idle_since: now,
+            refreshed: now,
+            draining: None,
+        })
+    }
+
+    /// Says that the daemon serves: a log line, and `ready` on the descriptor that the starter gave.
+    ///
+    /// # Errors
+    /// A sentence when the descriptor cannot be written.
+    pub fn announce(&self, ready_fd: Option<i32>) -> Result<(), String> {
+        for d in &self.house.devices {
+            let info = d.info();
+            info!(
+                device = info.name,
+                port = info.port,
+                mtu = info.link_mtu,
+                gids = info.gids.len(),
+                up = info.up,
+                "device"
+            );
+        }
+        info!(socket = %self.path.display(), workers = self.house.workers().len(), "serving");
+        if let Some(fd) = ready_fd {
+            // SAFETY: the starter gave this descriptor to us alone; nothing else in the process knows its number.
+            let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+            rustix::io::write(&fd, b"ready\n").map_err(|e| format!("cannot write to the ready descriptor: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Serves until the end.
+    ///
+    /// # Errors
+    /// A sentence when a worker has died.
+    pub fn serve(&mut self) -> Result<(), String> {
+        loop {
+            let ready = self.wait();
+            if ready.signal && self.on_signal() {
+                break;
+            }
+            if ready.accept {
+                self.accept();
+            }
+            self.serve_clients(&ready.clients);
+            self.every_so_often();
+            if self.house.workers().iter().any(|w| !w.is_alive()) {
+                return Err(crate::house::WORKER_GONE.into());
+            }
+            if self.is_over() {
+                break;
+            }
+        }
+        self.close();
+        Ok(())
+    }
+
+    /// Sleeps until something is readable or a clock runs out.
+    fn wait(&self) -> Ready {
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        fds.extend(self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
+        fds.extend(self.listener.as_ref().map(|l| PollFd::new(l, PollFlags::IN)));
+        let timeout =
+            self.timeout().map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        // An interrupted poll is a pass without news.
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return Ready::default();
+        }
+        let hot = |f: &PollFd<'_>| !f.revents().is_empty();
+        let n = self.clients.len();
+        Ready {
+            signal: hot(&fds[0]),
+            accept: fds.get(n + 1).is_some_and(hot),
+            clients: (0..n).filter(|i| hot(&fds[i + 1])).collect(),
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let drain = self.draining.map(|since| DRAIN_MAX.saturating_sub(since.elapsed()));
+        let idle = self
+            .idle_exit
+            .filter(|_| self.clients.is_empty())
+            .map(|limit| limit.saturating_sub(self.idle_since.elapsed()));
+        let refresh = (!self.clients.is_empty()).then(|| REFRESH_EVERY.saturating_sub(self.refreshed.elapsed()));
+        [drain, idle, refresh].into_iter().flatten().min()
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        while let Ok(socket) = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            if self.clients.len() >= CLIENTS_MAX {
+                warn!("more than {CLIENTS_MAX} clients: refused one");
+                continue;
+            }
+            self.clients.push(Session::new(socket));
+        }
+    }
+
+    fn serve_clients(&mut self, ready: &[usize]) {
+        for index in ready.iter().rev() {
+            if self.clients[*index].serve(&mut self.house) == Verdict::End {
+                let mut gone = self.clients.swap_remove(*index);
+                gone.end(&mut self.house);
+                self.idle_since = Instant::now();
+            }
+        }
+    }
+
+    /// Interfaces may have changed; tell the contexts.
+    fn every_so_often(&mut self) {
+        if self.clients.is_empty() || self.refreshed.elapsed() < REFRESH_EVERY {
+            return;
+        }
+        self.refreshed = Instant::now();
+        for device in self.house.refresh() {
+            let d = &self.house.devices[device as usize];
+            info!(
+                device = d.info().name,
+                up = d.caps.up,
+                addresses = d.caps.addrs.len(),
+                mtu = d.caps.link_mtu,
+                "port changed"
+            );
+            for client in &mut self.clients {
+                client.port_changed(device, d.caps.up);
+            }
+        }
+    }
+
+    /// True when the daemon shall end at once.
+    fn on_signal(&mut self) -> bool {
+        let mut drain = [0; 64];
+        let _ = rustix::io::read(&self.signals, &mut drain);
+        if self.draining.is_some() {
+            return true;
+        }
+        info!(clients = self.clients.len(), "asked to end: draining");
+        self.draining = Some(Instant::now());
+        self.listener = None;
+        remove_socket(&self.path);
+        for client in &mut self.clients {
+            client.device_fatal();
+        }
+        false
+    }
+
+    fn is_over(&self) -> bool {
+        if let Some(since) = self.draining {
+            return self.clients.iter().all(|c| !c.has_context()) || since.elapsed() >= DRAIN_MAX;
+        }
+        let idle = self.idle_exit.is_some_and(|limit| self.clients.is_empty() && self.idle_since.elapsed() >= limit);
+        if idle {
+            info!("idle: ending");
+        }
+        idle
+    }
+
+    /// Ends what is left: queue pairs are flushed and their peers told, because the applications still look.
+    fn close(&mut self) {
+        if self.listener.take().is_some() {
+            remove_socket(&self.path);
+        }
+        for mut client in std::mem::take(&mut self.clients) {
+            client.fail_queue_pairs(&mut self.house);
+            client.end(&mut self.house);
+        }
+        info!("ended");
+    }
+}
+
+/// What `wait` found.
+#[derive(Default)]
+struct Ready {
+    signal: bool,
+    accept: bool,
+    clients: Vec<usize>,
+}
+
+fn remove_socket(path: &Path) {
+    if let Err(e) = fs::remove_file(path) {
+        warn!("cannot remove {}: {e}", path.display());
+    }
+}
+
+/// A pipe that gets a byte for SIGTERM and SIGINT.
+fn signal_pipe() -> std::io::Result<OwnedFd> {
+    let (read, write) = std::os::unix::net::UnixStream::pair()?;
+    read.set_nonblocking(true)?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    }
+    Ok(read.into())
+}
+
+/// Binds and listens; replaces a dead socket, refuses a live one.
+fn bind_socket(path: &Path, mode: u32) -> Result<OwnedFd, String> {
+    let say = |what: &str, e: std::io::Error| format!("cannot {what} {}: {e}", path.display());
+    if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty() && !d.exists()) {
+        fs::create_dir_all(dir).map_err(|e| say("make the directory of", e))?;
+        let dir_mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
+        fs::set_permissions(dir, fs::Permissions::from_mode(dir_mode))
+            .map_err(|e| say("set the mode of the directory of", e))?;
+    }
+    let address = SocketAddrUnix::new(path).map_err(|e| say("use the socket path", e.into()))?;
+    let new_socket =
+        || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
+    let listener = new_socket().map_err(|e| say("make the socket", e.into()))?;
+    if path.exists() {
+        let probe = new_socket().map_err(|e| say("make the socket", e.into()))?;
+        match rustix::net::connect(&probe, &address) {
+            Err(rustix::io::Errno::CONNREFUSED) => {
+                fs::remove_file(path).map_err(|e| say("replace the dead socket", e))?
+            }
+            Ok(()) | Err(rustix::io::Errno::AGAIN) => {
+                return Err(format!("another burstd serves {}; stop it, or choose another --socket", path.display()));
+            }
+            Err(e) => return Err(say("probe", e.into())),
+        }
+    }
+    bind(&listener, &address).map_err(|e| say("bind", e.into()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(|e| say("set the mode of", e))?;
+    listen(listener.as_fd(), BACKLOG).map_err(|e| say("listen on", e.into()))?;
+    Ok(listener)
+}

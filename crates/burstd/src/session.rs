@@ -1,0 +1,207 @@
+//! One client: its conversation, and its context if it opened one.
+
+use crate::context::{Context, Outcome};
+use crate::house::House;
+use burst_base::verbs::EventType;
+use burst_control::frame::{self, Header, Packet};
+use burst_control::{AsyncObject, ControlError, Counter, MESSAGE_MAX, Refusal, Reply, Request, Response};
+use rustix::net::{RecvFlags, SendFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use tracing::{debug, info, warn};
+
+/// Whether a client stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It stays.
+    Stay,
+    /// The conversation is over.
+    End,
+}
+
+/// Requests answered before other clients get their turn.
+const REQUESTS_PER_PASS: usize = 16;
+
+/// See the module.
+pub struct Session {
+    socket: OwnedFd,
+    pid: u32,
+    uid: u32,
+    program: String,
+    said_hello: bool,
+    context: Option<Context>,
+}
+
+/// A refusal with its errno.
+pub fn refuse<T>(errno: i32, sentence: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal { errno, sentence: sentence.into() })
+}
+
+impl Session {
+    /// A client that has just connected.
+    pub fn new(socket: OwnedFd) -> Session {
+        let peer = rustix::net::sockopt::socket_peercred(&socket);
+        let (pid, uid) = peer.map_or((0, u32::MAX), |c| (c.pid.as_raw_nonzero().get() as u32, c.uid.as_raw()));
+        Session { socket, pid, uid, program: String::new(), said_hello: false, context: None }
+    }
+
+    /// The socket, to wait on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether it has a context.
+    pub fn has_context(&self) -> bool {
+        self.context.is_some()
+    }
+
+    /// Answers what has arrived.
+    pub fn serve(&mut self, house: &mut House) -> Verdict {
+        let mut buffer = vec![0; MESSAGE_MAX];
+        for _ in 0..REQUESTS_PER_PASS {
+            match frame::receive(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
+                Ok(packet) => {
+                    if self.answer(house, packet) == Verdict::End {
+                        return Verdict::End;
+                    }
+                }
+                Err(ControlError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Verdict::Stay,
+                Err(ControlError::Closed) => return Verdict::End,
+                Err(e) => {
+                    warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {e}");
+                    return Verdict::End;
+                }
+            }
+        }
+        Verdict::Stay
+    }
+
+    fn answer(&mut self, house: &mut House, mut packet: Packet) -> Verdict {
+        let sequence = packet.header.sequence;
+        let request = match packet.decode::<Request>() {
+            Ok(request) => request,
+            Err(ControlError::Version { theirs, .. }) => return self.refuse_version(sequence, theirs),
+            Err(e) => {
+                warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {e}");
+                return Verdict::End;
+            }
+        };
+        debug!(pid = self.pid, ?request, "request");
+        let fds = std::mem::take(&mut packet.fds);
+        let (result, out, segments) = match self.handle(house, request, fds) {
+            Ok(Outcome { response, fds, segments }) => (Ok(response), fds, segments),
+            Err(refusal) => {
+                debug!(pid = self.pid, errno = refusal.errno, "refused: {}", refusal.sentence);
+                (Err(refusal), Vec::new(), Vec::new())
+            }
+        };
+        let reply = Reply { new_segments: segments.len() as u32, result };
+        let all: Vec<BorrowedFd<'_>> = out.iter().chain(&segments).map(AsFd::as_fd).collect();
+        match frame::send(&self.socket, sequence, &reply, &all, SendFlags::DONTWAIT) {
+            Ok(()) => Verdict::Stay,
+            Err(e) => {
+                warn!(pid = self.pid, program = self.program, "client disconnected: it does not take its answers: {e}");
+                Verdict::End
+            }
+        }
+    }
+
+    fn refuse_version(&self, sequence: u32, theirs: u32) -> Verdict {
+        let sentence = format!(
+            "burstd {} speaks version {}, your library version {theirs}; use the library that came with the daemon",
+            env!("CARGO_PKG_VERSION"),
+            burst_shm::ABI_VERSION
+        );
+        warn!(pid = self.pid, "client refused: {sentence}");
+        // The client is turned away in any case.
+        let _ = frame::send_raw(&self.socket, Header::new(sequence), sentence.as_bytes(), &[], SendFlags::DONTWAIT);
+        Verdict::End
+    }
+
+    fn handle(&mut self, house: &mut House, request: Request, fds: Vec<OwnedFd>) -> Result<Outcome, Refusal> {
+        if !self.said_hello && !matches!(request, Request::Hello { .. }) {
+            return refuse(libc::EPROTO, "say hello first");
+        }
+        match request {
+            Request::Hello { program } => {
+                self.said_hello = true;
+                self.program = program.chars().filter(|c| !c.is_control()).take(64).collect();
+                Ok(Response::Daemon(house.info()).into())
+            }
+            Request::DaemonInfo => Ok(Response::Daemon(house.info()).into()),
+            Request::ListDevices => {
+                house.refresh();
+                Ok(Response::Devices(house.devices.iter().map(|d| d.info()).collect()).into())
+            }
+            Request::Stats => Ok(Response::Stats(stats(house)).into()),
+            Request::OpenContext { device } => self.open(house, device),
+            other => match &mut self.context {
+                Some(context) => context.handle(house, other, fds),
+                None => refuse(libc::EPROTO, "open a context first"),
+            },
+        }
+    }
+
+    fn open(&mut self, house: &mut House, device: u32) -> Result<Outcome, Refusal> {
+        if self.context.is_some() {
+            return refuse(libc::EPROTO, "this connection has a context already");
+        }
+        let (context, outcome) = Context::open(house, device, self.pid)?;
+        info!(pid = self.pid, uid = self.uid, program = self.program, device, "context opened");
+        self.context = Some(context);
+        Ok(outcome)
+    }
+
+    /// The device's port went up or down, or changed addresses.
+    pub fn port_changed(&mut self, device: u32, up: bool) {
+        if let Some(context) = self.context.as_ref().filter(|c| c.device() == device) {
+            context.tell(if up { EventType::PortActive } else { EventType::PortErr }, AsyncObject::Port, 1);
+            context.tell(EventType::GidChange, AsyncObject::Port, 1);
+        }
+    }
+
+    /// The daemon is about to end.
+    pub fn device_fatal(&mut self) {
+        if let Some(context) = &self.context {
+            context.tell(EventType::DeviceFatal, AsyncObject::Device, 0);
+        }
+    }
+
+    /// Moves all queue pairs to error, so that their completions are flushed.
+    pub fn fail_queue_pairs(&mut self, house: &mut House) {
+        if let Some(context) = &mut self.context {
+            context.fail_queue_pairs(house);
+        }
+    }
+
+    /// Gives everything back. What the program had not closed itself was left by its death.
+    pub fn end(&mut self, house: &mut House) {
+        if let Some(mut context) = self.context.take() {
+            let left = context.close(house);
+            info!(pid = self.pid, program = self.program, left, "context closed");
+        }
+    }
+}
+
+/// Sum over workers of every counter of every device.
+fn stats(house: &House) -> Vec<Counter> {
+    let mut all = Vec::new();
+    for device in &house.devices {
+        let index = device.index as u16;
+        let mut sums: Vec<(&'static str, u64)> = Vec::new();
+        for worker in 0..house.workers().len() {
+            let one = house.on_worker(worker, move |w, _| w.counters(index)).snapshot();
+            if sums.is_empty() {
+                sums = one;
+            } else {
+                sums.iter_mut().zip(one).for_each(|(s, o)| s.1 += o.1);
+            }
+        }
+        let name = format!("burst{}", device.index);
+        all.extend(sums.into_iter().map(|(counter, value)| Counter {
+            name: counter.into(),
+            device: name.clone(),
+            value,
+        }));
+    }
+    all
+}

@@ -1,0 +1,71 @@
+//! Counters of one worker and device: one per reason, and the traffic. Written by the worker alone, read by anyone.
+
+use burst_base::Reason;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What is counted besides reasons, in order of [`Counters::traffic`].
+pub const TRAFFIC: [&str; 6] = ["rx_packets", "rx_bytes", "tx_packets", "tx_bytes", "completions", "events"];
+
+/// Index into the traffic counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Traffic {
+    /// Packets received with a correct ICRC.
+    RxPackets = 0,
+    /// Their bytes from the BTH on.
+    RxBytes = 1,
+    /// Packets given to the port.
+    TxPackets = 2,
+    /// Their bytes from the BTH on.
+    TxBytes = 3,
+    /// Completions written.
+    Completions = 4,
+    /// Completion events written.
+    Events = 5,
+}
+
+/// One worker's counters of one device.
+#[derive(Debug)]
+pub struct Counters {
+    reasons: [AtomicU64; Reason::COUNT],
+    traffic: [AtomicU64; TRAFFIC.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Counters {
+            reasons: [const { AtomicU64::new(0) }; Reason::COUNT],
+            traffic: [const { AtomicU64::new(0) }; TRAFFIC.len()],
+        }
+    }
+}
+
+/// Adds without a locked instruction: there is one writer.
+fn add(cell: &AtomicU64, n: u64) {
+    cell.store(cell.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
+impl Counters {
+    /// Counts a reason.
+    pub fn count(&self, reason: Reason) {
+        add(&self.reasons[reason.index()], 1);
+    }
+    /// Adds to a traffic counter.
+    pub fn add(&self, what: Traffic, n: u64) {
+        add(&self.traffic[what as usize], n);
+    }
+    /// A reason's count.
+    pub fn reason(&self, reason: Reason) -> u64 {
+        self.reasons[reason.index()].load(Relaxed)
+    }
+    /// A traffic count.
+    pub fn traffic(&self, what: Traffic) -> u64 {
+        self.traffic[what as usize].load(Relaxed)
+    }
+    /// Every counter with its name.
+    pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
+        let traffic = TRAFFIC.iter().zip(&self.traffic).map(|(name, c)| (*name, c.load(Relaxed)));
+        let reasons = Reason::ALL.iter().map(|r| (r.name(), self.reason(*r)));
+        traffic.chain(reasons).collect()
+    }
+}

@@ -1,0 +1,116 @@
+//! From verbs addresses to flows: GIDs, GID indices, traffic class.
+
+use burst_base::verbs::AhAttr;
+use burst_frame::Flow;
+use burst_port::PortCaps;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Hop limit when the application gives none.
+pub const HOP_LIMIT_DEFAULT: u8 = 64;
+/// First UDP source port of RoCEv2 flows.
+const SRC_PORT_FIRST: u16 = 0xC000;
+
+/// Why an address cannot be used, in one sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowError(pub String);
+
+/// The GID of an address: IPv6 as it is, IPv4 mapped.
+pub fn gid_of(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// The address of a GID.
+pub fn ip_of(gid: [u8; 16]) -> IpAddr {
+    let v6 = Ipv6Addr::from(gid);
+    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+/// The flow that an address vector names on a port. `entropy` (QP numbers) spreads flows over UDP source ports when
+/// the application gave no flow label.
+///
+/// # Errors
+/// A sentence for the log and the refusal.
+pub fn flow_of(caps: &PortCaps, attr: &AhAttr, entropy: u32) -> Result<Flow, FlowError> {
+    if !attr.is_global {
+        return Err(FlowError(
+            "RoCE needs a global address: set ah_attr.is_global and a GID index (-g or -x on test programs)".into(),
+        ));
+    }
+    let source = caps.addrs.get(usize::from(attr.sgid_index)).ok_or_else(|| {
+        FlowError(format!("GID index {} does not exist; the port has {}", attr.sgid_index, caps.addrs.len()))
+    })?;
+    let dst = ip_of(attr.dgid);
+    if dst.is_unspecified() {
+        return Err(FlowError("the destination GID is zero".into()));
+    }
+    if dst.is_ipv4() != source.ip.is_ipv4() {
+        return Err(FlowError(format!(
+            "GID index {} is {}, but the destination is {dst}: use GIDs of one family at both ends",
+            attr.sgid_index, source.ip
+        )));
+    }
+    let label = if attr.flow_label == 0 { entropy } else { attr.flow_label };
+    let link_local = matches!(dst, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    Ok(Flow {
+        src: source.ip,
+        dst,
+        src_port: SRC_PORT_FIRST | (fold(label) & 0x3fff),
+        tos: attr.traffic_class,
+        hop_limit: if attr.hop_limit == 0 { HOP_LIMIT_DEFAULT } else { attr.hop_limit },
+        flow_label: attr.flow_label & 0xf_ffff,
+        scope: if link_local { source.ifindex } else { 0 },
+    })
+}
+
+/// 20 bits of label into 14 bits of port.
+fn fold(label: u32) -> u16 {
+    let low = label & 0x3fff;
+    let high = (label & 0xf_c000) >> 14;
+    (low ^ high) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_port::PortAddr;
+
+    fn caps() -> PortCaps {
+        let addr = |ip: &str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 3, ifname: "eth0".into() };
+        PortCaps {
+            name: "mem".into(),
+            addrs: vec![addr("10.0.0.1"), addr("fd00::1"), addr("fe80::1")],
+            link_mtu: 9000,
+            up: true,
+            speed_mbps: 0,
+            ifname: "eth0".into(),
+            mac: [0; 6],
+        }
+    }
+
+    fn attr(ip: &str, index: u8) -> AhAttr {
+        AhAttr { dgid: gid_of(ip.parse().expect("ip")), sgid_index: index, is_global: true, ..AhAttr::default() }
+    }
+
+    #[test]
+    fn ipv4_and_link_local() {
+        let flow = flow_of(&caps(), &attr("10.0.0.2", 0), 7).expect("flow");
+        assert_eq!(
+            (flow.src.to_string(), flow.dst.to_string(), flow.hop_limit),
+            ("10.0.0.1".into(), "10.0.0.2".into(), 64)
+        );
+        assert!(flow.src_port >= SRC_PORT_FIRST);
+        assert_eq!(flow_of(&caps(), &attr("fe80::2", 2), 0).expect("flow").scope, 3);
+    }
+
+    #[test]
+    fn refusals_say_why() {
+        let say = |a: &AhAttr| flow_of(&caps(), a, 0).expect_err("refused").0;
+        assert!(say(&attr("10.0.0.2", 9)).contains("does not exist"));
+        assert!(say(&attr("10.0.0.2", 1)).contains("family"));
+        assert!(say(&AhAttr { is_global: false, ..attr("10.0.0.2", 0) }).contains("is_global"));
+        assert!(say(&attr("::", 1)).contains("zero"));
+    }
+}

@@ -1,0 +1,130 @@
+//! Packets that arrived at the wrong worker go to the right one by a ring.
+//!
+//! The kernel steers by UDP ports, or by a filter on the queue pair number, and GRO may still put packets of several
+//! queue pairs into one train. A worker that gets a packet of another's queue pair copies it into a preallocated
+//! frame of the owner's inbox; an inbox without free frames drops, as a full NIC queue would.
+
+use burst_base::Reason;
+use burst_frame::{Flow, RxFrame};
+use crossbeam_queue::ArrayQueue;
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Frames per inbox.
+const FRAMES: usize = 512;
+/// Longest frame: the largest payload with the longest head and padding.
+const BYTES_MAX: usize = 4096 + burst_frame::HEAD_MAX + 3;
+
+/// A packet on its way between workers.
+struct Handed {
+    port: u16,
+    flow: Flow,
+    len: usize,
+    bytes: [u8; BYTES_MAX],
+}
+
+/// What other workers have for one worker, and the eventfd that wakes it for any reason.
+pub struct Inbox {
+    wake: OwnedFd,
+    filled: ArrayQueue<Box<Handed>>,
+    empty: ArrayQueue<Box<Handed>>,
+}
+
+impl Inbox {
+    /// An inbox for one of `workers` workers; a single worker needs no frames.
+    ///
+    /// # Errors
+    /// When the system gives no eventfd.
+    pub fn new(workers: usize) -> std::io::Result<Inbox> {
+        let frames = if workers > 1 { FRAMES } else { 1 };
+        let inbox = Inbox {
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            filled: ArrayQueue::new(frames),
+            empty: ArrayQueue::new(frames),
+        };
+        while workers > 1 && !inbox.empty.is_full() {
+            let frame = Handed { port: 0, flow: Flow::default(), len: 0, bytes: [0; BYTES_MAX] };
+            // The loop ends when it is full.
+            let _ = inbox.empty.push(Box::new(frame));
+        }
+        Ok(inbox)
+    }
+
+    /// The eventfd.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Wakes the owner. A full eventfd counter is as good as a write.
+    pub fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Copies a packet in. The caller wakes the owner at the end of its burst.
+    ///
+    /// # Errors
+    /// [`Reason::HandoverFull`] without a free frame, [`Reason::InvalidLength`] for a packet longer than any MTU.
+    pub fn hand(&self, port: u16, frame: &RxFrame<'_>) -> Result<(), Reason> {
+        if frame.bytes.len() > BYTES_MAX {
+            return Err(Reason::InvalidLength);
+        }
+        let mut handed = self.empty.pop().ok_or(Reason::HandoverFull)?;
+        handed.port = port;
+        handed.flow = frame.flow;
+        handed.len = frame.bytes.len();
+        handed.bytes[..frame.bytes.len()].copy_from_slice(frame.bytes);
+        // There are as many places as frames.
+        self.filled.push(handed).map_err(|_| Reason::HandoverFull)
+    }
+
+    /// Gives up to `budget` packets to `take`; returns how many.
+    pub fn drain(&self, budget: usize, mut take: impl FnMut(u16, &RxFrame<'_>)) -> usize {
+        let mut count = 0;
+        while count < budget
+            && let Some(handed) = self.filled.pop()
+        {
+            take(handed.port, &RxFrame { flow: handed.flow, bytes: &handed.bytes[..handed.len] });
+            // There are as many places as frames.
+            let _ = self.empty.push(handed);
+            count += 1;
+        }
+        count
+    }
+
+    /// Whether packets wait.
+    pub fn is_empty(&self) -> bool {
+        self.filled.is_empty()
+    }
+}
+
+impl core::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Inbox").field("filled", &self.filled.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_arrive_in_order_and_a_full_inbox_says_so() {
+        let inbox = Inbox::new(2).expect("inbox");
+        let frame = |bytes| RxFrame { flow: Flow::default(), bytes };
+        for i in 0..FRAMES {
+            inbox.hand(3, &frame(&[i as u8; 20])).expect("room");
+        }
+        assert_eq!(inbox.hand(3, &frame(&[0; 20])), Err(Reason::HandoverFull));
+        assert_eq!(inbox.hand(3, &frame(&[0; 5000])), Err(Reason::InvalidLength));
+        let mut next = 0;
+        assert_eq!(
+            inbox.drain(10, |port, f| {
+                assert_eq!((port, f.bytes[0]), (3, next));
+                next += 1;
+            }),
+            10
+        );
+        inbox.hand(3, &frame(&[0; 20])).expect("room again");
+        assert!(!inbox.is_empty());
+    }
+}

@@ -1,0 +1,135 @@
+//! What a worker's tables hold. Made by the control thread, handed over by commands, shared by `Arc` where several
+//! workers use one (completion queues).
+
+use crate::events::EventPipe;
+use burst_base::Nanos;
+use burst_base::verbs::EventType;
+use burst_control::{AsyncObject, AsyncRecord};
+use burst_frame::Flow;
+use burst_shm::cq::CqProducer;
+use burst_shm::doorbell::DoorbellDrain;
+use burst_shm::rq::SrqConsumer;
+use burst_transport::Qp;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// No path: the queue pair is not connected.
+pub const NO_PATH: u32 = u32::MAX;
+
+/// A completion queue, as all workers see it.
+#[derive(Debug)]
+pub struct CqShared {
+    /// The ring.
+    pub producer: CqProducer,
+    /// Where events go, if the queue has a channel.
+    pub channel: Option<Arc<EventPipe>>,
+    /// Written to the channel for each event.
+    pub cookie: u64,
+    /// The context's asynchronous events.
+    pub async_events: Arc<EventPipe>,
+    /// Whether the overrun has been reported.
+    pub overrun_said: AtomicBool,
+}
+
+/// An address handle.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressHandle {
+    /// Its protection domain.
+    pub pd: u32,
+    /// Where to.
+    pub flow: Flow,
+}
+
+/// A context, as a worker sees it.
+#[derive(Debug)]
+pub struct ContextSlot {
+    /// This worker's doorbells of the context.
+    pub doorbells: DoorbellDrain,
+    /// Queue pair slot behind each doorbell number.
+    pub queues: Vec<u32>,
+    /// Asynchronous events.
+    pub async_events: Arc<EventPipe>,
+}
+
+/// A shared receive queue, as the queue pairs that use it see it.
+#[derive(Debug)]
+pub struct SrqShared {
+    /// The ring.
+    pub consumer: Arc<SrqConsumer>,
+    /// An event is owed when fewer receives are left; 0: no.
+    pub limit: AtomicU32,
+    /// In the event.
+    pub cookie: u64,
+}
+
+impl SrqShared {
+    /// Whether the limit has just been reached; disarms it then.
+    pub fn limit_reached(&self) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        limit > 0
+            && self.consumer.pending() < limit
+            && self.limit.compare_exchange(limit, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// A queue pair in a worker's table.
+pub struct QpSlot {
+    /// The protocol.
+    pub qp: Qp,
+    /// Its number, generation included.
+    pub qpn: burst_base::Qpn,
+    /// Context.
+    pub context: u32,
+    /// Device.
+    pub port: u16,
+    /// Doorbell number in its context.
+    pub doorbell: u32,
+    /// In asynchronous events.
+    pub event_cookie: u64,
+    /// Asynchronous events of its context.
+    pub async_events: Arc<EventPipe>,
+    /// Its shared receive queue.
+    pub srq: Option<Arc<SrqShared>>,
+    /// Path to the peer, or [`NO_PATH`].
+    pub(crate) path: u32,
+    pub(crate) inflight_seen: u64,
+    pub(crate) in_ready: bool,
+    pub(crate) waiting: bool,
+    pub(crate) touched: bool,
+    pub(crate) armed: Nanos,
+}
+
+impl QpSlot {
+    /// A slot for a queue pair that has not been scheduled yet.
+    pub fn new(
+        qp: Qp,
+        qpn: burst_base::Qpn,
+        context: u32,
+        port: u16,
+        doorbell: u32,
+        event_cookie: u64,
+        async_events: Arc<EventPipe>,
+    ) -> QpSlot {
+        QpSlot {
+            qp,
+            qpn,
+            context,
+            port,
+            doorbell,
+            event_cookie,
+            async_events,
+            srq: None,
+            path: NO_PATH,
+            inflight_seen: 0,
+            in_ready: false,
+            waiting: false,
+            touched: false,
+            armed: Nanos::NEVER,
+        }
+    }
+}
+
+/// Writes an asynchronous event; a lost one is the application's own loss.
+pub fn write_async(pipe: &EventPipe, event: EventType, object: AsyncObject, cookie: u64) -> bool {
+    pipe.write(&AsyncRecord { event: event as u32, object, cookie }.to_bytes()).is_ok()
+}

@@ -1,0 +1,127 @@
+//! The window towards one peer address, shared by all queue pairs that talk to it.
+//!
+//! A software receiver drops when its socket buffer is full, and go-back-N makes each drop dear. So the bytes in
+//! flight to a peer are bounded by a window: additive increase while acknowledgements come, halved on loss (at most
+//! once per [`HALVE_PAUSE`]), never below [`WINDOW_MIN`]. A queue pair may always have [`QP_MIN_BYTES`] in flight,
+//! so that one stuck peer queue pair cannot stop the others.
+
+use burst_base::Nanos;
+use std::net::IpAddr;
+
+/// Smallest window in bytes.
+pub const WINDOW_MIN: u64 = 64 << 10;
+/// Bytes a queue pair may have in flight whatever the window says.
+pub const QP_MIN_BYTES: u64 = 16 << 10;
+/// Growth per window of acknowledged bytes.
+const INCREASE_BYTES: u64 = 16 << 10;
+/// Shortest time between two halvings.
+pub const HALVE_PAUSE: Nanos = Nanos::from_ms(1);
+
+/// The window towards one address.
+#[derive(Debug)]
+pub struct Path {
+    /// The peer.
+    pub peer: IpAddr,
+    /// Device.
+    pub port: u16,
+    /// Queue pairs that use it.
+    pub users: u32,
+    window: u64,
+    window_max: u64,
+    inflight: u64,
+    halved_at: Nanos,
+    /// Queue pairs that wait for room, in order.
+    pub waiting: std::collections::VecDeque<u32>,
+}
+
+impl Path {
+    /// A path with the largest window, `window_max` bytes.
+    pub fn new(peer: IpAddr, port: u16, window_max: u64) -> Path {
+        let window_max = window_max.max(WINDOW_MIN);
+        Path {
+            peer,
+            port,
+            users: 0,
+            window: window_max,
+            window_max,
+            inflight: 0,
+            halved_at: Nanos(0),
+            waiting: std::collections::VecDeque::new(),
+        }
+    }
+    /// Bytes that a queue pair with `own` bytes in flight may add now.
+    pub fn room(&self, own: u64) -> u64 {
+        let shared = self.window.saturating_sub(self.inflight);
+        shared.max(QP_MIN_BYTES.saturating_sub(own))
+    }
+    /// A queue pair's bytes in flight went from `before` to `after`.
+    pub fn moved(&mut self, before: u64, after: u64) {
+        if after >= before {
+            self.inflight += after - before;
+            return;
+        }
+        let acked = before - after;
+        self.inflight = self.inflight.saturating_sub(acked);
+        self.window = (self.window + INCREASE_BYTES * acked / self.window).min(self.window_max);
+    }
+    /// A packet was lost.
+    pub fn lost(&mut self, now: Nanos) {
+        if now.since(self.halved_at) >= HALVE_PAUSE {
+            self.halved_at = now;
+            self.window = (self.window / 2).max(WINDOW_MIN);
+        }
+    }
+    /// Bytes in flight.
+    pub fn inflight(&self) -> u64 {
+        self.inflight
+    }
+    /// The window in bytes.
+    pub fn window(&self) -> u64 {
+        self.window
+    }
+    /// Whether a waiting queue pair may be woken.
+    pub fn has_room(&self) -> bool {
+        self.inflight < self.window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn path() -> Path {
+        Path::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0, 512 << 10)
+    }
+
+    #[test]
+    fn room_shrinks_with_flight_but_each_keeps_its_minimum() {
+        let mut p = path();
+        assert_eq!(p.room(0), 512 << 10);
+        p.moved(0, 512 << 10);
+        assert!(!p.has_room());
+        assert_eq!(p.room(0), QP_MIN_BYTES);
+        assert_eq!(p.room(QP_MIN_BYTES), 0);
+    }
+
+    #[test]
+    fn loss_halves_once_per_pause_and_acks_grow() {
+        let mut p = path();
+        let t = Nanos::from_ms(10);
+        p.lost(t);
+        p.lost(t);
+        assert_eq!(p.window(), 256 << 10);
+        for _ in 0..20 {
+            p.lost(t + Nanos::from_ms(100));
+            p.lost(t + Nanos::from_ms(200));
+        }
+        assert!(p.window() >= WINDOW_MIN);
+        let small = p.window();
+        for _ in 0..10_000 {
+            p.moved(0, 4096);
+            p.moved(4096, 0);
+        }
+        assert!(p.window() > small);
+        assert_eq!(p.inflight(), 0);
+    }
+}

@@ -1,0 +1,131 @@
+//! Receive: from the port to the queue pair that a packet names.
+
+use crate::counters::{Counters, Traffic};
+use crate::effects::{Fx, SlotView};
+use crate::objects::NO_PATH;
+use crate::qpn::{slot_of, worker_of};
+use crate::worker::{Core, PortSlot, RX_BUDGET, Worker};
+use burst_base::{Nanos, Qpn, Reason};
+use burst_frame::{RxFrame, TxBatch};
+use burst_port::RxSink;
+use burst_transport::{Env, Signal};
+use burst_wire::Packet;
+
+/// One port's burst on its way into the tables.
+struct Walk<'a> {
+    now: Nanos,
+    port: u16,
+    core: &'a mut Core,
+    batch: &'a mut TxBatch,
+    counters: &'a Counters,
+}
+
+impl Worker {
+    /// Takes a burst from each port; queue pairs that now have something to say become ready.
+    pub(crate) fn receive(&mut self, now: Nanos) -> bool {
+        let mut taken = 0;
+        for (index, PortSlot { port, batch, counters }) in self.ports.iter_mut().enumerate() {
+            let mut walk = Walk { now, port: index as u16, core: &mut self.core, batch, counters };
+            taken += port.rx_burst(now, RX_BUDGET, &mut walk);
+        }
+        taken += self.take_inbox(now);
+        self.wake_handed();
+        while let Some(qp) = self.core.touched.pop() {
+            if let Some(slot) = self.core.qps.get_mut(qp as usize).and_then(Option::as_mut) {
+                slot.touched = false;
+            }
+            self.core.settle(qp);
+        }
+        taken > 0
+    }
+}
+
+impl Worker {
+    /// Packets that other workers have handed over.
+    fn take_inbox(&mut self, now: Nanos) -> usize {
+        let inbox = self.core.inboxes[self.core.options.id as usize].clone();
+        if inbox.is_empty() {
+            return 0;
+        }
+        inbox.drain(RX_BUDGET, |port, frame| {
+            let PortSlot { batch, counters, .. } = &mut self.ports[usize::from(port)];
+            let mut walk = Walk { now, port, core: &mut self.core, batch, counters };
+            if let Ok(packet) = Packet::parse(frame.bytes) {
+                walk.demux(frame, &packet);
+            }
+        })
+    }
+
+    /// Wakes the workers that were handed packets in this burst.
+    fn wake_handed(&mut self) {
+        while self.core.handed_to != 0 {
+            let worker = self.core.handed_to.trailing_zeros();
+            self.core.handed_to &= self.core.handed_to - 1;
+            self.core.inboxes[worker as usize].wake();
+        }
+    }
+}
+
+impl RxSink for Walk<'_> {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.counters.add(Traffic::RxPackets, 1);
+        self.counters.add(Traffic::RxBytes, frame.bytes.len() as u64);
+        match Packet::parse(frame.bytes) {
+            Ok(packet) => self.demux(frame, &packet),
+            Err(reason) => self.counters.count(reason),
+        }
+    }
+
+    fn dropped(&mut self, reason: Reason) {
+        self.counters.count(reason);
+    }
+}
+
+impl Walk<'_> {
+    /// Finds the queue pair and lets it work on the packet.
+    fn demux(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
+        let qpn = packet.bth.dest_qpn;
+        let owner = worker_of(qpn);
+        if owner != self.core.options.id && (owner as usize) < self.core.inboxes.len() {
+            return self.hand_over(owner, frame);
+        }
+        let index = slot_of(qpn);
+        let Core { qps, cqs, ahs, mem, outbox, paths, touched, graves, .. } = &mut *self.core;
+        let slot = match qps.get_mut(index as usize).and_then(Option::as_mut) {
+            Some(slot) if slot.qpn == qpn && slot.port == self.port => slot,
+            _ => {
+                if !graves.answer(self.now, packet, self.batch) {
+                    self.counters.count(missing(qpn));
+                }
+                return;
+            }
+        };
+        let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie };
+        let mut fx = Fx { cqs, ahs, counters: self.counters, outbox, slot: view, signal: None, defer: false };
+        let mut env = Env { now: self.now, mem, tx: self.batch, fx: &mut fx };
+        slot.qp.on_packet(frame, packet, &mut env);
+        if let Some(Signal::Loss | Signal::Timeout) = fx.signal
+            && slot.path != NO_PATH
+        {
+            paths[slot.path as usize].lost(self.now);
+        }
+        if !slot.touched {
+            slot.touched = true;
+            touched.push(index);
+        }
+    }
+}
+
+impl Walk<'_> {
+    fn hand_over(&mut self, owner: u32, frame: &RxFrame<'_>) {
+        match self.core.inboxes[owner as usize].hand(self.port, frame) {
+            Ok(()) => self.core.handed_to |= 1 << owner,
+            Err(reason) => self.counters.count(reason),
+        }
+    }
+}
+
+/// Why nobody has this number.
+fn missing(qpn: Qpn) -> Reason {
+    if qpn == Qpn::MULTICAST { Reason::MulticastMissing } else { Reason::UnknownQpn }
+}

@@ -1,0 +1,177 @@
+//! A thread for a worker: clock, commands, spinning and sleep.
+//!
+//! The control thread calls [`WorkerHandle::call`] with a closure; it runs on the worker between two passes. After
+//! [`RunnerOptions::spin`] without work the worker sleeps on its ports' descriptors, its wake eventfd and the next
+//! timer; applications see `sleeping` in the status page and write the eventfd after ringing a doorbell.
+//! While it spins it yields the processor: pollers may outnumber cores.
+
+use crate::handover::Inbox;
+use crate::worker::Worker;
+use burst_base::Nanos;
+use burst_shm::status::Sleeper;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How a runner spins.
+#[derive(Clone, Copy, Debug)]
+pub struct RunnerOptions {
+    /// Time without work before the worker sleeps.
+    pub spin: Duration,
+}
+
+/// Longest sleep, so that a lost wake-up could only delay, never hang. It costs one pass a second.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+type Job = Box<dyn FnOnce(&mut Worker, Nanos) + Send>;
+
+/// The control thread's end of a worker.
+#[derive(Debug)]
+pub struct WorkerHandle {
+    jobs: Sender<Job>,
+    pending: Arc<AtomicBool>,
+    inbox: Arc<Inbox>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The worker's thread has ended (it panicked, or was stopped).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerGone;
+
+impl WorkerHandle {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system gives no thread or eventfd.
+    pub fn start(worker: Worker, options: RunnerOptions, sleeper: Sleeper) -> std::io::Result<WorkerHandle> {
+        let inbox = worker.inbox().clone();
+        let (sender, jobs) = channel();
+        let pending = Arc::new(AtomicBool::new(false));
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut runner = Runner {
+            worker,
+            options,
+            sleeper,
+            jobs,
+            pending: pending.clone(),
+            inbox: inbox.clone(),
+            stop: stop.clone(),
+            start: Instant::now(),
+        };
+        let thread = std::thread::Builder::new().name("burst-worker".into()).spawn(move || runner.run())?;
+        Ok(WorkerHandle { jobs: sender, pending, inbox, stop, thread: Some(thread) })
+    }
+
+    /// The eventfd that wakes the worker; applications get it too.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.wake_fd()
+    }
+
+    /// Runs `f` on the worker and waits for its result.
+    ///
+    /// # Errors
+    /// [`WorkerGone`] if the thread has ended.
+    pub fn call<T: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Worker, Nanos) -> T + Send + 'static,
+    ) -> Result<T, WorkerGone> {
+        let (sender, answer) = std::sync::mpsc::sync_channel(1);
+        let job: Job = Box::new(move |worker, now| {
+            // The caller waits; if it is gone nobody wants the answer.
+            let _ = sender.send(f(worker, now));
+        });
+        self.jobs.send(job).map_err(|_| WorkerGone)?;
+        self.pending.store(true, Ordering::SeqCst);
+        self.inbox.wake();
+        answer.recv().map_err(|_| WorkerGone)
+    }
+
+    /// Whether the thread runs.
+    pub fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|t| !t.is_finished())
+    }
+}
+
+impl Drop for WorkerHandle {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.inbox.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Runner {
+    worker: Worker,
+    options: RunnerOptions,
+    sleeper: Sleeper,
+    jobs: Receiver<Job>,
+    pending: Arc<AtomicBool>,
+    inbox: Arc<Inbox>,
+    stop: Arc<AtomicBool>,
+    start: Instant,
+}
+
+impl Runner {
+    fn now(&self) -> Nanos {
+        Nanos(self.start.elapsed().as_nanos() as u64)
+    }
+
+    fn run(&mut self) {
+        let spin = Nanos(self.options.spin.as_nanos() as u64);
+        let mut last_busy = self.now();
+        while !self.stop.load(Ordering::Relaxed) {
+            let now = self.now();
+            let busy = self.run_jobs(now) | self.worker.run_once(now);
+            if busy {
+                last_busy = now;
+            } else if now.since(last_busy) < spin {
+                std::thread::yield_now();
+            } else {
+                self.sleep();
+                last_busy = self.now();
+            }
+        }
+    }
+
+    fn run_jobs(&mut self, now: Nanos) -> bool {
+        if !self.pending.load(Ordering::Relaxed) || !self.pending.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        while let Ok(job) = self.jobs.try_recv() {
+            job(&mut self.worker, now);
+        }
+        true
+    }
+
+    /// Sleeps until a descriptor, a timer or a command; says so first, and looks again after saying it.
+    fn sleep(&mut self) {
+        self.sleeper.set_sleeping();
+        if !self.worker.has_work() && !self.pending.load(Ordering::SeqCst) && !self.stop.load(Ordering::SeqCst) {
+            self.wait();
+        }
+        self.sleeper.awake();
+    }
+
+    fn wait(&self) {
+        let until = self.worker.next_deadline().since(self.now());
+        let time = Duration::from_nanos(until.0).min(SLEEP_MAX);
+        let raw: Vec<RawFd> = self.worker.wait_fds();
+        // SAFETY: the descriptors belong to ports that this thread owns and does not close while it polls.
+        let ports = raw.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
+        let mut fds: Vec<PollFd<'_>> = ports.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        fds.push(PollFd::from_borrowed_fd(self.inbox.wake_fd(), PollFlags::IN));
+        let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        // An error (a signal) is a wake-up.
+        let _ = poll(&mut fds, Some(&timeout));
+        let mut drain = [0; 8];
+        let _ = rustix::io::read(self.inbox.wake_fd(), &mut drain);
+    }
+}

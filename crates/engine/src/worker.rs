@@ -1,0 +1,240 @@
+//! The worker: tables, and the loop that reads top to bottom.
+//!
+//! The control thread changes the tables by closures that run at the top of the loop ([`crate::runner`]), so that no
+//! table needs a lock. Spans made in a turn are used up by `tx_burst` in the same turn; `MrTable::reclaim` runs first
+//! thing in the next one.
+
+use crate::counters::Counters;
+use crate::handover::Inbox;
+use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, write_async};
+use crate::path::Path;
+use crate::sched::Scheduler;
+use crate::tombstone::Graveyard;
+use burst_base::Nanos;
+use burst_base::verbs::EventType;
+use burst_base::wheel::Wheel;
+use burst_control::AsyncObject;
+use burst_frame::TxBatch;
+use burst_mem::MrTable;
+use burst_port::Port;
+use burst_shm::Cqe;
+use std::sync::Arc;
+
+/// Frames of one transmit batch.
+pub const BATCH_FRAMES: usize = 256;
+/// Frames taken from a port in one pass.
+pub const RX_BUDGET: usize = 256;
+
+/// Doorbells answered for one context in one pass.
+const DOORBELLS_PER_PASS: usize = 256;
+
+/// What a worker is told at its start.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerOptions {
+    /// Its number.
+    pub id: u32,
+    /// Bytes in flight to one peer, at most.
+    pub window_bytes: u64,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        WorkerOptions { id: 0, window_bytes: 1 << 20 }
+    }
+}
+
+/// Things to write at the end of a turn.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    /// Completion queues that owe an event.
+    pub events: Vec<u32>,
+    /// Completions that must not be seen before the batch has left.
+    pub completions: Vec<(u32, Cqe, bool)>,
+}
+
+/// A port and what waits to leave by it.
+pub(crate) struct PortSlot {
+    pub port: Box<dyn Port>,
+    pub batch: TxBatch,
+    pub counters: Arc<Counters>,
+}
+
+/// Everything but the ports, so that a port can be borrowed beside it.
+pub(crate) struct Core {
+    pub options: WorkerOptions,
+    pub qps: Vec<Option<Box<QpSlot>>>,
+    pub cqs: Vec<Option<Arc<CqShared>>>,
+    pub ahs: Vec<Option<AddressHandle>>,
+    pub contexts: Vec<Option<ContextSlot>>,
+    pub mem: MrTable,
+    pub sched: Scheduler,
+    pub wheel: Wheel,
+    pub paths: Vec<Path>,
+    pub graves: Graveyard,
+    pub outbox: Outbox,
+    /// Queue pairs that got packets in this burst.
+    pub touched: Vec<u32>,
+    /// Every worker's inbox, by worker.
+    pub inboxes: Vec<Arc<Inbox>>,
+    /// Workers that were handed packets in this burst, one bit each.
+    pub handed_to: u32,
+}
+
+/// One worker. See the crate's documentation.
+pub struct Worker {
+    pub(crate) core: Core,
+    pub(crate) ports: Vec<PortSlot>,
+}
+
+impl Worker {
+    /// A worker with its key table, its ports (one per device, in device order), and every worker's inbox.
+    pub fn new(options: WorkerOptions, mem: MrTable, ports: Vec<Box<dyn Port>>, inboxes: Vec<Arc<Inbox>>) -> Worker {
+        assert!((options.id as usize) < inboxes.len());
+        let slot = |port| PortSlot { port, batch: TxBatch::new(BATCH_FRAMES), counters: Arc::new(Counters::default()) };
+        Worker {
+            core: Core {
+                options,
+                qps: Vec::new(),
+                cqs: Vec::new(),
+                ahs: Vec::new(),
+                contexts: Vec::new(),
+                mem,
+                sched: Scheduler::default(),
+                wheel: Wheel::new(64),
+                paths: Vec::new(),
+                graves: Graveyard::default(),
+                outbox: Outbox { events: Vec::with_capacity(1024), completions: Vec::with_capacity(1024) },
+                touched: Vec::with_capacity(RX_BUDGET),
+                inboxes,
+                handed_to: 0,
+            },
+            ports: ports.into_iter().map(slot).collect(),
+        }
+    }
+
+    /// One pass: doorbells, receive, timers, transmit, publish. Returns whether anything was done.
+    pub fn run_once(&mut self, now: Nanos) -> bool {
+        self.core.mem.reclaim();
+        let mut busy = self.core.take_doorbells();
+        busy |= self.receive(now);
+        busy |= self.run_timers(now);
+        busy |= self.transmit(now);
+        busy | self.core.publish(&self.ports)
+    }
+
+    /// When the next pass is due if nothing else happens before.
+    pub fn next_deadline(&self) -> Nanos {
+        let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
+        let owed = self.core.contexts.iter().flatten().any(|c| c.async_events.has_backlog());
+        let soon = if owed { Nanos(0) } else { Nanos::NEVER };
+        ports.min(self.core.wheel.next_deadline()).min(soon)
+    }
+
+    /// This worker's inbox, with the eventfd that wakes it.
+    pub fn inbox(&self) -> &Arc<Inbox> {
+        &self.core.inboxes[self.core.options.id as usize]
+    }
+
+    /// Whether some queue pair is ready now (the worker must not sleep).
+    pub fn has_work(&mut self) -> bool {
+        let inbox = &self.core.inboxes[self.core.options.id as usize];
+        !inbox.is_empty() || self.core.take_doorbells() || !self.core.sched.is_empty()
+    }
+}
+
+impl Core {
+    /// Turns doorbells into ready queue pairs.
+    fn take_doorbells(&mut self) -> bool {
+        let mut any = false;
+        let Core { contexts, qps, sched, .. } = self;
+        for (context, slot) in contexts.iter_mut().enumerate() {
+            let Some(ContextSlot { doorbells, queues, .. }) = slot else { continue };
+            let rung = doorbells.drain(DOORBELLS_PER_PASS, |queue| {
+                let Some(qp) =
+                    queues.get(queue as usize).and_then(|i| qps.get_mut(*i as usize)).and_then(Option::as_mut)
+                else {
+                    return;
+                };
+                qp.qp.on_doorbell();
+                if !qp.in_ready {
+                    qp.in_ready = true;
+                    sched.push(context as u32, queues[queue as usize]);
+                }
+            });
+            any |= rung > 0;
+        }
+        any
+    }
+
+    /// Marks a queue pair ready if it wants to send.
+    pub(crate) fn make_ready(&mut self, index: u32) {
+        if let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut)
+            && !slot.in_ready
+        {
+            slot.in_ready = true;
+            self.sched.push(slot.context, index);
+        }
+    }
+
+    /// After a queue pair was called: its bytes in flight, its timer, its wish to send.
+    pub(crate) fn settle(&mut self, index: u32) {
+        let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
+        let inflight = slot.qp.inflight_bytes();
+        if inflight != slot.inflight_seen {
+            if let Some(path) = self.paths.get_mut(slot.path as usize) {
+                path.moved(slot.inflight_seen, inflight);
+            }
+            slot.inflight_seen = inflight;
+        }
+        if let Some(srq) = &slot.srq
+            && srq.limit_reached()
+        {
+            write_async(&slot.async_events, EventType::SrqLimitReached, AsyncObject::Srq, srq.cookie);
+        }
+        let deadline = slot.qp.next_deadline();
+        if deadline < slot.armed {
+            slot.armed = deadline;
+            self.wheel.insert(index, deadline);
+        }
+        let (ready, path) = (slot.qp.wants_tx() && !slot.waiting, slot.path);
+        if ready {
+            self.make_ready(index);
+        }
+        self.wake_waiting(path);
+    }
+
+    /// Lets queue pairs that wait for a path's window try again, as long as there is room.
+    fn wake_waiting(&mut self, path: u32) {
+        if path == NO_PATH {
+            return;
+        }
+        let p = &mut self.paths[path as usize];
+        if p.waiting.is_empty() || !p.has_room() {
+            return;
+        }
+        // One at a time: the next is woken when this one has settled.
+        let Some(index) = p.waiting.pop_front() else { return };
+        if let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) {
+            slot.waiting = false;
+            self.make_ready(index);
+        }
+    }
+
+    /// Writes the events of this pass; records a full pipe could not take are tried again.
+    fn publish(&mut self, ports: &[PortSlot]) -> bool {
+        for context in self.contexts.iter().flatten() {
+            if context.async_events.has_backlog() {
+                context.async_events.retry();
+            }
+        }
+        let any = !self.outbox.events.is_empty();
+        for cq in self.outbox.events.drain(..) {
+            let Some(shared) = self.cqs.get(cq as usize).and_then(Option::as_ref) else { continue };
+            let Some(channel) = &shared.channel else { continue };
+            if channel.write(&shared.cookie.to_ne_bytes()).is_ok() {
+                ports[0].counters.add(crate::counters::Traffic::Events, 1);
+            }
+        }
+        any
+    }
+}
