@@ -10,7 +10,10 @@
 //! as far as one worker serves the responder, never against the owner's own stores. The verbs attribute
 //! `IBV_ATOMIC_HCA` promises no more than that.
 
+mod copy;
 mod remote;
+
+pub use copy::{PIECE, copy};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,11 +39,7 @@ impl Span {
     /// `addr .. addr + len` must stay mapped readable and writable (or only readable, if the maker has checked that
     /// nobody writes through it) for as long as copies of the span are used.
     pub unsafe fn local(addr: *mut u8, len: u32) -> Span {
-        Span {
-            addr: addr as u64,
-            len,
-            pid: 0,
-        }
+        Span { addr: addr as u64, len, pid: 0 }
     }
     /// Memory of process `pid`, reached by system calls; never undefined behaviour, at worst [`Gone`].
     pub const fn remote(pid: u32, addr: u64, len: u32) -> Span {
@@ -63,11 +62,7 @@ impl Span {
     #[must_use]
     pub fn sub(&self, offset: usize, len: usize) -> Span {
         assert!(offset <= self.len() && len <= self.len() - offset);
-        Span {
-            addr: self.addr + offset as u64,
-            len: len as u32,
-            pid: self.pid,
-        }
+        Span { addr: self.addr + offset as u64, len: len as u32, pid: self.pid }
     }
     /// Copies the span to `dst`, which must have the span's length (panics otherwise).
     pub fn read_to(&self, dst: &mut [u8]) -> Result<(), Gone> {
@@ -77,9 +72,7 @@ impl Span {
         }
         // SAFETY: the maker of a local span promised `addr .. addr + len` is readable; `dst` is ours, has the same
         // length, and cannot overlap application memory because it is a Rust reference.
-        unsafe {
-            core::ptr::copy_nonoverlapping(self.as_ptr().cast_const(), dst.as_mut_ptr(), dst.len())
-        };
+        unsafe { core::ptr::copy_nonoverlapping(self.as_ptr().cast_const(), dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
     /// Copies `src` into the span, which must have the same length (panics otherwise).
@@ -90,7 +83,7 @@ impl Span {
         }
         // SAFETY: the maker of a local span promised `addr .. addr + len` is writable for whoever writes through it;
         // `src` has the same length and cannot overlap application memory because it is a Rust reference.
-        unsafe { core::ptr::copy_nonoverlapping(src.as_ptr(), self.as_ptr(), src.len()) };
+        unsafe { copy::raw(self.as_ptr(), src.as_ptr(), src.len()) };
         Ok(())
     }
     /// Lends the bytes of a local span for one call, without copying; `None` for a remote span. The application may
@@ -103,9 +96,7 @@ impl Span {
             return Some(f(&[]));
         }
         // SAFETY: the maker promised the range is mapped and readable; the slice ends with this call.
-        Some(f(unsafe {
-            core::slice::from_raw_parts(self.as_ptr().cast_const(), self.len())
-        }))
+        Some(f(unsafe { core::slice::from_raw_parts(self.as_ptr().cast_const(), self.len()) }))
     }
     /// Adds `addend` to the 8 bytes (host byte order) and returns the value before. Panics if the span is not 8 bytes.
     pub fn fetch_add(&self, addend: u64) -> Result<u64, Gone> {
@@ -218,18 +209,9 @@ mod tests {
     #[test]
     fn unmapped_or_absent_is_gone() {
         let mut out = [0; 8];
-        assert_eq!(
-            Span::remote(std::process::id(), 8, 8).read_to(&mut out),
-            Err(Gone)
-        );
-        assert_eq!(
-            Span::remote(std::process::id(), 8, 8).write_from(&out),
-            Err(Gone)
-        );
-        assert_eq!(
-            Span::remote(u32::MAX >> 1, 4096, 8).read_to(&mut out),
-            Err(Gone)
-        );
+        assert_eq!(Span::remote(std::process::id(), 8, 8).read_to(&mut out), Err(Gone));
+        assert_eq!(Span::remote(std::process::id(), 8, 8).write_from(&out), Err(Gone));
+        assert_eq!(Span::remote(u32::MAX >> 1, 4096, 8).read_to(&mut out), Err(Gone));
         assert_eq!(Span::remote(u32::MAX, 4096, 8).fetch_add(1), Err(Gone));
     }
 }

@@ -11,14 +11,8 @@ pub(crate) fn read(pid: u32, addr: u64, dst: &mut [u8]) -> Result<(), Gone> {
     let mut done = 0;
     while done < dst.len() {
         let rest = &mut dst[done..];
-        let here = libc::iovec {
-            iov_base: rest.as_mut_ptr().cast(),
-            iov_len: rest.len(),
-        };
-        let there = libc::iovec {
-            iov_base: at(addr, done)?,
-            iov_len: rest.len(),
-        };
+        let here = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let there = libc::iovec { iov_base: at(addr, done)?, iov_len: rest.len() };
         // SAFETY: `here` is a live exclusive slice; `there` is only interpreted by the kernel in the other process.
         let moved = unsafe { libc::process_vm_readv(pid_of(pid)?, &here, 1, &there, 1, 0) };
         done += progress(moved)?;
@@ -31,14 +25,8 @@ pub(crate) fn write(pid: u32, addr: u64, src: &[u8]) -> Result<(), Gone> {
     let mut done = 0;
     while done < src.len() {
         let rest = &src[done..];
-        let here = libc::iovec {
-            iov_base: rest.as_ptr().cast_mut().cast(),
-            iov_len: rest.len(),
-        };
-        let there = libc::iovec {
-            iov_base: at(addr, done)?,
-            iov_len: rest.len(),
-        };
+        let here = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+        let there = libc::iovec { iov_base: at(addr, done)?, iov_len: rest.len() };
         // SAFETY: the kernel only reads `here`, a live slice; `there` is interpreted in the other process.
         let moved = unsafe { libc::process_vm_writev(pid_of(pid)?, &here, 1, &there, 1, 0) };
         done += progress(moved)?;
@@ -51,9 +39,7 @@ fn pid_of(pid: u32) -> Result<libc::pid_t, Gone> {
 }
 
 fn at(addr: u64, offset: usize) -> Result<*mut libc::c_void, Gone> {
-    addr.checked_add(offset as u64)
-        .map(|a| a as *mut libc::c_void)
-        .ok_or(Gone)
+    addr.checked_add(offset as u64).map(|a| a as *mut libc::c_void).ok_or(Gone)
 }
 
 /// Bytes moved by one call; none at all would repeat for ever.

@@ -10,6 +10,11 @@
 //! 2... from CRCs made with 0, and a receiver asks which identification explains a difference. One in 65536 corrupted
 //! packets finds such an explanation by chance, hence a receiver should try the predicted value first and
 //! use an explained one with suspicion (count it, or demand that it follows the one before).
+//!
+//! The CRC itself is libdeflate's. `cargo bench -p burst-wire` compares it with its rivals; on a Zen 3 core (VPCLMULQDQ,
+//! 256 bits; noisy, ranges of five runs) they took, relative to it: crc32fast 1.6-2.2 times as long for 20 bytes, 1.3-2.7
+//! for 64, 1.2-1.6 for 1 KiB, 0.7-1.1 for 4 KiB; crc-fast 4.1-5.7, 3.0-5.5, 1.6-3.1 and 1.4-2.3. Every packet has a head
+//! of 40 to 100 bytes, and there the lead is largest.
 
 use crate::bth::Bth;
 use crate::crc32::{FieldDelta, explain_once};
@@ -144,9 +149,9 @@ impl Icrc {
         if bytes.is_empty() {
             return self;
         }
-        let mut hasher = crc32fast::Hasher::new_with_initial(self.crc);
-        hasher.update(bytes);
-        Icrc { crc: hasher.finalize() }
+        let mut crc = libdeflater::Crc::with_initial(self.crc);
+        crc.update(bytes);
+        Icrc { crc: crc.sum() }
     }
     /// Takes the bytes of a span. Another process's memory is copied piece by piece to the stack.
     pub fn update_span(self, span: &Span) -> Result<Icrc, Gone> {
@@ -161,6 +166,22 @@ impl Icrc {
             span.sub(done, n).read_to(&mut buffer[..n])?;
             icrc = icrc.update(&buffer[..n]);
             done += n;
+        }
+        Ok(icrc)
+    }
+    /// Copies a span to `dst`, which must have its length (panics otherwise), and takes the bytes as copied: the
+    /// CRC is right for what `dst` holds even if the application writes to the span meanwhile. The copy costs little,
+    /// each piece is still in the first cache when the CRC reads it.
+    pub fn copy_span(self, span: &Span, dst: &mut [u8]) -> Result<Icrc, Gone> {
+        assert_eq!(dst.len(), span.len());
+        // One system call for another process's memory, small pieces for ours.
+        let piece = if span.is_local() { burst_span::PIECE } else { usize::MAX };
+        let mut icrc = self;
+        let mut done = 0;
+        for dst in dst.chunks_mut(piece) {
+            span.sub(done, dst.len()).read_to(dst)?;
+            icrc = icrc.update(dst);
+            done += dst.len();
         }
         Ok(icrc)
     }
@@ -230,6 +251,9 @@ mod tests {
         let len = body.len() as u32;
         let remote = Span::remote(std::process::id(), body.as_mut_ptr() as u64, len);
         let start = Icrc::ipv4(&pseudo, body.len() + 4, &body[..12]);
+        let mut copy = vec![0; body.len() - 12];
+        assert_eq!(start.copy_span(&remote.sub(12, copy.len()), &mut copy), Ok(whole));
+        assert_eq!(copy, body[12..]);
         assert_eq!(start.update_span(&remote.sub(12, body.len() - 12)), Ok(whole));
         assert_eq!(start.update_span(&Span::remote(std::process::id(), 8, 8)), Err(Gone));
     }

@@ -1,0 +1,33 @@
+//! The ICRC over memory of an application, mapped here or not.
+
+use burst_span::{Gone, Span};
+use burst_wire::Icrc;
+use burst_wire::icrc::PseudoV4;
+use std::net::Ipv4Addr;
+
+fn start() -> Icrc {
+    Icrc::ipv4(&PseudoV4::new(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, 1), 5_016, &[7; 12])
+}
+
+#[test]
+fn local_and_remote_spans_agree_with_the_bytes() {
+    let mut memory: Vec<u8> = (0..5_000u32).map(|i| (i * 31) as u8).collect();
+    let expected = start().update(&memory);
+    let (at, len) = (memory.as_mut_ptr(), memory.len() as u32);
+    // SAFETY: `memory` outlives the span and is not touched through anything else meanwhile.
+    let local = unsafe { Span::local(at, len) };
+    for span in [local, Span::remote(std::process::id(), at as u64, len)] {
+        assert_eq!(start().update_span(&span), Ok(expected));
+        let mut copy = vec![0; 5_000];
+        assert_eq!(start().copy_span(&span, &mut copy), Ok(expected));
+        assert_eq!(copy, memory);
+        assert_eq!(start().copy_span(&span.sub(9, 0), &mut []), Ok(start()));
+    }
+}
+
+#[test]
+fn memory_that_is_gone_is_reported() {
+    let gone = Span::remote(std::process::id(), 8, 8);
+    assert_eq!(start().update_span(&gone), Err(Gone));
+    assert_eq!(start().copy_span(&gone, &mut [0; 8]), Err(Gone));
+}
