@@ -1,0 +1,119 @@
+"""The command line and the daemon's flags: what they show, and what they say when the line is wrong."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from conftest import BUILD
+
+NO_DAEMON = {**os.environ, "BURST_SOCKET": "/nonexistent/burstd.sock"}
+
+
+@pytest.mark.parametrize(
+    "program,words,wrong,near",
+    [
+        ("burst", ["sl"], "sl", "ls"),
+        ("burst", ["ls", "--jsn"], "--jsn", "--json"),
+        ("burst", ["run", "--sokcet", "x", "--", "true"], "--sokcet", "--socket"),
+        ("burst", ["why", "bad_icrk"], "bad_icrk", "bad_icrc"),
+        ("burstd", ["--prot", "udp"], "--prot", "--port"),
+        ("burstd", ["--log-level", "inof"], "inof", "info"),
+        ("burstd", ["--port", "upd"], "upd", "udp"),
+        ("burstd", ["--port", "udp:dve=lo"], "dve", "dev"),
+    ],
+)
+def test_a_wrong_word_gets_a_sentence_and_exit_code_2(program, words, wrong, near):
+    done = subprocess.run([BUILD / program, *words], capture_output=True, text=True, timeout=10)
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and wrong in lines[0] and near in lines[0], done.stderr
+
+
+def test_a_wrong_key_in_the_file(tmp_path):
+    path = tmp_path / "burstd.toml"
+    path.write_text("wrokers = 2\n")
+    done = subprocess.run([BUILD / "burstd", "--config", path], capture_output=True, text=True, timeout=10)
+    assert done.returncode == 2
+    assert str(path) in done.stderr and "wrokers" in done.stderr and '"workers"' in done.stderr
+
+
+def test_an_interface_that_does_not_exist(tmp_path):
+    words = [BUILD / "burstd", "--socket", tmp_path / "s", "--port", "udp:dev=nosuch0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=10)
+    assert done.returncode not in (0, 101) and "nosuch0" in done.stderr and "lo" in done.stderr
+
+
+def test_no_daemon_is_a_sentence_not_a_crash():
+    env = {**NO_DAEMON, "LD_LIBRARY_PATH": str(BUILD / "lib")}
+    done = subprocess.run(["ibv_devices"], env=env, capture_output=True, text=True, timeout=10)
+    said = [line for line in done.stderr.splitlines() if "/nonexistent/burstd.sock" in line]
+    assert len(said) == 1, done.stderr
+    done = subprocess.run(["ibv_devinfo"], env=env, capture_output=True, text=True, timeout=10)
+    assert "No IB devices found" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_commands_say_which_socket_they_tried(burst, command):
+    done = burst(command, env=NO_DAEMON)
+    assert done.returncode == 1 and "/nonexistent/burstd.sock" in done.stderr
+
+
+def test_doctor_without_daemon(burst):
+    done = burst("doctor", "--json", env=NO_DAEMON)
+    report = json.loads(done.stdout)
+    assert done.returncode == 1 and report["ok"] is False
+    socket = report["checks"][0]
+    assert socket["check"] == "socket" and socket["result"] == "fail" and "burst run" in socket["cure"]
+
+
+def test_why(burst):
+    by_name = burst("why", "retry_exhausted")
+    assert by_name.returncode == 0 and "cure:" in by_name.stdout
+    code = by_name.stdout.split("vendor_err ")[1].split(")")[0]
+    assert burst("why", code).stdout == by_name.stdout
+
+
+def test_ls(fabric):
+    [device] = fabric.a.devices()
+    assert (device["name"], device["kind"], device["state"], device["interface"]) == ("burst0", "udp", "up", "eth0")
+    assert (device["link_mtu"], device["path_mtu"]) == (9000, 4096)
+    addresses = [gid["address"] for gid in device["gids"]]
+    assert addresses[0] == fabric.a.address and fabric.a.address6 in addresses
+    assert device["gids"][0]["default"] and not device["gids"][1]["default"]
+    code, text = fabric.a.burst("ls")
+    assert code == 0 and "burst0 (default)" in text and fabric.a.address in text
+
+
+def test_doctor_is_content(fabric):
+    code, text = fabric.a.burst("doctor")
+    assert code == 0, text
+    assert "FAIL" not in text and "arrived intact" in text and "skip" not in text
+
+
+def test_doctor_sees_a_taken_port(make_fabric):
+    fabric = make_fabric(daemons=False)
+    holder = fabric.a.start("python3", "-c", HOLD_4791, plain=True)
+    holder.wait_for_text("held", 10)
+    code, text = fabric.a.burst("doctor")
+    assert code == 1 and "taken by python3" in text
+    daemon = fabric.a.run(BUILD / "burstd", "--socket", fabric.directory / "s", "--port", "udp:dev=eth0", seconds=10)
+    assert daemon[0] not in (0, 101) and "4791" in daemon[1]
+
+
+HOLD_4791 = """
+import socket, time
+held = [socket.socket(f, socket.SOCK_DGRAM) for f in (socket.AF_INET, socket.AF_INET6)]
+held[1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+[s.bind(("", 4791)) for s in held]
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_stats_count_what_was_sent(fabric):
+    before = fabric.a.stats()
+    assert fabric.a.burst("doctor")[0] == 0
+    after = fabric.a.stats()
+    assert sum(after.values()) > sum(before.values())

@@ -1,0 +1,156 @@
+"""What dies, and what everybody else notices of it."""
+
+import os
+import random
+import signal
+import socket
+import time
+
+import pytest
+
+from lab import build_directory, run_pair
+from lab.perftest import await_listener
+
+LONG = ["-d", "burst0", "-F", "-s", 65536, "-D", 30]
+
+
+@pytest.fixture
+def pair(make_fabric):
+    """A fabric of the test's own: what is killed here must not be missed elsewhere."""
+    return make_fabric()
+
+
+def start_transfer(fabric, tool="ib_send_bw"):
+    """A transfer in full run: (server program, client program)."""
+    server = fabric.b.start(tool, *LONG)
+    await_listener(fabric.b, server, 18515)
+    client = fabric.a.start(tool, *LONG, fabric.b.address)
+    time.sleep(1.5)
+    assert client.running() and server.running(), client.text() + server.text()
+    return server, client
+
+
+def still_serves(fabric):
+    """Both daemons carry another pair."""
+    assert run_pair(fabric.b, fabric.a, ["ib_write_bw", "-d", "burst0", "-F", "-n", 200, "-p", 18600]).row[3] > 0
+
+
+@pytest.mark.parametrize("tool", ["ib_send_bw", "ib_write_bw", "ib_read_bw"])
+def test_a_killed_server_is_an_error_at_the_client(pair, tool):
+    server, client = start_transfer(pair, tool)
+    server.stop(signal.SIGKILL)
+    assert client.wait(15) != 0
+    assert "Completion with error" in client.text() or "Failed" in client.text(), client.text()
+    still_serves(pair)
+
+
+def test_a_killed_client_harms_nobody(pair):
+    server, client = start_transfer(pair)
+    client.stop(signal.SIGKILL)
+    server.stop()
+    still_serves(pair)
+
+
+def test_a_killed_daemon_is_an_error_not_a_hang(pair):
+    server, client = start_transfer(pair)
+    os.kill(pair.a.daemon.pid, signal.SIGKILL)
+    assert client.wait(15) != 0
+    server.stop()
+
+
+def test_a_killed_daemon_of_the_peer_is_an_error_not_a_hang(pair):
+    server, client = start_transfer(pair)
+    os.kill(pair.b.daemon.pid, signal.SIGKILL)
+    assert client.wait(20) != 0
+    server.stop()
+
+
+def test_a_terminated_daemon_drains_and_goes(pair):
+    server, client = start_transfer(pair)
+    began = time.monotonic()
+    os.kill(pair.a.daemon.pid, signal.SIGTERM)
+    assert pair.a.daemon.wait(10) == 0, pair.a.daemon.text()
+    assert time.monotonic() - began < 10
+    assert client.wait(15) != 0
+    assert not pair.a.socket.exists(), "the socket is left behind"
+    server.stop()
+
+
+def test_an_idle_daemon_ends_on_sigterm_at_once(pair):
+    began = time.monotonic()
+    os.kill(pair.a.daemon.pid, signal.SIGTERM)
+    assert pair.a.daemon.wait(10) == 0
+    assert time.monotonic() - began < 2
+
+
+def connect(host):
+    conversation = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conversation.settimeout(5)
+    conversation.connect(str(host.socket))
+    return conversation
+
+
+def test_garbage_on_the_control_socket(pair):
+    rng = random.Random(1)
+    header = b"LTCB" + b"\x01\0\0\0" + b"\x01\0\0\0"
+    messages = [b"x", b"", header, header + b"\xff" * 50, b"LTCB" + b"\x63\0\0\0" * 2, bytes(60000)]
+    messages += [header + rng.randbytes(rng.randrange(200)) for _ in range(300)]
+    messages += [rng.randbytes(rng.randrange(1, 2000)) for _ in range(100)]
+    for message in messages:
+        with connect(pair.a) as conversation:
+            try:
+                conversation.send(message)
+                conversation.recv(65536)
+            except (ConnectionError, BrokenPipeError):
+                pass
+    assert pair.a.daemon.running(), pair.a.daemon.text()
+    assert "panicked" not in pair.a.daemon.text()
+    still_serves(pair)
+
+
+def test_silent_and_vanishing_connections(pair):
+    silent = [connect(pair.a) for _ in range(200)]
+    still_serves(pair)
+    for conversation in silent:
+        conversation.close()
+    still_serves(pair)
+
+
+def test_garbage_on_the_wire(pair):
+    """Whatever comes to port 4791 is counted and not answered."""
+    rng = random.Random(2)
+    packets = [rng.randbytes(rng.randrange(0, 1500)).hex() for _ in range(500)]
+    code, text = pair.b.run("python3", "-c", SEND, pair.a.address, *packets, plain=True)
+    assert code == 0 and text.strip() == "no answer", text
+    stats = pair.a.stats()
+    assert stats.get("truncated", 0) + stats.get("bad_icrc", 0) >= 490, stats
+    still_serves(pair)
+
+
+SEND = """
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for i, packet in enumerate(sys.argv[2:]):
+    s.sendto(bytes.fromhex(packet), (sys.argv[1], 4791))
+s.settimeout(0.5)
+try:
+    s.recv(2000)
+    print("answer")
+except TimeoutError:
+    print("no answer")
+"""
+
+
+def test_many_programs_come_and_die(pair):
+    """Half of them are killed at a random moment; the daemons carry on and give everything back."""
+    rng = random.Random(3)
+    program = build_directory() / "programs" / "idle_qps"
+    before = pair.a.daemon.rss_kib()
+    for _ in range(20):
+        victim = pair.a.start(program, "burst0", 50)
+        time.sleep(rng.uniform(0, 0.3))
+        victim.stop(signal.SIGKILL)
+    still_serves(pair)
+    time.sleep(0.5)
+    assert pair.a.daemon.rss_kib() - before < 32 << 10, "memory of dead programs is kept"
+    assert len(os.listdir(f"/proc/{pair.a.daemon.pid}/fd")) < 100, "descriptors of dead programs are kept"

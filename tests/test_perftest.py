@@ -1,0 +1,72 @@
+"""Debian's unmodified perftest between two hosts: each tool, polling and with events, several sizes and numbers of QPs."""
+
+import pytest
+
+from lab import run_pair
+
+BANDWIDTH = ["ib_write_bw", "ib_read_bw", "ib_send_bw"]
+LATENCY = ["ib_write_lat", "ib_read_lat", "ib_send_lat"]
+
+
+def pair(fabric, tool, *words):
+    return run_pair(fabric.b, fabric.a, [tool, "-d", "burst0", "-F", *words])
+
+
+@pytest.mark.parametrize("size", [2, 4096, 65536, 1 << 20, 8 << 20])
+@pytest.mark.parametrize("tool", BANDWIDTH)
+def test_bandwidth(fabric, tool, size):
+    result = pair(fabric, tool, "-s", size, "-n", 50 if size >= 1 << 20 else 1000)
+    assert result.row[0] == size and result.row[3] > 0
+
+
+@pytest.mark.parametrize("tool", BANDWIDTH)
+def test_bandwidth_both_ways(fabric, tool):
+    assert pair(fabric, tool, "-b", "-s", 65536, "-n", 500).row[3] > 0
+
+
+@pytest.mark.parametrize("tool", ["ib_write_bw", "ib_read_bw", "ib_send_bw"])
+def test_bandwidth_with_events(fabric, tool):
+    assert pair(fabric, tool, "-e", "-s", 65536, "-n", 500).row[3] > 0
+
+
+@pytest.mark.parametrize("tool", BANDWIDTH)
+def test_many_queue_pairs(fabric, tool):
+    assert pair(fabric, tool, "-q", 16, "-s", 16384, "-n", 200).row[3] > 0
+
+
+@pytest.mark.parametrize("size", [2, 64, 65536])
+@pytest.mark.parametrize("tool", LATENCY)
+def test_latency(fabric, tool, size):
+    result = pair(fabric, tool, "-s", size, "-n", 500)
+    assert 0 < result.p50_us <= result.p99_us
+
+
+@pytest.mark.parametrize("tool", ["ib_send_lat", "ib_read_lat"])
+def test_latency_with_events(fabric, tool):
+    assert pair(fabric, tool, "-e", "-s", 64, "-n", 500).p50_us > 0
+
+
+@pytest.mark.parametrize("kind", ["FETCH_AND_ADD", "CMP_AND_SWAP"])
+def test_atomics(fabric, kind):
+    assert pair(fabric, "ib_atomic_bw", "-A", kind, "-n", 1000).row[3] > 0
+    assert pair(fabric, "ib_atomic_lat", "-A", kind, "-n", 500).p50_us > 0
+
+
+def test_every_size_in_one_run(fabric):
+    sizes = [row[0] for row in pair(fabric, "ib_write_bw", "-a", "-n", 20).rows]
+    assert sizes == [2**power for power in range(1, 24)]
+
+
+@pytest.mark.parametrize("connection", ["UC", "UD"])
+def test_other_services(fabric, connection):
+    size = 2048 if connection == "UD" else 65536
+    assert pair(fabric, "ib_send_lat", "-c", connection, "-s", size, "-n", 200).p50_us > 0
+
+
+def test_receives_from_a_shared_queue(fabric):
+    assert pair(fabric, "ib_send_bw", "--use-srq", "-q", 4, "-s", 4096, "-n", 500).row[3] > 0
+
+
+@pytest.mark.parametrize("mtu", [256, 512, 1024, 2048, 4096])
+def test_every_path_mtu(fabric, mtu):
+    assert pair(fabric, "ib_write_bw", "-m", mtu, "-s", 65536, "-n", 100).row[3] > 0

@@ -1,0 +1,196 @@
+"""`burst run`: without root, without configuration, on one host; and changing nothing for other programs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import BUILD
+from lab import Program
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def clean():
+    """The environment of somebody who never heard of Burst; daemons started meanwhile end with the test."""
+    directory = Path(f"/tmp/burst-{NOBODY}")
+    end_daemon(directory)
+    yield {k: v for k, v in os.environ.items() if not k.startswith("BURST_") and k not in ("XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")}
+    end_daemon(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def daemons_of(directory):
+    """Process ids of burstds that were started with a socket in the directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if words and words[0].endswith(b"burstd") and any(w.startswith(os.fsencode(directory)) for w in words):
+            found.append(int(entry.name))
+    return found
+
+
+def end_daemon(directory):
+    for pid in daemons_of(directory):
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(300):
+            if not Path(f"/proc/{pid}").exists():
+                break
+            time.sleep(0.01)
+        else:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def nobody(clean, reachable):
+    """Starts a program as a user without any right, in a network namespace with nothing but `lo`."""
+    started = []
+    if os.geteuid():
+        pytest.skip("changing the user needs root")
+    keeper = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "ip link set lo up; echo ready; exec cat"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )
+    assert keeper.stdout.readline() == b"ready\n", "network namespaces need root"
+    drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--no-new-privs"]
+
+    def start(*words, **env):
+        program = Program(["nsenter", "-t", keeper.pid, "--net", *drop, *words], {**clean, "HOME": "/nonexistent", **env})
+        started.append(program)
+        return program
+
+    yield start
+    for program in started:
+        program.stop()
+    end_daemon(Path(f"/tmp/burst-{NOBODY}"))
+    keeper.stdin.close()
+    keeper.wait(5)
+
+
+@pytest.fixture
+def reachable(tmp_path_factory):
+    """A copy of what was built that everybody may execute (a checkout in /root is not)."""
+    place = Path(f"/tmp/burst-test-install-{os.getpid()}")
+    shutil.rmtree(place, ignore_errors=True)
+    (place / "bin").mkdir(parents=True)
+    (place / "lib/burst").mkdir(parents=True)
+    for name in ("burst", "burstd"):
+        shutil.copy(BUILD / name, place / "bin" / name)
+    for path in [*BUILD.glob("lib/lib*.so.1"), BUILD / "lib/burst-pair"]:
+        shutil.copy(path, place / "lib/burst" / path.name)
+    os.chmod(place, 0o755)
+    yield place / "bin" / "burst"
+    shutil.rmtree(place)
+
+
+def test_two_terminals_without_root(nobody, reachable):
+    server = nobody(reachable, "run", "--", "ib_write_bw", "-d", "burst0", "-F", "-n", "500")
+    time.sleep(1.0)
+    client = nobody(reachable, "run", "--", "ib_write_bw", "-d", "burst0", "-F", "-n", "500", "127.0.0.1")
+    assert client.wait(40) == 0, client.text() + server.text()
+    assert server.wait(10) == 0, server.text()
+    assert len(daemons_of(Path(f"/tmp/burst-{NOBODY}"))) == 1
+
+
+def test_doctor_without_root(nobody, reachable):
+    doctor = nobody(reachable, "run", "--", reachable, "doctor")
+    assert doctor.wait(40) == 0, doctor.text()
+    assert "arrived intact" in doctor.text()
+
+
+def test_the_daemon_ends_when_idle(nobody, reachable):
+    assert nobody(reachable, "run", "--", "ibv_devices", BURST_IDLE_EXIT="1s").wait(20) == 0
+    limit = time.monotonic() + 10
+    while daemons_of(Path(f"/tmp/burst-{NOBODY}")):
+        assert time.monotonic() < limit, "the daemon is still there"
+        time.sleep(0.1)
+
+
+def test_a_dead_daemons_socket_is_in_nobodys_way(nobody, reachable):
+    directory = Path(f"/tmp/burst-{NOBODY}")
+    assert nobody(reachable, "run", "--", "ibv_devices").wait(20) == 0
+    for pid in daemons_of(directory):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    again = nobody(reachable, "run", "--", "ibv_devices")
+    assert again.wait(20) == 0 and "burst0" in again.text(), again.text()
+
+
+def test_two_at_once_start_one_daemon(nobody, reachable):
+    both = [nobody(reachable, "run", "--", "ibv_devices") for _ in range(4)]
+    for program in both:
+        assert program.wait(30) == 0 and "burst0" in program.text(), program.text()
+    assert len(daemons_of(Path(f"/tmp/burst-{NOBODY}"))) == 1
+
+
+@pytest.fixture
+def own_daemon(clean, tmp_path):
+    """Environment in which `burst run` uses a socket of this test."""
+    yield {**clean, "BURST_SOCKET": str(tmp_path / "d.sock"), "BURST_PORT": "udp:dev=lo"}
+    end_daemon(tmp_path)
+
+
+def test_the_exit_code_is_the_programs(burst, own_daemon):
+    assert burst("run", "--", "sh", "-c", "exit 42", env=own_daemon).returncode == 42
+    killed = burst("run", "--", "sh", "-c", "kill -9 $$", env=own_daemon)
+    assert killed.returncode == -signal.SIGKILL
+
+
+def test_a_program_without_rdma_notices_nothing(burst, own_daemon):
+    script = 'read line; echo "got $line"; echo oops >&2; wait; echo "$#:$1:$2"'
+    done = burst("run", "--", "sh", "-c", script, "x", "a b", "--json", env=own_daemon, input="hello\n")
+    assert done.stdout == "got hello\n2:a b:--json\n" and done.stderr == "oops\n"
+
+
+def test_the_program_has_no_unknown_child_and_no_open_file_of_ours(burst, own_daemon):
+    done = burst("run", "--", "python3", "-c", CHILDLESS, env=own_daemon)
+    assert done.stdout == "no children, files [0, 1, 2]\n", done.stdout + done.stderr
+
+
+CHILDLESS = """
+import os
+try:
+    os.waitpid(-1, os.WNOHANG)
+    children = "children"
+except ChildProcessError:
+    children = "no children"
+files = [int(f) for f in os.listdir("/proc/self/fd")]
+files = [f for f in sorted(files) if os.path.exists(f"/proc/self/fd/{f}")]
+print(f"{children}, files {files}")
+"""
+
+
+def test_a_missing_program_is_127(burst, own_daemon):
+    done = burst("run", "--", "no-such-program", env=own_daemon)
+    assert done.returncode == 127 and "no-such-program" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_no_start_starts_nothing(burst, own_daemon, tmp_path):
+    done = burst("run", "--no-start", "--", "true", env=own_daemon)
+    assert done.returncode == 125 and str(tmp_path / "d.sock") in done.stderr
+    assert not daemons_of(tmp_path)
+
+
+def test_a_daemon_that_cannot_start_says_why(burst, own_daemon):
+    done = burst("run", "--port", "udp:dev=nosuch0", "--", "true", env=own_daemon)
+    assert done.returncode == 125 and "nosuch0" in done.stderr, done.stderr
+
+
+def test_pipes_close_when_the_program_ends(own_daemon):
+    """The daemon must not hold on to the pipe that the program's output goes to."""
+    pipe = subprocess.Popen([BUILD / "burst", "run", "--", "echo", "x"], env=own_daemon, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    text = []
+    reader = threading.Thread(target=lambda: text.append(pipe.stdout.read()), daemon=True)
+    reader.start()
+    reader.join(20)
+    assert text == [b"x\n"]
+    pipe.wait(5)
