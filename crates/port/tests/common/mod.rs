@@ -1,0 +1,95 @@
+//! What the tests with real sockets share: ports on loopback or in namespaces, payloads, a sink.
+#![allow(dead_code)]
+
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, RxFrame, TxBatch};
+use burst_port::udp::UdpPort;
+use burst_port::{Port, PortKind, PortSpec, RxSink};
+use burst_span::Span;
+use std::time::{Duration, Instant};
+
+/// Bytes of the head that [`push`] makes: a BTH.
+pub const HEAD: usize = 12;
+
+/// Opens a `udp` port by its specification.
+pub fn open(text: &str) -> UdpPort {
+    open_worker(text, 0, 1)
+}
+
+/// Opens one worker's part of a `udp` port.
+pub fn open_worker(text: &str, worker: usize, workers: usize) -> UdpPort {
+    let spec = PortSpec::parse(text).unwrap();
+    let PortKind::Udp(udp) = &spec.kind;
+    UdpPort::open(udp, text, worker, workers).unwrap()
+}
+
+/// A flow from `src` to `dst`.
+pub fn flow(src: &str, dst: &str) -> Flow {
+    Flow { src: src.parse().unwrap(), dst: dst.parse().unwrap(), ..Flow::default() }
+}
+
+/// Appends a frame whose payload is `payload`, which must live until the batch is sent.
+pub fn push(batch: &mut TxBatch, flow: &Flow, payload: &[u8]) {
+    push_qpn(batch, flow, payload, 17);
+}
+
+/// [`push`] with a destination QPN.
+pub fn push_qpn(batch: &mut TxBatch, flow: &Flow, payload: &[u8], qpn: u32) {
+    let pad = (4 - payload.len() % 4) as u8 % 4;
+    let mut head = [0u8; HEAD];
+    (head[0], head[1]) = (0x0a, pad << 4);
+    head[4..8].copy_from_slice(&qpn.to_be_bytes());
+    // SAFETY: the caller keeps the payload alive until the batch is sent; nobody writes through the span.
+    let span = unsafe { Span::local(payload.as_ptr().cast_mut(), payload.len() as u32) };
+    assert!(batch.push(flow, &head, &[span], pad));
+}
+
+/// Keeps what arrives.
+#[derive(Default)]
+pub struct Collect {
+    pub frames: Vec<(Flow, Vec<u8>)>,
+    pub dropped: Vec<Reason>,
+}
+
+impl Collect {
+    /// Payloads without heads and padding.
+    pub fn payloads(&self) -> Vec<Vec<u8>> {
+        self.frames.iter().map(|(_, b)| b[HEAD..b.len() - usize::from(b[1] >> 4 & 3)].to_vec()).collect()
+    }
+}
+
+impl RxSink for Collect {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.frames.push((frame.flow, frame.bytes.to_vec()));
+    }
+    fn dropped(&mut self, reason: Reason) {
+        self.dropped.push(reason);
+    }
+}
+
+/// Sends the payloads in one batch.
+pub fn send(port: &mut dyn Port, flow: &Flow, payloads: &[Vec<u8>]) -> Vec<Reason> {
+    let mut batch = TxBatch::new(payloads.len().max(1));
+    payloads.iter().for_each(|p| push(&mut batch, flow, p));
+    let mut reasons = Vec::new();
+    port.tx_burst(Nanos(0), &batch, &mut |reason| reasons.push(reason));
+    reasons
+}
+
+/// Receives until `count` frames or drops are there, at most two seconds, a few at a time.
+pub fn receive(port: &mut dyn Port, count: usize) -> Collect {
+    let mut sink = Collect::default();
+    let end = Instant::now() + Duration::from_secs(2);
+    let mut budget = 1;
+    while sink.frames.len() + sink.dropped.len() < count && Instant::now() < end {
+        let taken = port.rx_burst(Nanos(0), budget, &mut sink);
+        assert!(taken <= budget);
+        budget = budget % 37 + 3;
+    }
+    sink
+}
+
+/// Payloads of these lengths with different bytes.
+pub fn payloads(lengths: &[usize]) -> Vec<Vec<u8>> {
+    lengths.iter().enumerate().map(|(i, len)| (0..*len).map(|j| (i * 131 + j * 7) as u8).collect()).collect()
+}

@@ -1,0 +1,231 @@
+//! Real sockets on loopback: what is sent arrives whole, in order, with its addresses, over IPv4 and IPv6, with and
+//! without trains; what cannot be sent, is damaged or too short is named.
+
+mod common;
+
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, TxBatch};
+use burst_port::{Port, PortError, PortSpec};
+use burst_span::Span;
+use common::{Collect, flow, open, open_worker, payloads, push_qpn, receive, send};
+use proptest::prelude::*;
+use std::net::UdpSocket;
+
+/// A port on an address, on a UDP port of the test's own, so that tests do not meet each other.
+fn lo(addr: &str, udp_port: u16, more: &str) -> burst_port::udp::UdpPort {
+    open(&format!("udp:dev=lo,addr={addr},udp_port={udp_port}{more}"))
+}
+
+/// Sends the payloads of these lengths from one port to another and expects them there.
+fn transfer(src: &str, dst: &str, udp_port: u16, options: [&str; 2], lengths: &[usize]) {
+    let mut a = lo(src, udp_port, options[0]);
+    let mut b = if src == dst { None } else { Some(lo(dst, udp_port, options[1])) };
+    let sent = payloads(lengths);
+    let flow = Flow { tos: 0x6a, hop_limit: 33, ..flow(src, dst) };
+    // Few at a time: without a reader in between, the socket's buffer is the limit.
+    for part in sent.chunks(48) {
+        assert_eq!(send(&mut a, &flow, part), []);
+        let got = receive(b.as_mut().unwrap_or(&mut a), part.len());
+        assert_eq!(got.dropped, []);
+        assert!(got.payloads() == part, "{src} {dst} {options:?}: {} of {}", got.frames.len(), part.len());
+        for (f, _) in &got.frames {
+            assert_eq!((f.src, f.dst, f.src_port), (flow.src, flow.dst, udp_port));
+            assert_eq!((f.tos, f.hop_limit), (0x6a, 33));
+        }
+    }
+    let recovered = a.ids_recovered() + b.map_or(0, |b| b.ids_recovered());
+    // Without GRO a train arrives in pieces, whose positions nobody tells.
+    let cut = options == ["", ",gro=off"];
+    assert!(cut || recovered == 0, "identifications are predicted, {recovered} were not");
+}
+
+const LENGTHS: &[usize] = &[
+    0, 1, 2, 3, 4, 5, 64, 64, 64, 64, 255, 256, 257, 258, 1024, 1024, 1024, 1000, 4096, 4096, 4096, 4096, 4096, 4095,
+    1, 0, 0, 4096, 9000, 16384, 16384, 16384, 16384, 16384, 60000,
+];
+
+#[test]
+fn ipv4_with_trains() {
+    transfer("127.0.0.1", "127.0.0.2", 10_791, ["", ""], LENGTHS);
+    transfer("127.0.0.1", "127.0.0.2", 10_791, ["", ""], &[4096; 300]);
+    transfer("127.0.0.1", "127.0.0.2", 10_791, ["", ""], &[64; 1000]);
+}
+
+#[test]
+fn ipv4_to_ourselves() {
+    transfer("127.0.0.1", "127.0.0.1", 10_792, ["", ""], LENGTHS);
+}
+
+#[test]
+fn ipv4_without_gso_or_gro() {
+    transfer("127.0.0.1", "127.0.0.2", 10_793, [",gso=off", ""], LENGTHS);
+    transfer("127.0.0.1", "127.0.0.2", 10_793, ["", ",gro=off"], LENGTHS);
+    transfer("127.0.0.1", "127.0.0.2", 10_793, [",gso=off", ",gro=off"], LENGTHS);
+}
+
+#[test]
+fn ipv6_with_and_without_trains() {
+    if lo_has_no_ipv6() {
+        eprintln!("skipped: lo has no ::1 here");
+        return;
+    }
+    transfer("::1", "::1", 10_794, ["", ""], LENGTHS);
+    transfer("::1", "::1", 10_794, [",gso=off", ""], LENGTHS);
+    transfer("::1", "::1", 10_794, [",gro=off", ""], LENGTHS);
+}
+
+fn lo_has_no_ipv6() -> bool {
+    UdpSocket::bind("[::1]:0").is_err()
+}
+
+#[test]
+fn many_spans_and_foreign_memory_are_gathered() {
+    let mut a = lo("127.0.0.1", 10_795, "");
+    let mut b = lo("127.0.0.2", 10_795, "");
+    let bytes: Vec<u8> = (0..4096u32).map(|i| (i * 11) as u8).collect();
+    let flow = flow("127.0.0.1", "127.0.0.2");
+    let mut batch = TxBatch::new(1000);
+    let mut head = [0u8; 12];
+    head[0] = 0x0a;
+    for i in 0..40 {
+        let spans: Vec<Span> = bytes
+            .chunks(137)
+            .map(|c| match i % 2 {
+                // SAFETY: `bytes` lives to the end of the test.
+                0 => unsafe { Span::local(c.as_ptr().cast_mut(), c.len() as u32) },
+                _ => Span::remote(std::process::id(), c.as_ptr() as u64, c.len() as u32),
+            })
+            .collect();
+        assert!(batch.push(&flow, &head, &spans, 0));
+    }
+    a.tx_burst(Nanos(0), &batch, &mut |r| panic!("{r}"));
+    let got = receive(&mut b, 40);
+    assert_eq!(got.dropped, []);
+    assert!(got.payloads().iter().all(|p| *p == bytes) && got.frames.len() == 40);
+}
+
+#[test]
+fn damage_and_short_packets_are_named() {
+    let mut b = lo("127.0.0.2", 10_796, "");
+    let raw = UdpSocket::bind("127.0.0.1:0").unwrap();
+    raw.send_to(&[0xff; 64], "127.0.0.2:10796").unwrap();
+    raw.send_to(&[0xff; 15], "127.0.0.2:10796").unwrap();
+    raw.send_to(&[], "127.0.0.2:10796").unwrap();
+    let got = receive(&mut b, 3);
+    assert_eq!(got.dropped, [Reason::BadIcrc, Reason::Truncated, Reason::Truncated]);
+    assert!(got.frames.is_empty());
+}
+
+#[test]
+fn foreign_source_addresses_and_families_do_not_leave() {
+    let mut a = lo("127.0.0.1", 10_797, "");
+    let payload = payloads(&[8]);
+    assert_eq!(send(&mut a, &flow("127.0.0.9", "127.0.0.2"), &payload), [Reason::SendFailed]);
+    assert_eq!(send(&mut a, &flow("127.0.0.1", "::1"), &payload), [Reason::SendFailed]);
+}
+
+#[test]
+fn nobody_listening_is_told_once_and_does_not_stick() {
+    let mut a = lo("127.0.0.1", 10_798, "");
+    let payload = payloads(&[8]);
+    let mut told = 0;
+    for _ in 0..3 {
+        told += send(&mut a, &flow("127.0.0.1", "127.0.0.3"), &payload).len();
+        told += receive(&mut a, 1).dropped.len();
+    }
+    assert_eq!(told, 3, "each packet's refusal is counted once");
+    let mut b = lo("127.0.0.2", 10_798, "");
+    assert_eq!(send(&mut a, &flow("127.0.0.1", "127.0.0.2"), &payload), []);
+    assert_eq!(receive(&mut b, 1).frames.len(), 1);
+}
+
+#[test]
+fn an_overflow_is_counted() {
+    let mut a = lo("127.0.0.1", 10_799, "");
+    let mut b = lo("127.0.0.2", 10_799, ",rcvbuf=64K");
+    let sent = payloads(&[4096; 200]);
+    let flow = flow("127.0.0.1", "127.0.0.2");
+    assert_eq!(send(&mut a, &flow, &sent), []);
+    let first = receive(&mut b, 200);
+    assert!(first.frames.len() < 200);
+    // The count comes with the next packet.
+    send(&mut a, &flow, &sent[..1]);
+    let next = receive(&mut b, 1);
+    assert!(next.dropped.contains(&Reason::ReceiveOverflow), "{:?}", next.dropped);
+}
+
+#[test]
+fn a_second_daemon_is_told_who_has_the_port() {
+    let _a = lo("127.0.0.1", 10_800, "");
+    let spec = PortSpec::parse("udp:dev=lo,addr=127.0.0.1,udp_port=10800").unwrap();
+    for workers in [1, 2] {
+        match burst_port::open(&spec, 0, workers) {
+            Err(error @ PortError::InUse { .. }) => {
+                let text = error.to_string();
+                assert!(text.contains("127.0.0.1") && text.contains("10800") && text.contains("rdma_rxe"), "{text}");
+            }
+            other => panic!("{:?}", other.map(|_| "a port")),
+        }
+    }
+    let spec = PortSpec::parse("udp:dev=lo,addr=203.0.113.9,udp_port=10800").unwrap();
+    let text = burst_port::open(&spec, 0, 1).err().unwrap().to_string();
+    assert!(text.contains("203.0.113.9"), "{text}");
+}
+
+#[test]
+fn workers_share_an_address_by_qpn() {
+    let mut a = lo("127.0.0.1", 10_801, ",gso=off");
+    let text = "udp:dev=lo,addr=127.0.0.2,udp_port=10801";
+    let mut workers: Vec<_> = (0..3).map(|i| open_worker(text, i, 3)).collect();
+    let payload = payloads(&[64]);
+    let mut batch = TxBatch::new(30);
+    for qpn in 0..30 {
+        push_qpn(&mut batch, &flow("127.0.0.1", "127.0.0.2"), &payload[0], qpn);
+    }
+    a.tx_burst(Nanos(0), &batch, &mut |r| panic!("{r}"));
+    for (index, port) in workers.iter_mut().enumerate() {
+        let got = receive(port, 10);
+        let qpns: Vec<u32> = got.frames.iter().map(|(_, b)| u32::from(b[7])).collect();
+        assert_eq!(qpns, (0..10).map(|i| i * 3 + index as u32).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn the_wait_descriptor_is_readable_when_something_is_there() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::fd::BorrowedFd;
+    let mut a = lo("127.0.0.1", 10_802, "");
+    let mut b = lo("127.0.0.2", 10_802, "");
+    let fd = b.wait_fds()[0];
+    let readable = || {
+        // SAFETY: the port, which owns the descriptor, lives to the end of the test.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    };
+    assert!(!readable());
+    assert_eq!(send(&mut a, &flow("127.0.0.1", "127.0.0.2"), &payloads(&[8])), []);
+    assert!(readable());
+    receive(&mut b, 1);
+    assert!(!readable());
+    assert!(!b.refresh(), "nothing changed on lo");
+}
+
+#[test]
+fn empty_ports_have_nothing() {
+    let mut a = lo("127.0.0.1", 10_803, "");
+    let mut sink = Collect::default();
+    assert_eq!(a.rx_burst(Nanos(0), 64, &mut sink), 0);
+    assert_eq!(a.rx_burst(Nanos(0), 0, &mut sink), 0);
+    assert_eq!(send(&mut a, &flow("127.0.0.1", "127.0.0.2"), &[]), []);
+    assert_eq!(a.caps().link_mtu, 65_535);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    /// Any mixture of lengths arrives as it was sent, however it is cut into trains.
+    #[test]
+    fn any_lengths_arrive(lengths in prop::collection::vec(prop_oneof![0usize..80, 900usize..1100, Just(4096usize), 0usize..20_000], 1..60)) {
+        transfer("127.0.0.1", "127.0.0.2", 10_804, ["", ""], &lengths);
+    }
+}
