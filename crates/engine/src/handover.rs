@@ -110,7 +110,9 @@ mod tests {
     #[test]
     fn packets_arrive_in_order_and_a_full_inbox_says_so() {
         let inbox = Inbox::new(2).expect("inbox");
-        let frame = |bytes| RxFrame { flow: Flow::default(), bytes };
+        fn frame(bytes: &[u8]) -> RxFrame<'_> {
+            RxFrame { flow: Flow::default(), bytes }
+        }
         for i in 0..FRAMES {
             inbox.hand(3, &frame(&[i as u8; 20])).expect("room");
         }

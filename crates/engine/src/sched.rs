@@ -36,7 +36,7 @@ impl Scheduler {
         }
     }
     /// The next turn.
-    pub fn next(&mut self) -> Option<u32> {
+    pub fn take_turn(&mut self) -> Option<u32> {
         while let Some(context) = self.line.pop_front() {
             let queue = &mut self.ready[context as usize];
             let qp = queue.pop_front();
@@ -75,7 +75,7 @@ mod tests {
         }
         s.push(1, 100);
         s.push(1, 101);
-        let order: Vec<_> = std::iter::from_fn(|| s.next()).collect();
+        let order: Vec<_> = std::iter::from_fn(|| s.take_turn()).collect();
         assert_eq!(order, [0, 100, 1, 101, 2, 3]);
         assert!(s.is_empty());
     }
@@ -87,11 +87,11 @@ mod tests {
         s.push(3, 7);
         s.push(3, 8);
         s.remove(3, 7);
-        assert_eq!(s.next(), Some(8));
+        assert_eq!(s.take_turn(), Some(8));
         s.push(3, 9);
         s.remove_context(3);
-        assert_eq!(s.next(), None);
+        assert_eq!(s.take_turn(), None);
         s.push(3, 10);
-        assert_eq!(s.next(), Some(10));
+        assert_eq!(s.take_turn(), Some(10));
     }
 }

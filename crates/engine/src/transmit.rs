@@ -22,7 +22,7 @@ impl Worker {
         let mut bytes_left = TURN_BYTES as usize * TURNS_PER_PASS;
         let mut any = false;
         for _ in 0..SHORT_TURNS_PER_PASS {
-            let Some(index) = self.core.sched.next() else { break };
+            let Some(index) = self.core.sched.take_turn() else { break };
             any = true;
             let used = self.turn(now, index);
             bytes_left = bytes_left.saturating_sub(used);

@@ -1,0 +1,203 @@
+//! Two hosts in one process: whole workers over `mem` ports, with the application's ends of every queue.
+
+use burst_base::verbs::WrOpcode;
+use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, attr_mask, send_flags};
+use burst_base::{Nanos, Psn, Qpn};
+use burst_engine::events::EventPipe;
+use burst_engine::flow::{flow_of, gid_of};
+use burst_engine::handover::Inbox;
+use burst_engine::qpn::QpnSpace;
+use burst_engine::{ContextSlot, CqShared, QpSlot, Worker, WorkerOptions};
+use burst_mem::{KeySpace, MapPiece, MrTable, Region, Span};
+use burst_port::{Port, PortCaps};
+use burst_shm::cq::CqConsumer;
+use burst_shm::doorbell::Doorbells;
+use burst_shm::rq::RqProducer;
+use burst_shm::sq::SqProducer;
+use burst_shm::{Cqe, SendWqe, Sge, testing};
+use burst_transport::{Qp, QpConfig, RecvQueue};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+pub const PD: u32 = 1;
+pub const CAP: QpCap =
+    QpCap { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
+const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+
+/// A host: worker 0 of one, one context.
+pub struct Host {
+    pub worker: Worker,
+    pub caps: PortCaps,
+    pub bells: Doorbells,
+    pub key: u32,
+    pub memory: Span,
+    qpns: QpnSpace,
+    async_events: Arc<EventPipe>,
+    next_cq: u32,
+    next_doorbell: u32,
+    /// Keeps the test's own view of the memory.
+    _view: Arc<Region>,
+}
+
+/// An application's ends of a queue pair.
+pub struct AppQp {
+    pub qpn: Qpn,
+    pub doorbell: u32,
+    pub sq: SqProducer,
+    pub rq: RqProducer,
+    pub cq: CqConsumer,
+    pub channel: OwnedFd,
+}
+
+fn shared_memory(bytes: u64) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
+    ftruncate(&fd, bytes).expect("size");
+    fcntl_add_seals(&fd, SealFlags::SHRINK).expect("seal");
+    fd
+}
+
+impl Host {
+    /// A host with `bytes` of registered memory at address 0x10000 of its application.
+    pub fn new(port: Box<dyn Port>, bytes: u32) -> Host {
+        Host::with_inboxes(port, bytes, vec![Arc::new(Inbox::new(1).expect("inbox"))], 0)
+    }
+
+    pub fn with_inboxes(port: Box<dyn Port>, bytes: u32, inboxes: Vec<Arc<Inbox>>, id: u32) -> Host {
+        let mut keys = KeySpace::from_system();
+        let caps = port.caps().clone();
+        let options = WorkerOptions { id, ..WorkerOptions::default() };
+        let mut worker = Worker::new(options, MrTable::new(keys.cipher()), vec![port], inboxes);
+        let (pipe, _unread) = EventPipe::new().expect("pipe");
+        let async_events = Arc::new(pipe);
+        let (bells, drain) = testing::doorbells(id as usize);
+        worker.add_context(0, ContextSlot { doorbells: drain, queues: Vec::new(), async_events: async_events.clone() });
+        let fd = shared_memory(u64::from(bytes));
+        let piece = MapPiece { fd: fd.as_fd(), offset: 0, len: u64::from(bytes) };
+        let key = keys.alloc().expect("key");
+        let map = || Region::map(&[piece], ALL_RIGHTS).expect("map");
+        worker.add_region(Arc::new(Region::new(key, PD, BASE, u64::from(bytes), ALL_RIGHTS, map())));
+        let view = Arc::new(Region::new(key, PD, BASE, u64::from(bytes), ALL_RIGHTS, map()));
+        let memory = view.span(BASE, bytes).expect("whole");
+        let qpns = QpnSpace::new(id);
+        Host { worker, caps, bells, key, memory, qpns, async_events, next_cq: 0, next_doorbell: 0, _view: view }
+    }
+
+    pub fn create(&mut self, qp_type: QpType) -> AppQp {
+        let (sq, sq_end) = testing::sq(CAP.max_send_wr, CAP.max_send_sge, CAP.max_inline_data);
+        let (rq, rq_end) = testing::rq(CAP.max_recv_wr, CAP.max_recv_sge);
+        let (producer, cq) = testing::cq(512);
+        let (channel_pipe, channel) = EventPipe::new().expect("pipe");
+        let number = self.next_cq;
+        self.next_cq += 1;
+        let shared = CqShared {
+            producer,
+            channel: Some(Arc::new(channel_pipe)),
+            cookie: 0xc0de + u64::from(number),
+            async_events: self.async_events.clone(),
+            overrun_said: Default::default(),
+        };
+        self.worker.add_cq(number, Arc::new(shared));
+        let (qpn, doorbell) = (self.qpns.take().expect("qpn"), self.next_doorbell);
+        self.next_doorbell += 1;
+        let config = QpConfig {
+            qpn,
+            qp_type,
+            pd: PD,
+            send_cq: number,
+            recv_cq: number,
+            cookie: number,
+            cap: CAP,
+            port_mtu: Mtu::B4096,
+            sq: sq_end,
+            rq: RecvQueue::Own(rq_end),
+        };
+        let slot = QpSlot::new(Qp::new(config), qpn, 0, 0, doorbell, 77, self.async_events.clone());
+        self.worker.add_qp(Box::new(slot));
+        AppQp { qpn, doorbell, sq, rq, cq, channel }
+    }
+
+    /// RESET to RTS towards `peer` on `peer_caps`.
+    pub fn connect(&mut self, qp: &AppQp, peer: Qpn, peer_caps: &PortCaps, mtu: Mtu) {
+        use attr_mask as m;
+        let ah = AhAttr { dgid: gid_of(peer_caps.addrs[0].ip), is_global: true, port_num: 1, ..AhAttr::default() };
+        let attr = QpAttr {
+            qp_access_flags: ALL_RIGHTS,
+            port_num: 1,
+            path_mtu: mtu,
+            dest_qpn: peer,
+            rq_psn: Psn::new(0x00ff_fff0),
+            sq_psn: Psn::new(0x00ff_fff0),
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            timeout: 10,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ah,
+            ..QpAttr::default()
+        };
+        let steps = [
+            (QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS),
+            (QpState::Rtr, m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER),
+            (QpState::Rts, m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC),
+        ];
+        for (state, mask) in steps {
+            let flow = (mask & m::AV != 0).then(|| flow_of(&self.caps, &ah, 1).expect("flow"));
+            let attr = QpAttr { qp_state: state, ..attr };
+            self.worker.modify_qp(Nanos(0), qp.qpn, &attr, mask | m::STATE, flow).expect("modify");
+        }
+    }
+
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: BASE + offset, length, lkey: self.key }
+    }
+
+    /// Posts and rings if asked.
+    pub fn post(&mut self, qp: &mut AppQp, wqe: SendWqe, sges: &[Sge]) {
+        qp.sq.write(&wqe, sges).expect("room");
+        if qp.sq.post() {
+            self.bells.ring(0, qp.doorbell);
+        }
+    }
+}
+
+/// Address of the registered memory in its application.
+pub const BASE: u64 = 0x10000;
+
+/// A signaled request.
+pub fn request(opcode: WrOpcode, wr_id: u64, remote: u64, rkey: u32) -> SendWqe {
+    SendWqe {
+        wr_id,
+        opcode: opcode as u8,
+        flags: send_flags::SIGNALED as u16,
+        remote_addr: remote,
+        rkey,
+        ..SendWqe::default()
+    }
+}
+
+/// Runs both hosts, advancing time, until `done` or a second has passed.
+pub fn run(a: &mut Host, b: &mut Host, now: &mut Nanos, mut done: impl FnMut(&mut Host, &mut Host) -> bool) -> bool {
+    let end = *now + Nanos::from_ms(20_000);
+    while *now < end {
+        let busy = a.worker.run_once(*now) | b.worker.run_once(*now);
+        if done(a, b) {
+            return true;
+        }
+        let next = a.worker.next_deadline().min(b.worker.next_deadline());
+        *now = if busy || next <= *now { *now + Nanos(1_000) } else { next.min(*now + Nanos::from_ms(100)) };
+    }
+    false
+}
+
+/// Takes one completion.
+pub fn poll(qp: &mut AppQp) -> Option<Cqe> {
+    let mut cqe = Cqe::default();
+    qp.cq.poll(&mut cqe).then(|| {
+        if cqe.is_recv == 0 {
+            qp.sq.free(cqe.sq_consumer);
+        }
+        cqe
+    })
+}

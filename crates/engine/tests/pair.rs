@@ -1,0 +1,189 @@
+//! Whole workers, two hosts, no kernel in between: bytes move, events come, loss is survived, deaths are told.
+mod house;
+
+use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
+use burst_base::{Nanos, Reason};
+use burst_engine::handover::Inbox;
+use burst_port::Port;
+use burst_port::impair::Impair;
+use burst_port::mem::{Hub, MemConfig, pair};
+use burst_port::spec::{ImpairSpec, Ppm};
+use house::{AppQp, BASE, Host, poll, request, run};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+const BYTES: u32 = 1 << 20;
+
+fn ip(last: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, last])
+}
+
+fn hosts(impair: Option<ImpairSpec>) -> (Host, Host) {
+    let (pa, pb) = pair(MemConfig { latency: Nanos(2_000), ..MemConfig::default() }, ip(1), ip(2));
+    let wrap = |port: burst_port::mem::MemPort, seed| -> Box<dyn Port> {
+        match impair {
+            Some(spec) => Box::new(Impair::new(Box::new(port), ImpairSpec { seed, ..spec })),
+            None => Box::new(port),
+        }
+    };
+    (Host::new(wrap(pa, 1), BYTES), Host::new(wrap(pb, 2), BYTES))
+}
+
+fn connected(a: &mut Host, b: &mut Host, mtu: Mtu) -> (AppQp, AppQp) {
+    let (qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let (caps_a, caps_b) = (a.caps.clone(), b.caps.clone());
+    a.connect(&qa, qb.qpn, &caps_b, mtu);
+    b.connect(&qb, qa.qpn, &caps_a, mtu);
+    (qa, qb)
+}
+
+fn fill(host: &Host, seed: u8) -> Vec<u8> {
+    let bytes: Vec<u8> =
+        (0..BYTES).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed).wrapping_add((i >> 8) as u8)).collect();
+    host.memory.write_from(&bytes).expect("local");
+    bytes
+}
+
+fn contents(host: &Host) -> Vec<u8> {
+    let mut bytes = vec![0; BYTES as usize];
+    host.memory.read_to(&mut bytes).expect("local");
+    bytes
+}
+
+fn wait(a: &mut Host, b: &mut Host, qp: &mut AppQp, now: &mut Nanos) -> burst_shm::Cqe {
+    let mut got = None;
+    assert!(
+        run(a, b, now, |_, _| {
+            got = poll(qp);
+            got.is_some()
+        }),
+        "no completion"
+    );
+    got.expect("just seen")
+}
+
+#[test]
+fn a_write_moves_a_megabyte_and_a_read_brings_it_back() {
+    let (mut a, mut b) = hosts(None);
+    let (mut qa, _qb) = connected(&mut a, &mut b, Mtu::B4096);
+    let bytes = fill(&a, 7);
+    let mut now = Nanos(0);
+    let (sge, rkey) = (a.sge(0, BYTES), b.key);
+    a.post(&mut qa, request(WrOpcode::RdmaWrite, 11, BASE, rkey), &[sge]);
+    let cqe = wait(&mut a, &mut b, &mut qa, &mut now);
+    assert_eq!((cqe.wr_id, cqe.status), (11, WcStatus::Success as u8));
+    assert_eq!(contents(&b), bytes);
+    fill(&a, 0);
+    a.post(&mut qa, request(WrOpcode::RdmaRead, 12, BASE, rkey), &[sge]);
+    assert_eq!(wait(&mut a, &mut b, &mut qa, &mut now).wr_id, 12);
+    assert_eq!(contents(&a), bytes);
+}
+
+#[test]
+fn a_send_completes_both_ends_and_writes_the_event() {
+    let (mut a, mut b) = hosts(None);
+    let (mut qa, mut qb) = connected(&mut a, &mut b, Mtu::B1024);
+    let bytes = fill(&a, 3);
+    let sge = b.sge(0, 5000);
+    qb.rq.write(99, &[sge]).expect("room");
+    let _ = qb.rq.post();
+    qb.cq.arm(false);
+    let mut now = Nanos(0);
+    let sge = a.sge(100, 3000);
+    a.post(&mut qa, request(WrOpcode::Send, 1, 0, 0), &[sge]);
+    assert_eq!(wait(&mut a, &mut b, &mut qa, &mut now).status, WcStatus::Success as u8);
+    let cqe = poll(&mut qb).expect("received");
+    assert_eq!((cqe.wr_id, cqe.byte_len, cqe.is_recv), (99, 3000, 1));
+    assert_eq!(contents(&b)[..3000], bytes[100..3100]);
+    let mut cookie = [0; 8];
+    assert_eq!(rustix::io::read(&qb.channel, &mut cookie), Ok(8));
+    assert_eq!(u64::from_ne_bytes(cookie), 0xc0de);
+}
+
+#[test]
+fn a_thousand_writes_survive_a_bad_link() {
+    let spec = ImpairSpec {
+        loss: Ppm(10_000),
+        dup: Ppm(10_000),
+        reorder: Ppm(10_000),
+        corrupt: Ppm(1_000),
+        ..ImpairSpec::default()
+    };
+    let (mut a, mut b) = hosts(Some(spec));
+    let (mut qa, _qb) = connected(&mut a, &mut b, Mtu::B1024);
+    let bytes = fill(&a, 9);
+    let mut now = Nanos(0);
+    let (mut posted, mut done) = (0u64, 0u64);
+    let chunk = u64::from(BYTES) / 1000;
+    while done < 1000 {
+        while posted < 1000 && posted - done < 100 {
+            let (sge, rkey) = (a.sge(posted * chunk, chunk as u32), b.key);
+            a.post(&mut qa, request(WrOpcode::RdmaWrite, posted, BASE + posted * chunk, rkey), &[sge]);
+            posted += 1;
+        }
+        let cqe = wait(&mut a, &mut b, &mut qa, &mut now);
+        assert_eq!((cqe.wr_id, cqe.status), (done, WcStatus::Success as u8));
+        done += 1;
+    }
+    let end = (1000 * chunk) as usize;
+    assert_eq!(contents(&b)[..end], bytes[..end]);
+    let counters = a.worker.counters(0);
+    assert!(
+        counters.reason(Reason::SequenceNakReceived) + counters.reason(Reason::AckTimeout) > 0,
+        "the link lost nothing"
+    );
+}
+
+#[test]
+fn the_peer_of_a_dead_process_gets_an_error_at_once() {
+    let (mut a, mut b) = hosts(None);
+    let (mut qa, qb) = connected(&mut a, &mut b, Mtu::B4096);
+    let mut now = Nanos::from_ms(1);
+    drop(b.worker.destroy_qp(now, qb.qpn, true));
+    let (sge, rkey) = (a.sge(0, 64), b.key);
+    let started = now;
+    a.post(&mut qa, request(WrOpcode::RdmaWrite, 5, BASE, rkey), &[sge]);
+    let cqe = wait(&mut a, &mut b, &mut qa, &mut now);
+    assert_eq!(cqe.status, WcStatus::RemOpErr as u8);
+    assert!(now.since(started) < Nanos::from_ms(1), "took {now:?}");
+    assert_eq!(b.worker.counters(0).reason(Reason::ProcessDied), 1);
+}
+
+#[test]
+fn a_cleanly_destroyed_queue_pair_is_silent() {
+    let (mut a, mut b) = hosts(None);
+    let (mut qa, qb) = connected(&mut a, &mut b, Mtu::B4096);
+    let mut now = Nanos(0);
+    drop(b.worker.destroy_qp(now, qb.qpn, false));
+    let (sge, rkey) = (a.sge(0, 64), b.key);
+    a.post(&mut qa, request(WrOpcode::RdmaWrite, 5, BASE, rkey), &[sge]);
+    assert_eq!(wait(&mut a, &mut b, &mut qa, &mut now).status, WcStatus::RetryExcErr as u8);
+    assert!(b.worker.counters(0).reason(Reason::UnknownQpn) >= 8);
+}
+
+#[test]
+fn packets_at_the_wrong_worker_are_handed_over() {
+    let hub = Hub::new(MemConfig::default());
+    let mut a = Host::new(Box::new(hub.port("a", &[ip(1)])), BYTES);
+    let inboxes: Vec<_> = (0..2).map(|_| Arc::new(Inbox::new(2).expect("inbox"))).collect();
+    let wrong_port: Box<dyn Port> = Box::new(hub.port("b0", &[ip(2)]));
+    let right_port: Box<dyn Port> = Box::new(hub.port("b1", &[ip(3)]));
+    let mut wrong = Host::with_inboxes(wrong_port, BYTES, inboxes.clone(), 0);
+    let mut right = Host::with_inboxes(right_port, BYTES, inboxes, 1);
+    let (mut qa, qb) = (a.create(QpType::Rc), right.create(QpType::Rc));
+    let (caps_a, caps_wrong) = (a.caps.clone(), wrong.caps.clone());
+    a.connect(&qa, qb.qpn, &caps_wrong, Mtu::B4096);
+    // The owner answers from its own address: let it claim the address that the peer talks to.
+    right.caps = caps_wrong;
+    right.connect(&qb, qa.qpn, &caps_a, Mtu::B4096);
+    let bytes = fill(&a, 5);
+    let (sge, rkey) = (a.sge(0, 9000), right.key);
+    a.post(&mut qa, request(WrOpcode::RdmaWrite, 1, BASE, rkey), &[sge]);
+    let mut now = Nanos(0);
+    let done = run(&mut a, &mut wrong, &mut now, |_, _| {
+        right.worker.run_once(Nanos(0));
+        poll(&mut qa).is_some()
+    });
+    assert!(done, "no completion");
+    assert_eq!(contents(&right)[..9000], bytes[..9000]);
+}
