@@ -1,0 +1,490 @@
+//! Two queue pairs over an in-memory link in virtual time: the body in which the transport's tests run it.
+//!
+//! [`End`] is one host: a queue pair, the application's ends of its queues, a memory region table, and everything the
+//! protocol told ([`Told`]). [`Pair`] joins two ends by a [`Link`] that can lose, repeat, delay and reorder packets, with
+//! one seeded generator. [`Pair::run`] plays events in time order until nothing is left to do before a given time.
+#![allow(dead_code)]
+
+use burst_base::rng::Rng;
+use burst_base::verbs::{EventType, Mtu, QpAttr, QpCap, QpState, QpType, WcStatus, access, attr_mask as m};
+use burst_base::{Lkey, Nanos, Psn, Qkey, Qpn, Reason};
+use burst_frame::{Flow, RxFrame, TxBatch};
+use burst_mem::{KeySpace, MapPiece, MrTable, Region};
+use burst_shm::layout::{Cqe, SendWqe, Sge};
+use burst_shm::rq::RqProducer;
+use burst_shm::sq::SqProducer;
+use burst_shm::testing;
+use burst_transport::{Effects, Env, Qp, QpConfig, RecvQueue, Signal, TxBudget, TxState};
+use burst_wire::{Opcode, Packet};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+pub const PD: u32 = 7;
+pub const SEND_CQ: u32 = 1;
+pub const RECV_CQ: u32 = 2;
+pub const QKEY: Qkey = Qkey(0x1234);
+pub const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+
+/// What a queue pair told.
+pub struct Told {
+    pub sends: Vec<Cqe>,
+    pub receives: Vec<(Cqe, bool)>,
+    pub events: Vec<EventType>,
+    pub signals: Vec<Signal>,
+    counts: [u32; Reason::COUNT],
+    pub ah: Option<Flow>,
+}
+
+impl Told {
+    pub fn count_of(&self, reason: Reason) -> u32 {
+        self.counts[reason.index()]
+    }
+    /// Reasons counted so far, with their numbers.
+    pub fn reasons(&self) -> Vec<(Reason, u32)> {
+        Reason::ALL.iter().map(|r| (*r, self.counts[r.index()])).filter(|(_, n)| *n > 0).collect()
+    }
+}
+
+impl Effects for Told {
+    fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool) {
+        match cq {
+            SEND_CQ => self.sends.push(cqe),
+            _ => self.receives.push((cqe, solicited)),
+        }
+    }
+    fn event(&mut self, _qpn: Qpn, event: EventType) {
+        self.events.push(event);
+    }
+    fn count(&mut self, reason: Reason) {
+        self.counts[reason.index()] += 1;
+    }
+    fn ah_flow(&self, pd: u32, _ah: u32) -> Option<Flow> {
+        assert_eq!(pd, PD);
+        self.ah
+    }
+    fn congestion(&mut self, signal: Signal) {
+        self.signals.push(signal);
+    }
+}
+
+/// How an [`End`] is made.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub qp_type: QpType,
+    pub mtu: Mtu,
+    pub cap: QpCap,
+    pub memory: usize,
+    /// Attributes of RTR and RTS.
+    pub attr: QpAttr,
+    pub window: u64,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            qp_type: QpType::Rc,
+            mtu: Mtu::B1024,
+            cap: QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 30, max_recv_sge: 30, max_inline_data: 256 },
+            memory: 1 << 20,
+            attr: QpAttr {
+                rq_psn: Psn::new(100),
+                sq_psn: Psn::new(100),
+                qp_access_flags: ALL_RIGHTS,
+                qkey: QKEY,
+                max_rd_atomic: 4,
+                max_dest_rd_atomic: 4,
+                min_rnr_timer: 1,
+                timeout: 10,
+                retry_cnt: 7,
+                rnr_retry: 7,
+                port_num: 1,
+                ..QpAttr::default()
+            },
+            window: 1 << 20,
+        }
+    }
+}
+
+/// One host.
+pub struct End {
+    pub qp: Qp,
+    pub sq: SqProducer,
+    pub rq: RqProducer,
+    pub mem: MrTable,
+    keys: KeySpace,
+    pub told: Told,
+    pub tx: TxBatch,
+    pub ip: IpAddr,
+    pub lkey: u32,
+    pub window: u64,
+    pub last: TxState,
+}
+
+pub fn ip_of(index: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 77, 0, index))
+}
+
+pub fn qpn_of(index: u8) -> Qpn {
+    Qpn::new(0x100 + u32::from(index))
+}
+
+/// A region of zeroed memory, mapped as the daemon maps an application's; its addresses begin at 0.
+fn region(keys: &mut KeySpace, len: usize, rights: u32) -> Arc<Region> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
+    ftruncate(&fd, len as u64).expect("size");
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).expect("seal");
+    let piece = MapPiece { fd: fd.as_fd(), offset: 0, len: len as u64 };
+    let mapping = Region::map(&[piece], rights).expect("map");
+    let key = keys.alloc().expect("key");
+    Arc::new(Region::new(key, PD, 0, len as u64, rights, mapping))
+}
+
+impl End {
+    /// End number `index` in RESET, with `setup.memory` bytes of memory registered with all rights.
+    pub fn new(index: u8, setup: &Setup) -> End {
+        let (sq, sq_consumer) = testing::sq(setup.cap.max_send_wr, setup.cap.max_send_sge, setup.cap.max_inline_data);
+        let (rq, rq_consumer) = testing::rq(setup.cap.max_recv_wr, setup.cap.max_recv_sge);
+        let mut seeded = Rng::new(0xb0 + u64::from(index));
+        let mut keys = KeySpace::new(Box::new(move || seeded.next_u64()));
+        let mut mem = MrTable::new(keys.cipher());
+        let main = region(&mut keys, setup.memory, ALL_RIGHTS);
+        let lkey = main.key;
+        assert!(mem.insert(main));
+        let qp = Qp::new(QpConfig {
+            qpn: qpn_of(index),
+            qp_type: setup.qp_type,
+            pd: PD,
+            send_cq: SEND_CQ,
+            recv_cq: RECV_CQ,
+            cookie: 0xc00c1e,
+            cap: setup.cap,
+            port_mtu: setup.mtu,
+            sq: sq_consumer,
+            rq: RecvQueue::Own(rq_consumer),
+        });
+        let told = Told {
+            sends: Vec::new(),
+            receives: Vec::new(),
+            events: Vec::new(),
+            signals: Vec::new(),
+            counts: [0; Reason::COUNT],
+            ah: None,
+        };
+        let (ip, window) = (ip_of(index), setup.window);
+        End { qp, sq, rq, mem, keys, told, tx: TxBatch::new(64), ip, lkey, window, last: TxState::Idle }
+    }
+
+    /// Registers another region.
+    pub fn register(&mut self, len: usize, rights: u32) -> u32 {
+        let region = region(&mut self.keys, len, rights);
+        let key = region.key;
+        assert!(self.mem.insert(region));
+        key
+    }
+
+    /// Moves the queue pair through INIT and RTR to `to`, connected to end `peer`.
+    pub fn bring_up(&mut self, peer: u8, setup: &Setup, to: QpState) {
+        let attr = QpAttr { dest_qpn: qpn_of(peer), path_mtu: setup.mtu, ..setup.attr };
+        let masks: [u32; 3] = match setup.qp_type {
+            QpType::Rc => [
+                m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS,
+                m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER,
+                m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC,
+            ],
+            QpType::Uc => {
+                [m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS, m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN, m::SQ_PSN]
+            }
+            QpType::Ud => [m::PKEY_INDEX | m::PORT | m::QKEY, 0, m::SQ_PSN],
+        };
+        for (state, mask) in [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().zip(masks) {
+            self.modify(&QpAttr { qp_state: state, ..attr }, mask | m::STATE, peer).expect("legal transition");
+            if state == to {
+                return;
+            }
+        }
+    }
+
+    /// `modify` with a flow to end `peer`.
+    pub fn modify(&mut self, attr: &QpAttr, mask: u32, peer: u8) -> Result<(), burst_transport::ModifyError> {
+        let flow = Flow { src: self.ip, dst: ip_of(peer), ..Flow::default() };
+        self.told.ah = Some(flow);
+        let mut env = Env { now: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        self.qp.modify(attr, mask, Some(flow), &mut env)
+    }
+
+    /// Moves to another state without attributes.
+    pub fn move_to(&mut self, state: QpState) {
+        self.modify(&QpAttr { qp_state: state, ..QpAttr::default() }, m::STATE, 0).expect("legal transition");
+    }
+
+    pub fn write_memory(&self, addr: u64, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let span = self.mem.local(PD, Lkey(self.lkey), addr, bytes.len() as u32, 0).expect("inside");
+            span.write_from(bytes).expect("mapped");
+        }
+    }
+
+    pub fn read_memory(&self, addr: u64, bytes: &mut [u8]) {
+        if !bytes.is_empty() {
+            let span = self.mem.local(PD, Lkey(self.lkey), addr, bytes.len() as u32, 0).expect("inside");
+            span.read_to(bytes).expect("mapped");
+        }
+    }
+
+    pub fn memory(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.read_memory(addr, &mut bytes);
+        bytes
+    }
+
+    pub fn sge(&self, addr: u64, length: u32) -> Sge {
+        Sge { addr, length, lkey: self.lkey }
+    }
+
+    /// Posts a send request.
+    pub fn post(&mut self, wqe: &SendWqe, sges: &[Sge]) {
+        self.sq.write(wqe, sges).expect("room");
+        if self.sq.post() {
+            self.qp.on_doorbell();
+        }
+    }
+
+    pub fn post_inline(&mut self, wqe: &SendWqe, data: &[u8]) {
+        self.sq.write_inline_bytes(wqe, data).expect("room");
+        if self.sq.post() {
+            self.qp.on_doorbell();
+        }
+    }
+
+    pub fn post_receive(&mut self, wr_id: u64, sges: &[Sge]) {
+        self.rq.write(wr_id, sges).expect("room");
+        if self.rq.post() {
+            self.qp.on_doorbell();
+        }
+    }
+
+    /// One turn; the frames stay in `tx`.
+    pub fn poll(&mut self, now: Nanos, budget: &mut TxBudget) -> TxState {
+        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        self.last = self.qp.poll_tx(budget, &mut env);
+        self.last
+    }
+
+    /// Turns until the queue pair wants none; the packets made.
+    pub fn drain(&mut self, now: Nanos) -> Vec<Vec<u8>> {
+        let mut out = Vec::new();
+        for _ in 0..10_000 {
+            if !self.qp.wants_tx() {
+                return out;
+            }
+            let room = self.window.saturating_sub(self.qp.inflight_bytes());
+            self.poll(now, &mut TxBudget { wqes: 8, bytes: 16 << 10, window_bytes: room });
+            for frame in self.tx.frames() {
+                let mut bytes = Vec::new();
+                frame_bytes(&self.tx, frame, &mut bytes);
+                out.push(bytes);
+            }
+            self.tx.clear();
+        }
+        panic!("wants to send for ever: {:?}", self.last);
+    }
+
+    /// A packet arrives from `src`.
+    pub fn receive_from(&mut self, now: Nanos, src: IpAddr, bytes: &[u8]) {
+        let packet = match Packet::parse(bytes) {
+            Ok(packet) => packet,
+            Err(reason) => return self.told.count(reason),
+        };
+        let frame = RxFrame { flow: Flow { src, dst: self.ip, ..Flow::default() }, bytes };
+        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        self.qp.on_packet(&frame, &packet, &mut env);
+    }
+
+    pub fn fire(&mut self, now: Nanos) {
+        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        self.qp.on_timer(&mut env);
+    }
+
+    /// Statuses of send completions, in order.
+    pub fn statuses(&self) -> Vec<WcStatus> {
+        self.told.sends.iter().map(|c| WcStatus::from_number(u32::from(c.status)).expect("status")).collect()
+    }
+    pub fn receive_statuses(&self) -> Vec<WcStatus> {
+        self.told.receives.iter().map(|(c, _)| WcStatus::from_number(u32::from(c.status)).expect("status")).collect()
+    }
+}
+
+/// The bytes of a frame from the BTH to the end of the padding.
+pub fn frame_bytes(batch: &TxBatch, frame: &burst_frame::TxFrame, out: &mut Vec<u8>) {
+    out.clear();
+    out.extend_from_slice(frame.head());
+    for span in batch.spans_of(frame) {
+        let at = out.len();
+        out.resize(at + span.len(), 0);
+        span.read_to(&mut out[at..]).expect("mapped");
+    }
+    out.resize(out.len() + usize::from(frame.pad), 0);
+}
+
+/// "ACK 105", "WRITE_FIRST 100 a" (a: asks for an acknowledgement): for golden sequences.
+pub fn describe(bytes: &[u8]) -> String {
+    let packet = Packet::parse(bytes).expect("well-formed");
+    let mut text = format!("{:?} {}", packet.bth.opcode, packet.bth.psn.get());
+    if packet.bth.opcode == Opcode::RcAck {
+        text = format!("{text} {:?}", packet.aeth().expect("AETH").syndrome);
+    }
+    text
+}
+
+/// What the link does to packets, in ten-thousandths.
+#[derive(Clone, Copy, Default)]
+pub struct Weather {
+    pub loss: u64,
+    pub duplication: u64,
+    pub reordering: u64,
+    /// Longest extra delay of a reordered or repeated packet.
+    pub delay_max: Nanos,
+}
+
+struct InFlight {
+    at: Nanos,
+    number: u64,
+    to: usize,
+    bytes: Vec<u8>,
+}
+
+impl PartialEq for InFlight {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+impl Eq for InFlight {}
+impl PartialOrd for InFlight {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for InFlight {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// The link: packets on their way, and a seeded generator for their fate.
+pub struct Link {
+    pub weather: Weather,
+    pub rng: Rng,
+    pub latency: Nanos,
+    on_way: BinaryHeap<Reverse<InFlight>>,
+    number: u64,
+    spare: Vec<Vec<u8>>,
+    pub sent: u64,
+    pub lost: u64,
+}
+
+impl Link {
+    pub fn new(seed: u64, weather: Weather) -> Link {
+        let rng = Rng::new(seed);
+        let on_way = BinaryHeap::new();
+        Link { weather, rng, latency: Nanos::from_us(5), on_way, number: 0, spare: Vec::new(), sent: 0, lost: 0 }
+    }
+
+    fn carry(&mut self, now: Nanos, to: usize, batch: &TxBatch) {
+        for frame in batch.frames() {
+            self.sent += 1;
+            if self.rng.below(10_000) < self.weather.loss {
+                self.lost += 1;
+                continue;
+            }
+            let copies = 1 + u64::from(self.rng.below(10_000) < self.weather.duplication);
+            for copy in 0..copies {
+                let strays = copy > 0 || self.rng.below(10_000) < self.weather.reordering;
+                let extra = if strays { self.rng.below(self.weather.delay_max.0 + 1) } else { 0 };
+                let mut bytes = self.spare.pop().unwrap_or_default();
+                frame_bytes(batch, frame, &mut bytes);
+                self.number += 1;
+                let at = now + self.latency + Nanos(extra);
+                self.on_way.push(Reverse(InFlight { at, number: self.number, to, bytes }));
+            }
+        }
+    }
+}
+
+/// Two ends and the link between them.
+pub struct Pair {
+    pub ends: [End; 2],
+    pub link: Link,
+    pub now: Nanos,
+}
+
+impl Pair {
+    /// Two connected ends in RTS.
+    pub fn new(setup: &Setup, seed: u64, weather: Weather) -> Pair {
+        let mut ends = [End::new(0, setup), End::new(1, setup)];
+        ends[0].bring_up(1, setup, QpState::Rts);
+        ends[1].bring_up(0, setup, QpState::Rts);
+        Pair { ends, link: Link::new(seed, weather), now: Nanos(0) }
+    }
+
+    /// Lets both ends send what they want to send.
+    pub fn pump(&mut self) {
+        for index in 0..2 {
+            for turn in 0.. {
+                let end = &mut self.ends[index];
+                if !end.qp.wants_tx() {
+                    break;
+                }
+                assert!(turn < 100_000, "end {index} wants to send for ever: {:?}", end.last);
+                let room = end.window.saturating_sub(end.qp.inflight_bytes());
+                end.poll(self.now, &mut TxBudget { wqes: 8, bytes: 16 << 10, window_bytes: room });
+                self.link.carry(self.now, 1 - index, &end.tx);
+                end.tx.clear();
+            }
+        }
+    }
+
+    /// When something happens next.
+    pub fn next_event(&self) -> Nanos {
+        let arrival = self.link.on_way.peek().map_or(Nanos::NEVER, |p| p.0.at);
+        self.ends.iter().map(|end| end.qp.next_deadline()).fold(arrival, Nanos::min)
+    }
+
+    /// Plays the next event; false when there is none before `until`.
+    pub fn step(&mut self, until: Nanos) -> bool {
+        self.pump();
+        let next = self.next_event();
+        if next > until || next == Nanos::NEVER {
+            return false;
+        }
+        self.now = self.now.max(next);
+        while self.link.on_way.peek().is_some_and(|p| p.0.at <= self.now) {
+            let Some(Reverse(packet)) = self.link.on_way.pop() else { break };
+            let src = self.ends[1 - packet.to].ip;
+            self.ends[packet.to].receive_from(self.now, src, &packet.bytes);
+            self.link.spare.push(packet.bytes);
+        }
+        for end in &mut self.ends {
+            if end.qp.next_deadline() <= self.now {
+                end.fire(self.now);
+            }
+        }
+        true
+    }
+
+    /// Plays until nothing happens any more, or `until`.
+    pub fn run(&mut self, until: Nanos) {
+        while self.step(until) {}
+        self.now = if until == Nanos::NEVER { self.now } else { self.now.max(until) };
+    }
+
+    /// Plays to the end, at most ten virtual minutes.
+    pub fn settle(&mut self) {
+        let until = self.now + Nanos::from_ms(600_000);
+        while self.step(until) {}
+        assert!(self.now < until, "does not come to rest");
+    }
+}
