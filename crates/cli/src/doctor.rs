@@ -232,7 +232,10 @@ fn memlock(_: &Patient) -> Finding {
 
 fn library_in_place(patient: &Patient) -> Finding {
     match &patient.libraries {
-        Err(why) => fail(why, "make build"),
+        Err(why) => {
+            let (seen, cure) = why.split_once(": ").unwrap_or((why, "install Burst again"));
+            fail(seen, cure)
+        }
         Ok(directory) => library::check(directory),
     }
 }

@@ -32,7 +32,7 @@ fn library_directory_from(own: &Path) -> Result<PathBuf, String> {
     let found = found.ok_or_else(|| {
         let [built, installed] = &places;
         format!(
-            "{VERBS_LIBRARY} is neither in {} nor in {}: run make build, or install Burst again",
+            "{VERBS_LIBRARY} is neither in {} nor in {}: build it with make build, or install Burst again",
             built.display(),
             installed.display()
         )
