@@ -1,0 +1,46 @@
+# Turns the tables public.txt, legacy.txt and private.txt into a linker version script (-v want=map) or into assembler aliases
+# (-v want=asm). x86-64 and aarch64.
+
+function target(kind) {
+    if (kind == "int") return "burst_refuse_int"
+    if (kind == "ptr") return "burst_refuse_ptr"
+    if (kind == "none") return "burst_refuse_none"
+    if (kind == "data") return "data"
+    if (kind ~ /^own:/) return substr(kind, 5)
+    print "symbols.awk: unknown kind " kind > "/dev/stderr"; exit 1
+}
+function alias(node, name, to,    local_name) {
+    local_name = "burst_alias_" ++aliases
+    if (to == "data") {
+        body = body "\t.data\n\t.globl " local_name "\n\t.type " local_name ", %object\n\t.size " local_name ", 8\n"
+        body = body local_name ":\t.quad 0\n\t.text\n"
+    } else {
+        body = body "\t.globl " local_name "\n\t.type " local_name ", %function\n\t.hidden " to "\n"
+        body = body local_name ":\tJUMP " to "\n\t.size " local_name ", . - " local_name "\n"
+    }
+    body = body "\t.symver " local_name ", " name "@" node "\n"
+}
+/^# NODES/ { for (i = 3; i <= NF; i++) nodes[++node_count] = $i; next }
+/^#/ || NF == 0 { next }
+FILENAME ~ /public/ {
+    if (!($1 in public)) order[++publics] = $1
+    public[$1] = public[$1] "        " $2 ";\n"
+    next
+}
+FILENAME ~ /legacy/ { alias($1, $2, target($3)); next }
+FILENAME ~ /private/ { for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], $1, target($2)) }
+END {
+    for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], "verbs_register_driver_" nodes[i], "burst_refuse_none")
+    if (want == "map") {
+        for (i = 1; i <= publics; i++) {
+            printf "%s {\n    global:\n%s", order[i], public[order[i]]
+            if (i == 1) printf "    local: *;\n"
+            printf "}%s;\n", (i == 1 ? "" : " " order[i - 1])
+        }
+        for (i = 1; i <= node_count; i++) printf "IBVERBS_PRIVATE_%s { };\n", nodes[i]
+    } else {
+        print "#if defined(__x86_64__)\n#define JUMP jmp\n#else\n#define JUMP b\n#endif\n\t.text"
+        printf "%s", body
+        print "\t.section .note.GNU-stack,\"\",%progbits"
+    }
+}

@@ -1,0 +1,35 @@
+//! The drop-in `libibverbs.so.1` (storey 4): the verbs API for unmodified programs, over the Burst daemon.
+//!
+//! `scripts/build-libs.sh` links this crate's static library into the shared one and gives its symbols the versions that
+//! programs were linked against (tables in `abi/`). Control calls are questions to the daemon over the context's socket
+//! ([`context`]); the data path ([`post`], [`poll`]) only touches shared memory.
+//!
+//! Objects that applications hold are `repr(C)` structs whose first field is the public struct. Errors are errno values; no
+//! panic and no output crosses the C boundary ([`door`]), except the one sentence that explains an empty device list
+//! ([`device`]). After fork, a child's objects are dead ([`fork`]).
+//!
+//! Locks, in the order in which they may be nested: none of them is held while another is taken, except a CQ's
+//! lock inside nothing. A worker of the daemon is never waited for on the data path.
+
+pub mod ah;
+pub mod attr;
+pub mod context;
+pub mod cq;
+pub mod device;
+pub mod door;
+pub mod event;
+pub mod fork;
+pub mod kern;
+pub mod lock;
+pub mod pd_mr;
+pub mod poll;
+pub mod port;
+pub mod post;
+pub mod qp;
+pub mod rates;
+pub mod refuse;
+pub mod registry;
+pub mod srq;
+pub mod strings;
+pub mod sys;
+pub mod sysfs;

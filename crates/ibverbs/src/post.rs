@@ -1,0 +1,253 @@
+//! Posting work requests: the sending half of the data path. No allocation, no system call unless a worker sleeps.
+//!
+//! Requests of one call are written into the ring one after the other and published together. The first that cannot be
+//! written ends the call: those before it are posted, `bad_wr` names it.
+
+use crate::ah;
+use crate::qp::Qp;
+use crate::srq::Srq;
+use crate::sys::*;
+use burst_base::verbs::{QpType, WrOpcode, send_flags};
+use burst_shm::rq::RqProducer;
+use burst_shm::sq::SqProducer;
+use burst_shm::{SendWqe, Sge, WriteError};
+use std::ffi::c_int;
+use std::mem::offset_of;
+
+const _: () = assert!(
+    size_of::<Sge>() == size_of::<ibv_sge>()
+        && offset_of!(Sge, addr) == offset_of!(ibv_sge, addr)
+        && offset_of!(Sge, length) == offset_of!(ibv_sge, length)
+        && offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey)
+);
+
+/// Flags that travel; checksum offload means nothing to RC, UC and UD.
+const FLAGS: u32 = send_flags::FENCE | send_flags::SIGNALED | send_flags::SOLICITED | send_flags::INLINE;
+
+const fn bits(opcodes: &[WrOpcode]) -> u32 {
+    let mut set = 0;
+    let mut i = 0;
+    while i < opcodes.len() {
+        set |= 1 << opcodes[i] as u32;
+        i += 1;
+    }
+    set
+}
+
+/// Opcodes that may carry inline data.
+const INLINE_OK: u32 = bits(&[
+    WrOpcode::Send,
+    WrOpcode::SendWithImm,
+    WrOpcode::SendWithInv,
+    WrOpcode::RdmaWrite,
+    WrOpcode::RdmaWriteWithImm,
+]);
+const UD_OK: u32 = bits(&[WrOpcode::Send, WrOpcode::SendWithImm]);
+const UC_OK: u32 = INLINE_OK;
+const RC_OK: u32 =
+    INLINE_OK | bits(&[WrOpcode::RdmaRead, WrOpcode::AtomicCmpAndSwp, WrOpcode::AtomicFetchAndAdd, WrOpcode::LocalInv]);
+
+/// What a service can carry (IBA table 3.4 of the transport functions).
+const fn allowed(qp_type: QpType) -> u32 {
+    match qp_type {
+        QpType::Rc => RC_OK,
+        QpType::Uc => UC_OK,
+        QpType::Ud => UD_OK,
+    }
+}
+
+#[cold]
+fn errno_of(e: WriteError) -> c_int {
+    match e {
+        WriteError::Full => libc::ENOMEM,
+        WriteError::TooManySges | WriteError::InlineTooLong => libc::EINVAL,
+    }
+}
+
+/// The SGE list of a request.
+///
+/// # Safety
+/// `list` must be valid for `count` entries.
+#[inline]
+unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [Sge]> {
+    if count <= 0 {
+        return if count == 0 { Some(&[]) } else { None };
+    }
+    // SAFETY: the caller's promise; the layouts are the same (asserted above).
+    (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list.cast(), count as usize) })
+}
+
+/// Fills in what depends on the opcode: addresses and operands. `None` for a datagram without address handle.
+#[inline]
+unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
+    let mut flags = wr.send_flags & FLAGS;
+    if qp.signal_all {
+        flags |= send_flags::SIGNALED;
+    }
+    // SAFETY: the union's members are both 32-bit words; the opcode decides the meaning.
+    let imm = unsafe { wr.__bindgen_anon_1.imm_data };
+    let mut wqe = SendWqe { wr_id: wr.wr_id, opcode: wr.opcode as u8, flags: flags as u16, imm, ..SendWqe::default() };
+    if qp.qp_type == QpType::Ud {
+        // SAFETY: a datagram's request holds the `ud` member, whose handle is NULL or alive.
+        unsafe {
+            wqe.ah = ah::number_of(wr.wr.ud.ah)?;
+            wqe.remote_qpn = wr.wr.ud.remote_qpn;
+            wqe.remote_qkey = wr.wr.ud.remote_qkey;
+        }
+    } else if wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
+        // SAFETY: an atomic's request holds the `atomic` member.
+        let atomic = unsafe { wr.wr.atomic };
+        wqe.remote_addr = atomic.remote_addr;
+        wqe.rkey = atomic.rkey;
+        wqe.compare_add = atomic.compare_add;
+        wqe.swap = atomic.swap;
+    } else {
+        // SAFETY: plain integers; sends carry garbage here that the daemon does not look at.
+        let rdma = unsafe { wr.wr.rdma };
+        wqe.remote_addr = rdma.remote_addr;
+        wqe.rkey = rdma.rkey;
+    }
+    Some(wqe)
+}
+
+/// Writes one request into the ring.
+#[inline]
+unsafe fn write_send(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(), c_int> {
+    let opcode = 1u32.checked_shl(wr.opcode).unwrap_or(0);
+    if opcode & allowed(qp.qp_type) == 0 {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller gives a valid list of requests.
+    let (wqe, list) = unsafe { (head_of(qp, wr), sges(wr.sg_list, wr.num_sge)) };
+    let (Some(wqe), Some(list)) = (wqe, list) else { return Err(libc::EINVAL) };
+    if wr.send_flags & send_flags::INLINE == 0 {
+        return sq.write(&wqe, list).map_err(errno_of);
+    }
+    if opcode & INLINE_OK == 0 || list.len() > sq.spec().max_sge() as usize {
+        return Err(libc::EINVAL);
+    }
+    let parts = list.iter().map(|s| (s.addr as *const u8, s.length as usize));
+    // SAFETY: inline SGEs name readable memory of the caller.
+    unsafe { sq.write_inline(&wqe, parts) }.map_err(errno_of)
+}
+
+/// Posts a list of send requests.
+///
+/// # Safety
+/// `qp` must be alive, `wr` a valid list, `bad_wr` writable.
+pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: the caller's promise.
+    let (rc, bad) = unsafe {
+        match Qp::from_ibv(qp) {
+            Ok(qp) => send_list(qp, wr),
+            Err(e) => (e.0, wr),
+        }
+    };
+    if rc != 0 && !bad_wr.is_null() {
+        // SAFETY: the caller gives a writable place.
+        unsafe { *bad_wr = bad };
+    }
+    rc
+}
+
+#[inline]
+unsafe fn send_list(qp: &Qp, mut wr: *mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
+    // SAFETY: the queue pair is alive and its context open.
+    let Ok(context) = (unsafe { qp.context() }) else { return (libc::EIO, wr) };
+    if qp.state() < IBV_QPS_RTS {
+        return (libc::EINVAL, wr);
+    }
+    let mut rc = 0;
+    let mut sq = qp.sq.lock();
+    let before = sq.written();
+    sq.free(qp.retired());
+    // SAFETY: a valid, NULL-terminated list.
+    while let Some(one) = unsafe { wr.as_ref() } {
+        // SAFETY: as above.
+        if let Err(e) = unsafe { write_send(qp, &mut sq, one) } {
+            rc = e;
+            break;
+        }
+        wr = one.next;
+    }
+    let ring = sq.written() != before && sq.post();
+    drop(sq);
+    if ring {
+        context.bells.ring(qp.worker, qp.doorbell);
+    }
+    (rc, wr)
+}
+
+/// Writes a list of receives; the error and the request that met it. The last element says whether to ring.
+#[inline]
+unsafe fn recv_list(rq: &mut RqProducer, mut wr: *mut ibv_recv_wr) -> (c_int, *mut ibv_recv_wr, bool) {
+    let mut rc = 0;
+    let before = rq.written();
+    // SAFETY: a valid, NULL-terminated list.
+    while let Some(one) = unsafe { wr.as_ref() } {
+        // SAFETY: the caller gives a valid SGE list.
+        let list = unsafe { sges(one.sg_list, one.num_sge) };
+        rc = list.map_or(libc::EINVAL, |l| rq.write(one.wr_id, l).map_or_else(errno_of, |()| 0));
+        if rc != 0 {
+            break;
+        }
+        wr = one.next;
+    }
+    (rc, wr, rq.written() != before && rq.post())
+}
+
+/// Posts a list of receives.
+///
+/// # Safety
+/// `qp` must be alive, `wr` a valid list, `bad_wr` writable.
+pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: the caller's promise.
+    let (rc, bad) = unsafe { recv_on_qp(qp, wr) };
+    if rc != 0 && !bad_wr.is_null() {
+        // SAFETY: the caller gives a writable place.
+        unsafe { *bad_wr = bad };
+    }
+    rc
+}
+
+#[inline]
+unsafe fn recv_on_qp(qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> (c_int, *mut ibv_recv_wr) {
+    // SAFETY: the caller gives a live queue pair of an open context.
+    let Ok(qp) = (unsafe { Qp::from_ibv(qp) }) else { return (libc::EINVAL, wr) };
+    // SAFETY: as above.
+    let Ok(context) = (unsafe { qp.context() }) else { return (libc::EIO, wr) };
+    let Some(rq) = qp.rq.as_ref().filter(|_| qp.state() != IBV_QPS_RESET) else { return (libc::EINVAL, wr) };
+    // SAFETY: the caller gives a valid list.
+    let (rc, bad, ring) = unsafe { recv_list(&mut rq.lock(), wr) };
+    if ring {
+        context.bells.ring(qp.worker, qp.doorbell);
+    }
+    (rc, bad)
+}
+
+/// Posts a list of receives to a shared queue, which nobody rings: workers look when a message arrives.
+///
+/// # Safety
+/// `srq` must be alive, `wr` a valid list, `bad_wr` writable.
+pub unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller gives a live SRQ of an open context and a valid list.
+    let (rc, bad) = match unsafe { Srq::from_ibv(srq) } {
+        // SAFETY: as above.
+        Ok(srq) if unsafe { srq.context() }.is_ok() => {
+            // SAFETY: as above.
+            let (rc, bad, _) = unsafe { recv_list(&mut srq.queue.lock(), wr) };
+            (rc, bad)
+        }
+        Ok(_) => (libc::EIO, wr),
+        Err(e) => (e.0, wr),
+    };
+    if rc != 0 && !bad_wr.is_null() {
+        // SAFETY: the caller gives a writable place.
+        unsafe { *bad_wr = bad };
+    }
+    rc
+}

@@ -1,0 +1,433 @@
+//! Queue pairs: creation, attributes, destruction.
+//!
+//! The state machine and its rules live in the daemon; the struct's public `state` follows what the daemon answers.
+
+use crate::attr;
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
+use crate::event::{Counted, Meter};
+use crate::lock::SpinLock;
+use crate::pd_mr::pd_of;
+use crate::registry::{Source, lock};
+use crate::srq::{Srq, receive_queue};
+use crate::sys::*;
+use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask};
+use burst_control::{QueuePlace, Request, Response};
+use burst_shm::rq::RqProducer;
+use burst_shm::sq::{SqProducer, SqSpec};
+use burst_shm::sq_stride;
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Attributes that this library knows to exist.
+const KNOWN_ATTRS: u32 = (1 << 26) - 1;
+
+/// A queue pair. The extended interface's struct comes first, with room for what newer headers append to it, so that a cast works
+/// both ways.
+#[repr(C)]
+pub struct Qp {
+    base: ibv_qp_ex,
+    newer_operations: [usize; 8],
+    cookie: u32,
+    event_cookie: u64,
+    /// Worker that owns it.
+    pub worker: usize,
+    /// Its doorbell.
+    pub doorbell: u32,
+    /// Service.
+    pub qp_type: QpType,
+    /// Whether each send makes a completion.
+    pub signal_all: bool,
+    cap: QpCap,
+    /// Posting end of the send queue.
+    pub sq: SpinLock<SqProducer>,
+    /// Posting end of the receive queue, none with an SRQ.
+    pub rq: Option<SpinLock<RqProducer>>,
+    /// Send slots ever retired, as completions say.
+    retired: AtomicU32,
+    /// Asynchronous events.
+    pub events: Counted,
+}
+
+impl Qp {
+    /// The QP behind an application's pointer.
+    ///
+    /// # Safety
+    /// `qp` must be NULL or alive.
+    #[inline]
+    pub unsafe fn from_ibv<'a>(qp: *mut ibv_qp) -> Outcome<&'a Qp> {
+        // SAFETY: `base` comes first, and `ibv_qp` is its prefix.
+        unsafe { qp.cast::<Qp>().as_ref() }.ok_or(EINVAL)
+    }
+    /// The pointer that applications hold.
+    pub fn as_ibv(&self) -> *mut ibv_qp {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+    /// The context.
+    ///
+    /// # Safety
+    /// The QP must be alive and its context open.
+    #[inline]
+    pub unsafe fn context<'a>(&self) -> Outcome<&'a Context> {
+        // SAFETY: the caller's promise.
+        unsafe { Context::from_ibv(self.base.qp_base.context) }
+    }
+    fn handle(&self) -> u32 {
+        self.base.qp_base.handle
+    }
+    /// State number, as the application last learned it.
+    #[inline]
+    pub fn state(&self) -> u32 {
+        self.base.qp_base.state
+    }
+    /// Records how many send slots completions have retired. Called under the send CQ's lock, so values only grow.
+    #[inline]
+    pub fn set_retired(&self, count: u32) {
+        self.retired.store(count, Ordering::Release);
+    }
+    /// What [`Qp::set_retired`] recorded.
+    #[inline]
+    pub fn retired(&self) -> u32 {
+        self.retired.load(Ordering::Acquire)
+    }
+    /// Where events are acknowledged.
+    ///
+    /// # Safety
+    /// `qp` must be alive.
+    pub unsafe fn meter(qp: *mut ibv_qp) -> Meter {
+        // SAFETY: field addresses of a live struct.
+        unsafe { Meter::new(&raw mut (*qp).mutex, &raw mut (*qp).cond, &raw mut (*qp).events_completed) }
+    }
+    /// Its one or two CQs.
+    unsafe fn cqs<'a>(&self) -> impl Iterator<Item = &'a Cq> + use<'a> {
+        let (send, recv) = (self.base.qp_base.send_cq, self.base.qp_base.recv_cq);
+        let second = (recv != send).then_some(recv);
+        // SAFETY: CQs outlive their queue pairs (EBUSY).
+        [Some(send), second].into_iter().flatten().filter_map(|cq| unsafe { Cq::from_ibv(cq) }.ok())
+    }
+    /// Follows the daemon's idea of the state.
+    unsafe fn follow(&self, attr: &QpAttr) {
+        // SAFETY: an aligned word of a live struct; concurrent readers are the application's own race.
+        unsafe { (*self.as_ibv()).state = attr.qp_state as ibv_qp_state };
+    }
+}
+
+/// The parts of the two creation structs that matter here.
+struct Wanted {
+    qp_context: *mut c_void,
+    send_cq: *mut ibv_cq,
+    recv_cq: *mut ibv_cq,
+    srq: *mut ibv_srq,
+    cap: ibv_qp_cap,
+    qp_type: ibv_qp_type,
+    sq_sig_all: c_int,
+}
+
+fn service_of(qp_type: ibv_qp_type) -> Outcome<QpType> {
+    // Raw packet and XRC queue pairs exist in the interface, but not here.
+    QpType::from_number(qp_type).ok_or(if (2..=10).contains(&qp_type) { EOPNOTSUPP } else { EINVAL })
+}
+
+fn send_queue(context: &Context, place: &QueuePlace, max_inline: u32) -> Outcome<SqProducer> {
+    let spec = SqSpec::new(place.entries, place.max_sge, max_inline).ok_or(EIO)?;
+    if spec.entries() != place.entries || sq_stride(place.max_sge, max_inline) != place.stride {
+        return Err(EIO);
+    }
+    SqProducer::new(context.area(place.place, spec.bytes())?, spec).ok_or(EIO)
+}
+
+/// The numbers and queues that the daemon granted.
+struct Granted {
+    handle: u32,
+    qpn: u32,
+    sq: QueuePlace,
+    rq: Option<QueuePlace>,
+    cap: QpCap,
+    doorbell: u32,
+    worker: u32,
+}
+
+fn create_at_daemon(context: &Context, request: &Request) -> Outcome<Granted> {
+    match context.ask(request)? {
+        Response::Qp { qp, qpn, sq, rq, cap, doorbell, worker } => {
+            Ok(Granted { handle: qp, qpn, sq, rq, cap, doorbell, worker })
+        }
+        _ => Err(EIO),
+    }
+}
+
+unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
+    // SAFETY: the caller gives live objects of one open context.
+    let ((context, pd_handle), send_cq, recv_cq) =
+        unsafe { (pd_of(pd)?, Cq::from_ibv(wanted.send_cq)?, Cq::from_ibv(wanted.recv_cq)?) };
+    // SAFETY: as above; NULL is none.
+    let srq = unsafe { Srq::from_ibv(wanted.srq) }.ok();
+    let qp_type = service_of(wanted.qp_type)?;
+    let event_cookie = lock(&context.sources).reserve();
+    let cookie = context.qps.reserve().ok_or(door::ENOMEM)?;
+    let request = Request::CreateQp {
+        pd: pd_handle,
+        qp_type,
+        send_cq: send_cq.handle,
+        recv_cq: recv_cq.handle,
+        srq: srq.map(Srq::handle),
+        cap: attr::cap_from_ibv(&wanted.cap),
+        cookie,
+        event_cookie,
+    };
+    let made = create_at_daemon(context, &request).and_then(|granted| {
+        let sq = send_queue(context, &granted.sq, granted.cap.max_inline_data)?;
+        let rq = granted.rq.as_ref().map(|place| receive_queue(context, place)).transpose()?;
+        Ok((granted, sq, rq))
+    });
+    let (granted, sq, rq) = made.inspect_err(|_| context.qps.remove(cookie))?;
+    wanted.cap = attr::cap_to_ibv(&granted.cap);
+    let mut base = ibv_qp_ex::default();
+    base.qp_base = ibv_qp {
+        context: context.as_ibv(),
+        qp_context: wanted.qp_context,
+        pd,
+        send_cq: wanted.send_cq,
+        recv_cq: wanted.recv_cq,
+        srq: wanted.srq,
+        handle: granted.handle,
+        qp_num: granted.qpn,
+        state: IBV_QPS_RESET,
+        qp_type: wanted.qp_type,
+        ..Default::default()
+    };
+    let qp = Box::into_raw(Box::new(Qp {
+        base,
+        newer_operations: [0; 8],
+        cookie,
+        event_cookie,
+        worker: granted.worker as usize,
+        doorbell: granted.doorbell,
+        qp_type,
+        signal_all: wanted.sq_sig_all != 0,
+        cap: granted.cap,
+        sq: SpinLock::new(sq),
+        rq: rq.map(SpinLock::new),
+        retired: AtomicU32::new(0),
+        events: Counted::default(),
+    }));
+    // SAFETY: a fresh queue pair.
+    unsafe { Qp::meter(qp.cast()).init() };
+    context.qps.put(cookie, qp);
+    if let Some(qp) = NonNull::new(qp) {
+        lock(&context.sources).put(event_cookie, Source::Qp(qp));
+    }
+    Ok(qp.cast())
+}
+
+/// New queue pair in RESET. The struct's capacities become what was granted.
+///
+/// # Safety
+/// `pd` must be alive and `init` valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    door::pointer(|| {
+        // SAFETY: the caller gives a valid struct.
+        let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
+        let mut wanted = Wanted {
+            qp_context: init.qp_context,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
+            cap: init.cap,
+            qp_type: init.qp_type,
+            sq_sig_all: init.sq_sig_all,
+        };
+        // SAFETY: the caller gives live objects.
+        let qp = unsafe { create(pd, &mut wanted) }?;
+        init.cap = wanted.cap;
+        Ok(qp)
+    })
+}
+
+/// `ibv_create_qp_ex`: only fields that `comp_mask` names are read, as older callers' structs are shorter.
+///
+/// # Safety
+/// `context` must be open and `init` valid up to the fields that its mask names.
+pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    door::pointer(|| {
+        if init.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller gives an open context; the fields up to `pd` exist in every layout of the struct, and
+        // `create_flags` is read only if named.
+        unsafe {
+            Context::from_ibv(context)?;
+            let mask = (*init).comp_mask;
+            if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 {
+                return Err(EOPNOTSUPP);
+            }
+            if mask & IBV_QP_INIT_ATTR_PD == 0 {
+                return Err(EINVAL);
+            }
+            if mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && (*init).create_flags != 0 {
+                return Err(EOPNOTSUPP);
+            }
+            let mut wanted = Wanted {
+                qp_context: (*init).qp_context,
+                send_cq: (*init).send_cq,
+                recv_cq: (*init).recv_cq,
+                srq: (*init).srq,
+                cap: (*init).cap,
+                qp_type: (*init).qp_type,
+                sq_sig_all: (*init).sq_sig_all,
+            };
+            let qp = create((*init).pd, &mut wanted)?;
+            (*init).cap = wanted.cap;
+            Ok(qp)
+        }
+    })
+}
+
+/// Changes attributes.
+///
+/// # Safety
+/// `qp` must be alive and `attr` valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live queue pair and a valid struct.
+        let (ours, given) = unsafe { (Qp::from_ibv(qp)?, attr.as_ref().ok_or(EINVAL)?) };
+        // SAFETY: as above.
+        let context = unsafe { ours.context() }?;
+        let mask = mask as u32;
+        if mask & !KNOWN_ATTRS != 0 {
+            return Err(EINVAL);
+        }
+        let attr = attr::qp_from_ibv(given, mask)?;
+        let request = Request::ModifyQp { qp: ours.handle(), attr, mask };
+        let Response::QpAttr(now) = context.ask(&request)? else { return Err(EIO) };
+        // SAFETY: the queue pair is alive.
+        unsafe { ours.follow(&now) };
+        if mask & attr_mask::STATE != 0 && now.qp_state == QpState::Reset {
+            forget_posted(ours);
+        }
+        Ok(())
+    })
+}
+
+/// After a move to RESET: nothing posted before will complete, and completions not yet polled are gone.
+fn forget_posted(qp: &Qp) {
+    // SAFETY: the queue pair's CQs are alive.
+    for cq in unsafe { qp.cqs() } {
+        cq.purge(qp.cookie);
+    }
+    let mut sq = qp.sq.lock();
+    sq.free_all();
+    qp.set_retired(sq.written());
+}
+
+/// Attributes as the daemon has them; the mask is a hint that is not needed.
+///
+/// # Safety
+/// `qp` must be alive, `attr` and `init` writable or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live queue pair of an open context.
+        let ours = unsafe { Qp::from_ibv(qp) }?;
+        // SAFETY: as above.
+        let context = unsafe { ours.context() }?;
+        let Response::QpAttr(mut now) = context.ask(&Request::QueryQp { qp: ours.handle() })? else { return Err(EIO) };
+        now.cap = ours.cap;
+        // SAFETY: the queue pair is alive; the caller gives NULL or writable places.
+        unsafe {
+            ours.follow(&now);
+            if let Some(attr) = attr.as_mut() {
+                *attr = attr::qp_to_ibv(&now);
+            }
+            if let Some(init) = init.as_mut() {
+                let base = &ours.base.qp_base;
+                *init = ibv_qp_init_attr {
+                    qp_context: base.qp_context,
+                    send_cq: base.send_cq,
+                    recv_cq: base.recv_cq,
+                    srq: base.srq,
+                    cap: attr::cap_to_ibv(&ours.cap),
+                    qp_type: base.qp_type,
+                    sq_sig_all: ours.signal_all.into(),
+                };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Ends a queue pair, after its events were acknowledged. Its completions vanish from the CQs.
+///
+/// # Safety
+/// `qp` must be alive; it is gone afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live queue pair of an open context.
+        let ours = unsafe { Qp::from_ibv(qp) }?;
+        // SAFETY: as above.
+        let context = unsafe { Context::even_dead(ours.base.qp_base.context) }?;
+        context.tell_end(&Request::DestroyQp { qp: ours.handle() })?;
+        if context.is_alive() {
+            lock(&context.sources).remove(ours.event_cookie);
+            context.qps.remove(ours.cookie);
+            // Each purge passes through the CQ's lock: a poller that found the queue pair before is done with it.
+            // SAFETY: the queue pair's CQs are alive.
+            for cq in unsafe { ours.cqs() } {
+                cq.purge(ours.cookie);
+            }
+            // SAFETY: the queue pair is alive and has left the table.
+            unsafe { Qp::meter(qp).wait(&ours.events) };
+        }
+        // SAFETY: made by `Box::into_raw`, and the caller gives it up.
+        drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
+        Ok(())
+    })
+}
+
+/// The extended posting interface exists only on queue pairs created for it, which are not offered yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    door::pointer(|| Err(EOPNOTSUPP))
+}
+
+/// 0: nothing is promised about the order in which bytes become visible.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
+    0
+}
+
+/// Accepts the empty set of connection enhancements, refuses any other.
+///
+/// # Safety
+/// `ece` must be valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a valid struct.
+        let ece = unsafe { ece.as_ref() }.ok_or(EINVAL)?;
+        if ece.vendor_id == 0 && ece.options == 0 && ece.comp_mask == 0 { Ok(()) } else { Err(EOPNOTSUPP) }
+    })
+}
+
+/// The empty set of connection enhancements.
+///
+/// # Safety
+/// `ece` must be writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a writable place.
+        *unsafe { ece.as_mut() }.ok_or(EINVAL)? = ibv_ece::default();
+        Ok(())
+    })
+}

@@ -1,0 +1,123 @@
+//! What the names of `abi/legacy.txt` and `abi/private.txt` lead to, and the public functions that do not exist here yet.
+//!
+//! The private nodes connect rdma-core's own library with its providers. Real providers may be loaded beside us (perftest
+//! links libmlx5 and libefa), find no device of theirs, and never call further; whoever calls all the same is refused.
+
+use crate::context::Context;
+use crate::sys::{ibv_context, ibv_wr_opcode};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// Private and legacy functions that return an errno value.
+#[unsafe(no_mangle)]
+pub extern "C" fn burst_refuse_int() -> c_int {
+    crate::door::set_errno(crate::door::Errno(libc::ENOSYS));
+    libc::ENOSYS
+}
+
+/// Private and legacy functions that return a pointer.
+#[unsafe(no_mangle)]
+pub extern "C" fn burst_refuse_ptr() -> *mut c_void {
+    crate::door::set_errno(crate::door::Errno(libc::ENOSYS));
+    std::ptr::null_mut()
+}
+
+/// Private and legacy functions that return nothing, driver registration among them.
+#[unsafe(no_mangle)]
+pub extern "C" fn burst_refuse_none() {}
+
+/// `ibv_query_gid_type` of the private nodes: the kind of a GID table entry, always RoCE v2 here (number 1 of that enum).
+///
+/// # Safety
+/// `context` must be an open context, `kind` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn burst_query_gid_type(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_uint,
+    kind: *mut c_uint,
+) -> c_int {
+    const SYSFS_ROCE_V2: c_uint = 1;
+    crate::door::number(|| {
+        // SAFETY: the caller gives an open context.
+        let context = unsafe { Context::from_ibv(context) }?;
+        crate::port::check_port(port.into())?;
+        context.device_now()?;
+        if index >= crate::port::GID_TABLE_LEN {
+            return Err(crate::door::EINVAL);
+        }
+        // SAFETY: the caller gives a writable place.
+        unsafe { *kind = SYSFS_ROCE_V2 };
+        Ok(0)
+    })
+}
+
+/// `ibv_read_ibdev_sysfs_file` of the private nodes: there is no such directory.
+#[unsafe(no_mangle)]
+pub extern "C" fn burst_read_ibdev_sysfs_file() -> c_int {
+    crate::door::set_errno(crate::door::Errno(libc::ENOENT));
+    -1
+}
+
+/// `ibv_wr_opcode_str` of the private nodes.
+#[unsafe(no_mangle)]
+pub extern "C" fn burst_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
+    crate::strings::wr_opcode(opcode).as_ptr()
+}
+
+macro_rules! absent {
+    ($($name:ident -> $kind:ident,)+) => { $(absent!(@one $name $kind);)+
+        /// Public functions that refuse for now, for tests and documentation.
+        pub const ABSENT: &[&str] = &[$(stringify!($name)),+];
+    };
+    (@one $name:ident value) => {
+        /// Not offered: EOPNOTSUPP.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> c_int { crate::door::value(|| Err(crate::door::EOPNOTSUPP)) }
+    };
+    (@one $name:ident pointer) => {
+        /// Not offered: NULL and EOPNOTSUPP.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> *mut c_void { crate::door::pointer(|| Err(crate::door::EOPNOTSUPP)) }
+    };
+    (@one $name:ident number) => {
+        /// Not offered: -1 and EOPNOTSUPP.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() -> c_int { crate::door::number(|| Err(crate::door::EOPNOTSUPP)) }
+    };
+    (@one $name:ident nothing) => {
+        /// Not offered; there is nothing that could be given back.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name() {}
+    };
+}
+
+absent! {
+    ibv_attach_mcast -> value,
+    ibv_detach_mcast -> value,
+    ibv_import_device -> pointer,
+    ibv_import_pd -> pointer,
+    ibv_unimport_pd -> nothing,
+    ibv_import_mr -> pointer,
+    ibv_unimport_mr -> nothing,
+    ibv_import_dm -> pointer,
+    ibv_unimport_dm -> nothing,
+    ibv_reg_dmabuf_mr -> pointer,
+    ibv_alloc_dmah -> pointer,
+    ibv_dealloc_dmah -> value,
+    ibv_reg_mr_ex -> pointer,
+    ibv_dm_export_dmabuf_fd -> number,
+    ibv_alloc_buf -> pointer,
+    ibv_free_buf -> value,
+    ibv_reg_buf_mr -> pointer,
+    ibv_export_buf_dmabuf_fd -> number,
+    _ibv_query_comp_cntr_caps -> value,
+    ibv_create_comp_cntr -> pointer,
+    ibv_destroy_comp_cntr -> value,
+    ibv_set_comp_cntr -> value,
+    ibv_set_err_comp_cntr -> value,
+    ibv_inc_comp_cntr -> value,
+    ibv_inc_err_comp_cntr -> value,
+    ibv_read_comp_cntr -> value,
+    ibv_read_err_comp_cntr -> value,
+    ibv_qp_attach_comp_cntr -> value,
+}

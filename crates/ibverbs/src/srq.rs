@@ -1,0 +1,185 @@
+//! Shared receive queues.
+
+use crate::context::Context;
+use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
+use crate::event::{Counted, Meter};
+use crate::lock::SpinLock;
+use crate::pd_mr::pd_of;
+use crate::registry::{Source, lock};
+use crate::sys::*;
+use burst_control::{QueuePlace, Request, Response};
+use burst_shm::rq::{RqProducer, RqSpec};
+use burst_shm::rq_stride;
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+/// A shared receive queue.
+#[repr(C)]
+pub struct Srq {
+    base: ibv_srq,
+    cookie: u64,
+    max_wr: u32,
+    max_sge: u32,
+    /// The posting end.
+    pub queue: SpinLock<RqProducer>,
+    /// Asynchronous events.
+    pub events: Counted,
+}
+
+impl Srq {
+    /// The SRQ behind an application's pointer.
+    ///
+    /// # Safety
+    /// `srq` must be NULL or alive.
+    #[inline]
+    pub unsafe fn from_ibv<'a>(srq: *mut ibv_srq) -> Outcome<&'a Srq> {
+        // SAFETY: `base` is the first field.
+        unsafe { srq.cast::<Srq>().as_ref() }.ok_or(EINVAL)
+    }
+    /// The pointer that applications hold.
+    pub fn as_ibv(&self) -> *mut ibv_srq {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+    /// The context.
+    ///
+    /// # Safety
+    /// The SRQ must be alive and its context open.
+    #[inline]
+    pub unsafe fn context<'a>(&self) -> Outcome<&'a Context> {
+        // SAFETY: the caller's promise.
+        unsafe { Context::from_ibv(self.base.context) }
+    }
+    /// Daemon's number.
+    pub fn handle(&self) -> u32 {
+        self.base.handle
+    }
+    /// Where events are acknowledged.
+    ///
+    /// # Safety
+    /// `srq` must be alive.
+    pub unsafe fn meter(srq: *mut ibv_srq) -> Meter {
+        // SAFETY: field addresses of a live struct.
+        unsafe { Meter::new(&raw mut (*srq).mutex, &raw mut (*srq).cond, &raw mut (*srq).events_completed) }
+    }
+}
+
+/// The posting end of a receive queue at its place.
+pub fn receive_queue(context: &Context, place: &QueuePlace) -> Outcome<RqProducer> {
+    let spec = RqSpec::new(place.entries, place.max_sge).ok_or(EIO)?;
+    if spec.entries() != place.entries || rq_stride(place.max_sge) != place.stride {
+        return Err(EIO);
+    }
+    RqProducer::new(context.area(place.place, spec.bytes())?, spec).ok_or(EIO)
+}
+
+/// New shared receive queue.
+///
+/// # Safety
+/// `pd` must be alive and `init` valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    door::pointer(|| {
+        // SAFETY: the caller gives a live PD and a valid struct.
+        let ((context, pd_handle), init) = unsafe { (pd_of(pd)?, init.as_mut().ok_or(EINVAL)?) };
+        let cookie = lock(&context.sources).reserve();
+        let request = Request::CreateSrq {
+            pd: pd_handle,
+            max_wr: init.attr.max_wr,
+            max_sge: init.attr.max_sge,
+            // The limit is not armed at creation: `srq_limit` of the struct is ignored there.
+            limit: 0,
+            cookie,
+        };
+        let Response::Srq { srq: handle, queue, max_wr } = context.ask(&request)? else { return Err(EIO) };
+        let producer = receive_queue(context, &queue)?;
+        init.attr.max_wr = max_wr;
+        init.attr.max_sge = queue.max_sge;
+        let base =
+            ibv_srq { context: context.as_ibv(), srq_context: init.srq_context, pd, handle, ..Default::default() };
+        let srq = Box::into_raw(Box::new(Srq {
+            base,
+            cookie,
+            max_wr,
+            max_sge: queue.max_sge,
+            queue: SpinLock::new(producer),
+            events: Counted::default(),
+        }));
+        // SAFETY: a fresh SRQ.
+        unsafe { Srq::meter(srq.cast()).init() };
+        if let Some(srq) = NonNull::new(srq) {
+            lock(&context.sources).put(cookie, Source::Srq(srq));
+        }
+        Ok(srq.cast())
+    })
+}
+
+/// Arms the limit event. Resizing is not offered.
+///
+/// # Safety
+/// `srq` must be alive and `attr` valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live SRQ and a valid struct.
+        let (ours, attr) = unsafe { (Srq::from_ibv(srq)?, attr.as_ref().ok_or(EINVAL)?) };
+        let mask = mask as u32;
+        if mask & !(IBV_SRQ_LIMIT | IBV_SRQ_MAX_WR) != 0 {
+            return Err(EINVAL);
+        }
+        if mask & IBV_SRQ_MAX_WR != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if mask & IBV_SRQ_LIMIT == 0 {
+            return Ok(());
+        }
+        if attr.srq_limit > ours.max_wr {
+            return Err(EINVAL);
+        }
+        // SAFETY: as above.
+        let context = unsafe { ours.context() }?;
+        context.tell(&Request::ModifySrq { srq: ours.handle(), limit: Some(attr.srq_limit) })
+    })
+}
+
+/// Capacities and the limit.
+///
+/// # Safety
+/// `srq` must be alive and `attr` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live SRQ of an open context.
+        let ours = unsafe { Srq::from_ibv(srq) }?;
+        // SAFETY: as above.
+        let context = unsafe { ours.context() }?;
+        let Response::SrqLimit(srq_limit) = context.ask(&Request::QuerySrq { srq: ours.handle() })? else {
+            return Err(EIO);
+        };
+        // SAFETY: the caller gives a writable place.
+        unsafe { *attr = ibv_srq_attr { max_wr: ours.max_wr, max_sge: ours.max_sge, srq_limit } };
+        Ok(())
+    })
+}
+
+/// Ends a shared receive queue; EBUSY while a queue pair uses it.
+///
+/// # Safety
+/// `srq` must be alive; it is gone afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live SRQ of an open context.
+        let ours = unsafe { Srq::from_ibv(srq) }?;
+        // SAFETY: as above.
+        let context = unsafe { Context::even_dead(ours.base.context) }?;
+        context.tell_end(&Request::DestroySrq { srq: ours.handle() })?;
+        if context.is_alive() {
+            lock(&context.sources).remove(ours.cookie);
+            // SAFETY: the SRQ is alive and has left the table.
+            unsafe { Srq::meter(srq).wait(&ours.events) };
+        }
+        // SAFETY: made by `Box::into_raw`, and the caller gives it up.
+        drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
+        Ok(())
+    })
+}

@@ -1,0 +1,74 @@
+//! The two functions that read sysfs for their callers. There is no kernel device behind ours: the few files that programs ask
+//! for are answered from memory, everything else from the real tree.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::Path;
+
+/// What devices of ours hold under `/sys/class/infiniband/<name>`.
+const FILES: &[(&str, &str)] = &[("board_id", "burst"), ("hca_type", "burst"), ("fw_ver", env!("CARGO_PKG_VERSION"))];
+/// Where devices of ours would be.
+const OURS: &str = "/sys/class/infiniband/burst";
+
+/// Where sysfs is mounted.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+fn content(dir: &str, file: &str) -> Option<Vec<u8>> {
+    if let Ok(bytes) = std::fs::read(Path::new(dir).join(file)) {
+        return Some(bytes);
+    }
+    let (_, text) = FILES.iter().find(|(name, _)| *name == file).filter(|_| dir.starts_with(OURS))?;
+    Some(text.as_bytes().to_vec())
+}
+
+/// Reads `dir`/`file` into `buf` without its last newline, zero-terminated if there is room; its length, or -1.
+///
+/// # Safety
+/// `dir` and `file` must be C strings, `buf` writable for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_read_sysfs_file(
+    dir: *const c_char,
+    file: *const c_char,
+    buf: *mut c_char,
+    size: usize,
+) -> c_int {
+    crate::door::number(|| {
+        // SAFETY: the caller gives C strings.
+        let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
+        let text = content(&dir.to_string_lossy(), &file.to_string_lossy()).ok_or(crate::door::Errno(libc::ENOENT))?;
+        let text = text.strip_suffix(b"\n").unwrap_or(&text);
+        let len = text.len().min(size);
+        // SAFETY: the caller gives `size` writable bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buf, len);
+            if len < size {
+                *buf.add(len) = 0;
+            }
+        }
+        Ok(len as c_int)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn board_id_is_answered_from_memory_and_other_files_are_read() {
+        let mut buf = [1 as c_char; 64];
+        // SAFETY: C strings and a buffer of the given size.
+        let len = unsafe {
+            ibv_read_sysfs_file(c"/sys/class/infiniband/burst0".as_ptr(), c"board_id".as_ptr(), buf.as_mut_ptr(), 64)
+        };
+        assert_eq!((len, buf[5]), (5, 0));
+        // SAFETY: as above.
+        let len =
+            unsafe { ibv_read_sysfs_file(c"/proc/sys/kernel".as_ptr(), c"ostype".as_ptr(), buf.as_mut_ptr(), 64) };
+        assert_eq!(len, 5);
+        // SAFETY: as above.
+        let len = unsafe { ibv_read_sysfs_file(c"/none".as_ptr(), c"board_id".as_ptr(), buf.as_mut_ptr(), 64) };
+        assert_eq!(len, -1);
+    }
+}
