@@ -90,10 +90,7 @@ impl KeySpace {
     }
     /// A fresh key. None when [`INDEX_MAX`] regions exist. Never 0.
     pub fn alloc(&mut self) -> Option<u32> {
-        let index = match self.fresh_or_oldest() {
-            Some(index) => index,
-            None => return None,
-        };
+        let index = self.fresh_or_oldest()?;
         self.live[index as usize] = true;
         let place = u32::from(self.generations[index as usize]) << INDEX_BITS | index;
         // The low byte is 1..=255 so that no key is 0, which some programs take for "none".
@@ -101,9 +98,8 @@ impl KeySpace {
         Some(self.cipher.permute(place) << 8 | low)
     }
     fn fresh_or_oldest(&mut self) -> Option<u32> {
-        // A quarter of the indices is used before any is used again: a freed key stays invalid for long.
-        let fresh = self.generations.len() < INDEX_MAX;
-        if fresh && (self.free.len() < REUSE_AFTER || self.free.is_empty()) {
+        // A freed key stays invalid for REUSE_AFTER frees times the number of generations.
+        if self.generations.len() < INDEX_MAX && self.free.len() < REUSE_AFTER {
             self.generations.push((self.random)() as u8 & GENERATION_MASK as u8);
             self.live.push(false);
             return Some(self.generations.len() as u32 - 1);
@@ -117,7 +113,7 @@ impl KeySpace {
         let known = self.live.get(index).copied() == Some(true) && u32::from(self.generations[index]) == generation;
         if known {
             self.live[index] = false;
-            self.generations[index] = (generation + 1 & GENERATION_MASK) as u8;
+            self.generations[index] = ((generation + 1) & GENERATION_MASK) as u8;
             self.free.push_back(index as u32);
         }
         known

@@ -1,0 +1,117 @@
+//! Fork: the child gets private copies of the swapped pages, as if they had never been shared.
+//!
+//! A `pthread_atfork` handler locks the registry before the fork, so that it is whole in the child. In the child,
+//! where no other thread runs, each swapped range is copied to private memory and put over the shared mapping. The
+//! copy shows the pages a moment after the fork: what the parent's other threads wrote in between is seen.
+//!
+//! One thing must not be shared even for that moment: the stack pages on which the forking thread runs, for parent
+//! and child would both return through them. If they are swapped, `prepare` makes them private, and the parent's
+//! handler swaps them in again, at the same offsets, so that the daemon's view goes on. A peer's writes to exactly
+//! those pages are lost while the fork lasts.
+//!
+//! `vfork` and `posix_spawn` run no handlers and need none.
+use super::lock::Held;
+use super::uffd::{Mover, copy_from_pool, private_pages, put_over};
+use super::vma::Maps;
+use super::{Class, REGISTRY, Registry, VMAS_MAX, pool::PAGE};
+
+/// Stack below and above the handler's frame that runs between the two returns from fork.
+const LIVE_BELOW: usize = 64 << 10;
+const LIVE_ABOVE: usize = 16 << 10;
+
+/// Installs the handlers once. False: they cannot be, so nothing may be swapped.
+pub(super) fn install(registry: &mut Held<'_, Registry>) -> bool {
+    if !registry.handlers {
+        // SAFETY: three functions that live as long as this library.
+        registry.handlers = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } == 0;
+    }
+    registry.handlers
+}
+
+unsafe extern "C" fn prepare() {
+    let mut registry = REGISTRY.lock();
+    let mark = 0u8;
+    let sp = &raw const mark as usize;
+    let live = (sp.saturating_sub(LIVE_BELOW) & !(PAGE - 1), (sp + LIVE_ABOVE) & !(PAGE - 1));
+    registry.evicted = (0, 0);
+    if registry.refs.at_or_after(live.0).is_some_and(|(start, _)| start < live.1) {
+        registry.evict(live);
+    }
+    // Unlocked by `parent` and `child`.
+    core::mem::forget(registry);
+}
+
+unsafe extern "C" fn parent() {
+    // SAFETY: locked by `prepare` in this thread.
+    let mut registry = unsafe { REGISTRY.resume() };
+    let (lo, hi) = core::mem::take(&mut registry.evicted);
+    if hi > 0 {
+        registry.readmit(lo, hi);
+    }
+}
+
+unsafe extern "C" fn child() {
+    // SAFETY: locked by `prepare` in the thread that this one continues.
+    let mut registry = unsafe { REGISTRY.resume() };
+    registry.privatise();
+    // Leaked: the allocator may not be usable yet, and it is little.
+    core::mem::forget(core::mem::replace(&mut registry.refs, super::refs::Refs::new()));
+    registry.pools.abandon();
+    registry.epoch += 1;
+    registry.evicted = (0, 0);
+}
+
+impl Registry {
+    /// Makes the swapped pages of a stack range private, keeping their counts.
+    fn evict(&mut self, (lo, hi): (usize, usize)) {
+        let (Some(maps), Some(mover)) = (Maps::open(), Mover::open()) else { return };
+        self.each_swapped(&maps, lo, hi, |registry, first, last, prot| {
+            let Some(pool) = registry.pools.known(PAGE) else { return };
+            if mover.swap_out(pool, first, last, prot) {
+                let (lo, hi) = registry.evicted;
+                registry.evicted = if hi == 0 { (first, last) } else { (lo, last) };
+            }
+        });
+    }
+    /// Swaps in again what `evict` made private and somebody still has registered.
+    fn readmit(&mut self, lo: usize, hi: usize) {
+        let (Some(maps), Some(mover)) = (Maps::open(), Mover::open()) else { return };
+        let mut at = lo;
+        while let Some((start, end)) = self.refs.at_or_after(at).filter(|(start, _)| *start < hi) {
+            let (first, last) = (start.max(lo), end.min(hi));
+            let vma = maps.at_or_after(first).filter(|v| v.start <= first && v.end >= last);
+            if let (Some(vma), Some(pool)) = (vma, self.pools.known(PAGE))
+                && matches!(self.class(&vma), Class::Private)
+            {
+                mover.swap_in(pool, first, last, vma.prot());
+            }
+            at = last;
+        }
+    }
+    /// In the child: a private copy over each swapped mapping.
+    fn privatise(&mut self) {
+        let Some(maps) = Maps::open() else { return };
+        self.each_swapped(&maps, 0, super::pool::ADDRESS_MAX, |registry, first, last, prot| {
+            let page = maps.at_or_after(first).map_or(PAGE, |v| v.page);
+            let Some(pool) = registry.pools.known(page) else { return };
+            let len = last - first;
+            let Some(copy) = private_pages(page, len) else { return };
+            if !(copy_from_pool(pool, first, len, copy) && put_over(copy, len, first, prot)) {
+                // SAFETY: the pages made above, not moved.
+                unsafe { libc::munmap(copy.cast(), len) };
+            }
+        });
+    }
+    /// Calls `f` with each swapped part of `[lo, hi)`: first, end, rights. Counted or not: pages that could not be
+    /// made private on release are shared as well.
+    fn each_swapped(&mut self, maps: &Maps, lo: usize, hi: usize, mut f: impl FnMut(&mut Registry, usize, usize, i32)) {
+        let mut at = lo;
+        for _ in 0..VMAS_MAX {
+            let Some(vma) = maps.at_or_after(at).filter(|v| v.start < hi) else { return };
+            if matches!(self.class(&vma), Class::Swapped) {
+                f(self, vma.start.max(lo), vma.end.min(hi), vma.prot());
+            }
+            at = vma.end;
+        }
+    }
+}

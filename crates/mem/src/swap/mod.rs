@@ -1,0 +1,343 @@
+//! Sharing an application's memory with the daemon, inside the application.
+//!
+//! [`register`] makes a range reachable for the daemon, in place: private anonymous pages (heap, stack, bss, private
+//! huge pages) are replaced by a shared mapping of one sealed, sparse memfd, the *pool* ([`pool`]). The page at
+//! address a lies at file offset a, so adjacent swaps merge in the kernel, one descriptor serves all regions, and a
+//! range is always one piece. Sealed shared memory of the program's own is passed as its descriptor. Everything
+//! else, and any range that cannot be given as at most [`PIECES_MAX`] pieces, is left alone and reached by
+//! `process_vm_readv`/`writev`.
+//!
+//! What is where is always asked from the kernel ([`vma`]), never remembered: the program may unmap, remap or move
+//! registered memory at any time. Remembered are only the registrations per page ([`refs`]): when the last one ends,
+//! [`release`] makes those pages private again, so that `MADV_DONTNEED` zeroes them and a child's copy is its own.
+//! A swap loses no write of another thread ([`uffd`]). After a fork the child owns private copies ([`fork`]).
+//!
+//! Limits: pages pinned by O_DIRECT or io_uring during the swap keep pointing at the old page; an earlier `mlock`
+//! ends; memory moved by `mremap` while registered stays shared. Where the kernel lends userfaultfd for user-mode
+//! faults only, a system call that writes into a range while it is being swapped may fail with EFAULT; ranges are
+//! swapped in pieces of at most 64 KiB there.
+//!
+//! This code runs inside foreign programs: it does not panic, does not print, and holds no lock across a fork.
+mod foreign;
+mod fork;
+mod lock;
+mod pool;
+mod refs;
+mod uffd;
+mod vma;
+
+use crate::region;
+use lock::Lock;
+use pool::Pools;
+use refs::Refs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use uffd::Mover;
+use vma::{Maps, Vma};
+
+/// Most pieces of a registration; a range that needs more is reached by `process_vm` as a whole.
+pub const PIECES_MAX: usize = region::PIECES_MAX;
+/// Most mappings that one registration walks; a range with more is reached by `process_vm`.
+const VMAS_MAX: usize = 65_536;
+
+/// Where a part of a registered range can be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// In the file of [`Registration::fd`]`(fd)`, from `offset` on.
+    Fd {
+        /// Number of the descriptor in the registration.
+        fd: usize,
+        /// Byte offset in the file.
+        offset: u64,
+    },
+    /// In this process's memory only: the daemon uses `process_vm_readv`/`writev`.
+    ProcessVm,
+}
+
+/// A part of a registered range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Address in this process.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Where the daemon finds it.
+    pub kind: Kind,
+}
+
+/// Why a range cannot be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegisterError {
+    /// A part of the range is not mapped, or not readable, or not writable although writing was asked for: `EFAULT`.
+    Fault,
+    /// Length 0 or beyond the address space: `EINVAL`.
+    BadRange,
+}
+
+/// A descriptor of a registration.
+#[derive(Debug)]
+enum Source {
+    /// The pool's, which lives as long as the process.
+    Pool(i32),
+    /// A duplicate of one of the program's.
+    Own(OwnedFd),
+}
+
+/// A registered range. Give it back by [`release`], after the daemon has dropped the region.
+#[derive(Debug)]
+pub struct Registration {
+    pieces: [Piece; PIECES_MAX],
+    count: usize,
+    fds: [Option<Source>; PIECES_MAX],
+    /// The pages that are counted in the registry; empty when none is the pool's.
+    lo: usize,
+    hi: usize,
+    /// Which life of the registry the count belongs to; a fork begins a new one in the child.
+    epoch: u64,
+}
+
+impl Registration {
+    /// The parts, in order of address, joined without gaps.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces[..self.count]
+    }
+    /// Number of descriptors.
+    pub fn fds(&self) -> usize {
+        self.fds.iter().flatten().count()
+    }
+    /// Descriptor `i`, to be sent to the daemon at once.
+    pub fn fd(&self, i: usize) -> Option<BorrowedFd<'_>> {
+        match self.fds.get(i)?.as_ref()? {
+            // SAFETY: the pool's descriptor is never closed by us while the process lives; if the program closes
+            // it, sending fails or sends a file that the daemon refuses, for it checks seals and size.
+            Source::Pool(fd) => Some(unsafe { BorrowedFd::borrow_raw(*fd) }),
+            Source::Own(fd) => Some(fd.as_fd()),
+        }
+    }
+    /// Whether the daemon must use system calls.
+    pub fn is_process_vm(&self) -> bool {
+        self.pieces().iter().any(|p| p.kind == Kind::ProcessVm)
+    }
+    fn process_vm(addr: usize, len: usize) -> Registration {
+        let mut r = Registration::empty();
+        r.pieces[0] = Piece { addr, len, kind: Kind::ProcessVm };
+        r.count = 1;
+        r
+    }
+    fn empty() -> Registration {
+        let none = Piece { addr: 0, len: 0, kind: Kind::ProcessVm };
+        Registration { pieces: [none; PIECES_MAX], count: 0, fds: [const { None }; PIECES_MAX], lo: 0, hi: 0, epoch: 0 }
+    }
+    /// Appends a part, joined to the one before when it goes on in the same file. False: no room.
+    fn push(&mut self, addr: usize, len: usize, offset: u64, source: Source) -> bool {
+        let same = |s: &Option<Source>| match (s, &source) {
+            (Some(Source::Pool(a)), Source::Pool(b)) => a == b,
+            _ => false,
+        };
+        let known = self.fds.iter().position(same);
+        if let (Some(fd), Some(last)) = (known, self.count.checked_sub(1)) {
+            let last = &mut self.pieces[last];
+            if last.kind == (Kind::Fd { fd, offset: offset.wrapping_sub(last.len as u64) }) {
+                last.len += len;
+                return true;
+            }
+        }
+        let Some(fd) = known.or_else(|| self.fds.iter().position(Option::is_none)) else { return false };
+        let Some(piece) = self.pieces.get_mut(self.count) else { return false };
+        *piece = Piece { addr, len, kind: Kind::Fd { fd, offset } };
+        self.fds[fd].get_or_insert(source);
+        self.count += 1;
+        true
+    }
+}
+
+/// What the process remembers.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    refs: Refs,
+    pools: Pools,
+    epoch: u64,
+    /// Whether the fork handlers are in place.
+    handlers: bool,
+    /// Pages made private for the duration of a fork ([`fork`]).
+    evicted: (usize, usize),
+}
+
+static REGISTRY: Lock<Registry> =
+    Lock::new(Registry { refs: Refs::new(), pools: Pools::new(), epoch: 0, handlers: false, evicted: (0, 0) });
+
+/// What a mapping means for registration.
+enum Class {
+    /// Already swapped: the page at address a is at offset a of the pool.
+    Swapped,
+    /// Private pages that can be swapped.
+    Private,
+    /// The program's own shared memory, perhaps sealed.
+    Shared,
+    /// Only `process_vm` will do.
+    Other,
+}
+
+impl Registry {
+    fn class(&self, vma: &Vma) -> Class {
+        if let Some(pool) = self.pools.owner(vma) {
+            // A mapping of the pool elsewhere was moved there by the program.
+            return if vma.offset == vma.start as u64 && pool.is_alive() { Class::Swapped } else { Class::Other };
+        }
+        match (vma.shared, vma.inode) {
+            (false, 0) => Class::Private,
+            (false, _) if vma.page > pool::PAGE && vma.name().starts_with(b"/anon_hugepage") => Class::Private,
+            (true, inode) if inode != 0 => Class::Shared,
+            _ => Class::Other,
+        }
+    }
+
+    /// Checks rights and says whether the whole range can be given as pieces.
+    fn survey(&self, maps: &Maps, addr: usize, end: usize, write: bool) -> Result<bool, RegisterError> {
+        let (mut at, mut pieces, mut mappable, mut in_pool) = (addr, 0, true, 0);
+        for _ in 0..VMAS_MAX {
+            let vma = maps.at_or_after(at).filter(|v| v.start <= at).ok_or(RegisterError::Fault)?;
+            if !vma.readable || (write && !vma.writable) {
+                return Err(RegisterError::Fault);
+            }
+            let first = at.max(vma.start) & !(vma.page - 1);
+            match self.class(&vma) {
+                // The lowest page of a stack that grows must stay what it is.
+                Class::Private if first <= vma.start && vma.name() == b"[stack]" => mappable = false,
+                Class::Swapped | Class::Private => {
+                    pieces += usize::from(in_pool != vma.page);
+                    in_pool = vma.page;
+                }
+                Class::Shared => (pieces, in_pool) = (pieces + 1, 0),
+                Class::Other => mappable = false,
+            }
+            at = vma.end;
+            if at >= end {
+                return Ok(mappable && pieces <= PIECES_MAX);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Swaps what is private and collects the pieces. None: something was refused; what was swapped stays counted
+    /// nowhere and is made private again by the caller.
+    fn collect(&mut self, maps: &Maps, addr: usize, end: usize, write: bool) -> (Registration, bool) {
+        let mut reg = Registration::empty();
+        let (mut at, mut mover) = (addr, None);
+        for _ in 0..VMAS_MAX {
+            let Some(vma) = maps.at_or_after(at).filter(|v| v.start <= at) else { return (reg, false) };
+            let stop = vma.end.min(end);
+            // Whole pages, of the mapping's size.
+            let (lo, hi) = (at & !(vma.page - 1), (stop + vma.page - 1) & !(vma.page - 1));
+            let source = match self.class(&vma) {
+                Class::Shared => foreign::descriptor(&vma, write).map(Source::Own).map(|s| (s, vma.offset_of(at))),
+                Class::Other => None,
+                class => self.pools.get(vma.page).map(|p| (Source::Pool(p.fd()), at as u64)).filter(|_| {
+                    reg.lo = if reg.hi == 0 { lo } else { reg.lo };
+                    reg.hi = hi;
+                    matches!(class, Class::Swapped) || self.swap_in(&mut mover, &vma, lo, hi)
+                }),
+            };
+            let Some((source, offset)) = source else { return (reg, false) };
+            if !reg.push(at, stop - at, offset, source) {
+                return (reg, false);
+            }
+            at = stop;
+            if at >= end {
+                return (reg, true);
+            }
+        }
+        (reg, false)
+    }
+
+    fn swap_in(&self, mover: &mut Option<Mover>, vma: &Vma, lo: usize, hi: usize) -> bool {
+        if mover.is_none() {
+            *mover = Mover::open();
+        }
+        match (mover, self.pools.known(vma.page)) {
+            (Some(mover), Some(pool)) => mover.swap_in(pool, lo, hi, vma.prot()),
+            _ => false,
+        }
+    }
+
+    /// Makes the swapped pages of `[lo, hi)` private again and gives their memory back. Pages that cannot be (the
+    /// kernel refused) stay shared, uncounted, until they are registered again.
+    fn swap_out(&mut self, maps: &Maps, lo: usize, hi: usize) {
+        let (mut at, mut mover) = (lo, None);
+        for _ in 0..VMAS_MAX {
+            let vma = maps.at_or_after(at).filter(|v| v.start < hi);
+            let gap_end = vma.as_ref().map_or(hi, |v| v.start.clamp(at, hi));
+            // Unmapped by the program, or replaced by something else: only the pool's pages are left to free.
+            self.pools.forget(maps, at, gap_end);
+            let Some(vma) = vma else { return };
+            let (first, last) = (vma.start.max(at), vma.end.min(hi));
+            match (self.class(&vma), self.pools.known(vma.page)) {
+                (Class::Swapped, Some(pool)) => {
+                    if mover.is_none() {
+                        mover = Mover::open();
+                    }
+                    if mover.as_ref().is_some_and(|m| m.swap_out(pool, first, last, vma.prot())) {
+                        pool.punch(first, last);
+                    }
+                }
+                _ => self.pools.forget(maps, first, last),
+            }
+            at = last;
+            if at >= hi {
+                return;
+            }
+        }
+    }
+
+    fn uncount(&mut self, maps: &Maps, lo: usize, hi: usize) {
+        // Ranges whose last registration ended; taken one at a time, for the map changes meanwhile.
+        while let Some((first, last)) = self.refs.sub_next(lo, hi) {
+            self.swap_out(maps, first, last);
+        }
+    }
+}
+
+/// Makes `[addr, addr + len)` reachable for the daemon. `write`: somebody will write through the region.
+/// The range may be registered any number of times and overlap others.
+pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, RegisterError> {
+    let end =
+        addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
+    let Some(maps) = Maps::open() else { return Ok(Registration::process_vm(addr, len)) };
+    let mut registry = REGISTRY.lock();
+    if !registry.survey(&maps, addr, end, write)? || !fork::install(&mut registry) {
+        return Ok(Registration::process_vm(addr, len));
+    }
+    let (mut reg, complete) = registry.collect(&maps, addr, end, write);
+    reg.epoch = registry.epoch;
+    if reg.hi > 0 {
+        registry.refs.add(reg.lo, reg.hi);
+    }
+    if !complete {
+        registry.uncount_all(&maps, &reg);
+        return Ok(Registration::process_vm(addr, len));
+    }
+    Ok(reg)
+}
+
+/// Ends a registration: pages that no other registration covers become private again. The daemon must have dropped
+/// the region before: what it writes later is lost.
+pub fn release(registration: Registration) {
+    if registration.hi == 0 {
+        return;
+    }
+    let mut registry = REGISTRY.lock();
+    // A registration made before a fork counts nothing in the child.
+    if registration.epoch == registry.epoch
+        && let Some(maps) = Maps::open()
+    {
+        registry.uncount_all(&maps, &registration);
+    }
+}
+
+impl Registry {
+    fn uncount_all(&mut self, maps: &Maps, reg: &Registration) {
+        if reg.hi > 0 {
+            self.refs.sub(reg.lo, reg.hi);
+            self.uncount(maps, reg.lo, reg.hi);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! How many registrations cover each page: an interval map with counts.
+//!
+//! Intervals do not overlap; an interval is split where a registration begins or ends inside it. A second
+//! registration with the bounds of the first only increments, without allocation. Two steps end a registration:
+//! [`Refs::sub`] decrements, then [`Refs::sub_next`] takes out the intervals whose count is zero, one by one.
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    end: usize,
+    count: u32,
+}
+
+/// Counts per page range.
+#[derive(Debug)]
+pub(crate) struct Refs(BTreeMap<usize, Interval>);
+
+impl Refs {
+    pub(crate) const fn new() -> Refs {
+        Refs(BTreeMap::new())
+    }
+    /// Adds one to every page of `[lo, hi)`.
+    pub(crate) fn add(&mut self, lo: usize, hi: usize) {
+        self.split(lo);
+        self.split(hi);
+        let mut at = lo;
+        while at < hi {
+            match self.0.range_mut(at..hi).next() {
+                Some((&start, interval)) if start == at => {
+                    interval.count += 1;
+                    at = interval.end;
+                }
+                next => {
+                    let end = next.map_or(hi, |(&start, _)| start);
+                    self.0.insert(at, Interval { end, count: 1 });
+                    at = end;
+                }
+            }
+        }
+    }
+    /// Takes one from every page of `[lo, hi)` that has any.
+    pub(crate) fn sub(&mut self, lo: usize, hi: usize) {
+        self.split(lo);
+        self.split(hi);
+        for (_, interval) in self.0.range_mut(lo..hi) {
+            interval.count = interval.count.saturating_sub(1);
+        }
+    }
+    /// Takes out the first run of pages in `[lo, hi)` whose count is zero.
+    pub(crate) fn sub_next(&mut self, lo: usize, hi: usize) -> Option<(usize, usize)> {
+        let (&start, first) = self.0.range(lo..hi).find(|(_, i)| i.count == 0)?;
+        let mut end = first.end;
+        self.0.remove(&start);
+        while end < hi && self.0.get(&end).is_some_and(|i| i.count == 0) {
+            end = self.0.remove(&end).map_or(hi, |i| i.end);
+        }
+        self.join(lo);
+        self.join(hi);
+        Some((start, end))
+    }
+    /// The interval that holds `at`, or the next one: start and end.
+    pub(crate) fn at_or_after(&self, at: usize) -> Option<(usize, usize)> {
+        let before = self.0.range(..=at).next_back().filter(|(_, i)| i.end > at);
+        before.or_else(|| self.0.range(at..).next()).map(|(&start, i)| (start, i.end))
+    }
+    /// Makes `at` a boundary.
+    fn split(&mut self, at: usize) {
+        if let Some((_, before)) = self.0.range_mut(..at).next_back()
+            && before.end > at
+        {
+            let rest = *before;
+            before.end = at;
+            self.0.insert(at, rest);
+        }
+    }
+    /// Removes the boundary `at` if both sides count the same.
+    fn join(&mut self, at: usize) {
+        let Some(after) = self.0.get(&at).copied() else { return };
+        if let Some((_, before)) = self.0.range_mut(..at).next_back()
+            && before.end == at
+            && before.count == after.count
+        {
+            before.end = after.end;
+            self.0.remove(&at);
+        }
+    }
+    #[cfg(test)]
+    pub(crate) fn count(&self, at: usize) -> u32 {
+        self.0.range(..=at).next_back().filter(|(_, i)| i.end > at).map_or(0, |(_, i)| i.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn counts_like_an_array(ops in prop::collection::vec((0usize..40, 1usize..20), 1..60)) {
+            let mut refs = Refs::new();
+            let mut model = [0u32; 64];
+            let mut live: Vec<(usize, usize)> = Vec::new();
+            for (i, (lo, len)) in ops.into_iter().enumerate() {
+                if i % 3 == 2 && !live.is_empty() {
+                    let (lo, hi) = live.swap_remove(lo % live.len());
+                    refs.sub(lo, hi);
+                    model[lo..hi].iter_mut().for_each(|c| *c -= 1);
+                    let mut freed = Vec::new();
+                    while let Some((a, b)) = refs.sub_next(lo, hi) {
+                        freed.extend(a..b);
+                    }
+                    let expect: Vec<usize> = (lo..hi).filter(|p| model[*p] == 0).collect();
+                    prop_assert_eq!(freed, expect);
+                } else {
+                    refs.add(lo, lo + len);
+                    model[lo..lo + len].iter_mut().for_each(|c| *c += 1);
+                    live.push((lo, lo + len));
+                }
+                for (page, count) in model.iter().enumerate() {
+                    prop_assert_eq!(refs.count(page), *count);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Replacing pages in place while other threads use them.
+//!
+//! A chunk is moved in five steps: register it with userfaultfd, write-protect it (from now on no store lands; a
+//! thread that tries waits in its fault), copy, put the new mapping over the old one in one system call, wake the
+//! waiting threads, whose stores then go to the new mapping. Readers never wait.
+//!
+//! Between the protection and the wake-up this thread must not write into the chunk itself, or it waits for
+//! itself: no allocation, no lock, nothing but system calls and its own stack. If the chunk holds this thread's
+//! stack or `errno`, another thread does the work while this one waits in the kernel. All signals are blocked
+//! meanwhile, since a handler could write anywhere.
+use super::pool::{PAGE, Pool};
+use super::vma::errno;
+use core::ptr::null_mut;
+
+const UFFD_API: u64 = 0xAA;
+// linux/userfaultfd.h: _IOWR(0xAA, 0x3F, 24), _IOWR(0xAA, 0, 32), _IOR(0xAA, 1, 16), _IOR(0xAA, 2, 16), _IOWR(0xAA, 6, 24),
+// _IO(0xAA, 0) of /dev/userfaultfd.
+const UFFDIO_API: libc::c_ulong = 0xC018_AA3F;
+const UFFDIO_REGISTER: libc::c_ulong = 0xC020_AA00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_AA01;
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_AA02;
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xC018_AA06;
+const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xAA00;
+const USER_MODE_ONLY: i32 = 1;
+const REGISTER_MODE_WP: u64 = 2;
+const WRITEPROTECT_MODE_WP: u64 = 1;
+/// Shared memory and huge pages can be write-protected (Linux 5.19): needed to swap back.
+const WP_SHMEM: u64 = 1 << 12;
+/// Pages never touched can be write-protected (Linux 6.4); before, they are populated first.
+const WP_UNPOPULATED: u64 = 1 << 13;
+
+/// Chunk when system calls of other threads wait like stores do.
+const CHUNK: usize = 2 << 20;
+/// Chunk when they fail with EFAULT instead: short, so that it hardly ever happens.
+const CHUNK_USER_MODE: usize = 64 << 10;
+/// How much stack below and above the present frame counts as in use.
+const STACK_BELOW: usize = 256 << 10;
+const STACK_ABOVE: usize = 16 << 10;
+/// Stack of the thread that works in this one's place.
+const HELPER_STACK: usize = 256 << 10;
+
+#[repr(C)]
+struct Range {
+    start: u64,
+    len: u64,
+}
+
+/// A userfaultfd for the duration of one operation.
+#[derive(Debug)]
+pub(crate) struct Mover {
+    fd: i32,
+    features: u64,
+    chunk: usize,
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        // SAFETY: our own descriptor; closing it wakes everybody and unregisters everything.
+        unsafe { libc::close(self.fd) };
+    }
+}
+
+/// What to do with a range.
+#[derive(Clone, Copy)]
+enum Way {
+    In,
+    Out,
+}
+
+/// A move of a whole range.
+struct Job<'a> {
+    mover: &'a Mover,
+    pool: &'a Pool,
+    lo: usize,
+    hi: usize,
+    prot: i32,
+    way: Way,
+    done: bool,
+}
+
+impl Mover {
+    /// Opens a userfaultfd, with all powers if we may. None: the kernel or a filter refuses.
+    pub(crate) fn open() -> Option<Mover> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        for (user_mode, features) in [
+            (false, WP_SHMEM | WP_UNPOPULATED),
+            (true, WP_SHMEM | WP_UNPOPULATED),
+            (false, WP_SHMEM),
+            (true, WP_SHMEM),
+            (false, 0),
+            (true, 0),
+        ] {
+            let fd = if user_mode { system_uffd(flags | USER_MODE_ONLY) } else { full_uffd(flags) };
+            if fd < 0 {
+                continue;
+            }
+            let chunk = if user_mode { CHUNK_USER_MODE } else { CHUNK };
+            let mover = Mover { fd, features, chunk };
+            let mut api = [UFFD_API, features, 0];
+            // SAFETY: `struct uffdio_api` is three words.
+            if unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) } == 0 {
+                return Some(mover);
+            }
+        }
+        None
+    }
+    /// Replaces the private pages `[lo, hi)` by the pool's at the same offsets. False: refused; what was moved before
+    /// the refusal stays moved (the caller swaps it out).
+    pub(crate) fn swap_in(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
+        Job { mover: self, pool, lo, hi, prot, way: Way::In, done: false }.run()
+    }
+    /// Replaces the pool's pages `[lo, hi)` by private copies.
+    pub(crate) fn swap_out(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
+        self.features & WP_SHMEM != 0 && Job { mover: self, pool, lo, hi, prot, way: Way::Out, done: false }.run()
+    }
+    fn ioctl(&self, request: libc::c_ulong, words: &mut [u64]) -> bool {
+        // SAFETY: the callers pass arrays of the size that `request` encodes.
+        unsafe { libc::ioctl(self.fd, request, words.as_mut_ptr()) == 0 }
+    }
+    /// Steps 1 and 2. False: nothing is protected.
+    fn protect(&self, range: &Range) -> bool {
+        if !self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, REGISTER_MODE_WP, 0]) {
+            return false;
+        }
+        // SAFETY: populating changes no contents.
+        let populated = self.features & WP_UNPOPULATED != 0
+            || unsafe { libc::madvise(range.start as *mut _, range.len as usize, libc::MADV_POPULATE_READ) } == 0;
+        let protected =
+            populated && self.ioctl(UFFDIO_WRITEPROTECT, &mut [range.start, range.len, WRITEPROTECT_MODE_WP]);
+        if !protected {
+            self.give_up(range);
+        }
+        protected
+    }
+    /// Takes the protection away and wakes the waiting threads; the mapping is the old one.
+    fn give_up(&self, range: &Range) {
+        self.ioctl(UFFDIO_UNREGISTER, &mut [range.start, range.len]);
+        self.wake(range);
+    }
+    fn wake(&self, range: &Range) {
+        self.ioctl(UFFDIO_WAKE, &mut [range.start, range.len]);
+    }
+}
+
+fn system_uffd(flags: i32) -> i32 {
+    // SAFETY: numbers only.
+    unsafe { libc::syscall(libc::SYS_userfaultfd, flags) as i32 }
+}
+
+fn full_uffd(flags: i32) -> i32 {
+    let fd = system_uffd(flags);
+    if fd >= 0 {
+        return fd;
+    }
+    // SAFETY: a constant path; numbers.
+    unsafe {
+        let device = libc::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+        if device < 0 {
+            return -1;
+        }
+        let fd = libc::ioctl(device, USERFAULTFD_IOC_NEW, flags);
+        libc::close(device);
+        fd
+    }
+}
+
+impl Job<'_> {
+    fn run(mut self) -> bool {
+        let mut all = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are written by these calls before they are used.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        }
+        if self.concerns_this_thread() {
+            self.run_elsewhere();
+        } else {
+            self.work();
+        }
+        // SAFETY: `before` was written above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
+        self.done
+    }
+    /// Whether this thread's stack or errno lies in the range.
+    fn concerns_this_thread(&self) -> bool {
+        let mark = 0u8;
+        let sp = &raw const mark as usize;
+        // SAFETY: only the address is used.
+        let errno = unsafe { libc::__errno_location() } as usize;
+        let overlaps = |first: usize, last: usize| self.lo < last && first < self.hi;
+        overlaps(sp.saturating_sub(STACK_BELOW), sp.saturating_add(STACK_ABOVE)) || overlaps(errno, errno + 4)
+    }
+    fn run_elsewhere(&mut self) {
+        let job = (&raw mut *self).cast::<libc::c_void>();
+        let mut thread = 0;
+        // SAFETY: the attribute object is initialised before its use and destroyed after it; the thread gets a
+        // pointer to `self`, which outlives it, for we join at once.
+        unsafe {
+            let mut attr = core::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+            libc::pthread_attr_init(attr.as_mut_ptr());
+            libc::pthread_attr_setstacksize(attr.as_mut_ptr(), HELPER_STACK);
+            let mut rc = libc::pthread_create(&raw mut thread, attr.as_ptr(), helper, job);
+            libc::pthread_attr_destroy(attr.as_mut_ptr());
+            if rc != 0 {
+                // A program with much static thread-local storage needs a larger stack: the default.
+                rc = libc::pthread_create(&raw mut thread, core::ptr::null(), helper, job);
+            }
+            if rc == 0 {
+                libc::pthread_join(thread, null_mut());
+            }
+        }
+    }
+    fn work(&mut self) {
+        let step = self.mover.chunk.max(self.pool.page);
+        let mut at = self.lo;
+        while at < self.hi {
+            let len = step.min(self.hi - at);
+            let moved = match self.way {
+                Way::In => chunk_in(self.mover, self.pool, at, len, self.prot),
+                Way::Out => chunk_out(self.mover, self.pool, at, len, self.prot),
+            };
+            if !moved {
+                return;
+            }
+            at += len;
+        }
+        self.done = true;
+    }
+}
+
+extern "C" fn helper(job: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: `run_elsewhere` passes its job and waits for us. While a chunk is protected the job is only read; it is
+    // written (`done`) after the last wake-up.
+    unsafe { (*job.cast::<Job<'_>>()).work() };
+    null_mut()
+}
+
+fn chunk_in(mover: &Mover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
+    let range = Range { start: at as u64, len: len as u64 };
+    if !mover.protect(&range) {
+        return false;
+    }
+    // SAFETY: replaces pages by their copy; every address in the range stays valid with the same contents and rights.
+    let mapped = copy_to_pool(pool, at, len)
+        && unsafe {
+            libc::mmap(at as *mut _, len, prot, libc::MAP_SHARED | libc::MAP_FIXED, pool.fd(), at as libc::off_t)
+        } != libc::MAP_FAILED;
+    if !mapped {
+        mover.give_up(&range);
+        return false;
+    }
+    mover.wake(&range);
+    true
+}
+
+fn chunk_out(mover: &Mover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
+    let range = Range { start: at as u64, len: len as u64 };
+    let Some(copy) = private_pages(pool.page, len) else { return false };
+    let moved = mover.protect(&range) && {
+        let ok = copy_from_pool(pool, at, len, copy) && put_over(copy, len, at, prot);
+        if ok {
+            mover.wake(&range)
+        } else {
+            mover.give_up(&range)
+        }
+        ok
+    };
+    if !moved {
+        // SAFETY: the pages that `private_pages` made and that were not moved.
+        unsafe { libc::munmap(copy.cast(), len) };
+    }
+    moved
+}
+
+/// Fresh private memory of whole pages of size `page`.
+pub(crate) fn private_pages(page: usize, len: usize) -> Option<*mut u8> {
+    let huge = if page > PAGE { libc::MAP_HUGETLB | (page.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT } else { 0 };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | huge;
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let p = unsafe { libc::mmap(null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    (p != libc::MAP_FAILED).then_some(p.cast())
+}
+
+/// Moves the pages at `from` over the mapping at `to`, in one step, with the rights `prot`.
+pub(crate) fn put_over(from: *mut u8, len: usize, to: usize, prot: i32) -> bool {
+    // SAFETY: `from` is our own fresh memory; at `to` it replaces pages with the same contents.
+    unsafe {
+        libc::mprotect(from.cast(), len, prot) == 0
+            && libc::mremap(from.cast(), len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to as *mut libc::c_void)
+                != libc::MAP_FAILED
+    }
+}
+
+/// Copies memory at `at` to the pool. Reading it in the kernel saves mapping the pool a second time.
+fn copy_to_pool(pool: &Pool, at: usize, len: usize) -> bool {
+    if pool.page > PAGE {
+        return with_window(pool, at, len, |window| {
+            // SAFETY: source and window are mapped and `len` long; writers of the source are held by the protection.
+            unsafe { core::ptr::copy_nonoverlapping(at as *const u8, window, len) }
+        });
+    }
+    // SAFETY: the kernel checks the source; reading never waits for the protection.
+    each(len, |done| unsafe {
+        libc::pwrite(pool.fd(), (at + done) as *const _, len - done, (at + done) as libc::off_t)
+    })
+}
+
+/// Copies the pool's bytes at offset `at` to `to`.
+pub(crate) fn copy_from_pool(pool: &Pool, at: usize, len: usize, to: *mut u8) -> bool {
+    if pool.page > PAGE {
+        return with_window(pool, at, len, |window| {
+            // SAFETY: window and destination are mapped and `len` long.
+            unsafe { core::ptr::copy_nonoverlapping(window, to, len) }
+        });
+    }
+    // SAFETY: `to` is writable for `len` bytes.
+    each(len, |done| unsafe { libc::pread(pool.fd(), to.add(done).cast(), len - done, (at + done) as libc::off_t) })
+}
+
+/// Maps a part of a huge-page pool for the duration of `f` (hugetlbfs has no `write`).
+fn with_window(pool: &Pool, at: usize, len: usize, f: impl FnOnce(*mut u8)) -> bool {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    // MAP_POPULATE: with no free huge page the mapping fails here and not in the copy.
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let window = unsafe {
+        libc::mmap(null_mut(), len, prot, libc::MAP_SHARED | libc::MAP_POPULATE, pool.fd(), at as libc::off_t)
+    };
+    if window == libc::MAP_FAILED {
+        return false;
+    }
+    f(window.cast());
+    // SAFETY: the window mapped above.
+    unsafe { libc::munmap(window, len) };
+    true
+}
+
+/// Repeats a transfer until `len` bytes are done.
+fn each(len: usize, mut transfer: impl FnMut(usize) -> isize) -> bool {
+    let mut done = 0;
+    while done < len {
+        match transfer(done) {
+            n if n > 0 => done += n as usize,
+            -1 if errno() == libc::EINTR => {}
+            _ => return false,
+        }
+    }
+    true
+}

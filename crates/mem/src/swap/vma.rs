@@ -1,0 +1,258 @@
+//! What is mapped where: the kernel's answer, by `PROCMAP_QUERY` (Linux 6.11) or by reading `/proc/self/maps`.
+//!
+//! Nothing here allocates. The text form does not give the page size, so private huge pages are not recognised on
+//! older kernels and are reached by `process_vm` there.
+use super::pool::PAGE;
+use core::mem::size_of;
+
+/// `_IOWR('f', 17, struct procmap_query)` (linux/fs.h).
+const PROCMAP_QUERY: libc::c_ulong = 0xC068_6611;
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+const EXECUTABLE: u64 = 4;
+const SHARED: u64 = 8;
+const COVERING_OR_NEXT: u64 = 0x10;
+/// Bytes kept of a mapping's name; longer names count as none.
+const NAME_MAX: usize = 64;
+/// Largest line of `/proc/self/maps`: addresses and a path of `PATH_MAX`.
+const LINE_MAX: usize = 8192;
+
+/// `struct procmap_query` (linux/fs.h).
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+const _: () = assert!(size_of::<Query>() == 104);
+
+/// A mapping.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vma {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    executable: bool,
+    pub(crate) shared: bool,
+    /// Page size of the mapping.
+    pub(crate) page: usize,
+    /// File offset of `start`.
+    pub(crate) offset: u64,
+    pub(crate) device: (u32, u32),
+    /// 0: no file.
+    pub(crate) inode: u64,
+    name: [u8; NAME_MAX],
+    name_len: usize,
+}
+
+impl Vma {
+    /// `PROT_*` bits.
+    pub(crate) fn prot(&self) -> i32 {
+        let bit = |on, bit| if on { bit } else { 0 };
+        bit(self.readable, libc::PROT_READ)
+            | bit(self.writable, libc::PROT_WRITE)
+            | bit(self.executable, libc::PROT_EXEC)
+    }
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name[..self.name_len]
+    }
+    /// File offset of `addr`.
+    pub(crate) fn offset_of(&self, addr: usize) -> u64 {
+        self.offset + (addr - self.start) as u64
+    }
+}
+
+/// `/proc/self/maps`, open.
+#[derive(Debug)]
+pub(crate) struct Maps {
+    fd: i32,
+    text: bool,
+}
+
+impl Drop for Maps {
+    fn drop(&mut self) {
+        // SAFETY: our own descriptor.
+        unsafe { libc::close(self.fd) };
+    }
+}
+
+impl Maps {
+    pub(crate) fn open() -> Option<Maps> {
+        // SAFETY: a constant path.
+        let fd = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        if fd < 0 {
+            return None;
+        }
+        let mut maps = Maps { fd, text: false };
+        maps.text = maps.query(0).is_none();
+        Some(maps)
+    }
+    #[cfg(test)]
+    pub(crate) fn open_text() -> Option<Maps> {
+        Maps::open().map(|mut maps| {
+            maps.text = true;
+            maps
+        })
+    }
+    /// The mapping that holds `addr`, or the next one.
+    pub(crate) fn at_or_after(&self, addr: usize) -> Option<Vma> {
+        if self.text {
+            let mut found = None;
+            self.each_line(|vma| {
+                found = (vma.end > addr).then_some(*vma);
+                found.is_some()
+            });
+            return found;
+        }
+        self.query(addr)
+    }
+    /// Whether any mapping satisfies `f`.
+    pub(crate) fn any(&self, mut f: impl FnMut(&Vma) -> bool) -> bool {
+        if self.text {
+            return self.each_line(f);
+        }
+        let mut at = 0;
+        while let Some(vma) = self.query(at) {
+            if f(&vma) {
+                return true;
+            }
+            at = vma.end;
+        }
+        false
+    }
+    fn query(&self, addr: usize) -> Option<Vma> {
+        let mut name = [0u8; NAME_MAX];
+        let mut query = Query {
+            size: size_of::<Query>() as u64,
+            query_flags: COVERING_OR_NEXT,
+            query_addr: addr as u64,
+            vma_name_size: NAME_MAX as u32,
+            vma_name_addr: name.as_mut_ptr() as u64,
+            ..Query::default()
+        };
+        // SAFETY: `query` and `name` are writable with the sizes given in it.
+        let mut rc = unsafe { libc::ioctl(self.fd, PROCMAP_QUERY, &raw mut query) };
+        if rc != 0 && errno() == libc::ENAMETOOLONG {
+            (query.vma_name_size, query.vma_name_addr) = (0, 0);
+            // SAFETY: as above, without the name.
+            rc = unsafe { libc::ioctl(self.fd, PROCMAP_QUERY, &raw mut query) };
+        }
+        if rc != 0 {
+            return None;
+        }
+        Some(Vma {
+            start: query.vma_start as usize,
+            end: query.vma_end as usize,
+            readable: query.vma_flags & READABLE != 0,
+            writable: query.vma_flags & WRITABLE != 0,
+            executable: query.vma_flags & EXECUTABLE != 0,
+            shared: query.vma_flags & SHARED != 0,
+            page: (query.vma_page_size as usize).max(PAGE),
+            offset: query.vma_offset,
+            device: (query.dev_major, query.dev_minor),
+            inode: query.inode,
+            name,
+            name_len: (query.vma_name_size as usize).saturating_sub(1).min(NAME_MAX),
+        })
+    }
+    /// Calls `f` for each line until it says true. Returns whether it did.
+    fn each_line(&self, mut f: impl FnMut(&Vma) -> bool) -> bool {
+        let mut buffer = [0u8; LINE_MAX];
+        let (mut have, mut offset) = (0, 0);
+        loop {
+            let room = &mut buffer[have..];
+            // SAFETY: `room` is writable for its length.
+            let n = unsafe { libc::pread(self.fd, room.as_mut_ptr().cast(), room.len(), offset) };
+            if n <= 0 {
+                return false;
+            }
+            have += n as usize;
+            offset += n as libc::off_t;
+            let mut from = 0;
+            while let Some(len) = buffer[from..have].iter().position(|b| *b == b'\n') {
+                if parse_line(&buffer[from..from + len]).is_some_and(|vma| f(&vma)) {
+                    return true;
+                }
+                from += len + 1;
+            }
+            buffer.copy_within(from..have, 0);
+            have -= from;
+        }
+    }
+}
+
+fn number(text: &[u8], radix: u32) -> Option<u64> {
+    u64::from_str_radix(core::str::from_utf8(text).ok()?, radix).ok()
+}
+
+/// `start-end perms offset major:minor inode   name`
+fn parse_line(line: &[u8]) -> Option<Vma> {
+    let mut words = line.splitn(5, |b| *b == b' ');
+    let mut pair = |separator: u8| -> Option<(u64, u64)> {
+        let mut halves = words.next()?.split(|b| *b == separator);
+        Some((number(halves.next()?, 16)?, number(halves.next()?, 16)?))
+    };
+    let (start, end) = pair(b'-')?;
+    let perms = words.next()?;
+    let offset = number(words.next()?, 16)?;
+    let mut device = words.next()?.split(|b| *b == b':');
+    let (major, minor) = (number(device.next()?, 16)?, number(device.next()?, 16)?);
+    let rest = words.next()?;
+    let inode_len = rest.iter().position(|b| *b == b' ').unwrap_or(rest.len());
+    let long_name = rest[inode_len..].trim_ascii();
+    let long_name = if long_name.len() <= NAME_MAX { long_name } else { b"" };
+    let mut name = [0; NAME_MAX];
+    name[..long_name.len()].copy_from_slice(long_name);
+    let has = |flag| perms.contains(&flag);
+    Some(Vma {
+        start: start as usize,
+        end: end as usize,
+        readable: has(b'r'),
+        writable: has(b'w'),
+        executable: has(b'x'),
+        shared: has(b's'),
+        page: PAGE,
+        offset,
+        device: (major as u32, minor as u32),
+        inode: number(&rest[..inode_len], 10)?,
+        name,
+        name_len: long_name.len(),
+    })
+}
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> i32 {
+    // SAFETY: the thread's own errno.
+    unsafe { *libc::__errno_location() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_give_the_same() {
+        let (Some(query), Some(text)) = (Maps::open(), Maps::open_text()) else { panic!("/proc/self/maps") };
+        let here = &raw const query as usize;
+        for addr in [here, errno as fn() -> i32 as usize, 0x1000] {
+            let (a, b) = (query.at_or_after(addr).expect("a mapping"), text.at_or_after(addr).expect("a mapping"));
+            assert_eq!((a.start, a.end, a.prot(), a.inode, a.device), (b.start, b.end, b.prot(), b.inode, b.device));
+            assert_eq!((a.name(), a.offset, a.shared), (b.name(), b.offset, b.shared));
+        }
+        assert!(text.any(|v| v.name() == b"[stack]") && query.any(|v| v.name() == b"[stack]"));
+    }
+}
