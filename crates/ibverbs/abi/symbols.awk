@@ -34,7 +34,8 @@ END {
     if (want == "map") {
         for (i = 1; i <= publics; i++) {
             printf "%s {\n    global:\n%s", order[i], public[order[i]]
-            if (i == 1) printf "    local: *;\n"
+            # Not in a node that has aliases: there the pattern would hide them.
+            if (i == publics) printf "    local: *;\n"
             printf "}%s;\n", (i == 1 ? "" : " " order[i - 1])
         }
         for (i = 1; i <= node_count; i++) printf "IBVERBS_PRIVATE_%s { };\n", nodes[i]

@@ -7,3 +7,53 @@
 #![allow(clippy::all, clippy::pedantic, unsafe_op_in_unsafe_fn, dead_code, unnecessary_transmutes)]
 
 include!(concat!(env!("OUT_DIR"), "/verbs.rs"));
+
+macro_rules! layout {
+    ($($type:ty, $size:literal $(, $field:ident @ $offset:literal)*;)+) => {
+        $(const _: () = {
+            assert!(size_of::<$type>() == $size);
+            $(assert!(std::mem::offset_of!($type, $field) == $offset);)*
+        };)+
+    };
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+layout! {
+    ibv_device, 664, name @ 24, dev_name @ 88, dev_path @ 152, ibdev_path @ 408;
+    ibv_context, 328, ops @ 8, cmd_fd @ 264, async_fd @ 268, num_comp_vectors @ 272, mutex @ 280, abi_compat @ 320;
+    ibv_context_ops, 256, alloc_mw @ 56, bind_mw @ 64, dealloc_mw @ 72, poll_cq @ 88, req_notify_cq @ 96,
+        post_srq_recv @ 160, post_send @ 200, post_recv @ 208;
+    ibv_pd, 16;
+    ibv_mr, 48, addr @ 16, lkey @ 36, rkey @ 40;
+    ibv_mw, 32;
+    ibv_ah, 24;
+    ibv_comp_channel, 16, fd @ 8, refcnt @ 12;
+    ibv_cq, 128;
+    ibv_cq_ex, 288, comp_mask @ 128, status @ 132, start_poll @ 144;
+    ibv_srq, 128;
+    ibv_wq, 152;
+    ibv_qp, 160;
+    ibv_wc, 48;
+    ibv_sge, 16;
+    ibv_send_wr, 128;
+    ibv_recv_wr, 32;
+    ibv_device_attr, 232;
+    ibv_device_attr_ex, 400;
+    ibv_qp_attr, 144;
+    ibv_qp_init_attr, 64;
+    ibv_qp_init_attr_ex, 136;
+    ibv_gid_entry, 32;
+}
+
+// Structs that newer releases append to: the headers used here decide the size, the known part must be in place.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<ibv_port_attr>() == 52 || size_of::<ibv_port_attr>() == 56);
+    assert!(offset_of!(ibv_port_attr, port_cap_flags2) == 48);
+    assert!(offset_of!(ibv_qp_ex, wr_id) == 168 && offset_of!(ibv_qp_ex, wr_atomic_cmp_swp) == 184);
+    assert!(size_of::<ibv_qp_ex>() >= 344);
+    // verbs_context grows upwards: what counts is the distance from its end.
+    let end = size_of::<verbs_context>();
+    assert!(end - offset_of!(verbs_context, sz) == 336 && end - offset_of!(verbs_context, context) == 328);
+};
