@@ -143,7 +143,9 @@ pub unsafe extern "C" fn query_device_ex(
         }
         // SAFETY: the caller gives an open context.
         let device = unsafe { Context::from_ibv(context) }?.device_now()?;
-        let full = ibv_device_attr_ex { orig_attr: device_attr(&device), phys_port_cnt_ex: 1, ..Default::default() };
+        let orig_attr = device_attr(&device);
+        let device_cap_flags_ex = orig_attr.device_cap_flags.into();
+        let full = ibv_device_attr_ex { orig_attr, device_cap_flags_ex, phys_port_cnt_ex: 1, ..Default::default() };
         // SAFETY: the caller gives `size` writable bytes.
         unsafe { copy_limited(&full, attr.cast(), size) };
         Ok(())

@@ -140,8 +140,7 @@ fn open() -> *mut libc::c_void {
 }
 
 unsafe extern "C" {
-    fn dlvsym(handle: *mut libc::c_void, name: *const libc::c_char, version: *const libc::c_char)
-    -> *mut libc::c_void;
+    fn dlvsym(handle: *mut libc::c_void, name: *const libc::c_char, version: *const libc::c_char) -> *mut libc::c_void;
 }
 
 #[test]
