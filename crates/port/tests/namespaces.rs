@@ -45,6 +45,9 @@ fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl FnOnce
         ip("addr add 10.77.0.2/24 dev vb");
         ip("addr add fd77::2/64 dev vb nodad");
         wire.go();
+        while !burst_port::iface::find("vb").unwrap().up {
+            thread::sleep(Duration::from_millis(1));
+        }
         b(wire);
     });
     let left = thread::spawn(move || {
@@ -57,6 +60,10 @@ fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl FnOnce
         ip("addr add fd77::1/64 dev va nodad");
         wire.go();
         wire.wait();
+        // The kernel tells the queues some time after the command that the link is up; until then it drops.
+        while !burst_port::iface::find("va").unwrap().up {
+            thread::sleep(Duration::from_millis(1));
+        }
         a(wire);
     });
     let right = right.join();

@@ -1,0 +1,302 @@
+//! Packet I/O benchmark: Gbit/s and Mpps of the `udp` port, one sending and one receiving thread, compared in the same
+//! run with plain UDP_SEGMENT/UDP_GRO sockets that make no packets and no ICRC.
+//!
+//! ```text
+//! cargo run --release -p burst-port --example pktbench -- [lo|veth] [seconds] [rounds] [payload,...]
+//! ```
+//! `veth` (default; needs root) makes two network namespaces that end with the process. Methods take turns within each
+//! round; the table gives medians. The sender keeps at most a window of bytes on the way, so nothing is lost.
+//! - `plain`: one iovec per train, nothing computed: what the kernel can do
+//! - `no-icrc`: the port, ICRC off
+//! - `icrc`: the port as it is used
+
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, RxFrame, TxBatch};
+use burst_port::udp::UdpPort;
+use burst_port::{Port, PortKind, PortSpec, RxSink};
+use burst_span::Span;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// BTH and RETH: the head of most packets of a WRITE is shorter, of a first one this long.
+const HEAD: usize = 12;
+const TRAILER: usize = 4;
+const WINDOW_BYTES: u64 = 768 << 10;
+const BATCH: usize = 64;
+const STALL: Duration = Duration::from_millis(200);
+/// The application's buffer from which the sender takes payload.
+const AREA: usize = 1 << 20;
+const PORT: u16 = 4791;
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Method {
+    Plain,
+    NoIcrc,
+    Icrc,
+}
+const METHODS: [(Method, &str); 3] = [(Method::Plain, "plain"), (Method::NoIcrc, "no-icrc"), (Method::Icrc, "icrc")];
+
+struct Shared {
+    stop: AtomicBool,
+    received: AtomicU64,
+    barrier: Barrier,
+}
+
+#[derive(Clone)]
+struct Setup {
+    veth: bool,
+    seconds: f64,
+    payload: usize,
+    method: Method,
+}
+
+#[derive(Default)]
+struct Count<'a> {
+    frames: u64,
+    bytes: u64,
+    dropped: u64,
+    received: Option<&'a AtomicU64>,
+}
+
+impl RxSink for Count<'_> {
+    fn frame(&mut self, frame: &RxFrame<'_>) {
+        self.frames += 1;
+        self.bytes += (frame.bytes.len() - HEAD) as u64;
+    }
+    fn dropped(&mut self, reason: Reason) {
+        self.dropped += 1;
+        if self.dropped == 1 {
+            eprintln!("dropped: {reason}");
+        }
+    }
+}
+
+fn main() {
+    // On a shared machine, before whatever else runs: `nice` alone acts only within the login's group.
+    let _ = std::fs::write("/proc/self/autogroup", "-15");
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let veth = args.first().is_none_or(|a| a != "lo");
+    let seconds: f64 = args.get(1).map_or(0.5, |a| a.parse().expect("seconds"));
+    let rounds: usize = args.get(2).map_or(3, |a| a.parse().expect("rounds"));
+    let payloads = args.get(3).map_or("4096,1024,64".to_owned(), String::clone);
+    let only = args.get(4).cloned();
+    println!("{} {seconds} s, median of {rounds}", if veth { "veth" } else { "lo" });
+    println!("{:>8} {:>8} {:>10} {:>8} {:>8}", "payload", "method", "Gbit/s", "Mpps", "ratio");
+    for payload in payloads.split(',').map(|p| p.parse::<usize>().expect("payload sizes")) {
+        let mut rates = [vec![], vec![], vec![]];
+        for _ in 0..rounds {
+            for (at, (method, name)) in METHODS.into_iter().enumerate() {
+                if only.as_ref().is_none_or(|o| o == name) {
+                    rates[at].push(measure(Setup { veth, seconds, payload, method }));
+                }
+            }
+        }
+        let median = |v: &mut Vec<f64>| {
+            v.sort_by(f64::total_cmp);
+            v.get(v.len() / 2).copied().unwrap_or(0.0)
+        };
+        let plain = median(&mut rates[0]);
+        for (at, (_, name)) in METHODS.iter().enumerate() {
+            let rate = median(&mut rates[at]);
+            let mpps = rate / payload as f64 / 1e6;
+            println!("{payload:>8} {name:>8} {:>10.2} {mpps:>8.3} {:>8.2}", rate * 8.0 / 1e9, rate / plain);
+        }
+    }
+}
+
+/// Payload bytes per second that arrived.
+fn measure(setup: Setup) -> f64 {
+    let shared =
+        Arc::new(Shared { stop: AtomicBool::new(false), received: AtomicU64::new(0), barrier: Barrier::new(2) });
+    let (tid_in, tid) = std::sync::mpsc::channel();
+    let (rx_setup, rx_shared) = (setup.clone(), shared.clone());
+    let receiver = thread::spawn(move || {
+        pin(1);
+        if rx_setup.veth {
+            new_namespace();
+            // SAFETY: no arguments, no effect.
+            tid_in.send(unsafe { libc::gettid() }).unwrap();
+            rx_shared.barrier.wait();
+            ip("addr add 10.78.0.2/24 dev pvb");
+            ip("link set pvb mtu 9000 up");
+        }
+        receive(&rx_setup, &rx_shared)
+    });
+    let sender = thread::spawn(move || {
+        pin(0);
+        if setup.veth {
+            new_namespace();
+            ip("link add pva type veth peer name pvb");
+            ip(&format!("link set pvb netns {}", tid.recv().unwrap()));
+            ip("addr add 10.78.0.1/24 dev pva");
+            ip("link set pva mtu 9000 up");
+            shared.barrier.wait();
+        }
+        send(&setup, &shared);
+    });
+    sender.join().unwrap();
+    receiver.join().unwrap()
+}
+
+fn addresses(setup: &Setup) -> (IpAddr, IpAddr) {
+    let (a, b) = if setup.veth { ("10.78.0.1", "10.78.0.2") } else { ("127.0.0.1", "127.0.0.2") };
+    (a.parse().unwrap(), b.parse().unwrap())
+}
+
+fn open(setup: &Setup, dev: &str, addr: IpAddr) -> UdpPort {
+    let dev = if setup.veth { dev } else { "lo" };
+    let icrc = if setup.method == Method::NoIcrc { ",no_icrc" } else { "" };
+    let text = format!("udp:dev={dev},addr={addr}{icrc}");
+    let spec = PortSpec::parse(&text).unwrap();
+    let PortKind::Udp(udp) = &spec.kind;
+    UdpPort::open(udp, &text, 0, 1).unwrap()
+}
+
+fn receive(setup: &Setup, shared: &Shared) -> f64 {
+    let (_, dst) = addresses(setup);
+    let mut start = None;
+    let mut count = Count { received: Some(&shared.received), ..Count::default() };
+    let (mut first, mut last) = (0, Instant::now());
+    let mut turn: Box<dyn FnMut(&mut Count<'_>)> = if setup.method == Method::Plain {
+        let socket = plain_socket(dst);
+        let mut buffer = vec![0u8; 65_536];
+        let packet = (setup.payload + HEAD + TRAILER) as u64;
+        Box::new(move |count| {
+            if let Ok((n, _)) = socket.recv_from(&mut buffer) {
+                let packets = (n as u64).div_ceil(packet);
+                count.frames += packets;
+                count.bytes += packets * (packet - (HEAD + TRAILER) as u64);
+                count.received.expect("set").store(count.bytes, Ordering::Release);
+            }
+        })
+    } else {
+        let mut port = open(setup, "pvb", dst);
+        Box::new(move |count| {
+            if port.rx_burst(Nanos(0), 256, count) > 0 {
+                count.received.expect("set").store(count.bytes, Ordering::Release);
+            }
+        })
+    };
+    shared.barrier.wait();
+    while !shared.stop.load(Ordering::Relaxed) {
+        let before = count.frames;
+        turn(&mut count);
+        if count.frames > before {
+            last = Instant::now();
+            if start.is_none() {
+                (start, first) = (Some(last), count.bytes);
+            }
+        }
+    }
+    (count.bytes - first) as f64 / last.duration_since(start.unwrap_or(last)).as_secs_f64().max(1e-9)
+}
+
+fn send(setup: &Setup, shared: &Shared) {
+    let (src, dst) = addresses(setup);
+    // The kernel tells the queues some time after the command that the link is up; until then it drops.
+    let dev = if setup.veth { "pva" } else { "lo" };
+    while !burst_port::iface::find(dev).unwrap().up {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let area: Vec<u8> = (0..AREA).map(|i| (i * 31) as u8).collect();
+    let payload = setup.payload;
+    let mut at = 0;
+    let mut next = || {
+        if at + BATCH * payload > AREA {
+            at = 0;
+        }
+        at += BATCH * payload;
+        &area[at - BATCH * payload..at]
+    };
+    let mut turn: Box<dyn FnMut()> = if setup.method == Method::Plain {
+        let socket = plain_socket(src);
+        socket.connect((dst, PORT)).unwrap();
+        let packet = payload + HEAD + TRAILER;
+        let train = (65_507 / packet).min(64);
+        set(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, packet as i32);
+        let bytes: Vec<u8> = vec![7; AREA + (1 << 18)];
+        let mut at = 0;
+        Box::new(move || {
+            let mut left = BATCH;
+            while left > 0 {
+                let n = left.min(train) * packet;
+                at = if at > AREA { 0 } else { at };
+                let _ = socket.send(&bytes[at..at + n]);
+                at += n;
+                left -= left.min(train);
+            }
+        })
+    } else {
+        let mut port = open(setup, "pva", src);
+        let flow = Flow { src, dst, ..Flow::default() };
+        let mut batch = TxBatch::new(BATCH);
+        Box::new(move || {
+            batch.clear();
+            for piece in next().chunks(payload) {
+                // SAFETY: the area outlives the closure, and nobody writes to it.
+                let span = unsafe { Span::local(piece.as_ptr().cast_mut(), piece.len() as u32) };
+                assert!(batch.push(&flow, &[0x0a; HEAD], &[span], 0));
+            }
+            port.tx_burst(Nanos(0), &batch, &mut |reason| eprintln!("dropped: {reason}"));
+        })
+    };
+    shared.barrier.wait();
+    let start = Instant::now();
+    let (mut sent, mut heard, mut stalled) = (0u64, 0, Instant::now());
+    while start.elapsed() < Duration::from_secs_f64(setup.seconds) {
+        let received = shared.received.load(Ordering::Acquire);
+        if received != heard {
+            (heard, stalled) = (received, Instant::now());
+        }
+        if sent.saturating_sub(received) < WINDOW_BYTES {
+            turn();
+            sent += (BATCH * payload) as u64;
+        } else if stalled.elapsed() > STALL {
+            eprintln!("{} bytes lost, or the receiver got no processor for {STALL:?}", sent - received);
+            (sent, stalled) = (received, Instant::now());
+        } else {
+            core::hint::spin_loop();
+        }
+    }
+    thread::sleep(Duration::from_millis(5));
+    shared.stop.store(true, Ordering::Relaxed);
+}
+
+fn plain_socket(addr: IpAddr) -> UdpSocket {
+    let socket = UdpSocket::bind(SocketAddr::new(addr, PORT)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+    for option in [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF] {
+        set(&socket, libc::SOL_SOCKET, option, 4 << 20);
+    }
+    socket
+}
+
+fn set(socket: &UdpSocket, level: i32, name: i32, value: i32) {
+    // SAFETY: the option value is an int that lives during the call. Refusals only cost speed.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
+}
+
+fn pin(core: usize) {
+    // SAFETY: plain data; affects this thread only. Refusals only cost steadiness.
+    unsafe {
+        let mut set: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &set);
+    }
+}
+
+fn new_namespace() {
+    // SAFETY: changes the network namespace of this thread only.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "veth needs root; try: pktbench lo");
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split(' ')).output().expect("iproute2 is installed");
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
