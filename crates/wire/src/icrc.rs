@@ -12,8 +12,8 @@
 //! use an explained one with suspicion (count it, or demand that it follows the one before).
 //!
 //! The CRC itself is libdeflate's. `cargo bench -p burst-wire` compares it with its rivals; on a Zen 3 core (VPCLMULQDQ,
-//! 256 bits; noisy, ranges of five runs) they took, relative to it: crc32fast 1.6-2.2 times as long for 20 bytes, 1.3-2.7
-//! for 64, 1.2-1.6 for 1 KiB, 0.7-1.1 for 4 KiB; crc-fast 4.1-5.7, 3.0-5.5, 1.6-3.1 and 1.4-2.3. Every packet has a head
+//! 256 bits; noisy, ranges of six runs) they took, relative to it: crc32fast 1.6-2.2 times as long for 20 bytes, 1.3-2.7
+//! for 64, 1.2-1.7 for 1 KiB, 0.7-1.1 for 4 KiB; crc-fast 3.9-5.7, 3.0-5.5, 1.6-3.2 and 1.4-2.3. Every packet has a head
 //! of 40 to 100 bytes, and there the lead is largest.
 
 use crate::bth::Bth;
