@@ -9,6 +9,7 @@ use burst_mem::{Mapping, Region};
 use std::io::Write as _;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Instant;
 
 const PAGE: usize = 4096;
@@ -57,6 +58,13 @@ fn allocated(fd: BorrowedFd) -> i64 {
     st.st_blocks * 512
 }
 
+/// Tests that measure, or that load all cores, run alone.
+static ALONE: RwLock<()> = RwLock::new(());
+
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    ALONE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn can_swap() -> bool {
     let p = anon(PAGE, 0);
     let reg = register(p as usize, PAGE, true).expect("registered");
@@ -91,6 +99,7 @@ fn check_swapped(p: *mut u8, len: usize) {
 
 #[test]
 fn heap_small_objects_share_a_page() {
+    let _shared = ALONE.read();
     if !can_swap() {
         return;
     }
@@ -109,6 +118,7 @@ fn heap_small_objects_share_a_page() {
 
 #[test]
 fn heap_large() {
+    let _shared = ALONE.read();
     if can_swap() {
         let mut v = vec![1u8; (1 << 20) + 123];
         check_swapped(v.as_mut_ptr(), v.len());
@@ -117,6 +127,7 @@ fn heap_large() {
 
 #[test]
 fn stack_with_the_live_page() {
+    let _shared = ALONE.read();
     if can_swap() {
         let mut small = [5u8; 64];
         check_swapped(small.as_mut_ptr(), 64);
@@ -128,6 +139,7 @@ fn stack_with_the_live_page() {
 
 #[test]
 fn bss() {
+    let _shared = ALONE.read();
     static mut ZEROES: [u8; 1 << 20] = [0; 1 << 20];
     if can_swap() {
         check_swapped((&raw mut ZEROES).cast::<u8>().wrapping_add(3 * PAGE), 900_000);
@@ -136,6 +148,7 @@ fn bss() {
 
 #[test]
 fn transparent_huge_pages() {
+    let _shared = ALONE.read();
     if can_swap() {
         let p = anon(8 << 20, 0);
         unsafe { libc::madvise(p.cast(), 8 << 20, libc::MADV_HUGEPAGE) };
@@ -145,6 +158,7 @@ fn transparent_huge_pages() {
 
 #[test]
 fn locked() {
+    let _shared = ALONE.read();
     if can_swap() {
         let p = anon(16 * PAGE, 0);
         assert_eq!(unsafe { libc::mlock(p.cast(), 16 * PAGE) }, 0);
@@ -154,6 +168,7 @@ fn locked() {
 
 #[test]
 fn never_touched() {
+    let _shared = ALONE.read();
     if can_swap() {
         let p = anon(64 * PAGE, 0);
         let reg = register(p as usize, 64 * PAGE, true).expect("registered");
@@ -167,6 +182,7 @@ fn never_touched() {
 
 #[test]
 fn huge_pages() {
+    let _shared = ALONE.read();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_POPULATE;
     let len = 4 << 20;
     let p = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
@@ -183,6 +199,7 @@ fn huge_pages() {
 
 #[test]
 fn read_only_stays_read_only() {
+    let _shared = ALONE.read();
     if !can_swap() {
         return;
     }
@@ -221,6 +238,7 @@ fn shared(fd: i32, len: usize) -> *mut u8 {
 
 #[test]
 fn shared_memory_is_never_swapped() {
+    let _shared = ALONE.read();
     let len = 8 * PAGE;
     let sealed = memfd(len, true);
     let (one, two) = (shared(sealed.as_raw_fd(), len), shared(sealed.as_raw_fd(), len));
@@ -240,6 +258,7 @@ fn shared_memory_is_never_swapped() {
 
 #[test]
 fn what_cannot_be_mapped_is_left_alone() {
+    let _shared = ALONE.read();
     static mut DATA: [u8; 3 * PAGE] = [1; 3 * PAGE];
     let data = (&raw mut DATA) as usize;
     assert!(register(data, PAGE, true).expect("registered").is_process_vm(), ".data");
@@ -263,6 +282,7 @@ fn what_cannot_be_mapped_is_left_alone() {
 
 #[test]
 fn bad_ranges_are_refused() {
+    let _shared = ALONE.read();
     let p = anon(3 * PAGE, 0);
     unsafe { libc::munmap(p.add(PAGE).cast(), PAGE) };
     assert_eq!(register(p as usize, 3 * PAGE, true).err(), Some(RegisterError::Fault));
@@ -276,6 +296,7 @@ fn bad_ranges_are_refused() {
 
 #[test]
 fn private_again_after_the_last_release() {
+    let _shared = ALONE.read();
     if !can_swap() {
         return;
     }
@@ -300,6 +321,7 @@ fn private_again_after_the_last_release() {
 
 #[test]
 fn overlapping_registrations_in_any_order() {
+    let _shared = ALONE.read();
     if !can_swap() {
         return;
     }
@@ -329,6 +351,7 @@ fn overlapping_registrations_in_any_order() {
 
 #[test]
 fn unmapped_or_moved_while_registered() {
+    let _shared = ALONE.read();
     if !can_swap() {
         return;
     }
@@ -368,6 +391,7 @@ fn unmapped_or_moved_while_registered() {
 
 #[test]
 fn memory_is_given_back() {
+    let _shared = ALONE.read();
     if !can_swap() {
         return;
     }
@@ -404,6 +428,7 @@ fn in_child(f: impl FnOnce() -> bool) {
 
 #[test]
 fn a_forked_child_has_its_own_copy() {
+    let _shared = ALONE.read();
     if !can_swap() {
         return;
     }
@@ -442,6 +467,7 @@ fn a_forked_child_has_its_own_copy() {
 
 #[test]
 fn registers_256_mib_in_under_a_second() {
+    let _alone = alone();
     if !can_swap() {
         return;
     }
@@ -508,6 +534,8 @@ impl Writers {
                 self.shadow[i].store(want + 1, Relaxed);
             }
             self.writes.fetch_add(64, Relaxed);
+            // More writers than cores: let the next one on.
+            std::thread::yield_now();
         }
         let _ = i;
     }
@@ -530,6 +558,7 @@ impl Writers {
 
 #[test]
 fn a_thousand_swaps_lose_no_write() {
+    let _alone = alone();
     if !can_swap() {
         return;
     }
@@ -576,6 +605,7 @@ fn a_thousand_swaps_lose_no_write() {
 /// only they may fail with EFAULT, and nothing worse.
 #[test]
 fn system_calls_meanwhile() {
+    let _alone = alone();
     if !can_swap() {
         return;
     }
@@ -610,6 +640,7 @@ fn system_calls_meanwhile() {
 
 #[test]
 fn many_threads_register_and_release() {
+    let _shared = ALONE.read();
     if !can_swap() {
         return;
     }
@@ -636,6 +667,7 @@ fn many_threads_register_and_release() {
 
 #[test]
 fn the_daemon_refuses_what_could_shrink() {
+    let _shared = ALONE.read();
     let unsealed = memfd(PAGE, false);
     let sealed = memfd(4 * PAGE, true);
     let piece = |fd: &OwnedFd, offset, len| {
@@ -669,6 +701,7 @@ fn shared_byte(fd: &OwnedFd, offset: i64) -> u8 {
 
 #[test]
 fn again_without_privileges() {
+    let _alone = alone();
     use std::os::unix::{fs::PermissionsExt, process::CommandExt};
     if unsafe { libc::geteuid() } != 0 {
         return;

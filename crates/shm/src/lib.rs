@@ -4,7 +4,7 @@
 //! at offsets that the daemon chose ([`ShmRef`]). Everything an application writes is hostile: the daemon copies
 //! an entry, checks the copy and uses the copy. [`layout`] gives the formats; [`sq`], [`rq`], [`cq`],
 //! [`doorbell`] and [`status`] the two ends of each structure; [`protocol`] the few rules about shared words that
-//! all of them follow, written once so that loom can check them (`cargo loom`, see `.cargo/config.toml`).
+//! all of them follow, written once so that loom can check them (`scripts/loom`).
 //!
 //! Index arithmetic is modulo 2^32 everywhere: an index is "entries ever", a slot is `index & (entries - 1)`.
 #[cfg(not(loom))]

@@ -1,0 +1,189 @@
+//! The arena, segments and doorbells: allocation, reuse, limits, and descriptors that must be refused.
+use burst_shm::arena::{Arena, ArenaView, PUNCH_BYTES_MIN, Segment, SegmentError};
+use burst_shm::doorbell::{DoorbellDrain, Doorbells};
+use burst_shm::status::{StatusOwner, WorkerView};
+use burst_shm::{ContextPage, DOORBELL_QUEUES, SEGMENT_BYTES, ShmRef, WORKER_MAX, testing};
+use proptest::prelude::*;
+use std::os::fd::{AsFd, OwnedFd};
+
+fn dup(fd: std::os::fd::BorrowedFd) -> OwnedFd {
+    fd.try_clone_to_owned().expect("duplicated")
+}
+
+fn bytes(area: &burst_shm::Area) -> &mut [u8] {
+    unsafe { std::slice::from_raw_parts_mut(area.as_ptr(), area.len()) }
+}
+
+#[test]
+fn the_other_side_sees_what_this_side_writes() {
+    let mut arena = Arena::new().expect("arena");
+    let at = arena.alloc(1000).expect("room");
+    assert!(at.offset as usize >= size_of::<ContextPage>() && at.offset.is_multiple_of(64));
+    let mut view = ArenaView::new();
+    view.add(Segment::map(dup(arena.segment_fd(0).expect("fd"))).expect("mapped"));
+    assert!(view.context().is_ok());
+    bytes(&arena.area(at, 1000).expect("inside")).fill(3);
+    assert_eq!(bytes(&view.area(at, 1000).expect("inside")), [3; 1000]);
+    assert!(view.ptr(at, 1000).is_some());
+    for (segment, offset, len) in [(1, 0, 64), (0, 32, 64), (0, SEGMENT_BYTES as u32 - 64, 65), (0, 64, usize::MAX)] {
+        assert!(view.area(ShmRef { segment, offset }, len).is_none());
+    }
+}
+
+#[test]
+fn freed_space_is_zero_and_used_again() {
+    let mut arena = Arena::new().expect("arena");
+    for len in [64, 5000, PUNCH_BYTES_MIN + 777] {
+        let at = arena.alloc(len).expect("room");
+        bytes(&arena.area(at, len).expect("inside")).fill(0xFF);
+        assert!(arena.free(at));
+        assert!(!arena.free(at), "freed twice");
+        let again = arena.alloc(len).expect("room");
+        assert_eq!(again, at, "first fit");
+        assert!(bytes(&arena.area(again, len).expect("inside")).iter().all(|b| *b == 0));
+        arena.free(again);
+    }
+    assert!(!arena.free(ShmRef { segment: 9, offset: 0 }));
+}
+
+#[test]
+fn grows_by_segments_and_has_a_limit() {
+    let mut arena = Arena::new().expect("arena");
+    let half = SEGMENT_BYTES as usize / 2;
+    let first = arena.alloc(half).expect("room");
+    let second = arena.alloc(half).expect("room");
+    assert_eq!((first.segment, second.segment, arena.segments()), (0, 1, 2));
+    let large = arena.alloc(SEGMENT_BYTES as usize + 1).expect("a segment of its own size");
+    assert_eq!(large.segment, 2);
+    let error = loop {
+        match arena.alloc(1 << 30) {
+            Ok(_) => {}
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(error, SegmentError::ArenaFull);
+    assert!(arena.alloc(64).is_ok(), "small things still fit");
+    assert!(arena.alloc(usize::MAX).is_err() && arena.alloc(1 << 40).is_err());
+}
+
+#[test]
+fn foreign_descriptors_are_verified() {
+    let file = std::fs::File::open("/proc/self/exe").expect("exe");
+    assert_eq!(Segment::map(file.into()).err(), Some(SegmentError::Unsealed));
+    let plain = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("memfd");
+    rustix::fs::ftruncate(&plain, 4096).expect("size");
+    assert_eq!(Segment::map(dup(plain.as_fd())).err(), Some(SegmentError::Unsealed));
+    rustix::fs::fcntl_add_seals(&plain, rustix::fs::SealFlags::SHRINK).expect("sealed");
+    assert!(Segment::map(dup(plain.as_fd())).is_ok());
+    let odd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("memfd");
+    rustix::fs::fcntl_add_seals(&odd, rustix::fs::SealFlags::SHRINK).expect("sealed");
+    assert_eq!(Segment::map(dup(odd.as_fd())).err(), Some(SegmentError::BadSize));
+    // Ours cannot be cut.
+    let ours = Segment::create(8192).expect("segment");
+    assert!(rustix::fs::ftruncate(ours.fd().expect("fd"), 4096).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    /// Areas never overlap, are zero when handed out, and everything freed can be had again.
+    #[test]
+    fn allocator_like_a_model(ops in prop::collection::vec((1usize..20_000, any::<bool>()), 1..80)) {
+        let mut arena = Arena::new().expect("arena");
+        let mut live: Vec<(ShmRef, usize)> = Vec::new();
+        for (len, free) in ops {
+            if free && !live.is_empty() {
+                prop_assert!(arena.free(live.swap_remove(len % live.len()).0));
+                continue;
+            }
+            let at = arena.alloc(len).expect("room");
+            let area = arena.area(at, len).expect("inside");
+            prop_assert!(bytes(&area).iter().all(|b| *b == 0));
+            bytes(&area).fill(1);
+            for (other, other_len) in &live {
+                let apart = at.offset as usize + len <= other.offset as usize
+                    || other.offset as usize + other_len <= at.offset as usize;
+                prop_assert!(apart);
+            }
+            live.push((at, len));
+        }
+        live.drain(..).for_each(|(at, _)| assert!(arena.free(at)));
+        prop_assert!(arena.alloc(60 << 20).expect("room").segment == 0, "merged again");
+    }
+
+    /// Every ringing queue is handed over exactly once, with any budget.
+    #[test]
+    fn doorbells_like_a_set(
+        rings in prop::collection::vec((0..DOORBELL_QUEUES, 0u32..4), 0..200),
+        budget in 1usize..50,
+    ) {
+        let (bells, mut drain) = testing::doorbells(3);
+        for (queue, near) in &rings {
+            bells.ring(3, queue ^ near);
+            bells.ring(2, 5);
+        }
+        prop_assert_eq!(drain.is_ringing(), !rings.is_empty());
+        let mut heard = Vec::new();
+        while drain.drain(budget, |queue| heard.push(queue)) > 0 {}
+        heard.sort_unstable();
+        let mut expect: Vec<u32> = rings.iter().map(|(queue, near)| queue ^ near).collect();
+        expect.sort_unstable();
+        expect.dedup();
+        prop_assert_eq!(heard, expect);
+        prop_assert!(!drain.is_ringing());
+    }
+}
+
+#[test]
+fn bells_out_of_range_ring_nobody() {
+    let (bells, mut drain) = testing::doorbells(0);
+    bells.ring(WORKER_MAX, 0);
+    bells.ring(0, DOORBELL_QUEUES);
+    assert_eq!(drain.drain(10, |_| ()), 0);
+    assert!(Doorbells::new(testing::area(64)).is_none());
+    assert!(DoorbellDrain::new(testing::area(size_of::<ContextPage>()), WORKER_MAX).is_none());
+}
+
+#[test]
+fn no_bell_is_lost_between_threads() {
+    const RINGS: u32 = 50_000;
+    let (bells, mut drain) = testing::doorbells(1);
+    // Each queue's work is a counter that only grows; a bell says: look.
+    let posted: Vec<std::sync::atomic::AtomicU32> = (0..512).map(|_| Default::default()).collect();
+    std::thread::scope(|scope| {
+        for t in 0..2u32 {
+            let (bells, posted) = (bells.clone(), &posted);
+            scope.spawn(move || {
+                for i in 0..RINGS {
+                    let queue = i.wrapping_mul(2_654_435_761) % 256 * 2 + t;
+                    posted[queue as usize].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    bells.ring(1, queue);
+                }
+            });
+        }
+        let mut done = vec![0u32; 512];
+        let start = std::time::Instant::now();
+        while done.iter().sum::<u32>() < 2 * RINGS {
+            drain.drain(64, |queue| {
+                done[queue as usize] = posted[queue as usize].load(std::sync::atomic::Ordering::Relaxed);
+            });
+            assert!(start.elapsed().as_secs() < 30, "work that no bell announces");
+        }
+    });
+}
+
+#[test]
+fn status_page_is_read_only_for_others() {
+    let owner = StatusOwner::create().expect("page");
+    let fd = owner.fd().expect("fd");
+    let view = WorkerView::map(dup(fd)).expect("mapped");
+    assert_eq!(Segment::map(dup(fd)).err(), Some(SegmentError::Os(rustix::io::Errno::PERM)));
+    let sleeper = owner.sleeper(2).expect("worker");
+    assert!(!view.needs_wake(2));
+    sleeper.set_sleeping();
+    assert!(view.needs_wake(2) && !view.needs_wake(1) && !view.needs_wake(WORKER_MAX));
+    sleeper.awake();
+    assert!(!view.needs_wake(2));
+    assert!(owner.sleeper(WORKER_MAX).is_none());
+    let other = Segment::create(8192).expect("segment");
+    assert_eq!(WorkerView::map(dup(other.fd().expect("fd"))).err(), Some(SegmentError::BadVersion));
+}
