@@ -28,6 +28,8 @@ pub const RECV_CQ: u32 = 2;
 pub const QKEY: Qkey = Qkey(0x1234);
 pub const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 
+const UC_RTR: u32 = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
+
 /// What a queue pair told.
 pub struct Told {
     pub sends: Vec<Cqe>,
@@ -188,24 +190,33 @@ impl End {
 
     /// Moves the queue pair through INIT and RTR to `to`, connected to end `peer`.
     pub fn bring_up(&mut self, peer: u8, setup: &Setup, to: QpState) {
-        let attr = QpAttr { dest_qpn: qpn_of(peer), path_mtu: setup.mtu, ..setup.attr };
-        let masks: [u32; 3] = match setup.qp_type {
-            QpType::Rc => [
-                m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS,
-                m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER,
-                m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC,
-            ],
-            QpType::Uc => {
-                [m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS, m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN, m::SQ_PSN]
-            }
-            QpType::Ud => [m::PKEY_INDEX | m::PORT | m::QKEY, 0, m::SQ_PSN],
-        };
-        for (state, mask) in [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().zip(masks) {
-            self.modify(&QpAttr { qp_state: state, ..attr }, mask | m::STATE, peer).expect("legal transition");
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            self.advance(peer, setup, state);
             if state == to {
                 return;
             }
         }
+    }
+
+    /// The last step of [`End::bring_up`].
+    pub fn bring_up_from_rtr(&mut self, peer: u8, setup: &Setup) {
+        self.advance(peer, setup, QpState::Rts);
+    }
+
+    fn advance(&mut self, peer: u8, setup: &Setup, to: QpState) {
+        let connected = setup.qp_type != QpType::Ud;
+        let is_rc = setup.qp_type == QpType::Rc;
+        let mask = match to {
+            QpState::Init if connected => m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS,
+            QpState::Init => m::PKEY_INDEX | m::PORT | m::QKEY,
+            QpState::Rtr if is_rc => UC_RTR | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER,
+            QpState::Rtr if connected => UC_RTR,
+            QpState::Rts if is_rc => m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC,
+            QpState::Rts => m::SQ_PSN,
+            _ => 0,
+        };
+        let attr = QpAttr { qp_state: to, dest_qpn: qpn_of(peer), path_mtu: setup.mtu, ..setup.attr };
+        self.modify(&attr, mask | m::STATE, peer).expect("legal transition");
     }
 
     /// `modify` with a flow to end `peer`.

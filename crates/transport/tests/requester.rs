@@ -1,0 +1,430 @@
+//! The requester: what it sends, and what answers do to it. In order, duplicate, implied, stale, ghost, malformed, late.
+mod common;
+
+use burst_base::verbs::{EventType, QpAttr, QpCap, QpState, QpType, WcStatus, WrOpcode, attr_mask, send_flags};
+use burst_base::{Nanos, Psn, Reason};
+use burst_shm::layout::SendWqe;
+use burst_transport::{READ_CHUNK_BYTES, Signal, TxBudget, TxState};
+use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, NakCode, Opcode, Packet, Syndrome};
+use common::{End, Setup, ip_of, qpn_of};
+
+const NOW: Nanos = Nanos(1_000);
+const MTU: u32 = 1024;
+
+fn requester(setup: &Setup) -> End {
+    let mut end = End::new(0, setup);
+    end.bring_up(1, setup, QpState::Rts);
+    end
+}
+
+fn with_attr(change: impl FnOnce(&mut QpAttr)) -> Setup {
+    let mut setup = Setup::default();
+    change(&mut setup.attr);
+    setup
+}
+
+fn wqe(opcode: WrOpcode, wr_id: u64) -> SendWqe {
+    SendWqe { wr_id, opcode: opcode as u8, flags: send_flags::SIGNALED as u16, rkey: 9, ..SendWqe::default() }
+}
+
+fn post(end: &mut End, opcode: WrOpcode, wr_id: u64, len: u32) {
+    let sges = [end.sge(0, len)];
+    end.post(&wqe(opcode, wr_id), &sges);
+}
+
+/// What the requester sends now: opcode and PSN; "!" where it asks for an acknowledgement.
+fn sent(end: &mut End, now: Nanos) -> Vec<String> {
+    let name = |bytes: &Vec<u8>| {
+        let bth = Packet::parse(bytes).expect("well-formed").bth;
+        format!("{:?} {}{}", bth.opcode, bth.psn.get(), if bth.ack_req { "!" } else { "" })
+    };
+    end.drain(now).iter().map(name).collect()
+}
+
+fn answer(end: &mut End, now: Nanos, psn: u32, syndrome: Syndrome) {
+    let bth = Bth::new(Opcode::RcAck, qpn_of(0), Psn::new(psn));
+    let head = HeadBuf::new(&bth).aeth(Aeth { syndrome, msn: 0 });
+    end.receive_from(now, ip_of(1), head.as_slice());
+}
+
+fn ack(end: &mut End, psn: u32) {
+    answer(end, NOW, psn, Syndrome::ACK);
+}
+
+fn read_response(end: &mut End, opcode: Opcode, psn: u32, payload: &[u8]) {
+    let head = HeadBuf::new(&Bth::new(opcode, qpn_of(0), Psn::new(psn)));
+    let head =
+        if opcode == Opcode::RcReadResponseMiddle { head } else { head.aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 }) };
+    let mut bytes = head.as_slice().to_vec();
+    bytes.extend_from_slice(payload);
+    end.receive_from(NOW, ip_of(1), &bytes);
+}
+
+const OK: WcStatus = WcStatus::Success;
+
+#[test]
+fn one_acknowledgement_ends_all_before_it() {
+    let mut end = requester(&Setup::default());
+    for wr_id in 0..3 {
+        post(&mut end, WrOpcode::RdmaWrite, wr_id, 2 * MTU);
+    }
+    let got = sent(&mut end, NOW);
+    assert_eq!(got[..2], ["RcWriteFirst 100", "RcWriteLast 101!"]);
+    ack(&mut end, 102);
+    assert_eq!((end.statuses(), end.qp.inflight_bytes()), (vec![OK], 3 * u64::from(MTU)));
+    ack(&mut end, 105);
+    assert_eq!((end.statuses(), end.qp.inflight_bytes()), (vec![OK; 3], 0));
+    assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
+}
+
+#[test]
+fn stale_and_ghost_answers_change_nothing() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::Send, 1, 4);
+    sent(&mut end, NOW);
+    ack(&mut end, 99);
+    ack(&mut end, 101);
+    answer(&mut end, NOW, 101, Syndrome::Nak(NakCode::RemoteAccess));
+    answer(&mut end, NOW, 100, Syndrome::Reserved(0x65));
+    assert_eq!(end.statuses(), []);
+    ack(&mut end, 100);
+    ack(&mut end, 100);
+    assert_eq!((end.statuses(), end.told.count_of(Reason::StaleAck)), (vec![OK], 2));
+    assert_eq!(end.told.count_of(Reason::UnexpectedResponse), 3);
+}
+
+#[test]
+fn a_sequence_nak_goes_back_to_its_packet() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaWrite, 1, 4 * MTU);
+    assert_eq!(sent(&mut end, NOW).len(), 4);
+    answer(&mut end, NOW, 102, Syndrome::Nak(NakCode::PsnSequence));
+    assert_eq!(end.qp.inflight_bytes(), 0);
+    // The same NAK again, before anything was sent again, is stale.
+    answer(&mut end, NOW, 102, Syndrome::Nak(NakCode::PsnSequence));
+    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102", "RcWriteLast 103!"]);
+    assert_eq!(end.told.signals, [Signal::Loss]);
+}
+
+#[test]
+fn time_outs_send_again_and_then_give_up() {
+    let mut end = requester(&with_attr(|a| a.retry_cnt = 2));
+    post(&mut end, WrOpcode::Send, 1, 4);
+    post(&mut end, WrOpcode::Send, 2, 4);
+    assert_eq!(sent(&mut end, NOW), ["RcSendOnly 100!", "RcSendOnly 101!"]);
+    for _ in 0..2 {
+        let due = end.qp.next_deadline();
+        end.fire(Nanos(due.0 - 1));
+        assert!(!end.qp.wants_tx());
+        end.fire(due);
+        assert_eq!(sent(&mut end, due), ["RcSendOnly 100!", "RcSendOnly 101!"]);
+    }
+    let due = end.qp.next_deadline();
+    end.fire(due);
+    assert_eq!(sent(&mut end, due), [""; 0]);
+    assert_eq!(end.statuses(), [WcStatus::RetryExcErr, WcStatus::WrFlushErr]);
+    assert_eq!(end.told.sends[0].vendor_err, Reason::RetryExhausted.index() as u32 + 1);
+    assert_eq!((end.qp.state(), end.qp.next_deadline()), (QpState::Err, Nanos::NEVER));
+}
+
+#[test]
+fn timeout_zero_waits_for_ever() {
+    let mut end = requester(&with_attr(|a| a.timeout = 0));
+    post(&mut end, WrOpcode::Send, 1, 4);
+    sent(&mut end, NOW);
+    assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
+}
+
+#[test]
+fn receiver_not_ready_waits_and_is_counted_apart() {
+    let mut end = requester(&with_attr(|a| (a.rnr_retry, a.retry_cnt) = (1, 0)));
+    post(&mut end, WrOpcode::Send, 1, 4);
+    sent(&mut end, NOW);
+    answer(&mut end, NOW, 100, Syndrome::Rnr { timer: 1 });
+    let due = end.qp.next_deadline();
+    assert_eq!((due, sent(&mut end, NOW)), (NOW + Nanos::from_us(10), vec![]));
+    let mut budget = TxBudget { wqes: 1, bytes: 1, window_bytes: 1 };
+    assert_eq!(end.poll(NOW, &mut budget), TxState::Timer);
+    end.fire(due);
+    assert_eq!(sent(&mut end, due), ["RcSendOnly 100!"]);
+    answer(&mut end, due, 100, Syndrome::Rnr { timer: 1 });
+    assert_eq!(end.statuses(), [WcStatus::RnrRetryExcErr]);
+}
+
+#[test]
+fn fatal_naks_end_the_request_they_name_and_flush_the_rest() {
+    for (code, status) in [
+        (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
+        (NakCode::RemoteAccess, WcStatus::RemAccessErr),
+        (NakCode::RemoteOperation, WcStatus::RemOpErr),
+    ] {
+        let mut end = requester(&Setup::default());
+        for wr_id in 0..4 {
+            post(&mut end, WrOpcode::Send, wr_id, 4);
+        }
+        sent(&mut end, NOW);
+        answer(&mut end, NOW, 101, Syndrome::Nak(code));
+        sent(&mut end, NOW);
+        assert_eq!(end.statuses(), [OK, status, WcStatus::WrFlushErr, WcStatus::WrFlushErr]);
+        let consumers: Vec<u32> = end.told.sends.iter().map(|c| c.sq_consumer).collect();
+        assert_eq!(consumers, [1, 2, 3, 4]);
+        // Posted later: flushed as well, sends and receives, unsignaled ones too.
+        end.post(&SendWqe { flags: 0, ..wqe(WrOpcode::Send, 9) }, &[]);
+        end.post_receive(8, &[]);
+        sent(&mut end, NOW);
+        assert_eq!(end.statuses()[4..], [WcStatus::WrFlushErr]);
+        assert_eq!(end.receive_statuses(), [WcStatus::WrFlushErr]);
+        end.post_receive(9, &[]);
+        sent(&mut end, NOW);
+        assert_eq!(end.told.receives.len(), 2);
+    }
+}
+
+#[test]
+fn a_missing_read_response_is_asked_for_again_from_where_it_stopped() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaRead, 1, 4 * MTU);
+    assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!"]);
+    let full = [6; MTU as usize];
+    read_response(&mut end, Opcode::RcReadResponseFirst, 100, &full);
+    read_response(&mut end, Opcode::RcReadResponseMiddle, 102, &full);
+    read_response(&mut end, Opcode::RcReadResponseLast, 103, &full);
+    assert_eq!(end.told.count_of(Reason::ImpliedNak), 1);
+    let again = end.drain(NOW);
+    let packet = Packet::parse(&again[0]).unwrap();
+    let reth = packet.reth().unwrap();
+    assert_eq!((packet.bth.psn, reth.addr, reth.len), (Psn::new(101), u64::from(MTU), 3 * MTU));
+    // The second answer may begin with "middle", as Linux rxe's does.
+    for psn in 101..103 {
+        read_response(&mut end, Opcode::RcReadResponseMiddle, psn, &full);
+    }
+    read_response(&mut end, Opcode::RcReadResponseLast, 103, &full);
+    assert_eq!(end.statuses(), [OK]);
+    assert_eq!(end.memory(0, 4 * MTU as usize), [6; 4 * MTU as usize]);
+}
+
+#[test]
+fn an_acknowledgement_does_not_end_a_read_before_it() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaRead, 1, 4);
+    post(&mut end, WrOpcode::RdmaWrite, 2, 4);
+    sent(&mut end, NOW);
+    ack(&mut end, 101);
+    assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!", "RcWriteOnly 101!"]);
+    // Without progress the next hint is left to the timer.
+    ack(&mut end, 101);
+    assert_eq!(sent(&mut end, NOW), [""; 0]);
+    read_response(&mut end, Opcode::RcReadResponseOnly, 100, &[1; 4]);
+    ack(&mut end, 101);
+    assert_eq!(end.statuses(), [OK; 2]);
+}
+
+#[test]
+fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
+    for case in 0..3 {
+        let mut end = requester(&Setup::default());
+        let opcode = if case == 2 { WrOpcode::RdmaWrite } else { WrOpcode::RdmaRead };
+        post(&mut end, opcode, 1, 8);
+        sent(&mut end, NOW);
+        match case {
+            0 => read_response(&mut end, Opcode::RcReadResponseOnly, 100, &[0; 4]),
+            1 => {
+                let head = HeadBuf::new(&Bth::new(Opcode::RcAtomicAck, qpn_of(0), Psn::new(100)))
+                    .aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 })
+                    .atomic_ack(AtomicAckEth { original: 1 });
+                end.receive_from(NOW, ip_of(1), head.as_slice());
+            }
+            _ => read_response(&mut end, Opcode::RcReadResponseOnly, 100, &[0; 8]),
+        }
+        assert_eq!(end.statuses(), [WcStatus::BadRespErr], "{case}");
+    }
+}
+
+#[test]
+fn large_reads_are_asked_for_in_pieces_as_the_window_allows() {
+    let chunk = READ_CHUNK_BYTES;
+    let setup = Setup { window: u64::from(chunk) * 2, ..Setup::default() };
+    let mut end = requester(&setup);
+    post(&mut end, WrOpcode::RdmaRead, 1, chunk * 4);
+    let packets = chunk / MTU;
+    let names: Vec<String> = (0..4).map(|i| format!("RcReadRequest {}!", 100 + i * packets)).collect();
+    assert_eq!(sent(&mut end, NOW), names[..2]);
+    assert_eq!(end.last, TxState::Window);
+    let full = [0; MTU as usize];
+    for psn in 100..100 + packets {
+        read_response(&mut end, Opcode::RcReadResponseMiddle, psn, &full);
+    }
+    assert_eq!(sent(&mut end, NOW), names[2..3]);
+
+    // The limit of outstanding reads counts pieces.
+    let mut end = requester(&with_attr(|a| a.max_rd_atomic = 1));
+    post(&mut end, WrOpcode::RdmaRead, 1, chunk * 4);
+    assert_eq!(sent(&mut end, NOW), names[..1]);
+    assert_eq!(end.last, TxState::Idle);
+}
+
+#[test]
+fn a_fence_waits_for_reads() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaRead, 1, 4);
+    let fenced = SendWqe { flags: (send_flags::FENCE | send_flags::SIGNALED) as u16, ..wqe(WrOpcode::Send, 2) };
+    end.post(&fenced, &[]);
+    assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!"]);
+    read_response(&mut end, Opcode::RcReadResponseOnly, 100, &[0; 4]);
+    assert_eq!(sent(&mut end, NOW), ["RcSendOnly 101!"]);
+}
+
+#[test]
+fn the_window_stops_new_bytes_and_the_last_packet_before_asks() {
+    let mut end = requester(&Setup { window: 3 * u64::from(MTU), ..Setup::default() });
+    post(&mut end, WrOpcode::RdmaWrite, 1, 5 * MTU);
+    let got = sent(&mut end, NOW);
+    assert_eq!(got, ["RcWriteFirst 100", "RcWriteMiddle 101", "RcWriteMiddle 102!"]);
+    assert_eq!((end.last, end.qp.inflight_bytes()), (TxState::Window, 3 * u64::from(MTU)));
+    assert!(!end.qp.wants_tx());
+    ack(&mut end, 102);
+    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 103", "RcWriteLast 104!"]);
+}
+
+#[test]
+fn without_credit_one_packet_probes() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::Send, 1, 4);
+    sent(&mut end, NOW);
+    // MSN 1, no credit: the second send is one too many.
+    let credit = |end: &mut End, psn: u32, msn: u32, credit: u8| {
+        let bth = Bth::new(Opcode::RcAck, qpn_of(0), Psn::new(psn));
+        let head = HeadBuf::new(&bth).aeth(Aeth { syndrome: Syndrome::Ack { credit }, msn });
+        end.receive_from(NOW, ip_of(1), head.as_slice());
+    };
+    credit(&mut end, 100, 1, 0);
+    for wr_id in 2..5 {
+        post(&mut end, WrOpcode::Send, wr_id, 2 * MTU);
+    }
+    assert_eq!(sent(&mut end, NOW), ["RcSendFirst 101!"]);
+    credit(&mut end, 101, 1, 0);
+    assert_eq!(sent(&mut end, NOW), ["RcSendLast 102!"]);
+    // One more receive was posted: an unasked acknowledgement of what is acknowledged already says so.
+    credit(&mut end, 102, 2, 1);
+    assert_eq!(sent(&mut end, NOW), ["RcSendFirst 103", "RcSendLast 104!"]);
+    credit(&mut end, 104, 3, 31);
+    assert_eq!(sent(&mut end, NOW), ["RcSendFirst 105", "RcSendLast 106!"]);
+    credit(&mut end, 106, 4, 31);
+    assert_eq!(end.statuses(), [OK; 4]);
+}
+
+#[test]
+fn bad_requests_end_in_their_turn_with_the_right_status() {
+    let bad_key = |end: &End| burst_shm::layout::Sge { lkey: end.lkey ^ 0x100, ..end.sge(0, 4) };
+    type Make = fn(&mut End);
+    let rows: [(&str, Make, WcStatus); 5] = [
+        ("opcode", |e| e.post(&SendWqe { opcode: 77, ..wqe(WrOpcode::Send, 2) }, &[]), WcStatus::LocQpOpErr),
+        ("bind", |e| e.post(&wqe(WrOpcode::BindMw, 2), &[]), WcStatus::LocQpOpErr),
+        ("atomic of 4 bytes", |e| post(e, WrOpcode::AtomicFetchAndAdd, 2, 4), WcStatus::LocLenErr),
+        ("past the region", |e| post(e, WrOpcode::RdmaWrite, 2, 2 << 20), WcStatus::LocProtErr),
+        ("inline read", |e| e.post_inline(&wqe(WrOpcode::RdmaRead, 2), b"x"), WcStatus::LocQpOpErr),
+    ];
+    for (what, make, status) in rows {
+        let mut end = requester(&Setup::default());
+        post(&mut end, WrOpcode::Send, 1, 4);
+        make(&mut end);
+        post(&mut end, WrOpcode::Send, 3, 4);
+        assert_eq!(sent(&mut end, NOW), ["RcSendOnly 100!"], "{what}");
+        assert_eq!(end.statuses(), [], "{what}: the first is still on its way");
+        ack(&mut end, 100);
+        sent(&mut end, NOW);
+        assert_eq!(end.statuses(), [OK, status, WcStatus::WrFlushErr], "{what}");
+    }
+    let mut end = requester(&Setup::default());
+    let sges = [bad_key(&end)];
+    end.post(&wqe(WrOpcode::Send, 1), &sges);
+    sent(&mut end, NOW);
+    assert_eq!(end.statuses(), [WcStatus::LocProtErr]);
+}
+
+#[test]
+fn a_region_that_goes_in_the_middle_of_a_message_is_noticed() {
+    let mut end = requester(&Setup { window: 2 * u64::from(MTU), ..Setup::default() });
+    let key = end.register(4 * MTU as usize, common::ALL_RIGHTS);
+    let sge = burst_shm::layout::Sge { addr: 0, length: 4 * MTU, lkey: key };
+    end.post(&wqe(WrOpcode::RdmaWrite, 1), &[sge]);
+    assert_eq!(sent(&mut end, NOW).len(), 2);
+    assert!(end.mem.remove(key).is_some());
+    ack(&mut end, 101);
+    sent(&mut end, NOW);
+    assert_eq!(end.statuses(), [WcStatus::LocProtErr]);
+}
+
+#[test]
+fn the_send_queue_drains_finishes_what_it_began_and_goes_on() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::Send, 1, 4);
+    sent(&mut end, NOW);
+    let sqd = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    end.modify(&sqd, attr_mask::STATE | attr_mask::EN_SQD_ASYNC_NOTIFY, 1).unwrap();
+    post(&mut end, WrOpcode::Send, 2, 4);
+    assert_eq!(sent(&mut end, NOW), [""; 0]);
+    assert!(end.qp.query().sq_draining && end.told.events.is_empty());
+    ack(&mut end, 100);
+    assert!(!end.qp.query().sq_draining);
+    assert_eq!((end.statuses(), end.told.events.clone()), (vec![OK], vec![EventType::SqDrained]));
+    end.move_to(QpState::Rts);
+    assert_eq!(sent(&mut end, NOW), ["RcSendOnly 101!"]);
+}
+
+#[test]
+fn moving_to_error_flushes_everything_and_reset_forgets_everything() {
+    let mut end = requester(&Setup::default());
+    for wr_id in 0..20 {
+        post(&mut end, WrOpcode::Send, wr_id, 4);
+        end.post_receive(wr_id, &[]);
+    }
+    let mut budget = TxBudget { wqes: 3, bytes: 1 << 20, window_bytes: 1 << 20 };
+    end.poll(NOW, &mut budget);
+    end.tx.clear();
+    end.move_to(QpState::Err);
+    assert_eq!(sent(&mut end, NOW), [""; 0]);
+    let ids: Vec<u64> = end.told.sends.iter().map(|c| c.wr_id).collect();
+    assert_eq!(ids, (0..20).collect::<Vec<_>>());
+    assert_eq!(end.statuses(), [WcStatus::WrFlushErr; 20]);
+    assert_eq!(end.receive_statuses(), [WcStatus::WrFlushErr; 20]);
+
+    end.move_to(QpState::Reset);
+    end.sq.free_all();
+    post(&mut end, WrOpcode::Send, 50, 4);
+    end.move_to(QpState::Reset);
+    end.sq.free_all();
+    end.bring_up(1, &Setup::default(), QpState::Rts);
+    post(&mut end, WrOpcode::Send, 51, 4);
+    assert_eq!(sent(&mut end, NOW), ["RcSendOnly 100!"]);
+    ack(&mut end, 100);
+    let last = end.told.sends.last().unwrap();
+    assert_eq!((last.wr_id, last.sq_consumer, last.status), (51, 22, OK as u8));
+}
+
+#[test]
+fn requests_wait_for_rts() {
+    let setup = Setup::default();
+    let mut end = End::new(0, &setup);
+    end.bring_up(1, &setup, QpState::Rtr);
+    post(&mut end, WrOpcode::Send, 1, 4);
+    assert_eq!(sent(&mut end, NOW), [""; 0]);
+    end.bring_up_from_rtr(1, &setup);
+    assert_eq!(sent(&mut end, NOW), ["RcSendOnly 100!"]);
+}
+
+#[test]
+fn many_requests_pass_a_small_ring() {
+    let cap = QpCap { max_send_wr: 1024, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let mut end = requester(&Setup { cap, ..Setup::default() });
+    for wr_id in 0..1000 {
+        post(&mut end, WrOpcode::RdmaWrite, wr_id, 8);
+    }
+    let mut psn = 99;
+    while end.told.sends.len() < 1000 {
+        psn += sent(&mut end, NOW).len() as u32;
+        ack(&mut end, psn);
+    }
+    assert_eq!(end.statuses(), vec![OK; 1000]);
+    assert_eq!(end.qp.qp_type(), QpType::Rc);
+}
