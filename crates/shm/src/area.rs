@@ -67,6 +67,7 @@ impl Area {
         // SAFETY: inside this area.
         Some(Area { segment: self.segment.clone(), ptr: unsafe { self.ptr.add(offset) }, len })
     }
+    #[inline]
     fn at(&self, offset: usize, len: usize, align: usize) -> *mut u8 {
         assert!(offset.is_multiple_of(align) && len <= self.len && offset <= self.len - len);
         // SAFETY: inside this area, just asserted.
