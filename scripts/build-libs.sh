@@ -31,10 +31,10 @@ link() {
     if newer "$lib" "$archive" "$abi"/*.txt "$abi/symbols.awk" "$0"; then return; fi
     awk -v want=map -f "$abi/symbols.awk" "$abi/public.txt" "$abi/legacy.txt" "$abi/private.txt" >"$out/abi/$1.map"
     awk -v want=asm -f "$abi/symbols.awk" "$abi/public.txt" "$abi/legacy.txt" "$abi/private.txt" >"$out/abi/$1.S"
-    ${CC:-cc} -shared -o "$lib.new" -Wl,-soname,"$2" -Wl,--version-script="$out/abi/$1.map" -Wl,-z,now -Wl,-z,relro \
+    ${CC:-cc} -shared -o "$lib.$$" -Wl,-soname,"$2" -Wl,--version-script="$out/abi/$1.map" -Wl,-z,now -Wl,-z,relro \
         -Wl,-z,nodelete -Wl,--gc-sections -Wl,-z,noexecstack -Wl,--no-undefined \
         "$out/abi/$1.S" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive -lgcc_s -lpthread -ldl -lm -lc
-    mv "$lib.new" "$lib"
+    mv "$lib.$$" "$lib"
 }
 
 cd "$root"

@@ -101,7 +101,7 @@ impl Context {
             life: LifePage::new()?,
             control: Mutex::new(Control { client, arena }),
             bells,
-            qps: QpTable::new(),
+            qps: QpTable::default(),
             sources: Mutex::default(),
             async_pipe,
         });

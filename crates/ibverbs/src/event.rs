@@ -75,7 +75,7 @@ impl Meter {
         // SAFETY: the caller's promise.
         unsafe {
             libc::pthread_mutex_lock(self.mutex);
-            while *self.completed != all {
+            while self.completed.read_volatile() != all {
                 libc::pthread_cond_wait(self.cond, self.mutex);
             }
             libc::pthread_mutex_unlock(self.mutex);

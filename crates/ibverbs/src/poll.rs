@@ -3,7 +3,7 @@
 //! A completion names its queue pair by cookie. For send completions that queue pair learns how many of its slots are free
 //! again. A completion whose queue pair is gone is dropped, as verbs promise.
 //!
-//! A thread that finds nothing [`PATIENCE`] times in a row gives up the processor at every further empty poll: the worker that is
+//! A thread that finds nothing `PATIENCE` times in a row gives up the processor at every further empty poll: the worker that is
 //! to make the completion may be waiting for this very core.
 
 use crate::cq::{Cq, Inner};

@@ -184,8 +184,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
     });
     let (granted, sq, rq) = made.inspect_err(|_| context.qps.remove(cookie))?;
     wanted.cap = attr::cap_to_ibv(&granted.cap);
-    let mut base = ibv_qp_ex::default();
-    base.qp_base = ibv_qp {
+    let qp_base = ibv_qp {
         context: context.as_ibv(),
         qp_context: wanted.qp_context,
         pd,
@@ -198,6 +197,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         qp_type: wanted.qp_type,
         ..Default::default()
     };
+    let base = ibv_qp_ex { qp_base, ..Default::default() };
     let qp = Box::into_raw(Box::new(Qp {
         base,
         newer_operations: [0; 8],

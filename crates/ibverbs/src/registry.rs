@@ -49,13 +49,14 @@ impl std::fmt::Debug for QpTable {
     }
 }
 
-impl QpTable {
-    /// An empty table.
-    pub fn new() -> QpTable {
+impl Default for QpTable {
+    fn default() -> QpTable {
         let chunks = (0..1 << (INDEX_BITS - CHUNK_BITS)).map(|_| AtomicPtr::new(null_mut())).collect();
         QpTable { chunks, indices: Mutex::default() }
     }
+}
 
+impl QpTable {
     fn slot(&self, cookie: u32) -> Option<&Slot> {
         let index = (cookie & INDEX_MASK) as usize;
         // Acquire pairs with the Release in `reserve`.
@@ -170,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_stale_cookie_finds_nothing() {
-        let table = QpTable::new();
+        let table = QpTable::default();
         let fake = NonNull::<Qp>::dangling();
         let first = table.reserve().unwrap();
         assert!(table.get(first).is_none());
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn foreign_cookies_find_nothing() {
-        let table = QpTable::new();
+        let table = QpTable::default();
         for cookie in [0, 1, INDEX_MASK, u32::MAX] {
             assert!(table.get(cookie).is_none());
         }
