@@ -68,24 +68,15 @@ pub(crate) struct FieldDelta {
 
 impl FieldDelta {
     pub(crate) fn new(n: u16) -> FieldDelta {
-        let mut nibbles = [[0; 16]; 4];
-        // The first byte on the wire, low bit first, has the highest powers: bit j of the bytes as a little-endian
-        // number stands for x^(15 - j).
-        let mut basis = [0; 16];
-        let mut power = times(power_of(&FORWARD, n), X_32);
-        for slot in basis.iter_mut().rev() {
-            *slot = power;
-            power = times_x(power);
+        FieldDelta {
+            nibbles: field_nibbles(times(power_of(&FORWARD, n), X_32)),
+            inverse: times(power_of(&BACKWARD, n), X_MINUS_32),
         }
-        for (nibble, table) in nibbles.iter_mut().enumerate() {
-            for (value, entry) in table.iter_mut().enumerate() {
-                *entry = (0..4)
-                    .filter(|bit| value >> bit & 1 != 0)
-                    // Bit 4 * nibble + bit of the field, in the little-endian view of its bytes.
-                    .fold(0, |sum, bit| sum ^ basis[(4 * nibble + bit) ^ 8]);
-            }
-        }
-        FieldDelta { nibbles, inverse: times(power_of(&BACKWARD, n), X_MINUS_32) }
+    }
+    /// [`FieldDelta::new`] for the compiler.
+    pub(crate) const fn constant(n: u16) -> FieldDelta {
+        let bits = 8 * n as u32 + 32;
+        FieldDelta { nibbles: field_nibbles(x_to(bits, false)), inverse: x_to(bits, true) }
     }
     /// What to exclusive-or to the CRC when the field goes from 0 to `value`.
     pub(crate) fn of(&self, value: u16) -> u32 {
@@ -102,6 +93,45 @@ impl FieldDelta {
 pub(crate) fn explain_once(difference: u32, n: u16) -> Option<u16> {
     field_of(times(times(difference, X_MINUS_32), power_of(&BACKWARD, n)))
 }
+
+/// What the nibbles of a field add, when its last bit on the wire stands for `power`.
+const fn field_nibbles(mut power: u32) -> [[u32; 16]; 4] {
+    // The first byte on the wire, low bit first, has the highest powers: bit j of the bytes as a little-endian number
+    // stands for x^(15 - j).
+    let mut basis = [0; 16];
+    let mut bit = 16;
+    while bit > 0 {
+        bit -= 1;
+        basis[bit] = power;
+        power = times_x(power);
+    }
+    let mut nibbles = [[0; 16]; 4];
+    let mut nibble = 0;
+    while nibble < 4 {
+        let mut value = 1usize;
+        while value < 16 {
+            let low = value.trailing_zeros() as usize;
+            // Bit 4 * nibble + low of the field, in the little-endian view of its bytes.
+            nibbles[nibble][value] = nibbles[nibble][value & (value - 1)] ^ basis[(4 * nibble + low) ^ 8];
+            value += 1;
+        }
+        nibble += 1;
+    }
+    nibbles
+}
+
+/// What to exclusive-or to the CRC of what comes before, so that byte 4 of what follows counts as ones whatever it is:
+/// by the value of that byte.
+pub(crate) static MASK_BYTE_4: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut value = 0;
+    while value < 256 {
+        // A CRC with the difference D * x^-32 has, four bytes later, the difference D: what the byte would have changed.
+        table[value] = times(value as u32 ^ 0xff, X_MINUS_32);
+        value += 1;
+    }
+    table
+};
 
 fn power_of(tables: &[[u32; 256]; 2], n: u16) -> u32 {
     times(tables[0][usize::from(n & 0xff)], tables[1][usize::from(n >> 8)])

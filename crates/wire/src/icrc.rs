@@ -17,7 +17,7 @@
 //! of 40 to 100 bytes, and there the lead is largest.
 
 use crate::bth::Bth;
-use crate::crc32::{FieldDelta, explain_once};
+use crate::crc32::{FieldDelta, MASK_BYTE_4, explain_once};
 use crate::ip::{IP_PROTOCOL_UDP, Ipv4, Ipv6, ROCE_PORT, Udp};
 use crate::{HEAD_MAX, ICRC_LEN};
 use burst_span::{Gone, Span};
@@ -56,6 +56,23 @@ impl PseudoV4 {
             dst_port: udp.dst_port,
         }
     }
+    /// The headers with ones where the ICRC has them.
+    fn emit(&self, udp_payload_len: usize, masked: &mut [u8]) {
+        let udp_len = (udp_payload_len + Udp::LEN) as u16;
+        let ip = Ipv4 {
+            tos: 0xff,
+            total_len: udp_len.wrapping_add(Ipv4::LEN as u16),
+            id: self.id,
+            flags_fragment: self.flags_fragment,
+            ttl: 0xff,
+            protocol: IP_PROTOCOL_UDP,
+            checksum: 0xffff,
+            src: self.src,
+            dst: self.dst,
+        };
+        ip.emit(masked);
+        masked_udp(self.src_port, self.dst_port, udp_len).emit(&mut masked[Ipv4::LEN..]);
+    }
 }
 
 /// What the ICRC covers of IPv6 and UDP, besides the length.
@@ -80,7 +97,33 @@ impl PseudoV6 {
     pub const fn of(ip: &Ipv6, udp: &Udp) -> PseudoV6 {
         PseudoV6 { src: ip.src, dst: ip.dst, src_port: udp.src_port, dst_port: udp.dst_port }
     }
+    /// The headers with ones where the ICRC has them.
+    fn emit(&self, udp_payload_len: usize, masked: &mut [u8]) {
+        let udp_len = (udp_payload_len + Udp::LEN) as u16;
+        let ip = Ipv6 {
+            traffic_class: 0xff,
+            flow_label: 0xf_ffff,
+            payload_len: udp_len,
+            next_header: IP_PROTOCOL_UDP,
+            hop_limit: 0xff,
+            src: self.src,
+            dst: self.dst,
+        };
+        ip.emit(masked);
+        masked_udp(self.src_port, self.dst_port, udp_len).emit(&mut masked[Ipv6::LEN..]);
+    }
 }
+
+fn masked_udp(src_port: u16, dst_port: u16, len: u16) -> Udp {
+    Udp { src_port, dst_port, len, checksum: 0xffff }
+}
+
+/// Bytes of the pseudo headers over IPv4.
+const V4_LEN: usize = Ipv4::LEN + Udp::LEN;
+/// Bytes of the pseudo headers over IPv6.
+const V6_LEN: usize = Ipv6::LEN + Udp::LEN;
+/// What the identification adds to the CRC of the pseudo headers alone: the same for all packets.
+static ID_IN_PSEUDO: FieldDelta = FieldDelta::constant((V4_LEN - 6) as u16);
 
 /// CRC-32 of the eight bytes of ones that begin every ICRC.
 const ONES_8: u32 = 0x2144_df1c;
@@ -97,41 +140,15 @@ impl Icrc {
     /// Begins an ICRC over IPv4. `transport` begins with the BTH and may go on as far as the caller has it in one
     /// piece; `udp_payload_len` counts the whole UDP payload, ICRC included. Panics without a whole BTH.
     pub fn ipv4(pseudo: &PseudoV4, udp_payload_len: usize, transport: &[u8]) -> Icrc {
-        let udp_len = (udp_payload_len + Udp::LEN) as u16;
-        let ip = Ipv4 {
-            tos: 0xff,
-            total_len: udp_len.wrapping_add(Ipv4::LEN as u16),
-            id: pseudo.id,
-            flags_fragment: pseudo.flags_fragment,
-            ttl: 0xff,
-            protocol: IP_PROTOCOL_UDP,
-            checksum: 0xffff,
-            src: pseudo.src,
-            dst: pseudo.dst,
-        };
-        let udp = Udp { src_port: pseudo.src_port, dst_port: pseudo.dst_port, len: udp_len, checksum: 0xffff };
-        let mut masked = [0; Ipv4::LEN + Udp::LEN + HEAD_MAX];
-        ip.emit(&mut masked);
-        udp.emit(&mut masked[Ipv4::LEN..]);
-        Icrc { crc: ONES_8 }.begin(&mut masked, Ipv4::LEN + Udp::LEN, transport)
+        let mut masked = [0; V4_LEN + HEAD_MAX];
+        pseudo.emit(udp_payload_len, &mut masked);
+        Icrc { crc: ONES_8 }.begin(&mut masked, V4_LEN, transport)
     }
     /// Begins an ICRC over IPv6; like [`Icrc::ipv4`].
     pub fn ipv6(pseudo: &PseudoV6, udp_payload_len: usize, transport: &[u8]) -> Icrc {
-        let udp_len = (udp_payload_len + Udp::LEN) as u16;
-        let ip = Ipv6 {
-            traffic_class: 0xff,
-            flow_label: 0xf_ffff,
-            payload_len: udp_len,
-            next_header: IP_PROTOCOL_UDP,
-            hop_limit: 0xff,
-            src: pseudo.src,
-            dst: pseudo.dst,
-        };
-        let udp = Udp { src_port: pseudo.src_port, dst_port: pseudo.dst_port, len: udp_len, checksum: 0xffff };
-        let mut masked = [0; Ipv6::LEN + Udp::LEN + HEAD_MAX];
-        ip.emit(&mut masked);
-        udp.emit(&mut masked[Ipv6::LEN..]);
-        Icrc { crc: ONES_8 }.begin(&mut masked, Ipv6::LEN + Udp::LEN, transport)
+        let mut masked = [0; V6_LEN + HEAD_MAX];
+        pseudo.emit(udp_payload_len, &mut masked);
+        Icrc { crc: ONES_8 }.begin(&mut masked, V6_LEN, transport)
     }
     /// Puts the first bytes of `transport` behind the pseudo headers, masks the BTH, and takes all in one stride.
     fn begin(self, masked: &mut [u8], at: usize, transport: &[u8]) -> Icrc {
@@ -196,6 +213,37 @@ impl Icrc {
     }
 }
 
+/// The beginning of the ICRCs of packets of one flow and one length: the pseudo headers taken once for all of them.
+///
+/// The identification and the masked byte of the BTH are put in by table, so that per packet there is one pass over
+/// the bytes as they lie, and no copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    crc: u32,
+}
+
+impl Prepared {
+    /// Over IPv4; `pseudo.id` is added to by [`Prepared::begin`], so it should be 0.
+    pub fn ipv4(pseudo: &PseudoV4, udp_payload_len: usize) -> Prepared {
+        let mut masked = [0; V4_LEN];
+        pseudo.emit(udp_payload_len, &mut masked);
+        Prepared { crc: Icrc { crc: ONES_8 }.update(&masked).crc }
+    }
+    /// Over IPv6.
+    pub fn ipv6(pseudo: &PseudoV6, udp_payload_len: usize) -> Prepared {
+        let mut masked = [0; V6_LEN];
+        pseudo.emit(udp_payload_len, &mut masked);
+        Prepared { crc: Icrc { crc: ONES_8 }.update(&masked).crc }
+    }
+    /// Like [`Icrc::ipv4`] with identification `id`, which must be 0 over IPv6. Panics without a whole BTH.
+    #[inline]
+    pub fn begin(&self, id: u16, transport: &[u8]) -> Icrc {
+        assert!(transport.len() >= Bth::LEN);
+        let masked = MASK_BYTE_4[usize::from(transport[4])];
+        Icrc { crc: self.crc ^ ID_IN_PSEUDO.of(id) ^ masked }.update(transport)
+    }
+}
+
 /// Bytes that the ICRC covers after the identification field, for a UDP payload of this length (ICRC included).
 pub const fn len_after_id(udp_payload_len: usize) -> u16 {
     (Ipv4::LEN - 6 + Udp::LEN + udp_payload_len - ICRC_LEN) as u16
@@ -256,6 +304,24 @@ mod tests {
         assert_eq!(copy, body[12..]);
         assert_eq!(start.update_span(&remote.sub(12, body.len() - 12)), Ok(whole));
         assert_eq!(start.update_span(&Span::remote(std::process::id(), 8, 8)), Err(Gone));
+    }
+
+    #[test]
+    fn prepared_beginnings_give_the_same_icrc() {
+        let mut body: Vec<u8> = (0..300u32).map(|i| (i * 7) as u8).collect();
+        let v4 = PseudoV4::new(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2), 50_000);
+        let v6 = PseudoV6::new(Ipv6Addr::LOCALHOST, "fd00::7".parse().unwrap(), 50_000);
+        for len in [12, 13, 16, 28, 48, 49, 300] {
+            for resv8a in [0, 0x40, 0x80, 0xc0, 0xff, 0x5a] {
+                body[4] = resv8a;
+                for id in [0, 1, 63, 0x1234, 0xffff] {
+                    let plain = Icrc::ipv4(&PseudoV4 { id, ..v4 }, len + 4, &body[..len]);
+                    assert_eq!(Prepared::ipv4(&v4, len + 4).begin(id, &body[..len]), plain);
+                    assert_eq!(Prepared::ipv4(&v4, len + 4).begin(id, &body[..12]).update(&body[12..len]), plain);
+                }
+                assert_eq!(Prepared::ipv6(&v6, len + 4).begin(0, &body[..len]), Icrc::ipv6(&v6, len + 4, &body[..len]));
+            }
+        }
     }
 
     #[test]

@@ -15,14 +15,16 @@ const STRIDE: usize = BUFFER + 5 * 64;
 
 /// Preallocated buffers.
 pub struct RecvRing {
-    buffers: Box<[u8]>,
-    iovs: Box<[libc::iovec]>,
-    msgs: Box<[libc::mmsghdr]>,
-    names: Box<[SockAddr]>,
-    controls: Box<[Control]>,
+    buffers: Vec<u8>,
+    iovs: Vec<libc::iovec>,
+    msgs: Vec<libc::mmsghdr>,
+    names: Vec<SockAddr>,
+    controls: Vec<Control>,
+    /// Messages that the last call filled.
+    used: usize,
 }
 
-// SAFETY: the raw pointers lead into the ring's own heap blocks, which move with it.
+// SAFETY: the raw pointers lead into the ring's own heap blocks, which are never reallocated and move with it.
 unsafe impl Send for RecvRing {}
 
 /// A received datagram or train.
@@ -40,16 +42,39 @@ pub struct Message<'a> {
 impl RecvRing {
     /// A ring of `count` buffers.
     pub fn new(count: usize) -> RecvRing {
-        let iov = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
-        // SAFETY: all zero is a valid mmsghdr.
-        let msg: libc::mmsghdr = unsafe { core::mem::zeroed() };
-        RecvRing {
-            buffers: vec![0; count * STRIDE].into_boxed_slice(),
-            iovs: vec![iov; count].into_boxed_slice(),
-            msgs: vec![msg; count].into_boxed_slice(),
-            names: vec![SockAddr::zero(); count].into_boxed_slice(),
-            controls: vec![Control::EMPTY; count].into_boxed_slice(),
+        let mut ring = RecvRing {
+            buffers: vec![0; count * STRIDE],
+            iovs: Vec::with_capacity(count),
+            msgs: Vec::with_capacity(count),
+            names: vec![SockAddr::zero(); count],
+            controls: vec![Control::EMPTY; count],
+            used: 0,
+        };
+        for at in 0..count {
+            let iov_base = ring.buffers[at * STRIDE..].as_mut_ptr().cast();
+            ring.iovs.push(libc::iovec { iov_base, iov_len: BUFFER });
+            // SAFETY: all zero is a valid mmsghdr.
+            let mut msg: libc::mmsghdr = unsafe { core::mem::zeroed() };
+            let header = &mut msg.msg_hdr;
+            header.msg_name = (&raw mut ring.names[at]).cast();
+            header.msg_iov = &raw mut ring.iovs[at];
+            header.msg_iovlen = 1;
+            header.msg_control = (&raw mut ring.controls[at]).cast();
+            ring.msgs.push(msg);
         }
+        ring.used = count;
+        ring.renew();
+        ring
+    }
+    /// Makes the messages that were filled ready again: the kernel wrote the lengths of what it found.
+    fn renew(&mut self) {
+        for msg in &mut self.msgs[..self.used] {
+            let header = &mut msg.msg_hdr;
+            header.msg_namelen = size_of::<SockAddr>() as libc::socklen_t;
+            header.msg_controllen = CONTROL_MAX;
+            header.msg_flags = 0;
+        }
+        self.used = 0;
     }
     /// Number of buffers.
     pub fn capacity(&self) -> usize {
@@ -58,22 +83,14 @@ impl RecvRing {
     /// Receives up to `count` messages, overwriting those before; never blocks.
     pub fn recv(&mut self, fd: RawFd, count: usize) -> io::Result<usize> {
         assert!(count <= self.capacity());
-        for at in 0..count {
-            self.iovs[at] = libc::iovec { iov_base: self.buffers[at * STRIDE..].as_mut_ptr().cast(), iov_len: BUFFER };
-            let header = &mut self.msgs[at].msg_hdr;
-            header.msg_name = (&raw mut self.names[at]).cast();
-            header.msg_namelen = size_of::<SockAddr>() as libc::socklen_t;
-            header.msg_iov = &raw mut self.iovs[at];
-            header.msg_iovlen = 1;
-            header.msg_control = (&raw mut self.controls[at]).cast();
-            header.msg_controllen = CONTROL_MAX;
-            header.msg_flags = 0;
-        }
+        self.renew();
         // SAFETY: the first `count` messages describe buffers of this ring with their true lengths.
         let n = unsafe {
             libc::recvmmsg(fd, self.msgs.as_mut_ptr(), count as u32, libc::MSG_DONTWAIT, core::ptr::null_mut())
         };
-        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+        let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+        self.used = n;
+        Ok(n)
     }
     /// Message `at` of the last [`RecvRing::recv`].
     #[inline]

@@ -35,6 +35,10 @@ pub struct Rx {
     offset: usize,
     /// Socket from which they came.
     sock: usize,
+    /// Bytes of the messages split so far.
+    bytes: usize,
+    /// Of the flow last received.
+    seal: Option<Seal>,
 }
 
 impl Rx {
@@ -49,6 +53,8 @@ impl Rx {
             at: 0,
             offset: 0,
             sock: 0,
+            bytes: 0,
+            seal: None,
         }
     }
 
@@ -81,7 +87,7 @@ impl Rx {
             let asked = self.want.min(budget - taken).max(1);
             let fd = socks[index].fd.as_raw_fd();
             match self.ring.recv(fd, asked) {
-                Ok(have) => (self.have, self.at, self.offset, self.sock) = (have, 0, 0, index),
+                Ok(have) => (self.have, self.at, self.offset, self.bytes, self.sock) = (have, 0, 0, 0, index),
                 Err(error) => {
                     if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
                         super::tx::empty_error_queue(fd, &mut |reason| sink.dropped(reason));
@@ -100,8 +106,7 @@ impl Rx {
 
     /// Asks for as many messages as should fit the cache.
     fn adapt(&mut self) {
-        let bytes: usize = (0..self.have).map(|i| self.ring.message(i).bytes.len()).sum();
-        let average = (bytes / self.have.max(1)).max(1);
+        let average = (self.bytes / self.have.max(1)).max(1);
         self.want = (HOT_BYTES / average).clamp(1, MESSAGES);
     }
 
@@ -109,6 +114,7 @@ impl Rx {
     fn split(&mut self, sock: &mut Sock, budget: usize, sink: &mut dyn RxSink) -> usize {
         let message = self.ring.message(self.at);
         if self.offset == 0 {
+            self.bytes += message.bytes.len();
             self.checker.begin_train();
             if let Some(lost) = message.facts.lost {
                 report_lost(sock, lost, sink);
@@ -125,7 +131,7 @@ impl Rx {
             scope,
         };
         let segment = message.facts.segment.map_or(message.bytes.len(), usize::from).max(1);
-        let seal = Seal::new(src, sock.ip, src_port, sock.udp_port);
+        self.seal = Seal::reuse(self.seal, src, sock.ip, src_port, sock.udp_port);
         let mut taken = 0;
         let mut rest = &message.bytes[self.offset..];
         while taken < budget && !rest.is_empty() {
@@ -137,7 +143,7 @@ impl Rx {
                 sink.dropped(Reason::Truncated);
                 continue;
             }
-            let good = !self.icrc || seal.as_ref().is_some_and(|seal| self.checker.check(seal, packet));
+            let good = !self.icrc || self.seal.as_mut().is_some_and(|seal| self.checker.check(seal, packet));
             if good {
                 sink.frame(&RxFrame { flow, bytes: &packet[..packet.len() - ICRC] });
             } else {

@@ -8,7 +8,7 @@
 //! identification costs protection: a damaged packet passes with probability 2^-16 instead of 2^-32 (the UDP checksum
 //! still stands before it); `strict_id` accepts recovered ones only below [`TRAIN_MAX`], as cut trains have them.
 
-use burst_wire::icrc::{IdDelta, PseudoV4, PseudoV6};
+use burst_wire::icrc::{IdDelta, Prepared, PseudoV4, PseudoV6};
 use burst_wire::{Icrc, ROCE_PORT};
 use std::net::IpAddr;
 
@@ -17,35 +17,67 @@ pub const TRAIN_MAX: usize = 64;
 /// Bytes of the ICRC.
 pub const ICRC: usize = burst_wire::ICRC_LEN;
 
-/// The addresses that an ICRC covers.
+/// The ICRCs of packets of one flow; those of one length share their beginning.
 #[derive(Clone, Copy, Debug)]
-pub enum Seal {
-    /// Over IPv4.
+pub struct Seal {
+    pseudo: Pseudo,
+    len: usize,
+    prepared: Prepared,
+}
+
+/// The addresses that an ICRC covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pseudo {
     V4(PseudoV4),
-    /// Over IPv6.
     V6(PseudoV6),
 }
 
 impl Seal {
     /// For packets from `src` to `dst`; `None` when one is IPv4 and the other IPv6.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<Seal> {
-        match (src, dst) {
+        let pseudo = match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                Some(Seal::V4(PseudoV4 { dst_port, ..PseudoV4::new(src, dst, src_port) }))
+                Pseudo::V4(PseudoV4 { dst_port, ..PseudoV4::new(src, dst, src_port) })
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                Some(Seal::V6(PseudoV6 { dst_port, ..PseudoV6::new(src, dst, src_port) }))
+                Pseudo::V6(PseudoV6 { dst_port, ..PseudoV6::new(src, dst, src_port) })
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        Some(Seal { pseudo, len: 0, prepared: prepare(&pseudo, 0) })
+    }
+    /// The seal of this flow: `last`, if it is of the same flow.
+    pub fn reuse(last: Option<Seal>, src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<Seal> {
+        let same = last.is_some_and(|seal| match (&seal.pseudo, src, dst) {
+            (Pseudo::V4(p), IpAddr::V4(s), IpAddr::V4(d)) => {
+                (p.src, p.dst, p.src_port, p.dst_port) == (s, d, src_port, dst_port)
+            }
+            (Pseudo::V6(p), IpAddr::V6(s), IpAddr::V6(d)) => {
+                (p.src, p.dst, p.src_port, p.dst_port) == (s, d, src_port, dst_port)
+            }
+            _ => false,
+        });
+        if same { last } else { Seal::new(src, dst, src_port, dst_port) }
     }
     /// Begins the ICRC of a packet with `udp_payload_len` bytes, ICRC included; `transport` begins with the BTH.
     #[inline]
-    pub fn begin(&self, id: u16, udp_payload_len: usize, transport: &[u8]) -> Icrc {
-        match self {
-            Seal::V4(pseudo) => Icrc::ipv4(&PseudoV4 { id, ..*pseudo }, udp_payload_len, transport),
-            Seal::V6(pseudo) => Icrc::ipv6(pseudo, udp_payload_len, transport),
+    pub fn begin(&mut self, id: u16, udp_payload_len: usize, transport: &[u8]) -> Icrc {
+        if udp_payload_len != self.len {
+            self.prepared = prepare(&self.pseudo, udp_payload_len);
+            self.len = udp_payload_len;
         }
+        let id = if self.is_v6() { 0 } else { id };
+        self.prepared.begin(id, transport)
+    }
+    fn is_v6(&self) -> bool {
+        matches!(self.pseudo, Pseudo::V6(_))
+    }
+}
+
+fn prepare(pseudo: &Pseudo, udp_payload_len: usize) -> Prepared {
+    match pseudo {
+        Pseudo::V4(pseudo) => Prepared::ipv4(pseudo, udp_payload_len),
+        Pseudo::V6(pseudo) => Prepared::ipv6(pseudo, udp_payload_len),
     }
 }
 
@@ -72,7 +104,7 @@ impl Checker {
     }
     /// Whether the ICRC at the end of `packet` (BTH to ICRC, at least [`ICRC`] + 12 bytes) is right.
     #[inline]
-    pub fn check(&mut self, seal: &Seal, packet: &[u8]) -> bool {
+    pub fn check(&mut self, seal: &mut Seal, packet: &[u8]) -> bool {
         let (body, trailer) = packet.split_at(packet.len() - ICRC);
         let id = self.next;
         self.next = id.wrapping_add(self.step);
@@ -83,7 +115,7 @@ impl Checker {
     /// Looks for another identification that makes the ICRC right.
     #[cold]
     fn recover(&mut self, seal: &Seal, icrc: Icrc, id: u16, len: usize, trailer: &[u8]) -> bool {
-        if matches!(seal, Seal::V6(_)) {
+        if seal.is_v6() {
             return false;
         }
         if self.delta.as_ref().is_none_or(|(made_for, _)| *made_for != len) {
@@ -126,7 +158,7 @@ mod tests {
     fn train(strict: bool, ids: &[u16]) -> (Vec<bool>, u64) {
         let mut checker = Checker::new(strict);
         checker.begin_train();
-        let verdicts = ids.iter().map(|&id| checker.check(&seal(), &sealed(id, 100))).collect();
+        let verdicts = ids.iter().map(|&id| checker.check(&mut seal(), &sealed(id, 100))).collect();
         (verdicts, checker.recovered)
     }
 
@@ -163,7 +195,7 @@ mod tests {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             let mut checker = Checker::new(true);
-            assert!(!checker.check(&seal(), &bad), "bit {bit}");
+            assert!(!checker.check(&mut seal(), &bad), "bit {bit}");
         }
     }
 

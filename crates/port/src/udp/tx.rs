@@ -75,6 +75,8 @@ pub struct Tx {
     train_max: usize,
     icrc: bool,
     udp_port: u16,
+    /// Of the flow last sent.
+    seal: Option<Seal>,
 }
 
 /// How far the messages of the ring came.
@@ -93,6 +95,7 @@ impl Tx {
             train_max: if gso { TRAIN_MAX } else { 1 },
             icrc,
             udp_port,
+            seal: None,
         }
     }
 
@@ -171,7 +174,8 @@ impl Tx {
         dropped: &mut dyn FnMut(Reason),
     ) -> usize {
         let flow = frames[0].flow;
-        let Some(seal) = Seal::new(flow.src, flow.dst, self.udp_port, self.udp_port) else {
+        self.seal = Seal::reuse(self.seal, flow.src, flow.dst, self.udp_port, self.udp_port);
+        let Some(mut seal) = self.seal else {
             dropped(Reason::SendFailed);
             return 1;
         };
@@ -184,7 +188,7 @@ impl Tx {
                 break;
             }
             taken += 1;
-            if !self.append(batch, frame, &seal, packets as u16) {
+            if !self.append(batch, frame, &mut seal, packets as u16) {
                 dropped(Reason::SendFailed);
                 continue;
             }
@@ -194,6 +198,7 @@ impl Tx {
                 break;
             }
         }
+        self.seal = Some(seal);
         if packets > 0 {
             let to = SockAddr::from_parts(&flow.dst, self.udp_port, flow.scope);
             let hops = Some(flow.hop_limit).filter(|h| *h != DEFAULT_HOPS && *h != 0);
@@ -206,7 +211,7 @@ impl Tx {
 
     /// Appends one packet to the message under construction. False, leaving nothing, if its memory is gone.
     #[inline]
-    fn append(&mut self, batch: &TxBatch, frame: &TxFrame, seal: &Seal, id: u16) -> bool {
+    fn append(&mut self, batch: &TxBatch, frame: &TxFrame, seal: &mut Seal, id: u16) -> bool {
         let spans = batch.spans_of(frame);
         if usize::from(frame.payload_len) <= COPY_MAX || spans.iter().any(|s| !s.is_local()) {
             return self.append_copy(batch, frame, seal, id);
@@ -228,7 +233,7 @@ impl Tx {
     }
 
     /// [`Tx::append`] by copying all of the packet.
-    fn append_copy(&mut self, batch: &TxBatch, frame: &TxFrame, seal: &Seal, id: u16) -> bool {
+    fn append_copy(&mut self, batch: &TxBatch, frame: &TxFrame, seal: &mut Seal, id: u16) -> bool {
         let len = frame.udp_payload_len();
         let head = frame.head();
         let packet = self.ring.scratch(len);
