@@ -1,0 +1,206 @@
+//! UC and UD: what arrives whole is delivered, what does not is dropped; and shared receive queues.
+mod common;
+
+use burst_base::verbs::{
+    EventType, Mtu, QpAttr, QpState, QpType, WcOpcode, WcStatus, WrOpcode, attr_mask, send_flags, wc_flags,
+};
+use burst_base::{Nanos, Qkey, Reason};
+use burst_shm::layout::SendWqe;
+use burst_shm::testing;
+use burst_transport::{GRH_BYTES, QpConfig, RecvQueue};
+use common::{End, Pair, QKEY, Setup, Weather, ip_of, qpn_of};
+use std::sync::Arc;
+
+const NOW: Nanos = Nanos(1_000);
+
+fn uc() -> Setup {
+    Setup { qp_type: QpType::Uc, ..Setup::default() }
+}
+fn ud() -> Setup {
+    Setup { qp_type: QpType::Ud, ..Setup::default() }
+}
+
+fn wqe(opcode: WrOpcode, wr_id: u64) -> SendWqe {
+    SendWqe {
+        wr_id,
+        opcode: opcode as u8,
+        flags: send_flags::SIGNALED as u16,
+        imm: 0x0a0b,
+        remote_qpn: qpn_of(1).get(),
+        remote_qkey: QKEY.0,
+        ..SendWqe::default()
+    }
+}
+
+fn post(end: &mut End, opcode: WrOpcode, wr_id: u64, len: u32) {
+    let sges = [end.sge(0, len)];
+    end.post(&wqe(opcode, wr_id), &sges);
+}
+
+fn post_receive(end: &mut End, wr_id: u64, len: u32) {
+    let sges = [end.sge(100_000, len)];
+    end.post_receive(wr_id, &sges);
+}
+
+#[test]
+fn uc_delivers_sends_and_writes_and_completes_when_sent() {
+    let mut pair = Pair::new(&uc(), 1, Weather::default());
+    let key = pair.ends[1].lkey;
+    pair.ends[0].write_memory(0, &[9; 5000]);
+    for wr_id in 0..3 {
+        post_receive(&mut pair.ends[1], wr_id, 5000);
+    }
+    post(&mut pair.ends[0], WrOpcode::Send, 1, 5000);
+    post(&mut pair.ends[0], WrOpcode::SendWithImm, 2, 3);
+    let sges = [pair.ends[0].sge(0, 2000)];
+    let write = SendWqe { rkey: key, remote_addr: 200_000, ..wqe(WrOpcode::RdmaWriteWithImm, 3) };
+    pair.ends[0].post(&write, &sges);
+    pair.settle();
+    assert_eq!(pair.ends[0].statuses(), [WcStatus::Success; 3]);
+    let got: Vec<_> = pair.ends[1].told.receives.iter().map(|(c, _)| (c.opcode, c.byte_len, c.imm)).collect();
+    let (recv, with_imm) = (WcOpcode::Recv as u8, WcOpcode::RecvRdmaWithImm as u8);
+    assert_eq!(got, [(recv, 5000, 0), (recv, 3, 0x0a0b), (with_imm, 2000, 0x0a0b)]);
+    assert_eq!(pair.ends[1].memory(200_000, 2000), [9; 2000]);
+    assert_eq!(pair.link.sent, 5 + 1 + 2);
+}
+
+#[test]
+fn a_broken_uc_message_is_dropped_and_its_receive_serves_the_next() {
+    for lost in 0..3 {
+        let mut pair = Pair::new(&uc(), 1, Weather::default());
+        post_receive(&mut pair.ends[1], 7, 5000);
+        post(&mut pair.ends[0], WrOpcode::Send, 1, 3000);
+        post(&mut pair.ends[0], WrOpcode::Send, 2, 10);
+        let packets = pair.ends[0].drain(NOW);
+        assert_eq!(packets.len(), 4);
+        for packet in packets.iter().enumerate().filter(|(i, _)| *i != lost).map(|(_, p)| p) {
+            pair.ends[1].receive_from(NOW, ip_of(0), packet);
+        }
+        let told = &pair.ends[1].told;
+        assert_eq!((told.receives[0].0.wr_id, told.receives[0].0.byte_len, told.receives.len()), (7, 10, 1));
+        assert!(told.count_of(Reason::UcMessageBroken) > 0, "{lost}");
+        assert!(pair.ends[1].drain(NOW).is_empty());
+    }
+}
+
+#[test]
+fn uc_does_not_do_what_needs_answers() {
+    for opcode in [WrOpcode::RdmaRead, WrOpcode::AtomicFetchAndAdd, WrOpcode::SendWithInv] {
+        let mut pair = Pair::new(&uc(), 1, Weather::default());
+        post(&mut pair.ends[0], opcode, 1, 8);
+        post(&mut pair.ends[0], WrOpcode::Send, 2, 8);
+        pair.settle();
+        assert_eq!(pair.ends[0].statuses(), [WcStatus::LocQpOpErr, WcStatus::WrFlushErr]);
+        // Only the send queue is in error; it can be put right.
+        assert_eq!(pair.ends[0].qp.state(), QpState::Sqe);
+        pair.ends[0].move_to(QpState::Rts);
+        post(&mut pair.ends[0], WrOpcode::Send, 3, 8);
+        pair.settle();
+        assert_eq!(pair.ends[0].statuses()[2], WcStatus::Success);
+    }
+}
+
+#[test]
+fn datagrams_arrive_behind_their_route_header() {
+    let mut pair = Pair::new(&ud(), 1, Weather::default());
+    pair.ends[0].write_memory(0, b"datagram");
+    for wr_id in 0..2 {
+        post_receive(&mut pair.ends[1], wr_id, 2000);
+    }
+    post(&mut pair.ends[0], WrOpcode::SendWithImm, 1, 8);
+    pair.settle();
+    assert_eq!(pair.ends[0].statuses(), [WcStatus::Success]);
+    let (cqe, _) = pair.ends[1].told.receives[0];
+    assert_eq!((cqe.byte_len, cqe.src_qpn, cqe.imm), (48, qpn_of(0).get(), 0x0a0b));
+    assert_eq!(cqe.wc_flags, wc_flags::GRH | wc_flags::WITH_IMM);
+    let got = pair.ends[1].memory(100_000, 48);
+    assert_eq!(got[..20], [0; 20]);
+    assert_eq!((got[20], got[29]), (0x45, 17));
+    assert_eq!(got[32..40], [10, 77, 0, 0, 10, 77, 0, 1]);
+    assert_eq!(&got[GRH_BYTES..], b"datagram");
+}
+
+#[test]
+fn datagrams_that_do_not_fit_are_dropped() {
+    let setup = ud();
+    let mut pair = Pair::new(&setup, 1, Weather::default());
+    post(&mut pair.ends[0], WrOpcode::Send, 1, 8);
+    pair.settle();
+    post_receive(&mut pair.ends[1], 5, 47);
+    post(&mut pair.ends[0], WrOpcode::Send, 2, 8);
+    pair.settle();
+    let wrong = SendWqe { remote_qkey: 0x99, ..wqe(WrOpcode::Send, 3) };
+    pair.ends[0].post(&wrong, &[]);
+    // Bit 31: the queue pair's own Q_Key.
+    let own = SendWqe { remote_qkey: 1 << 31, ..wqe(WrOpcode::Send, 4) };
+    pair.ends[0].post(&own, &[]);
+    pair.settle();
+    let told = &pair.ends[1].told;
+    for reason in [Reason::UdNoReceive, Reason::UdReceiveTooShort, Reason::BadQkey] {
+        assert_eq!(told.count_of(reason), 1, "{reason:?}");
+    }
+    assert_eq!((told.receives.len(), told.receives[0].0.byte_len), (1, 40));
+    assert_eq!(pair.ends[0].statuses(), [WcStatus::Success; 4]);
+}
+
+#[test]
+fn bad_datagram_requests_end_with_the_right_status() {
+    let mut pair = Pair::new(&ud(), 1, Weather::default());
+    post(&mut pair.ends[0], WrOpcode::Send, 1, Mtu::B1024.bytes() + 1);
+    pair.settle();
+    let mut other = Pair::new(&ud(), 1, Weather::default());
+    other.ends[0].told.ah = None;
+    post(&mut other.ends[0], WrOpcode::Send, 1, 1);
+    other.settle();
+    assert_eq!(pair.ends[0].statuses(), [WcStatus::LocLenErr]);
+    assert_eq!(other.ends[0].statuses(), [WcStatus::LocQpOpErr]);
+    assert_eq!(other.ends[0].qp.state(), QpState::Sqe);
+}
+
+#[test]
+fn the_qkey_may_change_while_it_runs() {
+    let mut pair = Pair::new(&ud(), 1, Weather::default());
+    let attr = QpAttr { qkey: Qkey(5), ..QpAttr::default() };
+    pair.ends[1].modify(&attr, attr_mask::QKEY, 0).expect("allowed");
+    post_receive(&mut pair.ends[1], 1, 100);
+    pair.ends[0].post(&SendWqe { remote_qkey: 5, ..wqe(WrOpcode::Send, 1) }, &[]);
+    pair.settle();
+    assert_eq!(pair.ends[1].told.receives.len(), 1);
+}
+
+#[test]
+fn a_shared_receive_queue_serves_and_is_left_alone_by_an_error() {
+    let setup = Setup::default();
+    let mut end = End::new(1, &setup);
+    let (mut srq, consumer) = testing::srq(16, 2);
+    let (sq, sq_consumer) = testing::sq(16, 2, 64);
+    end.sq = sq;
+    end.qp = burst_transport::Qp::new(QpConfig {
+        qpn: qpn_of(1),
+        qp_type: QpType::Rc,
+        pd: common::PD,
+        send_cq: common::SEND_CQ,
+        recv_cq: common::RECV_CQ,
+        cookie: 1,
+        cap: setup.cap,
+        port_mtu: Mtu::B4096,
+        sq: sq_consumer,
+        rq: RecvQueue::Shared(Arc::new(consumer)),
+    });
+    end.bring_up(0, &setup, QpState::Rts);
+    for wr_id in 0..3 {
+        srq.write(wr_id, &[end.sge(0, 100)]).unwrap();
+    }
+    let _ = srq.post();
+    let mut peer = End::new(0, &setup);
+    peer.bring_up(1, &setup, QpState::Rts);
+    post(&mut peer, WrOpcode::Send, 1, 4);
+    post(&mut peer, WrOpcode::Send, 2, 2000);
+    for packet in peer.drain(NOW) {
+        end.receive_from(NOW, ip_of(0), &packet);
+    }
+    end.drain(NOW);
+    // The first was received; the second is too long for its receive; the third receive is not this queue pair's.
+    assert_eq!(end.receive_statuses(), [WcStatus::Success, WcStatus::LocLenErr]);
+    assert_eq!(end.told.events, [EventType::QpLastWqeReached]);
+}
