@@ -56,5 +56,5 @@ def test_several_workers(make_fabric, workers):
 
 
 def test_memory_of_a_program_can_be_large(fabric):
-    result = run_pair(fabric.b, fabric.a, ["ib_write_bw", "-d", "burst0", "-F", "-s", 256 << 20, "-n", 5, "-t", 2])
-    assert result.row[0] == 256 << 20
+    result = run_pair(fabric.b, fabric.a, ["ib_write_bw", "-d", "burst0", "-F", "-s", 64 << 20, "-n", 5, "-t", 2])
+    assert result.row[0] == 64 << 20

@@ -24,7 +24,8 @@ def test_bandwidth_both_ways(fabric, tool):
     assert pair(fabric, tool, "-b", "-s", 65536, "-n", 500).row[3] > 0
 
 
-@pytest.mark.parametrize("tool", ["ib_write_bw", "ib_read_bw", "ib_send_bw"])
+# perftest itself has no events for WRITE.
+@pytest.mark.parametrize("tool", ["ib_read_bw", "ib_send_bw"])
 def test_bandwidth_with_events(fabric, tool):
     assert pair(fabric, tool, "-e", "-s", 65536, "-n", 500).row[3] > 0
 

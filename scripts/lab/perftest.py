@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .fabric import LabError
 
 SERVER_SECONDS = 10
-NUMBERS = re.compile(r"^\s*\d+(\s+-?[\d.]+(e[+-]?\d+)?|\s+(nan|inf))+\s*$", re.M)
+NUMBERS = re.compile(r"^[ \t]*\d+([ \t]+-?[\d.]+(e[+-]?\d+)?|[ \t]+(nan|inf))+[ \t]*$", re.M)
 
 
 @dataclass

@@ -16,7 +16,10 @@ pub const EXIT_USAGE: u8 = 2;
 
 /// The candidate that looks most like `word`, if any candidate was given.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let score = |c: &&str| (strsim::jaro_winkler(word, c) * 1e6) as u64;
+    // Edits decide (two swapped letters are one); among equals, a common beginning.
+    let score = |c: &&str| {
+        ((strsim::normalized_damerau_levenshtein(word, c) * 1e3 + strsim::jaro_winkler(word, c)) * 1e6) as u64
+    };
     candidates.into_iter().max_by_key(score)
 }
 
@@ -133,6 +136,13 @@ mod tests {
     #[test]
     fn a_flag_like_nothing_still_gets_a_suggestion() {
         assert!(complaint(&["demo", "--zzz"]).contains("the nearest valid one is"));
+    }
+
+    #[test]
+    fn swapped_letters_are_one_edit() {
+        assert_eq!(nearest("sl", ["run", "ls", "stats"]), Some("ls"));
+        assert_eq!(nearest("dve", ["dev", "drop", "dscp"]), Some("dev"));
+        assert_eq!(nearest("x", []), None);
     }
 
     #[test]

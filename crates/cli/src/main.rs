@@ -91,7 +91,6 @@ fn run_command() -> Command {
                 .required(true)
                 .num_args(1..)
                 .trailing_var_arg(true)
-                .allow_hyphen_values(true)
                 .value_parser(clap::value_parser!(std::ffi::OsString))
                 .help("Program and its arguments"),
         )
@@ -150,5 +149,10 @@ mod tests {
         let run = matches.subcommand_matches("run").unwrap();
         let words: Vec<_> = run.get_many::<std::ffi::OsString>("program").unwrap().collect();
         assert_eq!(words, ["ib_write_bw", "-d", "burst0", "--json"]);
+        let without = super::command().try_get_matches_from(["burst", "run", "ls", "-l", "--socket"]).unwrap();
+        let words: Vec<_> =
+            without.subcommand_matches("run").unwrap().get_many::<std::ffi::OsString>("program").unwrap().collect();
+        assert_eq!(words, ["ls", "-l", "--socket"]);
+        assert!(super::command().try_get_matches_from(["burst", "run", "--sokcet", "x", "--", "true"]).is_err());
     }
 }

@@ -176,6 +176,12 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     });
 }
 
+/// Version of the protocol that this library speaks with the daemon (`burst_shm::ABI_VERSION`); tools compare it.
+#[unsafe(no_mangle)]
+pub extern "C" fn burst_abi_version() -> u32 {
+    burst_shm::ABI_VERSION
+}
+
 /// The device's name, `burst0`.
 ///
 /// # Safety

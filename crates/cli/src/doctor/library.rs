@@ -23,7 +23,7 @@ pub fn check(directory: &Path) -> Finding {
     if Path::new(path).canonicalize().ok() != ours.canonicalize().ok() {
         return fail(
             format!("programs load {path} instead of {}", ours.display()),
-            "start programs with burst run; an LD_PRELOAD or a RUNPATH in the program comes before LD_LIBRARY_PATH",
+            "start programs with burst run; an LD_PRELOAD or an RPATH in the program comes before LD_LIBRARY_PATH",
         );
     }
     let want = burst_shm::ABI_VERSION.to_string();
