@@ -2,7 +2,7 @@
 //!
 //! **Keys.** A key is 32 bits. The high 24 are (index, generation) under a keyed permutation, so that a peer that
 //! knows one key knows nothing of the others; the low 8 are random and belong to the variant (`ibv_inc_rkey`
-//! changes only them). lkey and rkey of a region are the same number. [`KeySpace`] hands keys out (control thread).
+//! changes only them). lkey and rkey of a region are the same number. [`crate::KeySpace`] hands keys out (control thread).
 //!
 //! **Table.** Each worker has its own [`MrTable`], a replica with the same regions ([`Region`]s are shared). A
 //! look-up un-permutes the key, indexes an array, and compares the whole key: no hashing, no lock.

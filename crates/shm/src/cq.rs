@@ -118,7 +118,7 @@ struct Shared {
     /// The ring of generation g is in slot g & 1; the other is null or the ring before.
     rings: [AtomicPtr<Ring>; 2],
     /// Owns every ring there ever was (a few words each), so that a pointer from `rings` is always good.
-    owned: Mutex<Vec<Box<Ring>>>,
+    owned: Mutex<Vec<Arc<Ring>>>,
 }
 
 /// The daemon's end; clones share the queue.
@@ -128,13 +128,13 @@ pub struct CqProducer(Arc<Shared>);
 impl CqProducer {
     /// The end of a fresh queue. None when `area` is too small.
     pub fn new(area: Area, spec: CqSpec) -> Option<CqProducer> {
-        let mut ring = Box::new(Ring::new(area, spec)?);
-        let rings = [AtomicPtr::new(&raw mut *ring), AtomicPtr::new(null_mut())];
+        let ring = Arc::new(Ring::new(area, spec)?);
+        let rings = [AtomicPtr::new(Arc::as_ptr(&ring).cast_mut()), AtomicPtr::new(null_mut())];
         Some(CqProducer(Arc::new(Shared { head: AtomicU64::new(0), rings, owned: Mutex::new(vec![ring]) })))
     }
     fn ring(&self, generation: u32) -> Option<&Ring> {
         let ptr = self.0.rings[(generation & 1) as usize].load(Acquire);
-        // SAFETY: null, or a box in `owned`, which lives as long as `self` and is never mutated.
+        // SAFETY: null, or in `owned`, which lives as long as `self`; only shared references to it are ever made.
         unsafe { ptr.as_ref() }
     }
     /// Entries that the application has not consumed, as far as it says: before the resize of `seen` is finished,
@@ -193,7 +193,7 @@ impl CqProducer {
     /// at a time.
     pub fn switch_to(&self, area: Area, spec: CqSpec) -> Result<u32, SwitchRefused> {
         let mut owned = self.0.owned.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut ring = Box::new(Ring::new(area, spec).ok_or(SwitchRefused)?);
+        let ring = Arc::new(Ring::new(area, spec).ok_or(SwitchRefused)?);
         let mut seen = self.0.head.load(Acquire);
         let generation = (seen >> 32) as u32;
         let next = generation.wrapping_add(1);
@@ -202,7 +202,7 @@ impl CqProducer {
             return Err(SwitchRefused);
         }
         ring.consumer().store(old.consumer().load(Acquire), Relaxed);
-        self.0.rings[(next & 1) as usize].store(&raw mut *ring, Release);
+        self.0.rings[(next & 1) as usize].store(Arc::as_ptr(&ring).cast_mut(), Release);
         owned.push(ring);
         loop {
             let base = seen as u32;

@@ -1,4 +1,5 @@
 //! The arena, segments and doorbells: allocation, reuse, limits, and descriptors that must be refused.
+#![cfg(not(loom))]
 use burst_shm::arena::{Arena, ArenaView, PUNCH_BYTES_MIN, Segment, SegmentError};
 use burst_shm::doorbell::{DoorbellDrain, Doorbells};
 use burst_shm::status::{StatusOwner, WorkerView};
@@ -10,6 +11,7 @@ fn dup(fd: std::os::fd::BorrowedFd) -> OwnedFd {
     fd.try_clone_to_owned().expect("duplicated")
 }
 
+#[allow(clippy::mut_from_ref, reason = "shared memory, used by one thread here")]
 fn bytes(area: &burst_shm::Area) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(area.as_ptr(), area.len()) }
 }

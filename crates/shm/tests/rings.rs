@@ -1,4 +1,5 @@
 //! The rings as processes use them: in order, wrapped, full, hostile; and under threads.
+#![cfg(not(loom))]
 use burst_base::verbs::send_flags;
 use burst_shm::cq::{CqConsumer, CqProducer, CqSpec, Push};
 use burst_shm::sq::SqSpec;

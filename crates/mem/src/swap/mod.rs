@@ -1,16 +1,16 @@
 //! Sharing an application's memory with the daemon, inside the application.
 //!
 //! [`register`] makes a range reachable for the daemon, in place: private anonymous pages (heap, stack, bss, private
-//! huge pages) are replaced by a shared mapping of one sealed, sparse memfd, the *pool* ([`pool`]). The page at
+//! huge pages) are replaced by a shared mapping of one sealed, sparse memfd, the *pool* (`pool`). The page at
 //! address a lies at file offset a, so adjacent swaps merge in the kernel, one descriptor serves all regions, and a
 //! range is always one piece. Sealed shared memory of the program's own is passed as its descriptor. Everything
 //! else, and any range that cannot be given as at most [`PIECES_MAX`] pieces, is left alone and reached by
 //! `process_vm_readv`/`writev`.
 //!
-//! What is where is always asked from the kernel ([`vma`]), never remembered: the program may unmap, remap or move
-//! registered memory at any time. Remembered are only the registrations per page ([`refs`]): when the last one ends,
+//! What is where is always asked from the kernel (`vma`), never remembered: the program may unmap, remap or move
+//! registered memory at any time. Remembered are only the registrations per page (`refs`): when the last one ends,
 //! [`release`] makes those pages private again, so that `MADV_DONTNEED` zeroes them and a child's copy is its own.
-//! A swap loses no write of another thread ([`uffd`]). After a fork the child owns private copies ([`fork`]).
+//! A swap loses no write of another thread (`uffd`). After a fork the child owns private copies (`fork`).
 //!
 //! Limits: pages pinned by O_DIRECT or io_uring during the swap keep pointing at the old page; an earlier `mlock`
 //! ends; memory moved by `mremap` while registered stays shared. Where the kernel lends userfaultfd for user-mode

@@ -1,0 +1,142 @@
+//! Keys and translation: in range, at the limit, beyond it, stale, foreign.
+use burst_base::verbs::access::*;
+use burst_base::{Lkey, Qpn, Reason, Rkey};
+use burst_mem::key::INDEX_MAX;
+use burst_mem::{KeySpace, MrTable, Region};
+use proptest::prelude::*;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+fn keys(seed: u64) -> KeySpace {
+    let mut x = seed | 1;
+    KeySpace::new(Box::new(move || {
+        x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        x ^ x >> 29
+    }))
+}
+
+/// A region at 0x1000 of `len` bytes, of protection domain 7, reached by system calls (no memory needed).
+fn region(key: u32, len: u64, access: u32) -> Region {
+    Region::new(key, 7, 0x1000, len, access, Region::process_vm(1, 0x5000))
+}
+
+fn table(len: u64, access: u32) -> (MrTable, u32) {
+    let mut keys = keys(1);
+    let key = keys.alloc().expect("key");
+    let mut table = MrTable::new(keys.cipher());
+    assert!(table.insert(Arc::new(region(key, len, access))));
+    (table, key)
+}
+
+#[test]
+fn local_checks() {
+    let (table, key) = table(100, LOCAL_WRITE);
+    let local = |pd, key, addr, len, access| table.local(pd, Lkey(key), addr, len, access).map(|s| s.as_ptr() as u64);
+    let no = Err(Reason::LocalProtection);
+    assert_eq!(local(7, key, 0x1000, 100, LOCAL_WRITE), Ok(0x5000));
+    assert_eq!(local(7, key, 0x1063, 1, 0), Ok(0x5063));
+    assert_eq!(local(7, key, 0x1063, 2, 0), no, "one byte beyond");
+    assert_eq!(local(7, key, 0xfff, 1, 0), no, "one byte before");
+    assert_eq!(local(7, key, u64::MAX, u32::MAX, 0), no);
+    assert_eq!(local(8, key, 0x1000, 1, 0), no, "another protection domain");
+    assert_eq!(local(7, key ^ 1, 0x1000, 1, 0), no, "another variant");
+    assert_eq!(local(7, key ^ 0x100, 0x1000, 1, 0), no, "another key");
+    assert_eq!(local(7, key, 0x1000, 1, REMOTE_READ), no, "a right it lacks");
+    assert!(local(9, 0, 0, 0, LOCAL_WRITE).is_ok(), "nothing is always allowed");
+}
+
+#[test]
+fn remote_checks_and_invalidation() {
+    let (table, key) = table(u64::from(u32::MAX) * 4, REMOTE_READ | REMOTE_WRITE);
+    let remote = |pd, key, addr, len, access| table.remote(pd, Rkey(key), addr, len, access).map(|s| s.len());
+    let no = Err(Reason::RemoteAccess);
+    assert_eq!(remote(7, key, 0x1000 + (3 << 32), 1 << 31, REMOTE_WRITE), Ok(1 << 31));
+    assert_eq!(remote(7, key, 0x1000, 8, REMOTE_ATOMIC), no);
+    assert_eq!(remote(6, key, 0x1000, 8, REMOTE_READ), no);
+    assert_eq!(remote(6, 1, 0, 0, REMOTE_READ), Ok(0));
+    assert_eq!(table.invalidate(6, Rkey(key), Qpn::new(5)), Err(Reason::RemoteAccess));
+    assert_eq!(table.invalidate(7, Rkey(key), Qpn::new(5)), Ok(()));
+    assert_eq!(table.invalidate(7, Rkey(key), Qpn::new(5)), Err(Reason::RemoteAccess), "twice");
+    assert_eq!(remote(7, key, 0x1000, 8, REMOTE_READ), no, "after invalidation");
+    assert!(table.local(7, Lkey(key), 0x1000, 8, 0).is_ok(), "local access goes on");
+}
+
+#[test]
+fn a_bound_region_obeys_its_queue_pair() {
+    let mut keys = keys(2);
+    let key = keys.alloc().expect("key");
+    let mut table = MrTable::new(keys.cipher());
+    assert!(table.insert(Arc::new(Region { bound_qpn: Some(Qpn::new(5)), ..region(key, 10, REMOTE_READ) })));
+    assert_eq!(table.invalidate(7, Rkey(key), Qpn::new(6)), Err(Reason::RemoteAccess));
+    assert_eq!(table.invalidate(7, Rkey(key), Qpn::new(5)), Ok(()));
+}
+
+#[test]
+fn removed_regions_live_until_reclaimed() {
+    let (mut table, key) = table(100, 0);
+    let weak = Arc::downgrade(table.get(key).expect("there"));
+    assert!(!table.insert(Arc::new(region(key, 1, 0))), "the place is taken");
+    assert!(table.remove(key ^ 1).is_none());
+    drop(table.remove(key).expect("there"));
+    assert!(table.remove(key).is_none() && table.get(key).is_none() && table.is_empty());
+    assert!(weak.upgrade().is_some(), "spans of this turn are still good");
+    table.reclaim();
+    assert!(weak.upgrade().is_none());
+}
+
+#[test]
+fn keys_are_distinct_unordered_and_return() {
+    let mut keys = keys(3);
+    let all: Vec<u32> = (0..INDEX_MAX).map(|_| keys.alloc().expect("key")).collect();
+    assert_eq!(keys.alloc(), None, "the limit");
+    assert_eq!(all.iter().map(|k| k >> 8).collect::<HashSet<_>>().len(), INDEX_MAX);
+    assert!(all.iter().all(|k| *k != 0));
+    // Neighbours in time are not neighbours in value: hardly any two differ by less than 2^16.
+    let near = all.windows(2).filter(|w| w[0].abs_diff(w[1]) < 1 << 16).count();
+    assert!(near < INDEX_MAX / 1000, "{near} near neighbours");
+    assert!(keys.release(all[5]) && !keys.release(all[5]), "given back once");
+    let again = keys.alloc().expect("key");
+    assert_ne!(again >> 8, all[5] >> 8, "the same place has another generation");
+    assert!(!keys.release(all[5]), "a stale key is not its successor");
+    assert!(keys.release(again));
+}
+
+#[test]
+fn a_register_deregister_loop_uses_few_places_and_no_key_twice_soon() {
+    let mut keys = keys(4);
+    let mut recent = std::collections::VecDeque::new();
+    let mut places = HashSet::new();
+    for _ in 0..10_000 {
+        let key = keys.alloc().expect("key");
+        assert!(!recent.contains(&(key >> 8)));
+        places.insert(key >> 8);
+        recent.push_back(key >> 8);
+        if recent.len() > 1000 {
+            recent.pop_front();
+        }
+        assert!(keys.release(key));
+    }
+    assert!(places.len() <= 65 * 128, "{} (index, generation) pairs", places.len());
+}
+
+#[test]
+fn system_keys_differ_between_daemons() {
+    let (mut a, mut b) = (KeySpace::from_system(), KeySpace::from_system());
+    assert!((0..8).any(|_| a.alloc() != b.alloc()));
+}
+
+proptest! {
+    #[test]
+    fn any_key_and_range_is_answered(key in any::<u32>(), addr in any::<u64>(), len in 1u32.., seed in any::<u64>()) {
+        let mut keys = keys(seed);
+        let mut table = MrTable::new(keys.cipher());
+        let live: Vec<u32> = (0..50).map(|_| keys.alloc().expect("key")).collect();
+        live.iter().for_each(|k| assert!(table.insert(Arc::new(region(*k, 1 << 20, REMOTE_READ)))));
+        let found = table.remote(7, Rkey(key), addr, len, REMOTE_READ);
+        let inside = addr >= 0x1000 && u128::from(addr) + u128::from(len) <= 0x1000 + (1 << 20);
+        prop_assert_eq!(found.is_ok(), inside && live.contains(&key));
+        for k in live {
+            prop_assert!(table.remote(7, Rkey(k), 0x1000, 1 << 20, REMOTE_READ).is_ok());
+        }
+    }
+}
