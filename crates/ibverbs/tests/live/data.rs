@@ -1,0 +1,148 @@
+//! Bytes arrive, by each opcode; many threads share one CQ.
+
+use crate::pair::*;
+use burst_ibverbs::sys::*;
+use burst_ibverbs::{cq, qp};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+#[test]
+fn each_opcode_moves_bytes() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let (a, b) = open.pair(cq);
+    let (mut left, mut right) = (vec![0u8; 8192], vec![0u8; 8192]);
+    for (i, byte) in left.iter_mut().enumerate() {
+        *byte = i as u8;
+    }
+    let (lm, rm) = (open.mr(&mut left), open.mr(&mut right));
+    // Write, from two pieces.
+    let mut pieces = [sge(lm, 0, 1000), sge(lm, 1000, 2000)];
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut pieces), rm, 0)).0, 0);
+    complete_all(cq, 1);
+    assert_eq!(right[..3000], left[..3000]);
+    // Send with immediate.
+    assert_eq!(recv(b, 7, &mut [sge(rm, 4000, 500)]), 0);
+    let mut request = wr(IBV_WR_SEND_WITH_IMM, &mut pieces[..0]);
+    let mut piece = [sge(lm, 100, 300)];
+    (request.sg_list, request.num_sge) = (piece.as_mut_ptr(), 1);
+    request.__bindgen_anon_1.imm_data = 0xdead_beefu32.to_be();
+    assert_eq!(send(a, &mut request).0, 0);
+    let received = complete_all(cq, 2).into_iter().find(|wc| wc.opcode == IBV_WC_RECV).unwrap();
+    assert_eq!((received.wr_id, received.byte_len), (7, 300));
+    // SAFETY: a receive with immediate.
+    assert_eq!(unsafe { received.__bindgen_anon_1.imm_data }, 0xdead_beefu32.to_be());
+    assert_eq!(right[4000..4300], left[100..400]);
+    // Inline send: the source may change at once.
+    let mut word = *b"inline!!";
+    assert_eq!(recv(b, 8, &mut [sge(rm, 5000, 8)]), 0);
+    let mut inline = [ibv_sge { addr: word.as_mut_ptr() as u64, length: 8, lkey: 0 }];
+    let mut request = wr(IBV_WR_SEND, &mut inline);
+    request.send_flags = IBV_SEND_INLINE;
+    assert_eq!(send(a, &mut request).0, 0);
+    word.fill(0);
+    complete_all(cq, 2);
+    assert_eq!(&right[5000..5008], b"inline!!");
+    // Read back.
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_READ, &mut [sge(lm, 6000, 8)]), rm, 5000)).0, 0);
+    complete_all(cq, 1);
+    assert_eq!(&left[6000..6008], b"inline!!");
+    // Fetch and add.
+    right[6400..6408].copy_from_slice(&40u64.to_ne_bytes());
+    let mut result = [sge(lm, 6400, 8)];
+    let mut request = wr(IBV_WR_ATOMIC_FETCH_AND_ADD, &mut result);
+    // SAFETY: live regions.
+    unsafe {
+        request.wr.atomic.remote_addr = (*rm).addr as u64 + 6400;
+        request.wr.atomic.rkey = (*rm).rkey;
+        request.wr.atomic.compare_add = 2;
+    }
+    assert_eq!(send(a, &mut request).0, 0);
+    complete_all(cq, 1);
+    assert_eq!((left[6400], right[6400]), (40, 42));
+}
+
+#[test]
+fn eight_posters_and_four_pollers_share_a_cq() {
+    const EACH: usize = 2_000;
+    const POSTERS: usize = 8;
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(1024);
+    let mut source = vec![1u8; 4096];
+    let mut target = vec![0u8; 4096];
+    let (sm, tm) = (open.mr(&mut source), open.mr(&mut target));
+    let pairs: Vec<_> = (0..POSTERS).map(|_| open.pair(cq)).collect();
+    let seen: Vec<Vec<AtomicUsize>> = (0..POSTERS).map(|_| (0..EACH).map(|_| AtomicUsize::new(0)).collect()).collect();
+    let total = AtomicUsize::new(0);
+    let (cq, sm, tm) = (cq as usize, sm as usize, tm as usize);
+    std::thread::scope(|s| {
+        for (t, (a, _)) in pairs.iter().enumerate() {
+            let a = *a as usize;
+            s.spawn(move || {
+                for i in 0..EACH {
+                    let mut piece = [sge(sm as *mut _, 0, 64)];
+                    let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut piece), tm as *mut _, t as u64 * 64);
+                    request.wr_id = (t * EACH + i) as u64;
+                    // A full queue is waited for.
+                    while send(a as *mut _, &mut request).0 == libc::ENOMEM {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        for _ in 0..4 {
+            s.spawn(|| {
+                while total.load(Ordering::Relaxed) < POSTERS * EACH {
+                    if let Some(wc) = poll_once(cq as *mut _) {
+                        assert_eq!(wc.status, IBV_WC_SUCCESS);
+                        let id = wc.wr_id as usize;
+                        seen[id / EACH][id % EACH].fetch_add(1, Ordering::Relaxed);
+                        total.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert!(seen.iter().flatten().all(|n| n.load(Ordering::Relaxed) == 1));
+}
+
+#[test]
+fn completions_survive_a_resize() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(8);
+    let (a, _b) = open.pair(cq);
+    let mut bytes = vec![0u8; 4096];
+    let mr = open.mr(&mut bytes);
+    let post = |id: u64| {
+        let mut piece = [sge(mr, 0, 8)];
+        let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut piece), mr, 64);
+        request.wr_id = id;
+        assert_eq!(send(a, &mut request).0, 0);
+    };
+    (0..4).for_each(post);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    // SAFETY: a live CQ.
+    unsafe {
+        assert_eq!(cq::ibv_resize_cq(cq, 64), 0);
+        assert!((*cq).cqe >= 64);
+        assert_eq!(cq::ibv_resize_cq(cq, 0), libc::EINVAL);
+    }
+    (4..8).for_each(post);
+    let order: Vec<u64> = complete_all(cq, 8).iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(order, (0..8).collect::<Vec<_>>());
+}
+
+#[test]
+fn attributes_can_be_read_back() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(8);
+    let (a, b) = open.pair(cq);
+    let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
+    // SAFETY: a live queue pair and writable places.
+    unsafe {
+        assert_eq!(qp::ibv_query_qp(a, &mut attr, IBV_QP_STATE as i32, &mut init), 0);
+        assert_eq!(attr.dest_qp_num, (*b).qp_num);
+        assert_eq!(attr.ah_attr.grh.dgid.raw, open.gid());
+    }
+    assert_eq!((attr.qp_state, attr.path_mtu, attr.timeout, attr.retry_cnt), (IBV_QPS_RTS, IBV_MTU_1024, 14, 7));
+    assert!(init.send_cq == cq && init.sq_sig_all == 1 && init.cap.max_send_sge >= 2);
+}

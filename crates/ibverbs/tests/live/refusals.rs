@@ -1,0 +1,130 @@
+//! What is refused, and how; objects stay usable.
+
+use crate::pair::*;
+use burst_ibverbs::sys::*;
+use burst_ibverbs::{ah, cq, door, pd_mr, port, post};
+use std::ptr::null_mut;
+
+#[test]
+fn bad_sends_are_refused_and_the_queue_stays_usable() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let mut bytes = vec![0u8; 4096];
+    let mr = open.mr(&mut bytes);
+    let fresh = open.qp(cq, IBV_QPT_RC);
+    let mut one = [sge(mr, 0, 8)];
+    assert_eq!(send(fresh, &mut wr(IBV_WR_SEND, &mut one)), (libc::EINVAL, true), "RESET");
+    assert_eq!(recv(fresh, 1, &mut one), libc::EINVAL, "RESET");
+    let (a, _b) = open.pair(cq);
+    let mut three = [sge(mr, 0, 8); 3];
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut three), mr, 0)), (libc::EINVAL, true), "SGEs");
+    assert_eq!(send(a, &mut wr(IBV_WR_TSO, &mut one)), (libc::EINVAL, true), "opcode");
+    assert_eq!(send(a, &mut wr(77, &mut one)), (libc::EINVAL, true), "opcode");
+    let mut long = [sge(mr, 0, 2000)];
+    let mut request = wr(IBV_WR_SEND, &mut long);
+    request.send_flags = IBV_SEND_INLINE;
+    assert_eq!(send(a, &mut request), (libc::EINVAL, true), "inline");
+    let mut request = to(wr(IBV_WR_RDMA_READ, &mut one), mr, 0);
+    request.send_flags = IBV_SEND_INLINE;
+    assert_eq!(send(a, &mut request), (libc::EINVAL, true), "inline read");
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut one), mr, 8)).0, 0);
+    complete_all(cq, 1);
+}
+
+#[test]
+fn a_list_is_posted_up_to_the_bad_request() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let mut bytes = vec![0u8; 4096];
+    let mr = open.mr(&mut bytes);
+    let (a, _b) = open.pair(cq);
+    let mut one = [sge(mr, 0, 8)];
+    let mut bad_one = wr(IBV_WR_TSO, &mut one);
+    let mut good = to(wr(IBV_WR_RDMA_WRITE, &mut one), mr, 8);
+    good.next = &raw mut bad_one;
+    let mut bad = null_mut();
+    // SAFETY: a live queue pair and a valid list.
+    assert_eq!(unsafe { post::post_send(a, &mut good, &mut bad) }, libc::EINVAL);
+    assert!(std::ptr::eq(bad, &bad_one));
+    complete_all(cq, 1);
+}
+
+#[test]
+fn a_full_queue_says_so_and_empties() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let mut bytes = vec![0u8; 4096];
+    let mr = open.mr(&mut bytes);
+    let (a, b) = open.pair(cq);
+    // Receives are taken only when messages arrive: this queue fills.
+    let mut posted = 0;
+    while recv(b, posted, &mut [sge(mr, 0, 8)]) == 0 {
+        posted += 1;
+        assert!(posted <= 1024);
+    }
+    assert!(posted >= 16);
+    assert_eq!(recv(b, 0, &mut [sge(mr, 0, 8)]), libc::ENOMEM);
+    // Sends without a poll in between: slots are freed by polling only.
+    let mut sent = 0;
+    let full = loop {
+        let (rc, _) = send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8));
+        if rc != 0 {
+            break rc;
+        }
+        sent += 1;
+    };
+    assert_eq!((full, sent), (libc::ENOMEM, 16));
+    complete_all(cq, 16);
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8)).0, 0);
+    complete_all(cq, 1);
+}
+
+#[test]
+fn a_wrong_rkey_ends_in_error_completions() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let mut bytes = vec![0u8; 4096];
+    let mr = open.mr(&mut bytes);
+    let (a, _b) = open.pair(cq);
+    assert_eq!(recv(a, 5, &mut [sge(mr, 0, 8)]), 0);
+    let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8);
+    // SAFETY: a write holds the `rdma` member.
+    unsafe { request.wr.rdma.rkey ^= 0x100 };
+    assert_eq!(send(a, &mut request).0, 0);
+    let first = complete(cq);
+    assert_eq!(first.status, IBV_WC_REM_ACCESS_ERR);
+    assert_ne!(first.vendor_err, 0);
+    let second = complete(cq);
+    assert_eq!((second.status, second.wr_id), (IBV_WC_WR_FLUSH_ERR, 5));
+    // Posted in error: flushed too.
+    assert_eq!(recv(a, 6, &mut [sge(mr, 0, 8)]), 0);
+    assert_eq!(complete(cq).wr_id, 6);
+}
+
+#[test]
+fn queries_and_creations_check_their_arguments() {
+    let Some(open) = Open::new() else { return };
+    let mut attr = [0xaau8; 64];
+    let mut gid = ibv_gid::default();
+    let mut entry = ibv_gid_entry::default();
+    // SAFETY: an open context and writable places.
+    unsafe {
+        assert_eq!(port::query_port(open.context, 2, attr.as_mut_ptr().cast(), 52), libc::EINVAL);
+        assert_eq!(port::ibv_query_port(open.context, 1, attr.as_mut_ptr().cast()), 0);
+        assert_eq!(attr[48..], [0xaa; 16], "the exported function writes 48 bytes");
+        assert_eq!(port::query_port(open.context, 1, attr.as_mut_ptr().cast(), 56), 0);
+        assert_eq!(attr[56..], [0xaa; 8]);
+        assert_eq!(port::ibv_query_gid(open.context, 1, 99, &mut gid), -1);
+        assert_eq!(port::_ibv_query_gid_ex(open.context, 1, 15, &mut entry, 0, 32), libc::ENODATA);
+        assert_eq!(port::_ibv_query_gid_ex(open.context, 1, 0, &mut entry, 0, 32), 0);
+        assert_eq!(entry.gid_type, IBV_GID_TYPE_ROCE_V2);
+        assert!(cq::ibv_create_cq(open.context, 0, null_mut(), null_mut(), 0).is_null());
+        assert_eq!(door::errno(), door::EINVAL);
+        assert!(cq::ibv_create_cq(open.context, 8, null_mut(), null_mut(), 99).is_null());
+        let mut no_grh = ibv_ah_attr { port_num: 1, ..Default::default() };
+        assert!(ah::ibv_create_ah(open.pd, &mut no_grh).is_null());
+        assert_eq!(door::errno(), door::EINVAL);
+        assert!(pd_mr::ibv_reg_mr(open.pd, 4096 as *mut _, 4096, 1).is_null());
+        assert_eq!(door::errno(), door::Errno(libc::EFAULT));
+    }
+}
