@@ -1,0 +1,30 @@
+//! What an idle queue pair costs: the in-flight rings are reserved, not touched.
+mod common;
+
+use burst_base::verbs::{QpCap, QpState};
+use common::{End, Setup};
+
+/// Resident bytes of this process.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("proc");
+    statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("a number") * 4096
+}
+
+#[test]
+fn a_thousand_idle_queue_pairs_cost_less_than_twenty_mebibytes() {
+    const COUNT: usize = 1000;
+    let cap = QpCap { max_send_wr: 128, max_recv_wr: 512, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 236 };
+    let setup = Setup { cap, memory: 4096, ..Setup::default() };
+    // Everything around the queue pair (rings, regions, batches) is made first and kept.
+    let mut ends: Vec<End> = (0..COUNT).map(|_| End::new(0, &setup)).collect();
+    let before = resident();
+    for end in &mut ends {
+        end.bring_up(1, &setup, QpState::Rts);
+        end.drain(burst_base::Nanos(0));
+    }
+    let rings = resident().saturating_sub(before);
+    let structs = (COUNT * size_of::<burst_transport::Qp>()) as u64;
+    let total = rings + structs;
+    println!("{COUNT} idle queue pairs: {} KiB, of which {} KiB are the struct itself", total >> 10, structs >> 10);
+    assert!(total < 20 << 20, "{total} bytes");
+}
