@@ -221,7 +221,12 @@ impl Context {
             | Request::DaemonInfo
             | Request::ListDevices
             | Request::Stats
-            | Request::OpenContext { .. } => refuse(libc::EPROTO, "not a request to a context"),
+            | Request::OpenContext { .. }
+            | Request::Token
+            | Request::CmChannel { .. }
+            | Request::CmCloseChannel { .. }
+            | Request::Cm { .. }
+            | Request::CmStats => refuse(libc::EPROTO, "not a request to a context"),
         }
     }
 

@@ -65,6 +65,16 @@ impl Client {
         self.take_reply(packet)
     }
 
+    /// Says something that has no answer (a quiet [`Request::Cm`]). Waits only while the daemon's socket is full.
+    ///
+    /// # Errors
+    /// Any error means that the connection is unusable.
+    pub fn tell(&mut self, request: &Request) -> Result<(), ControlError> {
+        debug_assert!(matches!(request, Request::Cm { quiet: true, .. }));
+        self.sequence = self.sequence.wrapping_add(1);
+        frame::send(&self.socket, self.sequence, request, &[], SendFlags::empty())
+    }
+
     fn take_reply(&self, mut packet: Packet) -> Result<Answer, ControlError> {
         let reply: Reply = packet.decode()?;
         if packet.header.sequence != self.sequence {

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod cm;
 pub mod frame;
 pub mod messages;
 pub mod path;

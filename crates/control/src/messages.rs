@@ -3,6 +3,7 @@
 //! Handles (`pd`, `cq`, …) are small numbers of one context, given by the daemon; a handle of another context means
 //! nothing. All of them are checked by the daemon on every use.
 
+use crate::cm::{CmOp, CmReply, CmStats};
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
 
@@ -240,6 +241,28 @@ pub enum Request {
         /// The address.
         attr: AhAttr,
     },
+    /// A number that proves to the connection manager that a queue pair of this context is the caller's.
+    Token,
+    /// New event channel of the connection manager; both ends of its pipe come along, read end first. The program may
+    /// write records of its own (`rdma_write_cm_event`), whole ones only.
+    CmChannel {
+        /// Its number, chosen by the program.
+        channel: u32,
+    },
+    /// Ends an event channel; its ids must have been destroyed or migrated.
+    CmCloseChannel {
+        /// Which.
+        channel: u32,
+    },
+    /// Connection management, see [`crate::cm`].
+    Cm {
+        /// In this order; at most [`crate::cm::CM_OPS_MAX`].
+        ops: Vec<CmOp>,
+        /// No reply at all; failures become events.
+        quiet: bool,
+    },
+    /// Histograms of connection setup.
+    CmStats,
 }
 
 /// What the daemon answers.
@@ -323,6 +346,12 @@ pub enum Response {
     QpAttr(QpAttr),
     /// To `ResolveMac`.
     Mac([u8; 6]),
+    /// To `Token`.
+    Token(u64),
+    /// To `Cm`: one reply per operation.
+    Cm(Vec<CmReply>),
+    /// To `CmStats`.
+    CmStats(CmStats),
 }
 
 /// A response or a refusal, and the arena segments that come first among the descriptors.

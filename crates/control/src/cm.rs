@@ -1,0 +1,532 @@
+//! Connection management: what a program asks, what the daemon answers, and the records in event channels.
+//!
+//! A program keeps one connection to the daemon for all its ids (no context is needed on it). Ids and channels are
+//! numbers that the program chooses ([`CmId`], below [`DAEMON_IDS`]); ids of incoming requests are chosen by the daemon,
+//! from [`DAEMON_IDS`] up. A number should not be used again soon after its end: late events name it.
+//!
+//! [`crate::Request::Cm`] carries any number of [`CmOp`]s, carried out in order; they never wait for the network. Unless
+//! the request is `quiet`, one [`CmReply`] per operation comes back. A quiet request has no reply packet at all: an
+//! operation that fails then becomes an event of its id ([`CmOp::failure_event`]) with a negative errno as status.
+//!
+//! Events are records of [`CmEvent::BYTES`] bytes in the pipe of the id's channel; each says all that the program may
+//! ask about it, so that neither `rdma_get_cm_event` nor `rdma_init_qp_attr` needs a question.
+//!
+//! Queue pairs: an operation that names one ([`CmQp`]) makes the daemon move it (INIT, RTR, RTS, or ERR on disconnect) at
+//! the right moment, on the worker that owns it, and RTU leaves without the program's help. Without one the
+//! program gets [`CmEventKind::ConnectResponse`], moves its queue pair by the attributes in the event, and says
+//! [`CmOp::Establish`].
+
+use burst_base::verbs::{AhAttr, Mtu, QpType};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
+use std::net::IpAddr;
+
+/// Number of an id within one connection to the daemon.
+pub type CmId = u32;
+/// First id that the daemon chooses.
+pub const DAEMON_IDS: CmId = 1 << 31;
+/// Most private data of any message (RTU, DREP).
+pub const CM_DATA_MAX: usize = 224;
+/// Most operations in one request.
+pub const CM_OPS_MAX: usize = 512;
+
+/// Private data: what is sent, and what was received with the zeros that pad it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CmData {
+    len: u8,
+    bytes: [u8; CM_DATA_MAX],
+}
+
+impl Default for CmData {
+    fn default() -> Self {
+        CmData { len: 0, bytes: [0; CM_DATA_MAX] }
+    }
+}
+
+impl CmData {
+    /// A copy; `None` above [`CM_DATA_MAX`].
+    pub fn new(data: &[u8]) -> Option<CmData> {
+        let mut bytes = [0; CM_DATA_MAX];
+        bytes.get_mut(..data.len())?.copy_from_slice(data);
+        Some(CmData { len: data.len() as u8, bytes })
+    }
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for CmData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
+}
+
+impl Serialize for CmData {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.as_slice())
+    }
+}
+
+impl<'de> Deserialize<'de> for CmData {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CmData, D::Error> {
+        struct Bytes;
+        impl de::Visitor<'_> for Bytes {
+            type Value = CmData;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "at most {CM_DATA_MAX} bytes")
+            }
+            fn visit_bytes<E: de::Error>(self, data: &[u8]) -> Result<CmData, E> {
+                CmData::new(data).ok_or_else(|| E::invalid_length(data.len(), &self))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+/// A socket address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmAddr {
+    /// Address.
+    pub ip: IpAddr,
+    /// Port, host order.
+    pub port: u16,
+    /// Interface of a link-local address (`sin6_scope_id`), else 0.
+    pub scope: u32,
+}
+
+/// `enum rdma_port_space`, without IPOIB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u16)]
+pub enum PortSpace {
+    /// `RDMA_PS_TCP`: connected.
+    Tcp = 0x0106,
+    /// `RDMA_PS_UDP`: datagrams, by SIDR.
+    Udp = 0x0111,
+    /// `RDMA_PS_IB`: either.
+    Ib = 0x013f,
+}
+
+/// A queue pair that the daemon moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmQp {
+    /// The context's token ([`crate::Request::Token`] on the context's connection): proof that it is the caller's.
+    pub token: u64,
+    /// Its handle in that context.
+    pub qp: u32,
+}
+
+/// `struct rdma_conn_param`, and what options add to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmParam {
+    /// READs and atomics that this end takes from its peer; 255 means the most that is possible.
+    pub responder_resources: u8,
+    /// READs and atomics that this end asks of its peer; 255 means the most that is possible.
+    pub initiator_depth: u8,
+    /// End-to-end flow control.
+    pub flow_control: bool,
+    /// Retries of the transport, 0..=7 (the connecting end's choice holds for both).
+    pub retry_count: u8,
+    /// Retries on RNR NAK that this end asks of its peer.
+    pub rnr_retry_count: u8,
+    /// Whether the queue pair has a shared receive queue.
+    pub srq: bool,
+    /// The queue pair's number; ignored when the operation names a [`CmQp`].
+    pub qp_num: u32,
+    /// Q_Key of a datagram id; 0 means the RDMA-CM default, 0x01234567.
+    pub qkey: u32,
+    /// Private data.
+    pub data: CmData,
+    /// Enhanced connection establishment: vendor id (24 bits) and options; zeros are legal.
+    pub ece: (u32, u32),
+}
+
+/// One wish.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum CmOp {
+    /// A new id.
+    Create {
+        /// Its number, free and below [`DAEMON_IDS`].
+        id: CmId,
+        /// Where its events go.
+        channel: u32,
+        /// Port space.
+        ps: PortSpace,
+        /// RC, UC or UD.
+        qp_type: QpType,
+    },
+    /// Ends an id: a connection is torn down, a pending request is rejected. No event of it is written afterwards.
+    Destroy {
+        /// Which.
+        id: CmId,
+    },
+    /// Sends the id's events, those not yet read included, to another channel.
+    Migrate {
+        /// Which.
+        id: CmId,
+        /// Where to.
+        channel: u32,
+    },
+    /// `rdma_bind_addr`. Answer: [`CmReply::Route`].
+    Bind {
+        /// Which.
+        id: CmId,
+        /// Address, any-address included; port 0 asks for a free one.
+        addr: CmAddr,
+    },
+    /// `rdma_resolve_addr`. Answer: [`CmReply::Route`], and the event ADDR_RESOLVED or ADDR_ERROR.
+    ResolveAddr {
+        /// Which.
+        id: CmId,
+        /// Source, if the program chose one.
+        src: Option<CmAddr>,
+        /// Destination.
+        dst: CmAddr,
+        /// For the program's patience; the kernel's tables answer at once.
+        timeout_ms: u32,
+    },
+    /// `rdma_resolve_route`. Answer: [`CmReply::Route`], and the event ROUTE_RESOLVED or ROUTE_ERROR.
+    ResolveRoute {
+        /// Which.
+        id: CmId,
+        /// As above.
+        timeout_ms: u32,
+    },
+    /// `rdma_connect`: REQ, or SIDR_REQ for a datagram id.
+    Connect {
+        /// Which.
+        id: CmId,
+        /// Moved by the daemon if given.
+        qp: Option<CmQp>,
+        /// Parameters.
+        param: CmParam,
+    },
+    /// `rdma_listen`.
+    Listen {
+        /// Which; bound or not.
+        id: CmId,
+        /// Requests that may wait for their accept; 0 means the default.
+        backlog: u32,
+    },
+    /// `rdma_accept`: REP, or SIDR_REP for a datagram id.
+    Accept {
+        /// An id that came with a request.
+        id: CmId,
+        /// Moved by the daemon if given.
+        qp: Option<CmQp>,
+        /// Parameters.
+        param: CmParam,
+    },
+    /// `rdma_reject`. The id stays until it is destroyed.
+    Reject {
+        /// An id that came with a request, or that got a response.
+        id: CmId,
+        /// Reason of the REJ: 28 consumer, 35 vendor option not supported.
+        reason: u16,
+        /// At most 148 bytes (136 in a SIDR_REP).
+        data: CmData,
+    },
+    /// `rdma_establish`: RTU, after [`CmEventKind::ConnectResponse`]. The event ESTABLISHED follows.
+    Establish {
+        /// Which.
+        id: CmId,
+    },
+    /// `rdma_notify` of IBV_EVENT_COMM_EST: the first data came before the RTU.
+    Notify {
+        /// Which.
+        id: CmId,
+    },
+    /// `rdma_disconnect`: DREQ, or DREP if the peer asked first. The queue pair goes to ERR if the daemon moves it.
+    Disconnect {
+        /// Which.
+        id: CmId,
+    },
+    /// `rdma_set_option`.
+    SetOption {
+        /// Which.
+        id: CmId,
+        /// What.
+        option: CmOption,
+    },
+    /// `rdma_join_multicast`. The event MULTICAST_JOIN or MULTICAST_ERROR follows; `CmEvent::route.dgid` is the group.
+    Join {
+        /// Which; bound or resolved, so that it has a device.
+        id: CmId,
+        /// Group address.
+        addr: CmAddr,
+        /// In the event.
+        cookie: u64,
+    },
+    /// `rdma_leave_multicast`.
+    Leave {
+        /// Which.
+        id: CmId,
+        /// Group address.
+        addr: CmAddr,
+    },
+    /// Where the id is. Answer: [`CmReply::Route`].
+    Query {
+        /// Which.
+        id: CmId,
+    },
+    /// What `rdma_init_qp_attr` needs now. Answer: [`CmReply::Conn`].
+    QueryConn {
+        /// Which.
+        id: CmId,
+    },
+}
+
+/// `rdma_set_option` at level RDMA_OPTION_ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CmOption {
+    /// Type of service of the packets.
+    Tos(u8),
+    /// The address may be bound again by ids that say so too.
+    ReuseAddr(bool),
+    /// An IPv6 any-address does not include IPv4.
+    AfOnly(bool),
+    /// Local ACK timeout code of the queue pairs.
+    AckTimeout(u8),
+}
+
+impl CmOp {
+    /// The id that the operation is about.
+    pub fn id(&self) -> CmId {
+        match self {
+            CmOp::Create { id, .. }
+            | CmOp::Destroy { id }
+            | CmOp::Migrate { id, .. }
+            | CmOp::Bind { id, .. }
+            | CmOp::ResolveAddr { id, .. }
+            | CmOp::ResolveRoute { id, .. }
+            | CmOp::Connect { id, .. }
+            | CmOp::Listen { id, .. }
+            | CmOp::Accept { id, .. }
+            | CmOp::Reject { id, .. }
+            | CmOp::Establish { id }
+            | CmOp::Notify { id }
+            | CmOp::Disconnect { id }
+            | CmOp::SetOption { id, .. }
+            | CmOp::Join { id, .. }
+            | CmOp::Leave { id, .. }
+            | CmOp::Query { id }
+            | CmOp::QueryConn { id } => *id,
+        }
+    }
+
+    /// The event by which a failure of this operation in a quiet request is told, if it is told at all.
+    pub fn failure_event(&self) -> Option<CmEventKind> {
+        match self {
+            CmOp::ResolveAddr { .. } | CmOp::Bind { .. } => Some(CmEventKind::AddrError),
+            CmOp::ResolveRoute { .. } => Some(CmEventKind::RouteError),
+            CmOp::Connect { .. } | CmOp::Accept { .. } | CmOp::Establish { .. } => Some(CmEventKind::ConnectError),
+            CmOp::Join { .. } => Some(CmEventKind::MulticastError),
+            _ => None,
+        }
+    }
+}
+
+/// What an operation came to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum CmReply {
+    /// Done, or on its way.
+    Done,
+    /// Where the id is now.
+    Route(CmRoute),
+    /// What the id knows of its connection.
+    Conn(CmConn),
+    /// Refused.
+    Failed {
+        /// errno for the call.
+        errno: i32,
+        /// Why, and what to do.
+        sentence: String,
+    },
+}
+
+/// Addresses and path of an id. Zeros where nothing is known yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmRoute {
+    /// Local address as programs see it, port included.
+    pub src: Option<CmAddr>,
+    /// The peer's.
+    pub dst: Option<CmAddr>,
+    /// Device number, once it is known.
+    pub device: Option<u32>,
+    /// GIDs on the wire.
+    pub sgid: [u8; 16],
+    /// The peer's, or the multicast group.
+    pub dgid: [u8; 16],
+    /// Index of `sgid` in the device's table.
+    pub sgid_index: u8,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Local ACK timeout code.
+    pub ack_timeout: u8,
+}
+
+impl Default for CmRoute {
+    fn default() -> Self {
+        CmRoute {
+            src: None,
+            dst: None,
+            device: None,
+            sgid: [0; 16],
+            dgid: [0; 16],
+            sgid_index: 0,
+            mtu: Mtu::B1024,
+            traffic_class: 0,
+            hop_limit: 64,
+            ack_timeout: 0,
+        }
+    }
+}
+
+impl CmRoute {
+    /// The address vector of this path.
+    pub fn ah(&self) -> AhAttr {
+        AhAttr {
+            dgid: self.dgid,
+            sgid_index: self.sgid_index,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            is_global: true,
+            port_num: 1,
+            ..AhAttr::default()
+        }
+    }
+}
+
+/// A connection as negotiated so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmConn {
+    /// The peer's queue pair.
+    pub remote_qpn: u32,
+    /// First PSN that this end sends.
+    pub sq_psn: u32,
+    /// First PSN that this end expects.
+    pub rq_psn: u32,
+    /// `max_dest_rd_atomic` of the queue pair: as negotiated; in a request, the peer's initiator depth.
+    pub responder_resources: u8,
+    /// `max_rd_atomic` of the queue pair: as negotiated; in a request, the peer's responder resources.
+    pub initiator_depth: u8,
+    /// `retry_cnt` of the queue pair.
+    pub retry_count: u8,
+    /// `rnr_retry` of the queue pair.
+    pub rnr_retry_count: u8,
+    /// `timeout` of the queue pair.
+    pub timeout: u8,
+    /// Whether the peer wants end-to-end flow control.
+    pub flow_control: bool,
+    /// Whether the peer's queue pair has a shared receive queue.
+    pub srq: bool,
+    /// Q_Key of the peer (datagrams) or group.
+    pub qkey: u32,
+    /// The peer's vendor id and options.
+    pub ece: (u32, u32),
+}
+
+/// `enum rdma_cm_event_type`, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+#[allow(missing_docs)] // the names are those of rdma_cma.h
+pub enum CmEventKind {
+    AddrResolved = 0,
+    AddrError = 1,
+    RouteResolved = 2,
+    RouteError = 3,
+    ConnectRequest = 4,
+    ConnectResponse = 5,
+    ConnectError = 6,
+    Unreachable = 7,
+    Rejected = 8,
+    Established = 9,
+    Disconnected = 10,
+    DeviceRemoval = 11,
+    MulticastJoin = 12,
+    MulticastError = 13,
+    AddrChange = 14,
+    TimewaitExit = 15,
+}
+
+/// A record in an event channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmEvent {
+    /// What happened.
+    pub kind: CmEventKind,
+    /// To which id; for `ConnectRequest` this is the new id.
+    pub id: CmId,
+    /// For `ConnectRequest`: the listening id.
+    pub listener: CmId,
+    /// 0, a negative errno, or the reason of a REJ (28: the program at the other end) or status of a SIDR_REP.
+    pub status: i32,
+    /// Cookie of the multicast join.
+    pub cookie: u64,
+    /// Addresses and path.
+    pub route: CmRoute,
+    /// The connection.
+    pub conn: CmConn,
+    /// Private data; padded to the message's whole room as received.
+    pub data: CmData,
+}
+
+impl CmEvent {
+    /// Bytes of a record in the pipe; eight of them are PIPE_BUF.
+    pub const BYTES: usize = 512;
+
+    /// An event of `id` that says nothing else.
+    pub fn new(kind: CmEventKind, id: CmId) -> CmEvent {
+        CmEvent {
+            kind,
+            id,
+            listener: 0,
+            status: 0,
+            cookie: 0,
+            route: CmRoute::default(),
+            conn: CmConn::default(),
+            data: CmData::default(),
+        }
+    }
+
+    /// As written to the pipe: postcard, padded with zeros.
+    pub fn to_bytes(&self) -> [u8; CmEvent::BYTES] {
+        let mut record = [0; CmEvent::BYTES];
+        // The longest event is shorter than a record; a test holds it to that.
+        let fits = postcard::to_slice(self, &mut record).is_ok();
+        debug_assert!(fits);
+        record
+    }
+
+    /// As read from the pipe; `None` for anything that `to_bytes` does not write.
+    pub fn from_bytes(record: &[u8; CmEvent::BYTES]) -> Option<CmEvent> {
+        postcard::take_from_bytes(record).ok().map(|(event, _)| event)
+    }
+}
+
+/// To [`crate::Request::CmStats`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmStats {
+    /// Time of each step of connection setup.
+    pub steps: Vec<CmStep>,
+    /// Numbers as they are now or since the start: ids, connections, listeners, requests refused, messages by kind.
+    pub numbers: Vec<(String, u64)>,
+}
+
+/// A histogram of one step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CmStep {
+    /// Name of the step.
+    pub name: String,
+    /// How often it was taken.
+    pub count: u64,
+    /// Sum of all times.
+    pub total_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+    /// Bucket n counts times of 2^n to 2^(n+1)-1 ns; bucket 0 also counts 0.
+    pub buckets: Vec<u64>,
+}
