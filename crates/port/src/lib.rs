@@ -92,7 +92,7 @@ pub trait Port: Send {
 }
 
 /// The UDP destination port of RoCEv2 (IANA; IBA annex A17).
-pub const ROCE_UDP_PORT: u16 = 4791;
+pub const ROCE_UDP_PORT: u16 = burst_wire::ROCE_PORT;
 
 /// Opens the port that `spec` describes, for worker `worker` of `workers` (each worker has a port object of its own).
 ///

@@ -212,6 +212,15 @@ fn the_wait_descriptor_is_readable_when_something_is_there() {
 }
 
 #[test]
+fn a_specification_with_wrappers_opens_them() {
+    let spec = PortSpec::parse("impair:loss=100%,dir=tx,seed=5/udp:dev=lo,addr=127.0.0.1,udp_port=10805").unwrap();
+    let mut port = burst_port::open(&spec, 0, 1).unwrap();
+    assert_eq!(port.caps().name, spec.to_string());
+    let reasons = send(&mut *port, &flow("127.0.0.1", "127.0.0.1"), &payloads(&[4; 3]));
+    assert_eq!(reasons, [Reason::Impaired; 3]);
+}
+
+#[test]
 fn empty_ports_have_nothing() {
     let mut a = lo("127.0.0.1", 10_803, "");
     let mut sink = Collect::default();

@@ -5,7 +5,7 @@ use std::mem::{size_of, size_of_val};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// `IP_RECVERR_RFC4884` and friends are not wanted; these are missing from the libc crate or named differently there.
+// Numbers of linux/udp.h and asm-generic/socket.h that the libc crate lacks.
 const UDP_NO_CHECK6_RX: i32 = 102;
 const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
 const SO_RXQ_OVFL: i32 = 40;
@@ -94,6 +94,23 @@ fn set_v6(fd: &OwnedFd) -> io::Result<()> {
 
 /// TTL and hop limit of packets sent without another one.
 pub const DEFAULT_HOPS: u8 = 64;
+
+/// Receive buffer that the kernel granted, in bytes.
+pub fn receive_buffer(fd: &OwnedFd) -> u32 {
+    let (mut bytes, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the value and its length live during the call.
+    let rc = unsafe {
+        let value = (&raw mut bytes).cast();
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, value, &mut len)
+    };
+    if rc == 0 { u32::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
+/// Makes the kernel refuse trains on the socket, as some paths do: UDP_SEGMENT needs checksums.
+#[cfg(test)]
+pub fn refuse_trains(fd: &OwnedFd) {
+    set(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("an option for everybody");
+}
 
 fn set(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     // SAFETY: the option value is an int that lives during the call.

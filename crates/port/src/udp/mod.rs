@@ -1,12 +1,14 @@
 //! The `udp` port: RoCEv2 by ordinary UDP sockets, on any interface, without privileges.
 //!
-//! - [`socks`]: one unconnected socket per address of the interface, on port 4791;
-//! - [`tx`]: trains by UDP_SEGMENT, all of a batch in one `sendmmsg`, payload not copied;
-//! - [`rx`]: trains by UDP_GRO, split and checked;
-//! - [`seal`]: the ICRC and the IPv4 identification that it covers.
+//! - `socks`: one unconnected socket per address of the interface, on port 4791;
+//! - `tx`: trains by UDP_SEGMENT, all of a batch in one `sendmmsg`, payload not copied;
+//! - `rx`: trains by UDP_GRO, split and checked;
+//! - `seal`: the ICRC and the IPv4 identification that it covers.
 //!
 //! Limits of a socket: the source port is always our own port (no entropy for ECMP), the IPv6 flow label is the
 //! kernel's choice when sending and not seen when receiving. Neither is part of what RoCEv2 needs.
+//!
+//! Sending waits only for room in the socket's send buffer, a few milliseconds at most, before it drops.
 //!
 //! `wait_fds` is one epoll descriptor that stays the same while sockets come and go with the interface's addresses.
 
@@ -79,6 +81,12 @@ impl UdpPort {
         }
         port.caps.addrs = addrs;
         Ok(port)
+    }
+
+    /// Receive buffer of the sockets as granted by the kernel, in bytes of its own accounting (a 64 KiB train takes up to
+    /// twice its length). What a peer sends beyond it while this worker is busy is lost.
+    pub fn receive_buffer(&self) -> u32 {
+        self.socks.iter().map(|s| crate::sys::socket::receive_buffer(&s.fd)).min().unwrap_or(0)
     }
 
     /// IPv4 identifications that had to be recovered from the ICRC: not zero with peers that are not Burst.
@@ -166,10 +174,12 @@ impl Port for UdpPort {
         let slept = now.since(self.last_rx) > PAUSE;
         self.last_rx = now;
         let mut taken = self.rx.leftover(&mut self.socks, budget, sink);
-        for index in 0..self.socks.len() {
+        // Another socket is the first each time, so that none uses all of the budget always.
+        for turn in 0..self.socks.len() {
             if taken >= budget {
-                return taken;
+                break;
             }
+            let index = (self.probe + turn) % self.socks.len();
             let hot = self.socks[index].hot;
             if hot > 0 || slept || index == self.probe {
                 let got = self.rx.burst(&mut self.socks, index, budget - taken, sink);
@@ -204,5 +214,34 @@ impl Port for UdpPort {
             }
         }
         essence(&self.caps) != before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::socket::refuse_trains;
+    use crate::testing::{Collect, batch_of, flow};
+
+    fn lo(addr: &str) -> UdpPort {
+        let addr = Some(addr.parse().unwrap());
+        let spec = UdpSpec { dev: Some("lo".into()), addr, udp_port: 10_790, ..UdpSpec::default() };
+        UdpPort::open(&spec, "udp:dev=lo", 0, 1).unwrap()
+    }
+
+    #[test]
+    fn where_the_kernel_refuses_trains_packets_go_one_by_one() {
+        let (mut a, mut b) = (lo("127.0.0.1"), lo("127.0.0.2"));
+        refuse_trains(&a.socks[0].fd);
+        let payloads: Vec<Vec<u8>> = (0..100u8).map(|i| vec![i; 1024]).collect();
+        let flow = flow("127.0.0.1", "127.0.0.2");
+        for _ in 0..2 {
+            let mut sink = Collect::default();
+            a.tx_burst(Nanos(0), &batch_of(&flow, &payloads), &mut |r| panic!("{r}"));
+            while b.rx_burst(Nanos(0), 1000, &mut sink) > 0 {}
+            assert_eq!(sink.dropped, []);
+            assert_eq!(sink.payloads(), payloads);
+        }
+        assert_eq!(b.ids_recovered(), 0, "identifications are 0 without trains");
     }
 }

@@ -1,15 +1,15 @@
 //! The ICRC of a flow's packets: which identification is in it when it is made, which ones are believed when checked.
 //!
 //! A UDP socket neither sets nor sees the IPv4 identification that the ICRC covers. With DF set on an unconnected socket
-//! Linux sends 0 in a packet of its own and counts from 0 along a train that it segments (`tests/wire_id.rs` looks at
+//! Linux sends 0 in a packet of its own and counts from 0 along a train that it segments (`tests/namespaces.rs` looks at
 //! the wire). So the sender knows it, and a receiver that gets a train whole can predict it as the position in the
 //! train. Where a train was cut on its way, or the peer is another stack with real identifications, the one that
 //! explains the ICRC is recovered from the ICRC itself, and the next packets are expected to follow it. A recovered
 //! identification costs protection: a damaged packet passes with probability 2^-16 instead of 2^-32 (the UDP checksum
 //! still stands before it); `strict_id` accepts recovered ones only below [`TRAIN_MAX`], as cut trains have them.
 
+use burst_wire::Icrc;
 use burst_wire::icrc::{IdDelta, Prepared, PseudoV4, PseudoV6};
-use burst_wire::{Icrc, ROCE_PORT};
 use std::net::IpAddr;
 
 /// Most packets of a train: the kernel's `UDP_MAX_SEGMENTS` (64 before Linux 6.9).
@@ -136,8 +136,6 @@ impl Checker {
         true
     }
 }
-
-const _: () = assert!(ROCE_PORT == crate::ROCE_UDP_PORT);
 
 #[cfg(test)]
 mod tests {

@@ -56,6 +56,14 @@ pub fn open(spec: &UdpSpec, addr: &PortAddr, share: Share) -> Result<Sock, PortE
     {
         tracing::warn!("packets are not steered to workers ({error}): workers hand them over to each other");
     }
+    let granted = socket::receive_buffer(&fd);
+    if granted < spec.rcvbuf && share.worker == 0 {
+        let ip = addr.ip;
+        tracing::info!(
+            "the receive buffer of {ip} has {granted} bytes of {} asked for: raise net.core.rmem_max",
+            spec.rcvbuf
+        );
+    }
     Ok(Sock { ip: addr.ip, udp_port: spec.udp_port, fd, lost_seen: 0, hot: 0 })
 }
 

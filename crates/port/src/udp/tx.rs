@@ -26,8 +26,9 @@ const MESSAGES: usize = 128;
 const IOVS: usize = 2048;
 /// Scratch bytes of one `sendmmsg`; holds the longest frame whole.
 const SCRATCH: usize = 128 << 10;
-/// Payload up to here is copied rather than lent.
-const COPY_MAX: usize = 256;
+/// Payload up to here is copied rather than lent: at 512 bytes copying carried 1.2 to 2 times as many packets in four
+/// alternating runs of `pktbench`, at 1024 neither was ahead.
+const COPY_MAX: usize = 768;
 /// Waits for room in the socket before a message is given up.
 const WAITS_MAX: u32 = 4;
 /// Length of one such wait.
@@ -113,6 +114,7 @@ impl Tx {
             let singly = at < singly_to;
             let (end, train_max) = if singly { (singly_to, 1) } else { (frames.len(), self.train_max) };
             let next = self.build(batch, at..end, train_max, dropped);
+            assert!(next > at, "an empty ring holds any frame");
             let mut too_long = false;
             let progress = self.transmit(sock.fd.as_raw_fd(), &mut |reason| {
                 too_long |= reason == Reason::SendTooLong;
