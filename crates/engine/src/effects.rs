@@ -40,7 +40,7 @@ impl Effects for Fx<'_> {
             self.outbox.completions.push((cq, cqe, solicited));
             return;
         }
-        write_completion(self.cqs, self.counters, &mut self.outbox.events, cq, &cqe, solicited);
+        write_completion(self.cqs, self.counters, self.outbox, cq, &cqe, solicited);
     }
 
     fn event(&mut self, _qpn: Qpn, event: EventType) {
@@ -65,16 +65,17 @@ impl Effects for Fx<'_> {
 pub(crate) fn write_completion(
     cqs: &[Option<Arc<CqShared>>],
     counters: &Counters,
-    events: &mut Vec<u32>,
+    outbox: &mut Outbox,
     cq: u32,
     cqe: &Cqe,
     solicited: bool,
 ) {
     let Some(shared) = cqs.get(cq as usize).and_then(Option::as_ref) else { return };
     counters.add(Traffic::Completions, 1);
+    outbox.delivered = true;
     match shared.producer.push(cqe, solicited) {
         Push::Quiet => {}
-        Push::Event => events.push(cq),
+        Push::Event => outbox.events.push(cq),
         Push::Overrun => {
             counters.count(Reason::CqOverrun);
             if !shared.overrun_said.swap(true, Ordering::Relaxed) {

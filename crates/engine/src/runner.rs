@@ -132,6 +132,9 @@ impl Runner {
             let busy = self.run_jobs(now) | self.worker.run_once(now);
             if busy {
                 last_busy = now;
+                if self.worker.has_delivered() {
+                    std::thread::yield_now();
+                }
             } else if now.since(last_busy) < spin {
                 std::thread::yield_now();
             } else {

@@ -3,7 +3,7 @@
 use crate::counters::Traffic;
 use crate::effects::{Fx, SlotView, write_completion};
 use crate::objects::NO_PATH;
-use crate::worker::{Core, Outbox, PortSlot, Worker};
+use crate::worker::{Core, PortSlot, Worker};
 use burst_base::{Nanos, Reason};
 use burst_transport::{Env, Signal, TxBudget, TxState};
 
@@ -39,10 +39,12 @@ impl Worker {
         for slot in &mut self.ports {
             slot.flush(now);
         }
-        let Core { outbox: Outbox { completions, events }, cqs, .. } = &mut self.core;
+        let Core { outbox, cqs, .. } = &mut self.core;
+        let mut completions = std::mem::take(&mut outbox.completions);
         for (cq, cqe, solicited) in completions.drain(..) {
-            write_completion(cqs, &self.ports[0].counters, events, cq, &cqe, solicited);
+            write_completion(cqs, &self.ports[0].counters, outbox, cq, &cqe, solicited);
         }
+        outbox.completions = completions;
     }
 
     /// One queue pair's turn. Returns payload bytes it may have used.

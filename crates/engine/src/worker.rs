@@ -50,6 +50,8 @@ pub(crate) struct Outbox {
     pub events: Vec<u32>,
     /// Completions that must not be seen before the batch has left.
     pub completions: Vec<(u32, Cqe, bool)>,
+    /// Completions were written since this was last asked.
+    pub delivered: bool,
 }
 
 /// A port and what waits to leave by it.
@@ -103,7 +105,11 @@ impl Worker {
                 wheel: Wheel::new(64),
                 paths: Vec::new(),
                 graves: Graveyard::default(),
-                outbox: Outbox { events: Vec::with_capacity(1024), completions: Vec::with_capacity(1024) },
+                outbox: Outbox {
+                    events: Vec::with_capacity(1024),
+                    completions: Vec::with_capacity(1024),
+                    delivered: false,
+                },
                 touched: Vec::with_capacity(RX_BUDGET),
                 inboxes,
                 handed_to: 0,
@@ -112,14 +118,23 @@ impl Worker {
         }
     }
 
-    /// One pass: doorbells, receive, timers, transmit, publish. Returns whether anything was done.
+    /// One pass: doorbells, transmit, receive, timers, publish. Returns whether anything was done.
+    ///
+    /// Transmit comes before receive: what was posted leaves without waiting for a look at the sockets, and an
+    /// acknowledgement waits until the program has had a chance to answer ([`Worker::has_delivered`]), so that both
+    /// leave in one system call and arrive as one.
     pub fn run_once(&mut self, now: Nanos) -> bool {
         self.core.mem.reclaim();
         let mut busy = self.core.take_doorbells();
+        busy |= self.transmit(now);
         busy |= self.receive(now);
         busy |= self.run_timers(now);
-        busy |= self.transmit(now);
         busy | self.core.publish(&self.ports)
+    }
+
+    /// Whether the last pass wrote completions: a program on the same processor should run before the next pass.
+    pub fn has_delivered(&mut self) -> bool {
+        std::mem::take(&mut self.core.outbox.delivered)
     }
 
     /// When the next pass is due if nothing else happens before.
@@ -196,7 +211,8 @@ impl Core {
             slot.armed = deadline;
             self.wheel.insert(index, deadline);
         }
-        let (ready, path) = (slot.qp.wants_tx() && !slot.waiting, slot.path);
+        // Also while it waits for a window: it says yes then only if it owes an answer, or was answered itself.
+        let (ready, path) = (slot.qp.wants_tx(), slot.path);
         if ready {
             self.make_ready(index);
         }
