@@ -14,6 +14,7 @@ use burst_transport::TxBudget;
 use common::{Pair, Setup, Weather, frame_bytes};
 use std::time::{Duration, Instant};
 
+/// Messages of each kind, unless the first argument says otherwise.
 const ROUNDS: usize = 20_000;
 
 #[derive(Default)]
@@ -24,16 +25,17 @@ struct Times {
     packets: u64,
 }
 
-/// `ROUNDS` messages of `len` bytes, `batch` at a time.
-fn run(opcode: WrOpcode, len: u32, batch: usize) -> Times {
+/// `rounds` messages of `len` bytes, `batch` at a time.
+#[inline(never)]
+fn run(opcode: WrOpcode, len: u32, batch: usize, rounds: usize) -> Times {
     let setup = Setup { mtu: Mtu::B4096, ..Setup::default() };
     let mut pair = Pair::new(&setup, 1, Weather::default());
     let rkey = pair.ends[1].lkey;
     let flags = send_flags::SIGNALED as u16;
     let wqe = SendWqe { opcode: opcode as u8, flags, rkey, ..SendWqe::default() };
     let mut times = Times::default();
-    let mut wire: Vec<Vec<u8>> = vec![Vec::with_capacity(5000); 512];
-    for _ in 0..ROUNDS / batch {
+    let mut wire: Vec<Vec<u8>> = (0..512).map(|_| Vec::with_capacity(5000)).collect();
+    for _ in 0..rounds / batch {
         for _ in 0..batch {
             let sges = [pair.ends[0].sge(0, len)];
             pair.ends[0].post(&wqe, &sges);
@@ -82,6 +84,7 @@ fn copy_time(bytes: u64) -> Duration {
 }
 
 fn main() {
+    let rounds = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(ROUNDS);
     println!("{:24} {:>9} {:>9} {:>9} {:>8} {:>9}", "per message", "request", "respond", "complete", "packets", "copy");
     for (opcode, len, batch) in [
         (WrOpcode::RdmaWrite, 64, 32),
@@ -89,16 +92,16 @@ fn main() {
         (WrOpcode::RdmaRead, 64, 4),
         (WrOpcode::RdmaRead, 64 << 10, 1),
     ] {
-        let times = run(opcode, len, batch);
-        let each = |time: Duration| format!("{} ns", time.as_nanos() / ROUNDS as u128);
-        let copy = copy_time(u64::from(len) * ROUNDS as u64);
+        let times = run(opcode, len, batch, rounds);
+        let each = |time: Duration| format!("{} ns", time.as_nanos() / rounds as u128);
+        let copy = copy_time(u64::from(len) * rounds as u64);
         println!(
             "{:24} {:>9} {:>9} {:>9} {:>8.1} {:>9}",
             format!("{opcode:?} {len}"),
             each(times.request),
             each(times.respond),
             each(times.complete),
-            times.packets as f64 / ROUNDS as f64,
+            times.packets as f64 / rounds as f64,
             each(copy)
         );
     }

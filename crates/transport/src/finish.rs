@@ -31,47 +31,50 @@ pub(crate) fn vendor_err(reason: Option<Reason>) -> u32 {
     reason.map_or(0, |reason| reason.index() as u32 + 1)
 }
 
+/// How a work request ended.
+struct Ending {
+    opcode: WrOpcode,
+    byte_len: u32,
+    status: WcStatus,
+    reason: Option<Reason>,
+}
+
 impl Qp {
     /// Ends the oldest slot with success.
     pub(crate) fn retire_head(&mut self, env: &mut Env<'_>) {
         let slot = self.req.pop_head();
         self.sq.publish_consumed(self.req.retired);
         if slot.wqe.flags & send_flags::SIGNALED as u16 != 0 {
-            self.complete_send(&slot.wqe, slot.opcode, slot.length, WcStatus::Success, None, env);
+            let (opcode, byte_len) = (slot.opcode, slot.length);
+            let end = Ending { opcode, byte_len, status: WcStatus::Success, reason: None };
+            self.complete_send(slot.wqe.wr_id, end, env);
         }
     }
 
     /// Ends a request that failed or was flushed: always with a completion.
     fn end_slot(&mut self, slot: &Slot, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
         self.sq.publish_consumed(self.req.retired);
-        self.complete_send(&slot.wqe, slot.opcode, 0, status, Some(reason), env);
+        let end = Ending { opcode: slot.opcode, byte_len: 0, status, reason: Some(reason) };
+        self.complete_send(slot.wqe.wr_id, end, env);
     }
 
-    fn complete_send(
-        &mut self,
-        wqe: &SendWqe,
-        opcode: WrOpcode,
-        byte_len: u32,
-        status: WcStatus,
-        reason: Option<Reason>,
-        env: &mut Env<'_>,
-    ) {
-        if let Some(reason) = reason {
+    fn complete_send(&mut self, wr_id: u64, end: Ending, env: &mut Env<'_>) {
+        if let Some(reason) = end.reason {
             env.fx.count(reason);
         }
         let cqe = Cqe {
-            wr_id: wqe.wr_id,
+            wr_id,
             timestamp_ns: env.now.0,
-            byte_len,
+            byte_len: end.byte_len,
             qpn: self.id.qpn.get(),
-            vendor_err: vendor_err(reason),
+            vendor_err: vendor_err(end.reason),
             qp_cookie: self.id.cookie,
             sq_consumer: self.req.retired,
-            status: status as u8,
-            opcode: wc_opcode(opcode) as u8,
+            status: end.status as u8,
+            opcode: wc_opcode(end.opcode) as u8,
             ..Cqe::default()
         };
-        env.fx.complete(self.id.send_cq, cqe, status != WcStatus::Success);
+        env.fx.complete(self.id.send_cq, cqe, end.status != WcStatus::Success);
     }
 
     /// If the oldest slot cannot be carried out, its turn to fail has come.
@@ -163,7 +166,8 @@ impl Qp {
                 self.req.retired = self.req.retired.wrapping_add(1);
                 self.sq.publish_consumed(self.req.retired);
                 let opcode = WrOpcode::from_number(u32::from(wqe.opcode)).unwrap_or(WrOpcode::Send);
-                self.complete_send(&wqe, opcode, 0, WcStatus::WrFlushErr, Some(Reason::Flushed), env);
+                let (status, reason) = (WcStatus::WrFlushErr, Some(Reason::Flushed));
+                self.complete_send(wqe.wr_id, Ending { opcode, byte_len: 0, status, reason }, env);
             }
             Fetch::Empty => self.req.sq_active = !self.sq.try_idle(),
             Fetch::Corrupt => {

@@ -228,11 +228,26 @@ fn the_requester_makes_the_captured_packets() {
 }
 
 /// All of a packet but what is a matter of taste: MigReq, destination, and AckReq of packets that are not the last.
-fn readable(bytes: &[u8]) -> (Opcode, Psn, bool, Option<(u64, u32, u32)>, Option<[u8; 4]>, Vec<u8>) {
+#[derive(Debug, PartialEq)]
+struct Readable {
+    opcode: Opcode,
+    psn: Psn,
+    asks: bool,
+    reth: Option<burst_wire::Reth>,
+    imm: Option<burst_wire::ImmDt>,
+    payload: Vec<u8>,
+}
+
+fn readable(bytes: &[u8]) -> Readable {
     let packet = Packet::parse(bytes).unwrap();
-    let reth = packet.reth().map(|r| (r.addr, r.rkey.0, r.len));
-    let asks = packet.bth.ack_req && packet.info.position.is_end();
-    (packet.bth.opcode, packet.bth.psn, asks, reth, packet.imm().map(|i| i.bytes), packet.payload.to_vec())
+    Readable {
+        opcode: packet.bth.opcode,
+        psn: packet.bth.psn,
+        asks: packet.bth.ack_req && packet.info.position.is_end(),
+        reth: packet.reth(),
+        imm: packet.imm(),
+        payload: packet.payload.to_vec(),
+    }
 }
 
 fn acknowledge(end: &mut End, psn: Psn) {
