@@ -6,6 +6,9 @@
 //! ```
 //! `veth` (default; needs root) makes two network namespaces that end with the process. Methods take turns within each
 //! round; the table gives medians. The sender keeps at most a window of bytes on the way, so nothing is lost.
+//! `tx ns` and `rx ns` are processor time per packet of the turns that did something (on veth the sender's includes the
+//! kernel's receive path); `capacity` is the rate that the slower side would reach with a processor of its own: the
+//! figure to compare on a busy machine.
 //! - `plain`: one iovec per train, nothing computed: what the kernel can do
 //! - `no-icrc`: the port, ICRC off
 //! - `icrc`: the port as it is used
@@ -86,7 +89,7 @@ fn main() {
     let payloads = args.get(3).map_or("4096,1024,64".to_owned(), String::clone);
     let only = args.get(4).cloned();
     println!("{} {seconds} s, median of {rounds}", if veth { "veth" } else { "lo" });
-    println!("{:>8} {:>8} {:>10} {:>8} {:>8}", "payload", "method", "Gbit/s", "Mpps", "ratio");
+    println!(" payload   method     Gbit/s     Mpps    tx ns    rx ns   capacity    ratio");
     for payload in payloads.split(',').map(|p| p.parse::<usize>().expect("payload sizes")) {
         let mut rates = [vec![], vec![], vec![]];
         for _ in 0..rounds {
@@ -96,21 +99,29 @@ fn main() {
                 }
             }
         }
-        let median = |v: &mut Vec<f64>| {
-            v.sort_by(f64::total_cmp);
-            v.get(v.len() / 2).copied().unwrap_or(0.0)
+        let median = |at: usize, of: fn(&Sample) -> f64| {
+            let mut values: Vec<f64> = rates[at].iter().map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
         };
-        let plain = median(&mut rates[0]);
+        let bits = payload as f64 * 8.0;
+        let capacity = |at: usize| bits / median(at, |s| s.tx_ns.max(s.rx_ns));
         for (at, (_, name)) in METHODS.iter().enumerate() {
-            let rate = median(&mut rates[at]);
-            let mpps = rate / payload as f64 / 1e6;
-            println!("{payload:>8} {name:>8} {:>10.2} {mpps:>8.3} {:>8.2}", rate * 8.0 / 1e9, rate / plain);
+            let (rate, tx, rx) = (median(at, |s| s.rate), median(at, |s| s.tx_ns), median(at, |s| s.rx_ns));
+            print!("{payload:>8} {name:>8} {:>10.2} {:>8.3} {tx:>8.0} {rx:>8.0}", rate * 8e-9, rate * 8e-6 / bits);
+            println!(" {:>10.2} {:>8.2}", capacity(at), capacity(at) / capacity(0));
         }
     }
 }
 
-/// Payload bytes per second that arrived.
-fn measure(setup: Setup) -> f64 {
+/// Payload bytes per second that arrived, and nanoseconds of processor time per packet.
+struct Sample {
+    rate: f64,
+    tx_ns: f64,
+    rx_ns: f64,
+}
+
+fn measure(setup: Setup) -> Sample {
     let shared =
         Arc::new(Shared { stop: AtomicBool::new(false), received: AtomicU64::new(0), barrier: Barrier::new(2) });
     let (tid_in, tid) = std::sync::mpsc::channel();
@@ -137,10 +148,11 @@ fn measure(setup: Setup) -> f64 {
             ip("link set pva mtu 9000 up");
             shared.barrier.wait();
         }
-        send(&setup, &shared);
+        send(&setup, &shared)
     });
-    sender.join().unwrap();
-    receiver.join().unwrap()
+    let tx_ns = sender.join().unwrap();
+    let [rate, rx_ns] = receiver.join().unwrap();
+    Sample { rate, tx_ns, rx_ns }
 }
 
 fn addresses(setup: &Setup) -> (IpAddr, IpAddr) {
@@ -157,7 +169,15 @@ fn open(setup: &Setup, dev: &str, addr: IpAddr) -> UdpPort {
     UdpPort::open(udp, &text, 0, 1).unwrap()
 }
 
-fn receive(setup: &Setup, shared: &Shared) -> f64 {
+/// Processor time of this thread, in nanoseconds.
+fn cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the result lives during the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn receive(setup: &Setup, shared: &Shared) -> [f64; 2] {
     let (_, dst) = addresses(setup);
     let mut start = None;
     let mut count = Count { received: Some(&shared.received), ..Count::default() };
@@ -183,20 +203,23 @@ fn receive(setup: &Setup, shared: &Shared) -> f64 {
         })
     };
     shared.barrier.wait();
+    let mut busy_ns = 0;
     while !shared.stop.load(Ordering::Relaxed) {
-        let before = count.frames;
+        let (before, began) = (count.frames, cpu_ns());
         turn(&mut count);
         if count.frames > before {
+            busy_ns += cpu_ns() - began;
             last = Instant::now();
             if start.is_none() {
                 (start, first) = (Some(last), count.bytes);
             }
         }
     }
-    (count.bytes - first) as f64 / last.duration_since(start.unwrap_or(last)).as_secs_f64().max(1e-9)
+    let rate = (count.bytes - first) as f64 / last.duration_since(start.unwrap_or(last)).as_secs_f64().max(1e-9);
+    [rate, busy_ns as f64 / count.frames.max(1) as f64]
 }
 
-fn send(setup: &Setup, shared: &Shared) {
+fn send(setup: &Setup, shared: &Shared) -> f64 {
     let (src, dst) = addresses(setup);
     // The kernel tells the queues some time after the command that the link is up; until then it drops.
     let dev = if setup.veth { "pva" } else { "lo" };
@@ -247,6 +270,7 @@ fn send(setup: &Setup, shared: &Shared) {
     };
     shared.barrier.wait();
     let start = Instant::now();
+    let (mut busy_ns, mut packets) = (0, 0);
     let (mut sent, mut heard, mut stalled) = (0u64, 0, Instant::now());
     while start.elapsed() < Duration::from_secs_f64(setup.seconds) {
         let received = shared.received.load(Ordering::Acquire);
@@ -254,7 +278,9 @@ fn send(setup: &Setup, shared: &Shared) {
             (heard, stalled) = (received, Instant::now());
         }
         if sent.saturating_sub(received) < WINDOW_BYTES {
+            let began = cpu_ns();
             turn();
+            (busy_ns, packets) = (busy_ns + cpu_ns() - began, packets + BATCH as u64);
             sent += (BATCH * payload) as u64;
         } else if stalled.elapsed() > STALL {
             eprintln!("{} bytes lost, or the receiver got no processor for {STALL:?}", sent - received);
@@ -265,6 +291,7 @@ fn send(setup: &Setup, shared: &Shared) {
     }
     thread::sleep(Duration::from_millis(5));
     shared.stop.store(true, Ordering::Relaxed);
+    busy_ns as f64 / packets.max(1) as f64
 }
 
 fn plain_socket(addr: IpAddr) -> UdpSocket {

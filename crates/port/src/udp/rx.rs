@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 /// Buffers.
 const MESSAGES: usize = 32;
 /// Bytes that one `recvmmsg` should bring: a part of an L2 cache.
-const HOT_BYTES: usize = 128 << 10;
+const HOT_BYTES: usize = 64 << 10;
 /// Shortest packet: BTH and ICRC.
 const PACKET_MIN: usize = 12 + ICRC;
 /// Lost packets reported per message.
