@@ -137,7 +137,7 @@ impl Worker {
         if let (Ok(_), Some(flow)) = (&result, flow) {
             self.join_path(qpn, flow);
         }
-        self.core.settle(slot_of(qpn));
+        self.core.settle(now, slot_of(qpn));
         self.flush_all(now);
         result
     }

@@ -19,6 +19,7 @@ pub mod worker;
 
 mod commands;
 mod effects;
+mod hold;
 mod receive;
 mod transmit;
 

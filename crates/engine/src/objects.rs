@@ -2,6 +2,7 @@
 //! workers use one (completion queues).
 
 use crate::events::EventPipe;
+use crate::hold::Hold;
 use burst_base::Nanos;
 use burst_base::verbs::EventType;
 use burst_control::{AsyncObject, AsyncRecord};
@@ -96,6 +97,7 @@ pub struct QpSlot {
     pub(crate) in_ready: bool,
     pub(crate) waiting: bool,
     pub(crate) touched: bool,
+    pub(crate) hold: Hold,
     pub(crate) armed: Nanos,
 }
 
@@ -124,6 +126,7 @@ impl QpSlot {
             in_ready: false,
             waiting: false,
             touched: false,
+            hold: Hold::default(),
             armed: Nanos::NEVER,
         }
     }

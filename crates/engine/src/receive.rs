@@ -34,7 +34,7 @@ impl Worker {
             if let Some(slot) = self.core.qps.get_mut(qp as usize).and_then(Option::as_mut) {
                 slot.touched = false;
             }
-            self.core.settle(qp);
+            self.core.settle(now, qp);
         }
         taken > 0
     }

@@ -27,6 +27,9 @@ pub struct RunnerOptions {
 /// Longest sleep, so that a lost wake-up could only delay, never hang. It costs one pass a second.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
+/// What one idle pass counts as spinning, at most.
+const PASS_COUNTS_MAX: Nanos = Nanos::from_us(2);
+
 type Job = Box<dyn FnOnce(&mut Worker, Nanos) + Send>;
 
 /// The control thread's end of a worker.
@@ -126,21 +129,26 @@ impl Runner {
 
     fn run(&mut self) {
         let spin = Nanos(self.options.spin.as_nanos() as u64);
-        let mut last_busy = self.now();
+        // Time spun without work. A pass counts for little however long it took: while other pollers share the
+        // processor, most of the time between two passes was theirs.
+        let mut spun = Nanos(0);
+        let mut before = self.now();
         while !self.stop.load(Ordering::Relaxed) {
             let now = self.now();
             let busy = self.run_jobs(now) | self.worker.run_once(now);
             if busy {
-                last_busy = now;
+                spun = Nanos(0);
                 if self.worker.has_delivered() {
                     std::thread::yield_now();
                 }
-            } else if now.since(last_busy) < spin {
+            } else if spun < spin {
+                spun = spun + now.since(before).min(PASS_COUNTS_MAX);
                 std::thread::yield_now();
             } else {
                 self.sleep();
-                last_busy = self.now();
+                spun = Nanos(0);
             }
+            before = now;
         }
     }
 

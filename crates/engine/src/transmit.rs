@@ -91,7 +91,7 @@ impl Worker {
         if state == TxState::More {
             self.core.make_ready(index);
         }
-        self.core.settle(index);
+        self.core.settle(now, index);
     }
 
     /// Fires due timers.
@@ -118,7 +118,7 @@ impl Worker {
                 paths[slot.path as usize].lost(now);
             }
         }
-        self.core.settle(index);
+        self.core.settle(now, index);
         due
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::counters::Counters;
 use crate::handover::Inbox;
+use crate::hold::Held;
 use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, write_async};
 use crate::path::Path;
 use crate::sched::Scheduler;
@@ -73,6 +74,7 @@ pub(crate) struct Core {
     pub wheel: Wheel,
     pub paths: Vec<Path>,
     pub graves: Graveyard,
+    pub held: Held,
     pub outbox: Outbox,
     /// Queue pairs that got packets in this burst.
     pub touched: Vec<u32>,
@@ -105,6 +107,7 @@ impl Worker {
                 wheel: Wheel::new(64),
                 paths: Vec::new(),
                 graves: Graveyard::default(),
+                held: Held::default(),
                 outbox: Outbox {
                     events: Vec::with_capacity(1024),
                     completions: Vec::with_capacity(1024),
@@ -126,6 +129,7 @@ impl Worker {
     pub fn run_once(&mut self, now: Nanos) -> bool {
         self.core.mem.reclaim();
         let mut busy = self.core.take_doorbells();
+        self.core.release_held(now);
         busy |= self.transmit(now);
         busy |= self.receive(now);
         busy |= self.run_timers(now);
@@ -142,7 +146,7 @@ impl Worker {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
         let owed = self.core.contexts.iter().flatten().any(|c| c.async_events.has_backlog());
         let soon = if owed { Nanos(0) } else { Nanos::NEVER };
-        ports.min(self.core.wheel.next_deadline()).min(soon)
+        ports.min(self.core.wheel.next_deadline()).min(self.core.held.next_deadline()).min(soon)
     }
 
     /// This worker's inbox, with the eventfd that wakes it.
@@ -171,6 +175,7 @@ impl Core {
                     return;
                 };
                 qp.qp.on_doorbell();
+                qp.hold.answered();
                 if !qp.in_ready {
                     qp.in_ready = true;
                     sched.push(context as u32, queues[queue as usize]);
@@ -179,6 +184,16 @@ impl Core {
             any |= rung > 0;
         }
         any
+    }
+
+    /// Acknowledgements that have waited long enough.
+    fn release_held(&mut self, now: Nanos) {
+        while let Some((index, at)) = self.held.pop_due(now) {
+            let slot = self.qps.get_mut(index as usize).and_then(Option::as_mut);
+            if slot.is_some_and(|s| s.hold.expire(at)) {
+                self.make_ready(index);
+            }
+        }
     }
 
     /// Marks a queue pair ready if it wants to send.
@@ -192,7 +207,7 @@ impl Core {
     }
 
     /// After a queue pair was called: its bytes in flight, its timer, its wish to send.
-    pub(crate) fn settle(&mut self, index: u32) {
+    pub(crate) fn settle(&mut self, now: Nanos, index: u32) {
         let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
         let inflight = slot.qp.inflight_bytes();
         if inflight != slot.inflight_seen {
@@ -212,7 +227,8 @@ impl Core {
             self.wheel.insert(index, deadline);
         }
         // Also while it waits for a window: it says yes then only if it owes an answer, or was answered itself.
-        let (ready, path) = (slot.qp.wants_tx(), slot.path);
+        let waits = slot.qp.ack_may_wait() && self.held.wait(index, &mut slot.hold, now);
+        let (ready, path) = (slot.qp.wants_tx() && !waits, slot.path);
         if ready {
             self.make_ready(index);
         }

@@ -201,14 +201,21 @@ impl Qp {
     }
 
     /// Sends: first what is owed to the peer, then read responses, then requests, as far as `budget` and the batch go.
+    ///
+    /// An acknowledgement alone goes behind the requests of the same turn: a port can send a short last packet in the
+    /// same train (GSO), but not a short first one.
     pub fn poll_tx(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
-        if self.resp.owes() && !self.poll_responses(budget, env) {
+        let ack_last = self.resp.owes_only_ack() && self.wants_requests();
+        if !ack_last && self.resp.owes() && !self.poll_responses(budget, env) {
             return TxState::More;
         }
         let state = match self.state {
             QpState::Rts | QpState::Sqd => self.poll_requests(budget, env),
             _ => TxState::Idle,
         };
+        if ack_last && self.resp.owes() && !self.poll_responses(budget, env) {
+            return TxState::More;
+        }
         if self.wants_flush() {
             self.poll_flush(budget, env);
             return if self.wants_flush() { TxState::More } else { TxState::Idle };
@@ -220,6 +227,12 @@ impl Qp {
     /// acknowledgement comes, unless it owes an answer: an answer must never wait for a window.
     pub fn wants_tx(&self) -> bool {
         self.resp.owes() || self.wants_requests() || self.wants_flush()
+    }
+
+    /// Whether the only thing to send is an acknowledgement of a message that the program has just been told of. A
+    /// program that answers each message posts soon; then one system call and one wake-up of the peer carry both.
+    pub fn ack_may_wait(&self) -> bool {
+        self.resp.ack_follows_receive && self.resp.owes_only_ack() && !self.wants_requests() && !self.wants_flush()
     }
 
     /// The application posted to an idle queue (sends; or receives of a queue pair in error).

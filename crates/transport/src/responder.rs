@@ -54,6 +54,8 @@ pub(crate) struct Responder {
     pub(crate) nak_given: bool,
     pub(crate) message: Option<Incoming>,
     pub(crate) ack_due: Option<(Psn, u32)>,
+    /// The acknowledgement that is due is for a message that the program has just been told of.
+    pub(crate) ack_follows_receive: bool,
     pub(crate) nak_due: Option<(Psn, Syndrome)>,
     /// Oldest first, `count` of them from `first`.
     resources: Box<[Resource]>,
@@ -100,6 +102,7 @@ impl Responder {
             nak_given: false,
             message: None,
             ack_due: None,
+            ack_follows_receive: false,
             nak_due: None,
             resources: Box::default(),
             first: 0,
@@ -129,6 +132,10 @@ impl Responder {
     /// Whether an answer is owed.
     pub(crate) fn owes(&self) -> bool {
         self.ack_due.is_some() || self.nak_due.is_some() || self.owed > 0
+    }
+    /// Whether nothing but an acknowledgement is owed.
+    pub(crate) fn owes_only_ack(&self) -> bool {
+        self.ack_due.is_some() && self.nak_due.is_none() && self.owed == 0
     }
     /// The oldest resource that owes packets.
     pub(crate) fn owing(&mut self) -> Option<&mut Resource> {
@@ -474,6 +481,7 @@ impl Qp {
         let has_response = matches!(pkt.info.kind, Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd);
         if pkt.bth.ack_req && !has_response {
             resp.ack_due = Some((pkt.bth.psn, resp.msn));
+            resp.ack_follows_receive = pkt.info.position.is_end() && (pkt.info.kind == Kind::Send || pkt.info.has_imm);
         }
     }
 
@@ -486,6 +494,7 @@ impl Qp {
             _ => {
                 if self.resp.nak_due.is_none() {
                     self.resp.ack_due = Some((self.resp.expected.prev(), self.resp.msn));
+                    self.resp.ack_follows_receive = false;
                 }
                 return;
             }
