@@ -32,13 +32,15 @@ pub fn post(producer: &AtomicU32, idle: &AtomicU32, index: u32) -> bool {
 /// Daemon: declares the queue idle after having taken everything up to `taken`. True: the next [`post`] will ring.
 /// False: something arrived meanwhile; the queue is not idle (a needless ring may follow).
 pub fn try_idle(producer: &AtomicU32, idle: &AtomicU32, taken: u32) -> bool {
-    idle.store(1, Relaxed);
+    // A swap, not a store, here and below: whoever writes `idle` reads what it overwrites, so that both sides'
+    // writes have one order that each can rely on.
+    idle.swap(1, AcqRel);
     // Pairs with the fence in `post`.
     fence(SeqCst);
     if producer.load(Acquire) == taken {
         return true;
     }
-    idle.store(0, Relaxed);
+    idle.swap(0, AcqRel);
     false
 }
 

@@ -50,7 +50,7 @@ fn an_idle_queue_is_rung() {
             rings += u32::from(protocol::post(&w.producer, &w.idle, i));
         }
         let taken = daemon.join().unwrap();
-        assert!(taken == 2 || rings > 0, "posted to a resting queue and did not ring");
+        assert!(taken == 2 || rings > 0, "posted to a resting queue and did not ring: taken {taken}, rings {rings}");
         // The bell is answered.
         assert_eq!(serve(&w, taken), 2);
     });
