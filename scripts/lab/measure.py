@@ -46,8 +46,9 @@ def await_port(host, program, kind):
 
 
 def bandwidth(fabric, tool, size, *extra, seconds=1):
-    """perftest's average over about `seconds`: {"gbits", "mpps"}."""
-    words = [tool, "-d", DEVICE, "-F", "--report_gbits", "-s", size, "-D", seconds, *extra]
+    """perftest's average over about `seconds` (with -e, which knows no duration, over 1 GiB): {"gbits", "mpps"}."""
+    amount = ["-n", max(100, (1 << 30) // size)] if "-e" in extra else ["-D", seconds]
+    words = [tool, "-d", DEVICE, "-F", "--report_gbits", "-s", size, *amount, *extra]
     result = run_pair(fabric.b, fabric.a, words, seconds=seconds + 30)
     return {"gbits": result.gbits, "mpps": result.mpps}
 

@@ -108,6 +108,14 @@ impl Context {
         Ok(Box::into_raw(context).cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())
     }
 
+    /// Whether the daemon has ended: the write end of the async event pipe was its own.
+    #[cold]
+    pub fn daemon_is_gone(&self) -> bool {
+        let mut look = libc::pollfd { fd: self.async_pipe.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one valid entry; no waiting.
+        unsafe { libc::poll(&mut look, 1, 0) == 1 && look.revents & libc::POLLHUP != 0 }
+    }
+
     /// Ends a context.
     ///
     /// # Safety

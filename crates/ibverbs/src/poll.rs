@@ -4,7 +4,8 @@
 //! again. A completion whose queue pair is gone is dropped, as verbs promise.
 //!
 //! A thread that finds nothing `PATIENCE` times in a row gives up the processor at every further empty poll: the worker that is
-//! to make the completion may be waiting for this very core.
+//! to make the completion may be waiting for this very core. Once in a while it also asks whether the daemon is still there:
+//! nobody else could tell a program that only polls, and -1 is better than waiting for ever.
 
 use crate::cq::{Cq, Inner};
 use crate::registry::QpTable;
@@ -15,6 +16,8 @@ use std::ffi::c_int;
 
 /// Empty polls in a row before a thread yields.
 const PATIENCE: u32 = 24;
+/// Empty polls in a row between two looks whether the daemon lives. One look costs a system call, as each yield does.
+const LOOK: u32 = 1024;
 
 thread_local! {
     /// Empty polls of this thread since its last completion.
@@ -33,23 +36,27 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     let wanted = count.max(0) as usize;
     // SAFETY: the caller gives `count` writable entries.
     let done = unsafe { take(&mut cq.inner.lock(), &context.qps, wanted, wc) };
-    pause_if_idle(done == 0 && wanted > 0);
+    if pause_if_idle(done == 0 && wanted > 0) && context.daemon_is_gone() {
+        return -1;
+    }
     done as c_int
 }
 
+/// Yields when nothing came for a while; true when it is time to look whether the daemon lives.
 #[inline]
-fn pause_if_idle(idle: bool) {
+fn pause_if_idle(idle: bool) -> bool {
     EMPTY.with(|empty| {
         if !idle {
-            return empty.set(0);
+            empty.set(0);
+            return false;
         }
-        let so_far = empty.get();
-        if so_far < PATIENCE {
-            empty.set(so_far + 1);
-        } else {
+        let so_far = empty.get().wrapping_add(1);
+        empty.set(so_far);
+        if so_far > PATIENCE {
             crate::lock::yield_now();
         }
-    });
+        so_far.is_multiple_of(LOOK)
+    })
 }
 
 #[inline]
