@@ -1,6 +1,6 @@
 #!/bin/sh
-# Links the drop-in shared libraries from the Rust static libraries: target/<profile>/lib/libibverbs.so.1 (and librdmacm.so.1
-# when that crate exists). usage: scripts/build-libs.sh [debug|release]
+# Links the drop-in shared libraries from the Rust static libraries: target/<profile>/lib/libibverbs.so.1 and librdmacm.so.1.
+# usage: scripts/build-libs.sh [debug|release]
 #
 # Rust's own cdylib cannot give symbols versions, and several versions of one name need an assembler: the tables in
 # crates/<library>/abi are turned into a linker version script and a list of `.symver` aliases.
@@ -23,24 +23,25 @@ newer() {
     for i; do [ "$o" -nt "$i" ] || return 1; done
 }
 
-# link CRATE SONAME ARCHIVE
+# link CRATE SONAME ARCHIVE [LIBRARY...]: LIBRARY is one made before, which the new one needs.
 link() {
     abi=$root/crates/$1/abi
-    archive=$target/$profile/$3
+    name=$1
     lib=$out/$2
-    if newer "$lib" "$archive" "$abi"/*.txt "$abi/symbols.awk" "$0"; then return; fi
-    awk -v want=map -f "$abi/symbols.awk" "$abi/public.txt" "$abi/legacy.txt" "$abi/private.txt" >"$out/abi/$1.map"
-    awk -v want=asm -f "$abi/symbols.awk" "$abi/public.txt" "$abi/legacy.txt" "$abi/private.txt" >"$out/abi/$1.S"
-    ${CC:-cc} -shared -o "$lib.$$" -Wl,-soname,"$2" -Wl,--version-script="$out/abi/$1.map" -Wl,-z,now -Wl,-z,relro \
+    archive=$target/$profile/$3
+    shift 3
+    awk=$root/scripts/symbols.awk
+    if newer "$lib" "$archive" "$@" "$abi"/*.txt "$awk" "$0"; then return; fi
+    awk -v want=map -f "$awk" "$abi"/*.txt >"$out/abi/$name.map"
+    awk -v want=asm -f "$awk" "$abi"/*.txt >"$out/abi/$name.S"
+    ${CC:-cc} -shared -o "$lib.$$" -Wl,-soname,"${lib##*/}" -Wl,--version-script="$out/abi/$name.map" -Wl,-z,now -Wl,-z,relro \
         -Wl,-z,nodelete -Wl,--gc-sections -Wl,-z,noexecstack -Wl,--no-undefined \
-        "$out/abi/$1.S" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive -lgcc_s -lpthread -ldl -lm -lc
+        "$out/abi/$name.S" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive "$@" -lgcc_s -lpthread -ldl -lm -lc
     mv "$lib.$$" "$lib"
 }
 
 cd "$root"
 cargo build $flags -p burst-ibverbs
 link ibverbs libibverbs.so.1 libburst_ibverbs.a
-if [ -d "$root/crates/rdmacm/abi" ]; then
-    cargo build $flags -p burst-rdmacm
-    link rdmacm librdmacm.so.1 libburst_rdmacm.a
-fi
+cargo build $flags -p burst-rdmacm
+link rdmacm librdmacm.so.1 libburst_rdmacm.a "$out/libibverbs.so.1"

@@ -65,14 +65,12 @@ impl Client {
         self.take_reply(packet)
     }
 
-    /// Says something that has no answer (a quiet [`Request::Cm`]). Waits only while the daemon's socket is full.
+    /// A second way into the same connection, for what has no answer: it waits for nobody's answers.
     ///
     /// # Errors
-    /// Any error means that the connection is unusable.
-    pub fn tell(&mut self, request: &Request) -> Result<(), ControlError> {
-        debug_assert!(matches!(request, Request::Cm { quiet: true, .. }));
-        self.sequence = self.sequence.wrapping_add(1);
-        frame::send(&self.socket, self.sequence, request, &[], SendFlags::empty())
+    /// When there are no more descriptors.
+    pub fn teller(&self) -> Result<Teller, ControlError> {
+        Ok(Teller { socket: self.socket.try_clone()? })
     }
 
     fn take_reply(&self, mut packet: Packet) -> Result<Answer, ControlError> {
@@ -96,5 +94,23 @@ impl Client {
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// Says what has no answer (a quiet [`Request::Cm`]) over a [`Client`]'s connection, from any thread.
+#[derive(Debug)]
+pub struct Teller {
+    socket: OwnedFd,
+}
+
+impl Teller {
+    /// Says it. Waits only while the daemon's socket is full.
+    ///
+    /// # Errors
+    /// Any error means that the connection is unusable.
+    pub fn tell(&self, request: &Request) -> Result<(), ControlError> {
+        debug_assert!(matches!(request, Request::Cm { quiet: true, .. }));
+        // The number is repeated in replies only, so any will do.
+        frame::send(&self.socket, 0, request, &[], SendFlags::empty())
     }
 }

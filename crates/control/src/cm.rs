@@ -39,11 +39,13 @@ pub struct CmData {
 
 impl Default for CmData {
     fn default() -> Self {
-        CmData { len: 0, bytes: [0; CM_DATA_MAX] }
+        CmData::EMPTY
     }
 }
 
 impl CmData {
+    /// No data.
+    pub const EMPTY: CmData = CmData { len: 0, bytes: [0; CM_DATA_MAX] };
     /// A copy; `None` above [`CM_DATA_MAX`].
     pub fn new(data: &[u8]) -> Option<CmData> {
         let mut bytes = [0; CM_DATA_MAX];

@@ -12,7 +12,7 @@ pub mod frame;
 pub mod messages;
 pub mod path;
 
-pub use client::Client;
+pub use client::{Client, Teller};
 pub use messages::*;
 
 /// Why a control call failed, on the caller's side.

@@ -8,8 +8,8 @@
 //! panic and no output crosses the C boundary ([`door`]), except the one sentence that explains an empty device list
 //! ([`device`]). After fork, a child's objects are dead ([`fork`]).
 //!
-//! Locks, in the order in which they may be nested: none of them is held while another is taken, except a CQ's
-//! lock inside nothing. A worker of the daemon is never waited for on the data path.
+//! No lock is held while another is taken. The data path takes one lock per object (queue pair, CQ, SRQ) and never waits for a
+//! worker of the daemon.
 
 pub mod ah;
 pub mod attr;
@@ -25,6 +25,7 @@ pub mod pd_mr;
 pub mod poll;
 pub mod port;
 pub mod post;
+pub mod private_burst;
 pub mod qp;
 pub mod rates;
 pub mod refuse;

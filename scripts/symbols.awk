@@ -22,13 +22,13 @@ function alias(node, name, to,    local_name) {
 }
 /^# NODES/ { for (i = 3; i <= NF; i++) nodes[++node_count] = $i; next }
 /^#/ || NF == 0 { next }
-FILENAME ~ /public/ {
+FILENAME ~ /\/public\.txt$/ {
     if (!($1 in public)) order[++publics] = $1
     public[$1] = public[$1] "        " $2 ";\n"
     next
 }
-FILENAME ~ /legacy/ { alias($1, $2, target($3)); next }
-FILENAME ~ /private/ { for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], $1, target($2)) }
+FILENAME ~ /\/legacy\.txt$/ { alias($1, $2, target($3)); next }
+FILENAME ~ /\/private\.txt$/ { for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], $1, target($2)) }
 END {
     for (i = 1; i <= node_count; i++) alias("IBVERBS_PRIVATE_" nodes[i], "verbs_register_driver_" nodes[i], "burst_refuse_none")
     if (want == "map") {

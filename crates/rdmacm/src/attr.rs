@@ -1,0 +1,175 @@
+//! Queue pair attributes and paths, from what an id knows: the values of `rdma_init_qp_attr` by target state.
+
+use crate::door::{self, EINVAL, ENODEV, Outcome, lock};
+use crate::id::{Id, Known};
+use crate::sys::*;
+use burst_control::cm::CmRoute;
+use std::ffi::c_int;
+
+/// The one partition.
+const PKEY: u16 = 0xffff;
+/// "Exactly", for the values of a path record that have a selector.
+const SELECT_EXACT: u8 = 2;
+/// 10 Gbit/s, `enum ibv_rate`; a software port has no rate of its own.
+const RATE: u8 = 3;
+/// Life time code of a packet when no ACK timeout is set, 4.096 us * 2^16.
+const LIFE_TIME: u8 = 16;
+/// What a peer waits after this end was not ready, code 12: 0.64 ms (IBA table 45).
+const MIN_RNR_TIMER: u8 = 12;
+/// What a peer may do with a connected queue pair's memory; memory regions decide.
+pub const REMOTE_ACCESS: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// An address vector.
+pub fn ah_of(route: &CmRoute) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: route.dgid },
+            flow_label: 0,
+            sgid_index: route.sgid_index,
+            hop_limit: route.hop_limit,
+            traffic_class: route.traffic_class,
+        },
+        is_global: 1,
+        port_num: 1,
+        ..Default::default()
+    }
+}
+
+/// A path record.
+pub fn path_of(route: &CmRoute) -> ibv_sa_path_rec {
+    ibv_sa_path_rec {
+        dgid: ibv_gid { raw: route.dgid },
+        sgid: ibv_gid { raw: route.sgid },
+        hop_limit: route.hop_limit,
+        traffic_class: route.traffic_class,
+        reversible: 1,
+        numb_path: 1,
+        pkey: PKEY.to_be(),
+        mtu_selector: SELECT_EXACT,
+        mtu: route.mtu as u8,
+        rate_selector: SELECT_EXACT,
+        rate: RATE,
+        packet_life_time_selector: SELECT_EXACT,
+        packet_life_time: match route.ack_timeout {
+            0 => LIFE_TIME,
+            code => code - 1,
+        },
+        ..Default::default()
+    }
+}
+
+/// Attributes and mask that move a queue pair of an id to `state`.
+pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Outcome<(ibv_qp_attr, u32)> {
+    let datagram = qp_type == IBV_QPT_UD;
+    let reliable = qp_type == IBV_QPT_RC;
+    let conn = &known.conn;
+    let mut a = ibv_qp_attr { qp_state: state, ..Default::default() };
+    let mut mask = IBV_QP_STATE;
+    match state {
+        IBV_QPS_INIT => {
+            a.port_num = 1;
+            mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+            if datagram {
+                a.qkey = if conn.qkey == 0 { RDMA_UDP_QKEY } else { conn.qkey };
+                mask |= IBV_QP_QKEY;
+            } else {
+                a.qp_access_flags = REMOTE_ACCESS;
+                mask |= IBV_QP_ACCESS_FLAGS;
+            }
+        }
+        IBV_QPS_RTR if !datagram => {
+            a.ah_attr = ah_of(&known.route);
+            a.path_mtu = known.route.mtu as ibv_mtu;
+            a.dest_qp_num = conn.remote_qpn;
+            a.rq_psn = conn.rq_psn;
+            mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+            if reliable {
+                a.max_dest_rd_atomic = conn.responder_resources;
+                a.min_rnr_timer = MIN_RNR_TIMER;
+                mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+            }
+        }
+        IBV_QPS_RTS => {
+            a.sq_psn = conn.sq_psn;
+            mask |= IBV_QP_SQ_PSN;
+            if reliable {
+                a.timeout = conn.timeout;
+                a.retry_cnt = conn.retry_count;
+                a.rnr_retry = conn.rnr_retry_count;
+                a.max_rd_atomic = conn.initiator_depth;
+                mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+            }
+        }
+        IBV_QPS_RTR => (),
+        _ => return Err(EINVAL),
+    }
+    Ok((a, mask))
+}
+
+/// Attributes and mask for a queue pair that the program moves itself; `attr.qp_state` names the state.
+///
+/// # Safety
+/// `id` must be alive, `attr` and `mask` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let (id, attr, mask) =
+            unsafe { (Id::from_rdma(id)?, attr.as_mut().ok_or(EINVAL)?, mask.as_mut().ok_or(EINVAL)?) };
+        let known = lock(&id.known);
+        if known.device.is_none() {
+            return Err(ENODEV);
+        }
+        let (values, bits) = for_state(&known, id.public().qp_type, attr.qp_state)?;
+        (*attr, *mask) = (values, bits as c_int);
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_base::verbs::Mtu;
+    use burst_control::cm::CmConn;
+
+    fn known() -> Known {
+        let conn = CmConn {
+            remote_qpn: 0x11,
+            sq_psn: 1,
+            rq_psn: 2,
+            responder_resources: 3,
+            initiator_depth: 4,
+            timeout: 14,
+            ..CmConn::default()
+        };
+        let route = CmRoute { dgid: [7; 16], sgid_index: 2, mtu: Mtu::B4096, ..CmRoute::default() };
+        Known { conn, route, ..Known::default() }
+    }
+
+    #[test]
+    fn a_reliable_connection_gets_what_each_state_demands() {
+        let known = known();
+        let (a, mask) = for_state(&known, IBV_QPT_RC, IBV_QPS_INIT).unwrap();
+        assert_eq!((mask, a.port_num, a.qp_access_flags), (0b111001, 1, REMOTE_ACCESS));
+        let (a, mask) = for_state(&known, IBV_QPT_RC, IBV_QPS_RTR).unwrap();
+        assert_eq!(mask & IBV_QP_AV, IBV_QP_AV);
+        assert_eq!((a.dest_qp_num, a.rq_psn, a.max_dest_rd_atomic, a.path_mtu), (0x11, 2, 3, IBV_MTU_4096));
+        assert_eq!((a.ah_attr.is_global, a.ah_attr.grh.sgid_index, a.ah_attr.port_num), (1, 2, 1));
+        let (a, mask) = for_state(&known, IBV_QPT_RC, IBV_QPS_RTS).unwrap();
+        assert_eq!((a.sq_psn, a.max_rd_atomic, a.timeout), (1, 4, 14));
+        assert_eq!(mask & (IBV_QP_TIMEOUT | IBV_QP_MAX_QP_RD_ATOMIC), IBV_QP_TIMEOUT | IBV_QP_MAX_QP_RD_ATOMIC);
+    }
+
+    #[test]
+    fn a_datagram_queue_pair_gets_the_key_of_the_port_space() {
+        let (a, mask) = for_state(&known(), IBV_QPT_UD, IBV_QPS_INIT).unwrap();
+        assert_eq!((a.qkey, mask & IBV_QP_QKEY), (0x0123_4567, IBV_QP_QKEY));
+        assert_eq!(for_state(&known(), IBV_QPT_UD, IBV_QPS_RTR).unwrap().1, IBV_QP_STATE);
+    }
+
+    #[test]
+    fn other_states_are_refused() {
+        assert!(for_state(&known(), IBV_QPT_RC, IBV_QPS_ERR).is_err());
+        assert!(for_state(&known(), IBV_QPT_RC, 99).is_err());
+    }
+}

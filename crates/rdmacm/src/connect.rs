@@ -1,0 +1,253 @@
+//! Connections: connect, accept, reject, disconnect.
+//!
+//! The daemon moves a queue pair that is on the id; for others the program says numbers in the parameters, moves the queue
+//! pair itself and says [`rdma_establish`].
+
+use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
+use crate::id::Id;
+use crate::qp;
+use crate::sys::*;
+use burst_control::cm::{CmData, CmOp, CmParam};
+use std::ffi::{c_int, c_void};
+
+/// Private data that fits each message, after RDMA-CM's own header (IBA 12.6, rdma_connect(3)).
+mod room {
+    pub const REQ: usize = 56;
+    pub const REP: usize = 196;
+    pub const REJ: usize = 148;
+    pub const SIDR_REQ: usize = 180;
+    pub const SIDR_REP: usize = 136;
+}
+
+/// IBA table 112: rejected by the program.
+const REASON_CONSUMER: u16 = 28;
+/// IBA table 112: vendor option not supported.
+const REASON_VENDOR_OPTION: u16 = 35;
+
+/// Parameters when the program gives none: everything that is possible.
+const DEFAULTS: CmParam = CmParam {
+    responder_resources: RDMA_MAX_RESP_RES as u8,
+    initiator_depth: RDMA_MAX_INIT_DEPTH as u8,
+    flow_control: false,
+    retry_count: 7,
+    rnr_retry_count: 7,
+    srq: false,
+    qp_num: 0,
+    qkey: 0,
+    data: CmData::EMPTY,
+    ece: (0, 0),
+};
+
+/// Private data of a call.
+unsafe fn data_of(data: *const c_void, len: u8, most: usize) -> Outcome<CmData> {
+    let len = usize::from(len);
+    if data.is_null() || len == 0 {
+        return Ok(CmData::EMPTY);
+    }
+    if len > most {
+        return Err(EINVAL);
+    }
+    // SAFETY: the caller gives `len` readable bytes.
+    CmData::new(unsafe { std::slice::from_raw_parts(data.cast(), len) }).ok_or(EINVAL)
+}
+
+/// Parameters of a call.
+unsafe fn param_of(id: &Id, given: *const rdma_conn_param, most: usize) -> Outcome<CmParam> {
+    let ece = lock(&id.known).ece;
+    // SAFETY: NULL, or a valid struct.
+    let Some(p) = (unsafe { given.as_ref() }) else {
+        return Ok(CmParam { ece, ..DEFAULTS });
+    };
+    // SAFETY: the caller's promise.
+    let data = unsafe { data_of(p.private_data, p.private_data_len, most) }?;
+    Ok(CmParam {
+        responder_resources: p.responder_resources,
+        initiator_depth: p.initiator_depth,
+        flow_control: p.flow_control != 0,
+        retry_count: p.retry_count.min(7),
+        rnr_retry_count: p.rnr_retry_count.min(7),
+        srq: p.srq != 0 || has_srq(id),
+        qp_num: p.qp_num,
+        qkey: 0,
+        data,
+        ece,
+    })
+}
+
+fn has_srq(id: &Id) -> bool {
+    let qp = id.public().qp;
+    // SAFETY: a queue pair on an id is alive.
+    !qp.is_null() && unsafe { !(*qp).srq.is_null() }
+}
+
+/// Asks for a connection, or for the queue pair behind a datagram service.
+///
+/// # Safety
+/// `id` must be alive, `param` NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let id = unsafe { Id::from_rdma(id) }?;
+        let most = if id.is_datagram() { room::SIDR_REQ } else { room::REQ };
+        // SAFETY: as above.
+        let param = unsafe { param_of(id, param, most) }?;
+        id.wish(CmOp::Connect { id: id.number, qp: qp::named(id)?, param })?;
+        id.complete()
+    })
+}
+
+/// Accepts a request.
+///
+/// # Safety
+/// `id` must come with a request, `param` be NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let id = unsafe { Id::from_rdma(id) }?;
+        let datagram = id.is_datagram();
+        let most = if datagram { room::SIDR_REP } else { room::REP };
+        // SAFETY: as above.
+        let mut wanted = unsafe { param_of(id, param, most) }?;
+        if param.is_null() {
+            // What the peer asked for.
+            let conn = lock(&id.known).conn;
+            (wanted.responder_resources, wanted.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
+        }
+        let accept = CmOp::Accept { id: id.number, qp: qp::named(id)?, param: wanted };
+        id.ask(vec![accept])?;
+        if datagram {
+            return Ok(());
+        }
+        qp::note_state(id, IBV_QPS_RTS);
+        id.complete()
+    })
+}
+
+unsafe fn reject(id: *mut rdma_cm_id, reason: u16, data: *const c_void, len: u8) -> Outcome<()> {
+    // SAFETY: the caller's promise.
+    let id = unsafe { Id::from_rdma(id) }?;
+    let most = if id.is_datagram() { room::SIDR_REP } else { room::REJ };
+    // SAFETY: as above.
+    let data = unsafe { data_of(data, len, most) }?;
+    id.wish(CmOp::Reject { id: id.number, reason, data })
+}
+
+/// Refuses a request, or a response.
+///
+/// # Safety
+/// `id` must come with a request or have got a response; `data` NULL or `len` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
+    // SAFETY: the caller's promise.
+    door::status(|| unsafe { reject(id, REASON_CONSUMER, data, len) })
+}
+
+/// As [`rdma_reject`], because of the connection enhancements asked for.
+///
+/// # Safety
+/// As for [`rdma_reject`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
+    // SAFETY: the caller's promise.
+    door::status(|| unsafe { reject(id, REASON_VENDOR_OPTION, data, len) })
+}
+
+/// Completes a connection whose queue pair is not on the id; EINVAL for others.
+///
+/// # Safety
+/// `id` must be alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let id = unsafe { Id::from_rdma(id) }?;
+        if !id.public().qp.is_null() {
+            return Err(EINVAL);
+        }
+        id.wish(CmOp::Establish { id: id.number })
+    })
+}
+
+/// Ends a connection.
+///
+/// # Safety
+/// `id` must be alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let id = unsafe { Id::from_rdma(id) }?;
+        id.wish(CmOp::Disconnect { id: id.number })?;
+        qp::note_state(id, IBV_QPS_ERR);
+        id.complete()
+    })
+}
+
+/// Tells that data came before the connection was established; other events are not for this function.
+///
+/// # Safety
+/// `id` must be alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let id = unsafe { Id::from_rdma(id) }?;
+        match event {
+            IBV_EVENT_COMM_EST => id.wish(CmOp::Notify { id: id.number }),
+            IBV_EVENT_PATH_MIG => Ok(()),
+            _ => Err(EINVAL),
+        }
+    })
+}
+
+/// Own connection enhancements, told to the peer at connection.
+///
+/// # Safety
+/// `id` must be alive, `ece` valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let (id, ece) = unsafe { (Id::from_rdma(id)?, ece.as_ref().ok_or(EINVAL)?) };
+        if ece.comp_mask != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        lock(&id.known).ece = (ece.vendor_id, ece.options);
+        Ok(())
+    })
+}
+
+/// The peer's connection enhancements.
+///
+/// # Safety
+/// `id` must be alive, `ece` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let (id, ece) = unsafe { (Id::from_rdma(id)?, ece.as_mut().ok_or(EINVAL)?) };
+        let (vendor_id, options) = lock(&id.known).conn.ece;
+        *ece = ibv_ece { vendor_id, options, comp_mask: 0 };
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_data_has_a_limit() {
+        let bytes = [7u8; 255];
+        // SAFETY: 255 readable bytes.
+        let data = |len, most| unsafe { data_of(bytes.as_ptr().cast(), len, most) };
+        assert_eq!(data(56, room::REQ).unwrap().as_slice(), &bytes[..56]);
+        assert_eq!(data(57, room::REQ), Err(EINVAL));
+        assert_eq!(data(196, room::REP).unwrap().as_slice().len(), 196);
+        assert_eq!(data(255, 255), Err(EINVAL));
+        // SAFETY: NULL is no data, whatever the length says.
+        assert_eq!(unsafe { data_of(std::ptr::null(), 9, 8) }, Ok(CmData::EMPTY));
+    }
+}

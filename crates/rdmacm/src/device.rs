@@ -1,0 +1,160 @@
+//! Devices: one `ibv_context` of each, shared by all ids (programs compare these pointers and keep things by them), opened
+//! when an id first needs it, and its default protection domain.
+
+use crate::door::{self, EIO, ENODEV, ENOMEM, Errno, Outcome, errno, lock};
+use crate::session::{Session, session};
+use crate::sys::*;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+unsafe extern "C" {
+    /// Our libibverbs, version node BURST_PRIVATE_1.
+    fn burst_context_token(context: *mut ibv_context, token: *mut u64) -> c_int;
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct Device {
+    /// The daemon's number.
+    index: u32,
+    /// The context of all ids on it.
+    pub context: *mut ibv_context,
+    /// The protection domain of ids whose program gives none.
+    pub pd: *mut ibv_pd,
+    /// Proof towards the daemon that queue pairs of `context` are ours.
+    pub token: u64,
+}
+
+// SAFETY: both pointers are to objects of libibverbs that live for ever and that it protects itself.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens a device of a list.
+    ///
+    /// # Safety
+    /// `device` must be in a list that is not freed yet.
+    unsafe fn open(device: *mut ibv_device, index: u32) -> Outcome<&'static Device> {
+        // SAFETY: the caller's promise; each object is made from the one before.
+        unsafe {
+            let context = ibv_open_device(device);
+            if context.is_null() {
+                return Err(errno());
+            }
+            let mut token = 0;
+            let pd = ibv_alloc_pd(context);
+            let failed = if pd.is_null() { errno().0 } else { burst_context_token(context, &mut token) };
+            if failed != 0 {
+                // What was made dies with the context.
+                ibv_close_device(context);
+                return Err(Errno(failed));
+            }
+            Ok(Box::leak(Box::new(Device { index, context, pd, token })))
+        }
+    }
+}
+
+/// A list of libibverbs, given back at the end.
+struct List {
+    all: *mut *mut ibv_device,
+    count: usize,
+}
+
+impl List {
+    fn new() -> Outcome<List> {
+        let mut count = 0;
+        // SAFETY: a writable place.
+        let all = unsafe { ibv_get_device_list(&mut count) };
+        if all.is_null() { Err(errno()) } else { Ok(List { all, count: count.max(0) as usize }) }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (*mut ibv_device, u32)> + '_ {
+        (0..self.count).filter_map(|i| {
+            // SAFETY: the list has `count` devices.
+            let (device, index) = unsafe {
+                let device = *self.all.add(i);
+                (device, ibv_get_device_index(device))
+            };
+            u32::try_from(index).ok().map(|index| (device, index))
+        })
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: from `ibv_get_device_list`, once.
+        unsafe { ibv_free_device_list(self.all) };
+    }
+}
+
+impl Session {
+    /// The open device with this number.
+    ///
+    /// # Errors
+    /// ENODEV if there is none, or the reason why it does not open.
+    pub fn device(&self, index: u32) -> Outcome<&'static Device> {
+        if !self.is_alive() {
+            return Err(EIO);
+        }
+        let mut open = lock(&self.devices);
+        if let Some(found) = open.iter().find(|d| d.index == index) {
+            return Ok(found);
+        }
+        let list = List::new()?;
+        let (device, index) = list.iter().find(|(_, i)| *i == index).ok_or(ENODEV)?;
+        // SAFETY: the list is not freed yet.
+        let made = unsafe { Device::open(device, index) }?;
+        open.push(made);
+        Ok(made)
+    }
+
+    /// The device of a context.
+    pub fn device_of(&self, context: *mut ibv_context) -> Option<&'static Device> {
+        lock(&self.devices).iter().find(|d| d.context == context).copied()
+    }
+}
+
+/// The contexts of all devices, as a NULL-terminated array for `rdma_free_devices`.
+///
+/// # Safety
+/// `count` must be NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    door::pointer(|| {
+        let session = session()?;
+        let indices: Vec<u32> = List::new()?.iter().map(|(_, index)| index).collect();
+        let mut contexts = Vec::with_capacity(indices.len() + 1);
+        for index in indices {
+            contexts.push(session.device(index)?.context);
+        }
+        if contexts.is_empty() {
+            return Err(ENODEV);
+        }
+        if !count.is_null() {
+            // SAFETY: the caller gives a writable place.
+            unsafe { *count = contexts.len() as c_int };
+        }
+        contexts.push(null_mut());
+        // Programs free the array through us only, but it has no length: the C library's heap needs none.
+        // SAFETY: the new block has room for all entries.
+        unsafe {
+            let array = libc::malloc(contexts.len() * size_of::<*mut ibv_context>()).cast::<*mut ibv_context>();
+            if array.is_null() {
+                return Err(ENOMEM);
+            }
+            std::ptr::copy_nonoverlapping(contexts.as_ptr(), array, contexts.len());
+            Ok(array)
+        }
+    })
+}
+
+/// Frees an array; the devices stay open.
+///
+/// # Safety
+/// `list` must be NULL or come from [`rdma_get_devices`], once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: allocated by `malloc` above.
+    unsafe { libc::free(list.cast()) };
+}

@@ -1,0 +1,432 @@
+//! Ids: what applications hold as `rdma_cm_id`, and how their wishes reach the daemon.
+//!
+//! An id is made here and told to the daemon together with its first wish. Wishes of asynchronous ids do not wait for the
+//! daemon: failures come as events. A synchronous id (made without a channel) has a channel of its own; each of its
+//! wishes waits for the answer, and then for the event that ends it ([`Id::complete`]).
+//!
+//! Events handed out are counted; destroying an id waits until as many were acknowledged.
+
+use crate::addr;
+use crate::channel::Channel;
+use crate::device::Device;
+use crate::door::{self, EINVAL, EIO, ENODEV, Errno, Outcome, lock};
+use crate::event;
+use crate::session::{Session, session};
+use crate::sys::*;
+use burst_base::verbs::QpType;
+use burst_control::cm::{CmConn, CmId, CmOp, CmReply, CmRoute, PortSpace};
+use std::ffi::{c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// Events of an id: handed out, and acknowledged.
+#[derive(Debug, Default)]
+pub struct Counted {
+    handed_out: AtomicU32,
+    acknowledged: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Counted {
+    /// One more is handed out. Only while the id is in the session's table.
+    pub fn hand_out(&self) {
+        self.handed_out.fetch_add(1, Ordering::Release);
+    }
+
+    /// One more is acknowledged.
+    pub fn acknowledge(&self) {
+        let mut count = lock(&self.acknowledged);
+        *count = count.wrapping_add(1);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all are acknowledged.
+    fn wait(&self) {
+        let mut count = lock(&self.acknowledged);
+        // Acquire pairs with the Release in `hand_out`.
+        while *count != self.handed_out.load(Ordering::Acquire) {
+            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// What an id knows.
+#[derive(Default)]
+pub struct Known {
+    /// Addresses and path.
+    pub route: CmRoute,
+    /// The connection, as the last event told.
+    pub conn: CmConn,
+    /// The device, once there is one.
+    pub device: Option<&'static Device>,
+    /// Protection domain and queue pair wanted for requests (`rdma_create_ep` of a passive id).
+    pub endpoint: Option<(*mut ibv_pd, ibv_qp_init_attr)>,
+    /// Groups joined.
+    pub groups: Vec<crate::multicast::Group>,
+    /// Own enhancements, to be told at connection.
+    pub ece: (u32, u32),
+}
+
+/// An id.
+#[repr(C)]
+pub struct Id {
+    base: rdma_cm_id,
+    path: ibv_sa_path_rec,
+    /// Whose.
+    pub session: &'static Session,
+    /// Its number at the daemon.
+    pub number: CmId,
+    /// Port space.
+    pub space: PortSpace,
+    sync: AtomicBool,
+    told: AtomicBool,
+    /// What tells the daemon of the id, until it is told.
+    creation: Mutex<Option<CmOp>>,
+    /// Its events.
+    pub counted: Counted,
+    /// What it knows.
+    pub known: Mutex<Known>,
+}
+
+/// Service of an id's queue pair, by its public field.
+fn service_of(qp_type: ibv_qp_type) -> Outcome<QpType> {
+    QpType::from_number(qp_type).ok_or(door::EOPNOTSUPP)
+}
+
+fn space_of(ps: rdma_port_space) -> Outcome<PortSpace> {
+    match ps {
+        RDMA_PS_TCP => Ok(PortSpace::Tcp),
+        RDMA_PS_UDP => Ok(PortSpace::Udp),
+        RDMA_PS_IB => Ok(PortSpace::Ib),
+        _ => Err(Errno(libc::EPROTONOSUPPORT)),
+    }
+}
+
+/// What a new id is.
+pub struct Kind {
+    /// Port space.
+    pub ps: rdma_port_space,
+    /// Service.
+    pub qp_type: ibv_qp_type,
+}
+
+impl Id {
+    /// A new id; without a channel it is synchronous and gets one of its own.
+    ///
+    /// # Errors
+    /// ENODEV without a daemon, EPROTONOSUPPORT and EOPNOTSUPP for other spaces and services.
+    ///
+    /// # Safety
+    /// `channel` must be NULL or alive.
+    pub unsafe fn create(channel: *mut rdma_event_channel, context: *mut c_void, kind: Kind) -> Outcome<NonNull<Id>> {
+        let (ps, qp_type) = (space_of(kind.ps)?, service_of(kind.qp_type)?);
+        let session = session()?;
+        let sync = channel.is_null();
+        let channel = if sync { Channel::create()? } else { channel };
+        // SAFETY: alive, or just made.
+        let channel_number = unsafe { Channel::from_rdma(channel) }?.number;
+        let number = session.id_number();
+        let creation = CmOp::Create { id: number, channel: channel_number, ps, qp_type };
+        Ok(Id::allocate(session, channel, context, &kind, (number, ps, sync), Some(creation)))
+    }
+
+    /// The id of an incoming request, which the daemon has made.
+    pub fn requested(listener: &Id, number: CmId) -> NonNull<Id> {
+        let b = &listener.base;
+        let kind = Kind { ps: b.ps, qp_type: b.qp_type };
+        Id::allocate(listener.session, b.channel, b.context, &kind, (number, listener.space, false), None)
+    }
+
+    fn allocate(
+        session: &'static Session,
+        channel: *mut rdma_event_channel,
+        context: *mut c_void,
+        kind: &Kind,
+        (number, space, sync): (CmId, PortSpace, bool),
+        creation: Option<CmOp>,
+    ) -> NonNull<Id> {
+        let base = rdma_cm_id { channel, context, ps: kind.ps, qp_type: kind.qp_type, ..Default::default() };
+        let id = NonNull::from(Box::leak(Box::new(Id {
+            base,
+            path: ibv_sa_path_rec::default(),
+            session,
+            number,
+            space,
+            sync: AtomicBool::new(sync),
+            told: AtomicBool::new(creation.is_none()),
+            creation: Mutex::new(creation),
+            counted: Counted::default(),
+            known: Mutex::default(),
+        })));
+        session.put(number, id);
+        id
+    }
+
+    /// The id behind an application's pointer.
+    ///
+    /// # Errors
+    /// EINVAL for NULL.
+    ///
+    /// # Safety
+    /// `id` must be NULL or alive.
+    pub unsafe fn from_rdma<'a>(id: *mut rdma_cm_id) -> Outcome<&'a Id> {
+        // SAFETY: `base` is the first field.
+        unsafe { id.cast::<Id>().as_ref() }.ok_or(EINVAL)
+    }
+
+    /// The pointer that applications hold; its fields are read and written through it.
+    pub fn as_rdma(&self) -> *mut rdma_cm_id {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
+    /// The public fields, which the application may change between calls.
+    pub fn public(&self) -> rdma_cm_id {
+        // SAFETY: a live struct of plain words; applications do not change it while they are in a call.
+        unsafe { self.as_rdma().read() }
+    }
+
+    /// Whether calls on it wait for their events.
+    pub fn is_sync(&self) -> bool {
+        self.sync.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is for datagrams.
+    pub fn is_datagram(&self) -> bool {
+        self.public().qp_type == IBV_QPT_UD
+    }
+
+    /// Sends operations, after the id's creation if the daemon does not know it yet.
+    fn after_creation<R>(&self, mut ops: Vec<CmOp>, send: impl FnOnce(Vec<CmOp>) -> Outcome<R>) -> Outcome<R> {
+        // Acquire pairs with the Release below.
+        if self.told.load(Ordering::Acquire) {
+            return send(ops);
+        }
+        // Held while sending, so that no other thread's wish overtakes the creation.
+        let mut creation = lock(&self.creation);
+        ops.splice(0..0, creation.take());
+        self.told.store(true, Ordering::Release);
+        send(ops)
+    }
+
+    /// Carries out operations and gives the last one's answer.
+    ///
+    /// # Errors
+    /// The daemon's refusal.
+    pub fn ask(&self, ops: Vec<CmOp>) -> Outcome<CmReply> {
+        self.after_creation(ops, |ops| self.session.ask(ops))
+    }
+
+    /// Sends a wish: without waiting, unless the id is synchronous. Failures of an asynchronous id become events.
+    ///
+    /// # Errors
+    /// EIO when the daemon is gone; the daemon's refusal if the id is synchronous.
+    pub fn wish(&self, op: CmOp) -> Outcome<()> {
+        if self.is_sync() {
+            return self.ask(vec![op]).map(drop);
+        }
+        self.after_creation(vec![op], |ops| self.session.tell(ops))
+    }
+
+    /// Takes over what an answer or event tells of the addresses and the device.
+    ///
+    /// # Errors
+    /// What opening the device may give.
+    pub fn follow_route(&self, route: &CmRoute) -> Outcome<()> {
+        let device = route.device.map(|index| self.session.device(index)).transpose()?;
+        let mut known = lock(&self.known);
+        known.route = *route;
+        let id = self.as_rdma();
+        // SAFETY: a live struct whose fields the application reads only after the call or event that fills them.
+        unsafe {
+            addr::write_route(&raw mut (*id).route.addr, route);
+            if let Some(device) = device {
+                known.device = Some(device);
+                (*id).verbs = device.context;
+                (*id).port_num = 1;
+                if (*id).pd.is_null() {
+                    (*id).pd = device.pd;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the path record, once the route is resolved.
+    pub fn publish_path(&self) {
+        let route = lock(&self.known).route;
+        let id = self.as_rdma();
+        // SAFETY: as in `follow_route`; `path` lies in the same allocation, behind the public struct.
+        unsafe {
+            let path = &raw mut (*id.cast::<Id>()).path;
+            *path = crate::attr::path_of(&route);
+            (*id).route.path_rec = path;
+            (*id).route.num_paths = 1;
+        }
+    }
+
+    /// The device.
+    ///
+    /// # Errors
+    /// ENODEV before one is known.
+    pub fn device(&self) -> Outcome<&'static Device> {
+        lock(&self.known).device.ok_or(ENODEV)
+    }
+
+    /// For synchronous ids: waits for the next event, which stays at the id until the next call.
+    ///
+    /// # Errors
+    /// What the event says: ECONNREFUSED for a rejection, else its status.
+    pub fn complete(&self) -> Outcome<()> {
+        if !self.is_sync() {
+            return Ok(());
+        }
+        self.forget_event();
+        // SAFETY: the id is alive, its channel is its own.
+        unsafe {
+            let event = event::next((*self.as_rdma()).channel)?;
+            (*self.as_rdma()).event = event;
+            match (*event).status {
+                0 => Ok(()),
+                _ if (*event).event == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
+                status => Err(Errno(status.abs())),
+            }
+        }
+    }
+
+    /// Acknowledges the event kept at the id.
+    pub fn forget_event(&self) {
+        // SAFETY: the field is NULL or an event that was not acknowledged yet.
+        unsafe {
+            let event = std::mem::replace(&mut (*self.as_rdma()).event, null_mut());
+            if !event.is_null() {
+                event::acknowledge(event);
+            }
+        }
+    }
+
+    /// Moves the id to another channel; NULL makes it synchronous.
+    ///
+    /// # Errors
+    /// The daemon's refusal.
+    pub fn migrate(&self, channel: *mut rdma_event_channel) -> Outcome<()> {
+        let own = channel.is_null();
+        let target = if own { Channel::create()? } else { channel };
+        // SAFETY: alive, or just made.
+        let number = unsafe { Channel::from_rdma(target) }?.number;
+        if let Err(e) = self.move_events(number) {
+            if own {
+                // SAFETY: just made, and nothing uses it.
+                unsafe { Channel::destroy(target) };
+            }
+            return Err(e);
+        }
+        let was_sync = self.sync.swap(own, Ordering::Relaxed);
+        // SAFETY: a live struct; who migrates an id keeps other threads away from it.
+        let old = unsafe { std::mem::replace(&mut (*self.as_rdma()).channel, target) };
+        if was_sync {
+            self.forget_event();
+        }
+        self.counted.wait();
+        if was_sync {
+            // SAFETY: it was the id's own, and the id has left it.
+            unsafe { Channel::destroy(old) };
+        }
+        Ok(())
+    }
+
+    fn move_events(&self, to: u32) -> Outcome<()> {
+        if let Some(CmOp::Create { channel, .. }) = lock(&self.creation).as_mut() {
+            *channel = to;
+            return Ok(());
+        }
+        self.ask(vec![CmOp::Migrate { id: self.number, channel: to }]).map(drop)
+    }
+
+    /// Ends an id.
+    ///
+    /// # Errors
+    /// EINVAL for NULL.
+    ///
+    /// # Safety
+    /// `id` must be NULL or alive; it is gone afterwards.
+    pub unsafe fn destroy(id: *mut rdma_cm_id) -> Outcome<()> {
+        // SAFETY: the caller's promise.
+        let ours = unsafe { Id::from_rdma(id) }?;
+        if ours.session.is_alive() {
+            ours.session.remove(ours.number);
+            if ours.told.load(Ordering::Acquire) {
+                // A daemon that is gone has no ids.
+                let _ = ours.session.tell(vec![CmOp::Destroy { id: ours.number }]);
+            }
+            ours.forget_event();
+            ours.counted.wait();
+        }
+        let channel = ours.is_sync().then_some(ours.public().channel);
+        // SAFETY: made by `Box::leak`, and the caller gives it up; then nothing uses its own channel any more.
+        unsafe {
+            drop(Box::from_raw(id.cast::<Id>()));
+            if let Some(channel) = channel {
+                Channel::destroy(channel);
+            }
+        }
+        Ok(())
+    }
+
+    /// The daemon's answer about addresses, taken over.
+    ///
+    /// # Errors
+    /// EIO if it is another answer.
+    pub fn follow_reply(&self, reply: &CmReply) -> Outcome<()> {
+        match reply {
+            CmReply::Route(route) => self.follow_route(route),
+            _ => Err(EIO),
+        }
+    }
+}
+
+/// New id.
+///
+/// # Safety
+/// `channel` must be NULL or alive, `id` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    id: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: rdma_port_space,
+) -> c_int {
+    door::status(|| {
+        if id.is_null() {
+            return Err(EINVAL);
+        }
+        let datagram = ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB;
+        let kind = Kind { ps, qp_type: if datagram { IBV_QPT_UD } else { IBV_QPT_RC } };
+        // SAFETY: the caller's promise.
+        unsafe { *id = Id::create(channel, context, kind)?.as_ref().as_rdma() };
+        Ok(())
+    })
+}
+
+/// Ends an id, after its events were acknowledged.
+///
+/// # Safety
+/// `id` must be alive and have no queue pair; it is gone afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: the caller's promise.
+    door::status(|| unsafe { Id::destroy(id) })
+}
+
+/// Moves an id, with the events not yet read, to another channel; NULL makes it synchronous. Waits until events read
+/// before are acknowledged.
+///
+/// # Safety
+/// `id` must be alive, `channel` NULL or alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        unsafe { Id::from_rdma(id) }?.migrate(channel)
+    })
+}

@@ -1,0 +1,258 @@
+//! `rdma_getaddrinfo`: names to addresses, by the C library's resolver, in the form that `rdma_create_ep` takes.
+//!
+//! Each result is one allocation of ours ([`Info`]): the public struct, and the storage that it points to.
+
+use crate::addr;
+use crate::door::{self, EINVAL, ENOMEM, Errno, Outcome, errno};
+use crate::resolve::read_sized;
+use crate::sys::*;
+use burst_control::cm::CmAddr;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr::null_mut;
+
+/// One result.
+#[repr(C)]
+struct Info {
+    base: rdma_addrinfo,
+    src: libc::sockaddr_storage,
+    dst: libc::sockaddr_storage,
+    /// Canonical name, of the destination or (passive) the source.
+    canonical: Option<CString>,
+}
+
+/// What the caller wants.
+struct Hints {
+    flags: c_int,
+    family: c_int,
+    qp_type: c_int,
+    port_space: c_int,
+    src: Option<CmAddr>,
+    dst: Option<CmAddr>,
+}
+
+/// Port space and service: each follows from the other, and reliable connections are the default.
+fn service(hints: &mut Hints) {
+    if hints.port_space == 0 {
+        let datagram = hints.qp_type == IBV_QPT_UD as c_int;
+        hints.port_space = if datagram { RDMA_PS_UDP } else { RDMA_PS_TCP } as c_int;
+    }
+    if hints.qp_type == 0 {
+        let datagram = [RDMA_PS_UDP, RDMA_PS_IPOIB].contains(&(hints.port_space as rdma_port_space));
+        hints.qp_type = if datagram { IBV_QPT_UD } else { IBV_QPT_RC } as c_int;
+    }
+}
+
+unsafe fn hints_of(given: *const rdma_addrinfo) -> Outcome<Hints> {
+    let mut hints = Hints { flags: 0, family: 0, qp_type: 0, port_space: 0, src: None, dst: None };
+    // SAFETY: NULL, or a valid struct with addresses of the lengths stated.
+    unsafe {
+        if let Some(h) = given.as_ref() {
+            (hints.flags, hints.qp_type, hints.port_space) = (h.ai_flags, h.ai_qp_type, h.ai_port_space);
+            hints.family = h.ai_family;
+            if h.ai_src_len != 0 {
+                hints.src = Some(read_sized(h.ai_src_addr, h.ai_src_len)?);
+            }
+            if h.ai_dst_len != 0 {
+                hints.dst = Some(read_sized(h.ai_dst_addr, h.ai_dst_len)?);
+            }
+        }
+    }
+    if hints.family == addr::AF_IB {
+        return Err(Errno(libc::EAFNOSUPPORT));
+    }
+    service(&mut hints);
+    Ok(hints)
+}
+
+/// What errno says of a resolver's error.
+fn resolver_error(code: c_int) -> Errno {
+    match code {
+        libc::EAI_SYSTEM => errno(),
+        libc::EAI_MEMORY => ENOMEM,
+        libc::EAI_AGAIN => Errno(libc::EAGAIN),
+        libc::EAI_FAMILY => Errno(libc::EAFNOSUPPORT),
+        libc::EAI_BADFLAGS | libc::EAI_SERVICE => EINVAL,
+        _ => Errno(libc::ENODATA),
+    }
+}
+
+/// An address found, and its canonical name.
+type Found = (CmAddr, Option<CString>);
+
+/// Asks the C library's resolver.
+unsafe fn look_up(node: *const c_char, service: *const c_char, hints: &Hints) -> Outcome<Vec<Found>> {
+    // SAFETY: plain words, for which zero is a value.
+    let mut wanted: libc::addrinfo = unsafe { std::mem::zeroed() };
+    let has = |flag: u32| hints.flags & flag as c_int != 0;
+    wanted.ai_socktype = libc::SOCK_STREAM;
+    wanted.ai_family = if hints.family != 0 || has(RAI_FAMILY) { hints.family } else { libc::AF_UNSPEC };
+    wanted.ai_flags |= if has(RAI_PASSIVE) { libc::AI_PASSIVE } else { 0 };
+    wanted.ai_flags |= if has(RAI_NUMERICHOST) { libc::AI_NUMERICHOST } else { 0 };
+    wanted.ai_flags |= if node.is_null() { 0 } else { libc::AI_CANONNAME };
+    let mut list = null_mut();
+    // SAFETY: C strings or NULL, and a writable place.
+    let code = unsafe { libc::getaddrinfo(node, service, &wanted, &mut list) };
+    if code != 0 {
+        return Err(resolver_error(code));
+    }
+    let mut found = Vec::new();
+    let mut at = list;
+    // SAFETY: a list of the resolver's, given back at the end.
+    unsafe {
+        while let Some(entry) = at.as_ref() {
+            let name = (!entry.ai_canonname.is_null()).then(|| CStr::from_ptr(entry.ai_canonname).to_owned());
+            if let Ok(address) = addr::read(entry.ai_addr) {
+                found.push((address, name));
+            }
+            at = entry.ai_next;
+        }
+        libc::freeaddrinfo(list);
+    }
+    Ok(found)
+}
+
+/// Makes one result, which `next` follows.
+fn allocate(hints: &Hints, src: Option<CmAddr>, dst: Option<CmAddr>, name: Option<CString>) -> *mut rdma_addrinfo {
+    // SAFETY: plain words, for which zero is a value.
+    let storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let made = Box::into_raw(Box::new(Info {
+        base: rdma_addrinfo {
+            ai_flags: hints.flags,
+            ai_qp_type: hints.qp_type,
+            ai_port_space: hints.port_space,
+            ..Default::default()
+        },
+        src: storage,
+        dst: storage,
+        canonical: name,
+    }));
+    // SAFETY: a fresh allocation that does not move; storage has room for any address.
+    unsafe {
+        let base = &raw mut (*made).base;
+        if let Some(src) = src {
+            addr::write(&raw mut (*made).src, &src);
+            (*base).ai_src_addr = (&raw mut (*made).src).cast();
+            (*base).ai_src_len = addr::len_of(&src) as socklen_t;
+            (*base).ai_family = i32::from((*made).src.ss_family);
+        }
+        if let Some(dst) = dst {
+            addr::write(&raw mut (*made).dst, &dst);
+            (*base).ai_dst_addr = (&raw mut (*made).dst).cast();
+            (*base).ai_dst_len = addr::len_of(&dst) as socklen_t;
+            (*base).ai_family = i32::from((*made).dst.ss_family);
+        }
+        let passive = hints.flags & RAI_PASSIVE as c_int != 0;
+        let name = (*made).canonical.as_ref().map_or(null_mut(), |n| n.as_ptr().cast_mut());
+        if passive {
+            (*base).ai_src_canonname = name
+        } else {
+            (*base).ai_dst_canonname = name
+        }
+        base
+    }
+}
+
+unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) -> Outcome<*mut rdma_addrinfo> {
+    let passive = hints.flags & RAI_PASSIVE as c_int != 0;
+    let found = if node.is_null() && service.is_null() {
+        if hints.src.is_none() && hints.dst.is_none() {
+            return Err(EINVAL);
+        }
+        return Ok(allocate(hints, hints.src, hints.dst, None));
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { look_up(node, service, hints) }?
+    };
+    let mut list = null_mut();
+    for (address, name) in found.into_iter().rev() {
+        let (src, dst) = if passive { (Some(address), hints.dst) } else { (hints.src, Some(address)) };
+        let entry = allocate(hints, src, dst, name);
+        // SAFETY: just made.
+        unsafe { (*entry).ai_next = list };
+        list = entry;
+    }
+    if list.is_null() { Err(Errno(libc::ENODATA)) } else { Ok(list) }
+}
+
+/// Addresses of a node and service, for [`crate::ep::rdma_create_ep`].
+///
+/// # Safety
+/// `node` and `service` must be NULL or C strings, `hints` NULL or valid, `result` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_getaddrinfo(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+    result: *mut *mut rdma_addrinfo,
+) -> c_int {
+    door::status(|| {
+        if result.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { *result = resolve(node, service, &hints_of(hints)?)? };
+        Ok(())
+    })
+}
+
+/// Frees a list.
+///
+/// # Safety
+/// `list` must be NULL or come from [`rdma_getaddrinfo`], once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
+    door::nothing(|| {
+        let mut at = list;
+        while !at.is_null() {
+            // SAFETY: made by `Box::into_raw` in `allocate`; `base` comes first.
+            let entry = unsafe { Box::from_raw(at.cast::<Info>()) };
+            at = entry.base.ai_next;
+        }
+        Ok(())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(node: Option<&CStr>, service: Option<&CStr>, hints: &rdma_addrinfo) -> Outcome<rdma_addrinfo> {
+        let mut list = null_mut();
+        let text = |s: Option<&CStr>| s.map_or(std::ptr::null(), CStr::as_ptr);
+        // SAFETY: C strings, a valid struct and a writable place; the list is given back.
+        unsafe {
+            if rdma_getaddrinfo(text(node), text(service), hints, &mut list) != 0 {
+                return Err(errno());
+            }
+            let first = *list;
+            // Addresses die with the list: look at them first.
+            let address = if first.ai_dst_addr.is_null() { first.ai_src_addr } else { first.ai_dst_addr };
+            assert_eq!(addr::read(address).unwrap().port, 7174);
+            rdma_freeaddrinfo(list);
+            Ok(first)
+        }
+    }
+
+    #[test]
+    fn active_lists_have_a_destination_and_passive_ones_a_source() {
+        let hints = rdma_addrinfo { ai_port_space: RDMA_PS_TCP as c_int, ..Default::default() };
+        let a = ask(Some(c"10.0.0.1"), Some(c"7174"), &hints).unwrap();
+        assert_eq!((a.ai_dst_len, a.ai_src_len, a.ai_family), (16, 0, libc::AF_INET));
+        assert_eq!((a.ai_qp_type, a.ai_port_space), (IBV_QPT_RC as c_int, RDMA_PS_TCP as c_int));
+        let hints = rdma_addrinfo { ai_flags: RAI_PASSIVE as c_int, ai_port_space: 0x111, ..Default::default() };
+        let p = ask(Some(c"::1"), Some(c"7174"), &hints).unwrap();
+        assert_eq!((p.ai_src_len, p.ai_dst_len, p.ai_family), (28, 0, libc::AF_INET6));
+        assert_eq!(p.ai_qp_type, IBV_QPT_UD as c_int);
+        let any = ask(None, Some(c"7174"), &hints).unwrap();
+        assert!(any.ai_src_len > 0);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let hints = rdma_addrinfo { ai_flags: RAI_NUMERICHOST as c_int, ..Default::default() };
+        assert!(ask(Some(c"no.address"), Some(c"7174"), &hints).is_err());
+        assert_eq!(ask(None, None, &hints).err(), Some(EINVAL));
+        let ib = rdma_addrinfo { ai_flags: RAI_FAMILY as c_int, ai_family: addr::AF_IB, ..Default::default() };
+        assert_eq!(ask(Some(c"::1"), Some(c"7174"), &ib).err(), Some(Errno(libc::EAFNOSUPPORT)));
+    }
+}

@@ -1,0 +1,35 @@
+//! The drop-in `librdmacm.so.1` (storey 4): connection management for unmodified programs, over the Burst daemon.
+//!
+//! `scripts/build-libs.sh` links this crate's static library into the shared one, with the versions of `abi/public.txt`, against
+//! our `libibverbs.so.1`, whose public functions make devices, queues and queue pairs. The protocol runs in the daemon: calls
+//! become [`burst_control::cm::CmOp`]s ([`session`], [`id`]), and what happens comes back as records in the pipes that are the
+//! application's event channels ([`channel`], [`event`]). There is no thread here.
+//!
+//! Objects that applications hold are `repr(C)` structs whose first field is the public struct. Errors are errno values; no
+//! panic and no output crosses the C boundary ([`door`]). After fork, a child's inherited objects are dead, and it may make
+//! its own.
+//!
+//! Locks, in the order in which they may be nested: an id's `creation`, the session's `client`; the table of ids, an
+//! id's `known` and its event count are held alone.
+
+#[cfg(test)]
+use burst_ibverbs as _;
+
+pub mod addr;
+pub mod attr;
+pub mod channel;
+pub mod connect;
+pub mod device;
+pub mod door;
+pub mod ep;
+pub mod event;
+pub mod id;
+pub mod info;
+pub mod multicast;
+pub mod option;
+pub mod qp;
+pub mod resolve;
+pub mod rsocket;
+pub mod session;
+pub mod strings;
+pub mod sys;

@@ -1,0 +1,324 @@
+//! Queue pairs of an id: made with default objects where the program gives none, moved to the state in which receives can be
+//! posted; shared receive queues likewise.
+
+use crate::attr;
+use crate::device::Device;
+use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, errno, lock, verbs};
+use crate::id::Id;
+use crate::sys::*;
+use burst_control::cm::CmQp;
+use std::ffi::c_int;
+use std::mem::offset_of;
+use std::ptr::null_mut;
+
+/// How the daemon names the id's queue pair; `None` if the id has none.
+///
+/// # Errors
+/// EINVAL for a queue pair of a context that is not the id's.
+pub fn named(id: &Id) -> Outcome<Option<CmQp>> {
+    let qp = id.public().qp;
+    if qp.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: a queue pair on an id is alive.
+    let (context, handle) = unsafe { ((*qp).context, (*qp).handle) };
+    let device = id.session.device_of(context).ok_or(EINVAL)?;
+    Ok(Some(CmQp { token: device.token, qp: handle }))
+}
+
+/// The daemon has moved the id's connected queue pair: its public `state`, which posting looks at, follows.
+pub fn note_state(id: &Id, state: ibv_qp_state) {
+    let public = id.public();
+    if !public.qp.is_null() && public.qp_type != IBV_QPT_UD {
+        // SAFETY: a queue pair on an id is alive; an aligned word that is only ever stored whole.
+        unsafe { (&raw mut (*public.qp).state).write_volatile(state) };
+    }
+}
+
+/// The domain that a call names, or the id's default one; it must be of the id's context.
+fn domain(id: &Id, device: &Device, given: *mut ibv_pd) -> Outcome<*mut ibv_pd> {
+    let own = id.public().pd;
+    let pd = if given.is_null() { own } else { given };
+    // SAFETY: the caller gives a live domain; the default one lives for ever.
+    if pd.is_null() || unsafe { (*pd).context } != device.context { Err(EINVAL) } else { Ok(pd) }
+}
+
+/// A channel and a completion queue for `entries`, as the inline functions of `rdma_verbs.h` expect them.
+fn make_queue(id: &Id, device: &Device, entries: u32) -> Outcome<(*mut ibv_comp_channel, *mut ibv_cq)> {
+    // SAFETY: an open context; the queue's context is the id, as `rdma_get_recv_comp` demands.
+    unsafe {
+        let channel = ibv_create_comp_channel(device.context);
+        if channel.is_null() {
+            return Err(errno());
+        }
+        let cq = ibv_create_cq(device.context, entries.max(1) as c_int, id.as_rdma().cast(), channel, 0);
+        if cq.is_null() {
+            let failed = errno();
+            ibv_destroy_comp_channel(channel);
+            return Err(failed);
+        }
+        Ok((channel, cq))
+    }
+}
+
+/// Ends one pair of default objects.
+unsafe fn end_queue(channel: &mut *mut ibv_comp_channel, cq: &mut *mut ibv_cq) {
+    let (channel, cq) = (std::mem::replace(channel, null_mut()), std::mem::replace(cq, null_mut()));
+    // SAFETY: the caller's objects; a channel at the id means that both are ours.
+    unsafe {
+        if !channel.is_null() {
+            if !cq.is_null() {
+                ibv_destroy_cq(cq);
+            }
+            ibv_destroy_comp_channel(channel);
+        }
+    }
+}
+
+fn end_queues(id: &Id) {
+    let id = id.as_rdma();
+    // SAFETY: fields of a live struct, which other threads leave alone now.
+    unsafe {
+        end_queue(&mut (*id).recv_cq_channel, &mut (*id).recv_cq);
+        end_queue(&mut (*id).send_cq_channel, &mut (*id).send_cq);
+    }
+}
+
+/// Makes the default completion queues that `init` lacks and puts all queues into both structs.
+fn complete_init(id: &Id, device: &Device, init: &mut ibv_qp_init_attr) -> Outcome<()> {
+    let public = id.as_rdma();
+    // SAFETY: fields of a live struct, which other threads leave alone while its queue pair is made.
+    unsafe {
+        if init.recv_cq.is_null() && (*public).recv_cq.is_null() {
+            let made = make_queue(id, device, init.cap.max_recv_wr)?;
+            ((*public).recv_cq_channel, (*public).recv_cq) = made;
+        }
+        if init.send_cq.is_null() && (*public).send_cq.is_null() {
+            let made = make_queue(id, device, init.cap.max_send_wr)?;
+            ((*public).send_cq_channel, (*public).send_cq) = made;
+        }
+        for (given, own) in [(&mut init.recv_cq, &mut (*public).recv_cq), (&mut init.send_cq, &mut (*public).send_cq)] {
+            if given.is_null() { *given = *own } else { *own = *given }
+        }
+        if init.srq.is_null() {
+            init.srq = (*public).srq;
+        }
+    }
+    Ok(())
+}
+
+/// A connected queue pair goes to INIT, one for datagrams to RTS.
+fn make_ready(id: &Id, qp: *mut ibv_qp) -> Outcome<()> {
+    let states: &[ibv_qp_state] =
+        if id.is_datagram() { &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] } else { &[IBV_QPS_INIT] };
+    for state in states {
+        let (mut values, mask) = attr::for_state(&lock(&id.known), id.public().qp_type, *state)?;
+        // SAFETY: a live queue pair.
+        verbs(unsafe { ibv_modify_qp(qp, &mut values, mask as c_int) })?;
+    }
+    Ok(())
+}
+
+/// How a queue pair is made, given the completed attributes.
+type Make<'a> = dyn FnOnce(&Device, *mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp + 'a;
+
+fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<Make<'_>>) -> Outcome<()> {
+    let public = id.as_rdma();
+    let device = id.device()?;
+    if id.public().qp_type != init.qp_type || !id.public().qp.is_null() {
+        return Err(EINVAL);
+    }
+    let pd = domain(id, device, pd)?;
+    let made = complete_init(id, device, init).and_then(|()| {
+        let qp = make(device, pd, init);
+        if qp.is_null() {
+            return Err(errno());
+        }
+        make_ready(id, qp).inspect_err(|_| {
+            // SAFETY: just made, and nobody else knows it. If it stays, it dies with the context.
+            unsafe { ibv_destroy_qp(qp) };
+        })?;
+        Ok(qp)
+    });
+    match made {
+        Ok(qp) => {
+            // SAFETY: fields of a live struct, which other threads leave alone while its queue pair is made.
+            unsafe { ((*public).qp, (*public).pd) = (qp, pd) };
+            Ok(())
+        }
+        Err(e) => {
+            end_queues(id);
+            Err(e)
+        }
+    }
+}
+
+/// Makes the id's queue pair.
+///
+/// # Errors
+/// EINVAL for objects of another context or another service than the id's, ENODEV before a device is known.
+pub fn create(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Outcome<()> {
+    create_with(
+        id,
+        pd,
+        init,
+        // SAFETY: live objects of one context.
+        Box::new(|_, pd, init| unsafe { ibv_create_qp(pd, init) }),
+    )
+}
+
+/// Makes the id's queue pair by the device's extended call, with whatever more the struct asks for.
+unsafe fn create_extended(id: &Id, init: *mut ibv_qp_init_attr_ex) -> Outcome<()> {
+    // SAFETY: the caller gives a struct that is valid up to what its mask names; both structs begin with the same fields.
+    let (mask, mut plain) = unsafe { ((*init).comp_mask, init.cast::<ibv_qp_init_attr>().read()) };
+    let given = if mask & IBV_QP_INIT_ATTR_PD != 0 {
+        // SAFETY: the mask names the field.
+        unsafe { (*init).pd }
+    } else {
+        null_mut()
+    };
+    let make = |device: &Device, pd: *mut ibv_pd, plain: &mut ibv_qp_init_attr| {
+        // SAFETY: an open context lies in a `verbs_context`; the common fields are copied to and fro.
+        unsafe {
+            let distance = offset_of!(verbs_context, context);
+            let extended = device.context.cast::<u8>().sub(distance).cast::<verbs_context>();
+            let Some(create) = (*extended).create_qp_ex else {
+                door::set_errno(EOPNOTSUPP);
+                return null_mut();
+            };
+            init.cast::<ibv_qp_init_attr>().write(*plain);
+            (*init).pd = pd;
+            (*init).comp_mask |= IBV_QP_INIT_ATTR_PD;
+            let qp = create(device.context, init);
+            plain.cap = (*init).cap;
+            qp
+        }
+    };
+    create_with(id, given, &mut plain, Box::new(make))
+}
+
+const _: () = {
+    assert!(offset_of!(ibv_qp_init_attr_ex, sq_sig_all) == offset_of!(ibv_qp_init_attr, sq_sig_all));
+    assert!(offset_of!(ibv_qp_init_attr_ex, comp_mask) == size_of::<ibv_qp_init_attr>() - 4);
+};
+
+/// Makes the id's queue pair, with completion queues of its own where `init` has none.
+///
+/// # Safety
+/// `id` must be alive, `pd` NULL or alive, `init` valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let (id, init) = unsafe { (Id::from_rdma(id)?, init.as_mut().ok_or(EINVAL)?) };
+        create(id, pd, init)
+    })
+}
+
+/// As [`rdma_create_qp`], by the extended struct.
+///
+/// # Safety
+/// `id` must be alive, `init` valid up to the fields that its mask names.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
+    door::status(|| {
+        if init.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { create_extended(Id::from_rdma(id)?, init) }
+    })
+}
+
+/// Ends the id's queue pair and the completion queues made for it.
+///
+/// # Safety
+/// `id` must be alive and have a queue pair.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    door::nothing(|| {
+        // SAFETY: the caller's promise.
+        let id = unsafe { Id::from_rdma(id) }?;
+        // SAFETY: the field of a live struct; the queue pair is the id's.
+        unsafe {
+            let qp = std::mem::replace(&mut (*id.as_rdma()).qp, null_mut());
+            if !qp.is_null() {
+                ibv_destroy_qp(qp);
+            }
+        }
+        end_queues(id);
+        // Queues that the program gave are not ours to keep.
+        // SAFETY: as above.
+        unsafe { ((*id.as_rdma()).send_cq, (*id.as_rdma()).recv_cq) = (null_mut(), null_mut()) };
+        Ok(())
+    });
+}
+
+/// Makes a shared receive queue for the id's queue pair.
+///
+/// # Safety
+/// `id` must be alive, `pd` NULL or alive, `init` valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let (id, init) = unsafe { (Id::from_rdma(id)?, init.as_mut().ok_or(EINVAL)?) };
+        let device = id.device()?;
+        let pd = domain(id, device, pd)?;
+        if !id.public().srq.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: a live domain; a field of a live struct.
+        unsafe {
+            let srq = ibv_create_srq(pd, init);
+            if srq.is_null() {
+                return Err(errno());
+            }
+            ((*id.as_rdma()).srq, (*id.as_rdma()).pd) = (srq, pd);
+        }
+        Ok(())
+    })
+}
+
+/// As [`rdma_create_srq`], by the extended struct; basic queues only.
+///
+/// # Safety
+/// `id` must be alive, `init` valid up to the fields that its mask names.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
+    let given = door::status(|| if init.is_null() { Err(EINVAL) } else { Ok(()) });
+    if given != 0 {
+        return given;
+    }
+    // SAFETY: fields that the mask names; the caller's promise for the rest.
+    unsafe {
+        let mask = (*init).comp_mask;
+        if mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && (*init).srq_type != IBV_SRQT_BASIC {
+            return door::status(|| Err(EOPNOTSUPP));
+        }
+        let pd = if mask & IBV_SRQ_INIT_ATTR_PD != 0 { (*init).pd } else { null_mut() };
+        let mut basic = ibv_srq_init_attr { srq_context: (*init).srq_context, attr: (*init).attr };
+        let status = rdma_create_srq(id, pd, &mut basic);
+        (*init).attr = basic.attr;
+        status
+    }
+}
+
+/// Ends the id's shared receive queue.
+///
+/// # Safety
+/// `id` must be alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    door::nothing(|| {
+        // SAFETY: the caller's promise; the queue is the id's.
+        unsafe {
+            let id = Id::from_rdma(id)?.as_rdma();
+            let srq = std::mem::replace(&mut (*id).srq, null_mut());
+            if !srq.is_null() {
+                ibv_destroy_srq(srq);
+            }
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,150 @@
+//! Addresses: binding, resolving, routes, ports.
+
+use crate::addr;
+use crate::door::{self, EINVAL, Outcome};
+use crate::id::Id;
+use crate::sys::*;
+use burst_control::cm::{CmAddr, CmOp};
+use std::ffi::c_int;
+
+/// Binds an id.
+///
+/// # Errors
+/// The daemon's refusal: EADDRINUSE, EADDRNOTAVAIL, ENODEV.
+pub fn bind(id: &Id, to: CmAddr) -> Outcome<()> {
+    let reply = id.ask(vec![CmOp::Bind { id: id.number, addr: to }])?;
+    id.follow_reply(&reply)
+}
+
+/// Resolves a destination; for asynchronous ids the event tells what came of it.
+///
+/// # Errors
+/// EIO when the daemon is gone; for synchronous ids whatever kept it from being resolved.
+pub fn resolve_addr(id: &Id, src: Option<CmAddr>, dst: CmAddr, timeout_ms: c_int) -> Outcome<()> {
+    let timeout_ms = timeout_ms.max(0) as u32;
+    id.wish(CmOp::ResolveAddr { id: id.number, src, dst, timeout_ms })?;
+    // SAFETY: the field of a live struct, which has room for any address.
+    unsafe { addr::write(&raw mut (*id.as_rdma()).route.addr.__bindgen_anon_2, &dst) };
+    id.complete()
+}
+
+/// Resolves the route to the destination.
+///
+/// # Errors
+/// As [`resolve_addr`].
+pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Outcome<()> {
+    id.wish(CmOp::ResolveRoute { id: id.number, timeout_ms: timeout_ms.max(0) as u32 })?;
+    id.complete()
+}
+
+/// Binds an id to a local address; the any-address and port 0 are allowed.
+///
+/// # Safety
+/// `id` must be alive, `to` as long as its family demands.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let (id, to) = unsafe { (Id::from_rdma(id)?, addr::read(to)?) };
+        bind(id, to)
+    })
+}
+
+/// Resolves a destination, and binds the id to the source address that leads there.
+///
+/// # Safety
+/// `id` must be alive, `src` NULL or an address, `dst` an address, each as long as its family demands.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    src: *mut sockaddr,
+    dst: *mut sockaddr,
+    timeout_ms: c_int,
+) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let src = if src.is_null() { None } else { Some(addr::read(src)?) };
+            resolve_addr(Id::from_rdma(id)?, src, addr::read(dst)?, timeout_ms)
+        }
+    })
+}
+
+/// Resolves the route to the destination that was resolved before.
+///
+/// # Safety
+/// `id` must be alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    door::status(|| resolve_route(unsafe { Id::from_rdma(id) }?, timeout_ms))
+}
+
+/// Listens.
+///
+/// # Safety
+/// `id` must be alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    door::status(|| {
+        // SAFETY: the caller's promise.
+        let id = unsafe { Id::from_rdma(id) }?;
+        let listen = CmOp::Listen { id: id.number, backlog: backlog.max(0) as u32 };
+        // An id that was not bound has a port only now.
+        let reply = id.ask(vec![listen, CmOp::Query { id: id.number }])?;
+        id.follow_reply(&reply)
+    })
+}
+
+/// Port of an address of the id, big-endian; 0 if there is none.
+unsafe fn port_of(id: *mut rdma_cm_id, of: impl Fn(&mut rdma_addr) -> Outcome<CmAddr>) -> __be16 {
+    let mut port = 0;
+    door::nothing(|| {
+        // SAFETY: the caller gives a live id.
+        port = of(unsafe { &mut (*Id::from_rdma(id)?.as_rdma()).route.addr })?.port.to_be();
+        Ok(())
+    });
+    port
+}
+
+/// Local port, big-endian.
+///
+/// # Safety
+/// `id` must be alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16 {
+    // SAFETY: the caller's promise; the union has room for any address.
+    unsafe { port_of(id, |a| addr::read(&raw const a.__bindgen_anon_1)) }
+}
+
+/// The peer's port, big-endian.
+///
+/// # Safety
+/// `id` must be alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16 {
+    // SAFETY: the caller's promise; the union has room for any address.
+    unsafe { port_of(id, |a| addr::read(&raw const a.__bindgen_anon_2)) }
+}
+
+/// Checks an address length that the caller states.
+///
+/// # Errors
+/// EINVAL if it is shorter than its family demands.
+///
+/// # Safety
+/// `from` must have `len` readable bytes.
+pub unsafe fn read_sized(from: *const sockaddr, len: socklen_t) -> Outcome<CmAddr> {
+    if from.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
+        return Err(EINVAL);
+    }
+    // SAFETY: at least the family is there.
+    let family = i32::from(unsafe { from.cast::<libc::sa_family_t>().read_unaligned() });
+    let needed = match family {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => 0,
+    };
+    // SAFETY: as long as its family demands.
+    if (len as usize) < needed { Err(EINVAL) } else { unsafe { addr::read(from) } }
+}

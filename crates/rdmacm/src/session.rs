@@ -1,0 +1,181 @@
+//! This process's conversation with the daemon: one connection for all ids, and the devices opened for them.
+//!
+//! A session belongs to the process that made it. A child after fork finds another process id in it, makes its own when it
+//! needs one, and never touches the parent's locks; the parent's objects are dead in the child (EIO). Sessions are never
+//! freed: devices stay open as long as the library is loaded, as its manual says.
+//!
+//! Two ways lead to the daemon: [`Session::call`] waits for an answer, one caller at a time; [`Session::tell`] does not
+//! wait and takes no lock.
+
+use crate::device::Device;
+use crate::door::{EIO, ENODEV, Errno, Outcome, lock};
+use crate::id::Id;
+use crate::sys;
+use burst_control::client::Answer;
+use burst_control::cm::{CmId, CmOp, CmReply, DAEMON_IDS};
+use burst_control::{Client, ControlError, Request, Response, Teller, path};
+use std::collections::HashMap;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+static CURRENT: AtomicPtr<Session> = AtomicPtr::new(null_mut());
+
+/// See the module.
+pub struct Session {
+    pid: u32,
+    client: Mutex<Client>,
+    teller: Teller,
+    /// Devices opened so far.
+    pub devices: Mutex<Vec<&'static Device>>,
+    ids: Mutex<Ids>,
+    next_channel: AtomicU32,
+}
+
+/// Ids by number; only the holder of the lock may use a pointer that it finds.
+#[derive(Default)]
+struct Ids {
+    last: CmId,
+    map: HashMap<CmId, NonNull<Id>>,
+}
+
+// SAFETY: the pointers are used under the lock, and an id leaves the map before it is freed.
+unsafe impl Send for Ids {}
+
+/// This process's session.
+///
+/// # Errors
+/// ENODEV when no daemon answers; the sentence that says why comes from `libibverbs`, once.
+pub fn session() -> Outcome<&'static Session> {
+    let found = CURRENT.load(Ordering::Acquire);
+    // SAFETY: sessions are never freed. Acquire pairs with the exchange below.
+    if let Some(session) = unsafe { found.as_ref() }
+        && session.is_alive()
+    {
+        return Ok(session);
+    }
+    let made = Box::into_raw(Box::new(Session::connect()?));
+    match CURRENT.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: just made, and never freed from now on.
+        Ok(_) => Ok(unsafe { &*made }),
+        Err(other) => {
+            // SAFETY: nobody else has seen `made`; `other` is never freed.
+            unsafe {
+                drop(Box::from_raw(made));
+                Ok(&*other)
+            }
+        }
+    }
+}
+
+fn program_name() -> String {
+    std::fs::read_to_string("/proc/self/comm").map_or_else(|_| "?".into(), |s| s.trim().to_owned())
+}
+
+/// Lets `libibverbs` say why there is no device, in its own way.
+fn explain() {
+    // SAFETY: NULL is allowed; the list is given back at once.
+    unsafe {
+        let list = sys::ibv_get_device_list(null_mut());
+        if !list.is_null() {
+            sys::ibv_free_device_list(list);
+        }
+    }
+}
+
+impl Session {
+    fn connect() -> Outcome<Session> {
+        let name = program_name();
+        let Some(client) = path::candidates().iter().find_map(|path| Client::connect(path, &name).ok()) else {
+            explain();
+            return Err(ENODEV);
+        };
+        Ok(Session {
+            pid: std::process::id(),
+            teller: client.teller()?,
+            client: Mutex::new(client),
+            devices: Mutex::default(),
+            ids: Mutex::default(),
+            next_channel: AtomicU32::new(1),
+        })
+    }
+
+    /// Whether this process made the session.
+    pub fn is_alive(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    fn check(&self) -> Outcome<()> {
+        if self.is_alive() { Ok(()) } else { Err(EIO) }
+    }
+
+    /// Asks and waits for the answer.
+    ///
+    /// # Errors
+    /// The daemon's refusal, or EIO.
+    pub fn call(&self, request: &Request) -> Outcome<Answer> {
+        self.check()?;
+        Ok(lock(&self.client).call(request, &[])?)
+    }
+
+    /// Carries out operations in order and gives the last one's answer; the first failure is the error.
+    ///
+    /// # Errors
+    /// The daemon's refusal, or EIO.
+    pub fn ask(&self, ops: Vec<CmOp>) -> Outcome<CmReply> {
+        let Response::Cm(replies) = self.call(&Request::Cm { ops, quiet: false })?.response else { return Err(EIO) };
+        let mut last = Err(EIO);
+        for reply in replies {
+            if let CmReply::Failed { errno, .. } = reply {
+                return Err(Errno(errno));
+            }
+            last = Ok(reply);
+        }
+        last
+    }
+
+    /// Carries out operations without waiting; failures become events.
+    ///
+    /// # Errors
+    /// EIO when the daemon is gone.
+    pub fn tell(&self, ops: Vec<CmOp>) -> Outcome<()> {
+        self.check()?;
+        self.teller.tell(&Request::Cm { ops, quiet: true }).map_err(|e| match e {
+            ControlError::Io(_) => EIO,
+            other => other.into(),
+        })
+    }
+
+    /// A channel number that was not used before.
+    pub fn channel_number(&self) -> u32 {
+        self.next_channel.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A number for an id to come. Numbers go round, so that late events find nobody.
+    pub fn id_number(&self) -> CmId {
+        let mut ids = lock(&self.ids);
+        loop {
+            ids.last = if ids.last + 1 < DAEMON_IDS { ids.last + 1 } else { 1 };
+            if !ids.map.contains_key(&ids.last) {
+                return ids.last;
+            }
+        }
+    }
+
+    /// Makes an id known under its number.
+    pub fn put(&self, number: CmId, id: NonNull<Id>) {
+        lock(&self.ids).map.insert(number, id);
+    }
+
+    /// Forgets an id: events of it find nobody from now on.
+    pub fn remove(&self, number: CmId) {
+        lock(&self.ids).map.remove(&number);
+    }
+
+    /// Does something with an id while it cannot be destroyed.
+    pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&Id) -> R) -> Option<R> {
+        let ids = lock(&self.ids);
+        // SAFETY: an id leaves the map under this lock before it is freed.
+        ids.map.get(&number).map(|id| inside(unsafe { id.as_ref() }))
+    }
+}
