@@ -97,6 +97,25 @@ reasons! {
     HandoverFull, "handover_full", Drop, "A packet for another worker's queue pair found that worker's inbox full.", "Use fewer workers, or spread load over more peers.";
     ProcessDied, "process_died", Note, "A process died with connected queue pairs; their peers were told by NAK.", "Look at why the process ended.";
     QueueCorrupt, "queue_corrupt", Completion, "The indices of a work queue in shared memory are impossible.", "The application overwrote its queues: look for stray writes.";
+    // --- connection management
+    MadMalformed, "mad_malformed", Drop, "A datagram for QP1 is not a management datagram of 256 bytes.", "The sender is faulty.";
+    MadClass, "mad_unknown_class", Drop, "A management datagram of a class that is not carried.", "Nothing: only connection management is spoken over RoCE.";
+    MadVersion, "mad_unknown_version", Drop, "A management datagram of another class version.", "Nothing: connection management is spoken in version 2.";
+    MadUnknown, "mad_unknown_attribute", Drop, "A management datagram with an unknown method or attribute.", "Nothing: the sender asks for what is optional.";
+    MadQueueFull, "mad_queue_full", Drop, "More management datagrams in one burst than the worker takes.", "Nothing if rare: they are sent again.";
+    CmUnknownId, "cm_unknown_id", Drop, "A connection message names a communication id that nobody has.", "Nothing: it was late, or the peer restarted.";
+    CmForged, "cm_forged", Drop, "A connection message came from an address or queue pair that is not the peer's.", "Look for a misconfigured or hostile host.";
+    CmUnexpected, "cm_unexpected", Drop, "A connection message that does not fit the state of its connection.", "Nothing if rare: it was late or repeated.";
+    CmDuplicate, "cm_duplicate", Note, "A connection message arrived again and was answered again.", "Nothing: an answer was lost or late.";
+    CmRetry, "cm_retry", Note, "A connection message got no answer in time and was sent again.", "Packets are lost on the way, or the peer is slow to accept.";
+    CmTimeout, "cm_timeout", Refusal, "A connection got no answer after all retries.", "Check the address, a firewall on UDP port 4791, and that the peer's daemon runs.";
+    CmNobodyListens, "cm_nobody_listens", Refusal, "A request for an address and port on which nobody listens was rejected.", "Start the server first, and check its address and port.";
+    CmRejected, "cm_rejected", Refusal, "The peer rejected a connection.", "Look at the reason in the event, and at the peer's program.";
+    CmBacklogFull, "cm_backlog_full", Drop, "A request found the listener's backlog full; the peer will ask again.", "Accept faster, or listen with a larger backlog.";
+    CmNoRoom, "cm_no_room", Drop, "There is no room for another connection in this worker.", "Close connections; the limit protects the host.";
+    CmStale, "cm_stale", Refusal, "A request for a queue pair that is connected here already: the old connection was ended.", "Nothing: the peer restarted.";
+    CmBadRequest, "cm_bad_request", Refusal, "A request asks for what is not supported: transport, partition, MTU or address header.", "Use RC, UC or UD, the default partition and RDMA-CM addresses.";
+    CmEventLost, "cm_event_lost", Drop, "An event channel is full and its program does not read it.", "Read events with rdma_get_cm_event.";
     // --- ports
     SendFailed, "send_failed", Drop, "The kernel refused to send a packet.", "Check that the interface is up and the peer has a route.";
     SendTooLong, "send_too_long", Drop, "A packet is longer than the path's MTU.", "Lower the path MTU or raise the interface's MTU on the whole path.";

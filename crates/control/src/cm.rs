@@ -114,8 +114,8 @@ pub enum PortSpace {
 pub struct CmQp {
     /// The context's token ([`crate::Request::Token`] on the context's connection): proof that it is the caller's.
     pub token: u64,
-    /// Its handle in that context.
-    pub qp: u32,
+    /// Its number.
+    pub qpn: u32,
 }
 
 /// `struct rdma_conn_param`, and what options add to it.

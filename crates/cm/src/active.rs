@@ -1,0 +1,300 @@
+//! The active end: REQ sent, REP or REJ awaited, RTU sent (IBA 12.9.6).
+
+use crate::api::{BURST_VENDOR, Connect, Effects, End, EventKind, Path, PeerClass, Ready, Step};
+use crate::conn::{Conn, RESPONSE_TIMEOUT, RETRIES_MAX, SERVICE_TIME_MAX, State, time_of};
+use crate::machine::{Cm, CmError};
+use crate::message::{Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
+use crate::table::Key;
+use burst_base::verbs::Mtu;
+use burst_base::{Nanos, Reason};
+use burst_wire::DEFAULT_PKEY;
+
+/// The LID that means "no LID here".
+const PERMISSIVE_LID: u16 = 0xffff;
+
+/// Vendor id and options to send: the program's, or that this is Burst.
+pub(crate) fn ece_to_send(end: &End<'_>) -> (u32, u32) {
+    if end.ece == (0, 0) { (BURST_VENDOR, 0) } else { end.ece }
+}
+
+/// Vendor id and options as programs see them.
+pub(crate) fn ece_seen(vendor_id: u32, options: u32) -> (u32, u32) {
+    if vendor_id == BURST_VENDOR { (0, 0) } else { (vendor_id, options) }
+}
+
+impl<O> Cm<O> {
+    /// Asks for a connection; its id.
+    ///
+    /// # Errors
+    /// [`CmError::NoRoom`], [`CmError::DataTooLong`].
+    pub fn connect(
+        &mut self,
+        now: Nanos,
+        owner: O,
+        wish: &Connect<'_>,
+        fx: &mut impl Effects<O>,
+    ) -> Result<u32, CmError> {
+        if wish.end.data.len() > Req::DATA_LEN {
+            return Err(CmError::DataTooLong);
+        }
+        let mut conn = Conn::new(State::ReqSent, wish.path, now);
+        conn.owner = Some(owner);
+        (conn.local_guid, conn.local_qpn) = (wish.end.ca_guid, wish.end.qpn);
+        (conn.service_id, conn.transport) = (wish.service_id, wish.transport);
+        conn.conn.sq_psn = self.draw_psn();
+        conn.conn.responder_resources = wish.end.responder_resources;
+        conn.conn.initiator_depth = wish.end.initiator_depth;
+        conn.conn.retry_count = wish.retry_count & 7;
+        conn.conn.ack_timeout = wish.ack_timeout & 31;
+        conn.conn.mtu = wish.mtu;
+        let psn = conn.conn.sq_psn;
+        let tid_high = self.table.draw() << 32;
+        let id = self.add(conn)?;
+        let tid = tid_high | u64::from(id);
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.tid = tid;
+        }
+        let (vendor_id, modifier) = ece_to_send(&wish.end);
+        let req = request(wish, id, psn, vendor_id);
+        self.send_kept(now, id, &Mad { tid, modifier, message: req.into(), data: wish.end.data }, true, fx);
+        self.step(now, id, Step::ReqSent, fx);
+        Ok(id)
+    }
+
+    /// REP: the other end agrees.
+    pub(crate) fn on_rep(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, rep: &Rep, fx: &mut impl Effects<O>) {
+        let id = rep.remote_id;
+        let Some(conn) = self.known(path, id, fx) else {
+            let rej = Rej {
+                local_id: rep.remote_id,
+                remote_id: rep.local_id,
+                message: 1,
+                reason: reject::INVALID_COMM_ID,
+                ..Rej::default()
+            };
+            return Self::refuse(path, mad.tid, rej, &[], fx);
+        };
+        match conn.state {
+            State::ReqSent => self.accept_rep(now, path, id, mad, rep, fx),
+            // The RTU was lost.
+            State::Established | State::DreqSent | State::TimeWait if conn.remote_id == rep.local_id => {
+                let rtu = Rtu { local_id: id, remote_id: rep.local_id };
+                Self::answer(path, conn.tid, rtu.into(), &[], fx);
+                fx.count(path.port, Reason::CmDuplicate);
+            }
+            // The program is still at it: the peer shall wait.
+            State::RepReceived if conn.remote_id == rep.local_id => {
+                let mra = Mra {
+                    local_id: id,
+                    remote_id: rep.local_id,
+                    message: 1,
+                    service_timeout: crate::conn::SERVICE_TIMEOUT,
+                };
+                Self::answer(path, conn.tid, mra.into(), &[], fx);
+                fx.count(path.port, Reason::CmDuplicate);
+            }
+            _ => fx.count(path.port, Reason::CmUnexpected),
+        }
+    }
+
+    fn accept_rep(&mut self, now: Nanos, path: &Path, id: u32, mad: &Mad<'_>, rep: &Rep, fx: &mut impl Effects<O>) {
+        let peer = path.flow.dst;
+        let key = Key::QueuePair { peer, ca_guid: rep.ca_guid, qpn: rep.qpn };
+        if !self.table.know(key, id) {
+            fx.count(path.port, Reason::CmStale);
+            let data = &[];
+            return self.reject_now(
+                now,
+                id,
+                (1, reject::STALE_CONNECTION, rep.local_id),
+                EventKind::ConnectError,
+                data,
+                fx,
+            );
+        }
+        let Some(conn) = self.table.get_mut(id) else { return };
+        conn.keys[1] = Some(key);
+        (conn.remote_id, conn.remote_guid) = (rep.local_id, rep.ca_guid);
+        conn.conn.remote_qpn = rep.qpn;
+        conn.conn.rq_psn = rep.psn;
+        // Neither end asks for more than the other gives.
+        conn.conn.initiator_depth = conn.conn.initiator_depth.min(rep.responder_resources);
+        conn.conn.responder_resources = conn.conn.responder_resources.min(rep.initiator_depth);
+        conn.conn.rnr_retry_count = rep.rnr_retry_count;
+        (conn.conn.flow_control, conn.conn.srq) = (rep.flow_control, rep.srq);
+        conn.conn.peer = PeerClass::of(rep.vendor_id);
+        conn.conn.ece = ece_seen(rep.vendor_id, mad.modifier);
+        let (way, negotiated) = (conn.path, conn.conn);
+        let verdict = conn.owner.as_ref().map_or(Ready::Failed, |owner| fx.ready(owner, &way, &negotiated));
+        self.step(now, id, Step::RepReceived, fx);
+        match verdict {
+            Ready::Done => self.send_rtu(now, id, mad.data, fx),
+            Ready::ByProgram => {
+                if let Some(conn) = self.table.get_mut(id) {
+                    conn.state = State::RepReceived;
+                }
+                self.table.arm(id, Nanos::NEVER);
+                self.tell(id, EventKind::Response, 0, mad.data, fx);
+            }
+            Ready::Failed => {
+                self.reject_now(now, id, (1, reject::CONSUMER, rep.local_id), EventKind::ConnectError, &[], fx);
+            }
+        }
+    }
+
+    /// The program's queue pair is ready: RTU.
+    ///
+    /// # Errors
+    /// [`CmError::Gone`], [`CmError::WrongState`].
+    pub fn establish(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) -> Result<(), CmError> {
+        let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
+        if conn.state != State::RepReceived {
+            return Err(CmError::WrongState);
+        }
+        self.send_rtu(now, id, &[], fx);
+        Ok(())
+    }
+
+    fn send_rtu(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        conn.state = State::Established;
+        let rtu = Rtu { local_id: id, remote_id: conn.remote_id };
+        Self::answer(&conn.path, conn.tid, rtu.into(), &[], fx);
+        self.table.arm(id, Nanos::NEVER);
+        self.step(now, id, Step::RtuSent, fx);
+        self.tell(id, EventKind::Established, 0, data, fx);
+    }
+
+    /// REJ, of a request, a reply or a connection.
+    pub(crate) fn on_rej(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, rej: &Rej, fx: &mut impl Effects<O>) {
+        let id = if rej.remote_id != 0 { rej.remote_id } else { self.rejected_early(path, rej) };
+        let Some(conn) = self.known(path, id, fx) else { return };
+        let named = conn.remote_id == rej.local_id;
+        let state = conn.state;
+        match state {
+            State::ReqSent if rej.reason == reject::INVALID_MTU && self.try_smaller_mtu(now, id, rej, fx) => {}
+            State::ReqSent => self.rejected(now, id, rej.reason, mad.data, fx),
+            State::ReqReceived | State::RepSent | State::RepReceived if named => {
+                self.rejected(now, id, rej.reason, mad.data, fx);
+            }
+            // The peer gave up waiting for the RTU, or has forgotten us.
+            State::Established if named => {
+                fx.count(path.port, Reason::CmRejected);
+                self.enter_timewait(now, id, mad.data, fx);
+            }
+            State::DreqSent if named => self.enter_timewait(now, id, mad.data, fx),
+            _ => fx.count(path.port, Reason::CmUnexpected),
+        }
+    }
+
+    /// A peer that gave up before it knew our id names its own, and its GUID as additional information.
+    fn rejected_early(&mut self, path: &Path, rej: &Rej) -> u32 {
+        if rej.reason != reject::TIMEOUT || rej.info_len < 8 {
+            return 0;
+        }
+        let ca_guid = crate::bits::be64::get(&rej.info, 0);
+        self.table.find(&Key::Request { peer: path.flow.dst, ca_guid, id: rej.local_id }).unwrap_or(0)
+    }
+
+    fn rejected(&mut self, now: Nanos, id: u32, reason: u16, data: &[u8], fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        fx.count(conn.path.port, Reason::CmRejected);
+        self.step(now, id, Step::Rejected, fx);
+        self.tell(id, EventKind::Rejected, reason, data, fx);
+        self.forget(id);
+    }
+
+    /// The peer's link is smaller than ours: the REJ says by how much, and the request is made again, once.
+    fn try_smaller_mtu(&mut self, now: Nanos, id: u32, rej: &Rej, fx: &mut impl Effects<O>) -> bool {
+        let Some(conn) = self.table.get_mut(id) else { return false };
+        let code = if rej.info[0] > 0xf { rej.info[0] >> 4 } else { rej.info[0] };
+        let Some(mtu) =
+            Mtu::from_number(u32::from(code)).filter(|m| *m as u8 != 0 && m.bytes() < conn.conn.mtu.bytes())
+        else {
+            return false;
+        };
+        if rej.info_len == 0 || std::mem::replace(&mut conn.smaller_mtu, true) {
+            return false;
+        }
+        let bytes = conn.mad;
+        conn.conn.mtu = mtu;
+        let Ok(Mad { message: Message::Req(mut req), modifier, data, tid }) = Mad::parse(&bytes) else { return false };
+        req.mtu = mtu as u8;
+        self.send_kept(now, id, &Mad { tid, modifier, message: req.into(), data }, true, fx);
+        true
+    }
+
+    /// MRA: the answer takes longer.
+    pub(crate) fn on_mra(&mut self, now: Nanos, path: &Path, mra: &Mra, fx: &mut impl Effects<O>) {
+        let id = mra.remote_id;
+        let Some(conn) = self.known(path, id, fx) else { return };
+        let fits = match conn.state {
+            State::ReqSent => mra.message == 0,
+            State::RepSent => mra.message == 1 && mra.local_id == conn.remote_id,
+            _ => false,
+        };
+        if !fits {
+            return fx.count(path.port, Reason::CmUnexpected);
+        }
+        let wait = time_of(mra.service_timeout).min(SERVICE_TIME_MAX) + conn.interval;
+        self.table.arm(id, now + wait);
+    }
+
+    /// Rejects and ends a connection whose program is told by an event of `kind`.
+    pub(crate) fn reject_now(
+        &mut self,
+        now: Nanos,
+        id: u32,
+        (message, reason, remote_id): (u8, u16, u32),
+        kind: EventKind,
+        data: &[u8],
+        fx: &mut impl Effects<O>,
+    ) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        let rej = Rej { local_id: id, remote_id, message, reason, ..Rej::default() };
+        Self::refuse(&conn.path, conn.tid, rej, data, fx);
+        self.step(now, id, Step::Failed, fx);
+        self.tell(id, kind, reason, &[], fx);
+        self.forget(id);
+    }
+}
+
+fn request(wish: &Connect<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
+    let end = &wish.end;
+    Req {
+        local_id: id,
+        vendor_id,
+        service_id: wish.service_id,
+        ca_guid: end.ca_guid,
+        qpn: end.qpn,
+        responder_resources: end.responder_resources,
+        initiator_depth: end.initiator_depth,
+        remote_response_timeout: RESPONSE_TIMEOUT,
+        transport: wish.transport as u8,
+        flow_control: end.flow_control,
+        psn,
+        local_response_timeout: RESPONSE_TIMEOUT,
+        retry_count: wish.retry_count,
+        pkey: DEFAULT_PKEY,
+        mtu: wish.mtu as u8,
+        rnr_retry_count: end.rnr_retry_count,
+        cm_retries: RETRIES_MAX,
+        srq: end.srq,
+        local_lid: PERMISSIVE_LID,
+        remote_lid: PERMISSIVE_LID,
+        local_gid: wish.gids.0,
+        remote_gid: wish.gids.1,
+        flow_label: wish.path.flow.flow_label,
+        traffic_class: wish.path.flow.tos,
+        hop_limit: wish.path.flow.hop_limit,
+        ack_timeout: wish.ack_timeout,
+        ..Req::default()
+    }
+}
+
+/// A REJ by an active end that gives up before it knows the other's id (IBA 12.6.7.2: the GUID says whose id it is).
+pub(crate) fn timeout_rej(id: u32, ca_guid: u64) -> Rej {
+    let mut rej = Rej { local_id: id, reason: reject::TIMEOUT, info_len: 8, ..Rej::default() };
+    rej.info[..8].copy_from_slice(&ca_guid.to_be_bytes());
+    rej
+}

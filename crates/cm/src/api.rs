@@ -1,0 +1,244 @@
+//! What goes in and out of the machine: parameters, events, and the effects it asks for.
+
+use crate::message::Message;
+use burst_base::verbs::Mtu;
+use burst_base::{Nanos, Reason};
+use burst_frame::Flow;
+use burst_wire::MAD_LEN;
+use std::net::IpAddr;
+
+/// The vendor id that Burst sends ("BUR"; the locally administered bit is set, so it is nobody's OUI).
+pub const BURST_VENDOR: u32 = 0x0042_5552;
+
+/// What the peer is, as far as its vendor id says: the congestion controller chooses by it (BURST, section 4.5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerClass {
+    /// Another Burst: whatever both are configured for.
+    Burst,
+    /// No vendor id, or one that nobody knows: both ends use DCQCN, and the answer carries vendor id 0.
+    #[default]
+    Standard,
+}
+
+impl PeerClass {
+    /// Of a vendor id.
+    pub const fn of(vendor_id: u32) -> PeerClass {
+        if vendor_id == BURST_VENDOR { PeerClass::Burst } else { PeerClass::Standard }
+    }
+    /// The vendor id to answer with: an id that is not understood makes both ends fall back.
+    pub const fn answer(self) -> u32 {
+        match self {
+            PeerClass::Burst => BURST_VENDOR,
+            PeerClass::Standard => 0,
+        }
+    }
+}
+
+/// Where messages go: device and addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Device.
+    pub port: u16,
+    /// Our address is `src`.
+    pub flow: Flow,
+}
+
+/// Connected services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Reliable.
+    Rc = 0,
+    /// Unreliable.
+    Uc = 1,
+}
+
+/// What one end brings into a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct End<'a> {
+    /// Its queue pair.
+    pub qpn: u32,
+    /// GUID of its device.
+    pub ca_guid: u64,
+    /// READs and atomics it takes.
+    pub responder_resources: u8,
+    /// READs and atomics it wants to have outstanding.
+    pub initiator_depth: u8,
+    /// End-to-end flow control.
+    pub flow_control: bool,
+    /// RNR retries that the peer should make.
+    pub rnr_retry_count: u8,
+    /// Shared receive queue.
+    pub srq: bool,
+    /// Vendor id and options, if the program set them.
+    pub ece: (u32, u32),
+    /// Private data, whole: with the RDMA-CM header in a request.
+    pub data: &'a [u8],
+}
+
+/// Parameters of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Connect<'a> {
+    /// Where to.
+    pub path: Path,
+    /// What for.
+    pub service_id: u64,
+    /// Service.
+    pub transport: Transport,
+    /// Our end.
+    pub end: End<'a>,
+    /// Retries of the transport, for both ends.
+    pub retry_count: u8,
+    /// MTU of our end.
+    pub mtu: Mtu,
+    /// Local ACK timeout code.
+    pub ack_timeout: u8,
+    /// GIDs.
+    pub gids: ([u8; 16], [u8; 16]),
+}
+
+/// Parameters of a datagram service request or reply.
+#[derive(Clone, Copy, Debug)]
+pub struct SidrParams<'a> {
+    /// Queue pair of the service (reply).
+    pub qpn: u32,
+    /// Its Q_Key (reply).
+    pub qkey: u32,
+    /// Vendor id and options (reply).
+    pub ece: (u32, u32),
+    /// Private data.
+    pub data: &'a [u8],
+}
+
+/// A connection as negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// The peer's queue pair.
+    pub remote_qpn: u32,
+    /// First PSN we send.
+    pub sq_psn: u32,
+    /// First PSN we expect.
+    pub rq_psn: u32,
+    /// READs and atomics we take.
+    pub responder_resources: u8,
+    /// READs and atomics we may have outstanding.
+    pub initiator_depth: u8,
+    /// Retries of the transport.
+    pub retry_count: u8,
+    /// RNR retries.
+    pub rnr_retry_count: u8,
+    /// Local ACK timeout code.
+    pub ack_timeout: u8,
+    /// End-to-end flow control.
+    pub flow_control: bool,
+    /// The peer has a shared receive queue.
+    pub srq: bool,
+    /// Q_Key of a datagram service.
+    pub qkey: u32,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// The peer's vendor id and options, zeros if it is a Burst whose program set none.
+    pub ece: (u32, u32),
+    /// What the peer is.
+    pub peer: PeerClass,
+}
+
+/// What the owner of a connection is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A reply came; the owner must make its queue pair ready and call `establish`.
+    Response,
+    /// Connected; or the datagram service is known.
+    Established,
+    /// REJ: the status is its reason. SIDR_REP that refuses: its status.
+    Rejected,
+    /// No answer after all retries.
+    Unreachable,
+    /// The queue pair could not be made ready.
+    ConnectError,
+    /// The connection is over.
+    Disconnected,
+    /// The queue pair may be used again.
+    TimewaitExit,
+}
+
+/// An event of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Event<'a> {
+    /// What.
+    pub kind: EventKind,
+    /// 0, or the number that `kind` promises.
+    pub status: u16,
+    /// What is known of the connection.
+    pub conn: Negotiated,
+    /// Private data with its padding.
+    pub data: &'a [u8],
+}
+
+/// A request for a listener.
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    /// Id of the new connection.
+    pub id: u32,
+    /// The way back.
+    pub path: Path,
+    /// Addresses and port of the RDMA-CM header; none if the private data has none.
+    pub src: Option<(IpAddr, u16)>,
+    /// What was asked for.
+    pub service_id: u64,
+    /// Transport, or `None` for a datagram service.
+    pub transport: Option<Transport>,
+    /// The peer's wishes, seen from this end.
+    pub conn: Negotiated,
+    /// Private data after the header, with its padding.
+    pub data: &'a [u8],
+}
+
+/// What became of a queue pair that should be made ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// It is ready to send.
+    Done,
+    /// The program does it.
+    ByProgram,
+    /// It cannot be.
+    Failed,
+}
+
+/// Steps whose time is measured, from the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names say it
+pub enum Step {
+    ReqSent,
+    ReqReceived,
+    RepSent,
+    RepReceived,
+    RtuSent,
+    RtuReceived,
+    Rejected,
+    Failed,
+    DreqSent,
+    DreqReceived,
+    Disconnected,
+    TimewaitExit,
+    SidrSent,
+    SidrReceived,
+    SidrAnswered,
+}
+
+/// What the machine wants done. `O` names the owner of a connection or listener.
+pub trait Effects<O> {
+    /// Sends a MAD.
+    fn send(&mut self, path: &Path, message: &Message, mad: &[u8; MAD_LEN]);
+    /// Tells the owner.
+    fn event(&mut self, owner: &O, path: &Path, event: &Event<'_>);
+    /// Somebody asks a listener; the new connection's owner, or `None` when there is no room for one.
+    fn incoming(&mut self, listener: &O, request: &Incoming<'_>) -> Option<O>;
+    /// Makes the owner's queue pair ready to send (a reply has come).
+    fn ready(&mut self, owner: &O, path: &Path, conn: &Negotiated) -> Ready;
+    /// The MTU of a device.
+    fn mtu(&self, port: u16) -> Mtu;
+    /// Counts a reason.
+    fn count(&mut self, port: u16, reason: Reason);
+    /// A step was taken, `elapsed` after the one before.
+    fn step(&mut self, owner: Option<&O>, path: &Path, id: u32, step: Step, elapsed: Nanos);
+}

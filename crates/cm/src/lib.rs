@@ -1,0 +1,32 @@
+//! Communication management on QP1 (storey 2): connections and datagram services, by port.
+//!
+//! IBA chapter 12 with annexes A11 (RDMA-CM's use of private data and service ids) and A17 (RoCEv2), as a state machine
+//! without I/O: [`Cm::on_mad`], [`Cm::on_timer`] and the calls of programs go in with the time, [`Effects`] come out. One
+//! machine per worker; a connection belongs to the machine that its communication id names, and machines share nothing but
+//! the counts of listeners' backlogs.
+//!
+//! Left out, because RoCE and RDMA-CM have no use for them: RD and XRC transports, alternate paths (a LAP is declined by an
+//! APR), redirection, and IBA's peer-to-peer mode (two ends that ask each other at once get two connections).
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod bits;
+pub mod conn;
+pub mod machine;
+pub mod message;
+pub mod service;
+pub mod table;
+
+mod active;
+mod passive;
+mod release;
+mod sidr;
+
+pub use api::{
+    BURST_VENDOR, Connect, Effects, End, Event, EventKind, Incoming, Negotiated, Path, PeerClass, Ready, SidrParams,
+    Step, Transport,
+};
+pub use conn::{Backlog, State};
+pub use machine::{Cm, CmError, Listener};
+pub use message::{Mad, Message};
+pub use table::Secret;

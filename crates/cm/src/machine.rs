@@ -1,0 +1,295 @@
+//! The machine of one worker: listeners, connections, and what programs ask.
+//!
+//! No I/O, no clock: `now` comes in, [`Effects`] go out. The protocol is IBA 12.9: [`crate::active`] and
+//! [`crate::passive`] hold the two ends of a handshake, [`crate::release`] the end of a connection, [`crate::sidr`] datagram
+//! services. This file has what is common: sending, sending again, events, timers, and the entrance for messages.
+
+use crate::api::{Effects, Event, EventKind, Path, Step};
+use crate::conn::{Backlog, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX, State};
+use crate::message::{Mad, Message, Rej, reject};
+use crate::table::{Secret, Table};
+use burst_base::{Nanos, Reason};
+use burst_wire::MAD_LEN;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Why a call was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CmError {
+    /// No such connection: it is over, or never was.
+    Gone,
+    /// The connection's state does not allow it.
+    WrongState,
+    /// Too many connections.
+    NoRoom,
+    /// The private data is longer than the message's room.
+    DataTooLong,
+    /// Somebody listens there already.
+    InUse,
+}
+
+/// Somebody who waits for requests.
+#[derive(Debug)]
+pub struct Listener<O> {
+    /// Whom to tell.
+    pub owner: O,
+    /// Service id.
+    pub service_id: u64,
+    /// Address; `None` for all.
+    pub addr: Option<IpAddr>,
+    /// Device; `None` for all.
+    pub port: Option<u16>,
+    /// For datagrams instead of connections.
+    pub sidr: bool,
+    /// Requests that wait.
+    pub backlog: Arc<Backlog>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Cm<O> {
+    pub(crate) table: Table<Conn<O>>,
+    pub(crate) listeners: HashMap<u64, Vec<Listener<O>>>,
+    pub(crate) limit: u32,
+}
+
+/// Connections of one worker, unless it is told otherwise.
+pub const LIMIT_DEFAULT: u32 = 100_000;
+
+impl<O> Cm<O> {
+    /// The machine of `worker`; all workers of a daemon share `secret`.
+    pub fn new(worker: u32, secret: Secret) -> Cm<O> {
+        Cm { table: Table::new(worker, secret), listeners: HashMap::new(), limit: LIMIT_DEFAULT }
+    }
+
+    /// Limits the connections, for tests and small hosts.
+    pub fn set_limit(&mut self, limit: u32) {
+        self.limit = limit;
+    }
+
+    /// How many connections there are, in any state.
+    pub fn len(&self) -> u32 {
+        self.table.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.table.len() == 0
+    }
+
+    /// The state of a connection.
+    pub fn state(&mut self, id: u32) -> Option<State> {
+        self.table.get_mut(id).map(|c| c.state)
+    }
+
+    /// The worker that owns the connection of a MAD, out of `workers`.
+    pub fn worker_of(secret: &Secret, peer: IpAddr, mad: &[u8], workers: u32) -> u32 {
+        match Mad::parse(mad).map(|m| m.message) {
+            Ok(Message::Req(m)) => secret.worker_for(peer, m.qpn, workers),
+            Ok(Message::SidrReq(m)) => secret.worker_for(peer, m.request_id, workers),
+            Ok(m) => Some(secret.worker_of(m.receiver_id())).filter(|w| *w < workers).unwrap_or(0),
+            // Whoever has it counts it.
+            Err(_) => 0,
+        }
+    }
+
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`] when the same address of the same service has a listener.
+    pub fn listen(&mut self, listener: Listener<O>) -> Result<(), CmError> {
+        let all = self.listeners.entry(listener.service_id).or_default();
+        let same = |l: &Listener<O>| (l.addr, l.port, l.sidr) == (listener.addr, listener.port, listener.sidr);
+        if all.iter().any(same) {
+            return Err(CmError::InUse);
+        }
+        all.push(listener);
+        Ok(())
+    }
+
+    /// Ends the listening of owners that `whose` says yes to.
+    pub fn unlisten(&mut self, mut whose: impl FnMut(&O) -> bool) {
+        self.listeners.retain(|_, all| {
+            all.retain(|l| !whose(&l.owner));
+            !all.is_empty()
+        });
+    }
+
+    /// The listener for a request; one with the address goes before one for all.
+    pub(crate) fn listener(&self, service_id: u64, addr: IpAddr, port: u16, sidr: bool) -> Option<&Listener<O>> {
+        let fits =
+            |l: &&Listener<O>| l.sidr == sidr && l.addr.is_none_or(|a| a == addr) && l.port.is_none_or(|p| p == port);
+        self.listeners.get(&service_id)?.iter().filter(fits).max_by_key(|l| l.addr.is_some())
+    }
+
+    /// When [`Cm::on_timer`] is due.
+    pub fn next_deadline(&self) -> Nanos {
+        self.table.wheel.next_deadline()
+    }
+
+    /// Sends again what is overdue and ends what has waited long enough; at most `budget` connections in one call.
+    /// Returns how many were due.
+    pub fn on_timer(&mut self, now: Nanos, budget: usize, fx: &mut impl Effects<O>) -> usize {
+        let mut fired = 0;
+        while fired < budget
+            && let Some(slot) = self.table.wheel.pop_due(now)
+        {
+            fired += 1;
+            let Some((id, conn)) = self.table.at_mut(slot) else { continue };
+            match conn.state {
+                State::TimeWait => self.forget_after_timewait(now, id, fx),
+                State::SidrDone => drop(self.forget(id)),
+                State::ReqReceived | State::RepReceived | State::SidrReceived | State::Established => {}
+                _ if conn.retries >= RETRIES_MAX => self.give_up(now, id, fx),
+                _ => self.send_again(now, id, fx),
+            }
+        }
+        fired
+    }
+
+    /// A MAD has come, from `path.flow.dst` to `path.flow.src` (the way of an answer).
+    pub fn on_mad(&mut self, now: Nanos, path: &Path, bytes: &[u8], fx: &mut impl Effects<O>) {
+        let mad = match Mad::parse(bytes) {
+            Ok(mad) => mad,
+            Err(reason) => return fx.count(path.port, reason),
+        };
+        match mad.message {
+            Message::Req(m) => self.on_req(now, path, &mad, &m, fx),
+            Message::Rep(m) => self.on_rep(now, path, &mad, &m, fx),
+            Message::Rtu(m) => self.on_rtu(now, path, &mad, &m, fx),
+            Message::Rej(m) => self.on_rej(now, path, &mad, &m, fx),
+            Message::Mra(m) => self.on_mra(now, path, &m, fx),
+            Message::Dreq(m) => self.on_dreq(now, path, &mad, &m, fx),
+            Message::Drep(m) => self.on_drep(now, path, &mad, &m, fx),
+            Message::SidrReq(m) => self.on_sidr_req(now, path, &mad, &m, fx),
+            Message::SidrRep(m) => self.on_sidr_rep(now, path, &mad, &m, fx),
+            Message::Lap(m) => self.on_lap(path, &mad, &m, fx),
+            // Nobody here ever sends a LAP.
+            Message::Apr(_) => fx.count(path.port, Reason::CmUnexpected),
+        }
+    }
+
+    /// The connection that a message names, if the message is its peer's.
+    pub(crate) fn known(&mut self, path: &Path, id: u32, fx: &mut impl Effects<O>) -> Option<&mut Conn<O>> {
+        let Some(conn) = self.table.get_mut(id) else {
+            fx.count(path.port, Reason::CmUnknownId);
+            return None;
+        };
+        if conn.path.flow.dst != path.flow.dst {
+            fx.count(path.port, Reason::CmForged);
+            return None;
+        }
+        Some(conn)
+    }
+
+    /// Sends a message once, without expecting anything.
+    pub(crate) fn answer(path: &Path, tid: u64, message: Message, data: &[u8], fx: &mut impl Effects<O>) {
+        let mut bytes = [0; MAD_LEN];
+        Mad { tid, modifier: 0, message, data }.emit(&mut bytes);
+        fx.send(path, &message, &bytes);
+    }
+
+    /// Rejects something that has no connection here, or has one no longer.
+    pub(crate) fn refuse(path: &Path, tid: u64, rej: Rej, data: &[u8], fx: &mut impl Effects<O>) {
+        Self::answer(path, tid, rej.into(), data, fx);
+    }
+
+    /// Sends a message that is kept, to be sent again after a while. `timed`: unless it is only kept for repeated
+    /// requests.
+    pub(crate) fn send_kept(&mut self, now: Nanos, id: u32, mad: &Mad<'_>, timed: bool, fx: &mut impl Effects<O>) {
+        let chance = self.table.draw();
+        let Some(conn) = self.table.get_mut(id) else { return };
+        mad.emit(&mut conn.mad);
+        (conn.retries, conn.interval) = (0, FIRST_TIMEOUT);
+        fx.send(&conn.path, &mad.message, &conn.mad);
+        let due = if timed { now + jittered(conn.interval, chance) } else { Nanos::NEVER };
+        self.table.arm(id, due);
+    }
+
+    fn send_again(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+        let chance = self.table.draw();
+        let Some(conn) = self.table.get_mut(id) else { return };
+        conn.retries += 1;
+        conn.interval = Nanos((conn.interval.0 * 2).min(LONGEST_TIMEOUT.0));
+        let due = now + jittered(conn.interval, chance);
+        Self::repeat(conn, fx);
+        fx.count(conn.path.port, Reason::CmRetry);
+        self.table.arm(id, due);
+    }
+
+    /// Sends the stored message as it is.
+    pub(crate) fn repeat(conn: &Conn<O>, fx: &mut impl Effects<O>) {
+        if let Some(mad) = conn.stored() {
+            fx.send(&conn.path, &mad.message, &conn.mad);
+        }
+    }
+
+    /// No answer after all retries.
+    fn give_up(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        fx.count(conn.path.port, Reason::CmTimeout);
+        match conn.state {
+            // Whoever is asked to part and does not answer has parted.
+            State::DreqSent => return self.enter_timewait(now, id, &[], fx),
+            State::SidrSent => {}
+            State::ReqSent => {
+                let rej = crate::active::timeout_rej(id, conn.local_guid);
+                Self::refuse(&conn.path, conn.tid, rej, &[], fx);
+            }
+            _ => {
+                let reason = reject::TIMEOUT;
+                let rej = Rej { local_id: id, remote_id: conn.remote_id, message: 1, reason, ..Rej::default() };
+                Self::refuse(&conn.path, conn.tid, rej, &[], fx);
+            }
+        }
+        self.step(now, id, Step::Failed, fx);
+        self.tell(id, EventKind::Unreachable, 0, &[], fx);
+        self.forget(id);
+    }
+
+    /// Tells the owner, if there still is one.
+    pub(crate) fn tell(&mut self, id: u32, kind: EventKind, status: u16, data: &[u8], fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        if let Some(owner) = &conn.owner {
+            fx.event(owner, &conn.path, &Event { kind, status, conn: conn.conn, data });
+        }
+    }
+
+    /// Notes a step and its time.
+    pub(crate) fn step(&mut self, now: Nanos, id: u32, step: Step, fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        let elapsed = now.since(conn.stepped);
+        conn.stepped = now;
+        fx.step(conn.owner.as_ref(), &conn.path, id, step, elapsed);
+    }
+
+    /// Takes a connection out of the table.
+    pub(crate) fn forget(&mut self, id: u32) -> Option<Conn<O>> {
+        let keys = self.table.get_mut(id)?.keys;
+        self.table.remove(id, keys)
+    }
+
+    /// Room for another connection.
+    pub(crate) fn add(&mut self, conn: Conn<O>) -> Result<u32, CmError> {
+        if self.table.len() >= self.limit {
+            return Err(CmError::NoRoom);
+        }
+        let id = self.table.insert(conn).ok_or(CmError::NoRoom)?;
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.id = id;
+        }
+        Ok(id)
+    }
+
+    /// A first sequence number.
+    pub(crate) fn draw_psn(&mut self) -> u32 {
+        self.table.draw() as u32 & 0x00ff_ffff
+    }
+}
+
+/// `interval` and up to a quarter more or less.
+fn jittered(interval: Nanos, chance: u64) -> Nanos {
+    let quarter = interval.0 / 4;
+    Nanos(interval.0 - quarter + chance % (2 * quarter + 1))
+}

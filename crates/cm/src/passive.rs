@@ -1,0 +1,304 @@
+//! The passive end: REQ checked and shown to a listener, REP or REJ sent, RTU awaited (IBA 12.9.7).
+
+use crate::active::{ece_seen, ece_to_send};
+use crate::api::{Effects, End, EventKind, Incoming, Negotiated, Path, PeerClass, Step, Transport};
+use crate::conn::{Conn, SERVICE_TIMEOUT, State, Waiting};
+use crate::machine::{Cm, CmError};
+use crate::message::{Mad, Mra, Rej, Rep, Req, Rtu, reject};
+use crate::service::{self, Header};
+use crate::table::Key;
+use burst_base::verbs::Mtu;
+use burst_base::{Nanos, Reason};
+
+/// Bits of a P_Key that name the partition.
+const PARTITION_BITS: u16 = 0x7fff;
+
+/// A request that passed the checks.
+struct Checked {
+    transport: Transport,
+    header: Option<Header>,
+    mtu: Mtu,
+}
+
+impl<O> Cm<O> {
+    /// REQ: somebody wants to connect.
+    pub(crate) fn on_req(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, req: &Req, fx: &mut impl Effects<O>) {
+        let peer = path.flow.dst;
+        let request = Key::Request { peer, ca_guid: req.ca_guid, id: req.local_id };
+        if let Some(id) = self.table.find(&request) {
+            return self.repeated_req(path, id, mad, req, fx);
+        }
+        let checked = match check_req(mad, req, fx.mtu(path.port)) {
+            Ok(checked) => checked,
+            Err(rej) => {
+                fx.count(path.port, Reason::CmBadRequest);
+                return Self::refuse(path, mad.tid, rej, &[], fx);
+            }
+        };
+        let pair = Key::QueuePair { peer, ca_guid: req.ca_guid, qpn: req.qpn };
+        if let Some(old) = self.table.find(&pair) {
+            fx.count(path.port, Reason::CmStale);
+            Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), &[], fx);
+            // The peer does not know the old connection any more: it is over here, too (IBA 12.9.8.3.1).
+            return self.end_stale(now, old, fx);
+        }
+        let asked = checked.header.map_or(path.flow.src, |h| h.dst);
+        let Some(listener) = self.listener(req.service_id, asked, path.port, false) else {
+            fx.count(path.port, Reason::CmNobodyListens);
+            return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_SERVICE_ID), &[], fx);
+        };
+        let Some(waiting) = Waiting::enter(&listener.backlog) else {
+            // No answer: the peer asks again, and there may be room then.
+            return fx.count(path.port, Reason::CmBacklogFull);
+        };
+        let mut conn = Conn::new(State::ReqReceived, *path, now);
+        conn.waiting = Some(waiting);
+        (conn.remote_id, conn.remote_guid, conn.tid) = (req.local_id, req.ca_guid, mad.tid);
+        (conn.service_id, conn.transport) = (req.service_id, checked.transport);
+        conn.conn = Negotiated { sq_psn: self.draw_psn(), ..wishes_of(mad, req, checked.mtu) };
+        conn.path.flow.tos = req.traffic_class;
+        self.show_request(now, conn, [request, pair], &checked, mad, fx);
+    }
+
+    /// Puts the connection into the table and shows it to its listener.
+    fn show_request(
+        &mut self,
+        now: Nanos,
+        conn: Conn<O>,
+        keys: [Key; 2],
+        checked: &Checked,
+        mad: &Mad<'_>,
+        fx: &mut impl Effects<O>,
+    ) {
+        let (path, service_id, negotiated) = (conn.path, conn.service_id, conn.conn);
+        let Ok(id) = self.add(conn) else { return fx.count(path.port, Reason::CmNoRoom) };
+        for (at, key) in keys.into_iter().enumerate() {
+            if self.table.know(key, id)
+                && let Some(conn) = self.table.get_mut(id)
+            {
+                conn.keys[at] = Some(key);
+            }
+        }
+        let skip = checked.header.map_or(0, |_| service::HEADER_LEN);
+        let incoming = Incoming {
+            id,
+            path,
+            src: checked.header.map(|h| (h.src, h.port)),
+            service_id,
+            transport: Some(checked.transport),
+            conn: negotiated,
+            data: &mad.data[skip..],
+        };
+        let asked = checked.header.map_or(path.flow.src, |h| h.dst);
+        let owner = self.listener(service_id, asked, path.port, false).and_then(|l| fx.incoming(&l.owner, &incoming));
+        let Some(owner) = owner else {
+            fx.count(path.port, Reason::CmNoRoom);
+            self.forget(id);
+            return;
+        };
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.owner = Some(owner);
+        }
+        self.step(now, id, Step::ReqReceived, fx);
+    }
+
+    /// The same request again: our answer was lost, or there is none yet.
+    fn repeated_req(&mut self, path: &Path, id: u32, mad: &Mad<'_>, req: &Req, fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        if conn.conn.remote_qpn != req.qpn || conn.tid != mad.tid {
+            fx.count(path.port, Reason::CmBadRequest);
+            return Self::refuse(path, mad.tid, rej_of(req, reject::DUPLICATE_COMM_ID), &[], fx);
+        }
+        fx.count(path.port, Reason::CmDuplicate);
+        match conn.state {
+            State::ReqReceived => {
+                let mra = Mra { local_id: id, remote_id: req.local_id, message: 0, service_timeout: SERVICE_TIMEOUT };
+                Self::answer(path, mad.tid, mra.into(), &[], fx);
+            }
+            State::RepSent => Self::repeat(conn, fx),
+            State::TimeWait => Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), &[], fx),
+            // It was sent before the RTU, and is late.
+            _ => {}
+        }
+    }
+
+    /// Accepts a request whose queue pair is ready to send (or will be before anything is sent on it): REP.
+    ///
+    /// # Errors
+    /// [`CmError::Gone`], [`CmError::WrongState`], [`CmError::DataTooLong`].
+    pub fn accept(&mut self, now: Nanos, id: u32, end: &End<'_>, fx: &mut impl Effects<O>) -> Result<(), CmError> {
+        if end.data.len() > Rep::DATA_LEN {
+            return Err(CmError::DataTooLong);
+        }
+        let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
+        if conn.state != State::ReqReceived {
+            return Err(CmError::WrongState);
+        }
+        conn.state = State::RepSent;
+        conn.waiting = None;
+        (conn.local_qpn, conn.local_guid) = (end.qpn, end.ca_guid);
+        limit(&mut conn.conn, end);
+        let (mut vendor_id, mut modifier) = ece_to_send(end);
+        if end.ece == (0, 0) {
+            (vendor_id, modifier) = (conn.conn.peer.answer(), 0);
+        }
+        let rep = Rep {
+            local_id: id,
+            remote_id: conn.remote_id,
+            qpn: end.qpn,
+            vendor_id,
+            psn: conn.conn.sq_psn,
+            responder_resources: conn.conn.responder_resources,
+            initiator_depth: conn.conn.initiator_depth,
+            ack_delay: 15,
+            flow_control: end.flow_control,
+            rnr_retry_count: end.rnr_retry_count,
+            srq: end.srq,
+            ca_guid: end.ca_guid,
+            ..Rep::default()
+        };
+        let mad = Mad { tid: conn.tid, modifier, message: rep.into(), data: end.data };
+        self.send_kept(now, id, &mad, true, fx);
+        self.step(now, id, Step::RepSent, fx);
+        Ok(())
+    }
+
+    /// What an accept with `end` would negotiate, so that a queue pair can be made ready before it.
+    ///
+    /// # Errors
+    /// [`CmError::Gone`], [`CmError::WrongState`].
+    pub fn offer(&mut self, id: u32, end: &End<'_>) -> Result<(Path, Negotiated), CmError> {
+        let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
+        if conn.state != State::ReqReceived {
+            return Err(CmError::WrongState);
+        }
+        let mut negotiated = conn.conn;
+        limit(&mut negotiated, end);
+        Ok((conn.path, negotiated))
+    }
+
+    /// Refuses a request, or a reply that the program does not want.
+    ///
+    /// # Errors
+    /// [`CmError::Gone`], [`CmError::WrongState`], [`CmError::DataTooLong`].
+    pub fn reject(
+        &mut self,
+        now: Nanos,
+        id: u32,
+        reason: u16,
+        data: &[u8],
+        fx: &mut impl Effects<O>,
+    ) -> Result<(), CmError> {
+        let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
+        let message = match conn.state {
+            State::ReqReceived => 0,
+            State::RepReceived => 1,
+            State::SidrReceived => return self.reject_sidr(now, id, data, fx),
+            _ => return Err(CmError::WrongState),
+        };
+        if data.len() > Rej::DATA_LEN {
+            return Err(CmError::DataTooLong);
+        }
+        let rej = Rej { local_id: id, remote_id: conn.remote_id, message, reason, ..Rej::default() };
+        Self::refuse(&conn.path, conn.tid, rej, data, fx);
+        self.step(now, id, Step::Rejected, fx);
+        self.forget(id);
+        Ok(())
+    }
+
+    /// RTU: the active end is ready.
+    pub(crate) fn on_rtu(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, rtu: &Rtu, fx: &mut impl Effects<O>) {
+        let id = rtu.remote_id;
+        let Some(conn) = self.known(path, id, fx) else { return };
+        if conn.remote_id != rtu.local_id {
+            return fx.count(path.port, Reason::CmForged);
+        }
+        match conn.state {
+            State::RepSent => self.connected(now, id, mad.data, fx),
+            State::Established => fx.count(path.port, Reason::CmDuplicate),
+            _ => fx.count(path.port, Reason::CmUnexpected),
+        }
+    }
+
+    /// The first data came before the RTU.
+    ///
+    /// # Errors
+    /// [`CmError::Gone`], [`CmError::WrongState`].
+    pub fn notify(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) -> Result<(), CmError> {
+        match self.table.get_mut(id).ok_or(CmError::Gone)?.state {
+            State::RepSent => self.connected(now, id, &[], fx),
+            State::Established => {}
+            _ => return Err(CmError::WrongState),
+        }
+        Ok(())
+    }
+
+    fn connected(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        conn.state = State::Established;
+        self.table.arm(id, Nanos::NEVER);
+        self.step(now, id, Step::RtuReceived, fx);
+        self.tell(id, EventKind::Established, 0, data, fx);
+    }
+}
+
+/// Neither end asks for more than the other gives, nor gives more than is asked for.
+fn limit(conn: &mut Negotiated, end: &End<'_>) {
+    conn.responder_resources = conn.responder_resources.min(end.responder_resources);
+    conn.initiator_depth = conn.initiator_depth.min(end.initiator_depth);
+}
+
+fn rej_of(req: &Req, reason: u16) -> Rej {
+    Rej { remote_id: req.local_id, reason, ..Rej::default() }
+}
+
+/// Is it something that can be carried?
+fn check_req(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Result<Checked, Rej> {
+    let transport = match (req.transport, req.extended_transport) {
+        (0, 0) => Transport::Rc,
+        (1, 0) => Transport::Uc,
+        _ => return Err(rej_of(req, reject::INVALID_TRANSPORT)),
+    };
+    if req.local_id == 0 || req.qpn < 2 || req.pkey & PARTITION_BITS != PARTITION_BITS {
+        return Err(rej_of(req, reject::UNSUPPORTED));
+    }
+    let Some((space, _)) = service::parse_service_id(req.service_id) else {
+        return Err(rej_of(req, reject::INVALID_SERVICE_ID));
+    };
+    let header = Header::parse(mad.data);
+    if header.is_none() && space != service::PS_IB {
+        return Err(rej_of(req, reject::UNSUPPORTED));
+    }
+    let wished = Mtu::from_number(u32::from(req.mtu)).ok_or_else(|| too_large(req, mtu))?;
+    if wished.bytes() > mtu.bytes() {
+        return Err(too_large(req, mtu));
+    }
+    Ok(Checked { transport, header, mtu: wished })
+}
+
+/// A REJ that says which MTU would do.
+fn too_large(req: &Req, mtu: Mtu) -> Rej {
+    let mut rej = Rej { info_len: 1, ..rej_of(req, reject::INVALID_MTU) };
+    rej.info[0] = mtu as u8;
+    rej
+}
+
+/// The peer's wishes, seen from this end.
+fn wishes_of(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Negotiated {
+    Negotiated {
+        remote_qpn: req.qpn,
+        sq_psn: 0,
+        rq_psn: req.psn,
+        responder_resources: req.initiator_depth,
+        initiator_depth: req.responder_resources,
+        retry_count: req.retry_count,
+        rnr_retry_count: req.rnr_retry_count,
+        ack_timeout: req.ack_timeout,
+        flow_control: req.flow_control,
+        srq: req.srq,
+        qkey: 0,
+        mtu,
+        ece: ece_seen(req.vendor_id, mad.modifier),
+        peer: PeerClass::of(req.vendor_id),
+    }
+}

@@ -1,0 +1,166 @@
+//! The end of a connection: DREQ, DREP, time-wait (IBA 12.9.8); alternate paths, which are declined; and an owner's end.
+
+use crate::api::{Effects, EventKind, Path, Step};
+use crate::conn::{Conn, State, TIME_WAIT};
+use crate::machine::{Cm, CmError};
+use crate::message::{Apr, Drep, Dreq, Lap, Mad, Rej, reject};
+use burst_base::{Nanos, Reason};
+
+/// APR status: no such connection.
+const APR_INVALID_COMM_ID: u8 = 1;
+/// APR status: alternate paths are not supported.
+const APR_UNSUPPORTED: u8 = 2;
+
+impl<O> Cm<O> {
+    /// Parts: DREQ, sent again until the DREP comes. In time-wait there is nothing left to do, and that is no error.
+    ///
+    /// # Errors
+    /// [`CmError::Gone`], [`CmError::WrongState`].
+    pub fn disconnect(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) -> Result<(), CmError> {
+        let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
+        match conn.state {
+            State::Established | State::RepSent | State::RepReceived => {}
+            State::DreqSent | State::TimeWait => return Ok(()),
+            _ => return Err(CmError::WrongState),
+        }
+        conn.state = State::DreqSent;
+        let dreq = Dreq { local_id: id, remote_id: conn.remote_id, remote_qpn: conn.conn.remote_qpn };
+        let tid = !0 << 63 | u64::from(id);
+        self.send_kept(now, id, &Mad { tid, modifier: 0, message: dreq.into(), data: &[] }, true, fx);
+        self.step(now, id, Step::DreqSent, fx);
+        Ok(())
+    }
+
+    /// DREQ: answered at once, whatever the program does, so that the peer need not wait for it.
+    pub(crate) fn on_dreq(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, dreq: &Dreq, fx: &mut impl Effects<O>) {
+        let id = dreq.remote_id;
+        let drep = Drep { local_id: dreq.remote_id, remote_id: dreq.local_id };
+        let Some(conn) = self.table.get_mut(id) else {
+            // It is over here: that is what the peer wants to hear.
+            fx.count(path.port, Reason::CmUnknownId);
+            return Self::answer(path, mad.tid, drep.into(), &[], fx);
+        };
+        let peers = conn.path.flow.dst == path.flow.dst;
+        if !peers || conn.remote_id != dreq.local_id || conn.local_qpn != dreq.remote_qpn {
+            return fx.count(path.port, Reason::CmForged);
+        }
+        match conn.state {
+            State::Established | State::RepSent | State::RepReceived | State::DreqSent => {
+                Self::answer(path, mad.tid, drep.into(), &[], fx);
+                self.step(now, id, Step::DreqReceived, fx);
+                self.enter_timewait(now, id, mad.data, fx);
+            }
+            State::TimeWait => {
+                fx.count(path.port, Reason::CmDuplicate);
+                Self::answer(path, mad.tid, drep.into(), &[], fx);
+            }
+            _ => fx.count(path.port, Reason::CmUnexpected),
+        }
+    }
+
+    /// DREP: the peer agrees.
+    pub(crate) fn on_drep(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, drep: &Drep, fx: &mut impl Effects<O>) {
+        let id = drep.remote_id;
+        let Some(conn) = self.known(path, id, fx) else { return };
+        if conn.remote_id != drep.local_id {
+            return fx.count(path.port, Reason::CmForged);
+        }
+        match conn.state {
+            State::DreqSent => self.enter_timewait(now, id, mad.data, fx),
+            _ => fx.count(path.port, Reason::CmUnexpected),
+        }
+    }
+
+    /// Over; remembered for a while.
+    pub(crate) fn enter_timewait(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl Effects<O>) {
+        self.step(now, id, Step::Disconnected, fx);
+        self.tell(id, EventKind::Disconnected, 0, data, fx);
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.state = State::TimeWait;
+            conn.waiting = None;
+        }
+        self.table.arm(id, now + TIME_WAIT);
+    }
+
+    pub(crate) fn forget_after_timewait(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+        self.step(now, id, Step::TimewaitExit, fx);
+        self.tell(id, EventKind::TimewaitExit, 0, &[], fx);
+        self.forget(id);
+    }
+
+    /// A new request shows that the peer has forgotten this connection.
+    pub(crate) fn end_stale(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        match conn.state {
+            State::Established | State::RepSent | State::RepReceived => {
+                // The state allows it.
+                let _ = self.disconnect(now, id, fx);
+            }
+            State::ReqReceived => {
+                self.tell(id, EventKind::Rejected, reject::STALE_CONNECTION, &[], fx);
+                self.forget(id);
+            }
+            _ => {}
+        }
+    }
+
+    /// LAP: there is one path only.
+    pub(crate) fn on_lap(&mut self, path: &Path, mad: &Mad<'_>, lap: &Lap, fx: &mut impl Effects<O>) {
+        let known = self.known(path, lap.remote_id, fx).is_some_and(|c| c.remote_id == lap.local_id);
+        let status = if known { APR_UNSUPPORTED } else { APR_INVALID_COMM_ID };
+        let apr = Apr { local_id: lap.remote_id, remote_id: lap.local_id, status, ..Apr::default() };
+        Self::answer(path, mad.tid, apr.into(), &[], fx);
+    }
+
+    /// The owner is gone or wants no more: whoever waits at the other end is told, and nobody here.
+    pub fn destroy(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        conn.owner = None;
+        match conn.state {
+            State::ReqSent => {
+                let rej = crate::active::timeout_rej(id, conn.local_guid);
+                self.reject_and_forget(id, rej, fx);
+            }
+            State::ReqReceived => {
+                let rej = Rej { local_id: id, remote_id: conn.remote_id, reason: reject::CONSUMER, ..Rej::default() };
+                self.reject_and_forget(id, rej, fx);
+            }
+            State::RepReceived => {
+                let rej = Rej {
+                    local_id: id,
+                    remote_id: conn.remote_id,
+                    message: 1,
+                    reason: reject::CONSUMER,
+                    ..Rej::default()
+                };
+                self.reject_and_forget(id, rej, fx);
+            }
+            State::RepSent | State::Established => {
+                // The state allows it.
+                let _ = self.disconnect(now, id, fx);
+            }
+            State::SidrReceived => {
+                // The state allows it, and there is no data.
+                let _ = self.reject_sidr(now, id, &[], fx);
+            }
+            State::SidrSent => drop(self.forget(id)),
+            State::DreqSent | State::TimeWait | State::SidrDone => {}
+        }
+    }
+
+    fn reject_and_forget(&mut self, id: u32, rej: Rej, fx: &mut impl Effects<O>) {
+        if let Some(Conn { path, tid, .. }) = self.forget(id) {
+            Self::refuse(&path, tid, rej, &[], fx);
+        }
+    }
+
+    /// Ends everything of owners that `whose` says yes to.
+    pub fn destroy_all(&mut self, now: Nanos, mut whose: impl FnMut(&O) -> bool, fx: &mut impl Effects<O>) {
+        self.unlisten(&mut whose);
+        for id in self.table.ids() {
+            if self.table.get_mut(id).is_some_and(|c| c.owner.as_ref().is_some_and(&mut whose)) {
+                self.destroy(now, id, fx);
+            }
+        }
+    }
+}

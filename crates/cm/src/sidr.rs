@@ -1,0 +1,206 @@
+//! Datagram services: SIDR_REQ asks which queue pair and Q_Key serve a port, SIDR_REP says (IBA 12.11).
+
+use crate::active::{ece_seen, ece_to_send};
+use crate::api::{Effects, End, EventKind, Incoming, Path, SidrParams, Step};
+use crate::conn::{Conn, State, TIME_WAIT, Waiting};
+use crate::machine::{Cm, CmError};
+use crate::message::{Mad, SidrRep, SidrReq};
+use crate::service::{self, Header};
+use crate::table::Key;
+use burst_base::{Nanos, Reason};
+use burst_wire::DEFAULT_PKEY;
+
+/// Status of a SIDR_REP: nobody listens.
+pub const SIDR_UNSUPPORTED: u8 = 1;
+/// Status of a SIDR_REP: the program refused.
+pub const SIDR_REJECT: u8 = 2;
+
+impl<O> Cm<O> {
+    /// Asks for a datagram service; the id of the request. The private data begins with the RDMA-CM header.
+    ///
+    /// # Errors
+    /// [`CmError::NoRoom`], [`CmError::DataTooLong`].
+    pub fn resolve(
+        &mut self,
+        now: Nanos,
+        owner: O,
+        path: &Path,
+        service_id: u64,
+        data: &[u8],
+        fx: &mut impl Effects<O>,
+    ) -> Result<u32, CmError> {
+        if data.len() > SidrReq::DATA_LEN {
+            return Err(CmError::DataTooLong);
+        }
+        let mut conn = Conn::new(State::SidrSent, *path, now);
+        conn.owner = Some(owner);
+        conn.service_id = service_id;
+        let tid_high = self.table.draw() << 32;
+        let id = self.add(conn)?;
+        let message = SidrReq { request_id: id, pkey: DEFAULT_PKEY, service_id };
+        let mad = Mad { tid: tid_high | u64::from(id), modifier: 0, message: message.into(), data };
+        self.send_kept(now, id, &mad, true, fx);
+        self.step(now, id, Step::SidrSent, fx);
+        Ok(id)
+    }
+
+    pub(crate) fn on_sidr_req(
+        &mut self,
+        now: Nanos,
+        path: &Path,
+        mad: &Mad<'_>,
+        req: &SidrReq,
+        fx: &mut impl Effects<O>,
+    ) {
+        let key = Key::Sidr { peer: path.flow.dst, id: req.request_id };
+        if let Some(id) = self.table.find(&key) {
+            fx.count(path.port, Reason::CmDuplicate);
+            if let Some(conn) = self.table.get_mut(id).filter(|c| c.state == State::SidrDone) {
+                Self::repeat(conn, fx);
+            }
+            return;
+        }
+        let header = Header::parse(mad.data);
+        let asked = header.map_or(path.flow.src, |h| h.dst);
+        let known = service::parse_service_id(req.service_id).is_some();
+        let Some(listener) = self.listener(req.service_id, asked, path.port, true).filter(|_| known) else {
+            fx.count(path.port, Reason::CmNobodyListens);
+            let rep = SidrRep {
+                request_id: req.request_id,
+                status: SIDR_UNSUPPORTED,
+                service_id: req.service_id,
+                ..SidrRep::default()
+            };
+            return Self::answer(path, mad.tid, rep.into(), &[], fx);
+        };
+        let Some(waiting) = Waiting::enter(&listener.backlog) else {
+            return fx.count(path.port, Reason::CmBacklogFull);
+        };
+        let mut conn = Conn::new(State::SidrReceived, *path, now);
+        conn.waiting = Some(waiting);
+        (conn.remote_id, conn.tid, conn.service_id) = (req.request_id, mad.tid, req.service_id);
+        let Ok(id) = self.add(conn) else { return fx.count(path.port, Reason::CmNoRoom) };
+        if self.table.know(key, id)
+            && let Some(conn) = self.table.get_mut(id)
+        {
+            conn.keys[0] = Some(key);
+        }
+        self.show_sidr(now, id, asked, header, mad, fx);
+    }
+
+    fn show_sidr(
+        &mut self,
+        now: Nanos,
+        id: u32,
+        asked: std::net::IpAddr,
+        header: Option<Header>,
+        mad: &Mad<'_>,
+        fx: &mut impl Effects<O>,
+    ) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        let incoming = Incoming {
+            id,
+            path: conn.path,
+            src: header.map(|h| (h.src, h.port)),
+            service_id: conn.service_id,
+            transport: None,
+            conn: conn.conn,
+            data: &mad.data[header.map_or(0, |_| service::HEADER_LEN)..],
+        };
+        let listener = self.listener(incoming.service_id, asked, incoming.path.port, true);
+        let Some(owner) = listener.and_then(|l| fx.incoming(&l.owner, &incoming)) else {
+            fx.count(incoming.path.port, Reason::CmNoRoom);
+            self.forget(id);
+            return;
+        };
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.owner = Some(owner);
+        }
+        self.step(now, id, Step::SidrReceived, fx);
+    }
+
+    /// Tells which queue pair serves.
+    ///
+    /// # Errors
+    /// [`CmError::Gone`], [`CmError::WrongState`], [`CmError::DataTooLong`].
+    pub fn serve(
+        &mut self,
+        now: Nanos,
+        id: u32,
+        params: &SidrParams<'_>,
+        fx: &mut impl Effects<O>,
+    ) -> Result<(), CmError> {
+        let end = End { ece: params.ece, ..End::default() };
+        let (vendor, modifier) = ece_to_send(&end);
+        let rep = SidrRep {
+            qpn: params.qpn,
+            qkey: params.qkey,
+            vendor_low: vendor as u16,
+            vendor_high: (vendor >> 16) as u8,
+            ..SidrRep::default()
+        };
+        self.answer_sidr(now, id, rep, modifier, params.data, fx)
+    }
+
+    pub(crate) fn reject_sidr(
+        &mut self,
+        now: Nanos,
+        id: u32,
+        data: &[u8],
+        fx: &mut impl Effects<O>,
+    ) -> Result<(), CmError> {
+        self.answer_sidr(now, id, SidrRep { status: SIDR_REJECT, ..SidrRep::default() }, 0, data, fx)
+    }
+
+    fn answer_sidr(
+        &mut self,
+        now: Nanos,
+        id: u32,
+        rep: SidrRep,
+        modifier: u32,
+        data: &[u8],
+        fx: &mut impl Effects<O>,
+    ) -> Result<(), CmError> {
+        if data.len() > SidrRep::DATA_LEN {
+            return Err(CmError::DataTooLong);
+        }
+        let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
+        if conn.state != State::SidrReceived {
+            return Err(CmError::WrongState);
+        }
+        conn.state = State::SidrDone;
+        conn.waiting = None;
+        let rep = SidrRep { request_id: conn.remote_id, service_id: conn.service_id, ..rep };
+        let tid = conn.tid;
+        self.send_kept(now, id, &Mad { tid, modifier, message: rep.into(), data }, false, fx);
+        self.step(now, id, Step::SidrAnswered, fx);
+        self.table.arm(id, now + TIME_WAIT);
+        Ok(())
+    }
+
+    pub(crate) fn on_sidr_rep(
+        &mut self,
+        now: Nanos,
+        path: &Path,
+        mad: &Mad<'_>,
+        rep: &SidrRep,
+        fx: &mut impl Effects<O>,
+    ) {
+        let id = rep.request_id;
+        let Some(conn) = self.known(path, id, fx) else { return };
+        if conn.state != State::SidrSent || conn.service_id != rep.service_id {
+            return fx.count(path.port, Reason::CmUnexpected);
+        }
+        (conn.conn.remote_qpn, conn.conn.qkey) = (rep.qpn, rep.qkey);
+        let vendor = u32::from(rep.vendor_high) << 16 | u32::from(rep.vendor_low);
+        conn.conn.ece = ece_seen(vendor, mad.modifier);
+        self.step(now, id, Step::SidrAnswered, fx);
+        if rep.status == 0 {
+            self.tell(id, EventKind::Established, 0, mad.data, fx);
+        } else {
+            fx.count(path.port, Reason::CmRejected);
+            self.tell(id, EventKind::Rejected, u16::from(rep.status), mad.data, fx);
+        }
+        self.forget(id);
+    }
+}

@@ -1,0 +1,234 @@
+//! Connections by communication id, by the peer's id and by the peer's queue pair.
+//!
+//! A communication id is the worker in bits 0..4, the slot in bits 4..21 and a salt in bits 21..32, the whole mixed with a
+//! secret, so that ids cannot be guessed and any worker can tell whose a message is. Slots come in chunks that are taken when
+//! they are needed and given back when they are empty: ten thousand connections leave nothing behind.
+
+use burst_base::Nanos;
+use burst_base::slab::Slab;
+use burst_base::wheel::Wheel;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+
+/// Slots of one chunk.
+const CHUNK: u32 = 1024;
+/// Most connections of one worker.
+pub const CONNECTIONS_MAX: u32 = 1 << 17;
+const CHUNKS_MAX: u32 = CONNECTIONS_MAX / CHUNK;
+
+/// A secret from which ids, sequence numbers and hashes are made: SipHash in counter mode.
+#[derive(Clone, Copy, Debug)]
+pub struct Secret {
+    key: [u64; 2],
+}
+
+impl Secret {
+    /// From random bits of the system. All workers of a daemon share one.
+    pub const fn new(key: [u64; 2]) -> Secret {
+        Secret { key }
+    }
+    /// A number that only the secret's owner can know.
+    pub fn number(&self, what: impl Hash) -> u64 {
+        let mut hasher = self.build_hasher();
+        what.hash(&mut hasher);
+        hasher.finish()
+    }
+    fn mix(&self) -> u32 {
+        self.key[0] as u32 ^ (self.key[1] >> 32) as u32
+    }
+    /// The worker that made a communication id, out of `workers`.
+    pub fn worker_of(&self, id: u32) -> u32 {
+        (id ^ self.mix()) & 0xf
+    }
+    /// The worker that shall own what a peer begins.
+    pub fn worker_for(&self, peer: IpAddr, number: u32, workers: u32) -> u32 {
+        if workers <= 1 { 0 } else { (self.number((peer, number)) % u64::from(workers)) as u32 }
+    }
+}
+
+impl BuildHasher for Secret {
+    type Hasher = DefaultHasher;
+    fn build_hasher(&self) -> DefaultHasher {
+        let mut hasher = DefaultHasher::new();
+        self.key.hash(&mut hasher);
+        hasher
+    }
+}
+
+/// By what a peer's request or queue pair is found again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// A request by the peer's communication id.
+    #[allow(missing_docs)]
+    Request { peer: IpAddr, ca_guid: u64, id: u32 },
+    /// A datagram service request.
+    #[allow(missing_docs)]
+    Sidr { peer: IpAddr, id: u32 },
+    /// A connected queue pair.
+    #[allow(missing_docs)]
+    QueuePair { peer: IpAddr, ca_guid: u64, qpn: u32 },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Table<C> {
+    worker: u32,
+    secret: Secret,
+    drawn: u64,
+    chunks: Vec<Option<Slab<(u32, C)>>>,
+    keys: HashMap<Key, u32, Secret>,
+    /// One timer per slot.
+    pub wheel: Wheel,
+    len: u32,
+}
+
+impl<C> Table<C> {
+    /// An empty table of `worker`.
+    pub fn new(worker: u32, secret: Secret) -> Table<C> {
+        assert!(worker < 16);
+        Table {
+            worker,
+            secret,
+            drawn: 0,
+            chunks: Vec::new(),
+            keys: HashMap::with_hasher(secret),
+            wheel: Wheel::new(CHUNK),
+            len: 0,
+        }
+    }
+
+    /// The next unpredictable number.
+    pub fn draw(&mut self) -> u64 {
+        self.drawn += 1;
+        self.secret.number((self.worker, self.drawn))
+    }
+
+    /// The secret.
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// How many connections there are.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Adds a connection; its id, or `None` when the table is full.
+    pub fn insert(&mut self, connection: C) -> Option<u32> {
+        let chunk = self.chunk_with_room()?;
+        let salt = (self.draw() as u32) << 21;
+        let (worker, mix) = (self.worker, self.secret.mix());
+        let slab = self.chunks[chunk as usize].as_mut()?;
+        let mut id = 0;
+        let made = slab.insert_with(|handle| {
+            let plain = salt | (chunk * CHUNK + handle.index()) << 4 | worker;
+            // 0 means "no id" on the wire; flipping a bit of the salt is as good.
+            id = if plain ^ mix == 0 { (plain ^ 1 << 31) ^ mix } else { plain ^ mix };
+            (id, connection)
+        });
+        made.is_ok().then(|| {
+            self.len += 1;
+            id
+        })
+    }
+
+    fn chunk_with_room(&mut self) -> Option<u32> {
+        let has_room = |c: &Option<Slab<(u32, C)>>| c.as_ref().is_some_and(|s| s.len() < CHUNK);
+        if let Some(found) = self.chunks.iter().position(has_room) {
+            return Some(found as u32);
+        }
+        let free = self.chunks.iter().position(Option::is_none).unwrap_or(self.chunks.len());
+        if free as u32 >= CHUNKS_MAX {
+            return None;
+        }
+        if free == self.chunks.len() {
+            self.chunks.push(None);
+            self.wheel.grow((free as u32 + 1) * CHUNK);
+        }
+        self.chunks[free] = Some(Slab::new(CHUNK));
+        Some(free as u32)
+    }
+
+    /// The slot that an id names, if it is one of ours; the id may still be a stranger's.
+    fn slot_of(&self, id: u32) -> Option<u32> {
+        let plain = id ^ self.secret.mix();
+        (plain & 0xf == self.worker).then_some(plain >> 4 & (CONNECTIONS_MAX - 1))
+    }
+
+    /// Finds a connection.
+    pub fn get_mut(&mut self, id: u32) -> Option<&mut C> {
+        let slot = self.slot_of(id)?;
+        self.at_mut(slot).filter(|(found, _)| *found == id).map(|(_, c)| c)
+    }
+
+    /// Whatever lies in a slot, with its id.
+    pub fn at_mut(&mut self, slot: u32) -> Option<(u32, &mut C)> {
+        let chunk = self.chunks.get_mut((slot / CHUNK) as usize)?.as_mut()?;
+        chunk.at_index_mut(slot % CHUNK).map(|(id, c)| (*id, c))
+    }
+
+    /// Sets or clears (`Nanos::NEVER`) the timer of a connection.
+    pub fn arm(&mut self, id: u32, deadline: Nanos) {
+        if let Some(slot) = self.slot_of(id)
+            && slot < self.wheel.capacity()
+        {
+            self.wheel.insert(slot, deadline);
+        }
+    }
+
+    /// Finds the connection of a key.
+    pub fn find(&mut self, key: &Key) -> Option<u32> {
+        let slot = *self.keys.get(key)?;
+        self.at_mut(slot).map(|(id, _)| id)
+    }
+
+    /// Makes a connection known by a key; false when the key is taken.
+    pub fn know(&mut self, key: Key, id: u32) -> bool {
+        let Some(slot) = self.slot_of(id) else { return false };
+        match self.keys.entry(key) {
+            std::collections::hash_map::Entry::Occupied(_) => false,
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(slot);
+                true
+            }
+        }
+    }
+
+    /// Takes a connection out; `keys` are those it was known by.
+    pub fn remove(&mut self, id: u32, keys: [Option<Key>; 2]) -> Option<C> {
+        let slot = self.slot_of(id)?;
+        self.get_mut(id)?;
+        self.wheel.cancel(slot);
+        for key in keys.into_iter().flatten() {
+            if self.keys.get(&key) == Some(&slot) {
+                self.keys.remove(&key);
+            }
+        }
+        let chunk = (slot / CHUNK) as usize;
+        let slab = self.chunks[chunk].as_mut()?;
+        let (handle, _) = slab.at_index(slot % CHUNK)?;
+        let (_, connection) = slab.remove(handle)?;
+        self.len -= 1;
+        if slab.is_empty() && self.chunks.iter().flatten().filter(|s| s.is_empty()).count() > 1 {
+            self.chunks[chunk] = None;
+        }
+        if self.len == 0 {
+            self.release();
+        }
+        Some(connection)
+    }
+
+    /// Gives memory back when nothing is left but one chunk.
+    fn release(&mut self) {
+        self.chunks.iter_mut().skip(1).for_each(|c| *c = None);
+        if self.keys.capacity() > 4 * CHUNK as usize {
+            self.keys = HashMap::with_hasher(self.secret);
+        }
+    }
+
+    /// All ids.
+    pub fn ids(&self) -> Vec<u32> {
+        self.chunks.iter().flatten().flat_map(|slab| slab.iter().map(|(_, (id, _))| *id)).collect()
+    }
+}
