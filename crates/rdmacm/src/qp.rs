@@ -21,9 +21,9 @@ pub fn named(id: &Id) -> Outcome<Option<CmQp>> {
         return Ok(None);
     }
     // SAFETY: a queue pair on an id is alive.
-    let (context, handle) = unsafe { ((*qp).context, (*qp).handle) };
+    let (context, qpn) = unsafe { ((*qp).context, (*qp).qp_num) };
     let device = id.session.device_of(context).ok_or(EINVAL)?;
-    Ok(Some(CmQp { token: device.token, qp: handle }))
+    Ok(Some(CmQp { token: device.token, qpn }))
 }
 
 /// The daemon has moved the id's connected queue pair: its public `state`, which posting looks at, follows.
