@@ -20,7 +20,7 @@ BUILD = lab.build_directory()
 
 
 def pytest_configure(config):
-    for part in ("burst", "burstd", "lib/libibverbs.so.1", "lib/burst-pair"):
+    for part in ("burst", "burstd", "lib/libibverbs.so.1", "lib/librdmacm.so.1", "lib/burst-pair"):
         if not (BUILD / part).exists():
             raise pytest.UsageError(f"{BUILD / part} is missing: run make build first")
 
