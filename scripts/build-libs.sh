@@ -1,6 +1,6 @@
 #!/bin/sh
 # Links the drop-in shared libraries from the Rust static libraries: target/<profile>/lib/libibverbs.so.1 and librdmacm.so.1.
-# usage: scripts/build-libs.sh [debug|release]
+# usage: scripts/build-libs.sh [debug|release|quick]
 #
 # Rust's own cdylib cannot give symbols versions, and several versions of one name need an assembler: the tables in
 # crates/<library>/abi are turned into a linker version script and a list of `.symver` aliases.
@@ -11,7 +11,8 @@ target=${CARGO_TARGET_DIR:-$root/target}
 case $profile in
 debug) flags= ;;
 release) flags=--release ;;
-*) echo "usage: $0 [debug|release]" >&2; exit 2 ;;
+quick) flags="--profile quick" ;;
+*) echo "usage: $0 [debug|release|quick]" >&2; exit 2 ;;
 esac
 out=$target/$profile/lib
 mkdir -p "$out/abi"

@@ -9,6 +9,7 @@
 pub mod num;
 pub mod reason;
 pub mod rng;
+pub mod sharing;
 pub mod slab;
 pub mod time;
 pub mod verbs;

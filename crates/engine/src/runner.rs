@@ -8,6 +8,7 @@
 use crate::handover::Inbox;
 use crate::worker::Worker;
 use burst_base::Nanos;
+use burst_base::sharing::Sharing;
 use burst_shm::status::Sleeper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -30,6 +31,9 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// What one idle pass counts as spinning, at most.
 const PASS_COUNTS_MAX: Nanos = Nanos::from_us(2);
 
+/// Idle passes between two yields while nobody else wants the processor.
+const YIELD_EVERY: u32 = 4;
+
 type Job = Box<dyn FnOnce(&mut Worker, Nanos) + Send>;
 
 /// The control thread's end of a worker.
@@ -51,11 +55,13 @@ impl WorkerHandle {
     ///
     /// # Errors
     /// When the system gives no thread or eventfd.
-    pub fn start(worker: Worker, options: RunnerOptions, sleeper: Sleeper) -> std::io::Result<WorkerHandle> {
+    pub fn start(mut worker: Worker, options: RunnerOptions, sleeper: Sleeper) -> std::io::Result<WorkerHandle> {
         let inbox = worker.inbox().clone();
         let (sender, jobs) = channel();
         let pending = Arc::new(AtomicBool::new(false));
         let stop = Arc::new(AtomicBool::new(false));
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        worker.set_clock_base(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
         let mut runner = Runner {
             worker,
             options,
@@ -92,6 +98,17 @@ impl WorkerHandle {
         self.pending.store(true, Ordering::SeqCst);
         self.inbox.wake();
         answer.recv().map_err(|_| WorkerGone)
+    }
+
+    /// Runs `f` on the worker soon, after everything asked before. Nobody waits for it.
+    ///
+    /// # Errors
+    /// [`WorkerGone`] if the thread has ended.
+    pub fn post(&self, f: impl FnOnce(&mut Worker, Nanos) + Send + 'static) -> Result<(), WorkerGone> {
+        self.jobs.send(Box::new(f)).map_err(|_| WorkerGone)?;
+        self.pending.store(true, Ordering::SeqCst);
+        self.inbox.wake();
+        Ok(())
     }
 
     /// Whether the thread runs.
@@ -133,22 +150,35 @@ impl Runner {
         // processor, most of the time between two passes was theirs.
         let mut spun = Nanos(0);
         let mut before = self.now();
+        let mut sharing = Sharing::new();
+        let mut idle = 0u32;
         while !self.stop.load(Ordering::Relaxed) {
             let now = self.now();
             let busy = self.run_jobs(now) | self.worker.run_once(now);
             if busy {
-                spun = Nanos(0);
+                (spun, idle) = (Nanos(0), 0);
                 if self.worker.has_delivered() {
-                    std::thread::yield_now();
+                    self.give_way(&mut sharing);
                 }
             } else if spun < spin {
                 spun = spun + now.since(before).min(PASS_COUNTS_MAX);
-                std::thread::yield_now();
+                idle = idle.wrapping_add(1);
+                if sharing.is_shared() || idle.is_multiple_of(YIELD_EVERY) {
+                    self.give_way(&mut sharing);
+                }
             } else {
                 self.sleep();
                 spun = Nanos(0);
             }
             before = now;
+        }
+    }
+
+    /// Lets others run, and learns whether there were any.
+    fn give_way(&self, sharing: &mut Sharing) {
+        std::thread::yield_now();
+        if sharing.yielded() {
+            sharing.sample(switches());
         }
     }
 
@@ -184,5 +214,15 @@ impl Runner {
         let _ = poll(&mut fds, Some(&timeout));
         let mut drain = [0; 8];
         let _ = rustix::io::read(self.inbox.wake_fd(), &mut drain);
+    }
+}
+
+/// Involuntary context switches of this thread so far.
+fn switches() -> u64 {
+    // SAFETY: `usage` is plain data, written by the call; RUSAGE_THREAD exists since Linux 2.6.26.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+        usage.ru_nivcsw as u64
     }
 }

@@ -50,6 +50,32 @@ impl<T> SpinLock<T> {
         }
     }
 
+    /// Takes the lock for longer than a scope: [`SpinLock::release`] ends it.
+    #[inline]
+    pub fn acquire(&self) {
+        std::mem::forget(self.lock());
+    }
+
+    /// Ends what [`SpinLock::acquire`] began.
+    ///
+    /// # Safety
+    /// The caller holds the lock, and references made by [`SpinLock::held`] are gone.
+    #[inline]
+    pub unsafe fn release(&self) {
+        self.taken.store(false, Ordering::Release);
+    }
+
+    /// The value, for whoever holds the lock.
+    ///
+    /// # Safety
+    /// The caller holds the lock by [`SpinLock::acquire`], and makes no two references at a time.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn held(&self) -> &mut T {
+        // SAFETY: the caller's promise.
+        unsafe { &mut *self.value.get() }
+    }
+
     /// The value, when nobody else can hold the lock.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
@@ -81,6 +107,16 @@ impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.0.taken.store(false, Ordering::Release);
+    }
+}
+
+/// Involuntary context switches of this thread so far.
+pub fn switches() -> u64 {
+    // SAFETY: `usage` is plain data, written by the call; RUSAGE_THREAD exists since Linux 2.6.26.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+        usage.ru_nivcsw as u64
     }
 }
 

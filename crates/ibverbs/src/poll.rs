@@ -3,13 +3,14 @@
 //! A completion names its queue pair by cookie. For send completions that queue pair learns how many of its slots are free
 //! again. A completion whose queue pair is gone is dropped, as verbs promise.
 //!
-//! A thread that finds nothing `PATIENCE` times in a row gives up the processor at every further empty poll: the worker that is
-//! to make the completion may be waiting for this very core. Once in a while it also asks whether the daemon is still there:
+//! A thread that finds nothing `PATIENCE` times in a row gives up the processor now and then: the worker that is to make the
+//! completion may be waiting for this very core. Once a yield shows that somebody was waiting, every empty poll yields. Once in a while it also asks whether the daemon is still there:
 //! nobody else could tell a program that only polls, and -1 is better than waiting for ever.
 
 use crate::cq::{Cq, Inner};
 use crate::registry::QpTable;
 use crate::sys::*;
+use burst_base::sharing::Sharing;
 use burst_shm::Cqe;
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -19,7 +20,12 @@ const PATIENCE: u32 = 24;
 /// Empty polls in a row between two looks whether the daemon lives. One look costs a system call, as each yield does.
 const LOOK: u32 = 1024;
 
+/// Further empty polls between two yields while nobody else wants the processor.
+const YIELD_EVERY: u32 = 4;
+
 thread_local! {
+    /// Whether others want the processor of this thread.
+    static SHARING: Cell<Sharing> = const { Cell::new(Sharing::new()) };
     /// Empty polls of this thread since its last completion.
     static EMPTY: Cell<u32> = const { Cell::new(0) };
 }
@@ -44,7 +50,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
 
 /// Yields when nothing came for a while; true when it is time to look whether the daemon lives.
 #[inline]
-fn pause_if_idle(idle: bool) -> bool {
+pub fn pause_if_idle(idle: bool) -> bool {
     EMPTY.with(|empty| {
         if !idle {
             empty.set(0);
@@ -52,9 +58,16 @@ fn pause_if_idle(idle: bool) -> bool {
         }
         let so_far = empty.get().wrapping_add(1);
         empty.set(so_far);
-        if so_far > PATIENCE {
-            crate::lock::yield_now();
-        }
+        SHARING.with(|sharing| {
+            let mut s = sharing.get();
+            if s.is_shared() || (so_far > PATIENCE && so_far.is_multiple_of(YIELD_EVERY)) {
+                crate::lock::yield_now();
+                if s.yielded() {
+                    s.sample(crate::lock::switches());
+                }
+                sharing.set(s);
+            }
+        });
         so_far.is_multiple_of(LOOK)
     })
 }
@@ -87,7 +100,7 @@ unsafe fn take(inner: &mut Inner, qps: &QpTable, wanted: usize, wc: *mut ibv_wc)
 
 /// Tells the queue pair that its slots are free. False: there is no such queue pair any more.
 #[inline]
-fn retire(qps: &QpTable, cqe: &Cqe) -> bool {
+pub fn retire(qps: &QpTable, cqe: &Cqe) -> bool {
     let Some(qp) = qps.get(cqe.qp_cookie) else { return false };
     if cqe.is_recv == 0 {
         // SAFETY: the caller holds the lock of a CQ of this queue pair; destruction takes it before freeing.

@@ -19,8 +19,6 @@ pub struct Sock {
     pub fd: OwnedFd,
     /// The kernel's count of packets lost for want of buffer, as last reported.
     pub lost_seen: u32,
-    /// Calls for which it is still polled first, because packets came lately.
-    pub hot: u32,
 }
 
 /// Which of how many workers a port serves.
@@ -64,7 +62,7 @@ pub fn open(spec: &UdpSpec, addr: &PortAddr, share: Share) -> Result<Sock, PortE
             spec.rcvbuf
         );
     }
-    Ok(Sock { ip: addr.ip, udp_port: spec.udp_port, fd, lost_seen: 0, hot: 0 })
+    Ok(Sock { ip: addr.ip, udp_port: spec.udp_port, fd, lost_seen: 0 })
 }
 
 fn socket_addr(addr: &PortAddr, port: u16) -> SocketAddr {
