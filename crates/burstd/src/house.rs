@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::device::{Device, LIMITS};
 use crate::numbers::Numbers;
 use burst_base::Nanos;
+use burst_cm::Secret;
 use burst_control::DaemonInfo;
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
@@ -36,12 +37,22 @@ pub struct House {
     pub cqs: Numbers,
     /// Address handles.
     pub ahs: Numbers,
+    cm_secret: Secret,
     next_worker: usize,
     started: Instant,
 }
 
 /// A worker's thread has ended; the daemon cannot go on.
 pub const WORKER_GONE: &str = "a worker thread has died";
+
+/// A random number of the system.
+pub(crate) fn random_number() -> Result<u64, String> {
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => Ok(u64::from_ne_bytes(bytes)),
+        _ => Err("the system gives no random numbers".into()),
+    }
+}
 
 impl House {
     /// Opens every port for every worker and starts the workers.
@@ -63,6 +74,7 @@ impl House {
             pds: Numbers::new(LIMITS.max_pd),
             cqs: Numbers::new(LIMITS.max_cq),
             ahs: Numbers::new(LIMITS.max_ah),
+            cm_secret: Secret::new([random_number()?, random_number()?]),
             next_worker: 0,
             started: Instant::now(),
         };
@@ -89,7 +101,8 @@ impl House {
         if id == 0 {
             self.devices = ports.iter().zip(0..).map(|(p, index)| Device { index, caps: p.caps().clone() }).collect();
         }
-        let options = WorkerOptions { id: id as u32, window_bytes: u64::from(config.window_bytes) };
+        let options =
+            WorkerOptions { id: id as u32, window_bytes: u64::from(config.window_bytes), cm_secret: self.cm_secret };
         let worker = Worker::new(options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());
         let runner = RunnerOptions { spin: config.spin };
         let sleeper = self.status.sleeper(id).ok_or_else(|| format!("there can be no worker {id}"))?;

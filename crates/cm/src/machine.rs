@@ -36,7 +36,7 @@ pub struct Listener<O> {
     pub owner: O,
     /// Service id.
     pub service_id: u64,
-    /// Address; `None` for all.
+    /// Address; `None` for all, an unspecified one for all of its family.
     pub addr: Option<IpAddr>,
     /// Device; `None` for all.
     pub port: Option<u16>,
@@ -118,9 +118,12 @@ impl<O> Cm<O> {
 
     /// The listener for a request; one with the address goes before one for all.
     pub(crate) fn listener(&self, service_id: u64, addr: IpAddr, port: u16, sidr: bool) -> Option<&Listener<O>> {
-        let fits =
-            |l: &&Listener<O>| l.sidr == sidr && l.addr.is_none_or(|a| a == addr) && l.port.is_none_or(|p| p == port);
-        self.listeners.get(&service_id)?.iter().filter(fits).max_by_key(|l| l.addr.is_some())
+        let family = |a: IpAddr| a.is_unspecified() && a.is_ipv4() == addr.is_ipv4();
+        let fits = |l: &&Listener<O>| {
+            l.sidr == sidr && l.addr.is_none_or(|a| a == addr || family(a)) && l.port.is_none_or(|p| p == port)
+        };
+        let rank = |l: &&Listener<O>| l.addr.map_or(0, |a| 1 + u8::from(!a.is_unspecified()));
+        self.listeners.get(&service_id)?.iter().filter(fits).max_by_key(rank)
     }
 
     /// When [`Cm::on_timer`] is due.

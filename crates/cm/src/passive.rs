@@ -9,6 +9,7 @@ use crate::service::{self, Header};
 use crate::table::Key;
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
+use std::net::IpAddr;
 
 /// Bits of a P_Key that name the partition.
 const PARTITION_BITS: u16 = 0x7fff;
@@ -42,7 +43,7 @@ impl<O> Cm<O> {
             // The peer does not know the old connection any more: it is over here, too (IBA 12.9.8.3.1).
             return self.end_stale(now, old, fx);
         }
-        let asked = checked.header.map_or(path.flow.src, |h| h.dst);
+        let asked = asked_address(checked.header, path);
         let Some(listener) = self.listener(req.service_id, asked, path.port, false) else {
             fx.count(path.port, Reason::CmNobodyListens);
             return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_SERVICE_ID), &[], fx);
@@ -89,7 +90,7 @@ impl<O> Cm<O> {
             conn: negotiated,
             data: &mad.data[skip..],
         };
-        let asked = checked.header.map_or(path.flow.src, |h| h.dst);
+        let asked = asked_address(checked.header, &path);
         let owner = self.listener(service_id, asked, path.port, false).and_then(|l| fx.incoming(&l.owner, &incoming));
         let Some(owner) = owner else {
             fx.count(path.port, Reason::CmNoRoom);
@@ -246,6 +247,12 @@ impl<O> Cm<O> {
 fn limit(conn: &mut Negotiated, end: &End<'_>) {
     conn.responder_resources = conn.responder_resources.min(end.responder_resources);
     conn.initiator_depth = conn.initiator_depth.min(end.initiator_depth);
+}
+
+/// The address that is asked for: the packet's, except that a host may name its own loopback address to itself.
+pub(crate) fn asked_address(header: Option<Header>, path: &Path) -> IpAddr {
+    let to_itself = path.flow.src == path.flow.dst;
+    header.map(|h| h.dst).filter(|dst| to_itself && dst.is_loopback()).unwrap_or(path.flow.src)
 }
 
 fn rej_of(req: &Req, reason: u16) -> Rej {

@@ -61,7 +61,7 @@ impl<O> Cm<O> {
             return;
         }
         let header = Header::parse(mad.data);
-        let asked = header.map_or(path.flow.src, |h| h.dst);
+        let asked = crate::passive::asked_address(header, path);
         let known = service::parse_service_id(req.service_id).is_some();
         let Some(listener) = self.listener(req.service_id, asked, path.port, true).filter(|_| known) else {
             fx.count(path.port, Reason::CmNobodyListens);

@@ -131,6 +131,20 @@ impl Worker {
         mask: u32,
         flow: Option<Flow>,
     ) -> Result<QpAttr, ModifyError> {
+        let result = self.modify_qp_unsent(now, qpn, attr, mask, flow);
+        self.flush_all(now);
+        result
+    }
+
+    /// As above; what the change wants sent leaves with the next burst.
+    pub(crate) fn modify_qp_unsent(
+        &mut self,
+        now: Nanos,
+        qpn: Qpn,
+        attr: &QpAttr,
+        mask: u32,
+        flow: Option<Flow>,
+    ) -> Result<QpAttr, ModifyError> {
         let result = self
             .with_qp(qpn, now, |slot, env| slot.qp.modify(attr, mask, flow, env).map(|()| slot.qp.query()))
             .unwrap_or(Err(ModifyError::Value(0)));
@@ -138,7 +152,6 @@ impl Worker {
             self.join_path(qpn, flow);
         }
         self.core.settle(now, slot_of(qpn));
-        self.flush_all(now);
         result
     }
 
@@ -183,7 +196,7 @@ impl Worker {
         Some(f(slot, &mut Env { now, mem, tx: batch, fx: &mut fx }))
     }
 
-    fn slot(&self, qpn: Qpn) -> Option<&QpSlot> {
+    pub(crate) fn slot(&self, qpn: Qpn) -> Option<&QpSlot> {
         let slot = self.core.qps.get(slot_of(qpn) as usize)?.as_deref()?;
         (slot.qpn == qpn).then_some(slot)
     }

@@ -6,7 +6,7 @@
 
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -77,6 +77,14 @@ impl EventPipe {
         self.backlog.store(false, Ordering::Release);
     }
 
+    /// Takes the oldest record that is owed.
+    pub(crate) fn take_owed(&self) -> Option<Vec<u8>> {
+        let mut owed = self.owed.lock().unwrap_or_else(|e| e.into_inner());
+        let record = owed.pop_front();
+        self.backlog.store(!owed.is_empty(), Ordering::Release);
+        record
+    }
+
     /// Records are at most PIPE_BUF bytes, so a write is whole or not at all.
     fn write_now(&self, record: &[u8]) -> Result<(), Errno> {
         loop {
@@ -86,6 +94,12 @@ impl EventPipe {
                 Ok(_) => return Ok(()),
             }
         }
+    }
+}
+
+impl AsFd for EventPipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

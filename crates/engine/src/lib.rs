@@ -5,6 +5,7 @@
 //! but completion queues and shared receive queues, which are lock-free. It reads no clock: the caller passes `now`.
 //! [`runner`] gives a worker a thread, a clock and sleep; the in-memory harness and the simulator call it directly.
 
+pub mod cm;
 pub mod counters;
 pub mod events;
 pub mod flow;

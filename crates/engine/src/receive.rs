@@ -1,15 +1,17 @@
 //! Receive: from the port to the queue pair that a packet names.
 
+use crate::cm::GSI_QKEY;
 use crate::counters::{Counters, Traffic};
 use crate::effects::{Fx, SlotView};
 use crate::objects::NO_PATH;
 use crate::qpn::{slot_of, worker_of};
 use crate::worker::{Core, PortSlot, RX_BUDGET, Worker};
 use burst_base::{Nanos, Qpn, Reason};
+use burst_cm::Cm;
 use burst_frame::{RxFrame, TxBatch};
 use burst_port::RxSink;
 use burst_transport::{Env, Signal};
-use burst_wire::Packet;
+use burst_wire::{MAD_LEN, Opcode, Packet};
 
 /// One port's burst on its way into the tables.
 struct Walk<'a> {
@@ -85,6 +87,9 @@ impl Walk<'_> {
     /// Finds the queue pair and lets it work on the packet.
     fn demux(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
         let qpn = packet.bth.dest_qpn;
+        if qpn == Qpn::GSI {
+            return self.mad(frame, packet);
+        }
         let owner = worker_of(qpn);
         if owner != self.core.options.id && (owner as usize) < self.core.inboxes.len() {
             return self.hand_over(owner, frame);
@@ -117,6 +122,28 @@ impl Walk<'_> {
 }
 
 impl Walk<'_> {
+    /// A management datagram: to the worker that has the connection, or shall have it.
+    fn mad(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
+        let known = packet.deth().filter(|deth| deth.qkey == GSI_QKEY && packet.info.opcode == Opcode::UdSendOnly);
+        let Some(bytes) = packet.payload.first_chunk::<MAD_LEN>().filter(|_| packet.payload.len() == MAD_LEN) else {
+            return self.counters.count(Reason::MadMalformed);
+        };
+        if known.is_none() {
+            return self.counters.count(Reason::BadQkey);
+        }
+        let Some(host) = &mut self.core.cm else { return };
+        let workers = self.core.inboxes.len() as u32;
+        if workers > 1 {
+            let owner = Cm::<()>::worker_of(&host.secret, frame.flow.src, bytes, workers);
+            if owner != self.core.options.id {
+                return self.hand_over(owner, frame);
+            }
+        }
+        if let Err(reason) = host.arrive(self.port, &frame.flow, bytes) {
+            self.counters.count(reason);
+        }
+    }
+
     fn hand_over(&mut self, owner: u32, frame: &RxFrame<'_>) {
         match self.core.inboxes[owner as usize].hand(self.port, frame) {
             Ok(()) => self.core.handed_to |= 1 << owner,

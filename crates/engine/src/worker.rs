@@ -4,6 +4,7 @@
 //! table needs a lock. Spans made in a turn are used up by `tx_burst` in the same turn; `MrTable::reclaim` runs first
 //! thing in the next one.
 
+use crate::cm::CmHost;
 use crate::counters::Counters;
 use crate::handover::Inbox;
 use crate::hold::Held;
@@ -14,6 +15,7 @@ use crate::tombstone::Graveyard;
 use burst_base::Nanos;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
+use burst_cm::Secret;
 use burst_control::AsyncObject;
 use burst_frame::TxBatch;
 use burst_mem::MrTable;
@@ -36,11 +38,13 @@ pub struct WorkerOptions {
     pub id: u32,
     /// Bytes in flight to one peer, at most.
     pub window_bytes: u64,
+    /// Makes communication ids unpredictable; the same for all workers of a daemon.
+    pub cm_secret: Secret,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
-        WorkerOptions { id: 0, window_bytes: 1 << 20 }
+        WorkerOptions { id: 0, window_bytes: 1 << 20, cm_secret: Secret::new([0; 2]) }
     }
 }
 
@@ -53,6 +57,8 @@ pub(crate) struct Outbox {
     pub completions: Vec<(u32, Cqe, bool)>,
     /// Completions were written since this was last asked.
     pub delivered: bool,
+    /// What the worker's time 0 is on the clock that completions are stamped with (CLOCK_MONOTONIC).
+    pub clock_base_ns: u64,
 }
 
 /// A port and what waits to leave by it.
@@ -82,6 +88,8 @@ pub(crate) struct Core {
     pub inboxes: Vec<Arc<Inbox>>,
     /// Workers that were handed packets in this burst, one bit each.
     pub handed_to: u32,
+    /// Connection management; taken out while it works on the rest of the worker.
+    pub cm: Option<Box<CmHost>>,
 }
 
 /// One worker. See the crate's documentation.
@@ -94,6 +102,7 @@ impl Worker {
     /// A worker with its key table, its ports (one per device, in device order), and every worker's inbox.
     pub fn new(options: WorkerOptions, mem: MrTable, ports: Vec<Box<dyn Port>>, inboxes: Vec<Arc<Inbox>>) -> Worker {
         assert!((options.id as usize) < inboxes.len());
+        let cm = CmHost::new(options.id, options.cm_secret, ports.len());
         let slot = |port| PortSlot { port, batch: TxBatch::new(BATCH_FRAMES), counters: Arc::new(Counters::default()) };
         Worker {
             core: Core {
@@ -112,10 +121,12 @@ impl Worker {
                     events: Vec::with_capacity(1024),
                     completions: Vec::with_capacity(1024),
                     delivered: false,
+                    clock_base_ns: 0,
                 },
                 touched: Vec::with_capacity(RX_BUDGET),
                 inboxes,
                 handed_to: 0,
+                cm: Some(Box::new(cm)),
             },
             ports: ports.into_iter().map(slot).collect(),
         }
@@ -132,8 +143,14 @@ impl Worker {
         self.core.release_held(now);
         busy |= self.transmit(now);
         busy |= self.receive(now);
+        busy |= self.run_cm(now);
         busy |= self.run_timers(now);
         busy | self.core.publish(&self.ports)
+    }
+
+    /// Says what time 0 of `now` is on CLOCK_MONOTONIC: completions carry that clock's time to the programs.
+    pub fn set_clock_base(&mut self, base_ns: u64) {
+        self.core.outbox.clock_base_ns = base_ns;
     }
 
     /// Whether the last pass wrote completions: a program on the same processor should run before the next pass.
@@ -146,7 +163,8 @@ impl Worker {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
         let owed = self.core.contexts.iter().flatten().any(|c| c.async_events.has_backlog());
         let soon = if owed { Nanos(0) } else { Nanos::NEVER };
-        ports.min(self.core.wheel.next_deadline()).min(self.core.held.next_deadline()).min(soon)
+        let cm = self.core.cm.as_ref().map_or(Nanos::NEVER, |host| host.next_deadline());
+        ports.min(self.core.wheel.next_deadline()).min(cm).min(self.core.held.next_deadline()).min(soon)
     }
 
     /// This worker's inbox, with the eventfd that wakes it.

@@ -1,0 +1,145 @@
+//! Event channels of the connection manager: pipes of whole records, with a way to move an id's records elsewhere.
+
+use crate::events::{EventLost, EventPipe};
+use burst_control::cm::CmEvent;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard};
+
+/// Room of a channel's pipe in bytes, if the system grants it: 512 records.
+const PIPE_BYTES: usize = 256 << 10;
+
+/// The daemon's end of an event channel.
+#[derive(Debug)]
+pub struct CmChannel {
+    pipe: EventPipe,
+    /// The program's end, for migration.
+    read: OwnedFd,
+    /// One writer at a time, so that a migration keeps the order of records.
+    gate: Mutex<()>,
+}
+
+impl CmChannel {
+    /// A channel.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn new() -> std::io::Result<CmChannel> {
+        let (pipe, read) = EventPipe::new()?;
+        // A smaller pipe only means that records are kept here earlier.
+        let _ = rustix::pipe::fcntl_setpipe_size(&read, PIPE_BYTES);
+        Ok(CmChannel { pipe, read, gate: Mutex::new(()) })
+    }
+
+    /// Both ends for the program, read end first.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn ends(&self) -> std::io::Result<[OwnedFd; 2]> {
+        Ok([self.read.try_clone()?, self.pipe.as_fd().try_clone_to_owned()?])
+    }
+
+    fn enter(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Writes whole records, at most PIPE_BUF bytes of them.
+    ///
+    /// # Errors
+    /// [`EventLost`] when the program has not read for long.
+    pub fn write(&self, records: &[u8]) -> Result<(), EventLost> {
+        let _gate = self.enter();
+        self.pipe.write(records)
+    }
+
+    /// Whether records wait for room.
+    pub fn has_backlog(&self) -> bool {
+        self.pipe.has_backlog()
+    }
+
+    /// Writes what is owed, as far as there is room.
+    pub fn retry(&self) {
+        let _gate = self.enter();
+        self.pipe.retry();
+    }
+
+    /// Takes all records of id `id` out that the program has not read, in order, and returns them; what else is there
+    /// stays in order. The program must not read the channel meanwhile, or it may miss that a record has moved.
+    pub fn take_records(&self, id: u32) -> Vec<[u8; CmEvent::BYTES]> {
+        let _gate = self.enter();
+        let mut taken = Vec::new();
+        let mut kept: Vec<u8> = Vec::new();
+        while let Some(records) = self.next_records() {
+            for record in records.as_chunks::<{ CmEvent::BYTES }>().0 {
+                match CmEvent::from_bytes(record) {
+                    Some(event) if event.id == id => taken.push(*record),
+                    _ => kept.extend_from_slice(record),
+                }
+            }
+        }
+        for records in kept.chunks(8 * CmEvent::BYTES) {
+            // There was room for them before.
+            let _ = self.pipe.write(records);
+        }
+        taken
+    }
+
+    /// Some records from the pipe, then from what is owed.
+    fn next_records(&self) -> Option<Vec<u8>> {
+        use rustix::io::ReadWriteFlags;
+        let mut buffer = vec![0; 8 * CmEvent::BYTES];
+        let mut slices = [std::io::IoSliceMut::new(&mut buffer)];
+        // No offset (-1) and no waiting, whatever flags the program has set on its end.
+        match rustix::io::preadv2(&self.read, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT) {
+            Ok(n) if n > 0 => {
+                buffer.truncate(n);
+                Some(buffer)
+            }
+            _ => self.pipe.take_owed(),
+        }
+    }
+}
+
+impl AsFd for CmChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.read.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_control::cm::CmEventKind;
+
+    fn read_one(channel: &CmChannel) -> Option<CmEvent> {
+        let mut record = [0; CmEvent::BYTES];
+        let mut slices = [std::io::IoSliceMut::new(&mut record)];
+        let flags = rustix::io::ReadWriteFlags::NOWAIT;
+        match rustix::io::preadv2(&channel.read, &mut slices, u64::MAX, flags) {
+            Ok(CmEvent::BYTES) => CmEvent::from_bytes(&record),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_migrated_id_takes_its_records_along_and_the_order_stays() {
+        let channel = CmChannel::new().expect("channel");
+        let event = |id: u32, status: i32| CmEvent { status, ..CmEvent::new(CmEventKind::Established, id) };
+        // More than the pipe holds, so that some are owed.
+        let total = 2_000;
+        for n in 0..total {
+            channel.write(&event(n % 3, n as i32).to_bytes()).expect("kept");
+        }
+        assert!(channel.has_backlog());
+        let taken = channel.take_records(1);
+        let expected: Vec<i32> = (0..total).filter(|n| n % 3 == 1).map(|n| n as i32).collect();
+        let statuses: Vec<i32> = taken.iter().filter_map(CmEvent::from_bytes).map(|e| e.status).collect();
+        assert_eq!(statuses, expected);
+        let mut left = Vec::new();
+        while let Some(event) = read_one(&channel) {
+            left.push(event.status);
+            channel.retry();
+        }
+        let expected: Vec<i32> = (0..total).filter(|n| n % 3 != 1).map(|n| n as i32).collect();
+        assert_eq!(left, expected);
+    }
+}

@@ -1,0 +1,178 @@
+//! What the machine wants done, done in a worker.
+
+use super::entry::{CmEntry, CmSession};
+use super::host::Rest;
+use super::stats::CmPhase;
+use crate::flow::gid_of;
+use crate::worker::Worker;
+use burst_base::verbs::{Mtu, QpType};
+use burst_base::{Nanos, Psn, Qkey, Qpn, Reason};
+use burst_cm::message::Message;
+use burst_cm::service::parse_service_id;
+use burst_cm::{Effects, Event, EventKind, Incoming, Negotiated, Path, Ready, Step, Transport};
+use burst_control::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute, PortSpace};
+use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The well-known Q_Key of QP1.
+pub(crate) const GSI_QKEY: Qkey = Qkey(0x8001_0000);
+
+/// Status of an unreachable peer, as the kernel reports it.
+const TIMED_OUT: i32 = -(rustix::io::Errno::TIMEDOUT.raw_os_error());
+const NO_MEMORY: i32 = -(rustix::io::Errno::NOMEM.raw_os_error());
+
+/// The world, as the machine sees it during one call.
+pub(super) struct CmFx<'a> {
+    pub now: Nanos,
+    pub worker: &'a mut Worker,
+    pub rest: &'a mut Rest,
+}
+
+impl Effects<Arc<CmEntry>> for CmFx<'_> {
+    fn send(&mut self, path: &Path, _message: &Message, mad: &[u8; MAD_LEN]) {
+        let port = usize::from(path.port);
+        if !self.worker.ports[port].batch.has_room() {
+            self.worker.flush_all(self.now);
+        }
+        self.rest.mads.psn = self.rest.mads.psn.next();
+        let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::new(self.rest.mads.psn.get()));
+        let head = HeadBuf::new(&bth).deth(Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI });
+        let span = self.rest.mads.put(mad);
+        let slot = &mut self.worker.ports[port];
+        if !slot.batch.push(&path.flow, head.as_slice(), &[span], 0) {
+            slot.counters.count(Reason::SendQueueFull);
+        }
+    }
+
+    fn event(&mut self, owner: &Arc<CmEntry>, path: &Path, event: &Event<'_>) {
+        let kind = match event.kind {
+            EventKind::Response => CmEventKind::ConnectResponse,
+            EventKind::Established => CmEventKind::Established,
+            // A datagram service that refuses is unreachable, as the kernel has it.
+            EventKind::Rejected if owner.qp_type == QpType::Ud => CmEventKind::Unreachable,
+            EventKind::Rejected => CmEventKind::Rejected,
+            EventKind::Unreachable => CmEventKind::Unreachable,
+            EventKind::ConnectError => CmEventKind::ConnectError,
+            EventKind::Disconnected => CmEventKind::Disconnected,
+            EventKind::TimewaitExit => CmEventKind::TimewaitExit,
+        };
+        let status = match event.kind {
+            EventKind::Rejected => i32::from(event.status),
+            EventKind::Unreachable => TIMED_OUT,
+            EventKind::ConnectError => NO_MEMORY,
+            _ => 0,
+        };
+        let route = owner.route.get().copied().unwrap_or_else(|| self.route_of(path, None, None));
+        let record = CmEvent {
+            status,
+            route: CmRoute { mtu: event.conn.mtu, ..route },
+            conn: conn_of(&event.conn),
+            data: CmData::new(event.data).unwrap_or_default(),
+            ..CmEvent::new(kind, owner.id)
+        };
+        self.rest.events.push((owner.channel(), record.to_bytes()));
+    }
+
+    fn incoming(&mut self, listener: &Arc<CmEntry>, request: &Incoming<'_>) -> Option<Arc<CmEntry>> {
+        let session = &listener.session;
+        if session.is_over() {
+            return None;
+        }
+        let qp_type = match request.transport {
+            Some(Transport::Rc) => QpType::Rc,
+            Some(Transport::Uc) => QpType::Uc,
+            None => QpType::Ud,
+        };
+        let port = parse_service_id(request.service_id).map_or(0, |(_, port)| port);
+        let channel = listener.channel();
+        let id = CmSession::next_id(session);
+        let entry = CmEntry {
+            listener: listener.id,
+            ..CmEntry::new(session.clone(), id, PortSpace::Tcp, qp_type, channel.clone())
+        };
+        let entry = CmEntry { ps: listener.ps, ..entry };
+        let dst = request.src.map(|(ip, port)| address(&request.path, ip, port));
+        let src = address(&request.path, request.path.flow.src, port);
+        let mut route = self.route_of(&request.path, Some(src), dst);
+        route.mtu = request.conn.mtu;
+        route.ack_timeout = request.conn.ack_timeout;
+        // A fresh entry has neither yet.
+        let _ = (entry.route.set(route), entry.wishes.set(request.conn), entry.path.set(request.path));
+        entry.worker.store(self.rest.worker_id, Ordering::Relaxed);
+        entry.conn.store(request.id, Ordering::Relaxed);
+        let entry = Arc::new(entry);
+        session.arrivals.push(entry.clone());
+        let record = CmEvent {
+            listener: listener.id,
+            route,
+            conn: conn_of(&request.conn),
+            data: CmData::new(request.data).unwrap_or_default(),
+            ..CmEvent::new(CmEventKind::ConnectRequest, id)
+        };
+        self.rest.events.push((channel, record.to_bytes()));
+        Some(entry)
+    }
+
+    fn ready(&mut self, owner: &Arc<CmEntry>, path: &Path, conn: &Negotiated) -> Ready {
+        let Some(qp) = owner.qp.get() else { return Ready::ByProgram };
+        if self.worker.connect_qp(self.now, qp, path, conn) { Ready::Done } else { Ready::Failed }
+    }
+
+    fn mtu(&self, port: u16) -> Mtu {
+        Mtu::for_link(self.worker.ports[usize::from(port)].port.caps().link_mtu).unwrap_or(Mtu::B256)
+    }
+
+    fn count(&mut self, port: u16, reason: Reason) {
+        self.worker.ports[usize::from(port)].counters.count(reason);
+    }
+
+    fn step(&mut self, _owner: Option<&Arc<CmEntry>>, _path: &Path, _id: u32, step: Step, elapsed: Nanos) {
+        if let Some(phase) = CmPhase::ended_by(step) {
+            self.rest.times.note(phase, elapsed);
+        }
+    }
+}
+
+impl CmFx<'_> {
+    /// Where a connection is, as seen from its packets.
+    fn route_of(&self, path: &Path, src: Option<CmAddr>, dst: Option<CmAddr>) -> CmRoute {
+        let caps = self.worker.ports[usize::from(path.port)].port.caps();
+        let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);
+        CmRoute {
+            src,
+            dst,
+            device: Some(u32::from(path.port)),
+            sgid: gid_of(path.flow.src),
+            dgid: gid_of(path.flow.dst),
+            sgid_index: index as u8,
+            mtu: self.mtu(path.port),
+            traffic_class: path.flow.tos,
+            ..CmRoute::default()
+        }
+    }
+}
+
+fn address(path: &Path, ip: IpAddr, port: u16) -> CmAddr {
+    let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    CmAddr { ip, port, scope: if link_local { path.flow.scope } else { 0 } }
+}
+
+/// As programs are told.
+fn conn_of(n: &Negotiated) -> CmConn {
+    CmConn {
+        remote_qpn: n.remote_qpn,
+        sq_psn: n.sq_psn,
+        rq_psn: n.rq_psn,
+        responder_resources: n.responder_resources,
+        initiator_depth: n.initiator_depth,
+        retry_count: n.retry_count,
+        rnr_retry_count: n.rnr_retry_count,
+        timeout: n.ack_timeout,
+        flow_control: n.flow_control,
+        srq: n.srq,
+        qkey: n.qkey,
+        ece: n.ece,
+    }
+}

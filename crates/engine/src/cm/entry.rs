@@ -1,0 +1,103 @@
+//! What a worker and the control thread share of an id: whom to tell, and what it is about.
+
+use super::channel::CmChannel;
+use burst_base::Qpn;
+use burst_base::verbs::QpType;
+use burst_cm::{Negotiated, Path};
+use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
+use crossbeam_queue::SegQueue;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// A queue pair that the daemon moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CmQpRef {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Context that it must belong to.
+    pub context: u32,
+}
+
+/// One program's connection to the daemon, as the workers see it.
+#[derive(Debug, Default)]
+pub struct CmSession {
+    /// The program has gone: no new ids.
+    ended: AtomicBool,
+    next: AtomicU32,
+    /// Ids that came with requests, for the control thread.
+    pub arrivals: SegQueue<Arc<CmEntry>>,
+}
+
+impl CmSession {
+    /// No new ids from now on.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+    /// Whether the program has gone.
+    pub fn is_over(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+    /// A number for an id that comes with a request.
+    pub(super) fn next_id(&self) -> u32 {
+        DAEMON_IDS | self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct CmEntry {
+    /// Its program.
+    pub session: Arc<CmSession>,
+    /// Its number there.
+    pub id: u32,
+    /// Id that listened, for one that came with a request.
+    pub listener: u32,
+    /// Port space.
+    pub ps: PortSpace,
+    /// Service.
+    pub qp_type: QpType,
+    /// Where its events go. Locked for the time of a clone; only a migration changes it.
+    pub channel: Mutex<Arc<CmChannel>>,
+    /// Addresses and path, once they are known.
+    pub route: OnceLock<CmRoute>,
+    /// Queue pair that the daemon moves.
+    pub qp: OnceLock<CmQpRef>,
+    /// Way of its packets, in an id that came with a request.
+    pub path: OnceLock<Path>,
+    /// What the peer wishes, in an id that came with a request.
+    pub wishes: OnceLock<Negotiated>,
+    /// Worker that has the connection.
+    pub worker: AtomicU32,
+    /// The connection's communication id in that worker, 0 none. Written by the worker.
+    pub(super) conn: AtomicU32,
+}
+
+impl CmEntry {
+    /// An id without a connection.
+    pub fn new(session: Arc<CmSession>, id: u32, ps: PortSpace, qp_type: QpType, channel: Arc<CmChannel>) -> CmEntry {
+        CmEntry {
+            session,
+            id,
+            listener: 0,
+            ps,
+            qp_type,
+            channel: Mutex::new(channel),
+            route: OnceLock::new(),
+            qp: OnceLock::new(),
+            path: OnceLock::new(),
+            wishes: OnceLock::new(),
+            worker: AtomicU32::new(0),
+            conn: AtomicU32::new(0),
+        }
+    }
+
+    /// Where its events go now.
+    pub fn channel(&self) -> Arc<CmChannel> {
+        self.channel.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// The connection's id, if there is one.
+    pub(super) fn conn(&self) -> u32 {
+        self.conn.load(Ordering::Relaxed)
+    }
+}

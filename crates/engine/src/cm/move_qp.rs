@@ -1,0 +1,84 @@
+//! Queue pairs that the daemon moves for their programs: INIT, RTR and RTS in one go, ERR at the end.
+
+use super::entry::CmQpRef;
+use crate::flow::{flow_of, gid_of};
+use crate::worker::Worker;
+use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m};
+use burst_base::{Nanos, Psn, Qpn};
+use burst_cm::{Negotiated, Path};
+
+/// RNR timer code in our NAKs: 0.64 ms. The specification leaves it to each end; the kernel's CM takes 0.
+const MIN_RNR_TIMER: u8 = 12;
+
+impl Worker {
+    /// Makes a queue pair of this worker ready to send. False when it is not the program's, or in another state.
+    pub(super) fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &Path, conn: &Negotiated) -> bool {
+        let Some((qp_type, state)) = self.owned_qp(qp) else { return false };
+        let caps = self.ports[usize::from(path.port)].port.caps();
+        let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);
+        let ah = AhAttr {
+            dgid: gid_of(path.flow.dst),
+            sgid_index: index as u8,
+            traffic_class: path.flow.tos,
+            is_global: true,
+            port_num: 1,
+            ..AhAttr::default()
+        };
+        let mtu = Mtu::for_link(caps.link_mtu)
+            .map_or(conn.mtu, |own| if own.bytes() < conn.mtu.bytes() { own } else { conn.mtu });
+        let Ok(flow) = flow_of(caps, &ah, qp.qpn.get() ^ conn.remote_qpn) else { return false };
+        let attr = attributes(conn, ah, mtu);
+        let rc = qp_type == QpType::Rc;
+        let rtr = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN | m::ACCESS_FLAGS;
+        let rts = m::SQ_PSN;
+        let steps = [
+            (QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS),
+            (QpState::Rtr, if rc { rtr | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER } else { rtr }),
+            (QpState::Rts, if rc { rts | m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC } else { rts }),
+        ];
+        let skip = match state {
+            QpState::Reset => 0,
+            QpState::Init => 1,
+            _ => return false,
+        };
+        steps.into_iter().skip(skip).all(|(to, mask)| {
+            let flow = (mask & m::AV != 0).then_some(flow);
+            let attr = QpAttr { qp_state: to, ..attr };
+            self.modify_qp_unsent(now, qp.qpn, &attr, mask | m::STATE, flow).is_ok()
+        })
+    }
+
+    /// Moves a queue pair to the error state, if it is the program's.
+    pub(super) fn fail_qp(&mut self, now: Nanos, qp: &CmQpRef) {
+        if self.owned_qp(qp).is_some() {
+            let attr = QpAttr { qp_state: QpState::Err, ..QpAttr::default() };
+            // From RESET there is no way to ERR, and nothing to flush.
+            let _ = self.modify_qp_unsent(now, qp.qpn, &attr, m::STATE, None);
+        }
+    }
+
+    fn owned_qp(&self, qp: &CmQpRef) -> Option<(QpType, QpState)> {
+        let slot = self.slot(qp.qpn).filter(|s| s.context == qp.context)?;
+        Some((slot.qp.qp_type(), slot.qp.query().qp_state))
+    }
+}
+
+fn attributes(conn: &Negotiated, ah: AhAttr, path_mtu: Mtu) -> QpAttr {
+    let reads = if conn.responder_resources > 0 { access::REMOTE_READ | access::REMOTE_ATOMIC } else { 0 };
+    QpAttr {
+        path_mtu,
+        port_num: 1,
+        ah,
+        dest_qpn: Qpn::new(conn.remote_qpn),
+        rq_psn: Psn::new(conn.rq_psn),
+        sq_psn: Psn::new(conn.sq_psn),
+        qp_access_flags: access::REMOTE_WRITE | access::LOCAL_WRITE | reads,
+        max_dest_rd_atomic: conn.responder_resources,
+        max_rd_atomic: conn.initiator_depth,
+        min_rnr_timer: MIN_RNR_TIMER,
+        timeout: conn.ack_timeout,
+        retry_cnt: conn.retry_count,
+        rnr_retry: conn.rnr_retry_count,
+        ..QpAttr::default()
+    }
+}

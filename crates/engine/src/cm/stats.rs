@@ -1,0 +1,124 @@
+//! Times of the steps of connection setup: one set per worker, and one of the control thread. One writer each.
+
+use burst_base::Nanos;
+use burst_cm::Step;
+use burst_control::cm::CmStep;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Buckets of a histogram: powers of two of nanoseconds, the last for everything longer.
+const BUCKETS: usize = 40;
+
+macro_rules! phases {
+    ($($v:ident $name:literal;)+) => {
+        /// What is measured.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        #[allow(missing_docs)] // the names say it
+        pub enum CmPhase { $($v),+ }
+        /// Names, in order.
+        pub const PHASES: &[&str] = &[$($name),+];
+    };
+}
+
+phases! {
+    Address "resolve address";
+    Route "resolve route";
+    CreateQp "create queue pair";
+    Reply "REQ sent to REP received";
+    Establish "REP received to RTU sent";
+    Accept "REQ received to REP sent";
+    Rtu "REP sent to RTU received";
+    Disconnect "DREQ to DREP";
+    Sidr "datagram service";
+}
+
+impl CmPhase {
+    /// The phase that ends with a step of the protocol, if any.
+    pub(super) fn ended_by(step: Step) -> Option<CmPhase> {
+        match step {
+            Step::RepReceived => Some(CmPhase::Reply),
+            Step::RtuSent => Some(CmPhase::Establish),
+            Step::RepSent => Some(CmPhase::Accept),
+            Step::RtuReceived => Some(CmPhase::Rtu),
+            Step::Disconnected => Some(CmPhase::Disconnect),
+            Step::SidrAnswered => Some(CmPhase::Sidr),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Histogram {
+    count: AtomicU64,
+    total: AtomicU64,
+    max: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct CmTimes {
+    phases: Vec<Histogram>,
+}
+
+impl Default for CmTimes {
+    fn default() -> Self {
+        let zero = || Histogram {
+            count: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            max: AtomicU64::new(0),
+            buckets: [const { AtomicU64::new(0) }; BUCKETS],
+        };
+        CmTimes { phases: PHASES.iter().map(|_| zero()).collect() }
+    }
+}
+
+/// Adds without a locked instruction: there is one writer.
+fn add(cell: &AtomicU64, n: u64) {
+    cell.store(cell.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
+impl CmTimes {
+    /// Notes a time. For the one writer only.
+    pub fn note(&self, phase: CmPhase, time: Nanos) {
+        let h = &self.phases[phase as usize];
+        add(&h.count, 1);
+        add(&h.total, time.0);
+        h.max.store(h.max.load(Relaxed).max(time.0), Relaxed);
+        let bucket = (63 - (time.0 | 1).leading_zeros()) as usize;
+        add(&h.buckets[bucket.min(BUCKETS - 1)], 1);
+    }
+
+    /// Adds these times to a table with one row per phase; an empty table gets its rows first.
+    pub fn add_to(&self, table: &mut Vec<CmStep>) {
+        if table.is_empty() {
+            let row = |name: &&str| CmStep { name: (*name).into(), buckets: vec![0; BUCKETS], ..CmStep::default() };
+            table.extend(PHASES.iter().map(row));
+        }
+        for (row, h) in table.iter_mut().zip(&self.phases) {
+            row.count += h.count.load(Relaxed);
+            row.total_ns += h.total.load(Relaxed);
+            row.max_ns = row.max_ns.max(h.max.load(Relaxed));
+            row.buckets.iter_mut().zip(&h.buckets).for_each(|(sum, b)| *sum += b.load(Relaxed));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_fall_into_their_buckets() {
+        let times = CmTimes::default();
+        for ns in [0, 1, 2, 3, 1024, u64::MAX] {
+            times.note(CmPhase::Rtu, Nanos(ns));
+        }
+        let mut table = Vec::new();
+        times.add_to(&mut table);
+        let row = &table[CmPhase::Rtu as usize];
+        assert_eq!((row.name.as_str(), row.count, row.max_ns), ("REP sent to RTU received", 6, u64::MAX));
+        assert_eq!((row.buckets[0], row.buckets[1], row.buckets[10], row.buckets[BUCKETS - 1]), (2, 2, 1, 1));
+        assert!(table.iter().enumerate().all(|(i, r)| r.count == 0 || i == CmPhase::Rtu as usize));
+    }
+}
