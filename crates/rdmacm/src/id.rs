@@ -14,11 +14,12 @@ use crate::event;
 use crate::session::{Session, session};
 use crate::sys::*;
 use burst_base::verbs::QpType;
-use burst_control::cm::{CmConn, CmId, CmOp, CmReply, CmRoute, PortSpace};
+use burst_control::cm::{CmConn, CmEventKind, CmId, CmOp, CmReply, CmRoute, PortSpace};
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Events of an id: handed out, and acknowledged.
 #[derive(Debug, Default)]
@@ -48,6 +49,68 @@ impl Counted {
         while *count != self.handed_out.load(Ordering::Acquire) {
             count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// Which events may come, so that ending an id waits for the daemon only if a record of it may lie in the channel.
+#[derive(Debug, Default)]
+pub struct Due {
+    /// Answers to wishes that are not read yet.
+    answers: AtomicI32,
+    /// Whether the peer or the network may cause events: it listens, or has a connection.
+    live: AtomicBool,
+    /// When the end of a connection was read; TIMEWAIT_EXIT follows it, but not at once.
+    ended: Mutex<Option<Instant>>,
+}
+
+/// Less than any connection stays in time-wait.
+const TIMEWAIT_MIN: Duration = Duration::from_millis(50);
+
+impl Due {
+    /// A wish is about to be sent.
+    fn wished(&self, op: &CmOp) {
+        match op {
+            CmOp::ResolveAddr { .. } | CmOp::ResolveRoute { .. } | CmOp::Join { .. } => {
+                self.answers.fetch_add(1, Ordering::Relaxed);
+            }
+            CmOp::Listen { .. } | CmOp::Connect { .. } | CmOp::Accept { .. } => {
+                self.live.store(true, Ordering::Relaxed)
+            }
+            _ => (),
+        }
+    }
+
+    /// An event was read.
+    pub fn read(&self, kind: CmEventKind, datagram: bool) {
+        use CmEventKind as K;
+        match kind {
+            K::AddrResolved
+            | K::AddrError
+            | K::RouteResolved
+            | K::RouteError
+            | K::MulticastJoin
+            | K::MulticastError => {
+                self.answers.fetch_sub(1, Ordering::Relaxed);
+            }
+            K::Disconnected => {
+                self.live.store(false, Ordering::Relaxed);
+                *lock(&self.ended) = Some(Instant::now());
+            }
+            K::TimewaitExit | K::Rejected | K::Unreachable | K::ConnectError => {
+                self.live.store(false, Ordering::Relaxed);
+                *lock(&self.ended) = None;
+            }
+            // A datagram service is known from now on, and there is nothing that could end.
+            K::Established if datagram => self.live.store(false, Ordering::Relaxed),
+            K::ConnectRequest => self.live.store(true, Ordering::Relaxed),
+            _ => (),
+        }
+    }
+
+    fn may_come(&self) -> bool {
+        self.live.load(Ordering::Relaxed)
+            || self.answers.load(Ordering::Relaxed) != 0
+            || lock(&self.ended).is_some_and(|at| at.elapsed() > TIMEWAIT_MIN)
     }
 }
 
@@ -85,6 +148,8 @@ pub struct Id {
     creation: Mutex<Option<CmOp>>,
     /// Its events.
     pub counted: Counted,
+    /// Those that may still come.
+    pub due: Due,
     /// What it knows.
     pub known: Mutex<Known>,
 }
@@ -157,6 +222,7 @@ impl Id {
             told: AtomicBool::new(creation.is_none()),
             creation: Mutex::new(creation),
             counted: Counted::default(),
+            due: Due::default(),
             known: Mutex::default(),
         })));
         session.put(number, id);
@@ -198,6 +264,7 @@ impl Id {
 
     /// Sends operations, after the id's creation if the daemon does not know it yet.
     fn after_creation<R>(&self, mut ops: Vec<CmOp>, send: impl FnOnce(Vec<CmOp>) -> Outcome<R>) -> Outcome<R> {
+        ops.iter().for_each(|op| self.due.wished(op));
         // Acquire pairs with the Release below.
         if self.told.load(Ordering::Acquire) {
             return send(ops);
@@ -356,8 +423,11 @@ impl Id {
         if ours.session.is_alive() {
             ours.session.remove(ours.number);
             if ours.told.load(Ordering::Acquire) {
-                // A daemon that is gone has no ids.
-                let _ = ours.session.tell(vec![CmOp::Destroy { id: ours.number }]);
+                let destroy = vec![CmOp::Destroy { id: ours.number }];
+                // A daemon that is gone has no ids, and one that refuses has none of this number. After its answer, no
+                // record of the id is in the channel, so nobody is woken for nothing.
+                let _ =
+                    if ours.due.may_come() { ours.session.ask(destroy).map(drop) } else { ours.session.tell(destroy) };
             }
             ours.forget_event();
             ours.counted.wait();
