@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 LIB := target/release/lib
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test demo bench lint doc install clean
+.PHONY: help deps build test conformance demo bench lint doc install clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -23,6 +23,10 @@ build: ## Release build: burst, burstd, the drop-in libraries
 
 test: ## Everything: unit tests to two-namespace runs, with a summary
 	@scripts/test
+
+conformance: build ## rdma-core's own test suite (fetched from PyPI), compared with tests/conformance/expected.txt
+	@scripts/install-deps --conformance
+	@$(PYTHON) tests/conformance/run
 
 demo: deps build ## Two namespaces, Debian's perftest against kernel TCP on one wire; a table, JSON and SVG in target/demo
 	@scripts/demo

@@ -35,13 +35,13 @@ def namespaces_refused():
 class Program:
     """A started program; its output goes to a file, so that it never blocks."""
 
-    def __init__(self, words, env=None, directory=None):
+    def __init__(self, words, env=None, directory=None, pass_fds=()):
         self.words = [str(word) for word in words]
         self.output = tempfile.TemporaryFile(dir=directory)
         guarded = ["setpriv", "--pdeathsig", "KILL", *self.words]
         self.process = subprocess.Popen(
             guarded, stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT,
-            env=env, start_new_session=True,
+            env=env, start_new_session=True, pass_fds=pass_fds,
         )
 
     @property
