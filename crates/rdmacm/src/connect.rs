@@ -115,8 +115,8 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
             let conn = lock(&id.known).conn;
             (wanted.responder_resources, wanted.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
         }
-        let accept = CmOp::Accept { id: id.number, qp: qp::named(id)?, param: wanted };
-        id.ask(vec![accept])?;
+        // Work posted before the worker has moved the queue pair waits in the queue until then.
+        id.wish(CmOp::Accept { id: id.number, qp: qp::named(id)?, param: wanted })?;
         if datagram {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! `rdma_getaddrinfo`: names to addresses, by the C library's resolver, in the form that `rdma_create_ep` takes.
 //!
-//! Each result is one allocation of ours ([`Info`]): the public struct, and the storage that it points to.
+//! Each result is one allocation of ours: the public struct, and the storage that it points to.
 
 use crate::addr;
 use crate::door::{self, EINVAL, ENOMEM, Errno, Outcome, errno};
