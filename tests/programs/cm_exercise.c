@@ -538,6 +538,8 @@ static void test_external_queue_pairs(void)
 	CHECK(memcmp(out, in, sizeof(out)) == 0);
 	CHECK(rdma_disconnect(active) == 0);
 	expect_ack(b, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(rdma_disconnect(passive) == 0);
+	expect_ack(a, RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(ibv_destroy_qp(qa) == 0 && ibv_destroy_qp(qb) == 0);
 	CHECK(ibv_destroy_cq(cq) == 0 && rdma_dereg_mr(out_mr) == 0 && rdma_dereg_mr(in_mr) == 0);
 	CHECK(rdma_destroy_id(active) == 0 && rdma_destroy_id(passive) == 0 && rdma_destroy_id(listen_id) == 0);

@@ -272,8 +272,9 @@ impl Id {
         // Held while sending, so that no other thread's wish overtakes the creation.
         let mut creation = lock(&self.creation);
         ops.splice(0..0, creation.take());
+        let sent = send(ops);
         self.told.store(true, Ordering::Release);
-        send(ops)
+        sent
     }
 
     /// Carries out operations and gives the last one's answer.
