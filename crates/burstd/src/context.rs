@@ -79,6 +79,11 @@ struct Mr {
     pd: u32,
 }
 
+struct Mw {
+    key: u32,
+    pd: u32,
+}
+
 /// See the module.
 pub struct Context {
     id: u32,
@@ -90,6 +95,7 @@ pub struct Context {
     async_events: Arc<EventPipe>,
     pds: Handles<Used<u32>>,
     mrs: Handles<Mr>,
+    mws: Handles<Mw>,
     channels: Handles<Used<Arc<EventPipe>>>,
     cqs: Handles<Used<Cq>>,
     srqs: Handles<Used<Srq>>,
@@ -147,6 +153,7 @@ impl Context {
             async_events,
             pds: Handles::default(),
             mrs: Handles::default(),
+            mws: Handles::default(),
             channels: Handles::default(),
             cqs: Handles::default(),
             srqs: Handles::default(),
@@ -163,6 +170,11 @@ impl Context {
         };
         let response = Response::Context { workers: workers as u32, device: info };
         Ok((context, Outcome { response, fds, segments }))
+    }
+
+    /// Its number in the workers.
+    pub fn number(&self) -> u32 {
+        self.id
     }
 
     /// Device number.
@@ -198,6 +210,8 @@ impl Context {
                 self.reg_mr(house, memory::Registration { pd, addr, len, iova, access, pieces, fds })
             }
             Request::DeregMr { mr } => self.dereg_mr(house, mr),
+            Request::AllocMw { pd, mw_type } => self.alloc_mw(house, pd, mw_type),
+            Request::DeallocMw { mw } => self.dealloc_mw(house, mw),
             Request::CreateChannel => self.create_channel(),
             Request::DestroyChannel { channel } => self.destroy_channel(channel),
             Request::CreateCq { entries, channel, cookie, .. } => self.create_cq(house, entries, channel, cookie),
@@ -322,6 +336,10 @@ impl Context {
         let left = self.qps.len();
         for qp in self.qps.handles() {
             self.end_qp(house, qp, true);
+        }
+        for mw in self.mws.handles() {
+            // Handles come from the table itself.
+            let _ = self.dealloc_mw(house, mw);
         }
         for mr in self.mrs.handles() {
             // Handles come from the table itself.

@@ -3,6 +3,7 @@
 //! Belongs to the control thread. A change to a worker's tables is a closure run by the worker
 //! ([`House::on_worker`], [`House::on_all`]); when such a call returns, the change is in force.
 
+use crate::cm::CmHouse;
 use crate::config::Config;
 use crate::device::{Device, LIMITS};
 use crate::numbers::Numbers;
@@ -37,6 +38,8 @@ pub struct House {
     pub cqs: Numbers,
     /// Address handles.
     pub ahs: Numbers,
+    /// Connection management.
+    pub cm: CmHouse,
     cm_secret: Secret,
     next_worker: usize,
     started: Instant,
@@ -74,6 +77,7 @@ impl House {
             pds: Numbers::new(LIMITS.max_pd),
             cqs: Numbers::new(LIMITS.max_cq),
             ahs: Numbers::new(LIMITS.max_ah),
+            cm: CmHouse::default(),
             cm_secret: Secret::new([random_number()?, random_number()?]),
             next_worker: 0,
             started: Instant::now(),
@@ -130,6 +134,11 @@ impl House {
         f: impl FnOnce(&mut Worker, Nanos) -> T + Send + 'static,
     ) -> T {
         self.workers[worker].call(f).expect(WORKER_GONE)
+    }
+
+    /// Runs `f` on one worker soon, after what was asked of it before.
+    pub fn post(&self, worker: usize, f: impl FnOnce(&mut Worker, Nanos) + Send + 'static) {
+        self.workers[worker].post(f).expect(WORKER_GONE);
     }
 
     /// Runs a copy of `f` on every worker, one after the other.

@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+mod cm;
 mod config;
 mod context;
 mod device;

@@ -1,5 +1,6 @@
 //! One client: its conversation, and its context if it opened one.
 
+use crate::cm::CmClient;
 use crate::context::{Context, Outcome};
 use crate::house::House;
 use burst_base::verbs::EventType;
@@ -29,6 +30,8 @@ pub struct Session {
     program: String,
     said_hello: bool,
     context: Option<Context>,
+    token: Option<u64>,
+    cm: Option<CmClient>,
 }
 
 /// A refusal with its errno.
@@ -41,7 +44,7 @@ impl Session {
     pub fn new(socket: OwnedFd) -> Session {
         let peer = rustix::net::sockopt::socket_peercred(&socket);
         let (pid, uid) = peer.map_or((0, u32::MAX), |c| (c.pid.as_raw_nonzero().get() as u32, c.uid.as_raw()));
-        Session { socket, pid, uid, program: String::new(), said_hello: false, context: None }
+        Session { socket, pid, uid, program: String::new(), said_hello: false, context: None, token: None, cm: None }
     }
 
     /// The socket, to wait on.
@@ -87,6 +90,10 @@ impl Session {
         };
         debug!(pid = self.pid, ?request, "request");
         let fds = std::mem::take(&mut packet.fds);
+        if let (Request::Cm { quiet: true, .. }, true) = (&request, self.said_hello) {
+            self.quietly(house, request);
+            return Verdict::Stay;
+        }
         let (result, out, segments) = match self.handle(house, request, fds) {
             Ok(Outcome { response, fds, segments }) => (Ok(response), fds, segments),
             Err(refusal) => {
@@ -134,11 +141,37 @@ impl Session {
             }
             Request::Stats => Ok(Response::Stats(stats(house)).into()),
             Request::OpenContext { device } => self.open(house, device),
+            Request::Token => self.token(house),
+            Request::CmStats => Ok(Response::CmStats(house.cm_stats()).into()),
+            Request::CmChannel { channel } => self.cm.get_or_insert_default().create_channel(channel),
+            Request::CmCloseChannel { channel } => self.cm.get_or_insert_default().close_channel(channel),
+            Request::Cm { ops, .. } => {
+                Ok(Response::Cm(self.cm.get_or_insert_default().carry_out(house, ops, false)).into())
+            }
             other => match &mut self.context {
                 Some(context) => context.handle(house, other, fds),
                 None => refuse(libc::EPROTO, "open a context first"),
             },
         }
+    }
+
+    /// Operations whose failures become events.
+    fn quietly(&mut self, house: &mut House, request: Request) {
+        if let Request::Cm { ops, .. } = request {
+            self.cm.get_or_insert_default().carry_out(house, ops, true);
+        }
+    }
+
+    /// A number that proves that a queue pair of this context is the caller's.
+    fn token(&mut self, house: &mut House) -> Result<Outcome, Refusal> {
+        let Some(context) = &self.context else { return refuse(libc::EPROTO, "open a context first") };
+        let token = match self.token {
+            Some(token) => token,
+            None => crate::house::random_number().or_else(|e| refuse(libc::EIO, e))?,
+        };
+        self.token = Some(token);
+        house.cm.know_token(token, context.number());
+        Ok(Response::Token(token).into())
     }
 
     fn open(&mut self, house: &mut House, device: u32) -> Result<Outcome, Refusal> {
@@ -175,6 +208,12 @@ impl Session {
 
     /// Gives everything back. What the program had not closed itself was left by its death.
     pub fn end(&mut self, house: &mut House) {
+        if let Some(mut cm) = self.cm.take() {
+            cm.end(house);
+        }
+        if let Some(token) = self.token.take() {
+            house.cm.forget_token(token);
+        }
         if let Some(mut context) = self.context.take() {
             let left = context.close(house);
             info!(pid = self.pid, program = self.program, left, "context closed");

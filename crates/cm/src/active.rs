@@ -100,6 +100,12 @@ impl<O> Cm<O> {
     fn accept_rep(&mut self, now: Nanos, path: &Path, id: u32, mad: &Mad<'_>, rep: &Rep, fx: &mut impl Effects<O>) {
         let peer = path.flow.dst;
         let key = Key::QueuePair { peer, ca_guid: rep.ca_guid, qpn: rep.qpn };
+        if let Some(old) = self.table.find(&key)
+            && self.state(old) == Some(State::TimeWait)
+        {
+            // The peer's queue pair is alive again, so its end of the old connection is over.
+            self.table.forget_key(&key);
+        }
         if !self.table.know(key, id) {
             fx.count(path.port, Reason::CmStale);
             let data = &[];

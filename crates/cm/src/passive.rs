@@ -39,6 +39,10 @@ impl<O> Cm<O> {
         let pair = Key::QueuePair { peer, ca_guid: req.ca_guid, qpn: req.qpn };
         if let Some(old) = self.table.find(&pair) {
             fx.count(path.port, Reason::CmStale);
+            if self.state(old) == Some(State::TimeWait) {
+                // No answer: the peer asks again, and is welcome when the time-wait is over.
+                return;
+            }
             Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), &[], fx);
             // The peer does not know the old connection any more: it is over here, too (IBA 12.9.8.3.1).
             return self.end_stale(now, old, fx);

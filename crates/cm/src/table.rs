@@ -195,6 +195,11 @@ impl<C> Table<C> {
         }
     }
 
+    /// Makes a key unknown.
+    pub fn forget_key(&mut self, key: &Key) {
+        self.keys.remove(key);
+    }
+
     /// Takes a connection out; `keys` are those it was known by.
     pub fn remove(&mut self, id: u32, keys: [Option<Key>; 2]) -> Option<C> {
         let slot = self.slot_of(id)?;

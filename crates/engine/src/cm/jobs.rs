@@ -2,7 +2,7 @@
 
 use super::channel::CmChannel;
 use super::effects::CmFx;
-use super::entry::{CmEntry, CmQpRef};
+use super::entry::{CmEntry, CmQpRef, CmSession};
 use super::host::CmHost;
 use crate::worker::Worker;
 use burst_base::Nanos;
@@ -97,6 +97,13 @@ impl Worker {
         let listener =
             Listener { service_id: service_id(owner.ps as u16, port), owner, addr, port: device, sidr, backlog };
         self.core.cm.as_mut().map_or(Ok(()), |host| host.machine.listen(listener))
+    }
+
+    /// Ends all listeners of a program. When this has run, no new id of the program comes from this worker.
+    pub fn cm_end_listeners(&mut self, session: &Arc<CmSession>) {
+        if let Some(host) = &mut self.core.cm {
+            host.machine.unlisten(|owner| Arc::ptr_eq(&owner.session, session));
+        }
     }
 
     /// Ends a listener.

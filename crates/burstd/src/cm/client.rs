@@ -1,0 +1,295 @@
+//! The ids and channels of one program.
+
+use super::ports::Binding;
+use crate::context::Outcome;
+use crate::house::House;
+use crate::session::refuse;
+use burst_base::verbs::QpType;
+use burst_control::cm::{CM_OPS_MAX, CmAddr, CmEvent, CmId, CmOp, CmOption, CmReply, CmRoute, DAEMON_IDS, PortSpace};
+use burst_control::{Refusal, Response};
+use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmSession};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Ids of one program.
+const IDS_MAX: usize = 1 << 17;
+/// Channels of one program.
+const CHANNELS_MAX: usize = 4096;
+
+/// How far an id has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Created, perhaps bound.
+    Idle,
+    /// It knows device and destination.
+    Addressed,
+    /// It listens.
+    Listening,
+    /// A worker has its connection, or had it.
+    Connected,
+    /// A request that came, not yet answered.
+    Requested,
+}
+
+/// Options of an id.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Options {
+    pub tos: u8,
+    pub reuse: bool,
+    pub only_v6: bool,
+    pub ack_timeout: Option<u8>,
+}
+
+/// One id.
+#[derive(Debug)]
+pub(super) struct Id {
+    pub entry: Arc<CmEntry>,
+    pub stage: Stage,
+    pub route: CmRoute,
+    pub options: Options,
+    pub binding: Option<Binding>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct CmClient {
+    pub(super) session: Arc<CmSession>,
+    channels: HashMap<u32, Arc<CmChannel>>,
+    pub(super) ids: HashMap<CmId, Id>,
+}
+
+pub(super) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
+    move |e| Refusal { errno: e.raw_os_error().unwrap_or(libc::EIO), sentence: format!("cannot {what}: {e}") }
+}
+
+impl CmClient {
+    /// A new event channel.
+    pub fn create_channel(&mut self, channel: u32) -> Result<Outcome, Refusal> {
+        if self.channels.len() >= CHANNELS_MAX {
+            return refuse(libc::EMFILE, format!("a program has at most {CHANNELS_MAX} event channels"));
+        }
+        let Entry::Vacant(place) = self.channels.entry(channel) else {
+            return refuse(libc::EEXIST, format!("event channel {channel} exists"));
+        };
+        let made = CmChannel::new().map_err(system("make an event channel"))?;
+        let fds = made.ends().map_err(system("share an event channel"))?;
+        place.insert(Arc::new(made));
+        Ok(Outcome { response: Response::Done, fds: fds.into(), segments: Vec::new() })
+    }
+
+    /// Ends a channel; ids that still use it write into the void.
+    pub fn close_channel(&mut self, channel: u32) -> Result<Outcome, Refusal> {
+        match self.channels.remove(&channel) {
+            Some(_) => Ok(Response::Done.into()),
+            None => refuse(libc::EINVAL, format!("there is no event channel {channel}")),
+        }
+    }
+
+    /// Carries out operations in order. One reply each.
+    pub fn carry_out(&mut self, house: &mut House, ops: Vec<CmOp>, quiet: bool) -> Vec<CmReply> {
+        let mut replies = Vec::with_capacity(if quiet { 0 } else { ops.len() });
+        if ops.len() > CM_OPS_MAX {
+            let sentence = format!("more than {CM_OPS_MAX} operations in one request");
+            replies.push(CmReply::Failed { errno: libc::E2BIG, sentence });
+            return replies;
+        }
+        for op in ops {
+            let (id, failure) = (op.id(), op.failure_event());
+            match self.one(house, op) {
+                Ok(reply) if !quiet => replies.push(reply),
+                Ok(_) => {}
+                Err(Refusal { errno, sentence }) => {
+                    house.cm.refused += 1;
+                    tracing::debug!(id, errno, "connection management refused: {sentence}");
+                    if !quiet {
+                        replies.push(CmReply::Failed { errno, sentence });
+                    } else if let (Some(kind), Some(id)) = (failure, self.ids.get(&id)) {
+                        let event = CmEvent { status: -errno, route: id.route, ..CmEvent::new(kind, id.entry.id) };
+                        house.cm.write(&id.entry.channel(), &event.to_bytes());
+                    }
+                }
+            }
+        }
+        house.post_cm_jobs();
+        replies
+    }
+
+    fn one(&mut self, house: &mut House, op: CmOp) -> Result<CmReply, Refusal> {
+        match op {
+            CmOp::Create { id, channel, ps, qp_type } => self.create(house, id, channel, ps, qp_type),
+            CmOp::Destroy { id } => self.destroy(house, id),
+            CmOp::Migrate { id, channel } => self.migrate(house, id, channel),
+            CmOp::Bind { id, addr } => self.bind(house, id, addr),
+            CmOp::ResolveAddr { id, src, dst, .. } => self.resolve_addr(house, id, src, dst),
+            CmOp::ResolveRoute { id, .. } => self.resolve_route(house, id),
+            CmOp::Connect { id, qp, param } => self.connect(house, id, qp, param),
+            CmOp::Listen { id, backlog } => self.listen(house, id, backlog),
+            CmOp::Accept { id, qp, param } => self.accept(house, id, qp, param),
+            CmOp::Reject { id, reason, data } => self.reject(house, id, reason, data),
+            CmOp::Establish { id } => self.pass_on(house, id, CmJob::Establish),
+            CmOp::Notify { id } => self.pass_on(house, id, CmJob::Notify),
+            CmOp::Disconnect { id } => self.disconnect(house, id),
+            CmOp::SetOption { id, option } => self.set_option(id, option),
+            CmOp::Join { id, addr, cookie } => self.join(house, id, addr, cookie),
+            CmOp::Leave { id, addr } => self.leave(id, addr),
+            CmOp::Query { id } => Ok(CmReply::Route(self.id(id)?.route)),
+            CmOp::QueryConn { .. } => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
+        }
+    }
+
+    /// Ids that came with requests since the last look.
+    fn take_arrivals(&mut self, house: &mut House) {
+        while let Some(entry) = self.session.arrivals.pop() {
+            house.cm.ids += 1;
+            let route = entry.route.get().copied().unwrap_or_default();
+            let id = Id { stage: Stage::Requested, route, options: Options::default(), binding: None, entry };
+            self.ids.insert(id.entry.id, id);
+        }
+    }
+
+    pub(super) fn id(&mut self, id: CmId) -> Result<&mut Id, Refusal> {
+        match self.ids.get_mut(&id) {
+            Some(found) => Ok(found),
+            None => refuse(libc::EINVAL, format!("there is no id {id}")),
+        }
+    }
+
+    /// An id that may have come with a request.
+    pub(super) fn arrived(&mut self, house: &mut House, id: CmId) -> Result<&mut Id, Refusal> {
+        if id >= DAEMON_IDS && !self.ids.contains_key(&id) {
+            self.take_arrivals(house);
+        }
+        self.id(id)
+    }
+
+    fn channel(&self, channel: u32) -> Result<Arc<CmChannel>, Refusal> {
+        self.channels
+            .get(&channel)
+            .map_or_else(|| refuse(libc::EINVAL, format!("there is no event channel {channel}")), |c| Ok(c.clone()))
+    }
+
+    fn create(
+        &mut self,
+        house: &mut House,
+        id: CmId,
+        channel: u32,
+        ps: PortSpace,
+        qp_type: QpType,
+    ) -> Result<CmReply, Refusal> {
+        let channel = self.channel(channel)?;
+        let datagrams = qp_type == QpType::Ud;
+        if matches!((ps, datagrams), (PortSpace::Tcp, true) | (PortSpace::Udp, false)) {
+            return refuse(libc::EINVAL, "the port space does not go with the queue pair type");
+        }
+        if self.ids.len() >= IDS_MAX {
+            return refuse(libc::ENOMEM, format!("a program has at most {IDS_MAX} ids"));
+        }
+        if id >= DAEMON_IDS || self.ids.contains_key(&id) {
+            return refuse(libc::EEXIST, format!("id {id} is taken, or not for programs to choose"));
+        }
+        let entry = Arc::new(CmEntry::new(self.session.clone(), id, ps, qp_type, channel));
+        let route = CmRoute::default();
+        self.ids.insert(id, Id { entry, stage: Stage::Idle, route, options: Options::default(), binding: None });
+        house.cm.ids += 1;
+        Ok(CmReply::Done)
+    }
+
+    fn destroy(&mut self, house: &mut House, id: CmId) -> Result<CmReply, Refusal> {
+        self.arrived(house, id)?;
+        if let Some(gone) = self.ids.remove(&id) {
+            end_id(house, gone);
+        }
+        Ok(CmReply::Done)
+    }
+
+    /// Later events go to the new channel first; then those not yet read follow.
+    fn migrate(&mut self, house: &mut House, id: CmId, channel: u32) -> Result<CmReply, Refusal> {
+        let to = self.channel(channel)?;
+        let entry = self.arrived(house, id)?.entry.clone();
+        // Between two passes of its worker, so that no event is on its way into the old channel.
+        let (worker, moved) = (entry.worker.load(Ordering::Relaxed) as usize, entry.clone());
+        let records = house.on_worker(worker, move |_, _| {
+            let mut place = moved.channel.lock().unwrap_or_else(|e| e.into_inner());
+            let old = std::mem::replace(&mut *place, to);
+            if Arc::ptr_eq(&old, &place) { Vec::new() } else { old.take_records(moved.id) }
+        });
+        let to = entry.channel();
+        for record in records {
+            house.cm.write(&to, &record);
+        }
+        Ok(CmReply::Done)
+    }
+
+    fn set_option(&mut self, id: CmId, option: CmOption) -> Result<CmReply, Refusal> {
+        let id = self.id(id)?;
+        match option {
+            CmOption::Tos(tos) => {
+                id.options.tos = tos;
+                id.route.traffic_class = tos;
+            }
+            CmOption::ReuseAddr(on) => id.options.reuse = on,
+            CmOption::AfOnly(on) => id.options.only_v6 = on,
+            CmOption::AckTimeout(code) if code < 32 => id.options.ack_timeout = Some(code),
+            CmOption::AckTimeout(code) => return refuse(libc::EINVAL, format!("{code} is no timeout code")),
+        }
+        Ok(CmReply::Done)
+    }
+
+    fn join(&mut self, house: &mut House, id: CmId, addr: CmAddr, cookie: u64) -> Result<CmReply, Refusal> {
+        let id = self.id(id)?;
+        let event = CmEvent {
+            status: -libc::EOPNOTSUPP,
+            cookie,
+            route: CmRoute { dst: Some(addr), ..id.route },
+            ..CmEvent::new(burst_control::cm::CmEventKind::MulticastError, id.entry.id)
+        };
+        house.cm.write(&id.entry.channel(), &event.to_bytes());
+        Ok(CmReply::Done)
+    }
+
+    fn leave(&mut self, id: CmId, addr: CmAddr) -> Result<CmReply, Refusal> {
+        self.id(id)?;
+        refuse(libc::EADDRNOTAVAIL, format!("the id has not joined {}", addr.ip))
+    }
+
+    /// The program has gone: its peers are told.
+    pub fn end(&mut self, house: &mut House) {
+        self.session.end();
+        if self.ids.values().any(|id| id.stage == Stage::Listening) {
+            // When this returns no worker makes another id for the session.
+            let session = self.session.clone();
+            house.on_all(move |w| w.cm_end_listeners(&session));
+        }
+        self.take_arrivals(house);
+        for (_, mut gone) in std::mem::take(&mut self.ids) {
+            if gone.stage == Stage::Listening {
+                house.cm.listeners -= 1;
+                gone.stage = Stage::Idle;
+            }
+            end_id(house, gone);
+        }
+        house.post_cm_jobs();
+    }
+}
+
+/// Gives back what an id holds.
+fn end_id(house: &mut House, id: Id) {
+    house.cm.ids -= 1;
+    if let Some(binding) = &id.binding {
+        house.cm.ports.release(binding);
+    }
+    match id.stage {
+        Stage::Listening => {
+            house.cm.listeners -= 1;
+            let entry = id.entry;
+            house.on_all(move |w| w.cm_unlisten(&entry));
+        }
+        Stage::Connected | Stage::Requested => {
+            let worker = id.entry.worker.load(Ordering::Relaxed);
+            house.cm.job(worker, CmJob::Destroy(id.entry));
+        }
+        Stage::Idle | Stage::Addressed => {}
+    }
+}

@@ -1,0 +1,236 @@
+//! Connections: what a program asks is checked here and passed on to the worker that has, or shall have, the connection.
+
+use super::client::{CmClient, Id, Stage};
+use super::resolve::ACK_TIMEOUT;
+use crate::house::House;
+use crate::session::refuse;
+use burst_base::Qpn;
+use burst_base::verbs::{AhAttr, QpType};
+use burst_cm::Backlog;
+use burst_cm::message::{Rej, Rep, Req, SidrRep, SidrReq};
+use burst_cm::service::{HEADER_LEN, Header};
+use burst_control::Refusal;
+use burst_control::cm::{CmAddr, CmData, CmId, CmParam, CmQp, CmReply, CmRoute, PortSpace};
+use burst_engine::cm::{CmEntry, CmJob, CmQpRef, CmRequest};
+use burst_engine::flow::{flow_of, ip_of};
+use burst_engine::qpn::worker_of;
+use burst_transport::RD_ATOMIC_MAX;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Requests that may wait when the program names no number.
+const BACKLOG_DEFAULT: u32 = 1024;
+/// Most requests that may wait for one listener.
+const BACKLOG_MAX: u32 = 65_536;
+/// The Q_Key of RDMA-CM's datagram queue pairs (`RDMA_UDP_QKEY`).
+const UDP_QKEY: u32 = 0x0123_4567;
+/// Spreads nothing: all MADs to a peer leave by one UDP port, so that they travel in trains.
+const MAD_ENTROPY: u32 = 1;
+
+fn too_long<T>(len: usize, room: usize) -> Result<T, Refusal> {
+    refuse(libc::EINVAL, format!("{len} bytes of private data do not fit into {room}"))
+}
+
+/// What the device can do at most, where the program asks for the most.
+fn granted(param: CmParam) -> CmParam {
+    let most = RD_ATOMIC_MAX as u8;
+    CmParam {
+        responder_resources: param.responder_resources.min(most),
+        initiator_depth: param.initiator_depth.min(most),
+        retry_count: param.retry_count.min(7),
+        rnr_retry_count: param.rnr_retry_count.min(7),
+        qkey: if param.qkey == 0 { UDP_QKEY } else { param.qkey },
+        ..param
+    }
+}
+
+impl CmClient {
+    /// The queue pair that an operation names, if the token is good. Whether it is the context's is for its worker to say.
+    fn queue_pair(house: &House, entry: &CmEntry, qp: Option<CmQp>) -> Result<Option<CmQpRef>, Refusal> {
+        let Some(CmQp { token, qpn }) = qp else { return Ok(None) };
+        let Some(context) = house.cm.tokens.get(&token) else {
+            return refuse(libc::EACCES, "the token is not a context's");
+        };
+        let reference = CmQpRef { qpn: Qpn::new(qpn), context: *context };
+        if worker_of(reference.qpn) as usize >= house.workers().len() {
+            return refuse(libc::EINVAL, format!("there is no queue pair {qpn:#x}"));
+        }
+        if *entry.qp.get_or_init(|| reference) != reference {
+            return refuse(libc::EINVAL, "the id has another queue pair");
+        }
+        Ok(Some(reference))
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        house: &mut House,
+        id: CmId,
+        qp: Option<CmQp>,
+        param: CmParam,
+    ) -> Result<CmReply, Refusal> {
+        let id = self.id(id)?;
+        if id.stage != Stage::Addressed {
+            return refuse(libc::EINVAL, "resolve the address first");
+        }
+        let datagrams = id.entry.qp_type == QpType::Ud;
+        let room = if datagrams { SidrReq::DATA_LEN } else { Req::DATA_LEN } - HEADER_LEN;
+        if param.data.as_slice().len() > room {
+            return too_long(param.data.as_slice().len(), room);
+        }
+        let request = request(house, id, granted(param))?;
+        let qp = Self::queue_pair(house, &id.entry, qp)?;
+        let worker = match qp {
+            Some(qp) => worker_of(qp.qpn),
+            None => house.pick_worker() as u32,
+        };
+        id.entry.worker.store(worker, Ordering::Relaxed);
+        // Set once: an id connects once.
+        let _ = id.entry.route.set(id.route);
+        id.stage = Stage::Connected;
+        house.cm.job(worker, CmJob::Connect(id.entry.clone(), Box::new(request)));
+        Ok(CmReply::Done)
+    }
+
+    pub(super) fn listen(&mut self, house: &mut House, id: CmId, backlog: u32) -> Result<CmReply, Refusal> {
+        if self.id(id)?.binding.is_none() {
+            let any =
+                if self.id(id)?.options.only_v6 { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::from([0, 0, 0, 0]) };
+            self.bind(house, id, CmAddr { ip: any, port: 0, scope: 0 })?;
+        }
+        let id = self.id(id)?;
+        let (Stage::Idle, Some(binding)) = (id.stage, id.binding) else {
+            return refuse(libc::EINVAL, "the id is connected or listens already");
+        };
+        let limit = if backlog == 0 { BACKLOG_DEFAULT } else { backlog.min(BACKLOG_MAX) };
+        let backlog = Arc::new(Backlog::new(limit));
+        // `::` without the option is for both families.
+        let both = binding.ip.is_ipv6() && binding.ip.is_unspecified() && !binding.only_v6;
+        let addr = (!both).then_some(binding.ip);
+        let (entry, device) = (id.entry.clone(), id.route.device.map(|d| d as u16));
+        for worker in 0..house.workers().len() {
+            let (owner, backlog) = (entry.clone(), backlog.clone());
+            let done = house.on_worker(worker, move |w, _| w.cm_listen(owner, addr, device, binding.port, backlog));
+            if done.is_err() {
+                house.on_all({
+                    let entry = entry.clone();
+                    move |w| w.cm_unlisten(&entry)
+                });
+                return refuse(libc::EADDRINUSE, format!("somebody listens on port {}", binding.port));
+            }
+        }
+        self.id(id_of(&entry))?.stage = Stage::Listening;
+        house.cm.listeners += 1;
+        Ok(CmReply::Route(self.id(id_of(&entry))?.route))
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        house: &mut House,
+        id: CmId,
+        qp: Option<CmQp>,
+        param: CmParam,
+    ) -> Result<CmReply, Refusal> {
+        let id = self.arrived(house, id)?;
+        if id.stage != Stage::Requested {
+            return refuse(libc::EINVAL, "there is no request to accept");
+        }
+        let datagrams = id.entry.qp_type == QpType::Ud;
+        let room = if datagrams { SidrRep::DATA_LEN } else { Rep::DATA_LEN };
+        if param.data.as_slice().len() > room {
+            return too_long(param.data.as_slice().len(), room);
+        }
+        let param = granted(param);
+        let qp = Self::queue_pair(house, &id.entry, qp)?;
+        let worker = id.entry.worker.load(Ordering::Relaxed);
+        if let Some(qp) = qp.filter(|qp| worker_of(qp.qpn) != worker && !datagrams) {
+            let entry = id.entry.clone();
+            let ready = house.on_worker(worker_of(qp.qpn) as usize, move |w, now| w.cm_ready(now, &entry, &param));
+            if !ready {
+                return refuse(libc::EINVAL, "the queue pair cannot be made ready");
+            }
+        }
+        id.stage = Stage::Connected;
+        house.cm.job(worker, CmJob::Accept(id.entry.clone(), Box::new(param)));
+        Ok(CmReply::Done)
+    }
+
+    pub(super) fn reject(
+        &mut self,
+        house: &mut House,
+        id: CmId,
+        reason: u16,
+        data: CmData,
+    ) -> Result<CmReply, Refusal> {
+        let id = self.arrived(house, id)?;
+        let room = if id.entry.qp_type == QpType::Ud { SidrRep::DATA_LEN } else { Rej::DATA_LEN };
+        if data.as_slice().len() > room {
+            return too_long(data.as_slice().len(), room);
+        }
+        if !matches!(id.stage, Stage::Requested | Stage::Connected) {
+            return refuse(libc::EINVAL, "there is nothing to reject");
+        }
+        let worker = id.entry.worker.load(Ordering::Relaxed);
+        let param = Box::new(CmParam { data, ..CmParam::default() });
+        house.cm.job(worker, CmJob::Reject(id.entry.clone(), reason, param));
+        Ok(CmReply::Done)
+    }
+
+    pub(super) fn disconnect(&mut self, house: &mut House, id: CmId) -> Result<CmReply, Refusal> {
+        let id = self.arrived(house, id)?;
+        if id.stage != Stage::Connected {
+            return refuse(libc::EINVAL, "the id is not connected");
+        }
+        let worker = id.entry.worker.load(Ordering::Relaxed);
+        // The queue pair first: nothing is sent on it after the DREQ.
+        if let Some(qp) = id.entry.qp.get() {
+            house.cm.job(worker_of(qp.qpn), CmJob::FailQp(*qp));
+        }
+        house.cm.job(worker, CmJob::Disconnect(id.entry.clone()));
+        Ok(CmReply::Done)
+    }
+
+    pub(super) fn pass_on(
+        &mut self,
+        house: &mut House,
+        id: CmId,
+        job: impl FnOnce(Arc<CmEntry>) -> CmJob,
+    ) -> Result<CmReply, Refusal> {
+        let id = self.arrived(house, id)?;
+        if id.stage != Stage::Connected {
+            return refuse(libc::EINVAL, "the id is not connected");
+        }
+        house.cm.job(id.entry.worker.load(Ordering::Relaxed), job(id.entry.clone()));
+        Ok(CmReply::Done)
+    }
+}
+
+fn id_of(entry: &CmEntry) -> CmId {
+    entry.id
+}
+
+/// Everything that the worker needs for a REQ or SIDR_REQ.
+fn request(house: &House, id: &Id, param: CmParam) -> Result<CmRequest, Refusal> {
+    let CmRoute { src: Some(src), dst: Some(dst), device: Some(device), .. } = id.route else {
+        return refuse(libc::EINVAL, "resolve the address first");
+    };
+    let ah = AhAttr { traffic_class: id.options.tos, ..id.route.ah() };
+    let Some(caps) = house.devices.get(device as usize).map(|d| &d.caps) else {
+        return refuse(libc::ENODEV, "the device is gone");
+    };
+    let flow = flow_of(caps, &ah, MAD_ENTROPY).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;
+    // The peer sees the addresses of the wire, except that a loopback address is named as such to oneself.
+    let own_loopback = dst.ip.is_loopback();
+    let on_wire = |seen: IpAddr, gid: [u8; 16]| if own_loopback { seen } else { ip_of(gid) };
+    let header = Header { src: on_wire(src.ip, id.route.sgid), port: src.port, dst: on_wire(dst.ip, id.route.dgid) };
+    let without_header = id.entry.ps == PortSpace::Ib && src.ip.is_unspecified();
+    debug_assert!(!without_header);
+    Ok(CmRequest {
+        path: burst_cm::Path { port: device as u16, flow },
+        header,
+        port: dst.port,
+        mtu: id.route.mtu,
+        ack_timeout: id.options.ack_timeout.unwrap_or(ACK_TIMEOUT),
+        param,
+    })
+}

@@ -1,0 +1,107 @@
+//! Connection management on the control thread: ids of programs, their addresses and channels.
+//!
+//! The control thread knows ids and addresses; workers know connections. A request's operations become jobs, which are
+//! posted to the workers at its end, one post per worker, and nobody waits for them: what comes of them the program
+//! learns from events. Only listening waits, because a listener must be everywhere when the call returns.
+
+mod client;
+mod connect;
+mod ports;
+mod resolve;
+mod route;
+
+pub use client::CmClient;
+
+use crate::house::House;
+use burst_base::Nanos;
+use burst_control::cm::CmStats;
+use burst_engine::cm::{CmChannel, CmJob, CmPhase, CmTimes};
+use ports::Ports;
+use route::Routes;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What all programs share.
+#[derive(Debug, Default)]
+pub struct CmHouse {
+    ports: Ports,
+    routes: Routes,
+    /// Contexts by their tokens.
+    tokens: HashMap<u64, u32>,
+    /// Jobs of this request, by worker.
+    jobs: Vec<Vec<CmJob>>,
+    /// Times of the steps that the control thread takes.
+    times: CmTimes,
+    ids: u64,
+    listeners: u64,
+    refused: u64,
+}
+
+impl CmHouse {
+    /// Remembers the token of a context.
+    pub fn know_token(&mut self, token: u64, context: u32) {
+        self.tokens.insert(token, context);
+    }
+
+    /// The context is closed.
+    pub fn forget_token(&mut self, token: u64) {
+        self.tokens.remove(&token);
+    }
+
+    /// Notes how long a step took since `since`.
+    pub fn note(&self, phase: CmPhase, since: Instant) {
+        self.times.note(phase, Nanos(since.elapsed().as_nanos() as u64));
+    }
+
+    fn job(&mut self, worker: u32, job: CmJob) {
+        let worker = worker as usize;
+        if self.jobs.len() <= worker {
+            self.jobs.resize_with(worker + 1, Vec::new);
+        }
+        self.jobs[worker].push(job);
+    }
+
+    /// A record that the control thread writes itself.
+    fn write(&mut self, channel: &Arc<CmChannel>, record: &[u8]) {
+        if channel.write(record).is_err() {
+            self.refused += 1;
+        }
+        if channel.has_backlog() {
+            self.job(0, CmJob::Retry(channel.clone()));
+        }
+    }
+}
+
+impl House {
+    /// Posts the jobs of this request.
+    pub fn post_cm_jobs(&mut self) {
+        for worker in 0..self.cm.jobs.len() {
+            if !self.cm.jobs[worker].is_empty() {
+                let jobs = std::mem::take(&mut self.cm.jobs[worker]);
+                self.post(worker, move |w, now| w.cm_jobs(now, jobs));
+            }
+        }
+    }
+
+    /// Histograms and numbers of all workers and the control thread.
+    pub fn cm_stats(&self) -> CmStats {
+        let mut steps = Vec::new();
+        self.cm.times.add_to(&mut steps);
+        let mut connections = 0;
+        for worker in 0..self.workers().len() {
+            let (times, count) = self.on_worker(worker, |w, _| (w.cm_times(), u64::from(w.cm_connections())));
+            connections += count;
+            if let Some(times) = times {
+                times.add_to(&mut steps);
+            }
+        }
+        let numbers = [
+            ("ids", self.cm.ids),
+            ("listeners", self.cm.listeners),
+            ("connections", connections),
+            ("refused", self.cm.refused),
+        ];
+        CmStats { steps, numbers: numbers.map(|(name, value)| (name.to_owned(), value)).into() }
+    }
+}

@@ -1,0 +1,135 @@
+//! Port numbers of each port space: who has bound which address, and free numbers.
+//!
+//! Only explicit binds and listeners hold a port. An id that connects without a bind gets a number that is merely
+//! likely to be free: nothing is ever demultiplexed by it.
+
+use burst_control::cm::PortSpace;
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// First and last of the numbers given to those who do not choose, as Linux has them.
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+
+/// A bound address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Port space.
+    pub ps: PortSpace,
+    /// Address, unspecified for all of its family.
+    pub ip: IpAddr,
+    /// Port.
+    pub port: u16,
+    /// `::` does not include IPv4.
+    pub only_v6: bool,
+    /// May be shared with others that say so.
+    pub reuse: bool,
+}
+
+impl Binding {
+    fn overlaps(&self, other: &Binding) -> bool {
+        if self.ip.is_ipv4() != other.ip.is_ipv4() {
+            let both_families = |b: &Binding| b.ip.is_ipv6() && b.ip.is_unspecified() && !b.only_v6;
+            return both_families(self) || both_families(other);
+        }
+        self.ip == other.ip || self.ip.is_unspecified() || other.ip.is_unspecified()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ports {
+    bound: HashMap<(PortSpace, u16), Vec<Binding>>,
+    next: u16,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Ports { bound: HashMap::new(), next: *EPHEMERAL.start() }
+    }
+}
+
+impl Ports {
+    /// A number for somebody who does not care and holds nothing.
+    pub fn any(&mut self) -> u16 {
+        let port = self.next;
+        self.next = if port == *EPHEMERAL.end() { *EPHEMERAL.start() } else { port + 1 };
+        port
+    }
+
+    /// Takes an address; port 0 takes a free one. Returns what was taken, or `None` when it is in use.
+    pub fn bind(&mut self, wish: Binding) -> Option<Binding> {
+        if wish.port != 0 {
+            return self.take(wish).then_some(wish);
+        }
+        for _ in EPHEMERAL {
+            let binding = Binding { port: self.any(), reuse: false, ..wish };
+            if self.take(binding) {
+                // What was given exclusively may be shared later on.
+                return Some(binding);
+            }
+        }
+        None
+    }
+
+    fn take(&mut self, wish: Binding) -> bool {
+        let others = self.bound.entry((wish.ps, wish.port)).or_default();
+        let free = others.iter().all(|o| !o.overlaps(&wish) || o.reuse && wish.reuse);
+        if free {
+            others.push(wish);
+        }
+        free
+    }
+
+    /// Gives an address back.
+    pub fn release(&mut self, binding: &Binding) {
+        if let Some(others) = self.bound.get_mut(&(binding.ps, binding.port)) {
+            if let Some(at) = others.iter().position(|o| o == binding) {
+                others.swap_remove(at);
+            }
+            if others.is_empty() {
+                self.bound.remove(&(binding.ps, binding.port));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn binding(ip: &str, port: u16) -> Binding {
+        Binding { ps: PortSpace::Tcp, ip: ip.parse().expect("ip"), port, only_v6: false, reuse: false }
+    }
+
+    #[test]
+    fn the_same_address_is_taken_once() {
+        let mut ports = Ports::default();
+        let first = ports.bind(binding("10.0.0.1", 7174)).expect("free");
+        assert!(ports.bind(binding("10.0.0.1", 7174)).is_none());
+        assert!(ports.bind(binding("0.0.0.0", 7174)).is_none());
+        assert!(ports.bind(binding("::", 7174)).is_none(), "both families");
+        assert!(ports.bind(Binding { only_v6: true, ..binding("::", 7174) }).is_some());
+        assert!(ports.bind(binding("10.0.0.2", 7174)).is_some());
+        assert!(ports.bind(Binding { ps: PortSpace::Udp, ..binding("10.0.0.1", 7174) }).is_some());
+        ports.release(&first);
+        assert!(ports.bind(binding("10.0.0.1", 7174)).is_some());
+    }
+
+    #[test]
+    fn reuse_needs_both() {
+        let mut ports = Ports::default();
+        let sharing = Binding { reuse: true, ..binding("10.0.0.1", 1) };
+        assert!(ports.bind(sharing).is_some() && ports.bind(sharing).is_some());
+        assert!(ports.bind(binding("10.0.0.1", 1)).is_none());
+    }
+
+    #[test]
+    fn free_numbers_end() {
+        let mut ports = Ports::default();
+        let mut taken = std::collections::HashSet::new();
+        while let Some(b) = ports.bind(binding("0.0.0.0", 0)) {
+            assert!(taken.insert(b.port));
+        }
+        assert_eq!(taken.len(), EPHEMERAL.count());
+    }
+}

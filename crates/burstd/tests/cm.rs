@@ -1,0 +1,187 @@
+//! Connection management between programs of one daemon: the whole way by control socket, worker, port and back.
+
+mod common;
+
+use burst_base::verbs::QpType;
+use burst_control::cm::{CmData, CmEvent, CmEventKind as K, CmOp, CmOption, CmParam, CmReply, DAEMON_IDS, PortSpace};
+use common::{Daemon, Program, addr, param};
+
+const HERE: &str = "127.0.0.1";
+
+fn pair(daemon: &Daemon) -> (Program, Program) {
+    (daemon.program(), daemon.program())
+}
+
+/// Connects by `param`s; the ids and both ESTABLISHED events.
+fn connected(server: &mut Program, client: &mut Program, port: u16) -> (u32, u32, CmEvent, CmEvent) {
+    // A queue pair's number rests after its connection: another one each time.
+    let qpn = 100 + client.ids();
+    let id = client.connect(PortSpace::Tcp, addr(HERE, port), param(qpn));
+    let request = server.event();
+    assert_eq!((request.kind, request.conn.remote_qpn), (K::ConnectRequest, qpn));
+    assert_eq!(server.op(CmOp::Accept { id: request.id, qp: None, param: param(100 + qpn) }), CmReply::Done);
+    let response = client.expect(K::ConnectResponse, id);
+    assert_eq!(client.op(CmOp::Establish { id }), CmReply::Done);
+    client.expect(K::Established, id);
+    server.expect(K::Established, request.id);
+    (id, request.id, request, response)
+}
+
+#[test]
+fn a_connection_is_made_and_ended() {
+    let daemon = Daemon::start("ends", 1);
+    let (mut server, mut client) = pair(&daemon);
+    let listener = server.listen(PortSpace::Tcp, addr("0.0.0.0", 7174), 0);
+    let (active, passive, request, response) = connected(&mut server, &mut client, 7174);
+    assert!(passive >= DAEMON_IDS);
+    assert_eq!(request.listener, listener);
+    assert_eq!(response.conn.remote_qpn, 200);
+    assert_eq!((request.conn.sq_psn, request.conn.rq_psn), (response.conn.rq_psn, response.conn.sq_psn));
+    assert_eq!((response.conn.responder_resources, response.conn.initiator_depth), (4, 4));
+    assert_eq!((request.route.src.map(|a| a.port), request.route.device), (Some(7174), Some(0)));
+    assert_eq!(request.route.dst.map(|a| a.port), response.route.src.map(|a| a.port));
+    assert_eq!(request.data.as_slice().len(), 56, "the room of a request");
+    assert_eq!(response.data.as_slice().len(), 196);
+    assert_eq!(client.op(CmOp::Disconnect { id: active }), CmReply::Done);
+    client.expect(K::Disconnected, active);
+    server.expect(K::Disconnected, passive);
+    // What the server says now is no error: it is over already.
+    assert_eq!(server.op(CmOp::Disconnect { id: passive }), CmReply::Done);
+    client.expect(K::TimewaitExit, active);
+    server.expect(K::TimewaitExit, passive);
+    assert_eq!(client.op(CmOp::Destroy { id: active }), CmReply::Done);
+    assert_eq!(client.errno(CmOp::Query { id: active }), libc::EINVAL);
+}
+
+#[test]
+fn private_data_goes_both_ways_and_refusals_carry_it() {
+    let daemon = Daemon::start("data", 1);
+    let (mut server, mut client) = pair(&daemon);
+    server.listen(PortSpace::Tcp, addr(HERE, 7174), 0);
+    let data = |text: &str| CmData::new(text.as_bytes()).expect("fits");
+    let id = client.connect(PortSpace::Tcp, addr(HERE, 7174), CmParam { data: data("please"), ..param(100) });
+    let request = server.event();
+    assert_eq!(&request.data.as_slice()[..7], b"please\0");
+    let op = CmOp::Reject { id: request.id, reason: 28, data: data("no") };
+    assert_eq!(server.op(op), CmReply::Done);
+    let rejected = client.expect(K::Rejected, id);
+    assert_eq!((rejected.status, &rejected.data.as_slice()[..3]), (28, &b"no\0"[..]));
+    let long = CmParam { data: CmData::new(&[1; 57]).expect("fits"), ..param(1) };
+    let id = client.new_id(PortSpace::Tcp, QpType::Rc);
+    client.op(CmOp::ResolveAddr { id, src: None, dst: addr(HERE, 7174), timeout_ms: 0 });
+    assert_eq!(client.errno(CmOp::Connect { id, qp: None, param: long }), libc::EINVAL);
+}
+
+#[test]
+fn nobody_listens() {
+    let daemon = Daemon::start("nobody", 1);
+    let mut client = daemon.program();
+    let id = client.connect(PortSpace::Tcp, addr(HERE, 9), param(100));
+    assert_eq!(client.expect(K::Rejected, id).status, 8);
+    let id = client.connect(PortSpace::Udp, addr(HERE, 9), param(100));
+    assert_eq!(client.expect(K::Unreachable, id).status, 1);
+}
+
+#[test]
+fn datagram_services_tell_queue_pair_and_key() {
+    let daemon = Daemon::start("sidr", 1);
+    let (mut server, mut client) = pair(&daemon);
+    server.listen(PortSpace::Udp, addr(HERE, 7174), 0);
+    let id = client.connect(PortSpace::Udp, addr(HERE, 7174), param(0));
+    let request = server.event();
+    assert_eq!((request.kind, request.data.as_slice().len()), (K::ConnectRequest, 180));
+    server.op(CmOp::Accept { id: request.id, qp: None, param: param(77) });
+    let event = client.expect(K::Established, id);
+    assert_eq!((event.conn.remote_qpn, event.conn.qkey), (77, 0x0123_4567));
+    assert_eq!(event.data.as_slice().len(), 136);
+}
+
+#[test]
+fn a_program_that_dies_is_told_about() {
+    let daemon = Daemon::start("dies", 1);
+    let (mut server, mut client) = pair(&daemon);
+    server.listen(PortSpace::Tcp, addr(HERE, 7174), 0);
+    let (_, passive, ..) = connected(&mut server, &mut client, 7174);
+    let waiting = client.connect(PortSpace::Tcp, addr(HERE, 7174), param(101));
+    let request = server.event();
+    assert_eq!(request.kind, K::ConnectRequest);
+    drop(client);
+    let mut seen = [server.event(), server.event()].map(|e| (e.kind, e.id));
+    seen.sort_by_key(|(_, id)| *id);
+    assert_eq!(seen, [(K::Disconnected, passive), (K::Rejected, request.id)], "{waiting}");
+    let mut other = daemon.program();
+    let id = other.connect(PortSpace::Tcp, addr(HERE, 7174), param(102));
+    assert_eq!(server.event().kind, K::ConnectRequest, "or the exit from time-wait came first");
+    drop(server);
+    assert_eq!(other.expect(K::Rejected, id).status, 28);
+    let id = other.connect(PortSpace::Tcp, addr(HERE, 7174), param(103));
+    assert_eq!(other.expect(K::Rejected, id).status, 8, "its listener is gone");
+}
+
+#[test]
+fn addresses_are_taken_once_and_checked() {
+    let daemon = Daemon::start("bind", 1);
+    let (mut one, mut two) = pair(&daemon);
+    one.listen(PortSpace::Tcp, addr("0.0.0.0", 7174), 0);
+    let id = two.new_id(PortSpace::Tcp, QpType::Rc);
+    assert_eq!(two.errno(CmOp::Bind { id, addr: addr(HERE, 7174) }), libc::EADDRINUSE);
+    assert_eq!(two.errno(CmOp::Bind { id, addr: addr("192.0.2.1", 1) }), libc::ENODEV);
+    let CmReply::Route(route) = two.op(CmOp::Bind { id, addr: addr("0.0.0.0", 0) }) else { panic!("bound") };
+    assert!(route.src.is_some_and(|a| a.port >= 32_768));
+    assert_eq!(two.errno(CmOp::Bind { id, addr: addr(HERE, 1) }), libc::EINVAL);
+    assert_eq!(two.errno(CmOp::SetOption { id, option: CmOption::AckTimeout(32) }), libc::EINVAL);
+    assert_eq!(two.errno(CmOp::Create { id, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc }), libc::EEXIST);
+    assert_eq!(two.errno(CmOp::Create { id: 99, channel: 5, ps: PortSpace::Tcp, qp_type: QpType::Rc }), libc::EINVAL);
+    assert_eq!(two.errno(CmOp::Create { id: 99, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Ud }), libc::EINVAL);
+    // The program asked well; the network says no, by an event.
+    let id = two.new_id(PortSpace::Tcp, QpType::Rc);
+    two.op(CmOp::ResolveAddr { id, src: Some(addr("192.0.2.1", 0)), dst: addr(HERE, 1), timeout_ms: 0 });
+    assert_eq!(two.expect(K::AddrError, id).status, -libc::ENODEV);
+}
+
+#[test]
+fn quiet_failures_become_events() {
+    let daemon = Daemon::start("quiet", 1);
+    let mut client = daemon.program();
+    let id = client.new_id(PortSpace::Tcp, QpType::Rc);
+    client.quietly(vec![CmOp::Connect { id, qp: None, param: param(1) }, CmOp::Disconnect { id }]);
+    assert_eq!(client.expect(K::ConnectError, id).status, -libc::EINVAL);
+    // The conversation goes on.
+    assert!(matches!(client.op(CmOp::Query { id }), CmReply::Route(_)));
+}
+
+#[test]
+fn a_migrated_id_takes_its_events_along() {
+    let daemon = Daemon::start("migrate", 1);
+    let (mut server, mut client) = pair(&daemon);
+    let fds = server.client.call(&burst_control::Request::CmChannel { channel: 2 }, &[]).expect("channel").fds;
+    server.listen(PortSpace::Tcp, addr(HERE, 7174), 0);
+    let id = client.connect(PortSpace::Tcp, addr(HERE, 7174), param(100));
+    let request = server.event();
+    server.op(CmOp::Accept { id: request.id, qp: None, param: param(200) });
+    client.expect(K::ConnectResponse, id);
+    client.op(CmOp::Establish { id });
+    client.expect(K::Established, id);
+    // ESTABLISHED may lie unread in the old channel, or may yet come: it is in the new one in any case.
+    assert_eq!(server.op(CmOp::Migrate { id: request.id, channel: 2 }), CmReply::Done);
+    let mut record = [0; CmEvent::BYTES];
+    assert_eq!(rustix::io::read(&fds[0], &mut record), Ok(CmEvent::BYTES));
+    let event = CmEvent::from_bytes(&record).expect("an event");
+    assert_eq!((event.kind, event.id), (K::Established, request.id));
+    assert_eq!(server.errno(CmOp::Migrate { id: request.id, channel: 3 }), libc::EINVAL);
+}
+
+#[test]
+fn several_workers_share_the_work() {
+    let daemon = Daemon::start("workers", 3);
+    let (mut server, mut client) = pair(&daemon);
+    server.listen(PortSpace::Tcp, addr("0.0.0.0", 7174), 0);
+    for _ in 0..50 {
+        let (active, passive, ..) = connected(&mut server, &mut client, 7174);
+        client.op(CmOp::Disconnect { id: active });
+        client.expect(K::Disconnected, active);
+        server.expect(K::Disconnected, passive);
+        client.op(CmOp::Destroy { id: active });
+        server.op(CmOp::Destroy { id: passive });
+    }
+}
