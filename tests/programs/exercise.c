@@ -274,7 +274,7 @@ static void join(void)
 	if (error)
 		fail("RTR: %s", strerror(error));
 	attr.qp_state = IBV_QPS_RTS;
-	attr.timeout = 12;
+	attr.timeout = 14;
 	attr.retry_cnt = attr.rnr_retry = 7;
 	error = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 			      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
