@@ -91,6 +91,7 @@ reasons! {
     BadResponse, "bad_response", Completion, "The peer's response does not match the request.", "The peer is faulty.";
     LocalProtection, "local_protection", Completion, "An SGE's lkey, range or access right is wrong.", "Check lkey, address, length, and IBV_ACCESS_LOCAL_WRITE for reads and atomics.";
     LocalLength, "local_length", Completion, "The message is longer than the service allows.", "RC carries up to 2^31 bytes, UD one path MTU.";
+    WindowBind, "window_bind", Completion, "A memory window cannot be bound, or a key not invalidated, as the request asks.", "The region needs IBV_ACCESS_MW_BIND and the same domain; a window of type 2 must be invalidated before it is bound again.";
     LocalOperation, "local_operation", Completion, "The work request is malformed.", "Check opcode, SGE count, inline length and queue pair type.";
     Flushed, "flushed", Completion, "The queue pair was in error before the request was carried out.", "Look at the first error completion of this queue pair.";
     CqOverrun, "cq_overrun", Completion, "A completion queue was full.", "Create the CQ with room for all outstanding requests.";

@@ -134,6 +134,16 @@ number_enum!(
 );
 
 number_enum!(
+    /// `enum ibv_mw_type`.
+    MwType: u8 {
+        /// Bound through any queue pair of its domain; the library chooses its keys.
+        One = 1,
+        /// Bound to one queue pair; the program chooses the low byte of its keys.
+        Two = 2,
+    }
+);
+
+number_enum!(
     /// `enum ibv_qp_state`.
     QpState: u8 {
         /// Just created.

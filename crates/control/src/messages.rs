@@ -4,7 +4,7 @@
 //! nothing. All of them are checked by the daemon on every use.
 
 use crate::cm::{CmOp, CmReply, CmStats};
-use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpType};
+use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
 
 /// Most descriptors in one packet, and so most pieces of one registration.
@@ -125,6 +125,18 @@ pub enum Request {
     DeregMr {
         /// Handle.
         mr: u32,
+    },
+    /// New memory window, not bound.
+    AllocMw {
+        /// Protection domain.
+        pd: u32,
+        /// Kind.
+        mw_type: MwType,
+    },
+    /// Ends a memory window; on return its key opens nothing.
+    DeallocMw {
+        /// Handle.
+        mw: u32,
     },
     /// New completion channel; its read end comes along.
     CreateChannel,
@@ -293,6 +305,13 @@ pub enum Response {
         /// Local key.
         lkey: u32,
         /// Remote key.
+        rkey: u32,
+    },
+    /// To `AllocMw`.
+    Mw {
+        /// Handle.
+        mw: u32,
+        /// Its first key.
         rkey: u32,
     },
     /// To `CreateChannel`, with the read end of the pipe.

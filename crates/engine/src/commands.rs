@@ -12,7 +12,7 @@ use crate::worker::{Core, PortSlot, Worker};
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::Flow;
-use burst_mem::{MrTable, Region};
+use burst_mem::{MrTable, Region, Window};
 use burst_port::PortCaps;
 use burst_transport::{Env, ModifyError};
 use std::sync::Arc;
@@ -79,6 +79,17 @@ impl Worker {
     pub fn remove_region(&mut self, key: u32) {
         self.core.mem.remove(key);
         self.core.mem.reclaim();
+    }
+
+    /// A memory window, for this worker's replica of the table.
+    pub fn add_window(&mut self, window: Arc<Window>) {
+        let fresh = self.core.mem.insert_window(window);
+        debug_assert!(fresh, "the key space gave out a key twice");
+    }
+
+    /// Forgets a memory window.
+    pub fn remove_window(&mut self, key: u32) {
+        self.core.mem.remove_window(key);
     }
 
     /// The key table.

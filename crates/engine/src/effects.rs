@@ -35,7 +35,8 @@ pub(crate) struct SlotView<'a> {
 }
 
 impl Effects for Fx<'_> {
-    fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool) {
+    fn complete(&mut self, cq: u32, mut cqe: Cqe, solicited: bool) {
+        cqe.timestamp_ns = cqe.timestamp_ns.wrapping_add(self.outbox.clock_base_ns);
         if self.defer {
             self.outbox.completions.push((cq, cqe, solicited));
             return;

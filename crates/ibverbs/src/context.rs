@@ -4,7 +4,7 @@
 //! is the `ibv_context` that applications hold. Control calls are serialized by a mutex, the data path takes none of it.
 
 use crate::device::{Device, program_name};
-use crate::door::{EINVAL, EIO, EOPNOTSUPP, Errno, Outcome};
+use crate::door::{EINVAL, EIO, Errno, Outcome};
 use crate::fork::LifePage;
 use crate::registry::{QpTable, Sources, lock};
 use crate::sys::*;
@@ -249,6 +249,9 @@ fn verbs_of(device: &Device, cmd_fd: c_int, async_fd: c_int, workers: u32) -> ve
         query_port: Some(crate::port::query_port),
         query_device_ex: Some(crate::port::query_device_ex),
         create_qp_ex: Some(crate::qp::create_qp_ex),
+        create_cq_ex: Some(crate::cq_ex::create_cq_ex),
+        modify_cq: Some(crate::cq_ex::modify_cq),
+        query_rt_values: Some(crate::cq_ex::query_rt_values),
         close_xrcd: Some(no_xrcd),
         sz: size_of::<verbs_context>(),
         ..Default::default()
@@ -264,23 +267,14 @@ fn verbs_of(device: &Device, cmd_fd: c_int, async_fd: c_int, workers: u32) -> ve
     context.ops.post_send = Some(crate::post::post_send);
     context.ops.post_recv = Some(crate::post::post_recv);
     context.ops.post_srq_recv = Some(crate::post::post_srq_recv);
-    context.ops.alloc_mw = Some(no_mw);
-    context.ops.dealloc_mw = Some(no_dealloc_mw);
-    context.ops.bind_mw = Some(no_bind_mw);
+    context.ops.alloc_mw = Some(crate::mw::alloc_mw);
+    context.ops.dealloc_mw = Some(crate::mw::dealloc_mw);
+    context.ops.bind_mw = Some(crate::mw::bind_mw);
     // SAFETY: `mutex` has the size of the C library's mutex, for which all zeros is the initial value.
     unsafe { libc::pthread_mutex_init((&raw mut context.mutex).cast(), std::ptr::null()) };
     verbs
 }
 
-unsafe extern "C" fn no_mw(_pd: *mut ibv_pd, _kind: ibv_mw_type) -> *mut ibv_mw {
-    crate::door::pointer(|| Err(EOPNOTSUPP))
-}
-unsafe extern "C" fn no_dealloc_mw(_mw: *mut ibv_mw) -> c_int {
-    libc::EOPNOTSUPP
-}
-unsafe extern "C" fn no_bind_mw(_qp: *mut ibv_qp, _mw: *mut ibv_mw, _bind: *mut ibv_mw_bind) -> c_int {
-    libc::EOPNOTSUPP
-}
 unsafe extern "C" fn no_xrcd(_xrcd: *mut ibv_xrcd) -> c_int {
     libc::EOPNOTSUPP
 }

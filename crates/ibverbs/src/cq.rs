@@ -38,6 +38,8 @@ pub struct Inner {
     pub ring: CqConsumer,
     /// Completions that come before the ring's.
     pub carry: VecDeque<Cqe>,
+    /// The completion that the extended interface is looking at.
+    pub current: Cqe,
 }
 
 impl Inner {
@@ -112,25 +114,38 @@ fn spec_of(place: &CqPlace) -> Outcome<CqSpec> {
     CqSpec::new(place.entries).filter(|s| s.entries() == place.entries).ok_or(EIO)
 }
 
-fn check_entries(cqe: c_int) -> Outcome<u32> {
-    u32::try_from(cqe).ok().filter(|n| (1..=CQE_MAX).contains(n)).ok_or(EINVAL)
+fn check_entries(cqe: u32) -> Outcome<u32> {
+    Some(cqe).filter(|n| (1..=CQE_MAX).contains(n)).ok_or(EINVAL)
 }
 
-unsafe fn create(
-    context: *mut ibv_context,
-    cqe: c_int,
-    cq_context: *mut c_void,
-    channel: *mut ibv_comp_channel,
-    vector: c_int,
-) -> Outcome<*mut ibv_cq> {
+/// A completion queue as asked for.
+pub struct Wish {
+    /// Completions that it must hold.
+    pub entries: u32,
+    /// The program's own.
+    pub cq_context: *mut c_void,
+    /// Where events go, or NULL.
+    pub channel: *mut ibv_comp_channel,
+    /// Completion vector.
+    pub vector: u32,
+    /// The program will use it from one thread at a time.
+    pub single_threaded: bool,
+}
+
+/// Makes a completion queue.
+///
+/// # Safety
+/// `context` must be open, the channel NULL or alive.
+pub unsafe fn create(context: *mut ibv_context, wish: &Wish) -> Outcome<*mut ibv_cq> {
+    let &Wish { cq_context, channel, vector, .. } = wish;
     // SAFETY: the caller gives an open context and NULL or a live channel.
     let (ours, chan) = unsafe { (Context::from_ibv(context)?, Channel::from_ibv(channel)) };
-    let entries = check_entries(cqe)?;
-    if vector < 0 || vector >= ours.vectors() {
+    let entries = check_entries(wish.entries)?;
+    if vector >= ours.vectors() as u32 {
         return Err(EINVAL);
     }
     let cookie = lock(&ours.sources).reserve();
-    let request = Request::CreateCq { entries, channel: chan.map(|c| c.handle), cookie, vector: vector as u32 };
+    let request = Request::CreateCq { entries, channel: chan.map(|c| c.handle), cookie, vector };
     let Response::Cq { cq: handle, ring } = ours.ask(&request)? else { return Err(EIO) };
     let spec = spec_of(&ring)?;
     let ring = CqConsumer::new(ours.area(ring.place, spec.bytes())?, spec).ok_or(EIO)?;
@@ -139,7 +154,7 @@ unsafe fn create(
         base,
         handle,
         cookie,
-        inner: SpinLock::new(Inner { ring, carry: VecDeque::new() }),
+        inner: SpinLock::new(Inner { ring, carry: VecDeque::new(), current: Cqe::default() }),
         comp_events: Counted::default(),
         async_events: Counted::default(),
     }));
@@ -166,8 +181,12 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    // SAFETY: the caller's promise.
-    door::pointer(|| unsafe { create(context, cqe, cq_context, channel, comp_vector) })
+    door::pointer(|| {
+        let entries = u32::try_from(cqe).map_err(|_| EINVAL)?;
+        let vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
+        // SAFETY: the caller's promise.
+        unsafe { create(context, &Wish { entries, cq_context, channel, vector, single_threaded: false }) }
+    })
 }
 
 /// Changes the capacity. Completions in the old ring are carried over.
@@ -181,7 +200,8 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
         let ours = unsafe { Cq::from_ibv(cq) }?;
         // SAFETY: as above.
         let context = unsafe { ours.context() }?;
-        let request = Request::ResizeCq { cq: ours.handle, entries: check_entries(cqe)? };
+        let entries = check_entries(u32::try_from(cqe).map_err(|_| EINVAL)?)?;
+        let request = Request::ResizeCq { cq: ours.handle, entries };
         let Response::CqResized { ring, old_end } = context.ask(&request)? else { return Err(EIO) };
         let spec = spec_of(&ring)?;
         let area = context.area(ring.place, spec.bytes())?;

@@ -76,6 +76,15 @@ pub unsafe fn pd_of<'a>(pd: *mut ibv_pd) -> Outcome<(&'a Context, u32)> {
     if context.is_alive() { Ok((context, handle)) } else { Err(EIO) }
 }
 
+/// The rights that a region was registered with.
+///
+/// # Safety
+/// `mr` must be a live region of this library.
+pub unsafe fn access_of(mr: *mut ibv_mr) -> u32 {
+    // SAFETY: `base` is the first field of an `Mr`.
+    unsafe { (*mr.cast::<Mr>()).access }
+}
+
 /// Rights as the daemon gets them: optional bits dropped, unknown ones refused.
 fn check_access(wanted: u32) -> Outcome<u32> {
     let wanted = wanted & !access::OPTIONAL;

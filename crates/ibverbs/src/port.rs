@@ -21,6 +21,15 @@ const PORT_ATTR_V17: usize = 48;
 /// Length of the port attributes known here; the last word is `active_speed_ex`.
 const PORT_ATTR_MAX: usize = 56;
 
+/// Vendor of the device, "BUR", as connection management messages carry it: no company has this number.
+const VENDOR: u32 = 0x0042_5552;
+/// The first and only model.
+const PART: u32 = 1;
+/// The device's clock ticks in nanoseconds; verbs ask for kHz.
+const CLOCK_KHZ: u64 = 1_000_000;
+/// Longest moderation period and count that `ibv_modify_cq` takes.
+const MODERATION_MAX: u16 = u16::MAX;
+
 /// Port flag `IBV_QPF_GRH_REQUIRED`, a macro of the header.
 const GRH_REQUIRED: u8 = 1;
 
@@ -53,18 +62,25 @@ fn device_attr(device: &DeviceInfo) -> ibv_device_attr {
         sys_image_guid: device.guid.to_be(),
         max_mr_size: limits.max_mr_size,
         page_size_cap: 0xffff_ffff_ffff_f000,
+        vendor_id: VENDOR,
+        vendor_part_id: PART,
+        hw_ver: 1,
         max_qp: limits.max_qp as c_int,
         max_qp_wr: limits.max_qp_wr as c_int,
         device_cap_flags: IBV_DEVICE_CURR_QP_STATE_MOD
             | IBV_DEVICE_PORT_ACTIVE_EVENT
             | IBV_DEVICE_SYS_IMAGE_GUID
             | IBV_DEVICE_RC_RNR_NAK_GEN
-            | IBV_DEVICE_N_NOTIFY_CQ,
+            | IBV_DEVICE_N_NOTIFY_CQ
+            | IBV_DEVICE_MEM_WINDOW
+            | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+            | IBV_DEVICE_MEM_MGT_EXTENSIONS,
         max_sge: limits.max_sge as c_int,
         max_sge_rd: limits.max_sge as c_int,
         max_cq: limits.max_cq as c_int,
         max_cqe: limits.max_cqe as c_int,
         max_mr: limits.max_mr as c_int,
+        max_mw: limits.max_mr as c_int,
         max_pd: limits.max_pd as c_int,
         max_qp_rd_atom: limits.max_rd_atomic as c_int,
         max_res_rd_atom: limits.max_rd_atomic.saturating_mul(limits.max_qp).min(c_int::MAX as u32) as c_int,
@@ -145,7 +161,15 @@ pub unsafe extern "C" fn query_device_ex(
         let device = unsafe { Context::from_ibv(context) }?.device_now()?;
         let orig_attr = device_attr(&device);
         let device_cap_flags_ex = orig_attr.device_cap_flags.into();
-        let full = ibv_device_attr_ex { orig_attr, device_cap_flags_ex, phys_port_cnt_ex: 1, ..Default::default() };
+        let full = ibv_device_attr_ex {
+            orig_attr,
+            device_cap_flags_ex,
+            phys_port_cnt_ex: 1,
+            completion_timestamp_mask: u64::MAX,
+            hca_core_clock: CLOCK_KHZ,
+            cq_mod_caps: ibv_cq_moderation_caps { max_cq_count: MODERATION_MAX, max_cq_period: MODERATION_MAX },
+            ..Default::default()
+        };
         // SAFETY: the caller gives `size` writable bytes.
         unsafe { copy_limited(&full, attr.cast(), size) };
         Ok(())

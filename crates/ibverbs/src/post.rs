@@ -4,6 +4,8 @@
 //! written ends the call: those before it are posted, `bad_wr` names it.
 
 use crate::ah;
+use crate::door::{EINVAL, Errno, Outcome};
+use crate::mw;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::sys::*;
@@ -24,7 +26,8 @@ const _: () = assert!(
 /// Flags that travel; checksum offload means nothing to RC, UC and UD.
 const FLAGS: u32 = send_flags::FENCE | send_flags::SIGNALED | send_flags::SOLICITED | send_flags::INLINE;
 
-const fn bits(opcodes: &[WrOpcode]) -> u32 {
+/// The set with these members.
+pub const fn bits(opcodes: &[WrOpcode]) -> u32 {
     let mut set = 0;
     let mut i = 0;
     while i < opcodes.len() {
@@ -34,8 +37,14 @@ const fn bits(opcodes: &[WrOpcode]) -> u32 {
     set
 }
 
+/// The set of one opcode number; empty for numbers beyond any set.
+#[inline]
+pub const fn bit_of(opcode: u32) -> u32 {
+    if opcode < u32::BITS { 1 << opcode } else { 0 }
+}
+
 /// Opcodes that may carry inline data.
-const INLINE_OK: u32 = bits(&[
+pub const INLINE_OK: u32 = bits(&[
     WrOpcode::Send,
     WrOpcode::SendWithImm,
     WrOpcode::SendWithInv,
@@ -43,12 +52,13 @@ const INLINE_OK: u32 = bits(&[
     WrOpcode::RdmaWriteWithImm,
 ]);
 const UD_OK: u32 = bits(&[WrOpcode::Send, WrOpcode::SendWithImm]);
-const UC_OK: u32 = INLINE_OK;
+const WINDOWS: u32 = bits(&[WrOpcode::LocalInv, WrOpcode::BindMw]);
+const UC_OK: u32 = INLINE_OK & !bits(&[WrOpcode::SendWithInv]) | WINDOWS;
 const RC_OK: u32 =
-    INLINE_OK | bits(&[WrOpcode::RdmaRead, WrOpcode::AtomicCmpAndSwp, WrOpcode::AtomicFetchAndAdd, WrOpcode::LocalInv]);
+    INLINE_OK | WINDOWS | bits(&[WrOpcode::RdmaRead, WrOpcode::AtomicCmpAndSwp, WrOpcode::AtomicFetchAndAdd]);
 
-/// What a service can carry (IBA table 3.4 of the transport functions).
-const fn allowed(qp_type: QpType) -> u32 {
+/// What a service can carry (IBA table 3.4 of the transport functions), and the local operations on keys.
+pub const fn allowed(qp_type: QpType) -> u32 {
     match qp_type {
         QpType::Rc => RC_OK,
         QpType::Uc => UC_OK,
@@ -77,7 +87,8 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [Sge]> {
     (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list.cast(), count as usize) })
 }
 
-/// Fills in what depends on the opcode: addresses and operands. `None` for a datagram without address handle.
+/// Fills in what depends on the opcode: addresses and operands. `None` for a datagram without address handle, or a window
+/// that cannot be bound so.
 #[inline]
 unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
     let mut flags = wr.send_flags & FLAGS;
@@ -101,6 +112,16 @@ unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
         wqe.rkey = atomic.rkey;
         wqe.compare_add = atomic.compare_add;
         wqe.swap = atomic.swap;
+    } else if wr.opcode == IBV_WR_BIND_MW {
+        // SAFETY: a bind's request holds the `bind_mw` member.
+        unsafe {
+            let bind = wr.__bindgen_anon_2.bind_mw;
+            if bind.mw.as_ref()?.type_ != IBV_MW_TYPE_2 {
+                return None;
+            }
+            let fields = mw::bind_fields(bind.mw, bind.rkey, &bind.bind_info).ok()?;
+            wqe = SendWqe { wr_id: wqe.wr_id, opcode: wqe.opcode, flags: wqe.flags, ..fields };
+        }
     } else {
         // SAFETY: plain integers; sends carry garbage here that the daemon does not look at.
         let rdma = unsafe { wr.wr.rdma };
@@ -113,7 +134,7 @@ unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
 /// Writes one request into the ring.
 #[inline]
 unsafe fn write_send(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(), c_int> {
-    let opcode = 1u32.checked_shl(wr.opcode).unwrap_or(0);
+    let opcode = bit_of(wr.opcode);
     if opcode & allowed(qp.qp_type) == 0 {
         return Err(libc::EINVAL);
     }
@@ -129,6 +150,30 @@ unsafe fn write_send(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(
     let parts = list.iter().map(|s| (s.addr as *const u8, s.length as usize));
     // SAFETY: inline SGEs name readable memory of the caller.
     unsafe { sq.write_inline(&wqe, parts) }.map_err(errno_of)
+}
+
+/// Posts one request to bind a window.
+///
+/// # Safety
+/// `qp` must be alive.
+pub unsafe fn bind(qp: &Qp, wr_id: u64, flags: u32, fields: SendWqe) -> Outcome<()> {
+    // SAFETY: the caller's promise.
+    let context = unsafe { qp.context() }?;
+    if qp.state() < IBV_QPS_RTS || WINDOWS & allowed(qp.qp_type) == 0 {
+        return Err(EINVAL);
+    }
+    let signal = if qp.signal_all { send_flags::SIGNALED } else { 0 };
+    let flags = (flags & (send_flags::FENCE | send_flags::SIGNALED) | signal) as u16;
+    let wqe = SendWqe { wr_id, flags, opcode: WrOpcode::BindMw as u8, ..fields };
+    let mut side = qp.sq.lock();
+    side.ring.free(qp.retired());
+    side.ring.write(&wqe, &[]).map_err(|e| Errno(errno_of(e)))?;
+    let ring = side.ring.post();
+    drop(side);
+    if ring {
+        context.bells.ring(qp.worker, qp.doorbell);
+    }
+    Ok(())
 }
 
 /// Posts a list of send requests.
@@ -158,20 +203,21 @@ unsafe fn send_list(qp: &Qp, mut wr: *mut ibv_send_wr) -> (c_int, *mut ibv_send_
         return (libc::EINVAL, wr);
     }
     let mut rc = 0;
-    let mut sq = qp.sq.lock();
+    let mut side = qp.sq.lock();
+    let sq = &mut side.ring;
     let before = sq.written();
     sq.free(qp.retired());
     // SAFETY: a valid, NULL-terminated list.
     while let Some(one) = unsafe { wr.as_ref() } {
         // SAFETY: as above.
-        if let Err(e) = unsafe { write_send(qp, &mut sq, one) } {
+        if let Err(e) = unsafe { write_send(qp, sq, one) } {
             rc = e;
             break;
         }
         wr = one.next;
     }
     let ring = sq.written() != before && sq.post();
-    drop(sq);
+    drop(side);
     if ring {
         context.bells.ring(qp.worker, qp.doorbell);
     }

@@ -9,6 +9,7 @@ use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
 use crate::event::{Counted, Meter};
 use crate::lock::SpinLock;
 use crate::pd_mr::pd_of;
+use crate::qp_ex::{self, Build, offered};
 use crate::registry::{Source, lock};
 use crate::srq::{Srq, receive_queue};
 use crate::sys::*;
@@ -40,15 +41,26 @@ pub struct Qp {
     pub qp_type: QpType,
     /// Whether each send makes a completion.
     pub signal_all: bool,
+    /// Whether the extended posting interface was asked for.
+    extended: bool,
     cap: QpCap,
     /// Posting end of the send queue.
-    pub sq: SpinLock<SqProducer>,
+    pub sq: SpinLock<SendSide>,
     /// Posting end of the receive queue, none with an SRQ.
     pub rq: Option<SpinLock<RqProducer>>,
     /// Send slots ever retired, as completions say.
     retired: AtomicU32,
     /// Asynchronous events.
     pub events: Counted,
+}
+
+/// What the send queue's lock guards.
+#[derive(Debug)]
+pub struct SendSide {
+    /// The ring.
+    pub ring: SqProducer,
+    /// The batch of the extended interface.
+    pub build: Build,
 }
 
 impl Qp {
@@ -123,6 +135,8 @@ struct Wanted {
     cap: ibv_qp_cap,
     qp_type: ibv_qp_type,
     sq_sig_all: c_int,
+    /// Operations of the extended posting interface, 0 without it.
+    send_ops: u64,
 }
 
 fn service_of(qp_type: ibv_qp_type) -> Outcome<QpType> {
@@ -165,6 +179,9 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
     // SAFETY: as above; NULL is none.
     let srq = unsafe { Srq::from_ibv(wanted.srq) }.ok();
     let qp_type = service_of(wanted.qp_type)?;
+    if wanted.send_ops & !offered(qp_type) != 0 {
+        return Err(EOPNOTSUPP);
+    }
     let event_cookie = lock(&context.sources).reserve();
     let cookie = context.qps.reserve().ok_or(door::ENOMEM)?;
     let request = Request::CreateQp {
@@ -197,7 +214,10 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         qp_type: wanted.qp_type,
         ..Default::default()
     };
-    let base = ibv_qp_ex { qp_base, ..Default::default() };
+    let mut base = ibv_qp_ex { qp_base, ..Default::default() };
+    if wanted.send_ops != 0 {
+        qp_ex::fill(&mut base);
+    }
     let qp = Box::into_raw(Box::new(Qp {
         base,
         newer_operations: [0; 8],
@@ -208,7 +228,8 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         qp_type,
         signal_all: wanted.sq_sig_all != 0,
         cap: granted.cap,
-        sq: SpinLock::new(sq),
+        sq: SpinLock::new(SendSide { ring: sq, build: Build::default() }),
+        extended: wanted.send_ops != 0,
         rq: rq.map(SpinLock::new),
         retired: AtomicU32::new(0),
         events: Counted::default(),
@@ -239,6 +260,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
             cap: init.cap,
             qp_type: init.qp_type,
             sq_sig_all: init.sq_sig_all,
+            send_ops: 0,
         };
         // SAFETY: the caller gives live objects.
         let qp = unsafe { create(pd, &mut wanted) }?;
@@ -261,7 +283,7 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_
         unsafe {
             Context::from_ibv(context)?;
             let mask = (*init).comp_mask;
-            if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS) != 0 {
+            if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
                 return Err(EOPNOTSUPP);
             }
             if mask & IBV_QP_INIT_ATTR_PD == 0 {
@@ -278,6 +300,7 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_
                 cap: (*init).cap,
                 qp_type: (*init).qp_type,
                 sq_sig_all: (*init).sq_sig_all,
+                send_ops: if mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 { (*init).send_ops_flags } else { 0 },
             };
             let qp = create((*init).pd, &mut wanted)?;
             (*init).cap = wanted.cap;
@@ -319,9 +342,9 @@ fn forget_posted(qp: &Qp) {
     for cq in unsafe { qp.cqs() } {
         cq.purge(qp.cookie);
     }
-    let mut sq = qp.sq.lock();
-    sq.free_all();
-    qp.set_retired(sq.written());
+    let mut side = qp.sq.lock();
+    side.ring.free_all();
+    qp.set_retired(side.ring.written());
 }
 
 /// Attributes as the daemon has them; the mask is a hint that is not needed.
@@ -394,10 +417,16 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     })
 }
 
-/// The extended posting interface exists only on queue pairs created for it, which are not offered yet.
+/// The extended posting interface of a queue pair that was created with it.
+///
+/// # Safety
+/// `qp` must be alive.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    door::pointer(|| Err(EOPNOTSUPP))
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    door::pointer(|| {
+        // SAFETY: the caller gives a live queue pair.
+        if unsafe { Qp::from_ibv(qp) }?.extended { Ok(qp.cast()) } else { Err(EOPNOTSUPP) }
+    })
 }
 
 /// 0: nothing is promised about the order in which bytes become visible.

@@ -4,13 +4,11 @@
 //! mapped one after the other into one reserved range, so that translation is one addition. A descriptor is
 //! mapped only if it is sealed against shrinking and long enough: otherwise a truncation would be a SIGBUS here.
 //! A region that cannot be mapped is reached by `process_vm_readv`/`writev`.
-use burst_base::Qpn;
 use burst_base::verbs::access;
 use burst_span::Span;
 use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::AtomicBool;
 
 /// Most pieces of a region.
 pub const PIECES_MAX: usize = 8;
@@ -95,10 +93,6 @@ pub struct Region {
     pub len: u64,
     /// `base::verbs::access` bits.
     pub access: u32,
-    /// Only this queue pair may use and invalidate it (memory windows of type 2); None for memory regions.
-    pub bound_qpn: Option<Qpn>,
-    /// Cleared by invalidation.
-    pub remote_valid: AtomicBool,
     /// Where the bytes are.
     pub mapping: Mapping,
 }
@@ -106,7 +100,7 @@ pub struct Region {
 impl Region {
     /// A region of `len` bytes over `mapping`.
     pub fn new(key: u32, pd: u32, iova: u64, len: u64, access: u32, mapping: Mapping) -> Region {
-        Region { key, pd, iova, len, access, bound_qpn: None, remote_valid: AtomicBool::new(true), mapping }
+        Region { key, pd, iova, len, access, mapping }
     }
     /// Maps `pieces` one after the other; writable only if `access` has a right to write.
     pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {
@@ -115,6 +109,10 @@ impl Region {
     /// Reaches the memory of process `pid` by system calls.
     pub fn process_vm(pid: u32, addr: u64) -> Mapping {
         Mapping::ProcessVm { pid, addr }
+    }
+    /// Whether `len` bytes at `addr` (in the region's own addresses) are all inside.
+    pub fn contains(&self, addr: u64, len: u64) -> bool {
+        addr.checked_sub(self.iova).is_some_and(|offset| offset <= self.len && len <= self.len - offset)
     }
     /// `len` bytes at `addr` (in the region's own addresses); None when they are not all inside.
     #[inline]

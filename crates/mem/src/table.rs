@@ -1,4 +1,4 @@
-//! Memory regions: keys, access checks, translation (daemon side).
+//! Memory regions and windows: keys, access checks, translation (daemon side).
 //!
 //! **Keys.** A key is 32 bits. The high 24 are (index, generation) under a keyed permutation, so that a peer that
 //! knows one key knows nothing of the others; the low 8 are random and belong to the variant (`ibv_inc_rkey`
@@ -11,16 +11,48 @@
 //! between turns, so that spans made in this turn stay valid.
 use crate::key::{INDEX_MAX, KeyCipher};
 use crate::region::Region;
+use crate::window::{BindRequest, KEY_BASE, Window};
+use burst_base::verbs::access;
 use burst_base::{Lkey, Qpn, Reason, Rkey};
 use burst_span::Span;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-/// One worker's replica: keys to regions.
+/// The queue pair that carries a peer's request, or a local one about windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its protection domain.
+    pub pd: u32,
+    /// Its number.
+    pub qpn: Qpn,
+}
+
+/// What a key may lead to.
+#[derive(Debug)]
+enum Entry {
+    Region(Arc<Region>),
+    Window(Arc<Window>),
+}
+
+impl Entry {
+    fn region(&self, key: u32) -> Option<&Arc<Region>> {
+        match self {
+            Entry::Region(region) if region.key == key => Some(region),
+            _ => None,
+        }
+    }
+    fn window(&self, key: u32) -> Option<&Arc<Window>> {
+        match self {
+            Entry::Window(window) if window.base == key & KEY_BASE => Some(window),
+            _ => None,
+        }
+    }
+}
+
+/// One worker's replica: keys to regions and windows.
 #[derive(Debug)]
 pub struct MrTable {
     cipher: KeyCipher,
-    slots: Vec<Option<Arc<Region>>>,
+    slots: Vec<Option<Entry>>,
     removed: Vec<Arc<Region>>,
 }
 
@@ -29,24 +61,41 @@ impl MrTable {
     pub fn new(cipher: KeyCipher) -> MrTable {
         MrTable { cipher, slots: Vec::new(), removed: Vec::new() }
     }
-    /// Adds a region under its key. False: the key's place is taken, nothing changed.
-    #[must_use]
-    pub fn insert(&mut self, region: Arc<Region>) -> bool {
-        let index = self.cipher.index(region.key);
+    fn put(&mut self, key: u32, entry: Entry) -> bool {
+        let index = self.cipher.index(key);
         if index >= self.slots.len() {
             self.slots.resize_with((index + 1).next_power_of_two().min(INDEX_MAX), || None);
         }
         let free = self.slots[index].is_none();
         if free {
-            self.slots[index] = Some(region);
+            self.slots[index] = Some(entry);
         }
         free
     }
+    /// Adds a region under its key. False: the key's place is taken, nothing changed.
+    #[must_use]
+    pub fn insert(&mut self, region: Arc<Region>) -> bool {
+        self.put(region.key, Entry::Region(region))
+    }
+    /// Adds a window under its key. False: the key's place is taken, nothing changed.
+    #[must_use]
+    pub fn insert_window(&mut self, window: Arc<Window>) -> bool {
+        self.put(window.base, Entry::Window(window))
+    }
     /// Removes a region. Its mapping lives at least until [`MrTable::reclaim`].
     pub fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
-        let region = self.slots.get_mut(self.cipher.index(key))?.take_if(|r| r.key == key)?;
+        let slot = self.slots.get_mut(self.cipher.index(key))?;
+        let region = slot.as_ref()?.region(key)?.clone();
+        *slot = None;
         self.removed.push(region.clone());
         Some(region)
+    }
+    /// Removes a window, whatever the low byte of `key`. Spans that it opened belong to its region.
+    pub fn remove_window(&mut self, key: u32) -> Option<Arc<Window>> {
+        let slot = self.slots.get_mut(self.cipher.index(key))?;
+        let window = slot.as_ref()?.window(key)?.clone();
+        *slot = None;
+        Some(window)
     }
     /// Between turns, when no span is alive: lets go of removed regions.
     pub fn reclaim(&mut self) {
@@ -55,9 +104,9 @@ impl MrTable {
     /// The region with this key.
     #[inline]
     pub fn get(&self, key: u32) -> Option<&Arc<Region>> {
-        self.slots.get(self.cipher.index(key))?.as_ref().filter(|r| r.key == key)
+        self.slots.get(self.cipher.index(key))?.as_ref()?.region(key)
     }
-    /// Regions.
+    /// Regions and windows.
     pub fn len(&self) -> usize {
         self.slots.iter().flatten().count()
     }
@@ -81,25 +130,43 @@ impl MrTable {
     /// Translates a remote peer's range that needs the rights `access`. A length of 0 is always fine (IBA 9.7.4.1.5:
     /// the R_Key of a zero-length request is not checked).
     #[inline]
-    pub fn remote(&self, pd: u32, rkey: Rkey, addr: u64, len: u32, access: u32) -> Result<Span, Reason> {
+    pub fn remote(&self, by: Peer, rkey: Rkey, addr: u64, len: u32, access: u32) -> Result<Span, Reason> {
         if len == 0 {
             return Ok(nothing());
         }
-        let region = self.get(rkey.0).ok_or(Reason::RemoteAccess)?;
-        if region.pd != pd || region.access & access != access || !region.remote_valid.load(Acquire) {
-            return Err(Reason::RemoteAccess);
+        match self.slots.get(self.cipher.index(rkey.0)) {
+            Some(Some(Entry::Region(r))) if r.key == rkey.0 && r.pd == by.pd && r.access & access == access => {
+                r.span(addr, len).ok_or(Reason::RemoteAccess)
+            }
+            Some(Some(Entry::Window(window))) if window.base == rkey.0 & KEY_BASE => {
+                let (key, addr) = window.open(by, rkey.0, addr, len, access).ok_or(Reason::RemoteAccess)?;
+                let region = self.get(key).filter(|region| region.pd == by.pd).ok_or(Reason::RemoteAccess)?;
+                region.span(addr, len).ok_or(Reason::RemoteAccess)
+            }
+            _ => Err(Reason::RemoteAccess),
         }
-        region.span(addr, len).ok_or(Reason::RemoteAccess)
     }
-    /// A peer's SEND with invalidate, or a local invalidate: the rkey grants no remote access any more. `qpn` is
-    /// the queue pair that carries the request; a region bound to a queue pair obeys only that one.
-    pub fn invalidate(&self, pd: u32, rkey: Rkey, qpn: Qpn) -> Result<(), Reason> {
-        let region = self.get(rkey.0).ok_or(Reason::RemoteAccess)?;
-        let bound_elsewhere = region.bound_qpn.is_some_and(|bound| bound != qpn);
-        if region.pd != pd || bound_elsewhere || !region.remote_valid.swap(false, AcqRel) {
-            return Err(Reason::RemoteAccess);
+    /// Carries out a bind request (IBA 10.6.7.2.2): the region must allow windows, and give what the window gives.
+    pub fn bind(&self, by: Peer, request: &BindRequest) -> Result<(), Reason> {
+        let slot = self.slots.get(self.cipher.index(request.window)).and_then(Option::as_ref);
+        let window = slot.and_then(|entry| entry.window(request.window)).ok_or(Reason::WindowBind)?;
+        if request.len > 0 {
+            let region = self.get(request.lkey).ok_or(Reason::WindowBind)?;
+            let writes = request.access & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
+            let rights = access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 };
+            let may = region.pd == by.pd && region.access & rights == rights;
+            if !may || !region.contains(request.addr, request.len) {
+                return Err(Reason::WindowBind);
+            }
         }
-        Ok(())
+        if window.bind(by, request) { Ok(()) } else { Err(Reason::WindowBind) }
+    }
+    /// A peer's SEND with invalidate, or a local invalidate: the window is closed. Only windows of type 2 can be
+    /// invalidated (IBA 10.6.7.2.6): a region belongs to its program for as long as it is registered.
+    pub fn invalidate(&self, by: Peer, rkey: Rkey) -> Result<(), Reason> {
+        let slot = self.slots.get(self.cipher.index(rkey.0)).and_then(Option::as_ref);
+        let window = slot.and_then(|entry| entry.window(rkey.0)).ok_or(Reason::RemoteAccess)?;
+        if window.invalidate(by, rkey.0) { Ok(()) } else { Err(Reason::RemoteAccess) }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Keys and translation: in range, at the limit, beyond it, stale, foreign.
+use burst_base::verbs::MwType;
 use burst_base::verbs::access::*;
 use burst_base::{Lkey, Qpn, Reason, Rkey};
 use burst_mem::key::INDEX_MAX;
-use burst_mem::{KeySpace, MrTable, Region};
+use burst_mem::{BindRequest, KeySpace, MrTable, Peer, Region, Window};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,6 +19,10 @@ fn keys(seed: u64) -> KeySpace {
 /// A region at 0x1000 of `len` bytes, of protection domain 7, reached by system calls (no memory needed).
 fn region(key: u32, len: u64, access: u32) -> Region {
     Region::new(key, 7, 0x1000, len, access, Region::process_vm(1, 0x5000))
+}
+
+fn peer(pd: u32, qpn: u32) -> Peer {
+    Peer { pd, qpn: Qpn::new(qpn) }
 }
 
 fn table(len: u64, access: u32) -> (MrTable, u32) {
@@ -46,29 +51,65 @@ fn local_checks() {
 }
 
 #[test]
-fn remote_checks_and_invalidation() {
+fn remote_checks() {
     let (table, key) = table(u64::from(u32::MAX) * 4, REMOTE_READ | REMOTE_WRITE);
-    let remote = |pd, key, addr, len, access| table.remote(pd, Rkey(key), addr, len, access).map(|s| s.len());
+    let remote = |pd, key, addr, len, access| table.remote(peer(pd, 5), Rkey(key), addr, len, access).map(|s| s.len());
     let no = Err(Reason::RemoteAccess);
     assert_eq!(remote(7, key, 0x1000 + (3 << 32), 1 << 31, REMOTE_WRITE), Ok(1 << 31));
     assert_eq!(remote(7, key, 0x1000, 8, REMOTE_ATOMIC), no);
     assert_eq!(remote(6, key, 0x1000, 8, REMOTE_READ), no);
     assert_eq!(remote(6, 1, 0, 0, REMOTE_READ), Ok(0));
-    assert_eq!(table.invalidate(6, Rkey(key), Qpn::new(5)), Err(Reason::RemoteAccess));
-    assert_eq!(table.invalidate(7, Rkey(key), Qpn::new(5)), Ok(()));
-    assert_eq!(table.invalidate(7, Rkey(key), Qpn::new(5)), Err(Reason::RemoteAccess), "twice");
-    assert_eq!(remote(7, key, 0x1000, 8, REMOTE_READ), no, "after invalidation");
-    assert!(table.local(7, Lkey(key), 0x1000, 8, 0).is_ok(), "local access goes on");
+    assert_eq!(table.invalidate(peer(7, 5), Rkey(key)), Err(Reason::RemoteAccess), "a region is not a window");
+    assert!(remote(7, key, 0x1000, 8, REMOTE_READ).is_ok());
 }
 
 #[test]
-fn a_bound_region_obeys_its_queue_pair() {
+fn windows_open_a_part_of_a_region_to_those_they_obey() {
     let mut keys = keys(2);
-    let key = keys.alloc().expect("key");
+    let (key, window) = (keys.alloc().expect("key"), keys.alloc().expect("key"));
+    for (mw_type, others) in [(MwType::One, true), (MwType::Two, false)] {
+        let mut table = MrTable::new(keys.cipher());
+        assert!(table.insert(Arc::new(region(key, 0x1000, LOCAL_WRITE | MW_BIND))));
+        assert!(table.insert_window(Arc::new(Window::new(window, 7, mw_type))));
+        let (addr, len) = (0x1800, 0x100);
+        let ask = BindRequest { window, rkey: window, lkey: key, addr, len, access: REMOTE_WRITE };
+        assert_eq!(table.bind(peer(8, 5), &ask), Err(Reason::WindowBind), "another protection domain");
+        assert_eq!(table.bind(peer(7, 5), &ask), Ok(()));
+        let remote = |qpn, addr, len| {
+            table.remote(peer(7, qpn), Rkey(window), addr, len, REMOTE_WRITE).map(|s| s.as_ptr() as u64)
+        };
+        let no = Err(Reason::RemoteAccess);
+        assert_eq!(remote(5, 0x1800, 0x100), Ok(0x5800));
+        assert_eq!(remote(5, 0x18ff, 2), no, "one byte beyond");
+        assert_eq!(remote(5, 0x17ff, 1), no, "one byte before");
+        assert_eq!(remote(6, 0x1800, 1).is_ok(), others, "another queue pair");
+        assert!(table.remote(peer(7, 5), Rkey(window), 0x1800, 1, REMOTE_READ).is_err(), "a right it lacks");
+        assert!(table.remote(peer(7, 5), Rkey(window ^ 1), 0x1800, 1, REMOTE_WRITE).is_err(), "another variant");
+        assert!(table.local(7, Lkey(window), 0x1800, 1, 0).is_err(), "windows are not for local use");
+        assert_eq!(table.invalidate(peer(7, 5), Rkey(window)).is_ok(), mw_type == MwType::Two);
+        assert_eq!(remote(5, 0x1800, 1).is_ok(), mw_type == MwType::One, "after invalidation");
+        assert!(table.remove_window(window ^ 3).is_some() && table.remove_window(window).is_none());
+        assert_eq!(remote_after(&table, window), no);
+    }
+}
+
+fn remote_after(table: &MrTable, window: u32) -> Result<u64, Reason> {
+    table.remote(peer(7, 5), Rkey(window), 0x1800, 1, REMOTE_WRITE).map(|s| s.as_ptr() as u64)
+}
+
+#[test]
+fn a_zero_based_window_counts_from_its_own_start() {
+    let mut keys = keys(2);
+    let (key, window) = (keys.alloc().expect("key"), keys.alloc().expect("key"));
     let mut table = MrTable::new(keys.cipher());
-    assert!(table.insert(Arc::new(Region { bound_qpn: Some(Qpn::new(5)), ..region(key, 10, REMOTE_READ) })));
-    assert_eq!(table.invalidate(7, Rkey(key), Qpn::new(6)), Err(Reason::RemoteAccess));
-    assert_eq!(table.invalidate(7, Rkey(key), Qpn::new(5)), Ok(()));
+    assert!(table.insert(Arc::new(region(key, 0x1000, LOCAL_WRITE | MW_BIND))));
+    assert!(table.insert_window(Arc::new(Window::new(window, 7, MwType::Two))));
+    let access = REMOTE_READ | ZERO_BASED;
+    let ask = BindRequest { window, rkey: window, lkey: key, addr: 0x1800, len: 16, access };
+    assert_eq!(table.bind(peer(7, 5), &ask), Ok(()));
+    let read = |addr, len| table.remote(peer(7, 5), Rkey(window), addr, len, REMOTE_READ).map(|s| s.as_ptr() as u64);
+    assert_eq!((read(0, 16), read(15, 1)), (Ok(0x5800), Ok(0x580f)));
+    assert!(read(1, 16).is_err() && read(0x1800, 1).is_err());
 }
 
 #[test]
@@ -132,11 +173,11 @@ proptest! {
         let mut table = MrTable::new(keys.cipher());
         let live: Vec<u32> = (0..50).map(|_| keys.alloc().expect("key")).collect();
         live.iter().for_each(|k| assert!(table.insert(Arc::new(region(*k, 1 << 20, REMOTE_READ)))));
-        let found = table.remote(7, Rkey(key), addr, len, REMOTE_READ);
+        let found = table.remote(peer(7, 5), Rkey(key), addr, len, REMOTE_READ);
         let inside = addr >= 0x1000 && u128::from(addr) + u128::from(len) <= 0x1000 + (1 << 20);
         prop_assert_eq!(found.is_ok(), inside && live.contains(&key));
         for k in live {
-            prop_assert!(table.remote(7, Rkey(k), 0x1000, 1 << 20, REMOTE_READ).is_ok());
+            prop_assert!(table.remote(peer(7, 5), Rkey(k), 0x1000, 1 << 20, REMOTE_READ).is_ok());
         }
     }
 }

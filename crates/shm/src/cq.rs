@@ -256,6 +256,16 @@ impl CqConsumer {
         // Release: our copies come before the producers' reuse of the slots.
         ring.consumer().store(self.index, Release);
     }
+    /// Takes one completion and keeps its slot until [`CqConsumer::release`]. False: none there.
+    #[inline]
+    pub fn take_next(&mut self, cqe: &mut Cqe) -> bool {
+        self.take(cqe)
+    }
+    /// Frees the slots of all completions taken.
+    #[inline]
+    pub fn release(&self) {
+        self.publish();
+    }
     /// Takes one completion. False: none there.
     pub fn poll(&mut self, cqe: &mut Cqe) -> bool {
         let taken = self.take(cqe);

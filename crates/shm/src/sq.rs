@@ -135,6 +135,47 @@ impl SqProducer {
         // SAFETY: a slice is readable.
         unsafe { self.write_inline(wqe, core::iter::once((data.as_ptr(), data.len()))) }
     }
+    /// Writes SGE number `at` of a request that is built piece by piece in the next slot: check [`SqProducer::room`] first,
+    /// end with [`SqProducer::commit`].
+    #[inline]
+    pub fn stage_sge(&mut self, at: u32, sge: &Sge) -> Result<(), WriteError> {
+        if at >= self.spec.max_sge {
+            return Err(WriteError::TooManySges);
+        }
+        let offset = self.spec.slot(self.written) + BODY + at as usize * size_of::<Sge>();
+        self.area.store(offset, sge, size_of::<Sge>());
+        Ok(())
+    }
+    /// Copies `len` inline bytes behind the first `at` of a request that is built piece by piece.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes.
+    #[inline]
+    pub unsafe fn stage_inline(&mut self, at: usize, src: *const u8, len: usize) -> Result<(), WriteError> {
+        if at > self.spec.max_inline as usize || len > self.spec.max_inline as usize - at {
+            return Err(WriteError::InlineTooLong);
+        }
+        // SAFETY: `src` by the caller's promise; the slot is free, so only this producer touches it.
+        unsafe { self.area.write_bytes(self.spec.slot(self.written) + BODY + at, src, len) };
+        Ok(())
+    }
+    /// Writes the head of the request that was built in the next slot, for which there is room. Its `num_sge`, `length`
+    /// and INLINE flag say what was staged; the daemon checks them.
+    #[inline]
+    pub fn commit(&mut self, head: &SendWqe) -> Result<(), WriteError> {
+        if self.room() == 0 {
+            return Err(WriteError::Full);
+        }
+        self.area.store(self.spec.slot(self.written), head, BODY);
+        self.written = self.written.wrapping_add(1);
+        Ok(())
+    }
+    /// Forgets requests from index `to` on, which were written and not posted.
+    pub fn rewind(&mut self, to: u32) {
+        if self.written.wrapping_sub(to) <= self.written.wrapping_sub(self.freed) {
+            self.written = to;
+        }
+    }
     /// Makes everything written visible. True: ring the doorbell of this queue.
     #[must_use = "an idle queue that is not rung sleeps for ever"]
     #[inline]

@@ -89,6 +89,7 @@ impl Qp {
                 break;
             }
             self.retire_head(env);
+            self.retire_local(env);
         }
         if progress {
             self.progressed(env);
@@ -98,7 +99,7 @@ impl Qp {
 
     /// Something was acknowledged: counters and timers start anew.
     fn progressed(&mut self, env: &mut Env<'_>) {
-        self.req.sync_cursor();
+        self.retire_local(env);
         self.req.retry_left = self.attr.retry_cnt;
         self.req.rnr_left = self.attr.rnr_retry;
         self.req.stalled = false;

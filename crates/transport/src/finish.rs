@@ -51,6 +51,15 @@ impl Qp {
         }
     }
 
+    /// Ends the local operations that have come to the front: nobody acknowledges them.
+    pub(crate) fn retire_local(&mut self, env: &mut Env<'_>) {
+        while self.req.head != self.req.tail && self.req.slots.get(self.req.head).done {
+            self.retire_head(env);
+        }
+        self.req.sync_cursor();
+        self.check_drained(env);
+    }
+
     /// Ends a request that failed or was flushed: always with a completion.
     fn end_slot(&mut self, slot: &Slot, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
         self.sq.publish_consumed(self.req.retired);

@@ -11,23 +11,25 @@ pub(crate) enum Work {
     Write,
     Read,
     Atomic,
+    /// Binding or closing a memory window: nothing is sent.
+    Local,
 }
 
 impl Work {
-    pub(crate) fn of(opcode: WrOpcode) -> Option<Work> {
+    pub(crate) fn of(opcode: WrOpcode) -> Work {
         match opcode {
-            WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv => Some(Work::Send),
-            WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => Some(Work::Write),
-            WrOpcode::RdmaRead => Some(Work::Read),
-            WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => Some(Work::Atomic),
-            WrOpcode::LocalInv | WrOpcode::BindMw => None,
+            WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv => Work::Send,
+            WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => Work::Write,
+            WrOpcode::RdmaRead => Work::Read,
+            WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => Work::Atomic,
+            WrOpcode::LocalInv | WrOpcode::BindMw => Work::Local,
         }
     }
     /// Whether a queue pair of this type carries it (IBA table 9).
     pub(crate) fn is_carried_by(self, qp_type: QpType, opcode: WrOpcode) -> bool {
         match qp_type {
             QpType::Rc => true,
-            QpType::Uc => matches!(self, Work::Send | Work::Write) && opcode != WrOpcode::SendWithInv,
+            QpType::Uc => matches!(self, Work::Send | Work::Write | Work::Local) && opcode != WrOpcode::SendWithInv,
             QpType::Ud => matches!(opcode, WrOpcode::Send | WrOpcode::SendWithImm),
         }
     }
@@ -83,7 +85,7 @@ static UC_WRITE: Family = Family {
 
 /// The opcode of a SEND or WRITE packet of an RC or UC queue pair.
 pub(crate) fn message_opcode(qp_type: QpType, wr: WrOpcode, place: Position) -> Opcode {
-    let family = match (qp_type, Work::of(wr) == Some(Work::Write)) {
+    let family = match (qp_type, Work::of(wr) == Work::Write) {
         (QpType::Rc, false) => &RC_SEND,
         (QpType::Rc, true) => &RC_WRITE,
         (_, false) => &UC_SEND,

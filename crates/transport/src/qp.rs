@@ -12,6 +12,7 @@ use crate::state;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame};
+use burst_mem::Peer;
 use burst_shm::sq::SqConsumer;
 use burst_wire::aeth::ack_timeout;
 use burst_wire::{Kind, Packet, Service};
@@ -81,6 +82,10 @@ impl Qp {
     /// Its state.
     pub fn state(&self) -> QpState {
         self.state
+    }
+    /// As memory tables know it.
+    pub(crate) fn peer(&self) -> Peer {
+        Peer { pd: self.id.pd, qpn: self.id.qpn }
     }
     /// Where its packets go (connected types, once an address vector was given).
     pub fn flow(&self) -> &Flow {

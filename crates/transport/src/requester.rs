@@ -21,6 +21,7 @@ use crate::qp::Qp;
 use crate::ring::{Ring, SgeRing};
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_mem::BindRequest;
 use burst_shm::Fetch;
 use burst_shm::layout::{SGE_MAX, SendWqe, Sge};
 use burst_wire::{AtomicEth, Bth, HeadBuf, Opcode, Reth};
@@ -51,6 +52,8 @@ pub(crate) struct Slot {
     rd_base: u32,
     /// Send sequence number of its first message (IBA 9.7.7.2.1).
     ssn: u32,
+    /// A local operation was carried out: going back does not repeat it.
+    pub(crate) done: bool,
     /// It cannot be carried out: it ends with this when its turn comes.
     pub(crate) fail: Option<(WcStatus, Reason)>,
 }
@@ -195,7 +198,7 @@ impl Requester {
                 Work::Read if pkt >= s.packets => read_chunks(s.length),
                 Work::Read => pkt / (READ_CHUNK_BYTES / mtu),
                 Work::Atomic => pkt,
-                Work::Send | Work::Write => 0,
+                Work::Send | Work::Write | Work::Local => 0,
             }
     }
     /// Payload bytes sent or asked for, and not yet acknowledged or received.
@@ -278,6 +281,7 @@ impl Qp {
                 Work::Send | Work::Write => self.send_message(&slot, &mut turn, env),
                 Work::Read => self.send_read(&slot, &mut turn, env),
                 Work::Atomic => self.send_atomic(&slot, &mut turn, env),
+                Work::Local => self.run_local(&slot, &mut turn, env),
             };
             match step {
                 Step::Sent => {
@@ -285,6 +289,8 @@ impl Qp {
                     self.req.cursor_pkt = 0;
                     if self.id.qp_type != QpType::Rc {
                         self.retire_head(env);
+                    } else if slot.work == Work::Local {
+                        self.retire_local(env);
                     }
                 }
                 Step::Stop(state) => {
@@ -330,7 +336,11 @@ impl Qp {
         r.tail = r.tail.wrapping_add(1);
         r.next_psn = slot.first_psn.add(slot.packets);
         r.next_bytes += u64::from(slot.length);
-        let messages = if slot.work == Work::Read { read_chunks(slot.length) } else { 1 };
+        let messages = match slot.work {
+            Work::Read => read_chunks(slot.length),
+            Work::Local => 0,
+            Work::Send | Work::Write | Work::Atomic => 1,
+        };
         r.next_rd = r.next_rd.wrapping_add(if slot.work.has_response() { messages } else { 0 });
         r.next_ssn = r.next_ssn.wrapping_add(messages);
         Fetched::One
@@ -355,11 +365,16 @@ impl Qp {
             sge_first,
             sge_end,
             first_psn: r.next_psn,
-            packets: if work == Work::Atomic { 1 } else { length.div_ceil(self.mtu).max(1) },
+            packets: match work {
+                Work::Local => 0,
+                Work::Atomic => 1,
+                Work::Send | Work::Write | Work::Read => length.div_ceil(self.mtu).max(1),
+            },
             length,
             byte_base: r.next_bytes,
             rd_base: r.next_rd,
             ssn: r.next_ssn,
+            done: false,
             fail,
         }
     }
@@ -367,7 +382,7 @@ impl Qp {
     /// Checks a copied work request: what it does, and how many bytes it moves (IBA 10.8.2, 11.4.1.1).
     fn check_wqe(&self, wqe: &SendWqe) -> Result<Checked, (WcStatus, Reason)> {
         let opcode = WrOpcode::from_number(u32::from(wqe.opcode)).ok_or(BAD_REQUEST)?;
-        let work = Work::of(opcode).ok_or(BAD_REQUEST)?;
+        let work = Work::of(opcode);
         if !work.is_carried_by(self.id.qp_type, opcode) {
             return Err(BAD_REQUEST);
         }
@@ -382,6 +397,9 @@ impl Qp {
             }
             self.req.scratch[..usize::from(wqe.num_sge)].iter().map(|sge| u64::from(sge.length)).sum()
         };
+        if work == Work::Local {
+            return if length == 0 { Ok((work, opcode, 0)) } else { Err(BAD_REQUEST) };
+        }
         let max = if self.id.qp_type == QpType::Ud { u64::from(self.mtu) } else { MESSAGE_BYTES_MAX };
         if length > max || (work == Work::Atomic && length != 8) {
             return Err(TOO_LONG);
@@ -577,6 +595,41 @@ impl Qp {
         }
         turn.budget.wqes -= 1;
         self.sent(turn, slot.length, 1, env);
+        Step::Sent
+    }
+
+    /// Binds or closes a window, once, when everything before it has been sent (IBA 10.8.3.3: reads before it only if it is
+    /// fenced).
+    fn run_local(&mut self, slot: &Slot, turn: &mut Turn<'_>, env: &mut Env<'_>) -> Step {
+        if slot.done {
+            return Step::Sent;
+        }
+        if turn.budget.wqes == 0 {
+            return Step::Stop(TxState::More);
+        }
+        if self.holds_back(slot) {
+            return Step::Stop(TxState::Idle);
+        }
+        let wqe = &slot.wqe;
+        let (result, status) = if slot.opcode == WrOpcode::BindMw {
+            let request = BindRequest {
+                window: wqe.imm,
+                rkey: wqe.rkey,
+                lkey: (wqe.swap >> 32) as u32,
+                addr: wqe.remote_addr,
+                len: wqe.compare_add,
+                access: wqe.swap as u32,
+            };
+            (env.mem.bind(self.peer(), &request), WcStatus::MwBindErr)
+        } else {
+            (env.mem.invalidate(self.peer(), Rkey(wqe.imm)), WcStatus::LocQpOpErr)
+        };
+        turn.budget.wqes -= 1;
+        if result.is_err() {
+            self.fail_cursor(status, Reason::WindowBind);
+            return Step::Stop(TxState::Idle);
+        }
+        self.req.slots.get_mut(self.req.cursor).done = true;
         Step::Sent
     }
 

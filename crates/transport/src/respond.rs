@@ -73,7 +73,7 @@ impl Qp {
             Span::remote(0, 0, 0)
         } else {
             let addr = resource.addr.wrapping_add(u64::from(offset));
-            match env.mem.remote(self.id.pd, resource.rkey, addr, rest, access::REMOTE_READ) {
+            match env.mem.remote(self.peer(), resource.rkey, addr, rest, access::REMOTE_READ) {
                 Ok(span) => span,
                 Err(_) => {
                     self.refuse_read(&resource, env);

@@ -299,7 +299,7 @@ impl Qp {
         if len == 0 {
             return Ok(());
         }
-        match env.mem.remote(self.id.pd, rkey, addr, len, right) {
+        match env.mem.remote(self.peer(), rkey, addr, len, right) {
             Ok(_) => Ok(()),
             Err(_) => Err(Verdict::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess)),
         }
@@ -336,7 +336,7 @@ impl Qp {
             got.imm = imm.to_be32();
             got.wc_flags = wc_flags::WITH_IMM;
         } else if let Some(ieth) = pkt.ieth() {
-            if env.mem.invalidate(self.id.pd, ieth.rkey, self.id.qpn).is_err() {
+            if env.mem.invalidate(self.peer(), ieth.rkey).is_err() {
                 let (status, reason) = (WcStatus::LocAccessErr, Reason::RemoteAccess);
                 return Err(Verdict::RefuseReceive(NakCode::RemoteAccess, status, reason));
             }
@@ -401,7 +401,7 @@ impl Qp {
         let addr = message.addr.wrapping_add(message.received);
         let span = env
             .mem
-            .remote(self.id.pd, message.rkey, addr, payload.len() as u32, access::REMOTE_WRITE)
+            .remote(self.peer(), message.rkey, addr, payload.len() as u32, access::REMOTE_WRITE)
             .map_err(|_| REFUSED)?;
         span.write_from(payload).map_err(|_| REFUSED)
     }
@@ -448,7 +448,7 @@ impl Qp {
         }
         self.check_place()?;
         let span =
-            env.mem.remote(self.id.pd, atomic.rkey, atomic.addr, 8, access::REMOTE_ATOMIC).map_err(|_| REFUSED)?;
+            env.mem.remote(self.peer(), atomic.rkey, atomic.addr, 8, access::REMOTE_ATOMIC).map_err(|_| REFUSED)?;
         let original = match pkt.info.kind {
             Kind::CmpSwap => span.cmp_swap(atomic.compare, atomic.swap_add),
             _ => span.fetch_add(atomic.swap_add),

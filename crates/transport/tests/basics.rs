@@ -95,7 +95,8 @@ fn atomics_return_the_value_before() {
 fn immediate_data_invalidate_solicited_and_inline() {
     let mut pair = Pair::new(&Setup::default(), 1, Weather::default());
     let key = pair.ends[1].lkey;
-    let window = pair.ends[1].register(4096, common::ALL_RIGHTS);
+    let window = pair.ends[1].window();
+    pair.ends[1].post(&common::bind(window, window, key, 4096), &[]);
     for wr_id in 0..3 {
         let to = [pair.ends[1].sge(1000 * wr_id, 1000)];
         pair.ends[1].post_receive(wr_id, &to);

@@ -12,7 +12,6 @@ mod common;
 use burst_base::rng::Rng;
 use burst_base::verbs::{Mtu, QpAttr, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Nanos, Psn, Reason};
-use burst_mem::Region;
 use burst_shm::layout::{Cqe, SendWqe, Sge};
 use common::{End, Pair, Setup, Weather};
 use std::collections::VecDeque;
@@ -52,6 +51,17 @@ struct Result_ {
     bytes: Vec<u8>,
 }
 
+/// What becomes of a memory window, in this order, and again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Window {
+    Closed,
+    /// This request binds it, or one after it has.
+    Binding(u64),
+    Open,
+    /// The peer sends its invalidation.
+    Closing,
+}
+
 /// A posted request.
 struct Posted {
     wr_id: u64,
@@ -89,8 +99,8 @@ struct Side {
     ring_free: u64,
     /// Receives of this end: posted ever, completed ever.
     receives: [u64; 2],
-    /// Regions of this end that the peer may invalidate; whether each is in use.
-    windows: Vec<(Arc<Region>, bool)>,
+    /// Memory windows of this end, which it binds and the peer invalidates.
+    windows: Vec<(u32, Window)>,
 }
 
 struct Oracle {
@@ -218,13 +228,25 @@ impl Oracle {
             return false;
         }
         let rkey = self.pair.ends[1 - me].lkey;
-        match self.rng.below(9) {
+        match self.rng.below(10) {
             0 | 1 => self.post_send(me),
             2 | 3 => self.post_write(me, rkey),
             4 | 5 => self.post_read(me, rkey),
             6 | 7 => self.post_atomic(me, rkey),
+            8 => self.post_bind(me),
             _ => self.post_write_imm(me, rkey),
         }
+    }
+
+    /// Binds a window that the peer has closed.
+    fn post_bind(&mut self, me: usize) -> bool {
+        let lkey = self.pair.ends[me].lkey;
+        let wr_id = self.sides[me].next_wr;
+        let Some(window) = self.sides[me].windows.iter_mut().find(|w| w.1 == Window::Closed) else { return false };
+        window.1 = Window::Binding(wr_id);
+        let wqe = SendWqe { flags: 0, ..common::bind(window.0, window.0, lkey, 4096) };
+        let data = Data { sges: Vec::new(), bytes: Vec::new(), is_inline: false };
+        self.submit(me, WrOpcode::BindMw, wqe, data, None, false)
     }
 
     fn post_send(&mut self, me: usize) -> bool {
@@ -233,10 +255,10 @@ impl Oracle {
         let mut imm = self.rng.next_u32();
         let mut flags = if opcode == WrOpcode::SendWithImm { wc_flags::WITH_IMM } else { 0 };
         if opcode == WrOpcode::SendWithInv {
-            match self.sides[1 - me].windows.iter_mut().find(|w| !w.1) {
+            match self.sides[1 - me].windows.iter_mut().find(|w| w.1 == Window::Open) {
                 Some(window) => {
-                    window.1 = true;
-                    (imm, flags) = (window.0.key, wc_flags::WITH_INV);
+                    window.1 = Window::Closing;
+                    (imm, flags) = (window.0, wc_flags::WITH_INV);
                 }
                 None => opcode = WrOpcode::Send,
             }
@@ -366,6 +388,7 @@ impl Oracle {
             WrOpcode::AtomicCmpAndSwp => (WcOpcode::CompSwap, 8),
             WrOpcode::AtomicFetchAndAdd => (WcOpcode::FetchAdd, 8),
             WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => (WcOpcode::RdmaWrite, data.bytes.len()),
+            WrOpcode::BindMw => (WcOpcode::BindMw, 0),
             _ => (WcOpcode::Send, data.bytes.len()),
         };
         let (result, ring) = result.map_or((None, 0), |(result, ring)| (Some(result), ring));
@@ -398,6 +421,11 @@ impl Oracle {
             let done = side.posted.pop_front().expect("a request for each completion");
             side.retired = side.retired.wrapping_add(1);
             side.ring_free += done.ring;
+            for window in &mut side.windows {
+                if window.1 == Window::Binding(done.wr_id) {
+                    window.1 = Window::Open;
+                }
+            }
             if let Some(result) = &done.result {
                 let mut at = 0;
                 for sge in &result.sges {
@@ -428,9 +456,10 @@ impl Oracle {
         let got = self.pair.ends[me].memory(RECEIVES + number % RECEIVE_SLOTS * RECEIVE_LEN, want.bytes.len());
         assert!(got == want.bytes, "receive {number} differs");
         if want.wc_flags == wc_flags::WITH_INV {
-            let window = self.sides[me].windows.iter_mut().find(|w| w.0.key == want.imm).expect("ours");
-            assert!(!window.0.remote_valid.swap(true, Ordering::SeqCst), "was not invalidated");
-            window.1 = false;
+            // Binding it again fails unless it was invalidated.
+            let window = self.sides[me].windows.iter_mut().find(|w| w.0 == want.imm).expect("ours");
+            assert!(window.1 == Window::Closing);
+            window.1 = Window::Closed;
         }
     }
 }
@@ -465,12 +494,7 @@ impl Side {
         let mut pool = vec![0; POOL_LEN as usize];
         rng.fill(&mut pool);
         end.write_memory(POOL, &pool);
-        let windows = (0..3)
-            .map(|_| {
-                let key = end.register(4096, common::ALL_RIGHTS);
-                (end.mem.get(key).expect("registered").clone(), false)
-            })
-            .collect();
+        let windows = (0..3).map(|_| (end.window(), Window::Closed)).collect();
         Side {
             pool,
             target: vec![0; TARGET_LEN as usize],

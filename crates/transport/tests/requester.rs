@@ -319,7 +319,7 @@ fn bad_requests_end_in_their_turn_with_the_right_status() {
     type Make = fn(&mut End);
     let rows: [(&str, Make, WcStatus); 5] = [
         ("opcode", |e| e.post(&SendWqe { opcode: 77, ..wqe(WrOpcode::Send, 2) }, &[]), WcStatus::LocQpOpErr),
-        ("bind", |e| e.post(&wqe(WrOpcode::BindMw, 2), &[]), WcStatus::LocQpOpErr),
+        ("bind", |e| e.post(&wqe(WrOpcode::BindMw, 2), &[]), WcStatus::MwBindErr),
         ("atomic of 4 bytes", |e| post(e, WrOpcode::AtomicFetchAndAdd, 2, 4), WcStatus::LocLenErr),
         ("past the region", |e| post(e, WrOpcode::RdmaWrite, 2, 2 << 20), WcStatus::LocProtErr),
         ("inline read", |e| e.post_inline(&wqe(WrOpcode::RdmaRead, 2), b"x"), WcStatus::LocQpOpErr),

@@ -1,11 +1,11 @@
-//! Memory regions: what the client says is checked, mapped, and put into every worker's table.
+//! Memory regions and windows: what the client says is checked, mapped, and put into every worker's table.
 
-use super::{Context, Mr, Outcome, no_room, unknown};
+use super::{Context, Mr, Mw, Outcome, no_room, unknown};
 use crate::house::House;
 use crate::session::refuse;
-use burst_base::verbs::access;
+use burst_base::verbs::{MwType, access};
 use burst_control::{MrPiece, MrPieceKind, Refusal, Response};
-use burst_mem::{MapPiece, Mapping, Region};
+use burst_mem::{MapPiece, Mapping, Region, Window};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -78,6 +78,28 @@ impl Context {
     pub(super) fn dereg_mr(&mut self, house: &mut House, mr: u32) -> Result<Outcome, Refusal> {
         let Some(Mr { key, pd }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
         house.on_all(move |w| w.remove_region(key));
+        house.keys.release(key);
+        self.release_pd(pd);
+        Ok(Response::Done.into())
+    }
+
+    /// A memory window: a place in every worker's table. Binding it is the workers' business.
+    pub(super) fn alloc_mw(&mut self, house: &mut House, pd: u32, mw_type: MwType) -> Result<Outcome, Refusal> {
+        let number = self.pd_number(pd)?;
+        let Some(key) = house.keys.alloc() else { return no_room("memory window") };
+        let window = Arc::new(Window::new(key, number, mw_type));
+        house.on_all(move |w| w.add_window(window.clone()));
+        if let Some(p) = self.pds.get_mut(pd) {
+            p.users += 1;
+        }
+        let mw = self.mws.insert(Mw { key, pd });
+        Ok(Response::Mw { mw, rkey: key }.into())
+    }
+
+    /// Ends a memory window, bound or not.
+    pub(super) fn dealloc_mw(&mut self, house: &mut House, mw: u32) -> Result<Outcome, Refusal> {
+        let Some(Mw { key, pd }) = self.mws.remove(mw) else { return unknown("memory window", mw) };
+        house.on_all(move |w| w.remove_window(key));
         house.keys.release(key);
         self.release_pd(pd);
         Ok(Response::Done.into())

@@ -6,10 +6,12 @@
 #![allow(dead_code)]
 
 use burst_base::rng::Rng;
-use burst_base::verbs::{EventType, Mtu, QpAttr, QpCap, QpState, QpType, WcStatus, access, attr_mask as m};
+use burst_base::verbs::{
+    EventType, Mtu, MwType, QpAttr, QpCap, QpState, QpType, WcStatus, WrOpcode, access, attr_mask as m, send_flags,
+};
 use burst_base::{Lkey, Nanos, Psn, Qkey, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
-use burst_mem::{KeySpace, MapPiece, MrTable, Region};
+use burst_mem::{KeySpace, MapPiece, MrTable, Region, Window};
 use burst_shm::layout::{Cqe, SendWqe, Sge};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
@@ -26,7 +28,8 @@ pub const PD: u32 = 7;
 pub const SEND_CQ: u32 = 1;
 pub const RECV_CQ: u32 = 2;
 pub const QKEY: Qkey = Qkey(0x1234);
-pub const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+pub const ALL_RIGHTS: u32 =
+    access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE | access::REMOTE_ATOMIC | access::MW_BIND;
 
 const UC_RTR: u32 = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
 
@@ -125,6 +128,20 @@ pub struct End {
     pub last: TxState,
 }
 
+/// A request that binds `len` bytes from address 0 of a region.
+pub fn bind(window: u32, rkey: u32, lkey: u32, len: u64) -> SendWqe {
+    let rights = access::REMOTE_WRITE | access::REMOTE_READ;
+    SendWqe {
+        opcode: WrOpcode::BindMw as u8,
+        flags: send_flags::SIGNALED as u16,
+        imm: window,
+        rkey,
+        compare_add: len,
+        swap: u64::from(lkey) << 32 | u64::from(rights),
+        ..SendWqe::default()
+    }
+}
+
 pub fn ip_of(index: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 77, 0, index))
 }
@@ -185,6 +202,18 @@ impl End {
         let region = region(&mut self.keys, len, rights);
         let key = region.key;
         assert!(self.mem.insert(region));
+        key
+    }
+
+    /// A memory window of type 2, closed.
+    pub fn window(&mut self) -> u32 {
+        self.window_of(MwType::Two)
+    }
+
+    /// A memory window, closed.
+    pub fn window_of(&mut self, mw_type: MwType) -> u32 {
+        let key = self.keys.alloc().expect("key");
+        assert!(self.mem.insert_window(Arc::new(Window::new(key, PD, mw_type))));
         key
     }
 

@@ -1,0 +1,269 @@
+//! Extended completion queues: polling one completion at a time, each field read by a function of its own.
+//!
+//! Every CQ here carries the extended struct, so `ibv_cq_ex_to_cq` and the classic poll work on all of them; what
+//! `ibv_create_cq_ex` adds is the function pointers. From `start_poll` that found something to `end_poll` the calling thread
+//! holds the CQ's lock, unless the program promised to use the CQ from one thread only. The completion is copied out of the
+//! ring once; its slot is freed by `end_poll`.
+//!
+//! Timestamps are CLOCK_MONOTONIC nanoseconds, the device's clock (1 GHz). The wall clock is told by adding the present
+//! distance of the two clocks.
+
+use crate::context::Context;
+use crate::cq::{Cq, Inner, Wish, create};
+use crate::door::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
+use crate::poll::{pause_if_idle, retire};
+use crate::registry::QpTable;
+use crate::sys::*;
+use burst_shm::Cqe;
+use std::ffi::{c_int, c_uint};
+
+/// Fields that completions have.
+const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
+    | IBV_WC_EX_WITH_IMM
+    | IBV_WC_EX_WITH_QP_NUM
+    | IBV_WC_EX_WITH_SRC_QP
+    | IBV_WC_EX_WITH_SLID
+    | IBV_WC_EX_WITH_SL
+    | IBV_WC_EX_WITH_DLID_PATH_BITS
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
+/// Creation flags. A program that asks to ignore overruns promises that there are none.
+const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+
+/// Nanoseconds of a second.
+const SECOND: i64 = 1_000_000_000;
+
+/// `ibv_create_cq_ex`.
+///
+/// # Safety
+/// `context` must be open and `init` valid up to the fields that its mask names.
+pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, init: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+    door::pointer(|| {
+        if init.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: the fields up to the mask exist always, the later ones when the mask names them.
+        unsafe {
+            let mask = (*init).comp_mask;
+            let flags = if mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { (*init).flags } else { 0 };
+            let unknown = mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0;
+            if unknown || flags & !FLAGS != 0 || (*init).wc_flags & !FIELDS != 0 {
+                return Err(EOPNOTSUPP);
+            }
+            let wish = Wish {
+                entries: (*init).cqe,
+                cq_context: (*init).cq_context,
+                channel: (*init).channel,
+                vector: (*init).comp_vector,
+                single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+            };
+            let cq = create(context, &wish)?.cast::<ibv_cq_ex>();
+            fill(&mut *cq, wish.single_threaded);
+            Ok(cq)
+        }
+    })
+}
+
+/// Sets the function pointers.
+fn fill(cq: &mut ibv_cq_ex, single_threaded: bool) {
+    if single_threaded {
+        cq.start_poll = Some(start_poll::<false>);
+        cq.end_poll = Some(end_poll::<false>);
+    } else {
+        cq.start_poll = Some(start_poll::<true>);
+        cq.end_poll = Some(end_poll::<true>);
+    }
+    cq.next_poll = Some(next_poll);
+    cq.read_opcode = Some(read_opcode);
+    cq.read_vendor_err = Some(read_vendor_err);
+    cq.read_byte_len = Some(read_byte_len);
+    cq.read_imm_data = Some(read_imm_data);
+    cq.read_qp_num = Some(read_qp_num);
+    cq.read_src_qp = Some(read_src_qp);
+    cq.read_wc_flags = Some(read_wc_flags);
+    cq.read_slid = Some(read_slid);
+    cq.read_sl = Some(read_sl);
+    cq.read_dlid_path_bits = Some(read_dlid_path_bits);
+    cq.read_completion_ts = Some(read_completion_ts);
+    cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+}
+
+/// Takes the next completion that belongs to a living queue pair; false: none there.
+#[inline]
+fn advance(inner: &mut Inner, qps: &QpTable) -> bool {
+    loop {
+        if !inner.carry.is_empty() {
+            if let Some(cqe) = inner.carry.pop_front() {
+                inner.current = cqe;
+            }
+        } else if !inner.ring.take_next(&mut inner.current) {
+            return false;
+        }
+        if retire(qps, &inner.current) {
+            return true;
+        }
+    }
+}
+
+/// Takes a completion and shows the two fields that applications read directly. The caller holds the lock.
+#[inline]
+unsafe fn step(cq: *mut ibv_cq_ex, ours: &Cq, context: &Context) -> bool {
+    // SAFETY: the caller holds the lock, and has no other reference to what it guards.
+    let inner = unsafe { ours.inner.held() };
+    let found = advance(inner, &context.qps);
+    if found {
+        // SAFETY: a live CQ; only the thread that polls touches these fields.
+        unsafe {
+            (*cq).status = inner.current.status.into();
+            (*cq).wr_id = inner.current.wr_id;
+        }
+    }
+    found
+}
+
+/// Begins to poll; ENOENT when there is nothing, and then `end_poll` is not called.
+unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the caller gives a live CQ of an open context, and NULL or a valid attribute.
+    let (ours, context) = unsafe {
+        if attr.as_ref().is_some_and(|a| a.comp_mask != 0) {
+            return libc::EINVAL;
+        }
+        let Ok(ours) = Cq::from_ibv(cq.cast()) else { return libc::EINVAL };
+        let Ok(context) = ours.context() else { return libc::EIO };
+        (ours, context)
+    };
+    if LOCKED {
+        ours.inner.acquire();
+    }
+    // SAFETY: the lock is held, or the program promised that nobody else polls.
+    let found = unsafe { step(cq, ours, context) };
+    if !found {
+        // SAFETY: as above; the references are gone.
+        unsafe {
+            // Completions of queue pairs that are gone have been skipped: their slots are free.
+            ours.inner.held().ring.release();
+            if LOCKED {
+                ours.inner.release();
+            }
+        }
+    }
+    if pause_if_idle(!found) && context.daemon_is_gone() {
+        return libc::EIO;
+    }
+    if found { 0 } else { libc::ENOENT }
+}
+
+/// The next completion; ENOENT when there is none. `end_poll` is due in both cases.
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
+    unsafe {
+        let Ok(ours) = Cq::from_ibv(cq.cast()) else { return libc::EINVAL };
+        let Ok(context) = ours.context() else { return libc::EIO };
+        if step(cq, ours, context) { 0 } else { libc::ENOENT }
+    }
+}
+
+/// Ends polling: slots are free, other threads may poll.
+unsafe extern "C" fn end_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
+    unsafe {
+        let Ok(ours) = Cq::from_ibv(cq.cast()) else { return };
+        ours.inner.held().ring.release();
+        if LOCKED {
+            ours.inner.release();
+        }
+    }
+}
+
+/// The completion being polled.
+///
+/// # Safety
+/// `cq` must be alive and polled by this thread.
+#[inline]
+unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
+    // SAFETY: `ibv_cq_ex` is the first field of a `Cq`; the caller holds its lock.
+    unsafe { &(*cq.cast::<Cq>()).inner.held().current }
+}
+
+macro_rules! read {
+    ($($(#[$doc:meta])* $name:ident -> $type:ty { |$cqe:ident| $value:expr })+) => { $(
+        $(#[$doc])*
+        unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: the caller polls this CQ.
+            let $cqe = unsafe { current(cq) };
+            $value
+        }
+    )+ };
+}
+
+read! {
+    read_opcode -> ibv_wc_opcode { |cqe| cqe.opcode.into() }
+    read_vendor_err -> u32 { |cqe| cqe.vendor_err }
+    read_byte_len -> u32 { |cqe| cqe.byte_len }
+    /// Immediate data, or the invalidated key in the program's byte order, as the flags say.
+    read_imm_data -> __be32 { |cqe| cqe.imm }
+    read_qp_num -> u32 { |cqe| cqe.qpn }
+    read_src_qp -> u32 { |cqe| cqe.src_qpn }
+    read_wc_flags -> c_uint { |cqe| cqe.wc_flags }
+    /// RoCE has no local identifiers.
+    read_slid -> u32 { |_cqe| 0 }
+    read_sl -> u8 { |cqe| cqe.sl }
+    read_dlid_path_bits -> u8 { |_cqe| 0 }
+    read_completion_ts -> u64 { |cqe| cqe.timestamp_ns }
+    read_completion_wallclock_ns -> u64 { |cqe| wall_clock(cqe.timestamp_ns) }
+}
+
+/// A clock's time in nanoseconds.
+pub fn clock_ns(clock: libc::clockid_t) -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a writable place; both clocks exist on every Linux.
+    unsafe { libc::clock_gettime(clock, &mut now) };
+    now.tv_sec * SECOND + now.tv_nsec
+}
+
+fn wall_clock(monotonic_ns: u64) -> u64 {
+    let distance = clock_ns(libc::CLOCK_REALTIME) - clock_ns(libc::CLOCK_MONOTONIC);
+    monotonic_ns.wrapping_add_signed(distance)
+}
+
+/// `ibv_query_rt_values_ex`: the device's clock as it is now.
+///
+/// # Safety
+/// `context` must be open and `values` valid.
+pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives an open context and a valid struct.
+        let values = unsafe {
+            Context::from_ibv(context)?;
+            values.as_mut().ok_or(EINVAL)?
+        };
+        if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            let now = clock_ns(libc::CLOCK_MONOTONIC);
+            // Seconds stay 0 on devices whose clock has no epoch: readers take the nanoseconds as cycles.
+            (values.raw_clock.tv_sec, values.raw_clock.tv_nsec) = (0, now);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_modify_cq`: moderation is accepted; one event per armed CQ and pass of a worker is moderate already.
+///
+/// # Safety
+/// `cq` must be alive and `attr` valid.
+pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live CQ and a valid struct.
+        let attr = unsafe {
+            Cq::from_ibv(cq)?.context()?;
+            attr.as_ref().ok_or(EINVAL)?
+        };
+        check_moderation(attr)
+    })
+}
+
+fn check_moderation(attr: &ibv_modify_cq_attr) -> Outcome<()> {
+    if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 { Err(Errno(libc::EOPNOTSUPP)) } else { Ok(()) }
+}

@@ -1,0 +1,128 @@
+//! Memory windows: a part of a region, opened to peers by a work request and closed by another, without the daemon's control
+//! thread.
+//!
+//! A window of type 1 is bound by `ibv_bind_mw`, which posts the request and chooses the next key; one of type 2 by a work
+//! request whose key the program chooses: the window's own with another low byte (`ibv_inc_rkey`). The worker that carries
+//! the request out checks it; what can be told wrong here is refused at once.
+
+use crate::context::Context;
+use crate::door::{self, EINVAL, EIO, Outcome};
+use crate::pd_mr::{access_of, pd_of};
+use crate::post;
+use crate::qp::Qp;
+use crate::sys::*;
+use burst_base::verbs::{MwType, access};
+use burst_control::{Request, Response};
+use burst_shm::SendWqe;
+use std::ffi::c_int;
+
+/// Rights that a window can give, and the bit for addresses that begin at 0.
+const RIGHTS: u32 = access::LOCAL_WRITE
+    | access::REMOTE_WRITE
+    | access::REMOTE_READ
+    | access::REMOTE_ATOMIC
+    | access::MW_BIND
+    | access::ZERO_BASED;
+
+/// `ibv_alloc_mw`.
+///
+/// # Safety
+/// `pd` must be alive.
+pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    door::pointer(|| {
+        // SAFETY: the caller gives a live PD.
+        let (context, pd_handle) = unsafe { pd_of(pd) }?;
+        let mw_type = MwType::from_number(kind).ok_or(EINVAL)?;
+        let Response::Mw { mw: handle, rkey } = context.ask(&Request::AllocMw { pd: pd_handle, mw_type })? else {
+            return Err(EIO);
+        };
+        let mw = ibv_mw { context: context.as_ibv(), pd, rkey, handle, type_: kind };
+        Ok(Box::into_raw(Box::new(mw)))
+    })
+}
+
+/// `ibv_dealloc_mw`: a bound window is closed.
+///
+/// # Safety
+/// `mw` must be alive; it is gone afterwards.
+pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live window of an open context.
+        let ours = unsafe { mw.as_ref() }.ok_or(EINVAL)?;
+        // SAFETY: as above.
+        let context = unsafe { Context::even_dead(ours.context) }?;
+        context.tell_end(&Request::DeallocMw { mw: ours.handle })?;
+        // SAFETY: made by `Box::into_raw`, and the caller gives it up.
+        drop(unsafe { Box::from_raw(mw) });
+        Ok(())
+    })
+}
+
+/// The parts of a bind request's queue entry.
+///
+/// # Safety
+/// `mw` must be NULL or alive, `bind` NULL or valid.
+pub unsafe fn bind_fields(mw: *mut ibv_mw, rkey: u32, bind: *const ibv_mw_bind_info) -> Outcome<SendWqe> {
+    // SAFETY: the caller's promise.
+    let (mw, bind) = unsafe { (mw.as_ref().ok_or(EINVAL)?, bind.as_ref().ok_or(EINVAL)?) };
+    if bind.mw_access_flags & !RIGHTS != 0 {
+        return Err(EINVAL);
+    }
+    let lkey = if bind.length == 0 {
+        0
+    } else {
+        // SAFETY: the caller gives a live region.
+        let (mr, rights) = unsafe { (bind.mr.as_ref().ok_or(EINVAL)?, access_of(bind.mr)) };
+        let writes = bind.mw_access_flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
+        if rights & access::MW_BIND == 0 || (writes && rights & access::LOCAL_WRITE == 0) || mr.pd != mw.pd {
+            return Err(EINVAL);
+        }
+        mr.lkey
+    };
+    Ok(SendWqe {
+        imm: mw.rkey,
+        rkey,
+        remote_addr: bind.addr,
+        compare_add: bind.length,
+        swap: u64::from(lkey) << 32 | u64::from(bind.mw_access_flags),
+        ..SendWqe::default()
+    })
+}
+
+/// The next key of a window: the low byte counts.
+fn next_key(rkey: u32) -> u32 {
+    rkey & !0xff | rkey.wrapping_add(1) & 0xff
+}
+
+/// `ibv_bind_mw`: binds a window of type 1. A length of 0 closes it.
+///
+/// # Safety
+/// `qp` and `mw` must be alive, `bind` valid.
+pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives live objects and a valid description.
+        unsafe {
+            let (ours, window) = (Qp::from_ibv(qp)?, mw.as_mut().ok_or(EINVAL)?);
+            let bind = bind.as_ref().ok_or(EINVAL)?;
+            if window.type_ != IBV_MW_TYPE_1 {
+                return Err(EINVAL);
+            }
+            let rkey = next_key(window.rkey);
+            let fields = bind_fields(mw, rkey, &bind.bind_info)?;
+            post::bind(ours, bind.wr_id, bind.send_flags, fields)?;
+            window.rkey = rkey;
+            Ok(())
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_key_changes_only_the_low_byte() {
+        assert_eq!(next_key(0x1234_56fe), 0x1234_56ff);
+        assert_eq!(next_key(0x1234_56ff), 0x1234_5600);
+    }
+}

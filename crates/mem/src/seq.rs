@@ -1,0 +1,87 @@
+//! A few words that one worker changes and others read at the same time, without a lock: a sequence lock.
+//!
+//! The version is odd while a writer is at work. A reader copies the words and looks at the version again; a copy made
+//! meanwhile is thrown away. Writers exclude each other by making the version odd with compare-and-swap. Both sides try a
+//! bounded number of times: a writer is at work for some instructions, so giving up means that it was interrupted just
+//! there. Checked exhaustively by loom (`tests/loom.rs`, run by `scripts/loom`).
+#[cfg(not(loom))]
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Looks before a reader or writer gives up.
+#[cfg(not(loom))]
+const TRIES: u32 = 1024;
+/// Models must be finite.
+#[cfg(loom)]
+const TRIES: u32 = 2;
+
+/// `N` words that change together.
+#[derive(Debug)]
+pub struct SeqWords<const N: usize> {
+    version: AtomicU32,
+    words: [AtomicU64; N],
+}
+
+impl<const N: usize> Default for SeqWords<N> {
+    fn default() -> Self {
+        SeqWords { version: AtomicU32::new(0), words: core::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+}
+
+impl<const N: usize> SeqWords<N> {
+    /// A consistent copy; `None` if a writer did not get out of the way.
+    pub fn read(&self) -> Option<[u64; N]> {
+        for _ in 0..TRIES {
+            // Acquire pairs with the Release that ends a change: the words are at least that new.
+            let before = self.version.load(Ordering::Acquire);
+            if before & 1 == 0 {
+                let copy = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
+                // Pairs with the fence in `change`: a copy that has a word of a change sees that change's odd version.
+                fence(Ordering::Acquire);
+                if self.version.load(Ordering::Relaxed) == before {
+                    return Some(copy);
+                }
+            }
+            pause();
+        }
+        None
+    }
+
+    /// Replaces the words by `f` of them, or leaves them if `f` says so. `None` if another writer did not get out of the
+    /// way.
+    pub fn change<T>(&self, f: impl FnOnce(&mut [u64; N]) -> T) -> Option<T> {
+        let version = self.begin()?;
+        let mut words = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
+        let result = f(&mut words);
+        fence(Ordering::Release);
+        for (word, value) in self.words.iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+        Some(result)
+    }
+
+    /// Makes the version odd; returns what it was.
+    fn begin(&self) -> Option<u32> {
+        for _ in 0..TRIES {
+            let version = self.version.load(Ordering::Relaxed);
+            let odd = version.wrapping_add(1);
+            // Acquire pairs with the Release of the writer before.
+            if version & 1 == 0
+                && self.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return Some(version);
+            }
+            pause();
+        }
+        None
+    }
+}
+
+fn pause() {
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
