@@ -5,6 +5,7 @@
 
 mod data;
 mod events;
+mod extended;
 mod lifetimes;
 mod pair;
 mod refusals;
