@@ -4,10 +4,11 @@
 //! wrong, `why` explains a reason. Each command is a file; this one only reads the line and hands over. Output for
 //! people goes to stdout, complaints to stderr; exit codes: 0 done, 1 something is wrong, 2 the line was wrong,
 //! and for `run` the program's own, or 125 (Burst could not start it), 126 (not executable), 127 (not found).
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod daemon;
 mod doctor;
+mod host_files;
 mod install;
 mod ls;
 mod run;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Some(("doctor", m)) => doctor::doctor(m),
         Some(("why", m)) => why::why(m),
         Some(("stats", m)) => stats::stats(m),
+        Some(("host-files", m)) => host_files::system::host_files(m),
         Some((daemon::DETACH, m)) => daemon::detach(m),
         _ => ExitCode::from(burst_args::EXIT_USAGE),
     }
@@ -62,6 +64,7 @@ fn command() -> Command {
                 .arg(json())
                 .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0")),
         )
+        .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
 }
 
@@ -71,8 +74,10 @@ fn run_command() -> Command {
         .long_about(
             "Run a program whose verbs calls go to Burst.\n\n\
              Finds the running daemon, or starts one for this user on the udp port (it ends by itself when it has \
-             been idle for 30 seconds), puts Burst's libraries first in LD_LIBRARY_PATH and becomes the program. \
-             The exit code is the program's. A program that uses no RDMA runs as it would without Burst.",
+             been idle for 30 seconds), puts Burst's libraries first in LD_LIBRARY_PATH, shows the devices in \
+             /sys/class/infiniband and /dev/infiniband to the program alone (a mount namespace; without root in a user \
+             namespace, where set-user-ID programs have no effect) and becomes the program. The exit code is the \
+             program's. A program that uses no RDMA runs as it would without Burst.",
         )
         .arg(socket())
         .arg(
@@ -84,6 +89,12 @@ fn run_command() -> Command {
         )
         .arg(
             Arg::new("no-start").long("no-start").action(ArgAction::SetTrue).help("Fail if no daemon runs: start none"),
+        )
+        .arg(
+            Arg::new("no-host-files")
+                .long("no-host-files")
+                .action(ArgAction::SetTrue)
+                .help("Run the program in the host's namespaces, without /dev/infiniband and /sys/class/infiniband"),
         )
         .arg(
             Arg::new("program")

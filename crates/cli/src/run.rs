@@ -1,6 +1,7 @@
-//! `burst run`: find or start the daemon, set the environment, become the program.
+//! `burst run`: find or start the daemon, set the environment, show the host files, become the program.
 
 use crate::daemon;
+use crate::host_files::{Picture, private};
 use crate::install;
 use crate::sockets::{self, Found};
 use burst_control::path::SOCKET_ENV;
@@ -25,7 +26,12 @@ pub fn run(matches: &ArgMatches) -> ExitCode {
     let prepared = install::library_directory()
         .and_then(|libraries| Ok((libraries, daemon_socket(chosen.as_deref(), &ports, matches.get_flag("no-start"))?)));
     match prepared {
-        Ok((libraries, socket)) => become_program(matches, &libraries, &socket),
+        Ok((libraries, socket)) => {
+            if !matches.get_flag("no-host-files") {
+                show_host_files(&socket);
+            }
+            become_program(matches, &libraries, &socket)
+        }
         Err(sentence) => {
             eprintln!("burst: {sentence}");
             ExitCode::from(EXIT_OURS)
@@ -62,6 +68,17 @@ fn daemon_socket(chosen: Option<&Path>, ports: &[String], no_start: bool) -> Res
 /// The daemon and the program may have other working directories than we.
 fn absolute(path: &Path) -> Result<PathBuf, String> {
     std::path::absolute(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Makes the host files; without them most programs run all the same.
+fn show_host_files(socket: &Path) {
+    let shown = sockets::connect(Some(socket)).and_then(|mut client| Picture::take(&mut client));
+    if let Err(why) = shown.and_then(|picture| private::enter(&picture)) {
+        eprintln!(
+            "burst: {why}; without /dev/infiniband and /sys/class/infiniband UCX, NCCL and the like do not see the \
+             device (--no-host-files: without these files and this line)"
+        );
+    }
 }
 
 fn become_program(matches: &ArgMatches, libraries: &Path, socket: &Path) -> ExitCode {

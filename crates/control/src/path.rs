@@ -34,6 +34,11 @@ pub fn daemon_socket() -> PathBuf {
     if rustix::process::geteuid().is_root() { SYSTEM_SOCKET.into() } else { user_socket() }
 }
 
+/// Name of a device's character node in `/dev/infiniband`.
+pub fn device_node(device: &str) -> String {
+    format!("uverbs_{device}")
+}
+
 fn tmp_socket() -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     PathBuf::from(format!("/tmp/burst-{uid}/burstd.sock"))

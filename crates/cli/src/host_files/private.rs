@@ -1,0 +1,122 @@
+//! Host files for one program: a mount namespace that only it and its children live in.
+//!
+//! Without root a user namespace comes first, in which this user is itself and nobody else; then set-user-ID programs
+//! and other users' files are out of the program's reach, which is why `--no-host-files` exists. Mounts that the host
+//! makes later still arrive (the tree is made a slave); what the program mounts stays inside.
+//!
+//! `/dev` may have no directory `infiniband`, and one cannot be made for a single program: so `/dev` is replaced by a
+//! directory in which every entry is the old one, bound, and one is new. The directory and the tree for `/sys/class`
+//! are made in a small tmpfs that covers `/tmp` meanwhile.
+
+use super::{CLASSES, MOUNT_NAME, NODES, Picture, failed, full_node, overlay_classes, tree};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+/// Covered while the files are made.
+const SCRATCH: &str = "/tmp";
+
+/// Moves this process, which must have one thread, to where the host files are; nothing is to be done if it sees them.
+///
+/// # Errors
+/// A sentence. The process can go on: it may be in namespaces of its own already, but whatever was made is complete.
+pub fn enter(picture: &Picture) -> Result<(), String> {
+    if picture.is_shown() {
+        return Ok(());
+    }
+    leave_the_host()?;
+    let scratch = Path::new(SCRATCH);
+    rustix::mount::mount(MOUNT_NAME, scratch, "tmpfs", MountFlags::NOSUID, c"mode=0755")
+        .map_err(failed("mount a tmpfs on", scratch))?;
+    let made = make(picture, scratch);
+    let uncovered = rustix::mount::unmount(scratch, UnmountFlags::DETACH).map_err(failed("uncover", scratch));
+    made.and(uncovered)
+}
+
+/// New namespaces, cut off from the host's.
+fn leave_the_host() -> Result<(), String> {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    if uid.is_root() {
+        unshare(rustix::thread::UnshareFlags::NEWNS)?;
+    } else {
+        unshare(rustix::thread::UnshareFlags::NEWUSER | rustix::thread::UnshareFlags::NEWNS)?;
+        let maps = [
+            ("/proc/self/setgroups", "deny".to_owned()),
+            ("/proc/self/uid_map", format!("{uid} {uid} 1")),
+            ("/proc/self/gid_map", format!("{gid} {gid} 1")),
+        ];
+        for (path, line) in maps {
+            fs::write(path, line).map_err(failed("write", Path::new(path)))?;
+        }
+    }
+    let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", slave).map_err(|e| format!("cannot make the mounts private: {e}"))
+}
+
+#[allow(unsafe_code)]
+fn unshare(what: rustix::thread::UnshareFlags) -> Result<(), String> {
+    // SAFETY: descriptors stay shared with nobody new (no FILES flag), and this process has no other thread.
+    unsafe { rustix::thread::unshare_unsafe(what) }.map_err(|e| format!("the kernel refuses a namespace: {e}"))
+}
+
+fn make(picture: &Picture, scratch: &Path) -> Result<(), String> {
+    let classes = scratch.join("class");
+    tree::write(&classes, &picture.devices, &picture.counters)
+        .map_err(failed("write the files for", Path::new(CLASSES)))?;
+    let nodes = Path::new(NODES);
+    let stage = scratch.join("dev");
+    if nodes.is_dir() {
+        copy_bound(nodes, &stage)?;
+        bind_nodes(picture, &stage)?;
+        bind(&stage, nodes)?;
+    } else {
+        let dev = Path::new("/dev");
+        copy_bound(dev, &stage)?;
+        bind_nodes(picture, &stage.join("infiniband"))?;
+        bind(&stage, dev)?;
+    }
+    overlay_classes(&classes)
+}
+
+/// Makes `stage` a directory with the same entries as `from`, each the very same object.
+fn copy_bound(from: &Path, stage: &Path) -> Result<(), String> {
+    fs::create_dir(stage).map_err(failed("make", stage))?;
+    for entry in fs::read_dir(from).map_err(failed("read", from))? {
+        let entry = entry.map_err(failed("read", from))?;
+        let (old, new) = (entry.path(), stage.join(entry.file_name()));
+        match bind_entry(&old, &new) {
+            // Gone since the directory was read.
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            done => done.map_err(failed("bind", &old))?,
+        }
+    }
+    Ok(())
+}
+
+fn bind_entry(old: &Path, new: &Path) -> std::io::Result<()> {
+    let kind = old.symlink_metadata()?.file_type();
+    if kind.is_symlink() {
+        return symlink(fs::read_link(old)?, new);
+    }
+    if kind.is_dir() {
+        fs::create_dir(new)?;
+    } else {
+        fs::File::create(new)?;
+    }
+    Ok(rustix::mount::mount_bind_recursive(old, new)?)
+}
+
+fn bind_nodes(picture: &Picture, directory: &Path) -> Result<(), String> {
+    fs::create_dir_all(directory).map_err(failed("make", directory))?;
+    for node in picture.nodes().map(|n| directory.join(n)).filter(|n| !super::is_character_node(n)) {
+        fs::File::create(&node).map_err(failed("make", &node))?;
+        bind(&full_node(), &node)?;
+    }
+    Ok(())
+}
+
+fn bind(from: &Path, to: &Path) -> Result<(), String> {
+    rustix::mount::mount_bind_recursive(from, to).map_err(failed("bind to", to))
+}

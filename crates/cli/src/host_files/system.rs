@@ -1,0 +1,144 @@
+//! `burst host-files on|off`: host files for every program of the host, by root.
+//!
+//! The tree is written to [`KEPT`] and laid over `/sys/class`; character nodes are made in `/dev/infiniband`. Beside
+//! the tree stands a list of what was made in `/dev`, so that `off` removes that and nothing else. `on` begins with
+//! `off`: it can be repeated, and then shows the devices as they are now. A crash in between leaves nothing that
+//! `off` does not find: the list is written before what it names is made.
+
+use super::{CLASSES, MOUNT_NAME, NODES, Picture, failed, full_number, overlay_classes, tree};
+use clap::{Arg, ArgMatches, Command};
+use rustix::fs::{CWD, Mode};
+use rustix::mount::UnmountFlags;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Where the tree and the list are kept.
+const KEPT: &str = "/run/burst/host-files";
+
+/// The command line.
+pub fn command() -> Command {
+    Command::new("host-files")
+        .about("Show the devices in /sys/class/infiniband and /dev/infiniband to every program of this host (root)")
+        .long_about(
+            "Show the devices in /sys/class/infiniband and /dev/infiniband to every program of this host (root).\n\n\
+             `burst run` does this for its program alone and needs neither this command nor root. The files show the \
+             devices as they were at `on`; repeat it after a change. `off` undoes it completely.",
+        )
+        .arg(Arg::new("what").value_name("on|off").required(true).value_parser(["on", "off"]))
+        .arg(crate::socket())
+}
+
+/// Switches.
+pub fn host_files(matches: &ArgMatches) -> ExitCode {
+    if !rustix::process::geteuid().is_root() {
+        return crate::fail("host-files changes the whole host and needs root; burst run needs neither");
+    }
+    let done = match matches.get_one::<String>("what").map(String::as_str) {
+        Some("on") => on(matches),
+        _ => off(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(sentence) => crate::fail(sentence),
+    }
+}
+
+fn on(matches: &ArgMatches) -> Result<(), String> {
+    let mut client = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
+    let picture = Picture::take(&mut client)?;
+    off()?;
+    let made = show(&picture);
+    if made.is_err() {
+        off()?;
+    }
+    made
+}
+
+fn show(picture: &Picture) -> Result<(), String> {
+    let kept = Path::new(KEPT);
+    let classes = kept.join("class");
+    tree::write(&classes, &picture.devices, &picture.counters).map_err(failed("write", &classes))?;
+    let nodes = Path::new(NODES);
+    let mut made: Vec<PathBuf> = picture.nodes().map(|n| nodes.join(n)).filter(|n| !n.exists()).collect();
+    if !nodes.exists() {
+        made.push(nodes.to_owned());
+    }
+    let list: String = made.iter().map(|p| format!("{}\n", p.display())).collect();
+    fs::write(kept.join("made"), list).map_err(failed("write", kept))?;
+    fs::create_dir_all(nodes).map_err(failed("make", nodes))?;
+    for node in made.iter().filter(|n| *n != nodes) {
+        let (kind, number) = full_number();
+        rustix::fs::mknodat(CWD, node, kind, Mode::from_raw_mode(0o666), number).map_err(failed("make", node))?;
+        // The mask of new files does not apply: everybody may use the device.
+        fs::set_permissions(node, fs::Permissions::from_mode(0o666)).map_err(failed("open to all", node))?;
+    }
+    overlay_classes(&classes)
+}
+
+fn off() -> Result<(), String> {
+    let (kept, classes) = (Path::new(KEPT), Path::new(CLASSES));
+    while overlay_is_on_top()? {
+        rustix::mount::unmount(classes, UnmountFlags::DETACH).map_err(failed("unmount", classes))?;
+    }
+    let list = match fs::read_to_string(kept.join("made")) {
+        Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
+        read => read.map_err(failed("read the list in", kept))?,
+    };
+    for path in list.lines().map(Path::new) {
+        remove_made(path).map_err(failed("remove", path))?;
+    }
+    absent_is_fine(fs::remove_dir_all(kept)).map_err(failed("remove", kept))?;
+    // The directory above as well, unless a daemon's socket is in it.
+    kept.parent().map_or(Ok(()), |above| remove_made(above).map_err(failed("remove", above)))
+}
+
+fn remove_made(path: &Path) -> io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(meta) if meta.is_dir() => match fs::remove_dir(path) {
+            // Somebody else has something there.
+            Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
+            done => done,
+        },
+        Ok(_) => fs::remove_file(path),
+        Err(e) => absent_is_fine(Err(e)),
+    }
+}
+
+fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
+    done.or_else(|e| if e.kind() == ErrorKind::NotFound { Ok(()) } else { Err(e) })
+}
+
+/// Whether what `/sys/class` shows is an overlay of ours.
+fn overlay_is_on_top() -> Result<bool, String> {
+    let table = Path::new("/proc/self/mountinfo");
+    let text = fs::read_to_string(table).map_err(failed("read", table))?;
+    Ok(last_mount_is_ours(&text))
+}
+
+/// Reads lines of `mountinfo`: fields, `-`, file system type, source, options (proc(5)).
+fn last_mount_is_ours(mountinfo: &str) -> bool {
+    let mut on_classes = mountinfo.lines().filter(|line| line.split(' ').nth(4) == Some(CLASSES));
+    on_classes.next_back().and_then(|line| line.split_once(" - ")).is_some_and(|(_, rest)| {
+        let mut words = rest.split(' ');
+        (words.next(), words.next()) == (Some("overlay"), Some(MOUNT_NAME))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_overlay_on_top_is_unmounted() {
+        let sysfs = "22 27 0:20 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n";
+        let ours = "90 22 0:61 / /sys/class rw,relatime shared:1 - overlay burst rw,lowerdir=/run/x:/sys/class\n";
+        let other = "91 22 0:62 / /sys/class rw,relatime - overlay overlay rw,lowerdir=/a:/b\n";
+        assert!(!last_mount_is_ours(sysfs));
+        assert!(last_mount_is_ours(&[sysfs, ours].concat()));
+        assert!(last_mount_is_ours(&[sysfs, other, ours].concat()));
+        assert!(!last_mount_is_ours(&[sysfs, ours, other].concat()));
+    }
+}

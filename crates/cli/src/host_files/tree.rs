@@ -1,0 +1,175 @@
+//! The tree under `/sys/class/infiniband`: the files that a kernel driver of a RoCEv2 NIC would have, as text.
+//!
+//! `DEVICE/device` leads to the bus device of the interface if it has one, so that programs learn its place in the
+//! machine; a virtual interface gets a directory with what programs ask such a device for. Counters are the daemon's
+//! at the time of writing: those with a standard name in `counters`, all of them by their own in `hw_counters`.
+
+use burst_control::{Counter, DeviceInfo, GidInfo};
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+/// Standard counters, what they count in the daemon, and bytes per unit; no name: always 0 in software.
+const COUNTERS: &[(&str, &str, u64)] = &[
+    // IBA counts data in words of 4 bytes.
+    ("port_xmit_data", "tx_bytes", 4),
+    ("port_rcv_data", "rx_bytes", 4),
+    ("port_xmit_packets", "tx_packets", 1),
+    ("port_rcv_packets", "rx_packets", 1),
+    ("unicast_xmit_packets", "tx_packets", 1),
+    ("unicast_rcv_packets", "rx_packets", 1),
+    ("port_rcv_errors", "bad_icrc", 1),
+    ("port_xmit_discards", "", 1),
+    ("port_xmit_wait", "", 1),
+    ("port_rcv_constraint_errors", "", 1),
+    ("port_rcv_remote_physical_errors", "", 1),
+    ("port_rcv_switch_relay_errors", "", 1),
+    ("port_xmit_constraint_errors", "", 1),
+    ("local_link_integrity_errors", "", 1),
+    ("excessive_buffer_overrun_errors", "", 1),
+    ("link_downed", "", 1),
+    ("link_error_recovery", "", 1),
+    ("symbol_error", "", 1),
+    ("VL15_dropped", "", 1),
+];
+
+/// Line rates as sysfs words them: at least so many Mbit/s, text. Same steps as the library's port attributes.
+const RATES: &[(u32, &str)] = &[
+    (400_000, "400 Gb/sec (4X NDR)"),
+    (200_000, "200 Gb/sec (4X HDR)"),
+    (100_000, "100 Gb/sec (4X EDR)"),
+    (56_000, "56 Gb/sec (4X FDR)"),
+    (50_000, "50 Gb/sec (1X HDR)"),
+    (40_000, "40 Gb/sec (4X QDR)"),
+    (25_000, "25 Gb/sec (1X EDR)"),
+    (14_000, "14 Gb/sec (1X FDR)"),
+    (10_000, "10 Gb/sec (1X QDR)"),
+    (5_000, "5 Gb/sec (1X DDR)"),
+    (0, "2.5 Gb/sec (1X SDR)"),
+];
+
+/// Writes the devices below `classes/infiniband`.
+///
+/// # Errors
+/// The first file that could not be written.
+pub fn write(classes: &Path, devices: &[DeviceInfo], counters: &[Counter]) -> io::Result<()> {
+    for device in devices {
+        let own: Vec<&Counter> = counters.iter().filter(|c| c.device == device.name).collect();
+        let place = classes.join("infiniband").join(&device.name);
+        for (path, text) in files(device, &own) {
+            put(&place.join(path), &text)?;
+        }
+        write_bus_device(&place.join("device"), device)?;
+    }
+    Ok(())
+}
+
+/// Whether a directory shows this device with these addresses.
+pub fn shows(place: &Path, device: &DeviceInfo) -> bool {
+    files(device, &[])
+        .iter()
+        .filter(|(path, _)| path == "node_guid" || path.starts_with("ports/1/gid"))
+        .all(|(path, text)| fs::read_to_string(place.join(path)).is_ok_and(|found| found.trim_end() == text))
+}
+
+/// Paths below the device's directory, and contents without the final newline.
+fn files(device: &DeviceInfo, counters: &[&Counter]) -> Vec<(String, String)> {
+    let guid = quads(&device.guid.to_be_bytes());
+    let mut all: Vec<(String, String)> = [
+        ("node_type", "1: CA"),
+        ("node_guid", &guid),
+        ("sys_image_guid", &guid),
+        ("node_desc", &device.name),
+        ("fw_ver", env!("CARGO_PKG_VERSION")),
+        ("hw_rev", "0"),
+        ("hca_type", "burst"),
+        ("board_id", "burst"),
+        ("ports/1/state", if device.up { "4: ACTIVE" } else { "1: DOWN" }),
+        ("ports/1/phys_state", if device.up { "5: LinkUp" } else { "3: Disabled" }),
+        ("ports/1/rate", rate(device.speed_mbps)),
+        ("ports/1/link_layer", "Ethernet"),
+        ("ports/1/lid", "0x0"),
+        ("ports/1/lid_mask_count", "0"),
+        ("ports/1/sm_lid", "0x0"),
+        ("ports/1/sm_sl", "0"),
+        // Connection management, and addresses that are IP addresses: bits 16 and 26.
+        ("ports/1/cap_mask", "0x04010000"),
+        ("ports/1/pkeys/0", "0xffff"),
+    ]
+    .iter()
+    .map(|(path, text)| ((*path).to_owned(), (*text).to_owned()))
+    .collect();
+    for (index, gid) in device.gids.iter().enumerate() {
+        all.extend(gid_files(index, gid));
+    }
+    all.extend(COUNTERS.iter().map(|(name, source, unit)| {
+        let value = counters.iter().find(|c| c.name == *source).map_or(0, |c| c.value / unit);
+        (format!("ports/1/counters/{name}"), value.to_string())
+    }));
+    all.extend(counters.iter().map(|c| (format!("ports/1/hw_counters/{}", c.name), c.value.to_string())));
+    all
+}
+
+fn gid_files(index: usize, gid: &GidInfo) -> [(String, String); 3] {
+    [
+        (format!("ports/1/gids/{index}"), quads(&gid.gid)),
+        (format!("ports/1/gid_attrs/types/{index}"), "RoCE v2".to_owned()),
+        (format!("ports/1/gid_attrs/ndevs/{index}"), gid.ifname.clone()),
+    ]
+}
+
+/// The device on the bus: the interface's own, or a directory that answers in its place.
+fn write_bus_device(place: &Path, device: &DeviceInfo) -> io::Result<()> {
+    let interface = PathBuf::from("/sys/class/net").join(&device.ifname);
+    if !device.ifname.is_empty()
+        && let Ok(real) = fs::canonicalize(interface.join("device"))
+    {
+        return symlink(real, place);
+    }
+    // No processor is nearer than another.
+    let local = fs::read_to_string("/sys/devices/system/node/node0/cpumap").unwrap_or_else(|_| "1".to_owned());
+    let list = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_else(|_| "0".to_owned());
+    let facts = [
+        ("numa_node", "-1"),
+        ("local_cpus", &local),
+        ("local_cpulist", &list),
+        ("vendor", "0x0000"),
+        ("device", "0x0000"),
+    ];
+    for (path, text) in facts {
+        put(&place.join(path), text.trim_end())?;
+    }
+    fs::create_dir_all(place.join("net"))?;
+    if device.ifname.is_empty() { Ok(()) } else { symlink(interface, place.join("net").join(&device.ifname)) }
+}
+
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    fs::write(path, format!("{text}\n"))
+}
+
+fn rate(mbps: u32) -> &'static str {
+    RATES.iter().find(|(least, _)| *least <= mbps).map_or("", |(_, text)| text)
+}
+
+/// Groups of four digits with colons, as sysfs writes GIDs and GUIDs.
+fn quads(bytes: &[u8]) -> String {
+    bytes.chunks(2).map(|p| format!("{:02x}{:02x}", p[0], p[1])).collect::<Vec<_>>().join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_sysfs() {
+        assert_eq!(quads(&[0, 1, 2, 3, 4, 5, 0xfe, 0xff]), "0001:0203:0405:feff");
+        assert_eq!(rate(0), "2.5 Gb/sec (1X SDR)");
+        assert_eq!(rate(10_000), "10 Gb/sec (1X QDR)");
+        assert_eq!(rate(99_999), "56 Gb/sec (4X FDR)");
+        assert_eq!(rate(800_000), "400 Gb/sec (4X NDR)");
+    }
+}
