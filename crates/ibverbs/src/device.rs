@@ -33,8 +33,9 @@ impl Device {
     fn allocate(socket: &Path, info: DeviceInfo) -> *mut Device {
         let mut base = ibv_device { node_type: IBV_NODE_CA, transport_type: IBV_TRANSPORT_IB, ..Default::default() };
         copy_text(&mut base.name, &info.name);
-        copy_text(&mut base.dev_name, &format!("uverbs_{}", info.name));
-        copy_text(&mut base.dev_path, &format!("/sys/class/infiniband_verbs/uverbs_{}", info.name));
+        let node = path::device_node(&info.name);
+        copy_text(&mut base.dev_name, &node);
+        copy_text(&mut base.dev_path, &format!("/sys/class/infiniband_verbs/{node}"));
         copy_text(&mut base.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
         Box::into_raw(Box::new(Device {
             base,
