@@ -3,7 +3,9 @@
 //! The control thread calls [`WorkerHandle::call`] with a closure; it runs on the worker between two passes. After
 //! [`RunnerOptions::spin`] without work the worker sleeps on its ports' descriptors, its wake eventfd and the next
 //! timer; applications see `sleeping` in the status page and write the eventfd after ringing a doorbell.
-//! While it spins it yields the processor: pollers may outnumber cores.
+//! While it spins it yields the processor, because pollers may outnumber cores; on a processor that somebody computes on it
+//! sleeps at once instead, because the kernel lets a woken sleeper run before a spinner that has given way
+//! (`burst_base::sharing`).
 
 use crate::handover::Inbox;
 use crate::worker::Worker;
@@ -157,10 +159,10 @@ impl Runner {
             let busy = self.run_jobs(now) | self.worker.run_once(now);
             if busy {
                 (spun, idle) = (Nanos(0), 0);
-                if self.worker.has_delivered() {
+                if self.worker.has_delivered() && !sharing.is_contended(now) {
                     self.give_way(&mut sharing);
                 }
-            } else if spun < spin {
+            } else if spun < spin && !sharing.is_contended(now) {
                 spun = spun + now.since(before).min(PASS_COUNTS_MAX);
                 idle = idle.wrapping_add(1);
                 if sharing.is_shared() || idle.is_multiple_of(YIELD_EVERY) {
@@ -176,8 +178,10 @@ impl Runner {
 
     /// Lets others run, and learns whether there were any.
     fn give_way(&self, sharing: &mut Sharing) {
+        let before = self.now();
         std::thread::yield_now();
-        if sharing.yielded() {
+        let now = self.now();
+        if sharing.yielded(now, now.since(before)) {
             sharing.sample(switches());
         }
     }

@@ -120,6 +120,14 @@ pub fn switches() -> u64 {
     }
 }
 
+/// The monotonic clock.
+pub fn monotonic() -> burst_base::Nanos {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is writable; the monotonic clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    burst_base::Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+}
+
 /// Lets somebody else run on this processor.
 pub fn yield_now() {
     // SAFETY: no arguments; cannot fail on Linux.

@@ -61,8 +61,10 @@ pub fn pause_if_idle(idle: bool) -> bool {
         SHARING.with(|sharing| {
             let mut s = sharing.get();
             if s.is_shared() || (so_far > PATIENCE && so_far.is_multiple_of(YIELD_EVERY)) {
+                let before = crate::lock::monotonic();
                 crate::lock::yield_now();
-                if s.yielded() {
+                let now = crate::lock::monotonic();
+                if s.yielded(now, now.since(before)) {
                     s.sample(crate::lock::switches());
                 }
                 sharing.set(s);
