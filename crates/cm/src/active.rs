@@ -134,7 +134,10 @@ impl<O> Cm<O> {
         let verdict = conn.owner.as_ref().map_or(Ready::Failed, |owner| fx.ready(owner, &way, &negotiated));
         self.step(now, id, Step::RepReceived, fx);
         match verdict {
-            Ready::Done => self.send_rtu(now, id, mad.data, fx),
+            Ready::Done => {
+                self.send_rtu(now, id, fx);
+                self.tell(id, EventKind::Established, 0, mad.data, fx);
+            }
             Ready::ByProgram => {
                 if let Some(conn) = self.table.get_mut(id) {
                     conn.state = State::RepReceived;
@@ -148,7 +151,7 @@ impl<O> Cm<O> {
         }
     }
 
-    /// The program's queue pair is ready: RTU.
+    /// The program's queue pair is ready: RTU. No event follows: the program knows (rdma_establish(3)).
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
@@ -157,18 +160,17 @@ impl<O> Cm<O> {
         if conn.state != State::RepReceived {
             return Err(CmError::WrongState);
         }
-        self.send_rtu(now, id, &[], fx);
+        self.send_rtu(now, id, fx);
         Ok(())
     }
 
-    fn send_rtu(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl Effects<O>) {
+    fn send_rtu(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.state = State::Established;
         let rtu = Rtu { local_id: id, remote_id: conn.remote_id };
         Self::answer(&conn.path, conn.tid, rtu.into(), &[], fx);
         self.table.arm(id, Nanos::NEVER);
         self.step(now, id, Step::RtuSent, fx);
-        self.tell(id, EventKind::Established, 0, data, fx);
     }
 
     /// REJ, of a request, a reply or a connection.

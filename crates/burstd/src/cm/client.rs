@@ -5,7 +5,9 @@ use crate::context::Outcome;
 use crate::house::House;
 use crate::session::refuse;
 use burst_base::verbs::QpType;
-use burst_control::cm::{CM_OPS_MAX, CmAddr, CmEvent, CmId, CmOp, CmOption, CmReply, CmRoute, DAEMON_IDS, PortSpace};
+use burst_control::cm::{
+    CM_OPS_MAX, CmAddr, CmEvent, CmEventKind, CmId, CmOp, CmOption, CmReply, CmRoute, DAEMON_IDS, PortSpace,
+};
 use burst_control::{Refusal, Response};
 use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmSession};
 use std::collections::HashMap;
@@ -97,7 +99,7 @@ impl CmClient {
         }
         for op in ops {
             let (id, failure) = (op.id(), op.failure_event());
-            match self.one(house, op) {
+            match self.one(house, op, quiet) {
                 Ok(reply) if !quiet => replies.push(reply),
                 Ok(_) => {}
                 Err(Refusal { errno, sentence }) => {
@@ -116,10 +118,10 @@ impl CmClient {
         replies
     }
 
-    fn one(&mut self, house: &mut House, op: CmOp) -> Result<CmReply, Refusal> {
+    fn one(&mut self, house: &mut House, op: CmOp, quiet: bool) -> Result<CmReply, Refusal> {
         match op {
             CmOp::Create { id, channel, ps, qp_type } => self.create(house, id, channel, ps, qp_type),
-            CmOp::Destroy { id } => self.destroy(house, id),
+            CmOp::Destroy { id } => self.destroy(house, id, quiet),
             CmOp::Migrate { id, channel } => self.migrate(house, id, channel),
             CmOp::Bind { id, addr } => self.bind(house, id, addr),
             CmOp::ResolveAddr { id, src, dst, .. } => self.resolve_addr(house, id, src, dst),
@@ -196,12 +198,36 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
-    fn destroy(&mut self, house: &mut House, id: CmId) -> Result<CmReply, Refusal> {
+    fn destroy(&mut self, house: &mut House, id: CmId, quiet: bool) -> Result<CmReply, Refusal> {
         self.arrived(house, id)?;
         if let Some(gone) = self.ids.remove(&id) {
+            let entry = gone.entry.clone();
             end_id(house, gone);
+            // A quiet wish says that nothing is unread.
+            if !quiet {
+                self.take_back_events(house, &entry);
+            }
         }
         Ok(CmReply::Done)
+    }
+
+    /// Takes the unread events of an id that has ended out of its channel; nobody will accept the requests among them.
+    fn take_back_events(&mut self, house: &mut House, entry: &Arc<CmEntry>) {
+        house.post_cm_jobs();
+        let (worker, of) = (entry.worker.load(Ordering::Relaxed) as usize, entry.clone());
+        // After the jobs of its worker, so that no event is on its way.
+        let taken = house.on_worker(worker, move |_, _| {
+            of.channel().take_records(|e| {
+                let subject = if e.kind == CmEventKind::ConnectRequest { e.listener } else { e.id };
+                subject == of.id
+            })
+        });
+        for request in taken.iter().filter_map(CmEvent::from_bytes).filter(|e| e.kind == CmEventKind::ConnectRequest) {
+            self.take_arrivals(house);
+            if let Some(gone) = self.ids.remove(&request.id) {
+                end_id(house, gone);
+            }
+        }
     }
 
     /// Later events go to the new channel first; then those not yet read follow.
@@ -213,7 +239,7 @@ impl CmClient {
         let records = house.on_worker(worker, move |_, _| {
             let mut place = moved.channel.lock().unwrap_or_else(|e| e.into_inner());
             let old = std::mem::replace(&mut *place, to);
-            if Arc::ptr_eq(&old, &place) { Vec::new() } else { old.take_records(moved.id) }
+            if Arc::ptr_eq(&old, &place) { Vec::new() } else { old.take_records(|e| e.id == moved.id) }
         });
         let to = entry.channel();
         for record in records {
@@ -243,7 +269,7 @@ impl CmClient {
             status: -libc::EOPNOTSUPP,
             cookie,
             route: CmRoute { dst: Some(addr), ..id.route },
-            ..CmEvent::new(burst_control::cm::CmEventKind::MulticastError, id.entry.id)
+            ..CmEvent::new(CmEventKind::MulticastError, id.entry.id)
         };
         house.cm.write(&id.entry.channel(), &event.to_bytes());
         Ok(CmReply::Done)

@@ -62,16 +62,16 @@ impl CmChannel {
         self.pipe.retry();
     }
 
-    /// Takes all records of id `id` out that the program has not read, in order, and returns them; what else is there
-    /// stays in order. The program must not read the channel meanwhile, or it may miss that a record has moved.
-    pub fn take_records(&self, id: u32) -> Vec<[u8; CmEvent::BYTES]> {
+    /// Takes all records out that the program has not read and that are `wanted`, in order, and returns them; what else is
+    /// there stays in order. The program must not read the channel meanwhile, or it may miss that a record has moved.
+    pub fn take_records(&self, wanted: impl Fn(&CmEvent) -> bool) -> Vec<[u8; CmEvent::BYTES]> {
         let _gate = self.enter();
         let mut taken = Vec::new();
         let mut kept: Vec<u8> = Vec::new();
         while let Some(records) = self.next_records() {
             for record in records.as_chunks::<{ CmEvent::BYTES }>().0 {
                 match CmEvent::from_bytes(record) {
-                    Some(event) if event.id == id => taken.push(*record),
+                    Some(event) if wanted(&event) => taken.push(*record),
                     _ => kept.extend_from_slice(record),
                 }
             }
@@ -130,7 +130,7 @@ mod tests {
             channel.write(&event(n % 3, n as i32).to_bytes()).expect("kept");
         }
         assert!(channel.has_backlog());
-        let taken = channel.take_records(1);
+        let taken = channel.take_records(|e| e.id == 1);
         let expected: Vec<i32> = (0..total).filter(|n| n % 3 == 1).map(|n| n as i32).collect();
         let statuses: Vec<i32> = taken.iter().filter_map(CmEvent::from_bytes).map(|e| e.status).collect();
         assert_eq!(statuses, expected);
