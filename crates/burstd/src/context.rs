@@ -96,6 +96,7 @@ pub struct Context {
     pds: Handles<Used<u32>>,
     mrs: Handles<Mr>,
     mws: Handles<Mw>,
+    dms: Handles<()>,
     channels: Handles<Used<Arc<EventPipe>>>,
     cqs: Handles<Used<Cq>>,
     srqs: Handles<Used<Srq>>,
@@ -154,6 +155,7 @@ impl Context {
             pds: Handles::default(),
             mrs: Handles::default(),
             mws: Handles::default(),
+            dms: Handles::default(),
             channels: Handles::default(),
             cqs: Handles::default(),
             srqs: Handles::default(),
@@ -206,9 +208,16 @@ impl Context {
         match request {
             Request::AllocPd => self.alloc_pd(house),
             Request::DeallocPd { pd } => self.dealloc_pd(house, pd),
-            Request::RegMr { pd, addr, len, iova, access, pieces } => {
-                self.reg_mr(house, memory::Registration { pd, addr, len, iova, access, pieces, fds })
+            Request::RegMr { pd, addr, len, iova, access, pieces, replaces } => {
+                let wish = memory::Registration { pd, addr, len, iova, access, pieces, fds };
+                match replaces {
+                    None => self.reg_mr(house, wish),
+                    Some(mr) => self.rereg_mr(house, mr, wish),
+                }
             }
+            Request::AllocDm { len } => self.alloc_dm(house, len, fds),
+            Request::FreeDm { dm } => self.free_dm(house, dm),
+            Request::Import { token, object } => self.import(house, token, object),
             Request::DeregMr { mr } => self.dereg_mr(house, mr),
             Request::AllocMw { pd, mw_type } => self.alloc_mw(house, pd, mw_type),
             Request::DeallocMw { mw } => self.dealloc_mw(house, mw),
@@ -216,6 +225,7 @@ impl Context {
             Request::DestroyChannel { channel } => self.destroy_channel(channel),
             Request::CreateCq { entries, channel, cookie, .. } => self.create_cq(house, entries, channel, cookie),
             Request::ResizeCq { cq, entries } => self.resize_cq(house, cq, entries),
+            Request::RetireCq { cq } => self.retire_cq(house, cq),
             Request::DestroyCq { cq } => self.destroy_cq(house, cq),
             Request::CreateSrq { pd, max_wr, max_sge, limit, cookie } => {
                 self.create_srq(pd, max_wr, max_sge, limit, cookie)
@@ -246,7 +256,7 @@ impl Context {
 
     fn alloc_pd(&mut self, house: &mut House) -> Result<Outcome, Refusal> {
         let Some(number) = house.pds.take() else { return no_room("protection domain") };
-        Ok(Response::Handle(self.pds.insert(Used { users: 0, it: number })).into())
+        Ok(Response::Handle(self.hold_pd(house, number)).into())
     }
 
     fn dealloc_pd(&mut self, house: &mut House, pd: u32) -> Result<Outcome, Refusal> {
@@ -254,11 +264,21 @@ impl Context {
             None => unknown("protection domain", pd),
             Some(p) if p.users > 0 => busy("protection domain", p.users),
             Some(p) => {
-                house.pds.put(p.it);
+                let number = p.it;
                 self.pds.remove(pd);
+                house.exports.of(self.id).pds.remove(&pd);
+                drop_pd(house, number);
                 Ok(Response::Done.into())
             }
         }
+    }
+
+    /// A protection domain that this context holds from now on.
+    fn hold_pd(&mut self, house: &mut House, number: u32) -> u32 {
+        let handle = self.pds.insert(Used { users: 0, it: number });
+        house.exports.hold_pd(number);
+        house.exports.of(self.id).pds.insert(handle, number);
+        handle
     }
 
     /// The workers' number of a protection domain.
@@ -357,13 +377,21 @@ impl Context {
         }
         for pd in self.pds.handles() {
             if let Some(p) = self.pds.remove(pd) {
-                house.pds.put(p.it);
+                drop_pd(house, p.it);
             }
         }
         let id = self.id;
+        house.exports.forget(id);
         house.on_all(move |w| w.remove_context(id));
         house.contexts.put(id);
         left
+    }
+}
+
+/// Lets go of a protection domain; the last holder gives its number back.
+fn drop_pd(house: &mut House, number: u32) {
+    if house.exports.drop_pd(number) {
+        house.pds.put(number);
     }
 }
 

@@ -23,6 +23,7 @@ pub const LIMITS: Limits = Limits {
     max_rd_atomic: RD_ATOMIC_MAX as u32,
     max_msg_sz: MESSAGE_BYTES_MAX as u32,
     max_mr_size: 1 << 40,
+    max_dm_size: 1 << 20,
 };
 
 const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);

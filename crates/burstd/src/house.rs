@@ -34,6 +34,8 @@ pub struct House {
     pub contexts: Numbers,
     /// Protection domains.
     pub pds: Numbers,
+    /// What contexts lend to others.
+    pub exports: crate::exports::Exports,
     /// Completion queues.
     pub cqs: Numbers,
     /// Address handles.
@@ -75,6 +77,7 @@ impl House {
             keys,
             contexts: Numbers::new(1 << 16),
             pds: Numbers::new(LIMITS.max_pd),
+            exports: Default::default(),
             cqs: Numbers::new(LIMITS.max_cq),
             ahs: Numbers::new(LIMITS.max_ah),
             cm: CmHouse::default(),

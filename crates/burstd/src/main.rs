@@ -10,6 +10,7 @@ mod cm;
 mod config;
 mod context;
 mod device;
+mod exports;
 mod house;
 mod log;
 mod numbers;

@@ -80,6 +80,17 @@ pub enum MrPieceKind {
     ProcessVm,
 }
 
+/// What can be imported, by its handle in the exporting context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ImportObject {
+    /// A protection domain.
+    Pd(u32),
+    /// A memory region; its keys are good as long as the exporter keeps it.
+    Mr(u32),
+    /// Device memory.
+    Dm(u32),
+}
+
 /// What an application or tool asks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
@@ -120,11 +131,30 @@ pub enum Request {
         access: u32,
         /// Page-aligned cover of the range; empty when `len` is 0.
         pieces: Vec<MrPiece>,
+        /// Handle of the region that this one takes the place of: the keys stay (re-registration).
+        replaces: Option<u32>,
     },
     /// Ends a registration; on return the daemon has unmapped the memory.
     DeregMr {
         /// Handle.
         mr: u32,
+    },
+    /// Device memory that can be imported: a sealed memfd comes along.
+    AllocDm {
+        /// Bytes.
+        len: u64,
+    },
+    /// Ends device memory.
+    FreeDm {
+        /// Handle.
+        dm: u32,
+    },
+    /// An object of another context, whose token the caller has.
+    Import {
+        /// The other context's.
+        token: u64,
+        /// Which object.
+        object: ImportObject,
     },
     /// New memory window, not bound.
     AllocMw {
@@ -162,6 +192,11 @@ pub enum Request {
         cq: u32,
         /// Entries wanted.
         entries: u32,
+    },
+    /// The program has drained the ring from before the last resize: it may go.
+    RetireCq {
+        /// Handle.
+        cq: u32,
     },
     /// Ends a completion queue.
     DestroyCq {
@@ -306,6 +341,15 @@ pub enum Response {
         lkey: u32,
         /// Remote key.
         rkey: u32,
+    },
+    /// To `Import`; device memory's descriptor comes along.
+    Imported {
+        /// Handle in this context (PD, DM).
+        handle: u32,
+        /// Local and remote key (MR).
+        key: u32,
+        /// Bytes (MR, DM).
+        len: u64,
     },
     /// To `AllocMw`.
     Mw {
@@ -479,6 +523,8 @@ pub struct Limits {
     pub max_msg_sz: u32,
     /// Largest registration.
     pub max_mr_size: u64,
+    /// Largest device memory.
+    pub max_dm_size: u64,
 }
 
 /// A counter.

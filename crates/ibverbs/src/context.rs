@@ -6,9 +6,10 @@
 use crate::device::{Device, program_name};
 use crate::door::{EINVAL, EIO, Errno, Outcome};
 use crate::fork::LifePage;
+use crate::import;
 use crate::registry::{QpTable, Sources, lock};
 use crate::sys::*;
-use burst_control::{Client, DeviceInfo, Request, Response};
+use burst_control::{Client, DeviceInfo, ImportObject, Request, Response};
 use burst_shm::arena::{ArenaView, Segment};
 use burst_shm::doorbell::Doorbells;
 use burst_shm::status::WorkerView;
@@ -35,6 +36,10 @@ pub struct Context {
     pub sources: Mutex<Sources>,
     /// Read end of the async event pipe; `async_fd` is its number.
     async_pipe: OwnedFd,
+    /// Token of the context that objects can be imported from.
+    exporter: Option<u64>,
+    /// What `cmd_fd` is the number of.
+    _name: OwnedFd,
 }
 
 struct Control {
@@ -81,6 +86,11 @@ pub struct Answer {
 impl Context {
     /// Connects to the device's daemon and opens a context.
     pub fn open(device: &Device) -> Outcome<*mut ibv_context> {
+        Context::open_beside(device, None)
+    }
+
+    /// As [`Context::open`]; objects can be imported from the context whose token is given.
+    pub fn open_beside(device: &Device, exporter: Option<u64>) -> Outcome<*mut ibv_context> {
         let mut client = Client::connect(&device.socket, &program_name())?;
         let answer = client.call(&Request::OpenContext { device: device.info.index }, &[])?;
         let Response::Context { workers, .. } = answer.response else { return Err(EIO) };
@@ -94,8 +104,11 @@ impl Context {
         }
         let tree = Doorbells::new(arena.context().map_err(|_| EIO)?).ok_or(EIO)?;
         let bells = Bells { tree, workers: WorkerView::map(status).map_err(|_| EIO)?, wake };
+        let Response::Token(token) = client.call(&Request::Token, &[])?.response else { return Err(EIO) };
+        // An imported context names the one that its objects come from: it can be passed on.
+        let name = import::name_file(exporter.unwrap_or(token), device.info.index, &device.socket)?;
         device.retain();
-        let verbs = verbs_of(device, client.as_fd().as_raw_fd(), async_pipe.as_raw_fd(), workers);
+        let verbs = verbs_of(device, name.as_raw_fd(), async_pipe.as_raw_fd(), workers);
         let context = Box::new(Context {
             verbs,
             life: LifePage::new()?,
@@ -104,6 +117,8 @@ impl Context {
             qps: QpTable::default(),
             sources: Mutex::default(),
             async_pipe,
+            exporter,
+            _name: name,
         });
         Ok(Box::into_raw(context).cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())
     }
@@ -203,6 +218,14 @@ impl Context {
         }
     }
 
+    /// Imports an object of the exporting context: the answer, and the object's length.
+    pub fn import(&self, object: ImportObject) -> Outcome<(Answer, u64)> {
+        let token = self.exporter.ok_or(EINVAL)?;
+        let answer = self.call(&Request::Import { token, object }, &[])?;
+        let Response::Imported { len, .. } = answer.response else { return Err(EIO) };
+        Ok((answer, len))
+    }
+
     /// Tells the daemon that an object ends. A daemon that is gone has no objects, and in a child they are the
     /// parent's: the memory may be freed in both cases.
     pub fn tell_end(&self, request: &Request) -> Outcome<()> {
@@ -252,6 +275,13 @@ fn verbs_of(device: &Device, cmd_fd: c_int, async_fd: c_int, workers: u32) -> ve
         create_cq_ex: Some(crate::cq_ex::create_cq_ex),
         modify_cq: Some(crate::cq_ex::modify_cq),
         query_rt_values: Some(crate::cq_ex::query_rt_values),
+        advise_mr: Some(crate::rereg::advise_mr),
+        alloc_dm: Some(crate::dm::alloc_dm),
+        free_dm: Some(crate::dm::free_dm),
+        reg_dm_mr: Some(crate::dm::reg_dm_mr),
+        alloc_td: Some(crate::domain::alloc_td),
+        dealloc_td: Some(crate::domain::dealloc_td),
+        alloc_parent_domain: Some(crate::domain::alloc_parent_domain),
         close_xrcd: Some(no_xrcd),
         sz: size_of::<verbs_context>(),
         ..Default::default()

@@ -214,8 +214,9 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
             inner.take_out(|_| true);
             crate::lock::yield_now();
         }
+        drop(inner);
         ours.set_cqe(spec.entries());
-        Ok(())
+        context.tell(&Request::RetireCq { cq: ours.handle })
     })
 }
 

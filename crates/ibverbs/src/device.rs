@@ -122,6 +122,14 @@ fn explain(failures: &[ControlError]) {
     unsafe { libc::write(2, sentence.as_ptr().cast(), sentence.len()) };
 }
 
+/// Device number `index` of the daemon behind a socket, with one reference.
+pub fn device_at(socket: &Path, index: u32) -> Outcome<*mut ibv_device> {
+    let mut client = Client::connect(socket, &program_name())?;
+    let Response::Devices(list) = client.call(&Request::ListDevices, &[])?.response else { return Err(door::EIO) };
+    let info = list.into_iter().find(|d| d.index == index).ok_or(door::Errno(libc::ENODEV))?;
+    Ok(Device::allocate(socket, info).cast())
+}
+
 fn list_devices() -> Vec<*mut ibv_device> {
     let failures = match find_daemon() {
         Ok((socket, mut client)) => match client.call(&Request::ListDevices, &[]).map(|a| a.response) {

@@ -74,7 +74,7 @@ pub unsafe fn bind_fields(mw: *mut ibv_mw, rkey: u32, bind: *const ibv_mw_bind_i
         // SAFETY: the caller gives a live region.
         let (mr, rights) = unsafe { (bind.mr.as_ref().ok_or(EINVAL)?, access_of(bind.mr)) };
         let writes = bind.mw_access_flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
-        if rights & access::MW_BIND == 0 || (writes && rights & access::LOCAL_WRITE == 0) || mr.pd != mw.pd {
+        if rights & access::MW_BIND == 0 || (writes && rights & access::LOCAL_WRITE == 0) {
             return Err(EINVAL);
         }
         mr.lkey

@@ -1,9 +1,10 @@
-//! Protection domains and memory regions.
+//! Protection domains and memory regions (more of the latter: [`crate::rereg`], [`crate::dm`]).
 //!
 //! A registration makes the application's pages reachable for the daemon ([`burst_mem::swap`]), sends it the descriptors, and
 //! keeps what is needed to undo that. The daemon lets go first, then the pages become private again.
 
 use crate::context::Context;
+use crate::domain;
 use crate::door::{self, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Errno, Outcome};
 use crate::sys::*;
 use burst_base::verbs::access;
@@ -17,15 +18,20 @@ const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_
 /// Rights that only make sense together with a local write right (IBA 10.6.3.1).
 const NEED_LOCAL_WRITE: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 /// Bits that are understood. Optional ones are dropped before.
-const KNOWN: u32 = WRITES | access::REMOTE_READ | access::MW_BIND | access::ZERO_BASED | access::HUGETLB;
+const KNOWN: u32 =
+    WRITES | access::REMOTE_READ | access::MW_BIND | access::ZERO_BASED | access::HUGETLB | access::ON_DEMAND;
 
 /// A memory region.
 #[repr(C)]
-struct Mr {
-    base: ibv_mr,
-    access: u32,
-    iova: u64,
-    registration: Option<Registration>,
+pub struct Mr {
+    /// What applications see.
+    pub base: ibv_mr,
+    /// Rights.
+    pub access: u32,
+    /// Address that requests use for the first byte.
+    pub iova: u64,
+    /// How the pages are shared; none for regions that are reached in the process, or were imported.
+    pub registration: Option<Registration>,
 }
 
 /// New protection domain.
@@ -38,27 +44,15 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
         // SAFETY: the caller gives an open context.
         let ours = unsafe { Context::from_ibv(context) }?;
         let Response::Handle(handle) = ours.ask(&Request::AllocPd)? else { return Err(EIO) };
-        Ok(Box::into_raw(Box::new(ibv_pd { context, handle })))
+        Ok(domain::new_pd(context, handle))
     })
 }
 
-/// Ends a protection domain; EBUSY while something uses it.
+/// A PD's context and daemon number, also in a child process.
 ///
 /// # Safety
-/// `pd` must be alive; it is gone afterwards.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    door::value(|| {
-        // SAFETY: the caller gives a live PD of an open context.
-        let (context, handle) = unsafe { pd_even_dead(pd) }?;
-        context.tell_end(&Request::DeallocPd { pd: handle })?;
-        // SAFETY: made by `Box::into_raw`, and the caller gives it up.
-        drop(unsafe { Box::from_raw(pd) });
-        Ok(())
-    })
-}
-
-unsafe fn pd_even_dead<'a>(pd: *mut ibv_pd) -> Outcome<(&'a Context, u32)> {
+/// As for [`pd_of`].
+pub unsafe fn pd_even_dead<'a>(pd: *mut ibv_pd) -> Outcome<(&'a Context, u32)> {
     // SAFETY: the caller gives NULL or a live PD of an open context.
     unsafe {
         let pd = pd.as_ref().ok_or(EINVAL)?;
@@ -86,7 +80,7 @@ pub unsafe fn access_of(mr: *mut ibv_mr) -> u32 {
 }
 
 /// Rights as the daemon gets them: optional bits dropped, unknown ones refused.
-fn check_access(wanted: u32) -> Outcome<u32> {
+pub fn check_access(wanted: u32) -> Outcome<u32> {
     let wanted = wanted & !access::OPTIONAL;
     if wanted & !KNOWN != 0 {
         return Err(EOPNOTSUPP);
@@ -98,7 +92,8 @@ fn check_access(wanted: u32) -> Outcome<u32> {
 }
 
 fn share(addr: usize, len: usize, access: u32) -> Outcome<Option<Registration>> {
-    if len == 0 {
+    // On demand: the daemon reaches whatever the process has mapped there at the time.
+    if len == 0 || access & access::ON_DEMAND != 0 {
         return Ok(None);
     }
     swap::register(addr, len, access & WRITES != 0).map(Some).map_err(|e| match e {
@@ -123,22 +118,33 @@ fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
 
 /// What the application asked for.
 #[derive(Clone, Copy)]
-struct Range {
-    addr: usize,
-    len: usize,
-    iova: u64,
-    access: u32,
+pub struct Range {
+    /// First byte.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Address that requests use for the first byte.
+    pub iova: u64,
+    /// Rights.
+    pub access: u32,
+    /// Region whose place it takes.
+    pub replaces: Option<u32>,
 }
 
 /// Keys and number of a registration at the daemon.
-struct Granted {
-    handle: u32,
-    lkey: u32,
-    rkey: u32,
-    registration: Option<Registration>,
+pub struct Granted {
+    /// Daemon's number.
+    pub handle: u32,
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key.
+    pub rkey: u32,
+    /// How the pages are shared.
+    pub registration: Option<Registration>,
 }
 
-fn register_at_daemon(context: &Context, pd: u32, range: Range) -> Outcome<Granted> {
+/// Shares the pages and registers them.
+pub fn register_at_daemon(context: &Context, pd: u32, range: Range) -> Outcome<Granted> {
     let registration = share(range.addr, range.len, range.access)?;
     let pieces = registration.as_ref().map(pieces_of).unwrap_or_default();
     let fds: Vec<BorrowedFd<'_>> =
@@ -150,6 +156,7 @@ fn register_at_daemon(context: &Context, pd: u32, range: Range) -> Outcome<Grant
         iova: range.iova,
         access: range.access,
         pieces,
+        replaces: range.replaces,
     };
     let answer = context.call(&request, &fds);
     drop(fds);
@@ -164,23 +171,32 @@ fn register_at_daemon(context: &Context, pd: u32, range: Range) -> Outcome<Grant
     }
 }
 
-unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: u32) -> Outcome<*mut ibv_mr> {
+/// Registers a range and makes the object. `shown` is the address that the object tells.
+///
+/// # Safety
+/// `pd` must be alive; the range must stay mapped until `ibv_dereg_mr`.
+pub unsafe fn new_mr(pd: *mut ibv_pd, range: Range, shown: *mut c_void) -> Outcome<*mut ibv_mr> {
     // SAFETY: the caller gives a live PD.
     let (context, pd_handle) = unsafe { pd_of(pd) }?;
-    let access = check_access(access)?;
-    let iova = if access & access::ZERO_BASED != 0 { 0 } else { iova };
-    let range = Range { addr: addr as usize, len, iova, access };
     let granted = register_at_daemon(context, pd_handle, range)?;
     let base = ibv_mr {
         context: context.as_ibv(),
         pd,
-        addr,
-        length: len,
+        addr: shown,
+        length: range.len,
         handle: granted.handle,
         lkey: granted.lkey,
         rkey: granted.rkey,
     };
-    Ok(Box::into_raw(Box::new(Mr { base, access, iova, registration: granted.registration })).cast())
+    let mr = Mr { base, access: range.access, iova: range.iova, registration: granted.registration };
+    Ok(Box::into_raw(Box::new(mr)).cast())
+}
+
+unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, access: u32) -> Outcome<*mut ibv_mr> {
+    let access = check_access(access)?;
+    let iova = if access & access::ZERO_BASED != 0 { 0 } else { iova };
+    // SAFETY: the caller's promise.
+    unsafe { new_mr(pd, Range { addr: addr as usize, len, iova, access, replaces: None }, addr) }
 }
 
 /// Registers memory.
@@ -226,7 +242,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 }
 
 /// Gives the pages back, unless they are the parent's affair.
-fn unshare(context: &Context, registration: Option<Registration>) {
+pub fn unshare(context: &Context, registration: Option<Registration>) {
     match registration {
         Some(r) if context.is_alive() => swap::release(r),
         // In a child: the descriptors and mappings are copies that end with the process.
@@ -255,47 +271,6 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// Changes a region's range, PD or rights. The new registration is made before the old one ends; keys change.
-///
-/// # Safety
-/// `mr` must be alive, and `pd` if it is to change; no work request may use the region meanwhile.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_rereg_mr(
-    mr: *mut ibv_mr,
-    flags: c_int,
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> c_int {
-    let rc = door::value(|| {
-        let flags = flags as u32;
-        let all = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
-        // SAFETY: the caller gives a live region.
-        let mr = unsafe { mr.cast::<Mr>().as_mut() }.ok_or(EINVAL)?;
-        if flags == 0 || flags & !all != 0 {
-            return Err(EINVAL);
-        }
-        let new_pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 { pd } else { mr.base.pd };
-        // SAFETY: the region's PD is alive, or the caller gives one.
-        let (context, pd_handle) = unsafe { pd_of(new_pd) }?;
-        let moved = flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0;
-        let (addr, len, iova) =
-            if moved { (addr, length, addr as u64) } else { (mr.base.addr, mr.base.length, mr.iova) };
-        let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 { check_access(access as u32)? } else { mr.access };
-        let granted = register_at_daemon(context, pd_handle, Range { addr: addr as usize, len, iova, access })?;
-        let old = std::mem::replace(&mut mr.registration, granted.registration);
-        let old_handle = std::mem::replace(&mut mr.base.handle, granted.handle);
-        (mr.base.pd, mr.base.addr, mr.base.length) = (new_pd, addr, len);
-        (mr.base.lkey, mr.base.rkey) = (granted.lkey, granted.rkey);
-        (mr.access, mr.iova) = (access, iova);
-        context.tell_end(&Request::DeregMr { mr: old_handle })?;
-        unshare(context, old);
-        Ok(())
-    });
-    if rc == 0 { 0 } else { IBV_REREG_MR_ERR_INPUT }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,6 +282,7 @@ mod tests {
         assert_eq!(check_access(access::REMOTE_WRITE), Err(EINVAL));
         assert_eq!(check_access(access::REMOTE_ATOMIC), Err(EINVAL));
         assert_eq!(check_access(access::REMOTE_READ), Ok(access::REMOTE_READ));
-        assert_eq!(check_access(access::ON_DEMAND), Err(EOPNOTSUPP));
+        assert_eq!(check_access(access::ON_DEMAND), Ok(access::ON_DEMAND));
+        assert_eq!(check_access(1 << 18), Err(EOPNOTSUPP));
     }
 }

@@ -99,6 +99,21 @@ fn device_attr(device: &DeviceInfo) -> ibv_device_attr {
     a
 }
 
+/// On-demand regions are reached in the process itself: everything that others can do, implicit regions too.
+fn odp_caps() -> ibv_odp_caps {
+    let datagrams = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+    let unreliable = datagrams | IBV_ODP_SUPPORT_WRITE;
+    let reliable = unreliable | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+    ibv_odp_caps {
+        general_caps: u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT),
+        per_transport_caps: ibv_odp_caps__bindgen_ty_1 {
+            rc_odp_caps: reliable,
+            uc_odp_caps: unreliable,
+            ud_odp_caps: datagrams,
+        },
+    }
+}
+
 fn port_attr(device: &DeviceInfo) -> [u8; PORT_ATTR_MAX] {
     let (active_width, active_speed) = rates::width_and_speed(device.speed_mbps);
     let a = ibv_port_attr {
@@ -167,6 +182,8 @@ pub unsafe extern "C" fn query_device_ex(
             phys_port_cnt_ex: 1,
             completion_timestamp_mask: u64::MAX,
             hca_core_clock: CLOCK_KHZ,
+            odp_caps: odp_caps(),
+            max_dm_size: device.limits.max_dm_size,
             cq_mod_caps: ibv_cq_moderation_caps { max_cq_count: MODERATION_MAX, max_cq_period: MODERATION_MAX },
             ..Default::default()
         };

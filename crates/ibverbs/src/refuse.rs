@@ -84,23 +84,11 @@ macro_rules! absent {
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> c_int { crate::door::number(|| Err(crate::door::EOPNOTSUPP)) }
     };
-    (@one $name:ident nothing) => {
-        /// Not offered; there is nothing that could be given back.
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name() {}
-    };
 }
 
 absent! {
     ibv_attach_mcast -> value,
     ibv_detach_mcast -> value,
-    ibv_import_device -> pointer,
-    ibv_import_pd -> pointer,
-    ibv_unimport_pd -> nothing,
-    ibv_import_mr -> pointer,
-    ibv_unimport_mr -> nothing,
-    ibv_import_dm -> pointer,
-    ibv_unimport_dm -> nothing,
     ibv_reg_dmabuf_mr -> pointer,
     ibv_alloc_dmah -> pointer,
     ibv_dealloc_dmah -> value,

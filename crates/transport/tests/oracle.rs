@@ -16,7 +16,7 @@ use burst_shm::layout::{Cqe, SendWqe, Sge};
 use common::{End, Pair, Setup, Weather};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 const POOL: u64 = 0;
 const POOL_LEN: u64 = 512 << 10;

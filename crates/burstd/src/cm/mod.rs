@@ -39,6 +39,11 @@ pub struct CmHouse {
 }
 
 impl CmHouse {
+    /// The context with this token.
+    pub fn context_of(&self, token: u64) -> Option<u32> {
+        self.tokens.get(&token).copied()
+    }
+
     /// Remembers the token of a context.
     pub fn know_token(&mut self, token: u64, context: u32) {
         self.tokens.insert(token, context);

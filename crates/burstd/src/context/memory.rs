@@ -1,10 +1,11 @@
 //! Memory regions and windows: what the client says is checked, mapped, and put into every worker's table.
 
 use super::{Context, Mr, Mw, Outcome, no_room, unknown};
+use crate::exports::{LentMemory, LentRegion};
 use crate::house::House;
 use crate::session::refuse;
 use burst_base::verbs::{MwType, access};
-use burst_control::{MrPiece, MrPieceKind, Refusal, Response};
+use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
 use burst_mem::{MapPiece, Mapping, Region, Window};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -22,35 +23,66 @@ pub struct Registration {
 
 const REMOTE_WRITES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 
+/// Rights and range of a registration.
+fn check(r: &Registration) -> Result<(), Refusal> {
+    if r.access & REMOTE_WRITES != 0 && r.access & access::LOCAL_WRITE == 0 {
+        return refuse(libc::EINVAL, "remote write and atomic access need IBV_ACCESS_LOCAL_WRITE too");
+    }
+    // On demand, a region may be the whole address space: nothing of it is mapped here.
+    let too_long = r.len > crate::device::LIMITS.max_mr_size && r.access & access::ON_DEMAND == 0;
+    if r.addr.checked_add(r.len).is_none() || r.iova.checked_add(r.len).is_none() || too_long {
+        return refuse(libc::EINVAL, "the region is longer than an address space or max_mr_size");
+    }
+    Ok(())
+}
+
 impl Context {
     /// Registers memory.
     pub(super) fn reg_mr(&mut self, house: &mut House, r: Registration) -> Result<Outcome, Refusal> {
         let number = self.pd_number(r.pd)?;
-        if r.access & REMOTE_WRITES != 0 && r.access & access::LOCAL_WRITE == 0 {
-            return refuse(libc::EINVAL, "remote write and atomic access need IBV_ACCESS_LOCAL_WRITE too");
-        }
-        if r.addr.checked_add(r.len).is_none()
-            || r.iova.checked_add(r.len).is_none()
-            || r.len > crate::device::LIMITS.max_mr_size
-        {
-            return refuse(libc::EINVAL, "the region is longer than an address space or max_mr_size");
-        }
+        check(&r)?;
         let Some(key) = house.keys.alloc() else { return no_room("memory region") };
-        let mapping = match self.map(&r) {
-            Ok(mapping) => mapping,
+        let region = match self.region(&r, key, number) {
+            Ok(region) => region,
             Err(refusal) => {
                 house.keys.release(key);
                 return Err(refusal);
             }
         };
-        let iova = if r.access & access::ZERO_BASED != 0 { 0 } else { r.iova };
-        let region = Arc::new(Region::new(key, number, iova, r.len, r.access, mapping));
         house.on_all(move |w| w.add_region(region.clone()));
         if let Some(p) = self.pds.get_mut(r.pd) {
             p.users += 1;
         }
         let mr = self.mrs.insert(Mr { key, pd: r.pd });
+        house.exports.of(self.id).mrs.insert(mr, LentRegion { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
+    }
+
+    /// Puts a region in the place of another: the keys stay, windows bound to it too.
+    pub(super) fn rereg_mr(&mut self, house: &mut House, mr: u32, r: Registration) -> Result<Outcome, Refusal> {
+        let number = self.pd_number(r.pd)?;
+        check(&r)?;
+        let Some(&Mr { key, pd: old_pd }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
+        let region = self.region(&r, key, number)?;
+        house.on_all(move |w| {
+            w.remove_region(key);
+            w.add_region(region.clone());
+        });
+        if let Some(p) = self.pds.get_mut(r.pd) {
+            p.users += 1;
+        }
+        self.release_pd(old_pd);
+        if let Some(object) = self.mrs.get_mut(mr) {
+            object.pd = r.pd;
+        }
+        house.exports.of(self.id).mrs.insert(mr, LentRegion { key, len: r.len });
+        Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
+    }
+
+    fn region(&self, r: &Registration, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
+        let mapping = self.map(r)?;
+        let iova = if r.access & access::ZERO_BASED != 0 { 0 } else { r.iova };
+        Ok(Arc::new(Region::new(key, pd_number, iova, r.len, r.access, mapping)))
     }
 
     /// Maps the pieces, or remembers the process; both at once cannot be.
@@ -74,10 +106,54 @@ impl Context {
         Region::map(&pieces, r.access).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.to_string() })
     }
 
+    /// Remembers device memory, so that others can import it.
+    pub(super) fn alloc_dm(&mut self, house: &mut House, len: u64, fds: Vec<OwnedFd>) -> Result<Outcome, Refusal> {
+        let mut fds = fds.into_iter();
+        let (Some(fd), true) = (fds.next(), len <= crate::device::LIMITS.max_dm_size) else {
+            return refuse(libc::EINVAL, "device memory is a descriptor of at most max_dm_size bytes");
+        };
+        let dm = self.dms.insert(());
+        house.exports.of(self.id).dms.insert(dm, LentMemory { fd: Arc::new(fd), len });
+        Ok(Response::Handle(dm).into())
+    }
+
+    pub(super) fn free_dm(&mut self, house: &mut House, dm: u32) -> Result<Outcome, Refusal> {
+        if self.dms.remove(dm).is_none() {
+            return unknown("device memory", dm);
+        }
+        house.exports.of(self.id).dms.remove(&dm);
+        Ok(Response::Done.into())
+    }
+
+    /// Finds an object of the context with this token.
+    pub(super) fn import(&mut self, house: &mut House, token: u64, object: ImportObject) -> Result<Outcome, Refusal> {
+        let missing = || Refusal { errno: libc::EINVAL, sentence: format!("there is no {object:?} to import") };
+        let owner = house.cm.context_of(token).ok_or_else(missing)?;
+        let lent = house.exports.find(owner).ok_or_else(missing)?;
+        match object {
+            ImportObject::Pd(pd) => {
+                let number = *lent.pds.get(&pd).ok_or_else(missing)?;
+                let handle = self.hold_pd(house, number);
+                Ok(Response::Imported { handle, key: 0, len: 0 }.into())
+            }
+            ImportObject::Mr(mr) => {
+                let LentRegion { key, len } = *lent.mrs.get(&mr).ok_or_else(missing)?;
+                Ok(Response::Imported { handle: mr, key, len }.into())
+            }
+            ImportObject::Dm(dm) => {
+                let LentMemory { fd, len } = lent.dms.get(&dm).ok_or_else(missing)?.clone();
+                let fd = fd.try_clone().map_err(super::system("share device memory"))?;
+                let response = Response::Imported { handle: dm, key: 0, len };
+                Ok(Outcome { response, fds: vec![fd], segments: Vec::new() })
+            }
+        }
+    }
+
     /// Ends a registration. On return no worker uses the memory.
     pub(super) fn dereg_mr(&mut self, house: &mut House, mr: u32) -> Result<Outcome, Refusal> {
         let Some(Mr { key, pd }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
         house.on_all(move |w| w.remove_region(key));
+        house.exports.of(self.id).mrs.remove(&mr);
         house.keys.release(key);
         self.release_pd(pd);
         Ok(Response::Done.into())

@@ -68,6 +68,7 @@ impl Context {
             producer,
             channel: pipe,
             cookie,
+            context: self.id,
             async_events: self.async_events.clone(),
             overrun_said: AtomicBool::new(false),
         });
@@ -90,7 +91,7 @@ impl Context {
             self.arena.free(place);
             return refuse(libc::EBUSY, "the completion queue is being resized already: poll it first");
         };
-        // The old ring stays until the queue is destroyed: the program drains it at its own pace.
+        // The old ring stays until the program has drained it, at its own pace, and says so.
         if let Some(c) = self.cqs.get_mut(cq) {
             c.it.old.push(std::mem::replace(&mut c.it.place, place));
         }
@@ -98,6 +99,19 @@ impl Context {
             ring: CqPlace { place: place.into(), entries: spec.entries() },
             old_end,
         })
+    }
+
+    /// Frees the ring from before the last resize.
+    pub(super) fn retire_cq(&mut self, house: &mut House, cq: u32) -> Result<Outcome, Refusal> {
+        let Some(c) = self.cqs.get_mut(cq) else { return unknown("completion queue", cq) };
+        let old = std::mem::take(&mut c.it.old);
+        c.it.shared.producer.retire_old();
+        // Each worker has ended its turn when it has carried out a command: nobody writes to the old ring any more.
+        house.on_all(|_| ());
+        for place in old {
+            self.arena.free(place);
+        }
+        Ok(Response::Done.into())
     }
 
     pub(super) fn destroy_cq(&mut self, house: &mut House, cq: u32) -> Result<Outcome, Refusal> {

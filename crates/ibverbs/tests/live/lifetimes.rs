@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{cq, device, pd_mr, poll, qp};
+use burst_ibverbs::{cq, device, domain, pd_mr, poll, qp};
 
 #[test]
 fn completions_of_a_destroyed_queue_pair_vanish() {
@@ -58,10 +58,10 @@ fn what_is_in_use_cannot_end() {
     // SAFETY: live objects.
     unsafe {
         assert_eq!(cq::ibv_destroy_cq(cq), libc::EBUSY);
-        assert_eq!(pd_mr::ibv_dealloc_pd(open.pd), libc::EBUSY);
+        assert_eq!(domain::ibv_dealloc_pd(open.pd), libc::EBUSY);
         assert_eq!(qp::ibv_destroy_qp(qp), 0);
         assert_eq!(cq::ibv_destroy_cq(cq), 0);
-        assert_eq!(pd_mr::ibv_dealloc_pd(open.pd), 0);
+        assert_eq!(domain::ibv_dealloc_pd(open.pd), 0);
     }
 }
 

@@ -9,3 +9,4 @@ mod extended;
 mod lifetimes;
 mod pair;
 mod refusals;
+mod sharing;

@@ -1,0 +1,201 @@
+//! Device memory: there is none, so it is a sealed memfd, which registration and import treat as any shared memory.
+
+use crate::context::Context;
+use crate::door::{self, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Outcome};
+use crate::pd_mr::{Range, check_access, new_mr};
+use crate::sys::*;
+use burst_base::verbs::access;
+use burst_control::{Request, Response};
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+
+/// Offsets and lengths of copies are whole words, as on devices that have such memory.
+const WORD: u64 = 4;
+
+/// Device memory.
+#[repr(C)]
+struct Dm {
+    base: ibv_dm,
+    memory: NonNull<u8>,
+    len: usize,
+    imported: bool,
+}
+
+impl Drop for Dm {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; the program has given the memory up.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len) };
+    }
+}
+
+unsafe fn ours<'a>(dm: *mut ibv_dm) -> Outcome<&'a Dm> {
+    // SAFETY: `base` is the first field of a `Dm`; the caller gives NULL or a live one.
+    unsafe { dm.cast::<Dm>().as_ref() }.ok_or(EINVAL)
+}
+
+/// A memfd of `len` zero bytes that cannot shrink.
+fn memfd(len: usize) -> Outcome<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a C string; then a descriptor that is ours alone.
+    unsafe {
+        let fd = libc::memfd_create(c"burst-dm".as_ptr(), flags);
+        if fd < 0 {
+            return Err(ENOMEM);
+        }
+        let fd = OwnedFd::from_raw_fd(fd);
+        let grown = libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) == 0;
+        let sealed = libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) == 0;
+        if grown && sealed { Ok(fd) } else { Err(ENOMEM) }
+    }
+}
+
+fn map(fd: &OwnedFd, len: usize) -> Outcome<NonNull<u8>> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping of a descriptor that is at least so long.
+    let at = unsafe { libc::mmap(null_mut(), len, rights, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+    if at == libc::MAP_FAILED { Err(ENOMEM) } else { NonNull::new(at.cast()).ok_or(ENOMEM) }
+}
+
+fn object(context: *mut ibv_context, handle: u32, memory: NonNull<u8>, len: usize, imported: bool) -> *mut ibv_dm {
+    let base = ibv_dm {
+        context,
+        memcpy_to_dm: Some(memcpy_to_dm),
+        memcpy_from_dm: Some(memcpy_from_dm),
+        comp_mask: IBV_DM_MASK_HANDLE,
+        handle,
+    };
+    Box::into_raw(Box::new(Dm { base, memory, len, imported })).cast()
+}
+
+/// `ibv_alloc_dm`.
+///
+/// # Safety
+/// `context` must be open and `attr` valid.
+pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    door::pointer(|| {
+        // SAFETY: the caller gives an open context and a valid struct.
+        let (ours, attr) = unsafe { (Context::from_ibv(context)?, attr.as_ref().ok_or(EINVAL)?) };
+        if attr.comp_mask != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if attr.length == 0 || attr.log_align_req > 12 {
+            return Err(EINVAL);
+        }
+        let fd = memfd(attr.length)?;
+        let answer = ours.call(&Request::AllocDm { len: attr.length as u64 }, &[fd.as_fd()])?;
+        let Response::Handle(handle) = answer.response else { return Err(EIO) };
+        let memory = map(&fd, attr.length)?;
+        Ok(object(context, handle, memory, attr.length, false))
+    })
+}
+
+/// `ibv_free_dm`.
+///
+/// # Safety
+/// `dm` must be alive; it and what was registered of it are gone afterwards.
+pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives live device memory of an open context.
+        let (this, context) = unsafe { (ours(dm)?, Context::even_dead((*dm).context)?) };
+        if !this.imported {
+            context.tell_end(&Request::FreeDm { dm: this.base.handle })?;
+        }
+        // SAFETY: made by `Box::into_raw`, and the caller gives it up.
+        drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
+        Ok(())
+    })
+}
+
+/// `ibv_reg_dm_mr`: a region of device memory, whose addresses begin at 0.
+///
+/// # Safety
+/// `pd` and `dm` must be alive.
+pub unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: u32,
+) -> *mut ibv_mr {
+    door::pointer(|| {
+        // SAFETY: the caller gives live device memory.
+        let this = unsafe { ours(dm) }?;
+        let access = check_access(access)?;
+        if access & access::ZERO_BASED == 0 {
+            return Err(EINVAL);
+        }
+        let place = this.place(offset, length)?;
+        let range = Range { addr: place.as_ptr() as usize, len: length, iova: 0, access, replaces: None };
+        // SAFETY: the caller's promise; the mapping lives as long as the device memory.
+        unsafe { new_mr(pd, range, null_mut()) }
+    })
+}
+
+impl Dm {
+    /// The address of a range that is all inside.
+    fn place(&self, offset: u64, length: usize) -> Outcome<NonNull<u8>> {
+        let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
+        if offset > self.len || length > self.len - offset {
+            return Err(EINVAL);
+        }
+        // SAFETY: inside the mapping.
+        Ok(unsafe { self.memory.add(offset) })
+    }
+
+    /// As [`Dm::place`], for a copy.
+    fn words(&self, offset: u64, length: usize) -> Outcome<NonNull<u8>> {
+        if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
+            return Err(EINVAL);
+        }
+        self.place(offset, length)
+    }
+}
+
+unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives live device memory and `length` readable bytes; `words` checks the target.
+        unsafe {
+            let to = ours(dm)?.words(offset, length)?;
+            std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.as_ptr(), length);
+        }
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives live device memory and `length` writable bytes; `words` checks the source.
+        unsafe {
+            let from = ours(dm)?.words(offset, length)?;
+            std::ptr::copy_nonoverlapping(from.as_ptr(), to.cast::<u8>(), length);
+        }
+        Ok(())
+    })
+}
+
+/// Device memory of another context, by its handle there.
+///
+/// # Safety
+/// `context` must come from `ibv_import_device`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    door::pointer(|| {
+        // SAFETY: the caller gives an open context.
+        let ours = unsafe { Context::from_ibv(context) }?;
+        let (answer, len) = ours.import(burst_control::ImportObject::Dm(handle))?;
+        let fd = answer.fds.into_iter().next().ok_or(EIO)?;
+        let len = usize::try_from(len).map_err(|_| EIO)?;
+        Ok(object(context, handle, map(&fd, len)?, len, true))
+    })
+}
+
+/// Ends an import; the memory stays with its owner.
+///
+/// # Safety
+/// `dm` must come from `ibv_import_dm`; it is gone afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
+    // SAFETY: the caller's promise.
+    door::nothing(|| drop(unsafe { Box::from_raw(dm.cast::<Dm>()) }));
+}

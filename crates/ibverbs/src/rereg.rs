@@ -1,0 +1,89 @@
+//! Re-registration, and advice about regions.
+//!
+//! A re-registered region keeps its handle and its keys: the daemon puts the new region in the place of the old one, in every
+//! worker's table, before the old pages are let go.
+
+use crate::context::Context;
+use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome};
+use crate::pd_mr::{Mr, Range, check_access, pd_of, register_at_daemon, unshare};
+use crate::sys::*;
+use burst_base::verbs::access;
+use std::ffi::{c_int, c_void};
+
+/// Everything that `ibv_rereg_mr` can change.
+const CHANGES: u32 = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+
+/// Changes a region's range, PD or rights; the keys stay.
+///
+/// # Safety
+/// `mr` must be alive, and `pd` if it is to change; no work request may use the region meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let new = ibv_mr { pd, addr, length, ..Default::default() };
+    // SAFETY: the caller's promise.
+    let rc = door::value(|| unsafe { change(mr, flags as u32, &new, access as u32) });
+    if rc == 0 { 0 } else { IBV_REREG_MR_ERR_INPUT }
+}
+
+unsafe fn change(mr: *mut ibv_mr, flags: u32, new: &ibv_mr, access: u32) -> Outcome<()> {
+    // SAFETY: the caller gives a live region.
+    let mr = unsafe { mr.cast::<Mr>().as_mut() }.ok_or(EINVAL)?;
+    if flags == 0 || flags & !CHANGES != 0 {
+        return Err(EINVAL);
+    }
+    let pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 { new.pd } else { mr.base.pd };
+    // SAFETY: the region's PD is alive, or the caller gives one.
+    let (context, pd_handle): (&Context, u32) = unsafe { pd_of(pd) }?;
+    let moved = flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0;
+    let (addr, len) = if moved { (new.addr, new.length) } else { (mr.base.addr, mr.base.length) };
+    let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 { check_access(access)? } else { mr.access };
+    let iova = match (access & access::ZERO_BASED != 0, moved) {
+        (true, _) => 0,
+        (false, true) => addr as u64,
+        (false, false) => mr.iova,
+    };
+    let range = Range { addr: addr as usize, len, iova, access, replaces: Some(mr.base.handle) };
+    let granted = register_at_daemon(context, pd_handle, range)?;
+    let old = std::mem::replace(&mut mr.registration, granted.registration);
+    (mr.base.pd, mr.base.addr, mr.base.length) = (pd, addr, len);
+    (mr.access, mr.iova) = (access, iova);
+    unshare(context, old);
+    Ok(())
+}
+
+/// Advice about on-demand regions: pages are taken when they are needed, so there is nothing to fetch before. Ranges are
+/// checked, as prefetching would.
+///
+/// # Safety
+/// `pd` must be alive and `list` valid for `count` entries.
+pub unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live PD.
+        unsafe { pd_of(pd) }?;
+        if advice > ADVICE_LAST || flags & !ADVICE_FLUSH != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if count == 0 || list.is_null() {
+            return Err(EINVAL);
+        }
+        Ok(())
+    })
+}
+
+/// The last kind of advice: prefetch for reading, for writing, without faults.
+const ADVICE_LAST: u32 = 2;
+/// The flag to wait until the advice is carried out.
+const ADVICE_FLUSH: u32 = 1;
