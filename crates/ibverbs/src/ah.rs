@@ -116,9 +116,9 @@ unsafe fn attr_from_wc(
     // SAFETY: the caller gives an open context, a completion, and the GRH if the completion says so.
     let (context, wc) = unsafe { (Context::from_ibv(context)?, wc.as_ref().ok_or(EINVAL)?) };
     check_port(port.into())?;
+    // The service level of a received datagram tells its IP version, not a priority to answer with.
     let mut attr = ibv_ah_attr {
         dlid: wc.slid,
-        sl: wc.sl,
         src_path_bits: wc.dlid_path_bits,
         port_num: port,
         ..Default::default()

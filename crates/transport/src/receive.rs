@@ -111,6 +111,8 @@ pub(crate) struct Received {
     pub(crate) src_qpn: Qpn,
     pub(crate) with_write: bool,
     pub(crate) solicited: bool,
+    /// For datagrams, what kind of IP header lies before the data.
+    pub(crate) sl: u8,
 }
 
 impl Qp {
@@ -127,6 +129,7 @@ impl Qp {
             imm: got.imm,
             src_qpn: got.src_qpn.get(),
             wc_flags: got.wc_flags,
+            sl: got.sl,
             ..self.receive_cqe(WcStatus::Success, opcode, None, env)
         };
         env.fx.complete(self.id.recv_cq, cqe, got.solicited);

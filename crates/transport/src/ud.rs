@@ -19,6 +19,10 @@ pub const GRH_BYTES: usize = 40;
 /// IP header fields besides the transport part: UDP header and ICRC.
 const UDP_AND_ICRC: usize = 8 + 4;
 const PROTOCOL_UDP: u8 = 17;
+/// A completion says which IP version a datagram came by (annex A17.4.5.1). Verbs have no field for it; RNICs use the
+/// service level, which means nothing on Ethernet: bit 3, a UDP header; below, 1 for IPv6 and 2 for IPv4. UCX reads it.
+const SL_ROCE_V2_IPV6: u8 = 8 | 1;
+const SL_ROCE_V2_IPV4: u8 = 8 | 2;
 /// A Q_Key with this bit in a work request stands for the queue pair's own (IBA 10.2.5).
 const QKEY_OWN: u32 = 1 << 31;
 
@@ -88,6 +92,7 @@ impl Qp {
             wc_flags: wc_flags::GRH | if imm.is_some() { wc_flags::WITH_IMM } else { 0 },
             src_qpn: deth.src_qpn,
             solicited: pkt.bth.solicited,
+            sl: if frame.flow.dst.is_ipv4() { SL_ROCE_V2_IPV4 } else { SL_ROCE_V2_IPV6 },
             ..Received::default()
         };
         self.complete_receive(got, env);

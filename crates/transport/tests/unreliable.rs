@@ -113,6 +113,8 @@ fn datagrams_arrive_behind_their_route_header() {
     let (cqe, _) = pair.ends[1].told.receives[0];
     assert_eq!((cqe.byte_len, cqe.src_qpn, cqe.imm), (48, qpn_of(0).get(), 0x0a0b));
     assert_eq!(cqe.wc_flags, wc_flags::GRH | wc_flags::WITH_IMM);
+    // By UDP and IPv4, as RNICs say it.
+    assert_eq!(cqe.sl, 0xa);
     let got = pair.ends[1].memory(100_000, 48);
     assert_eq!(got[..20], [0; 20]);
     assert_eq!((got[20], got[29]), (0x45, 17));
