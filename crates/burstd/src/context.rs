@@ -21,7 +21,6 @@ use burst_engine::{AddressHandle, ContextSlot, CqShared};
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
 use burst_shm::doorbell::DoorbellDrain;
-use burst_shm::nap::Waker;
 use handles::Handles;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -141,8 +140,7 @@ impl Context {
         let Some(id) = house.contexts.take() else { return no_room("context") };
         for worker in 0..house.workers().len() {
             let Some(doorbells) = DoorbellDrain::new(arena.context(), worker) else { return no_room("worker") };
-            let Some(waker) = Waker::new(arena.context()) else { return no_room("worker") };
-            let slot = ContextSlot { doorbells, waker, queues: Vec::new(), async_events: async_events.clone() };
+            let slot = ContextSlot { doorbells, queues: Vec::new(), async_events: async_events.clone() };
             house.on_worker(worker, move |w, _| w.add_context(id, slot));
         }
         let workers = house.workers().len();

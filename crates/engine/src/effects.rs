@@ -74,9 +74,6 @@ pub(crate) fn write_completion(
     let Some(shared) = cqs.get(cq as usize).and_then(Option::as_ref) else { return };
     counters.add(Traffic::Completions, 1);
     outbox.delivered = true;
-    if outbox.contexts.last() != Some(&shared.context) {
-        outbox.contexts.push(shared.context);
-    }
     match shared.producer.push(cqe, solicited) {
         Push::Quiet => {}
         Push::Event => outbox.events.push(cq),

@@ -9,7 +9,6 @@ use burst_control::{AsyncObject, AsyncRecord};
 use burst_frame::Flow;
 use burst_shm::cq::CqProducer;
 use burst_shm::doorbell::DoorbellDrain;
-use burst_shm::nap::Waker;
 use burst_shm::rq::SrqConsumer;
 use burst_transport::Qp;
 use std::sync::Arc;
@@ -27,8 +26,6 @@ pub struct CqShared {
     pub channel: Option<Arc<EventPipe>>,
     /// Written to the channel for each event.
     pub cookie: u64,
-    /// The context, as the workers number it: its polling threads are woken after completions.
-    pub context: u32,
     /// The context's asynchronous events.
     pub async_events: Arc<EventPipe>,
     /// Whether the overrun has been reported.
@@ -49,8 +46,6 @@ pub struct AddressHandle {
 pub struct ContextSlot {
     /// This worker's doorbells of the context.
     pub doorbells: DoorbellDrain,
-    /// Wakes its polling threads.
-    pub waker: Waker,
     /// Queue pair slot behind each doorbell number.
     pub queues: Vec<u32>,
     /// Asynchronous events.

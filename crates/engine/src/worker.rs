@@ -55,8 +55,6 @@ pub(crate) struct Outbox {
     pub events: Vec<u32>,
     /// Completions that must not be seen before the batch has left.
     pub completions: Vec<(u32, Cqe, bool)>,
-    /// Contexts that got completions in this pass; one may be named more than once.
-    pub contexts: Vec<u32>,
     /// Completions were written since this was last asked.
     pub delivered: bool,
     /// What the worker's time 0 is on the clock that completions are stamped with (CLOCK_MONOTONIC).
@@ -122,7 +120,6 @@ impl Worker {
                 outbox: Outbox {
                     events: Vec::with_capacity(1024),
                     completions: Vec::with_capacity(1024),
-                    contexts: Vec::with_capacity(1024),
                     delivered: false,
                     clock_base_ns: 0,
                 },
@@ -278,11 +275,6 @@ impl Core {
         for context in self.contexts.iter().flatten() {
             if context.async_events.has_backlog() {
                 context.async_events.retry();
-            }
-        }
-        for context in self.outbox.contexts.drain(..) {
-            if let Some(slot) = self.contexts.get(context as usize).and_then(Option::as_ref) {
-                slot.waker.wake();
             }
         }
         let any = !self.outbox.events.is_empty();

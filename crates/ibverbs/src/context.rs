@@ -12,7 +12,6 @@ use crate::sys::*;
 use burst_control::{Client, DeviceInfo, ImportObject, Request, Response};
 use burst_shm::arena::{ArenaView, Segment};
 use burst_shm::doorbell::Doorbells;
-use burst_shm::nap::Napper;
 use burst_shm::status::WorkerView;
 use burst_shm::{Area, ShmRef};
 use std::ffi::c_int;
@@ -54,8 +53,6 @@ pub struct Bells {
     tree: Doorbells,
     workers: WorkerView,
     wake: Box<[OwnedFd]>,
-    /// Where polling threads nap.
-    pub napper: Napper,
 }
 
 impl Bells {
@@ -105,10 +102,8 @@ impl Context {
         if wake.len() != workers as usize {
             return Err(EIO);
         }
-        let page = arena.context().map_err(|_| EIO)?;
-        let tree = Doorbells::new(page.clone()).ok_or(EIO)?;
-        let napper = Napper::new(page).ok_or(EIO)?;
-        let bells = Bells { tree, workers: WorkerView::map(status).map_err(|_| EIO)?, wake, napper };
+        let tree = Doorbells::new(arena.context().map_err(|_| EIO)?).ok_or(EIO)?;
+        let bells = Bells { tree, workers: WorkerView::map(status).map_err(|_| EIO)?, wake };
         let Response::Token(token) = client.call(&Request::Token, &[])?.response else { return Err(EIO) };
         // An imported context names the one that its objects come from: it can be passed on.
         let name = import::name_file(exporter.unwrap_or(token), device.info.index, &device.socket)?;

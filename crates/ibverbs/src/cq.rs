@@ -43,11 +43,6 @@ pub struct Inner {
 }
 
 impl Inner {
-    /// Whether a completion is there.
-    pub fn is_ready(&self) -> bool {
-        !self.carry.is_empty() || self.ring.is_ready()
-    }
-
     /// Empties the ring into `carry`, keeping only what `keep` accepts; also of what was carried already.
     fn take_out(&mut self, keep: impl Fn(&Cqe) -> bool) {
         self.carry.retain(&keep);

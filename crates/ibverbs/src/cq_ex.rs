@@ -147,7 +147,7 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
             }
         }
     }
-    if pause_if_idle(!found, context, ours) && context.daemon_is_gone() {
+    if pause_if_idle(!found) && context.daemon_is_gone() {
         return libc::EIO;
     }
     if found { 0 } else { libc::ENOENT }

@@ -3,16 +3,13 @@
 //! A completion names its queue pair by cookie. For send completions that queue pair learns how many of its slots are free
 //! again. A completion whose queue pair is gone is dropped, as verbs promise.
 //!
-//! A thread that finds nothing `PATIENCE` times in a row yields now and then. When that shows that others want the processor
-//! (`burst_base::sharing`), it naps instead: until a completion of its context comes, at most `NAP_MAX`, so that a program
-//! that looks at other things between two polls is not kept from them. Once in a while it also asks whether the daemon
-//! is still there: nobody else could tell a program that only polls, and -1 is better than waiting for ever.
+//! A thread that finds nothing `PATIENCE` times in a row gives up the processor now and then: the worker that is to make the
+//! completion may be waiting for this very core. Once a yield shows that somebody was waiting, every empty poll yields. Once in a while it also asks whether the daemon is still there:
+//! nobody else could tell a program that only polls, and -1 is better than waiting for ever.
 
-use crate::context::Context;
 use crate::cq::{Cq, Inner};
 use crate::registry::QpTable;
 use crate::sys::*;
-use burst_base::Nanos;
 use burst_base::sharing::Sharing;
 use burst_shm::Cqe;
 use std::cell::Cell;
@@ -22,13 +19,6 @@ use std::ffi::c_int;
 const PATIENCE: u32 = 24;
 /// Empty polls in a row between two looks whether the daemon lives. One look costs a system call, as each yield does.
 const LOOK: u32 = 1024;
-
-/// Longest nap of a poll on a shared processor.
-const NAP_MAX: Nanos = Nanos::from_us(50);
-/// On a shared processor every so many empty polls one yields, to learn whether it still is.
-const NAPS_PER_YIELD: u32 = 8;
-/// As [`LOOK`], for polls that nap.
-const LOOK_NAPPING: u32 = 64;
 
 /// Further empty polls between two yields while nobody else wants the processor.
 const YIELD_EVERY: u32 = 4;
@@ -52,15 +42,15 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     let wanted = count.max(0) as usize;
     // SAFETY: the caller gives `count` writable entries.
     let done = unsafe { take(&mut cq.inner.lock(), &context.qps, wanted, wc) };
-    if pause_if_idle(done == 0 && wanted > 0, context, cq) && context.daemon_is_gone() {
+    if pause_if_idle(done == 0 && wanted > 0) && context.daemon_is_gone() {
         return -1;
     }
     done as c_int
 }
 
-/// After a poll: gives way when nothing came for a while; true when it is time to look whether the daemon lives.
+/// Yields when nothing came for a while; true when it is time to look whether the daemon lives.
 #[inline]
-pub fn pause_if_idle(idle: bool, context: &Context, cq: &Cq) -> bool {
+pub fn pause_if_idle(idle: bool) -> bool {
     EMPTY.with(|empty| {
         if !idle {
             empty.set(0);
@@ -68,28 +58,20 @@ pub fn pause_if_idle(idle: bool, context: &Context, cq: &Cq) -> bool {
         }
         let so_far = empty.get().wrapping_add(1);
         empty.set(so_far);
-        let shared = SHARING.with(|s| s.get().is_shared());
-        if shared && !so_far.is_multiple_of(NAPS_PER_YIELD) {
-            context.bells.napper.nap(NAP_MAX, || cq.inner.lock().is_ready());
-        } else if shared || (so_far > PATIENCE && so_far.is_multiple_of(YIELD_EVERY)) {
-            give_way();
-        }
-        so_far.is_multiple_of(if shared { LOOK_NAPPING } else { LOOK })
+        SHARING.with(|sharing| {
+            let mut s = sharing.get();
+            if s.is_shared() || (so_far > PATIENCE && so_far.is_multiple_of(YIELD_EVERY)) {
+                let before = crate::lock::monotonic();
+                crate::lock::yield_now();
+                let now = crate::lock::monotonic();
+                if s.yielded(now, now.since(before)) {
+                    s.sample(crate::lock::switches());
+                }
+                sharing.set(s);
+            }
+        });
+        so_far.is_multiple_of(LOOK)
     })
-}
-
-/// Yields, and learns whether somebody was waiting for the processor.
-fn give_way() {
-    SHARING.with(|sharing| {
-        let mut s = sharing.get();
-        let before = crate::lock::monotonic();
-        crate::lock::yield_now();
-        let now = crate::lock::monotonic();
-        if s.yielded(now, now.since(before)) {
-            s.sample(crate::lock::switches());
-        }
-        sharing.set(s);
-    });
 }
 
 #[inline]

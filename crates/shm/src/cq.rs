@@ -266,11 +266,6 @@ impl CqConsumer {
     pub fn release(&self) {
         self.publish();
     }
-    /// Whether a completion is there. Takes nothing.
-    pub fn is_ready(&self) -> bool {
-        let ring = self.next.as_ref().filter(|(_, base)| *base == self.index).map_or(&self.ring, |(ring, _)| ring);
-        ring.take(self.index, &mut Cqe::default())
-    }
     /// Takes one completion. False: none there.
     pub fn poll(&mut self, cqe: &mut Cqe) -> bool {
         let taken = self.take(cqe);

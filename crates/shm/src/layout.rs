@@ -6,7 +6,7 @@
 use core::mem::size_of;
 
 /// Version of the shared-memory formats and of the control messages; both ends must agree exactly.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 1;
 /// Size of a freshly made arena segment (sparse: pages cost memory when touched).
 pub const SEGMENT_BYTES: u64 = 64 << 20;
 /// Cache line.
@@ -207,11 +207,7 @@ pub struct ContextPage {
     pub magic: u32,
     /// [`ABI_VERSION`].
     pub version: u32,
-    /// Changes when somebody who naps is to be woken (daemon writes, futex).
-    pub nap_word: u32,
-    /// Threads that nap, or are about to (application writes).
-    pub nap_sleepers: u32,
-    _line: [u32; 12],
+    _line: [u32; 14],
     /// Doorbells, by worker.
     pub doorbells: [DoorbellTree; WORKER_MAX],
 }

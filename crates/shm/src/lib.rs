@@ -16,8 +16,6 @@ pub mod cq;
 #[cfg(not(loom))]
 pub mod doorbell;
 pub mod layout;
-#[cfg(not(loom))]
-pub mod nap;
 pub mod protocol;
 #[cfg(not(loom))]
 pub mod rq;

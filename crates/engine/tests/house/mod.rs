@@ -71,12 +71,7 @@ impl Host {
         let (pipe, _unread) = EventPipe::new().expect("pipe");
         let async_events = Arc::new(pipe);
         let (bells, drain) = testing::doorbells(id as usize);
-        let page = testing::area(size_of::<burst_shm::ContextPage>());
-        let waker = burst_shm::nap::Waker::new(page).expect("fits");
-        worker.add_context(
-            0,
-            ContextSlot { doorbells: drain, waker, queues: Vec::new(), async_events: async_events.clone() },
-        );
+        worker.add_context(0, ContextSlot { doorbells: drain, queues: Vec::new(), async_events: async_events.clone() });
         let fd = shared_memory(u64::from(bytes));
         let piece = MapPiece { fd: fd.as_fd(), offset: 0, len: u64::from(bytes) };
         let key = keys.alloc().expect("key");
@@ -99,7 +94,6 @@ impl Host {
             producer,
             channel: Some(Arc::new(channel_pipe)),
             cookie: 0xc0de + u64::from(number),
-            context: 0,
             async_events: self.async_events.clone(),
             overrun_said: Default::default(),
         };
