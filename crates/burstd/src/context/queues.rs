@@ -68,7 +68,6 @@ impl Context {
             producer,
             channel: pipe,
             cookie,
-            context: self.id,
             async_events: self.async_events.clone(),
             overrun_said: AtomicBool::new(false),
         });
