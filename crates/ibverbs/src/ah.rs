@@ -117,12 +117,8 @@ unsafe fn attr_from_wc(
     let (context, wc) = unsafe { (Context::from_ibv(context)?, wc.as_ref().ok_or(EINVAL)?) };
     check_port(port.into())?;
     // The service level of a received datagram tells its IP version, not a priority to answer with.
-    let mut attr = ibv_ah_attr {
-        dlid: wc.slid,
-        src_path_bits: wc.dlid_path_bits,
-        port_num: port,
-        ..Default::default()
-    };
+    let mut attr =
+        ibv_ah_attr { dlid: wc.slid, src_path_bits: wc.dlid_path_bits, port_num: port, ..Default::default() };
     if wc.wc_flags & IBV_WC_GRH == 0 || grh.is_null() {
         return Err(EINVAL);
     }

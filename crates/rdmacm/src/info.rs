@@ -1,6 +1,7 @@
 //! `rdma_getaddrinfo`: names to addresses, by the C library's resolver, in the form that `rdma_create_ep` takes.
 //!
-//! Each result is one allocation of ours: the public struct, and the storage that it points to.
+//! A result and everything that it points to are from the C allocator, one by one: programs replace the parts by their own,
+//! and give whole lists of their own making to `rdma_freeaddrinfo` (libfabric does).
 
 use crate::addr;
 use crate::door::{self, EINVAL, ENOMEM, Errno, Outcome, errno};
@@ -9,16 +10,6 @@ use crate::sys::*;
 use burst_control::cm::CmAddr;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
-
-/// One result.
-#[repr(C)]
-struct Info {
-    base: rdma_addrinfo,
-    src: libc::sockaddr_storage,
-    dst: libc::sockaddr_storage,
-    /// Canonical name, of the destination or (passive) the source.
-    canonical: Option<CString>,
-}
 
 /// What the caller wants.
 struct Hints {
@@ -111,44 +102,80 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, hints: &Hints) ->
     Ok(found)
 }
 
-/// Makes one result, which `next` follows.
-fn allocate(hints: &Hints, src: Option<CmAddr>, dst: Option<CmAddr>, name: Option<CString>) -> *mut rdma_addrinfo {
-    // SAFETY: plain words, for which zero is a value.
-    let storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    let made = Box::into_raw(Box::new(Info {
-        base: rdma_addrinfo {
-            ai_flags: hints.flags,
-            ai_qp_type: hints.qp_type,
-            ai_port_space: hints.port_space,
-            ..Default::default()
-        },
-        src: storage,
-        dst: storage,
-        canonical: name,
-    }));
-    // SAFETY: a fresh allocation that does not move; storage has room for any address.
-    unsafe {
-        let base = &raw mut (*made).base;
-        if let Some(src) = src {
-            addr::write(&raw mut (*made).src, &src);
-            (*base).ai_src_addr = (&raw mut (*made).src).cast();
-            (*base).ai_src_len = addr::len_of(&src) as socklen_t;
-            (*base).ai_family = i32::from((*made).src.ss_family);
-        }
-        if let Some(dst) = dst {
-            addr::write(&raw mut (*made).dst, &dst);
-            (*base).ai_dst_addr = (&raw mut (*made).dst).cast();
-            (*base).ai_dst_len = addr::len_of(&dst) as socklen_t;
-            (*base).ai_family = i32::from((*made).dst.ss_family);
-        }
+/// Zeroed memory that the program may pass to `free`.
+fn zeroed<T>() -> Outcome<*mut T> {
+    // SAFETY: no memory is touched by asking for some.
+    let place = unsafe { libc::calloc(1, size_of::<T>()) };
+    if place.is_null() { Err(ENOMEM) } else { Ok(place.cast()) }
+}
+
+/// An address in memory of its own, its length and family.
+fn address(of: &CmAddr) -> Outcome<(*mut libc::sockaddr_storage, socklen_t, c_int)> {
+    let place = zeroed::<libc::sockaddr_storage>()?;
+    // SAFETY: fresh, and storage has room for any address.
+    let family = unsafe {
+        addr::write(place, of);
+        (*place).ss_family
+    };
+    Ok((place, addr::len_of(of) as socklen_t, family.into()))
+}
+
+/// Makes one result.
+fn allocate(
+    hints: &Hints,
+    src: Option<CmAddr>,
+    dst: Option<CmAddr>,
+    name: Option<&CStr>,
+) -> Outcome<*mut rdma_addrinfo> {
+    let made = zeroed::<rdma_addrinfo>()?;
+    // SAFETY: fresh, and of plain words for which zero is a value.
+    let filled = fill(unsafe { &mut *made }, hints, src, dst, name);
+    if let Err(error) = filled {
+        // SAFETY: made above, and nobody has seen it.
+        unsafe { free_entry(made) };
+        return Err(error);
+    }
+    Ok(made)
+}
+
+fn fill(
+    base: &mut rdma_addrinfo,
+    hints: &Hints,
+    src: Option<CmAddr>,
+    dst: Option<CmAddr>,
+    name: Option<&CStr>,
+) -> Outcome<()> {
+    (base.ai_flags, base.ai_qp_type, base.ai_port_space) = (hints.flags, hints.qp_type, hints.port_space);
+    if let Some(src) = src {
+        let (place, len, family) = address(&src)?;
+        (base.ai_src_addr, base.ai_src_len, base.ai_family) = (place.cast(), len, family);
+    }
+    if let Some(dst) = dst {
+        let (place, len, family) = address(&dst)?;
+        (base.ai_dst_addr, base.ai_dst_len, base.ai_family) = (place.cast(), len, family);
+    }
+    if let Some(name) = name {
+        // SAFETY: a C string.
+        let copy = unsafe { libc::strdup(name.as_ptr()) };
         let passive = hints.flags & RAI_PASSIVE as c_int != 0;
-        let name = (*made).canonical.as_ref().map_or(null_mut(), |n| n.as_ptr().cast_mut());
-        if passive {
-            (*base).ai_src_canonname = name
-        } else {
-            (*base).ai_dst_canonname = name
+        *(if passive { &mut base.ai_src_canonname } else { &mut base.ai_dst_canonname }) = copy;
+    }
+    Ok(())
+}
+
+/// Frees one result and what it points to.
+///
+/// # Safety
+/// The entry and all that it points to come from the C allocator and are given up.
+unsafe fn free_entry(entry: *mut rdma_addrinfo) {
+    // SAFETY: the caller's promise; freeing NULL does nothing.
+    unsafe {
+        let e = &*entry;
+        let parts = [e.ai_src_canonname.cast(), e.ai_dst_canonname.cast(), e.ai_src_addr.cast(), e.ai_dst_addr.cast()];
+        for part in parts.into_iter().chain([e.ai_route, e.ai_connect]) {
+            libc::free(part);
         }
-        base
+        libc::free(entry.cast());
     }
 }
 
@@ -158,7 +185,7 @@ unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) ->
         if hints.src.is_none() && hints.dst.is_none() {
             return Err(EINVAL);
         }
-        return Ok(allocate(hints, hints.src, hints.dst, None));
+        return allocate(hints, hints.src, hints.dst, None);
     } else {
         // SAFETY: the caller's promise.
         unsafe { look_up(node, service, hints) }?
@@ -166,7 +193,12 @@ unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) ->
     let mut list = null_mut();
     for (address, name) in found.into_iter().rev() {
         let (src, dst) = if passive { (Some(address), hints.dst) } else { (hints.src, Some(address)) };
-        let entry = allocate(hints, src, dst, name);
+        let made = allocate(hints, src, dst, name.as_deref());
+        let Ok(entry) = made else {
+            // SAFETY: made here, and nobody has seen it.
+            unsafe { rdma_freeaddrinfo(list) };
+            return made;
+        };
         // SAFETY: just made.
         unsafe { (*entry).ai_next = list };
         list = entry;
@@ -198,15 +230,18 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
 /// Frees a list.
 ///
 /// # Safety
-/// `list` must be NULL or come from [`rdma_getaddrinfo`], once.
+/// `list` must be NULL, or come from [`rdma_getaddrinfo`] or, part by part, from `malloc`; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
     door::nothing(|| {
         let mut at = list;
         while !at.is_null() {
-            // SAFETY: made by `Box::into_raw` in `allocate`; `base` comes first.
-            let entry = unsafe { Box::from_raw(at.cast::<Info>()) };
-            at = entry.base.ai_next;
+            // SAFETY: the caller's promise.
+            unsafe {
+                let next = (*at).ai_next;
+                free_entry(at);
+                at = next;
+            }
         }
         Ok(())
     });
@@ -245,6 +280,23 @@ mod tests {
         assert_eq!(p.ai_qp_type, IBV_QPT_UD as c_int);
         let any = ask(None, Some(c"7174"), &hints).unwrap();
         assert!(any.ai_src_len > 0);
+    }
+
+    #[test]
+    fn lists_of_the_programs_own_making_are_freed() {
+        let hints = rdma_addrinfo { ai_port_space: RDMA_PS_TCP as c_int, ..Default::default() };
+        let mut list = null_mut();
+        // SAFETY: C strings, valid structs; all parts come from the C allocator.
+        unsafe {
+            assert_eq!(rdma_getaddrinfo(c"10.0.0.1".as_ptr(), c"7174".as_ptr(), &hints, &mut list), 0);
+            let own = zeroed::<rdma_addrinfo>().unwrap();
+            (*own).ai_src_addr = libc::malloc(16).cast();
+            (*own).ai_src_canonname = libc::strdup(c"name".as_ptr());
+            (*own).ai_next = list;
+            libc::free((*list).ai_dst_addr.cast());
+            (*list).ai_dst_addr = libc::malloc(16).cast();
+            rdma_freeaddrinfo(own);
+        }
     }
 
     #[test]
