@@ -200,7 +200,7 @@ impl<O> Cm<O> {
         if rej.reason != reject::TIMEOUT || rej.info_len < 8 {
             return 0;
         }
-        let ca_guid = crate::bits::be64::get(&rej.info, 0);
+        let ca_guid = crate::fields::be64::get(&rej.info, 0);
         self.table.find(&Key::Request { peer: path.flow.dst, ca_guid, id: rej.local_id }).unwrap_or(0)
     }
 

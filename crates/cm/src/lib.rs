@@ -10,8 +10,8 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
-pub mod bits;
 pub mod conn;
+pub mod fields;
 pub mod machine;
 pub mod message;
 pub mod service;

@@ -4,7 +4,7 @@
 //! that a message of a conforming sender is written again byte for byte (tests/golden.rs). Vendor ids are the fields
 //! that the specification added for enhanced connection establishment; their options travel in the attribute modifier.
 
-use crate::bits::{be16, be24, be32, be64, bits, byte, flag, raw, scattered24, top20};
+use crate::fields::{be16, be24, be32, be64, bits, byte, flag, raw, scattered24, top20};
 use burst_base::Reason;
 use burst_wire::{MAD_LEN, MadHeader, MgmtClass};
 

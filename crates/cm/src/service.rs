@@ -1,7 +1,7 @@
 //! What RDMA-CM adds to the InfiniBand connection manager (IBA annex A11): service ids from port spaces and ports, and a
 //! header of 36 bytes at the start of a request's private data with the addresses of both ends.
 
-use crate::bits::{be16, raw};
+use crate::fields::{be16, raw};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Bytes of the header.

@@ -8,7 +8,7 @@ use burst_base::Nanos;
 use burst_base::slab::Slab;
 use burst_base::wheel::Wheel;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, DefaultHasher, Hash};
 use std::net::IpAddr;
 
 /// Slots of one chunk.
@@ -30,9 +30,7 @@ impl Secret {
     }
     /// A number that only the secret's owner can know.
     pub fn number(&self, what: impl Hash) -> u64 {
-        let mut hasher = self.build_hasher();
-        what.hash(&mut hasher);
-        hasher.finish()
+        self.hash_one(&what)
     }
     fn mix(&self) -> u32 {
         self.key[0] as u32 ^ (self.key[1] >> 32) as u32
@@ -112,6 +110,11 @@ impl<C> Table<C> {
     /// How many connections there are.
     pub fn len(&self) -> u32 {
         self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Adds a connection; its id, or `None` when the table is full.

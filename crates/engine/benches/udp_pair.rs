@@ -49,7 +49,7 @@ fn write_bandwidth(size: u32) -> f64 {
             }
         }
     });
-    let slots = u64::from(BYTES / size).min(16).max(1);
+    let slots = u64::from(BYTES / size).clamp(1, 16);
     let (mut posted, mut done) = (0u64, 0u64);
     let begun = Instant::now();
     while begun.elapsed() < ROUND {

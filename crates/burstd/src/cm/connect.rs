@@ -34,7 +34,7 @@ fn too_long<T>(len: usize, room: usize) -> Result<T, Refusal> {
 
 /// What the device can do at most, where the program asks for the most.
 fn granted(param: CmParam) -> CmParam {
-    let most = RD_ATOMIC_MAX as u8;
+    let most = RD_ATOMIC_MAX;
     CmParam {
         responder_resources: param.responder_resources.min(most),
         initiator_depth: param.initiator_depth.min(most),
