@@ -1,7 +1,7 @@
 //! The machine of one worker: listeners, connections, and what programs ask.
 //!
-//! No I/O, no clock: `now` comes in, [`Effects`] go out. The protocol is IBA 12.9: [`crate::active`] and
-//! [`crate::passive`] hold the two ends of a handshake, [`crate::release`] the end of a connection, [`crate::sidr`] datagram
+//! No I/O, no clock: `now` comes in, [`Effects`] go out. The protocol is IBA 12.9: `active` and
+//! `passive` hold the two ends of a handshake, `release` the end of a connection, `sidr` datagram
 //! services. This file has what is common: sending, sending again, events, timers, and the entrance for messages.
 
 use crate::api::{Effects, Event, EventKind, Path, Step};

@@ -1,6 +1,6 @@
 //! Connection management in the worker's loop.
 //!
-//! MADs for QP1 are copied out of the receive burst ([`CmHost::arrived`]) and given to the machine after it, so that the
+//! MADs for QP1 are copied out of the receive burst (`CmHost::arrived`) and given to the machine after it, so that the
 //! machine may move queue pairs. What it sends goes into the port's batch from a ring of buffers; events are collected and
 //! written per channel at the end of the pass, up to eight records in one system call.
 
