@@ -651,6 +651,86 @@ static void test_fork(void)
 	rdma_destroy_event_channel(channel);
 }
 
+static void *wait_for_event(void *channel)
+{
+	struct rdma_cm_event *event;
+
+	rdma_get_cm_event(channel, &event);
+	return NULL;
+}
+
+static void *wait_for_completion(void *channel)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	ibv_get_cq_event(channel, &cq, &context);
+	return NULL;
+}
+
+static void *wait_for_asynchronous_event(void *context)
+{
+	struct ibv_async_event event;
+
+	ibv_get_async_event(context, &event);
+	return NULL;
+}
+
+static void *wait_for_request(void *listen_id)
+{
+	struct rdma_cm_id *id;
+
+	rdma_get_request(listen_id, &id);
+	return NULL;
+}
+
+static void cancel(void *(*function)(void *), void *argument)
+{
+	pthread_t thread;
+	void *result;
+
+	CHECK(pthread_create(&thread, NULL, function, argument) == 0);
+	usleep(50000);
+	CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
+	CHECK(result == PTHREAD_CANCELED);
+}
+
+static void test_threads_can_be_cancelled(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct ibv_context **devices = rdma_get_devices(NULL);
+	struct ibv_comp_channel *completions = ibv_create_comp_channel(devices[0]);
+	struct rdma_addrinfo *info = info_of(RAI_PASSIVE, 0);
+	struct rdma_cm_id *listen_id;
+
+	CHECK(rdma_create_ep(&listen_id, info, NULL, NULL) == 0 && rdma_listen(listen_id, 0) == 0);
+	cancel(wait_for_event, channel);
+	cancel(wait_for_completion, completions);
+	cancel(wait_for_asynchronous_event, devices[0]);
+	cancel(wait_for_request, listen_id);
+	CHECK(ibv_destroy_comp_channel(completions) == 0);
+	rdma_destroy_ep(listen_id);
+	rdma_freeaddrinfo(info);
+	rdma_free_devices(devices);
+	rdma_destroy_event_channel(channel);
+}
+
+/* As with the kernel, the destruction of a channel does not wake its reader: programs exit on errors. */
+static void test_channel_destroyed_under_its_reader(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct timespec soon;
+	pthread_t thread;
+
+	CHECK(pthread_create(&thread, NULL, wait_for_event, channel) == 0);
+	usleep(50000);
+	rdma_destroy_event_channel(channel);
+	clock_gettime(CLOCK_REALTIME, &soon);
+	soon.tv_sec++;
+	CHECK(pthread_timedjoin_np(thread, NULL, &soon) == ETIMEDOUT);
+	CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, NULL) == 0);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -674,6 +754,8 @@ static const struct {
 	{ "external", test_external_queue_pairs },
 	{ "datagrams", test_datagrams },
 	{ "fork", test_fork },
+	{ "cancel", test_threads_can_be_cancelled },
+	{ "destroyed_channel", test_channel_destroyed_under_its_reader },
 };
 
 int main(int argc, char **argv)

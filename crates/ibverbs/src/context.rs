@@ -69,8 +69,9 @@ impl Bells {
     fn wake(&self, worker: usize) {
         let one = 1u64.to_ne_bytes();
         if let Some(fd) = self.wake.get(worker) {
+            // The bare system call, because write(2) is a place where a thread may be cancelled, and this one is not.
             // SAFETY: eight readable bytes. A failure (counter full) means that the worker is being woken already.
-            unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+            unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), one.as_ptr(), one.len()) };
         }
     }
 }

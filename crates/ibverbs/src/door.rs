@@ -1,8 +1,9 @@
-//! The threshold between C and Rust: how a call reports an error, and that no panic crosses it.
+//! The threshold between C and Rust: how a call reports an error, and that neither panic nor cancellation crosses it.
 //!
 //! Verbs functions report in three ways: an errno value (0 is success), NULL with `errno` set, or -1 with `errno` set.
 //! A panic inside a door is a bug in this library; the caller sees EIO instead of an abort.
 
+use crate::block::NotNow;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -41,6 +42,7 @@ pub fn errno() -> Errno {
 }
 
 fn guarded<T>(inside: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let _not_now = NotNow::begin();
     catch_unwind(AssertUnwindSafe(inside)).unwrap_or(Err(EIO))
 }
 

@@ -4,6 +4,7 @@
 //! Each event handed out is counted at its object ([`Counted`]); destroying the object waits until as many were
 //! acknowledged, as verbs demand.
 
+use crate::block;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::door::{self, EIO, Errno, Outcome};
@@ -175,48 +176,80 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     })
 }
 
-/// Reads exactly one record of `N` bytes; the writer writes records whole.
-fn read_record<const N: usize>(fd: RawFd) -> Outcome<[u8; N]> {
-    let mut record = [0; N];
+/// Reads a record; the writer writes records whole. As read(2) returns.
+///
+/// # Safety
+/// The caller's frame owns nothing, so that the thread may be cancelled.
+unsafe fn read_record<const N: usize>(fd: RawFd, record: &mut [u8; N]) -> isize {
     // SAFETY: N writable bytes.
-    let got = unsafe { libc::read(fd, record.as_mut_ptr().cast(), N) };
+    unsafe { block::read(fd, record.as_mut_ptr().cast(), N) }
+}
+
+/// What became of a read of `len` bytes.
+fn read_outcome(got: isize, len: usize) -> Outcome<()> {
     match got {
-        n if n == N as isize => Ok(record),
+        n if n == len as isize => Ok(()),
         n if n < 0 => Err(door::errno()),
         _ => Err(EIO),
     }
 }
 
-/// The next event of a channel: waits unless the descriptor is non-blocking (EAGAIN).
+/// The next event of a channel: waits unless the descriptor is non-blocking (EAGAIN). The thread may be cancelled while it
+/// waits.
 ///
 /// # Safety
 /// `channel` must be alive, `cq` and `cq_context` writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_cq_event(
+pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    door::number(|| {
-        // SAFETY: the caller gives a live channel of an open context.
-        let ours = unsafe { Channel::from_ibv(channel) }.ok_or(door::EINVAL)?;
-        // SAFETY: as above.
-        let context = unsafe { Context::from_ibv(ours.base.context) }?;
-        loop {
-            let cookie = u64::from_ne_bytes(read_record(ours.pipe.as_raw_fd())?);
-            let sources = lock(&context.sources);
-            let Some(Source::Cq(found)) = sources.get(cookie) else { continue };
-            // SAFETY: a CQ leaves the table under this lock before it is freed.
-            let found = unsafe { found.as_ref() };
-            found.comp_events.hand_out();
-            // SAFETY: the caller gives writable places.
-            unsafe {
-                *cq = found.as_ibv();
-                *cq_context = (*found.as_ibv()).cq_context;
-            }
-            return Ok(0);
+    loop {
+        let mut fd = -1;
+        let failed = door::number(|| {
+            // SAFETY: the caller gives a live channel of an open context.
+            let ours = unsafe { Channel::from_ibv(channel) }.ok_or(door::EINVAL)?;
+            // SAFETY: as above.
+            unsafe { Context::from_ibv(ours.base.context) }?;
+            fd = ours.pipe.as_raw_fd();
+            Ok(0)
+        });
+        if failed != 0 {
+            return failed;
         }
-    })
+        let mut record = [0; 8];
+        // SAFETY: this frame owns nothing.
+        let got = unsafe { read_record(fd, &mut record) };
+        let mut found = None;
+        let failed = door::number(|| {
+            read_outcome(got, record.len())?;
+            // SAFETY: the caller gives a live channel.
+            let ours = unsafe { Channel::from_ibv(channel) }.ok_or(door::EINVAL)?;
+            // SAFETY: as above.
+            found = source_of(unsafe { Context::from_ibv(ours.base.context) }?, u64::from_ne_bytes(record));
+            Ok(0)
+        });
+        if failed != 0 {
+            return failed;
+        }
+        if let Some((its_cq, its_context)) = found {
+            // SAFETY: the caller gives writable places.
+            unsafe { (*cq, *cq_context) = (its_cq, its_context) };
+            return 0;
+        }
+    }
+}
+
+/// The CQ of a completion event, counted there; `None` if it is gone.
+fn source_of(context: &Context, cookie: u64) -> Option<(*mut ibv_cq, *mut c_void)> {
+    let sources = lock(&context.sources);
+    let Some(Source::Cq(found)) = sources.get(cookie) else { return None };
+    // SAFETY: a CQ leaves the table under this lock before it is freed.
+    let found = unsafe { found.as_ref() };
+    found.comp_events.hand_out();
+    // SAFETY: as above.
+    Some((found.as_ibv(), unsafe { (*found.as_ibv()).cq_context }))
 }
 
 /// Acknowledges completion events.
@@ -233,24 +266,44 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     });
 }
 
-/// The next asynchronous event: waits unless `async_fd` is non-blocking (EAGAIN).
+/// The next asynchronous event: waits unless `async_fd` is non-blocking (EAGAIN). The thread may be cancelled while it
+/// waits.
 ///
 /// # Safety
 /// `context` must be open and `event` writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    door::number(|| {
-        // SAFETY: the caller gives an open context.
-        let context = unsafe { Context::from_ibv(context) }?;
-        loop {
-            let record: [u8; AsyncRecord::BYTES] = read_record(context.async_fd().as_raw_fd())?;
-            let Some(record) = AsyncRecord::from_bytes(&record) else { continue };
-            let Some(element) = element_of(context, &record) else { continue };
-            // SAFETY: the caller gives a writable place.
-            unsafe { *event = ibv_async_event { element, event_type: record.event as ibv_event_type } };
-            return Ok(0);
+pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    loop {
+        let mut fd = -1;
+        let failed = door::number(|| {
+            // SAFETY: the caller gives an open context.
+            fd = unsafe { Context::from_ibv(context) }?.async_fd().as_raw_fd();
+            Ok(0)
+        });
+        if failed != 0 {
+            return failed;
         }
-    })
+        let mut record = [0; AsyncRecord::BYTES];
+        // SAFETY: this frame owns nothing.
+        let got = unsafe { read_record(fd, &mut record) };
+        let mut found = None;
+        let failed = door::number(|| {
+            read_outcome(got, record.len())?;
+            // SAFETY: the caller gives an open context.
+            let context = unsafe { Context::from_ibv(context) }?;
+            found = AsyncRecord::from_bytes(&record)
+                .and_then(|r| element_of(context, &r).map(|element| (element, r.event as ibv_event_type)));
+            Ok(0)
+        });
+        if failed != 0 {
+            return failed;
+        }
+        if let Some((element, event_type)) = found {
+            // SAFETY: the caller gives a writable place.
+            unsafe { *event = ibv_async_event { element, event_type } };
+            return 0;
+        }
+    }
 }
 
 /// Names the object of an event for the application and counts the event there; `None` if the object is gone.

@@ -13,6 +13,7 @@
 
 pub mod ah;
 pub mod attr;
+pub mod block;
 pub mod context;
 pub mod cq;
 pub mod cq_ex;

@@ -1,5 +1,6 @@
 //! Endpoints: one call for an id that is resolved or bound, with its queue pair.
 
+use crate::block;
 use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
 use crate::event;
 use crate::id::{Id, Kind};
@@ -93,43 +94,63 @@ pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     });
 }
 
-/// The next request of a synchronous listener, with a queue pair if the endpoint was made with attributes for it.
+/// The next request of a synchronous listener, with a queue pair if the endpoint was made with attributes for it. The
+/// thread may be cancelled while it waits.
 ///
 /// # Safety
 /// `listen` must be alive, `id` writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
-    door::status(|| {
+pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
+    let mut fd = -1;
+    let failed = door::status(|| {
         // SAFETY: the caller's promise.
         let listener = unsafe { Id::from_rdma(listen) }?;
         if !listener.is_sync() || id.is_null() {
             return Err(EINVAL);
         }
-        listener.forget_event();
-        // SAFETY: a synchronous id's channel is its own; an event and its id are alive until acknowledged.
+        // SAFETY: a synchronous id's channel is its own.
+        fd = unsafe { (*listener.public().channel).fd };
+        Ok(())
+    });
+    if failed != 0 {
+        return failed;
+    }
+    // SAFETY: this frame owns nothing.
+    unsafe { block::until_readable(fd) };
+    door::status(|| {
+        // SAFETY: the caller's promise.
         unsafe {
-            let event = event::next(listener.public().channel)?;
-            let (kind, status, new) = ((*event).event, (*event).status, (*event).id);
-            if kind != RDMA_CM_EVENT_CONNECT_REQUEST || status != 0 {
-                event::acknowledge(event);
-                if kind == RDMA_CM_EVENT_CONNECT_REQUEST {
-                    Id::destroy(new)?;
-                }
-                return Err(if status == 0 { EINVAL } else { door::Errno(status.abs()) });
-            }
-            (*new).event = event;
-            let endpoint = lock(&listener.known).endpoint;
-            if let Some((pd, mut init)) = endpoint {
-                init.qp_type = (*new).qp_type;
-                if let Err(e) = qp::create(Id::from_rdma(new)?, pd, &mut init) {
-                    Id::destroy(new)?;
-                    return Err(e);
-                }
-            }
-            *id = new;
+            *id = next_request(Id::from_rdma(listen)?)?;
         }
         Ok(())
     })
+}
+
+/// Takes the request that has come.
+unsafe fn next_request(listener: &Id) -> Outcome<*mut rdma_cm_id> {
+    listener.forget_event();
+    // SAFETY: a synchronous id's channel is its own; an event and its id are alive until acknowledged.
+    unsafe {
+        let event = event::next(listener.public().channel)?;
+        let (kind, status, new) = ((*event).event, (*event).status, (*event).id);
+        if kind != RDMA_CM_EVENT_CONNECT_REQUEST || status != 0 {
+            event::acknowledge(event);
+            if kind == RDMA_CM_EVENT_CONNECT_REQUEST {
+                Id::destroy(new)?;
+            }
+            return Err(if status == 0 { EINVAL } else { door::Errno(status.abs()) });
+        }
+        (*new).event = event;
+        let endpoint = lock(&listener.known).endpoint;
+        if let Some((pd, mut init)) = endpoint {
+            init.qp_type = (*new).qp_type;
+            if let Err(e) = qp::create(Id::from_rdma(new)?, pd, &mut init) {
+                Id::destroy(new)?;
+                return Err(e);
+            }
+        }
+        Ok(new)
+    }
 }
 
 /// Service records are not kept on Ethernet.

@@ -4,6 +4,7 @@
 //! of a connection request makes the new id; it is counted at the listener.
 
 use crate::attr;
+use crate::block;
 use crate::channel::Channel;
 use crate::door::{self, EINVAL, Outcome, lock};
 use crate::id::Id;
@@ -24,19 +25,24 @@ struct Event {
     data: CmData,
 }
 
-/// The next event of a channel.
+/// The next event of a channel. Cancellation is forbidden meanwhile.
 ///
 /// # Errors
-/// As [`Channel::read`].
+/// As [`Channel::outcome`].
 ///
 /// # Safety
-/// `channel` must be alive.
+/// `channel` must be alive, and nobody else destroy it.
 pub unsafe fn next(channel: *mut rdma_event_channel) -> Outcome<*mut rdma_cm_event> {
     // SAFETY: the caller's promise.
     let channel = unsafe { Channel::from_rdma(channel) }?;
     loop {
-        let Some(event) = CmEvent::from_bytes(&channel.read()?) else { continue };
-        if let Some(found) = hand_out(channel, &event) {
+        let fd = channel.enter()?.ok_or(EINVAL)?;
+        let mut record: Record = [0; CmEvent::BYTES];
+        // SAFETY: just entered.
+        let read = Channel::outcome(unsafe { Channel::read(fd, &mut record) });
+        channel.leave();
+        read?;
+        if let Some(found) = CmEvent::from_bytes(&record).and_then(|event| hand_out(channel, &event)) {
             return Ok(found);
         }
     }
@@ -158,20 +164,53 @@ fn fill_param(boxed: &mut Event, id: &Id, event: &CmEvent) {
     }
 }
 
-/// The next event of a channel: waits unless its descriptor is non-blocking (EAGAIN).
+/// The next event of a channel: waits unless its descriptor is non-blocking (EAGAIN). The thread may be cancelled while
+/// it waits.
 ///
 /// # Safety
 /// `channel` must be alive, `event` writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
-    door::status(|| {
-        if event.is_null() {
-            return Err(EINVAL);
+pub unsafe extern "C-unwind" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    loop {
+        let mut entered = None;
+        let failed = door::status(|| {
+            if event.is_null() {
+                return Err(EINVAL);
+            }
+            // SAFETY: the caller's promise.
+            entered = unsafe { Channel::from_rdma(channel) }?.enter()?;
+            Ok(())
+        });
+        if failed != 0 {
+            return failed;
         }
-        // SAFETY: the caller's promise.
-        unsafe { *event = next(channel)? };
-        Ok(())
-    })
+        // SAFETY: this frame owns nothing.
+        let Some(fd) = entered else { unsafe { block::for_ever() } };
+        let mut record: Record = [0; CmEvent::BYTES];
+        // SAFETY: just entered; this frame owns nothing.
+        let got = unsafe { Channel::read(fd, &mut record) };
+        let mut found = null_mut();
+        let failed = door::status(|| {
+            let read = Channel::outcome(got);
+            // SAFETY: being read, the channel has not gone.
+            let channel = unsafe { Channel::from_rdma(channel) }?;
+            channel.leave();
+            read?;
+            found = CmEvent::from_bytes(&record).and_then(|event| hand_out(channel, &event)).unwrap_or(null_mut());
+            Ok(())
+        });
+        if failed != 0 {
+            return failed;
+        }
+        if !found.is_null() {
+            // SAFETY: the caller gives a writable place.
+            unsafe { *event = found };
+            return 0;
+        }
+    }
 }
 
 /// Acknowledges an event; what it points to is gone afterwards.

@@ -1,0 +1,41 @@
+//! Calls that may wait for long, and so be the place where a thread is cancelled (pthread_cancel).
+//!
+//! Cancellation unwinds the stack by force. That is allowed through frames that own nothing, and through no others: `catch_unwind`
+//! would stop it, which ends the process. So doors forbid cancellation while they run ([`crate::door`]), and the few that
+//! wait do it here, between two such parts, in functions of the "C-unwind" ABI without destructors.
+
+use std::ffi::{c_int, c_void};
+
+unsafe extern "C-unwind" {
+    /// read(2).
+    pub fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const DISABLE: c_int = 1;
+
+/// While it lives, this thread cannot be cancelled.
+#[derive(Debug)]
+pub struct NotNow(c_int);
+
+impl NotNow {
+    /// From now on.
+    pub fn begin() -> NotNow {
+        let mut old = 0;
+        // SAFETY: a writable place; the call cannot fail for a valid state.
+        unsafe { pthread_setcancelstate(DISABLE, &mut old) };
+        NotNow(old)
+    }
+}
+
+impl Drop for NotNow {
+    fn drop(&mut self) {
+        let mut old = 0;
+        // SAFETY: as above; allowing cancellation again is no cancellation point.
+        unsafe { pthread_setcancelstate(self.0, &mut old) };
+    }
+}
