@@ -7,6 +7,7 @@
 use crate::config::Config;
 use crate::house::House;
 use crate::session::{Session, Verdict};
+use burst_control::MESSAGE_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 use std::fs;
@@ -31,6 +32,8 @@ pub struct Server {
     signals: OwnedFd,
     clients: Vec<Session>,
     house: House,
+    /// For one control message.
+    buffer: Vec<u8>,
     idle_exit: Option<Duration>,
     idle_since: Instant,
     refreshed: Instant,
@@ -53,6 +56,7 @@ impl Server {
             signals,
             clients: Vec::new(),
             house,
+            buffer: vec![0; MESSAGE_MAX],
             idle_exit: config.idle_exit,
             idle_since: now,
             refreshed: now,
@@ -99,6 +103,8 @@ impl Server {
                 self.accept();
             }
             self.serve_clients(&ready.clients);
+            // One post per worker for all that programs asked in this pass.
+            self.house.post_cm_jobs();
             self.every_so_often();
             if self.house.workers().iter().any(|w| !w.is_alive()) {
                 return Err(crate::house::WORKER_GONE.into());
@@ -154,7 +160,7 @@ impl Server {
 
     fn serve_clients(&mut self, ready: &[usize]) {
         for index in ready.iter().rev() {
-            if self.clients[*index].serve(&mut self.house) == Verdict::End {
+            if self.clients[*index].serve(&mut self.house, &mut self.buffer) == Verdict::End {
                 let mut gone = self.clients.swap_remove(*index);
                 gone.end(&mut self.house);
                 self.idle_since = Instant::now();
@@ -220,6 +226,7 @@ impl Server {
             client.fail_queue_pairs(&mut self.house);
             client.end(&mut self.house);
         }
+        self.house.post_cm_jobs();
         info!("ended");
     }
 }

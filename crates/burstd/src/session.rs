@@ -5,7 +5,7 @@ use crate::context::{Context, Outcome};
 use crate::house::House;
 use burst_base::verbs::EventType;
 use burst_control::frame::{self, Header, Packet};
-use burst_control::{AsyncObject, ControlError, Counter, MESSAGE_MAX, Refusal, Reply, Request, Response};
+use burst_control::{AsyncObject, ControlError, Counter, Refusal, Reply, Request, Response};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tracing::{debug, info, warn};
@@ -58,10 +58,9 @@ impl Session {
     }
 
     /// Answers what has arrived.
-    pub fn serve(&mut self, house: &mut House) -> Verdict {
-        let mut buffer = vec![0; MESSAGE_MAX];
+    pub fn serve(&mut self, house: &mut House, buffer: &mut [u8]) -> Verdict {
         for _ in 0..REQUESTS_PER_PASS {
-            match frame::receive(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
+            match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
                 Ok(packet) => {
                     if self.answer(house, packet) == Verdict::End {
                         return Verdict::End;

@@ -43,6 +43,7 @@ type Job = Box<dyn FnOnce(&mut Worker, Nanos) + Send>;
 pub struct WorkerHandle {
     jobs: Sender<Job>,
     pending: Arc<AtomicBool>,
+    asleep: Arc<AtomicBool>,
     inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -61,6 +62,7 @@ impl WorkerHandle {
         let inbox = worker.inbox().clone();
         let (sender, jobs) = channel();
         let pending = Arc::new(AtomicBool::new(false));
+        let asleep = Arc::new(AtomicBool::new(false));
         let stop = Arc::new(AtomicBool::new(false));
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         worker.set_clock_base(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
@@ -70,12 +72,13 @@ impl WorkerHandle {
             sleeper,
             jobs,
             pending: pending.clone(),
+            asleep: asleep.clone(),
             inbox: inbox.clone(),
             stop: stop.clone(),
             start: Instant::now(),
         };
         let thread = std::thread::Builder::new().name("burst-worker".into()).spawn(move || runner.run())?;
-        Ok(WorkerHandle { jobs: sender, pending, inbox, stop, thread: Some(thread) })
+        Ok(WorkerHandle { jobs: sender, pending, asleep, inbox, stop, thread: Some(thread) })
     }
 
     /// The eventfd that wakes the worker; applications get it too.
@@ -96,9 +99,7 @@ impl WorkerHandle {
             // The caller waits; if it is gone nobody wants the answer.
             let _ = sender.send(f(worker, now));
         });
-        self.jobs.send(job).map_err(|_| WorkerGone)?;
-        self.pending.store(true, Ordering::SeqCst);
-        self.inbox.wake();
+        self.send(job)?;
         answer.recv().map_err(|_| WorkerGone)
     }
 
@@ -107,9 +108,16 @@ impl WorkerHandle {
     /// # Errors
     /// [`WorkerGone`] if the thread has ended.
     pub fn post(&self, f: impl FnOnce(&mut Worker, Nanos) + Send + 'static) -> Result<(), WorkerGone> {
-        self.jobs.send(Box::new(f)).map_err(|_| WorkerGone)?;
+        self.send(Box::new(f))
+    }
+
+    fn send(&self, job: Job) -> Result<(), WorkerGone> {
+        self.jobs.send(job).map_err(|_| WorkerGone)?;
         self.pending.store(true, Ordering::SeqCst);
-        self.inbox.wake();
+        // Sequential consistency on both sides: either the worker sees `pending` before it sleeps, or we see `asleep`.
+        if self.asleep.load(Ordering::SeqCst) {
+            self.inbox.wake();
+        }
         Ok(())
     }
 
@@ -136,6 +144,8 @@ struct Runner {
     sleeper: Sleeper,
     jobs: Receiver<Job>,
     pending: Arc<AtomicBool>,
+    /// Set before the worker's last look at `pending`.
+    asleep: Arc<AtomicBool>,
     inbox: Arc<Inbox>,
     stop: Arc<AtomicBool>,
     start: Instant,
@@ -199,9 +209,11 @@ impl Runner {
     /// Sleeps until a descriptor, a timer or a command; says so first, and looks again after saying it.
     fn sleep(&mut self) {
         self.sleeper.set_sleeping();
+        self.asleep.store(true, Ordering::SeqCst);
         if !self.worker.has_work() && !self.pending.load(Ordering::SeqCst) && !self.stop.load(Ordering::SeqCst) {
             self.wait();
         }
+        self.asleep.store(false, Ordering::SeqCst);
         self.sleeper.awake();
     }
 

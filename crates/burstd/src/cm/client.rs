@@ -109,12 +109,11 @@ impl CmClient {
                         replies.push(CmReply::Failed { errno, sentence });
                     } else if let (Some(kind), Some(id)) = (failure, self.ids.get(&id)) {
                         let event = CmEvent { status: -errno, route: id.route, ..CmEvent::new(kind, id.entry.id) };
-                        house.cm.write(&id.entry.channel(), &event.to_bytes());
+                        house.cm.write(&id.entry.channel(), &event);
                     }
                 }
             }
         }
-        house.post_cm_jobs();
         replies
     }
 
@@ -234,6 +233,7 @@ impl CmClient {
     fn migrate(&mut self, house: &mut House, id: CmId, channel: u32) -> Result<CmReply, Refusal> {
         let to = self.channel(channel)?;
         let entry = self.arrived(house, id)?.entry.clone();
+        house.cm.write_events();
         // Between two passes of its worker, so that no event is on its way into the old channel.
         let (worker, moved) = (entry.worker.load(Ordering::Relaxed) as usize, entry.clone());
         let records = house.on_worker(worker, move |_, _| {
@@ -242,8 +242,8 @@ impl CmClient {
             if Arc::ptr_eq(&old, &place) { Vec::new() } else { old.take_records(|e| e.id == moved.id) }
         });
         let to = entry.channel();
-        for record in records {
-            house.cm.write(&to, &record);
+        for event in records.iter().filter_map(CmEvent::from_bytes) {
+            house.cm.write(&to, &event);
         }
         Ok(CmReply::Done)
     }
@@ -271,7 +271,7 @@ impl CmClient {
             route: CmRoute { dst: Some(addr), ..id.route },
             ..CmEvent::new(CmEventKind::MulticastError, id.entry.id)
         };
-        house.cm.write(&id.entry.channel(), &event.to_bytes());
+        house.cm.write(&id.entry.channel(), &event);
         Ok(CmReply::Done)
     }
 
@@ -296,7 +296,6 @@ impl CmClient {
             }
             end_id(house, gone);
         }
-        house.post_cm_jobs();
     }
 }
 

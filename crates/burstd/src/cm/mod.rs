@@ -14,13 +14,16 @@ pub use client::CmClient;
 
 use crate::house::House;
 use burst_base::Nanos;
-use burst_control::cm::CmStats;
+use burst_control::cm::{CmEvent, CmStats};
 use burst_engine::cm::{CmChannel, CmJob, CmPhase, CmTimes};
 use ports::Ports;
 use route::Routes;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Records of one write: PIPE_BUF.
+const EVENTS_AT_ONCE: usize = 4096 / CmEvent::BYTES;
 
 /// What all programs share.
 #[derive(Debug, Default)]
@@ -36,6 +39,9 @@ pub struct CmHouse {
     ids: u64,
     listeners: u64,
     refused: u64,
+    lost: u64,
+    /// Records to write, all of one channel.
+    events: Vec<(Arc<CmChannel>, [u8; CmEvent::BYTES])>,
 }
 
 impl CmHouse {
@@ -67,20 +73,32 @@ impl CmHouse {
         self.jobs[worker].push(job);
     }
 
-    /// A record that the control thread writes itself.
-    fn write(&mut self, channel: &Arc<CmChannel>, record: &[u8]) {
-        if channel.write(record).is_err() {
-            self.refused += 1;
+    /// A record that the control thread writes itself, at the end of this pass at the latest.
+    fn write(&mut self, channel: &Arc<CmChannel>, event: &CmEvent) {
+        if self.events.len() == EVENTS_AT_ONCE || self.events.first().is_some_and(|(c, _)| !Arc::ptr_eq(c, channel)) {
+            self.write_events();
+        }
+        self.events.push((channel.clone(), event.to_bytes()));
+    }
+
+    /// Writes what was kept: records of one channel.
+    fn write_events(&mut self) {
+        let Some((channel, _)) = self.events.first().cloned() else { return };
+        let records: Vec<u8> = self.events.drain(..).flat_map(|(_, record)| record).collect();
+        if channel.write(&records).is_err() {
+            self.lost += 1;
         }
         if channel.has_backlog() {
-            self.job(0, CmJob::Retry(channel.clone()));
+            self.job(0, CmJob::Retry(channel));
         }
     }
 }
 
 impl House {
-    /// Posts the jobs of this request.
+    /// Writes the events and posts the jobs of this pass.
     pub fn post_cm_jobs(&mut self) {
+        // Events first: what a worker writes because of a job comes later.
+        self.cm.write_events();
         for worker in 0..self.cm.jobs.len() {
             if !self.cm.jobs[worker].is_empty() {
                 let jobs = std::mem::take(&mut self.cm.jobs[worker]);
@@ -106,6 +124,7 @@ impl House {
             ("listeners", self.cm.listeners),
             ("connections", connections),
             ("refused", self.cm.refused),
+            ("event writes lost", self.cm.lost),
         ];
         CmStats { steps, numbers: numbers.map(|(name, value)| (name.to_owned(), value)).into() }
     }

@@ -150,7 +150,7 @@ impl CmClient {
         let kind = if status == 0 { CmEventKind::AddrResolved } else { CmEventKind::AddrError };
         let route = if status == 0 { id.route } else { CmRoute { dst: Some(dst), ..id.route } };
         let event = CmEvent { status, route, ..CmEvent::new(kind, id.entry.id) };
-        house.cm.write(&id.entry.channel(), &event.to_bytes());
+        house.cm.write(&id.entry.channel(), &event);
         house.cm.note(CmPhase::Address, begun);
         Ok(CmReply::Route(id.route))
     }
@@ -162,7 +162,7 @@ impl CmClient {
             return refuse(libc::EINVAL, "resolve the address first");
         }
         let event = CmEvent { route: id.route, ..CmEvent::new(CmEventKind::RouteResolved, id.entry.id) };
-        house.cm.write(&id.entry.channel(), &event.to_bytes());
+        house.cm.write(&id.entry.channel(), &event);
         house.cm.note(CmPhase::Route, begun);
         Ok(CmReply::Route(id.route))
     }

@@ -108,7 +108,8 @@ impl Context {
         let mut slot =
             QpSlot::new(Qp::new(config), qpn, self.id, self.device as u16, doorbell, wish.event_cookie, pipe);
         slot.srq = srq;
-        house.on_worker(worker, move |w, _| w.add_qp(Box::new(slot)));
+        // Nobody waits: whatever is asked of the queue pair later is behind this in the worker's line.
+        house.post(worker, move |w, _| w.add_qp(Box::new(slot)));
         self.count_users(&wish, 1);
         let Wish { pd, send_cq, recv_cq, srq, .. } = wish;
         let rq_place =

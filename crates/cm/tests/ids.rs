@@ -1,0 +1,71 @@
+//! Properties: parsing and writing are each other's inverse, ids find their connection and nobody else's.
+
+use burst_cm::Secret;
+use burst_cm::message::{Mad, Message};
+use burst_cm::table::Table;
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+proptest! {
+    #[test]
+    fn what_was_parsed_is_written_so_that_it_parses_the_same(attr in 0x10u16..0x1b, body in prop::collection::vec(any::<u8>(), 232), tid: u64, modifier: u32) {
+        let mut bytes = [0u8; 256];
+        bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
+        bytes[8..16].copy_from_slice(&tid.to_be_bytes());
+        bytes[16..18].copy_from_slice(&attr.to_be_bytes());
+        bytes[20..24].copy_from_slice(&modifier.to_be_bytes());
+        bytes[24..].copy_from_slice(&body);
+        let mad = Mad::parse(&bytes).expect("any body is a message");
+        let mut again = [0u8; 256];
+        mad.emit(&mut again);
+        prop_assert_eq!(Mad::parse(&again), Ok(mad));
+        prop_assert!(mad.data.len() <= burst_cm::message::DATA_MAX);
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_a_reason(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        if let Ok(mad) = Mad::parse(&bytes) {
+            prop_assert!(matches!(mad.message.attr(), 0x10..=0x1a));
+            let _: (u32, u32) = (Message::receiver_id(&mad.message), Message::sender_id(&mad.message));
+        }
+    }
+
+    #[test]
+    fn ids_find_their_own(ops in prop::collection::vec(any::<u16>(), 1..600), worker in 0u32..16, key: [u64; 2]) {
+        let secret = Secret::new(key);
+        let mut table: Table<u16> = Table::new(worker, secret);
+        let mut model: HashMap<u32, u16> = HashMap::new();
+        let mut dead = Vec::new();
+        for op in ops {
+            if op % 3 == 0 && let Some(id) = model.keys().nth(usize::from(op) % model.len().max(1)).copied() {
+                prop_assert_eq!(table.remove(id, [None, None]), model.remove(&id));
+                dead.push(id);
+            } else {
+                let id = table.insert(op).expect("room");
+                prop_assert!(id != 0 && secret.worker_of(id) == worker);
+                prop_assert!(model.insert(id, op).is_none());
+            }
+        }
+        prop_assert_eq!(table.len() as usize, model.len());
+        for (id, value) in &model {
+            prop_assert_eq!(table.get_mut(*id), Some(&mut value.clone()));
+        }
+        for id in dead.into_iter().filter(|id| !model.contains_key(id)) {
+            prop_assert_eq!(table.get_mut(id), None);
+        }
+    }
+}
+
+#[test]
+fn ids_of_one_slot_differ_and_those_of_two_secrets_too() {
+    let mut seen = std::collections::HashSet::new();
+    for key in 0..2 {
+        let mut table: Table<()> = Table::new(0, Secret::new([key, 7]));
+        for _ in 0..100 {
+            let id = table.insert(()).expect("room");
+            seen.insert(id);
+            table.remove(id, [None, None]);
+        }
+    }
+    assert!(seen.len() > 190, "{}", seen.len());
+}

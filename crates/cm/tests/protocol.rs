@@ -1,0 +1,453 @@
+//! Message by message: this arrives, this must happen. In order, repeated, late, malformed, at the limit, after the end.
+
+mod house;
+
+use burst_base::verbs::Mtu;
+use burst_base::{Nanos, Reason};
+use burst_cm::message::{Apr, Drep, Dreq, Lap, Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
+use burst_cm::service::{HEADER_LEN, Header, PS_TCP, PS_UDP, service_id};
+use burst_cm::{BURST_VENDOR, CmError, EventKind as K, Path, PeerClass, Ready, SidrParams, State};
+use burst_frame::Flow;
+use house::{Host, House, PORT, Weather};
+use std::net::IpAddr;
+
+const PEER: [u8; 4] = [10, 0, 0, 9];
+const GUID: u64 = 99;
+const NOW: Nanos = Nanos::from_ms(1);
+
+/// The way of answers to the peer that the tests play.
+fn path() -> Path {
+    Path { port: 0, flow: Flow { src: IpAddr::from([10, 0, 0, 1]), dst: IpAddr::from(PEER), ..Flow::default() } }
+}
+
+fn give_at(host: &mut Host, now: Nanos, tid: u64, message: impl Into<Message>, data: &[u8]) -> Vec<Message> {
+    let mut bytes = [0; 256];
+    Mad { tid, modifier: 0, message: message.into(), data }.emit(&mut bytes);
+    host.cm.on_mad(now, &path(), &bytes, &mut host.world);
+    taken(host)
+}
+
+fn give(host: &mut Host, message: impl Into<Message>) -> Vec<Message> {
+    give_at(host, NOW, 7, message, &[])
+}
+
+/// What the host has sent.
+fn taken(host: &mut Host) -> Vec<Message> {
+    host.world.sent.drain(..).map(|(_, mad)| Mad::parse(&mad).expect("well formed").message).collect()
+}
+
+fn header() -> [u8; HEADER_LEN] {
+    Header { src: IpAddr::from(PEER), port: 5, dst: IpAddr::from([10, 0, 0, 1]) }.to_bytes()
+}
+
+fn req(id: u32, qpn: u32) -> Req {
+    Req {
+        local_id: id,
+        service_id: service_id(PS_TCP, PORT),
+        ca_guid: GUID,
+        qpn,
+        responder_resources: 3,
+        initiator_depth: 5,
+        psn: 77,
+        pkey: 0xffff,
+        mtu: Mtu::B1024 as u8,
+        retry_count: 6,
+        rnr_retry_count: 4,
+        ack_timeout: 12,
+        ..Req::default()
+    }
+}
+
+fn ask(host: &mut Host, req: Req) -> Vec<Message> {
+    give_at(host, NOW, 7, req, &header())
+}
+
+/// A host with an accepted request; the connection's id and the REP.
+fn accepted() -> (Host, u32, Rep) {
+    let mut host = Host::new(1);
+    assert!(ask(&mut host, req(1, 50)).is_empty());
+    host.accept(NOW, 0);
+    let id = host.world.stories[0].conn;
+    let [Message::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
+    (host, id, rep)
+}
+
+fn established() -> (Host, u32) {
+    let (mut host, id, rep) = accepted();
+    assert!(give(&mut host, Rtu { local_id: 1, remote_id: rep.local_id }).is_empty());
+    assert_eq!(host.world.stories[0].last(), Some(K::Established));
+    (host, id)
+}
+
+/// A host that has asked; the connection's id.
+fn asked(ready: Ready) -> (Host, u32) {
+    let mut host = Host::new(1);
+    host.world.ready = ready;
+    host.connect(NOW, IpAddr::from(PEER), b"data");
+    let id = host.world.stories[0].conn;
+    let [Message::Req(sent)] = taken(&mut host)[..] else { panic!("no REQ") };
+    assert_eq!((sent.local_id, sent.vendor_id, sent.cm_retries), (id, BURST_VENDOR, 15));
+    (host, id)
+}
+
+fn rep(to: u32) -> Rep {
+    Rep {
+        local_id: 9,
+        remote_id: to,
+        qpn: 60,
+        psn: 5,
+        responder_resources: 2,
+        initiator_depth: 1,
+        ca_guid: GUID,
+        ..Rep::default()
+    }
+}
+
+#[test]
+fn a_request_is_shown_with_the_peers_wishes() {
+    let (host, id, rep) = accepted();
+    let story = &host.world.stories[0];
+    let conn = story.negotiated.expect("wishes");
+    assert_eq!((conn.remote_qpn, conn.rq_psn, conn.mtu, conn.ack_timeout), (50, 77, Mtu::B1024, 12));
+    assert_eq!((conn.responder_resources, conn.initiator_depth), (5, 3), "seen from this end");
+    assert_eq!((story.peer_port, story.data.len()), (5, 56));
+    // The program takes 2 and wants 16: neither more than it gives nor more than is asked for.
+    assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 3));
+    assert_eq!((rep.local_id, rep.remote_id, rep.psn), (id, 1, conn.sq_psn));
+}
+
+#[test]
+fn vendors_that_nobody_knows_make_both_ends_fall_back() {
+    for (vendor_id, answer, class) in
+        [(0, 0, PeerClass::Standard), (0x1234, 0, PeerClass::Standard), (BURST_VENDOR, BURST_VENDOR, PeerClass::Burst)]
+    {
+        let mut host = Host::new(1);
+        ask(&mut host, Req { vendor_id, ..req(1, 50) });
+        assert_eq!(host.world.stories[0].negotiated.expect("wishes").peer, class);
+        host.accept(NOW, 0);
+        let [Message::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
+        assert_eq!(rep.vendor_id, answer);
+    }
+}
+
+#[test]
+fn a_repeated_request_gets_what_the_first_got() {
+    let mut host = Host::new(1);
+    ask(&mut host, req(1, 50));
+    let id = host.world.stories[0].conn;
+    // The program has not decided: the peer shall wait.
+    let [Message::Mra(mra)] = ask(&mut host, req(1, 50))[..] else { panic!("no MRA") };
+    assert_eq!((mra.local_id, mra.remote_id, mra.message), (id, 1, 0));
+    host.accept(NOW, 0);
+    let first = taken(&mut host);
+    assert_eq!(ask(&mut host, req(1, 50)), first);
+    give(&mut host, Rtu { local_id: 1, remote_id: id });
+    assert!(ask(&mut host, req(1, 50)).is_empty());
+    assert_eq!(host.world.stories.len(), 1, "shown once");
+    assert_eq!(host.count(Reason::CmDuplicate), 3);
+}
+
+#[test]
+fn another_request_with_the_same_id_is_rejected() {
+    let mut host = Host::new(1);
+    ask(&mut host, req(1, 50));
+    let [Message::Rej(rej)] = ask(&mut host, req(1, 51))[..] else { panic!("no REJ") };
+    assert_eq!(rej.reason, reject::DUPLICATE_COMM_ID);
+}
+
+#[test]
+fn requests_that_cannot_be_carried_are_rejected_with_the_reason() {
+    let cases = [
+        (Req { service_id: service_id(PS_TCP, 9), ..req(1, 50) }, reject::INVALID_SERVICE_ID),
+        (Req { service_id: 0x0002_0001, ..req(1, 50) }, reject::INVALID_SERVICE_ID),
+        (Req { transport: 2, ..req(1, 50) }, reject::INVALID_TRANSPORT),
+        (Req { transport: 3, extended_transport: 1, ..req(1, 50) }, reject::INVALID_TRANSPORT),
+        (Req { pkey: 0x8001, ..req(1, 50) }, reject::UNSUPPORTED),
+        (Req { qpn: 1, ..req(1, 50) }, reject::UNSUPPORTED),
+        (Req { local_id: 0, ..req(1, 50) }, reject::UNSUPPORTED),
+        (Req { mtu: 5, ..req(1, 50) }, reject::INVALID_MTU),
+        (Req { mtu: 9, ..req(1, 50) }, reject::INVALID_MTU),
+    ];
+    for (request, reason) in cases {
+        let mut host = Host::new(1);
+        host.world.mtu = Mtu::B2048;
+        let [Message::Rej(rej)] = ask(&mut host, request)[..] else { panic!("no REJ") };
+        assert_eq!((rej.reason, rej.remote_id, rej.message), (reason, request.local_id, 0));
+        assert!(host.cm.is_empty() && host.world.stories.is_empty());
+    }
+    let mut host = Host::new(1);
+    let [Message::Rej(rej)] = give_at(&mut host, NOW, 7, req(1, 50), &[1; 92])[..] else { panic!("no REJ") };
+    assert_eq!(rej.reason, reject::UNSUPPORTED, "no RDMA-CM header");
+}
+
+#[test]
+fn a_smaller_link_is_found_out() {
+    let mut house = House::new(1, Weather::default());
+    house.hosts[1].world.mtu = Mtu::B1024;
+    let to = house.hosts[1].ip;
+    house.hosts[0].connect(house.now, to, b"kept");
+    house.run(Nanos::from_ms(1000));
+    for host in &house.hosts {
+        assert!(host.world.stories[0].saw(K::Established));
+        assert_eq!(host.world.stories[0].negotiated.expect("conn").mtu, Mtu::B1024);
+    }
+    assert_eq!(house.hosts[1].count(Reason::CmBadRequest), 1);
+}
+
+#[test]
+fn the_backlog_bounds_what_waits_and_the_peer_may_ask_again() {
+    let mut host = Host::new(1);
+    host.listen(2);
+    for n in 0..3 {
+        assert!(ask(&mut host, req(n + 1, 50 + n)).is_empty());
+    }
+    assert_eq!((host.world.stories.len(), host.count(Reason::CmBacklogFull)), (2, 1));
+    host.accept(NOW, 0);
+    assert_eq!(host.backlog.waiting(), 1);
+    assert!(ask(&mut host, req(3, 52)).iter().all(|m| !matches!(m, Message::Rej(_))));
+    assert_eq!(host.world.stories.len(), 3);
+    host.cm.set_limit(3);
+    host.accept(NOW, 1);
+    ask(&mut host, req(4, 53));
+    assert_eq!(host.count(Reason::CmNoRoom), 1);
+    host.cm.set_limit(100);
+    host.world.full = true;
+    ask(&mut host, req(4, 53));
+    assert_eq!((host.count(Reason::CmNoRoom), host.backlog.waiting()), (2, 1), "the place is given back");
+}
+
+#[test]
+fn a_stale_connection_is_ended_by_a_new_request() {
+    let (mut host, id) = established();
+    let sent = ask(&mut host, req(2, 50));
+    let [Message::Rej(rej), Message::Dreq(dreq)] = sent[..] else { panic!("{sent:?}") };
+    assert_eq!((rej.reason, rej.remote_id), (reject::STALE_CONNECTION, 2));
+    assert_eq!((dreq.local_id, dreq.remote_id, dreq.remote_qpn), (id, 1, 50));
+    // The peer does not know the old one; then the way is free after the time-wait.
+    give(&mut host, Drep { local_id: 1, remote_id: id });
+    assert!(ask(&mut host, req(2, 50)).is_empty());
+    host.cm.on_timer(Nanos::from_ms(600), 10, &mut host.world);
+    assert!(ask(&mut host, req(2, 50)).is_empty());
+    assert_eq!(host.world.stories.len(), 2);
+}
+
+#[test]
+fn forged_and_unknown_messages_change_nothing() {
+    let (mut host, id) = established();
+    let own_qpn = 101;
+    assert!(give(&mut host, Rtu { local_id: 1, remote_id: id ^ 0x0100_0000 }).is_empty());
+    assert!(give(&mut host, Mra { local_id: 1, remote_id: 5, ..Mra::default() }).is_empty());
+    assert!(give(&mut host, Rej { local_id: 1, remote_id: 5, reason: 28, ..Rej::default() }).is_empty());
+    let [Message::Rej(rej)] = give(&mut host, rep(5))[..] else { panic!("no REJ") };
+    assert_eq!((rej.reason, rej.message, rej.remote_id), (reject::INVALID_COMM_ID, 1, 9));
+    let [Message::Drep(_)] = give(&mut host, Dreq { local_id: 4, remote_id: 5, remote_qpn: 1 })[..] else {
+        panic!("no DREP")
+    };
+    // Wrong queue pair, wrong peer id, wrong address.
+    assert!(give(&mut host, Dreq { local_id: 1, remote_id: id, remote_qpn: own_qpn + 1 }).is_empty());
+    assert!(give(&mut host, Dreq { local_id: 2, remote_id: id, remote_qpn: own_qpn }).is_empty());
+    let mut bytes = [0; 256];
+    let message = Dreq { local_id: 1, remote_id: id, remote_qpn: own_qpn }.into();
+    Mad { tid: 1, modifier: 0, message, data: &[] }.emit(&mut bytes);
+    let elsewhere = Path { flow: Flow { dst: IpAddr::from([10, 0, 0, 8]), ..path().flow }, ..path() };
+    host.cm.on_mad(NOW, &elsewhere, &bytes, &mut host.world);
+    assert_eq!(host.cm.state(id), Some(State::Established));
+    assert_eq!(host.count(Reason::CmForged), 3);
+    // The true one.
+    let [Message::Drep(_)] = give(&mut host, message)[..] else { panic!("no DREP") };
+    assert_eq!(host.world.stories[0].last(), Some(K::Disconnected));
+    let [Message::Drep(_)] = give(&mut host, message)[..] else { panic!("a late one is answered") };
+}
+
+#[test]
+fn what_is_no_message_is_dropped_with_a_reason() {
+    let mut host = Host::new(1);
+    let mut good = [0; 256];
+    Mad { tid: 1, modifier: 0, message: req(1, 50).into(), data: &header() }.emit(&mut good);
+    let mut drop = |bytes: &[u8], reason: Reason| {
+        host.cm.on_mad(NOW, &path(), bytes, &mut host.world);
+        assert_eq!(host.count(reason), 1, "{reason:?}");
+        host.world.reasons.clear();
+        assert!(host.cm.is_empty() && host.world.sent.is_empty());
+    };
+    drop(&[], Reason::MadMalformed);
+    drop(&good[..255], Reason::MadMalformed);
+    for (at, value, reason) in [
+        (1, 0x04, Reason::MadClass),
+        (2, 1, Reason::MadVersion),
+        (3, 1, Reason::MadUnknown),
+        (17, 0x1b, Reason::MadUnknown),
+    ] {
+        let mut bad = good;
+        bad[at] = value;
+        drop(&bad, reason);
+    }
+    give(&mut host, Apr::default());
+    assert_eq!(host.count(Reason::CmUnexpected), 1);
+}
+
+#[test]
+fn a_reply_is_acknowledged_again_when_it_comes_again() {
+    let (mut host, id) = asked(Ready::Done);
+    let first = give(&mut host, rep(id));
+    assert_eq!(first, [Message::Rtu(Rtu { local_id: id, remote_id: 9 })]);
+    let conn = host.world.stories[0].negotiated.expect("conn");
+    assert_eq!((conn.remote_qpn, conn.rq_psn), (60, 5));
+    assert_eq!((conn.responder_resources, conn.initiator_depth), (1, 2));
+    assert_eq!(give(&mut host, rep(id)), first);
+    assert!(give(&mut host, Rep { local_id: 10, ..rep(id) }).is_empty(), "another's");
+    assert_eq!(host.world.stories[0].events.len(), 1);
+}
+
+#[test]
+fn a_program_may_ready_its_queue_pair_itself() {
+    let (mut host, id) = asked(Ready::ByProgram);
+    assert!(give(&mut host, rep(id)).is_empty());
+    assert_eq!(host.world.stories[0].last(), Some(K::Response));
+    let [Message::Mra(mra)] = give(&mut host, rep(id))[..] else { panic!("the peer shall wait") };
+    assert_eq!((mra.message, mra.remote_id), (1, 9));
+    assert_eq!(host.cm.establish(NOW, id, &mut host.world), Ok(()));
+    assert_eq!(taken(&mut host), [Message::Rtu(Rtu { local_id: id, remote_id: 9 })]);
+    assert_eq!(host.cm.establish(NOW, id, &mut host.world), Err(CmError::WrongState));
+}
+
+#[test]
+fn a_queue_pair_that_fails_rejects_the_reply() {
+    let (mut host, id) = asked(Ready::Failed);
+    let [Message::Rej(rej)] = give(&mut host, rep(id))[..] else { panic!("no REJ") };
+    assert_eq!((rej.message, rej.reason, rej.remote_id), (1, reject::CONSUMER, 9));
+    assert_eq!(host.world.stories[0].last(), Some(K::ConnectError));
+    assert!(host.cm.is_empty());
+}
+
+#[test]
+fn an_mra_stops_the_clock() {
+    let (mut host, id) = asked(Ready::Done);
+    // 4.096 us * 2^20 is 4.3 s.
+    give(&mut host, Mra { local_id: 9, remote_id: id, message: 0, service_timeout: 20 });
+    host.cm.on_timer(Nanos::from_ms(4_200), 10, &mut host.world);
+    assert!(taken(&mut host).is_empty());
+    host.cm.on_timer(Nanos::from_ms(4_500), 10, &mut host.world);
+    assert_eq!(taken(&mut host).len(), 1, "the request, again");
+    give(&mut host, Mra { local_id: 9, remote_id: id, message: 2, service_timeout: 20 });
+    assert_eq!(host.count(Reason::CmUnexpected), 1, "an MRA of something else");
+}
+
+#[test]
+fn rejects_end_what_they_name() {
+    let (mut host, id) = asked(Ready::Done);
+    give(&mut host, Rej { local_id: 9, remote_id: id, reason: 28, ..Rej::default() });
+    assert_eq!(host.world.stories[0].events, [(K::Rejected, 28)]);
+    assert!(host.cm.is_empty());
+    let (mut host, id, _) = accepted();
+    give(&mut host, Rej { local_id: 2, remote_id: id, message: 1, reason: 28, ..Rej::default() });
+    assert_eq!(host.cm.state(id), Some(State::RepSent), "another's");
+    give(&mut host, Rej { local_id: 1, remote_id: id, message: 1, reason: 28, ..Rej::default() });
+    assert_eq!(host.world.stories[0].events, [(K::Rejected, 28)]);
+    // The peer gave up before it knew our id: it names its own and its GUID.
+    let mut host = Host::new(1);
+    ask(&mut host, req(1, 50));
+    let mut rej = Rej { local_id: 1, reason: reject::TIMEOUT, info_len: 8, ..Rej::default() };
+    give(&mut host, rej);
+    assert_eq!(host.cm.len(), 1, "the GUID is wrong");
+    rej.info[..8].copy_from_slice(&GUID.to_be_bytes());
+    give(&mut host, rej);
+    assert_eq!(host.world.stories[0].events, [(K::Rejected, reject::TIMEOUT)]);
+    assert_eq!(host.backlog.waiting(), 0);
+}
+
+#[test]
+fn the_first_data_may_come_before_the_rtu() {
+    let (mut host, id, _) = accepted();
+    assert_eq!(host.cm.notify(NOW, id, &mut host.world), Ok(()));
+    assert_eq!(host.world.stories[0].events, [(K::Established, 0)]);
+    give(&mut host, Rtu { local_id: 1, remote_id: id });
+    assert_eq!((host.world.stories[0].events.len(), host.count(Reason::CmDuplicate)), (1, 1));
+}
+
+#[test]
+fn crossed_releases_end_once_at_both_ends() {
+    let (mut host, id) = established();
+    host.disconnect(NOW, 0);
+    assert!(matches!(taken(&mut host)[..], [Message::Dreq(_)]));
+    let [Message::Drep(_)] = give(&mut host, Dreq { local_id: 1, remote_id: id, remote_qpn: 101 })[..] else {
+        panic!("no DREP")
+    };
+    give(&mut host, Drep { local_id: 1, remote_id: id });
+    let kinds: Vec<K> = host.world.stories[0].events.iter().map(|(k, _)| *k).collect();
+    assert_eq!(kinds, [K::Established, K::Disconnected]);
+    host.disconnect(NOW, 0);
+    assert!(taken(&mut host).is_empty());
+    host.cm.on_timer(Nanos::from_ms(500), 10, &mut host.world);
+    assert_eq!(host.world.stories[0].last(), Some(K::TimewaitExit));
+    assert!(host.cm.is_empty());
+}
+
+#[test]
+fn alternate_paths_are_declined() {
+    let (mut host, id) = established();
+    let [Message::Apr(apr)] = give(&mut host, Lap { local_id: 1, remote_id: id, ..Lap::default() })[..] else {
+        panic!("no APR")
+    };
+    assert_eq!(apr.status, 2);
+    let [Message::Apr(apr)] = give(&mut host, Lap { local_id: 1, remote_id: 77, ..Lap::default() })[..] else {
+        panic!("no APR")
+    };
+    assert_eq!(apr.status, 1);
+}
+
+#[test]
+fn an_owner_that_goes_tells_its_peer_by_state() {
+    let gone = |mut host: Host, id: u32| {
+        host.cm.destroy(NOW, id, &mut host.world);
+        let events = host.world.stories[0].events.len();
+        let sent = taken(&mut host);
+        host.cm.on_timer(Nanos::from_ms(100_000), 100, &mut host.world);
+        assert_eq!(host.world.stories[0].events.len(), events, "nobody is told any more");
+        sent
+    };
+    let (host, id) = asked(Ready::Done);
+    let [Message::Rej(rej)] = gone(host, id)[..] else { panic!("no REJ") };
+    assert_eq!((rej.reason, rej.info_len), (reject::TIMEOUT, 8));
+    let mut host = Host::new(1);
+    ask(&mut host, req(1, 50));
+    let id = host.world.stories[0].conn;
+    let [Message::Rej(rej)] = gone(host, id)[..] else { panic!("no REJ") };
+    assert_eq!(rej.reason, reject::CONSUMER);
+    let (host, id, _) = accepted();
+    assert!(matches!(gone(host, id)[..], [Message::Dreq(_)]));
+    let (host, id) = established();
+    assert!(matches!(gone(host, id)[..], [Message::Dreq(_)]));
+}
+
+#[test]
+fn two_ends_that_ask_each_other_get_two_connections() {
+    let mut house = House::new(3, Weather::default());
+    let (a, b) = (house.hosts[0].ip, house.hosts[1].ip);
+    house.hosts[0].connect(house.now, b, &[]);
+    house.hosts[1].connect(house.now, a, &[]);
+    house.run(Nanos::from_ms(1000));
+    for host in &house.hosts {
+        assert_eq!(host.world.stories.iter().filter(|s| s.saw(K::Established)).count(), 2);
+    }
+}
+
+#[test]
+fn datagram_services_are_asked_and_answered() {
+    let mut host = Host::new(1);
+    let service = service_id(PS_UDP, 5);
+    host.world.stories.push(house::Story::default());
+    let id = host.cm.resolve(NOW, 0, &path(), service, &header(), &mut host.world).expect("room");
+    let [Message::SidrReq(sent)] = taken(&mut host)[..] else { panic!("no SIDR_REQ") };
+    assert_eq!((sent.request_id, sent.service_id, sent.pkey), (id, service, 0xffff));
+    let answer =
+        burst_cm::message::SidrRep { request_id: id, qpn: 5, qkey: 6, service_id: service, ..Default::default() };
+    give(&mut host, burst_cm::message::SidrRep { service_id: 1, ..answer });
+    assert!(host.world.stories[0].events.is_empty(), "another's");
+    give(&mut host, answer);
+    let story = &host.world.stories[0];
+    assert_eq!((story.last(), story.negotiated.map(|n| (n.remote_qpn, n.qkey))), (Some(K::Established), Some((5, 6))));
+    assert!(host.cm.is_empty());
+    let params = SidrParams { qpn: 1, qkey: 2, ece: (0, 0), data: &[] };
+    assert_eq!(host.cm.serve(NOW, id, &params, &mut host.world), Err(CmError::Gone));
+}
