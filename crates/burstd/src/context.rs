@@ -250,6 +250,7 @@ impl Context {
             | Request::CmChannel { .. }
             | Request::CmCloseChannel { .. }
             | Request::Cm { .. }
+            | Request::QuietModifyQp { .. }
             | Request::CmStats => refuse(libc::EPROTO, "not a request to a context"),
         }
     }

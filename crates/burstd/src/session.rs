@@ -89,7 +89,8 @@ impl Session {
         };
         debug!(pid = self.pid, ?request, "request");
         let fds = std::mem::take(&mut packet.fds);
-        if let (Request::Cm { quiet: true, .. }, true) = (&request, self.said_hello) {
+        let quiet = matches!(request, Request::Cm { quiet: true, .. } | Request::QuietModifyQp { .. });
+        if quiet && self.said_hello {
             self.quietly(house, request);
             return Verdict::Stay;
         }
@@ -154,10 +155,14 @@ impl Session {
         }
     }
 
-    /// Operations whose failures become events.
+    /// Operations without replies; failures of connection management become events.
     fn quietly(&mut self, house: &mut House, request: Request) {
-        if let Request::Cm { ops, .. } = request {
-            self.cm.get_or_insert_default().carry_out(house, ops, true);
+        match (request, &self.context) {
+            (Request::Cm { ops, .. }, _) => drop(self.cm.get_or_insert_default().carry_out(house, ops, true)),
+            (Request::QuietModifyQp { qp, attr, mask }, Some(context)) => {
+                context.modify_qp_quietly(house, qp, attr, mask)
+            }
+            (other, _) => debug!(pid = self.pid, request = ?other, "nobody to carry this out"),
         }
     }
 

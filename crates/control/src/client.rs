@@ -65,6 +65,16 @@ impl Client {
         self.take_reply(packet)
     }
 
+    /// Says what has no reply.
+    ///
+    /// # Errors
+    /// Any error means that the connection is unusable.
+    pub fn say(&self, request: &Request) -> Result<(), ControlError> {
+        debug_assert!(matches!(request, Request::QuietModifyQp { .. } | Request::Cm { quiet: true, .. }));
+        // The number is repeated in replies only, so any will do.
+        frame::send(&self.socket, 0, request, &[], SendFlags::empty())
+    }
+
     /// A second way into the same connection, for what has no answer: it waits for nobody's answers.
     ///
     /// # Errors

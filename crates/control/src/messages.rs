@@ -261,6 +261,16 @@ pub enum Request {
         /// Which (`attr_mask` bits).
         mask: u32,
     },
+    /// Changes attributes without a path, after what was asked before, and has no reply at all. Only for changes that
+    /// cannot be refused: a refusal stays unknown.
+    QuietModifyQp {
+        /// Handle.
+        qp: u32,
+        /// Values.
+        attr: QpAttr,
+        /// Which; the bit of the path is ignored.
+        mask: u32,
+    },
     /// Attributes as they are.
     QueryQp {
         /// Handle.

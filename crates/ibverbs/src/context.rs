@@ -211,6 +211,14 @@ impl Context {
         Ok(self.call(request, &[])?.response)
     }
 
+    /// Tells the daemon something that has no answer.
+    pub fn say(&self, request: &Request) -> Outcome<()> {
+        if !self.is_alive() {
+            return Err(EIO);
+        }
+        Ok(lock(&self.control).client.say(request)?)
+    }
+
     /// Asks the daemon for something that has no answer but "done".
     pub fn tell(&self, request: &Request) -> Outcome<()> {
         match self.ask(request)? {

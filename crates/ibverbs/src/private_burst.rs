@@ -1,11 +1,14 @@
 //! What our own `librdmacm.so.1` asks of this library beyond verbs: the version node BURST_PRIVATE_1.
 //!
 //! The connection manager talks to the daemon over a connection of its own. What it must prove there is that a queue pair is
-//! this program's: by the token of the context, which only the context's connection can ask for.
+//! this program's: by the token of the context, which only the context's connection can ask for. And it moves fresh queue
+//! pairs to their first states, which cannot fail and so needs no answer.
 
+use crate::attr;
 use crate::context::Context;
 use crate::door::{self, EINVAL, EIO};
-use crate::sys::ibv_context;
+use crate::sys::{ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_state};
+use burst_base::verbs::attr_mask;
 use burst_control::{Request, Response};
 use std::ffi::c_int;
 
@@ -20,6 +23,30 @@ pub unsafe extern "C" fn burst_context_token(context: *mut ibv_context, token: *
         let (context, token) = unsafe { (Context::from_ibv(context)?, token.as_mut().ok_or(EINVAL)?) };
         let Response::Token(number) = context.ask(&Request::Token)? else { return Err(EIO) };
         *token = number;
+        Ok(())
+    })
+}
+
+/// Changes attributes without waiting for the daemon: for a queue pair just created, and changes that it cannot refuse. What
+/// is asked later on this context comes after it. Returns an errno value.
+///
+/// # Safety
+/// `qp` must be alive and `attr` valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn burst_modify_qp_quietly(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives a live queue pair of an open context and a valid struct.
+        let (context, handle, given) = unsafe {
+            let qp = qp.as_ref().ok_or(EINVAL)?;
+            (Context::from_ibv(qp.context)?, qp.handle, attr.as_ref().ok_or(EINVAL)?)
+        };
+        let mask = mask as u32;
+        let attr = attr::qp_from_ibv(given, mask)?;
+        context.say(&Request::QuietModifyQp { qp: handle, attr, mask })?;
+        if mask & attr_mask::STATE != 0 {
+            // SAFETY: an aligned word of a live struct; applications only read it.
+            unsafe { (&raw mut (*qp).state).write_volatile(attr.qp_state as ibv_qp_state) };
+        }
         Ok(())
     })
 }

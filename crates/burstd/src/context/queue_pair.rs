@@ -184,6 +184,17 @@ impl Context {
         }
     }
 
+    /// Changes attributes soon; nobody waits, and nobody learns of a refusal.
+    pub fn modify_qp_quietly(&self, house: &House, qp: u32, attr: QpAttr, mask: u32) {
+        let Some(object) = self.qps.get(qp) else { return };
+        let qpn = object.qpn;
+        house.post(object.worker, move |w, now| {
+            if let Err(e) = w.modify_qp(now, qpn, &attr, mask & !attr_mask::AV, None) {
+                tracing::debug!(qpn = qpn.get(), "quiet change refused: {e}");
+            }
+        });
+    }
+
     pub(super) fn query_qp(&mut self, house: &mut House, qp: u32) -> Result<Outcome, Refusal> {
         let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
         let qpn = object.qpn;
