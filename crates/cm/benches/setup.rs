@@ -3,7 +3,6 @@
 //! `cargo bench -p burst-cm` prints the time per connection at several numbers of connections at once (it should not
 //! grow). For counts of instructions: `valgrind --tool=callgrind target/release/deps/setup-* 10000`, divided by 10,000.
 
-#[allow(dead_code)]
 #[path = "../tests/house/mod.rs"]
 mod house;
 

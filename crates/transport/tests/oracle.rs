@@ -15,8 +15,8 @@ use burst_base::{Nanos, Psn, Reason};
 use burst_shm::layout::{Cqe, SendWqe, Sge};
 use common::{End, Pair, Setup, Weather};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const POOL: u64 = 0;
 const POOL_LEN: u64 = 512 << 10;
