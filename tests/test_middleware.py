@@ -173,7 +173,7 @@ def test_fi_pingpong(fabric):
 @pytest.fixture(scope="module")
 def mpi_program(tmp_path_factory):
     program = tmp_path_factory.mktemp("mpi") / "mpi_check"
-    source = Path(__file__).parent / "programs" / "mpi_check.c"
+    source = Path(__file__).parent / "programs" / "mpi" / "mpi_check.c"
     subprocess.run(["mpicc", "-O1", "-Wall", "-Werror", source, "-o", program], check=True)
     return program
 
