@@ -72,7 +72,7 @@ impl<O> Cm<O> {
                 reason: reject::INVALID_COMM_ID,
                 ..Rej::default()
             };
-            return Self::refuse(path, mad.tid, rej, &[], fx);
+            return Self::refuse(path, mad.tid, rej, fx);
         };
         match conn.state {
             State::ReqSent => self.accept_rep(now, path, id, mad, rep, fx),
@@ -171,6 +171,7 @@ impl<O> Cm<O> {
         Self::answer(&conn.path, conn.tid, rtu.into(), &[], fx);
         self.table.arm(id, Nanos::NEVER);
         self.step(now, id, Step::RtuSent, fx);
+        self.step(now, id, Step::Established, fx);
     }
 
     /// REJ, of a request, a reply or a connection.
@@ -188,6 +189,7 @@ impl<O> Cm<O> {
             // The peer gave up waiting for the RTU, or has forgotten us.
             State::Established if named => {
                 fx.count(path.port, Reason::CmRejected);
+                self.step(now, id, Step::RejReceived, fx);
                 self.enter_timewait(now, id, mad.data, fx);
             }
             State::DreqSent if named => self.enter_timewait(now, id, mad.data, fx),
@@ -207,7 +209,7 @@ impl<O> Cm<O> {
     fn rejected(&mut self, now: Nanos, id: u32, reason: u16, data: &[u8], fx: &mut impl Effects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         fx.count(conn.path.port, Reason::CmRejected);
-        self.step(now, id, Step::Rejected, fx);
+        self.step(now, id, Step::RejReceived, fx);
         self.tell(id, EventKind::Rejected, reason, data, fx);
         self.forget(id);
     }
@@ -258,9 +260,8 @@ impl<O> Cm<O> {
         data: &[u8],
         fx: &mut impl Effects<O>,
     ) {
-        let Some(conn) = self.table.get_mut(id) else { return };
         let rej = Rej { local_id: id, remote_id, message, reason, ..Rej::default() };
-        Self::refuse(&conn.path, conn.tid, rej, data, fx);
+        self.reject_conn(now, id, rej, data, fx);
         self.step(now, id, Step::Failed, fx);
         self.tell(id, kind, reason, &[], fx);
         self.forget(id);

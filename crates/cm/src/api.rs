@@ -204,7 +204,7 @@ pub enum Ready {
     Failed,
 }
 
-/// Steps whose time is measured, from the one before.
+/// Steps whose time is measured, from the one before; that of `Established` from the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it
 pub enum Step {
@@ -214,15 +214,19 @@ pub enum Step {
     RepReceived,
     RtuSent,
     RtuReceived,
-    Rejected,
+    Established,
+    RejSent,
+    RejReceived,
     Failed,
     DreqSent,
     DreqReceived,
+    DrepReceived,
     Disconnected,
     TimewaitExit,
-    SidrSent,
-    SidrReceived,
-    SidrAnswered,
+    SidrReqSent,
+    SidrReqReceived,
+    SidrRepSent,
+    SidrRepReceived,
 }
 
 /// What the machine wants done. `O` names the owner of a connection or listener.

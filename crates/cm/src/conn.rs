@@ -120,6 +120,8 @@ pub(crate) struct Conn<O> {
     pub retries: u8,
     /// Wait before the next time.
     pub interval: Nanos,
+    /// When it began.
+    pub begun: Nanos,
     /// When the last step was taken.
     pub stepped: Nanos,
     /// Keys in the table.
@@ -148,6 +150,7 @@ impl<O> Conn<O> {
             waiting: None,
             retries: 0,
             interval: FIRST_TIMEOUT,
+            begun: now,
             stepped: now,
             keys: [None; 2],
             smaller_mtu: false,

@@ -194,8 +194,16 @@ impl<O> Cm<O> {
     }
 
     /// Rejects something that has no connection here, or has one no longer.
-    pub(crate) fn refuse(path: &Path, tid: u64, rej: Rej, data: &[u8], fx: &mut impl Effects<O>) {
-        Self::answer(path, tid, rej.into(), data, fx);
+    pub(crate) fn refuse(path: &Path, tid: u64, rej: Rej, fx: &mut impl Effects<O>) {
+        Self::answer(path, tid, rej.into(), &[], fx);
+        fx.step(None, path, rej.local_id, Step::RejSent, Nanos(0));
+    }
+
+    /// Rejects the peer's message of a connection.
+    pub(crate) fn reject_conn(&mut self, now: Nanos, id: u32, rej: Rej, data: &[u8], fx: &mut impl Effects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        Self::answer(&conn.path, conn.tid, rej.into(), data, fx);
+        self.step(now, id, Step::RejSent, fx);
     }
 
     /// Sends a message that is kept, to be sent again after a while. `timed`: unless it is only kept for repeated
@@ -238,12 +246,12 @@ impl<O> Cm<O> {
             State::SidrSent => {}
             State::ReqSent => {
                 let rej = crate::active::timeout_rej(id, conn.local_guid);
-                Self::refuse(&conn.path, conn.tid, rej, &[], fx);
+                self.reject_conn(now, id, rej, &[], fx);
             }
             _ => {
                 let reason = reject::TIMEOUT;
                 let rej = Rej { local_id: id, remote_id: conn.remote_id, message: 1, reason, ..Rej::default() };
-                Self::refuse(&conn.path, conn.tid, rej, &[], fx);
+                self.reject_conn(now, id, rej, &[], fx);
             }
         }
         self.step(now, id, Step::Failed, fx);
@@ -262,7 +270,7 @@ impl<O> Cm<O> {
     /// Notes a step and its time.
     pub(crate) fn step(&mut self, now: Nanos, id: u32, step: Step, fx: &mut impl Effects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        let elapsed = now.since(conn.stepped);
+        let elapsed = now.since(if step == Step::Established { conn.begun } else { conn.stepped });
         conn.stepped = now;
         fx.step(conn.owner.as_ref(), &conn.path, id, step, elapsed);
     }

@@ -33,7 +33,7 @@ impl<O> Cm<O> {
             Ok(checked) => checked,
             Err(rej) => {
                 fx.count(path.port, Reason::CmBadRequest);
-                return Self::refuse(path, mad.tid, rej, &[], fx);
+                return Self::refuse(path, mad.tid, rej, fx);
             }
         };
         let pair = Key::QueuePair { peer, ca_guid: req.ca_guid, qpn: req.qpn };
@@ -43,14 +43,14 @@ impl<O> Cm<O> {
                 // No answer: the peer asks again, and is welcome when the time-wait is over.
                 return;
             }
-            Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), &[], fx);
+            Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), fx);
             // The peer does not know the old connection any more: it is over here, too (IBA 12.9.8.3.1).
             return self.end_stale(now, old, fx);
         }
         let asked = asked_address(checked.header, path);
         let Some(listener) = self.listener(req.service_id, asked, path.port, false) else {
             fx.count(path.port, Reason::CmNobodyListens);
-            return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_SERVICE_ID), &[], fx);
+            return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_SERVICE_ID), fx);
         };
         let Some(waiting) = Waiting::enter(&listener.backlog) else {
             // No answer: the peer asks again, and there may be room then.
@@ -112,7 +112,7 @@ impl<O> Cm<O> {
         let Some(conn) = self.table.get_mut(id) else { return };
         if conn.conn.remote_qpn != req.qpn || conn.tid != mad.tid {
             fx.count(path.port, Reason::CmBadRequest);
-            return Self::refuse(path, mad.tid, rej_of(req, reject::DUPLICATE_COMM_ID), &[], fx);
+            return Self::refuse(path, mad.tid, rej_of(req, reject::DUPLICATE_COMM_ID), fx);
         }
         fx.count(path.port, Reason::CmDuplicate);
         match conn.state {
@@ -121,7 +121,7 @@ impl<O> Cm<O> {
                 Self::answer(path, mad.tid, mra.into(), &[], fx);
             }
             State::RepSent => Self::repeat(conn, fx),
-            State::TimeWait => Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), &[], fx),
+            State::TimeWait => Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), fx),
             // It was sent before the RTU, and is late.
             _ => {}
         }
@@ -205,8 +205,7 @@ impl<O> Cm<O> {
             return Err(CmError::DataTooLong);
         }
         let rej = Rej { local_id: id, remote_id: conn.remote_id, message, reason, ..Rej::default() };
-        Self::refuse(&conn.path, conn.tid, rej, data, fx);
-        self.step(now, id, Step::Rejected, fx);
+        self.reject_conn(now, id, rej, data, fx);
         self.forget(id);
         Ok(())
     }
@@ -243,6 +242,7 @@ impl<O> Cm<O> {
         conn.state = State::Established;
         self.table.arm(id, Nanos::NEVER);
         self.step(now, id, Step::RtuReceived, fx);
+        self.step(now, id, Step::Established, fx);
         self.tell(id, EventKind::Established, 0, data, fx);
     }
 }

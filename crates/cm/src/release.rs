@@ -66,7 +66,10 @@ impl<O> Cm<O> {
             return fx.count(path.port, Reason::CmForged);
         }
         match conn.state {
-            State::DreqSent => self.enter_timewait(now, id, mad.data, fx),
+            State::DreqSent => {
+                self.step(now, id, Step::DrepReceived, fx);
+                self.enter_timewait(now, id, mad.data, fx);
+            }
             _ => fx.count(path.port, Reason::CmUnexpected),
         }
     }
@@ -150,7 +153,7 @@ impl<O> Cm<O> {
 
     fn reject_and_forget(&mut self, id: u32, rej: Rej, fx: &mut impl Effects<O>) {
         if let Some(Conn { path, tid, .. }) = self.forget(id) {
-            Self::refuse(&path, tid, rej, &[], fx);
+            Self::refuse(&path, tid, rej, fx);
         }
     }
 

@@ -40,7 +40,7 @@ impl<O> Cm<O> {
         let message = SidrReq { request_id: id, pkey: DEFAULT_PKEY, service_id };
         let mad = Mad { tid: tid_high | u64::from(id), modifier: 0, message: message.into(), data };
         self.send_kept(now, id, &mad, true, fx);
-        self.step(now, id, Step::SidrSent, fx);
+        self.step(now, id, Step::SidrReqSent, fx);
         Ok(id)
     }
 
@@ -116,7 +116,7 @@ impl<O> Cm<O> {
         if let Some(conn) = self.table.get_mut(id) {
             conn.owner = Some(owner);
         }
-        self.step(now, id, Step::SidrReceived, fx);
+        self.step(now, id, Step::SidrReqReceived, fx);
     }
 
     /// Tells which queue pair serves.
@@ -173,7 +173,7 @@ impl<O> Cm<O> {
         let rep = SidrRep { request_id: conn.remote_id, service_id: conn.service_id, ..rep };
         let tid = conn.tid;
         self.send_kept(now, id, &Mad { tid, modifier, message: rep.into(), data }, false, fx);
-        self.step(now, id, Step::SidrAnswered, fx);
+        self.step(now, id, Step::SidrRepSent, fx);
         self.table.arm(id, now + TIME_WAIT);
         Ok(())
     }
@@ -194,7 +194,7 @@ impl<O> Cm<O> {
         (conn.conn.remote_qpn, conn.conn.qkey) = (rep.qpn, rep.qkey);
         let vendor = u32::from(rep.vendor_high) << 16 | u32::from(rep.vendor_low);
         conn.conn.ece = ece_seen(vendor, mad.modifier);
-        self.step(now, id, Step::SidrAnswered, fx);
+        self.step(now, id, Step::SidrRepReceived, fx);
         if rep.status == 0 {
             self.tell(id, EventKind::Established, 0, mad.data, fx);
         } else {

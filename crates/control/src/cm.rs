@@ -518,6 +518,9 @@ pub struct CmStats {
     pub numbers: Vec<(String, u64)>,
 }
 
+/// Buckets of a step's histogram: four to each power of two, up to 18 minutes; the last also for everything longer.
+pub const STEP_BUCKETS: usize = 4 * 39;
+
 /// A histogram of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CmStep {
@@ -529,6 +532,71 @@ pub struct CmStep {
     pub total_ns: u64,
     /// Longest.
     pub max_ns: u64,
-    /// Bucket n counts times of 2^n to 2^(n+1)-1 ns; bucket 0 also counts 0.
+    /// Counts by [`CmStep::bucket`].
     pub buckets: Vec<u64>,
+}
+
+impl CmStep {
+    /// The bucket of a time: 0 to 7 ns have one each; from there on the highest three bits say it.
+    pub const fn bucket(ns: u64) -> usize {
+        if ns < 8 {
+            return ns as usize;
+        }
+        let octave = 63 - ns.leading_zeros() as usize;
+        let bucket = 4 * (octave - 1) + (ns >> (octave - 2) & 3) as usize;
+        if bucket < STEP_BUCKETS { bucket } else { STEP_BUCKETS - 1 }
+    }
+
+    /// The longest time of a bucket.
+    pub const fn bucket_end(bucket: usize) -> u64 {
+        if bucket < 8 {
+            return bucket as u64;
+        }
+        let octave = bucket / 4 + 1;
+        ((5 + bucket as u64 % 4) << (octave - 2)) - 1
+    }
+
+    /// A time that `percent` of all did not exceed, at most a quarter too long, and never longer than the longest.
+    pub fn percentile_ns(&self, percent: f64) -> u64 {
+        let wanted = (self.count as f64 * percent / 100.0).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            seen += count;
+            if seen >= wanted {
+                return CmStep::bucket_end(bucket).min(self.max_ns);
+            }
+        }
+        self.max_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_have_no_holes_and_are_a_quarter_wide_at_most() {
+        let mut begin = 0;
+        for bucket in 0..STEP_BUCKETS {
+            let end = CmStep::bucket_end(bucket);
+            assert_eq!((CmStep::bucket(begin), CmStep::bucket(end)), (bucket, bucket));
+            assert!(end - begin <= begin / 4, "{begin} to {end}");
+            begin = end + 1;
+        }
+        assert_eq!(CmStep::bucket(u64::MAX), STEP_BUCKETS - 1);
+    }
+
+    #[test]
+    fn percentiles_are_at_the_upper_end_of_their_bucket() {
+        let mut step = CmStep { buckets: vec![0; STEP_BUCKETS], ..CmStep::default() };
+        assert_eq!(step.percentile_ns(50.0), 0);
+        for ns in 1..=100_000 {
+            step.count += 1;
+            step.max_ns = ns;
+            step.buckets[CmStep::bucket(ns)] += 1;
+        }
+        assert!((50_000..=62_500).contains(&step.percentile_ns(50.0)));
+        assert!((99_000..=100_000).contains(&step.percentile_ns(99.0)));
+        assert_eq!(step.percentile_ns(100.0), 100_000);
+    }
 }

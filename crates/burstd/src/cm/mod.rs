@@ -15,15 +15,20 @@ pub use client::CmClient;
 use crate::house::House;
 use burst_base::Nanos;
 use burst_control::cm::{CmEvent, CmStats};
+use burst_engine::cm::probes::{self, CmProbe};
 use burst_engine::cm::{CmChannel, CmJob, CmPhase, CmTimes};
 use ports::Ports;
 use route::Routes;
 use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Records of one write: PIPE_BUF.
 const EVENTS_AT_ONCE: usize = 4096 / CmEvent::BYTES;
+
+/// What probes say of a peer that is not known yet.
+pub const UNKNOWN_PEER: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// What all programs share.
 #[derive(Debug, Default)]
@@ -60,9 +65,12 @@ impl CmHouse {
         self.tokens.remove(&token);
     }
 
-    /// Notes how long a step took since `since`.
-    pub fn note(&self, phase: CmPhase, since: Instant) {
-        self.times.note(phase, Nanos(since.elapsed().as_nanos() as u64));
+    /// Notes how long a step of the control thread took since `since`. `what` goes to the probe: the program's number
+    /// of the id, and of the queue pair; and the peer.
+    pub fn took(&self, step: CmPhase, probe: CmProbe, what: (u32, u32), peer: IpAddr, since: Instant) {
+        let elapsed = Nanos(since.elapsed().as_nanos() as u64);
+        self.times.note(step, elapsed);
+        probes::fire(probe, what.0, what.1, peer, elapsed);
     }
 
     fn job(&mut self, worker: u32, job: CmJob) {

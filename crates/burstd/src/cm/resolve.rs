@@ -1,5 +1,6 @@
 //! Addresses: binding, and from a destination to device, source and path.
 
+use super::UNKNOWN_PEER;
 use super::client::{CmClient, Id, Stage};
 use super::ports::Binding;
 use super::route::Routes;
@@ -9,6 +10,7 @@ use crate::session::refuse;
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmId, CmReply, CmRoute};
 use burst_engine::cm::CmPhase;
+use burst_engine::cm::probes::CmProbe;
 use burst_engine::flow::gid_of;
 use std::net::IpAddr;
 use std::time::Instant;
@@ -151,7 +153,8 @@ impl CmClient {
         let route = if status == 0 { id.route } else { CmRoute { dst: Some(dst), ..id.route } };
         let event = CmEvent { status, route, ..CmEvent::new(kind, id.entry.id) };
         house.cm.write(&id.entry.channel(), &event);
-        house.cm.note(CmPhase::Address, begun);
+        let probe = if status == 0 { CmProbe::AddrResolved } else { CmProbe::Failed };
+        house.cm.took(CmPhase::Address, probe, (id.entry.id, 0), dst.ip, begun);
         Ok(CmReply::Route(id.route))
     }
 
@@ -163,7 +166,8 @@ impl CmClient {
         }
         let event = CmEvent { route: id.route, ..CmEvent::new(CmEventKind::RouteResolved, id.entry.id) };
         house.cm.write(&id.entry.channel(), &event);
-        house.cm.note(CmPhase::Route, begun);
+        let peer = id.route.dst.map_or(UNKNOWN_PEER, |dst| dst.ip);
+        house.cm.took(CmPhase::Route, CmProbe::RouteResolved, (id.entry.id, 0), peer, begun);
         Ok(CmReply::Route(id.route))
     }
 }

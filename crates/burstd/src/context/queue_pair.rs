@@ -2,6 +2,7 @@
 
 use super::queues::made;
 use super::{Context, Outcome, QpObject, no_room, unknown};
+use crate::cm::UNKNOWN_PEER;
 use crate::device::LIMITS;
 use crate::house::House;
 use crate::session::refuse;
@@ -9,11 +10,14 @@ use burst_base::Qpn;
 use burst_base::verbs::{QpAttr, QpCap, QpType, attr_mask};
 use burst_control::{QueuePlace, Refusal, Response};
 use burst_engine::QpSlot;
+use burst_engine::cm::CmPhase;
+use burst_engine::cm::probes::CmProbe;
 use burst_engine::flow::flow_of;
 use burst_shm::rq::{RqConsumer, RqSpec};
 use burst_shm::sq::{SqConsumer, SqSpec};
 use burst_shm::{ShmRef, rq_stride, sq_stride};
 use burst_transport::{Qp, QpConfig, RecvQueue};
+use std::time::Instant;
 
 /// A queue pair as asked for.
 pub struct Wish {
@@ -56,7 +60,17 @@ fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
 }
 
 impl Context {
+    /// A queue pair, and a note of how long it took.
     pub(super) fn create_qp(&mut self, house: &mut House, wish: Wish) -> Result<Outcome, Refusal> {
+        let begun = Instant::now();
+        let made = self.make_qp(house, wish)?;
+        if let Response::Qp { qpn, .. } = made.response {
+            house.cm.took(CmPhase::CreateQp, CmProbe::QpCreated, (0, qpn), UNKNOWN_PEER, begun);
+        }
+        Ok(made)
+    }
+
+    fn make_qp(&mut self, house: &mut House, wish: Wish) -> Result<Outcome, Refusal> {
         let cap = grant(&wish.cap, wish.srq.is_some())?;
         let pd = self.pd_number(wish.pd)?;
         let cq_number = |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.it.number));

@@ -2,6 +2,7 @@
 
 use super::entry::{CmEntry, CmSession};
 use super::host::Rest;
+use super::probes::{self, CmProbe};
 use super::stats::CmPhase;
 use crate::flow::gid_of;
 use crate::worker::Worker;
@@ -128,10 +129,11 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         self.worker.ports[usize::from(port)].counters.count(reason);
     }
 
-    fn step(&mut self, _owner: Option<&Arc<CmEntry>>, _path: &Path, _id: u32, step: Step, elapsed: Nanos) {
+    fn step(&mut self, owner: Option<&Arc<CmEntry>>, path: &Path, id: u32, step: Step, elapsed: Nanos) {
         if let Some(phase) = CmPhase::ended_by(step) {
             self.rest.times.note(phase, elapsed);
         }
+        probes::fire(CmProbe::of(step), owner.map_or(0, |o| o.id), id, path.flow.dst, elapsed);
     }
 }
 

@@ -10,6 +10,7 @@ mod entry;
 mod host;
 mod jobs;
 mod move_qp;
+pub mod probes;
 mod stats;
 
 pub use channel::CmChannel;

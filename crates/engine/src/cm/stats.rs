@@ -1,12 +1,12 @@
 //! Times of the steps of connection setup: one set per worker, and one of the control thread. One writer each.
+//!
+//! A histogram is a row of counters, without a lock or a locked instruction: the writer adds, anybody may read. Times are
+//! those of the worker's passes, because the machine reads no clock: what happens within one pass takes 0.
 
 use burst_base::Nanos;
 use burst_cm::Step;
-use burst_control::cm::CmStep;
+use burst_control::cm::{CmStep, STEP_BUCKETS as BUCKETS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// Buckets of a histogram: powers of two of nanoseconds, the last for everything longer.
-const BUCKETS: usize = 40;
 
 macro_rules! phases {
     ($($v:ident $name:literal;)+) => {
@@ -25,11 +25,13 @@ phases! {
     Route "resolve route";
     CreateQp "create queue pair";
     Reply "REQ sent to REP received";
-    Establish "REP received to RTU sent";
+    Ready "REP received to RTU sent";
     Accept "REQ received to REP sent";
     Rtu "REP sent to RTU received";
-    Disconnect "DREQ to DREP";
-    Sidr "datagram service";
+    Establish "REQ to established";
+    Disconnect "DREQ sent to DREP received";
+    Sidr "SIDR_REQ sent to SIDR_REP received";
+    Serve "SIDR_REQ received to SIDR_REP sent";
 }
 
 impl CmPhase {
@@ -37,11 +39,13 @@ impl CmPhase {
     pub(super) fn ended_by(step: Step) -> Option<CmPhase> {
         match step {
             Step::RepReceived => Some(CmPhase::Reply),
-            Step::RtuSent => Some(CmPhase::Establish),
+            Step::RtuSent => Some(CmPhase::Ready),
             Step::RepSent => Some(CmPhase::Accept),
             Step::RtuReceived => Some(CmPhase::Rtu),
-            Step::Disconnected => Some(CmPhase::Disconnect),
-            Step::SidrAnswered => Some(CmPhase::Sidr),
+            Step::Established => Some(CmPhase::Establish),
+            Step::DrepReceived => Some(CmPhase::Disconnect),
+            Step::SidrRepReceived => Some(CmPhase::Sidr),
+            Step::SidrRepSent => Some(CmPhase::Serve),
             _ => None,
         }
     }
@@ -85,8 +89,7 @@ impl CmTimes {
         add(&h.count, 1);
         add(&h.total, time.0);
         h.max.store(h.max.load(Relaxed).max(time.0), Relaxed);
-        let bucket = (63 - (time.0 | 1).leading_zeros()) as usize;
-        add(&h.buckets[bucket.min(BUCKETS - 1)], 1);
+        add(&h.buckets[CmStep::bucket(time.0)], 1);
     }
 
     /// Adds these times to a table with one row per phase; an empty table gets its rows first.
@@ -118,7 +121,8 @@ mod tests {
         times.add_to(&mut table);
         let row = &table[CmPhase::Rtu as usize];
         assert_eq!((row.name.as_str(), row.count, row.max_ns), ("REP sent to RTU received", 6, u64::MAX));
-        assert_eq!((row.buckets[0], row.buckets[1], row.buckets[10], row.buckets[BUCKETS - 1]), (2, 2, 1, 1));
+        assert_eq!((&row.buckets[..4], row.buckets[BUCKETS - 1]), (&[1, 1, 1, 1][..], 1));
+        assert_eq!(row.buckets[CmStep::bucket(1024)], 1);
         assert!(table.iter().enumerate().all(|(i, r)| r.count == 0 || i == CmPhase::Rtu as usize));
     }
 }

@@ -1,0 +1,138 @@
+//! Static tracepoints of connection setup: SystemTap notes (USDT) of provider `burst` in the daemon's binary.
+//!
+//! Each step is a probe of its own, so that `bpftrace -l 'usdt:/path/to/burstd:burst:*'` and `readelf -n` list them. A
+//! probe that nobody watches costs one load and a branch: its arguments are made only while its semaphore says that
+//! somebody is attached. Arguments:
+//!
+//! | arg | what |
+//! |---|---|
+//! | 0 | the program's number of the id, from 2^31 up for ids that came with a request; 0 when the program has gone |
+//! | 1 | communication id on the wire, 0 before there is one; in `qp_created` the queue pair's number |
+//! | 2 | name of the step (C string) |
+//! | 3 | address of the peer (C string), 0.0.0.0 if it is not known yet |
+//! | 4 | nanoseconds since the step before; in `established`, since the REQ; before the REQ, what the step took |
+
+use burst_base::Nanos;
+use burst_cm::Step;
+use std::fmt::Write;
+use std::net::IpAddr;
+
+/// The longest text of an address: an IPv4-mapped one, in full, and its end.
+const TEXT_MAX: usize = 48;
+
+/// An address as C text, on the stack.
+struct Text {
+    bytes: [u8; TEXT_MAX],
+    len: usize,
+}
+
+impl Text {
+    fn of(peer: IpAddr) -> Text {
+        let mut text = Text { bytes: [0; TEXT_MAX], len: 0 };
+        // The longest address fits; a test holds it to that.
+        let _ = write!(text, "{peer}");
+        text
+    }
+}
+
+impl Write for Text {
+    fn write_str(&mut self, s: &str) -> std::fmt::Result {
+        // The last byte stays 0.
+        let room = self.bytes.get_mut(self.len..TEXT_MAX - 1).ok_or(std::fmt::Error)?;
+        room.get_mut(..s.len()).ok_or(std::fmt::Error)?.copy_from_slice(s.as_bytes());
+        self.len += s.len();
+        Ok(())
+    }
+}
+
+macro_rules! probes {
+    ($($step:ident $name:ident;)+) => {
+        /// What can be watched.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)] // the names say it
+        pub enum CmProbe { $($step),+ }
+
+        /// Names of the probes, in order.
+        pub const CM_PROBES: &[&str] = &[$(stringify!($name)),+];
+
+        /// Fires a probe, if somebody watches it.
+        #[inline(never)]
+        pub fn fire(probe: CmProbe, id: u32, conn: u32, peer: IpAddr, elapsed: Nanos) {
+            match probe {
+                $(CmProbe::$step => {
+                    let text;
+                    probe::probe_lazy!(
+                        burst, $name, id, conn, concat!(stringify!($name), "\0").as_ptr(),
+                        { text = Text::of(peer); text.bytes.as_ptr() }, elapsed.0
+                    );
+                })+
+            }
+        }
+    };
+}
+
+probes! {
+    AddrResolved addr_resolved;
+    RouteResolved route_resolved;
+    QpCreated qp_created;
+    ReqSent req_sent;
+    ReqReceived req_received;
+    RepSent rep_sent;
+    RepReceived rep_received;
+    RtuSent rtu_sent;
+    RtuReceived rtu_received;
+    Established established;
+    RejSent rej_sent;
+    RejReceived rej_received;
+    Failed failed;
+    DreqSent dreq_sent;
+    DreqReceived dreq_received;
+    DrepReceived drep_received;
+    Disconnected disconnected;
+    TimewaitExit timewait_exit;
+    SidrReqSent sidr_req_sent;
+    SidrReqReceived sidr_req_received;
+    SidrRepSent sidr_rep_sent;
+    SidrRepReceived sidr_rep_received;
+}
+
+impl CmProbe {
+    /// The probe of a step of the protocol.
+    pub(super) const fn of(step: Step) -> CmProbe {
+        match step {
+            Step::ReqSent => CmProbe::ReqSent,
+            Step::ReqReceived => CmProbe::ReqReceived,
+            Step::RepSent => CmProbe::RepSent,
+            Step::RepReceived => CmProbe::RepReceived,
+            Step::RtuSent => CmProbe::RtuSent,
+            Step::RtuReceived => CmProbe::RtuReceived,
+            Step::Established => CmProbe::Established,
+            Step::RejSent => CmProbe::RejSent,
+            Step::RejReceived => CmProbe::RejReceived,
+            Step::Failed => CmProbe::Failed,
+            Step::DreqSent => CmProbe::DreqSent,
+            Step::DreqReceived => CmProbe::DreqReceived,
+            Step::DrepReceived => CmProbe::DrepReceived,
+            Step::Disconnected => CmProbe::Disconnected,
+            Step::TimewaitExit => CmProbe::TimewaitExit,
+            Step::SidrReqSent => CmProbe::SidrReqSent,
+            Step::SidrReqReceived => CmProbe::SidrReqReceived,
+            Step::SidrRepSent => CmProbe::SidrRepSent,
+            Step::SidrRepReceived => CmProbe::SidrRepReceived,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_address_is_text_with_an_end() {
+        let longest = "1111:2222:3333:4444:5555:6666:7777:8888";
+        for ip in ["10.0.0.1", "::1", longest, "::ffff:255.255.255.255"] {
+            let text = Text::of(ip.parse().expect("ip"));
+            assert_eq!((&text.bytes[..text.len], text.bytes[text.len]), (ip.as_bytes(), 0));
+        }
+    }
+}
