@@ -123,6 +123,13 @@ reasons! {
     SendQueueFull, "send_queue_full", Drop, "The port's send queue was full.", "Nothing if rare; otherwise lower the load.";
     ReceiveOverflow, "receive_overflow", Drop, "The socket's receive buffer overflowed.", "Raise net.core.rmem_max, or lower the window.";
     Impaired, "impaired", Drop, "The impairment wrapper dropped the packet on purpose.", "Nothing: it was asked for by an impair: option of the port.";
+    BadIpHeader, "bad_ip_header", Drop, "An IP header is not of its version, has options, or its checksum is wrong.", "Look for a faulty link or a sender that is not RoCEv2.";
+    BadUdpChecksum, "bad_udp_checksum", Drop, "A UDP checksum is wrong.", "Look for a faulty link or a middle box that rewrites packets.";
+    Fragment, "ip_fragment", Drop, "An IP fragment: RoCEv2 packets are never fragmented.", "Lower the path MTU or raise the MTU on the whole path.";
+    ForeignVlan, "foreign_vlan", Drop, "A frame with the tag of a VLAN that the port does not serve.", "Serve the VLAN's own interface, or take the tag off the switch port.";
+    Oversize, "oversize", Drop, "A packet is longer than any RoCEv2 packet.", "The sender is not a RoCEv2 stack.";
+    NoNeighbour, "no_neighbour", Drop, "The next hop does not answer address resolution.", "Check that the peer is up and on the same network, and the route to it.";
+    NoRoute, "no_route", Drop, "No route leads to the destination by the port's interface.", "Check ip route; a port sends by its own interface only.";
     NotOurs, "not_ours", Drop, "A packet for an address or port that is not ours.", "Nothing.";
 }
 

@@ -9,12 +9,14 @@
 //! | [`spec`] | `udp:dev=eth0`, `impair:loss=1%/udp`: parsing, one table of options per kind |
 //! | [`udp`] | UDP sockets on 4791, trains by UDP_SEGMENT and UDP_GRO: no privileges |
 //! | [`mem`] | frames between engines of one process, in virtual or real time |
+//! | [`ether`] | Ethernet, IP and UDP headers made and checked, the ICRC sealed: for ports that own their frames |
 //! | [`impair`] | loss, duplication, reordering, delay, damage, ECN marks around any port |
 //! | [`iface`] | interfaces of this host: addresses, MTU, state, speed |
 //! | `sys` | the system calls; the only module with `unsafe` |
 #![deny(unsafe_code)]
 
 pub mod error;
+pub mod ether;
 pub mod iface;
 pub mod impair;
 pub mod mem;

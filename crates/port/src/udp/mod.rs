@@ -3,7 +3,7 @@
 //! - `socks`: one unconnected socket per address of the interface, on port 4791;
 //! - `tx`: trains by UDP_SEGMENT, all of a batch in one `sendmmsg`, payload not copied;
 //! - `rx`: trains by UDP_GRO, split and checked;
-//! - `seal`: the ICRC and the IPv4 identification that it covers.
+//! - [`crate::ether::seal`]: the ICRC and the IPv4 identification that it covers.
 //!
 //! Limits of a socket: the source port is always our own port (no entropy for ECMP), the IPv6 flow label is the
 //! kernel's choice when sending and not seen when receiving. Neither is part of what RoCEv2 needs.
@@ -13,7 +13,6 @@
 //! `wait_fds` is one epoll descriptor that stays the same while sockets come and go with the interface's addresses.
 
 mod rx;
-mod seal;
 mod socks;
 mod tx;
 

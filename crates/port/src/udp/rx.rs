@@ -5,9 +5,9 @@
 //! follows the length of the messages seen last. Packets that do not fit the caller's budget stay where they are until
 //! the next call.
 
-use super::seal::{Checker, ICRC, Seal};
 use super::socks::Sock;
 use crate::RxSink;
+use crate::ether::seal::{Checker, ICRC, Seal};
 use crate::sys::recv::RecvRing;
 use burst_base::Reason;
 use burst_frame::{Flow, RxFrame};
@@ -42,7 +42,7 @@ pub struct Rx {
 }
 
 impl Rx {
-    /// `icrc`: check it. `strict_id`: see [`super::seal`].
+    /// `icrc`: check it. `strict_id`: see [`crate::ether::seal`].
     pub fn new(icrc: bool, strict_id: bool) -> Rx {
         Rx {
             ring: RecvRing::new(MESSAGES),

@@ -9,8 +9,8 @@
 //!
 //! What the kernel answers, and what is done: see [`Answer`].
 
-use super::seal::{ICRC, Seal, TRAIN_MAX};
 use super::socks::Sock;
+use crate::ether::seal::{ICRC, Seal, TRAIN_MAX};
 use crate::sys::recv::take_error;
 use crate::sys::send::SendRing;
 use crate::sys::socket::{DEFAULT_HOPS, SockAddr, wait_writable};

@@ -8,6 +8,7 @@
 //! identification costs protection: a damaged packet passes with probability 2^-16 instead of 2^-32 (the UDP checksum
 //! still stands before it); `strict_id` accepts recovered ones only below [`TRAIN_MAX`], as cut trains have them.
 
+use burst_frame::Flow;
 use burst_wire::Icrc;
 use burst_wire::icrc::{IdDelta, Prepared, PseudoV4, PseudoV6};
 use std::net::IpAddr;
@@ -81,6 +82,15 @@ fn prepare(pseudo: &Pseudo, udp_payload_len: usize) -> Prepared {
     }
 }
 
+/// Whether the ICRC at the end of `packet` (BTH to ICRC) is right with these header fields. [`Seal`] is faster, but knows
+/// packets with DF only; some devices send without.
+pub fn check_unusual(flow: &Flow, id: u16, flags_fragment: u16, packet: &[u8]) -> bool {
+    let (body, trailer) = packet.split_at(packet.len() - ICRC);
+    let (IpAddr::V4(src), IpAddr::V4(dst)) = (flow.src, flow.dst) else { return false };
+    let pseudo = PseudoV4 { id, flags_fragment, ..PseudoV4::new(src, dst, flow.src_port) };
+    Icrc::ipv4(&pseudo, packet.len(), body).finish() == trailer
+}
+
 /// Checks the packets of one train after the other.
 pub struct Checker {
     strict: bool,
@@ -101,6 +111,14 @@ impl Checker {
     /// A new train begins.
     pub fn begin_train(&mut self) {
         (self.next, self.step) = (0, 1);
+    }
+    /// Whether the ICRC at the end of `packet`, whose identification is known, is right. [`Checker::check`] then goes
+    /// on with the packets that follow it in a train.
+    #[inline]
+    pub fn check_exact(&mut self, seal: &mut Seal, packet: &[u8], id: u16) -> bool {
+        let (body, trailer) = packet.split_at(packet.len() - ICRC);
+        (self.next, self.step) = (id.wrapping_add(1), 1);
+        seal.begin(id, packet.len(), body).finish() == trailer
     }
     /// Whether the ICRC at the end of `packet` (BTH to ICRC, at least [`ICRC`] + 12 bytes) is right.
     #[inline]
@@ -195,6 +213,31 @@ mod tests {
             let mut checker = Checker::new(true);
             assert!(!checker.check(&mut seal(), &bad), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn known_identifications_are_exact_and_lead_a_train() {
+        let mut checker = Checker::new(false);
+        assert!(checker.check_exact(&mut seal(), &sealed(700, 100), 700));
+        assert!(checker.check(&mut seal(), &sealed(701, 100)));
+        assert_eq!(checker.recovered, 0);
+        assert!(!checker.check_exact(&mut seal(), &sealed(700, 100), 701), "nothing is recovered");
+        assert_eq!(checker.recovered, 0);
+    }
+
+    #[test]
+    fn packets_without_df_are_checked_with_what_they_have() {
+        let flow = Flow { src_port: 50_000, ..crate::testing::flow("10.0.0.1", "10.0.0.2") };
+        let body = [0x42; 60];
+        let pseudo = PseudoV4 {
+            id: 9,
+            flags_fragment: 0,
+            ..PseudoV4::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 50_000)
+        };
+        let mut packet = body.to_vec();
+        packet.extend_from_slice(&Icrc::ipv4(&pseudo, 64, &body).finish());
+        assert!(check_unusual(&flow, 9, 0, &packet));
+        assert!(!check_unusual(&flow, 9, 0x4000, &packet) && !check_unusual(&flow, 8, 0, &packet));
     }
 
     #[test]

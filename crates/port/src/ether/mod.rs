@@ -1,0 +1,27 @@
+//! Whole frames, for ports that write and read their own headers: no sockets, no system calls, no allocation.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`template`] | the headers of a flow, made once: Ethernet, 802.1Q, IPv4 or IPv6, UDP |
+//! | [`parse`] | a received frame down to the UDP payload, each defect with its reason |
+//! | [`checksum`] | the internet checksum: sums, pseudo headers, what is left to a device |
+//! | [`seal`] | the ICRC of a flow's packets, and the IPv4 identifications that it covers |
+//!
+//! To send: [`Template::new`] per flow, [`Template::write`] per packet or train, then the transport part and the ICRC
+//! that [`seal::Seal`] makes of it with the same identification. To receive: [`parse::parse`], then
+//! [`seal::Checker::check_exact`] with the identification found.
+#![forbid(unsafe_code)]
+
+pub mod checksum;
+pub mod parse;
+pub mod seal;
+pub mod template;
+
+pub use parse::{Checksums, Datagram};
+pub use seal::{Checker, ICRC, Seal};
+pub use template::{HEADERS_MAX, Link, Template, UdpChecksum};
+
+/// Longest transport part of a RoCEv2 packet, ICRC included: headers, 4096 bytes, padding.
+pub const TRANSPORT_MAX: usize = burst_frame::HEAD_MAX + 4096 + 3 + ICRC;
+/// Shortest transport part: BTH and ICRC.
+pub const TRANSPORT_MIN: usize = 12 + ICRC;

@@ -1,0 +1,233 @@
+//! A received frame down to the UDP payload; everything that is wrong with it has a reason of its own.
+//!
+//! In order: Ethernet and its type (a tag inside the frame is foreign: the interface has removed those that are its
+//! own), the IP header (version, length, options, checksum), fragments, the protocol, lengths against what is there, the
+//! UDP port, the UDP checksum where nobody has verified it yet. A train that the kernel or a device has made of equal
+//! packets is one datagram here; its packets are cut by the caller. Whether the addresses are ours is the caller's
+//! question.
+//!
+//! IPv6: checksum 0 is accepted, as soft-RoCE of the Linux kernel sends it; the ICRC protects more. Extension headers
+//! other than a fragment header are not carried by RoCEv2 and not looked through.
+
+use super::checksum::Sum;
+use burst_base::Reason;
+use burst_frame::Flow;
+use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, ROCE_PORT, Udp};
+use std::net::IpAddr;
+
+/// Next header of an IPv6 fragment.
+const IPV6_FRAGMENT: u8 = 44;
+/// More fragments, or an offset: not a whole packet. (The DF bit and the reserved one are not in it.)
+const FRAGMENT_BITS: u16 = 0x3fff;
+/// 802.1ad service tag.
+const SERVICE_TAG: EtherType = EtherType(0x88a8);
+
+/// What is known of a frame's UDP checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksums {
+    /// Nothing: it is computed here.
+    Unknown,
+    /// A device has verified it, or it was never completed because the frame has not left this host.
+    Trusted,
+}
+
+/// A UDP datagram to the RoCEv2 port, or a train of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram<'a> {
+    /// Ethernet source.
+    pub mac_src: MacAddr,
+    /// Ethernet destination.
+    pub mac_dst: MacAddr,
+    /// As on the wire; the scope is 0.
+    pub flow: Flow,
+    /// IPv4 identification (of the first packet of a train), 0 over IPv6.
+    pub id: u16,
+    /// IPv4 flags and fragment offset: DF or nothing.
+    pub flags_fragment: u16,
+    /// BTH to ICRC.
+    pub payload: &'a [u8],
+}
+
+/// Takes `frame` apart. Bytes after the IP packet (Ethernet padding) are ignored.
+///
+/// # Errors
+/// The reason why the frame is no datagram for a RoCEv2 port.
+pub fn parse(frame: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+    let ethernet = Ethernet::parse(frame).ok_or(Reason::Truncated)?;
+    let rest = &frame[Ethernet::LEN..];
+    let mut datagram = match ethernet.ethertype {
+        EtherType::IPV4 => ipv4(rest, checksums)?,
+        EtherType::IPV6 => ipv6(rest, checksums)?,
+        EtherType::VLAN | SERVICE_TAG => return Err(Reason::ForeignVlan),
+        _ => return Err(Reason::NotOurs),
+    };
+    (datagram.mac_src, datagram.mac_dst) = (ethernet.src, ethernet.dst);
+    Ok(datagram)
+}
+
+fn ipv4(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+    let header = bytes.first_chunk::<{ Ipv4::LEN }>().ok_or(Reason::Truncated)?;
+    // Another version, or options, which RoCEv2 does not have.
+    let ip = Ipv4::parse(header).ok_or(Reason::BadIpHeader)?;
+    if !Sum::default().over(header).is_right() {
+        return Err(Reason::BadIpHeader);
+    }
+    if ip.flags_fragment & FRAGMENT_BITS != 0 {
+        return Err(Reason::Fragment);
+    }
+    if ip.protocol != IP_PROTOCOL_UDP {
+        return Err(Reason::NotOurs);
+    }
+    let len = usize::from(ip.total_len).checked_sub(Ipv4::LEN).ok_or(Reason::BadIpHeader)?;
+    let rest = bytes[Ipv4::LEN..].get(..len).ok_or(Reason::Truncated)?;
+    let flow = Flow {
+        src: IpAddr::V4(ip.src),
+        dst: IpAddr::V4(ip.dst),
+        src_port: 0,
+        tos: ip.tos,
+        hop_limit: ip.ttl,
+        flow_label: 0,
+        scope: 0,
+    };
+    let datagram = udp(flow, rest, checksums)?;
+    Ok(Datagram { id: ip.id, flags_fragment: ip.flags_fragment, ..datagram })
+}
+
+fn ipv6(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+    let header = bytes.first_chunk::<{ Ipv6::LEN }>().ok_or(Reason::Truncated)?;
+    let ip = Ipv6::parse(header).ok_or(Reason::BadIpHeader)?;
+    match ip.next_header {
+        IP_PROTOCOL_UDP => {}
+        IPV6_FRAGMENT => return Err(Reason::Fragment),
+        _ => return Err(Reason::NotOurs),
+    }
+    let rest = bytes[Ipv6::LEN..].get(..usize::from(ip.payload_len)).ok_or(Reason::Truncated)?;
+    let flow = Flow {
+        src: IpAddr::V6(ip.src),
+        dst: IpAddr::V6(ip.dst),
+        src_port: 0,
+        tos: ip.traffic_class,
+        hop_limit: ip.hop_limit,
+        flow_label: ip.flow_label,
+        scope: 0,
+    };
+    udp(flow, rest, checksums)
+}
+
+fn udp(flow: Flow, bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+    let udp = Udp::parse(bytes).ok_or(Reason::Truncated)?;
+    if udp.dst_port != ROCE_PORT {
+        return Err(Reason::NotOurs);
+    }
+    let len = usize::from(udp.len);
+    let whole = bytes.get(..len).filter(|_| len >= Udp::LEN).ok_or(Reason::Truncated)?;
+    let unverified = checksums == Checksums::Unknown && udp.checksum != 0;
+    if unverified && !Sum::default().pseudo(&flow.src, &flow.dst, len).over(whole).is_right() {
+        return Err(Reason::BadUdpChecksum);
+    }
+    Ok(Datagram {
+        mac_src: MacAddr::default(),
+        mac_dst: MacAddr::default(),
+        flow: Flow { src_port: udp.src_port, ..flow },
+        id: 0,
+        flags_fragment: 0,
+        payload: &whole[Udp::LEN..],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ether::template::{Link, Template, UdpChecksum};
+    use crate::testing::flow;
+
+    const ETHERNET: usize = Ethernet::LEN;
+
+    /// A good frame with a complete UDP checksum and 40 bytes of UDP payload.
+    fn good(src: &str, dst: &str) -> Vec<u8> {
+        let link = Link { src: MacAddr([2; 6]), dst: MacAddr([4; 6]), vlan: None };
+        let template = Template::new(&link, &flow(src, dst), 50_000, ROCE_PORT).unwrap();
+        let mut frame = vec![0x33; template.header_len() + 40];
+        template.write(&mut frame, 77, 40, UdpChecksum::Zero);
+        template.complete_checksum(&mut frame);
+        frame
+    }
+
+    fn v4() -> Vec<u8> {
+        good("10.0.0.1", "10.0.0.2")
+    }
+
+    fn v6() -> Vec<u8> {
+        good("fd00::1", "fd00::2")
+    }
+
+    /// The reason for the frame after `change`, with the IPv4 checksum made right again if `fix`.
+    fn after(mut frame: Vec<u8>, fix: bool, change: impl FnOnce(&mut Vec<u8>)) -> Result<usize, Reason> {
+        change(&mut frame);
+        if fix {
+            frame[ETHERNET + 10..ETHERNET + 12].fill(0);
+            let checksum = Sum::default().over(&frame[ETHERNET..ETHERNET + 20]).finish();
+            frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&checksum);
+        }
+        parse(&frame, Checksums::Unknown).map(|d| d.payload.len())
+    }
+
+    #[test]
+    fn good_frames_are_taken_and_ethernet_padding_is_ignored() {
+        for frame in [v4(), v6()] {
+            assert_eq!(after(frame.clone(), false, |_| ()), Ok(40));
+            assert_eq!(after(frame, false, |f| f.extend_from_slice(&[0; 9])), Ok(40));
+        }
+    }
+
+    #[test]
+    fn frames_cut_anywhere_are_truncated() {
+        for frame in [v4(), v6()] {
+            for len in 0..frame.len() {
+                assert_eq!(after(frame.clone(), false, |f| f.truncate(len)), Err(Reason::Truncated), "{len}");
+            }
+        }
+    }
+
+    #[test]
+    fn bad_ip_headers_have_a_reason() {
+        let bad = |at: usize, value: u8| after(v4(), true, |f| f[ETHERNET + at] = value);
+        assert_eq!(bad(0, 0x46), Err(Reason::BadIpHeader), "options");
+        assert_eq!(bad(0, 0x65), Err(Reason::BadIpHeader), "version");
+        assert_eq!(bad(3, 19), Err(Reason::BadIpHeader), "shorter than its own header");
+        assert_eq!(bad(3, 21), Err(Reason::Truncated), "no room for UDP");
+        assert_eq!(after(v4(), false, |f| f[ETHERNET + 8] ^= 1), Err(Reason::BadIpHeader), "checksum");
+        assert_eq!(after(v6(), false, |f| f[ETHERNET] = 0x40), Err(Reason::BadIpHeader));
+    }
+
+    #[test]
+    fn fragments_tags_and_other_protocols_have_a_reason() {
+        let flags = |value: u16| after(v4(), true, |f| f[ETHERNET + 6..][..2].copy_from_slice(&value.to_be_bytes()));
+        assert_eq!(flags(0x2000), Err(Reason::Fragment), "the first");
+        assert_eq!(flags(0x0001), Err(Reason::Fragment), "the last");
+        assert_eq!(flags(0x0000), Ok(40), "without DF");
+        assert_eq!(after(v6(), false, |f| f[ETHERNET + 6] = 44), Err(Reason::Fragment));
+        assert_eq!(after(v6(), false, |f| f[ETHERNET + 6] = 6), Err(Reason::NotOurs));
+        assert_eq!(after(v4(), true, |f| f[ETHERNET + 9] = 6), Err(Reason::NotOurs));
+        for tag in [[0x81, 0x00], [0x88, 0xa8]] {
+            assert_eq!(after(v4(), false, |f| f[12..14].copy_from_slice(&tag)), Err(Reason::ForeignVlan));
+        }
+        assert_eq!(after(v4(), false, |f| f[12..14].copy_from_slice(&[8, 6])), Err(Reason::NotOurs), "ARP");
+    }
+
+    #[test]
+    fn udp_ports_lengths_and_checksums_are_looked_at() {
+        for frame in [v4(), v6()] {
+            let udp = frame.len() - 48;
+            assert_eq!(after(frame.clone(), false, |f| f[udp + 3] ^= 1), Err(Reason::NotOurs));
+            assert_eq!(after(frame.clone(), false, |f| f[udp + 5] = 7), Err(Reason::Truncated));
+            assert_eq!(after(frame.clone(), false, |f| f[udp + 5] = 49), Err(Reason::Truncated));
+            assert_eq!(after(frame.clone(), false, |f| f[udp + 20] ^= 1), Err(Reason::BadUdpChecksum));
+            assert_eq!(after(frame.clone(), false, |f| f[udp + 6] ^= 1), Err(Reason::BadUdpChecksum));
+            assert_eq!(after(frame.clone(), false, |f| f[udp + 6..udp + 8].fill(0)), Ok(40), "none");
+            let mut partial = frame;
+            partial[udp + 6] ^= 0x55;
+            assert!(parse(&partial, Checksums::Trusted).is_ok());
+        }
+    }
+}
