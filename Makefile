@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 LIB := target/release/lib
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test conformance demo bench lint doc install clean
+.PHONY: help deps build test interop conformance demo bench lint doc install clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -23,6 +23,10 @@ build: ## Release build: burst, burstd, the drop-in libraries
 
 test: ## Everything: unit tests to two-namespace runs, with a summary
 	@scripts/test
+
+interop: build ## Burst against the kernel's soft-RoCE in an emulated machine, each side as client and as server (docs/interop.md)
+	@scripts/install-deps --interop
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/interop
 
 conformance: build ## rdma-core's own test suite (fetched from PyPI), compared with tests/conformance/expected.txt
 	@scripts/install-deps --conformance

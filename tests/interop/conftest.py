@@ -1,0 +1,54 @@
+"""Fixtures of the interoperation tests: a rig for each kernel, MTU and port that is asked for.
+
+They run by `make interop`, not by `make test`. BURST_INTEROP_PORTS (default: udp) says over which ports burstd is tried.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from rig import ImageError, Rig  # noqa: E402
+from rig.image import KERNELS  # noqa: E402
+
+PORTS = os.environ.get("BURST_INTEROP_PORTS", "udp").split(",")
+MTUS = (1500, 4200, 9000)
+
+
+def boot(kernel, mtu, port):
+    try:
+        return Rig(kernel=kernel, mtu=mtu, port=f"{port}:dev=eth0")
+    except ImageError as error:
+        pytest.fail(str(error))
+
+
+def shape(kernel, mtu, port):
+    return pytest.param((kernel, mtu, port), id=f"{kernel}-{mtu}-{port}")
+
+
+def healthy(rig):
+    """Both ends must outlive the tests."""
+    assert rig.host.daemon.running(), f"burstd ended:\n{rig.host.daemon.text()}"
+    assert "panicked" not in rig.host.daemon.text(), rig.host.daemon.text()
+    assert "Call Trace" not in rig.guest.machine.text(), rig.guest.machine.text()
+
+
+@pytest.fixture(scope="session", params=[shape(k, m, p) for p in PORTS for k in KERNELS for m in MTUS])
+def rig(namespaces, request):
+    """burstd and a guest, for each kernel, MTU and port."""
+    kernel, mtu, port = request.param
+    with boot(kernel, mtu, port) as made:
+        yield made
+        healthy(made)
+
+
+@pytest.fixture(scope="session", params=[shape(k, 1500, p) for p in PORTS for k in KERNELS])
+def narrow(namespaces, request):
+    """burstd and a guest at MTU 1500 (path MTU 1024), for each kernel and port."""
+    kernel, mtu, port = request.param
+    with boot(kernel, mtu, port) as made:
+        yield made
+        healthy(made)

@@ -1,0 +1,237 @@
+"""One emulated machine: its start, its end, and commands in it.
+
+QEMU emulates the processor (TCG), because nested machines rarely have KVM; the guest is ready some seconds after the
+start. Its wire is a tap made by `Rig`. Commands come through another interface, in QEMU's user-mode network: QEMU
+listens on 127.0.0.1 in the rig's namespace and connects to the guest's door (guest/door.c). So nothing of the
+control ever passes the wire.
+
+With `icount` the guest's clock counts instructions, 2^ICOUNT_SHIFT ns each: what it measures of itself does not depend on
+how busy this machine is.
+"""
+
+import ctypes
+import os
+import re
+import shlex
+import signal
+import socket
+import threading
+import time
+
+from lab import LabError, Program
+
+from .image import build
+
+DOOR = 7777
+BOOT_SECONDS = 120
+ICOUNT_SHIFT = 1
+CLONE_NEWNET = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)
+EXIT = re.compile(rb"\nEXIT (\d+)\n\Z")
+
+
+def connect_in(namespace, port):
+    """A TCP connection to 127.0.0.1:port of a namespace (a path); the calling thread stays where it is."""
+    result = []
+
+    def work():
+        fd = os.open(namespace, os.O_RDONLY)
+        try:
+            if LIBC.setns(fd, CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"setns {namespace}")
+            result.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+        except OSError as error:
+            result.append(error)
+        finally:
+            os.close(fd)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if isinstance(result[0], OSError):
+        raise result[0]
+    result[0].settimeout(None)
+    result[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return result[0]
+
+
+class GuestProgram:
+    """A command in the guest, with the methods of `lab.Program`."""
+
+    def __init__(self, guest, line, keep_stdin=False):
+        self.guest, self.line = guest, line
+        self.words = [f"[{guest.name}]", line]
+        self.connection = connect_in(guest.namespace, guest.door)
+        self.connection.sendall(line.encode() + b"\n")
+        head = b""
+        while not head.endswith(b"\n"):
+            byte = self.connection.recv(1)
+            if not byte:
+                raise LabError(f"{guest.name} does not take commands:\n{guest.console()}")
+            head += byte
+        self.pid = int(head.split()[1])
+        self.data = bytearray()
+        self.news = threading.Condition()
+        self.ended = False
+        if not keep_stdin:
+            self.connection.shutdown(socket.SHUT_WR)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        while True:
+            try:
+                some = self.connection.recv(1 << 16)
+            except OSError:
+                some = b""
+            with self.news:
+                self.data += some
+                self.ended = not some or bool(EXIT.search(self.data, max(0, len(self.data) - 32)))
+                self.news.notify_all()
+            if self.ended:
+                return
+
+    def write(self, data):
+        """Gives it bytes to read."""
+        self.connection.sendall(data)
+
+    def close_input(self):
+        """Ends its standard input."""
+        self.connection.shutdown(socket.SHUT_WR)
+
+    def text(self):
+        """What it has written so far."""
+        with self.news:
+            return EXIT.sub(b"", bytes(self.data)).decode(errors="replace")
+
+    def output(self):
+        """The bytes it has written so far."""
+        with self.news:
+            return EXIT.sub(b"", bytes(self.data))
+
+    def running(self):
+        return not self.ended
+
+    def code(self):
+        """Its exit code, when it has ended."""
+        found = EXIT.search(bytes(self.data))
+        if not found:
+            raise LabError(f"{self.guest.name} went away during {self.line}:\n{self.guest.console()}")
+        return int(found.group(1))
+
+    def wait(self, seconds):
+        """Its exit code; LabError if it does not end in time (it is killed then)."""
+        with self.news:
+            in_time = self.news.wait_for(lambda: self.ended, seconds)
+        if not in_time:
+            self.stop(signal.SIGKILL)
+            raise LabError(f"[{self.guest.name}] {self.line} did not end within {seconds} s:\n{self.text()}")
+        return self.code()
+
+    def wait_for_text(self, text, seconds):
+        """Waits until it has written `text`."""
+        with self.news:
+            self.news.wait_for(lambda: self.ended or text.encode() in self.data, seconds)
+        if text not in self.text():
+            raise LabError(f"[{self.guest.name}] {self.line} did not say {text!r}:\n{self.text()}")
+
+    def stop(self, how=signal.SIGTERM):
+        """Ends its whole process group; returns the exit code (None if it does not end)."""
+        for sign in (how, signal.SIGKILL):
+            if self.running():
+                self.guest.run("sh", "-c", f"kill -{int(sign)} -{self.pid} 2>/dev/null || true")
+            with self.news:
+                if self.news.wait_for(lambda: self.ended, 3):
+                    break
+        self.connection.close()
+        return self.code() if EXIT.search(bytes(self.data)) else None
+
+
+class Guest:
+    """A booted guest; `number` is the last byte of its addresses."""
+
+    def __init__(self, host, tap, number, *, kernel="6.1", mtu=1500, rxe=True, icount=False, memory=384):
+        image = build(kernel)
+        self.name, self.number, self.mtu, self.kernel = f"guest{number}", number, mtu, kernel
+        self.address, self.address6 = f"10.77.0.{number}", f"fd77::{number}"
+        self.namespace = f"/proc/{host.keeper.pid}/ns/net"
+        self.door = DOOR + number
+        append = f"console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable no_timer_check random.trust_cpu=on " \
+            f"interop.id={number} interop.mtu={mtu} interop.rxe={'yes' if rxe else 'no'}"
+        words = [
+            "qemu-system-x86_64", "-name", self.name, "-machine", "q35,usb=off,vmport=off", "-accel", "tcg,thread=single,tb-size=256",
+            "-cpu", "max", "-smp", 1, "-m", memory, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+            "-kernel", image / "vmlinux", "-initrd", image / "initrd", "-append", append, "-serial", "stdio", "-monitor", "none",
+            "-netdev", f"tap,id=wire,ifname={tap},script=no,downscript=no",
+            "-device", f"virtio-net-pci,netdev=wire,mac=52:54:77:00:00:{number:02x},host_mtu={mtu},romfile=",
+            "-netdev", f"user,id=control,restrict=on,hostfwd=tcp:127.0.0.1:{self.door}-10.0.2.15:{DOOR}",
+            "-device", f"virtio-net-pci,netdev=control,mac=52:54:78:00:00:{number:02x},romfile=",
+        ]
+        if icount:
+            words += ["-icount", f"shift={ICOUNT_SHIFT}"]
+        self.machine = Program([*host.prefix(), *words], os.environ)
+        try:
+            self._await()
+        except BaseException:
+            self.end()
+            raise
+
+    def _await(self):
+        self.machine.wait_for_text("the door is open", BOOT_SECONDS)
+        limit = time.monotonic() + BOOT_SECONDS
+        while True:
+            try:
+                code, text = self.run("uname", "-r", seconds=5)
+                if code == 0 and text.startswith(self.kernel):
+                    return
+                raise LabError(f"{self.name} runs {text!r}, not {self.kernel}")
+            except OSError:
+                if time.monotonic() > limit or not self.machine.running():
+                    raise LabError(f"{self.name} does not answer:\n{self.console()}") from None
+                time.sleep(0.05)
+
+    def console(self):
+        """The last lines of its console."""
+        return "\n".join(self.machine.text().splitlines()[-20:])
+
+    def start(self, *words, env=None, plain=False, keep_stdin=False):
+        """Starts a program there. (`plain` means nothing here: all programs use the kernel's verbs.)"""
+        del plain
+        line = " ".join([*(f"{k}={shlex.quote(str(v))}" for k, v in (env or {}).items()), shlex.join(map(str, words))])
+        return GuestProgram(self, f"exec env {line}" if env else f"exec {line}", keep_stdin)
+
+    def run(self, *words, seconds=30, env=None, plain=False):
+        """Runs a program to its end: (exit code, output)."""
+        program = self.start(*words, env=env, plain=plain)
+        code = program.wait(seconds)
+        program.connection.close()
+        return code, program.text()
+
+    def shell(self, line, seconds=30):
+        """Runs a line of shell, which must succeed; its output."""
+        code, text = self.run("sh", "-c", line, seconds=seconds)
+        if code:
+            raise LabError(f"[{self.name}] {line}: {code}\n{text}")
+        return text
+
+    def put(self, local, remote):
+        """Copies a file into the guest, executable."""
+        program = self.start("sh", "-c", f"cat > {shlex.quote(remote)} && chmod 755 {shlex.quote(remote)}", keep_stdin=True)
+        program.write(local.read_bytes())
+        program.close_input()
+        if program.wait(60):
+            raise LabError(f"[{self.name}] cannot write {remote}:\n{program.text()}")
+
+    def get(self, remote):
+        """The bytes of a file in the guest."""
+        program = self.start("cat", remote)
+        if program.wait(60):
+            raise LabError(f"[{self.name}] cannot read {remote}:\n{program.text()}")
+        return program.output()
+
+    def tcp_table(self):
+        """Lines of its TCP sockets."""
+        return self.shell("cat /proc/net/tcp /proc/net/tcp6").splitlines()
+
+    def end(self):
+        """Turns it off."""
+        self.machine.stop(signal.SIGKILL)
