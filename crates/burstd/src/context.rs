@@ -12,7 +12,7 @@ mod queues;
 use crate::house::House;
 use crate::session::refuse;
 use burst_base::Qpn;
-use burst_base::verbs::EventType;
+use burst_base::verbs::{EventType, QpType};
 use burst_control::{AsyncObject, Refusal, Request, Response};
 use burst_engine::events::EventPipe;
 use burst_engine::objects::SrqShared;
@@ -22,6 +22,7 @@ use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
 use burst_shm::doorbell::DoorbellDrain;
 use handles::Handles;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -65,6 +66,7 @@ struct Srq {
 
 struct QpObject {
     qpn: Qpn,
+    qp_type: QpType,
     worker: usize,
     doorbell: u32,
     places: Vec<ShmRef>,
@@ -72,6 +74,8 @@ struct QpObject {
     send_cq: u32,
     recv_cq: u32,
     srq: Option<u32>,
+    /// Multicast groups that it is attached to.
+    groups: Vec<IpAddr>,
 }
 
 struct Mr {
@@ -231,6 +235,7 @@ impl Context {
                 self.create_srq(pd, max_wr, max_sge, limit, cookie)
             }
             Request::ModifySrq { srq, limit } => self.modify_srq(srq, limit),
+            Request::ResizeSrq { srq, max_wr } => self.resize_srq(house, srq, max_wr),
             Request::QuerySrq { srq } => self.query_srq(srq),
             Request::DestroySrq { srq } => self.destroy_srq(srq),
             Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, cap, cookie, event_cookie } => self
@@ -238,6 +243,8 @@ impl Context {
             Request::ModifyQp { qp, attr, mask } => self.modify_qp(house, qp, attr, mask),
             Request::QueryQp { qp } => self.query_qp(house, qp),
             Request::DestroyQp { qp } => self.destroy_qp(house, qp),
+            Request::AttachMcast { qp, gid } => self.attach_mcast(house, qp, gid),
+            Request::DetachMcast { qp, gid } => self.detach_mcast(house, qp, gid),
             Request::CreateAh { pd, attr } => self.create_ah(house, pd, attr),
             Request::DestroyAh { ah } => self.destroy_ah(house, ah),
             Request::ResolveMac { attr } => self.resolve_mac(house, attr),

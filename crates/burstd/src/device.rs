@@ -1,5 +1,6 @@
 //! Devices: one per configured port, named `burst0`, `burst1`, …
 
+use crate::groups::{GROUP_QPS_MAX, GROUPS_MAX};
 use burst_base::verbs::Mtu;
 use burst_control::{DeviceInfo, GidInfo, Limits};
 use burst_engine::flow::gid_of;
@@ -24,6 +25,8 @@ pub const LIMITS: Limits = Limits {
     max_msg_sz: MESSAGE_BYTES_MAX as u32,
     max_mr_size: 1 << 40,
     max_dm_size: 1 << 20,
+    max_mcast_grp: GROUPS_MAX,
+    max_mcast_qp_attach: GROUP_QPS_MAX,
 };
 
 const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);

@@ -6,6 +6,7 @@
 use crate::cm::CmHouse;
 use crate::config::Config;
 use crate::device::{Device, LIMITS};
+use crate::groups::Groups;
 use crate::numbers::Numbers;
 use burst_base::Nanos;
 use burst_cm::Secret;
@@ -40,6 +41,8 @@ pub struct House {
     pub cqs: Numbers,
     /// Address handles.
     pub ahs: Numbers,
+    /// Multicast groups.
+    pub groups: Groups,
     /// Connection management.
     pub cm: CmHouse,
     cm_secret: Secret,
@@ -80,6 +83,7 @@ impl House {
             exports: Default::default(),
             cqs: Numbers::new(LIMITS.max_cq),
             ahs: Numbers::new(LIMITS.max_ah),
+            groups: Groups::default(),
             cm: CmHouse::default(),
             cm_secret: Secret::new([random_number()?, random_number()?]),
             next_worker: 0,

@@ -11,6 +11,7 @@ mod config;
 mod context;
 mod device;
 mod exports;
+mod groups;
 mod house;
 mod log;
 mod numbers;

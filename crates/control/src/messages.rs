@@ -223,6 +223,13 @@ pub enum Request {
         /// New limit.
         limit: Option<u32>,
     },
+    /// Other capacity, while the program posts nothing. What was posted is kept. Answer: `Response::Srq`.
+    ResizeSrq {
+        /// Handle.
+        srq: u32,
+        /// Work requests wanted.
+        max_wr: u32,
+    },
     /// Limit as it is.
     QuerySrq {
         /// Handle.
@@ -280,6 +287,20 @@ pub enum Request {
     DestroyQp {
         /// Handle.
         qp: u32,
+    },
+    /// Attaches a datagram queue pair to a multicast group.
+    AttachMcast {
+        /// Handle.
+        qp: u32,
+        /// Group.
+        gid: [u8; 16],
+    },
+    /// Detaches it.
+    DetachMcast {
+        /// Handle.
+        qp: u32,
+        /// Group.
+        gid: [u8; 16],
     },
     /// New address handle.
     CreateAh {
@@ -387,7 +408,7 @@ pub enum Response {
         /// First index that is not in the old ring.
         old_end: u32,
     },
-    /// To `CreateSrq` .
+    /// To `CreateSrq` and `ResizeSrq`.
     Srq {
         /// Handle.
         srq: u32,
@@ -535,6 +556,10 @@ pub struct Limits {
     pub max_mr_size: u64,
     /// Largest device memory.
     pub max_dm_size: u64,
+    /// Multicast groups.
+    pub max_mcast_grp: u32,
+    /// Queue pairs attached to one multicast group.
+    pub max_mcast_qp_attach: u32,
 }
 
 /// A counter.

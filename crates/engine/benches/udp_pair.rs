@@ -4,7 +4,6 @@
 //! rounds; compare the ratios, not the Gbit/s. `cargo bench -p burst-engine --bench udp_pair [-- SIZE…]`
 #[path = "../tests/house/mod.rs"]
 // The tests use more of it than this benchmark.
-#[allow(dead_code)]
 mod house;
 
 use burst_base::Nanos;

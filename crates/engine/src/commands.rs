@@ -4,7 +4,7 @@
 
 use crate::counters::Counters;
 use crate::effects::{Fx, SlotView};
-use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot};
+use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, SrqShared};
 use crate::path::Path;
 use crate::qpn::slot_of;
 use crate::tombstone::{self, LINGER, Tombstone};
@@ -164,6 +164,16 @@ impl Worker {
         }
         self.core.settle(now, slot_of(qpn));
         result
+    }
+
+    /// A shared receive queue has moved to another ring: its queue pairs follow.
+    pub fn replace_srq(&mut self, old: &Arc<SrqShared>, new: &Arc<SrqShared>) {
+        for slot in self.core.qps.iter_mut().flatten() {
+            if slot.srq.as_ref().is_some_and(|srq| Arc::ptr_eq(srq, old)) {
+                slot.srq = Some(new.clone());
+                slot.qp.follow_srq(new.consumer.clone());
+            }
+        }
     }
 
     /// Attributes as they are.

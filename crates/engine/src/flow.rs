@@ -53,7 +53,7 @@ pub fn flow_of(caps: &PortCaps, attr: &AhAttr, entropy: u32) -> Result<Flow, Flo
         )));
     }
     let label = if attr.flow_label == 0 { entropy } else { attr.flow_label };
-    let link_local = matches!(dst, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let link_local = matches!(dst, IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast());
     Ok(Flow {
         src: source.ip,
         dst,

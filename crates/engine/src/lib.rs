@@ -10,6 +10,7 @@ pub mod counters;
 pub mod events;
 pub mod flow;
 pub mod handover;
+pub mod multicast;
 pub mod objects;
 pub mod path;
 pub mod qpn;

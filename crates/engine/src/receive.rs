@@ -14,12 +14,14 @@ use burst_transport::{Env, Signal};
 use burst_wire::{MAD_LEN, Opcode, Packet};
 
 /// One port's burst on its way into the tables.
-struct Walk<'a> {
-    now: Nanos,
-    port: u16,
-    core: &'a mut Core,
-    batch: &'a mut TxBatch,
-    counters: &'a Counters,
+pub(crate) struct Walk<'a> {
+    pub(crate) now: Nanos,
+    pub(crate) port: u16,
+    pub(crate) core: &'a mut Core,
+    pub(crate) batch: &'a mut TxBatch,
+    pub(crate) counters: &'a Counters,
+    /// The packets come from another worker.
+    pub(crate) handed: bool,
 }
 
 impl Worker {
@@ -27,7 +29,7 @@ impl Worker {
     pub(crate) fn receive(&mut self, now: Nanos) -> bool {
         let mut taken = 0;
         for (index, PortSlot { port, batch, counters }) in self.ports.iter_mut().enumerate() {
-            let mut walk = Walk { now, port: index as u16, core: &mut self.core, batch, counters };
+            let mut walk = Walk { now, port: index as u16, core: &mut self.core, batch, counters, handed: false };
             taken += port.rx_burst(now, RX_BUDGET, &mut walk);
         }
         taken += self.take_inbox(now);
@@ -51,7 +53,7 @@ impl Worker {
         }
         inbox.drain(RX_BUDGET, |port, frame| {
             let PortSlot { batch, counters, .. } = &mut self.ports[usize::from(port)];
-            let mut walk = Walk { now, port, core: &mut self.core, batch, counters };
+            let mut walk = Walk { now, port, core: &mut self.core, batch, counters, handed: true };
             if let Ok(packet) = Packet::parse(frame.bytes) {
                 walk.demux(frame, &packet);
             }
@@ -90,6 +92,9 @@ impl Walk<'_> {
         if qpn == Qpn::GSI {
             return self.mad(frame, packet);
         }
+        if qpn == Qpn::MULTICAST {
+            return self.multicast(frame, packet);
+        }
         let owner = worker_of(qpn);
         if owner != self.core.options.id && (owner as usize) < self.core.inboxes.len() {
             return self.hand_over(owner, frame);
@@ -100,7 +105,7 @@ impl Walk<'_> {
             Some(slot) if slot.qpn == qpn && slot.port == self.port => slot,
             _ => {
                 if !graves.answer(self.now, packet, self.batch) {
-                    self.counters.count(missing(qpn));
+                    self.counters.count(Reason::UnknownQpn);
                 }
                 return;
             }
@@ -144,15 +149,10 @@ impl Walk<'_> {
         }
     }
 
-    fn hand_over(&mut self, owner: u32, frame: &RxFrame<'_>) {
+    pub(crate) fn hand_over(&mut self, owner: u32, frame: &RxFrame<'_>) {
         match self.core.inboxes[owner as usize].hand(self.port, frame) {
             Ok(()) => self.core.handed_to |= 1 << owner,
             Err(reason) => self.counters.count(reason),
         }
     }
-}
-
-/// Why nobody has this number.
-fn missing(qpn: Qpn) -> Reason {
-    if qpn == Qpn::MULTICAST { Reason::MulticastMissing } else { Reason::UnknownQpn }
 }

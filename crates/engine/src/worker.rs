@@ -8,6 +8,7 @@ use crate::cm::CmHost;
 use crate::counters::Counters;
 use crate::handover::Inbox;
 use crate::hold::Held;
+use crate::multicast::Groups;
 use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, write_async};
 use crate::path::Path;
 use crate::sched::Scheduler;
@@ -80,6 +81,7 @@ pub(crate) struct Core {
     pub wheel: Wheel,
     pub paths: Vec<Path>,
     pub graves: Graveyard,
+    pub groups: Groups,
     pub held: Held,
     pub outbox: Outbox,
     /// Queue pairs that got packets in this burst.
@@ -116,6 +118,7 @@ impl Worker {
                 wheel: Wheel::new(64),
                 paths: Vec::new(),
                 graves: Graveyard::default(),
+                groups: Groups::default(),
                 held: Held::default(),
                 outbox: Outbox {
                     events: Vec::with_capacity(1024),

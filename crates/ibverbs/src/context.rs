@@ -252,10 +252,14 @@ impl Context {
         lock(&self.control).arena.area(at.into(), len).ok_or(EIO)
     }
 
-    /// The device as it is now: addresses and link state change.
+    /// The device as it is now: addresses and link state change. A child after fork gets it as it was listed.
     pub fn device_now(&self) -> Outcome<DeviceInfo> {
         // SAFETY: the context holds a reference to its device.
-        let index = unsafe { Device::from_ibv(self.verbs.context.device) }?.info.index;
+        let listed = unsafe { &Device::from_ibv(self.verbs.context.device)?.info };
+        if !self.is_alive() {
+            return Ok(listed.clone());
+        }
+        let index = listed.index;
         let Response::Devices(devices) = self.ask(&Request::ListDevices)? else { return Err(EIO) };
         devices.into_iter().find(|d| d.index == index).ok_or(Errno(libc::ENODEV))
     }

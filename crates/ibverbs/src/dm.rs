@@ -1,4 +1,7 @@
 //! Device memory: there is none, so it is a sealed memfd, which registration and import treat as any shared memory.
+//!
+//! A child after fork may allocate as well, as where devices are reached by an inherited descriptor: the memory is its own,
+//! for copies only, because the context is its parent's.
 
 use crate::context::Context;
 use crate::door::{self, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Outcome};
@@ -75,7 +78,7 @@ fn object(context: *mut ibv_context, handle: u32, memory: NonNull<u8>, len: usiz
 pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
     door::pointer(|| {
         // SAFETY: the caller gives an open context and a valid struct.
-        let (ours, attr) = unsafe { (Context::from_ibv(context)?, attr.as_ref().ok_or(EINVAL)?) };
+        let (ours, attr) = unsafe { (Context::even_dead(context)?, attr.as_ref().ok_or(EINVAL)?) };
         if attr.comp_mask != 0 {
             return Err(EOPNOTSUPP);
         }
@@ -83,6 +86,9 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
             return Err(EINVAL);
         }
         let fd = memfd(attr.length)?;
+        if !ours.is_alive() {
+            return Ok(object(context, 0, map(&fd, attr.length)?, attr.length, true));
+        }
         let answer = ours.call(&Request::AllocDm { len: attr.length as u64 }, &[fd.as_fd()])?;
         let Response::Handle(handle) = answer.response else { return Err(EIO) };
         let memory = map(&fd, attr.length)?;

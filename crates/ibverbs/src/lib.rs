@@ -26,6 +26,7 @@ pub mod fork;
 pub mod import;
 pub mod kern;
 pub mod lock;
+pub mod mcast;
 pub mod mw;
 pub mod pd_mr;
 pub mod poll;

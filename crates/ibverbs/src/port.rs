@@ -72,6 +72,7 @@ fn device_attr(device: &DeviceInfo) -> ibv_device_attr {
             | IBV_DEVICE_SYS_IMAGE_GUID
             | IBV_DEVICE_RC_RNR_NAK_GEN
             | IBV_DEVICE_N_NOTIFY_CQ
+            | IBV_DEVICE_SRQ_RESIZE
             | IBV_DEVICE_MEM_WINDOW
             | IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | IBV_DEVICE_MEM_MGT_EXTENSIONS,
@@ -87,6 +88,9 @@ fn device_attr(device: &DeviceInfo) -> ibv_device_attr {
         max_qp_init_rd_atom: limits.max_rd_atomic as c_int,
         atomic_cap: IBV_ATOMIC_HCA,
         max_ah: limits.max_ah as c_int,
+        max_mcast_grp: limits.max_mcast_grp as c_int,
+        max_mcast_qp_attach: limits.max_mcast_qp_attach as c_int,
+        max_total_mcast_qp_attach: limits.max_mcast_grp.saturating_mul(limits.max_mcast_qp_attach) as c_int,
         max_srq: limits.max_srq as c_int,
         max_srq_wr: limits.max_srq_wr as c_int,
         max_srq_sge: limits.max_sge as c_int,
@@ -150,7 +154,7 @@ fn port_attr(device: &DeviceInfo) -> [u8; PORT_ATTR_MAX] {
 pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     door::value(|| {
         // SAFETY: the caller gives an open context.
-        let device = unsafe { Context::from_ibv(context) }?.device_now()?;
+        let device = unsafe { Context::even_dead(context) }?.device_now()?;
         // SAFETY: the caller gives a writable place.
         unsafe { *attr = device_attr(&device) };
         Ok(())
@@ -173,7 +177,7 @@ pub unsafe extern "C" fn query_device_ex(
             return Err(EINVAL);
         }
         // SAFETY: the caller gives an open context.
-        let device = unsafe { Context::from_ibv(context) }?.device_now()?;
+        let device = unsafe { Context::even_dead(context) }?.device_now()?;
         let orig_attr = device_attr(&device);
         let device_cap_flags_ex = orig_attr.device_cap_flags.into();
         let full = ibv_device_attr_ex {

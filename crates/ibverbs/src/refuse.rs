@@ -87,8 +87,6 @@ macro_rules! absent {
 }
 
 absent! {
-    ibv_attach_mcast -> value,
-    ibv_detach_mcast -> value,
     ibv_reg_dmabuf_mr -> pointer,
     ibv_alloc_dmah -> pointer,
     ibv_dealloc_dmah -> value,

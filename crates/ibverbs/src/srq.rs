@@ -1,7 +1,7 @@
 //! Shared receive queues.
 
 use crate::context::Context;
-use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
+use crate::door::{self, EINVAL, EIO, Outcome};
 use crate::event::{Counted, Meter};
 use crate::lock::SpinLock;
 use crate::pd_mr::pd_of;
@@ -12,13 +12,14 @@ use burst_shm::rq::{RqProducer, RqSpec};
 use burst_shm::rq_stride;
 use std::ffi::c_int;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A shared receive queue.
 #[repr(C)]
 pub struct Srq {
     base: ibv_srq,
     cookie: u64,
-    max_wr: u32,
+    max_wr: AtomicU32,
     max_sge: u32,
     /// The posting end.
     pub queue: SpinLock<RqProducer>,
@@ -63,12 +64,16 @@ impl Srq {
     }
 }
 
+/// The geometry of a receive queue as the daemon says it.
+fn queue_spec(place: &QueuePlace) -> Outcome<RqSpec> {
+    let spec = RqSpec::new(place.entries, place.max_sge).ok_or(EIO)?;
+    let same = spec.entries() == place.entries && rq_stride(place.max_sge) == place.stride;
+    if same { Ok(spec) } else { Err(EIO) }
+}
+
 /// The posting end of a receive queue at its place.
 pub fn receive_queue(context: &Context, place: &QueuePlace) -> Outcome<RqProducer> {
-    let spec = RqSpec::new(place.entries, place.max_sge).ok_or(EIO)?;
-    if spec.entries() != place.entries || rq_stride(place.max_sge) != place.stride {
-        return Err(EIO);
-    }
+    let spec = queue_spec(place)?;
     RqProducer::new(context.area(place.place, spec.bytes())?, spec).ok_or(EIO)
 }
 
@@ -99,7 +104,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init
         let srq = Box::into_raw(Box::new(Srq {
             base,
             cookie,
-            max_wr,
+            max_wr: AtomicU32::new(max_wr),
             max_sge: queue.max_sge,
             queue: SpinLock::new(producer),
             events: Counted::default(),
@@ -113,7 +118,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init
     })
 }
 
-/// Arms the limit event. Resizing is not offered.
+/// Changes the capacity, arms the limit event. What was posted stays posted.
 ///
 /// # Safety
 /// `srq` must be alive and `attr` valid.
@@ -126,19 +131,31 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
         if mask & !(IBV_SRQ_LIMIT | IBV_SRQ_MAX_WR) != 0 {
             return Err(EINVAL);
         }
+        // SAFETY: as above.
+        let context = unsafe { ours.context() }?;
         if mask & IBV_SRQ_MAX_WR != 0 {
-            return Err(EOPNOTSUPP);
+            resize(context, ours, attr.max_wr)?;
         }
         if mask & IBV_SRQ_LIMIT == 0 {
             return Ok(());
         }
-        if attr.srq_limit > ours.max_wr {
+        if attr.srq_limit > ours.max_wr.load(Relaxed) {
             return Err(EINVAL);
         }
-        // SAFETY: as above.
-        let context = unsafe { ours.context() }?;
         context.tell(&Request::ModifySrq { srq: ours.handle(), limit: Some(attr.srq_limit) })
     })
+}
+
+/// Moves the queue to a ring of another size; nobody posts meanwhile.
+fn resize(context: &Context, srq: &Srq, max_wr: u32) -> Outcome<()> {
+    let mut end = srq.queue.lock();
+    let answer = context.ask(&Request::ResizeSrq { srq: srq.handle(), max_wr })?;
+    let Response::Srq { queue, max_wr, .. } = answer else { return Err(EIO) };
+    let spec = queue_spec(&queue)?;
+    let area = context.area(queue.place, spec.bytes())?;
+    *end = RqProducer::resume(area, spec, end.written()).ok_or(EIO)?;
+    srq.max_wr.store(max_wr, Relaxed);
+    Ok(())
 }
 
 /// Capacities and the limit.
@@ -156,7 +173,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
             return Err(EIO);
         };
         // SAFETY: the caller gives a writable place.
-        unsafe { *attr = ibv_srq_attr { max_wr: ours.max_wr, max_sge: ours.max_sge, srq_limit } };
+        unsafe { *attr = ibv_srq_attr { max_wr: ours.max_wr.load(Relaxed), max_sge: ours.max_sge, srq_limit } };
         Ok(())
     })
 }

@@ -37,6 +37,14 @@ pub enum PortError {
         /// What was tried.
         what: String,
     },
+    /// This kind of port cannot do what was asked.
+    #[error("a port of kind '{kind}' cannot {what}")]
+    Unsupported {
+        /// The port, as the user wrote it.
+        kind: String,
+        /// What was asked.
+        what: &'static str,
+    },
     /// Any other refusal of the system.
     #[error("cannot {what}: {source}; check the interface with: ip addr")]
     System {

@@ -17,12 +17,13 @@
 
 use crate::spec::{Direction, ImpairSpec, Ppm};
 use crate::sys::lend::{HeldFrame, send_held};
-use crate::{Port, PortCaps, RxSink};
+use crate::{Port, PortCaps, PortError, RxSink};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Ecn, Flow, HEAD_MAX, RxFrame, SPANS_MAX, TxBatch, TxFrame};
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 /// Frames held at once in a direction.
@@ -301,6 +302,14 @@ impl RxSink for Filter<'_> {
 impl Port for Impair {
     fn caps(&self) -> &PortCaps {
         self.inner.caps()
+    }
+
+    fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
+        self.inner.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {

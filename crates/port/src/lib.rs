@@ -87,6 +87,17 @@ pub trait Port: Send {
     fn next_event(&self) -> Nanos {
         Nanos::NEVER
     }
+    /// Takes part in a multicast group from now on: frames sent to it arrive, those of this host included, and the network
+    /// learns of the membership (IGMP, MLD). Only worker 0's port is asked. Without an implementation of its own a port
+    /// cannot take part in groups.
+    ///
+    /// # Errors
+    /// [`PortError::Unsupported`] by default; otherwise why the system refuses.
+    fn join(&mut self, _group: IpAddr) -> Result<(), PortError> {
+        Err(PortError::Unsupported { kind: self.caps().name.clone(), what: "join a multicast group" })
+    }
+    /// Takes part no more. A group that was not joined is no error.
+    fn leave(&mut self, _group: IpAddr) {}
     /// Re-reads addresses, MTU and link state; true when something changed. Called from the control thread's pace.
     fn refresh(&mut self) -> bool {
         false

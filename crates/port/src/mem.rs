@@ -6,16 +6,18 @@
 //! order of sending; with the caller's virtual clock two runs are equal. Who uses several threads may ask for descriptors
 //! that wake a sleeping receiver.
 //!
+//! A port that joins a multicast group gets a copy of each frame to it, the sender's own port included.
+//!
 //! Dropped, with a reason: a destination nobody has (`SendFailed`), a frame longer than the link (`SendTooLong`), a
 //! sender without free slots (`SendQueueFull`), a full inbox (`ReceiveOverflow`, reported where it was sent).
 
-use crate::{Port, PortAddr, PortCaps, RxSink};
+use crate::{Port, PortAddr, PortCaps, PortError, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch, TxFrame};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::cell::RefCell;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -54,7 +56,10 @@ struct Slot {
 /// What others need in order to send to a port.
 #[derive(Clone)]
 struct Peer {
+    /// An address of the port, or a group that it has joined.
     ip: IpAddr,
+    /// Number of the port in the hub.
+    port: u32,
     inbox: SyncSender<Box<Slot>>,
     bell: Option<Arc<Bell>>,
 }
@@ -88,6 +93,7 @@ impl Bell {
 pub struct Hub {
     config: MemConfig,
     peers: Arc<Mutex<Vec<Peer>>>,
+    ports: Arc<AtomicU32>,
     generation: Arc<AtomicU32>,
 }
 
@@ -96,6 +102,8 @@ pub struct MemPort {
     caps: PortCaps,
     config: MemConfig,
     hub: Hub,
+    /// This port as others see it.
+    own: Peer,
     /// Copy of the hub's peers as of `generation`.
     peers: Vec<Peer>,
     generation: u32,
@@ -112,7 +120,7 @@ pub struct MemPort {
 impl Hub {
     /// A hub without ports.
     pub fn new(config: MemConfig) -> Hub {
-        Hub { config, peers: Arc::default(), generation: Arc::default() }
+        Hub { config, peers: Arc::default(), ports: Arc::default(), generation: Arc::default() }
     }
     /// A new port with these addresses. Panics on an address that the hub already has, and when the process is out of
     /// descriptors.
@@ -123,10 +131,12 @@ impl Hub {
             let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("a descriptor is free");
             Arc::new(Bell { fd, rung: AtomicBool::new(false) })
         });
+        let port = self.ports.fetch_add(1, Ordering::Relaxed);
+        let own = Peer { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, inbox: inbox_in, bell: bell.clone() };
         let mut peers = self.peers.lock().expect("no port was made halfway");
         for &ip in addrs {
             assert!(peers.iter().all(|p| p.ip != ip), "{ip} is already on this hub");
-            peers.push(Peer { ip, inbox: inbox_in.clone(), bell: bell.clone() });
+            peers.push(Peer { ip, ..own.clone() });
         }
         self.generation.fetch_add(1, Ordering::Release);
         let frame_max = self.config.link_mtu as usize;
@@ -146,6 +156,7 @@ impl Hub {
             },
             config: self.config,
             hub: self.clone(),
+            own,
             peers: Vec::new(),
             generation: 0,
             pool,
@@ -173,8 +184,22 @@ impl MemPort {
         }
     }
 
+    /// To the one port that has the destination's address, or to all in the group; a group without members is no error.
     fn send(&mut self, now: Nanos, batch: &TxBatch, frame: &TxFrame) -> Result<(), Reason> {
-        let at = self.peers.iter().position(|p| p.ip == frame.flow.dst).ok_or(Reason::SendFailed)?;
+        let dst = frame.flow.dst;
+        if dst.is_multicast() {
+            for at in 0..self.peers.len() {
+                if self.peers[at].ip == dst {
+                    self.send_to(at, now, batch, frame)?;
+                }
+            }
+            return Ok(());
+        }
+        let at = self.peers.iter().position(|p| p.ip == dst).ok_or(Reason::SendFailed)?;
+        self.send_to(at, now, batch, frame)
+    }
+
+    fn send_to(&mut self, at: usize, now: Nanos, batch: &TxBatch, frame: &TxFrame) -> Result<(), Reason> {
         if frame.udp_payload_len() as u32 + WIRE_OVERHEAD - 4 > self.config.link_mtu {
             return Err(Reason::SendTooLong);
         }
@@ -225,6 +250,21 @@ fn fill(bytes: &mut Vec<u8>, batch: &TxBatch, frame: &TxFrame) -> bool {
 impl Port for MemPort {
     fn caps(&self) -> &PortCaps {
         &self.caps
+    }
+
+    fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
+        let mut peers = self.hub.peers.lock().expect("no port was made halfway");
+        if !peers.iter().any(|p| p.ip == group && p.port == self.own.port) {
+            peers.push(Peer { ip: group, ..self.own.clone() });
+        }
+        self.hub.generation.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        let mut peers = self.hub.peers.lock().expect("no port was made halfway");
+        peers.retain(|p| p.ip != group || p.port != self.own.port);
+        self.hub.generation.fetch_add(1, Ordering::Release);
     }
 
     fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {

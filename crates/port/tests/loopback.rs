@@ -238,3 +238,41 @@ proptest! {
         transfer("127.0.0.1", "127.0.0.2", 10_804, ["", ""], &lengths);
     }
 }
+
+/// All ports of the group get a copy, the sender's own included, with the group as destination.
+fn group(src: [&str; 2], group: &str, udp_port: u16) {
+    let (mut a, mut b) = (lo(src[0], udp_port, ""), lo(src[1], udp_port, ""));
+    let ip: std::net::IpAddr = group.parse().unwrap();
+    for port in [&mut a, &mut b] {
+        port.join(ip).unwrap();
+        port.join(ip).unwrap();
+    }
+    let flow = Flow { scope: 1, ..flow(src[0], group) };
+    let sent = payloads(&[1, 64, 4096, 4096, 4096, 900]);
+    assert_eq!(send(&mut a, &flow, &sent), []);
+    for port in [&mut a, &mut b] {
+        let got = receive(port, sent.len());
+        assert_eq!((got.dropped.as_slice(), got.payloads() == sent), (&[][..], true), "{} frames", got.frames.len());
+        assert!(got.frames.iter().all(|(f, _)| f.dst == ip && f.src == flow.src));
+    }
+    b.leave(ip);
+    assert_eq!(send(&mut a, &flow, &sent), []);
+    assert_eq!(receive(&mut a, sent.len()).frames.len(), sent.len());
+    let mut nothing = Collect::default();
+    assert_eq!(b.rx_burst(Nanos(0), 10, &mut nothing), 0);
+}
+
+#[test]
+fn groups_get_copies_until_they_are_left() {
+    group(["127.0.0.1", "127.0.0.2"], "239.9.8.7", 10_811);
+}
+
+#[test]
+fn ordinary_addresses_are_no_groups() {
+    let mut a = lo("127.0.0.1", 10_812, "");
+    assert!(a.join("10.1.2.3".parse().unwrap()).is_err());
+    // Leaving what was not joined changes nothing.
+    a.leave("127.0.0.1".parse().unwrap());
+    assert_eq!(send(&mut a, &flow("127.0.0.1", "127.0.0.1"), &payloads(&[5])), []);
+    assert_eq!(receive(&mut a, 1).frames.len(), 1);
+}

@@ -118,14 +118,19 @@ pub fn take(taken: &AtomicU32, consumer: &AtomicU32, index: u32) -> bool {
     if taken.compare_exchange(index, index.wrapping_add(1), AcqRel, Relaxed).is_err() {
         return false;
     }
+    publish_taken(taken, consumer, index.wrapping_add(1));
+    true
+}
+
+/// Daemon worker: publishes that `value` entries of an SRQ are taken, or more if others have taken more.
+pub fn publish_taken(taken: &AtomicU32, consumer: &AtomicU32, mut value: u32) {
     // The application must not be left with an older value than `taken`: whoever overwrites a newer value reads
     // it by the swap (Acquire), therefore sees the newer `taken`, and repairs.
-    let mut value = index.wrapping_add(1);
     loop {
         consumer.swap(value, AcqRel);
         let now = taken.load(Acquire);
         if now == value {
-            return true;
+            return;
         }
         value = now;
     }

@@ -85,6 +85,10 @@ impl RqProducer {
     pub fn new(area: Area, spec: RqSpec) -> Option<RqProducer> {
         (area.len() >= spec.bytes()).then_some(RqProducer { area, spec, written: 0 })
     }
+    /// The end of a queue to which `written` entries were posted: it has moved to another ring.
+    pub fn resume(area: Area, spec: RqSpec, written: u32) -> Option<RqProducer> {
+        (area.len() >= spec.bytes()).then_some(RqProducer { area, spec, written })
+    }
     /// Free slots.
     pub fn room(&self) -> u32 {
         // Acquire: pairs with the consumer's Release; the daemon's copy of a slot comes before its reuse.
@@ -186,6 +190,36 @@ impl SrqConsumer {
     /// Geometry.
     pub fn spec(&self) -> &RqSpec {
         &self.spec
+    }
+    /// The same queue in another ring, with everything that is posted; `None` if that does not fit. The application posts
+    /// nothing meanwhile; workers may go on taking, from either ring, because `taken` is one. When nobody uses the old
+    /// one any more, call [`SrqConsumer::publish_taken`].
+    pub fn move_to(&self, area: Area, spec: RqSpec) -> Option<SrqConsumer> {
+        if area.len() < spec.bytes() || spec.max_sge != self.spec.max_sge {
+            return None;
+        }
+        let taken = self.taken.load(Acquire);
+        let end = self.area.word32(PRODUCER).load(Acquire);
+        if end.wrapping_sub(taken) > spec.entries.min(self.spec.entries) {
+            return None;
+        }
+        let (mut wqe, mut sges) = (RecvWqe::default(), [Sge::default(); SGE_MAX as usize]);
+        for index in (0..end.wrapping_sub(taken)).map(|i| taken.wrapping_add(i)) {
+            // A malformed entry stays malformed in its new place.
+            let _ = self.spec.copy(&self.area, index, &mut wqe, &mut sges);
+            let slot = spec.slot(index);
+            area.store(slot, &wqe, BODY);
+            for (i, sge) in sges.iter().enumerate().take(wqe.num_sge.min(spec.max_sge) as usize) {
+                area.store(slot + BODY + i * size_of::<Sge>(), sge, size_of::<Sge>());
+            }
+        }
+        area.word32(CONSUMER).store(taken, Release);
+        area.word32(PRODUCER).store(end, Release);
+        Some(SrqConsumer { area, spec, taken: self.taken.clone() })
+    }
+    /// Tells the application how much is taken.
+    pub fn publish_taken(&self) {
+        protocol::publish_taken(&self.taken, self.area.word32(CONSUMER), self.taken.load(Acquire));
     }
     /// Copies and takes the next entry that no other worker takes. Lock-free: it repeats only when another
     /// worker has taken an entry.

@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 use burst_base::verbs::send_flags;
 use burst_shm::cq::{CqConsumer, CqProducer, CqSpec, Push};
+use burst_shm::rq::{RqProducer, RqSpec};
 use burst_shm::sq::SqSpec;
 use burst_shm::{Cqe, Fetch, QUEUE_HEADER_BYTES, RecvWqe, SGE_MAX, SendWqe, Sge, WriteError, testing};
 use proptest::prelude::*;
@@ -410,4 +411,49 @@ fn a_second_resize_waits_for_the_first() {
     assert!(!app.is_draining() && app.entries() == 8);
     daemon.retire_old();
     assert_eq!(daemon.switch_to(two, spec), Ok(4));
+}
+
+#[test]
+fn a_shared_receive_queue_moves_with_what_is_posted() {
+    let (mut app, old) = testing::srq(4, 2);
+    let (mut wqe, mut sges) = (RecvWqe::default(), [Sge::default(); SGE_MAX as usize]);
+    let sge = |n: u64| Sge { addr: n, length: 8, lkey: 1 };
+    // Indices that wrap around the old ring.
+    for n in 0..6 {
+        app.write(n, &[sge(n), sge(n + 100)]).expect("room");
+        let _ = app.post();
+        if n < 3 {
+            assert!(matches!(old.fetch(&mut wqe, &mut sges), Fetch::Taken(_)));
+        }
+    }
+    let spec = RqSpec::new(16, 2).expect("within limits");
+    let area = testing::area(spec.bytes());
+    let new = old.move_to(area.clone(), spec).expect("fits");
+    // A worker that has not changed over yet.
+    assert!(matches!(old.fetch(&mut wqe, &mut sges), Fetch::Taken(3)));
+    assert!(matches!(new.fetch(&mut wqe, &mut sges), Fetch::Taken(4)));
+    assert_eq!((wqe.wr_id, sges[0], sges[1]), (4, sge(4), sge(104)));
+    new.publish_taken();
+    let mut app = RqProducer::resume(area, spec, app.written()).expect("fits");
+    assert_eq!(app.room(), 15);
+    app.write(6, &[sge(6)]).expect("room");
+    let _ = app.post();
+    for n in [5, 6] {
+        assert!(matches!(new.fetch(&mut wqe, &mut sges), Fetch::Taken(_)));
+        assert_eq!((wqe.wr_id, sges[0]), (n, sge(n)));
+    }
+    assert_eq!(new.fetch(&mut wqe, &mut sges), Fetch::Empty);
+}
+
+#[test]
+fn a_shared_receive_queue_does_not_move_where_it_does_not_fit() {
+    let (mut app, old) = testing::srq(8, 1);
+    for n in 0..8 {
+        app.write(n, &[]).expect("room");
+    }
+    let _ = app.post();
+    for (max_wr, max_sge, bytes) in [(4, 1, usize::MAX), (16, 2, usize::MAX), (8, 1, 64)] {
+        let spec = RqSpec::new(max_wr, max_sge).expect("within limits");
+        assert!(old.move_to(testing::area(spec.bytes().min(bytes)), spec).is_none());
+    }
 }

@@ -13,9 +13,11 @@ use burst_base::verbs::{Mtu, QpAttr, QpCap, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame};
 use burst_mem::Peer;
+use burst_shm::rq::SrqConsumer;
 use burst_shm::sq::SqConsumer;
 use burst_wire::aeth::ack_timeout;
 use burst_wire::{Kind, Packet, Service};
+use std::sync::Arc;
 
 /// What never changes.
 pub(crate) struct Identity {
@@ -246,6 +248,11 @@ impl Qp {
         if self.state == QpState::Err {
             self.flush_recv = true;
         }
+    }
+
+    /// The shared receive queue of this queue pair has moved to another ring.
+    pub fn follow_srq(&mut self, srq: Arc<SrqConsumer>) {
+        self.recv.follow_srq(srq);
     }
 
     /// When [`Qp::on_timer`] should be called.

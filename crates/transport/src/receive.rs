@@ -11,6 +11,8 @@ use burst_base::verbs::{WcOpcode, WcStatus, access};
 use burst_base::{Qpn, Reason};
 use burst_shm::Fetch;
 use burst_shm::layout::{Cqe, RecvWqe, SGE_MAX, Sge};
+use burst_shm::rq::SrqConsumer;
+use std::sync::Arc;
 
 /// What looking for a receive came to.
 pub(crate) enum Load {
@@ -90,6 +92,10 @@ impl Receiver {
         if let RecvQueue::Own(rq) = &mut self.queue {
             rq.discard_all();
         }
+    }
+    /// The shared receive queue has moved to another ring.
+    pub(crate) fn follow_srq(&mut self, srq: Arc<SrqConsumer>) {
+        self.queue = RecvQueue::Shared(srq);
     }
     /// Whether the held receive is usable.
     pub(crate) fn check(&self) -> Result<(), Reason> {

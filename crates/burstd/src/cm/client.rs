@@ -52,6 +52,8 @@ pub(super) struct Id {
     pub route: CmRoute,
     pub options: Options,
     pub binding: Option<Binding>,
+    /// Multicast groups that it has joined, by device.
+    pub groups: Vec<(u32, CmAddr)>,
 }
 
 /// See the module.
@@ -132,9 +134,9 @@ impl CmClient {
             CmOp::Establish { id } => self.pass_on(house, id, CmJob::Establish),
             CmOp::Notify { id } => self.pass_on(house, id, CmJob::Notify),
             CmOp::Disconnect { id } => self.disconnect(house, id),
-            CmOp::SetOption { id, option } => self.set_option(id, option),
+            CmOp::SetOption { id, option } => self.set_option(house, id, option),
             CmOp::Join { id, addr, cookie } => self.join(house, id, addr, cookie),
-            CmOp::Leave { id, addr } => self.leave(id, addr),
+            CmOp::Leave { id, addr } => self.leave(house, id, addr),
             CmOp::Query { id } => Ok(CmReply::Route(self.id(id)?.route)),
             CmOp::QueryConn { .. } => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
         }
@@ -145,7 +147,14 @@ impl CmClient {
         while let Some(entry) = self.session.arrivals.pop() {
             house.cm.ids += 1;
             let route = entry.route.get().copied().unwrap_or_default();
-            let id = Id { stage: Stage::Requested, route, options: Options::default(), binding: None, entry };
+            let id = Id {
+                stage: Stage::Requested,
+                route,
+                options: Options::default(),
+                binding: None,
+                groups: Vec::new(),
+                entry,
+            };
             self.ids.insert(id.entry.id, id);
         }
     }
@@ -192,7 +201,8 @@ impl CmClient {
         }
         let entry = Arc::new(CmEntry::new(self.session.clone(), id, ps, qp_type, channel));
         let route = CmRoute::default();
-        self.ids.insert(id, Id { entry, stage: Stage::Idle, route, options: Options::default(), binding: None });
+        let (stage, options) = (Stage::Idle, Options::default());
+        self.ids.insert(id, Id { entry, stage, route, options, binding: None, groups: Vec::new() });
         house.cm.ids += 1;
         Ok(CmReply::Done)
     }
@@ -248,8 +258,8 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
-    fn set_option(&mut self, id: CmId, option: CmOption) -> Result<CmReply, Refusal> {
-        let id = self.id(id)?;
+    fn set_option(&mut self, house: &mut House, id: CmId, option: CmOption) -> Result<CmReply, Refusal> {
+        let id = self.arrived(house, id)?;
         match option {
             CmOption::Tos(tos) => {
                 id.options.tos = tos;
@@ -261,23 +271,6 @@ impl CmClient {
             CmOption::AckTimeout(code) => return refuse(libc::EINVAL, format!("{code} is no timeout code")),
         }
         Ok(CmReply::Done)
-    }
-
-    fn join(&mut self, house: &mut House, id: CmId, addr: CmAddr, cookie: u64) -> Result<CmReply, Refusal> {
-        let id = self.id(id)?;
-        let event = CmEvent {
-            status: -libc::EOPNOTSUPP,
-            cookie,
-            route: CmRoute { dst: Some(addr), ..id.route },
-            ..CmEvent::new(CmEventKind::MulticastError, id.entry.id)
-        };
-        house.cm.write(&id.entry.channel(), &event);
-        Ok(CmReply::Done)
-    }
-
-    fn leave(&mut self, id: CmId, addr: CmAddr) -> Result<CmReply, Refusal> {
-        self.id(id)?;
-        refuse(libc::EADDRNOTAVAIL, format!("the id has not joined {}", addr.ip))
     }
 
     /// The program has gone: its peers are told.
@@ -304,6 +297,9 @@ fn end_id(house: &mut House, id: Id) {
     house.cm.ids -= 1;
     if let Some(binding) = &id.binding {
         house.cm.ports.release(binding);
+    }
+    for (device, addr) in &id.groups {
+        house.leave(*device, addr.ip);
     }
     match id.stage {
         Stage::Listening => {

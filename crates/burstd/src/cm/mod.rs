@@ -6,6 +6,7 @@
 
 mod client;
 mod connect;
+mod multicast;
 mod ports;
 mod resolve;
 mod route;

@@ -76,6 +76,12 @@ pub(super) fn find(
     if let Some(own) = owner_of(devices, dst.ip, dst.scope) {
         return Ok(at(bound.unwrap_or(own), Some(dst.ip)));
     }
+    // A group is on the device that the program chose; no route is needed then, nor with a single device.
+    if dst.ip.is_multicast()
+        && let Some(device) = bound.or_else(|| first_of(devices, dst.ip.is_ipv4()).filter(|_| devices.len() == 1))
+    {
+        return Ok(at(device, Some(dst.ip)));
+    }
     let way = routes.ask(dst.ip, chosen.map(|s| s.ip), dst.scope).map_err(|errno| Refusal {
         errno,
         sentence: format!("there is no route to {}: {}", dst.ip, std::io::Error::from_raw_os_error(errno)),

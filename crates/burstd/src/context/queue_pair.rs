@@ -4,6 +4,7 @@ use super::queues::made;
 use super::{Context, Outcome, QpObject, no_room, unknown};
 use crate::cm::UNKNOWN_PEER;
 use crate::device::LIMITS;
+use crate::groups::group_of;
 use crate::house::House;
 use crate::session::refuse;
 use burst_base::Qpn;
@@ -49,9 +50,11 @@ fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
         return refuse(libc::EINVAL, format!("{name} of {value} is over the device's {max}"));
     }
     let (max_send_sge, stride) = (cap.max_send_sge.max(1), sq_stride(cap.max_send_sge.max(1), cap.max_inline_data));
+    // What the rings have room for anyway.
+    let whole = |wr: u32| if wr == 0 { 0 } else { wr.next_power_of_two() };
     Ok(QpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: if has_srq { 0 } else { cap.max_recv_wr },
+        max_send_wr: whole(cap.max_send_wr),
+        max_recv_wr: if has_srq { 0 } else { whole(cap.max_recv_wr) },
         max_send_sge,
         max_recv_sge: if has_srq { 0 } else { cap.max_recv_sge.max(1) },
         // What the entry has room for anyway.
@@ -125,12 +128,14 @@ impl Context {
         // Nobody waits: whatever is asked of the queue pair later is behind this in the worker's line.
         house.post(worker, move |w, _| w.add_qp(Box::new(slot)));
         self.count_users(&wish, 1);
-        let Wish { pd, send_cq, recv_cq, srq, .. } = wish;
+        let Wish { pd, send_cq, recv_cq, srq, qp_type: wish_type, .. } = wish;
         let rq_place =
             rq_spec.map(|spec| queue_place(places[1], spec.entries(), rq_stride(spec.max_sge()), spec.max_sge()));
         let stride = sq_stride(sq_spec.max_sge(), sq_spec.max_inline());
         let sq = queue_place(sq_place, sq_spec.entries(), stride, sq_spec.max_sge());
-        let qp = self.qps.insert(QpObject { qpn, worker, doorbell, places, pd, send_cq, recv_cq, srq });
+        let (qp_type, groups) = (wish_type, Vec::new());
+        let qp =
+            self.qps.insert(QpObject { qpn, qp_type, worker, doorbell, places, pd, send_cq, recv_cq, srq, groups });
         self.with_segments(Response::Qp { qp, qpn: qpn.get(), sq, rq: rq_place, cap, doorbell, worker: worker as u32 })
     }
 
@@ -219,13 +224,46 @@ impl Context {
     }
 
     pub(super) fn destroy_qp(&mut self, house: &mut House, qp: u32) -> Result<Outcome, Refusal> {
+        if let Some(n) = self.qps.get(qp).map(|q| q.groups.len()).filter(|n| *n > 0) {
+            return refuse(libc::EBUSY, format!("the queue pair is attached to {n} multicast group(s)"));
+        }
         if self.end_qp(house, qp, false) { Ok(Response::Done.into()) } else { unknown("queue pair", qp) }
+    }
+
+    /// Attaches a queue pair to a multicast group.
+    pub(super) fn attach_mcast(&mut self, house: &mut House, qp: u32, gid: [u8; 16]) -> Result<Outcome, Refusal> {
+        let device = self.device;
+        let Some(object) = self.qps.get_mut(qp) else { return unknown("queue pair", qp) };
+        let ip = group_of(gid)?;
+        if object.qp_type != QpType::Ud {
+            return refuse(libc::EINVAL, "only datagram queue pairs can be attached to multicast groups");
+        }
+        house.attach(device, ip, object.qpn)?;
+        if !object.groups.contains(&ip) {
+            object.groups.push(ip);
+        }
+        Ok(Response::Done.into())
+    }
+
+    /// Detaches a queue pair from a multicast group.
+    pub(super) fn detach_mcast(&mut self, house: &mut House, qp: u32, gid: [u8; 16]) -> Result<Outcome, Refusal> {
+        let Some(object) = self.qps.get_mut(qp) else { return unknown("queue pair", qp) };
+        let ip = group_of(gid)?;
+        let Some(at) = object.groups.iter().position(|g| *g == ip) else {
+            return refuse(libc::EINVAL, format!("the queue pair is not attached to {ip}"));
+        };
+        object.groups.swap_remove(at);
+        house.detach(self.device, ip, object.qpn);
+        Ok(Response::Done.into())
     }
 
     /// Takes a queue pair out of its worker and gives its room and numbers back.
     pub(super) fn end_qp(&mut self, house: &mut House, qp: u32, unclean: bool) -> bool {
         let Some(object) = self.qps.remove(qp) else { return false };
         let qpn = object.qpn;
+        for group in &object.groups {
+            house.detach(self.device, *group, qpn);
+        }
         // The queue pair itself is dropped here, on the control thread.
         drop(house.on_worker(object.worker, move |w, now| w.destroy_qp(now, qpn, unclean)));
         house.qpns[object.worker].put(qpn);

@@ -174,6 +174,34 @@ impl Context {
         Ok(Response::Done.into())
     }
 
+    /// Moves a shared receive queue to another ring. Workers change over one after the other, each between two passes.
+    pub(super) fn resize_srq(&mut self, house: &mut House, srq: u32, max_wr: u32) -> Result<Outcome, Refusal> {
+        let Some(s) = self.srqs.get(srq) else { return unknown("shared receive queue", srq) };
+        let (old, max_sge) = (s.it.shared.clone(), s.it.shared.consumer.spec().max_sge());
+        if max_wr == 0 || max_wr > LIMITS.max_srq_wr {
+            let max = LIMITS.max_srq_wr;
+            return refuse(libc::EINVAL, format!("a shared receive queue has 1 to {max} requests, not {max_wr}"));
+        }
+        let spec = made(RqSpec::new(max_wr, max_sge))?;
+        let place = self.room(spec.bytes())?;
+        let Some(consumer) = old.consumer.move_to(made(self.arena.area(place, spec.bytes()))?, spec) else {
+            self.arena.free(place);
+            return refuse(libc::EINVAL, "more receives are posted than the new size holds");
+        };
+        // The limit moves along; the old object can raise it no more.
+        let limit = AtomicU32::new(old.limit.swap(0, Ordering::Relaxed));
+        let new = Arc::new(SrqShared { consumer: Arc::new(consumer), limit, cookie: old.cookie });
+        let (from, to) = (old, new.clone());
+        house.on_all(move |w| w.replace_srq(&from, &to));
+        new.consumer.publish_taken();
+        if let Some(s) = self.srqs.get_mut(srq) {
+            s.it.shared = new;
+            self.arena.free(std::mem::replace(&mut s.it.place, place));
+        }
+        let queue = QueuePlace { place: place.into(), entries: spec.entries(), stride: rq_stride(max_sge), max_sge };
+        self.with_segments(Response::Srq { srq, queue, max_wr: spec.entries() })
+    }
+
     pub(super) fn query_srq(&self, srq: u32) -> Result<Outcome, Refusal> {
         let Some(s) = self.srqs.get(srq) else { return unknown("shared receive queue", srq) };
         Ok(Response::SrqLimit(s.it.shared.limit.load(Ordering::Relaxed)).into())

@@ -1,4 +1,5 @@
 //! Two hosts in one process: whole workers over `mem` ports, with the application's ends of every queue.
+#![allow(dead_code)] // each test uses a part of it
 
 use burst_base::verbs::WrOpcode;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, attr_mask, send_flags};

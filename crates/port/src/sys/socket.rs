@@ -9,6 +9,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const UDP_NO_CHECK6_RX: i32 = 102;
 const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
 const SO_RXQ_OVFL: i32 = 40;
+const IP_MULTICAST_ALL: i32 = 49;
+const IPV6_MULTICAST_ALL: i32 = 29;
 
 /// What a socket is opened for.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +21,8 @@ pub struct SocketOptions {
     pub gro: bool,
     /// Share the address with the other workers' sockets.
     pub reuse: bool,
+    /// Interface by which multicast leaves, and on which a group address is joined.
+    pub ifindex: u32,
     /// Receive buffer, bytes.
     pub rcvbuf: u32,
     /// Send buffer, bytes.
@@ -37,17 +41,49 @@ pub fn open(options: &SocketOptions) -> io::Result<OwnedFd> {
     // SAFETY: a fresh descriptor that nobody else owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     set_common(&fd, options)?;
+    let group = options.addr.ip().is_multicast();
+    if group {
+        // Each of several sockets of a group gets its copy.
+        set(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    }
     if v6 {
-        set_v6(&fd)?
+        set_v6(&fd, options.ifindex)?
     } else {
-        set_v4(&fd)?
+        set_v4(&fd, options.ifindex)?
     }
     let name = SockAddr::new(&options.addr);
     // SAFETY: `name` is a valid socket address of the length given.
     if unsafe { libc::bind(fd.as_raw_fd(), name.as_ptr(), name.len()) } != 0 {
         return Err(io::Error::last_os_error());
     }
+    if group {
+        join(&fd, &options.addr.ip(), options.ifindex)?;
+    }
     Ok(fd)
+}
+
+/// Makes the interface take part in a group as long as the socket lives: the kernel speaks IGMP or MLD.
+fn join(fd: &OwnedFd, group: &IpAddr, ifindex: u32) -> io::Result<()> {
+    match group {
+        IpAddr::V4(group) => {
+            let wish = libc::ip_mreqn {
+                imr_multiaddr: libc::in_addr { s_addr: u32::from(*group).to_be() },
+                imr_address: libc::in_addr { s_addr: 0 },
+                imr_ifindex: ifindex as i32,
+            };
+            set_bytes(fd, libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &wish)?;
+            // Only what came by this interface, whatever others have joined.
+            set(fd, libc::IPPROTO_IP, IP_MULTICAST_ALL, 0)
+        }
+        IpAddr::V6(group) => {
+            let address = libc::in6_addr { s6_addr: group.octets() };
+            let wish = libc::ipv6_mreq { ipv6mr_multiaddr: address, ipv6mr_interface: ifindex };
+            set_bytes(fd, libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, &wish)?;
+            // Kernels before 4.20 have no such option.
+            let _ = set(fd, libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0);
+            Ok(())
+        }
+    }
 }
 
 fn set_common(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
@@ -72,22 +108,29 @@ fn set_common(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
     Ok(())
 }
 
+const NO_ADDRESS: libc::in_addr = libc::in_addr { s_addr: 0 };
+
 /// DF always set: the IPv4 identification is then 0 (or counts from 0 along a train), which the ICRC relies on.
-fn set_v4(fd: &OwnedFd) -> io::Result<()> {
+fn set_v4(fd: &OwnedFd, ifindex: u32) -> io::Result<()> {
     set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
     set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
     set(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
     set(fd, libc::IPPROTO_IP, libc::IP_TTL, i32::from(DEFAULT_HOPS))?;
+    set(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, i32::from(DEFAULT_HOPS))?;
+    let by = libc::ip_mreqn { imr_multiaddr: NO_ADDRESS, imr_address: NO_ADDRESS, imr_ifindex: ifindex as i32 };
+    set_bytes(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &by)?;
     set(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)
 }
 
 /// Peers such as the kernel's soft-RoCE send UDP checksum 0 over IPv6.
-fn set_v6(fd: &OwnedFd) -> io::Result<()> {
+fn set_v6(fd: &OwnedFd, ifindex: u32) -> io::Result<()> {
     set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
     set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
     set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
     set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
     set(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, i32::from(DEFAULT_HOPS))?;
+    set(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, i32::from(DEFAULT_HOPS))?;
+    set(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, ifindex as i32)?;
     set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
     set(fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)
 }
@@ -113,10 +156,13 @@ pub fn refuse_trains(fd: &OwnedFd) {
 }
 
 fn set(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
-    // SAFETY: the option value is an int that lives during the call.
-    let rc = unsafe {
-        libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), size_of::<i32>() as libc::socklen_t)
-    };
+    set_bytes(fd, level, name, &value)
+}
+
+fn set_bytes<T: Copy>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the option value lives during the call and has the length given.
+    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

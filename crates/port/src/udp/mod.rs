@@ -1,6 +1,6 @@
 //! The `udp` port: RoCEv2 by ordinary UDP sockets, on any interface, without privileges.
 //!
-//! - `socks`: one unconnected socket per address of the interface, on port 4791;
+//! - `socks`: one unconnected socket per address of the interface and per multicast group, on port 4791;
 //! - `tx`: trains by UDP_SEGMENT, all of a batch in one `sendmmsg`, payload not copied;
 //! - `rx`: trains by UDP_GRO, split and checked;
 //! - [`crate::ether::seal`]: the ICRC and the IPv4 identification that it covers.
@@ -29,6 +29,8 @@ use std::os::fd::RawFd;
 
 /// Most addresses of an interface that get a socket.
 pub const ADDRS_MAX: usize = 64;
+/// Most multicast groups of a port.
+pub const GROUPS_MAX: usize = 256;
 /// Sockets looked at in one call; the kernel begins with another one next time.
 const READY_MAX: usize = 16;
 const NO_WAIT: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -38,7 +40,9 @@ pub struct UdpPort {
     spec: UdpSpec,
     share: socks::Share,
     caps: PortCaps,
+    /// Of addresses, and of groups.
     socks: Vec<socks::Sock>,
+    ifindex: u32,
     epoll: OwnedFd,
     tx: tx::Tx,
     rx: rx::Rx,
@@ -61,7 +65,8 @@ impl UdpPort {
             rx: rx::Rx::new(!spec.no_icrc, spec.strict_id),
             share: socks::Share { worker, workers },
             caps: caps_of(name, &interface, Vec::new()),
-            socks: Vec::with_capacity(ADDRS_MAX),
+            socks: Vec::with_capacity(ADDRS_MAX + GROUPS_MAX),
+            ifindex: interface.index,
             epoll,
             spec,
         };
@@ -89,6 +94,10 @@ impl UdpPort {
 
     fn add(&mut self, addr: &PortAddr) -> Result<(), PortError> {
         let sock = socks::open(&self.spec, addr, self.share)?;
+        self.watch(sock)
+    }
+
+    fn watch(&mut self, sock: socks::Sock) -> Result<(), PortError> {
         let token = epoll::EventData::new_u64(sock.fd.as_raw_fd() as u64);
         epoll::add(&self.epoll, &sock.fd, token, epoll::EventFlags::IN)
             .map_err(|e| PortError::from_io("watch a socket", e.into()))?;
@@ -98,9 +107,10 @@ impl UdpPort {
 
     /// Closes sockets of addresses that are gone, opens those of new ones; returns the addresses that have a socket.
     fn follow(&mut self, addrs: &[PortAddr]) -> Vec<PortAddr> {
-        if self.socks.iter().any(|s| addrs.iter().all(|a| a.ip != s.ip)) {
+        let stays = |s: &socks::Sock| s.ip.is_multicast() || addrs.iter().any(|a| a.ip == s.ip);
+        if !self.socks.iter().all(stays) {
             self.rx.forget();
-            self.socks.retain(|s| addrs.iter().any(|a| a.ip == s.ip));
+            self.socks.retain(stays);
         }
         let mut have = Vec::new();
         for addr in addrs {
@@ -112,6 +122,22 @@ impl UdpPort {
             have.push(addr.clone());
         }
         have
+    }
+}
+
+impl UdpPort {
+    /// The interface came back under another number: its groups are joined anew.
+    fn follow_index(&mut self, index: u32) {
+        if std::mem::replace(&mut self.ifindex, index) == index {
+            return;
+        }
+        let groups: Vec<IpAddr> = self.socks.iter().map(|s| s.ip).filter(IpAddr::is_multicast).collect();
+        for group in groups {
+            self.leave(group);
+            if let Err(error) = self.join(group) {
+                tracing::warn!("multicast group {group} is left: {error}");
+            }
+        }
     }
 }
 
@@ -187,6 +213,27 @@ impl Port for UdpPort {
         self.tx.burst(&self.socks, batch, dropped);
     }
 
+    fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
+        if !group.is_multicast() {
+            return Err(PortError::Spec(format!("{group} is not a multicast address")));
+        }
+        if self.socks.iter().any(|s| s.ip == group) {
+            return Ok(());
+        }
+        if self.socks.iter().filter(|s| s.ip.is_multicast()).count() == GROUPS_MAX {
+            return Err(PortError::Spec(format!("a port takes part in at most {GROUPS_MAX} multicast groups")));
+        }
+        let sock = socks::open_group(&self.spec, group, self.ifindex)?;
+        self.watch(sock)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if group.is_multicast() && self.socks.iter().any(|s| s.ip == group) {
+            self.rx.forget();
+            self.socks.retain(|s| s.ip != group);
+        }
+    }
+
     fn wait_fds(&self) -> Vec<RawFd> {
         vec![self.epoll.as_raw_fd()]
     }
@@ -196,6 +243,7 @@ impl Port for UdpPort {
         let before = essence(&self.caps);
         match all.iter().find(|i| Some(&i.name) == self.spec.dev.as_ref()) {
             Some(interface) => {
+                self.follow_index(interface.index);
                 let addrs = self.follow(&wanted(&self.spec, interface));
                 self.caps = caps_of(&self.caps.name, interface, addrs);
             }

@@ -1,4 +1,5 @@
-//! The sockets of a port: one per address, so that the socket tells to which address a packet was sent.
+//! The sockets of a port: one per address, and one per multicast group that was joined, so that the socket tells to
+//! which address a packet was sent.
 
 use crate::PortAddr;
 use crate::error::PortError;
@@ -42,6 +43,7 @@ pub fn open(spec: &UdpSpec, addr: &PortAddr, share: Share) -> Result<Sock, PortE
         reuse: share.workers > 1,
         rcvbuf: spec.rcvbuf,
         sndbuf: spec.sndbuf,
+        ifindex: addr.ifindex,
     };
     let sentence = |error| explain(addr.ip, spec.udp_port, error);
     if share.workers > 1 && share.worker == 0 {
@@ -63,6 +65,23 @@ pub fn open(spec: &UdpSpec, addr: &PortAddr, share: Share) -> Result<Sock, PortE
         );
     }
     Ok(Sock { ip: addr.ip, udp_port: spec.udp_port, fd, lost_seen: 0 })
+}
+
+/// Opens the socket of a multicast group on interface `ifindex`; it receives only.
+pub fn open_group(spec: &UdpSpec, group: IpAddr, ifindex: u32) -> Result<Sock, PortError> {
+    let options = SocketOptions {
+        addr: match group {
+            IpAddr::V6(ip) => SocketAddr::V6(SocketAddrV6::new(ip, spec.udp_port, 0, ifindex)),
+            ip => SocketAddr::new(ip, spec.udp_port),
+        },
+        gro: spec.gro,
+        reuse: false,
+        rcvbuf: spec.rcvbuf,
+        sndbuf: spec.sndbuf,
+        ifindex,
+    };
+    let fd = socket::open(&options).map_err(|e| PortError::from_io(format!("join {group}"), e))?;
+    Ok(Sock { ip: group, udp_port: spec.udp_port, fd, lost_seen: 0 })
 }
 
 fn socket_addr(addr: &PortAddr, port: u16) -> SocketAddr {

@@ -1,0 +1,57 @@
+//! Ids in multicast groups: `rdma_join_multicast` and `rdma_leave_multicast`.
+//!
+//! On Ethernet nobody is asked: the group's GID is its IP address, and joining is IGMP or MLD of the port. The event says
+//! what a program needs in order to send: the group's GID, and the Q_Key that all ids of the port space share.
+
+use super::client::CmClient;
+use crate::house::House;
+use crate::session::refuse;
+use burst_control::Refusal;
+use burst_control::cm::{CmAddr, CmConn, CmEvent, CmEventKind, CmId, CmReply, CmRoute};
+use burst_engine::flow::gid_of;
+
+/// Q_Key of all ids of the datagram port space (`RDMA_UDP_QKEY` of rdma_cma.h).
+const DATAGRAM_QKEY: u32 = 0x0123_4567;
+/// Groups of one id.
+const GROUPS_MAX: usize = 256;
+
+impl CmClient {
+    pub(super) fn join(&mut self, house: &mut House, id: CmId, addr: CmAddr, cookie: u64) -> Result<CmReply, Refusal> {
+        let id = self.id(id)?;
+        let Some(device) = id.route.device else {
+            return refuse(libc::ENODEV, "the id has no device yet: bind it or resolve an address first");
+        };
+        if !addr.ip.is_multicast() {
+            return refuse(libc::EINVAL, format!("{} is not a multicast address", addr.ip));
+        }
+        if id.groups.len() >= GROUPS_MAX {
+            return refuse(libc::ENOMEM, format!("an id is in at most {GROUPS_MAX} multicast groups"));
+        }
+        // The program asked well; whether the port can is told by the event.
+        let (kind, status) = match house.join(device, addr.ip) {
+            Ok(()) => {
+                id.groups.push((device, addr));
+                (CmEventKind::MulticastJoin, 0)
+            }
+            Err(refusal) => {
+                tracing::debug!(errno = refusal.errno, "multicast join failed: {}", refusal.sentence);
+                (CmEventKind::MulticastError, -refusal.errno)
+            }
+        };
+        let route = CmRoute { dst: Some(addr), dgid: gid_of(addr.ip), ..id.route };
+        let conn = CmConn { qkey: DATAGRAM_QKEY, ..CmConn::default() };
+        let event = CmEvent { status, cookie, route, conn, ..CmEvent::new(kind, id.entry.id) };
+        house.cm.write(&id.entry.channel(), &event);
+        Ok(CmReply::Done)
+    }
+
+    pub(super) fn leave(&mut self, house: &mut House, id: CmId, addr: CmAddr) -> Result<CmReply, Refusal> {
+        let id = self.id(id)?;
+        let Some(at) = id.groups.iter().position(|(_, a)| a.ip == addr.ip) else {
+            return refuse(libc::EADDRNOTAVAIL, format!("the id has not joined {}", addr.ip));
+        };
+        let (device, addr) = id.groups.swap_remove(at);
+        house.leave(device, addr.ip);
+        Ok(CmReply::Done)
+    }
+}
