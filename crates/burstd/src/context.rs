@@ -258,7 +258,8 @@ impl Context {
             | Request::CmCloseChannel { .. }
             | Request::Cm { .. }
             | Request::QuietModifyQp { .. }
-            | Request::CmStats => refuse(libc::EPROTO, "not a request to a context"),
+            | Request::CmStats
+            | Request::CmConnections { .. } => refuse(libc::EPROTO, "not a request to a context"),
         }
     }
 

@@ -143,11 +143,10 @@ impl Session {
             Request::OpenContext { device } => self.open(house, device),
             Request::Token => self.token(house),
             Request::CmStats => Ok(Response::CmStats(house.cm_stats()).into()),
-            Request::CmChannel { channel } => self.cm.get_or_insert_default().create_channel(channel),
-            Request::CmCloseChannel { channel } => self.cm.get_or_insert_default().close_channel(channel),
-            Request::Cm { ops, .. } => {
-                Ok(Response::Cm(self.cm.get_or_insert_default().carry_out(house, ops, false)).into())
-            }
+            Request::CmConnections { from } => Ok(house.cm_connections(from).into()),
+            Request::CmChannel { channel } => self.cm().create_channel(channel),
+            Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
+            Request::Cm { ops, .. } => Ok(Response::Cm(self.cm().carry_out(house, ops, false)).into()),
             other => match &mut self.context {
                 Some(context) => context.handle(house, other, fds),
                 None => refuse(libc::EPROTO, "open a context first"),
@@ -155,10 +154,15 @@ impl Session {
         }
     }
 
+    /// Its ids and event channels.
+    fn cm(&mut self) -> &mut CmClient {
+        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.pid))
+    }
+
     /// Operations without replies; failures of connection management become events.
     fn quietly(&mut self, house: &mut House, request: Request) {
         match (request, &self.context) {
-            (Request::Cm { ops, .. }, _) => drop(self.cm.get_or_insert_default().carry_out(house, ops, true)),
+            (Request::Cm { ops, .. }, _) => drop(self.cm().carry_out(house, ops, true)),
             (Request::QuietModifyQp { qp, attr, mask }, Some(context)) => {
                 context.modify_qp_quietly(house, qp, attr, mask)
             }

@@ -6,6 +6,7 @@
 //! and for `run` the program's own, or 125 (Burst could not start it), 126 (not executable), 127 (not found).
 #![deny(unsafe_code)]
 
+mod cm;
 mod daemon;
 mod doctor;
 mod host_files;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Some(("doctor", m)) => doctor::doctor(m),
         Some(("why", m)) => why::why(m),
         Some(("stats", m)) => stats::stats(m),
+        Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
         Some((daemon::DETACH, m)) => daemon::detach(m),
         _ => ExitCode::from(burst_args::EXIT_USAGE),
@@ -64,6 +66,7 @@ fn command() -> Command {
                 .arg(json())
                 .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0")),
         )
+        .subcommand(cm::command())
         .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
 }

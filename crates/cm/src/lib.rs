@@ -16,6 +16,7 @@ pub mod machine;
 pub mod message;
 pub mod service;
 pub mod table;
+pub mod view;
 
 mod active;
 mod passive;

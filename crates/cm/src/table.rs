@@ -235,6 +235,20 @@ impl<C> Table<C> {
         }
     }
 
+    /// The first place from `slot` on that is taken.
+    pub fn next_slot(&self, slot: u32) -> Option<u32> {
+        let end = self.chunks.len() as u32 * CHUNK;
+        let mut slot = slot;
+        while slot < end {
+            match &self.chunks[(slot / CHUNK) as usize] {
+                None => slot = (slot / CHUNK + 1) * CHUNK,
+                Some(chunk) if chunk.at_index(slot % CHUNK).is_some() => return Some(slot),
+                Some(_) => slot += 1,
+            }
+        }
+        None
+    }
+
     /// All ids.
     pub fn ids(&self) -> Vec<u32> {
         self.chunks.iter().flatten().flat_map(|slab| slab.iter().map(|(_, (id, _))| *id)).collect()

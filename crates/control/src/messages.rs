@@ -3,7 +3,8 @@
 //! Handles (`pd`, `cq`, …) are small numbers of one context, given by the daemon; a handle of another context means
 //! nothing. All of them are checked by the daemon on every use.
 
-use crate::cm::{CmOp, CmReply, CmStats};
+use crate::cm::{CmOp, CmReply};
+use crate::seen::{CmConnection, CmCursor, CmStats};
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
 
@@ -341,6 +342,11 @@ pub enum Request {
     },
     /// Histograms of connection setup.
     CmStats,
+    /// Connections and listeners, a page at a time.
+    CmConnections {
+        /// Where to begin: as the page before said, or zeros.
+        from: CmCursor,
+    },
 }
 
 /// What the daemon answers.
@@ -446,6 +452,13 @@ pub enum Response {
     Cm(Vec<CmReply>),
     /// To `CmStats`.
     CmStats(CmStats),
+    /// To `CmConnections`.
+    CmConnections {
+        /// Some of them.
+        connections: Vec<CmConnection>,
+        /// Where the next page begins, unless this is the last.
+        next: Option<CmCursor>,
+    },
 }
 
 /// A response or a refusal, and the arena segments that come first among the descriptors.

@@ -69,6 +69,16 @@ pub(super) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
 }
 
 impl CmClient {
+    /// Of a program.
+    pub fn new(program: &str, pid: u32) -> CmClient {
+        let client = CmClient::default();
+        // Short, so that a page of connections fits into a message.
+        let program = program.chars().filter(char::is_ascii).take(32).collect();
+        // Set once: the session has just been made.
+        let _ = client.session.who.set((program, pid));
+        client
+    }
+
     /// A new event channel.
     pub fn create_channel(&mut self, channel: u32) -> Result<Outcome, Refusal> {
         if self.channels.len() >= CHANNELS_MAX {

@@ -15,7 +15,9 @@ pub use client::CmClient;
 
 use crate::house::House;
 use burst_base::Nanos;
-use burst_control::cm::{CmEvent, CmStats};
+use burst_control::Response;
+use burst_control::cm::CmEvent;
+use burst_control::seen::{CM_PAGE, CmCursor, CmStats};
 use burst_engine::cm::probes::{self, CmProbe};
 use burst_engine::cm::{CmChannel, CmJob, CmPhase, CmTimes};
 use ports::Ports;
@@ -114,6 +116,25 @@ impl House {
                 self.post(worker, move |w, now| w.cm_jobs(now, jobs));
             }
         }
+    }
+
+    /// A page of the connections of all workers; listeners come first, less than a page of
+    /// them, so that the next page begins elsewhere.
+    pub fn cm_connections(&self, from: CmCursor) -> Response {
+        let (mut worker, mut slot) = from;
+        let mut connections = Vec::new();
+        if from == (0, 0) {
+            connections = self.on_worker(0, |w, _| w.cm_listeners(CM_PAGE - 1));
+        }
+        let room = CM_PAGE;
+        while (worker as usize) < self.workers().len() && connections.len() < CM_PAGE {
+            let most = room - connections.len();
+            let (page, next) = self.on_worker(worker as usize, move |w, now| w.cm_page(now, slot, most));
+            connections.extend(page);
+            (worker, slot) = next.map_or((worker + 1, 0), |slot| (worker, slot));
+        }
+        let more = (worker as usize) < self.workers().len();
+        Response::CmConnections { connections, next: more.then_some((worker, slot)) }
     }
 
     /// Histograms and numbers of all workers and the control thread.

@@ -112,8 +112,11 @@ impl CmClient {
         }
         let device = match addr.ip {
             ip if ip.is_unspecified() => None,
+            // As with the kernel, a loopback address is not a device's: libfabric asks by such a bind whether it must look
+            // for the devices' own addresses.
             ip if ip.is_loopback() => {
-                Some(first_of(&house.devices, ip.is_ipv4()).map_or_else(|| no_device("the address", ip), Ok)?)
+                first_of(&house.devices, ip.is_ipv4()).map_or_else(|| no_device("the address", ip), Ok)?;
+                None
             }
             ip => Some(owner_of(&house.devices, ip, addr.scope).map_or_else(|| no_device("the address", ip), Ok)?),
         };

@@ -21,6 +21,8 @@ pub struct CmQpRef {
 /// One program's connection to the daemon, as the workers see it.
 #[derive(Debug, Default)]
 pub struct CmSession {
+    /// Name and process id of the program.
+    pub who: OnceLock<(String, u32)>,
     /// The program has gone: no new ids.
     ended: AtomicBool,
     next: AtomicU32,

@@ -5,7 +5,7 @@
 
 use burst_base::Nanos;
 use burst_cm::Step;
-use burst_control::cm::{CmStep, STEP_BUCKETS as BUCKETS};
+use burst_control::seen::{CmStep, STEP_BUCKETS as BUCKETS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! phases {

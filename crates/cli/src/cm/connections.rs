@@ -1,0 +1,136 @@
+//! The list of connections.
+
+use super::steps::time;
+use burst_control::cm::CmAddr;
+use burst_control::seen::{CmConnection, CmState};
+use burst_control::{Client, Request, Response};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::net::IpAddr;
+
+/// What `--state` takes.
+pub fn state_names() -> Vec<&'static str> {
+    CmState::ALL.iter().map(|s| s.name()).collect()
+}
+
+/// Asks for all connections, page by page; sorted by state, then address.
+///
+/// # Errors
+/// A sentence.
+pub fn ask(client: &mut Client, state: Option<&str>) -> Result<Vec<CmConnection>, String> {
+    let mut all = Vec::new();
+    let mut from = (0, 0);
+    loop {
+        let answer = client.call(&Request::CmConnections { from }, &[]).map_err(|e| e.to_string())?.response;
+        let Response::CmConnections { connections, next } = answer else {
+            return Err(format!("the daemon gave an unexpected answer: {answer:?}"));
+        };
+        all.extend(connections.into_iter().filter(|c| state.is_none_or(|s| s == c.state.name())));
+        match next {
+            Some(place) if place > from => from = place,
+            Some(_) => return Err("the daemon's list of connections does not end".into()),
+            None => break,
+        }
+    }
+    all.sort_by_key(|c| (c.state as u8, c.local.map(|a| (a.ip, a.port)), c.peer.map(|a| (a.ip, a.port))));
+    Ok(all)
+}
+
+fn address(addr: Option<CmAddr>) -> String {
+    let Some(CmAddr { ip, port, .. }) = addr else { return "-".into() };
+    match (ip, port) {
+        (ip, 0) => ip.to_string(),
+        (IpAddr::V6(ip), port) => format!("[{ip}]:{port}"),
+        (ip, port) => format!("{ip}:{port}"),
+    }
+}
+
+fn device(index: Option<u32>) -> String {
+    index.map_or_else(|| "all".into(), |n| format!("burst{n}"))
+}
+
+/// The table, and how many there are in each state.
+pub fn as_text(all: &[CmConnection]) -> String {
+    let mut text = format!(
+        "{:<14} {:<5} {:<8} {:<28} {:<28} {:>8} {:>8} {:>9}  {}\n",
+        "state", "space", "device", "local", "peer", "qpn", "peer qpn", "since", "program"
+    );
+    let number = |n: u32| if n == 0 { "-".to_owned() } else { n.to_string() };
+    for c in all {
+        let since = if c.state == CmState::Listening { "-".to_owned() } else { time(c.since_ns) };
+        let program = if c.pid == 0 { "-".to_owned() } else { format!("{} ({})", c.program, c.pid) };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<14} {:<5} {:<8} {:<28} {:<28} {:>8} {:>8} {:>9}  {}",
+            c.state.name(),
+            c.space,
+            device(c.device),
+            address(c.local),
+            address(c.peer),
+            number(c.qpns.0),
+            number(c.qpns.1),
+            since,
+            program
+        );
+    }
+    let counts = CmState::ALL.iter().filter_map(|state| {
+        let count = all.iter().filter(|c| c.state == *state).count();
+        (count > 0).then(|| format!("{count} {}", state.name()))
+    });
+    let counts: Vec<String> = counts.collect();
+    let _ = writeln!(text, "{}", if counts.is_empty() { "no connections".to_owned() } else { counts.join(", ") });
+    text
+}
+
+/// The same for programs.
+pub fn as_json(all: &[CmConnection]) -> Value {
+    let end = |addr: Option<CmAddr>| addr.map(|a| json!({ "address": a.ip.to_string(), "port": a.port }));
+    let rows = all.iter().map(|c| {
+        json!({
+            "state": c.state.name(),
+            "space": c.space,
+            "device": c.device.map(|n| device(Some(n))),
+            "local": end(c.local),
+            "peer": end(c.peer),
+            "qpn": c.qpns.0,
+            "peer_qpn": c.qpns.1,
+            "comm_id": c.comm_ids.0,
+            "peer_comm_id": c.comm_ids.1,
+            "id": c.id,
+            "since_ns": c.since_ns,
+            "program": c.program,
+            "pid": c.pid,
+        })
+    });
+    json!({ "connections": rows.collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_counted_by_state() {
+        let addr = |ip: &str, port| Some(CmAddr { ip: ip.parse().expect("ip"), port, scope: 0 });
+        let one = CmConnection {
+            state: CmState::Established,
+            device: Some(1),
+            local: addr("10.0.0.1", 7174),
+            peer: addr("fd00::2", 40_000),
+            space: "tcp".into(),
+            program: "rping".into(),
+            pid: 42,
+            id: 1,
+            comm_ids: (5, 6),
+            qpns: (17, 0),
+            since_ns: 1_500,
+        };
+        let listener =
+            CmConnection { state: CmState::Listening, device: None, peer: None, qpns: (0, 0), ..one.clone() };
+        let text = as_text(&[listener, one.clone(), one]);
+        assert!(text.ends_with("1 listening, 2 established\n"), "{text}");
+        assert!(text.contains("[fd00::2]:40000") && text.contains("burst1") && text.contains("rping (42)"), "{text}");
+        assert!(as_text(&[]).ends_with("no connections\n"));
+    }
+}

@@ -1,0 +1,102 @@
+//! Connections and listeners of a worker, as `burst cm --connections` shows them.
+
+use super::entry::CmEntry;
+use super::host::CmHost;
+use crate::worker::Worker;
+use burst_base::Nanos;
+use burst_cm::service::{PS_IB, PS_UDP, parse_service_id};
+use burst_cm::view::View;
+use burst_cm::{Listener, State};
+use burst_control::cm::CmAddr;
+use burst_control::seen::{CmConnection, CmState};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+const fn state_of(state: State) -> CmState {
+    match state {
+        State::ReqSent => CmState::ReqSent,
+        State::RepReceived => CmState::RepReceived,
+        State::ReqReceived => CmState::ReqReceived,
+        State::RepSent => CmState::RepSent,
+        State::Established => CmState::Established,
+        State::DreqSent => CmState::DreqSent,
+        State::TimeWait => CmState::TimeWait,
+        State::SidrSent => CmState::SidrSent,
+        State::SidrReceived => CmState::SidrReceived,
+        State::SidrDone => CmState::SidrAnswered,
+    }
+}
+
+fn space_of(service_id: u64) -> (&'static str, u16) {
+    match parse_service_id(service_id) {
+        Some((PS_UDP, port)) => ("udp", port),
+        Some((PS_IB, port)) => ("ib", port),
+        Some((_, port)) => ("tcp", port),
+        None => ("", 0),
+    }
+}
+
+/// What is known of the program.
+fn program_of(entry: Option<&Arc<CmEntry>>) -> (String, u32, u32) {
+    let Some(entry) = entry else { return (String::new(), 0, 0) };
+    let (program, pid) = entry.session.who.get().cloned().unwrap_or_default();
+    (program, pid, entry.id)
+}
+
+fn connection(now: Nanos, view: &View<'_, Arc<CmEntry>>) -> CmConnection {
+    let (space, port) = space_of(view.service_id);
+    let (program, pid, id) = program_of(view.owner);
+    let route = view.owner.and_then(|entry| entry.route.get());
+    let flow = &view.path.flow;
+    // The one who asks knows the port of the service, the one who is asked knows both from the header.
+    let bare = |ip: IpAddr| CmAddr { ip, port: 0, scope: 0 };
+    let local = route.and_then(|r| r.src).unwrap_or_else(|| CmAddr { port, ..bare(flow.src) });
+    let peer = route.and_then(|r| r.dst).unwrap_or_else(|| bare(flow.dst));
+    CmConnection {
+        state: state_of(view.state),
+        device: Some(u32::from(view.path.port)),
+        local: Some(local),
+        peer: Some(peer),
+        space: space.into(),
+        program,
+        pid,
+        id,
+        comm_ids: view.ids,
+        qpns: view.qpns,
+        since_ns: now.since(view.stepped).0,
+    }
+}
+
+fn listener(of: &Listener<Arc<CmEntry>>) -> CmConnection {
+    let (space, port) = space_of(of.service_id);
+    let (program, pid, id) = program_of(Some(&of.owner));
+    let ip = of.addr.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    CmConnection {
+        state: CmState::Listening,
+        device: of.port.map(u32::from),
+        local: Some(CmAddr { ip, port, scope: 0 }),
+        peer: None,
+        space: space.into(),
+        program,
+        pid,
+        id,
+        comm_ids: (0, 0),
+        qpns: (0, 0),
+        since_ns: 0,
+    }
+}
+
+impl Worker {
+    /// Up to `most` connections from a place in the table on, and where the next ones begin.
+    pub fn cm_page(&mut self, now: Nanos, from: u32, most: usize) -> (Vec<CmConnection>, Option<u32>) {
+        let Some(CmHost { machine, .. }) = self.core.cm.as_deref_mut() else { return (Vec::new(), None) };
+        let mut page = Vec::with_capacity(most);
+        let next = machine.view(from, most, |view| page.push(connection(now, view)));
+        (page, next)
+    }
+
+    /// The listeners, which are the same in every worker.
+    pub fn cm_listeners(&self, most: usize) -> Vec<CmConnection> {
+        self.core.cm.as_ref().map_or_else(Vec::new, |host| host.machine.listeners().take(most).map(listener).collect())
+    }
+}
