@@ -20,7 +20,7 @@ class LabError(Exception):
 
 def build_directory():
     """Where burst and burstd were built: BURST_BUILD, else the release build."""
-    return Path(os.environ.get("BURST_BUILD", ROOT / "target" / "release"))
+    return Path(os.environ.get("BURST_BUILD", ROOT / "target" / "release")).absolute()
 
 
 def namespaces_refused():
