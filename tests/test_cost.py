@@ -1,8 +1,12 @@
-"""What the daemon costs while nothing happens."""
+"""What the daemon costs while nothing happens, and the library when a program posts and polls."""
 
+import shutil
 import time
 
+import pytest
+
 from lab import build_directory
+from lab.instructions import post_and_poll
 
 IDLE_SECONDS = 5
 
@@ -30,3 +34,11 @@ def test_a_thousand_idle_queue_pairs(make_fabric):
     assert cost < 32 << 10, f"1000 idle queue pairs cost {cost} KiB"
     assert idle_share(fabric.a.daemon) < 0.005
     program.stop()
+
+
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is missing: apt-get install valgrind")
+def test_posting_and_polling_a_write_costs_few_instructions(make_fabric):
+    """The whole table is in bench/test_instructions.py."""
+    posting, polling = post_and_poll(make_fabric().a, "classic")
+    assert posting > 50 and polling > 50, "the counter does not count"
+    assert posting + polling < 400

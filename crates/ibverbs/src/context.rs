@@ -266,6 +266,7 @@ impl Context {
 }
 
 /// The `Context` around an application's `ibv_context`.
+#[inline]
 fn whole(context: *mut ibv_context) -> *mut Context {
     const { assert!(offset_of!(Context, verbs) == 0) };
     context.cast::<u8>().wrapping_sub(offset_of!(verbs_context, context)).cast()

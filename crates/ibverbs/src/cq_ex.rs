@@ -11,7 +11,7 @@
 use crate::context::Context;
 use crate::cq::{Cq, Inner, Wish, create};
 use crate::door::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
-use crate::poll::{pause_if_idle, retire};
+use crate::poll::{found as found_one, pause, retire};
 use crate::registry::QpTable;
 use crate::sys::*;
 use burst_shm::Cqe;
@@ -93,15 +93,21 @@ fn fill(cq: &mut ibv_cq_ex, single_threaded: bool) {
 fn advance(inner: &mut Inner, qps: &QpTable) -> bool {
     loop {
         if !inner.carry.is_empty() {
-            if let Some(cqe) = inner.carry.pop_front() {
-                inner.current = cqe;
-            }
+            carried(inner);
         } else if !inner.ring.take_next(&mut inner.current) {
             return false;
         }
         if retire(qps, &inner.current) {
             return true;
         }
+    }
+}
+
+/// Takes what had to leave the ring before.
+#[cold]
+fn carried(inner: &mut Inner) {
+    if let Some(cqe) = inner.carry.pop_front() {
+        inner.current = cqe;
     }
 }
 
@@ -137,20 +143,19 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
     }
     // SAFETY: the lock is held, or the program promised that nobody else polls.
     let found = unsafe { step(cq, ours, context) };
-    if !found {
-        // SAFETY: as above; the references are gone.
-        unsafe {
-            // Completions of queue pairs that are gone have been skipped: their slots are free.
-            ours.inner.held().ring.release();
-            if LOCKED {
-                ours.inner.release();
-            }
+    if found {
+        found_one();
+        return 0;
+    }
+    // SAFETY: as above; the references are gone.
+    unsafe {
+        // Completions of queue pairs that are gone have been skipped: their slots are free.
+        ours.inner.held().ring.release();
+        if LOCKED {
+            ours.inner.release();
         }
     }
-    if pause_if_idle(!found) && context.daemon_is_gone() {
-        return libc::EIO;
-    }
-    if found { 0 } else { libc::ENOENT }
+    if pause() && context.daemon_is_gone() { libc::EIO } else { libc::ENOENT }
 }
 
 /// The next completion; ENOENT when there is none. `end_poll` is due in both cases.
@@ -158,7 +163,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
     unsafe {
         let Ok(ours) = Cq::from_ibv(cq.cast()) else { return libc::EINVAL };
-        let Ok(context) = ours.context() else { return libc::EIO };
+        let Ok(context) = Context::even_dead((*cq).context) else { return libc::EIO };
         if step(cq, ours, context) { 0 } else { libc::ENOENT }
     }
 }

@@ -50,6 +50,7 @@ impl LifePage {
         Ok(page)
     }
 
+    #[inline]
     fn word(&self) -> &AtomicU32 {
         // SAFETY: the mapping lives as long as `self` and is aligned to a page.
         unsafe { self.0.as_ref() }

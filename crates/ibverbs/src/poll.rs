@@ -4,8 +4,9 @@
 //! again. A completion whose queue pair is gone is dropped, as verbs promise.
 //!
 //! A thread that finds nothing `PATIENCE` times in a row gives up the processor now and then: the worker that is to make the
-//! completion may be waiting for this very core. Once a yield shows that somebody was waiting, every empty poll yields. Once in a while it also asks whether the daemon is still there:
-//! nobody else could tell a program that only polls, and -1 is better than waiting for ever.
+//! completion may be waiting for this very core. Once a yield shows that somebody was waiting, every empty poll yields. Once
+//! in a while it also asks whether the daemon is still there: nobody else could tell a program that only polls, and -1 is
+//! better than waiting for ever.
 
 use crate::cq::{Cq, Inner};
 use crate::registry::QpTable;
@@ -23,11 +24,16 @@ const LOOK: u32 = 1024;
 /// Further empty polls between two yields while nobody else wants the processor.
 const YIELD_EVERY: u32 = 4;
 
+/// What a thread knows of its own polling.
+struct Idle {
+    /// Empty polls since its last completion.
+    empty: Cell<u32>,
+    /// Whether others want its processor.
+    sharing: Cell<Sharing>,
+}
+
 thread_local! {
-    /// Whether others want the processor of this thread.
-    static SHARING: Cell<Sharing> = const { Cell::new(Sharing::new()) };
-    /// Empty polls of this thread since its last completion.
-    static EMPTY: Cell<u32> = const { Cell::new(0) };
+    static IDLE: Idle = const { Idle { empty: Cell::new(0), sharing: Cell::new(Sharing::new()) } };
 }
 
 /// Takes up to `count` completions; how many there were, or -1.
@@ -40,62 +46,81 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     // SAFETY: as above.
     let Ok(context) = (unsafe { cq.context() }) else { return -1 };
     let wanted = count.max(0) as usize;
+    let mut inner = cq.inner.lock();
     // SAFETY: the caller gives `count` writable entries.
-    let done = unsafe { take(&mut cq.inner.lock(), &context.qps, wanted, wc) };
-    if pause_if_idle(done == 0 && wanted > 0) && context.daemon_is_gone() {
+    let done = unsafe { take(&mut inner, &context.qps, wanted, wc) };
+    drop(inner);
+    if done > 0 {
+        found();
+    } else if wanted > 0 && pause() && context.daemon_is_gone() {
         return -1;
     }
     done as c_int
 }
 
-/// Yields when nothing came for a while; true when it is time to look whether the daemon lives.
+/// This thread has found a completion.
 #[inline]
-pub fn pause_if_idle(idle: bool) -> bool {
-    EMPTY.with(|empty| {
-        if !idle {
-            empty.set(0);
-            return false;
-        }
-        let so_far = empty.get().wrapping_add(1);
-        empty.set(so_far);
-        SHARING.with(|sharing| {
-            let mut s = sharing.get();
-            if s.is_shared() || (so_far > PATIENCE && so_far.is_multiple_of(YIELD_EVERY)) {
-                let before = crate::lock::monotonic();
-                crate::lock::yield_now();
-                let now = crate::lock::monotonic();
-                if s.yielded(now, now.since(before)) {
-                    s.sample(crate::lock::switches());
-                }
-                sharing.set(s);
+pub fn found() {
+    IDLE.with(|idle| idle.empty.set(0));
+}
+
+/// This thread has found nothing: yields when that lasts; true when it is time to look whether the daemon lives.
+#[inline(never)]
+pub fn pause() -> bool {
+    IDLE.with(|idle| {
+        let so_far = idle.empty.get().wrapping_add(1);
+        idle.empty.set(so_far);
+        let mut sharing = idle.sharing.get();
+        if sharing.is_shared() || (so_far > PATIENCE && so_far.is_multiple_of(YIELD_EVERY)) {
+            let before = crate::lock::monotonic();
+            crate::lock::yield_now();
+            let now = crate::lock::monotonic();
+            if sharing.yielded(now, now.since(before)) {
+                sharing.sample(crate::lock::switches());
             }
-        });
+            idle.sharing.set(sharing);
+        }
         so_far.is_multiple_of(LOOK)
     })
 }
 
+/// # Safety
+/// `wc` is writable for `wanted` entries.
 #[inline]
 unsafe fn take(inner: &mut Inner, qps: &QpTable, wanted: usize, wc: *mut ibv_wc) -> usize {
-    let mut done = 0;
-    let mut deliver = |cqe: &Cqe| {
-        if retire(qps, cqe) {
-            // SAFETY: `done` is below `wanted`, for which the caller gave room: each round takes at most what is missing.
-            unsafe { wc.add(done).write(wc_of(cqe)) };
+    // SAFETY: the caller's promise.
+    let mut done = if inner.carry.is_empty() { 0 } else { unsafe { carried(inner, qps, wanted, wc) } };
+    let mut cqe = Cqe::default();
+    let mut taken = false;
+    while done < wanted && inner.ring.take_next(&mut cqe) {
+        taken = true;
+        if retire(qps, &cqe) {
+            // SAFETY: `done` is below `wanted`.
+            unsafe { wc.add(done).write(wc_of(&cqe)) };
             done += 1;
         }
-        done
-    };
-    let mut missing = wanted;
-    while missing > 0 {
-        let Some(cqe) = inner.carry.pop_front() else { break };
-        missing = wanted - deliver(&cqe);
     }
-    while missing > 0 {
-        let mut total = wanted - missing;
-        if inner.ring.poll_each(missing, |cqe| total = deliver(cqe)) == 0 {
-            break;
+    if taken {
+        inner.ring.release();
+    }
+    done
+}
+
+/// Delivers what had to leave the ring before.
+///
+/// # Safety
+/// As for [`take`].
+#[cold]
+unsafe fn carried(inner: &mut Inner, qps: &QpTable, wanted: usize, wc: *mut ibv_wc) -> usize {
+    let mut done = 0;
+    while done < wanted
+        && let Some(cqe) = inner.carry.pop_front()
+    {
+        if retire(qps, &cqe) {
+            // SAFETY: `done` is below `wanted`.
+            unsafe { wc.add(done).write(wc_of(&cqe)) };
+            done += 1;
         }
-        missing = wanted - total;
     }
     done
 }

@@ -11,7 +11,7 @@ use crate::srq::Srq;
 use crate::sys::*;
 use burst_base::verbs::{QpType, WrOpcode, send_flags};
 use burst_shm::rq::RqProducer;
-use burst_shm::sq::SqProducer;
+use burst_shm::sq::{ShortWqe, SqProducer};
 use burst_shm::{SendWqe, Sge, WriteError};
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -66,6 +66,14 @@ pub const fn allowed(qp_type: QpType) -> u32 {
     }
 }
 
+/// Opcodes of a service whose requests need no more than a [`ShortWqe`]: all that is not rare.
+pub const fn short(qp_type: QpType) -> u32 {
+    match qp_type {
+        QpType::Ud => 0,
+        _ => allowed(qp_type) & (INLINE_OK | bits(&[WrOpcode::RdmaRead])),
+    }
+}
+
 #[cold]
 fn errno_of(e: WriteError) -> c_int {
     match e {
@@ -74,27 +82,26 @@ fn errno_of(e: WriteError) -> c_int {
     }
 }
 
-/// The SGE list of a request.
+/// The SGE list of a request: `None` when it is longer than `max` or not there.
 ///
 /// # Safety
 /// `list` must be valid for `count` entries.
 #[inline]
-unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [Sge]> {
-    if count <= 0 {
-        return if count == 0 { Some(&[]) } else { None };
+unsafe fn sges<'a>(list: *const ibv_sge, count: c_int, max: u32) -> Option<&'a [Sge]> {
+    let count = count as u32;
+    if count > max || (list.is_null() && count > 0) {
+        return None;
     }
+    let list = if list.is_null() { std::ptr::NonNull::dangling().as_ptr() } else { list.cast() };
     // SAFETY: the caller's promise; the layouts are the same (asserted above).
-    (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list.cast(), count as usize) })
+    Some(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
 /// Fills in what depends on the opcode: addresses and operands. `None` for a datagram without address handle, or a window
 /// that cannot be bound so.
 #[inline]
 unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
-    let mut flags = wr.send_flags & FLAGS;
-    if qp.signal_all {
-        flags |= send_flags::SIGNALED;
-    }
+    let flags = wr.send_flags & FLAGS | qp.always;
     // SAFETY: the union's members are both 32-bit words; the opcode decides the meaning.
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
     let mut wqe = SendWqe { wr_id: wr.wr_id, opcode: wr.opcode as u8, flags: flags as u16, imm, ..SendWqe::default() };
@@ -132,19 +139,48 @@ unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
 }
 
 /// Writes one request into the ring.
+///
+/// # Safety
+/// `wr` and what it names are valid.
 #[inline]
 unsafe fn write_send(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(), c_int> {
+    if bit_of(wr.opcode) & qp.short == 0 || wr.send_flags & send_flags::INLINE != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { write_rare(qp, sq, wr) };
+    }
+    // SAFETY: plain integers; sends carry garbage here that the daemon does not look at.
+    let (imm, rdma) = unsafe { (wr.__bindgen_anon_1.imm_data, wr.wr.rdma) };
+    // SAFETY: the caller gives a valid list.
+    let list = unsafe { sges(wr.sg_list, wr.num_sge, sq.spec().max_sge()) };
+    let Some(list) = list else { return Err(libc::EINVAL) };
+    let head = ShortWqe {
+        wr_id: wr.wr_id,
+        opcode: wr.opcode as u8,
+        flags: (wr.send_flags & FLAGS | qp.always) as u16,
+        imm,
+        remote_addr: rdma.remote_addr,
+        rkey: rdma.rkey,
+    };
+    sq.write_short(&head, list).map_err(errno_of)
+}
+
+/// Writes a request of any kind: datagrams, atomics, windows, inline data, and what is not allowed.
+///
+/// # Safety
+/// As for [`write_send`].
+#[inline(never)]
+unsafe fn write_rare(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(), c_int> {
     let opcode = bit_of(wr.opcode);
     if opcode & allowed(qp.qp_type) == 0 {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller gives a valid list of requests.
-    let (wqe, list) = unsafe { (head_of(qp, wr), sges(wr.sg_list, wr.num_sge)) };
+    let (wqe, list) = unsafe { (head_of(qp, wr), sges(wr.sg_list, wr.num_sge, sq.spec().max_sge())) };
     let (Some(wqe), Some(list)) = (wqe, list) else { return Err(libc::EINVAL) };
     if wr.send_flags & send_flags::INLINE == 0 {
         return sq.write(&wqe, list).map_err(errno_of);
     }
-    if opcode & INLINE_OK == 0 || list.len() > sq.spec().max_sge() as usize {
+    if opcode & INLINE_OK == 0 {
         return Err(libc::EINVAL);
     }
     let parts = list.iter().map(|s| (s.addr as *const u8, s.length as usize));
@@ -162,8 +198,7 @@ pub unsafe fn bind(qp: &Qp, wr_id: u64, flags: u32, fields: SendWqe) -> Outcome<
     if qp.state() < IBV_QPS_RTS || WINDOWS & allowed(qp.qp_type) == 0 {
         return Err(EINVAL);
     }
-    let signal = if qp.signal_all { send_flags::SIGNALED } else { 0 };
-    let flags = (flags & (send_flags::FENCE | send_flags::SIGNALED) | signal) as u16;
+    let flags = (flags & (send_flags::FENCE | send_flags::SIGNALED) | qp.always) as u16;
     let wqe = SendWqe { wr_id, flags, opcode: WrOpcode::BindMw as u8, ..fields };
     let mut side = qp.sq.lock();
     side.ring.free(qp.retired());
@@ -232,7 +267,7 @@ unsafe fn recv_list(rq: &mut RqProducer, mut wr: *mut ibv_recv_wr) -> (c_int, *m
     // SAFETY: a valid, NULL-terminated list.
     while let Some(one) = unsafe { wr.as_ref() } {
         // SAFETY: the caller gives a valid SGE list.
-        let list = unsafe { sges(one.sg_list, one.num_sge) };
+        let list = unsafe { sges(one.sg_list, one.num_sge, rq.spec().max_sge()) };
         rc = list.map_or(libc::EINVAL, |l| rq.write(one.wr_id, l).map_or_else(errno_of, |()| 0));
         if rc != 0 {
             break;

@@ -13,7 +13,7 @@ use crate::qp_ex::{self, Build, offered};
 use crate::registry::{Source, lock};
 use crate::srq::{Srq, receive_queue};
 use crate::sys::*;
-use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask};
+use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask, send_flags};
 use burst_control::{QueuePlace, Request, Response};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::{SqProducer, SqSpec};
@@ -39,8 +39,10 @@ pub struct Qp {
     pub doorbell: u32,
     /// Service.
     pub qp_type: QpType,
-    /// Whether each send makes a completion.
-    pub signal_all: bool,
+    /// Send flags that every request has: SIGNALED, if each send makes a completion.
+    pub always: u32,
+    /// Opcodes that take the short way ([`crate::post::short`]).
+    pub short: u32,
     /// Whether the extended posting interface was asked for.
     extended: bool,
     cap: QpCap,
@@ -226,7 +228,8 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         worker: granted.worker as usize,
         doorbell: granted.doorbell,
         qp_type,
-        signal_all: wanted.sq_sig_all != 0,
+        always: if wanted.sq_sig_all != 0 { send_flags::SIGNALED } else { 0 },
+        short: crate::post::short(qp_type),
         cap: granted.cap,
         sq: SpinLock::new(SendSide { ring: sq, build: Build::default() }),
         extended: wanted.send_ops != 0,
@@ -380,7 +383,7 @@ pub unsafe extern "C" fn ibv_query_qp(
                     srq: base.srq,
                     cap: attr::cap_to_ibv(&ours.cap),
                     qp_type: base.qp_type,
-                    sq_sig_all: ours.signal_all.into(),
+                    sq_sig_all: (ours.always != 0).into(),
                 };
             }
         }

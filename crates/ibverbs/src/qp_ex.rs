@@ -1,19 +1,19 @@
 //! Extended posting: a work request is begun by `ibv_wr_<operation>`, completed by setters, and a batch is published by
 //! `ibv_wr_complete`.
 //!
-//! From `wr_start` to `wr_complete` or `wr_abort` the calling thread holds the send queue's lock. Setters write SGEs and inline
-//! bytes straight into the next slot of the ring; the head is kept in [`Build`] until the next operation or the end of the
-//! batch writes it. The first error is remembered and everything after it ignored; `wr_complete` reports it and nothing of
-//! the batch is posted.
+//! From `wr_start` to `wr_complete` or `wr_abort` the calling thread holds the send queue's lock. Operations and setters write
+//! straight into the ring, where nobody looks before the batch is published. The first error is remembered and everything
+//! after it ignored; `wr_complete` reports it and nothing of the batch is posted.
 //!
 //! All operations that the service carries are offered, whatever `send_ops_flags` names; the others record EOPNOTSUPP.
 
 use crate::ah;
 use crate::mw;
-use crate::post::{allowed, bit_of, bits};
+use crate::post::{allowed, bit_of};
 use crate::qp::{Qp, SendSide};
 use crate::sys::*;
 use burst_base::verbs::{QpType, WrOpcode, send_flags};
+use burst_shm::sq::{ShortWqe, Staged};
 use burst_shm::{SendWqe, Sge, WriteError};
 use std::ffi::{c_int, c_void};
 
@@ -23,8 +23,8 @@ const FLAGS: u32 = send_flags::FENCE | send_flags::SIGNALED | send_flags::SOLICI
 /// A batch being built. Guarded by the send queue's lock.
 #[derive(Debug, Default)]
 pub struct Build {
-    /// Head of the request that setters may still complete.
-    open: Option<SendWqe>,
+    /// The request that setters may still complete; none after an error.
+    open: Option<Staged>,
     /// First error of the batch, as errno.
     error: c_int,
     /// Index of the batch's first request.
@@ -32,10 +32,12 @@ pub struct Build {
 }
 
 impl Build {
+    #[cold]
     fn fail(&mut self, error: c_int) {
         if self.error == 0 {
             self.error = error;
         }
+        self.open = None;
     }
 }
 
@@ -100,99 +102,99 @@ unsafe fn ours<'a>(qp: *mut ibv_qp_ex) -> &'a Qp {
 }
 
 impl SendSide {
-    /// Writes the head of the request that is open.
     #[inline]
-    fn close(&mut self) {
-        if let Some(wqe) = self.build.open.take()
-            && self.build.error == 0
-            && let Err(e) = self.ring.commit(&wqe)
-        {
-            self.build.fail(errno_of(e));
-        }
-    }
-
-    /// Opens the next request.
-    #[inline]
-    fn open(&mut self, wqe: SendWqe) {
-        self.close();
-        if self.ring.room() == 0 {
-            self.build.fail(libc::ENOMEM);
-        }
-        self.build.open = Some(wqe);
-    }
-
-    /// The open request, while the batch is good.
-    #[inline]
-    fn pending(&mut self) -> Option<&mut SendWqe> {
-        if self.build.error != 0 {
-            return None;
-        }
-        self.build.open.as_mut()
-    }
-
     fn put_sge(&mut self, sge: &Sge) {
-        let Some(wqe) = self.pending() else { return };
-        let at = wqe.num_sge;
-        if wqe.flags & send_flags::INLINE as u16 != 0 {
+        let Some(open) = &mut self.build.open else { return };
+        if open.is_inline() {
             return self.build.fail(libc::EINVAL);
         }
-        wqe.num_sge = at.saturating_add(1);
-        if let Err(e) = self.ring.stage_sge(at.into(), sge) {
+        if let Err(e) = self.ring.stage_sge(open, sge) {
             self.build.fail(errno_of(e));
         }
     }
 
     /// # Safety
     /// `from` must be readable for `len` bytes.
+    #[inline]
     unsafe fn put_inline(&mut self, from: *const u8, len: usize) {
-        let Some(wqe) = self.pending() else { return };
-        let at = wqe.length;
-        if wqe.num_sge != 0 || bit_of(wqe.opcode.into()) & crate::post::INLINE_OK == 0 {
+        let Some(open) = &mut self.build.open else { return };
+        if open.num_sge() != 0 || bit_of(open.opcode().into()) & crate::post::INLINE_OK == 0 {
             return self.build.fail(libc::EINVAL);
         }
-        wqe.flags |= send_flags::INLINE as u16;
-        // A sum beyond 32 bits is beyond every limit, which `stage_inline` checks with the untruncated length.
-        wqe.length = at.wrapping_add(len as u32);
         // SAFETY: the caller's promise.
-        if let Err(e) = unsafe { self.ring.stage_inline(at as usize, from, len) } {
+        if let Err(e) = unsafe { self.ring.stage_inline(open, from, len) } {
             self.build.fail(errno_of(e));
         }
     }
 }
 
-/// Opens a request of `opcode`.
+/// Opens a request of `opcode`, which most services carry in the short form.
 ///
 /// # Safety
 /// The caller builds a batch on `qp`.
-#[inline]
-unsafe fn begin(qp: *mut ibv_qp_ex, opcode: WrOpcode, fields: SendWqe) {
+#[inline(always)]
+unsafe fn begin(qp: *mut ibv_qp_ex, opcode: WrOpcode, fields: ShortWqe) {
+    // SAFETY: the caller's promise: the lock is held.
+    let (ours, wr_id, wr_flags) = unsafe { (ours(qp), (*qp).wr_id, (*qp).wr_flags) };
+    if bit_of(opcode as u32) & ours.short == 0 {
+        let ShortWqe { imm, remote_addr, rkey, .. } = fields;
+        // SAFETY: the caller's promise.
+        return unsafe { begin_whole(qp, opcode, &SendWqe { imm, remote_addr, rkey, ..SendWqe::default() }) };
+    }
+    // SAFETY: as above.
+    let side = unsafe { ours.sq.held() };
+    if side.build.error != 0 {
+        return;
+    }
+    let flags = (wr_flags & FLAGS | ours.always) as u16;
+    match side.ring.begin(&ShortWqe { wr_id, opcode: opcode as u8, flags, ..fields }) {
+        Some(open) => side.build.open = Some(open),
+        None => side.build.fail(libc::ENOMEM),
+    }
+}
+
+/// Opens a request of `opcode`, if the service carries it.
+///
+/// # Safety
+/// The caller builds a batch on `qp`.
+#[inline(never)]
+unsafe fn begin_whole(qp: *mut ibv_qp_ex, opcode: WrOpcode, fields: &SendWqe) {
     // SAFETY: the caller's promise: the lock is held.
     let (ours, wr_id, wr_flags) = unsafe { (ours(qp), (*qp).wr_id, (*qp).wr_flags) };
     // SAFETY: as above.
     let side = unsafe { ours.sq.held() };
-    if bits(&[opcode]) & allowed(ours.qp_type) == 0 {
+    if side.build.error != 0 {
+        return;
+    }
+    if bit_of(opcode as u32) & allowed(ours.qp_type) == 0 {
         return side.build.fail(libc::EOPNOTSUPP);
     }
-    let mut flags = wr_flags & FLAGS;
-    if ours.signal_all {
-        flags |= send_flags::SIGNALED;
+    let flags = (wr_flags & FLAGS | ours.always) as u16;
+    match side.ring.begin_whole(&SendWqe { wr_id, opcode: opcode as u8, flags, ..*fields }) {
+        Some(open) => side.build.open = Some(open),
+        None => side.build.fail(libc::ENOMEM),
     }
-    side.open(SendWqe { wr_id, opcode: opcode as u8, flags: flags as u16, ..fields });
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller gives a live queue pair.
+    // SAFETY: the caller gives a live queue pair of an open context.
     let ours = unsafe { ours(qp) };
-    ours.sq.acquire();
-    // SAFETY: the lock is held, and the context is open.
-    let (side, alive) = unsafe { (ours.sq.held(), ours.context().is_ok()) };
-    side.ring.free(ours.retired());
-    side.build = Build { open: None, error: 0, first: side.ring.written() };
-    if !alive {
-        side.build.error = libc::EIO;
-    } else if ours.state() < IBV_QPS_RTS {
-        side.build.error = libc::EINVAL;
+    // SAFETY: as above.
+    let alive = unsafe { ours.context() }.is_ok();
+    // A child process is alone with its copy, in which a thread that does not exist there may hold the lock.
+    if alive {
+        ours.sq.acquire();
     }
+    // SAFETY: the lock is held.
+    let side = unsafe { ours.sq.held() };
+    side.ring.free(ours.retired());
+    side.build.open = None;
+    side.build.first = side.ring.written();
+    side.build.error = match (alive, ours.state() < IBV_QPS_RTS) {
+        (false, _) => libc::EIO,
+        (true, true) => libc::EINVAL,
+        (true, false) => 0,
+    };
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
@@ -200,7 +202,6 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let ours = unsafe { ours(qp) };
     // SAFETY: as above.
     let side = unsafe { ours.sq.held() };
-    side.close();
     let error = side.build.error;
     let mut ring = false;
     if error != 0 {
@@ -232,7 +233,7 @@ macro_rules! operations {
     ($($name:ident, $opcode:ident, ($($arg:ident: $type:ty),*), { $($field:ident: $value:expr),* };)+) => { $(
         unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($arg: $type),*) {
             // SAFETY: the caller builds a batch on a live queue pair.
-            unsafe { begin(qp, WrOpcode::$opcode, SendWqe { $($field: $value,)* ..SendWqe::default() }) }
+            unsafe { begin(qp, WrOpcode::$opcode, ShortWqe { $($field: $value,)* ..ShortWqe::default() }) }
         }
     )+ };
 }
@@ -244,18 +245,26 @@ operations! {
     wr_rdma_read, RdmaRead, (rkey: u32, addr: u64), { rkey: rkey, remote_addr: addr };
     wr_rdma_write, RdmaWrite, (rkey: u32, addr: u64), { rkey: rkey, remote_addr: addr };
     wr_rdma_write_imm, RdmaWriteWithImm, (rkey: u32, addr: u64, imm: __be32), { rkey: rkey, remote_addr: addr, imm: imm };
-    wr_atomic_cmp_swp, AtomicCmpAndSwp, (rkey: u32, addr: u64, compare: u64, swap: u64),
-        { rkey: rkey, remote_addr: addr, compare_add: compare, swap: swap };
-    wr_atomic_fetch_add, AtomicFetchAndAdd, (rkey: u32, addr: u64, add: u64),
-        { rkey: rkey, remote_addr: addr, compare_add: add };
     wr_local_inv, LocalInv, (rkey: u32), { imm: rkey };
+}
+
+unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare_add: u64, swap: u64) {
+    let fields = SendWqe { rkey, remote_addr, compare_add, swap, ..SendWqe::default() };
+    // SAFETY: the caller builds a batch on a live queue pair.
+    unsafe { begin_whole(qp, WrOpcode::AtomicCmpAndSwp, &fields) }
+}
+
+unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare_add: u64) {
+    let fields = SendWqe { rkey, remote_addr, compare_add, ..SendWqe::default() };
+    // SAFETY: the caller builds a batch on a live queue pair.
+    unsafe { begin_whole(qp, WrOpcode::AtomicFetchAndAdd, &fields) }
 }
 
 unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, bind: *const ibv_mw_bind_info) {
     // SAFETY: the caller builds a batch, and gives a live window and a valid description.
     unsafe {
         match mw::bind_fields(mw, rkey, bind) {
-            Ok(fields) => begin(qp, WrOpcode::BindMw, fields),
+            Ok(fields) => begin_whole(qp, WrOpcode::BindMw, &fields),
             Err(e) => ours(qp).sq.held().build.fail(e.0),
         }
     }
@@ -274,8 +283,8 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _srqn: u32) {
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, handle: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
     // SAFETY: the caller builds a batch and gives a live address handle.
     let (side, number) = unsafe { (ours(qp).sq.held(), ah::number_of(handle)) };
-    match (side.pending(), number) {
-        (Some(wqe), Some(ah)) => (wqe.ah, wqe.remote_qpn, wqe.remote_qkey) = (ah, remote_qpn, remote_qkey),
+    match (&side.build.open, number) {
+        (Some(open), Some(ah)) => side.ring.stage_datagram(open, ah, remote_qpn, remote_qkey),
         (Some(_), None) => side.build.fail(libc::EINVAL),
         (None, _) => {}
     }

@@ -57,6 +57,7 @@ impl Default for QpTable {
 }
 
 impl QpTable {
+    #[inline]
     fn slot(&self, cookie: u32) -> Option<&Slot> {
         let index = (cookie & INDEX_MASK) as usize;
         // Acquire pairs with the Release in `reserve`.
@@ -99,7 +100,7 @@ impl QpTable {
     pub fn get(&self, cookie: u32) -> Option<NonNull<Qp>> {
         let slot = self.slot(cookie)?;
         let qp = slot.qp.load(Ordering::Acquire);
-        if slot.cookie.load(Ordering::Relaxed) == cookie { NonNull::new(qp) } else { None }
+        NonNull::new(qp).filter(|_| slot.cookie.load(Ordering::Relaxed) == cookie)
     }
 
     /// Takes a queue pair out, or gives a reserved cookie back.

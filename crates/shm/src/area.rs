@@ -47,6 +47,7 @@ impl Area {
         Some(Area { segment: segment.clone(), ptr, len })
     }
     /// Bytes.
+    #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
@@ -108,6 +109,16 @@ impl Area {
             unsafe {
                 AtomicU64::from_ptr(dst.add(i)).store(core::ptr::from_ref(value).cast::<u64>().add(i).read(), Relaxed)
             };
+        }
+    }
+    /// Writes words to `offset`, a multiple of 8.
+    #[inline]
+    #[allow(clippy::needless_range_loop)] // Unoptimised iterators would be calls in programs' fast path.
+    pub(crate) fn store_words<const N: usize>(&self, offset: usize, words: [u64; N]) {
+        let dst = self.at(offset, N * size_of::<u64>(), 8).cast::<u64>();
+        for i in 0..N {
+            // SAFETY: word i is in bounds and aligned; the destination is only accessed atomically.
+            unsafe { AtomicU64::from_ptr(dst.add(i)).store(words[i], Relaxed) };
         }
     }
     /// Copies `len` bytes from `src` to `offset`, a place that the peer does not look at yet.

@@ -69,12 +69,15 @@ impl Ring {
     fn new(area: Area, spec: CqSpec) -> Option<Ring> {
         (area.len() >= spec.bytes()).then_some(Ring { area, entries: spec.entries })
     }
+    #[inline]
     fn slot(&self, index: u32) -> usize {
         CQ_HEADER_BYTES + (index & (self.entries - 1)) as usize * size_of::<Cqe>()
     }
+    #[inline]
     fn sequence(&self, index: u32) -> &AtomicU32 {
         self.area.word32(self.slot(index) + SEQUENCE)
     }
+    #[inline]
     fn consumer(&self) -> &AtomicU32 {
         self.area.word32(CONSUMER)
     }
@@ -86,6 +89,7 @@ impl Ring {
         self.area.store(self.slot(index), cqe, SEQUENCE);
         self.sequence(index).store(index.wrapping_add(1), Release);
     }
+    #[inline]
     fn take(&self, index: u32, cqe: &mut Cqe) -> bool {
         if self.sequence(index).load(Acquire) != index.wrapping_add(1) {
             return false;
@@ -241,9 +245,10 @@ impl CqConsumer {
     pub fn entries(&self) -> u32 {
         self.next.as_ref().map_or(self.ring.entries, |(ring, _)| ring.entries)
     }
+    #[inline]
     fn take(&mut self, cqe: &mut Cqe) -> bool {
-        if let Some((ring, _)) = self.next.take_if(|(_, base)| *base == self.index) {
-            self.ring = ring;
+        if self.next.is_some() {
+            self.go_on();
         }
         let taken = self.ring.take(self.index, cqe);
         if taken {
@@ -251,6 +256,14 @@ impl CqConsumer {
         }
         taken
     }
+    /// Leaves a ring that is drained for the next.
+    #[cold]
+    fn go_on(&mut self) {
+        if let Some((ring, _)) = self.next.take_if(|(_, base)| *base == self.index) {
+            self.ring = ring;
+        }
+    }
+    #[inline]
     fn publish(&self) {
         let ring = self.next.as_ref().map_or(&self.ring, |(ring, _)| ring);
         // Release: our copies come before the producers' reuse of the slots.
@@ -324,9 +337,7 @@ impl CqConsumer {
     }
     /// Whether the ring before the last switch still holds completions, or may.
     pub fn is_draining(&mut self) -> bool {
-        if let Some((ring, _)) = self.next.take_if(|(_, base)| *base == self.index) {
-            self.ring = ring;
-        }
+        self.go_on();
         self.next.is_some()
     }
 }

@@ -21,6 +21,7 @@ pub const ARMED_SOLICITED: u32 = 1;
 pub const ARMED_ANY: u32 = 2;
 
 /// Application: publishes entries up to `index` and says whether the daemon, idle on this queue, must be rung.
+#[inline]
 pub fn post(producer: &AtomicU32, idle: &AtomicU32, index: u32) -> bool {
     // Release: pairs with the Acquire load of `producer` in `fetch` and `try_idle`; the entries come first.
     producer.store(index, Release);
@@ -46,6 +47,7 @@ pub fn try_idle(producer: &AtomicU32, idle: &AtomicU32, taken: u32) -> bool {
 
 /// Application: asks for an event at the next completion. Never weakens an earlier request. The caller must poll
 /// once more afterwards, as verbs demand; that poll, or the producer, notices a completion made meanwhile.
+#[inline]
 pub fn arm(armed: &AtomicU32, level: u32) {
     armed.fetch_max(level, AcqRel);
     // Pairs with the fence in `event_due`.
@@ -71,6 +73,7 @@ pub fn go_to_sleep(sleeping: &AtomicU32) {
 }
 
 /// Application: after ringing: whether the worker may be asleep and must be woken by its descriptor.
+#[inline]
 pub fn needs_wake(sleeping: &AtomicU32) -> bool {
     // Pairs with the fence in `go_to_sleep`.
     fence(SeqCst);
@@ -79,6 +82,7 @@ pub fn needs_wake(sleeping: &AtomicU32) -> bool {
 
 /// Application: sets one queue's bit, from the leaf up. A death between two steps leaves bits below a clear bit:
 /// they are found by the next ring that passes there, and nobody else depends on them.
+#[inline]
 pub fn ring_bit(leaf: &AtomicU64, mid: &AtomicU64, top: &AtomicU64, leaf_bit: u32, mid_bit: u32, top_bit: u32) {
     // Release at each level: a daemon that takes a bit with Acquire sees the level below, and the posted entries.
     leaf.fetch_or(1 << leaf_bit, Release);

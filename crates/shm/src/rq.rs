@@ -24,19 +24,26 @@ const BODY: usize = size_of::<RecvWqe>();
 pub struct RqSpec {
     entries: u32,
     max_sge: u32,
+    /// Bytes of an entry, in units that the compiler knows to be aligned.
+    pairs: u32,
 }
+
+/// Entries are a whole number of these.
+const PAIR: usize = 32;
 
 impl RqSpec {
     /// Room for `max_wr` receives (rounded up to a power of two) of up to `max_sge` SGEs; None beyond the limits.
     pub fn new(max_wr: u32, max_sge: u32) -> Option<RqSpec> {
         let fits = max_wr <= WR_MAX && max_sge <= SGE_MAX;
-        fits.then(|| RqSpec { entries: max_wr.max(1).next_power_of_two(), max_sge })
+        let pairs = rq_stride(max_sge.min(SGE_MAX)) / PAIR as u32;
+        fits.then(|| RqSpec { entries: max_wr.max(1).next_power_of_two(), max_sge, pairs })
     }
     /// Slots, a power of two.
     pub fn entries(&self) -> u32 {
         self.entries
     }
     /// Most SGEs of one receive.
+    #[inline]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
@@ -45,10 +52,11 @@ impl RqSpec {
         QUEUE_HEADER_BYTES + self.entries as usize * self.stride()
     }
     fn stride(&self) -> usize {
-        rq_stride(self.max_sge) as usize
+        self.pairs as usize * PAIR
     }
+    #[inline]
     fn slot(&self, index: u32) -> usize {
-        QUEUE_HEADER_BYTES + (index & (self.entries - 1)) as usize * self.stride()
+        QUEUE_HEADER_BYTES + (index & (self.entries - 1)) as usize * self.pairs as usize * PAIR
     }
     /// Copies entry `index` if it was posted. Does not take it.
     fn copy(&self, area: &Area, index: u32, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
@@ -90,20 +98,24 @@ impl RqProducer {
         (area.len() >= spec.bytes()).then_some(RqProducer { area, spec, written })
     }
     /// Free slots.
+    #[inline]
     pub fn room(&self) -> u32 {
         // Acquire: pairs with the consumer's Release; the daemon's copy of a slot comes before its reuse.
         let used = self.written.wrapping_sub(self.area.word32(CONSUMER).load(Acquire));
         self.spec.entries.saturating_sub(used)
     }
     /// Entries ever written.
+    #[inline]
     pub fn written(&self) -> u32 {
         self.written
     }
     /// Geometry.
+    #[inline]
     pub fn spec(&self) -> &RqSpec {
         &self.spec
     }
     /// Writes a receive into the next slot; `num_sge` is filled in. Not visible before [`RqProducer::post`].
+    #[inline]
     pub fn write(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), WriteError> {
         if self.room() == 0 {
             return Err(WriteError::Full);
@@ -113,14 +125,17 @@ impl RqProducer {
         }
         let slot = self.spec.slot(self.written);
         self.area.store(slot, &RecvWqe { wr_id, num_sge: sges.len() as u32, reserved: 0 }, BODY);
-        for (i, sge) in sges.iter().enumerate() {
-            self.area.store(slot + BODY + i * size_of::<Sge>(), sge, size_of::<Sge>());
+        let mut at = slot + BODY;
+        for sge in sges {
+            self.area.store_words(at, sge.words());
+            at += size_of::<Sge>();
         }
         self.written = self.written.wrapping_add(1);
         Ok(())
     }
     /// Makes everything written visible. True: the daemon asked to be rung.
     #[must_use = "a queue pair in error flushes receives only when rung"]
+    #[inline]
     pub fn post(&mut self) -> bool {
         protocol::post(self.area.word32(PRODUCER), self.area.word32(IDLE), self.written)
     }

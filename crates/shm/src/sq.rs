@@ -7,7 +7,7 @@
 //! The daemon rests on an empty queue by setting `idle`; the post that finds it set clears it and rings the
 //! doorbell ([`crate::protocol`]). A busy queue is therefore never rung.
 use crate::area::Area;
-use crate::layout::{INLINE_MAX, QUEUE_HEADER_BYTES, QueueHeader, SGE_MAX, SendWqe, Sge, WR_MAX, sq_stride};
+use crate::layout::{INLINE_MAX, LINE, QUEUE_HEADER_BYTES, QueueHeader, SGE_MAX, SendWqe, Sge, WR_MAX, sq_stride};
 use crate::{Fetch, WriteError, protocol};
 use burst_base::verbs::send_flags;
 use burst_span::Span;
@@ -25,6 +25,8 @@ pub struct SqSpec {
     entries: u32,
     max_sge: u32,
     max_inline: u32,
+    /// Cache lines of an entry. Offsets are made of whole lines, so that the compiler knows them to be aligned.
+    lines: u32,
 }
 
 impl SqSpec {
@@ -32,13 +34,15 @@ impl SqSpec {
     /// [`crate::layout`] is exceeded. `max_wr` is rounded up to a power of two, at least 1.
     pub fn new(max_wr: u32, max_sge: u32, max_inline: u32) -> Option<SqSpec> {
         let fits = max_wr <= WR_MAX && max_sge <= SGE_MAX && max_inline <= INLINE_MAX;
-        fits.then(|| SqSpec { entries: max_wr.max(1).next_power_of_two(), max_sge, max_inline })
+        let lines = sq_stride(max_sge.min(SGE_MAX), max_inline.min(INLINE_MAX)) / LINE as u32;
+        fits.then(|| SqSpec { entries: max_wr.max(1).next_power_of_two(), max_sge, max_inline, lines })
     }
     /// Slots, a power of two.
     pub fn entries(&self) -> u32 {
         self.entries
     }
     /// Most SGEs of one request.
+    #[inline]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
@@ -51,10 +55,11 @@ impl SqSpec {
         QUEUE_HEADER_BYTES + self.entries as usize * self.stride()
     }
     fn stride(&self) -> usize {
-        sq_stride(self.max_sge, self.max_inline) as usize
+        self.lines as usize * LINE
     }
+    #[inline]
     fn slot(&self, index: u32) -> usize {
-        QUEUE_HEADER_BYTES + (index & (self.entries - 1)) as usize * self.stride()
+        QUEUE_HEADER_BYTES + (index & (self.entries - 1)) as usize * self.lines as usize * LINE
     }
 }
 
@@ -73,14 +78,17 @@ impl SqProducer {
         (area.len() >= spec.bytes()).then_some(SqProducer { area, spec, written: 0, freed: 0 })
     }
     /// Free slots.
+    #[inline]
     pub fn room(&self) -> u32 {
         self.spec.entries - self.written.wrapping_sub(self.freed)
     }
     /// Entries ever written: the index that the next one gets.
+    #[inline]
     pub fn written(&self) -> u32 {
         self.written
     }
     /// Geometry.
+    #[inline]
     pub fn spec(&self) -> &SqSpec {
         &self.spec
     }
@@ -99,6 +107,25 @@ impl SqProducer {
         self.area.store(slot, &head, BODY);
         for (i, sge) in sges.iter().enumerate() {
             self.area.store(slot + BODY + i * size_of::<Sge>(), sge, size_of::<Sge>());
+        }
+        self.written = self.written.wrapping_add(1);
+        Ok(())
+    }
+    /// As [`SqProducer::write`], for requests that need no more than [`ShortWqe`] holds: half the line, half the work.
+    #[inline]
+    pub fn write_short(&mut self, head: &ShortWqe, sges: &[Sge]) -> Result<(), WriteError> {
+        if self.room() == 0 {
+            return Err(WriteError::Full);
+        }
+        if sges.len() > self.spec.max_sge as usize {
+            return Err(WriteError::TooManySges);
+        }
+        let slot = self.spec.slot(self.written);
+        self.area.store_words(slot, head.words(sges.len() as u32));
+        let mut at = slot + BODY;
+        for sge in sges {
+            self.area.store_words(at, sge.words());
+            at += size_of::<Sge>();
         }
         self.written = self.written.wrapping_add(1);
         Ok(())
@@ -135,40 +162,58 @@ impl SqProducer {
         // SAFETY: a slice is readable.
         unsafe { self.write_inline(wqe, core::iter::once((data.as_ptr(), data.len()))) }
     }
-    /// Writes SGE number `at` of a request that is built piece by piece in the next slot: check [`SqProducer::room`] first,
-    /// end with [`SqProducer::commit`].
+    /// Writes the head of a request whose SGEs or inline bytes follow by [`SqProducer::stage_sge`] or
+    /// [`SqProducer::stage_inline`]. The returned slot is where they go.
     #[inline]
-    pub fn stage_sge(&mut self, at: u32, sge: &Sge) -> Result<(), WriteError> {
+    pub fn begin(&mut self, head: &ShortWqe) -> Option<Staged> {
+        if self.room() == 0 {
+            return None;
+        }
+        let slot = self.spec.slot(self.written);
+        self.area.store_words(slot, head.words(0));
+        self.written = self.written.wrapping_add(1);
+        Some(Staged { lines: (slot / LINE) as u32, num_sge: 0, length: 0, rkey: head.rkey, word1: head.word1(0) })
+    }
+    /// As [`SqProducer::begin`], for a request that needs the whole head.
+    pub fn begin_whole(&mut self, wqe: &SendWqe) -> Option<Staged> {
+        let staged = self.begin(&ShortWqe::of(wqe))?;
+        self.area.store(staged.slot(), &SendWqe { num_sge: 0, length: 0, ..*wqe }, BODY);
+        Some(staged)
+    }
+    /// Appends an SGE to a request begun on this queue and not yet posted.
+    #[inline]
+    pub fn stage_sge(&self, to: &mut Staged, sge: &Sge) -> Result<(), WriteError> {
+        let at = to.num_sge;
         if at >= self.spec.max_sge {
             return Err(WriteError::TooManySges);
         }
-        let offset = self.spec.slot(self.written) + BODY + at as usize * size_of::<Sge>();
-        self.area.store(offset, sge, size_of::<Sge>());
+        to.num_sge = at + 1;
+        let count = byte_field(u64::from(at) + 1, offset_of!(SendWqe, num_sge) - WORD1, 1);
+        self.area.store_words(to.slot() + WORD1, [to.word1 | count]);
+        self.area.store_words(to.slot() + BODY + at as usize * size_of::<Sge>(), sge.words());
         Ok(())
     }
-    /// Copies `len` inline bytes behind the first `at` of a request that is built piece by piece.
+    /// Appends inline bytes to a request begun on this queue and not yet posted.
     ///
     /// # Safety
     /// `src` is readable for `len` bytes.
     #[inline]
-    pub unsafe fn stage_inline(&mut self, at: usize, src: *const u8, len: usize) -> Result<(), WriteError> {
-        if at > self.spec.max_inline as usize || len > self.spec.max_inline as usize - at {
+    pub unsafe fn stage_inline(&self, to: &mut Staged, src: *const u8, len: usize) -> Result<(), WriteError> {
+        if len > self.spec.max_inline.saturating_sub(to.length) as usize {
             return Err(WriteError::InlineTooLong);
         }
-        // SAFETY: `src` by the caller's promise; the slot is free, so only this producer touches it.
-        unsafe { self.area.write_bytes(self.spec.slot(self.written) + BODY + at, src, len) };
+        let slot = to.slot();
+        // SAFETY: `src` by the caller's promise; the slot is not posted yet, so only this producer touches it.
+        unsafe { self.area.write_bytes(slot + BODY + to.length as usize, src, len) };
+        to.length += len as u32;
+        to.word1 |= STAGED_INLINE;
+        self.area.store_words(slot + WORD1, [to.word1]);
+        self.area.store_words(slot + WORD3, [two(to.rkey, to.length)]);
         Ok(())
     }
-    /// Writes the head of the request that was built in the next slot, for which there is room. Its `num_sge`, `length`
-    /// and INLINE flag say what was staged; the daemon checks them.
-    #[inline]
-    pub fn commit(&mut self, head: &SendWqe) -> Result<(), WriteError> {
-        if self.room() == 0 {
-            return Err(WriteError::Full);
-        }
-        self.area.store(self.spec.slot(self.written), head, BODY);
-        self.written = self.written.wrapping_add(1);
-        Ok(())
+    /// Fills in where a datagram begun by [`SqProducer::begin_whole`] goes.
+    pub fn stage_datagram(&self, to: &Staged, ah: u32, remote_qpn: u32, remote_qkey: u32) {
+        self.area.store_words(to.slot() + TAIL, [two(remote_qpn, remote_qkey), two(ah, 0)]);
     }
     /// Forgets requests from index `to` on, which were written and not posted.
     pub fn rewind(&mut self, to: u32) {
@@ -196,6 +241,121 @@ impl SqProducer {
 }
 
 const INLINE: u16 = send_flags::INLINE as u16;
+/// Where the fields of datagrams begin.
+const TAIL: usize = offset_of!(SendWqe, remote_qpn);
+
+/// The first half of a [`SendWqe`], all that sends, writes and reads need. What the slot's second half held before stays there;
+/// the daemon does not look at it for their opcodes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ShortWqe {
+    /// As in [`SendWqe`].
+    pub wr_id: u64,
+    /// As in [`SendWqe`].
+    pub opcode: u8,
+    /// As in [`SendWqe`].
+    pub flags: u16,
+    /// As in [`SendWqe`].
+    pub imm: u32,
+    /// As in [`SendWqe`].
+    pub remote_addr: u64,
+    /// As in [`SendWqe`].
+    pub rkey: u32,
+}
+
+impl ShortWqe {
+    /// The first half of `wqe`.
+    pub fn of(wqe: &SendWqe) -> ShortWqe {
+        let &SendWqe { wr_id, opcode, flags, imm, remote_addr, rkey, .. } = wqe;
+        ShortWqe { wr_id, opcode, flags, imm, remote_addr, rkey }
+    }
+    /// The word of opcode, count, flags and immediate.
+    #[inline]
+    fn word1(&self, num_sge: u32) -> u64 {
+        let of = |value: u64, at: usize, bytes: usize| byte_field(value, at - WORD1, bytes);
+        of(self.opcode.into(), offset_of!(SendWqe, opcode), 1)
+            | of(num_sge.into(), offset_of!(SendWqe, num_sge), 1)
+            | of(self.flags.into(), offset_of!(SendWqe, flags), 2)
+            | of(self.imm.into(), offset_of!(SendWqe, imm), 4)
+    }
+    #[inline]
+    fn words(&self, num_sge: u32) -> [u64; 4] {
+        [self.wr_id, self.word1(num_sge), self.remote_addr, two(self.rkey, 0)]
+    }
+}
+
+/// Offset of the word of opcode, count, flags and immediate, and of that of key and length.
+const WORD1: usize = offset_of!(SendWqe, opcode);
+const WORD3: usize = offset_of!(SendWqe, rkey);
+
+// What the words above and below hold follows the layout.
+const _: () = assert!(
+    offset_of!(SendWqe, wr_id) == 0
+        && WORD1 == 8
+        && offset_of!(SendWqe, imm) == WORD1 + 4
+        && offset_of!(SendWqe, remote_addr) == 16
+        && WORD3 == 24
+        && offset_of!(SendWqe, length) == WORD3 + 4
+        && offset_of!(Sge, length) == 8
+        && offset_of!(Sge, lkey) == 12
+        && offset_of!(SendWqe, remote_qkey) == TAIL + 4
+        && offset_of!(SendWqe, ah) == TAIL + 8
+);
+
+/// `bytes` bytes at byte `at` of a word in memory.
+#[inline]
+const fn byte_field(value: u64, at: usize, bytes: usize) -> u64 {
+    value << (8 * if cfg!(target_endian = "little") { at } else { size_of::<u64>() - at - bytes })
+}
+
+/// Two 32-bit values side by side in memory.
+#[inline]
+const fn two(first: u32, second: u32) -> u64 {
+    byte_field(first as u64, 0, 4) | byte_field(second as u64, 4, 4)
+}
+
+impl Sge {
+    #[inline]
+    pub(crate) fn words(&self) -> [u64; 2] {
+        [self.addr, two(self.length, self.lkey)]
+    }
+}
+
+/// A request that is being built piece by piece in its slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Staged {
+    /// Whole lines from the queue's start.
+    lines: u32,
+    num_sge: u32,
+    length: u32,
+    rkey: u32,
+    /// The head's second word, with no SGE.
+    word1: u64,
+}
+
+impl Staged {
+    #[inline]
+    fn slot(&self) -> usize {
+        self.lines as usize * LINE
+    }
+    /// Operation.
+    #[inline]
+    pub fn opcode(&self) -> u8 {
+        self.word1.to_ne_bytes()[offset_of!(SendWqe, opcode) - WORD1]
+    }
+    /// SGEs so far.
+    #[inline]
+    pub fn num_sge(&self) -> u32 {
+        self.num_sge
+    }
+    /// Whether inline data was given, be it empty.
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        self.word1 & STAGED_INLINE != 0
+    }
+}
+
+/// The flag in a head's second word.
+const STAGED_INLINE: u64 = byte_field(INLINE as u64, offset_of!(SendWqe, flags) - WORD1, 2);
 
 /// The daemon's end.
 #[derive(Debug)]
@@ -215,6 +375,7 @@ impl SqConsumer {
         Some(SqConsumer { area, spec, taken: 0 })
     }
     /// Geometry.
+    #[inline]
     pub fn spec(&self) -> &SqSpec {
         &self.spec
     }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 const WORKERS: usize = offset_of!(StatusPage, workers);
 const BYTES: usize = size_of::<StatusPage>();
 
+#[inline]
 fn sleeping_at(worker: usize) -> usize {
     WORKERS + worker * size_of::<WorkerStatus>()
 }
