@@ -165,7 +165,7 @@ fn open(setup: &Setup, dev: &str, addr: IpAddr) -> UdpPort {
     let icrc = if setup.method == Method::NoIcrc { ",no_icrc" } else { "" };
     let text = format!("udp:dev={dev},addr={addr}{icrc}");
     let spec = PortSpec::parse(&text).unwrap();
-    let PortKind::Udp(udp) = &spec.kind;
+    let PortKind::Udp(udp) = &spec.kind else { panic!("a udp port") };
     UdpPort::open(udp, &text, 0, 1).unwrap()
 }
 

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`spec`] | `udp:dev=eth0`, `impair:loss=1%/udp`: parsing, one table of options per kind |
 //! | [`udp`] | UDP sockets on 4791, trains by UDP_SEGMENT and UDP_GRO: no privileges |
+//! | [`packet`] | whole frames by AF_PACKET: exact headers, needs CAP_NET_RAW |
 //! | [`mem`] | frames between engines of one process, in virtual or real time |
 //! | [`ether`] | Ethernet, IP and UDP headers made and checked, the ICRC sealed: for ports that own their frames |
 //! | [`impair`] | loss, duplication, reordering, delay, damage, ECN marks around any port |
@@ -20,6 +21,8 @@ pub mod ether;
 pub mod iface;
 pub mod impair;
 pub mod mem;
+pub mod packet;
+mod sending;
 pub mod spec;
 mod sys;
 #[cfg(test)]
@@ -31,6 +34,8 @@ pub use spec::{PortKind, PortSpec};
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{RxFrame, TxBatch};
+
+use iface::Interface;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
@@ -107,6 +112,59 @@ pub trait Port: Send {
 /// The UDP destination port of RoCEv2 (IANA; IBA annex A17).
 pub const ROCE_UDP_PORT: u16 = burst_wire::ROCE_PORT;
 
+/// Which of how many workers a port serves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    /// From 0.
+    pub worker: usize,
+    /// At least 1.
+    pub workers: usize,
+}
+
+/// The interface that the specification means.
+pub(crate) fn choose(dev: Option<&str>, addr: Option<IpAddr>) -> Result<Interface, PortError> {
+    match (dev, addr) {
+        (Some(dev), _) => iface::find(dev),
+        (None, Some(ip)) => {
+            let all = iface::list()?;
+            let has = |i: &&Interface| i.addrs.iter().any(|a| a.ip == ip);
+            let lo = |i: &&Interface| i.loopback && ip.is_loopback();
+            all.iter().find(has).or_else(|| all.iter().find(lo)).cloned().ok_or_else(|| {
+                let have: Vec<String> = all.iter().flat_map(|i| &i.addrs).map(|a| a.ip.to_string()).collect();
+                PortError::Spec(format!("no interface has the address {ip}; this host has: {}", have.join(", ")))
+            })
+        }
+        (None, None) => iface::choose(),
+    }
+}
+
+/// The addresses that are served: all of the interface's, or the one asked for.
+pub(crate) fn wanted(only: Option<IpAddr>, interface: &Interface, most: usize) -> Vec<PortAddr> {
+    match only {
+        // All of 127.0.0.0/8 is local, listed or not; any other address must be bindable, which `add` finds out.
+        Some(ip) => vec![PortAddr { ip, ifindex: interface.index, ifname: interface.name.clone() }],
+        None => interface.addrs.iter().take(most).cloned().collect(),
+    }
+}
+
+/// Capabilities of a port on `interface`.
+pub(crate) fn caps_of(name: &str, interface: &Interface, addrs: Vec<PortAddr>) -> PortCaps {
+    PortCaps {
+        name: name.to_owned(),
+        addrs,
+        link_mtu: interface.mtu,
+        up: interface.up,
+        speed_mbps: interface.speed_mbps,
+        ifname: interface.name.clone(),
+        mac: interface.mac,
+    }
+}
+
+/// What `refresh` compares.
+pub(crate) fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6]) {
+    (caps.addrs.iter().map(|a| a.ip).collect(), caps.link_mtu, caps.up, caps.speed_mbps, caps.mac)
+}
+
 /// Opens the port that `spec` describes, for worker `worker` of `workers` (each worker has a port object of its own).
 ///
 /// With several workers, received packets go to worker `destination QPN modulo workers` where the kernel can tell; a
@@ -117,8 +175,11 @@ pub const ROCE_UDP_PORT: u16 = burst_wire::ROCE_PORT;
 /// One sentence that names what is missing and what to do: see [`PortError`].
 pub fn open(spec: &PortSpec, worker: usize, workers: usize) -> Result<Box<dyn Port>, PortError> {
     assert!(worker < workers, "worker index out of range");
-    let PortKind::Udp(udp) = &spec.kind;
-    let mut port: Box<dyn Port> = Box::new(udp::UdpPort::open(udp, &spec.to_string(), worker, workers)?);
+    let name = spec.to_string();
+    let mut port: Box<dyn Port> = match &spec.kind {
+        PortKind::Udp(udp) => Box::new(udp::UdpPort::open(udp, &name, worker, workers)?),
+        PortKind::Packet(packet) => Box::new(packet::PacketPort::open(packet, &name, worker, workers)?),
+    };
     for impair in spec.impair.iter().rev() {
         // Workers must not make the same "random" choices.
         let seed = impair.seed.wrapping_add(worker as u64);

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! SPEC    = { "impair:" OPTIONS "/" } KIND [ ":" OPTIONS ]
-//! KIND    = "udp"
+//! KIND    = "udp" | "packet"
 //! OPTIONS = key=value { "," key=value }
 //! ```
-//! Examples: `udp`, `udp:dev=eth0`, `udp:dev=lo,addr=127.0.0.2`, `impair:loss=1%,seed=7/udp:dev=eth0`.
+//! Examples: `udp`, `udp:dev=eth0`, `udp:dev=lo,addr=127.0.0.2`, `packet:dev=eth0`, `impair:loss=1%,seed=7/udp:dev=eth0`.
 //!
-//! The options of each kind are rows of one table ([`UDP_OPTIONS`], [`IMPAIR_OPTIONS`]): key, value, help, and how to
+//! The options of each kind are rows of one table ([`UDP_OPTIONS`], [`PACKET_OPTIONS`], [`IMPAIR_OPTIONS`]): key, value, help, and how to
 //! set it. Parsing, error texts and documentation use nothing else. A rate is written as `1%`, `5‰`, `300ppm` or a
 //! fraction `0.01`; a time as `100us`, `1ms`, `50ns`; a size as `4M`, `512K` or bytes.
 
@@ -35,6 +35,31 @@ pub struct PortSpec {
 pub enum PortKind {
     /// UDP sockets on an interface's addresses.
     Udp(UdpSpec),
+    /// Whole frames on an interface.
+    Packet(PacketSpec),
+}
+
+/// Options of `packet`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PacketSpec {
+    /// Interface; `None` chooses as [`UdpSpec::dev`] does.
+    pub dev: Option<String>,
+    /// Only this address instead of all of the interface's.
+    pub addr: Option<IpAddr>,
+    /// Send trains.
+    pub gso: bool,
+    /// Accept trains that were merged on the way, whose IPv4 identifications only the ICRC tells.
+    pub gro: bool,
+    /// Receive buffer, bytes.
+    pub rcvbuf: u32,
+    /// Send buffer, bytes.
+    pub sndbuf: u32,
+}
+
+impl Default for PacketSpec {
+    fn default() -> Self {
+        PacketSpec { dev: None, addr: None, gso: true, gro: true, rcvbuf: 8 << 20, sndbuf: 4 << 20 }
+    }
 }
 
 /// Options of `udp`.
@@ -181,6 +206,36 @@ pub const UDP_OPTIONS: &[OptionRow<UdpSpec>] = &[
     },
 ];
 
+/// Options of `packet`.
+pub const PACKET_OPTIONS: &[OptionRow<PacketSpec>] = &[
+    OptionRow {
+        key: "dev",
+        value: "IFACE",
+        help: "Ethernet interface, VLAN interfaces included; default: the one of the default route",
+        set: |s, v| set(&mut s.dev, nonempty(v).map(|v| Some(v.to_owned()))),
+    },
+    OptionRow {
+        key: "addr",
+        value: "IP",
+        help: "only this address of the interface",
+        set: |s, v| set(&mut s.addr, v.parse().map(Some).map_err(|_| "is not an IP address".into())),
+    },
+    OptionRow {
+        key: "gso",
+        value: "on|off",
+        help: "send trains of packets as one frame that the kernel or the NIC cuts",
+        set: |s, v| set(&mut s.gso, switch(v)),
+    },
+    OptionRow {
+        key: "gro",
+        value: "on|off",
+        help: "accept trains merged on the way whose IPv4 identifications do not count up",
+        set: |s, v| set(&mut s.gro, switch(v)),
+    },
+    OptionRow { key: "rcvbuf", value: "SIZE", help: "socket receive buffer", set: |s, v| set(&mut s.rcvbuf, size(v)) },
+    OptionRow { key: "sndbuf", value: "SIZE", help: "socket send buffer", set: |s, v| set(&mut s.sndbuf, size(v)) },
+];
+
 /// Options of `impair`.
 pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
     OptionRow { key: "loss", value: "RATE", help: "frames lost", set: |s, v| set(&mut s.loss, rate(v)) },
@@ -235,7 +290,7 @@ pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
 ];
 
 /// Kinds of ports and wrappers, for error texts.
-const KINDS: &[&str] = &["udp", "impair"];
+const KINDS: &[&str] = &["udp", "packet", "impair"];
 
 impl PortSpec {
     /// Parses a specification.
@@ -286,7 +341,11 @@ fn parse(text: &str) -> Result<PortSpec, String> {
                 let udp = apply(UdpSpec::default(), UDP_OPTIONS, kind, options)?;
                 return Ok(PortSpec { impair, kind: PortKind::Udp(udp), text: text.trim().to_owned() });
             }
-            "udp" => return Err("'udp' must come last".into()),
+            "packet" if last => {
+                let packet = apply(PacketSpec::default(), PACKET_OPTIONS, kind, options)?;
+                return Ok(PortSpec { impair, kind: PortKind::Packet(packet), text: text.trim().to_owned() });
+            }
+            "udp" | "packet" => return Err(format!("'{}' must come last", kind.trim())),
             other => {
                 return Err(format!(
                     "unknown kind '{other}'; did you mean '{}'?",
@@ -390,8 +449,10 @@ mod tests {
     }
 
     fn udp(text: &str) -> UdpSpec {
-        let PortKind::Udp(udp) = PortSpec::parse(text).unwrap().kind;
-        udp
+        match PortSpec::parse(text).unwrap().kind {
+            PortKind::Udp(udp) => udp,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

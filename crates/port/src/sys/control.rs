@@ -6,6 +6,10 @@ pub const CONTROL_MAX: usize = 128;
 const HEADER: usize = 16;
 /// `CMSG_ALIGN`.
 const ALIGN: usize = 8;
+/// `struct tpacket_auxdata`: a status word, lengths, offsets, and at byte 16 the tag.
+const PACKET_AUXDATA: i32 = 8;
+const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
+const AUXDATA_TCI: usize = 16;
 /// `SO_RXQ_OVFL` as a control message type.
 const SO_RXQ_OVFL: i32 = 40;
 
@@ -63,7 +67,7 @@ impl Control {
             }
             let level = i32::from_ne_bytes(rest[8..12].try_into().expect("4 bytes"));
             let kind = i32::from_ne_bytes(rest[12..16].try_into().expect("4 bytes"));
-            got.take(level, kind, number(&rest[HEADER..size]));
+            got.take(level, kind, &rest[HEADER..size]);
             rest = &rest[size.next_multiple_of(ALIGN).min(rest.len())..];
         }
         got
@@ -92,11 +96,17 @@ pub struct Received {
     pub hops: u8,
     /// Packets that this socket has lost since it was opened.
     pub lost: Option<u32>,
+    /// Tag (priority and VLAN id) that the kernel took off a frame.
+    pub vlan: Option<u16>,
 }
 
 impl Received {
-    fn take(&mut self, level: i32, kind: i32, value: u32) {
+    fn take(&mut self, level: i32, kind: i32, bytes: &[u8]) {
+        let value = number(bytes);
         match (level, kind) {
+            (libc::SOL_PACKET, PACKET_AUXDATA) if value & TP_STATUS_VLAN_VALID != 0 => {
+                self.vlan = bytes.get(AUXDATA_TCI..).map(|tci| number(&tci[..tci.len().min(2)]) as u16);
+            }
             (libc::SOL_UDP, libc::UDP_GRO) => self.segment = u16::try_from(value).ok().filter(|&s| s > 0),
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => self.tos = value as u8,
             (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => self.hops = value as u8,
@@ -124,13 +134,27 @@ mod tests {
             let len = control.write(v6, Some(4124), Some(0x6a), Some(7));
             assert_eq!(len, 3 * 24);
             // Sending says UDP_SEGMENT where receiving says UDP_GRO.
-            assert_eq!(control.read(len), Received { segment: None, tos: 0x6a, hops: 7, lost: None });
+            assert_eq!(control.read(len), Received { segment: None, tos: 0x6a, hops: 7, ..Received::default() });
         }
         let mut control = Control::EMPTY;
         let at = control.put(0, libc::SOL_UDP, libc::UDP_GRO, &1040i32.to_ne_bytes());
         let at = control.put(at, libc::SOL_SOCKET, SO_RXQ_OVFL, &9u32.to_ne_bytes());
         let at = control.put(at, libc::IPPROTO_IP, libc::IP_TOS, &[3]);
-        assert_eq!(control.read(at), Received { segment: Some(1040), tos: 3, hops: 0, lost: Some(9) });
+        assert_eq!(control.read(at), Received { segment: Some(1040), tos: 3, hops: 0, lost: Some(9), vlan: None });
+    }
+
+    #[test]
+    fn tags_that_the_kernel_took_off_are_seen() {
+        let aux = |status: u32| {
+            let mut aux = [0u8; 20];
+            aux[..4].copy_from_slice(&status.to_ne_bytes());
+            aux[AUXDATA_TCI..AUXDATA_TCI + 2].copy_from_slice(&0x2005u16.to_ne_bytes());
+            let mut control = Control::EMPTY;
+            let at = control.put(0, libc::SOL_PACKET, PACKET_AUXDATA, &aux);
+            control.read(at).vlan
+        };
+        assert_eq!(aux(TP_STATUS_VLAN_VALID | 1), Some(0x2005));
+        assert_eq!(aux(1), None);
     }
 
     #[test]

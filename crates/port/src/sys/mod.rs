@@ -1,9 +1,12 @@
 //! The system calls of this crate, each behind a safe function. The only module with `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod bpf;
 pub mod control;
 pub mod ifaddrs;
 pub mod lend;
+pub mod netlink;
+pub mod packet;
 pub mod recv;
 pub mod send;
 pub mod socket;

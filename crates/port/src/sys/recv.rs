@@ -1,6 +1,6 @@
 //! Messages of one `recvmmsg`, in buffers made once; and the error queue.
 //!
-//! A buffer holds the longest train (64 KiB). Buffers are spaced so that their beginnings do not share cache sets: small
+//! A buffer holds the longest train (64 KiB, and headers). Buffers are spaced so that their beginnings do not share cache sets: small
 //! packets touch only the beginnings.
 
 use super::control::{CONTROL_MAX, Control, Received};
@@ -8,8 +8,8 @@ use super::socket::SockAddr;
 use std::io;
 use std::os::fd::RawFd;
 
-/// Longest datagram or train.
-pub const BUFFER: usize = 65_536;
+/// Longest datagram or train, and the headers that come with a frame.
+pub const BUFFER: usize = 65_536 + 64;
 /// Distance between buffers: a few cache lines more, so that their beginnings fall into different sets.
 const STRIDE: usize = BUFFER + 5 * 64;
 

@@ -103,28 +103,49 @@ impl SendRing {
             self.open = self.used;
         }
     }
+    /// Where the next scratch byte goes: for [`SendRing::patch`].
+    pub fn mark(&self) -> usize {
+        self.used
+    }
+    /// Scratch bytes appended before, to be written again.
+    pub fn patch(&mut self, at: usize, len: usize) -> &mut [u8] {
+        assert!(at + len <= self.used);
+        &mut self.scratch[at..at + len]
+    }
+    /// Ends the message under construction, which goes where the socket is bound to.
+    pub fn end_bound(&mut self) {
+        let at = self.push_message();
+        self.first_iov = self.iovs.len();
+        debug_assert!(self.msgs[at].msg_hdr.msg_name.is_null());
+    }
     /// Ends the message under construction: where it goes and what it asks for.
     pub fn end(&mut self, to: &SockAddr, segment: Option<u16>, tos: Option<u8>, hops: Option<u8>) {
-        self.close();
-        assert!(self.msgs.len() < self.msg_capacity && self.iovs.len() <= self.iov_capacity);
-        let at = self.msgs.len();
-        self.names.push(*to);
-        self.controls.push(Control::EMPTY);
+        let at = self.push_message();
+        self.names[at] = *to;
         let v6 = to.len() as usize == size_of::<libc::sockaddr_in6>();
         let control_len = self.controls[at].write(v6, segment, tos, hops);
-        // SAFETY: all zero is a valid mmsghdr.
-        let mut msg: libc::mmsghdr = unsafe { core::mem::zeroed() };
-        let header = &mut msg.msg_hdr;
+        let header = &mut self.msgs[at].msg_hdr;
         header.msg_name = (&raw mut self.names[at]).cast();
         header.msg_namelen = to.len();
-        header.msg_iov = &raw mut self.iovs[self.first_iov];
-        header.msg_iovlen = self.iovs.len() - self.first_iov;
         if control_len > 0 {
             header.msg_control = (&raw mut self.controls[at]).cast();
             header.msg_controllen = control_len;
         }
-        self.msgs.push(msg);
         self.first_iov = self.iovs.len();
+    }
+    /// A message of the iovecs since the last one; returns its number.
+    fn push_message(&mut self) -> usize {
+        self.close();
+        assert!(self.msgs.len() < self.msg_capacity && self.iovs.len() <= self.iov_capacity);
+        let at = self.msgs.len();
+        self.names.push(SockAddr::zero());
+        self.controls.push(Control::EMPTY);
+        // SAFETY: all zero is a valid mmsghdr.
+        let mut msg: libc::mmsghdr = unsafe { core::mem::zeroed() };
+        msg.msg_hdr.msg_iov = &raw mut self.iovs[self.first_iov];
+        msg.msg_hdr.msg_iovlen = self.iovs.len() - self.first_iov;
+        self.msgs.push(msg);
+        at
     }
     /// Sends messages from number `first` on; returns how many went. An error is the first of them's.
     pub fn send(&mut self, fd: RawFd, first: usize) -> io::Result<usize> {

@@ -1,13 +1,12 @@
 //! UDP sockets with the options that a RoCEv2 port wants.
 
+use super::bpf::{self, Attach, op};
 use std::io;
-use std::mem::{size_of, size_of_val};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 // Numbers of linux/udp.h and asm-generic/socket.h that the libc crate lacks.
 const UDP_NO_CHECK6_RX: i32 = 102;
-const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
 const SO_RXQ_OVFL: i32 = 40;
 const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_MULTICAST_ALL: i32 = 29;
@@ -90,20 +89,25 @@ fn set_common(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
     if options.reuse {
         set(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
     }
-    for (force, plain, bytes) in [
-        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.rcvbuf),
-        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.sndbuf),
-    ] {
+    set_buffers(fd, options.rcvbuf, options.sndbuf)?;
+    set(fd, libc::SOL_SOCKET, SO_RXQ_OVFL, 1)?;
+    if options.gro {
+        // Kernels before 5.0 have none: then every packet comes alone.
+        let _ = set(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+    }
+    Ok(())
+}
+
+/// Sets the buffers of a socket, in bytes of the kernel's accounting.
+pub fn set_buffers(fd: &OwnedFd, rcvbuf: u32, sndbuf: u32) -> io::Result<()> {
+    for (force, plain, bytes) in
+        [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, rcvbuf), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, sndbuf)]
+    {
         // The kernel doubles the value itself; without CAP_NET_ADMIN it stops at rmem_max or wmem_max.
         let bytes = i32::try_from(bytes / 2).unwrap_or(i32::MAX);
         if set(fd, libc::SOL_SOCKET, force, bytes).is_err() {
             set(fd, libc::SOL_SOCKET, plain, bytes)?;
         }
-    }
-    set(fd, libc::SOL_SOCKET, SO_RXQ_OVFL, 1)?;
-    if options.gro {
-        // Kernels before 5.0 have none: then every packet comes alone.
-        let _ = set(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
     Ok(())
 }
@@ -155,7 +159,8 @@ pub fn refuse_trains(fd: &OwnedFd) {
     set(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("an option for everybody");
 }
 
-fn set(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+/// Sets an option whose value is an int.
+pub fn set(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     set_bytes(fd, level, name, &value)
 }
 
@@ -167,27 +172,20 @@ fn set_bytes<T: Copy>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Res
 }
 
 /// Steers a datagram to socket `destination QPN % workers` of the reuse group, in the order in which they were bound.
-/// A classic BPF program that sees the UDP payload: the QPN is the low 24 bits of the BTH's second word.
+/// The program sees the UDP payload: the QPN is the low 24 bits of the BTH's second word.
 pub fn steer_by_qpn(fd: &OwnedFd, workers: u32) -> io::Result<()> {
-    let op = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let mut code = [
+    let code = [
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 4),
         op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
         op(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, workers),
         op(libc::BPF_RET | libc::BPF_A, 0),
     ];
-    let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
-    // SAFETY: the kernel copies the program, which lives during the call.
-    let rc = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const program).cast(),
-            size_of_val(&program) as libc::socklen_t,
-        )
-    };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    bpf::attach(fd, Attach::ReusePort, &code)
+}
+
+/// Lets the socket take nothing: it only holds its port.
+pub fn take_nothing(fd: &OwnedFd) -> io::Result<()> {
+    bpf::attach(fd, Attach::Filter, &[op(libc::BPF_RET | libc::BPF_K, 0)])
 }
 
 /// Waits until the socket takes more, at most `timeout_ms`.

@@ -17,9 +17,9 @@ mod socks;
 mod tx;
 
 use crate::error::PortError;
-use crate::iface::{self, Interface};
+use crate::iface;
 use crate::spec::UdpSpec;
-use crate::{Port, PortAddr, PortCaps, RxSink};
+use crate::{Port, PortAddr, PortCaps, RxSink, Share, caps_of, choose, essence, wanted};
 use burst_base::{Nanos, Reason};
 use burst_frame::TxBatch;
 use rustix::event::epoll;
@@ -38,7 +38,7 @@ const NO_WAIT: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 0, tv
 /// UDP sockets on an interface's addresses.
 pub struct UdpPort {
     spec: UdpSpec,
-    share: socks::Share,
+    share: Share,
     caps: PortCaps,
     /// Of addresses, and of groups.
     socks: Vec<socks::Sock>,
@@ -55,7 +55,7 @@ impl UdpPort {
     /// See [`PortError`].
     pub fn open(spec: &UdpSpec, name: &str, worker: usize, workers: usize) -> Result<UdpPort, PortError> {
         assert!(worker < workers, "worker index out of range");
-        let interface = choose(spec)?;
+        let interface = choose(spec.dev.as_deref(), spec.addr)?;
         // From here on the interface is fixed, whatever happens to the default route.
         let spec = UdpSpec { dev: Some(interface.name.clone()), ..spec.clone() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -63,14 +63,14 @@ impl UdpPort {
         let mut port = UdpPort {
             tx: tx::Tx::new(spec.gso, !spec.no_icrc, spec.udp_port),
             rx: rx::Rx::new(!spec.no_icrc, spec.strict_id),
-            share: socks::Share { worker, workers },
+            share: Share { worker, workers },
             caps: caps_of(name, &interface, Vec::new()),
             socks: Vec::with_capacity(ADDRS_MAX + GROUPS_MAX),
             ifindex: interface.index,
             epoll,
             spec,
         };
-        let addrs = wanted(&port.spec, &interface);
+        let addrs = wanted(port.spec.addr, &interface, ADDRS_MAX);
         for addr in &addrs {
             port.add(addr)?;
         }
@@ -141,49 +141,6 @@ impl UdpPort {
     }
 }
 
-/// The interface that the specification means.
-fn choose(spec: &UdpSpec) -> Result<Interface, PortError> {
-    match (&spec.dev, spec.addr) {
-        (Some(dev), _) => iface::find(dev),
-        (None, Some(ip)) => {
-            let all = iface::list()?;
-            let has = |i: &&Interface| i.addrs.iter().any(|a| a.ip == ip);
-            let lo = |i: &&Interface| i.loopback && ip.is_loopback();
-            all.iter().find(has).or_else(|| all.iter().find(lo)).cloned().ok_or_else(|| {
-                let have: Vec<String> = all.iter().flat_map(|i| &i.addrs).map(|a| a.ip.to_string()).collect();
-                PortError::Spec(format!("no interface has the address {ip}; this host has: {}", have.join(", ")))
-            })
-        }
-        (None, None) => iface::choose(),
-    }
-}
-
-/// The addresses that get sockets: all of the interface's, or the one asked for.
-fn wanted(spec: &UdpSpec, interface: &Interface) -> Vec<PortAddr> {
-    match spec.addr {
-        // All of 127.0.0.0/8 is local, listed or not; any other address must be bindable, which `add` finds out.
-        Some(ip) => vec![PortAddr { ip, ifindex: interface.index, ifname: interface.name.clone() }],
-        None => interface.addrs.iter().take(ADDRS_MAX).cloned().collect(),
-    }
-}
-
-fn caps_of(name: &str, interface: &Interface, addrs: Vec<PortAddr>) -> PortCaps {
-    PortCaps {
-        name: name.to_owned(),
-        addrs,
-        link_mtu: interface.mtu,
-        up: interface.up,
-        speed_mbps: interface.speed_mbps,
-        ifname: interface.name.clone(),
-        mac: interface.mac,
-    }
-}
-
-/// What `refresh` compares.
-fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6]) {
-    (caps.addrs.iter().map(|a| a.ip).collect(), caps.link_mtu, caps.up, caps.speed_mbps, caps.mac)
-}
-
 impl Port for UdpPort {
     fn caps(&self) -> &PortCaps {
         &self.caps
@@ -244,7 +201,7 @@ impl Port for UdpPort {
         match all.iter().find(|i| Some(&i.name) == self.spec.dev.as_ref()) {
             Some(interface) => {
                 self.follow_index(interface.index);
-                let addrs = self.follow(&wanted(&self.spec, interface));
+                let addrs = self.follow(&wanted(self.spec.addr, interface, ADDRS_MAX));
                 self.caps = caps_of(&self.caps.name, interface, addrs);
             }
             // The interface itself is gone; it may come back under its name.

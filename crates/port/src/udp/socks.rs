@@ -1,11 +1,11 @@
 //! The sockets of a port: one per address, and one per multicast group that was joined, so that the socket tells to
 //! which address a packet was sent.
 
-use crate::PortAddr;
 use crate::error::PortError;
 use crate::iface::is_link_local;
 use crate::spec::UdpSpec;
 use crate::sys::socket::{self, SocketOptions};
+use crate::{PortAddr, Share};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::OwnedFd;
@@ -20,15 +20,6 @@ pub struct Sock {
     pub fd: OwnedFd,
     /// The kernel's count of packets lost for want of buffer, as last reported.
     pub lost_seen: u32,
-}
-
-/// Which of how many workers a port serves.
-#[derive(Clone, Copy, Debug)]
-pub struct Share {
-    /// From 0.
-    pub worker: usize,
-    /// At least 1.
-    pub workers: usize,
 }
 
 /// Opens the socket of `addr`.

@@ -7,13 +7,14 @@
 //! application changes its buffer between that and the kernel's copy, the receiver drops the packet and it is sent
 //! again, as verbs allow.
 //!
-//! What the kernel answers, and what is done: see [`Answer`].
+//! What the kernel answers, and what is done: see [`crate::sending`].
 
 use super::socks::Sock;
-use crate::ether::seal::{ICRC, Seal, TRAIN_MAX};
+use crate::ether::seal::{Seal, TRAIN_MAX};
+use crate::sending::{Progress, Train, append, transmit};
 use crate::sys::recv::take_error;
 use crate::sys::send::SendRing;
-use crate::sys::socket::{DEFAULT_HOPS, SockAddr, wait_writable};
+use crate::sys::socket::{DEFAULT_HOPS, SockAddr};
 use burst_base::Reason;
 use burst_frame::{Flow, TxBatch, TxFrame};
 use std::os::fd::{AsRawFd, RawFd};
@@ -29,47 +30,10 @@ const SCRATCH: usize = 128 << 10;
 /// Bytes of one `sendmmsg` after which no message is added: they should still be in the L2 cache, where computing the
 /// ICRC brought them, when the kernel copies them.
 const HOT_BYTES: usize = 60 << 10;
-/// Payload up to here is copied rather than lent: at 512 bytes copying carried 1.2 to 2 times as many packets in four
-/// alternating runs of `pktbench`, at 1024 neither was ahead.
-const COPY_MAX: usize = 768;
-/// Waits for room in the socket before a message is given up.
-const WAITS_MAX: u32 = 4;
-/// Length of one such wait.
-const WAIT_MS: i32 = 1;
 /// Errors taken off the error queue at once.
 const ERRORS_MAX: usize = 64;
 
 const _: () = assert!(SCRATCH > 2 * MESSAGE_MAX - 1 && TRAIN_MAX <= 64);
-
-/// What to do about an error of `sendmmsg`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    /// The socket's buffer or a queue below is full: wait, then try again.
-    Wait,
-    /// A signal came: try again.
-    Again,
-    /// Too long for the path, or trains are refused on it: send the packets one by one.
-    Singly,
-    /// An error of an earlier packet, or no route: empty the error queue, try once more, then drop.
-    Failed,
-}
-
-fn answer(errno: i32) -> Answer {
-    match errno {
-        libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM => Answer::Wait,
-        libc::EINTR => Answer::Again,
-        libc::EINVAL | libc::EIO | libc::EMSGSIZE => Answer::Singly,
-        _ => Answer::Failed,
-    }
-}
-
-/// Frames `first .. first + frames` of the batch, of which `packets` are in the message.
-#[derive(Clone, Copy, Debug)]
-struct Train {
-    first: usize,
-    frames: usize,
-    packets: usize,
-}
 
 /// The sending half of the port.
 pub struct Tx {
@@ -83,13 +47,6 @@ pub struct Tx {
     bytes: usize,
     /// Of the flow last sent.
     seal: Option<Seal>,
-}
-
-/// How far the messages of the ring came.
-enum Progress {
-    Done,
-    /// The train was refused.
-    Refused(Train, i32),
 }
 
 impl Tx {
@@ -122,10 +79,11 @@ impl Tx {
             let next = self.build(batch, at..end, train_max, dropped);
             assert!(next > at, "an empty ring holds any frame");
             let mut too_long = false;
-            let progress = self.transmit(sock.fd.as_raw_fd(), &mut |reason| {
-                too_long |= reason == Reason::SendTooLong;
-                dropped(reason);
-            });
+            let progress =
+                transmit(&mut self.ring, &self.trains, sock.fd.as_raw_fd(), empty_error_queue, &mut |reason| {
+                    too_long |= reason == Reason::SendTooLong;
+                    dropped(reason);
+                });
             match progress {
                 Progress::Done => at = next,
                 Progress::Refused(train, errno) => {
@@ -197,7 +155,7 @@ impl Tx {
                 break;
             }
             taken += 1;
-            if !self.append(batch, frame, &mut seal, packets as u16) {
+            if !append(&mut self.ring, batch, frame, self.icrc.then_some(&mut seal), packets as u16) {
                 dropped(Reason::SendFailed);
                 continue;
             }
@@ -217,88 +175,6 @@ impl Tx {
             self.trains.push(Train { first, frames: taken, packets });
         }
         taken
-    }
-
-    /// Appends one packet to the message under construction. False, leaving nothing, if its memory is gone.
-    #[inline]
-    fn append(&mut self, batch: &TxBatch, frame: &TxFrame, seal: &mut Seal, id: u16) -> bool {
-        let spans = batch.spans_of(frame);
-        if usize::from(frame.payload_len) <= COPY_MAX || spans.iter().any(|s| !s.is_local()) {
-            return self.append_copy(batch, frame, seal, id);
-        }
-        let len = frame.udp_payload_len();
-        let head = frame.head();
-        self.ring.scratch(head.len()).copy_from_slice(head);
-        let mut icrc = self.icrc.then(|| seal.begin(id, len, head));
-        for span in spans {
-            icrc = icrc.map(|icrc| icrc.update_span(span).unwrap_or(icrc));
-            self.ring.lend(span);
-        }
-        let pad = usize::from(frame.pad);
-        let tail = self.ring.scratch(pad + ICRC);
-        tail[..pad].fill(0);
-        let icrc = icrc.map_or([0; ICRC], |icrc| icrc.update(&tail[..pad]).finish());
-        tail[pad..].copy_from_slice(&icrc);
-        true
-    }
-
-    /// [`Tx::append`] by copying all of the packet.
-    fn append_copy(&mut self, batch: &TxBatch, frame: &TxFrame, seal: &mut Seal, id: u16) -> bool {
-        let len = frame.udp_payload_len();
-        let head = frame.head();
-        let packet = self.ring.scratch(len);
-        packet[..head.len()].copy_from_slice(head);
-        let mut at = head.len();
-        for span in batch.spans_of(frame) {
-            if span.read_to(&mut packet[at..at + span.len()]).is_err() {
-                self.ring.unscratch(len);
-                return false;
-            }
-            at += span.len();
-        }
-        packet[at..].fill(0);
-        if self.icrc {
-            let (body, trailer) = packet.split_at_mut(len - ICRC);
-            trailer.copy_from_slice(&seal.begin(id, len, body).finish());
-        }
-        true
-    }
-
-    /// Sends the messages of the ring in order, dropping what cannot be sent, until a train is refused.
-    fn transmit(&mut self, fd: RawFd, dropped: &mut dyn FnMut(Reason)) -> Progress {
-        let (mut at, mut waits, mut failures) = (0, 0, 0);
-        while at < self.ring.messages() {
-            let errno = match self.ring.send(fd, at) {
-                Ok(sent) => {
-                    (at, waits, failures) = (at + sent, 0, 0);
-                    continue;
-                }
-                Err(error) => error.raw_os_error().unwrap_or(0),
-            };
-            let train = self.trains[at];
-            let reason = match answer(errno) {
-                Answer::Again => continue,
-                Answer::Wait if waits < WAITS_MAX => {
-                    waits += 1;
-                    wait_writable(fd, WAIT_MS);
-                    continue;
-                }
-                Answer::Wait => Reason::SendQueueFull,
-                Answer::Singly if train.packets > 1 => return Progress::Refused(train, errno),
-                Answer::Singly if errno == libc::EMSGSIZE => Reason::SendTooLong,
-                Answer::Singly => Reason::SendFailed,
-                Answer::Failed => {
-                    failures += 1;
-                    if empty_error_queue(fd, dropped) && failures == 1 {
-                        continue;
-                    }
-                    Reason::SendFailed
-                }
-            };
-            (0..train.packets).for_each(|_| dropped(reason));
-            (at, waits, failures) = (at + 1, 0, 0);
-        }
-        Progress::Done
     }
 }
 

@@ -19,7 +19,7 @@ pub fn open(text: &str) -> UdpPort {
 /// Opens one worker's part of a `udp` port.
 pub fn open_worker(text: &str, worker: usize, workers: usize) -> UdpPort {
     let spec = PortSpec::parse(text).unwrap();
-    let PortKind::Udp(udp) = &spec.kind;
+    let PortKind::Udp(udp) = &spec.kind else { panic!("a udp port") };
     UdpPort::open(udp, text, worker, workers).unwrap()
 }
 
