@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from rig import ImageError, Rig  # noqa: E402
+from rig.ends import Ends  # noqa: E402
 from rig.image import KERNELS  # noqa: E402
 
 PORTS = os.environ.get("BURST_INTEROP_PORTS", "udp").split(",")
@@ -52,3 +53,17 @@ def narrow(namespaces, request):
     with boot(kernel, mtu, port) as made:
         yield made
         healthy(made)
+
+
+@pytest.fixture
+def make_ends():
+    """Makes pairs of programs that use verbs: make_ends(rig, "burst" or "rxe" asks, family)."""
+    made = []
+
+    def make(*words):
+        made.append(Ends(*words))
+        return made[-1]
+
+    yield make
+    for ends in made:
+        ends.end()

@@ -1,5 +1,6 @@
 """Runs one verbs program on burstd's side and its counterpart in the guest, either of them as the client."""
 
+import functools
 import ipaddress
 
 from lab import LabError, run_pair
@@ -13,12 +14,14 @@ def address_of(end, family):
     return end.address if family == "ipv4" else end.address6
 
 
+@functools.cache
 def burst_gid(rig, family):
     """The index of burst0's GID for an address family."""
     [device] = rig.host.devices()
     return next(gid["index"] for gid in device["gids"] if gid["address"] == address_of(rig.host, family))
 
 
+@functools.cache
 def guest_gid(guest, family):
     """The index of rxe0's GID for an address family."""
     want = ipaddress.ip_address(address_of(guest, family))

@@ -95,8 +95,8 @@ class Rig:
         hook = "egress" if to_guest else "ingress"
         self.keep()
         self._command("nft", "-f", "-", text=(
-            f'table netdev burst {{ chain loss {{ type filter hook {hook} device "tap2" priority 0; '
-            f"{ROCE} {loss.match} numgen inc mod 16777216 < {count} counter drop; }} }}"
+            f'table netdev burst {{\nchain loss {{ type filter hook {hook} device "tap2" priority 0; '
+            f"{ROCE} {loss.match} numgen inc mod 16777216 < {count} counter drop;\n}}\n}}\n"
         ))
 
     def lost(self):

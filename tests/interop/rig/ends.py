@@ -1,0 +1,45 @@
+"""Two processes that use verbs, one on each side of the wire, by the part they play."""
+
+from .pairs import burst_gid, guest_gid
+from .peer import Peer, connect
+
+AREA = 64 << 10
+
+
+class Ends:
+    """`a` asks and `b` answers; `requester` says which of them is Burst's. Both have a region `m` of AREA bytes."""
+
+    def __init__(self, rig, requester, family="ipv4"):
+        self.rig, self.requester = rig, requester
+        makers = {
+            "burst": lambda: Peer(rig.host, "burst0", burst_gid(rig, family)),
+            "rxe": lambda: Peer(rig.guest, "rxe0", guest_gid(rig.guest, family)),
+        }
+        self.a = makers[requester]()
+        self.b = makers["rxe" if requester == "burst" else "burst"]()
+        self.made = 0
+        self.local = self.a.region("m", AREA, rights="lrwab")
+        self.remote = self.b.region("m", AREA, rights="lrwab")
+
+    def connect(self, kind="rc", **options):
+        """A new pair of queue pairs; its name."""
+        self.made += 1
+        name = f"q{self.made}"
+        connect(self.a, self.b, name, kind, **options)
+        return name
+
+    def at(self, offset=0):
+        """Words that address the responder's region."""
+        return {"remote": self.remote["addr"] + offset, "rkey": self.remote["rkey"]}
+
+    def same(self, count, here=0, there=0):
+        """Whether ranges of the two regions hold the same bytes."""
+        return self.a.sum("m", here, count) == self.b.sum("m", there, count)
+
+    def towards_guest(self, from_requester):
+        """Whether what one of the two sends goes to the guest."""
+        return (self.requester == "burst") == from_requester
+
+    def end(self):
+        self.a.end()
+        self.b.end()
