@@ -28,6 +28,9 @@ interop: build ## Burst against the kernel's soft-RoCE in an emulated machine, e
 	@scripts/install-deps --interop
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/interop
 
+test-matrix: deps build ## All of perftest's options, UCX, libfabric, qperf and MPI, of which `make test` runs a part
+	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py
+
 conformance: build ## rdma-core's own test suite (fetched from PyPI), compared with tests/conformance/expected.txt
 	@scripts/install-deps --conformance
 	@$(PYTHON) tests/conformance/run

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,13 +214,13 @@ class Host:
         return json.loads(text)["devices"]
 
     def stats(self):
-        """Counters by name, summed over devices."""
+        """Counters by name, summed over devices; those that nothing has counted yet are 0."""
         code, text = self.burst("stats", "--json")
         if code:
             raise LabError(text)
-        sums = {}
+        sums = Counter()
         for row in json.loads(text)["counters"]:
-            sums[row["name"]] = sums.get(row["name"], 0) + row["value"]
+            sums[row["name"]] += row["value"]
         return sums
 
     def end(self):
