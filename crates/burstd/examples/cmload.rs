@@ -8,7 +8,7 @@
 
 use burst_base::verbs::{QpCap, QpType};
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmOp, CmParam, CmQp, PortSpace};
-use burst_control::{Client, Request, Response};
+use burst_control::{Client, QpName, Request, Response};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -51,11 +51,10 @@ impl Program {
             recv_cq: self.cq,
             srq: None,
             cap: CAP,
-            cookie: 0,
-            event_cookie: 0,
+            names: vec![QpName { cookie: 0, event_cookie: 0 }],
         };
-        let Response::Qp { qp, qpn, .. } = call(&mut self.verbs, &wish) else { panic!("no queue pair") };
-        (qp, CmQp { token: self.token, qpn })
+        let Response::Qps(made) = call(&mut self.verbs, &wish) else { panic!("no queue pair") };
+        (made[0].qp, CmQp { token: self.token, qpn: made[0].qpn })
     }
 
     fn quietly(&mut self, ops: Vec<CmOp>) {

@@ -26,6 +26,9 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// Queue pairs that a worker ends between two of its passes when a program dies.
+const QPS_ENDED_AT_ONCE: usize = 64;
+
 /// An answer and the descriptors that go with it.
 pub struct Outcome {
     /// The answer.
@@ -238,8 +241,9 @@ impl Context {
             Request::ResizeSrq { srq, max_wr } => self.resize_srq(house, srq, max_wr),
             Request::QuerySrq { srq } => self.query_srq(srq),
             Request::DestroySrq { srq } => self.destroy_srq(srq),
-            Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, cap, cookie, event_cookie } => self
-                .create_qp(house, queue_pair::Wish { pd, qp_type, send_cq, recv_cq, srq, cap, cookie, event_cookie }),
+            Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, cap, names } => {
+                self.create_qps(house, queue_pair::Wish { pd, qp_type, send_cq, recv_cq, srq, cap }, &names)
+            }
             Request::ModifyQp { qp, attr, mask } => self.modify_qp(house, qp, attr, mask),
             Request::QueryQp { qp } => self.query_qp(house, qp),
             Request::DestroyQp { qp } => self.destroy_qp(house, qp),
@@ -258,6 +262,7 @@ impl Context {
             | Request::CmCloseChannel { .. }
             | Request::Cm { .. }
             | Request::QuietModifyQp { .. }
+            | Request::DropQps { .. }
             | Request::CmStats
             | Request::CmConnections { .. } => refuse(libc::EPROTO, "not a request to a context"),
         }
@@ -363,8 +368,8 @@ impl Context {
     /// Gives everything back. Returns how many queue pairs the program had left.
     pub fn close(&mut self, house: &mut House) -> usize {
         let left = self.qps.len();
-        for qp in self.qps.handles() {
-            self.end_qp(house, qp, true);
+        for qps in self.qps.handles().chunks(QPS_ENDED_AT_ONCE) {
+            self.end_qps(house, qps, true);
         }
         for mw in self.mws.handles() {
             // Handles come from the table itself.

@@ -89,8 +89,7 @@ impl Session {
         };
         debug!(pid = self.pid, ?request, "request");
         let fds = std::mem::take(&mut packet.fds);
-        let quiet = matches!(request, Request::Cm { quiet: true, .. } | Request::QuietModifyQp { .. });
-        if quiet && self.said_hello {
+        if request.is_quiet() && self.said_hello {
             self.quietly(house, request);
             return Verdict::Stay;
         }
@@ -161,11 +160,12 @@ impl Session {
 
     /// Operations without replies; failures of connection management become events.
     fn quietly(&mut self, house: &mut House, request: Request) {
-        match (request, &self.context) {
+        match (request, &mut self.context) {
             (Request::Cm { ops, .. }, _) => drop(self.cm().carry_out(house, ops, true)),
             (Request::QuietModifyQp { qp, attr, mask }, Some(context)) => {
                 context.modify_qp_quietly(house, qp, attr, mask)
             }
+            (Request::DropQps { qps }, Some(context)) => context.drop_qps(house, &qps),
             (other, _) => debug!(pid = self.pid, request = ?other, "nobody to carry this out"),
         }
     }

@@ -70,7 +70,7 @@ impl Client {
     /// # Errors
     /// Any error means that the connection is unusable.
     pub fn say(&self, request: &Request) -> Result<(), ControlError> {
-        debug_assert!(matches!(request, Request::QuietModifyQp { .. } | Request::Cm { quiet: true, .. }));
+        debug_assert!(request.is_quiet());
         // The number is repeated in replies only, so any will do.
         frame::send(&self.socket, 0, request, &[], SendFlags::empty())
     }
@@ -119,7 +119,7 @@ impl Teller {
     /// # Errors
     /// Any error means that the connection is unusable.
     pub fn tell(&self, request: &Request) -> Result<(), ControlError> {
-        debug_assert!(matches!(request, Request::Cm { quiet: true, .. }));
+        debug_assert!(request.is_quiet());
         // The number is repeated in replies only, so any will do.
         frame::send(&self.socket, 0, request, &[], SendFlags::empty())
     }

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most descriptors in one packet, and so most pieces of one registration.
 pub const FDS_MAX: usize = 64;
+/// Most queue pairs of one [`Request::CreateQp`] or [`Request::DropQps`].
+pub const QPS_AT_ONCE: usize = 64;
 /// Longest control packet in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 
@@ -241,7 +243,7 @@ pub enum Request {
         /// Handle.
         srq: u32,
     },
-    /// New queue pair.
+    /// New queue pairs, all alike; as many as there is room for, at least one.
     CreateQp {
         /// Protection domain.
         pd: u32,
@@ -255,10 +257,13 @@ pub enum Request {
         srq: Option<u32>,
         /// Capacities wanted.
         cap: QpCap,
-        /// Number that the library finds in completions (`Cqe::qp_cookie`).
-        cookie: u32,
-        /// In async events.
-        event_cookie: u64,
+        /// One for each, at most [`QPS_AT_ONCE`].
+        names: Vec<QpName>,
+    },
+    /// Ends queue pairs that were never used, and has no reply at all.
+    DropQps {
+        /// Handles.
+        qps: Vec<u32>,
     },
     /// Changes attributes.
     ModifyQp {
@@ -349,6 +354,41 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Whether it has no reply at all.
+    pub fn is_quiet(&self) -> bool {
+        matches!(self, Request::Cm { quiet: true, .. } | Request::QuietModifyQp { .. } | Request::DropQps { .. })
+    }
+}
+
+/// What the library calls a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpName {
+    /// Number that the library finds in completions (`Cqe::qp_cookie`).
+    pub cookie: u32,
+    /// In async events.
+    pub event_cookie: u64,
+}
+
+/// A queue pair as made.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QpGrant {
+    /// Handle.
+    pub qp: u32,
+    /// Queue pair number.
+    pub qpn: u32,
+    /// Send queue.
+    pub sq: QueuePlace,
+    /// Receive queue, none with an SRQ.
+    pub rq: Option<QueuePlace>,
+    /// Capacities granted.
+    pub cap: QpCap,
+    /// Doorbell number.
+    pub doorbell: u32,
+    /// Worker that owns it.
+    pub worker: u32,
+}
+
 /// What the daemon answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Response {
@@ -425,23 +465,8 @@ pub enum Response {
     },
     /// To `QuerySrq`.
     SrqLimit(u32),
-    /// To `CreateQp`.
-    Qp {
-        /// Handle.
-        qp: u32,
-        /// Queue pair number.
-        qpn: u32,
-        /// Send queue.
-        sq: QueuePlace,
-        /// Receive queue, none with an SRQ.
-        rq: Option<QueuePlace>,
-        /// Capacities granted.
-        cap: QpCap,
-        /// Doorbell number.
-        doorbell: u32,
-        /// Worker that owns it.
-        worker: u32,
-    },
+    /// To `CreateQp`: at least one, in the order of their names.
+    Qps(Vec<QpGrant>),
     /// To `ModifyQp` and `QueryQp`: attributes after the call.
     QpAttr(QpAttr),
     /// To `ResolveMac`.

@@ -4,10 +4,11 @@
 //! is the `ibv_context` that applications hold. Control calls are serialized by a mutex, the data path takes none of it.
 
 use crate::device::{Device, program_name};
-use crate::door::{EINVAL, EIO, Errno, Outcome};
+use crate::door::{EINVAL, EIO, ENOMEM, Errno, Outcome};
 use crate::fork::LifePage;
 use crate::import;
 use crate::registry::{QpTable, Sources, lock};
+use crate::stock::{Stock, Wish};
 use crate::sys::*;
 use burst_control::{Client, DeviceInfo, ImportObject, Request, Response};
 use burst_shm::arena::{ArenaView, Segment};
@@ -34,6 +35,8 @@ pub struct Context {
     pub qps: QpTable,
     /// Objects by event cookie.
     pub sources: Mutex<Sources>,
+    /// Queue pairs made ahead.
+    pub stock: Mutex<Stock>,
     /// Read end of the async event pipe; `async_fd` is its number.
     async_pipe: OwnedFd,
     /// Token of the context that objects can be imported from.
@@ -112,11 +115,12 @@ impl Context {
         let verbs = verbs_of(device, name.as_raw_fd(), async_pipe.as_raw_fd(), workers);
         let context = Box::new(Context {
             verbs,
-            life: LifePage::new()?,
+            life: LifePage::new().map_err(|_| ENOMEM)?,
             control: Mutex::new(Control { client, arena }),
             bells,
             qps: QpTable::default(),
             sources: Mutex::default(),
+            stock: Mutex::default(),
             async_pipe,
             exporter,
             _name: name,
@@ -143,6 +147,10 @@ impl Context {
         // SAFETY: the pointer was derived from the box in `open` by this distance.
         let context = unsafe { Box::from_raw(whole(context)) };
         let device = context.verbs.context.device;
+        if context.is_alive() {
+            // What ends with its context ends uncleanly; these were never used.
+            lock(&context.stock).forget(&context, |_| true);
+        }
         // In a child the connection is the parent's: dropping our copy of the descriptors says nothing to the daemon.
         drop(context);
         // SAFETY: `open` retained the device.
@@ -244,6 +252,13 @@ impl Context {
         match lock(&self.control).client.call(request, &[]) {
             Err(burst_control::ControlError::Refused { errno, .. }) => Err(Errno(errno)),
             _ => Ok(()),
+        }
+    }
+
+    /// Gives queue pairs back that were made ahead and use something that is about to end.
+    pub fn forget_stock(&self, whose: impl Fn(&Wish) -> bool) {
+        if self.is_alive() {
+            lock(&self.stock).forget(self, whose);
         }
     }
 

@@ -231,6 +231,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let ours = unsafe { Cq::from_ibv(cq) }?;
         // SAFETY: as above.
         let context = unsafe { Context::even_dead(ours.base.context) }?;
+        context.forget_stock(|wish| [wish.send_cq, wish.recv_cq].contains(&ours.handle));
         context.tell_end(&Request::DestroyCq { cq: ours.handle })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.cookie);

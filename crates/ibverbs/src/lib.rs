@@ -8,7 +8,7 @@
 //! panic and no output crosses the C boundary ([`door`]), except the one sentence that explains an empty device list
 //! ([`device`]). After fork, a child's objects are dead ([`fork`]).
 //!
-//! No lock is held while another is taken. The data path takes one lock per object (queue pair, CQ, SRQ) and never waits for a
+//! No lock is held while another is taken, except that of the [`stock`] of queue pairs, which is never taken second. The data path takes one lock per object (queue pair, CQ, SRQ) and never waits for a
 //! worker of the daemon.
 
 pub mod ah;
@@ -40,6 +40,7 @@ pub mod refuse;
 pub mod registry;
 pub mod rereg;
 pub mod srq;
+pub mod stock;
 pub mod strings;
 pub mod sys;
 pub mod sysfs;

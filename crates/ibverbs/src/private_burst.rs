@@ -7,8 +7,9 @@
 use crate::attr;
 use crate::context::Context;
 use crate::door::{self, EINVAL, EIO};
+use crate::qp::Qp;
 use crate::sys::{ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_state};
-use burst_base::verbs::attr_mask;
+use burst_base::verbs::{QpState, QpType, attr_mask};
 use burst_control::{Request, Response};
 use std::ffi::c_int;
 
@@ -28,7 +29,8 @@ pub unsafe extern "C" fn burst_context_token(context: *mut ibv_context, token: *
 }
 
 /// Changes attributes without waiting for the daemon: for a queue pair just created, and changes that it cannot refuse. What
-/// is asked later on this context comes after it. Returns an errno value.
+/// is asked later on this context comes after it. That a connected queue pair is in INIT the daemon learns only when it
+/// is asked something else about it, and not at all if the connection manager moves it on. Returns an errno value.
 ///
 /// # Safety
 /// `qp` must be alive and `attr` valid.
@@ -36,13 +38,16 @@ pub unsafe extern "C" fn burst_context_token(context: *mut ibv_context, token: *
 pub unsafe extern "C" fn burst_modify_qp_quietly(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     door::value(|| {
         // SAFETY: the caller gives a live queue pair of an open context and a valid struct.
-        let (context, handle, given) = unsafe {
-            let qp = qp.as_ref().ok_or(EINVAL)?;
-            (Context::from_ibv(qp.context)?, qp.handle, attr.as_ref().ok_or(EINVAL)?)
-        };
+        let (ours, given) = unsafe { (Qp::from_ibv(qp)?, attr.as_ref().ok_or(EINVAL)?) };
+        // SAFETY: as above.
+        let context = unsafe { ours.context() }?;
         let mask = mask as u32;
         let attr = attr::qp_from_ibv(given, mask)?;
-        context.say(&Request::QuietModifyQp { qp: handle, attr, mask })?;
+        if mask & attr_mask::STATE != 0 && attr.qp_state == QpState::Init && ours.qp_type != QpType::Ud {
+            ours.owe(attr, mask);
+        } else {
+            ours.tell_change(context, attr, mask)?;
+        }
         if mask & attr_mask::STATE != 0 {
             // SAFETY: an aligned word of a live struct; applications only read it.
             unsafe { (&raw mut (*qp).state).write_volatile(attr.qp_state as ibv_qp_state) };

@@ -12,9 +12,10 @@ use crate::pd_mr::pd_of;
 use crate::qp_ex::{self, Build, offered};
 use crate::registry::{Source, lock};
 use crate::srq::{Srq, receive_queue};
+use crate::stock::{Made, Wish};
 use crate::sys::*;
 use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask, send_flags};
-use burst_control::{QueuePlace, Request, Response};
+use burst_control::{QpName, QueuePlace, Request, Response};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::{SqProducer, SqSpec};
 use burst_shm::sq_stride;
@@ -54,6 +55,8 @@ pub struct Qp {
     retired: AtomicU32,
     /// Asynchronous events.
     pub events: Counted,
+    /// A move to INIT that the daemon has not been told of yet.
+    owed: SpinLock<Option<Box<(QpAttr, u32)>>>,
 }
 
 /// What the send queue's lock guards.
@@ -121,6 +124,23 @@ impl Qp {
         // SAFETY: CQs outlive their queue pairs (EBUSY).
         [Some(send), second].into_iter().flatten().filter_map(|cq| unsafe { Cq::from_ibv(cq) }.ok())
     }
+    /// Moves a queue pair to INIT without telling the daemon: until it is told something else, INIT is as good as RESET to
+    /// it, because nothing is sent or received in either.
+    pub fn owe(&self, attr: QpAttr, mask: u32) {
+        *self.owed.lock() = Some(Box::new((attr, mask)));
+    }
+    /// Tells the daemon what it must know before it is asked about the queue pair.
+    fn pay(&self, context: &Context) -> Outcome<()> {
+        let owed = self.owed.lock().take();
+        owed.map_or(Ok(()), |owed| {
+            context.say(&Request::QuietModifyQp { qp: self.handle(), attr: owed.0, mask: owed.1 })
+        })
+    }
+    /// Changes attributes without waiting for the daemon.
+    pub fn tell_change(&self, context: &Context, attr: QpAttr, mask: u32) -> Outcome<()> {
+        self.pay(context)?;
+        context.say(&Request::QuietModifyQp { qp: self.handle(), attr, mask })
+    }
     /// Follows the daemon's idea of the state.
     unsafe fn follow(&self, attr: &QpAttr) {
         // SAFETY: an aligned word of a live struct; concurrent readers are the application's own race.
@@ -154,26 +174,6 @@ fn send_queue(context: &Context, place: &QueuePlace, max_inline: u32) -> Outcome
     SqProducer::new(context.area(place.place, spec.bytes())?, spec).ok_or(EIO)
 }
 
-/// The numbers and queues that the daemon granted.
-struct Granted {
-    handle: u32,
-    qpn: u32,
-    sq: QueuePlace,
-    rq: Option<QueuePlace>,
-    cap: QpCap,
-    doorbell: u32,
-    worker: u32,
-}
-
-fn create_at_daemon(context: &Context, request: &Request) -> Outcome<Granted> {
-    match context.ask(request)? {
-        Response::Qp { qp, qpn, sq, rq, cap, doorbell, worker } => {
-            Ok(Granted { handle: qp, qpn, sq, rq, cap, doorbell, worker })
-        }
-        _ => Err(EIO),
-    }
-}
-
 unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
     // SAFETY: the caller gives live objects of one open context.
     let ((context, pd_handle), send_cq, recv_cq) =
@@ -184,24 +184,20 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
     if wanted.send_ops & !offered(qp_type) != 0 {
         return Err(EOPNOTSUPP);
     }
-    let event_cookie = lock(&context.sources).reserve();
-    let cookie = context.qps.reserve().ok_or(door::ENOMEM)?;
-    let request = Request::CreateQp {
+    let wish = Wish {
         pd: pd_handle,
         qp_type,
         send_cq: send_cq.handle,
         recv_cq: recv_cq.handle,
         srq: srq.map(Srq::handle),
         cap: attr::cap_from_ibv(&wanted.cap),
-        cookie,
-        event_cookie,
     };
-    let made = create_at_daemon(context, &request).and_then(|granted| {
-        let sq = send_queue(context, &granted.sq, granted.cap.max_inline_data)?;
+    let Made { grant: granted, name: QpName { cookie, event_cookie } } = lock(&context.stock).take(context, &wish)?;
+    let queues = send_queue(context, &granted.sq, granted.cap.max_inline_data).and_then(|sq| {
         let rq = granted.rq.as_ref().map(|place| receive_queue(context, place)).transpose()?;
-        Ok((granted, sq, rq))
+        Ok((sq, rq))
     });
-    let (granted, sq, rq) = made.inspect_err(|_| context.qps.remove(cookie))?;
+    let (sq, rq) = queues.inspect_err(|_| context.qps.remove(cookie))?;
     wanted.cap = attr::cap_to_ibv(&granted.cap);
     let qp_base = ibv_qp {
         context: context.as_ibv(),
@@ -210,7 +206,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         send_cq: wanted.send_cq,
         recv_cq: wanted.recv_cq,
         srq: wanted.srq,
-        handle: granted.handle,
+        handle: granted.qp,
         qp_num: granted.qpn,
         state: IBV_QPS_RESET,
         qp_type: wanted.qp_type,
@@ -236,6 +232,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         rq: rq.map(SpinLock::new),
         retired: AtomicU32::new(0),
         events: Counted::default(),
+        owed: SpinLock::new(None),
     }));
     // SAFETY: a fresh queue pair.
     unsafe { Qp::meter(qp.cast()).init() };
@@ -328,6 +325,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             return Err(EINVAL);
         }
         let attr = attr::qp_from_ibv(given, mask)?;
+        ours.pay(context)?;
         let request = Request::ModifyQp { qp: ours.handle(), attr, mask };
         let Response::QpAttr(now) = context.ask(&request)? else { return Err(EIO) };
         // SAFETY: the queue pair is alive.
@@ -366,6 +364,7 @@ pub unsafe extern "C" fn ibv_query_qp(
         let ours = unsafe { Qp::from_ibv(qp) }?;
         // SAFETY: as above.
         let context = unsafe { ours.context() }?;
+        ours.pay(context)?;
         let Response::QpAttr(mut now) = context.ask(&Request::QueryQp { qp: ours.handle() })? else { return Err(EIO) };
         now.cap = ours.cap;
         // SAFETY: the queue pair is alive; the caller gives NULL or writable places.

@@ -189,6 +189,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         let ours = unsafe { Srq::from_ibv(srq) }?;
         // SAFETY: as above.
         let context = unsafe { Context::even_dead(ours.base.context) }?;
+        context.forget_stock(|wish| wish.srq == Some(ours.handle()));
         context.tell_end(&Request::DestroySrq { srq: ours.handle() })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.cookie);

@@ -6,6 +6,8 @@ use crate::session::{Session, session};
 use crate::sys::*;
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 unsafe extern "C" {
     /// Our libibverbs, version node BURST_PRIVATE_1.
@@ -55,6 +57,42 @@ impl Device {
     }
 }
 
+/// Devices that a session can have.
+const DEVICES_MAX: usize = 256;
+
+/// The devices that a session has opened, by the daemon's numbers. Looking one up takes no lock.
+#[derive(Debug)]
+pub struct Opened {
+    all: [AtomicPtr<Device>; DEVICES_MAX],
+    /// Held while one is opened, so that each is opened once.
+    opening: Mutex<()>,
+}
+
+impl Default for Opened {
+    fn default() -> Opened {
+        Opened { all: [const { AtomicPtr::new(null_mut()) }; DEVICES_MAX], opening: Mutex::new(()) }
+    }
+}
+
+impl Opened {
+    fn get(&self, index: u32) -> Option<&'static Device> {
+        // Acquire pairs with the Release in `put`.
+        let found = self.all.get(index as usize)?.load(Ordering::Acquire);
+        // SAFETY: NULL, or a device that is never freed.
+        unsafe { found.as_ref() }
+    }
+
+    fn put(&self, device: &'static Device) {
+        if let Some(place) = self.all.get(device.index as usize) {
+            place.store(std::ptr::from_ref(device).cast_mut(), Ordering::Release);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &'static Device> + '_ {
+        (0..DEVICES_MAX as u32).filter_map(|index| self.get(index))
+    }
+}
+
 /// A list of libibverbs, given back at the end.
 struct List {
     all: *mut *mut ibv_device,
@@ -97,21 +135,27 @@ impl Session {
         if !self.is_alive() {
             return Err(EIO);
         }
-        let mut open = lock(&self.devices);
-        if let Some(found) = open.iter().find(|d| d.index == index) {
+        if let Some(found) = self.devices.get(index) {
+            return Ok(found);
+        }
+        if index as usize >= DEVICES_MAX {
+            return Err(ENODEV);
+        }
+        let _opening = lock(&self.devices.opening);
+        if let Some(found) = self.devices.get(index) {
             return Ok(found);
         }
         let list = List::new()?;
         let (device, index) = list.iter().find(|(_, i)| *i == index).ok_or(ENODEV)?;
         // SAFETY: the list is not freed yet.
         let made = unsafe { Device::open(device, index) }?;
-        open.push(made);
+        self.devices.put(made);
         Ok(made)
     }
 
     /// The device of a context.
     pub fn device_of(&self, context: *mut ibv_context) -> Option<&'static Device> {
-        lock(&self.devices).iter().find(|d| d.context == context).copied()
+        self.devices.iter().find(|d| d.context == context)
     }
 }
 

@@ -25,6 +25,7 @@ pub mod door;
 pub mod ep;
 pub mod event;
 pub mod id;
+pub mod ids;
 pub mod info;
 pub mod multicast;
 pub mod option;

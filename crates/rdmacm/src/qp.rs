@@ -27,7 +27,8 @@ pub fn named(id: &Id) -> Outcome<Option<CmQp>> {
     }
     // SAFETY: a queue pair on an id is alive.
     let (context, qpn) = unsafe { ((*qp).context, (*qp).qp_num) };
-    let device = id.session.device_of(context).ok_or(EINVAL)?;
+    let own = id.device().ok().filter(|d| d.context == context);
+    let device = own.or_else(|| id.session.device_of(context)).ok_or(EINVAL)?;
     Ok(Some(CmQp { token: device.token, qpn }))
 }
 

@@ -1,20 +1,21 @@
 //! This process's conversation with the daemon: one connection for all ids, and the devices opened for them.
 //!
-//! A session belongs to the process that made it. A child after fork finds another process id in it, makes its own when it
+//! A session belongs to the process that made it. A child after fork finds its [`LifePage`] wiped, makes its own when it
 //! needs one, and never touches the parent's locks; the parent's objects are dead in the child (EIO). Sessions are never
 //! freed: devices stay open as long as the library is loaded, as its manual says.
 //!
 //! Two ways lead to the daemon: [`Session::call`] waits for an answer, one caller at a time; [`Session::tell`] does not
 //! wait and takes no lock.
 
-use crate::device::Device;
-use crate::door::{EIO, ENODEV, Errno, Outcome, lock};
+use crate::device::Opened;
+use crate::door::{EIO, ENODEV, ENOMEM, Errno, Outcome, lock};
 use crate::id::Id;
+use crate::ids::IdTable;
 use crate::sys;
 use burst_control::client::Answer;
-use burst_control::cm::{CmId, CmOp, CmReply, DAEMON_IDS};
+use burst_control::cm::{CmId, CmOp, CmReply};
 use burst_control::{Client, ControlError, Request, Response, Teller, path};
-use std::collections::HashMap;
+use burst_shm::life::LifePage;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -23,24 +24,14 @@ static CURRENT: AtomicPtr<Session> = AtomicPtr::new(null_mut());
 
 /// See the module.
 pub struct Session {
-    pid: u32,
+    life: LifePage,
     client: Mutex<Client>,
     teller: Teller,
     /// Devices opened so far.
-    pub devices: Mutex<Vec<&'static Device>>,
-    ids: Mutex<Ids>,
+    pub devices: Opened,
+    ids: IdTable,
     next_channel: AtomicU32,
 }
-
-/// Ids by number; only the holder of the lock may use a pointer that it finds.
-#[derive(Default)]
-struct Ids {
-    last: CmId,
-    map: HashMap<CmId, NonNull<Id>>,
-}
-
-// SAFETY: the pointers are used under the lock, and an id leaves the map before it is freed.
-unsafe impl Send for Ids {}
 
 /// This process's session.
 ///
@@ -91,18 +82,18 @@ impl Session {
             return Err(ENODEV);
         };
         Ok(Session {
-            pid: std::process::id(),
+            life: LifePage::new().map_err(|_| ENOMEM)?,
             teller: client.teller()?,
             client: Mutex::new(client),
-            devices: Mutex::default(),
-            ids: Mutex::default(),
+            devices: Opened::default(),
+            ids: IdTable::default(),
             next_channel: AtomicU32::new(1),
         })
     }
 
     /// Whether this process made the session.
     pub fn is_alive(&self) -> bool {
-        self.pid == std::process::id()
+        self.life.is_alive()
     }
 
     fn check(&self) -> Outcome<()> {
@@ -153,29 +144,21 @@ impl Session {
 
     /// A number for an id to come. Numbers go round, so that late events find nobody.
     pub fn id_number(&self) -> CmId {
-        let mut ids = lock(&self.ids);
-        loop {
-            ids.last = if ids.last + 1 < DAEMON_IDS { ids.last + 1 } else { 1 };
-            if !ids.map.contains_key(&ids.last) {
-                return ids.last;
-            }
-        }
+        self.ids.number()
     }
 
     /// Makes an id known under its number.
     pub fn put(&self, number: CmId, id: NonNull<Id>) {
-        lock(&self.ids).map.insert(number, id);
+        self.ids.put(number, id);
     }
 
     /// Forgets an id: events of it find nobody from now on.
     pub fn remove(&self, number: CmId) {
-        lock(&self.ids).map.remove(&number);
+        self.ids.remove(number);
     }
 
     /// Does something with an id while it cannot be destroyed.
     pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&Id) -> R) -> Option<R> {
-        let ids = lock(&self.ids);
-        // SAFETY: an id leaves the map under this lock before it is freed.
-        ids.map.get(&number).map(|id| inside(unsafe { id.as_ref() }))
+        self.ids.with(number, inside)
     }
 }

@@ -16,6 +16,8 @@ pub mod cq;
 #[cfg(not(loom))]
 pub mod doorbell;
 pub mod layout;
+#[cfg(not(loom))]
+pub mod life;
 pub mod protocol;
 #[cfg(not(loom))]
 pub mod rq;

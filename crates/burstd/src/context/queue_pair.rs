@@ -8,19 +8,21 @@ use crate::groups::group_of;
 use crate::house::House;
 use crate::session::refuse;
 use burst_base::Qpn;
-use burst_base::verbs::{QpAttr, QpCap, QpType, attr_mask};
-use burst_control::{QueuePlace, Refusal, Response};
+use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};
+use burst_control::{QPS_AT_ONCE, QpGrant, QpName, QueuePlace, Refusal, Response};
 use burst_engine::QpSlot;
 use burst_engine::cm::CmPhase;
 use burst_engine::cm::probes::CmProbe;
 use burst_engine::flow::flow_of;
+use burst_engine::objects::SrqShared;
 use burst_shm::rq::{RqConsumer, RqSpec};
 use burst_shm::sq::{SqConsumer, SqSpec};
 use burst_shm::{ShmRef, rq_stride, sq_stride};
 use burst_transport::{Qp, QpConfig, RecvQueue};
+use std::sync::Arc;
 use std::time::Instant;
 
-/// A queue pair as asked for.
+/// Queue pairs as asked for.
 pub struct Wish {
     pub pd: u32,
     pub qp_type: QpType,
@@ -28,8 +30,19 @@ pub struct Wish {
     pub recv_cq: u32,
     pub srq: Option<u32>,
     pub cap: QpCap,
-    pub cookie: u32,
-    pub event_cookie: u64,
+}
+
+/// What all queue pairs of one wish have in common.
+struct Plan {
+    wish: Wish,
+    pd: u32,
+    send_cq: u32,
+    recv_cq: u32,
+    srq: Option<Arc<SrqShared>>,
+    cap: QpCap,
+    port_mtu: Mtu,
+    sq: SqSpec,
+    rq: Option<RqSpec>,
 }
 
 /// Where a queue is, for the application.
@@ -64,20 +77,38 @@ fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
 
 impl Context {
     /// A queue pair, and a note of how long it took.
-    pub(super) fn create_qp(&mut self, house: &mut House, wish: Wish) -> Result<Outcome, Refusal> {
-        let begun = Instant::now();
-        let made = self.make_qp(house, wish)?;
-        if let Response::Qp { qpn, .. } = made.response {
-            house.cm.took(CmPhase::CreateQp, CmProbe::QpCreated, (0, qpn), UNKNOWN_PEER, begun);
+    /// Makes one queue pair for each name; fewer when there is no more room, but not none.
+    pub(super) fn create_qps(&mut self, house: &mut House, wish: Wish, names: &[QpName]) -> Result<Outcome, Refusal> {
+        if names.is_empty() || names.len() > QPS_AT_ONCE {
+            return refuse(libc::EINVAL, format!("{} queue pairs at once", names.len()));
         }
-        Ok(made)
+        let plan = self.plan(house, wish)?;
+        let mut fresh: Vec<Vec<Box<QpSlot>>> = Vec::new();
+        fresh.resize_with(house.workers().len(), Vec::new);
+        let mut grants = Vec::with_capacity(names.len());
+        for name in names {
+            let begun = Instant::now();
+            match self.one_qp(house, &plan, *name) {
+                Ok((slot, grant)) => {
+                    house.cm.took(CmPhase::CreateQp, CmProbe::QpCreated, (0, grant.qpn), UNKNOWN_PEER, begun);
+                    fresh[grant.worker as usize].push(slot);
+                    grants.push(grant);
+                }
+                Err(refusal) if grants.is_empty() => return Err(refusal),
+                Err(_) => break,
+            }
+        }
+        for (worker, slots) in fresh.into_iter().enumerate().filter(|(_, slots)| !slots.is_empty()) {
+            // Nobody waits: whatever is asked of the queue pairs later is behind this in the worker's line.
+            house.post(worker, move |w, _| slots.into_iter().for_each(|slot| w.add_qp(slot)));
+        }
+        self.with_segments(Response::Qps(grants))
     }
 
-    fn make_qp(&mut self, house: &mut House, wish: Wish) -> Result<Outcome, Refusal> {
+    /// Checks a wish.
+    fn plan(&self, house: &House, wish: Wish) -> Result<Plan, Refusal> {
         let cap = grant(&wish.cap, wish.srq.is_some())?;
-        let pd = self.pd_number(wish.pd)?;
         let cq_number = |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.it.number));
-        let (send_cq, recv_cq) = (cq_number(wish.send_cq)?, cq_number(wish.recv_cq)?);
         let srq = match wish.srq {
             Some(s) => match self.srqs.get(s) {
                 None => return unknown("shared receive queue", s),
@@ -85,14 +116,28 @@ impl Context {
             },
             None => None,
         };
-        let sq_spec = made(SqSpec::new(cap.max_send_wr.max(1), cap.max_send_sge, cap.max_inline_data))?;
-        let rq_spec = match srq {
+        let rq = match srq {
             Some(_) => None,
             None => Some(made(RqSpec::new(cap.max_recv_wr.max(1), cap.max_recv_sge))?),
         };
-        let sq_place = self.room(sq_spec.bytes())?;
+        Ok(Plan {
+            pd: self.pd_number(wish.pd)?,
+            send_cq: cq_number(wish.send_cq)?,
+            recv_cq: cq_number(wish.recv_cq)?,
+            srq,
+            cap,
+            port_mtu: house.devices[self.device as usize].active_mtu(),
+            sq: made(SqSpec::new(cap.max_send_wr.max(1), cap.max_send_sge, cap.max_inline_data))?,
+            rq,
+            wish,
+        })
+    }
+
+    /// A queue pair, for its worker and for the program.
+    fn one_qp(&mut self, house: &mut House, plan: &Plan, name: QpName) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
+        let sq_place = self.room(plan.sq.bytes())?;
         let mut places = vec![sq_place];
-        if let Some(spec) = rq_spec {
+        if let Some(spec) = plan.rq {
             match self.room(spec.bytes()) {
                 Ok(place) => places.push(place),
                 Err(refusal) => return self.undo(&places, Err(refusal)),
@@ -101,8 +146,8 @@ impl Context {
         let Some((worker, qpn, doorbell)) = self.take_numbers(house) else {
             return self.undo(&places, no_room("queue pair"));
         };
-        let sq = made(SqConsumer::new(made(self.arena.area(sq_place, sq_spec.bytes()))?, sq_spec))?;
-        let rq = match (rq_spec, &srq) {
+        let sq = made(SqConsumer::new(made(self.arena.area(sq_place, plan.sq.bytes()))?, plan.sq))?;
+        let rq = match (plan.rq, &plan.srq) {
             (Some(spec), _) => {
                 RecvQueue::Own(made(RqConsumer::new(made(self.arena.area(places[1], spec.bytes()))?, spec))?)
             }
@@ -111,36 +156,34 @@ impl Context {
         };
         let config = QpConfig {
             qpn,
-            qp_type: wish.qp_type,
-            pd,
-            send_cq,
-            recv_cq,
-            cookie: wish.cookie,
-            cap,
-            port_mtu: house.devices[self.device as usize].active_mtu(),
+            qp_type: plan.wish.qp_type,
+            pd: plan.pd,
+            send_cq: plan.send_cq,
+            recv_cq: plan.recv_cq,
+            cookie: name.cookie,
+            cap: plan.cap,
+            port_mtu: plan.port_mtu,
             sq,
             rq,
         };
         let pipe = self.async_events.clone();
         let mut slot =
-            QpSlot::new(Qp::new(config), qpn, self.id, self.device as u16, doorbell, wish.event_cookie, pipe);
-        slot.srq = srq;
-        // Nobody waits: whatever is asked of the queue pair later is behind this in the worker's line.
-        house.post(worker, move |w, _| w.add_qp(Box::new(slot)));
-        self.count_users(&wish, 1);
-        let Wish { pd, send_cq, recv_cq, srq, qp_type: wish_type, .. } = wish;
-        let rq_place =
-            rq_spec.map(|spec| queue_place(places[1], spec.entries(), rq_stride(spec.max_sge()), spec.max_sge()));
-        let stride = sq_stride(sq_spec.max_sge(), sq_spec.max_inline());
-        let sq = queue_place(sq_place, sq_spec.entries(), stride, sq_spec.max_sge());
-        let (qp_type, groups) = (wish_type, Vec::new());
+            QpSlot::new(Qp::new(config), qpn, self.id, self.device as u16, doorbell, name.event_cookie, pipe);
+        slot.srq = plan.srq.clone();
+        let Wish { pd, send_cq, recv_cq, srq, .. } = plan.wish;
+        self.add_users(pd, [send_cq, recv_cq], srq, 1);
+        let rq = plan.rq.map(|s| queue_place(places[1], s.entries(), rq_stride(s.max_sge()), s.max_sge()));
+        let stride = sq_stride(plan.sq.max_sge(), plan.sq.max_inline());
+        let sq = queue_place(sq_place, plan.sq.entries(), stride, plan.sq.max_sge());
+        let (qp_type, groups) = (plan.wish.qp_type, Vec::new());
         let qp =
             self.qps.insert(QpObject { qpn, qp_type, worker, doorbell, places, pd, send_cq, recv_cq, srq, groups });
-        self.with_segments(Response::Qp { qp, qpn: qpn.get(), sq, rq: rq_place, cap, doorbell, worker: worker as u32 })
+        let grant = QpGrant { qp, qpn: qpn.get(), sq, rq, cap: plan.cap, doorbell, worker: worker as u32 };
+        Ok((Box::new(slot), grant))
     }
 
     /// Gives places back after a failure.
-    fn undo(&mut self, places: &[ShmRef], result: Result<Outcome, Refusal>) -> Result<Outcome, Refusal> {
+    fn undo<T>(&mut self, places: &[ShmRef], result: Result<T, Refusal>) -> Result<T, Refusal> {
         for place in places {
             self.arena.free(*place);
         }
@@ -161,10 +204,6 @@ impl Context {
     }
 
     /// A queue pair uses its domain, its queues.
-    fn count_users(&mut self, wish: &Wish, by: i32) {
-        self.add_users(wish.pd, [wish.send_cq, wish.recv_cq], wish.srq, by);
-    }
-
     fn add_users(&mut self, pd: u32, cqs: [u32; 2], srq: Option<u32>, by: i32) {
         let add = |users: &mut u32| *users = users.wrapping_add_signed(by);
         if let Some(p) = self.pds.get_mut(pd) {
@@ -227,7 +266,7 @@ impl Context {
         if let Some(n) = self.qps.get(qp).map(|q| q.groups.len()).filter(|n| *n > 0) {
             return refuse(libc::EBUSY, format!("the queue pair is attached to {n} multicast group(s)"));
         }
-        if self.end_qp(house, qp, false) { Ok(Response::Done.into()) } else { unknown("queue pair", qp) }
+        if self.end_qps(house, &[qp], false) == 1 { Ok(Response::Done.into()) } else { unknown("queue pair", qp) }
     }
 
     /// Attaches a queue pair to a multicast group.
@@ -257,21 +296,38 @@ impl Context {
         Ok(Response::Done.into())
     }
 
-    /// Takes a queue pair out of its worker and gives its room and numbers back.
-    pub(super) fn end_qp(&mut self, house: &mut House, qp: u32, unclean: bool) -> bool {
-        let Some(object) = self.qps.remove(qp) else { return false };
-        let qpn = object.qpn;
-        for group in &object.groups {
-            house.detach(self.device, *group, qpn);
+    /// Ends queue pairs that the program never used; nobody waits, and nobody learns of a refusal.
+    pub fn drop_qps(&mut self, house: &mut House, qps: &[u32]) {
+        let ended = self.end_qps(house, &qps[..qps.len().min(QPS_AT_ONCE)], false);
+        tracing::debug!(ended, "unused queue pairs");
+    }
+
+    /// Takes queue pairs out of their workers and gives their room and numbers back. Returns how many there were.
+    pub(super) fn end_qps(&mut self, house: &mut House, qps: &[u32], unclean: bool) -> usize {
+        let objects: Vec<QpObject> = qps.iter().filter_map(|qp| self.qps.remove(*qp)).collect();
+        for object in &objects {
+            object.groups.iter().for_each(|group| house.detach(self.device, *group, object.qpn));
         }
-        // The queue pair itself is dropped here, on the control thread.
-        drop(house.on_worker(object.worker, move |w, now| w.destroy_qp(now, qpn, unclean)));
-        house.qpns[object.worker].put(qpn);
-        self.doorbells[object.worker].put(object.doorbell);
-        for place in object.places {
-            self.arena.free(place);
+        for worker in 0..house.workers().len() {
+            let qpns: Vec<Qpn> = objects.iter().filter(|o| o.worker == worker).map(|o| o.qpn).collect();
+            if qpns.is_empty() {
+                continue;
+            }
+            let ended = house.on_worker(worker, move |w, now| {
+                qpns.into_iter().map(|qpn| w.destroy_qp(now, qpn, unclean)).collect::<Vec<_>>()
+            });
+            // The queue pairs themselves are dropped here, on the control thread.
+            drop(ended);
         }
-        self.add_users(object.pd, [object.send_cq, object.recv_cq], object.srq, -1);
-        true
+        let ended = objects.len();
+        for object in objects {
+            house.qpns[object.worker].put(object.qpn);
+            self.doorbells[object.worker].put(object.doorbell);
+            for place in object.places {
+                self.arena.free(place);
+            }
+            self.add_users(object.pd, [object.send_cq, object.recv_cq], object.srq, -1);
+        }
+        ended
     }
 }

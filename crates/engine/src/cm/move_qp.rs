@@ -50,11 +50,17 @@ impl Worker {
 
     /// Moves a queue pair to the error state, if it is the program's.
     pub(super) fn fail_qp(&mut self, now: Nanos, qp: &CmQpRef) {
-        if self.owned_qp(qp).is_some() {
-            let attr = QpAttr { qp_state: QpState::Err, ..QpAttr::default() };
-            // From RESET there is no way to ERR, and nothing to flush.
-            let _ = self.modify_qp_unsent(now, qp.qpn, &attr, m::STATE, None);
+        let Some((_, state)) = self.owned_qp(qp) else { return };
+        let mut go = |to: QpState, mask: u32| {
+            let attr = QpAttr { qp_state: to, port_num: 1, ..QpAttr::default() };
+            // Refused only if it is in error already.
+            let _ = self.modify_qp_unsent(now, qp.qpn, &attr, m::STATE | mask, None);
+        };
+        // The program believes it in INIT, and its receives shall be flushed; from RESET there is no way to ERR.
+        if state == QpState::Reset {
+            go(QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS);
         }
+        go(QpState::Err, 0);
     }
 
     fn owned_qp(&self, qp: &CmQpRef) -> Option<(QpType, QpState)> {

@@ -1,0 +1,142 @@
+//! Ids by number: what an event names becomes the application's object.
+//!
+//! Threads that work on different ids do not wait for each other: the table is cut into [`SHARDS`] by the number, each with a lock
+//! of its own, which is held for as long as it takes to look up an id and count an event at it.
+
+use crate::door::lock;
+use crate::id::Id;
+use burst_control::cm::{CmId, DAEMON_IDS};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Parts of the table, a power of two.
+const SHARDS: usize = 64;
+
+/// An empty part keeps room for so many.
+const KEPT: usize = 32;
+
+/// Numbers are given out in order, by this library or by the daemon, so a multiplication spreads them well enough.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u32(u32::from(*b)));
+    }
+    fn write_u32(&mut self, n: u32) {
+        // 2^64 divided by the golden ratio, odd.
+        self.0 = (self.0 ^ u64::from(n)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
+
+/// Only the holder of the lock may use a pointer that it finds.
+#[derive(Default)]
+struct Shard {
+    map: HashMap<CmId, NonNull<Id>, BuildHasherDefault<Spread>>,
+}
+
+// SAFETY: the pointers are used under the lock, and an id leaves the map before it is freed.
+unsafe impl Send for Shard {}
+
+/// See the module.
+pub struct IdTable {
+    last: AtomicU32,
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+impl Default for IdTable {
+    fn default() -> IdTable {
+        IdTable { last: AtomicU32::new(0), shards: [const { Mutex::new(Shard::EMPTY) }; SHARDS] }
+    }
+}
+
+impl Shard {
+    const EMPTY: Shard = Shard { map: HashMap::with_hasher(BuildHasherDefault::new()) };
+}
+
+impl IdTable {
+    fn shard(&self, number: CmId) -> &Mutex<Shard> {
+        &self.shards[number as usize % SHARDS]
+    }
+
+    /// A number for an id to come.
+    pub fn number(&self) -> CmId {
+        loop {
+            // Relaxed: the counter orders nothing.
+            let number = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1) % DAEMON_IDS;
+            if number != 0 && !lock(self.shard(number)).map.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    /// Makes an id known under its number.
+    pub fn put(&self, number: CmId, id: NonNull<Id>) {
+        lock(self.shard(number)).map.insert(number, id);
+    }
+
+    /// Forgets an id.
+    pub fn remove(&self, number: CmId) {
+        let mut shard = lock(self.shard(number));
+        shard.map.remove(&number);
+        if shard.map.is_empty() && shard.map.capacity() > KEPT {
+            // What a thousand ids needed is not kept for none.
+            shard.map = HashMap::default();
+        }
+    }
+
+    /// Does something with an id while it cannot be destroyed.
+    pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&Id) -> R) -> Option<R> {
+        let shard = lock(self.shard(number));
+        // SAFETY: an id leaves the map under this lock before it is freed.
+        shard.map.get(&number).map(|id| inside(unsafe { id.as_ref() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::hash::Hash;
+
+    #[test]
+    fn numbers_are_given_once_while_they_are_taken() {
+        let table = IdTable::default();
+        let taken = NonNull::<Id>::dangling();
+        assert_eq!(table.number(), 1);
+        // The next to come is taken already, from the last time round.
+        table.put(2, taken);
+        assert_eq!(table.number(), 3);
+        table.last.store(DAEMON_IDS - 1, Ordering::Relaxed);
+        assert_eq!(table.number(), 1, "0 is no number");
+        assert_eq!(table.number(), 4 - 1, "2 is still taken");
+    }
+
+    #[test]
+    fn what_is_removed_is_not_found() {
+        let table = IdTable::default();
+        let (first, second) = (7, 7 + SHARDS as u32);
+        let knows = |number| lock(table.shard(number)).map.contains_key(&number);
+        table.put(first, NonNull::dangling());
+        table.put(second, NonNull::dangling());
+        assert!(knows(first) && knows(second));
+        table.remove(first);
+        assert!(table.with(first, |_| ()).is_none() && knows(second));
+    }
+
+    #[test]
+    fn numbers_of_one_shard_spread() {
+        let top = |n: u32| {
+            let mut hasher = Spread::default();
+            n.hash(&mut hasher);
+            hasher.finish() >> 57
+        };
+        let different: std::collections::HashSet<u64> = (0..1000).map(|n| top(n * SHARDS as u32)).collect();
+        assert!(different.len() > 100, "{} of 128", different.len());
+    }
+}
