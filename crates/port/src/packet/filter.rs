@@ -17,8 +17,8 @@ use std::net::IpAddr;
 const PACKET_TYPE: u32 = (-0x1000i32 + 4) as u32;
 /// `SKF_NET_OFF`: offsets from the IP header.
 const NET: u32 = -0x10_0000i32 as u32;
-/// `PACKET_HOST` and `PACKET_OUTGOING`.
-const HOST: u32 = 0;
+/// `PACKET_OTHERHOST` and `PACKET_OUTGOING`.
+const OTHER: u32 = 3;
 const OUTGOING: u32 = 4;
 /// Bytes copied of frames that are counted only.
 const SHORT: u32 = 128;
@@ -42,6 +42,7 @@ const V6_BODY: u32 = IP + 40;
 enum To {
     Next,
     Take,
+    Whole,
     Drop,
     V6,
     Fragment,
@@ -91,16 +92,13 @@ pub fn receive(only: Option<IpAddr>) -> Vec<Insn> {
     lines.extend([load(BPF_H, V6_BODY + 10), equal(PORT, To::Take, To::Drop)]);
     lines.push(Line::Label(To::Take));
     lines.push(load(BPF_W, PACKET_TYPE));
-    lines.push(Line::Branch(op(BPF_JMP | BPF_JEQ | BPF_K, HOST), To::Next, To::Next));
-    lines.push(Line::Plain(op(BPF_RET | BPF_K, u32::MAX)));
+    lines.push(equal(OTHER, To::Next, To::Whole));
     lines.push(Line::Plain(op(BPF_RET | BPF_K, SHORT)));
+    lines.push(Line::Label(To::Whole));
+    lines.push(Line::Plain(op(BPF_RET | BPF_K, u32::MAX)));
     lines.push(Line::Label(To::Drop));
     lines.push(Line::Plain(op(BPF_RET | BPF_K, 0)));
-    let mut code = assemble(&lines);
-    // The one branch that skips an instruction: frames to others, of which only the beginning is taken.
-    let host = code.len() - 4;
-    code[host].jf = 1;
-    code
+    assemble(&lines)
 }
 
 /// Compares the destination with the one address served.

@@ -11,7 +11,8 @@
 //! - `home`: packets to ourselves.
 //!
 //! VLANs: name the VLAN's interface (`packet:dev=eth0.5`); the kernel writes and removes the tag. Frames with other tags
-//! are dropped. IP options, fragments and multicast groups are not received.
+//! are dropped. IP options and fragments are not received.
+//! Multicast groups are joined by a UDP socket that takes nothing, so the kernel speaks IGMP and MLD.
 //!
 //! The interface may go down, lose addresses, change its MTU, vanish and come back under its name: netlink tells,
 //! and the next `rx_burst` follows; what then lies in the data path's way (listing interfaces) takes a moment.
@@ -41,6 +42,8 @@ use std::os::fd::RawFd;
 
 /// Most addresses of an interface that are served.
 pub const ADDRS_MAX: usize = 64;
+/// Most multicast groups that a port takes part in.
+pub const GROUPS_MAX: usize = 64;
 /// What epoll says about: frames, or news.
 const FRAMES: u64 = 0;
 const NEWS: u64 = 1;
@@ -55,11 +58,18 @@ struct Own {
     mtu: u32,
     loopback: bool,
     addrs: Vec<IpAddr>,
+    /// Multicast groups in which the port takes part.
+    groups: Vec<IpAddr>,
+    /// Groups are joined by the first worker; the others take whatever the interface lets through.
+    any_group: bool,
 }
 
 impl Own {
     fn has(&self, ip: &IpAddr) -> bool {
         self.addrs.contains(ip)
+    }
+    fn has_group(&self, ip: &IpAddr) -> bool {
+        ip.is_multicast() && (self.any_group || self.groups.contains(ip))
     }
     /// UDP source port of a flow.
     fn src_port(&self, flow: &Flow) -> u16 {
@@ -102,7 +112,8 @@ impl PacketPort {
         if addrs.is_empty() {
             return Err(PortError::NoAddress { name: interface.name });
         }
-        let own = own_of(&interface, &addrs);
+        let groups = Vec::with_capacity(GROUPS_MAX);
+        let own = Own { groups, any_group: worker > 0, ..own_of(&interface, &addrs) };
         let watch = |e: rustix::io::Errno| PortError::from_io("watch a socket", e.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watch)?;
         let netlink = netlink::Netlink::open().map_err(|e| PortError::from_io("open a netlink socket", e))?;
@@ -151,9 +162,9 @@ impl PacketPort {
         let (mut anew, paths, own) = (false, &mut self.paths, &self.own);
         self.netlink.changes(&mut |event| {
             anew |= matches!(event, Event::Interfaces | Event::Everything);
-            paths.note(&event, own);
+            let lost = paths.note(&event, own);
+            (0..lost).for_each(|_| sink.dropped(Reason::NoNeighbour));
         });
-        self.slow.complaints(&mut |reason| sink.dropped(reason));
         if anew {
             self.follow();
         }
@@ -170,7 +181,7 @@ impl PacketPort {
                 self.caps.up = false;
                 self.caps.addrs.clear();
                 self.own.addrs.clear();
-                self.holds.clear();
+                self.holds.retain(|(ip, _)| ip.is_multicast());
             }
         }
         if crate::essence(&self.caps) != before {
@@ -188,7 +199,7 @@ impl PacketPort {
             tracing::warn!("interface {} is back but not served: {error}", interface.name);
             return;
         }
-        self.holds.retain(|(ip, _)| addrs.iter().any(|a| a.ip == *ip));
+        self.holds.retain(|(ip, _)| ip.is_multicast() || addrs.iter().any(|a| a.ip == *ip));
         addrs.retain(|addr| match self.hold(addr) {
             Ok(()) => true,
             Err(error) => {
@@ -196,7 +207,8 @@ impl PacketPort {
                 false
             }
         });
-        self.own = own_of(interface, &addrs);
+        let Own { groups, any_group, .. } = &mut self.own;
+        self.own = Own { groups: core::mem::take(groups), any_group: *any_group, ..own_of(interface, &addrs) };
         self.caps = crate::caps_of(&self.caps.name, interface, addrs);
     }
 
@@ -209,7 +221,23 @@ impl PacketPort {
         self.slow = slow::Slow::open(&own.name)?;
         self.fd = fd;
         self.rx.forget();
+        self.join_anew(interface.index);
         Ok(())
+    }
+
+    /// Joins the groups again, on another interface of the same name.
+    fn join_anew(&mut self, ifindex: u32) {
+        self.holds.retain(|(ip, _)| !ip.is_multicast());
+        for group in core::mem::take(&mut self.own.groups) {
+            let addr = PortAddr { ip: group, ifindex, ifname: self.own.name.clone() };
+            match socks::hold(&addr) {
+                Ok(fd) => {
+                    self.holds.push((group, fd));
+                    self.own.groups.push(group);
+                }
+                Err(error) => tracing::warn!("multicast group {group} is left: {error}"),
+            }
+        }
     }
 }
 
@@ -221,6 +249,8 @@ fn own_of(interface: &Interface, addrs: &[PortAddr]) -> Own {
         mtu: interface.mtu,
         loopback: interface.loopback,
         addrs: addrs.iter().map(|a| a.ip).collect(),
+        groups: Vec::new(),
+        any_group: false,
     }
 }
 
@@ -251,6 +281,32 @@ impl Port for PacketPort {
         let PacketPort { fd, own, paths, netlink, home, slow, .. } = self;
         let mut out = tx::Outlets { fd: fd.as_raw_fd(), own, paths, netlink, home, slow };
         self.tx.burst(&mut out, batch, dropped);
+    }
+
+    fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
+        if !group.is_multicast() {
+            return Err(PortError::Spec(format!("{group} is not a multicast address")));
+        }
+        if self.spec.addr.is_some() {
+            return Err(PortError::Unsupported { kind: self.caps.name.clone(), what: "join a multicast group" });
+        }
+        if self.own.groups.contains(&group) {
+            return Ok(());
+        }
+        if self.own.groups.len() == GROUPS_MAX {
+            return Err(PortError::Spec(format!("a port takes part in at most {GROUPS_MAX} multicast groups")));
+        }
+        let addr = PortAddr { ip: group, ifindex: self.own.ifindex, ifname: self.own.name.clone() };
+        self.holds.push((group, socks::hold(&addr)?));
+        self.own.groups.push(group);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if group.is_multicast() {
+            self.own.groups.retain(|ip| *ip != group);
+            self.holds.retain(|(ip, _)| *ip != group);
+        }
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

@@ -45,11 +45,15 @@ const NDA_LLADDR: u16 = 2;
 
 /// `NUD_*`: states in which a neighbour's address may be used, and the one of them that wants to be confirmed.
 const NUD_STALE: u16 = 0x04;
+const NUD_FAILED: u16 = 0x20;
 const NUD_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | NUD_STALE | 0x08;
 
 /// `RTN_*`: kinds of routes.
 const RTN_UNICAST: u8 = 1;
 const RTN_LOCAL: u8 = 2;
+
+/// Answer with the entry of the table that matches.
+const RTM_F_FIB_MATCH: u32 = 0x2000;
 
 /// A message header, and the fixed part after it of routes, neighbours and links.
 const HEADER: usize = 16;
@@ -66,6 +70,8 @@ pub struct Neighbour {
     pub mac: Option<MacAddr>,
     /// The address should be confirmed.
     pub stale: bool,
+    /// It does not answer; what waited for it is lost.
+    pub failed: bool,
 }
 
 /// Something changed.
@@ -127,9 +133,18 @@ impl Netlink {
     }
     /// The route from `src` to `dst` by interface `ifindex`.
     pub fn route(&mut self, src: IpAddr, dst: IpAddr, ifindex: u32) -> Route {
+        // Where there is no route by the interface, the kernel assumes that the destination is on its link, unless it is
+        // asked for the table's entry; but that leaves open which of several next hops is taken.
+        match self.route_with(src, dst, ifindex, RTM_F_FIB_MATCH) {
+            Route::None => Route::None,
+            _ => self.route_with(src, dst, ifindex, 0),
+        }
+    }
+    fn route_with(&mut self, src: IpAddr, dst: IpAddr, ifindex: u32, flags: u32) -> Route {
         let mut request = Request::new(RTM_GETROUTE, family(&dst));
         let bits = if dst.is_ipv6() { 128 } else { 32 };
         request.fixed()[1..3].copy_from_slice(&[bits, bits]);
+        request.fixed()[8..12].copy_from_slice(&flags.to_ne_bytes());
         request.address(RTA_DST, &dst);
         request.address(RTA_SRC, &src);
         request.attribute(RTA_OIF, &ifindex.to_ne_bytes());
@@ -270,7 +285,7 @@ fn neighbour(body: &[u8]) -> Option<Neighbour> {
     });
     let ifindex = u32::from_ne_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]);
     let mac = mac.filter(|_| state & NUD_VALID != 0);
-    Some(Neighbour { ifindex, ip: ip?, mac, stale: state & NUD_STALE != 0 })
+    Some(Neighbour { ifindex, ip: ip?, mac, stale: state & NUD_STALE != 0, failed: state & NUD_FAILED != 0 })
 }
 
 /// A route message: family, lengths of destination and source, TOS, table, protocol, scope, type, flags (4); attributes.
@@ -319,7 +334,7 @@ mod tests {
         let ip = "10.0.0.9".parse().unwrap();
         request.address(NDA_DST, &ip);
         request.attribute(NDA_LLADDR, &[2, 1, 1, 1, 1, 1]);
-        let want = Neighbour { ifindex: 7, ip, mac: Some(MacAddr([2, 1, 1, 1, 1, 1])), stale: true };
+        let want = Neighbour { ifindex: 7, ip, mac: Some(MacAddr([2, 1, 1, 1, 1, 1])), stale: true, failed: false };
         let read = |bytes: &[u8]| {
             let mut got = Vec::new();
             messages(bytes, &mut |kind, body| got.extend(event(kind, body)));
@@ -328,7 +343,10 @@ mod tests {
         assert_eq!(read(request.bytes()), [Event::Neighbour(want)]);
         // Failed: the address it had must not be used.
         request.fixed()[8] = 0x20;
-        assert_eq!(read(request.bytes()), [Event::Neighbour(Neighbour { mac: None, stale: false, ..want })]);
+        assert_eq!(
+            read(request.bytes()),
+            [Event::Neighbour(Neighbour { mac: None, stale: false, failed: true, ..want })]
+        );
     }
 
     #[test]

@@ -19,6 +19,8 @@ use std::net::IpAddr;
 const PLACES: usize = 4096;
 /// Destinations remembered.
 const KNOWN_MAX: usize = PLACES * 3 / 4;
+/// Unresolved next hops whose packets are counted.
+const WAITING_MAX: usize = 64;
 
 /// What is done with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +52,14 @@ pub struct Paths {
     known: usize,
     /// Place last used.
     last: usize,
+    /// Next hops that are not resolved, and how many packets went to the kernel for them.
+    waiting: Vec<(IpAddr, usize)>,
 }
 
 impl Paths {
     /// An empty table.
     pub fn new() -> Paths {
-        Paths { places: vec![None; PLACES], known: 0, last: 0 }
+        Paths { places: vec![None; PLACES], known: 0, last: 0, waiting: Vec::with_capacity(WAITING_MAX) }
     }
     /// What to do with the next packet of `flow`.
     #[inline]
@@ -63,6 +67,10 @@ impl Paths {
         let way = self.peek(flow, own, netlink);
         if let Some(path) = &mut self.places[self.last] {
             path.nudge = false;
+            if path.way == Way::Kernel {
+                let hop = path.hop;
+                self.waits(hop);
+            }
         }
         way
     }
@@ -100,20 +108,32 @@ impl Paths {
         self.places.fill(None);
         self.known = 0;
     }
-    /// Takes note of a change.
-    pub fn note(&mut self, event: &Event, own: &Own) {
+    /// Takes note of a change. Returns how many packets that waited for a next hop are lost.
+    pub fn note(&mut self, event: &Event, own: &Own) -> usize {
         match event {
-            Event::Neighbour(neighbour) if neighbour.ifindex == own.ifindex => self.neighbour(neighbour),
+            Event::Neighbour(neighbour) if neighbour.ifindex == own.ifindex => return self.neighbour(neighbour),
             Event::Neighbour(_) => {}
             Event::Routes | Event::Interfaces | Event::Everything => self.forget(),
         }
+        0
     }
-    fn neighbour(&mut self, neighbour: &Neighbour) {
+    fn neighbour(&mut self, neighbour: &Neighbour) -> usize {
         for path in self.places.iter_mut().flatten() {
             if path.hop == neighbour.ip && matches!(path.way, Way::Wire { .. } | Way::Kernel) {
                 path.way = neighbour.mac.map_or(Way::Kernel, |mac| Way::Wire { mac, mtu: path.mtu });
                 path.nudge = neighbour.stale;
             }
+        }
+        let Some(at) = self.waiting.iter().position(|(hop, _)| *hop == neighbour.ip) else { return 0 };
+        let (_, packets) = self.waiting.swap_remove(at);
+        if neighbour.failed { packets } else { 0 }
+    }
+    /// A packet waits for `hop`, in the kernel.
+    fn waits(&mut self, hop: IpAddr) {
+        match self.waiting.iter().position(|(ip, _)| *ip == hop) {
+            Some(at) => self.waiting[at].1 += 1,
+            None if self.waiting.len() < WAITING_MAX => self.waiting.push((hop, 1)),
+            None => {}
         }
     }
 }
@@ -178,7 +198,16 @@ mod tests {
     fn own() -> Own {
         let addrs = vec!["127.0.0.1".parse().unwrap()];
         let ifindex = crate::iface::find("lo").unwrap().index;
-        Own { addrs, ifindex, loopback: true, mtu: 65_535, mac: MacAddr::default(), name: "lo".into() }
+        Own {
+            addrs,
+            ifindex,
+            loopback: true,
+            mtu: 65_535,
+            mac: MacAddr::default(),
+            name: "lo".into(),
+            groups: Vec::new(),
+            any_group: false,
+        }
     }
 
     #[test]
@@ -203,14 +232,16 @@ mod tests {
         let mut way = |paths: &mut Paths| paths.way(&flow, &own, &mut netlink);
         let _ = way(&mut paths);
         let mac = MacAddr([2; 6]);
-        let known = Neighbour { ifindex: own.ifindex, ip: flow.dst, mac: Some(mac), stale: false };
+        let known = Neighbour { ifindex: own.ifindex, ip: flow.dst, mac: Some(mac), stale: false, failed: false };
         let wire = Way::Wire { mac, mtu: 65_535 };
         paths.note(&Event::Neighbour(known), &own);
         assert_eq!(way(&mut paths), wire);
         paths.note(&Event::Neighbour(Neighbour { stale: true, ..known }), &own);
         assert_eq!([way(&mut paths), way(&mut paths)], [Way::Kernel, wire]);
-        paths.note(&Event::Neighbour(Neighbour { mac: None, ..known }), &own);
+        let gone = Event::Neighbour(Neighbour { mac: None, failed: true, ..known });
+        assert_eq!(paths.note(&gone, &own), 0, "nothing waited");
         assert_eq!([way(&mut paths), way(&mut paths)], [Way::Kernel, Way::Kernel]);
+        assert_eq!((paths.note(&gone, &own), paths.note(&gone, &own)), (2, 0));
         paths.note(&Event::Neighbour(Neighbour { ifindex: own.ifindex + 1, ..known }), &own);
         assert_eq!(way(&mut paths), Way::Kernel, "on another interface");
         paths.note(&Event::Neighbour(known), &own);

@@ -169,13 +169,14 @@ fn arrive<'a>(message: &Message<'a>, own: &Own, again: bool) -> Result<Arrival<'
         return Err(Reason::ForeignVlan);
     }
     let link = Ethernet::parse(frame).ok_or(Reason::Truncated)?;
-    if link.dst != own.mac {
+    if link.dst != own.mac && !link.dst.is_multicast() {
         return Err(Reason::NotOurs);
     }
     let vnet::Received { checksums, segment } = vnet::read(header)?;
     let mut datagram = parse::parse(frame, if again { Checksums::Trusted } else { checksums })?;
     let flow = &mut datagram.flow;
-    if !own.has(&flow.dst) {
+    let ours = if link.dst == own.mac { own.has(&flow.dst) } else { own.has_group(&flow.dst) };
+    if !ours {
         return Err(Reason::NotOurs);
     }
     // Nobody else may speak in our name.

@@ -1,23 +1,21 @@
 //! Packets that the kernel sends for us, by raw IP sockets, with the headers that we wrote: to next hops that are not
-//! resolved yet. The kernel asks for the neighbour, keeps a few packets meanwhile, and takes the route that it knows.
+//! resolved yet. The kernel asks for the neighbour, keeps a few packets meanwhile, and takes the route that it knows. That it found nobody is heard by netlink
+//! ([`super::paths`]).
 
 use super::Own;
 use crate::ether::{HEADERS_MAX, Link, Seal, TRANSPORT_MAX, Template, UdpChecksum};
 use crate::sending::write;
 use crate::sys::packet as sys;
-use crate::sys::recv::take_error;
 use crate::sys::socket::SockAddr;
 use crate::{PortError, ROCE_UDP_PORT};
 use burst_base::Reason;
-use burst_frame::{Flow, TxBatch, TxFrame};
+use burst_frame::{TxBatch, TxFrame};
 use burst_wire::MacAddr;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// Buffer of these sockets, bytes: few packets go this way.
 const SNDBUF: u32 = 1 << 20;
-/// Errors taken off an error queue at once.
-const ERRORS_MAX: usize = 64;
 
 /// The sockets.
 pub struct Slow {
@@ -36,13 +34,7 @@ impl Slow {
         Ok(Slow { v4, v6, packet: vec![0; HEADERS_MAX + TRANSPORT_MAX].into_boxed_slice() })
     }
     /// Sends one packet with identification 0, or says why it was dropped.
-    pub fn send(
-        &mut self,
-        batch: &TxBatch,
-        frame: &TxFrame,
-        own: &Own,
-        dropped: &mut dyn FnMut(Reason),
-    ) -> Result<(), Reason> {
+    pub fn send(&mut self, batch: &TxBatch, frame: &TxFrame, own: &Own) -> Result<(), Reason> {
         let flow = &frame.flow;
         let (src_port, len) = (own.src_port(flow), frame.udp_payload_len());
         let link = Link { src: own.mac, dst: MacAddr::default(), vlan: None };
@@ -58,33 +50,8 @@ impl Slow {
             template.complete_checksum(packet);
         }
         let fd = if template.is_v6() { self.v6.as_ref().ok_or(Reason::NoRoute)? } else { &self.v4 };
-        transmit(fd, &packet[template.ip_at()..], flow, dropped)
-    }
-    /// Counts what the network said about packets sent earlier.
-    pub fn complaints(&self, dropped: &mut dyn FnMut(Reason)) {
-        for fd in [Some(&self.v4), self.v6.as_ref()].into_iter().flatten() {
-            empty(fd, dropped);
-        }
-    }
-}
-
-fn transmit(fd: &OwnedFd, packet: &[u8], flow: &Flow, dropped: &mut dyn FnMut(Reason)) -> Result<(), Reason> {
-    let to = SockAddr::from_parts(&flow.dst, 0, flow.scope);
-    let sent = sys::send_to(fd, packet, &to).or_else(|_| {
-        // It may have been an error of an earlier packet.
-        empty(fd, dropped);
-        sys::send_to(fd, packet, &to)
-    });
-    sent.map_err(|error| reason(&error))
-}
-
-fn empty(fd: &OwnedFd, dropped: &mut dyn FnMut(Reason)) {
-    for _ in 0..ERRORS_MAX {
-        let Some(error) = take_error(fd.as_raw_fd()) else { return };
-        // What this host says itself is also the answer of the call.
-        if error.remote {
-            dropped(reason(&io::Error::from_raw_os_error(error.errno)));
-        }
+        let to = SockAddr::from_parts(&flow.dst, 0, flow.scope);
+        sys::send_to(fd, &packet[template.ip_at()..], &to).map_err(|error| reason(&error))
     }
 }
 

@@ -116,7 +116,7 @@ impl Tx {
                     continue;
                 }
                 Way::Home => out.home.push(batch, frame),
-                Way::Kernel => out.slow.send(batch, frame, out.own, dropped),
+                Way::Kernel => out.slow.send(batch, frame, out.own),
                 Way::Nowhere(reason) => Err(reason),
             };
             if let Err(reason) = sent {
@@ -165,6 +165,9 @@ impl Tx {
             let taken = self.build_train(last, batch, at..frames.len(), train_max, dropped);
             if taken == 0 {
                 break;
+            }
+            if out.own.has_group(&frames[at].flow.dst) {
+                out.copy_home(batch, &frames[at..at + taken], dropped);
             }
             at += taken;
         }
@@ -250,6 +253,14 @@ impl Outlets<'_> {
     #[inline]
     fn way(&mut self, flow: &Flow) -> Way {
         self.paths.way(flow, self.own, self.netlink)
+    }
+    /// What goes to a group in which we take part comes home as well.
+    fn copy_home(&mut self, batch: &TxBatch, frames: &[TxFrame], dropped: &mut dyn FnMut(Reason)) {
+        for frame in frames {
+            if let Err(reason) = self.home.push(batch, frame) {
+                dropped(reason);
+            }
+        }
     }
     /// The way of a packet without taking note of it.
     #[inline]

@@ -54,9 +54,6 @@ pub fn join_group(fd: &OwnedFd, id: u16, code: &[Insn]) -> io::Result<()> {
 pub fn open_raw(v6: bool, device: &str, sndbuf: u32) -> io::Result<OwnedFd> {
     let fd = socket(if v6 { libc::AF_INET6 } else { libc::AF_INET }, libc::SOCK_RAW, libc::IPPROTO_RAW)?;
     set_buffers(&fd, 0, sndbuf)?;
-    let (level, option) =
-        if v6 { (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) } else { (libc::IPPROTO_IP, libc::IP_RECVERR) };
-    set(&fd, level, option, 1)?;
     // SAFETY: the name lives during the call and its length is given.
     let rc = unsafe {
         let (name, len) = (device.as_ptr().cast(), device.len() as libc::socklen_t);

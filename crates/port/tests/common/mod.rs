@@ -1,6 +1,8 @@
 //! What the tests with real sockets share: ports on loopback or in namespaces, payloads, a sink.
 #![allow(dead_code)]
 
+pub mod wire;
+
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::udp::UdpPort;

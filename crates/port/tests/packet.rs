@@ -1,0 +1,597 @@
+//! The `packet` port on a veth between two network namespaces: what it puts on the wire, what it takes from it, and what
+//! happens when the link, its addresses and its neighbours change. Needs root; skipped with a message otherwise.
+
+mod common;
+
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, TxBatch};
+use burst_port::ether::{Link, Seal, Template, UdpChecksum};
+use burst_port::packet::PacketPort;
+use burst_port::{Port, PortError, PortKind, PortSpec};
+use burst_wire::{Ip, Layers, MacAddr};
+use common::wire::{Capture, ETHERNET, IPV4, Injector, in_namespaces, ip, mac_of, run};
+use common::{Collect, flow, payloads, push_qpn, receive, send};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+fn open(text: &str) -> PacketPort {
+    open_worker(text, 0, 1)
+}
+
+fn open_worker(text: &str, worker: usize, workers: usize) -> PacketPort {
+    let spec = PortSpec::parse(text).unwrap();
+    let PortKind::Packet(packet) = &spec.kind else { panic!("a packet port") };
+    PacketPort::open(packet, text, worker, workers).unwrap()
+}
+
+/// Sends one packet and waits until it is through: the next hop is resolved then.
+fn meet(port: &mut PacketPort, flow: &Flow) {
+    assert_eq!(send(port, flow, &payloads(&[8])), []);
+    let end = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < end {
+        let _ = port.rx_burst(Nanos(0), 1, &mut Collect::default());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const V4: (&str, &str) = ("10.77.0.1", "10.77.0.2");
+const V6: (&str, &str) = ("fd77::1", "fd77::2");
+
+#[test]
+fn frames_on_the_wire_are_exact() {
+    let lengths: &[&[usize]] = &[&[1024; 20], &[4096; 15], &[64; 64], &[1024, 1024, 100], &[700], &[0; 5]];
+    let wish = |(src, dst)| Flow { src_port: 50_123, tos: 0x6a, hop_limit: 9, flow_label: 0xabcde, ..flow(src, dst) };
+    in_namespaces(
+        9000,
+        move |wire| {
+            // The kernel cuts trains before the wire.
+            run("ethtool", "-K va tx-checksum-ip-generic off");
+            let mut port = open("packet:dev=va");
+            for family in [V4, V6] {
+                wire.wait();
+                meet(&mut port, &wish(family));
+                wire.go();
+                for part in lengths {
+                    wire.wait();
+                    assert_eq!(send(&mut port, &wish(family), &payloads(part)), []);
+                    wire.go();
+                }
+            }
+            wire.wait();
+        },
+        move |wire| {
+            let mut port = open("packet:dev=vb");
+            let mut capture = Capture::new();
+            for _ in [V4, V6] {
+                wire.go();
+                wire.wait();
+                assert_eq!(capture.take(1).len(), 1, "the first packet, by way of the kernel");
+                assert_eq!(receive(&mut port, 1).frames.len(), 1);
+                for part in lengths {
+                    wire.go();
+                    wire.wait();
+                    let frames = capture.take(part.len());
+                    for (number, frame) in frames.iter().enumerate() {
+                        let layers = Layers::parse(frame).unwrap();
+                        assert_eq!(layers.computed_icrc(), layers.icrc, "{part:?} {number}");
+                        assert_eq!(layers.udp.src_port, 50_123);
+                        assert_eq!(layers.ethernet.dst, MacAddr(mac_of("vb")));
+                        match layers.ip {
+                            Ip::V4(ip) => {
+                                assert_eq!((ip.id, ip.flags_fragment), (number as u16, 0x4000));
+                                assert_eq!((ip.tos, ip.ttl), (0x6a, 9));
+                                assert_eq!(ip.checksum, ip.computed_checksum());
+                            }
+                            Ip::V6(ip) => {
+                                let seen = (ip.traffic_class, ip.hop_limit, ip.flow_label);
+                                assert_eq!(seen, (0x6a, 9, 0xabcde));
+                                assert_ne!(layers.udp.checksum, 0);
+                            }
+                        }
+                    }
+                    assert_eq!(frames.len(), part.len());
+                    let got = receive(&mut port, part.len());
+                    assert!(got.dropped.is_empty() && got.payloads() == payloads(part), "{part:?} {:?}", got.dropped);
+                    let seen = got.frames[0].0;
+                    assert_eq!((seen.tos, seen.hop_limit, seen.src_port), (0x6a, 9, 50_123));
+                }
+            }
+            wire.go();
+        },
+    );
+}
+
+#[test]
+fn trains_pass_whole_between_ports_of_both_kinds() {
+    let lengths = [4096; 100];
+    in_namespaces(
+        9000,
+        move |wire| {
+            for text in ["packet:dev=va", "packet:dev=va", "udp:dev=va"] {
+                let mut port = burst_port::open(&PortSpec::parse(text).unwrap(), 0, 1).unwrap();
+                wire.wait();
+                for (src, dst) in [V4, V6] {
+                    assert_eq!(send(&mut *port, &flow(src, dst), &payloads(&[12])), []);
+                    wire.go();
+                    wire.wait();
+                    let _ = port.rx_burst(Nanos(0), 64, &mut Collect::default());
+                    assert_eq!(send(&mut *port, &flow(src, dst), &payloads(&lengths)), []);
+                    wire.go();
+                    wire.wait();
+                }
+                drop(port);
+                wire.go();
+            }
+        },
+        move |wire| {
+            for text in ["packet:dev=vb,gro=off", "udp:dev=vb,strict_id", "packet:dev=vb,gro=off"] {
+                let mut port = burst_port::open(&PortSpec::parse(text).unwrap(), 0, 1).unwrap();
+                wire.go();
+                for _ in [V4, V6] {
+                    wire.wait();
+                    assert_eq!(receive(&mut *port, 1).payloads(), payloads(&[12]), "{text}");
+                    wire.go();
+                    wire.wait();
+                    let got = receive(&mut *port, 100);
+                    assert!(got.dropped.is_empty() && got.payloads() == payloads(&lengths), "{text} {:?}", got.dropped);
+                    wire.go();
+                }
+                drop(port);
+                wire.wait();
+            }
+        },
+    );
+}
+
+/// A frame from 10.77.0.1 or fd77::1 to vb, good in every way, with a body of `len` bytes after the BTH.
+fn good(v6: bool, dst_mac: [u8; 6], len: usize, id: u16) -> Vec<u8> {
+    let (src, dst) = if v6 { V6 } else { V4 };
+    let flow = Flow { src_port: 50_000, ..flow(src, dst) };
+    let link = Link { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(dst_mac), vlan: None };
+    let template = Template::new(&link, &flow, 50_000, 4791).unwrap();
+    let mut frame = vec![0; template.header_len()];
+    template.write(&mut frame, id, 12 + len + 4, UdpChecksum::Zero);
+    let mut body = vec![0x0a, 0, 0xff, 0xff, 0, 0, 0, 17, 0, 0, 0, 1];
+    body.extend((0..len).map(|i| i as u8));
+    frame.extend_from_slice(&body);
+    let icrc = Seal::new(flow.src, flow.dst, 50_000, 4791).unwrap().begin(id, 12 + len + 4, &body).finish();
+    frame.extend_from_slice(&icrc);
+    template.complete_checksum(&mut frame);
+    frame
+}
+
+/// Makes the IPv4 header's checksum right again.
+fn fix_ip(frame: &mut [u8]) {
+    let header = burst_wire::Ipv4::parse(&frame[ETHERNET..]).unwrap();
+    frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&header.computed_checksum().to_be_bytes());
+}
+
+/// Frames, each with what must become of it.
+fn defects(mac: [u8; 6]) -> Vec<(&'static str, Vec<u8>, Option<Reason>)> {
+    let v4 = || good(false, mac, 64, 0x1234);
+    let v6 = || good(true, mac, 64, 0);
+    let changed = |mut frame: Vec<u8>, fix: bool, change: &dyn Fn(&mut Vec<u8>)| {
+        change(&mut frame);
+        if fix {
+            fix_ip(&mut frame);
+        }
+        frame
+    };
+    let udp4 = ETHERNET + IPV4;
+    let no_checksum = move |f: &mut Vec<u8>| f[udp4 + 6..udp4 + 8].fill(0);
+    vec![
+        ("a good one", v4(), None),
+        ("a good one", v6(), None),
+        ("without a UDP checksum", changed(v4(), false, &no_checksum), None),
+        ("with Ethernet padding", changed(v4(), false, &|f| f.extend_from_slice(&[0; 7])), None),
+        ("another MAC address", changed(v4(), false, &|f| f[5] ^= 1), Some(Reason::NotOurs)),
+        (
+            "another IP address",
+            changed(v4(), true, &|f| {
+                no_checksum(f);
+                f[ETHERNET + 19] = 77;
+            }),
+            Some(Reason::NotOurs),
+        ),
+        (
+            "another IPv6 address",
+            changed(v6(), false, &|f| {
+                f[ETHERNET + 39] = 0x77;
+                f[ETHERNET + 46..ETHERNET + 48].fill(0);
+            }),
+            Some(Reason::NotOurs),
+        ),
+        ("IP checksum", changed(v4(), false, &|f| f[ETHERNET + 10] ^= 1), Some(Reason::BadIpHeader)),
+        (
+            "IP options",
+            changed(v4(), false, &|f| {
+                f[ETHERNET] = 0x46;
+                f.splice(ETHERNET + IPV4..ETHERNET + IPV4, [1, 1, 1, 0]);
+            }),
+            Some(Reason::BadIpHeader),
+        ),
+        ("UDP checksum", changed(v4(), false, &|f| f[udp4 + 6] ^= 1), Some(Reason::BadUdpChecksum)),
+        ("damaged payload", changed(v4(), false, &|f| f[udp4 + 30] ^= 1), Some(Reason::BadUdpChecksum)),
+        (
+            "damaged payload without a checksum",
+            changed(v4(), false, &|f| {
+                no_checksum(f);
+                f[udp4 + 30] ^= 1;
+            }),
+            Some(Reason::BadIcrc),
+        ),
+        ("an identification changed on the way", changed(v4(), true, &|f| f[ETHERNET + 5] ^= 1), Some(Reason::BadIcrc)),
+        ("our own address as source", changed(v4(), true, &|f| f[ETHERNET + 15] = 2), Some(Reason::BadUdpChecksum)),
+        (
+            "our own address as source, no checksum",
+            changed(v4(), true, &|f| {
+                no_checksum(f);
+                f[ETHERNET + 15] = 2;
+            }),
+            Some(Reason::WrongSource),
+        ),
+        ("first fragment", changed(v4(), true, &|f| f[ETHERNET + 6] = 0x20), Some(Reason::Fragment)),
+        ("UDP length too long", changed(v4(), false, &|f| f[udp4 + 5] += 1), Some(Reason::Truncated)),
+        ("cut short", changed(v4(), false, &|f| f.truncate(90)), Some(Reason::Truncated)),
+        ("a short transport part", good_but_short(mac), Some(Reason::Truncated)),
+        ("oversize", good(false, mac, 4300, 3), Some(Reason::Oversize)),
+        ("the longest", good(false, mac, 4096 + 12, 3), None),
+    ]
+}
+
+/// A datagram of 8 bytes: less than a BTH.
+fn good_but_short(mac: [u8; 6]) -> Vec<u8> {
+    let link = Link { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(mac), vlan: None };
+    let template = Template::new(&link, &flow(V4.0, V4.1), 50_000, 4791).unwrap();
+    let mut frame = vec![0; template.header_len() + 8];
+    template.write(&mut frame, 5, 8, UdpChecksum::Zero);
+    frame
+}
+
+/// An IPv6 fragment header in front of a UDP header: the first fragment of a RoCEv2 packet.
+fn v6_fragment(mac: [u8; 6]) -> Vec<u8> {
+    let mut frame = good(true, mac, 64, 0);
+    frame[ETHERNET + 6] = 44;
+    let fragment = [17, 0, 0, 1, 0, 0, 0, 7];
+    frame.splice(ETHERNET + 40..ETHERNET + 40, fragment);
+    frame
+}
+
+#[test]
+fn every_defect_is_dropped_with_its_reason() {
+    in_namespaces(
+        9000,
+        |wire| {
+            // The other side shows frames to any address, as a switch that floods would.
+            wire.wait();
+            let mac: [u8; 6] = std::array::from_fn(|i| [2, 0, 0, 0, 0, 2][i]);
+            let mut injector = Injector::new("va");
+            for (_, frame, _) in defects(mac) {
+                injector.send(&frame);
+                wire.go();
+                wire.wait();
+            }
+            for frame in [v6_fragment(mac), tagged(&good(false, mac, 64, 1), 7), tagged(&good(false, mac, 64, 1), 0)] {
+                injector.send(&frame);
+                wire.go();
+                wire.wait();
+            }
+        },
+        |wire| {
+            ip("link set vb address 02:00:00:00:00:02 promisc on");
+            let mut port = open("packet:dev=vb");
+            wire.go();
+            for (what, frame, reason) in defects(mac_of("vb")) {
+                wire.wait();
+                let got = receive(&mut port, 1);
+                match reason {
+                    Some(reason) => assert_eq!((got.frames.len(), &got.dropped[..]), (0, &[reason][..]), "{what}"),
+                    None => assert_eq!(got.frames.len(), 1, "{what} ({} bytes): {:?}", frame.len(), got.dropped),
+                }
+                wire.go();
+            }
+            for reason in [Some(Reason::Fragment), Some(Reason::ForeignVlan), None] {
+                wire.wait();
+                let got = receive(&mut port, 1);
+                assert_eq!(got.dropped.first().copied(), reason);
+                assert_eq!(got.frames.len(), usize::from(reason.is_none()));
+                wire.go();
+            }
+        },
+    );
+}
+
+fn tagged(frame: &[u8], tag: u16) -> Vec<u8> {
+    let mut out = frame.to_vec();
+    let tag = [0x81, 0x00, (tag >> 8) as u8, tag as u8];
+    out.splice(12..12, tag);
+    out
+}
+
+/// Everything that arrives within this time.
+fn receive_for(port: &mut dyn Port, time: Duration) -> Collect {
+    let (mut sink, end) = (Collect::default(), Instant::now() + time);
+    while Instant::now() < end {
+        port.rx_burst(Nanos(0), 64, &mut sink);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    sink
+}
+
+#[test]
+fn next_hops_are_found_followed_and_missed() {
+    in_namespaces(
+        1500,
+        |wire| {
+            let mut port = open("packet:dev=va");
+            wire.wait();
+            // Nobody has been asked for yet: the first packet goes all the same.
+            assert_eq!(send(&mut port, &flow(V4.0, V4.1), &payloads(&[100; 3])), []);
+            wire.go();
+            wire.wait();
+            // The peer has another Ethernet address now, and says so.
+            let got = receive_for(&mut port, Duration::from_millis(100));
+            assert_eq!(got.dropped, []);
+            assert_eq!(send(&mut port, &flow(V4.0, V4.1), &payloads(&[100; 3])), []);
+            wire.go();
+            wire.wait();
+            // Nobody there, and nowhere to go.
+            assert_eq!(send(&mut port, &flow(V4.0, "10.77.0.99"), &payloads(&[100])), []);
+            assert_eq!(send(&mut port, &flow(V4.0, "192.0.2.1"), &payloads(&[100])), [Reason::NoRoute]);
+            assert_eq!(send(&mut port, &flow(V4.0, V4.1), &payloads(&[1600])), [Reason::SendTooLong]);
+            let (mut reasons, end) = (Vec::new(), Instant::now() + Duration::from_secs(8));
+            while reasons.is_empty() && Instant::now() < end {
+                reasons = receive_for(&mut port, Duration::from_millis(20)).dropped;
+            }
+            assert_eq!(reasons, [Reason::NoNeighbour]);
+            // A route that appears is used; the gateway is the peer.
+            ip("route add 192.0.2.0/24 via 10.77.0.2");
+            receive_for(&mut port, Duration::from_millis(50));
+            assert_eq!(send(&mut port, &flow(V4.0, "192.0.2.1"), &payloads(&[100])), []);
+            wire.go();
+            wire.wait();
+        },
+        |wire| {
+            ip("addr add 192.0.2.1/32 dev vb");
+            let mut port = open("packet:dev=vb");
+            wire.go();
+            wire.wait();
+            assert_eq!(receive(&mut port, 3).payloads(), payloads(&[100; 3]));
+            ip("link set vb address 02:00:00:00:00:99");
+            let mut injector = Injector::new("vb");
+            injector.send(&gratuitous_arp(mac_of("vb")));
+            receive_for(&mut port, Duration::from_millis(50));
+            wire.go();
+            wire.wait();
+            assert_eq!(receive(&mut port, 3).payloads(), payloads(&[100; 3]));
+            wire.go();
+            wire.wait();
+            let got = receive(&mut port, 1);
+            assert_eq!((got.frames.len(), got.frames[0].0.dst), (1, "192.0.2.1".parse().unwrap()));
+            wire.go();
+        },
+    );
+}
+
+/// 10.77.0.2 asks for itself, so that everybody learns its new address.
+fn gratuitous_arp(mac: [u8; 6]) -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend_from_slice(&mac);
+    frame.extend_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend_from_slice(&mac);
+    frame.extend_from_slice(&[10, 77, 0, 2]);
+    frame.extend_from_slice(&[0; 6]);
+    frame.extend_from_slice(&[10, 77, 0, 1]);
+    frame
+}
+
+#[test]
+fn packets_to_ourselves_come_home() {
+    in_namespaces(
+        1500,
+        |wire| {
+            let mut port = open("packet:dev=va");
+            let to = Flow { tos: 0x43, ..flow(V4.0, V4.0) };
+            assert_eq!(port.next_event(), Nanos::NEVER);
+            assert_eq!(send(&mut port, &to, &payloads(&[1024; 40])), []);
+            assert_eq!(port.next_event(), Nanos(0), "there is something without a descriptor being readable");
+            let got = receive(&mut port, 40);
+            assert_eq!((got.payloads(), got.frames[0].0.tos), (payloads(&[1024; 40]), 0x43));
+            assert_eq!(port.next_event(), Nanos::NEVER);
+            // On the loopback interface itself: two ports, frames over lo.
+            let (mut one, mut two) = (open("packet:dev=lo,addr=127.0.0.1"), open("packet:dev=lo,addr=127.0.0.2"));
+            assert_eq!(send(&mut one, &flow("127.0.0.1", "127.0.0.2"), &payloads(&[4096; 40])), []);
+            let got = receive(&mut two, 40);
+            assert_eq!((got.payloads(), got.dropped.len()), (payloads(&[4096; 40]), 0));
+            wire.wait();
+        },
+        |wire| wire.go(),
+    );
+}
+
+#[test]
+fn groups_are_joined_and_left() {
+    let groups = ["239.7.7.7", "ff15::7:7"];
+    in_namespaces(
+        1500,
+        move |wire| {
+            let mut port = open("packet:dev=va");
+            let froms = ["10.77.0.1", "fd77::1"];
+            for round in 0..2 {
+                wire.wait();
+                for (group, from) in groups.iter().zip(froms) {
+                    assert_eq!(send(&mut port, &flow(from, group), &payloads(&[64; 2])), [], "{round}");
+                    assert!(!port.caps().addrs.is_empty());
+                }
+                wire.go();
+            }
+            wire.wait();
+            // Ours come home once we take part.
+            port.join(groups[0].parse().unwrap()).unwrap();
+            assert_eq!(send(&mut port, &flow(froms[0], groups[0]), &payloads(&[64; 2])), []);
+            assert_eq!(receive(&mut port, 2).payloads(), payloads(&[64; 2]));
+            let error = open("packet:dev=lo,addr=127.0.0.3").join(groups[0].parse().unwrap()).unwrap_err();
+            assert!(matches!(error, PortError::Unsupported { .. }), "{error}");
+        },
+        move |wire| {
+            let mut port = open("packet:dev=vb");
+            let ips = groups.map(|g| g.parse::<IpAddr>().unwrap());
+            for group in ips {
+                port.join(group).unwrap();
+                port.join(group).unwrap();
+            }
+            assert!(port.join(V4.0.parse().unwrap()).is_err());
+            wire.go();
+            wire.wait();
+            let got = receive(&mut port, 4);
+            assert_eq!((got.frames.len(), got.dropped.len()), (4, 0), "{:?}", got.dropped);
+            assert!(ips.iter().all(|ip| got.frames.iter().filter(|(f, _)| f.dst == *ip).count() == 2));
+            ips.iter().for_each(|group| port.leave(*group));
+            wire.go();
+            wire.wait();
+            let got = receive_for(&mut port, Duration::from_millis(50));
+            assert!(got.frames.is_empty() && got.dropped.iter().all(|r| *r == Reason::NotOurs), "{:?}", got.dropped);
+            wire.go();
+        },
+    );
+}
+
+#[test]
+fn workers_share_frames_by_queue_pair() {
+    in_namespaces(
+        1500,
+        |wire| {
+            let mut port = open("packet:dev=va");
+            for (src, dst) in [V4, V6] {
+                wire.wait();
+                meet(&mut port, &flow(src, dst));
+                let bytes = payloads(&[100; 30]);
+                let mut batch = TxBatch::new(30);
+                for (i, payload) in bytes.iter().enumerate() {
+                    // One packet at a time: a train goes to the worker of its first packet.
+                    batch.clear();
+                    push_qpn(&mut batch, &flow(src, dst), payload, 0x100 + i as u32 % 3);
+                    port.tx_burst(Nanos(0), &batch, &mut |reason| panic!("{reason}"));
+                }
+                wire.go();
+            }
+            wire.wait();
+        },
+        |wire| {
+            let mut ports: Vec<PacketPort> = (0..3).map(|w| open_worker("packet:dev=vb", w, 3)).collect();
+            for _ in [V4, V6] {
+                wire.go();
+                wire.wait();
+                for (worker, port) in ports.iter_mut().enumerate() {
+                    let got = receive_for(port, Duration::from_millis(50));
+                    let mine = |b: &[u8]| u32::from_be_bytes([0, b[5], b[6], b[7]]) == 0x100 + worker as u32;
+                    let frames: Vec<_> = got.frames.iter().filter(|(_, b)| b.len() > 50).collect();
+                    assert_eq!((frames.len(), got.dropped.len()), (10, 0), "worker {worker}");
+                    assert!(frames.iter().all(|(_, b)| mine(b)), "worker {worker}");
+                }
+            }
+            wire.go();
+        },
+    );
+}
+
+#[test]
+fn the_interface_may_change_go_and_come_back() {
+    in_namespaces(
+        1500,
+        |wire| {
+            wire.wait();
+            let mut port = open("packet:dev=va");
+            let ips = |port: &PacketPort| port.caps().addrs.iter().map(|a| a.ip.to_string()).collect::<Vec<_>>();
+            assert!(port.caps().up && ips(&port)[0] == V4.0);
+            ip("addr add 10.77.9.1/24 dev va");
+            ip("addr del 10.77.0.1/24 dev va");
+            ip("link set va mtu 9000");
+            // Netlink tells the port before anybody asks it to look.
+            receive_for(&mut port, Duration::from_millis(50));
+            assert!(port.caps().link_mtu == 9000 && ips(&port)[0] == "10.77.9.1", "{:?}", ips(&port));
+            assert!(port.refresh() && !port.refresh());
+            assert_eq!(send(&mut port, &flow("10.77.9.1", "10.77.9.1"), &payloads(&[512])), []);
+            assert_eq!(receive(&mut port, 1).frames.len(), 1);
+            ip("link set va down");
+            receive_for(&mut port, Duration::from_millis(50));
+            assert!(!port.caps().up && port.refresh());
+            let _ = send(&mut port, &flow("10.77.9.1", "10.77.9.2"), &payloads(&[4; 3]));
+            ip("link del va");
+            receive_for(&mut port, Duration::from_millis(50));
+            assert!(port.caps().addrs.is_empty() && !port.caps().up);
+            assert_ne!(send(&mut port, &flow("10.77.9.1", "10.77.9.2"), &payloads(&[4])), []);
+            // Another interface of the same name.
+            ip("link add va type veth peer name vx");
+            ip("addr add 10.77.0.1/24 dev va");
+            ip("link set va up");
+            ip("link set vx up");
+            receive_for(&mut port, Duration::from_millis(100));
+            assert!(port.caps().up && ips(&port)[0] == V4.0, "{:?}", port.caps());
+            ip("neigh add 10.77.0.7 lladdr 02:00:00:00:00:07 dev va");
+            let mut capture = Capture::new();
+            assert_eq!(send(&mut port, &flow(V4.0, "10.77.0.7"), &payloads(&[256; 4])), []);
+            assert!(!capture.take(1).is_empty());
+            // And it hears.
+            let mut frame = good(false, mac_of("va"), 20, 1);
+            frame[ETHERNET + 12..ETHERNET + 20].copy_from_slice(&[10, 77, 0, 2, 10, 77, 0, 1]);
+            fix_ip(&mut frame);
+            Injector::new("vx").send(&frame);
+            let got = receive(&mut port, 1);
+            assert_eq!(got.dropped.len() + got.frames.len(), 1);
+            wire.go();
+        },
+        |wire| {
+            wire.go();
+            wire.wait();
+        },
+    );
+}
+
+#[test]
+fn the_kernel_keeps_silent_and_refusals_are_sentences() {
+    in_namespaces(
+        9000,
+        |wire| {
+            let mut port = open("packet:dev=va");
+            let mut capture = Capture::new();
+            wire.wait();
+            for (src, dst) in [V4, V6] {
+                meet(&mut port, &flow(src, dst));
+                assert_eq!(send(&mut port, &flow(src, dst), &payloads(&[4096; 30])), []);
+            }
+            wire.go();
+            wire.wait();
+            let answers: Vec<_> = capture.all(Duration::from_millis(200)).into_iter().filter(|f| is_error(f)).collect();
+            assert!(answers.is_empty(), "{answers:x?}");
+            // The port is taken: by whom, and what to do.
+            let error = burst_port::open(&PortSpec::parse("udp:dev=va").unwrap(), 0, 1).err().unwrap();
+            assert!(matches!(error, PortError::InUse { .. }), "{error}");
+            let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap(), 0, 1).err().unwrap();
+            assert!(matches!(error, PortError::InUse { .. }), "{error}");
+            drop(port);
+            ip("addr flush dev va");
+            let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap(), 0, 1).err().unwrap();
+            assert!(matches!(error, PortError::NoAddress { .. }), "{error}");
+            wire.go();
+        },
+        |wire| {
+            let mut port = open("packet:dev=vb");
+            wire.go();
+            wire.wait();
+            let got = receive(&mut port, 62);
+            assert_eq!((got.frames.len(), got.dropped.len()), (62, 0));
+            wire.go();
+            wire.wait();
+        },
+    );
+}
+
+/// ICMP destination unreachable, or ICMPv6.
+fn is_error(frame: &[u8]) -> bool {
+    match frame.get(12..14) {
+        Some([0x08, 0x00]) => frame[ETHERNET + 9] == 1 && frame[ETHERNET + 20] == 3,
+        Some([0x86, 0xdd]) => frame[ETHERNET + 6] == 58 && frame[ETHERNET + 40] == 1,
+        _ => false,
+    }
+}
