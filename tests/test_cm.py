@@ -1,0 +1,275 @@
+"""Connection management: unmodified programs over librdmacm between two hosts and within one, the rules of its API, and
+what `burst cm` shows of it."""
+
+import json
+import time
+
+import pytest
+
+from conftest import BUILD
+from lab import LabError
+from lab.perftest import await_listener
+from test_middleware import BURST_RUN, needs
+
+SECONDS = 20
+# Where programs listen when nobody says.
+RPING, COMMON, MCKEY = 7174, 7471, 7174
+
+# Server's host, client's host, the address of the server that both use.
+WAYS = {
+    "IPv4": ("b", "a", lambda fabric: fabric.b.address),
+    "IPv6": ("b", "a", lambda fabric: fabric.b.address6),
+    "loopback": ("b", "b", lambda fabric: "127.0.0.1"),
+    "loopback IPv6": ("b", "b", lambda fabric: "::1"),
+    "own address": ("a", "a", lambda fabric: fabric.a.address),
+}
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.replace(" ", "-"))
+def way(request, fabric):
+    """(server's host, client's host, address)"""
+    server, client, address = WAYS[request.param]
+    return getattr(fabric, server), getattr(fabric, client), address(fabric)
+
+
+def connections(host):
+    """What `burst cm --connections` lists."""
+    code, text = host.burst("cm", "--connections", "--json")
+    assert code == 0, text
+    return json.loads(text)["connections"]
+
+
+def steps(host):
+    """The table of steps, by name."""
+    code, text = host.burst("cm", "--json")
+    assert code == 0, text
+    return {row["step"]: row for row in json.loads(text)["steps"]}
+
+
+def await_cm_listener(host, program, port):
+    """Waits until somebody listens on the port of the connection manager."""
+    limit = time.monotonic() + 10
+    while not any(c["state"] == "listening" and c["local"]["port"] == port for c in connections(host)):
+        if not program.running() or time.monotonic() > limit:
+            raise LabError(f"{' '.join(program.words)} does not listen on port {port}:\n{program.text()}")
+        time.sleep(0.02)
+
+
+def pair(way, port, server_words, client_words, *, ends=True, env=None):
+    """Runs both, which must end well (or, without `ends`, the client only); what the client wrote."""
+    server_host, client_host, _ = way
+    server = server_host.start(*server_words, env=env)
+    client = None
+    try:
+        await_cm_listener(server_host, server, port)
+        client = client_host.start(*client_words, env=env)
+        code = client.wait(SECONDS)
+        served = server.wait(SECONDS) if ends else 0
+        assert (code, served) == (0, 0), f"{client.words}:\n{client.text()}\n{server.words}:\n{server.text()}"
+    finally:
+        server.stop()
+        if client:
+            client.stop()
+    return client.text()
+
+
+# rdma-core's programs
+
+@pytest.mark.parametrize("words", [["-V"], ["-S", 4000], ["-q"]], ids=["validated", "large", "own queue pair"])
+def test_rping(way, words):
+    common = ["rping", "-a", way[2], "-C", 10, *words]
+    pair(way, RPING, [*common, "-s"], [*common, "-c"])
+
+
+@pytest.mark.parametrize("words", [[], ["-c", 20, "-C", 5, "-S", 1000], ["-m"]], ids=["one", "twenty", "migrated"])
+def test_ucmatose(way, words):
+    text = pair(way, COMMON, ["ucmatose", "-b", way[2], *words], ["ucmatose", "-s", way[2], *words])
+    assert "return status 0" in text
+
+
+@pytest.mark.parametrize("words", [[], ["-c", 20, "-C", 5]], ids=["one", "twenty"])
+def test_udaddy(way, words):
+    text = pair(way, RPING, ["udaddy", "-b", way[2], *words], ["udaddy", "-s", way[2], *words])
+    assert "return status 0" in text
+
+
+def test_cmtime(way):
+    # Its server serves for ever.
+    text = pair(way, COMMON, ["cmtime", "-b", way[2]], ["cmtime", "-s", way[2], "-c", 50], ends=False)
+    rows = {line.split(":")[0].strip(): line.split(":")[1].split() for line in text.splitlines() if ":" in line}
+    assert {"resolve addr", "create qp", "connect", "disconnect"} <= rows.keys() and float(rows["connect"][0]) > 0
+
+
+def test_rdma_server(way):
+    # Without -s it takes the first any-address, which is IPv4's.
+    server = ["rdma_server", *(["-s", "::"] if ":" in way[2] else [])]
+    assert "rdma_client: end 0" in pair(way, COMMON, server, ["rdma_client", "-s", way[2]])
+
+
+def test_rdma_xserver(fabric):
+    way = fabric.b, fabric.a, fabric.b.address
+    assert "rdma_xclient: end 0" in pair(way, COMMON, ["rdma_xserver"], ["rdma_xclient", "-s", way[2]])
+
+
+# A sender waits five seconds before it sends, so both families run at once.
+def test_mckey(fabric):
+    groups = {"239.1.2.3": lambda host: host.address, "ff05::1234": lambda host: host.address6}
+    tool = ["stdbuf", "-oL", "mckey"]
+    started = []
+    try:
+        for group, of in groups.items():
+            started.append(fabric.b.start(*tool, "-m", group, "-b", of(fabric.b)))
+            started[-1].wait_for_text("receiving data transfers", SECONDS)
+        for group, of in groups.items():
+            started.append(fabric.a.start(*tool, "-m", group, "-s", "-b", of(fabric.a)))
+        for program in reversed(started):
+            code = program.wait(SECONDS)
+            assert code == 0 and "return status 0" in program.text(), program.text()
+    finally:
+        for program in started:
+            program.stop()
+
+
+# perftest 4.5 takes the addresses of -R from IPv4 alone, whatever its --ipv6 says; and nothing but RC and UD.
+@pytest.mark.parametrize(
+    "words",
+    [["ib_write_bw"], ["ib_read_lat"], ["ib_send_lat"], ["ib_atomic_bw"], ["ib_send_bw", "-q", 4], ["ib_send_bw", "-c", "UD", "-s", 512]],
+    ids=lambda words: "-".join(map(str, words)),
+)
+def test_perftest(fabric, words):
+    way = fabric.b, fabric.a, fabric.b.address
+    words = [*words, "-R", "-F", "-n", 50]
+    pair(way, 18515, words, [*words, way[2]])
+
+
+# qperf connects its reliable tests by the connection manager; its datagram and UC tests ignore -cm, and address their
+# peers by LID, which RoCE does not have.
+@needs("qperf", "qperf")
+def test_qperf(fabric):
+    server = fabric.b.start("qperf", "-lp", 19000)
+    try:
+        await_listener(fabric.b, server, 19000)
+        tests = ["rc_lat", "rc_bw", "rc_rdma_read_lat"]
+        words = ["qperf", "-lp", 19000, fabric.b.address, "-t", 1, "-cm", 1, *tests]
+        code, text = fabric.a.run(*words, seconds=SECONDS)
+        assert code == 0 and all(f"{name}:" in text for name in tests), text
+    finally:
+        server.stop()
+
+
+# Middleware
+
+@needs("fi_pingpong", "libfabric-bin")
+@pytest.mark.parametrize("endpoint", ["msg", "rdm"])
+@pytest.mark.parametrize("local", [False, True], ids=["two-hosts", "one-host"])
+def test_fi_pingpong(fabric, endpoint, local):
+    tool = ["fi_pingpong", "-p", "verbs", "-e", endpoint, "-c", "-S", 4096, "-I", 20]
+    server = fabric.b.start(*tool)
+    try:
+        await_listener(fabric.b, server, 47592)
+        client = (fabric.b if local else fabric.a).start(*tool, fabric.b.address)
+        code, served = client.wait(SECONDS), server.wait(SECONDS)
+    finally:
+        server.stop()
+    assert (code, served) == (0, 0), client.text() + server.text()
+
+
+# io_demo listens on IPv4 alone.
+@needs("io_demo", "ucx-utils")
+def test_ucx_connects_by_rdmacm(fabric):
+    # Nothing but verbs, and so no other connection manager than rdmacm.
+    env = {"UCX_NET_DEVICES": "burst0:1", "UCX_TLS": "rc_verbs", "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm"}
+    before = steps(fabric.a)["REQ to established"]["count"]
+    words = [*BURST_RUN, "io_demo", "-p", 1337, "-q", "-d", "1000:50000"]
+    way = fabric.b, fabric.a, fabric.b.address
+    pair(way, 1337, words, [*words, "-i", 20, "-o", "read,write", way[2]], ends=False, env=env)
+    assert steps(fabric.a)["REQ to established"]["count"] > before
+
+
+# The rules of the API, each of them checked by cm_exercise.
+
+@pytest.mark.parametrize("address", ["address", "address6"])
+def test_rules(fabric, address):
+    code, text = fabric.a.run(BUILD / "programs" / "cm_exercise", getattr(fabric.a, address), seconds=40)
+    assert code == 0, text
+
+
+# What `burst cm` shows
+
+def test_steps_are_counted_at_both_ends(fabric):
+    before = steps(fabric.a), steps(fabric.b)
+    way = fabric.b, fabric.a, fabric.b.address
+    pair(way, COMMON, ["cmtime", "-b", way[2]], ["cmtime", "-s", way[2], "-c", 40], ends=False)
+    limit = time.monotonic() + 5
+    # The server's end of the last connections may come a moment later.
+    while steps(fabric.b)["REQ to established"]["count"] - before[1]["REQ to established"]["count"] < 40:
+        assert time.monotonic() < limit, steps(fabric.b)
+        time.sleep(0.05)
+    active, passive = (
+        {name: row["count"] - old[name]["count"] for name, row in steps(host).items()}
+        for host, old in zip((fabric.a, fabric.b), before)
+    )
+    for name in ("resolve address", "resolve route", "create queue pair", "REQ sent to REP received", "REQ to established"):
+        assert active[name] == 40, (name, active)
+    assert active["REQ received to REP sent"] == 0 and active["DREQ sent to DREP received"] == 40, active
+    for name in ("REQ received to REP sent", "REP sent to RTU received", "REQ to established"):
+        assert passive[name] == 40, (name, passive)
+    row = steps(fabric.a)["REQ sent to REP received"]
+    assert 0 < row["p50_ns"] <= row["p99_ns"] <= row["max_ns"]
+    code, text = fabric.a.burst("cm")
+    assert code == 0 and "REQ sent to REP received" in text and "p99" in text, text
+
+
+def test_connections_are_listed_by_state(fabric):
+    server = fabric.b.start("rping", "-s", "-a", "0.0.0.0", "-P")
+    client = None
+    try:
+        await_cm_listener(fabric.b, server, RPING)
+        (listener,) = [c for c in connections(fabric.b) if c["state"] == "listening"]
+        assert (listener["program"], listener["space"], listener["local"]["address"]) == ("rping", "tcp", "0.0.0.0")
+        client = fabric.a.start("rping", "-c", "-a", fabric.b.address, "-C", 1000000)
+        ends = [established(fabric.a, client), established(fabric.b, server)]
+        assert ends[0]["peer"] == {"address": fabric.b.address, "port": RPING} == ends[1]["local"]
+        assert ends[0]["local"] == ends[1]["peer"]
+        assert (ends[0]["qpn"], ends[0]["comm_id"]) == (ends[1]["peer_qpn"], ends[1]["peer_comm_id"])
+        code, text = fabric.a.burst("cm", "--connections", "--state", "established")
+        assert code == 0 and text.splitlines()[-1] == "1 established", text
+        client.stop()
+        limit = time.monotonic() + 5
+        # The peer is told, and its end goes through time-wait.
+        while any(c["state"] not in ("listening",) for c in connections(fabric.b)):
+            assert time.monotonic() < limit, connections(fabric.b)
+            time.sleep(0.05)
+    finally:
+        server.stop()
+        if client:
+            client.stop()
+
+
+def established(host, program):
+    limit = time.monotonic() + 5
+    while True:
+        found = [c for c in connections(host) if c["state"] == "established"]
+        if found:
+            assert len(found) == 1, found
+            return found[0]
+        assert program.running() and time.monotonic() < limit, program.text()
+        time.sleep(0.02)
+
+
+def test_watch_shows_what_happened_since(fabric):
+    watch = fabric.a.start(BUILD / "burst", "cm", "--watch", "0.3", "--json")
+    try:
+        limit = time.monotonic() + 5
+        while not watch.text():
+            assert time.monotonic() < limit, "nothing is shown"
+            time.sleep(0.02)
+        way = fabric.b, fabric.a, fabric.b.address
+        pair(way, RPING, ["rping", "-s", "-a", way[2], "-C", 3], ["rping", "-c", "-a", way[2], "-C", 3])
+        time.sleep(1)
+    finally:
+        watch.stop()
+    first, *later = [json.loads(line) for line in watch.text().splitlines()]
+    counts = [row["count"] for shown in later for row in shown["steps"] if row["step"] == "REQ to established"]
+    assert sum(counts) == 1 and len(counts) >= 3, watch.text()
+    assert len(first["steps"]) == len(later[0]["steps"])
