@@ -183,7 +183,8 @@ impl Worker {
 
     /// Takes a queue pair out. With `unclean`, its peer is told and told again for a while.
     pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn, unclean: bool) -> Option<Box<QpSlot>> {
-        self.slot(qpn)?;
+        self.with_qp(qpn, now, |slot, env| slot.qp.part(env))?;
+        self.flush_all(now);
         let index = slot_of(qpn);
         let slot = take(&mut self.core.qps, index)?;
         self.core.wheel.cancel(index);

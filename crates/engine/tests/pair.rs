@@ -149,6 +149,28 @@ fn the_peer_of_a_dead_process_gets_an_error_at_once() {
     assert_eq!(b.worker.counters(0).reason(Reason::ProcessDied), 1);
 }
 
+/// A program that has its last message may end at once; the sender must not see an error for a message that arrived.
+#[test]
+fn what_the_program_has_received_is_acknowledged_before_the_end() {
+    type End = fn(&mut Host, Nanos, &AppQp);
+    let destroy: End = |b, now, qp| drop(b.worker.destroy_qp(now, qp.qpn, false));
+    let fail: End = |b, now, qp| assert!(b.fail_qp(now, qp));
+    for end in [destroy, fail] {
+        let (mut a, mut b) = hosts(None);
+        let (mut qa, mut qb) = connected(&mut a, &mut b, Mtu::B1024);
+        let sge = b.sge(0, 64);
+        qb.rq.write(99, &[sge]).expect("room");
+        let _ = qb.rq.post();
+        let mut now = Nanos(0);
+        let sge = a.sge(0, 64);
+        a.post(&mut qa, request(WrOpcode::Send, 1, 0, 0), &[sge]);
+        let received = run(&mut a, &mut b, &mut now, |_, _| poll(&mut qb).is_some());
+        assert!(received && poll(&mut qa).is_none(), "the acknowledgement waits for the next pass");
+        end(&mut b, now, &qb);
+        assert_eq!(wait(&mut a, &mut b, &mut qa, &mut now).status, WcStatus::Success as u8);
+    }
+}
+
 #[test]
 fn a_cleanly_destroyed_queue_pair_is_silent() {
     let (mut a, mut b) = hosts(None);

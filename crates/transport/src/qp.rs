@@ -132,8 +132,14 @@ impl Qp {
     fn enter(&mut self, to: QpState, env: &mut Env<'_>) {
         let from = self.state;
         match to {
-            QpState::Reset => return self.reset(),
-            QpState::Err => return self.enter_error(),
+            QpState::Reset => {
+                self.part(env);
+                return self.reset();
+            }
+            QpState::Err => {
+                self.part(env);
+                return self.enter_error();
+            }
             QpState::Init if from == QpState::Reset => {
                 self.req.allocate(self.id.cap.max_send_wr, self.id.cap.max_send_sge);
             }

@@ -150,6 +150,13 @@ impl Host {
         }
     }
 
+    /// Moves a queue pair to the error state.
+    #[allow(dead_code)] // not every test file does
+    pub fn fail_qp(&mut self, now: Nanos, qp: &AppQp) -> bool {
+        let attr = QpAttr { qp_state: QpState::Err, ..QpAttr::default() };
+        self.worker.modify_qp(now, qp.qpn, &attr, burst_base::verbs::attr_mask::STATE, None).is_ok()
+    }
+
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: BASE + offset, length, lkey: self.key }
     }
