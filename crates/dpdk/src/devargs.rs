@@ -1,0 +1,182 @@
+//! The words that name a device, and what is known of drivers before DPDK is asked.
+//!
+//! A device is named as on DPDK's command line: `net_memif0,role=server,socket=/run/x.sock`, `net_tap0,iface=tap7`,
+//! `0000:03:00.0`. Some drivers' defaults do not carry a 4 KiB RoCEv2 packet; [`DevArgs::completed`] adds what the user
+//! did not say. [`DRIVERS`] is the table of what differs between drivers and cannot be asked for.
+
+use core::fmt;
+
+/// What is behind DPDK's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Pages {
+    /// Huge pages if enough are free, else small ones where the device allows.
+    #[default]
+    Auto,
+    /// Huge pages or nothing.
+    Huge,
+    /// Small pages.
+    Small,
+}
+
+/// What cannot be asked of a driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// Its name, without the number of the device.
+    pub name: &'static str,
+    /// It has copied (or written) a packet when `tx_burst` returns: registered memory may be lent to it.
+    pub takes_at_once: bool,
+    /// A wire of our own: MTU when nobody says, with room for a RoCEv2 MTU of 4096. 0: what the device says.
+    pub mtu: u16,
+    /// It takes frames of any length whatever its MTU, and refuses to be told another one.
+    pub ignores_mtu: bool,
+    /// A client that has lost its server is started anew.
+    pub reconnects: bool,
+    /// Arguments added when they are missing.
+    pub defaults: &'static [(&'static str, &'static str)],
+}
+
+/// IP packet of a wire of our own: 40 IPv6 + 8 UDP + 28 transport + 4096 + 4 ICRC, rounded up.
+const OWN_MTU: u16 = 4200;
+
+/// Drivers that are special; all others are physical for us: they own a packet until they return it.
+pub const DRIVERS: &[Driver] = &[
+    Driver {
+        name: "net_memif",
+        takes_at_once: true,
+        mtu: OWN_MTU,
+        ignores_mtu: true,
+        reconnects: true,
+        // A frame in one buffer (the driver of DPDK 22.11 forgets to end chains), a ring that fits the L2 cache.
+        defaults: &[("bsize", "4224"), ("rsize", "8"), ("socket-abstract", "no")],
+    },
+    Driver { name: "net_ring", takes_at_once: false, mtu: OWN_MTU, ignores_mtu: true, reconnects: false, defaults: &[] },
+    Driver { name: "net_null", takes_at_once: true, mtu: OWN_MTU, ignores_mtu: true, reconnects: false, defaults: &[] },
+    Driver { name: "net_tap", takes_at_once: true, mtu: 0, ignores_mtu: false, reconnects: false, defaults: &[] },
+    Driver {
+        name: "net_af_packet",
+        takes_at_once: true,
+        mtu: 0,
+        ignores_mtu: true,
+        reconnects: false,
+        defaults: &[("blocksz", "16384"), ("framesz", "8192"), ("framecnt", "512"), ("qdisc_bypass", "1")],
+    },
+    Driver { name: "net_pcap", takes_at_once: true, mtu: 0, ignores_mtu: true, reconnects: false, defaults: &[] },
+];
+
+/// A driver that is not in the table.
+const PHYSICAL: Driver =
+    Driver { name: "", takes_at_once: false, mtu: 0, ignores_mtu: false, reconnects: false, defaults: &[] };
+
+/// A device's name and arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevArgs {
+    text: String,
+}
+
+impl DevArgs {
+    /// Takes what the user wrote.
+    ///
+    /// # Errors
+    /// A sentence without a name.
+    pub fn parse(text: &str) -> Result<DevArgs, String> {
+        let text = text.trim().trim_end_matches(',');
+        if text.split(',').next().is_none_or(|name| name.trim().is_empty()) {
+            return Err("names no device; write for example dev=net_memif0 or dev=0000:03:00.0".into());
+        }
+        Ok(DevArgs { text: text.to_owned() })
+    }
+    /// The device's name: `net_memif0`.
+    pub fn name(&self) -> &str {
+        self.text.split(',').next().unwrap_or_default().trim()
+    }
+    /// The value of an argument.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.text.split(',').skip(1).filter_map(|pair| pair.split_once('=')).find(|(k, _)| *k == key).map(|(_, v)| v)
+    }
+    /// What is known of the driver, by the name.
+    pub fn driver(&self) -> Driver {
+        let stem = self.name().trim_end_matches(|c: char| c.is_ascii_digit());
+        DRIVERS.iter().find(|d| d.name == stem).copied().unwrap_or(PHYSICAL)
+    }
+    /// Whether the name is that of a virtual device: needs neither huge pages nor a bus address.
+    pub fn is_virtual(&self) -> bool {
+        !self.name().contains(':')
+    }
+    /// Whether registered memory may be lent: the driver takes packets at once, and not by reference.
+    pub fn may_lend(&self) -> bool {
+        self.driver().takes_at_once && self.get("zero-copy") != Some("yes")
+    }
+    /// Whether this end of the device looks for the other.
+    pub fn is_client(&self) -> bool {
+        self.driver().reconnects && !matches!(self.get("role"), Some("server" | "master"))
+    }
+    /// With the driver's defaults for what was not said.
+    #[must_use]
+    pub fn completed(&self) -> DevArgs {
+        let mut text = self.text.clone();
+        for (key, value) in self.driver().defaults.iter().filter(|(key, _)| self.get(key).is_none()) {
+            text.push_str(&format!(",{key}={value}"));
+        }
+        DevArgs { text }
+    }
+    /// Longest frame that the arguments allow, if they bound it.
+    pub fn frame_max(&self) -> Option<u32> {
+        /// What an AF_PACKET ring puts before a frame.
+        const RING_HEADER: u32 = 64;
+        let number = |key| self.get(key).and_then(|v| v.parse::<u32>().ok());
+        match self.driver().name {
+            "net_memif" => number("bsize"),
+            "net_af_packet" => number("framesz").map(|size| size.saturating_sub(RING_HEADER)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for DevArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(text: &str) -> DevArgs {
+        DevArgs::parse(text).expect("a name")
+    }
+
+    #[test]
+    fn names_and_arguments_are_found() {
+        let memif = args("net_memif0,role=server,socket=/tmp/a.sock");
+        assert_eq!((memif.name(), memif.get("role"), memif.get("rol")), ("net_memif0", Some("server"), None));
+        assert_eq!(memif.driver().name, "net_memif");
+        assert!(memif.is_virtual() && memif.may_lend() && !memif.is_client());
+        assert!(args("net_memif1").is_client());
+        assert!(DevArgs::parse("").is_err() && DevArgs::parse(" ,a=b").is_err());
+    }
+
+    #[test]
+    fn physical_devices_keep_what_they_are_given() {
+        let nic = args("0000:03:00.0,txq_inline=128");
+        assert!(!nic.is_virtual() && !nic.may_lend() && !nic.is_client());
+        assert_eq!(nic.completed(), nic);
+        assert_eq!(nic.frame_max(), None);
+    }
+
+    #[test]
+    fn defaults_are_added_unless_said() {
+        let memif = args("net_memif0,rsize=10").completed();
+        assert_eq!((memif.get("rsize"), memif.get("bsize")), (Some("10"), Some("4224")));
+        assert_eq!(memif.frame_max(), Some(4224));
+        assert_eq!(args("net_memif0,zero-copy=yes").may_lend(), false);
+    }
+
+    #[test]
+    fn a_wire_of_our_own_carries_the_largest_roce_packet() {
+        // Ethernet, IPv6, UDP, BTH and RETH, payload, ICRC.
+        let frame = 14 + 40 + 8 + 12 + 16 + 4096 + 4;
+        assert!(args("net_memif0").completed().frame_max().is_some_and(|max| max >= frame));
+        assert!(u32::from(OWN_MTU) + 14 >= frame && u32::from(OWN_MTU) + 18 <= 4224);
+    }
+}

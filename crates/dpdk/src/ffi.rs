@@ -1,0 +1,108 @@
+//! The shim's functions, as `csrc/shim.h` declares them; the layouts are checked there and here.
+//!
+//! Rules that callers keep: device functions are called by one thread at a time per device; `bd_rx`, `bd_tx` and what
+//! belongs to a queue by the queue's owner only, while the device is started; an mbuf is used only by who got it from
+//! `bd_alloc` or `bd_rx`, until it is given to `bd_tx`, `bd_free` or `bd_rx_done`.
+
+use core::ffi::{c_char, c_int, c_void};
+
+/// A received packet: its first segment.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Packet {
+    pub mbuf: *mut c_void,
+    pub data: *const u8,
+    /// Of all segments.
+    pub len: u32,
+    pub segments: u32,
+}
+
+impl Packet {
+    pub const NONE: Packet = Packet { mbuf: core::ptr::null_mut(), data: core::ptr::null(), len: 0, segments: 0 };
+}
+
+const _: () = assert!(size_of::<Packet>() == 24);
+
+/// What a device is and offers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Facts {
+    pub driver: [u8; 32],
+    pub mac: [u8; 6],
+    pub mtu: u16,
+    pub mtu_max: u16,
+    pub rx_queues_max: u16,
+    pub tx_queues_max: u16,
+    pub if_index: u32,
+    pub is_multi_segment: u8,
+    pub has_rss: u8,
+    pub rx_scatter: u8,
+}
+
+/// What a device shall be.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub queues: u16,
+    pub rx_descriptors: u16,
+    pub tx_descriptors: u16,
+    /// 0: as it is.
+    pub mtu: u16,
+    /// Bytes of a receive buffer without headroom.
+    pub room: u32,
+    pub rx_buffers: u32,
+    pub tx_buffers: u32,
+}
+
+/// The pools of one queue pair.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Pools {
+    pub rx: *mut c_void,
+    pub tx: *mut c_void,
+    pub part: *mut c_void,
+    pub share: *mut c_void,
+}
+
+impl Pools {
+    pub const NONE: Pools = Pools {
+        rx: core::ptr::null_mut(),
+        tx: core::ptr::null_mut(),
+        part: core::ptr::null_mut(),
+        share: core::ptr::null_mut(),
+    };
+}
+
+pub type LogLine = unsafe extern "C" fn(level: u32, text: *const c_char, length: usize);
+
+unsafe extern "C" {
+    pub fn bd_log_to(line: LogLine, level: u32) -> c_int;
+    pub fn bd_eal_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
+    pub fn bd_thread_register() -> c_int;
+    pub fn bd_thread_unregister();
+
+    pub fn bd_probe(devargs: *const c_char, name: *const c_char, port: *mut u16) -> c_int;
+    pub fn bd_remove(port: u16) -> c_int;
+    pub fn bd_facts(port: u16, facts: *mut Facts) -> c_int;
+    pub fn bd_configure(port: u16, setup: *const Setup, pools: *mut Pools) -> c_int;
+    pub fn bd_start(port: u16) -> c_int;
+    pub fn bd_stop(port: u16) -> c_int;
+    pub fn bd_link(port: u16, speed_mbps: *mut u32) -> c_int;
+    pub fn bd_free_pools(pools: *mut Pools);
+    pub fn bd_rx_event_open(port: u16, queue: u16) -> c_int;
+    pub fn bd_rx_event_arm(port: u16, queue: u16) -> c_int;
+    pub fn bd_rx_event_drain(port: u16, queue: u16, events: c_int);
+    pub fn bd_rx_waiting(port: u16, queue: u16) -> c_int;
+
+    pub fn bd_rx(port: u16, queue: u16, out: *mut Packet, n: u16) -> u16;
+    pub fn bd_rx_done(packets: *const Packet, n: u16);
+    pub fn bd_flatten(mbuf: *const c_void, out: *mut u8, max: u32) -> u32;
+    pub fn bd_alloc(pool: *mut c_void, mbufs: *mut *mut c_void, n: u16) -> c_int;
+    pub fn bd_free(mbufs: *mut *mut c_void, n: u16);
+    pub fn bd_fill(mbuf: *mut c_void, len: u16) -> *mut u8;
+    pub fn bd_lend(mbuf: *mut c_void, memory: *mut c_void, len: u16, share: *mut c_void);
+    pub fn bd_chain(first: *mut c_void, last: *mut c_void, next: *mut c_void);
+    pub fn bd_tx(port: u16, queue: u16, mbufs: *mut *mut c_void, n: u16) -> u16;
+    pub fn bd_tx_reclaim(port: u16, queue: u16);
+    pub fn bd_borrowers(share: *const c_void) -> u32;
+}
