@@ -49,7 +49,14 @@ pub const DRIVERS: &[Driver] = &[
         // A frame in one buffer (the driver of DPDK 22.11 forgets to end chains), a ring that fits the L2 cache.
         defaults: &[("bsize", "4224"), ("rsize", "8"), ("socket-abstract", "no")],
     },
-    Driver { name: "net_ring", takes_at_once: false, mtu: OWN_MTU, ignores_mtu: true, reconnects: false, defaults: &[] },
+    Driver {
+        name: "net_ring",
+        takes_at_once: false,
+        mtu: OWN_MTU,
+        ignores_mtu: true,
+        reconnects: false,
+        defaults: &[],
+    },
     Driver { name: "net_null", takes_at_once: true, mtu: OWN_MTU, ignores_mtu: true, reconnects: false, defaults: &[] },
     Driver { name: "net_tap", takes_at_once: true, mtu: 0, ignores_mtu: false, reconnects: false, defaults: &[] },
     Driver {

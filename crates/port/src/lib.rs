@@ -11,6 +11,7 @@
 //! | [`packet`] | whole frames by AF_PACKET: exact headers, needs CAP_NET_RAW |
 //! | [`mem`] | frames between engines of one process, in virtual or real time |
 //! | [`ether`] | Ethernet, IP and UDP headers made and checked, the ICRC sealed: for ports that own their frames |
+//! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
 //! | [`impair`] | loss, duplication, reordering, delay, damage, ECN marks around any port |
 //! | [`iface`] | interfaces of this host: addresses, MTU, state, speed |
 //! | `sys` | the system calls; the only module with `unsafe` |
@@ -20,6 +21,7 @@ pub mod error;
 pub mod ether;
 pub mod iface;
 pub mod impair;
+pub mod lan;
 pub mod mem;
 pub mod packet;
 mod sending;
