@@ -5,6 +5,9 @@ CARGO ?= cargo
 PYTHON ?= python3
 PREFIX ?= /usr/local
 LIB := target/release/lib
+# The port kind `dpdk` is built where pkg-config knows libdpdk; DPDK=no leaves it out.
+DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
+FEATURES := $(if $(filter yes,$(DPDK)),--features burstd/dpdk)
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build test interop conformance demo bench lint doc install clean
@@ -16,7 +19,8 @@ deps: ## Install what is needed beside Rust (apt; says what it does)
 	@scripts/install-deps
 
 build: ## Release build: burst, burstd, the drop-in libraries
-	$(CARGO) build --release --locked -p burst -p burstd
+	@echo "make: $(if $(FEATURES),with,without) the port kind dpdk$(if $(FEATURES),, (libdpdk-dev is not installed))"
+	$(CARGO) build --release --locked -p burst -p burstd $(FEATURES)
 	$(CARGO) build --release --locked -p burst --example pingpong
 	scripts/build-libs.sh release
 	scripts/build-c release

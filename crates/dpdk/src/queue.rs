@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 pub const BURST: usize = 32;
 /// Pieces of memory lent by one frame.
 pub const LENT_MAX: usize = 8;
-/// How long a full send queue is waited for before packets are dropped: a peer that naps wakes within it.
-const FULL_WAIT: Duration = Duration::from_millis(5);
+/// How long a full send queue is waited for before packets are dropped: a peer that naps, or waits for its processor,
+/// runs within it. Who does not take anything for so long is not waited for again until it does.
+const FULL_WAIT: Duration = Duration::from_millis(20);
 /// How long memory that a driver should have returned is waited for.
 const RETURN_WAIT: Duration = Duration::from_secs(1);
 
@@ -75,6 +76,8 @@ pub struct QueuePair {
     staged: Vec<*mut c_void>,
     /// Whether some of them lend memory.
     lent: bool,
+    /// The queue was full for too long, and nothing has been taken since.
+    stuck: bool,
     /// Received packets of one burst.
     packets: Box<[Packet; BURST]>,
     /// For packets in several segments.
@@ -99,6 +102,7 @@ impl QueuePair {
             registered: false,
             staged: Vec::with_capacity(BURST),
             lent: false,
+            stuck: false,
             packets: Box::new([Packet::NONE; BURST]),
             flat: vec![0; frame_max + 8],
             events: None,
@@ -223,7 +227,7 @@ impl QueuePair {
         }
         let mut sent = Sent::default();
         let left = match self.device.enter(self.queue) {
-            Some(_inside) => send(&self.device, self.queue, &mut self.staged),
+            Some(_inside) => send(&self.device, self.queue, &mut self.staged, &mut self.stuck),
             None => self.staged.len(),
         };
         if left > 0 {
@@ -300,15 +304,21 @@ impl QueuePair {
 }
 
 /// Gives frames to the driver as the queue's owner, inside the gate; returns how many it did not take.
-fn send(device: &Device, queue: u16, frames: &mut [*mut c_void]) -> usize {
+fn send(device: &Device, queue: u16, frames: &mut [*mut c_void], stuck: &mut bool) -> usize {
     let mut at = 0;
     let mut since = None;
     loop {
         let rest = &mut frames[at..];
         // SAFETY: we are the queue's owner and inside the gate; what is taken belongs to the driver from now on.
-        at += usize::from(unsafe { ffi::bd_tx(device.port(), queue, rest.as_mut_ptr(), rest.len() as u16) });
+        let taken = usize::from(unsafe { ffi::bd_tx(device.port(), queue, rest.as_mut_ptr(), rest.len() as u16) });
+        at += taken;
+        *stuck &= taken == 0;
         let left = frames.len() - at;
-        if left == 0 || !device.link().up || since.get_or_insert_with(Instant::now).elapsed() > FULL_WAIT {
+        if left == 0 || *stuck || !device.link().up {
+            return left;
+        }
+        if since.get_or_insert_with(Instant::now).elapsed() > FULL_WAIT {
+            *stuck = true;
             return left;
         }
         std::thread::yield_now();

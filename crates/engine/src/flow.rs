@@ -78,7 +78,7 @@ mod tests {
     use burst_port::PortAddr;
 
     fn caps() -> PortCaps {
-        let addr = |ip: &str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 3, ifname: "eth0".into() };
+        let addr = |ip: &str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 3, ifname: "eth0".into(), reach: None };
         PortCaps {
             name: "mem".into(),
             addrs: vec![addr("10.0.0.1"), addr("fd00::1"), addr("fe80::1")],

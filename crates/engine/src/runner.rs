@@ -210,7 +210,12 @@ impl Runner {
     fn sleep(&mut self) {
         self.sleeper.set_sleeping();
         self.asleep.store(true, Ordering::SeqCst);
-        if !self.worker.has_work() && !self.pending.load(Ordering::SeqCst) && !self.stop.load(Ordering::SeqCst) {
+        let arrived = self.worker.before_sleep();
+        if !arrived
+            && !self.worker.has_work()
+            && !self.pending.load(Ordering::SeqCst)
+            && !self.stop.load(Ordering::SeqCst)
+        {
             self.wait();
         }
         self.asleep.store(false, Ordering::SeqCst);

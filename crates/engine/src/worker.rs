@@ -175,6 +175,11 @@ impl Worker {
         &self.core.inboxes[self.core.options.id as usize]
     }
 
+    /// Tells the ports that the worker sleeps next. True if one of them has something.
+    pub(crate) fn before_sleep(&mut self) -> bool {
+        self.ports.iter_mut().fold(false, |any, slot| any | slot.port.before_sleep())
+    }
+
     /// Whether some queue pair is ready now (the worker must not sleep).
     pub fn has_work(&mut self) -> bool {
         let inbox = &self.core.inboxes[self.core.options.id as usize];

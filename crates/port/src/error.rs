@@ -45,6 +45,17 @@ pub enum PortError {
         /// What was asked.
         what: &'static str,
     },
+    /// A device refuses, or its driver does.
+    #[error("{0}")]
+    Device(String),
+    /// A kind of port that was not built in.
+    #[error("this burstd was built without {kind}; {cure}")]
+    Absent {
+        /// Kind of port.
+        kind: &'static str,
+        /// What to do.
+        cure: &'static str,
+    },
     /// Any other refusal of the system.
     #[error("cannot {what}: {source}; check the interface with: ip addr")]
     System {

@@ -59,7 +59,7 @@ pub fn list() -> Result<Vec<Interface>, PortError> {
             interface.mac = mac;
         }
         if let Some(ip) = row.ip.filter(|ip| !unusable.contains(ip)) {
-            let addr = PortAddr { ip, ifindex: interface.index, ifname: row.name };
+            let addr = PortAddr { ip, ifindex: interface.index, ifname: row.name, reach: None };
             if !interface.addrs.contains(&addr) {
                 interface.addrs.push(addr);
             }

@@ -339,6 +339,10 @@ impl Port for Impair {
         self.flush(now, dropped);
     }
 
+    fn before_sleep(&mut self) -> bool {
+        self.inner.before_sleep()
+    }
+
     fn wait_fds(&self) -> Vec<RawFd> {
         self.inner.wait_fds()
     }

@@ -9,6 +9,7 @@
 //! | [`spec`] | `udp:dev=eth0`, `impair:loss=1%/udp`: parsing, one table of options per kind |
 //! | [`udp`] | UDP sockets on 4791, trains by UDP_SEGMENT and UDP_GRO: no privileges |
 //! | [`packet`] | whole frames by AF_PACKET: exact headers, needs CAP_NET_RAW |
+//! | `dpdk` | devices of DPDK (with the feature of that name) |
 //! | [`mem`] | frames between engines of one process, in virtual or real time |
 //! | [`ether`] | Ethernet, IP and UDP headers made and checked, the ICRC sealed: for ports that own their frames |
 //! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
@@ -17,6 +18,8 @@
 //! | `sys` | the system calls; the only module with `unsafe` |
 #![deny(unsafe_code)]
 
+#[cfg(feature = "dpdk")]
+pub mod dpdk;
 pub mod error;
 pub mod ether;
 pub mod iface;
@@ -50,6 +53,17 @@ pub struct PortAddr {
     pub ifindex: u32,
     /// Interface name.
     pub ifname: String,
+    /// Where the port itself finds the way; `None`: the kernel's routes tell.
+    pub reach: Option<Reach>,
+}
+
+/// Where the packets of an address of a port can go that owns its interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// The address and its network.
+    pub prefix: lan::Prefix,
+    /// Whether a gateway leads everywhere else.
+    pub gateway: bool,
 }
 
 /// What a port is and can do.
@@ -105,6 +119,11 @@ pub trait Port: Send {
     }
     /// Takes part no more. A group that was not joined is no error.
     fn leave(&mut self, _group: IpAddr) {}
+    /// The worker is about to sleep on `wait_fds` until `next_event` at the latest: what is needed for that. True when
+    /// something has arrived meanwhile.
+    fn before_sleep(&mut self) -> bool {
+        false
+    }
     /// Re-reads addresses, MTU and link state; true when something changed. Called from the control thread's pace.
     fn refresh(&mut self) -> bool {
         false
@@ -144,7 +163,7 @@ pub(crate) fn choose(dev: Option<&str>, addr: Option<IpAddr>) -> Result<Interfac
 pub(crate) fn wanted(only: Option<IpAddr>, interface: &Interface, most: usize) -> Vec<PortAddr> {
     match only {
         // All of 127.0.0.0/8 is local, listed or not; any other address must be bindable, which `add` finds out.
-        Some(ip) => vec![PortAddr { ip, ifindex: interface.index, ifname: interface.name.clone() }],
+        Some(ip) => vec![PortAddr { ip, ifindex: interface.index, ifname: interface.name.clone(), reach: None }],
         None => interface.addrs.iter().take(most).cloned().collect(),
     }
 }
@@ -181,6 +200,12 @@ pub fn open(spec: &PortSpec, worker: usize, workers: usize) -> Result<Box<dyn Po
     let mut port: Box<dyn Port> = match &spec.kind {
         PortKind::Udp(udp) => Box::new(udp::UdpPort::open(udp, &name, worker, workers)?),
         PortKind::Packet(packet) => Box::new(packet::PacketPort::open(packet, &name, worker, workers)?),
+        #[cfg(feature = "dpdk")]
+        PortKind::Dpdk(dpdk) => Box::new(dpdk::DpdkPort::open(dpdk, &name, worker, workers)?),
+        #[cfg(not(feature = "dpdk"))]
+        PortKind::Dpdk(_) => {
+            return Err(PortError::Absent { kind: "dpdk", cure: "install libdpdk-dev and run make build" });
+        }
     };
     for impair in spec.impair.iter().rev() {
         // Workers must not make the same "random" choices.

@@ -143,7 +143,7 @@ impl Hub {
         let slot =
             || Slot { flow: Flow::default(), due: Nanos(0), bytes: Vec::with_capacity(frame_max), home: home.clone() };
         let pool = (0..self.config.depth).map(|_| Box::new(slot())).collect();
-        let port_addr = |&ip: &IpAddr| PortAddr { ip, ifindex: 0, ifname: name.to_owned() };
+        let port_addr = |&ip: &IpAddr| PortAddr { ip, ifindex: 0, ifname: name.to_owned(), reach: None };
         MemPort {
             caps: PortCaps {
                 name: format!("mem:{name}"),

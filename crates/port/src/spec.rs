@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! SPEC    = { "impair:" OPTIONS "/" } KIND [ ":" OPTIONS ]
-//! KIND    = "udp" | "packet"
+//! KIND    = "udp" | "packet" | "dpdk"
 //! OPTIONS = key=value { "," key=value }
 //! ```
 //! Examples: `udp`, `udp:dev=eth0`, `udp:dev=lo,addr=127.0.0.2`, `packet:dev=eth0`, `impair:loss=1%,seed=7/udp:dev=eth0`.
@@ -15,6 +15,10 @@ use crate::error::PortError;
 use core::fmt;
 use core::str::FromStr;
 use std::net::IpAddr;
+
+mod dpdk;
+
+pub use dpdk::{DPDK_OPTIONS, DpdkSpec};
 
 /// Most wrappers around one port.
 pub const WRAPPERS_MAX: usize = 4;
@@ -37,6 +41,8 @@ pub enum PortKind {
     Udp(UdpSpec),
     /// Whole frames on an interface.
     Packet(PacketSpec),
+    /// A device of DPDK.
+    Dpdk(DpdkSpec),
 }
 
 /// Options of `packet`.
@@ -290,7 +296,7 @@ pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
 ];
 
 /// Kinds of ports and wrappers, for error texts.
-const KINDS: &[&str] = &["udp", "packet", "impair"];
+const KINDS: &[&str] = &["udp", "packet", "dpdk", "impair"];
 
 impl PortSpec {
     /// Parses a specification.
@@ -325,10 +331,17 @@ impl fmt::Display for PortSpec {
 
 fn parse(text: &str) -> Result<PortSpec, String> {
     let mut impair = Vec::new();
-    let mut parts = text.trim().split('/').peekable();
-    while let Some(part) = parts.next() {
+    let mut rest = text.trim();
+    loop {
+        // What a device of DPDK is told may hold slashes.
+        if let Some(options) = rest.strip_prefix("dpdk:").or_else(|| (rest == "dpdk").then_some("")) {
+            let kind = PortKind::Dpdk(dpdk::parse(options)?);
+            return Ok(PortSpec { impair, kind, text: text.trim().to_owned() });
+        }
+        let (part, after) = rest.split_once('/').unwrap_or((rest, ""));
+        let last = part.len() == rest.len();
+        rest = after;
         let (kind, options) = part.split_once(':').unwrap_or((part, ""));
-        let last = parts.peek().is_none();
         match kind.trim() {
             "impair" if !last => {
                 if impair.len() == WRAPPERS_MAX {
@@ -354,7 +367,6 @@ fn parse(text: &str) -> Result<PortSpec, String> {
             }
         }
     }
-    Err("no kind of port is given; write for example udp:dev=eth0".into())
 }
 
 /// Sets every `key=value` of `options` by the table.

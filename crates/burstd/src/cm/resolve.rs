@@ -212,7 +212,8 @@ mod tests {
     use burst_port::{PortAddr, PortCaps};
 
     fn device(index: u32, ips: &[&str]) -> Device {
-        let addr = |ip: &&str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 100 + index, ifname: "x".into() };
+        let addr =
+            |ip: &&str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 100 + index, ifname: "x".into(), reach: None };
         let caps = PortCaps {
             name: "udp".into(),
             addrs: ips.iter().map(addr).collect(),

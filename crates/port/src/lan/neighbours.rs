@@ -25,8 +25,8 @@ pub const SILENCE: Nanos = Nanos::from_ms(1000);
 pub const FRESH: Nanos = Nanos::from_ms(30_000);
 /// Neighbours that one worker knows.
 pub const NEIGHBOURS_MAX: usize = 4096;
-/// Frames that wait, at most.
-pub const WAITING_MAX: usize = 64;
+/// Frames that wait, at most: a batch of the engine.
+pub const WAITING_MAX: usize = 256;
 
 /// What is known of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

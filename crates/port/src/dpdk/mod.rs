@@ -1,0 +1,179 @@
+//! The `dpdk` port: RoCEv2 on any Ethernet device of DPDK, without a kernel in between.
+//!
+//! - `rx`: a received frame to the engine, or to the LAN;
+//! - `tx`: a frame of the engine as a frame of the device, copied once or lent;
+//! - `flows`: headers, next hop and ICRC of the flows last sent;
+//! - `nap`: when to look again, on devices without receive interrupts.
+//!
+//! Each worker has a queue pair of its own. The device spreads received packets over the queues as it can (RSS by
+//! addresses and ports; memif: the queue of the sender); what lands on the wrong worker the engine hands over. Nobody
+//! else answers for the addresses: ARP, neighbour discovery and echo are [`crate::lan`]'s. Packets to a neighbour that
+//! is still being asked wait for the answer.
+//!
+//! A pass takes what is there and goes on ("run to completion"): bursts of 32, buffers that fit the second cache, first
+//! lines fetched ahead, payload copied and its ICRC computed in one stride.
+
+mod flows;
+mod nap;
+mod rx;
+mod tx;
+
+use crate::error::PortError;
+use crate::lan::{Host, Lan, Shared};
+use crate::spec::DpdkSpec;
+use crate::{Port, PortAddr, PortCaps, Reach, RxSink};
+use burst_base::{Nanos, Reason};
+use burst_dpdk::{DevArgs, Device, DeviceOptions, QueuePair};
+use burst_frame::TxBatch;
+use burst_wire::MacAddr;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A queue pair of a DPDK device.
+pub struct DpdkPort {
+    caps: PortCaps,
+    queue: QueuePair,
+    lan: Lan,
+    tx: tx::Tx,
+    rx: rx::Rx,
+    nap: nap::Nap,
+    /// Tells the LAN when the link comes up.
+    announces: bool,
+    was_up: bool,
+}
+
+/// What the workers' ports of one device share, by device.
+static SHARED: Mutex<Vec<(String, Weak<Shared>)>> = Mutex::new(Vec::new());
+
+impl DpdkPort {
+    /// Opens the queue pair of worker `worker` of `workers`; worker 0 opens the device. `name` is what the user wrote.
+    ///
+    /// # Errors
+    /// [`PortError::Device`]: one sentence.
+    pub fn open(spec: &DpdkSpec, name: &str, worker: usize, workers: usize) -> Result<DpdkPort, PortError> {
+        let args = DevArgs::parse(&spec.dev).map_err(PortError::Device)?;
+        let device = if worker == 0 {
+            let options =
+                DeviceOptions { args: args.clone(), queues: workers as u16, mtu: spec.mtu, pages: spec.pages };
+            Device::open(&options).map_err(PortError::Device)?
+        } else {
+            let gone = || PortError::Device(format!("DPDK device {} is closed", args.name()));
+            Device::find(args.name()).ok_or_else(gone)?
+        };
+        let mac = MacAddr(device.mac());
+        let host = Host { mac, addrs: spec.addrs.clone(), gateways: spec.gateways.clone() };
+        let queue = device.queue_pair(worker as u16);
+        let frame_max = queue.frame_max();
+        Ok(DpdkPort {
+            caps: caps_of(name, &args, &host, &device),
+            lan: Lan::new(Arc::new(host), shared(args.name(), worker == 0), frame_max),
+            tx: tx::Tx::new(usize::from(device.mtu()), frame_max),
+            rx: rx::Rx::new(frame_max),
+            nap: nap::Nap::default(),
+            announces: worker == 0,
+            was_up: false,
+            queue,
+        })
+    }
+
+    /// What is due beside packets: the link, the LAN's questions, what other workers have learnt.
+    #[inline]
+    fn housekeeping(&mut self, now: Nanos, dropped: &mut dyn FnMut(Reason)) {
+        let DpdkPort { lan, queue, .. } = self;
+        lan.follow(now, &mut |frame| emit(queue, frame));
+        if now >= lan.next_event() {
+            lan.tick(now, &mut |frame| emit(queue, frame), dropped);
+        }
+        let up = queue.device().link().up;
+        if up != self.was_up {
+            self.was_up = up;
+            if up && self.announces {
+                lan.announce(&mut |frame| emit(queue, frame));
+            }
+        }
+    }
+}
+
+/// What the device's workers share: new with worker 0.
+fn shared(device: &str, new: bool) -> Arc<Shared> {
+    let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|(name, shared)| shared.strong_count() > 0 && !(new && name == device));
+    if let Some(shared) = all.iter().find(|(name, _)| name == device).and_then(|(_, shared)| shared.upgrade()) {
+        return shared;
+    }
+    let shared = Arc::<Shared>::default();
+    all.push((device.to_owned(), Arc::downgrade(&shared)));
+    shared
+}
+
+/// Stages a frame of the LAN. One that finds no buffer is lost, as on any wire: it is asked again.
+fn emit(queue: &mut QueuePair, frame: &[u8]) {
+    if queue.is_full() {
+        queue.flush();
+    }
+    if let Some(buffer) = queue.frame(frame.len()) {
+        buffer.head.copy_from_slice(frame);
+    }
+}
+
+fn caps_of(name: &str, args: &DevArgs, host: &Host, device: &Device) -> PortCaps {
+    let link = device.link();
+    let gateway = |v4: bool| host.gateways.iter().any(|g| g.is_ipv4() == v4);
+    let addrs = host.addrs.iter().map(|p| PortAddr {
+        ip: p.ip,
+        ifindex: 0,
+        ifname: args.name().to_owned(),
+        reach: Some(Reach { prefix: *p, gateway: gateway(p.ip.is_ipv4()) }),
+    });
+    PortCaps {
+        name: name.to_owned(),
+        addrs: addrs.collect(),
+        link_mtu: u32::from(device.mtu()),
+        up: link.up,
+        speed_mbps: link.speed_mbps,
+        ifname: args.name().to_owned(),
+        mac: device.mac(),
+    }
+}
+
+impl Port for DpdkPort {
+    fn caps(&self) -> &PortCaps {
+        &self.caps
+    }
+
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        self.housekeeping(now, &mut |reason| sink.dropped(reason));
+        let DpdkPort { queue, lan, rx, .. } = self;
+        let taken = queue.receive(budget, |frame| rx.frame(lan.host(), frame, sink));
+        rx.tell(lan, now, sink, &mut |frame| emit(queue, frame));
+        tx::report(queue.flush(), &mut |reason| sink.dropped(reason));
+        self.nap.looked(now, taken > 0);
+        taken
+    }
+
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.tx.burst(now, &mut self.queue, &mut self.lan, batch, dropped);
+    }
+
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.queue.event_fd().into_iter().collect()
+    }
+
+    fn next_event(&self) -> Nanos {
+        let look = if self.queue.event_fd().is_some() { Nanos::NEVER } else { self.nap.next() };
+        self.lan.next_event().min(look)
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        let waiting = self.queue.arm();
+        self.nap.sleeps();
+        waiting
+    }
+
+    fn refresh(&mut self) -> bool {
+        let link = self.queue.device().refresh();
+        let changed = (self.caps.up, self.caps.speed_mbps) != (link.up, link.speed_mbps);
+        (self.caps.up, self.caps.speed_mbps) = (link.up, link.speed_mbps);
+        changed
+    }
+}
