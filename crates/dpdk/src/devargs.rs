@@ -176,7 +176,7 @@ mod tests {
         let memif = args("net_memif0,rsize=10").completed();
         assert_eq!((memif.get("rsize"), memif.get("bsize")), (Some("10"), Some("4224")));
         assert_eq!(memif.frame_max(), Some(4224));
-        assert_eq!(args("net_memif0,zero-copy=yes").may_lend(), false);
+        assert!(!args("net_memif0,zero-copy=yes").may_lend());
     }
 
     #[test]

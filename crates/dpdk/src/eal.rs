@@ -107,7 +107,10 @@ fn start_thread(huge: bool, tend: fn()) -> Result<(), String> {
         let alive = result.is_ok();
         // The starter waits for this one message.
         let _ = sender.send(result);
-        while alive {
+        if !alive {
+            return;
+        }
+        loop {
             std::thread::sleep(TEND_EVERY);
             tend();
         }
