@@ -130,7 +130,6 @@ reasons! {
     Oversize, "oversize", Drop, "A packet is longer than any RoCEv2 packet.", "The sender is not a RoCEv2 stack.";
     TrainUnknown, "train_unknown", Drop, "The kernel handed over several packets as one without saying how they are divided.", "Use Linux 6.2 or later, the udp port, or turn offloads off at the sender: ethtool -K IFACE tx-udp-segmentation off.";
     NoNeighbour, "no_neighbour", Drop, "The next hop does not answer address resolution.", "Check that the peer is up and on the same network, and the route to it.";
-    LinkDown, "link_down", Drop, "A packet had to be sent while the device's link was down.", "Check that the other end runs: cable, switch, or the peer of a memif device.";
     NoRoute, "no_route", Drop, "No route leads to the destination by the port's interface.", "Check ip route; a port sends by its own interface only.";
     NotOurs, "not_ours", Drop, "A packet for an address or port that is not ours.", "Nothing.";
 }

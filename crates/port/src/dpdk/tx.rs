@@ -148,6 +148,6 @@ fn finish(icrc: Icrc, tail: &mut [u8]) {
 /// Counts what a flush could not send.
 #[inline]
 pub fn report(sent: Sent, dropped: &mut dyn FnMut(Reason)) {
-    (0..sent.down).for_each(|_| dropped(Reason::LinkDown));
+    (0..sent.down).for_each(|_| dropped(Reason::SendFailed));
     (0..sent.full).for_each(|_| dropped(Reason::SendQueueFull));
 }
