@@ -229,7 +229,7 @@ impl PacketPort {
     fn join_anew(&mut self, ifindex: u32) {
         self.holds.retain(|(ip, _)| !ip.is_multicast());
         for group in core::mem::take(&mut self.own.groups) {
-            let addr = PortAddr { ip: group, ifindex, ifname: self.own.name.clone() };
+            let addr = PortAddr { ip: group, ifindex, ifname: self.own.name.clone(), reach: None };
             match socks::hold(&addr) {
                 Ok(fd) => {
                     self.holds.push((group, fd));
@@ -296,7 +296,7 @@ impl Port for PacketPort {
         if self.own.groups.len() == GROUPS_MAX {
             return Err(PortError::Spec(format!("a port takes part in at most {GROUPS_MAX} multicast groups")));
         }
-        let addr = PortAddr { ip: group, ifindex: self.own.ifindex, ifname: self.own.name.clone() };
+        let addr = PortAddr { ip: group, ifindex: self.own.ifindex, ifname: self.own.name.clone(), reach: None };
         self.holds.push((group, socks::hold(&addr)?));
         self.own.groups.push(group);
         Ok(())
