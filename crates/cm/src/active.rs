@@ -41,13 +41,13 @@ impl<O> Cm<O> {
         conn.owner = Some(owner);
         (conn.local_guid, conn.local_qpn) = (wish.end.ca_guid, wish.end.qpn);
         (conn.service_id, conn.transport) = (wish.service_id, wish.transport);
-        conn.conn.sq_psn = self.draw_psn();
+        conn.conn.rq_psn = self.draw_psn();
         conn.conn.responder_resources = wish.end.responder_resources;
         conn.conn.initiator_depth = wish.end.initiator_depth;
         conn.conn.retry_count = wish.retry_count & 7;
         conn.conn.ack_timeout = wish.ack_timeout & 31;
         conn.conn.mtu = wish.mtu;
-        let psn = conn.conn.sq_psn;
+        let psn = conn.conn.rq_psn;
         let tid_high = self.table.draw() << 32;
         let id = self.add(conn)?;
         let tid = tid_high | u64::from(id);
@@ -122,7 +122,7 @@ impl<O> Cm<O> {
         conn.keys[1] = Some(key);
         (conn.remote_id, conn.remote_guid) = (rep.local_id, rep.ca_guid);
         conn.conn.remote_qpn = rep.qpn;
-        conn.conn.rq_psn = rep.psn;
+        conn.conn.sq_psn = rep.psn;
         // Neither end asks for more than the other gives.
         conn.conn.initiator_depth = conn.conn.initiator_depth.min(rep.responder_resources);
         conn.conn.responder_resources = conn.conn.responder_resources.min(rep.initiator_depth);

@@ -91,7 +91,7 @@ messages! {
         transport: u8 = bits(43, 1, 2);
         /// End-to-end flow control.
         flow_control: bool = flag(43, 0);
-        /// First PSN it will send.
+        /// First PSN that the other end shall send (IBA 12.7.31).
         psn: u32 = be24(44);
         /// Time in which it answers itself (code).
         local_response_timeout: u8 = bits(47, 3, 5);
@@ -176,7 +176,7 @@ messages! {
         vendor_id: u32 = scattered24(15, 19, 23);
         /// Its end-to-end context.
         eecn: u32 = be24(16);
-        /// First PSN it will send.
+        /// First PSN that the other end shall send (IBA 12.7.31).
         psn: u32 = be24(20);
         /// READs and atomics it takes.
         responder_resources: u8 = byte(24);

@@ -60,7 +60,7 @@ impl<O> Cm<O> {
         conn.waiting = Some(waiting);
         (conn.remote_id, conn.remote_guid, conn.tid) = (req.local_id, req.ca_guid, mad.tid);
         (conn.service_id, conn.transport) = (req.service_id, checked.transport);
-        conn.conn = Negotiated { sq_psn: self.draw_psn(), ..wishes_of(mad, req, checked.mtu) };
+        conn.conn = Negotiated { rq_psn: self.draw_psn(), ..wishes_of(mad, req, checked.mtu) };
         conn.path.flow.tos = req.traffic_class;
         self.show_request(now, conn, [request, pair], &checked, mad, fx);
     }
@@ -152,7 +152,7 @@ impl<O> Cm<O> {
             remote_id: conn.remote_id,
             qpn: end.qpn,
             vendor_id,
-            psn: conn.conn.sq_psn,
+            psn: conn.conn.rq_psn,
             responder_resources: conn.conn.responder_resources,
             initiator_depth: conn.conn.initiator_depth,
             ack_delay: 15,
@@ -298,8 +298,8 @@ fn too_large(req: &Req, mtu: Mtu) -> Rej {
 fn wishes_of(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Negotiated {
     Negotiated {
         remote_qpn: req.qpn,
-        sq_psn: 0,
-        rq_psn: req.psn,
+        sq_psn: req.psn,
+        rq_psn: 0,
         responder_resources: req.initiator_depth,
         initiator_depth: req.responder_resources,
         retry_count: req.retry_count,

@@ -48,6 +48,31 @@ fn every_message_is_written_again_byte_for_byte() {
     }
 }
 
+/// Sequence number of the first request that went to a queue pair.
+fn first_request_to(name: &str, qpn: u32) -> u32 {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../wire/tests/vectors/{name}.pcap"));
+    let mut reader = PcapReader::new(std::fs::File::open(path).expect("capture")).expect("pcap");
+    while let Some(packet) = reader.next_packet() {
+        let frame = packet.expect("frame").data.into_owned();
+        let packet = Packet::parse(Layers::parse(&frame).expect("layers").transport).expect("packet");
+        if packet.bth.dest_qpn.get() == qpn && packet.bth.ack_req {
+            return packet.bth.psn.get();
+        }
+    }
+    panic!("{name}: no request to {qpn:#x}");
+}
+
+#[test]
+fn each_end_announces_the_sequence_number_that_the_other_begins_with() {
+    for name in ["cm-rping", "cm-rping-ipv6", "cm-ucmatose"] {
+        let all = mads(name);
+        let message = |n: usize| Mad::parse(&all[n]).expect("parses").message;
+        let (Message::Req(req), Message::Rep(rep)) = (message(0), message(1)) else { panic!("not a handshake") };
+        assert_eq!(first_request_to(name, req.qpn), req.psn, "{name}: what the passive end sends");
+        assert_eq!(first_request_to(name, rep.qpn), rep.psn, "{name}: what the active end sends");
+    }
+}
+
 #[test]
 fn fields_are_where_they_should_be() {
     let all = mads("cm-rping");

@@ -108,12 +108,12 @@ fn a_request_is_shown_with_the_peers_wishes() {
     let (host, id, rep) = accepted();
     let story = &host.world.stories[0];
     let conn = story.negotiated.expect("wishes");
-    assert_eq!((conn.remote_qpn, conn.rq_psn, conn.mtu, conn.ack_timeout), (50, 77, Mtu::B1024, 12));
+    assert_eq!((conn.remote_qpn, conn.sq_psn, conn.mtu, conn.ack_timeout), (50, 77, Mtu::B1024, 12));
     assert_eq!((conn.responder_resources, conn.initiator_depth), (5, 3), "seen from this end");
     assert_eq!((story.peer_port, story.data.len()), (5, 56));
     // The program takes 2 and wants 16: neither more than it gives nor more than is asked for.
     assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 3));
-    assert_eq!((rep.local_id, rep.remote_id, rep.psn), (id, 1, conn.sq_psn));
+    assert_eq!((rep.local_id, rep.remote_id, rep.psn), (id, 1, conn.rq_psn));
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_reply_is_acknowledged_again_when_it_comes_again() {
     let first = give(&mut host, rep(id));
     assert_eq!(first, [Message::Rtu(Rtu { local_id: id, remote_id: 9 })]);
     let conn = host.world.stories[0].negotiated.expect("conn");
-    assert_eq!((conn.remote_qpn, conn.rq_psn), (60, 5));
+    assert_eq!((conn.remote_qpn, conn.sq_psn), (60, 5));
     assert_eq!((conn.responder_resources, conn.initiator_depth), (1, 2));
     assert_eq!(give(&mut host, rep(id)), first);
     assert!(give(&mut host, Rep { local_id: 10, ..rep(id) }).is_empty(), "another's");
