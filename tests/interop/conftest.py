@@ -1,6 +1,6 @@
 """Fixtures of the interoperation tests: a rig for each kernel, MTU and port that is asked for.
 
-They run by `make interop`, not by `make test`. BURST_INTEROP_PORTS (default: udp) says over which ports burstd is tried.
+They run by `make interop`, not by `make test`. BURST_INTEROP_PORTS (default: udp,packet) says over which ports burstd is tried.
 """
 
 import os
@@ -15,7 +15,7 @@ from rig import ImageError, Rig  # noqa: E402
 from rig.ends import Ends  # noqa: E402
 from rig.image import KERNELS  # noqa: E402
 
-PORTS = os.environ.get("BURST_INTEROP_PORTS", "udp").split(",")
+PORTS = os.environ.get("BURST_INTEROP_PORTS", "udp,packet").split(",")
 MTUS = (1500, 4200, 9000)
 
 

@@ -2,6 +2,8 @@
 
 import functools
 import ipaddress
+import json
+import time
 
 from lab import LabError, run_pair
 
@@ -57,3 +59,35 @@ def by_gid(rig, words, family, client, flag="-x", seconds=60, device="-d"):
         return [words[0], device, name, flag, index, *words[1:]]
 
     return run_pair(server_end, client_end, line(client), server_words=line(server), address=server_end.address, seconds=seconds)
+
+
+def listens(end, port):
+    """Whether something waits for rdma_cm connections (or datagram requests) at a port there."""
+    if hasattr(end, "burst"):
+        code, text = end.burst("cm", "--connections", "--json")
+        rows = json.loads(text)["connections"] if code == 0 else []
+        return any(row["state"] == "listening" and row["local"] and row["local"]["port"] == port for row in rows)
+    return f":{port} " in end.shell("rdma resource show cm_id | grep LISTEN || true")
+
+
+def by_cm(rig, client, server_words, client_words, port, *, seconds=60, server_ends=True):
+    """A pair that connects by rdma_cm; the words come from functions of the server's end. The outputs of server and client."""
+    server_end, client_end, *_ = ends(rig, client)
+    server = server_end.start(*server_words(server_end))
+    try:
+        limit = time.monotonic() + 20
+        while not listens(server_end, port):
+            if not server.running() or time.monotonic() > limit:
+                raise LabError(f"{server.words} does not listen:\n{server.text()}")
+            time.sleep(0.05)
+        asking = client_end.start(*client_words(server_end))
+        try:
+            code = asking.wait(seconds)
+            server_code = server.wait(30) if server_ends else 0
+        finally:
+            asking.stop()
+    finally:
+        server.stop()
+    if code or server_code:
+        raise LabError(f"client {code}, server {server_code}\n--- client\n{asking.text()}--- server\n{server.text()}")
+    return server.text(), asking.text()

@@ -1,0 +1,60 @@
+"""Unmodified programs of rdma-core and perftest over rdma_cm and by addresses exchanged over TCP."""
+
+import pytest
+
+from rig.pairs import CLIENTS, FAMILIES, address_of, by_cm, by_gid
+
+RELIABLE = ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat"]
+PERFTEST_PORT, RPING_PORT, CMATOSE_PORT = 18515, 7174, 7471
+
+clients = pytest.mark.parametrize("client", CLIENTS, ids=lambda name: f"{name}-client")
+families = pytest.mark.parametrize("family", FAMILIES)
+
+
+@clients
+@families
+@pytest.mark.parametrize("kind", ["rc", "uc", "ud", "srq"])
+def test_pingpong(narrow, kind, family, client):
+    """-c compares the bytes; the datagram program has no such option in every release and is run without."""
+    checked = [] if kind == "ud" else ["-c"]
+    text = by_gid(narrow, [f"ibv_{kind}_pingpong", "-n", 100, *checked], family, client, flag="-g").client
+    assert "bytes in" in text
+
+
+@clients
+@families
+def test_rping(narrow, family, client):
+    def words(server):
+        return ["rping", "-v", "-V", "-C", 5, "-S", 3000, "-a", address_of(server, family)]
+
+    server, text = by_cm(narrow, client, lambda end: [*words(end), "-s"], lambda end: [*words(end), "-c"], RPING_PORT)
+    assert text.count("ping data:") == 5 and server.count("server ping data:") == 5
+
+
+@clients
+@pytest.mark.parametrize("program", ["ucmatose", "udaddy"])
+def test_cm_examples(narrow, program, client):
+    own = ["-c", 2, "-C", 3, "-S", 512]
+    _, text = by_cm(
+        narrow, client, lambda end: [program, "-b", end.address, *own], lambda end: [program, "-s", end.address, *own], CMATOSE_PORT,
+    )
+    assert "return status 0" in text
+
+
+@clients
+@pytest.mark.parametrize("words", [*([tool] for tool in RELIABLE), ["ib_send_bw", "-c", "UD"], ["ib_send_lat", "-c", "UD"]], ids="-".join)
+def test_perftest_by_rdma_cm(narrow, words, client):
+    amount = [] if "atomic" in words[0] else ["-s", 1024]
+    reads = ["-o", 16] if "read" in words[0] or "atomic" in words[0] else []
+    line = [*words, "-R", "-F", "-n", 50, *amount, *reads]
+    by_cm(narrow, client, lambda end: line, lambda end: [*line, end.address], PERFTEST_PORT)
+
+
+@clients
+def test_connection_setup_many_times(narrow, client):
+    """The server of cmtime does not end by itself."""
+    _, text = by_cm(
+        narrow, client, lambda end: ["cmtime", "-b", end.address, "-p", 7500],
+        lambda end: ["cmtime", "-s", end.address, "-p", 7500, "-c", 20], 7500, server_ends=False,
+    )
+    assert "disconnect" in text
