@@ -209,8 +209,10 @@ def test_steps_are_counted_at_both_ends(fabric):
         {name: row["count"] - old[name]["count"] for name, row in steps(host).items()}
         for host, old in zip((fabric.a, fabric.b), before)
     )
-    for name in ("resolve address", "resolve route", "create queue pair", "REQ sent to REP received", "REQ to established"):
+    for name in ("resolve address", "resolve route", "REQ sent to REP received", "REQ to established"):
         assert active[name] == 40, (name, active)
+    # The library may make some ahead.
+    assert active["create queue pair"] >= 40, active
     assert active["REQ received to REP sent"] == 0 and active["DREQ sent to DREP received"] == 40, active
     for name in ("REQ received to REP sent", "REP sent to RTU received", "REQ to established"):
         assert passive[name] == 40, (name, passive)

@@ -1,0 +1,187 @@
+"""RoCEv2 by hand: management datagrams with a correct ICRC from a host that has no burstd, and what comes back.
+
+Nothing here knows Burst: the bytes are put together as the InfiniBand specification has them (chapters 5 and 12, annex
+A17), so that tests can send what no well-behaved peer would.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+import threading
+import time
+import zlib
+
+from .fabric import LabError
+
+PORT = 4791
+UD_SEND_ONLY = 0x64
+GSI_QPN = 1
+GSI_QKEY = 0x80010000
+MAD_BYTES = 256
+CM_CLASS, CM_VERSION, METHOD_SEND = 0x07, 2, 0x03
+ATTRIBUTES = {
+    "REQ": 0x10, "MRA": 0x11, "REJ": 0x12, "REP": 0x13, "RTU": 0x14, "DREQ": 0x15, "DREP": 0x16, "SIDR_REQ": 0x17,
+    "SIDR_REP": 0x18, "LAP": 0x19, "APR": 0x1A,
+}
+NAMES = {number: name for name, number in ATTRIBUTES.items()}
+CLONE_NEWNET = 0x40000000
+IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
+# The kernel numbers the packets of one GSO send from 0; a socket does not see their numbers.
+TRAIN_MAX = 128
+
+
+def icrc(source, destination, source_port, transport, identification=0):
+    """The invariant CRC of a packet with IPv4 and DF; `transport` begins with the BTH."""
+    length = 8 + len(transport) + 4
+    addresses = socket.inet_aton(source) + socket.inet_aton(destination)
+    ip = struct.pack("!BBHHHBBH", 0x45, 0xFF, 20 + length, identification, 0x4000, 0xFF, 17, 0xFFFF) + addresses
+    udp = struct.pack("!HHHH", source_port, PORT, length, 0xFFFF)
+    masked = transport[:4] + b"\xff" + transport[5:]
+    return struct.pack("<I", zlib.crc32(b"\xff" * 8 + ip + udp + masked))
+
+
+def mad(body, attribute, tid=0, *, modifier=0, mgmt_class=CM_CLASS, version=CM_VERSION, method=METHOD_SEND):
+    """A management datagram."""
+    head = struct.pack("!BBBBHHQHHI", 1, mgmt_class, version, method, 0, 0, tid, attribute, 0, modifier)
+    return (head + body).ljust(MAD_BYTES, b"\0")
+
+
+def put(fields, size=MAD_BYTES - 24):
+    """Bytes from {offset: bytes}."""
+    out = bytearray(size)
+    for at, value in fields.items():
+        out[at:at + len(value)] = value
+    return bytes(out)
+
+
+def u24(number):
+    return number.to_bytes(3, "big")
+
+
+def u32(number):
+    return number.to_bytes(4, "big")
+
+
+def cm_header(source, destination, port, *, version=0, family=4):
+    """What RDMA-CM puts before the private data of a request (annex A11)."""
+    addresses = bytes(12) + socket.inet_aton(source) + bytes(12) + socket.inet_aton(destination)
+    return bytes([version, family << 4]) + port.to_bytes(2, "big") + addresses
+
+
+def service_id(port, space=0x0106):
+    return (space << 16 | port).to_bytes(8, "big")
+
+
+def req(local_id, qpn, port, data, *, transport=0, extended=0, pkey=0xFFFF, mtu=3, guid=0x1234):
+    """Body of a REQ."""
+    return put({
+        0: u32(local_id), 8: service_id(port), 16: guid.to_bytes(8, "big"), 32: u24(qpn), 35: b"\x01", 39: b"\x01",
+        43: bytes([20 << 3 | transport << 1]), 44: u24(1000), 47: bytes([20 << 3 | 7]), 48: pkey.to_bytes(2, "big"),
+        50: bytes([mtu << 4 | 7]), 51: bytes([15 << 4 | extended]), 52: b"\xff\xff\xff\xff", 93: b"\x40",
+        95: bytes([16 << 3]), 140: data,
+    })
+
+
+def ids(local_id, remote_id, more=b""):
+    """Body of a message that begins with two communication ids."""
+    return put({0: u32(local_id), 4: u32(remote_id), 8: more})
+
+
+class Answer:
+    """A management datagram that came."""
+
+    def __init__(self, packet):
+        transport = packet[:-4]
+        (self.opcode, self.qpn) = packet[0], int.from_bytes(packet[5:8], "big")
+        self.mad = transport[20:]
+        self.tid, attribute = struct.unpack("!QH", self.mad[8:18])
+        self.name = NAMES.get(attribute, hex(attribute))
+        self.body = self.mad[24:]
+        self.local_id, self.remote_id = struct.unpack("!II", self.body[:8])
+
+    @property
+    def reason(self):
+        """Of a REJ."""
+        return int.from_bytes(self.body[10:12], "big")
+
+    def __repr__(self):
+        return f"{self.name}(tid={self.tid:#x}, ids={self.local_id:#x}/{self.remote_id:#x}, {self.body[8:16].hex()})"
+
+
+class Peer:
+    """A host of the fabric that speaks RoCEv2 by hand. Its own burstd must not run."""
+
+    def __init__(self, host, peer, address=None):
+        self.address, self.peer = address or host.address, peer.address
+        self.socket = in_network_of(host, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        # With DF the kernel sends identification 0, which the ICRC covers.
+        self.socket.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
+        self.socket.bind((self.address, PORT))
+        self.psn = 0
+
+    def close(self):
+        self.socket.close()
+
+    def packet(self, payload, *, qkey=GSI_QKEY, qpn=GSI_QPN):
+        """BTH, DETH, payload and ICRC."""
+        self.psn += 1
+        bth = struct.pack("!BBHII", UD_SEND_ONLY, 0x40 | (-len(payload) % 4) << 4, 0xFFFF, qpn, self.psn)
+        transport = bth + struct.pack("!II", qkey, GSI_QPN) + payload + bytes(-len(payload) % 4)
+        return transport + icrc(self.address, self.peer, PORT, transport)
+
+    def send_raw(self, packet):
+        self.socket.sendto(packet, (self.peer, PORT))
+
+    def send(self, name, body, tid=0, **options):
+        """A connection message by its name."""
+        self.send_raw(self.packet(mad(body, ATTRIBUTES[name], tid, **options)))
+
+    def receive(self, seconds=3):
+        """The next management datagram, whose ICRC must be right; None if nothing comes. Others (a dead program's queue
+        pair answers by NAKs) are skipped."""
+        limit = time.monotonic() + seconds
+        while True:
+            self.socket.settimeout(max(limit - time.monotonic(), 0.001))
+            try:
+                packet, (source, port) = self.socket.recvfrom(4096)
+            except TimeoutError:
+                return None
+            right = (icrc(source, self.address, port, packet[:-4], number) for number in range(TRAIN_MAX))
+            if packet[-4:] not in right:
+                raise LabError(f"an answer has a wrong ICRC: {packet.hex()}")
+            if packet[0] == UD_SEND_ONLY:
+                return Answer(packet)
+
+    def expect(self, name, seconds=3):
+        """The next datagram, which must be this message; repetitions of others are not skipped."""
+        answer = self.receive(seconds)
+        if answer is None or answer.name != name:
+            raise LabError(f"{answer} came instead of {name}")
+        return answer
+
+    def drain(self, seconds=0.05):
+        """Everything that comes until nothing comes for so long."""
+        limit, all_of_them = time.monotonic() + 5, []
+        while time.monotonic() < limit and (answer := self.receive(seconds)) is not None:
+            all_of_them.append(answer)
+        return all_of_them
+
+
+def in_network_of(host, make):
+    """Calls `make` in the network namespace of a host, on a thread of its own."""
+    result = []
+
+    def inside():
+        with open(f"/proc/{host.keeper.pid}/ns/net") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+                result.append(OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno())))
+                return
+        result.append(make())
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    if not result or isinstance(result[0], OSError):
+        raise LabError(f"cannot make a socket in {host.name}: {result}")
+    return result[0]
