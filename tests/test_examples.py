@@ -20,6 +20,13 @@ def test_ping_pong(fabric, program, events):
     assert "500 iters in" in result.client
 
 
+@pytest.mark.parametrize("events", [[], ["-e"]], ids=["polling", "events"])
+def test_xrc_ping_pong(fabric, events):
+    # It says "success" when every message of every client has come back.
+    result = run_pair(fabric.b, fabric.a, ["ibv_xsrq_pingpong", "-d", "burst0", "-g", 0, "-n", 500, *events])
+    assert "success" in result.client and "success" in result.server
+
+
 @pytest.mark.parametrize("program", ["ibv_rc_pingpong", "ibv_uc_pingpong"])
 def test_ping_pong_validates_bytes(fabric, program):
     result = run_pair(fabric.b, fabric.a, words(program, "-c"))

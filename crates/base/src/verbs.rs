@@ -130,8 +130,23 @@ number_enum!(
         Uc = 3,
         /// Unreliable datagram.
         Ud = 4,
+        /// Extended reliable connection, the sending end (initiator).
+        XrcSend = 9,
+        /// Extended reliable connection, the receiving end (target).
+        XrcRecv = 10,
     }
 );
+
+impl QpType {
+    /// Whether packets are acknowledged.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
+    }
+    /// Whether it is an end of an extended reliable connection.
+    pub const fn is_xrc(self) -> bool {
+        matches!(self, QpType::XrcSend | QpType::XrcRecv)
+    }
+}
 
 number_enum!(
     /// `enum ibv_mw_type`.

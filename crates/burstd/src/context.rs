@@ -8,6 +8,7 @@ mod handles;
 mod memory;
 mod queue_pair;
 mod queues;
+mod xrc;
 
 use crate::house::House;
 use crate::session::refuse;
@@ -65,6 +66,17 @@ struct Srq {
     shared: Arc<SrqShared>,
     place: ShmRef,
     pd: u32,
+    /// In an XRC domain.
+    domain: Option<SrqDomain>,
+}
+
+/// A shared receive queue's place in an XRC domain.
+#[derive(Clone, Copy)]
+struct SrqDomain {
+    /// Its number.
+    srqn: u32,
+    xrcd: u32,
+    cq: u32,
 }
 
 struct QpObject {
@@ -77,6 +89,9 @@ struct QpObject {
     send_cq: u32,
     recv_cq: u32,
     srq: Option<u32>,
+    /// Of a target.
+    xrcd: Option<u32>,
+    event_cookie: u64,
     /// Multicast groups that it is attached to.
     groups: Vec<IpAddr>,
 }
@@ -107,6 +122,7 @@ pub struct Context {
     channels: Handles<Used<Arc<EventPipe>>>,
     cqs: Handles<Used<Cq>>,
     srqs: Handles<Used<Srq>>,
+    xrcds: Handles<Used<u32>>,
     qps: Handles<QpObject>,
     ahs: Handles<(u32, u32)>,
     /// Free doorbell numbers, by worker.
@@ -166,6 +182,7 @@ impl Context {
             channels: Handles::default(),
             cqs: Handles::default(),
             srqs: Handles::default(),
+            xrcds: Handles::default(),
             qps: Handles::default(),
             ahs: Handles::default(),
             doorbells,
@@ -234,13 +251,17 @@ impl Context {
             Request::ResizeCq { cq, entries } => self.resize_cq(house, cq, entries),
             Request::RetireCq { cq } => self.retire_cq(house, cq),
             Request::DestroyCq { cq } => self.destroy_cq(house, cq),
-            Request::CreateSrq { pd, max_wr, max_sge, limit, cookie } => {
-                self.create_srq(pd, max_wr, max_sge, limit, cookie)
+            Request::OpenXrcd { with_file, flags } => self.open_xrcd(house, with_file, flags, fds),
+            Request::CloseXrcd { xrcd } => self.close_xrcd(house, xrcd),
+            Request::CreateTarget { xrcd, event_cookie } => self.create_target(house, xrcd, event_cookie),
+            Request::OpenQp { xrcd, qpn, event_cookie } => self.open_qp(house, xrcd, qpn, event_cookie),
+            Request::CreateSrq { pd, max_wr, max_sge, limit, cookie, xrc } => {
+                self.create_srq(house, queues::SrqWish { pd, max_wr, max_sge, limit, cookie, xrc })
             }
             Request::ModifySrq { srq, limit } => self.modify_srq(srq, limit),
             Request::ResizeSrq { srq, max_wr } => self.resize_srq(house, srq, max_wr),
             Request::QuerySrq { srq } => self.query_srq(srq),
-            Request::DestroySrq { srq } => self.destroy_srq(srq),
+            Request::DestroySrq { srq } => self.destroy_srq(house, srq),
             Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, cap, names } => {
                 self.create_qps(house, queue_pair::Wish { pd, qp_type, send_cq, recv_cq, srq, cap }, &names)
             }
@@ -381,6 +402,13 @@ impl Context {
         }
         for ah in self.ahs.handles() {
             let _ = self.destroy_ah(house, ah);
+        }
+        for srq in self.srqs.handles() {
+            // Handles come from the table itself, and no queue pair is left.
+            let _ = self.destroy_srq(house, srq);
+        }
+        for xrcd in self.xrcds.handles() {
+            let _ = self.close_xrcd(house, xrcd);
         }
         for cq in self.cqs.handles() {
             if let Some(c) = self.cqs.remove(cq) {

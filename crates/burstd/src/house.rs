@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::device::{Device, LIMITS};
 use crate::groups::Groups;
 use crate::numbers::Numbers;
+use crate::xrc::XrcHouse;
 use burst_base::Nanos;
 use burst_cm::Secret;
 use burst_control::DaemonInfo;
@@ -43,6 +44,8 @@ pub struct House {
     pub ahs: Numbers,
     /// Multicast groups.
     pub groups: Groups,
+    /// XRC domains and targets.
+    pub xrc: XrcHouse,
     /// Connection management.
     pub cm: CmHouse,
     cm_secret: Secret,
@@ -84,6 +87,7 @@ impl House {
             cqs: Numbers::new(LIMITS.max_cq),
             ahs: Numbers::new(LIMITS.max_ah),
             groups: Groups::default(),
+            xrc: XrcHouse::default(),
             cm: CmHouse::default(),
             cm_secret: Secret::new([random_number()?, random_number()?]),
             next_worker: 0,

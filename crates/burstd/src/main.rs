@@ -17,6 +17,7 @@ mod log;
 mod numbers;
 mod server;
 mod session;
+mod xrc;
 
 fn main() -> ExitCode {
     let config = match config::load() {

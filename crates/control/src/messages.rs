@@ -206,6 +206,34 @@ pub enum Request {
         /// Handle.
         cq: u32,
     },
+    /// Opens an XRC domain; the descriptor of the file that names it comes along if there is one.
+    OpenXrcd {
+        /// Whether there is a file.
+        with_file: bool,
+        /// `O_CREAT`, `O_EXCL`.
+        flags: i32,
+    },
+    /// Closes an XRC domain.
+    CloseXrcd {
+        /// Handle.
+        xrcd: u32,
+    },
+    /// New XRC target queue pair. Answer: `Response::Target`.
+    CreateTarget {
+        /// Its domain.
+        xrcd: u32,
+        /// In async events.
+        event_cookie: u64,
+    },
+    /// Opens an XRC target queue pair that exists. Answer: `Response::Target`.
+    OpenQp {
+        /// Its domain.
+        xrcd: u32,
+        /// Its number.
+        qpn: u32,
+        /// In async events.
+        event_cookie: u64,
+    },
     /// New shared receive queue.
     CreateSrq {
         /// Protection domain.
@@ -218,6 +246,8 @@ pub enum Request {
         limit: u32,
         /// In async events.
         cookie: u64,
+        /// For one in an XRC domain: the domain, and the completion queue of its receives.
+        xrc: Option<(u32, u32)>,
     },
     /// Arms the limit.
     ModifySrq {
@@ -462,11 +492,20 @@ pub enum Response {
         queue: QueuePlace,
         /// Work requests granted.
         max_wr: u32,
+        /// Number in its XRC domain, or 0.
+        srqn: u32,
     },
     /// To `QuerySrq`.
     SrqLimit(u32),
     /// To `CreateQp`: at least one, in the order of their names.
     Qps(Vec<QpGrant>),
+    /// To `CreateTarget` and `OpenQp`.
+    Target {
+        /// Handle.
+        qp: u32,
+        /// Queue pair number.
+        qpn: u32,
+    },
     /// To `ModifyQp` and `QueryQp`: attributes after the call.
     QpAttr(QpAttr),
     /// To `ResolveMac`.

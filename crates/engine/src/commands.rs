@@ -4,7 +4,7 @@
 
 use crate::counters::Counters;
 use crate::effects::{Fx, SlotView};
-use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, SrqShared};
+use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_DOORBELL, NO_PATH, QpSlot, SrqShared};
 use crate::path::Path;
 use crate::qpn::slot_of;
 use crate::tombstone::{self, LINGER, Tombstone};
@@ -117,7 +117,9 @@ impl Worker {
     /// A queue pair of this worker; its number names the slot.
     pub fn add_qp(&mut self, slot: Box<QpSlot>) {
         let index = slot_of(slot.qpn);
-        if let Some(context) = self.core.contexts.get_mut(slot.context as usize).and_then(Option::as_mut) {
+        if slot.doorbell != NO_DOORBELL
+            && let Some(context) = self.core.contexts.get_mut(slot.context as usize).and_then(Option::as_mut)
+        {
             let doorbell = slot.doorbell as usize;
             if context.queues.len() <= doorbell {
                 context.queues.resize(doorbell + 1, u32::MAX);
@@ -174,6 +176,10 @@ impl Worker {
                 slot.qp.follow_srq(new.consumer.clone());
             }
         }
+        for entry in self.core.xrc.iter_mut().flatten().filter(|e| Arc::ptr_eq(&e.shared, old)) {
+            entry.shared = new.clone();
+            entry.srq.queue = new.consumer.clone();
+        }
     }
 
     /// Attributes as they are.
@@ -209,12 +215,12 @@ impl Worker {
         f: impl FnOnce(&mut QpSlot, &mut Env<'_>) -> T,
     ) -> Option<T> {
         self.slot(qpn)?;
-        let Core { qps, cqs, ahs, mem, outbox, .. } = &mut self.core;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, .. } = &mut self.core;
         let slot = qps[slot_of(qpn) as usize].as_mut()?;
         let PortSlot { batch, counters, .. } = &mut self.ports[usize::from(slot.port)];
-        let (pipe, event_cookie) = (slot.async_events.clone(), slot.event_cookie);
-        let view = SlotView { async_events: &pipe, event_cookie };
-        let mut fx = Fx { cqs, ahs, counters, outbox, slot: view, signal: None, defer: true };
+        let (pipe, event_cookie, others) = (slot.async_events.clone(), slot.event_cookie, slot.others.clone());
+        let view = SlotView { async_events: &pipe, event_cookie, others: &others };
+        let mut fx = Fx { cqs, ahs, xrc, counters, outbox, slot: view, signal: None, defer: true };
         Some(f(slot, &mut Env { now, mem, tx: batch, fx: &mut fx }))
     }
 

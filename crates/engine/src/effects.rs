@@ -1,7 +1,7 @@
 //! What the protocol wants done, done: completions into rings, events into pipes, reasons into counters.
 
 use crate::counters::{Counters, Traffic};
-use crate::objects::{AddressHandle, CqShared, write_async};
+use crate::objects::{AddressHandle, CqShared, Holder, XrcEntry, write_async};
 use crate::worker::Outbox;
 use burst_base::verbs::EventType;
 use burst_base::{Qpn, Reason};
@@ -9,7 +9,7 @@ use burst_control::AsyncObject;
 use burst_frame::Flow;
 use burst_shm::Cqe;
 use burst_shm::cq::Push;
-use burst_transport::{Effects, Signal};
+use burst_transport::{Effects, Signal, XrcSrq};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 pub(crate) struct Fx<'a> {
     pub cqs: &'a [Option<Arc<CqShared>>],
     pub ahs: &'a [Option<AddressHandle>],
+    pub xrc: &'a [Option<XrcEntry>],
     pub counters: &'a Counters,
     pub outbox: &'a mut Outbox,
     pub slot: SlotView<'a>,
@@ -32,6 +33,7 @@ pub(crate) struct Fx<'a> {
 pub(crate) struct SlotView<'a> {
     pub async_events: &'a crate::events::EventPipe,
     pub event_cookie: u64,
+    pub others: &'a [Holder],
 }
 
 impl Effects for Fx<'_> {
@@ -46,6 +48,9 @@ impl Effects for Fx<'_> {
 
     fn event(&mut self, _qpn: Qpn, event: EventType) {
         write_async(self.slot.async_events, event, AsyncObject::Qp, self.slot.event_cookie);
+        for other in self.slot.others {
+            write_async(&other.async_events, event, AsyncObject::Qp, other.event_cookie);
+        }
     }
 
     fn count(&mut self, reason: Reason) {
@@ -55,6 +60,11 @@ impl Effects for Fx<'_> {
     fn ah_flow(&self, pd: u32, ah: u32) -> Option<Flow> {
         let handle = self.ahs.get(ah as usize)?.as_ref()?;
         (handle.pd == pd).then_some(handle.flow)
+    }
+
+    fn xrc_srq(&self, domain: u32, srqn: u32) -> Option<&XrcSrq> {
+        let entry = self.xrc.get(srqn as usize)?.as_ref()?;
+        (entry.srq.domain == domain).then_some(&entry.srq)
     }
 
     fn congestion(&mut self, signal: Signal) {

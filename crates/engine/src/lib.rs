@@ -24,6 +24,7 @@ mod effects;
 mod hold;
 mod receive;
 mod transmit;
+mod xrc;
 
 pub use counters::Counters;
 pub use objects::{AddressHandle, ContextSlot, CqShared, QpSlot};

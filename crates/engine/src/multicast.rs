@@ -82,12 +82,12 @@ impl Walk<'_> {
     }
 
     fn deliver_copy(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>, member: usize) {
-        let Core { qps, cqs, ahs, mem, outbox, touched, groups, .. } = &mut *self.core;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, touched, groups, .. } = &mut *self.core;
         let Some(&qpn) = groups.find(self.port, frame.flow.dst).and_then(|g| g.members.get(member)) else { return };
         let index = slot_of(qpn);
         let Some(slot) = qps.get_mut(index as usize).and_then(Option::as_mut).filter(|s| s.qpn == qpn) else { return };
-        let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie };
-        let mut fx = Fx { cqs, ahs, counters: self.counters, outbox, slot: view, signal: None, defer: false };
+        let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
+        let mut fx = Fx { cqs, ahs, xrc, counters: self.counters, outbox, slot: view, signal: None, defer: false };
         slot.qp.on_packet(frame, packet, &mut Env { now: self.now, mem, tx: self.batch, fx: &mut fx });
         if !slot.touched {
             slot.touched = true;

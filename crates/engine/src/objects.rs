@@ -10,12 +10,15 @@ use burst_frame::Flow;
 use burst_shm::cq::CqProducer;
 use burst_shm::doorbell::DoorbellDrain;
 use burst_shm::rq::SrqConsumer;
-use burst_transport::Qp;
+use burst_transport::{Qp, XrcSrq};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// No path: the queue pair is not connected.
 pub const NO_PATH: u32 = u32::MAX;
+
+/// No doorbell: nothing is posted to the queue pair itself.
+pub const NO_DOORBELL: u32 = u32::MAX;
 
 /// A completion queue, as all workers see it.
 #[derive(Debug)]
@@ -73,6 +76,28 @@ impl SrqShared {
     }
 }
 
+/// A shared receive queue of an XRC domain, as all workers see it.
+#[derive(Clone, Debug)]
+pub struct XrcEntry {
+    /// What requests to it use.
+    pub srq: XrcSrq,
+    /// Its limit; the ring is `srq.queue` too.
+    pub shared: Arc<SrqShared>,
+    /// Asynchronous events of its context.
+    pub async_events: Arc<EventPipe>,
+}
+
+/// Who holds a queue pair, and learns of its events.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// Context.
+    pub context: u32,
+    /// Asynchronous events of the context.
+    pub async_events: Arc<EventPipe>,
+    /// In asynchronous events.
+    pub event_cookie: u64,
+}
+
 /// A queue pair in a worker's table.
 pub struct QpSlot {
     /// The protocol.
@@ -83,12 +108,14 @@ pub struct QpSlot {
     pub context: u32,
     /// Device.
     pub port: u16,
-    /// Doorbell number in its context.
+    /// Doorbell number in its context, or [`NO_DOORBELL`].
     pub doorbell: u32,
     /// In asynchronous events.
     pub event_cookie: u64,
     /// Asynchronous events of its context.
     pub async_events: Arc<EventPipe>,
+    /// Further holders: an XRC target may be opened by many contexts.
+    pub others: Vec<Holder>,
     /// Its shared receive queue.
     pub srq: Option<Arc<SrqShared>>,
     /// Path to the peer, or [`NO_PATH`].
@@ -120,6 +147,7 @@ impl QpSlot {
             doorbell,
             event_cookie,
             async_events,
+            others: Vec::new(),
             srq: None,
             path: NO_PATH,
             inflight_seen: 0,

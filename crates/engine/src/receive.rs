@@ -100,7 +100,7 @@ impl Walk<'_> {
             return self.hand_over(owner, frame);
         }
         let index = slot_of(qpn);
-        let Core { qps, cqs, ahs, mem, outbox, paths, touched, graves, .. } = &mut *self.core;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, touched, graves, .. } = &mut *self.core;
         let slot = match qps.get_mut(index as usize).and_then(Option::as_mut) {
             Some(slot) if slot.qpn == qpn && slot.port == self.port => slot,
             _ => {
@@ -110,8 +110,8 @@ impl Walk<'_> {
                 return;
             }
         };
-        let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie };
-        let mut fx = Fx { cqs, ahs, counters: self.counters, outbox, slot: view, signal: None, defer: false };
+        let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
+        let mut fx = Fx { cqs, ahs, xrc, counters: self.counters, outbox, slot: view, signal: None, defer: false };
         let mut env = Env { now: self.now, mem, tx: self.batch, fx: &mut fx };
         slot.qp.on_packet(frame, packet, &mut env);
         if let Some(Signal::Loss | Signal::Timeout) = fx.signal

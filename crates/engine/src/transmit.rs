@@ -53,7 +53,7 @@ impl Worker {
             return 0;
         };
         let PortSlot { batch, counters, .. } = &mut self.ports[port];
-        let Core { qps, cqs, ahs, mem, outbox, paths, .. } = &mut self.core;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, .. } = &mut self.core;
         let Some(slot) = qps[index as usize].as_mut() else { return 0 };
         slot.in_ready = false;
         let window_bytes = match paths.get(slot.path as usize) {
@@ -61,8 +61,8 @@ impl Worker {
             None => TURN_BYTES,
         };
         let mut budget = TxBudget { wqes: TURN_WQES, bytes: TURN_BYTES, window_bytes };
-        let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie };
-        let mut fx = Fx { cqs, ahs, counters, outbox, slot: view, signal: None, defer: true };
+        let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
+        let mut fx = Fx { cqs, ahs, xrc, counters, outbox, slot: view, signal: None, defer: true };
         let state = slot.qp.poll_tx(&mut budget, &mut Env { now, mem, tx: batch, fx: &mut fx });
         let signal = fx.signal;
         let full = !batch.has_room();
@@ -105,14 +105,15 @@ impl Worker {
 
     /// A timer went off: the deadline may have moved on since it was set.
     fn fire(&mut self, now: Nanos, index: u32) -> bool {
-        let Core { qps, cqs, ahs, mem, outbox, paths, .. } = &mut self.core;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, .. } = &mut self.core;
         let Some(slot) = qps.get_mut(index as usize).and_then(Option::as_mut) else { return false };
         slot.armed = Nanos::NEVER;
         let due = slot.qp.next_deadline() <= now;
         if due {
             let PortSlot { batch, counters, .. } = &mut self.ports[usize::from(slot.port)];
-            let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie };
-            let mut fx = Fx { cqs, ahs, counters, outbox, slot: view, signal: None, defer: false };
+            let view =
+                SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
+            let mut fx = Fx { cqs, ahs, xrc, counters, outbox, slot: view, signal: None, defer: false };
             slot.qp.on_timer(&mut Env { now, mem, tx: batch, fx: &mut fx });
             if matches!(fx.signal, Some(Signal::Loss | Signal::Timeout)) && slot.path != NO_PATH {
                 paths[slot.path as usize].lost(now);

@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::handover::Inbox;
 use crate::hold::Held;
 use crate::multicast::Groups;
-use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, write_async};
+use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
 use crate::sched::Scheduler;
 use crate::tombstone::Graveyard;
@@ -75,6 +75,8 @@ pub(crate) struct Core {
     pub qps: Vec<Option<Box<QpSlot>>>,
     pub cqs: Vec<Option<Arc<CqShared>>>,
     pub ahs: Vec<Option<AddressHandle>>,
+    /// Shared receive queues of XRC domains, by number.
+    pub xrc: Vec<Option<XrcEntry>>,
     pub contexts: Vec<Option<ContextSlot>>,
     pub mem: MrTable,
     pub sched: Scheduler,
@@ -112,6 +114,7 @@ impl Worker {
                 qps: Vec::new(),
                 cqs: Vec::new(),
                 ahs: Vec::new(),
+                xrc: Vec::new(),
                 contexts: Vec::new(),
                 mem,
                 sched: Scheduler::default(),
@@ -246,6 +249,12 @@ impl Core {
             && srq.limit_reached()
         {
             write_async(&slot.async_events, EventType::SrqLimitReached, AsyncObject::Srq, srq.cookie);
+        }
+        if let Some(srqn) = slot.qp.srqn()
+            && let Some(entry) = self.xrc.get(srqn as usize).and_then(Option::as_ref)
+            && entry.shared.limit_reached()
+        {
+            write_async(&entry.async_events, EventType::SrqLimitReached, AsyncObject::Srq, entry.shared.cookie);
         }
         let deadline = slot.qp.next_deadline();
         if deadline < slot.armed {

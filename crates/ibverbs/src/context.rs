@@ -311,7 +311,11 @@ fn verbs_of(device: &Device, cmd_fd: c_int, async_fd: c_int, workers: u32) -> ve
         alloc_td: Some(crate::domain::alloc_td),
         dealloc_td: Some(crate::domain::dealloc_td),
         alloc_parent_domain: Some(crate::domain::alloc_parent_domain),
-        close_xrcd: Some(no_xrcd),
+        open_xrcd: Some(crate::xrc::open_xrcd),
+        close_xrcd: Some(crate::xrc::close_xrcd),
+        create_srq_ex: Some(crate::xrc::create_srq_ex),
+        get_srq_num: Some(crate::xrc::get_srq_num),
+        open_qp: Some(crate::xrc::open_qp),
         sz: size_of::<verbs_context>(),
         ..Default::default()
     };
@@ -332,8 +336,4 @@ fn verbs_of(device: &Device, cmd_fd: c_int, async_fd: c_int, workers: u32) -> ve
     // SAFETY: `mutex` has the size of the C library's mutex, for which all zeros is the initial value.
     unsafe { libc::pthread_mutex_init((&raw mut context.mutex).cast(), std::ptr::null()) };
     verbs
-}
-
-unsafe extern "C" fn no_xrcd(_xrcd: *mut ibv_xrcd) -> c_int {
-    libc::EOPNOTSUPP
 }

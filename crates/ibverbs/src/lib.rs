@@ -44,3 +44,4 @@ pub mod stock;
 pub mod strings;
 pub mod sys;
 pub mod sysfs;
+pub mod xrc;

@@ -24,6 +24,9 @@ const LOOK: u32 = 1024;
 /// Further empty polls between two yields while nobody else wants the processor.
 const YIELD_EVERY: u32 = 4;
 
+/// Cookie of completions that belong to no queue pair of this context; those of queue pairs are never 0.
+const NO_QP: u32 = 0;
+
 /// What a thread knows of its own polling.
 struct Idle {
     /// Empty polls since its last completion.
@@ -125,10 +128,11 @@ unsafe fn carried(inner: &mut Inner, qps: &QpTable, wanted: usize, wc: *mut ibv_
     done
 }
 
-/// Tells the queue pair that its slots are free. False: there is no such queue pair any more.
+/// Tells the queue pair that its slots are free. False: there is no such queue pair any more. A receive of a queue in an XRC
+/// domain names none: its queue pair may be another process's.
 #[inline]
 pub fn retire(qps: &QpTable, cqe: &Cqe) -> bool {
-    let Some(qp) = qps.get(cqe.qp_cookie) else { return false };
+    let Some(qp) = qps.get(cqe.qp_cookie) else { return cqe.qp_cookie == NO_QP };
     if cqe.is_recv == 0 {
         // SAFETY: the caller holds the lock of a CQ of this queue pair; destruction takes it before freeing.
         unsafe { qp.as_ref() }.set_retired(cqe.sq_consumer);

@@ -73,6 +73,7 @@ fn device_attr(device: &DeviceInfo) -> ibv_device_attr {
             | IBV_DEVICE_RC_RNR_NAK_GEN
             | IBV_DEVICE_N_NOTIFY_CQ
             | IBV_DEVICE_SRQ_RESIZE
+            | IBV_DEVICE_XRC
             | IBV_DEVICE_MEM_WINDOW
             | IBV_DEVICE_MEM_WINDOW_TYPE_2B
             | IBV_DEVICE_MEM_MGT_EXTENSIONS,
@@ -187,6 +188,7 @@ pub unsafe extern "C" fn query_device_ex(
             completion_timestamp_mask: u64::MAX,
             hca_core_clock: CLOCK_KHZ,
             odp_caps: odp_caps(),
+            xrc_odp_caps: odp_caps().per_transport_caps.rc_odp_caps,
             max_dm_size: device.limits.max_dm_size,
             cq_mod_caps: ibv_cq_moderation_caps { max_cq_count: MODERATION_MAX, max_cq_period: MODERATION_MAX },
             ..Default::default()

@@ -60,7 +60,8 @@ const RC_OK: u32 =
 /// What a service can carry (IBA table 3.4 of the transport functions), and the local operations on keys.
 pub const fn allowed(qp_type: QpType) -> u32 {
     match qp_type {
-        QpType::Rc => RC_OK,
+        QpType::Rc | QpType::XrcSend => RC_OK,
+        QpType::XrcRecv => 0,
         QpType::Uc => UC_OK,
         QpType::Ud => UD_OK,
     }
@@ -69,7 +70,8 @@ pub const fn allowed(qp_type: QpType) -> u32 {
 /// Opcodes of a service whose requests need no more than a [`ShortWqe`]: all that is not rare.
 pub const fn short(qp_type: QpType) -> u32 {
     match qp_type {
-        QpType::Ud => 0,
+        // Datagrams and XRC name more.
+        QpType::Ud | QpType::XrcSend | QpType::XrcRecv => 0,
         _ => allowed(qp_type) & (INLINE_OK | bits(&[WrOpcode::RdmaRead])),
     }
 }
@@ -134,6 +136,10 @@ unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
         let rdma = unsafe { wr.wr.rdma };
         wqe.remote_addr = rdma.remote_addr;
         wqe.rkey = rdma.rkey;
+    }
+    if qp.qp_type == QpType::XrcSend {
+        // SAFETY: a plain integer; local operations do not look at it.
+        wqe.remote_qpn = unsafe { wr.qp_type.xrc.remote_srqn };
     }
     Some(wqe)
 }

@@ -14,6 +14,7 @@ use crate::registry::{Source, lock};
 use crate::srq::{Srq, receive_queue};
 use crate::stock::{Made, Wish};
 use crate::sys::*;
+use crate::xrc::Xrcd;
 use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask, send_flags};
 use burst_control::{QpName, QueuePlace, Request, Response};
 use burst_shm::rq::RqProducer;
@@ -23,6 +24,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// Cookie of a queue pair that completes nothing itself; others are never 0.
+const NO_COOKIE: u32 = 0;
 /// Attributes that this library knows to exist.
 const KNOWN_ATTRS: u32 = (1 << 26) - 1;
 
@@ -162,7 +165,7 @@ struct Wanted {
 }
 
 fn service_of(qp_type: ibv_qp_type) -> Outcome<QpType> {
-    // Raw packet and XRC queue pairs exist in the interface, but not here.
+    // Raw packet and driver queue pairs exist in the interface, but not here.
     QpType::from_number(qp_type).ok_or(if (2..=10).contains(&qp_type) { EOPNOTSUPP } else { EINVAL })
 }
 
@@ -175,12 +178,23 @@ fn send_queue(context: &Context, place: &QueuePlace, max_inline: u32) -> Outcome
 }
 
 unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
+    let qp_type = service_of(wanted.qp_type)?;
+    if qp_type == QpType::XrcRecv {
+        // A target is made in an XRC domain, not in a protection domain.
+        return Err(EINVAL);
+    }
+    if qp_type == QpType::XrcSend {
+        if !wanted.srq.is_null() {
+            return Err(EINVAL);
+        }
+        // It receives nothing.
+        (wanted.recv_cq, wanted.cap.max_recv_wr, wanted.cap.max_recv_sge) = (wanted.send_cq, 0, 0);
+    }
     // SAFETY: the caller gives live objects of one open context.
     let ((context, pd_handle), send_cq, recv_cq) =
         unsafe { (pd_of(pd)?, Cq::from_ibv(wanted.send_cq)?, Cq::from_ibv(wanted.recv_cq)?) };
     // SAFETY: as above; NULL is none.
     let srq = unsafe { Srq::from_ibv(wanted.srq) }.ok();
-    let qp_type = service_of(wanted.qp_type)?;
     if wanted.send_ops & !offered(qp_type) != 0 {
         return Err(EOPNOTSUPP);
     }
@@ -283,14 +297,21 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_
         unsafe {
             Context::from_ibv(context)?;
             let mask = (*init).comp_mask;
-            if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
+            const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
+                | IBV_QP_INIT_ATTR_XRCD
+                | IBV_QP_INIT_ATTR_CREATE_FLAGS
+                | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+            if mask & !KNOWN != 0 {
                 return Err(EOPNOTSUPP);
-            }
-            if mask & IBV_QP_INIT_ATTR_PD == 0 {
-                return Err(EINVAL);
             }
             if mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && (*init).create_flags != 0 {
                 return Err(EOPNOTSUPP);
+            }
+            if service_of((*init).qp_type)? == QpType::XrcRecv {
+                return create_target(context, init);
+            }
+            if mask & IBV_QP_INIT_ATTR_PD == 0 || mask & IBV_QP_INIT_ATTR_XRCD != 0 {
+                return Err(EINVAL);
             }
             let mut wanted = Wanted {
                 qp_context: (*init).qp_context,
@@ -307,6 +328,68 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_
             Ok(qp)
         }
     })
+}
+
+/// An XRC target, made or opened by what `request` asks: nothing is posted to it.
+pub fn new_target(
+    context: &Context,
+    qp_context: *mut c_void,
+    request: impl FnOnce(u64) -> Request,
+) -> Outcome<*mut ibv_qp> {
+    let event_cookie = lock(&context.sources).reserve();
+    let ring = SqProducer::detached().ok_or(door::ENOMEM)?;
+    let Response::Target { qp: handle, qpn } = context.ask(&request(event_cookie))? else { return Err(EIO) };
+    let Response::QpAttr(now) = context.ask(&Request::QueryQp { qp: handle })? else { return Err(EIO) };
+    let qp_base = ibv_qp {
+        context: context.as_ibv(),
+        qp_context,
+        handle,
+        qp_num: qpn,
+        state: now.qp_state as ibv_qp_state,
+        qp_type: IBV_QPT_XRC_RECV,
+        ..Default::default()
+    };
+    let qp = Box::into_raw(Box::new(Qp {
+        base: ibv_qp_ex { qp_base, ..Default::default() },
+        newer_operations: [0; 8],
+        cookie: NO_COOKIE,
+        event_cookie,
+        worker: 0,
+        doorbell: 0,
+        qp_type: QpType::XrcRecv,
+        always: 0,
+        short: 0,
+        cap: QpCap::default(),
+        sq: SpinLock::new(SendSide { ring, build: Build::default() }),
+        extended: false,
+        rq: None,
+        retired: AtomicU32::new(0),
+        events: Counted::default(),
+        owed: SpinLock::new(None),
+    }));
+    // SAFETY: a fresh queue pair.
+    unsafe { Qp::meter(qp.cast()).init() };
+    if let Some(qp) = NonNull::new(qp) {
+        lock(&context.sources).put(event_cookie, Source::Qp(qp));
+    }
+    Ok(qp.cast())
+}
+
+/// # Safety
+/// `context` must be open and `init` valid up to the fields that its mask names.
+unsafe fn create_target(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> Outcome<*mut ibv_qp> {
+    // SAFETY: the caller's promise.
+    let (context, xrcd, qp_context) = unsafe {
+        let mask = (*init).comp_mask;
+        if mask & IBV_QP_INIT_ATTR_XRCD == 0 {
+            return Err(EINVAL);
+        }
+        if mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 && (*init).send_ops_flags != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        (Context::from_ibv(context)?, Xrcd::from_ibv((*init).xrcd)?.handle, (*init).qp_context)
+    };
+    new_target(context, qp_context, |event_cookie| Request::CreateTarget { xrcd, event_cookie })
 }
 
 /// Changes attributes.
@@ -404,7 +487,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         context.tell_end(&Request::DestroyQp { qp: ours.handle() })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.event_cookie);
-            context.qps.remove(ours.cookie);
+            if ours.cookie != NO_COOKIE {
+                context.qps.remove(ours.cookie);
+            }
             // Each purge passes through the CQ's lock: a poller that found the queue pair before is done with it.
             // SAFETY: the queue pair's CQs are alive.
             for cq in unsafe { ours.cqs() } {

@@ -52,7 +52,8 @@ pub const fn offered(qp_type: QpType) -> u64 {
         | IBV_QP_EX_WITH_SEND_WITH_INV;
     let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
     let set = match qp_type {
-        QpType::Rc => reliable | windows,
+        QpType::Rc | QpType::XrcSend => reliable | windows,
+        QpType::XrcRecv => 0,
         QpType::Uc => connected | windows,
         QpType::Ud => basic,
     };
@@ -275,9 +276,14 @@ unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _head: *mut c_void, _head_s
     unsafe { ours(qp).sq.held() }.build.fail(libc::EOPNOTSUPP);
 }
 
-unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _srqn: u32) {
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
     // SAFETY: the caller builds a batch.
-    unsafe { ours(qp).sq.held() }.build.fail(libc::EOPNOTSUPP);
+    let (qp, side) = unsafe { (ours(qp), ours(qp).sq.held()) };
+    match &side.build.open {
+        Some(open) if qp.qp_type == QpType::XrcSend => side.ring.stage_srqn(open, srqn),
+        Some(_) => side.build.fail(libc::EINVAL),
+        None => {}
+    }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, handle: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {

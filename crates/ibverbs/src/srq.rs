@@ -10,7 +10,7 @@ use crate::sys::*;
 use burst_control::{QueuePlace, Request, Response};
 use burst_shm::rq::{RqProducer, RqSpec};
 use burst_shm::rq_stride;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 pub struct Srq {
     base: ibv_srq,
     cookie: u64,
+    /// Number in its XRC domain, or 0.
+    srqn: u32,
     max_wr: AtomicU32,
     max_sge: u32,
     /// The posting end.
@@ -49,6 +51,10 @@ impl Srq {
     pub unsafe fn context<'a>(&self) -> Outcome<&'a Context> {
         // SAFETY: the caller's promise.
         unsafe { Context::from_ibv(self.base.context) }
+    }
+    /// Number in its XRC domain, or 0.
+    pub fn srqn(&self) -> u32 {
+        self.srqn
     }
     /// Daemon's number.
     pub fn handle(&self) -> u32 {
@@ -85,37 +91,55 @@ pub fn receive_queue(context: &Context, place: &QueuePlace) -> Outcome<RqProduce
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     door::pointer(|| {
         // SAFETY: the caller gives a live PD and a valid struct.
-        let ((context, pd_handle), init) = unsafe { (pd_of(pd)?, init.as_mut().ok_or(EINVAL)?) };
-        let cookie = lock(&context.sources).reserve();
-        let request = Request::CreateSrq {
-            pd: pd_handle,
-            max_wr: init.attr.max_wr,
-            max_sge: init.attr.max_sge,
-            // The limit is not armed at creation: `srq_limit` of the struct is ignored there.
-            limit: 0,
-            cookie,
-        };
-        let Response::Srq { srq: handle, queue, max_wr } = context.ask(&request)? else { return Err(EIO) };
-        let producer = receive_queue(context, &queue)?;
-        init.attr.max_wr = max_wr;
-        init.attr.max_sge = queue.max_sge;
-        let base =
-            ibv_srq { context: context.as_ibv(), srq_context: init.srq_context, pd, handle, ..Default::default() };
-        let srq = Box::into_raw(Box::new(Srq {
-            base,
-            cookie,
-            max_wr: AtomicU32::new(max_wr),
-            max_sge: queue.max_sge,
-            queue: SpinLock::new(producer),
-            events: Counted::default(),
-        }));
-        // SAFETY: a fresh SRQ.
-        unsafe { Srq::meter(srq.cast()).init() };
-        if let Some(srq) = NonNull::new(srq) {
-            lock(&context.sources).put(cookie, Source::Srq(srq));
+        unsafe {
+            let init = init.as_mut().ok_or(EINVAL)?;
+            create(pd, init.srq_context, &mut init.attr, None)
         }
-        Ok(srq.cast())
     })
+}
+
+/// Makes a shared receive queue; `xrc` names the XRC domain and completion queue of one that is in a domain.
+///
+/// # Safety
+/// `pd` must be alive.
+pub unsafe fn create(
+    pd: *mut ibv_pd,
+    srq_context: *mut c_void,
+    attr: &mut ibv_srq_attr,
+    xrc: Option<(u32, u32)>,
+) -> Outcome<*mut ibv_srq> {
+    // SAFETY: the caller's promise.
+    let (context, pd_handle) = unsafe { pd_of(pd) }?;
+    let cookie = lock(&context.sources).reserve();
+    let request = Request::CreateSrq {
+        pd: pd_handle,
+        max_wr: attr.max_wr,
+        max_sge: attr.max_sge,
+        // The limit is not armed at creation: `srq_limit` of the struct is ignored there.
+        limit: 0,
+        cookie,
+        xrc,
+    };
+    let Response::Srq { srq: handle, queue, max_wr, srqn } = context.ask(&request)? else { return Err(EIO) };
+    let producer = receive_queue(context, &queue)?;
+    attr.max_wr = max_wr;
+    attr.max_sge = queue.max_sge;
+    let base = ibv_srq { context: context.as_ibv(), srq_context, pd, handle, ..Default::default() };
+    let srq = Box::into_raw(Box::new(Srq {
+        base,
+        cookie,
+        srqn,
+        max_wr: AtomicU32::new(max_wr),
+        max_sge: queue.max_sge,
+        queue: SpinLock::new(producer),
+        events: Counted::default(),
+    }));
+    // SAFETY: a fresh SRQ.
+    unsafe { Srq::meter(srq.cast()).init() };
+    if let Some(srq) = NonNull::new(srq) {
+        lock(&context.sources).put(cookie, Source::Srq(srq));
+    }
+    Ok(srq.cast())
 }
 
 /// Changes the capacity, arms the limit event. What was posted stays posted.

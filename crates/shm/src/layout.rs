@@ -87,7 +87,7 @@ pub struct SendWqe {
     pub compare_add: u64,
     /// Atomic: swap value.
     pub swap: u64,
-    /// UD: destination QP.
+    /// UD: destination QP. XRC: destination SRQ.
     pub remote_qpn: u32,
     /// UD: Q_Key.
     pub remote_qkey: u32,

@@ -7,12 +7,14 @@
 //! The daemon rests on an empty queue by setting `idle`; the post that finds it set clears it and rings the
 //! doorbell ([`crate::protocol`]). A busy queue is therefore never rung.
 use crate::area::Area;
+use crate::arena::Segment;
 use crate::layout::{INLINE_MAX, LINE, QUEUE_HEADER_BYTES, QueueHeader, SGE_MAX, SendWqe, Sge, WR_MAX, sq_stride};
 use crate::{Fetch, WriteError, protocol};
 use burst_base::verbs::send_flags;
 use burst_span::Span;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::Arc;
 
 pub(crate) const PRODUCER: usize = offset_of!(QueueHeader, producer);
 pub(crate) const IDLE: usize = offset_of!(QueueHeader, idle);
@@ -63,6 +65,13 @@ impl SqSpec {
     }
 }
 
+/// The smallest queue, in memory of this process only.
+fn private_queue() -> Option<(Area, SqSpec)> {
+    let spec = SqSpec::new(1, 1, 0)?;
+    let segment = Arc::new(Segment::anonymous(spec.bytes()).ok()?);
+    Some((Area::new(&segment, 0, spec.bytes())?, spec))
+}
+
 /// The application's end. Used under the library's lock of the queue pair.
 #[derive(Debug)]
 pub struct SqProducer {
@@ -76,6 +85,11 @@ impl SqProducer {
     /// The end of a queue nothing was posted to yet. None when `area` is too small.
     pub fn new(area: Area, spec: SqSpec) -> Option<SqProducer> {
         (area.len() >= spec.bytes()).then_some(SqProducer { area, spec, written: 0, freed: 0 })
+    }
+    /// The end of a queue that nobody reads, for queue pairs that cannot send. None without memory.
+    pub fn detached() -> Option<SqProducer> {
+        let (area, spec) = private_queue()?;
+        SqProducer::new(area, spec)
     }
     /// Free slots.
     #[inline]
@@ -214,6 +228,10 @@ impl SqProducer {
     /// Fills in where a datagram begun by [`SqProducer::begin_whole`] goes.
     pub fn stage_datagram(&self, to: &Staged, ah: u32, remote_qpn: u32, remote_qkey: u32) {
         self.area.store_words(to.slot() + TAIL, [two(remote_qpn, remote_qkey), two(ah, 0)]);
+    }
+    /// Fills in the shared receive queue of an XRC request begun by [`SqProducer::begin_whole`].
+    pub fn stage_srqn(&self, to: &Staged, srqn: u32) {
+        self.area.store_words(to.slot() + TAIL, [two(srqn, 0)]);
     }
     /// Forgets requests from index `to` on, which were written and not posted.
     pub fn rewind(&mut self, to: u32) {
@@ -373,6 +391,11 @@ impl SqConsumer {
         }
         area.word32(IDLE).store(1, Release);
         Some(SqConsumer { area, spec, taken: 0 })
+    }
+    /// The end of a queue to which nobody posts, for queue pairs that cannot send. None without memory.
+    pub fn detached() -> Option<SqConsumer> {
+        let (area, spec) = private_queue()?;
+        SqConsumer::new(area, spec)
     }
     /// Geometry.
     #[inline]

@@ -37,8 +37,26 @@ pub enum RecvQueue {
     Own(RqConsumer),
     /// A shared receive queue.
     Shared(Arc<SrqConsumer>),
+    /// Whatever shared receive queue of this XRC domain a request names ([`Effects::xrc_srq`]).
+    Xrc {
+        /// Number of the domain.
+        domain: u32,
+    },
     /// None (`max_recv_wr` was 0).
     None,
+}
+
+/// A shared receive queue of an XRC domain.
+#[derive(Clone, Debug)]
+pub struct XrcSrq {
+    /// The domain.
+    pub domain: u32,
+    /// Protection domain: of its receives, and of the regions that requests may reach.
+    pub pd: u32,
+    /// Completion queue of its receives.
+    pub cq: u32,
+    /// The ring.
+    pub queue: Arc<SrqConsumer>,
 }
 
 /// What a queue pair is made of.
@@ -102,6 +120,10 @@ pub trait Effects {
     fn count(&mut self, reason: Reason);
     /// The flow of address handle `ah` of protection domain `pd`.
     fn ah_flow(&self, pd: u32, ah: u32) -> Option<Flow>;
+    /// The shared receive queue `srqn`, if it belongs to XRC domain `domain`.
+    fn xrc_srq(&self, _domain: u32, _srqn: u32) -> Option<&XrcSrq> {
+        None
+    }
     /// News for congestion control.
     fn congestion(&mut self, signal: Signal);
 }

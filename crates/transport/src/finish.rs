@@ -8,7 +8,7 @@ use crate::api::{Env, TxBudget};
 use crate::qp::Qp;
 use crate::receive::Load;
 use crate::requester::Slot;
-use burst_base::verbs::{EventType, QpState, QpType, WcOpcode, WcStatus, WrOpcode, send_flags};
+use burst_base::verbs::{EventType, QpState, WcOpcode, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason};
 use burst_shm::Fetch;
 use burst_shm::layout::{Cqe, SGE_MAX, SendWqe};
@@ -100,7 +100,7 @@ impl Qp {
     pub(crate) fn fail_head(&mut self, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
         let slot = self.req.pop_head();
         self.end_slot(&slot, status, reason, env);
-        if self.id.qp_type == QpType::Rc {
+        if self.id.qp_type.is_reliable() {
             self.enter_error();
         } else {
             self.state = QpState::Sqe;

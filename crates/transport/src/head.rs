@@ -2,7 +2,7 @@
 
 use burst_base::verbs::{QpType, WrOpcode};
 use burst_shm::layout::SendWqe;
-use burst_wire::{HeadBuf, Ieth, ImmDt, Opcode, Position};
+use burst_wire::{HeadBuf, Ieth, ImmDt, Kind, Opcode, Position};
 
 /// What a work request does on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,8 @@ impl Work {
     /// Whether a queue pair of this type carries it (IBA table 9).
     pub(crate) fn is_carried_by(self, qp_type: QpType, opcode: WrOpcode) -> bool {
         match qp_type {
-            QpType::Rc => true,
+            QpType::Rc | QpType::XrcSend => true,
+            QpType::XrcRecv => false,
             QpType::Uc => matches!(self, Work::Send | Work::Write | Work::Local) && opcode != WrOpcode::SendWithInv,
             QpType::Ud => matches!(opcode, WrOpcode::Send | WrOpcode::SendWithImm),
         }
@@ -83,11 +84,26 @@ static UC_WRITE: Family = Family {
     only: [UcWriteOnly, UcWriteOnlyImm, UcWriteOnly],
 };
 
-/// The opcode of a SEND or WRITE packet of an RC or UC queue pair.
+static XRC_SEND: Family = Family {
+    first: XrcSendFirst,
+    middle: XrcSendMiddle,
+    last: [XrcSendLast, XrcSendLastImm, XrcSendLastInv],
+    only: [XrcSendOnly, XrcSendOnlyImm, XrcSendOnlyInv],
+};
+static XRC_WRITE: Family = Family {
+    first: XrcWriteFirst,
+    middle: XrcWriteMiddle,
+    last: [XrcWriteLast, XrcWriteLastImm, XrcWriteLast],
+    only: [XrcWriteOnly, XrcWriteOnlyImm, XrcWriteOnly],
+};
+
+/// The opcode of a SEND or WRITE packet of a connected queue pair.
 pub(crate) fn message_opcode(qp_type: QpType, wr: WrOpcode, place: Position) -> Opcode {
     let family = match (qp_type, Work::of(wr) == Work::Write) {
         (QpType::Rc, false) => &RC_SEND,
         (QpType::Rc, true) => &RC_WRITE,
+        (QpType::XrcSend, false) => &XRC_SEND,
+        (QpType::XrcSend, true) => &XRC_WRITE,
         (_, false) => &UC_SEND,
         (_, true) => &UC_WRITE,
     };
@@ -117,12 +133,32 @@ pub(crate) fn add_tail(head: HeadBuf, opcode: Opcode, wqe: &SendWqe) -> HeadBuf 
 }
 
 /// The opcode of a READ response packet.
-pub(crate) fn read_response_opcode(place: Position) -> Opcode {
-    match place {
-        Position::First => RcReadResponseFirst,
-        Position::Middle => RcReadResponseMiddle,
-        Position::Last => RcReadResponseLast,
-        Position::Only => RcReadResponseOnly,
+pub(crate) fn read_response_opcode(qp_type: QpType, place: Position) -> Opcode {
+    match (qp_type.is_xrc(), place) {
+        (false, Position::First) => RcReadResponseFirst,
+        (false, Position::Middle) => RcReadResponseMiddle,
+        (false, Position::Last) => RcReadResponseLast,
+        (false, Position::Only) => RcReadResponseOnly,
+        (true, Position::First) => XrcReadResponseFirst,
+        (true, Position::Middle) => XrcReadResponseMiddle,
+        (true, Position::Last) => XrcReadResponseLast,
+        (true, Position::Only) => XrcReadResponseOnly,
+    }
+}
+
+/// The opcode of a packet that is a message by itself and has no variants.
+pub(crate) fn single_opcode(qp_type: QpType, kind: Kind) -> Opcode {
+    match (qp_type.is_xrc(), kind) {
+        (false, Kind::ReadRequest) => RcReadRequest,
+        (false, Kind::CmpSwap) => RcCmpSwap,
+        (false, Kind::FetchAdd) => RcFetchAdd,
+        (false, Kind::AtomicAck) => RcAtomicAck,
+        (false, _) => RcAck,
+        (true, Kind::ReadRequest) => XrcReadRequest,
+        (true, Kind::CmpSwap) => XrcCmpSwap,
+        (true, Kind::FetchAdd) => XrcFetchAdd,
+        (true, Kind::AtomicAck) => XrcAtomicAck,
+        (true, _) => XrcAck,
     }
 }
 

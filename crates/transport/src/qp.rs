@@ -19,7 +19,7 @@ use burst_wire::aeth::ack_timeout;
 use burst_wire::{Kind, Packet, Service};
 use std::sync::Arc;
 
-/// What never changes.
+/// What never changes, but for an XRC target: its domain and receive completion queue follow the requests.
 pub(crate) struct Identity {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
@@ -185,8 +185,10 @@ impl Qp {
             (_, Kind::Cnp) => env.fx.congestion(Signal::Cnp),
             (QpType::Ud, _) => self.on_datagram(frame, pkt, env),
             (QpType::Uc, _) => self.on_uc_packet(pkt, env),
-            (QpType::Rc, kind) if kind.is_request() => self.on_request(pkt, env),
-            (QpType::Rc, _) => self.on_response(pkt, env),
+            (QpType::Rc | QpType::XrcRecv, kind) if kind.is_request() => self.on_request(pkt, env),
+            (QpType::Rc | QpType::XrcSend, kind) if kind.is_response() => self.on_response(pkt, env),
+            // An initiator has no responder, a target no requester.
+            (QpType::Rc | QpType::XrcSend | QpType::XrcRecv, _) => env.fx.count(Reason::WrongTransport),
         }
     }
 
@@ -196,6 +198,7 @@ impl Qp {
             QpType::Rc => Service::Rc,
             QpType::Uc => Service::Uc,
             QpType::Ud => Service::Ud,
+            QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
         };
         if pkt.info.service != service && pkt.info.service != Service::Cnp {
             return Err(Reason::WrongTransport);
@@ -275,6 +278,6 @@ impl Qp {
 
     /// Payload bytes sent, or asked for by READs, that are not yet acknowledged.
     pub fn inflight_bytes(&self) -> u64 {
-        if self.id.qp_type == QpType::Rc { self.req.inflight_bytes(self.mtu) } else { 0 }
+        if self.id.qp_type.is_reliable() { self.req.inflight_bytes(self.mtu) } else { 0 }
     }
 }

@@ -3,7 +3,7 @@
 //! A receive is copied out of shared memory once and then held until a message has filled it; a UC or UD message that
 //! breaks leaves it held for the next one (IBA 9.8.3: the receive is not consumed).
 
-use crate::api::{Env, RecvQueue};
+use crate::api::{Env, RecvQueue, XrcSrq};
 use crate::finish::vendor_err;
 use crate::gather::{Keys, Walk};
 use crate::qp::Qp;
@@ -27,6 +27,10 @@ pub(crate) enum Load {
 /// The receive queue and the receive that is held.
 pub(crate) struct Receiver {
     queue: RecvQueue,
+    /// XRC target: the domain.
+    domain: Option<u32>,
+    /// XRC target: the shared receive queue that `queue` is.
+    srqn: Option<u32>,
     wqe: RecvWqe,
     sges: [Sge; SGE_MAX as usize],
     loaded: bool,
@@ -38,8 +42,11 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     pub(crate) fn new(queue: RecvQueue) -> Self {
+        let domain = if let RecvQueue::Xrc { domain } = queue { Some(domain) } else { None };
         Receiver {
             queue,
+            domain,
+            srqn: None,
             wqe: RecvWqe::default(),
             sges: [Sge::default(); SGE_MAX as usize],
             loaded: false,
@@ -51,7 +58,7 @@ impl Receiver {
         self.loaded
     }
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.queue, RecvQueue::Shared(_))
+        matches!(self.queue, RecvQueue::Shared(_) | RecvQueue::Xrc { .. })
     }
     /// Makes sure that a receive is held.
     pub(crate) fn load(&mut self) -> Load {
@@ -61,7 +68,7 @@ impl Receiver {
         let fetched = match &mut self.queue {
             RecvQueue::Own(rq) => rq.fetch(&mut self.wqe, &mut self.sges),
             RecvQueue::Shared(srq) => srq.fetch(&mut self.wqe, &mut self.sges),
-            RecvQueue::None => Fetch::Empty,
+            RecvQueue::None | RecvQueue::Xrc { .. } => Fetch::Empty,
         };
         match fetched {
             Fetch::Empty => return Load::Empty,
@@ -83,7 +90,7 @@ impl Receiver {
     pub(crate) fn try_idle(&mut self) -> bool {
         match &mut self.queue {
             RecvQueue::Own(rq) => rq.try_idle(),
-            RecvQueue::Shared(_) | RecvQueue::None => true,
+            RecvQueue::Shared(_) | RecvQueue::None | RecvQueue::Xrc { .. } => true,
         }
     }
     /// Forgets everything posted so far (the queue pair goes to RESET).
@@ -91,6 +98,28 @@ impl Receiver {
         self.loaded = false;
         if let RecvQueue::Own(rq) = &mut self.queue {
             rq.discard_all();
+        }
+    }
+    pub(crate) fn domain(&self) -> Option<u32> {
+        self.domain
+    }
+    pub(crate) fn srqn(&self) -> Option<u32> {
+        self.srqn
+    }
+    /// Receives come from this shared receive queue of an XRC domain from now on.
+    pub(crate) fn take_up(&mut self, srqn: u32, srq: &XrcSrq) {
+        let same = matches!(&self.queue, RecvQueue::Shared(queue) if Arc::ptr_eq(queue, &srq.queue));
+        if !same {
+            // Between messages no receive is held.
+            debug_assert!(!self.loaded || self.srqn == Some(srqn));
+            self.queue = RecvQueue::Shared(srq.queue.clone());
+            self.srqn = Some(srqn);
+        }
+    }
+    /// The shared receive queue is gone, with the receive that is held of it.
+    pub(crate) fn forget_srq(&mut self) {
+        if let Some(domain) = self.domain {
+            (self.queue, self.srqn, self.loaded) = (RecvQueue::Xrc { domain }, None, false);
         }
     }
     /// The shared receive queue has moved to another ring.

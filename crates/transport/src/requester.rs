@@ -19,12 +19,13 @@ use crate::gather::{Keys, SpanList, Walk};
 use crate::head::{self, Work};
 use crate::qp::Qp;
 use crate::ring::{Ring, SgeRing};
+use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_mem::BindRequest;
 use burst_shm::Fetch;
 use burst_shm::layout::{SGE_MAX, SendWqe, Sge};
-use burst_wire::{AtomicEth, Bth, HeadBuf, Opcode, Reth};
+use burst_wire::{AtomicEth, Bth, HeadBuf, Kind, Reth, XrcEth};
 
 /// Most packets between the oldest unacknowledged and the next: a quarter of the PSN space, half of what IBA allows.
 const PSN_DISTANCE_MAX: i32 = 1 << 22;
@@ -287,7 +288,7 @@ impl Qp {
                 Step::Sent => {
                     self.req.cursor = self.req.cursor.wrapping_add(1);
                     self.req.cursor_pkt = 0;
-                    if self.id.qp_type != QpType::Rc {
+                    if !self.id.qp_type.is_reliable() {
                         self.retire_head(env);
                     } else if slot.work == Work::Local {
                         self.retire_local(env);
@@ -415,7 +416,7 @@ impl Qp {
         if turn.budget.wqes == 0 || turn.budget.bytes == 0 || !env.tx.has_room() {
             return Some(TxState::More);
         }
-        if self.id.qp_type != QpType::Rc {
+        if !self.id.qp_type.is_reliable() {
             return None;
         }
         let window = turn.budget.window_bytes;
@@ -454,7 +455,7 @@ impl Qp {
         if next.is_after(self.req.sent_psn) {
             self.req.sent_psn = next;
         }
-        if self.req.ack_deadline == Nanos::NEVER && self.id.qp_type == QpType::Rc {
+        if self.req.ack_deadline == Nanos::NEVER && self.id.qp_type.is_reliable() {
             self.req.ack_deadline = env.now + self.ack_timeout;
         }
     }
@@ -517,7 +518,7 @@ impl Qp {
 
     /// Whether this packet asks for an acknowledgement: the last of a message, the last before a stop, and now and then.
     fn wants_ack(&self, slot: &Slot, len: u32, is_last: bool, budget: &TxBudget, env: &Env<'_>) -> bool {
-        if self.id.qp_type != QpType::Rc {
+        if !self.id.qp_type.is_reliable() {
             return false;
         }
         let next = u64::from(len) + u64::from(self.mtu);
@@ -529,19 +530,26 @@ impl Qp {
             || self.is_credit_limited(slot)
     }
 
+    /// BTH, and for XRC the receive queue that the request is for.
+    fn request_head(&self, bth: &Bth, slot: &Slot) -> HeadBuf {
+        let head = HeadBuf::new(bth);
+        if self.id.qp_type.is_xrc() { head.xrceth(XrcEth { srqn: slot.wqe.remote_qpn & MASK_24 }) } else { head }
+    }
+
     fn message_head(&self, slot: &Slot, is_last: bool, ack_req: bool, len: u32) -> HeadBuf {
         let pkt = self.req.cursor_pkt;
         let place = head::position(pkt == 0, is_last);
         let opcode = head::message_opcode(self.id.qp_type, slot.opcode, place);
         let info = opcode.info();
         let asks_event = slot.wqe.flags & send_flags::SOLICITED as u16 != 0 && is_last && slot.takes_credit();
-        let head = HeadBuf::new(&Bth {
+        let bth = Bth {
             solicited: asks_event,
             pad: head::pad_of(len),
             ack_req,
             ..Bth::new(opcode, self.attr.dest_qpn, slot.first_psn.add(pkt))
-        });
-        let head = if info.kind == burst_wire::Kind::Write && place.is_start() {
+        };
+        let head = self.request_head(&bth, slot);
+        let head = if info.kind == Kind::Write && place.is_start() {
             head.reth(Reth { addr: slot.wqe.remote_addr, rkey: Rkey(slot.wqe.rkey), len: slot.length })
         } else {
             head
@@ -551,6 +559,7 @@ impl Qp {
 
     /// Sends the requests of a READ: one for each piece, from the cursor to the piece's end.
     fn send_read(&mut self, slot: &Slot, turn: &mut Turn<'_>, env: &mut Env<'_>) -> Step {
+        let opcode = head::single_opcode(self.id.qp_type, Kind::ReadRequest);
         let chunk_packets = READ_CHUNK_BYTES / self.mtu;
         while self.req.cursor_pkt < slot.packets {
             let pkt = self.req.cursor_pkt;
@@ -563,10 +572,9 @@ impl Qp {
             if let Some(state) = self.gate(slot, len, turn, env) {
                 return Step::Stop(state);
             }
-            let bth =
-                Bth { ack_req: true, ..Bth::new(Opcode::RcReadRequest, self.attr.dest_qpn, slot.first_psn.add(pkt)) };
+            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, slot.first_psn.add(pkt)) };
             let addr = slot.wqe.remote_addr.wrapping_add(u64::from(offset));
-            let head = HeadBuf::new(&bth).reth(Reth { addr, rkey: Rkey(slot.wqe.rkey), len });
+            let head = self.request_head(&bth, slot).reth(Reth { addr, rkey: Rkey(slot.wqe.rkey), len });
             if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
                 return Step::Stop(TxState::More);
             }
@@ -584,12 +592,12 @@ impl Qp {
             return Step::Stop(state);
         }
         let is_cas = slot.opcode == WrOpcode::AtomicCmpAndSwp;
-        let opcode = if is_cas { Opcode::RcCmpSwap } else { Opcode::RcFetchAdd };
+        let opcode = head::single_opcode(self.id.qp_type, if is_cas { Kind::CmpSwap } else { Kind::FetchAdd });
         let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, slot.first_psn) };
         let (swap_add, compare) =
             if is_cas { (slot.wqe.swap, slot.wqe.compare_add) } else { (slot.wqe.compare_add, 0) };
         let atomic = AtomicEth { addr: slot.wqe.remote_addr, rkey: Rkey(slot.wqe.rkey), swap_add, compare };
-        let head = HeadBuf::new(&bth).atomic(atomic);
+        let head = self.request_head(&bth, slot).atomic(atomic);
         if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
             return Step::Stop(TxState::More);
         }

@@ -9,6 +9,7 @@ use crate::qp::Qp;
 use crate::responder::Resource;
 use burst_base::verbs::access;
 use burst_base::{Psn, Reason};
+use burst_mem::Peer;
 use burst_span::Span;
 use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, Kind, NakCode, Opcode, Position, Syndrome};
 
@@ -59,13 +60,18 @@ impl Qp {
         }
     }
 
+    fn answer_opcode(&self, kind: Kind) -> Opcode {
+        head::single_opcode(self.id.qp_type, kind)
+    }
+
     fn push_ack(&mut self, psn: Psn, msn: u32, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
-        let head = HeadBuf::new(&Bth::new(Opcode::RcAck, self.attr.dest_qpn, psn)).aeth(Aeth { syndrome, msn });
+        let head = HeadBuf::new(&Bth::new(self.answer_opcode(Kind::Ack), self.attr.dest_qpn, psn))
+            .aeth(Aeth { syndrome, msn });
         env.tx.push(&self.flow, head.as_slice(), &[], 0)
     }
 
     fn push_atomic_response(&mut self, resource: Resource, env: &mut Env<'_>) -> bool {
-        let head = HeadBuf::new(&Bth::new(Opcode::RcAtomicAck, self.attr.dest_qpn, resource.psn))
+        let head = HeadBuf::new(&Bth::new(self.answer_opcode(Kind::AtomicAck), self.attr.dest_qpn, resource.psn))
             .aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn })
             .atomic_ack(AtomicAckEth { original: resource.original });
         let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
@@ -84,7 +90,13 @@ impl Qp {
             Span::remote(0, 0, 0)
         } else {
             let addr = resource.addr.wrapping_add(u64::from(offset));
-            match env.mem.remote(self.peer(), resource.rkey, addr, rest, access::REMOTE_READ) {
+            match env.mem.remote(
+                Peer { pd: resource.pd, qpn: self.id.qpn },
+                resource.rkey,
+                addr,
+                rest,
+                access::REMOTE_READ,
+            ) {
                 Ok(span) => span,
                 Err(_) => {
                     self.refuse_read(&resource, env);
@@ -115,7 +127,7 @@ impl Qp {
         let place = head::position(index == resource.start, index + 1 == resource.end);
         let bth = Bth {
             pad: head::pad_of(len),
-            ..Bth::new(head::read_response_opcode(place), self.attr.dest_qpn, resource.psn.add(index))
+            ..Bth::new(head::read_response_opcode(self.id.qp_type, place), self.attr.dest_qpn, resource.psn.add(index))
         };
         let head = HeadBuf::new(&bth);
         if place == Position::Middle { head } else { head.aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn }) }

@@ -38,6 +38,10 @@ pub(crate) struct Resource {
     pub(crate) end: u32,
     pub(crate) addr: u64,
     pub(crate) rkey: Rkey,
+    /// Protection domain of the request: that of the SRQ for XRC.
+    pub(crate) pd: u32,
+    /// XRC: the SRQ that the request named.
+    pub(crate) srqn: u32,
     pub(crate) length: u32,
     /// ATOMIC: the value before.
     pub(crate) original: u64,
@@ -88,6 +92,8 @@ const EMPTY: Resource = Resource {
     end: 0,
     addr: 0,
     rkey: Rkey(0),
+    pd: 0,
+    srqn: 0,
     length: 0,
     original: 0,
     msn: 0,
@@ -128,6 +134,12 @@ impl Responder {
     pub(crate) fn forget_owed(&mut self) {
         self.count = 0;
         self.owed = 0;
+    }
+    /// Requests that named this shared receive queue reach no memory any more.
+    pub(crate) fn revoke(&mut self, srqn: u32) {
+        for resource in self.resources.iter_mut().filter(|r| r.srqn == srqn) {
+            resource.pd = u32::MAX;
+        }
     }
     /// Whether an answer is owed.
     pub(crate) fn owes(&self) -> bool {
@@ -193,15 +205,18 @@ impl Qp {
         if distance > 0 {
             return self.on_gap(env);
         }
-        let verdict = match pkt.info.kind {
+        match self.choose_srq(pkt, env).and_then(|()| self.execute(pkt, env)) {
+            Ok(()) => self.resp.nak_given = false,
+            Err(verdict) => self.refuse(verdict, env),
+        }
+    }
+
+    fn execute(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
+        match pkt.info.kind {
             Kind::Send => self.on_send(pkt, env),
             Kind::Write => self.on_write(pkt, env),
             Kind::ReadRequest => self.on_read_request(pkt, env),
             _ => self.on_atomic(pkt, env),
-        };
-        match verdict {
-            Ok(()) => self.resp.nak_given = false,
-            Err(verdict) => self.refuse(verdict, env),
         }
     }
 
@@ -424,6 +439,8 @@ impl Qp {
             end: packets,
             addr: reth.addr,
             rkey: reth.rkey,
+            pd: self.id.pd,
+            srqn: self.recv.srqn().unwrap_or(0),
             length: reth.len,
             msn: self.resp.msn,
             answered: false,
@@ -462,6 +479,8 @@ impl Qp {
             end: 1,
             addr: atomic.addr,
             rkey: atomic.rkey,
+            pd: self.id.pd,
+            srqn: self.recv.srqn().unwrap_or(0),
             original,
             msn: self.resp.msn,
             answered: false,

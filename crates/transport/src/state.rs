@@ -13,18 +13,19 @@ struct Rule {
     optional: u32,
 }
 
-/// A row: from, to, and the rules of RC, UC, UD (none: the service type lacks the transition).
+/// A row: from, to, and the rules of RC, UC, UD, XRC initiator and XRC target (none: the service type lacks the
+/// transition).
 struct Transition {
     from: QpState,
     to: QpState,
-    rules: [Option<Rule>; 3],
+    rules: [Option<Rule>; 5],
 }
 
 const fn rule(required: u32, optional: u32) -> Option<Rule> {
     Some(Rule { required, optional })
 }
 
-const fn row(from: QpState, to: QpState, rules: [Option<Rule>; 3]) -> Transition {
+const fn row(from: QpState, to: QpState, rules: [Option<Rule>; 5]) -> Transition {
     Transition { from, to, rules }
 }
 
@@ -47,13 +48,48 @@ const RC_SQD: u32 = UC_SQD
     | m::MAX_DEST_RD_ATOMIC
     | m::MIN_RNR_TIMER;
 
+/// An initiator has no receiving half, a target no sending one (annex A14).
+const INI_SQD: u32 = RC_SQD & !(m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER);
+const TGT_RTS: u32 = m::TIMEOUT | m::SQ_PSN;
+const TGT_SQD: u32 = RC_SQD & !(m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC);
+
 use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
 
 /// Transitions between states other than those to RESET and ERR, which every state has and which take no attribute.
 static TRANSITIONS: &[Transition] = &[
-    row(Reset, Init, [rule(CONNECTED_INIT, 0), rule(CONNECTED_INIT, 0), rule(UD_INIT, 0)]),
-    row(Init, Init, [rule(0, CONNECTED_INIT), rule(0, CONNECTED_INIT), rule(0, UD_INIT)]),
-    row(Init, Rtr, [rule(RC_RTR, RTR_OPTIONAL), rule(UC_RTR, RTR_OPTIONAL), rule(0, m::PKEY_INDEX | m::QKEY)]),
+    row(
+        Reset,
+        Init,
+        [
+            rule(CONNECTED_INIT, 0),
+            rule(CONNECTED_INIT, 0),
+            rule(UD_INIT, 0),
+            rule(CONNECTED_INIT, 0),
+            rule(CONNECTED_INIT, 0),
+        ],
+    ),
+    row(
+        Init,
+        Init,
+        [
+            rule(0, CONNECTED_INIT),
+            rule(0, CONNECTED_INIT),
+            rule(0, UD_INIT),
+            rule(0, CONNECTED_INIT),
+            rule(0, CONNECTED_INIT),
+        ],
+    ),
+    row(
+        Init,
+        Rtr,
+        [
+            rule(RC_RTR, RTR_OPTIONAL),
+            rule(UC_RTR, RTR_OPTIONAL),
+            rule(0, m::PKEY_INDEX | m::QKEY),
+            rule(UC_RTR, RTR_OPTIONAL),
+            rule(RC_RTR, RTR_OPTIONAL),
+        ],
+    ),
     row(
         Rtr,
         Rts,
@@ -61,17 +97,29 @@ static TRANSITIONS: &[Transition] = &[
             rule(RC_RTS, RC_LIVE | m::RATE_LIMIT),
             rule(m::SQ_PSN, UC_LIVE | m::RATE_LIMIT),
             rule(m::SQ_PSN, UD_LIVE | m::RATE_LIMIT),
+            rule(RC_RTS, UC_LIVE),
+            rule(TGT_RTS, RC_LIVE),
         ],
     ),
     row(
         Rts,
         Rts,
-        [rule(0, RC_LIVE | m::RATE_LIMIT), rule(0, UC_LIVE | m::RATE_LIMIT), rule(0, UD_LIVE | m::RATE_LIMIT)],
+        [
+            rule(0, RC_LIVE | m::RATE_LIMIT),
+            rule(0, UC_LIVE | m::RATE_LIMIT),
+            rule(0, UD_LIVE | m::RATE_LIMIT),
+            rule(0, UC_LIVE),
+            rule(0, RC_LIVE),
+        ],
     ),
-    row(Rts, Sqd, [rule(0, m::EN_SQD_ASYNC_NOTIFY), rule(0, m::EN_SQD_ASYNC_NOTIFY), rule(0, m::EN_SQD_ASYNC_NOTIFY)]),
-    row(Sqd, Sqd, [rule(0, RC_SQD), rule(0, UC_SQD), rule(0, m::PKEY_INDEX | m::QKEY)]),
-    row(Sqd, Rts, [rule(0, RC_LIVE), rule(0, UC_LIVE), rule(0, UD_LIVE)]),
-    row(Sqe, Rts, [None, rule(0, m::CUR_STATE | m::ACCESS_FLAGS), rule(0, UD_LIVE)]),
+    row(Rts, Sqd, [rule(0, m::EN_SQD_ASYNC_NOTIFY); 5]),
+    row(
+        Sqd,
+        Sqd,
+        [rule(0, RC_SQD), rule(0, UC_SQD), rule(0, m::PKEY_INDEX | m::QKEY), rule(0, INI_SQD), rule(0, TGT_SQD)],
+    ),
+    row(Sqd, Rts, [rule(0, RC_LIVE), rule(0, UC_LIVE), rule(0, UD_LIVE), rule(0, UC_LIVE), rule(0, RC_LIVE)]),
+    row(Sqe, Rts, [None, rule(0, m::CUR_STATE | m::ACCESS_FLAGS), rule(0, UD_LIVE), None, None]),
 ];
 
 const fn column(qp_type: QpType) -> usize {
@@ -79,6 +127,8 @@ const fn column(qp_type: QpType) -> usize {
         QpType::Rc => 0,
         QpType::Uc => 1,
         QpType::Ud => 2,
+        QpType::XrcSend => 3,
+        QpType::XrcRecv => 4,
     }
 }
 
@@ -171,7 +221,7 @@ mod tests {
     #[test]
     fn each_required_attribute_is_required_and_each_other_refused() {
         for row in TRANSITIONS {
-            for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
+            for &qp_type in QpType::ALL {
                 let a = attr(row.to);
                 let try_mask = |mask| check(qp_type, row.from, Mtu::B4096, &a, mask | m::STATE);
                 let Some(rule) = row.rules[column(qp_type)] else {

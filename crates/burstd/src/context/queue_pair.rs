@@ -76,7 +76,6 @@ fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
 }
 
 impl Context {
-    /// A queue pair, and a note of how long it took.
     /// Makes one queue pair for each name; fewer when there is no more room, but not none.
     pub(super) fn create_qps(&mut self, house: &mut House, wish: Wish, names: &[QpName]) -> Result<Outcome, Refusal> {
         if names.is_empty() || names.len() > QPS_AT_ONCE {
@@ -107,7 +106,7 @@ impl Context {
 
     /// Checks a wish.
     fn plan(&self, house: &House, wish: Wish) -> Result<Plan, Refusal> {
-        let cap = grant(&wish.cap, wish.srq.is_some())?;
+        let cap = grant(&wish.cap, wish.srq.is_some() || wish.qp_type == QpType::XrcSend)?;
         let cq_number = |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.it.number));
         let srq = match wish.srq {
             Some(s) => match self.srqs.get(s) {
@@ -118,6 +117,7 @@ impl Context {
         };
         let rq = match srq {
             Some(_) => None,
+            None if wish.qp_type == QpType::XrcSend => None,
             None => Some(made(RqSpec::new(cap.max_recv_wr.max(1), cap.max_recv_sge))?),
         };
         Ok(Plan {
@@ -175,9 +175,20 @@ impl Context {
         let rq = plan.rq.map(|s| queue_place(places[1], s.entries(), rq_stride(s.max_sge()), s.max_sge()));
         let stride = sq_stride(plan.sq.max_sge(), plan.sq.max_inline());
         let sq = queue_place(sq_place, plan.sq.entries(), stride, plan.sq.max_sge());
-        let (qp_type, groups) = (plan.wish.qp_type, Vec::new());
-        let qp =
-            self.qps.insert(QpObject { qpn, qp_type, worker, doorbell, places, pd, send_cq, recv_cq, srq, groups });
+        let qp = self.qps.insert(QpObject {
+            qpn,
+            qp_type: plan.wish.qp_type,
+            worker,
+            doorbell,
+            places,
+            pd,
+            send_cq,
+            recv_cq,
+            srq,
+            xrcd: None,
+            event_cookie: name.event_cookie,
+            groups: Vec::new(),
+        });
         let grant = QpGrant { qp, qpn: qpn.get(), sq, rq, cap: plan.cap, doorbell, worker: worker as u32 };
         Ok((Box::new(slot), grant))
     }
@@ -305,6 +316,8 @@ impl Context {
     /// Takes queue pairs out of their workers and gives their room and numbers back. Returns how many there were.
     pub(super) fn end_qps(&mut self, house: &mut House, qps: &[u32], unclean: bool) -> usize {
         let objects: Vec<QpObject> = qps.iter().filter_map(|qp| self.qps.remove(*qp)).collect();
+        let (targets, objects): (Vec<_>, Vec<_>) = objects.into_iter().partition(|o| o.qp_type == QpType::XrcRecv);
+        targets.iter().for_each(|target| self.end_target(house, target));
         for object in &objects {
             object.groups.iter().for_each(|group| house.detach(self.device, *group, object.qpn));
         }
@@ -319,7 +332,7 @@ impl Context {
             // The queue pairs themselves are dropped here, on the control thread.
             drop(ended);
         }
-        let ended = objects.len();
+        let ended = targets.len() + objects.len();
         for object in objects {
             house.qpns[object.worker].put(object.qpn);
             self.doorbells[object.worker].put(object.doorbell);

@@ -13,13 +13,29 @@ use burst_shm::{Area, ShmRef, rq_stride};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+/// Fewest entries of a completion queue, however few are asked for: a program that makes its queue smaller than what it
+/// still has in flight, as rdma-core's suite does, is not punished for it.
+const CQE_MIN: u32 = 16;
+
 /// Checked dimensions of a completion queue.
 fn cq_spec(entries: u32) -> Result<CqSpec, Refusal> {
-    let spec = CqSpec::new(entries).filter(|_| entries <= LIMITS.max_cqe);
+    let fits = (1..=LIMITS.max_cqe).contains(&entries);
+    let spec = CqSpec::new(entries.max(CQE_MIN)).filter(|_| fits);
     spec.map_or_else(
         || refuse(libc::EINVAL, format!("a completion queue has 1 to {} entries, not {entries}", LIMITS.max_cqe)),
         Ok,
     )
+}
+
+/// A shared receive queue as asked for.
+pub struct SrqWish {
+    pub pd: u32,
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub limit: u32,
+    pub cookie: u64,
+    /// XRC domain and completion queue.
+    pub xrc: Option<(u32, u32)>,
 }
 
 /// A queue end that fits its area: both come from the same dimensions, so this never fails.
@@ -134,14 +150,8 @@ impl Context {
         Ok(Response::Done.into())
     }
 
-    pub(super) fn create_srq(
-        &mut self,
-        pd: u32,
-        max_wr: u32,
-        max_sge: u32,
-        limit: u32,
-        cookie: u64,
-    ) -> Result<Outcome, Refusal> {
+    pub(super) fn create_srq(&mut self, house: &mut House, wish: SrqWish) -> Result<Outcome, Refusal> {
+        let SrqWish { pd, max_wr, max_sge, limit, cookie, xrc } = wish;
         self.pd_number(pd)?;
         if max_wr == 0 || max_wr > LIMITS.max_srq_wr || max_sge > LIMITS.max_sge {
             return refuse(
@@ -154,16 +164,26 @@ impl Context {
         }
         let spec = made(RqSpec::new(max_wr, max_sge.max(1)))?;
         let place = self.room(spec.bytes())?;
+        let domain = match xrc.map(|(xrcd, cq)| self.enter_domain(house, xrcd, cq)).transpose() {
+            Ok(domain) => domain,
+            Err(refusal) => {
+                self.arena.free(place);
+                return Err(refusal);
+            }
+        };
         let area = made(self.arena.area(place, spec.bytes()))?;
         let consumer = Arc::new(made(SrqConsumer::new(area, spec))?);
         let shared = Arc::new(SrqShared { consumer, limit: AtomicU32::new(limit), cookie });
         if let Some(p) = self.pds.get_mut(pd) {
             p.users += 1;
         }
-        let srq = self.srqs.insert(Used { users: 0, it: Srq { shared, place, pd } });
+        if let Some(domain) = &domain {
+            self.announce_srq(house, domain, pd, &shared);
+        }
+        let srq = self.srqs.insert(Used { users: 0, it: Srq { shared, place, pd, domain } });
         let (entries, max_sge) = (spec.entries(), spec.max_sge());
         let queue = QueuePlace { place: place.into(), entries, stride: rq_stride(max_sge), max_sge };
-        self.with_segments(Response::Srq { srq, queue, max_wr: entries })
+        self.with_segments(Response::Srq { srq, queue, max_wr: entries, srqn: domain.map_or(0, |d| d.srqn) })
     }
 
     pub(super) fn modify_srq(&mut self, srq: u32, limit: Option<u32>) -> Result<Outcome, Refusal> {
@@ -199,7 +219,7 @@ impl Context {
             self.arena.free(std::mem::replace(&mut s.it.place, place));
         }
         let queue = QueuePlace { place: place.into(), entries: spec.entries(), stride: rq_stride(max_sge), max_sge };
-        self.with_segments(Response::Srq { srq, queue, max_wr: spec.entries() })
+        self.with_segments(Response::Srq { srq, queue, max_wr: spec.entries(), srqn: 0 })
     }
 
     pub(super) fn query_srq(&self, srq: u32) -> Result<Outcome, Refusal> {
@@ -207,13 +227,16 @@ impl Context {
         Ok(Response::SrqLimit(s.it.shared.limit.load(Ordering::Relaxed)).into())
     }
 
-    pub(super) fn destroy_srq(&mut self, srq: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn destroy_srq(&mut self, house: &mut House, srq: u32) -> Result<Outcome, Refusal> {
         match self.srqs.get(srq) {
             None => return unknown("shared receive queue", srq),
             Some(s) if s.users > 0 => return busy("shared receive queue", s.users),
             Some(_) => {}
         }
         if let Some(Used { it, .. }) = self.srqs.remove(srq) {
+            if let Some(domain) = &it.domain {
+                self.leave_domain(house, domain);
+            }
             self.release_pd(it.pd);
             self.arena.free(it.place);
         }

@@ -16,7 +16,7 @@ use burst_shm::layout::{Cqe, SendWqe, Sge};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
 use burst_shm::testing;
-use burst_transport::{Effects, Env, Qp, QpConfig, RecvQueue, Signal, TxBudget, TxState};
+use burst_transport::{Effects, Env, Qp, QpConfig, RecvQueue, Signal, TxBudget, TxState, XrcSrq};
 use burst_wire::{Opcode, Packet};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -27,6 +27,8 @@ use std::sync::Arc;
 pub const PD: u32 = 7;
 pub const SEND_CQ: u32 = 1;
 pub const RECV_CQ: u32 = 2;
+/// XRC domain of targets.
+pub const DOMAIN: u32 = 5;
 pub const QKEY: Qkey = Qkey(0x1234);
 pub const ALL_RIGHTS: u32 =
     access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE | access::REMOTE_ATOMIC | access::MW_BIND;
@@ -41,6 +43,8 @@ pub struct Told {
     pub signals: Vec<Signal>,
     counts: [u32; Reason::COUNT],
     pub ah: Option<Flow>,
+    /// Shared receive queues of XRC domains, by number.
+    pub srqs: Vec<(u32, XrcSrq)>,
 }
 
 impl Told {
@@ -69,6 +73,9 @@ impl Effects for Told {
     fn ah_flow(&self, pd: u32, _ah: u32) -> Option<Flow> {
         assert_eq!(pd, PD);
         self.ah
+    }
+    fn xrc_srq(&self, domain: u32, srqn: u32) -> Option<&XrcSrq> {
+        self.srqs.iter().find(|(n, srq)| *n == srqn && srq.domain == domain).map(|(_, srq)| srq)
     }
     fn congestion(&mut self, signal: Signal) {
         self.signals.push(signal);
@@ -183,7 +190,10 @@ impl End {
             cap: setup.cap,
             port_mtu: setup.mtu,
             sq: sq_consumer,
-            rq: RecvQueue::Own(rq_consumer),
+            rq: match setup.qp_type {
+                QpType::XrcRecv => RecvQueue::Xrc { domain: DOMAIN },
+                _ => RecvQueue::Own(rq_consumer),
+            },
         });
         let told = Told {
             sends: Vec::new(),
@@ -192,6 +202,7 @@ impl End {
             signals: Vec::new(),
             counts: [0; Reason::COUNT],
             ah: None,
+            srqs: Vec::new(),
         };
         let (ip, window) = (ip_of(index), setup.window);
         End { qp, sq, rq, mem, keys, told, tx: TxBatch::new(64), ip, lkey, window, last: TxState::Idle }
@@ -234,13 +245,15 @@ impl End {
 
     fn advance(&mut self, peer: u8, setup: &Setup, to: QpState) {
         let connected = setup.qp_type != QpType::Ud;
-        let is_rc = setup.qp_type == QpType::Rc;
+        let sends = matches!(setup.qp_type, QpType::Rc | QpType::XrcSend);
+        let receives = matches!(setup.qp_type, QpType::Rc | QpType::XrcRecv);
         let mask = match to {
             QpState::Init if connected => m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS,
             QpState::Init => m::PKEY_INDEX | m::PORT | m::QKEY,
-            QpState::Rtr if is_rc => UC_RTR | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER,
+            QpState::Rtr if receives => UC_RTR | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER,
             QpState::Rtr if connected => UC_RTR,
-            QpState::Rts if is_rc => m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC,
+            QpState::Rts if sends => m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC,
+            QpState::Rts if receives => m::TIMEOUT | m::SQ_PSN,
             QpState::Rts => m::SQ_PSN,
             _ => 0,
         };

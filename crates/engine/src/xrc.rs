@@ -1,0 +1,59 @@
+//! XRC in a worker's tables: shared receive queues by number, and target queue pairs that several contexts hold.
+//!
+//! Every worker has all shared receive queues of all XRC domains: a target of any worker may be told to use one. A target
+//! is in line with the context that has held it longest; when that one lets go, the next takes its place.
+
+use crate::objects::{Holder, XrcEntry};
+use crate::qpn::slot_of;
+use crate::worker::Worker;
+use burst_base::Qpn;
+
+impl Worker {
+    /// A shared receive queue of an XRC domain.
+    pub fn add_xrc_srq(&mut self, srqn: u32, entry: XrcEntry) {
+        let table = &mut self.core.xrc;
+        if table.len() <= srqn as usize {
+            table.resize_with(srqn as usize + 1, || None);
+        }
+        table[srqn as usize] = Some(entry);
+    }
+
+    /// Forgets a shared receive queue, and with it what targets hold of it.
+    pub fn remove_xrc_srq(&mut self, srqn: u32) {
+        if let Some(entry) = self.core.xrc.get_mut(srqn as usize) {
+            *entry = None;
+        }
+        for slot in self.core.qps.iter_mut().flatten() {
+            slot.qp.forget_srq(srqn);
+        }
+    }
+
+    /// One more context holds a target queue pair.
+    pub fn hold_qp(&mut self, qpn: Qpn, holder: Holder) {
+        if let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut)
+            && slot.qpn == qpn
+        {
+            slot.others.push(holder);
+        }
+    }
+
+    /// A context lets go of a target queue pair that others hold.
+    pub fn let_go_of_qp(&mut self, qpn: Qpn, context: u32, event_cookie: u64) {
+        let index = slot_of(qpn);
+        let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut).filter(|s| s.qpn == qpn) else {
+            return;
+        };
+        let leaves = |c: u32, cookie: u64| c == context && cookie == event_cookie;
+        if !leaves(slot.context, slot.event_cookie) {
+            return slot.others.retain(|o| !leaves(o.context, o.event_cookie));
+        }
+        if slot.others.is_empty() {
+            return;
+        }
+        let next = slot.others.remove(0);
+        let was = std::mem::replace(&mut slot.context, next.context);
+        (slot.async_events, slot.event_cookie, slot.in_ready) = (next.async_events, next.event_cookie, false);
+        self.core.sched.remove(was, index);
+        self.core.make_ready(index);
+    }
+}
