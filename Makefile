@@ -35,6 +35,9 @@ interop: build ## Burst against the kernel's soft-RoCE in an emulated machine, e
 test-matrix: deps build ## All of perftest's options, UCX, libfabric, qperf and MPI, of which `make test` runs a part
 	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py
 
+threads: ## Ten million completions through many threads, and ThreadSanitizer (needs a nightly toolchain with rust-src)
+	@scripts/threads
+
 conformance: build ## rdma-core's own test suite (fetched from PyPI), compared with tests/conformance/expected.txt
 	@scripts/install-deps --conformance
 	@$(PYTHON) tests/conformance/run

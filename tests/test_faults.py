@@ -51,6 +51,28 @@ def test_a_killed_client_harms_nobody(pair):
     still_serves(pair)
 
 
+def forks(fabric, mode):
+    return fabric.a.start(build_directory() / "programs" / "forks", "burst0", mode)
+
+
+def test_a_child_that_keeps_the_descriptors_does_not_hide_its_parents_death(pair):
+    program = forks(pair, "orphan")
+    assert program.wait(15) == -signal.SIGKILL, program.text()
+    child = int(program.text().split()[1])
+    try:
+        pair.a.daemon.wait_for_text("context closed", 5)
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    still_serves(pair)
+
+
+def test_children_come_and_go(pair):
+    program = forks(pair, "children")
+    assert program.wait(30) == 0, program.text()
+    still_serves(pair)
+
+
 def test_a_killed_daemon_is_an_error_not_a_hang(pair):
     server, client = start_transfer(pair)
     os.kill(pair.a.daemon.pid, signal.SIGKILL)

@@ -102,7 +102,7 @@ impl Server {
             if ready.accept {
                 self.accept();
             }
-            self.serve_clients(&ready.clients);
+            self.serve_clients(&ready);
             // One post per worker for all that programs asked in this pass.
             self.house.post_cm_jobs();
             self.every_so_often();
@@ -122,6 +122,11 @@ impl Server {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         fds.extend(self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
         fds.extend(self.listener.as_ref().map(|l| PollFd::new(l, PollFlags::IN)));
+        let lives = self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.life()?)));
+        let (living, lives): (Vec<_>, Vec<_>) =
+            lives.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
+        let lives_at = fds.len();
+        fds.extend(lives);
         let timeout =
             self.timeout().map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         // An interrupted poll is a pass without news.
@@ -132,8 +137,9 @@ impl Server {
         let n = self.clients.len();
         Ready {
             signal: hot(&fds[0]),
-            accept: fds.get(n + 1).is_some_and(hot),
+            accept: self.listener.is_some() && hot(&fds[n + 1]),
             clients: (0..n).filter(|i| hot(&fds[i + 1])).collect(),
+            ended: living.into_iter().zip(&fds[lives_at..]).filter(|(_, f)| hot(f)).map(|(i, _)| i).collect(),
         }
     }
 
@@ -158,10 +164,16 @@ impl Server {
         }
     }
 
-    fn serve_clients(&mut self, ready: &[usize]) {
-        for index in ready.iter().rev() {
-            if self.clients[*index].serve(&mut self.house, &mut self.buffer) == Verdict::End {
-                let mut gone = self.clients.swap_remove(*index);
+    /// From the last to the first, so that those that go do not move those still to be looked at.
+    fn serve_clients(&mut self, ready: &Ready) {
+        let mut all: Vec<usize> = ready.clients.iter().chain(&ready.ended).copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        for index in all.into_iter().rev() {
+            // What a process said last is heard, then its end counts, whoever else holds the socket.
+            let verdict = self.clients[index].serve(&mut self.house, &mut self.buffer);
+            if verdict == Verdict::End || ready.ended.binary_search(&index).is_ok() {
+                let mut gone = self.clients.swap_remove(index);
                 gone.end(&mut self.house);
                 self.idle_since = Instant::now();
             }
@@ -236,7 +248,10 @@ impl Server {
 struct Ready {
     signal: bool,
     accept: bool,
+    /// With something to read.
     clients: Vec<usize>,
+    /// Whose processes have ended, in ascending order.
+    ended: Vec<usize>,
 }
 
 fn remove_socket(path: &Path) {

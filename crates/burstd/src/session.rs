@@ -25,6 +25,8 @@ const REQUESTS_PER_PASS: usize = 16;
 /// See the module.
 pub struct Session {
     socket: OwnedFd,
+    /// The process that said hello: readable when it has ended. A child that inherited the socket must not hide that.
+    life: Option<OwnedFd>,
     pid: u32,
     uid: u32,
     program: String,
@@ -44,7 +46,22 @@ impl Session {
     pub fn new(socket: OwnedFd) -> Session {
         let peer = rustix::net::sockopt::socket_peercred(&socket);
         let (pid, uid) = peer.map_or((0, u32::MAX), |c| (c.pid.as_raw_nonzero().get() as u32, c.uid.as_raw()));
-        Session { socket, pid, uid, program: String::new(), said_hello: false, context: None, token: None, cm: None }
+        Session {
+            socket,
+            life: None,
+            pid,
+            uid,
+            program: String::new(),
+            said_hello: false,
+            context: None,
+            token: None,
+            cm: None,
+        }
+    }
+
+    /// What to wait on for the end of the process; none before hello, or for a process that cannot be seen from here.
+    pub fn life(&self) -> Option<BorrowedFd<'_>> {
+        self.life.as_ref().map(AsFd::as_fd)
     }
 
     /// The socket, to wait on.
@@ -130,6 +147,7 @@ impl Session {
         match request {
             Request::Hello { program } => {
                 self.said_hello = true;
+                self.life = life_of(self.pid);
                 self.program = program.chars().filter(|c| !c.is_control()).take(64).collect();
                 Ok(Response::Daemon(house.info()).into())
             }
@@ -227,6 +245,13 @@ impl Session {
             info!(pid = self.pid, program = self.program, left, "context closed");
         }
     }
+}
+
+/// A descriptor of a process. Kernels before 5.3 have none, nor has a process in a foreign PID namespace: then only the
+/// socket tells of its end.
+fn life_of(pid: u32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid as i32)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
 /// Sum over workers of every counter of every device.

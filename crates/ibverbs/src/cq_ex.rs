@@ -88,13 +88,14 @@ fn fill(cq: &mut ibv_cq_ex, single_threaded: bool) {
     cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
 }
 
-/// Takes the next completion that belongs to a living queue pair; false: none there.
+/// Takes the next completion that belongs to a living queue pair; false: none there. It is a copy: its slot in the ring is
+/// free before the queue pair learns that it may post again.
 #[inline]
 fn advance(inner: &mut Inner, qps: &QpTable) -> bool {
     loop {
         if !inner.carry.is_empty() {
             carried(inner);
-        } else if !inner.ring.take_next(&mut inner.current) {
+        } else if !inner.ring.poll(&mut inner.current) {
             return false;
         }
         if retire(qps, &inner.current) {
@@ -147,13 +148,9 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
         found_one();
         return 0;
     }
-    // SAFETY: as above; the references are gone.
-    unsafe {
-        // Completions of queue pairs that are gone have been skipped: their slots are free.
-        ours.inner.held().ring.release();
-        if LOCKED {
-            ours.inner.release();
-        }
+    if LOCKED {
+        // SAFETY: as above; the references are gone.
+        unsafe { ours.inner.release() };
     }
     if pause() && context.daemon_is_gone() { libc::EIO } else { libc::ENOENT }
 }
@@ -168,12 +165,11 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     }
 }
 
-/// Ends polling: slots are free, other threads may poll.
+/// Ends polling: other threads may poll.
 unsafe extern "C" fn end_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
     unsafe {
         let Ok(ours) = Cq::from_ibv(cq.cast()) else { return };
-        ours.inner.held().ring.release();
         if LOCKED {
             ours.inner.release();
         }

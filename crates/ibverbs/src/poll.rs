@@ -9,12 +9,14 @@
 //! better than waiting for ever.
 
 use crate::cq::{Cq, Inner};
+use crate::qp::Qp;
 use crate::registry::QpTable;
 use crate::sys::*;
 use burst_base::sharing::Sharing;
 use burst_shm::Cqe;
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::ptr::NonNull;
 
 /// Empty polls in a row before a thread yields.
 const PATIENCE: u32 = 24;
@@ -95,18 +97,40 @@ unsafe fn take(inner: &mut Inner, qps: &QpTable, wanted: usize, wc: *mut ibv_wc)
     let mut done = if inner.carry.is_empty() { 0 } else { unsafe { carried(inner, qps, wanted, wc) } };
     let mut cqe = Cqe::default();
     let mut taken = false;
+    // Who is to learn of free send slots, and how many. Not before the completions' own slots are free: another thread may
+    // post at once, and the CQ must have room for what comes of it.
+    let mut owed: Option<(NonNull<Qp>, u32)> = None;
     while done < wanted && inner.ring.take_next(&mut cqe) {
         taken = true;
-        if retire(qps, &cqe) {
-            // SAFETY: `done` is below `wanted`.
-            unsafe { wc.add(done).write(wc_of(&cqe)) };
-            done += 1;
+        match qps.get(cqe.qp_cookie) {
+            Some(qp) if cqe.is_recv == 0 => {
+                if owed.is_some_and(|(other, _)| other != qp) {
+                    inner.ring.release();
+                    pay(owed);
+                }
+                owed = Some((qp, cqe.sq_consumer));
+            }
+            None if cqe.qp_cookie != NO_QP => continue,
+            _ => {}
         }
+        // SAFETY: `done` is below `wanted`.
+        unsafe { wc.add(done).write(wc_of(&cqe)) };
+        done += 1;
     }
     if taken {
         inner.ring.release();
+        pay(owed);
     }
     done
+}
+
+/// Tells a queue pair how many of its send slots were ever freed.
+#[inline]
+fn pay(owed: Option<(NonNull<Qp>, u32)>) {
+    if let Some((qp, count)) = owed {
+        // SAFETY: found by `take`, whose caller holds the lock of a CQ of this queue pair; destruction takes it before freeing.
+        unsafe { qp.as_ref() }.set_retired(count);
+    }
 }
 
 /// Delivers what had to leave the ring before.
@@ -128,8 +152,8 @@ unsafe fn carried(inner: &mut Inner, qps: &QpTable, wanted: usize, wc: *mut ibv_
     done
 }
 
-/// Tells the queue pair that its slots are free. False: there is no such queue pair any more. A receive of a queue in an XRC
-/// domain names none: its queue pair may be another process's.
+/// Tells the queue pair that its slots are free; the completion's own slot must be free before. False: there is no such queue
+/// pair any more. A receive of a queue in an XRC domain names none: its queue pair may be another process's.
 #[inline]
 pub fn retire(qps: &QpTable, cqe: &Cqe) -> bool {
     let Some(qp) = qps.get(cqe.qp_cookie) else { return cqe.qp_cookie == NO_QP };

@@ -280,6 +280,7 @@ impl CqConsumer {
         self.publish();
     }
     /// Takes one completion. False: none there.
+    #[inline]
     pub fn poll(&mut self, cqe: &mut Cqe) -> bool {
         let taken = self.take(cqe);
         if taken {

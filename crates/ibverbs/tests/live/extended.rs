@@ -6,7 +6,7 @@ use burst_ibverbs::{cq, cq_ex, door, mw, pd_mr, poll, qp};
 use std::ptr::null_mut;
 use std::time::Instant;
 
-fn cq_ex(open: &Open, flags: u32) -> *mut ibv_cq_ex {
+pub fn cq_ex(open: &Open, flags: u32) -> *mut ibv_cq_ex {
     let mut init = ibv_cq_init_attr_ex {
         cqe: 64,
         wc_flags: u64::from(IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP),
@@ -21,7 +21,7 @@ fn cq_ex(open: &Open, flags: u32) -> *mut ibv_cq_ex {
 }
 
 /// Two connected RC queue pairs, the first with the extended posting interface.
-fn pair_ex(open: &Open, cq: *mut ibv_cq) -> (*mut ibv_qp_ex, *mut ibv_qp) {
+pub fn pair_ex(open: &Open, cq: *mut ibv_cq) -> (*mut ibv_qp_ex, *mut ibv_qp) {
     let mut init = ibv_qp_init_attr_ex {
         send_cq: cq,
         recv_cq: cq,

@@ -10,3 +10,4 @@ mod lifetimes;
 mod pair;
 mod refusals;
 mod sharing;
+mod threads;

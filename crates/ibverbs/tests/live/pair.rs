@@ -26,7 +26,9 @@ fn daemon() -> Option<&'static Path> {
 fn start() -> Option<Daemon> {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(target, PathBuf::from);
-    let burstd = ["debug", "release"].iter().map(|p| target.join(p).join("burstd")).find(|p| p.exists());
+    let built = ["debug", "release"].iter().map(|p| target.join(p).join("burstd")).find(|p| p.exists());
+    // A daemon that was built otherwise than the test: without the sanitizer, or optimised.
+    let burstd = std::env::var_os("BURST_DAEMON").map(PathBuf::from).or(built);
     let Some(burstd) = burstd else {
         eprintln!("skipped: burstd is not built");
         return None;
