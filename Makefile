@@ -10,7 +10,7 @@ DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
 FEATURES := $(if $(filter yes,$(DPDK)),--features burstd/dpdk)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test interop conformance demo bench lint doc install clean
+.PHONY: help deps build test interop conformance demo bench bench-rxe lint doc install clean
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,10 @@ demo: deps build ## Two namespaces, Debian's perftest against kernel TCP on one 
 
 bench: deps build ## The figures that are promised, each against its bound; slower than test
 	BURST_BENCH=1 $(PYTHON) -m pytest -q -rs tests/bench
+
+bench-rxe: build ## Instructions of Burst beside the kernel's soft-RoCE, counted in one emulated machine
+	@scripts/install-deps --interop
+	$(PYTHON) tests/interop/cost.py
 
 lint: ## Formatting and clippy
 	$(CARGO) fmt --all -- --check

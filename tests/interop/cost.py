@@ -1,6 +1,6 @@
 """What Burst costs beside the kernel's rxe, in instructions: both in one emulated machine whose clock counts them.
 
-    cost.py [--kernel 6.1] [--only PATTERN] [--json FILE]
+    cost.py [--kernel 6.1] [--only PATTERN] [--json FILE]      (make bench-rxe; needs what scripts/install-deps --interop installs)
 
 The guest has one processor and `icount`: an instruction takes 2 ns of its time, whatever else this machine does. Client and
 server run in the guest, rxe looping back inside its driver and Burst (its udp port) over the guest's `lo`. So a figure is
@@ -32,7 +32,7 @@ ROUNDS = {64: 4000, 4096: 1500, 65536: 150, 1 << 20: 15}
 MTUS = (1024, 4096)
 # Size -> the largest share of rxe's instructions that Burst may take.
 LIMITS = {64: 1 / 2, 65536: 1 / 3}
-CONNECTIONS, CM_FACTOR = 200, 12
+CONNECTIONS, CM_FACTOR, CM_PORT = 200, 12, 7500
 REPEATS = 3
 BURST = {"LD_LIBRARY_PATH": "/burst/lib", "BURST_SOCKET": "/tmp/burst.sock"}
 SIDES = {
@@ -70,31 +70,40 @@ def message_cost(guest, side, tool, size, mtu):
     return statistics.median(costs)
 
 
-def connections_per_second(guest, side):
-    """What cmtime makes, by the guest's clock: connections a second from its "connect" and all steps' rows."""
-    at = SIDES[side]
-    server = guest.start("cmtime", "-b", at["address"], "-p", 7500, env=at["env"])
+def connection_steps(guest, side):
+    """What a connection costs by cmtime, step by step, in us of the guest's time."""
+    address, env = SIDES[side]["address"], SIDES[side]["env"]
+    server = guest.start("cmtime", "-b", address, "-p", CM_PORT, env=env)
     try:
         guest.shell("usleep 500000")
-        program = guest.start("cmtime", "-s", at["address"], "-b", at["address"], "-p", 7500, "-c", CONNECTIONS, env=at["env"])
+        program = guest.start("cmtime", "-s", address, "-b", address, "-p", CM_PORT, "-c", CONNECTIONS, env=env)
         if program.wait(300):
             raise LabError(f"cmtime on {side} failed:\n{program.text()}\n{server.text()}")
-        return program.text()
     finally:
         server.stop()
+    rows = re.findall(r"^([a-z][a-z ]+?)\s*:\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+([\d.]+)", program.text(), re.M)
+    if not rows:
+        raise LabError(f"cmtime on {side} printed no table:\n{program.text()}")
+    return {step: float(us) for step, us in rows}
 
 
-def steps(text):
-    """cmtime's rows: {step: total ms}."""
-    return {m.group(1).strip(): float(m.group(2)) for m in re.finditer(r"^([a-z][a-z /]+?)\s*:\s+([\d.]+)", text, re.M)}
+def report_connections(rxe, burst):
+    """Prints the steps and how many connections a second they make; the row."""
+    for step, us in rxe.items():
+        print(f"cmtime {step:26} rxe {us:8.0f}  Burst {burst[step]:8.0f}  us a connection")
+    rates = [1e6 / sum(steps.values()) for steps in (rxe, burst)]
+    factor = rates[1] / rates[0]
+    mark = "" if factor >= CM_FACTOR else ": MISSED"
+    print(f"cmtime, all steps                 rxe {rates[0]:8.0f}  Burst {rates[1]:8.0f}  a second   "
+          f"{factor:.1f} times  (at least {CM_FACTOR}{mark})")
+    return {"name": "cmtime", "rxe": rates[0], "burst": rates[1], "share": 1 / factor, "limit": 1 / CM_FACTOR}
 
 
 def measure(guest, side, pattern):
-    """{(tool, size, path MTU): instructions a message} and what cmtime said."""
+    """{(tool, size, path MTU): instructions a message}, and the steps of a connection."""
     shapes = [(tool, size, mtu) for tool in TOOLS for mtu in MTUS for size in ROUNDS]
     costs = {shape: message_cost(guest, side, *shape) for shape in shapes if re.search(pattern, name(*shape))}
-    rate = connections_per_second(guest, side) if re.search(pattern, "cmtime") else None
-    return costs, rate
+    return costs, connection_steps(guest, side) if re.search(pattern, "cmtime") else None
 
 
 def name(tool, size, mtu):
@@ -121,11 +130,12 @@ def main():
     options.add_argument("--json", metavar="FILE")
     asked = options.parse_args()
     with Rig(kernel=asked.kernel, mtu=9000, icount=True, memory=768, daemon=False) as rig:
-        rxe, rxe_rate = measure(rig.guest, "rxe", asked.only)
+        rxe, rxe_steps = measure(rig.guest, "rxe", asked.only)
         daemon = install(rig.guest)
-        burst, burst_rate = measure(rig.guest, "Burst", asked.only)
+        burst, burst_steps = measure(rig.guest, "Burst", asked.only)
         rows = report(rxe, burst)
-        print(rxe_rate, burst_rate)
+        if rxe_steps:
+            rows.append(report_connections(rxe_steps, burst_steps))
         if not daemon.running():
             raise LabError(f"burstd ended in the guest:\n{daemon.text()}")
     if asked.json:
