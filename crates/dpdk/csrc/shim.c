@@ -171,7 +171,13 @@ int bd_configure(uint16_t port, const struct bd_setup *setup, struct bd_pools *p
     return error;
 }
 
-int bd_start(uint16_t port) { return rte_eth_dev_start(port); }
+int bd_start(uint16_t port) {
+    int error = rte_eth_dev_start(port);
+    /* For neighbour discovery; devices that filter nothing do not know it. */
+    if (error == 0)
+        rte_eth_allmulticast_enable(port);
+    return error;
+}
 int bd_stop(uint16_t port) { return rte_eth_dev_stop(port); }
 
 int bd_link(uint16_t port, uint32_t *speed_mbps) {

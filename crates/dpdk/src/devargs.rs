@@ -33,6 +33,8 @@ pub struct Driver {
     pub reconnects: bool,
     /// Arguments added when they are missing.
     pub defaults: &'static [(&'static str, &'static str)],
+    /// Arguments that there are, where the driver takes no notice of a wrong one. Empty: it says so itself.
+    pub arguments: &'static [&'static str],
 }
 
 /// IP packet of a wire of our own: 40 IPv6 + 8 UDP + 28 transport + 4096 + 4 ICRC, rounded up.
@@ -48,6 +50,7 @@ pub const DRIVERS: &[Driver] = &[
         reconnects: true,
         // A frame in one buffer (the driver of DPDK 22.11 forgets to end chains), a ring that fits the L2 cache.
         defaults: &[("bsize", "4224"), ("rsize", "8"), ("socket-abstract", "no")],
+        arguments: &["role", "id", "bsize", "rsize", "socket", "socket-abstract", "mac", "secret", "zero-copy"],
     },
     Driver {
         name: "net_ring",
@@ -56,9 +59,26 @@ pub const DRIVERS: &[Driver] = &[
         ignores_mtu: true,
         reconnects: false,
         defaults: &[],
+        arguments: &[],
     },
-    Driver { name: "net_null", takes_at_once: true, mtu: OWN_MTU, ignores_mtu: true, reconnects: false, defaults: &[] },
-    Driver { name: "net_tap", takes_at_once: true, mtu: 0, ignores_mtu: false, reconnects: false, defaults: &[] },
+    Driver {
+        name: "net_null",
+        takes_at_once: true,
+        mtu: OWN_MTU,
+        ignores_mtu: true,
+        reconnects: false,
+        defaults: &[],
+        arguments: &[],
+    },
+    Driver {
+        name: "net_tap",
+        takes_at_once: true,
+        mtu: 0,
+        ignores_mtu: false,
+        reconnects: false,
+        defaults: &[],
+        arguments: &[],
+    },
     Driver {
         name: "net_af_packet",
         takes_at_once: true,
@@ -66,13 +86,29 @@ pub const DRIVERS: &[Driver] = &[
         ignores_mtu: true,
         reconnects: false,
         defaults: &[("blocksz", "16384"), ("framesz", "8192"), ("framecnt", "512"), ("qdisc_bypass", "1")],
+        arguments: &[],
     },
-    Driver { name: "net_pcap", takes_at_once: true, mtu: 0, ignores_mtu: true, reconnects: false, defaults: &[] },
+    Driver {
+        name: "net_pcap",
+        takes_at_once: true,
+        mtu: 0,
+        ignores_mtu: true,
+        reconnects: false,
+        defaults: &[],
+        arguments: &[],
+    },
 ];
 
 /// A driver that is not in the table.
-const PHYSICAL: Driver =
-    Driver { name: "", takes_at_once: false, mtu: 0, ignores_mtu: false, reconnects: false, defaults: &[] };
+const PHYSICAL: Driver = Driver {
+    name: "",
+    takes_at_once: false,
+    mtu: 0,
+    ignores_mtu: false,
+    reconnects: false,
+    defaults: &[],
+    arguments: &[],
+};
 
 /// A device's name and arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,6 +162,25 @@ impl DevArgs {
         }
         DevArgs { text }
     }
+    /// Finds what the driver would overlook.
+    ///
+    /// # Errors
+    /// A sentence that names the wrong argument and those that there are.
+    pub fn check(&self) -> Result<(), String> {
+        let known = self.driver().arguments;
+        let wrong = |pair: &&str| !known.contains(&pair.split('=').next().unwrap_or(pair));
+        match self.text.split(',').skip(1).find(wrong).filter(|_| !known.is_empty()) {
+            None => Ok(()),
+            Some(pair) => {
+                Err(format!("DPDK device {} has no argument '{pair}'; it has {}", self.name(), known.join(", ")))
+            }
+        }
+    }
+    /// Bytes that a receive buffer must have, whatever the MTU.
+    pub fn room_min(&self) -> u32 {
+        let framesz = self.get("framesz").and_then(|v| v.parse().ok());
+        framesz.filter(|_| self.driver().name == "net_af_packet").unwrap_or(0)
+    }
     /// Longest frame that the arguments allow, if they bound it.
     pub fn frame_max(&self) -> Option<u32> {
         /// What an AF_PACKET ring puts before a frame.
@@ -177,6 +232,13 @@ mod tests {
         assert_eq!((memif.get("rsize"), memif.get("bsize")), (Some("10"), Some("4224")));
         assert_eq!(memif.frame_max(), Some(4224));
         assert!(!args("net_memif0,zero-copy=yes").may_lend());
+    }
+
+    #[test]
+    fn what_a_driver_would_overlook_is_found() {
+        assert!(args("net_memif0,role=server,socket=/x").check().is_ok());
+        assert!(args("net_memif0,rol=server").check().unwrap_err().contains("no argument 'rol=server'; it has role, "));
+        assert!(args("net_tap0,anything=1").check().is_ok(), "the driver says so itself");
     }
 
     #[test]

@@ -134,6 +134,7 @@ impl Device {
         if Device::find(options.args.name()).is_some() {
             return Err(format!("DPDK device {} has a port already", options.args.name()));
         }
+        options.args.check()?;
         eal::start(options.pages, &options.args, tend)?;
         let args = options.args.completed();
         let port = probe(&args)?;
@@ -322,7 +323,7 @@ fn set_up(args: &DevArgs, port: u16, options: &DeviceOptions) -> Result<Device, 
     }
     let mtu = mtu_of(args, &facts, options.mtu)?;
     let tell = if args.driver().ignores_mtu { 0 } else { options.mtu.unwrap_or(0) };
-    let room = (u32::from(mtu) + LINK_OVERHEAD).next_multiple_of(LINE);
+    let room = (u32::from(mtu) + LINK_OVERHEAD).max(args.room_min()).next_multiple_of(LINE);
     let setup = Setup {
         queues: options.queues,
         rx_descriptors: RX_DESCRIPTORS,

@@ -61,6 +61,7 @@ impl Worker {
 
     /// An address handle.
     pub fn add_ah(&mut self, ah: u32, handle: AddressHandle) {
+        self.ports.iter_mut().for_each(|slot| slot.port.prepare(&handle.flow));
         put(&mut self.core.ahs, ah, handle);
     }
 
@@ -234,6 +235,7 @@ impl Worker {
         let index = slot_of(qpn);
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
         self.leave_path(&slot, index);
+        self.ports[usize::from(slot.port)].port.prepare(&flow);
         let Core { paths, options, .. } = &mut self.core;
         let found = paths.iter().position(|p| p.peer == flow.dst && p.port == slot.port);
         let reusable = || paths.iter().position(|p| p.users == 0);

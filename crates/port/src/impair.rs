@@ -339,6 +339,10 @@ impl Port for Impair {
         self.flush(now, dropped);
     }
 
+    fn prepare(&mut self, flow: &Flow) {
+        self.inner.prepare(flow);
+    }
+
     fn before_sleep(&mut self) -> bool {
         self.inner.before_sleep()
     }

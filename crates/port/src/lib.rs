@@ -38,7 +38,7 @@ pub use error::PortError;
 pub use spec::{PortKind, PortSpec};
 
 use burst_base::{Nanos, Reason};
-use burst_frame::{RxFrame, TxBatch};
+use burst_frame::{Flow, RxFrame, TxBatch};
 
 use iface::Interface;
 use std::net::IpAddr;
@@ -119,6 +119,9 @@ pub trait Port: Send {
     }
     /// Takes part no more. A group that was not joined is no error.
     fn leave(&mut self, _group: IpAddr) {}
+    /// Frames of this flow are to be expected: what takes time before the first one can begin now. Flows of other ports'
+    /// addresses are left alone.
+    fn prepare(&mut self, _flow: &Flow) {}
     /// The worker is about to sleep on `wait_fds` until `next_event` at the latest: what is needed for that. True when
     /// something has arrived meanwhile.
     fn before_sleep(&mut self) -> bool {

@@ -37,6 +37,16 @@ fn owner_of(devices: &[Device], ip: IpAddr, scope: u32) -> Option<(usize, usize)
     })
 }
 
+/// The address of a port that finds the way itself and has one to `ip`: on its network, or by its gateway.
+fn reached(devices: &[Device], ip: IpAddr, by_gateway: bool) -> Option<(usize, usize)> {
+    devices.iter().enumerate().find_map(|(n, d)| {
+        let fits = |a: &burst_port::PortAddr| {
+            a.reach.is_some_and(|r| r.prefix.contains(ip) || by_gateway && r.gateway && a.ip.is_ipv4() == ip.is_ipv4())
+        };
+        d.caps.addrs.iter().position(fits).map(|i| (n, i))
+    })
+}
+
 /// The first address of a family, for loopback.
 fn first_of(devices: &[Device], v4: bool) -> Option<(usize, usize)> {
     let up = |d: &&(usize, &Device)| d.1.caps.up;
@@ -82,10 +92,20 @@ pub(super) fn find(
     {
         return Ok(at(device, Some(dst.ip)));
     }
-    let way = routes.ask(dst.ip, chosen.map(|s| s.ip), dst.scope).map_err(|errno| Refusal {
-        errno,
-        sentence: format!("there is no route to {}: {}", dst.ip, std::io::Error::from_raw_os_error(errno)),
-    })?;
+    // Of networks that a port serves without the kernel, the kernel's routes know nothing.
+    let owned = bound.filter(|(device, index)| devices[*device].caps.addrs[*index].reach.is_some());
+    if let Some(found) = owned.or_else(|| bound.is_none().then(|| reached(devices, dst.ip, false)).flatten()) {
+        return Ok(at(found, Some(dst.ip)));
+    }
+    let gateway = || bound.is_none().then(|| reached(devices, dst.ip, true)).flatten();
+    let way = match (routes.ask(dst.ip, chosen.map(|s| s.ip), dst.scope), gateway()) {
+        (Ok(way), _) => way,
+        (Err(_), Some(found)) => return Ok(at(found, Some(dst.ip))),
+        (Err(errno), None) => {
+            let error = std::io::Error::from_raw_os_error(errno);
+            return refuse(errno, format!("there is no route to {}: {error}", dst.ip));
+        }
+    };
     if let Some(bound) = bound {
         return Ok(at(bound, Some(dst.ip)));
     }
@@ -94,7 +114,7 @@ pub(super) fn find(
         let fits = |a: &burst_port::PortAddr| a.ifindex == way.oif && a.ip.is_ipv4() == dst.ip.is_ipv4();
         devices.iter().enumerate().find_map(|(n, d)| d.caps.addrs.iter().position(fits).map(|i| (n, i)))
     };
-    match by_source.or_else(by_interface) {
+    match by_source.or_else(by_interface).or_else(gateway) {
         Some(found) => Ok(at(found, Some(dst.ip))),
         None => no_device("the way to", dst.ip),
     }
@@ -245,5 +265,20 @@ mod tests {
         assert_eq!((found.device, found.dst), (0, addr("198.51.100.1").ip));
         assert_eq!(go(Some("192.0.2.9"), "198.51.100.1").expect_err("not ours").errno, libc::ENODEV);
         assert_eq!(go(Some("192.0.2.1"), "2001:db8::1").expect_err("families").errno, libc::EINVAL);
+    }
+
+    #[test]
+    fn networks_without_a_kernel_are_found_by_their_prefix_and_the_rest_by_the_gateway() {
+        let mut owner = device(1, &["10.77.0.1"]);
+        let prefix = "10.77.0.1/24".parse().expect("a prefix");
+        owner.caps.addrs[0].reach = Some(burst_port::Reach { prefix, gateway: true });
+        let devices = [device(0, &["192.0.2.1"]), owner];
+        let mut routes = Routes::default();
+        let mut go = |src: Option<&str>, dst: &str| find(&devices, &mut routes, src.map(addr), addr(dst));
+        let found = go(None, "10.77.0.9").expect("on the network");
+        assert_eq!((found.device, found.src, found.dst), (1, addr("10.77.0.1").ip, addr("10.77.0.9").ip));
+        let found = go(Some("10.77.0.1"), "203.0.113.7").expect("bound to the port");
+        assert_eq!((found.device, found.dst), (1, addr("203.0.113.7").ip));
+        assert_eq!(go(None, "203.0.113.7").expect("by the gateway").device, 1);
     }
 }

@@ -24,7 +24,7 @@ use crate::spec::DpdkSpec;
 use crate::{Port, PortAddr, PortCaps, Reach, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_dpdk::{DevArgs, Device, DeviceOptions, QueuePair};
-use burst_frame::TxBatch;
+use burst_frame::{Flow, TxBatch};
 use burst_wire::MacAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -153,6 +153,15 @@ impl Port for DpdkPort {
 
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
         self.tx.burst(now, &mut self.queue, &mut self.lan, batch, dropped);
+    }
+
+    fn prepare(&mut self, flow: &Flow) {
+        let DpdkPort { queue, lan, nap, .. } = self;
+        if lan.host().owns(flow.src) {
+            // Where there is no way, sending says so.
+            let _ = lan.neighbour(nap.now(), flow.dst, &mut |frame| emit(queue, frame));
+            queue.flush();
+        }
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

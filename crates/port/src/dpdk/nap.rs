@@ -1,19 +1,20 @@
 //! When to look again, on devices that cannot wake a sleeper (memif, ring).
 //!
-//! A worker that has nothing to do sleeps; such a device must be looked at all the same. Naps double from
-//! [`NAP_MIN`] to [`NAP_MAX`], and to [`NAP_LONG`] once nothing has come for [`LONG_AFTER`]: the first packet after a
-//! pause is late by as much, and an idle worker costs what looking (and the spin after each look) costs.
+//! A worker that has nothing to do sleeps, and one that shares its processor with somebody who computes sleeps early: such a
+//! device must be looked at all the same. Naps double from [`NAP_MIN`] to [`NAP_MAX`], and to [`NAP_LONG`] once
+//! nothing has come for [`LONG_AFTER`]: a packet is late by as much, and an idle worker costs what looking (and the
+//! spin after each look) costs.
 
 use burst_base::Nanos;
 
 /// First nap after a packet.
-const NAP_MIN: Nanos = Nanos::from_us(50);
+const NAP_MIN: Nanos = Nanos::from_us(10);
 /// Longest nap in a conversation.
-const NAP_MAX: Nanos = Nanos::from_ms(1);
+const NAP_MAX: Nanos = Nanos::from_us(40);
 /// Longest nap when nobody talks.
 const NAP_LONG: Nanos = Nanos::from_ms(10);
 /// Silence after which nobody talks.
-const LONG_AFTER: Nanos = Nanos::from_ms(200);
+const LONG_AFTER: Nanos = Nanos::from_ms(50);
 
 /// See the module.
 #[derive(Debug)]
@@ -37,6 +38,10 @@ impl Nap {
         if found {
             (self.heard, self.nap) = (now, NAP_MIN);
         }
+    }
+    /// When the device was last looked at.
+    pub fn now(&self) -> Nanos {
+        self.looked
     }
     /// The worker is about to sleep until [`Nap::next`].
     pub fn sleeps(&mut self) {
@@ -64,7 +69,7 @@ mod tests {
             let next = nap.next();
             assert!(next > now);
             longest = longest.max(next - now);
-            let bound = if now < Nanos::from_ms(205) { NAP_MAX } else { NAP_LONG };
+            let bound = if now < Nanos::from_ms(55) { NAP_MAX } else { NAP_LONG };
             assert!(next - now <= bound);
             now = next;
             nap.looked(now, false);

@@ -1,0 +1,305 @@
+"""The port kind `dpdk`: two daemons joined by memif, and devices with the kernel as their other side.
+
+memif needs neither root nor namespaces: two processes and a socket file. `make build` builds the kind where libdpdk is
+installed (scripts/install-deps does that); without it the tests are skipped with that reason.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from lab import Daemon, Program, build_directory, run_pair
+
+ADDRESSES = {"a": ("10.77.0.1", "fd77::1"), "b": ("10.77.0.2", "fd77::2")}
+LINK_SECONDS = 15
+
+
+class Wire:
+    """A host without a namespace: a burstd on a DPDK device, and programs that use it."""
+
+    def __init__(self, name, directory, device, extra=(), env=None, options=""):
+        self.name, self.directory = name, Path(directory)
+        self.socket = self.directory / f"{name}.ctl"
+        self.address = "127.0.0.1"  # programs meet here to exchange queue pair numbers
+        self.roce, self.roce6 = ADDRESSES[name]
+        self.port = f"dpdk:dev={device},addr={self.roce}/24,addr={self.roce6}/64{options}"
+        self.extra, self.env = extra, {**os.environ, **(env or {})}
+        self.daemon = None
+
+    def start_daemon(self):
+        self.daemon = Daemon([], self.socket, self.port, self.extra, self.env)
+        return self
+
+    def environment(self, extra=None):
+        libraries = str(build_directory() / "lib")
+        return {**os.environ, "BURST_SOCKET": str(self.socket), "LD_LIBRARY_PATH": libraries, **(extra or {})}
+
+    def start(self, *words, env=None, plain=False):
+        return Program(words, self.environment(env))
+
+    def tcp_table(self):
+        lines = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+        return [line for table in lines for line in table]
+
+    def burst(self, *words):
+        done = subprocess.run(
+            [build_directory() / "burst", *words], env=self.environment(), capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def devices(self):
+        return json.loads(self.burst("ls", "--json"))["devices"]
+
+    def stats(self):
+        sums = {}
+        for row in json.loads(self.burst("stats", "--json"))["counters"]:
+            sums[row["name"]] = sums.get(row["name"], 0) + row["value"]
+        return sums
+
+    def await_link(self, up=True):
+        limit = time.monotonic() + LINK_SECONDS
+        while (self.devices()[0]["state"] == "up") != up:
+            assert time.monotonic() < limit, f"the link of {self.name} is not {up}:\n{self.daemon.text()}"
+            time.sleep(0.1)
+
+
+def memif(directory, role):
+    return f"net_memif0,role={role},socket={directory}/memif.sock"
+
+
+def wires(directory, extra=()):
+    """Two daemons joined by memif, both links up; a is the memif server."""
+    a = Wire("a", directory, memif(directory, "server"), extra).start_daemon()
+    b = Wire("b", directory, memif(directory, "client"), extra).start_daemon()
+    for wire in (a, b):
+        wire.await_link()
+    return a, b
+
+
+@pytest.fixture(scope="session")
+def dpdk(tmp_path_factory):
+    """Skips where burstd was built without DPDK."""
+    said = refused("dpdk:dev=net_null0,addr=10.77.0.1/24,huge=on,mtu=577", tmp_path_factory.mktemp("probe"), code=None)
+    if "built without dpdk" in said:
+        pytest.skip(said)
+
+
+@pytest.fixture(scope="module")
+def pair(dpdk, tmp_path_factory):
+    a, b = wires(tmp_path_factory.mktemp("memif"))
+    yield a, b
+    for wire in (a, b):
+        assert wire.daemon.running(), wire.daemon.text()
+        assert "panicked" not in wire.daemon.text(), wire.daemon.text()
+        wire.daemon.stop()
+
+
+def meet(server, client, words):
+    """Runs a pair; no namespace keeps its TCP port apart from other programs of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    return run_pair(server, client, [*words, "-p", port])
+
+
+def refused(port, directory, code=2):
+    """What burstd says that does not start with this port."""
+    words = [build_directory() / "burstd", "--socket", directory / "refused.ctl", "--port", port]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    assert code is None or done.returncode == code, done.stderr
+    return done.stderr
+
+
+PERFTEST = [
+    ("ib_send_bw", "-c", "RC", "-s", 65536, "-n", 300),
+    ("ib_send_bw", "-c", "UC", "-s", 8192, "-n", 300),
+    ("ib_send_bw", "-c", "UD", "-s", 1024, "-n", 300),
+    ("ib_write_bw", "-c", "RC", "-s", 1 << 20, "-n", 50),
+    ("ib_write_bw", "-c", "RC", "-s", 64, "-n", 2000, "-q", 16, "-l", 16),
+    ("ib_read_bw", "-s", 65536, "-n", 300),
+    ("ib_atomic_bw", "-A", "FETCH_AND_ADD", "-n", 1000),
+    ("ib_send_lat", "-c", "RC", "-s", 64, "-n", 500),
+    ("ib_write_bw", "-b", "-s", 65536, "-n", 300),
+]
+
+
+@pytest.mark.parametrize("words", PERFTEST, ids=lambda words: "-".join(str(w) for w in words[:5]))
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_perftest_over_memif(pair, words, way):
+    a, b = pair if way == "there" else reversed(pair)
+    meet(a, b, [words[0], "-d", "burst0", "-F", *words[1:]])
+
+
+@pytest.mark.parametrize("program", ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"])
+@pytest.mark.parametrize("gid", [0, 1], ids=["ipv4", "ipv6"])
+def test_data_is_verified(pair, program, gid):
+    """-c of the examples compares what arrived with what was sent."""
+    a, b = pair
+    size = 2048 if "ud" in program else 65536
+    meet(a, b, [program, "-d", "burst0", "-g", gid, "-s", size, "-n", 200, "-c"])
+
+
+def test_connections_find_a_network_that_the_kernel_does_not_know(pair):
+    """rping resolves the address, connects by librdmacm, and verifies its data."""
+    a, b = pair
+    server = a.start("rping", "-s", "-a", a.roce, "-V", "-C", 20)
+    try:
+        time.sleep(0.5)
+        client = b.start("rping", "-c", "-a", a.roce, "-V", "-C", 20)
+        assert client.wait(30) == 0, client.text()
+        assert server.wait(10) == 0, server.text()
+    finally:
+        server.stop()
+
+
+def test_nothing_was_damaged(pair):
+    """After all of the above: what arrived was right."""
+    for wire in pair:
+        stats = wire.stats()
+        assert stats["rx_packets"] > 1000
+        for name in ("bad_icrc", "truncated", "oversize", "bad_ip_header", "unknown_opcode"):
+            assert stats.get(name, 0) == 0, stats
+
+
+def test_an_idle_daemon_takes_naps(pair):
+    time.sleep(0.5)
+    for wire in pair:
+        before, began = wire.daemon.cpu_seconds(), time.monotonic()
+        time.sleep(2)
+        share = (wire.daemon.cpu_seconds() - before) / (time.monotonic() - began)
+        assert share < 0.10, f"an idle {wire.name} uses {share:.0%} of a processor"
+
+
+def test_the_peer_comes_back(dpdk, tmp_path):
+    """Either end may start first, and may be started anew."""
+    client = Wire("b", tmp_path, memif(tmp_path, "client")).start_daemon()
+    try:
+        assert client.devices()[0]["state"] == "down", "nobody is there yet"
+        for _ in range(2):
+            server = Wire("a", tmp_path, memif(tmp_path, "server")).start_daemon()
+            server.await_link()
+            client.await_link()
+            meet(server, client, ["ib_send_bw", "-d", "burst0", "-F", "-n", 100, "-s", 4096])
+            server.daemon.stop()
+            client.await_link(up=False)
+        assert client.daemon.running(), client.daemon.text()
+    finally:
+        client.daemon.stop()
+
+
+def test_two_workers_hand_over_what_lands_on_the_wrong_one(dpdk, tmp_path):
+    a, b = wires(tmp_path, ["--workers", "2"])
+    try:
+        meet(a, b, ["ib_write_bw", "-d", "burst0", "-F", "-q", 8, "-n", 200, "-s", 16384])
+        meet(a, b, ["ibv_rc_pingpong", "-d", "burst0", "-g", 0, "-n", 200, "-c"])
+    finally:
+        for wire in (a, b):
+            wire.daemon.stop()
+
+
+REFUSED = [
+    ("dev=net_nosuch0,addr=10.0.0.1/24", "cannot take device 'net_nosuch0"),
+    ("dev=net_memif0,rol=server,addr=10.0.0.1/24", "has no argument 'rol=server'; it has role"),
+    ("dev=net_memif0,role=king,addr=10.0.0.1/24", "cannot take device"),
+    ("dev=net_memif0,role=server,socket=/no/such/directory/x.sock,addr=10.0.0.1/24", "DPDK cannot"),
+    ("dev=net_memif0", "needs an address"),
+    ("dev=net_memif0,addr=10.0.0.1/24,mtu=9000", "carries up to"),
+    ("dev=ffff:ff:1e.0,addr=10.0.0.1/24,huge=off", "DPDK cannot take device 'ffff:ff:1e.0'"),
+    ("dev=net_af_packet0,iface=nosuch0,addr=10.0.0.1/24", "DPDK cannot take device"),
+]
+
+
+@pytest.mark.parametrize("port,said", REFUSED, ids=[port for port, _ in REFUSED])
+def test_a_wrong_device_gets_one_sentence(dpdk, tmp_path, port, said):
+    text = refused("dpdk:" + port, tmp_path)
+    lines = [line for line in text.splitlines() if " INFO " not in line]
+    assert len(lines) == 1 and lines[0].startswith("burstd: ") and said in lines[0], text
+
+
+def test_no_huge_pages_is_one_sentence(dpdk, tmp_path):
+    free = sum(
+        int(page.read_text()) * int(page.parent.name.removeprefix("hugepages-").removesuffix("kB"))
+        for page in Path("/sys/kernel/mm/hugepages").glob("hugepages-*/free_hugepages")
+    )
+    if free >= 64 << 10:
+        # With enough of them the refusal cannot be seen; that they are used can.
+        wire = Wire("a", tmp_path, "net_null0", options=",huge=on").start_daemon()
+        assert "on huge pages" in wire.daemon.text()
+        wire.daemon.stop()
+        return
+    text = refused("dpdk:dev=net_null0,addr=10.0.0.1/24,huge=on", tmp_path)
+    assert text.startswith("burstd: huge=on: 64 MiB of free huge pages are needed"), text
+    text = refused("dpdk:dev=0000:00:1f.7,addr=10.0.0.1/24", tmp_path)
+    assert text.startswith("burstd: device 0000:00:1f.7: 64 MiB of free huge pages are needed"), text
+
+
+class Beside:
+    """A second daemon in a host's namespace: the one that owns a DPDK device."""
+
+    def __init__(self, host, address):
+        self.host, self.address = host, address
+        self.socket = host.directory / "beside.sock"
+        self.daemon = None
+
+    def start_daemon(self, port):
+        self.daemon = Daemon(self.host.prefix(), self.socket, port, env=os.environ)
+
+    def start(self, *words, env=None):
+        return self.host.start(*words, env={"BURST_SOCKET": str(self.socket), **(env or {})})
+
+    def tcp_table(self):
+        return self.host.tcp_table()
+
+
+def on_af_packet(fabric):
+    """Burst owns eth0 of b, whose kernel keeps a wire of its own for the programs' TCP: (owner, spec, network, dev)."""
+    a, b = fabric.hosts
+    a.ip(f"link add ctl0 type veth peer name ctl0 netns {b.keeper.pid}")
+    for number, host in enumerate(fabric.hosts, start=1):
+        host.ip(f"addr add 10.98.0.{number}/24 dev ctl0")
+        host.ip("link set ctl0 up")
+    b.ip("addr flush dev eth0")
+    a.address = "10.98.0.1"
+    # Whole trains do not fit the frames of an AF_PACKET ring.
+    return Beside(b, "10.98.0.2"), "net_af_packet0,iface=eth0,mtu=4200", "99", "udp:dev=eth0,gso=off"
+
+
+def on_tap(fabric):
+    """Burst owns one side of a tap device of a, the kernel of a the other. DPDK's driver carries an MTU of 1500."""
+    fabric.a.address = "127.0.0.1"
+    return Beside(fabric.a, "127.0.0.1"), "net_tap0,iface=tap7", "97", "udp:dev=tap7"
+
+
+def gid_of(host, address):
+    return next(gid["index"] for gid in host.devices()[0]["gids"] if gid["address"] == address)
+
+
+@pytest.mark.parametrize("make", [on_af_packet, on_tap], ids=["af_packet", "tap"])
+def test_a_kernel_on_the_other_side(dpdk, make_fabric, make):
+    """A dpdk port against a udp port: echo answered, each side once as server, IPv4 and IPv6, data verified."""
+    fabric = make_fabric(daemons=False)
+    owner, spec, network, peer_port = make(fabric)
+    a = fabric.a
+    own = (f"10.{network}.0.2", f"fd{network}::2")
+    owner.start_daemon(f"dpdk:dev={spec},addr={own[0]}/24,addr={own[1]}/64")
+    try:
+        if network != "99":
+            a.ip("link set tap7 up")
+            a.ip(f"addr add 10.{network}.0.1/24 dev tap7")
+            a.ip(f"addr add fd{network}::1/64 dev tap7 nodad")
+        for address in own:
+            code, text = a.run("ping", "-c", 3, "-i", 0.2, "-W", 2, address, plain=True)
+            assert code == 0, text + owner.daemon.text()
+        a.start_daemon(peer_port)
+        for index, address in enumerate((f"10.{network}.0.1", f"fd{network}::1")):
+            words = ["ibv_rc_pingpong", "-d", "burst0", "-n", 100, "-s", 16384, "-c", "-g"]
+            own_words, kernel_words = [*words, index], [*words, gid_of(a, address)]
+            run_pair(owner, a, kernel_words, server_words=own_words)
+            run_pair(a, owner, own_words, server_words=kernel_words)
+    finally:
+        owner.daemon.stop()
