@@ -305,6 +305,7 @@ impl CmClient {
 /// Gives back what an id holds.
 fn end_id(house: &mut House, id: Id) {
     house.cm.ids -= 1;
+    id.entry.end();
     if let Some(binding) = &id.binding {
         house.cm.ports.release(binding);
     }

@@ -56,6 +56,11 @@ impl CmChannel {
         self.pipe.has_backlog()
     }
 
+    /// Records in the pipe that the program has not read.
+    pub fn unread(&self) -> usize {
+        rustix::io::ioctl_fionread(&self.read).map_or(0, |bytes| bytes as usize / CmEvent::BYTES)
+    }
+
     /// Writes what is owed, as far as there is room.
     pub fn retry(&self) {
         let _gate = self.enter();

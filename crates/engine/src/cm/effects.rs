@@ -48,6 +48,9 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
     }
 
     fn event(&mut self, owner: &Arc<CmEntry>, path: &Path, event: &Event<'_>) {
+        if event.kind == EventKind::TimewaitExit {
+            return self.rest.late.add(self.now, owner);
+        }
         let kind = match event.kind {
             EventKind::Response => CmEventKind::ConnectResponse,
             EventKind::Established => CmEventKind::Established,

@@ -72,6 +72,8 @@ pub struct CmEntry {
     pub worker: AtomicU32,
     /// The connection's communication id in that worker, 0 none. Written by the worker.
     pub(super) conn: AtomicU32,
+    /// The program has destroyed it.
+    pub(super) over: AtomicBool,
 }
 
 impl CmEntry {
@@ -90,7 +92,19 @@ impl CmEntry {
             wishes: OnceLock::new(),
             worker: AtomicU32::new(0),
             conn: AtomicU32::new(0),
+            over: AtomicBool::new(false),
         }
+    }
+
+    /// The program has destroyed it: there is nobody to tell anything.
+    pub fn end(&self) {
+        // Relaxed: a worker that sees it late writes a record that is taken back after this worker's jobs.
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the program has destroyed it.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
     }
 
     /// Where its events go now.

@@ -3,6 +3,7 @@
 use super::channel::CmChannel;
 use super::effects::CmFx;
 use super::entry::CmEntry;
+use super::late::LateNews;
 use super::stats::CmTimes;
 use crate::worker::{BATCH_FRAMES, Worker};
 use burst_base::{Nanos, Psn, Reason};
@@ -70,6 +71,8 @@ pub(super) struct Rest {
     /// Channels whose programs do not read.
     owed: Vec<Arc<CmChannel>>,
     retry_at: Nanos,
+    /// Ends of time-wait that are not told yet.
+    pub late: LateNews,
     pub times: Arc<CmTimes>,
     /// GUIDs of the devices.
     pub guids: Vec<u64>,
@@ -84,6 +87,7 @@ impl CmHost {
             events: Vec::with_capacity(256),
             owed: Vec::new(),
             retry_at: Nanos::NEVER,
+            late: LateNews::new(),
             times: Arc::default(),
             guids: vec![0; ports],
         };
@@ -101,7 +105,7 @@ impl CmHost {
 
     /// When the worker must look at its connections.
     pub(crate) fn next_deadline(&self) -> Nanos {
-        self.machine.next_deadline().min(self.rest.retry_at)
+        self.machine.next_deadline().min(self.rest.retry_at).min(self.rest.late.due)
     }
 }
 
@@ -158,6 +162,10 @@ impl Worker {
 impl Rest {
     /// Writes the events; returns how many were lost.
     fn publish(&mut self, now: Nanos) -> usize {
+        if self.late.due <= now {
+            let Rest { late, events, .. } = self;
+            late.tell(now, |channel, record| events.push((channel, record)));
+        }
         let mut lost = 0;
         let mut at = 0;
         while at < self.events.len() {

@@ -9,6 +9,7 @@ mod effects;
 mod entry;
 mod host;
 mod jobs;
+mod late;
 mod list;
 mod move_qp;
 pub mod probes;

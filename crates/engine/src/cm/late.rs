@@ -1,0 +1,152 @@
+//! News that nobody waits for: the ends of time-wait, told in portions.
+//!
+//! Ten thousand connections that end together leave time-wait together, a quarter of a second later, while their program is
+//! destroying its ids. An id's unread records are taken out of its channel when it is destroyed, so a channel full of such
+//! news would be searched ten thousand times. Therefore a channel with [`UNREAD_MAX`] unread records gets no more of
+//! them; the rest waits here, where an id that was destroyed meanwhile is simply passed over. A program that reads is told
+//! a millisecond later at worst; for one that does not, the tries become rare.
+
+use super::channel::CmChannel;
+use super::entry::CmEntry;
+use burst_base::Nanos;
+use burst_control::cm::{CmEvent, CmEventKind, CmRoute};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Unread records with which a channel gets no more news of this kind.
+const UNREAD_MAX: usize = 32;
+/// Ids looked at in one try.
+const TRIED_AT_ONCE: usize = 1024;
+/// Time between two tries while programs read.
+const TRY_AFTER: Nanos = Nanos::from_ms(1);
+/// Time between two tries when none reads.
+const TRY_AFTER_MAX: Nanos = Nanos::from_ms(128);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct LateNews {
+    waiting: VecDeque<Arc<CmEntry>>,
+    pub due: Nanos,
+    interval: Nanos,
+}
+
+impl LateNews {
+    pub fn new() -> LateNews {
+        LateNews { waiting: VecDeque::new(), due: Nanos::NEVER, interval: TRY_AFTER }
+    }
+
+    /// An id has left time-wait.
+    pub fn add(&mut self, now: Nanos, entry: &Arc<CmEntry>) {
+        self.waiting.push_back(entry.clone());
+        if self.due == Nanos::NEVER {
+            (self.due, self.interval) = (now, TRY_AFTER);
+        }
+    }
+
+    /// Hands what has room to `write`.
+    pub fn tell(&mut self, now: Nanos, mut write: impl FnMut(Arc<CmChannel>, [u8; CmEvent::BYTES])) {
+        let mut told = false;
+        let mut room: Option<(Arc<CmChannel>, usize)> = None;
+        for _ in 0..self.waiting.len().min(TRIED_AT_ONCE) {
+            let Some(entry) = self.waiting.pop_front() else { break };
+            if entry.is_over() || entry.session.is_over() {
+                continue;
+            }
+            let channel = entry.channel();
+            let left = match &mut room {
+                Some((known, left)) if Arc::ptr_eq(known, &channel) => left,
+                place => &mut place.insert((channel.clone(), UNREAD_MAX.saturating_sub(channel.unread()))).1,
+            };
+            if *left == 0 {
+                self.waiting.push_back(entry);
+                continue;
+            }
+            *left -= 1;
+            told = true;
+            write(channel, record_of(&entry));
+        }
+        self.interval = if told { TRY_AFTER } else { Nanos(self.interval.0 * 2).min(TRY_AFTER_MAX) };
+        self.due = if self.waiting.is_empty() { Nanos::NEVER } else { now + self.interval };
+        if self.waiting.is_empty() {
+            self.waiting = VecDeque::new();
+        }
+    }
+}
+
+fn record_of(entry: &CmEntry) -> [u8; CmEvent::BYTES] {
+    let route = entry.route.get().copied().unwrap_or_else(CmRoute::default);
+    CmEvent { route, ..CmEvent::new(CmEventKind::TimewaitExit, entry.id) }.to_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entry::CmSession;
+    use super::*;
+    use burst_base::verbs::QpType;
+    use burst_control::cm::PortSpace;
+    use std::os::fd::AsFd;
+
+    fn entries(channel: &Arc<CmChannel>, count: u32) -> Vec<Arc<CmEntry>> {
+        let session = Arc::new(CmSession::default());
+        let one = |id| CmEntry::new(session.clone(), id, PortSpace::Tcp, QpType::Rc, channel.clone());
+        (1..=count).map(|id| Arc::new(one(id))).collect()
+    }
+
+    fn read_all(channel: &CmChannel) -> Vec<u32> {
+        let mut ids = Vec::new();
+        let mut records = vec![0; channel.unread() * CmEvent::BYTES];
+        if !records.is_empty() {
+            assert_eq!(rustix::io::read(channel.as_fd(), &mut records), Ok(records.len()));
+        }
+        for record in records.as_chunks().0 {
+            ids.extend(CmEvent::from_bytes(record).map(|e| e.id));
+        }
+        ids
+    }
+
+    fn tell(late: &mut LateNews, now: Nanos) {
+        late.tell(now, |channel, record| channel.write(&record).expect("kept"));
+    }
+
+    #[test]
+    fn a_channel_that_is_not_read_gets_a_portion_and_one_that_is_read_gets_all() {
+        let channel = Arc::new(CmChannel::new().expect("channel"));
+        let mut late = LateNews::new();
+        let all = entries(&channel, 100);
+        all.iter().for_each(|e| late.add(Nanos(1), e));
+        assert_eq!(late.due, Nanos(1), "the first portion at once");
+        tell(&mut late, Nanos(1));
+        assert_eq!(channel.unread(), UNREAD_MAX);
+        assert_eq!(late.due, Nanos(1) + TRY_AFTER);
+        let mut now = late.due;
+        for _ in 0..20 {
+            tell(&mut late, now);
+            assert_eq!(channel.unread(), UNREAD_MAX);
+            now = late.due;
+        }
+        assert_eq!(late.interval, TRY_AFTER_MAX, "tries become rare");
+        let mut seen = Vec::new();
+        while late.due != Nanos::NEVER {
+            seen.extend(read_all(&channel));
+            tell(&mut late, now);
+        }
+        seen.extend(read_all(&channel));
+        seen.sort_unstable();
+        assert_eq!(seen, (1..=100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn destroyed_ids_are_passed_over() {
+        let channel = Arc::new(CmChannel::new().expect("channel"));
+        let mut late = LateNews::new();
+        let all = entries(&channel, 10);
+        all.iter().for_each(|e| late.add(Nanos(1), e));
+        all[..9].iter().for_each(|e| e.end());
+        tell(&mut late, Nanos(1));
+        assert_eq!((read_all(&channel), late.due), (vec![10], Nanos::NEVER));
+        all.iter().for_each(|e| late.add(Nanos(2), e));
+        all[0].session.end();
+        tell(&mut late, Nanos(2));
+        assert_eq!((channel.unread(), late.due), (0, Nanos::NEVER));
+    }
+}
