@@ -208,6 +208,11 @@ impl Context {
         self.device
     }
 
+    /// Gives back the room of what has ended.
+    pub fn shrink(&self) {
+        self.arena.trim();
+    }
+
     /// Writes an asynchronous event.
     pub fn tell(&self, event: EventType, object: AsyncObject, cookie: u64) {
         write_async(&self.async_events, event, object, cookie);

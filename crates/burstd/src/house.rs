@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::device::{Device, LIMITS};
 use crate::groups::Groups;
 use crate::numbers::Numbers;
+use crate::tidy::Tidy;
 use crate::xrc::XrcHouse;
 use burst_base::Nanos;
 use burst_cm::Secret;
@@ -48,6 +49,8 @@ pub struct House {
     pub xrc: XrcHouse,
     /// Connection management.
     pub cm: CmHouse,
+    /// Memory that may be given back.
+    pub tidy: Tidy,
     cm_secret: Secret,
     next_worker: usize,
     started: Instant,
@@ -89,6 +92,7 @@ impl House {
             groups: Groups::default(),
             xrc: XrcHouse::default(),
             cm: CmHouse::default(),
+            tidy: Tidy::default(),
             cm_secret: Secret::new([random_number()?, random_number()?]),
             next_worker: 0,
             started: Instant::now(),

@@ -17,6 +17,7 @@ mod log;
 mod numbers;
 mod server;
 mod session;
+mod tidy;
 mod xrc;
 
 fn main() -> ExitCode {
@@ -49,6 +50,15 @@ fn one_heap() {
 
 #[cfg(not(target_env = "gnu"))]
 fn one_heap() {}
+
+/// Gives free pages of the heap back to the system.
+fn give_heap_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no arguments but the bytes to keep; the allocator locks itself.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
 
 /// Opens everything, serves, and returns when asked to end.
 fn run(config: &config::Config) -> Result<(), String> {

@@ -106,6 +106,10 @@ impl Server {
             // One post per worker for all that programs asked in this pass.
             self.house.post_cm_jobs();
             self.every_so_often();
+            if self.house.tidy.is_due() {
+                self.clients.iter_mut().for_each(Session::shrink);
+                crate::give_heap_back();
+            }
             if self.house.workers().iter().any(|w| !w.is_alive()) {
                 return Err(crate::house::WORKER_GONE.into());
             }
@@ -150,7 +154,7 @@ impl Server {
             .filter(|_| self.clients.is_empty())
             .map(|limit| limit.saturating_sub(self.idle_since.elapsed()));
         let refresh = (!self.clients.is_empty()).then(|| REFRESH_EVERY.saturating_sub(self.refreshed.elapsed()));
-        [drain, idle, refresh].into_iter().flatten().min()
+        [drain, idle, refresh, self.house.tidy.due_in()].into_iter().flatten().min()
     }
 
     fn accept(&mut self) {

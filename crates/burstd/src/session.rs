@@ -20,7 +20,7 @@ pub enum Verdict {
 }
 
 /// Requests answered before other clients get their turn.
-const REQUESTS_PER_PASS: usize = 16;
+const REQUESTS_PER_PASS: usize = 64;
 
 /// See the module.
 pub struct Session {
@@ -229,6 +229,16 @@ impl Session {
     pub fn fail_queue_pairs(&mut self, house: &mut House) {
         if let Some(context) = &mut self.context {
             context.fail_queue_pairs(house);
+        }
+    }
+
+    /// Gives back the room of what has ended.
+    pub fn shrink(&mut self) {
+        if let Some(cm) = &mut self.cm {
+            cm.shrink();
+        }
+        if let Some(context) = &self.context {
+            context.shrink();
         }
     }
 

@@ -75,7 +75,10 @@ impl<O> Cm<O> {
             return Self::refuse(path, mad.tid, rej, fx);
         };
         match conn.state {
-            State::ReqSent => self.accept_rep(now, path, id, mad, rep, fx),
+            State::ReqSent => {
+                self.answered(now, id);
+                self.accept_rep(now, path, id, mad, rep, fx);
+            }
             // The RTU was lost.
             State::Established | State::DreqSent | State::TimeWait if conn.remote_id == rep.local_id => {
                 let rtu = Rtu { local_id: id, remote_id: rep.local_id };

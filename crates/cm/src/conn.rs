@@ -122,6 +122,8 @@ pub(crate) struct Conn<O> {
     pub interval: Nanos,
     /// When it began.
     pub begun: Nanos,
+    /// When `mad` was sent first.
+    pub sent: Nanos,
     /// When the last step was taken.
     pub stepped: Nanos,
     /// Keys in the table.
@@ -151,6 +153,7 @@ impl<O> Conn<O> {
             retries: 0,
             interval: FIRST_TIMEOUT,
             begun: now,
+            sent: now,
             stepped: now,
             keys: [None; 2],
             smaller_mtu: false,

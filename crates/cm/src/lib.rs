@@ -20,6 +20,7 @@ pub mod view;
 
 mod active;
 mod passive;
+mod patience;
 mod release;
 mod sidr;
 

@@ -7,6 +7,7 @@
 use crate::api::{Effects, Event, EventKind, Path, Step};
 use crate::conn::{Backlog, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX, State};
 use crate::message::{Mad, Message, Rej, reject};
+use crate::patience::Patience;
 use crate::table::{Secret, Table};
 use burst_base::{Nanos, Reason};
 use burst_wire::MAD_LEN;
@@ -52,6 +53,7 @@ pub struct Cm<O> {
     pub(crate) table: Table<Conn<O>>,
     pub(crate) listeners: HashMap<u64, Vec<Listener<O>>>,
     pub(crate) limit: u32,
+    pub(crate) patience: Patience,
 }
 
 /// Connections of one worker, unless it is told otherwise.
@@ -60,7 +62,12 @@ pub const LIMIT_DEFAULT: u32 = 100_000;
 impl<O> Cm<O> {
     /// The machine of `worker`; all workers of a daemon share `secret`.
     pub fn new(worker: u32, secret: Secret) -> Cm<O> {
-        Cm { table: Table::new(worker, secret), listeners: HashMap::new(), limit: LIMIT_DEFAULT }
+        Cm {
+            table: Table::new(worker, secret),
+            listeners: HashMap::new(),
+            limit: LIMIT_DEFAULT,
+            patience: Patience::default(),
+        }
     }
 
     /// Limits the connections, for tests and small hosts.
@@ -139,11 +146,16 @@ impl<O> Cm<O> {
             && let Some(slot) = self.table.wheel.pop_due(now)
         {
             fired += 1;
+            let patience = self.patience;
             let Some((id, conn)) = self.table.at_mut(slot) else { continue };
             match conn.state {
                 State::TimeWait => self.forget_after_timewait(now, id, fx),
                 State::SidrDone => drop(self.forget(id)),
                 State::ReqReceived | State::RepReceived | State::SidrReceived | State::Established => {}
+                _ if conn.retries == 0 && patience.until(now, conn.sent) > now => {
+                    let until = patience.until(now, conn.sent);
+                    self.table.arm(id, until);
+                }
                 _ if conn.retries >= RETRIES_MAX => self.give_up(now, id, fx),
                 _ => self.send_again(now, id, fx),
             }
@@ -212,10 +224,17 @@ impl<O> Cm<O> {
         let chance = self.table.draw();
         let Some(conn) = self.table.get_mut(id) else { return };
         mad.emit(&mut conn.mad);
-        (conn.retries, conn.interval) = (0, FIRST_TIMEOUT);
+        (conn.retries, conn.interval, conn.sent) = (0, FIRST_TIMEOUT, now);
         fx.send(&conn.path, &mad.message, &conn.mad);
         let due = if timed { now + jittered(conn.interval, chance) } else { Nanos::NEVER };
         self.table.arm(id, due);
+    }
+
+    /// What was sent is answered.
+    pub(crate) fn answered(&mut self, now: Nanos, id: u32) {
+        if let Some(conn) = self.table.get_mut(id).filter(|c| c.retries == 0) {
+            self.patience.answered(now, now.since(conn.sent));
+        }
     }
 
     fn send_again(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {

@@ -218,7 +218,10 @@ impl<O> Cm<O> {
             return fx.count(path.port, Reason::CmForged);
         }
         match conn.state {
-            State::RepSent => self.connected(now, id, mad.data, fx),
+            State::RepSent => {
+                self.answered(now, id);
+                self.connected(now, id, mad.data, fx);
+            }
             State::Established => fx.count(path.port, Reason::CmDuplicate),
             _ => fx.count(path.port, Reason::CmUnexpected),
         }

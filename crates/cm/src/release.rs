@@ -67,6 +67,7 @@ impl<O> Cm<O> {
         }
         match conn.state {
             State::DreqSent => {
+                self.answered(now, id);
                 self.step(now, id, Step::DrepReceived, fx);
                 self.enter_timewait(now, id, mad.data, fx);
             }

@@ -95,6 +95,7 @@ impl Walk<'_> {
         if qpn == Qpn::MULTICAST {
             return self.multicast(frame, packet);
         }
+        self.core.data_came = true;
         let owner = worker_of(qpn);
         if owner != self.core.options.id && (owner as usize) < self.core.inboxes.len() {
             return self.hand_over(owner, frame);

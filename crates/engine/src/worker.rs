@@ -92,6 +92,8 @@ pub(crate) struct Core {
     pub inboxes: Vec<Arc<Inbox>>,
     /// Workers that were handed packets in this burst, one bit each.
     pub handed_to: u32,
+    /// Whether packets of queue pairs came since the connection manager ran.
+    pub data_came: bool,
     /// Connection management; taken out while it works on the rest of the worker.
     pub cm: Option<Box<CmHost>>,
 }
@@ -132,6 +134,7 @@ impl Worker {
                 touched: Vec::with_capacity(RX_BUDGET),
                 inboxes,
                 handed_to: 0,
+                data_came: false,
                 cm: Some(Box::new(cm)),
             },
             ports: ports.into_iter().map(slot).collect(),

@@ -19,6 +19,7 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `abi_compat` of a context whose extended operations are there (`__VERBS_ABI_IS_EXTENDED`).
 const EXTENDED: usize = usize::MAX;
@@ -37,6 +38,8 @@ pub struct Context {
     pub sources: Mutex<Sources>,
     /// Queue pairs made ahead.
     pub stock: Mutex<Stock>,
+    /// Whether there ever was memory that a peer might reach: a region, a window, device memory.
+    has_memory: AtomicBool,
     /// Read end of the async event pipe; `async_fd` is its number.
     async_pipe: OwnedFd,
     /// Token of the context that objects can be imported from.
@@ -121,6 +124,7 @@ impl Context {
             qps: QpTable::default(),
             sources: Mutex::default(),
             stock: Mutex::default(),
+            has_memory: AtomicBool::new(false),
             async_pipe,
             exporter,
             _name: name,
@@ -208,6 +212,13 @@ impl Context {
         if !self.is_alive() {
             return Err(EIO);
         }
+        if matches!(
+            request,
+            Request::RegMr { .. } | Request::AllocDm { .. } | Request::AllocMw { .. } | Request::Import { .. }
+        ) {
+            // Relaxed: a program orders its registrations before the end of a queue pair that could use them.
+            self.has_memory.store(true, Ordering::Relaxed);
+        }
         let mut control = lock(&self.control);
         let answer = control.client.call(request, fds)?;
         map_segments(&mut control.arena, answer.segments)?;
@@ -253,6 +264,11 @@ impl Context {
             Err(burst_control::ControlError::Refused { errno, .. }) => Err(Errno(errno)),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a peer might reach memory by a queue pair of this context that has no receives posted.
+    pub fn has_memory(&self) -> bool {
+        self.has_memory.load(Ordering::Relaxed)
     }
 
     /// Gives queue pairs back that were made ahead and use something that is about to end.

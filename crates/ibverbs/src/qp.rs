@@ -144,6 +144,12 @@ impl Qp {
         self.pay(context)?;
         context.say(&Request::QuietModifyQp { qp: self.handle(), attr, mask })
     }
+    /// Whether it can write to no memory of the program whatever its peer does, so that its end need not be waited for:
+    /// nothing was ever posted, and there is no memory to be reached.
+    fn is_harmless(&self, context: &Context) -> bool {
+        let received = self.rq.as_ref().is_none_or(|rq| rq.lock().written() != 0);
+        !context.has_memory() && !received && self.qp_type != QpType::Ud && self.sq.lock().ring.written() == 0
+    }
     /// Follows the daemon's idea of the state.
     unsafe fn follow(&self, attr: &QpAttr) {
         // SAFETY: an aligned word of a live struct; concurrent readers are the application's own race.
@@ -484,7 +490,12 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         let ours = unsafe { Qp::from_ibv(qp) }?;
         // SAFETY: as above.
         let context = unsafe { Context::even_dead(ours.base.qp_base.context) }?;
-        context.tell_end(&Request::DestroyQp { qp: ours.handle() })?;
+        if context.is_alive() && ours.is_harmless(context) {
+            // A daemon that is gone has no queue pairs.
+            let _ = context.say(&Request::DropQps { qps: vec![ours.handle()] });
+        } else {
+            context.tell_end(&Request::DestroyQp { qp: ours.handle() })?;
+        }
         if context.is_alive() {
             lock(&context.sources).remove(ours.event_cookie);
             if ours.cookie != NO_COOKIE {

@@ -137,15 +137,21 @@ impl Segment {
     pub fn len(&self) -> usize {
         self.len
     }
+    /// Gives the whole pages of a range back to the system. False if that is not possible.
+    fn punch(&self, offset: usize, len: usize) -> bool {
+        let (first, last) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        first < last
+            && self
+                .fd
+                .as_ref()
+                .is_some_and(|fd| rustix::fs::fallocate(fd, flags, first as u64, (last - first) as u64).is_ok())
+    }
     /// Zeroes a range, giving whole pages back to the system when it is large.
     fn zero(&self, offset: usize, len: usize) {
         assert!(offset <= self.len && len <= self.len - offset);
         let (first, last) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
-        let punched = len >= PUNCH_BYTES_MIN
-            && self.fd.as_ref().is_some_and(|fd| {
-                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                rustix::fs::fallocate(fd, flags, first as u64, (last - first) as u64).is_ok()
-            });
+        let punched = len >= PUNCH_BYTES_MIN && self.punch(offset, len);
         let wipe = |from: usize, to: usize| {
             // SAFETY: inside the mapping; the range is free, no queue uses it. A hostile application may write at
             // the same time and spoils its own memory only.
@@ -264,6 +270,15 @@ impl Arena {
         room.segment.zero(at.offset as usize, len);
         room.give(at.offset as usize, len);
         true
+    }
+    /// Gives the pages of free ranges back to the system: small queues are overwritten when they are freed, and their pages
+    /// stay.
+    pub fn trim(&self) {
+        for room in &self.rooms {
+            for (offset, len) in room.free.iter().filter(|(_, len)| **len >= PUNCH_BYTES_MIN) {
+                room.segment.punch(*offset, *len);
+            }
+        }
     }
     /// The bytes at `at`, for a queue end.
     pub fn area(&self, at: ShmRef, len: usize) -> Option<Area> {

@@ -232,14 +232,11 @@ impl CmClient {
 
     /// Takes the unread events of an id that has ended out of its channel; nobody will accept the requests among them.
     fn take_back_events(&mut self, house: &mut House, entry: &Arc<CmEntry>) {
-        house.post_cm_jobs();
-        let (worker, of) = (entry.worker.load(Ordering::Relaxed) as usize, entry.clone());
-        // After the jobs of its worker, so that no event is on its way.
-        let taken = house.on_worker(worker, move |_, _| {
-            of.channel().take_records(|e| {
-                let subject = if e.kind == CmEventKind::ConnectRequest { e.listener } else { e.id };
-                subject == of.id
-            })
+        house.cm.write_events();
+        // The id is over: what a worker has not written yet it does not write any more.
+        let taken = entry.channel().take_records(|e| {
+            let subject = if e.kind == CmEventKind::ConnectRequest { e.listener } else { e.id };
+            subject == entry.id
         });
         for request in taken.iter().filter_map(CmEvent::from_bytes).filter(|e| e.kind == CmEventKind::ConnectRequest) {
             self.take_arrivals(house);
@@ -284,6 +281,12 @@ impl CmClient {
     }
 
     /// The program has gone: its peers are told.
+    /// Gives back the room of ids that are gone.
+    pub fn shrink(&mut self) {
+        self.ids.shrink_to_fit();
+    }
+
+    /// The program has gone.
     pub fn end(&mut self, house: &mut House) {
         self.session.end();
         if self.ids.values().any(|id| id.stage == Stage::Listening) {
@@ -305,6 +308,7 @@ impl CmClient {
 /// Gives back what an id holds.
 fn end_id(house: &mut House, id: Id) {
     house.cm.ids -= 1;
+    house.tidy.ended(1);
     id.entry.end();
     if let Some(binding) = &id.binding {
         house.cm.ports.release(binding);

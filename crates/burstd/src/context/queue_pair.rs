@@ -10,11 +10,11 @@ use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};
 use burst_control::{QPS_AT_ONCE, QpGrant, QpName, QueuePlace, Refusal, Response};
-use burst_engine::QpSlot;
 use burst_engine::cm::CmPhase;
 use burst_engine::cm::probes::CmProbe;
 use burst_engine::flow::flow_of;
 use burst_engine::objects::SrqShared;
+use burst_engine::{QpSlot, Worker};
 use burst_shm::rq::{RqConsumer, RqSpec};
 use burst_shm::sq::{SqConsumer, SqSpec};
 use burst_shm::{ShmRef, rq_stride, sq_stride};
@@ -307,14 +307,28 @@ impl Context {
         Ok(Response::Done.into())
     }
 
-    /// Ends queue pairs that the program never used; nobody waits, and nobody learns of a refusal.
+    /// Ends queue pairs that can do nothing any more; nobody waits, and nobody learns of a refusal. Whatever takes their
+    /// numbers or room reaches their worker later than this.
     pub fn drop_qps(&mut self, house: &mut House, qps: &[u32]) {
-        let ended = self.end_qps(house, &qps[..qps.len().min(QPS_AT_ONCE)], false);
-        tracing::debug!(ended, "unused queue pairs");
+        let attached = |context: &Context, qp: u32| context.qps.get(qp).is_some_and(|q| !q.groups.is_empty());
+        let qps: Vec<u32> = qps.iter().copied().take(QPS_AT_ONCE).filter(|qp| !attached(self, *qp)).collect();
+        self.end_with(house, &qps, |house, worker, qpns| {
+            house.post(worker, move |w, now| qpns.into_iter().for_each(|qpn| drop(w.destroy_qp(now, qpn, false))));
+        });
     }
 
     /// Takes queue pairs out of their workers and gives their room and numbers back. Returns how many there were.
     pub(super) fn end_qps(&mut self, house: &mut House, qps: &[u32], unclean: bool) -> usize {
+        self.end_with(house, qps, |house, worker, qpns| {
+            let end = move |w: &mut Worker, now| {
+                qpns.into_iter().map(|qpn| w.destroy_qp(now, qpn, unclean)).collect::<Vec<_>>()
+            };
+            // The queue pairs themselves are dropped here, on the control thread.
+            drop(house.on_worker(worker, end));
+        })
+    }
+
+    fn end_with(&mut self, house: &mut House, qps: &[u32], end: impl Fn(&House, usize, Vec<Qpn>)) -> usize {
         let objects: Vec<QpObject> = qps.iter().filter_map(|qp| self.qps.remove(*qp)).collect();
         let (targets, objects): (Vec<_>, Vec<_>) = objects.into_iter().partition(|o| o.qp_type == QpType::XrcRecv);
         targets.iter().for_each(|target| self.end_target(house, target));
@@ -323,16 +337,12 @@ impl Context {
         }
         for worker in 0..house.workers().len() {
             let qpns: Vec<Qpn> = objects.iter().filter(|o| o.worker == worker).map(|o| o.qpn).collect();
-            if qpns.is_empty() {
-                continue;
+            if !qpns.is_empty() {
+                end(house, worker, qpns);
             }
-            let ended = house.on_worker(worker, move |w, now| {
-                qpns.into_iter().map(|qpn| w.destroy_qp(now, qpn, unclean)).collect::<Vec<_>>()
-            });
-            // The queue pairs themselves are dropped here, on the control thread.
-            drop(ended);
         }
         let ended = targets.len() + objects.len();
+        house.tidy.ended(ended);
         for object in objects {
             house.qpns[object.worker].put(object.qpn);
             self.doorbells[object.worker].put(object.doorbell);

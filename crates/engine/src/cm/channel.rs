@@ -1,12 +1,25 @@
 //! Event channels of the connection manager: pipes of whole records, with a way to move an id's records elsewhere.
 
+use super::entry::CmEntry;
 use crate::events::{EventLost, EventPipe};
 use burst_control::cm::CmEvent;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Room of a channel's pipe in bytes, if the system grants it: 512 records.
 const PIPE_BYTES: usize = 256 << 10;
+
+/// Records of one write: PIPE_BUF.
+pub(super) const RECORDS_PER_WRITE: usize = 4096 / CmEvent::BYTES;
+
+/// A record on its way to a channel.
+#[derive(Debug)]
+pub(super) struct News {
+    /// Whom it is told: nobody, when the id is destroyed before it is written.
+    pub entry: Arc<CmEntry>,
+    pub channel: Arc<CmChannel>,
+    pub record: [u8; CmEvent::BYTES],
+}
 
 /// The daemon's end of an event channel.
 #[derive(Debug)]
@@ -51,6 +64,19 @@ impl CmChannel {
         self.pipe.write(records)
     }
 
+    /// Writes at most [`RECORDS_PER_WRITE`] records, but none of an id that is over. Whoever marks an id as over and takes its
+    /// records out afterwards ([`CmChannel::take_records`]) has taken all there will ever be.
+    pub(super) fn write_news(&self, news: &[News]) -> Result<(), EventLost> {
+        let mut records = [0; RECORDS_PER_WRITE * CmEvent::BYTES];
+        let _gate = self.enter();
+        let mut len = 0;
+        for n in news.iter().filter(|n| !n.entry.is_over()) {
+            records[len..len + CmEvent::BYTES].copy_from_slice(&n.record);
+            len += CmEvent::BYTES;
+        }
+        if len == 0 { Ok(()) } else { self.pipe.write(&records[..len]) }
+    }
+
     /// Whether records wait for room.
     pub fn has_backlog(&self) -> bool {
         self.pipe.has_backlog()
@@ -71,6 +97,9 @@ impl CmChannel {
     /// there stays in order. The program must not read the channel meanwhile, or it may miss that a record has moved.
     pub fn take_records(&self, wanted: impl Fn(&CmEvent) -> bool) -> Vec<[u8; CmEvent::BYTES]> {
         let _gate = self.enter();
+        if self.unread() == 0 && !self.has_backlog() {
+            return Vec::new();
+        }
         let mut taken = Vec::new();
         let mut kept: Vec<u8> = Vec::new();
         while let Some(records) = self.next_records() {

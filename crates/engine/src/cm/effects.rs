@@ -1,5 +1,6 @@
 //! What the machine wants done, done in a worker.
 
+use super::channel::News;
 use super::entry::{CmEntry, CmSession};
 use super::host::Rest;
 use super::probes::{self, CmProbe};
@@ -76,7 +77,8 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
             data: CmData::new(event.data).unwrap_or_default(),
             ..CmEvent::new(kind, owner.id)
         };
-        self.rest.events.push((owner.channel(), record.to_bytes()));
+        let news = News { entry: owner.clone(), channel: owner.channel(), record: record.to_bytes() };
+        self.rest.events.push(news);
     }
 
     fn incoming(&mut self, listener: &Arc<CmEntry>, request: &Incoming<'_>) -> Option<Arc<CmEntry>> {
@@ -115,7 +117,7 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
             data: CmData::new(request.data).unwrap_or_default(),
             ..CmEvent::new(CmEventKind::ConnectRequest, id)
         };
-        self.rest.events.push((channel, record.to_bytes()));
+        self.rest.events.push(News { entry: listener.clone(), channel, record: record.to_bytes() });
         Some(entry)
     }
 

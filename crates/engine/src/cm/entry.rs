@@ -98,7 +98,7 @@ impl CmEntry {
 
     /// The program has destroyed it: there is nobody to tell anything.
     pub fn end(&self) {
-        // Relaxed: a worker that sees it late writes a record that is taken back after this worker's jobs.
+        // Relaxed: the channel's gate orders it (`CmChannel::write_news`).
         self.over.store(true, Ordering::Relaxed);
     }
 

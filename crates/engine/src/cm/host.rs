@@ -1,6 +1,6 @@
 //! A worker's connection manager: the machine, the MADs that came and those that leave, the events to write.
 
-use super::channel::CmChannel;
+use super::channel::{CmChannel, News, RECORDS_PER_WRITE};
 use super::effects::CmFx;
 use super::entry::CmEntry;
 use super::late::LateNews;
@@ -8,21 +8,23 @@ use super::stats::CmTimes;
 use crate::worker::{BATCH_FRAMES, Worker};
 use burst_base::{Nanos, Psn, Reason};
 use burst_cm::{Cm, Path, Secret};
-use burst_control::cm::CmEvent;
 use burst_frame::Flow;
 use burst_span::Span;
 use burst_wire::MAD_LEN;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// MADs taken from one receive burst, of all ports.
-const ARRIVED_MAX: usize = 512;
+/// MADs that wait, of all ports; what comes beyond is dropped and counted.
+const ARRIVED_MAX: usize = 4096;
+/// MADs served in one pass.
+const MADS_PER_PASS: usize = 512;
+/// MADs served in a pass in which data came: in a flood of requests, established queue pairs still get most of the worker's
+/// time.
+const MADS_BESIDE_DATA: usize = 16;
 /// Overdue connections served in one pass.
 const TIMERS_PER_PASS: usize = 256;
 /// Full channels are tried again after this time.
 const RETRY_AFTER: Nanos = Nanos::from_ms(1);
-/// Records of one write: PIPE_BUF.
-const RECORDS_PER_WRITE: usize = 4096 / CmEvent::BYTES;
-
 /// A MAD on its way from the port to the machine.
 pub(crate) struct Arrived {
     port: u16,
@@ -58,7 +60,7 @@ impl MadRing {
 pub struct CmHost {
     pub(super) machine: Cm<Arc<CmEntry>>,
     pub(super) rest: Rest,
-    arrived: Vec<Arrived>,
+    arrived: VecDeque<Arrived>,
     pub(crate) secret: Secret,
 }
 
@@ -67,7 +69,7 @@ pub(super) struct Rest {
     pub worker_id: u32,
     pub mads: MadRing,
     /// Events of this pass.
-    pub events: Vec<(Arc<CmChannel>, [u8; CmEvent::BYTES])>,
+    pub events: Vec<News>,
     /// Channels whose programs do not read.
     owed: Vec<Arc<CmChannel>>,
     retry_at: Nanos,
@@ -91,20 +93,23 @@ impl CmHost {
             times: Arc::default(),
             guids: vec![0; ports],
         };
-        CmHost { machine: Cm::new(worker, secret), rest, arrived: Vec::with_capacity(ARRIVED_MAX), secret }
+        CmHost { machine: Cm::new(worker, secret), rest, arrived: VecDeque::new(), secret }
     }
 
-    /// Keeps a MAD for the end of the receive burst.
+    /// Keeps a MAD until its turn, after the receive burst.
     pub(crate) fn arrive(&mut self, port: u16, flow: &Flow, bytes: &[u8; MAD_LEN]) -> Result<(), Reason> {
         if self.arrived.len() == ARRIVED_MAX {
             return Err(Reason::MadQueueFull);
         }
-        self.arrived.push(Arrived { port, flow: *flow, bytes: *bytes });
+        self.arrived.push_back(Arrived { port, flow: *flow, bytes: *bytes });
         Ok(())
     }
 
     /// When the worker must look at its connections.
     pub(crate) fn next_deadline(&self) -> Nanos {
+        if !self.arrived.is_empty() {
+            return Nanos(0);
+        }
         self.machine.next_deadline().min(self.rest.retry_at).min(self.rest.late.due)
     }
 }
@@ -113,12 +118,13 @@ impl Worker {
     /// Gives the machine what came and what is due.
     pub(crate) fn run_cm(&mut self, now: Nanos) -> bool {
         let Some(host) = &self.core.cm else { return false };
-        if host.arrived.is_empty() && host.next_deadline() > now {
+        if host.next_deadline() > now {
             return false;
         }
+        let budget = if std::mem::take(&mut self.core.data_came) { MADS_BESIDE_DATA } else { MADS_PER_PASS };
         self.with_cm(now, |host, worker| {
             let CmHost { machine, rest, arrived, .. } = host;
-            for Arrived { port, flow, bytes } in arrived.drain(..) {
+            for Arrived { port, flow, bytes } in arrived.drain(..arrived.len().min(budget)) {
                 // The way of an answer.
                 let back = Flow { src: flow.dst, dst: flow.src, tos: flow.tos & !3, ..flow };
                 machine.on_mad(now, &Path { port, flow: back }, &bytes, &mut CmFx { now, worker, rest });
@@ -164,19 +170,16 @@ impl Rest {
     fn publish(&mut self, now: Nanos) -> usize {
         if self.late.due <= now {
             let Rest { late, events, .. } = self;
-            late.tell(now, |channel, record| events.push((channel, record)));
+            late.tell(now, |news| events.push(news));
         }
         let mut lost = 0;
         let mut at = 0;
         while at < self.events.len() {
-            let channel = self.events[at].0.clone();
-            let same = self.events[at..].iter().take(RECORDS_PER_WRITE).take_while(|(c, _)| Arc::ptr_eq(c, &channel));
+            let channel = self.events[at].channel.clone();
+            let same =
+                self.events[at..].iter().take(RECORDS_PER_WRITE).take_while(|n| Arc::ptr_eq(&n.channel, &channel));
             let count = same.count();
-            let mut records = [0; RECORDS_PER_WRITE * CmEvent::BYTES];
-            for (place, (_, record)) in records.chunks_mut(CmEvent::BYTES).zip(&self.events[at..at + count]) {
-                place.copy_from_slice(record);
-            }
-            if channel.write(&records[..count * CmEvent::BYTES]).is_err() {
+            if channel.write_news(&self.events[at..at + count]).is_err() {
                 lost += count;
             }
             if channel.has_backlog() {

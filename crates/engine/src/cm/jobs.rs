@@ -1,6 +1,6 @@
 //! What programs ask of their connections, as the control thread passes it on: many at a time, without waiting.
 
-use super::channel::CmChannel;
+use super::channel::{CmChannel, News};
 use super::effects::CmFx;
 use super::entry::{CmEntry, CmQpRef, CmSession};
 use super::host::CmHost;
@@ -157,7 +157,7 @@ impl CmHost {
     }
 
     /// An accept or establish that came too late, or cannot be.
-    fn tell_failure(&mut self, entry: &CmEntry, error: CmError) {
+    fn tell_failure(&mut self, entry: &Arc<CmEntry>, error: CmError) {
         let errno = match error {
             CmError::Gone => rustix::io::Errno::CONNRESET,
             CmError::WrongState => rustix::io::Errno::INVAL,
@@ -170,7 +170,8 @@ impl CmHost {
             route: entry.route.get().copied().unwrap_or_default(),
             ..CmEvent::new(CmEventKind::ConnectError, entry.id)
         };
-        self.rest.events.push((entry.channel(), event.to_bytes()));
+        let news = News { entry: entry.clone(), channel: entry.channel(), record: event.to_bytes() };
+        self.rest.events.push(news);
     }
 
     fn connect(&mut self, now: Nanos, worker: &mut Worker, entry: &Arc<CmEntry>, request: &CmRequest) {

@@ -6,7 +6,7 @@
 //! them; the rest waits here, where an id that was destroyed meanwhile is simply passed over. A program that reads is told
 //! a millisecond later at worst; for one that does not, the tries become rare.
 
-use super::channel::CmChannel;
+use super::channel::{CmChannel, News};
 use super::entry::CmEntry;
 use burst_base::Nanos;
 use burst_control::cm::{CmEvent, CmEventKind, CmRoute};
@@ -44,7 +44,7 @@ impl LateNews {
     }
 
     /// Hands what has room to `write`.
-    pub fn tell(&mut self, now: Nanos, mut write: impl FnMut(Arc<CmChannel>, [u8; CmEvent::BYTES])) {
+    pub fn tell(&mut self, now: Nanos, mut write: impl FnMut(News)) {
         let mut told = false;
         let mut room: Option<(Arc<CmChannel>, usize)> = None;
         for _ in 0..self.waiting.len().min(TRIED_AT_ONCE) {
@@ -63,7 +63,8 @@ impl LateNews {
             }
             *left -= 1;
             told = true;
-            write(channel, record_of(&entry));
+            let record = record_of(&entry);
+            write(News { entry, channel, record });
         }
         self.interval = if told { TRY_AFTER } else { Nanos(self.interval.0 * 2).min(TRY_AFTER_MAX) };
         self.due = if self.waiting.is_empty() { Nanos::NEVER } else { now + self.interval };
@@ -105,7 +106,7 @@ mod tests {
     }
 
     fn tell(late: &mut LateNews, now: Nanos) {
-        late.tell(now, |channel, record| channel.write(&record).expect("kept"));
+        late.tell(now, |news| news.channel.write(&news.record).expect("kept"));
     }
 
     #[test]

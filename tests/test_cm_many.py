@@ -1,0 +1,156 @@
+"""Many connections: all at once, over a lossy wire, as a flood, and of programs that die."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from conftest import BUILD
+from lab.perftest import run_pair
+
+MANY = BUILD / "programs" / "cm_many"
+FLOOD = BUILD / "programs" / "cm_flood"
+PORT = 7200
+ROCE, DISCARD = 4791, 4792
+COUNT = 10_000
+
+
+def serve(host, *options):
+    """The listening program."""
+    program = host.start(MANY, *options)
+    program.wait_for_text("listening", 20)
+    return program
+
+
+def connect(fabric, *options, seconds=100):
+    """Runs the connecting program to its end: what it reports."""
+    code, text = fabric.a.run(MANY, *options, fabric.b.address, seconds=seconds)
+    assert code == 0, text
+    return json.loads(text.splitlines()[-1])
+
+
+def outcomes(report):
+    return {name: report[name] for name in ("established", "rejected", "unreachable", "failed", "stuck")}
+
+
+def await_true(what, seconds=20):
+    """Waits until `what()` is true; its last value."""
+    limit = time.monotonic() + seconds
+    while not (value := what()) and time.monotonic() < limit:
+        time.sleep(0.1)
+    return value
+
+
+def connections(host):
+    """Connections that the daemon knows, in any state, without the listeners."""
+    code, text = host.burst("cm", "--connections", "--json")
+    assert code == 0, text
+    return sum(row["state"] != "listening" for row in json.loads(text)["connections"])
+
+
+def test_ten_thousand_connections_leave_nothing_behind(make_fabric):
+    fabric = make_fabric()
+    server = serve(fabric.b, "-t", 2)
+    # What a first connection needs for ever is not counted.
+    connect(fabric, "-t", 2, "-c", 200)
+    before = [host.daemon.rss_kib() for host in fabric.hosts]
+    client = fabric.a.start(MANY, "-t", 2, "-c", COUNT, "-k", 1, fabric.b.address)
+    client.wait_for_text("up", 60)
+    assert [host.daemon.rss_kib() > 2 * b for host, b in zip(fabric.hosts, before)] == [True, True], "a test of nothing"
+    assert client.wait(100) == 0, client.text()
+    report = json.loads(client.text().splitlines()[-1])
+    assert outcomes(report) == {"established": COUNT, "rejected": 0, "unreachable": 0, "failed": 0, "stuck": 0}
+    server.wait_for_text(f"idle {COUNT + 200}\n", 20)
+    assert await_true(lambda: connections(fabric.a) + connections(fabric.b) == 0)
+    ratios = lambda: [host.daemon.rss_kib() / b for host, b in zip(fabric.hosts, before)]
+    assert await_true(lambda: max(ratios()) <= 1.1), f"memory is {ratios()} of what it was"
+    server.stop()
+
+
+def test_a_storm_over_a_lossy_wire_ends(make_fabric):
+    lossy = "impair:loss=5%,seed={}/udp:dev=eth0"
+    fabric = make_fabric(ports=(lossy.format(3), lossy.format(4)))
+    server = serve(fabric.b, "-t", 2)
+    report = connect(fabric, "-t", 2, "-c", COUNT, "-d", 60)
+    ended = outcomes(report)
+    assert ended["stuck"] == 0 and sum(ended.values()) == COUNT, report
+    # Fifteen retries at 5 % loss: whoever asks is heard.
+    assert ended["established"] > COUNT * 0.99, report
+    assert fabric.a.stats()["impaired"] > COUNT // 20
+    # Neither end believes in a connection that the other does not know.
+    assert await_true(lambda: connections(fabric.a) + connections(fabric.b) == 0, 40)
+    server.stop()
+
+
+def bandwidth_during_flood(fabric, port):
+    """ib_write_bw's Gbit/s while requests are sent to a UDP port of its receiver."""
+    flood = fabric.a.start(FLOOD, fabric.a.address, fabric.b.address, port, PORT, 20_000, 3.5, plain=True)
+    words = ["ib_write_bw", "-d", "burst0", "-F", "--report_gbits", "-s", 65536, "-D", 2]
+    gbits = run_pair(fabric.b, fabric.a, words, seconds=60).gbits
+    assert flood.wait(20) == 0, flood.text()
+    assert int(flood.text()) > 5_000, "hardly a flood"
+    return gbits
+
+
+def test_a_flood_of_requests_is_bounded_and_the_data_flows(make_fabric):
+    fabric = make_fabric()
+    backlog = 256
+    server = serve(fabric.b, "-m", "-b", backlog)
+    # In turns, because other things happen on this machine; the sender of the flood costs the same in both.
+    shares = []
+    for _ in range(3):
+        alone = bandwidth_during_flood(fabric, DISCARD)
+        shares.append(bandwidth_during_flood(fabric, ROCE) / alone)
+        print(f"{shares[-1]:.2f} of {alone:.1f} Gbit/s")
+        if shares[-1] >= 0.8:
+            break
+    stats = fabric.b.stats()
+    assert connections(fabric.b) <= backlog
+    assert stats["cm_backlog_full"] > 1_000, stats
+    assert fabric.b.daemon.rss_kib() < 64 << 10
+    assert max(shares) >= 0.8, f"the flood leaves {shares} of the bandwidth"
+    server.stop()
+
+
+@pytest.fixture
+def hosts(fabric):
+    """The file's fabric, with nothing going on."""
+    assert await_true(lambda: connections(fabric.a) + connections(fabric.b) == 0)
+    return fabric
+
+
+def test_a_client_that_dies_while_it_waits_leaves_nothing(hosts):
+    server = serve(hosts.b, "-m")
+    client = hosts.a.start(MANY, "-c", 500, hosts.b.address)
+    assert await_true(lambda: connections(hosts.b) >= 400)
+    client.stop(signal.SIGKILL)
+    # The requests are withdrawn by REJ.
+    assert await_true(lambda: connections(hosts.a) + connections(hosts.b) == 0), hosts.b.stats()
+    server.stop()
+
+
+def test_a_client_that_dies_connected_is_disconnected(hosts):
+    server = serve(hosts.b)
+    client = hosts.a.start(MANY, "-c", 500, "-k", 60, hosts.b.address)
+    client.wait_for_text("up", 30)
+    client.stop(signal.SIGKILL)
+    server.wait_for_text("idle 500\n", 10)
+    assert await_true(lambda: connections(hosts.a) + connections(hosts.b) == 0)
+    server.stop()
+
+
+def test_a_server_that_dies_is_an_end_for_its_clients(hosts):
+    server = serve(hosts.b)
+    client = hosts.a.start(MANY, "-c", 300, "-k", 3, "-d", 20, hosts.b.address)
+    client.wait_for_text("up", 30)
+    server.stop(signal.SIGKILL)
+    # The peer's DREQs come while it sleeps; nothing of it waits for the other end.
+    assert client.wait(40) == 0, client.text()
+    assert outcomes(json.loads(client.text().splitlines()[-1]))["stuck"] == 0
+    assert await_true(lambda: connections(hosts.a) + connections(hosts.b) == 0)
+
+
+def test_a_program_without_listener_is_refused_with_a_reason(hosts):
+    report = connect(hosts, "-c", 50, "-p", PORT + 300)
+    assert outcomes(report) == {"established": 0, "rejected": 50, "unreachable": 0, "failed": 0, "stuck": 0}
