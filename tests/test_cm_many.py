@@ -49,21 +49,35 @@ def connections(host):
     return sum(row["state"] != "listening" for row in json.loads(text)["connections"])
 
 
-def test_ten_thousand_connections_leave_nothing_behind(make_fabric):
-    fabric = make_fabric()
-    server = serve(fabric.b, "-t", 2)
-    # What a first connection needs for ever is not counted.
-    connect(fabric, "-t", 2, "-c", 200)
-    before = [host.daemon.rss_kib() for host in fabric.hosts]
+def rss(fabric):
+    return [host.daemon.rss_kib() for host in fabric.hosts]
+
+
+def ten_thousand(fabric, server, idle):
+    """All of them up at once, then down; memory while they are up."""
     client = fabric.a.start(MANY, "-t", 2, "-c", COUNT, "-k", 1, fabric.b.address)
     client.wait_for_text("up", 60)
-    assert [host.daemon.rss_kib() > 2 * b for host, b in zip(fabric.hosts, before)] == [True, True], "a test of nothing"
+    up = rss(fabric)
     assert client.wait(100) == 0, client.text()
     report = json.loads(client.text().splitlines()[-1])
     assert outcomes(report) == {"established": COUNT, "rejected": 0, "unreachable": 0, "failed": 0, "stuck": 0}
-    server.wait_for_text(f"idle {COUNT + 200}\n", 20)
+    server.wait_for_text(f"idle {idle}\n", 20)
     assert await_true(lambda: connections(fabric.a) + connections(fabric.b) == 0)
-    ratios = lambda: [host.daemon.rss_kib() / b for host, b in zip(fabric.hosts, before)]
+    return up
+
+
+def test_ten_thousand_connections_leave_nothing_behind(make_fabric):
+    fabric = make_fabric()
+    fresh = rss(fabric)
+    server = serve(fabric.b, "-t", 2)
+    up = ten_thousand(fabric, server, COUNT)
+    assert min(up) > 6 * max(fresh), "a test of nothing"
+    # Tables keep a few bytes for each number that was ever in use, and nothing else is kept.
+    assert await_true(lambda: max(rss(fabric)) < max(fresh) + (4 << 10)), f"{fresh} KiB became {rss(fabric)}"
+    time.sleep(1)
+    before = rss(fabric)
+    ten_thousand(fabric, server, 2 * COUNT)
+    ratios = lambda: [now / b for now, b in zip(rss(fabric), before)]
     assert await_true(lambda: max(ratios()) <= 1.1), f"memory is {ratios()} of what it was"
     server.stop()
 
@@ -98,18 +112,16 @@ def test_a_flood_of_requests_is_bounded_and_the_data_flows(make_fabric):
     backlog = 256
     server = serve(fabric.b, "-m", "-b", backlog)
     # In turns, because other things happen on this machine; the sender of the flood costs the same in both.
-    shares = []
-    for _ in range(3):
-        alone = bandwidth_during_flood(fabric, DISCARD)
-        shares.append(bandwidth_during_flood(fabric, ROCE) / alone)
-        print(f"{shares[-1]:.2f} of {alone:.1f} Gbit/s")
-        if shares[-1] >= 0.8:
-            break
+    alone, flooded = [], []
+    while len(alone) < 5 and not (flooded and max(flooded) >= 0.8 * max(alone)):
+        alone.append(bandwidth_during_flood(fabric, DISCARD))
+        flooded.append(bandwidth_during_flood(fabric, ROCE))
+    print(f"Gbit/s in a flood to nobody {alone}, to the connection manager {flooded}")
     stats = fabric.b.stats()
     assert connections(fabric.b) <= backlog
     assert stats["cm_backlog_full"] > 1_000, stats
     assert fabric.b.daemon.rss_kib() < 64 << 10
-    assert max(shares) >= 0.8, f"the flood leaves {shares} of the bandwidth"
+    assert max(flooded) >= 0.8 * max(alone), f"the flood leaves {flooded} of {alone} Gbit/s"
     server.stop()
 
 
