@@ -51,7 +51,7 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Text,
         many: true,
         default: "udp",
-        help: "Port to serve, once per device: udp (chooses the interface), udp:dev=eth0, impair:loss=1%/udp:dev=eth0",
+        help: "Port to serve, once per device: udp (chooses the interface), udp:dev=eth0, packet:dev=eth0 (whole frames, needs CAP_NET_RAW), impair:loss=1%/udp:dev=eth0",
     },
     Key {
         name: "workers",
