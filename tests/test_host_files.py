@@ -200,6 +200,17 @@ def test_host_files_on_and_off(whole_host):
         assert whole_host("ls", "/run") == (0, "mount\n")
 
 
+@pytest.mark.skipif(not shutil.which("ucx_info"), reason="ucx_info is missing: apt-get install ucx-utils")
+@pytest.mark.parametrize("env", [{}, {"LD_LIBRARY_PATH": "", "LD_PRELOAD": f"{BUILD / 'lib/libibverbs.so.1'}"}], ids=["library-path", "preload"])
+def test_ucx_finds_the_device_without_burst_run(whole_host, env):
+    """It reads /dev/infiniband and /sys/class/infiniband itself, and drops a device that is not there."""
+    look = ["env", "UCX_NET_DEVICES=burst0:1", *(f"{k}={v}" for k, v in env.items()), "ucx_info", "-d"]
+    assert "rc_verbs" not in whole_host(*look)[1]
+    assert whole_host(BUILD / "burst", "host-files", "on") == (0, "")
+    code, text = whole_host(*look)
+    assert code == 0 and "Transport: rc_verbs" in text and "Transport: ud_verbs" in text, text
+
+
 def test_host_files_leave_strangers_alone(whole_host):
     """A directory that was there, and what somebody put into ours, stay."""
     burst = BUILD / "burst"

@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const INDEX_BITS: u32 = 20;
 const CHUNK_BITS: u32 = 10;
 const CHUNK: usize = 1 << CHUNK_BITS;
+const CHUNKS: usize = 1 << (INDEX_BITS - CHUNK_BITS);
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 /// Freed indices rest until so many others were freed after them.
 const REST: usize = 64;
@@ -39,7 +40,7 @@ struct Indices {
 
 /// Queue pairs of a context by cookie.
 pub struct QpTable {
-    chunks: Box<[AtomicPtr<Slot>]>,
+    chunks: Box<[AtomicPtr<Slot>; CHUNKS]>,
     indices: Mutex<Indices>,
 }
 
@@ -51,7 +52,7 @@ impl std::fmt::Debug for QpTable {
 
 impl Default for QpTable {
     fn default() -> QpTable {
-        let chunks = (0..1 << (INDEX_BITS - CHUNK_BITS)).map(|_| AtomicPtr::new(null_mut())).collect();
+        let chunks = Box::new([const { AtomicPtr::new(null_mut()) }; CHUNKS]);
         QpTable { chunks, indices: Mutex::default() }
     }
 }
@@ -115,7 +116,7 @@ impl QpTable {
 
 impl Drop for QpTable {
     fn drop(&mut self) {
-        for chunk in &mut self.chunks {
+        for chunk in self.chunks.iter_mut() {
             let chunk = *chunk.get_mut();
             if !chunk.is_null() {
                 // SAFETY: made by `Box::into_raw` of a slice of CHUNK slots.

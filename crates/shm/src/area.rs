@@ -6,7 +6,10 @@ use crate::arena::Segment;
 use crate::layout::{Cqe, RecvWqe, SendWqe, Sge};
 use core::mem::{MaybeUninit, align_of, size_of};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed},
+};
 use std::sync::Arc;
 
 /// Integers only, no padding, every bit pattern valid, size a multiple of 8.
@@ -98,6 +101,19 @@ impl Area {
         }
         // SAFETY: all of `T` was written and every bit pattern is a `T` (`Plain`).
         *out = unsafe { copy.assume_init() };
+    }
+    /// As [`Area::load`], if the 32-bit word at byte `at` of the entry is `expected` (Acquire). One check of bounds for both.
+    #[inline]
+    pub(crate) fn load_if<T: Plain>(&self, offset: usize, at: usize, expected: u32, out: &mut T) -> bool {
+        const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() >= 8) };
+        assert!(at.is_multiple_of(4) && at < size_of::<T>());
+        let src = self.at(offset, size_of::<T>(), 8);
+        // SAFETY: inside the entry, just asserted, and aligned; only accessed atomically.
+        if unsafe { AtomicU32::from_ptr(src.add(at).cast()) }.load(Acquire) != expected {
+            return false;
+        }
+        self.load(offset, out);
+        true
     }
     /// Copies the first `bytes` bytes (a multiple of 8) of an entry in.
     #[inline]

@@ -91,11 +91,7 @@ impl Ring {
     }
     #[inline]
     fn take(&self, index: u32, cqe: &mut Cqe) -> bool {
-        if self.sequence(index).load(Acquire) != index.wrapping_add(1) {
-            return false;
-        }
-        self.area.load(self.slot(index), cqe);
-        true
+        self.area.load_if(self.slot(index), SEQUENCE, index.wrapping_add(1), cqe)
     }
 }
 

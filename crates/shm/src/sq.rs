@@ -243,7 +243,9 @@ impl SqProducer {
     #[must_use = "an idle queue that is not rung sleeps for ever"]
     #[inline]
     pub fn post(&mut self) -> bool {
-        protocol::post(self.area.word32(PRODUCER), self.area.word32(IDLE), self.written)
+        // The later word first: its check of bounds covers the other.
+        let idle = self.area.word32(IDLE);
+        protocol::post(self.area.word32(PRODUCER), idle, self.written)
     }
     /// Frees the slots of all entries before index `consumer` (`Cqe::sq_consumer`). An older value changes nothing.
     #[inline]

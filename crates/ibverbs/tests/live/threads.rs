@@ -5,6 +5,7 @@ use crate::extended::{cq_ex, pair_ex};
 use crate::pair::*;
 use burst_ibverbs::poll;
 use burst_ibverbs::sys::*;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -195,14 +196,16 @@ fn the_extended_interfaces_are_shared_by_threads_too() {
 fn a_race_for_the_sanitizer() {
     let mut word = 0u64;
     let place = Shared(&raw mut word);
+    let both = Barrier::new(2);
     std::thread::scope(|s| {
         for _ in 0..2 {
             s.spawn(|| {
                 let place = &place;
+                both.wait();
                 // SAFETY: none. Two threads write to one word; the sanitizer must say so.
-                (0..10_000).for_each(|i| unsafe { place.0.write_volatile(i) });
+                (0..100_000).for_each(|i| unsafe { place.0.write_volatile(i) });
             });
         }
     });
-    assert!(word < 10_000);
+    assert!(word < 100_000);
 }
