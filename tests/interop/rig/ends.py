@@ -17,15 +17,14 @@ class Ends:
         }
         self.a = makers[requester]()
         self.b = makers["rxe" if requester == "burst" else "burst"]()
-        self.made = 0
+        self.qpns = {}
         self.local = self.a.region("m", AREA, rights="lrwab")
         self.remote = self.b.region("m", AREA, rights="lrwab")
 
     def connect(self, kind="rc", **options):
         """A new pair of queue pairs; its name."""
-        self.made += 1
-        name = f"q{self.made}"
-        connect(self.a, self.b, name, kind, **options)
+        name = f"q{len(self.qpns)}"
+        self.qpns[name] = connect(self.a, self.b, name, kind, **options)
         return name
 
     def at(self, offset=0):

@@ -32,29 +32,35 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 EXIT = re.compile(rb"\nEXIT (\d+)\n\Z")
 
 
-def connect_in(namespace, port):
-    """A TCP connection to 127.0.0.1:port of a namespace (a path); the calling thread stays where it is."""
+def inside(namespace, work):
+    """What `work()` returns in a network namespace (a path), such as a socket; the calling thread stays where it is."""
     result = []
 
-    def work():
+    def enter():
         fd = os.open(namespace, os.O_RDONLY)
         try:
             if LIBC.setns(fd, CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"setns {namespace}")
-            result.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+            result.append(work())
         except OSError as error:
             result.append(error)
         finally:
             os.close(fd)
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
     if isinstance(result[0], OSError):
         raise result[0]
-    result[0].settimeout(None)
-    result[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return result[0]
+
+
+def connect_in(namespace, port):
+    """A TCP connection to 127.0.0.1:port of a namespace."""
+    connection = inside(namespace, lambda: socket.create_connection(("127.0.0.1", port), timeout=5))
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 class GuestProgram:

@@ -8,6 +8,7 @@
 
 import re
 import subprocess
+import time
 
 from lab import LabError, build_directory
 
@@ -128,6 +129,15 @@ class Peer:
 
     def bytes(self, region, at, count):
         return bytes.fromhex(self("hex", region=region, at=at, bytes=count)["hex"])
+
+    def becomes(self, region, at, data, ms):
+        """Whether a range comes to hold these bytes within a time."""
+        limit = time.monotonic() + ms / 1000
+        while self.bytes(region, at, len(data)) != data:
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.01)
+        return True
 
     def sum(self, region, at, count):
         return self("sum", region=region, at=at, bytes=count)["sum"]

@@ -4,11 +4,13 @@ In the namespace of a `lab.Host` lies a bridge named eth0 (10.77.0.1/24, fd77::1
 interface; guest N (10.77.0.N, fd77::N, N from 2 on) has the port tapN. Datagrams that burstd gives to the kernel in one
 train are cut apart on the bridge, so that a tap sees what a wire would see: one packet each.
 
-`Rig.lose` makes nftables drop the first packet that matches; `Rig.capture` writes a pcap file of a tap.
+`Rig.lose` makes nftables drop the first packet that matches; `Rig.inject` puts a frame on the bridge as from a third
+machine; `Rig.capture` writes a pcap file of a tap.
 """
 
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from lab import Host, LabError
 
-from .guest import Guest
+from .guest import Guest, inside
 
 ROCE = "udp dport 4791"
 
@@ -42,6 +44,7 @@ class Rig:
         self.host = None
         self.guests = []
         self.captures = []
+        self.injector = None
 
     @property
     def guest(self):
@@ -66,6 +69,10 @@ class Rig:
         for number in range(2, 2 + self.count):
             ip(f"tuntap add dev tap{number} mode tap vnet_hdr")
             ip(f"link set tap{number} mtu {self.mtu} txqueuelen 10000 master eth0 up")
+        ip("link add inject type veth peer name injected")
+        for end in ("inject", "injected"):
+            ip(f"link set {end} mtu {self.mtu} addrgenmode none up")
+        ip("link set injected master eth0")
         ip(f"link set eth0 mtu {self.mtu} up")
         ip("addr add fd77::1/64 dev eth0 nodad")
         self._command("ethtool", "-K", "eth0", "tx-udp-segmentation", "off")
@@ -108,6 +115,13 @@ class Rig:
         """Nothing is lost any more."""
         subprocess.run([*self.host.prefix(), "nft", "delete", "table", "netdev", "burst"], capture_output=True)
 
+    def inject(self, frame):
+        """Puts a frame on the bridge, as from another machine."""
+        if not self.injector:
+            self.injector = inside(self.guest.namespace, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
+            self.injector.bind(("inject", 0))
+        self.injector.send(frame)
+
     def capture(self, path, interface="tap2"):
         """Begins to write RoCEv2 packets into a pcap file; `stop` of what is returned ends it."""
         words = ["tcpdump", "-U", "-p", "--immediate-mode", "-Z", "root", "-s", "0", "-i", interface, "-w", path, "udp", "port", "4791"]
@@ -117,6 +131,8 @@ class Rig:
         return program
 
     def __exit__(self, *_):
+        if self.injector:
+            self.injector.close()
         for program in self.captures:
             program.stop(signal.SIGINT)
         for guest in self.guests:
