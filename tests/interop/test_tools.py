@@ -5,7 +5,8 @@ import pytest
 from rig.pairs import CLIENTS, FAMILIES, address_of, by_cm, by_gid
 
 RELIABLE = ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat"]
-PERFTEST_PORT, RPING_PORT, CMATOSE_PORT = 18515, 7174, 7471
+PERFTEST_PORT, RPING_PORT = 18515, 7174
+EXAMPLE_PORTS = {"ucmatose": 7471, "udaddy": 7174}
 
 clients = pytest.mark.parametrize("client", CLIENTS, ids=lambda name: f"{name}-client")
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -32,11 +33,12 @@ def test_rping(narrow, family, client):
 
 
 @clients
-@pytest.mark.parametrize("program", ["ucmatose", "udaddy"])
+@pytest.mark.parametrize("program", EXAMPLE_PORTS)
 def test_cm_examples(narrow, program, client):
     own = ["-c", 2, "-C", 3, "-S", 512]
     _, text = by_cm(
-        narrow, client, lambda end: [program, "-b", end.address, *own], lambda end: [program, "-s", end.address, *own], CMATOSE_PORT,
+        narrow, client, lambda end: [program, "-b", end.address, *own], lambda end: [program, "-s", end.address, *own],
+        EXAMPLE_PORTS[program],
     )
     assert "return status 0" in text
 
