@@ -204,7 +204,16 @@ pub enum Ready {
     Failed,
 }
 
-/// Steps whose time is measured, from the one before; that of `Established` from the request.
+/// How long a step took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Took {
+    /// Since the step before; of `Established` since the REQ.
+    pub elapsed: Nanos,
+    /// Of `Established`: from the REQ to the REP. Else 0.
+    pub reply: Nanos,
+}
+
+/// Steps whose time is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it
 pub enum Step {
@@ -243,6 +252,6 @@ pub trait Effects<O> {
     fn mtu(&self, port: u16) -> Mtu;
     /// Counts a reason.
     fn count(&mut self, port: u16, reason: Reason);
-    /// A step was taken, `elapsed` after the one before.
-    fn step(&mut self, owner: Option<&O>, path: &Path, id: u32, step: Step, elapsed: Nanos);
+    /// A step was taken.
+    fn step(&mut self, owner: Option<&O>, path: &Path, id: u32, step: Step, took: Took);
 }

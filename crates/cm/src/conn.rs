@@ -124,6 +124,8 @@ pub(crate) struct Conn<O> {
     pub begun: Nanos,
     /// When `mad` was sent first.
     pub sent: Nanos,
+    /// When the REP came or went.
+    pub replied: Nanos,
     /// When the last step was taken.
     pub stepped: Nanos,
     /// Keys in the table.
@@ -154,6 +156,7 @@ impl<O> Conn<O> {
             interval: FIRST_TIMEOUT,
             begun: now,
             sent: now,
+            replied: now,
             stepped: now,
             keys: [None; 2],
             smaller_mtu: false,

@@ -26,7 +26,7 @@ mod sidr;
 
 pub use api::{
     BURST_VENDOR, Connect, Effects, End, Event, EventKind, Incoming, Negotiated, Path, PeerClass, Ready, SidrParams,
-    Step, Transport,
+    Step, Took, Transport,
 };
 pub use conn::{Backlog, State};
 pub use machine::{Cm, CmError, Listener};

@@ -4,7 +4,7 @@
 //! `passive` hold the two ends of a handshake, `release` the end of a connection, `sidr` datagram
 //! services. This file has what is common: sending, sending again, events, timers, and the entrance for messages.
 
-use crate::api::{Effects, Event, EventKind, Path, Step};
+use crate::api::{Effects, Event, EventKind, Path, Step, Took};
 use crate::conn::{Backlog, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX, State};
 use crate::message::{Mad, Message, Rej, reject};
 use crate::patience::Patience;
@@ -208,7 +208,7 @@ impl<O> Cm<O> {
     /// Rejects something that has no connection here, or has one no longer.
     pub(crate) fn refuse(path: &Path, tid: u64, rej: Rej, fx: &mut impl Effects<O>) {
         Self::answer(path, tid, rej.into(), &[], fx);
-        fx.step(None, path, rej.local_id, Step::RejSent, Nanos(0));
+        fx.step(None, path, rej.local_id, Step::RejSent, Took::default());
     }
 
     /// Rejects the peer's message of a connection.
@@ -289,9 +289,16 @@ impl<O> Cm<O> {
     /// Notes a step and its time.
     pub(crate) fn step(&mut self, now: Nanos, id: u32, step: Step, fx: &mut impl Effects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        let elapsed = now.since(if step == Step::Established { conn.begun } else { conn.stepped });
+        let mut took = Took { elapsed: now.since(conn.stepped), ..Took::default() };
+        match step {
+            Step::RepSent | Step::RepReceived => conn.replied = now,
+            Step::Established => {
+                took = Took { elapsed: now.since(conn.begun), reply: conn.replied.since(conn.begun) };
+            }
+            _ => {}
+        }
         conn.stepped = now;
-        fx.step(conn.owner.as_ref(), &conn.path, id, step, elapsed);
+        fx.step(conn.owner.as_ref(), &conn.path, id, step, took);
     }
 
     /// Takes a connection out of the table.

@@ -118,6 +118,8 @@ pub struct QpSlot {
     pub others: Vec<Holder>,
     /// Its shared receive queue.
     pub srq: Option<Arc<SrqShared>>,
+    /// What making it took, at most 4 s; for the probe of its connection.
+    pub made_ns: u32,
     /// Path to the peer, or [`NO_PATH`].
     pub(crate) path: u32,
     pub(crate) inflight_seen: u64,
@@ -149,6 +151,7 @@ impl QpSlot {
             async_events,
             others: Vec::new(),
             srq: None,
+            made_ns: 0,
             path: NO_PATH,
             inflight_seen: 0,
             in_ready: false,

@@ -69,11 +69,12 @@ impl CmHouse {
     }
 
     /// Notes how long a step of the control thread took since `since`. `what` goes to the probe: the program's number
-    /// of the id, and of the queue pair; and the peer.
-    pub fn took(&self, step: CmPhase, probe: CmProbe, what: (u32, u32), peer: IpAddr, since: Instant) {
+    /// of the id, and of the queue pair; and the peer. In nanoseconds, at most 4 s.
+    pub fn took(&self, step: CmPhase, probe: CmProbe, what: (u32, u32), peer: IpAddr, since: Instant) -> u32 {
         let elapsed = Nanos(since.elapsed().as_nanos() as u64);
         self.times.note(step, elapsed);
         probes::fire(probe, what.0, what.1, peer, elapsed);
+        u32::try_from(elapsed.0).unwrap_or(u32::MAX)
     }
 
     fn job(&mut self, worker: u32, job: CmJob) {

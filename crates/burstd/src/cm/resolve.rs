@@ -13,6 +13,7 @@ use burst_engine::cm::CmPhase;
 use burst_engine::cm::probes::CmProbe;
 use burst_engine::flow::gid_of;
 use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Local ACK timeout code when the program sets none: 4.096 us * 2^16 is 268 ms.
@@ -183,7 +184,8 @@ impl CmClient {
         let event = CmEvent { status, route, ..CmEvent::new(kind, id.entry.id) };
         house.cm.write(&id.entry.channel(), &event);
         let probe = if status == 0 { CmProbe::AddrResolved } else { CmProbe::Failed };
-        house.cm.took(CmPhase::Address, probe, (id.entry.id, 0), dst.ip, begun);
+        let took = house.cm.took(CmPhase::Address, probe, (id.entry.id, 0), dst.ip, begun);
+        id.entry.address_ns.store(took, Ordering::Relaxed);
         Ok(CmReply::Route(id.route))
     }
 
@@ -196,7 +198,8 @@ impl CmClient {
         let event = CmEvent { route: id.route, ..CmEvent::new(CmEventKind::RouteResolved, id.entry.id) };
         house.cm.write(&id.entry.channel(), &event);
         let peer = id.route.dst.map_or(UNKNOWN_PEER, |dst| dst.ip);
-        house.cm.took(CmPhase::Route, CmProbe::RouteResolved, (id.entry.id, 0), peer, begun);
+        let took = house.cm.took(CmPhase::Route, CmProbe::RouteResolved, (id.entry.id, 0), peer, begun);
+        id.entry.route_ns.store(took, Ordering::Relaxed);
         Ok(CmReply::Route(id.route))
     }
 }

@@ -77,6 +77,7 @@ fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
 
 impl Context {
     /// Makes one queue pair for each name; fewer when there is no more room, but not none.
+    /// How long each took is noted.
     pub(super) fn create_qps(&mut self, house: &mut House, wish: Wish, names: &[QpName]) -> Result<Outcome, Refusal> {
         if names.is_empty() || names.len() > QPS_AT_ONCE {
             return refuse(libc::EINVAL, format!("{} queue pairs at once", names.len()));
@@ -88,8 +89,9 @@ impl Context {
         for name in names {
             let begun = Instant::now();
             match self.one_qp(house, &plan, *name) {
-                Ok((slot, grant)) => {
-                    house.cm.took(CmPhase::CreateQp, CmProbe::QpCreated, (0, grant.qpn), UNKNOWN_PEER, begun);
+                Ok((mut slot, grant)) => {
+                    slot.made_ns =
+                        house.cm.took(CmPhase::CreateQp, CmProbe::QpCreated, (0, grant.qpn), UNKNOWN_PEER, begun);
                     fresh[grant.worker as usize].push(slot);
                     grants.push(grant);
                 }

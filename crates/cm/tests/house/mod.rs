@@ -7,7 +7,7 @@ use burst_base::{Nanos, Reason};
 use burst_cm::service::{Header, PS_TCP, service_id};
 use burst_cm::{
     Backlog, Cm, Connect, Effects, End, Event, EventKind, Incoming, Listener, Message, Negotiated, Path, Ready, Secret,
-    Step, Transport,
+    Step, Took, Transport,
 };
 use burst_frame::Flow;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -91,7 +91,7 @@ impl Effects<u32> for World {
     fn count(&mut self, _: u16, reason: Reason) {
         *self.reasons.entry(reason).or_default() += 1;
     }
-    fn step(&mut self, _: Option<&u32>, _: &Path, id: u32, step: Step, _: Nanos) {
+    fn step(&mut self, _: Option<&u32>, _: &Path, id: u32, step: Step, _: Took) {
         self.steps.push((id, step));
     }
 }

@@ -11,12 +11,12 @@ use burst_base::verbs::{Mtu, QpType};
 use burst_base::{Nanos, Psn, Qkey, Qpn, Reason};
 use burst_cm::message::Message;
 use burst_cm::service::parse_service_id;
-use burst_cm::{Effects, Event, EventKind, Incoming, Negotiated, Path, Ready, Step, Transport};
+use burst_cm::{Effects, Event, EventKind, Incoming, Negotiated, Path, Ready, Step, Took, Transport};
 use burst_control::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute, PortSpace};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The well-known Q_Key of QP1.
 pub(crate) const GSI_QKEY: Qkey = Qkey(0x8001_0000);
@@ -134,11 +134,18 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         self.worker.ports[usize::from(port)].counters.count(reason);
     }
 
-    fn step(&mut self, owner: Option<&Arc<CmEntry>>, path: &Path, id: u32, step: Step, elapsed: Nanos) {
+    fn step(&mut self, owner: Option<&Arc<CmEntry>>, path: &Path, id: u32, step: Step, took: Took) {
         if let Some(phase) = CmPhase::ended_by(step) {
-            self.rest.times.note(phase, elapsed);
+            self.rest.times.note(phase, took.elapsed);
         }
-        probes::fire(CmProbe::of(step), owner.map_or(0, |o| o.id), id, path.flow.dst, elapsed);
+        let owner_id = owner.map_or(0, |o| o.id);
+        match CmProbe::of(step) {
+            Some(probe) => probes::fire(probe, owner_id, id, path.flow.dst, took.elapsed),
+            None => {
+                let worker = &self.worker;
+                probes::established(owner_id, id, path.flow.dst, took, || prepared(worker, owner));
+            }
+        }
     }
 }
 
@@ -159,6 +166,14 @@ impl CmFx<'_> {
             ..CmRoute::default()
         }
     }
+}
+
+/// What came before the request: the time of address, route and queue pair. 0 where it is not known.
+fn prepared(worker: &Worker, owner: Option<&Arc<CmEntry>>) -> [u64; 3] {
+    let Some(owner) = owner else { return [0; 3] };
+    let made = owner.qp.get().and_then(|qp| worker.slot(qp.qpn)).map_or(0, |slot| slot.made_ns);
+    let ns = |cell: &AtomicU32| u64::from(cell.load(Ordering::Relaxed));
+    [ns(&owner.address_ns), ns(&owner.route_ns), u64::from(made)]
 }
 
 fn address(path: &Path, ip: IpAddr, port: u16) -> CmAddr {

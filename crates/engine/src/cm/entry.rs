@@ -68,6 +68,10 @@ pub struct CmEntry {
     pub path: OnceLock<Path>,
     /// What the peer wishes, in an id that came with a request.
     pub wishes: OnceLock<Negotiated>,
+    /// What resolving its address and route took, at most 4 s; for the probe of its connection.
+    pub address_ns: AtomicU32,
+    /// As above.
+    pub route_ns: AtomicU32,
     /// Worker that has the connection.
     pub worker: AtomicU32,
     /// The connection's communication id in that worker, 0 none. Written by the worker.
@@ -90,6 +94,8 @@ impl CmEntry {
             qp: OnceLock::new(),
             path: OnceLock::new(),
             wishes: OnceLock::new(),
+            address_ns: AtomicU32::new(0),
+            route_ns: AtomicU32::new(0),
             worker: AtomicU32::new(0),
             conn: AtomicU32::new(0),
             over: AtomicBool::new(false),

@@ -1,0 +1,112 @@
+"""The static probes of connection setup: that they are in the daemon, and what the shipped bpftrace scripts make of them."""
+
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import BUILD
+from lab import Program
+from lab.fabric import ROOT
+from test_cm import RPING, pair
+from test_middleware import needs
+
+BURSTD = BUILD / "burstd"
+STEPS = [
+    "addr_resolved", "route_resolved", "qp_created", "req_sent", "req_received", "rep_sent", "rep_received", "rtu_sent",
+    "rtu_received", "established", "rej_sent", "rej_received", "failed", "dreq_sent", "dreq_received", "drep_received",
+    "disconnected", "timewait_exit", "sidr_req_sent", "sidr_req_received", "sidr_rep_sent", "sidr_rep_received",
+]
+
+
+@needs("readelf", "binutils")
+def test_the_notes_are_in_the_binary():
+    notes = subprocess.run(["readelf", "-n", BURSTD], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for provider, name, place in re.findall(r"Provider: (\S+)\s+Name: (\S+)\s+(.*\n.*)", notes):
+        if provider == "burst":
+            found[name] = place
+    assert sorted(found) == sorted(STEPS)
+    for name, place in found.items():
+        # Arguments of eight bytes, and a semaphore, so that a probe costs nothing while nobody watches.
+        assert len(re.findall(r"-8@", place)) == (6 if name == "established" else 5), (name, place)
+        assert not re.search(r"Semaphore: 0x0+\b", place), (name, place)
+
+
+@pytest.fixture
+def bpftrace(fabric):
+    """Starts a shipped script on our daemons' file; skips where the kernel has no uprobes for us."""
+    refused = subprocess.run(
+        ["bpftrace", "-e", f"usdt:{BURSTD}:burst:failed {{ }} BEGIN {{ exit(); }}"], capture_output=True, text=True, timeout=30,
+    )
+    if refused.returncode:
+        pytest.skip(f"the kernel refuses to attach probes: {refused.stderr.strip()[-200:]}")
+    started = []
+
+    def start(script, ready):
+        program = Program(["bpftrace", ROOT / "share" / script, BURSTD])
+        started.append(program)
+        program.wait_for_text(ready, 20)
+        # It says so before the probes are attached.
+        time.sleep(1)
+        return program
+
+    yield start
+    for program in started:
+        program.stop()
+
+
+def ended(program):
+    """What a script has printed by its end."""
+    program.stop(signal.SIGINT)
+    return program.text()
+
+
+def connect(fabric):
+    way = fabric.b, fabric.a, fabric.b.address
+    pair(way, RPING, ["rping", "-s", "-a", way[2], "-C", 3], ["rping", "-c", "-a", way[2], "-C", 3])
+
+
+def reject(fabric):
+    code, _ = fabric.a.run("rping", "-c", "-a", fabric.b.address, "-C", 1)
+    assert code != 0, "nobody listens any more"
+
+
+@needs("bpftrace", "bpftrace")
+def test_each_step_is_traced(fabric, bpftrace):
+    script = bpftrace("cm-trace.bt", "took us")
+    connect(fabric)
+    reject(fabric)
+    # Time-wait takes a quarter of a second.
+    time.sleep(0.6)
+    lines = [line.split() for line in ended(script).splitlines()]
+    rows = [dict(zip(("at", "pid", "id", "comm", "step", "took", "peer"), line)) for line in lines if len(line) == 7 and line[4] in STEPS]
+    of = {host.daemon.pid: [row for row in rows if int(row["pid"]) == host.daemon.pid] for host in fabric.hosts}
+    active, passive = of[fabric.a.daemon.pid], of[fabric.b.daemon.pid]
+    expected = ["req_sent", "rep_received", "rtu_sent", "established"]
+    first = [row for row in active if row["comm"] == next(r["comm"] for r in active if r["step"] == "established")]
+    assert [row["step"] for row in first][:4] == expected, active
+    assert {row["peer"] for row in first} == {fabric.b.address} and first[-1]["step"] == "timewait_exit", first
+    assert all(float(row["took"]) >= 0 for row in rows) and float(first[3]["took"]) > 0, rows
+    steps = [row["step"] for row in passive]
+    for step in ["req_received", "rep_sent", "rtu_received", "established", "rej_sent"]:
+        assert step in steps, passive
+    steps = [row["step"] for row in active]
+    for step in ["addr_resolved", "route_resolved", "qp_created", "rej_received"]:
+        assert step in steps, active
+
+
+@needs("bpftrace", "bpftrace")
+def test_the_script_prints_the_latency_of_each_step(fabric, bpftrace):
+    script = bpftrace("cm-steps.bt", "watching connection setup")
+    connect(fabric)
+    reject(fabric)
+    text = ended(script)
+    for step in ["resolve_address", "resolve_route", "create_queue_pair", "req_sent_to_rep_received",
+                 "rep_received_to_rtu_sent", "req_sent_to_established", "req_received_to_rep_sent", "rep_sent_to_rtu_received",
+                 "req_received_to_established", "dreq_sent_to_drep_received"]:
+        block = re.search(rf"@{step}_us: *\n((?:[\[(].*\n)+)", text)
+        assert block and re.search(r"\s\d+ \|", block[1]), (step, text)
+    assert "@times[rej_sent]: 1" in text and "@times[rej_received]: 1" in text, text
