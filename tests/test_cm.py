@@ -186,11 +186,12 @@ def test_ucx_connects_by_rdmacm(fabric):
     assert steps(fabric.a)["REQ to established"]["count"] > before
 
 
-# The rules of the API, each of them checked by cm_exercise.
+# The rules of the API.
 
 @pytest.mark.parametrize("address", ["address", "address6"])
-def test_rules(fabric, address):
-    code, text = fabric.a.run(BUILD / "programs" / "cm_exercise", getattr(fabric.a, address), seconds=40)
+@pytest.mark.parametrize("program", ["cm_exercise", "cm_more"])
+def test_rules(fabric, program, address):
+    code, text = fabric.a.run(BUILD / "programs" / program, getattr(fabric.a, address), seconds=40)
     assert code == 0, text
 
 
