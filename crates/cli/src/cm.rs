@@ -98,8 +98,11 @@ fn out(json: bool, many: bool, value: impl FnOnce() -> Value, text: impl FnOnce(
         (false, _) => text(),
     };
     let mut stdout = std::io::stdout().lock();
-    // A reader that has gone has seen enough.
-    stdout.write_all(written.as_bytes()).and_then(|()| stdout.flush()).map_err(|e| format!("cannot write: {e}"))
+    match stdout.write_all(written.as_bytes()).and_then(|()| stdout.flush()) {
+        // A reader that has gone has seen enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other.map_err(|e| format!("cannot write: {e}")),
+    }
 }
 
 fn ask(client: &mut Client) -> Result<CmStats, String> {
