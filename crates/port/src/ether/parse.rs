@@ -216,6 +216,28 @@ mod tests {
     }
 
     #[test]
+    fn frames_changed_at_random_are_taken_or_named_but_never_more_than_is_there() {
+        let mut rng = burst_base::rng::Rng::new(7);
+        let (mut taken, mut dropped) = (0, 0);
+        for round in 0..40_000 {
+            let mut frame = if round % 2 == 0 { v4() } else { v6() };
+            for _ in 0..1 + rng.next_u64() % 3 {
+                let at = rng.next_u64() as usize % frame.len();
+                frame[at] = rng.next_u64() as u8;
+            }
+            frame.truncate(frame.len() - rng.next_u64() as usize % 4);
+            match parse(&frame, if round % 3 == 0 { Checksums::Trusted } else { Checksums::Unknown }) {
+                Ok(datagram) => {
+                    assert!(datagram.payload.len() <= frame.len() - ETHERNET - 28);
+                    taken += 1;
+                }
+                Err(_) => dropped += 1,
+            }
+        }
+        assert!(taken > 1000 && dropped > 1000, "{taken} {dropped}");
+    }
+
+    #[test]
     fn udp_ports_lengths_and_checksums_are_looked_at() {
         for frame in [v4(), v6()] {
             let udp = frame.len() - 48;
