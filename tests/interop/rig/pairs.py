@@ -83,7 +83,7 @@ def by_cm(rig, client, server_words, client_words, port, *, seconds=60, server_e
         asking = client_end.start(*client_words(server_end))
         try:
             code = asking.wait(seconds)
-            server_code = server.wait(30) if server_ends else 0
+            server_code = server.wait(30) if server_ends and not code else 0
         finally:
             asking.stop()
     finally:
