@@ -19,8 +19,9 @@ use burst_control::{QPS_AT_ONCE, QpGrant, QpName, QueuePlace, Request, Response}
 const AHEAD_SHARE: u32 = 4;
 /// Most bytes of queues in one stock.
 const AHEAD_BYTES: usize = 1 << 20;
-/// Different wishes that have a stock.
-const SHELVES_MAX: usize = 4;
+/// Different wishes that have a stock: more than most programs have threads with completion queues of their own. With fewer
+/// shelves than such threads, each creation would empty another thread's shelf.
+const SHELVES_MAX: usize = 64;
 
 /// What makes queue pairs alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
