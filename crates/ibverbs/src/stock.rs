@@ -1,12 +1,12 @@
 //! Queue pairs made ahead of their creation, so that a program that creates many alike does not wait for each.
 //!
 //! Creation is a question to the daemon. Whoever has created some queue pairs with the same attributes will create more:
-//! each question asks for a quarter as many again as were created so far ([`AHEAD_SHARE`]), up to [`QPS_AT_ONCE`], and the
+//! each question asks for a quarter as many again as were created so far (`AHEAD_SHARE`), up to [`QPS_AT_ONCE`], and the
 //! next creations take from what is there. A program that creates three queue pairs gets three; one that creates
 //! thousands asks sixty times less often.
 //!
 //! What lies in stock uses its domain and queues, so it is given back before one of these ends ([`Stock::forget`]), when
-//! the daemon is short of room, and when other wishes become more usual ([`SHELVES_MAX`]). Giving back waits for nobody:
+//! the daemon is short of room, and when other wishes become more usual (`SHELVES_MAX`). Giving back waits for nobody:
 //! nothing was ever posted to these queue pairs, and no packet can reach them.
 
 use crate::context::Context;

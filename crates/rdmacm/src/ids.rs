@@ -1,6 +1,6 @@
 //! Ids by number: what an event names becomes the application's object.
 //!
-//! Threads that work on different ids do not wait for each other: the table is cut into [`SHARDS`] by the number, each with a lock
+//! Threads that work on different ids do not wait for each other: the table is cut into `SHARDS` by the number, each with a lock
 //! of its own, which is held for as long as it takes to look up an id and count an event at it.
 
 use crate::door::lock;
