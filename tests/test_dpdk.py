@@ -4,89 +4,21 @@ memif needs neither root nor namespaces: two processes and a socket file. `make 
 installed (scripts/install-deps does that); without it the tests are skipped with that reason.
 """
 
-import json
 import os
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from lab import Daemon, Program, build_directory, run_pair
-
-ADDRESSES = {"a": ("10.77.0.1", "fd77::1"), "b": ("10.77.0.2", "fd77::2")}
-LINK_SECONDS = 15
-
-
-class Wire:
-    """A host without a namespace: a burstd on a DPDK device, and programs that use it."""
-
-    def __init__(self, name, directory, device, extra=(), env=None, options=""):
-        self.name, self.directory = name, Path(directory)
-        self.socket = self.directory / f"{name}.ctl"
-        self.address = "127.0.0.1"  # programs meet here to exchange queue pair numbers
-        self.roce, self.roce6 = ADDRESSES[name]
-        self.port = f"dpdk:dev={device},addr={self.roce}/24,addr={self.roce6}/64{options}"
-        self.extra, self.env = extra, {**os.environ, **(env or {})}
-        self.daemon = None
-
-    def start_daemon(self):
-        self.daemon = Daemon([], self.socket, self.port, self.extra, self.env)
-        return self
-
-    def environment(self, extra=None):
-        libraries = str(build_directory() / "lib")
-        return {**os.environ, "BURST_SOCKET": str(self.socket), "LD_LIBRARY_PATH": libraries, **(extra or {})}
-
-    def start(self, *words, env=None, plain=False):
-        return Program(words, self.environment(env))
-
-    def tcp_table(self):
-        lines = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-        return [line for table in lines for line in table]
-
-    def burst(self, *words):
-        done = subprocess.run(
-            [build_directory() / "burst", *words], env=self.environment(), capture_output=True, text=True, timeout=30
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def devices(self):
-        return json.loads(self.burst("ls", "--json"))["devices"]
-
-    def stats(self):
-        sums = {}
-        for row in json.loads(self.burst("stats", "--json"))["counters"]:
-            sums[row["name"]] = sums.get(row["name"], 0) + row["value"]
-        return sums
-
-    def await_link(self, up=True):
-        limit = time.monotonic() + LINK_SECONDS
-        while (self.devices()[0]["state"] == "up") != up:
-            assert time.monotonic() < limit, f"the link of {self.name} is not {up}:\n{self.daemon.text()}"
-            time.sleep(0.1)
-
-
-def memif(directory, role):
-    return f"net_memif0,role={role},socket={directory}/memif.sock"
-
-
-def wires(directory, extra=()):
-    """Two daemons joined by memif, both links up; a is the memif server."""
-    a = Wire("a", directory, memif(directory, "server"), extra).start_daemon()
-    b = Wire("b", directory, memif(directory, "client"), extra).start_daemon()
-    for wire in (a, b):
-        wire.await_link()
-    return a, b
-
+from lab import Daemon, build_directory, run_pair
+from lab.memif import Wire, meet, memif, wires, without_dpdk
 
 @pytest.fixture(scope="session")
 def dpdk(tmp_path_factory):
     """Skips where burstd was built without DPDK."""
-    said = refused("dpdk:dev=net_null0,addr=10.77.0.1/24,huge=on,mtu=577", tmp_path_factory.mktemp("probe"), code=None)
-    if "built without dpdk" in said:
+    said = without_dpdk(tmp_path_factory.mktemp("probe"))
+    if said:
         pytest.skip(said)
 
 
@@ -100,18 +32,11 @@ def pair(dpdk, tmp_path_factory):
         wire.daemon.stop()
 
 
-def meet(server, client, words):
-    """Runs a pair; no namespace keeps its TCP port apart from other programs of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    return run_pair(server, client, [*words, "-p", port])
-
-
-def refused(port, directory, code=2):
+def refused(port, directory):
     """What burstd says that does not start with this port."""
     words = [build_directory() / "burstd", "--socket", directory / "refused.ctl", "--port", port]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)
-    assert code is None or done.returncode == code, done.stderr
+    assert done.returncode == 2, done.stderr
     return done.stderr
 
 

@@ -89,6 +89,13 @@ const UP: u32 = 1 << 31;
 /// Devices that are open.
 static DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
+/// Devices are plugged in and out one at a time.
+static PLUG: Mutex<()> = Mutex::new(());
+
+fn plug() -> MutexGuard<'static, ()> {
+    PLUG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn devices() -> MutexGuard<'static, Vec<Weak<Device>>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -148,6 +155,7 @@ impl Device {
                 Ok(device)
             }
             Err(sentence) => {
+                let _one = plug();
                 // SAFETY: nobody uses the port; what cannot be removed stays unused.
                 unsafe { ffi::bd_remove(port) };
                 Err(sentence)
@@ -281,6 +289,7 @@ impl Drop for Device {
             unsafe { ffi::bd_stop(self.port) };
             control.started = false;
         }
+        let _one = plug();
         // SAFETY: as above; the pools are freed after the queues that used them.
         unsafe {
             ffi::bd_remove(self.port);
@@ -299,6 +308,7 @@ fn probe(args: &DevArgs) -> Result<u16, String> {
     let text = CString::new(args.to_string()).map_err(|_| "a device's arguments hold a zero byte".to_owned())?;
     let name = CString::new(args.name()).map_err(|_| "a device's name holds a zero byte".to_owned())?;
     let mut port = 0;
+    let _one = plug();
     eal::complaint();
     // SAFETY: the strings live during the call, which writes `port`.
     let error = unsafe { ffi::bd_probe(text.as_ptr(), name.as_ptr(), &mut port) };

@@ -1,0 +1,103 @@
+//! A `dpdk` port on net_ring, which gives back what it is given: this process talks to itself. net_ring passes packets by
+//! reference, so this is the way of a NIC's driver: payload copied into the device's buffers.
+//!
+//! DPDK starts once for all tests of the process; each has a device of its own.
+#![cfg(feature = "dpdk")]
+
+mod common;
+
+use burst_base::{Nanos, Reason};
+use burst_frame::{Flow, TxBatch};
+use burst_port::{Port, PortSpec, RxSink, open};
+use common::{Collect, flow, push};
+
+/// Opens the port of one worker on ring number `ring`.
+fn ring(ring: u32) -> Box<dyn Port> {
+    let text = format!("dpdk:dev=net_ring{ring},addr=10.0.0.1/24,addr=fd00::1/64,huge=off");
+    open(&PortSpec::parse(&text).unwrap(), 0, 1).unwrap()
+}
+
+/// Sends the payloads at `now`; the reasons for what was dropped.
+fn send(port: &mut dyn Port, now: Nanos, flow: &Flow, payloads: &[Vec<u8>]) -> Vec<Reason> {
+    let mut batch = TxBatch::new(payloads.len());
+    payloads.iter().for_each(|p| push(&mut batch, flow, p));
+    let mut dropped = Vec::new();
+    port.tx_burst(now, &batch, &mut |reason| dropped.push(reason));
+    dropped
+}
+
+fn payloads(count: usize) -> Vec<Vec<u8>> {
+    (0..count).map(|i| (0..i * 131 % 4097).map(|at| (i * 7 + at) as u8).collect()).collect()
+}
+
+/// Says which payload is wrong without showing all of them.
+fn assert_same(got: &[Vec<u8>], want: &[Vec<u8>]) {
+    let lengths = |all: &[Vec<u8>]| all.iter().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!(lengths(got), lengths(want));
+    let wrong: Vec<usize> = (0..want.len()).filter(|i| got[*i] != want[*i]).collect();
+    assert!(wrong.is_empty(), "payloads {wrong:?} are damaged");
+}
+
+/// Receives until nothing comes any more.
+fn receive(port: &mut dyn Port, now: Nanos, sink: &mut dyn RxSink) {
+    while port.rx_burst(now, 256, sink) > 0 {}
+}
+
+#[test]
+fn frames_come_back_whole_once_the_neighbour_is_known() {
+    let mut port = ring(0);
+    assert_eq!((port.caps().link_mtu, port.caps().addrs.len(), port.caps().up), (4200, 2, true));
+    let now = Nanos::from_ms(5);
+    for address in ["10.0.0.1", "fd00::1"] {
+        let flow = Flow { src_port: 50_000, tos: 2, ..flow(address, address) };
+        let want = payloads(100);
+        // The first ones wait for the answer to the question who has the address: ours, in the same ring.
+        let mut sink = Collect::default();
+        assert_eq!(send(&mut *port, now, &flow, &want), []);
+        receive(&mut *port, now, &mut sink);
+        // Our own answers and announcements come back as well, and are nobody's.
+        assert!(sink.dropped.iter().all(|r| *r == Reason::NotOurs), "{:?}", sink.dropped);
+        assert_same(&sink.payloads(), &want);
+        assert!(sink.frames.iter().all(|(f, _)| *f == flow));
+        // The others do not.
+        let mut sink = Collect::default();
+        for part in want.chunks(40) {
+            assert_eq!(send(&mut *port, now, &flow, part), []);
+            receive(&mut *port, now, &mut sink);
+        }
+        assert_same(&sink.payloads(), &want);
+    }
+}
+
+#[test]
+fn what_cannot_be_sent_has_a_reason() {
+    let mut port = ring(1);
+    let one = payloads(2);
+    let foreign = flow("10.0.0.7", "10.0.0.1");
+    assert_eq!(send(&mut *port, Nanos(0), &foreign, &one), [Reason::SendFailed; 2]);
+    let nowhere = flow("10.0.0.1", "192.0.2.1");
+    assert_eq!(send(&mut *port, Nanos(0), &nowhere, &one), [Reason::NoRoute; 2]);
+    let long = vec![vec![0; 4180]];
+    assert_eq!(send(&mut *port, Nanos(0), &flow("10.0.0.1", "10.0.0.1"), &long), [Reason::SendTooLong]);
+    // Nobody answers: what waits is dropped after three questions, what comes later at once.
+    let silent = flow("10.0.0.1", "10.0.0.99");
+    assert_eq!(send(&mut *port, Nanos(0), &silent, &one), []);
+    let mut sink = Collect::default();
+    for tenth in 1..10 {
+        receive(&mut *port, Nanos::from_ms(100 * tenth), &mut sink);
+    }
+    let silence: Vec<&Reason> = sink.dropped.iter().filter(|r| **r == Reason::NoNeighbour).collect();
+    assert_eq!(silence.len(), 2, "{:?}", sink.dropped);
+    assert_eq!(send(&mut *port, Nanos::from_ms(900), &silent, &one), [Reason::NoNeighbour; 2]);
+}
+
+#[test]
+fn a_device_has_one_port_and_as_many_workers_as_queues() {
+    let _port = ring(2);
+    let again = open(&PortSpec::parse("dpdk:dev=net_ring2,addr=10.0.0.1/24").unwrap(), 0, 1);
+    assert!(again.err().is_some_and(|e| e.to_string().contains("has a port already")));
+    let many = open(&PortSpec::parse("dpdk:dev=net_ring3,addr=10.0.0.1/24,huge=off").unwrap(), 0, 64);
+    assert!(many.err().is_some_and(|e| e.to_string().contains("start burstd with --workers")));
+    drop(_port);
+    drop(ring(2));
+}
