@@ -4,7 +4,7 @@ use crate::groups::{GROUP_QPS_MAX, GROUPS_MAX};
 use burst_base::verbs::Mtu;
 use burst_control::{DeviceInfo, GidInfo, Limits};
 use burst_engine::flow::gid_of;
-use burst_port::PortCaps;
+use burst_port::{PortAddr, PortCaps};
 use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
 use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};
 
@@ -38,6 +38,40 @@ pub struct Device {
     pub index: u32,
     /// Port as it is.
     pub caps: PortCaps,
+    /// What programs were last told of it.
+    told: Told,
+}
+
+/// What programs learn of by events.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    up: bool,
+    addrs: Vec<PortAddr>,
+}
+
+/// What programs shall be told of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortNews {
+    /// The link went up or down.
+    pub up: Option<bool>,
+    /// The GID table changed.
+    pub gids: bool,
+}
+
+impl Device {
+    /// A device whose port is `caps`.
+    pub fn new(index: u32, caps: PortCaps) -> Device {
+        let told = Told { up: caps.up, addrs: caps.addrs.clone() };
+        Device { index, caps, told }
+    }
+
+    /// What has changed since this was last asked; `None` if nothing has.
+    pub fn news(&mut self) -> Option<PortNews> {
+        let now = Told { up: self.caps.up, addrs: self.caps.addrs.clone() };
+        let before = std::mem::replace(&mut self.told, now);
+        let (up, gids) = (self.told.up, self.told.addrs != before.addrs);
+        (before != self.told).then_some(PortNews { up: (up != before.up).then_some(up), gids })
+    }
 }
 
 impl Device {
@@ -74,5 +108,36 @@ impl Device {
             return 0x0200_0000_0000_0000 | (id << 8) | u64::from(self.index);
         }
         u64::from_be_bytes([m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_change_is_news_once() {
+        let addr = |ip: &str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 1, ifname: "x".into(), reach: None };
+        let caps = PortCaps {
+            name: "udp".into(),
+            addrs: vec![addr("192.0.2.1")],
+            link_mtu: 9000,
+            up: true,
+            speed_mbps: 0,
+            ifname: "x".into(),
+            mac: [0; 6],
+        };
+        let mut device = Device::new(0, caps);
+        assert_eq!(device.news(), None);
+        device.caps.link_mtu = 1500;
+        assert_eq!(device.news(), None);
+        device.caps.addrs.push(addr("192.0.2.2"));
+        assert_eq!(device.news(), Some(PortNews { up: None, gids: true }));
+        device.caps.up = false;
+        assert_eq!(device.news(), Some(PortNews { up: Some(false), gids: false }));
+        device.caps.up = true;
+        device.caps.addrs.pop();
+        assert_eq!(device.news(), Some(PortNews { up: Some(true), gids: true }));
+        assert_eq!(device.news(), None);
     }
 }

@@ -118,7 +118,7 @@ impl House {
             ports.push(open(spec, id, config.workers).map_err(|e| e.to_string())?);
         }
         if id == 0 {
-            self.devices = ports.iter().zip(0..).map(|(p, index)| Device { index, caps: p.caps().clone() }).collect();
+            self.devices = ports.iter().zip(0..).map(|(p, index)| Device::new(index, p.caps().clone())).collect();
         }
         let options =
             WorkerOptions { id: id as u32, window_bytes: u64::from(config.window_bytes), cm_secret: self.cm_secret };
@@ -188,21 +188,19 @@ impl House {
         })
     }
 
-    /// Re-reads addresses and links. Returns the devices that changed.
-    pub fn refresh(&mut self) -> Vec<u32> {
-        let mut changed = Vec::new();
+    /// Re-reads addresses and links.
+    pub fn refresh(&mut self) {
         for index in 0..self.devices.len() {
             for worker in (1..self.workers.len()).rev() {
                 self.on_worker(worker, move |w, _| drop(w.refresh_port(index as u16)));
             }
             let caps = self.on_worker(0, move |w, _| w.refresh_port(index as u16));
-            let device = &mut self.devices[index];
-            if caps.addrs != device.caps.addrs || caps.up != device.caps.up || caps.link_mtu != device.caps.link_mtu {
-                changed.push(device.index);
+            self.devices[index].caps = caps;
+            if self.contexts.taken() == 0 {
+                // Nobody to tell: who comes later begins with what is.
+                self.devices[index].news();
             }
-            device.caps = caps;
         }
-        changed
     }
 
     /// Who is there.

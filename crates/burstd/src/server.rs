@@ -169,18 +169,36 @@ impl Server {
     }
 
     /// From the last to the first, so that those that go do not move those still to be looked at.
+    /// Serves who has something to say. What a program asked of the connection manager before it asks something of a queue
+    /// pair comes first, and is in force then: the two have sockets of their own.
     fn serve_clients(&mut self, ready: &Ready) {
         let mut all: Vec<usize> = ready.clients.iter().chain(&ready.ended).copied().collect();
         all.sort_unstable();
         all.dedup();
-        for index in all.into_iter().rev() {
-            // What a process said last is heard, then its end counts, whoever else holds the socket.
-            let verdict = self.clients[index].serve(&mut self.house, &mut self.buffer);
-            if verdict == Verdict::End || ready.ended.binary_search(&index).is_ok() {
-                let mut gone = self.clients.swap_remove(index);
-                gone.end(&mut self.house);
-                self.idle_since = Instant::now();
+        let (contexts, mut first): (Vec<usize>, Vec<usize>) =
+            all.iter().partition(|index| self.clients[**index].has_context());
+        if !contexts.is_empty() {
+            let is_theirs = |c: &Session| c.has_cm() && contexts.iter().any(|i| self.clients[*i].pid() == c.pid());
+            let theirs = (0..self.clients.len()).filter(|index| is_theirs(&self.clients[*index]));
+            let silent: Vec<usize> = theirs.filter(|index| all.binary_search(index).is_err()).collect();
+            first.extend(silent);
+        }
+        let mut ended = ready.ended.clone();
+        for (at, index) in first.iter().chain(&contexts).enumerate() {
+            if at == first.len() {
+                self.house.post_cm_jobs();
             }
+            if self.clients[*index].serve(&mut self.house, &mut self.buffer) == Verdict::End {
+                ended.push(*index);
+            }
+        }
+        // What a process said last is heard, then its end counts, whoever else holds the socket.
+        ended.sort_unstable();
+        ended.dedup();
+        for index in ended.into_iter().rev() {
+            let mut gone = self.clients.swap_remove(index);
+            gone.end(&mut self.house);
+            self.idle_since = Instant::now();
         }
     }
 
@@ -190,8 +208,9 @@ impl Server {
             return;
         }
         self.refreshed = Instant::now();
-        for device in self.house.refresh() {
-            let d = &self.house.devices[device as usize];
+        self.house.refresh();
+        for d in &mut self.house.devices {
+            let Some(news) = d.news() else { continue };
             info!(
                 device = d.info().name,
                 up = d.caps.up,
@@ -200,7 +219,7 @@ impl Server {
                 "port changed"
             );
             for client in &mut self.clients {
-                client.port_changed(device, d.caps.up);
+                client.port_changed(d.index, news);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::cm::CmClient;
 use crate::context::{Context, Outcome};
+use crate::device::PortNews;
 use crate::house::House;
 use burst_base::verbs::EventType;
 use burst_control::frame::{self, Header, Packet};
@@ -67,6 +68,16 @@ impl Session {
     /// The socket, to wait on.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether it has to do with connection management.
+    pub fn has_cm(&self) -> bool {
+        self.cm.is_some()
     }
 
     /// Whether it has a context.
@@ -210,11 +221,17 @@ impl Session {
         Ok(outcome)
     }
 
-    /// The device's port went up or down, or changed addresses.
-    pub fn port_changed(&mut self, device: u32, up: bool) {
-        if let Some(context) = self.context.as_ref().filter(|c| c.device() == device) {
-            context.tell(if up { EventType::PortActive } else { EventType::PortErr }, AsyncObject::Port, 1);
+    /// The device's port went up or down, or changed addresses: first a loss, then addresses, then that it works again.
+    pub fn port_changed(&mut self, device: u32, news: PortNews) {
+        let Some(context) = self.context.as_ref().filter(|c| c.device() == device) else { return };
+        if news.up == Some(false) {
+            context.tell(EventType::PortErr, AsyncObject::Port, 1);
+        }
+        if news.gids {
             context.tell(EventType::GidChange, AsyncObject::Port, 1);
+        }
+        if news.up == Some(true) {
+            context.tell(EventType::PortActive, AsyncObject::Port, 1);
         }
     }
 

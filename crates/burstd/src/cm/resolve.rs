@@ -246,7 +246,7 @@ mod tests {
             ifname: "x".into(),
             mac: [0; 6],
         };
-        Device { index, caps }
+        Device::new(index, caps)
     }
 
     fn addr(ip: &str) -> CmAddr {

@@ -1,0 +1,77 @@
+"""Asynchronous events as programs see them: which, about what, in which order, and how often."""
+
+import time
+
+from lab import build_directory
+
+EXPECTED = """\
+established
+communication established receiver
+end
+limit
+SRQ limit reached srq
+end
+last request
+last WQE reached receiver
+end
+wrong key
+local access violation work queue error receiver
+last WQE reached receiver
+end
+no right
+invalid request local work queue error receiver
+last WQE reached receiver
+end
+drained
+send queue drained sender
+end
+overrun
+CQ error cq
+end
+target
+communication established receiver
+end
+communication established other
+end
+"""
+
+
+def test_events_of_queues_come_once_and_in_order(fabric):
+    code, text = fabric.a.run(build_directory() / "programs" / "events", "burst0", 0)
+    assert (code, text) == (0, EXPECTED)
+
+
+def await_lines(program, lines):
+    """Waits until the program has said these lines, in this order and nothing else after the first."""
+    for _ in range(200):
+        said = [line.strip().split(",")[0] for line in program.text().splitlines() if "event_type" in line]
+        if len(said) >= len(lines):
+            break
+        time.sleep(0.05)
+    assert said == [f"event_type {line}" for line in lines], program.text()
+
+
+def test_events_of_the_port(make_fabric):
+    host = make_fabric().a
+    watch = host.start("stdbuf", "-oL", "ibv_asyncwatch", "-d", "burst0")
+    for _ in range(200):
+        if "burst0" in watch.text():
+            break
+        time.sleep(0.05)
+    seen = []
+    for change, lines in [
+        ("addr add 10.99.7.1/24 dev eth0", ["IBV_EVENT_GID_CHANGE (18)"]),
+        ("addr del 10.99.7.1/24 dev eth0", ["IBV_EVENT_GID_CHANGE (18)"]),
+        # Without a link IPv6 addresses go; they come back some time after it.
+        ("link set eth0 down", ["IBV_EVENT_PORT_ERR (10)", "IBV_EVENT_GID_CHANGE (18)"]),
+    ]:
+        host.ip(change)
+        seen += lines
+        await_lines(watch, seen)
+    host.ip("link set eth0 up")
+    for _ in range(200):
+        if "IBV_EVENT_PORT_ACTIVE (9)" in watch.text():
+            break
+        time.sleep(0.05)
+    assert "IBV_EVENT_PORT_ACTIVE (9)" in watch.text(), watch.text()
+    watch.stop()
