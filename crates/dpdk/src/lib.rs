@@ -1,6 +1,6 @@
 //! DPDK's Ethernet devices (storey 1): the only crate that knows DPDK.
 //!
-//! What comes out is plain: a [`Device`] has one queue pair per worker, a `QueuePair` hands out received frames as byte
+//! What comes out is plain: a `Device` has one queue pair per worker, a `QueuePair` hands out received frames as byte
 //! slices and takes frames to send. What a frame means (Ethernet, IP, RoCEv2) is for `port`, which makes a port of it.
 //!
 //! The feature `linked` links libdpdk (Debian: libdpdk-dev); without it only [`devargs`] is here, so that the rest of

@@ -2,7 +2,7 @@
 //!
 //! - [`host`]: addresses with their prefixes, gateways, the way to a destination;
 //! - [`neighbours`]: who has which MAC address: asking, retries, refresh, frames that wait for an answer;
-//! - [`message`]: ARP (RFC 826), neighbour discovery (RFC 4861) and ICMP echo, by smoltcp's wire types.
+//! - `message`: ARP (RFC 826), neighbour discovery (RFC 4861) and ICMP echo, by smoltcp's wire types.
 //!
 //! [`Lan`] puts them together for one worker. Workers of one port share what they learn ([`neighbours::Shared`]): an
 //! answer arrives at whichever queue the device chooses. Not here: duplicate address detection, router advertisements,
