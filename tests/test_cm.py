@@ -106,9 +106,12 @@ def test_rdma_server(way):
     assert "rdma_client: end 0" in pair(way, COMMON, server, ["rdma_client", "-s", way[2]])
 
 
-def test_rdma_xserver(fabric):
-    way = fabric.b, fabric.a, fabric.b.address
-    assert "rdma_xclient: end 0" in pair(way, COMMON, ["rdma_xserver"], ["rdma_xclient", "-s", way[2]])
+@pytest.mark.parametrize("mode", ["r", "x"], ids=["RC", "XRC"])
+@pytest.mark.parametrize("local", [False, True], ids=["two-hosts", "one-host"])
+def test_rdma_xserver(fabric, mode, local):
+    way = fabric.b, fabric.b if local else fabric.a, fabric.b.address
+    words = ["rdma_xserver", "-c", mode], ["rdma_xclient", "-c", mode, "-s", way[2]]
+    assert "rdma_xclient: end 0" in pair(way, COMMON, *words)
 
 
 # A sender waits five seconds before it sends, so both families run at once.

@@ -115,7 +115,7 @@ reasons! {
     CmBacklogFull, "cm_backlog_full", Drop, "A request found the listener's backlog full; the peer will ask again.", "Accept faster, or listen with a larger backlog.";
     CmNoRoom, "cm_no_room", Drop, "There is no room for another connection in this worker.", "Close connections; the limit protects the host.";
     CmStale, "cm_stale", Refusal, "A request for a queue pair that is connected here already: the old connection was ended.", "Nothing: the peer restarted.";
-    CmBadRequest, "cm_bad_request", Refusal, "A request asks for what is not supported: transport, partition, MTU or address header.", "Use RC, UC or UD, the default partition and RDMA-CM addresses.";
+    CmBadRequest, "cm_bad_request", Refusal, "A request asks for what is not supported: transport, partition, MTU or address header.", "Use RC, UC, UD or, where the listener does, XRC; the default partition and RDMA-CM addresses.";
     CmEventLost, "cm_event_lost", Drop, "An event channel is full and its program does not read it.", "Read events with rdma_get_cm_event.";
     // --- ports
     SendFailed, "send_failed", Drop, "The kernel refused to send a packet.", "Check that the interface is up and the peer has a route.";

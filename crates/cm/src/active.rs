@@ -1,6 +1,6 @@
 //! The active end: REQ sent, REP or REJ awaited, RTU sent (IBA 12.9.6).
 
-use crate::api::{BURST_VENDOR, Connect, Effects, End, EventKind, Path, PeerClass, Ready, Step};
+use crate::api::{BURST_VENDOR, Connect, Effects, End, EventKind, Path, PeerClass, Ready, Step, Transport};
 use crate::conn::{Conn, RESPONSE_TIMEOUT, RETRIES_MAX, SERVICE_TIME_MAX, State, time_of};
 use crate::machine::{Cm, CmError};
 use crate::message::{Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
@@ -37,6 +37,7 @@ impl<O> Cm<O> {
         if wish.end.data.len() > Req::DATA_LEN {
             return Err(CmError::DataTooLong);
         }
+        let wish = &Connect { end: limited(wish), ..*wish };
         let mut conn = Conn::new(State::ReqSent, wish.path, now);
         conn.owner = Some(owner);
         (conn.local_guid, conn.local_qpn) = (wish.end.ca_guid, wish.end.qpn);
@@ -101,8 +102,9 @@ impl<O> Cm<O> {
     }
 
     fn accept_rep(&mut self, now: Nanos, path: &Path, id: u32, mad: &Mad<'_>, rep: &Rep, fx: &mut impl Effects<O>) {
-        let peer = path.flow.dst;
-        let key = Key::QueuePair { peer, ca_guid: rep.ca_guid, qpn: rep.qpn };
+        let Some(transport) = self.table.get_mut(id).map(|conn| conn.transport) else { return };
+        let qpn = passive_qpn(transport, rep);
+        let key = Key::QueuePair { peer: path.flow.dst, ca_guid: rep.ca_guid, qpn };
         if let Some(old) = self.table.find(&key)
             && self.state(old) == Some(State::TimeWait)
         {
@@ -124,7 +126,7 @@ impl<O> Cm<O> {
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.keys[1] = Some(key);
         (conn.remote_id, conn.remote_guid) = (rep.local_id, rep.ca_guid);
-        conn.conn.remote_qpn = rep.qpn;
+        conn.conn.remote_qpn = qpn;
         conn.conn.sq_psn = rep.psn;
         // Neither end asks for more than the other gives.
         conn.conn.initiator_depth = conn.conn.initiator_depth.min(rep.responder_resources);
@@ -271,8 +273,24 @@ impl<O> Cm<O> {
     }
 }
 
+/// What an active end can bring: an XRC initiator receives no requests, so the peer needs no wishes about them.
+fn limited<'a>(wish: &Connect<'a>) -> End<'a> {
+    match wish.transport {
+        Transport::Xrc => End { responder_resources: 0, rnr_retry_count: 0, srq: false, ..wish.end },
+        _ => wish.end,
+    }
+}
+
+/// The passive end's queue pair: an XRC target has the place that end-to-end contexts have in other services, and the
+/// other one stays empty (annex A14; so does Linux).
+fn passive_qpn(transport: Transport, rep: &Rep) -> u32 {
+    if transport == Transport::Xrc { rep.eecn } else { rep.qpn }
+}
+
 fn request(wish: &Connect<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
     let end = &wish.end;
+    let receives = wish.transport != Transport::Xrc;
+    let (transport, extended_transport) = wish.transport.codes();
     Req {
         local_id: id,
         vendor_id,
@@ -282,16 +300,17 @@ fn request(wish: &Connect<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
         responder_resources: end.responder_resources,
         initiator_depth: end.initiator_depth,
         remote_response_timeout: RESPONSE_TIMEOUT,
-        transport: wish.transport as u8,
+        transport,
         flow_control: end.flow_control,
         psn,
         local_response_timeout: RESPONSE_TIMEOUT,
-        retry_count: wish.retry_count,
+        retry_count: if receives { wish.retry_count } else { 0 },
         pkey: DEFAULT_PKEY,
         mtu: wish.mtu as u8,
         rnr_retry_count: end.rnr_retry_count,
         cm_retries: RETRIES_MAX,
         srq: end.srq,
+        extended_transport,
         local_lid: PERMISSIVE_LID,
         remote_lid: PERMISSIVE_LID,
         local_gid: wish.gids.0,

@@ -47,10 +47,35 @@ pub struct Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Reliable.
-    Rc = 0,
+    Rc,
     /// Unreliable.
-    Uc = 1,
+    Uc,
+    /// Extended reliable: the active end is an initiator, the passive one a target (IBA annex A14).
+    Xrc,
 }
+
+impl Transport {
+    /// Transport service type and extended transport type, as a REQ has them (IBA 12.6.5).
+    const CODES: [(Transport, (u8, u8)); 3] =
+        [(Transport::Rc, (0, 0)), (Transport::Uc, (1, 0)), (Transport::Xrc, (3, 1))];
+
+    /// What a REQ says.
+    pub const fn codes(self) -> (u8, u8) {
+        Transport::CODES[self as usize].1
+    }
+    /// What a REQ means; `None` for reliable datagrams and what is not known.
+    pub fn of(codes: (u8, u8)) -> Option<Transport> {
+        Transport::CODES.iter().find(|row| row.1 == codes).map(|row| row.0)
+    }
+}
+
+const _: () = {
+    let mut row = 0;
+    while row < Transport::CODES.len() {
+        assert!(Transport::CODES[row].0 as usize == row);
+        row += 1;
+    }
+};
 
 /// What one end brings into a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 //! machine per worker; a connection belongs to the machine that its communication id names, and machines share nothing but
 //! the counts of listeners' backlogs.
 //!
-//! Left out, because RoCE and RDMA-CM have no use for them: RD and XRC transports, alternate paths (a LAP is declined by an
-//! APR), redirection, and IBA's peer-to-peer mode (two ends that ask each other at once get two connections).
+//! Left out, because RoCE and RDMA-CM have no use for them: RD, alternate paths (a LAP is declined by an APR),
+//! redirection, and IBA's peer-to-peer mode (two ends that ask each other at once get two connections).
 #![forbid(unsafe_code)]
 
 pub mod api;

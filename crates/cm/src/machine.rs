@@ -43,6 +43,8 @@ pub struct Listener<O> {
     pub port: Option<u16>,
     /// For datagrams instead of connections.
     pub sidr: bool,
+    /// For extended reliable connections instead of others.
+    pub xrc: bool,
     /// Requests that wait.
     pub backlog: Arc<Backlog>,
 }

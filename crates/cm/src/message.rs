@@ -174,7 +174,7 @@ messages! {
         qpn: u32 = be24(12);
         /// Its vendor id.
         vendor_id: u32 = scattered24(15, 19, 23);
-        /// Its end-to-end context.
+        /// Its end-to-end context; an XRC target's queue pair.
         eecn: u32 = be24(16);
         /// First PSN that the other end shall send (IBA 12.7.31).
         psn: u32 = be24(20);

@@ -52,6 +52,10 @@ impl<O> Cm<O> {
             fx.count(path.port, Reason::CmNobodyListens);
             return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_SERVICE_ID), fx);
         };
+        if listener.xrc != (checked.transport == Transport::Xrc) {
+            fx.count(path.port, Reason::CmBadRequest);
+            return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_TRANSPORT), fx);
+        }
         let Some(waiting) = Waiting::enter(&listener.backlog) else {
             // No answer: the peer asks again, and there may be room then.
             return fx.count(path.port, Reason::CmBacklogFull);
@@ -142,6 +146,8 @@ impl<O> Cm<O> {
         conn.state = State::RepSent;
         conn.waiting = None;
         (conn.local_qpn, conn.local_guid) = (end.qpn, end.ca_guid);
+        let end = &limited(conn.transport, end);
+        let (qpn, eecn) = if conn.transport == Transport::Xrc { (0, end.qpn) } else { (end.qpn, 0) };
         limit(&mut conn.conn, end);
         let (mut vendor_id, mut modifier) = ece_to_send(end);
         if end.ece == (0, 0) {
@@ -150,7 +156,8 @@ impl<O> Cm<O> {
         let rep = Rep {
             local_id: id,
             remote_id: conn.remote_id,
-            qpn: end.qpn,
+            qpn,
+            eecn,
             vendor_id,
             psn: conn.conn.rq_psn,
             responder_resources: conn.conn.responder_resources,
@@ -178,7 +185,7 @@ impl<O> Cm<O> {
             return Err(CmError::WrongState);
         }
         let mut negotiated = conn.conn;
-        limit(&mut negotiated, end);
+        limit(&mut negotiated, &limited(conn.transport, end));
         Ok((conn.path, negotiated))
     }
 
@@ -250,6 +257,14 @@ impl<O> Cm<O> {
     }
 }
 
+/// What a passive end can bring: an XRC target sends no requests, and receives into shared receive queues only.
+fn limited<'a>(transport: Transport, end: &End<'a>) -> End<'a> {
+    match transport {
+        Transport::Xrc => End { initiator_depth: 0, flow_control: false, srq: true, ..*end },
+        _ => *end,
+    }
+}
+
 /// Neither end asks for more than the other gives, nor gives more than is asked for.
 fn limit(conn: &mut Negotiated, end: &End<'_>) {
     conn.responder_resources = conn.responder_resources.min(end.responder_resources);
@@ -268,10 +283,8 @@ fn rej_of(req: &Req, reason: u16) -> Rej {
 
 /// Is it something that can be carried?
 fn check_req(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Result<Checked, Rej> {
-    let transport = match (req.transport, req.extended_transport) {
-        (0, 0) => Transport::Rc,
-        (1, 0) => Transport::Uc,
-        _ => return Err(rej_of(req, reject::INVALID_TRANSPORT)),
+    let Some(transport) = Transport::of((req.transport, req.extended_transport)) else {
+        return Err(rej_of(req, reject::INVALID_TRANSPORT));
     };
     if req.local_id == 0 || req.qpn < 2 || req.pkey & PARTITION_BITS != PARTITION_BITS {
         return Err(rej_of(req, reject::UNSUPPORTED));

@@ -162,6 +162,7 @@ fn requests_that_cannot_be_carried_are_rejected_with_the_reason() {
         (Req { service_id: 0x0002_0001, ..req(1, 50) }, reject::INVALID_SERVICE_ID),
         (Req { transport: 2, ..req(1, 50) }, reject::INVALID_TRANSPORT),
         (Req { transport: 3, extended_transport: 1, ..req(1, 50) }, reject::INVALID_TRANSPORT),
+        (Req { transport: 3, extended_transport: 2, ..req(1, 50) }, reject::INVALID_TRANSPORT),
         (Req { pkey: 0x8001, ..req(1, 50) }, reject::UNSUPPORTED),
         (Req { qpn: 1, ..req(1, 50) }, reject::UNSUPPORTED),
         (Req { local_id: 0, ..req(1, 50) }, reject::UNSUPPORTED),
@@ -178,6 +179,67 @@ fn requests_that_cannot_be_carried_are_rejected_with_the_reason() {
     let mut host = Host::new(1);
     let [Message::Rej(rej)] = give_at(&mut host, NOW, 7, req(1, 50), &[1; 92])[..] else { panic!("no REJ") };
     assert_eq!(rej.reason, reject::UNSUPPORTED, "no RDMA-CM header");
+}
+
+/// Bytes of a message's body, after the MAD header of 24.
+fn body(mad: &[u8; 256]) -> &[u8] {
+    &mad[24..]
+}
+
+#[test]
+fn an_initiator_asks_for_a_target_and_says_what_it_is() {
+    let mut host = Host::new(1);
+    host.xrc = true;
+    host.connect(NOW, IpAddr::from(PEER), b"data");
+    let sent = host.world.sent[0].1;
+    // Transport service type 3 (bits 1 and 2 of byte 43), extended transport type 1 (bits 0 to 2 of byte 51).
+    assert_eq!((body(&sent)[43] >> 1 & 3, body(&sent)[51] & 7), (3, 1));
+    let [Message::Req(sent)] = taken(&mut host)[..] else { panic!("no REQ") };
+    assert_eq!((sent.initiator_depth, sent.responder_resources), (4, 0), "it answers no READs");
+    assert_eq!((sent.retry_count, sent.rnr_retry_count, sent.srq), (0, 0, false));
+    let id = host.world.stories[0].conn;
+    let reply = Rep { qpn: 0, eecn: 60, srq: true, rnr_retry_count: 6, initiator_depth: 0, ..rep(id) };
+    let [Message::Rtu(_)] = give(&mut host, reply)[..] else { panic!("no RTU") };
+    let n = host.world.stories[0].negotiated.expect("established");
+    assert_eq!((n.remote_qpn, n.srq, n.sq_psn), (60, true, 5));
+    assert_eq!((n.initiator_depth, n.responder_resources, n.retry_count, n.rnr_retry_count), (2, 0, 7, 6));
+    host.disconnect(NOW, 0);
+    let [Message::Dreq(dreq)] = taken(&mut host)[..] else { panic!("no DREQ") };
+    assert_eq!(dreq.remote_qpn, 60);
+}
+
+#[test]
+fn a_target_answers_in_the_place_of_end_to_end_contexts() {
+    let mut host = Host::new(1);
+    host.xrc = true;
+    host.listen(8);
+    let request = Req { transport: 3, extended_transport: 1, responder_resources: 0, ..req(1, 50) };
+    assert!(ask(&mut host, request).is_empty());
+    host.accept(NOW, 0);
+    let sent = host.world.sent[0].1;
+    assert_eq!((&body(&sent)[12..15], &body(&sent)[16..19]), (&[0, 0, 0][..], &[0, 0, 101][..]), "QPN and EECN");
+    let [Message::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
+    assert_eq!((rep.qpn, rep.eecn, rep.srq, rep.flow_control), (0, 101, true, false));
+    assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 0), "it asks for no READs");
+    assert_eq!(host.world.stories[0].negotiated.map(|n| (n.remote_qpn, n.responder_resources)), Some((50, 5)));
+    assert!(give(&mut host, Rtu { local_id: 1, remote_id: rep.local_id }).is_empty());
+    let dreq = |remote_qpn| Dreq { local_id: 1, remote_id: rep.local_id, remote_qpn };
+    assert!(give(&mut host, dreq(0)).is_empty(), "another queue pair");
+    assert!(matches!(give(&mut host, dreq(101))[..], [Message::Drep(_)]));
+}
+
+#[test]
+fn a_listener_of_one_kind_refuses_requests_of_the_other() {
+    for xrc in [false, true] {
+        let mut host = Host::new(1);
+        host.xrc = xrc;
+        host.listen(8);
+        let (transport, extended_transport) = if xrc { (0, 0) } else { (3, 1) };
+        let request = Req { transport, extended_transport, ..req(1, 50) };
+        let [Message::Rej(rej)] = ask(&mut host, request)[..] else { panic!("no REJ") };
+        assert_eq!(rej.reason, reject::INVALID_TRANSPORT);
+        assert_eq!((host.count(Reason::CmBadRequest), host.world.stories.len()), (1, 0));
+    }
 }
 
 #[test]

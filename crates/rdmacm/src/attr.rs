@@ -61,7 +61,9 @@ pub fn path_of(route: &CmRoute) -> ibv_sa_path_rec {
 /// Attributes and mask that move a queue pair of an id to `state`.
 pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Outcome<(ibv_qp_attr, u32)> {
     let datagram = qp_type == IBV_QPT_UD;
-    let reliable = qp_type == IBV_QPT_RC;
+    // An initiator of extended reliable connections receives no requests, a target sends none.
+    let reliable = [IBV_QPT_RC, IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV].contains(&qp_type);
+    let (receives, sends) = (reliable && qp_type != IBV_QPT_XRC_SEND, reliable && qp_type != IBV_QPT_XRC_RECV);
     let conn = &known.conn;
     let mut a = ibv_qp_attr { qp_state: state, ..Default::default() };
     let mut mask = IBV_QP_STATE;
@@ -83,7 +85,7 @@ pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Ou
             a.dest_qp_num = conn.remote_qpn;
             a.rq_psn = conn.rq_psn;
             mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-            if reliable {
+            if receives {
                 a.max_dest_rd_atomic = conn.responder_resources;
                 a.min_rnr_timer = MIN_RNR_TIMER;
                 mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
@@ -94,10 +96,13 @@ pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Ou
             mask |= IBV_QP_SQ_PSN;
             if reliable {
                 a.timeout = conn.timeout;
+                mask |= IBV_QP_TIMEOUT;
+            }
+            if sends {
                 a.retry_cnt = conn.retry_count;
                 a.rnr_retry = conn.rnr_retry_count;
                 a.max_rd_atomic = conn.initiator_depth;
-                mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+                mask |= IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
             }
         }
         IBV_QPS_RTR => (),
@@ -165,6 +170,22 @@ mod tests {
         let (a, mask) = for_state(&known(), IBV_QPT_UD, IBV_QPS_INIT).unwrap();
         assert_eq!((a.qkey, mask & IBV_QP_QKEY), (0x0123_4567, IBV_QP_QKEY));
         assert_eq!(for_state(&known(), IBV_QPT_UD, IBV_QPS_RTR).unwrap().1, IBV_QP_STATE);
+    }
+
+    #[test]
+    fn an_initiator_only_sends_and_a_target_only_receives() {
+        let mask = |qp_type, state| for_state(&known(), qp_type, state).unwrap().1;
+        let (receives, sends) = (
+            IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+            IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+        );
+        let [both_rtr, both_rts] = [IBV_QPS_RTR, IBV_QPS_RTS].map(|state| mask(IBV_QPT_RC, state));
+        assert_eq!(both_rtr & receives, receives);
+        assert_eq!(both_rts & sends, sends);
+        assert_eq!(mask(IBV_QPT_XRC_SEND, IBV_QPS_RTR), both_rtr & !receives);
+        assert_eq!(mask(IBV_QPT_XRC_SEND, IBV_QPS_RTS), both_rts);
+        assert_eq!(mask(IBV_QPT_XRC_RECV, IBV_QPS_RTR), both_rtr);
+        assert_eq!(mask(IBV_QPT_XRC_RECV, IBV_QPS_RTS), both_rts & !sends);
     }
 
     #[test]

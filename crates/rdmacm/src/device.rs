@@ -1,11 +1,12 @@
 //! Devices: one `ibv_context` of each, shared by all ids (programs compare these pointers and keep things by them), opened
 //! when an id first needs it, and its default protection domain.
 
-use crate::door::{self, EIO, ENODEV, ENOMEM, Errno, Outcome, errno, lock};
+use crate::door::{self, EIO, ENODEV, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, lock};
 use crate::session::{Session, session};
 use crate::sys::*;
 use std::ffi::c_int;
-use std::ptr::null_mut;
+use std::mem::offset_of;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -25,9 +26,11 @@ pub struct Device {
     pub pd: *mut ibv_pd,
     /// Proof towards the daemon that queue pairs of `context` are ours.
     pub token: u64,
+    /// The XRC domain of ids whose program gives none, once one is needed.
+    xrcd: Mutex<Option<NonNull<ibv_xrcd>>>,
 }
 
-// SAFETY: both pointers are to objects of libibverbs that live for ever and that it protects itself.
+// SAFETY: the pointers are to objects of libibverbs that live for ever and that it protects itself.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -52,8 +55,39 @@ impl Device {
                 ibv_close_device(context);
                 return Err(Errno(failed));
             }
-            Ok(Box::leak(Box::new(Device { index, context, pd, token })))
+            Ok(Box::leak(Box::new(Device { index, context, pd, token, xrcd: Mutex::default() })))
         }
+    }
+}
+
+impl Device {
+    /// One of the calls that are not functions of the library, but fields of an open context.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the context lacks it.
+    pub fn extended<F>(&self, choose: impl FnOnce(&verbs_context) -> Option<F>) -> Outcome<F> {
+        // SAFETY: an open context lies in a `verbs_context`, and is never closed.
+        unsafe {
+            let whole = self.context.cast::<u8>().sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
+            choose(&*whole).ok_or(EOPNOTSUPP)
+        }
+    }
+
+    /// The XRC domain of ids whose program gives none: this process's own.
+    ///
+    /// # Errors
+    /// What opening one may give.
+    pub fn xrcd(&self) -> Outcome<*mut ibv_xrcd> {
+        let mut own = lock(&self.xrcd);
+        if let Some(xrcd) = *own {
+            return Ok(xrcd.as_ptr());
+        }
+        let open = self.extended(|calls| calls.open_xrcd)?;
+        let comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+        let mut attr = ibv_xrcd_init_attr { comp_mask, fd: -1, oflags: libc::O_CREAT };
+        // SAFETY: an open context and a valid struct.
+        let made = NonNull::new(unsafe { open(self.context, &mut attr) }).ok_or_else(errno)?;
+        Ok(own.insert(made).as_ptr())
     }
 }
 

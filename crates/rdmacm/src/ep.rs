@@ -6,6 +6,7 @@ use crate::event;
 use crate::id::{Id, Kind};
 use crate::qp;
 use crate::resolve;
+use crate::srq;
 use crate::sys::*;
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -87,7 +88,7 @@ pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
                 qp::rdma_destroy_qp(id);
             }
             if !public.srq.is_null() {
-                qp::rdma_destroy_srq(id);
+                srq::rdma_destroy_srq(id);
             }
             Id::destroy(id)
         }

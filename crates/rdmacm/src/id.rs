@@ -156,8 +156,7 @@ pub struct Id {
 
 /// Service of an id's queue pair, by its public field.
 fn service_of(qp_type: ibv_qp_type) -> Outcome<QpType> {
-    // Extended reliable connections are not set up by the connection manager here.
-    QpType::from_number(qp_type).filter(|t| !t.is_xrc()).ok_or(door::EOPNOTSUPP)
+    QpType::from_number(qp_type).ok_or(door::EOPNOTSUPP)
 }
 
 fn space_of(ps: rdma_port_space) -> Outcome<PortSpace> {

@@ -9,8 +9,8 @@
 //! panic and no output crosses the C boundary ([`door`]). After fork, a child's inherited objects are dead, and it may make
 //! its own.
 //!
-//! Locks, in the order in which they may be nested: an id's `creation`, the session's `client`; the table of ids, an
-//! id's `known` and its event count are held alone.
+//! Locks, in the order in which they may be nested: an id's `creation`, the session's `client`; a device's XRC
+//! domain, the table of ids, an id's `known` and its event count are held alone.
 
 #[cfg(test)]
 use burst_ibverbs as _;
@@ -33,5 +33,6 @@ pub mod qp;
 pub mod resolve;
 pub mod rsocket;
 pub mod session;
+pub mod srq;
 pub mod strings;
 pub mod sys;

@@ -1,9 +1,10 @@
-//! Queue pairs of an id: made with default objects where the program gives none, moved to the state in which receives can be
-//! posted; shared receive queues likewise.
+//! Queue pairs of an id: made with default objects where the program gives none, and moved to the state in which receives can
+//! be posted. A target of extended reliable connections is made in the device's own XRC domain if the program names none;
+//! it uses no completion queues, so those of its id belong to the id's shared receive queue, if there is one.
 
 use crate::attr;
 use crate::device::Device;
-use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, errno, lock, verbs};
+use crate::door::{self, EINVAL, Outcome, errno, lock, verbs};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::CmQp;
@@ -42,7 +43,7 @@ pub fn note_state(id: &Id, state: ibv_qp_state) {
 }
 
 /// The domain that a call names, or the id's default one; it must be of the id's context.
-fn domain(id: &Id, device: &Device, given: *mut ibv_pd) -> Outcome<*mut ibv_pd> {
+pub fn domain(id: &Id, device: &Device, given: *mut ibv_pd) -> Outcome<*mut ibv_pd> {
     let own = id.public().pd;
     let pd = if given.is_null() { own } else { given };
     // SAFETY: the caller gives a live domain; the default one lives for ever.
@@ -50,7 +51,7 @@ fn domain(id: &Id, device: &Device, given: *mut ibv_pd) -> Outcome<*mut ibv_pd> 
 }
 
 /// A channel and a completion queue for `entries`, as the inline functions of `rdma_verbs.h` expect them.
-fn make_queue(id: &Id, device: &Device, entries: u32) -> Outcome<(*mut ibv_comp_channel, *mut ibv_cq)> {
+pub fn make_queue(id: &Id, device: &Device, entries: u32) -> Outcome<(*mut ibv_comp_channel, *mut ibv_cq)> {
     // SAFETY: an open context; the queue's context is the id, as `rdma_get_recv_comp` demands.
     unsafe {
         let channel = ibv_create_comp_channel(device.context);
@@ -68,7 +69,10 @@ fn make_queue(id: &Id, device: &Device, entries: u32) -> Outcome<(*mut ibv_comp_
 }
 
 /// Ends one pair of default objects.
-unsafe fn end_queue(channel: &mut *mut ibv_comp_channel, cq: &mut *mut ibv_cq) {
+///
+/// # Safety
+/// What is not NULL must be alive, and nothing may use it any more.
+pub unsafe fn end_queue(channel: &mut *mut ibv_comp_channel, cq: &mut *mut ibv_cq) {
     let (channel, cq) = (std::mem::replace(channel, null_mut()), std::mem::replace(cq, null_mut()));
     // SAFETY: the caller's objects; a channel at the id means that both are ours.
     unsafe {
@@ -81,7 +85,8 @@ unsafe fn end_queue(channel: &mut *mut ibv_comp_channel, cq: &mut *mut ibv_cq) {
     }
 }
 
-fn end_queues(id: &Id) {
+/// Ends the default completion queues of an id.
+pub fn end_queues(id: &Id) {
     let id = id.as_rdma();
     // SAFETY: fields of a live struct, which other threads leave alone now.
     unsafe {
@@ -93,13 +98,16 @@ fn end_queues(id: &Id) {
 /// Makes the default completion queues that `init` lacks and puts all queues into both structs.
 fn complete_init(id: &Id, device: &Device, init: &mut ibv_qp_init_attr) -> Outcome<()> {
     let public = id.as_rdma();
+    // The ends of extended reliable connections lack one side.
+    let xrc = [IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV].contains(&init.qp_type);
+    let wanted = |entries: u32| !xrc || entries > 0;
     // SAFETY: fields of a live struct, which other threads leave alone while its queue pair is made.
     unsafe {
-        if init.recv_cq.is_null() && (*public).recv_cq.is_null() {
+        if init.recv_cq.is_null() && (*public).recv_cq.is_null() && wanted(init.cap.max_recv_wr) {
             let made = make_queue(id, device, init.cap.max_recv_wr)?;
             ((*public).recv_cq_channel, (*public).recv_cq) = made;
         }
-        if init.send_cq.is_null() && (*public).send_cq.is_null() {
+        if init.send_cq.is_null() && (*public).send_cq.is_null() && wanted(init.cap.max_send_wr) {
             let made = make_queue(id, device, init.cap.max_send_wr)?;
             ((*public).send_cq_channel, (*public).send_cq) = made;
         }
@@ -164,6 +172,15 @@ fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<
 /// # Errors
 /// EINVAL for objects of another context or another service than the id's, ENODEV before a device is known.
 pub fn create(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Outcome<()> {
+    if init.qp_type == IBV_QPT_XRC_RECV {
+        // Only the extended struct can name a domain.
+        let mut extended = ibv_qp_init_attr_ex::default();
+        // SAFETY: the shorter struct is what the longer one begins with.
+        unsafe { (&raw mut extended).cast::<ibv_qp_init_attr>().write(*init) };
+        (extended.pd, extended.comp_mask) = (pd, IBV_QP_INIT_ATTR_PD);
+        // SAFETY: a valid struct.
+        return unsafe { create_extended(id, &mut extended) };
+    }
     create_with(
         id,
         pd,
@@ -171,6 +188,22 @@ pub fn create(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Outcome<
         // SAFETY: live objects of one context.
         Box::new(|_, pd, init| unsafe { ibv_create_qp(pd, init) }),
     )
+}
+
+/// Names the device's own XRC domain if the struct of a target names none.
+///
+/// # Safety
+/// `init` must be valid up to the fields that its mask names, and writable up to the domain.
+unsafe fn complete_target(device: &Device, init: *mut ibv_qp_init_attr_ex) -> Outcome<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let named = (*init).comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 && !(*init).xrcd.is_null();
+        if (*init).qp_type == IBV_QPT_XRC_RECV && !named {
+            (*init).xrcd = device.xrcd()?;
+            (*init).comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+        }
+    }
+    Ok(())
 }
 
 /// Makes the id's queue pair by the device's extended call, with whatever more the struct asks for.
@@ -184,20 +217,20 @@ unsafe fn create_extended(id: &Id, init: *mut ibv_qp_init_attr_ex) -> Outcome<()
         null_mut()
     };
     let make = |device: &Device, pd: *mut ibv_pd, plain: &mut ibv_qp_init_attr| {
-        // SAFETY: an open context lies in a `verbs_context`; the common fields are copied to and fro.
+        // SAFETY: the common fields are copied to and fro; the rest is the caller's promise.
         unsafe {
-            let distance = offset_of!(verbs_context, context);
-            let extended = device.context.cast::<u8>().sub(distance).cast::<verbs_context>();
-            let Some(create) = (*extended).create_qp_ex else {
-                door::set_errno(EOPNOTSUPP);
-                return null_mut();
-            };
             init.cast::<ibv_qp_init_attr>().write(*plain);
             (*init).pd = pd;
-            (*init).comp_mask |= IBV_QP_INIT_ATTR_PD;
-            let qp = create(device.context, init);
+            (*init).comp_mask = mask | IBV_QP_INIT_ATTR_PD;
+            let made = device.extended(|calls| calls.create_qp_ex).and_then(|create| {
+                complete_target(device, init)?;
+                Ok(create(device.context, init))
+            });
             plain.cap = (*init).cap;
-            qp
+            made.unwrap_or_else(|e| {
+                door::set_errno(e);
+                null_mut()
+            })
         }
     };
     create_with(id, given, &mut plain, Box::new(make))
@@ -252,79 +285,14 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
                 ibv_destroy_qp(qp);
             }
         }
+        if id.public().qp_type == IBV_QPT_XRC_RECV && !id.public().srq.is_null() {
+            // Its shared receive queue completes into them.
+            return Ok(());
+        }
         end_queues(id);
         // Queues that the program gave are not ours to keep.
         // SAFETY: as above.
         unsafe { ((*id.as_rdma()).send_cq, (*id.as_rdma()).recv_cq) = (null_mut(), null_mut()) };
-        Ok(())
-    });
-}
-
-/// Makes a shared receive queue for the id's queue pair.
-///
-/// # Safety
-/// `id` must be alive, `pd` NULL or alive, `init` valid.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> c_int {
-    door::status(|| {
-        // SAFETY: the caller's promise.
-        let (id, init) = unsafe { (Id::from_rdma(id)?, init.as_mut().ok_or(EINVAL)?) };
-        let device = id.device()?;
-        let pd = domain(id, device, pd)?;
-        if !id.public().srq.is_null() {
-            return Err(EINVAL);
-        }
-        // SAFETY: a live domain; a field of a live struct.
-        unsafe {
-            let srq = ibv_create_srq(pd, init);
-            if srq.is_null() {
-                return Err(errno());
-            }
-            ((*id.as_rdma()).srq, (*id.as_rdma()).pd) = (srq, pd);
-        }
-        Ok(())
-    })
-}
-
-/// As [`rdma_create_srq`], by the extended struct; basic queues only.
-///
-/// # Safety
-/// `id` must be alive, `init` valid up to the fields that its mask names.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
-    let given = door::status(|| if init.is_null() { Err(EINVAL) } else { Ok(()) });
-    if given != 0 {
-        return given;
-    }
-    // SAFETY: fields that the mask names; the caller's promise for the rest.
-    unsafe {
-        let mask = (*init).comp_mask;
-        if mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && (*init).srq_type != IBV_SRQT_BASIC {
-            return door::status(|| Err(EOPNOTSUPP));
-        }
-        let pd = if mask & IBV_SRQ_INIT_ATTR_PD != 0 { (*init).pd } else { null_mut() };
-        let mut basic = ibv_srq_init_attr { srq_context: (*init).srq_context, attr: (*init).attr };
-        let status = rdma_create_srq(id, pd, &mut basic);
-        (*init).attr = basic.attr;
-        status
-    }
-}
-
-/// Ends the id's shared receive queue.
-///
-/// # Safety
-/// `id` must be alive.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
-    door::nothing(|| {
-        // SAFETY: the caller's promise; the queue is the id's.
-        unsafe {
-            let id = Id::from_rdma(id)?.as_rdma();
-            let srq = std::mem::replace(&mut (*id).srq, null_mut());
-            if !srq.is_null() {
-                ibv_destroy_srq(srq);
-            }
-        }
         Ok(())
     });
 }

@@ -73,6 +73,9 @@ impl CmClient {
         if id.stage != Stage::Addressed {
             return refuse(libc::EINVAL, "resolve the address first");
         }
+        if id.entry.qp_type == QpType::XrcRecv {
+            return refuse(libc::EINVAL, "an XRC target does not ask for connections: use an id of IBV_QPT_XRC_SEND");
+        }
         let datagrams = id.entry.qp_type == QpType::Ud;
         let room = if datagrams { SidrReq::DATA_LEN } else { Req::DATA_LEN } - HEADER_LEN;
         if param.data.as_slice().len() > room {
@@ -102,6 +105,9 @@ impl CmClient {
         let (Stage::Idle, Some(binding)) = (id.stage, id.binding) else {
             return refuse(libc::EINVAL, "the id is connected or listens already");
         };
+        if id.entry.qp_type == QpType::XrcSend {
+            return refuse(libc::EINVAL, "an XRC initiator does not listen: use an id of IBV_QPT_XRC_RECV");
+        }
         let limit = if backlog == 0 { BACKLOG_DEFAULT } else { backlog.min(BACKLOG_MAX) };
         let backlog = Arc::new(Backlog::new(limit));
         // `::` without the option is for both families.

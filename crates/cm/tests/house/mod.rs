@@ -104,6 +104,8 @@ pub struct Host {
     pub world: World,
     pub backlog: Arc<Backlog>,
     next_qpn: u32,
+    /// Whether it listens and asks for extended reliable connections.
+    pub xrc: bool,
 }
 
 impl Host {
@@ -127,6 +129,7 @@ impl Host {
             world,
             backlog: Arc::new(Backlog::new(1 << 20)),
             next_qpn: 100,
+            xrc: false,
         };
         host.listen(1 << 20);
         host
@@ -137,7 +140,7 @@ impl Host {
         self.backlog = Arc::new(Backlog::new(backlog));
         let service_id = service_id(PS_TCP, PORT);
         let (backlog, owner) = (self.backlog.clone(), u32::MAX);
-        let listener = Listener { owner, service_id, addr: None, port: None, sidr: false, backlog };
+        let listener = Listener { owner, service_id, addr: None, port: None, sidr: false, xrc: self.xrc, backlog };
         self.cm.listen(listener).expect("free");
     }
 
@@ -159,7 +162,7 @@ impl Host {
         let wish = Connect {
             path: self.path_to(peer),
             service_id: service_id(PS_TCP, PORT),
-            transport: Transport::Rc,
+            transport: if self.xrc { Transport::Xrc } else { Transport::Rc },
             end: End {
                 qpn,
                 ca_guid: self.guid,

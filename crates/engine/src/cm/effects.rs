@@ -89,6 +89,7 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         let qp_type = match request.transport {
             Some(Transport::Rc) => QpType::Rc,
             Some(Transport::Uc) => QpType::Uc,
+            Some(Transport::Xrc) => QpType::XrcRecv,
             None => QpType::Ud,
         };
         let port = parse_service_id(request.service_id).map_or(0, |(_, port)| port);

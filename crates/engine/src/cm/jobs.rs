@@ -94,8 +94,9 @@ impl Worker {
         backlog: Arc<Backlog>,
     ) -> Result<(), CmError> {
         let sidr = owner.qp_type == QpType::Ud;
-        let listener =
-            Listener { service_id: service_id(owner.ps as u16, port), owner, addr, port: device, sidr, backlog };
+        let xrc = owner.qp_type.is_xrc();
+        let service_id = service_id(owner.ps as u16, port);
+        let listener = Listener { service_id, owner, addr, port: device, sidr, xrc, backlog };
         self.core.cm.as_mut().map_or(Ok(()), |host| host.machine.listen(listener))
     }
 
@@ -194,7 +195,11 @@ impl CmHost {
             let wish = Connect {
                 path: request.path,
                 service_id: service,
-                transport: if entry.qp_type == QpType::Uc { Transport::Uc } else { Transport::Rc },
+                transport: match entry.qp_type {
+                    QpType::Uc => Transport::Uc,
+                    QpType::XrcSend | QpType::XrcRecv => Transport::Xrc,
+                    QpType::Rc | QpType::Ud => Transport::Rc,
+                },
                 end: end_of(entry, param, guid, data),
                 retry_count: param.retry_count,
                 mtu: request.mtu,

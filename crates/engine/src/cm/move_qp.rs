@@ -28,14 +28,9 @@ impl Worker {
             .map_or(conn.mtu, |own| if own.bytes() < conn.mtu.bytes() { own } else { conn.mtu });
         let Ok(flow) = flow_of(caps, &ah, qp.qpn.get() ^ conn.remote_qpn) else { return false };
         let attr = attributes(conn, ah, mtu);
-        let rc = qp_type == QpType::Rc;
-        let rtr = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN | m::ACCESS_FLAGS;
-        let rts = m::SQ_PSN;
-        let steps = [
-            (QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS),
-            (QpState::Rtr, if rc { rtr | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER } else { rtr }),
-            (QpState::Rts, if rc { rts | m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC } else { rts }),
-        ];
+        let (rtr, rts) = needed(qp_type);
+        let steps =
+            [(QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS), (QpState::Rtr, rtr), (QpState::Rts, rts)];
         let skip = match state {
             QpState::Reset => 0,
             QpState::Init => 1,
@@ -66,6 +61,19 @@ impl Worker {
     fn owned_qp(&self, qp: &CmQpRef) -> Option<(QpType, QpState)> {
         let slot = self.slot(qp.qpn).filter(|s| s.context == qp.context)?;
         Some((slot.qp.qp_type(), slot.qp.query().qp_state))
+    }
+}
+
+/// What the moves to RTR and RTS need: an XRC initiator does not receive requests, a target does not send any.
+fn needed(qp_type: QpType) -> (u32, u32) {
+    let rtr = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN | m::ACCESS_FLAGS;
+    let (receives, sends) =
+        (m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER, m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC);
+    match qp_type {
+        QpType::Rc => (rtr | receives, m::SQ_PSN | m::TIMEOUT | sends),
+        QpType::XrcSend => (rtr, m::SQ_PSN | m::TIMEOUT | sends),
+        QpType::XrcRecv => (rtr | receives, m::SQ_PSN | m::TIMEOUT),
+        QpType::Uc | QpType::Ud => (rtr, m::SQ_PSN),
     }
 }
 
