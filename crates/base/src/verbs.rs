@@ -471,3 +471,24 @@ number_enum!(
         GidChange = 18,
     }
 );
+
+/// `min_rnr_timer` for a queue pair whose peer makes `peer_rnr_retries` RNR retries: what it waits after it heard that no
+/// receive was posted. A peer that tries for ever (7) comes back after 0.64 ms (code 12, IBA table 45). One that gives up
+/// after a few times must be kept waiting long enough for the program to post: 655.36 ms (code 0), as the kernel's
+/// connection manager does.
+pub const fn min_rnr_timer(peer_rnr_retries: u8) -> u8 {
+    if peer_rnr_retries == RNR_RETRY_FOR_EVER { 12 } else { 0 }
+}
+
+/// The RNR retry count that means no end (IBA 9.7.5.2.8).
+pub const RNR_RETRY_FOR_EVER: u8 = 7;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_peer_that_tries_for_ever_comes_back_soon() {
+        assert_eq!((0..=7).map(min_rnr_timer).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 12]);
+    }
+}

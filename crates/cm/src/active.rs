@@ -46,6 +46,7 @@ impl<O> Cm<O> {
         conn.conn.responder_resources = wish.end.responder_resources;
         conn.conn.initiator_depth = wish.end.initiator_depth;
         conn.conn.retry_count = wish.retry_count & 7;
+        conn.conn.peer_rnr_retry_count = wish.end.rnr_retry_count;
         conn.conn.ack_timeout = wish.ack_timeout & 31;
         conn.conn.mtu = wish.mtu;
         let psn = conn.conn.rq_psn;

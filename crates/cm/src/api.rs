@@ -149,8 +149,10 @@ pub struct Negotiated {
     pub initiator_depth: u8,
     /// Retries of the transport.
     pub retry_count: u8,
-    /// RNR retries.
+    /// RNR retries that we make: what the peer asked for.
     pub rnr_retry_count: u8,
+    /// RNR retries that the peer makes: what we asked for, or its own wish as long as we have not said anything.
+    pub peer_rnr_retry_count: u8,
     /// Local ACK timeout code.
     pub ack_timeout: u8,
     /// End-to-end flow control.

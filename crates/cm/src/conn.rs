@@ -179,6 +179,7 @@ pub const NOTHING: Negotiated = Negotiated {
     initiator_depth: 0,
     retry_count: 0,
     rnr_retry_count: 0,
+    peer_rnr_retry_count: 0,
     ack_timeout: 0,
     flow_control: false,
     srq: false,

@@ -269,6 +269,7 @@ fn limited<'a>(transport: Transport, end: &End<'a>) -> End<'a> {
 fn limit(conn: &mut Negotiated, end: &End<'_>) {
     conn.responder_resources = conn.responder_resources.min(end.responder_resources);
     conn.initiator_depth = conn.initiator_depth.min(end.initiator_depth);
+    conn.peer_rnr_retry_count = end.rnr_retry_count;
 }
 
 /// The address that is asked for: the packet's, except that a host may name its own loopback address to itself.
@@ -320,6 +321,8 @@ fn wishes_of(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Negotiated {
         initiator_depth: req.responder_resources,
         retry_count: req.retry_count,
         rnr_retry_count: req.rnr_retry_count,
+        // Programs mostly ask for the same at both ends.
+        peer_rnr_retry_count: req.rnr_retry_count,
         ack_timeout: req.ack_timeout,
         flow_control: req.flow_control,
         srq: req.srq,

@@ -513,3 +513,15 @@ fn datagram_services_are_asked_and_answered() {
     let params = SidrParams { qpn: 1, qkey: 2, ece: (0, 0), data: &[] };
     assert_eq!(host.cm.serve(NOW, id, &params, &mut host.world), Err(CmError::Gone));
 }
+
+#[test]
+fn how_often_the_peer_tries_again_is_what_we_ask_of_it() {
+    use burst_cm::End;
+    let mut host = Host::new(1);
+    ask(&mut host, req(1, 50));
+    let id = host.world.stories[0].conn;
+    let wishes = host.world.stories[0].negotiated.expect("wishes");
+    assert_eq!((wishes.rnr_retry_count, wishes.peer_rnr_retry_count), (4, 4), "ours is not said yet");
+    let (_, offer) = host.cm.offer(id, &End { rnr_retry_count: 7, ..End::default() }).expect("in time");
+    assert_eq!((offer.rnr_retry_count, offer.peer_rnr_retry_count), (4, 7));
+}

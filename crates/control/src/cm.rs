@@ -420,6 +420,8 @@ pub struct CmConn {
     pub retry_count: u8,
     /// `rnr_retry` of the queue pair.
     pub rnr_retry_count: u8,
+    /// `rnr_retry` of the peer's queue pair, as far as known.
+    pub peer_rnr_retry_count: u8,
     /// `timeout` of the queue pair.
     pub timeout: u8,
     /// Whether the peer wants end-to-end flow control.

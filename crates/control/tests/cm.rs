@@ -26,6 +26,7 @@ fn longest() -> CmEvent {
         initiator_depth: 255,
         retry_count: 255,
         rnr_retry_count: 255,
+        peer_rnr_retry_count: 255,
         timeout: 255,
         flow_control: true,
         srq: true,

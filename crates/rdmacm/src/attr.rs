@@ -3,6 +3,7 @@
 use crate::door::{self, EINVAL, ENODEV, Outcome, lock};
 use crate::id::{Id, Known};
 use crate::sys::*;
+use burst_base::verbs::min_rnr_timer;
 use burst_control::cm::CmRoute;
 use std::ffi::c_int;
 
@@ -14,8 +15,6 @@ const SELECT_EXACT: u8 = 2;
 const RATE: u8 = 3;
 /// Life time code of a packet when no ACK timeout is set, 4.096 us * 2^16.
 const LIFE_TIME: u8 = 16;
-/// What a peer waits after this end was not ready, code 12: 0.64 ms (IBA table 45).
-const MIN_RNR_TIMER: u8 = 12;
 /// What a peer may do with a connected queue pair's memory; memory regions decide.
 pub const REMOTE_ACCESS: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
@@ -87,7 +86,7 @@ pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Ou
             mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
             if receives {
                 a.max_dest_rd_atomic = conn.responder_resources;
-                a.min_rnr_timer = MIN_RNR_TIMER;
+                a.min_rnr_timer = min_rnr_timer(conn.peer_rnr_retry_count);
                 mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
             }
         }
@@ -159,6 +158,11 @@ mod tests {
         let (a, mask) = for_state(&known, IBV_QPT_RC, IBV_QPS_RTR).unwrap();
         assert_eq!(mask & IBV_QP_AV, IBV_QP_AV);
         assert_eq!((a.dest_qp_num, a.rq_psn, a.max_dest_rd_atomic, a.path_mtu), (0x11, 2, 3, IBV_MTU_4096));
+        // A peer that gives up after some retries is told to wait long.
+        assert_eq!(a.min_rnr_timer, 0);
+        let patient = CmConn { peer_rnr_retry_count: 7, ..known.conn };
+        let patient = Known { conn: patient, route: known.route, ..Known::default() };
+        assert_eq!(for_state(&patient, IBV_QPT_RC, IBV_QPS_RTR).unwrap().0.min_rnr_timer, 12);
         assert_eq!((a.ah_attr.is_global, a.ah_attr.grh.sgid_index, a.ah_attr.port_num), (1, 2, 1));
         let (a, mask) = for_state(&known, IBV_QPT_RC, IBV_QPS_RTS).unwrap();
         assert_eq!((a.sq_psn, a.max_rd_atomic, a.timeout), (1, 4, 14));

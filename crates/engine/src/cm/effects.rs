@@ -192,6 +192,7 @@ fn conn_of(n: &Negotiated) -> CmConn {
         initiator_depth: n.initiator_depth,
         retry_count: n.retry_count,
         rnr_retry_count: n.rnr_retry_count,
+        peer_rnr_retry_count: n.peer_rnr_retry_count,
         timeout: n.ack_timeout,
         flow_control: n.flow_control,
         srq: n.srq,

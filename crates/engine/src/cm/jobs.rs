@@ -74,6 +74,7 @@ impl Worker {
         let negotiated = Negotiated {
             responder_resources: wishes.responder_resources.min(param.responder_resources),
             initiator_depth: wishes.initiator_depth.min(param.initiator_depth),
+            peer_rnr_retry_count: param.rnr_retry_count,
             ..*wishes
         };
         let done = self.connect_qp(now, qp, path, &negotiated);

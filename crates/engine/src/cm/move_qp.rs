@@ -3,12 +3,9 @@
 use super::entry::CmQpRef;
 use crate::flow::{flow_of, gid_of};
 use crate::worker::Worker;
-use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m};
+use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{Nanos, Psn, Qpn};
 use burst_cm::{Negotiated, Path};
-
-/// RNR timer code in our NAKs: 0.64 ms. The specification leaves it to each end; the kernel's CM takes 0.
-const MIN_RNR_TIMER: u8 = 12;
 
 impl Worker {
     /// Makes a queue pair of this worker ready to send. False when it is not the program's, or in another state.
@@ -89,7 +86,7 @@ fn attributes(conn: &Negotiated, ah: AhAttr, path_mtu: Mtu) -> QpAttr {
         qp_access_flags: access::REMOTE_WRITE | access::LOCAL_WRITE | reads,
         max_dest_rd_atomic: conn.responder_resources,
         max_rd_atomic: conn.initiator_depth,
-        min_rnr_timer: MIN_RNR_TIMER,
+        min_rnr_timer: min_rnr_timer(conn.peer_rnr_retry_count),
         timeout: conn.ack_timeout,
         retry_cnt: conn.retry_count,
         rnr_retry: conn.rnr_retry_count,
