@@ -182,8 +182,18 @@ impl Context {
         if context.is_null() {
             return Err(EINVAL);
         }
+        // SAFETY: the caller gives an open context.
+        Ok(unsafe { Context::of(context) })
+    }
+
+    /// As [`Context::even_dead`], for a pointer that an object of this library holds, which is never NULL.
+    ///
+    /// # Safety
+    /// As for [`Context::from_ibv`].
+    #[inline]
+    pub unsafe fn of<'a>(context: *mut ibv_context) -> &'a Context {
         // SAFETY: the caller gives an open context, which `open` made inside a `Context`.
-        Ok(unsafe { &*whole(context) })
+        unsafe { &*whole(context) }
     }
 
     /// Whether this process made the context.

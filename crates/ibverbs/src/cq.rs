@@ -81,6 +81,16 @@ impl Cq {
         unsafe { Context::from_ibv(self.base.context) }
     }
 
+    /// The context, where it has been looked for before: by [`Cq::context`], on behalf of the same caller.
+    ///
+    /// # Safety
+    /// As for [`Cq::context`].
+    #[inline]
+    pub unsafe fn context_found<'a>(&self) -> &'a Context {
+        // SAFETY: the caller's promise; every CQ is made with a context.
+        unsafe { Context::of(self.base.context) }
+    }
+
     /// Where completion events are acknowledged.
     ///
     /// # Safety

@@ -9,10 +9,9 @@
 //! distance of the two clocks.
 
 use crate::context::Context;
-use crate::cq::{Cq, Inner, Wish, create};
+use crate::cq::{Cq, Wish, create};
 use crate::door::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
-use crate::poll::{found as found_one, pause, retire};
-use crate::registry::QpTable;
+use crate::poll::{found as found_one, next, pause};
 use crate::sys::*;
 use burst_shm::Cqe;
 use std::ffi::{c_int, c_uint};
@@ -88,36 +87,12 @@ fn fill(cq: &mut ibv_cq_ex, single_threaded: bool) {
     cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
 }
 
-/// Takes the next completion that belongs to a living queue pair; false: none there. It is a copy: its slot in the ring is
-/// free before the queue pair learns that it may post again.
-#[inline]
-fn advance(inner: &mut Inner, qps: &QpTable) -> bool {
-    loop {
-        if !inner.carry.is_empty() {
-            carried(inner);
-        } else if !inner.ring.poll(&mut inner.current) {
-            return false;
-        }
-        if retire(qps, &inner.current) {
-            return true;
-        }
-    }
-}
-
-/// Takes what had to leave the ring before.
-#[cold]
-fn carried(inner: &mut Inner) {
-    if let Some(cqe) = inner.carry.pop_front() {
-        inner.current = cqe;
-    }
-}
-
 /// Takes a completion and shows the two fields that applications read directly. The caller holds the lock.
-#[inline]
+#[inline(always)]
 unsafe fn step(cq: *mut ibv_cq_ex, ours: &Cq, context: &Context) -> bool {
     // SAFETY: the caller holds the lock, and has no other reference to what it guards.
     let inner = unsafe { ours.inner.held() };
-    let found = advance(inner, &context.qps);
+    let found = next(&mut inner.ring, &mut inner.carry, &context.qps, &mut inner.current);
     if found {
         // SAFETY: a live CQ; only the thread that polls touches these fields.
         unsafe {
@@ -157,22 +132,18 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
 
 /// The next completion; ENOENT when there is none. `end_poll` is due in both cases.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
+    // SAFETY: the caller gives a CQ that it is polling: it holds the lock, and `start_poll` has found CQ and context.
     unsafe {
-        let Ok(ours) = Cq::from_ibv(cq.cast()) else { return libc::EINVAL };
-        let Ok(context) = Context::even_dead((*cq).context) else { return libc::EIO };
-        if step(cq, ours, context) { 0 } else { libc::ENOENT }
+        let ours = &*cq.cast::<Cq>();
+        if step(cq, ours, ours.context_found()) { 0 } else { libc::ENOENT }
     }
 }
 
 /// Ends polling: other threads may poll.
 unsafe extern "C" fn end_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex) {
-    // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
-    unsafe {
-        let Ok(ours) = Cq::from_ibv(cq.cast()) else { return };
-        if LOCKED {
-            ours.inner.release();
-        }
+    if LOCKED {
+        // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
+        unsafe { (*cq.cast::<Cq>()).inner.release() };
     }
 }
 

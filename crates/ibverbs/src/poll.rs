@@ -14,7 +14,9 @@ use crate::registry::QpTable;
 use crate::sys::*;
 use burst_base::sharing::Sharing;
 use burst_shm::Cqe;
+use burst_shm::cq::CqConsumer;
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::ptr::NonNull;
 
@@ -53,7 +55,9 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     let wanted = count.max(0) as usize;
     let mut inner = cq.inner.lock();
     // SAFETY: the caller gives `count` writable entries.
-    let done = unsafe { take(&mut inner, &context.qps, wanted, wc) };
+    let done = unsafe {
+        if wanted == 1 { take_one(&mut inner, &context.qps, wc) } else { take(&mut inner, &context.qps, wanted, wc) }
+    };
     drop(inner);
     if done > 0 {
         found();
@@ -87,6 +91,52 @@ pub fn pause() -> bool {
         }
         so_far.is_multiple_of(LOOK)
     })
+}
+
+/// Takes the next completion that belongs to a living queue pair; false: none there. It is a copy: its slot in the ring is
+/// free before the queue pair learns that it may post again.
+#[inline(always)]
+pub fn next(ring: &mut CqConsumer, carry: &mut VecDeque<Cqe>, qps: &QpTable, cqe: &mut Cqe) -> bool {
+    if carry.is_empty() {
+        if !ring.poll(cqe) {
+            return false;
+        }
+        if retire(qps, cqe) {
+            return true;
+        }
+    }
+    next_past(ring, carry, qps).map(|found| *cqe = found).is_some()
+}
+
+/// As [`next`], where completions were carried over or have lost their queue pair.
+#[cold]
+fn next_past(ring: &mut CqConsumer, carry: &mut VecDeque<Cqe>, qps: &QpTable) -> Option<Cqe> {
+    loop {
+        let mut cqe = Cqe::default();
+        if let Some(carried) = carry.pop_front() {
+            cqe = carried;
+        } else if !ring.poll(&mut cqe) {
+            return None;
+        }
+        if retire(qps, &cqe) {
+            return Some(cqe);
+        }
+    }
+}
+
+/// As [`take`], for one: what most programs ask for.
+///
+/// # Safety
+/// `wc` is writable for one entry.
+#[inline]
+unsafe fn take_one(inner: &mut Inner, qps: &QpTable, wc: *mut ibv_wc) -> usize {
+    let mut cqe = Cqe::default();
+    if !next(&mut inner.ring, &mut inner.carry, qps, &mut cqe) {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { wc.write(wc_of(&cqe)) };
+    1
 }
 
 /// # Safety

@@ -4,7 +4,7 @@
 //! meanwhile, a copy holds some bytes and nothing is undefined. Every access asserts its bounds.
 use crate::arena::Segment;
 use crate::layout::{Cqe, RecvWqe, SendWqe, Sge};
-use core::mem::{MaybeUninit, align_of, size_of};
+use core::mem::{align_of, size_of};
 use core::ptr::NonNull;
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -94,13 +94,12 @@ impl Area {
     pub(crate) fn load<T: Plain>(&self, offset: usize, out: &mut T) {
         const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() >= 8) };
         let src = self.at(offset, size_of::<T>(), 8).cast::<u64>();
-        let mut copy = MaybeUninit::<T>::uninit();
+        let to = core::ptr::from_mut(out).cast::<u64>();
         for i in 0..size_of::<T>() / 8 {
-            // SAFETY: word i is in bounds on both sides; the source is only accessed atomically.
-            unsafe { copy.as_mut_ptr().cast::<u64>().add(i).write(AtomicU64::from_ptr(src.add(i)).load(Relaxed)) };
+            // SAFETY: word i is in bounds on both sides, the source is only accessed atomically, and every bit pattern is a
+            // `T` (`Plain`). Word by word to its place: eight at once would need registers that the caller has to save.
+            unsafe { to.add(i).write(AtomicU64::from_ptr(src.add(i)).load(Relaxed)) };
         }
-        // SAFETY: all of `T` was written and every bit pattern is a `T` (`Plain`).
-        *out = unsafe { copy.assume_init() };
     }
     /// As [`Area::load`], if the 32-bit word at byte `at` of the entry is `expected` (Acquire). One check of bounds for both.
     #[inline]

@@ -278,11 +278,27 @@ impl CqConsumer {
     /// Takes one completion. False: none there.
     #[inline]
     pub fn poll(&mut self, cqe: &mut Cqe) -> bool {
-        let taken = self.take(cqe);
+        if self.next.is_some() {
+            return self.poll_between_rings().map(|taken| *cqe = taken).is_some();
+        }
+        let index = self.index;
+        let taken = self.ring.take(index, cqe);
+        if taken {
+            self.index = index.wrapping_add(1);
+            // Release: as in `publish`.
+            self.ring.consumer().store(self.index, Release);
+        }
+        taken
+    }
+    /// As [`CqConsumer::poll`], during a resize.
+    #[cold]
+    fn poll_between_rings(&mut self) -> Option<Cqe> {
+        let mut cqe = Cqe::default();
+        let taken = self.take(&mut cqe);
         if taken {
             self.publish();
         }
-        taken
+        taken.then_some(cqe)
     }
     /// Takes up to `max` completions, hands each to `f`, frees their slots at the end. Returns how many.
     pub fn poll_each(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
