@@ -50,8 +50,13 @@ def install(guest):
             bare = Path(directory) / "bare"
             subprocess.run(["strip", "-o", bare, built / part], check=True)
             guest.put(bare, f"/burst/{part}")
+    # What a burstd with the port kind dpdk is linked to, as far as the guest lacks it.
+    linked = subprocess.run(["ldd", built / "burstd"], capture_output=True, text=True, check=True).stdout
+    for library in re.findall(r"=> (/\S+)", linked):
+        if guest.run("test", "-e", library)[0]:
+            guest.put(Path(library), f"/burst/lib/{Path(library).name}")
     socket = BURST["BURST_SOCKET"]
-    daemon = guest.start("/burst/burstd", "--socket", socket, "--port", "udp:dev=lo")
+    daemon = guest.start("/burst/burstd", "--socket", socket, "--port", "udp:dev=lo", env=BURST)
     guest.shell(f"n=0; while [ ! -S {socket} ] && [ $n -lt 500 ]; do usleep 20000; n=$((n+1)); done")
     if not daemon.running():
         raise LabError(f"burstd does not run in the guest:\n{daemon.text()}")
