@@ -1,5 +1,5 @@
 /*
- * cm_more ADDRESS [NAME...]: rules of librdmacm beyond connecting: enhancements (ECE), shared receive queues, backlog,
+ * cm_more ADDRESS [NAME...]: rules of librdmacm beyond connecting: enhancements (ECE), shared receive queues, XRC, backlog,
  * early data, options, requests given up, loopback. As cm_exercise, all within one process.
  */
 #include "cm_check.h"
@@ -83,6 +83,81 @@ static void test_shared_receive_queue(void)
 	rdma_destroy_qp(p.passive);
 	rdma_destroy_srq(p.passive);
 	CHECK(p.passive->srq == NULL);
+	end_pair(&p);
+}
+
+/* An endpoint at or to the local address, its events in a channel. */
+static struct rdma_cm_id *xrc_endpoint(struct rdma_event_channel *channel, enum ibv_qp_type type, uint16_t port)
+{
+	bool passive = type == IBV_QPT_XRC_RECV;
+	socklen_t len = local.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_IB, .ai_qp_type = type }, *info;
+	struct ibv_qp_init_attr init = { .cap = { .max_send_wr = 4, .max_send_sge = 1 }, .sq_sig_all = 1 };
+	struct rdma_cm_id *id;
+
+	if (passive) {
+		hints.ai_flags = RAI_PASSIVE;
+		hints.ai_src_addr = at_port(port);
+		hints.ai_src_len = len;
+	} else {
+		hints.ai_dst_addr = at_port(port);
+		hints.ai_dst_len = len;
+	}
+	CHECK(rdma_getaddrinfo(NULL, NULL, &hints, &info) == 0);
+	CHECK(rdma_create_ep(&id, info, NULL, passive ? NULL : &init) == 0 && id->qp_type == type);
+	rdma_freeaddrinfo(info);
+	CHECK(rdma_migrate_id(id, channel) == 0);
+	return id;
+}
+
+/* The queue takes the place of the small default queue of a target, and outlives the target. */
+static void test_extended_reliable(void)
+{
+	static uint8_t out[SIZE], in[SIZE];
+	struct ibv_qp_init_attr target = { .cap = { .max_recv_wr = 1 }, .qp_type = IBV_QPT_XRC_RECV };
+	struct ibv_srq_init_attr_ex queue = { .attr = { .max_wr = 64, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC,
+					      .comp_mask = IBV_SRQ_INIT_ATTR_TYPE };
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .rnr_retry_count = 7 };
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .num_sge = 1 }, *bad;
+	struct rdma_cm_event *event;
+	struct ibv_mr *out_mr, *in_mr;
+	struct ibv_sge sge;
+	struct ibv_wc wc;
+	uint32_t number;
+	struct pair p = { .active_channel = new_channel(), .passive_channel = new_channel() };
+
+	p.listener = xrc_endpoint(p.passive_channel, IBV_QPT_XRC_RECV, 0);
+	CHECK(rdma_listen(p.listener, 8) == 0);
+	p.active = xrc_endpoint(p.active_channel, IBV_QPT_XRC_SEND, rdma_get_src_port(p.listener));
+	CHECK(p.active->qp && p.active->send_cq && !p.active->recv_cq);
+	CHECK(rdma_connect(p.active, &param) == 0);
+	p.passive = expect_ack(p.passive_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(p.passive->qp_type == IBV_QPT_XRC_RECV && p.passive->verbs == p.active->verbs);
+	CHECK(rdma_create_qp(p.passive, NULL, &target) == 0 && p.passive->recv_cq && !p.passive->send_cq);
+	CHECK(rdma_create_srq_ex(p.passive, &queue) == 0 && p.passive->srq && p.passive->recv_cq->cqe >= 64);
+	CHECK(ibv_get_srq_num(p.passive->srq, &number) == 0);
+	CHECK(rdma_accept(p.passive, &param) == 0);
+	event = expect(p.active_channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->param.conn.srq == 1 && event->param.conn.qp_num == p.passive->qp->qp_num);
+	rdma_ack_cm_event(event);
+	expect_ack(p.passive_channel, RDMA_CM_EVENT_ESTABLISHED);
+
+	out_mr = rdma_reg_msgs(p.active, out, SIZE);
+	in_mr = rdma_reg_msgs(p.passive, in, SIZE);
+	CHECK(out_mr && in_mr);
+	fill(out, SIZE, 9);
+	sge = (struct ibv_sge){ .addr = (uintptr_t)out, .length = SIZE, .lkey = out_mr->lkey };
+	wr.sg_list = &sge;
+	wr.qp_type.xrc.remote_srqn = number;
+	CHECK(rdma_post_recv(p.passive, in, in, SIZE, in_mr) == 0 && ibv_post_send(p.active->qp, &wr, &bad) == 0);
+	CHECK(rdma_get_send_comp(p.active, &wc) == 1 && wc.status == IBV_WC_SUCCESS, "send status %d", wc.status);
+	CHECK(rdma_get_recv_comp(p.passive, &wc) == 1 && wc.status == IBV_WC_SUCCESS, "receive status %d", wc.status);
+	CHECK(wc.byte_len == SIZE && memcmp(in, out, SIZE) == 0);
+	CHECK(rdma_dereg_mr(out_mr) == 0 && rdma_dereg_mr(in_mr) == 0);
+	rdma_destroy_qp(p.passive);
+	CHECK(p.passive->recv_cq && ibv_poll_cq(p.passive->recv_cq, 1, &wc) == 0);
+	rdma_destroy_srq(p.passive);
+	CHECK(!p.passive->srq && !p.passive->recv_cq && !p.passive->recv_cq_channel);
 	end_pair(&p);
 }
 
@@ -257,6 +332,7 @@ static const struct rule rules[] = {
 	{ "reject_ece", test_rejection_for_enhancements },
 	{ "srq", test_shared_receive_queue },
 	{ "extended", test_extended_queue_pair },
+	{ "xrc", test_extended_reliable },
 	{ "backlog", test_backlog },
 	{ "early_data", test_early_data },
 	{ "effects", test_options_have_effect },
