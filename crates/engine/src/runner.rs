@@ -200,6 +200,9 @@ impl Runner {
         if !self.pending.load(Ordering::Relaxed) || !self.pending.swap(false, Ordering::SeqCst) {
             return false;
         }
+        // A program may destroy an address handle or a queue pair right after posting to it, as mckey does: what was
+        // posted before the command leaves before it.
+        self.worker.send_posted(now);
         while let Ok(job) = self.jobs.try_recv() {
             job(&mut self.worker, now);
         }

@@ -157,6 +157,12 @@ impl Worker {
         busy | self.core.publish(&self.ports)
     }
 
+    /// The first half of a pass: what programs have posted until now leaves, as far as a pass allows.
+    pub fn send_posted(&mut self, now: Nanos) {
+        self.core.take_doorbells();
+        self.transmit(now);
+    }
+
     /// Says what time 0 of `now` is on CLOCK_MONOTONIC: completions carry that clock's time to the programs.
     pub fn set_clock_base(&mut self, base_ns: u64) {
         self.core.outbox.clock_base_ns = base_ns;
