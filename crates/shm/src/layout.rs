@@ -1,4 +1,4 @@
-//! Formats of everything that lies in shared memory. Changing any of them changes [`ABI_VERSION`].
+//! Formats of everything that lies in shared memory. Changing any of them, or a control message, changes [`ABI_VERSION`].
 //!
 //! All integers are native-endian; both ends run on one host. Offsets and sizes are fixed by `const` assertions.
 //! Ring headers keep the application-written and the daemon-written words on different cache lines.
@@ -6,7 +6,7 @@
 use core::mem::size_of;
 
 /// Version of the shared-memory formats and of the control messages; both ends must agree exactly.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 /// Size of a freshly made arena segment (sparse: pages cost memory when touched).
 pub const SEGMENT_BYTES: u64 = 64 << 20;
 /// Cache line.
