@@ -193,10 +193,10 @@ impl Worker {
         self.with_qp(qpn, now, |slot, env| slot.qp.part(env))?;
         self.flush_all(now);
         let index = slot_of(qpn);
-        let slot = take(&mut self.core.qps, index)?;
+        let mut slot = take(&mut self.core.qps, index)?;
         self.core.wheel.cancel(index);
         self.core.sched.remove(slot.context, index);
-        self.leave_path(&slot, index);
+        self.leave_path(&mut slot, index);
         if let Some(context) = self.core.contexts.get_mut(slot.context as usize).and_then(Option::as_mut)
             && let Some(q) = context.queues.get_mut(slot.doorbell as usize)
         {
@@ -234,7 +234,7 @@ impl Worker {
     fn join_path(&mut self, qpn: Qpn, flow: Flow) {
         let index = slot_of(qpn);
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
-        self.leave_path(&slot, index);
+        self.leave_path(&mut slot, index);
         self.ports[usize::from(slot.port)].port.prepare(&flow);
         let Core { paths, options, .. } = &mut self.core;
         let found = paths.iter().position(|p| p.peer == flow.dst && p.port == slot.port);
@@ -246,11 +246,11 @@ impl Worker {
         }
         paths[at].users += 1;
         slot.path = at as u32;
-        slot.inflight_seen = 0;
         put(&mut self.core.qps, index, slot);
     }
 
-    fn leave_path(&mut self, slot: &QpSlot, index: u32) {
+    /// Takes a queue pair off its path, with what it has in flight there and its place in the line.
+    fn leave_path(&mut self, slot: &mut QpSlot, index: u32) {
         if slot.path == NO_PATH {
             return;
         }
@@ -258,6 +258,7 @@ impl Worker {
         path.moved(slot.inflight_seen, 0);
         path.users -= 1;
         path.waiting.retain(|q| *q != index);
+        (slot.path, slot.inflight_seen, slot.waiting) = (NO_PATH, 0, false);
     }
 
     /// Tells the peer of a queue pair whose process died.

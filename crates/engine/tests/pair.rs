@@ -2,8 +2,9 @@
 mod house;
 
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
-use burst_base::{Nanos, Reason};
+use burst_base::{Nanos, Qpn, Reason};
 use burst_engine::handover::Inbox;
+use burst_engine::path::QP_MIN_BYTES;
 use burst_port::Port;
 use burst_port::impair::Impair;
 use burst_port::mem::{Hub, MemConfig, pair};
@@ -208,4 +209,52 @@ fn packets_at_the_wrong_worker_are_handed_over() {
     });
     assert!(done, "no completion");
     assert_eq!(contents(&right)[..9000], bytes[..9000]);
+}
+
+/// Others' acknowledgements make room in the window that all queue pairs towards a host share, and wake who waits for it:
+/// also a queue pair that waited before, was reset and connected again.
+#[test]
+fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
+    let (mut a, mut b) = hosts(None);
+    let (mut busy, _qb) = connected(&mut a, &mut b, Mtu::B4096);
+    let mut waits = a.create(QpType::Rc);
+    let (caps, nobody) = (b.caps.clone(), Qpn::new(0x00ab_cdf0));
+    let (all, part, rkey) = (a.sge(0, BYTES), a.sge(0, 64 << 10), b.key);
+    let mut now = Nanos(0);
+    a.post(&mut busy, request(WrOpcode::RdmaWrite, 1, BASE, rkey), &[all]);
+    for _ in 0..8 {
+        a.worker.run_once(now);
+    }
+    for _ in 0..2 {
+        // Nobody answers this one: only what the other is answered makes room.
+        a.connect(&waits, nobody, &caps, Mtu::B4096);
+        a.post(&mut waits, request(WrOpcode::RdmaWrite, 2, BASE, rkey), &[part]);
+        a.worker.run_once(now);
+        a.reset_qp(now, &mut waits);
+    }
+    a.connect(&waits, nobody, &caps, Mtu::B4096);
+    a.post(&mut waits, request(WrOpcode::RdmaWrite, 3, BASE, rkey), &[part]);
+    a.worker.run_once(now);
+    let sent_at_once = QP_MIN_BYTES / 4096;
+    let whole = 16;
+    let seen = |b: &Host| b.worker.counters(0).reason(Reason::UnknownQpn);
+    assert!(run(&mut a, &mut b, &mut now, |_, b| poll(&mut busy).is_some() && seen(b) >= 3 * sent_at_once));
+    let limit = now + Nanos::from_ms(1);
+    run(&mut a, &mut b, &mut now, |_, b| seen(b) == 2 * sent_at_once + whole);
+    assert_eq!((seen(&b), now < limit), (2 * sent_at_once + whole, true));
+}
+
+/// A program may destroy what it has just posted to: commands find it sent.
+#[test]
+fn what_was_posted_leaves_before_a_command_is_carried_out() {
+    let (mut a, mut b) = hosts(None);
+    let (mut qa, _qb) = connected(&mut a, &mut b, Mtu::B1024);
+    let bytes = fill(&a, 5);
+    let (sge, rkey) = (a.sge(0, 3000), b.key);
+    a.post(&mut qa, request(WrOpcode::RdmaWrite, 1, BASE, rkey), &[sge]);
+    let now = Nanos(0);
+    a.worker.send_posted(now);
+    drop(a.worker.destroy_qp(now, qa.qpn, false));
+    b.worker.run_once(Nanos::from_ms(1));
+    assert_eq!(contents(&b)[..3000], bytes[..3000]);
 }

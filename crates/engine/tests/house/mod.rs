@@ -157,6 +157,13 @@ impl Host {
         self.worker.modify_qp(now, qp.qpn, &attr, burst_base::verbs::attr_mask::STATE, None).is_ok()
     }
 
+    /// Moves a queue pair to RESET and forgets what was posted, as the library does.
+    pub fn reset_qp(&mut self, now: Nanos, qp: &mut AppQp) {
+        let attr = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
+        self.worker.modify_qp(now, qp.qpn, &attr, attr_mask::STATE, None).expect("any state may be reset");
+        qp.sq.free_all();
+    }
+
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: BASE + offset, length, lkey: self.key }
     }
