@@ -1,50 +1,11 @@
-//! The threshold between C and Rust: how a call reports an error, and that neither panic nor cancellation crosses it.
+//! The threshold between C and Rust: how a call reports an error. ([`burst_door`]: neither panic nor cancellation crosses it.)
 //!
 //! Verbs functions report in three ways: an errno value (0 is success), NULL with `errno` set, or -1 with `errno` set.
 //! A panic inside a door is a bug in this library; the caller sees EIO instead of an abort.
 
-use crate::block::NotNow;
+use burst_door::guarded;
+pub use burst_door::{EINVAL, EIO, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, set_errno};
 use std::ffi::c_int;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// An errno value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Errno(pub c_int);
-
-/// Result of the inside of a door.
-pub type Outcome<T> = Result<T, Errno>;
-
-/// The argument is wrong.
-pub const EINVAL: Errno = Errno(libc::EINVAL);
-/// No room.
-pub const ENOMEM: Errno = Errno(libc::ENOMEM);
-/// Not offered.
-pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
-/// The conversation with the daemon broke, or the context belongs to the parent process.
-pub const EIO: Errno = Errno(libc::EIO);
-
-impl From<burst_control::ControlError> for Errno {
-    fn from(e: burst_control::ControlError) -> Errno {
-        Errno(e.errno())
-    }
-}
-
-/// Sets the calling thread's `errno`.
-pub fn set_errno(e: Errno) {
-    // SAFETY: glibc returns the address of this thread's errno, which is always valid.
-    unsafe { *libc::__errno_location() = e.0 }
-}
-
-/// The calling thread's `errno`.
-pub fn errno() -> Errno {
-    // SAFETY: as in `set_errno`.
-    Errno(unsafe { *libc::__errno_location() })
-}
-
-fn guarded<T>(inside: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
-    let _not_now = NotNow::begin();
-    catch_unwind(AssertUnwindSafe(inside)).unwrap_or(Err(EIO))
-}
 
 /// For functions that return an errno value.
 pub fn value(inside: impl FnOnce() -> Outcome<()>) -> c_int {

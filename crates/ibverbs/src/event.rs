@@ -4,7 +4,6 @@
 //! Each event handed out is counted at its object ([`Counted`]); destroying the object waits until as many were
 //! acknowledged, as verbs demand.
 
-use crate::block;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::door::{self, EIO, Errno, Outcome};
@@ -13,6 +12,7 @@ use crate::registry::{Source, lock};
 use crate::srq::Srq;
 use crate::sys::*;
 use burst_control::{AsyncObject, AsyncRecord, Request, Response};
+use burst_door::block;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;

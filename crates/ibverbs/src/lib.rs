@@ -13,7 +13,6 @@
 
 pub mod ah;
 pub mod attr;
-pub mod block;
 pub mod context;
 pub mod cq;
 pub mod cq_ex;

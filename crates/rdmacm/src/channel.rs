@@ -4,13 +4,13 @@
 //! would go on waiting; so it does here: a channel that is being read stays open, and the memory of destroyed ones is kept
 //! for a while, so that a thread that comes late finds out.
 
-use crate::block;
 use crate::door::{self, EINVAL, EIO, Outcome, errno, lock};
 use crate::event::Record;
 use crate::session::{Session, session};
 use crate::sys::rdma_event_channel;
 use burst_control::cm::CmEvent;
 use burst_control::{Request, Response};
+use burst_door::block;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, IntoRawFd};

@@ -1,6 +1,5 @@
 //! Endpoints: one call for an id that is resolved or bound, with its queue pair.
 
-use crate::block;
 use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
 use crate::event;
 use crate::id::{Id, Kind};
@@ -8,6 +7,7 @@ use crate::qp;
 use crate::resolve;
 use crate::srq;
 use crate::sys::*;
+use burst_door::block;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 

@@ -4,12 +4,12 @@
 //! of a connection request makes the new id; it is counted at the listener.
 
 use crate::attr;
-use crate::block;
 use crate::channel::Channel;
 use crate::door::{self, EINVAL, Outcome, lock};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmData, CmEvent, CmEventKind, CmOp};
+use burst_door::block;
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 

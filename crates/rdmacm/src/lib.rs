@@ -17,7 +17,6 @@ use burst_ibverbs as _;
 
 pub mod addr;
 pub mod attr;
-pub mod block;
 pub mod channel;
 pub mod connect;
 pub mod device;

@@ -1,7 +1,7 @@
 //! Calls that may wait for long, and so be the place where a thread is cancelled (pthread_cancel).
 //!
 //! Cancellation unwinds the stack by force. That is allowed through frames that own nothing, and through no others: `catch_unwind`
-//! would stop it, which ends the process. So doors forbid cancellation while they run ([`crate::door`]), and the few that
+//! would stop it, which ends the process. So doors forbid cancellation while they run ([`crate::guarded`]), and the few that
 //! wait do it here, between two such parts, in functions of the "C-unwind" ABI without destructors.
 
 use std::ffi::{c_int, c_void};
