@@ -140,9 +140,10 @@ class Daemon(Program):
 class Host:
     """One end: a namespace with an interface `eth0`, and what runs there."""
 
-    def __init__(self, name, directory):
+    def __init__(self, name, directory, cpu=None):
         self.name = name
         self.directory = directory
+        self.pin = ["taskset", "-c", cpu] if cpu else []
         self.socket = directory / f"{name}.sock"
         self.daemon = None
         self.address = None
@@ -158,7 +159,7 @@ class Host:
 
     def prefix(self):
         """Words that put a command into this namespace."""
-        return ["nsenter", "-t", str(self.keeper.pid), "--net", "--mount"]
+        return ["nsenter", "-t", str(self.keeper.pid), "--net", "--mount", *self.pin]
 
     def ip(self, line):
         """Runs one `ip` command here."""
@@ -237,10 +238,11 @@ class Host:
 
 
 class Fabric:
-    """Hosts `a` and `b`, joined by a wire; a context manager."""
+    """Hosts `a` and `b`, joined by a wire; a context manager. `cpus`: a processor for each host, all that runs there."""
 
-    def __init__(self, mtu=9000, ports=("udp:dev=eth0", "udp:dev=eth0"), daemons=True, extra=(), delay=None):
+    def __init__(self, mtu=9000, ports=("udp:dev=eth0", "udp:dev=eth0"), daemons=True, extra=(), delay=None, cpus=None):
         self.mtu, self.ports, self.daemons, self.extra, self.delay = mtu, ports, daemons, extra, delay
+        self.cpus = cpus or (None, None)
         self.directory = None
         self.hosts = []
 
@@ -255,8 +257,8 @@ class Fabric:
         return self
 
     def _build(self):
-        for name in ("a", "b"):
-            self.hosts.append(Host(name, self.directory))
+        for name, cpu in zip(("a", "b"), self.cpus):
+            self.hosts.append(Host(name, self.directory, cpu))
         a, b = self.hosts
         a.ip(f"link add eth0 type veth peer name eth0 netns {b.keeper.pid}")
         for number, host in enumerate(self.hosts, start=1):

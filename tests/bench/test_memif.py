@@ -1,13 +1,10 @@
 """The dpdk port over memif, two processes on one machine, next to the udp port over veth in the same run (`make bench`).
 
 One worker per side. Each side is kept to one processor, its daemon and its program together, as on two hosts: left to
-itself the kernel may put both daemons on one processor, because the polling client looks busy on the other. The
-kernel's autogroups are off meanwhile: with them a poller that yields gives way to its own session only, and the daemon is
-of another one (measured: less than half).
+itself the kernel may put both daemons on one processor, because the polling client looks busy on the other.
 """
 
 import os
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -22,18 +19,6 @@ LARGE = ["ib_write_bw", "-d", "burst0", "-F", "--report_gbits", "-D", 1, "-s", 6
 SMALL = ["ib_write_bw", "-d", "burst0", "-F", "--report_gbits", "-D", 1, "-s", 64, "-q", 16, "-l", 16]
 GBITS_MIN = 20
 MPPS_MIN = 1.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_autogroups():
-    switch = Path("/proc/sys/kernel/sched_autogroup_enabled")
-    before = switch.read_text().strip() if switch.exists() else "0"
-    if before != "0" and os.access(switch, os.W_OK):
-        switch.write_text("0")
-        yield
-        switch.write_text(before)
-    else:
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@
 //! its own (`burst-pair`, plain verbs in C), so that a library that crashes or hangs is a finding and not our end.
 
 mod library;
+mod scheduler;
 mod udp;
 
 use crate::install;
@@ -26,6 +27,8 @@ pub enum Finding {
     Ok(String),
     /// Wrong: what was seen, and the cure.
     Fail(String, String),
+    /// Works, but could be better: what was seen, and how.
+    Hint(String, String),
     /// Cannot be checked: why.
     Skip(String),
 }
@@ -49,6 +52,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("mtu", mtu),
     ("port 4791", port_4791),
     ("memlock", memlock),
+    ("scheduler", scheduling),
     ("library", library_in_place),
     ("transfer", transfer),
 ];
@@ -84,6 +88,7 @@ fn as_line(name: &str, finding: &Finding) -> String {
     match finding {
         Finding::Ok(seen) => format!("ok    {name:<11} {seen}"),
         Finding::Skip(why) => format!("skip  {name:<11} {why}"),
+        Finding::Hint(seen, cure) => format!("hint  {name:<11} {seen}\n      {:<11} better: {cure}", ""),
         Finding::Fail(seen, cure) => format!("FAIL  {name:<11} {seen}\n      {:<11} cure: {cure}", ""),
     }
 }
@@ -92,6 +97,7 @@ fn as_json(name: &str, finding: &Finding) -> serde_json::Value {
     match finding {
         Finding::Ok(seen) => json!({ "check": name, "result": "ok", "seen": seen }),
         Finding::Skip(why) => json!({ "check": name, "result": "skip", "seen": why }),
+        Finding::Hint(seen, cure) => json!({ "check": name, "result": "hint", "seen": seen, "cure": cure }),
         Finding::Fail(seen, cure) => json!({ "check": name, "result": "fail", "seen": seen, "cure": cure }),
     }
 }
@@ -230,6 +236,10 @@ fn memlock(_: &Patient) -> Finding {
     Finding::Ok("not needed: Burst registers memory without locking it, ulimit -l may be anything".to_owned())
 }
 
+fn scheduling(patient: &Patient) -> Finding {
+    scheduler::check(patient.daemon().map(|(_, client)| client.daemon().pid))
+}
+
 fn library_in_place(patient: &Patient) -> Finding {
     match &patient.libraries {
         Err(why) => {
@@ -261,7 +271,7 @@ mod tests {
     fn no_daemon_fails_once_and_skips_what_depends_on_it() {
         let patient = nobody(Found::Absent);
         assert!(matches!(socket(&patient), Finding::Fail(..)));
-        for check in [permission, version, device, address, mtu, transfer] {
+        for check in [permission, version, device, address, mtu, scheduling, transfer] {
             assert!(matches!(check(&patient), Finding::Skip(_)));
         }
     }

@@ -1,0 +1,79 @@
+//! How the kernel shares the processors between the daemon and the programs: what costs speed only.
+
+use super::Finding;
+use std::fs::read_to_string;
+
+/// The switch of autogroups.
+const SWITCH: &str = "kernel.sched_autogroup_enabled";
+/// On more processors than these a poller rarely stands in the daemon's way.
+const FEW: usize = 4;
+/// `/proc/PID/cgroup` of a process in the root group: only these have autogroups.
+const ROOT_GROUP: &str = "0::/";
+
+/// What is known of a process: its line of `/proc/PID/autogroup`, and whether it is in the root control group.
+struct Group {
+    auto: String,
+    root: bool,
+}
+
+impl Group {
+    fn of(who: &str) -> Option<Group> {
+        let auto = read_to_string(format!("/proc/{who}/autogroup")).ok()?;
+        // "/autogroup-12 nice 0"
+        let auto = auto.split_whitespace().next()?.to_owned();
+        let groups = read_to_string(format!("/proc/{who}/cgroup")).unwrap_or_default();
+        Some(Group { auto, root: groups.lines().any(|line| line == ROOT_GROUP) || groups.is_empty() })
+    }
+}
+
+/// Warns where a program that polls keeps a processor from the daemon, although it yields.
+pub fn check(daemon: Option<u32>) -> Finding {
+    let Some(daemon) = daemon else { return Finding::Skip("no daemon".to_owned()) };
+    let enabled =
+        read_to_string(format!("/proc/sys/{}", SWITCH.replace('.', "/"))).is_ok_and(|text| text.trim() == "1");
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    judge(enabled, processors, Group::of("self"), Group::of(&daemon.to_string()))
+}
+
+fn judge(enabled: bool, processors: usize, own: Option<Group>, daemon: Option<Group>) -> Finding {
+    let seen = format!("{processors} processors");
+    match (own, daemon) {
+        (Some(own), Some(daemon))
+            if enabled && processors <= FEW && own.root && daemon.root && own.auto != daemon.auto =>
+        {
+            Finding::Hint(
+                format!("{seen}, and the kernel shares them by session: programs that poll slow the daemon down"),
+                format!("sysctl {SWITCH}=0, on a host that is there for such programs"),
+            )
+        }
+        _ => Finding::Ok(seen),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(auto: &str, root: bool) -> Option<Group> {
+        Some(Group { auto: auto.to_owned(), root })
+    }
+
+    #[test]
+    fn only_sessions_that_compete_for_few_processors_are_warned_of() {
+        let hint =
+            |enabled, processors, own, daemon| matches!(judge(enabled, processors, own, daemon), Finding::Hint(..));
+        assert!(hint(true, 2, group("/autogroup-1", true), group("/autogroup-2", true)));
+        assert!(!hint(false, 2, group("/autogroup-1", true), group("/autogroup-2", true)));
+        assert!(!hint(true, 64, group("/autogroup-1", true), group("/autogroup-2", true)));
+        assert!(!hint(true, 2, group("/autogroup-1", true), group("/autogroup-1", true)));
+        assert!(!hint(true, 2, group("/autogroup-1", true), group("/autogroup-2", false)));
+        assert!(!hint(true, 2, None, group("/autogroup-2", true)));
+    }
+
+    #[test]
+    fn our_own_group_can_be_read() {
+        // Kernels without CONFIG_SCHED_AUTOGROUP have no such file.
+        let there = std::path::Path::new("/proc/self/autogroup").exists();
+        assert_eq!(Group::of("self").is_some(), there);
+    }
+}
