@@ -19,6 +19,7 @@ pub mod table;
 pub mod view;
 
 mod active;
+mod fold;
 mod passive;
 mod patience;
 mod release;

@@ -6,6 +6,7 @@
 
 use crate::api::{Effects, Event, EventKind, Path, Step, Took};
 use crate::conn::{Backlog, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX, State};
+use crate::fold::Fold;
 use crate::message::{Mad, Message, Rej, reject};
 use crate::patience::Patience;
 use crate::table::{Secret, Table};
@@ -53,7 +54,7 @@ pub struct Listener<O> {
 #[derive(Debug)]
 pub struct Cm<O> {
     pub(crate) table: Table<Conn<O>>,
-    pub(crate) listeners: HashMap<u64, Vec<Listener<O>>>,
+    pub(crate) listeners: HashMap<u64, Vec<Listener<O>>, Fold>,
     pub(crate) limit: u32,
     pub(crate) patience: Patience,
 }
@@ -66,7 +67,7 @@ impl<O> Cm<O> {
     pub fn new(worker: u32, secret: Secret) -> Cm<O> {
         Cm {
             table: Table::new(worker, secret),
-            listeners: HashMap::new(),
+            listeners: HashMap::with_hasher(secret.fold()),
             limit: LIMIT_DEFAULT,
             patience: Patience::default(),
         }
@@ -223,7 +224,7 @@ impl<O> Cm<O> {
     /// Sends a message that is kept, to be sent again after a while. `timed`: unless it is only kept for repeated
     /// requests.
     pub(crate) fn send_kept(&mut self, now: Nanos, id: u32, mad: &Mad<'_>, timed: bool, fx: &mut impl Effects<O>) {
-        let chance = self.table.draw();
+        let chance = self.table.chance();
         let Some(conn) = self.table.get_mut(id) else { return };
         mad.emit(&mut conn.mad);
         (conn.retries, conn.interval, conn.sent) = (0, FIRST_TIMEOUT, now);
@@ -240,7 +241,7 @@ impl<O> Cm<O> {
     }
 
     fn send_again(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
-        let chance = self.table.draw();
+        let chance = self.table.chance();
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.retries += 1;
         conn.interval = Nanos((conn.interval.0 * 2).min(LONGEST_TIMEOUT.0));

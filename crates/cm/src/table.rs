@@ -4,11 +4,13 @@
 //! secret, so that ids cannot be guessed and any worker can tell whose a message is. Slots come in chunks that are taken when
 //! they are needed and given back when they are empty: ten thousand connections leave nothing behind.
 
+use crate::fold::Fold;
 use burst_base::Nanos;
+use burst_base::rng::Rng;
 use burst_base::slab::Slab;
 use burst_base::wheel::Wheel;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, DefaultHasher, Hash};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 /// Slots of one chunk.
@@ -17,7 +19,7 @@ const CHUNK: u32 = 1024;
 pub const CONNECTIONS_MAX: u32 = 1 << 17;
 const CHUNKS_MAX: u32 = CONNECTIONS_MAX / CHUNK;
 
-/// A secret from which ids, sequence numbers and hashes are made: SipHash in counter mode.
+/// A secret from which ids and sequence numbers are made, by SipHash in counter mode, and how keys are hashed.
 #[derive(Clone, Copy, Debug)]
 pub struct Secret {
     key: [u64; 2],
@@ -30,7 +32,15 @@ impl Secret {
     }
     /// A number that only the secret's owner can know.
     pub fn number(&self, what: impl Hash) -> u64 {
-        self.hash_one(&what)
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(self.key[0]);
+        hasher.write_u64(self.key[1]);
+        what.hash(&mut hasher);
+        hasher.finish()
+    }
+    /// How keys are hashed: by words that are drawn, so that what is seen of a table tells nothing of the secret.
+    pub(crate) fn fold(&self) -> Fold {
+        Fold::new(self.number(0u8), self.number(1u8))
     }
     fn mix(&self) -> u32 {
         self.key[0] as u32 ^ (self.key[1] >> 32) as u32
@@ -42,15 +52,6 @@ impl Secret {
     /// The worker that shall own what a peer begins.
     pub fn worker_for(&self, peer: IpAddr, number: u32, workers: u32) -> u32 {
         if workers <= 1 { 0 } else { (self.number((peer, number)) % u64::from(workers)) as u32 }
-    }
-}
-
-impl BuildHasher for Secret {
-    type Hasher = DefaultHasher;
-    fn build_hasher(&self) -> DefaultHasher {
-        let mut hasher = DefaultHasher::new();
-        self.key.hash(&mut hasher);
-        hasher
     }
 }
 
@@ -74,8 +75,9 @@ pub struct Table<C> {
     worker: u32,
     secret: Secret,
     drawn: u64,
+    chance: Rng,
     chunks: Vec<Option<Slab<(u32, C)>>>,
-    keys: HashMap<Key, u32, Secret>,
+    keys: HashMap<Key, u32, Fold>,
     /// One timer per slot.
     pub wheel: Wheel,
     len: u32,
@@ -89,8 +91,9 @@ impl<C> Table<C> {
             worker,
             secret,
             drawn: 0,
+            chance: Rng::new(secret.number((2u8, worker))),
             chunks: Vec::new(),
-            keys: HashMap::with_hasher(secret),
+            keys: HashMap::with_hasher(secret.fold()),
             wheel: Wheel::new(CHUNK),
             len: 0,
         }
@@ -99,7 +102,12 @@ impl<C> Table<C> {
     /// The next unpredictable number.
     pub fn draw(&mut self) -> u64 {
         self.drawn += 1;
-        self.secret.number((self.worker, self.drawn))
+        self.secret.number(u64::from(self.worker) << 60 | self.drawn)
+    }
+
+    /// A random number that need not be secret.
+    pub fn chance(&mut self) -> u64 {
+        self.chance.next_u64()
     }
 
     /// The secret.
@@ -231,7 +239,7 @@ impl<C> Table<C> {
     fn release(&mut self) {
         self.chunks.iter_mut().skip(1).for_each(|c| *c = None);
         if self.keys.capacity() > 4 * CHUNK as usize {
-            self.keys = HashMap::with_hasher(self.secret);
+            self.keys = HashMap::with_hasher(self.secret.fold());
         }
     }
 

@@ -4,7 +4,7 @@
 
 use crate::counters::Counters;
 use crate::effects::{Fx, SlotView};
-use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_DOORBELL, NO_PATH, QpSlot, SrqShared};
+use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
 use crate::path::Path;
 use crate::qpn::slot_of;
 use crate::tombstone::{self, LINGER, Tombstone};
@@ -195,7 +195,10 @@ impl Worker {
         let index = slot_of(qpn);
         let mut slot = take(&mut self.core.qps, index)?;
         self.core.wheel.cancel(index);
-        self.core.sched.remove(slot.context, index);
+        if slot.in_ready {
+            let Core { sched, qps, .. } = &mut self.core;
+            sched.remove(slot.context, |index| is_ready(qps, index));
+        }
         self.leave_path(&mut slot, index);
         if let Some(context) = self.core.contexts.get_mut(slot.context as usize).and_then(Option::as_mut)
             && let Some(q) = context.queues.get_mut(slot.doorbell as usize)
@@ -257,7 +260,9 @@ impl Worker {
         let path = &mut self.core.paths[slot.path as usize];
         path.moved(slot.inflight_seen, 0);
         path.users -= 1;
-        path.waiting.retain(|q| *q != index);
+        if slot.waiting {
+            path.waiting.retain(|q| *q != index);
+        }
         (slot.path, slot.inflight_seen, slot.waiting) = (NO_PATH, 0, false);
     }
 

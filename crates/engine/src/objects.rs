@@ -130,6 +130,11 @@ pub struct QpSlot {
     pub(crate) armed: Nanos,
 }
 
+/// Whether the queue pair of a slot stands in line for a turn.
+pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], index: u32) -> bool {
+    qps.get(index as usize).and_then(Option::as_ref).is_some_and(|slot| slot.in_ready)
+}
+
 impl QpSlot {
     /// A slot for a queue pair that has not been scheduled yet.
     pub fn new(

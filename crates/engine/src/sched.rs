@@ -3,13 +3,27 @@
 //! Each context has a queue of ready queue pairs; contexts with a non-empty queue stand in line themselves. One turn
 //! goes to the first queue pair of the first context; then both go to the back. So a process with a thousand queue
 //! pairs gets no more than one with a single queue pair (SRNIC's ready queues, one level higher).
+//!
+//! A queue pair that ends is not searched for: who takes turns knows who is still ready, and what is over is passed over. Only
+//! when more than half of a queue is over is it swept, so that the end of thousands at once costs each the same.
 
 use std::collections::VecDeque;
+
+/// A queue with fewer that are over is not swept.
+const SWEPT_FROM: usize = 64;
+
+/// The queue pairs of one context.
+#[derive(Debug, Default)]
+struct Ready {
+    queue: VecDeque<u32>,
+    /// How many of them are over, at most.
+    over: usize,
+}
 
 /// The ready queues. Handles are table indices of the worker.
 #[derive(Debug, Default)]
 pub struct Scheduler {
-    ready: Vec<VecDeque<u32>>,
+    ready: Vec<Ready>,
     line: VecDeque<u32>,
     in_line: Vec<bool>,
 }
@@ -19,28 +33,33 @@ impl Scheduler {
     pub fn add_context(&mut self, context: u32) {
         let len = context as usize + 1;
         if self.ready.len() < len {
-            self.ready.resize_with(len, VecDeque::new);
+            self.ready.resize_with(len, Ready::default);
             self.in_line.resize(len, false);
         }
     }
     /// Forgets what context `context` had ready.
     pub fn remove_context(&mut self, context: u32) {
-        self.ready[context as usize].clear();
+        self.ready[context as usize] = Ready::default();
     }
     /// Queue pair `qp` of `context` is ready. The caller sees to it that it is queued once.
     pub fn push(&mut self, context: u32, qp: u32) {
-        self.ready[context as usize].push_back(qp);
+        self.ready[context as usize].queue.push_back(qp);
         if !self.in_line[context as usize] {
             self.in_line[context as usize] = true;
             self.line.push_back(context);
         }
     }
-    /// The next turn.
-    pub fn take_turn(&mut self) -> Option<u32> {
+    /// The next turn, of a queue pair that is `still` ready.
+    pub fn take_turn(&mut self, still: impl Fn(u32) -> bool) -> Option<u32> {
         while let Some(context) = self.line.pop_front() {
-            let queue = &mut self.ready[context as usize];
-            let qp = queue.pop_front();
+            let Ready { queue, over } = &mut self.ready[context as usize];
+            let mut qp = queue.pop_front();
+            while qp.is_some_and(|q| !still(q)) {
+                *over = over.saturating_sub(1);
+                qp = queue.pop_front();
+            }
             if queue.is_empty() {
+                *over = 0;
                 self.in_line[context as usize] = false;
             } else {
                 self.line.push_back(context);
@@ -55,9 +74,14 @@ impl Scheduler {
     pub fn is_empty(&self) -> bool {
         self.line.is_empty()
     }
-    /// Takes a queue pair out wherever it stands (when it is destroyed).
-    pub fn remove(&mut self, context: u32, qp: u32) {
-        self.ready[context as usize].retain(|q| *q != qp);
+    /// A ready queue pair of `context` is over; those that are `still` ready keep their places.
+    pub fn remove(&mut self, context: u32, still: impl Fn(u32) -> bool) {
+        let Ready { queue, over } = &mut self.ready[context as usize];
+        *over += 1;
+        if *over >= SWEPT_FROM && *over > queue.len() / 2 {
+            queue.retain(|q| still(*q));
+            *over = 0;
+        }
     }
 }
 
@@ -75,7 +99,7 @@ mod tests {
         }
         s.push(1, 100);
         s.push(1, 101);
-        let order: Vec<_> = std::iter::from_fn(|| s.take_turn()).collect();
+        let order: Vec<_> = std::iter::from_fn(|| s.take_turn(|_| true)).collect();
         assert_eq!(order, [0, 100, 1, 101, 2, 3]);
         assert!(s.is_empty());
     }
@@ -86,12 +110,33 @@ mod tests {
         s.add_context(3);
         s.push(3, 7);
         s.push(3, 8);
-        s.remove(3, 7);
-        assert_eq!(s.take_turn(), Some(8));
+        s.remove(3, |qp| qp != 7);
+        assert_eq!(s.take_turn(|qp| qp != 7), Some(8));
         s.push(3, 9);
         s.remove_context(3);
-        assert_eq!(s.take_turn(), None);
+        assert_eq!(s.take_turn(|_| true), None);
         s.push(3, 10);
-        assert_eq!(s.take_turn(), Some(10));
+        assert_eq!(s.take_turn(|_| true), Some(10));
+    }
+
+    #[test]
+    fn thousands_that_end_at_once_are_each_looked_at_a_few_times() {
+        use std::cell::Cell;
+        let mut s = Scheduler::default();
+        s.add_context(0);
+        let count = 10_000;
+        (0..count).for_each(|qp| s.push(0, qp));
+        let looked = Cell::new(0u32);
+        for end in 1..=count {
+            s.remove(0, |qp| {
+                looked.set(looked.get() + 1);
+                qp >= end
+            });
+        }
+        assert!(looked.get() < 4 * count, "{}", looked.get());
+        assert!(s.ready[0].queue.len() < 2 * SWEPT_FROM);
+        s.push(0, count);
+        assert_eq!(s.take_turn(|qp| qp >= count), Some(count));
+        assert!(s.is_empty());
     }
 }

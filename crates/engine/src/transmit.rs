@@ -2,7 +2,7 @@
 
 use crate::counters::Traffic;
 use crate::effects::{Fx, SlotView, write_completion};
-use crate::objects::NO_PATH;
+use crate::objects::{NO_PATH, is_ready};
 use crate::worker::{Core, PortSlot, Worker};
 use burst_base::{Nanos, Reason};
 use burst_transport::{Env, Signal, TxBudget, TxState};
@@ -22,7 +22,8 @@ impl Worker {
         let mut bytes_left = TURN_BYTES as usize * TURNS_PER_PASS;
         let mut any = false;
         for _ in 0..SHORT_TURNS_PER_PASS {
-            let Some(index) = self.core.sched.take_turn() else { break };
+            let Core { sched, qps, .. } = &mut self.core;
+            let Some(index) = sched.take_turn(|index| is_ready(qps, index)) else { break };
             any = true;
             let used = self.turn(now, index);
             bytes_left = bytes_left.saturating_sub(used);

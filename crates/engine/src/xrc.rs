@@ -3,9 +3,9 @@
 //! Every worker has all shared receive queues of all XRC domains: a target of any worker may be told to use one. A target
 //! is in line with the context that has held it longest; when that one lets go, the next takes its place.
 
-use crate::objects::{Holder, XrcEntry};
+use crate::objects::{Holder, XrcEntry, is_ready};
 use crate::qpn::slot_of;
-use crate::worker::Worker;
+use crate::worker::{Core, Worker};
 use burst_base::Qpn;
 
 impl Worker {
@@ -52,8 +52,11 @@ impl Worker {
         }
         let next = slot.others.remove(0);
         let was = std::mem::replace(&mut slot.context, next.context);
-        (slot.async_events, slot.event_cookie, slot.in_ready) = (next.async_events, next.event_cookie, false);
-        self.core.sched.remove(was, index);
+        (slot.async_events, slot.event_cookie) = (next.async_events, next.event_cookie);
+        if std::mem::take(&mut slot.in_ready) {
+            let Core { sched, qps, .. } = &mut self.core;
+            sched.remove(was, |index| is_ready(qps, index));
+        }
         self.core.make_ready(index);
     }
 }
