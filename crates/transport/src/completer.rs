@@ -5,8 +5,8 @@
 //! and we go back to it, once until there is progress. READ responses are taken by PSN: the next expected one is
 //! placed whatever its position says, because a responder may begin a repeated answer with "middle" (rxe does).
 //!
-//! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet, started when it is sent, restarted by progress;
-//! one for RNR. `retry_cnt` is spent by time-outs and sequence NAKs, `rnr_retry` by RNR NAKs; both are restored by progress.
+//! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet, started when it is sent, restarted by progress
+//! and by the latest acknowledgement when it comes again; one for RNR. `retry_cnt` is spent by time-outs and sequence NAKs, `rnr_retry` by RNR NAKs; both are restored by progress.
 
 use crate::api::{Env, Signal};
 use crate::gather::{Keys, Walk};
@@ -23,7 +23,7 @@ impl Qp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
         }
-        if let Some(reason) = self.check_response_psn(pkt) {
+        if let Some(reason) = self.check_response_psn(pkt, env.now) {
             return env.fx.count(reason);
         }
         match pkt.info.kind {
@@ -34,8 +34,9 @@ impl Qp {
     }
 
     /// Only PSNs in flight count (IBA 9.7.5.1.1: ghost acknowledgements are dropped). The credits of the latest
-    /// acknowledgement are news even when it comes again.
-    fn check_response_psn(&mut self, pkt: &Packet<'_>) -> Option<Reason> {
+    /// acknowledgement are news even when it comes again, and it shows a peer that is at work on what was sent twice: the
+    /// timer starts anew, or a slow peer would only be given more and more to do. Such answers are no more than packets sent.
+    fn check_response_psn(&mut self, pkt: &Packet<'_>, now: Nanos) -> Option<Reason> {
         let una = self.req.una_psn();
         if pkt.bth.psn.is_before(una) {
             if pkt.bth.psn.next() == una
@@ -43,6 +44,9 @@ impl Qp {
                 && pkt.info.kind == Kind::Ack
             {
                 self.take_credits(credit, msn);
+                if self.req.ack_deadline != Nanos::NEVER {
+                    self.req.ack_deadline = now + self.ack_timeout;
+                }
             }
             return Some(Reason::StaleAck);
         }

@@ -127,6 +127,28 @@ fn time_outs_send_again_and_then_give_up() {
     assert_eq!((end.qp.state(), end.qp.next_deadline()), (QpState::Err, Nanos::NEVER));
 }
 
+/// A slow peer answers each packet that was sent twice: it is at work, and sending all a third time would only delay it.
+#[test]
+fn the_timer_starts_anew_when_the_latest_acknowledgement_comes_again() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaWrite, 1, MTU);
+    post(&mut end, WrOpcode::RdmaWrite, 2, MTU);
+    post(&mut end, WrOpcode::RdmaWrite, 3, MTU);
+    sent(&mut end, NOW);
+    ack(&mut end, 100);
+    ack(&mut end, 101);
+    let due = end.qp.next_deadline();
+    let later = Nanos(due.0 - 5);
+    answer(&mut end, later, 100, Syndrome::ACK);
+    assert_eq!(end.qp.next_deadline(), due, "older ones tell nothing");
+    answer(&mut end, later, 101, Syndrome::ACK);
+    assert_eq!(end.qp.next_deadline(), later + due.since(NOW));
+    // Without anything in flight there is nothing to time.
+    answer(&mut end, later, 102, Syndrome::ACK);
+    answer(&mut end, later, 102, Syndrome::ACK);
+    assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
+}
+
 #[test]
 fn timeout_zero_waits_for_ever() {
     let mut end = requester(&with_attr(|a| a.timeout = 0));
