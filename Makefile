@@ -30,7 +30,7 @@ test: ## Everything: unit tests to two-namespace runs, with a summary
 
 interop: build ## Burst against the kernel's soft-RoCE in an emulated machine, each side as client and as server (docs/interop.md)
 	@scripts/install-deps --interop
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/interop
+	@$(PYTHON) tests/interop/run
 
 test-matrix: deps build ## All of perftest's options, UCX, libfabric, qperf and MPI, of which `make test` runs a part
 	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py

@@ -16,7 +16,6 @@ from rig.ends import Ends  # noqa: E402
 from rig.image import KERNELS  # noqa: E402
 
 PORTS = os.environ.get("BURST_INTEROP_PORTS", "udp,packet").split(",")
-MTUS = (1500, 4200, 9000)
 
 
 def boot(kernel, mtu, port):
@@ -26,8 +25,15 @@ def boot(kernel, mtu, port):
         pytest.fail(str(error))
 
 
-def shape(kernel, mtu, port):
-    return pytest.param((kernel, mtu, port), id=f"{kernel}-{mtu}-{port}")
+def shapes(mtus):
+    """Each port, kernel and MTU."""
+    return [pytest.param((k, m, p), id=f"{k}-{m}-{p}") for p in PORTS for k in KERNELS for m in mtus]
+
+
+def pytest_generate_tests(metafunc):
+    """A module says in MTUS for which it wants to run; the others run at 1500 (path MTU 1024), where messages are many packets."""
+    if "rig" in metafunc.fixturenames:
+        metafunc.parametrize("rig", shapes(getattr(metafunc.module, "MTUS", (1500,))), indirect=True, scope="session")
 
 
 def healthy(rig):
@@ -37,18 +43,9 @@ def healthy(rig):
     assert "Call Trace" not in rig.guest.machine.text(), rig.guest.machine.text()
 
 
-@pytest.fixture(scope="session", params=[shape(k, m, p) for p in PORTS for k in KERNELS for m in MTUS])
+@pytest.fixture(scope="session")
 def rig(namespaces, request):
-    """burstd and a guest, for each kernel, MTU and port."""
-    kernel, mtu, port = request.param
-    with boot(kernel, mtu, port) as made:
-        yield made
-        healthy(made)
-
-
-@pytest.fixture(scope="session", params=[shape(k, 1500, p) for p in PORTS for k in KERNELS])
-def narrow(namespaces, request):
-    """burstd and a guest at MTU 1500 (path MTU 1024), for each kernel and port."""
+    """burstd and a guest, of one shape after the other."""
     kernel, mtu, port = request.param
     with boot(kernel, mtu, port) as made:
         yield made

@@ -12,8 +12,8 @@ ERROR_STATE = 6
 
 
 @pytest.fixture(params=CLIENTS, ids=lambda name: f"{name}-asks")
-def ends(narrow, request, make_ends):
-    return make_ends(narrow, request.param)
+def ends(rig, request, make_ends):
+    return make_ends(rig, request.param)
 
 
 def test_receiver_not_ready(ends):

@@ -15,8 +15,8 @@ GOOD, EVIL = b"\x11" * 16, b"\x66" * 16
 
 
 @pytest.fixture(params=CLIENTS, ids=lambda name: f"to-{'rxe' if name == 'burst' else 'burst'}")
-def ends(narrow, request, make_ends):
-    return make_ends(narrow, request.param)
+def ends(rig, request, make_ends):
+    return make_ends(rig, request.param)
 
 
 class Forger:

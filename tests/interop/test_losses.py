@@ -13,10 +13,10 @@ PSN = 0x100
 
 
 @pytest.fixture(params=CLIENTS, ids=lambda name: f"{name}-asks")
-def ends(narrow, request, make_ends):
-    made = make_ends(narrow, request.param)
+def ends(rig, request, make_ends):
+    made = make_ends(rig, request.param)
     yield made
-    narrow.keep()
+    rig.keep()
 
 
 def lose(ends, from_requester, **what):

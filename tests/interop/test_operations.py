@@ -16,8 +16,8 @@ def family(request):
 
 
 @pytest.fixture(params=CLIENTS, ids=lambda name: f"{name}-asks")
-def ends(narrow, request, make_ends, family):
-    return make_ends(narrow, request.param, family)
+def ends(rig, request, make_ends, family):
+    return make_ends(rig, request.param, family)
 
 
 def test_writes_and_reads(ends):

@@ -302,7 +302,7 @@ static void do_rts(void)
 	struct object *object = named("qp", QUEUE);
 	int mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_RTS, .sq_psn = number("psn", 0), .timeout = number("timeout", 14), .retry_cnt = number("retries", 7),
+		.qp_state = IBV_QPS_RTS, .sq_psn = number("psn", 0), .timeout = number("timeout", 16), .retry_cnt = number("retries", 7),
 		.rnr_retry = number("rnr_retries", 7), .max_rd_atomic = number("reads", 16),
 	};
 

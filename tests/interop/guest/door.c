@@ -4,13 +4,17 @@
  * A connection carries one command: its line, then whatever its standard input shall be (until the host closes its
  * direction). Back come "PID n\n", n being also its process group; then what the command writes; and when it has ended,
  * "\nEXIT n\n", n being its exit code or 128 and the signal. The connection closes when the last process that holds it ends.
+ *
+ * The line "files PATH..." is answered by the door itself, with what is in them: an emulated machine is slow to start programs.
  */
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,6 +35,27 @@ static int read_line(int from, char *line)
 	return 0;
 }
 
+/* Copies files to the connection; the exit code. */
+static int show(int connection, char *paths)
+{
+	static char some[64 << 10];
+	int missing = 0;
+
+	for (char *path = strtok(paths, " "); path; path = strtok(NULL, " ")) {
+		int file = open(path, O_RDONLY);
+		ssize_t got;
+
+		while (file >= 0 && (got = read(file, some, sizeof some)) > 0)
+			if (write(connection, some, got) != got)
+				return 1;
+		if (file < 0)
+			missing = 1;
+		else
+			close(file);
+	}
+	return missing;
+}
+
 static void serve(int connection)
 {
 	static char line[LINE_MAX_BYTES];
@@ -38,6 +63,11 @@ static void serve(int connection)
 
 	if (!read_line(connection, line))
 		return;
+	if (strncmp(line, "files ", 6) == 0) {
+		dprintf(connection, "PID 0\n");
+		dprintf(connection, "\nEXIT %d\n", show(connection, line + 6));
+		return;
+	}
 	pid_t child = fork();
 	if (child == 0) {
 		setsid();

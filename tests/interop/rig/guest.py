@@ -229,6 +229,21 @@ class Guest:
         if program.wait(60):
             raise LabError(f"[{self.name}] cannot write {remote}:\n{program.text()}")
 
+    def install(self, program):
+        """Puts a program of this machine into the guest's path if it is not there; its name."""
+        if self.run("test", "-x", f"/bin/{program.name}")[0]:
+            self.put(program, f"/bin/{program.name}")
+        return program.name
+
+    def files(self, *paths):
+        """The text of files in the guest, which must be there."""
+        program = GuestProgram(self, " ".join(["files", *paths]))
+        code = program.wait(30)
+        program.connection.close()
+        if code:
+            raise LabError(f"[{self.name}] cannot read {paths}:\n{program.text()}")
+        return program.text()
+
     def get(self, remote):
         """The bytes of a file in the guest."""
         program = self.start("cat", remote)
@@ -238,7 +253,7 @@ class Guest:
 
     def tcp_table(self):
         """Lines of its TCP sockets."""
-        return self.shell("cat /proc/net/tcp /proc/net/tcp6").splitlines()
+        return self.files("/proc/net/tcp", "/proc/net/tcp6").splitlines()
 
     def end(self):
         """Turns it off."""

@@ -54,9 +54,7 @@ class GuestPipe:
     """Lines to and from the program in a guest."""
 
     def __init__(self, guest):
-        code, _ = guest.run("test", "-x", f"/bin/{PROGRAM}")
-        if code:
-            guest.put(build_directory() / "programs" / PROGRAM, f"/bin/{PROGRAM}")
+        guest.install(build_directory() / "programs" / PROGRAM)
         self.program = guest.start(PROGRAM, keep_stdin=True)
         self.taken = 0
 

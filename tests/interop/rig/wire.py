@@ -4,7 +4,7 @@ In the namespace of a `lab.Host` lies a bridge named eth0 (10.77.0.1/24, fd77::1
 interface; guest N (10.77.0.N, fd77::N, N from 2 on) has the port tapN. Datagrams that burstd gives to the kernel in one
 train are cut apart on the bridge, so that a tap sees what a wire would see: one packet each.
 
-`Rig.lose` makes nftables drop the first packet that matches; `Rig.inject` puts a frame on the bridge as from a third
+`Rig.lose` makes nftables drop a packet that matches; `Rig.inject` puts a frame on the bridge as from a third
 machine; `Rig.capture` writes a pcap file of a tap.
 """
 
@@ -97,13 +97,13 @@ class Rig:
             raise LabError(f"{' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
 
-    def lose(self, loss, to_guest=False, count=1):
-        """From now on the first `count` packets that match are lost, from guest 2 or on the way to it."""
+    def lose(self, loss, to_guest=False, skip=0):
+        """From now on one packet that matches is lost, from guest 2 or on the way to it; `skip` pass before it."""
         hook = "egress" if to_guest else "ingress"
         self.keep()
         self._command("nft", "-f", "-", text=(
             f'table netdev burst {{\nchain loss {{ type filter hook {hook} device "tap2" priority 0; '
-            f"{ROCE} {loss.match} numgen inc mod 16777216 < {count} counter drop;\n}}\n}}\n"
+            f"{ROCE} {loss.match} numgen inc mod 16777216 {skip} counter drop;\n}}\n}}\n"
         ))
 
     def lost(self):

@@ -1,0 +1,119 @@
+"""What happens to the interface while queue pairs use it: it goes down, loses its address, gets another MTU, disappears. Programs
+are told by a port event; queue pairs try again as long as their time-outs allow, and go on when it is back."""
+
+import time
+
+import pytest
+
+from lab import build_directory, run_pair
+from lab.perftest import await_listener
+
+EXERCISE = build_directory() / "programs" / "exercise"
+# 0.54 s, seven times: longer than any of the outages here.
+WORDS = ["ib_write_bw", "-d", "burst0", "-F", "-u", 17, "-s", 65536, "-D", 3]
+MTU = 4200
+
+
+def wait_until(what, seconds=15):
+    limit = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < limit, "did not come about"
+        time.sleep(0.05)
+
+
+class Watch:
+    """ibv_asyncwatch on a host."""
+
+    def __init__(self, host):
+        self.program = host.start("stdbuf", "-oL", "ibv_asyncwatch", "-d", "burst0")
+        self.program.wait_for_text("burst0", 5)
+
+    def events(self):
+        lines = self.program.text().splitlines()
+        return [line.split("IBV_EVENT_")[1].split()[0] for line in lines if "event_type" in line]
+
+    def await_event(self, name, count=1):
+        wait_until(lambda: self.events().count(name) >= count)
+
+
+@pytest.fixture(params=["udp", "packet"])
+def wire(request, make_fabric):
+    """Hosts a and b with this port, and who watches the events of a."""
+    port = f"{request.param}:dev=eth0"
+    fabric = make_fabric(ports=(port, port), mtu=MTU)
+    watch = Watch(fabric.a)
+    yield fabric, watch
+    watch.program.stop()
+
+
+@pytest.fixture
+def traffic(wire):
+    """Writes from a to b during a test, which must all succeed."""
+    fabric, _ = wire
+    server = fabric.b.start(*WORDS)
+    await_listener(fabric.b, server, 18515)
+    client = fabric.a.start(*WORDS, fabric.b.address)
+    before = fabric.a.stats()["tx_packets"]
+    wait_until(lambda: fabric.a.stats()["tx_packets"] > before + 1000)
+    yield
+    assert client.wait(30) == 0, client.text()
+    assert server.wait(30) == 0, server.text()
+
+
+def silent(host):
+    """Whether nothing but a try now and then leaves the host."""
+    before = host.stats()["rx_packets"]
+    time.sleep(0.1)
+    return host.stats()["rx_packets"] == before
+
+
+def test_it_goes_down(wire, traffic):
+    (fabric, watch), a = wire, wire[0].a
+    a.ip("link set eth0 down")
+    watch.await_event("PORT_ERR")
+    assert silent(a)
+    a.ip("link set eth0 up")
+    watch.await_event("PORT_ACTIVE")
+    assert a.devices()[0]["state"] == "up"
+
+
+def test_it_loses_its_address(wire, traffic):
+    (fabric, watch), a = wire, wire[0].a
+    a.ip(f"addr del {a.address}/24 dev eth0")
+    watch.await_event("GID_CHANGE")
+    assert a.address not in [gid["address"] for gid in a.devices()[0]["gids"]]
+    wait_until(lambda: silent(a))
+    a.ip(f"addr add {a.address}/24 dev eth0")
+    watch.await_event("GID_CHANGE", 2)
+    assert a.address in [gid["address"] for gid in a.devices()[0]["gids"]]
+
+
+def test_its_mtu_changes(wire, traffic):
+    (fabric, watch), a = wire, wire[0].a
+    a.ip("link set eth0 mtu 1500")
+    wait_until(lambda: a.devices()[0]["path_mtu"] == 1024)
+    time.sleep(0.3)
+    a.ip(f"link set eth0 mtu {MTU}")
+    wait_until(lambda: a.devices()[0]["path_mtu"] == 4096)
+
+
+def test_it_disappears(wire):
+    (fabric, watch), (a, b) = wire, wire[0].hosts
+    run_pair(b, a, [EXERCISE, "-n", 200])
+    a.ip("link del eth0")
+    watch.await_event("PORT_ERR")
+    assert a.devices()[0]["gids"] == []
+    a.ip(f"link add eth0 type veth peer name eth0 netns {b.keeper.pid}")
+    for host in fabric.hosts:
+        host.ip("link set eth0 mtu 1500")
+        host.ip(f"addr add {host.address}/24 dev eth0")
+        host.ip("link set eth0 up")
+    watch.await_event("PORT_ACTIVE")
+    wait_until(lambda: all(h.devices()[0]["gids"] for h in fabric.hosts))
+    assert a.devices()[0]["path_mtu"] == 1024
+    run_pair(b, a, [EXERCISE, "-n", 200])
+    # Another address is served as well as the first.
+    a.ip(f"addr del {a.address}/24 dev eth0")
+    a.ip("addr add 10.99.0.33/24 dev eth0")
+    wait_until(lambda: a.devices()[0]["gids"][0]["address"] == "10.99.0.33")
+    run_pair(a, b, [EXERCISE, "-n", 200], address="10.99.0.33")
