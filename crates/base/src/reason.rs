@@ -111,6 +111,7 @@ reasons! {
     CmRetry, "cm_retry", Note, "A connection message got no answer in time and was sent again.", "Packets are lost on the way, or the peer is slow to accept.";
     CmTimeout, "cm_timeout", Refusal, "A connection got no answer after all retries.", "Check the address, a firewall on UDP port 4791, and that the peer's daemon runs.";
     CmNobodyListens, "cm_nobody_listens", Refusal, "A request for an address and port on which nobody listens was rejected.", "Start the server first, and check its address and port.";
+    CmEarly, "cm_early", Note, "A request for an address and port on which nobody listened yet was kept for a moment.", "Nothing: if nobody listens soon it is rejected, and counted as cm_nobody_listens.";
     CmRejected, "cm_rejected", Refusal, "The peer rejected a connection.", "Look at the reason in the event, and at the peer's program.";
     CmBacklogFull, "cm_backlog_full", Drop, "A request found the listener's backlog full; the peer will ask again.", "Accept faster, or listen with a larger backlog.";
     CmNoRoom, "cm_no_room", Drop, "There is no room for another connection in this worker.", "Close connections; the limit protects the host.";

@@ -19,6 +19,7 @@ pub mod table;
 pub mod view;
 
 mod active;
+mod early;
 mod fold;
 mod passive;
 mod patience;

@@ -6,6 +6,7 @@
 
 use crate::api::{Effects, Event, EventKind, Path, Step, Took};
 use crate::conn::{Backlog, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX, State};
+use crate::early::Early;
 use crate::fold::Fold;
 use crate::message::{Mad, Message, Rej, reject};
 use crate::patience::Patience;
@@ -57,6 +58,7 @@ pub struct Cm<O> {
     pub(crate) listeners: HashMap<u64, Vec<Listener<O>>, Fold>,
     pub(crate) limit: u32,
     pub(crate) patience: Patience,
+    pub(crate) early: Early,
 }
 
 /// Connections of one worker, unless it is told otherwise.
@@ -70,6 +72,7 @@ impl<O> Cm<O> {
             listeners: HashMap::with_hasher(secret.fold()),
             limit: LIMIT_DEFAULT,
             patience: Patience::default(),
+            early: Early::new(),
         }
     }
 
@@ -104,7 +107,8 @@ impl<O> Cm<O> {
         }
     }
 
-    /// Begins to listen.
+    /// Begins to listen. Requests that came a moment too early are shown by the next [`Cm::on_timer`], which is due now if
+    /// there are any.
     ///
     /// # Errors
     /// [`CmError::InUse`] when the same address of the same service has a listener.
@@ -115,6 +119,7 @@ impl<O> Cm<O> {
             return Err(CmError::InUse);
         }
         all.push(listener);
+        self.early.look();
         Ok(())
     }
 
@@ -138,13 +143,13 @@ impl<O> Cm<O> {
 
     /// When [`Cm::on_timer`] is due.
     pub fn next_deadline(&self) -> Nanos {
-        self.table.wheel.next_deadline()
+        self.table.wheel.next_deadline().min(self.early.next_deadline())
     }
 
     /// Sends again what is overdue and ends what has waited long enough; at most `budget` connections in one call.
     /// Returns how many were due.
     pub fn on_timer(&mut self, now: Nanos, budget: usize, fx: &mut impl Effects<O>) -> usize {
-        let mut fired = 0;
+        let mut fired = self.on_early(now, budget, fx);
         while fired < budget
             && let Some(slot) = self.table.wheel.pop_due(now)
         {

@@ -4,7 +4,7 @@ use crate::active::{ece_seen, ece_to_send};
 use crate::api::{Effects, End, EventKind, Incoming, Negotiated, Path, PeerClass, Step, Transport};
 use crate::conn::{Conn, SERVICE_TIMEOUT, State, Waiting};
 use crate::machine::{Cm, CmError};
-use crate::message::{Mad, Mra, Rej, Rep, Req, Rtu, reject};
+use crate::message::{Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
 use crate::service::{self, Header};
 use crate::table::Key;
 use burst_base::verbs::Mtu;
@@ -49,8 +49,10 @@ impl<O> Cm<O> {
         }
         let asked = asked_address(checked.header, path);
         let Some(listener) = self.listener(req.service_id, asked, path.port, false) else {
-            fx.count(path.port, Reason::CmNobodyListens);
-            return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_SERVICE_ID), fx);
+            return match self.early.hold(now, path, mad) {
+                true => fx.count(path.port, Reason::CmEarly),
+                false => Self::refuse_nobodys(path, mad.tid, req, fx),
+            };
         };
         if listener.xrc != (checked.transport == Transport::Xrc) {
             fx.count(path.port, Reason::CmBadRequest);
@@ -67,6 +69,32 @@ impl<O> Cm<O> {
         conn.conn = Negotiated { rq_psn: self.draw_psn(), ..wishes_of(mad, req, checked.mtu) };
         conn.path.flow.tos = req.traffic_class;
         self.show_request(now, conn, [request, pair], &checked, mad, fx);
+    }
+
+    /// Requests that were early: shown if they have a listener now, rejected if they have had time enough. Returns how many.
+    pub(crate) fn on_early(&mut self, now: Nanos, budget: usize, fx: &mut impl Effects<O>) -> usize {
+        let mut seen = 0;
+        while seen < budget
+            && let Some(held) = self.early.next(now)
+        {
+            seen += 1;
+            let Ok(mad) = Mad::parse(&held.bytes) else { continue };
+            let Message::Req(req) = mad.message else { continue };
+            let asked = asked_address(Header::parse(mad.data), &held.path);
+            if self.listener(req.service_id, asked, held.path.port, false).is_some() {
+                self.on_req(now, &held.path, &mad, &req, fx);
+            } else if held.due > now {
+                self.early.keep(held);
+            } else {
+                Self::refuse_nobodys(&held.path, mad.tid, &req, fx);
+            }
+        }
+        seen
+    }
+
+    fn refuse_nobodys(path: &Path, tid: u64, req: &Req, fx: &mut impl Effects<O>) {
+        fx.count(path.port, Reason::CmNobodyListens);
+        Self::refuse(path, tid, rej_of(req, reject::INVALID_SERVICE_ID), fx);
     }
 
     /// Puts the connection into the table and shows it to its listener.

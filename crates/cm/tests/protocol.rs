@@ -172,13 +172,52 @@ fn requests_that_cannot_be_carried_are_rejected_with_the_reason() {
     for (request, reason) in cases {
         let mut host = Host::new(1);
         host.world.mtu = Mtu::B2048;
-        let [Message::Rej(rej)] = ask(&mut host, request)[..] else { panic!("no REJ") };
+        let mut sent = ask(&mut host, request);
+        // Nobody listens on port 9, but somebody might soon.
+        assert_eq!(sent.is_empty(), request.service_id == service_id(PS_TCP, 9));
+        host.cm.on_timer(NOW + Nanos::from_ms(60), 10, &mut host.world);
+        sent.extend(taken(&mut host));
+        let [Message::Rej(rej)] = sent[..] else { panic!("no REJ") };
         assert_eq!((rej.reason, rej.remote_id, rej.message), (reason, request.local_id, 0));
         assert!(host.cm.is_empty() && host.world.stories.is_empty());
     }
     let mut host = Host::new(1);
     let [Message::Rej(rej)] = give_at(&mut host, NOW, 7, req(1, 50), &[1; 92])[..] else { panic!("no REJ") };
     assert_eq!(rej.reason, reject::UNSUPPORTED, "no RDMA-CM header");
+}
+
+#[test]
+fn a_request_may_come_a_moment_before_its_listener() {
+    let mut host = Host::new(1);
+    host.cm.unlisten(|_| true);
+    assert!(
+        ask(&mut host, req(1, 50)).is_empty()
+            && ask(&mut host, Req { service_id: service_id(PS_TCP, 9), ..req(2, 51) }).is_empty()
+    );
+    assert_eq!((host.count(Reason::CmEarly), host.world.stories.len()), (2, 0));
+    let soon = NOW + Nanos::from_ms(10);
+    assert_eq!(host.cm.on_timer(soon, 10, &mut host.world), 0, "nothing is due");
+    host.listen(8);
+    assert!(host.cm.next_deadline() <= soon);
+    host.cm.on_timer(soon, 10, &mut host.world);
+    assert_eq!(host.world.stories.len(), 1, "shown to its listener");
+    assert!(taken(&mut host).is_empty(), "the other one still waits");
+    host.accept(soon, 0);
+    let [Message::Rep(_)] = taken(&mut host)[..] else { panic!("no REP") };
+    host.cm.on_timer(NOW + Nanos::from_ms(60), 10, &mut host.world);
+    let [Message::Rej(rej)] = taken(&mut host)[..] else { panic!("no REJ") };
+    assert_eq!((rej.reason, rej.remote_id), (reject::INVALID_SERVICE_ID, 2));
+}
+
+#[test]
+fn requests_that_come_early_have_little_room() {
+    let mut host = Host::new(1);
+    let strange = |n| Req { service_id: service_id(PS_TCP, 9), ..req(n, 50 + n) };
+    let at_once = (1..=200).filter(|n| !ask(&mut host, strange(*n)).is_empty()).count();
+    assert_eq!(at_once, 200 - 64);
+    host.cm.on_timer(NOW + Nanos::from_ms(60), 1000, &mut host.world);
+    assert_eq!((taken(&mut host).len(), host.count(Reason::CmNobodyListens)), (64, 200));
+    assert!(ask(&mut host, strange(201)).is_empty(), "there is room again");
 }
 
 /// Bytes of a message's body, after the MAD header of 24.
