@@ -54,6 +54,8 @@ def run_pair(server_host, client_host, words, *, address=None, seconds=60, serve
         try:
             client_code = client.wait(seconds)
             server_code = server.wait(SERVER_SECONDS)
+        except LabError as error:
+            raise LabError(f"{error}\n--- client\n{client.text()}--- server\n{server.text()}") from None
         finally:
             client.stop()
     finally:
