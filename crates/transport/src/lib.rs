@@ -39,8 +39,9 @@ mod ud;
 mod xrc;
 
 pub use api::{
-    ACK_REQUEST_BYTES, ACK_TIMEOUT_MIN, Effects, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX,
-    ModifyError, PKEY_DEFAULT, QpConfig, RD_ATOMIC_MAX, READ_CHUNK_BYTES, RecvQueue, Signal, TxBudget, TxState, XrcSrq,
+    ACK_BACKOFF_MAX, ACK_REQUEST_BYTES, ACK_TIMEOUT_MIN, Effects, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX,
+    MESSAGE_BYTES_MAX, ModifyError, PKEY_DEFAULT, QpConfig, RD_ATOMIC_MAX, READ_CHUNK_BYTES, RecvQueue, Signal,
+    TxBudget, TxState, XrcSrq,
 };
 pub use qp::Qp;
 pub use ud::GRH_BYTES;

@@ -12,8 +12,8 @@
 //! fence (10.8.3.3), end-to-end credits (9.7.7.2).
 
 use crate::api::{
-    ACK_REQUEST_BYTES, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, READ_CHUNK_BYTES, TxBudget,
-    TxState,
+    ACK_BACKOFF_MAX, ACK_REQUEST_BYTES, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, READ_CHUNK_BYTES,
+    TxBudget, TxState,
 };
 use crate::gather::{Keys, SpanList, Walk};
 use crate::head::{self, Work};
@@ -456,8 +456,15 @@ impl Qp {
             self.req.sent_psn = next;
         }
         if self.req.ack_deadline == Nanos::NEVER && self.id.qp_type.is_reliable() {
-            self.req.ack_deadline = env.now + self.ack_timeout;
+            self.req.ack_deadline = env.now + self.ack_wait();
         }
+    }
+
+    /// How long to wait for an answer now: longer after retries without progress.
+    pub(crate) fn ack_wait(&self) -> Nanos {
+        let spent = self.attr.retry_cnt.saturating_sub(self.req.retry_left);
+        let longer = Nanos(self.ack_timeout.0.saturating_mul(1 << spent.min(2)));
+        longer.min(self.ack_timeout.max(ACK_BACKOFF_MAX))
     }
 
     /// Where the slot's payload continues at the cursor.

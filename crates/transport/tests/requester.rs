@@ -149,6 +149,28 @@ fn the_timer_starts_anew_when_the_latest_acknowledgement_comes_again() {
     assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
 }
 
+/// A peer that is away for a second is not given up after eight times 67 ms; one with a long timeout is, when it says.
+#[test]
+fn retries_wait_longer_within_limits() {
+    for (timeout, waits_ms) in [(14, [67, 134, 268, 268]), (16, [268, 500, 500, 500]), (18, [1073, 1073, 1073, 1073])] {
+        let mut end = requester(&with_attr(|a| (a.timeout, a.retry_cnt) = (timeout, 7)));
+        post(&mut end, WrOpcode::Send, 1, 4);
+        sent(&mut end, NOW);
+        let mut now = NOW;
+        for wait_ms in waits_ms {
+            let due = end.qp.next_deadline();
+            assert_eq!(due.since(now).0 / 1_000_000, wait_ms, "timeout {timeout}");
+            end.fire(due);
+            now = due;
+            assert_eq!(sent(&mut end, now).len(), 1);
+        }
+        answer(&mut end, now, 100, Syndrome::ACK);
+        post(&mut end, WrOpcode::Send, 2, 4);
+        sent(&mut end, now);
+        assert_eq!(end.qp.next_deadline().since(now).0 / 1_000_000, waits_ms[0], "progress makes it short again");
+    }
+}
+
 #[test]
 fn timeout_zero_waits_for_ever() {
     let mut end = requester(&with_attr(|a| a.timeout = 0));
