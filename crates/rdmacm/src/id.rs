@@ -25,8 +25,15 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub struct Counted {
     handed_out: AtomicU32,
-    acknowledged: Mutex<u32>,
+    acknowledged: Mutex<Acknowledged>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Acknowledged {
+    count: u32,
+    /// Threads that wait: telling nobody would cost a system call for each event.
+    waiting: u32,
 }
 
 impl Counted {
@@ -37,18 +44,23 @@ impl Counted {
 
     /// One more is acknowledged.
     pub fn acknowledge(&self) {
-        let mut count = lock(&self.acknowledged);
-        *count = count.wrapping_add(1);
-        self.changed.notify_all();
+        let mut acknowledged = lock(&self.acknowledged);
+        acknowledged.count = acknowledged.count.wrapping_add(1);
+        // Told under the lock: the one who waits may free this as soon as it has it.
+        if acknowledged.waiting != 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until all are acknowledged.
     fn wait(&self) {
-        let mut count = lock(&self.acknowledged);
+        let mut acknowledged = lock(&self.acknowledged);
+        acknowledged.waiting += 1;
         // Acquire pairs with the Release in `hand_out`.
-        while *count != self.handed_out.load(Ordering::Acquire) {
-            count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
+        while acknowledged.count != self.handed_out.load(Ordering::Acquire) {
+            acknowledged = self.changed.wait(acknowledged).unwrap_or_else(PoisonError::into_inner);
         }
+        acknowledged.waiting -= 1;
     }
 }
 
@@ -500,4 +512,27 @@ pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma
         // SAFETY: the caller's promise.
         unsafe { Id::from_rdma(id) }?.migrate(channel)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_ends_an_id_waits_for_the_last_acknowledgement() {
+        for _ in 0..200 {
+            let counted = Counted::default();
+            counted.hand_out();
+            counted.hand_out();
+            counted.acknowledge();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| counted.wait());
+                std::thread::yield_now();
+                assert!(!waiter.is_finished());
+                counted.acknowledge();
+            });
+            // Nothing is owed any more.
+            counted.wait();
+        }
+    }
 }
