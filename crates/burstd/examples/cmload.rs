@@ -94,7 +94,7 @@ fn serve(socket: &Path, addr: CmAddr) {
             }
             CmEventKind::Established => {}
             CmEventKind::Disconnected => {
-                p.quietly(vec![CmOp::Destroy { id: event.id }]);
+                p.quietly(vec![CmOp::Destroy { id: event.id, read: 0 }]);
                 if let Some(qp) = qps.remove(&event.id) {
                     call(&mut p.verbs, &Request::DestroyQp { qp });
                 }
@@ -142,7 +142,7 @@ fn drive(socket: &Path, dst: CmAddr, count: u32, window: u32) -> [f64; 2] {
         }
     }
     for ids in (1..=count).collect::<Vec<_>>().chunks(64) {
-        p.quietly(ids.iter().map(|id| CmOp::Destroy { id: *id }).collect());
+        p.quietly(ids.iter().map(|id| CmOp::Destroy { id: *id, read: 0 }).collect());
     }
     for qp in handles {
         call(&mut p.verbs, &Request::DestroyQp { qp });

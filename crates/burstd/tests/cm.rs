@@ -49,7 +49,7 @@ fn a_connection_is_made_and_ended() {
     assert_eq!(server.op(CmOp::Disconnect { id: passive }), CmReply::Done);
     client.expect(K::TimewaitExit, active);
     server.expect(K::TimewaitExit, passive);
-    assert_eq!(client.op(CmOp::Destroy { id: active }), CmReply::Done);
+    assert_eq!(client.op(CmOp::Destroy { id: active, read: 0 }), CmReply::Done);
     assert_eq!(client.errno(CmOp::Query { id: active }), libc::EINVAL);
 }
 
@@ -180,7 +180,7 @@ fn several_workers_share_the_work() {
         client.op(CmOp::Disconnect { id: active });
         client.expect(K::Disconnected, active);
         server.expect(K::Disconnected, passive);
-        client.op(CmOp::Destroy { id: active });
-        server.op(CmOp::Destroy { id: passive });
+        client.op(CmOp::Destroy { id: active, read: 0 });
+        server.op(CmOp::Destroy { id: passive, read: 0 });
     }
 }

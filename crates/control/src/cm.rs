@@ -161,6 +161,9 @@ pub enum CmOp {
     Destroy {
         /// Which.
         id: CmId,
+        /// Events of the id (for a listener: and requests to it) that the program has read. If that is all of them, its channel
+        /// need not be searched for more.
+        read: u32,
     },
     /// Sends the id's events, those not yet read included, to another channel.
     Migrate {
@@ -296,7 +299,7 @@ impl CmOp {
     pub fn id(&self) -> CmId {
         match self {
             CmOp::Create { id, .. }
-            | CmOp::Destroy { id }
+            | CmOp::Destroy { id, .. }
             | CmOp::Migrate { id, .. }
             | CmOp::Bind { id, .. }
             | CmOp::ResolveAddr { id, .. }

@@ -42,6 +42,11 @@ impl Counted {
         self.handed_out.fetch_add(1, Ordering::Release);
     }
 
+    /// How many were handed out.
+    fn handed_out(&self) -> u32 {
+        self.handed_out.load(Ordering::Acquire)
+    }
+
     /// One more is acknowledged.
     pub fn acknowledge(&self) {
         let mut acknowledged = lock(&self.acknowledged);
@@ -57,7 +62,7 @@ impl Counted {
         let mut acknowledged = lock(&self.acknowledged);
         acknowledged.waiting += 1;
         // Acquire pairs with the Release in `hand_out`.
-        while acknowledged.count != self.handed_out.load(Ordering::Acquire) {
+        while acknowledged.count != self.handed_out() {
             acknowledged = self.changed.wait(acknowledged).unwrap_or_else(PoisonError::into_inner);
         }
         acknowledged.waiting -= 1;
@@ -436,7 +441,7 @@ impl Id {
         if ours.session.is_alive() {
             ours.session.remove(ours.number);
             if ours.told.load(Ordering::Acquire) {
-                let destroy = vec![CmOp::Destroy { id: ours.number }];
+                let destroy = vec![CmOp::Destroy { id: ours.number, read: ours.counted.handed_out() }];
                 // A daemon that is gone has no ids, and one that refuses has none of this number. After its answer, no
                 // record of the id is in the channel, so nobody is woken for nothing.
                 let _ =

@@ -121,7 +121,7 @@ impl CmClient {
                         replies.push(CmReply::Failed { errno, sentence });
                     } else if let (Some(kind), Some(id)) = (failure, self.ids.get(&id)) {
                         let event = CmEvent { status: -errno, route: id.route, ..CmEvent::new(kind, id.entry.id) };
-                        house.cm.write(&id.entry.channel(), &event);
+                        house.cm.write(&id.entry, &event);
                     }
                 }
             }
@@ -132,7 +132,7 @@ impl CmClient {
     fn one(&mut self, house: &mut House, op: CmOp, quiet: bool) -> Result<CmReply, Refusal> {
         match op {
             CmOp::Create { id, channel, ps, qp_type } => self.create(house, id, channel, ps, qp_type),
-            CmOp::Destroy { id } => self.destroy(house, id, quiet),
+            CmOp::Destroy { id, read } => self.destroy(house, id, read, quiet),
             CmOp::Migrate { id, channel } => self.migrate(house, id, channel),
             CmOp::Bind { id, addr } => self.bind(house, id, addr),
             CmOp::ResolveAddr { id, src, dst, .. } => self.resolve_addr(house, id, src, dst),
@@ -217,24 +217,29 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
-    fn destroy(&mut self, house: &mut House, id: CmId, quiet: bool) -> Result<CmReply, Refusal> {
+    fn destroy(&mut self, house: &mut House, id: CmId, read: u32, quiet: bool) -> Result<CmReply, Refusal> {
         self.arrived(house, id)?;
         if let Some(gone) = self.ids.remove(&id) {
             let entry = gone.entry.clone();
             end_id(house, gone);
             // A quiet wish says that nothing is unread.
             if !quiet {
-                self.take_back_events(house, &entry);
+                self.take_back_events(house, &entry, read);
             }
         }
         Ok(CmReply::Done)
     }
 
-    /// Takes the unread events of an id that has ended out of its channel; nobody will accept the requests among them.
-    fn take_back_events(&mut self, house: &mut House, entry: &Arc<CmEntry>) {
+    /// Takes the unread events of an id that has ended out of its channel; nobody will accept the requests among them. The
+    /// program has read so many.
+    fn take_back_events(&mut self, house: &mut House, entry: &Arc<CmEntry>, read: u32) {
+        let channel = entry.channel();
+        if channel.is_read(entry, read) {
+            return;
+        }
         house.cm.write_events();
         // The id is over: what a worker has not written yet it does not write any more.
-        let taken = entry.channel().take_records(|e| {
+        let taken = channel.take_records(|e| {
             let subject = if e.kind == CmEventKind::ConnectRequest { e.listener } else { e.id };
             subject == entry.id
         });
@@ -260,7 +265,7 @@ impl CmClient {
         });
         let to = entry.channel();
         for event in records.iter().filter_map(CmEvent::from_bytes) {
-            house.cm.write(&to, &event);
+            house.cm.write_to(&to, &event);
         }
         Ok(CmReply::Done)
     }

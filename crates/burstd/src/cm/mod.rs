@@ -19,7 +19,7 @@ use burst_control::Response;
 use burst_control::cm::CmEvent;
 use burst_control::seen::{CM_PAGE, CmCursor, CmStats};
 use burst_engine::cm::probes::{self, CmProbe};
-use burst_engine::cm::{CmChannel, CmJob, CmPhase, CmTimes};
+use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmPhase, CmTimes};
 use ports::Ports;
 use route::Routes;
 use std::collections::HashMap;
@@ -85,8 +85,14 @@ impl CmHouse {
         self.jobs[worker].push(job);
     }
 
-    /// A record that the control thread writes itself, at the end of this pass at the latest.
-    fn write(&mut self, channel: &Arc<CmChannel>, event: &CmEvent) {
+    /// A record of an id that the control thread writes itself, at the end of this pass at the latest.
+    fn write(&mut self, entry: &CmEntry, event: &CmEvent) {
+        entry.note_record();
+        self.write_to(&entry.channel(), event);
+    }
+
+    /// As [`CmHouse::write`], of a record that was counted before.
+    fn write_to(&mut self, channel: &Arc<CmChannel>, event: &CmEvent) {
         if self.events.len() == EVENTS_AT_ONCE || self.events.first().is_some_and(|(c, _)| !Arc::ptr_eq(c, channel)) {
             self.write_events();
         }

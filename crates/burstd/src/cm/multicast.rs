@@ -41,7 +41,7 @@ impl CmClient {
         let route = CmRoute { dst: Some(addr), dgid: gid_of(addr.ip), ..id.route };
         let conn = CmConn { qkey: DATAGRAM_QKEY, ..CmConn::default() };
         let event = CmEvent { status, cookie, route, conn, ..CmEvent::new(kind, id.entry.id) };
-        house.cm.write(&id.entry.channel(), &event);
+        house.cm.write(&id.entry, &event);
         Ok(CmReply::Done)
     }
 

@@ -182,7 +182,7 @@ impl CmClient {
         let kind = if status == 0 { CmEventKind::AddrResolved } else { CmEventKind::AddrError };
         let route = if status == 0 { id.route } else { CmRoute { dst: Some(dst), ..id.route } };
         let event = CmEvent { status, route, ..CmEvent::new(kind, id.entry.id) };
-        house.cm.write(&id.entry.channel(), &event);
+        house.cm.write(&id.entry, &event);
         let probe = if status == 0 { CmProbe::AddrResolved } else { CmProbe::Failed };
         let took = house.cm.took(CmPhase::Address, probe, (id.entry.id, 0), dst.ip, begun);
         id.entry.address_ns.store(took, Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl CmClient {
             return refuse(libc::EINVAL, "resolve the address first");
         }
         let event = CmEvent { route: id.route, ..CmEvent::new(CmEventKind::RouteResolved, id.entry.id) };
-        house.cm.write(&id.entry.channel(), &event);
+        house.cm.write(&id.entry, &event);
         let peer = id.route.dst.map_or(UNKNOWN_PEER, |dst| dst.ip);
         let took = house.cm.took(CmPhase::Route, CmProbe::RouteResolved, (id.entry.id, 0), peer, begun);
         id.entry.route_ns.store(took, Ordering::Relaxed);

@@ -71,10 +71,17 @@ impl CmChannel {
         let _gate = self.enter();
         let mut len = 0;
         for n in news.iter().filter(|n| !n.entry.is_over()) {
+            n.entry.note_record();
             records[len..len + CmEvent::BYTES].copy_from_slice(&n.record);
             len += CmEvent::BYTES;
         }
         if len == 0 { Ok(()) } else { self.pipe.write(&records[..len]) }
+    }
+
+    /// Whether a program that has read so many records of an id that is over has read all there will ever be.
+    pub fn is_read(&self, entry: &CmEntry, read: u32) -> bool {
+        let _gate = self.enter();
+        entry.has_written(read)
     }
 
     /// Whether records wait for room.
@@ -152,6 +159,29 @@ mod tests {
             Ok(CmEvent::BYTES) => CmEvent::from_bytes(&record),
             _ => None,
         }
+    }
+
+    #[test]
+    fn an_id_is_read_when_every_record_of_it_was() {
+        use super::super::entry::CmSession;
+        use burst_base::verbs::QpType;
+        use burst_control::cm::PortSpace;
+        let channel = Arc::new(CmChannel::new().expect("channel"));
+        let session = Arc::new(CmSession::default());
+        let entry = |id| Arc::new(CmEntry::new(session.clone(), id, PortSpace::Tcp, QpType::Rc, channel.clone()));
+        let (one, other) = (entry(1), entry(2));
+        let news = |entry: &Arc<CmEntry>| News {
+            entry: entry.clone(),
+            channel: channel.clone(),
+            record: CmEvent::new(CmEventKind::Established, entry.id).to_bytes(),
+        };
+        assert!(channel.is_read(&one, 0), "nothing was written");
+        channel.write_news(&[news(&one), news(&other), news(&one)]).expect("kept");
+        assert!(!channel.is_read(&one, 0) && !channel.is_read(&one, 1) && channel.is_read(&one, 2));
+        one.end();
+        channel.write_news(&[news(&one), news(&other)]).expect("kept");
+        assert!(channel.is_read(&one, 2), "an id that is over gets no more");
+        assert!(channel.is_read(&other, 2) && channel.unread() == 4);
     }
 
     #[test]

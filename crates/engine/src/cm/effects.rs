@@ -12,7 +12,7 @@ use burst_base::{Nanos, Psn, Qkey, Qpn, Reason};
 use burst_cm::message::Message;
 use burst_cm::service::parse_service_id;
 use burst_cm::{Effects, Event, EventKind, Incoming, Negotiated, Path, Ready, Step, Took, Transport};
-use burst_control::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute, PortSpace};
+use burst_control::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -95,11 +95,8 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         let port = parse_service_id(request.service_id).map_or(0, |(_, port)| port);
         let channel = listener.channel();
         let id = CmSession::next_id(session);
-        let entry = CmEntry {
-            listener: listener.id,
-            ..CmEntry::new(session.clone(), id, PortSpace::Tcp, qp_type, channel.clone())
-        };
-        let entry = CmEntry { ps: listener.ps, ..entry };
+        let mut entry = CmEntry::new(session.clone(), id, listener.ps, qp_type, channel.clone());
+        entry.listener = listener.id;
         let dst = request.src.map(|(ip, port)| address(&request.path, ip, port));
         let src = address(&request.path, request.path.flow.src, port);
         let mut route = self.route_of(&request.path, Some(src), dst);

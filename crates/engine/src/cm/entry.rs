@@ -76,6 +76,8 @@ pub struct CmEntry {
     pub worker: AtomicU32,
     /// The connection's communication id in that worker, 0 none. Written by the worker.
     pub(super) conn: AtomicU32,
+    /// Records of it (for a listener: and of requests to it) put into channels so far.
+    written: AtomicU32,
     /// The program has destroyed it.
     pub(super) over: AtomicBool,
 }
@@ -98,6 +100,7 @@ impl CmEntry {
             route_ns: AtomicU32::new(0),
             worker: AtomicU32::new(0),
             conn: AtomicU32::new(0),
+            written: AtomicU32::new(0),
             over: AtomicBool::new(false),
         }
     }
@@ -111,6 +114,17 @@ impl CmEntry {
     /// Whether the program has destroyed it.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
+    }
+
+    /// Another record of it goes into a channel. Whoever counts on [`CmEntry::has_written`] writes under the channel's gate, or
+    /// on the thread that asks.
+    pub fn note_record(&self) {
+        self.written.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether as many records of it as these were written: a program that has read so many has read all.
+    pub(super) fn has_written(&self, read: u32) -> bool {
+        self.written.load(Ordering::Relaxed) == read
     }
 
     /// Where its events go now.
