@@ -437,11 +437,22 @@ pub struct CmConn {
     pub ece: (u32, u32),
 }
 
-/// `enum rdma_cm_event_type`, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[repr(u8)]
-#[allow(missing_docs)] // the names are those of rdma_cma.h
-pub enum CmEventKind {
+macro_rules! event_kinds {
+    ($($kind:ident = $number:literal,)+) => {
+        /// `enum rdma_cm_event_type`, by number.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        #[allow(missing_docs)] // the names are those of rdma_cma.h
+        pub enum CmEventKind { $($kind = $number),+ }
+
+        impl CmEventKind {
+            /// All, in the order of their numbers, from 0 up without a gap.
+            pub const ALL: &[CmEventKind] = &[$(CmEventKind::$kind),+];
+        }
+    };
+}
+
+event_kinds! {
     AddrResolved = 0,
     AddrError = 1,
     RouteResolved = 2,
@@ -460,8 +471,8 @@ pub enum CmEventKind {
     TimewaitExit = 15,
 }
 
-/// A record in an event channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A record in an event channel; `record.rs` says how it lies there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmEvent {
     /// What happened.
     pub kind: CmEventKind,
@@ -497,19 +508,5 @@ impl CmEvent {
             conn: CmConn::default(),
             data: CmData::default(),
         }
-    }
-
-    /// As written to the pipe: postcard, padded with zeros.
-    pub fn to_bytes(&self) -> [u8; CmEvent::BYTES] {
-        let mut record = [0; CmEvent::BYTES];
-        // The longest event is shorter than a record; a test holds it to that.
-        let fits = postcard::to_slice(self, &mut record).is_ok();
-        debug_assert!(fits);
-        record
-    }
-
-    /// As read from the pipe; `None` for anything that `to_bytes` does not write.
-    pub fn from_bytes(record: &[u8; CmEvent::BYTES]) -> Option<CmEvent> {
-        postcard::take_from_bytes(record).ok().map(|(event, _)| event)
     }
 }

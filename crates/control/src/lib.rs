@@ -11,6 +11,7 @@ pub mod cm;
 pub mod frame;
 pub mod messages;
 pub mod path;
+mod record;
 pub mod seen;
 
 pub use client::{Client, Teller};

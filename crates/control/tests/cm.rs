@@ -48,15 +48,33 @@ fn longest() -> CmEvent {
 #[test]
 fn the_longest_event_fits_and_comes_back() {
     let event = longest();
-    assert!(postcard::to_stdvec(&event).expect("encodes").len() <= CmEvent::BYTES);
     assert_eq!(CmEvent::from_bytes(&event.to_bytes()), Some(event));
+    assert_eq!(event.to_bytes()[CmEvent::BYTES - 1], 0, "it does not fill the record");
     let short = CmEvent::new(CmEventKind::Established, 7);
     assert_eq!(CmEvent::from_bytes(&short.to_bytes()), Some(short));
 }
 
 #[test]
+fn every_kind_comes_back_under_its_number() {
+    for (number, kind) in CmEventKind::ALL.iter().enumerate() {
+        assert_eq!(*kind as usize, number);
+        let src = Some(CmAddr { ip: [192, 0, 2, number as u8].into(), port: 7, scope: 0 });
+        let event = CmEvent { route: CmRoute { src, ..CmRoute::default() }, ..CmEvent::new(*kind, 1 << number) };
+        assert_eq!(CmEvent::from_bytes(&event.to_bytes()), Some(event));
+    }
+}
+
+#[test]
 fn junk_is_no_event_and_private_data_has_a_limit() {
     assert_eq!(CmEvent::from_bytes(&[0xff; CmEvent::BYTES]), None);
+    // A byte that says what follows (the kind, an option, a family, a truth, a length) is checked; others are values.
+    let good = longest().to_bytes();
+    let refused = (0..CmEvent::BYTES).filter(|at| {
+        let mut bad = good;
+        bad[*at] = 0xfe;
+        CmEvent::from_bytes(&bad).is_none()
+    });
+    assert_eq!(refused.count(), 10);
     assert!(CmData::new(&[0; CM_DATA_MAX + 1]).is_none());
     let too_long = postcard::to_stdvec(&vec![0u8; CM_DATA_MAX + 1]).expect("encodes");
     assert!(postcard::from_bytes::<CmData>(&too_long).is_err());
