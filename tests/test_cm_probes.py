@@ -16,7 +16,7 @@ from test_middleware import needs
 BURSTD = BUILD / "burstd"
 STEPS = [
     "addr_resolved", "route_resolved", "qp_created", "req_sent", "req_received", "rep_sent", "rep_received", "rtu_sent",
-    "rtu_received", "established", "rej_sent", "rej_received", "failed", "dreq_sent", "dreq_received", "drep_received",
+    "rtu_received", "established", "setups", "rej_sent", "rej_received", "failed", "dreq_sent", "dreq_received", "drep_received",
     "disconnected", "timewait_exit", "sidr_req_sent", "sidr_req_received", "sidr_rep_sent", "sidr_rep_received",
 ]
 
@@ -31,7 +31,7 @@ def test_the_notes_are_in_the_binary():
     assert sorted(found) == sorted(STEPS)
     for name, place in found.items():
         # Arguments of eight bytes, and a semaphore, so that a probe costs nothing while nobody watches.
-        assert len(re.findall(r"-8@", place)) == (6 if name == "established" else 5), (name, place)
+        assert len(re.findall(r"-8@", place)) == {"established": 6, "setups": 2}.get(name, 5), (name, place)
         assert not re.search(r"Semaphore: 0x0+\b", place), (name, place)
 
 

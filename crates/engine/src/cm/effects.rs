@@ -142,6 +142,7 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
             None => {
                 let worker = &self.worker;
                 probes::established(owner_id, id, path.flow.dst, took, || prepared(worker, owner));
+                self.rest.setups.note(owner_id, took, || prepared(worker, owner));
             }
         }
     }

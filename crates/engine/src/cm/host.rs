@@ -4,6 +4,7 @@ use super::channel::{CmChannel, News, RECORDS_PER_WRITE};
 use super::effects::CmFx;
 use super::entry::CmEntry;
 use super::late::LateNews;
+use super::probes::Setups;
 use super::stats::CmTimes;
 use crate::worker::{BATCH_FRAMES, Worker};
 use burst_base::{Nanos, Psn, Reason};
@@ -76,6 +77,7 @@ pub(super) struct Rest {
     /// Ends of time-wait that are not told yet.
     pub late: LateNews,
     pub times: Arc<CmTimes>,
+    pub setups: Setups,
     /// GUIDs of the devices.
     pub guids: Vec<u64>,
 }
@@ -91,6 +93,7 @@ impl CmHost {
             retry_at: Nanos::NEVER,
             late: LateNews::new(),
             times: Arc::default(),
+            setups: Setups::new(),
             guids: vec![0; ports],
         };
         CmHost { machine: Cm::new(worker, secret), rest, arrived: VecDeque::new(), secret }
@@ -139,6 +142,7 @@ impl Worker {
     pub(super) fn with_cm<T>(&mut self, now: Nanos, f: impl FnOnce(&mut CmHost, &mut Worker) -> T) -> Option<T> {
         let mut host = self.core.cm.take()?;
         let result = f(&mut host, self);
+        host.rest.setups.tell();
         let lost = host.rest.publish(now);
         for _ in 0..lost {
             self.ports[0].counters.count(Reason::CmEventLost);

@@ -12,10 +12,14 @@
 //! | 3 | address of the peer (C string), 0.0.0.0 if it is not known yet |
 //! | 4 | nanoseconds since the step before; in `established`, since the REQ; before the REQ, what the step took |
 //!
-//! `established` tells the whole story of a setup, so that one probe per connection suffices where thousands are made in a
-//! second: argument 5 points to five 64-bit numbers of nanoseconds, which are from the REQ to the REP, from the REP to the
-//! RTU, and what resolving the address, resolving the route and making the queue pair took (0 if not known). A pointer,
-//! because tracers on x86-64 read six arguments.
+//! `established` tells the whole story of a setup: argument 5 points to five 64-bit numbers of nanoseconds, which are from the
+//! REQ to the REP, from the REP to the RTU, and what resolving the address, resolving the route and making the queue pair
+//! took (0 if not known). A pointer, because tracers on x86-64 read six arguments.
+//!
+//! `setups` tells the same for all connections that a worker has set up in one pass, for where thousands are made in a
+//! second: being watched costs microseconds each time, whatever there is to tell. Argument 0 is the number of rows, 1 to
+//! [`SETUPS_MAX`]; argument 1 points to them. A row has seven 64-bit numbers: the id, nanoseconds since the REQ, and the five of
+//! `established`.
 
 use burst_base::Nanos;
 use burst_cm::{Step, Took};
@@ -168,6 +172,49 @@ pub(super) fn established(id: u32, conn: u32, peer: IpAddr, took: Took, prepared
             times.as_ptr()
         }
     );
+}
+
+/// Most rows of one `setups`.
+pub const SETUPS_MAX: usize = 32;
+/// Numbers in a row of `setups`.
+const ROW: usize = 7;
+
+/// The connections set up in this pass, to be told together.
+pub(super) struct Setups {
+    rows: Box<[[u64; ROW]; SETUPS_MAX]>,
+    count: usize,
+    /// Somebody watched when it was last looked.
+    watched: bool,
+}
+
+impl Setups {
+    pub fn new() -> Setups {
+        Setups { rows: Box::new([[0; ROW]; SETUPS_MAX]), count: 0, watched: false }
+    }
+
+    /// A connection of this pass; `prepared` is asked only if somebody watches.
+    pub fn note(&mut self, id: u32, took: Took, prepared: impl FnOnce() -> [u64; 3]) {
+        if !self.watched {
+            return;
+        }
+        let [address, route, qp] = prepared();
+        let (reply, rest) = (took.reply.0, took.elapsed.since(took.reply).0);
+        self.rows[self.count] = [u64::from(id), took.elapsed.0, reply, rest, address, route, qp];
+        self.count += 1;
+        if self.count == SETUPS_MAX {
+            self.tell();
+        }
+    }
+
+    /// The end of a pass: tells what there is. Every connection takes several passes, so whoever begins to watch is seen
+    /// before the first that is to be told.
+    #[inline(never)]
+    pub fn tell(&mut self) {
+        if self.count > 0 || !self.watched {
+            self.watched = probe::probe_lazy!(burst, setups, self.count, self.rows.as_ptr());
+            self.count = 0;
+        }
+    }
 }
 
 #[cfg(test)]
