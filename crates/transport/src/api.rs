@@ -27,9 +27,9 @@ pub const ACK_REQUEST_BYTES: u32 = 64 << 10;
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 31;
 /// Local ACK timeouts are never shorter than this: a software peer may sleep that long.
 pub const ACK_TIMEOUT_MIN: Nanos = Nanos::from_ms(1);
-/// A second try waits twice the local ACK timeout, later ones four times (IBA 9.7.6.1.3 allows that much for any), as long
-/// as that makes no wait longer than this: a software peer may be away for a second, and programs that set a timeout of
-/// seconds want to know soon.
+/// After a time-out the next wait is twice the local ACK timeout, later ones four times (IBA 9.7.6.1.3 allows that much for
+/// any), as long as that makes no wait longer than this: a software peer may be away for a second, and programs that set a
+/// timeout of seconds want to know soon.
 pub const ACK_BACKOFF_MAX: Nanos = Nanos::from_ms(500);
 /// The only partition key: the default partition, full member.
 pub const PKEY_DEFAULT: u16 = 0xffff;

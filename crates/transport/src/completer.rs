@@ -6,7 +6,7 @@
 //! placed whatever its position says, because a responder may begin a repeated answer with "middle" (rxe does).
 //!
 //! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet, started when it is sent, restarted by progress
-//! and by the latest acknowledgement when it comes again, longer with each retry (`ACK_BACKOFF_MAX`); one for RNR. `retry_cnt` is spent by time-outs and sequence NAKs, `rnr_retry` by RNR NAKs; both are restored by progress.
+//! and by the latest acknowledgement when it comes again, longer after each time-out (`ACK_BACKOFF_MAX`); one for RNR. `retry_cnt` is spent by time-outs and sequence NAKs, `rnr_retry` by RNR NAKs; both are restored by progress.
 
 use crate::api::{Env, Signal};
 use crate::gather::{Keys, Walk};
@@ -16,6 +16,9 @@ use burst_base::verbs::{QpState, WcStatus, access};
 use burst_base::{Nanos, Psn, Reason};
 use burst_wire::aeth::{credits_of_code, rnr_timer};
 use burst_wire::{Aeth, Kind, NakCode, Packet, Syndrome};
+
+/// How often a time-out doubles the next wait: up to four times the timeout, as IBA 9.7.6.1.3 allows.
+const BACKOFF_STEPS: u8 = 2;
 
 impl Qp {
     /// An acknowledgement or a response.
@@ -106,6 +109,7 @@ impl Qp {
         self.retire_local(env);
         self.req.retry_left = self.attr.retry_cnt;
         self.req.rnr_left = self.attr.rnr_retry;
+        self.req.timeouts = 0;
         self.req.stalled = false;
         self.req.implied_at = None;
         self.req.ack_deadline = if self.req.is_outstanding() { env.now + self.ack_timeout } else { Nanos::NEVER };
@@ -264,6 +268,7 @@ impl Qp {
             env.fx.count(Reason::AckTimeout);
             env.fx.congestion(Signal::Timeout);
             self.req.implied_at = None;
+            self.req.timeouts = (self.req.timeouts + 1).min(BACKOFF_STEPS);
             self.retry(env);
         }
     }

@@ -91,6 +91,8 @@ pub(crate) struct Requester {
     since_ack_request: u32,
     pub(crate) retry_left: u8,
     pub(crate) rnr_left: u8,
+    /// Time-outs since the last progress, as far as they count ([`Qp::ack_wait`]).
+    pub(crate) timeouts: u8,
     pub(crate) ack_deadline: Nanos,
     pub(crate) rnr_deadline: Nanos,
     /// Where an implied NAK already made us go back, until there is progress.
@@ -144,6 +146,7 @@ impl Requester {
             since_ack_request: 0,
             retry_left: 0,
             rnr_left: 0,
+            timeouts: 0,
             ack_deadline: Nanos::NEVER,
             rnr_deadline: Nanos::NEVER,
             implied_at: None,
@@ -460,10 +463,9 @@ impl Qp {
         }
     }
 
-    /// How long to wait for an answer now: longer after retries without progress.
+    /// How long to wait for an answer now: longer after time-outs without progress.
     pub(crate) fn ack_wait(&self) -> Nanos {
-        let spent = self.attr.retry_cnt.saturating_sub(self.req.retry_left);
-        let longer = Nanos(self.ack_timeout.0.saturating_mul(1 << spent.min(2)));
+        let longer = Nanos(self.ack_timeout.0.saturating_mul(1 << self.req.timeouts));
         longer.min(self.ack_timeout.max(ACK_BACKOFF_MAX))
     }
 

@@ -5,6 +5,7 @@ use burst_base::verbs::{EventType, QpAttr, QpCap, QpState, QpType, WcStatus, WrO
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::layout::SendWqe;
 use burst_transport::{READ_CHUNK_BYTES, Signal, TxBudget, TxState};
+use burst_wire::aeth::ack_timeout;
 use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, NakCode, Opcode, Packet, Syndrome};
 use common::{End, Setup, ip_of, qpn_of};
 
@@ -102,8 +103,14 @@ fn a_sequence_nak_goes_back_to_its_packet() {
     assert_eq!(end.qp.inflight_bytes(), 0);
     // The same NAK again, before anything was sent again, is stale.
     answer(&mut end, NOW, 102, Syndrome::Nak(NakCode::PsnSequence));
+    let before = end.qp.next_deadline();
     assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102", "RcWriteLast 103!"]);
     assert_eq!(end.told.signals, [Signal::Loss]);
+    assert_eq!(
+        (before, end.qp.next_deadline()),
+        (Nanos::NEVER, NOW + ack_timeout(10)),
+        "the peer is there: no longer wait"
+    );
 }
 
 #[test]
