@@ -18,7 +18,7 @@ from test_cm import COMMON, await_cm_listener
 
 pytestmark = pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="figures are measured by make bench")
 
-CONNECTIONS, ROUNDS = 1000, 9
+CONNECTIONS, ROUNDS = 2000, 15
 
 
 def connect_ms(fabric):
