@@ -8,10 +8,10 @@ use crate::qpn::{slot_of, worker_of};
 use crate::worker::{Core, PortSlot, RX_BUDGET, Worker};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_cm::Cm;
-use burst_frame::{RxFrame, TxBatch};
+use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::RxSink;
-use burst_transport::{Env, Signal};
-use burst_wire::{MAD_LEN, Opcode, Packet};
+use burst_transport::{Env, Signal, Train};
+use burst_wire::{Bth, ICRC_LEN, MAD_LEN, Opcode, Packet, Position};
 
 /// One port's burst on its way into the tables.
 pub(crate) struct Walk<'a> {
@@ -80,8 +80,50 @@ impl RxSink for Walk<'_> {
         }
     }
 
+    fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
+        let mut rest = train;
+        while rest.len() >= stride {
+            let taken = self.middles(flow, &Train { bytes: rest, stride }) * stride;
+            if taken == 0 {
+                self.frame(&RxFrame { flow: *flow, bytes: &rest[..stride - ICRC_LEN] });
+            }
+            rest = &rest[taken.max(stride)..];
+        }
+    }
+
     fn dropped(&mut self, reason: Reason) {
         self.counters.count(reason);
+    }
+}
+
+impl Walk<'_> {
+    /// Packets at the beginning of a train that only go on with a message are carried out together; returns how many.
+    fn middles(&mut self, flow: &Flow, train: &Train<'_>) -> usize {
+        let bth = Bth::parse(train.bytes);
+        let Ok(bth) = bth else { return 0 };
+        if bth.opcode.info().position != Position::Middle || worker_of(bth.dest_qpn) != self.core.options.id {
+            return 0;
+        }
+        let index = slot_of(bth.dest_qpn);
+        let Core { qps, cqs, ahs, xrc, mem, outbox, touched, data_came, .. } = &mut *self.core;
+        let Some(slot) = qps.get_mut(index as usize).and_then(Option::as_mut) else { return 0 };
+        if slot.qpn != bth.dest_qpn || slot.port != self.port {
+            return 0;
+        }
+        let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
+        let mut fx = Fx { cqs, ahs, xrc, counters: self.counters, outbox, slot: view, signal: None, defer: false };
+        let mut env = Env { now: self.now, mem, tx: self.batch, fx: &mut fx };
+        let taken = slot.qp.on_middles(flow, train, &mut env);
+        if taken > 0 {
+            self.counters.add(Traffic::RxPackets, taken as u64);
+            self.counters.add(Traffic::RxBytes, (taken * (train.stride - ICRC_LEN)) as u64);
+            *data_came = true;
+            if !slot.touched {
+                slot.touched = true;
+                touched.push(index);
+            }
+        }
+        taken
     }
 }
 

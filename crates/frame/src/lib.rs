@@ -67,6 +67,8 @@ pub struct TxFrame {
     pub pad: u8,
     /// Payload bytes without padding.
     pub payload_len: u16,
+    /// It belongs to a run ([`TxBatch::push_run`]) that began before it: its flow is that of the frame before.
+    pub continues: bool,
     /// First span in [`TxBatch::spans`].
     span_first: u32,
     /// Number of spans.
@@ -94,6 +96,49 @@ impl TxBatch {
     pub fn room(&self) -> usize {
         self.capacity - self.frames.len()
     }
+    /// Frames of one span each that still fit, so that room for another frame of any kind is left.
+    pub fn room_for_run(&self) -> usize {
+        let spans = self.spans.capacity().saturating_sub(self.spans.len() + SPANS_MAX);
+        self.room().saturating_sub(1).min(spans)
+    }
+    /// Appends a frame for each `len` bytes of `payload`, which must be a multiple of it. All have the head that `head`
+    /// begins as; `vary` writes into it what distinguishes the frame of a number, counted from 0. Returns false,
+    /// changing nothing, when there is no room ([`TxBatch::room_for_run`]) or a length is out of range.
+    #[must_use]
+    pub fn push_run(
+        &mut self,
+        flow: &Flow,
+        head: &[u8],
+        payload: &Span,
+        len: u16,
+        mut vary: impl FnMut(u32, &mut [u8; HEAD_MAX]),
+    ) -> bool {
+        let count = payload.len() / usize::from(len.max(1));
+        if count > self.room_for_run() || head.len() > HEAD_MAX || count * usize::from(len) != payload.len() {
+            return false;
+        }
+        let mut frame = TxFrame {
+            flow: *flow,
+            head: [0; HEAD_MAX],
+            head_len: head.len() as u8,
+            pad: 0,
+            payload_len: len,
+            continues: false,
+            span_first: self.spans.len() as u32,
+            span_count: 1,
+        };
+        frame.head[..head.len()].copy_from_slice(head);
+        let pieces = (0..count).map(|k| payload.sub(k * usize::from(len), usize::from(len)));
+        self.spans.extend(pieces);
+        self.frames.extend((0..count as u32).map(|k| {
+            vary(k, &mut frame.head);
+            let made = frame;
+            frame.continues = true;
+            frame.span_first += 1;
+            made
+        }));
+        true
+    }
     /// Appends a frame. Returns false, changing nothing, when the batch is full or a length is out of range.
     #[must_use]
     pub fn push(&mut self, flow: &Flow, head: &[u8], spans: &[Span], pad: u8) -> bool {
@@ -111,6 +156,7 @@ impl TxBatch {
             head_len: head.len() as u8,
             pad,
             payload_len: payload as u16,
+            continues: false,
             span_first: self.spans.len() as u32,
             span_count: spans.len() as u8,
         };
@@ -172,5 +218,40 @@ impl RxFrame<'_> {
             2 => Ecn::Ect0,
             _ => Ecn::Ce,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_its_frames_one_by_one() {
+        let mut memory = vec![0u8; 3000];
+        let span = Span::remote(std::process::id(), memory.as_mut_ptr() as u64, 3000);
+        let (flow, mut batch) = (Flow { tos: 7, ..Flow::default() }, TxBatch::new(8));
+        assert!(batch.push(&flow, &[1; 12], &[span], 1));
+        assert!(batch.push_run(&flow, &[9; 12], &span, 1000, |k, head| head[11] = k as u8));
+        assert_eq!(batch.len(), 4);
+        for (k, frame) in batch.frames()[1..].iter().enumerate() {
+            assert_eq!((frame.flow, frame.pad, frame.payload_len, frame.continues), (flow, 0, 1000, k > 0));
+            assert_eq!((&frame.head()[..11], frame.head()[11]), (&[9; 11][..], k as u8));
+            let [piece] = batch.spans_of(frame) else { panic!("one span") };
+            assert_eq!((piece.as_ptr() as usize, piece.len()), (span.as_ptr() as usize + 1000 * k, 1000));
+        }
+    }
+
+    #[test]
+    fn a_run_without_room_or_of_broken_frames_changes_nothing() {
+        let (flow, mut batch) = (Flow::default(), TxBatch::new(4));
+        assert_eq!(batch.room_for_run(), 3);
+        let span = |len| Span::remote(1, 4096, len);
+        assert!(!batch.push_run(&flow, &[0; 12], &span(4000), 1000, |_, _| {}));
+        assert!(!batch.push_run(&flow, &[0; 12], &span(2500), 1000, |_, _| {}));
+        assert!(!batch.push_run(&flow, &[0; HEAD_MAX + 1], &span(2000), 1000, |_, _| {}));
+        assert!(batch.is_empty());
+        assert!(batch.push_run(&flow, &[0; 12], &span(3000), 1000, |_, _| {}));
+        assert_eq!((batch.len(), batch.room(), batch.room_for_run()), (3, 1, 0));
+        assert!(batch.push(&flow, &[0; 12], &[span(5); SPANS_MAX], 0));
     }
 }

@@ -89,6 +89,13 @@ pub struct PortCaps {
 pub trait RxSink {
     /// A frame with a correct ICRC.
     fn frame(&mut self, frame: &RxFrame<'_>);
+    /// A train of frames of one length and one flow with correct ICRCs: one every `stride` bytes of `train`, followed by four
+    /// bytes that are none of its (its ICRC).
+    fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
+        for packet in train.chunks_exact(stride) {
+            self.frame(&RxFrame { flow: *flow, bytes: &packet[..stride - ether::seal::ICRC] });
+        }
+    }
     /// A packet that was dropped by the port.
     fn dropped(&mut self, reason: Reason);
 }

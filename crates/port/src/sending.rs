@@ -9,6 +9,7 @@ use crate::sys::send::SendRing;
 use crate::sys::socket::wait_writable;
 use burst_base::Reason;
 use burst_frame::{TxBatch, TxFrame};
+use burst_wire::Icrc;
 use std::os::fd::RawFd;
 
 /// Payload up to here is copied rather than lent: at 512 bytes copying carried 1.2 to 2 times as many packets in four
@@ -65,6 +66,17 @@ pub enum Progress {
 #[inline]
 pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut Seal>, id: u16) -> bool {
     let spans = batch.spans_of(frame);
+    if let [span] = spans
+        && span.is_local()
+        && span.len() > COPY_MAX
+        && frame.pad == 0
+    {
+        // Most packets of trains.
+        let icrc = seal.map(|seal| seal.begin(id, frame.udp_payload_len(), frame.head()));
+        let icrc = icrc.map(|icrc| icrc.update_span(span).unwrap_or(icrc));
+        ring.packet(frame.head(), span, icrc.map_or([0; ICRC], Icrc::finish));
+        return true;
+    }
     if usize::from(frame.payload_len) <= COPY_MAX || spans.iter().any(|s| !s.is_local()) {
         return append_copy(ring, batch, frame, seal, id);
     }

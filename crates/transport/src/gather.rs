@@ -90,6 +90,19 @@ impl Walk {
         Ok(piece)
     }
 
+    /// The next packets of `each` bytes that lie side by side, at most `count` of them, as one span; advances over them.
+    /// `None`, staying where it is, if there is not one, or the key does not lead there.
+    pub(crate) fn run(&mut self, keys: Keys<'_>, sges: &[Sge], each: u32, count: u32) -> Option<Span> {
+        let mut ahead = *self;
+        let there = ahead.piece(keys, sges, count * each).ok()?;
+        let whole = there.len() as u32 / each * each;
+        if whole as usize == there.len() {
+            *self = ahead;
+            return Some(there);
+        }
+        if whole == 0 { None } else { self.piece(keys, sges, whole).ok() }
+    }
+
     /// Appends the spans of the next `len` bytes to `out`.
     pub(crate) fn gather(
         &mut self,

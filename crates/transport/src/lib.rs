@@ -27,6 +27,7 @@ mod completer;
 mod finish;
 mod gather;
 mod head;
+mod middles;
 mod qp;
 mod receive;
 mod requester;
@@ -43,5 +44,6 @@ pub use api::{
     MESSAGE_BYTES_MAX, ModifyError, PKEY_DEFAULT, QpConfig, RD_ATOMIC_MAX, READ_CHUNK_BYTES, RecvQueue, Signal,
     TxBudget, TxState, XrcSrq,
 };
+pub use middles::Train;
 pub use qp::Qp;
 pub use ud::GRH_BYTES;

@@ -12,6 +12,7 @@ use burst_base::{Qpn, Reason};
 use burst_shm::Fetch;
 use burst_shm::layout::{Cqe, RecvWqe, SGE_MAX, Sge};
 use burst_shm::rq::SrqConsumer;
+use burst_span::Span;
 use std::sync::Arc;
 
 /// What looking for a receive came to.
@@ -129,6 +130,14 @@ impl Receiver {
     /// Whether the held receive is usable.
     pub(crate) fn check(&self) -> Result<(), Reason> {
         if self.malformed { Err(Reason::LocalOperation) } else { Ok(()) }
+    }
+    /// Whether a receive is held and usable.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.loaded && !self.malformed
+    }
+    /// Where the packets of `each` bytes from `offset` of the held receive on go that lie side by side; at most `count`.
+    pub(crate) fn run(&self, keys: Keys<'_>, offset: u64, each: u32, count: u32) -> Option<Span> {
+        Walk::at(self.held(), offset).run(keys, self.held(), each, count)
     }
     /// Writes `bytes` at `offset` of the held receive.
     pub(crate) fn scatter(&self, keys: Keys<'_>, offset: u64, bytes: &[u8]) -> Result<(), Reason> {

@@ -504,6 +504,9 @@ impl Qp {
         }
         let mut walk = self.walk(slot);
         while self.req.cursor_pkt < slot.packets {
+            if self.send_middles(slot, &mut walk, turn, env) {
+                continue;
+            }
             let len = (slot.length - self.req.cursor_pkt * self.mtu).min(self.mtu);
             if let Some(state) = self.gate(slot, len, turn, env) {
                 return Step::Stop(state);
@@ -517,12 +520,54 @@ impl Qp {
             if !env.tx.push(&self.flow, head.as_slice(), turn.spans.as_slice(), head::pad_of(len)) {
                 return Step::Stop(TxState::More);
             }
-            self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request + len };
+            self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request.saturating_add(len) };
             turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
             self.sent(turn, len, 1, env);
         }
         turn.budget.wqes -= 1;
         Step::Sent
+    }
+
+    /// Sends the middle packets from the cursor on that [`Qp::middles`] lets pass and that lie side by side in memory: one
+    /// look at the rules, the keys and the head for all of them. False if there is none.
+    fn send_middles(&mut self, slot: &Slot, walk: &mut Walk, turn: &mut Turn<'_>, env: &mut Env<'_>) -> bool {
+        let count = self.middles(slot, turn.budget, env);
+        if count == 0 {
+            return false;
+        }
+        let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
+        let sges = self.req.sges.get(slot.sge_first, slot.wqe.num_sge);
+        let Some(span) = walk.run(keys, sges, self.mtu, count) else { return false };
+        let head = self.message_head(slot, false, false, self.mtu);
+        let first = slot.first_psn.add(self.req.cursor_pkt);
+        let number = |k, head: &mut [u8; burst_frame::HEAD_MAX]| Bth::set_psn(head, first.add(k));
+        if !env.tx.push_run(&self.flow, head.as_slice(), &span, self.mtu as u16, number) {
+            return false;
+        }
+        let len = span.len() as u32;
+        self.req.since_ack_request = self.req.since_ack_request.saturating_add(len);
+        turn.budget.bytes -= u64::from(len);
+        self.sent(turn, len, len / self.mtu, env);
+        true
+    }
+
+    /// How many packets from the cursor on are middle ones of which none may be held back by [`Qp::gate`] and none asks for
+    /// an acknowledgement ([`Qp::wants_ack`]).
+    fn middles(&self, slot: &Slot, budget: &TxBudget, env: &Env<'_>) -> u32 {
+        let r = &self.req;
+        if r.cursor_pkt == 0 || budget.wqes == 0 || self.is_credit_limited(slot) {
+            return 0;
+        }
+        let mtu = u64::from(self.mtu);
+        let middle = u64::from(slot.packets - r.cursor_pkt - 1);
+        let count = middle.min(env.tx.room_for_run() as u64).min(budget.bytes.saturating_sub(1) / mtu);
+        if !self.id.qp_type.is_reliable() {
+            return count as u32;
+        }
+        let window = (budget.window_bytes / mtu).saturating_sub(1);
+        let unasked = u64::from((ACK_REQUEST_BYTES - 1).saturating_sub(r.since_ack_request)) / mtu;
+        let distance = (PSN_DISTANCE_MAX - r.cursor_psn().diff(r.una_psn())).max(0) as u64;
+        count.min(window).min(unasked).min(distance) as u32
     }
 
     /// Whether this packet asks for an acknowledgement: the last of a message, the last before a stop, and now and then.
@@ -532,7 +577,7 @@ impl Qp {
         }
         let next = u64::from(len) + u64::from(self.mtu);
         is_last
-            || self.req.since_ack_request + len >= ACK_REQUEST_BYTES
+            || self.req.since_ack_request.saturating_add(len) >= ACK_REQUEST_BYTES
             || budget.window_bytes < next
             || budget.bytes <= u64::from(len)
             || env.tx.room() == 1

@@ -68,7 +68,7 @@ pub(crate) struct Responder {
     /// Resources that owe packets.
     pub(crate) owed: u32,
     /// COMM_EST was raised.
-    established: bool,
+    pub(crate) established: bool,
 }
 
 /// What a check decided, if not "go on".

@@ -75,6 +75,11 @@ impl Bth {
             psn: Psn::new(be24(b, 9)),
         }
     }
+    /// Changes the packet sequence number of a header that was written to `head`.
+    #[inline]
+    pub fn set_psn(head: &mut [u8], psn: Psn) {
+        put24(head, 9, psn.get());
+    }
     /// Writes the header to the first [`Bth::LEN`] bytes.
     pub fn emit(&self, out: &mut [u8]) {
         out[0] = self.opcode.number();

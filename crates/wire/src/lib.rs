@@ -32,6 +32,7 @@ mod layers;
 mod mad;
 mod opcode;
 mod packet;
+pub mod train;
 
 pub use aeth::{Aeth, NakCode, Syndrome};
 pub use bth::{Bth, DEFAULT_PKEY};
@@ -44,6 +45,7 @@ pub use layers::{Ip, Layers};
 pub use mad::{MAD_LEN, MadHeader, MgmtClass};
 pub use opcode::{Kind, Opcode, OpcodeInfo, Position, Service};
 pub use packet::Packet;
+pub use train::TrainCheck;
 
 /// Bytes of the ICRC.
 pub const ICRC_LEN: usize = 4;

@@ -9,12 +9,14 @@
 //! still stands before it); `strict_id` accepts recovered ones only below [`TRAIN_MAX`], as cut trains have them.
 
 use burst_frame::Flow;
-use burst_wire::Icrc;
 use burst_wire::icrc::{IdDelta, Prepared, PseudoV4, PseudoV6};
+use burst_wire::{Icrc, TrainCheck};
 use std::net::IpAddr;
 
 /// Most packets of a train: the kernel's `UDP_MAX_SEGMENTS` (64 before Linux 6.9).
 pub const TRAIN_MAX: usize = 64;
+/// Trains that are checked packet by packet after one that was not good as a whole.
+const DOUBTED: u32 = 64;
 /// Bytes of the ICRC.
 pub const ICRC: usize = burst_wire::ICRC_LEN;
 
@@ -63,12 +65,17 @@ impl Seal {
     /// Begins the ICRC of a packet with `udp_payload_len` bytes, ICRC included; `transport` begins with the BTH.
     #[inline]
     pub fn begin(&mut self, id: u16, udp_payload_len: usize, transport: &[u8]) -> Icrc {
+        let id = if self.is_v6() { 0 } else { id };
+        self.of_length(udp_payload_len).begin(id, transport)
+    }
+    /// What all packets of this length begin with.
+    #[inline]
+    fn of_length(&mut self, udp_payload_len: usize) -> &Prepared {
         if udp_payload_len != self.len {
             self.prepared = prepare(&self.pseudo, udp_payload_len);
             self.len = udp_payload_len;
         }
-        let id = if self.is_v6() { 0 } else { id };
-        self.prepared.begin(id, transport)
+        &self.prepared
     }
     fn is_v6(&self) -> bool {
         matches!(self.pseudo, Pseudo::V6(_))
@@ -101,16 +108,35 @@ pub struct Checker {
     delta: Option<(usize, IdDelta)>,
     /// Identifications recovered so far.
     pub recovered: u64,
+    sums: TrainCheck,
+    /// Trains that are not worth checking as a whole, because one was found bad: the peer numbers its packets otherwise.
+    doubted: u32,
 }
 
 impl Checker {
     /// `strict`: see the module's description.
     pub fn new(strict: bool) -> Checker {
-        Checker { strict, next: 0, step: 1, delta: None, recovered: 0 }
+        Checker { strict, next: 0, step: 1, delta: None, recovered: 0, sums: TrainCheck::default(), doubted: 0 }
     }
     /// A new train begins.
     pub fn begin_train(&mut self) {
         (self.next, self.step) = (0, 1);
+    }
+    /// Whether the ICRCs of all packets of `train`, `stride` bytes each, are right, with identifications as predicted. False
+    /// says nothing: the packets are to be checked one by one.
+    pub fn check_train(&mut self, seal: &mut Seal, train: &[u8], stride: usize) -> bool {
+        if !TrainCheck::is_worth_while(stride) || self.doubted > 0 {
+            self.doubted = self.doubted.saturating_sub(1);
+            return false;
+        }
+        let (id, step) = if seal.is_v6() { (0, 0) } else { (self.next, self.step) };
+        let good = self.sums.all_good(seal.of_length(stride), train, stride, id, step);
+        if good {
+            self.next = self.next.wrapping_add(self.step.wrapping_mul((train.len() / stride) as u16));
+        } else {
+            self.doubted = DOUBTED;
+        }
+        good
     }
     /// Whether the ICRC at the end of `packet`, whose identification is known, is right. [`Checker::check`] then goes
     /// on with the packets that follow it in a train.
@@ -182,6 +208,29 @@ mod tests {
     fn a_whole_train_is_predicted() {
         let ids: Vec<u16> = (0..64).collect();
         assert_eq!(train(true, &ids), (vec![true; 64], 0));
+    }
+
+    #[test]
+    fn a_train_is_checked_as_a_whole_until_one_is_bad() {
+        let mut checker = Checker::new(true);
+        let good: Vec<u8> = (0..40).flat_map(|id| sealed(id, 296)).collect();
+        let mut bad = good.clone();
+        bad[7 * 300 + 50] ^= 1;
+        checker.begin_train();
+        assert!(checker.check_train(&mut seal(), &good, 300));
+        // What follows in the train has the identifications that follow.
+        assert!(checker.check(&mut seal(), &sealed(40, 100)) && checker.recovered == 0);
+        checker.begin_train();
+        assert!(!checker.check_train(&mut seal(), &bad, 300));
+        let verdicts: Vec<bool> = bad.chunks(300).map(|packet| checker.check(&mut seal(), packet)).collect();
+        assert!(verdicts.iter().enumerate().all(|(k, good)| *good == (k != 7)));
+        for _ in 0..DOUBTED {
+            checker.begin_train();
+            assert!(!checker.check_train(&mut seal(), &good, 300), "doubted");
+        }
+        checker.begin_train();
+        assert!(checker.check_train(&mut seal(), &good, 300));
+        assert!(!checker.check_train(&mut seal(), &good[..200], 100), "too short to be worth while");
     }
 
     #[test]

@@ -94,6 +94,18 @@ impl SendRing {
         self.close();
         self.iovs.push(libc::iovec { iov_base: span.as_ptr().cast(), iov_len: span.len() });
     }
+    /// Appends a whole packet: a head, a local span by reference as [`SendRing::lend`] does, and what comes behind it.
+    #[inline]
+    pub fn packet<const N: usize>(&mut self, head: &[u8], span: &Span, tail: [u8; N]) {
+        assert!(span.is_local());
+        let (open, lent) = (self.open, self.used + head.len());
+        let place = &mut self.scratch[open..lent + N];
+        place[lent - open - head.len()..lent - open].copy_from_slice(head);
+        place[lent - open..].copy_from_slice(&tail);
+        let before = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: lent - open };
+        self.iovs.extend([before, libc::iovec { iov_base: span.as_ptr().cast(), iov_len: span.len() }]);
+        (self.open, self.used) = (lent, lent + N);
+    }
     /// Covers the open scratch bytes by an iovec.
     #[inline]
     fn close(&mut self) {

@@ -134,6 +134,15 @@ impl Rx {
         self.seal = Seal::reuse(self.seal, src, sock.ip, src_port, sock.udp_port);
         let mut taken = 0;
         let mut rest = &message.bytes[self.offset..];
+        let whole = (rest.len() / segment).min(budget) * segment;
+        if whole > segment && segment >= PACKET_MIN && !message.truncated {
+            let (train, after) = rest.split_at(whole);
+            if !self.icrc || self.seal.as_mut().is_some_and(|seal| self.checker.check_train(seal, train, segment)) {
+                sink.train(&flow, train, segment);
+                (taken, rest) = (whole / segment, after);
+                self.offset += whole;
+            }
+        }
         while taken < budget && !rest.is_empty() {
             let (packet, after) = rest.split_at(segment.min(rest.len()));
             rest = after;

@@ -150,7 +150,8 @@ impl Tx {
         let (mut taken, mut packets, mut total) = (0, 0, 0);
         for frame in frames {
             let len = frame.udp_payload_len();
-            let fits = packets < train_max && len <= length && total + len <= MESSAGE_MAX && same(&frame.flow, &flow);
+            let alike = frame.continues || same(&frame.flow, &flow);
+            let fits = packets < train_max && len <= length && total + len <= MESSAGE_MAX && alike;
             if packets > 0 && !fits || !self.ring.has_room(batch.spans_of(frame).len(), len) {
                 break;
             }

@@ -1,0 +1,142 @@
+//! Trains: what is carried out together must come to the same as packet by packet, whatever the packets are.
+mod common;
+
+use burst_base::rng::Rng;
+use burst_base::verbs::{QpState, access};
+use burst_base::{Nanos, Psn, Rkey};
+use burst_wire::{Bth, HeadBuf, Opcode, Reth};
+use common::{End, Setup, describe, ip_of, qpn_of};
+
+const NOW: Nanos = Nanos(1_000);
+const MTU: usize = 1024;
+const FIRST_PSN: u32 = 100;
+const MEMORY: usize = 128 << 10;
+
+/// The packets of a message of `count` full packets and `rest` bytes; the last asks for an acknowledgement.
+fn message(write: Option<(u32, u64)>, count: u32, rest: usize) -> Vec<Vec<u8>> {
+    let opcodes = match write {
+        None => [Opcode::RcSendFirst, Opcode::RcSendMiddle, Opcode::RcSendLast],
+        Some(_) => [Opcode::RcWriteFirst, Opcode::RcWriteMiddle, Opcode::RcWriteLast],
+    };
+    let len = count * MTU as u32 + rest as u32;
+    let packet = |k: u32| {
+        let opcode = opcodes[if k == 0 { 0 } else { 1 + usize::from(k == count) }];
+        let bth = Bth { ack_req: k == count, ..Bth::new(opcode, qpn_of(1), Psn::new(FIRST_PSN + k)) };
+        let head = HeadBuf::new(&bth);
+        let head = match write {
+            Some((rkey, addr)) if k == 0 => head.reth(Reth { addr, rkey: Rkey(rkey), len }),
+            _ => head,
+        };
+        let mut bytes = head.as_slice().to_vec();
+        bytes.extend((0..if k == count { rest } else { MTU }).map(|i| (i as u32 * 7 + k * 13 + i as u32 / 251) as u8));
+        bytes
+    };
+    (0..=count).map(packet).collect()
+}
+
+/// An end with a receive of these lengths, side by side but for a hole of 100 bytes after each.
+fn receiver(sges: &[u32], rights: u32) -> End {
+    let setup = Setup::default();
+    let setup =
+        Setup { attr: burst_base::verbs::QpAttr { qp_access_flags: rights, ..setup.attr }, memory: MEMORY, ..setup };
+    let mut end = End::new(1, &setup);
+    end.bring_up(0, &setup, QpState::Rts);
+    let mut addr = 0;
+    let sges: Vec<_> = sges
+        .iter()
+        .map(|len| {
+            addr += u64::from(*len) + 100;
+            end.sge(addr - u64::from(*len) - 100, *len)
+        })
+        .collect();
+    end.post_receive(7, &sges);
+    end
+}
+
+/// What can be seen of an end after packets came.
+fn outcome(end: &mut End) -> impl PartialEq + core::fmt::Debug + use<> {
+    let answers: Vec<String> = end.drain(NOW).iter().map(|bytes| describe(bytes)).collect();
+    let got: Vec<_> = end.told.receives.iter().map(|(cqe, _)| (cqe.wr_id, cqe.byte_len, cqe.status)).collect();
+    let sum = end.memory(0, MEMORY).iter().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+    (answers, got, sum, end.told.reasons(), end.told.events.clone(), end.qp.state(), end.qp.query().rq_psn)
+}
+
+#[test]
+fn the_middle_of_a_message_is_carried_out_together() {
+    for write in [false, true] {
+        let mut end = receiver(&[40 << 10], common::ALL_RIGHTS);
+        let packets = message(write.then_some((end.lkey, 0)), 30, 500);
+        end.receive_train(NOW, ip_of(0), &packets[..1]);
+        end.receive_train(NOW, ip_of(0), &packets[1..30]);
+        assert_eq!(end.carried, 29);
+        end.receive_train(NOW, ip_of(0), &packets[30..]);
+        let payload: Vec<u8> = packets
+            .iter()
+            .enumerate()
+            .flat_map(|(k, p)| &p[if write && k == 0 { 28 } else { 12 }..])
+            .copied()
+            .collect();
+        assert_eq!(end.memory(0, payload.len()), payload);
+        assert_eq!(end.drain(NOW).iter().map(|b| describe(b)).collect::<Vec<_>>(), ["RcAck 130 Ack { credit: 31 }"]);
+    }
+}
+
+#[test]
+fn pieces_of_a_receive_end_a_run_where_a_packet_crosses_them() {
+    let mut end = receiver(&[10 * 1024, 3 * 1024 + 5, 30 << 10], common::ALL_RIGHTS);
+    end.receive_train(NOW, ip_of(0), &message(None, 30, 500)[..30]);
+    // All but the first and the one that crosses.
+    assert_eq!(end.carried, 28);
+}
+
+/// Does something to a train that a network, a bad peer or a bad program could do.
+fn spoil(rng: &mut Rng, packets: &mut Vec<Vec<u8>>) {
+    let at = rng.below(packets.len() as u64) as usize;
+    let other = rng.below(packets.len() as u64) as usize;
+    match rng.below(8) {
+        0 => drop(packets.remove(at)),
+        1 => packets.insert(at, packets[other].clone()),
+        2 => packets.swap(at, other),
+        // A bit of the BTH, but not of the padding: lengths stay.
+        3..=5 => {
+            let bit = rng.below(96) as usize;
+            packets[at][bit / 8] ^= 1 << (bit % 8);
+        }
+        6 => packets[at].truncate(12 + 4 * rng.below(256) as usize),
+        _ => packets[at][8] |= 0x80,
+    }
+}
+
+#[test]
+fn together_comes_to_the_same_as_one_by_one() {
+    let mut carried = 0;
+    for seed in 0..250 {
+        let mut rng = Rng::new(seed);
+        let sges: Vec<u32> =
+            (0..1 + rng.below(4)).map(|_| 1024 * rng.below(24) as u32 + [0, 0, 0, 9][rng.below(4) as usize]).collect();
+        let rights = if rng.below(20) == 0 { access::REMOTE_READ } else { common::ALL_RIGHTS };
+        let (mut single, mut together) = (receiver(&sges, rights), receiver(&sges, rights));
+        let (count, rest) = (1 + rng.below(40) as u32, 4 + 4 * rng.below(255) as usize);
+        // Sometimes beyond the end of the region.
+        let addr = if rng.below(10) == 0 { MEMORY as u64 - 20_000 } else { rng.below(5000) };
+        let write = (rng.below(2) == 0).then_some(addr);
+        let mut trains = [&single, &together].map(|end| message(write.map(|addr| (end.lkey, addr)), count, rest));
+        for _ in 0..rng.below(3) {
+            let again = rng.next_u64();
+            trains.iter_mut().for_each(|train| spoil(&mut Rng::new(again), train));
+            if trains[0].is_empty() {
+                break;
+            }
+        }
+        trains[0].iter().for_each(|packet| single.receive_from(NOW, ip_of(0), packet));
+        let mut rest = &trains[1][..];
+        while let Some(first) = rest.first() {
+            let alike = rest.iter().take_while(|packet| packet.len() == first.len()).count();
+            together.receive_train(NOW, ip_of(0), &rest[..alike]);
+            rest = &rest[alike..];
+        }
+        assert_eq!(outcome(&mut together), outcome(&mut single), "seed {seed}");
+        carried += together.carried;
+    }
+    assert!(carried > 1_000, "{carried} packets were carried out together");
+}

@@ -1,0 +1,180 @@
+//! The ICRCs of many packets checked by one CRC.
+//!
+//! A CRC is linear. A packet with a right ICRC at its end leaves the CRC register with a constant ([`RESIDUE`]); so the sum
+//! (exclusive or) of such packets leaves the sum of constants, and summing takes an eighth of what a CRC takes. To be as good
+//! a check as one CRC for each packet, packet i of a group is shifted by i bytes before it is summed: errors that lie at
+//! the same place of two packets, or parts of packets that have changed places, do not cancel then, because
+//! e(x) * (x^8i + x^8j) is a multiple of the polynomial only if e(x) is one, as long as |i - j| < 2^32 - 1. So a group with one bad
+//! packet is found bad if and only if that packet's own CRC says so, and one with several goes through by chance, with
+//! 2^-32, as a packet with several errors does. Who finds a group bad checks its packets one by one.
+//!
+//! In a row of `len + 16` columns, packet i takes columns `i .. i + len`. Columns 16 to `len` have a byte of each packet: there
+//! they are windows of the train, `stride - 1` bytes apart. The 16 columns at either end are made by shifting. The register
+//! that a packet begins with (pseudo headers, identification, masked byte of the BTH) adds to the packet's first four bytes.
+
+use crate::icrc::Prepared;
+use burst_crc::{update, xor_windows};
+
+/// Packets of a group: their shifts fit into a margin.
+const GROUP: usize = MARGIN;
+/// Columns at either end.
+const MARGIN: usize = 16;
+/// Shortest packet for which summing is worth while.
+const STRIDE_MIN: usize = 256;
+/// Longest packet: a path MTU of 4096, the longest head, and the ICRC.
+const STRIDE_MAX: usize = 4096 + crate::HEAD_MAX + crate::ICRC_LEN;
+/// What a message that ends with its CRC leaves in the register.
+const RESIDUE: u32 = 0xdebb_20e3;
+/// Sum of the registers of a group, by its number of packets.
+static GOOD: [u32; GROUP + 1] = {
+    let mut sums = [0; GROUP + 1];
+    let mut i = 0;
+    while i < GROUP {
+        // Packet i is followed by 16 - i columns of zeros.
+        let mut register = RESIDUE;
+        let mut bits = 8 * (MARGIN - i);
+        while bits > 0 {
+            register = (register >> 1) ^ (0xedb8_8320 & (register & 1).wrapping_neg());
+            bits -= 1;
+        }
+        sums[i + 1] = sums[i] ^ register;
+        i += 1;
+    }
+    sums
+};
+
+/// Checks trains: packets of one length, side by side.
+#[derive(Debug)]
+pub struct TrainCheck {
+    /// The row.
+    sums: Box<[u8]>,
+}
+
+impl Default for TrainCheck {
+    fn default() -> Self {
+        TrainCheck { sums: vec![0; STRIDE_MAX + MARGIN].into() }
+    }
+}
+
+impl TrainCheck {
+    /// Whether packets of this length, ICRC included, are checked faster together than one by one.
+    #[inline]
+    pub fn is_worth_while(stride: usize) -> bool {
+        (STRIDE_MIN..=STRIDE_MAX).contains(&stride)
+    }
+
+    /// Whether all packets of `train`, `stride` bytes each from the BTH to the ICRC, are good. `prepared` is that of their
+    /// length; the identification is `id` in the first and grows by `step`. Panics unless `train` is a multiple of
+    /// `stride` and that [is worth while](TrainCheck::is_worth_while).
+    pub fn all_good(&mut self, prepared: &Prepared, train: &[u8], stride: usize, mut id: u16, step: u16) -> bool {
+        assert!(TrainCheck::is_worth_while(stride) && train.len().is_multiple_of(stride));
+        for group in train.chunks(GROUP * stride) {
+            if !self.group_is_good(prepared, group, stride, id, step) {
+                return false;
+            }
+            id = id.wrapping_add((GROUP as u16).wrapping_mul(step));
+        }
+        true
+    }
+
+    fn group_is_good(&mut self, prepared: &Prepared, group: &[u8], stride: usize, mut id: u16, step: u16) -> bool {
+        let count = group.len() / stride;
+        let row = &mut self.sums[..stride + MARGIN];
+        xor_windows(&group[MARGIN..], stride - 1, count, &mut row[MARGIN..stride]);
+        let (mut first, mut second, mut last) = (0u128, 0u128, 0u128);
+        for (shift, packet) in group.chunks_exact(stride).enumerate().map(|(i, packet)| (8 * i as u32, packet)) {
+            let (Some(head), Some(tail)) = (packet.first_chunk(), packet.last_chunk()) else { return false };
+            let register = u128::from(!prepared.register(id, packet[4]));
+            first ^= (u128::from_le_bytes(*head) ^ register) << shift;
+            // What the shift to the left has pushed out of the margin; no shift pushes nothing.
+            second ^= register.checked_shr(128 - shift).unwrap_or(0);
+            last ^= u128::from_le_bytes(*tail).checked_shr(128 - shift).unwrap_or(0);
+            id = id.wrapping_add(step);
+        }
+        row[..MARGIN].copy_from_slice(&first.to_le_bytes());
+        row[MARGIN..].iter_mut().zip(second.to_le_bytes()).for_each(|(sum, byte)| *sum ^= byte);
+        row[stride..].copy_from_slice(&last.to_le_bytes());
+        !update(!0, row) == GOOD[count]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::icrc::PseudoV4;
+    use core::net::Ipv4Addr;
+
+    const STRIDE: usize = 300;
+
+    fn prepared() -> Prepared {
+        Prepared::ipv4(&PseudoV4::new(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2), 50_000), STRIDE)
+    }
+
+    /// `count` good packets whose identifications are 3, 4, 5...
+    fn train(count: usize) -> Vec<u8> {
+        let mut train = Vec::new();
+        for k in 0..count {
+            let body: Vec<u8> = (0..STRIDE - 4).map(|i| (i * i + 31 * k) as u8).collect();
+            train.extend_from_slice(&body);
+            train.extend_from_slice(&prepared().begin(3 + k as u16, &body).finish());
+        }
+        train
+    }
+
+    fn is_good(train: &[u8]) -> bool {
+        TrainCheck::default().all_good(&prepared(), train, STRIDE, 3, 1)
+    }
+
+    #[test]
+    fn good_trains_of_any_length_are_good() {
+        for count in 1..70 {
+            assert!(is_good(&train(count)), "{count}");
+        }
+        assert!(!TrainCheck::default().all_good(&prepared(), &train(5), STRIDE, 4, 1), "other identifications");
+    }
+
+    #[test]
+    fn every_damaged_bit_of_any_packet_is_noticed() {
+        let good = train(18);
+        for k in [0, 1, 12, 13, 15, 16, 17] {
+            for bit in (0..STRIDE * 8).filter(|bit| bit / 8 != 4) {
+                let mut bad = good.clone();
+                bad[k * STRIDE + bit / 8] ^= 1 << (bit % 8);
+                assert!(!is_good(&bad), "packet {k}, bit {bit}");
+            }
+            // The masked byte may be anything.
+            let mut marked = good.clone();
+            marked[k * STRIDE + 4] ^= 0xc0;
+            assert!(is_good(&marked));
+        }
+    }
+
+    #[test]
+    fn the_same_damage_in_two_packets_and_exchanged_parts_are_noticed() {
+        let good = train(16);
+        for (a, b) in [(0, 1), (0, 15), (7, 12), (13, 15)] {
+            for at in [0, 8, 20, 150, STRIDE - 1] {
+                let mut bad = good.clone();
+                bad[a * STRIDE + at] ^= 0x10;
+                bad[b * STRIDE + at] ^= 0x10;
+                assert!(!is_good(&bad), "{a} {b} {at}");
+            }
+            let mut bad = good.clone();
+            (0..64).for_each(|i| bad.swap(a * STRIDE + 100 + i, b * STRIDE + 100 + i));
+            assert!(!is_good(&bad), "exchanged {a} {b}");
+        }
+    }
+
+    #[test]
+    fn damage_of_all_packets_is_noticed() {
+        let mut seed = 1u32;
+        for _ in 0..2000 {
+            let mut bad = train(16);
+            for packet in bad.chunks_mut(STRIDE) {
+                seed = seed.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+                packet[(seed >> 16) as usize % (STRIDE - 40) + 20] ^= 1 + (seed >> 8) as u8 % 255;
+            }
+            assert!(!is_good(&bad));
+        }
+    }
+}
