@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .fabric import LabError
 
-SERVER_SECONDS = 30
+SERVER_SECONDS = 60
 NUMBERS = re.compile(r"^[ \t]*\d+([ \t]+-?[\d.]+(e[+-]?\d+)?|[ \t]+(nan|inf))+[ \t]*$", re.M)
 
 

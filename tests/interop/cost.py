@@ -15,16 +15,15 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(Path(__file__).resolve().parent)]
 
-from lab import LabError, build_directory, run_pair  # noqa: E402
+from lab import LabError, run_pair  # noqa: E402
 from rig import Rig  # noqa: E402
+from rig.burst import BURST, install  # noqa: E402
 from rig.guest import ICOUNT_SHIFT  # noqa: E402
 
 TOOLS = {"write": ["ib_write_bw"], "send": ["ib_send_bw", "-e"]}
@@ -34,33 +33,10 @@ MTUS = (1024, 4096)
 LIMITS = {64: 1 / 2, 65536: 1 / 3}
 CONNECTIONS, CM_FACTOR, CM_PORT = 200, 12, 7500
 REPEATS = 3
-BURST = {"LD_LIBRARY_PATH": "/burst/lib", "BURST_SOCKET": "/tmp/burst.sock"}
 SIDES = {
     "rxe": {"device": ["-d", "rxe0", "-x", "1"], "address": "10.77.0.2", "env": {}},
     "Burst": {"device": ["-d", "burst0", "-x", "0"], "address": "127.0.0.1", "env": BURST},
 }
-
-
-def install(guest):
-    """Puts Burst into the guest, where rxe has gone (both want UDP port 4791), and starts its daemon."""
-    guest.shell("rdma link delete rxe0 && rmmod rdma_rxe && mkdir -p /burst/lib")
-    built = build_directory().resolve()
-    with tempfile.TemporaryDirectory() as directory:
-        for part in ("burstd", "lib/libibverbs.so.1", "lib/librdmacm.so.1"):
-            bare = Path(directory) / "bare"
-            subprocess.run(["strip", "-o", bare, built / part], check=True)
-            guest.put(bare, f"/burst/{part}")
-    # What a burstd with the port kind dpdk is linked to, as far as the guest lacks it.
-    linked = subprocess.run(["ldd", built / "burstd"], capture_output=True, text=True, check=True).stdout
-    for library in re.findall(r"=> (/\S+)", linked):
-        if guest.run("test", "-e", library)[0]:
-            guest.put(Path(library), f"/burst/lib/{Path(library).name}")
-    socket = BURST["BURST_SOCKET"]
-    daemon = guest.start("/burst/burstd", "--socket", socket, "--port", "udp:dev=lo", env=BURST)
-    guest.shell(f"n=0; while [ ! -S {socket} ] && [ $n -lt 500 ]; do usleep 20000; n=$((n+1)); done")
-    if not daemon.running():
-        raise LabError(f"burstd does not run in the guest:\n{daemon.text()}")
-    return daemon
 
 
 def message_cost(guest, side, tool, size, mtu):

@@ -1,7 +1,6 @@
 """How connections are refused and how they end: who rejects, who disconnects first, and what the other end is told.
 
-`tests/programs/cm_peer.c` runs on both sides and says each event with its status and private data. rxe has no XRC, and so
-nothing that an extended connection could be tried with.
+`tests/programs/cm_peer.c` runs on both sides and says each event with its status and private data.
 """
 
 import pytest
@@ -56,3 +55,11 @@ def test_one_end_disconnects(talk, first):
     assert server == [*said, "RDMA_CM_EVENT_DISCONNECTED 0", *[FLUSHED] * 2, "end"]
     said = [*RESOLVED, "RDMA_CM_EVENT_ESTABLISHED 0 welcome", "sent 0"]
     assert client == [*said, "RDMA_CM_EVENT_DISCONNECTED 0", *[FLUSHED] * 3, "end"]
+
+
+def test_the_peer_has_no_extended_connections(rig):
+    """So XRC is tried between Bursts only. The day a kernel's rxe offers it, this says so."""
+    _, ours = rig.host.run("ibv_devinfo", "-v", "-d", "burst0")
+    _, theirs = rig.guest.run("ibv_devinfo", "-v", "-d", "rxe0")
+    assert "device_cap_flags" in theirs
+    assert ("XRC" in ours.split(), "XRC" in theirs.split()) == (True, False)

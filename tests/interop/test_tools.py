@@ -63,8 +63,9 @@ def test_perftest_by_rdma_cm(rig, words, client):
         except LabError as error:
             if attempt + 1 == ATTEMPTS or not any(said in str(error) for said in TOO_EARLY):
                 raise
-            # The second request is lost, and comes again when the server listens.
-            rig.lose(Loss(attribute=SIDR_REQ if "UD" in words else REQ), to_guest=client == "burst", skip=1)
+            # The second request is lost, and comes again when the server listens. (For UD it is the first of its kind.)
+            late = {"loss": Loss(attribute=SIDR_REQ), "skip": 0} if "UD" in words else {"loss": Loss(attribute=REQ), "skip": 1}
+            rig.lose(**late, to_guest=client == "burst")
 
 
 @clients

@@ -1,7 +1,7 @@
 """The guest's kernel and initial file system, made from Debian's packages and this machine's own programs.
 
-The kernel is Debian's, downloaded by apt (not installed) and unpacked; of its modules only those that rxe, rdma_cm and
-two virtio interfaces need are taken. The programs (perftest, rdmacm-utils, ibverbs-utils, iproute2, …) and their
+The kernel is Debian's, downloaded by apt (not installed) and unpacked; of its modules only those that rxe, rdma_cm,
+VLANs and two virtio interfaces need are taken. The programs (perftest, rdmacm-utils, ibverbs-utils, iproute2, …) and their
 libraries are copied from this machine, where `scripts/install-deps --interop` has put them. Nothing is compressed: an
 unpacked ELF kernel starts through the PVH entry without a boot loader, and the emulated processor has nothing to inflate.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 GUEST = Path(__file__).resolve().parents[1] / "guest"
 # Series of kernels, and the package that depends on the newest of each.
 KERNELS = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
-MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "crc32_pclmul", "ib_uverbs", "rdma_ucm", "rdma_rxe"]
+MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "crc32_pclmul", "ib_uverbs", "rdma_ucm", "rdma_rxe", "8021q"]
 PROGRAMS = [
     "ip", "rdma", "ss", "ethtool", "rping", "ucmatose", "udaddy", "cmtime", "rstream", "qperf", "setpriv", "nproc",
     "ibv_devinfo", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong",
