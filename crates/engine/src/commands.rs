@@ -234,7 +234,7 @@ impl Worker {
     }
 
     /// Puts a newly connected queue pair on the path to its peer.
-    fn join_path(&mut self, qpn: Qpn, flow: Flow) {
+    pub(crate) fn join_path(&mut self, qpn: Qpn, flow: Flow) {
         let index = slot_of(qpn);
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
         self.leave_path(&mut slot, index);

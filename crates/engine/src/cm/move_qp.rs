@@ -2,6 +2,7 @@
 
 use super::entry::CmQpRef;
 use crate::flow::{flow_of, gid_of};
+use crate::qpn::slot_of;
 use crate::worker::Worker;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{Nanos, Psn, Qpn};
@@ -24,7 +25,7 @@ impl Worker {
         let mtu = Mtu::for_link(caps.link_mtu)
             .map_or(conn.mtu, |own| if own.bytes() < conn.mtu.bytes() { own } else { conn.mtu });
         let Ok(flow) = flow_of(caps, &ah, qp.qpn.get() ^ conn.remote_qpn) else { return false };
-        let attr = attributes(conn, ah, mtu);
+        let mut attr = attributes(conn, ah, mtu);
         let (rtr, rts) = needed(qp_type);
         let steps =
             [(QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS), (QpState::Rtr, rtr), (QpState::Rts, rts)];
@@ -33,11 +34,18 @@ impl Worker {
             QpState::Init => 1,
             _ => return false,
         };
-        steps.into_iter().skip(skip).all(|(to, mask)| {
-            let flow = (mask & m::AV != 0).then_some(flow);
-            let attr = QpAttr { qp_state: to, ..attr };
-            self.modify_qp_unsent(now, qp.qpn, &attr, mask | m::STATE, flow).is_ok()
-        })
+        let moved = self.with_qp(qp.qpn, now, |slot, env| {
+            steps.into_iter().skip(skip).all(|(to, mask)| {
+                attr.qp_state = to;
+                slot.qp.modify(&attr, mask | m::STATE, (mask & m::AV != 0).then_some(flow), env).is_ok()
+            })
+        });
+        let moved = moved == Some(true);
+        if moved {
+            self.join_path(qp.qpn, flow);
+        }
+        self.core.settle(now, slot_of(qp.qpn));
+        moved
     }
 
     /// Moves a queue pair to the error state, if it is the program's.
@@ -57,7 +65,7 @@ impl Worker {
 
     fn owned_qp(&self, qp: &CmQpRef) -> Option<(QpType, QpState)> {
         let slot = self.slot(qp.qpn).filter(|s| s.context == qp.context)?;
-        Some((slot.qp.qp_type(), slot.qp.query().qp_state))
+        Some((slot.qp.qp_type(), slot.qp.state()))
     }
 }
 
