@@ -81,6 +81,10 @@ class Rig:
                 Guest(self.host, f"tap{number}", number, kernel=self.kernel, mtu=self.mtu, icount=self.icount, memory=self.memory)
             )
         self._await_addresses()
+        # A kernel keeps few packets for a neighbour that it must find first: a long first message of UC would not be whole.
+        for guest in self.guests:
+            for address in (guest.address, guest.address6):
+                self._command("ping", "-c", "1", "-W", "10", address)
         if self.daemon:
             self.host.start_daemon(self.port, self.extra)
 
