@@ -1,6 +1,6 @@
 //! The ICRCs of many packets checked by one CRC.
 //!
-//! A CRC is linear. A packet with a right ICRC at its end leaves the CRC register with a constant ([`RESIDUE`]); so the sum
+//! A CRC is linear. A packet with a right ICRC at its end leaves the CRC register with a constant (`RESIDUE`); so the sum
 //! (exclusive or) of such packets leaves the sum of constants, and summing takes an eighth of what a CRC takes. To be as good
 //! a check as one CRC for each packet, packet i of a group is shifted by i bytes before it is summed: errors that lie at
 //! the same place of two packets, or parts of packets that have changed places, do not cancel then, because

@@ -116,7 +116,7 @@ impl CmEntry {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Another record of it goes into a channel. Whoever counts on [`CmEntry::has_written`] writes under the channel's gate, or
+    /// Another record of it goes into a channel. Whoever counts on `has_written` writes under the channel's gate, or
     /// on the thread that asks.
     pub fn note_record(&self) {
         self.written.fetch_add(1, Ordering::Relaxed);
