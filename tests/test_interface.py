@@ -61,7 +61,7 @@ def traffic(wire):
 
 
 def silent(host):
-    """Whether nothing but a try now and then leaves the host."""
+    """Whether nothing comes to the host any more."""
     before = host.stats()["rx_packets"]
     time.sleep(0.1)
     return host.stats()["rx_packets"] == before
