@@ -6,7 +6,8 @@
 //! placed whatever its position says, because a responder may begin a repeated answer with "middle" (rxe does).
 //!
 //! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet, started when it is sent, restarted by progress
-//! and by the latest acknowledgement when it comes again, longer after each time-out (`ACK_BACKOFF_MAX`); one for RNR. `retry_cnt` is spent by time-outs and sequence NAKs, `rnr_retry` by RNR NAKs; both are restored by progress.
+//! and by the latest acknowledgement when it comes again, longer with each retry (`ACK_BACKOFF_MAX`); one for RNR.
+//! `retry_cnt` is spent by time-outs and sequence NAKs, `rnr_retry` by RNR NAKs; both are restored by progress.
 
 use crate::api::{Env, Signal};
 use crate::gather::{Keys, Walk};
