@@ -95,8 +95,8 @@ pub const fn head_word(generation: u32, index: u32) -> u64 {
     (generation as u64) << 32 | index as u64
 }
 
-/// Daemon worker: reserves the next entry of a CQ if fewer than `entries` are outstanding. `Err(seen)`: full, as
-/// far as the word `seen` goes. A reserved entry cannot be returned, hence compare-and-swap rather than fetch-add.
+/// Daemon worker: reserves the next entry of a CQ if fewer than `entries` are outstanding. `Err(seen)`: full when the
+/// head was `seen`. A reserved entry cannot be returned, hence compare-and-swap rather than fetch-add.
 pub fn reserve(
     head: &AtomicU64,
     mut outstanding: impl FnMut(u64) -> u32,
@@ -105,7 +105,13 @@ pub fn reserve(
     let mut seen = head.load(Acquire);
     loop {
         if outstanding(seen) >= entries(seen) {
-            return Err(seen);
+            // The application may have consumed more than `seen` knows of, while others went on and we did not: only a
+            // head that still stands is full.
+            match head.load(Acquire) {
+                now if now == seen => return Err(seen),
+                now => seen = now,
+            }
+            continue;
         }
         let next = head_word((seen >> 32) as u32, (seen as u32).wrapping_add(1));
         // Lock-free: a failure means that another worker reserved (or the ring was switched).

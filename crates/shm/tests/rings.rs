@@ -4,7 +4,7 @@ use burst_base::verbs::send_flags;
 use burst_shm::cq::{CqConsumer, CqProducer, CqSpec, Push};
 use burst_shm::rq::{RqProducer, RqSpec};
 use burst_shm::sq::SqSpec;
-use burst_shm::{Cqe, Fetch, QUEUE_HEADER_BYTES, RecvWqe, SGE_MAX, SendWqe, Sge, WriteError, testing};
+use burst_shm::{Cqe, Fetch, QUEUE_HEADER_BYTES, RecvWqe, SGE_MAX, SendWqe, Sge, WriteError, protocol, testing};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
@@ -275,6 +275,22 @@ fn a_hostile_consumer_index_only_hurts_itself() {
 }
 
 #[test]
+fn a_worker_that_was_overtaken_does_not_find_a_full_queue() {
+    let head = AtomicU64::new(0);
+    let mut looked = 0;
+    let outstanding = |seen| {
+        looked += 1;
+        if looked == 1 {
+            // Between its looks at head and consumer others make six, and the application takes them.
+            head.store(6, Release);
+        }
+        (seen as u32).wrapping_sub(6)
+    };
+    assert_eq!(protocol::reserve(&head, outstanding, |_| 4), Ok(6));
+    assert_eq!(protocol::reserve(&head, |_| 4, |_| 4), Err(7), "full it is");
+}
+
+#[test]
 fn many_workers_one_queue_and_events_are_never_lost() {
     const WORKERS: u64 = 3;
     const EACH: u64 = 30_000;
@@ -286,7 +302,9 @@ fn many_workers_one_queue_and_events_are_never_lost() {
             scope.spawn(move || {
                 for i in 0..EACH {
                     // No more outstanding than fit.
+                    let start = std::time::Instant::now();
                     while i * WORKERS > consumed.load(Acquire) + 150 {
+                        assert!(start.elapsed().as_secs() < 60, "the consumer has gone");
                         std::thread::yield_now();
                     }
                     match daemon.push(&cqe(worker << 32 | i), false) {
