@@ -7,6 +7,7 @@ use crate::effects::{Fx, SlotView};
 use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
 use crate::path::Path;
 use crate::qpn::slot_of;
+use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::worker::{Core, PortSlot, Worker};
 use burst_base::verbs::{QpAttr, QpState, QpType};
@@ -195,9 +196,9 @@ impl Worker {
         let index = slot_of(qpn);
         let mut slot = take(&mut self.core.qps, index)?;
         self.core.wheel.cancel(index);
-        if slot.in_ready {
+        if slot.ticket != NO_TICKET {
             let Core { sched, qps, .. } = &mut self.core;
-            sched.remove(slot.context, |index| is_ready(qps, index));
+            sched.remove(slot.context, |place| is_ready(qps, place));
         }
         self.leave_path(&mut slot, index);
         if let Some(context) = self.core.contexts.get_mut(slot.context as usize).and_then(Option::as_mut)

@@ -3,6 +3,7 @@
 
 use crate::events::EventPipe;
 use crate::hold::Hold;
+use crate::sched::{NO_TICKET, Place};
 use burst_base::Nanos;
 use burst_base::verbs::EventType;
 use burst_control::{AsyncObject, AsyncRecord};
@@ -123,16 +124,17 @@ pub struct QpSlot {
     /// Path to the peer, or [`NO_PATH`].
     pub(crate) path: u32,
     pub(crate) inflight_seen: u64,
-    pub(crate) in_ready: bool,
+    /// Its place in line for a turn, or [`NO_TICKET`].
+    pub(crate) ticket: u32,
     pub(crate) waiting: bool,
     pub(crate) touched: bool,
     pub(crate) hold: Hold,
     pub(crate) armed: Nanos,
 }
 
-/// Whether the queue pair of a slot stands in line for a turn.
-pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], index: u32) -> bool {
-    qps.get(index as usize).and_then(Option::as_ref).is_some_and(|slot| slot.in_ready)
+/// Whether the queue pair of a slot stands in line for a turn by this place.
+pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], place: Place) -> bool {
+    qps.get(place.qp as usize).and_then(Option::as_ref).is_some_and(|slot| slot.ticket == place.ticket)
 }
 
 impl QpSlot {
@@ -159,7 +161,7 @@ impl QpSlot {
             made_ns: 0,
             path: NO_PATH,
             inflight_seen: 0,
-            in_ready: false,
+            ticket: NO_TICKET,
             waiting: false,
             touched: false,
             hold: Hold::default(),

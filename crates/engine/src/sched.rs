@@ -12,10 +12,22 @@ use std::collections::VecDeque;
 /// A queue with fewer that are over is not swept.
 const SWEPT_FROM: usize = 64;
 
+/// The ticket of whoever does not stand in line.
+pub const NO_TICKET: u32 = 0;
+
+/// A place in a queue. It is over when its queue pair has another ticket or none, whoever has the slot by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Slot of the queue pair.
+    pub qp: u32,
+    /// What [`Scheduler::push`] gave it.
+    pub ticket: u32,
+}
+
 /// The queue pairs of one context.
 #[derive(Debug, Default)]
 struct Ready {
-    queue: VecDeque<u32>,
+    queue: VecDeque<Place>,
     /// How many of them are over, at most.
     over: usize,
 }
@@ -26,6 +38,7 @@ pub struct Scheduler {
     ready: Vec<Ready>,
     line: VecDeque<u32>,
     in_line: Vec<bool>,
+    tickets: u32,
 }
 
 impl Scheduler {
@@ -41,16 +54,19 @@ impl Scheduler {
     pub fn remove_context(&mut self, context: u32) {
         self.ready[context as usize] = Ready::default();
     }
-    /// Queue pair `qp` of `context` is ready. The caller sees to it that it is queued once.
-    pub fn push(&mut self, context: u32, qp: u32) {
-        self.ready[context as usize].queue.push_back(qp);
+    /// Queue pair `qp` of `context` is ready; returns its ticket. The caller sees to it that it is queued once.
+    pub fn push(&mut self, context: u32, qp: u32) -> u32 {
+        self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);
+        let place = Place { qp, ticket: self.tickets };
+        self.ready[context as usize].queue.push_back(place);
         if !self.in_line[context as usize] {
             self.in_line[context as usize] = true;
             self.line.push_back(context);
         }
+        place.ticket
     }
     /// The next turn, of a queue pair that is `still` ready.
-    pub fn take_turn(&mut self, still: impl Fn(u32) -> bool) -> Option<u32> {
+    pub fn take_turn(&mut self, still: impl Fn(Place) -> bool) -> Option<u32> {
         while let Some(context) = self.line.pop_front() {
             let Ready { queue, over } = &mut self.ready[context as usize];
             let mut qp = queue.pop_front();
@@ -64,8 +80,8 @@ impl Scheduler {
             } else {
                 self.line.push_back(context);
             }
-            if qp.is_some() {
-                return qp;
+            if let Some(place) = qp {
+                return Some(place.qp);
             }
         }
         None
@@ -75,7 +91,7 @@ impl Scheduler {
         self.line.is_empty()
     }
     /// A ready queue pair of `context` is over; those that are `still` ready keep their places.
-    pub fn remove(&mut self, context: u32, still: impl Fn(u32) -> bool) {
+    pub fn remove(&mut self, context: u32, still: impl Fn(Place) -> bool) {
         let Ready { queue, over } = &mut self.ready[context as usize];
         *over += 1;
         if *over >= SWEPT_FROM && *over > queue.len() / 2 {
@@ -110,8 +126,8 @@ mod tests {
         s.add_context(3);
         s.push(3, 7);
         s.push(3, 8);
-        s.remove(3, |qp| qp != 7);
-        assert_eq!(s.take_turn(|qp| qp != 7), Some(8));
+        s.remove(3, |place| place.qp != 7);
+        assert_eq!(s.take_turn(|place| place.qp != 7), Some(8));
         s.push(3, 9);
         s.remove_context(3);
         assert_eq!(s.take_turn(|_| true), None);
@@ -120,23 +136,38 @@ mod tests {
     }
 
     #[test]
+    fn whoever_has_the_slot_next_has_one_turn() {
+        let mut s = Scheduler::default();
+        s.add_context(0);
+        let first = s.push(0, 7);
+        s.remove(0, |place| place.ticket != first);
+        let second = s.push(0, 7);
+        let still = |place: Place| place == Place { qp: 7, ticket: second };
+        assert_eq!((s.take_turn(still), s.take_turn(still)), (Some(7), None));
+        s.tickets = u32::MAX;
+        assert_ne!(s.push(0, 7), NO_TICKET);
+    }
+
+    #[test]
     fn thousands_that_end_at_once_are_each_looked_at_a_few_times() {
         use std::cell::Cell;
         let mut s = Scheduler::default();
         s.add_context(0);
         let count = 10_000;
-        (0..count).for_each(|qp| s.push(0, qp));
+        for qp in 0..count {
+            s.push(0, qp);
+        }
         let looked = Cell::new(0u32);
         for end in 1..=count {
-            s.remove(0, |qp| {
+            s.remove(0, |place| {
                 looked.set(looked.get() + 1);
-                qp >= end
+                place.qp >= end
             });
         }
         assert!(looked.get() < 4 * count, "{}", looked.get());
         assert!(s.ready[0].queue.len() < 2 * SWEPT_FROM);
         s.push(0, count);
-        assert_eq!(s.take_turn(|qp| qp >= count), Some(count));
+        assert_eq!(s.take_turn(|place| place.qp >= count), Some(count));
         assert!(s.is_empty());
     }
 }

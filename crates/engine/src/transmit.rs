@@ -3,6 +3,7 @@
 use crate::counters::Traffic;
 use crate::effects::{Fx, SlotView, write_completion};
 use crate::objects::{NO_PATH, is_ready};
+use crate::sched::NO_TICKET;
 use crate::worker::{Core, PortSlot, Worker};
 use burst_base::{Nanos, Reason};
 use burst_transport::{Env, Signal, TxBudget, TxState};
@@ -23,7 +24,7 @@ impl Worker {
         let mut any = false;
         for _ in 0..SHORT_TURNS_PER_PASS {
             let Core { sched, qps, .. } = &mut self.core;
-            let Some(index) = sched.take_turn(|index| is_ready(qps, index)) else { break };
+            let Some(index) = sched.take_turn(|place| is_ready(qps, place)) else { break };
             any = true;
             let used = self.turn(now, index);
             bytes_left = bytes_left.saturating_sub(used);
@@ -56,7 +57,7 @@ impl Worker {
         let PortSlot { batch, counters, .. } = &mut self.ports[port];
         let Core { qps, cqs, ahs, xrc, mem, outbox, paths, .. } = &mut self.core;
         let Some(slot) = qps[index as usize].as_mut() else { return 0 };
-        slot.in_ready = false;
+        slot.ticket = NO_TICKET;
         let window_bytes = match paths.get(slot.path as usize) {
             Some(path) => path.room(slot.qp.inflight_bytes()),
             None => TURN_BYTES,

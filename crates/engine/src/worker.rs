@@ -11,7 +11,7 @@ use crate::hold::Held;
 use crate::multicast::Groups;
 use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
-use crate::sched::Scheduler;
+use crate::sched::{NO_TICKET, Scheduler};
 use crate::tombstone::Graveyard;
 use burst_base::Nanos;
 use burst_base::verbs::EventType;
@@ -214,9 +214,8 @@ impl Core {
                 };
                 qp.qp.on_doorbell();
                 qp.hold.answered();
-                if !qp.in_ready {
-                    qp.in_ready = true;
-                    sched.push(context as u32, queues[queue as usize]);
+                if qp.ticket == NO_TICKET {
+                    qp.ticket = sched.push(context as u32, queues[queue as usize]);
                 }
             });
             any |= rung > 0;
@@ -237,10 +236,9 @@ impl Core {
     /// Marks a queue pair ready if it wants to send.
     pub(crate) fn make_ready(&mut self, index: u32) {
         if let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut)
-            && !slot.in_ready
+            && slot.ticket == NO_TICKET
         {
-            slot.in_ready = true;
-            self.sched.push(slot.context, index);
+            slot.ticket = self.sched.push(slot.context, index);
         }
     }
 

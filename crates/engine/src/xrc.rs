@@ -5,6 +5,7 @@
 
 use crate::objects::{Holder, XrcEntry, is_ready};
 use crate::qpn::slot_of;
+use crate::sched::NO_TICKET;
 use crate::worker::{Core, Worker};
 use burst_base::Qpn;
 
@@ -53,9 +54,9 @@ impl Worker {
         let next = slot.others.remove(0);
         let was = std::mem::replace(&mut slot.context, next.context);
         (slot.async_events, slot.event_cookie) = (next.async_events, next.event_cookie);
-        if std::mem::take(&mut slot.in_ready) {
+        if std::mem::replace(&mut slot.ticket, NO_TICKET) != NO_TICKET {
             let Core { sched, qps, .. } = &mut self.core;
-            sched.remove(was, |index| is_ready(qps, index));
+            sched.remove(was, |place| is_ready(qps, place));
         }
         self.core.make_ready(index);
     }
