@@ -80,6 +80,8 @@ impl Qpn {
     pub const GSI: Qpn = Qpn(1);
     /// The destination of multicast packets.
     pub const MULTICAST: Qpn = Qpn(MASK_24);
+    /// The bits of a number of ours that name the worker which serves the queue pair.
+    pub const WORKER_MASK: u32 = 0xf;
     /// The QPN whose value is the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Qpn(value & MASK_24)
@@ -87,6 +89,10 @@ impl Qpn {
     /// The 24-bit value.
     pub const fn get(self) -> u32 {
         self.0
+    }
+    /// The worker that serves the queue pair, if the number is one of ours.
+    pub const fn worker(self) -> u32 {
+        self.0 & Self::WORKER_MASK
     }
 }
 

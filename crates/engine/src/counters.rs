@@ -4,7 +4,8 @@ use burst_base::Reason;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What is counted besides reasons, in order of [`Counters::traffic`].
-pub const TRAFFIC: [&str; 6] = ["rx_packets", "rx_bytes", "tx_packets", "tx_bytes", "completions", "events"];
+pub const TRAFFIC: [&str; 7] =
+    ["rx_packets", "rx_bytes", "tx_packets", "tx_bytes", "completions", "events", "loopback_packets"];
 
 /// Index into the traffic counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub enum Traffic {
     Completions = 4,
     /// Completion events written.
     Events = 5,
+    /// Packets of the port to itself, which were neither on a wire nor in the kernel; they are among those received and sent.
+    LoopbackPackets = 6,
 }
 
 /// One worker's counters of one device.

@@ -13,11 +13,11 @@ pub const SLOT_MAX: u32 = 1 << 17;
 pub const FIRST_SLOT: u32 = 16;
 const GENERATIONS: u32 = 8;
 
-const _: () = assert!(burst_shm::WORKER_MAX <= 16);
+const _: () = assert!(burst_shm::WORKER_MAX <= Qpn::WORKER_MASK as usize + 1);
 
 /// Worker that owns the number.
 pub const fn worker_of(qpn: Qpn) -> u32 {
-    qpn.get() & 0xf
+    qpn.worker()
 }
 
 /// Slot in that worker's table.

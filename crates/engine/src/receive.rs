@@ -94,6 +94,10 @@ impl RxSink for Walk<'_> {
     fn dropped(&mut self, reason: Reason) {
         self.counters.count(reason);
     }
+
+    fn turned_round(&mut self, packets: usize) {
+        self.counters.add(Traffic::LoopbackPackets, packets as u64);
+    }
 }
 
 impl Walk<'_> {

@@ -297,6 +297,9 @@ impl RxSink for Filter<'_> {
     fn dropped(&mut self, reason: Reason) {
         self.sink.dropped(reason);
     }
+    fn turned_round(&mut self, packets: usize) {
+        self.sink.turned_round(packets);
+    }
 }
 
 impl Port for Impair {

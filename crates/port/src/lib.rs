@@ -13,6 +13,7 @@
 //! | [`mem`] | frames between engines of one process, in virtual or real time |
 //! | [`ether`] | Ethernet, IP and UDP headers made and checked, the ICRC sealed: for ports that own their frames |
 //! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
+//! | [`loopback`] | what a port sends to itself turns round in it |
 //! | [`impair`] | loss, duplication, reordering, delay, damage, ECN marks around any port |
 //! | [`iface`] | interfaces of this host: addresses, MTU, state, speed |
 //! | `sys` | the system calls; the only module with `unsafe` |
@@ -25,6 +26,7 @@ pub mod ether;
 pub mod iface;
 pub mod impair;
 pub mod lan;
+pub mod loopback;
 pub mod mem;
 pub mod packet;
 mod sending;
@@ -98,6 +100,8 @@ pub trait RxSink {
     }
     /// A packet that was dropped by the port.
     fn dropped(&mut self, reason: Reason);
+    /// So many of the frames of this burst were sent by the port itself.
+    fn turned_round(&mut self, _packets: usize) {}
 }
 
 /// A port, driven by one thread.
@@ -198,7 +202,7 @@ pub(crate) fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6])
 
 /// Opens the port that `spec` describes, for worker `worker` of `workers` (each worker has a port object of its own).
 ///
-/// With several workers, received packets go to worker `destination QPN modulo workers` where the kernel can tell; a
+/// With several workers, received packets go to the destination's worker (`Qpn::worker`) where the kernel can tell; a
 /// packet may still arrive at another worker (trains of mixed QPs), so the engine must be able to hand it over.
 /// Open the workers' ports in order, worker 0 first.
 ///
@@ -217,6 +221,9 @@ pub fn open(spec: &PortSpec, worker: usize, workers: usize) -> Result<Box<dyn Po
             return Err(PortError::Absent { kind: "dpdk", cure: "install libdpdk-dev and run make build" });
         }
     };
+    if spec.kind.loops_back() {
+        port = Box::new(loopback::Loopback::new(port, worker, workers));
+    }
     for impair in spec.impair.iter().rev() {
         // Workers must not make the same "random" choices.
         let seed = impair.seed.wrapping_add(worker as u64);

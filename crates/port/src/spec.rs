@@ -45,6 +45,21 @@ pub enum PortKind {
     Dpdk(DpdkSpec),
 }
 
+impl PortKind {
+    /// Whether what the port sends to its own addresses turns round in it ([`crate::loopback`]).
+    pub fn loops_back(&self) -> bool {
+        match self {
+            PortKind::Udp(udp) => udp.loopback,
+            PortKind::Packet(packet) => packet.loopback,
+            PortKind::Dpdk(dpdk) => dpdk.loopback,
+        }
+    }
+}
+
+/// Help of the option `loopback`, which all kinds have.
+const LOOPBACK: &str =
+    "what it sends to its own addresses turns round in the daemon; off: below, where captures see it";
+
 /// Options of `packet`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PacketSpec {
@@ -60,11 +75,13 @@ pub struct PacketSpec {
     pub rcvbuf: u32,
     /// Send buffer, bytes.
     pub sndbuf: u32,
+    /// Frames to its own addresses turn round in it.
+    pub loopback: bool,
 }
 
 impl Default for PacketSpec {
     fn default() -> Self {
-        PacketSpec { dev: None, addr: None, gso: true, gro: true, rcvbuf: 8 << 20, sndbuf: 4 << 20 }
+        PacketSpec { dev: None, addr: None, gso: true, gro: true, rcvbuf: 8 << 20, sndbuf: 4 << 20, loopback: true }
     }
 }
 
@@ -89,6 +106,8 @@ pub struct UdpSpec {
     pub sndbuf: u32,
     /// UDP port (4791, except in tests).
     pub udp_port: u16,
+    /// Frames to its own addresses turn round in it.
+    pub loopback: bool,
 }
 
 impl Default for UdpSpec {
@@ -103,6 +122,7 @@ impl Default for UdpSpec {
             rcvbuf: 8 << 20,
             sndbuf: 4 << 20,
             udp_port: crate::ROCE_UDP_PORT,
+            loopback: true,
         }
     }
 }
@@ -210,6 +230,7 @@ pub const UDP_OPTIONS: &[OptionRow<UdpSpec>] = &[
             set(&mut s.udp_port, v.parse().ok().filter(|&p| p != 0).ok_or("is not a port from 1 to 65535".into()))
         },
     },
+    OptionRow { key: "loopback", value: "on|off", help: LOOPBACK, set: |s, v| set(&mut s.loopback, switch(v)) },
 ];
 
 /// Options of `packet`.
@@ -240,6 +261,7 @@ pub const PACKET_OPTIONS: &[OptionRow<PacketSpec>] = &[
     },
     OptionRow { key: "rcvbuf", value: "SIZE", help: "socket receive buffer", set: |s, v| set(&mut s.rcvbuf, size(v)) },
     OptionRow { key: "sndbuf", value: "SIZE", help: "socket send buffer", set: |s, v| set(&mut s.sndbuf, size(v)) },
+    OptionRow { key: "loopback", value: "on|off", help: LOOPBACK, set: |s, v| set(&mut s.loopback, switch(v)) },
 ];
 
 /// Options of `impair`.

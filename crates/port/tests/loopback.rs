@@ -179,14 +179,15 @@ fn workers_share_an_address_by_qpn() {
     let mut workers: Vec<_> = (0..3).map(|i| open_worker(text, i, 3)).collect();
     let payload = payloads(&[64]);
     let mut batch = TxBatch::new(30);
-    for qpn in 0..30 {
+    // The worker is in the low four bits, beside which slots and generations count.
+    for qpn in (0..10).flat_map(|slot| (0..3).map(move |worker| slot << 4 | worker)) {
         push_qpn(&mut batch, &flow("127.0.0.1", "127.0.0.2"), &payload[0], qpn);
     }
     a.tx_burst(Nanos(0), &batch, &mut |r| panic!("{r}"));
     for (index, port) in workers.iter_mut().enumerate() {
         let got = receive(port, 10);
         let qpns: Vec<u32> = got.frames.iter().map(|(_, b)| u32::from(b[7])).collect();
-        assert_eq!(qpns, (0..10).map(|i| i * 3 + index as u32).collect::<Vec<_>>());
+        assert_eq!(qpns, (0..10).map(|slot| slot << 4 | index as u32).collect::<Vec<_>>());
     }
 }
 

@@ -12,7 +12,7 @@ BURST = {"LD_LIBRARY_PATH": "/burst/lib", "BURST_SOCKET": "/tmp/burst.sock"}
 
 
 def install(guest, port="udp:dev=lo"):
-    """Puts Burst into the guest, where rxe has gone (both want UDP port 4791), and starts its daemon; programs need BURST."""
+    """Puts Burst into the guest, where rxe has gone (both want UDP port 4791), and starts a daemon; programs need BURST."""
     guest.shell("rdma link delete rxe0 && rmmod rdma_rxe && mkdir -p /burst/lib")
     built = build_directory().resolve()
     with tempfile.TemporaryDirectory() as directory:
@@ -25,7 +25,13 @@ def install(guest, port="udp:dev=lo"):
     for library in re.findall(r"=> (/\S+)", linked):
         if guest.run("test", "-e", library)[0]:
             guest.put(Path(library), f"/burst/lib/{Path(library).name}")
+    return serve(guest, port)
+
+
+def serve(guest, port):
+    """Starts a daemon in a guest that has Burst."""
     socket = BURST["BURST_SOCKET"]
+    guest.shell(f"rm -f {socket}")
     daemon = guest.start("/burst/burstd", "--socket", socket, "--port", port, env=BURST)
     guest.shell(f"n=0; while [ ! -S {socket} ] && [ $n -lt 500 ]; do usleep 20000; n=$((n+1)); done")
     if not daemon.running():

@@ -4,7 +4,7 @@
 //! after `dev=` belongs to the device: `dpdk:dev=net_memif0,role=server,socket=/run/m.sock,addr=10.0.0.1/24`. `addr` and
 //! `gw` may be given several times.
 
-use super::{OptionRow, apply, nonempty, set};
+use super::{LOOPBACK, OptionRow, apply, nonempty, set, switch};
 use crate::lan::Prefix;
 use burst_dpdk::{DevArgs, Pages};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 const MTU_RANGE: core::ops::RangeInclusive<u16> = 576..=9600;
 
 /// Options of `dpdk`.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DpdkSpec {
     /// The device's name and arguments, as for DPDK's `--vdev` or `--allow`.
     pub dev: String,
@@ -25,6 +25,15 @@ pub struct DpdkSpec {
     pub mtu: Option<u16>,
     /// Memory.
     pub pages: Pages,
+    /// Frames to its own addresses turn round in it.
+    pub loopback: bool,
+}
+
+impl Default for DpdkSpec {
+    fn default() -> Self {
+        let (addrs, gateways) = (Vec::new(), Vec::new());
+        DpdkSpec { dev: String::new(), addrs, gateways, mtu: None, pages: Pages::default(), loopback: true }
+    }
 }
 
 /// Options of `dpdk`.
@@ -70,6 +79,7 @@ pub const DPDK_OPTIONS: &[OptionRow<DpdkSpec>] = &[
             set(&mut s.pages, pages)
         },
     },
+    OptionRow { key: "loopback", value: "on|off", help: LOOPBACK, set: |s, v| set(&mut s.loopback, switch(v)) },
 ];
 
 /// Reads what follows `dpdk:`.

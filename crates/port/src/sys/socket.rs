@@ -1,6 +1,7 @@
 //! UDP sockets with the options that a RoCEv2 port wants.
 
 use super::bpf::{self, Attach, op};
+use burst_base::Qpn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -171,12 +172,13 @@ fn set_bytes<T: Copy>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Res
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Steers a datagram to socket `destination QPN % workers` of the reuse group, in the order in which they were bound.
-/// The program sees the UDP payload: the QPN is the low 24 bits of the BTH's second word.
+/// Steers a datagram to the socket of its destination's worker ([`Qpn::worker`]) in the reuse group, whose sockets were bound
+/// in the order of workers; numbers that no worker has are spread. The program sees the UDP payload: the QPN is the low 24 bits
+/// of the BTH's second word.
 pub fn steer_by_qpn(fd: &OwnedFd, workers: u32) -> io::Result<()> {
     let code = [
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 4),
-        op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
+        op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, Qpn::WORKER_MASK),
         op(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, workers),
         op(libc::BPF_RET | libc::BPF_A, 0),
     ];

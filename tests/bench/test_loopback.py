@@ -1,0 +1,55 @@
+"""Two programs of one host: what turns round in the daemon, beside the kernel's loopback device under TCP, UDP and Burst."""
+
+import os
+from statistics import median
+from types import SimpleNamespace
+
+import pytest
+
+from lab import Fabric, measure
+
+pytestmark = pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="figures are measured by make bench")
+
+PORTS = {"turning round": "udp:dev=eth0", "by the kernel": "udp:dev=eth0,loopback=off"}
+
+
+def within_a_host(jobs):
+    """Medians of three by job and port, in turns; `jobs` take two hosts, which are one here."""
+    fabrics = {name: Fabric(ports=(port,) * 2) for name, port in PORTS.items()}
+    values = {(job, name): [] for job in jobs for name in PORTS}
+    try:
+        for fabric in fabrics.values():
+            fabric.__enter__()
+        for _ in range(3):
+            for (job, name), row in values.items():
+                host = fabrics[name].a
+                row.append(jobs[job](SimpleNamespace(a=host, b=host)))
+    finally:
+        for fabric in fabrics.values():
+            fabric.__exit__()
+    return {key: median(row) for key, row in values.items()}
+
+
+def test_bandwidth(namespaces):
+    figures = within_a_host({
+        "write": lambda pair: measure.bandwidth(pair, "ib_write_bw", 64 << 10)["gbits"],
+        "read": lambda pair: measure.bandwidth(pair, "ib_read_bw", 64 << 10)["gbits"],
+        "tcp": measure.tcp_stream_gbits,
+    })
+    for (job, name), gbits in figures.items():
+        print(f"{job} 64 KiB, {name}: {gbits:.1f} Gbit/s")
+    assert figures["write", "turning round"] >= 2 * figures["write", "by the kernel"]
+    assert figures["read", "turning round"] >= 2 * figures["read", "by the kernel"]
+    assert figures["write", "turning round"] >= figures["tcp", "turning round"]
+
+
+def test_latency(namespaces):
+    figures = within_a_host({
+        "send": lambda pair: measure.latency(pair, "ib_send_lat", 64)["p50_us"],
+        "udp": lambda pair: measure.kernel_ping_pong(pair, "udp")["p50_us"],
+    })
+    for (job, name), us in figures.items():
+        print(f"{job} 64 B, {name}: {us:.1f} us")
+    # Here three pollers may share two processors.
+    assert figures["send", "turning round"] <= 0.75 * figures["send", "by the kernel"]
+    assert figures["send", "turning round"] <= 2 * figures["udp", "turning round"]
