@@ -6,7 +6,7 @@ The guest has one processor and `icount`: an instruction takes 2 ns of its time,
 server run in the guest; rxe loops back inside its driver, and so does Burst (its udp port on `lo`) as users have it. So a
 figure is what both ends together execute, from post to completion, kernel included. The column "by lo" is Burst with
 `loopback=off`: through its sockets and the kernel's loopback device, with ICRCs made and checked, which rxe does too. perftest
-knows no events (`-e`) for WRITE, so that its client polls; for SEND both ends wait for events. Then `cmtime` sets CONNECTIONS up, by the kernel's rdma_cm over rxe and by Burst.
+knows no events (`-e`) for WRITE and READ, so that its client polls; for SEND both ends wait for events. Then `cmtime` sets CONNECTIONS up, by the kernel's rdma_cm over rxe and by Burst.
 The rate is that of its step "connect": from the first rdma_connect to the last event, at both ends, with the accepting
 program's queue pairs. The other steps and their sum are told as well. cmtime's main thread yields in a loop while it waits, so
 that a fair share of each step is waiting, in both.
@@ -30,7 +30,7 @@ from rig import Rig  # noqa: E402
 from rig.burst import BURST, install, serve  # noqa: E402
 from rig.guest import ICOUNT_SHIFT  # noqa: E402
 
-TOOLS = {"write": ["ib_write_bw"], "send": ["ib_send_bw", "-e"]}
+TOOLS = {"write": ["ib_write_bw"], "read": ["ib_read_bw"], "send": ["ib_send_bw", "-e"]}
 ROUNDS = {64: 4000, 4096: 1500, 65536: 150, 1 << 20: 15}
 MTUS = (1024, 4096)
 # Size -> the largest share of rxe's instructions that Burst may take.

@@ -106,7 +106,7 @@ impl Qp {
     }
 
     /// Something was acknowledged: counters and timers start anew.
-    fn progressed(&mut self, env: &mut Env<'_>) {
+    pub(crate) fn progressed(&mut self, env: &mut Env<'_>) {
         self.retire_local(env);
         self.req.retry_left = self.attr.retry_cnt;
         self.req.rnr_left = self.attr.rnr_retry;

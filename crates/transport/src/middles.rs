@@ -1,12 +1,14 @@
-//! Packets in the middle of a SEND or WRITE, many at a time.
+//! Packets in the middle of a SEND, a WRITE or the answer to a READ, many at a time.
 //!
-//! A port that receives trains hands over packets of one length, side by side. Most of them go on with the message that a
-//! queue pair is receiving and ask for nothing; those are carried out together: one look at the queue pair's state, one
+//! A port that receives trains hands over packets of one length, side by side. Most of them go on with the message or the answer that
+//! a queue pair is receiving and ask for nothing; those are carried out together: one look at the queue pair's state, one
 //! at its keys, and for each packet three words of its BTH and a copy. Whatever is unusual in the least (another message,
 //! a gap, an acknowledgement asked for, no room, no right) ends the run before that packet, which then goes the way of single
 //! packets, where each refusal has its reason.
 
 use crate::api::Env;
+use crate::gather::{Keys, Walk};
+use crate::head::Work;
 use crate::qp::Qp;
 use burst_base::verbs::{QpState, QpType, access};
 use burst_base::{Psn, Reason};
@@ -47,20 +49,37 @@ impl<'a> Train<'a> {
         };
         self.packets().take(count_max).enumerate().take_while(|packet| fits(*packet)).count()
     }
+    /// Copies the payload of the first packets, `mtu` bytes each, to `span`, whose length says how many. False if the memory
+    /// is gone; nothing has been counted then: the packets come again one by one, and the one that fails says why.
+    fn write_to(&self, span: &Span, mtu: usize) -> bool {
+        let pieces = (0..span.len() / mtu).map(|k| span.sub(k * mtu, mtu));
+        self.packets().zip(pieces).all(|(packet, piece)| piece.write_from(&packet[Bth::LEN..Bth::LEN + mtu]).is_ok())
+    }
 }
 
 impl Qp {
-    /// Carries out the packets at the beginning of `train` that go on with the message that is being received and ask for
-    /// nothing; returns how many. The next one is for [`Qp::on_packet`].
+    /// Carries out the packets at the beginning of `train` that go on with the message or the answer that is being received
+    /// and ask for nothing; returns how many. The next one is for [`Qp::on_packet`].
     pub fn on_middles(&mut self, flow: &Flow, train: &Train<'_>, env: &mut Env<'_>) -> usize {
+        let stride = Bth::LEN + self.mtu as usize + burst_wire::ICRC_LEN;
+        if self.id.qp_type != QpType::Rc || flow.src != self.flow.dst || train.stride != stride {
+            return 0;
+        }
+        match train.bytes.first() {
+            Some(number) if *number == Opcode::RcReadResponseMiddle.number() => self.on_response_middles(train, env),
+            _ => self.on_request_middles(train, env),
+        }
+    }
+
+    /// Of a SEND or WRITE.
+    fn on_request_middles(&mut self, train: &Train<'_>, env: &mut Env<'_>) -> usize {
         let Some(message) = self.resp.message else { return 0 };
         let receives = match self.state {
-            QpState::Rts | QpState::Sqd => self.id.qp_type == QpType::Rc,
-            QpState::Rtr => self.id.qp_type == QpType::Rc && self.resp.established,
+            QpState::Rts | QpState::Sqd => true,
+            QpState::Rtr => self.resp.established,
             _ => false,
         };
-        let mtu = self.mtu as usize;
-        if !receives || flow.src != self.flow.dst || train.stride != Bth::LEN + mtu + burst_wire::ICRC_LEN {
+        if !receives {
             return 0;
         }
         let (opcode, room) = match message.kind {
@@ -77,19 +96,45 @@ impl Qp {
             return 0;
         }
         let Some(span) = self.middles_span(count, env) else { return 0 };
-        let count = span.len() / mtu;
-        for (k, packet) in train.packets().take(count).enumerate() {
-            let payload = &packet[Bth::LEN..Bth::LEN + mtu];
-            if span.sub(k * mtu, mtu).write_from(payload).is_err() {
-                // Nothing has been counted yet: the packets come again one by one, and the one that fails says why.
-                return 0;
-            }
+        if !train.write_to(&span, self.mtu as usize) {
+            return 0;
         }
+        let count = span.len() / self.mtu as usize;
         self.resp.expected = self.resp.expected.add(count as u32);
         self.resp.nak_given = false;
         if let Some(message) = &mut self.resp.message {
             message.received += span.len() as u64;
         }
+        count
+    }
+
+    /// Of the answer to the oldest request, if that is a READ.
+    fn on_response_middles(&mut self, train: &Train<'_>, env: &mut Env<'_>) -> usize {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) || self.req.head == self.req.tail {
+            return 0;
+        }
+        let slot = *self.req.slots.get(self.req.head);
+        if slot.work != Work::Read {
+            return 0;
+        }
+        let psn = self.req.una_psn();
+        // Only what has been asked for, and not the last packet, which ends the request and may be shorter.
+        let asked = self.req.sent_psn.diff(psn).max(0) as u32;
+        let most = (slot.packets - self.req.una_pkt - 1).min(asked);
+        let count = train.count(Opcode::RcReadResponseMiddle, self.id.qpn.get(), psn, most as usize);
+        if count == 0 {
+            return 0;
+        }
+        let keys = Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE };
+        let sges = self.req.sges.get(slot.sge_first, slot.wqe.num_sge);
+        let mut walk = Walk::at(sges, u64::from(self.req.una_pkt * self.mtu));
+        let Some(span) = walk.run(keys, sges, self.mtu, count as u32) else { return 0 };
+        if !train.write_to(&span, self.mtu as usize) {
+            return 0;
+        }
+        let count = span.len() / self.mtu as usize;
+        self.req.una_pkt += count as u32;
+        self.progressed(env);
         count
     }
 

@@ -107,6 +107,17 @@ impl Qp {
         let mut next = resource.next;
         while next < resource.end && budget.bytes > 0 && env.tx.has_room() {
             let begin = (next - resource.next) * self.mtu;
+            let run = self.push_middle_responses(
+                &resource,
+                next,
+                span.sub(begin as usize, (rest - begin) as usize),
+                budget,
+                env,
+            );
+            if run > 0 {
+                next += run;
+                continue;
+            }
             let len = (rest - begin).min(self.mtu);
             let payload = if len == 0 { None } else { Some(span.sub(begin as usize, len as usize)) };
             let head = self.read_response_head(&resource, next, len);
@@ -121,6 +132,34 @@ impl Qp {
             owing.answered |= next == owing.packets;
         }
         next == resource.end
+    }
+
+    /// Pushes the middle packets of a READ's answer from packet `next` on, whose payload begins `rest`, as many as budget and
+    /// batch have room for; returns how many.
+    fn push_middle_responses(
+        &self,
+        resource: &Resource,
+        next: u32,
+        rest: Span,
+        budget: &mut TxBudget,
+        env: &mut Env<'_>,
+    ) -> u32 {
+        if next == resource.start {
+            return 0;
+        }
+        let most = (resource.end - next - 1) as usize;
+        let count = most.min(env.tx.room_for_run()).min((budget.bytes / u64::from(self.mtu)) as usize) as u32;
+        if count == 0 {
+            return 0;
+        }
+        let payload = rest.sub(0, (count * self.mtu) as usize);
+        let head = self.read_response_head(resource, next, self.mtu);
+        let number = |k, head: &mut [u8; burst_frame::HEAD_MAX]| Bth::set_psn(head, resource.psn.add(next + k));
+        if !env.tx.push_run(&self.flow, head.as_slice(), &payload, self.mtu as u16, number) {
+            return 0;
+        }
+        budget.bytes -= payload.len() as u64;
+        count
     }
 
     fn read_response_head(&self, resource: &Resource, index: u32, len: u32) -> HeadBuf {

@@ -2,9 +2,11 @@
 mod common;
 
 use burst_base::rng::Rng;
-use burst_base::verbs::{QpState, access};
+use burst_base::verbs::{QpState, WcStatus, WrOpcode, access, send_flags};
 use burst_base::{Nanos, Psn, Rkey};
-use burst_wire::{Bth, HeadBuf, Opcode, Reth};
+use burst_shm::layout::SendWqe;
+use burst_transport::TxBudget;
+use burst_wire::{Aeth, Bth, HeadBuf, Opcode, Packet, Reth, Syndrome};
 use common::{End, Setup, describe, ip_of, qpn_of};
 
 const NOW: Nanos = Nanos(1_000);
@@ -58,7 +60,8 @@ fn outcome(end: &mut End) -> impl PartialEq + core::fmt::Debug + use<> {
     let answers: Vec<String> = end.drain(NOW).iter().map(|bytes| describe(bytes)).collect();
     let got: Vec<_> = end.told.receives.iter().map(|(cqe, _)| (cqe.wr_id, cqe.byte_len, cqe.status)).collect();
     let sum = end.memory(0, MEMORY).iter().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
-    (answers, got, sum, end.told.reasons(), end.told.events.clone(), end.qp.state(), end.qp.query().rq_psn)
+    let ends = (end.statuses(), end.qp.inflight_bytes(), end.qp.next_deadline());
+    (answers, got, ends, sum, end.told.reasons(), end.told.events.clone(), end.qp.state(), end.qp.query().rq_psn)
 }
 
 #[test]
@@ -89,6 +92,86 @@ fn pieces_of_a_receive_end_a_run_where_a_packet_crosses_them() {
     assert_eq!(end.carried, 28);
 }
 
+/// The answer to a READ of `count` full packets and `rest` bytes.
+fn read_answer(count: u32, rest: usize) -> Vec<Vec<u8>> {
+    let packet = |k: u32| {
+        let opcodes = [Opcode::RcReadResponseFirst, Opcode::RcReadResponseMiddle, Opcode::RcReadResponseLast];
+        let opcode = opcodes[if k == 0 { 0 } else { 1 + usize::from(k == count) }];
+        let head = HeadBuf::new(&Bth::new(opcode, qpn_of(1), Psn::new(FIRST_PSN + k)));
+        let ends = k == 0 || k == count;
+        let head = if ends { head.aeth(Aeth { syndrome: Syndrome::ACK, msn: 1 }) } else { head };
+        let mut bytes = head.as_slice().to_vec();
+        bytes.extend((0..if k == count { rest } else { MTU }).map(|i| (i as u32 * 11 + k * 17 + i as u32 / 251) as u8));
+        bytes
+    };
+    (0..=count).map(packet).collect()
+}
+
+/// An end that has asked for a READ into pieces of these lengths, side by side but for a hole of 100 bytes after each.
+fn reader(sges: &[u32]) -> End {
+    let mut end = receiver(&[], common::ALL_RIGHTS);
+    let mut addr = 0;
+    let mut pieces = Vec::new();
+    for len in sges {
+        pieces.push(end.sge(addr, *len));
+        addr += u64::from(*len) + 100;
+    }
+    let flags = send_flags::SIGNALED as u16;
+    end.post(&SendWqe { wr_id: 1, opcode: WrOpcode::RdmaRead as u8, flags, ..SendWqe::default() }, &pieces);
+    let asked: Vec<String> = end.drain(NOW).iter().map(|bytes| describe(bytes)).collect();
+    assert!(asked.iter().all(|packet| packet.starts_with("RcReadRequest")), "{asked:?}");
+    end
+}
+
+#[test]
+fn the_middle_of_an_answer_is_placed_together() {
+    let mut end = reader(&[30 * 1024 + 500]);
+    let packets = read_answer(30, 500);
+    end.receive_train(NOW, ip_of(0), &packets[..1]);
+    end.receive_train(NOW, ip_of(0), &packets[1..30]);
+    assert_eq!(end.carried, 29);
+    assert_eq!(end.statuses(), []);
+    end.receive_train(NOW, ip_of(0), &packets[30..]);
+    assert_eq!(end.statuses(), [WcStatus::Success]);
+    let payload = packets.iter().enumerate().flat_map(|(k, p)| &p[if k % 30 == 0 { 16 } else { 12 }..]);
+    assert_eq!(end.memory(0, 30 * MTU + 500), payload.copied().collect::<Vec<u8>>());
+}
+
+#[test]
+fn an_answer_to_what_was_not_asked_for_is_not_placed() {
+    for (sges, count) in [(&[4 * 1024 + 500][..], 30), (&[], 30)] {
+        let (mut single, mut together) = (reader(sges), reader(sges));
+        let packets = read_answer(count, 500);
+        packets.iter().for_each(|packet| single.receive_from(NOW, ip_of(0), packet));
+        together.receive_train(NOW, ip_of(0), &packets[..1]);
+        together.receive_train(NOW, ip_of(0), &packets[1..30]);
+        together.receive_train(NOW, ip_of(0), &packets[30..]);
+        assert_eq!(outcome(&mut together), outcome(&mut single));
+    }
+}
+
+#[test]
+fn the_middle_of_an_answer_is_made_together() {
+    let mut end = receiver(&[], common::ALL_RIGHTS);
+    let memory: Vec<u8> = (0..20 * MTU).map(|i| (i / 3) as u8).collect();
+    end.write_memory(0, &memory);
+    let reth = Reth { addr: 0, rkey: Rkey(end.lkey), len: memory.len() as u32 };
+    let bth = Bth { ack_req: true, ..Bth::new(Opcode::RcReadRequest, qpn_of(1), Psn::new(FIRST_PSN)) };
+    end.receive_from(NOW, ip_of(0), HeadBuf::new(&bth).reth(reth).as_slice());
+    end.poll(NOW, &mut TxBudget { wqes: 8, bytes: 1 << 20, window_bytes: 1 << 20 });
+    let continued = end.tx.frames().iter().filter(|frame| frame.continues).count();
+    assert_eq!((end.tx.len(), continued), (20, 17), "all but the first middle packet go on with a run");
+    let mut payload = Vec::new();
+    for (k, frame) in end.tx.frames().iter().enumerate() {
+        let mut bytes = Vec::new();
+        common::frame_bytes(&end.tx, frame, &mut bytes);
+        let packet = Packet::parse(&bytes).unwrap();
+        assert_eq!(packet.bth.psn, Psn::new(FIRST_PSN + k as u32));
+        payload.extend_from_slice(packet.payload);
+    }
+    assert!(payload == memory);
+}
+
 /// Does something to a train that a network, a bad peer or a bad program could do.
 fn spoil(rng: &mut Rng, packets: &mut Vec<Vec<u8>>) {
     let at = rng.below(packets.len() as u64) as usize;
@@ -107,13 +190,40 @@ fn spoil(rng: &mut Rng, packets: &mut Vec<Vec<u8>>) {
     }
 }
 
+/// Gives both the packets, the first one by one, the second in trains of one length, and compares them.
+fn compare(single: &mut End, together: &mut End, trains: &[Vec<Vec<u8>>; 2], seed: u64) {
+    trains[0].iter().for_each(|packet| single.receive_from(NOW, ip_of(0), packet));
+    let mut rest = &trains[1][..];
+    while let Some(first) = rest.first() {
+        let alike = rest.iter().take_while(|packet| packet.len() == first.len()).count();
+        together.receive_train(NOW, ip_of(0), &rest[..alike]);
+        rest = &rest[alike..];
+    }
+    assert_eq!(outcome(together), outcome(single), "seed {seed}");
+}
+
+/// Spoils both trains alike, up to twice.
+fn spoil_both(rng: &mut Rng, trains: &mut [Vec<Vec<u8>>; 2]) {
+    for _ in 0..rng.below(3) {
+        let again = rng.next_u64();
+        trains.iter_mut().for_each(|train| spoil(&mut Rng::new(again), train));
+        if trains[0].is_empty() {
+            break;
+        }
+    }
+}
+
+/// Lengths of some pieces of memory.
+fn some_pieces(rng: &mut Rng) -> Vec<u32> {
+    (0..1 + rng.below(4)).map(|_| 1024 * rng.below(24) as u32 + [0, 0, 0, 9][rng.below(4) as usize]).collect()
+}
+
 #[test]
 fn together_comes_to_the_same_as_one_by_one() {
     let mut carried = 0;
     for seed in 0..250 {
         let mut rng = Rng::new(seed);
-        let sges: Vec<u32> =
-            (0..1 + rng.below(4)).map(|_| 1024 * rng.below(24) as u32 + [0, 0, 0, 9][rng.below(4) as usize]).collect();
+        let sges = some_pieces(&mut rng);
         let rights = if rng.below(20) == 0 { access::REMOTE_READ } else { common::ALL_RIGHTS };
         let (mut single, mut together) = (receiver(&sges, rights), receiver(&sges, rights));
         let (count, rest) = (1 + rng.below(40) as u32, 4 + 4 * rng.below(255) as usize);
@@ -121,22 +231,30 @@ fn together_comes_to_the_same_as_one_by_one() {
         let addr = if rng.below(10) == 0 { MEMORY as u64 - 20_000 } else { rng.below(5000) };
         let write = (rng.below(2) == 0).then_some(addr);
         let mut trains = [&single, &together].map(|end| message(write.map(|addr| (end.lkey, addr)), count, rest));
-        for _ in 0..rng.below(3) {
-            let again = rng.next_u64();
-            trains.iter_mut().for_each(|train| spoil(&mut Rng::new(again), train));
-            if trains[0].is_empty() {
-                break;
-            }
-        }
-        trains[0].iter().for_each(|packet| single.receive_from(NOW, ip_of(0), packet));
-        let mut rest = &trains[1][..];
-        while let Some(first) = rest.first() {
-            let alike = rest.iter().take_while(|packet| packet.len() == first.len()).count();
-            together.receive_train(NOW, ip_of(0), &rest[..alike]);
-            rest = &rest[alike..];
-        }
-        assert_eq!(outcome(&mut together), outcome(&mut single), "seed {seed}");
+        spoil_both(&mut rng, &mut trains);
+        compare(&mut single, &mut together, &trains, seed);
         carried += together.carried;
     }
     assert!(carried > 1_000, "{carried} packets were carried out together");
+}
+
+#[test]
+fn answers_together_come_to_the_same_as_one_by_one() {
+    let mut carried = 0;
+    for seed in 0..250 {
+        let mut rng = Rng::new(seed);
+        let sges = some_pieces(&mut rng);
+        let asked: u32 = sges.iter().sum();
+        let (mut single, mut together) = (reader(&sges), reader(&sges));
+        // Mostly what was asked for, sometimes more or less; a READ of nothing is answered by one packet.
+        let less = [0, 0, 0, 4, 2048][rng.below(5) as usize];
+        let len = asked.saturating_sub(less).max(4);
+        let count = (len - 1) / MTU as u32;
+        let answer = read_answer(count.max(1), (len - count * MTU as u32) as usize);
+        let mut trains = [answer.clone(), answer];
+        spoil_both(&mut rng, &mut trains);
+        compare(&mut single, &mut together, &trains, seed);
+        carried += together.carried;
+    }
+    assert!(carried > 1_000, "{carried} packets were placed together");
 }
