@@ -8,13 +8,16 @@ mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
-use burst_port::{Port, PortSpec, RxSink, open};
+use burst_port::dpdk::DpdkPort;
+use burst_port::{Port, PortKind, PortSpec, RxSink, open};
 use common::{Collect, flow, push};
 
-/// Opens the port of one worker on ring number `ring`.
-fn ring(ring: u32) -> Box<dyn Port> {
+/// Opens the port of one worker on ring number `ring`, without the one around it that keeps packets to ourselves off it.
+fn ring(ring: u32) -> DpdkPort {
     let text = format!("dpdk:dev=net_ring{ring},addr=10.0.0.1/24,addr=fd00::1/64,huge=off");
-    open(&PortSpec::parse(&text).unwrap(), 0, 1).unwrap()
+    let spec = PortSpec::parse(&text).unwrap();
+    let PortKind::Dpdk(dpdk) = &spec.kind else { panic!("a dpdk port") };
+    DpdkPort::open(dpdk, &text, 0, 1).unwrap()
 }
 
 /// Sends the payloads at `now`; the reasons for what was dropped.
@@ -53,8 +56,8 @@ fn frames_come_back_whole_once_the_neighbour_is_known() {
         let want = payloads(100);
         // The first ones wait for the answer to the question who has the address: ours, in the same ring.
         let mut sink = Collect::default();
-        assert_eq!(send(&mut *port, now, &flow, &want), []);
-        receive(&mut *port, now, &mut sink);
+        assert_eq!(send(&mut port, now, &flow, &want), []);
+        receive(&mut port, now, &mut sink);
         // Our own answers and announcements come back as well, and are nobody's.
         assert!(sink.dropped.iter().all(|r| *r == Reason::NotOurs), "{:?}", sink.dropped);
         assert_same(&sink.payloads(), &want);
@@ -62,8 +65,8 @@ fn frames_come_back_whole_once_the_neighbour_is_known() {
         // The others do not.
         let mut sink = Collect::default();
         for part in want.chunks(40) {
-            assert_eq!(send(&mut *port, now, &flow, part), []);
-            receive(&mut *port, now, &mut sink);
+            assert_eq!(send(&mut port, now, &flow, part), []);
+            receive(&mut port, now, &mut sink);
         }
         assert_same(&sink.payloads(), &want);
     }
@@ -74,21 +77,21 @@ fn what_cannot_be_sent_has_a_reason() {
     let mut port = ring(1);
     let one = payloads(2);
     let foreign = flow("10.0.0.7", "10.0.0.1");
-    assert_eq!(send(&mut *port, Nanos(0), &foreign, &one), [Reason::SendFailed; 2]);
+    assert_eq!(send(&mut port, Nanos(0), &foreign, &one), [Reason::SendFailed; 2]);
     let nowhere = flow("10.0.0.1", "192.0.2.1");
-    assert_eq!(send(&mut *port, Nanos(0), &nowhere, &one), [Reason::NoRoute; 2]);
+    assert_eq!(send(&mut port, Nanos(0), &nowhere, &one), [Reason::NoRoute; 2]);
     let long = vec![vec![0; 4180]];
-    assert_eq!(send(&mut *port, Nanos(0), &flow("10.0.0.1", "10.0.0.1"), &long), [Reason::SendTooLong]);
+    assert_eq!(send(&mut port, Nanos(0), &flow("10.0.0.1", "10.0.0.1"), &long), [Reason::SendTooLong]);
     // Nobody answers: what waits is dropped after three questions, what comes later at once.
     let silent = flow("10.0.0.1", "10.0.0.99");
-    assert_eq!(send(&mut *port, Nanos(0), &silent, &one), []);
+    assert_eq!(send(&mut port, Nanos(0), &silent, &one), []);
     let mut sink = Collect::default();
     for tenth in 1..10 {
-        receive(&mut *port, Nanos::from_ms(100 * tenth), &mut sink);
+        receive(&mut port, Nanos::from_ms(100 * tenth), &mut sink);
     }
     let silence: Vec<&Reason> = sink.dropped.iter().filter(|r| **r == Reason::NoNeighbour).collect();
     assert_eq!(silence.len(), 2, "{:?}", sink.dropped);
-    assert_eq!(send(&mut *port, Nanos::from_ms(900), &silent, &one), [Reason::NoNeighbour; 2]);
+    assert_eq!(send(&mut port, Nanos::from_ms(900), &silent, &one), [Reason::NoNeighbour; 2]);
 }
 
 #[test]
