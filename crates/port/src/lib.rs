@@ -29,6 +29,7 @@ pub mod lan;
 pub mod loopback;
 pub mod mem;
 pub mod packet;
+mod receiving;
 mod sending;
 pub mod spec;
 mod sys;

@@ -267,25 +267,8 @@ mod tests {
         (0..count).map(|i| i.to_be_bytes().into_iter().cycle().take(len).collect()).collect()
     }
 
-    /// A sink that notes how frames came.
-    #[derive(Default)]
-    struct Trains(Collect, Vec<usize>);
-
-    impl RxSink for Trains {
-        fn frame(&mut self, frame: &RxFrame<'_>) {
-            self.0.frame(frame);
-        }
-        fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
-            self.1.push(train.len() / stride);
-            self.0.train(flow, train, stride);
-        }
-        fn dropped(&mut self, reason: Reason) {
-            self.0.dropped(reason);
-        }
-    }
-
-    fn take(port: &mut Loopback) -> Trains {
-        let mut sink = Trains::default();
+    fn take(port: &mut Loopback) -> Collect {
+        let mut sink = Collect::default();
         while port.rx_burst(Nanos(0), 64, &mut sink) > 0 {}
         sink
     }
@@ -302,7 +285,7 @@ mod tests {
         own.tx_burst(Nanos(0), &batch, &mut |r| panic!("{r}"));
         assert_eq!(own.next_event(), Nanos(0));
         assert!(own.before_sleep());
-        let (came, mut left) = (take(&mut own).0, Collect::default());
+        let (came, mut left) = (take(&mut own), Collect::default());
         peer.rx_burst(Nanos(0), 64, &mut left);
         let every = |from: usize| payloads[from..].iter().step_by(3).cloned();
         assert_eq!(left.payloads(), every(1).collect::<Vec<_>>());
@@ -322,8 +305,8 @@ mod tests {
         let mut batch = TxBatch::new(64);
         assert!(batch.push_run(&flow(OWN, OWN), &[0; HEAD], &span, 1024, |k, head| head[11] = k as u8));
         own.tx_burst(Nanos(0), &batch, &mut |r| panic!("{r}"));
-        let Trains(came, trains) = take(&mut own);
-        assert_eq!(trains, [20]);
+        let came = take(&mut own);
+        assert_eq!(came.trains, [20]);
         assert_eq!(came.payloads().concat(), memory);
         assert!(came.frames.iter().enumerate().all(|(k, (_, bytes))| usize::from(bytes[11]) == k));
     }
@@ -344,7 +327,7 @@ mod tests {
         own.tx_burst(Nanos(0), &batch, &mut |r| panic!("{r}"));
         assert_eq!(own.store.trains.iter().map(|t| t.packets).sum::<u32>(), 2);
         let qpns = |sink: &Collect| sink.frames.iter().map(|(_, b)| (b[6], b[7])).collect::<Vec<_>>();
-        assert_eq!(qpns(&take(&mut own).0), [(1, 0x01), (1, 0x11), (1, 0x00), (1, 0x10)]);
+        assert_eq!(qpns(&take(&mut own)), [(1, 0x01), (1, 0x11), (1, 0x00), (1, 0x10)]);
     }
 
     #[test]
@@ -356,9 +339,9 @@ mod tests {
         assert!(!reasons.is_empty() && reasons.iter().all(|r| *r == Reason::ReceiveOverflow));
         let fit = payloads.len() - reasons.len();
         assert!(fit * 4112 <= STORE_BYTES && (fit + 1) * 4112 > STORE_BYTES);
-        assert_eq!(take(&mut own).0.payloads(), payloads[..fit]);
+        assert_eq!(take(&mut own).payloads(), payloads[..fit]);
         own.tx_burst(Nanos(0), &batch_of(&flow(OWN, OWN), &payloads[..9]), &mut |r| panic!("{r}"));
-        assert_eq!(take(&mut own).0.payloads(), payloads[..9]);
+        assert_eq!(take(&mut own).payloads(), payloads[..9]);
     }
 
     #[test]
@@ -372,7 +355,7 @@ mod tests {
         let mut reasons = Vec::new();
         own.tx_burst(Nanos(0), &batch, &mut |r| reasons.push(r));
         assert_eq!(reasons, [Reason::SendFailed]);
-        assert_eq!(take(&mut own).0.payloads(), payloads);
+        assert_eq!(take(&mut own).payloads(), payloads);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::RxSink;
+use crate::ether::ICRC;
 use burst_base::Reason;
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_span::Span;
@@ -43,6 +44,8 @@ pub struct Collect {
     pub frames: Vec<(Flow, Vec<u8>)>,
     /// Reasons of drops.
     pub dropped: Vec<Reason>,
+    /// Lengths of the trains that came as one, in packets; their frames are among the frames.
+    pub trains: Vec<usize>,
 }
 
 impl Collect {
@@ -55,6 +58,11 @@ impl Collect {
 impl RxSink for Collect {
     fn frame(&mut self, frame: &RxFrame<'_>) {
         self.frames.push((frame.flow, frame.bytes.to_vec()));
+    }
+    fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
+        let frames = train.chunks_exact(stride).map(|packet| (*flow, packet[..stride - ICRC].to_vec()));
+        self.frames.extend(frames);
+        self.trains.push(train.len() / stride);
     }
     fn dropped(&mut self, reason: Reason) {
         self.dropped.push(reason);

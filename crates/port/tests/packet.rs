@@ -301,6 +301,130 @@ fn every_defect_is_dropped_with_its_reason() {
     );
 }
 
+/// Bytes of each packet in [`train`], from BTH to ICRC; the last one has fewer.
+const STRIDE: usize = 1040;
+
+/// A virtio header and a train from 10.77.0.1 or fd77::1 to vb whose header says `id`: packets made with `ids`, the last of
+/// them shorter. The one of number `damage` has a wrong bit.
+fn train(v6: bool, mac: [u8; 6], id: u16, ids: &[u16], damage: Option<usize>) -> Vec<u8> {
+    let (src, dst) = if v6 { V6 } else { V4 };
+    let flow = Flow { src_port: 50_000, ..flow(src, dst) };
+    let link = Link { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(mac), vlan: None };
+    let template = Template::new(&link, &flow, 50_000, 4791).unwrap();
+    let mut seal = Seal::new(flow.src, flow.dst, 50_000, 4791).unwrap();
+    let mut packets = Vec::new();
+    for (number, id) in ids.iter().enumerate() {
+        let len = if number + 1 < ids.len() { STRIDE } else { STRIDE / 2 };
+        let at = packets.len();
+        packets.extend((0..len - 4).map(|i| (i + number) as u8));
+        let icrc = seal.begin(*id, len, &packets[at..]).finish();
+        packets.extend_from_slice(&icrc);
+        if damage == Some(number) {
+            packets[at + 77] ^= 4;
+        }
+    }
+    // One packet's checksum is left to be done by whoever cuts the train: at the UDP header, 6 bytes behind its begin.
+    let (header_len, udp_at) = (template.header_len() as u16, template.udp_at() as u16);
+    let mut bytes = vec![1, 5];
+    for field in [header_len, STRIDE as u16, udp_at, 6] {
+        bytes.extend_from_slice(&field.to_ne_bytes());
+    }
+    let at = bytes.len();
+    bytes.resize(at + template.header_len(), 0);
+    template.write(&mut bytes[at..], id, packets.len(), UdpChecksum::Partial);
+    bytes.extend_from_slice(&packets);
+    bytes
+}
+
+/// Packets of full length in a train.
+const FULL: usize = 30;
+
+/// A train, and what must become of it.
+struct Case {
+    what: &'static str,
+    bytes: Vec<u8>,
+    /// The packet that is not good.
+    refused: Option<usize>,
+    /// Whether all packets of full length come as one.
+    whole: bool,
+    /// Identifications that had to be recovered.
+    recovered: u64,
+}
+
+fn cases(mac: [u8; 6]) -> Vec<Case> {
+    let count_on = |id: u16| (0..=FULL as u16).map(|i| id.wrapping_add(i)).collect::<Vec<_>>();
+    let good = |what, v6, id: u16| {
+        let bytes = train(v6, mac, id, &count_on(id), None);
+        Case { what, bytes, refused: None, whole: true, recovered: 0 }
+    };
+    let damaged = |what, v6, at| {
+        let bytes = train(v6, mac, 700, &count_on(700), Some(at));
+        Case { what, bytes, refused: Some(at), whole: at == FULL, recovered: 0 }
+    };
+    let odd = |what, id, ids: &[u16], refused| Case {
+        what,
+        bytes: train(false, mac, id, ids, None),
+        refused,
+        whole: false,
+        recovered: 1,
+    };
+    let mut jump = count_on(700);
+    jump[20..].iter_mut().for_each(|id| *id += 5);
+    let mut list = vec![
+        good("good", false, 700),
+        good("good over IPv6", true, 0),
+        good("beyond the highest identification", false, 0xfffa),
+        odd("another identification in the header", 699, &count_on(700), Some(0)),
+        odd("a jump", 700, &jump, None),
+        odd("always 0", 0, &[0; FULL + 1], None),
+    ];
+    for v6 in [false, true] {
+        for (what, at) in [("first", 0), ("middle", 13), ("last of full length", FULL - 1), ("odd last", FULL)] {
+            list.push(damaged(what, v6, at));
+        }
+    }
+    list
+}
+
+#[test]
+fn trains_are_whole_or_each_packet_has_its_verdict() {
+    in_namespaces(
+        9000,
+        |wire| {
+            let mut injector = Injector::of_trains("va");
+            wire.wait();
+            for case in cases([2, 0, 0, 0, 0, 2]) {
+                injector.send(&case.bytes);
+                wire.go();
+                wire.wait();
+            }
+        },
+        |wire| {
+            ip("link set vb address 02:00:00:00:00:02 promisc on");
+            for Case { what, refused, whole, recovered, .. } in cases(mac_of("vb")) {
+                // A port that has not met a bad train yet.
+                let mut port = open("packet:dev=vb");
+                wire.go();
+                wire.wait();
+                let mut got = Collect::default();
+                let end = Instant::now() + Duration::from_secs(2);
+                while got.frames.len() + got.dropped.len() < FULL + 1 && Instant::now() < end {
+                    port.rx_burst(Nanos(0), 64, &mut got);
+                }
+                assert_eq!(got.dropped, vec![Reason::BadIcrc; refused.into_iter().len()], "{what}");
+                let numbers = (0..=FULL).filter(|number| refused != Some(*number));
+                assert!(got.frames.iter().map(|(_, bytes)| usize::from(bytes[0])).eq(numbers), "{what}");
+                assert_eq!(
+                    (got.trains, port.ids_recovered()),
+                    (if whole { vec![FULL] } else { vec![] }, recovered),
+                    "{what}"
+                );
+            }
+            wire.go();
+        },
+    );
+}
+
 fn tagged(frame: &[u8], tag: u16) -> Vec<u8> {
     let mut out = frame.to_vec();
     let tag = [0x81, 0x00, (tag >> 8) as u8, tag as u8];

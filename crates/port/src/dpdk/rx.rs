@@ -5,12 +5,11 @@
 //! burst is done, because answers are sent through the same queue.
 
 use crate::RxSink;
-use crate::ether::seal::check_unusual;
-use crate::ether::{Checker, Checksums, Datagram, ICRC, Seal, TRANSPORT_MAX, TRANSPORT_MIN, parse};
+use crate::ether::{Checker, Checksums, Datagram, ICRC, Seal, TRANSPORT_MAX, check_length, parse};
 use crate::lan::{Host, Lan, Send, host, is_for};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame};
-use burst_wire::{Ipv4, ROCE_PORT};
+use burst_wire::ROCE_PORT;
 
 /// Frames for the LAN in one burst; more are dropped, and will be asked again.
 const ASIDE_MAX: usize = 32;
@@ -57,12 +56,7 @@ impl Rx {
         if !ours || !is_for(host.mac, datagram.mac_dst) {
             return Err(Reason::NotOurs);
         }
-        if payload.len() < TRANSPORT_MIN {
-            return Err(Reason::Truncated);
-        }
-        if payload.len() > TRANSPORT_MAX {
-            return Err(Reason::Oversize);
-        }
+        check_length(payload, TRANSPORT_MAX)?;
         if !self.icrc_is_right(datagram) {
             return Err(Reason::BadIcrc);
         }
@@ -72,13 +66,11 @@ impl Rx {
 
     #[inline]
     fn icrc_is_right(&mut self, datagram: &Datagram<'_>) -> bool {
-        let Datagram { flow, payload, .. } = datagram;
-        if flow.dst.is_ipv4() && datagram.flags_fragment != Ipv4::DONT_FRAGMENT {
-            return check_unusual(flow, datagram.id, datagram.flags_fragment, payload);
-        }
+        let Datagram { flow, header, payload, .. } = datagram;
         let place = &mut self.seals[place_of(flow)];
         *place = Seal::reuse(*place, flow.src, flow.dst, flow.src_port, ROCE_PORT);
-        place.as_mut().is_some_and(|seal| self.checker.check_exact(seal, payload, datagram.id))
+        self.checker.begin_train(*header);
+        place.as_mut().is_some_and(|seal| self.checker.check(seal, payload))
     }
 
     fn put_aside(&mut self, frame: &[u8]) -> Result<(), Reason> {

@@ -9,7 +9,7 @@
 //!
 //! To send: [`Template::new`] per flow, [`Template::write`] per packet or train, then the transport part and the ICRC
 //! that [`seal::Seal`] makes of it with the same identification. To receive: [`parse::parse`], then
-//! [`seal::Checker::check_exact`] with the identification found.
+//! [`seal::Checker::begin_train`] with the header found, and [`seal::Checker::check`].
 #![forbid(unsafe_code)]
 
 pub mod checksum;
@@ -18,10 +18,27 @@ pub mod seal;
 pub mod template;
 
 pub use parse::{Checksums, Datagram};
-pub use seal::{Checker, ICRC, Seal};
+pub use seal::{Checker, Header, ICRC, Seal};
 pub use template::{HEADERS_MAX, Link, Template, UdpChecksum};
+
+use burst_base::Reason;
 
 /// Longest transport part of a RoCEv2 packet, ICRC included: headers, 4096 bytes, padding.
 pub const TRANSPORT_MAX: usize = burst_frame::HEAD_MAX + 4096 + 3 + ICRC;
 /// Shortest transport part: BTH and ICRC.
 pub const TRANSPORT_MIN: usize = 12 + ICRC;
+
+/// Whether a transport part can be one of RoCEv2; `len_max` is [`TRANSPORT_MAX`] where longer ones are to be refused.
+///
+/// # Errors
+/// Why not.
+#[inline]
+pub fn check_length(packet: &[u8], len_max: usize) -> Result<(), Reason> {
+    if packet.len() < TRANSPORT_MIN {
+        return Err(Reason::Truncated);
+    }
+    if packet.len() > len_max {
+        return Err(Reason::Oversize);
+    }
+    Ok(())
+}

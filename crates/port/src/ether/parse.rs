@@ -10,6 +10,7 @@
 //! other than a fragment header are not carried by RoCEv2 and not looked through.
 
 use super::checksum::Sum;
+use super::seal::Header;
 use burst_base::Reason;
 use burst_frame::Flow;
 use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, ROCE_PORT, Udp};
@@ -40,10 +41,8 @@ pub struct Datagram<'a> {
     pub mac_dst: MacAddr,
     /// As on the wire; the scope is 0.
     pub flow: Flow,
-    /// IPv4 identification (of the first packet of a train), 0 over IPv6.
-    pub id: u16,
-    /// IPv4 flags and fragment offset: DF or nothing.
-    pub flags_fragment: u16,
+    /// What the IPv4 header (of the first packet of a train) says that the ICRC covers.
+    pub header: Header,
     /// BTH to ICRC.
     pub payload: &'a [u8],
 }
@@ -89,8 +88,8 @@ fn ipv4(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
         flow_label: 0,
         scope: 0,
     };
-    let datagram = udp(flow, rest, checksums)?;
-    Ok(Datagram { id: ip.id, flags_fragment: ip.flags_fragment, ..datagram })
+    let header = Header::Seen { id: ip.id, flags_fragment: ip.flags_fragment };
+    Ok(Datagram { header, ..udp(flow, rest, checksums)? })
 }
 
 fn ipv6(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
@@ -129,8 +128,7 @@ fn udp(flow: Flow, bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, R
         mac_src: MacAddr::default(),
         mac_dst: MacAddr::default(),
         flow: Flow { src_port: udp.src_port, ..flow },
-        id: 0,
-        flags_fragment: 0,
+        header: Header::Unseen,
         payload: &whole[Udp::LEN..],
     })
 }

@@ -8,9 +8,8 @@
 //! identification costs protection: a damaged packet passes with probability 2^-16 instead of 2^-32 (the UDP checksum
 //! still stands before it); `strict_id` accepts recovered ones only below [`TRAIN_MAX`], as cut trains have them.
 
-use burst_frame::Flow;
 use burst_wire::icrc::{IdDelta, Prepared, PseudoV4, PseudoV6};
-use burst_wire::{Icrc, TrainCheck};
+use burst_wire::{Icrc, Ipv4, TrainCheck};
 use std::net::IpAddr;
 
 /// Most packets of a train: the kernel's `UDP_MAX_SEGMENTS` (64 before Linux 6.9).
@@ -80,6 +79,12 @@ impl Seal {
     fn is_v6(&self) -> bool {
         matches!(self.pseudo, Pseudo::V6(_))
     }
+    /// The ICRC of a packet with other flags than DF, which is not prepared for; `None` over IPv6.
+    #[cold]
+    fn unusual(&self, id: u16, flags_fragment: u16, udp_payload_len: usize, transport: &[u8]) -> Option<Icrc> {
+        let Pseudo::V4(pseudo) = self.pseudo else { return None };
+        Some(Icrc::ipv4(&PseudoV4 { id, flags_fragment, ..pseudo }, udp_payload_len, transport))
+    }
 }
 
 fn prepare(pseudo: &Pseudo, udp_payload_len: usize) -> Prepared {
@@ -89,13 +94,19 @@ fn prepare(pseudo: &Pseudo, udp_payload_len: usize) -> Prepared {
     }
 }
 
-/// Whether the ICRC at the end of `packet` (BTH to ICRC) is right with these header fields. [`Seal`] is faster, but knows
-/// packets with DF only; some devices send without.
-pub fn check_unusual(flow: &Flow, id: u16, flags_fragment: u16, packet: &[u8]) -> bool {
-    let (body, trailer) = packet.split_at(packet.len() - ICRC);
-    let (IpAddr::V4(src), IpAddr::V4(dst)) = (flow.src, flow.dst) else { return false };
-    let pseudo = PseudoV4 { id, flags_fragment, ..PseudoV4::new(src, dst, flow.src_port) };
-    Icrc::ipv4(&pseudo, packet.len(), body).finish() == trailer
+/// What is known of the IPv4 header of a packet, or of a train, whose packets count on from its identification.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Header {
+    /// Nothing, as sockets show none; or there is none, over IPv6.
+    #[default]
+    Unseen,
+    /// What the ICRC covers.
+    Seen {
+        /// Identification.
+        id: u16,
+        /// Flags and fragment offset: DF, or none from some devices.
+        flags_fragment: u16,
+    },
 }
 
 /// Checks the packets of one train after the other.
@@ -104,6 +115,10 @@ pub struct Checker {
     /// The identification expected next, and what is added after it.
     next: u16,
     step: u16,
+    /// It is in the packet's own header.
+    exact: bool,
+    /// Flags and fragment offset of all packets.
+    flags_fragment: u16,
     /// Deltas of the length that was last recovered.
     delta: Option<(usize, IdDelta)>,
     /// Identifications recovered so far.
@@ -116,15 +131,33 @@ pub struct Checker {
 impl Checker {
     /// `strict`: see the module's description.
     pub fn new(strict: bool) -> Checker {
-        Checker { strict, next: 0, step: 1, delta: None, recovered: 0, sums: TrainCheck::default(), doubted: 0 }
+        Checker {
+            strict,
+            next: 0,
+            step: 1,
+            exact: false,
+            flags_fragment: Ipv4::DONT_FRAGMENT,
+            delta: None,
+            recovered: 0,
+            sums: TrainCheck::default(),
+            doubted: 0,
+        }
     }
-    /// A new train begins.
-    pub fn begin_train(&mut self) {
+    /// A new train begins, or a packet of its own.
+    #[inline]
+    pub fn begin_train(&mut self, header: Header) {
         (self.next, self.step) = (0, 1);
+        (self.exact, self.flags_fragment) = (false, Ipv4::DONT_FRAGMENT);
+        if let Header::Seen { id, flags_fragment } = header {
+            (self.next, self.exact, self.flags_fragment) = (id, true, flags_fragment);
+        }
     }
     /// Whether the ICRCs of all packets of `train`, `stride` bytes each, are right, with identifications as predicted. False
     /// says nothing: the packets are to be checked one by one.
     pub fn check_train(&mut self, seal: &mut Seal, train: &[u8], stride: usize) -> bool {
+        if self.flags_fragment != Ipv4::DONT_FRAGMENT {
+            return false;
+        }
         if !TrainCheck::is_worth_while(stride) || self.doubted > 0 {
             self.doubted = self.doubted.saturating_sub(1);
             return false;
@@ -132,28 +165,26 @@ impl Checker {
         let (id, step) = if seal.is_v6() { (0, 0) } else { (self.next, self.step) };
         let good = self.sums.all_good(seal.of_length(stride), train, stride, id, step);
         if good {
+            self.exact = false;
             self.next = self.next.wrapping_add(self.step.wrapping_mul((train.len() / stride) as u16));
         } else {
             self.doubted = DOUBTED;
         }
         good
     }
-    /// Whether the ICRC at the end of `packet`, whose identification is known, is right. [`Checker::check`] then goes
-    /// on with the packets that follow it in a train.
-    #[inline]
-    pub fn check_exact(&mut self, seal: &mut Seal, packet: &[u8], id: u16) -> bool {
-        let (body, trailer) = packet.split_at(packet.len() - ICRC);
-        (self.next, self.step) = (id.wrapping_add(1), 1);
-        seal.begin(id, packet.len(), body).finish() == trailer
-    }
-    /// Whether the ICRC at the end of `packet` (BTH to ICRC, at least [`ICRC`] + 12 bytes) is right.
+    /// Whether the ICRC at the end of `packet` (BTH to ICRC, at least [`ICRC`] + 12 bytes) is right. It is the next one of
+    /// the train.
     #[inline]
     pub fn check(&mut self, seal: &mut Seal, packet: &[u8]) -> bool {
         let (body, trailer) = packet.split_at(packet.len() - ICRC);
-        let id = self.next;
+        let (id, exact) = (self.next, std::mem::take(&mut self.exact));
         self.next = id.wrapping_add(self.step);
+        if self.flags_fragment != Ipv4::DONT_FRAGMENT {
+            let icrc = seal.unusual(id, self.flags_fragment, packet.len(), body);
+            return icrc.is_some_and(|icrc| icrc.finish() == trailer);
+        }
         let icrc = seal.begin(id, packet.len(), body);
-        icrc.finish() == trailer || self.recover(seal, icrc, id, packet.len(), trailer)
+        icrc.finish() == trailer || (!exact && self.recover(seal, icrc, id, packet.len(), trailer))
     }
 
     /// Looks for another identification that makes the ICRC right.
@@ -199,7 +230,7 @@ mod tests {
     /// Checks packets with these identifications as one train; returns the verdicts and how many were recovered.
     fn train(strict: bool, ids: &[u16]) -> (Vec<bool>, u64) {
         let mut checker = Checker::new(strict);
-        checker.begin_train();
+        checker.begin_train(Header::Unseen);
         let verdicts = ids.iter().map(|&id| checker.check(&mut seal(), &sealed(id, 100))).collect();
         (verdicts, checker.recovered)
     }
@@ -216,19 +247,19 @@ mod tests {
         let good: Vec<u8> = (0..40).flat_map(|id| sealed(id, 296)).collect();
         let mut bad = good.clone();
         bad[7 * 300 + 50] ^= 1;
-        checker.begin_train();
+        checker.begin_train(Header::Unseen);
         assert!(checker.check_train(&mut seal(), &good, 300));
         // What follows in the train has the identifications that follow.
         assert!(checker.check(&mut seal(), &sealed(40, 100)) && checker.recovered == 0);
-        checker.begin_train();
+        checker.begin_train(Header::Unseen);
         assert!(!checker.check_train(&mut seal(), &bad, 300));
         let verdicts: Vec<bool> = bad.chunks(300).map(|packet| checker.check(&mut seal(), packet)).collect();
         assert!(verdicts.iter().enumerate().all(|(k, good)| *good == (k != 7)));
         for _ in 0..DOUBTED {
-            checker.begin_train();
+            checker.begin_train(Header::Unseen);
             assert!(!checker.check_train(&mut seal(), &good, 300), "doubted");
         }
-        checker.begin_train();
+        checker.begin_train(Header::Unseen);
         assert!(checker.check_train(&mut seal(), &good, 300));
         assert!(!checker.check_train(&mut seal(), &good[..200], 100), "too short to be worth while");
     }
@@ -264,29 +295,52 @@ mod tests {
         }
     }
 
+    fn seen(id: u16, flags_fragment: u16) -> Header {
+        Header::Seen { id, flags_fragment }
+    }
+
     #[test]
     fn known_identifications_are_exact_and_lead_a_train() {
         let mut checker = Checker::new(false);
-        assert!(checker.check_exact(&mut seal(), &sealed(700, 100), 700));
+        checker.begin_train(seen(700, Ipv4::DONT_FRAGMENT));
+        assert!(checker.check(&mut seal(), &sealed(700, 100)));
         assert!(checker.check(&mut seal(), &sealed(701, 100)));
+        checker.begin_train(seen(701, Ipv4::DONT_FRAGMENT));
+        assert!(!checker.check(&mut seal(), &sealed(700, 100)), "nothing is recovered");
         assert_eq!(checker.recovered, 0);
-        assert!(!checker.check_exact(&mut seal(), &sealed(700, 100), 701), "nothing is recovered");
-        assert_eq!(checker.recovered, 0);
+        assert!(checker.check(&mut seal(), &sealed(900, 100)), "behind the first");
+        assert_eq!(checker.recovered, 1);
+        let train: Vec<u8> = (0xfff0..0xffff).chain([0xffff, 0, 1]).flat_map(|id| sealed(id, 296)).collect();
+        checker.begin_train(seen(0xfff0, Ipv4::DONT_FRAGMENT));
+        assert!(checker.check_train(&mut seal(), &train, 300));
+        assert!(checker.check(&mut seal(), &sealed(2, 100)) && checker.recovered == 1);
     }
 
     #[test]
     fn packets_without_df_are_checked_with_what_they_have() {
-        let flow = Flow { src_port: 50_000, ..crate::testing::flow("10.0.0.1", "10.0.0.2") };
-        let body = [0x42; 60];
-        let pseudo = PseudoV4 {
-            id: 9,
+        let pseudo = |id| PseudoV4 {
+            id,
             flags_fragment: 0,
-            ..PseudoV4::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 50_000)
+            ..PseudoV4::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 49_152)
         };
-        let mut packet = body.to_vec();
-        packet.extend_from_slice(&Icrc::ipv4(&pseudo, 64, &body).finish());
-        assert!(check_unusual(&flow, 9, 0, &packet));
-        assert!(!check_unusual(&flow, 9, 0x4000, &packet) && !check_unusual(&flow, 8, 0, &packet));
+        let packet = |id| {
+            let mut packet = vec![0x42; 296];
+            let icrc = Icrc::ipv4(&pseudo(id), 300, &packet).finish();
+            packet.extend_from_slice(&icrc);
+            packet
+        };
+        let mut checker = Checker::new(false);
+        let mut check = |header, packets: &[Vec<u8>]| {
+            checker.begin_train(header);
+            packets.iter().map(|packet| checker.check(&mut seal(), packet)).collect::<Vec<_>>()
+        };
+        assert_eq!(check(seen(9, 0), &[packet(9), packet(10), packet(10)]), [true, true, false]);
+        assert_eq!(check(seen(9, Ipv4::DONT_FRAGMENT), &[packet(9)]), [false]);
+        assert_eq!(check(seen(8, 0), &[packet(9)]), [false]);
+        checker.begin_train(seen(9, 0));
+        assert!(!checker.check_train(&mut seal(), &[packet(9), packet(10)].concat(), 300), "not together");
+        let mut v6 = Seal::new("::2".parse().unwrap(), "::1".parse().unwrap(), 1, 2).unwrap();
+        assert!(!checker.check(&mut v6, &packet(9)), "no flags over IPv6");
     }
 
     #[test]

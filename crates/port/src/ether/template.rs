@@ -156,7 +156,7 @@ impl Template {
 mod tests {
     use super::*;
     use crate::ether::parse::{Checksums, parse};
-    use crate::ether::seal::{ICRC, Seal};
+    use crate::ether::seal::{Header, ICRC, Seal};
     use crate::testing::flow;
     use burst_wire::{Layers, ROCE_PORT};
 
@@ -189,7 +189,8 @@ mod tests {
                     let datagram = parse(&bytes, Checksums::Unknown).unwrap();
                     let want = Flow { hop_limit: if flow.hop_limit == 0 { 64 } else { flow.hop_limit }, ..flow };
                     assert_eq!(datagram.flow, want);
-                    assert_eq!(datagram.id, if flow.dst.is_ipv4() { 0x1234 } else { 0 });
+                    let seen = Header::Seen { id: 0x1234, flags_fragment: Ipv4::DONT_FRAGMENT };
+                    assert_eq!(datagram.header, if flow.dst.is_ipv4() { seen } else { Header::Unseen });
                 }
             }
         }

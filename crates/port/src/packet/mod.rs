@@ -6,7 +6,7 @@
 //! to see, and a reason for everything that is dropped.
 //!
 //! - `socks`, `filter`: the packet socket, what the kernel hands to it, how it is shared by workers;
-//! - `tx`, `vnet`: trains as Ethernet frames of 64 KiB; `rx`: the same back;
+//! - `tx`, `vnet`: trains as Ethernet frames of 64 KiB; `rx`: the same back, checked as one or split (`crate::receiving`);
 //! - `paths`, `netlink`: next hops as the kernel knows them; `slow`: packets to those that it must find first;
 //! - `home`: packets to ourselves.
 //!

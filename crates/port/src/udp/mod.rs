@@ -2,7 +2,7 @@
 //!
 //! - `socks`: one unconnected socket per address of the interface and per multicast group, on port 4791;
 //! - `tx`: trains by UDP_SEGMENT, all of a batch in one `sendmmsg`, payload not copied;
-//! - `rx`: trains by UDP_GRO, split and checked;
+//! - `rx`: trains by UDP_GRO, checked as one or split (`crate::receiving`);
 //! - [`crate::ether::seal`]: the ICRC and the IPv4 identification that it covers.
 //!
 //! Limits of a socket: the source port is always our own port (no entropy for ECMP), the IPv6 flow label is the

@@ -5,6 +5,7 @@ pub mod wire;
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
+use burst_port::ether::ICRC;
 use burst_port::udp::UdpPort;
 use burst_port::{Port, PortKind, PortSpec, RxSink};
 use burst_span::Span;
@@ -51,6 +52,8 @@ pub fn push_qpn(batch: &mut TxBatch, flow: &Flow, payload: &[u8], qpn: u32) {
 pub struct Collect {
     pub frames: Vec<(Flow, Vec<u8>)>,
     pub dropped: Vec<Reason>,
+    /// Lengths of the trains that came as one, in packets; their frames are among the frames.
+    pub trains: Vec<usize>,
 }
 
 impl Collect {
@@ -63,6 +66,10 @@ impl Collect {
 impl RxSink for Collect {
     fn frame(&mut self, frame: &RxFrame<'_>) {
         self.frames.push((frame.flow, frame.bytes.to_vec()));
+    }
+    fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
+        self.frames.extend(train.chunks_exact(stride).map(|packet| (*flow, packet[..stride - ICRC].to_vec())));
+        self.trains.push(train.len() / stride);
     }
     fn dropped(&mut self, reason: Reason) {
         self.dropped.push(reason);

@@ -1,8 +1,8 @@
 //! Two network namespaces joined by a veth, and what is on the wire between them.
 
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::FromRawFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -166,8 +166,24 @@ impl Injector {
         // SAFETY: a fresh descriptor.
         Injector(unsafe { File::from_raw_fd(fd) })
     }
+    /// Sends whole trains: a virtio header comes before each frame.
+    pub fn of_trains(device: &str) -> Injector {
+        let injector = Injector::new(device);
+        let (fd, on) = (injector.0.as_raw_fd(), 1i32);
+        // SAFETY: the option's value is an int that lives during the call.
+        let done = unsafe {
+            libc::setsockopt(
+                fd,
+                libc::SOL_PACKET,
+                libc::PACKET_VNET_HDR,
+                (&raw const on).cast(),
+                size_of_val(&on) as u32,
+            )
+        };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        injector
+    }
     pub fn send(&mut self, frame: &[u8]) {
-        use std::io::Write;
         assert_eq!(self.0.write(frame).unwrap(), frame.len());
     }
 }
