@@ -124,7 +124,7 @@ fn post(tape: &mut Tape<'_>, pair: &mut Pair, me: usize, book: &mut Book) {
     }
 }
 
-/// A packet as a peer, or somebody else, might send it.
+/// A packet, or a train of such with numbers that rise, as a peer, or somebody else, might send it.
 fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     let end = &mut pair.ends[me];
     let Some(opcode) = Opcode::from_number(tape.byte()) else { return };
@@ -176,7 +176,17 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     }
     let mut packet = bytes.as_slice().to_vec();
     packet.resize(packet.len() + payload_len + pad, tape.byte());
-    end.receive_from(pair.now, ip_of(1 - me as u8), &packet);
+    let src = ip_of(1 - me as u8);
+    if flags & 4 == 0 {
+        return end.receive_from(pair.now, src, &packet);
+    }
+    let numbered = |k: u32| {
+        let mut packet = packet.clone();
+        Bth::set_psn(&mut packet, bth.psn.add(k));
+        packet
+    };
+    let train: Vec<Vec<u8>> = (0..2 + u32::from(flags >> 3)).map(numbered).collect();
+    end.receive_train(pair.now, src, &train);
 }
 
 fn modify(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
