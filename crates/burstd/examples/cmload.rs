@@ -58,7 +58,7 @@ impl Program {
     }
 
     fn quietly(&mut self, ops: Vec<CmOp>) {
-        self.cm.teller().and_then(|t| t.tell(&Request::Cm { ops, quiet: true })).expect("sent");
+        self.cm.teller().and_then(|t| t.tell(&ops)).expect("sent");
     }
 
     fn event(&mut self) -> CmEvent {

@@ -84,7 +84,8 @@ struct QpObject {
     qp_type: QpType,
     worker: usize,
     doorbell: u32,
-    places: Vec<ShmRef>,
+    /// Of its queues, if it has any.
+    place: Option<ShmRef>,
     pd: u32,
     send_cq: u32,
     recv_cq: u32,

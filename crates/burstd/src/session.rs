@@ -6,6 +6,7 @@ use crate::device::PortNews;
 use crate::house::House;
 use burst_base::verbs::EventType;
 use burst_control::frame::{self, Header, Packet};
+use burst_control::wishes::Wishes;
 use burst_control::{AsyncObject, ControlError, Counter, Refusal, Reply, Request, Response};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -90,7 +91,11 @@ impl Session {
         for _ in 0..REQUESTS_PER_PASS {
             match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
                 Ok(packet) => {
-                    if self.answer(house, packet) == Verdict::End {
+                    let verdict = match packet.wishes() {
+                        Some(wishes) if self.said_hello => self.carry_out(house, wishes),
+                        _ => self.answer(house, packet),
+                    };
+                    if verdict == Verdict::End {
                         return Verdict::End;
                     }
                 }
@@ -105,7 +110,20 @@ impl Session {
         Verdict::Stay
     }
 
-    fn answer(&mut self, house: &mut House, mut packet: Packet) -> Verdict {
+    /// Wishes, which have no answer; their failures become events.
+    fn carry_out(&mut self, house: &mut House, wishes: Result<Wishes<'_>, ControlError>) -> Verdict {
+        let carried_out = wishes.and_then(|mut wishes| {
+            let cm = self.cm();
+            wishes.try_for_each(|op| op.map(|op| cm.wish(house, &op)))
+        });
+        if let Err(e) = carried_out {
+            warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {e}");
+            return Verdict::End;
+        }
+        Verdict::Stay
+    }
+
+    fn answer(&mut self, house: &mut House, mut packet: Packet<'_>) -> Verdict {
         let sequence = packet.header.sequence;
         let request = match packet.decode::<Request>() {
             Ok(request) => request,
@@ -174,7 +192,7 @@ impl Session {
             Request::CmConnections { from } => Ok(house.cm_connections(from).into()),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
-            Request::Cm { ops, .. } => Ok(Response::Cm(self.cm().carry_out(house, ops, false)).into()),
+            Request::Cm { ops } => Ok(Response::Cm(self.cm().carry_out(house, &ops)).into()),
             other => match &mut self.context {
                 Some(context) => context.handle(house, other, fds),
                 None => refuse(libc::EPROTO, "open a context first"),
@@ -187,10 +205,9 @@ impl Session {
         self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.pid))
     }
 
-    /// Operations without replies; failures of connection management become events.
+    /// Operations on queue pairs without replies.
     fn quietly(&mut self, house: &mut House, request: Request) {
         match (request, &mut self.context) {
-            (Request::Cm { ops, .. }, _) => drop(self.cm().carry_out(house, ops, true)),
             (Request::QuietModifyQp { qp, attr, mask }, Some(context)) => {
                 context.modify_qp_quietly(house, qp, attr, mask)
             }

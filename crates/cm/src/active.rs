@@ -50,7 +50,7 @@ impl<O> Cm<O> {
         conn.conn.ack_timeout = wish.ack_timeout & 31;
         conn.conn.mtu = wish.mtu;
         let psn = conn.conn.rq_psn;
-        let tid_high = self.table.draw() << 32;
+        let tid_high = u64::from(self.table.draw()) << 32;
         let id = self.add(conn)?;
         let tid = tid_high | u64::from(id);
         if let Some(conn) = self.table.get_mut(id) {

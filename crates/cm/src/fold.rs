@@ -2,7 +2,7 @@
 //! halves of the product are folded together. Who does not know the secret cannot choose words that meet in one place of a
 //! table; it costs a multiplication a word, where SipHash costs a hundred instructions. Not for numbers that others see.
 
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// Makes hashers of one secret.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,14 @@ impl Fold {
     pub const fn new(start: u64, factor: u64) -> Fold {
         // An even factor would lose bits, a small one would not mix.
         Fold { start, factor: factor | 1 << 63 | 1 }
+    }
+}
+
+impl Default for Fold {
+    /// Of the system's random bits, as the standard tables are.
+    fn default() -> Fold {
+        let words = RandomState::new();
+        Fold::new(words.hash_one(0), words.hash_one(1))
     }
 }
 
@@ -95,5 +103,6 @@ mod tests {
         assert_ne!(fold.hash_one([1u8, 0]), fold.hash_one([1u8]));
         assert_ne!(fold.hash_one(1u32), Fold::new(4, 5).hash_one(1u32));
         assert_ne!(fold.hash_one(1u32), Fold::new(3, 0x77).hash_one(1u32));
+        assert_ne!(Fold::default().hash_one(1u32), Fold::default().hash_one(1u32));
     }
 }

@@ -31,6 +31,7 @@ pub use api::{
     Step, Took, Transport,
 };
 pub use conn::{Backlog, State};
+pub use fold::Fold;
 pub use machine::{Cm, CmError, Listener};
 pub use message::{Mad, Message};
 pub use table::Secret;

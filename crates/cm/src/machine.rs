@@ -329,7 +329,7 @@ impl<O> Cm<O> {
 
     /// A first sequence number.
     pub(crate) fn draw_psn(&mut self) -> u32 {
-        self.table.draw() as u32 & 0x00ff_ffff
+        self.table.draw() & 0x00ff_ffff
     }
 }
 

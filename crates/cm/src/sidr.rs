@@ -35,7 +35,7 @@ impl<O> Cm<O> {
         let mut conn = Conn::new(State::SidrSent, *path, now);
         conn.owner = Some(owner);
         conn.service_id = service_id;
-        let tid_high = self.table.draw() << 32;
+        let tid_high = u64::from(self.table.draw()) << 32;
         let id = self.add(conn)?;
         let message = SidrReq { request_id: id, pkey: DEFAULT_PKEY, service_id };
         let mad = Mad { tid: tid_high | u64::from(id), modifier: 0, message: message.into(), data };

@@ -75,6 +75,8 @@ pub struct Table<C> {
     worker: u32,
     secret: Secret,
     drawn: u64,
+    /// The half of the last word that is not given out yet.
+    spare: Option<u32>,
     chance: Rng,
     chunks: Vec<Option<Slab<(u32, C)>>>,
     keys: HashMap<Key, u32, Fold>,
@@ -91,6 +93,7 @@ impl<C> Table<C> {
             worker,
             secret,
             drawn: 0,
+            spare: None,
             chance: Rng::new(secret.number((2u8, worker))),
             chunks: Vec::new(),
             keys: HashMap::with_hasher(secret.fold()),
@@ -99,10 +102,15 @@ impl<C> Table<C> {
         }
     }
 
-    /// The next unpredictable number.
-    pub fn draw(&mut self) -> u64 {
+    /// The next unpredictable number: half a word of the secret's, because five are drawn for each connection.
+    pub fn draw(&mut self) -> u32 {
+        if let Some(half) = self.spare.take() {
+            return half;
+        }
         self.drawn += 1;
-        self.secret.number(u64::from(self.worker) << 60 | self.drawn)
+        let word = self.secret.number(u64::from(self.worker) << 60 | self.drawn);
+        self.spare = Some((word >> 32) as u32);
+        word as u32
     }
 
     /// A random number that need not be secret.
@@ -128,7 +136,7 @@ impl<C> Table<C> {
     /// Adds a connection; its id, or `None` when the table is full.
     pub fn insert(&mut self, connection: C) -> Option<u32> {
         let chunk = self.chunk_with_room()?;
-        let salt = (self.draw() as u32) << 21;
+        let salt = self.draw() << 21;
         let (worker, mix) = (self.worker, self.secret.mix());
         let slab = self.chunks[chunk as usize].as_mut()?;
         let mut id = 0;

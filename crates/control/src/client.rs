@@ -1,6 +1,8 @@
 //! The asking end: blocking calls over one connection. Used by the verbs library and the command line.
 
+use crate::cm::CmOp;
 use crate::frame::{self, Packet};
+use crate::wishes::send_wishes;
 use crate::{ControlError, DaemonInfo, FDS_MAX, MESSAGE_MAX, Reply, Request, Response};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -62,7 +64,7 @@ impl Client {
         self.sequence = self.sequence.wrapping_add(1);
         frame::send(&self.socket, self.sequence, request, fds, SendFlags::empty())?;
         let packet = frame::receive(&self.socket, &mut self.buffer, RecvFlags::empty())?;
-        self.take_reply(packet)
+        take_reply(packet, self.sequence)
     }
 
     /// Says what has no reply.
@@ -80,24 +82,25 @@ impl Client {
     /// # Errors
     /// When there are no more descriptors.
     pub fn teller(&self) -> Result<Teller, ControlError> {
-        Ok(Teller { socket: self.socket.try_clone()? })
+        Ok(Teller::new(self.socket.try_clone()?))
     }
+}
 
-    fn take_reply(&self, mut packet: Packet) -> Result<Answer, ControlError> {
-        let reply: Reply = packet.decode()?;
-        if packet.header.sequence != self.sequence {
-            return Err(ControlError::Malformed("an answer to another question".into()));
-        }
-        let mut fds = std::mem::take(&mut packet.fds);
-        let new = reply.new_segments as usize;
-        if new > fds.len() {
-            return Err(ControlError::Malformed("segments are missing".into()));
-        }
-        let segments = fds.split_off(fds.len() - new);
-        match reply.result {
-            Ok(response) => Ok(Answer { response, fds, segments }),
-            Err(r) => Err(ControlError::Refused { errno: r.errno, sentence: r.sentence }),
-        }
+/// The answer to the request of this number.
+fn take_reply(mut packet: Packet<'_>, sequence: u32) -> Result<Answer, ControlError> {
+    let reply: Reply = packet.decode()?;
+    if packet.header.sequence != sequence {
+        return Err(ControlError::Malformed("an answer to another question".into()));
+    }
+    let mut fds = std::mem::take(&mut packet.fds);
+    let new = reply.new_segments as usize;
+    if new > fds.len() {
+        return Err(ControlError::Malformed("segments are missing".into()));
+    }
+    let segments = fds.split_off(fds.len() - new);
+    match reply.result {
+        Ok(response) => Ok(Answer { response, fds, segments }),
+        Err(r) => Err(ControlError::Refused { errno: r.errno, sentence: r.sentence }),
     }
 }
 
@@ -107,20 +110,23 @@ impl AsFd for Client {
     }
 }
 
-/// Says what has no answer (a quiet [`Request::Cm`]) over a [`Client`]'s connection, from any thread.
+/// Says what has no answer over a [`Client`]'s connection, from any thread.
 #[derive(Debug)]
 pub struct Teller {
     socket: OwnedFd,
 }
 
 impl Teller {
-    /// Says it. Waits only while the daemon's socket is full.
+    /// Over a socket that leads to the daemon.
+    pub fn new(socket: OwnedFd) -> Teller {
+        Teller { socket }
+    }
+
+    /// Says wishes, to be carried out in order. Waits only while the daemon's socket is full.
     ///
     /// # Errors
     /// Any error means that the connection is unusable.
-    pub fn tell(&self, request: &Request) -> Result<(), ControlError> {
-        debug_assert!(request.is_quiet());
-        // The number is repeated in replies only, so any will do.
-        frame::send(&self.socket, 0, request, &[], SendFlags::empty())
+    pub fn tell(&self, ops: &[CmOp]) -> Result<(), ControlError> {
+        send_wishes(&self.socket, ops)
     }
 }

@@ -4,9 +4,9 @@
 //! numbers that the program chooses ([`CmId`], below [`DAEMON_IDS`]); ids of incoming requests are chosen by the daemon,
 //! from [`DAEMON_IDS`] up. A number should not be used again soon after its end: late events name it.
 //!
-//! [`crate::Request::Cm`] carries any number of [`CmOp`]s, carried out in order; they never wait for the network. Unless
-//! the request is `quiet`, one [`CmReply`] per operation comes back. A quiet request has no reply packet at all: an
-//! operation that fails then becomes an event of its id ([`CmOp::failure_event`]) with a negative errno as status.
+//! [`crate::Request::Cm`] carries any number of [`CmOp`]s, carried out in order; they never wait for the network. One [`CmReply`]
+//! per operation comes back. Operations may also be said as wishes ([`crate::wishes`]), which have no reply at all: one that
+//! fails then becomes an event of its id ([`CmOp::failure_event`]) with a negative errno as status.
 //!
 //! Events are records of [`CmEvent::BYTES`] bytes in the pipe of the id's channel; each says all that the program may
 //! ask about it, so that neither `rdma_get_cm_event` nor `rdma_init_qp_attr` needs a question.
@@ -319,7 +319,7 @@ impl CmOp {
         }
     }
 
-    /// The event by which a failure of this operation in a quiet request is told, if it is told at all.
+    /// The event by which a failure of this operation as a wish is told, if it is told at all.
     pub fn failure_event(&self) -> Option<CmEventKind> {
         match self {
             CmOp::ResolveAddr { .. } | CmOp::Bind { .. } => Some(CmEventKind::AddrError),

@@ -1,5 +1,6 @@
 //! Packets on the control socket: header, body, descriptors. Used by both ends.
 
+use crate::wishes::Wishes;
 use crate::{ControlError, FDS_MAX, MESSAGE_MAX};
 use burst_shm::ABI_VERSION;
 use rustix::net::{
@@ -13,6 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// "BCTL".
 pub const MAGIC: u32 = 0x4243_544c;
+/// "BCTW": the body is not a message but wishes ([`crate::wishes`]).
+pub const WISHES_MAGIC: u32 = 0x4243_5457;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 
@@ -31,42 +34,66 @@ impl Header {
         Header { version: ABI_VERSION, sequence }
     }
     fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        self.with_magic(MAGIC)
+    }
+    /// The header of a packet of wishes.
+    pub fn to_wishes(self) -> [u8; HEADER_BYTES] {
+        self.with_magic(WISHES_MAGIC)
+    }
+    fn with_magic(self, magic: u32) -> [u8; HEADER_BYTES] {
         let mut b = [0; HEADER_BYTES];
-        b[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        b[..4].copy_from_slice(&magic.to_le_bytes());
         b[4..8].copy_from_slice(&self.version.to_le_bytes());
         b[8..].copy_from_slice(&self.sequence.to_le_bytes());
         b
     }
-    fn from_bytes(b: &[u8]) -> Option<Header> {
+    /// The header, and whether wishes follow.
+    fn from_bytes(b: &[u8]) -> Option<(Header, bool)> {
         let word = |i: usize| Some(u32::from_le_bytes(b.get(i..i + 4)?.try_into().ok()?));
-        (word(0)? == MAGIC).then_some(())?;
-        Some(Header { version: word(4)?, sequence: word(8)? })
+        let magic = word(0)?;
+        (magic == MAGIC || magic == WISHES_MAGIC).then_some(())?;
+        Some((Header { version: word(4)?, sequence: word(8)? }, magic == WISHES_MAGIC))
     }
 }
 
 /// A packet as received.
 #[derive(Debug)]
-pub struct Packet {
+pub struct Packet<'a> {
     /// Its header.
     pub header: Header,
+    /// Whether the body is wishes.
+    is_wishes: bool,
     /// Its body, undecoded.
-    pub body: Vec<u8>,
+    pub body: &'a [u8],
     /// Descriptors that came along.
     pub fds: Vec<OwnedFd>,
 }
 
-impl Packet {
-    /// The body as a message of this version; if the other end speaks another one, that is the error.
-    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, ControlError> {
+impl<'a> Packet<'a> {
+    fn check_version(&self) -> Result<(), ControlError> {
         if self.header.version != ABI_VERSION {
             return Err(ControlError::Version {
                 ours: ABI_VERSION,
                 theirs: self.header.version,
-                sentence: String::from_utf8_lossy(&self.body).into_owned(),
+                sentence: String::from_utf8_lossy(self.body).into_owned(),
             });
         }
+        Ok(())
+    }
+
+    /// The wishes of this version in the body; `None` if it is a message.
+    pub fn wishes(&self) -> Option<Result<Wishes<'a>, ControlError>> {
+        self.is_wishes.then(|| self.check_version().map(|()| Wishes::new(self.body)))
+    }
+
+    /// The body as a message of this version; if the other end speaks another one, that is the error.
+    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, ControlError> {
+        self.check_version()?;
+        if self.is_wishes {
+            return Err(ControlError::Malformed("wishes where a message was expected".into()));
+        }
         let (message, rest) =
-            postcard::take_from_bytes(&self.body).map_err(|e| ControlError::Malformed(e.to_string()))?;
+            postcard::take_from_bytes(self.body).map_err(|e| ControlError::Malformed(e.to_string()))?;
         if rest.is_empty() { Ok(message) } else { Err(ControlError::Malformed("trailing bytes".into())) }
     }
 }
@@ -115,7 +142,7 @@ pub fn send_raw(
 }
 
 /// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. `Closed` at the end of the conversation.
-pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Packet, ControlError> {
+pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Packet<'_>, ControlError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
@@ -138,6 +165,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result
         return Err(ControlError::Malformed("the packet is longer than a control message can be".into()));
     }
     let bytes = &buffer[..got.bytes];
-    let header = Header::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
-    Ok(Packet { header, body: bytes[HEADER_BYTES..].to_vec(), fds })
+    let (header, is_wishes) =
+        Header::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
+    Ok(Packet { header, is_wishes, body: &bytes[HEADER_BYTES..], fds })
 }

@@ -2,7 +2,8 @@
 //!
 //! One `SOCK_SEQPACKET` Unix socket per daemon. A packet is a fixed [`frame::Header`] (magic, version, sequence)
 //! followed by a postcard-encoded [`Request`] or [`Reply`]; descriptors travel by `SCM_RIGHTS`. The header alone is
-//! readable across versions, so that a mismatch can be refused with a sentence. Requests are answered in order.
+//! readable across versions, so that a mismatch can be refused with a sentence. Requests are answered in order; [`wishes`] of the
+//! connection manager have no answer and a form of their own.
 //! The data path never passes here.
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ pub mod messages;
 pub mod path;
 mod record;
 pub mod seen;
+pub mod wishes;
 
 pub use client::{Client, Teller};
 pub use messages::*;

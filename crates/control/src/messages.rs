@@ -372,8 +372,6 @@ pub enum Request {
     Cm {
         /// In this order; at most [`crate::cm::CM_OPS_MAX`].
         ops: Vec<CmOp>,
-        /// No reply at all; failures become events.
-        quiet: bool,
     },
     /// Histograms of connection setup.
     CmStats,
@@ -387,7 +385,7 @@ pub enum Request {
 impl Request {
     /// Whether it has no reply at all.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, Request::Cm { quiet: true, .. } | Request::QuietModifyQp { .. } | Request::DropQps { .. })
+        matches!(self, Request::QuietModifyQp { .. } | Request::DropQps { .. })
     }
 }
 

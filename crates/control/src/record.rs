@@ -1,19 +1,19 @@
-//! Events as they lie in an event channel: fields in the order of the structs, at their own width, without padding between
-//! them; zeros up to [`CmEvent::BYTES`].
+//! Records of fixed fields: events as they lie in an event channel, wishes as they travel ([`crate::wishes`]). Fields in the
+//! order of the structs, at their own width, without padding between them; an event has zeros up to [`CmEvent::BYTES`].
 //!
 //! Three events are written and read for each connection, by two programs and a worker that serves them all; so they are not encoded
 //! by serde, which takes an address apart into sixteen numbers. An option is a byte 0 or 1 and the value; an address is a
 //! byte 4 or 6 and sixteen bytes; private data is its length and bytes. Both sides are of one version
-//! (`burst_shm::layout::ABI_VERSION`), so the bytes are in this machine's order. Whatever does not decode is no event.
+//! (`burst_shm::layout::ABI_VERSION`), so the bytes are in this machine's order. Whatever does not decode is no event, and no wish.
 
-use crate::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute};
-use burst_base::verbs::Mtu;
+use crate::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmOp, CmOption, CmParam, CmQp, CmRoute, PortSpace};
+use burst_base::verbs::{Mtu, QpType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Writes a record. What has no room is left out, which a test shows not to happen.
-struct Pen<'a> {
-    record: &'a mut [u8; CmEvent::BYTES],
-    at: usize,
+pub(crate) struct Pen<'a> {
+    pub record: &'a mut [u8],
+    pub at: usize,
 }
 
 impl Pen<'_> {
@@ -26,8 +26,8 @@ impl Pen<'_> {
 }
 
 /// Reads a record.
-struct Eye<'a> {
-    rest: &'a [u8],
+pub(crate) struct Eye<'a> {
+    pub rest: &'a [u8],
 }
 
 impl Eye<'_> {
@@ -39,7 +39,7 @@ impl Eye<'_> {
 }
 
 /// What a record is made of.
-trait Field: Sized {
+pub(crate) trait Field: Sized {
     fn put(&self, pen: &mut Pen<'_>);
     fn take(eye: &mut Eye<'_>) -> Option<Self>;
 }
@@ -86,6 +86,76 @@ structs! {
         timeout flow_control srq qkey ece
     }
     CmEvent { kind id listener status cookie route conn data }
+    CmQp { token qpn }
+    CmParam {
+        responder_resources initiator_depth flow_control retry_count rnr_retry_count srq qp_num qkey data ece
+    }
+}
+
+/// An enumeration is a byte that says which, and its fields; the compiler sees to it that none is missing.
+macro_rules! choices {
+    ($enum:ident { $($number:literal = $name:ident { $($field:ident)+ })+ }) => {
+        impl Field for $enum {
+            #[inline]
+            fn put(&self, pen: &mut Pen<'_>) {
+                match self {
+                    $($enum::$name { $($field),+ } => {
+                        ($number as u8).put(pen);
+                        $($field.put(pen);)+
+                    })+
+                }
+            }
+            #[inline]
+            fn take(eye: &mut Eye<'_>) -> Option<Self> {
+                match u8::take(eye)? {
+                    $($number => Some($enum::$name { $($field: Field::take(eye)?),+ }),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+choices! { CmOp {
+    0 = Create { id channel ps qp_type }
+    1 = Destroy { id read }
+    2 = Migrate { id channel }
+    3 = Bind { id addr }
+    4 = ResolveAddr { id src dst timeout_ms }
+    5 = ResolveRoute { id timeout_ms }
+    6 = Connect { id qp param }
+    7 = Listen { id backlog }
+    8 = Accept { id qp param }
+    9 = Reject { id reason data }
+    10 = Establish { id }
+    11 = Notify { id }
+    12 = Disconnect { id }
+    13 = SetOption { id option }
+    14 = Join { id addr cookie }
+    15 = Leave { id addr }
+    16 = Query { id }
+    17 = QueryConn { id }
+} }
+
+impl Field for CmOption {
+    fn put(&self, pen: &mut Pen<'_>) {
+        let (which, value) = match *self {
+            CmOption::Tos(tos) => (0, tos),
+            CmOption::ReuseAddr(on) => (1, on.into()),
+            CmOption::AfOnly(on) => (2, on.into()),
+            CmOption::AckTimeout(code) => (3, code),
+        };
+        pen.put(&[which, value]);
+    }
+    fn take(eye: &mut Eye<'_>) -> Option<Self> {
+        match u8::take(eye)? {
+            0 => u8::take(eye).map(CmOption::Tos),
+            1 => bool::take(eye).map(CmOption::ReuseAddr),
+            2 => bool::take(eye).map(CmOption::AfOnly),
+            3 => u8::take(eye).map(CmOption::AckTimeout),
+            _ => None,
+        }
+    }
 }
 
 impl Field for bool {
@@ -161,6 +231,25 @@ impl Field for Mtu {
     }
 }
 
+impl Field for QpType {
+    fn put(&self, pen: &mut Pen<'_>) {
+        (*self as u8).put(pen);
+    }
+    fn take(eye: &mut Eye<'_>) -> Option<Self> {
+        QpType::from_number(u8::take(eye)?.into())
+    }
+}
+
+impl Field for PortSpace {
+    fn put(&self, pen: &mut Pen<'_>) {
+        (*self as u16).put(pen);
+    }
+    fn take(eye: &mut Eye<'_>) -> Option<Self> {
+        let number = u16::take(eye)?;
+        [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib].into_iter().find(|ps| *ps as u16 == number)
+    }
+}
+
 impl Field for CmEventKind {
     fn put(&self, pen: &mut Pen<'_>) {
         (*self as u8).put(pen);
@@ -189,11 +278,16 @@ impl CmEvent {
     /// As written to the pipe, padded with zeros.
     pub fn to_bytes(&self) -> [u8; CmEvent::BYTES] {
         let mut record = [0; CmEvent::BYTES];
-        let mut pen = Pen { record: &mut record, at: 0 };
+        self.write_to(&mut record);
+        record
+    }
+
+    /// Writes it over a record of zeros.
+    pub fn write_to(&self, record: &mut [u8; CmEvent::BYTES]) {
+        let mut pen = Pen { record, at: 0 };
         self.put(&mut pen);
         // The longest event is shorter than a record; a test holds it to that.
         debug_assert!(pen.at <= CmEvent::BYTES);
-        record
     }
 
     /// As read from the pipe; `None` for anything that `to_bytes` does not write.

@@ -1,7 +1,14 @@
 //! Records of event channels: the longest fits, and what is written is read.
 
-use burst_base::verbs::Mtu;
-use burst_control::cm::{CM_DATA_MAX, CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute};
+use burst_base::verbs::{Mtu, QpType};
+use burst_control::cm::{
+    CM_DATA_MAX, CM_OPS_MAX, CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmOp, CmOption, CmParam, CmQp, CmRoute,
+    PortSpace,
+};
+use burst_control::frame::{self, Header};
+use burst_control::{ControlError, MESSAGE_MAX, Request, Teller};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use std::os::fd::OwnedFd;
 
 fn longest() -> CmEvent {
     let addr = CmAddr { ip: [0xff; 16].into(), port: u16::MAX, scope: u32::MAX };
@@ -78,4 +85,108 @@ fn junk_is_no_event_and_private_data_has_a_limit() {
     assert!(CmData::new(&[0; CM_DATA_MAX + 1]).is_none());
     let too_long = postcard::to_stdvec(&vec![0u8; CM_DATA_MAX + 1]).expect("encodes");
     assert!(postcard::from_bytes::<CmData>(&too_long).is_err());
+}
+
+fn every_wish() -> Vec<CmOp> {
+    let (id, max) = (u32::MAX, u32::MAX);
+    let addr = CmAddr { ip: [0xff; 16].into(), port: u16::MAX, scope: max };
+    let small = CmAddr { ip: [192, 0, 2, 1].into(), port: 1, scope: 0 };
+    let data = CmData::new(&[0xff; CM_DATA_MAX]).expect("fits");
+    let param = CmParam {
+        responder_resources: 255,
+        initiator_depth: 255,
+        flow_control: true,
+        retry_count: 255,
+        rnr_retry_count: 255,
+        srq: true,
+        qp_num: max,
+        qkey: max,
+        data,
+        ece: (max, max),
+    };
+    let qp = Some(CmQp { token: u64::MAX, qpn: max });
+    vec![
+        CmOp::Create { id: 7, channel: 9, ps: PortSpace::Tcp, qp_type: QpType::Rc },
+        CmOp::Create { id, channel: max, ps: PortSpace::Udp, qp_type: QpType::Ud },
+        CmOp::Create { id, channel: max, ps: PortSpace::Ib, qp_type: QpType::XrcRecv },
+        CmOp::Destroy { id, read: max },
+        CmOp::Migrate { id, channel: 3 },
+        CmOp::Bind { id, addr: small },
+        CmOp::ResolveAddr { id, src: None, dst: small, timeout_ms: 1 },
+        CmOp::ResolveAddr { id, src: Some(small), dst: addr, timeout_ms: max },
+        CmOp::ResolveRoute { id, timeout_ms: max },
+        CmOp::Connect { id, qp: None, param: CmParam::default() },
+        CmOp::Connect { id, qp, param },
+        CmOp::Listen { id, backlog: 128 },
+        CmOp::Accept { id, qp, param },
+        CmOp::Reject { id, reason: 28, data },
+        CmOp::Establish { id },
+        CmOp::Notify { id },
+        CmOp::Disconnect { id },
+        CmOp::SetOption { id, option: CmOption::Tos(255) },
+        CmOp::SetOption { id, option: CmOption::ReuseAddr(true) },
+        CmOp::SetOption { id, option: CmOption::AfOnly(false) },
+        CmOp::SetOption { id, option: CmOption::AckTimeout(31) },
+        CmOp::Join { id, addr, cookie: u64::MAX },
+        CmOp::Leave { id, addr },
+        CmOp::Query { id },
+        CmOp::QueryConn { id },
+    ]
+}
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair")
+}
+
+/// The wishes of the next packet; `None` at the first that is none.
+fn heard(socket: &OwnedFd) -> Option<Vec<CmOp>> {
+    let mut buffer = vec![0; MESSAGE_MAX];
+    let packet = frame::receive(socket, &mut buffer, RecvFlags::empty()).expect("a packet");
+    assert!(matches!(packet.decode::<Request>(), Err(ControlError::Malformed(_))), "wishes are no request");
+    let all = packet.wishes().expect("wishes").expect("of this version");
+    all.collect::<Result<Vec<_>, _>>().ok()
+}
+
+#[test]
+fn every_wish_comes_as_it_was_said_and_in_order() {
+    let (program, daemon) = pair();
+    let teller = Teller::new(program);
+    for op in every_wish() {
+        teller.tell(std::slice::from_ref(&op)).expect("said");
+        assert_eq!(heard(&daemon), Some(vec![op]));
+    }
+    // Two of the longest fit into a packet; the third goes into another.
+    let longest = every_wish().into_iter().filter(|op| matches!(op, CmOp::Connect { .. } | CmOp::Accept { .. }));
+    let longest: Vec<CmOp> = longest.collect();
+    teller.tell(&longest).expect("said");
+    assert_eq!(heard(&daemon).as_deref(), Some(&longest[..2]));
+    assert_eq!(heard(&daemon).as_deref(), Some(&longest[2..]));
+}
+
+#[test]
+fn junk_is_no_wish_and_a_packet_holds_so_many() {
+    let (program, daemon) = pair();
+    let said = |body: &[u8]| {
+        let packet = [&Header::new(0).to_wishes()[..], body].concat();
+        rustix::net::send(&program, &packet, SendFlags::empty()).expect("sent");
+        heard(&daemon).map(|ops| ops.len())
+    };
+    assert_eq!(said(&[0xff; 40]), None);
+    // Establish is 10 and an id.
+    let establish = [10, 1, 0, 0, 0];
+    assert_eq!(said(&establish), Some(1));
+    assert_eq!(said(&establish[..4]), None, "cut short");
+    assert_eq!(said(&[&establish[..], &[10]].concat()), None, "something follows");
+    assert_eq!(said(&establish.repeat(CM_OPS_MAX)), Some(CM_OPS_MAX));
+    assert_eq!(said(&establish.repeat(CM_OPS_MAX + 1)), None);
+}
+
+#[test]
+fn wishes_of_another_version_are_refused() {
+    let (program, daemon) = pair();
+    let packet = Header { version: 99, sequence: 0 }.to_wishes();
+    rustix::net::send(&program, &packet, SendFlags::empty()).expect("sent");
+    let mut buffer = vec![0; MESSAGE_MAX];
+    let packet = frame::receive(&daemon, &mut buffer, RecvFlags::empty()).expect("a packet");
+    assert!(matches!(packet.wishes(), Some(Err(ControlError::Version { theirs: 99, .. }))));
 }

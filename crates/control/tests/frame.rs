@@ -8,8 +8,8 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair")
 }
 
-fn receive(fd: &OwnedFd) -> Result<frame::Packet, ControlError> {
-    frame::receive(fd, &mut vec![0; MESSAGE_MAX], RecvFlags::empty())
+fn receive(fd: &OwnedFd) -> Result<frame::Packet<'static>, ControlError> {
+    frame::receive(fd, vec![0; MESSAGE_MAX].leak(), RecvFlags::empty())
 }
 
 #[test]

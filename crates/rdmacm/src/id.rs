@@ -280,7 +280,7 @@ impl Id {
     }
 
     /// Sends operations, after the id's creation if the daemon does not know it yet.
-    fn after_creation<R>(&self, mut ops: Vec<CmOp>, send: impl FnOnce(Vec<CmOp>) -> Outcome<R>) -> Outcome<R> {
+    fn after_creation<R>(&self, ops: &[CmOp], send: impl FnOnce(&[CmOp]) -> Outcome<R>) -> Outcome<R> {
         ops.iter().for_each(|op| self.due.wished(op));
         // Acquire pairs with the Release below.
         if self.told.load(Ordering::Acquire) {
@@ -288,8 +288,8 @@ impl Id {
         }
         // Held while sending, so that no other thread's wish overtakes the creation.
         let mut creation = lock(&self.creation);
-        ops.splice(0..0, creation.take());
-        let sent = send(ops);
+        let all: Vec<CmOp> = creation.take().into_iter().chain(ops.iter().cloned()).collect();
+        let sent = send(&all);
         self.told.store(true, Ordering::Release);
         sent
     }
@@ -299,7 +299,7 @@ impl Id {
     /// # Errors
     /// The daemon's refusal.
     pub fn ask(&self, ops: Vec<CmOp>) -> Outcome<CmReply> {
-        self.after_creation(ops, |ops| self.session.ask(ops))
+        self.after_creation(&ops, |ops| self.session.ask(ops.to_vec()))
     }
 
     /// Sends a wish: without waiting, unless the id is synchronous. Failures of an asynchronous id become events.
@@ -310,7 +310,7 @@ impl Id {
         if self.is_sync() {
             return self.ask(vec![op]).map(drop);
         }
-        self.after_creation(vec![op], |ops| self.session.tell(ops))
+        self.after_creation(&[op], |ops| self.session.tell(ops))
     }
 
     /// Takes over what an answer or event tells of the addresses and the device.
@@ -441,11 +441,14 @@ impl Id {
         if ours.session.is_alive() {
             ours.session.remove(ours.number);
             if ours.told.load(Ordering::Acquire) {
-                let destroy = vec![CmOp::Destroy { id: ours.number, read: ours.counted.handed_out() }];
+                let destroy = CmOp::Destroy { id: ours.number, read: ours.counted.handed_out() };
                 // A daemon that is gone has no ids, and one that refuses has none of this number. After its answer, no
                 // record of the id is in the channel, so nobody is woken for nothing.
-                let _ =
-                    if ours.due.may_come() { ours.session.ask(destroy).map(drop) } else { ours.session.tell(destroy) };
+                let _ = if ours.due.may_come() {
+                    ours.session.ask(vec![destroy]).map(drop)
+                } else {
+                    ours.session.tell(&[destroy])
+                };
             }
             ours.forget_event();
             ours.counted.wait();

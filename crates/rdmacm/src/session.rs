@@ -114,7 +114,7 @@ impl Session {
     /// # Errors
     /// The daemon's refusal, or EIO.
     pub fn ask(&self, ops: Vec<CmOp>) -> Outcome<CmReply> {
-        let Response::Cm(replies) = self.call(&Request::Cm { ops, quiet: false })?.response else { return Err(EIO) };
+        let Response::Cm(replies) = self.call(&Request::Cm { ops })?.response else { return Err(EIO) };
         let mut last = Err(EIO);
         for reply in replies {
             if let CmReply::Failed { errno, .. } = reply {
@@ -129,9 +129,9 @@ impl Session {
     ///
     /// # Errors
     /// EIO when the daemon is gone.
-    pub fn tell(&self, ops: Vec<CmOp>) -> Outcome<()> {
+    pub fn tell(&self, ops: &[CmOp]) -> Outcome<()> {
         self.check()?;
-        self.teller.tell(&Request::Cm { ops, quiet: true }).map_err(|e| match e {
+        self.teller.tell(ops).map_err(|e| match e {
             ControlError::Io(_) => EIO,
             other => other.into(),
         })

@@ -191,13 +191,15 @@ struct Room {
 }
 
 impl Room {
+    /// From the end of the first range that is long enough: so the range keeps its place in the map.
     fn take(&mut self, len: usize) -> Option<usize> {
-        let (&offset, &have) = self.free.iter().find(|(_, have)| **have >= len)?;
-        self.free.remove(&offset);
-        if have > len {
-            self.free.insert(offset + len, have - len);
+        let (&offset, have) = self.free.iter_mut().find(|(_, have)| **have >= len)?;
+        *have -= len;
+        let taken = offset + *have;
+        if taken == offset {
+            self.free.remove(&offset);
         }
-        Some(offset)
+        Some(taken)
     }
     fn give(&mut self, mut offset: usize, mut len: usize) {
         if let Some((&before, &have)) = self.free.range(..offset).next_back() {
@@ -252,8 +254,10 @@ impl Arena {
             return Err(SegmentError::ArenaFull);
         }
         let segment = Arc::new(Segment::create(usize::try_from(size).map_err(|_| SegmentError::BadSize)?)?);
-        let mut room = Room { free: BTreeMap::from([(0, segment.len())]), segment };
-        let offset = room.take(len).ok_or(SegmentError::BadSize)?;
+        // The first piece of an arena is its context page, which lies at the beginning.
+        let begun = if self.rooms.is_empty() { len } else { 0 };
+        let mut room = Room { free: BTreeMap::from([(begun, segment.len() - begun)]), segment };
+        let offset = if begun > 0 { 0 } else { room.take(len).ok_or(SegmentError::BadSize)? };
         self.rooms.push(room);
         self.bytes += size;
         Ok(self.note(self.rooms.len() - 1, offset, len))

@@ -5,6 +5,7 @@ use crate::context::Outcome;
 use crate::house::House;
 use crate::session::refuse;
 use burst_base::verbs::QpType;
+use burst_cm::Fold;
 use burst_control::cm::{
     CM_OPS_MAX, CmAddr, CmEvent, CmEventKind, CmId, CmOp, CmOption, CmReply, CmRoute, DAEMON_IDS, PortSpace,
 };
@@ -60,8 +61,8 @@ pub(super) struct Id {
 #[derive(Debug, Default)]
 pub struct CmClient {
     pub(super) session: Arc<CmSession>,
-    channels: HashMap<u32, Arc<CmChannel>>,
-    pub(super) ids: HashMap<CmId, Id>,
+    channels: HashMap<u32, Arc<CmChannel>, Fold>,
+    pub(super) ids: HashMap<CmId, Id, Fold>,
 }
 
 pub(super) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
@@ -102,45 +103,37 @@ impl CmClient {
     }
 
     /// Carries out operations in order. One reply each.
-    pub fn carry_out(&mut self, house: &mut House, ops: Vec<CmOp>, quiet: bool) -> Vec<CmReply> {
-        let mut replies = Vec::with_capacity(if quiet { 0 } else { ops.len() });
+    pub fn carry_out(&mut self, house: &mut House, ops: &[CmOp]) -> Vec<CmReply> {
         if ops.len() > CM_OPS_MAX {
             let sentence = format!("more than {CM_OPS_MAX} operations in one request");
-            replies.push(CmReply::Failed { errno: libc::E2BIG, sentence });
-            return replies;
+            return vec![CmReply::Failed { errno: libc::E2BIG, sentence }];
         }
-        for op in ops {
-            let (id, failure) = (op.id(), op.failure_event());
-            match self.one(house, op, quiet) {
-                Ok(reply) if !quiet => replies.push(reply),
-                Ok(_) => {}
-                Err(Refusal { errno, sentence }) => {
-                    house.cm.refused += 1;
-                    tracing::debug!(id, errno, "connection management refused: {sentence}");
-                    if !quiet {
-                        replies.push(CmReply::Failed { errno, sentence });
-                    } else if let (Some(kind), Some(id)) = (failure, self.ids.get(&id)) {
-                        let event = CmEvent { status: -errno, route: id.route, ..CmEvent::new(kind, id.entry.id) };
-                        house.cm.write(&id.entry, &event);
-                    }
-                }
-            }
-        }
-        replies
+        ops.iter().map(|op| self.one(house, op, false).unwrap_or_else(|refusal| refused(house, op, refusal))).collect()
     }
 
-    fn one(&mut self, house: &mut House, op: CmOp, quiet: bool) -> Result<CmReply, Refusal> {
-        match op {
+    /// Carries out a wish: a failure becomes an event.
+    pub fn wish(&mut self, house: &mut House, op: &CmOp) {
+        let Err(refusal) = self.one(house, op, true) else { return };
+        let status = -refusal.errno;
+        refused(house, op, refusal);
+        if let (Some(kind), Some(id)) = (op.failure_event(), self.ids.get(&op.id())) {
+            let event = CmEvent { status, route: id.route, ..CmEvent::new(kind, id.entry.id) };
+            house.cm.write(&id.entry, &event);
+        }
+    }
+
+    fn one(&mut self, house: &mut House, op: &CmOp, quiet: bool) -> Result<CmReply, Refusal> {
+        match *op {
             CmOp::Create { id, channel, ps, qp_type } => self.create(house, id, channel, ps, qp_type),
             CmOp::Destroy { id, read } => self.destroy(house, id, read, quiet),
             CmOp::Migrate { id, channel } => self.migrate(house, id, channel),
             CmOp::Bind { id, addr } => self.bind(house, id, addr),
             CmOp::ResolveAddr { id, src, dst, .. } => self.resolve_addr(house, id, src, dst),
             CmOp::ResolveRoute { id, .. } => self.resolve_route(house, id),
-            CmOp::Connect { id, qp, param } => self.connect(house, id, qp, param),
+            CmOp::Connect { id, qp, ref param } => self.connect(house, id, qp, param),
             CmOp::Listen { id, backlog } => self.listen(house, id, backlog),
-            CmOp::Accept { id, qp, param } => self.accept(house, id, qp, param),
-            CmOp::Reject { id, reason, data } => self.reject(house, id, reason, data),
+            CmOp::Accept { id, qp, ref param } => self.accept(house, id, qp, param),
+            CmOp::Reject { id, reason, ref data } => self.reject(house, id, reason, data),
             CmOp::Establish { id } => self.pass_on(house, id, CmJob::Establish),
             CmOp::Notify { id } => self.pass_on(house, id, CmJob::Notify),
             CmOp::Disconnect { id } => self.disconnect(house, id),
@@ -308,6 +301,13 @@ impl CmClient {
             end_id(house, gone);
         }
     }
+}
+
+/// Notes that an operation was refused; the reply that says so.
+fn refused(house: &mut House, op: &CmOp, Refusal { errno, sentence }: Refusal) -> CmReply {
+    house.cm.refused += 1;
+    tracing::debug!(id = op.id(), errno, "connection management refused: {sentence}");
+    CmReply::Failed { errno, sentence }
 }
 
 /// Gives back what an id holds.

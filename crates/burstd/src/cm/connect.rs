@@ -33,7 +33,7 @@ fn too_long<T>(len: usize, room: usize) -> Result<T, Refusal> {
 }
 
 /// What the device can do at most, where the program asks for the most.
-fn granted(param: CmParam) -> CmParam {
+fn granted(param: &CmParam) -> CmParam {
     let most = RD_ATOMIC_MAX;
     CmParam {
         responder_resources: param.responder_resources.min(most),
@@ -41,7 +41,7 @@ fn granted(param: CmParam) -> CmParam {
         retry_count: param.retry_count.min(7),
         rnr_retry_count: param.rnr_retry_count.min(7),
         qkey: if param.qkey == 0 { UDP_QKEY } else { param.qkey },
-        ..param
+        ..*param
     }
 }
 
@@ -67,7 +67,7 @@ impl CmClient {
         house: &mut House,
         id: CmId,
         qp: Option<CmQp>,
-        param: CmParam,
+        param: &CmParam,
     ) -> Result<CmReply, Refusal> {
         let id = self.id(id)?;
         if id.stage != Stage::Addressed {
@@ -81,7 +81,7 @@ impl CmClient {
         if param.data.as_slice().len() > room {
             return too_long(param.data.as_slice().len(), room);
         }
-        let request = request(house, id, granted(param))?;
+        let request = Box::new(request(house, id, granted(param))?);
         let qp = Self::queue_pair(house, &id.entry, qp)?;
         let worker = match qp {
             Some(qp) => worker_of(qp.qpn),
@@ -91,7 +91,7 @@ impl CmClient {
         // Set once: an id connects once.
         let _ = id.entry.route.set(id.route);
         id.stage = Stage::Connected;
-        house.cm.job(worker, CmJob::Connect(id.entry.clone(), Box::new(request)));
+        house.cm.job(worker, CmJob::Connect(id.entry.clone(), request));
         Ok(CmReply::Done)
     }
 
@@ -135,7 +135,7 @@ impl CmClient {
         house: &mut House,
         id: CmId,
         qp: Option<CmQp>,
-        param: CmParam,
+        param: &CmParam,
     ) -> Result<CmReply, Refusal> {
         let id = self.arrived(house, id)?;
         if id.stage != Stage::Requested {
@@ -146,18 +146,18 @@ impl CmClient {
         if param.data.as_slice().len() > room {
             return too_long(param.data.as_slice().len(), room);
         }
-        let param = granted(param);
+        let param = Box::new(granted(param));
         let qp = Self::queue_pair(house, &id.entry, qp)?;
         let worker = id.entry.worker.load(Ordering::Relaxed);
         if let Some(qp) = qp.filter(|qp| worker_of(qp.qpn) != worker && !datagrams) {
-            let entry = id.entry.clone();
+            let (entry, param) = (id.entry.clone(), param.clone());
             let ready = house.on_worker(worker_of(qp.qpn) as usize, move |w, now| w.cm_ready(now, &entry, &param));
             if !ready {
                 return refuse(libc::EINVAL, "the queue pair cannot be made ready");
             }
         }
         id.stage = Stage::Connected;
-        house.cm.job(worker, CmJob::Accept(id.entry.clone(), Box::new(param)));
+        house.cm.job(worker, CmJob::Accept(id.entry.clone(), param));
         Ok(CmReply::Done)
     }
 
@@ -166,7 +166,7 @@ impl CmClient {
         house: &mut House,
         id: CmId,
         reason: u16,
-        data: CmData,
+        data: &CmData,
     ) -> Result<CmReply, Refusal> {
         let id = self.arrived(house, id)?;
         let room = if id.entry.qp_type == QpType::Ud { SidrRep::DATA_LEN } else { Rej::DATA_LEN };
@@ -177,7 +177,7 @@ impl CmClient {
             return refuse(libc::EINVAL, "there is nothing to reject");
         }
         let worker = id.entry.worker.load(Ordering::Relaxed);
-        let param = Box::new(CmParam { data, ..CmParam::default() });
+        let param = Box::new(CmParam { data: *data, ..CmParam::default() });
         house.cm.job(worker, CmJob::Reject(id.entry.clone(), reason, param));
         Ok(CmReply::Done)
     }

@@ -15,6 +15,7 @@ pub use client::CmClient;
 
 use crate::house::House;
 use burst_base::Nanos;
+use burst_cm::Fold;
 use burst_control::Response;
 use burst_control::cm::CmEvent;
 use burst_control::seen::{CM_PAGE, CmCursor, CmStats};
@@ -39,7 +40,7 @@ pub struct CmHouse {
     ports: Ports,
     routes: Routes,
     /// Contexts by their tokens.
-    tokens: HashMap<u64, u32>,
+    tokens: HashMap<u64, u32, Fold>,
     /// Jobs of this request, by worker.
     jobs: Vec<Vec<CmJob>>,
     /// Times of the steps that the control thread takes.

@@ -137,21 +137,18 @@ impl Context {
 
     /// A queue pair, for its worker and for the program.
     fn one_qp(&mut self, house: &mut House, plan: &Plan, name: QpName) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
-        let sq_place = self.room(plan.sq.bytes())?;
-        let mut places = vec![sq_place];
-        if let Some(spec) = plan.rq {
-            match self.room(spec.bytes()) {
-                Ok(place) => places.push(place),
-                Err(refusal) => return self.undo(&places, Err(refusal)),
-            }
-        }
+        // Both queues in one piece.
+        let sq_bytes = plan.sq.bytes().next_multiple_of(64);
+        let sq_place = self.room(sq_bytes + plan.rq.map_or(0, |spec| spec.bytes()))?;
+        let rq_place = ShmRef { offset: sq_place.offset + sq_bytes as u32, ..sq_place };
         let Some((worker, qpn, doorbell)) = self.take_numbers(house) else {
-            return self.undo(&places, no_room("queue pair"));
+            self.arena.free(sq_place);
+            return no_room("queue pair");
         };
         let sq = made(SqConsumer::new(made(self.arena.area(sq_place, plan.sq.bytes()))?, plan.sq))?;
         let rq = match (plan.rq, &plan.srq) {
             (Some(spec), _) => {
-                RecvQueue::Own(made(RqConsumer::new(made(self.arena.area(places[1], spec.bytes()))?, spec))?)
+                RecvQueue::Own(made(RqConsumer::new(made(self.arena.area(rq_place, spec.bytes()))?, spec))?)
             }
             (None, Some(shared)) => RecvQueue::Shared(shared.consumer.clone()),
             (None, None) => RecvQueue::None,
@@ -174,7 +171,7 @@ impl Context {
         slot.srq = plan.srq.clone();
         let Wish { pd, send_cq, recv_cq, srq, .. } = plan.wish;
         self.add_users(pd, [send_cq, recv_cq], srq, 1);
-        let rq = plan.rq.map(|s| queue_place(places[1], s.entries(), rq_stride(s.max_sge()), s.max_sge()));
+        let rq = plan.rq.map(|s| queue_place(rq_place, s.entries(), rq_stride(s.max_sge()), s.max_sge()));
         let stride = sq_stride(plan.sq.max_sge(), plan.sq.max_inline());
         let sq = queue_place(sq_place, plan.sq.entries(), stride, plan.sq.max_sge());
         let qp = self.qps.insert(QpObject {
@@ -182,7 +179,7 @@ impl Context {
             qp_type: plan.wish.qp_type,
             worker,
             doorbell,
-            places,
+            place: Some(sq_place),
             pd,
             send_cq,
             recv_cq,
@@ -193,14 +190,6 @@ impl Context {
         });
         let grant = QpGrant { qp, qpn: qpn.get(), sq, rq, cap: plan.cap, doorbell, worker: worker as u32 };
         Ok((Box::new(slot), grant))
-    }
-
-    /// Gives places back after a failure.
-    fn undo<T>(&mut self, places: &[ShmRef], result: Result<T, Refusal>) -> Result<T, Refusal> {
-        for place in places {
-            self.arena.free(*place);
-        }
-        result
     }
 
     /// A worker, a queue pair number and a doorbell.
@@ -348,7 +337,7 @@ impl Context {
         for object in objects {
             house.qpns[object.worker].put(object.qpn);
             self.doorbells[object.worker].put(object.doorbell);
-            for place in object.places {
+            if let Some(place) = object.place {
                 self.arena.free(place);
             }
             self.add_users(object.pd, [object.send_cq, object.recv_cq], object.srq, -1);

@@ -141,7 +141,7 @@ impl Context {
             qp_type: QpType::XrcRecv,
             worker,
             doorbell: NO_DOORBELL,
-            places: Vec::new(),
+            place: None,
             pd: NONE,
             send_cq: NONE,
             recv_cq: NONE,

@@ -82,7 +82,7 @@ impl Program {
     }
 
     pub fn ops(&mut self, ops: Vec<CmOp>) -> Vec<CmReply> {
-        match self.client.call(&Request::Cm { ops, quiet: false }, &[]).expect("call").response {
+        match self.client.call(&Request::Cm { ops }, &[]).expect("call").response {
             Response::Cm(replies) => replies,
             other => panic!("unexpected {other:?}"),
         }
@@ -100,7 +100,7 @@ impl Program {
     }
 
     pub fn quietly(&mut self, ops: Vec<CmOp>) {
-        self.client.teller().and_then(|t| t.tell(&Request::Cm { ops, quiet: true })).expect("sent");
+        self.client.teller().and_then(|t| t.tell(&ops)).expect("sent");
     }
 
     /// The next event, within two seconds.

@@ -18,7 +18,7 @@ pub(super) struct News {
     /// Whom it is told: nobody, when the id is destroyed before it is written.
     pub entry: Arc<CmEntry>,
     pub channel: Arc<CmChannel>,
-    pub record: [u8; CmEvent::BYTES],
+    pub event: CmEvent,
 }
 
 /// The daemon's end of an event channel.
@@ -67,15 +67,15 @@ impl CmChannel {
     /// Writes at most [`RECORDS_PER_WRITE`] records, but none of an id that is over. Whoever marks an id as over and takes its
     /// records out afterwards ([`CmChannel::take_records`]) has taken all there will ever be.
     pub(super) fn write_news(&self, news: &[News]) -> Result<(), EventLost> {
-        let mut records = [0; RECORDS_PER_WRITE * CmEvent::BYTES];
+        let mut records = [[0; CmEvent::BYTES]; RECORDS_PER_WRITE];
         let _gate = self.enter();
-        let mut len = 0;
-        for n in news.iter().filter(|n| !n.entry.is_over()) {
+        let mut count = 0;
+        for (n, record) in news.iter().filter(|n| !n.entry.is_over()).zip(&mut records) {
             n.entry.note_record();
-            records[len..len + CmEvent::BYTES].copy_from_slice(&n.record);
-            len += CmEvent::BYTES;
+            n.event.write_to(record);
+            count += 1;
         }
-        if len == 0 { Ok(()) } else { self.pipe.write(&records[..len]) }
+        if count == 0 { Ok(()) } else { self.pipe.write(records[..count].as_flattened()) }
     }
 
     /// Whether a program that has read so many records of an id that is over has read all there will ever be.
@@ -173,7 +173,7 @@ mod tests {
         let news = |entry: &Arc<CmEntry>| News {
             entry: entry.clone(),
             channel: channel.clone(),
-            record: CmEvent::new(CmEventKind::Established, entry.id).to_bytes(),
+            event: CmEvent::new(CmEventKind::Established, entry.id),
         };
         assert!(channel.is_read(&one, 0), "nothing was written");
         channel.write_news(&[news(&one), news(&other), news(&one)]).expect("kept");

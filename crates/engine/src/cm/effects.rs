@@ -70,15 +70,14 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
             _ => 0,
         };
         let route = owner.route.get().copied().unwrap_or_else(|| self.route_of(path, None, None));
-        let record = CmEvent {
+        let event = CmEvent {
             status,
             route: CmRoute { mtu: event.conn.mtu, ..route },
             conn: conn_of(&event.conn),
             data: CmData::new(event.data).unwrap_or_default(),
             ..CmEvent::new(kind, owner.id)
         };
-        let news = News { entry: owner.clone(), channel: owner.channel(), record: record.to_bytes() };
-        self.rest.events.push(news);
+        self.rest.events.push(News { entry: owner.clone(), channel: owner.channel(), event });
     }
 
     fn incoming(&mut self, listener: &Arc<CmEntry>, request: &Incoming<'_>) -> Option<Arc<CmEntry>> {
@@ -102,20 +101,19 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         let mut route = self.route_of(&request.path, Some(src), dst);
         route.mtu = request.conn.mtu;
         route.ack_timeout = request.conn.ack_timeout;
-        // A fresh entry has neither yet.
-        let _ = (entry.route.set(route), entry.wishes.set(request.conn), entry.path.set(request.path));
+        (entry.route, entry.wishes, entry.path) = (route.into(), request.conn.into(), request.path.into());
         entry.worker.store(self.rest.worker_id, Ordering::Relaxed);
         entry.conn.store(request.id, Ordering::Relaxed);
         let entry = Arc::new(entry);
         session.arrivals.push(entry.clone());
-        let record = CmEvent {
+        let event = CmEvent {
             listener: listener.id,
             route,
             conn: conn_of(&request.conn),
             data: CmData::new(request.data).unwrap_or_default(),
             ..CmEvent::new(CmEventKind::ConnectRequest, id)
         };
-        self.rest.events.push(News { entry: listener.clone(), channel, record: record.to_bytes() });
+        self.rest.events.push(News { entry: listener.clone(), channel, event });
         Some(entry)
     }
 

@@ -172,7 +172,7 @@ impl CmHost {
             route: entry.route.get().copied().unwrap_or_default(),
             ..CmEvent::new(CmEventKind::ConnectError, entry.id)
         };
-        let news = News { entry: entry.clone(), channel: entry.channel(), record: event.to_bytes() };
+        let news = News { entry: entry.clone(), channel: entry.channel(), event };
         self.rest.events.push(news);
     }
 

@@ -68,8 +68,8 @@ impl LateNews {
             }
             *left -= 1;
             told = true;
-            let record = record_of(&entry);
-            write(News { entry, channel, record });
+            let event = event_of(&entry);
+            write(News { entry, channel, event });
         }
         self.interval = if told { TRY_AFTER } else { Nanos(self.interval.0 * 2).min(TRY_AFTER_MAX) };
         self.due = if self.waiting.is_empty() { Nanos::NEVER } else { now + self.interval };
@@ -79,9 +79,9 @@ impl LateNews {
     }
 }
 
-fn record_of(entry: &CmEntry) -> [u8; CmEvent::BYTES] {
+fn event_of(entry: &CmEntry) -> CmEvent {
     let route = entry.route.get().copied().unwrap_or_else(CmRoute::default);
-    CmEvent { route, ..CmEvent::new(CmEventKind::TimewaitExit, entry.id) }.to_bytes()
+    CmEvent { route, ..CmEvent::new(CmEventKind::TimewaitExit, entry.id) }
 }
 
 #[cfg(test)]
@@ -112,7 +112,7 @@ mod tests {
     }
 
     fn tell(late: &mut LateNews, now: Nanos) {
-        late.tell(now, |news| news.channel.write(&news.record).expect("kept"));
+        late.tell(now, |news| news.channel.write(&news.event.to_bytes()).expect("kept"));
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
         // Written at the end of the pass, as the worker does.
         let mut news = Vec::new();
         late.tell(Nanos(1), |n| news.push(n));
-        news.iter().for_each(|n| n.channel.write(&n.record).expect("kept"));
+        news.iter().for_each(|n| n.channel.write(&n.event.to_bytes()).expect("kept"));
         assert_eq!(channels.map(|channel| channel.unread()), [UNREAD_MAX; 2]);
     }
 
