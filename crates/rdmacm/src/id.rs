@@ -161,8 +161,8 @@ pub struct Id {
     pub space: PortSpace,
     sync: AtomicBool,
     told: AtomicBool,
-    /// What tells the daemon of the id, until it is told.
-    creation: Mutex<Option<CmOp>>,
+    /// Channel and service, until the daemon is told of the id.
+    creation: Mutex<Option<(u32, QpType)>>,
     /// Its events.
     pub counted: Counted,
     /// Those that may still come.
@@ -209,8 +209,7 @@ impl Id {
         // SAFETY: alive, or just made.
         let channel_number = unsafe { Channel::from_rdma(channel) }?.number;
         let number = session.id_number();
-        let creation = CmOp::Create { id: number, channel: channel_number, ps, qp_type };
-        Ok(Id::allocate(session, channel, context, &kind, (number, ps, sync), Some(creation)))
+        Ok(Id::allocate(session, channel, context, &kind, (number, ps, sync), Some((channel_number, qp_type))))
     }
 
     /// The id of an incoming request, which the daemon has made.
@@ -226,7 +225,7 @@ impl Id {
         context: *mut c_void,
         kind: &Kind,
         (number, space, sync): (CmId, PortSpace, bool),
-        creation: Option<CmOp>,
+        creation: Option<(u32, QpType)>,
     ) -> NonNull<Id> {
         let base = rdma_cm_id { channel, context, ps: kind.ps, qp_type: kind.qp_type, ..Default::default() };
         let id = NonNull::from(Box::leak(Box::new(Id {
@@ -288,7 +287,8 @@ impl Id {
         }
         // Held while sending, so that no other thread's wish overtakes the creation.
         let mut creation = lock(&self.creation);
-        let all: Vec<CmOp> = creation.take().into_iter().chain(ops.iter().cloned()).collect();
+        let create = |(channel, qp_type)| CmOp::Create { id: self.number, channel, ps: self.space, qp_type };
+        let all: Vec<CmOp> = creation.take().map(create).into_iter().chain(ops.iter().cloned()).collect();
         let sent = send(&all);
         self.told.store(true, Ordering::Release);
         sent
@@ -421,7 +421,7 @@ impl Id {
     }
 
     fn move_events(&self, to: u32) -> Outcome<()> {
-        if let Some(CmOp::Create { channel, .. }) = lock(&self.creation).as_mut() {
+        if let Some((channel, _)) = lock(&self.creation).as_mut() {
             *channel = to;
             return Ok(());
         }

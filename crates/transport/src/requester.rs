@@ -159,7 +159,8 @@ impl Requester {
     /// Reserves the rings (the queue pair leaves RESET).
     pub(crate) fn allocate(&mut self, max_send_wr: u32, max_send_sge: u32) {
         let wqes = max_send_wr.clamp(1, INFLIGHT_WQES_MAX).next_power_of_two();
-        let sges = (wqes * max_send_sge).clamp(2 * SGE_MAX, INFLIGHT_SGES_MAX);
+        // A request's entries lie side by side, so twice as many as one may have always take one more.
+        let sges = (wqes * max_send_sge).clamp(2 * max_send_sge.clamp(1, SGE_MAX), INFLIGHT_SGES_MAX);
         self.slots = Ring::with_capacity(wqes);
         self.sges = SgeRing::with_capacity(sges as usize);
     }

@@ -118,6 +118,20 @@ mod tests {
     }
 
     #[test]
+    fn twice_the_longest_request_is_room_for_any_next_one() {
+        for longest in 1..=30usize {
+            let mut ring = SgeRing::with_capacity(2 * longest);
+            for tag in 0..200u64 {
+                assert!(ring.has_room(longest), "{tag} of up to {longest}");
+                let count = 1 + (tag as usize * 7) % longest;
+                let (first, end) = ring.append(&sges(tag, count));
+                assert_eq!(ring.get(first, count as u8), &sges(tag, count)[..]);
+                ring.free_to(end);
+            }
+        }
+    }
+
+    #[test]
     fn ring_wraps() {
         let mut ring = Ring::with_capacity(4);
         for at in 0..10u32 {

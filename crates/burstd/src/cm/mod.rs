@@ -120,7 +120,8 @@ impl House {
         self.cm.write_events();
         for worker in 0..self.cm.jobs.len() {
             if !self.cm.jobs[worker].is_empty() {
-                let jobs = std::mem::take(&mut self.cm.jobs[worker]);
+                let room = Vec::with_capacity(self.cm.jobs[worker].len());
+                let jobs = std::mem::replace(&mut self.cm.jobs[worker], room);
                 self.post(worker, move |w, now| w.cm_jobs(now, jobs));
             }
         }

@@ -166,8 +166,8 @@ impl Context {
             rq,
         };
         let pipe = self.async_events.clone();
-        let mut slot =
-            QpSlot::new(Qp::new(config), qpn, self.id, self.device as u16, doorbell, name.event_cookie, pipe);
+        let (context, port) = (self.id, self.device as u16);
+        let mut slot = Box::new(QpSlot::new(Qp::new(config), qpn, context, port, doorbell, name.event_cookie, pipe));
         slot.srq = plan.srq.clone();
         let Wish { pd, send_cq, recv_cq, srq, .. } = plan.wish;
         self.add_users(pd, [send_cq, recv_cq], srq, 1);
@@ -189,7 +189,7 @@ impl Context {
             groups: Vec::new(),
         });
         let grant = QpGrant { qp, qpn: qpn.get(), sq, rq, cap: plan.cap, doorbell, worker: worker as u32 };
-        Ok((Box::new(slot), grant))
+        Ok((slot, grant))
     }
 
     /// A worker, a queue pair number and a doorbell.

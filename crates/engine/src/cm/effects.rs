@@ -101,7 +101,7 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         let mut route = self.route_of(&request.path, Some(src), dst);
         route.mtu = request.conn.mtu;
         route.ack_timeout = request.conn.ack_timeout;
-        (entry.route, entry.wishes, entry.path) = (route.into(), request.conn.into(), request.path.into());
+        (entry.route, entry.wishes, entry.path) = (route.into(), Some(request.conn), Some(request.path));
         entry.worker.store(self.rest.worker_id, Ordering::Relaxed);
         entry.conn.store(request.id, Ordering::Relaxed);
         let entry = Arc::new(entry);

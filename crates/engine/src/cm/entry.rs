@@ -65,9 +65,9 @@ pub struct CmEntry {
     /// Queue pair that the daemon moves.
     pub qp: OnceLock<CmQpRef>,
     /// Way of its packets, in an id that came with a request.
-    pub path: OnceLock<Path>,
+    pub path: Option<Path>,
     /// What the peer wishes, in an id that came with a request.
-    pub wishes: OnceLock<Negotiated>,
+    pub wishes: Option<Negotiated>,
     /// What resolving its address and route took, at most 4 s; for the probe of its connection.
     pub address_ns: AtomicU32,
     /// As above.
@@ -94,8 +94,8 @@ impl CmEntry {
             channel: Mutex::new(channel),
             route: OnceLock::new(),
             qp: OnceLock::new(),
-            path: OnceLock::new(),
-            wishes: OnceLock::new(),
+            path: None,
+            wishes: None,
             address_ns: AtomicU32::new(0),
             route_ns: AtomicU32::new(0),
             worker: AtomicU32::new(0),

@@ -68,7 +68,7 @@ impl Worker {
     /// Makes ready the queue pair of an id that came with a request, before its accept; for a queue pair that is not
     /// on the worker of the connection. False when it cannot be.
     pub fn cm_ready(&mut self, now: Nanos, entry: &CmEntry, param: &CmParam) -> bool {
-        let (Some(qp), Some(path), Some(wishes)) = (entry.qp.get(), entry.path.get(), entry.wishes.get()) else {
+        let (Some(qp), Some(path), Some(wishes)) = (entry.qp.get(), &entry.path, &entry.wishes) else {
             return false;
         };
         let negotiated = Negotiated {
