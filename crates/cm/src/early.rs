@@ -2,8 +2,8 @@
 //!
 //! Two programs that have agreed by other means often go on at the same moment, one to connect and one to listen (perftest's
 //! `-R` does so for its second connection). Where connecting takes milliseconds the listener is there in time; here it
-//! takes microseconds, and a program on a busy host may come second. So a request for a service that nobody has is kept
-//! for [`GRACE`] before it is rejected. The time is short against any timeout of connection management, and the room is
+//! takes microseconds, and a program on a busy host may come second. So a request for a service that nobody has, a REQ or
+//! a SIDR_REQ, is kept for [`GRACE`] before it is rejected. The time is short against any timeout of connection management, and the room is
 //! bounded: what finds it full is rejected at once.
 
 use crate::api::Path;

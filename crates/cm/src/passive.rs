@@ -79,14 +79,23 @@ impl<O> Cm<O> {
         {
             seen += 1;
             let Ok(mad) = Mad::parse(&held.bytes) else { continue };
-            let Message::Req(req) = mad.message else { continue };
+            let (service_id, sidr) = match mad.message {
+                Message::Req(req) => (req.service_id, false),
+                Message::SidrReq(req) => (req.service_id, true),
+                _ => continue,
+            };
             let asked = asked_address(Header::parse(mad.data), &held.path);
-            if self.listener(req.service_id, asked, held.path.port, false).is_some() {
-                self.on_req(now, &held.path, &mad, &req, fx);
-            } else if held.due > now {
+            let listens = self.listener(service_id, asked, held.path.port, sidr).is_some();
+            if !listens && held.due > now {
                 self.early.keep(held);
-            } else {
-                Self::refuse_nobodys(&held.path, mad.tid, &req, fx);
+                continue;
+            }
+            match mad.message {
+                Message::Req(req) if listens => self.on_req(now, &held.path, &mad, &req, fx),
+                Message::Req(req) => Self::refuse_nobodys(&held.path, mad.tid, &req, fx),
+                Message::SidrReq(req) if listens => self.on_sidr_req(now, &held.path, &mad, &req, fx),
+                Message::SidrReq(req) => Self::refuse_nobodys_sidr(&held.path, mad.tid, &req, fx),
+                _ => {}
             }
         }
         seen

@@ -62,16 +62,14 @@ impl<O> Cm<O> {
         }
         let header = Header::parse(mad.data);
         let asked = crate::passive::asked_address(header, path);
-        let known = service::parse_service_id(req.service_id).is_some();
-        let Some(listener) = self.listener(req.service_id, asked, path.port, true).filter(|_| known) else {
-            fx.count(path.port, Reason::CmNobodyListens);
-            let rep = SidrRep {
-                request_id: req.request_id,
-                status: SIDR_UNSUPPORTED,
-                service_id: req.service_id,
-                ..SidrRep::default()
+        if service::parse_service_id(req.service_id).is_none() {
+            return Self::refuse_nobodys_sidr(path, mad.tid, req, fx);
+        }
+        let Some(listener) = self.listener(req.service_id, asked, path.port, true) else {
+            return match self.early.hold(now, path, mad) {
+                true => fx.count(path.port, Reason::CmEarly),
+                false => Self::refuse_nobodys_sidr(path, mad.tid, req, fx),
             };
-            return Self::answer(path, mad.tid, rep.into(), &[], fx);
         };
         let Some(waiting) = Waiting::enter(&listener.backlog) else {
             return fx.count(path.port, Reason::CmBacklogFull);
@@ -86,6 +84,13 @@ impl<O> Cm<O> {
             conn.keys[0] = Some(key);
         }
         self.show_sidr(now, id, asked, header, mad, fx);
+    }
+
+    pub(crate) fn refuse_nobodys_sidr(path: &Path, tid: u64, req: &SidrReq, fx: &mut impl Effects<O>) {
+        fx.count(path.port, Reason::CmNobodyListens);
+        let (request_id, service_id) = (req.request_id, req.service_id);
+        let rep = SidrRep { request_id, status: SIDR_UNSUPPORTED, service_id, ..SidrRep::default() };
+        Self::answer(path, tid, rep.into(), &[], fx);
     }
 
     fn show_sidr(

@@ -6,10 +6,11 @@ use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use burst_cm::message::{Apr, Drep, Dreq, Lap, Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
 use burst_cm::service::{HEADER_LEN, Header, PS_TCP, PS_UDP, service_id};
-use burst_cm::{BURST_VENDOR, CmError, EventKind as K, Path, PeerClass, Ready, SidrParams, State};
+use burst_cm::{BURST_VENDOR, Backlog, CmError, EventKind as K, Listener, Path, PeerClass, Ready, SidrParams, State};
 use burst_frame::Flow;
 use house::{Host, House, PORT, Weather};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 const PEER: [u8; 4] = [10, 0, 0, 9];
 const GUID: u64 = 99;
@@ -551,6 +552,30 @@ fn datagram_services_are_asked_and_answered() {
     assert!(host.cm.is_empty());
     let params = SidrParams { qpn: 1, qkey: 2, ece: (0, 0), data: &[] };
     assert_eq!(host.cm.serve(NOW, id, &params, &mut host.world), Err(CmError::Gone));
+}
+
+#[test]
+fn a_datagram_service_may_be_asked_for_a_moment_before_its_listener() {
+    use burst_cm::message::SidrReq;
+    let mut host = Host::new(1);
+    let req = |id, port| SidrReq { request_id: id, pkey: 0xffff, service_id: service_id(PS_UDP, port) };
+    for (id, port) in [(1, 5), (2, 9)] {
+        assert!(give_at(&mut host, NOW, 7, req(id, port), &header()).is_empty());
+    }
+    assert_eq!((host.count(Reason::CmEarly), host.world.stories.len()), (2, 0));
+    let (backlog, soon) = (Arc::new(Backlog::new(8)), NOW + Nanos::from_ms(10));
+    let (owner, service_id) = (u32::MAX, service_id(PS_UDP, 5));
+    let listener = Listener { owner, service_id, addr: None, port: None, sidr: true, xrc: false, backlog };
+    host.cm.listen(listener).expect("free");
+    host.cm.on_timer(soon, 10, &mut host.world);
+    assert_eq!(host.world.stories.len(), 1, "shown to its listener");
+    assert!(taken(&mut host).is_empty(), "the other one still waits");
+    host.cm.on_timer(NOW + Nanos::from_ms(60), 10, &mut host.world);
+    let [Message::SidrRep(rep)] = taken(&mut host)[..] else { panic!("no SIDR_REP") };
+    assert_eq!((rep.request_id, rep.status), (2, 1), "service not supported");
+    assert_eq!(host.count(Reason::CmNobodyListens), 1);
+    let strange = SidrReq { service_id: 1, ..req(3, 5) };
+    assert!(matches!(give(&mut host, strange)[..], [Message::SidrRep(_)]), "no service of rdma_cm's: at once");
 }
 
 #[test]
