@@ -6,7 +6,8 @@ The guest has one processor and `icount`: an instruction takes 2 ns of its time,
 server run in the guest; rxe loops back inside its driver, and so does Burst (its udp port on `lo`) as users have it. So a
 figure is what both ends together execute, from post to completion, kernel included. The column "by lo" is Burst with
 `loopback=off`: through its sockets and the kernel's loopback device, with ICRCs made and checked, which rxe does too. perftest
-knows no events (`-e`) for WRITE and READ, so that its client polls; for SEND both ends wait for events. Then `cmtime` sets CONNECTIONS up, by the kernel's rdma_cm over rxe and by Burst.
+knows no events (`-e`) for WRITE and READ, so that its client polls; for SEND both ends wait for events. Then `cmtime` sets
+CONNECTIONS up, by the kernel's rdma_cm over rxe and by Burst.
 The rate is that of its step "connect": from the first rdma_connect to the last event, at both ends, with the accepting
 program's queue pairs. The other steps and their sum are told as well. cmtime's main thread yields in a loop while it waits, so
 that a fair share of each step is waiting, in both.
@@ -110,8 +111,9 @@ def report(rxe, burst, by_lo):
                      "by_lo": by_lo[shape], "share_by_lo": share_by_lo})
         per, unit = (size / 1024, "KiB") if size >= 1024 else (1, "message")
         marks = ["" if limit is None or s <= limit else " MISSED" for s in (share, share_by_lo)]
+        bound = "" if limit is None else f"  (at most {limit:.2f})"
         print(f"{name(*shape):33} rxe {cost / per:8.0f}  Burst {burst[shape] / per:8.0f}  a {unit:8} share {share:.2f}{marks[0]}"
-              f"  by lo {by_lo[shape] / per:8.0f}, {share_by_lo:.2f}{marks[1]}{'' if limit is None else f'  (at most {limit:.2f})'}")
+              f"  by lo {by_lo[shape] / per:8.0f}, {share_by_lo:.2f}{marks[1]}{bound}")
     return rows
 
 

@@ -122,7 +122,7 @@ reasons! {
     SendFailed, "send_failed", Drop, "The kernel refused to send a packet.", "Check that the interface is up and the peer has a route.";
     SendTooLong, "send_too_long", Drop, "A packet is longer than the path's MTU.", "Lower the path MTU or raise the interface's MTU on the whole path.";
     SendQueueFull, "send_queue_full", Drop, "The port's send queue was full.", "Nothing if rare; otherwise lower the load.";
-    ReceiveOverflow, "receive_overflow", Drop, "The socket's receive buffer overflowed.", "Raise net.core.rmem_max, or lower the window.";
+    ReceiveOverflow, "receive_overflow", Drop, "A receive buffer overflowed: the socket's, or the daemon's own for packets within this host.", "Raise net.core.rmem_max (the socket's), or lower the window.";
     Impaired, "impaired", Drop, "The impairment wrapper dropped the packet on purpose.", "Nothing: it was asked for by an impair: option of the port.";
     BadIpHeader, "bad_ip_header", Drop, "An IP header is not of its version, has options, or its checksum is wrong.", "Look for a faulty link or a sender that is not RoCEv2.";
     BadUdpChecksum, "bad_udp_checksum", Drop, "A UDP checksum is wrong.", "Look for a faulty link or a middle box that rewrites packets.";
