@@ -184,3 +184,28 @@ fn several_workers_share_the_work() {
         server.op(CmOp::Destroy { id: passive, read: 0 });
     }
 }
+
+#[test]
+fn bad_wishes_end_their_own_conversation_only() {
+    use burst_control::frame::Header;
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
+    use std::os::fd::{AsFd, BorrowedFd};
+    let daemon = Daemon::start("wishes", 1);
+    let (mut server, mut client) = pair(&daemon);
+    server.listen(PortSpace::Tcp, addr("0.0.0.0", 7175), 0);
+    let wishes = |body: &[u8]| [&Header::new(0).to_wishes()[..], body].concat();
+    let ended = |socket: BorrowedFd<'_>| {
+        let mut bytes = [0; 64];
+        // Whatever it is told before, the conversation ends.
+        (0..4).any(|_| !matches!(rustix::io::read(socket, &mut bytes), Ok(1..)))
+    };
+    // Establish is 10 and an id; here there has been no hello.
+    let early = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
+    connect(&early, &SocketAddrUnix::new(&daemon.socket).expect("an address")).expect("connects");
+    send(&early, &wishes(&[10, 1, 0, 0, 0]), SendFlags::NOSIGNAL).expect("sent");
+    assert!(ended(early.as_fd()));
+    let liar = daemon.connect();
+    send(liar.as_fd(), &wishes(&[0xff; 40]), SendFlags::NOSIGNAL).expect("sent");
+    assert!(ended(liar.as_fd()));
+    connected(&mut server, &mut client, 7175);
+}
