@@ -10,7 +10,9 @@ from lab.perftest import await_listener
 
 EXERCISE = build_directory() / "programs" / "exercise"
 # 0.54 s, seven times: longer than any of the outages here.
-WORDS = ["ib_write_bw", "-d", "burst0", "-F", "-u", 17, "-s", 65536, "-D", 3]
+# Packets of 4 KiB: perftest's own choice is 1 KiB, whatever the port's MTU.
+LARGE = ["ib_write_bw", "-d", "burst0", "-F", "-m", 4096, "-s", 65536]
+WORDS = [*LARGE, "-u", 17, "-D", 3]
 MTU = 4200
 
 
@@ -95,6 +97,45 @@ def test_its_mtu_changes(wire, traffic):
     time.sleep(0.3)
     a.ip(f"link set eth0 mtu {MTU}")
     wait_until(lambda: a.devices()[0]["path_mtu"] == 4096)
+
+
+def test_programs_see_the_mtu_as_it_is(wire):
+    """No event tells of it (rxe, siw and erdma raise none): who asks again learns it, and queue pairs made before follow."""
+    (fabric, watch), a = wire, wire[0].a
+    program = a.start(build_directory() / "programs" / "mtu", "burst0", 0)
+    small, large = "mtu 1024, paths 256 512 1024", "mtu 4096, paths 256 512 1024 2048 4096"
+    seen = []
+    for mtu, line in [(None, large), (1500, small), (MTU, large), (1500, small)]:
+        if mtu:
+            a.ip(f"link set eth0 mtu {mtu}")
+        seen.append(line)
+        wait_until(lambda: program.text().splitlines() == seen)
+    assert watch.events() == [] and program.running(), program.text()
+    program.stop()
+
+
+def test_packets_that_do_not_fit_any_more_end_with_a_reason(wire):
+    (fabric, watch), (a, b) = wire, wire[0].hosts
+    quick = [*LARGE, "-u", 10, "-n", 5_000_000]
+    server = b.start(*quick)
+    await_listener(b, server, 18515)
+    client = a.start(*quick, b.address)
+    wait_until(lambda: a.stats()["tx_packets"] > 1000)
+    a.ip("link set eth0 mtu 1500")
+    assert client.wait(30) != 0, client.text()
+    server.stop()
+    counted = a.stats()
+    assert counted["send_too_long"] > counted["ack_timeout"] > 1 == counted["retry_exhausted"]
+    assert "MTU" in a.burst("why", "send_too_long")[1]
+    # Nothing stays behind: larger packets go again, many at once, as soon as they fit.
+    a.ip(f"link set eth0 mtu {MTU}")
+    wait_until(lambda: a.devices()[0]["path_mtu"] == 4096)
+    before = a.stats()
+    run_pair(b, a, [*LARGE, "-n", 500])
+    after = a.stats()
+    assert after["send_too_long"] == before["send_too_long"]
+    assert after["tx_bytes"] - before["tx_bytes"] > 3000 * (after["tx_packets"] - before["tx_packets"])
+    assert "one by one" not in a.daemon.text(), a.daemon.text()
 
 
 def test_it_disappears(wire):

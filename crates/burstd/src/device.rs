@@ -1,7 +1,6 @@
 //! Devices: one per configured port, named `burst0`, `burst1`, …
 
 use crate::groups::{GROUP_QPS_MAX, GROUPS_MAX};
-use burst_base::verbs::Mtu;
 use burst_control::{DeviceInfo, GidInfo, Limits};
 use burst_engine::flow::gid_of;
 use burst_port::{PortAddr, PortCaps};
@@ -75,11 +74,6 @@ impl Device {
 }
 
 impl Device {
-    /// RDMA MTU that fits the link; 256 is assumed for links that are too small to carry any.
-    pub fn active_mtu(&self) -> Mtu {
-        Mtu::for_link(self.caps.link_mtu).unwrap_or(Mtu::B256)
-    }
-
     /// As told to applications.
     pub fn info(&self) -> DeviceInfo {
         let gid =
@@ -91,7 +85,7 @@ impl Device {
             port: self.caps.name.clone(),
             up: self.caps.up,
             link_mtu: self.caps.link_mtu,
-            active_mtu: self.active_mtu(),
+            active_mtu: self.caps.active_mtu(),
             speed_mbps: self.caps.speed_mbps,
             ifname: self.caps.ifname.clone(),
             mac: self.caps.mac,

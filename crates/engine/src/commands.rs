@@ -160,6 +160,7 @@ impl Worker {
         mask: u32,
         flow: Option<Flow>,
     ) -> Result<QpAttr, ModifyError> {
+        self.follow_port(qpn);
         let result = self
             .with_qp(qpn, now, |slot, env| slot.qp.modify(attr, mask, flow, env).map(|()| slot.qp.query()))
             .unwrap_or(Err(ModifyError::Value(0)));
@@ -168,6 +169,12 @@ impl Worker {
         }
         self.core.settle(now, slot_of(qpn));
         result
+    }
+
+    /// The interface's MTU may have changed since the queue pair was made.
+    pub(crate) fn follow_port(&mut self, qpn: Qpn) {
+        let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut) else { return };
+        slot.qp.follow_port(self.ports[usize::from(slot.port)].port.caps().active_mtu());
     }
 
     /// A shared receive queue has moved to another ring: its queue pairs follow.

@@ -40,6 +40,7 @@ pub mod udp;
 pub use error::PortError;
 pub use spec::{PortKind, PortSpec};
 
+use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 
@@ -86,6 +87,13 @@ pub struct PortCaps {
     pub ifname: String,
     /// MAC address, zero if none.
     pub mac: [u8; 6],
+}
+
+impl PortCaps {
+    /// RDMA MTU that fits the link; 256 is assumed for links that are too small to carry any.
+    pub fn active_mtu(&self) -> Mtu {
+        Mtu::for_link(self.link_mtu).unwrap_or(Mtu::B256)
+    }
 }
 
 /// Takes received frames and drop reasons from `rx_burst`.

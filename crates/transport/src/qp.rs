@@ -19,7 +19,8 @@ use burst_wire::aeth::ack_timeout;
 use burst_wire::{Kind, Packet, Service};
 use std::sync::Arc;
 
-/// What never changes, but for an XRC target: its domain and receive completion queue follow the requests.
+/// What never changes, with two exceptions: domain and receive completion queue of an XRC target follow the requests, and
+/// the port's MTU follows the port ([`Qp::follow_port`]).
 pub(crate) struct Identity {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
@@ -92,6 +93,14 @@ impl Qp {
     /// Where its packets go (connected types, once an address vector was given).
     pub fn flow(&self) -> &Flow {
         &self.flow
+    }
+
+    /// The port's MTU is this now: path MTUs up to it are taken, and a queue pair in RESET begins with it.
+    pub fn follow_port(&mut self, mtu: Mtu) {
+        self.id.port_mtu = mtu;
+        if self.state == QpState::Reset {
+            self.mtu = mtu.bytes();
+        }
     }
 
     /// All attributes, as `ibv_query_qp` gives them.

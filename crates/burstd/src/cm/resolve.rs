@@ -209,7 +209,7 @@ fn set_device(route: &mut CmRoute, device: &Device, index: usize) {
     route.device = Some(device.index);
     route.sgid = gid_of(device.caps.addrs[index].ip);
     route.sgid_index = index as u8;
-    route.mtu = device.active_mtu();
+    route.mtu = device.caps.active_mtu();
 }
 
 /// What an id knows after its address was resolved.

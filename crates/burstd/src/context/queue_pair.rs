@@ -128,7 +128,7 @@ impl Context {
             recv_cq: cq_number(wish.recv_cq)?,
             srq,
             cap,
-            port_mtu: house.devices[self.device as usize].active_mtu(),
+            port_mtu: house.devices[self.device as usize].caps.active_mtu(),
             sq: made(SqSpec::new(cap.max_send_wr.max(1), cap.max_send_sge, cap.max_inline_data))?,
             rq,
             wish,

@@ -109,7 +109,7 @@ impl Context {
             // Its completions belong to shared receive queues.
             cookie: 0,
             cap: QpCap::default(),
-            port_mtu: house.devices[self.device as usize].active_mtu(),
+            port_mtu: house.devices[self.device as usize].caps.active_mtu(),
             sq,
             rq: RecvQueue::Xrc { domain },
         };

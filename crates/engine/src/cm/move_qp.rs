@@ -22,8 +22,8 @@ impl Worker {
             port_num: 1,
             ..AhAttr::default()
         };
-        let mtu = Mtu::for_link(caps.link_mtu)
-            .map_or(conn.mtu, |own| if own.bytes() < conn.mtu.bytes() { own } else { conn.mtu });
+        let own = caps.active_mtu();
+        let mtu = if own.bytes() < conn.mtu.bytes() { own } else { conn.mtu };
         let Ok(flow) = flow_of(caps, &ah, qp.qpn.get() ^ conn.remote_qpn) else { return false };
         let mut attr = attributes(conn, ah, mtu);
         let (rtr, rts) = needed(qp_type);
@@ -34,6 +34,7 @@ impl Worker {
             QpState::Init => 1,
             _ => return false,
         };
+        self.follow_port(qp.qpn);
         let moved = self.with_qp(qp.qpn, now, |slot, env| {
             steps.into_iter().skip(skip).all(|(to, mask)| {
                 attr.qp_state = to;
