@@ -1,8 +1,11 @@
 """Other paths than the usual one: IPv6, a small MTU, a lossy wire, several workers, several devices."""
 
+import time
+
 import pytest
 
 from lab import build_directory, run_pair
+from lab.perftest import await_listener
 
 EXERCISE = build_directory() / "programs" / "exercise"
 LOSSY = "impair:loss=1%,dup=1%,reorder=1%,seed={seed}/udp:dev=eth0"
@@ -26,6 +29,38 @@ def test_link_local(fabric):
     a, b = fabric.a, fabric.b
     index = next(g["index"] for g in a.devices()[0]["gids"] if g["address"].startswith("fe80"))
     run_pair(b, a, [EXERCISE, "-n", 500, "-x", index])
+
+
+@pytest.mark.parametrize("kind", ["udp", "packet"])
+def test_a_long_first_message_waits_for_a_neighbour_that_answers_late(make_fabric, kind):
+    """UC repairs nothing, and little is kept of what is sent before the next hop has answered: the rest must wait."""
+    fabric = make_fabric(daemons=False)
+    a, b = fabric.hosts
+    for number, (host, peer) in enumerate([(a, b), (b, a)], start=1):
+        host.ip(f"addr add 10.98.0.{number}/24 dev eth0")
+        # perftest's own conversation is over addresses that are known.
+        assert host.run("ping", "-c", 1, "-W", 5, peer.address, plain=True)[0] == 0
+        host.ip(f"neigh change {peer.address} dev eth0 nud permanent")
+        host.start_daemon(f"{kind}:dev=eth0")
+
+    def answers(yes):
+        ignore = f"echo {0 if yes else 8} > /proc/sys/net/ipv4/conf/eth0/arp_ignore"
+        assert b.run("sh", "-c", ignore, plain=True) == (0, "")
+
+    answers(False)
+    words = ["ib_send_bw", "-d", "burst0", "-F", "-c", "UC", "-m", 1024, "-s", 1 << 20, "-n", 5]
+    words += ["-x", gid_index(a, "10.98.0.1")]
+    server = b.start(*words)
+    await_listener(b, server, 18515)
+    client = a.start(*words, b.address)
+    limit = time.monotonic() + 10
+    while not a.stats()["tx_packets"]:
+        assert client.running() and time.monotonic() < limit, client.text()
+    time.sleep(0.3)
+    assert a.stats()["tx_packets"] < 100 and b.stats()["rx_packets"] == 0
+    answers(True)
+    assert (client.wait(20), server.wait(20)) == (0, 0), client.text() + server.text()
+    assert b.stats()["rx_packets"] == 5 << 10
 
 
 def test_small_link_mtu(make_fabric):

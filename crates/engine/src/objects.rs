@@ -3,9 +3,11 @@
 
 use crate::events::EventPipe;
 use crate::hold::Hold;
+use crate::qpn::slot_of;
 use crate::sched::{NO_TICKET, Place};
 use burst_base::Nanos;
-use burst_base::verbs::EventType;
+use burst_base::verbs::{EventType, QpState, QpType};
+use burst_base::wheel::Wheel;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_frame::Flow;
 use burst_shm::cq::CqProducer;
@@ -166,6 +168,20 @@ impl QpSlot {
             touched: false,
             hold: Hold::default(),
             armed: Nanos::NEVER,
+        }
+    }
+}
+
+impl QpSlot {
+    /// Whether what it sends next is lost for good if it is lost. What it has to flush is not sent.
+    pub(crate) fn sends_unacknowledged(&self) -> bool {
+        self.qp.qp_type() == QpType::Uc && matches!(self.qp.state(), QpState::Rts | QpState::Sqd)
+    }
+    /// Looks after it at `at`, or before.
+    pub(crate) fn wake_by(&mut self, wheel: &mut Wheel, at: Nanos) {
+        if at < self.armed {
+            self.armed = at;
+            wheel.insert(slot_of(self.qpn), at);
         }
     }
 }

@@ -4,8 +4,13 @@
 //! flight to a peer are bounded by a window: additive increase while acknowledgements come, halved on loss (at most
 //! once per [`HALVE_PAUSE`]), never below [`WINDOW_MIN`]. A queue pair may always have [`QP_MIN_BYTES`] in flight,
 //! so that one stuck peer queue pair cannot stop the others.
+//!
+//! What is sent while the peer's next hop is still being asked for waits in a small store of the port, or of the kernel, which
+//! drops what is too much. RC repairs that; for unacknowledged services a path lets only [`SEEKING_BYTES`] go before it
+//! asks the port whether there is an answer ([`Path::may_send`]).
 
 use burst_base::Nanos;
+use burst_port::SEEKING_BYTES;
 use std::net::IpAddr;
 
 /// Smallest window in bytes.
@@ -16,6 +21,24 @@ pub const QP_MIN_BYTES: u64 = 16 << 10;
 const INCREASE_BYTES: u64 = 16 << 10;
 /// Shortest time between two halvings.
 pub const HALVE_PAUSE: Nanos = Nanos::from_ms(1);
+
+/// What a work request takes of a store besides its payload: a store counts what it takes to keep a packet.
+const WQE_BYTES: u64 = 512;
+/// Time without unacknowledged messages after which a port may have forgotten the next hop: sooner than any does.
+pub const IDLE: Nanos = Nanos::from_ms(20_000);
+/// Longest wait for a next hop. A kernel asks three times, a second apart.
+pub const SEEKING_MAX: Nanos = Nanos::from_ms(4_000);
+
+/// What is known of the next hop, for unacknowledged messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NextHop {
+    /// It was asked for, or need not be.
+    Found,
+    /// Nobody has asked; so much has been sent meanwhile.
+    Unknown(u64),
+    /// It is being asked for, since then.
+    Sought(Nanos),
+}
 
 /// The window towards one address.
 #[derive(Debug)]
@@ -30,6 +53,9 @@ pub struct Path {
     window_max: u64,
     inflight: u64,
     halved_at: Nanos,
+    hop: NextHop,
+    /// When an unacknowledged message was last to be sent.
+    used_at: Nanos,
     /// Queue pairs that wait for room, in order.
     pub waiting: std::collections::VecDeque<u32>,
 }
@@ -46,6 +72,8 @@ impl Path {
             window_max,
             inflight: 0,
             halved_at: Nanos(0),
+            hop: NextHop::Unknown(0),
+            used_at: Nanos(0),
             waiting: std::collections::VecDeque::new(),
         }
     }
@@ -69,6 +97,32 @@ impl Path {
         if now.since(self.halved_at) >= HALVE_PAUSE {
             self.halved_at = now;
             self.window = (self.window / 2).max(WINDOW_MIN);
+        }
+    }
+    /// Bytes of unacknowledged messages that may be sent now; none while the next hop is being asked for, which `is_seeking`
+    /// finds out.
+    pub fn may_send(&mut self, now: Nanos, is_seeking: impl FnOnce() -> bool) -> u64 {
+        if now.since(self.used_at) >= IDLE {
+            self.hop = NextHop::Unknown(0);
+        }
+        self.used_at = now;
+        let since = match self.hop {
+            NextHop::Found => return u64::MAX,
+            NextHop::Unknown(sent) if sent < SEEKING_BYTES => return SEEKING_BYTES - sent,
+            NextHop::Unknown(_) => now,
+            NextHop::Sought(since) => since,
+        };
+        if now.since(since) < SEEKING_MAX && is_seeking() {
+            self.hop = NextHop::Sought(since);
+            return 0;
+        }
+        self.hop = NextHop::Found;
+        u64::MAX
+    }
+    /// Unacknowledged messages were sent: this payload, of so many work requests.
+    pub fn sent(&mut self, bytes: u64, wqes: u32) {
+        if let NextHop::Unknown(sent) = &mut self.hop {
+            *sent += bytes + u64::from(wqes) * WQE_BYTES;
         }
     }
     /// Bytes in flight.
@@ -102,6 +156,27 @@ mod tests {
         assert!(!p.has_room());
         assert_eq!(p.room(0), QP_MIN_BYTES);
         assert_eq!(p.room(QP_MIN_BYTES), 0);
+    }
+
+    #[test]
+    fn messages_without_acknowledgement_wait_for_the_next_hop() {
+        let mut p = path();
+        let begin = Nanos::from_ms(50_000);
+        let unasked = || panic!("asked too early");
+        assert_eq!(p.may_send(begin, unasked), SEEKING_BYTES);
+        p.sent(SEEKING_BYTES - 2 * WQE_BYTES, 1);
+        assert_eq!(p.may_send(begin, unasked), WQE_BYTES);
+        p.sent(0, 1);
+        let soon = begin + Nanos::from_ms(1);
+        assert_eq!((p.may_send(begin, || true), p.may_send(soon, || true)), (0, 0));
+        assert_eq!((p.may_send(soon, || false), p.may_send(soon, unasked)), (u64::MAX, u64::MAX));
+        // After a while without any it may have been forgotten.
+        let late = soon + IDLE;
+        assert_eq!(p.may_send(late, unasked), SEEKING_BYTES);
+        p.sent(SEEKING_BYTES, 0);
+        // Not for ever: what cannot be found is dropped by the port, with its reason.
+        assert_eq!(p.may_send(late, || true), 0);
+        assert_eq!(p.may_send(late + SEEKING_MAX, unasked), u64::MAX);
     }
 
     #[test]

@@ -5,13 +5,17 @@ use crate::effects::{Fx, SlotView, write_completion};
 use crate::objects::{NO_PATH, is_ready};
 use crate::sched::NO_TICKET;
 use crate::worker::{Core, PortSlot, Worker};
+use burst_base::verbs::QpType;
 use burst_base::{Nanos, Reason};
+use burst_frame::Flow;
 use burst_transport::{Env, Signal, TxBudget, TxState};
 
 /// Work requests in one turn.
 const TURN_WQES: u32 = 64;
 /// Bytes in one turn: about one GSO send of the largest path MTU.
 const TURN_BYTES: u64 = 64 << 10;
+/// Time between two questions whether a next hop has answered.
+const SEEKING_PAUSE: Nanos = Nanos::from_us(200);
 /// Turns before the worker looks at its ports again.
 const TURNS_PER_PASS: usize = 4;
 /// Ready queue pairs served in one pass at most, when their turns are short.
@@ -54,26 +58,40 @@ impl Worker {
         let Some(port) = self.core.qps.get(index as usize).and_then(Option::as_ref).map(|s| usize::from(s.port)) else {
             return 0;
         };
-        let PortSlot { batch, counters, .. } = &mut self.ports[port];
-        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, .. } = &mut self.core;
+        let port = &mut self.ports[port];
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, wheel, .. } = &mut self.core;
         let Some(slot) = qps[index as usize].as_mut() else { return 0 };
         slot.ticket = NO_TICKET;
-        let window_bytes = match paths.get(slot.path as usize) {
-            Some(path) => path.room(slot.qp.inflight_bytes()),
-            None => TURN_BYTES,
-        };
-        let mut budget = TxBudget { wqes: TURN_WQES, bytes: TURN_BYTES, window_bytes };
+        let (mut bytes, mut window_bytes) = (TURN_BYTES, TURN_BYTES);
+        if let Some(path) = paths.get_mut(slot.path as usize) {
+            window_bytes = path.room(slot.qp.inflight_bytes());
+            if slot.sends_unacknowledged() {
+                bytes = bytes.min(path.may_send(now, || port.is_seeking(now, slot.qp.flow())));
+            }
+        }
+        if bytes == 0 {
+            slot.wake_by(wheel, now + SEEKING_PAUSE);
+            return 0;
+        }
+        let PortSlot { batch, counters, .. } = port;
+        let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
         let mut fx = Fx { cqs, ahs, xrc, counters, outbox, slot: view, signal: None, defer: true };
         let state = slot.qp.poll_tx(&mut budget, &mut Env { now, mem, tx: batch, fx: &mut fx });
         let signal = fx.signal;
         let full = !batch.has_room();
         let path = slot.path;
+        let used = bytes - budget.bytes.min(bytes);
+        if slot.qp.qp_type() == QpType::Uc
+            && let Some(path) = paths.get_mut(path as usize)
+        {
+            path.sent(used, TURN_WQES - budget.wqes);
+        }
         self.after_turn(now, index, path, state, signal);
         if full {
             self.flush_all(now);
         }
-        (TURN_BYTES - budget.bytes.min(TURN_BYTES)) as usize
+        used as usize
     }
 
     fn after_turn(&mut self, now: Nanos, index: u32, path: u32, state: TxState, signal: Option<Signal>) {
@@ -127,6 +145,11 @@ impl Worker {
 }
 
 impl PortSlot {
+    /// Whether the port still asks for the next hop of a flow; what has been made for it leaves first, so that it asks.
+    fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
+        self.flush(now);
+        self.port.is_seeking(now, flow)
+    }
     /// Sends the batch.
     pub(crate) fn flush(&mut self, now: Nanos) {
         if self.batch.is_empty() {

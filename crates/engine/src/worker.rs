@@ -263,11 +263,7 @@ impl Core {
         {
             write_async(&entry.async_events, EventType::SrqLimitReached, AsyncObject::Srq, entry.shared.cookie);
         }
-        let deadline = slot.qp.next_deadline();
-        if deadline < slot.armed {
-            slot.armed = deadline;
-            self.wheel.insert(index, deadline);
-        }
+        slot.wake_by(&mut self.wheel, slot.qp.next_deadline());
         // Also while it waits for a window: it says yes then only if it owes an answer, or was answered itself.
         let waits = slot.qp.ack_may_wait() && self.held.wait(index, &mut slot.hold, now);
         let (ready, path) = (slot.qp.wants_tx() && !waits, slot.path);

@@ -346,6 +346,10 @@ impl Port for Impair {
         self.inner.prepare(flow);
     }
 
+    fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
+        self.inner.is_seeking(now, flow)
+    }
+
     fn before_sleep(&mut self) -> bool {
         self.inner.before_sleep()
     }

@@ -28,6 +28,7 @@ pub mod impair;
 pub mod lan;
 pub mod loopback;
 pub mod mem;
+mod netlink;
 pub mod packet;
 mod receiving;
 mod sending;
@@ -142,6 +143,11 @@ pub trait Port: Send {
     /// Frames of this flow are to be expected: what takes time before the first one can begin now. Flows of other ports'
     /// addresses are left alone.
     fn prepare(&mut self, _flow: &Flow) {}
+    /// Whether the next hop of a flow is being asked for: frames to it wait in a store, which keeps [`SEEKING_BYTES`] but little
+    /// more. Sending a frame, or [`Port::prepare`], is what makes a port ask.
+    fn is_seeking(&mut self, _now: Nanos, _flow: &Flow) -> bool {
+        false
+    }
     /// The worker is about to sleep on `wait_fds` until `next_event` at the latest: what is needed for that. True when
     /// something has arrived meanwhile.
     fn before_sleep(&mut self) -> bool {
@@ -152,6 +158,10 @@ pub trait Port: Send {
         false
     }
 }
+
+/// Payload in packets of any path MTU that every port keeps for a next hop that is being asked for. The kernel's store is the
+/// smallest: 208 KiB by default, in which a packet of 256 bytes takes a KiB and one of 4 KiB eight.
+pub const SEEKING_BYTES: u64 = 32 << 10;
 
 /// The UDP destination port of RoCEv2 (IANA; IBA annex A17).
 pub const ROCE_UDP_PORT: u16 = burst_wire::ROCE_PORT;

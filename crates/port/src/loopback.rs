@@ -225,6 +225,10 @@ impl Port for Loopback {
         }
     }
 
+    fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
+        !self.own.contains(&flow.dst) && self.inner.is_seeking(now, flow)
+    }
+
     fn before_sleep(&mut self) -> bool {
         self.inner.before_sleep() | !self.store.trains.is_empty()
     }

@@ -19,7 +19,7 @@ mod rx;
 mod tx;
 
 use crate::error::PortError;
-use crate::lan::{Host, Lan, Shared};
+use crate::lan::{Host, Lan, Neighbour, Shared};
 use crate::spec::DpdkSpec;
 use crate::{Port, PortAddr, PortCaps, Reach, RxSink};
 use burst_base::{Nanos, Reason};
@@ -162,6 +162,12 @@ impl Port for DpdkPort {
             let _ = lan.neighbour(nap.now(), flow.dst, &mut |frame| emit(queue, frame));
             queue.flush();
         }
+    }
+
+    fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
+        let DpdkPort { queue, lan, .. } = self;
+        lan.host().owns(flow.src)
+            && lan.neighbour(now, flow.dst, &mut |frame| emit(queue, frame)) == Ok(Neighbour::Asked)
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

@@ -7,7 +7,7 @@
 //!
 //! - `socks`, `filter`: the packet socket, what the kernel hands to it, how it is shared by workers;
 //! - `tx`, `vnet`: trains as Ethernet frames of 64 KiB; `rx`: the same back, checked as one or split (`crate::receiving`);
-//! - `paths`, `netlink`: next hops as the kernel knows them; `slow`: packets to those that it must find first;
+//! - `paths`, [`crate::netlink`]: next hops as the kernel knows them; `slow`: packets to those that it must find first;
 //! - `home`: packets to ourselves.
 //!
 //! VLANs: name the VLAN's interface (`packet:dev=eth0.5`); the kernel writes and removes the tag. Frames with other tags
@@ -19,7 +19,6 @@
 
 mod filter;
 mod home;
-mod netlink;
 mod paths;
 mod rx;
 mod slow;
@@ -29,12 +28,12 @@ mod vnet;
 
 use crate::error::PortError;
 use crate::iface::{self, Interface};
+use crate::netlink::{Event, News, Questions};
 use crate::spec::PacketSpec;
 use crate::{Port, PortAddr, PortCaps, ROCE_UDP_PORT, RxSink, Share};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_wire::MacAddr;
-use netlink::Event;
 use rustix::event::epoll;
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::net::IpAddr;
@@ -87,7 +86,8 @@ pub struct PacketPort {
     /// UDP sockets that hold port 4791 of the addresses: the first worker's.
     holds: Vec<(IpAddr, OwnedFd)>,
     epoll: OwnedFd,
-    netlink: netlink::Netlink,
+    news: News,
+    netlink: Questions,
     paths: paths::Paths,
     home: home::Home,
     slow: slow::Slow,
@@ -116,9 +116,9 @@ impl PacketPort {
         let own = Own { groups, any_group: worker > 0, ..own_of(&interface, &addrs) };
         let watch = |e: rustix::io::Errno| PortError::from_io("watch a socket", e.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watch)?;
-        let netlink = netlink::Netlink::open().map_err(|e| PortError::from_io("open a netlink socket", e))?;
-        let news = epoll::EventData::new_u64(NEWS);
-        epoll::add(&epoll, netlink.events_fd(), news, epoll::EventFlags::IN).map_err(watch)?;
+        let no_netlink = |e| PortError::from_io("open a netlink socket", e);
+        let (news, netlink) = (News::open().map_err(no_netlink)?, Questions::open().map_err(no_netlink)?);
+        epoll::add(&epoll, news.fd(), epoll::EventData::new_u64(NEWS), epoll::EventFlags::IN).map_err(watch)?;
         let fd = socks::open(&spec, &own, share)?;
         epoll::add(&epoll, &fd, epoll::EventData::new_u64(FRAMES), epoll::EventFlags::IN).map_err(watch)?;
         let mut port = PacketPort {
@@ -135,6 +135,7 @@ impl PacketPort {
             own,
             fd,
             epoll,
+            news,
             netlink,
         };
         for addr in &addrs {
@@ -160,7 +161,7 @@ impl PacketPort {
     /// Reads the news and acts on them.
     fn hear(&mut self, sink: &mut dyn RxSink) {
         let (mut anew, paths, own) = (false, &mut self.paths, &self.own);
-        self.netlink.changes(&mut |event| {
+        self.news.changes(&mut |event| {
             anew |= matches!(event, Event::Interfaces | Event::Everything);
             let lost = paths.note(&event, own);
             (0..lost).for_each(|_| sink.dropped(Reason::NoNeighbour));
@@ -307,6 +308,10 @@ impl Port for PacketPort {
             self.own.groups.retain(|ip| *ip != group);
             self.holds.retain(|(ip, _)| *ip != group);
         }
+    }
+
+    fn is_seeking(&mut self, _now: Nanos, flow: &Flow) -> bool {
+        !self.own.has(&flow.dst) && self.netlink.is_asking(flow.src, flow.dst, self.own.ifindex)
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

@@ -9,7 +9,7 @@
 //! The table has a fixed size; when it is nearly full everything in it is forgotten.
 
 use super::Own;
-use super::netlink::{Event, Neighbour, Netlink, Route};
+use crate::netlink::{Event, Neighbour, Questions, Route};
 use burst_base::Reason;
 use burst_frame::Flow;
 use burst_wire::MacAddr;
@@ -63,7 +63,7 @@ impl Paths {
     }
     /// What to do with the next packet of `flow`.
     #[inline]
-    pub fn way(&mut self, flow: &Flow, own: &Own, netlink: &mut Netlink) -> Way {
+    pub fn way(&mut self, flow: &Flow, own: &Own, netlink: &mut Questions) -> Way {
         let way = self.peek(flow, own, netlink);
         if let Some(path) = &mut self.places[self.last] {
             path.nudge = false;
@@ -76,7 +76,7 @@ impl Paths {
     }
     /// [`Paths::way`] without taking note that a packet goes this way.
     #[inline]
-    pub fn peek(&mut self, flow: &Flow, own: &Own, netlink: &mut Netlink) -> Way {
+    pub fn peek(&mut self, flow: &Flow, own: &Own, netlink: &mut Questions) -> Way {
         let is = |path: &Option<Path>| path.is_some_and(|p| p.dst == flow.dst && p.src == flow.src);
         if !is(&self.places[self.last]) {
             self.last = self.find(flow, own, netlink);
@@ -88,7 +88,7 @@ impl Paths {
         }
     }
     /// The place of `flow`, looked up if it is new.
-    fn find(&mut self, flow: &Flow, own: &Own, netlink: &mut Netlink) -> usize {
+    fn find(&mut self, flow: &Flow, own: &Own, netlink: &mut Questions) -> usize {
         let mut at = hash(&flow.src).wrapping_add(hash(&flow.dst)) & (PLACES - 1);
         while let Some(path) = &self.places[at] {
             if path.dst == flow.dst && path.src == flow.src {
@@ -150,7 +150,7 @@ fn hash(ip: &IpAddr) -> usize {
     (number.wrapping_mul(ODD) >> 40) as usize
 }
 
-fn look_up(flow: &Flow, own: &Own, netlink: &mut Netlink) -> Path {
+fn look_up(flow: &Flow, own: &Own, netlink: &mut Questions) -> Path {
     let path = |way, hop, mtu| Path { src: flow.src, dst: flow.dst, hop, mtu, way, nudge: false };
     let direct = |way| path(way, flow.dst, own.mtu);
     if own.has(&flow.dst) {
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn destinations_are_looked_up_once_and_forgotten_on_demand() {
-        let (mut paths, mut netlink, own) = (Paths::new(), Netlink::open().unwrap(), own());
+        let (mut paths, mut netlink, own) = (Paths::new(), Questions::open().unwrap(), own());
         let mut way = |paths: &mut Paths, dst: &str| paths.way(&flow("127.0.0.1", dst), &own, &mut netlink);
         assert_eq!(way(&mut paths, "127.0.0.1"), Way::Home);
         assert_eq!(way(&mut paths, "127.0.0.9"), Way::Wire { mac: MacAddr::default(), mtu: 65_535 });
@@ -227,12 +227,13 @@ mod tests {
 
     #[test]
     fn a_neighbour_is_followed_and_nudged_when_stale() {
-        let (mut paths, mut netlink, own) = (Paths::new(), Netlink::open().unwrap(), own());
+        let (mut paths, mut netlink, own) = (Paths::new(), Questions::open().unwrap(), own());
         let flow = flow("127.0.0.1", "127.0.0.9");
         let mut way = |paths: &mut Paths| paths.way(&flow, &own, &mut netlink);
         let _ = way(&mut paths);
         let mac = MacAddr([2; 6]);
-        let known = Neighbour { ifindex: own.ifindex, ip: flow.dst, mac: Some(mac), stale: false, failed: false };
+        let known =
+            Neighbour { ifindex: own.ifindex, ip: flow.dst, mac: Some(mac), stale: false, asked: false, failed: false };
         let wire = Way::Wire { mac, mtu: 65_535 };
         paths.note(&Event::Neighbour(known), &own);
         assert_eq!(way(&mut paths), wire);
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn more_destinations_than_places_are_served() {
-        let (mut paths, mut netlink, own) = (Paths::new(), Netlink::open().unwrap(), own());
+        let (mut paths, mut netlink, own) = (Paths::new(), Questions::open().unwrap(), own());
         for i in 0..2 * PLACES as u32 {
             let dst = IpAddr::from((0xef00_0000 + i).to_be_bytes());
             let way = paths.way(&Flow { dst, ..flow("127.0.0.1", "0.0.0.0") }, &own, &mut netlink);

@@ -8,13 +8,13 @@
 //! The kernel cuts trains from Linux 6.2 on; before that they are refused once, and packets go one by one.
 
 use super::home::Home;
-use super::netlink::Netlink;
 use super::paths::{Paths, Way};
 use super::slow::Slow;
 use super::{Own, vnet};
 use crate::ROCE_UDP_PORT;
 use crate::ether::seal::{Seal, TRAIN_MAX};
 use crate::ether::{Link, Template, UdpChecksum};
+use crate::netlink::Questions;
 use crate::sending::{Progress, Train, append, transmit};
 use crate::sys::send::SendRing;
 use burst_base::Reason;
@@ -56,7 +56,7 @@ pub struct Outlets<'a> {
     /// Destinations.
     pub paths: &'a mut Paths,
     /// The kernel's knowledge of them.
-    pub netlink: &'a mut Netlink,
+    pub netlink: &'a mut Questions,
     /// Packets for ourselves.
     pub home: &'a mut Home,
     /// Packets that the kernel sends.

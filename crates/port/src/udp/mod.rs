@@ -18,10 +18,11 @@ mod tx;
 
 use crate::error::PortError;
 use crate::iface;
+use crate::netlink::Questions;
 use crate::spec::UdpSpec;
 use crate::{Port, PortAddr, PortCaps, RxSink, Share, caps_of, choose, essence, wanted};
 use burst_base::{Nanos, Reason};
-use burst_frame::TxBatch;
+use burst_frame::{Flow, TxBatch};
 use rustix::event::epoll;
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::net::IpAddr;
@@ -44,6 +45,8 @@ pub struct UdpPort {
     socks: Vec<socks::Sock>,
     ifindex: u32,
     epoll: OwnedFd,
+    /// Tells what becomes of packets to new neighbours, where a sandbox allows such questions.
+    netlink: Option<Questions>,
     tx: tx::Tx,
     rx: rx::Rx,
 }
@@ -68,6 +71,7 @@ impl UdpPort {
             socks: Vec::with_capacity(ADDRS_MAX + GROUPS_MAX),
             ifindex: interface.index,
             epoll,
+            netlink: Questions::open().ok(),
             spec,
         };
         let addrs = wanted(port.spec.addr, &interface, ADDRS_MAX);
@@ -189,6 +193,11 @@ impl Port for UdpPort {
             self.rx.forget();
             self.socks.retain(|s| s.ip != group);
         }
+    }
+
+    fn is_seeking(&mut self, _now: Nanos, flow: &Flow) -> bool {
+        let index = self.ifindex;
+        self.netlink.as_mut().is_some_and(|netlink| netlink.is_asking(flow.src, flow.dst, index))
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

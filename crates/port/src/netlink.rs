@@ -43,7 +43,9 @@ const RTAX_MTU: u16 = 2;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 
-/// `NUD_*`: states in which a neighbour's address may be used, and the one of them that wants to be confirmed.
+/// `NUD_*`: states in which a neighbour's address may be used, the one of them that wants to be confirmed, and two in which
+/// there is no address.
+const NUD_INCOMPLETE: u16 = 0x01;
 const NUD_STALE: u16 = 0x04;
 const NUD_FAILED: u16 = 0x20;
 const NUD_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | NUD_STALE | 0x08;
@@ -70,6 +72,8 @@ pub struct Neighbour {
     pub mac: Option<MacAddr>,
     /// The address should be confirmed.
     pub stale: bool,
+    /// It is being asked; packets wait for its answer.
+    pub asked: bool,
     /// It does not answer; what waited for it is lost.
     pub failed: bool,
 }
@@ -98,23 +102,28 @@ pub enum Route {
     None,
 }
 
-/// The two sockets: one for events, one for questions.
-pub struct Netlink {
+/// A socket for events.
+pub struct News {
     events: OwnedFd,
-    questions: OwnedFd,
     buffer: Vec<u8>,
 }
 
-impl Netlink {
-    /// Opens both.
+/// A socket for questions.
+pub struct Questions {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl News {
+    /// Opens it.
     ///
     /// # Errors
     /// As the kernel says.
-    pub fn open() -> io::Result<Netlink> {
-        Ok(Netlink { events: sys::open(GROUPS)?, questions: sys::open(0)?, buffer: vec![0; BUFFER] })
+    pub fn open() -> io::Result<News> {
+        Ok(News { events: sys::open(GROUPS)?, buffer: vec![0; BUFFER] })
     }
     /// Readable when something changed.
-    pub fn events_fd(&self) -> &OwnedFd {
+    pub fn fd(&self) -> &OwnedFd {
         &self.events
     }
     /// Hands out what has changed.
@@ -129,6 +138,24 @@ impl Netlink {
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => each(Event::Everything),
                 Err(_) => return,
             }
+        }
+    }
+}
+
+impl Questions {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn open() -> io::Result<Questions> {
+        Ok(Questions { socket: sys::open(0)?, buffer: vec![0; BUFFER] })
+    }
+    /// Whether the kernel is asking for the next hop from `src` to `dst` by interface `ifindex`: it keeps a few packets
+    /// meanwhile, and drops the oldest when more come.
+    pub fn is_asking(&mut self, src: IpAddr, dst: IpAddr, ifindex: u32) -> bool {
+        match self.route(src, dst, ifindex) {
+            Route::Via { ifindex, hop, .. } => self.neighbour(hop, ifindex).is_some_and(|n| n.asked),
+            Route::Local | Route::None => false,
         }
     }
     /// The route from `src` to `dst` by interface `ifindex`.
@@ -171,10 +198,10 @@ impl Netlink {
     }
     /// Asks, and hands out the answer, which has come when the request has been sent.
     fn ask(&mut self, request: &Request, each: &mut dyn FnMut(u16, &[u8])) {
-        if sys::send(&self.questions, request.bytes()).is_err() {
+        if sys::send(&self.socket, request.bytes()).is_err() {
             return;
         }
-        while let Ok(len) = sys::recv(&self.questions, &mut self.buffer) {
+        while let Ok(len) = sys::recv(&self.socket, &mut self.buffer) {
             messages(&self.buffer[..len], each);
         }
     }
@@ -285,7 +312,8 @@ fn neighbour(body: &[u8]) -> Option<Neighbour> {
     });
     let ifindex = u32::from_ne_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]);
     let mac = mac.filter(|_| state & NUD_VALID != 0);
-    Some(Neighbour { ifindex, ip: ip?, mac, stale: state & NUD_STALE != 0, failed: state & NUD_FAILED != 0 })
+    let is = |flag| state & flag != 0;
+    Some(Neighbour { ifindex, ip: ip?, mac, stale: is(NUD_STALE), asked: is(NUD_INCOMPLETE), failed: is(NUD_FAILED) })
 }
 
 /// A route message: family, lengths of destination and source, TOS, table, protocol, scope, type, flags (4); attributes.
@@ -317,13 +345,14 @@ mod tests {
 
     #[test]
     fn the_route_to_this_host_is_local() {
-        let mut netlink = Netlink::open().unwrap();
+        let mut netlink = Questions::open().unwrap();
         let lo = crate::iface::find("lo").unwrap().index;
         let ip = "127.0.0.1".parse().unwrap();
         assert_eq!(netlink.route(ip, ip, lo), Route::Local);
         let far = "203.0.113.77".parse().unwrap();
         assert!(!matches!(netlink.route(ip, far, lo), Route::Local));
         assert_eq!(netlink.neighbour(far, lo), None);
+        assert!(!netlink.is_asking(ip, far, lo) && !netlink.is_asking(ip, ip, lo));
     }
 
     #[test]
@@ -334,7 +363,8 @@ mod tests {
         let ip = "10.0.0.9".parse().unwrap();
         request.address(NDA_DST, &ip);
         request.attribute(NDA_LLADDR, &[2, 1, 1, 1, 1, 1]);
-        let want = Neighbour { ifindex: 7, ip, mac: Some(MacAddr([2, 1, 1, 1, 1, 1])), stale: true, failed: false };
+        let mac = Some(MacAddr([2, 1, 1, 1, 1, 1]));
+        let want = Neighbour { ifindex: 7, ip, mac, stale: true, asked: false, failed: false };
         let read = |bytes: &[u8]| {
             let mut got = Vec::new();
             messages(bytes, &mut |kind, body| got.extend(event(kind, body)));
