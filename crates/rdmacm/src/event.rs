@@ -125,7 +125,7 @@ fn follow(id: &Id, event: &CmEvent) -> c_int {
             crate::qp::note_state(id, IBV_QPS_RTS);
         }
         CmEventKind::Rejected | CmEventKind::Unreachable | CmEventKind::ConnectError => {
-            crate::qp::note_state(id, IBV_QPS_ERR);
+            crate::qp::fail(id);
         }
         _ => (),
     }

@@ -42,6 +42,17 @@ pub fn note_state(id: &Id, state: ibv_qp_state) {
     }
 }
 
+/// A connection has come to nothing: its queue pair goes to the error state, so that what was posted is flushed.
+pub fn fail(id: &Id) {
+    let public = id.public();
+    if !public.qp.is_null() && public.qp_type != IBV_QPT_UD {
+        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..Default::default() };
+        // SAFETY: a queue pair on an id is alive. Refused only where there is nothing to flush: the daemon is gone, or the
+        // queue pair was never moved.
+        let _ = unsafe { ibv_modify_qp(public.qp, &mut attr, IBV_QP_STATE as c_int) };
+    }
+}
+
 /// The domain that a call names, or the id's default one; it must be of the id's context.
 pub fn domain(id: &Id, device: &Device, given: *mut ibv_pd) -> Outcome<*mut ibv_pd> {
     let own = id.public().pd;

@@ -1,0 +1,31 @@
+/*
+ * cm_edge ADDRESS [NAME...]: rules of librdmacm that programs rely on without noticing: whose events come when, and where,
+ * after a migration, a refusal, a late look at the channel. As cm_exercise, all within one process.
+ */
+#include "cm_check.h"
+
+static void test_rejection_flushes(void)
+{
+	static uint8_t in[SIZE];
+	struct ibv_mr *mr;
+	struct ibv_wc wc;
+	struct pair p;
+
+	request(&p, NULL, 0);
+	mr = rdma_reg_msgs(p.active, in, SIZE);
+	CHECK(mr && rdma_post_recv(p.active, in, in, SIZE, mr) == 0);
+	CHECK(rdma_reject(p.passive, NULL, 0) == 0);
+	CHECK(expect_ack(p.active_channel, RDMA_CM_EVENT_REJECTED) == p.active);
+	CHECK(rdma_get_recv_comp(p.active, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR, "status %d", wc.status);
+	CHECK(rdma_dereg_mr(mr) == 0);
+	end_pair(&p);
+}
+
+static const struct rule rules[] = {
+	{ "reject_flushes", test_rejection_flushes },
+};
+
+int main(int argc, char **argv)
+{
+	return check_rules(rules, sizeof(rules) / sizeof(rules[0]), argc, argv);
+}
