@@ -21,8 +21,27 @@ static void test_rejection_flushes(void)
 	end_pair(&p);
 }
 
+/* The context of such an id is still its listener's: programs would take the event for one of the listener. */
+static void test_requests_that_are_not_accepted_have_no_events(void)
+{
+	struct pair p;
+
+	request(&p, NULL, 0);
+	end(p.active);
+	CHECK(!readable(p.passive_channel, 300), "an event of an id that was not accepted");
+	new_qp(p.passive);
+	/* It cannot succeed; the call or an event says so. */
+	if (rdma_accept(p.passive, NULL) == 0)
+		rdma_ack_cm_event(expect(p.passive_channel, RDMA_CM_EVENT_CONNECT_ERROR));
+	end(p.passive);
+	CHECK(rdma_destroy_id(p.listener) == 0);
+	rdma_destroy_event_channel(p.active_channel);
+	rdma_destroy_event_channel(p.passive_channel);
+}
+
 static const struct rule rules[] = {
 	{ "reject_flushes", test_rejection_flushes },
+	{ "not_accepted", test_requests_that_are_not_accepted_have_no_events },
 };
 
 int main(int argc, char **argv)

@@ -49,6 +49,9 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
     }
 
     fn event(&mut self, owner: &Arc<CmEntry>, path: &Path, event: &Event<'_>) {
+        if owner.is_requested() {
+            return;
+        }
         if event.kind == EventKind::TimewaitExit {
             return self.rest.late.add(self.now, owner);
         }

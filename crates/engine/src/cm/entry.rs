@@ -76,6 +76,8 @@ pub struct CmEntry {
     pub worker: AtomicU32,
     /// The connection's communication id in that worker, 0 none. Written by the worker.
     pub(super) conn: AtomicU32,
+    /// For one that came with a request: its program has accepted it. Written by the worker.
+    accepted: AtomicBool,
     /// Records of it (for a listener: and of requests to it) put into channels so far.
     written: AtomicU32,
     /// The program has destroyed it.
@@ -100,9 +102,22 @@ impl CmEntry {
             route_ns: AtomicU32::new(0),
             worker: AtomicU32::new(0),
             conn: AtomicU32::new(0),
+            accepted: AtomicBool::new(false),
             written: AtomicU32::new(0),
             over: AtomicBool::new(false),
         }
+    }
+
+    /// The program has accepted the request.
+    pub(super) fn accept(&self) {
+        // Relaxed: the worker that writes it is the one that reads it.
+        self.accepted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it came with a request that is not accepted. Programs are told nothing of such an id, as the kernel has it: its
+    /// context is still its listener's, for whose event they would take it. An accept fails later.
+    pub(super) fn is_requested(&self) -> bool {
+        self.listener != 0 && !self.accepted.load(Ordering::Relaxed)
     }
 
     /// The program has destroyed it: there is nobody to tell anything.

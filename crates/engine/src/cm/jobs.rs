@@ -238,7 +238,9 @@ impl CmHost {
         {
             return Err(CmError::WrongState);
         }
-        machine.accept(now, entry.conn(), &end, &mut CmFx { now, worker, rest })
+        machine.accept(now, entry.conn(), &end, &mut CmFx { now, worker, rest })?;
+        entry.accept();
+        Ok(())
     }
 }
 
