@@ -39,9 +39,46 @@ static void test_requests_that_are_not_accepted_have_no_events(void)
 	rdma_destroy_event_channel(p.passive_channel);
 }
 
+/* Requests not read yet move with their listener, and so do the ids that they bring. */
+static void test_requests_migrate_with_their_listener(void)
+{
+	struct rdma_event_channel *a = new_channel(), *b = new_channel(), *c = new_channel();
+	struct rdma_cm_id *listen_id = listener(b, RDMA_PS_TCP), *active[2], *passive[2];
+	uint16_t port = rdma_get_src_port(listen_id);
+
+	for (int i = 0; i < 2; i++) {
+		active[i] = resolved(a, RDMA_PS_TCP, port);
+		new_qp(active[i]);
+		CHECK(rdma_connect(active[i], NULL) == 0);
+	}
+	CHECK(readable(b, PATIENCE_MS));
+	usleep(20000);
+	CHECK(rdma_migrate_id(listen_id, c) == 0 && listen_id->channel == c);
+	CHECK(!readable(b, 50), "requests stay in the old channel");
+	for (int i = 0; i < 2; i++) {
+		passive[i] = expect_ack(c, RDMA_CM_EVENT_CONNECT_REQUEST);
+		CHECK(passive[i]->channel == c);
+	}
+	for (int i = 0; i < 2; i++) {
+		new_qp(passive[i]);
+		CHECK(rdma_accept(passive[i], NULL) == 0);
+		expect_ack(a, RDMA_CM_EVENT_ESTABLISHED);
+		CHECK(expect_ack(c, RDMA_CM_EVENT_ESTABLISHED) == passive[i]);
+		end(passive[i]);
+		expect_ack(a, RDMA_CM_EVENT_DISCONNECTED);
+	}
+	for (int i = 0; i < 2; i++)
+		end(active[i]);
+	CHECK(rdma_destroy_id(listen_id) == 0);
+	rdma_destroy_event_channel(a);
+	rdma_destroy_event_channel(b);
+	rdma_destroy_event_channel(c);
+}
+
 static const struct rule rules[] = {
 	{ "reject_flushes", test_rejection_flushes },
 	{ "not_accepted", test_requests_that_are_not_accepted_have_no_events },
+	{ "migrating_listener", test_requests_migrate_with_their_listener },
 };
 
 int main(int argc, char **argv)

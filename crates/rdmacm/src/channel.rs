@@ -93,6 +93,11 @@ impl Channel {
         unsafe { channel.cast::<Channel>().as_ref() }.ok_or(EINVAL)
     }
 
+    /// The pointer that applications hold.
+    pub fn as_rdma(&self) -> *mut rdma_event_channel {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+
     /// Counts a reader; the descriptor to read, or `None` if the channel is destroyed.
     ///
     /// # Errors

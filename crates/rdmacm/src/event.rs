@@ -77,7 +77,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     };
     // SAFETY: counted, so it stays until the event is acknowledged.
     let counted_id = unsafe { counted_at.as_ref() };
-    let id = if request { Id::requested(counted_id, event.id) } else { counted_at };
+    let id = if request { Id::requested(counted_id, channel, event.id) } else { counted_at };
     // SAFETY: just made, or counted.
     let id = unsafe { id.as_ref() };
     id.due.read(event.kind, id.is_datagram());

@@ -212,11 +212,12 @@ impl Id {
         Ok(Id::allocate(session, channel, context, &kind, (number, ps, sync), Some((channel_number, qp_type))))
     }
 
-    /// The id of an incoming request, which the daemon has made.
-    pub fn requested(listener: &Id, number: CmId) -> NonNull<Id> {
-        let b = &listener.base;
+    /// The id of an incoming request, which the daemon has made, read from this channel.
+    pub fn requested(listener: &Id, channel: &Channel, number: CmId) -> NonNull<Id> {
+        let b = listener.public();
         let kind = Kind { ps: b.ps, qp_type: b.qp_type };
-        Id::allocate(listener.session, b.channel, b.context, &kind, (number, listener.space, false), None)
+        let place = (number, listener.space, false);
+        Id::allocate(listener.session, channel.as_rdma(), b.context, &kind, place, None)
     }
 
     fn allocate(

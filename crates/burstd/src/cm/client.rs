@@ -232,10 +232,7 @@ impl CmClient {
         }
         house.cm.write_events();
         // The id is over: what a worker has not written yet it does not write any more.
-        let taken = channel.take_records(|e| {
-            let subject = if e.kind == CmEventKind::ConnectRequest { e.listener } else { e.id };
-            subject == entry.id
-        });
+        let taken = channel.take_records(|e| entry.is_of(e));
         for request in taken.iter().filter_map(CmEvent::from_bytes).filter(|e| e.kind == CmEventKind::ConnectRequest) {
             self.take_arrivals(house);
             if let Some(gone) = self.ids.remove(&request.id) {
@@ -244,21 +241,28 @@ impl CmClient {
         }
     }
 
-    /// Later events go to the new channel first; then those not yet read follow.
+    /// The events not yet read go along, and so do the ids of a listener's requests among them.
     fn migrate(&mut self, house: &mut House, id: CmId, channel: u32) -> Result<CmReply, Refusal> {
         let to = self.channel(channel)?;
-        let entry = self.arrived(house, id)?.entry.clone();
+        let id = self.arrived(house, id)?;
+        let (entry, listens) = (id.entry.clone(), id.stage == Stage::Listening);
         house.cm.write_events();
-        // Between two passes of its worker, so that no event is on its way into the old channel.
-        let (worker, moved) = (entry.worker.load(Ordering::Relaxed) as usize, entry.clone());
-        let records = house.on_worker(worker, move |_, _| {
-            let mut place = moved.channel.lock().unwrap_or_else(|e| e.into_inner());
-            let old = std::mem::replace(&mut *place, to);
-            if Arc::ptr_eq(&old, &place) { Vec::new() } else { old.take_records(|e| e.id == moved.id) }
-        });
-        let to = entry.channel();
-        for event in records.iter().filter_map(CmEvent::from_bytes) {
-            house.cm.write_to(&to, &event);
+        // Between two passes of its worker, so that no event is on its way into the old channel. A listener has all workers.
+        let worker = entry.worker.load(Ordering::Relaxed) as usize;
+        let target = to.clone();
+        let (requests, lost) = if listens {
+            house.while_all_stand(move |_| entry.migrate(&target))
+        } else {
+            house.on_worker(worker, move |_, _| entry.migrate(&target))
+        };
+        house.cm.lost += lost;
+        if to.has_backlog() {
+            house.cm.job(0, CmJob::Retry(to.clone()));
+        }
+        self.take_arrivals(house);
+        for id in requests.iter().filter_map(|id| self.ids.get(id)) {
+            // Nothing is written of it before it is accepted.
+            *id.entry.channel.lock().unwrap_or_else(|e| e.into_inner()) = to.clone();
         }
         Ok(CmReply::Done)
     }

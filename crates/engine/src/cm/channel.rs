@@ -2,7 +2,7 @@
 
 use super::entry::CmEntry;
 use crate::events::{EventLost, EventPipe};
-use burst_control::cm::CmEvent;
+use burst_control::cm::{CmEvent, CmEventKind, CmId};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -140,6 +140,31 @@ impl CmChannel {
     }
 }
 
+impl CmEntry {
+    /// Whether a record is one of this id's; of a listener, the requests to it are.
+    pub fn is_of(&self, event: &CmEvent) -> bool {
+        self.id == if event.kind == CmEventKind::ConnectRequest { event.listener } else { event.id }
+    }
+
+    /// Sends the id's records to another channel, those not yet read included and first. No worker may have news of the id
+    /// that it has not written: this is called between two passes. Returns the ids of the requests that have moved, and
+    /// how many records were lost.
+    pub fn migrate(&self, to: &Arc<CmChannel>) -> (Vec<CmId>, u64) {
+        let mut place = self.channel.lock().unwrap_or_else(|e| e.into_inner());
+        let old = std::mem::replace(&mut *place, to.clone());
+        if Arc::ptr_eq(&old, to) {
+            return (Vec::new(), 0);
+        }
+        let (mut requests, mut lost) = (Vec::new(), 0);
+        for record in old.take_records(|e| self.is_of(e)) {
+            lost += u64::from(to.write(&record).is_err());
+            let event = CmEvent::from_bytes(&record);
+            requests.extend(event.filter(|e| e.kind == CmEventKind::ConnectRequest).map(|e| e.id));
+        }
+        (requests, lost)
+    }
+}
+
 impl AsFd for CmChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.read.as_fd()
@@ -149,7 +174,6 @@ impl AsFd for CmChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burst_control::cm::CmEventKind;
 
     fn read_one(channel: &CmChannel) -> Option<CmEvent> {
         let mut record = [0; CmEvent::BYTES];
