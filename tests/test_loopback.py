@@ -1,5 +1,6 @@
 """One host, one daemon: what a port sends to itself turns round in the daemon, or goes through the kernel if asked to."""
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import pytest
 from lab import build_directory, run_pair
 
 EXERCISE = build_directory() / "programs" / "exercise"
+MANY = build_directory() / "programs" / "cm_many"
 PORTS = ["udp:dev=eth0", "packet:dev=eth0"]
 
 
@@ -38,23 +40,47 @@ def test_through_the_kernel_if_asked(make_fabric):
     assert interface_packets(a) - before > 1000
 
 
-def test_several_workers(make_fabric):
-    """Packets between queue pairs of different workers go through the kernel, all others turn round."""
-    a = make_fabric(extra=("--workers", 3)).a
-    # A queue pair joined to itself.
+@pytest.mark.parametrize("port", PORTS, ids=["udp", "packet"])
+def test_several_workers(make_fabric, port):
+    """Whichever workers the queue pairs have: nothing between them sees the kernel."""
+    a = make_fabric(ports=(port, port), extra=("--workers", 3)).a
+    before = interface_packets(a)
+    # A queue pair joined to itself, two of two workers, and sixteen.
     status, text = a.run(build_directory() / "programs" / "post_poll", "burst0", "classic", 200)
     assert status == 0, text
-    own = a.stats()
-    assert own["loopback_packets"] == own["rx_packets"] == own["tx_packets"] >= 200
-    # Two programs of one queue pair each: by round robin they are of two workers.
     run_pair(a, a, [EXERCISE, "-n", 2000])
-    both = a.stats()
-    assert both["loopback_packets"] == own["loopback_packets"] and both["rx_packets"] > own["rx_packets"] + 2000
+    run_pair(a, a, ["ib_send_bw", "-d", "burst0", "-F", "-q", 8, "-s", 16384, "-n", 200])
+    stats = a.stats()
+    assert stats["loopback_packets"] == stats["rx_packets"] == stats["tx_packets"] > 10000
+    assert interface_packets(a) - before < 500
 
 
-def test_a_bad_wire_is_bad_within_a_host_too(make_fabric):
+def test_several_workers_through_the_kernel_if_asked(make_fabric):
+    port = "udp:dev=eth0,loopback=off"
+    a = make_fabric(ports=(port, port), extra=("--workers", 3)).a
+    run_pair(a, a, [EXERCISE, "-n", 2000])
+    stats = a.stats()
+    assert stats["loopback_packets"] == 0 and stats["rx_packets"] > 2000
+
+
+def test_connections_within_a_host_of_several_workers(make_fabric):
+    """Management datagrams turn round, too, and find the worker that has the connection."""
+    a = make_fabric(extra=("--workers", 3)).a
+    server = a.start(MANY)
+    server.wait_for_text("listening", 20)
+    code, text = a.run(MANY, "-c", 300, a.address, seconds=60)
+    assert code == 0, text
+    assert json.loads(text.splitlines()[-1])["established"] == 300
+    stats = a.stats()
+    # Request, reply, ready to use; the ends may still be on their way.
+    assert stats["loopback_packets"] >= 900 and stats["rx_packets"] <= stats["tx_packets"]
+    assert a.stats().get("unknown_qpn", 0) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_wire_is_bad_within_a_host_too(make_fabric, workers):
     port = "impair:loss=1%,dup=1%,reorder=1%,corrupt=1%,seed=21/udp:dev=eth0"
-    a = make_fabric(ports=(port, port)).a
+    a = make_fabric(ports=(port, port), extra=("--workers", workers)).a
     run_pair(a, a, [EXERCISE, "-n", 5000, "-s", 4], seconds=120)
     stats = a.stats()
     assert stats["loopback_packets"] > 5000 and stats["impaired"] > 0 and stats["sequence_gap"] > 0

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.skipif(os.environ.get("BURST_BENCH") != "1", reason="fi
 PORTS = {"turning round": "udp:dev=eth0", "by the kernel": "udp:dev=eth0,loopback=off"}
 
 
-def within_a_host(jobs):
+def within_a_host(jobs, workers=1):
     """Medians of three by job and port, in turns; `jobs` take two hosts, which are one here."""
-    fabrics = {name: Fabric(ports=(port,) * 2) for name, port in PORTS.items()}
+    fabrics = {name: Fabric(ports=(port,) * 2, extra=("--workers", workers)) for name, port in PORTS.items()}
     values = {(job, name): [] for job in jobs for name in PORTS}
     try:
         for fabric in fabrics.values():
@@ -41,6 +41,19 @@ def test_bandwidth(namespaces):
     assert figures["write", "turning round"] >= 2 * figures["write", "by the kernel"]
     assert figures["read", "turning round"] >= 2 * figures["read", "by the kernel"]
     assert figures["write", "turning round"] >= figures["tcp", "turning round"]
+
+
+def test_bandwidth_between_two_workers(namespaces):
+    """By round robin the two programs' queue pairs are of different workers."""
+    figures = within_a_host({
+        "write": lambda pair: measure.bandwidth(pair, "ib_write_bw", 64 << 10)["gbits"],
+        "read": lambda pair: measure.bandwidth(pair, "ib_read_bw", 64 << 10)["gbits"],
+    }, workers=2)
+    for (job, name), gbits in figures.items():
+        print(f"{job} 64 KiB between two workers, {name}: {gbits:.1f} Gbit/s")
+    # Here two pollers and two workers share two processors.
+    assert figures["write", "turning round"] >= 1.5 * figures["write", "by the kernel"]
+    assert figures["read", "turning round"] >= 1.5 * figures["read", "by the kernel"]
 
 
 def test_latency(namespaces):

@@ -17,7 +17,7 @@ use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
 use burst_mem::{KeySpace, MrTable};
-use burst_port::{PortSpec, open};
+use burst_port::{Port, PortSpec, open_all};
 use burst_shm::status::StatusOwner;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
@@ -100,8 +100,15 @@ impl House {
         let inboxes =
             (0..config.workers).map(|_| Inbox::new(config.workers).map(Arc::new)).collect::<Result<Vec<_>, _>>();
         let inboxes = inboxes.map_err(|e| format!("cannot make the workers' inboxes: {e}"))?;
-        for id in 0..config.workers {
-            house.start_worker(config, &specs, id, &inboxes)?;
+        // By worker, then by device.
+        let mut ports: Vec<Vec<Box<dyn Port>>> = (0..config.workers).map(|_| Vec::new()).collect();
+        for spec in &specs {
+            let opened = open_all(spec, config.workers).map_err(|e| e.to_string())?;
+            ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
+        }
+        house.devices = ports[0].iter().zip(0..).map(|(p, index)| Device::new(index, p.caps().clone())).collect();
+        for (id, ports) in ports.into_iter().enumerate() {
+            house.start_worker(config, id, ports, &inboxes)?;
         }
         Ok(house)
     }
@@ -109,17 +116,10 @@ impl House {
     fn start_worker(
         &mut self,
         config: &Config,
-        specs: &[PortSpec],
         id: usize,
+        ports: Vec<Box<dyn Port>>,
         inboxes: &[Arc<Inbox>],
     ) -> Result<(), String> {
-        let mut ports = Vec::new();
-        for spec in specs {
-            ports.push(open(spec, id, config.workers).map_err(|e| e.to_string())?);
-        }
-        if id == 0 {
-            self.devices = ports.iter().zip(0..).map(|(p, index)| Device::new(index, p.caps().clone())).collect();
-        }
         let options =
             WorkerOptions { id: id as u32, window_bytes: u64::from(config.window_bytes), cm_secret: self.cm_secret };
         let worker = Worker::new(options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());

@@ -22,7 +22,7 @@ const BYTES: u32 = 8 << 20;
 
 fn host(addr: &str) -> Host {
     let spec = PortSpec::parse(&format!("udp:dev=lo,addr={addr}")).expect("spec");
-    Host::new(open(&spec, 0, 1).expect("port"), BYTES)
+    Host::new(open(&spec).expect("port"), BYTES)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -168,7 +168,7 @@ fn open(setup: &Setup, dev: &str, addr: IpAddr) -> Box<dyn Port> {
     let icrc = if setup.method == Method::NoIcrc { ",no_icrc" } else { "" };
     let kind = if setup.method == Method::Packet { "packet" } else { "udp" };
     let spec = PortSpec::parse(&format!("{kind}:dev={dev},addr={addr}{icrc}")).unwrap();
-    burst_port::open(&spec, 0, 1).unwrap()
+    burst_port::open(&spec).unwrap()
 }
 
 /// Processor time of this thread, in nanoseconds.

@@ -219,18 +219,45 @@ pub(crate) fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6])
     (caps.addrs.iter().map(|a| a.ip).collect(), caps.link_mtu, caps.up, caps.speed_mbps, caps.mac)
 }
 
-/// Opens the port that `spec` describes, for worker `worker` of `workers` (each worker has a port object of its own).
-///
-/// With several workers, received packets go to the destination's worker (`Qpn::worker`) where the kernel can tell; a
-/// packet may still arrive at another worker (trains of mixed QPs), so the engine must be able to hand it over.
-/// Open the workers' ports in order, worker 0 first.
+/// Opens the port that `spec` describes, for a single worker.
 ///
 /// # Errors
 /// One sentence that names what is missing and what to do: see [`PortError`].
-pub fn open(spec: &PortSpec, worker: usize, workers: usize) -> Result<Box<dyn Port>, PortError> {
-    assert!(worker < workers, "worker index out of range");
+pub fn open(spec: &PortSpec) -> Result<Box<dyn Port>, PortError> {
+    Ok(wrap(spec, open_kind(spec, 0, 1)?, None, 0))
+}
+
+/// Opens the port that `spec` describes, once for each of `workers` workers; in the order of their numbers.
+///
+/// Received packets go to the destination's worker (`Qpn::worker`) where the kernel can tell; a packet may still arrive at
+/// another worker (trains of mixed QPs), so the engine must be able to hand it over. What a worker sends to a queue pair
+/// of another goes to that worker's port directly ([`loopback`]).
+///
+/// # Errors
+/// As [`open`].
+pub fn open_all(spec: &PortSpec, workers: usize) -> Result<Vec<Box<dyn Port>>, PortError> {
+    let joined = workers > 1 && spec.kind.loops_back();
+    let mut lanes = if joined { loopback::Lanes::between(workers)? } else { Vec::new() }.into_iter();
+    (0..workers).map(|worker| Ok(wrap(spec, open_kind(spec, worker, workers)?, lanes.next(), worker))).collect()
+}
+
+/// What the specification puts around a worker's port.
+fn wrap(spec: &PortSpec, mut port: Box<dyn Port>, lanes: Option<loopback::Lanes>, worker: usize) -> Box<dyn Port> {
+    if spec.kind.loops_back() {
+        port = Box::new(loopback::Loopback::new(port, lanes));
+    }
+    for impair in spec.impair.iter().rev() {
+        // Workers must not make the same "random" choices.
+        let seed = impair.seed.wrapping_add(worker as u64);
+        port = Box::new(impair::Impair::new(port, spec::ImpairSpec { seed, ..*impair }));
+    }
+    port
+}
+
+/// The port without wrappers.
+fn open_kind(spec: &PortSpec, worker: usize, workers: usize) -> Result<Box<dyn Port>, PortError> {
     let name = spec.to_string();
-    let mut port: Box<dyn Port> = match &spec.kind {
+    Ok(match &spec.kind {
         PortKind::Udp(udp) => Box::new(udp::UdpPort::open(udp, &name, worker, workers)?),
         PortKind::Packet(packet) => Box::new(packet::PacketPort::open(packet, &name, worker, workers)?),
         #[cfg(feature = "dpdk")]
@@ -239,14 +266,5 @@ pub fn open(spec: &PortSpec, worker: usize, workers: usize) -> Result<Box<dyn Po
         PortKind::Dpdk(_) => {
             return Err(PortError::Absent { kind: "dpdk", cure: "install libdpdk-dev and run make build" });
         }
-    };
-    if spec.kind.loops_back() {
-        port = Box::new(loopback::Loopback::new(port, worker, workers));
-    }
-    for impair in spec.impair.iter().rev() {
-        // Workers must not make the same "random" choices.
-        let seed = impair.seed.wrapping_add(worker as u64);
-        port = Box::new(impair::Impair::new(port, spec::ImpairSpec { seed, ..*impair }));
-    }
-    Ok(port)
+    })
 }

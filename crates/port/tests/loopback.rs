@@ -159,16 +159,16 @@ fn a_second_daemon_is_told_who_has_the_port() {
     let _a = lo("127.0.0.1", 10_800, "");
     let spec = PortSpec::parse("udp:dev=lo,addr=127.0.0.1,udp_port=10800").unwrap();
     for workers in [1, 2] {
-        match burst_port::open(&spec, 0, workers) {
+        match burst_port::open_all(&spec, workers) {
             Err(error @ PortError::InUse { .. }) => {
                 let text = error.to_string();
                 assert!(text.contains("127.0.0.1") && text.contains("10800") && text.contains("rdma_rxe"), "{text}");
             }
-            other => panic!("{:?}", other.map(|_| "a port")),
+            other => panic!("{:?}", other.map(|_| "ports")),
         }
     }
     let spec = PortSpec::parse("udp:dev=lo,addr=203.0.113.9,udp_port=10800").unwrap();
-    let text = burst_port::open(&spec, 0, 1).err().unwrap().to_string();
+    let text = burst_port::open(&spec).err().unwrap().to_string();
     assert!(text.contains("203.0.113.9"), "{text}");
 }
 
@@ -215,7 +215,7 @@ fn the_wait_descriptor_is_readable_when_something_is_there() {
 #[test]
 fn a_specification_with_wrappers_opens_them() {
     let spec = PortSpec::parse("impair:loss=100%,dir=tx,seed=5/udp:dev=lo,addr=127.0.0.1,udp_port=10805").unwrap();
-    let mut port = burst_port::open(&spec, 0, 1).unwrap();
+    let mut port = burst_port::open(&spec).unwrap();
     assert_eq!(port.caps().name, spec.to_string());
     let reasons = send(&mut *port, &flow("127.0.0.1", "127.0.0.1"), &payloads(&[4; 3]));
     assert_eq!(reasons, [Reason::Impaired; 3]);

@@ -242,7 +242,7 @@ fn interfaces_without_addresses_and_link_local_ones() {
         1500,
         |wire| {
             ip("addr flush dev va");
-            let error = PortSpec::parse("udp:dev=va").and_then(|s| burst_port::open(&s, 0, 1)).err().unwrap();
+            let error = PortSpec::parse("udp:dev=va").and_then(|s| burst_port::open(&s)).err().unwrap();
             assert!(matches!(error, PortError::NoAddress { .. }), "{error}");
             assert!(error.to_string().contains("ip addr add"), "{error}");
             // Nothing but lo has an address: it is chosen.

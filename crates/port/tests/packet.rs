@@ -108,7 +108,7 @@ fn trains_pass_whole_between_ports_of_both_kinds() {
         9000,
         move |wire| {
             for text in ["packet:dev=va", "packet:dev=va", "udp:dev=va"] {
-                let mut port = burst_port::open(&PortSpec::parse(text).unwrap(), 0, 1).unwrap();
+                let mut port = burst_port::open(&PortSpec::parse(text).unwrap()).unwrap();
                 wire.wait();
                 for (src, dst) in [V4, V6] {
                     assert_eq!(send(&mut *port, &flow(src, dst), &payloads(&[12])), []);
@@ -125,7 +125,7 @@ fn trains_pass_whole_between_ports_of_both_kinds() {
         },
         move |wire| {
             for text in ["packet:dev=vb,gro=off", "udp:dev=vb,strict_id", "packet:dev=vb,gro=off"] {
-                let mut port = burst_port::open(&PortSpec::parse(text).unwrap(), 0, 1).unwrap();
+                let mut port = burst_port::open(&PortSpec::parse(text).unwrap()).unwrap();
                 wire.go();
                 for _ in [V4, V6] {
                     wire.wait();
@@ -689,13 +689,13 @@ fn the_kernel_keeps_silent_and_refusals_are_sentences() {
             let answers: Vec<_> = capture.all(Duration::from_millis(200)).into_iter().filter(|f| is_error(f)).collect();
             assert!(answers.is_empty(), "{answers:x?}");
             // The port is taken: by whom, and what to do.
-            let error = burst_port::open(&PortSpec::parse("udp:dev=va").unwrap(), 0, 1).err().unwrap();
+            let error = burst_port::open(&PortSpec::parse("udp:dev=va").unwrap()).err().unwrap();
             assert!(matches!(error, PortError::InUse { .. }), "{error}");
-            let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap(), 0, 1).err().unwrap();
+            let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap()).err().unwrap();
             assert!(matches!(error, PortError::InUse { .. }), "{error}");
             drop(port);
             ip("addr flush dev va");
-            let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap(), 0, 1).err().unwrap();
+            let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap()).err().unwrap();
             assert!(matches!(error, PortError::NoAddress { .. }), "{error}");
             wire.go();
         },

@@ -9,6 +9,9 @@
 //! | armed CQ | [`event_due`]: entry (before), then armed | [`arm`]: armed, then entries (a later poll) |
 //! | sleeping worker | [`needs_wake`]: doorbell (before), then sleeping | [`go_to_sleep`]: sleeping, then doorbells |
 //!
+//! Workers wake each other by the third rule, too; as they may write the word, one of several ringers claims the wake-up
+//! ([`claim_wake`], [`rise`]).
+//!
 //! The fourth is the doorbell tree ([`ring_bit`], and swaps from the top down in `doorbell`); the fifth the
 //! reservation of CQ entries by many producers ([`reserve`]); the sixth the shared take of an SRQ ([`take`]).
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*, fence};
@@ -67,7 +70,8 @@ pub fn event_due(armed: &AtomicU32, solicited: bool) -> bool {
 
 /// Daemon: announces that this worker is about to sleep. The caller must look at every doorbell once more.
 pub fn go_to_sleep(sleeping: &AtomicU32) {
-    sleeping.store(1, Relaxed);
+    // A swap: see `try_idle`. Others of the daemon may write the word ([`claim_wake`]).
+    sleeping.swap(1, AcqRel);
     // Pairs with the fence in `needs_wake`.
     fence(SeqCst);
 }
@@ -78,6 +82,17 @@ pub fn needs_wake(sleeping: &AtomicU32) -> bool {
     // Pairs with the fence in `go_to_sleep`.
     fence(SeqCst);
     sleeping.load(Relaxed) != 0
+}
+
+/// Daemon: after giving a worker something: whether it may be asleep and the caller is the one that must wake it.
+#[inline]
+pub fn claim_wake(sleeping: &AtomicU32) -> bool {
+    needs_wake(sleeping) && sleeping.swap(0, AcqRel) != 0
+}
+
+/// Daemon: this worker is awake and looks at everything next. True: somebody has claimed its wake-up, which has come or will.
+pub fn rise(sleeping: &AtomicU32) -> bool {
+    sleeping.swap(0, AcqRel) == 0
 }
 
 /// Application: sets one queue's bit, from the leaf up. A death between two steps leaves bits below a clear bit:

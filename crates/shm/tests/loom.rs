@@ -150,6 +150,53 @@ fn a_bell_is_heard_before_sleep_or_wakes() {
     });
 }
 
+/// A worker that sleeps on a descriptor as soon as it finds nothing new; returns which of the things in `given` it has
+/// seen when it sleeps, or none if it never does.
+fn sleep_and_look(sleeping: &AtomicU32, fd: &AtomicU32, given: &[AtomicU32; 2]) -> Option<[bool; 2]> {
+    // Writes that were announced and not read.
+    let mut owed = 0;
+    let mut seen = [false; 2];
+    for _ in 0..5 {
+        protocol::go_to_sleep(sleeping);
+        let look = [0, 1].map(|i| given[i].load(Acquire) == 1);
+        if look == seen && fd.load(Acquire) == 0 {
+            return Some(seen);
+        }
+        owed += u32::from(protocol::rise(sleeping));
+        if owed > 0 {
+            // Reading the descriptor takes what was written; what is not there yet is looked for again.
+            owed = u32::checked_sub(owed, fd.swap(0, AcqRel)).expect("each write was announced");
+        }
+        seen = [0, 1].map(|i| given[i].load(Acquire) == 1);
+    }
+    None
+}
+
+#[test]
+fn workers_that_give_something_wake_a_sleeping_one() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let all = Arc::new((AtomicU32::new(0), AtomicU32::new(0), [AtomicU32::new(0), AtomicU32::new(0)]));
+        let givers: Vec<_> = (0..2)
+            .map(|i| {
+                let all = all.clone();
+                thread::spawn(move || {
+                    let (sleeping, fd, given) = &*all;
+                    given[i].store(1, Release);
+                    if protocol::claim_wake(sleeping) {
+                        fd.fetch_add(1, AcqRel);
+                    }
+                })
+            })
+            .collect();
+        let (sleeping, fd, given) = &*all;
+        let seen = sleep_and_look(sleeping, fd, given).expect("three things can happen, each wakes once or twice");
+        givers.into_iter().for_each(|t| t.join().unwrap());
+        assert!(seen == [true; 2] || fd.load(Acquire) > 0, "the worker sleeps and nobody wakes it: {seen:?}");
+    });
+}
+
 #[test]
 fn bells_of_one_word_do_not_silence_each_other() {
     loom::model(|| {
