@@ -87,6 +87,15 @@ def test_a_killed_daemon_of_the_peer_is_an_error_not_a_hang(pair):
     server.stop()
 
 
+def test_a_program_gets_new_ids_from_a_new_daemon(pair):
+    program = pair.a.start(build_directory() / "programs" / "cm_again", pair.a.address)
+    program.wait_for_text("first", 10)
+    pair.a.daemon.stop(signal.SIGKILL)
+    program.wait_for_text("gone", 10)
+    pair.a.start_daemon()
+    assert program.wait(15) == 0, program.text()
+
+
 def test_a_terminated_daemon_drains_and_goes(pair):
     server, client = start_transfer(pair)
     began = time.monotonic()

@@ -4,6 +4,7 @@ use crate::cm::CmOp;
 use crate::frame::{self, Packet};
 use crate::wishes::send_wishes;
 use crate::{ControlError, DaemonInfo, FDS_MAX, MESSAGE_MAX, Reply, Request, Response};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -120,6 +121,14 @@ impl Teller {
     /// Over a socket that leads to the daemon.
     pub fn new(socket: OwnedFd) -> Teller {
         Teller { socket }
+    }
+
+    /// Whether the daemon is still at the other end.
+    pub fn is_connected(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // What cannot be asked is found out by the next call.
+        poll(&mut fds, Some(&now)).is_err() || fds[0].revents().is_empty()
     }
 
     /// Says wishes, to be carried out in order. Waits only while the daemon's socket is full.

@@ -11,7 +11,7 @@ use crate::channel::Channel;
 use crate::device::Device;
 use crate::door::{self, EINVAL, EIO, ENODEV, Errno, Outcome, lock};
 use crate::event;
-use crate::session::{Session, session};
+use crate::session::Session;
 use crate::sys::*;
 use burst_base::verbs::QpType;
 use burst_control::cm::{CmConn, CmEventKind, CmId, CmOp, CmReply, CmRoute, PortSpace};
@@ -203,11 +203,13 @@ impl Id {
     /// `channel` must be NULL or alive.
     pub unsafe fn create(channel: *mut rdma_event_channel, context: *mut c_void, kind: Kind) -> Outcome<NonNull<Id>> {
         let (ps, qp_type) = (space_of(kind.ps)?, service_of(kind.qp_type)?);
-        let session = session()?;
         let sync = channel.is_null();
         let channel = if sync { Channel::create()? } else { channel };
         // SAFETY: alive, or just made.
-        let channel_number = unsafe { Channel::from_rdma(channel) }?.number;
+        let Channel { session, number: channel_number, .. } = *unsafe { Channel::from_rdma(channel) }?;
+        if !session.is_alive() {
+            return Err(EIO);
+        }
         let number = session.id_number();
         Ok(Id::allocate(session, channel, context, &kind, (number, ps, sync), Some((channel_number, qp_type))))
     }

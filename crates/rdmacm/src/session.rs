@@ -2,7 +2,8 @@
 //!
 //! A session belongs to the process that made it. A child after fork finds its [`LifePage`] wiped, makes its own when it
 //! needs one, and never touches the parent's locks; the parent's objects are dead in the child (EIO). Sessions are never
-//! freed: devices stay open as long as the library is loaded, as its manual says.
+//! freed: devices stay open as long as the library is loaded, as its manual says. When the daemon goes, the session's objects
+//! are dead, too, and who asks for new ones gets a new session with the daemon's successor.
 //!
 //! Two ways lead to the daemon: [`Session::call`] waits for an answer, one caller at a time; [`Session::tell`] does not
 //! wait and takes no lock.
@@ -42,6 +43,7 @@ pub fn session() -> Outcome<&'static Session> {
     // SAFETY: sessions are never freed. Acquire pairs with the exchange below.
     if let Some(session) = unsafe { found.as_ref() }
         && session.is_alive()
+        && session.teller.is_connected()
     {
         return Ok(session);
     }

@@ -1,0 +1,58 @@
+/*
+ * cm_again ADDRESS: outlives a daemon. Says "first" when it has an id bound to the address, "gone" when there is no daemon any
+ * more, and "back" when the daemon's successor has given it another one, with a device.
+ */
+#include "cm_check.h"
+
+#define TRIES 500
+
+static bool has_id(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id;
+	bool bound;
+
+	if (!channel)
+		return false;
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	bound = rdma_bind_addr(id, at_port(0)) == 0;
+	if (bound)
+		CHECK(id->verbs && ibv_query_device(id->verbs, &(struct ibv_device_attr){}) == 0);
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(channel);
+	return bound;
+}
+
+static void test_successor(void)
+{
+	struct rdma_event_channel *old = new_channel();
+	struct rdma_cm_id *id = new_id(old, RDMA_PS_TCP);
+	struct rdma_cm_event *event;
+	int left = TRIES;
+
+	CHECK(rdma_bind_addr(id, at_port(0)) == 0 && rdma_listen(id, 1) == 0);
+	puts("first");
+	fflush(stdout);
+	while (has_id() && --left)
+		usleep(20000);
+	puts("gone");
+	fflush(stdout);
+	while (!has_id() && --left)
+		usleep(20000);
+	CHECK(left, "no new id");
+	puts("back");
+	/* What was the old daemon's is dead, and can be given back. */
+	CHECK(rdma_listen(id, 1) == -1);
+	CHECK(rdma_get_cm_event(old, &event) == -1);
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(old);
+}
+
+static const struct rule rules[] = {
+	{ "successor", test_successor },
+};
+
+int main(int argc, char **argv)
+{
+	return check_rules(rules, sizeof(rules) / sizeof(rules[0]), argc, argv);
+}
