@@ -4,6 +4,24 @@
  */
 #include "cm_check.h"
 
+/* A peer has parted some time ago: the end of time-wait follows its news, but not beyond the end of the id. */
+static void test_late_readers_are_not_woken_for_the_dead(void)
+{
+	struct pair p;
+
+	connected(&p);
+	CHECK(rdma_disconnect(p.active) == 0);
+	usleep(600000);
+	CHECK(expect_ack(p.passive_channel, RDMA_CM_EVENT_DISCONNECTED) == p.passive);
+	end(p.passive);
+	CHECK(!readable(p.passive_channel, 100), "whoever reads now waits for ever");
+	end(p.active);
+	CHECK(!readable(p.active_channel, 100));
+	CHECK(rdma_destroy_id(p.listener) == 0);
+	rdma_destroy_event_channel(p.active_channel);
+	rdma_destroy_event_channel(p.passive_channel);
+}
+
 static void test_rejection_flushes(void)
 {
 	static uint8_t in[SIZE];
@@ -76,6 +94,7 @@ static void test_requests_migrate_with_their_listener(void)
 }
 
 static const struct rule rules[] = {
+	{ "late_reader", test_late_readers_are_not_woken_for_the_dead },
 	{ "reject_flushes", test_rejection_flushes },
 	{ "not_accepted", test_requests_that_are_not_accepted_have_no_events },
 	{ "migrating_listener", test_requests_migrate_with_their_listener },

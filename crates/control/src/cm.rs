@@ -482,7 +482,7 @@ pub struct CmEvent {
     pub listener: CmId,
     /// 0, a negative errno, or the reason of a REJ (28: the program at the other end) or status of a SIDR_REP.
     pub status: i32,
-    /// Cookie of the multicast join.
+    /// Cookie of the multicast join; of `Disconnected`, when it was (CLOCK_MONOTONIC, nanoseconds).
     pub cookie: u64,
     /// Addresses and path.
     pub route: CmRoute,

@@ -80,7 +80,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     let id = if request { Id::requested(counted_id, channel, event.id) } else { counted_at };
     // SAFETY: just made, or counted.
     let id = unsafe { id.as_ref() };
-    id.due.read(event.kind, id.is_datagram());
+    id.due.read(event, id.is_datagram());
     let mut status = follow(id, event);
     if request && counted_id.is_sync() {
         // The request's id gets a channel of its own, as its listener has.

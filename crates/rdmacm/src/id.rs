@@ -14,12 +14,11 @@ use crate::event;
 use crate::session::Session;
 use crate::sys::*;
 use burst_base::verbs::QpType;
-use burst_control::cm::{CmConn, CmEventKind, CmId, CmOp, CmReply, CmRoute, PortSpace};
+use burst_control::cm::{CmConn, CmEvent, CmEventKind, CmId, CmOp, CmReply, CmRoute, PortSpace};
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// Events of an id: handed out, and acknowledged.
 #[derive(Debug, Default)]
@@ -76,12 +75,20 @@ pub struct Due {
     answers: AtomicI32,
     /// Whether the peer or the network may cause events: it listens, or has a connection.
     live: AtomicBool,
-    /// When the end of a connection was read; TIMEWAIT_EXIT follows it, but not at once.
-    ended: Mutex<Option<Instant>>,
+    /// When the connection ended, on CLOCK_MONOTONIC, 0 while it has not; TIMEWAIT_EXIT follows, but not at once.
+    ended_ns: AtomicU64,
+}
+
+/// CLOCK_MONOTONIC.
+fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a writable place; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Less than any connection stays in time-wait.
-const TIMEWAIT_MIN: Duration = Duration::from_millis(50);
+const TIMEWAIT_MIN_NS: u64 = 50_000_000;
 
 impl Due {
     /// A wish is about to be sent.
@@ -98,9 +105,9 @@ impl Due {
     }
 
     /// An event was read.
-    pub fn read(&self, kind: CmEventKind, datagram: bool) {
+    pub fn read(&self, event: &CmEvent, datagram: bool) {
         use CmEventKind as K;
-        match kind {
+        match event.kind {
             K::AddrResolved
             | K::AddrError
             | K::RouteResolved
@@ -111,11 +118,12 @@ impl Due {
             }
             K::Disconnected => {
                 self.live.store(false, Ordering::Relaxed);
-                *lock(&self.ended) = Some(Instant::now());
+                // It may have waited long to be read.
+                self.ended_ns.store(event.cookie.max(1), Ordering::Relaxed);
             }
             K::TimewaitExit | K::Rejected | K::Unreachable | K::ConnectError => {
                 self.live.store(false, Ordering::Relaxed);
-                *lock(&self.ended) = None;
+                self.ended_ns.store(0, Ordering::Relaxed);
             }
             // A datagram service is known from now on, and there is nothing that could end.
             K::Established if datagram => self.live.store(false, Ordering::Relaxed),
@@ -125,9 +133,11 @@ impl Due {
     }
 
     fn may_come(&self) -> bool {
-        self.live.load(Ordering::Relaxed)
-            || self.answers.load(Ordering::Relaxed) != 0
-            || lock(&self.ended).is_some_and(|at| at.elapsed() > TIMEWAIT_MIN)
+        if self.live.load(Ordering::Relaxed) || self.answers.load(Ordering::Relaxed) != 0 {
+            return true;
+        }
+        let ended_ns = self.ended_ns.load(Ordering::Relaxed);
+        ended_ns != 0 && now_ns().saturating_sub(ended_ns) > TIMEWAIT_MIN_NS
     }
 }
 

@@ -73,8 +73,13 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
             _ => 0,
         };
         let route = owner.route.get().copied().unwrap_or_else(|| self.route_of(path, None, None));
+        let cookie = match kind {
+            CmEventKind::Disconnected => self.worker.core.outbox.clock_base_ns + self.now.0,
+            _ => 0,
+        };
         let event = CmEvent {
             status,
+            cookie,
             route: CmRoute { mtu: event.conn.mtu, ..route },
             conn: conn_of(&event.conn),
             data: CmData::new(event.data).unwrap_or_default(),
