@@ -93,11 +93,35 @@ static void test_requests_migrate_with_their_listener(void)
 	rdma_destroy_event_channel(c);
 }
 
+static void test_news_without_private_data(void)
+{
+	struct rdma_cm_event *event;
+	struct pair p;
+
+	request(&p, NULL, 0);
+	new_qp(p.passive);
+	CHECK(rdma_accept(p.passive, NULL) == 0);
+	expect_ack(p.active_channel, RDMA_CM_EVENT_ESTABLISHED);
+	event = expect(p.passive_channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->param.conn.private_data == NULL && event->param.conn.private_data_len == 0, "%d",
+	      event->param.conn.private_data_len);
+	rdma_ack_cm_event(event);
+	CHECK(rdma_disconnect(p.active) == 0);
+	event = expect(p.passive_channel, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(event->param.conn.private_data_len == 0, "%d", event->param.conn.private_data_len);
+	rdma_ack_cm_event(event);
+	event = expect(p.active_channel, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(event->param.conn.private_data_len == 0, "%d", event->param.conn.private_data_len);
+	rdma_ack_cm_event(event);
+	end_pair(&p);
+}
+
 static const struct rule rules[] = {
 	{ "late_reader", test_late_readers_are_not_woken_for_the_dead },
 	{ "reject_flushes", test_rejection_flushes },
 	{ "not_accepted", test_requests_that_are_not_accepted_have_no_events },
 	{ "migrating_listener", test_requests_migrate_with_their_listener },
+	{ "no_data", test_news_without_private_data },
 };
 
 int main(int argc, char **argv)

@@ -77,12 +77,18 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
             CmEventKind::Disconnected => self.worker.core.outbox.clock_base_ns + self.now.0,
             _ => 0,
         };
+        // As the kernel has it, programs do not see what an RTU, a DREQ or a DREP carries.
+        let silent = match kind {
+            CmEventKind::Disconnected => true,
+            CmEventKind::Established => owner.listener != 0,
+            _ => false,
+        };
         let event = CmEvent {
             status,
             cookie,
             route: CmRoute { mtu: event.conn.mtu, ..route },
             conn: conn_of(&event.conn),
-            data: CmData::new(event.data).unwrap_or_default(),
+            data: if silent { CmData::EMPTY } else { CmData::new(event.data).unwrap_or_default() },
             ..CmEvent::new(kind, owner.id)
         };
         self.rest.events.push(News { entry: owner.clone(), channel: owner.channel(), event });
