@@ -116,12 +116,31 @@ static void test_news_without_private_data(void)
 	end_pair(&p);
 }
 
+/* Whoever takes a request sets its timeout, too. */
+static void test_timeout_of_the_passive_end(void)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	uint8_t timeout = 19;
+	struct pair p;
+
+	request(&p, NULL, 0);
+	CHECK(rdma_set_option(p.passive, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof(timeout)) == 0);
+	new_qp(p.passive);
+	CHECK(rdma_accept(p.passive, NULL) == 0);
+	expect_ack(p.active_channel, RDMA_CM_EVENT_ESTABLISHED);
+	expect_ack(p.passive_channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(ibv_query_qp(p.passive->qp, &attr, IBV_QP_TIMEOUT, &init) == 0 && attr.timeout == timeout, "%d", attr.timeout);
+	end_pair(&p);
+}
+
 static const struct rule rules[] = {
 	{ "late_reader", test_late_readers_are_not_woken_for_the_dead },
 	{ "reject_flushes", test_rejection_flushes },
 	{ "not_accepted", test_requests_that_are_not_accepted_have_no_events },
 	{ "migrating_listener", test_requests_migrate_with_their_listener },
 	{ "no_data", test_news_without_private_data },
+	{ "passive_timeout", test_timeout_of_the_passive_end },
 };
 
 int main(int argc, char **argv)

@@ -94,7 +94,7 @@ pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Ou
             a.sq_psn = conn.sq_psn;
             mask |= IBV_QP_SQ_PSN;
             if reliable {
-                a.timeout = conn.timeout;
+                a.timeout = known.ack_timeout.unwrap_or(conn.timeout);
                 mask |= IBV_QP_TIMEOUT;
             }
             if sends {
@@ -166,6 +166,12 @@ mod tests {
         assert_eq!((a.ah_attr.is_global, a.ah_attr.grh.sgid_index, a.ah_attr.port_num), (1, 2, 1));
         let (a, mask) = for_state(&known, IBV_QPT_RC, IBV_QPS_RTS).unwrap();
         assert_eq!((a.sq_psn, a.max_rd_atomic, a.timeout), (1, 4, 14));
+        let own = Known { ack_timeout: Some(9), conn: known.conn, route: known.route, ..Known::default() };
+        assert_eq!(
+            for_state(&own, IBV_QPT_RC, IBV_QPS_RTS).unwrap().0.timeout,
+            9,
+            "the program's own goes before the peer's"
+        );
         assert_eq!(mask & (IBV_QP_TIMEOUT | IBV_QP_MAX_QP_RD_ATOMIC), IBV_QP_TIMEOUT | IBV_QP_MAX_QP_RD_ATOMIC);
     }
 

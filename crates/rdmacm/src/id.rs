@@ -154,6 +154,8 @@ pub struct Known {
     pub endpoint: Option<(*mut ibv_pd, ibv_qp_init_attr)>,
     /// Groups joined.
     pub groups: Vec<crate::multicast::Group>,
+    /// Local ACK timeout code, if the program has set one.
+    pub ack_timeout: Option<u8>,
     /// Own enhancements, to be told at connection.
     pub ece: (u32, u32),
 }

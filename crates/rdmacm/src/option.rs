@@ -1,6 +1,6 @@
 //! `rdma_set_option`.
 
-use crate::door::{self, EINVAL, Errno, Outcome};
+use crate::door::{self, EINVAL, Errno, Outcome, lock};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmOp, CmOption};
@@ -55,7 +55,13 @@ pub unsafe extern "C" fn rdma_set_option(
         // SAFETY: the caller's promise.
         let (id, option) = unsafe { (Id::from_rdma(id)?, option_of(level, name, at, len)?) };
         match option {
-            Some(option) => id.ask(vec![CmOp::SetOption { id: id.number, option }]).map(drop),
+            Some(option) => {
+                id.ask(vec![CmOp::SetOption { id: id.number, option }])?;
+                if let CmOption::AckTimeout(code) = option {
+                    lock(&id.known).ack_timeout = Some(code);
+                }
+                Ok(())
+            }
             None => Ok(()),
         }
     })

@@ -148,6 +148,9 @@ impl CmClient {
         }
         let param = Box::new(granted(param));
         let qp = Self::queue_pair(house, &id.entry, qp)?;
+        if let Some(code) = id.options.ack_timeout {
+            id.entry.ack_timeout.store(code, Ordering::Relaxed);
+        }
         let worker = id.entry.worker.load(Ordering::Relaxed);
         if let Some(qp) = qp.filter(|qp| worker_of(qp.qpn) != worker && !datagrams) {
             let (entry, param) = (id.entry.clone(), param.clone());

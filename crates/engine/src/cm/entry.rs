@@ -6,7 +6,7 @@ use burst_base::verbs::QpType;
 use burst_cm::{Negotiated, Path};
 use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
 use crossbeam_queue::SegQueue;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// A queue pair that the daemon moves.
@@ -68,6 +68,8 @@ pub struct CmEntry {
     pub path: Option<Path>,
     /// What the peer wishes, in an id that came with a request.
     pub wishes: Option<Negotiated>,
+    /// Local ACK timeout code that the program of one that came with a request has set, else 0xff: the peer's holds.
+    pub ack_timeout: AtomicU8,
     /// What resolving its address and route took, at most 4 s; for the probe of its connection.
     pub address_ns: AtomicU32,
     /// As above.
@@ -98,6 +100,7 @@ impl CmEntry {
             qp: OnceLock::new(),
             path: None,
             wishes: None,
+            ack_timeout: AtomicU8::new(u8::MAX),
             address_ns: AtomicU32::new(0),
             route_ns: AtomicU32::new(0),
             worker: AtomicU32::new(0),
@@ -105,6 +108,14 @@ impl CmEntry {
             accepted: AtomicBool::new(false),
             written: AtomicU32::new(0),
             over: AtomicBool::new(false),
+        }
+    }
+
+    /// The connection as its program wants it.
+    pub(super) fn adjust(&self, conn: Negotiated) -> Negotiated {
+        match self.ack_timeout.load(Ordering::Relaxed) {
+            u8::MAX => conn,
+            ack_timeout => Negotiated { ack_timeout, ..conn },
         }
     }
 

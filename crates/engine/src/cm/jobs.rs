@@ -75,7 +75,7 @@ impl Worker {
             responder_resources: wishes.responder_resources.min(param.responder_resources),
             initiator_depth: wishes.initiator_depth.min(param.initiator_depth),
             peer_rnr_retry_count: param.rnr_retry_count,
-            ..*wishes
+            ..entry.adjust(*wishes)
         };
         let done = self.connect_qp(now, qp, path, &negotiated);
         self.flush_all(now);
@@ -234,7 +234,7 @@ impl CmHost {
         let (path, negotiated) = machine.offer(entry.conn(), &end)?;
         if let Some(qp) = entry.qp.get()
             && crate::qpn::worker_of(qp.qpn) == rest.worker_id
-            && !worker.connect_qp(now, qp, &path, &negotiated)
+            && !worker.connect_qp(now, qp, &path, &entry.adjust(negotiated))
         {
             return Err(CmError::WrongState);
         }
