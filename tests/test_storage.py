@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -208,6 +209,7 @@ def migrate(fabric, tmp_path, pin_all):
 
 if ALL:
 
+    @pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="qemu-system-x86_64 is missing: scripts/install-deps --interop")
     @pytest.mark.parametrize("pin_all", [False, True], ids=["piecewise", "pinned"])
     def test_qemu_migrates_a_running_guest(fabric, tmp_path, pin_all):
         migrate(fabric, tmp_path, pin_all)
