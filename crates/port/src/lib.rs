@@ -236,9 +236,10 @@ pub fn open(spec: &PortSpec) -> Result<Box<dyn Port>, PortError> {
 /// # Errors
 /// As [`open`].
 pub fn open_all(spec: &PortSpec, workers: usize) -> Result<Vec<Box<dyn Port>>, PortError> {
+    let ports = (0..workers).map(|worker| open_kind(spec, worker, workers)).collect::<Result<Vec<_>, _>>()?;
     let joined = workers > 1 && spec.kind.loops_back();
     let mut lanes = if joined { loopback::Lanes::between(workers)? } else { Vec::new() }.into_iter();
-    (0..workers).map(|worker| Ok(wrap(spec, open_kind(spec, worker, workers)?, lanes.next(), worker))).collect()
+    Ok(ports.into_iter().enumerate().map(|(worker, port)| wrap(spec, port, lanes.next(), worker)).collect())
 }
 
 /// What the specification puts around a worker's port.

@@ -9,7 +9,7 @@ mod common;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_port::dpdk::DpdkPort;
-use burst_port::{Port, PortKind, PortSpec, RxSink, open};
+use burst_port::{Port, PortKind, PortSpec, RxSink, open, open_all};
 use common::{Collect, flow, push};
 
 /// Opens the port of one worker on ring number `ring`, without the one around it that keeps packets to ourselves off it.
@@ -97,9 +97,9 @@ fn what_cannot_be_sent_has_a_reason() {
 #[test]
 fn a_device_has_one_port_and_as_many_workers_as_queues() {
     let _port = ring(2);
-    let again = open(&PortSpec::parse("dpdk:dev=net_ring2,addr=10.0.0.1/24").unwrap(), 0, 1);
+    let again = open(&PortSpec::parse("dpdk:dev=net_ring2,addr=10.0.0.1/24").unwrap());
     assert!(again.err().is_some_and(|e| e.to_string().contains("has a port already")));
-    let many = open(&PortSpec::parse("dpdk:dev=net_ring3,addr=10.0.0.1/24,huge=off").unwrap(), 0, 64);
+    let many = open_all(&PortSpec::parse("dpdk:dev=net_ring3,addr=10.0.0.1/24,huge=off").unwrap(), 64);
     assert!(many.err().is_some_and(|e| e.to_string().contains("start burstd with --workers")));
     drop(_port);
     drop(ring(2));
