@@ -54,8 +54,7 @@ def test_cm_examples(rig, program, client):
 @pytest.mark.parametrize("words", [*([tool] for tool in RELIABLE), ["ib_send_bw", "-c", "UD"], ["ib_send_lat", "-c", "UD"]], ids="-".join)
 def test_perftest_by_rdma_cm(rig, words, client):
     amount = [] if "atomic" in words[0] else ["-s", 1024]
-    reads = ["-o", 16] if "read" in words[0] or "atomic" in words[0] else []
-    line = [*words, "-R", "-F", "-n", 50, *amount, *reads]
+    line = [*words, "-R", "-F", "-n", 50, *amount]
     for attempt in range(ATTEMPTS):
         try:
             by_cm(rig, client, lambda end: line, lambda end: [*line, end.address], PERFTEST_PORT, seconds=60)

@@ -133,9 +133,11 @@ impl Path {
     pub fn window(&self) -> u64 {
         self.window
     }
-    /// Whether a waiting queue pair may be woken.
-    pub fn has_room(&self) -> bool {
-        self.inflight < self.window
+    /// Whether a waiting queue pair with `own` bytes in flight has room for `next` more. Any room is enough for one with none
+    /// in flight; to others less than they need is none: they would be woken again and again, for nothing.
+    pub fn has_room(&self, own: u64, next: u64) -> bool {
+        let room = self.room(own);
+        room >= next.max(1) || (own == 0 && room > 0)
     }
 }
 
@@ -153,9 +155,17 @@ mod tests {
         let mut p = path();
         assert_eq!(p.room(0), 512 << 10);
         p.moved(0, 512 << 10);
-        assert!(!p.has_room());
         assert_eq!(p.room(0), QP_MIN_BYTES);
         assert_eq!(p.room(QP_MIN_BYTES), 0);
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_room_for_what_it_sends_next() {
+        let mut p = path();
+        p.moved(0, 512 << 10);
+        assert!(!p.has_room(QP_MIN_BYTES, 1) && !p.has_room(QP_MIN_BYTES, 0) && p.has_room(0, 64 << 10));
+        p.moved(512 << 10, 480 << 10);
+        assert!(p.has_room(QP_MIN_BYTES, 32 << 10) && !p.has_room(QP_MIN_BYTES, 64 << 10));
     }
 
     #[test]

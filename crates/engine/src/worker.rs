@@ -279,12 +279,14 @@ impl Core {
             return;
         }
         let p = &mut self.paths[path as usize];
-        if p.waiting.is_empty() || !p.has_room() {
+        let Some(index) = p.waiting.front().copied() else { return };
+        let first = self.qps.get_mut(index as usize).and_then(Option::as_mut);
+        if first.as_ref().is_some_and(|slot| !p.has_room(slot.inflight_seen, slot.qp.next_bytes())) {
             return;
         }
         // One at a time: the next is woken when this one has settled.
-        let Some(index) = p.waiting.pop_front() else { return };
-        if let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) {
+        p.waiting.pop_front();
+        if let Some(slot) = first {
             slot.waiting = false;
             self.make_ready(index);
         }

@@ -246,6 +246,25 @@ fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
 
 /// A program may destroy what it has just posted to: commands find it sent.
 #[test]
+fn reads_that_wait_for_their_window_leave_the_worker_alone() {
+    const LENGTH: u32 = 96 << 10;
+    let (mut a, mut b) = hosts(None);
+    let (mut qa, _qb) = connected(&mut a, &mut b, Mtu::B4096);
+    let (sge, key) = (a.sge(0, LENGTH), b.key);
+    // The window of 1 MiB has room for ten, and then for less than another one.
+    for wr_id in 0..16 {
+        a.post(&mut qa, request(WrOpcode::RdmaRead, wr_id, BASE, key), &[sge]);
+    }
+    assert!(a.worker.run_once(Nanos(0)));
+    assert!(!a.worker.run_once(Nanos(1)) && !a.worker.has_work(), "there is nothing to do until an answer comes");
+    let mut now = Nanos(1_000);
+    for wr_id in 0..16 {
+        assert_eq!(wait(&mut a, &mut b, &mut qa, &mut now).wr_id, wr_id);
+    }
+    assert_eq!(b.worker.counters(0).reason(Reason::DuplicateRequest), 0);
+}
+
+#[test]
 fn what_was_posted_leaves_before_a_command_is_carried_out() {
     let (mut a, mut b) = hosts(None);
     let (mut qa, _qb) = connected(&mut a, &mut b, Mtu::B1024);

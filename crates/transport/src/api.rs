@@ -13,8 +13,9 @@ use burst_shm::rq::{RqConsumer, SrqConsumer};
 use burst_shm::sq::SqConsumer;
 use std::sync::Arc;
 
-/// Most reads and atomics a QP may have outstanding, in either role.
-pub const RD_ATOMIC_MAX: u8 = 16;
+/// Most reads and atomics a QP may have outstanding, in either role. As many as the kernel's rxe has: perftest on a client
+/// takes the number of the server's device for its own.
+pub const RD_ATOMIC_MAX: u8 = 128;
 /// Most work requests of a QP in flight; further ones stay in the shared queue until an earlier one is acknowledged.
 pub const INFLIGHT_WQES_MAX: u32 = 256;
 /// Most scatter/gather entries of in-flight work requests that are kept.

@@ -262,6 +262,18 @@ impl Qp {
         }
     }
 
+    /// Bytes that the next packet puts in flight: with less room in the window nothing is sent, unless nothing is in flight.
+    pub fn next_bytes(&self) -> u64 {
+        if self.req.cursor == self.req.tail {
+            return 0;
+        }
+        let slot = self.req.slots.get(self.req.cursor);
+        u64::from(match slot.work {
+            Work::Read => self.read_piece(slot).1,
+            _ => (slot.length - self.req.cursor_pkt * self.mtu).min(self.mtu),
+        })
+    }
+
     /// Sends requests until something stops it.
     pub(crate) fn poll_requests(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         if self.req.rnr_deadline != Nanos::NEVER {
@@ -612,15 +624,20 @@ impl Qp {
         head::add_tail(head, opcode, &slot.wqe)
     }
 
+    /// The piece of a READ that is asked for next: the packet after it, and its bytes.
+    fn read_piece(&self, slot: &Slot) -> (u32, u32) {
+        let (pkt, chunk_packets) = (self.req.cursor_pkt, READ_CHUNK_BYTES / self.mtu);
+        let end = ((pkt / chunk_packets + 1) * chunk_packets).min(slot.packets);
+        (end, (slot.length - pkt * self.mtu).min((end - pkt) * self.mtu))
+    }
+
     /// Sends the requests of a READ: one for each piece, from the cursor to the piece's end.
     fn send_read(&mut self, slot: &Slot, turn: &mut Turn<'_>, env: &mut Env<'_>) -> Step {
         let opcode = head::single_opcode(self.id.qp_type, Kind::ReadRequest);
-        let chunk_packets = READ_CHUNK_BYTES / self.mtu;
         while self.req.cursor_pkt < slot.packets {
             let pkt = self.req.cursor_pkt;
-            let end = ((pkt / chunk_packets + 1) * chunk_packets).min(slot.packets);
             let offset = pkt * self.mtu;
-            let len = (slot.length - offset).min((end - pkt) * self.mtu);
+            let (end, len) = self.read_piece(slot);
             if self.holds_back(slot) {
                 return Step::Stop(TxState::Idle);
             }

@@ -61,10 +61,14 @@ pub(crate) struct Responder {
     /// The acknowledgement that is due is for a message that the program has just been told of.
     pub(crate) ack_follows_receive: bool,
     pub(crate) nak_due: Option<(Psn, Syndrome)>,
+    /// Room for the depth agreed; places that were never used are not touched.
+    resources: Vec<Resource>,
+    depth: usize,
     /// Oldest first, `count` of them from `first`.
-    resources: Box<[Resource]>,
     first: usize,
     count: usize,
+    /// So many of the oldest owe nothing.
+    served: usize,
     /// Resources that owe packets.
     pub(crate) owed: u32,
     /// COMM_EST was raised.
@@ -82,6 +86,12 @@ pub(crate) enum Verdict {
 }
 
 pub(crate) type Check = Result<(), Verdict>;
+
+impl Resource {
+    fn owes(&self) -> bool {
+        self.next < self.end
+    }
+}
 
 const EMPTY: Resource = Resource {
     kind: Kind::ReadRequest,
@@ -110,29 +120,32 @@ impl Responder {
             ack_due: None,
             ack_follows_receive: false,
             nak_due: None,
-            resources: Box::default(),
+            resources: Vec::new(),
+            depth: 0,
             first: 0,
             count: 0,
+            served: 0,
             owed: 0,
             established: false,
         }
     }
     /// Begins at `psn` with room for `depth` READs and ATOMICs (the queue pair enters RTR).
     pub(crate) fn start(&mut self, psn: Psn, depth: u8) {
-        *self = Responder { expected: psn, resources: vec![EMPTY; usize::from(depth)].into(), ..Responder::new() };
+        let depth = usize::from(depth);
+        *self = Responder { expected: psn, resources: Vec::with_capacity(depth), depth, ..Responder::new() };
     }
     /// The queue pair goes to error: only what was decided before is still sent.
     pub(crate) fn stop(&mut self) {
         self.message = None;
         self.ack_due = None;
         if self.nak_due.is_none() {
-            self.count = 0;
-            self.owed = 0;
+            self.forget_owed();
         }
     }
     /// Drops the responses that are owed.
     pub(crate) fn forget_owed(&mut self) {
         self.count = 0;
+        self.served = 0;
         self.owed = 0;
     }
     /// Requests that named this shared receive queue reach no memory any more.
@@ -154,40 +167,53 @@ impl Responder {
         if self.owed == 0 {
             return None;
         }
-        let (depth, first) = (self.resources.len(), self.first);
-        let place = (0..self.count).map(|i| (first + i) % depth).find(|&i| {
-            let resource = &self.resources[i];
-            resource.next < resource.end
-        })?;
+        let age = (self.served..self.count).find(|&age| self.resources[self.place(age)].owes())?;
+        // Answers go out in order: whatever was passed over need not be looked at again, unless it is rewound.
+        self.served = age;
+        let place = self.place(age);
         Some(&mut self.resources[place])
+    }
+    /// Where the resource is that has `age` older ones.
+    fn place(&self, age: usize) -> usize {
+        let place = self.first + age;
+        if place < self.depth { place } else { place - self.depth }
     }
     /// Whether a new READ or ATOMIC may be held: the oldest has been answered, or there is a free place.
     fn has_place(&self) -> bool {
-        let depth = self.resources.len();
-        depth > 0 && (self.count < depth || self.resources[self.first].answered)
+        self.depth > 0 && (self.count < self.depth || self.resources[self.first].answered)
     }
     fn hold(&mut self, resource: Resource) {
-        let depth = self.resources.len();
-        if self.count == depth {
-            let oldest = &self.resources[self.first];
-            if oldest.next < oldest.end {
+        if self.count == self.depth {
+            if self.resources[self.first].owes() {
                 self.owed -= 1;
             }
-            self.first = (self.first + 1) % depth;
+            self.first = self.place(1);
             self.count -= 1;
+            self.served = self.served.saturating_sub(1);
         }
-        self.resources[(self.first + self.count) % depth] = resource;
+        match self.place(self.count) {
+            unused if unused == self.resources.len() => self.resources.push(resource),
+            place => self.resources[place] = resource,
+        }
         self.count += 1;
         self.owed += 1;
     }
-    /// The held resource that contains `psn`.
-    fn find(&mut self, psn: Psn) -> Option<&mut Resource> {
-        let (depth, first) = (self.resources.len(), self.first);
-        let place = (0..self.count).map(|i| (first + i) % depth).find(|&i| {
-            let resource = &self.resources[i];
+    /// The age of the held resource that contains `psn`, and where it is.
+    fn find(&self, psn: Psn) -> Option<(usize, usize)> {
+        (0..self.count).map(|age| (age, self.place(age))).find(|&(_, place)| {
+            let resource = &self.resources[place];
             psn.is_within(resource.psn, resource.packets)
-        })?;
-        Some(&mut self.resources[place])
+        })
+    }
+    /// The resource of this age is to answer packets `index..end` again.
+    fn rewind(&mut self, age: usize, index: u32, end: u32) {
+        let place = self.place(age);
+        let resource = &mut self.resources[place];
+        if !resource.owes() {
+            self.owed += 1;
+        }
+        (resource.start, resource.next, resource.end) = (index, index, end);
+        self.served = self.served.min(age);
     }
 }
 
@@ -526,7 +552,8 @@ impl Qp {
     fn repeat_read(&mut self, pkt: &Packet<'_>) -> Option<()> {
         let mtu = self.mtu;
         let reth = pkt.reth()?;
-        let resource = self.resp.find(pkt.bth.psn).filter(|r| r.kind == Kind::ReadRequest)?;
+        let (age, place) = self.resp.find(pkt.bth.psn)?;
+        let resource = Some(&self.resp.resources[place]).filter(|r| r.kind == Kind::ReadRequest)?;
         let index = pkt.bth.psn.get().wrapping_sub(resource.psn.get()) & burst_base::num::MASK_24;
         let offset = index * mtu;
         let is_part = reth.rkey == resource.rkey
@@ -536,12 +563,10 @@ impl Qp {
             return None;
         }
         let end = index + reth.len.div_ceil(mtu).max(1);
-        let owes = resource.next < resource.end;
-        if !owes {
-            (resource.start, resource.next, resource.end) = (index, index, end);
-            self.resp.owed += 1;
+        if !resource.owes() {
+            self.resp.rewind(age, index, end);
         } else if index < resource.next {
-            (resource.start, resource.next, resource.end) = (index, index, resource.end.max(end));
+            self.resp.rewind(age, index, resource.end.max(end));
         }
         Some(())
     }
@@ -549,10 +574,10 @@ impl Qp {
     fn repeat_atomic(&mut self, pkt: &Packet<'_>) -> Option<()> {
         let atomic = pkt.atomic()?;
         let kind = pkt.info.kind;
-        let resource = self.resp.find(pkt.bth.psn).filter(|r| r.kind == kind && r.addr == atomic.addr)?;
-        if resource.next == resource.end {
-            resource.next = 0;
-            self.resp.owed += 1;
+        let (age, place) = self.resp.find(pkt.bth.psn)?;
+        let resource = Some(&self.resp.resources[place]).filter(|r| r.kind == kind && r.addr == atomic.addr)?;
+        if !resource.owes() {
+            self.resp.rewind(age, 0, 1);
         }
         Some(())
     }

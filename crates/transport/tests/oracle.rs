@@ -13,6 +13,7 @@ use burst_base::rng::Rng;
 use burst_base::verbs::{Mtu, QpAttr, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::layout::{Cqe, SendWqe, Sge};
+use burst_transport::RD_ATOMIC_MAX;
 use common::{End, Pair, Setup, Weather};
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -137,7 +138,10 @@ impl Oracle {
         let mut rng = Rng::new(seed);
         let mtus = Mtu::ALL;
         let base = Setup::default();
-        let depth = rng.between(1, 16) as u8;
+        let depth = match rng.between(1, 16) as u8 {
+            16 => RD_ATOMIC_MAX,
+            few => few,
+        };
         let psn = Psn::new(if rng.below(2) == 0 { 0xff_fff0 } else { rng.next_u32() });
         let setup = Setup {
             mtu: mtus[rng.below(mtus.len() as u64) as usize],

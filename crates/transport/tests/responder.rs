@@ -4,6 +4,7 @@ mod common;
 
 use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, access, attr_mask};
 use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_transport::RD_ATOMIC_MAX;
 use burst_wire::{AtomicEth, Bth, HeadBuf, ImmDt, NakCode, Opcode, Packet, Reth, Syndrome};
 use common::{End, Setup, describe, ip_of, qpn_of};
 
@@ -281,6 +282,25 @@ fn more_reads_than_agreed_are_an_invalid_request() {
         got,
         ["RcReadResponseOnly 100".into(), "RcReadResponseOnly 101".into(), nak(102, NakCode::InvalidRequest)]
     );
+}
+
+#[test]
+fn of_many_answered_reads_some_come_again_and_each_is_answered_in_its_place() {
+    let setup =
+        Setup { attr: QpAttr { max_dest_rd_atomic: RD_ATOMIC_MAX, ..Setup::default().attr }, ..Setup::default() };
+    let mut end = responder(&setup, QpState::Rts);
+    let reth = Reth { addr: 0, rkey: Rkey(end.lkey), len: 4 };
+    let answer = |psn: u32| format!("RcReadResponseOnly {psn}");
+    let past = 100 + u32::from(RD_ATOMIC_MAX);
+    (100..past).for_each(|psn| end.receive_from(NOW, ip_of(0), &request(Opcode::RcReadRequest, psn, reth, b"")));
+    assert_eq!(answers(&mut end), (100..past).map(answer).collect::<Vec<_>>());
+    // One more pushes the oldest out; the later of two repetitions is the earlier READ.
+    for psn in [past, past - 10, 101] {
+        end.receive_from(NOW, ip_of(0), &request(Opcode::RcReadRequest, psn, reth, b""));
+    }
+    assert_eq!(answers(&mut end), [101, past - 10, past].map(answer));
+    assert_eq!(feed(&mut end, &request(Opcode::RcReadRequest, 100, reth, b"")), [""; 0]);
+    assert_eq!(end.told.count_of(Reason::DuplicateForgotten), 1);
 }
 
 #[test]
