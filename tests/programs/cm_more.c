@@ -178,6 +178,7 @@ static void test_extended_queue_pair(void)
 	end_pair(&p);
 }
 
+/* The backlog is of requests that are not read: a program may read several before it accepts one. */
 static void test_backlog(void)
 {
 	struct rdma_cm_id *second, *late;
@@ -187,14 +188,15 @@ static void test_backlog(void)
 	second = resolved(p.active_channel, RDMA_PS_TCP, rdma_get_src_port(p.listener));
 	new_qp(second);
 	CHECK(rdma_connect(p.active, NULL) == 0);
-	p.passive = expect_ack(p.passive_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(readable(p.passive_channel, PATIENCE_MS));
 	CHECK(rdma_connect(second, NULL) == 0);
-	CHECK(!readable(p.passive_channel, 150), "more requests than the backlog has room for");
 	/* Whoever finds it full asks again. */
-	CHECK(rdma_reject(p.passive, NULL, 0) == 0);
-	CHECK(expect_ack(p.active_channel, RDMA_CM_EVENT_REJECTED) == p.active);
+	usleep(20000);
+	p.passive = expect_ack(p.passive_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	late = expect_ack(p.passive_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(late != p.passive);
+	CHECK(rdma_reject(p.passive, NULL, 0) == 0);
+	CHECK(expect_ack(p.active_channel, RDMA_CM_EVENT_REJECTED) == p.active);
 	CHECK(rdma_destroy_id(late) == 0);
 	CHECK(expect_ack(p.active_channel, RDMA_CM_EVENT_REJECTED) == second, "a request given up is rejected");
 	end(second);

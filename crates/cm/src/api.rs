@@ -273,6 +273,10 @@ pub trait Effects<O> {
     fn event(&mut self, owner: &O, path: &Path, event: &Event<'_>);
     /// Somebody asks a listener; the new connection's owner, or `None` when there is no room for one.
     fn incoming(&mut self, listener: &O, request: &Incoming<'_>) -> Option<O>;
+    /// How many events a listener's program may not have read; the most there could be if nobody knows.
+    fn unread(&self, _listener: &O) -> u32 {
+        u32::MAX
+    }
     /// Makes the owner's queue pair ready to send (a reply has come).
     fn ready(&mut self, owner: &O, path: &Path, conn: &Negotiated) -> Ready;
     /// The MTU of a device.

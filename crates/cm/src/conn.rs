@@ -34,7 +34,11 @@ pub const fn time_of(code: u8) -> Nanos {
     Nanos(4_096 << (code & 31))
 }
 
-/// How many requests of a listener wait for their accept. Shared by the workers.
+/// Requests that may wait for their accept, if the program has read their events, however small the backlog is.
+pub const READ_MIN: u32 = 128;
+
+/// How many requests of a listener wait for their accept. Shared by the workers. A program counts on room for so many whose events it
+/// has not read (ucma of Linux): it may gather a few more than its backlog before it accepts the first.
 #[derive(Debug)]
 pub struct Backlog {
     limit: u32,
@@ -46,10 +50,13 @@ impl Backlog {
     pub const fn new(limit: u32) -> Backlog {
         Backlog { limit, waiting: AtomicU32::new(0) }
     }
-    /// Takes a place.
-    fn enter(&self) -> bool {
+    /// Takes a place; `unread` is asked how many events may be unread, if that matters.
+    fn enter(&self, unread: impl FnOnce() -> u32) -> bool {
         // Relaxed: the count guards nothing but itself.
-        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < self.limit).then_some(n + 1)).is_ok()
+        let take = |most: u32| {
+            self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1)).is_ok()
+        };
+        take(self.limit) || self.limit < READ_MIN && unread() < self.limit && take(READ_MIN)
     }
     /// How many wait.
     pub fn waiting(&self) -> u32 {
@@ -62,8 +69,8 @@ impl Backlog {
 pub(crate) struct Waiting(Arc<Backlog>);
 
 impl Waiting {
-    pub(crate) fn enter(backlog: &Arc<Backlog>) -> Option<Waiting> {
-        backlog.enter().then(|| Waiting(backlog.clone()))
+    pub(crate) fn enter(backlog: &Arc<Backlog>, unread: impl FnOnce() -> u32) -> Option<Waiting> {
+        backlog.enter(unread).then(|| Waiting(backlog.clone()))
     }
 }
 

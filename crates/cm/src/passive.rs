@@ -58,7 +58,7 @@ impl<O> Cm<O> {
             fx.count(path.port, Reason::CmBadRequest);
             return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_TRANSPORT), fx);
         }
-        let Some(waiting) = Waiting::enter(&listener.backlog) else {
+        let Some(waiting) = Waiting::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
             // No answer: the peer asks again, and there may be room then.
             return fx.count(path.port, Reason::CmBacklogFull);
         };

@@ -71,7 +71,7 @@ impl<O> Cm<O> {
                 false => Self::refuse_nobodys_sidr(path, mad.tid, req, fx),
             };
         };
-        let Some(waiting) = Waiting::enter(&listener.backlog) else {
+        let Some(waiting) = Waiting::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
             return fx.count(path.port, Reason::CmBacklogFull);
         };
         let mut conn = Conn::new(State::SidrReceived, *path, now);

@@ -4,6 +4,7 @@ mod house;
 
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
+use burst_cm::conn::READ_MIN;
 use burst_cm::message::{Apr, Drep, Dreq, Lap, Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
 use burst_cm::service::{HEADER_LEN, Header, PS_TCP, PS_UDP, service_id};
 use burst_cm::{BURST_VENDOR, Backlog, CmError, EventKind as K, Listener, Path, PeerClass, Ready, SidrParams, State};
@@ -316,6 +317,24 @@ fn the_backlog_bounds_what_waits_and_the_peer_may_ask_again() {
     host.world.full = true;
     ask(&mut host, req(4, 53));
     assert_eq!((host.count(Reason::CmNoRoom), host.backlog.waiting()), (2, 1), "the place is given back");
+}
+
+#[test]
+fn a_small_backlog_is_of_requests_that_are_not_read() {
+    let mut host = Host::new(1);
+    host.listen(1);
+    host.world.unread = 1;
+    ask(&mut host, req(1, 50));
+    ask(&mut host, req(2, 51));
+    assert_eq!((host.world.stories.len(), host.count(Reason::CmBacklogFull)), (1, 1));
+    // The program has read the first, and waits for the second before it accepts any.
+    host.world.unread = 0;
+    ask(&mut host, req(2, 51));
+    assert_eq!((host.world.stories.len(), host.count(Reason::CmBacklogFull)), (2, 1));
+    for n in 3..READ_MIN + 9 {
+        ask(&mut host, req(n, 50 + n));
+    }
+    assert_eq!((host.backlog.waiting(), host.count(Reason::CmBacklogFull)), (READ_MIN, 9), "not without end");
 }
 
 #[test]

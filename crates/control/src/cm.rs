@@ -210,7 +210,7 @@ pub enum CmOp {
     Listen {
         /// Which; bound or not.
         id: CmId,
-        /// Requests that may wait for their accept; 0 means the default.
+        /// Requests that may wait to be read and accepted; 0 means the default.
         backlog: u32,
     },
     /// `rdma_accept`: REP, or SIDR_REP for a datagram id.

@@ -51,6 +51,8 @@ pub struct World {
     pub ready: Ready,
     /// New ids are refused.
     pub full: bool,
+    /// Events that the program may not have read.
+    pub unread: u32,
 }
 
 impl Effects<u32> for World {
@@ -88,6 +90,9 @@ impl Effects<u32> for World {
     fn mtu(&self, _: u16) -> Mtu {
         self.mtu
     }
+    fn unread(&self, _: &u32) -> u32 {
+        self.unread
+    }
     fn count(&mut self, _: u16, reason: Reason) {
         *self.reasons.entry(reason).or_default() += 1;
     }
@@ -120,6 +125,7 @@ impl Host {
             mtu: Mtu::B4096,
             ready: Ready::Done,
             full: false,
+            unread: u32::MAX,
         };
         let secret = Secret::new([u64::from(number) * 77, 99]);
         let mut host = Host {

@@ -131,6 +131,13 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         Some(entry)
     }
 
+    fn unread(&self, listener: &Arc<CmEntry>) -> u32 {
+        let channel = listener.channel();
+        // What this pass will write is unread, too.
+        let coming = self.rest.events.iter().filter(|news| Arc::ptr_eq(&news.channel, &channel)).count();
+        if channel.has_backlog() { u32::MAX } else { (channel.unread() + coming) as u32 }
+    }
+
     fn ready(&mut self, owner: &Arc<CmEntry>, path: &Path, conn: &Negotiated) -> Ready {
         let Some(qp) = owner.qp.get() else { return Ready::ByProgram };
         if self.worker.connect_qp(self.now, qp, path, conn) { Ready::Done } else { Ready::Failed }
