@@ -134,6 +134,13 @@ static void test_timeout_of_the_passive_end(void)
 	end_pair(&p);
 }
 
+static void test_names_that_do_not_exist(void)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *info;
+
+	CHECK(rdma_getaddrinfo("no.address", "1", &hints, &info) == EAI_NONAME, "programs ask gai_strerror");
+}
+
 static const struct rule rules[] = {
 	{ "late_reader", test_late_readers_are_not_woken_for_the_dead },
 	{ "reject_flushes", test_rejection_flushes },
@@ -141,6 +148,7 @@ static const struct rule rules[] = {
 	{ "migrating_listener", test_requests_migrate_with_their_listener },
 	{ "no_data", test_news_without_private_data },
 	{ "passive_timeout", test_timeout_of_the_passive_end },
+	{ "names", test_names_that_do_not_exist },
 };
 
 int main(int argc, char **argv)

@@ -55,6 +55,20 @@ unsafe fn hints_of(given: *const rdma_addrinfo) -> Outcome<Hints> {
     Ok(hints)
 }
 
+/// Why there is no list.
+#[derive(Debug, PartialEq)]
+enum Failure {
+    /// The resolver's code, for `gai_strerror`: the function's value, as in rdma-core.
+    Resolver(c_int),
+    Here(Errno),
+}
+
+impl From<Errno> for Failure {
+    fn from(error: Errno) -> Failure {
+        Failure::Here(error)
+    }
+}
+
 /// What errno says of a resolver's error.
 fn resolver_error(code: c_int) -> Errno {
     match code {
@@ -71,7 +85,7 @@ fn resolver_error(code: c_int) -> Errno {
 type Found = (CmAddr, Option<CString>);
 
 /// Asks the C library's resolver.
-unsafe fn look_up(node: *const c_char, service: *const c_char, hints: &Hints) -> Outcome<Vec<Found>> {
+unsafe fn look_up(node: *const c_char, service: *const c_char, hints: &Hints) -> Result<Vec<Found>, Failure> {
     // SAFETY: plain words, for which zero is a value.
     let mut wanted: libc::addrinfo = unsafe { std::mem::zeroed() };
     let has = |flag: u32| hints.flags & flag as c_int != 0;
@@ -84,7 +98,7 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, hints: &Hints) ->
     // SAFETY: C strings or NULL, and a writable place.
     let code = unsafe { libc::getaddrinfo(node, service, &wanted, &mut list) };
     if code != 0 {
-        return Err(resolver_error(code));
+        return Err(Failure::Resolver(code));
     }
     let mut found = Vec::new();
     let mut at = list;
@@ -179,13 +193,13 @@ unsafe fn free_entry(entry: *mut rdma_addrinfo) {
     }
 }
 
-unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) -> Outcome<*mut rdma_addrinfo> {
+unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) -> Result<*mut rdma_addrinfo, Failure> {
     let passive = hints.flags & RAI_PASSIVE as c_int != 0;
     let found = if node.is_null() && service.is_null() {
         if hints.src.is_none() && hints.dst.is_none() {
-            return Err(EINVAL);
+            return Err(EINVAL.into());
         }
-        return allocate(hints, hints.src, hints.dst, None);
+        return Ok(allocate(hints, hints.src, hints.dst, None)?);
     } else {
         // SAFETY: the caller's promise.
         unsafe { look_up(node, service, hints) }?
@@ -197,16 +211,17 @@ unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) ->
         let Ok(entry) = made else {
             // SAFETY: made here, and nobody has seen it.
             unsafe { rdma_freeaddrinfo(list) };
-            return made;
+            return Ok(made?);
         };
         // SAFETY: just made.
         unsafe { (*entry).ai_next = list };
         list = entry;
     }
-    if list.is_null() { Err(Errno(libc::ENODATA)) } else { Ok(list) }
+    if list.is_null() { Err(Errno(libc::ENODATA).into()) } else { Ok(list) }
 }
 
-/// Addresses of a node and service, for [`crate::ep::rdma_create_ep`].
+/// Addresses of a node and service, for [`crate::ep::rdma_create_ep`]. Where the resolver finds none its own code is the
+/// value, which programs explain by `gai_strerror`; errno has an equivalent.
 ///
 /// # Safety
 /// `node` and `service` must be NULL or C strings, `hints` NULL or valid, `result` writable.
@@ -217,14 +232,24 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    door::status(|| {
+    let mut code = None;
+    let status = door::status(|| {
         if result.is_null() {
             return Err(EINVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { *result = resolve(node, service, &hints_of(hints)?)? };
+        match unsafe { resolve(node, service, &hints_of(hints)?) } {
+            // SAFETY: as above.
+            Ok(list) => unsafe { *result = list },
+            Err(Failure::Here(error)) => return Err(error),
+            Err(Failure::Resolver(said)) => {
+                code = Some(said);
+                return Err(resolver_error(said));
+            }
+        }
         Ok(())
-    })
+    });
+    code.unwrap_or(status)
 }
 
 /// Frees a list.
