@@ -141,6 +141,18 @@ static void test_names_that_do_not_exist(void)
 	CHECK(rdma_getaddrinfo("no.address", "1", &hints, &info) == EAI_NONAME, "programs ask gai_strerror");
 }
 
+static void test_somebody_names_the_queue_pair(void)
+{
+	struct pair p;
+
+	request(&p, NULL, 0);
+	CHECK(rdma_accept(p.passive, NULL) == -1 && errno == EINVAL, "no queue pair, no parameters");
+	new_qp(p.passive);
+	CHECK(rdma_accept(p.passive, NULL) == 0);
+	expect_ack(p.active_channel, RDMA_CM_EVENT_ESTABLISHED);
+	end_pair(&p);
+}
+
 static const struct rule rules[] = {
 	{ "late_reader", test_late_readers_are_not_woken_for_the_dead },
 	{ "reject_flushes", test_rejection_flushes },
@@ -148,6 +160,7 @@ static const struct rule rules[] = {
 	{ "migrating_listener", test_requests_migrate_with_their_listener },
 	{ "no_data", test_news_without_private_data },
 	{ "passive_timeout", test_timeout_of_the_passive_end },
+	{ "nameless", test_somebody_names_the_queue_pair },
 	{ "names", test_names_that_do_not_exist },
 };
 

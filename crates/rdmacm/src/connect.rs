@@ -7,7 +7,7 @@ use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
 use crate::id::Id;
 use crate::qp;
 use crate::sys::*;
-use burst_control::cm::{CmData, CmOp, CmParam};
+use burst_control::cm::{CmData, CmOp, CmParam, PortSpace};
 use std::ffi::{c_int, c_void};
 
 /// Private data that fits each message, after RDMA-CM's own header (IBA 12.6, rdma_connect(3)).
@@ -56,7 +56,11 @@ unsafe fn param_of(id: &Id, given: *const rdma_conn_param, most: usize) -> Outco
     let ece = lock(&id.known).ece;
     // SAFETY: NULL, or a valid struct.
     let Some(p) = (unsafe { given.as_ref() }) else {
-        return Ok(CmParam { ece, ..DEFAULTS });
+        if id.public().qp.is_null() && id.space == PortSpace::Tcp {
+            // Nobody says which queue pair.
+            return Err(EINVAL);
+        }
+        return Ok(CmParam { ece, srq: has_srq(id), ..DEFAULTS });
     };
     // SAFETY: the caller's promise.
     let data = unsafe { data_of(p.private_data, p.private_data_len, most) }?;
