@@ -134,6 +134,31 @@ static void test_timeout_of_the_passive_end(void)
 	end_pair(&p);
 }
 
+/* A source port is bound, as by rdma_bind_addr. */
+static void test_sources_are_bound(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *first = new_id(channel, RDMA_PS_TCP), *second = new_id(channel, RDMA_PS_TCP);
+	struct sockaddr_storage src;
+	struct rdma_cm_event *event;
+
+	memcpy(&src, at_port(htons(7997)), sizeof(src));
+	CHECK(rdma_resolve_addr(first, (struct sockaddr *)&src, at_port(htons(9)), PATIENCE_MS) == 0);
+	expect_ack(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(rdma_get_src_port(first) == htons(7997));
+	if (rdma_resolve_addr(second, (struct sockaddr *)&src, at_port(htons(9)), PATIENCE_MS) == 0) {
+		event = expect(channel, RDMA_CM_EVENT_ADDR_ERROR);
+		CHECK(event->status == -EADDRINUSE, "status %d", event->status);
+		rdma_ack_cm_event(event);
+	} else {
+		CHECK(errno == EADDRINUSE);
+	}
+	CHECK(rdma_destroy_id(first) == 0);
+	CHECK(rdma_bind_addr(second, (struct sockaddr *)&src) == 0, "the port is free again");
+	CHECK(rdma_destroy_id(second) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 static void test_names_that_do_not_exist(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *info;
@@ -160,6 +185,7 @@ static const struct rule rules[] = {
 	{ "migrating_listener", test_requests_migrate_with_their_listener },
 	{ "no_data", test_news_without_private_data },
 	{ "passive_timeout", test_timeout_of_the_passive_end },
+	{ "sources", test_sources_are_bound },
 	{ "nameless", test_somebody_names_the_queue_pair },
 	{ "names", test_names_that_do_not_exist },
 };

@@ -1,7 +1,7 @@
 //! Port numbers of each port space: who has bound which address, and free numbers.
 //!
-//! Only explicit binds and listeners hold a port. An id that connects without a bind gets a number that is merely
-//! likely to be free: nothing is ever demultiplexed by it.
+//! Only explicit binds, sources that name a port, and listeners hold one. An id that connects without a bind gets a number
+//! that is merely likely to be free: nothing is ever demultiplexed by it.
 
 use burst_control::cm::PortSpace;
 use std::collections::HashMap;

@@ -167,10 +167,15 @@ impl CmClient {
         dst: CmAddr,
     ) -> Result<CmReply, Refusal> {
         let begun = Instant::now();
-        let id = self.id(id)?;
-        if !matches!(id.stage, Stage::Idle | Stage::Addressed) {
+        let found = self.id(id)?;
+        if !matches!(found.stage, Stage::Idle | Stage::Addressed) {
             return refuse(libc::EINVAL, "the id is connected or listens");
         }
+        // A source that names a port is bound, as the kernel has it.
+        if let Some(src) = src.filter(|s| s.port != 0 && found.stage == Stage::Idle && found.binding.is_none()) {
+            self.bind(house, id, src)?;
+        }
+        let id = self.id(id)?;
         let bound = id.route.src.filter(|_| id.binding.is_some());
         let result = find(&house.devices, &mut house.cm.routes, bound.or(src), dst);
         let mut status = 0;
