@@ -166,3 +166,21 @@ def test_a_server_that_dies_is_an_end_for_its_clients(hosts):
 def test_a_program_without_listener_is_refused_with_a_reason(hosts):
     report = connect(hosts, "-c", 50, "-p", PORT + 300)
     assert outcomes(report) == {"established": 0, "rejected": 50, "unreachable": 0, "failed": 0, "stuck": 0}
+
+
+def test_the_successor_of_a_killed_daemon_connects(make_fabric):
+    fabric = make_fabric()
+    server = serve(fabric.b)
+    # The peer still knows the queue pairs of the daemon before. Its successor numbers its own in another way, seven times of
+    # eight; else the peer finds them stale, once.
+    for _ in range(6):
+        client = fabric.a.start(MANY, "-c", 20, "-k", 60, fabric.b.address)
+        client.wait_for_text("up", 30)
+        fabric.a.daemon.stop(signal.SIGKILL)
+        client.stop(signal.SIGKILL)
+        fabric.a.start_daemon()
+        first = outcomes(connect(fabric, "-c", 20))
+        if first["established"] == 20:
+            server.stop()
+            return
+    raise AssertionError(first)

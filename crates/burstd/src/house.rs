@@ -127,7 +127,7 @@ impl House {
         let sleeper = self.status.sleeper(id).ok_or_else(|| format!("there can be no worker {id}"))?;
         let handle = WorkerHandle::start(worker, runner, sleeper).map_err(|e| format!("cannot start a worker: {e}"))?;
         self.workers.push(handle);
-        self.qpns.push(QpnSpace::new(id as u32));
+        self.qpns.push(QpnSpace::new(id as u32, random_number()?));
         Ok(())
     }
 

@@ -29,15 +29,20 @@ pub const fn slot_of(qpn: Qpn) -> u32 {
 #[derive(Debug)]
 pub struct QpnSpace {
     worker: u32,
+    /// Generation of numbers whose slot was never used.
+    first: u32,
     fresh: u32,
     freed: VecDeque<Qpn>,
 }
 
 impl QpnSpace {
-    /// The numbers of worker `worker`.
-    pub fn new(worker: u32) -> Self {
+    /// The numbers of worker `worker`. `lot`: any number, another one in each life of a daemon. It chooses the first
+    /// generation, so that a daemon that comes back seldom gives the numbers that its peers still know from before: they
+    /// would find the connections of such numbers stale.
+    pub fn new(worker: u32, lot: u64) -> Self {
         assert!((worker as usize) < burst_shm::WORKER_MAX);
-        QpnSpace { worker, fresh: FIRST_SLOT, freed: VecDeque::new() }
+        let first = (lot % u64::from(GENERATIONS)) as u32;
+        QpnSpace { worker, first, fresh: FIRST_SLOT, freed: VecDeque::new() }
     }
     /// A number nobody has, or `None` when all are taken. A freed slot rests until [`REST`] others are freed too,
     /// or no fresh one is left.
@@ -46,7 +51,7 @@ impl QpnSpace {
         // The last slot is never used: with the last generation and worker 15 it would be the multicast number.
         if !rested && self.fresh < SLOT_MAX - 1 {
             self.fresh += 1;
-            return Some(Qpn::new(((self.fresh - 1) << 4) | self.worker));
+            return Some(Qpn::new((self.first << 21) | ((self.fresh - 1) << 4) | self.worker));
         }
         self.freed.pop_front()
     }
@@ -68,7 +73,7 @@ mod tests {
 
     #[test]
     fn numbers_are_unique_and_name_worker_and_slot() {
-        let mut space = QpnSpace::new(5);
+        let mut space = QpnSpace::new(5, 7);
         let mut seen = HashSet::new();
         while let Some(qpn) = space.take() {
             assert_eq!(worker_of(qpn), 5);
@@ -81,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_freed_number_comes_back_late_and_changed() {
-        let mut space = QpnSpace::new(0);
+        let mut space = QpnSpace::new(0, GENERATIONS.into());
         let first = space.take().expect("fresh");
         space.put(first);
         for _ in 0..REST {
@@ -92,5 +97,13 @@ mod tests {
         let again = space.take().expect("rested");
         assert_eq!(slot_of(again), slot_of(first));
         assert_ne!(again, first);
+    }
+
+    #[test]
+    fn a_new_daemon_gives_other_numbers() {
+        let first = |lot| QpnSpace::new(3, lot).take().expect("fresh");
+        let numbers: HashSet<Qpn> = (0..u64::from(GENERATIONS)).map(first).collect();
+        assert_eq!(numbers.len(), GENERATIONS as usize);
+        assert!(numbers.iter().all(|qpn| worker_of(*qpn) == 3 && slot_of(*qpn) == FIRST_SLOT));
     }
 }

@@ -80,7 +80,7 @@ impl Host {
         worker.add_region(Arc::new(Region::new(key, PD, BASE, u64::from(bytes), ALL_RIGHTS, map())));
         let view = Arc::new(Region::new(key, PD, BASE, u64::from(bytes), ALL_RIGHTS, map()));
         let memory = view.span(BASE, bytes).expect("whole");
-        let qpns = QpnSpace::new(id);
+        let qpns = QpnSpace::new(id, 0);
         Host { worker, caps, bells, key, memory, qpns, async_events, next_cq: 0, next_doorbell: 0, _view: view }
     }
 
