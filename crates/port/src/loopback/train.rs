@@ -20,11 +20,12 @@ impl Train {
         Train { flow: frame.flow, at: at as u32, stride: frame.udp_payload_len() as u32, packets: 1 }
     }
 
-    /// Whether `frame`, put at `at`, goes on with this train.
+    /// Whether `frame`, put at `at`, goes on with this train. That it continues the frame before it in its batch says
+    /// nothing: that one may have found no room.
     pub fn goes_on(&self, frame: &TxFrame, at: usize) -> bool {
         self.stride as usize == frame.udp_payload_len()
             && (self.at + self.stride * self.packets) as usize == at
-            && (frame.continues || self.flow == frame.flow)
+            && self.flow == frame.flow
     }
 
     /// One packet longer.
@@ -72,4 +73,25 @@ pub(super) fn copy(batch: &TxBatch, frame: &TxFrame, room: &mut [u8]) -> Result<
     }
     rest.fill(0);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::flow;
+    use burst_span::Span;
+
+    #[test]
+    fn a_run_that_has_lost_its_first_frame_does_not_join_a_stranger() {
+        // Nothing is read.
+        let span = Span::remote(1, 4096, 300);
+        let mut batch = TxBatch::new(8);
+        for src in ["10.0.0.1", "10.0.0.2"] {
+            assert!(batch.push_run(&flow(src, "10.0.0.1"), &[0; 12], &span, 100, |_, _| ()));
+        }
+        let frames = batch.frames();
+        let train = Train::new(&frames[0], 0);
+        let end = frames[0].udp_payload_len();
+        assert!(train.goes_on(&frames[1], end) && frames[4].continues && !train.goes_on(&frames[4], end));
+    }
 }
