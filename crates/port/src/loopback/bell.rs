@@ -62,6 +62,10 @@ impl Sleeper {
 
     /// Says that the worker is about to sleep. Look at every lane afterwards.
     pub fn lie_down(&mut self) {
+        if self.dozing {
+            // A ring since the last time is still to be read.
+            self.owed += u64::from(rise(&self.bell.sleeping));
+        }
         self.dozing = true;
         go_to_sleep(&self.bell.sleeping);
     }
@@ -88,6 +92,18 @@ mod tests {
     fn has_rung(bell: &Bell) -> bool {
         let mut fds = [PollFd::new(&bell.fd, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    }
+
+    #[test]
+    fn who_lies_down_twice_reads_both_rings() {
+        let bell = Arc::new(Bell::new().unwrap());
+        let mut sleeper = Sleeper::new(bell.clone());
+        for _ in 0..2 {
+            sleeper.lie_down();
+            bell.ring();
+        }
+        sleeper.rise();
+        assert!(!has_rung(&bell) && sleeper.owed == 0);
     }
 
     #[test]
