@@ -98,7 +98,7 @@ impl Registry {
             let Some(copy) = private_pages(page, len) else { return };
             if !(copy_from_pool(pool, first, len, copy) && put_over(copy, len, first, prot)) {
                 // SAFETY: the pages made above, not moved.
-                unsafe { libc::munmap(copy.cast(), len) };
+                unsafe { super::kernel::unmap(copy, len) };
             }
         });
     }

@@ -20,6 +20,7 @@
 //! This code runs inside foreign programs: it does not panic, does not print, and holds no lock across a fork.
 mod foreign;
 mod fork;
+mod kernel;
 mod lock;
 mod pool;
 mod refs;

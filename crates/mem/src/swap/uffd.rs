@@ -8,6 +8,7 @@
 //! itself: no allocation, no lock, nothing but system calls and its own stack. If the chunk holds this thread's
 //! stack or `errno`, another thread does the work while this one waits in the kernel. All signals are blocked
 //! meanwhile, since a handler could write anywhere.
+use super::kernel;
 use super::pool::{PAGE, Pool};
 use super::vma::errno;
 use core::ptr::null_mut;
@@ -122,9 +123,8 @@ impl Mover {
         if !self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, REGISTER_MODE_WP, 0]) {
             return false;
         }
-        // SAFETY: populating changes no contents.
-        let populated = self.features & WP_UNPOPULATED != 0
-            || unsafe { libc::madvise(range.start as *mut _, range.len as usize, libc::MADV_POPULATE_READ) } == 0;
+        let populated =
+            self.features & WP_UNPOPULATED != 0 || kernel::populate(range.start as usize, range.len as usize);
         let protected =
             populated && self.ioctl(UFFDIO_WRITEPROTECT, &mut [range.start, range.len, WRITEPROTECT_MODE_WP]);
         if !protected {
@@ -242,10 +242,7 @@ fn chunk_in(mover: &Mover, pool: &Pool, at: usize, len: usize, prot: i32) -> boo
         return false;
     }
     // SAFETY: replaces pages by their copy; every address in the range stays valid with the same contents and rights.
-    let mapped = copy_to_pool(pool, at, len)
-        && unsafe {
-            libc::mmap(at as *mut _, len, prot, libc::MAP_SHARED | libc::MAP_FIXED, pool.fd(), at as libc::off_t)
-        } != libc::MAP_FAILED;
+    let mapped = copy_to_pool(pool, at, len) && unsafe { kernel::map_over(at, len, prot, pool.fd(), at) };
     if !mapped {
         mover.give_up(&range);
         return false;
@@ -268,7 +265,7 @@ fn chunk_out(mover: &Mover, pool: &Pool, at: usize, len: usize, prot: i32) -> bo
     };
     if !moved {
         // SAFETY: the pages that `private_pages` made and that were not moved.
-        unsafe { libc::munmap(copy.cast(), len) };
+        unsafe { kernel::unmap(copy, len) };
     }
     moved
 }
@@ -276,20 +273,13 @@ fn chunk_out(mover: &Mover, pool: &Pool, at: usize, len: usize, prot: i32) -> bo
 /// Fresh private memory of whole pages of size `page`.
 pub(crate) fn private_pages(page: usize, len: usize) -> Option<*mut u8> {
     let huge = if page > PAGE { libc::MAP_HUGETLB | (page.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT } else { 0 };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | huge;
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    let p = unsafe { libc::mmap(null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    (p != libc::MAP_FAILED).then_some(p.cast())
+    kernel::map_private(len, huge)
 }
 
 /// Moves the pages at `from` over the mapping at `to`, in one step, with the rights `prot`.
 pub(crate) fn put_over(from: *mut u8, len: usize, to: usize, prot: i32) -> bool {
     // SAFETY: `from` is our own fresh memory; at `to` it replaces pages with the same contents.
-    unsafe {
-        libc::mprotect(from.cast(), len, prot) == 0
-            && libc::mremap(from.cast(), len, len, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, to as *mut libc::c_void)
-                != libc::MAP_FAILED
-    }
+    unsafe { kernel::move_over(from, len, to, prot) }
 }
 
 /// Copies memory at `at` to the pool. Reading it in the kernel saves mapping the pool a second time.
@@ -320,18 +310,11 @@ pub(crate) fn copy_from_pool(pool: &Pool, at: usize, len: usize, to: *mut u8) ->
 
 /// Maps a part of a huge-page pool for the duration of `f` (hugetlbfs has no `write`).
 fn with_window(pool: &Pool, at: usize, len: usize, f: impl FnOnce(*mut u8)) -> bool {
-    let prot = libc::PROT_READ | libc::PROT_WRITE;
-    // MAP_POPULATE: with no free huge page the mapping fails here and not in the copy.
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    let window = unsafe {
-        libc::mmap(null_mut(), len, prot, libc::MAP_SHARED | libc::MAP_POPULATE, pool.fd(), at as libc::off_t)
-    };
-    if window == libc::MAP_FAILED {
-        return false;
-    }
-    f(window.cast());
+    // Populated: with no free huge page the mapping fails here and not in the copy.
+    let Some(window) = kernel::map_window(pool.fd(), at, len) else { return false };
+    f(window);
     // SAFETY: the window mapped above.
-    unsafe { libc::munmap(window, len) };
+    unsafe { kernel::unmap(window, len) };
     true
 }
 
