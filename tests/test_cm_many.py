@@ -142,6 +142,12 @@ def test_a_client_that_dies_while_it_waits_leaves_nothing(hosts):
     server.stop()
 
 
+def test_requests_are_withdrawn_from_whichever_worker_has_them(make_fabric):
+    # A REJ that withdraws a request names no connection of the receiver's.
+    fabric = make_fabric(extra=("--workers", 3))
+    test_a_client_that_dies_while_it_waits_leaves_nothing(fabric)
+
+
 def test_a_client_that_dies_connected_is_disconnected(hosts):
     server = serve(hosts.b)
     client = hosts.a.start(MANY, "-c", 500, "-k", 60, hosts.b.address)

@@ -183,6 +183,10 @@ impl<O> Cm<O> {
     /// REJ, of a request, a reply or a connection.
     pub(crate) fn on_rej(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, rej: &Rej, fx: &mut impl Effects<O>) {
         let id = if rej.remote_id != 0 { rej.remote_id } else { self.rejected_early(path, rej) };
+        if id == 0 && self.table.worker() != 0 {
+            // All workers look; that nobody knows it is counted once.
+            return;
+        }
         let Some(conn) = self.known(path, id, fx) else { return };
         let named = conn.remote_id == rej.local_id;
         let state = conn.state;

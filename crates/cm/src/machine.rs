@@ -96,14 +96,16 @@ impl<O> Cm<O> {
         self.table.get_mut(id).map(|c| c.state)
     }
 
-    /// The worker that owns the connection of a MAD, out of `workers`.
-    pub fn worker_of(secret: &Secret, peer: IpAddr, mad: &[u8], workers: u32) -> u32 {
+    /// The worker that owns the connection of a MAD, out of `workers`; `None` if nobody can tell: a REJ that withdraws a request
+    /// names none of our connections, and all workers must look.
+    pub fn worker_of(secret: &Secret, peer: IpAddr, mad: &[u8], workers: u32) -> Option<u32> {
         match Mad::parse(mad).map(|m| m.message) {
-            Ok(Message::Req(m)) => secret.worker_for(peer, m.qpn, workers),
-            Ok(Message::SidrReq(m)) => secret.worker_for(peer, m.request_id, workers),
-            Ok(m) => Some(secret.worker_of(m.receiver_id())).filter(|w| *w < workers).unwrap_or(0),
+            Ok(Message::Req(m)) => Some(secret.worker_for(peer, m.qpn, workers)),
+            Ok(Message::SidrReq(m)) => Some(secret.worker_for(peer, m.request_id, workers)),
+            Ok(Message::Rej(m)) if m.remote_id == 0 => None,
+            Ok(m) => Some(secret.worker_of(m.receiver_id())).filter(|w| *w < workers).or(Some(0)),
             // Whoever has it counts it.
-            Err(_) => 0,
+            Err(_) => Some(0),
         }
     }
 

@@ -118,6 +118,11 @@ impl<C> Table<C> {
         self.chance.next_u64()
     }
 
+    /// Whose table it is.
+    pub fn worker(&self) -> u32 {
+        self.worker
+    }
+
     /// The secret.
     pub fn secret(&self) -> &Secret {
         &self.secret

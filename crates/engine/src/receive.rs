@@ -183,16 +183,27 @@ impl Walk<'_> {
         if known.is_none() {
             return self.counters.count(Reason::BadQkey);
         }
-        let Some(host) = &mut self.core.cm else { return };
+        let Some(host) = &self.core.cm else { return };
         let workers = self.core.inboxes.len() as u32;
         if workers > 1 {
-            let owner = Cm::<()>::worker_of(&host.secret, frame.flow.src, bytes, workers);
-            if owner != self.core.options.id {
-                return self.hand_over(owner, frame);
+            match Cm::<()>::worker_of(&host.secret, frame.flow.src, bytes, workers) {
+                Some(owner) if owner != self.core.options.id => return self.hand_over(owner, frame),
+                Some(_) => {}
+                None => self.hand_to_all(frame),
             }
         }
-        if let Err(reason) = host.arrive(self.port, &frame.flow, bytes) {
+        if let Some(host) = &mut self.core.cm
+            && let Err(reason) = host.arrive(self.port, &frame.flow, bytes)
+        {
             self.counters.count(reason);
+        }
+    }
+
+    /// A copy for each other worker, unless it is one.
+    fn hand_to_all(&mut self, frame: &RxFrame<'_>) {
+        if !self.handed {
+            let (own, workers) = (self.core.options.id, self.core.inboxes.len() as u32);
+            (0..workers).filter(|worker| *worker != own).for_each(|worker| self.hand_over(worker, frame));
         }
     }
 
