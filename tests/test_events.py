@@ -27,6 +27,12 @@ send queue drained sender
 end
 overrun
 CQ error cq
+local work queue catastrophic error sender
+end
+overrun by receives
+CQ error cq
+local work queue catastrophic error receiver
+last WQE reached receiver
 end
 target
 communication established receiver

@@ -112,13 +112,13 @@ static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint32_t rkey)
 	CHECK(!ibv_post_send(qp, &wr, &bad));
 }
 
-/* Waits for that many completions with this status. */
-static void complete(int count, enum ibv_wc_status status)
+/* Waits for that many completions of a queue with this status. */
+static void complete_on(struct ibv_cq *queue, int count, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
 
 	for (int waited = 0; count; waited++) {
-		int got = ibv_poll_cq(cq, 1, &wc);
+		int got = ibv_poll_cq(queue, 1, &wc);
 
 		CHECK(got >= 0 && waited < PATIENCE_MS);
 		if (got) {
@@ -128,6 +128,20 @@ static void complete(int count, enum ibv_wc_status status)
 			poll(NULL, 0, 1);
 		}
 	}
+}
+
+static void complete(int count, enum ibv_wc_status status)
+{
+	complete_on(cq, count, status);
+}
+
+static enum ibv_qp_state state_of(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+
+	CHECK(!ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
+	return attr.qp_state;
 }
 
 static const char *subject(const struct ibv_async_event *event)
@@ -247,7 +261,8 @@ static void drained(void)
 	drop_pair();
 }
 
-static void full_completion_queue(void)
+/* The queue pair that lost a completion goes to error, and no other; what fits again is flushed. */
+static void full_completion_queue_of_sends(void)
 {
 	struct ibv_cq *small = ibv_create_cq(context, 4, NULL, NULL, 0);
 	int count;
@@ -263,8 +278,49 @@ static void full_completion_queue(void)
 	while (count--)
 		post(sender, IBV_WR_RDMA_WRITE, mr->rkey);
 	print_events(context);
+	CHECK(state_of(sender) == IBV_QPS_ERR && state_of(receiver) == IBV_QPS_RTS);
+	complete_on(small, small->cqe, IBV_WC_SUCCESS);
+	post(sender, IBV_WR_RDMA_WRITE, mr->rkey);
+	complete_on(small, 1, IBV_WC_WR_FLUSH_ERR);
 	drop_pair();
 	CHECK(!ibv_destroy_cq(small));
+}
+
+/* Two receivers share a queue that is full: each goes to error when it loses a completion. The message is not acknowledged. */
+static void full_completion_queue_of_receives(void)
+{
+	struct ibv_cq *small = ibv_create_cq(context, 4, NULL, NULL, 0);
+	struct ibv_qp *first, *its_sender;
+
+	CHECK(small);
+	first = new_qp(small, srq);
+	its_sender = new_qp(cq, NULL);
+	to_rtr(first, its_sender->qp_num);
+	to_rtr(its_sender, first->qp_num);
+	to_rts(first);
+	to_rts(its_sender);
+	sender = new_qp(cq, NULL);
+	receiver = new_qp(small, srq);
+	to_rtr(receiver, sender->qp_num);
+	to_rtr(sender, receiver->qp_num);
+	to_rts(receiver);
+	to_rts(sender);
+	for (int i = 0; i < small->cqe; i++) {
+		post_receives(1);
+		post(its_sender, IBV_WR_SEND, 0);
+		complete(1, IBV_WC_SUCCESS);
+	}
+	post_receives(2);
+	post(sender, IBV_WR_SEND, 0);
+	print_events(context);
+	CHECK(state_of(receiver) == IBV_QPS_ERR && state_of(first) == IBV_QPS_RTS);
+	complete_on(small, small->cqe, IBV_WC_SUCCESS);
+	post(its_sender, IBV_WR_SEND, 0);
+	complete(1, IBV_WC_SUCCESS);
+	complete_on(small, 1, IBV_WC_SUCCESS);
+	complete(1, IBV_WC_RETRY_EXC_ERR);
+	drop_pair();
+	CHECK(!ibv_destroy_qp(first) && !ibv_destroy_qp(its_sender) && !ibv_destroy_cq(small));
 }
 
 /* Both contexts that hold a target learn of it, and either may go first. */
@@ -358,7 +414,9 @@ int main(int argc, char **argv)
 	puts("drained");
 	drained();
 	puts("overrun");
-	full_completion_queue();
+	full_completion_queue_of_sends();
+	puts("overrun by receives");
+	full_completion_queue_of_receives();
 	puts("target");
 	target_of_two(*device);
 	CHECK(!ibv_destroy_srq(srq) && !ibv_dereg_mr(mr) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd));

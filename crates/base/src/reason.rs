@@ -94,7 +94,7 @@ reasons! {
     WindowBind, "window_bind", Completion, "A memory window cannot be bound, or a key not invalidated, as the request asks.", "The region needs IBV_ACCESS_MW_BIND and the same domain; a window of type 2 must be invalidated before it is bound again.";
     LocalOperation, "local_operation", Completion, "The work request is malformed.", "Check opcode, SGE count, inline length and queue pair type.";
     Flushed, "flushed", Completion, "The queue pair was in error before the request was carried out.", "Look at the first error completion of this queue pair.";
-    CqOverrun, "cq_overrun", Completion, "A completion queue was full.", "Create the CQ with room for all outstanding requests.";
+    CqOverrun, "cq_overrun", Completion, "A completion queue was full: the completion was lost, and its queue pair is in error.", "Create the CQ with room for all outstanding requests.";
     HandoverFull, "handover_full", Drop, "A packet for another worker's queue pair found that worker's inbox full.", "Use fewer workers, or spread load over more peers.";
     ProcessDied, "process_died", Note, "A process died with connected queue pairs; their peers were told by NAK.", "Look at why the process ended.";
     QueueCorrupt, "queue_corrupt", Completion, "The indices of a work queue in shared memory are impossible.", "The application overwrote its queues: look for stray writes.";

@@ -89,6 +89,7 @@ pub(crate) fn write_completion(
         Push::Event => outbox.events.push(cq),
         Push::Overrun => {
             counters.count(Reason::CqOverrun);
+            outbox.lose(Qpn::new(cqe.qpn));
             if !shared.overrun_said.swap(true, Ordering::Relaxed) {
                 write_async(&shared.async_events, EventType::CqErr, AsyncObject::Cq, shared.cookie);
             }

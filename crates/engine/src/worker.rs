@@ -11,11 +11,12 @@ use crate::hold::Held;
 use crate::multicast::Groups;
 use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
+use crate::qpn::slot_of;
 use crate::sched::{NO_TICKET, Scheduler};
 use crate::tombstone::Graveyard;
-use burst_base::Nanos;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
+use burst_base::{Nanos, Qpn};
 use burst_cm::Secret;
 use burst_control::AsyncObject;
 use burst_frame::TxBatch;
@@ -31,6 +32,9 @@ pub const RX_BUDGET: usize = 256;
 
 /// Doorbells answered for one context in one pass.
 const DOORBELLS_PER_PASS: usize = 256;
+
+/// Queue pairs noted in one pass for a lost completion; one more is noted when it loses the next.
+const LOST_MAX: usize = 1024;
 
 /// What a worker is told at its start.
 #[derive(Clone, Copy, Debug)]
@@ -56,10 +60,21 @@ pub(crate) struct Outbox {
     pub events: Vec<u32>,
     /// Completions that must not be seen before the batch has left.
     pub completions: Vec<(u32, Cqe, bool)>,
+    /// Queue pairs whose completions were lost, because a completion queue was full.
+    pub lost: Vec<Qpn>,
     /// Completions were written since this was last asked.
     pub delivered: bool,
     /// What the worker's time 0 is on the clock that completions are stamped with (CLOCK_MONOTONIC).
     pub clock_base_ns: u64,
+}
+
+impl Outbox {
+    /// Notes that a queue pair lost a completion.
+    pub fn lose(&mut self, qpn: Qpn) {
+        if self.lost.len() < LOST_MAX && self.lost.last() != Some(&qpn) {
+            self.lost.push(qpn);
+        }
+    }
 }
 
 /// A port and what waits to leave by it.
@@ -128,6 +143,7 @@ impl Worker {
                 outbox: Outbox {
                     events: Vec::with_capacity(1024),
                     completions: Vec::with_capacity(1024),
+                    lost: Vec::with_capacity(LOST_MAX),
                     delivered: false,
                     clock_base_ns: 0,
                 },
@@ -154,7 +170,19 @@ impl Worker {
         busy |= self.receive(now);
         busy |= self.run_cm(now);
         busy |= self.run_timers(now);
+        busy |= self.fail_unheard(now);
         busy | self.core.publish(&self.ports)
+    }
+
+    /// Queue pairs that lost a completion go to error.
+    fn fail_unheard(&mut self, now: Nanos) -> bool {
+        let any = !self.core.outbox.lost.is_empty();
+        while let Some(qpn) = self.core.outbox.lost.pop() {
+            // It may have been destroyed since.
+            let _ = self.with_qp(qpn, now, |slot, env| slot.qp.on_lost_completion(env));
+            self.core.settle(now, slot_of(qpn));
+        }
+        any
     }
 
     /// The first half of a pass: what programs have posted until now leaves, as far as a pass allows.
@@ -195,7 +223,8 @@ impl Worker {
     /// Whether some queue pair is ready now (the worker must not sleep).
     pub fn has_work(&mut self) -> bool {
         let inbox = &self.core.inboxes[self.core.options.id as usize];
-        !inbox.is_empty() || self.core.take_doorbells() || !self.core.sched.is_empty()
+        let owed = !inbox.is_empty() || !self.core.outbox.lost.is_empty();
+        owed || self.core.take_doorbells() || !self.core.sched.is_empty()
     }
 }
 

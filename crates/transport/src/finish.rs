@@ -126,11 +126,20 @@ impl Qp {
         self.flush_recv = true;
     }
 
-    /// The shared queues are damaged, or the like: nothing can be reported by a completion.
+    /// The shared queues are damaged: nothing can be reported by a completion.
     pub(crate) fn enter_fatal(&mut self, env: &mut Env<'_>) {
         if self.state != QpState::Err {
             env.fx.event(self.id.qpn, EventType::QpFatal);
             self.corrupt = true;
+            self.enter_error();
+        }
+    }
+
+    /// A completion of this queue pair was lost, because its completion queue was full: the program cannot know any more what
+    /// became of its requests, so there shall be no more of them (IBA 11.6.3.2). What fits again is flushed.
+    pub fn on_lost_completion(&mut self, env: &mut Env<'_>) {
+        if matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            env.fx.event(self.id.qpn, EventType::QpFatal);
             self.enter_error();
         }
     }

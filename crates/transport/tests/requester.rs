@@ -424,6 +424,38 @@ fn the_send_queue_drains_finishes_what_it_began_and_goes_on() {
 }
 
 #[test]
+fn a_queue_with_impossible_indices_is_a_catastrophe_told_once() {
+    let setup = Setup::default();
+    let mut end = requester(&setup);
+    // More entries than the queue has: a program that does not heed its limits, or means harm.
+    for wr_id in 0..=u64::from(end.sq.spec().entries()) {
+        end.sq.free_all();
+        post(&mut end, WrOpcode::Send, wr_id, 4);
+    }
+    for _ in 0..3 {
+        assert_eq!(sent(&mut end, NOW), [""; 0]);
+        end.qp.on_doorbell();
+    }
+    assert_eq!((end.qp.state(), end.told.events.clone()), (QpState::Err, vec![EventType::QpFatal]));
+    assert!(end.told.count_of(Reason::QueueCorrupt) >= 1 && end.told.sends.is_empty());
+}
+
+#[test]
+fn who_lost_a_completion_fails_once_and_flushes_the_rest() {
+    let mut end = requester(&Setup::default());
+    (0..3).for_each(|wr_id| post(&mut end, WrOpcode::Send, wr_id, 4));
+    assert_eq!(sent(&mut end, NOW).len(), 3);
+    (0..2).for_each(|_| end.lose_completion(NOW));
+    assert_eq!((end.qp.state(), end.told.events.clone()), (QpState::Err, vec![EventType::QpFatal]));
+    assert_eq!(sent(&mut end, NOW), [""; 0]);
+    assert_eq!(end.statuses(), [WcStatus::WrFlushErr; 3]);
+    // One that was moved on meanwhile is not concerned.
+    end.move_to(QpState::Reset);
+    end.lose_completion(NOW);
+    assert_eq!((end.qp.state(), end.told.events.len()), (QpState::Reset, 1));
+}
+
+#[test]
 fn moving_to_error_flushes_everything_and_reset_forgets_everything() {
     let mut end = requester(&Setup::default());
     for wr_id in 0..20 {

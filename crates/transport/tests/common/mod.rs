@@ -383,6 +383,12 @@ impl End {
         self.qp.on_timer(&mut env);
     }
 
+    /// A completion found its queue full.
+    pub fn lose_completion(&mut self, now: Nanos) {
+        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        self.qp.on_lost_completion(&mut env);
+    }
+
     /// Statuses of send completions, in order.
     pub fn statuses(&self) -> Vec<WcStatus> {
         self.told.sends.iter().map(|c| WcStatus::from_number(u32::from(c.status)).expect("status")).collect()
