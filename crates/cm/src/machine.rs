@@ -4,7 +4,7 @@
 //! `passive` hold the two ends of a handshake, `release` the end of a connection, `sidr` datagram
 //! services. This file has what is common: sending, sending again, events, timers, and the entrance for messages.
 
-use crate::api::{Effects, Event, EventKind, Path, Step, Took};
+use crate::api::{Effects, Event, EventKind, Path, Step, Took, Transport};
 use crate::conn::{Backlog, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX, State};
 use crate::early::Early;
 use crate::fold::Fold;
@@ -45,8 +45,8 @@ pub struct Listener<O> {
     pub port: Option<u16>,
     /// For datagrams instead of connections.
     pub sidr: bool,
-    /// For extended reliable connections instead of others.
-    pub xrc: bool,
+    /// Connections of this service, if it is not for datagrams.
+    pub transport: Transport,
     /// Requests that wait.
     pub backlog: Arc<Backlog>,
 }

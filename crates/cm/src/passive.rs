@@ -54,7 +54,7 @@ impl<O> Cm<O> {
                 false => Self::refuse_nobodys(path, mad.tid, req, fx),
             };
         };
-        if listener.xrc != (checked.transport == Transport::Xrc) {
+        if listener.transport != checked.transport {
             fx.count(path.port, Reason::CmBadRequest);
             return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_TRANSPORT), fx);
         }
@@ -163,6 +163,8 @@ impl<O> Cm<O> {
             }
             State::RepSent => Self::repeat(conn, fx),
             State::TimeWait => Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), fx),
+            // The REP was lost, and the program wants no more. A peer that is connected takes no notice.
+            State::DreqSent => Self::refuse(path, mad.tid, rej_of(req, reject::CONSUMER), fx),
             // It was sent before the RTU, and is late.
             _ => {}
         }

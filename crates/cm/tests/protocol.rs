@@ -7,7 +7,9 @@ use burst_base::{Nanos, Reason};
 use burst_cm::conn::READ_MIN;
 use burst_cm::message::{Apr, Drep, Dreq, Lap, Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
 use burst_cm::service::{HEADER_LEN, Header, PS_TCP, PS_UDP, service_id};
-use burst_cm::{BURST_VENDOR, Backlog, CmError, EventKind as K, Listener, Path, PeerClass, Ready, SidrParams, State};
+use burst_cm::{
+    BURST_VENDOR, Backlog, CmError, EventKind as K, Listener, Path, PeerClass, Ready, SidrParams, State, Transport,
+};
 use burst_frame::Flow;
 use house::{Host, House, PORT, Weather};
 use std::net::IpAddr;
@@ -271,16 +273,29 @@ fn a_target_answers_in_the_place_of_end_to_end_contexts() {
 
 #[test]
 fn a_listener_of_one_kind_refuses_requests_of_the_other() {
-    for xrc in [false, true] {
+    for (xrc, transport) in [(false, Transport::Xrc), (false, Transport::Uc), (true, Transport::Rc)] {
         let mut host = Host::new(1);
         host.xrc = xrc;
         host.listen(8);
-        let (transport, extended_transport) = if xrc { (0, 0) } else { (3, 1) };
+        let (transport, extended_transport) = transport.codes();
         let request = Req { transport, extended_transport, ..req(1, 50) };
         let [Message::Rej(rej)] = ask(&mut host, request)[..] else { panic!("no REJ") };
         assert_eq!(rej.reason, reject::INVALID_TRANSPORT);
         assert_eq!((host.count(Reason::CmBadRequest), host.world.stories.len()), (1, 0));
     }
+}
+
+#[test]
+fn a_peer_that_has_not_seen_the_reply_is_told_when_the_program_parts() {
+    let (mut host, id, rep) = accepted();
+    host.disconnect(NOW, 0);
+    let [Message::Dreq(_)] = taken(&mut host)[..] else { panic!("no DREQ") };
+    // The REP was lost: the peer asks again, and cannot understand the DREQ.
+    let [Message::Rej(rej)] = ask(&mut host, req(1, 50))[..] else { panic!("no REJ") };
+    assert_eq!((rej.reason, rej.remote_id, rej.local_id), (reject::CONSUMER, 1, 0));
+    assert_eq!(host.cm.state(id), Some(State::DreqSent));
+    assert!(give(&mut host, Drep { local_id: 1, remote_id: rep.local_id }).is_empty());
+    assert!(host.world.stories[0].saw(K::Disconnected));
 }
 
 #[test]
@@ -584,7 +599,8 @@ fn a_datagram_service_may_be_asked_for_a_moment_before_its_listener() {
     assert_eq!((host.count(Reason::CmEarly), host.world.stories.len()), (2, 0));
     let (backlog, soon) = (Arc::new(Backlog::new(8)), NOW + Nanos::from_ms(10));
     let (owner, service_id) = (u32::MAX, service_id(PS_UDP, 5));
-    let listener = Listener { owner, service_id, addr: None, port: None, sidr: true, xrc: false, backlog };
+    let listener =
+        Listener { owner, service_id, addr: None, port: None, sidr: true, transport: Transport::Rc, backlog };
     host.cm.listen(listener).expect("free");
     host.cm.on_timer(soon, 10, &mut host.world);
     assert_eq!(host.world.stories.len(), 1, "shown to its listener");

@@ -141,12 +141,17 @@ impl Host {
         host
     }
 
+    fn transport(&self) -> Transport {
+        if self.xrc { Transport::Xrc } else { Transport::Rc }
+    }
+
     pub fn listen(&mut self, backlog: u32) {
         self.cm.unlisten(|_| true);
         self.backlog = Arc::new(Backlog::new(backlog));
         let service_id = service_id(PS_TCP, PORT);
         let (backlog, owner) = (self.backlog.clone(), u32::MAX);
-        let listener = Listener { owner, service_id, addr: None, port: None, sidr: false, xrc: self.xrc, backlog };
+        let listener =
+            Listener { owner, service_id, addr: None, port: None, sidr: false, transport: self.transport(), backlog };
         self.cm.listen(listener).expect("free");
     }
 
@@ -168,7 +173,7 @@ impl Host {
         let wish = Connect {
             path: self.path_to(peer),
             service_id: service_id(PS_TCP, PORT),
-            transport: if self.xrc { Transport::Xrc } else { Transport::Rc },
+            transport: self.transport(),
             end: End {
                 qpn,
                 ca_guid: self.guid,

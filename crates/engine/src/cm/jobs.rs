@@ -95,9 +95,9 @@ impl Worker {
         backlog: Arc<Backlog>,
     ) -> Result<(), CmError> {
         let sidr = owner.qp_type == QpType::Ud;
-        let xrc = owner.qp_type.is_xrc();
+        let transport = transport_of(owner.qp_type);
         let service_id = service_id(owner.ps as u16, port);
-        let listener = Listener { service_id, owner, addr, port: device, sidr, xrc, backlog };
+        let listener = Listener { service_id, owner, addr, port: device, sidr, transport, backlog };
         self.core.cm.as_mut().map_or(Ok(()), |host| host.machine.listen(listener))
     }
 
@@ -196,11 +196,7 @@ impl CmHost {
             let wish = Connect {
                 path: request.path,
                 service_id: service,
-                transport: match entry.qp_type {
-                    QpType::Uc => Transport::Uc,
-                    QpType::XrcSend | QpType::XrcRecv => Transport::Xrc,
-                    QpType::Rc | QpType::Ud => Transport::Rc,
-                },
+                transport: transport_of(entry.qp_type),
                 end: end_of(entry, param, guid, data),
                 retry_count: param.retry_count,
                 mtu: request.mtu,
@@ -241,6 +237,15 @@ impl CmHost {
         machine.accept(now, entry.conn(), &end, &mut CmFx { now, worker, rest })?;
         entry.accept();
         Ok(())
+    }
+}
+
+/// The service of connected queue pairs.
+fn transport_of(qp_type: QpType) -> Transport {
+    match qp_type {
+        QpType::Uc => Transport::Uc,
+        QpType::XrcSend | QpType::XrcRecv => Transport::Xrc,
+        QpType::Rc | QpType::Ud => Transport::Rc,
     }
 }
 
