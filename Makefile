@@ -32,8 +32,8 @@ interop: build ## Burst against the kernel's soft-RoCE in an emulated machine, e
 	@scripts/install-deps --interop
 	@$(PYTHON) tests/interop/run
 
-test-matrix: deps build ## All of perftest's options, UCX, libfabric, qperf, MPI and QEMU, of which `make test` runs a part
-	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py
+test-matrix: deps build ## All of perftest's options, UCX, libfabric, qperf, MPI, QEMU, Mooncake, of which `make test` runs a part
+	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py tests/test_mooncake.py
 
 threads: ## Ten million completions through many threads, and ThreadSanitizer (needs a nightly toolchain with rust-src)
 	@scripts/threads
