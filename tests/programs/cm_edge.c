@@ -178,6 +178,22 @@ static void test_somebody_names_the_queue_pair(void)
 	end_pair(&p);
 }
 
+static void test_calls_without_a_peer(void)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *id = resolved(channel, RDMA_PS_TCP, htons(9)), *sync;
+
+	CHECK(rdma_disconnect(id) == -1 && errno == EINVAL);
+	CHECK(rdma_reject(id, NULL, 0) == -1 && errno == EINVAL);
+	CHECK(rdma_establish(id) == -1 && errno == EINVAL);
+	CHECK(rdma_destroy_id(id) == 0 && !readable(channel, 20));
+	CHECK(rdma_create_id(NULL, &sync, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_migrate_id(sync, NULL) == -1 && errno == EINVAL, "it is synchronous already");
+	CHECK(rdma_migrate_id(sync, channel) == 0 && rdma_migrate_id(sync, NULL) == 0);
+	CHECK(rdma_destroy_id(sync) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 static const struct rule rules[] = {
 	{ "late_reader", test_late_readers_are_not_woken_for_the_dead },
 	{ "reject_flushes", test_rejection_flushes },
@@ -187,6 +203,7 @@ static const struct rule rules[] = {
 	{ "passive_timeout", test_timeout_of_the_passive_end },
 	{ "sources", test_sources_are_bound },
 	{ "nameless", test_somebody_names_the_queue_pair },
+	{ "without_peer", test_calls_without_a_peer },
 	{ "names", test_names_that_do_not_exist },
 };
 

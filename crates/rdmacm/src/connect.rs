@@ -132,6 +132,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
 unsafe fn reject(id: *mut rdma_cm_id, reason: u16, data: *const c_void, len: u8) -> Outcome<()> {
     // SAFETY: the caller's promise.
     let id = unsafe { Id::from_rdma(id) }?;
+    id.due.check_met()?;
     let most = if id.is_datagram() { room::SIDR_REP } else { room::REJ };
     // SAFETY: as above.
     let data = unsafe { data_of(data, len, most) }?;
@@ -170,6 +171,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
         if !id.public().qp.is_null() {
             return Err(EINVAL);
         }
+        id.due.check_met()?;
         id.wish(CmOp::Establish { id: id.number })
     })
 }
@@ -183,6 +185,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     door::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
+        id.due.check_met()?;
         id.wish(CmOp::Disconnect { id: id.number })?;
         qp::note_state(id, IBV_QPS_ERR);
         id.complete()

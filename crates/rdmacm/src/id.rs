@@ -75,6 +75,8 @@ pub struct Due {
     answers: AtomicI32,
     /// Whether the peer or the network may cause events: it listens, or has a connection.
     live: AtomicBool,
+    /// Whether it has, had or was asked for a connection.
+    met: AtomicBool,
     /// When the connection ended, on CLOCK_MONOTONIC, 0 while it has not; TIMEWAIT_EXIT follows, but not at once.
     ended_ns: AtomicU64,
 }
@@ -97,9 +99,8 @@ impl Due {
             CmOp::ResolveAddr { .. } | CmOp::ResolveRoute { .. } | CmOp::Join { .. } => {
                 self.answers.fetch_add(1, Ordering::Relaxed);
             }
-            CmOp::Listen { .. } | CmOp::Connect { .. } | CmOp::Accept { .. } => {
-                self.live.store(true, Ordering::Relaxed)
-            }
+            CmOp::Listen { .. } => self.live.store(true, Ordering::Relaxed),
+            CmOp::Connect { .. } | CmOp::Accept { .. } => self.meet(),
             _ => (),
         }
     }
@@ -127,9 +128,22 @@ impl Due {
             }
             // A datagram service is known from now on, and there is nothing that could end.
             K::Established if datagram => self.live.store(false, Ordering::Relaxed),
-            K::ConnectRequest => self.live.store(true, Ordering::Relaxed),
+            K::ConnectRequest => self.meet(),
             _ => (),
         }
+    }
+
+    fn meet(&self) {
+        self.live.store(true, Ordering::Relaxed);
+        self.met.store(true, Ordering::Relaxed);
+    }
+
+    /// For calls that are about a peer and that no event follows.
+    ///
+    /// # Errors
+    /// EINVAL if there never was one.
+    pub fn check_met(&self) -> Outcome<()> {
+        if self.met.load(Ordering::Relaxed) { Ok(()) } else { Err(EINVAL) }
     }
 
     fn may_come(&self) -> bool {
@@ -408,9 +422,12 @@ impl Id {
     /// Moves the id to another channel; NULL makes it synchronous.
     ///
     /// # Errors
-    /// The daemon's refusal.
+    /// EINVAL if it is to become what it is, the daemon's refusal.
     pub fn migrate(&self, channel: *mut rdma_event_channel) -> Outcome<()> {
         let own = channel.is_null();
+        if own && self.is_sync() {
+            return Err(EINVAL);
+        }
         let target = if own { Channel::create()? } else { channel };
         // SAFETY: alive, or just made.
         let number = unsafe { Channel::from_rdma(target) }?.number;
