@@ -8,7 +8,7 @@
 
 use burst_base::verbs::{QpCap, QpType};
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmOp, CmParam, CmQp, PortSpace};
-use burst_control::{Client, QpName, Request, Response};
+use burst_control::{Client, QpName, Request, Response, Teller};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -17,6 +17,7 @@ use std::time::Instant;
 const CAP: QpCap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
 struct Program {
+    teller: Teller,
     cm: Client,
     verbs: Client,
     events: OwnedFd,
@@ -40,7 +41,8 @@ impl Program {
         let wish = Request::CreateCq { entries: 16, channel: None, cookie: 0, vector: 0 };
         let Response::Cq { cq, .. } = call(&mut verbs, &wish) else { panic!("no queue") };
         let Response::Token(token) = call(&mut verbs, &Request::Token) else { panic!("no token") };
-        Program { cm, verbs, events, token, pd, cq, unread: Vec::new() }
+        let teller = cm.teller().expect("a lane");
+        Program { teller, cm, verbs, events, token, pd, cq, unread: Vec::new() }
     }
 
     fn create_qp(&mut self) -> (u32, CmQp) {
@@ -58,7 +60,9 @@ impl Program {
     }
 
     fn quietly(&mut self, ops: Vec<CmOp>) {
-        self.cm.teller().and_then(|t| t.tell(&ops)).expect("sent");
+        while !self.teller.tell(&ops).expect("sent") {
+            self.cm.settle().expect("the daemon answers");
+        }
     }
 
     fn event(&mut self) -> CmEvent {

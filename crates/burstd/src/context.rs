@@ -285,6 +285,7 @@ impl Context {
             | Request::Stats
             | Request::OpenContext { .. }
             | Request::Token
+            | Request::CmLane
             | Request::CmChannel { .. }
             | Request::CmCloseChannel { .. }
             | Request::Cm { .. }

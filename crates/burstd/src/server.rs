@@ -122,7 +122,16 @@ impl Server {
     }
 
     /// Sleeps until something is readable or a clock runs out.
-    fn wait(&self) -> Ready {
+    fn wait(&mut self) -> Ready {
+        // Of two rules one holds: a program finds us idle and rings, or we see its wish here.
+        let wishing: Vec<usize> = (0..self.clients.len()).filter(|i| !self.clients[*i].try_idle()).collect();
+        let mut ready = self.sleep(wishing.is_empty());
+        self.clients.iter_mut().for_each(Session::stay_awake);
+        ready.clients.extend(wishing);
+        ready
+    }
+
+    fn sleep(&self, may_sleep: bool) -> Ready {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         fds.extend(self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
         fds.extend(self.listener.as_ref().map(|l| PollFd::new(l, PollFlags::IN)));
@@ -131,8 +140,8 @@ impl Server {
             lives.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
         let lives_at = fds.len();
         fds.extend(lives);
-        let timeout =
-            self.timeout().map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let timeout = if may_sleep { self.timeout() } else { Some(Duration::ZERO) };
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         // An interrupted poll is a pass without news.
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Ready::default();
@@ -175,15 +184,19 @@ impl Server {
         let mut all: Vec<usize> = ready.clients.iter().chain(&ready.ended).copied().collect();
         all.sort_unstable();
         all.dedup();
-        let (contexts, mut first): (Vec<usize>, Vec<usize>) =
+        let (contexts, first): (Vec<usize>, Vec<usize>) =
             all.iter().partition(|index| self.clients[**index].has_context());
+        let mut ended = ready.ended.clone();
         if !contexts.is_empty() {
             let is_theirs = |c: &Session| c.has_cm() && contexts.iter().any(|i| self.clients[*i].pid() == c.pid());
             let theirs = (0..self.clients.len()).filter(|index| is_theirs(&self.clients[*index]));
             let silent: Vec<usize> = theirs.filter(|index| all.binary_search(index).is_err()).collect();
-            first.extend(silent);
+            for index in silent {
+                if self.clients[index].serve_wishes(&mut self.house) == Verdict::End {
+                    ended.push(index);
+                }
+            }
         }
-        let mut ended = ready.ended.clone();
         for (at, index) in first.iter().chain(&contexts).enumerate() {
             if at == first.len() {
                 self.house.post_cm_jobs();

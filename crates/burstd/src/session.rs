@@ -36,6 +36,7 @@ pub struct Session {
     context: Option<Context>,
     token: Option<u64>,
     cm: Option<CmClient>,
+    wishes: Option<Wishes>,
 }
 
 /// A refusal with its errno.
@@ -58,6 +59,7 @@ impl Session {
             context: None,
             token: None,
             cm: None,
+            wishes: None,
         }
     }
 
@@ -88,39 +90,59 @@ impl Session {
 
     /// Answers what has arrived.
     pub fn serve(&mut self, house: &mut House, buffer: &mut [u8]) -> Verdict {
-        for _ in 0..REQUESTS_PER_PASS {
-            match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
-                Ok(packet) => {
-                    let verdict = match packet.wishes() {
-                        Some(wishes) if self.said_hello => self.carry_out(house, wishes),
-                        _ => self.answer(house, packet),
-                    };
-                    if verdict == Verdict::End {
-                        return Verdict::End;
-                    }
-                }
+        let mut turns = REQUESTS_PER_PASS;
+        let mut verdict = self.carry_out_wishes(house, &mut turns);
+        while verdict == Verdict::Stay && turns > 0 {
+            turns -= 1;
+            verdict = match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
+                Ok(packet) => match self.carry_out_wishes(house, &mut turns) {
+                    Verdict::Stay if !(packet.is_bell() && self.said_hello) => self.answer(house, packet),
+                    other => other,
+                },
                 Err(ControlError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Verdict::Stay,
-                Err(ControlError::Closed) => return Verdict::End,
-                Err(e) => {
-                    warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {e}");
-                    return Verdict::End;
+                Err(ControlError::Closed) => {
+                    // What it wished last counts.
+                    self.carry_out_wishes(house, &mut turns);
+                    Verdict::End
                 }
-            }
+                Err(e) => self.disconnected(&e),
+            };
         }
-        Verdict::Stay
+        verdict
     }
 
-    /// Wishes, which have no answer; their failures become events.
-    fn carry_out(&mut self, house: &mut House, wishes: Result<Wishes<'_>, ControlError>) -> Verdict {
-        let carried_out = wishes.and_then(|mut wishes| {
-            let cm = self.cm();
-            wishes.try_for_each(|op| op.map(|op| cm.wish(house, &op)))
-        });
-        if let Err(e) = carried_out {
-            warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {e}");
-            return Verdict::End;
+    /// Carries out what was wished until now, at the cost of `turns`. Wishes have no answer; their failures become events.
+    fn carry_out_wishes(&mut self, house: &mut House, turns: &mut usize) -> Verdict {
+        let (Some(wishes), Some(cm)) = (&mut self.wishes, &mut self.cm) else { return Verdict::Stay };
+        match wishes.take(|op| cm.wish(house, &op)) {
+            Ok(count) => {
+                *turns = turns.saturating_sub(count as usize);
+                Verdict::Stay
+            }
+            Err(e) => self.disconnected(&e),
         }
-        Verdict::Stay
+    }
+
+    /// Carries out what was wished until now; nothing else that the program has to say.
+    pub fn serve_wishes(&mut self, house: &mut House) -> Verdict {
+        self.carry_out_wishes(house, &mut 0)
+    }
+
+    /// Before the daemon sleeps: this program's next wish shall wake it. False: there are wishes already.
+    pub fn try_idle(&mut self) -> bool {
+        self.wishes.as_mut().is_none_or(Wishes::try_idle)
+    }
+
+    /// The daemon is awake.
+    pub fn stay_awake(&mut self) {
+        if let Some(wishes) = &mut self.wishes {
+            wishes.stay_awake();
+        }
+    }
+
+    fn disconnected(&self, why: &ControlError) -> Verdict {
+        warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {why}");
+        Verdict::End
     }
 
     fn answer(&mut self, house: &mut House, mut packet: Packet<'_>) -> Verdict {
@@ -128,10 +150,7 @@ impl Session {
         let request = match packet.decode::<Request>() {
             Ok(request) => request,
             Err(ControlError::Version { theirs, .. }) => return self.refuse_version(sequence, theirs),
-            Err(e) => {
-                warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {e}");
-                return Verdict::End;
-            }
+            Err(e) => return self.disconnected(&e),
         };
         debug!(pid = self.pid, ?request, "request");
         let fds = std::mem::take(&mut packet.fds);
@@ -190,6 +209,7 @@ impl Session {
             Request::Token => self.token(house),
             Request::CmStats => Ok(Response::CmStats(house.cm_stats()).into()),
             Request::CmConnections { from } => Ok(house.cm_connections(from).into()),
+            Request::CmLane => self.lane(),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
             Request::Cm { ops } => Ok(Response::Cm(self.cm().carry_out(house, &ops)).into()),
@@ -203,6 +223,21 @@ impl Session {
     /// Its ids and event channels.
     fn cm(&mut self) -> &mut CmClient {
         self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.pid))
+    }
+
+    /// The way of its wishes.
+    fn lane(&mut self) -> Result<Outcome, Refusal> {
+        if self.wishes.is_some() {
+            return refuse(libc::EEXIST, "this connection has a lane already");
+        }
+        let made = Wishes::create().map_err(|e| Refusal {
+            errno: e.raw_os_error().unwrap_or(libc::ENOMEM),
+            sentence: format!("cannot make a lane for wishes: {e}"),
+        });
+        let (fd, wishes) = made?;
+        self.cm();
+        self.wishes = Some(wishes);
+        Ok(Outcome { response: Response::Done, fds: vec![fd], segments: Vec::new() })
     }
 
     /// Operations on queue pairs without replies.

@@ -188,24 +188,35 @@ fn several_workers_share_the_work() {
 #[test]
 fn bad_wishes_end_their_own_conversation_only() {
     use burst_control::frame::Header;
+    use burst_control::{ControlError, Request};
+    use burst_shm::arena::Segment;
+    use burst_shm::lane::LaneProducer;
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
     use std::os::fd::{AsFd, BorrowedFd};
     let daemon = Daemon::start("wishes", 1);
     let (mut server, mut client) = pair(&daemon);
     server.listen(PortSpace::Tcp, addr("0.0.0.0", 7175), 0);
-    let wishes = |body: &[u8]| [&Header::new(0).to_wishes()[..], body].concat();
     let ended = |socket: BorrowedFd<'_>| {
         let mut bytes = [0; 64];
         // Whatever it is told before, the conversation ends.
         (0..4).any(|_| !matches!(rustix::io::read(socket, &mut bytes), Ok(1..)))
     };
-    // Establish is 10 and an id; here there has been no hello.
+    let bell = Header::new(0).to_bell();
+    // No hello, no bell.
     let early = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
     connect(&early, &SocketAddrUnix::new(&daemon.socket).expect("an address")).expect("connects");
-    send(&early, &wishes(&[10, 1, 0, 0, 0]), SendFlags::NOSIGNAL).expect("sent");
+    send(&early, &bell, SendFlags::NOSIGNAL).expect("sent");
     assert!(ended(early.as_fd()));
-    let liar = daemon.connect();
-    send(liar.as_fd(), &wishes(&[0xff; 40]), SendFlags::NOSIGNAL).expect("sent");
+    // A bell with nothing behind it is harmless, and a second lane is refused.
+    let mut liar = daemon.connect();
+    send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
+    let fd = liar.call(&Request::CmLane, &[]).expect("a lane").fds.remove(0);
+    assert!(matches!(liar.teller(), Err(ControlError::Refused { errno: libc::EEXIST, .. })));
+    let mut lane = LaneProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
+    lane.write(&[0xff; 40]);
+    if lane.post() {
+        send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
+    }
     assert!(ended(liar.as_fd()));
     connected(&mut server, &mut client, 7175);
 }

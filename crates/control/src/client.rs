@@ -1,10 +1,8 @@
 //! The asking end: blocking calls over one connection. Used by the verbs library and the command line.
 
-use crate::cm::CmOp;
 use crate::frame::{self, Packet};
-use crate::wishes::send_wishes;
+use crate::wishes::Teller;
 use crate::{ControlError, DaemonInfo, FDS_MAX, MESSAGE_MAX, Reply, Request, Response};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -78,12 +76,24 @@ impl Client {
         frame::send(&self.socket, 0, request, &[], SendFlags::empty())
     }
 
-    /// A second way into the same connection, for what has no answer: it waits for nobody's answers.
+    /// Waits until all is carried out that was wished before ([`Teller`]).
     ///
     /// # Errors
-    /// When there are no more descriptors.
-    pub fn teller(&self) -> Result<Teller, ControlError> {
-        Ok(Teller::new(self.socket.try_clone()?))
+    /// As [`Client::call`].
+    pub fn settle(&mut self) -> Result<(), ControlError> {
+        self.call(&Request::DaemonInfo, &[]).map(drop)
+    }
+
+    /// A second way into the same connection, for what has no answer: it waits for nobody's answers. One for each connection.
+    ///
+    /// # Errors
+    /// `Refused` when there is one, or no room for it; anything else means that the connection is unusable.
+    pub fn teller(&mut self) -> Result<Teller, ControlError> {
+        let mut answer = self.call(&Request::CmLane, &[])?;
+        let (Response::Done, Some(lane)) = (answer.response, answer.fds.pop()) else {
+            return Err(ControlError::Malformed("no lane came".into()));
+        };
+        Teller::new(self.socket.try_clone()?, lane)
     }
 }
 
@@ -108,34 +118,5 @@ fn take_reply(mut packet: Packet<'_>, sequence: u32) -> Result<Answer, ControlEr
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-}
-
-/// Says what has no answer over a [`Client`]'s connection, from any thread.
-#[derive(Debug)]
-pub struct Teller {
-    socket: OwnedFd,
-}
-
-impl Teller {
-    /// Over a socket that leads to the daemon.
-    pub fn new(socket: OwnedFd) -> Teller {
-        Teller { socket }
-    }
-
-    /// Whether the daemon is still at the other end.
-    pub fn is_connected(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // What cannot be asked is found out by the next call.
-        poll(&mut fds, Some(&now)).is_err() || fds[0].revents().is_empty()
-    }
-
-    /// Says wishes, to be carried out in order. Waits only while the daemon's socket is full.
-    ///
-    /// # Errors
-    /// Any error means that the connection is unusable.
-    pub fn tell(&self, ops: &[CmOp]) -> Result<(), ControlError> {
-        send_wishes(&self.socket, ops)
     }
 }

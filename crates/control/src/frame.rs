@@ -1,6 +1,5 @@
 //! Packets on the control socket: header, body, descriptors. Used by both ends.
 
-use crate::wishes::Wishes;
 use crate::{ControlError, FDS_MAX, MESSAGE_MAX};
 use burst_shm::ABI_VERSION;
 use rustix::net::{
@@ -14,8 +13,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// "BCTL".
 pub const MAGIC: u32 = 0x4243_544c;
-/// "BCTW": the body is not a message but wishes ([`crate::wishes`]).
-pub const WISHES_MAGIC: u32 = 0x4243_5457;
+/// "BCTB": nothing follows, and nothing is meant but that there are wishes ([`crate::wishes`]).
+pub const BELL_MAGIC: u32 = 0x4243_5442;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 
@@ -36,9 +35,9 @@ impl Header {
     fn to_bytes(self) -> [u8; HEADER_BYTES] {
         self.with_magic(MAGIC)
     }
-    /// The header of a packet of wishes.
-    pub fn to_wishes(self) -> [u8; HEADER_BYTES] {
-        self.with_magic(WISHES_MAGIC)
+    /// The bell: a header and nothing else.
+    pub fn to_bell(self) -> [u8; HEADER_BYTES] {
+        self.with_magic(BELL_MAGIC)
     }
     fn with_magic(self, magic: u32) -> [u8; HEADER_BYTES] {
         let mut b = [0; HEADER_BYTES];
@@ -47,12 +46,12 @@ impl Header {
         b[8..].copy_from_slice(&self.sequence.to_le_bytes());
         b
     }
-    /// The header, and whether wishes follow.
+    /// The header, and whether it is a bell's.
     fn from_bytes(b: &[u8]) -> Option<(Header, bool)> {
         let word = |i: usize| Some(u32::from_le_bytes(b.get(i..i + 4)?.try_into().ok()?));
         let magic = word(0)?;
-        (magic == MAGIC || magic == WISHES_MAGIC).then_some(())?;
-        Some((Header { version: word(4)?, sequence: word(8)? }, magic == WISHES_MAGIC))
+        (magic == MAGIC || magic == BELL_MAGIC).then_some(())?;
+        Some((Header { version: word(4)?, sequence: word(8)? }, magic == BELL_MAGIC))
     }
 }
 
@@ -61,15 +60,15 @@ impl Header {
 pub struct Packet<'a> {
     /// Its header.
     pub header: Header,
-    /// Whether the body is wishes.
-    is_wishes: bool,
+    /// Whether it is a bell.
+    is_bell: bool,
     /// Its body, undecoded.
     pub body: &'a [u8],
     /// Descriptors that came along.
     pub fds: Vec<OwnedFd>,
 }
 
-impl<'a> Packet<'a> {
+impl Packet<'_> {
     fn check_version(&self) -> Result<(), ControlError> {
         if self.header.version != ABI_VERSION {
             return Err(ControlError::Version {
@@ -81,16 +80,16 @@ impl<'a> Packet<'a> {
         Ok(())
     }
 
-    /// The wishes of this version in the body; `None` if it is a message.
-    pub fn wishes(&self) -> Option<Result<Wishes<'a>, ControlError>> {
-        self.is_wishes.then(|| self.check_version().map(|()| Wishes::new(self.body)))
+    /// Whether it is a bell of this version: it says only that there are wishes.
+    pub fn is_bell(&self) -> bool {
+        self.is_bell && self.body.is_empty() && self.header.version == ABI_VERSION
     }
 
     /// The body as a message of this version; if the other end speaks another one, that is the error.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, ControlError> {
         self.check_version()?;
-        if self.is_wishes {
-            return Err(ControlError::Malformed("wishes where a message was expected".into()));
+        if self.is_bell {
+            return Err(ControlError::Malformed("a bell where a message was expected".into()));
         }
         let (message, rest) =
             postcard::take_from_bytes(self.body).map_err(|e| ControlError::Malformed(e.to_string()))?;
@@ -165,7 +164,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result
         return Err(ControlError::Malformed("the packet is longer than a control message can be".into()));
     }
     let bytes = &buffer[..got.bytes];
-    let (header, is_wishes) =
+    let (header, is_bell) =
         Header::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
-    Ok(Packet { header, is_wishes, body: &bytes[HEADER_BYTES..], fds })
+    Ok(Packet { header, is_bell, body: &bytes[HEADER_BYTES..], fds })
 }

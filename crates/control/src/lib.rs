@@ -16,8 +16,9 @@ mod record;
 pub mod seen;
 pub mod wishes;
 
-pub use client::{Client, Teller};
+pub use client::Client;
 pub use messages::*;
+pub use wishes::Teller;
 
 /// Why a control call failed, on the caller's side.
 #[derive(Debug, thiserror::Error)]

@@ -368,6 +368,8 @@ pub enum Request {
         /// Which.
         channel: u32,
     },
+    /// The lane of this connection's wishes ([`crate::wishes`]); its memory comes along. Once.
+    CmLane,
     /// Connection management, see [`crate::cm`].
     Cm {
         /// In this order; at most [`crate::cm::CM_OPS_MAX`].

@@ -1,77 +1,141 @@
 //! Wishes: operations of the connection manager that have no answer.
 //!
-//! Two of them set up a connection, each in a packet of its own, and the daemon reads them all on one thread; so they are
-//! records of fixed fields (`record.rs`) that neither end takes memory for. A packet of wishes has the header of other packets with a
-//! magic of its own ([`frame::WISHES_MAGIC`](crate::frame::WISHES_MAGIC)); its body is one record after the other.
+//! Two of them set up a connection, and the daemon reads them all on one thread; so they are records of fixed fields
+//! (`record.rs`) that neither end takes memory for, and they go by a lane in shared memory ([`burst_shm::lane`]), which costs no
+//! system call while the daemon is awake. A daemon that sleeps is woken by a packet without content on the control socket, the
+//! *bell* ([`frame::BELL_MAGIC`](crate::frame::BELL_MAGIC)).
+//!
+//! Before it handles any packet of a program the daemon takes what is in the program's lane: what was wished before something
+//! was asked is carried out before it. So whoever finds the lane full asks something, and has room when the answer comes.
 
 use crate::ControlError;
-use crate::cm::{CM_OPS_MAX, CmOp};
+use crate::cm::CmOp;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::record::{Eye, Field, Pen};
+use burst_shm::arena::Segment;
+use burst_shm::lane::{Corrupt, LANE_ENTRIES, LANE_RECORD_BYTES, LaneConsumer, LaneProducer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, PoisonError};
 
-/// No operation is longer.
-const OP_BYTES_MAX: usize = 288;
-/// A packet: an id's creation and what is done with it first.
-const PACKET_BYTES: usize = HEADER_BYTES + 2 * OP_BYTES_MAX;
+/// Says what has no answer over a [`Client`](crate::Client)'s connection, from any thread.
+#[derive(Debug)]
+pub struct Teller {
+    socket: OwnedFd,
+    lane: Mutex<LaneProducer>,
+}
 
-/// Sends wishes in order. Waits only while the daemon's socket is full.
-///
-/// # Errors
-/// Any error means that the connection is unusable.
-pub(crate) fn send_wishes(socket: impl AsFd, ops: &[CmOp]) -> Result<(), ControlError> {
-    let mut packet = [0; PACKET_BYTES];
-    // The number is repeated in replies only, so any will do.
-    packet[..HEADER_BYTES].copy_from_slice(&Header::new(0).to_wishes());
-    for some in ops.chunks(2) {
-        let mut pen = Pen { record: &mut packet, at: HEADER_BYTES };
-        some.iter().for_each(|op| op.put(&mut pen));
-        let len = pen.at;
-        let whole = packet.get(..len).ok_or_else(|| ControlError::Malformed("an operation is too long".into()))?;
-        send_whole(&socket, whole)?;
+impl Teller {
+    /// Over a socket that leads to the daemon, and the lane that it made.
+    ///
+    /// # Errors
+    /// A segment that is no lane.
+    pub fn new(socket: OwnedFd, lane: OwnedFd) -> Result<Teller, ControlError> {
+        let malformed = |e| ControlError::Malformed(format!("a lane: {e}"));
+        let lane = Segment::map(lane).and_then(LaneProducer::new).map_err(malformed)?;
+        Ok(Teller { socket, lane: Mutex::new(lane) })
     }
+
+    /// Whether the daemon is still at the other end.
+    pub fn is_connected(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // What cannot be asked is found out by the next call.
+        poll(&mut fds, Some(&now)).is_err() || fds[0].revents().is_empty()
+    }
+
+    /// Says up to [`LANE_ENTRIES`] wishes, to be carried out in order; none of another thread comes between them. Never waits
+    /// long. False: there is no room, nothing was said; after [`Client::settle`](crate::Client::settle) there will be.
+    ///
+    /// # Errors
+    /// Any error means that the connection is unusable. That the daemon has gone need not show here.
+    pub fn tell(&self, ops: &[CmOp]) -> Result<bool, ControlError> {
+        debug_assert!(ops.len() <= LANE_ENTRIES as usize);
+        let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        if !lane.has_room(ops.len() as u32) {
+            return Ok(false);
+        }
+        ops.iter().try_for_each(|op| write(&mut lane, op))?;
+        if lane.post() {
+            self.ring()?;
+        }
+        Ok(true)
+    }
+
+    fn ring(&self) -> Result<(), ControlError> {
+        // The number is repeated in replies only, so any will do.
+        let bell: [u8; HEADER_BYTES] = Header::new(0).to_bell();
+        loop {
+            match send(&self.socket, &bell, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(ControlError::Io(e.into())),
+            }
+        }
+    }
+}
+
+fn write(lane: &mut LaneProducer, op: &CmOp) -> Result<(), ControlError> {
+    let mut record = [0; LANE_RECORD_BYTES];
+    let mut pen = Pen { record: &mut record, at: 0 };
+    op.put(&mut pen);
+    let len = pen.at;
+    lane.write(record.get(..len).ok_or_else(|| ControlError::Malformed("an operation is too long".into()))?);
     Ok(())
 }
 
-fn send_whole(socket: impl AsFd, packet: &[u8]) -> Result<(), ControlError> {
-    loop {
-        match send(&socket, packet, SendFlags::NOSIGNAL) {
-            Ok(_) => return Ok(()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(ControlError::Io(e.into())),
-        }
-    }
-}
-
-/// The operations of a packet of wishes, one after the other; the last is an error if what is there is none, or are too many.
+/// The daemon's end of a program's wishes.
 #[derive(Debug)]
-pub struct Wishes<'a> {
-    rest: &'a [u8],
-    left: usize,
+pub struct Wishes {
+    lane: LaneConsumer,
 }
 
-impl<'a> Wishes<'a> {
-    pub(crate) fn new(body: &'a [u8]) -> Wishes<'a> {
-        Wishes { rest: body, left: CM_OPS_MAX }
+impl From<LaneConsumer> for Wishes {
+    fn from(lane: LaneConsumer) -> Wishes {
+        Wishes { lane }
     }
 }
 
-impl Iterator for Wishes<'_> {
-    type Item = Result<CmOp, ControlError>;
+impl From<Corrupt> for ControlError {
+    fn from(_: Corrupt) -> ControlError {
+        ControlError::Malformed("the lane of wishes holds what cannot be".into())
+    }
+}
 
-    #[inline]
-    fn next(&mut self) -> Option<Result<CmOp, ControlError>> {
-        if self.rest.is_empty() {
-            return None;
+impl Wishes {
+    /// A new lane: its descriptor for the program, and the daemon's end.
+    ///
+    /// # Errors
+    /// When the system has no memory or descriptor for it.
+    pub fn create() -> Result<(OwnedFd, Wishes), std::io::Error> {
+        let (segment, lane) = burst_shm::lane::create().map_err(std::io::Error::other)?;
+        let fd = segment.fd().ok_or_else(|| std::io::Error::other("a lane without descriptor"))?;
+        Ok((fd.try_clone_to_owned()?, lane.into()))
+    }
+
+    /// Gives what has been wished until now to `carry_out`; returns how many wishes that were.
+    ///
+    /// # Errors
+    /// What is there is no wish. Those before it have been given.
+    pub fn take(&mut self, mut carry_out: impl FnMut(CmOp)) -> Result<u32, ControlError> {
+        let pending = self.lane.pending()?;
+        let mut buffer = [0; LANE_RECORD_BYTES];
+        for _ in 0..pending {
+            let mut eye = Eye { rest: self.lane.take(&mut buffer)? };
+            let op = CmOp::take(&mut eye).filter(|_| eye.rest.is_empty());
+            carry_out(op.ok_or_else(|| ControlError::Malformed("not a wish".into()))?);
         }
-        let mut eye = Eye { rest: self.rest };
-        let op = if self.left == 0 { None } else { CmOp::take(&mut eye) };
-        if op.is_none() {
-            self.rest = &[];
-            return Some(Err(ControlError::Malformed("not a wish".into())));
-        }
-        (self.rest, self.left) = (eye.rest, self.left - 1);
-        op.map(Ok)
+        Ok(pending)
+    }
+
+    /// Before the daemon sleeps: the next wish shall ring. False: there are wishes already.
+    pub fn try_idle(&mut self) -> bool {
+        self.lane.try_idle()
+    }
+
+    /// The daemon is awake.
+    pub fn stay_awake(&mut self) {
+        self.lane.stay_awake();
     }
 }

@@ -2,11 +2,13 @@
 
 use burst_base::verbs::{Mtu, QpType};
 use burst_control::cm::{
-    CM_DATA_MAX, CM_OPS_MAX, CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmOp, CmOption, CmParam, CmQp, CmRoute,
-    PortSpace,
+    CM_DATA_MAX, CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmOp, CmOption, CmParam, CmQp, CmRoute, PortSpace,
 };
 use burst_control::frame::{self, Header};
+use burst_control::wishes::Wishes;
 use burst_control::{ControlError, MESSAGE_MAX, Request, Teller};
+use burst_shm::arena::Segment;
+use burst_shm::lane::LaneProducer;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 
@@ -134,59 +136,100 @@ fn every_wish() -> Vec<CmOp> {
     ]
 }
 
-fn pair() -> (OwnedFd, OwnedFd) {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair")
+/// A program's end and the daemon's, and the daemon's socket.
+fn lane() -> (Teller, Wishes, OwnedFd) {
+    let (program, daemon) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair");
+    let (fd, wishes) = Wishes::create().expect("a lane");
+    (Teller::new(program, fd).expect("a lane"), wishes, daemon)
 }
 
-/// The wishes of the next packet; `None` at the first that is none.
-fn heard(socket: &OwnedFd) -> Option<Vec<CmOp>> {
-    let mut buffer = vec![0; MESSAGE_MAX];
-    let packet = frame::receive(socket, &mut buffer, RecvFlags::empty()).expect("a packet");
-    assert!(matches!(packet.decode::<Request>(), Err(ControlError::Malformed(_))), "wishes are no request");
-    let all = packet.wishes().expect("wishes").expect("of this version");
-    all.collect::<Result<Vec<_>, _>>().ok()
+/// All wishes that are there; `None` if one is none.
+fn heard(wishes: &mut Wishes) -> Option<Vec<CmOp>> {
+    let mut all = Vec::new();
+    wishes.take(|op| all.push(op)).ok().map(|_| all)
 }
 
 #[test]
 fn every_wish_comes_as_it_was_said_and_in_order() {
-    let (program, daemon) = pair();
-    let teller = Teller::new(program);
+    let (teller, mut wishes, _daemon) = lane();
     for op in every_wish() {
-        teller.tell(std::slice::from_ref(&op)).expect("said");
-        assert_eq!(heard(&daemon), Some(vec![op]));
+        assert!(teller.tell(std::slice::from_ref(&op)).expect("said"));
+        assert_eq!(heard(&mut wishes), Some(vec![op]));
     }
-    // Two of the longest fit into a packet; the third goes into another.
-    let longest = every_wish().into_iter().filter(|op| matches!(op, CmOp::Connect { .. } | CmOp::Accept { .. }));
-    let longest: Vec<CmOp> = longest.collect();
-    teller.tell(&longest).expect("said");
-    assert_eq!(heard(&daemon).as_deref(), Some(&longest[..2]));
-    assert_eq!(heard(&daemon).as_deref(), Some(&longest[2..]));
+    assert!(teller.tell(&every_wish()).expect("said"));
+    assert_eq!(heard(&mut wishes), Some(every_wish()));
+    assert_eq!(heard(&mut wishes), Some(Vec::new()));
 }
 
 #[test]
-fn junk_is_no_wish_and_a_packet_holds_so_many() {
-    let (program, daemon) = pair();
-    let said = |body: &[u8]| {
-        let packet = [&Header::new(0).to_wishes()[..], body].concat();
-        rustix::net::send(&program, &packet, SendFlags::empty()).expect("sent");
-        heard(&daemon).map(|ops| ops.len())
+fn a_sleeping_daemon_hears_one_bell() {
+    let (teller, mut wishes, daemon) = lane();
+    let ops = [CmOp::Establish { id: 1 }];
+    let mut buffer = vec![0; MESSAGE_MAX];
+    let mut rung = || match frame::receive(&daemon, &mut buffer, RecvFlags::DONTWAIT) {
+        Ok(packet) => {
+            assert!(packet.is_bell());
+            assert!(matches!(packet.decode::<Request>(), Err(ControlError::Malformed(_))), "a bell is no request");
+            true
+        }
+        Err(_) => false,
     };
-    assert_eq!(said(&[0xff; 40]), None);
+    assert!(teller.tell(&ops).expect("said"));
+    assert!(!rung(), "it is awake");
+    assert!(!wishes.try_idle(), "a wish is there");
+    assert_eq!(heard(&mut wishes).map(|all| all.len()), Some(1));
+    assert!(wishes.try_idle());
+    assert!(teller.tell(&ops).expect("said"));
+    assert!(teller.tell(&ops).expect("said"));
+    assert!(rung() && !rung());
+    wishes.stay_awake();
+    assert_eq!(heard(&mut wishes).map(|all| all.len()), Some(2));
+}
+
+#[test]
+fn a_full_lane_takes_nothing_until_there_is_room() {
+    let (teller, mut wishes, _daemon) = lane();
+    let said = |id| teller.tell(&[CmOp::Establish { id }, CmOp::Disconnect { id }]).expect("said");
+    let pairs = (0..u32::MAX).take_while(|id| said(*id)).count();
+    assert!(pairs > 10);
+    let all = heard(&mut wishes).expect("wishes");
+    assert_eq!(all.len(), 2 * pairs);
+    assert!(all.chunks(2).zip(0..).all(|(two, id)| two == [CmOp::Establish { id }, CmOp::Disconnect { id }]));
+    assert!(said(0));
+}
+
+#[test]
+fn junk_is_no_wish() {
+    let (segment, consumer) = burst_shm::lane::create().expect("a lane");
+    let mut wishes = Wishes::from(consumer);
+    let fd = segment.fd().expect("a descriptor").try_clone_to_owned().expect("another");
+    let mut lane = LaneProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
     // Establish is 10 and an id.
     let establish = [10, 1, 0, 0, 0];
-    assert_eq!(said(&establish), Some(1));
-    assert_eq!(said(&establish[..4]), None, "cut short");
-    assert_eq!(said(&[&establish[..], &[10]].concat()), None, "something follows");
-    assert_eq!(said(&establish.repeat(CM_OPS_MAX)), Some(CM_OPS_MAX));
-    assert_eq!(said(&establish.repeat(CM_OPS_MAX + 1)), None);
+    for (record, is_wish) in [
+        (&establish[..], true),
+        (&establish[..4], false),
+        (&[10, 1, 0, 0, 0, 10], false),
+        (&[], false),
+        (&[0xff; 40], false),
+        (&establish[..], true),
+    ] {
+        lane.write(record);
+        assert!(!lane.post());
+        assert_eq!(heard(&mut wishes).is_some(), is_wish, "{record:?}");
+    }
 }
 
 #[test]
-fn wishes_of_another_version_are_refused() {
-    let (program, daemon) = pair();
-    let packet = Header { version: 99, sequence: 0 }.to_wishes();
-    rustix::net::send(&program, &packet, SendFlags::empty()).expect("sent");
-    let mut buffer = vec![0; MESSAGE_MAX];
-    let packet = frame::receive(&daemon, &mut buffer, RecvFlags::empty()).expect("a packet");
-    assert!(matches!(packet.wishes(), Some(Err(ControlError::Version { theirs: 99, .. }))));
+fn a_bell_of_another_version_or_with_content_is_none() {
+    let (program, daemon) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair");
+    let bell = Header { version: 99, sequence: 0 }.to_bell();
+    let long = [&Header::new(0).to_bell()[..], &[0]].concat();
+    for packet in [&bell[..], &long] {
+        rustix::net::send(&program, packet, SendFlags::empty()).expect("sent");
+        let mut buffer = vec![0; MESSAGE_MAX];
+        assert!(!frame::receive(&daemon, &mut buffer, RecvFlags::empty()).expect("a packet").is_bell());
+    }
 }

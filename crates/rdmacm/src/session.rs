@@ -5,8 +5,8 @@
 //! freed: devices stay open as long as the library is loaded, as its manual says. When the daemon goes, the session's objects
 //! are dead, too, and who asks for new ones gets a new session with the daemon's successor.
 //!
-//! Two ways lead to the daemon: [`Session::call`] waits for an answer, one caller at a time; [`Session::tell`] does not
-//! wait and takes no lock.
+//! Two ways lead to the daemon: [`Session::call`] waits for an answer, one caller at a time; [`Session::tell`] waits
+//! for none, and is no system call while the daemon is awake.
 
 use crate::device::Opened;
 use crate::door::{EIO, ENODEV, ENOMEM, Errno, Outcome, lock};
@@ -79,7 +79,7 @@ fn explain() {
 impl Session {
     fn connect() -> Outcome<Session> {
         let name = program_name();
-        let Some(client) = path::candidates().iter().find_map(|path| Client::connect(path, &name).ok()) else {
+        let Some(mut client) = path::candidates().iter().find_map(|path| Client::connect(path, &name).ok()) else {
             explain();
             return Err(ENODEV);
         };
@@ -127,16 +127,20 @@ impl Session {
         last
     }
 
-    /// Carries out operations without waiting; failures become events.
+    /// Carries out operations without waiting, unless many are not carried out yet; failures become events.
     ///
     /// # Errors
     /// EIO when the daemon is gone.
     pub fn tell(&self, ops: &[CmOp]) -> Outcome<()> {
         self.check()?;
-        self.teller.tell(ops).map_err(|e| match e {
+        let eio = |e| match e {
             ControlError::Io(_) => EIO,
             other => other.into(),
-        })
+        };
+        while !self.teller.tell(ops).map_err(eio)? {
+            lock(&self.client).settle().map_err(eio)?;
+        }
+        Ok(())
     }
 
     /// A channel number that was not used before.

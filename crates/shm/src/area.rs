@@ -136,6 +136,15 @@ impl Area {
             unsafe { AtomicU64::from_ptr(dst.add(i)).store(words[i], Relaxed) };
         }
     }
+    /// Copies bytes out from `offset`, a multiple of 8; whole words are read, each once.
+    pub(crate) fn read_bytes(&self, offset: usize, out: &mut [u8]) {
+        let src = self.at(offset, out.len().next_multiple_of(8), 8).cast::<u64>();
+        for (i, bytes) in out.chunks_mut(8).enumerate() {
+            // SAFETY: word i is in bounds and aligned; the source is only accessed atomically.
+            let word = unsafe { AtomicU64::from_ptr(src.add(i)).load(Relaxed) };
+            bytes.copy_from_slice(&word.to_ne_bytes()[..bytes.len()]);
+        }
+    }
     /// Copies `len` bytes from `src` to `offset`, a place that the peer does not look at yet.
     ///
     /// # Safety

@@ -3,7 +3,7 @@
 
 use burst_base::verbs::QpType;
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmId, CmOp, CmParam, CmReply, PortSpace};
-use burst_control::{Client, Request, Response};
+use burst_control::{Client, Request, Response, Teller};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
@@ -44,7 +44,8 @@ impl Daemon {
     pub fn program(&self) -> Program {
         let mut client = Client::connect(&self.socket, "test").expect("connects");
         let mut fds = client.call(&Request::CmChannel { channel: 1 }, &[]).expect("channel").fds;
-        Program { client, events: fds.remove(0), next: 0 }
+        let teller = client.teller().expect("a lane");
+        Program { client, teller, events: fds.remove(0), next: 0 }
     }
 
     pub fn connect(&self) -> Client {
@@ -64,6 +65,7 @@ impl Drop for Daemon {
 /// A program with one event channel.
 pub struct Program {
     pub client: Client,
+    teller: Teller,
     pub events: OwnedFd,
     next: CmId,
 }
@@ -100,7 +102,7 @@ impl Program {
     }
 
     pub fn quietly(&mut self, ops: Vec<CmOp>) {
-        self.client.teller().and_then(|t| t.tell(&ops)).expect("sent");
+        assert!(self.teller.tell(&ops).expect("sent"), "the lane is full");
     }
 
     /// The next event, within two seconds.
