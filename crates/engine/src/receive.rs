@@ -27,11 +27,14 @@ pub(crate) struct Walk<'a> {
 impl Worker {
     /// Takes a burst from each port; queue pairs that now have something to say become ready.
     pub(crate) fn receive(&mut self, now: Nanos) -> bool {
-        let mut taken = 0;
+        let (mut taken, mut unread) = (0, false);
         for (index, PortSlot { port, batch, counters }) in self.ports.iter_mut().enumerate() {
             let mut walk = Walk { now, port: index as u16, core: &mut self.core, batch, counters, handed: false };
-            taken += port.rx_burst(now, RX_BUDGET, &mut walk);
+            let burst = port.rx_burst(now, RX_BUDGET, &mut walk);
+            taken += burst;
+            unread |= burst >= RX_BUDGET || port.next_event() <= now;
         }
+        self.core.unread = unread;
         taken += self.take_inbox(now);
         self.wake_handed();
         while let Some(qp) = self.core.touched.pop() {

@@ -109,6 +109,8 @@ pub(crate) struct Core {
     pub handed_to: u32,
     /// Whether packets of queue pairs came since the connection manager ran.
     pub data_came: bool,
+    /// The last burst left packets where they were.
+    pub unread: bool,
     /// Connection management; taken out while it works on the rest of the worker.
     pub cm: Option<Box<CmHost>>,
 }
@@ -151,6 +153,7 @@ impl Worker {
                 inboxes,
                 handed_to: 0,
                 data_came: false,
+                unread: false,
                 cm: Some(Box::new(cm)),
             },
             ports: ports.into_iter().map(slot).collect(),

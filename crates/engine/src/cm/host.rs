@@ -24,6 +24,8 @@ const MADS_PER_PASS: usize = 512;
 const MADS_BESIDE_DATA: usize = 16;
 /// Overdue connections served in one pass.
 const TIMERS_PER_PASS: usize = 256;
+/// Timers wait so long for packets that have come and are not read yet: the answers may be among them.
+const UNREAD_MAX: Nanos = Nanos::from_ms(250);
 /// Full channels are tried again after this time.
 const RETRY_AFTER: Nanos = Nanos::from_ms(1);
 /// A MAD on its way from the port to the machine.
@@ -62,6 +64,8 @@ pub struct CmHost {
     pub(super) machine: Cm<Arc<CmEntry>>,
     pub(super) rest: Rest,
     arrived: VecDeque<Arrived>,
+    /// When timers were served last, or nothing was unread.
+    timed: Nanos,
     pub(crate) secret: Secret,
 }
 
@@ -96,7 +100,7 @@ impl CmHost {
             setups: Setups::new(),
             guids: vec![0; ports],
         };
-        CmHost { machine: Cm::new(worker, secret), rest, arrived: VecDeque::new(), secret }
+        CmHost { machine: Cm::new(worker, secret), rest, arrived: VecDeque::new(), timed: Nanos(0), secret }
     }
 
     /// Keeps a MAD until its turn, after the receive burst.
@@ -125,14 +129,18 @@ impl Worker {
             return false;
         }
         let budget = if std::mem::take(&mut self.core.data_came) { MADS_BESIDE_DATA } else { MADS_PER_PASS };
+        let unread = self.core.unread;
         self.with_cm(now, |host, worker| {
-            let CmHost { machine, rest, arrived, .. } = host;
+            let CmHost { machine, rest, arrived, timed, .. } = host;
             for Arrived { port, flow, bytes } in arrived.drain(..arrived.len().min(budget)) {
                 // The way of an answer.
                 let back = Flow { src: flow.dst, dst: flow.src, tos: flow.tos & !3, ..flow };
                 machine.on_mad(now, &Path { port, flow: back }, &bytes, &mut CmFx { now, worker, rest });
             }
-            machine.on_timer(now, TIMERS_PER_PASS, &mut CmFx { now, worker, rest });
+            if (!unread && arrived.is_empty()) || now.since(*timed) > UNREAD_MAX {
+                *timed = now;
+                machine.on_timer(now, TIMERS_PER_PASS, &mut CmFx { now, worker, rest });
+            }
         });
         self.flush_all(now);
         true
