@@ -7,7 +7,7 @@
 //!
 //! - `socks`, `filter`: the packet socket, what the kernel hands to it, how it is shared by workers;
 //! - `tx`, `vnet`: trains as Ethernet frames of 64 KiB; `rx`: the same back, checked as one or split (`crate::receiving`);
-//! - `paths`, [`crate::netlink`]: next hops as the kernel knows them; `slow`: packets to those that it must find first;
+//! - `paths`, `crate::netlink`: next hops as the kernel knows them; `slow`: packets to those that it must find first;
 //! - `home`: packets to ourselves.
 //!
 //! VLANs: name the VLAN's interface (`packet:dev=eth0.5`); the kernel writes and removes the tag. Frames with other tags
