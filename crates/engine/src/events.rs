@@ -65,6 +65,11 @@ impl EventPipe {
         self.backlog.load(Ordering::Acquire)
     }
 
+    /// How many records, or groups of records, wait for room.
+    pub fn owed(&self) -> usize {
+        if self.has_backlog() { self.owed.lock().unwrap_or_else(|e| e.into_inner()).len() } else { 0 }
+    }
+
     /// Writes what is owed, as far as there is room.
     pub fn retry(&self) {
         let mut owed = self.owed.lock().unwrap_or_else(|e| e.into_inner());

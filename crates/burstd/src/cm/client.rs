@@ -88,7 +88,7 @@ impl CmClient {
         let Entry::Vacant(place) = self.channels.entry(channel) else {
             return refuse(libc::EEXIST, format!("event channel {channel} exists"));
         };
-        let made = CmChannel::new().map_err(system("make an event channel"))?;
+        let made = CmChannel::of(&self.session).map_err(system("make an event channel"))?;
         let fds = made.ends().map_err(system("share an event channel"))?;
         place.insert(Arc::new(made));
         Ok(Outcome { response: Response::Done, fds: fds.into(), segments: Vec::new() })
@@ -291,6 +291,7 @@ impl CmClient {
     /// The program has gone.
     pub fn end(&mut self, house: &mut House) {
         self.session.end();
+        house.tidy.ended(self.session.owed());
         if self.ids.values().any(|id| id.stage == Stage::Listening) {
             // When this returns no worker makes another id for the session.
             let session = self.session.clone();

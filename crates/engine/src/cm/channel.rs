@@ -1,9 +1,10 @@
 //! Event channels of the connection manager: pipes of whole records, with a way to move an id's records elsewhere.
 
-use super::entry::CmEntry;
-use crate::events::{EventLost, EventPipe};
+use super::entry::{CmEntry, CmSession};
+use crate::events::{EventLost, EventPipe, OWED_MAX};
 use burst_control::cm::{CmEvent, CmEventKind, CmId};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Room of a channel's pipe in bytes, if the system grants it: 512 records.
@@ -27,8 +28,12 @@ pub struct CmChannel {
     pipe: EventPipe,
     /// The program's end, for migration.
     read: OwnedFd,
-    /// One writer at a time, so that a migration keeps the order of records.
-    gate: Mutex<()>,
+    /// One writer at a time, so that a migration keeps the order of records. Inside: the writes that this channel has added
+    /// to `owed`.
+    gate: Mutex<usize>,
+    /// Writes that wait for room in all channels of the program: [`OWED_MAX`] at most, so that one that makes many channels and
+    /// reads none costs the daemon no more memory than one channel.
+    owed: Arc<AtomicUsize>,
 }
 
 impl CmChannel {
@@ -37,10 +42,22 @@ impl CmChannel {
     /// # Errors
     /// When the process is out of descriptors.
     pub fn new() -> std::io::Result<CmChannel> {
+        CmChannel::sharing(Arc::default())
+    }
+
+    /// A channel of a program.
+    ///
+    /// # Errors
+    /// As [`CmChannel::new`].
+    pub fn of(session: &CmSession) -> std::io::Result<CmChannel> {
+        CmChannel::sharing(session.owed.clone())
+    }
+
+    fn sharing(owed: Arc<AtomicUsize>) -> std::io::Result<CmChannel> {
         let (pipe, read) = EventPipe::new()?;
         // A smaller pipe only means that records are kept here earlier.
         let _ = rustix::pipe::fcntl_setpipe_size(&read, PIPE_BYTES);
-        Ok(CmChannel { pipe, read, gate: Mutex::new(()) })
+        Ok(CmChannel { pipe, read, gate: Mutex::new(0), owed })
     }
 
     /// Both ends for the program, read end first.
@@ -51,8 +68,26 @@ impl CmChannel {
         Ok([self.read.try_clone()?, self.pipe.as_fd().try_clone_to_owned()?])
     }
 
-    fn enter(&self) -> MutexGuard<'_, ()> {
+    fn enter(&self) -> MutexGuard<'_, usize> {
         self.gate.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Writes records, unless too many wait already.
+    fn put(&self, gate: &mut usize, records: &[u8]) -> Result<(), EventLost> {
+        if self.pipe.has_backlog() && self.owed.load(Ordering::Relaxed) >= OWED_MAX {
+            return Err(EventLost);
+        }
+        let written = self.pipe.write(records);
+        self.settle(gate);
+        written
+    }
+
+    /// Brings the program's sum up to date.
+    fn settle(&self, gate: &mut usize) {
+        let now = self.pipe.owed();
+        let before = std::mem::replace(gate, now);
+        // Relaxed: the sum guards nothing but itself. It wraps in between at most.
+        self.owed.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
     }
 
     /// Writes whole records, at most PIPE_BUF bytes of them.
@@ -60,22 +95,21 @@ impl CmChannel {
     /// # Errors
     /// [`EventLost`] when the program has not read for long.
     pub fn write(&self, records: &[u8]) -> Result<(), EventLost> {
-        let _gate = self.enter();
-        self.pipe.write(records)
+        self.put(&mut self.enter(), records)
     }
 
     /// Writes at most [`RECORDS_PER_WRITE`] records, but none of an id that is over. Whoever marks an id as over and takes its
     /// records out afterwards ([`CmChannel::take_records`]) has taken all there will ever be.
     pub(super) fn write_news(&self, news: &[News]) -> Result<(), EventLost> {
         let mut records = [[0; CmEvent::BYTES]; RECORDS_PER_WRITE];
-        let _gate = self.enter();
+        let mut gate = self.enter();
         let mut count = 0;
         for (n, record) in news.iter().filter(|n| !n.entry.is_over()).zip(&mut records) {
             n.entry.note_record();
             n.event.write_to(record);
             count += 1;
         }
-        if count == 0 { Ok(()) } else { self.pipe.write(records[..count].as_flattened()) }
+        if count == 0 { Ok(()) } else { self.put(&mut gate, records[..count].as_flattened()) }
     }
 
     /// Whether a program that has read so many records of an id that is over has read all there will ever be.
@@ -96,14 +130,15 @@ impl CmChannel {
 
     /// Writes what is owed, as far as there is room.
     pub fn retry(&self) {
-        let _gate = self.enter();
+        let mut gate = self.enter();
         self.pipe.retry();
+        self.settle(&mut gate);
     }
 
     /// Takes all records out that the program has not read and that are `wanted`, in order, and returns them; what else is
     /// there stays in order. The program must not read the channel meanwhile, or it may miss that a record has moved.
     pub fn take_records(&self, wanted: impl Fn(&CmEvent) -> bool) -> Vec<[u8; CmEvent::BYTES]> {
-        let _gate = self.enter();
+        let mut gate = self.enter();
         if self.unread() == 0 && !self.has_backlog() {
             return Vec::new();
         }
@@ -121,6 +156,7 @@ impl CmChannel {
             // There was room for them before.
             let _ = self.pipe.write(records);
         }
+        self.settle(&mut gate);
         taken
     }
 
@@ -165,6 +201,12 @@ impl CmEntry {
     }
 }
 
+impl Drop for CmChannel {
+    fn drop(&mut self) {
+        self.owed.fetch_sub(*self.enter(), Ordering::Relaxed);
+    }
+}
+
 impl AsFd for CmChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.read.as_fd()
@@ -187,7 +229,6 @@ mod tests {
 
     #[test]
     fn an_id_is_read_when_every_record_of_it_was() {
-        use super::super::entry::CmSession;
         use burst_base::verbs::QpType;
         use burst_control::cm::PortSpace;
         let channel = Arc::new(CmChannel::new().expect("channel"));
@@ -229,5 +270,24 @@ mod tests {
         }
         let expected: Vec<i32> = (0..total).filter(|n| n % 3 != 1).map(|n| n as i32).collect();
         assert_eq!(left, expected);
+    }
+    #[test]
+    fn channels_of_a_program_share_what_may_be_owed() {
+        let session = CmSession::default();
+        let channels = [0; 3].map(|_| CmChannel::of(&session).expect("channel"));
+        let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
+        let lost = |channel: &CmChannel| (0..30_000).filter(|_| channel.write(&record) == Err(EventLost)).count();
+        assert_eq!((lost(&channels[0]), lost(&channels[1])), (0, 0));
+        assert!(lost(&channels[2]) > 20_000, "the third reads nothing, either");
+        let sum = || session.owed.load(Ordering::Relaxed);
+        assert_eq!(sum(), OWED_MAX);
+        assert!(CmChannel::new().expect("channel").write(&record).is_ok(), "other programs have their own");
+        // What is read makes room.
+        while read_one(&channels[0]).is_some() {
+            channels[0].retry();
+        }
+        assert!(sum() < OWED_MAX - 25_000 && channels[2].write(&record).is_ok());
+        drop(channels);
+        assert_eq!(sum(), 0);
     }
 }

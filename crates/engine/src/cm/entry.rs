@@ -6,7 +6,7 @@ use burst_base::verbs::QpType;
 use burst_cm::{Negotiated, Path};
 use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
 use crossbeam_queue::SegQueue;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// A queue pair that the daemon moves.
@@ -26,6 +26,8 @@ pub struct CmSession {
     /// The program has gone: no new ids.
     ended: AtomicBool,
     next: AtomicU32,
+    /// Writes that wait for room in the program's channels, all together.
+    pub(super) owed: Arc<AtomicUsize>,
     /// Ids that came with requests, for the control thread.
     pub arrivals: SegQueue<Arc<CmEntry>>,
 }
@@ -38,6 +40,10 @@ impl CmSession {
     /// Whether the program has gone.
     pub fn is_over(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
+    }
+    /// Writes that wait for room in the program's channels.
+    pub fn owed(&self) -> usize {
+        self.owed.load(Ordering::Relaxed)
     }
     /// A number for an id that comes with a request.
     pub(super) fn next_id(&self) -> u32 {
