@@ -97,7 +97,10 @@ impl CmClient {
     /// Ends a channel; ids that still use it write into the void.
     pub fn close_channel(&mut self, channel: u32) -> Result<Outcome, Refusal> {
         match self.channels.remove(&channel) {
-            Some(_) => Ok(Response::Done.into()),
+            Some(ended) => {
+                ended.close();
+                Ok(Response::Done.into())
+            }
             None => refuse(libc::EINVAL, format!("there is no event channel {channel}")),
         }
     }
@@ -305,6 +308,7 @@ impl CmClient {
             }
             end_id(house, gone);
         }
+        self.channels.values().for_each(|channel| channel.close());
     }
 }
 

@@ -4,7 +4,7 @@ use super::entry::{CmEntry, CmSession};
 use crate::events::{EventLost, EventPipe, OWED_MAX};
 use burst_control::cm::{CmEvent, CmEventKind, CmId};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Room of a channel's pipe in bytes, if the system grants it: 512 records.
@@ -34,6 +34,8 @@ pub struct CmChannel {
     /// Writes that wait for room in all channels of the program: [`OWED_MAX`] at most, so that one that makes many channels and
     /// reads none costs the daemon no more memory than one channel.
     owed: Arc<AtomicUsize>,
+    /// The program has ended it.
+    closed: AtomicBool,
 }
 
 impl CmChannel {
@@ -57,7 +59,7 @@ impl CmChannel {
         let (pipe, read) = EventPipe::new()?;
         // A smaller pipe only means that records are kept here earlier.
         let _ = rustix::pipe::fcntl_setpipe_size(&read, PIPE_BYTES);
-        Ok(CmChannel { pipe, read, gate: Mutex::new(0), owed })
+        Ok(CmChannel { pipe, read, gate: Mutex::new(0), owed, closed: AtomicBool::new(false) })
     }
 
     /// Both ends for the program, read end first.
@@ -74,12 +76,24 @@ impl CmChannel {
 
     /// Writes records, unless too many wait already.
     fn put(&self, gate: &mut usize, records: &[u8]) -> Result<(), EventLost> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         if self.pipe.has_backlog() && self.owed.load(Ordering::Relaxed) >= OWED_MAX {
             return Err(EventLost);
         }
         let written = self.pipe.write(records);
         self.settle(gate);
         written
+    }
+
+    /// The program has ended it, or has ended: what waits is dropped, and what is still to come goes nowhere. Without this,
+    /// workers would try for ever: the pipe has a reader as long as the channel lives.
+    pub fn close(&self) {
+        let mut gate = self.enter();
+        self.closed.store(true, Ordering::Relaxed);
+        while self.pipe.take_owed().is_some() {}
+        self.settle(&mut gate);
     }
 
     /// Brings the program's sum up to date.
@@ -287,7 +301,9 @@ mod tests {
             channels[0].retry();
         }
         assert!(sum() < OWED_MAX - 25_000 && channels[2].write(&record).is_ok());
-        drop(channels);
-        assert_eq!(sum(), 0);
+        // Those that still hold a channel when its program has gone have nothing left to write.
+        channels.iter().for_each(CmChannel::close);
+        assert_eq!((sum(), channels.iter().any(CmChannel::has_backlog)), (0, false));
+        assert_eq!((lost(&channels[1]), sum()), (0, 0));
     }
 }
