@@ -389,6 +389,42 @@ fn unmapped_or_moved_while_registered() {
     release(keep);
 }
 
+/// Large objects of glibc's `malloc` are mappings, which its `realloc` moves and grows by `mremap`. Programs may do that while a
+/// registration lives on: UCX keeps those of memory that was sent once.
+#[test]
+fn realloc_of_registered_memory() {
+    let _shared = ALONE.read();
+    if !can_swap() {
+        return;
+    }
+    // Beyond the largest threshold that glibc chooses by itself.
+    let len = 36 << 20;
+    let object = |len: usize, fill: u8| {
+        let p = unsafe { libc::malloc(len) }.cast::<u8>();
+        assert_eq!(unsafe { p.cast::<usize>().sub(1).read() } & 7, 2, "a mapping of its own");
+        bytes(p, len).fill(fill);
+        p
+    };
+    let (upper, lower) = (object(len, 1), object(len, 2));
+    let registered = [upper, lower].map(|p| register(p as usize, len, true).expect("registered"));
+    // Grown, perhaps elsewhere, and its old place taken by another object that is registered, too.
+    let grown = unsafe { libc::realloc(lower.cast(), 2 * len) }.cast::<u8>();
+    bytes(grown, 2 * len)[len..].fill(3);
+    let other = object(len, 4);
+    let third = register(other as usize, len, true).expect("registered");
+    let check = || {
+        assert!(bytes(upper, len).iter().all(|b| *b == 1));
+        assert!(bytes(grown, len).iter().all(|b| *b == 2));
+        assert!(bytes(grown, 2 * len)[len..].iter().all(|b| *b == 3));
+        assert!(bytes(other, len).iter().all(|b| *b == 4));
+    };
+    check();
+    registered.into_iter().for_each(release);
+    release(third);
+    check();
+    [upper, grown, other].into_iter().for_each(|p| unsafe { libc::free(p.cast()) });
+}
+
 #[test]
 fn memory_is_given_back() {
     let _shared = ALONE.read();

@@ -83,7 +83,9 @@ impl Registry {
             if let (Some(vma), Some(pool)) = (vma, self.pools.known(PAGE))
                 && matches!(self.class(&vma), Class::Private)
             {
-                mover.swap_in(pool, first, last, vma.prot());
+                if mover.swap_in(pool, first, last, vma.prot()) && vma.readable {
+                    super::keep_in_place(first, last);
+                }
             }
             at = last;
         }

@@ -66,3 +66,10 @@ pub(crate) fn populate(at: usize, len: usize) -> bool {
     // SAFETY: reading in the kernel; the contents stay.
     unsafe { rustix::mm::madvise(at as *mut _, len, Advice::LinuxPopulateRead) }.is_ok()
 }
+
+/// Keeps a page's mapping from being joined to its neighbours, by advice that means nothing for memory. What it would be refused
+/// for (too many mappings) is no reason to refuse more than that.
+pub(crate) fn set_apart(at: usize, len: usize) {
+    // SAFETY: advice about reading ahead; the contents stay.
+    let _ = unsafe { rustix::mm::madvise(at as *mut _, len, Advice::Random) };
+}

@@ -13,7 +13,7 @@
 //! A swap loses no write of another thread (`uffd`). After a fork the child owns private copies (`fork`).
 //!
 //! Limits: pages pinned by O_DIRECT or io_uring during the swap keep pointing at the old page; an earlier `mlock`
-//! ends; memory moved by `mremap` while registered stays shared. Where the kernel lends userfaultfd for user-mode
+//! ends; memory moved by `mremap` while registered stays shared (`realloc` is kept from it). Where the kernel lends userfaultfd for user-mode
 //! faults only, a system call that writes into a range while it is being swapped may fail with EFAULT; ranges are
 //! swapped in pieces of at most 64 KiB there.
 //!
@@ -254,10 +254,14 @@ impl Registry {
         if mover.is_none() {
             *mover = Mover::open();
         }
-        match (mover, self.pools.known(vma.page)) {
+        let swapped = match (mover, self.pools.known(vma.page)) {
             (Some(mover), Some(pool)) => mover.swap_in(pool, lo, hi, vma.prot()),
             _ => false,
+        };
+        if swapped && vma.page == pool::PAGE {
+            keep_in_place(lo, hi);
         }
+        swapped
     }
 
     /// Makes the swapped pages of `[lo, hi)` private again and gives their memory back. Pages that cannot be (the
@@ -294,6 +298,28 @@ impl Registry {
         while let Some((first, last)) = self.refs.sub_next(lo, hi) {
             self.swap_out(maps, first, last);
         }
+    }
+}
+
+/// Sees to it that `realloc` copies the large objects in `[lo, hi)` and does not move their pages.
+///
+/// glibc's large objects are mappings of their own, which `realloc` moves and grows by `mremap`, registered or not: UCX keeps what was
+/// sent once registered. Pool pages that moved would have the offset of an address at which other objects are by then, and
+/// grown ones would be those of their neighbours. A mapping in two parts cannot be moved in one call (EFAULT), and `realloc`
+/// allocates anew and copies. Nothing else is divided: such objects are known by the second word of their first page, their length with bit 1
+/// set (`IS_MMAPPED`); other memory that looks like it is divided in vain.
+fn keep_in_place(lo: usize, hi: usize) {
+    const MMAPPED: usize = 2;
+    let mut at = lo;
+    while at < hi {
+        // SAFETY: the first words of a whole page that is mapped and readable (`survey`); any value will do.
+        let word = unsafe { (at as *const usize).add(1).read_volatile() };
+        let len = word & !7;
+        if word & 7 != MMAPPED || !len.is_multiple_of(pool::PAGE) || len < 2 * pool::PAGE || len > hi - at {
+            return;
+        }
+        kernel::set_apart(at, pool::PAGE);
+        at += len;
     }
 }
 
