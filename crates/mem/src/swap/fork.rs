@@ -82,10 +82,10 @@ impl Registry {
             let vma = maps.at_or_after(first).filter(|v| v.start <= first && v.end >= last);
             if let (Some(vma), Some(pool)) = (vma, self.pools.known(PAGE))
                 && matches!(self.class(&vma), Class::Private)
+                && mover.swap_in(pool, first, last, vma.prot())
+                && vma.readable
             {
-                if mover.swap_in(pool, first, last, vma.prot()) && vma.readable {
-                    super::keep_in_place(first, last);
-                }
+                super::keep_in_place(first, last);
             }
             at = last;
         }
