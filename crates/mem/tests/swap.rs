@@ -282,7 +282,8 @@ fn what_cannot_be_mapped_is_left_alone() {
 
 #[test]
 fn bad_ranges_are_refused() {
-    let _shared = ALONE.read();
+    // Nobody else may map something into the hole.
+    let _alone = alone();
     let p = anon(3 * PAGE, 0);
     unsafe { libc::munmap(p.add(PAGE).cast(), PAGE) };
     assert_eq!(register(p as usize, 3 * PAGE, true).err(), Some(RegisterError::Fault));
@@ -400,7 +401,8 @@ fn realloc_of_registered_memory() {
     // Beyond the largest threshold that glibc chooses by itself.
     let len = 36 << 20;
     let object = |len: usize, fill: u8| {
-        let p = unsafe { libc::malloc(len) }.cast::<u8>();
+        // The compiler knows `malloc`, and that nobody reads in front of what it returns.
+        let p = std::hint::black_box(unsafe { libc::malloc(len) }.cast::<u8>());
         assert_eq!(unsafe { p.cast::<usize>().sub(1).read() } & 7, 2, "a mapping of its own");
         bytes(p, len).fill(fill);
         p
@@ -408,7 +410,7 @@ fn realloc_of_registered_memory() {
     let (upper, lower) = (object(len, 1), object(len, 2));
     let registered = [upper, lower].map(|p| register(p as usize, len, true).expect("registered"));
     // Grown, perhaps elsewhere, and its old place taken by another object that is registered, too.
-    let grown = unsafe { libc::realloc(lower.cast(), 2 * len) }.cast::<u8>();
+    let grown = std::hint::black_box(unsafe { libc::realloc(lower.cast(), 2 * len) }.cast::<u8>());
     bytes(grown, 2 * len)[len..].fill(3);
     let other = object(len, 4);
     let third = register(other as usize, len, true).expect("registered");
@@ -471,7 +473,8 @@ fn a_forked_child_has_its_own_copy() {
     let len = 40 * PAGE;
     let p = anon(len, 0);
     bytes(p, len).fill(6);
-    let mut on_stack = [6u8; 3 * PAGE];
+    // More than what is made private while the fork lasts.
+    let mut on_stack = [6u8; 40 * PAGE];
     let stack = register(on_stack.as_mut_ptr() as usize, on_stack.len(), true).expect("registered");
     let stack_region = map(&stack, ALL).expect("mapped");
     let reg = register(p as usize, len, true).expect("registered");
@@ -481,7 +484,7 @@ fn a_forked_child_has_its_own_copy() {
         put(&stack_region, on_stack.as_ptr() as usize, &[round]);
         let here = on_stack.as_mut_ptr();
         in_child(|| {
-            let (memory, stack) = (bytes(p, len), bytes(here, 3 * PAGE));
+            let (memory, stack) = (bytes(p, len), bytes(here, 40 * PAGE));
             let seen = memory[0] == round && memory[len - 1] == 6 && stack[0] == round;
             memory.fill(9);
             stack.fill(9);

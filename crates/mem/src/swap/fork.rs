@@ -9,6 +9,8 @@
 //! handler swaps them in again, at the same offsets, so that the daemon's view goes on. A peer's writes to exactly
 //! those pages are lost while the fork lasts.
 //!
+//! Handlers of others that run between ours, in the forking thread, may register and release memory (`lock.rs`).
+//!
 //! `vfork` and `posix_spawn` run no handlers and need none.
 use super::lock::Held;
 use super::uffd::{Mover, copy_from_pool, private_pages, put_over};
@@ -38,7 +40,7 @@ unsafe extern "C" fn prepare() {
         registry.evict(live);
     }
     // Unlocked by `parent` and `child`.
-    core::mem::forget(registry);
+    registry.keep();
 }
 
 unsafe extern "C" fn parent() {
@@ -77,7 +79,9 @@ impl Registry {
     fn readmit(&mut self, lo: usize, hi: usize) {
         let (Some(maps), Some(mover)) = (Maps::open(), Mover::open()) else { return };
         let mut at = lo;
-        while let Some((start, end)) = self.refs.at_or_after(at).filter(|(start, _)| *start < hi) {
+        while at < hi
+            && let Some((start, end)) = self.refs.at_or_after(at).filter(|(start, _)| *start < hi)
+        {
             let (first, last) = (start.max(lo), end.min(hi));
             let vma = maps.at_or_after(first).filter(|v| v.start <= first && v.end >= last);
             if let (Some(vma), Some(pool)) = (vma, self.pools.known(PAGE))

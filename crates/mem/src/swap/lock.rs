@@ -2,36 +2,68 @@
 //!
 //! `std::sync::Mutex` ties unlocking to a guard's life; a fork handler must lock in `prepare` and unlock in both
 //! processes. A pthread mutex allows exactly that.
+//!
+//! Between the two, fork handlers of others run in the same thread, and they may register and deregister memory (UCX empties
+//! its cache of registrations there). They find the lock taken by their own thread and go on under it.
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A value under a pthread mutex.
 pub(crate) struct Lock<T> {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     value: UnsafeCell<T>,
+    /// The thread that forks while it holds the mutex ([`Held::keep`]); 0: none.
+    forking: AtomicUsize,
 }
 
 // SAFETY: the value is reached only while the mutex is held.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// The value, while locked.
-pub(crate) struct Held<'a, T>(&'a Lock<T>);
+pub(crate) struct Held<'a, T> {
+    lock: &'a Lock<T>,
+    /// The mutex is unlocked at the end.
+    unlocks: bool,
+}
+
+fn this_thread() -> usize {
+    // SAFETY: no precondition. A child's only thread has the identity of the one that forked.
+    unsafe { libc::pthread_self() as usize }
+}
 
 impl<T> Lock<T> {
     pub(crate) const fn new(value: T) -> Lock<T> {
-        Lock { mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER), value: UnsafeCell::new(value) }
+        Lock {
+            mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+            value: UnsafeCell::new(value),
+            forking: AtomicUsize::new(0),
+        }
     }
     pub(crate) fn lock(&self) -> Held<'_, T> {
+        // Relaxed: only this thread can have written its own name here, and it sees its own writes.
+        if self.forking.load(Relaxed) == this_thread() {
+            return Held { lock: self, unlocks: false };
+        }
         // SAFETY: an initialised mutex that never moves (the lock is a static) and is never destroyed.
         unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
-        Held(self)
+        Held { lock: self, unlocks: true }
     }
-    /// The value, in a fork handler that runs between [`core::mem::forget`] of a [`Held`] and the unlocking.
+    /// The value, in the fork handler that ends what [`Held::keep`] began.
     ///
     /// # Safety
-    /// This thread holds the lock (or is the child of the thread that did).
+    /// This thread called `keep` (or is the child of the thread that did).
     pub(crate) unsafe fn resume(&self) -> Held<'_, T> {
-        Held(self)
+        self.forking.store(0, Relaxed);
+        Held { lock: self, unlocks: true }
+    }
+}
+
+impl<T> Held<'_, T> {
+    /// Keeps the lock beyond this value's life: this thread forks, and [`Lock::resume`] ends it in both processes.
+    pub(crate) fn keep(self) {
+        self.lock.forking.store(this_thread(), Relaxed);
+        core::mem::forget(self);
     }
 }
 
@@ -39,20 +71,22 @@ impl<T> Deref for Held<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: the mutex is held.
-        unsafe { &*self.0.value.get() }
+        unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T> DerefMut for Held<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the mutex is held, and `self` is the only handle.
-        unsafe { &mut *self.0.value.get() }
+        // SAFETY: the mutex is held, and `self` is the only handle: a thread that forks has given its own away.
+        unsafe { &mut *self.lock.value.get() }
     }
 }
 
 impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
-        // SAFETY: locked by this thread, or by the parent's thread that this one continues after a fork.
-        unsafe { libc::pthread_mutex_unlock(self.0.mutex.get()) };
+        if self.unlocks {
+            // SAFETY: locked by this thread, or by the parent's thread that this one continues after a fork.
+            unsafe { libc::pthread_mutex_unlock(self.lock.mutex.get()) };
+        }
     }
 }
