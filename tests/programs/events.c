@@ -14,15 +14,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BYTES = 4096, QUIET_MS = 300, PATIENCE_MS = 10000 };
+#include "check.h"
 
-#define CHECK(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, strerror(errno)); \
-			exit(1); \
-		} \
-	} while (0)
+enum { BYTES = 4096, QUIET_MS = 300, PATIENCE_MS = 10000 };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -76,14 +70,20 @@ static void to_rts(struct ibv_qp *qp)
 			     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* A sender, and a receiver on the shared queue; the receiver stays in RTR. */
+/* Joins two; the one that answers stays in RTR. */
+static void join(struct ibv_qp *asks, struct ibv_qp *answers)
+{
+	to_rtr(answers, asks->qp_num);
+	to_rtr(asks, answers->qp_num);
+	to_rts(asks);
+}
+
+/* A sender, and a receiver on the shared queue. */
 static void new_pair(void)
 {
 	sender = new_qp(cq, NULL);
 	receiver = new_qp(cq, srq);
-	to_rtr(receiver, sender->qp_num);
-	to_rtr(sender, receiver->qp_num);
-	to_rts(sender);
+	join(sender, receiver);
 }
 
 static void move_to(struct ibv_qp *qp, enum ibv_qp_state state)
@@ -271,10 +271,8 @@ static void full_completion_queue_of_sends(void)
 	count = small->cqe + 4;
 	sender = new_qp(small, NULL);
 	receiver = new_qp(cq, srq);
-	to_rtr(receiver, sender->qp_num);
-	to_rtr(sender, receiver->qp_num);
+	join(sender, receiver);
 	to_rts(receiver);
-	to_rts(sender);
 	while (count--)
 		post(sender, IBV_WR_RDMA_WRITE, mr->rkey);
 	print_events(context);
@@ -295,16 +293,12 @@ static void full_completion_queue_of_receives(void)
 	CHECK(small);
 	first = new_qp(small, srq);
 	its_sender = new_qp(cq, NULL);
-	to_rtr(first, its_sender->qp_num);
-	to_rtr(its_sender, first->qp_num);
+	join(its_sender, first);
 	to_rts(first);
-	to_rts(its_sender);
 	sender = new_qp(cq, NULL);
 	receiver = new_qp(small, srq);
-	to_rtr(receiver, sender->qp_num);
-	to_rtr(sender, receiver->qp_num);
+	join(sender, receiver);
 	to_rts(receiver);
-	to_rts(sender);
 	for (int i = 0; i < small->cqe; i++) {
 		post_receives(1);
 		post(its_sender, IBV_WR_SEND, 0);

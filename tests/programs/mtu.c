@@ -13,15 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAUSE_MS = 20 };
+#include "check.h"
 
-#define CHECK(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, strerror(errno)); \
-			exit(1); \
-		} \
-	} while (0)
+enum { PAUSE_MS = 20 };
 
 static struct ibv_context *context;
 static struct ibv_qp *early;
