@@ -122,12 +122,14 @@ class Daemon(Program):
         self.stop()
         raise LabError(f"burstd does not serve: {self.text().strip() or 'it said nothing'}")
 
-    def rss_kib(self):
-        """Resident memory."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1])
-        raise LabError("burstd is gone")
+    def rss_kib(self, files=True):
+        """Resident memory; without `files` only what is no page of a file."""
+        kinds = ("RssAnon:", "RssShmem:", *(["RssFile:"] if files else []))
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        found = [int(line.split()[1]) for line in lines if line.startswith(kinds)]
+        if not found:
+            raise LabError("burstd is gone")
+        return sum(found)
 
     def cpu_seconds(self):
         """Processor time used so far."""

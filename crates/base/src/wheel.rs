@@ -8,7 +8,7 @@
 //!
 //! A timer never fires early, and at most one tick after its deadline if `advance` is called then. Timers fire in
 //! order of their ticks, those of one tick in order of setting unless they came down from different levels. Lists are
-//! intrusive, in an array indexed by key: nothing is allocated but by `new` and `grow`.
+//! intrusive, in an array indexed by key: nothing is allocated but by `new`, `grow` and `shrink`.
 
 use crate::Nanos;
 
@@ -75,12 +75,18 @@ impl Wheel {
             armed: 0,
         }
     }
-    /// Makes room for the keys `0..capacity`. Allocates: not for the data path. Never shrinks.
+    /// Makes room for the keys `0..capacity`. Allocates: not for the data path.
     pub fn grow(&mut self, capacity: u32) {
         assert!(capacity < NONE);
         if capacity as usize > self.timers.len() {
             self.timers.resize(capacity as usize, IDLE_TIMER);
         }
+    }
+    /// Gives back the room of keys from `capacity` on, but for those up to the last that is armed. Allocates.
+    pub fn shrink(&mut self, capacity: u32) {
+        let used = self.timers.iter().rposition(|t| t.home != IDLE).map_or(0, |last| last + 1);
+        self.timers.truncate(used.max(capacity as usize));
+        self.timers.shrink_to_fit();
     }
     /// Number of keys.
     pub fn capacity(&self) -> u32 {
@@ -225,6 +231,21 @@ mod tests {
         let mut keys = Vec::new();
         wheel.advance(now, |key| keys.push(key));
         keys
+    }
+
+    #[test]
+    fn shrinks_to_the_last_armed_key_and_grows_again() {
+        let mut wheel = Wheel::new(1000);
+        wheel.insert(70, Nanos::from_ms(1));
+        wheel.shrink(10);
+        assert_eq!((wheel.capacity(), wheel.len()), (71, 1));
+        wheel.shrink(80);
+        assert_eq!(wheel.capacity(), 71, "shrinking does not grow");
+        wheel.grow(100);
+        wheel.insert(99, Nanos::from_us(500));
+        assert_eq!(fired(&mut wheel, Nanos::from_ms(2)), [99, 70]);
+        wheel.shrink(10);
+        assert_eq!(wheel.capacity(), 10);
     }
 
     #[test]

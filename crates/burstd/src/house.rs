@@ -164,6 +164,12 @@ impl House {
         }
     }
 
+    /// Gives back the room of what has ended.
+    pub fn shrink(&mut self) {
+        self.qpns.iter_mut().for_each(QpnSpace::shrink);
+        self.on_all(Worker::shrink);
+    }
+
     /// Runs `f` on worker 0 while all others stand still between two passes.
     pub fn while_all_stand<T: Send + 'static>(&self, f: impl FnOnce(&mut Worker) -> T + Send + 'static) -> T {
         let arrived = Arc::new(Barrier::new(self.workers.len()));

@@ -108,6 +108,7 @@ impl Server {
             self.every_so_often();
             if self.house.tidy.is_due() {
                 self.clients.iter_mut().for_each(Session::shrink);
+                self.house.shrink();
                 crate::give_heap_back();
             }
             if self.house.workers().iter().any(|w| !w.is_alive()) {

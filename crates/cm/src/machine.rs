@@ -91,6 +91,11 @@ impl<O> Cm<O> {
         self.table.len() == 0
     }
 
+    /// Gives back room that is not in use. For quiet times: the next connections take it anew.
+    pub fn shrink(&mut self) {
+        self.table.shrink();
+    }
+
     /// The state of a connection.
     pub fn state(&mut self, id: u32) -> Option<State> {
         self.table.get_mut(id).map(|c| c.state)

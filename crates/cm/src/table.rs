@@ -248,12 +248,21 @@ impl<C> Table<C> {
         Some(connection)
     }
 
-    /// Gives memory back when nothing is left but one chunk.
+    /// Gives memory back when nothing is left, but for one chunk.
     fn release(&mut self) {
         self.chunks.iter_mut().skip(1).for_each(|c| *c = None);
         if self.keys.capacity() > 4 * CHUNK as usize {
             self.keys = HashMap::with_hasher(self.secret.fold());
         }
+    }
+
+    /// Gives back all room that is not in use. See [`crate::Cm::shrink`].
+    pub fn shrink(&mut self) {
+        self.chunks.iter_mut().for_each(|c| drop(c.take_if(|slab| slab.is_empty())));
+        let used = self.chunks.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        self.chunks.truncate(used);
+        self.wheel.shrink(used.max(1) as u32 * CHUNK);
+        self.keys.shrink_to_fit();
     }
 
     /// The first place from `slot` on that is taken.

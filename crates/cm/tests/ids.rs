@@ -40,6 +40,7 @@ proptest! {
             if op % 3 == 0 && let Some(id) = model.keys().nth(usize::from(op) % model.len().max(1)).copied() {
                 prop_assert_eq!(table.remove(id, [None, None]), model.remove(&id));
                 dead.push(id);
+                table.shrink();
             } else {
                 let id = table.insert(op).expect("room");
                 prop_assert!(id != 0 && secret.worker_of(id) == worker);

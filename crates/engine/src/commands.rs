@@ -28,6 +28,13 @@ fn put<T>(table: &mut Vec<Option<T>>, index: u32, value: T) {
     table[index] = Some(value);
 }
 
+/// Gives back the room after the last that is there.
+fn shrink<T>(table: &mut Vec<Option<T>>) {
+    let used = table.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+    table.truncate(used);
+    table.shrink_to_fit();
+}
+
 fn take<T>(table: &mut [Option<T>], index: u32) -> Option<T> {
     table.get_mut(index as usize).and_then(Option::take)
 }
@@ -132,6 +139,18 @@ impl Worker {
             self.core.wheel.grow((index + 1).next_power_of_two());
         }
         put(&mut self.core.qps, index, slot);
+    }
+
+    /// Gives back the room of objects that have gone. For quiet times: it allocates, and so will the next objects.
+    pub fn shrink(&mut self) {
+        let Core { qps, cqs, ahs, wheel, cm, .. } = &mut self.core;
+        shrink(qps);
+        shrink(cqs);
+        shrink(ahs);
+        wheel.shrink(qps.len().next_power_of_two() as u32);
+        if let Some(cm) = cm {
+            cm.shrink();
+        }
     }
 
     /// Changes attributes; `flow` is the resolved address vector when the mask has one.

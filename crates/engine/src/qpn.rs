@@ -61,6 +61,10 @@ impl QpnSpace {
         let generation = ((qpn.get() >> 21) + 1) % GENERATIONS;
         self.freed.push_back(Qpn::new((generation << 21) | (slot_of(qpn) << 4) | self.worker));
     }
+    /// Gives back room that is not in use.
+    pub fn shrink(&mut self) {
+        self.freed.shrink_to_fit();
+    }
 }
 
 /// Freed numbers that rest before the oldest of them is used again.

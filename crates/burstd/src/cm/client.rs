@@ -285,13 +285,12 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
-    /// The program has gone: its peers are told.
     /// Gives back the room of ids that are gone.
     pub fn shrink(&mut self) {
         self.ids.shrink_to_fit();
     }
 
-    /// The program has gone.
+    /// The program has gone: its peers are told.
     pub fn end(&mut self, house: &mut House) {
         self.session.end();
         house.tidy.ended(self.session.owed());

@@ -112,6 +112,12 @@ impl CmHost {
         Ok(())
     }
 
+    /// Gives back room that is not in use.
+    pub(crate) fn shrink(&mut self) {
+        self.machine.shrink();
+        self.arrived.shrink_to_fit();
+    }
+
     /// When the worker must look at its connections.
     pub(crate) fn next_deadline(&self) -> Nanos {
         if !self.arrived.is_empty() {
