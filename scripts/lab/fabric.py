@@ -214,6 +214,10 @@ class Host:
             raise LabError(text)
         return json.loads(text)["devices"]
 
+    def gid_index(self, address):
+        """The index of an address in the device's GID table."""
+        return next(gid["index"] for gid in self.devices()[0]["gids"] if gid["address"] == address)
+
     def stats(self):
         """Counters by name, summed over devices; those that nothing has counted yet are 0."""
         code, text = self.burst("stats", "--json")

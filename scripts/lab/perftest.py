@@ -70,6 +70,24 @@ def run_pair(server_host, client_host, words, *, address=None, seconds=60, serve
     return Result(client.text(), server.text(), rows)
 
 
+def rping(server_host, client_host, address):
+    """Connects by librdmacm and exchanges data; returns the seconds that the successful client took."""
+    server = server_host.start("rping", "-s", "-C", 5, "-a", address)
+    try:
+        for _ in range(20):
+            began = time.monotonic()
+            code, text = client_host.run("rping", "-c", "-v", "-C", 5, "-a", address)
+            if code == 0:
+                assert server.wait(10) == 0, server.text()
+                return time.monotonic() - began
+            # The server does not listen yet.
+            assert server.running(), server.text()
+            time.sleep(0.1)
+        raise LabError(text)
+    finally:
+        server.stop()
+
+
 def words_port(words):
     """TCP port on which perftest and the ibv_ examples exchange addresses."""
     words = [str(word) for word in words]

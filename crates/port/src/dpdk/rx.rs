@@ -79,7 +79,8 @@ impl Rx {
             return Err(Reason::NotOurs);
         }
         place.clear();
-        place.extend_from_slice(frame);
+        place.extend_from_slice(&frame[..parse::ADDRESSES]);
+        place.extend_from_slice(parse::from_type(frame));
         self.aside_len += 1;
         Ok(())
     }

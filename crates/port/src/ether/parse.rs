@@ -1,10 +1,10 @@
 //! A received frame down to the UDP payload; everything that is wrong with it has a reason of its own.
 //!
 //! In order: Ethernet and its type (a tag inside the frame is foreign: the interface has removed those that are its
-//! own), the IP header (version, length, options, checksum), fragments, the protocol, lengths against what is there, the
-//! UDP port, the UDP checksum where nobody has verified it yet. A train that the kernel or a device has made of equal
-//! packets is one datagram here; its packets are cut by the caller. Whether the addresses are ours is the caller's
-//! question.
+//! own; but one of VLAN 0 says a priority only, IEEE 802.1Q 6.9), the IP header (version, length, options, checksum),
+//! fragments, the protocol, lengths against what is there, the UDP port, the UDP checksum where nobody has verified it
+//! yet. A train that the kernel or a device has made of equal packets is one datagram here; its packets are cut by the
+//! caller. Whether the addresses are ours is the caller's question.
 //!
 //! IPv6: checksum 0 is accepted, as soft-RoCE of the Linux kernel sends it; the ICRC protects more. Extension headers
 //! other than a fragment header are not carried by RoCEv2 and not looked through.
@@ -13,13 +13,15 @@ use super::checksum::Sum;
 use super::seal::Header;
 use burst_base::Reason;
 use burst_frame::Flow;
-use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, ROCE_PORT, Udp};
+use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, ROCE_PORT, Udp, Vlan};
 use std::net::IpAddr;
 
 /// Next header of an IPv6 fragment.
 const IPV6_FRAGMENT: u8 = 44;
 /// More fragments, or an offset: not a whole packet. (The DF bit and the reserved one are not in it.)
 const FRAGMENT_BITS: u16 = 0x3fff;
+/// Bytes of the two Ethernet addresses.
+pub const ADDRESSES: usize = 12;
 /// 802.1ad service tag.
 const SERVICE_TAG: EtherType = EtherType(0x88a8);
 
@@ -55,13 +57,39 @@ pub fn parse(frame: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason>
     let ethernet = Ethernet::parse(frame).ok_or(Reason::Truncated)?;
     let rest = &frame[Ethernet::LEN..];
     let mut datagram = match ethernet.ethertype {
-        EtherType::IPV4 => ipv4(rest, checksums)?,
-        EtherType::IPV6 => ipv6(rest, checksums)?,
-        EtherType::VLAN | SERVICE_TAG => return Err(Reason::ForeignVlan),
-        _ => return Err(Reason::NotOurs),
+        EtherType::VLAN => behind_tag(rest, checksums)?,
+        kind => network(kind, rest, checksums)?,
     };
     (datagram.mac_src, datagram.mac_dst) = (ethernet.src, ethernet.dst);
     Ok(datagram)
+}
+
+/// The frame from its type on, without the tag that says a priority. `frame` is one in which [`parse`] has found no
+/// other tag.
+pub fn from_type(frame: &[u8]) -> &[u8] {
+    match frame.get(ADDRESSES..) {
+        Some([0x81, 0x00, _, _, rest @ ..]) => rest,
+        Some(rest) => rest,
+        None => &[],
+    }
+}
+
+fn behind_tag(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+    let tag = Vlan::parse(bytes).ok_or(Reason::Truncated)?;
+    if tag.id != 0 {
+        return Err(Reason::ForeignVlan);
+    }
+    network(tag.ethertype, &bytes[Vlan::LEN..], checksums)
+}
+
+#[inline]
+fn network(kind: EtherType, bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+    match kind {
+        EtherType::IPV4 => ipv4(bytes, checksums),
+        EtherType::IPV6 => ipv6(bytes, checksums),
+        EtherType::VLAN | SERVICE_TAG => Err(Reason::ForeignVlan),
+        _ => Err(Reason::NotOurs),
+    }
 }
 
 fn ipv4(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
@@ -211,6 +239,25 @@ mod tests {
             assert_eq!(after(v4(), false, |f| f[12..14].copy_from_slice(&tag)), Err(Reason::ForeignVlan));
         }
         assert_eq!(after(v4(), false, |f| f[12..14].copy_from_slice(&[8, 6])), Err(Reason::NotOurs), "ARP");
+    }
+
+    #[test]
+    fn a_priority_is_no_vlan() {
+        let tagged = |tags: &[u8]| {
+            let mut frame = v6();
+            frame.splice(12..12, tags.iter().copied());
+            frame
+        };
+        let plain = v6();
+        let seen = tagged(&[0x81, 0, 0xe0, 0]);
+        let parsed = |frame: &[u8]| parse(frame, Checksums::Unknown).map(|d| (d.mac_src, d.flow, d.payload.to_vec()));
+        assert_eq!(parsed(&seen), parsed(&plain));
+        assert_eq!([from_type(&seen), from_type(&plain)], [&plain[12..]; 2]);
+        assert!(from_type(&plain[..3]).is_empty());
+        for foreign in [&[0x81, 0, 0xe0, 1][..], &[0x88, 0xa8, 0, 0], &[0x81, 0, 0, 0, 0x81, 0, 0, 0]] {
+            assert_eq!(parsed(&tagged(foreign)), Err(Reason::ForeignVlan), "{foreign:x?}");
+        }
+        assert_eq!(parsed(&seen[..17]), Err(Reason::Truncated));
     }
 
     #[test]
