@@ -140,7 +140,11 @@ impl MrTable {
             }
             Some(Some(Entry::Window(window))) if window.base == rkey.0 & KEY_BASE => {
                 let (key, addr) = window.open(by, rkey.0, addr, len, access).ok_or(Reason::RemoteAccess)?;
-                let region = self.get(key).filter(|region| region.pd == by.pd).ok_or(Reason::RemoteAccess)?;
+                // Asked again at each use: a region may have been registered anew with fewer rights since the window was bound,
+                // and is mapped for reading only then.
+                let rights = rights_to_open(access);
+                let may = |region: &&Arc<Region>| region.pd == by.pd && region.access & rights == rights;
+                let region = self.get(key).filter(may).ok_or(Reason::RemoteAccess)?;
                 region.span(addr, len).ok_or(Reason::RemoteAccess)
             }
             _ => Err(Reason::RemoteAccess),
@@ -152,8 +156,7 @@ impl MrTable {
         let window = slot.and_then(|entry| entry.window(request.window)).ok_or(Reason::WindowBind)?;
         if request.len > 0 {
             let region = self.get(request.lkey).ok_or(Reason::WindowBind)?;
-            let writes = request.access & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
-            let rights = access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 };
+            let rights = rights_to_open(request.access);
             let may = region.pd == by.pd && region.access & rights == rights;
             if !may || !region.contains(request.addr, request.len) {
                 return Err(Reason::WindowBind);
@@ -168,6 +171,12 @@ impl MrTable {
         let window = slot.and_then(|entry| entry.window(rkey.0)).ok_or(Reason::RemoteAccess)?;
         if window.invalidate(by, rkey.0) { Ok(()) } else { Err(Reason::RemoteAccess) }
     }
+}
+
+/// What a region must allow so that a window may give the rights `access` (IBA 10.6.7.2.2).
+fn rights_to_open(access: u32) -> u32 {
+    let writes = access & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
+    access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 }
 }
 
 /// The span of a zero-length request: no address.

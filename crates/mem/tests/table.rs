@@ -98,6 +98,27 @@ fn remote_after(table: &MrTable, window: u32) -> Result<u64, Reason> {
 }
 
 #[test]
+fn a_window_closes_when_its_region_is_registered_anew_with_fewer_rights() {
+    let mut keys = keys(2);
+    let (key, window) = (keys.alloc().expect("key"), keys.alloc().expect("key"));
+    let mut table = MrTable::new(keys.cipher());
+    assert!(table.insert(Arc::new(region(key, 0x1000, LOCAL_WRITE | MW_BIND))));
+    assert!(table.insert_window(Arc::new(Window::new(window, 7, MwType::One))));
+    let access = REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC;
+    let ask = BindRequest { window, rkey: window, lkey: key, addr: 0x1800, len: 0x100, access };
+    assert_eq!(table.bind(peer(7, 5), &ask), Ok(()));
+    let may = |table: &MrTable, access| table.remote(peer(7, 5), Rkey(window), 0x1800, 8, access).is_ok();
+    assert!([REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC].iter().all(|access| may(&table, *access)));
+    // The key stays; the new region is mapped for reading only, and a write would be a fault in the daemon.
+    for (rights, readable) in [(MW_BIND, true), (0, false)] {
+        assert!(table.remove(key).is_some());
+        assert!(table.insert(Arc::new(region(key, 0x1000, rights))));
+        assert_eq!(may(&table, REMOTE_READ), readable);
+        assert!(!may(&table, REMOTE_WRITE) && !may(&table, REMOTE_ATOMIC));
+    }
+}
+
+#[test]
 fn a_zero_based_window_counts_from_its_own_start() {
     let mut keys = keys(2);
     let (key, window) = (keys.alloc().expect("key"), keys.alloc().expect("key"));
