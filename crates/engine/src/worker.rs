@@ -6,6 +6,7 @@
 
 use crate::cm::CmHost;
 use crate::counters::Counters;
+use crate::events::EventPipe;
 use crate::handover::Inbox;
 use crate::hold::Held;
 use crate::multicast::Groups;
@@ -23,7 +24,7 @@ use burst_frame::TxBatch;
 use burst_mem::MrTable;
 use burst_port::Port;
 use burst_shm::Cqe;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Frames of one transmit batch.
 pub const BATCH_FRAMES: usize = 256;
@@ -35,6 +36,9 @@ const DOORBELLS_PER_PASS: usize = 256;
 
 /// Queue pairs noted in one pass for a lost completion; one more is noted when it loses the next.
 const LOST_MAX: usize = 1024;
+
+/// Time between two looks whether a program has read its events, so that those it had no room for can be written.
+const EVENTS_PAUSE: Nanos = Nanos::from_ms(1);
 
 /// What a worker is told at its start.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +66,10 @@ pub(crate) struct Outbox {
     pub completions: Vec<(u32, Cqe, bool)>,
     /// Queue pairs whose completions were lost, because a completion queue was full.
     pub lost: Vec<Qpn>,
+    /// Completion channels that had no room for an event.
+    pub full: Vec<Weak<EventPipe>>,
+    /// When events that had no room are tried again; never, if there are none.
+    pub retry_at: Nanos,
     /// Completions were written since this was last asked.
     pub delivered: bool,
     /// What the worker's time 0 is on the clock that completions are stamped with (CLOCK_MONOTONIC).
@@ -146,6 +154,8 @@ impl Worker {
                     events: Vec::with_capacity(1024),
                     completions: Vec::with_capacity(1024),
                     lost: Vec::with_capacity(LOST_MAX),
+                    full: Vec::new(),
+                    retry_at: Nanos::NEVER,
                     delivered: false,
                     clock_base_ns: 0,
                 },
@@ -174,7 +184,7 @@ impl Worker {
         busy |= self.run_cm(now);
         busy |= self.run_timers(now);
         busy |= self.fail_unheard(now);
-        busy | self.core.publish(&self.ports)
+        busy | self.core.publish(now, &self.ports)
     }
 
     /// Queue pairs that lost a completion go to error.
@@ -207,10 +217,9 @@ impl Worker {
     /// When the next pass is due if nothing else happens before.
     pub fn next_deadline(&self) -> Nanos {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
-        let owed = self.core.contexts.iter().flatten().any(|c| c.async_events.has_backlog());
-        let soon = if owed { Nanos(0) } else { Nanos::NEVER };
         let cm = self.core.cm.as_ref().map_or(Nanos::NEVER, |host| host.next_deadline());
-        ports.min(self.core.wheel.next_deadline()).min(cm).min(self.core.held.next_deadline()).min(soon)
+        let Core { wheel, held, outbox, .. } = &self.core;
+        ports.min(wheel.next_deadline()).min(cm).min(held.next_deadline()).min(outbox.retry_at)
     }
 
     /// This worker's inbox, with the eventfd that wakes it.
@@ -324,13 +333,9 @@ impl Core {
         }
     }
 
-    /// Writes the events of this pass; records a full pipe could not take are tried again.
-    fn publish(&mut self, ports: &[PortSlot]) -> bool {
-        for context in self.contexts.iter().flatten() {
-            if context.async_events.has_backlog() {
-                context.async_events.retry();
-            }
-        }
+    /// Writes the events of this pass; records a full pipe could not take are tried again later.
+    fn publish(&mut self, now: Nanos, ports: &[PortSlot]) -> bool {
+        self.retry_events(now);
         let any = !self.outbox.events.is_empty();
         for cq in self.outbox.events.drain(..) {
             let Some(shared) = self.cqs.get(cq as usize).and_then(Option::as_ref) else { continue };
@@ -338,7 +343,36 @@ impl Core {
             if channel.write(&shared.cookie.to_ne_bytes()).is_ok() {
                 ports[0].counters.add(crate::counters::Traffic::Events, 1);
             }
+            if channel.has_backlog() && !self.outbox.full.iter().any(|known| known.as_ptr() == Arc::as_ptr(channel)) {
+                self.outbox.full.push(Arc::downgrade(channel));
+            }
+        }
+        if self.outbox.retry_at == Nanos::NEVER && self.owes_events() {
+            self.outbox.retry_at = now + EVENTS_PAUSE;
         }
         any
+    }
+
+    /// Whether some program has no room for its events.
+    fn owes_events(&self) -> bool {
+        !self.outbox.full.is_empty() || self.contexts.iter().flatten().any(|c| c.async_events.has_backlog())
+    }
+
+    /// Now and then: writes what pipes had no room for, as far as their programs have read.
+    fn retry_events(&mut self, now: Nanos) {
+        if now < self.outbox.retry_at {
+            return;
+        }
+        self.outbox.retry_at = Nanos::NEVER;
+        for context in self.contexts.iter().flatten().filter(|c| c.async_events.has_backlog()) {
+            context.async_events.retry();
+        }
+        // A channel that was destroyed owes nothing.
+        self.outbox.full.retain(|channel| {
+            channel.upgrade().is_some_and(|channel| {
+                channel.retry();
+                channel.has_backlog()
+            })
+        });
     }
 }
