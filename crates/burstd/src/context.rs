@@ -19,6 +19,7 @@ use burst_engine::events::EventPipe;
 use burst_engine::objects::SrqShared;
 use burst_engine::objects::write_async;
 use burst_engine::{AddressHandle, ContextSlot, CqShared};
+use burst_mem::ProcessMemory;
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
 use burst_shm::doorbell::DoorbellDrain;
@@ -112,6 +113,9 @@ pub struct Context {
     id: u32,
     device: u32,
     pid: u32,
+    uid: u32,
+    /// Of the process, once a region needed it.
+    memory: Option<Arc<ProcessMemory>>,
     arena: Arena,
     /// Segments that the client has been sent.
     segments_sent: usize,
@@ -144,11 +148,11 @@ fn busy<T>(what: &str, users: u32) -> Result<T, Refusal> {
 }
 
 impl Context {
-    /// A new context on `device` for process `pid`.
+    /// A new context on `device` for process `pid` of user `uid`.
     ///
     /// # Errors
     /// ENODEV for an unknown device, ENOMEM/EMFILE when resources are short.
-    pub fn open(house: &mut House, device: u32, pid: u32) -> Result<(Context, Outcome), Refusal> {
+    pub fn open(house: &mut House, device: u32, (pid, uid): (u32, u32)) -> Result<(Context, Outcome), Refusal> {
         let Some(dev) = house.devices.get(device as usize) else {
             return refuse(libc::ENODEV, format!("there is no device {device}"));
         };
@@ -173,6 +177,8 @@ impl Context {
             id,
             device,
             pid,
+            uid,
+            memory: None,
             arena,
             segments_sent: 0,
             async_events,
@@ -451,6 +457,6 @@ fn status_fd(house: &House) -> Result<OwnedFd, Refusal> {
 }
 
 /// A refusal from a failed system call.
-fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
+pub(crate) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
     move |e| Refusal { errno: e.raw_os_error().unwrap_or(libc::EIO), sentence: format!("cannot {what}: {e}") }
 }

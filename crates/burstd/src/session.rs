@@ -267,7 +267,7 @@ impl Session {
         if self.context.is_some() {
             return refuse(libc::EPROTO, "this connection has a context already");
         }
-        let (context, outcome) = Context::open(house, device, self.pid)?;
+        let (context, outcome) = Context::open(house, device, (self.pid, self.uid))?;
         info!(pid = self.pid, uid = self.uid, program = self.program, device, "context opened");
         self.context = Some(context);
         Ok(outcome)

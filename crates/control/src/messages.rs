@@ -79,8 +79,8 @@ pub enum MrPieceKind {
         /// Byte offset in the file.
         offset: u64,
     },
-    /// In the application, reached by `process_vm_readv`/`writev`.
-    ProcessVm,
+    /// In the application, reached through the file of its memory.
+    InProcess,
 }
 
 /// What can be imported, by its handle in the exporting context.

@@ -228,7 +228,8 @@ mod tests {
     #[test]
     fn a_run_is_its_frames_one_by_one() {
         let mut memory = vec![0u8; 3000];
-        let span = Span::remote(std::process::id(), memory.as_mut_ptr() as u64, 3000);
+        let own = burst_span::ProcessMemory::own().expect("own memory");
+        let span = own.span(memory.as_mut_ptr() as u64, 3000);
         let (flow, mut batch) = (Flow { tos: 7, ..Flow::default() }, TxBatch::new(8));
         assert!(batch.push(&flow, &[1; 12], &[span], 1));
         assert!(batch.push_run(&flow, &[9; 12], &span, 1000, |k, head| head[11] = k as u8));
@@ -245,7 +246,8 @@ mod tests {
     fn a_run_without_room_or_of_broken_frames_changes_nothing() {
         let (flow, mut batch) = (Flow::default(), TxBatch::new(4));
         assert_eq!(batch.room_for_run(), 3);
-        let span = |len| Span::remote(1, 4096, len);
+        let own = burst_span::ProcessMemory::own().expect("own memory");
+        let span = |len| own.span(4096, len);
         assert!(!batch.push_run(&flow, &[0; 12], &span(4000), 1000, |_, _| {}));
         assert!(!batch.push_run(&flow, &[0; 12], &span(2500), 1000, |_, _| {}));
         assert!(!batch.push_run(&flow, &[0; HEAD_MAX + 1], &span(2000), 1000, |_, _| {}));

@@ -107,7 +107,7 @@ fn share(addr: usize, len: usize, access: u32) -> Outcome<Option<Registration>> 
 fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
     let kind = |k: Kind| match k {
         Kind::Fd { fd, offset } => MrPieceKind::Fd { fd: fd as u32, offset },
-        Kind::ProcessVm => MrPieceKind::ProcessVm,
+        Kind::InProcess => MrPieceKind::InProcess,
     };
     registration
         .pieces()

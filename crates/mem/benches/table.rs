@@ -1,7 +1,7 @@
 //! Translation of one SGE, with 1, 1,000 and 100,000 regions registered: nanoseconds per look-up.
 #![allow(missing_docs, reason = "criterion_group! makes an undocumented function")]
 use burst_base::{Lkey, Qpn, Rkey};
-use burst_mem::{KeySpace, MrTable, Peer, Region};
+use burst_mem::{KeySpace, MrTable, Peer, ProcessMemory, Region};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -16,8 +16,9 @@ fn lookup(c: &mut Criterion) {
         let mut keys = KeySpace::from_system();
         let mut table = MrTable::new(keys.cipher());
         let live: Vec<u32> = (0..regions).filter_map(|_| keys.alloc()).collect();
+        let own = Arc::new(ProcessMemory::own().expect("own memory"));
         for key in &live {
-            assert!(table.insert(Arc::new(Region::new(*key, 1, 0, 4096, 7, Region::process_vm(1, 4096)))));
+            assert!(table.insert(Arc::new(Region::new(*key, 1, 0, 4096, 7, Region::in_process(own.clone(), 4096)))));
         }
         let mut next = 0;
         let mut key = || {

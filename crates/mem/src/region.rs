@@ -3,12 +3,13 @@
 //! An application describes a region by *pieces*: descriptors of shared memory with offset and length. They are
 //! mapped one after the other into one reserved range, so that translation is one addition. A descriptor is
 //! mapped only if it is sealed against shrinking and long enough: otherwise a truncation would be a SIGBUS here.
-//! A region that cannot be mapped is reached by `process_vm_readv`/`writev`.
+//! A region that cannot be mapped is reached in its process, by system calls.
 use burst_base::verbs::access;
-use burst_span::Span;
+use burst_span::{ProcessMemory, Span};
 use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// Most pieces of a region.
 pub const PIECES_MAX: usize = 8;
@@ -29,11 +30,11 @@ pub struct MapPiece<'a> {
     pub len: u64,
 }
 
-/// Why a region was not mapped; the application may ask again for `process_vm`.
+/// Why a region was not mapped; the application may ask again for one in its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapRefused {
     /// A descriptor is not a memfd sealed against shrinking.
-    #[error("the memory is not sealed against shrinking: reach it by process_vm")]
+    #[error("the memory is not sealed against shrinking: it is reached in its process only")]
     Unsealed,
     /// A piece lies outside its file.
     #[error("a piece lies outside its file")]
@@ -51,13 +52,15 @@ pub enum MapRefused {
 pub enum Mapping {
     /// Mapped here.
     Local(LocalMapping),
-    /// Memory of process `pid` at `addr`, by system calls.
-    ProcessVm {
-        /// The owner.
-        pid: u32,
+    /// Memory of a process at `addr`, by system calls.
+    InProcess {
+        /// The owner's.
+        memory: Arc<ProcessMemory>,
         /// Address there.
         addr: u64,
     },
+    /// No bytes.
+    Nothing,
 }
 
 /// A range mapped into this process; dropping unmaps it.
@@ -106,9 +109,9 @@ impl Region {
     pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {
         LocalMapping::new(pieces, access & WRITE_RIGHTS != 0).map(Mapping::Local)
     }
-    /// Reaches the memory of process `pid` by system calls.
-    pub fn process_vm(pid: u32, addr: u64) -> Mapping {
-        Mapping::ProcessVm { pid, addr }
+    /// Reaches `memory` from `addr` on by system calls.
+    pub fn in_process(memory: Arc<ProcessMemory>, addr: u64) -> Mapping {
+        Mapping::InProcess { memory, addr }
     }
     /// Whether `len` bytes at `addr` (in the region's own addresses) are all inside.
     pub fn contains(&self, addr: u64, len: u64) -> bool {
@@ -125,7 +128,10 @@ impl Region {
             // SAFETY: inside the mapping, which `new` made as long as the region; it stays mapped until the region
             // is reclaimed between turns. Without a right to write, `local`/`remote` hand it to readers only.
             Mapping::Local(m) => unsafe { Span::local(m.base.add(offset as usize), len) },
-            Mapping::ProcessVm { pid, addr } => Span::remote(*pid, addr.wrapping_add(offset), len),
+            // The descriptor stays open as long as a mapping would.
+            Mapping::InProcess { memory, addr } => memory.span(addr.wrapping_add(offset), len),
+            Mapping::Nothing if len == 0 => Span::nothing(),
+            Mapping::Nothing => return None,
         })
     }
 }

@@ -119,7 +119,7 @@ impl MrTable {
     #[inline]
     pub fn local(&self, pd: u32, lkey: Lkey, addr: u64, len: u32, access: u32) -> Result<Span, Reason> {
         if len == 0 {
-            return Ok(nothing());
+            return Ok(Span::nothing());
         }
         let region = self.get(lkey.0).ok_or(Reason::LocalProtection)?;
         if region.pd != pd || region.access & access != access {
@@ -132,7 +132,7 @@ impl MrTable {
     #[inline]
     pub fn remote(&self, by: Peer, rkey: Rkey, addr: u64, len: u32, access: u32) -> Result<Span, Reason> {
         if len == 0 {
-            return Ok(nothing());
+            return Ok(Span::nothing());
         }
         match self.slots.get(self.cipher.index(rkey.0)) {
             Some(Some(Entry::Region(r))) if r.key == rkey.0 && r.pd == by.pd && r.access & access == access => {
@@ -177,10 +177,4 @@ impl MrTable {
 fn rights_to_open(access: u32) -> u32 {
     let writes = access & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
     access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 }
-}
-
-/// The span of a zero-length request: no address.
-fn nothing() -> Span {
-    // SAFETY: no byte is ever accessed; the address is a well-aligned non-null one for the kernel's iovecs.
-    unsafe { Span::local(core::ptr::NonNull::<u64>::dangling().as_ptr().cast(), 0) }
 }

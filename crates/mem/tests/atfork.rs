@@ -37,7 +37,7 @@ fn handlers_of_others_may_register_and_release() {
     }
     *MEMORY.lock().expect("no panic") = at as usize;
     let first = register(at as usize, LEN, true).expect("registered");
-    if first.is_process_vm() {
+    if first.is_in_process() {
         let _ = writeln!(std::io::stderr(), "SKIP: the kernel refuses userfaultfd here");
         return release(first);
     }

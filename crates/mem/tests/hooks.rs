@@ -59,7 +59,7 @@ fn pages_are_swapped_behind_the_back_of_those_who_watch_mappings() {
     let before = counts();
     for round in 0..3 {
         let registration = register(at as usize, LEN, true).expect("registered");
-        if registration.is_process_vm() {
+        if registration.is_in_process() {
             let _ = writeln!(std::io::stderr(), "SKIP: the kernel refuses userfaultfd here");
             return release(registration);
         }

@@ -5,11 +5,11 @@
 use burst_base::verbs::access;
 use burst_mem::region::{MapPiece, MapRefused};
 use burst_mem::swap::{Kind, RegisterError, Registration, register, release};
-use burst_mem::{Mapping, Region};
+use burst_mem::{Mapping, ProcessMemory, Region};
 use std::io::Write as _;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Instant;
 
 const PAGE: usize = 4096;
@@ -22,7 +22,7 @@ fn map(reg: &Registration, rights: u32) -> Result<Region, MapRefused> {
         .iter()
         .map(|p| match p.kind {
             Kind::Fd { fd, offset } => MapPiece { fd: reg.fd(fd).expect("fd"), offset, len: p.len as u64 },
-            Kind::ProcessVm => panic!("not mappable"),
+            Kind::InProcess => panic!("not mappable"),
         })
         .collect();
     let first = reg.pieces()[0];
@@ -68,7 +68,7 @@ fn alone() -> RwLockWriteGuard<'static, ()> {
 fn can_swap() -> bool {
     let p = anon(PAGE, 0);
     let reg = register(p as usize, PAGE, true).expect("registered");
-    let can = !reg.is_process_vm();
+    let can = !reg.is_in_process();
     release(reg);
     if !can {
         let _ = writeln!(std::io::stderr(), "SKIP: the kernel refuses userfaultfd here");
@@ -82,7 +82,7 @@ fn check_swapped(p: *mut u8, len: usize) {
     let pattern: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
     memory.copy_from_slice(&pattern);
     let reg = register(p as usize, len, true).expect("registered");
-    assert!(!reg.is_process_vm());
+    assert!(!reg.is_in_process());
     assert_eq!(reg.pieces().len(), 1, "swapped memory is one piece");
     let region = map(&reg, ALL).expect("mapped");
     assert!(get(&region, p as usize, len) == pattern, "the daemon sees what was there");
@@ -251,7 +251,7 @@ fn shared_memory_is_never_swapped() {
 
     for p in [shared(memfd(len, false).as_raw_fd(), len), shared(-1, len)] {
         let reg = register(p as usize, len, true).expect("registered");
-        assert!(reg.is_process_vm(), "unsealed shared memory is left alone");
+        assert!(reg.is_in_process(), "unsealed shared memory is left alone");
         release(reg);
     }
 }
@@ -261,21 +261,22 @@ fn what_cannot_be_mapped_is_left_alone() {
     let _shared = ALONE.read();
     static mut DATA: [u8; 3 * PAGE] = [1; 3 * PAGE];
     let data = (&raw mut DATA) as usize;
-    assert!(register(data, PAGE, true).expect("registered").is_process_vm(), ".data");
-    // A private range followed by a private file mapping: as a whole by process_vm, and nothing swapped.
+    assert!(register(data, PAGE, true).expect("registered").is_in_process(), ".data");
+    // A private range followed by a private file mapping: as a whole in the process, and nothing swapped.
     let p = anon(2 * PAGE, 0);
     let file = std::fs::File::open("/proc/self/exe").expect("exe");
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
     let q = unsafe { libc::mmap(p.add(PAGE).cast(), PAGE, libc::PROT_READ, flags, file.as_raw_fd(), 0) };
     assert_ne!(q, libc::MAP_FAILED);
     let reg = register(p as usize, 2 * PAGE, false).expect("registered");
-    assert!(reg.is_process_vm() && reg.fds() == 0);
+    assert!(reg.is_in_process() && reg.fds() == 0);
     bytes(p, 1)[0] = 1;
     unsafe { libc::madvise(p.cast(), PAGE, libc::MADV_DONTNEED) };
     assert_eq!(bytes(p, 1)[0], 0, "was not swapped");
     release(reg);
     // By system calls the daemon reads it all the same.
-    let region = Region::new(1, 1, p as u64, PAGE as u64, 0, Region::process_vm(std::process::id(), p as u64));
+    let own = Arc::new(ProcessMemory::own().expect("own memory"));
+    let region = Region::new(1, 1, p as u64, PAGE as u64, 0, Region::in_process(own, p as u64));
     bytes(p, 3).copy_from_slice(&[1, 2, 3]);
     assert_eq!(get(&region, p as usize, 3), [1, 2, 3]);
 }

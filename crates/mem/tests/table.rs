@@ -3,7 +3,7 @@ use burst_base::verbs::MwType;
 use burst_base::verbs::access::*;
 use burst_base::{Lkey, Qpn, Reason, Rkey};
 use burst_mem::key::INDEX_MAX;
-use burst_mem::{BindRequest, KeySpace, MrTable, Peer, Region, Window};
+use burst_mem::{BindRequest, KeySpace, MrTable, Peer, ProcessMemory, Region, Window};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ fn keys(seed: u64) -> KeySpace {
 
 /// A region at 0x1000 of `len` bytes, of protection domain 7, reached by system calls (no memory needed).
 fn region(key: u32, len: u64, access: u32) -> Region {
-    Region::new(key, 7, 0x1000, len, access, Region::process_vm(1, 0x5000))
+    let own = Arc::new(ProcessMemory::own().expect("own memory"));
+    Region::new(key, 7, 0x1000, len, access, Region::in_process(own, 0x5000))
 }
 
 fn peer(pd: u32, qpn: u32) -> Peer {

@@ -84,6 +84,7 @@ fn many_spans_and_foreign_memory_are_gathered() {
     let mut b = lo("127.0.0.2", 10_795, "");
     let bytes: Vec<u8> = (0..4096u32).map(|i| (i * 11) as u8).collect();
     let flow = flow("127.0.0.1", "127.0.0.2");
+    let memory = burst_span::ProcessMemory::own().expect("own memory");
     let mut batch = TxBatch::new(1000);
     let mut head = [0u8; 12];
     head[0] = 0x0a;
@@ -93,7 +94,7 @@ fn many_spans_and_foreign_memory_are_gathered() {
             .map(|c| match i % 2 {
                 // SAFETY: `bytes` lives to the end of the test.
                 0 => unsafe { Span::local(c.as_ptr().cast_mut(), c.len() as u32) },
-                _ => Span::remote(std::process::id(), c.as_ptr() as u64, c.len() as u32),
+                _ => memory.span(c.as_ptr() as u64, c.len() as u32),
             })
             .collect();
         assert!(batch.push(&flow, &head, &spans, 0));

@@ -2,7 +2,7 @@
 //!
 //! A [`Span`] is an address and a length, checked once by whoever made it (the memory region table, the send
 //! queue's inline area). It is never turned into a `&[u8]` that outlives one call. Memory that is not mapped in
-//! this process is reached through `process_vm_readv`/`writev` (module `remote`).
+//! this process is reached through the file of its process's memory (module `remote`).
 //!
 //! Every access is all or nothing in its verdict: a transfer that stops half-way reports [`Gone`], and whatever it
 //! has already moved is undefined content, as after any failed RDMA operation. Atomics (IBA 9.4.5) are real atomics
@@ -14,7 +14,9 @@ mod copy;
 mod remote;
 
 pub use copy::{PIECE, copy};
+pub use remote::ProcessMemory;
 
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A contiguous piece of reachable memory. Cheap to copy.
@@ -24,11 +26,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Span {
     addr: u64,
     len: u32,
-    /// 0: mapped in this process; otherwise the id of the process whose memory it is.
-    pid: u32,
+    /// [`LOCAL`], or the descriptor of the memory of its process.
+    memory: RawFd,
 }
 
-/// The owning process vanished, or the range is no longer mapped there.
+/// Mapped in this process.
+const LOCAL: RawFd = -1;
+
+/// The owning process vanished or runs another program, or the range is no longer mapped there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
 
@@ -39,11 +44,12 @@ impl Span {
     /// `addr .. addr + len` must stay mapped readable and writable (or only readable, if the maker has checked that
     /// nobody writes through it) for as long as copies of the span are used.
     pub unsafe fn local(addr: *mut u8, len: u32) -> Span {
-        Span { addr: addr as u64, len, pid: 0 }
+        Span { addr: addr as u64, len, memory: LOCAL }
     }
-    /// Memory of process `pid`, reached by system calls; never undefined behaviour, at worst [`Gone`].
-    pub const fn remote(pid: u32, addr: u64, len: u32) -> Span {
-        Span { addr, len, pid }
+    /// No bytes, at no address.
+    pub const fn nothing() -> Span {
+        // Well aligned and not null, for the kernel's iovecs.
+        Span { addr: align_of::<u64>() as u64, len: 0, memory: LOCAL }
     }
     /// Bytes.
     #[allow(clippy::len_without_is_empty)]
@@ -52,7 +58,7 @@ impl Span {
     }
     /// Whether the bytes are mapped in this process ([`Span::as_ptr`] may be given to the kernel).
     pub const fn is_local(&self) -> bool {
-        self.pid == 0
+        self.memory == LOCAL
     }
     /// Address in this process (local spans) or in the owner.
     pub const fn as_ptr(&self) -> *mut u8 {
@@ -62,13 +68,13 @@ impl Span {
     #[must_use]
     pub fn sub(&self, offset: usize, len: usize) -> Span {
         assert!(offset <= self.len() && len <= self.len() - offset);
-        Span { addr: self.addr + offset as u64, len: len as u32, pid: self.pid }
+        Span { addr: self.addr + offset as u64, len: len as u32, memory: self.memory }
     }
     /// Copies the span to `dst`, which must have the span's length (panics otherwise).
     pub fn read_to(&self, dst: &mut [u8]) -> Result<(), Gone> {
         assert_eq!(dst.len(), self.len());
         if !self.is_local() {
-            return remote::read(self.pid, self.addr, dst);
+            return remote::read(self.memory, self.addr, dst);
         }
         // SAFETY: the maker of a local span promised `addr .. addr + len` is readable; `dst` is ours, has the same
         // length, and cannot overlap application memory because it is a Rust reference.
@@ -79,7 +85,7 @@ impl Span {
     pub fn write_from(&self, src: &[u8]) -> Result<(), Gone> {
         assert_eq!(src.len(), self.len());
         if !self.is_local() {
-            return remote::write(self.pid, self.addr, src);
+            return remote::write(self.memory, self.addr, src);
         }
         // SAFETY: the maker of a local span promised `addr .. addr + len` is writable for whoever writes through it;
         // `src` has the same length and cannot overlap application memory because it is a Rust reference.
@@ -166,7 +172,8 @@ mod tests {
         span.read_to(&mut []).unwrap();
         span.write_from(&[]).unwrap();
         assert_eq!(span.with_bytes(|b| b.len()), Some(0));
-        Span::remote(u32::MAX >> 1, 8, 0).read_to(&mut []).unwrap();
+        Span::nothing().read_to(&mut []).unwrap();
+        ProcessMemory::own().unwrap().span(8, 0).read_to(&mut []).unwrap();
     }
 
     #[test]
@@ -195,8 +202,8 @@ mod tests {
     #[test]
     fn remote_span_of_this_very_process() {
         let mut words = [1u64, 2];
-        let me = std::process::id();
-        let span = Span::remote(me, words.as_mut_ptr() as u64, 16);
+        let memory = ProcessMemory::own().unwrap();
+        let span = memory.span(words.as_mut_ptr() as u64, 16);
         let mut out = [0; 16];
         span.read_to(&mut out).unwrap();
         assert_eq!(out[..8], 1u64.to_ne_bytes());
@@ -207,11 +214,22 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_or_absent_is_gone() {
+    fn unmapped_is_gone() {
         let mut out = [0; 8];
-        assert_eq!(Span::remote(std::process::id(), 8, 8).read_to(&mut out), Err(Gone));
-        assert_eq!(Span::remote(std::process::id(), 8, 8).write_from(&out), Err(Gone));
-        assert_eq!(Span::remote(u32::MAX >> 1, 4096, 8).read_to(&mut out), Err(Gone));
-        assert_eq!(Span::remote(u32::MAX, 4096, 8).fetch_add(1), Err(Gone));
+        let memory = ProcessMemory::own().unwrap();
+        for addr in [8, 4096, 1 << 62, u64::MAX - 3, u64::MAX >> 1] {
+            let span = memory.span(addr, 8);
+            assert_eq!((span.read_to(&mut out), span.write_from(&out)), (Err(Gone), Err(Gone)), "{addr:#x}");
+            assert_eq!(span.fetch_add(1), Err(Gone));
+        }
+        assert!(ProcessMemory::open(u32::MAX >> 1, 0).is_err());
+    }
+
+    #[test]
+    fn only_the_owners_processes_are_reached() {
+        // SAFETY: asks for numbers.
+        let uid = unsafe { libc::getuid() };
+        assert!(ProcessMemory::open(std::process::id(), uid).is_ok());
+        assert!(ProcessMemory::open(std::process::id(), uid + 1).is_err());
     }
 }

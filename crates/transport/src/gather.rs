@@ -18,7 +18,7 @@ pub(crate) struct SpanList {
 
 impl SpanList {
     pub(crate) fn new() -> Self {
-        SpanList { spans: [Span::remote(0, 0, 0); SPANS_MAX], count: 0 }
+        SpanList { spans: [Span::nothing(); SPANS_MAX], count: 0 }
     }
     pub(crate) fn clear(&mut self) {
         self.count = 0;

@@ -87,7 +87,7 @@ impl Qp {
         let offset = resource.next * self.mtu;
         let rest = (resource.length - offset).min((resource.end - resource.next) * self.mtu);
         let span = if rest == 0 {
-            Span::remote(0, 0, 0)
+            Span::nothing()
         } else {
             let addr = resource.addr.wrapping_add(u64::from(offset));
             match env.mem.remote(

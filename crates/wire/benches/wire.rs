@@ -73,7 +73,8 @@ fn packets() {
         black_box(Icrc::ipv4(&pseudo, len, head.as_slice()).update(&copy));
     });
     report("ICRC of head and 4 KiB, copied first", both, first);
-    let remote = burst_span::Span::remote(std::process::id(), payload.as_ptr() as u64, 4096);
+    let memory = burst_span::ProcessMemory::own().expect("own memory");
+    let remote = memory.span(payload.as_ptr() as u64, 4096);
     let other = time(|| _ = black_box(Icrc::ipv4(&pseudo, len, head.as_slice()).copy_span(&remote, &mut copy)));
     report("ICRC of head and 4 KiB of another process", other, first);
     report("building a head of BTH and RETH", time(|| _ = black_box(build())), first);

@@ -302,13 +302,14 @@ mod tests {
         let split = Icrc::ipv4(&pseudo, body.len() + 4, &body[..28]).update(&body[28..77]).update(&body[77..]);
         assert_eq!(whole, split);
         let len = body.len() as u32;
-        let remote = Span::remote(std::process::id(), body.as_mut_ptr() as u64, len);
+        let memory = burst_span::ProcessMemory::own().expect("own memory");
+        let remote = memory.span(body.as_mut_ptr() as u64, len);
         let start = Icrc::ipv4(&pseudo, body.len() + 4, &body[..12]);
         let mut copy = vec![0; body.len() - 12];
         assert_eq!(start.copy_span(&remote.sub(12, copy.len()), &mut copy), Ok(whole));
         assert_eq!(copy, body[12..]);
         assert_eq!(start.update_span(&remote.sub(12, body.len() - 12)), Ok(whole));
-        assert_eq!(start.update_span(&Span::remote(std::process::id(), 8, 8)), Err(Gone));
+        assert_eq!(start.update_span(&memory.span(8, 8)), Err(Gone));
     }
 
     #[test]

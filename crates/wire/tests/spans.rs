@@ -1,6 +1,6 @@
 //! The ICRC over memory of an application, mapped here or not.
 
-use burst_span::{Gone, Span};
+use burst_span::{Gone, ProcessMemory, Span};
 use burst_wire::Icrc;
 use burst_wire::icrc::PseudoV4;
 use std::net::Ipv4Addr;
@@ -16,7 +16,8 @@ fn local_and_remote_spans_agree_with_the_bytes() {
     let (at, len) = (memory.as_mut_ptr(), memory.len() as u32);
     // SAFETY: `memory` outlives the span and is not touched through anything else meanwhile.
     let local = unsafe { Span::local(at, len) };
-    for span in [local, Span::remote(std::process::id(), at as u64, len)] {
+    let own = ProcessMemory::own().expect("own memory");
+    for span in [local, own.span(at as u64, len)] {
         assert_eq!(start().update_span(&span), Ok(expected));
         let mut copy = vec![0; 5_000];
         assert_eq!(start().copy_span(&span, &mut copy), Ok(expected));
@@ -27,7 +28,8 @@ fn local_and_remote_spans_agree_with_the_bytes() {
 
 #[test]
 fn memory_that_is_gone_is_reported() {
-    let gone = Span::remote(std::process::id(), 8, 8);
+    let own = ProcessMemory::own().expect("own memory");
+    let gone = own.span(8, 8);
     assert_eq!(start().update_span(&gone), Err(Gone));
     assert_eq!(start().copy_span(&gone, &mut [0; 8]), Err(Gone));
 }

@@ -6,7 +6,7 @@ use crate::house::House;
 use crate::session::refuse;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
-use burst_mem::{MapPiece, Mapping, Region, Window};
+use burst_mem::{MapPiece, Mapping, ProcessMemory, Region, Window};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -79,16 +79,16 @@ impl Context {
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
-    fn region(&self, r: &Registration, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
+    fn region(&mut self, r: &Registration, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
         let mapping = self.map(r)?;
         let iova = if r.access & access::ZERO_BASED != 0 { 0 } else { r.iova };
         Ok(Arc::new(Region::new(key, pd_number, iova, r.len, r.access, mapping)))
     }
 
     /// Maps the pieces, or remembers the process; both at once cannot be.
-    fn map(&self, r: &Registration) -> Result<Mapping, Refusal> {
-        if r.pieces.is_empty() || r.pieces.iter().any(|p| p.kind == MrPieceKind::ProcessVm) {
-            return Ok(Region::process_vm(self.pid, r.addr));
+    fn map(&mut self, r: &Registration) -> Result<Mapping, Refusal> {
+        if r.pieces.is_empty() || r.pieces.iter().any(|p| p.kind == MrPieceKind::InProcess) {
+            return self.in_process(r);
         }
         // The mapping must be as long as the region: this is what makes every span lie inside it.
         if r.pieces.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len)) != Some(r.len) {
@@ -98,12 +98,25 @@ impl Context {
             MrPieceKind::Fd { fd, offset } => {
                 r.fds.get(fd as usize).map(|f| MapPiece { fd: f.as_fd(), offset, len: p.len })
             }
-            MrPieceKind::ProcessVm => None,
+            MrPieceKind::InProcess => None,
         };
         let Some(pieces) = r.pieces.iter().map(piece).collect::<Option<Vec<_>>>() else {
             return refuse(libc::EINVAL, "a piece names a descriptor that was not sent");
         };
         Region::map(&pieces, r.access).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.to_string() })
+    }
+
+    /// Reaches a registration through the memory of the process that said hello.
+    fn in_process(&mut self, r: &Registration) -> Result<Mapping, Refusal> {
+        if r.len == 0 {
+            return Ok(Mapping::Nothing);
+        }
+        let memory = match &self.memory {
+            Some(memory) => memory.clone(),
+            None => Arc::new(ProcessMemory::open(self.pid, self.uid).map_err(super::system("reach its memory"))?),
+        };
+        self.memory = Some(memory.clone());
+        Ok(Region::in_process(memory, r.addr))
     }
 
     /// Remembers device memory, so that others can import it.

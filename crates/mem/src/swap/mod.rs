@@ -4,8 +4,8 @@
 //! huge pages) are replaced by a shared mapping of one sealed, sparse memfd, the *pool* (`pool`). The page at
 //! address a lies at file offset a, so adjacent swaps merge in the kernel, one descriptor serves all regions, and a
 //! range is always one piece. Sealed shared memory of the program's own is passed as its descriptor. Everything
-//! else, and any range that cannot be given as at most [`PIECES_MAX`] pieces, is left alone and reached by
-//! `process_vm_readv`/`writev`.
+//! else, and any range that cannot be given as at most [`PIECES_MAX`] pieces, is left alone and reached in the process, through
+//! `/proc/PID/mem`.
 //!
 //! What is where is always asked from the kernel (`vma`), never remembered: the program may unmap, remap or move
 //! registered memory at any time. Remembered are only the registrations per page (`refs`): when the last one ends,
@@ -35,9 +35,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use uffd::Mover;
 use vma::{Maps, Vma};
 
-/// Most pieces of a registration; a range that needs more is reached by `process_vm` as a whole.
+/// Most pieces of a registration; a range that needs more is reached in the process as a whole.
 pub const PIECES_MAX: usize = region::PIECES_MAX;
-/// Most mappings that one registration walks; a range with more is reached by `process_vm`.
+/// Most mappings that one registration walks; a range with more is reached in the process.
 const VMAS_MAX: usize = 65_536;
 
 /// Where a part of a registered range can be found.
@@ -50,8 +50,8 @@ pub enum Kind {
         /// Byte offset in the file.
         offset: u64,
     },
-    /// In this process's memory only: the daemon uses `process_vm_readv`/`writev`.
-    ProcessVm,
+    /// In this process's memory only: the daemon uses system calls.
+    InProcess,
 }
 
 /// A part of a registered range.
@@ -115,17 +115,17 @@ impl Registration {
         }
     }
     /// Whether the daemon must use system calls.
-    pub fn is_process_vm(&self) -> bool {
-        self.pieces().iter().any(|p| p.kind == Kind::ProcessVm)
+    pub fn is_in_process(&self) -> bool {
+        self.pieces().iter().any(|p| p.kind == Kind::InProcess)
     }
-    fn process_vm(addr: usize, len: usize) -> Registration {
+    fn in_process(addr: usize, len: usize) -> Registration {
         let mut r = Registration::empty();
-        r.pieces[0] = Piece { addr, len, kind: Kind::ProcessVm };
+        r.pieces[0] = Piece { addr, len, kind: Kind::InProcess };
         r.count = 1;
         r
     }
     fn empty() -> Registration {
-        let none = Piece { addr: 0, len: 0, kind: Kind::ProcessVm };
+        let none = Piece { addr: 0, len: 0, kind: Kind::InProcess };
         Registration { pieces: [none; PIECES_MAX], count: 0, fds: [const { None }; PIECES_MAX], lo: 0, hi: 0, epoch: 0 }
     }
     /// Appends a part, joined to the one before when it goes on in the same file. False: no room.
@@ -174,7 +174,7 @@ enum Class {
     Private,
     /// The program's own shared memory, perhaps sealed.
     Shared,
-    /// Only `process_vm` will do.
+    /// Only system calls will do.
     Other,
 }
 
@@ -328,10 +328,10 @@ fn keep_in_place(lo: usize, hi: usize) {
 pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, RegisterError> {
     let end =
         addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
-    let Some(maps) = Maps::open() else { return Ok(Registration::process_vm(addr, len)) };
+    let Some(maps) = Maps::open() else { return Ok(Registration::in_process(addr, len)) };
     let mut registry = REGISTRY.lock();
     if !registry.survey(&maps, addr, end, write)? || !fork::install(&mut registry) {
-        return Ok(Registration::process_vm(addr, len));
+        return Ok(Registration::in_process(addr, len));
     }
     let (mut reg, complete) = registry.collect(&maps, addr, end, write);
     reg.epoch = registry.epoch;
@@ -340,7 +340,7 @@ pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, Re
     }
     if !complete {
         registry.uncount_all(&maps, &reg);
-        return Ok(Registration::process_vm(addr, len));
+        return Ok(Registration::in_process(addr, len));
     }
     Ok(reg)
 }

@@ -1,7 +1,7 @@
 //! What is mapped where: the kernel's answer, by `PROCMAP_QUERY` (Linux 6.11) or by reading `/proc/self/maps`.
 //!
 //! Nothing here allocates. The text form does not give the page size, so private huge pages are not recognised on
-//! older kernels and are reached by `process_vm` there.
+//! older kernels and are reached in the process there.
 use super::pool::PAGE;
 use core::mem::size_of;
 

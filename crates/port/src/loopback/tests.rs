@@ -298,9 +298,10 @@ fn what_does_not_fit_is_dropped_with_its_reason_and_room_comes_back() {
 fn memory_that_is_gone_costs_its_frame_only() {
     let (mut own, _peer) = wrapped();
     let payloads = numbered(2, 100);
+    let memory = burst_span::ProcessMemory::own().expect("own memory");
     let mut batch = TxBatch::new(3);
     assert!(push(&mut batch, &flow(OWN, OWN), &payloads[0]));
-    assert!(batch.push(&flow(OWN, OWN), &[0; HEAD], &[Span::remote(std::process::id(), 8, 100)], 0));
+    assert!(batch.push(&flow(OWN, OWN), &[0; HEAD], &[memory.span(8, 100)], 0));
     assert!(push(&mut batch, &flow(OWN, OWN), &payloads[1]));
     let mut reasons = Vec::new();
     own.tx_burst(Nanos(0), &batch, &mut |r| reasons.push(r));

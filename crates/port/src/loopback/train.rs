@@ -79,12 +79,13 @@ pub(super) fn copy(batch: &TxBatch, frame: &TxFrame, room: &mut [u8]) -> Result<
 mod tests {
     use super::*;
     use crate::testing::flow;
-    use burst_span::Span;
+    use burst_span::ProcessMemory;
 
     #[test]
     fn a_run_that_has_lost_its_first_frame_does_not_join_a_stranger() {
         // Nothing is read.
-        let span = Span::remote(1, 4096, 300);
+        let memory = ProcessMemory::own().expect("own memory");
+        let span = memory.span(4096, 300);
         let mut batch = TxBatch::new(8);
         for src in ["10.0.0.1", "10.0.0.2"] {
             assert!(batch.push_run(&flow(src, "10.0.0.1"), &[0; 12], &span, 100, |_, _| ()));

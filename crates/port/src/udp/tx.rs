@@ -259,12 +259,12 @@ mod tests {
 
     #[test]
     fn memory_that_is_gone_costs_one_frame_only() {
-        use burst_span::Span;
+        let memory = burst_span::ProcessMemory::own().expect("own memory");
         let payload = vec![9u8; 300];
         let flow = flow("10.0.0.1", "10.0.0.2");
         let mut batch = TxBatch::new(3);
         assert!(push(&mut batch, &flow, &payload));
-        assert!(batch.push(&flow, &[0; 12], &[Span::remote(std::process::id(), 8, 300)], 0));
+        assert!(batch.push(&flow, &[0; 12], &[memory.span(8, 300)], 0));
         assert!(push(&mut batch, &flow, &payload));
         let mut tx = Tx::new(true, true, 4791);
         let mut reasons = Vec::new();
