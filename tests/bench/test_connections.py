@@ -65,6 +65,7 @@ def test_a_connection_costs_the_same_among_many(fabric):
     few, many = row(fabric, 2, 500), row(fabric, 2, 10_000)
     print(f"10,000 against 500: {few['connect'] / many['connect']:.2f} of the time each")
     assert many["connect"] >= 0.8 * few["connect"]
-    # 500 are gone before the first leaves time-wait, 10,000 are not: those are told of it while they are destroyed.
+    # Not promised, and other work than with 500: those are gone before the first leaves time-wait, these are not, and the end of an
+    # id waits for an answer while news of it may come. What it costs is in the daemons' time.
     print(f"teardown: {few['teardown'] / many['teardown']:.2f} of the time each")
-    assert many["teardown"] >= 0.25 * few["teardown"]
+    assert many["daemons_us"] <= 3 * few["daemons_us"]
