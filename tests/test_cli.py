@@ -2,11 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
+import time
 
 import pytest
 
 from conftest import BUILD
+from lab import Daemon
+from lab.perftest import await_listener
 
 NO_DAEMON = {**os.environ, "BURST_SOCKET": "/nonexistent/burstd.sock"}
 
@@ -73,6 +77,65 @@ def test_why(burst):
     assert by_name.returncode == 0 and "cure:" in by_name.stdout
     code = by_name.stdout.split("vendor_err ")[1].split(")")[0]
     assert burst("why", code).stdout == by_name.stdout
+
+
+def test_why_explains_the_status_that_programs_print(burst):
+    assert "retry_exhausted (" in burst("why", "IBV_WC_RETRY_EXC_ERR").stdout
+    assert "burst why IBV_WC_RETRY_EXC_ERR" in burst("why", "12").stdout
+
+
+@pytest.mark.parametrize("words,code", [(["why"], 0), (["doctor"], 0), (["doctor", "--json"], 0), (["--help"], 0)])
+def test_a_reader_that_has_gone_has_seen_enough(words, code):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [BUILD / "burst", *words]
+    done = subprocess.run(command, env=NO_DAEMON, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_full_disk_is_a_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([BUILD / "burst", "why"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=10)
+    assert done.returncode == 1 and "No space left" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_daemon_outlives_its_log(make_fabric):
+    """Its stderr is on a full disk; when the terminal closes it ends as if asked to."""
+    fabric = make_fabric(daemons=False)
+    script = ["sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
+    host = fabric.a
+    host.daemon = Daemon([*host.prefix(), *script], host.socket, "udp:dev=eth0")
+    code, text = host.run("ibv_devices")
+    assert code == 0 and "burst0" in text
+    assert host.daemon.stop(signal.SIGHUP) == 0
+    assert not host.socket.exists()
+
+
+def test_a_program_says_why_its_devices_are_gone(make_fabric):
+    host = make_fabric().a
+    watchers = [host.start("ibv_asyncwatch", "-d", "burst0"), host.start("rping", "-s")]
+    host.daemon.wait_for_text('program="ibv_asyncwatch"', 10)
+    limit = time.monotonic() + 10
+    while "listening" not in host.burst("cm", "--connections")[1]:
+        assert time.monotonic() < limit, watchers[1].text()
+    host.daemon.stop(signal.SIGKILL)
+    for watcher in watchers:
+        watcher.wait_for_text("the daemon has ended", 10)
+
+
+def test_a_refused_call_says_why_to_who_asks(fabric):
+    """The program knows no more than EINVAL; the log knows always."""
+    explain = {"BURST_EXPLAIN": "1"}
+    server = fabric.a.start("ibv_rc_pingpong", "-d", "burst0", env=explain)
+    try:
+        await_listener(fabric.a, server, 18515)
+        code, text = fabric.a.run("ibv_rc_pingpong", "-d", "burst0", fabric.a.address, env=explain)
+    finally:
+        server.stop()
+    assert code == 1
+    assert "refused: RoCE needs a global address" in text + server.text(), text
+    assert "refused: RoCE needs a global address" in fabric.a.daemon.text()
 
 
 def test_ls(fabric):

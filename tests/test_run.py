@@ -101,6 +101,21 @@ def test_two_terminals_without_root(nobody, reachable):
     assert len(daemons_of(Path(f"/tmp/burst-{NOBODY}"))) == 1
 
 
+def test_root_of_a_user_namespace(nobody, reachable):
+    """It is no root for /run: its daemon goes where any user's goes."""
+    directory = Path(f"/tmp/burst-test-runtime-{os.getpid()}")
+    directory.mkdir()
+    os.chown(directory, NOBODY, NOBODY)
+    try:
+        words = ["unshare", "--user", "--map-root-user", "--", reachable, "run", "--", "ibv_devices"]
+        program = nobody(*words, XDG_RUNTIME_DIR=str(directory), BURST_IDLE_EXIT="1s")
+        assert program.wait(20) == 0 and "burst0" in program.text(), program.text()
+        assert (directory / "burst/burstd.log").exists()
+    finally:
+        end_daemon(directory)
+        shutil.rmtree(directory)
+
+
 def test_doctor_without_root(nobody, reachable):
     doctor = nobody(reachable, "run", "--", reachable, "doctor")
     assert doctor.wait(40) == 0, doctor.text()

@@ -1,4 +1,4 @@
-//! Log lines on stderr, by `tracing`.
+//! Log lines on stderr, by `tracing`. A line that cannot be written (a full disk) is lost; the daemon goes on.
 
 use crate::config::{LogFormat, LogLevel};
 use tracing::level_filters::LevelFilter;
@@ -13,6 +13,8 @@ pub fn init(level: LogLevel, format: LogFormat) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let builder = tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).with_target(false);
+    // It would say so on stderr, and panic there.
+    let builder = builder.log_internal_errors(false);
     match format {
         LogFormat::Text => builder.with_ansi(false).init(),
         LogFormat::Json => builder.json().init(),

@@ -1,7 +1,7 @@
 //! The control socket: accept, one event loop for all clients, signals, and the end.
 //!
 //! Everything is non-blocking; a client that sends half a message or none only wastes its own time. A message that
-//! cannot be decoded ends that client's connection, with a logged sentence. SIGTERM and SIGINT stop the accepting,
+//! cannot be decoded ends that client's connection, with a logged sentence. SIGTERM, SIGINT and SIGHUP stop the accepting,
 //! tell every context (device fatal), wait up to [`DRAIN_MAX`] for programs to finish, and end; a second signal ends at once.
 
 use crate::config::Config;
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -297,14 +297,25 @@ fn remove_socket(path: &Path) {
     }
 }
 
-/// A pipe that gets a byte for SIGTERM and SIGINT.
+/// A pipe that gets a byte for SIGTERM and SIGINT, and for SIGHUP (the terminal closes) unless `nohup` had it ignored.
 fn signal_pipe() -> std::io::Result<OwnedFd> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let (read, write) = std::os::unix::net::UnixStream::pair()?;
     read.set_nonblocking(true)?;
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        if signal != SIGHUP || !is_ignored(&status, signal) {
+            signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+        }
     }
     Ok(read.into())
+}
+
+/// Whether the status of a process (`/proc/PID/status`) says that it ignores a signal.
+fn is_ignored(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
 }
 
 /// Binds and listens; replaces a dead socket, refuses a live one.
@@ -320,7 +331,10 @@ fn bind_socket(path: &Path, mode: u32) -> Result<OwnedFd, String> {
     let new_socket =
         || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
     let listener = new_socket().map_err(|e| say("make the socket", e.into()))?;
-    if path.exists() {
+    if let Ok(found) = path.symlink_metadata() {
+        if !found.file_type().is_socket() {
+            return Err(format!("{} is there already and is no socket; choose another --socket", path.display()));
+        }
         let probe = new_socket().map_err(|e| say("make the socket", e.into()))?;
         match rustix::net::connect(&probe, &address) {
             Err(rustix::io::Errno::CONNREFUSED) => {
@@ -336,4 +350,31 @@ fn bind_socket(path: &Path, mode: u32) -> Result<OwnedFd, String> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(|e| say("set the mode of", e))?;
     listen(listener.as_fd(), BACKLOG).map_err(|e| say("listen on", e.into()))?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nohup_is_seen() {
+        use signal_hook::consts::{SIGHUP, SIGTERM};
+        let status = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n";
+        assert!(is_ignored(status, SIGHUP) && !is_ignored(status, SIGTERM) && !is_ignored("", SIGHUP));
+    }
+
+    #[test]
+    fn only_a_socket_is_replaced() {
+        let directory = std::env::temp_dir().join(format!("burstd-bind-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("precious");
+        fs::write(&file, "data").unwrap();
+        let why = bind_socket(&file, 0o600).unwrap_err();
+        assert!(why.contains("is no socket"), "{why}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "data");
+        let socket = directory.join("socket");
+        drop(bind_socket(&socket, 0o600).unwrap());
+        bind_socket(&socket, 0o600).expect("a dead socket is replaced");
+        fs::remove_dir_all(directory).unwrap();
+    }
 }

@@ -23,6 +23,8 @@ pub enum Verdict {
 
 /// Requests answered before other clients get their turn.
 const REQUESTS_PER_PASS: usize = 64;
+/// Refusals of one client that are logged at level info.
+const REFUSALS_LOGGED_MAX: u32 = 16;
 
 /// See the module.
 pub struct Session {
@@ -33,6 +35,7 @@ pub struct Session {
     uid: u32,
     program: String,
     said_hello: bool,
+    refusals: u32,
     context: Option<Context>,
     token: Option<u64>,
     cm: Option<CmClient>,
@@ -56,6 +59,7 @@ impl Session {
             uid,
             program: String::new(),
             said_hello: false,
+            refusals: 0,
             context: None,
             token: None,
             cm: None,
@@ -161,7 +165,7 @@ impl Session {
         let (result, out, segments) = match self.handle(house, request, fds) {
             Ok(Outcome { response, fds, segments }) => (Ok(response), fds, segments),
             Err(refusal) => {
-                debug!(pid = self.pid, errno = refusal.errno, "refused: {}", refusal.sentence);
+                self.log_refusal(&refusal);
                 (Err(refusal), Vec::new(), Vec::new())
             }
         };
@@ -173,6 +177,17 @@ impl Session {
                 warn!(pid = self.pid, program = self.program, "client disconnected: it does not take its answers: {e}");
                 Verdict::End
             }
+        }
+    }
+
+    /// The program learns a number only, so the sentence stands in the log; a program that goes on asking does not fill it.
+    fn log_refusal(&mut self, refusal: &Refusal) {
+        self.refusals = self.refusals.saturating_add(1);
+        let (pid, errno, program) = (self.pid, refusal.errno, &self.program);
+        if self.refusals <= REFUSALS_LOGGED_MAX {
+            info!(pid, program, errno, "refused: {}", refusal.sentence);
+        } else {
+            debug!(pid, program, errno, "refused: {}", refusal.sentence);
         }
     }
 

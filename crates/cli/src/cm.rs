@@ -91,18 +91,12 @@ fn show(mut client: Client, matches: &ArgMatches) -> Result<(), String> {
 
 /// Prints one answer: one document, or one line of them when there will be more.
 fn out(json: bool, many: bool, value: impl FnOnce() -> Value, text: impl FnOnce() -> String) -> Result<(), String> {
-    use std::io::Write;
     let written = match (json, many) {
         (true, false) => format!("{:#}\n", value()),
         (true, true) => format!("{}\n", value()),
         (false, _) => text(),
     };
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(written.as_bytes()).and_then(|()| stdout.flush()) {
-        // A reader that has gone has seen enough.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        other => other.map_err(|e| format!("cannot write: {e}")),
-    }
+    crate::print(&written)
 }
 
 fn ask(client: &mut Client) -> Result<CmStats, String> {

@@ -62,17 +62,19 @@ pub fn doctor(matches: &ArgMatches) -> ExitCode {
     let patient = examine(matches);
     let findings: Vec<(&str, Finding)> = CHECKS.iter().map(|(name, check)| (*name, check(&patient))).collect();
     let failed = findings.iter().filter(|(_, f)| matches!(f, Finding::Fail(..))).count();
-    if matches.get_flag("json") {
+    let text = if matches.get_flag("json") {
         let rows = findings.iter().map(|(name, finding)| as_json(name, finding));
-        crate::print_json(&json!({ "ok": failed == 0, "checks": rows.collect::<Vec<_>>() }));
+        crate::json_text(&json!({ "ok": failed == 0, "checks": rows.collect::<Vec<_>>() }))
     } else {
-        findings.iter().for_each(|(name, finding)| println!("{}", as_line(name, finding)));
-        match failed {
-            0 => println!("All is well."),
-            n => println!("{n} of {} checks failed.", findings.len()),
-        }
-    }
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        let lines = findings.iter().map(|(name, finding)| as_line(name, finding) + "\n");
+        let verdict = match failed {
+            0 => "All is well.\n".to_owned(),
+            n => format!("{n} of {} checks failed.\n", findings.len()),
+        };
+        lines.chain([verdict]).collect()
+    };
+    let printed = crate::finish(&text);
+    if failed == 0 { printed } else { ExitCode::FAILURE }
 }
 
 fn examine(matches: &ArgMatches) -> Patient {

@@ -12,17 +12,10 @@ pub fn ls(matches: &ArgMatches) -> ExitCode {
     match listed {
         Err(sentence) => crate::fail(sentence),
         Ok(list) if matches.get_flag("json") => {
-            crate::print_json(&json!({ "devices": list.iter().map(as_json).collect::<Vec<_>>() }));
-            ExitCode::SUCCESS
+            crate::finish(&crate::json_text(&json!({ "devices": list.iter().map(as_json).collect::<Vec<_>>() })))
         }
-        Ok(list) if list.is_empty() => {
-            println!("The daemon has no device: start burstd with --port.");
-            ExitCode::SUCCESS
-        }
-        Ok(list) => {
-            list.iter().for_each(|device| print!("{}", as_text(device)));
-            ExitCode::SUCCESS
-        }
+        Ok(list) if list.is_empty() => crate::finish("The daemon has no device: start burstd with --port.\n"),
+        Ok(list) => crate::finish(&list.iter().map(as_text).collect::<String>()),
     }
 }
 

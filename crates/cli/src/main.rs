@@ -50,14 +50,15 @@ fn command() -> Command {
         )
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .disable_help_subcommand(true)
         .subcommand(run_command())
         .subcommand(Command::new("ls").about("List devices, their ports and addresses").arg(socket()).arg(json()))
         .subcommand(doctor_command())
         .subcommand(
             Command::new("why")
-                .about("Explain a reason: its name in counters and logs, or vendor_err of a completion")
-                .arg(Arg::new("reason").value_name("NAME|CODE").help("Reason; without one all are listed")),
+                .about("Explain a reason: its name in counters and logs, or vendor_err or status of a completion")
+                .arg(Arg::new("reason").value_name("NAME|CODE").help(
+                    "Reason, vendor_err (decimal, or 0x and hexadecimal), or IBV_WC_…_ERR; without one all are listed",
+                )),
         )
         .subcommand(
             Command::new("stats")
@@ -138,14 +139,38 @@ fn chosen_socket(matches: &ArgMatches) -> Option<PathBuf> {
     matches.get_one::<PathBuf>("socket").cloned()
 }
 
-/// Prints a value as JSON for programs.
-fn print_json(value: &serde_json::Value) {
-    println!("{value:#}");
+/// Writes to stdout; whoever reads it and has gone (`| head`) has seen enough, which ends the program well.
+///
+/// # Errors
+/// A sentence.
+fn print(text: &str) -> Result<(), String> {
+    use std::io::Write;
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other.map_err(|e| format!("cannot write the answer: {e}")),
+    }
+}
+
+/// A value as JSON for programs.
+fn json_text(value: &serde_json::Value) -> String {
+    format!("{value:#}\n")
+}
+
+/// Prints a command's answer, which ends the command.
+fn finish(text: &str) -> ExitCode {
+    print(text).map_or_else(fail, |()| ExitCode::SUCCESS)
+}
+
+/// One sentence on stderr; if nobody can read it, it is lost.
+fn complain(sentence: impl std::fmt::Display) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "burst: {sentence}");
 }
 
 /// One sentence on stderr, and exit code 1.
 fn fail(sentence: impl std::fmt::Display) -> ExitCode {
-    eprintln!("burst: {sentence}");
+    complain(sentence);
     ExitCode::FAILURE
 }
 

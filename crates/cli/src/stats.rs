@@ -15,15 +15,16 @@ pub fn stats(matches: &ArgMatches) -> ExitCode {
     let shown: Vec<&Counter> = counters.iter().filter(|c| all || c.value != 0).collect();
     if matches.get_flag("json") {
         let rows = shown.iter().map(|c| json!({"name": c.name, "device": c.device, "value": c.value}));
-        crate::print_json(&json!({ "counters": rows.collect::<Vec<_>>() }));
-    } else if shown.is_empty() {
-        println!("Every counter is 0.");
-    } else {
-        for c in shown {
-            println!("{:<10} {:<32} {:>20}", if c.device.is_empty() { "-" } else { &c.device }, c.name, c.value);
-        }
+        return crate::finish(&crate::json_text(&json!({ "counters": rows.collect::<Vec<_>>() })));
     }
-    ExitCode::SUCCESS
+    if shown.is_empty() {
+        return crate::finish("Every counter is 0.\n");
+    }
+    crate::finish(&shown.into_iter().map(as_line).collect::<String>())
+}
+
+fn as_line(c: &Counter) -> String {
+    format!("{:<10} {:<32} {:>20}\n", if c.device.is_empty() { "-" } else { &c.device }, c.name, c.value)
 }
 
 fn ask(matches: &ArgMatches) -> Result<Vec<Counter>, String> {

@@ -1,30 +1,77 @@
-//! `burst why`: the table of reasons, for people.
+//! `burst why`: the table of reasons, for people; also by the status of a completion, which is all that some programs print.
 
 use burst_base::Reason;
 use burst_base::reason::Class;
 use clap::ArgMatches;
 use std::process::ExitCode;
 
+/// Statuses of failed completions by name and number, with the reasons that lead to them: programs often print the status only.
+const STATUSES: &[(&str, usize, &[Reason])] = &[
+    ("IBV_WC_LOC_LEN_ERR", 1, &[Reason::LocalLength, Reason::ReceiveTooShort]),
+    ("IBV_WC_LOC_QP_OP_ERR", 2, &[Reason::LocalOperation, Reason::WindowBind, Reason::QueueCorrupt]),
+    ("IBV_WC_LOC_PROT_ERR", 4, &[Reason::LocalProtection, Reason::ReceiveProtection]),
+    ("IBV_WC_WR_FLUSH_ERR", 5, &[Reason::Flushed]),
+    ("IBV_WC_MW_BIND_ERR", 6, &[Reason::WindowBind]),
+    ("IBV_WC_BAD_RESP_ERR", 7, &[Reason::BadResponse]),
+    ("IBV_WC_LOC_ACCESS_ERR", 8, &[Reason::RemoteAccess]),
+    ("IBV_WC_REM_INV_REQ_ERR", 9, &[Reason::RemoteInvalidReported]),
+    ("IBV_WC_REM_ACCESS_ERR", 10, &[Reason::RemoteAccessReported]),
+    ("IBV_WC_REM_OP_ERR", 11, &[Reason::RemoteOperationReported]),
+    ("IBV_WC_RETRY_EXC_ERR", 12, &[Reason::RetryExhausted]),
+    ("IBV_WC_RNR_RETRY_EXC_ERR", 13, &[Reason::RnrRetryExhausted]),
+];
+
 /// Explains one reason, or lists all.
 pub fn why(matches: &ArgMatches) -> ExitCode {
     let Some(word) = matches.get_one::<String>("reason") else {
-        for reason in Reason::ALL {
-            println!("{:4}  {:<28} {}", code(*reason), reason.name(), reason.explanation());
-        }
-        return ExitCode::SUCCESS;
+        return crate::finish(&Reason::ALL.iter().map(|r| as_line(*r)).collect::<String>());
     };
-    match find(word) {
-        Ok(reason) => {
-            println!("{} ({}, vendor_err {})", reason.name(), class(reason.class()), code(reason));
-            println!("  what: {}", reason.explanation());
-            println!("  cure: {}", reason.cure());
-            ExitCode::SUCCESS
-        }
+    match explain(word) {
+        Ok(text) => crate::finish(&text),
         Err(sentence) => {
-            eprintln!("burst: {sentence}");
+            crate::complain(sentence);
             ExitCode::from(burst_args::EXIT_USAGE)
         }
     }
+}
+
+fn as_line(reason: Reason) -> String {
+    format!("{:4}  {:<28} {}\n", code(reason), reason.name(), reason.explanation())
+}
+
+/// What is known of a reason or of a completion's status.
+fn explain(word: &str) -> Result<String, String> {
+    if let Some((name, number, reasons)) = status_named(word) {
+        let reasons: String = reasons.iter().map(|r| as_text(*r)).collect();
+        return Ok(format!(
+            "{name} is status {number} of a completion; its vendor_err tells the reason, here:\n{reasons}"
+        ));
+    }
+    let reason = find(word)?;
+    let mut text = as_text(reason);
+    // Only completions have a vendor_err, so a number of another class may be meant as a status.
+    let same = STATUSES.iter().find(|(_, number, _)| *number == code(reason) && word.parse() == Ok(*number));
+    if let Some((name, number, _)) = same {
+        text.push_str(&format!("  note: if {number} is the status of a completion: burst why {name}\n"));
+    }
+    Ok(text)
+}
+
+fn as_text(reason: Reason) -> String {
+    format!(
+        "{} ({}, vendor_err {})\n  what: {}\n  cure: {}\n",
+        reason.name(),
+        class(reason.class()),
+        code(reason),
+        reason.explanation(),
+        reason.cure()
+    )
+}
+
+/// A status by its name in verbs, with or without `IBV_WC_`.
+fn status_named(word: &str) -> Option<&'static (&'static str, usize, &'static [Reason])> {
+    let word = word.to_ascii_uppercase().replace('-', "_");
+    STATUSES.iter().find(|(name, ..)| *name == word || name.strip_prefix("IBV_WC_") == Some(&word))
 }
 
 /// The number that `vendor_err` shows.
@@ -76,5 +123,17 @@ mod tests {
     fn unknown_ones_are_answered_with_the_nearest() {
         assert!(find("retry_exhuasted").unwrap_err().contains("\"retry_exhausted\""));
         assert!(find("0").is_err() && find("9999").is_err() && find("").is_err());
+    }
+
+    #[test]
+    fn a_status_leads_to_its_reasons() {
+        for (name, number, reasons) in STATUSES {
+            let text = explain(name).unwrap();
+            assert!(reasons.iter().all(|r| text.contains(r.name())), "{text}");
+            assert!(explain(&number.to_string()).unwrap().contains(name));
+            assert_eq!(explain(&name.to_lowercase()["ibv_wc_".len()..]), Ok(text));
+        }
+        assert!(!explain("0xc").unwrap().contains("note:"), "vendor_err is what programs print in hexadecimal");
+        assert!(!explain("trailing_bytes").unwrap().contains("note:"));
     }
 }

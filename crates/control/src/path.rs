@@ -1,6 +1,7 @@
 //! Where a daemon's socket may be, in the order in which programs look for it.
 
-use std::path::PathBuf;
+use rustix::fs::{Access, access};
+use std::path::{Path, PathBuf};
 
 /// Environment variable that names the socket.
 pub const SOCKET_ENV: &str = "BURST_SOCKET";
@@ -21,17 +22,23 @@ pub fn candidates() -> Vec<PathBuf> {
     list
 }
 
-/// Where a daemon started for this user puts its socket.
-pub fn user_socket() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|p| p.is_dir()) {
-        Some(dir) => dir.join("burst/burstd.sock"),
-        None => tmp_socket(),
-    }
+/// Where a daemon listens when nobody says: the host's place for root, the user's own for anybody else, and for a root that may
+/// not write there (in a user namespace, with a read-only `/run`).
+pub fn daemon_socket() -> PathBuf {
+    let system = rustix::process::geteuid().is_root().then(|| PathBuf::from(SYSTEM_SOCKET));
+    system.filter(|path| has_room(path)).unwrap_or_else(user_socket)
 }
 
-/// Where a daemon listens when nobody says: the host's place for root, the user's own for anybody else.
-pub fn daemon_socket() -> PathBuf {
-    if rustix::process::geteuid().is_root() { SYSTEM_SOCKET.into() } else { user_socket() }
+/// The user's own place. `XDG_RUNTIME_DIR` may be another user's: `su` and `sudo -E` keep it.
+fn user_socket() -> PathBuf {
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("burst/burstd.sock"));
+    named.filter(|path| has_room(path)).unwrap_or_else(tmp_socket)
+}
+
+/// Whether this process may make a socket of this name, and its directory, if only that is missing.
+fn has_room(socket: &Path) -> bool {
+    let may_write = |dir: &Path| access(dir, Access::WRITE_OK | Access::EXEC_OK).is_ok();
+    socket.parent().is_some_and(|dir| if dir.exists() { may_write(dir) } else { dir.parent().is_some_and(may_write) })
 }
 
 /// Name of a device's character node in `/dev/infiniband`.
@@ -42,4 +49,20 @@ pub fn device_node(device: &str) -> String {
 fn tmp_socket() -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     PathBuf::from(format!("/tmp/burst-{uid}/burstd.sock"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_where_a_directory_can_be_made() {
+        let base = std::env::temp_dir().join(format!("burst-room-{}", std::process::id()));
+        std::fs::create_dir_all(base.join("burst")).unwrap();
+        assert!(has_room(&base.join("burst/d.sock")) && has_room(&base.join("new/d.sock")));
+        assert!(!has_room(&base.join("new/newer/d.sock")));
+        // Nobody writes there, not even root.
+        assert!(!has_room(Path::new("/proc/sys/burst/d.sock")) && !has_room(Path::new("/proc/sys/d.sock")));
+        std::fs::remove_dir_all(base).unwrap();
+    }
 }

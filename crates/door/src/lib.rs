@@ -1,10 +1,11 @@
 //! What the two drop-in libraries share at the threshold between C and Rust (storey 2).
 //!
 //! [`guarded`] runs the inside of a door: a panic there is a bug of ours, and the caller sees EIO instead of an abort; a
-//! cancelled thread (pthread_cancel) ends before or after it, not within ([`block`]). How the result is reported (an errno
+//! cancelled thread (pthread_cancel) ends before or after it, not within ([`block`]). [`say`] tells a person what a number cannot. How the result is reported (an errno
 //! value, -1, NULL) is each library's own.
 
 pub mod block;
+pub mod say;
 
 use block::NotNow;
 use std::ffi::c_int;
@@ -30,6 +31,7 @@ pub const EIO: Errno = Errno(libc::EIO);
 
 impl From<burst_control::ControlError> for Errno {
     fn from(e: burst_control::ControlError) -> Errno {
+        say::why(&e);
         Errno(e.errno())
     }
 }

@@ -11,6 +11,7 @@ use crate::registry::{QpTable, Sources, lock};
 use crate::stock::{Stock, Wish};
 use crate::sys::*;
 use burst_control::{Client, DeviceInfo, ImportObject, Request, Response};
+use burst_door::say;
 use burst_shm::arena::{ArenaView, Segment};
 use burst_shm::doorbell::Doorbells;
 use burst_shm::status::WorkerView;
@@ -137,7 +138,11 @@ impl Context {
     pub fn daemon_is_gone(&self) -> bool {
         let mut look = libc::pollfd { fd: self.async_pipe.as_raw_fd(), events: 0, revents: 0 };
         // SAFETY: one valid entry; no waiting.
-        unsafe { libc::poll(&mut look, 1, 0) == 1 && look.revents & libc::POLLHUP != 0 }
+        let gone = unsafe { libc::poll(&mut look, 1, 0) == 1 && look.revents & libc::POLLHUP != 0 };
+        if gone {
+            say::daemon_gone();
+        }
+        gone
     }
 
     /// Ends a context.

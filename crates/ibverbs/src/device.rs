@@ -7,12 +7,10 @@ use crate::context::Context;
 use crate::door::{self, EINVAL, Outcome};
 use crate::sys::*;
 use burst_control::{Client, ControlError, DeviceInfo, Request, Response, path};
+use burst_door::say;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-/// Environment variable that silences the sentence.
-const QUIET_ENV: &str = "BURST_QUIET";
 
 /// An `ibv_device`, and what belongs to it.
 #[repr(C)]
@@ -109,17 +107,13 @@ fn find_daemon() -> Result<(PathBuf, Client), Vec<ControlError>> {
 /// Says once per process why there is no device.
 fn explain(failures: &[ControlError]) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if std::env::var_os(QUIET_ENV).is_some_and(|v| v != "0") || SAID.swap(true, Ordering::Relaxed) {
-        return;
-    }
     let tried: Vec<String> = failures.iter().map(ToString::to_string).collect();
     let sentence = format!(
-        "burst: no RDMA device, because no daemon answers ({}): start one with `burst run -- PROGRAM` or `burstd`, or set \
-         BURST_SOCKET to its socket (BURST_QUIET=1 silences this).\n",
+        "no RDMA device, because no daemon answers ({}): start one with `burst run -- PROGRAM` or `burstd`, or set \
+         BURST_SOCKET to its socket",
         tried.join("; ")
     );
-    // SAFETY: writes the sentence's bytes; a closed stderr is no concern of ours.
-    unsafe { libc::write(2, sentence.as_ptr().cast(), sentence.len()) };
+    say::once(&SAID, &sentence);
 }
 
 /// Device number `index` of the daemon behind a socket, with one reference.

@@ -12,7 +12,7 @@ use crate::registry::{Source, lock};
 use crate::srq::Srq;
 use crate::sys::*;
 use burst_control::{AsyncObject, AsyncRecord, Request, Response};
-use burst_door::block;
+use burst_door::{block, say};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
@@ -190,7 +190,10 @@ fn read_outcome(got: isize, len: usize) -> Outcome<()> {
     match got {
         n if n == len as isize => Ok(()),
         n if n < 0 => Err(door::errno()),
-        _ => Err(EIO),
+        _ => {
+            say::daemon_gone();
+            Err(EIO)
+        }
     }
 }
 

@@ -187,7 +187,7 @@ pub const UDP_OPTIONS: &[OptionRow<UdpSpec>] = &[
     OptionRow {
         key: "dev",
         value: "IFACE",
-        help: "network interface; default: the one of the default route",
+        help: "network interface; default: that of the default route, else the first with an address, else lo",
         set: |s, v| set(&mut s.dev, nonempty(v).map(|v| Some(v.to_owned()))),
     },
     OptionRow {
@@ -238,7 +238,7 @@ pub const PACKET_OPTIONS: &[OptionRow<PacketSpec>] = &[
     OptionRow {
         key: "dev",
         value: "IFACE",
-        help: "Ethernet interface, VLAN interfaces included; default: the one of the default route",
+        help: "Ethernet interface, VLAN interfaces included; default: as for udp",
         set: |s, v| set(&mut s.dev, nonempty(v).map(|v| Some(v.to_owned()))),
     },
     OptionRow {
@@ -319,6 +319,8 @@ pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
 
 /// Kinds of ports and wrappers, for error texts.
 const KINDS: &[&str] = &["udp", "packet", "dpdk", "impair"];
+/// A kind with more mistakes than this is taken for another word.
+const KIND_EDITS_MAX: usize = 2;
 
 impl PortSpec {
     /// Parses a specification.
@@ -382,22 +384,35 @@ fn parse(text: &str) -> Result<PortSpec, String> {
             }
             "udp" | "packet" => return Err(format!("'{}' must come last", kind.trim())),
             other => {
-                return Err(format!(
-                    "unknown kind '{other}'; did you mean '{}'?",
-                    nearest(other, KINDS.iter().copied())
-                ));
+                return Err(unknown_kind(other));
             }
         }
     }
+}
+
+/// A word that is like no kind is probably the interface's name.
+fn unknown_kind(word: &str) -> String {
+    let lower = word.to_ascii_lowercase();
+    let near = nearest(&lower, KINDS.iter().copied());
+    let said = format!("unknown kind '{word}'; did you mean '{near}'");
+    let is_name = !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "._-@".contains(c));
+    if is_name && edit_distance(&lower, near) > KIND_EDITS_MAX {
+        return format!("unknown kind '{word}'; did you mean 'udp:dev={word}'?");
+    }
+    said + "?"
 }
 
 /// Sets every `key=value` of `options` by the table.
 fn apply<S>(mut spec: S, table: &'static [OptionRow<S>], kind: &str, options: &str) -> Result<S, String> {
     for option in options.split(',').map(str::trim).filter(|o| !o.is_empty()) {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
-        let Some(row) = table.iter().find(|row| row.key == key.trim()) else {
+        let key = key.trim();
+        let Some(row) = table.iter().find(|row| row.key == key) else {
             let near = nearest(key, table.iter().map(|row| row.key));
-            return Err(format!("{kind} has no option '{key}'; did you mean '{near}'?"));
+            // A bare word may be meant as the interface's name.
+            let bare = option == key && table.iter().any(|row| row.key == "dev");
+            let or = if bare { format!(" or '{kind}:dev={key}'") } else { String::new() };
+            return Err(format!("{kind} has no option '{key}'; did you mean '{near}'{or}?"));
         };
         (row.set)(&mut spec, value.trim())
             .map_err(|why| format!("{key}={value}: '{value}' {why}; write {key}={}", row.value))?;
@@ -527,6 +542,11 @@ mod tests {
         assert!(why("udp:gso=maybe").contains("on|off"));
         assert!(why("udp:udp_port=0").contains("port from 1"));
         assert!(why("udp/udp").contains("must come last"));
+        assert!(why("eth0").contains("did you mean 'udp:dev=eth0'?"));
+        assert!(why("UDP:dev=lo").contains("did you mean 'udp'?"));
+        assert!(why("udp:eth0").contains("or 'udp:dev=eth0'?"));
+        assert!(why("packet:eth0.5").contains("or 'packet:dev=eth0.5'?"));
+        assert!(why("udp:gos").contains("did you mean 'gso' or"));
         assert!(why("").contains("unknown kind"));
     }
 

@@ -10,7 +10,7 @@ use crate::session::{Session, session};
 use crate::sys::rdma_event_channel;
 use burst_control::cm::CmEvent;
 use burst_control::{Request, Response};
-use burst_door::block;
+use burst_door::{block, say};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -134,7 +134,10 @@ impl Channel {
         match got {
             n if n == CmEvent::BYTES as isize => Ok(()),
             n if n < 0 => Err(errno()),
-            _ => Err(EIO),
+            _ => {
+                say::daemon_gone();
+                Err(EIO)
+            }
         }
     }
 }

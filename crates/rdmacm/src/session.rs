@@ -9,7 +9,7 @@
 //! for none, and is no system call while the daemon is awake.
 
 use crate::device::Opened;
-use crate::door::{EIO, ENODEV, ENOMEM, Errno, Outcome, lock};
+use crate::door::{EIO, ENODEV, ENOMEM, Outcome, lock};
 use crate::id::Id;
 use crate::ids::IdTable;
 use crate::sys;
@@ -119,8 +119,8 @@ impl Session {
         let Response::Cm(replies) = self.call(&Request::Cm { ops })?.response else { return Err(EIO) };
         let mut last = Err(EIO);
         for reply in replies {
-            if let CmReply::Failed { errno, .. } = reply {
-                return Err(Errno(errno));
+            if let CmReply::Failed { errno, sentence } = reply {
+                return Err(ControlError::Refused { errno, sentence }.into());
             }
             last = Ok(reply);
         }

@@ -120,7 +120,23 @@ fn document() -> String {
     text.push_str(
         "\nA file that sets some of them:\n\n```toml\nport = [\"udp:dev=eth0\", \"udp:dev=eth1\"]\nworkers = 2\n\
          window = \"2MiB\"\n\n[log]\nlevel = \"warn\"\nformat = \"json\"\n```\n\n\
-         In `BURST_PORT`, several ports are separated by spaces.\n",
+         In `BURST_PORT`, several ports are separated by spaces.\n\n\
+         ## Ports\n\n\
+         A port is a kind with options, `KIND:KEY=VALUE,KEY=VALUE`: `udp`, `packet` or `dpdk`. Before it may stand wrappers\n\
+         `impair:…/`, which make the network worse for tests: `impair:loss=1%,delay=200us/udp:dev=eth0`.\n",
     );
+    options_of("udp", burst_port::spec::UDP_OPTIONS, &mut text);
+    options_of("packet", burst_port::spec::PACKET_OPTIONS, &mut text);
+    options_of("dpdk", burst_port::spec::DPDK_OPTIONS, &mut text);
+    options_of("impair", burst_port::spec::IMPAIR_OPTIONS, &mut text);
+    text.push_str("\nA `RATE` is `1%`, `300ppm` or `0.01`; a `TIME` `100us` or `5ms`; a `SIZE` `512K` or `4M`.\n");
     text
+}
+
+fn options_of<S>(kind: &str, table: &[burst_port::spec::OptionRow<S>], text: &mut String) {
+    writeln!(text, "\n| option of `{kind}` | what it does |\n| --- | --- |").expect("a string grows");
+    for row in table {
+        let value = row.value.replace('|', "\\|");
+        writeln!(text, "| `{}={value}` | {} |", row.key, row.help).expect("a string grows");
+    }
 }
