@@ -119,3 +119,8 @@ def test_a_train_loses_its_damaged_packet_only(make_fabric):
         expected["bad_icrc"] += damaged is not None
         expected["unknown_qpn"] += 9 if damaged is not None else 10
         assert settles(lambda: grown(a, before, expected), expected) == expected, f"damaged: {damaged}"
+    # Cut otherwise than its packets are long, it is as many wrong ones.
+    for segment, wrong in ((500, {"bad_icrc": 21}), (2112, {"bad_icrc": 5}), (8000, {"bad_icrc": 1, "oversize": 1})):
+        inject(b, [train_of(good, segment)], b"")
+        expected.update({name: expected[name] + count for name, count in wrong.items()})
+        assert settles(lambda: grown(a, before, expected), expected) == expected, f"pieces of {segment} bytes"
