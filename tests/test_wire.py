@@ -12,19 +12,25 @@ from pathlib import Path
 
 import pytest
 
+from lab import roce, run_pair
+
 sys.path.insert(0, str(Path(__file__).resolve().parent / "interop"))
 
 from rig.peer import Peer, PeerError, connect  # noqa: E402
 
-# Opcodes: RC (send, write, read, acknowledgements, atomics, send with invalidate), UC, UD.
+# Opcodes: RC (send, write, read, acknowledgements, atomics, send with invalidate), UC, UD, XRC's SEND.
 RELIABLE = {*range(0x15), 0x16, 0x17}
 UNRELIABLE = {*range(0x20, 0x2C)}
 DATAGRAMS = {0x64, 0x65}
+XRC_SENDS, XRC_ACKNOWLEDGE = {0xA0, 0xA1, 0xA2, 0xA4}, 0xB1
 PSN_GAP, INVALID_REQUEST, ACCESS, OPERATION = 0x60, 0x61, 0x62, 0x63
 RNR_CLASS = 1
-# Attributes of connection management: REQ, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP.
+# Attributes of connection management: REQ, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP; and those that others provoke.
 CM = {0x10, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18}
+MRA, APR = 0x11, 0x1A
+PORT, TID = 7174, 9
 FIELDS = ["infiniband.bth.opcode", "infiniband.aeth.syndrome", "infiniband.mad.attributeid", "_ws.malformed", "_ws.expert.message"]
+FIELDS += ["udp.srcport"]
 QUIET_SECONDS = 1
 SYSTEM_PYTHON = "/usr/bin/python3"
 
@@ -36,7 +42,8 @@ def wire(make_fabric):
     def make(**options):
         fabric = make_fabric(mtu=1500, **options)
         for host in fabric.hosts:
-            words = ["ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gro", "off"]
+            # Trains are cut and checksums completed before the capture.
+            words = ["ethtool", "-K", "eth0", "tx-udp-segmentation", "off", "gro", "off", "tx-checksum-ip-generic", "off"]
             code, text = host.run(*words, plain=True)
             assert code == 0, text
         return fabric
@@ -47,9 +54,10 @@ def wire(make_fabric):
 class Capture:
     """RoCEv2 packets at a host's interface."""
 
-    def __init__(self, host, path):
+    def __init__(self, host, path, source=None):
         self.path = path
-        words = ["dumpcap", "-q", "-P", "-i", "eth0", "-f", "udp port 4791", "-w", path]
+        which = "udp port 4791" + (f" and src host {source}" if source else "")
+        words = ["dumpcap", "-q", "-P", "-i", "eth0", "-f", which, "-w", path]
         self.program = host.start(*words, plain=True)
         self.program.wait_for_text("File:", 20)
 
@@ -66,6 +74,7 @@ class Capture:
         self.settle()
         self.program.stop(signal.SIGINT)
         words = ["tshark", "-r", str(self.path), "--disable-protocol", "rpcordma", "-T", "fields", "-E", "separator=|"]
+        words += ["-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"]
         for field in FIELDS:
             words += ["-e", field]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -78,7 +87,7 @@ def number(text):
 
 
 def judge(capture):
-    """No packet is malformed or notable, every ICRC is right; {opcodes}, {syndromes}, {attributes}."""
+    """No packet is malformed or notable, every ICRC is right; {opcodes}, {syndromes}, {attributes}, {source ports}."""
     rows = capture.rows()
     assert rows, "nothing was captured"
     bad = [row for row in rows if row[3] or row[4]]
@@ -87,7 +96,7 @@ def judge(capture):
     done = subprocess.run([SYSTEM_PYTHON, script, capture.path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert done.stdout.endswith(f"{len(rows)} packets, 0 wrong\n"), done.stdout
-    return [{number(row[column]) for row in rows} - {None} for column in range(3)]
+    return [{number(row[column]) for row in rows} - {None} for column in (0, 1, 2, 5)]
 
 
 @pytest.fixture
@@ -181,17 +190,20 @@ def refusals(a, b, there):
 
 
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
-def test_every_packet_of_the_transports(wire, ends, tmp_path, family):
-    fabric = wire()
+@pytest.mark.parametrize("port", ["udp", "packet"])
+def test_every_packet_of_the_transports(wire, ends, tmp_path, port, family):
+    fabric = wire(ports=(f"{port}:dev=eth0",) * 2)
     capture = Capture(fabric.a, tmp_path / "all.pcap")
     a, b, there = ends(fabric, family)
     reliable_operations(a, b, there)
     unreliable_operations(a, b, there)
     refusals(a, b, there)
-    opcodes, syndromes, _ = judge(capture)
+    opcodes, syndromes, _, ports = judge(capture)
     assert opcodes == RELIABLE | UNRELIABLE | DATAGRAMS
     assert {INVALID_REQUEST, ACCESS, OPERATION} <= syndromes
     assert any(syndrome >> 5 == RNR_CLASS for syndrome in syndromes)
+    # Each queue pair has a source port of its own, by which paths are spread; a socket's is that of the protocol.
+    assert ports == {4791} if port == "udp" else len(ports) > 4, ports
 
 
 def test_packets_of_recovery(wire, ends, tmp_path):
@@ -206,7 +218,7 @@ def test_packets_of_recovery(wire, ends, tmp_path):
             a.done()
         a("post", qp="rc", region="m", bytes=8, op="add", operand=1, **there)
         a.done()
-    _, syndromes, _ = judge(capture)
+    syndromes = judge(capture)[1]
     assert PSN_GAP in syndromes
 
 
@@ -226,8 +238,55 @@ def test_every_message_of_connection_management(wire, tmp_path, family):
         await_listener(b)
         code, text = a.run(*client)
         assert (code, serving.wait(20)) == (0, 0), text + serving.text()
-    _, _, attributes = judge(capture)
+    attributes = judge(capture)[2]
     assert attributes == CM
+
+
+def test_messages_that_others_provoke(wire, tmp_path):
+    """A request comes again while its program thinks (MRA); somebody wishes for another path (APR)."""
+    a, b = wire(daemons=False).hosts
+    b.start_daemon()
+    peer = roce.Peer(a, b)
+    capture = Capture(a, tmp_path / "provoked.pcap", b.address)
+    server = b.start("rping", "-s", "-a", b.address, "-p", PORT)
+    await_listener(b)
+    server.process.send_signal(signal.SIGSTOP)
+    request = roce.req(0x77, 0x1234, PORT, roce.cm_header(peer.address, b.address, 40000))
+    peer.send("REQ", request, TID)
+    peer.send("REQ", request, TID)
+    peer.expect("MRA")
+    peer.send("LAP", roce.ids(0x67, 0x68), TID)
+    peer.expect("APR")
+    attributes = judge(capture)[2]
+    assert attributes == {MRA, APR}
+    peer.close()
+    server.stop(signal.SIGKILL)
+
+
+def test_packets_to_groups(wire, tmp_path):
+    fabric = wire()
+    a, b = fabric.hosts
+    capture, started = Capture(b, tmp_path / "groups.pcap", a.address), []
+    tool = ["stdbuf", "-oL", "mckey", "-m", "239.1.2.3"]
+    try:
+        started.append(b.start(*tool, "-b", b.address))
+        started[0].wait_for_text("receiving data transfers", 20)
+        started.append(a.start(*tool, "-s", "-b", a.address))
+        assert [program.wait(30) for program in started] == [0, 0], "".join(program.text() for program in started)
+    finally:
+        for program in started:
+            program.stop()
+    # mckey sends with immediate data.
+    assert judge(capture)[0] == {0x65}
+
+
+def test_packets_of_xrc(wire, tmp_path):
+    fabric = wire()
+    a, b = fabric.hosts
+    capture = Capture(a, tmp_path / "xrc.pcap")
+    for size in (64, 5000):
+        run_pair(b, a, ["ibv_xsrq_pingpong", "-d", "burst0", "-g", 0, "-n", 10, "-s", size])
+    assert judge(capture)[0] == {*XRC_SENDS, XRC_ACKNOWLEDGE}
 
 
 def await_listener(host):

@@ -1,5 +1,6 @@
 //! From verbs addresses to flows: GIDs, GID indices, traffic class.
 
+use burst_base::Qpn;
 use burst_base::verbs::AhAttr;
 use burst_frame::Flow;
 use burst_port::PortCaps;
@@ -28,7 +29,15 @@ pub fn ip_of(gid: [u8; 16]) -> IpAddr {
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
-/// The flow that an address vector names on a port. `entropy` (QP numbers) spreads flows over UDP source ports when
+/// What spreads connected queue pairs over UDP source ports, 20 bits. Programs that begin together have the same
+/// numbers at both ends, so their difference says nothing; the pair of them is mixed.
+pub fn entropy_of(local: Qpn, remote: Qpn) -> u32 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let pair = u64::from(local.get()) << 24 | u64::from(remote.get());
+    (pair.wrapping_mul(ODD) >> 44) as u32
+}
+
+/// The flow that an address vector names on a port. `entropy` ([`entropy_of`]) spreads flows over UDP source ports when
 /// the application gave no flow label.
 ///
 /// # Errors
@@ -103,6 +112,14 @@ mod tests {
         );
         assert!(flow.src_port >= SRC_PORT_FIRST);
         assert_eq!(flow_of(&caps(), &attr("fe80::2", 2), 0).expect("flow").scope, 3);
+    }
+
+    #[test]
+    fn queue_pairs_with_the_same_numbers_at_both_ends_take_different_ports() {
+        let numbers = (0..1000u32).map(|i| Qpn::new(0x20_0000 | (16 + i) << 4));
+        let port = |qpn: Qpn| flow_of(&caps(), &attr("10.0.0.2", 0), entropy_of(qpn, qpn)).expect("flow").src_port;
+        let ports: std::collections::HashSet<u16> = numbers.map(port).collect();
+        assert!(ports.len() > 900, "{} ports", ports.len());
     }
 
     #[test]

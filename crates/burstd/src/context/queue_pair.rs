@@ -12,7 +12,7 @@ use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};
 use burst_control::{QPS_AT_ONCE, QpGrant, QpName, QueuePlace, Refusal, Response};
 use burst_engine::cm::CmPhase;
 use burst_engine::cm::probes::CmProbe;
-use burst_engine::flow::flow_of;
+use burst_engine::flow::{entropy_of, flow_of};
 use burst_engine::objects::SrqShared;
 use burst_engine::{QpSlot, Worker};
 use burst_shm::rq::{RqConsumer, RqSpec};
@@ -231,7 +231,7 @@ impl Context {
         let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
         let flow = if mask & attr_mask::AV != 0 {
             let caps = &house.devices[self.device as usize].caps;
-            let entropy = object.qpn.get() ^ attr.dest_qpn.get();
+            let entropy = entropy_of(object.qpn, attr.dest_qpn);
             Some(flow_of(caps, &attr.ah, entropy).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?)
         } else {
             None

@@ -1,7 +1,7 @@
 //! Queue pairs that the daemon moves for their programs: INIT, RTR and RTS in one go, ERR at the end.
 
 use super::entry::CmQpRef;
-use crate::flow::{flow_of, gid_of};
+use crate::flow::{entropy_of, flow_of, gid_of};
 use crate::qpn::slot_of;
 use crate::worker::Worker;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
@@ -24,7 +24,7 @@ impl Worker {
         };
         let own = caps.active_mtu();
         let mtu = if own.bytes() < conn.mtu.bytes() { own } else { conn.mtu };
-        let Ok(flow) = flow_of(caps, &ah, qp.qpn.get() ^ conn.remote_qpn) else { return false };
+        let Ok(flow) = flow_of(caps, &ah, entropy_of(qp.qpn, Qpn::new(conn.remote_qpn))) else { return false };
         let mut attr = attributes(conn, ah, mtu);
         let (rtr, rts) = needed(qp_type);
         let steps =

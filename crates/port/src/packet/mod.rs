@@ -1,9 +1,10 @@
 //! The `packet` port: whole Ethernet frames by AF_PACKET, headers of our own, on an interface that the kernel goes on
 //! using. It needs CAP_NET_RAW.
 //!
-//! What it gives over the `udp` port: the UDP source port and the flow label of the application's choice (paths are
-//! spread by them), exact ICRCs in both directions with any peer, because the IPv4 identification is ours to choose and
-//! to see, and a reason for everything that is dropped.
+//! What it gives over the `udp` port: the UDP source port and the flow label of the application's choice, or a port for
+//! each queue pair (paths are spread by them; packets of several queue pairs therefore share no train), exact ICRCs in
+//! both directions with any peer, because the IPv4 identification is ours to choose and to see, and a reason for
+//! everything that is dropped.
 //!
 //! - `socks`, `filter`: the packet socket, what the kernel hands to it, how it is shared by workers;
 //! - `tx`, `vnet`: trains as Ethernet frames of 64 KiB; `rx`: the same back, checked as one or split (`crate::receiving`);
