@@ -73,6 +73,19 @@ def test_children_come_and_go(pair):
     still_serves(pair)
 
 
+def test_who_steals_wake_ups_robs_nobody_but_himself(pair):
+    thieves = [host.start(build_directory() / "programs" / "thief", "burst0") for host in pair.hosts]
+    for thief in thieves:
+        thief.wait_for_text("ready", 10)
+    # Workers are asleep again when the next program comes.
+    for size in (64, 65536):
+        time.sleep(0.2)
+        result = run_pair(pair.b, pair.a, ["ib_send_lat", "-d", "burst0", "-F", "-e", "-s", size, "-n", 200], seconds=20)
+        assert result.row[4] > 0
+    still_serves(pair)
+    assert all(thief.running() for thief in thieves)
+
+
 def test_a_killed_daemon_is_an_error_not_a_hang(pair):
     server, client = start_transfer(pair)
     os.kill(pair.a.daemon.pid, signal.SIGKILL)

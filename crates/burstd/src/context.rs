@@ -162,13 +162,17 @@ impl Context {
         let (pipe, events_fd) = EventPipe::new().map_err(system("make the event pipe"))?;
         let async_events = Arc::new(pipe);
         let mut fds = vec![status_fd(house)?, events_fd];
+        let mut wakes = Vec::new();
         for worker in house.workers() {
-            fds.push(worker.wake_fd().try_clone_to_owned().map_err(system("share a wake descriptor"))?);
+            let (wake, fd) = worker.lend_wake().map_err(system("make a wake descriptor"))?;
+            wakes.push(wake);
+            fds.push(fd);
         }
         let Some(id) = house.contexts.take() else { return no_room("context") };
-        for worker in 0..house.workers().len() {
+        for (worker, wake) in wakes.into_iter().enumerate() {
             let Some(doorbells) = DoorbellDrain::new(arena.context(), worker) else { return no_room("worker") };
-            let slot = ContextSlot { doorbells, queues: Vec::new(), async_events: async_events.clone() };
+            let slot =
+                ContextSlot { doorbells, queues: Vec::new(), async_events: async_events.clone(), wake: Some(wake) };
             house.on_worker(worker, move |w, _| w.add_context(id, slot));
         }
         let workers = house.workers().len();

@@ -23,7 +23,7 @@ struct Handed {
     bytes: [u8; BYTES_MAX],
 }
 
-/// What other workers have for one worker, and the eventfd that wakes it for any reason.
+/// What other workers have for one worker, and the eventfd by which the daemon's threads wake it.
 pub struct Inbox {
     wake: OwnedFd,
     filled: ArrayQueue<Box<Handed>>,

@@ -17,6 +17,7 @@ pub mod qpn;
 pub mod runner;
 pub mod sched;
 pub mod tombstone;
+pub mod wakes;
 pub mod worker;
 
 mod commands;

@@ -5,6 +5,7 @@ use crate::events::EventPipe;
 use crate::hold::Hold;
 use crate::qpn::slot_of;
 use crate::sched::{NO_TICKET, Place};
+use crate::wakes::Wake;
 use burst_base::Nanos;
 use burst_base::verbs::{EventType, QpState, QpType};
 use burst_base::wheel::Wheel;
@@ -56,6 +57,8 @@ pub struct ContextSlot {
     pub queues: Vec<u32>,
     /// Asynchronous events.
     pub async_events: Arc<EventPipe>,
+    /// How its program wakes the worker; none in a worker that does not sleep.
+    pub wake: Option<Wake>,
 }
 
 /// A shared receive queue, as the queue pairs that use it see it.

@@ -1,19 +1,20 @@
 //! A thread for a worker: clock, commands, spinning and sleep.
 //!
 //! The control thread calls [`WorkerHandle::call`] with a closure; it runs on the worker between two passes. After
-//! [`RunnerOptions::spin`] without work the worker sleeps on its ports' descriptors, its wake eventfd and the next
-//! timer; applications see `sleeping` in the status page and write the eventfd after ringing a doorbell.
+//! [`RunnerOptions::spin`] without work the worker sleeps on its ports' descriptors, its wake-ups and the next
+//! timer; applications see `sleeping` in the status page and write their eventfd after ringing a doorbell ([`crate::wakes`]).
 //! While it spins it yields the processor, because pollers may outnumber cores; on a processor that somebody computes on it
 //! sleeps at once instead, because the kernel lets a woken sleeper run before a spinner that has given way
 //! (`burst_base::sharing`).
 
 use crate::handover::Inbox;
+use crate::wakes::{Wake, Wakes};
 use crate::worker::Worker;
 use burst_base::Nanos;
 use burst_base::sharing::Sharing;
 use burst_shm::status::Sleeper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -45,6 +46,7 @@ pub struct WorkerHandle {
     pending: Arc<AtomicBool>,
     asleep: Arc<AtomicBool>,
     inbox: Arc<Inbox>,
+    wakes: Wakes,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -59,7 +61,7 @@ impl WorkerHandle {
     /// # Errors
     /// When the system gives no thread or eventfd.
     pub fn start(mut worker: Worker, options: RunnerOptions, sleeper: Sleeper) -> std::io::Result<WorkerHandle> {
-        let inbox = worker.inbox().clone();
+        let (inbox, wakes) = (worker.inbox().clone(), Wakes::new()?);
         let (sender, jobs) = channel();
         let pending = Arc::new(AtomicBool::new(false));
         let asleep = Arc::new(AtomicBool::new(false));
@@ -74,16 +76,20 @@ impl WorkerHandle {
             pending: pending.clone(),
             asleep: asleep.clone(),
             inbox: inbox.clone(),
+            wakes: wakes.clone(),
             stop: stop.clone(),
             start: Instant::now(),
         };
         let thread = std::thread::Builder::new().name("burst-worker".into()).spawn(move || runner.run())?;
-        Ok(WorkerHandle { jobs: sender, pending, asleep, inbox, stop, thread: Some(thread) })
+        Ok(WorkerHandle { jobs: sender, pending, asleep, inbox, wakes, stop, thread: Some(thread) })
     }
 
-    /// The eventfd that wakes the worker; applications get it too.
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.inbox.wake_fd()
+    /// A way for one more program to wake the worker, and the descriptor to send to it.
+    ///
+    /// # Errors
+    /// When the system has no descriptor.
+    pub fn lend_wake(&self) -> std::io::Result<(Wake, OwnedFd)> {
+        self.wakes.lend()
     }
 
     /// Runs `f` on the worker and waits for its result.
@@ -147,6 +153,7 @@ struct Runner {
     /// Set before the worker's last look at `pending`.
     asleep: Arc<AtomicBool>,
     inbox: Arc<Inbox>,
+    wakes: Wakes,
     stop: Arc<AtomicBool>,
     start: Instant,
 }
@@ -232,12 +239,18 @@ impl Runner {
         // SAFETY: the descriptors belong to ports that this thread owns and does not close while it polls.
         let ports = raw.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
         let mut fds: Vec<PollFd<'_>> = ports.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        fds.push(PollFd::from_borrowed_fd(self.inbox.wake_fd(), PollFlags::IN));
+        let own = fds.len();
+        fds.extend([self.inbox.wake_fd(), self.wakes.fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         // An error (a signal) is a wake-up.
         let _ = poll(&mut fds, Some(&timeout));
-        let mut drain = [0; 8];
-        let _ = rustix::io::read(self.inbox.wake_fd(), &mut drain);
+        let [by_daemon, by_programs] = [own, own + 1].map(|at| !fds[at].revents().is_empty());
+        if by_daemon {
+            let _ = rustix::io::read(self.inbox.wake_fd(), &mut [0; 8]);
+        }
+        if by_programs {
+            self.wakes.take();
+        }
     }
 }
 

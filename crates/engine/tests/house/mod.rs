@@ -72,7 +72,8 @@ impl Host {
         let (pipe, _unread) = EventPipe::new().expect("pipe");
         let async_events = Arc::new(pipe);
         let (bells, drain) = testing::doorbells(id as usize);
-        worker.add_context(0, ContextSlot { doorbells: drain, queues: Vec::new(), async_events: async_events.clone() });
+        let events = async_events.clone();
+        worker.add_context(0, ContextSlot { doorbells: drain, queues: Vec::new(), async_events: events, wake: None });
         let fd = shared_memory(u64::from(bytes));
         let piece = MapPiece { fd: fd.as_fd(), offset: 0, len: u64::from(bytes) };
         let key = keys.alloc().expect("key");
