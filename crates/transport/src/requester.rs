@@ -306,6 +306,7 @@ impl Qp {
                     self.req.cursor_pkt = 0;
                     if !self.id.qp_type.is_reliable() {
                         self.retire_head(env);
+                        self.check_drained(env);
                     } else if slot.work == Work::Local {
                         self.retire_local(env);
                     }

@@ -5,9 +5,10 @@ use burst_base::verbs::{
     EventType, Mtu, QpAttr, QpState, QpType, WcOpcode, WcStatus, WrOpcode, attr_mask, send_flags, wc_flags,
 };
 use burst_base::{Nanos, Qkey, Reason};
+use burst_frame::Flow;
 use burst_shm::layout::SendWqe;
 use burst_shm::testing;
-use burst_transport::{GRH_BYTES, QpConfig, RecvQueue};
+use burst_transport::{GRH_BYTES, QpConfig, RecvQueue, TxBudget};
 use common::{End, Pair, QKEY, Setup, Weather, ip_of, qpn_of};
 use std::sync::Arc;
 
@@ -62,6 +63,31 @@ fn uc_delivers_sends_and_writes_and_completes_when_sent() {
     assert_eq!(got, [(recv, 5000, 0), (recv, 3, 0x0a0b), (with_imm, 2000, 0x0a0b)]);
     assert_eq!(pair.ends[1].memory(200_000, 2000), [9; 2000]);
     assert_eq!(pair.link.sent, 5 + 1 + 2);
+}
+
+#[test]
+fn the_send_queue_drains_and_says_so_without_acknowledgements_too() {
+    for setup in [uc(), ud()] {
+        let mut end = End::new(0, &setup);
+        end.told.ah = Some(Flow { dst: ip_of(1), ..Flow::default() });
+        end.bring_up(1, &setup, QpState::Rts);
+        let len = if setup.qp_type == QpType::Uc { 5000 } else { 500 };
+        post(&mut end, WrOpcode::Send, 1, len);
+        post(&mut end, WrOpcode::Send, 2, len);
+        // The first has been begun, or taken, and no more.
+        let bytes = if setup.qp_type == QpType::Uc { 1000 } else { 0 };
+        end.poll(NOW, &mut TxBudget { wqes: 8, bytes, window_bytes: 0 });
+        let sqd = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+        end.modify(&sqd, attr_mask::STATE | attr_mask::EN_SQD_ASYNC_NOTIFY, 1).expect("it may drain");
+        assert!(end.qp.query().sq_draining && end.told.events.is_empty());
+        end.drain(NOW);
+        assert_eq!(end.statuses(), [WcStatus::Success]);
+        assert!(!end.qp.query().sq_draining);
+        assert_eq!(end.told.events, [EventType::SqDrained]);
+        end.move_to(QpState::Rts);
+        end.drain(NOW);
+        assert_eq!((end.statuses().len(), end.told.events.len()), (2, 1));
+    }
 }
 
 #[test]
