@@ -198,9 +198,10 @@ impl Responder {
         self.count += 1;
         self.owed += 1;
     }
-    /// The age of the held resource that contains `psn`, and where it is.
+    /// The age of the held resource that contains `psn`, and where it is. The youngest, if there are several: numbers come round,
+    /// and a resource may stay for longer than that.
     fn find(&self, psn: Psn) -> Option<(usize, usize)> {
-        (0..self.count).map(|age| (age, self.place(age))).find(|&(_, place)| {
+        (0..self.count).rev().map(|age| (age, self.place(age))).find(|&(_, place)| {
             let resource = &self.resources[place];
             psn.is_within(resource.psn, resource.packets)
         })
@@ -580,5 +581,23 @@ impl Qp {
             self.resp.rewind(age, 0, 1);
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_has_come_round_names_the_request_that_had_it_last() {
+        let mut resp = Responder::new();
+        resp.start(Psn::new(5), 4);
+        // An atomic; then 2^24 numbers of SENDs and WRITEs, which leave nothing here; then other atomics.
+        for (psn, original) in [(5, 1), (9, 2), (5, 3), (6, 4)] {
+            resp.hold(Resource { kind: Kind::FetchAdd, psn: Psn::new(psn), packets: 1, end: 1, original, ..EMPTY });
+        }
+        let original = |psn| resp.find(Psn::new(psn)).map(|(_, place)| resp.resources[place].original);
+        assert_eq!([5, 6, 9].map(original), [Some(3), Some(4), Some(2)]);
+        assert_eq!(original(7), None);
     }
 }
