@@ -228,24 +228,33 @@ impl Qp {
     /// Sends: first what is owed to the peer, then read responses, then requests, as far as `budget` and the batch go.
     ///
     /// An acknowledgement alone goes behind the requests of the same turn: a port can send a short last packet in the
-    /// same train (GSO), but not a short first one.
+    /// same train (GSO), but not a short first one. Requests that wait have half of the turn, however much the peer reads.
     pub fn poll_tx(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
-        let ack_last = self.resp.owes_only_ack() && self.wants_requests();
-        if !ack_last && self.resp.owes() && !self.poll_responses(budget, env) {
-            return TxState::More;
+        let has_requests = self.wants_requests();
+        let ack_last = self.resp.owes_only_ack() && has_requests;
+        let mut answered = true;
+        if !ack_last && self.resp.owes() {
+            let kept = if has_requests { budget.bytes / 2 } else { 0 };
+            budget.bytes -= kept;
+            answered = self.poll_responses(budget, env);
+            budget.bytes += kept;
+            if !answered && !has_requests {
+                return TxState::More;
+            }
         }
         let state = match self.state {
             QpState::Rts | QpState::Sqd => self.poll_requests(budget, env),
             _ => TxState::Idle,
         };
-        if ack_last && self.resp.owes() && !self.poll_responses(budget, env) {
-            return TxState::More;
+        // What requests have left is the answers' again.
+        if (ack_last || !answered) && self.resp.owes() {
+            answered = self.poll_responses(budget, env);
         }
         if self.wants_flush() {
             self.poll_flush(budget, env);
             return if self.wants_flush() { TxState::More } else { TxState::Idle };
         }
-        state
+        if answered { state } else { TxState::More }
     }
 
     /// Whether `poll_tx` would do something now. A queue pair that waits for its window says no until an

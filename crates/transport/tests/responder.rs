@@ -2,9 +2,10 @@
 //! limit, after close.
 mod common;
 
-use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, access, attr_mask};
+use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, WrOpcode, access, attr_mask};
 use burst_base::{Nanos, Psn, Reason, Rkey};
-use burst_transport::RD_ATOMIC_MAX;
+use burst_shm::layout::SendWqe;
+use burst_transport::{RD_ATOMIC_MAX, TxBudget};
 use burst_wire::{AtomicEth, Bth, HeadBuf, ImmDt, NakCode, Opcode, Packet, Reth, Syndrome};
 use common::{End, Setup, describe, ip_of, qpn_of};
 
@@ -315,6 +316,41 @@ fn answers_leave_in_the_order_of_the_requests() {
     end.receive_from(NOW, ip_of(0), &fetch_add(102, key, 8));
     end.receive_from(NOW, ip_of(0), &packet(Opcode::RcSendOnly, 103, b"x"));
     assert_eq!(answers(&mut end), ["RcReadResponseOnly 101".into(), "RcAtomicAck 102".into(), ack(103)]);
+}
+
+#[test]
+fn requests_leave_while_the_peer_reads_without_end() {
+    let mut end = responder(&Setup::default(), QpState::Rts);
+    let (rkey, sge) = (Rkey(end.lkey), end.sge(0, 100));
+    let read = |psn| request(Opcode::RcReadRequest, psn, Reth { addr: 0, rkey, len: 128 << 10 }, &[]);
+    // Always three READs are owed.
+    let mut asked = 100;
+    for _ in 0..3 {
+        end.receive_from(NOW, ip_of(0), &read(asked));
+        asked += 128;
+    }
+    let wqe = SendWqe { wr_id: 1, opcode: WrOpcode::Send as u8, ..SendWqe::default() };
+    end.post(&wqe, &[sge]);
+    let mut answered = 0;
+    for turn in 0.. {
+        assert!(turn < 4, "a request must not wait for the end of all READs");
+        end.poll(NOW, &mut TxBudget { wqes: 64, bytes: 64 << 10, window_bytes: 64 << 10 });
+        let opcodes: Vec<_> = end.tx.frames().iter().map(|frame| frame.head()[0]).collect();
+        end.tx.clear();
+        answered += opcodes.iter().filter(|number| **number != Opcode::RcSendOnly.number()).count();
+        if answered >= 128 {
+            answered -= 128;
+            end.receive_from(NOW, ip_of(0), &read(asked));
+            asked += 128;
+        }
+        if opcodes.contains(&Opcode::RcSendOnly.number()) {
+            assert!(opcodes.len() > 1, "nor the READs for it");
+            break;
+        }
+    }
+    // What was left of the turn is the READs' again.
+    let left = end.drain(NOW);
+    assert!(left.len() > 2 * 128 && left.iter().all(|bytes| bytes[0] != Opcode::RcSendOnly.number()));
 }
 
 #[test]
