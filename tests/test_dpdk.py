@@ -5,6 +5,7 @@ installed (scripts/install-deps does that); without it the tests are skipped wit
 """
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -100,20 +101,36 @@ def test_an_idle_daemon_takes_naps(pair):
         assert share < 0.10, f"an idle {wire.name} uses {share:.0%} of a processor"
 
 
+def await_events(watch, expected):
+    """Waits until ibv_asyncwatch has been told of these events of the port."""
+    limit, told = time.monotonic() + 15, None
+    while told != expected and time.monotonic() < limit:
+        time.sleep(0.1)
+        told = [word.removeprefix("IBV_EVENT_") for word in watch.text().split() if word.startswith("IBV_EVENT_")]
+    assert told == expected, watch.text()
+
+
 def test_the_peer_comes_back(dpdk, tmp_path):
-    """Either end may start first, and may be started anew."""
+    """Either end may start first, and may be started anew, a killed one, too; programs are told of the link."""
     client = Wire("b", tmp_path, memif(tmp_path, "client")).start_daemon()
+    watch = client.start("stdbuf", "-oL", "ibv_asyncwatch", "-d", "burst0")
     try:
         assert client.devices()[0]["state"] == "down", "nobody is there yet"
-        for _ in range(2):
+        watch.wait_for_text("burst0", 5)
+        told = []
+        for how in (signal.SIGKILL, signal.SIGTERM):
             server = Wire("a", tmp_path, memif(tmp_path, "server")).start_daemon()
             server.await_link()
-            client.await_link()
+            told.append("PORT_ACTIVE")
+            await_events(watch, told)
             meet(server, client, ["ib_send_bw", "-d", "burst0", "-F", "-n", 100, "-s", 4096])
-            server.daemon.stop()
-            client.await_link(up=False)
+            server.daemon.stop(how)
+            told.append("PORT_ERR")
+            await_events(watch, told)
+            assert client.devices()[0]["state"] == "down"
         assert client.daemon.running(), client.daemon.text()
     finally:
+        watch.stop()
         client.daemon.stop()
 
 

@@ -5,6 +5,13 @@
 //! did not say. [`DRIVERS`] is the table of what differs between drivers and cannot be asked for.
 
 use core::fmt;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// Where the driver of memif waits if nothing is said.
+const MEMIF_SOCKET: &str = "/run/memif.sock";
 
 /// What is behind DPDK's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -154,6 +161,21 @@ impl DevArgs {
     pub fn is_client(&self) -> bool {
         self.driver().reconnects && !matches!(self.get("role"), Some("server" | "master"))
     }
+    /// The file at which this end of a memif waits for the other.
+    pub fn server_socket(&self) -> Option<&Path> {
+        let waits = self.driver().reconnects && !self.is_client() && self.get("socket-abstract") == Some("no");
+        waits.then(|| Path::new(self.get("socket").unwrap_or(MEMIF_SOCKET)))
+    }
+    /// Removes that file if a killed process has left it: nobody listens there any more, and the driver would refuse it.
+    pub fn clear_the_way(&self) {
+        let Some(path) = self.server_socket() else { return };
+        let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+        let is_dead = || UnixStream::connect(path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused);
+        // Where it cannot be removed the driver says what it thinks of it.
+        if is_socket && is_dead() && std::fs::remove_file(path).is_ok() {
+            tracing::info!("{}: removed the socket file of a process that is gone", path.display());
+        }
+    }
     /// With the driver's defaults for what was not said.
     #[must_use]
     pub fn completed(&self) -> DevArgs {
@@ -204,6 +226,7 @@ impl fmt::Display for DevArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixListener;
 
     fn args(text: &str) -> DevArgs {
         DevArgs::parse(text).expect("a name")
@@ -233,6 +256,27 @@ mod tests {
         assert_eq!((memif.get("bsize"), memif.get("socket-abstract")), (Some("8192"), Some("no")));
         assert_eq!(args("net_memif0").completed().frame_max(), Some(4224));
         assert!(!args("net_memif0,zero-copy=yes").may_lend());
+    }
+
+    #[test]
+    fn the_socket_file_of_the_dead_is_removed_and_nothing_else() {
+        let directory = std::env::temp_dir().join(format!("burst-devargs-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let [dead, alive, file] = ["dead", "alive", "file"].map(|name| directory.join(name));
+        drop(UnixListener::bind(&dead).unwrap());
+        let _listener = UnixListener::bind(&alive).unwrap();
+        std::fs::write(&file, "somebody's").unwrap();
+        for path in [&dead, &alive, &file] {
+            let server = args(&format!("net_memif0,role=server,socket={}", path.display())).completed();
+            assert_eq!(server.server_socket(), Some(path.as_path()));
+            server.clear_the_way();
+        }
+        assert_eq!([&dead, &alive, &file].map(|path| path.exists()), [false, true, true]);
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(args("net_memif0,role=server").completed().server_socket(), Some(Path::new(MEMIF_SOCKET)));
+        for other in ["net_memif0", "net_memif0,role=server,socket-abstract=yes", "net_tap0,iface=x"] {
+            assert_eq!(args(other).completed().server_socket(), None, "{other}");
+        }
     }
 
     #[test]

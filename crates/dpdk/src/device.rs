@@ -144,6 +144,7 @@ impl Device {
         options.args.check()?;
         eal::start(options.pages, &options.args, tend)?;
         let args = options.args.completed();
+        args.clear_the_way();
         let port = probe(&args)?;
         match set_up(&args, port, options) {
             Ok(device) => {
