@@ -1,5 +1,6 @@
 """What dies, and what everybody else notices of it."""
 
+import errno
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from lab import build_directory, run_pair
+from lab.fabric import Daemon
 from lab.perftest import await_listener
 
 LONG = ["-d", "burst0", "-F", "-s", 65536, "-D", 30]
@@ -84,6 +86,28 @@ def test_who_steals_wake_ups_robs_nobody_but_himself(pair):
         assert result.row[4] > 0
     still_serves(pair)
     assert all(thief.running() for thief in thieves)
+
+
+def test_who_hoards_descriptors_keeps_none_from_others(pair):
+    host = pair.a
+    host.daemon.stop()
+    few = [*host.prefix(), "prlimit", "--nofile=800"]
+    host.daemon = Daemon(few, host.socket, "udp:dev=eth0", (), dict(os.environ))
+    hoarder = host.start(build_directory() / "programs" / "hoarder", "burst0")
+    hoarder.wait_for_text("ready", 20)
+    assert hoarder.text().split()[1:3] == ["200", str(errno.EMFILE)], hoarder.text()
+    still_serves(pair)
+    # Clients, until there is not one descriptor left: who comes then is turned away at once, and the daemon is not busy with it.
+    crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(700)]
+    for client in crowd:
+        client.connect(str(host.socket))
+    host.daemon.wait_for_text("no descriptor left", 10)
+    began = time.monotonic()
+    assert host.burst("stats")[0] != 0 and time.monotonic() - began < 5
+    for client in crowd:
+        client.close()
+    hoarder.stop(signal.SIGKILL)
+    still_serves(pair)
 
 
 def test_a_killed_daemon_is_an_error_not_a_hang(pair):

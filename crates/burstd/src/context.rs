@@ -261,7 +261,7 @@ impl Context {
             Request::DeregMr { mr } => self.dereg_mr(house, mr),
             Request::AllocMw { pd, mw_type } => self.alloc_mw(house, pd, mw_type),
             Request::DeallocMw { mw } => self.dealloc_mw(house, mw),
-            Request::CreateChannel => self.create_channel(),
+            Request::CreateChannel => self.create_channel(house),
             Request::DestroyChannel { channel } => self.destroy_channel(channel),
             Request::CreateCq { entries, channel, cookie, .. } => self.create_cq(house, entries, channel, cookie),
             Request::ResizeCq { cq, entries } => self.resize_cq(house, cq, entries),
@@ -338,7 +338,14 @@ impl Context {
         self.pds.get(pd).map_or_else(|| unknown("protection domain", pd), |p| Ok(p.it))
     }
 
-    fn create_channel(&mut self) -> Result<Outcome, Refusal> {
+    /// Whether it may hold one more descriptor of those that a program can ask for without end.
+    fn another_descriptor(&self, house: &House) -> Result<(), Refusal> {
+        let held = self.channels.len() + self.dms.len() + self.xrcds.len();
+        crate::descriptors::check_share(held, house.descriptors)
+    }
+
+    fn create_channel(&mut self, house: &House) -> Result<Outcome, Refusal> {
+        self.another_descriptor(house)?;
         let (pipe, read) = EventPipe::new().map_err(system("make a completion channel"))?;
         let channel = self.channels.insert(Used { users: 0, it: Arc::new(pipe) });
         Ok(Outcome { response: Response::Channel { channel }, fds: vec![read], segments: Vec::new() })

@@ -53,6 +53,8 @@ pub struct House {
     pub tidy: Tidy,
     cm_secret: Secret,
     next_worker: usize,
+    /// How many descriptors the daemon may have.
+    pub descriptors: u64,
     started: Instant,
 }
 
@@ -95,6 +97,7 @@ impl House {
             tidy: Tidy::default(),
             cm_secret: Secret::new([random_number()?, random_number()?]),
             next_worker: 0,
+            descriptors: crate::descriptors::raise_limit(),
             started: Instant::now(),
         };
         let inboxes =

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 mod cm;
 mod config;
 mod context;
+mod descriptors;
 mod device;
 mod exports;
 mod groups;

@@ -5,10 +5,12 @@
 //! tell every context (device fatal), wait up to [`DRAIN_MAX`] for programs to finish, and end; a second signal ends at once.
 
 use crate::config::Config;
+use crate::descriptors;
 use crate::house::House;
 use crate::session::{Session, Verdict};
 use burst_control::MESSAGE_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,6 +26,8 @@ const REFRESH_EVERY: Duration = Duration::from_secs(2);
 /// Clients at once.
 const CLIENTS_MAX: usize = 16_384;
 const BACKLOG: i32 = 256;
+/// Clients wait until there is a descriptor at least to turn them away.
+const NOTHING: PollFlags = PollFlags::empty();
 
 /// See the module.
 pub struct Server {
@@ -32,6 +36,8 @@ pub struct Server {
     signals: OwnedFd,
     clients: Vec<Session>,
     house: House,
+    /// Given up to turn a client away when there is no other.
+    spare: Option<OwnedFd>,
     /// For one control message.
     buffer: Vec<u8>,
     idle_exit: Option<Duration>,
@@ -56,6 +62,7 @@ impl Server {
             signals,
             clients: Vec::new(),
             house,
+            spare: descriptors::spare(),
             buffer: vec![0; MESSAGE_MAX],
             idle_exit: config.idle_exit,
             idle_since: now,
@@ -124,6 +131,9 @@ impl Server {
 
     /// Sleeps until something is readable or a clock runs out.
     fn wait(&mut self) -> Ready {
+        if self.spare.is_none() {
+            self.spare = descriptors::spare();
+        }
         // Of two rules one holds: a program finds us idle and rings, or we see its wish here.
         let wishing: Vec<usize> = (0..self.clients.len()).filter(|i| !self.clients[*i].try_idle()).collect();
         let mut ready = self.sleep(wishing.is_empty());
@@ -135,7 +145,9 @@ impl Server {
     fn sleep(&self, may_sleep: bool) -> Ready {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         fds.extend(self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
-        fds.extend(self.listener.as_ref().map(|l| PollFd::new(l, PollFlags::IN)));
+        fds.extend(
+            self.listener.as_ref().map(|l| PollFd::new(l, if self.spare.is_some() { PollFlags::IN } else { NOTHING })),
+        );
         let lives = self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.life()?)));
         let (living, lives): (Vec<_>, Vec<_>) =
             lives.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
@@ -169,12 +181,23 @@ impl Server {
 
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
-        while let Ok(socket) = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            if self.clients.len() >= CLIENTS_MAX {
-                warn!("more than {CLIENTS_MAX} clients: refused one");
-                continue;
+        loop {
+            match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(_) if self.clients.len() >= CLIENTS_MAX => warn!("more than {CLIENTS_MAX} clients: refused one"),
+                Ok(socket) => self.clients.push(Session::new(socket)),
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    drop(self.spare.take());
+                    let turned_away = accept_with(listener, SocketFlags::CLOEXEC).is_ok();
+                    self.spare = descriptors::spare();
+                    if !turned_away || self.spare.is_none() {
+                        return;
+                    }
+                    warn!(
+                        "no descriptor left for another client: raise the limit of open files (LimitNOFILE=, ulimit -Hn)"
+                    );
+                }
+                Err(_) => return,
             }
-            self.clients.push(Session::new(socket));
         }
     }
 

@@ -121,6 +121,7 @@ impl Context {
 
     /// Remembers device memory, so that others can import it.
     pub(super) fn alloc_dm(&mut self, house: &mut House, len: u64, fds: Vec<OwnedFd>) -> Result<Outcome, Refusal> {
+        self.another_descriptor(house)?;
         let mut fds = fds.into_iter();
         let (Some(fd), true) = (fds.next(), len <= crate::device::LIMITS.max_dm_size) else {
             return refuse(libc::EINVAL, "device memory is a descriptor of at most max_dm_size bytes");

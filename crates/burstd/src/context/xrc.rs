@@ -25,6 +25,7 @@ impl Context {
         flags: i32,
         fds: Vec<OwnedFd>,
     ) -> Result<Outcome, Refusal> {
+        self.another_descriptor(house)?;
         let file = fds.into_iter().next().filter(|_| with_file);
         if with_file && file.is_none() {
             return refuse(libc::EINVAL, "the descriptor of the XRC domain's file was not sent");
