@@ -138,6 +138,12 @@ def test_a_refused_call_says_why_to_who_asks(fabric):
     assert "refused: RoCE needs a global address" in fabric.a.daemon.text()
 
 
+def test_the_log_knows_why_an_address_is_not_reached(fabric):
+    code, text = fabric.a.run("rping", "-c", "-C", "1", "-a", "10.55.0.1")
+    assert code != 0 and "ADDR_ERROR" in text
+    fabric.a.daemon.wait_for_text("there is no route to 10.55.0.1", 5)
+
+
 def test_ls(fabric):
     [device] = fabric.a.devices()
     assert (device["name"], device["kind"], device["state"], device["interface"]) == ("burst0", "udp", "up", "eth0")

@@ -158,3 +158,13 @@ def test_it_disappears(wire):
     a.ip("addr add 10.99.0.33/24 dev eth0")
     wait_until(lambda: a.devices()[0]["gids"][0]["address"] == "10.99.0.33")
     run_pair(a, b, [EXERCISE, "-n", 200], address="10.99.0.33")
+
+
+def test_changes_are_seen_at_once(wire):
+    """A look every two seconds would take four at least."""
+    fabric, watch = wire
+    begun = time.monotonic()
+    for number in range(1, 4):
+        fabric.a.ip(f"addr add 10.97.{number}.1/24 dev eth0")
+        watch.await_event("GID_CHANGE", number)
+    assert time.monotonic() - begun < 3

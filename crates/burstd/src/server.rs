@@ -9,6 +9,7 @@ use crate::descriptors;
 use crate::house::House;
 use crate::session::{Session, Verdict};
 use burst_control::MESSAGE_MAX;
+use burst_port::watch::Watch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
@@ -21,8 +22,10 @@ use tracing::{info, warn};
 
 /// Programs may finish for this long after the first signal.
 pub const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// How often interfaces are looked at while programs are connected.
+/// How often interfaces are looked at while programs are connected, whatever the kernel tells.
 const REFRESH_EVERY: Duration = Duration::from_secs(2);
+/// How long after the first news from the kernel: changes come in bursts.
+const SETTLE: Duration = Duration::from_millis(50);
 /// Clients at once.
 const CLIENTS_MAX: usize = 16_384;
 const BACKLOG: i32 = 256;
@@ -43,6 +46,10 @@ pub struct Server {
     idle_exit: Option<Duration>,
     idle_since: Instant,
     refreshed: Instant,
+    /// Tells of changes of interfaces, where a sandbox allows it.
+    watch: Option<Watch>,
+    /// When it told of one that has not been looked at.
+    changed: Option<Instant>,
     draining: Option<Instant>,
 }
 
@@ -67,6 +74,8 @@ impl Server {
             idle_exit: config.idle_exit,
             idle_since: now,
             refreshed: now,
+            watch: Watch::open().ok(),
+            changed: None,
             draining: None,
         })
     }
@@ -109,6 +118,10 @@ impl Server {
             if ready.accept {
                 self.accept();
             }
+            if ready.changed {
+                self.watch.iter().for_each(Watch::drain);
+                self.changed.get_or_insert_with(Instant::now);
+            }
             self.serve_clients(&ready);
             // One post per worker for all that programs asked in this pass.
             self.house.post_cm_jobs();
@@ -148,6 +161,13 @@ impl Server {
         fds.extend(
             self.listener.as_ref().map(|l| PollFd::new(l, if self.spare.is_some() { PollFlags::IN } else { NOTHING })),
         );
+        let watch_at = fds.len();
+        fds.extend(
+            self.watch
+                .as_ref()
+                .filter(|_| !self.clients.is_empty())
+                .map(|w| PollFd::from_borrowed_fd(w.fd(), PollFlags::IN)),
+        );
         let lives = self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.life()?)));
         let (living, lives): (Vec<_>, Vec<_>) =
             lives.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
@@ -164,6 +184,7 @@ impl Server {
         Ready {
             signal: hot(&fds[0]),
             accept: self.listener.is_some() && hot(&fds[n + 1]),
+            changed: watch_at < lives_at && hot(&fds[watch_at]),
             clients: (0..n).filter(|i| hot(&fds[i + 1])).collect(),
             ended: living.into_iter().zip(&fds[lives_at..]).filter(|(_, f)| hot(f)).map(|(i, _)| i).collect(),
         }
@@ -175,8 +196,14 @@ impl Server {
             .idle_exit
             .filter(|_| self.clients.is_empty())
             .map(|limit| limit.saturating_sub(self.idle_since.elapsed()));
-        let refresh = (!self.clients.is_empty()).then(|| REFRESH_EVERY.saturating_sub(self.refreshed.elapsed()));
+        let refresh = (!self.clients.is_empty()).then(|| self.refresh_in());
         [drain, idle, refresh, self.house.tidy.due_in()].into_iter().flatten().min()
+    }
+
+    /// Until interfaces are looked at again.
+    fn refresh_in(&self) -> Duration {
+        let by_clock = REFRESH_EVERY.saturating_sub(self.refreshed.elapsed());
+        self.changed.map_or(by_clock, |since| by_clock.min(SETTLE.saturating_sub(since.elapsed())))
     }
 
     fn accept(&mut self) {
@@ -241,10 +268,11 @@ impl Server {
 
     /// Interfaces may have changed; tell the contexts.
     fn every_so_often(&mut self) {
-        if self.clients.is_empty() || self.refreshed.elapsed() < REFRESH_EVERY {
+        if self.clients.is_empty() || !self.refresh_in().is_zero() {
             return;
         }
         self.refreshed = Instant::now();
+        self.changed = None;
         self.house.refresh();
         for d in &mut self.house.devices {
             let Some(news) = d.news() else { continue };
@@ -308,6 +336,8 @@ impl Server {
 struct Ready {
     signal: bool,
     accept: bool,
+    /// Interfaces.
+    changed: bool,
     /// With something to read.
     clients: Vec<usize>,
     /// Whose processes have ended, in ascending order.

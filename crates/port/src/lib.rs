@@ -37,6 +37,7 @@ mod sys;
 #[cfg(test)]
 mod testing;
 pub mod udp;
+pub mod watch;
 
 pub use error::PortError;
 pub use spec::{PortKind, PortSpec};

@@ -314,7 +314,7 @@ impl CmClient {
 /// Notes that an operation was refused; the reply that says so.
 fn refused(house: &mut House, op: &CmOp, Refusal { errno, sentence }: Refusal) -> CmReply {
     house.cm.refused += 1;
-    tracing::debug!(id = op.id(), errno, "connection management refused: {sentence}");
+    house.cm.log_refusal(op.id(), errno, &sentence);
     CmReply::Failed { errno, sentence }
 }
 

@@ -17,7 +17,7 @@ use crate::house::House;
 use burst_base::Nanos;
 use burst_cm::Fold;
 use burst_control::Response;
-use burst_control::cm::CmEvent;
+use burst_control::cm::{CmEvent, CmId};
 use burst_control::seen::{CM_PAGE, CmCursor, CmStats};
 use burst_engine::cm::probes::{self, CmProbe};
 use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmPhase, CmTimes};
@@ -26,7 +26,7 @@ use route::Routes;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Records of one write: PIPE_BUF.
 const EVENTS_AT_ONCE: usize = 4096 / CmEvent::BYTES;
@@ -48,12 +48,30 @@ pub struct CmHouse {
     ids: u64,
     listeners: u64,
     refused: u64,
+    /// Since when refusals are counted for the log, and how many it has since then.
+    logged: Option<(Instant, u32)>,
     lost: u64,
     /// Records to write, all of one channel.
     events: Vec<(Arc<CmChannel>, [u8; CmEvent::BYTES])>,
 }
 
+/// Refusals that are logged at level info within [`LOGGED_PER`].
+const LOGGED_MAX: u32 = 16;
+const LOGGED_PER: Duration = Duration::from_secs(10);
+
 impl CmHouse {
+    /// The program learns a number only, so the sentence stands in the log, as long as there are not too many.
+    fn log_refusal(&mut self, id: CmId, errno: i32, sentence: &str) {
+        let recent = self.logged.filter(|(since, _)| since.elapsed() < LOGGED_PER);
+        let (since, count) = recent.unwrap_or_else(|| (Instant::now(), 0));
+        self.logged = Some((since, count.saturating_add(1)));
+        if count < LOGGED_MAX {
+            tracing::info!(id, errno, "connection management refused: {sentence}");
+        } else {
+            tracing::debug!(id, errno, "connection management refused: {sentence}");
+        }
+    }
+
     /// The context with this token.
     pub fn context_of(&self, token: u64) -> Option<u32> {
         self.tokens.get(&token).copied()

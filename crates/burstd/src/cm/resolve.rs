@@ -182,7 +182,10 @@ impl CmClient {
         match result {
             Ok(found) => address_id(house, id, bound.or(src), dst, &found),
             // The program asked well; the answer is an event.
-            Err(refusal) => status = -refusal.errno,
+            Err(refusal) => {
+                house.cm.log_refusal(id.entry.id, refusal.errno, &refusal.sentence);
+                status = -refusal.errno;
+            }
         }
         let kind = if status == 0 { CmEventKind::AddrResolved } else { CmEventKind::AddrError };
         let route = if status == 0 { id.route } else { CmRoute { dst: Some(dst), ..id.route } };
