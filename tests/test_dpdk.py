@@ -14,6 +14,8 @@ import pytest
 
 from lab import Daemon, build_directory, run_pair
 from lab.memif import Wire, meet, memif, wires, without_dpdk
+from lab.perftest import await_listener
+
 
 @pytest.fixture(scope="session")
 def dpdk(tmp_path_factory):
@@ -223,14 +225,16 @@ def gid_of(host, address):
 
 @pytest.mark.parametrize("make", [on_af_packet, on_tap], ids=["af_packet", "tap"])
 def test_a_kernel_on_the_other_side(dpdk, make_fabric, make):
-    """A dpdk port against a udp port: echo answered, each side once as server, IPv4 and IPv6, data verified."""
+    """A dpdk port against a udp port: echo answered, each side once as server, IPv4 and IPv6, data verified; and the kernel's
+    interface goes down and comes back while data flows."""
     fabric = make_fabric(daemons=False)
     owner, spec, network, peer_port = make(fabric)
     a = fabric.a
     own = (f"10.{network}.0.2", f"fd{network}::2")
     owner.start_daemon(f"dpdk:dev={spec},addr={own[0]}/24,addr={own[1]}/64")
     try:
-        if network != "99":
+        dev = "eth0" if network == "99" else "tap7"
+        if dev == "tap7":
             a.ip("link set tap7 up")
             a.ip(f"addr add 10.{network}.0.1/24 dev tap7")
             a.ip(f"addr add fd{network}::1/64 dev tap7 nodad")
@@ -243,5 +247,16 @@ def test_a_kernel_on_the_other_side(dpdk, make_fabric, make):
             own_words, kernel_words = [*words, index], [*words, gid_of(a, address)]
             run_pair(owner, a, kernel_words, server_words=own_words)
             run_pair(a, owner, own_words, server_words=kernel_words)
+        words = ["ib_write_bw", "-d", "burst0", "-F", "-s", 16384, "-m", 1024, "-u", 17, "-D", 3]
+        server = owner.start(*words)
+        await_listener(owner, server, 18515)
+        before = a.stats()["tx_packets"]
+        client = a.start(*words, owner.address)
+        while a.stats()["tx_packets"] < before + 1000:
+            assert client.running(), client.text()
+        a.ip(f"link set {dev} down")
+        time.sleep(0.5)
+        a.ip(f"link set {dev} up")
+        assert (client.wait(30), server.wait(30)) == (0, 0), client.text() + server.text()
     finally:
         owner.daemon.stop()

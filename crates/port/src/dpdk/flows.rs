@@ -8,8 +8,8 @@ use burst_base::{Nanos, Reason};
 use burst_frame::Flow;
 use burst_wire::MacAddr;
 
-/// Places.
-const PLACES: usize = 256;
+/// Places: enough for the queue pairs of a busy port, each of which is a flow; 200 KB.
+const PLACES: usize = 1024;
 
 /// What is known of a flow.
 #[derive(Clone, Copy)]
@@ -71,7 +71,7 @@ fn hash(flow: &Flow) -> usize {
         std::net::IpAddr::V6(ip) => u128::from(ip) as u32,
     };
     let mixed = (peer ^ u32::from(flow.src_port) << 8 ^ u32::from(flow.tos)).wrapping_mul(0x9e37_79b1);
-    mixed as usize >> 24 & (PLACES - 1)
+    mixed as usize >> 22 & (PLACES - 1)
 }
 
 #[cold]
