@@ -116,6 +116,14 @@ def test_root_of_a_user_namespace(nobody, reachable):
         shutil.rmtree(directory)
 
 
+def test_somebody_elses_socket_is_said_to_be_so(nobody, reachable, make_fabric):
+    host = make_fabric(daemons=False).a
+    host.start_daemon(extra=["--socket-mode", "0600"])
+    program = nobody(reachable, "run", "--", "true", BURST_SOCKET=str(host.socket))
+    assert program.wait(20) == 125
+    assert f"this user may not connect to {host.socket}" in program.text() and "--socket-mode" in program.text()
+
+
 def test_doctor_without_root(nobody, reachable):
     doctor = nobody(reachable, "run", "--", reachable, "doctor")
     assert doctor.wait(40) == 0, doctor.text()

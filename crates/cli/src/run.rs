@@ -60,8 +60,19 @@ fn daemon_socket(chosen: Option<&Path>, ports: &[String], no_start: bool) -> Res
     let named = chosen
         .map(Path::to_owned)
         .or_else(|| std::env::var_os(SOCKET_ENV).filter(|v| !v.is_empty()).map(PathBuf::from));
+    let forbidden = tried.iter().find(|(_, found)| matches!(found, Found::Forbidden)).map(|(path, _)| path);
+    let refused = forbidden.map(|path| {
+        format!(
+            "this user may not connect to {}: ask its owner to start burstd with --socket-mode 0666",
+            path.display()
+        )
+    });
+    if let (Some(refused), Some(_)) = (&refused, &named) {
+        return Err(format!("{refused}, or name another socket"));
+    }
     let socket = absolute(&named.unwrap_or_else(burst_control::path::daemon_socket))?;
-    daemon::start(&socket, ports)?;
+    // One of our own may fail because the other has the UDP port.
+    daemon::start(&socket, ports).map_err(|why| refused.map_or(why.clone(), |refused| format!("{why}; {refused}")))?;
     Ok(socket)
 }
 
