@@ -1,8 +1,8 @@
 //! What the two drop-in libraries share at the threshold between C and Rust (storey 2).
 //!
 //! [`guarded`] runs the inside of a door: a panic there is a bug of ours, and the caller sees EIO instead of an abort; a
-//! cancelled thread (pthread_cancel) ends before or after it, not within ([`block`]). [`say`] tells a person what a number cannot. How the result is reported (an errno
-//! value, -1, NULL) is each library's own.
+//! cancelled thread (pthread_cancel) ends before or after it, not within ([`block`]). [`say`] tells a person what a number
+//! cannot. How the result is reported (an errno value, -1, NULL) is each library's own.
 
 pub mod block;
 pub mod say;
