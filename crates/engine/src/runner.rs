@@ -73,6 +73,7 @@ impl WorkerHandle {
             options,
             sleeper,
             jobs,
+            taken: Vec::with_capacity(64),
             pending: pending.clone(),
             asleep: asleep.clone(),
             inbox: inbox.clone(),
@@ -149,6 +150,8 @@ struct Runner {
     options: RunnerOptions,
     sleeper: Sleeper,
     jobs: Receiver<Job>,
+    /// Those that are about to be carried out.
+    taken: Vec<Job>,
     pending: Arc<AtomicBool>,
     /// Set before the worker's last look at `pending`.
     asleep: Arc<AtomicBool>,
@@ -208,11 +211,10 @@ impl Runner {
             return false;
         }
         // A program may destroy an address handle or a queue pair right after posting to it, as mckey does: what was
-        // posted before the command leaves before it.
+        // posted before the command leaves before it. Commands that come meanwhile wait for the next pass.
+        self.taken.extend(self.jobs.try_iter());
         self.worker.send_posted(now);
-        while let Ok(job) = self.jobs.try_recv() {
-            job(&mut self.worker, now);
-        }
+        self.taken.drain(..).for_each(|job| job(&mut self.worker, now));
         true
     }
 

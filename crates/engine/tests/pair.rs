@@ -244,7 +244,6 @@ fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
     assert_eq!((seen(&b), now < limit), (2 * sent_at_once + whole, true));
 }
 
-/// A program may destroy what it has just posted to: commands find it sent.
 #[test]
 fn reads_that_wait_for_their_window_leave_the_worker_alone() {
     const LENGTH: u32 = 96 << 10;
@@ -264,6 +263,7 @@ fn reads_that_wait_for_their_window_leave_the_worker_alone() {
     assert_eq!(b.worker.counters(0).reason(Reason::DuplicateRequest), 0);
 }
 
+/// A program may destroy what it has just posted to: commands find it sent.
 #[test]
 fn what_was_posted_leaves_before_a_command_is_carried_out() {
     let (mut a, mut b) = hosts(None);
