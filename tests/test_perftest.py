@@ -70,4 +70,12 @@ def test_receives_from_a_shared_queue(fabric):
 
 @pytest.mark.parametrize("mtu", [256, 512, 1024, 2048, 4096])
 def test_every_path_mtu(fabric, mtu):
-    assert pair(fabric, "ib_write_bw", "-m", mtu, "-s", 65536, "-n", 100).row[3] > 0
+    messages, size = 100, 65536
+    before = fabric.a.stats()
+    result = pair(fabric, "ib_write_bw", "-m", mtu, "-s", size, "-n", messages)
+    assert result.row[:2] == [size, messages] and result.row[3] > 0, result.client
+    # Each packet is as long as that MTU lets it be.
+    after = fabric.a.stats()
+    packets = after["tx_packets"] - before["tx_packets"]
+    assert packets >= messages * size // mtu
+    assert mtu < (after["tx_bytes"] - before["tx_bytes"]) / packets < mtu + 100
