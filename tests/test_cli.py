@@ -103,7 +103,8 @@ def test_a_full_disk_is_a_sentence():
 def test_the_daemon_outlives_its_log(make_fabric):
     """Its stderr is on a full disk; when the terminal closes it ends as if asked to."""
     fabric = make_fabric(daemons=False)
-    script = ["sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
+    # Under nohup it would stay, as it should: here as a terminal starts it.
+    script = ["env", "--default-signal=HUP", "sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
     host = fabric.a
     host.daemon = Daemon([*host.prefix(), *script], host.socket, "udp:dev=eth0")
     code, text = host.run("ibv_devices")
