@@ -182,139 +182,64 @@ pub struct OptionRow<S: 'static> {
     set: fn(&mut S, &str) -> Result<(), String>,
 }
 
+/// A row whose value one function reads into one field.
+macro_rules! option {
+    ($key:literal, $value:literal, $help:expr, $field:ident = $read:ident) => {
+        OptionRow { key: $key, value: $value, help: $help, set: |s, v| set(&mut s.$field, $read(v)) }
+    };
+}
+
 /// Options of `udp`.
 pub const UDP_OPTIONS: &[OptionRow<UdpSpec>] = &[
-    OptionRow {
-        key: "dev",
-        value: "IFACE",
-        help: "network interface; default: that of the default route, else the first with an address, else lo",
-        set: |s, v| set(&mut s.dev, nonempty(v).map(|v| Some(v.to_owned()))),
-    },
-    OptionRow {
-        key: "addr",
-        value: "IP",
-        help: "only this address of the interface",
-        set: |s, v| set(&mut s.addr, v.parse().map(Some).map_err(|_| "is not an IP address".into())),
-    },
-    OptionRow {
-        key: "gso",
-        value: "on|off",
-        help: "send trains of packets by one call (UDP_SEGMENT)",
-        set: |s, v| set(&mut s.gso, switch(v)),
-    },
-    OptionRow {
-        key: "gro",
-        value: "on|off",
-        help: "receive trains of packets by one call (UDP_GRO)",
-        set: |s, v| set(&mut s.gro, switch(v)),
-    },
-    OptionRow {
-        key: "strict_id",
-        value: "on|off",
-        help: "refuse packets whose IPv4 identification cannot be predicted",
-        set: |s, v| set(&mut s.strict_id, switch(v)),
-    },
-    OptionRow {
-        key: "no_icrc",
-        value: "on|off",
-        help: "neither make nor check the ICRC: for measurements between two such ports only",
-        set: |s, v| set(&mut s.no_icrc, switch(v)),
-    },
-    OptionRow { key: "rcvbuf", value: "SIZE", help: "socket receive buffer", set: |s, v| set(&mut s.rcvbuf, size(v)) },
-    OptionRow { key: "sndbuf", value: "SIZE", help: "socket send buffer", set: |s, v| set(&mut s.sndbuf, size(v)) },
-    OptionRow {
-        key: "udp_port",
-        value: "PORT",
-        help: "UDP port; RoCEv2 peers use 4791 only",
-        set: |s, v| {
-            set(&mut s.udp_port, v.parse().ok().filter(|&p| p != 0).ok_or("is not a port from 1 to 65535".into()))
-        },
-    },
-    OptionRow { key: "loopback", value: "on|off", help: LOOPBACK, set: |s, v| set(&mut s.loopback, switch(v)) },
+    option!(
+        "dev",
+        "IFACE",
+        "network interface; default: that of the default route, else the first with an address, else lo",
+        dev = name
+    ),
+    option!("addr", "IP", "only this address of the interface", addr = address),
+    option!("gso", "on|off", "send trains of packets by one call (UDP_SEGMENT)", gso = switch),
+    option!("gro", "on|off", "receive trains of packets by one call (UDP_GRO)", gro = switch),
+    option!("strict_id", "on|off", "refuse packets whose IPv4 identification cannot be predicted", strict_id = switch),
+    option!(
+        "no_icrc",
+        "on|off",
+        "neither make nor check the ICRC: for measurements between two such ports only",
+        no_icrc = switch
+    ),
+    option!("rcvbuf", "SIZE", "socket receive buffer", rcvbuf = size),
+    option!("sndbuf", "SIZE", "socket send buffer", sndbuf = size),
+    option!("udp_port", "PORT", "UDP port; RoCEv2 peers use 4791 only", udp_port = udp_port),
+    option!("loopback", "on|off", LOOPBACK, loopback = switch),
 ];
 
 /// Options of `packet`.
 pub const PACKET_OPTIONS: &[OptionRow<PacketSpec>] = &[
-    OptionRow {
-        key: "dev",
-        value: "IFACE",
-        help: "Ethernet interface, VLAN interfaces included; default: as for udp",
-        set: |s, v| set(&mut s.dev, nonempty(v).map(|v| Some(v.to_owned()))),
-    },
-    OptionRow {
-        key: "addr",
-        value: "IP",
-        help: "only this address of the interface",
-        set: |s, v| set(&mut s.addr, v.parse().map(Some).map_err(|_| "is not an IP address".into())),
-    },
-    OptionRow {
-        key: "gso",
-        value: "on|off",
-        help: "send trains of packets as one frame that the kernel or the NIC cuts",
-        set: |s, v| set(&mut s.gso, switch(v)),
-    },
-    OptionRow {
-        key: "gro",
-        value: "on|off",
-        help: "accept trains merged on the way whose IPv4 identifications do not count up",
-        set: |s, v| set(&mut s.gro, switch(v)),
-    },
-    OptionRow { key: "rcvbuf", value: "SIZE", help: "socket receive buffer", set: |s, v| set(&mut s.rcvbuf, size(v)) },
-    OptionRow { key: "sndbuf", value: "SIZE", help: "socket send buffer", set: |s, v| set(&mut s.sndbuf, size(v)) },
-    OptionRow { key: "loopback", value: "on|off", help: LOOPBACK, set: |s, v| set(&mut s.loopback, switch(v)) },
+    option!("dev", "IFACE", "Ethernet interface, VLAN interfaces included; default: as for udp", dev = name),
+    option!("addr", "IP", "only this address of the interface", addr = address),
+    option!("gso", "on|off", "send trains of packets as one frame that the kernel or the NIC cuts", gso = switch),
+    option!(
+        "gro",
+        "on|off",
+        "accept trains merged on the way whose IPv4 identifications do not count up",
+        gro = switch
+    ),
+    option!("rcvbuf", "SIZE", "socket receive buffer", rcvbuf = size),
+    option!("sndbuf", "SIZE", "socket send buffer", sndbuf = size),
+    option!("loopback", "on|off", LOOPBACK, loopback = switch),
 ];
 
 /// Options of `impair`.
 pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
-    OptionRow { key: "loss", value: "RATE", help: "frames lost", set: |s, v| set(&mut s.loss, rate(v)) },
-    OptionRow { key: "dup", value: "RATE", help: "frames delivered twice", set: |s, v| set(&mut s.dup, rate(v)) },
-    OptionRow {
-        key: "reorder",
-        value: "RATE",
-        help: "frames overtaken by later ones",
-        set: |s, v| set(&mut s.reorder, rate(v)),
-    },
-    OptionRow {
-        key: "corrupt",
-        value: "RATE",
-        help: "frames damaged, so that the receiver drops them",
-        set: |s, v| set(&mut s.corrupt, rate(v)),
-    },
-    OptionRow { key: "ecn", value: "RATE", help: "ECN-capable frames marked CE", set: |s, v| set(&mut s.ecn, rate(v)) },
-    OptionRow {
-        key: "delay",
-        value: "TIME",
-        help: "delay of every frame",
-        set: |s, v| set(&mut s.delay_ns, time_ns(v)),
-    },
-    OptionRow {
-        key: "jitter",
-        value: "TIME",
-        help: "up to so much more delay",
-        set: |s, v| set(&mut s.jitter_ns, time_ns(v)),
-    },
-    OptionRow {
-        key: "seed",
-        value: "NUMBER",
-        help: "seed of the random sequence",
-        set: |s, v| set(&mut s.seed, v.parse().map_err(|_| "is not a number".into())),
-    },
-    OptionRow {
-        key: "dir",
-        value: "both|tx|rx",
-        help: "direction in which it acts",
-        set: |s, v| {
-            set(
-                &mut s.dir,
-                match v {
-                    "both" => Ok(Direction::Both),
-                    "tx" => Ok(Direction::Tx),
-                    "rx" => Ok(Direction::Rx),
-                    _ => Err("is not both, tx or rx".into()),
-                },
-            )
-        },
-    },
+    option!("loss", "RATE", "frames lost", loss = rate),
+    option!("dup", "RATE", "frames delivered twice", dup = rate),
+    option!("reorder", "RATE", "frames overtaken by later ones", reorder = rate),
+    option!("corrupt", "RATE", "frames damaged, so that the receiver drops them", corrupt = rate),
+    option!("ecn", "RATE", "ECN-capable frames marked CE", ecn = rate),
+    option!("delay", "TIME", "delay of every frame", delay_ns = time_ns),
+    option!("jitter", "TIME", "up to so much more delay", jitter_ns = time_ns),
+    option!("seed", "NUMBER", "seed of the random sequence", seed = number),
+    option!("dir", "both|tx|rx", "direction in which it acts", dir = direction),
 ];
 
 /// Kinds of ports and wrappers, for error texts.
@@ -448,6 +373,31 @@ fn set<T>(place: &mut T, value: Result<T, String>) -> Result<(), String> {
 
 fn nonempty(v: &str) -> Result<&str, String> {
     if v.is_empty() { Err("is empty".into()) } else { Ok(v) }
+}
+
+fn name(v: &str) -> Result<Option<String>, String> {
+    nonempty(v).map(|v| Some(v.to_owned()))
+}
+
+fn address(v: &str) -> Result<Option<IpAddr>, String> {
+    v.parse().map(Some).map_err(|_| "is not an IP address".into())
+}
+
+fn udp_port(v: &str) -> Result<u16, String> {
+    v.parse().ok().filter(|&p| p != 0).ok_or("is not a port from 1 to 65535".into())
+}
+
+fn number(v: &str) -> Result<u64, String> {
+    v.parse().map_err(|_| "is not a number".into())
+}
+
+fn direction(v: &str) -> Result<Direction, String> {
+    match v {
+        "both" => Ok(Direction::Both),
+        "tx" => Ok(Direction::Tx),
+        "rx" => Ok(Direction::Rx),
+        _ => Err("is not both, tx or rx".into()),
+    }
 }
 
 fn switch(v: &str) -> Result<bool, String> {
