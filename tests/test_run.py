@@ -1,29 +1,34 @@
 """`burst run`: without root, without configuration, on one host; and changing nothing for other programs."""
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from conftest import BUILD
-from lab import Program
+from lab import Program, await_true
+from lab.perftest import await_listener
 
-NOBODY = 65534
+# A user of this run of the tests alone: what Burst keeps for a user lies under /tmp by the user's number, and tests may run beside
+# others of another checkout.
+NOBODY = 50_000 + os.getpid() % 10_000
+PLACE = Path(f"/tmp/burst-{NOBODY}")
 
 
 @pytest.fixture
 def clean():
     """The environment of somebody who never heard of Burst; daemons started meanwhile end with the test."""
-    directory = Path(f"/tmp/burst-{NOBODY}")
-    end_daemon(directory)
+    end_daemon(PLACE)
+    shutil.rmtree(PLACE, ignore_errors=True)
     yield {k: v for k, v in os.environ.items() if not k.startswith("BURST_") and k not in ("XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")}
-    end_daemon(directory)
-    shutil.rmtree(directory, ignore_errors=True)
+    end_daemon(PLACE)
+    shutil.rmtree(PLACE, ignore_errors=True)
 
 
 def daemons_of(directory):
@@ -40,40 +45,50 @@ def daemons_of(directory):
 
 
 def end_daemon(directory):
-    for pid in daemons_of(directory):
-        os.kill(pid, signal.SIGTERM)
-        for _ in range(300):
-            if not Path(f"/proc/{pid}").exists():
-                break
-            time.sleep(0.01)
-        else:
-            os.kill(pid, signal.SIGKILL)
+    """Asks them to end, which takes up to five seconds while a program still has a device open."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for pid in daemons_of(directory):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sign)
+        if await_true(lambda: not daemons_of(directory), 10):
+            return
+
+
+class Nobody:
+    """A user without any right, in a network namespace with nothing but `lo`; called with words, starts a program."""
+
+    def __init__(self, env):
+        self.env, self.started = {**env, "HOME": "/nonexistent"}, []
+        self.keeper = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "ip link set lo up; echo ready; exec cat"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        assert self.keeper.stdout.readline() == b"ready\n", "network namespaces need root"
+
+    def __call__(self, *words, **env):
+        drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--no-new-privs"]
+        program = Program(["nsenter", "-t", self.keeper.pid, "--net", *drop, *words], {**self.env, **env})
+        self.started.append(program)
+        return program
+
+    def tcp_table(self):
+        return Path(f"/proc/{self.keeper.pid}/net/tcp").read_text().splitlines()[1:]
+
+    def end(self):
+        for program in self.started:
+            program.stop()
+        end_daemon(PLACE)
+        self.keeper.stdin.close()
+        self.keeper.wait(15)
 
 
 @pytest.fixture
 def nobody(clean, reachable):
-    """Starts a program as a user without any right, in a network namespace with nothing but `lo`."""
-    started = []
     if os.geteuid():
         pytest.skip("changing the user needs root")
-    keeper = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "ip link set lo up; echo ready; exec cat"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )
-    assert keeper.stdout.readline() == b"ready\n", "network namespaces need root"
-    drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--no-new-privs"]
-
-    def start(*words, **env):
-        program = Program(["nsenter", "-t", keeper.pid, "--net", *drop, *words], {**clean, "HOME": "/nonexistent", **env})
-        started.append(program)
-        return program
-
-    yield start
-    for program in started:
-        program.stop()
-    end_daemon(Path(f"/tmp/burst-{NOBODY}"))
-    keeper.stdin.close()
-    keeper.wait(5)
+    user = Nobody(clean)
+    yield user
+    user.end()
 
 
 @pytest.fixture
@@ -94,11 +109,11 @@ def reachable(tmp_path_factory):
 
 def test_two_terminals_without_root(nobody, reachable):
     server = nobody(reachable, "run", "--", "ib_write_bw", "-d", "burst0", "-F", "-n", "500")
-    time.sleep(1.0)
+    await_listener(nobody, server, 18515)
     client = nobody(reachable, "run", "--", "ib_write_bw", "-d", "burst0", "-F", "-n", "500", "127.0.0.1")
     assert client.wait(40) == 0, client.text() + server.text()
     assert server.wait(10) == 0, server.text()
-    assert len(daemons_of(Path(f"/tmp/burst-{NOBODY}"))) == 1
+    assert len(daemons_of(PLACE)) == 1
 
 
 def test_root_of_a_user_namespace(nobody, reachable):
@@ -132,18 +147,14 @@ def test_doctor_without_root(nobody, reachable):
 
 def test_the_daemon_ends_when_idle(nobody, reachable):
     assert nobody(reachable, "run", "--", "ibv_devices", BURST_IDLE_EXIT="1s").wait(20) == 0
-    limit = time.monotonic() + 10
-    while daemons_of(Path(f"/tmp/burst-{NOBODY}")):
-        assert time.monotonic() < limit, "the daemon is still there"
-        time.sleep(0.1)
+    assert await_true(lambda: not daemons_of(PLACE)), "the daemon is still there"
 
 
 def test_a_dead_daemons_socket_is_in_nobodys_way(nobody, reachable):
-    directory = Path(f"/tmp/burst-{NOBODY}")
     assert nobody(reachable, "run", "--", "ibv_devices").wait(20) == 0
-    for pid in daemons_of(directory):
+    for pid in daemons_of(PLACE):
         os.kill(pid, signal.SIGKILL)
-    time.sleep(0.2)
+    assert await_true(lambda: not daemons_of(PLACE))
     again = nobody(reachable, "run", "--", "ibv_devices")
     assert again.wait(20) == 0 and "burst0" in again.text(), again.text()
 
@@ -152,13 +163,19 @@ def test_two_at_once_start_one_daemon(nobody, reachable):
     both = [nobody(reachable, "run", "--", "ibv_devices") for _ in range(4)]
     for program in both:
         assert program.wait(30) == 0 and "burst0" in program.text(), program.text()
-    assert len(daemons_of(Path(f"/tmp/burst-{NOBODY}"))) == 1
+    assert len(daemons_of(PLACE)) == 1
+
+
+def free_udp_port():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture
 def own_daemon(clean, tmp_path):
-    """Environment in which `burst run` uses a socket of this test."""
-    yield {**clean, "BURST_SOCKET": str(tmp_path / "d.sock"), "BURST_PORT": "udp:dev=lo"}
+    """Environment in which `burst run` uses a socket of this test, and a UDP port that a burstd of this machine has not taken."""
+    yield {**clean, "BURST_SOCKET": str(tmp_path / "d.sock"), "BURST_PORT": f"udp:dev=lo,udp_port={free_udp_port()}"}
     end_daemon(tmp_path)
 
 
