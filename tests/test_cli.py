@@ -4,12 +4,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
 from conftest import BUILD
-from lab import Daemon
+from lab import Daemon, wait_until
 from lab.perftest import await_listener
 
 NO_DAEMON = {**os.environ, "BURST_SOCKET": "/nonexistent/burstd.sock"}
@@ -117,9 +116,7 @@ def test_a_program_says_why_its_devices_are_gone(make_fabric):
     host = make_fabric().a
     watchers = [host.start("ibv_asyncwatch", "-d", "burst0"), host.start("rping", "-s")]
     host.daemon.wait_for_text('program="ibv_asyncwatch"', 10)
-    limit = time.monotonic() + 10
-    while "listening" not in host.burst("cm", "--connections")[1]:
-        assert time.monotonic() < limit, watchers[1].text()
+    wait_until(lambda: "listening" in host.burst("cm", "--connections")[1], program=watchers[1])
     host.daemon.stop(signal.SIGKILL)
     for watcher in watchers:
         watcher.wait_for_text("the daemon has ended", 10)

@@ -2,14 +2,13 @@
 what `burst cm` shows of it."""
 
 import json
-import time
 
 import pytest
 
 from conftest import BUILD
-from lab import LabError
+from lab import wait_until
 from lab.perftest import await_listener
-from test_middleware import BURST_RUN, needs
+from test_middleware import BURST_RUN, fi_pingpong, needs
 
 SECONDS = 20
 # Where programs listen when nobody says.
@@ -48,11 +47,8 @@ def steps(host):
 
 def await_cm_listener(host, program, port):
     """Waits until somebody listens on the port of the connection manager."""
-    limit = time.monotonic() + 10
-    while not any(c["state"] == "listening" and c["local"]["port"] == port for c in connections(host)):
-        if not program.running() or time.monotonic() > limit:
-            raise LabError(f"{' '.join(program.words)} does not listen on port {port}:\n{program.text()}")
-        time.sleep(0.02)
+    listens = lambda: any(c["state"] == "listening" and c["local"]["port"] == port for c in connections(host))  # noqa: E731
+    wait_until(listens, program=program)
 
 
 def pair(way, port, server_words, client_words, *, ends=True, env=None):
@@ -166,32 +162,8 @@ def test_qperf(fabric):
 @pytest.mark.parametrize("endpoint", ["msg", "rdm"])
 @pytest.mark.parametrize("local", [False, True], ids=["two-hosts", "one-host"])
 def test_fi_pingpong(fabric, endpoint, local):
-    # With rdm, libfabric's own thread closes a connection when the peer has left, and what the main thread has not polled by then
-    # goes with the queue pair, as with most providers. On a busy machine that may be the last message, which says that all is over;
-    # so there are more tries for the end, but every try must have moved all its data at both ends.
-    said = []
-    for _ in range(3 if endpoint == "rdm" else 1):
-        codes, texts = fi_pingpong(fabric, endpoint, local)
-        said.append(f"{codes}: {texts}")
-        assert all("=20" in text for text in texts), said
-        if codes == (0, 0):
-            break
-    assert codes == (0, 0), "\n".join(said)
-
-
-def fi_pingpong(fabric, endpoint, local):
-    """Exit codes of client and server, or what did not end; and what they said."""
-    tool = ["stdbuf", "-oL", "fi_pingpong", "-p", "verbs", "-e", endpoint, "-c", "-S", 4096, "-I", 20]
-    server = fabric.b.start(*tool)
-    await_listener(fabric.b, server, 47592)
-    client = (fabric.b if local else fabric.a).start(*tool, fabric.b.address)
-    try:
-        codes = client.wait(SECONDS), server.wait(SECONDS)
-    except LabError as error:
-        codes = str(error)
-    finally:
-        server.stop()
-    return codes, (client.text(), server.text())
+    client = fabric.b if local else fabric.a
+    fi_pingpong(fabric.b, client, "-p", "verbs", "-e", endpoint, "-S", 4096)
 
 
 # io_demo listens on IPv4 alone.
@@ -221,15 +193,14 @@ def test_steps_are_counted_at_both_ends(fabric):
     before = steps(fabric.a), steps(fabric.b)
     way = fabric.b, fabric.a, fabric.b.address
     pair(way, COMMON, ["cmtime", "-b", way[2]], ["cmtime", "-s", way[2], "-c", 40], ends=False)
-    limit = time.monotonic() + 5
-    # The server's end of the last connections may come a moment later.
-    while steps(fabric.b)["REQ to established"]["count"] - before[1]["REQ to established"]["count"] < 40:
-        assert time.monotonic() < limit, steps(fabric.b)
-        time.sleep(0.05)
-    active, passive = (
-        {name: row["count"] - old[name]["count"] for name, row in steps(host).items()}
-        for host, old in zip((fabric.a, fabric.b), before)
-    )
+
+    def grown(host, old):
+        return {name: row["count"] - old[name]["count"] for name, row in steps(host).items()}
+
+    # The server's end of the last connections may come a moment later, and so may the end of the client's.
+    wait_until(lambda: grown(fabric.b, before[1])["REQ to established"] >= 40, said=lambda: grown(fabric.b, before[1]))
+    wait_until(lambda: grown(fabric.a, before[0])["DREQ sent to DREP received"] >= 40, said=lambda: grown(fabric.a, before[0]))
+    active, passive = (grown(host, old) for host, old in zip((fabric.a, fabric.b), before))
     for name in ("resolve address", "resolve route", "REQ sent to REP received", "REQ to established"):
         assert active[name] == 40, (name, active)
     # The library may make some ahead.
@@ -258,11 +229,9 @@ def test_connections_are_listed_by_state(fabric):
         code, text = fabric.a.burst("cm", "--connections", "--state", "established")
         assert code == 0 and text.splitlines()[-1] == "1 established", text
         client.stop()
-        limit = time.monotonic() + 5
         # The peer is told, and its end goes through time-wait.
-        while any(c["state"] not in ("listening",) for c in connections(fabric.b)):
-            assert time.monotonic() < limit, connections(fabric.b)
-            time.sleep(0.05)
+        quiet = lambda: all(c["state"] == "listening" for c in connections(fabric.b))  # noqa: E731
+        wait_until(quiet, said=lambda: connections(fabric.b))
     finally:
         server.stop()
         if client:
@@ -270,29 +239,31 @@ def test_connections_are_listed_by_state(fabric):
 
 
 def established(host, program):
-    limit = time.monotonic() + 5
-    while True:
-        found = [c for c in connections(host) if c["state"] == "established"]
-        if found:
-            assert len(found) == 1, found
-            return found[0]
-        assert program.running() and time.monotonic() < limit, program.text()
-        time.sleep(0.02)
+    found = wait_until(lambda: [c for c in connections(host) if c["state"] == "established"], program=program)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def shown(watch):
+    """What it has shown, whole lines of it."""
+    return [json.loads(line) for line in watch.text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def counts(watch):
+    """Connections made in each interval but the first."""
+    return [row["count"] for one in shown(watch)[1:] for row in one["steps"] if row["step"] == "REQ to established"]
 
 
 def test_watch_shows_what_happened_since(fabric):
     watch = fabric.a.start(BUILD / "burst", "cm", "--watch", "0.3", "--json")
     try:
-        limit = time.monotonic() + 5
-        while not watch.text():
-            assert time.monotonic() < limit, "nothing is shown"
-            time.sleep(0.02)
+        wait_until(watch.text, program=watch)
         way = fabric.b, fabric.a, fabric.b.address
         pair(way, RPING, ["rping", "-s", "-a", way[2], "-C", 3], ["rping", "-c", "-a", way[2], "-C", 3])
-        time.sleep(1)
+        # It is shown once, and not again in what is shown after it.
+        wait_until(lambda: sum(counts(watch)) > 0 and counts(watch)[-2:] == [0, 0], program=watch)
     finally:
         watch.stop()
-    first, *later = [json.loads(line) for line in watch.text().splitlines()]
-    counts = [row["count"] for shown in later for row in shown["steps"] if row["step"] == "REQ to established"]
-    assert sum(counts) == 1 and len(counts) >= 3, watch.text()
+    first, *later = shown(watch)
+    assert sum(counts(watch)) == 1 and len(counts(watch)) >= 3, watch.text()
     assert len(first["steps"]) == len(later[0]["steps"])

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from conftest import BUILD
-from lab.perftest import run_pair
+from lab import await_true, run_pair
 
 MANY = BUILD / "programs" / "cm_many"
 FLOOD = BUILD / "programs" / "cm_flood"
@@ -32,14 +32,6 @@ def connect(fabric, *options, seconds=100):
 
 def outcomes(report):
     return {name: report[name] for name in ("established", "rejected", "unreachable", "failed", "stuck")}
-
-
-def await_true(what, seconds=20):
-    """Waits until `what()` is true; its last value."""
-    limit = time.monotonic() + seconds
-    while not (value := what()) and time.monotonic() < limit:
-        time.sleep(0.1)
-    return value
 
 
 def connections(host):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from conftest import BUILD
-from lab import Program
+from lab import Program, wait_until
 from lab.fabric import ROOT
 from test_cm import RPING, pair
 from test_middleware import needs
@@ -80,7 +80,7 @@ def test_each_step_is_traced(fabric, bpftrace):
     connect(fabric)
     reject(fabric)
     # Time-wait takes a quarter of a second.
-    time.sleep(0.6)
+    wait_until(lambda: "timewait_exit" in script.text() and "rej_received" in script.text(), program=script)
     lines = [line.split() for line in ended(script).splitlines()]
     rows = [dict(zip(("at", "pid", "id", "comm", "step", "took", "peer"), line)) for line in lines if len(line) == 7 and line[4] in STEPS]
     of = {host.daemon.pid: [row for row in rows if int(row["pid"]) == host.daemon.pid] for host in fabric.hosts}

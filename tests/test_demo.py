@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import wait_until
 from lab.fabric import ROOT
 
 
@@ -49,14 +50,12 @@ class Place:
 
     def await_clean(self, files=True):
         """Waits until no process, no interface and, with `files`, nothing in the directory is left."""
-        limit = time.monotonic() + 10
-        while left := [
+        left = lambda: [  # noqa: E731
             *self.processes(),
             *(set(os.listdir("/sys/class/net")) - self.interfaces),
             *(os.listdir(self.directory) if files else []),
-        ]:
-            assert time.monotonic() < limit, f"left behind: {left}"
-            time.sleep(0.1)
+        ]
+        wait_until(lambda: not left(), said=lambda: f"left behind: {left()}")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import Daemon, build_directory, run_pair
+from lab import Daemon, build_directory, run_pair, wait_until
 from lab.memif import Wire, meet, memif, wires, without_dpdk
 from lab.perftest import await_listener
 
@@ -77,7 +77,7 @@ def test_connections_find_a_network_that_the_kernel_does_not_know(pair):
     a, b = pair
     server = a.start("rping", "-s", "-a", a.roce, "-V", "-C", 20)
     try:
-        time.sleep(0.5)
+        wait_until(lambda: "listening" in a.burst("cm", "--connections"), program=server)
         client = b.start("rping", "-c", "-a", a.roce, "-V", "-C", 20)
         assert client.wait(30) == 0, client.text()
         assert server.wait(10) == 0, server.text()
@@ -105,11 +105,8 @@ def test_an_idle_daemon_takes_naps(pair):
 
 def await_events(watch, expected):
     """Waits until ibv_asyncwatch has been told of these events of the port."""
-    limit, told = time.monotonic() + 15, None
-    while told != expected and time.monotonic() < limit:
-        time.sleep(0.1)
-        told = [word.removeprefix("IBV_EVENT_") for word in watch.text().split() if word.startswith("IBV_EVENT_")]
-    assert told == expected, watch.text()
+    told = lambda: [word.removeprefix("IBV_EVENT_") for word in watch.text().split() if word.startswith("IBV_EVENT_")]  # noqa: E731
+    wait_until(lambda: told() == expected, program=watch)
 
 
 def test_the_peer_comes_back(dpdk, tmp_path):
@@ -118,7 +115,7 @@ def test_the_peer_comes_back(dpdk, tmp_path):
     watch = client.start("stdbuf", "-oL", "ibv_asyncwatch", "-d", "burst0")
     try:
         assert client.devices()[0]["state"] == "down", "nobody is there yet"
-        watch.wait_for_text("burst0", 5)
+        watch.wait_for_text("burst0", 15)
         told = []
         for how in (signal.SIGKILL, signal.SIGTERM):
             server = Wire("a", tmp_path, memif(tmp_path, "server")).start_daemon()

@@ -1,8 +1,6 @@
 """Asynchronous events as programs see them: which, about what, in which order, and how often."""
 
-import time
-
-from lab import build_directory
+from lab import build_directory, wait_until
 
 EXPECTED = """\
 established
@@ -49,21 +47,15 @@ def test_events_of_queues_come_once_and_in_order(fabric):
 
 def await_lines(program, lines):
     """Waits until the program has said these lines, in this order and nothing else after the first."""
-    for _ in range(200):
-        said = [line.strip().split(",")[0] for line in program.text().splitlines() if "event_type" in line]
-        if len(said) >= len(lines):
-            break
-        time.sleep(0.05)
-    assert said == [f"event_type {line}" for line in lines], program.text()
+    said = lambda: [line.strip().split(",")[0] for line in program.text().splitlines() if "event_type" in line]  # noqa: E731
+    wait_until(lambda: len(said()) >= len(lines), program=program)
+    assert said() == [f"event_type {line}" for line in lines], program.text()
 
 
 def test_events_of_the_port(make_fabric):
     host = make_fabric().a
     watch = host.start("stdbuf", "-oL", "ibv_asyncwatch", "-d", "burst0")
-    for _ in range(200):
-        if "burst0" in watch.text():
-            break
-        time.sleep(0.05)
+    watch.wait_for_text("burst0", 15)
     seen = []
     for change, lines in [
         ("addr add 10.99.7.1/24 dev eth0", ["IBV_EVENT_GID_CHANGE (18)"]),
@@ -75,9 +67,5 @@ def test_events_of_the_port(make_fabric):
         seen += lines
         await_lines(watch, seen)
     host.ip("link set eth0 up")
-    for _ in range(200):
-        if "IBV_EVENT_PORT_ACTIVE (9)" in watch.text():
-            break
-        time.sleep(0.05)
-    assert "IBV_EVENT_PORT_ACTIVE (9)" in watch.text(), watch.text()
+    watch.wait_for_text("IBV_EVENT_PORT_ACTIVE (9)", 15)
     watch.stop()

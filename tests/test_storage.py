@@ -12,9 +12,10 @@ import re
 import shutil
 import signal
 import socket
-import time
 
 import pytest
+
+from lab import wait_until
 
 SECONDS = 30
 ALL = os.environ.get("BURST_MATRIX") == "1"
@@ -70,10 +71,7 @@ def disk(fabric, tmp_path_factory):
         return fabric.b.run("tgtadm", "--lld", "iser", *words, "--tid", 1, env=env, plain=True)
 
     try:
-        limit = time.monotonic() + SECONDS
-        while (made := admin("--mode", "target", "--op", "new", "-T", TARGET))[0]:
-            assert time.monotonic() < limit, made[1] + server.text()
-            time.sleep(0.1)
+        wait_until(lambda: admin("--mode", "target", "--op", "new", "-T", TARGET)[0] == 0, SECONDS, program=server)
         for words in (
             ["--mode", "logicalunit", "--op", "new", "--lun", 1, "-b", image],
             ["--mode", "target", "--op", "bind", "-I", "ALL"],
@@ -140,12 +138,9 @@ class Guest:
             "qemu-system-x86_64", "-M", "pc,accel=tcg", "-m", GUEST_MIB, "-nodefaults", "-display", "none", "-boot", "a",
             "-drive", f"if=floppy,format=raw,readonly=on,file={floppy}", "-qmp", f"unix:{monitor},server=on,wait=off", *words,
         )
-        limit = time.monotonic() + SECONDS
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(SECONDS)
-        while self.socket.connect_ex(str(monitor)):
-            assert self.program.running() and time.monotonic() < limit, self.program.text()
-            time.sleep(0.05)
+        wait_until(lambda: self.socket.connect_ex(str(monitor)) == 0, SECONDS, program=self.program)
         self.lines = self.socket.makefile("rw")
         assert "QMP" in json.loads(self.lines.readline())
         self.ask("qmp_capabilities")
@@ -171,13 +166,6 @@ class Guest:
         self.program.stop()
 
 
-def await_that(what, seconds, why):
-    limit = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < limit, why()
-        time.sleep(0.05)
-
-
 def migrate(fabric, tmp_path, pin_all):
     pattern = os.urandom(PATTERN_BYTES)
     (tmp_path / "pattern").write_bytes(pattern)
@@ -186,7 +174,7 @@ def migrate(fabric, tmp_path, pin_all):
     try:
         guests.append(Guest(fabric.a, tmp_path, "-device", loaded))
         there, here = guests
-        await_that(here.counter, SECONDS, lambda: "the guest does not count")
+        wait_until(here.counter, SECONDS, lambda: "the guest does not count")
         for guest in guests:
             guest.ask("migrate-set-capabilities", capabilities=[{"capability": "rdma-pin-all", "state": pin_all}])
         here.ask("migrate-set-parameters", **{"max-bandwidth": 10**10})
@@ -194,12 +182,12 @@ def migrate(fabric, tmp_path, pin_all):
         there.ask("migrate-incoming", uri=address)
         here.ask("migrate", uri=address)
         state = lambda: here.ask("query-migrate").get("status")  # noqa: E731
-        await_that(lambda: state() in ("completed", "failed"), 3 * SECONDS, lambda: here.ask("query-migrate"))
+        wait_until(lambda: state() in ("completed", "failed"), 3 * SECONDS, lambda: here.ask("query-migrate"))
         assert state() == "completed", here.program.text() + there.program.text()
-        await_that(lambda: there.ask("query-status")["status"] == "running", SECONDS, there.program.text)
+        wait_until(lambda: there.ask("query-status")["status"] == "running", SECONDS, there.program.text)
         before = there.counter()
         assert before >= here.counter() > 0
-        await_that(lambda: there.counter() > before, SECONDS, lambda: "the guest does not go on counting")
+        wait_until(lambda: there.counter() > before, SECONDS, lambda: "the guest does not go on counting")
         moved = there.memory(PATTERN_AT, PATTERN_BYTES)
         assert hashlib.sha1(moved).digest() == hashlib.sha1(pattern).digest(), "the guest's memory is another one"
     finally:

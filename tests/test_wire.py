@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lab import roce, run_pair
+from lab import Patience, roce, run_pair, wait_until
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "interop"))
 
-from rig.peer import Peer, PeerError, connect  # noqa: E402
+from rig.peer import Peer, connect  # noqa: E402
 
 # Opcodes: RC (send, write, read, acknowledgements, atomics, send with invalidate), UC, UD, XRC's SEND.
 RELIABLE = {*range(0x15), 0x16, 0x17}
@@ -63,10 +63,10 @@ class Capture:
 
     def settle(self):
         """Waits until the file has stopped growing: packets come to it in blocks."""
-        size, since = -1, time.monotonic()
-        while time.monotonic() - since < QUIET_SECONDS:
+        size, patience = -1, Patience(QUIET_SECONDS)
+        while patience.left():
             if self.path.stat().st_size != size:
-                size, since = self.path.stat().st_size, time.monotonic()
+                size, patience = self.path.stat().st_size, Patience(QUIET_SECONDS)
             time.sleep(0.05)
 
     def rows(self):
@@ -291,8 +291,4 @@ def test_packets_of_xrc(wire, tmp_path):
 
 def await_listener(host):
     """Waits until a program there listens by rdma_cm."""
-    limit = time.monotonic() + 20
-    while time.monotonic() < limit:
-        if '"listening"' in host.burst("cm", "--connections", "--json")[1]:
-            return
-    raise PeerError("nobody listens")
+    wait_until(lambda: '"listening"' in host.burst("cm", "--connections", "--json")[1], 20)

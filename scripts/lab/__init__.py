@@ -5,9 +5,11 @@ can be left behind: the namespaces have no names and no mounts (each lives as lo
 pipe), and every process is killed by the kernel when its parent dies (`setpriv --pdeathsig`).
 """
 
-from .fabric import Daemon, Fabric, Host, LabError, Program, build_directory, namespaces_refused
+from .fabric import Daemon, Fabric, Host, Program, build_directory, namespaces_refused
 from .perftest import Result, run_pair
+from .waiting import LabError, Patience, await_true, wait_until
 
 __all__ = [
-    "Daemon", "Fabric", "Host", "LabError", "Program", "Result", "build_directory", "namespaces_refused", "run_pair",
+    "Daemon", "Fabric", "Host", "LabError", "Patience", "Program", "Result", "await_true", "build_directory", "namespaces_refused",
+    "run_pair", "wait_until",
 ]

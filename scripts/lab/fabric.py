@@ -6,17 +6,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
+from .waiting import LabError, await_true, wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS = 15
-STOP_SECONDS = 5
-
-
-class LabError(Exception):
-    """Something of the laboratory itself does not work."""
+# A daemon that is asked to end gives its programs five seconds.
+STOP_SECONDS = 10
 
 
 def build_directory():
@@ -27,7 +25,7 @@ def build_directory():
 def namespaces_refused():
     """None if network namespaces can be made here, else the reason as a sentence."""
     try:
-        done = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unshare does not run: {error}"
     return None if done.returncode == 0 else "network namespaces need root: " + done.stderr.strip()
@@ -60,19 +58,15 @@ class Program:
 
     def wait(self, seconds):
         """Its exit code; LabError if it does not end in time (it is killed then)."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        if not await_true(lambda: not self.running(), seconds):
             self.stop(signal.SIGKILL)
-            raise LabError(f"{' '.join(self.words)} did not end within {seconds} s:\n{self.text()}") from None
+            raise LabError(f"{' '.join(self.words)} did not end within {seconds} s:\n{self.text()}")
+        return self.process.returncode
 
     def wait_for_text(self, text, seconds):
         """Waits until it has written `text`."""
-        limit = time.monotonic() + seconds
-        while text not in self.text():
-            if not self.running() or time.monotonic() > limit:
-                raise LabError(f"{' '.join(self.words)} did not say {text!r}:\n{self.text()}")
-            time.sleep(0.01)
+        said = lambda: f"{' '.join(self.words)} did not say {text!r}:\n{self.text()}"  # noqa: E731
+        wait_until(lambda: text in self.text(), seconds, said, self)
 
     def stop(self, how=signal.SIGTERM):
         """Ends its whole process group; returns the exit code."""
@@ -81,10 +75,8 @@ class Program:
                 os.killpg(self.process.pid, sign)
             except (ProcessLookupError, PermissionError):
                 pass
-            try:
-                return self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
+            if await_true(lambda: not self.running(), STOP_SECONDS):
+                return self.process.returncode
         return None
 
 
@@ -111,14 +103,9 @@ class Daemon(Program):
     def _await(self, ready):
         with os.fdopen(ready, "rb", buffering=0) as pipe:
             os.set_blocking(pipe.fileno(), False)
-            limit = time.monotonic() + READY_SECONDS
-            while time.monotonic() < limit:
-                said = pipe.read()
-                if said:
-                    return
-                if said == b"" or not self.running():
-                    break
-                time.sleep(0.005)
+            # None: nothing yet; nothing at all: it has ended.
+            if await_true(lambda: (said := pipe.read()) is not None and (said or b"ended"), READY_SECONDS, 0.005) == b"ready\n":
+                return
         self.stop()
         raise LabError(f"burstd does not serve: {self.text().strip() or 'it said nothing'}")
 
@@ -175,11 +162,8 @@ class Host:
     def await_udp(self, program, port, seconds=10):
         """Waits until a UDP socket is bound to the port here."""
         want = f":{port:04X} "
-        limit = time.monotonic() + seconds
-        while want not in Path(f"/proc/{self.keeper.pid}/net/udp").read_text():
-            if not program.running() or time.monotonic() > limit:
-                raise LabError(f"{' '.join(program.words)} does not bind UDP port {port}:\n{program.text()}")
-            time.sleep(0.02)
+        said = lambda: f"{' '.join(program.words)} does not bind UDP port {port}:\n{program.text()}"  # noqa: E731
+        wait_until(lambda: want in Path(f"/proc/{self.keeper.pid}/net/udp").read_text(), seconds, said, program)
 
     def environment(self, extra=None):
         env = {**os.environ, "BURST_SOCKET": str(self.socket)}
@@ -277,12 +261,10 @@ class Fabric:
                 host.start_daemon(port, self.extra)
 
     def _await_links(self):
-        limit = time.monotonic() + 5
+        """Waits for the addresses that the kernel makes itself, and for it to know that nobody else has them."""
         for host in self.hosts:
-            while "tentative" in host.run("ip", "-6", "addr", "show", "dev", "eth0", plain=True)[1]:
-                if time.monotonic() > limit:
-                    return
-                time.sleep(0.05)
+            shown = lambda h=host: h.run("ip", "-6", "addr", "show", "dev", "eth0", plain=True)[1]  # noqa: E731
+            wait_until(lambda: "inet6 fe80:" in (text := shown()) and "tentative" not in text, said=shown)
 
     @property
     def a(self):

@@ -4,7 +4,8 @@ import re
 import tempfile
 from pathlib import Path
 
-from .fabric import LabError, build_directory
+from .fabric import build_directory
+from .waiting import LabError
 
 SECONDS = 60
 

@@ -2,8 +2,9 @@
 
 import json
 
-from .fabric import LabError, build_directory
+from .fabric import build_directory
 from .perftest import await_listener, run_pair
+from .waiting import LabError
 
 REFERENCE_PORT = 5301
 DEVICE = "burst0"

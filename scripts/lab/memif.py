@@ -2,16 +2,18 @@
 
 import json
 import os
+import random
 import socket
 import subprocess
-import time
 from pathlib import Path
 
-from .fabric import Daemon, LabError, Program, build_directory
+from .fabric import Daemon, Program, build_directory
 from .perftest import run_pair
+from .waiting import LabError, wait_until
 
 ADDRESSES = {"a": ("10.77.0.1", "fd77::1"), "b": ("10.77.0.2", "fd77::2")}
 LINK_SECONDS = 15
+PORTS = 20_000, 32_000
 
 
 class Wire:
@@ -60,11 +62,8 @@ class Wire:
         return sums
 
     def await_link(self, up=True):
-        limit = time.monotonic() + LINK_SECONDS
-        while (self.devices()[0]["state"] == "up") != up:
-            if time.monotonic() > limit:
-                raise LabError(f"the link of {self.name} does not become {'up' if up else 'down'}:\n{self.daemon.text()}")
-            time.sleep(0.1)
+        said = lambda: f"the link of {self.name} does not become {'up' if up else 'down'}:\n{self.daemon.text()}"  # noqa: E731
+        wait_until(lambda: (self.devices()[0]["state"] == "up") == up, LINK_SECONDS, said, self.daemon)
 
 
 def memif(directory, role):
@@ -83,9 +82,18 @@ def wires(directory, extra=(), cpus=None):
 
 def meet(server, client, words):
     """Runs a pair; no namespace keeps its TCP port apart from other programs of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    return run_pair(server, client, [*words, "-p", port])
+    return run_pair(server, client, [*words, "-p", free_port()])
+
+
+def free_port():
+    """A TCP port that nobody listens on; below those that kernels give to clients, who could take it before the server does."""
+    while True:
+        port = random.randrange(*PORTS)
+        try:
+            socket.create_server(("0.0.0.0", port)).close()
+            return port
+        except OSError:
+            continue
 
 
 def without_dpdk(directory):

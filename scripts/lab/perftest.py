@@ -1,10 +1,9 @@
 """Running a client/server pair of a verbs program and reading perftest's table."""
 
 import re
-import time
 from dataclasses import dataclass
 
-from .fabric import LabError
+from .waiting import LabError, wait_until
 
 SERVER_SECONDS = 60
 # perftest's deviation may be the root of a rounding error: "-nan".
@@ -91,19 +90,16 @@ def run_pair_once(server_host, client_host, words, *, address=None, seconds=60, 
 
 
 def rping(server_host, client_host, address):
-    """Connects by librdmacm and exchanges data; returns the seconds that the successful client took."""
+    """Connects by librdmacm and exchanges data. The very first packet must not be lost: the connection manager would ask again
+    after seconds only."""
     server = server_host.start("rping", "-s", "-C", 5, "-a", address)
     try:
-        for _ in range(20):
-            began = time.monotonic()
-            code, text = client_host.run("rping", "-c", "-v", "-C", 5, "-a", address)
-            if code == 0:
-                assert server.wait(10) == 0, server.text()
-                return time.monotonic() - began
-            # The server does not listen yet.
-            assert server.running(), server.text()
-            time.sleep(0.1)
-        raise LabError(text)
+        wait_until(lambda: "listening" in server_host.burst("cm", "--connections")[1], program=server)
+        asked_again = lambda: [host.stats()["cm_retry"] for host in (server_host, client_host)]  # noqa: E731
+        before = asked_again()
+        code, text = client_host.run("rping", "-c", "-v", "-C", 5, "-a", address)
+        assert (code, server.wait(20)) == (0, 0), text + server.text()
+        assert asked_again() == before, "packets of the connection manager were lost"
     finally:
         server.stop()
 
@@ -117,11 +113,10 @@ def words_port(words):
 def await_listener(host, program, port, seconds=SERVER_SECONDS):
     """Waits until something listens on the TCP port there."""
     want = f":{port:04X}"
-    limit = time.monotonic() + seconds
-    while True:
+
+    def listens():
         rows = [line.split() for line in host.tcp_table()]
-        if any(len(r) > 3 and r[1].endswith(want) and r[3] == "0A" for r in rows):
-            return
-        if not program.running() or time.monotonic() > limit:
-            raise LabError(f"{' '.join(program.words)} does not listen on port {port}:\n{program.text()}")
-        time.sleep(0.02)
+        return any(len(r) > 3 and r[1].endswith(want) and r[3] == "0A" for r in rows)
+
+    said = lambda: f"{' '.join(program.words)} does not listen on port {port}:\n{program.text()}"  # noqa: E731
+    wait_until(listens, seconds, said, program)

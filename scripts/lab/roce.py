@@ -9,10 +9,9 @@ import os
 import socket
 import struct
 import threading
-import time
 import zlib
 
-from .fabric import LabError
+from .waiting import LOOK_SECONDS, LabError, Patience
 
 PORT = 4791
 UD_SEND_ONLY = 0x64
@@ -140,18 +139,19 @@ class Peer:
     def receive(self, seconds=3):
         """The next management datagram, whose ICRC must be right; None if nothing comes. Others (a dead program's queue
         pair answers by NAKs) are skipped."""
-        limit = time.monotonic() + seconds
-        while True:
-            self.socket.settimeout(max(limit - time.monotonic(), 0.001))
+        patience = Patience(seconds)
+        while patience.left():
+            self.socket.settimeout(min(max(patience.seconds, 0.001), LOOK_SECONDS))
             try:
                 packet, (source, port) = self.socket.recvfrom(4096)
             except TimeoutError:
-                return None
+                continue
             right = (icrc(source, self.address, port, packet[:-4], number) for number in range(TRAIN_MAX))
             if packet[-4:] not in right:
                 raise LabError(f"an answer has a wrong ICRC: {packet.hex()}")
             if packet[0] == UD_SEND_ONLY:
                 return Answer(packet)
+        return None
 
     def expect(self, name, seconds=3):
         """The next datagram, which must be this message; repetitions of others are not skipped."""
@@ -162,8 +162,8 @@ class Peer:
 
     def drain(self, seconds=0.05):
         """Everything that comes until nothing comes for so long."""
-        limit, all_of_them = time.monotonic() + 5, []
-        while time.monotonic() < limit and (answer := self.receive(seconds)) is not None:
+        patience, all_of_them = Patience(5), []
+        while patience.left() and (answer := self.receive(seconds)) is not None:
             all_of_them.append(answer)
         return all_of_them
 
