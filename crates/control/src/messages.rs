@@ -357,8 +357,7 @@ pub enum Request {
     },
     /// A number that proves to the connection manager that a queue pair of this context is the caller's.
     Token,
-    /// New event channel of the connection manager; both ends of its pipe come along, read end first. The program may
-    /// write records of its own (`rdma_write_cm_event`), whole ones only.
+    /// New event channel of the connection manager; the read end of its pipe comes along.
     CmChannel {
         /// Its number, chosen by the program.
         channel: u32,

@@ -70,6 +70,11 @@ impl EventPipe {
         if self.has_backlog() { self.owed.lock().unwrap_or_else(|e| e.into_inner()).len() } else { 0 }
     }
 
+    /// Bytes of all that waits for room.
+    pub(crate) fn owed_bytes(&self) -> usize {
+        self.owed.lock().unwrap_or_else(|e| e.into_inner()).iter().map(Vec::len).sum()
+    }
+
     /// Writes what is owed, as far as there is room.
     pub fn retry(&self) {
         let mut owed = self.owed.lock().unwrap_or_else(|e| e.into_inner());

@@ -89,9 +89,9 @@ impl CmClient {
             return refuse(libc::EEXIST, format!("event channel {channel} exists"));
         };
         let made = CmChannel::of(&self.session).map_err(system("make an event channel"))?;
-        let fds = made.ends().map_err(system("share an event channel"))?;
+        let end = made.end().map_err(system("share an event channel"))?;
         place.insert(Arc::new(made));
-        Ok(Outcome { response: Response::Done, fds: fds.into(), segments: Vec::new() })
+        Ok(Outcome { response: Response::Done, fds: vec![end], segments: Vec::new() })
     }
 
     /// Ends a channel; ids that still use it write into the void.
@@ -270,9 +270,20 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
+    /// Each has its time, as the kernel has it.
     fn set_option(&mut self, house: &mut House, id: CmId, option: CmOption) -> Result<CmReply, Refusal> {
         let id = self.arrived(house, id)?;
+        let acknowledged = matches!(id.entry.qp_type, QpType::Rc | QpType::XrcSend);
         match option {
+            CmOption::ReuseAddr(true) | CmOption::AfOnly(_) if id.stage == Stage::Listening => {
+                return refuse(libc::EINVAL, "the id listens: say it before");
+            }
+            CmOption::AfOnly(_) if id.stage != Stage::Idle => {
+                return refuse(libc::EINVAL, "the id has its address: say it before");
+            }
+            CmOption::AckTimeout(_) if !acknowledged => {
+                return refuse(libc::EINVAL, "ACK timeouts are of IBV_QPT_RC and IBV_QPT_XRC_SEND");
+            }
             CmOption::Tos(tos) => {
                 id.options.tos = tos;
                 id.route.traffic_class = tos;
@@ -322,6 +333,11 @@ fn refused(house: &mut House, op: &CmOp, Refusal { errno, sentence }: Refusal) -
 fn end_id(house: &mut House, id: Id) {
     house.cm.ids -= 1;
     house.tidy.ended(1);
+    if id.stage == Stage::Listening {
+        // Before it is over: a worker drops events of ids that are over, and a request shown at this moment would be nobody's.
+        let entry = id.entry.clone();
+        house.on_all(move |w| w.cm_unlisten(&entry));
+    }
     id.entry.end();
     if let Some(binding) = &id.binding {
         house.cm.ports.release(binding);
@@ -330,11 +346,7 @@ fn end_id(house: &mut House, id: Id) {
         house.leave(*device, addr.ip);
     }
     match id.stage {
-        Stage::Listening => {
-            house.cm.listeners -= 1;
-            let entry = id.entry;
-            house.on_all(move |w| w.cm_unlisten(&entry));
-        }
+        Stage::Listening => house.cm.listeners -= 1,
         Stage::Connected | Stage::Requested => {
             let worker = id.entry.worker.load(Ordering::Relaxed);
             house.cm.job(worker, CmJob::Destroy(id.entry));

@@ -6,6 +6,7 @@
 use super::client::CmClient;
 use crate::house::House;
 use crate::session::refuse;
+use burst_base::verbs::QpType;
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmConn, CmEvent, CmEventKind, CmId, CmReply, CmRoute};
 use burst_engine::flow::gid_of;
@@ -18,6 +19,9 @@ const GROUPS_MAX: usize = 256;
 impl CmClient {
     pub(super) fn join(&mut self, house: &mut House, id: CmId, addr: CmAddr, cookie: u64) -> Result<CmReply, Refusal> {
         let id = self.id(id)?;
+        if id.entry.qp_type != QpType::Ud {
+            return refuse(libc::EINVAL, "groups are for datagrams: use an id of IBV_QPT_UD");
+        }
         let Some(device) = id.route.device else {
             return refuse(libc::ENODEV, "the id has no device yet: bind it or resolve an address first");
         };

@@ -62,12 +62,13 @@ impl CmChannel {
         Ok(CmChannel { pipe, read, gate: Mutex::new(0), owed, closed: AtomicBool::new(false) })
     }
 
-    /// Both ends for the program, read end first.
+    /// The program's end: the one to read, and nothing else. A program with the other one could make it blocking, and so stop
+    /// whoever writes events.
     ///
     /// # Errors
     /// When the process is out of descriptors.
-    pub fn ends(&self) -> std::io::Result<[OwnedFd; 2]> {
-        Ok([self.read.try_clone()?, self.pipe.as_fd().try_clone_to_owned()?])
+    pub fn end(&self) -> std::io::Result<OwnedFd> {
+        self.read.try_clone()
     }
 
     fn enter(&self) -> MutexGuard<'_, usize> {
@@ -158,7 +159,13 @@ impl CmChannel {
         }
         let mut taken = Vec::new();
         let mut kept: Vec<u8> = Vec::new();
-        while let Some(records) = self.next_records() {
+        // What was there at the beginning: a program that can write into its own pipe would keep us here for ever.
+        let most = self.unread() * CmEvent::BYTES + self.pipe.owed_bytes();
+        let mut seen = 0;
+        while seen < most
+            && let Some(records) = self.next_records()
+        {
+            seen += records.len();
             for record in records.as_chunks::<{ CmEvent::BYTES }>().0 {
                 match CmEvent::from_bytes(record) {
                     Some(event) if wanted(&event) => taken.push(*record),
@@ -285,6 +292,35 @@ mod tests {
         let expected: Vec<i32> = (0..total).filter(|n| n % 3 != 1).map(|n| n as i32).collect();
         assert_eq!(left, expected);
     }
+    #[test]
+    fn a_program_cannot_make_the_writer_wait() {
+        use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+        let channel = CmChannel::new().expect("channel");
+        let end = channel.end().expect("a descriptor");
+        let flags = fcntl_getfl(&end).expect("flags");
+        assert_eq!(flags & OFlags::RWMODE, OFlags::RDONLY, "it could write events, and set the mode of the other end");
+        fcntl_setfl(&end, flags - OFlags::NONBLOCK).expect("its own");
+        let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
+        for _ in 0..2_000 {
+            channel.write(&record).expect("kept");
+        }
+        assert!(channel.has_backlog());
+    }
+
+    /// Records are taken out while somebody goes on writing.
+    #[test]
+    fn taking_records_out_has_an_end() {
+        let channel = CmChannel::new().expect("channel");
+        let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
+        channel.write(&record).expect("kept");
+        let more = || channel.pipe.write(&record).expect("kept");
+        let taken = channel.take_records(|_| {
+            more();
+            true
+        });
+        assert!(taken.len() <= 8, "{}", taken.len());
+    }
+
     #[test]
     fn channels_of_a_program_share_what_may_be_owed() {
         let session = CmSession::default();
