@@ -1,7 +1,9 @@
 """What a hostile or broken peer can say to the connection manager of a real daemon, by packets made by hand: each is
 answered as IBA 12 says, or dropped with a named reason; and the daemon goes on."""
 
+import os
 import random
+import signal
 
 import pytest
 
@@ -261,6 +263,23 @@ def test_an_alternate_path_is_declined(wire, peer, connection):
     apr = peer.expect("APR")
     assert (apr.local_id, apr.remote_id, apr.body[9]) == (connection.remote_id, connection.local_id, 2)
     assert state_of(wire, connection) == ["established"]
+
+
+def test_a_program_that_stands_still_is_asked_no_more_than_it_has_room_for(wire, peer, counts):
+    # rping has room for three. Who asks, and takes back what was asked, has asked all the same.
+    program = wire[1].start("rping", "-s", "-a", "0.0.0.0", "-p", PORT + 1)
+    try:
+        await_cm_listener(wire[1], program, PORT + 1)
+        os.kill(program.pid, signal.SIGSTOP)
+        for local_id in range(0x9000, 0x9040):
+            request(peer, local_id, next(QPNS), port=PORT + 1)
+            timeout = roce.put({0: roce.u32(local_id), 9: b"\x10", 11: b"\x04", 12: (0x1234).to_bytes(8, "big")})
+            peer.send("REJ", timeout, TID)
+        counts("cm_backlog_full", by=61)
+        counts("cm_rejected", by=3)
+        assert not [c for c in connections(wire[1]) if c["peer_comm_id"] in range(0x9000, 0x9040)]
+    finally:
+        program.stop(signal.SIGKILL)
 
 
 # Connections that nobody has

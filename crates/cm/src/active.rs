@@ -114,15 +114,10 @@ impl<O> Cm<O> {
         }
         if !self.table.know(key, id) {
             fx.count(path.port, Reason::CmStale);
-            let data = &[];
-            return self.reject_now(
-                now,
-                id,
-                (1, reject::STALE_CONNECTION, rep.local_id),
-                EventKind::ConnectError,
-                data,
-                fx,
-            );
+            let stale = (1, reject::STALE_CONNECTION, rep.local_id);
+            self.reject_now(now, id, stale, EventKind::ConnectError, &[], fx);
+            // The peer has given its queue pair to somebody else, so the old connection is over (IBA 12.9.8.3.1).
+            return self.table.find(&key).into_iter().for_each(|old| self.end_stale(now, old, fx));
         }
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.keys[1] = Some(key);
@@ -221,7 +216,7 @@ impl<O> Cm<O> {
         fx.count(conn.path.port, Reason::CmRejected);
         self.step(now, id, Step::RejReceived, fx);
         self.tell(id, EventKind::Rejected, reason, data, fx);
-        self.forget(id);
+        self.withdraw(id, fx);
     }
 
     /// The peer's link is smaller than ours: the REJ says by how much, and the request is made again, once.

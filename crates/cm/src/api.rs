@@ -1,5 +1,6 @@
 //! What goes in and out of the machine: parameters, events, and the effects it asks for.
 
+use crate::conn::Waiting;
 use crate::message::Message;
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
@@ -182,7 +183,7 @@ pub enum EventKind {
     Unreachable,
     /// The queue pair could not be made ready.
     ConnectError,
-    /// The connection is over.
+    /// The connection is over; the status is the reason for a REJ that nobody sends, 4, if the peer did not answer the DREQ.
     Disconnected,
     /// The queue pair may be used again.
     TimewaitExit,
@@ -277,6 +278,9 @@ pub trait Effects<O> {
     fn unread(&self, _listener: &O) -> u32 {
         u32::MAX
     }
+    /// The peer has taken a request back, and its owner does not know: the place in the backlog stays taken as long as `place`
+    /// is kept. Otherwise a peer that asks and takes back could make owners without end.
+    fn keep_place(&mut self, _owner: &O, _place: Waiting) {}
     /// Makes the owner's queue pair ready to send (a reply has come).
     fn ready(&mut self, owner: &O, path: &Path, conn: &Negotiated) -> Ready;
     /// The MTU of a device.

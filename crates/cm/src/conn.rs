@@ -66,7 +66,7 @@ impl Backlog {
 
 /// A place in a backlog, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Waiting(Arc<Backlog>);
+pub struct Waiting(Arc<Backlog>);
 
 impl Waiting {
     pub(crate) fn enter(backlog: &Arc<Backlog>, unread: impl FnOnce() -> u32) -> Option<Waiting> {

@@ -30,7 +30,7 @@ pub use api::{
     BURST_VENDOR, Connect, Effects, End, Event, EventKind, Incoming, Negotiated, Path, PeerClass, Ready, SidrParams,
     Step, Took, Transport,
 };
-pub use conn::{Backlog, State};
+pub use conn::{Backlog, State, Waiting};
 pub use fold::Fold;
 pub use machine::{Cm, CmError, Listener};
 pub use message::{Mad, Message};

@@ -276,7 +276,7 @@ impl<O> Cm<O> {
         fx.count(conn.path.port, Reason::CmTimeout);
         match conn.state {
             // Whoever is asked to part and does not answer has parted.
-            State::DreqSent => return self.enter_timewait(now, id, &[], fx),
+            State::DreqSent => return self.part_unanswered(now, id, fx),
             State::SidrSent => {}
             State::ReqSent => {
                 let rej = crate::active::timeout_rej(id, conn.local_guid);

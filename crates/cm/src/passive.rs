@@ -228,7 +228,7 @@ impl<O> Cm<O> {
         Ok((conn.path, negotiated))
     }
 
-    /// Refuses a request, or a reply that the program does not want.
+    /// Refuses a request, until the RTU comes, or a reply that the program does not want.
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`], [`CmError::DataTooLong`].
@@ -244,6 +244,8 @@ impl<O> Cm<O> {
         let message = match conn.state {
             State::ReqReceived => 0,
             State::RepReceived => 1,
+            // It was accepted, and the other end is not ready yet.
+            State::RepSent => 2,
             State::SidrReceived => return self.reject_sidr(now, id, data, fx),
             _ => return Err(CmError::WrongState),
         };

@@ -75,10 +75,19 @@ impl<O> Cm<O> {
         }
     }
 
-    /// Over; remembered for a while.
+    /// Over, as the peer has said with `data`; remembered for a while.
     pub(crate) fn enter_timewait(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl Effects<O>) {
+        self.over(now, id, 0, data, fx);
+    }
+
+    /// Over, because nobody answers.
+    pub(crate) fn part_unanswered(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+        self.over(now, id, reject::TIMEOUT, &[], fx);
+    }
+
+    fn over(&mut self, now: Nanos, id: u32, status: u16, data: &[u8], fx: &mut impl Effects<O>) {
         self.step(now, id, Step::Disconnected, fx);
-        self.tell(id, EventKind::Disconnected, 0, data, fx);
+        self.tell(id, EventKind::Disconnected, status, data, fx);
         if let Some(conn) = self.table.get_mut(id) {
             conn.state = State::TimeWait;
             conn.waiting = None;
@@ -102,9 +111,16 @@ impl<O> Cm<O> {
             }
             State::ReqReceived => {
                 self.tell(id, EventKind::Rejected, reject::STALE_CONNECTION, &[], fx);
-                self.forget(id);
+                self.withdraw(id, fx);
             }
             _ => {}
+        }
+    }
+
+    /// Forgets what the peer wants no more. If it was a request, its owner is still to decide, and holds its place.
+    pub(crate) fn withdraw(&mut self, id: u32, fx: &mut impl Effects<O>) {
+        if let Some(Conn { owner: Some(owner), waiting: Some(place), .. }) = self.forget(id) {
+            fx.keep_place(&owner, place);
         }
     }
 

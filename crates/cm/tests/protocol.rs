@@ -352,6 +352,66 @@ fn a_small_backlog_is_of_requests_that_are_not_read() {
     assert_eq!((host.backlog.waiting(), host.count(Reason::CmBacklogFull)), (READ_MIN, 9), "not without end");
 }
 
+/// A peer that asks and takes back, again and again, makes no more work for a program than one that only asks.
+#[test]
+fn requests_that_are_taken_back_keep_their_places() {
+    let mut host = Host::new(1);
+    host.listen(2);
+    for n in 1..=50 {
+        ask(&mut host, req(n, 50 + n));
+        let mut rej = Rej { local_id: n, reason: reject::TIMEOUT, info_len: 8, ..Rej::default() };
+        rej.info[..8].copy_from_slice(&GUID.to_be_bytes());
+        give(&mut host, rej);
+    }
+    assert_eq!((host.world.stories.len(), host.count(Reason::CmBacklogFull)), (2, 48));
+    assert_eq!((host.cm.len(), host.backlog.waiting()), (0, 2));
+    host.world.places.clear();
+    // The same by requests that replace each other: the first is refused, as the peer's queue pair has another.
+    for n in 1..=50 {
+        ask(&mut host, req(100 + n, 50));
+    }
+    assert_eq!((host.world.stories.len(), host.backlog.waiting()), (4, 2));
+}
+
+/// The peer has a new queue pair with the number of an old one, whose connection nobody has ended.
+#[test]
+fn a_stale_connection_is_ended_by_a_reply() {
+    let (mut host, id) = asked(Ready::Done);
+    let [Message::Rtu(_)] = give(&mut host, rep(id))[..] else { panic!("no RTU") };
+    host.connect(NOW, IpAddr::from(PEER), b"again");
+    let second = host.world.stories[1].conn;
+    taken(&mut host);
+    let sent = give(&mut host, Rep { local_id: 10, ..rep(second) });
+    let [Message::Rej(rej), Message::Dreq(dreq)] = sent[..] else { panic!("{sent:?}") };
+    assert_eq!((rej.reason, rej.message, rej.remote_id), (reject::STALE_CONNECTION, 1, 10));
+    assert_eq!((dreq.local_id, dreq.remote_id, dreq.remote_qpn), (id, 9, 60));
+    give(&mut host, Drep { local_id: 9, remote_id: id });
+    assert_eq!(host.world.stories[0].last(), Some(K::Disconnected));
+    assert_eq!(host.world.stories[1].events, [(K::ConnectError, reject::STALE_CONNECTION)]);
+}
+
+#[test]
+fn who_accepted_may_reject_until_the_other_end_is_ready() {
+    let (mut host, id, _) = accepted();
+    host.cm.reject(NOW, id, reject::CONSUMER, b"no", &mut host.world).expect("no RTU came");
+    let [Message::Rej(rej)] = taken(&mut host)[..] else { panic!("no REJ") };
+    assert_eq!((rej.local_id, rej.remote_id, rej.message, rej.reason), (id, 1, 2, reject::CONSUMER));
+    assert!(host.cm.is_empty());
+    let (mut host, id) = established();
+    let late = host.cm.reject(NOW, id, reject::CONSUMER, b"no", &mut host.world);
+    assert_eq!(late, Err(CmError::WrongState));
+}
+
+#[test]
+fn parting_from_one_who_does_not_answer_says_so() {
+    let (mut host, id) = established();
+    host.disconnect(NOW, 0);
+    while host.cm.state(id) == Some(State::DreqSent) {
+        host.cm.on_timer(host.cm.next_deadline(), 1, &mut host.world);
+    }
+    assert_eq!(host.world.stories[0].events.last(), Some(&(K::Disconnected, reject::TIMEOUT)));
+}
+
 #[test]
 fn a_stale_connection_is_ended_by_a_new_request() {
     let (mut host, id) = established();
@@ -489,6 +549,7 @@ fn rejects_end_what_they_name() {
     rej.info[..8].copy_from_slice(&GUID.to_be_bytes());
     give(&mut host, rej);
     assert_eq!(host.world.stories[0].events, [(K::Rejected, reject::TIMEOUT)]);
+    host.world.places.clear();
     assert_eq!(host.backlog.waiting(), 0);
 }
 

@@ -7,7 +7,7 @@ use burst_base::{Nanos, Reason};
 use burst_cm::service::{Header, PS_TCP, service_id};
 use burst_cm::{
     Backlog, Cm, Connect, Effects, End, Event, EventKind, Incoming, Listener, Message, Negotiated, Path, Ready, Secret,
-    Step, Took, Transport,
+    Step, Took, Transport, Waiting,
 };
 use burst_frame::Flow;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -45,6 +45,8 @@ pub struct World {
     pub requests: Vec<u32>,
     pub responses: Vec<u32>,
     pub reasons: HashMap<Reason, u64>,
+    /// Places of requests that were taken back, until the programs have noticed.
+    pub places: Vec<Waiting>,
     pub steps: Vec<(u32, Step)>,
     pub mtu: Mtu,
     /// Whether queue pairs are made ready at once, by the program, or not at all.
@@ -84,6 +86,9 @@ impl Effects<u32> for World {
         self.requests.push(owner);
         Some(owner)
     }
+    fn keep_place(&mut self, _: &u32, place: Waiting) {
+        self.places.push(place);
+    }
     fn ready(&mut self, _: &u32, _: &Path, _: &Negotiated) -> Ready {
         self.ready
     }
@@ -121,6 +126,7 @@ impl Host {
             requests: Vec::new(),
             responses: Vec::new(),
             reasons: HashMap::new(),
+            places: Vec::new(),
             steps: Vec::new(),
             mtu: Mtu::B4096,
             ready: Ready::Done,

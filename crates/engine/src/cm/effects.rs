@@ -11,7 +11,7 @@ use burst_base::verbs::{Mtu, QpType};
 use burst_base::{Nanos, Psn, Qkey, Qpn, Reason};
 use burst_cm::message::Message;
 use burst_cm::service::parse_service_id;
-use burst_cm::{Effects, Event, EventKind, Incoming, Negotiated, Path, Ready, Step, Took, Transport};
+use burst_cm::{Effects, Event, EventKind, Incoming, Negotiated, Path, Ready, Step, Took, Transport, Waiting};
 use burst_control::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
 use std::net::IpAddr;
@@ -69,6 +69,7 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         let status = match event.kind {
             EventKind::Rejected => i32::from(event.status),
             EventKind::Unreachable => TIMED_OUT,
+            EventKind::Disconnected if event.status != 0 => TIMED_OUT,
             EventKind::ConnectError => NO_MEMORY,
             _ => 0,
         };
@@ -136,6 +137,10 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         // What this pass will write is unread, too.
         let coming = self.rest.events.iter().filter(|news| Arc::ptr_eq(&news.channel, &channel)).count();
         if channel.has_backlog() { u32::MAX } else { (channel.unread() + coming) as u32 }
+    }
+
+    fn keep_place(&mut self, owner: &Arc<CmEntry>, place: Waiting) {
+        owner.keep_place(place);
     }
 
     fn ready(&mut self, owner: &Arc<CmEntry>, path: &Path, conn: &Negotiated) -> Ready {

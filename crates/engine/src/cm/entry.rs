@@ -3,7 +3,7 @@
 use super::channel::CmChannel;
 use burst_base::Qpn;
 use burst_base::verbs::QpType;
-use burst_cm::{Negotiated, Path};
+use burst_cm::{Negotiated, Path, Waiting};
 use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
 use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -86,6 +86,8 @@ pub struct CmEntry {
     pub(super) conn: AtomicU32,
     /// For one that came with a request: its program has accepted it. Written by the worker.
     accepted: AtomicBool,
+    /// For one that came with a request that the peer has taken back: its place in the listener's backlog.
+    place: Mutex<Option<Waiting>>,
     /// Records of it (for a listener: and of requests to it) put into channels so far.
     written: AtomicU32,
     /// The program has destroyed it.
@@ -112,6 +114,7 @@ impl CmEntry {
             worker: AtomicU32::new(0),
             conn: AtomicU32::new(0),
             accepted: AtomicBool::new(false),
+            place: Mutex::default(),
             written: AtomicU32::new(0),
             over: AtomicBool::new(false),
         }
@@ -141,6 +144,17 @@ impl CmEntry {
     pub fn end(&self) {
         // Relaxed: the channel's gate orders it (`CmChannel::write_news`).
         self.over.store(true, Ordering::Relaxed);
+        self.leave_place();
+    }
+
+    /// Its request was taken back before its program has said anything.
+    pub(super) fn keep_place(&self, place: Waiting) {
+        *self.place.lock().unwrap_or_else(|e| e.into_inner()) = Some(place);
+    }
+
+    /// Its program has answered its request, or has destroyed it.
+    pub(super) fn leave_place(&self) {
+        drop(self.place.lock().unwrap_or_else(|e| e.into_inner()).take());
     }
 
     /// Whether the program has destroyed it.

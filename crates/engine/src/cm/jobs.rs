@@ -125,6 +125,7 @@ impl CmHost {
             CmJob::Accept(entry, param) => self.accept(now, worker, entry, param).err(),
             CmJob::Reject(entry, reason, param) => {
                 let mut fx = CmFx { now, worker, rest };
+                entry.leave_place();
                 // The peer may have gone meanwhile: then there is nobody to refuse.
                 let _ = machine.reject(now, conn(entry), *reason, param.data.as_slice(), &mut fx);
                 None
@@ -220,6 +221,7 @@ impl CmHost {
     ) -> Result<(), CmError> {
         let CmHost { machine, rest, .. } = self;
         let data = param.data.as_slice();
+        entry.leave_place();
         if entry.qp_type == QpType::Ud {
             let qpn = entry.qp.get().map_or(param.qp_num, |qp| qp.qpn.get());
             let params = SidrParams { qpn, qkey: param.qkey, ece: param.ece, data };
