@@ -181,7 +181,7 @@ def test_ucx_connects_by_rdmacm(fabric):
 # The rules of the API.
 
 @pytest.mark.parametrize("address", ["address", "address6"])
-@pytest.mark.parametrize("program", ["cm_exercise", "cm_more", "cm_edge"])
+@pytest.mark.parametrize("program", ["cm_exercise", "cm_more", "cm_edge", "cm_strict"])
 def test_rules(fabric, program, address):
     code, text = fabric.a.run(BUILD / "programs" / program, getattr(fabric.a, address), seconds=40)
     assert code == 0, text

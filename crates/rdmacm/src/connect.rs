@@ -176,7 +176,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// Ends a connection.
+/// Ends a connection. Of a synchronous id that has none, or whose last event was read: EINVAL.
 ///
 /// # Safety
 /// `id` must be alive.
@@ -186,6 +186,10 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         id.due.check_met()?;
+        if id.is_sync() && (id.is_datagram() || !id.due.is_awaited()) {
+            // There is no connection, and no event would end the wait.
+            return Err(EINVAL);
+        }
         id.wish(CmOp::Disconnect { id: id.number })?;
         qp::note_state(id, IBV_QPS_ERR);
         id.complete()

@@ -81,6 +81,10 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     // SAFETY: just made, or counted.
     let id = unsafe { id.as_ref() };
     id.due.read(event, id.is_datagram());
+    if is_of_group(event.kind) && !crate::multicast::is_wanted(id, event.cookie) {
+        id.counted.acknowledge();
+        return None;
+    }
     let mut status = follow(id, event);
     if request && counted_id.is_sync() {
         // The request's id gets a channel of its own, as its listener has.
@@ -93,6 +97,11 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     boxed.base.status = status;
     fill_param(&mut boxed, id, event);
     Some(Box::into_raw(boxed).cast())
+}
+
+/// Whether it tells what came of a join.
+fn is_of_group(kind: CmEventKind) -> bool {
+    matches!(kind, CmEventKind::MulticastJoin | CmEventKind::MulticastError)
 }
 
 /// Lets the id follow the event; the status that the application sees.
@@ -138,7 +147,7 @@ fn fill_param(boxed: &mut Event, id: &Id, event: &CmEvent) {
     let (private_data, private_data_len) =
         if data.is_empty() { (std::ptr::null(), 0) } else { (data.as_ptr().cast(), data.len() as u8) };
     let conn = &event.conn;
-    let group = matches!(event.kind, CmEventKind::MulticastJoin | CmEventKind::MulticastError);
+    let group = is_of_group(event.kind);
     if group || id.is_datagram() {
         // The private data of a join is the context that the program gave.
         let private_data = if group { crate::multicast::context_of(id, event.cookie) } else { private_data };

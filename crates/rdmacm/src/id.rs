@@ -146,6 +146,11 @@ impl Due {
         if self.met.load(Ordering::Relaxed) { Ok(()) } else { Err(EINVAL) }
     }
 
+    /// Whether the network, or the end of time-wait, will be heard of: a synchronous call would wait for ever for anything else.
+    pub fn is_awaited(&self) -> bool {
+        self.live.load(Ordering::Relaxed) || self.ended_ns.load(Ordering::Relaxed) != 0
+    }
+
     fn may_come(&self) -> bool {
         if self.live.load(Ordering::Relaxed) || self.answers.load(Ordering::Relaxed) != 0 {
             return true;

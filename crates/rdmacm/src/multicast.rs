@@ -62,6 +62,11 @@ pub fn joined(id: &Id, event: &CmEvent) -> Outcome<()> {
     Ok(())
 }
 
+/// Whether the join of an event is still wanted: the context of a group that was left is the program's again.
+pub fn is_wanted(id: &Id, cookie: u64) -> bool {
+    lock(&id.known).groups.iter().any(|g| g.cookie == cookie)
+}
+
 /// The context that the program gave with a join.
 pub fn context_of(id: &Id, cookie: u64) -> *const c_void {
     lock(&id.known).groups.iter().find(|g| g.cookie == cookie).map_or(std::ptr::null(), |g| g.context)
@@ -122,9 +127,11 @@ pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, to: *mut sock
             let at = groups.iter().position(|g| g.addr == to).ok_or(Errno(libc::EADDRNOTAVAIL))?;
             groups.swap_remove(at)
         };
-        if let Some((qp, gid)) = group.attached.filter(|(qp, _)| *qp == id.public().qp) {
+        let joined_again = lock(&id.known).groups.iter().any(|g| g.addr.ip == to.ip && g.attached.is_some());
+        if let Some((qp, gid)) = group.attached.filter(|(qp, _)| *qp == id.public().qp && !joined_again) {
+            // Refused only if the program has done it itself; the group is left all the same.
             // SAFETY: the id's queue pair is alive.
-            verbs(unsafe { ibv_detach_mcast(qp, &gid, 0) })?;
+            let _ = unsafe { ibv_detach_mcast(qp, &gid, 0) };
         }
         id.ask(vec![CmOp::Leave { id: id.number, addr: to }]).map(drop)
     })

@@ -154,6 +154,7 @@ fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<
         return Err(EINVAL);
     }
     let pd = domain(id, device, pd)?;
+    let given = (init.send_cq, init.recv_cq);
     let made = complete_init(id, device, init).and_then(|()| {
         let qp = make(device, pd, init);
         if qp.is_null() {
@@ -172,6 +173,8 @@ fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<
             Ok(())
         }
         Err(e) => {
+            // The caller may try again with the same struct: it shall not name what is gone.
+            (init.send_cq, init.recv_cq) = given;
             end_queues(id);
             Err(e)
         }
