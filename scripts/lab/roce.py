@@ -118,6 +118,8 @@ class Peer:
         self.socket.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
         self.socket.bind((self.address, PORT))
         self.psn = 0
+        # What came since the last `drain`.
+        self.seen = set()
 
     def close(self):
         self.socket.close()
@@ -136,9 +138,9 @@ class Peer:
         """A connection message by its name."""
         self.send_raw(self.packet(mad(body, ATTRIBUTES[name], tid, **options)))
 
-    def receive(self, seconds=3):
+    def receive(self, seconds=3, *, again=False):
         """The next management datagram, whose ICRC must be right; None if nothing comes. Others (a dead program's queue
-        pair answers by NAKs) are skipped."""
+        pair answers by NAKs) are skipped, and, unless `again`, what came before: a daemon repeats itself after 80 ms."""
         patience = Patience(seconds)
         while patience.left():
             self.socket.settimeout(min(max(patience.seconds, 0.001), LOOK_SECONDS))
@@ -149,22 +151,28 @@ class Peer:
             right = (icrc(source, self.address, port, packet[:-4], number) for number in range(TRAIN_MAX))
             if packet[-4:] not in right:
                 raise LabError(f"an answer has a wrong ICRC: {packet.hex()}")
-            if packet[0] == UD_SEND_ONLY:
-                return Answer(packet)
+            if packet[0] != UD_SEND_ONLY:
+                continue
+            answer = Answer(packet)
+            known = answer.mad in self.seen
+            self.seen.add(answer.mad)
+            if again or not known:
+                return answer
         return None
 
-    def expect(self, name, seconds=3):
-        """The next datagram, which must be this message; repetitions of others are not skipped."""
-        answer = self.receive(seconds)
+    def expect(self, name, seconds=3, *, again=False):
+        """The next datagram, which must be this message."""
+        answer = self.receive(seconds, again=again)
         if answer is None or answer.name != name:
             raise LabError(f"{answer} came instead of {name}")
         return answer
 
     def drain(self, seconds=0.05):
-        """Everything that comes until nothing comes for so long."""
+        """Everything that comes until nothing comes for so long; it is forgotten then."""
         patience, all_of_them = Patience(5), []
-        while patience.left() and (answer := self.receive(seconds)) is not None:
+        while patience.left() and (answer := self.receive(seconds, again=True)) is not None:
             all_of_them.append(answer)
+        self.seen.clear()
         return all_of_them
 
 
