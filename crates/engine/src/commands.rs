@@ -14,8 +14,9 @@ use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::Flow;
 use burst_mem::{MrTable, Region, Window};
-use burst_port::PortCaps;
+use burst_port::{NextHop, PortCaps};
 use burst_transport::{Env, ModifyError};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Puts `value` at `index` of a table of options.
@@ -109,6 +110,11 @@ impl Worker {
     /// Counters of device `port`.
     pub fn counters(&self, port: u16) -> Arc<Counters> {
         self.ports[usize::from(port)].counters.clone()
+    }
+
+    /// What port `port` knows of the next hop to `dst`; asks for it if that is nothing.
+    pub fn next_hop(&mut self, now: Nanos, port: u16, dst: IpAddr) -> NextHop {
+        self.ports[usize::from(port)].port.next_hop(now, dst)
     }
 
     /// What port `port` is now; re-reads addresses and link state first.

@@ -17,7 +17,7 @@
 
 use crate::spec::{Direction, ImpairSpec, Ppm};
 use crate::sys::lend::{HeldFrame, send_held};
-use crate::{Port, PortCaps, PortError, RxSink};
+use crate::{NextHop, Port, PortCaps, PortError, RxSink};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Ecn, Flow, HEAD_MAX, RxFrame, SPANS_MAX, TxBatch, TxFrame};
@@ -348,6 +348,10 @@ impl Port for Impair {
 
     fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
         self.inner.is_seeking(now, flow)
+    }
+
+    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NextHop {
+        self.inner.next_hop(now, dst)
     }
 
     fn before_sleep(&mut self) -> bool {

@@ -15,6 +15,7 @@
 //! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
 //! | [`loopback`] | what a port sends to itself turns round in it |
 //! | [`impair`] | loss, duplication, reordering, delay, damage, ECN marks around any port |
+//! | [`hops`] | next hops as the kernel knows them, and how it is made to ask |
 //! | [`iface`] | interfaces of this host: addresses, MTU, state, speed |
 //! | `sys` | the system calls; the only module with `unsafe` |
 #![deny(unsafe_code)]
@@ -23,6 +24,7 @@
 pub mod dpdk;
 pub mod error;
 pub mod ether;
+pub mod hops;
 pub mod iface;
 pub mod impair;
 pub mod lan;
@@ -115,6 +117,17 @@ pub trait RxSink {
     fn turned_round(&mut self, _packets: usize) {}
 }
 
+/// What a port that finds its next hops itself knows of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextHop {
+    /// Packets can be sent to it; or it is for others to say, above all for the kernel ([`hops`]).
+    Known,
+    /// It is being asked.
+    Asked,
+    /// It did not answer.
+    Silent,
+}
+
 /// A port, driven by one thread.
 pub trait Port: Send {
     /// What it is now (addresses, MTU and state may change: see `poll_changes`).
@@ -148,6 +161,10 @@ pub trait Port: Send {
     /// more. Sending a frame, or [`Port::prepare`], is what makes a port ask.
     fn is_seeking(&mut self, _now: Nanos, _flow: &Flow) -> bool {
         false
+    }
+    /// What is known of the next hop to `dst`; one that is not known is asked for.
+    fn next_hop(&mut self, _now: Nanos, _dst: IpAddr) -> NextHop {
+        NextHop::Known
     }
     /// The worker is about to sleep on `wait_fds` until `next_event` at the latest: what is needed for that. True when
     /// something has arrived meanwhile.

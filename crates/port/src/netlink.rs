@@ -70,6 +70,8 @@ pub struct Neighbour {
     pub ip: IpAddr,
     /// Its Ethernet address, if that may be used.
     pub mac: Option<MacAddr>,
+    /// Packets can be sent to it, now: its address may be used, or it needs none.
+    pub known: bool,
     /// The address should be confirmed.
     pub stale: bool,
     /// It is being asked; packets wait for its answer.
@@ -293,7 +295,7 @@ fn number(value: &[u8]) -> Option<u32> {
 fn event(kind: u16, body: &[u8]) -> Option<Event> {
     match kind {
         RTM_NEWNEIGH => neighbour(body).map(Event::Neighbour),
-        RTM_DELNEIGH => neighbour(body).map(|n| Event::Neighbour(Neighbour { mac: None, ..n })),
+        RTM_DELNEIGH => neighbour(body).map(|n| Event::Neighbour(Neighbour { mac: None, known: false, ..n })),
         RTM_NEWROUTE | RTM_DELROUTE | RTM_NEWRULE | RTM_DELRULE => Some(Event::Routes),
         RTM_NEWLINK | RTM_DELLINK | RTM_NEWADDR | RTM_DELADDR => Some(Event::Interfaces),
         _ => None,
@@ -311,9 +313,10 @@ fn neighbour(body: &[u8]) -> Option<Neighbour> {
         _ => {}
     });
     let ifindex = u32::from_ne_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]);
-    let mac = mac.filter(|_| state & NUD_VALID != 0);
     let is = |flag| state & flag != 0;
-    Some(Neighbour { ifindex, ip: ip?, mac, stale: is(NUD_STALE), asked: is(NUD_INCOMPLETE), failed: is(NUD_FAILED) })
+    let (known, mac) = (is(NUD_VALID), mac.filter(|_| is(NUD_VALID)));
+    let (asked, failed) = (is(NUD_INCOMPLETE), is(NUD_FAILED));
+    Some(Neighbour { ifindex, ip: ip?, mac, known, stale: is(NUD_STALE), asked, failed })
 }
 
 /// A route message: family, lengths of destination and source, TOS, table, protocol, scope, type, flags (4); attributes.
@@ -364,7 +367,7 @@ mod tests {
         request.address(NDA_DST, &ip);
         request.attribute(NDA_LLADDR, &[2, 1, 1, 1, 1, 1]);
         let mac = Some(MacAddr([2, 1, 1, 1, 1, 1]));
-        let want = Neighbour { ifindex: 7, ip, mac, stale: true, asked: false, failed: false };
+        let want = Neighbour { ifindex: 7, ip, mac, known: true, stale: true, asked: false, failed: false };
         let read = |bytes: &[u8]| {
             let mut got = Vec::new();
             messages(bytes, &mut |kind, body| got.extend(event(kind, body)));
@@ -375,7 +378,7 @@ mod tests {
         request.fixed()[8] = 0x20;
         assert_eq!(
             read(request.bytes()),
-            [Event::Neighbour(Neighbour { mac: None, stale: false, failed: true, ..want })]
+            [Event::Neighbour(Neighbour { mac: None, known: false, stale: false, failed: true, ..want })]
         );
     }
 

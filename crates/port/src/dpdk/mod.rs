@@ -21,11 +21,12 @@ mod tx;
 use crate::error::PortError;
 use crate::lan::{Host, Lan, Neighbour, Shared};
 use crate::spec::DpdkSpec;
-use crate::{Port, PortAddr, PortCaps, Reach, RxSink};
+use crate::{NextHop, Port, PortAddr, PortCaps, Reach, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_dpdk::{DevArgs, Device, DeviceOptions, QueuePair};
 use burst_frame::{Flow, TxBatch};
 use burst_wire::MacAddr;
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -168,6 +169,18 @@ impl Port for DpdkPort {
         let DpdkPort { queue, lan, .. } = self;
         lan.host().owns(flow.src)
             && lan.neighbour(now, flow.dst, &mut |frame| emit(queue, frame)) == Ok(Neighbour::Asked)
+    }
+
+    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NextHop {
+        let DpdkPort { queue, lan, .. } = self;
+        let found = lan.neighbour(now, dst, &mut |frame| emit(queue, frame));
+        queue.flush();
+        match found {
+            Ok(Neighbour::Asked) => NextHop::Asked,
+            Ok(Neighbour::Silent) => NextHop::Silent,
+            // That there is no way sending says.
+            Ok(Neighbour::Known(_)) | Err(_) => NextHop::Known,
+        }
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

@@ -11,7 +11,7 @@
 //!
 //! In each pass the store and every lane get the same share of what may be received, and the port below a quarter at least.
 
-use crate::{Port, PortCaps, PortError, RxSink};
+use crate::{NextHop, Port, PortCaps, PortError, RxSink};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, SPANS_MAX, TxBatch, TxFrame};
 use std::net::IpAddr;
@@ -160,6 +160,10 @@ impl Port for Loopback {
 
     fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
         !self.own.contains(&flow.dst) && self.inner.is_seeking(now, flow)
+    }
+
+    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NextHop {
+        if self.own.contains(&dst) { NextHop::Known } else { self.inner.next_hop(now, dst) }
     }
 
     fn before_sleep(&mut self) -> bool {

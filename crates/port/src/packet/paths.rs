@@ -232,14 +232,21 @@ mod tests {
         let mut way = |paths: &mut Paths| paths.way(&flow, &own, &mut netlink);
         let _ = way(&mut paths);
         let mac = MacAddr([2; 6]);
-        let known =
-            Neighbour { ifindex: own.ifindex, ip: flow.dst, mac: Some(mac), stale: false, asked: false, failed: false };
+        let known = Neighbour {
+            ifindex: own.ifindex,
+            ip: flow.dst,
+            mac: Some(mac),
+            known: true,
+            stale: false,
+            asked: false,
+            failed: false,
+        };
         let wire = Way::Wire { mac, mtu: 65_535 };
         paths.note(&Event::Neighbour(known), &own);
         assert_eq!(way(&mut paths), wire);
         paths.note(&Event::Neighbour(Neighbour { stale: true, ..known }), &own);
         assert_eq!([way(&mut paths), way(&mut paths)], [Way::Kernel, wire]);
-        let gone = Event::Neighbour(Neighbour { mac: None, failed: true, ..known });
+        let gone = Event::Neighbour(Neighbour { mac: None, known: false, failed: true, ..known });
         assert_eq!(paths.note(&gone, &own), 0, "nothing waited");
         assert_eq!([way(&mut paths), way(&mut paths)], [Way::Kernel, Way::Kernel]);
         assert_eq!((paths.note(&gone, &own), paths.note(&gone, &own)), (2, 0));

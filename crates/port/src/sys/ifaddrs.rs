@@ -1,4 +1,4 @@
-//! `getifaddrs`, interface index and MTU.
+//! `getifaddrs`, interface index, flags and MTU.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -70,8 +70,27 @@ pub fn index(name: &str) -> u32 {
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
+/// `IFF_*` of an interface; `None` if there is no such interface.
+pub fn flags(index: u32) -> Option<u32> {
+    let mut name = [0 as libc::c_char; libc::IFNAMSIZ];
+    // SAFETY: room for the longest name.
+    if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {
+        return None;
+    }
+    // SAFETY: if_indextoname wrote a C string.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_str().ok()?;
+    // SAFETY: SIOCGIFFLAGS writes ifru_flags.
+    ask(name, libc::SIOCGIFFLAGS).map(|answer| unsafe { u32::from(answer.ifr_ifru.ifru_flags as u16) })
+}
+
 /// MTU in bytes.
 pub fn mtu(name: &str) -> Option<u32> {
+    // SAFETY: SIOCGIFMTU writes ifru_mtu.
+    ask(name, libc::SIOCGIFMTU).and_then(|answer| u32::try_from(unsafe { answer.ifr_ifru.ifru_mtu }).ok())
+}
+
+/// A question of `ioctl` about an interface that has its answer in the same structure.
+fn ask(name: &str, what: libc::Ioctl) -> Option<libc::ifreq> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     // SAFETY: all zero is a valid ifreq.
     let mut request: libc::ifreq = unsafe { core::mem::zeroed() };
@@ -81,11 +100,7 @@ pub fn mtu(name: &str) -> Option<u32> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: SIOCGIFMTU reads the name and writes ifru_mtu of the structure given.
-    unsafe {
-        if libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &mut request) != 0 {
-            return None;
-        }
-        u32::try_from(request.ifr_ifru.ifru_mtu).ok()
-    }
+    // SAFETY: such a question reads the name and writes the structure given.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), what, &mut request) };
+    (rc == 0).then_some(request)
 }
