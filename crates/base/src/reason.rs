@@ -110,6 +110,7 @@ reasons! {
     CmDuplicate, "cm_duplicate", Note, "A connection message arrived again and was answered again.", "Nothing: an answer was lost or late.";
     CmRetry, "cm_retry", Note, "A connection message got no answer in time and was sent again.", "Packets are lost on the way, or the peer is slow to accept.";
     CmTimeout, "cm_timeout", Refusal, "A connection got no answer after all retries.", "Check the address, a firewall on UDP port 4791, and that the peer's daemon runs.";
+    CmNoNextHop, "cm_no_next_hop", Refusal, "An address was not resolved, because its next hop (the peer, or the gateway to it) did not answer ARP or neighbour discovery.", "Check that the host is up and on this network, and that the address and the route to it are right: ip neigh, ip route get.";
     CmNobodyListens, "cm_nobody_listens", Refusal, "A request for an address and port on which nobody listens was rejected.", "Start the server first, and check its address and port.";
     CmEarly, "cm_early", Note, "A request for an address and port on which nobody listened yet was kept for a moment.", "Nothing: if nobody listens soon it is rejected, and counted as cm_nobody_listens.";
     CmRejected, "cm_rejected", Refusal, "The peer rejected a connection.", "Look at the reason in the event, and at the peer's program.";

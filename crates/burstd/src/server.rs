@@ -123,6 +123,7 @@ impl Server {
                 self.changed.get_or_insert_with(Instant::now);
             }
             self.serve_clients(&ready);
+            self.follow_hops(ready.hops);
             // One post per worker for all that programs asked in this pass.
             self.house.post_cm_jobs();
             self.every_so_often();
@@ -168,6 +169,8 @@ impl Server {
                 .filter(|_| !self.clients.is_empty())
                 .map(|w| PollFd::from_borrowed_fd(w.fd(), PollFlags::IN)),
         );
+        let hops_at = fds.len();
+        fds.extend(self.house.cm.hops.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let lives = self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.life()?)));
         let (living, lives): (Vec<_>, Vec<_>) =
             lives.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
@@ -184,7 +187,8 @@ impl Server {
         Ready {
             signal: hot(&fds[0]),
             accept: self.listener.is_some() && hot(&fds[n + 1]),
-            changed: watch_at < lives_at && hot(&fds[watch_at]),
+            changed: watch_at < hops_at && hot(&fds[watch_at]),
+            hops: hops_at < lives_at && hot(&fds[hops_at]),
             clients: (0..n).filter(|i| hot(&fds[i + 1])).collect(),
             ended: living.into_iter().zip(&fds[lives_at..]).filter(|(_, f)| hot(f)).map(|(i, _)| i).collect(),
         }
@@ -197,7 +201,7 @@ impl Server {
             .filter(|_| self.clients.is_empty())
             .map(|limit| limit.saturating_sub(self.idle_since.elapsed()));
         let refresh = (!self.clients.is_empty()).then(|| self.refresh_in());
-        [drain, idle, refresh, self.house.tidy.due_in()].into_iter().flatten().min()
+        [drain, idle, refresh, self.house.tidy.due_in(), self.hops_due()].into_iter().flatten().min()
     }
 
     /// Until interfaces are looked at again.
@@ -264,6 +268,29 @@ impl Server {
             gone.end(&mut self.house);
             self.idle_since = Instant::now();
         }
+    }
+
+    /// Goes on with addresses whose next hops have answered, or did not.
+    fn follow_hops(&mut self, readable: bool) {
+        if !self.house.cm.hops.is_waited_for() {
+            return;
+        }
+        let now = Instant::now();
+        let news = self.house.news_of_hops(now, readable);
+        for client in &mut self.clients {
+            client.resolve_on(&mut self.house, now, &news);
+        }
+        self.house.count_unanswered();
+    }
+
+    /// When the wait for a next hop ends, or a port is asked again.
+    fn hops_due(&self) -> Option<Duration> {
+        let hops = &self.house.cm.hops;
+        if !hops.is_waited_for() {
+            return None;
+        }
+        let first = self.clients.iter().filter_map(Session::gives_up_at).chain(hops.due()).min()?;
+        Some(first.saturating_duration_since(Instant::now()))
     }
 
     /// Interfaces may have changed; tell the contexts.
@@ -338,6 +365,8 @@ struct Ready {
     accept: bool,
     /// Interfaces.
     changed: bool,
+    /// Next hops that are waited for.
+    hops: bool,
     /// With something to read.
     clients: Vec<usize>,
     /// Whose processes have ended, in ascending order.

@@ -1,6 +1,6 @@
 //! One client: its conversation, and its context if it opened one.
 
-use crate::cm::CmClient;
+use crate::cm::{CmClient, News};
 use crate::context::{Context, Outcome};
 use crate::device::PortNews;
 use crate::house::House;
@@ -10,6 +10,7 @@ use burst_control::wishes::Wishes;
 use burst_control::{AsyncObject, ControlError, Counter, Refusal, Reply, Request, Response};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 use tracing::{debug, info, warn};
 
 /// Whether a client stays.
@@ -130,6 +131,18 @@ impl Session {
     /// Carries out what was wished until now; nothing else that the program has to say.
     pub fn serve_wishes(&mut self, house: &mut House) -> Verdict {
         self.carry_out_wishes(house, &mut 0)
+    }
+
+    /// When the next of its ids gives its next hop up, if any waits for one.
+    pub fn gives_up_at(&self) -> Option<Instant> {
+        self.cm.as_ref().and_then(CmClient::gives_up_at)
+    }
+
+    /// Tells its ids what has become of the next hops that they wait for.
+    pub fn resolve_on(&mut self, house: &mut House, now: Instant, news: &News) {
+        if let Some(cm) = &mut self.cm {
+            cm.resolve_on(house, now, news);
+        }
     }
 
     /// Before the daemon sleeps: this program's next wish shall wake it. False: there are wishes already.

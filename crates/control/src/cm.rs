@@ -179,7 +179,7 @@ pub enum CmOp {
         /// Address, any-address included; port 0 asks for a free one.
         addr: CmAddr,
     },
-    /// `rdma_resolve_addr`. Answer: [`CmReply::Route`], and the event ADDR_RESOLVED or ADDR_ERROR.
+    /// `rdma_resolve_addr`. Answer: [`CmReply::Route`], as far as it is known, and later the event ADDR_RESOLVED or ADDR_ERROR.
     ResolveAddr {
         /// Which.
         id: CmId,
@@ -508,5 +508,21 @@ impl CmEvent {
             conn: CmConn::default(),
             data: CmData::default(),
         }
+    }
+
+    /// With a sentence for people, in place of private data, where programs get none: in ADDR_ERROR. What does not fit is cut.
+    pub fn because(self, sentence: &str) -> CmEvent {
+        if self.kind != CmEventKind::AddrError {
+            return self;
+        }
+        let data = CmData::new(&sentence.as_bytes()[..sentence.len().min(CM_DATA_MAX)]);
+        CmEvent { data: data.unwrap_or_default(), ..self }
+    }
+
+    /// The sentence of [`CmEvent::because`].
+    pub fn sentence(&self) -> Option<String> {
+        let bytes = self.data.as_slice();
+        let has = self.kind == CmEventKind::AddrError && !bytes.is_empty();
+        has.then(|| String::from_utf8_lossy(bytes).into_owned())
     }
 }

@@ -6,6 +6,7 @@
 
 use burst_control::ControlError;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Variable that silences what is said unasked.
@@ -38,8 +39,14 @@ pub fn daemon_gone() {
 pub fn why(error: &ControlError) {
     match error {
         ControlError::Closed | ControlError::Io(_) => daemon_gone(),
-        _ if is_on(std::env::var_os(EXPLAIN_ENV)) => line(&format!("refused: {error}.")),
-        _ => (),
+        _ => explain(format_args!("refused: {error}")),
+    }
+}
+
+/// Says why something failed, if the program was started to be told.
+pub fn explain(sentence: impl Display) {
+    if is_on(std::env::var_os(EXPLAIN_ENV)) {
+        line(&format!("{sentence}."));
     }
 }
 

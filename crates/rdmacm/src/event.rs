@@ -9,7 +9,7 @@ use crate::door::{self, EINVAL, Outcome, lock};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmData, CmEvent, CmEventKind, CmOp};
-use burst_door::block;
+use burst_door::{block, say};
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
@@ -90,7 +90,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
         // The request's id gets a channel of its own, as its listener has.
         status = id.migrate(null_mut()).map_or_else(|e| -e.0, |()| status);
     }
-    let mut boxed = Box::new(Event { base: rdma_cm_event::default(), counted_at, data: event.data });
+    let mut boxed = Box::new(Event { base: rdma_cm_event::default(), counted_at, data: private_data(event) });
     boxed.base.id = id.as_rdma();
     boxed.base.listen_id = if request { counted_id.as_rdma() } else { null_mut() };
     boxed.base.event = event.kind as rdma_cm_event_type;
@@ -102,6 +102,13 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
 /// Whether it tells what came of a join.
 fn is_of_group(kind: CmEventKind) -> bool {
     matches!(kind, CmEventKind::MulticastJoin | CmEventKind::MulticastError)
+}
+
+/// Private data of an event; the daemon's sentence in its place is for people.
+fn private_data(event: &CmEvent) -> CmData {
+    let Some(sentence) = event.sentence() else { return event.data };
+    say::explain(format_args!("the address is not resolved: {sentence}"));
+    CmData::EMPTY
 }
 
 /// Lets the id follow the event; the status that the application sees.

@@ -21,7 +21,8 @@ pub fn bind(id: &Id, to: CmAddr) -> Outcome<()> {
 /// # Errors
 /// EIO when the daemon is gone; for synchronous ids whatever kept it from being resolved.
 pub fn resolve_addr(id: &Id, src: Option<CmAddr>, dst: CmAddr, timeout_ms: c_int) -> Outcome<()> {
-    let timeout_ms = timeout_ms.max(0) as u32;
+    // As the kernel takes it: what is negative is very long.
+    let timeout_ms = timeout_ms as u32;
     id.wish(CmOp::ResolveAddr { id: id.number, src, dst, timeout_ms })?;
     // SAFETY: the field of a live struct, which has room for any address.
     unsafe { addr::write(&raw mut (*id.as_rdma()).route.addr.__bindgen_anon_2, &dst) };

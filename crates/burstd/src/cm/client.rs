@@ -1,6 +1,7 @@
 //! The ids and channels of one program.
 
 use super::ports::Binding;
+use super::waits::{Wait, Waits};
 use crate::context::Outcome;
 use crate::house::House;
 use crate::session::refuse;
@@ -26,6 +27,8 @@ const CHANNELS_MAX: usize = 4096;
 pub(super) enum Stage {
     /// Created, perhaps bound.
     Idle,
+    /// It waits for the next hop to its destination.
+    Resolving,
     /// It knows device and destination.
     Addressed,
     /// It listens.
@@ -53,6 +56,8 @@ pub(super) struct Id {
     pub route: CmRoute,
     pub options: Options,
     pub binding: Option<Binding>,
+    /// What it waits for, while it is resolved.
+    pub wait: Option<Box<Wait>>,
     /// Multicast groups that it has joined, by device.
     pub groups: Vec<(u32, CmAddr)>,
 }
@@ -63,6 +68,8 @@ pub struct CmClient {
     pub(super) session: Arc<CmSession>,
     channels: HashMap<u32, Arc<CmChannel>, Fold>,
     pub(super) ids: HashMap<CmId, Id, Fold>,
+    /// Those of them that wait for a next hop.
+    pub(super) waits: Waits,
 }
 
 pub(super) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
@@ -117,11 +124,11 @@ impl CmClient {
     /// Carries out a wish: a failure becomes an event.
     pub fn wish(&mut self, house: &mut House, op: &CmOp) {
         let Err(refusal) = self.one(house, op, true) else { return };
-        let status = -refusal.errno;
+        let (status, sentence) = (-refusal.errno, refusal.sentence.clone());
         refused(house, op, refusal);
         if let (Some(kind), Some(id)) = (op.failure_event(), self.ids.get(&op.id())) {
             let event = CmEvent { status, route: id.route, ..CmEvent::new(kind, id.entry.id) };
-            house.cm.write(&id.entry, &event);
+            house.cm.write(&id.entry, &event.because(&sentence));
         }
     }
 
@@ -131,7 +138,7 @@ impl CmClient {
             CmOp::Destroy { id, read } => self.destroy(house, id, read, quiet),
             CmOp::Migrate { id, channel } => self.migrate(house, id, channel),
             CmOp::Bind { id, addr } => self.bind(house, id, addr),
-            CmOp::ResolveAddr { id, src, dst, .. } => self.resolve_addr(house, id, src, dst),
+            CmOp::ResolveAddr { id, src, dst, timeout_ms } => self.resolve_addr(house, id, (src, dst), timeout_ms),
             CmOp::ResolveRoute { id, .. } => self.resolve_route(house, id),
             CmOp::Connect { id, qp, ref param } => self.connect(house, id, qp, param),
             CmOp::Listen { id, backlog } => self.listen(house, id, backlog),
@@ -158,6 +165,7 @@ impl CmClient {
                 route,
                 options: Options::default(),
                 binding: None,
+                wait: None,
                 groups: Vec::new(),
                 entry,
             };
@@ -208,7 +216,7 @@ impl CmClient {
         let entry = Arc::new(CmEntry::new(self.session.clone(), id, ps, qp_type, channel));
         let route = CmRoute::default();
         let (stage, options) = (Stage::Idle, Options::default());
-        self.ids.insert(id, Id { entry, stage, route, options, binding: None, groups: Vec::new() });
+        self.ids.insert(id, Id { entry, stage, route, options, binding: None, wait: None, groups: Vec::new() });
         house.cm.ids += 1;
         Ok(CmReply::Done)
     }
@@ -217,6 +225,9 @@ impl CmClient {
         self.arrived(house, id)?;
         if let Some(gone) = self.ids.remove(&id) {
             let entry = gone.entry.clone();
+            if let Some(wait) = &gone.wait {
+                self.waits.remove(id, wait);
+            }
             end_id(house, gone);
             // A quiet wish says that nothing is unread.
             if !quiet {
@@ -342,6 +353,9 @@ fn end_id(house: &mut House, id: Id) {
     if let Some(binding) = &id.binding {
         house.cm.ports.release(binding);
     }
+    if let Some(wait) = &id.wait {
+        house.cm.hops.leave(&wait.awaited);
+    }
     for (device, addr) in &id.groups {
         house.leave(*device, addr.ip);
     }
@@ -351,6 +365,6 @@ fn end_id(house: &mut House, id: Id) {
             let worker = id.entry.worker.load(Ordering::Relaxed);
             house.cm.job(worker, CmJob::Destroy(id.entry));
         }
-        Stage::Idle | Stage::Addressed => {}
+        Stage::Idle | Stage::Resolving | Stage::Addressed => {}
     }
 }

@@ -6,12 +6,15 @@
 
 mod client;
 mod connect;
+mod hops;
 mod multicast;
 mod ports;
 mod resolve;
 mod route;
+mod waits;
 
 pub use client::CmClient;
+pub use hops::{News, NextHops};
 
 use crate::house::House;
 use burst_base::Nanos;
@@ -39,6 +42,8 @@ pub const UNKNOWN_PEER: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 pub struct CmHouse {
     ports: Ports,
     routes: Routes,
+    /// Next hops that ids wait for.
+    pub hops: NextHops,
     /// Contexts by their tokens.
     tokens: HashMap<u64, u32, Fold>,
     /// Jobs of this request, by worker.
@@ -180,6 +185,7 @@ impl House {
             ("ids", self.cm.ids),
             ("listeners", self.cm.listeners),
             ("connections", connections),
+            ("waiting for next hops", self.cm.hops.waiting()),
             ("refused", self.cm.refused),
             ("event writes lost", self.cm.lost),
         ];

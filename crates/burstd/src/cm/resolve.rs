@@ -1,9 +1,12 @@
-//! Addresses: binding, and from a destination to device, source and path.
+//! Addresses: binding, and from a destination to device, source and path. An address is resolved when its next hop is known
+//! to be there (`hops.rs`); until then its id waits.
 
 use super::UNKNOWN_PEER;
 use super::client::{CmClient, Id, Stage};
+use super::hops::{Awaited, News};
 use super::ports::Binding;
 use super::route::Routes;
+use super::waits::{Resolving, Wait};
 use crate::device::Device;
 use crate::house::House;
 use crate::session::refuse;
@@ -28,6 +31,19 @@ pub(super) struct Found {
     pub src: IpAddr,
     /// Destination on the wire.
     pub dst: IpAddr,
+    /// Who finds the next hop.
+    pub via: Via,
+}
+
+/// Who finds a next hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Via {
+    /// There is none: to this host itself, or to a multicast group.
+    Here,
+    /// The kernel.
+    Kernel,
+    /// The port, which owns its interface.
+    Port,
 }
 
 /// The device and GID index that have an address.
@@ -71,9 +87,9 @@ pub(super) fn find(
     if chosen.is_some_and(|s| s.ip.is_ipv4() != dst.ip.is_ipv4()) {
         return refuse(libc::EINVAL, "source and destination are of different families");
     }
-    let at = |(device, index): (usize, usize), dst: Option<IpAddr>| {
+    let at = |(device, index): (usize, usize), dst: Option<IpAddr>, via: Via| {
         let src = devices[device].caps.addrs[index].ip;
-        Found { device, index, src, dst: dst.unwrap_or(src) }
+        Found { device, index, src, dst: dst.unwrap_or(src), via }
     };
     let bound = match chosen.filter(|s| !s.ip.is_loopback()) {
         Some(s) => Some(owner_of(devices, s.ip, s.scope).map_or_else(|| no_device("the source", s.ip), Ok)?),
@@ -82,42 +98,44 @@ pub(super) fn find(
     // To oneself: by the device that has the address, or any device for 127.0.0.1, ::1 and the unspecified addresses.
     if dst.ip.is_loopback() || dst.ip.is_unspecified() {
         let first = || first_of(devices, dst.ip.is_ipv4()).map_or_else(|| no_device("the destination", dst.ip), Ok);
-        return Ok(at(bound.map_or_else(first, Ok)?, None));
+        return Ok(at(bound.map_or_else(first, Ok)?, None, Via::Here));
     }
     if let Some(own) = owner_of(devices, dst.ip, dst.scope) {
-        return Ok(at(bound.unwrap_or(own), Some(dst.ip)));
+        return Ok(at(bound.unwrap_or(own), Some(dst.ip), Via::Here));
     }
     // A group is on the device that the program chose; no route is needed then, nor with a single device.
     if dst.ip.is_multicast()
         && let Some(device) = bound.or_else(|| first_of(devices, dst.ip.is_ipv4()).filter(|_| devices.len() == 1))
     {
-        return Ok(at(device, Some(dst.ip)));
+        return Ok(at(device, Some(dst.ip), Via::Here));
     }
     // Of networks that a port serves without the kernel, the kernel's routes know nothing.
     let owned = bound.filter(|(device, index)| devices[*device].caps.addrs[*index].reach.is_some());
     if let Some(found) = owned.or_else(|| bound.is_none().then(|| reached(devices, dst.ip, false)).flatten()) {
-        return Ok(at(found, Some(dst.ip)));
+        return Ok(at(found, Some(dst.ip), Via::Port));
     }
     let gateway = || bound.is_none().then(|| reached(devices, dst.ip, true)).flatten();
     let way = match (routes.ask(dst.ip, chosen.map(|s| s.ip), dst.scope), gateway()) {
         (Ok(way), _) => way,
-        (Err(_), Some(found)) => return Ok(at(found, Some(dst.ip))),
+        (Err(_), Some(found)) => return Ok(at(found, Some(dst.ip), Via::Port)),
         (Err(errno), None) => {
             let error = std::io::Error::from_raw_os_error(errno);
             return refuse(errno, format!("there is no route to {}: {error}", dst.ip));
         }
     };
+    let via = if dst.ip.is_multicast() { Via::Here } else { Via::Kernel };
     if let Some(bound) = bound {
-        return Ok(at(bound, Some(dst.ip)));
+        return Ok(at(bound, Some(dst.ip), via));
     }
     let by_source = way.src.and_then(|s| owner_of(devices, s, if s_is_link_local(s) { way.oif } else { 0 }));
     let by_interface = || {
         let fits = |a: &burst_port::PortAddr| a.ifindex == way.oif && a.ip.is_ipv4() == dst.ip.is_ipv4();
         devices.iter().enumerate().find_map(|(n, d)| d.caps.addrs.iter().position(fits).map(|i| (n, i)))
     };
-    match by_source.or_else(by_interface).or_else(gateway) {
-        Some(found) => Ok(at(found, Some(dst.ip))),
-        None => no_device("the way to", dst.ip),
+    match (by_source.or_else(by_interface), gateway()) {
+        (Some(found), _) => Ok(at(found, Some(dst.ip), via)),
+        (None, Some(found)) => Ok(at(found, Some(dst.ip), Via::Port)),
+        (None, None) => no_device("the way to", dst.ip),
     }
 }
 
@@ -163,38 +181,103 @@ impl CmClient {
         &mut self,
         house: &mut House,
         id: CmId,
-        src: Option<CmAddr>,
-        dst: CmAddr,
+        (src, dst): (Option<CmAddr>, CmAddr),
+        timeout_ms: u32,
     ) -> Result<CmReply, Refusal> {
         let begun = Instant::now();
         let found = self.id(id)?;
         if !matches!(found.stage, Stage::Idle | Stage::Addressed) {
-            return refuse(libc::EINVAL, "the id is connected or listens");
+            return refuse(libc::EINVAL, "the id is being resolved, is connected or listens");
         }
         // A source that names a port is bound, as the kernel has it.
         if let Some(src) = src.filter(|s| s.port != 0 && found.stage == Stage::Idle && found.binding.is_none()) {
             self.bind(house, id, src)?;
         }
-        let id = self.id(id)?;
-        let bound = id.route.src.filter(|_| id.binding.is_some());
-        let result = find(&house.devices, &mut house.cm.routes, bound.or(src), dst);
-        let mut status = 0;
-        match result {
-            Ok(found) => address_id(house, id, bound.or(src), dst, &found),
+        let found = self.id(id)?;
+        let bound = found.route.src.filter(|_| found.binding.is_some());
+        let what = Resolving::new((bound.or(src), dst), timeout_ms, begun, found.stage);
+        self.resolve(house, id, begun, what)?;
+        Ok(CmReply::Route(self.id(id)?.route))
+    }
+
+    /// Resolves, or waits for the next hop.
+    fn resolve(&mut self, house: &mut House, id: CmId, now: Instant, what: Resolving) -> Result<(), Refusal> {
+        let found = match find(&house.devices, &mut house.cm.routes, what.src, what.dst) {
+            Ok(found) => found,
             // The program asked well; the answer is an event.
-            Err(refusal) => {
-                house.cm.log_refusal(id.entry.id, refusal.errno, &refusal.sentence);
-                status = -refusal.errno;
-            }
+            Err(refusal) => return self.unresolved(house, id, &what, &refusal),
+        };
+        if let Some(awaited) = house.missing_hop(now, &found) {
+            return self.wait(house, id, now, Wait { awaited, what, device: found.device });
         }
-        let kind = if status == 0 { CmEventKind::AddrResolved } else { CmEventKind::AddrError };
-        let route = if status == 0 { id.route } else { CmRoute { dst: Some(dst), ..id.route } };
-        let event = CmEvent { status, route, ..CmEvent::new(kind, id.entry.id) };
+        let id = self.id(id)?;
+        address_id(house, id, what.src, what.dst, &found);
+        let event = CmEvent { route: id.route, ..CmEvent::new(CmEventKind::AddrResolved, id.entry.id) };
         house.cm.write(&id.entry, &event);
-        let probe = if status == 0 { CmProbe::AddrResolved } else { CmProbe::Failed };
-        let took = house.cm.took(CmPhase::Address, probe, (id.entry.id, 0), dst.ip, begun);
-        id.entry.address_ns.store(took, Ordering::Relaxed);
-        Ok(CmReply::Route(id.route))
+        note_time(house, id, CmProbe::AddrResolved, &what);
+        Ok(())
+    }
+
+    /// The address was not resolved: says so, and why.
+    fn unresolved(&mut self, house: &mut House, id: CmId, what: &Resolving, why: &Refusal) -> Result<(), Refusal> {
+        let id = self.id(id)?;
+        house.cm.log_refusal(id.entry.id, why.errno, &why.sentence);
+        let route = CmRoute { dst: Some(what.dst), ..id.route };
+        let event = CmEvent::new(CmEventKind::AddrError, id.entry.id);
+        house.cm.write(&id.entry, &CmEvent { status: -why.errno, route, ..event }.because(&why.sentence));
+        note_time(house, id, CmProbe::Failed, what);
+        Ok(())
+    }
+
+    fn wait(&mut self, house: &mut House, id: CmId, now: Instant, wait: Wait) -> Result<(), Refusal> {
+        let found = self.id(id)?;
+        (found.stage, found.wait) = (Stage::Resolving, Some(Box::new(wait)));
+        self.waits.insert(id, &wait);
+        house.cm.hops.join(now, wait.awaited);
+        Ok(())
+    }
+
+    /// Ends the wait of an id.
+    fn unwait(&mut self, house: &mut House, id: CmId) -> Option<Wait> {
+        let found = self.ids.get_mut(&id)?;
+        let wait = *found.wait.take()?;
+        found.stage = wait.what.before;
+        self.waits.remove(id, &wait);
+        house.cm.hops.leave(&wait.awaited);
+        Some(wait)
+    }
+
+    /// When the next id gives its next hop up, if any waits.
+    pub fn gives_up_at(&self) -> Option<Instant> {
+        self.waits.next()
+    }
+
+    /// Goes on with ids whose next hop has answered, and ends those that wait in vain.
+    pub fn resolve_on(&mut self, house: &mut House, now: Instant, news: &News) {
+        let mut again = if news.all { self.waits.all() } else { Vec::new() };
+        let mut failed = Vec::new();
+        for (awaited, answered) in &news.hops {
+            if *answered { &mut again } else { &mut failed }.extend(self.waits.of(*awaited));
+        }
+        for id in failed {
+            self.give_up(house, id, libc::EHOSTUNREACH);
+        }
+        for id in again {
+            let Some(wait) = self.unwait(house, id) else { continue };
+            // The id is there: it waited until now.
+            let _ = self.resolve(house, id, now, wait.what);
+        }
+        for id in self.waits.expired(now) {
+            self.give_up(house, id, libc::ETIMEDOUT);
+        }
+    }
+
+    fn give_up(&mut self, house: &mut House, id: CmId, errno: i32) {
+        let Some(wait) = self.unwait(house, id) else { return };
+        house.cm.hops.count_unanswered(wait.device);
+        let sentence = no_answer(&house.devices[wait.device], &wait, errno);
+        // The id is there: it waited until now.
+        let _ = self.unresolved(house, id, &wait.what, &Refusal { errno, sentence });
     }
 
     pub(super) fn resolve_route(&mut self, house: &mut House, id: CmId) -> Result<CmReply, Refusal> {
@@ -210,6 +293,33 @@ impl CmClient {
         id.entry.route_ns.store(took, Ordering::Relaxed);
         Ok(CmReply::Route(id.route))
     }
+}
+
+/// What resolving an address took: the wait for the next hop included.
+fn note_time(house: &House, id: &Id, probe: CmProbe, what: &Resolving) {
+    let took = house.cm.took(CmPhase::Address, probe, (id.entry.id, 0), what.dst.ip, what.begun);
+    id.entry.address_ns.store(took, Ordering::Relaxed);
+}
+
+/// Why an id does not wait any more.
+fn no_answer(device: &Device, wait: &Wait, errno: i32) -> String {
+    let dst = wait.what.dst.ip;
+    let (hop, place) = match wait.awaited {
+        Awaited::Kernels(hop) => (hop.ip, device.caps.ifname.as_str()),
+        // The port knows which gateway it takes.
+        Awaited::Ports(_, dst) => (dst, device.caps.name.as_str()),
+    };
+    let how = if hop.is_ipv4() { "ARP" } else { "neighbour discovery" };
+    let mut sentence = format!("no answer from next hop {hop} on {place} ({how})");
+    if hop != dst {
+        sentence.push_str(&format!(", which leads to {dst}"));
+    }
+    if errno == libc::ETIMEDOUT {
+        let waited = wait.what.deadline.saturating_duration_since(wait.what.begun);
+        let comma = if hop == dst { "" } else { "," };
+        sentence.push_str(&format!("{comma} within {} ms", waited.as_millis()));
+    }
+    sentence
 }
 
 /// Device, GIDs and MTU of a route.
@@ -271,9 +381,10 @@ mod tests {
         let found = go(None, "::1").expect("found");
         assert_eq!((found.device, found.index, found.dst), (0, 1, addr("2001:db8::1").ip));
         let found = go(None, "198.51.100.1").expect("found");
-        assert_eq!((found.device, found.src), (1, addr("198.51.100.1").ip));
+        assert_eq!((found.device, found.src, found.via), (1, addr("198.51.100.1").ip, Via::Here));
         let found = go(Some("192.0.2.1"), "198.51.100.1").expect("found");
         assert_eq!((found.device, found.dst), (0, addr("198.51.100.1").ip));
+        assert_eq!(go(Some("192.0.2.1"), "239.1.2.3").expect("a group").via, Via::Here);
         assert_eq!(go(Some("192.0.2.9"), "198.51.100.1").expect_err("not ours").errno, libc::ENODEV);
         assert_eq!(go(Some("192.0.2.1"), "2001:db8::1").expect_err("families").errno, libc::EINVAL);
     }
@@ -289,7 +400,20 @@ mod tests {
         let found = go(None, "10.77.0.9").expect("on the network");
         assert_eq!((found.device, found.src, found.dst), (1, addr("10.77.0.1").ip, addr("10.77.0.9").ip));
         let found = go(Some("10.77.0.1"), "203.0.113.7").expect("bound to the port");
-        assert_eq!((found.device, found.dst), (1, addr("203.0.113.7").ip));
+        assert_eq!((found.device, found.dst, found.via), (1, addr("203.0.113.7").ip, Via::Port));
         assert_eq!(go(None, "203.0.113.7").expect("by the gateway").device, 1);
+    }
+
+    #[test]
+    fn the_sentence_names_the_hop_the_link_and_the_time() {
+        let (device, begun) = (device(0, &["192.0.2.1"]), Instant::now());
+        let what = Resolving::new((None, addr("203.0.113.7")), 1500, begun, Stage::Idle);
+        let kernels = |ip: &str| Awaited::Kernels(burst_port::hops::Hop { ifindex: 100, ip: addr(ip).ip });
+        let say = |awaited, errno| no_answer(&device, &Wait { awaited, what, device: 0 }, errno);
+        assert_eq!(say(kernels("203.0.113.7"), libc::EHOSTUNREACH), "no answer from next hop 203.0.113.7 on x (ARP)");
+        assert_eq!(
+            say(kernels("fe80::1"), libc::ETIMEDOUT),
+            "no answer from next hop fe80::1 on x (neighbour discovery), which leads to 203.0.113.7, within 1500 ms"
+        );
     }
 }

@@ -1,0 +1,191 @@
+"""An address is resolved when its next hop is known to answer: hosts and gateways that are not there, that answer late, that
+need not be asked; and many ids that wait for one."""
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from lab import build_directory
+from lab.perftest import rping
+from test_cm import steps
+
+RESOLVE = build_directory() / "programs" / "cm_resolve"
+EXPLAIN = {"BURST_EXPLAIN": "1"}
+#: A kernel asks three times, a second apart.
+KERNEL_GIVES_UP_MS = 3000
+NO_ANSWER, TIMED_OUT = -113, -110
+
+
+def dead(host, family):
+    """An address on the host's network that nobody has."""
+    return host.address.rpartition(".")[0] + ".99" if family == 4 else host.address6.rpartition(":")[0] + ":99"
+
+
+def resolve(host, *words):
+    """[(ids, event, status, milliseconds)] of cm_resolve."""
+    code, text = host.run(RESOLVE, *words, seconds=60)
+    assert code == 0, text
+    found = re.findall(r"^(\d+) (\w+) (-?\d+) in (\d+) ms$", text, re.MULTILINE)
+    return [(int(ids), event.removeprefix("RDMA_CM_EVENT_"), int(status), int(ms)) for ids, event, status, ms in found]
+
+
+def numbers(host):
+    """The numbers below the table of `burst cm`."""
+    code, text = host.burst("cm", "--json")
+    assert code == 0, text
+    return json.loads(text)["numbers"]
+
+
+def resolved(host, *words):
+    """The milliseconds that it took."""
+    [(ids, event, status, ms)] = resolve(host, *words)
+    assert (ids, event, status) == (1, "ADDR_RESOLVED", 0)
+    return ms
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_rping_to_a_host_that_is_not_there(fabric, family):
+    a, address = fabric.a, dead(fabric.a, family)
+    before = a.stats()["cm_no_next_hop"]
+    begun = time.monotonic()
+    code, text = a.run("rping", "-c", "-C", 1, "-a", address, env=EXPLAIN)
+    took = time.monotonic() - begun
+    assert code != 0 and "RDMA_CM_EVENT_ADDR_ERROR" in text and took < 4, (took, text)
+    why = f"no answer from next hop {address} on eth0 ({'ARP' if family == 4 else 'neighbour discovery'})"
+    assert f"burst: the address is not resolved: {why}" in text
+    a.daemon.wait_for_text(why, 5)
+    assert a.stats()["cm_no_next_hop"] == before + 1
+    assert steps(a)["resolve address"]["max_ns"] > 1e9, "the wait belongs to the step"
+    code, text = a.burst("why", "cm_no_next_hop")
+    assert code == 0 and "next hop" in text
+
+
+def test_ucmatose_to_a_host_that_is_not_there(fabric):
+    begun = time.monotonic()
+    code, text = fabric.a.run("ucmatose", "-s", dead(fabric.a, 4))
+    assert code != 0 and "RDMA_CM_EVENT_ADDR_ERROR" in text and time.monotonic() - begun < 4, text
+
+
+@pytest.mark.parametrize("kind", [(), ("-u",)], ids=["connections", "datagrams"])
+def test_whichever_comes_first_ends_the_wait(fabric, kind):
+    a = fabric.a
+    [(ids, event, status, ms)] = resolve(a, *kind, "-t", 300, dead(a, 4))
+    assert (ids, event, status) == (1, "ADDR_ERROR", TIMED_OUT) and 300 <= ms < 1500
+    # The kernel's, which has begun with the first.
+    [(ids, event, status, ms)] = resolve(a, *kind, "-t", 20000, dead(a, 4))
+    assert (ids, event, status) == (1, "ADDR_ERROR", NO_ANSWER) and ms < KERNEL_GIVES_UP_MS + 1500
+
+
+def test_a_synchronous_id_gets_the_error(fabric):
+    assert [row[:3] for row in resolve(fabric.a, "-s", "-t", 200, dead(fabric.a, 6))] == [(1, "error", TIMED_OUT)]
+    assert [row[:3] for row in resolve(fabric.a, "-s", fabric.b.address6)] == [(1, "resolved", 0)]
+
+
+def test_an_id_that_failed_can_be_resolved_to_another_address(fabric):
+    rows = resolve(fabric.a, "-t", 200, dead(fabric.a, 4), fabric.b.address)
+    assert [row[:3] for row in rows] == [(1, "ADDR_ERROR", TIMED_OUT), (1, "ADDR_RESOLVED", 0)]
+
+
+def test_link_local(fabric):
+    a = fabric.a
+    there = next(g["address"] for g in fabric.b.devices()[0]["gids"] if g["address"].startswith("fe80"))
+    assert resolved(a, f"{there}%eth0") < 1500
+    assert [row[1:3] for row in resolve(a, "-t", 200, "fe80::99%eth0")] == [("ADDR_ERROR", TIMED_OUT)]
+
+
+@pytest.mark.parametrize("kind", ["udp", "packet"])
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_host_that_answers_late(make_fabric, kind, family):
+    a, b = make_fabric(ports=(f"{kind}:dev=eth0",) * 2).hosts
+    address = dead(a, family)
+    program = a.start(RESOLVE, "-t", 20000, address)
+    time.sleep(0.7)
+    assert program.running(), program.text()
+    b.ip(f"addr add {address}/24 dev eth0" if family == 4 else f"addr add {address}/64 dev eth0 nodad")
+    assert program.wait(10) == 0 and "1 RDMA_CM_EVENT_ADDR_RESOLVED 0 in" in program.text(), program.text()
+    assert resolved(a, address) < 500
+    assert b.gid_index(address) > 0, "the daemon has seen the new address"
+    rping(b, a, address)
+
+
+@pytest.mark.parametrize("kind", ["udp", "packet"])
+def test_gateways(make_fabric, kind):
+    """It is the gateway that must answer, whoever is behind it."""
+    a, b = make_fabric(ports=(f"{kind}:dev=eth0",) * 2).hosts
+    gone, gone6 = dead(a, 4), dead(a, 6)
+    for network, gateway in (("10.55.0.0/24", b.address), ("10.56.0.0/24", gone), ("fd55::/64", b.address6), ("fd56::/64", gone6),
+                             ("10.57.0.0/24", f"inet6 {b.address6}"), ("10.58.0.0/24", f"inet6 {gone6}")):
+        a.ip(f"route add {network} via {gateway} dev eth0")
+    for there in ("10.55.0.7", "fd55::7", "10.57.0.7"):
+        assert resolved(a, there) < 1500, there
+    for not_there, gateway in (("10.56.0.7", gone), ("fd56::7", gone6), ("10.58.0.7", gone6)):
+        assert [row[1:3] for row in resolve(a, "-t", 200, not_there)] == [("ADDR_ERROR", TIMED_OUT)], not_there
+        a.daemon.wait_for_text(f"no answer from next hop {gateway} on eth0", 5)
+        assert f", which leads to {not_there}" in a.daemon.text()
+    # While it waits the route changes to a gateway that is there.
+    program = a.start(RESOLVE, "-t", 20000, "10.56.0.7")
+    time.sleep(0.3)
+    a.ip(f"route replace 10.56.0.0/24 via {b.address}")
+    assert program.wait(10) == 0 and "1 RDMA_CM_EVENT_ADDR_RESOLVED 0 in" in program.text(), program.text()
+
+
+def test_who_need_not_be_asked(make_fabric):
+    """An entry that the administrator made, and a link without neighbours."""
+    fabric = make_fabric(daemons=False)
+    a = fabric.a
+    a.ip("link add alone type veth peer name other")
+    a.ip("link set other up")
+    a.ip("link set alone arp off up")
+    a.ip("addr add 10.77.0.1/24 dev alone")
+    a.ip(f"neigh add {dead(a, 4)} lladdr 02:00:00:00:00:99 nud permanent dev eth0")
+    a.start_daemon("udp:dev=alone", extra=("--port", "udp:dev=eth0"))
+    assert resolved(a, "10.77.0.9") < 1500
+    assert resolved(a, dead(a, 4)) < 1500
+    assert resolved(a, a.address) < 1500
+
+
+def test_a_group_has_no_next_hop(fabric):
+    assert resolved(fabric.a, "-u", "239.1.2.3") < 1500
+
+
+def test_ten_thousand_wait_for_one_host_and_nobody_else_does(fabric):
+    a, b = fabric.hosts
+    before, frames = a.stats()["cm_no_next_hop"], sent(a)
+    program = a.start(RESOLVE, "-n", 10000, "-t", 20000, dead(a, 4))
+    try:
+        limit = time.monotonic() + 10
+        while numbers(a)["waiting for next hops"] < 10000:
+            assert program.running() and time.monotonic() < limit, program.text()
+            time.sleep(0.02)
+        assert sent(a) - frames < 100, "they are asked for together"
+        rping(b, a, b.address)
+        assert program.wait(30) == 0, program.text()
+    finally:
+        program.stop()
+    assert f"10000 RDMA_CM_EVENT_ADDR_ERROR {NO_ANSWER} in" in program.text()
+    assert a.stats()["cm_no_next_hop"] == before + 10000
+    assert numbers(a)["waiting for next hops"] == 0
+
+
+def sent(host):
+    """Frames that the host has sent."""
+    return int(host.run("cat", "/sys/class/net/eth0/statistics/tx_packets", plain=True)[1])
+
+
+def test_destroyed_ids_leave_nothing(fabric):
+    a = fabric.a
+    program = a.start(RESOLVE, "-n", 500, "-t", 20000, "-d", 200, dead(a, 4))
+    program.wait_for_text("destroyed", 10)
+    assert numbers(a)["waiting for next hops"] == 0
+    assert program.wait(10) == 0, program.text()
+    # Nor do those of a program that dies.
+    program = a.start(RESOLVE, "-n", 500, "-t", 20000, dead(a, 6))
+    limit = time.monotonic() + 10
+    while numbers(a)["waiting for next hops"] < 500:
+        assert program.running() and time.monotonic() < limit, program.text()
+    program.stop(how=signal.SIGKILL)
+    while any(numbers(a)[what] for what in ("waiting for next hops", "ids")):
+        assert time.monotonic() < limit
