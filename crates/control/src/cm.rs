@@ -492,6 +492,17 @@ pub struct CmEvent {
     pub data: CmData,
 }
 
+/// Whose a record is, without reading the rest of it: of ten thousand, one may be looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CmWhose {
+    /// As in [`CmEvent`].
+    pub kind: CmEventKind,
+    /// As in [`CmEvent`].
+    pub id: CmId,
+    /// As in [`CmEvent`].
+    pub listener: CmId,
+}
+
 impl CmEvent {
     /// Bytes of a record in the pipe; eight of them are PIPE_BUF.
     pub const BYTES: usize = 512;

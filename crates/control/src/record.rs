@@ -6,7 +6,9 @@
 //! byte 4 or 6 and sixteen bytes; private data is its length and bytes. Both sides are of one version
 //! (`burst_shm::layout::ABI_VERSION`), so the bytes are in this machine's order. Whatever does not decode is no event, and no wish.
 
-use crate::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmOp, CmOption, CmParam, CmQp, CmRoute, PortSpace};
+use crate::cm::{
+    CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmOp, CmOption, CmParam, CmQp, CmRoute, CmWhose, PortSpace,
+};
 use burst_base::verbs::{Mtu, QpType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -271,6 +273,15 @@ impl Field for CmData {
         let (data, rest) = eye.rest.split_at_checked(len.into())?;
         eye.rest = rest;
         CmData::new(data)
+    }
+}
+
+impl CmWhose {
+    /// Of a record; `None` if it is no event's.
+    pub fn of(record: &[u8; CmEvent::BYTES]) -> Option<CmWhose> {
+        let mut eye = Eye { rest: record };
+        // The order of `CmEvent`.
+        Some(CmWhose { kind: Field::take(&mut eye)?, id: Field::take(&mut eye)?, listener: Field::take(&mut eye)? })
     }
 }
 

@@ -70,11 +70,6 @@ impl EventPipe {
         if self.has_backlog() { self.owed.lock().unwrap_or_else(|e| e.into_inner()).len() } else { 0 }
     }
 
-    /// Bytes of all that waits for room.
-    pub(crate) fn owed_bytes(&self) -> usize {
-        self.owed.lock().unwrap_or_else(|e| e.into_inner()).iter().map(Vec::len).sum()
-    }
-
     /// Writes what is owed, as far as there is room.
     pub fn retry(&self) {
         let mut owed = self.owed.lock().unwrap_or_else(|e| e.into_inner());
@@ -87,12 +82,30 @@ impl EventPipe {
         self.backlog.store(false, Ordering::Release);
     }
 
-    /// Takes the oldest record that is owed.
-    pub(crate) fn take_owed(&self) -> Option<Vec<u8>> {
+    /// Drops what is owed.
+    pub(crate) fn forget_owed(&self) {
+        self.owed.lock().unwrap_or_else(|e| e.into_inner()).clear();
+        self.backlog.store(false, Ordering::Release);
+    }
+
+    /// Lets `edit` take something out of each write that is owed, in order, until it returns false.
+    pub(crate) fn edit_owed(&self, mut edit: impl FnMut(&mut Vec<u8>) -> bool) {
         let mut owed = self.owed.lock().unwrap_or_else(|e| e.into_inner());
-        let record = owed.pop_front();
+        let _ = owed.iter_mut().all(&mut edit);
+        owed.retain(|records| !records.is_empty());
         self.backlog.store(!owed.is_empty(), Ordering::Release);
-        record
+    }
+
+    /// Writes records again that were taken out of the pipe, in pieces of at most PIPE_BUF: they go before what is owed.
+    pub(crate) fn put_back<'a>(&self, pieces: impl DoubleEndedIterator<Item = &'a [u8]>) {
+        let mut pieces = pieces.peekable();
+        while pieces.peek().is_some_and(|piece| self.write_now(piece) != Err(Errno::AGAIN)) {
+            pieces.next();
+        }
+        // There was room for them before; so the program has made its pipe smaller.
+        let mut owed = self.owed.lock().unwrap_or_else(|e| e.into_inner());
+        pieces.rev().for_each(|piece| owed.push_front(piece.to_vec()));
+        self.backlog.store(!owed.is_empty(), Ordering::Release);
     }
 
     /// Records are at most PIPE_BUF bytes, so a write is whole or not at all.

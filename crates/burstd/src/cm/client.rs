@@ -241,12 +241,12 @@ impl CmClient {
     /// program has read so many.
     fn take_back_events(&mut self, house: &mut House, entry: &Arc<CmEntry>, read: u32) {
         let channel = entry.channel();
-        if channel.is_read(entry, read) {
+        if channel.unread_of(entry, read) == 0 {
             return;
         }
         house.cm.write_events();
         // The id is over: what a worker has not written yet it does not write any more.
-        let taken = channel.take_records(|e| entry.is_of(e));
+        let taken = channel.take_records(channel.unread_of(entry, read), |e| entry.is_of(e));
         for request in taken.iter().filter_map(CmEvent::from_bytes).filter(|e| e.kind == CmEventKind::ConnectRequest) {
             self.take_arrivals(house);
             if let Some(gone) = self.ids.remove(&request.id) {

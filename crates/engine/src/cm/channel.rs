@@ -2,7 +2,7 @@
 
 use super::entry::{CmEntry, CmSession};
 use crate::events::{EventLost, EventPipe, OWED_MAX};
-use burst_control::cm::{CmEvent, CmEventKind, CmId};
+use burst_control::cm::{CmEvent, CmEventKind, CmId, CmWhose};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,6 +12,9 @@ const PIPE_BYTES: usize = 256 << 10;
 
 /// Records of one write: PIPE_BUF.
 pub(super) const RECORDS_PER_WRITE: usize = 4096 / CmEvent::BYTES;
+
+/// A record as it lies in a channel.
+type Record = [u8; CmEvent::BYTES];
 
 /// A record on its way to a channel.
 #[derive(Debug)]
@@ -93,7 +96,7 @@ impl CmChannel {
     pub fn close(&self) {
         let mut gate = self.enter();
         self.closed.store(true, Ordering::Relaxed);
-        while self.pipe.take_owed().is_some() {}
+        self.pipe.forget_owed();
         self.settle(&mut gate);
     }
 
@@ -127,10 +130,10 @@ impl CmChannel {
         if count == 0 { Ok(()) } else { self.put(&mut gate, records[..count].as_flattened()) }
     }
 
-    /// Whether a program that has read so many records of an id that is over has read all there will ever be.
-    pub fn is_read(&self, entry: &CmEntry, read: u32) -> bool {
+    /// How many records of an id that is over a program has still to read that has read so many of it.
+    pub fn unread_of(&self, entry: &CmEntry, read: u32) -> usize {
         let _gate = self.enter();
-        entry.has_written(read)
+        entry.written().wrapping_sub(read) as usize
     }
 
     /// Whether records wait for room.
@@ -150,56 +153,60 @@ impl CmChannel {
         self.settle(&mut gate);
     }
 
-    /// Takes all records out that the program has not read and that are `wanted`, in order, and returns them; what else is
-    /// there stays in order. The program must not read the channel meanwhile, or it may miss that a record has moved.
-    pub fn take_records(&self, wanted: impl Fn(&CmEvent) -> bool) -> Vec<[u8; CmEvent::BYTES]> {
+    /// Takes records out that the program has not read and that are `wanted`, in order, until it has found `most`, and returns
+    /// them; what else is there stays in order. The program must not read the channel meanwhile, or it may miss that a record
+    /// has moved.
+    pub fn take_records(&self, most: usize, wanted: impl Fn(&CmWhose) -> bool) -> Vec<Record> {
         let mut gate = self.enter();
-        if self.unread() == 0 && !self.has_backlog() {
-            return Vec::new();
-        }
+        let is_wanted = |record: &Record| CmWhose::of(record).is_some_and(|whose| wanted(&whose));
         let mut taken = Vec::new();
-        let mut kept: Vec<u8> = Vec::new();
-        // What was there at the beginning: a program that can write into its own pipe would keep us here for ever.
-        let most = self.unread() * CmEvent::BYTES + self.pipe.owed_bytes();
-        let mut seen = 0;
-        while seen < most
-            && let Some(records) = self.next_records()
-        {
-            seen += records.len();
-            for record in records.as_chunks::<{ CmEvent::BYTES }>().0 {
-                match CmEvent::from_bytes(record) {
-                    Some(event) if wanted(&event) => taken.push(*record),
-                    _ => kept.extend_from_slice(record),
+        let mut take = |records: &[u8]| {
+            let mut kept = Vec::new();
+            for record in records.as_chunks().0 {
+                if taken.len() < most && is_wanted(record) {
+                    taken.push(*record);
+                } else {
+                    kept.extend_from_slice(record);
                 }
             }
-        }
-        for records in kept.chunks(8 * CmEvent::BYTES) {
-            // There was room for them before.
-            let _ = self.pipe.write(records);
+            (kept, taken.len() < most)
+        };
+        let (kept, mut more) = take(&self.all_in_pipe());
+        self.pipe.put_back(kept.chunks(RECORDS_PER_WRITE * CmEvent::BYTES));
+        if more {
+            self.pipe.edit_owed(|records| {
+                if records.as_chunks().0.iter().any(is_wanted) {
+                    (*records, more) = take(records);
+                }
+                more
+            });
         }
         self.settle(&mut gate);
         taken
     }
 
-    /// Some records from the pipe, then from what is owed.
-    fn next_records(&self) -> Option<Vec<u8>> {
+    /// Empties the pipe.
+    fn all_in_pipe(&self) -> Vec<u8> {
         use rustix::io::ReadWriteFlags;
-        let mut buffer = vec![0; 8 * CmEvent::BYTES];
-        let mut slices = [std::io::IoSliceMut::new(&mut buffer)];
-        // No offset (-1) and no waiting, whatever flags the program has set on its end.
-        match rustix::io::preadv2(&self.read, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT) {
-            Ok(n) if n > 0 => {
-                buffer.truncate(n);
-                Some(buffer)
+        // What is there at the beginning: a program that writes into its own pipe must not keep us here.
+        let mut all = vec![0; self.unread() * CmEvent::BYTES];
+        let mut read = 0;
+        while read < all.len() {
+            let mut slices = [std::io::IoSliceMut::new(&mut all[read..])];
+            // No offset (-1) and no waiting, whatever flags the program has set on its end.
+            match rustix::io::preadv2(&self.read, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT) {
+                Ok(n) if n > 0 => read += n,
+                _ => break,
             }
-            _ => self.pipe.take_owed(),
         }
+        all.truncate(read);
+        all
     }
 }
 
 impl CmEntry {
     /// Whether a record is one of this id's; of a listener, the requests to it are.
-    pub fn is_of(&self, event: &CmEvent) -> bool {
+    pub fn is_of(&self, event: &CmWhose) -> bool {
         self.id == if event.kind == CmEventKind::ConnectRequest { event.listener } else { event.id }
     }
 
@@ -213,7 +220,7 @@ impl CmEntry {
             return (Vec::new(), 0);
         }
         let (mut requests, mut lost) = (Vec::new(), 0);
-        for record in old.take_records(|e| self.is_of(e)) {
+        for record in old.take_records(usize::MAX, |e| self.is_of(e)) {
             lost += u64::from(to.write(&record).is_err());
             let event = CmEvent::from_bytes(&record);
             requests.extend(event.filter(|e| e.kind == CmEventKind::ConnectRequest).map(|e| e.id));
@@ -261,13 +268,13 @@ mod tests {
             channel: channel.clone(),
             event: CmEvent::new(CmEventKind::Established, entry.id),
         };
-        assert!(channel.is_read(&one, 0), "nothing was written");
+        assert_eq!(channel.unread_of(&one, 0), 0, "nothing was written");
         channel.write_news(&[news(&one), news(&other), news(&one)]).expect("kept");
-        assert!(!channel.is_read(&one, 0) && !channel.is_read(&one, 1) && channel.is_read(&one, 2));
+        assert_eq!([0, 1, 2].map(|read| channel.unread_of(&one, read)), [2, 1, 0]);
         one.end();
         channel.write_news(&[news(&one), news(&other)]).expect("kept");
-        assert!(channel.is_read(&one, 2), "an id that is over gets no more");
-        assert!(channel.is_read(&other, 2) && channel.unread() == 4);
+        assert_eq!(channel.unread_of(&one, 2), 0, "an id that is over gets no more");
+        assert_eq!((channel.unread_of(&other, 2), channel.unread()), (0, 4));
     }
 
     #[test]
@@ -280,7 +287,7 @@ mod tests {
             channel.write(&event(n % 3, n as i32).to_bytes()).expect("kept");
         }
         assert!(channel.has_backlog());
-        let taken = channel.take_records(|e| e.id == 1);
+        let taken = channel.take_records(usize::MAX, |e| e.id == 1);
         let expected: Vec<i32> = (0..total).filter(|n| n % 3 == 1).map(|n| n as i32).collect();
         let statuses: Vec<i32> = taken.iter().filter_map(CmEvent::from_bytes).map(|e| e.status).collect();
         assert_eq!(statuses, expected);
@@ -292,6 +299,28 @@ mod tests {
         let expected: Vec<i32> = (0..total).filter(|n| n % 3 != 1).map(|n| n as i32).collect();
         assert_eq!(left, expected);
     }
+    /// Ten thousand ids with unread events may end one after the other.
+    #[test]
+    fn one_record_is_found_without_carrying_the_others_about() {
+        let channel = CmChannel::new().expect("channel");
+        for id in 0..10_000 {
+            channel.write(&CmEvent::new(CmEventKind::AddrResolved, id).to_bytes()).expect("kept");
+        }
+        let owed = channel.pipe.owed();
+        assert!(owed > 9_000);
+        assert_eq!(channel.take_records(1, |e| e.id == 7).len(), 1);
+        assert_eq!(channel.pipe.owed(), owed, "it was in the pipe");
+        assert_eq!(channel.take_records(1, |e| e.id == 9_990).len(), 1);
+        assert_eq!(channel.pipe.owed(), owed - 1, "it was owed");
+        let mut left = Vec::new();
+        while let Some(event) = read_one(&channel) {
+            left.push(event.id);
+            channel.retry();
+        }
+        let expected: Vec<CmId> = (0..10_000).filter(|id| ![7, 9_990].contains(id)).collect();
+        assert_eq!(left, expected);
+    }
+
     #[test]
     fn a_program_cannot_make_the_writer_wait() {
         use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -314,7 +343,7 @@ mod tests {
         let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
         channel.write(&record).expect("kept");
         let more = || channel.pipe.write(&record).expect("kept");
-        let taken = channel.take_records(|_| {
+        let taken = channel.take_records(usize::MAX, |_| {
             more();
             true
         });

@@ -162,15 +162,15 @@ impl CmEntry {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Another record of it goes into a channel. Whoever counts on `has_written` writes under the channel's gate, or
+    /// Another record of it goes into a channel. Whoever counts on `written` writes under the channel's gate, or
     /// on the thread that asks.
     pub fn note_record(&self) {
         self.written.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether as many records of it as these were written: a program that has read so many has read all.
-    pub(super) fn has_written(&self, read: u32) -> bool {
-        self.written.load(Ordering::Relaxed) == read
+    /// How many records of it were written.
+    pub(super) fn written(&self) -> u32 {
+        self.written.load(Ordering::Relaxed)
     }
 
     /// Where its events go now.
