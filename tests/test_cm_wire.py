@@ -1,7 +1,6 @@
 """What a hostile or broken peer can say to the connection manager of a real daemon, by packets made by hand: each is
 answered as IBA 12 says, or dropped with a named reason; and the daemon goes on."""
 
-import os
 import random
 import signal
 
@@ -270,7 +269,7 @@ def test_a_program_that_stands_still_is_asked_no_more_than_it_has_room_for(wire,
     program = wire[1].start("rping", "-s", "-a", "0.0.0.0", "-p", PORT + 1)
     try:
         await_cm_listener(wire[1], program, PORT + 1)
-        os.kill(program.pid, signal.SIGSTOP)
+        program.stand_still()
         for local_id in range(0x9000, 0x9040):
             request(peer, local_id, next(QPNS), port=PORT + 1)
             timeout = roce.put({0: roce.u32(local_id), 9: b"\x10", 11: b"\x04", 12: (0x1234).to_bytes(8, "big")})

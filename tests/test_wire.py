@@ -250,7 +250,7 @@ def test_messages_that_others_provoke(wire, tmp_path):
     capture = Capture(a, tmp_path / "provoked.pcap", b.address)
     server = b.start("rping", "-s", "-a", b.address, "-p", PORT)
     await_listener(b)
-    server.process.send_signal(signal.SIGSTOP)
+    server.stand_still()
     request = roce.req(0x77, 0x1234, PORT, roce.cm_header(peer.address, b.address, 40000))
     peer.send("REQ", request, TID)
     peer.send("REQ", request, TID)

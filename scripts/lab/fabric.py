@@ -68,6 +68,13 @@ class Program:
         said = lambda: f"{' '.join(self.words)} did not say {text!r}:\n{self.text()}"  # noqa: E731
         wait_until(lambda: text in self.text(), seconds, said, self)
 
+    def stand_still(self):
+        """Stops it by SIGSTOP, and waits until it is: a thread that waits for data may still take what comes before it has a
+        processor to stop on."""
+        os.kill(self.pid, signal.SIGSTOP)
+        state = lambda thread: (thread / "stat").read_text().rsplit(")", 1)[1].split()[0]  # noqa: E731
+        wait_until(lambda: all(state(thread) == "T" for thread in Path(f"/proc/{self.pid}/task").iterdir()), program=self)
+
     def stop(self, how=signal.SIGTERM):
         """Ends its whole process group; returns the exit code."""
         for sign in (how, signal.SIGKILL):

@@ -11,9 +11,14 @@ use common::{Collect, flow, open, open_worker, payloads, push_qpn, receive, send
 use proptest::prelude::*;
 use std::net::UdpSocket;
 
+/// The UDP port of this process for a test's number: tests of another checkout may run on this machine.
+fn here(number: u16) -> u16 {
+    number + (std::process::id() % 200) as u16 * 100
+}
+
 /// A port on an address, on a UDP port of the test's own, so that tests do not meet each other.
-fn lo(addr: &str, udp_port: u16, more: &str) -> burst_port::udp::UdpPort {
-    open(&format!("udp:dev=lo,addr={addr},udp_port={udp_port}{more}"))
+fn lo(addr: &str, number: u16, more: &str) -> burst_port::udp::UdpPort {
+    open(&format!("udp:dev=lo,addr={addr},udp_port={}{more}", here(number)))
 }
 
 /// Sends the payloads of these lengths from one port to another and expects them there.
@@ -29,7 +34,7 @@ fn transfer(src: &str, dst: &str, udp_port: u16, options: [&str; 2], lengths: &[
         assert_eq!(got.dropped, []);
         assert!(got.payloads() == part, "{src} {dst} {options:?}: {} of {}", got.frames.len(), part.len());
         for (f, _) in &got.frames {
-            assert_eq!((f.src, f.dst, f.src_port), (flow.src, flow.dst, udp_port));
+            assert_eq!((f.src, f.dst, f.src_port), (flow.src, flow.dst, here(udp_port)));
             assert_eq!((f.tos, f.hop_limit), (0x6a, 33));
         }
     }
@@ -109,9 +114,9 @@ fn many_spans_and_foreign_memory_are_gathered() {
 fn damage_and_short_packets_are_named() {
     let mut b = lo("127.0.0.2", 10_796, "");
     let raw = UdpSocket::bind("127.0.0.1:0").unwrap();
-    raw.send_to(&[0xff; 64], "127.0.0.2:10796").unwrap();
-    raw.send_to(&[0xff; 15], "127.0.0.2:10796").unwrap();
-    raw.send_to(&[], "127.0.0.2:10796").unwrap();
+    raw.send_to(&[0xff; 64], ("127.0.0.2", here(10_796))).unwrap();
+    raw.send_to(&[0xff; 15], ("127.0.0.2", here(10_796))).unwrap();
+    raw.send_to(&[], ("127.0.0.2", here(10_796))).unwrap();
     let got = receive(&mut b, 3);
     assert_eq!(got.dropped, [Reason::BadIcrc, Reason::Truncated, Reason::Truncated]);
     assert!(got.frames.is_empty());
@@ -158,17 +163,20 @@ fn an_overflow_is_counted() {
 #[test]
 fn a_second_daemon_is_told_who_has_the_port() {
     let _a = lo("127.0.0.1", 10_800, "");
-    let spec = PortSpec::parse("udp:dev=lo,addr=127.0.0.1,udp_port=10800").unwrap();
+    let spec = PortSpec::parse(&format!("udp:dev=lo,addr=127.0.0.1,udp_port={}", here(10_800))).unwrap();
     for workers in [1, 2] {
         match burst_port::open_all(&spec, workers) {
             Err(error @ PortError::InUse { .. }) => {
                 let text = error.to_string();
-                assert!(text.contains("127.0.0.1") && text.contains("10800") && text.contains("rdma_rxe"), "{text}");
+                assert!(
+                    text.contains("127.0.0.1") && text.contains(&here(10_800).to_string()) && text.contains("rdma_rxe"),
+                    "{text}"
+                );
             }
             other => panic!("{:?}", other.map(|_| "ports")),
         }
     }
-    let spec = PortSpec::parse("udp:dev=lo,addr=203.0.113.9,udp_port=10800").unwrap();
+    let spec = PortSpec::parse("udp:dev=lo,addr=203.0.113.9").unwrap();
     let text = burst_port::open(&spec).err().unwrap().to_string();
     assert!(text.contains("203.0.113.9"), "{text}");
 }
@@ -176,7 +184,7 @@ fn a_second_daemon_is_told_who_has_the_port() {
 #[test]
 fn workers_share_an_address_by_qpn() {
     let mut a = lo("127.0.0.1", 10_801, ",gso=off");
-    let text = "udp:dev=lo,addr=127.0.0.2,udp_port=10801";
+    let text = &format!("udp:dev=lo,addr=127.0.0.2,udp_port={}", here(10_801));
     let mut workers: Vec<_> = (0..3).map(|i| open_worker(text, i, 3)).collect();
     let payload = payloads(&[64]);
     let mut batch = TxBatch::new(30);
@@ -215,7 +223,9 @@ fn the_wait_descriptor_is_readable_when_something_is_there() {
 
 #[test]
 fn a_specification_with_wrappers_opens_them() {
-    let spec = PortSpec::parse("impair:loss=100%,dir=tx,seed=5/udp:dev=lo,addr=127.0.0.1,udp_port=10805").unwrap();
+    let spec =
+        PortSpec::parse(&format!("impair:loss=100%,dir=tx,seed=5/udp:dev=lo,addr=127.0.0.1,udp_port={}", here(10_805)))
+            .unwrap();
     let mut port = burst_port::open(&spec).unwrap();
     assert_eq!(port.caps().name, spec.to_string());
     let reasons = send(&mut *port, &flow("127.0.0.1", "127.0.0.1"), &payloads(&[4; 3]));

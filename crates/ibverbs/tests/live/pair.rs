@@ -34,7 +34,8 @@ fn start() -> Option<Daemon> {
         return None;
     };
     let socket = std::env::temp_dir().join(format!("burst-live-{}.sock", std::process::id()));
-    let script = "ip link set lo up && exec \"$0\" --socket \"$1\" --port udp:dev=lo --idle-exit 2s --log-level warn";
+    // It outlives pauses between tests on a busy machine, in which nobody has a context.
+    let script = "ip link set lo up && exec \"$0\" --socket \"$1\" --port udp:dev=lo --idle-exit 30s --log-level warn";
     // SAFETY: asks for this process's user.
     let root = unsafe { libc::geteuid() } == 0;
     let mut command = Command::new("unshare");

@@ -85,15 +85,45 @@ pub fn send(port: &mut dyn Port, flow: &Flow, payloads: &[Vec<u8>]) -> Vec<Reaso
     reasons
 }
 
+/// Some time, which is over when the clock says so and one has slept for so long: on a busy machine, or one that stood still,
+/// the clock alone says nothing about what anybody had the time to do.
+pub struct Patience {
+    end: Instant,
+    naps: u128,
+}
+
+impl Patience {
+    pub fn new(time: Duration) -> Patience {
+        Patience { end: Instant::now() + time, naps: time.as_millis() }
+    }
+    /// Sleeps a little; whether there is some left.
+    pub fn nap(&mut self) -> bool {
+        std::thread::sleep(Duration::from_millis(1));
+        self.naps = self.naps.saturating_sub(1);
+        self.naps > 0 || Instant::now() < self.end
+    }
+}
+
 /// Receives until `count` frames or drops are there, at most two seconds, a few at a time.
 pub fn receive(port: &mut dyn Port, count: usize) -> Collect {
-    let mut sink = Collect::default();
-    let end = Instant::now() + Duration::from_secs(2);
+    let (mut sink, mut patience) = (Collect::default(), Patience::new(Duration::from_secs(2)));
     let mut budget = 1;
-    while sink.frames.len() + sink.dropped.len() < count && Instant::now() < end {
+    while sink.frames.len() + sink.dropped.len() < count {
         let taken = port.rx_burst(Nanos(0), budget, &mut sink);
         assert!(taken <= budget);
         budget = budget % 37 + 3;
+        if taken == 0 && !patience.nap() {
+            break;
+        }
+    }
+    sink
+}
+
+/// Everything that arrives within this time.
+pub fn receive_for(port: &mut dyn Port, time: Duration) -> Collect {
+    let (mut sink, mut patience) = (Collect::default(), Patience::new(time));
+    while patience.nap() {
+        port.rx_burst(Nanos(0), 64, &mut sink);
     }
     sink
 }

@@ -1,12 +1,13 @@
 //! Two network namespaces joined by a veth, and what is on the wire between them.
 
+use super::Patience;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of headers.
 pub const ETHERNET: usize = 14;
@@ -108,14 +109,14 @@ impl Capture {
     }
     /// `count` frames to UDP port 4791, within two seconds.
     pub fn take(&mut self, count: usize) -> Vec<Vec<u8>> {
-        let end = Instant::now() + Duration::from_secs(2);
-        let mut frames = Vec::new();
+        let (mut frames, mut patience) = (Vec::new(), Patience::new(Duration::from_secs(2)));
         let mut buffer = vec![0; 70_000];
-        while frames.len() < count && Instant::now() < end {
+        while frames.len() < count {
             match self.0.read(&mut buffer) {
                 Ok(n) if is_roce(&buffer[..n]) => frames.push(buffer[..n].to_vec()),
                 Ok(_) => {}
-                Err(_) => thread::sleep(Duration::from_millis(1)),
+                Err(_) if patience.nap() => {}
+                Err(_) => break,
             }
         }
         frames
@@ -125,15 +126,15 @@ impl Capture {
 impl Capture {
     /// Every frame within this time.
     pub fn all(&mut self, time: Duration) -> Vec<Vec<u8>> {
-        let (end, mut frames) = (Instant::now() + time, Vec::new());
+        let (mut frames, mut patience) = (Vec::new(), Patience::new(time));
         let mut buffer = vec![0; 70_000];
-        while Instant::now() < end {
+        loop {
             match self.0.read(&mut buffer) {
                 Ok(n) => frames.push(buffer[..n].to_vec()),
-                Err(_) => thread::sleep(Duration::from_millis(1)),
+                Err(_) if patience.nap() => {}
+                Err(_) => return frames,
             }
         }
-        frames
     }
 }
 
