@@ -185,3 +185,11 @@ def test_the_successor_of_a_killed_daemon_connects(make_fabric):
             server.stop()
             return
     raise AssertionError(first)
+
+
+def test_a_program_outlives_its_daemon(make_fabric):
+    fabric = make_fabric()
+    program = fabric.a.start(BUILD / "programs" / "cm_orphan", fabric.a.address)
+    program.wait_for_text("ready", 20)
+    fabric.a.daemon.stop(signal.SIGKILL)
+    assert program.wait(20) == 0, program.text()

@@ -9,7 +9,7 @@
 //! for none, and is no system call while the daemon is awake.
 
 use crate::device::Opened;
-use crate::door::{EIO, ENODEV, ENOMEM, Outcome, lock};
+use crate::door::{EIO, ENODEV, ENOMEM, Errno, Outcome, lock};
 use crate::id::Id;
 use crate::ids::IdTable;
 use crate::sys;
@@ -76,6 +76,14 @@ fn explain() {
     }
 }
 
+/// What a conversation that breaks off means, however the system calls it: the daemon is gone, and with it all objects.
+fn dead(error: ControlError) -> Errno {
+    match error {
+        ControlError::Io(_) => EIO,
+        other => other.into(),
+    }
+}
+
 impl Session {
     fn connect() -> Outcome<Session> {
         let name = program_name();
@@ -108,7 +116,7 @@ impl Session {
     /// The daemon's refusal, or EIO.
     pub fn call(&self, request: &Request) -> Outcome<Answer> {
         self.check()?;
-        Ok(lock(&self.client).call(request, &[])?)
+        lock(&self.client).call(request, &[]).map_err(dead)
     }
 
     /// Carries out operations in order and gives the last one's answer; the first failure is the error.
@@ -133,12 +141,8 @@ impl Session {
     /// EIO when the daemon is gone.
     pub fn tell(&self, ops: &[CmOp]) -> Outcome<()> {
         self.check()?;
-        let eio = |e| match e {
-            ControlError::Io(_) => EIO,
-            other => other.into(),
-        };
-        while !self.teller.tell(ops).map_err(eio)? {
-            lock(&self.client).settle().map_err(eio)?;
+        while !self.teller.tell(ops).map_err(dead)? {
+            lock(&self.client).settle().map_err(dead)?;
         }
         Ok(())
     }

@@ -107,7 +107,10 @@ pub enum Push {
     Overrun,
 }
 
-/// A resize was refused: the one before is not finished (`retire_old`), or the area is too small.
+/// Rings of one queue: each resize leaves a few words in the daemon as long as the queue lives, so that there is an end to it.
+const RINGS_MAX: usize = 1 << 14;
+
+/// A resize was refused: there were too many, the one before is not finished (`retire_old`), or the area is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchRefused;
 
@@ -193,6 +196,9 @@ impl CqProducer {
     /// at a time.
     pub fn switch_to(&self, area: Area, spec: CqSpec) -> Result<u32, SwitchRefused> {
         let mut owned = self.0.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        if owned.len() >= RINGS_MAX {
+            return Err(SwitchRefused);
+        }
         let ring = Arc::new(Ring::new(area, spec).ok_or(SwitchRefused)?);
         let mut seen = self.0.head.load(Acquire);
         let generation = (seen >> 32) as u32;

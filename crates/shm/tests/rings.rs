@@ -431,6 +431,21 @@ fn a_second_resize_waits_for_the_first() {
     assert_eq!(daemon.switch_to(two, spec), Ok(4));
 }
 
+/// Each leaves a few words in the daemon: a program must not fill its memory with them.
+#[test]
+fn resizes_have_an_end() {
+    let (daemon, _app) = testing::cq(4);
+    let spec = CqSpec::new(4).expect("spec");
+    let areas = [testing::area(spec.bytes()), testing::area(spec.bytes())];
+    let mut done = 0;
+    while daemon.switch_to(areas[done % 2].clone(), spec).is_ok() {
+        daemon.retire_old();
+        done += 1;
+        assert!(done < 1 << 16);
+    }
+    assert_eq!(done, (1 << 14) - 1);
+}
+
 #[test]
 fn a_shared_receive_queue_moves_with_what_is_posted() {
     let (mut app, old) = testing::srq(4, 2);

@@ -461,7 +461,8 @@ impl Qp {
     fn holds_back(&self, slot: &Slot) -> bool {
         let outstanding = self.req.rd_outstanding(self.mtu);
         let fenced = slot.wqe.flags & send_flags::FENCE as u16 != 0 && self.req.cursor_pkt == 0 && outstanding > 0;
-        fenced || (slot.work.has_response() && outstanding >= u32::from(self.attr.max_rd_atomic))
+        // What was begun before SQD took the limit away goes on, one at a time; new work is refused.
+        fenced || (slot.work.has_response() && outstanding >= u32::from(self.attr.max_rd_atomic.max(1)))
     }
 
     /// Counts a packet that was pushed.

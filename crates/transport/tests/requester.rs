@@ -423,6 +423,24 @@ fn the_send_queue_drains_finishes_what_it_began_and_goes_on() {
     assert_eq!(sent(&mut end, NOW), ["RcSendOnly 101!"]);
 }
 
+/// A limit of none, set while reads wait for their turn, is one for new work: what was taken goes on.
+#[test]
+fn reads_under_way_end_even_if_no_more_are_allowed() {
+    let mut end = requester(&with_attr(|a| a.max_rd_atomic = 1));
+    (1..=2).for_each(|wr_id| post(&mut end, WrOpcode::RdmaRead, wr_id, 4));
+    assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!"]);
+    end.move_to(QpState::Sqd);
+    let none = QpAttr { qp_state: QpState::Sqd, max_rd_atomic: 0, ..QpAttr::default() };
+    end.modify(&none, attr_mask::STATE | attr_mask::MAX_QP_RD_ATOMIC, 1).unwrap();
+    read_response(&mut end, Opcode::RcReadResponseOnly, 100, &[0; 4]);
+    end.move_to(QpState::Rts);
+    assert_eq!(sent(&mut end, NOW), ["RcReadRequest 101!"]);
+    read_response(&mut end, Opcode::RcReadResponseOnly, 101, &[0; 4]);
+    post(&mut end, WrOpcode::RdmaRead, 3, 4);
+    assert_eq!(sent(&mut end, NOW), [""; 0]);
+    assert_eq!(end.statuses(), [OK, OK, WcStatus::LocQpOpErr]);
+}
+
 #[test]
 fn a_queue_with_impossible_indices_is_a_catastrophe_told_once() {
     let setup = Setup::default();

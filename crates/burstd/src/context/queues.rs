@@ -104,7 +104,10 @@ impl Context {
         let (place, area) = self.new_ring(spec)?;
         let Ok(old_end) = house.while_all_stand(move |_| shared.producer.switch_to(area, spec)) else {
             self.arena.free(place);
-            return refuse(libc::EBUSY, "the completion queue is being resized already: poll it first");
+            return refuse(
+                libc::EBUSY,
+                "the completion queue is being resized already (poll it first), or was resized too often",
+            );
         };
         // The old ring stays until the program has drained it, at its own pace, and says so.
         if let Some(c) = self.cqs.get_mut(cq) {
