@@ -35,7 +35,7 @@ fn start() -> Option<Daemon> {
     };
     let socket = std::env::temp_dir().join(format!("burst-live-{}.sock", std::process::id()));
     // It outlives pauses between tests on a busy machine, in which nobody has a context.
-    let script = "ip link set lo up && exec \"$0\" --socket \"$1\" --port udp:dev=lo --idle-exit 30s --log-level warn";
+    let script = "ip link set lo up && exec \"$0\" --socket \"$1\" --port udp:dev=lo --idle-exit 10s --log-level warn";
     // SAFETY: asks for this process's user.
     let root = unsafe { libc::geteuid() } == 0;
     let mut command = Command::new("unshare");
