@@ -85,6 +85,17 @@ def test_connections_find_a_network_that_the_kernel_does_not_know(pair):
         server.stop()
 
 
+def test_a_host_that_is_not_there(pair):
+    """Here the port itself asks, and gives up sooner than a kernel."""
+    a, b = pair
+    gone = a.roce.rpartition(".")[0] + ".99"
+    client = b.start(build_directory() / "programs" / "cm_resolve", "-n", 100, "-t", 20000, gone, a.roce)
+    assert client.wait(15) == 0, client.text()
+    assert "100 RDMA_CM_EVENT_ADDR_ERROR -113 in" in client.text(), client.text()
+    assert "1 RDMA_CM_EVENT_ADDR_RESOLVED 0 in" in client.text(), client.text()
+    assert f"no answer from next hop {gone} on " in b.daemon.text()
+
+
 def test_nothing_was_damaged(pair):
     """After all of the above: what arrived was right."""
     for wire in pair:

@@ -10,6 +10,7 @@
 use super::resolve::{Found, Via};
 use crate::house::House;
 use burst_base::Reason;
+use burst_cm::Fold;
 use burst_port::NextHop;
 use burst_port::hops::{Hop, HopNews, HopState, Hops};
 use std::collections::{BTreeSet, HashMap};
@@ -67,8 +68,8 @@ struct Asked {
 #[derive(Debug, Default)]
 struct Board {
     /// When it was looked at, and who was missing.
-    kept: HashMap<Way, (Instant, Option<Awaited>)>,
-    asked: HashMap<Awaited, Asked>,
+    kept: HashMap<Way, (Instant, Option<Awaited>), Fold>,
+    asked: HashMap<Awaited, Asked, Fold>,
 }
 
 impl Board {

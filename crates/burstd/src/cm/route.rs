@@ -1,6 +1,7 @@
 //! From a destination address to a device: the kernel's routing table is asked (rtnetlink, RTM_GETROUTE), because it
 //! owns the interfaces. Answers are kept for a moment, so that a storm of connects to one host asks once.
 
+use burst_cm::Fold;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -41,7 +42,7 @@ type Question = (IpAddr, Option<IpAddr>, u32);
 pub struct Routes {
     socket: Option<OwnedFd>,
     sequence: u32,
-    kept: HashMap<Question, (Instant, Result<Way, i32>)>,
+    kept: HashMap<Question, (Instant, Result<Way, i32>), Fold>,
 }
 
 impl Routes {
