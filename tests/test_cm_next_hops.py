@@ -5,12 +5,15 @@ import json
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from lab import build_directory
+from lab.fabric import Daemon
 from lab.perftest import rping
 from test_cm import steps
+from test_packet import errors_sent
 
 RESOLVE = build_directory() / "programs" / "cm_resolve"
 EXPLAIN = {"BURST_EXPLAIN": "1"}
@@ -145,6 +148,32 @@ def test_who_need_not_be_asked(make_fabric):
     resolved(a, "10.77.0.9")
     resolved(a, dead(a, 4))
     resolved(a, a.address)
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_the_kernel_asks_with_and_without_privileges(make_fabric, privileged):
+    """With, ARP and neighbour discovery are all that reaches the next hop; without, a datagram that it may refuse."""
+    fabric = make_fabric(daemons=False)
+    a, b = fabric.hosts
+    without = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
+    a.daemon = Daemon([*a.prefix(), *([] if privileged else without)], a.socket, "udp:dev=eth0")
+    effective = re.search(r"CapEff:\s+(\w+)", Path(f"/proc/{a.daemon.pid}/status").read_text())[1]
+    assert (int(effective, 16) != 0) == privileged
+    for family, address in ((4, b.address), (6, b.address6)):
+        a.ip("neigh flush dev eth0")
+        refused = errors_sent(b)
+        resolved(a, address)
+        assert [row[1:3] for row in resolve(a, "-t", 200, dead(a, family))] == [("ADDR_ERROR", TIMED_OUT)]
+        assert not privileged or errors_sent(b) == refused
+
+
+def test_neighbours_are_asked_where_no_address_is_link_local(make_fabric):
+    a, b = make_fabric(daemons=False).hosts
+    for host in (a, b):
+        host.ip("addr flush dev eth0 scope link")
+    a.start_daemon("udp:dev=eth0")
+    resolved(a, b.address6)
+    assert [row[1:3] for row in resolve(a, "-t", 200, dead(a, 6))] == [("ADDR_ERROR", TIMED_OUT)]
 
 
 def test_a_group_has_no_next_hop(fabric):

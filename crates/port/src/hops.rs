@@ -3,11 +3,13 @@
 //! [`Hops::missing`] finds the next hop of a way that has no usable neighbour entry; [`Hops::seek`] makes the kernel ask for it
 //! (ARP, neighbour discovery), and [`Hops::heard`] tells of which next hops there is news. Nothing here waits.
 //!
-//! To make the kernel ask without a privilege, an empty datagram is sent to the next hop's discard port (RFC 863), with a hop
-//! limit of 1, so that it ends there; the kernel keeps it until the neighbour answers, as it would keep any packet.
+//! With CAP_NET_ADMIN the kernel is told to ask, and nothing else is sent. Without, an empty datagram is sent to the next hop's
+//! discard port (RFC 863), with a hop limit of 1, so that it ends there; the kernel keeps it until the neighbour answers, as it
+//! would keep any packet. Most hosts answer it by an ICMP error, which nobody here reads.
 //! Links without neighbours (loopback, tunnels, `NOARP`) have no next hop that could be missing.
 #![forbid(unsafe_code)]
 
+use crate::PortAddr;
 use crate::iface::is_link_local;
 use crate::netlink::{Event, News, Questions, Route};
 use crate::sys::ifaddrs::flags;
@@ -94,8 +96,16 @@ impl Hops {
         if self.news.is_none() {
             self.news = Some(News::open()?);
         }
-        nudge(src, hop)?;
-        Ok(self.state(hop))
+        if !hop.ip.is_ipv6() || has_link_local(hop.ifindex) {
+            self.questions.use_neighbour(hop.ip, hop.ifindex);
+        }
+        match self.state(hop) {
+            HopState::Failed | HopState::Unknown => {
+                nudge(src, hop)?;
+                Ok(self.state(hop))
+            }
+            known => Ok(known),
+        }
     }
 
     /// Nobody waits any more.
@@ -122,6 +132,13 @@ impl Hops {
 
 fn has_neighbours(ifindex: u32) -> bool {
     flags(ifindex).is_none_or(|flags| flags & IFF_ALONE == 0)
+}
+
+/// Whether the kernel can ask in its own name there: neighbour discovery is from a link-local address then.
+fn has_link_local(ifindex: u32) -> bool {
+    let all = crate::iface::list().unwrap_or_default();
+    let is_here = |a: &PortAddr| a.ifindex == ifindex && matches!(a.ip, IpAddr::V6(ip) if is_link_local(&ip));
+    all.iter().flat_map(|i| &i.addrs).any(is_here)
 }
 
 /// Sends an empty datagram to a next hop.

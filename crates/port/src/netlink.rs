@@ -32,6 +32,7 @@ const RTM_GETNEIGH: u16 = 30;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const NLM_F_REQUEST: u16 = 1;
+const NLM_F_CREATE: u16 = 0x400;
 
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
@@ -49,6 +50,9 @@ const NUD_INCOMPLETE: u16 = 0x01;
 const NUD_STALE: u16 = 0x04;
 const NUD_FAILED: u16 = 0x20;
 const NUD_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | NUD_STALE | 0x08;
+
+/// Find the neighbour as if a packet was to be sent to it.
+const NTF_USE: u8 = 0x01;
 
 /// `RTN_*`: kinds of routes.
 const RTN_UNICAST: u8 = 1;
@@ -197,6 +201,15 @@ impl Questions {
             }
         });
         found
+    }
+    /// Makes the kernel ask for a neighbour without sending it anything else. Without CAP_NET_ADMIN nothing happens.
+    pub fn use_neighbour(&mut self, ip: IpAddr, ifindex: u32) {
+        let mut request = Request::new(RTM_NEWNEIGH, family(&ip));
+        request.bytes[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_CREATE).to_ne_bytes());
+        request.fixed()[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        request.fixed()[10] = NTF_USE;
+        request.address(NDA_DST, &ip);
+        self.ask(&request, &mut |_, _| ());
     }
     /// Asks, and hands out the answer, which has come when the request has been sent.
     fn ask(&mut self, request: &Request, each: &mut dyn FnMut(u16, &[u8])) {
