@@ -1,6 +1,7 @@
 """Running a client/server pair of a verbs program and reading perftest's table."""
 
 import re
+import time
 from dataclasses import dataclass
 
 from .waiting import LabError, wait_until
@@ -90,16 +91,20 @@ def run_pair_once(server_host, client_host, words, *, address=None, seconds=60, 
 
 
 def rping(server_host, client_host, address):
-    """Connects by librdmacm and exchanges data; no packet is lost, not even the first, which must find its next hop."""
+    """Connects by librdmacm and exchanges data; no packet is lost, not even the first, which must find its next hop. The seconds
+    that the client took."""
     ways = (server_host, client_host), (client_host, server_host)
     missing = lambda: [sender.stats()["tx_packets"] - receiver.stats()["rx_packets"] for sender, receiver in ways]  # noqa: E731
     before = wait_until(lambda: (first := missing()) == missing() and first)
     server = server_host.start("rping", "-s", "-C", 5, "-a", address)
     try:
         wait_until(lambda: "listening" in server_host.burst("cm", "--connections")[1], program=server)
+        began = time.monotonic()
         code, text = client_host.run("rping", "-c", "-v", "-C", 5, "-a", address)
+        took = time.monotonic() - began
         assert (code, server.wait(20)) == (0, 0), text + server.text()
         wait_until(lambda: all(now <= was for now, was in zip(missing(), before)), said=lambda: f"lost: {before} to {missing()}")
+        return took
     finally:
         server.stop()
 
