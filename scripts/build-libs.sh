@@ -3,7 +3,7 @@
 # usage: scripts/build-libs.sh [debug|release|quick]
 #
 # Rust's own cdylib cannot give symbols versions, and several versions of one name need an assembler: the tables in
-# crates/<library>/abi are turned into a linker version script and a list of `.symver` aliases.
+# crates/frontends/<library>/abi are turned into a linker version script and a list of `.symver` aliases.
 set -eu
 profile=${1:-release}
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -26,7 +26,7 @@ newer() {
 
 # link CRATE SONAME ARCHIVE [LIBRARY...]: LIBRARY is one made before, which the new one needs.
 link() {
-    abi=$root/crates/$1/abi
+    abi=$root/crates/frontends/$1/abi
     name=$1
     lib=$out/$2
     archive=$target/$profile/$3

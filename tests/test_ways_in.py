@@ -80,7 +80,7 @@ def test_by_name_and_version(fabric):
         "missing = [w for w in sys.argv[1:] if not libc.dlvsym(lib._handle, *w.encode().split(b'@'))]\n"
         "sys.exit(f'missing: {missing}' if missing else 0)\n"
     )
-    table = Path(__file__).resolve().parents[1] / "crates" / "ibverbs" / "abi" / "public.txt"
+    table = Path(__file__).resolve().parents[1] / "crates" / "frontends" / "ibverbs" / "abi" / "public.txt"
     rows = [line.split() for line in table.read_text().splitlines() if line and not line.startswith("#")]
     names = [f"{name}@{version}" for version, name, *_ in rows]
     assert len(names) > 80

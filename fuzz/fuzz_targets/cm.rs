@@ -6,7 +6,7 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/cm/tests/house/mod.rs"]
+#[path = "../../crates/protocols/cm/tests/house/mod.rs"]
 mod house;
 
 use burst_base::Nanos;

@@ -6,7 +6,7 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/transport/tests/common/mod.rs"]
+#[path = "../../crates/protocols/transport/tests/common/mod.rs"]
 mod common;
 
 use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask};

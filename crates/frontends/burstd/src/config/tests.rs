@@ -1,0 +1,142 @@
+//! Precedence, ranges, sentences, and the document kept in step (`BLESS=1 cargo test -p burstd` rewrites it).
+
+use super::*;
+use std::fmt::Write as _;
+
+fn read(args: &[&str], env: &[(&str, &str)]) -> Result<Config, String> {
+    let words = ["burstd"].iter().chain(args);
+    let matches = command().try_get_matches_from(words).map_err(|e| e.to_string())?;
+    let env: Vec<(String, OsString)> = env.iter().map(|(k, v)| ((*k).to_owned(), OsString::from(v))).collect();
+    resolve(&matches, &|name| env.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
+}
+
+fn write_file(name: &str, text: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("burstd-config-{}-{name}.toml", std::process::id()));
+    std::fs::write(&path, text).expect("temporary file");
+    path
+}
+
+#[test]
+fn defaults_are_valid() {
+    let config = read(&[], &[]).unwrap();
+    assert_eq!((config.workers, config.window_bytes), (1, 1 << 20));
+    assert_eq!(config.ports, ["udp"]);
+    assert_eq!((config.idle_exit, config.ready_fd), (None, None));
+    assert_eq!((config.log_level, config.log_format), (LogLevel::Info, LogFormat::Text));
+}
+
+#[test]
+fn flag_over_variable_over_file_over_default() {
+    let path = write_file("precedence", "workers = 2\nwindow = \"64KiB\"\nspin = \"1ms\"\n[log]\nlevel = \"warn\"\n");
+    let file = ["--config", path.to_str().unwrap()];
+    let only_file = read(&file, &[]).unwrap();
+    assert_eq!((only_file.workers, only_file.window_bytes, only_file.log_level), (2, 65536, LogLevel::Warn));
+    let env = [("BURST_WORKERS", "3"), ("BURST_LOG_LEVEL", "debug")];
+    let with_env = read(&file, &env).unwrap();
+    assert_eq!((with_env.workers, with_env.log_level), (3, LogLevel::Debug));
+    let with_flag = read(&[file[0], file[1], "--workers", "4"], &env).unwrap();
+    assert_eq!((with_flag.workers, with_flag.spin), (4, Duration::from_millis(1)));
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn ports_repeat() {
+    let flags = read(&["--port", "udp:dev=a", "--port", "udp:dev=b"], &[("BURST_PORT", "udp:dev=c")]).unwrap();
+    assert_eq!(flags.ports, ["udp:dev=a", "udp:dev=b"]);
+    let words = read(&[], &[("BURST_PORT", "udp:dev=c udp:dev=d")]).unwrap();
+    assert_eq!(words.ports, ["udp:dev=c", "udp:dev=d"]);
+}
+
+#[test]
+fn a_wrong_value_names_its_source() {
+    for (args, env, want) in [
+        (&["--workers", "99"][..], &[][..], "--workers: 99 is not between 1 and 16"),
+        (&[], &[("BURST_WINDOW", "big")], "BURST_WINDOW: \"big\" is not a size: write 65536, 64KiB, 1MiB or 2GiB"),
+        (
+            &["--log-level", "inof"],
+            &[],
+            "--log-level: \"inof\" is none of error, warn, info, debug, trace; the nearest valid one is \"info\"",
+        ),
+        (
+            &["--socket-mode", "999"],
+            &[],
+            "--socket-mode: \"999\" is not a mode: write octal permission bits such as 0660",
+        ),
+        (&["--idle-exit", "30"], &[], "--idle-exit: \"30\" is not a duration: write 50us, 5ms, 30s, 2m or 1h"),
+        (&["--port", ""], &[], "--port: must not be empty"),
+    ] {
+        assert_eq!(read(args, env).unwrap_err(), want);
+    }
+}
+
+#[test]
+fn a_named_file_must_exist_and_be_right() {
+    assert!(read(&["--config", "/nonexistent/x.toml"], &[]).unwrap_err().starts_with("/nonexistent/x.toml: "));
+    let path = write_file("wrong", "wrokers = 1\n");
+    let why = read(&["--config", path.to_str().unwrap()], &[]).unwrap_err();
+    assert!(why.ends_with("unknown key \"wrokers\"; the nearest valid one is \"workers\""), "{why}");
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn every_key_is_whole() {
+    command().debug_assert();
+    for key in KEYS {
+        assert!(key.default.is_empty() || key.kind.read(key.default).is_ok(), "{}", key.name);
+        let derived = key.name.replace(['.', '_'], "-");
+        assert_eq!(key.flag, derived, "the flag follows the name");
+        assert_eq!(key.env, format!("BURST_{}", derived.replace('-', "_").to_uppercase()), "so does the variable");
+    }
+}
+
+#[test]
+fn document_is_in_step() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/configuration.md");
+    let want = document();
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(path, &want).expect("write docs/configuration.md");
+    }
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(found == want, "docs/configuration.md is stale: run BLESS=1 cargo test -p burstd");
+}
+
+fn document() -> String {
+    let mut text = String::from(
+        "# Configuration of burstd\n\n\
+         This page is made from the table of keys in `crates/frontends/burstd/src/config/keys.rs`; a test keeps it in step.\n\n\
+         A key can be given as a flag, as an environment variable, or in a TOML file; a flag wins over a variable, a\n\
+         variable over the file, the file over the default. The file is the one named by `--config`, else\n\
+         `$XDG_CONFIG_HOME/burst/burstd.toml` (`~/.config/burst/burstd.toml`), else `/etc/burst/burstd.toml`, if there.\n\
+         A wrong flag, key or value is refused in one sentence with exit code 2.\n\n\
+         | key in the file | flag | variable | type and range | default | what it does |\n\
+         | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for key in KEYS {
+        let kind = if key.many { format!("{}, repeatable", key.kind.describe()) } else { key.kind.describe() };
+        let default = if key.default.is_empty() { "see text".to_owned() } else { format!("`{}`", key.default) };
+        let (name, flag, env, help) = (key.name, key.flag, key.env, key.help);
+        writeln!(text, "| `{name}` | `--{flag}` | `{env}` | {kind} | {default} | {help} |").expect("a string grows");
+    }
+    text.push_str(
+        "\nA file that sets some of them:\n\n```toml\nport = [\"udp:dev=eth0\", \"udp:dev=eth1\"]\nworkers = 2\n\
+         window = \"2MiB\"\n\n[log]\nlevel = \"warn\"\nformat = \"json\"\n```\n\n\
+         In `BURST_PORT`, several ports are separated by spaces.\n\n\
+         ## Ports\n\n\
+         A port is a kind with options, `KIND:KEY=VALUE,KEY=VALUE`: `udp`, `packet` or `dpdk`. Before it may stand wrappers\n\
+         `impair:…/`, which make the network worse for tests: `impair:loss=1%,delay=200us/udp:dev=eth0`.\n",
+    );
+    options_of("udp", burst_port::spec::UDP_OPTIONS, &mut text);
+    options_of("packet", burst_port::spec::PACKET_OPTIONS, &mut text);
+    options_of("dpdk", burst_port::spec::DPDK_OPTIONS, &mut text);
+    options_of("impair", burst_port::spec::IMPAIR_OPTIONS, &mut text);
+    text.push_str("\nA `RATE` is `1%`, `300ppm` or `0.01`; a `TIME` `100us` or `5ms`; a `SIZE` `512K` or `4M`.\n");
+    text
+}
+
+fn options_of<S>(kind: &str, table: &[burst_port::spec::OptionRow<S>], text: &mut String) {
+    writeln!(text, "\n| option of `{kind}` | what it does |\n| --- | --- |").expect("a string grows");
+    for row in table {
+        let value = row.value.replace('|', "\\|");
+        writeln!(text, "| `{}={value}` | {} |", row.key, row.help).expect("a string grows");
+    }
+}

@@ -1,0 +1,258 @@
+//! The device list: finding the daemon, and the `ibv_device` objects that applications hold.
+//!
+//! A list asks the daemon afresh. Its devices live until the list is freed and no context made from them is open
+//! (each holds a reference). Without a daemon the list is empty, and one sentence per process says so.
+
+use crate::context::Context;
+use crate::door::{self, EINVAL, Outcome};
+use crate::sys::*;
+use burst_control::{Client, ControlError, DeviceInfo, Request, Response, path};
+use burst_ffi::say;
+use std::ffi::{c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// An `ibv_device`, and what belongs to it.
+#[repr(C)]
+pub struct Device {
+    base: ibv_device,
+    /// Real providers compare this word (`verbs_device.ops`) with their own table's address to recognise their devices.
+    provider_ops: *const c_void,
+    /// Room for the rest of rdma-core's private `verbs_device`, which a provider's code may peek at. Zero.
+    provider_room: [usize; 8],
+    references: AtomicUsize,
+    /// Socket of the device's daemon.
+    pub socket: PathBuf,
+    /// As listed.
+    pub info: DeviceInfo,
+}
+
+impl Device {
+    fn allocate(socket: &Path, info: DeviceInfo) -> *mut Device {
+        let mut base = ibv_device { node_type: IBV_NODE_CA, transport_type: IBV_TRANSPORT_IB, ..Default::default() };
+        copy_text(&mut base.name, &info.name);
+        let node = path::device_node(&info.name);
+        copy_text(&mut base.dev_name, &node);
+        copy_text(&mut base.dev_path, &format!("/sys/class/infiniband_verbs/{node}"));
+        copy_text(&mut base.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
+        Box::into_raw(Box::new(Device {
+            base,
+            provider_ops: std::ptr::null(),
+            provider_room: [0; 8],
+            references: AtomicUsize::new(1),
+            socket: socket.to_owned(),
+            info,
+        }))
+    }
+
+    /// The device behind an application's pointer.
+    ///
+    /// # Safety
+    /// `device` must come from this library's list and still be referenced.
+    pub unsafe fn from_ibv<'a>(device: *mut ibv_device) -> Outcome<&'a Device> {
+        // SAFETY: `base` is the first field of a `Device`.
+        unsafe { device.cast::<Device>().as_ref() }.ok_or(EINVAL)
+    }
+
+    /// The pointer that applications hold.
+    pub fn as_ibv(&self) -> *mut ibv_device {
+        (&raw const self.base).cast_mut()
+    }
+
+    /// One more user.
+    pub fn retain(&self) {
+        self.references.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One user less; the last one frees the device.
+    ///
+    /// # Safety
+    /// The caller owns one reference and does not use the device afterwards.
+    pub unsafe fn release(device: *mut ibv_device) {
+        let device = device.cast::<Device>();
+        // SAFETY: the caller's reference keeps the device alive up to here. AcqRel pairs with the other releases: the last
+        // one sees all uses.
+        if unsafe { &*device }.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: made by `Box::into_raw` in `allocate`, and this was the last reference.
+            drop(unsafe { Box::from_raw(device) });
+        }
+    }
+}
+
+/// Copies `text` into a C array, cut to fit, zero-terminated.
+pub fn copy_text(field: &mut [c_char], text: &str) {
+    let room = field.len() - 1;
+    for (to, from) in field[..room].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+/// Name of this program, for the daemon's log.
+pub fn program_name() -> String {
+    std::fs::read_to_string("/proc/self/comm").map_or_else(|_| "?".into(), |s| s.trim().to_owned())
+}
+
+/// Connects to the first daemon that answers; else the reason for each socket tried.
+fn find_daemon() -> Result<(PathBuf, Client), Vec<ControlError>> {
+    let mut failures = Vec::new();
+    for path in path::candidates() {
+        match Client::connect(&path, &program_name()) {
+            Ok(client) => return Ok((path, client)),
+            Err(e) => failures.push(e),
+        }
+    }
+    Err(failures)
+}
+
+/// Says once per process why there is no device.
+fn explain(failures: &[ControlError]) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let tried: Vec<String> = failures.iter().map(ToString::to_string).collect();
+    let sentence = format!(
+        "no RDMA device, because no daemon answers ({}): start one with `burst run -- PROGRAM` or `burstd`, or set \
+         BURST_SOCKET to its socket",
+        tried.join("; ")
+    );
+    say::once(&SAID, &sentence);
+}
+
+/// Device number `index` of the daemon behind a socket, with one reference.
+pub fn device_at(socket: &Path, index: u32) -> Outcome<*mut ibv_device> {
+    let mut client = Client::connect(socket, &program_name())?;
+    let Response::Devices(list) = client.call(&Request::ListDevices, &[])?.response else { return Err(door::EIO) };
+    let info = list.into_iter().find(|d| d.index == index).ok_or(door::Errno(libc::ENODEV))?;
+    Ok(Device::allocate(socket, info).cast())
+}
+
+fn list_devices() -> Vec<*mut ibv_device> {
+    let failures = match find_daemon() {
+        Ok((socket, mut client)) => match client.call(&Request::ListDevices, &[]).map(|a| a.response) {
+            Ok(Response::Devices(list)) => {
+                return list.into_iter().map(|info| Device::allocate(&socket, info).cast()).collect();
+            }
+            Ok(_) => vec![ControlError::Malformed("unexpected answer to the list of devices".into())],
+            Err(e) => vec![e],
+        },
+        Err(failures) => failures,
+    };
+    explain(&failures);
+    Vec::new()
+}
+
+/// The devices of the daemon found, as a NULL-terminated array for `ibv_free_device_list`.
+///
+/// # Safety
+/// `count` must be NULL or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    door::pointer(|| {
+        let mut devices = list_devices();
+        if !count.is_null() {
+            // SAFETY: the caller gives NULL or a writable place.
+            unsafe { *count = devices.len() as c_int };
+        }
+        devices.push(std::ptr::null_mut());
+        Ok(Box::into_raw(devices.into_boxed_slice()).cast())
+    })
+}
+
+/// Frees a list; devices with an open context live on until it is closed.
+///
+/// # Safety
+/// `list` must be NULL or come from `ibv_get_device_list`, once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    if list.is_null() {
+        return;
+    }
+    door::nothing(|| {
+        let mut len = 0;
+        // SAFETY: the list is NULL-terminated, each entry holds one reference, and the slice was made from a box of
+        // exactly `len + 1` entries.
+        unsafe {
+            while !(*list.add(len)).is_null() {
+                Device::release(*list.add(len));
+                len += 1;
+            }
+            drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, len + 1)));
+        }
+    });
+}
+
+/// Version of the protocol that this library speaks with the daemon (`burst_shm::ABI_VERSION`); tools compare it.
+#[unsafe(no_mangle)]
+pub extern "C" fn burst_abi_version() -> u32 {
+    burst_shm::ABI_VERSION
+}
+
+/// The device's name, `burst0`.
+///
+/// # Safety
+/// `device` must come from a list.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: the caller gives a device of ours; NULL is answered.
+    unsafe { device.as_ref() }.map_or(std::ptr::null(), |d| d.name.as_ptr())
+}
+
+/// The daemon's number of the device.
+///
+/// # Safety
+/// `device` must come from a list.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    // SAFETY: the caller gives a device of ours.
+    unsafe { Device::from_ibv(device) }.map_or(-1, |d| d.info.index as c_int)
+}
+
+/// Node GUID, big-endian.
+///
+/// # Safety
+/// `device` must come from a list.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> __be64 {
+    // SAFETY: the caller gives a device of ours.
+    unsafe { Device::from_ibv(device) }.map_or(0, |d| d.info.guid.to_be())
+}
+
+/// Opens a context: a connection of its own to the daemon.
+///
+/// # Safety
+/// `device` must come from a list that is not freed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    door::pointer(|| {
+        // SAFETY: the caller gives a device of ours.
+        let device = unsafe { Device::from_ibv(device) }?;
+        Context::open(device)
+    })
+}
+
+/// Closes a context. Objects that were not destroyed die with it.
+///
+/// # Safety
+/// `context` must be open; nothing of it may be used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    door::value(|| {
+        // SAFETY: the caller gives an open context.
+        unsafe { Context::close(context) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_and_terminated() {
+        let mut field = [0 as c_char; 4];
+        copy_text(&mut field, "burst0");
+        assert_eq!(field, [b'b' as c_char, b'u' as c_char, b'r' as c_char, 0]);
+    }
+
+    #[test]
+    fn a_device_is_also_a_private_verbs_device() {
+        const { assert!(std::mem::offset_of!(Device, provider_ops) == 664) };
+    }
+}

@@ -1,0 +1,246 @@
+//! Events: from a channel's records to `rdma_cm_event`, with what they change at the id on the way.
+//!
+//! A record is parsed and counted at its id before the application sees it. A record whose id is gone is skipped. The event
+//! of a connection request makes the new id; it is counted at the listener.
+
+use crate::attr;
+use crate::channel::Channel;
+use crate::door::{self, EINVAL, Outcome, lock};
+use crate::id::Id;
+use crate::sys::*;
+use burst_control::cm::{CmData, CmEvent, CmEventKind, CmOp};
+use burst_ffi::{block, say};
+use std::ffi::c_int;
+use std::ptr::{NonNull, null_mut};
+
+/// A record as it lies in the pipe.
+pub type Record = [u8; CmEvent::BYTES];
+
+/// An event in the application's hands.
+#[repr(C)]
+struct Event {
+    base: rdma_cm_event,
+    /// Where it is counted.
+    counted_at: NonNull<Id>,
+    data: CmData,
+}
+
+/// The next event of a channel. Cancellation is forbidden meanwhile.
+///
+/// # Errors
+/// As [`Channel::outcome`].
+///
+/// # Safety
+/// `channel` must be alive, and nobody else destroy it.
+pub unsafe fn next(channel: *mut rdma_event_channel) -> Outcome<*mut rdma_cm_event> {
+    // SAFETY: the caller's promise.
+    let channel = unsafe { Channel::from_rdma(channel) }?;
+    loop {
+        let fd = channel.enter()?.ok_or(EINVAL)?;
+        let mut record: Record = [0; CmEvent::BYTES];
+        // SAFETY: just entered.
+        let read = Channel::outcome(unsafe { Channel::read(fd, &mut record) });
+        channel.leave();
+        read?;
+        if let Some(found) = CmEvent::from_bytes(&record).and_then(|event| hand_out(channel, &event)) {
+            return Ok(found);
+        }
+    }
+}
+
+/// Gives an event back.
+///
+/// # Safety
+/// `event` must come from [`next`], once.
+pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
+    // SAFETY: made in `hand_out`; the id cannot go before its events are acknowledged.
+    unsafe {
+        let event = Box::from_raw(event.cast::<Event>());
+        event.counted_at.as_ref().counted.acknowledge();
+    }
+}
+
+/// Makes an application's event of a record; `None` if its id is gone.
+fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
+    let request = event.kind == CmEventKind::ConnectRequest;
+    let subject = if request { event.listener } else { event.id };
+    let found = channel.session.with(subject, |id| {
+        id.counted.hand_out();
+        NonNull::from(id)
+    });
+    let Some(counted_at) = found else {
+        if request {
+            // Nobody will accept it.
+            let _ = channel.session.tell(&[CmOp::Destroy { id: event.id, read: 0 }]);
+        }
+        return None;
+    };
+    // SAFETY: counted, so it stays until the event is acknowledged.
+    let counted_id = unsafe { counted_at.as_ref() };
+    let id = if request { Id::requested(counted_id, channel, event.id) } else { counted_at };
+    // SAFETY: just made, or counted.
+    let id = unsafe { id.as_ref() };
+    id.due.read(event, id.is_datagram());
+    if is_of_group(event.kind) && !crate::multicast::is_wanted(id, event.cookie) {
+        id.counted.acknowledge();
+        return None;
+    }
+    let mut status = follow(id, event);
+    if request && counted_id.is_sync() {
+        // The request's id gets a channel of its own, as its listener has.
+        status = id.migrate(null_mut()).map_or_else(|e| -e.0, |()| status);
+    }
+    let mut boxed = Box::new(Event { base: rdma_cm_event::default(), counted_at, data: private_data(event) });
+    boxed.base.id = id.as_rdma();
+    boxed.base.listen_id = if request { counted_id.as_rdma() } else { null_mut() };
+    boxed.base.event = event.kind as rdma_cm_event_type;
+    boxed.base.status = status;
+    fill_param(&mut boxed, id, event);
+    Some(Box::into_raw(boxed).cast())
+}
+
+/// Whether it tells what came of a join.
+fn is_of_group(kind: CmEventKind) -> bool {
+    matches!(kind, CmEventKind::MulticastJoin | CmEventKind::MulticastError)
+}
+
+/// Private data of an event; the daemon's sentence in its place is for people.
+fn private_data(event: &CmEvent) -> CmData {
+    let Some(sentence) = event.sentence() else { return event.data };
+    say::explain(format_args!("the address is not resolved: {sentence}"));
+    CmData::EMPTY
+}
+
+/// Lets the id follow the event; the status that the application sees.
+fn follow(id: &Id, event: &CmEvent) -> c_int {
+    let mut status = event.status;
+    let mut take = |outcome: Outcome<()>| {
+        if let (Err(e), 0) = (outcome, status) {
+            status = -e.0;
+        }
+    };
+    match event.kind {
+        CmEventKind::AddrResolved | CmEventKind::ConnectRequest => take(id.follow_route(&event.route)),
+        CmEventKind::RouteResolved => {
+            take(id.follow_route(&event.route));
+            id.publish_path();
+        }
+        CmEventKind::MulticastJoin => take(crate::multicast::joined(id, event)),
+        _ => (),
+    }
+    match event.kind {
+        CmEventKind::ConnectRequest => {
+            lock(&id.known).conn = event.conn;
+            id.publish_path();
+        }
+        CmEventKind::ConnectResponse => lock(&id.known).conn = event.conn,
+        CmEventKind::Established => {
+            if event.conn.remote_qpn != 0 {
+                lock(&id.known).conn = event.conn;
+            }
+            crate::qp::note_state(id, IBV_QPS_RTS);
+        }
+        CmEventKind::Rejected | CmEventKind::Unreachable | CmEventKind::ConnectError => {
+            crate::qp::fail(id);
+        }
+        _ => (),
+    }
+    status
+}
+
+/// The part of an event that depends on the service: connection parameters, or the peer's address for datagrams.
+fn fill_param(boxed: &mut Event, id: &Id, event: &CmEvent) {
+    let data = boxed.data.as_slice();
+    let (private_data, private_data_len) =
+        if data.is_empty() { (std::ptr::null(), 0) } else { (data.as_ptr().cast(), data.len() as u8) };
+    let conn = &event.conn;
+    let group = is_of_group(event.kind);
+    if group || id.is_datagram() {
+        // The private data of a join is the context that the program gave.
+        let private_data = if group { crate::multicast::context_of(id, event.cookie) } else { private_data };
+        boxed.base.param.ud = rdma_ud_param {
+            private_data,
+            private_data_len,
+            ah_attr: attr::ah_of(&event.route),
+            qp_num: if group { crate::multicast::GROUP_QPN } else { conn.remote_qpn },
+            qkey: conn.qkey,
+        };
+    } else {
+        boxed.base.param.conn = rdma_conn_param {
+            private_data,
+            private_data_len,
+            responder_resources: conn.responder_resources,
+            initiator_depth: conn.initiator_depth,
+            flow_control: conn.flow_control.into(),
+            retry_count: conn.retry_count,
+            rnr_retry_count: conn.rnr_retry_count,
+            srq: conn.srq.into(),
+            qp_num: conn.remote_qpn,
+        };
+    }
+}
+
+/// The next event of a channel: waits unless its descriptor is non-blocking (EAGAIN). The thread may be cancelled while
+/// it waits.
+///
+/// # Safety
+/// `channel` must be alive, `event` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    loop {
+        let mut entered = None;
+        let failed = door::status(|| {
+            if event.is_null() {
+                return Err(EINVAL);
+            }
+            // SAFETY: the caller's promise.
+            entered = unsafe { Channel::from_rdma(channel) }?.enter()?;
+            Ok(())
+        });
+        if failed != 0 {
+            return failed;
+        }
+        // SAFETY: this frame owns nothing.
+        let Some(fd) = entered else { unsafe { block::for_ever() } };
+        let mut record: Record = [0; CmEvent::BYTES];
+        // SAFETY: just entered; this frame owns nothing.
+        let got = unsafe { Channel::read(fd, &mut record) };
+        let mut found = null_mut();
+        let failed = door::status(|| {
+            let read = Channel::outcome(got);
+            // SAFETY: being read, the channel has not gone.
+            let channel = unsafe { Channel::from_rdma(channel) }?;
+            channel.leave();
+            read?;
+            found = CmEvent::from_bytes(&record).and_then(|event| hand_out(channel, &event)).unwrap_or(null_mut());
+            Ok(())
+        });
+        if failed != 0 {
+            return failed;
+        }
+        if !found.is_null() {
+            // SAFETY: the caller gives a writable place.
+            unsafe { *event = found };
+            return 0;
+        }
+    }
+}
+
+/// Acknowledges an event; what it points to is gone afterwards.
+///
+/// # Safety
+/// `event` must come from [`rdma_get_cm_event`], once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    door::status(|| {
+        if event.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { acknowledge(event) };
+        Ok(())
+    })
+}
