@@ -1,7 +1,7 @@
 //! Wishes: operations of the connection manager that have no answer.
 //!
 //! Two of them set up a connection, and the daemon reads them all on one thread; so they are records of fixed fields
-//! (`record.rs`) that neither end takes memory for, and they go by a lane in shared memory ([`burst_shm::lane`]), which costs no
+//! (`record.rs`) that neither end takes memory for, and they go by a lane in shared memory ([`burst_shm::record_ring`]), which costs no
 //! system call while the daemon is awake. A daemon that sleeps is woken by a packet without content on the control socket, the
 //! *bell* ([`frame::BELL_MAGIC`](crate::frame::BELL_MAGIC)).
 //!
@@ -13,7 +13,9 @@ use crate::cm::CmOp;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::record::{Eye, Field, Pen};
 use burst_shm::arena::Segment;
-use burst_shm::lane::{Corrupt, LANE_ENTRIES, LANE_RECORD_BYTES, LaneConsumer, LaneProducer};
+use burst_shm::record_ring::{
+    CorruptRing, RECORD_BYTES_MAX, RECORD_RING_ENTRIES, RecordRingConsumer, RecordRingProducer,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 use std::os::fd::OwnedFd;
@@ -23,7 +25,7 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub struct Teller {
     socket: OwnedFd,
-    lane: Mutex<LaneProducer>,
+    lane: Mutex<RecordRingProducer>,
 }
 
 impl Teller {
@@ -33,7 +35,7 @@ impl Teller {
     /// A segment that is no lane.
     pub fn new(socket: OwnedFd, lane: OwnedFd) -> Result<Teller, ControlError> {
         let malformed = |e| ControlError::Malformed(format!("a lane: {e}"));
-        let lane = Segment::map(lane).and_then(LaneProducer::new).map_err(malformed)?;
+        let lane = Segment::map(lane).and_then(RecordRingProducer::new).map_err(malformed)?;
         Ok(Teller { socket, lane: Mutex::new(lane) })
     }
 
@@ -45,13 +47,13 @@ impl Teller {
         poll(&mut fds, Some(&now)).is_err() || fds[0].revents().is_empty()
     }
 
-    /// Says up to [`LANE_ENTRIES`] wishes, to be carried out in order; none of another thread comes between them. Never waits
+    /// Says up to [`RECORD_RING_ENTRIES`] wishes, to be carried out in order; none of another thread comes between them. Never waits
     /// long. False: there is no room, nothing was said; after [`Client::settle`](crate::Client::settle) there will be.
     ///
     /// # Errors
     /// Any error means that the connection is unusable. That the daemon has gone need not show here.
     pub fn tell(&self, ops: &[CmOp]) -> Result<bool, ControlError> {
-        debug_assert!(ops.len() <= LANE_ENTRIES as usize);
+        debug_assert!(ops.len() <= RECORD_RING_ENTRIES as usize);
         let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
         if !lane.has_room(ops.len() as u32) {
             return Ok(false);
@@ -76,8 +78,8 @@ impl Teller {
     }
 }
 
-fn write(lane: &mut LaneProducer, op: &CmOp) -> Result<(), ControlError> {
-    let mut record = [0; LANE_RECORD_BYTES];
+fn write(lane: &mut RecordRingProducer, op: &CmOp) -> Result<(), ControlError> {
+    let mut record = [0; RECORD_BYTES_MAX];
     let mut pen = Pen { record: &mut record, at: 0 };
     op.put(&mut pen);
     let len = pen.at;
@@ -88,17 +90,17 @@ fn write(lane: &mut LaneProducer, op: &CmOp) -> Result<(), ControlError> {
 /// The daemon's end of a program's wishes.
 #[derive(Debug)]
 pub struct Wishes {
-    lane: LaneConsumer,
+    lane: RecordRingConsumer,
 }
 
-impl From<LaneConsumer> for Wishes {
-    fn from(lane: LaneConsumer) -> Wishes {
+impl From<RecordRingConsumer> for Wishes {
+    fn from(lane: RecordRingConsumer) -> Wishes {
         Wishes { lane }
     }
 }
 
-impl From<Corrupt> for ControlError {
-    fn from(_: Corrupt) -> ControlError {
+impl From<CorruptRing> for ControlError {
+    fn from(_: CorruptRing) -> ControlError {
         ControlError::Malformed("the lane of wishes holds what cannot be".into())
     }
 }
@@ -109,7 +111,7 @@ impl Wishes {
     /// # Errors
     /// When the system has no memory or descriptor for it.
     pub fn create() -> Result<(OwnedFd, Wishes), std::io::Error> {
-        let (segment, lane) = burst_shm::lane::create().map_err(std::io::Error::other)?;
+        let (segment, lane) = burst_shm::record_ring::create().map_err(std::io::Error::other)?;
         let fd = segment.fd().ok_or_else(|| std::io::Error::other("a lane without descriptor"))?;
         Ok((fd.try_clone_to_owned()?, lane.into()))
     }
@@ -120,7 +122,7 @@ impl Wishes {
     /// What is there is no wish. Those before it have been given.
     pub fn take(&mut self, mut carry_out: impl FnMut(CmOp)) -> Result<u32, ControlError> {
         let pending = self.lane.pending()?;
-        let mut buffer = [0; LANE_RECORD_BYTES];
+        let mut buffer = [0; RECORD_BYTES_MAX];
         for _ in 0..pending {
             let mut eye = Eye { rest: self.lane.take(&mut buffer)? };
             let op = CmOp::take(&mut eye).filter(|_| eye.rest.is_empty());

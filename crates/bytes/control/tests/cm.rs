@@ -8,7 +8,7 @@ use burst_control::frame::{self, Header};
 use burst_control::wishes::Wishes;
 use burst_control::{ControlError, MESSAGE_MAX, Request, Teller};
 use burst_shm::arena::Segment;
-use burst_shm::lane::LaneProducer;
+use burst_shm::record_ring::RecordRingProducer;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 
@@ -201,10 +201,10 @@ fn a_full_lane_takes_nothing_until_there_is_room() {
 
 #[test]
 fn junk_is_no_wish() {
-    let (segment, consumer) = burst_shm::lane::create().expect("a lane");
+    let (segment, consumer) = burst_shm::record_ring::create().expect("a lane");
     let mut wishes = Wishes::from(consumer);
     let fd = segment.fd().expect("a descriptor").try_clone_to_owned().expect("another");
-    let mut lane = LaneProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
+    let mut lane = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
     // Establish is 10 and an id.
     let establish = [10, 1, 0, 0, 0];
     for (record, is_wish) in [

@@ -28,21 +28,21 @@ pub struct Peer {
 
 /// What a key may lead to.
 #[derive(Debug)]
-enum Entry {
+enum KeyEntry {
     Region(Arc<Region>),
     Window(Arc<Window>),
 }
 
-impl Entry {
+impl KeyEntry {
     fn region(&self, key: u32) -> Option<&Arc<Region>> {
         match self {
-            Entry::Region(region) if region.key == key => Some(region),
+            KeyEntry::Region(region) if region.key == key => Some(region),
             _ => None,
         }
     }
     fn window(&self, key: u32) -> Option<&Arc<Window>> {
         match self {
-            Entry::Window(window) if window.base == key & KEY_BASE => Some(window),
+            KeyEntry::Window(window) if window.base == key & KEY_BASE => Some(window),
             _ => None,
         }
     }
@@ -52,7 +52,7 @@ impl Entry {
 #[derive(Debug)]
 pub struct MrTable {
     cipher: KeyCipher,
-    slots: Vec<Option<Entry>>,
+    slots: Vec<Option<KeyEntry>>,
     removed: Vec<Arc<Region>>,
 }
 
@@ -61,7 +61,7 @@ impl MrTable {
     pub fn new(cipher: KeyCipher) -> MrTable {
         MrTable { cipher, slots: Vec::new(), removed: Vec::new() }
     }
-    fn put(&mut self, key: u32, entry: Entry) -> bool {
+    fn put(&mut self, key: u32, entry: KeyEntry) -> bool {
         let index = self.cipher.index(key);
         if index >= self.slots.len() {
             self.slots.resize_with((index + 1).next_power_of_two().min(INDEX_MAX), || None);
@@ -75,12 +75,12 @@ impl MrTable {
     /// Adds a region under its key. False: the key's place is taken, nothing changed.
     #[must_use]
     pub fn insert(&mut self, region: Arc<Region>) -> bool {
-        self.put(region.key, Entry::Region(region))
+        self.put(region.key, KeyEntry::Region(region))
     }
     /// Adds a window under its key. False: the key's place is taken, nothing changed.
     #[must_use]
     pub fn insert_window(&mut self, window: Arc<Window>) -> bool {
-        self.put(window.base, Entry::Window(window))
+        self.put(window.base, KeyEntry::Window(window))
     }
     /// Removes a region. Its mapping lives at least until [`MrTable::reclaim`].
     pub fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
@@ -135,10 +135,10 @@ impl MrTable {
             return Ok(Span::nothing());
         }
         match self.slots.get(self.cipher.index(rkey.0)) {
-            Some(Some(Entry::Region(r))) if r.key == rkey.0 && r.pd == by.pd && r.access & access == access => {
+            Some(Some(KeyEntry::Region(r))) if r.key == rkey.0 && r.pd == by.pd && r.access & access == access => {
                 r.span(addr, len).ok_or(Reason::RemoteAccess)
             }
-            Some(Some(Entry::Window(window))) if window.base == rkey.0 & KEY_BASE => {
+            Some(Some(KeyEntry::Window(window))) if window.base == rkey.0 & KEY_BASE => {
                 let (key, addr) = window.open(by, rkey.0, addr, len, access).ok_or(Reason::RemoteAccess)?;
                 // Asked again at each use: a region may have been registered anew with fewer rights since the window was bound,
                 // and is mapped for reading only then.

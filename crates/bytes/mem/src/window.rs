@@ -47,7 +47,7 @@ pub struct BindRequest {
 
 /// What a window opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Binding {
+pub(crate) struct WindowBinding {
     /// Key that peers use; 0: closed.
     pub rkey: u32,
     /// Key of the region.
@@ -63,13 +63,14 @@ pub(crate) struct Binding {
     pub qpn: Qpn,
 }
 
-impl Binding {
-    const CLOSED: Binding = Binding { rkey: 0, region: 0, iova: 0, addr: 0, len: 0, access: 0, qpn: Qpn::new(0) };
+impl WindowBinding {
+    const CLOSED: WindowBinding =
+        WindowBinding { rkey: 0, region: 0, iova: 0, addr: 0, len: 0, access: 0, qpn: Qpn::new(0) };
 
-    fn of(request: &BindRequest, qpn: Qpn) -> Binding {
+    fn of(request: &BindRequest, qpn: Qpn) -> WindowBinding {
         let &BindRequest { rkey, lkey, addr, len, access, .. } = request;
         let iova = if access & access::ZERO_BASED != 0 { 0 } else { addr };
-        Binding { rkey, region: lkey, iova, addr, len, access, qpn }
+        WindowBinding { rkey, region: lkey, iova, addr, len, access, qpn }
     }
 
     fn to_words(self) -> [u64; 5] {
@@ -77,9 +78,9 @@ impl Binding {
         [pair(self.rkey, self.region), self.iova, self.addr, self.len, pair(self.access, self.qpn.get())]
     }
 
-    fn from_words(w: [u64; 5]) -> Binding {
+    fn from_words(w: [u64; 5]) -> WindowBinding {
         let (high, low) = (|x: u64| (x >> 32) as u32, |x: u64| x as u32);
-        Binding {
+        WindowBinding {
             rkey: high(w[0]),
             region: low(w[0]),
             iova: w[1],
@@ -104,13 +105,13 @@ impl Window {
         Window { base: key & KEY_BASE, pd, mw_type, words: SeqWords::default() }
     }
 
-    fn obeys(&self, binding: &Binding, by: Peer) -> bool {
+    fn obeys(&self, binding: &WindowBinding, by: Peer) -> bool {
         self.pd == by.pd && (self.mw_type == MwType::One || binding.qpn == by.qpn)
     }
 
     /// Where a peer's request of `len` bytes at `addr` leads: key of the region and address in it.
     pub(crate) fn open(&self, by: Peer, rkey: u32, addr: u64, len: u32, access: u32) -> Option<(u32, u64)> {
-        let binding = Binding::from_words(self.words.read()?);
+        let binding = WindowBinding::from_words(self.words.read()?);
         let fits = binding.rkey == rkey && binding.access & access == access && self.obeys(&binding, by);
         if !fits {
             return None;
@@ -124,11 +125,11 @@ impl Window {
             return false;
         }
         let bound = self.words.change(|words| {
-            let now = Binding::from_words(*words);
+            let now = WindowBinding::from_words(*words);
             if self.mw_type == MwType::Two && (now.rkey != 0 || request.len == 0) {
                 return false;
             }
-            let next = if request.len == 0 { Binding::CLOSED } else { Binding::of(request, by.qpn) };
+            let next = if request.len == 0 { WindowBinding::CLOSED } else { WindowBinding::of(request, by.qpn) };
             *words = next.to_words();
             true
         });
@@ -138,10 +139,10 @@ impl Window {
     /// Closes a window of type 2 that is bound with this key. False: refused.
     pub(crate) fn invalidate(&self, by: Peer, rkey: u32) -> bool {
         let closed = self.words.change(|words| {
-            let now = Binding::from_words(*words);
+            let now = WindowBinding::from_words(*words);
             let may = self.mw_type == MwType::Two && now.rkey == rkey && self.obeys(&now, by);
             if may {
-                *words = Binding::CLOSED.to_words();
+                *words = WindowBinding::CLOSED.to_words();
             }
             may
         });

@@ -4,7 +4,7 @@
 //! more as an unprivileged user (`again_without_privileges`), where userfaultfd is lent for user-mode faults only.
 use burst_base::verbs::access;
 use burst_mem::region::{MapPiece, MapRefused};
-use burst_mem::swap::{Kind, RegisterError, Registration, register, release};
+use burst_mem::swap::{PieceSource, RegisterError, Registration, register, release};
 use burst_mem::{Mapping, ProcessMemory, Region};
 use std::io::Write as _;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -21,8 +21,8 @@ fn map(reg: &Registration, rights: u32) -> Result<Region, MapRefused> {
         .pieces()
         .iter()
         .map(|p| match p.kind {
-            Kind::Fd { fd, offset } => MapPiece { fd: reg.fd(fd).expect("fd"), offset, len: p.len as u64 },
-            Kind::InProcess => panic!("not mappable"),
+            PieceSource::Fd { fd, offset } => MapPiece { fd: reg.fd(fd).expect("fd"), offset, len: p.len as u64 },
+            PieceSource::InProcess => panic!("not mappable"),
         })
         .collect();
     let first = reg.pieces()[0];
@@ -243,7 +243,7 @@ fn shared_memory_is_never_swapped() {
     let sealed = memfd(len, true);
     let (one, two) = (shared(sealed.as_raw_fd(), len), shared(sealed.as_raw_fd(), len));
     let reg = register(one as usize + PAGE + 1, 3 * PAGE, true).expect("registered");
-    assert!(matches!(reg.pieces()[0].kind, Kind::Fd { offset, .. } if offset == PAGE as u64 + 1));
+    assert!(matches!(reg.pieces()[0].kind, PieceSource::Fd { offset, .. } if offset == PAGE as u64 + 1));
     let region = map(&reg, ALL).expect("mapped");
     put(&region, one as usize + PAGE + 1, &[42]);
     assert_eq!(bytes(two, len)[PAGE + 1], 42, "the program's other sharers still share");

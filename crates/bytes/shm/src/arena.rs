@@ -185,12 +185,12 @@ fn memfd(bytes: usize) -> Result<OwnedFd, SegmentError> {
 
 /// One segment of an arena with its free ranges (offset to length).
 #[derive(Debug)]
-struct Room {
+struct ArenaSegment {
     segment: Arc<Segment>,
     free: BTreeMap<usize, usize>,
 }
 
-impl Room {
+impl ArenaSegment {
     /// From the end of the first range that is long enough: so the range keeps its place in the map.
     fn take(&mut self, len: usize) -> Option<usize> {
         let (&offset, have) = self.free.iter_mut().find(|(_, have)| **have >= len)?;
@@ -223,7 +223,7 @@ impl Room {
 /// The daemon's end of a context's shared memory. Control thread only.
 #[derive(Debug)]
 pub struct Arena {
-    rooms: Vec<Room>,
+    rooms: Vec<ArenaSegment>,
     bytes: u64,
     /// What was handed out: a free must name it exactly.
     used: BTreeMap<(u32, u32), usize>,
@@ -256,7 +256,7 @@ impl Arena {
         let segment = Arc::new(Segment::create(usize::try_from(size).map_err(|_| SegmentError::BadSize)?)?);
         // The first piece of an arena is its context page, which lies at the beginning.
         let begun = if self.rooms.is_empty() { len } else { 0 };
-        let mut room = Room { free: BTreeMap::from([(begun, segment.len() - begun)]), segment };
+        let mut room = ArenaSegment { free: BTreeMap::from([(begun, segment.len() - begun)]), segment };
         let offset = if begun > 0 { 0 } else { room.take(len).ok_or(SegmentError::BadSize)? };
         self.rooms.push(room);
         self.bytes += size;

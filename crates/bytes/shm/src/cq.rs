@@ -60,14 +60,14 @@ impl CqSpec {
 
 /// One ring, as either end sees it.
 #[derive(Debug)]
-struct Ring {
+struct CqRing {
     area: Area,
     entries: u32,
 }
 
-impl Ring {
-    fn new(area: Area, spec: CqSpec) -> Option<Ring> {
-        (area.len() >= spec.bytes()).then_some(Ring { area, entries: spec.entries })
+impl CqRing {
+    fn new(area: Area, spec: CqSpec) -> Option<CqRing> {
+        (area.len() >= spec.bytes()).then_some(CqRing { area, entries: spec.entries })
     }
     #[inline]
     fn slot(&self, index: u32) -> usize {
@@ -115,27 +115,27 @@ const RINGS_MAX: usize = 1 << 14;
 pub struct SwitchRefused;
 
 #[derive(Debug)]
-struct Shared {
+struct CqShared {
     /// [`protocol::head_word`]: ring generation and next index.
     head: AtomicU64,
     /// The ring of generation g is in slot g & 1; the other is null or the ring before.
-    rings: [AtomicPtr<Ring>; 2],
+    rings: [AtomicPtr<CqRing>; 2],
     /// Owns every ring there ever was (a few words each), so that a pointer from `rings` is always good.
-    owned: Mutex<Vec<Arc<Ring>>>,
+    owned: Mutex<Vec<Arc<CqRing>>>,
 }
 
 /// The daemon's end; clones share the queue.
 #[derive(Clone, Debug)]
-pub struct CqProducer(Arc<Shared>);
+pub struct CqProducer(Arc<CqShared>);
 
 impl CqProducer {
     /// The end of a fresh queue. None when `area` is too small.
     pub fn new(area: Area, spec: CqSpec) -> Option<CqProducer> {
-        let ring = Arc::new(Ring::new(area, spec)?);
+        let ring = Arc::new(CqRing::new(area, spec)?);
         let rings = [AtomicPtr::new(Arc::as_ptr(&ring).cast_mut()), AtomicPtr::new(null_mut())];
-        Some(CqProducer(Arc::new(Shared { head: AtomicU64::new(0), rings, owned: Mutex::new(vec![ring]) })))
+        Some(CqProducer(Arc::new(CqShared { head: AtomicU64::new(0), rings, owned: Mutex::new(vec![ring]) })))
     }
-    fn ring(&self, generation: u32) -> Option<&Ring> {
+    fn ring(&self, generation: u32) -> Option<&CqRing> {
         let ptr = self.0.rings[(generation & 1) as usize].load(Acquire);
         // SAFETY: null, or in `owned`, which lives as long as `self`; only shared references to it are ever made.
         unsafe { ptr.as_ref() }
@@ -199,7 +199,7 @@ impl CqProducer {
         if owned.len() >= RINGS_MAX {
             return Err(SwitchRefused);
         }
-        let ring = Arc::new(Ring::new(area, spec).ok_or(SwitchRefused)?);
+        let ring = Arc::new(CqRing::new(area, spec).ok_or(SwitchRefused)?);
         let mut seen = self.0.head.load(Acquire);
         let generation = (seen >> 32) as u32;
         let next = generation.wrapping_add(1);
@@ -232,16 +232,16 @@ impl CqProducer {
 /// The application's end. Used under the library's lock of the CQ.
 #[derive(Debug)]
 pub struct CqConsumer {
-    ring: Ring,
+    ring: CqRing,
     /// During a resize: the ring to go on with, and the index of its first entry.
-    next: Option<(Ring, u32)>,
+    next: Option<(CqRing, u32)>,
     index: u32,
 }
 
 impl CqConsumer {
     /// The end of a fresh queue. None when `area` is too small.
     pub fn new(area: Area, spec: CqSpec) -> Option<CqConsumer> {
-        Some(CqConsumer { ring: Ring::new(area, spec)?, next: None, index: 0 })
+        Some(CqConsumer { ring: CqRing::new(area, spec)?, next: None, index: 0 })
     }
     /// Slots.
     pub fn entries(&self) -> u32 {
@@ -340,7 +340,7 @@ impl CqConsumer {
     /// Goes on in `area` from index `base` (both from the daemon), after draining the present ring. False: refused,
     /// because the area is too small or the switch before has not been drained.
     pub fn switch_to(&mut self, area: Area, spec: CqSpec, base: u32) -> bool {
-        let Some(ring) = Ring::new(area, spec) else { return false };
+        let Some(ring) = CqRing::new(area, spec) else { return false };
         if self.is_draining() {
             return false;
         }

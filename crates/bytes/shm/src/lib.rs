@@ -3,7 +3,7 @@
 //! A context owns an *arena*: a few large sealed memfd segments made by the daemon ([`arena`]). Queues lie in it
 //! at offsets that the daemon chose ([`ShmRef`]). Everything an application writes is hostile: the daemon copies
 //! an entry, checks the copy and uses the copy. [`layout`] gives the formats; [`sq`], [`rq`], [`cq`],
-//! [`doorbell`], [`lane`] and [`status`] the two ends of each structure; [`protocol`] the few rules about shared words that
+//! [`doorbell`], [`record_ring`] and [`status`] the two ends of each structure; [`protocol`] the few rules about shared words that
 //! all of them follow, written once so that loom can check them (`scripts/loom`).
 //!
 //! Index arithmetic is modulo 2^32 everywhere: an index is "entries ever", a slot is `index & (entries - 1)`.
@@ -15,12 +15,12 @@ pub mod arena;
 pub mod cq;
 #[cfg(not(loom))]
 pub mod doorbell;
-#[cfg(not(loom))]
-pub mod lane;
 pub mod layout;
 #[cfg(not(loom))]
 pub mod life;
 pub mod protocol;
+#[cfg(not(loom))]
+pub mod record_ring;
 #[cfg(not(loom))]
 pub mod rq;
 #[cfg(not(loom))]

@@ -40,20 +40,20 @@ impl StatusOwner {
         self.area.segment().fd()
     }
     /// The end of one worker. None when there is no such worker.
-    pub fn sleeper(&self, worker: usize) -> Option<Sleeper> {
-        (worker < WORKER_MAX).then(|| Sleeper { area: self.area.clone(), offset: sleeping_at(worker) })
+    pub fn sleep_flag(&self, worker: usize) -> Option<SleepFlag> {
+        (worker < WORKER_MAX).then(|| SleepFlag { area: self.area.clone(), offset: sleeping_at(worker) })
     }
 }
 
 /// One worker's word.
 #[derive(Debug)]
-pub struct Sleeper {
+pub struct SleepFlag {
     area: Area,
     offset: usize,
 }
 
-impl Sleeper {
-    /// Announces sleep. Look at every doorbell once more before waiting; if one rings, call [`Sleeper::awake`].
+impl SleepFlag {
+    /// Announces sleep. Look at every doorbell once more before waiting; if one rings, call [`SleepFlag::awake`].
     pub fn set_sleeping(&self) {
         protocol::go_to_sleep(self.area.word32(self.offset));
     }

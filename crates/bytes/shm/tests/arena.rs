@@ -179,13 +179,13 @@ fn status_page_is_read_only_for_others() {
     let fd = owner.fd().expect("fd");
     let view = WorkerView::map(dup(fd)).expect("mapped");
     assert_eq!(Segment::map(dup(fd)).err(), Some(SegmentError::Os(rustix::io::Errno::PERM)));
-    let sleeper = owner.sleeper(2).expect("worker");
+    let sleeper = owner.sleep_flag(2).expect("worker");
     assert!(!view.needs_wake(2));
     sleeper.set_sleeping();
     assert!(view.needs_wake(2) && !view.needs_wake(1) && !view.needs_wake(WORKER_MAX));
     sleeper.awake();
     assert!(!view.needs_wake(2));
-    assert!(owner.sleeper(WORKER_MAX).is_none());
+    assert!(owner.sleep_flag(WORKER_MAX).is_none());
     let other = Segment::create(8192).expect("segment");
     assert_eq!(WorkerView::map(dup(other.fd().expect("fd"))).err(), Some(SegmentError::BadVersion));
 }

@@ -127,7 +127,7 @@ impl House {
             WorkerOptions { id: id as u32, window_bytes: u64::from(config.window_bytes), cm_secret: self.cm_secret };
         let worker = Worker::new(options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());
         let runner = RunnerOptions { spin: config.spin };
-        let sleeper = self.status.sleeper(id).ok_or_else(|| format!("there can be no worker {id}"))?;
+        let sleeper = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
         let handle = WorkerHandle::start(worker, runner, sleeper).map_err(|e| format!("cannot start a worker: {e}"))?;
         self.workers.push(handle);
         self.qpns.push(QpnSpace::new(id as u32, random_number()?));

@@ -190,7 +190,7 @@ fn bad_wishes_end_their_own_conversation_only() {
     use burst_control::frame::Header;
     use burst_control::{ControlError, Request};
     use burst_shm::arena::Segment;
-    use burst_shm::lane::LaneProducer;
+    use burst_shm::record_ring::RecordRingProducer;
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
     use std::os::fd::{AsFd, BorrowedFd};
     let daemon = Daemon::start("wishes", 1);
@@ -212,7 +212,7 @@ fn bad_wishes_end_their_own_conversation_only() {
     send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
     let fd = liar.call(&Request::CmLane, &[]).expect("a lane").fds.remove(0);
     assert!(matches!(liar.teller(), Err(ControlError::Refused { errno: libc::EEXIST, .. })));
-    let mut lane = LaneProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
+    let mut lane = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
     lane.write(&[0xff; 40]);
     if lane.post() {
         send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");

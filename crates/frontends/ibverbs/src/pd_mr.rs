@@ -9,7 +9,7 @@ use crate::door::{self, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Errno, Outcome};
 use crate::sys::*;
 use burst_base::verbs::access;
 use burst_control::{MrPiece, MrPieceKind, Request, Response};
-use burst_mem::swap::{self, Kind, RegisterError, Registration};
+use burst_mem::swap::{self, PieceSource, RegisterError, Registration};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
@@ -105,9 +105,9 @@ fn share(addr: usize, len: usize, access: u32) -> Outcome<Option<Registration>> 
 }
 
 fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
-    let kind = |k: Kind| match k {
-        Kind::Fd { fd, offset } => MrPieceKind::Fd { fd: fd as u32, offset },
-        Kind::InProcess => MrPieceKind::InProcess,
+    let kind = |k: PieceSource| match k {
+        PieceSource::Fd { fd, offset } => MrPieceKind::Fd { fd: fd as u32, offset },
+        PieceSource::InProcess => MrPieceKind::InProcess,
     };
     registration
         .pieces()

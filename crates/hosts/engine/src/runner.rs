@@ -12,7 +12,7 @@ use crate::wakes::{Wake, Wakes};
 use crate::worker::Worker;
 use burst_base::Nanos;
 use burst_base::sharing::Sharing;
-use burst_shm::status::Sleeper;
+use burst_shm::status::SleepFlag;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl WorkerHandle {
     ///
     /// # Errors
     /// When the system gives no thread or eventfd.
-    pub fn start(mut worker: Worker, options: RunnerOptions, sleeper: Sleeper) -> std::io::Result<WorkerHandle> {
+    pub fn start(mut worker: Worker, options: RunnerOptions, sleeper: SleepFlag) -> std::io::Result<WorkerHandle> {
         let (inbox, wakes) = (worker.inbox().clone(), Wakes::new()?);
         let (sender, jobs) = channel();
         let pending = Arc::new(AtomicBool::new(false));
@@ -148,7 +148,7 @@ impl Drop for WorkerHandle {
 struct Runner {
     worker: Worker,
     options: RunnerOptions,
-    sleeper: Sleeper,
+    sleeper: SleepFlag,
     jobs: Receiver<Job>,
     /// Those that are about to be carried out.
     taken: Vec<Job>,

@@ -26,7 +26,7 @@ fn what_was_posted_while_another_command_ran_leaves_before_the_next() {
 
     let status = StatusOwner::create().expect("a status page");
     let options = RunnerOptions { spin: Duration::from_millis(1) };
-    let handle = WorkerHandle::start(a.worker, options, status.sleeper(0).expect("a sleeper")).expect("a thread");
+    let handle = WorkerHandle::start(a.worker, options, status.sleep_flag(0).expect("a sleep flag")).expect("a thread");
     let ((begun, has_begun), (end, may_end)) = (channel(), channel::<()>());
     let busy = move || {
         begun.send(()).expect("awaited");

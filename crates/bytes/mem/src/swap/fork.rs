@@ -12,17 +12,17 @@
 //! Handlers of others that run between ours, in the forking thread, may register and release memory (`lock.rs`).
 //!
 //! `vfork` and `posix_spawn` run no handlers and need none.
-use super::lock::Held;
-use super::uffd::{Mover, copy_from_pool, private_pages, put_over};
+use super::lock::ForkLockGuard;
+use super::uffd::{PageMover, copy_from_pool, private_pages, put_over};
 use super::vma::Maps;
-use super::{Class, REGISTRY, Registry, VMAS_MAX, pool::PAGE};
+use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, pool::PAGE};
 
 /// Stack below and above the handler's frame that runs between the two returns from fork.
 const LIVE_BELOW: usize = 64 << 10;
 const LIVE_ABOVE: usize = 16 << 10;
 
 /// Installs the handlers once. False: they cannot be, so nothing may be swapped.
-pub(super) fn install(registry: &mut Held<'_, Registry>) -> bool {
+pub(super) fn install(registry: &mut ForkLockGuard<'_, Registry>) -> bool {
     if !registry.handlers {
         // SAFETY: three functions that live as long as this library.
         registry.handlers = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } == 0;
@@ -57,7 +57,7 @@ unsafe extern "C" fn child() {
     let mut registry = unsafe { REGISTRY.resume() };
     registry.privatise();
     // Leaked: the allocator may not be usable yet, and it is little.
-    core::mem::forget(core::mem::replace(&mut registry.refs, super::refs::Refs::new()));
+    core::mem::forget(core::mem::replace(&mut registry.refs, super::refs::PageCounts::new()));
     registry.pools.abandon();
     registry.epoch += 1;
     registry.evicted = (0, 0);
@@ -66,7 +66,7 @@ unsafe extern "C" fn child() {
 impl Registry {
     /// Makes the swapped pages of a stack range private, keeping their counts.
     fn evict(&mut self, (lo, hi): (usize, usize)) {
-        let (Some(maps), Some(mover)) = (Maps::open(), Mover::open()) else { return };
+        let (Some(maps), Some(mover)) = (Maps::open(), PageMover::open()) else { return };
         self.each_swapped(&maps, lo, hi, |registry, first, last, prot| {
             let Some(pool) = registry.pools.known(PAGE) else { return };
             if mover.swap_out(pool, first, last, prot) {
@@ -77,7 +77,7 @@ impl Registry {
     }
     /// Swaps in again what `evict` made private and somebody still has registered.
     fn readmit(&mut self, lo: usize, hi: usize) {
-        let (Some(maps), Some(mover)) = (Maps::open(), Mover::open()) else { return };
+        let (Some(maps), Some(mover)) = (Maps::open(), PageMover::open()) else { return };
         let mut at = lo;
         while at < hi
             && let Some((start, end)) = self.refs.at_or_after(at).filter(|(start, _)| *start < hi)
@@ -85,7 +85,7 @@ impl Registry {
             let (first, last) = (start.max(lo), end.min(hi));
             let vma = maps.at_or_after(first).filter(|v| v.start <= first && v.end >= last);
             if let (Some(vma), Some(pool)) = (vma, self.pools.known(PAGE))
-                && matches!(self.class(&vma), Class::Private)
+                && matches!(self.class(&vma), MappingClass::Private)
                 && mover.swap_in(pool, first, last, vma.prot())
                 && vma.readable
             {
@@ -114,7 +114,7 @@ impl Registry {
         let mut at = lo;
         for _ in 0..VMAS_MAX {
             let Some(vma) = maps.at_or_after(at).filter(|v| v.start < hi) else { return };
-            if matches!(self.class(&vma), Class::Swapped) {
+            if matches!(self.class(&vma), MappingClass::Swapped) {
                 f(self, vma.start.max(lo), vma.end.min(hi), vma.prot());
             }
             at = vma.end;

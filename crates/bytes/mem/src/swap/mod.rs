@@ -28,11 +28,11 @@ mod uffd;
 mod vma;
 
 use crate::region;
-use lock::Lock;
-use pool::Pools;
-use refs::Refs;
+use lock::ForkLock;
+use pool::PoolSet;
+use refs::PageCounts;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use uffd::Mover;
+use uffd::PageMover;
 use vma::{Maps, Vma};
 
 /// Most pieces of a registration; a range that needs more is reached in the process as a whole.
@@ -42,7 +42,7 @@ const VMAS_MAX: usize = 65_536;
 
 /// Where a part of a registered range can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PieceSource {
     /// In the file of [`Registration::fd`]`(fd)`, from `offset` on.
     Fd {
         /// Number of the descriptor in the registration.
@@ -62,7 +62,7 @@ pub struct Piece {
     /// Bytes.
     pub len: usize,
     /// Where the daemon finds it.
-    pub kind: Kind,
+    pub kind: PieceSource,
 }
 
 /// Why a range cannot be registered.
@@ -76,7 +76,7 @@ pub enum RegisterError {
 
 /// A descriptor of a registration.
 #[derive(Debug)]
-enum Source {
+enum PieceFile {
     /// The pool's, which lives as long as the process.
     Pool(i32),
     /// A duplicate of one of the program's.
@@ -88,7 +88,7 @@ enum Source {
 pub struct Registration {
     pieces: [Piece; PIECES_MAX],
     count: usize,
-    fds: [Option<Source>; PIECES_MAX],
+    fds: [Option<PieceFile>; PIECES_MAX],
     /// The pages that are counted in the registry; empty when none is the pool's.
     lo: usize,
     hi: usize,
@@ -110,41 +110,41 @@ impl Registration {
         match self.fds.get(i)?.as_ref()? {
             // SAFETY: the pool's descriptor is never closed by us while the process lives; if the program closes
             // it, sending fails or sends a file that the daemon refuses, for it checks seals and size.
-            Source::Pool(fd) => Some(unsafe { BorrowedFd::borrow_raw(*fd) }),
-            Source::Own(fd) => Some(fd.as_fd()),
+            PieceFile::Pool(fd) => Some(unsafe { BorrowedFd::borrow_raw(*fd) }),
+            PieceFile::Own(fd) => Some(fd.as_fd()),
         }
     }
     /// Whether the daemon must use system calls.
     pub fn is_in_process(&self) -> bool {
-        self.pieces().iter().any(|p| p.kind == Kind::InProcess)
+        self.pieces().iter().any(|p| p.kind == PieceSource::InProcess)
     }
     fn in_process(addr: usize, len: usize) -> Registration {
         let mut r = Registration::empty();
-        r.pieces[0] = Piece { addr, len, kind: Kind::InProcess };
+        r.pieces[0] = Piece { addr, len, kind: PieceSource::InProcess };
         r.count = 1;
         r
     }
     fn empty() -> Registration {
-        let none = Piece { addr: 0, len: 0, kind: Kind::InProcess };
+        let none = Piece { addr: 0, len: 0, kind: PieceSource::InProcess };
         Registration { pieces: [none; PIECES_MAX], count: 0, fds: [const { None }; PIECES_MAX], lo: 0, hi: 0, epoch: 0 }
     }
     /// Appends a part, joined to the one before when it goes on in the same file. False: no room.
-    fn push(&mut self, addr: usize, len: usize, offset: u64, source: Source) -> bool {
-        let same = |s: &Option<Source>| match (s, &source) {
-            (Some(Source::Pool(a)), Source::Pool(b)) => a == b,
+    fn push(&mut self, addr: usize, len: usize, offset: u64, source: PieceFile) -> bool {
+        let same = |s: &Option<PieceFile>| match (s, &source) {
+            (Some(PieceFile::Pool(a)), PieceFile::Pool(b)) => a == b,
             _ => false,
         };
         let known = self.fds.iter().position(same);
         if let (Some(fd), Some(last)) = (known, self.count.checked_sub(1)) {
             let last = &mut self.pieces[last];
-            if last.kind == (Kind::Fd { fd, offset: offset.wrapping_sub(last.len as u64) }) {
+            if last.kind == (PieceSource::Fd { fd, offset: offset.wrapping_sub(last.len as u64) }) {
                 last.len += len;
                 return true;
             }
         }
         let Some(fd) = known.or_else(|| self.fds.iter().position(Option::is_none)) else { return false };
         let Some(piece) = self.pieces.get_mut(self.count) else { return false };
-        *piece = Piece { addr, len, kind: Kind::Fd { fd, offset } };
+        *piece = Piece { addr, len, kind: PieceSource::Fd { fd, offset } };
         self.fds[fd].get_or_insert(source);
         self.count += 1;
         true
@@ -154,8 +154,8 @@ impl Registration {
 /// What the process remembers.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    refs: Refs,
-    pools: Pools,
+    refs: PageCounts,
+    pools: PoolSet,
     epoch: u64,
     /// Whether the fork handlers are in place.
     handlers: bool,
@@ -163,11 +163,16 @@ pub(crate) struct Registry {
     evicted: (usize, usize),
 }
 
-static REGISTRY: Lock<Registry> =
-    Lock::new(Registry { refs: Refs::new(), pools: Pools::new(), epoch: 0, handlers: false, evicted: (0, 0) });
+static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
+    refs: PageCounts::new(),
+    pools: PoolSet::new(),
+    epoch: 0,
+    handlers: false,
+    evicted: (0, 0),
+});
 
 /// What a mapping means for registration.
-enum Class {
+enum MappingClass {
     /// Already swapped: the page at address a is at offset a of the pool.
     Swapped,
     /// Private pages that can be swapped.
@@ -179,16 +184,20 @@ enum Class {
 }
 
 impl Registry {
-    fn class(&self, vma: &Vma) -> Class {
+    fn class(&self, vma: &Vma) -> MappingClass {
         if let Some(pool) = self.pools.owner(vma) {
             // A mapping of the pool elsewhere was moved there by the program.
-            return if vma.offset == vma.start as u64 && pool.is_alive() { Class::Swapped } else { Class::Other };
+            return if vma.offset == vma.start as u64 && pool.is_alive() {
+                MappingClass::Swapped
+            } else {
+                MappingClass::Other
+            };
         }
         match (vma.shared, vma.inode) {
-            (false, 0) => Class::Private,
-            (false, _) if vma.page > pool::PAGE && vma.name().starts_with(b"/anon_hugepage") => Class::Private,
-            (true, inode) if inode != 0 => Class::Shared,
-            _ => Class::Other,
+            (false, 0) => MappingClass::Private,
+            (false, _) if vma.page > pool::PAGE && vma.name().starts_with(b"/anon_hugepage") => MappingClass::Private,
+            (true, inode) if inode != 0 => MappingClass::Shared,
+            _ => MappingClass::Other,
         }
     }
 
@@ -203,13 +212,13 @@ impl Registry {
             let first = at.max(vma.start) & !(vma.page - 1);
             match self.class(&vma) {
                 // The lowest page of a stack that grows must stay what it is.
-                Class::Private if first <= vma.start && vma.name() == b"[stack]" => mappable = false,
-                Class::Swapped | Class::Private => {
+                MappingClass::Private if first <= vma.start && vma.name() == b"[stack]" => mappable = false,
+                MappingClass::Swapped | MappingClass::Private => {
                     pieces += usize::from(in_pool != vma.page);
                     in_pool = vma.page;
                 }
-                Class::Shared => (pieces, in_pool) = (pieces + 1, 0),
-                Class::Other => mappable = false,
+                MappingClass::Shared => (pieces, in_pool) = (pieces + 1, 0),
+                MappingClass::Other => mappable = false,
             }
             at = vma.end;
             if at >= end {
@@ -230,12 +239,14 @@ impl Registry {
             // Whole pages, of the mapping's size.
             let (lo, hi) = (at & !(vma.page - 1), (stop + vma.page - 1) & !(vma.page - 1));
             let source = match self.class(&vma) {
-                Class::Shared => foreign::descriptor(&vma, write).map(Source::Own).map(|s| (s, vma.offset_of(at))),
-                Class::Other => None,
-                class => self.pools.get(vma.page).map(|p| (Source::Pool(p.fd()), at as u64)).filter(|_| {
+                MappingClass::Shared => {
+                    foreign::descriptor(&vma, write).map(PieceFile::Own).map(|s| (s, vma.offset_of(at)))
+                }
+                MappingClass::Other => None,
+                class => self.pools.get(vma.page).map(|p| (PieceFile::Pool(p.fd()), at as u64)).filter(|_| {
                     reg.lo = if reg.hi == 0 { lo } else { reg.lo };
                     reg.hi = hi;
-                    matches!(class, Class::Swapped) || self.swap_in(&mut mover, &vma, lo, hi)
+                    matches!(class, MappingClass::Swapped) || self.swap_in(&mut mover, &vma, lo, hi)
                 }),
             };
             let Some((source, offset)) = source else { return (reg, false) };
@@ -250,9 +261,9 @@ impl Registry {
         (reg, false)
     }
 
-    fn swap_in(&self, mover: &mut Option<Mover>, vma: &Vma, lo: usize, hi: usize) -> bool {
+    fn swap_in(&self, mover: &mut Option<PageMover>, vma: &Vma, lo: usize, hi: usize) -> bool {
         if mover.is_none() {
-            *mover = Mover::open();
+            *mover = PageMover::open();
         }
         let swapped = match (mover, self.pools.known(vma.page)) {
             (Some(mover), Some(pool)) => mover.swap_in(pool, lo, hi, vma.prot()),
@@ -276,9 +287,9 @@ impl Registry {
             let Some(vma) = vma else { return };
             let (first, last) = (vma.start.max(at), vma.end.min(hi));
             match (self.class(&vma), self.pools.known(vma.page)) {
-                (Class::Swapped, Some(pool)) => {
+                (MappingClass::Swapped, Some(pool)) => {
                     if mover.is_none() {
-                        mover = Mover::open();
+                        mover = PageMover::open();
                     }
                     if mover.as_ref().is_some_and(|m| m.swap_out(pool, first, last, vma.prot())) {
                         pool.punch(first, last);

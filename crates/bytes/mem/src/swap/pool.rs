@@ -88,11 +88,11 @@ impl Pool {
 
 /// All pools.
 #[derive(Debug)]
-pub(crate) struct Pools([Option<Pool>; POOLS_MAX]);
+pub(crate) struct PoolSet([Option<Pool>; POOLS_MAX]);
 
-impl Pools {
-    pub(crate) const fn new() -> Pools {
-        Pools([None; POOLS_MAX])
+impl PoolSet {
+    pub(crate) const fn new() -> PoolSet {
+        PoolSet([None; POOLS_MAX])
     }
     /// The pool for this page size, if there is one.
     pub(crate) fn known(&self, page: usize) -> Option<&Pool> {

@@ -2,22 +2,22 @@
 //!
 //! Intervals do not overlap; an interval is split where a registration begins or ends inside it. A second
 //! registration with the bounds of the first only increments, without allocation. Two steps end a registration:
-//! [`Refs::sub`] decrements, then [`Refs::sub_next`] takes out the intervals whose count is zero, one by one.
+//! [`PageCounts::sub`] decrements, then [`PageCounts::sub_next`] takes out the intervals whose count is zero, one by one.
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug)]
-struct Interval {
+struct CountedInterval {
     end: usize,
     count: u32,
 }
 
 /// Counts per page range.
 #[derive(Debug)]
-pub(crate) struct Refs(BTreeMap<usize, Interval>);
+pub(crate) struct PageCounts(BTreeMap<usize, CountedInterval>);
 
-impl Refs {
-    pub(crate) const fn new() -> Refs {
-        Refs(BTreeMap::new())
+impl PageCounts {
+    pub(crate) const fn new() -> PageCounts {
+        PageCounts(BTreeMap::new())
     }
     /// Adds one to every page of `[lo, hi)`.
     pub(crate) fn add(&mut self, lo: usize, hi: usize) {
@@ -32,7 +32,7 @@ impl Refs {
                 }
                 next => {
                     let end = next.map_or(hi, |(&start, _)| start);
-                    self.0.insert(at, Interval { end, count: 1 });
+                    self.0.insert(at, CountedInterval { end, count: 1 });
                     at = end;
                 }
             }
@@ -98,7 +98,7 @@ mod tests {
     proptest! {
         #[test]
         fn counts_like_an_array(ops in prop::collection::vec((0usize..40, 1usize..20), 1..60)) {
-            let mut refs = Refs::new();
+            let mut refs = PageCounts::new();
             let mut model = [0u32; 64];
             let mut live: Vec<(usize, usize)> = Vec::new();
             for (i, (lo, len)) in ops.into_iter().enumerate() {

@@ -41,20 +41,20 @@ const STACK_ABOVE: usize = 16 << 10;
 const HELPER_STACK: usize = 256 << 10;
 
 #[repr(C)]
-struct Range {
+struct UffdRange {
     start: u64,
     len: u64,
 }
 
 /// A userfaultfd for the duration of one operation.
 #[derive(Debug)]
-pub(crate) struct Mover {
+pub(crate) struct PageMover {
     fd: i32,
     features: u64,
     chunk: usize,
 }
 
-impl Drop for Mover {
+impl Drop for PageMover {
     fn drop(&mut self) {
         // SAFETY: our own descriptor; closing it wakes everybody and unregisters everything.
         unsafe { libc::close(self.fd) };
@@ -63,25 +63,25 @@ impl Drop for Mover {
 
 /// What to do with a range.
 #[derive(Clone, Copy)]
-enum Way {
+enum SwapDirection {
     In,
     Out,
 }
 
 /// A move of a whole range.
-struct Job<'a> {
-    mover: &'a Mover,
+struct MoveJob<'a> {
+    mover: &'a PageMover,
     pool: &'a Pool,
     lo: usize,
     hi: usize,
     prot: i32,
-    way: Way,
+    direction: SwapDirection,
     done: bool,
 }
 
-impl Mover {
+impl PageMover {
     /// Opens a userfaultfd, with all powers if we may. None: the kernel or a filter refuses.
-    pub(crate) fn open() -> Option<Mover> {
+    pub(crate) fn open() -> Option<PageMover> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         for (user_mode, features) in [
             (false, WP_SHMEM | WP_UNPOPULATED),
@@ -96,7 +96,7 @@ impl Mover {
                 continue;
             }
             let chunk = if user_mode { CHUNK_USER_MODE } else { CHUNK };
-            let mover = Mover { fd, features, chunk };
+            let mover = PageMover { fd, features, chunk };
             let mut api = [UFFD_API, features, 0];
             // SAFETY: `struct uffdio_api` is three words.
             if unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) } == 0 {
@@ -108,18 +108,19 @@ impl Mover {
     /// Replaces the private pages `[lo, hi)` by the pool's at the same offsets. False: refused; what was moved before
     /// the refusal stays moved (the caller swaps it out).
     pub(crate) fn swap_in(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
-        Job { mover: self, pool, lo, hi, prot, way: Way::In, done: false }.run()
+        MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::In, done: false }.run()
     }
     /// Replaces the pool's pages `[lo, hi)` by private copies.
     pub(crate) fn swap_out(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
-        self.features & WP_SHMEM != 0 && Job { mover: self, pool, lo, hi, prot, way: Way::Out, done: false }.run()
+        self.features & WP_SHMEM != 0
+            && MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::Out, done: false }.run()
     }
     fn ioctl(&self, request: libc::c_ulong, words: &mut [u64]) -> bool {
         // SAFETY: the callers pass arrays of the size that `request` encodes.
         unsafe { libc::ioctl(self.fd, request, words.as_mut_ptr()) == 0 }
     }
     /// Steps 1 and 2. False: nothing is protected.
-    fn protect(&self, range: &Range) -> bool {
+    fn protect(&self, range: &UffdRange) -> bool {
         if !self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, REGISTER_MODE_WP, 0]) {
             return false;
         }
@@ -133,11 +134,11 @@ impl Mover {
         protected
     }
     /// Takes the protection away and wakes the waiting threads; the mapping is the old one.
-    fn give_up(&self, range: &Range) {
+    fn give_up(&self, range: &UffdRange) {
         self.ioctl(UFFDIO_UNREGISTER, &mut [range.start, range.len]);
         self.wake(range);
     }
-    fn wake(&self, range: &Range) {
+    fn wake(&self, range: &UffdRange) {
         self.ioctl(UFFDIO_WAKE, &mut [range.start, range.len]);
     }
 }
@@ -164,7 +165,7 @@ fn full_uffd(flags: i32) -> i32 {
     }
 }
 
-impl Job<'_> {
+impl MoveJob<'_> {
     fn run(mut self) -> bool {
         let mut all = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -216,9 +217,9 @@ impl Job<'_> {
         let mut at = self.lo;
         while at < self.hi {
             let len = step.min(self.hi - at);
-            let moved = match self.way {
-                Way::In => chunk_in(self.mover, self.pool, at, len, self.prot),
-                Way::Out => chunk_out(self.mover, self.pool, at, len, self.prot),
+            let moved = match self.direction {
+                SwapDirection::In => chunk_in(self.mover, self.pool, at, len, self.prot),
+                SwapDirection::Out => chunk_out(self.mover, self.pool, at, len, self.prot),
             };
             if !moved {
                 return;
@@ -232,12 +233,12 @@ impl Job<'_> {
 extern "C" fn helper(job: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: `run_elsewhere` passes its job and waits for us. While a chunk is protected the job is only read; it is
     // written (`done`) after the last wake-up.
-    unsafe { (*job.cast::<Job<'_>>()).work() };
+    unsafe { (*job.cast::<MoveJob<'_>>()).work() };
     null_mut()
 }
 
-fn chunk_in(mover: &Mover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
-    let range = Range { start: at as u64, len: len as u64 };
+fn chunk_in(mover: &PageMover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
+    let range = UffdRange { start: at as u64, len: len as u64 };
     if !mover.protect(&range) {
         return false;
     }
@@ -251,8 +252,8 @@ fn chunk_in(mover: &Mover, pool: &Pool, at: usize, len: usize, prot: i32) -> boo
     true
 }
 
-fn chunk_out(mover: &Mover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
-    let range = Range { start: at as u64, len: len as u64 };
+fn chunk_out(mover: &PageMover, pool: &Pool, at: usize, len: usize, prot: i32) -> bool {
+    let range = UffdRange { start: at as u64, len: len as u64 };
     let Some(copy) = private_pages(pool.page, len) else { return false };
     let moved = mover.protect(&range) && {
         let ok = copy_from_pool(pool, at, len, copy) && put_over(copy, len, at, prot);

@@ -20,7 +20,7 @@ const LINE_MAX: usize = 8192;
 /// `struct procmap_query` (linux/fs.h).
 #[repr(C)]
 #[derive(Default)]
-struct Query {
+struct ProcmapQuery {
     size: u64,
     query_flags: u64,
     query_addr: u64,
@@ -37,7 +37,7 @@ struct Query {
     vma_name_addr: u64,
     build_id_addr: u64,
 }
-const _: () = assert!(size_of::<Query>() == 104);
+const _: () = assert!(size_of::<ProcmapQuery>() == 104);
 
 /// A mapping.
 #[derive(Clone, Copy, Debug)]
@@ -136,13 +136,13 @@ impl Maps {
     }
     fn query(&self, addr: usize) -> Option<Vma> {
         let mut name = [0u8; NAME_MAX];
-        let mut query = Query {
-            size: size_of::<Query>() as u64,
+        let mut query = ProcmapQuery {
+            size: size_of::<ProcmapQuery>() as u64,
             query_flags: COVERING_OR_NEXT,
             query_addr: addr as u64,
             vma_name_size: NAME_MAX as u32,
             vma_name_addr: name.as_mut_ptr() as u64,
-            ..Query::default()
+            ..ProcmapQuery::default()
         };
         // SAFETY: `query` and `name` are writable with the sizes given in it.
         let mut rc = unsafe { libc::ioctl(self.fd, PROCMAP_QUERY, &raw mut query) };
