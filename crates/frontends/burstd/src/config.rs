@@ -9,6 +9,7 @@ mod file;
 mod keys;
 mod value;
 
+use burst_host::HostOptions;
 use keys::{KEYS, Key};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,14 +26,8 @@ pub struct Config {
     pub socket: PathBuf,
     /// Permission bits of the control socket.
     pub socket_mode: u32,
-    /// Port specifications as written, at least one; `burst_port` parses them.
-    pub ports: Vec<String>,
-    /// Number of workers, 1 to `burst_shm::layout::WORKER_MAX`.
-    pub workers: usize,
-    /// How long an idle worker spins before it sleeps.
-    pub spin: Duration,
-    /// Most unacknowledged bytes of one queue pair.
-    pub window_bytes: u32,
+    /// Ports, workers and windows.
+    pub host: HostOptions,
     /// End when no program has been connected for so long; `None`: never.
     pub idle_exit: Option<Duration>,
     /// Descriptor that gets one line (`ready\n`) when the daemon serves, and is closed then.
@@ -161,10 +156,12 @@ fn assemble(values: &Values) -> Config {
     Config {
         socket,
         socket_mode: values.number("socket_mode") as u32,
-        ports: ports.unwrap_or_default(),
-        workers: values.number("workers") as usize,
-        spin: Duration::from_nanos(values.number("spin")),
-        window_bytes: values.number("window") as u32,
+        host: HostOptions {
+            ports: ports.unwrap_or_default(),
+            workers: values.number("workers") as usize,
+            spin: Duration::from_nanos(values.number("spin")),
+            window_bytes: values.number("window") as u32,
+        },
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),
         ready_fd: values.first("ready_fd").map(|v| v.number() as RawFd),
         log_level: match values.text("log.level") {

@@ -1,25 +1,13 @@
 //! `burstd`: the daemon that carries RoCEv2 for the verbs programs of one host.
 //!
-//! [`house`] owns devices, workers and numbers; [`server`] the socket and the signals; [`session`] one client's
-//! conversation; [`context`] the objects of one client. All of it runs on the control thread; the data path runs on
-//! the workers' threads and never waits for it.
+//! The control plane is the crate `burst_host`. This binary adds what a daemon needs: [`config`] reads the settings,
+//! [`log`] writes lines to stderr, [`server`] owns the control socket, the event loop and the signals.
 
 use std::process::ExitCode;
 
-mod cm;
 mod config;
-mod context;
-mod descriptors;
-mod device;
-mod exports;
-mod groups;
-mod house;
 mod log;
-mod numbers;
 mod server;
-mod session;
-mod tidy;
-mod xrc;
 
 fn main() -> ExitCode {
     let config = match config::load() {
@@ -63,7 +51,7 @@ fn give_heap_back() {
 
 /// Opens everything, serves, and returns when asked to end.
 fn run(config: &config::Config) -> Result<(), String> {
-    let house = house::House::open(config)?;
+    let house = burst_host::House::open(&config.host)?;
     let mut server = server::Server::bind(config, house)?;
     server.announce(config.ready_fd)?;
     server.serve()

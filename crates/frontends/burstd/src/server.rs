@@ -5,10 +5,10 @@
 //! tell every context (device fatal), wait up to [`DRAIN_MAX`] for programs to finish, and end; a second signal ends at once.
 
 use crate::config::Config;
-use crate::descriptors;
-use crate::house::House;
-use crate::session::{Session, Verdict};
 use burst_control::MESSAGE_MAX;
+use burst_host::House;
+use burst_host::descriptors;
+use burst_host::{Session, Verdict};
 use burst_port::watch::Watch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -133,7 +133,7 @@ impl Server {
                 crate::give_heap_back();
             }
             if self.house.workers().iter().any(|w| !w.is_alive()) {
-                return Err(crate::house::WORKER_GONE.into());
+                return Err(burst_host::host::WORKER_GONE.into());
             }
             if self.is_over() {
                 break;

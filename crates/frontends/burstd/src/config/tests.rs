@@ -19,8 +19,8 @@ fn write_file(name: &str, text: &str) -> PathBuf {
 #[test]
 fn defaults_are_valid() {
     let config = read(&[], &[]).unwrap();
-    assert_eq!((config.workers, config.window_bytes), (1, 1 << 20));
-    assert_eq!(config.ports, ["udp"]);
+    assert_eq!((config.host.workers, config.host.window_bytes), (1, 1 << 20));
+    assert_eq!(config.host.ports, ["udp"]);
     assert_eq!((config.idle_exit, config.ready_fd), (None, None));
     assert_eq!((config.log_level, config.log_format), (LogLevel::Info, LogFormat::Text));
 }
@@ -30,21 +30,21 @@ fn flag_over_variable_over_file_over_default() {
     let path = write_file("precedence", "workers = 2\nwindow = \"64KiB\"\nspin = \"1ms\"\n[log]\nlevel = \"warn\"\n");
     let file = ["--config", path.to_str().unwrap()];
     let only_file = read(&file, &[]).unwrap();
-    assert_eq!((only_file.workers, only_file.window_bytes, only_file.log_level), (2, 65536, LogLevel::Warn));
+    assert_eq!((only_file.host.workers, only_file.host.window_bytes, only_file.log_level), (2, 65536, LogLevel::Warn));
     let env = [("BURST_WORKERS", "3"), ("BURST_LOG_LEVEL", "debug")];
     let with_env = read(&file, &env).unwrap();
-    assert_eq!((with_env.workers, with_env.log_level), (3, LogLevel::Debug));
+    assert_eq!((with_env.host.workers, with_env.log_level), (3, LogLevel::Debug));
     let with_flag = read(&[file[0], file[1], "--workers", "4"], &env).unwrap();
-    assert_eq!((with_flag.workers, with_flag.spin), (4, Duration::from_millis(1)));
+    assert_eq!((with_flag.host.workers, with_flag.host.spin), (4, Duration::from_millis(1)));
     std::fs::remove_file(path).unwrap();
 }
 
 #[test]
 fn ports_repeat() {
     let flags = read(&["--port", "udp:dev=a", "--port", "udp:dev=b"], &[("BURST_PORT", "udp:dev=c")]).unwrap();
-    assert_eq!(flags.ports, ["udp:dev=a", "udp:dev=b"]);
+    assert_eq!(flags.host.ports, ["udp:dev=a", "udp:dev=b"]);
     let words = read(&[], &[("BURST_PORT", "udp:dev=c udp:dev=d")]).unwrap();
-    assert_eq!(words.ports, ["udp:dev=c", "udp:dev=d"]);
+    assert_eq!(words.host.ports, ["udp:dev=c", "udp:dev=d"]);
 }
 
 #[test]

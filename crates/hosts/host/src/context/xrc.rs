@@ -1,7 +1,7 @@
 //! XRC objects of a context: domains, shared receive queues in them, and target queue pairs, its own or opened.
 
 use super::{Context, Outcome, QpObject, SrqDomain, Used, no_room, unknown};
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use crate::xrc::Target;
 use burst_base::Qpn;

@@ -2,7 +2,7 @@
 
 use super::client::{CmClient, Id, Stage};
 use super::resolve::ACK_TIMEOUT;
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{AhAttr, QpType};

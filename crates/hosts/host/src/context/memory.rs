@@ -2,7 +2,7 @@
 
 use super::{Context, Mr, Mw, Outcome, no_room, unknown};
 use crate::exports::{LentMemory, LentRegion};
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};

@@ -3,7 +3,7 @@
 use super::ports::Binding;
 use super::waits::{Wait, Waits};
 use crate::context::Outcome;
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_base::verbs::QpType;
 use burst_cm::Fold;

@@ -1,6 +1,6 @@
 //! A table from handles to objects.
 
-use crate::numbers::Numbers;
+use crate::id_allocator::Numbers;
 use std::collections::BTreeMap;
 
 /// Objects of one kind in one context.

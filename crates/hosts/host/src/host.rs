@@ -4,11 +4,12 @@
 //! ([`House::on_worker`], [`House::on_all`]); when such a call returns, the change is in force.
 
 use crate::cm::CmHouse;
-use crate::config::Config;
+
 use crate::device::{Device, LIMITS};
 use crate::groups::Groups;
-use crate::numbers::Numbers;
-use crate::tidy::Tidy;
+use crate::id_allocator::Numbers;
+use crate::options::HostOptions;
+use crate::trim::Tidy;
 use crate::xrc::XrcHouse;
 use burst_base::Nanos;
 use burst_cm::Secret;
@@ -75,8 +76,8 @@ impl House {
     ///
     /// # Errors
     /// A sentence.
-    pub fn open(config: &Config) -> Result<House, String> {
-        let specs = config.ports.iter().map(|p| PortSpec::parse(p)).collect::<Result<Vec<_>, _>>();
+    pub fn open(options: &HostOptions) -> Result<House, String> {
+        let specs = options.ports.iter().map(|p| PortSpec::parse(p)).collect::<Result<Vec<_>, _>>();
         let specs = specs.map_err(|e| e.to_string())?;
         let status = StatusOwner::create().map_err(|e| format!("cannot make the status page: {e}"))?;
         let keys = KeySpace::from_system();
@@ -101,32 +102,32 @@ impl House {
             started: Instant::now(),
         };
         let inboxes =
-            (0..config.workers).map(|_| Inbox::new(config.workers).map(Arc::new)).collect::<Result<Vec<_>, _>>();
+            (0..options.workers).map(|_| Inbox::new(options.workers).map(Arc::new)).collect::<Result<Vec<_>, _>>();
         let inboxes = inboxes.map_err(|e| format!("cannot make the workers' inboxes: {e}"))?;
         // By worker, then by device.
-        let mut ports: Vec<Vec<Box<dyn Port>>> = (0..config.workers).map(|_| Vec::new()).collect();
+        let mut ports: Vec<Vec<Box<dyn Port>>> = (0..options.workers).map(|_| Vec::new()).collect();
         for spec in &specs {
-            let opened = open_all(spec, config.workers).map_err(|e| e.to_string())?;
+            let opened = open_all(spec, options.workers).map_err(|e| e.to_string())?;
             ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
         }
         house.devices = ports[0].iter().zip(0..).map(|(p, index)| Device::new(index, p.caps().clone())).collect();
         for (id, ports) in ports.into_iter().enumerate() {
-            house.start_worker(config, id, ports, &inboxes)?;
+            house.start_worker(options, id, ports, &inboxes)?;
         }
         Ok(house)
     }
 
     fn start_worker(
         &mut self,
-        config: &Config,
+        options: &HostOptions,
         id: usize,
         ports: Vec<Box<dyn Port>>,
         inboxes: &[Arc<Inbox>],
     ) -> Result<(), String> {
-        let options =
-            WorkerOptions { id: id as u32, window_bytes: u64::from(config.window_bytes), cm_secret: self.cm_secret };
-        let worker = Worker::new(options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());
-        let runner = RunnerOptions { spin: config.spin };
+        let worker_options =
+            WorkerOptions { id: id as u32, window_bytes: u64::from(options.window_bytes), cm_secret: self.cm_secret };
+        let worker = Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());
+        let runner = RunnerOptions { spin: options.spin };
         let sleeper = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
         let handle = WorkerHandle::start(worker, runner, sleeper).map_err(|e| format!("cannot start a worker: {e}"))?;
         self.workers.push(handle);

@@ -8,7 +8,7 @@
 //! [`Board`] is who is asked for and what is remembered, without any I/O; ids are their clients' (`waits.rs`).
 
 use super::resolve::{Found, Via};
-use crate::house::House;
+use crate::host::House;
 use burst_base::Reason;
 use burst_cm::Fold;
 use burst_port::NextHop;

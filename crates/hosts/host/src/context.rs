@@ -10,7 +10,7 @@ mod queue_pair;
 mod queues;
 mod xrc;
 
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{EventType, QpType};
@@ -131,7 +131,7 @@ pub struct Context {
     qps: Handles<QpObject>,
     ahs: Handles<(u32, u32)>,
     /// Free doorbell numbers, by worker.
-    doorbells: Vec<crate::numbers::Numbers>,
+    doorbells: Vec<crate::id_allocator::Numbers>,
 }
 
 /// errno of a lack of memory, descriptors or numbers.
@@ -176,7 +176,7 @@ impl Context {
             house.on_worker(worker, move |w, _| w.add_context(id, slot));
         }
         let workers = house.workers().len();
-        let doorbells = (0..workers).map(|_| crate::numbers::Numbers::new(burst_shm::DOORBELL_QUEUES)).collect();
+        let doorbells = (0..workers).map(|_| crate::id_allocator::Numbers::new(burst_shm::DOORBELL_QUEUES)).collect();
         let mut context = Context {
             id,
             device,

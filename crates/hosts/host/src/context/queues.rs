@@ -2,7 +2,7 @@
 
 use super::{Context, Cq, Outcome, Srq, Used, busy, no_room, unknown};
 use crate::device::LIMITS;
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_control::{CqPlace, QueuePlace, Refusal, Response};
 use burst_engine::CqShared;

@@ -5,7 +5,7 @@ use super::{Context, Outcome, QpObject, no_room, unknown};
 use crate::cm::UNKNOWN_PEER;
 use crate::device::LIMITS;
 use crate::groups::group_of;
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};

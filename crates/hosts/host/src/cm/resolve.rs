@@ -8,7 +8,7 @@ use super::ports::Binding;
 use super::route::Routes;
 use super::waits::{Resolving, Wait};
 use crate::device::Device;
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmId, CmReply, CmRoute};

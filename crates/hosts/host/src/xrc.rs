@@ -4,7 +4,7 @@
 //! it is its context's own. A domain lives until its last holder closes it, a target queue pair until its last holder
 //! destroys it, whoever made it.
 
-use crate::numbers::Numbers;
+use crate::id_allocator::Numbers;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_control::Refusal;

@@ -4,7 +4,7 @@
 //! what a program needs in order to send: the group's GID, and the Q_Key that all ids of the port space share.
 
 use super::client::CmClient;
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_base::verbs::QpType;
 use burst_control::Refusal;

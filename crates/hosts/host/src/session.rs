@@ -3,7 +3,7 @@
 use crate::cm::{CmClient, News};
 use crate::context::{Context, Outcome};
 use crate::device::PortNews;
-use crate::house::House;
+use crate::host::House;
 use burst_base::verbs::EventType;
 use burst_control::frame::{self, Header, Packet};
 use burst_control::wishes::Wishes;
@@ -284,7 +284,7 @@ impl Session {
         let Some(context) = &self.context else { return refuse(libc::EPROTO, "open a context first") };
         let token = match self.token {
             Some(token) => token,
-            None => crate::house::random_number().or_else(|e| refuse(libc::EIO, e))?,
+            None => crate::host::random_number().or_else(|e| refuse(libc::EIO, e))?,
         };
         self.token = Some(token);
         house.cm.know_token(token, context.number());

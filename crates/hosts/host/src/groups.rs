@@ -3,7 +3,7 @@
 //! A port takes part in a group as long as a queue pair is attached to it (`ibv_attach_mcast`) or an id has joined it
 //! (`rdma_join_multicast`). Only worker 0's port is asked: datagrams to groups are copied to the other workers' members.
 
-use crate::house::House;
+use crate::host::House;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_control::Refusal;

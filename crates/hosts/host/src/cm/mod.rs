@@ -16,7 +16,7 @@ mod waits;
 pub use client::CmClient;
 pub use hops::{News, NextHops};
 
-use crate::house::House;
+use crate::host::House;
 use burst_base::Nanos;
 use burst_cm::Fold;
 use burst_control::Response;
