@@ -94,6 +94,62 @@ pub enum ImportObject {
     Dm(u32),
 }
 
+/// Attributes of a completion queue to be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CqInitAttr {
+    /// Least number of entries; the daemon rounds up to a power of two.
+    pub entries: u32,
+    /// Handle of the completion channel that gets the events, if any.
+    pub channel: Option<u32>,
+    /// Number that the daemon writes to the channel's pipe for each event, and to the async event pipe.
+    pub cookie: u64,
+    /// Completion vector.
+    pub vector: u32,
+}
+
+/// Attributes of a shared receive queue to be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SrqInitAttr {
+    /// Handle of the protection domain.
+    pub pd: u32,
+    /// Least number of work requests.
+    pub max_wr: u32,
+    /// Most SGEs of a work request.
+    pub max_sge: u32,
+    /// Number of posted receives below which the limit event comes; 0: no event.
+    pub limit: u32,
+    /// Number of the queue in async events.
+    pub cookie: u64,
+    /// Where the queue belongs if it is an XRC shared receive queue.
+    pub xrc: Option<XrcSrqAttr>,
+}
+
+/// What an XRC shared receive queue has and others have not (IBA 10.2.9.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XrcSrqAttr {
+    /// Handle of the XRC domain.
+    pub xrcd: u32,
+    /// Handle of the completion queue of its receives.
+    pub cq: u32,
+}
+
+/// Attributes of queue pairs to be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpInitAttr {
+    /// Handle of the protection domain.
+    pub pd: u32,
+    /// Service type.
+    pub qp_type: QpType,
+    /// Handle of the completion queue of sends.
+    pub send_cq: u32,
+    /// Handle of the completion queue of receives.
+    pub recv_cq: u32,
+    /// Handle of the shared receive queue, if the queue pairs have none of their own.
+    pub srq: Option<u32>,
+    /// Least capacities; the daemon rounds up.
+    pub cap: QpCap,
+}
+
 /// What an application or tool asks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
@@ -179,16 +235,7 @@ pub enum Request {
         channel: u32,
     },
     /// New completion queue.
-    CreateCq {
-        /// Entries wanted.
-        entries: u32,
-        /// Channel for events.
-        channel: Option<u32>,
-        /// Written to the channel's pipe for each event.
-        cookie: u64,
-        /// Completion vector.
-        vector: u32,
-    },
+    CreateCq(CqInitAttr),
     /// Other capacity. The old ring ends at `Response::CqResized::old_end`; later entries are in the new one.
     ResizeCq {
         /// Handle.
@@ -235,20 +282,7 @@ pub enum Request {
         event_cookie: u64,
     },
     /// New shared receive queue.
-    CreateSrq {
-        /// Protection domain.
-        pd: u32,
-        /// Work requests wanted.
-        max_wr: u32,
-        /// SGEs per work request.
-        max_sge: u32,
-        /// Limit for the event, 0 none.
-        limit: u32,
-        /// In async events.
-        cookie: u64,
-        /// For one in an XRC domain: the domain, and the completion queue of its receives.
-        xrc: Option<(u32, u32)>,
-    },
+    CreateSrq(SrqInitAttr),
     /// Arms the limit.
     ModifySrq {
         /// Handle.
@@ -275,18 +309,8 @@ pub enum Request {
     },
     /// New queue pairs, all alike; as many as there is room for, at least one.
     CreateQp {
-        /// Protection domain.
-        pd: u32,
-        /// Service.
-        qp_type: QpType,
-        /// Completion queue of sends.
-        send_cq: u32,
-        /// Completion queue of receives.
-        recv_cq: u32,
-        /// Shared receive queue.
-        srq: Option<u32>,
-        /// Capacities wanted.
-        cap: QpCap,
+        /// Attributes of all of them.
+        init: QpInitAttr,
         /// One for each, at most [`QPS_AT_ONCE`].
         names: Vec<QpName>,
     },

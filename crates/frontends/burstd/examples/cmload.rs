@@ -8,7 +8,7 @@
 
 use burst_base::verbs::{QpCap, QpType};
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmOp, CmParam, CmQp, PortSpace};
-use burst_control::{Client, QpName, Request, Response, Teller};
+use burst_control::{Client, CqInitAttr, QpInitAttr, QpName, Request, Response, Teller};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -38,24 +38,20 @@ impl Program {
         let mut verbs = Client::connect(socket, "cmload").expect("a daemon");
         call(&mut verbs, &Request::OpenContext { device: 0 });
         let Response::Handle(pd) = call(&mut verbs, &Request::AllocPd) else { panic!("no domain") };
-        let wish = Request::CreateCq { entries: 16, channel: None, cookie: 0, vector: 0 };
-        let Response::Cq { cq, .. } = call(&mut verbs, &wish) else { panic!("no queue") };
+        let request = Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 });
+        let Response::Cq { cq, .. } = call(&mut verbs, &request) else { panic!("no queue") };
         let Response::Token(token) = call(&mut verbs, &Request::Token) else { panic!("no token") };
         let teller = cm.teller().expect("a lane");
         Program { teller, cm, verbs, events, token, pd, cq, unread: Vec::new() }
     }
 
     fn create_qp(&mut self) -> (u32, CmQp) {
-        let wish = Request::CreateQp {
-            pd: self.pd,
-            qp_type: QpType::Rc,
-            send_cq: self.cq,
-            recv_cq: self.cq,
-            srq: None,
-            cap: CAP,
+        let (send_cq, recv_cq) = (self.cq, self.cq);
+        let request = Request::CreateQp {
+            init: QpInitAttr { pd: self.pd, qp_type: QpType::Rc, send_cq, recv_cq, srq: None, cap: CAP },
             names: vec![QpName { cookie: 0, event_cookie: 0 }],
         };
-        let Response::Qps(made) = call(&mut self.verbs, &wish) else { panic!("no queue pair") };
+        let Response::Qps(made) = call(&mut self.verbs, &request) else { panic!("no queue pair") };
         (made[0].qp, CmQp { token: self.token, qpn: made[0].qpn })
     }
 

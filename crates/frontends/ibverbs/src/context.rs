@@ -7,10 +7,10 @@ use crate::device::{Device, program_name};
 use crate::door::{EINVAL, EIO, ENOMEM, Errno, Outcome};
 use crate::fork::LifePage;
 use crate::import;
+use crate::prealloc::QpPrealloc;
 use crate::registry::{QpTable, Sources, lock};
-use crate::stock::{Stock, Wish};
 use crate::sys::*;
-use burst_control::{Client, DeviceInfo, ImportObject, Request, Response};
+use burst_control::{Client, DeviceInfo, ImportObject, QpInitAttr, Request, Response};
 use burst_ffi::say;
 use burst_shm::arena::{ArenaView, Segment};
 use burst_shm::doorbell::Doorbells;
@@ -37,8 +37,8 @@ pub struct Context {
     pub qps: QpTable,
     /// Objects by event cookie.
     pub sources: Mutex<Sources>,
-    /// Queue pairs made ahead.
-    pub stock: Mutex<Stock>,
+    /// Queue pairs that the daemon made before the program asks for them.
+    pub prealloc: Mutex<QpPrealloc>,
     /// Whether there ever was memory that a peer might reach: a region, a window, device memory.
     has_memory: AtomicBool,
     /// Read end of the async event pipe; `async_fd` is its number.
@@ -124,7 +124,7 @@ impl Context {
             bells,
             qps: QpTable::default(),
             sources: Mutex::default(),
-            stock: Mutex::default(),
+            prealloc: Mutex::default(),
             has_memory: AtomicBool::new(false),
             async_pipe,
             exporter,
@@ -158,7 +158,7 @@ impl Context {
         let device = context.verbs.context.device;
         if context.is_alive() {
             // What ends with its context ends uncleanly; these were never used.
-            lock(&context.stock).forget(&context, |_| true);
+            lock(&context.prealloc).release(&context, |_| true);
         }
         // In a child the connection is the parent's: dropping our copy of the descriptors says nothing to the daemon.
         drop(context);
@@ -286,10 +286,10 @@ impl Context {
         self.has_memory.load(Ordering::Relaxed)
     }
 
-    /// Gives queue pairs back that were made ahead and use something that is about to end.
-    pub fn forget_stock(&self, whose: impl Fn(&Wish) -> bool) {
+    /// Releases the preallocated queue pairs whose attributes `matches` accepts: before an object that they use ends.
+    pub fn release_prealloc(&self, matches: impl Fn(&QpInitAttr) -> bool) {
         if self.is_alive() {
-            lock(&self.stock).forget(self, whose);
+            lock(&self.prealloc).release(self, matches);
         }
     }
 

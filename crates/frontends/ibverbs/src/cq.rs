@@ -9,7 +9,7 @@ use crate::event::{Channel, Counted, Meter};
 use crate::lock::SpinLock;
 use crate::registry::{Source, lock};
 use crate::sys::*;
-use burst_control::{CqPlace, Request, Response};
+use burst_control::{CqInitAttr, CqPlace, Request, Response};
 use burst_shm::cq::{CqConsumer, CqSpec};
 use burst_shm::{CQE_MAX, Cqe};
 use std::collections::VecDeque;
@@ -128,35 +128,26 @@ fn check_entries(cqe: u32) -> Outcome<u32> {
     Some(cqe).filter(|n| (1..=CQE_MAX).contains(n)).ok_or(EINVAL)
 }
 
-/// A completion queue as asked for.
-pub struct Wish {
-    /// Completions that it must hold.
-    pub entries: u32,
-    /// The program's own.
-    pub cq_context: *mut c_void,
-    /// Where events go, or NULL.
-    pub channel: *mut ibv_comp_channel,
-    /// Completion vector.
-    pub vector: u32,
-    /// The program will use it from one thread at a time.
-    pub single_threaded: bool,
-}
-
 /// Makes a completion queue.
 ///
 /// # Safety
 /// `context` must be open, the channel NULL or alive.
-pub unsafe fn create(context: *mut ibv_context, wish: &Wish) -> Outcome<*mut ibv_cq> {
-    let &Wish { cq_context, channel, vector, .. } = wish;
+pub unsafe fn create(
+    context: *mut ibv_context,
+    entries: u32,
+    vector: u32,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+) -> Outcome<*mut ibv_cq> {
     // SAFETY: the caller gives an open context and NULL or a live channel.
     let (ours, chan) = unsafe { (Context::from_ibv(context)?, Channel::from_ibv(channel)) };
-    let entries = check_entries(wish.entries)?;
+    let entries = check_entries(entries)?;
     if vector >= ours.vectors() as u32 {
         return Err(EINVAL);
     }
     let cookie = lock(&ours.sources).reserve();
-    let request = Request::CreateCq { entries, channel: chan.map(|c| c.handle), cookie, vector };
-    let Response::Cq { cq: handle, ring } = ours.ask(&request)? else { return Err(EIO) };
+    let init = CqInitAttr { entries, channel: chan.map(|c| c.handle), cookie, vector };
+    let Response::Cq { cq: handle, ring } = ours.ask(&Request::CreateCq(init))? else { return Err(EIO) };
     let spec = spec_of(&ring)?;
     let ring = CqConsumer::new(ours.area(ring.place, spec.bytes())?, spec).ok_or(EIO)?;
     let base = ibv_cq_ex { context, channel, cq_context, handle, cqe: spec.entries() as c_int, ..Default::default() };
@@ -195,7 +186,7 @@ pub unsafe extern "C" fn ibv_create_cq(
         let entries = u32::try_from(cqe).map_err(|_| EINVAL)?;
         let vector = u32::try_from(comp_vector).map_err(|_| EINVAL)?;
         // SAFETY: the caller's promise.
-        unsafe { create(context, &Wish { entries, cq_context, channel, vector, single_threaded: false }) }
+        unsafe { create(context, entries, vector, cq_context, channel) }
     })
 }
 
@@ -241,7 +232,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let ours = unsafe { Cq::from_ibv(cq) }?;
         // SAFETY: as above.
         let context = unsafe { Context::even_dead(ours.base.context) }?;
-        context.forget_stock(|wish| [wish.send_cq, wish.recv_cq].contains(&ours.handle));
+        context.release_prealloc(|init| [init.send_cq, init.recv_cq].contains(&ours.handle));
         context.tell_end(&Request::DestroyCq { cq: ours.handle })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.cookie);

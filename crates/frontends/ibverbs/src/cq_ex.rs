@@ -9,7 +9,7 @@
 //! distance of the two clocks.
 
 use crate::context::Context;
-use crate::cq::{Cq, Wish, create};
+use crate::cq::{Cq, create};
 use crate::door::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
 use crate::poll::{found as found_one, next, pause};
 use crate::sys::*;
@@ -49,15 +49,9 @@ pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, init: *mut ibv_
             if unknown || flags & !FLAGS != 0 || (*init).wc_flags & !FIELDS != 0 {
                 return Err(EOPNOTSUPP);
             }
-            let wish = Wish {
-                entries: (*init).cqe,
-                cq_context: (*init).cq_context,
-                channel: (*init).channel,
-                vector: (*init).comp_vector,
-                single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
-            };
-            let cq = create(context, &wish)?.cast::<ibv_cq_ex>();
-            fill(&mut *cq, wish.single_threaded);
+            let (cq_context, channel) = ((*init).cq_context, (*init).channel);
+            let cq = create(context, (*init).cqe, (*init).comp_vector, cq_context, channel)?.cast::<ibv_cq_ex>();
+            fill(&mut *cq, flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0);
             Ok(cq)
         }
     })

@@ -93,7 +93,7 @@ unsafe fn dealloc(pd: *mut ibv_pd) -> Outcome<()> {
         return Err(EBUSY);
     }
     if this.pd.is_null() {
-        context.forget_stock(|wish| wish.pd == handle);
+        context.release_prealloc(|init| init.pd == handle);
         context.tell_end(&Request::DeallocPd { pd: handle })?;
     }
     // SAFETY: made by `Box::into_raw`, and the caller gives it up; what a parent domain was made of outlives it.

@@ -8,8 +8,8 @@
 //! panic and no output crosses the C boundary ([`door`]), except the one sentence that explains an empty device list
 //! ([`device`]). After fork, a child's objects are dead ([`fork`]).
 //!
-//! No lock is held while another is taken, except that of the [`stock`] of queue pairs, which is never taken second. The data path takes one lock per object (queue pair, CQ, SRQ) and never waits for a
-//! worker of the daemon.
+//! No lock is held while another is taken, except the lock of the preallocated queue pairs ([`prealloc`]), which is always taken
+//! first. The data path takes one lock per object (queue pair, CQ, SRQ) and never waits for a worker of the daemon.
 
 pub mod ah;
 pub mod attr;
@@ -31,6 +31,7 @@ pub mod pd_mr;
 pub mod poll;
 pub mod port;
 pub mod post;
+pub mod prealloc;
 pub mod private_burst;
 pub mod qp;
 pub mod qp_ex;
@@ -39,7 +40,6 @@ pub mod refuse;
 pub mod registry;
 pub mod rereg;
 pub mod srq;
-pub mod stock;
 pub mod strings;
 pub mod sys;
 pub mod sysfs;

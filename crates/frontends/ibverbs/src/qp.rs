@@ -9,14 +9,14 @@ use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
 use crate::event::{Counted, Meter};
 use crate::lock::SpinLock;
 use crate::pd_mr::pd_of;
+use crate::prealloc::PreallocQp;
 use crate::qp_ex::{self, Build, offered};
 use crate::registry::{Source, lock};
 use crate::srq::{Srq, receive_queue};
-use crate::stock::{Made, Wish};
 use crate::sys::*;
 use crate::xrc::Xrcd;
 use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask, send_flags};
-use burst_control::{QpName, QueuePlace, Request, Response};
+use burst_control::{QpInitAttr, QpName, QueuePlace, Request, Response};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::{SqProducer, SqSpec};
 use burst_shm::sq_stride;
@@ -204,7 +204,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
     if wanted.send_ops & !offered(qp_type) != 0 {
         return Err(EOPNOTSUPP);
     }
-    let wish = Wish {
+    let init = QpInitAttr {
         pd: pd_handle,
         qp_type,
         send_cq: send_cq.handle,
@@ -212,7 +212,8 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         srq: srq.map(Srq::handle),
         cap: attr::cap_from_ibv(&wanted.cap),
     };
-    let Made { grant: granted, name: QpName { cookie, event_cookie } } = lock(&context.stock).take(context, &wish)?;
+    let PreallocQp { grant: granted, name: QpName { cookie, event_cookie } } =
+        lock(&context.prealloc).take(context, &init)?;
     let queues = send_queue(context, &granted.sq, granted.cap.max_inline_data).and_then(|sq| {
         let rq = granted.rq.as_ref().map(|place| receive_queue(context, place)).transpose()?;
         Ok((sq, rq))

@@ -7,7 +7,7 @@ use crate::lock::SpinLock;
 use crate::pd_mr::pd_of;
 use crate::registry::{Source, lock};
 use crate::sys::*;
-use burst_control::{QueuePlace, Request, Response};
+use burst_control::{QueuePlace, Request, Response, SrqInitAttr, XrcSrqAttr};
 use burst_shm::rq::{RqProducer, RqSpec};
 use burst_shm::rq_stride;
 use std::ffi::{c_int, c_void};
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init
     })
 }
 
-/// Makes a shared receive queue; `xrc` names the XRC domain and completion queue of one that is in a domain.
+/// Makes a shared receive queue; `xrc` is given for XRC shared receive queues only.
 ///
 /// # Safety
 /// `pd` must be alive.
@@ -106,21 +106,16 @@ pub unsafe fn create(
     pd: *mut ibv_pd,
     srq_context: *mut c_void,
     attr: &mut ibv_srq_attr,
-    xrc: Option<(u32, u32)>,
+    xrc: Option<XrcSrqAttr>,
 ) -> Outcome<*mut ibv_srq> {
     // SAFETY: the caller's promise.
     let (context, pd_handle) = unsafe { pd_of(pd) }?;
     let cookie = lock(&context.sources).reserve();
-    let request = Request::CreateSrq {
-        pd: pd_handle,
-        max_wr: attr.max_wr,
-        max_sge: attr.max_sge,
-        // The limit is not armed at creation: `srq_limit` of the struct is ignored there.
-        limit: 0,
-        cookie,
-        xrc,
+    // `ibv_create_srq` ignores `srq_limit`: only `ibv_modify_srq` arms the limit.
+    let init = SrqInitAttr { pd: pd_handle, max_wr: attr.max_wr, max_sge: attr.max_sge, limit: 0, cookie, xrc };
+    let Response::Srq { srq: handle, queue, max_wr, srqn } = context.ask(&Request::CreateSrq(init))? else {
+        return Err(EIO);
     };
-    let Response::Srq { srq: handle, queue, max_wr, srqn } = context.ask(&request)? else { return Err(EIO) };
     let producer = receive_queue(context, &queue)?;
     attr.max_wr = max_wr;
     attr.max_sge = queue.max_sge;
@@ -213,7 +208,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         let ours = unsafe { Srq::from_ibv(srq) }?;
         // SAFETY: as above.
         let context = unsafe { Context::even_dead(ours.base.context) }?;
-        context.forget_stock(|wish| wish.srq == Some(ours.handle()));
+        context.release_prealloc(|init| init.srq == Some(ours.handle()));
         context.tell_end(&Request::DestroySrq { srq: ours.handle() })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.cookie);

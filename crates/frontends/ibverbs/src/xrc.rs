@@ -6,7 +6,7 @@ use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
 use crate::qp;
 use crate::srq::{self, Srq};
 use crate::sys::*;
-use burst_control::{Request, Response};
+use burst_control::{Request, Response, XrcSrqAttr};
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
 
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, init: *mut ibv
             IBV_SRQT_XRC if has(IBV_SRQ_INIT_ATTR_XRCD) && has(IBV_SRQ_INIT_ATTR_CQ) => {
                 // SAFETY: as above.
                 let (xrcd, cq) = unsafe { (Xrcd::from_ibv(init.xrcd)?, Cq::from_ibv(init.cq)?) };
-                Some((xrcd.handle, cq.handle))
+                Some(XrcSrqAttr { xrcd: xrcd.handle, cq: cq.handle })
             }
             IBV_SRQT_XRC => return Err(EINVAL),
             _ => None,

@@ -263,7 +263,7 @@ impl Context {
             Request::DeallocMw { mw } => self.dealloc_mw(house, mw),
             Request::CreateChannel => self.create_channel(house),
             Request::DestroyChannel { channel } => self.destroy_channel(channel),
-            Request::CreateCq { entries, channel, cookie, .. } => self.create_cq(house, entries, channel, cookie),
+            Request::CreateCq(init) => self.create_cq(house, &init),
             Request::ResizeCq { cq, entries } => self.resize_cq(house, cq, entries),
             Request::RetireCq { cq } => self.retire_cq(house, cq),
             Request::DestroyCq { cq } => self.destroy_cq(house, cq),
@@ -271,16 +271,12 @@ impl Context {
             Request::CloseXrcd { xrcd } => self.close_xrcd(house, xrcd),
             Request::CreateTarget { xrcd, event_cookie } => self.create_target(house, xrcd, event_cookie),
             Request::OpenQp { xrcd, qpn, event_cookie } => self.open_qp(house, xrcd, qpn, event_cookie),
-            Request::CreateSrq { pd, max_wr, max_sge, limit, cookie, xrc } => {
-                self.create_srq(house, queues::SrqWish { pd, max_wr, max_sge, limit, cookie, xrc })
-            }
+            Request::CreateSrq(init) => self.create_srq(house, init),
             Request::ModifySrq { srq, limit } => self.modify_srq(srq, limit),
             Request::ResizeSrq { srq, max_wr } => self.resize_srq(house, srq, max_wr),
             Request::QuerySrq { srq } => self.query_srq(srq),
             Request::DestroySrq { srq } => self.destroy_srq(house, srq),
-            Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, cap, names } => {
-                self.create_qps(house, queue_pair::Wish { pd, qp_type, send_cq, recv_cq, srq, cap }, &names)
-            }
+            Request::CreateQp { init, names } => self.create_qps(house, init, &names),
             Request::ModifyQp { qp, attr, mask } => self.modify_qp(house, qp, attr, mask),
             Request::QueryQp { qp } => self.query_qp(house, qp),
             Request::DestroyQp { qp } => self.destroy_qp(house, qp),

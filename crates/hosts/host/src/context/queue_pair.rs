@@ -9,7 +9,7 @@ use crate::host::House;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};
-use burst_control::{QPS_AT_ONCE, QpGrant, QpName, QueuePlace, Refusal, Response};
+use burst_control::{QPS_AT_ONCE, QpGrant, QpInitAttr, QpName, QueuePlace, Refusal, Response};
 use burst_engine::cm::CmPhase;
 use burst_engine::cm::probes::CmProbe;
 use burst_engine::flow::{entropy_of, flow_of};
@@ -22,19 +22,9 @@ use burst_transport::{Qp, QpConfig, RecvQueue};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Queue pairs as asked for.
-pub struct Wish {
-    pub pd: u32,
-    pub qp_type: QpType,
-    pub send_cq: u32,
-    pub recv_cq: u32,
-    pub srq: Option<u32>,
-    pub cap: QpCap,
-}
-
-/// What all queue pairs of one wish have in common.
+/// What all queue pairs of one request have in common.
 struct Plan {
-    wish: Wish,
+    init: QpInitAttr,
     pd: u32,
     send_cq: u32,
     recv_cq: u32,
@@ -78,11 +68,16 @@ fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
 impl Context {
     /// Makes one queue pair for each name; fewer when there is no more room, but not none.
     /// How long each took is noted.
-    pub(super) fn create_qps(&mut self, house: &mut House, wish: Wish, names: &[QpName]) -> Result<Outcome, Refusal> {
+    pub(super) fn create_qps(
+        &mut self,
+        house: &mut House,
+        init: QpInitAttr,
+        names: &[QpName],
+    ) -> Result<Outcome, Refusal> {
         if names.is_empty() || names.len() > QPS_AT_ONCE {
             return refuse(libc::EINVAL, format!("{} queue pairs at once", names.len()));
         }
-        let plan = self.plan(house, wish)?;
+        let plan = self.plan(house, init)?;
         let mut fresh: Vec<Vec<Box<QpSlot>>> = Vec::new();
         fresh.resize_with(house.workers().len(), Vec::new);
         let mut grants = Vec::with_capacity(names.len());
@@ -106,11 +101,11 @@ impl Context {
         self.with_segments(Response::Qps(grants))
     }
 
-    /// Checks a wish.
-    fn plan(&self, house: &House, wish: Wish) -> Result<Plan, Refusal> {
-        let cap = grant(&wish.cap, wish.srq.is_some() || wish.qp_type == QpType::XrcSend)?;
+    /// Checks the attributes of a request.
+    fn plan(&self, house: &House, init: QpInitAttr) -> Result<Plan, Refusal> {
+        let cap = grant(&init.cap, init.srq.is_some() || init.qp_type == QpType::XrcSend)?;
         let cq_number = |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.it.number));
-        let srq = match wish.srq {
+        let srq = match init.srq {
             Some(s) => match self.srqs.get(s) {
                 None => return unknown("shared receive queue", s),
                 Some(used) => Some(used.it.shared.clone()),
@@ -119,19 +114,19 @@ impl Context {
         };
         let rq = match srq {
             Some(_) => None,
-            None if wish.qp_type == QpType::XrcSend => None,
+            None if init.qp_type == QpType::XrcSend => None,
             None => Some(made(RqSpec::new(cap.max_recv_wr.max(1), cap.max_recv_sge))?),
         };
         Ok(Plan {
-            pd: self.pd_number(wish.pd)?,
-            send_cq: cq_number(wish.send_cq)?,
-            recv_cq: cq_number(wish.recv_cq)?,
+            pd: self.pd_number(init.pd)?,
+            send_cq: cq_number(init.send_cq)?,
+            recv_cq: cq_number(init.recv_cq)?,
             srq,
             cap,
             port_mtu: house.devices[self.device as usize].caps.active_mtu(),
             sq: made(SqSpec::new(cap.max_send_wr.max(1), cap.max_send_sge, cap.max_inline_data))?,
             rq,
-            wish,
+            init,
         })
     }
 
@@ -155,7 +150,7 @@ impl Context {
         };
         let config = QpConfig {
             qpn,
-            qp_type: plan.wish.qp_type,
+            qp_type: plan.init.qp_type,
             pd: plan.pd,
             send_cq: plan.send_cq,
             recv_cq: plan.recv_cq,
@@ -169,14 +164,14 @@ impl Context {
         let (context, port) = (self.id, self.device as u16);
         let mut slot = Box::new(QpSlot::new(Qp::new(config), qpn, context, port, doorbell, name.event_cookie, pipe));
         slot.srq = plan.srq.clone();
-        let Wish { pd, send_cq, recv_cq, srq, .. } = plan.wish;
+        let QpInitAttr { pd, send_cq, recv_cq, srq, .. } = plan.init;
         self.add_users(pd, [send_cq, recv_cq], srq, 1);
         let rq = plan.rq.map(|s| queue_place(rq_place, s.entries(), rq_stride(s.max_sge()), s.max_sge()));
         let stride = sq_stride(plan.sq.max_sge(), plan.sq.max_inline());
         let sq = queue_place(sq_place, plan.sq.entries(), stride, plan.sq.max_sge());
         let qp = self.qps.insert(QpObject {
             qpn,
-            qp_type: plan.wish.qp_type,
+            qp_type: plan.init.qp_type,
             worker,
             doorbell,
             place: Some(sq_place),

@@ -4,7 +4,7 @@ use super::{Context, Cq, Outcome, Srq, Used, busy, no_room, unknown};
 use crate::device::LIMITS;
 use crate::host::House;
 use crate::session::refuse;
-use burst_control::{CqPlace, QueuePlace, Refusal, Response};
+use burst_control::{CqInitAttr, CqPlace, QueuePlace, Refusal, Response, SrqInitAttr};
 use burst_engine::CqShared;
 use burst_engine::objects::SrqShared;
 use burst_shm::cq::{CqProducer, CqSpec};
@@ -27,17 +27,6 @@ fn cq_spec(entries: u32) -> Result<CqSpec, Refusal> {
     )
 }
 
-/// A shared receive queue as asked for.
-pub struct SrqWish {
-    pub pd: u32,
-    pub max_wr: u32,
-    pub max_sge: u32,
-    pub limit: u32,
-    pub cookie: u64,
-    /// XRC domain and completion queue.
-    pub xrc: Option<(u32, u32)>,
-}
-
 /// A queue end that fits its area: both come from the same dimensions, so this never fails.
 pub(super) fn made<T>(end: Option<T>) -> Result<T, Refusal> {
     end.map_or_else(|| refuse(libc::EINVAL, "queue dimensions out of range"), Ok)
@@ -56,13 +45,8 @@ impl Context {
         Ok((place, made(self.arena.area(place, spec.bytes()))?))
     }
 
-    pub(super) fn create_cq(
-        &mut self,
-        house: &mut House,
-        entries: u32,
-        channel: Option<u32>,
-        cookie: u64,
-    ) -> Result<Outcome, Refusal> {
+    pub(super) fn create_cq(&mut self, house: &mut House, init: &CqInitAttr) -> Result<Outcome, Refusal> {
+        let CqInitAttr { entries, channel, cookie, .. } = *init;
         let spec = cq_spec(entries)?;
         let pipe = match channel {
             None => None,
@@ -153,8 +137,8 @@ impl Context {
         Ok(Response::Done.into())
     }
 
-    pub(super) fn create_srq(&mut self, house: &mut House, wish: SrqWish) -> Result<Outcome, Refusal> {
-        let SrqWish { pd, max_wr, max_sge, limit, cookie, xrc } = wish;
+    pub(super) fn create_srq(&mut self, house: &mut House, init: SrqInitAttr) -> Result<Outcome, Refusal> {
+        let SrqInitAttr { pd, max_wr, max_sge, limit, cookie, xrc } = init;
         self.pd_number(pd)?;
         if max_wr == 0 || max_wr > LIMITS.max_srq_wr || max_sge > LIMITS.max_sge {
             return refuse(
@@ -167,7 +151,7 @@ impl Context {
         }
         let spec = made(RqSpec::new(max_wr, max_sge.max(1)))?;
         let place = self.room(spec.bytes())?;
-        let domain = match xrc.map(|(xrcd, cq)| self.enter_domain(house, xrcd, cq)).transpose() {
+        let domain = match xrc.map(|x| self.enter_domain(house, x.xrcd, x.cq)).transpose() {
             Ok(domain) => domain,
             Err(refusal) => {
                 self.arena.free(place);
