@@ -52,8 +52,10 @@ bench-rxe: build ## Instructions of Burst beside the kernel's soft-RoCE, counted
 	@scripts/install-deps --interop
 	$(PYTHON) tests/interop/cost.py
 
-lint: ## Formatting and clippy
+lint: ## Formatting, the rules of the tree (scripts/tidy), clippy, and that fuzz targets compile
 	$(CARGO) fmt --all -- --check
+	scripts/tidy
+	scripts/check-fuzz
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 doc: ## API documentation, warnings are errors

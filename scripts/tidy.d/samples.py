@@ -1,0 +1,113 @@
+"""A bad and a good sample for each rule. A rule that finds nothing in its bad sample, or something in its good one, is itself at fault."""
+
+from rules import RULES
+from tree import Sample
+
+LIB = "crates/base/a/src/lib.rs"
+OTHER = "crates/base/b/src/lib.rs"
+TEST = "crates/base/a/tests/t.rs"
+
+
+def package(storey, crate, *dependencies, kind=None):
+    return {
+        "name": crate,
+        "manifest_path": f"/r/crates/{storey}/{crate}/Cargo.toml",
+        "dependencies": [{"name": name, "kind": kind} for name in dependencies],
+    }
+
+
+def workspace(*packages, neighbours=()):
+    return {"packages": packages, "metadata": {"storeys": {"order": ["base", "bytes"], "neighbours": list(neighbours)}}}
+
+
+def rust(text, path=LIB):
+    return Sample({path: text})
+
+
+def function(lines):
+    return "//! A sample.\nfn long() {\n" + "    step();\n" * (lines - 2) + "}\n"
+
+
+def crate(files):
+    return Sample({f"crates/base/a/src/{name}": text for name, text in files.items()})
+
+
+def ring(count, through_root):
+    """Modules that import each other in a circle, directly or by names that lib.rs exports again."""
+    files = {"lib.rs": "".join(f"mod m{i};\npub use m{i}::T{i};\n" for i in range(count))}
+    for i in range(count):
+        onward = (i + 1) % count
+        path = f"T{onward}" if through_root else f"m{onward}::T{onward}"
+        files[f"m{i}.rs"] = f"use crate::{path};\npub struct T{i};\n"
+    return crate(files)
+
+
+CHAIN = {
+    "lib.rs": "mod a;\nmod b;\n#[cfg(test)]\nmod tests {\n    use crate::b;\n}\npub use a::A;\n",
+    "a.rs": "use crate::b::{self, B};\npub struct A;\n",
+    "b.rs": "pub struct B;\n",
+}
+
+#: (rule, sample, how many violations it has)
+SAMPLES = [
+    ("storeys", Sample({}, workspace(package("base", "low", "high"), package("bytes", "high"))), 1),
+    ("storeys", Sample({}, workspace(package("bytes", "a", "b"), package("bytes", "b"))), 1),
+    ("storeys", Sample({}, workspace(package("bytes", "a"), package("bytes", "b"), neighbours=["a -> b"])), 1),
+    ("storeys", Sample({}, workspace(package("attic", "a"))), 1),
+    ("storeys", Sample({}, workspace(package("bytes", "a", "b", "low", "serde"), package("bytes", "b"), package("base", "low"), neighbours=["a -> b"])), 0),
+    ("storeys", Sample({}, workspace(package("base", "low", "high", kind="dev"), package("bytes", "high"))), 0),
+    ("function_length", rust(function(71)), 1),
+    ("function_length", rust(function(70)), 0),
+    ("function_length", rust('//! A sample.\nfn f(b: u8) {\n    let _ = ("}", \'}\', b\'{\', r#"}"{}"#, "\\"}");\n' + "    // }\n" * 66 + "}\n"), 0),
+    ("function_length", rust("//! A sample.\nfn f<'a>(x: &'a [u8; 2]) -> &'a u8\nwhere\n    u8: Copy,\n{\n" + "    g('\\'');\n" * 66 + "}\n"), 1),
+    ("function_length", rust("//! A sample.\ntrait T {\n    fn f(&self);\n" + "    const A: u8 = 0;\n" * 90 + "}\n"), 0),
+    ("file_length", rust("//! A sample.\n" * 801), 1),
+    ("file_length", Sample({"tests/t.py": "x\n" * 801}), 1),
+    ("file_length", rust("//! A sample.\n" * 800), 0),
+    ("comment_width", rust("//! A sample.\nlet x = 1; // " + "w" * 120 + "\n"), 1),
+    ("comment_width", rust("//! A sample.\n/*\n" + "w" * 131 + "\n*/\n"), 1),
+    ("comment_width", rust('//! A sample.\nlet x = "' + "w" * 140 + '";\n// ' + "w" * 127 + "\n"), 0),
+    ("abstract", rust("// A sample.\n"), 1),
+    ("abstract", rust("#![no_std]\n//! A sample.\n"), 1),
+    ("abstract", rust("//! A sample.\n"), 0),
+    ("module_table", rust("//! A sample.\n//! | module | what |\n//! |---|---|\n//! | [`gone`] | x |\n\nmod here;\n"), 2),
+    ("module_table", rust("//! A sample.\n//! | module | what |\n//! |---|---|\n//! | `a`, [`b`] | `c` |\n\nmod a;\npub mod b;\n#[cfg(test)]\nmod tests;\n"), 0),
+    ("unique_types", Sample({LIB: "struct A;\n", OTHER: "enum A {}\n"}), 2),
+    ("unique_types", rust("struct A;\nmod x {\n    struct A;\n}\n"), 2),
+    ("unique_types", rust("#[cfg(unix)]\nstruct A;\nstruct A;\n"), 2),
+    ("unique_types", rust("#[cfg(unix)]\nstruct A;\n#[cfg(not(unix))]\nstruct A;\ntrait T {\n    type B;\n}\nimpl T for A {\n    type B = u8;\n}\n"), 0),
+    ("unique_types", rust("struct A;\n#[cfg(test)]\nmod tests {\n    struct A;\n}\nfn f() {\n    struct A;\n}\n// struct A;\nmacro_rules! m {\n    () => { struct A; };\n}\n"), 0),
+    ("unique_types", Sample({LIB: "struct A;\n", TEST: "struct A;\n"}), 0),
+    ("unique_types", crate({"lib.rs": "#[cfg(test)]\nmod world;\nstruct A;\n", "world.rs": "struct A;\n"}), 0),
+    ("unique_types", crate({"lib.rs": "#[cfg(x)]\nmod one;\n#[cfg(not(x))]\n#[path = \"two.rs\"]\nmod one;\n", "one.rs": "struct A;\n", "two.rs": "struct B;\n"}), 0),
+    ("safety", rust("fn f() {\n    let a = 1;\n    unsafe { g() }\n}\n"), 1),
+    ("safety", rust("// SAFETY: another's.\nfn f() {\n    unsafe { g() }\n}\n"), 1),
+    ("safety", rust("fn f() {\n    // SAFETY: of the first.\n    unsafe { g() };\n    unsafe { g() };\n}\n"), 1),
+    ("safety", rust("struct A;\nunsafe impl Send for A {}\n"), 1),
+    ("safety", rust("/// Does it.\npub unsafe fn f() {}\n"), 1),
+    ("safety", rust('unsafe extern "C" {\n    fn f();\n}\n'), 1),
+    ("safety", rust("fn f() {\n    // SAFETY: alive.\n    let a = if b { 0 } else { unsafe { g() } };\n    let c = S {\n        // SAFETY: alive.\n        d: unsafe { g() },\n    };\n}\n"), 0),
+    ("safety", rust('// SAFETY: plain data.\nunsafe impl Send for A {}\n/// Does it.\n///\n/// # Safety\n/// Live.\n#[inline]\npub unsafe fn f() {}\nunsafe fn g() {}\n#[unsafe(no_mangle)]\nfn h(x: unsafe fn(u8)) {}\nlet s = "unsafe { }";\n'), 0),
+    ("safety", rust("//! A sample.\n//!\n//! SAFETY: of all blocks: memory of this test.\nfn f() {\n    unsafe { g() }\n}\n", TEST), 0),
+    ("circles", ring(9, through_root=False), 1),
+    ("circles", ring(9, through_root=True), 1),
+    ("circles", ring(8, through_root=True), 0),
+    ("circles", crate(CHAIN), 0),
+    ("subjects", Sample({}, subjects=[("1", "transport: " + "w" * 62)]), 1),
+    ("subjects", Sample({}, subjects=[("1", "Fix things")]), 1),
+    ("subjects", Sample({}, subjects=[("1", "transport: " + "w" * 61), ("2", "rdmacm, cm: a thing"), ("3", ".ci: a thing")]), 0),
+    ("glossary", Sample({"docs/glossary.md": "| term | x |\n| --- | --- |\n" + "| a | b |\n" * 31}), 1),
+    ("glossary", Sample({"docs/glossary.md": "| term | x |\n| --- | --- |\n" + "| a | b |\n" * 30}), 0),
+]  # fmt: skip
+
+
+def self_test():
+    """Sentences about rules that find too little or too much; none if all is well."""
+    rules = {rule.__name__: rule for rule in RULES}
+    faults = [f"the rule {name} has no bad sample" for name in rules if not any(n == name and wanted for n, _, wanted in SAMPLES)]
+    faults += [f"the rule {name} has no good sample" for name in rules if not any(n == name and not wanted for n, _, wanted in SAMPLES)]
+    for number, (name, sample, wanted) in enumerate(SAMPLES):
+        found = list(rules[name](sample))
+        if len(found) != wanted:
+            faults.append(f"the rule {name} finds {len(found)} violations in sample {number}, which has {wanted}: {found}")
+    return faults
