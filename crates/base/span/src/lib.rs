@@ -1,23 +1,34 @@
-//! A piece of memory that belongs to an application and may change at any time (storey 0).
+//! Memory of an application, which may change at any time (storey 0).
 //!
-//! A [`Span`] is an address and a length, checked once by whoever made it (the memory region table, the send
-//! queue's inline area). It is never turned into a `&[u8]` that outlives one call. Memory that is not mapped in
-//! this process is reached through the file of its process's memory (module `remote`).
+//! A [`Span`] is an address, a length and a [`Backing`], checked once by its maker (the memory region table, the send
+//! queue's inline area). A span never becomes a `&[u8]` that outlives one call. Memory that is not mapped in this
+//! process is reached through the file `/proc/PID/mem` of its process (module `remote`), a run of packets by one system
+//! call ([`Span::write_pieces`], [`Span::joined`]). A null span has no memory: writes vanish, reads give zeroes.
 //!
-//! Every access is all or nothing in its verdict: a transfer that stops half-way reports [`Gone`], and whatever it
-//! has already moved is undefined content, as after any failed RDMA operation. Atomics (IBA 9.4.5) are real atomics
-//! on local spans, and read-modify-write by system calls on remote ones: atomic among this process's workers only
-//! as far as one worker serves the responder, never against the owner's own stores. The verbs attribute
+//! Every access succeeds or fails as a whole: a transfer that stops half-way reports [`Gone`], and the bytes that it has
+//! already moved are undefined content, as after any failed RDMA operation. Atomics (IBA 9.4.5) are real atomics
+//! on local spans. On remote spans they are a read and a write by system calls: atomic among the workers of this process
+//! as long as one worker serves the responder, never against stores of the owner. The verbs attribute
 //! `IBV_ATOMIC_HCA` promises no more than that.
 
 mod copy;
 mod remote;
 
 pub use copy::{PIECE, copy};
-pub use remote::ProcessMemory;
+pub use remote::{MemoryFd, PIECES_PER_CALL, ProcessMemory};
 
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where the bytes of a span are. Memory of a device (a GPU) will be one more variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Mapped in this process; the address is one of this process.
+    Local,
+    /// Memory of the process whose `/proc/PID/mem` this is; the address is one of that process.
+    Remote(MemoryFd),
+    /// No memory: writes vanish and reads give zeroes (`ibv_alloc_null_mr`). The address means nothing.
+    Null,
+}
 
 /// A contiguous piece of reachable memory. Cheap to copy.
 ///
@@ -26,14 +37,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Span {
     addr: u64,
     len: u32,
-    /// [`LOCAL`], or the descriptor of the memory of its process.
-    memory: RawFd,
+    backing: Backing,
 }
 
-/// Mapped in this process.
-const LOCAL: RawFd = -1;
+// The batches of the data path copy spans: two registers, as before there were three kinds.
+const _: () = assert!(size_of::<Span>() == 16);
 
-/// The owning process vanished or runs another program, or the range is no longer mapped there.
+/// The owning process has ended or runs another program, or the range is no longer mapped there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
 
@@ -44,23 +54,35 @@ impl Span {
     /// `addr .. addr + len` must stay mapped readable and writable (or only readable, if the maker has checked that
     /// nobody writes through it) for as long as copies of the span are used.
     pub unsafe fn local(addr: *mut u8, len: u32) -> Span {
-        Span { addr: addr as u64, len, memory: LOCAL }
+        Span { addr: addr as u64, len, backing: Backing::Local }
+    }
+    /// `len` bytes without memory: writes vanish and reads give zeroes.
+    pub const fn null(len: u32) -> Span {
+        Span { addr: 0, len, backing: Backing::Null }
     }
     /// No bytes, at no address.
     pub const fn nothing() -> Span {
         // Well aligned and not null, for the kernel's iovecs.
-        Span { addr: align_of::<u64>() as u64, len: 0, memory: LOCAL }
+        Span { addr: align_of::<u64>() as u64, len: 0, backing: Backing::Local }
     }
-    /// Bytes.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub const fn len(&self) -> usize {
         self.len as usize
     }
+    /// Where the bytes are.
+    pub const fn backing(&self) -> Backing {
+        self.backing
+    }
     /// Whether the bytes are mapped in this process ([`Span::as_ptr`] may be given to the kernel).
     pub const fn is_local(&self) -> bool {
-        self.memory == LOCAL
+        matches!(self.backing, Backing::Local)
     }
-    /// Address in this process (local spans) or in the owner.
+    /// Whether the bytes are in another process, so that each access costs a system call.
+    pub const fn is_remote(&self) -> bool {
+        matches!(self.backing, Backing::Remote(_))
+    }
+    /// Address in this process (local spans) or in the owner (remote spans).
     pub const fn as_ptr(&self) -> *mut u8 {
         self.addr as *mut u8
     }
@@ -68,31 +90,71 @@ impl Span {
     #[must_use]
     pub fn sub(&self, offset: usize, len: usize) -> Span {
         assert!(offset <= self.len() && len <= self.len() - offset);
-        Span { addr: self.addr + offset as u64, len: len as u32, memory: self.memory }
+        Span { addr: self.addr.wrapping_add(offset as u64), len: len as u32, backing: self.backing }
+    }
+    /// This span and `next` as one; `None` unless `next` begins where this one ends, in the same memory.
+    #[must_use]
+    pub fn joined(&self, next: &Span) -> Option<Span> {
+        let len = self.len.checked_add(next.len)?;
+        let adjacent = self.backing == next.backing && self.addr.checked_add(u64::from(self.len)) == Some(next.addr);
+        adjacent.then_some(Span { len, ..*self })
     }
     /// Copies the span to `dst`, which must have the span's length (panics otherwise).
     pub fn read_to(&self, dst: &mut [u8]) -> Result<(), Gone> {
         assert_eq!(dst.len(), self.len());
         if !self.is_local() {
-            return remote::read(self.memory, self.addr, dst);
+            return self.read_elsewhere(dst);
         }
         // SAFETY: the maker of a local span promised `addr .. addr + len` is readable; `dst` is ours, has the same
         // length, and cannot overlap application memory because it is a Rust reference.
         unsafe { core::ptr::copy_nonoverlapping(self.as_ptr().cast_const(), dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
+    /// [`Span::read_to`] for a span that is not local.
+    #[cold]
+    fn read_elsewhere(&self, dst: &mut [u8]) -> Result<(), Gone> {
+        match self.backing {
+            Backing::Remote(memory) => remote::read(memory, self.addr, dst),
+            Backing::Local | Backing::Null => {
+                debug_assert!(!self.is_local(), "local spans are copied by the caller");
+                dst.fill(0);
+                Ok(())
+            }
+        }
+    }
     /// Copies `src` into the span, which must have the same length (panics otherwise).
     pub fn write_from(&self, src: &[u8]) -> Result<(), Gone> {
         assert_eq!(src.len(), self.len());
-        if !self.is_local() {
-            return remote::write(self.memory, self.addr, src);
+        match self.backing {
+            // SAFETY: the maker of a local span promised `addr .. addr + len` is writable for whoever writes through it;
+            // `src` has the same length and cannot overlap application memory because it is a Rust reference.
+            Backing::Local => unsafe { copy::raw(self.as_ptr(), src.as_ptr(), src.len()) },
+            Backing::Remote(memory) => remote::write(memory, self.addr, src)?,
+            Backing::Null => {}
         }
-        // SAFETY: the maker of a local span promised `addr .. addr + len` is writable for whoever writes through it;
-        // `src` has the same length and cannot overlap application memory because it is a Rust reference.
-        unsafe { copy::raw(self.as_ptr(), src.as_ptr(), src.len()) };
         Ok(())
     }
-    /// Lends the bytes of a local span for one call, without copying; `None` for a remote span. The application may
+    /// Copies `pieces` one behind the other into the span. Together they must have the span's length (panics if they are
+    /// longer; a shorter sum leaves the rest of the span as it is). Memory of another process costs one system call for
+    /// up to [`PIECES_PER_CALL`] pieces, not one for each: the payloads of a train are written together.
+    pub fn write_pieces<'a>(&self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), Gone> {
+        match self.backing {
+            Backing::Local => {
+                let mut at = 0;
+                for piece in pieces {
+                    assert!(piece.len() <= self.len() - at);
+                    // SAFETY: as in `write_from`; the piece ends inside the span, just asserted.
+                    unsafe { copy::raw(self.as_ptr().add(at), piece.as_ptr(), piece.len()) };
+                    at += piece.len();
+                }
+                debug_assert_eq!(at, self.len(), "pieces of the span's length");
+                Ok(())
+            }
+            Backing::Remote(memory) => remote::write_pieces(memory, self.addr, self.len(), pieces),
+            Backing::Null => Ok(()),
+        }
+    }
+    /// Lends the bytes of a local span for one call, without copying; `None` for any other span. The application may
     /// change them meanwhile: `f` may compute a checksum or copy, but must not read a byte twice and trust both.
     pub fn with_bytes<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         if !self.is_local() {
@@ -129,10 +191,10 @@ impl Span {
             return None;
         }
         // SAFETY: the maker promised 8 readable and writable bytes; the alignment was checked. SeqCst pairs with
-        // whatever the application does on the same word.
+        // any atomic operation of the application on the same word.
         Some(unsafe { AtomicU64::from_ptr(self.as_ptr().cast::<u64>()) })
     }
-    /// Atomic in name only: for memory of another process.
+    /// A read and a write, for words that are not local or not aligned: other processes may store in between.
     fn read_modify_write(&self, f: impl FnOnce(u64) -> Option<u64>) -> Result<u64, Gone> {
         let mut bytes = [0; 8];
         self.read_to(&mut bytes)?;
@@ -211,6 +273,87 @@ mod tests {
         assert_eq!(span.sub(8, 8).cmp_swap(42, 7), Ok(42));
         assert!(span.with_bytes(|_| ()).is_none());
         assert_eq!(words, [1, 7]);
+    }
+
+    #[test]
+    fn null_span_swallows_writes_and_reads_zeroes() {
+        let span = Span::null(24);
+        let mut out = [7; 24];
+        span.write_from(&[1; 24]).unwrap();
+        span.write_pieces([&[1u8; 16][..], &[2; 8]].into_iter()).unwrap();
+        span.read_to(&mut out).unwrap();
+        assert_eq!(out, [0; 24]);
+        assert_eq!((span.sub(16, 8).fetch_add(5), span.sub(0, 8).cmp_swap(0, 5)), (Ok(0), Ok(0)));
+        assert_eq!(span.sub(8, 8).fetch_add(1), Ok(0), "the sums before vanished");
+        assert!(span.with_bytes(|_| ()).is_none() && !span.is_local() && !span.is_remote());
+        assert_eq!((span.len(), span.sub(20, 4).len()), (24, 4));
+    }
+
+    #[test]
+    fn adjacent_spans_join() {
+        let own = ProcessMemory::own().unwrap();
+        let whole = own.span(0x1000, 100);
+        let joined = whole.sub(0, 40).joined(&whole.sub(40, 60)).expect("adjacent");
+        assert_eq!((joined.as_ptr() as u64, joined.len(), joined.backing()), (0x1000, 100, whole.backing()));
+        assert!(whole.sub(0, 40).joined(&whole.sub(41, 59)).is_none(), "a gap of one byte");
+        assert!(whole.sub(0, 40).joined(&whole.sub(39, 60)).is_none(), "an overlap of one byte");
+        // SAFETY: no byte is touched.
+        let local = unsafe { Span::local(0x1028 as *mut u8, 60) };
+        assert!(whole.sub(0, 40).joined(&local).is_none(), "other memory");
+        let other = ProcessMemory::own().unwrap();
+        assert!(whole.sub(0, 40).joined(&other.span(0x1028, 60)).is_none(), "another process");
+        assert!(own.span(0, u32::MAX).joined(&own.span(u64::from(u32::MAX), 1)).is_none(), "longer than a span can be");
+        assert!(own.span(u64::MAX, 1).joined(&own.span(0, 1)).is_none(), "around the end of the address space");
+    }
+
+    /// System calls of this thread that have written; `None` where the kernel does not count them.
+    fn writes() -> Option<u64> {
+        let io = std::fs::read_to_string("/proc/thread-self/io").ok()?;
+        io.lines().find_map(|line| line.strip_prefix("syscw: ")?.parse().ok())
+    }
+
+    #[test]
+    fn pieces_of_a_train_lie_one_behind_the_other() {
+        let train: Vec<u8> = (0..3 * PIECES_PER_CALL * 5).map(|i| (i * 7) as u8).collect();
+        // Payloads of 3 bytes in packets of 5.
+        let payloads = || train.chunks(5).map(|packet| &packet[1..4]);
+        let expect: Vec<u8> = payloads().flatten().copied().collect();
+        let mut memory = vec![0xee_u8; expect.len() + 2];
+        let own = ProcessMemory::own().unwrap();
+        for remote in [false, true] {
+            memory.fill(0xee);
+            let all = if remote { own.span(memory.as_ptr() as u64, memory.len() as u32) } else { span_of(&mut memory) };
+            let span = all.sub(1, expect.len());
+            let before = writes();
+            span.write_pieces(payloads()).unwrap();
+            let calls = writes().zip(before).map(|(now, before)| now - before);
+            assert!(memory[1..=expect.len()] == expect && memory[0] == 0xee && memory[expect.len() + 1] == 0xee);
+            assert!(calls.is_none_or(|calls| calls == if remote { 3 } else { 0 }), "{calls:?} system calls");
+        }
+        assert!(std::panic::catch_unwind(|| Span::null(0).sub(0, 1)).is_err());
+        let short = own.span(memory.as_ptr() as u64, 5);
+        let long = std::panic::catch_unwind(|| short.write_pieces(payloads()));
+        assert!(long.is_err(), "pieces longer than the span");
+    }
+
+    #[test]
+    fn a_train_that_meets_an_unmapped_page_is_gone() {
+        let own = ProcessMemory::own().unwrap();
+        // SAFETY: two fresh pages, the second of which is unmapped again; nobody else knows them.
+        let at = unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let at = libc::mmap(std::ptr::null_mut(), 8192, rights, flags, -1, 0);
+            assert_eq!(libc::munmap(at.add(4096), 4096), 0);
+            at as u64
+        };
+        let pieces = [[1u8; 1000], [2; 1000], [3; 1000]];
+        let write = |from| own.span(from, 3000).write_pieces(pieces.iter().map(|p| &p[..]));
+        assert_eq!((write(at), write(at + 1096)), (Ok(()), Ok(())));
+        for from in [at + 1097, at + 2500, at + 4095, at + 4096] {
+            assert_eq!(write(from), Err(Gone));
+        }
+        assert_eq!(own.span(u64::MAX - 10, 3000).write_pieces(pieces.iter().map(|p| &p[..])), Err(Gone));
     }
 
     #[test]

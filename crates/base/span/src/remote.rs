@@ -1,72 +1,141 @@
-//! Another process's memory, by its file `/proc/PID/mem`.
+//! Memory of another process, by its file `/proc/PID/mem`.
 //!
-//! The file belongs to the address space that the process has when it is opened, and rights are checked then. After the
-//! process has ended, or runs another program by `exec`, the file reaches nothing any more. `process_vm_readv` would
-//! reach whatever has the number at the time: a daemon with privileges could be led into a set-user-ID program that way, or
-//! into a stranger's process.
+//! The file belongs to the address space that the process has when the file is opened, and rights are checked then. After
+//! the process has ended, or runs another program by `exec`, the file reaches nothing any more. `process_vm_readv` takes a
+//! process number instead: it would reach any process that has the number at the time, so a daemon with privileges could
+//! be led into a set-user-ID program, or into the process of another user.
 //!
 //! The kernel checks every address; a wrong one is an error and never a fault here. A call may move less than asked
 //! when a later page is unmapped: it is repeated for the rest, so that the end of the mapped part shows as an error, and
 //! any shortfall is [`Gone`].
 
-use crate::{Gone, Span};
+use crate::{Backing, Gone, Span};
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 
-/// The memory of a process. Spans of it are good for as long as it lives.
+/// Most pieces that one system call writes: as many as the packets of one GSO send.
+pub const PIECES_PER_CALL: usize = 64;
+
+/// Number of a descriptor of `/proc/PID/mem`, in three bytes so that a span stays 16 bytes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryFd([u8; 3]);
+
+impl MemoryFd {
+    /// `None` for numbers of 2^24 and more; `fs.nr_open` is 2^20 on usual systems.
+    fn new(fd: RawFd) -> Option<MemoryFd> {
+        match u32::try_from(fd).ok()?.to_le_bytes() {
+            [a, b, c, 0] => Some(MemoryFd([a, b, c])),
+            _ => None,
+        }
+    }
+    fn raw(self) -> RawFd {
+        let MemoryFd([a, b, c]) = self;
+        i32::from_le_bytes([a, b, c, 0])
+    }
+}
+
+/// The memory of a process. Its spans are good for as long as it lives.
 #[derive(Debug)]
-pub struct ProcessMemory(File);
+pub struct ProcessMemory {
+    /// Keeps the descriptor open.
+    _file: File,
+    fd: MemoryFd,
+}
 
 impl ProcessMemory {
-    /// Opens the memory of process `pid`, if it is `owner`'s to give: a process that runs a set-user-ID program, or has made
-    /// itself untraceable, belongs to root there, whoever started it.
+    /// Opens the memory of process `pid` if the process belongs to user `owner`. A process that runs a set-user-ID program,
+    /// or has made itself untraceable, belongs to root in `/proc`, whichever user has started it.
     ///
     /// # Errors
-    /// When there is no such process, when it is not to be reached from here, or it is not the owner's.
+    /// When there is no such process, when this process may not reach it, or when it belongs to another user.
     pub fn open(pid: u32, owner: u32) -> io::Result<ProcessMemory> {
         let path = format!("/proc/{pid}/mem");
-        let file = OpenOptions::new().read(true).write(true).open(&path)?;
-        // After opening: a program with more rights that came before it is seen here, one that comes later is not reached.
+        let memory = ProcessMemory::of(OpenOptions::new().read(true).write(true).open(&path)?)?;
+        // After opening: a program with more rights that was started before is seen here, a later one is not reached.
         if std::fs::metadata(&path)?.uid() != owner {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        Ok(ProcessMemory(file))
+        Ok(memory)
     }
     /// This process's own memory.
     ///
     /// # Errors
     /// Where there is no `/proc`.
     pub fn own() -> io::Result<ProcessMemory> {
-        OpenOptions::new().read(true).write(true).open("/proc/self/mem").map(ProcessMemory)
+        OpenOptions::new().read(true).write(true).open("/proc/self/mem").and_then(ProcessMemory::of)
     }
-    /// `len` bytes at `addr`. Use it no longer than `self` lives: the descriptor's number may be another file's then.
+    fn of(file: File) -> io::Result<ProcessMemory> {
+        let fd = MemoryFd::new(file.as_raw_fd()).ok_or(io::ErrorKind::QuotaExceeded)?;
+        Ok(ProcessMemory { _file: file, fd })
+    }
+    /// `len` bytes at `addr`. Use the span no longer than `self` lives: the number may be another file's then.
     pub fn span(&self, addr: u64, len: u32) -> Span {
-        Span { addr, len, memory: self.0.as_raw_fd() }
+        Span { addr, len, backing: Backing::Remote(self.fd) }
     }
 }
 
-/// Copies `dst.len()` bytes from `addr` of the process whose memory `fd` is.
-pub(crate) fn read(fd: RawFd, addr: u64, dst: &mut [u8]) -> Result<(), Gone> {
+/// Copies `dst.len()` bytes from `addr` of a process.
+pub(crate) fn read(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Gone> {
     let mut done = 0;
     while done < dst.len() {
         let rest = &mut dst[done..];
         // SAFETY: `rest` is a live exclusive slice.
-        let moved = unsafe { libc::pread(fd, rest.as_mut_ptr().cast(), rest.len(), at(addr, done)?) };
-        done += progress(moved)?;
+        let moved = unsafe { libc::pread(memory.raw(), rest.as_mut_ptr().cast(), rest.len(), at(addr, done)?) };
+        done += progress(moved, rest.len())?;
     }
     Ok(())
 }
 
-/// Copies `src` to `addr` of the process whose memory `fd` is.
-pub(crate) fn write(fd: RawFd, addr: u64, src: &[u8]) -> Result<(), Gone> {
+/// Copies `src` to `addr` of a process.
+pub(crate) fn write(memory: MemoryFd, addr: u64, src: &[u8]) -> Result<(), Gone> {
     let mut done = 0;
     while done < src.len() {
         let rest = &src[done..];
         // SAFETY: the kernel only reads `rest`, a live slice.
-        let moved = unsafe { libc::pwrite(fd, rest.as_ptr().cast(), rest.len(), at(addr, done)?) };
-        done += progress(moved)?;
+        let moved = unsafe { libc::pwrite(memory.raw(), rest.as_ptr().cast(), rest.len(), at(addr, done)?) };
+        done += progress(moved, rest.len())?;
+    }
+    Ok(())
+}
+
+/// Copies `pieces`, `len` bytes together, to `addr` of a process, [`PIECES_PER_CALL`] at a time.
+pub(crate) fn write_pieces<'a>(
+    memory: MemoryFd,
+    addr: u64,
+    len: usize,
+    mut pieces: impl Iterator<Item = &'a [u8]>,
+) -> Result<(), Gone> {
+    let mut slices = [IoSlice::new(&[]); PIECES_PER_CALL];
+    let mut done = 0;
+    loop {
+        let (mut count, mut bytes) = (0, 0);
+        for (slice, piece) in slices.iter_mut().zip(&mut pieces) {
+            assert!(piece.len() <= len - done - bytes, "pieces longer than the span");
+            *slice = IoSlice::new(piece);
+            bytes += piece.len();
+            count += 1;
+        }
+        if count == 0 {
+            debug_assert_eq!(done, len, "pieces of the span's length");
+            return Ok(());
+        }
+        write_slices(memory, addr.checked_add(done as u64).ok_or(Gone)?, &mut slices[..count], bytes)?;
+        done += bytes;
+    }
+}
+
+/// Copies `slices`, `len` bytes together, to `addr` of a process.
+fn write_slices(memory: MemoryFd, addr: u64, mut slices: &mut [IoSlice<'_>], len: usize) -> Result<(), Gone> {
+    let mut done = 0;
+    while done < len {
+        // SAFETY: an `IoSlice` is an `iovec` by contract, and the kernel only reads the live slices that they describe.
+        let moved =
+            unsafe { libc::pwritev(memory.raw(), slices.as_ptr().cast(), slices.len() as i32, at(addr, done)?) };
+        let moved = progress(moved, len - done)?;
+        done += moved;
+        IoSlice::advance_slices(&mut slices, moved);
     }
     Ok(())
 }
@@ -75,7 +144,23 @@ fn at(addr: u64, offset: usize) -> Result<libc::off_t, Gone> {
     addr.checked_add(offset as u64).and_then(|a| libc::off_t::try_from(a).ok()).ok_or(Gone)
 }
 
-/// Bytes moved by one call; none at all would repeat for ever.
-fn progress(moved: isize) -> Result<usize, Gone> {
+/// Bytes moved by one call that was asked for `asked`; a call that moves none would be repeated for ever.
+fn progress(moved: isize, asked: usize) -> Result<usize, Gone> {
+    debug_assert!(moved <= asked as isize, "the kernel moves no more than it was asked to");
     usize::try_from(moved).ok().filter(|&n| n > 0).ok_or(Gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_of_three_bytes_only() {
+        for fd in [0, 1, 255, 256, 65_536, (1 << 24) - 1] {
+            assert_eq!(MemoryFd::new(fd).map(MemoryFd::raw), Some(fd));
+        }
+        for fd in [-1, 1 << 24, i32::MAX] {
+            assert_eq!(MemoryFd::new(fd), None);
+        }
+    }
 }

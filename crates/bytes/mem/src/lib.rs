@@ -16,7 +16,7 @@ pub mod table;
 #[cfg(not(loom))]
 pub mod window;
 
-pub use burst_span::{ProcessMemory, Span};
+pub use burst_span::{Backing, ProcessMemory, Span};
 #[cfg(not(loom))]
 pub use key::{KeyCipher, KeySpace};
 #[cfg(not(loom))]

@@ -59,8 +59,10 @@ pub enum Mapping {
         /// Address there.
         addr: u64,
     },
-    /// No bytes.
+    /// No bytes: a region of length 0.
     Nothing,
+    /// No memory: writes vanish and reads give zeroes ([`Region::null`]).
+    Null,
 }
 
 /// A range mapped into this process; dropping unmaps it.
@@ -105,6 +107,11 @@ impl Region {
     pub fn new(key: u32, pd: u32, iova: u64, len: u64, access: u32, mapping: Mapping) -> Region {
         Region { key, pd, iova, len, access, mapping }
     }
+    /// A null region (`ibv_alloc_null_mr`): any address and length is inside, writes vanish and reads give zeroes. It is for
+    /// local use only: no right lets a peer in.
+    pub fn null(key: u32, pd: u32) -> Region {
+        Region { key, pd, iova: 0, len: u64::MAX, access: access::LOCAL_WRITE, mapping: Mapping::Null }
+    }
     /// Maps `pieces` one after the other; writable only if `access` has a right to write.
     pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {
         LocalMapping::new(pieces, access & WRITE_RIGHTS != 0).map(Mapping::Local)
@@ -132,6 +139,7 @@ impl Region {
             Mapping::InProcess { memory, addr } => memory.span(addr.wrapping_add(offset), len),
             Mapping::Nothing if len == 0 => Span::nothing(),
             Mapping::Nothing => return None,
+            Mapping::Null => Span::null(len),
         })
     }
 }

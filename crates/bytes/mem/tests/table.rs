@@ -3,7 +3,7 @@ use burst_base::verbs::MwType;
 use burst_base::verbs::access::*;
 use burst_base::{Lkey, Qpn, Reason, Rkey};
 use burst_mem::key::INDEX_MAX;
-use burst_mem::{BindRequest, KeySpace, MrTable, Peer, ProcessMemory, Region, Window};
+use burst_mem::{Backing, BindRequest, KeySpace, MrTable, Peer, ProcessMemory, Region, Window};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -132,6 +132,27 @@ fn a_zero_based_window_counts_from_its_own_start() {
     let read = |addr, len| table.remote(peer(7, 5), Rkey(window), addr, len, REMOTE_READ).map(|s| s.as_ptr() as u64);
     assert_eq!((read(0, 16), read(15, 1)), (Ok(0x5800), Ok(0x580f)));
     assert!(read(1, 16).is_err() && read(0x1800, 1).is_err());
+}
+
+#[test]
+fn a_null_region_takes_any_address_and_lets_no_peer_in() {
+    let mut keys = keys(5);
+    let key = keys.alloc().expect("key");
+    let mut table = MrTable::new(keys.cipher());
+    assert!(table.insert(Arc::new(Region::null(key, 7))));
+    for (addr, len) in [(0, 1), (0x1234_5678_9abc, 4096), (u64::MAX - 4096, 4096), (0, u32::MAX)] {
+        let span = table.local(7, Lkey(key), addr, len, LOCAL_WRITE).expect("any range");
+        assert_eq!((span.backing(), span.len()), (Backing::Null, len as usize));
+    }
+    let span = table.local(7, Lkey(key), 0x1000, 16, 0).expect("any range");
+    span.write_from(&[9; 16]).expect("vanishes");
+    let mut out = [1; 16];
+    span.read_to(&mut out).expect("zeroes");
+    assert_eq!(out, [0; 16]);
+    assert_eq!(table.local(8, Lkey(key), 0, 1, 0).err(), Some(Reason::LocalProtection), "another protection domain");
+    for access in [REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC] {
+        assert_eq!(table.remote(peer(7, 5), Rkey(key), 0, 8, access).err(), Some(Reason::RemoteAccess));
+    }
 }
 
 #[test]
