@@ -9,7 +9,7 @@ use burst_control::MESSAGE_MAX;
 use burst_host::House;
 use burst_host::descriptors;
 use burst_host::{Session, Verdict};
-use burst_port::watch::Watch;
+use burst_netif::watch::Watch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};

@@ -14,7 +14,7 @@ use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::Flow;
 use burst_mem::{MrTable, Region, Window};
-use burst_port::{NextHop, PortCaps};
+use burst_port::{NeighbourState, PortCaps};
 use burst_transport::{Env, ModifyError};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ impl Worker {
     }
 
     /// What port `port` knows of the next hop to `dst`; asks for it if that is nothing.
-    pub fn next_hop(&mut self, now: Nanos, port: u16, dst: IpAddr) -> NextHop {
+    pub fn next_hop(&mut self, now: Nanos, port: u16, dst: IpAddr) -> NeighbourState {
         self.ports[usize::from(port)].port.next_hop(now, dst)
     }
 

@@ -6,11 +6,11 @@
 //! so that one stuck peer queue pair cannot stop the others.
 //!
 //! What is sent while the peer's next hop is still being asked for waits in a small store of the port, or of the kernel, which
-//! drops what is too much. RC repairs that; for unacknowledged services a path lets only [`SEEKING_BYTES`] go before it
+//! drops what is too much. RC repairs that; for unacknowledged services a path lets only [`UNRESOLVED_BYTES`] go before it
 //! asks the port whether there is an answer ([`Path::may_send`]).
 
 use burst_base::Nanos;
-use burst_port::SEEKING_BYTES;
+use burst_port::UNRESOLVED_BYTES;
 use std::net::IpAddr;
 
 /// Smallest window in bytes.
@@ -99,20 +99,20 @@ impl Path {
             self.window = (self.window / 2).max(WINDOW_MIN);
         }
     }
-    /// Bytes of unacknowledged messages that may be sent now; none while the next hop is being asked for, which `is_seeking`
+    /// Bytes of unacknowledged messages that may be sent now; none while the next hop is being asked for, which `is_resolving`
     /// finds out.
-    pub fn may_send(&mut self, now: Nanos, is_seeking: impl FnOnce() -> bool) -> u64 {
+    pub fn may_send(&mut self, now: Nanos, is_resolving: impl FnOnce() -> bool) -> u64 {
         if now.since(self.used_at) >= IDLE {
             self.hop = NextHop::Unknown(0);
         }
         self.used_at = now;
         let since = match self.hop {
             NextHop::Found => return u64::MAX,
-            NextHop::Unknown(sent) if sent < SEEKING_BYTES => return SEEKING_BYTES - sent,
+            NextHop::Unknown(sent) if sent < UNRESOLVED_BYTES => return UNRESOLVED_BYTES - sent,
             NextHop::Unknown(_) => now,
             NextHop::Sought(since) => since,
         };
-        if now.since(since) < SEEKING_MAX && is_seeking() {
+        if now.since(since) < SEEKING_MAX && is_resolving() {
             self.hop = NextHop::Sought(since);
             return 0;
         }
@@ -173,8 +173,8 @@ mod tests {
         let mut p = path();
         let begin = Nanos::from_ms(50_000);
         let unasked = || panic!("asked too early");
-        assert_eq!(p.may_send(begin, unasked), SEEKING_BYTES);
-        p.sent(SEEKING_BYTES - 2 * WQE_BYTES, 1);
+        assert_eq!(p.may_send(begin, unasked), UNRESOLVED_BYTES);
+        p.sent(UNRESOLVED_BYTES - 2 * WQE_BYTES, 1);
         assert_eq!(p.may_send(begin, unasked), WQE_BYTES);
         p.sent(0, 1);
         let soon = begin + Nanos::from_ms(1);
@@ -182,8 +182,8 @@ mod tests {
         assert_eq!((p.may_send(soon, || false), p.may_send(soon, unasked)), (u64::MAX, u64::MAX));
         // After a while without any it may have been forgotten.
         let late = soon + IDLE;
-        assert_eq!(p.may_send(late, unasked), SEEKING_BYTES);
-        p.sent(SEEKING_BYTES, 0);
+        assert_eq!(p.may_send(late, unasked), UNRESOLVED_BYTES);
+        p.sent(UNRESOLVED_BYTES, 0);
         // Not for ever: what cannot be found is dropped by the port, with its reason.
         assert_eq!(p.may_send(late, || true), 0);
         assert_eq!(p.may_send(late + SEEKING_MAX, unasked), u64::MAX);

@@ -98,7 +98,7 @@ impl RxSink for Walk<'_> {
         self.counters.count(reason);
     }
 
-    fn turned_round(&mut self, packets: usize) {
+    fn looped_back(&mut self, packets: usize) {
         self.counters.add(Traffic::LoopbackPackets, packets as u64);
     }
 }

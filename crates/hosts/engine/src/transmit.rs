@@ -66,7 +66,7 @@ impl Worker {
         if let Some(path) = paths.get_mut(slot.path as usize) {
             window_bytes = path.room(slot.qp.inflight_bytes());
             if slot.sends_unacknowledged() {
-                bytes = bytes.min(path.may_send(now, || port.is_seeking(now, slot.qp.flow())));
+                bytes = bytes.min(path.may_send(now, || port.is_resolving(now, slot.qp.flow())));
             }
         }
         if bytes == 0 {
@@ -146,9 +146,9 @@ impl Worker {
 
 impl PortSlot {
     /// Whether the port still asks for the next hop of a flow; what has been made for it leaves first, so that it asks.
-    fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
+    fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
         self.flush(now);
-        self.port.is_seeking(now, flow)
+        self.port.is_resolving(now, flow)
     }
     /// Sends the batch.
     pub(crate) fn flush(&mut self, now: Nanos) {

@@ -225,7 +225,7 @@ fn send(setup: &Setup, shared: &Shared) -> f64 {
     let (src, dst) = addresses(setup);
     // The kernel tells the queues some time after the command that the link is up; until then it drops.
     let dev = if setup.veth { "pva" } else { "lo" };
-    while !burst_port::iface::find(dev).unwrap().up {
+    while !burst_netif::iface::find(dev).unwrap().up {
         thread::sleep(Duration::from_millis(1));
     }
     let area: Vec<u8> = (0..AREA).map(|i| (i * 31) as u8).collect();

@@ -6,20 +6,9 @@ pub enum PortError {
     /// The specification has a mistake; the text names the wrong word and the nearest valid one.
     #[error("{0}")]
     Spec(String),
-    /// No interface has the name.
-    #[error("there is no network interface '{name}'; this host has: {have}")]
-    NoInterface {
-        /// Name asked for.
-        name: String,
-        /// Names that exist, separated by commas.
-        have: String,
-    },
-    /// The interface has no usable address.
-    #[error("interface '{name}' has no IP address; give it one, for example: ip addr add 10.0.0.1/24 dev {name}")]
-    NoAddress {
-        /// Interface name.
-        name: String,
-    },
+    /// The interface does not exist, has no address, or the kernel does not list it.
+    #[error(transparent)]
+    Netif(#[from] burst_netif::NetifError),
     /// Somebody else has the UDP port.
     #[error(
         "UDP port {port} on {addr} is taken: another burstd, or the kernel's soft-RoCE (rdma_rxe), holds it; \

@@ -17,7 +17,7 @@
 
 use crate::spec::{Direction, ImpairSpec, Ppm};
 use crate::sys::lend::{HeldFrame, send_held};
-use crate::{NextHop, Port, PortCaps, PortError, RxSink};
+use crate::{NeighbourState, Port, PortCaps, PortError, RxSink};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Ecn, Flow, HEAD_MAX, RxFrame, SPANS_MAX, TxBatch, TxFrame};
@@ -297,8 +297,8 @@ impl RxSink for Filter<'_> {
     fn dropped(&mut self, reason: Reason) {
         self.sink.dropped(reason);
     }
-    fn turned_round(&mut self, packets: usize) {
-        self.sink.turned_round(packets);
+    fn looped_back(&mut self, packets: usize) {
+        self.sink.looped_back(packets);
     }
 }
 
@@ -346,11 +346,11 @@ impl Port for Impair {
         self.inner.prepare(flow);
     }
 
-    fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
-        self.inner.is_seeking(now, flow)
+    fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
+        self.inner.is_resolving(now, flow)
     }
 
-    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NextHop {
+    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NeighbourState {
         self.inner.next_hop(now, dst)
     }
 

@@ -15,8 +15,6 @@
 //! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
 //! | [`loopback`] | what a port sends to itself turns round in it |
 //! | [`impair`] | loss, duplication, reordering, delay, damage, ECN marks around any port |
-//! | [`hops`] | next hops as the kernel knows them, and how it is made to ask |
-//! | [`iface`] | interfaces of this host: addresses, MTU, state, speed |
 //! | `sys` | the system calls; the only module with `unsafe` |
 #![deny(unsafe_code)]
 
@@ -24,13 +22,10 @@
 pub mod dpdk;
 pub mod error;
 pub mod ether;
-pub mod hops;
-pub mod iface;
 pub mod impair;
 pub mod lan;
 pub mod loopback;
 pub mod mem;
-mod netlink;
 pub mod packet;
 mod receiving;
 mod sending;
@@ -39,7 +34,6 @@ mod sys;
 #[cfg(test)]
 mod testing;
 pub mod udp;
-pub mod watch;
 
 pub use error::PortError;
 pub use spec::{PortKind, PortSpec};
@@ -48,7 +42,8 @@ use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 
-use iface::Interface;
+pub use burst_netif::hops::NeighbourState;
+use burst_netif::iface::{self, Interface};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
@@ -114,18 +109,7 @@ pub trait RxSink {
     /// A packet that was dropped by the port.
     fn dropped(&mut self, reason: Reason);
     /// So many of the frames of this burst were sent by the port itself.
-    fn turned_round(&mut self, _packets: usize) {}
-}
-
-/// What a port that finds its next hops itself knows of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NextHop {
-    /// Packets can be sent to it; or it is for others to say, above all for the kernel ([`hops`]).
-    Known,
-    /// It is being asked.
-    Asked,
-    /// It did not answer.
-    Silent,
+    fn looped_back(&mut self, _packets: usize) {}
 }
 
 /// A port, driven by one thread.
@@ -157,14 +141,15 @@ pub trait Port: Send {
     /// Frames of this flow are to be expected: what takes time before the first one can begin now. Flows of other ports'
     /// addresses are left alone.
     fn prepare(&mut self, _flow: &Flow) {}
-    /// Whether the next hop of a flow is being asked for: frames to it wait in a store, which keeps [`SEEKING_BYTES`] but little
+    /// Whether the next hop of a flow is being asked for: frames to it wait in a store, which keeps [`UNRESOLVED_BYTES`] but little
     /// more. Sending a frame, or [`Port::prepare`], is what makes a port ask.
-    fn is_seeking(&mut self, _now: Nanos, _flow: &Flow) -> bool {
+    fn is_resolving(&mut self, _now: Nanos, _flow: &Flow) -> bool {
         false
     }
-    /// What is known of the next hop to `dst`; one that is not known is asked for.
-    fn next_hop(&mut self, _now: Nanos, _dst: IpAddr) -> NextHop {
-        NextHop::Known
+    /// The state of the next hop to `dst`; an unresolved one is resolved from now on. A port for which the kernel resolves next hops
+    /// answers [`NeighbourState::Resolved`]: the caller asks the kernel ([`burst_netif::hops`]).
+    fn next_hop(&mut self, _now: Nanos, _dst: IpAddr) -> NeighbourState {
+        NeighbourState::Resolved
     }
     /// The worker is about to sleep on `wait_fds` until `next_event` at the latest: what is needed for that. True when
     /// something has arrived meanwhile.
@@ -179,7 +164,7 @@ pub trait Port: Send {
 
 /// Payload in packets of any path MTU that every port keeps for a next hop that is being asked for. The kernel's store is the
 /// smallest: 208 KiB by default, in which a packet of 256 bytes takes a KiB and one of 4 KiB eight.
-pub const SEEKING_BYTES: u64 = 32 << 10;
+pub const UNRESOLVED_BYTES: u64 = 32 << 10;
 
 /// The UDP destination port of RoCEv2 (IANA; IBA annex A17).
 pub const ROCE_UDP_PORT: u16 = burst_wire::ROCE_PORT;
@@ -196,17 +181,17 @@ pub(crate) struct Share {
 /// The interface that the specification means.
 pub(crate) fn choose(dev: Option<&str>, addr: Option<IpAddr>) -> Result<Interface, PortError> {
     match (dev, addr) {
-        (Some(dev), _) => iface::find(dev),
+        (Some(dev), _) => Ok(iface::find(dev)?),
         (None, Some(ip)) => {
             let all = iface::list()?;
-            let has = |i: &&Interface| i.addrs.iter().any(|a| a.ip == ip);
+            let has = |i: &&Interface| i.addrs.contains(&ip);
             let lo = |i: &&Interface| i.loopback && ip.is_loopback();
             all.iter().find(has).or_else(|| all.iter().find(lo)).cloned().ok_or_else(|| {
-                let have: Vec<String> = all.iter().flat_map(|i| &i.addrs).map(|a| a.ip.to_string()).collect();
+                let have: Vec<String> = all.iter().flat_map(|i| &i.addrs).map(IpAddr::to_string).collect();
                 PortError::Spec(format!("no interface has the address {ip}; this host has: {}", have.join(", ")))
             })
         }
-        (None, None) => iface::choose(),
+        (None, None) => Ok(iface::choose()?),
     }
 }
 
@@ -214,9 +199,14 @@ pub(crate) fn choose(dev: Option<&str>, addr: Option<IpAddr>) -> Result<Interfac
 pub(crate) fn wanted(only: Option<IpAddr>, interface: &Interface, most: usize) -> Vec<PortAddr> {
     match only {
         // All of 127.0.0.0/8 is local, listed or not; any other address must be bindable, which `add` finds out.
-        Some(ip) => vec![PortAddr { ip, ifindex: interface.index, ifname: interface.name.clone(), reach: None }],
-        None => interface.addrs.iter().take(most).cloned().collect(),
+        Some(ip) => vec![addr_of(interface, ip)],
+        None => interface.addrs.iter().take(most).map(|ip| addr_of(interface, *ip)).collect(),
     }
+}
+
+/// An address of the interface as an entry of the GID table.
+fn addr_of(interface: &Interface, ip: IpAddr) -> PortAddr {
+    PortAddr { ip, ifindex: interface.index, ifname: interface.name.clone(), reach: None }
 }
 
 /// Capabilities of a port on `interface`.

@@ -243,12 +243,12 @@ fn interfaces_without_addresses_and_link_local_ones() {
         |wire| {
             ip("addr flush dev va");
             let error = PortSpec::parse("udp:dev=va").and_then(|s| burst_port::open(&s)).err().unwrap();
-            assert!(matches!(error, PortError::NoAddress { .. }), "{error}");
+            assert!(matches!(error, PortError::Netif(burst_netif::NetifError::NoAddress { .. })), "{error}");
             assert!(error.to_string().contains("ip addr add"), "{error}");
             // Nothing but lo has an address: it is chosen.
-            assert_eq!(burst_port::iface::choose().unwrap().name, "lo");
+            assert_eq!(burst_netif::iface::choose().unwrap().name, "lo");
             ip("addr add fe80::77/64 dev va nodad");
-            assert_eq!(burst_port::iface::choose().unwrap().name, "va");
+            assert_eq!(burst_netif::iface::choose().unwrap().name, "va");
             let mut port = open("udp:dev=va");
             let scope = port.caps().addrs[0].ifindex;
             wire.wait();

@@ -684,7 +684,7 @@ fn the_kernel_keeps_silent_and_refusals_are_sentences() {
             drop(port);
             ip("addr flush dev va");
             let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap()).err().unwrap();
-            assert!(matches!(error, PortError::NoAddress { .. }), "{error}");
+            assert!(matches!(error, PortError::Netif(burst_netif::NetifError::NoAddress { .. })), "{error}");
             wire.go();
         },
         |wire| {

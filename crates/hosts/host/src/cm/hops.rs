@@ -11,8 +11,7 @@ use super::resolve::{Found, Via};
 use crate::host::House;
 use burst_base::Reason;
 use burst_cm::Fold;
-use burst_port::NextHop;
-use burst_port::hops::{Hop, HopNews, HopState, Hops};
+use burst_netif::hops::{Hop, HopEvent, Hops, NeighbourState};
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -174,7 +173,7 @@ impl NextHops {
 
     fn rest(&mut self) {
         if let Some(kernel) = self.kernel.as_mut().filter(|_| self.board.asked.is_empty()) {
-            kernel.rest();
+            kernel.stop_events();
             (self.again_at, self.ports_asked) = (None, None);
         }
     }
@@ -185,13 +184,13 @@ impl NextHops {
             self.kernel = Hops::open().inspect_err(|e| tracing::debug!("next hops are not waited for: {e}")).ok();
         }
         let kernel = self.kernel.as_mut()?;
-        let hop = kernel.missing(way.src, way.dst, way.ifindex)?;
+        let hop = kernel.unresolved(way.src, way.dst, way.ifindex)?;
         let awaited = Awaited::Kernels(hop);
         if self.board.is_asked(&awaited) {
             return Some(awaited);
         }
-        match kernel.seek(way.src, hop) {
-            Ok(HopState::Asked) => return Some(awaited),
+        match kernel.resolve(way.src, hop) {
+            Ok(NeighbourState::Incomplete) => return Some(awaited),
             Ok(_) => (),
             Err(error) => tracing::debug!("next hop {} is not waited for: {error}", hop.ip),
         }
@@ -205,15 +204,15 @@ impl NextHops {
         let mut touched = BTreeSet::new();
         let (asked, again_at) = (&self.board.asked, &mut self.again_at);
         let soonest = self.again.map_or(now, |last| now.max(last + AGAIN));
-        kernel.heard(&mut |news| match news {
-            HopNews::Of(hop) => touched.extend(asked.contains_key(&Awaited::Kernels(hop)).then_some(hop)),
-            HopNews::Anything => *again_at = again_at.or(Some(soonest)),
+        kernel.events(&mut |event| match event {
+            HopEvent::Hop(hop) => touched.extend(asked.contains_key(&Awaited::Kernels(hop)).then_some(hop)),
+            HopEvent::Everything => *again_at = again_at.or(Some(soonest)),
         });
         for hop in touched {
             // What it says was true when it was said; what counts is now.
             match kernel.state(hop) {
-                HopState::Asked => (),
-                state => news.hops.push((Awaited::Kernels(hop), state != HopState::Failed)),
+                NeighbourState::Incomplete => (),
+                state => news.hops.push((Awaited::Kernels(hop), state != NeighbourState::Failed)),
             }
         }
     }
@@ -232,16 +231,15 @@ impl House {
             return missing;
         }
         let missing = match found.via {
-            Via::Port => {
-                (self.hop_of_port(way.device, way.dst) != NextHop::Known).then_some(Awaited::Ports(way.device, way.dst))
-            }
+            Via::Port => (self.hop_of_port(way.device, way.dst) != NeighbourState::Resolved)
+                .then_some(Awaited::Ports(way.device, way.dst)),
             Via::Kernel | Via::Here => self.cm.hops.missing_of_kernel(&way),
         };
         self.cm.hops.board.remember(now, way, missing);
         missing
     }
 
-    fn hop_of_port(&self, device: u32, dst: IpAddr) -> NextHop {
+    fn hop_of_port(&self, device: u32, dst: IpAddr) -> NeighbourState {
         self.on_worker(0, move |w, now| w.next_hop(now, device as u16, dst))
     }
 
@@ -274,9 +272,11 @@ impl House {
         for (device, dst, since) in asked {
             let awaited = Awaited::Ports(device, dst);
             match self.hop_of_port(device, dst) {
-                NextHop::Known => news.hops.push((awaited, true)),
-                NextHop::Silent if now.duration_since(since) >= PORTS_PATIENCE => news.hops.push((awaited, false)),
-                NextHop::Asked | NextHop::Silent => (),
+                NeighbourState::Resolved => news.hops.push((awaited, true)),
+                NeighbourState::Failed if now.duration_since(since) >= PORTS_PATIENCE => {
+                    news.hops.push((awaited, false))
+                }
+                NeighbourState::Incomplete | NeighbourState::Unresolved | NeighbourState::Failed => (),
             }
         }
         self.cm.hops.ports_asked = Some(now);

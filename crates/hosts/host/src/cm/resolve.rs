@@ -408,7 +408,7 @@ mod tests {
     fn the_sentence_names_the_hop_the_link_and_the_time() {
         let (device, begun) = (device(0, &["192.0.2.1"]), Instant::now());
         let what = Resolving::new((None, addr("203.0.113.7")), 1500, begun, Stage::Idle);
-        let kernels = |ip: &str| Awaited::Kernels(burst_port::hops::Hop { ifindex: 100, ip: addr(ip).ip });
+        let kernels = |ip: &str| Awaited::Kernels(burst_netif::hops::Hop { ifindex: 100, ip: addr(ip).ip });
         let say = |awaited, errno| no_answer(&device, &Wait { awaited, what, device: 0 }, errno);
         assert_eq!(say(kernels("203.0.113.7"), libc::EHOSTUNREACH), "no answer from next hop 203.0.113.7 on x (ARP)");
         assert_eq!(

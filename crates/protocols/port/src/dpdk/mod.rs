@@ -21,7 +21,7 @@ mod tx;
 use crate::error::PortError;
 use crate::lan::{Host, Lan, Neighbour, Shared};
 use crate::spec::DpdkSpec;
-use crate::{NextHop, Port, PortAddr, PortCaps, Reach, RxSink};
+use crate::{NeighbourState, Port, PortAddr, PortCaps, Reach, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_dpdk::{DevArgs, Device, DeviceOptions, QueuePair};
 use burst_frame::{Flow, TxBatch};
@@ -165,21 +165,21 @@ impl Port for DpdkPort {
         }
     }
 
-    fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
+    fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
         let DpdkPort { queue, lan, .. } = self;
         lan.host().owns(flow.src)
             && lan.neighbour(now, flow.dst, &mut |frame| emit(queue, frame)) == Ok(Neighbour::Asked)
     }
 
-    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NextHop {
+    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NeighbourState {
         let DpdkPort { queue, lan, .. } = self;
         let found = lan.neighbour(now, dst, &mut |frame| emit(queue, frame));
         queue.flush();
         match found {
-            Ok(Neighbour::Asked) => NextHop::Asked,
-            Ok(Neighbour::Silent) => NextHop::Silent,
+            Ok(Neighbour::Asked) => NeighbourState::Incomplete,
+            Ok(Neighbour::Silent) => NeighbourState::Failed,
             // That there is no way sending says.
-            Ok(Neighbour::Known(_)) | Err(_) => NextHop::Known,
+            Ok(Neighbour::Known(_)) | Err(_) => NeighbourState::Resolved,
         }
     }
 

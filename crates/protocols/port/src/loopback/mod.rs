@@ -11,7 +11,7 @@
 //!
 //! In each pass the store and every lane get the same share of what may be received, and the port below a quarter at least.
 
-use crate::{NextHop, Port, PortCaps, PortError, RxSink};
+use crate::{NeighbourState, Port, PortCaps, PortError, RxSink};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, SPANS_MAX, TxBatch, TxFrame};
 use std::net::IpAddr;
@@ -119,7 +119,7 @@ impl Port for Loopback {
         // The wire gets its turn in every pass, however much turns round.
         let own = self.hand_out(budget - budget / 4, sink);
         if own > 0 {
-            sink.turned_round(own);
+            sink.looped_back(own);
         }
         own + self.inner.rx_burst(now, budget - own, sink)
     }
@@ -158,12 +158,12 @@ impl Port for Loopback {
         }
     }
 
-    fn is_seeking(&mut self, now: Nanos, flow: &Flow) -> bool {
-        !self.own.contains(&flow.dst) && self.inner.is_seeking(now, flow)
+    fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
+        !self.own.contains(&flow.dst) && self.inner.is_resolving(now, flow)
     }
 
-    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NextHop {
-        if self.own.contains(&dst) { NextHop::Known } else { self.inner.next_hop(now, dst) }
+    fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NeighbourState {
+        if self.own.contains(&dst) { NeighbourState::Resolved } else { self.inner.next_hop(now, dst) }
     }
 
     fn before_sleep(&mut self) -> bool {

@@ -138,7 +138,7 @@ fn a_run_by_a_lane_comes_as_a_train_and_is_counted() {
         fn dropped(&mut self, reason: Reason) {
             self.0.dropped(reason);
         }
-        fn turned_round(&mut self, packets: usize) {
+        fn looped_back(&mut self, packets: usize) {
             self.1 += packets;
         }
     }

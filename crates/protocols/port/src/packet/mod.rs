@@ -8,7 +8,7 @@
 //!
 //! - `socks`, `filter`: the packet socket, what the kernel hands to it, how it is shared by workers;
 //! - `tx`, `vnet`: trains as Ethernet frames of 64 KiB; `rx`: the same back, checked as one or split (`crate::receiving`);
-//! - `paths`, `crate::netlink`: next hops as the kernel knows them; `slow`: packets to those that it must find first;
+//! - `paths`, `burst_netif::netlink`: next hops as the kernel knows them; `slow`: packets to those that it must find first;
 //! - `home`: packets to ourselves.
 //!
 //! VLANs: name the VLAN's interface (`packet:dev=eth0.5`); the kernel writes and removes the tag. Frames with other tags
@@ -28,12 +28,13 @@ mod tx;
 mod vnet;
 
 use crate::error::PortError;
-use crate::iface::{self, Interface};
-use crate::netlink::{Event, News, Questions};
 use crate::spec::PacketSpec;
 use crate::{Port, PortAddr, PortCaps, ROCE_UDP_PORT, RxSink, Share};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
+use burst_netif::NetifError;
+use burst_netif::iface::{self, Interface};
+use burst_netif::netlink::{EventSocket, NetlinkEvent, RequestSocket};
 use burst_wire::MacAddr;
 use rustix::event::epoll;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -87,8 +88,8 @@ pub struct PacketPort {
     /// UDP sockets that hold port 4791 of the addresses: the first worker's.
     holds: Vec<(IpAddr, OwnedFd)>,
     epoll: OwnedFd,
-    news: News,
-    netlink: Questions,
+    news: EventSocket,
+    netlink: RequestSocket,
     paths: paths::Paths,
     home: home::Home,
     slow: slow::Slow,
@@ -111,14 +112,14 @@ impl PacketPort {
         let share = Share { worker, workers };
         let addrs = crate::wanted(spec.addr, &interface, ADDRS_MAX);
         if addrs.is_empty() {
-            return Err(PortError::NoAddress { name: interface.name });
+            return Err(NetifError::NoAddress { name: interface.name }.into());
         }
         let groups = Vec::with_capacity(GROUPS_MAX);
         let own = Own { groups, any_group: worker > 0, ..own_of(&interface, &addrs) };
         let watch = |e: rustix::io::Errno| PortError::from_io("watch a socket", e.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watch)?;
         let no_netlink = |e| PortError::from_io("open a netlink socket", e);
-        let (news, netlink) = (News::open().map_err(no_netlink)?, Questions::open().map_err(no_netlink)?);
+        let (news, netlink) = (EventSocket::open().map_err(no_netlink)?, RequestSocket::open().map_err(no_netlink)?);
         epoll::add(&epoll, news.fd(), epoll::EventData::new_u64(NEWS), epoll::EventFlags::IN).map_err(watch)?;
         let fd = socks::open(&spec, &own, share)?;
         epoll::add(&epoll, &fd, epoll::EventData::new_u64(FRAMES), epoll::EventFlags::IN).map_err(watch)?;
@@ -162,8 +163,8 @@ impl PacketPort {
     /// Reads the news and acts on them.
     fn hear(&mut self, sink: &mut dyn RxSink) {
         let (mut anew, paths, own) = (false, &mut self.paths, &self.own);
-        self.news.changes(&mut |event| {
-            anew |= matches!(event, Event::Interfaces | Event::Everything);
+        self.news.events(&mut |event| {
+            anew |= matches!(event, NetlinkEvent::Interfaces | NetlinkEvent::Everything);
             let lost = paths.note(&event, own);
             (0..lost).for_each(|_| sink.dropped(Reason::NoNeighbour));
         });
@@ -311,8 +312,8 @@ impl Port for PacketPort {
         }
     }
 
-    fn is_seeking(&mut self, _now: Nanos, flow: &Flow) -> bool {
-        !self.own.has(&flow.dst) && self.netlink.is_asking(flow.src, flow.dst, self.own.ifindex)
+    fn is_resolving(&mut self, _now: Nanos, flow: &Flow) -> bool {
+        !self.own.has(&flow.dst) && self.netlink.is_resolving(flow.src, flow.dst, self.own.ifindex)
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

@@ -9,9 +9,9 @@
 //! The table has a fixed size; when it is nearly full everything in it is forgotten.
 
 use super::Own;
-use crate::netlink::{Event, Neighbour, Questions, Route};
 use burst_base::Reason;
 use burst_frame::Flow;
+use burst_netif::netlink::{KernelRoute, NeighbourEntry, NetlinkEvent, RequestSocket};
 use burst_wire::MacAddr;
 use std::net::IpAddr;
 
@@ -63,7 +63,7 @@ impl Paths {
     }
     /// What to do with the next packet of `flow`.
     #[inline]
-    pub fn way(&mut self, flow: &Flow, own: &Own, netlink: &mut Questions) -> Way {
+    pub fn way(&mut self, flow: &Flow, own: &Own, netlink: &mut RequestSocket) -> Way {
         let way = self.peek(flow, own, netlink);
         if let Some(path) = &mut self.places[self.last] {
             path.nudge = false;
@@ -76,7 +76,7 @@ impl Paths {
     }
     /// [`Paths::way`] without taking note that a packet goes this way.
     #[inline]
-    pub fn peek(&mut self, flow: &Flow, own: &Own, netlink: &mut Questions) -> Way {
+    pub fn peek(&mut self, flow: &Flow, own: &Own, netlink: &mut RequestSocket) -> Way {
         let is = |path: &Option<Path>| path.is_some_and(|p| p.dst == flow.dst && p.src == flow.src);
         if !is(&self.places[self.last]) {
             self.last = self.find(flow, own, netlink);
@@ -88,7 +88,7 @@ impl Paths {
         }
     }
     /// The place of `flow`, looked up if it is new.
-    fn find(&mut self, flow: &Flow, own: &Own, netlink: &mut Questions) -> usize {
+    fn find(&mut self, flow: &Flow, own: &Own, netlink: &mut RequestSocket) -> usize {
         let mut at = hash(&flow.src).wrapping_add(hash(&flow.dst)) & (PLACES - 1);
         while let Some(path) = &self.places[at] {
             if path.dst == flow.dst && path.src == flow.src {
@@ -109,18 +109,18 @@ impl Paths {
         self.known = 0;
     }
     /// Takes note of a change. Returns how many packets that waited for a next hop are lost.
-    pub fn note(&mut self, event: &Event, own: &Own) -> usize {
+    pub fn note(&mut self, event: &NetlinkEvent, own: &Own) -> usize {
         match event {
-            Event::Neighbour(neighbour) if neighbour.ifindex == own.ifindex => return self.neighbour(neighbour),
-            Event::Neighbour(_) => {}
-            Event::Routes | Event::Interfaces | Event::Everything => self.forget(),
+            NetlinkEvent::Neighbour(neighbour) if neighbour.ifindex == own.ifindex => return self.neighbour(neighbour),
+            NetlinkEvent::Neighbour(_) => {}
+            NetlinkEvent::Routes | NetlinkEvent::Interfaces | NetlinkEvent::Everything => self.forget(),
         }
         0
     }
-    fn neighbour(&mut self, neighbour: &Neighbour) -> usize {
+    fn neighbour(&mut self, neighbour: &NeighbourEntry) -> usize {
         for path in self.places.iter_mut().flatten() {
             if path.hop == neighbour.ip && matches!(path.way, Way::Wire { .. } | Way::Kernel) {
-                path.way = neighbour.mac.map_or(Way::Kernel, |mac| Way::Wire { mac, mtu: path.mtu });
+                path.way = neighbour.mac.map_or(Way::Kernel, |mac| Way::Wire { mac: MacAddr(mac), mtu: path.mtu });
                 path.nudge = neighbour.stale;
             }
         }
@@ -150,7 +150,7 @@ fn hash(ip: &IpAddr) -> usize {
     (number.wrapping_mul(ODD) >> 40) as usize
 }
 
-fn look_up(flow: &Flow, own: &Own, netlink: &mut Questions) -> Path {
+fn look_up(flow: &Flow, own: &Own, netlink: &mut RequestSocket) -> Path {
     let path = |way, hop, mtu| Path { src: flow.src, dst: flow.dst, hop, mtu, way, nudge: false };
     let direct = |way| path(way, flow.dst, own.mtu);
     if own.has(&flow.dst) {
@@ -160,18 +160,18 @@ fn look_up(flow: &Flow, own: &Own, netlink: &mut Questions) -> Path {
         return direct(Way::Wire { mac, mtu: own.mtu });
     }
     match netlink.route(flow.src, flow.dst, own.ifindex) {
-        Route::Via { ifindex, hop, mtu } if ifindex == own.ifindex => {
+        KernelRoute::Via { ifindex, hop, mtu } if ifindex == own.ifindex => {
             let mtu = if mtu == 0 { own.mtu } else { mtu.min(own.mtu) };
             match netlink.neighbour(hop, ifindex) {
-                Some(Neighbour { mac: Some(mac), stale, .. }) => {
-                    Path { nudge: stale, ..path(Way::Wire { mac, mtu }, hop, mtu) }
+                Some(NeighbourEntry { mac: Some(mac), stale, .. }) => {
+                    Path { nudge: stale, ..path(Way::Wire { mac: MacAddr(mac), mtu }, hop, mtu) }
                 }
                 _ => path(Way::Kernel, hop, mtu),
             }
         }
         // Another port on the loopback interface.
-        Route::Local if own.loopback => direct(Way::Wire { mac: MacAddr::default(), mtu: own.mtu }),
-        Route::Via { .. } | Route::Local | Route::None => direct(Way::Nowhere(Reason::NoRoute)),
+        KernelRoute::Local if own.loopback => direct(Way::Wire { mac: MacAddr::default(), mtu: own.mtu }),
+        KernelRoute::Via { .. } | KernelRoute::Local | KernelRoute::None => direct(Way::Nowhere(Reason::NoRoute)),
     }
 }
 
@@ -197,7 +197,7 @@ mod tests {
 
     fn own() -> Own {
         let addrs = vec!["127.0.0.1".parse().unwrap()];
-        let ifindex = crate::iface::find("lo").unwrap().index;
+        let ifindex = burst_netif::iface::find("lo").unwrap().index;
         Own {
             addrs,
             ifindex,
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn destinations_are_looked_up_once_and_forgotten_on_demand() {
-        let (mut paths, mut netlink, own) = (Paths::new(), Questions::open().unwrap(), own());
+        let (mut paths, mut netlink, own) = (Paths::new(), RequestSocket::open().unwrap(), own());
         let mut way = |paths: &mut Paths, dst: &str| paths.way(&flow("127.0.0.1", dst), &own, &mut netlink);
         assert_eq!(way(&mut paths, "127.0.0.1"), Way::Home);
         assert_eq!(way(&mut paths, "127.0.0.9"), Way::Wire { mac: MacAddr::default(), mtu: 65_535 });
@@ -221,44 +221,44 @@ mod tests {
         assert_eq!(paths.known, 3);
         assert_eq!(way(&mut paths, "127.0.0.1"), Way::Home);
         assert_eq!(paths.known, 3);
-        paths.note(&Event::Routes, &own);
+        paths.note(&NetlinkEvent::Routes, &own);
         assert_eq!(paths.known, 0);
     }
 
     #[test]
     fn a_neighbour_is_followed_and_nudged_when_stale() {
-        let (mut paths, mut netlink, own) = (Paths::new(), Questions::open().unwrap(), own());
+        let (mut paths, mut netlink, own) = (Paths::new(), RequestSocket::open().unwrap(), own());
         let flow = flow("127.0.0.1", "127.0.0.9");
         let mut way = |paths: &mut Paths| paths.way(&flow, &own, &mut netlink);
         let _ = way(&mut paths);
         let mac = MacAddr([2; 6]);
-        let known = Neighbour {
+        let known = NeighbourEntry {
             ifindex: own.ifindex,
             ip: flow.dst,
-            mac: Some(mac),
-            known: true,
+            mac: Some(mac.0),
+            resolved: true,
             stale: false,
-            asked: false,
+            incomplete: false,
             failed: false,
         };
         let wire = Way::Wire { mac, mtu: 65_535 };
-        paths.note(&Event::Neighbour(known), &own);
+        paths.note(&NetlinkEvent::Neighbour(known), &own);
         assert_eq!(way(&mut paths), wire);
-        paths.note(&Event::Neighbour(Neighbour { stale: true, ..known }), &own);
+        paths.note(&NetlinkEvent::Neighbour(NeighbourEntry { stale: true, ..known }), &own);
         assert_eq!([way(&mut paths), way(&mut paths)], [Way::Kernel, wire]);
-        let gone = Event::Neighbour(Neighbour { mac: None, known: false, failed: true, ..known });
+        let gone = NetlinkEvent::Neighbour(NeighbourEntry { mac: None, resolved: false, failed: true, ..known });
         assert_eq!(paths.note(&gone, &own), 0, "nothing waited");
         assert_eq!([way(&mut paths), way(&mut paths)], [Way::Kernel, Way::Kernel]);
         assert_eq!((paths.note(&gone, &own), paths.note(&gone, &own)), (2, 0));
-        paths.note(&Event::Neighbour(Neighbour { ifindex: own.ifindex + 1, ..known }), &own);
+        paths.note(&NetlinkEvent::Neighbour(NeighbourEntry { ifindex: own.ifindex + 1, ..known }), &own);
         assert_eq!(way(&mut paths), Way::Kernel, "on another interface");
-        paths.note(&Event::Neighbour(known), &own);
+        paths.note(&NetlinkEvent::Neighbour(known), &own);
         assert_eq!(way(&mut paths), wire);
     }
 
     #[test]
     fn more_destinations_than_places_are_served() {
-        let (mut paths, mut netlink, own) = (Paths::new(), Questions::open().unwrap(), own());
+        let (mut paths, mut netlink, own) = (Paths::new(), RequestSocket::open().unwrap(), own());
         for i in 0..2 * PLACES as u32 {
             let dst = IpAddr::from((0xef00_0000 + i).to_be_bytes());
             let way = paths.way(&Flow { dst, ..flow("127.0.0.1", "0.0.0.0") }, &own, &mut netlink);

@@ -8,11 +8,11 @@
 
 use super::{Own, vnet};
 use crate::ether::{Checksums, Datagram, TRANSPORT_MAX, parse};
-use crate::iface::is_link_local;
 use crate::receiving::{Gate, Inbox, Train, report_lost};
 use crate::sys::recv::Message;
 use crate::{ROCE_UDP_PORT, RxSink};
 use burst_base::Reason;
+use burst_netif::is_link_local;
 use burst_wire::Ethernet;
 use std::net::IpAddr;
 use std::os::fd::RawFd;

@@ -6,12 +6,12 @@
 
 use super::{Own, filter};
 use crate::error::PortError;
-use crate::iface::is_link_local;
 use crate::spec::PacketSpec;
 use crate::sys::bpf::{Attach, attach};
 use crate::sys::packet as sys;
 use crate::sys::socket::{self, SocketOptions};
 use crate::{PortAddr, ROCE_UDP_PORT, Share};
+use burst_netif::is_link_local;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::OwnedFd;
 

@@ -14,11 +14,11 @@ use super::{Own, vnet};
 use crate::ROCE_UDP_PORT;
 use crate::ether::seal::{Seal, TRAIN_MAX};
 use crate::ether::{Link, Template, UdpChecksum};
-use crate::netlink::Questions;
 use crate::sending::{Progress, Train, append, transmit};
 use crate::sys::send::SendRing;
 use burst_base::Reason;
 use burst_frame::{Flow, TxBatch, TxFrame};
+use burst_netif::netlink::RequestSocket;
 use burst_wire::MacAddr;
 use core::ops::Range;
 use std::os::fd::RawFd;
@@ -56,7 +56,7 @@ pub struct Outlets<'a> {
     /// Destinations.
     pub paths: &'a mut Paths,
     /// The kernel's knowledge of them.
-    pub netlink: &'a mut Questions,
+    pub netlink: &'a mut RequestSocket,
     /// Packets for ourselves.
     pub home: &'a mut Home,
     /// Packets that the kernel sends.

@@ -3,9 +3,7 @@
 
 pub mod bpf;
 pub mod control;
-pub mod ifaddrs;
 pub mod lend;
-pub mod netlink;
 pub mod packet;
 pub mod recv;
 pub mod send;

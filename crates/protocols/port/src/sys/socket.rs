@@ -10,8 +10,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const UDP_NO_CHECK6_RX: i32 = 102;
 const SO_RXQ_OVFL: i32 = 40;
 const IP_MULTICAST_ALL: i32 = 49;
-const IP_UNICAST_IF: i32 = 50;
-const IPV6_UNICAST_IF: i32 = 76;
 const IPV6_MULTICAST_ALL: i32 = 29;
 
 /// What a socket is opened for.
@@ -160,13 +158,6 @@ pub fn receive_buffer(fd: &OwnedFd) -> u32 {
 #[cfg(test)]
 pub fn refuse_trains(fd: &OwnedFd) {
     set(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("an option for everybody");
-}
-
-/// Unicast leaves by interface `ifindex`, whatever the routes say; for everybody, where `SO_BINDTODEVICE` is not.
-pub fn leave_by(fd: &OwnedFd, v6: bool, ifindex: u32) -> io::Result<()> {
-    // Both want it in network byte order.
-    let (level, option) = if v6 { (libc::IPPROTO_IPV6, IPV6_UNICAST_IF) } else { (libc::IPPROTO_IP, IP_UNICAST_IF) };
-    set_bytes(fd, level, option, &ifindex.to_be())
 }
 
 /// Sets an option whose value is an int.

@@ -17,12 +17,12 @@ mod socks;
 mod tx;
 
 use crate::error::PortError;
-use crate::iface;
-use crate::netlink::Questions;
 use crate::spec::UdpSpec;
 use crate::{Port, PortAddr, PortCaps, RxSink, Share, caps_of, choose, essence, wanted};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
+use burst_netif::netlink::RequestSocket;
+use burst_netif::{NetifError, iface};
 use rustix::event::epoll;
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::net::IpAddr;
@@ -46,7 +46,7 @@ pub struct UdpPort {
     ifindex: u32,
     epoll: OwnedFd,
     /// Tells what becomes of packets to new neighbours, where a sandbox allows such questions.
-    netlink: Option<Questions>,
+    netlink: Option<RequestSocket>,
     tx: tx::Tx,
     rx: rx::Rx,
 }
@@ -71,7 +71,7 @@ impl UdpPort {
             socks: Vec::with_capacity(ADDRS_MAX + GROUPS_MAX),
             ifindex: interface.index,
             epoll,
-            netlink: Questions::open().ok(),
+            netlink: RequestSocket::open().ok(),
             spec,
         };
         let addrs = wanted(port.spec.addr, &interface, ADDRS_MAX);
@@ -79,7 +79,7 @@ impl UdpPort {
             port.add(addr)?;
         }
         if port.socks.is_empty() {
-            return Err(PortError::NoAddress { name: interface.name });
+            return Err(NetifError::NoAddress { name: interface.name }.into());
         }
         port.caps.addrs = addrs;
         Ok(port)
@@ -195,9 +195,9 @@ impl Port for UdpPort {
         }
     }
 
-    fn is_seeking(&mut self, _now: Nanos, flow: &Flow) -> bool {
+    fn is_resolving(&mut self, _now: Nanos, flow: &Flow) -> bool {
         let index = self.ifindex;
-        self.netlink.as_mut().is_some_and(|netlink| netlink.is_asking(flow.src, flow.dst, index))
+        self.netlink.as_mut().is_some_and(|netlink| netlink.is_resolving(flow.src, flow.dst, index))
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {

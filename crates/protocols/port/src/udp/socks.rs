@@ -2,10 +2,10 @@
 //! which address a packet was sent.
 
 use crate::error::PortError;
-use crate::iface::is_link_local;
 use crate::spec::UdpSpec;
 use crate::sys::socket::{self, SocketOptions};
 use crate::{PortAddr, Share};
+use burst_netif::is_link_local;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::OwnedFd;

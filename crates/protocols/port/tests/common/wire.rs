@@ -36,7 +36,7 @@ pub fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl Fn
         ip("addr add 10.77.0.2/24 dev vb");
         ip("addr add fd77::2/64 dev vb nodad");
         wire.go();
-        while !burst_port::iface::find("vb").unwrap().up {
+        while !burst_netif::iface::find("vb").unwrap().up {
             thread::sleep(Duration::from_millis(1));
         }
         b(wire);
@@ -52,7 +52,7 @@ pub fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl Fn
         wire.go();
         wire.wait();
         // The kernel tells the queues some time after the command that the link is up; until then it drops.
-        while !burst_port::iface::find("va").unwrap().up {
+        while !burst_netif::iface::find("va").unwrap().up {
             thread::sleep(Duration::from_millis(1));
         }
         a(wire);
@@ -153,7 +153,7 @@ pub struct Injector(File);
 
 impl Injector {
     pub fn new(device: &str) -> Injector {
-        let index = burst_port::iface::find(device).unwrap().index;
+        let index = burst_netif::iface::find(device).unwrap().index;
         // SAFETY: no pointers; then a socket address of the length given, all zero but what is set.
         let fd = unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0);
@@ -191,5 +191,5 @@ impl Injector {
 
 /// The MAC address of an interface.
 pub fn mac_of(device: &str) -> [u8; 6] {
-    burst_port::iface::find(device).unwrap().mac
+    burst_netif::iface::find(device).unwrap().mac
 }

@@ -1,24 +1,24 @@
-//! `getifaddrs`, interface index, flags and MTU.
+//! `getifaddrs`, and the index, flags and MTU of an interface.
 
 use std::ffi::{CStr, CString};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
-/// One entry of the kernel's list: an interface with one of its addresses.
-pub struct Row {
+/// One entry of the list of `getifaddrs`: an interface and one of its addresses.
+pub struct IfaddrsRow {
     /// Interface name.
     pub name: String,
-    /// `IFF_*`.
+    /// Flags `IFF_*` of linux/if.h.
     pub flags: u32,
-    /// The address, if this entry has an IP address.
+    /// The IP address, if the entry has one.
     pub ip: Option<IpAddr>,
-    /// The MAC address, if this entry is the link's.
+    /// The MAC address, if the entry is of the family `AF_PACKET`.
     pub mac: Option<[u8; 6]>,
 }
 
-/// All entries.
-pub fn rows() -> io::Result<Vec<Row>> {
+/// Lists all entries.
+pub fn rows() -> io::Result<Vec<IfaddrsRow>> {
     let mut head: *mut libc::ifaddrs = core::ptr::null_mut();
     // SAFETY: `head` is a valid place for the result; the list is freed below, once.
     if unsafe { libc::getifaddrs(&mut head) } != 0 {
@@ -32,7 +32,7 @@ pub fn rows() -> io::Result<Vec<Row>> {
         // SAFETY: as above.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
         let (ip, mac) = if entry.ifa_addr.is_null() { (None, None) } else { decode(entry.ifa_addr) };
-        rows.push(Row { name, flags: entry.ifa_flags, ip, mac });
+        rows.push(IfaddrsRow { name, flags: entry.ifa_flags, ip, mac });
         at = entry.ifa_next;
     }
     // SAFETY: `head` came from getifaddrs and nothing borrowed from the list is left.
@@ -40,6 +40,7 @@ pub fn rows() -> io::Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Reads the IP address or the MAC address of a socket address.
 fn decode(addr: *const libc::sockaddr) -> (Option<IpAddr>, Option<[u8; 6]>) {
     // SAFETY: getifaddrs gives a valid socket address; its family says which structure it is.
     unsafe {
@@ -63,14 +64,14 @@ fn decode(addr: *const libc::sockaddr) -> (Option<IpAddr>, Option<[u8; 6]>) {
     }
 }
 
-/// Interface index, 0 if there is no such interface.
+/// Index of an interface, 0 if there is no such interface.
 pub fn index(name: &str) -> u32 {
     let Ok(name) = CString::new(name) else { return 0 };
     // SAFETY: a C string.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
-/// `IFF_*` of an interface; `None` if there is no such interface.
+/// Flags `IFF_*` of an interface; `None` if there is no such interface.
 pub fn flags(index: u32) -> Option<u32> {
     let mut name = [0 as libc::c_char; libc::IFNAMSIZ];
     // SAFETY: room for the longest name.
@@ -80,17 +81,17 @@ pub fn flags(index: u32) -> Option<u32> {
     // SAFETY: if_indextoname wrote a C string.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_str().ok()?;
     // SAFETY: SIOCGIFFLAGS writes ifru_flags.
-    ask(name, libc::SIOCGIFFLAGS).map(|answer| unsafe { u32::from(answer.ifr_ifru.ifru_flags as u16) })
+    query(name, libc::SIOCGIFFLAGS).map(|reply| unsafe { u32::from(reply.ifr_ifru.ifru_flags as u16) })
 }
 
-/// MTU in bytes.
+/// MTU of an interface in bytes.
 pub fn mtu(name: &str) -> Option<u32> {
     // SAFETY: SIOCGIFMTU writes ifru_mtu.
-    ask(name, libc::SIOCGIFMTU).and_then(|answer| u32::try_from(unsafe { answer.ifr_ifru.ifru_mtu }).ok())
+    query(name, libc::SIOCGIFMTU).and_then(|reply| u32::try_from(unsafe { reply.ifr_ifru.ifru_mtu }).ok())
 }
 
-/// A question of `ioctl` about an interface that has its answer in the same structure.
-fn ask(name: &str, what: libc::Ioctl) -> Option<libc::ifreq> {
+/// Calls `ioctl` with a request about an interface for which the kernel writes its reply into the same `struct ifreq`.
+fn query(name: &str, request_code: libc::Ioctl) -> Option<libc::ifreq> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     // SAFETY: all zero is a valid ifreq.
     let mut request: libc::ifreq = unsafe { core::mem::zeroed() };
@@ -100,7 +101,7 @@ fn ask(name: &str, what: libc::Ioctl) -> Option<libc::ifreq> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: such a question reads the name and writes the structure given.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), what, &mut request) };
+    // SAFETY: such a request reads the name in the structure given and writes that structure.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request_code, &mut request) };
     (rc == 0).then_some(request)
 }

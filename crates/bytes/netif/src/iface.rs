@@ -1,49 +1,50 @@
-//! Interfaces of this host: addresses, MTU, state, speed, and which one to use when the user names none.
+//! Interfaces of this host: addresses, MTU, state, speed; and the choice of an interface when the user names none.
 //!
-//! Addresses come from `getifaddrs`, tentative and deprecated ones are told apart by `/proc/net/if_inet6`, everything
-//! else comes from `/sys/class/net` and `/proc/net/route`. All of them follow the network namespace of the caller
-//! (`/sys` follows the namespace in which it was mounted, so the MTU is asked by `ioctl`).
+//! Addresses come from `getifaddrs`; `/proc/net/if_inet6` tells which of them are tentative or duplicates; the MTU comes from an
+//! `ioctl`, the speed from `/sys/class/net`, the default route from `/proc/net/route` and `/proc/net/ipv6_route`. All of these follow
+//! the network namespace of the calling thread except `/sys`, which shows the namespace in which it was mounted. For that reason only
+//! the speed, which nothing depends on, is read there.
 
-use crate::error::PortError;
-use crate::{PortAddr, sys};
-use std::net::{IpAddr, Ipv6Addr};
+use crate::error::NetifError;
+use crate::{is_link_local, sys};
+use std::net::IpAddr;
 
-/// What is known of an interface.
+/// A network interface and its addresses at the time of the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Name.
+    /// Interface name.
     pub name: String,
-    /// Index.
+    /// Interface index.
     pub index: u32,
-    /// Addresses, default first: IPv4, global IPv6, link-local IPv6.
-    pub addrs: Vec<PortAddr>,
-    /// MTU in bytes.
+    /// Usable addresses, the default one first: IPv4, global IPv6, link-local IPv6. No address is listed twice.
+    pub addrs: Vec<IpAddr>,
+    /// MTU in bytes, at most 65,535.
     pub mtu: u32,
-    /// Up and with carrier.
+    /// Whether the interface is up and has carrier.
     pub up: bool,
-    /// The loopback interface.
+    /// Whether it is a loopback interface.
     pub loopback: bool,
-    /// Mbit/s, 0 if unknown.
+    /// Link speed in Mbit/s, 0 if unknown.
     pub speed_mbps: u32,
-    /// MAC address, zero if none.
+    /// MAC address, all zero if the interface has none.
     pub mac: [u8; 6],
 }
 
-/// `IFF_UP`, `IFF_LOOPBACK` and `IFF_RUNNING` of `struct ifreq`.
+// Flags of linux/if.h.
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
 const IFF_RUNNING: u32 = 0x40;
-/// `IFA_F_DADFAILED` and `IFA_F_TENTATIVE`: the address cannot be bound (yet).
+/// `IFA_F_DADFAILED` and `IFA_F_TENTATIVE`: the address cannot be bound, or not yet.
 const IFA_UNUSABLE: u32 = 0x08 | 0x40;
-/// The loopback interface's MTU exceeds what an IP packet can hold.
+/// Largest IP packet in bytes. The loopback interface has a larger MTU.
 const IP_PACKET_MAX: u32 = 65_535;
 
-/// Every interface, in the kernel's order.
+/// Lists the interfaces of this network namespace, in the kernel's order.
 ///
 /// # Errors
-/// When the kernel does not list them.
-pub fn list() -> Result<Vec<Interface>, PortError> {
-    let rows = sys::ifaddrs::rows().map_err(|e| PortError::from_io("list the network interfaces", e))?;
+/// [`NetifError::List`] when the kernel refuses.
+pub fn list() -> Result<Vec<Interface>, NetifError> {
+    let rows = sys::ifaddrs::rows().map_err(NetifError::List)?;
     let unusable = unusable_v6();
     let mut all: Vec<Interface> = Vec::new();
     for row in rows {
@@ -58,34 +59,32 @@ pub fn list() -> Result<Vec<Interface>, PortError> {
         if let Some(mac) = row.mac {
             interface.mac = mac;
         }
-        if let Some(ip) = row.ip.filter(|ip| !unusable.contains(ip)) {
-            let addr = PortAddr { ip, ifindex: interface.index, ifname: row.name, reach: None };
-            if !interface.addrs.contains(&addr) {
-                interface.addrs.push(addr);
-            }
+        if let Some(ip) = row.ip.filter(|ip| !unusable.contains(ip) && !interface.addrs.contains(ip)) {
+            interface.addrs.push(ip);
         }
     }
     for interface in &mut all {
-        interface.addrs.sort_by_key(|a| rank(&a.ip));
+        interface.addrs.sort_by_key(rank);
     }
     Ok(all)
 }
 
-/// The interface called `name`.
+/// Finds the interface called `name`.
 ///
 /// # Errors
-/// [`PortError::NoInterface`], listing those that exist.
-pub fn find(name: &str) -> Result<Interface, PortError> {
+/// [`NetifError::NoInterface`], which lists the interfaces that exist.
+pub fn find(name: &str) -> Result<Interface, NetifError> {
     let all = list()?;
     let have = all.iter().map(|i| i.name.as_str()).collect::<Vec<_>>().join(", ");
-    all.into_iter().find(|i| i.name == name).ok_or_else(|| PortError::NoInterface { name: name.to_owned(), have })
+    all.into_iter().find(|i| i.name == name).ok_or_else(|| NetifError::NoInterface { name: name.to_owned(), have })
 }
 
-/// The interface to use when none is named: the default route's, else the first one up with an address, else `lo`.
+/// Chooses the interface to use when the user names none: the default route's, else the first one that is up and has an address,
+/// else the loopback interface.
 ///
 /// # Errors
-/// When not even a loopback interface has an address.
-pub fn choose() -> Result<Interface, PortError> {
+/// [`NetifError::NoAddress`] when not even the loopback interface has an address.
+pub fn choose() -> Result<Interface, NetifError> {
     let all = list()?;
     let usable = |i: &&Interface| i.up && !i.addrs.is_empty();
     let by_route = default_route().and_then(|name| all.iter().find(|i| i.name == name).filter(usable));
@@ -93,10 +92,10 @@ pub fn choose() -> Result<Interface, PortError> {
         .or_else(|| all.iter().filter(|i| !i.loopback).find(usable))
         .or_else(|| all.iter().filter(|i| i.loopback).find(|i| !i.addrs.is_empty()))
         .cloned()
-        .ok_or(PortError::NoAddress { name: "lo".to_owned() })
+        .ok_or(NetifError::NoAddress { name: "lo".to_owned() })
 }
 
-/// Order of the GID table: IPv4, global IPv6, link-local IPv6.
+/// Rank of an address in the order of [`Interface::addrs`], which becomes the order of the GID table.
 fn rank(ip: &IpAddr) -> u8 {
     match ip {
         IpAddr::V4(_) => 0,
@@ -105,12 +104,8 @@ fn rank(ip: &IpAddr) -> u8 {
     }
 }
 
-/// fe80::/10.
-pub(crate) fn is_link_local(ip: &Ipv6Addr) -> bool {
-    ip.segments()[0] & 0xffc0 == 0xfe80
-}
-
-fn describe(row: &sys::ifaddrs::Row) -> Interface {
+/// Reads the properties of the interface of `row`, without its addresses.
+fn describe(row: &sys::ifaddrs::IfaddrsRow) -> Interface {
     let name = row.name.clone();
     let index = sys::ifaddrs::index(&name);
     let mtu = sys::ifaddrs::mtu(&name).unwrap_or(1500).min(IP_PACKET_MAX);
@@ -127,13 +122,14 @@ fn describe(row: &sys::ifaddrs::Row) -> Interface {
     }
 }
 
-/// IPv6 addresses that are tentative or failed duplicate address detection.
+/// Lists the IPv6 addresses that are tentative or have failed duplicate address detection (RFC 4862 section 5.4).
 fn unusable_v6() -> Vec<IpAddr> {
     let text = std::fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
     text.lines().filter_map(unusable_line).collect()
 }
 
-/// `ADDRESS INDEX PREFIX SCOPE FLAGS NAME`, all hexadecimal.
+/// Returns the address of a line of `if_inet6` if it is unusable. Columns: address, index, prefix length, scope, flags, name; the
+/// numbers are hexadecimal.
 fn unusable_line(line: &str) -> Option<IpAddr> {
     let mut words = line.split_whitespace();
     let address = u128::from_str_radix(words.next()?, 16).ok()?;
@@ -141,14 +137,14 @@ fn unusable_line(line: &str) -> Option<IpAddr> {
     (flags & IFA_UNUSABLE != 0).then_some(IpAddr::V6(address.into()))
 }
 
-/// Interface of the IPv4 default route with the lowest metric, else of the IPv6 one.
+/// Name of the interface of the IPv4 default route with the lowest metric, else of the IPv6 default route.
 fn default_route() -> Option<String> {
     let v4 = std::fs::read_to_string("/proc/thread-self/net/route").unwrap_or_default();
     let v6 = std::fs::read_to_string("/proc/thread-self/net/ipv6_route").unwrap_or_default();
     default_route_v4(&v4).or_else(|| default_route_v6(&v6))
 }
 
-/// Columns: interface, destination, gateway, flags, reference count, use, metric, mask, …
+/// Reads `/proc/net/route`. Columns: interface, destination, gateway, flags, reference count, use, metric, mask, …
 fn default_route_v4(text: &str) -> Option<String> {
     let rows = text.lines().skip(1).filter_map(|line| {
         let w: Vec<&str> = line.split_whitespace().collect();
@@ -158,8 +154,8 @@ fn default_route_v4(text: &str) -> Option<String> {
     rows.min_by_key(|(metric, _)| *metric).map(|(_, name)| name.to_owned())
 }
 
-/// Columns: destination, prefix, source, prefix, next hop, metric, references, use, flags, interface. `lo` holds the
-/// unreachable default route.
+/// Reads `/proc/net/ipv6_route`. Columns: destination, prefix length, source, prefix length, next hop, metric, references, use, flags,
+/// interface. The route by `lo` is left out: it is the kernel's unreachable default route.
 fn default_route_v6(text: &str) -> Option<String> {
     let rows = text.lines().filter_map(|line| {
         let w: Vec<&str> = line.split_whitespace().collect();
@@ -174,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_found_and_unknown_names_list_what_exists() {
+    fn lo_is_found_and_an_unknown_name_lists_the_existing_ones() {
         let lo = find("lo").unwrap();
         assert!(lo.loopback && lo.index > 0);
         assert_eq!(lo.mtu, 65_535);
@@ -183,12 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn something_is_always_chosen_where_lo_has_an_address() {
+    fn an_interface_is_chosen_where_lo_has_an_address() {
         assert!(!choose().unwrap().addrs.is_empty());
     }
 
     #[test]
-    fn default_routes_are_read_by_metric() {
+    fn the_default_route_with_the_lowest_metric_wins() {
         let v4 = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
                   wlan0\t00000000\t0101A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n\
                   eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
@@ -204,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn tentative_addresses_are_not_offered() {
+    fn tentative_addresses_are_unusable() {
         let line = "fe8000000000000000fc00fffe000001 02 40 20 40 eth0";
         assert_eq!(unusable_line(line), Some("fe80::fc:ff:fe00:1".parse().unwrap()));
         assert_eq!(unusable_line("fe8000000000000000fc00fffe000001 02 40 20 80 eth0"), None);

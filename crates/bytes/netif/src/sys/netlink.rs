@@ -1,9 +1,9 @@
-//! Netlink sockets of the routing family: open, send, receive. What the bytes mean is not decided here.
+//! Netlink sockets of the routing family: open, send, receive. `crate::netlink` writes and reads the messages.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A socket that hears the groups whose bits (`RTMGRP_*`) are set.
+/// Opens a socket that receives the events of the multicast groups `groups` (bits `RTMGRP_*`).
 pub fn open(groups: u32) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no pointers.
@@ -11,7 +11,7 @@ pub fn open(groups: u32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a new descriptor that has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: all zero is a valid sockaddr_nl.
     let mut name: libc::sockaddr_nl = unsafe { core::mem::zeroed() };
@@ -22,14 +22,14 @@ pub fn open(groups: u32) -> io::Result<OwnedFd> {
     if rc == 0 { Ok(fd) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends a request to the kernel, which answers before this returns.
+/// Sends a request to the kernel, which puts its reply into the socket's receive queue before this call returns.
 pub fn send(fd: &OwnedFd, request: &[u8]) -> io::Result<()> {
     // SAFETY: the buffer lives during the call and has the length given.
     let n = unsafe { libc::send(fd.as_raw_fd(), request.as_ptr().cast(), request.len(), libc::MSG_DONTWAIT) };
     if n >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Receives one datagram of messages; never blocks.
+/// Receives one datagram of messages; does not block.
 pub fn recv(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the buffer lives during the call and has the length given.
     let n = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
