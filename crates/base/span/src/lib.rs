@@ -13,9 +13,11 @@
 
 mod copy;
 mod remote;
+mod staging;
 
 pub use copy::{PIECE, copy};
 pub use remote::{MemoryFd, PIECES_PER_CALL, ProcessMemory};
+pub use staging::{STAGING_BYTES, Staging};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

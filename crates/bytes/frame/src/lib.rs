@@ -6,7 +6,7 @@
 //! with the ICRC already verified and removed.
 #![forbid(unsafe_code)]
 
-use burst_span::Span;
+use burst_span::{Span, Staging};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Longest head: BTH 12 + DETH 8 + RETH 16 + immediate 4, or BTH 12 + AtomicETH 28; MADs are payload.
@@ -81,12 +81,16 @@ pub struct TxBatch {
     frames: Vec<TxFrame>,
     spans: Vec<Span>,
     capacity: usize,
+    /// Whether a span may lie in another process ([`TxBatch::fetch_remote`]).
+    has_remote: bool,
+    staging: Staging,
 }
 
 impl TxBatch {
     /// A batch with room for `capacity` frames.
     pub fn new(capacity: usize) -> Self {
-        TxBatch { frames: Vec::with_capacity(capacity), spans: Vec::with_capacity(capacity * 2 + SPANS_MAX), capacity }
+        let (frames, spans) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity * 2 + SPANS_MAX));
+        TxBatch { frames, spans, capacity, has_remote: false, staging: Staging::default() }
     }
     /// Whether another frame with up to [`SPANS_MAX`] spans fits.
     pub fn has_room(&self) -> bool {
@@ -128,6 +132,7 @@ impl TxBatch {
             span_count: 1,
         };
         frame.head[..head.len()].copy_from_slice(head);
+        self.has_remote |= payload.is_remote();
         let pieces = (0..count).map(|k| payload.sub(k * usize::from(len), usize::from(len)));
         self.spans.extend(pieces);
         self.frames.extend((0..count as u32).map(|k| {
@@ -161,9 +166,19 @@ impl TxBatch {
             span_count: spans.len() as u8,
         };
         frame.head[..head.len()].copy_from_slice(head);
+        self.has_remote |= spans.iter().any(Span::is_remote);
         self.spans.extend_from_slice(spans);
         self.frames.push(frame);
         true
+    }
+    /// Reads the payload that lies in other processes into memory of this batch, adjacent packets by one system call. Ports
+    /// then find local spans only, except for payload that cannot be read or finds no room: a port reads those packet by
+    /// packet and counts what is gone.
+    pub fn fetch_remote(&mut self) {
+        if self.has_remote {
+            self.staging.fetch(&mut self.spans);
+            self.has_remote = false;
+        }
     }
     /// The frames.
     pub fn frames(&self) -> &[TxFrame] {
@@ -186,6 +201,8 @@ impl TxBatch {
     pub fn clear(&mut self) {
         self.frames.clear();
         self.spans.clear();
+        self.has_remote = false;
+        self.staging.clear();
     }
 }
 
@@ -239,6 +256,30 @@ mod tests {
             assert_eq!((&frame.head()[..11], frame.head()[11]), (&[9; 11][..], k as u8));
             let [piece] = batch.spans_of(frame) else { panic!("one span") };
             assert_eq!((piece.as_ptr() as usize, piece.len()), (span.as_ptr() as usize + 1000 * k, 1000));
+        }
+    }
+
+    #[test]
+    fn payload_of_other_processes_is_fetched_before_a_port_sees_it() {
+        let memory: Vec<u8> = (0..3000).map(|i| (i / 7) as u8).collect();
+        let own = burst_span::ProcessMemory::own().expect("own memory");
+        let span = own.span(memory.as_ptr() as u64, 3000);
+        let (flow, mut batch) = (Flow::default(), TxBatch::new(8));
+        for _ in 0..2 {
+            assert!(batch.push(&flow, &[1; 12], &[span.sub(5, 10), span.sub(100, 1)], 0));
+            assert!(batch.push_run(&flow, &[9; 12], &span, 1000, |_, _| {}));
+            batch.fetch_remote();
+            let spans: Vec<Span> = batch.frames().iter().flat_map(|f| batch.spans_of(f)).copied().collect();
+            let expect = [(5, 10), (100, 1), (0, 1000), (1000, 1000), (2000, 1000)];
+            assert_eq!(spans.len(), expect.len());
+            for (span, (from, len)) in spans.iter().zip(expect) {
+                assert_eq!(
+                    span.with_bytes(<[u8]>::to_vec).as_deref(),
+                    Some(&memory[from..from + len]),
+                    "local and equal"
+                );
+            }
+            batch.clear();
         }
     }
 

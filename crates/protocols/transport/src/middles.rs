@@ -52,8 +52,8 @@ impl<'a> Train<'a> {
     /// Copies the payload of the first packets, `mtu` bytes each, to `span`, whose length says how many. False if the memory
     /// is gone; nothing has been counted then: the packets come again one by one, and the one that fails says why.
     fn write_to(&self, span: &Span, mtu: usize) -> bool {
-        let pieces = (0..span.len() / mtu).map(|k| span.sub(k * mtu, mtu));
-        self.packets().zip(pieces).all(|(packet, piece)| piece.write_from(&packet[Bth::LEN..Bth::LEN + mtu]).is_ok())
+        let payloads = self.packets().take(span.len() / mtu).map(|packet| &packet[Bth::LEN..Bth::LEN + mtu]);
+        span.write_pieces(payloads).is_ok()
     }
 }
 
