@@ -6,15 +6,15 @@
 #![no_main]
 
 #[allow(dead_code)]
-#[path = "../../crates/protocols/cm/tests/house/mod.rs"]
-mod house;
+#[path = "../../crates/protocols/cm/tests/harness/mod.rs"]
+mod harness;
 
 use burst_base::Nanos;
-use burst_cm::message::{Drep, Dreq, Lap, Mad, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
-use burst_cm::service::{Header, PS_TCP, service_id};
-use burst_cm::{Path, Ready};
+use burst_cm::message::{Drep, Dreq, Lap, Mad, CmMessage, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
+use burst_cm::service::{PrivateDataHeader, PS_TCP, service_id};
+use burst_cm::{PathRecord, QpSetup};
 use burst_frame::Flow;
-use house::{Host, PORT};
+use harness::{Host, PORT};
 use libfuzzer_sys::fuzz_target;
 use std::net::IpAddr;
 
@@ -37,7 +37,7 @@ fn pick(tape: &mut Tape<'_>, ids: &[u32]) -> u32 {
     ids.get(usize::from(n) % ids.len().max(1)).copied().unwrap_or(u32::from(n))
 }
 
-fn message(tape: &mut Tape<'_>, ids: &[u32]) -> Message {
+fn message(tape: &mut Tape<'_>, ids: &[u32]) -> CmMessage {
     let (local_id, remote_id) = (u32::from(tape.byte() % 8), pick(tape, ids));
     let small = tape.byte();
     match tape.byte() % 10 {
@@ -66,14 +66,14 @@ fn message(tape: &mut Tape<'_>, ids: &[u32]) -> Message {
 fn deliver(host: &mut Host, now: Nanos, tape: &mut Tape<'_>) {
     let peer = IpAddr::from([10, 0, 0, 8 + tape.byte() % 2]);
     let ids: Vec<u32> = host.world.stories.iter().map(|s| s.conn).collect();
-    let header = Header { src: peer, port: 1, dst: host.ip }.to_bytes();
+    let header = PrivateDataHeader { src: peer, port: 1, dst: host.ip }.to_bytes();
     let mut bytes = [0; 256];
     let message = message(tape, &ids);
     Mad { tid: u64::from(tape.byte() % 4), modifier: 0, message, data: &header }.emit(&mut bytes);
     for _ in 0..tape.byte() % 4 {
         bytes[usize::from(tape.byte())] ^= tape.byte();
     }
-    let path = Path { port: 0, flow: Flow { src: host.ip, dst: peer, ..Flow::default() } };
+    let path = PathRecord { port: 0, flow: Flow { src: host.ip, dst: peer, ..Flow::default() } };
     host.cm.on_mad(now, &path, &bytes, &mut host.world);
 }
 
@@ -106,7 +106,7 @@ fuzz_target!(|data: &[u8]| {
                 now = now + Nanos(u64::from(tape.byte()) << (tape.byte() % 30));
                 host.cm.on_timer(now, 1000, &mut host.world);
             }
-            7 => host.world.ready = [Ready::Done, Ready::ByProgram, Ready::Failed][usize::from(tape.byte() % 3)],
+            7 => host.world.ready = [QpSetup::Done, QpSetup::ByProgram, QpSetup::Failed][usize::from(tape.byte() % 3)],
             _ => deliver(&mut host, now, &mut tape),
         }
         assert!(host.cm.len() <= CONNECTIONS);

@@ -1,7 +1,7 @@
 //! The asking end: blocking calls over one connection. Used by the verbs library and the command line.
 
-use crate::frame::{self, Packet};
-use crate::wishes::Teller;
+use crate::commands::CommandSender;
+use crate::frame::{self, ControlPacket};
 use crate::{ControlError, DaemonInfo, FDS_MAX, MESSAGE_MAX, Reply, Request, Response};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ pub struct Client {
 
 /// A response with what came along.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ClientReply {
     /// The response.
     pub response: Response,
     /// Descriptors that belong to the response.
@@ -58,7 +58,7 @@ impl Client {
     ///
     /// # Errors
     /// `Refused` when the daemon says no; anything else means that the connection is unusable.
-    pub fn call(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, ControlError> {
+    pub fn call(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<ClientReply, ControlError> {
         debug_assert!(fds.len() <= FDS_MAX);
         self.sequence = self.sequence.wrapping_add(1);
         frame::send(&self.socket, self.sequence, request, fds, SendFlags::empty())?;
@@ -70,17 +70,17 @@ impl Client {
     ///
     /// # Errors
     /// Any error means that the connection is unusable.
-    pub fn say(&self, request: &Request) -> Result<(), ControlError> {
-        debug_assert!(request.is_quiet());
+    pub fn send_without_reply(&self, request: &Request) -> Result<(), ControlError> {
+        debug_assert!(request.is_without_reply());
         // The number is repeated in replies only, so any will do.
         frame::send(&self.socket, 0, request, &[], SendFlags::empty())
     }
 
-    /// Waits until all is carried out that was wished before ([`Teller`]).
+    /// Waits until all is carried out that was wished before ([`CommandSender`]).
     ///
     /// # Errors
     /// As [`Client::call`].
-    pub fn settle(&mut self) -> Result<(), ControlError> {
+    pub fn flush_commands(&mut self) -> Result<(), ControlError> {
         self.call(&Request::DaemonInfo, &[]).map(drop)
     }
 
@@ -88,17 +88,17 @@ impl Client {
     ///
     /// # Errors
     /// `Refused` when there is one, or no room for it; anything else means that the connection is unusable.
-    pub fn teller(&mut self) -> Result<Teller, ControlError> {
-        let mut answer = self.call(&Request::CmLane, &[])?;
+    pub fn command_sender(&mut self) -> Result<CommandSender, ControlError> {
+        let mut answer = self.call(&Request::CmCommandRing, &[])?;
         let (Response::Done, Some(lane)) = (answer.response, answer.fds.pop()) else {
             return Err(ControlError::Malformed("no lane came".into()));
         };
-        Teller::new(self.socket.try_clone()?, lane)
+        CommandSender::new(self.socket.try_clone()?, lane)
     }
 }
 
 /// The answer to the request of this number.
-fn take_reply(mut packet: Packet<'_>, sequence: u32) -> Result<Answer, ControlError> {
+fn take_reply(mut packet: ControlPacket<'_>, sequence: u32) -> Result<ClientReply, ControlError> {
     let reply: Reply = packet.decode()?;
     if packet.header.sequence != sequence {
         return Err(ControlError::Malformed("an answer to another question".into()));
@@ -110,7 +110,7 @@ fn take_reply(mut packet: Packet<'_>, sequence: u32) -> Result<Answer, ControlEr
     }
     let segments = fds.split_off(fds.len() - new);
     match reply.result {
-        Ok(response) => Ok(Answer { response, fds, segments }),
+        Ok(response) => Ok(ClientReply { response, fds, segments }),
         Err(r) => Err(ControlError::Refused { errno: r.errno, sentence: r.sentence }),
     }
 }

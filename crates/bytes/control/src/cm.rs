@@ -4,9 +4,9 @@
 //! numbers that the program chooses ([`CmId`], below [`DAEMON_IDS`]); ids of incoming requests are chosen by the daemon,
 //! from [`DAEMON_IDS`] up. A number should not be used again soon after its end: late events name it.
 //!
-//! [`crate::Request::Cm`] carries any number of [`CmOp`]s, carried out in order; they never wait for the network. One [`CmReply`]
-//! per operation comes back. Operations may also be said as wishes ([`crate::wishes`]), which have no reply at all: one that
-//! fails then becomes an event of its id ([`CmOp::failure_event`]) with a negative errno as status.
+//! [`crate::Request::Cm`] carries any number of [`CmCommand`]s, carried out in order; they never wait for the network. One [`CmReply`]
+//! per operation comes back. Operations may also be said as wishes ([`crate::commands`]), which have no reply at all: one that
+//! fails then becomes an event of its id ([`CmCommand::failure_event`]) with a negative errno as status.
 //!
 //! Events are records of [`CmEvent::BYTES`] bytes in the pipe of the id's channel; each says all that the program may
 //! ask about it, so that neither `rdma_get_cm_event` nor `rdma_init_qp_attr` needs a question.
@@ -14,7 +14,7 @@
 //! Queue pairs: an operation that names one ([`CmQp`]) makes the daemon move it (INIT, RTR, RTS, or ERR on disconnect) at
 //! the right moment, on the worker that owns it, and RTU leaves without the program's help. Without one the
 //! program gets [`CmEventKind::ConnectResponse`], moves its queue pair by the attributes in the event, and says
-//! [`CmOp::Establish`].
+//! [`CmCommand::Establish`].
 
 use burst_base::verbs::{AhAttr, Mtu, QpType};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -28,7 +28,7 @@ pub const DAEMON_IDS: CmId = 1 << 31;
 /// Most private data of any message (RTU, DREP).
 pub const CM_DATA_MAX: usize = 224;
 /// Most operations in one request.
-pub const CM_OPS_MAX: usize = 512;
+pub const CM_COMMANDS_MAX: usize = 512;
 
 /// Private data: what is sent, and what was received with the zeros that pad it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -145,7 +145,7 @@ pub struct CmParam {
 
 /// One wish.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum CmOp {
+pub enum CmCommand {
     /// A new id.
     Create {
         /// Its number, free and below [`DAEMON_IDS`].
@@ -251,7 +251,7 @@ pub enum CmOp {
         /// Which.
         id: CmId,
         /// What.
-        option: CmOption,
+        option: CmIdOption,
     },
     /// `rdma_join_multicast`. The event MULTICAST_JOIN or MULTICAST_ERROR follows; `CmEvent::route.dgid` is the group.
     Join {
@@ -283,7 +283,7 @@ pub enum CmOp {
 
 /// `rdma_set_option` at level RDMA_OPTION_ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CmOption {
+pub enum CmIdOption {
     /// Type of service of the packets.
     Tos(u8),
     /// The address may be bound again by ids that say so too.
@@ -294,38 +294,40 @@ pub enum CmOption {
     AckTimeout(u8),
 }
 
-impl CmOp {
+impl CmCommand {
     /// The id that the operation is about.
     pub fn id(&self) -> CmId {
         match self {
-            CmOp::Create { id, .. }
-            | CmOp::Destroy { id, .. }
-            | CmOp::Migrate { id, .. }
-            | CmOp::Bind { id, .. }
-            | CmOp::ResolveAddr { id, .. }
-            | CmOp::ResolveRoute { id, .. }
-            | CmOp::Connect { id, .. }
-            | CmOp::Listen { id, .. }
-            | CmOp::Accept { id, .. }
-            | CmOp::Reject { id, .. }
-            | CmOp::Establish { id }
-            | CmOp::Notify { id }
-            | CmOp::Disconnect { id }
-            | CmOp::SetOption { id, .. }
-            | CmOp::Join { id, .. }
-            | CmOp::Leave { id, .. }
-            | CmOp::Query { id }
-            | CmOp::QueryConn { id } => *id,
+            CmCommand::Create { id, .. }
+            | CmCommand::Destroy { id, .. }
+            | CmCommand::Migrate { id, .. }
+            | CmCommand::Bind { id, .. }
+            | CmCommand::ResolveAddr { id, .. }
+            | CmCommand::ResolveRoute { id, .. }
+            | CmCommand::Connect { id, .. }
+            | CmCommand::Listen { id, .. }
+            | CmCommand::Accept { id, .. }
+            | CmCommand::Reject { id, .. }
+            | CmCommand::Establish { id }
+            | CmCommand::Notify { id }
+            | CmCommand::Disconnect { id }
+            | CmCommand::SetOption { id, .. }
+            | CmCommand::Join { id, .. }
+            | CmCommand::Leave { id, .. }
+            | CmCommand::Query { id }
+            | CmCommand::QueryConn { id } => *id,
         }
     }
 
     /// The event by which a failure of this operation as a wish is told, if it is told at all.
     pub fn failure_event(&self) -> Option<CmEventKind> {
         match self {
-            CmOp::ResolveAddr { .. } | CmOp::Bind { .. } => Some(CmEventKind::AddrError),
-            CmOp::ResolveRoute { .. } => Some(CmEventKind::RouteError),
-            CmOp::Connect { .. } | CmOp::Accept { .. } | CmOp::Establish { .. } => Some(CmEventKind::ConnectError),
-            CmOp::Join { .. } => Some(CmEventKind::MulticastError),
+            CmCommand::ResolveAddr { .. } | CmCommand::Bind { .. } => Some(CmEventKind::AddrError),
+            CmCommand::ResolveRoute { .. } => Some(CmEventKind::RouteError),
+            CmCommand::Connect { .. } | CmCommand::Accept { .. } | CmCommand::Establish { .. } => {
+                Some(CmEventKind::ConnectError)
+            }
+            CmCommand::Join { .. } => Some(CmEventKind::MulticastError),
             _ => None,
         }
     }
@@ -494,7 +496,7 @@ pub struct CmEvent {
 
 /// Whose a record is, without reading the rest of it: of ten thousand, one may be looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CmWhose {
+pub struct CmEventKey {
     /// As in [`CmEvent`].
     pub kind: CmEventKind,
     /// As in [`CmEvent`].
@@ -522,7 +524,7 @@ impl CmEvent {
     }
 
     /// With a sentence for people, in place of private data, where programs get none: in ADDR_ERROR. What does not fit is cut.
-    pub fn because(self, sentence: &str) -> CmEvent {
+    pub fn with_sentence(self, sentence: &str) -> CmEvent {
         if self.kind != CmEventKind::AddrError {
             return self;
         }
@@ -530,7 +532,7 @@ impl CmEvent {
         CmEvent { data: data.unwrap_or_default(), ..self }
     }
 
-    /// The sentence of [`CmEvent::because`].
+    /// The sentence of [`CmEvent::with_sentence`].
     pub fn sentence(&self) -> Option<String> {
         let bytes = self.data.as_slice();
         let has = self.kind == CmEventKind::AddrError && !bytes.is_empty();

@@ -13,24 +13,24 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// "BCTL".
 pub const MAGIC: u32 = 0x4243_544c;
-/// "BCTB": nothing follows, and nothing is meant but that there are wishes ([`crate::wishes`]).
+/// "BCTB": nothing follows, and nothing is meant but that there are wishes ([`crate::commands`]).
 pub const BELL_MAGIC: u32 = 0x4243_5442;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 
 /// What precedes every body, in a form that no version may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct ControlHeader {
     /// Speaker's `ABI_VERSION`.
     pub version: u32,
     /// Number of the request; a reply repeats it.
     pub sequence: u32,
 }
 
-impl Header {
+impl ControlHeader {
     /// A header of this version.
-    pub fn new(sequence: u32) -> Header {
-        Header { version: ABI_VERSION, sequence }
+    pub fn new(sequence: u32) -> ControlHeader {
+        ControlHeader { version: ABI_VERSION, sequence }
     }
     fn to_bytes(self) -> [u8; HEADER_BYTES] {
         self.with_magic(MAGIC)
@@ -47,19 +47,19 @@ impl Header {
         b
     }
     /// The header, and whether it is a bell's.
-    fn from_bytes(b: &[u8]) -> Option<(Header, bool)> {
+    fn from_bytes(b: &[u8]) -> Option<(ControlHeader, bool)> {
         let word = |i: usize| Some(u32::from_le_bytes(b.get(i..i + 4)?.try_into().ok()?));
         let magic = word(0)?;
         (magic == MAGIC || magic == BELL_MAGIC).then_some(())?;
-        Some((Header { version: word(4)?, sequence: word(8)? }, magic == BELL_MAGIC))
+        Some((ControlHeader { version: word(4)?, sequence: word(8)? }, magic == BELL_MAGIC))
     }
 }
 
 /// A packet as received.
 #[derive(Debug)]
-pub struct Packet<'a> {
+pub struct ControlPacket<'a> {
     /// Its header.
-    pub header: Header,
+    pub header: ControlHeader,
     /// Whether it is a bell.
     is_bell: bool,
     /// Its body, undecoded.
@@ -68,7 +68,7 @@ pub struct Packet<'a> {
     pub fds: Vec<OwnedFd>,
 }
 
-impl Packet<'_> {
+impl ControlPacket<'_> {
     fn check_version(&self) -> Result<(), ControlError> {
         if self.header.version != ABI_VERSION {
             return Err(ControlError::Version {
@@ -106,13 +106,13 @@ pub fn send<T: Serialize>(
     flags: SendFlags,
 ) -> Result<(), ControlError> {
     let body = postcard::to_stdvec(message).map_err(|e| ControlError::Malformed(e.to_string()))?;
-    send_raw(socket, Header::new(sequence), &body, fds, flags)
+    send_raw(socket, ControlHeader::new(sequence), &body, fds, flags)
 }
 
 /// Sends a header and a body as they are (a version refusal carries a plain sentence).
 pub fn send_raw(
     socket: impl AsFd,
-    header: Header,
+    header: ControlHeader,
     body: &[u8],
     fds: &[BorrowedFd<'_>],
     flags: SendFlags,
@@ -141,7 +141,7 @@ pub fn send_raw(
 }
 
 /// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. `Closed` at the end of the conversation.
-pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<Packet<'_>, ControlError> {
+pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<ControlPacket<'_>, ControlError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
@@ -165,6 +165,6 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result
     }
     let bytes = &buffer[..got.bytes];
     let (header, is_bell) =
-        Header::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
-    Ok(Packet { header, is_bell, body: &bytes[HEADER_BYTES..], fds })
+        ControlHeader::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
+    Ok(ControlPacket { header, is_bell, body: &bytes[HEADER_BYTES..], fds })
 }

@@ -1,24 +1,24 @@
 //! The control conversation between applications and the daemon (storey 1).
 //!
-//! One `SOCK_SEQPACKET` Unix socket per daemon. A packet is a fixed [`frame::Header`] (magic, version, sequence)
+//! One `SOCK_SEQPACKET` Unix socket per daemon. A packet is a fixed [`frame::ControlHeader`] (magic, version, sequence)
 //! followed by a postcard-encoded [`Request`] or [`Reply`]; descriptors travel by `SCM_RIGHTS`. The header alone is
-//! readable across versions, so that a mismatch can be refused with a sentence. Requests are answered in order; [`wishes`] of the
+//! readable across versions, so that a mismatch can be refused with a sentence. Requests are answered in order; [`commands`] of the
 //! connection manager have no answer and a form of their own.
 //! The data path never passes here.
 #![forbid(unsafe_code)]
 
 pub mod client;
 pub mod cm;
+pub mod commands;
 pub mod frame;
 pub mod messages;
-pub mod path;
+pub mod monitor;
 mod record;
-pub mod seen;
-pub mod wishes;
+pub mod socket_path;
 
 pub use client::Client;
+pub use commands::CommandSender;
 pub use messages::*;
-pub use wishes::Teller;
 
 /// Why a control call failed, on the caller's side.
 #[derive(Debug, thiserror::Error)]

@@ -3,8 +3,8 @@
 //! Handles (`pd`, `cq`, …) are small numbers of one context, given by the daemon; a handle of another context means
 //! nothing. All of them are checked by the daemon on every use.
 
-use crate::cm::{CmOp, CmReply};
-use crate::seen::{CmConnection, CmCursor, CmStats};
+use crate::cm::{CmCommand, CmReply};
+use crate::monitor::{CmConnection, CmCursor, CmStats};
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
 
@@ -17,21 +17,21 @@ pub const MESSAGE_MAX: usize = 64 << 10;
 
 /// A place in the context's arena (`burst_shm::ShmRef`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ArenaRef {
     /// Segment number.
     pub segment: u32,
     /// Byte offset.
     pub offset: u32,
 }
 
-impl From<burst_shm::ShmRef> for Place {
-    fn from(r: burst_shm::ShmRef) -> Place {
-        Place { segment: r.segment, offset: r.offset }
+impl From<burst_shm::ShmRef> for ArenaRef {
+    fn from(r: burst_shm::ShmRef) -> ArenaRef {
+        ArenaRef { segment: r.segment, offset: r.offset }
     }
 }
 
-impl From<Place> for burst_shm::ShmRef {
-    fn from(p: Place) -> burst_shm::ShmRef {
+impl From<ArenaRef> for burst_shm::ShmRef {
+    fn from(p: ArenaRef) -> burst_shm::ShmRef {
         burst_shm::ShmRef { segment: p.segment, offset: p.offset }
     }
 }
@@ -40,7 +40,7 @@ impl From<Place> for burst_shm::ShmRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuePlace {
     /// Header; entries follow.
-    pub place: Place,
+    pub place: ArenaRef,
     /// Entries, a power of two.
     pub entries: u32,
     /// Bytes between entries.
@@ -53,7 +53,7 @@ pub struct QueuePlace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CqPlace {
     /// Header; entries follow.
-    pub place: Place,
+    pub place: ArenaRef,
     /// Entries, a power of two.
     pub entries: u32,
 }
@@ -312,7 +312,7 @@ pub enum Request {
         /// Attributes of all of them.
         init: QpInitAttr,
         /// One for each, at most [`QPS_AT_ONCE`].
-        names: Vec<QpName>,
+        names: Vec<QpCookies>,
     },
     /// Ends queue pairs that were never used, and has no reply at all.
     DropQps {
@@ -330,7 +330,7 @@ pub enum Request {
     },
     /// Changes attributes without a path, after what was asked before, and has no reply at all. Only for changes that
     /// cannot be refused: a refusal stays unknown.
-    QuietModifyQp {
+    ModifyQpWithoutReply {
         /// Handle.
         qp: u32,
         /// Values.
@@ -391,12 +391,12 @@ pub enum Request {
         /// Which.
         channel: u32,
     },
-    /// The lane of this connection's wishes ([`crate::wishes`]); its memory comes along. Once.
-    CmLane,
+    /// The lane of this connection's wishes ([`crate::commands`]); its memory comes along. Once.
+    CmCommandRing,
     /// Connection management, see [`crate::cm`].
     Cm {
-        /// In this order; at most [`crate::cm::CM_OPS_MAX`].
-        ops: Vec<CmOp>,
+        /// In this order; at most [`crate::cm::CM_COMMANDS_MAX`].
+        commands: Vec<CmCommand>,
     },
     /// Histograms of connection setup.
     CmStats,
@@ -409,14 +409,14 @@ pub enum Request {
 
 impl Request {
     /// Whether it has no reply at all.
-    pub fn is_quiet(&self) -> bool {
-        matches!(self, Request::QuietModifyQp { .. } | Request::DropQps { .. })
+    pub fn is_without_reply(&self) -> bool {
+        matches!(self, Request::ModifyQpWithoutReply { .. } | Request::DropQps { .. })
     }
 }
 
 /// What the library calls a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QpName {
+pub struct QpCookies {
     /// Number that the library finds in completions (`Cqe::qp_cookie`).
     pub cookie: u32,
     /// In async events.

@@ -1,4 +1,4 @@
-//! Records of fixed fields: events as they lie in an event channel, wishes as they travel ([`crate::wishes`]). Fields in the
+//! Records of fixed fields: events as they lie in an event channel, wishes as they travel ([`crate::commands`]). Fields in the
 //! order of the structs, at their own width, without padding between them; an event has zeros up to [`CmEvent::BYTES`].
 //!
 //! Three events are written and read for each connection, by two programs and a worker that serves them all; so they are not encoded
@@ -7,18 +7,18 @@
 //! (`burst_shm::layout::ABI_VERSION`), so the bytes are in this machine's order. Whatever does not decode is no event, and no wish.
 
 use crate::cm::{
-    CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmOp, CmOption, CmParam, CmQp, CmRoute, CmWhose, PortSpace,
+    CmAddr, CmCommand, CmConn, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, PortSpace,
 };
 use burst_base::verbs::{Mtu, QpType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Writes a record. What has no room is left out, which a test shows not to happen.
-pub(crate) struct Pen<'a> {
+pub(crate) struct RecordWriter<'a> {
     pub record: &'a mut [u8],
     pub at: usize,
 }
 
-impl Pen<'_> {
+impl RecordWriter<'_> {
     fn put(&mut self, bytes: &[u8]) {
         if let Some(place) = self.record.get_mut(self.at..self.at + bytes.len()) {
             place.copy_from_slice(bytes);
@@ -28,11 +28,11 @@ impl Pen<'_> {
 }
 
 /// Reads a record.
-pub(crate) struct Eye<'a> {
+pub(crate) struct RecordReader<'a> {
     pub rest: &'a [u8],
 }
 
-impl Eye<'_> {
+impl RecordReader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (bytes, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
@@ -41,21 +41,21 @@ impl Eye<'_> {
 }
 
 /// What a record is made of.
-pub(crate) trait Field: Sized {
-    fn put(&self, pen: &mut Pen<'_>);
-    fn take(eye: &mut Eye<'_>) -> Option<Self>;
+pub(crate) trait RecordField: Sized {
+    fn put(&self, writer: &mut RecordWriter<'_>);
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self>;
 }
 
 macro_rules! numbers {
     ($($number:ty)+) => {
-        $(impl Field for $number {
+        $(impl RecordField for $number {
             #[inline]
-            fn put(&self, pen: &mut Pen<'_>) {
-                pen.put(&self.to_ne_bytes());
+            fn put(&self, writer: &mut RecordWriter<'_>) {
+                writer.put(&self.to_ne_bytes());
             }
             #[inline]
-            fn take(eye: &mut Eye<'_>) -> Option<Self> {
-                eye.take().map(<$number>::from_ne_bytes)
+            fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+                reader.take().map(<$number>::from_ne_bytes)
             }
         })+
     };
@@ -64,15 +64,15 @@ macro_rules! numbers {
 /// A struct is its fields, in this order; the compiler sees to it that none is missing.
 macro_rules! structs {
     ($($name:ident { $($field:ident)+ })+) => {
-        $(impl Field for $name {
+        $(impl RecordField for $name {
             #[inline]
-            fn put(&self, pen: &mut Pen<'_>) {
+            fn put(&self, writer: &mut RecordWriter<'_>) {
                 let $name { $($field),+ } = self;
-                $($field.put(pen);)+
+                $($field.put(writer);)+
             }
             #[inline]
-            fn take(eye: &mut Eye<'_>) -> Option<Self> {
-                Some($name { $($field: Field::take(eye)?),+ })
+            fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+                Some($name { $($field: RecordField::take(reader)?),+ })
             }
         })+
     };
@@ -97,20 +97,20 @@ structs! {
 /// An enumeration is a byte that says which, and its fields; the compiler sees to it that none is missing.
 macro_rules! choices {
     ($enum:ident { $($number:literal = $name:ident { $($field:ident)+ })+ }) => {
-        impl Field for $enum {
+        impl RecordField for $enum {
             #[inline]
-            fn put(&self, pen: &mut Pen<'_>) {
+            fn put(&self, writer: &mut RecordWriter<'_>) {
                 match self {
                     $($enum::$name { $($field),+ } => {
-                        ($number as u8).put(pen);
-                        $($field.put(pen);)+
+                        ($number as u8).put(writer);
+                        $($field.put(writer);)+
                     })+
                 }
             }
             #[inline]
-            fn take(eye: &mut Eye<'_>) -> Option<Self> {
-                match u8::take(eye)? {
-                    $($number => Some($enum::$name { $($field: Field::take(eye)?),+ }),)+
+            fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+                match u8::take(reader)? {
+                    $($number => Some($enum::$name { $($field: RecordField::take(reader)?),+ }),)+
                     _ => None,
                 }
             }
@@ -118,7 +118,7 @@ macro_rules! choices {
     };
 }
 
-choices! { CmOp {
+choices! { CmCommand {
     0 = Create { id channel ps qp_type }
     1 = Destroy { id read }
     2 = Migrate { id channel }
@@ -139,33 +139,33 @@ choices! { CmOp {
     17 = QueryConn { id }
 } }
 
-impl Field for CmOption {
-    fn put(&self, pen: &mut Pen<'_>) {
+impl RecordField for CmIdOption {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
         let (which, value) = match *self {
-            CmOption::Tos(tos) => (0, tos),
-            CmOption::ReuseAddr(on) => (1, on.into()),
-            CmOption::AfOnly(on) => (2, on.into()),
-            CmOption::AckTimeout(code) => (3, code),
+            CmIdOption::Tos(tos) => (0, tos),
+            CmIdOption::ReuseAddr(on) => (1, on.into()),
+            CmIdOption::AfOnly(on) => (2, on.into()),
+            CmIdOption::AckTimeout(code) => (3, code),
         };
-        pen.put(&[which, value]);
+        writer.put(&[which, value]);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        match u8::take(eye)? {
-            0 => u8::take(eye).map(CmOption::Tos),
-            1 => bool::take(eye).map(CmOption::ReuseAddr),
-            2 => bool::take(eye).map(CmOption::AfOnly),
-            3 => u8::take(eye).map(CmOption::AckTimeout),
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        match u8::take(reader)? {
+            0 => u8::take(reader).map(CmIdOption::Tos),
+            1 => bool::take(reader).map(CmIdOption::ReuseAddr),
+            2 => bool::take(reader).map(CmIdOption::AfOnly),
+            3 => u8::take(reader).map(CmIdOption::AckTimeout),
             _ => None,
         }
     }
 }
 
-impl Field for bool {
-    fn put(&self, pen: &mut Pen<'_>) {
-        u8::from(*self).put(pen);
+impl RecordField for bool {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        u8::from(*self).put(writer);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        match u8::take(eye)? {
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        match u8::take(reader)? {
             0 => Some(false),
             1 => Some(true),
             _ => None,
@@ -173,49 +173,49 @@ impl Field for bool {
     }
 }
 
-impl Field for [u8; 16] {
-    fn put(&self, pen: &mut Pen<'_>) {
-        pen.put(self);
+impl RecordField for [u8; 16] {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        writer.put(self);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        eye.take()
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        reader.take()
     }
 }
 
-impl<T: Field> Field for Option<T> {
-    fn put(&self, pen: &mut Pen<'_>) {
-        self.is_some().put(pen);
+impl<T: RecordField> RecordField for Option<T> {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        self.is_some().put(writer);
         if let Some(value) = self {
-            value.put(pen);
+            value.put(writer);
         }
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        Some(if bool::take(eye)? { Some(T::take(eye)?) } else { None })
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        Some(if bool::take(reader)? { Some(T::take(reader)?) } else { None })
     }
 }
 
-impl Field for (u32, u32) {
-    fn put(&self, pen: &mut Pen<'_>) {
-        self.0.put(pen);
-        self.1.put(pen);
+impl RecordField for (u32, u32) {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        self.0.put(writer);
+        self.1.put(writer);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        Some((u32::take(eye)?, u32::take(eye)?))
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        Some((u32::take(reader)?, u32::take(reader)?))
     }
 }
 
-impl Field for IpAddr {
-    fn put(&self, pen: &mut Pen<'_>) {
+impl RecordField for IpAddr {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
         let (family, mut bytes) = (if self.is_ipv4() { 4u8 } else { 6 }, [0; 16]);
         match self {
             IpAddr::V4(v4) => bytes[..4].copy_from_slice(&v4.octets()),
             IpAddr::V6(v6) => bytes = v6.octets(),
         }
-        family.put(pen);
-        bytes.put(pen);
+        family.put(writer);
+        bytes.put(writer);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        let (family, bytes) = (u8::take(eye)?, <[u8; 16]>::take(eye)?);
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        let (family, bytes) = (u8::take(reader)?, <[u8; 16]>::take(reader)?);
         match family {
             4 => bytes.first_chunk::<4>().map(|v4| Ipv4Addr::from(*v4).into()),
             6 => Some(Ipv6Addr::from(bytes).into()),
@@ -224,64 +224,68 @@ impl Field for IpAddr {
     }
 }
 
-impl Field for Mtu {
-    fn put(&self, pen: &mut Pen<'_>) {
-        (*self as u8).put(pen);
+impl RecordField for Mtu {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        (*self as u8).put(writer);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        Mtu::from_number(u8::take(eye)?.into())
-    }
-}
-
-impl Field for QpType {
-    fn put(&self, pen: &mut Pen<'_>) {
-        (*self as u8).put(pen);
-    }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        QpType::from_number(u8::take(eye)?.into())
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        Mtu::from_number(u8::take(reader)?.into())
     }
 }
 
-impl Field for PortSpace {
-    fn put(&self, pen: &mut Pen<'_>) {
-        (*self as u16).put(pen);
+impl RecordField for QpType {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        (*self as u8).put(writer);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        let number = u16::take(eye)?;
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        QpType::from_number(u8::take(reader)?.into())
+    }
+}
+
+impl RecordField for PortSpace {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        (*self as u16).put(writer);
+    }
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        let number = u16::take(reader)?;
         [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib].into_iter().find(|ps| *ps as u16 == number)
     }
 }
 
-impl Field for CmEventKind {
-    fn put(&self, pen: &mut Pen<'_>) {
-        (*self as u8).put(pen);
+impl RecordField for CmEventKind {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        (*self as u8).put(writer);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        CmEventKind::ALL.get(usize::from(u8::take(eye)?)).copied()
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        CmEventKind::ALL.get(usize::from(u8::take(reader)?)).copied()
     }
 }
 
-impl Field for CmData {
-    fn put(&self, pen: &mut Pen<'_>) {
+impl RecordField for CmData {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
         let data = self.as_slice();
         // At most CM_DATA_MAX, which is below 256.
-        (data.len() as u8).put(pen);
-        pen.put(data);
+        (data.len() as u8).put(writer);
+        writer.put(data);
     }
-    fn take(eye: &mut Eye<'_>) -> Option<Self> {
-        let len = u8::take(eye)?;
-        let (data, rest) = eye.rest.split_at_checked(len.into())?;
-        eye.rest = rest;
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        let len = u8::take(reader)?;
+        let (data, rest) = reader.rest.split_at_checked(len.into())?;
+        reader.rest = rest;
         CmData::new(data)
     }
 }
 
-impl CmWhose {
+impl CmEventKey {
     /// Of a record; `None` if it is no event's.
-    pub fn of(record: &[u8; CmEvent::BYTES]) -> Option<CmWhose> {
-        let mut eye = Eye { rest: record };
+    pub fn of(record: &[u8; CmEvent::BYTES]) -> Option<CmEventKey> {
+        let mut reader = RecordReader { rest: record };
         // The order of `CmEvent`.
-        Some(CmWhose { kind: Field::take(&mut eye)?, id: Field::take(&mut eye)?, listener: Field::take(&mut eye)? })
+        Some(CmEventKey {
+            kind: RecordField::take(&mut reader)?,
+            id: RecordField::take(&mut reader)?,
+            listener: RecordField::take(&mut reader)?,
+        })
     }
 }
 
@@ -295,15 +299,15 @@ impl CmEvent {
 
     /// Writes it over a record of zeros.
     pub fn write_to(&self, record: &mut [u8; CmEvent::BYTES]) {
-        let mut pen = Pen { record, at: 0 };
-        self.put(&mut pen);
+        let mut writer = RecordWriter { record, at: 0 };
+        self.put(&mut writer);
         // The longest event is shorter than a record; a test holds it to that.
-        debug_assert!(pen.at <= CmEvent::BYTES);
+        debug_assert!(writer.at <= CmEvent::BYTES);
     }
 
     /// As read from the pipe; `None` for anything that `to_bytes` does not write.
     pub fn from_bytes(record: &[u8; CmEvent::BYTES]) -> Option<CmEvent> {
-        let mut eye = Eye { rest: record };
-        CmEvent::take(&mut eye)
+        let mut reader = RecordReader { rest: record };
+        CmEvent::take(&mut reader)
     }
 }

@@ -2,11 +2,11 @@
 
 use burst_base::verbs::{Mtu, QpType};
 use burst_control::cm::{
-    CM_DATA_MAX, CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmOp, CmOption, CmParam, CmQp, CmRoute, PortSpace,
+    CM_DATA_MAX, CmAddr, CmCommand, CmConn, CmData, CmEvent, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, PortSpace,
 };
-use burst_control::frame::{self, Header};
-use burst_control::wishes::Wishes;
-use burst_control::{ControlError, MESSAGE_MAX, Request, Teller};
+use burst_control::commands::CommandReceiver;
+use burst_control::frame::{self, ControlHeader};
+use burst_control::{CommandSender, ControlError, MESSAGE_MAX, Request};
 use burst_shm::arena::Segment;
 use burst_shm::record_ring::RecordRingProducer;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
@@ -89,7 +89,7 @@ fn junk_is_no_event_and_private_data_has_a_limit() {
     assert!(postcard::from_bytes::<CmData>(&too_long).is_err());
 }
 
-fn every_wish() -> Vec<CmOp> {
+fn every_command() -> Vec<CmCommand> {
     let (id, max) = (u32::MAX, u32::MAX);
     let addr = CmAddr { ip: [0xff; 16].into(), port: u16::MAX, scope: max };
     let small = CmAddr { ip: [192, 0, 2, 1].into(), port: 1, scope: 0 };
@@ -108,64 +108,64 @@ fn every_wish() -> Vec<CmOp> {
     };
     let qp = Some(CmQp { token: u64::MAX, qpn: max });
     vec![
-        CmOp::Create { id: 7, channel: 9, ps: PortSpace::Tcp, qp_type: QpType::Rc },
-        CmOp::Create { id, channel: max, ps: PortSpace::Udp, qp_type: QpType::Ud },
-        CmOp::Create { id, channel: max, ps: PortSpace::Ib, qp_type: QpType::XrcRecv },
-        CmOp::Destroy { id, read: max },
-        CmOp::Migrate { id, channel: 3 },
-        CmOp::Bind { id, addr: small },
-        CmOp::ResolveAddr { id, src: None, dst: small, timeout_ms: 1 },
-        CmOp::ResolveAddr { id, src: Some(small), dst: addr, timeout_ms: max },
-        CmOp::ResolveRoute { id, timeout_ms: max },
-        CmOp::Connect { id, qp: None, param: CmParam::default() },
-        CmOp::Connect { id, qp, param },
-        CmOp::Listen { id, backlog: 128 },
-        CmOp::Accept { id, qp, param },
-        CmOp::Reject { id, reason: 28, data },
-        CmOp::Establish { id },
-        CmOp::Notify { id },
-        CmOp::Disconnect { id },
-        CmOp::SetOption { id, option: CmOption::Tos(255) },
-        CmOp::SetOption { id, option: CmOption::ReuseAddr(true) },
-        CmOp::SetOption { id, option: CmOption::AfOnly(false) },
-        CmOp::SetOption { id, option: CmOption::AckTimeout(31) },
-        CmOp::Join { id, addr, cookie: u64::MAX },
-        CmOp::Leave { id, addr },
-        CmOp::Query { id },
-        CmOp::QueryConn { id },
+        CmCommand::Create { id: 7, channel: 9, ps: PortSpace::Tcp, qp_type: QpType::Rc },
+        CmCommand::Create { id, channel: max, ps: PortSpace::Udp, qp_type: QpType::Ud },
+        CmCommand::Create { id, channel: max, ps: PortSpace::Ib, qp_type: QpType::XrcRecv },
+        CmCommand::Destroy { id, read: max },
+        CmCommand::Migrate { id, channel: 3 },
+        CmCommand::Bind { id, addr: small },
+        CmCommand::ResolveAddr { id, src: None, dst: small, timeout_ms: 1 },
+        CmCommand::ResolveAddr { id, src: Some(small), dst: addr, timeout_ms: max },
+        CmCommand::ResolveRoute { id, timeout_ms: max },
+        CmCommand::Connect { id, qp: None, param: CmParam::default() },
+        CmCommand::Connect { id, qp, param },
+        CmCommand::Listen { id, backlog: 128 },
+        CmCommand::Accept { id, qp, param },
+        CmCommand::Reject { id, reason: 28, data },
+        CmCommand::Establish { id },
+        CmCommand::Notify { id },
+        CmCommand::Disconnect { id },
+        CmCommand::SetOption { id, option: CmIdOption::Tos(255) },
+        CmCommand::SetOption { id, option: CmIdOption::ReuseAddr(true) },
+        CmCommand::SetOption { id, option: CmIdOption::AfOnly(false) },
+        CmCommand::SetOption { id, option: CmIdOption::AckTimeout(31) },
+        CmCommand::Join { id, addr, cookie: u64::MAX },
+        CmCommand::Leave { id, addr },
+        CmCommand::Query { id },
+        CmCommand::QueryConn { id },
     ]
 }
 
 /// A program's end and the daemon's, and the daemon's socket.
-fn lane() -> (Teller, Wishes, OwnedFd) {
+fn lane() -> (CommandSender, CommandReceiver, OwnedFd) {
     let (program, daemon) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair");
-    let (fd, wishes) = Wishes::create().expect("a lane");
-    (Teller::new(program, fd).expect("a lane"), wishes, daemon)
+    let (fd, commands) = CommandReceiver::create().expect("a lane");
+    (CommandSender::new(program, fd).expect("a lane"), commands, daemon)
 }
 
-/// All wishes that are there; `None` if one is none.
-fn heard(wishes: &mut Wishes) -> Option<Vec<CmOp>> {
+/// All commands that are there; `None` if one is none.
+fn heard(commands: &mut CommandReceiver) -> Option<Vec<CmCommand>> {
     let mut all = Vec::new();
-    wishes.take(|op| all.push(op)).ok().map(|_| all)
+    commands.receive(|op| all.push(op)).ok().map(|_| all)
 }
 
 #[test]
-fn every_wish_comes_as_it_was_said_and_in_order() {
-    let (teller, mut wishes, _daemon) = lane();
-    for op in every_wish() {
-        assert!(teller.tell(std::slice::from_ref(&op)).expect("said"));
-        assert_eq!(heard(&mut wishes), Some(vec![op]));
+fn every_command_comes_as_it_was_said_and_in_order() {
+    let (sender, mut commands, _daemon) = lane();
+    for op in every_command() {
+        assert!(sender.send(std::slice::from_ref(&op)).expect("said"));
+        assert_eq!(heard(&mut commands), Some(vec![op]));
     }
-    assert!(teller.tell(&every_wish()).expect("said"));
-    assert_eq!(heard(&mut wishes), Some(every_wish()));
-    assert_eq!(heard(&mut wishes), Some(Vec::new()));
+    assert!(sender.send(&every_command()).expect("said"));
+    assert_eq!(heard(&mut commands), Some(every_command()));
+    assert_eq!(heard(&mut commands), Some(Vec::new()));
 }
 
 #[test]
 fn a_sleeping_daemon_hears_one_bell() {
-    let (teller, mut wishes, daemon) = lane();
-    let ops = [CmOp::Establish { id: 1 }];
+    let (sender, mut commands, daemon) = lane();
+    let ops = [CmCommand::Establish { id: 1 }];
     let mut buffer = vec![0; MESSAGE_MAX];
     let mut rung = || match frame::receive(&daemon, &mut buffer, RecvFlags::DONTWAIT) {
         Ok(packet) => {
@@ -175,39 +175,39 @@ fn a_sleeping_daemon_hears_one_bell() {
         }
         Err(_) => false,
     };
-    assert!(teller.tell(&ops).expect("said"));
+    assert!(sender.send(&ops).expect("said"));
     assert!(!rung(), "it is awake");
-    assert!(!wishes.try_idle(), "a wish is there");
-    assert_eq!(heard(&mut wishes).map(|all| all.len()), Some(1));
-    assert!(wishes.try_idle());
-    assert!(teller.tell(&ops).expect("said"));
-    assert!(teller.tell(&ops).expect("said"));
+    assert!(!commands.try_idle(), "a command is there");
+    assert_eq!(heard(&mut commands).map(|all| all.len()), Some(1));
+    assert!(commands.try_idle());
+    assert!(sender.send(&ops).expect("said"));
+    assert!(sender.send(&ops).expect("said"));
     assert!(rung() && !rung());
-    wishes.stay_awake();
-    assert_eq!(heard(&mut wishes).map(|all| all.len()), Some(2));
+    commands.stay_awake();
+    assert_eq!(heard(&mut commands).map(|all| all.len()), Some(2));
 }
 
 #[test]
 fn a_full_lane_takes_nothing_until_there_is_room() {
-    let (teller, mut wishes, _daemon) = lane();
-    let said = |id| teller.tell(&[CmOp::Establish { id }, CmOp::Disconnect { id }]).expect("said");
+    let (sender, mut commands, _daemon) = lane();
+    let said = |id| sender.send(&[CmCommand::Establish { id }, CmCommand::Disconnect { id }]).expect("said");
     let pairs = (0..u32::MAX).take_while(|id| said(*id)).count();
     assert!(pairs > 10);
-    let all = heard(&mut wishes).expect("wishes");
+    let all = heard(&mut commands).expect("commands");
     assert_eq!(all.len(), 2 * pairs);
-    assert!(all.chunks(2).zip(0..).all(|(two, id)| two == [CmOp::Establish { id }, CmOp::Disconnect { id }]));
+    assert!(all.chunks(2).zip(0..).all(|(two, id)| two == [CmCommand::Establish { id }, CmCommand::Disconnect { id }]));
     assert!(said(0));
 }
 
 #[test]
 fn junk_is_no_wish() {
     let (segment, consumer) = burst_shm::record_ring::create().expect("a lane");
-    let mut wishes = Wishes::from(consumer);
+    let mut commands = CommandReceiver::from(consumer);
     let fd = segment.fd().expect("a descriptor").try_clone_to_owned().expect("another");
     let mut lane = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
     // Establish is 10 and an id.
     let establish = [10, 1, 0, 0, 0];
-    for (record, is_wish) in [
+    for (record, is_command) in [
         (&establish[..], true),
         (&establish[..4], false),
         (&[10, 1, 0, 0, 0, 10], false),
@@ -217,7 +217,7 @@ fn junk_is_no_wish() {
     ] {
         lane.write(record);
         assert!(!lane.post());
-        assert_eq!(heard(&mut wishes).is_some(), is_wish, "{record:?}");
+        assert_eq!(heard(&mut commands).is_some(), is_command, "{record:?}");
     }
 }
 
@@ -225,8 +225,8 @@ fn junk_is_no_wish() {
 fn a_bell_of_another_version_or_with_content_is_none() {
     let (program, daemon) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair");
-    let bell = Header { version: 99, sequence: 0 }.to_bell();
-    let long = [&Header::new(0).to_bell()[..], &[0]].concat();
+    let bell = ControlHeader { version: 99, sequence: 0 }.to_bell();
+    let long = [&ControlHeader::new(0).to_bell()[..], &[0]].concat();
     for packet in [&bell[..], &long] {
         rustix::net::send(&program, packet, SendFlags::empty()).expect("sent");
         let mut buffer = vec![0; MESSAGE_MAX];

@@ -1,5 +1,5 @@
 //! Packets over a real socket pair: what is sent arrives, what is foreign is refused with a reason.
-use burst_control::frame::{self, HEADER_BYTES, Header};
+use burst_control::frame::{self, ControlHeader, HEADER_BYTES};
 use burst_control::{AsyncObject, AsyncRecord, ControlError, MESSAGE_MAX, Request, Response};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,7 +8,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair")
 }
 
-fn receive(fd: &OwnedFd) -> Result<frame::Packet<'static>, ControlError> {
+fn receive(fd: &OwnedFd) -> Result<frame::ControlPacket<'static>, ControlError> {
     frame::receive(fd, vec![0; MESSAGE_MAX].leak(), RecvFlags::empty())
 }
 
@@ -19,7 +19,7 @@ fn request_and_descriptor_arrive() {
     let request = Request::Hello { program: "test".into() };
     frame::send(&a, 7, &request, &[r.as_fd()], SendFlags::empty()).expect("send");
     let packet = receive(&b).expect("receive");
-    assert_eq!(packet.header, Header::new(7));
+    assert_eq!(packet.header, ControlHeader::new(7));
     assert_eq!(packet.fds.len(), 1);
     assert_eq!(packet.decode::<Request>().expect("decode"), request);
 }
@@ -27,7 +27,8 @@ fn request_and_descriptor_arrive() {
 #[test]
 fn other_version_is_named() {
     let (a, b) = pair();
-    frame::send_raw(&a, Header { version: 99, sequence: 1 }, b"daemon 9.9", &[], SendFlags::empty()).expect("send");
+    frame::send_raw(&a, ControlHeader { version: 99, sequence: 1 }, b"daemon 9.9", &[], SendFlags::empty())
+        .expect("send");
     match receive(&b).expect("receive").decode::<Response>() {
         Err(ControlError::Version { theirs: 99, sentence, .. }) => assert_eq!(sentence, "daemon 9.9"),
         other => panic!("{other:?}"),
@@ -41,7 +42,7 @@ fn garbage_is_malformed_and_hangup_is_closed() {
     assert!(matches!(receive(&b), Err(ControlError::Malformed(_))));
     rustix::net::send(&a, &[0u8; 3], SendFlags::empty()).expect("send");
     assert!(matches!(receive(&b), Err(ControlError::Malformed(_))));
-    frame::send_raw(&a, Header::new(1), &[0xff; 40], &[], SendFlags::empty()).expect("send");
+    frame::send_raw(&a, ControlHeader::new(1), &[0xff; 40], &[], SendFlags::empty()).expect("send");
     assert!(matches!(receive(&b).expect("header is fine").decode::<Request>(), Err(ControlError::Malformed(_))));
     drop(a);
     assert!(matches!(receive(&b), Err(ControlError::Closed)));
@@ -52,7 +53,7 @@ fn too_long_is_refused_by_the_sender() {
     let (a, _b) = pair();
     let body = vec![0; MESSAGE_MAX - HEADER_BYTES + 1];
     assert!(matches!(
-        frame::send_raw(&a, Header::new(1), &body, &[], SendFlags::empty()),
+        frame::send_raw(&a, ControlHeader::new(1), &body, &[], SendFlags::empty()),
         Err(ControlError::Malformed(_))
     ));
 }

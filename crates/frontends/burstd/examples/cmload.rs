@@ -7,8 +7,8 @@
 //! connections per thread with at most WINDOW under way, then ends them all, and prints both rates.
 
 use burst_base::verbs::{QpCap, QpType};
-use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmOp, CmParam, CmQp, PortSpace};
-use burst_control::{Client, CqInitAttr, QpInitAttr, QpName, Request, Response, Teller};
+use burst_control::cm::{CmAddr, CmCommand, CmEvent, CmEventKind, CmParam, CmQp, PortSpace};
+use burst_control::{Client, CommandSender, CqInitAttr, QpCookies, QpInitAttr, Request, Response};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -17,7 +17,7 @@ use std::time::Instant;
 const CAP: QpCap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
 struct Program {
-    teller: Teller,
+    sender: CommandSender,
     cm: Client,
     verbs: Client,
     events: OwnedFd,
@@ -41,23 +41,23 @@ impl Program {
         let request = Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 });
         let Response::Cq { cq, .. } = call(&mut verbs, &request) else { panic!("no queue") };
         let Response::Token(token) = call(&mut verbs, &Request::Token) else { panic!("no token") };
-        let teller = cm.teller().expect("a lane");
-        Program { teller, cm, verbs, events, token, pd, cq, unread: Vec::new() }
+        let sender = cm.command_sender().expect("a lane");
+        Program { sender, cm, verbs, events, token, pd, cq, unread: Vec::new() }
     }
 
     fn create_qp(&mut self) -> (u32, CmQp) {
         let (send_cq, recv_cq) = (self.cq, self.cq);
         let request = Request::CreateQp {
             init: QpInitAttr { pd: self.pd, qp_type: QpType::Rc, send_cq, recv_cq, srq: None, cap: CAP },
-            names: vec![QpName { cookie: 0, event_cookie: 0 }],
+            names: vec![QpCookies { cookie: 0, event_cookie: 0 }],
         };
         let Response::Qps(made) = call(&mut self.verbs, &request) else { panic!("no queue pair") };
         (made[0].qp, CmQp { token: self.token, qpn: made[0].qpn })
     }
 
-    fn quietly(&mut self, ops: Vec<CmOp>) {
-        while !self.teller.tell(&ops).expect("sent") {
-            self.cm.settle().expect("the daemon answers");
+    fn quietly(&mut self, ops: Vec<CmCommand>) {
+        while !self.sender.send(&ops).expect("sent") {
+            self.cm.flush_commands().expect("the daemon answers");
         }
     }
 
@@ -79,9 +79,9 @@ fn param() -> CmParam {
 fn serve(socket: &Path, addr: CmAddr) {
     let mut p = Program::new(socket);
     p.quietly(vec![
-        CmOp::Create { id: 1, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc },
-        CmOp::Bind { id: 1, addr },
-        CmOp::Listen { id: 1, backlog: 65_536 },
+        CmCommand::Create { id: 1, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc },
+        CmCommand::Bind { id: 1, addr },
+        CmCommand::Listen { id: 1, backlog: 65_536 },
     ]);
     let mut qps = HashMap::new();
     loop {
@@ -90,11 +90,11 @@ fn serve(socket: &Path, addr: CmAddr) {
             CmEventKind::ConnectRequest => {
                 let (handle, qp) = p.create_qp();
                 qps.insert(event.id, handle);
-                p.quietly(vec![CmOp::Accept { id: event.id, qp: Some(qp), param: param() }]);
+                p.quietly(vec![CmCommand::Accept { id: event.id, qp: Some(qp), param: param() }]);
             }
             CmEventKind::Established => {}
             CmEventKind::Disconnected => {
-                p.quietly(vec![CmOp::Destroy { id: event.id, read: 0 }]);
+                p.quietly(vec![CmCommand::Destroy { id: event.id, read: 0 }]);
                 if let Some(qp) = qps.remove(&event.id) {
                     call(&mut p.verbs, &Request::DestroyQp { qp });
                 }
@@ -117,10 +117,10 @@ fn drive(socket: &Path, dst: CmAddr, count: u32, window: u32) -> [f64; 2] {
             let (handle, qp) = p.create_qp();
             handles.push(handle);
             p.quietly(vec![
-                CmOp::Create { id: asked, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc },
-                CmOp::ResolveAddr { id: asked, src: None, dst, timeout_ms: 2000 },
-                CmOp::ResolveRoute { id: asked, timeout_ms: 2000 },
-                CmOp::Connect { id: asked, qp: Some(qp), param: param() },
+                CmCommand::Create { id: asked, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc },
+                CmCommand::ResolveAddr { id: asked, src: None, dst, timeout_ms: 2000 },
+                CmCommand::ResolveRoute { id: asked, timeout_ms: 2000 },
+                CmCommand::Connect { id: asked, qp: Some(qp), param: param() },
             ]);
         }
         let event = p.event();
@@ -133,7 +133,7 @@ fn drive(socket: &Path, dst: CmAddr, count: u32, window: u32) -> [f64; 2] {
     let setup = begun.elapsed().as_secs_f64();
     let begun = Instant::now();
     for ids in (1..=count).collect::<Vec<_>>().chunks(64) {
-        p.quietly(ids.iter().map(|id| CmOp::Disconnect { id: *id }).collect());
+        p.quietly(ids.iter().map(|id| CmCommand::Disconnect { id: *id }).collect());
     }
     let mut ended = 0;
     while ended < count {
@@ -142,7 +142,7 @@ fn drive(socket: &Path, dst: CmAddr, count: u32, window: u32) -> [f64; 2] {
         }
     }
     for ids in (1..=count).collect::<Vec<_>>().chunks(64) {
-        p.quietly(ids.iter().map(|id| CmOp::Destroy { id: *id, read: 0 }).collect());
+        p.quietly(ids.iter().map(|id| CmCommand::Destroy { id: *id, read: 0 }).collect());
     }
     for qp in handles {
         call(&mut p.verbs, &Request::DestroyQp { qp });

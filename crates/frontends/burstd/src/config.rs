@@ -149,7 +149,7 @@ impl Values {
 fn assemble(values: &Values) -> Config {
     let socket = match values.first("socket") {
         Some(path) => PathBuf::from(path.text()),
-        None => burst_control::path::daemon_socket(),
+        None => burst_control::socket_path::daemon_socket(),
     };
     let idle_ns = values.number("idle_exit");
     let ports = values.0.get("port").map(|v| v.iter().map(|p| p.text().to_owned()).collect());

@@ -3,7 +3,9 @@
 mod common;
 
 use burst_base::verbs::QpType;
-use burst_control::cm::{CmData, CmEvent, CmEventKind as K, CmOp, CmOption, CmParam, CmReply, DAEMON_IDS, PortSpace};
+use burst_control::cm::{
+    CmCommand, CmData, CmEvent, CmEventKind as K, CmIdOption, CmParam, CmReply, DAEMON_IDS, PortSpace,
+};
 use common::{Daemon, Program, addr, param};
 
 const HERE: &str = "127.0.0.1";
@@ -19,10 +21,10 @@ fn connected(server: &mut Program, client: &mut Program, port: u16) -> (u32, u32
     let id = client.connect(PortSpace::Tcp, addr(HERE, port), param(qpn));
     let request = server.event();
     assert_eq!((request.kind, request.conn.remote_qpn), (K::ConnectRequest, qpn));
-    assert_eq!(server.op(CmOp::Accept { id: request.id, qp: None, param: param(100 + qpn) }), CmReply::Done);
+    assert_eq!(server.op(CmCommand::Accept { id: request.id, qp: None, param: param(100 + qpn) }), CmReply::Done);
     let response = client.expect(K::ConnectResponse, id);
     // The program knows that it has established: only the other side gets an event.
-    assert_eq!(client.op(CmOp::Establish { id }), CmReply::Done);
+    assert_eq!(client.op(CmCommand::Establish { id }), CmReply::Done);
     server.expect(K::Established, request.id);
     (id, request.id, request, response)
 }
@@ -42,15 +44,15 @@ fn a_connection_is_made_and_ended() {
     assert_eq!(request.route.dst.map(|a| a.port), response.route.src.map(|a| a.port));
     assert_eq!(request.data.as_slice().len(), 56, "the room of a request");
     assert_eq!(response.data.as_slice().len(), 196);
-    assert_eq!(client.op(CmOp::Disconnect { id: active }), CmReply::Done);
+    assert_eq!(client.op(CmCommand::Disconnect { id: active }), CmReply::Done);
     client.expect(K::Disconnected, active);
     server.expect(K::Disconnected, passive);
     // What the server says now is no error: it is over already.
-    assert_eq!(server.op(CmOp::Disconnect { id: passive }), CmReply::Done);
+    assert_eq!(server.op(CmCommand::Disconnect { id: passive }), CmReply::Done);
     client.expect(K::TimewaitExit, active);
     server.expect(K::TimewaitExit, passive);
-    assert_eq!(client.op(CmOp::Destroy { id: active, read: 0 }), CmReply::Done);
-    assert_eq!(client.errno(CmOp::Query { id: active }), libc::EINVAL);
+    assert_eq!(client.op(CmCommand::Destroy { id: active, read: 0 }), CmReply::Done);
+    assert_eq!(client.errno(CmCommand::Query { id: active }), libc::EINVAL);
 }
 
 #[test]
@@ -62,14 +64,14 @@ fn private_data_goes_both_ways_and_refusals_carry_it() {
     let id = client.connect(PortSpace::Tcp, addr(HERE, 7174), CmParam { data: data("please"), ..param(100) });
     let request = server.event();
     assert_eq!(&request.data.as_slice()[..7], b"please\0");
-    let op = CmOp::Reject { id: request.id, reason: 28, data: data("no") };
+    let op = CmCommand::Reject { id: request.id, reason: 28, data: data("no") };
     assert_eq!(server.op(op), CmReply::Done);
     let rejected = client.expect(K::Rejected, id);
     assert_eq!((rejected.status, &rejected.data.as_slice()[..3]), (28, &b"no\0"[..]));
     let long = CmParam { data: CmData::new(&[1; 57]).expect("fits"), ..param(1) };
     let id = client.new_id(PortSpace::Tcp, QpType::Rc);
-    client.op(CmOp::ResolveAddr { id, src: None, dst: addr(HERE, 7174), timeout_ms: 0 });
-    assert_eq!(client.errno(CmOp::Connect { id, qp: None, param: long }), libc::EINVAL);
+    client.op(CmCommand::ResolveAddr { id, src: None, dst: addr(HERE, 7174), timeout_ms: 0 });
+    assert_eq!(client.errno(CmCommand::Connect { id, qp: None, param: long }), libc::EINVAL);
 }
 
 #[test]
@@ -90,7 +92,7 @@ fn datagram_services_tell_queue_pair_and_key() {
     let id = client.connect(PortSpace::Udp, addr(HERE, 7174), param(0));
     let request = server.event();
     assert_eq!((request.kind, request.data.as_slice().len()), (K::ConnectRequest, 180));
-    server.op(CmOp::Accept { id: request.id, qp: None, param: param(77) });
+    server.op(CmCommand::Accept { id: request.id, qp: None, param: param(77) });
     let event = client.expect(K::Established, id);
     assert_eq!((event.conn.remote_qpn, event.conn.qkey), (77, 0x0123_4567));
     assert_eq!(event.data.as_slice().len(), 136);
@@ -124,18 +126,24 @@ fn addresses_are_taken_once_and_checked() {
     let (mut one, mut two) = pair(&daemon);
     one.listen(PortSpace::Tcp, addr("0.0.0.0", 7174), 0);
     let id = two.new_id(PortSpace::Tcp, QpType::Rc);
-    assert_eq!(two.errno(CmOp::Bind { id, addr: addr(HERE, 7174) }), libc::EADDRINUSE);
-    assert_eq!(two.errno(CmOp::Bind { id, addr: addr("192.0.2.1", 1) }), libc::ENODEV);
-    let CmReply::Route(route) = two.op(CmOp::Bind { id, addr: addr("0.0.0.0", 0) }) else { panic!("bound") };
+    assert_eq!(two.errno(CmCommand::Bind { id, addr: addr(HERE, 7174) }), libc::EADDRINUSE);
+    assert_eq!(two.errno(CmCommand::Bind { id, addr: addr("192.0.2.1", 1) }), libc::ENODEV);
+    let CmReply::Route(route) = two.op(CmCommand::Bind { id, addr: addr("0.0.0.0", 0) }) else { panic!("bound") };
     assert!(route.src.is_some_and(|a| a.port >= 32_768));
-    assert_eq!(two.errno(CmOp::Bind { id, addr: addr(HERE, 1) }), libc::EINVAL);
-    assert_eq!(two.errno(CmOp::SetOption { id, option: CmOption::AckTimeout(32) }), libc::EINVAL);
-    assert_eq!(two.errno(CmOp::Create { id, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc }), libc::EEXIST);
-    assert_eq!(two.errno(CmOp::Create { id: 99, channel: 5, ps: PortSpace::Tcp, qp_type: QpType::Rc }), libc::EINVAL);
-    assert_eq!(two.errno(CmOp::Create { id: 99, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Ud }), libc::EINVAL);
+    assert_eq!(two.errno(CmCommand::Bind { id, addr: addr(HERE, 1) }), libc::EINVAL);
+    assert_eq!(two.errno(CmCommand::SetOption { id, option: CmIdOption::AckTimeout(32) }), libc::EINVAL);
+    assert_eq!(two.errno(CmCommand::Create { id, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc }), libc::EEXIST);
+    assert_eq!(
+        two.errno(CmCommand::Create { id: 99, channel: 5, ps: PortSpace::Tcp, qp_type: QpType::Rc }),
+        libc::EINVAL
+    );
+    assert_eq!(
+        two.errno(CmCommand::Create { id: 99, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Ud }),
+        libc::EINVAL
+    );
     // The program asked well; the network says no, by an event.
     let id = two.new_id(PortSpace::Tcp, QpType::Rc);
-    two.op(CmOp::ResolveAddr { id, src: Some(addr("192.0.2.1", 0)), dst: addr(HERE, 1), timeout_ms: 0 });
+    two.op(CmCommand::ResolveAddr { id, src: Some(addr("192.0.2.1", 0)), dst: addr(HERE, 1), timeout_ms: 0 });
     assert_eq!(two.expect(K::AddrError, id).status, -libc::ENODEV);
 }
 
@@ -144,10 +152,10 @@ fn quiet_failures_become_events() {
     let daemon = Daemon::start("quiet", 1);
     let mut client = daemon.program();
     let id = client.new_id(PortSpace::Tcp, QpType::Rc);
-    client.quietly(vec![CmOp::Connect { id, qp: None, param: param(1) }, CmOp::Disconnect { id }]);
+    client.quietly(vec![CmCommand::Connect { id, qp: None, param: param(1) }, CmCommand::Disconnect { id }]);
     assert_eq!(client.expect(K::ConnectError, id).status, -libc::EINVAL);
     // The conversation goes on.
-    assert!(matches!(client.op(CmOp::Query { id }), CmReply::Route(_)));
+    assert!(matches!(client.op(CmCommand::Query { id }), CmReply::Route(_)));
 }
 
 #[test]
@@ -158,16 +166,16 @@ fn a_migrated_id_takes_its_events_along() {
     server.listen(PortSpace::Tcp, addr(HERE, 7174), 0);
     let id = client.connect(PortSpace::Tcp, addr(HERE, 7174), param(100));
     let request = server.event();
-    server.op(CmOp::Accept { id: request.id, qp: None, param: param(200) });
+    server.op(CmCommand::Accept { id: request.id, qp: None, param: param(200) });
     client.expect(K::ConnectResponse, id);
-    client.op(CmOp::Establish { id });
+    client.op(CmCommand::Establish { id });
     // ESTABLISHED may lie unread in the old channel, or may yet come: it is in the new one in any case.
-    assert_eq!(server.op(CmOp::Migrate { id: request.id, channel: 2 }), CmReply::Done);
+    assert_eq!(server.op(CmCommand::Migrate { id: request.id, channel: 2 }), CmReply::Done);
     let mut record = [0; CmEvent::BYTES];
     assert_eq!(rustix::io::read(&fds[0], &mut record), Ok(CmEvent::BYTES));
     let event = CmEvent::from_bytes(&record).expect("an event");
     assert_eq!((event.kind, event.id), (K::Established, request.id));
-    assert_eq!(server.errno(CmOp::Migrate { id: request.id, channel: 3 }), libc::EINVAL);
+    assert_eq!(server.errno(CmCommand::Migrate { id: request.id, channel: 3 }), libc::EINVAL);
 }
 
 #[test]
@@ -177,17 +185,17 @@ fn several_workers_share_the_work() {
     server.listen(PortSpace::Tcp, addr("0.0.0.0", 7174), 0);
     for _ in 0..50 {
         let (active, passive, ..) = connected(&mut server, &mut client, 7174);
-        client.op(CmOp::Disconnect { id: active });
+        client.op(CmCommand::Disconnect { id: active });
         client.expect(K::Disconnected, active);
         server.expect(K::Disconnected, passive);
-        client.op(CmOp::Destroy { id: active, read: 0 });
-        server.op(CmOp::Destroy { id: passive, read: 0 });
+        client.op(CmCommand::Destroy { id: active, read: 0 });
+        server.op(CmCommand::Destroy { id: passive, read: 0 });
     }
 }
 
 #[test]
 fn bad_wishes_end_their_own_conversation_only() {
-    use burst_control::frame::Header;
+    use burst_control::frame::ControlHeader;
     use burst_control::{ControlError, Request};
     use burst_shm::arena::Segment;
     use burst_shm::record_ring::RecordRingProducer;
@@ -201,7 +209,7 @@ fn bad_wishes_end_their_own_conversation_only() {
         // Whatever it is told before, the conversation ends.
         (0..4).any(|_| !matches!(rustix::io::read(socket, &mut bytes), Ok(1..)))
     };
-    let bell = Header::new(0).to_bell();
+    let bell = ControlHeader::new(0).to_bell();
     // No hello, no bell.
     let early = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
     connect(&early, &SocketAddrUnix::new(&daemon.socket).expect("an address")).expect("connects");
@@ -210,8 +218,8 @@ fn bad_wishes_end_their_own_conversation_only() {
     // A bell with nothing behind it is harmless, and a second lane is refused.
     let mut liar = daemon.connect();
     send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
-    let fd = liar.call(&Request::CmLane, &[]).expect("a lane").fds.remove(0);
-    assert!(matches!(liar.teller(), Err(ControlError::Refused { errno: libc::EEXIST, .. })));
+    let fd = liar.call(&Request::CmCommandRing, &[]).expect("a lane").fds.remove(0);
+    assert!(matches!(liar.command_sender(), Err(ControlError::Refused { errno: libc::EEXIST, .. })));
     let mut lane = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
     lane.write(&[0xff; 40]);
     if lane.post() {

@@ -6,7 +6,7 @@
 mod connections;
 mod steps;
 
-use burst_control::seen::CmStats;
+use burst_control::monitor::CmStats;
 use burst_control::{Client, Request, Response};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};

@@ -16,7 +16,7 @@ pub mod private;
 pub mod system;
 mod tree;
 
-use burst_control::{Client, Counter, DeviceInfo, Request, Response, path};
+use burst_control::{Client, Counter, DeviceInfo, Request, Response, socket_path};
 use rustix::fs::FileType;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ impl Picture {
 
     /// Names of the character nodes.
     fn nodes(&self) -> impl Iterator<Item = String> {
-        self.devices.iter().map(|d| path::device_node(&d.name))
+        self.devices.iter().map(|d| socket_path::device_node(&d.name))
     }
 
     /// Whether this process sees all of it already.

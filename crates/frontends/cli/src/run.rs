@@ -4,7 +4,7 @@ use crate::daemon;
 use crate::host_files::{Picture, private};
 use crate::install;
 use crate::sockets::{self, Found};
-use burst_control::path::SOCKET_ENV;
+use burst_control::socket_path::SOCKET_ENV;
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -70,7 +70,7 @@ fn daemon_socket(chosen: Option<&Path>, ports: &[String], no_start: bool) -> Res
     if let (Some(refused), Some(_)) = (&refused, &named) {
         return Err(format!("{refused}, or name another socket"));
     }
-    let socket = absolute(&named.unwrap_or_else(burst_control::path::daemon_socket))?;
+    let socket = absolute(&named.unwrap_or_else(burst_control::socket_path::daemon_socket))?;
     // One of our own may fail because the other has the UDP port.
     daemon::start(&socket, ports).map_err(|why| refused.map_or(why.clone(), |refused| format!("{why}; {refused}")))?;
     Ok(socket)

@@ -37,7 +37,7 @@ impl Found {
 
 /// The sockets to try, in order.
 pub fn candidates(chosen: Option<&Path>) -> Vec<PathBuf> {
-    chosen.map_or_else(burst_control::path::candidates, |path| vec![path.to_owned()])
+    chosen.map_or_else(burst_control::socket_path::candidates, |path| vec![path.to_owned()])
 }
 
 /// Tries one socket.

@@ -250,7 +250,7 @@ impl Context {
         if !self.is_alive() {
             return Err(EIO);
         }
-        Ok(lock(&self.control).client.say(request)?)
+        Ok(lock(&self.control).client.send_without_reply(request)?)
     }
 
     /// Asks the daemon for something that has no answer but "done".

@@ -6,7 +6,7 @@
 use crate::context::Context;
 use crate::door::{self, EINVAL, Outcome};
 use crate::sys::*;
-use burst_control::{Client, ControlError, DeviceInfo, Request, Response, path};
+use burst_control::{Client, ControlError, DeviceInfo, Request, Response, socket_path};
 use burst_ffi::say;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ impl Device {
     fn allocate(socket: &Path, info: DeviceInfo) -> *mut Device {
         let mut base = ibv_device { node_type: IBV_NODE_CA, transport_type: IBV_TRANSPORT_IB, ..Default::default() };
         copy_text(&mut base.name, &info.name);
-        let node = path::device_node(&info.name);
+        let node = socket_path::device_node(&info.name);
         copy_text(&mut base.dev_name, &node);
         copy_text(&mut base.dev_path, &format!("/sys/class/infiniband_verbs/{node}"));
         copy_text(&mut base.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
@@ -95,7 +95,7 @@ pub fn program_name() -> String {
 /// Connects to the first daemon that answers; else the reason for each socket tried.
 fn find_daemon() -> Result<(PathBuf, Client), Vec<ControlError>> {
     let mut failures = Vec::new();
-    for path in path::candidates() {
+    for path in socket_path::candidates() {
         match Client::connect(&path, &program_name()) {
             Ok(client) => return Ok((path, client)),
             Err(e) => failures.push(e),

@@ -12,7 +12,7 @@
 use crate::context::Context;
 use crate::door::{EIO, ENOMEM, Outcome};
 use crate::registry::lock;
-use burst_control::{QPS_AT_ONCE, QpGrant, QpInitAttr, QpName, QueuePlace, Request, Response};
+use burst_control::{QPS_AT_ONCE, QpCookies, QpGrant, QpInitAttr, QueuePlace, Request, Response};
 
 /// One queue pair is preallocated per this many created with the same attributes.
 const CREATED_PER_PREALLOC: u32 = 4;
@@ -28,7 +28,7 @@ pub struct PreallocQp {
     /// Its numbers, places and capacities.
     pub grant: QpGrant,
     /// The cookies that the library chose for it.
-    pub name: QpName,
+    pub name: QpCookies,
 }
 
 /// The queue pairs of one set of attributes.
@@ -116,10 +116,10 @@ impl QpPrealloc {
 
 /// Requests `count` queue pairs from the daemon, which makes at least one of them.
 fn request(context: &Context, init: &QpInitAttr, count: usize) -> Outcome<Vec<PreallocQp>> {
-    let names: Vec<QpName> = (0..count)
+    let names: Vec<QpCookies> = (0..count)
         .map_while(|_| {
             let cookie = context.qps.reserve()?;
-            Some(QpName { cookie, event_cookie: lock(&context.sources).reserve() })
+            Some(QpCookies { cookie, event_cookie: lock(&context.sources).reserve() })
         })
         .collect();
     if names.is_empty() {

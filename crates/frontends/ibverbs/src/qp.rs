@@ -16,7 +16,7 @@ use crate::srq::{Srq, receive_queue};
 use crate::sys::*;
 use crate::xrc::Xrcd;
 use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask, send_flags};
-use burst_control::{QpInitAttr, QpName, QueuePlace, Request, Response};
+use burst_control::{QpCookies, QpInitAttr, QueuePlace, Request, Response};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::{SqProducer, SqSpec};
 use burst_shm::sq_stride;
@@ -136,13 +136,13 @@ impl Qp {
     fn pay(&self, context: &Context) -> Outcome<()> {
         let owed = self.owed.lock().take();
         owed.map_or(Ok(()), |owed| {
-            context.say(&Request::QuietModifyQp { qp: self.handle(), attr: owed.0, mask: owed.1 })
+            context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr: owed.0, mask: owed.1 })
         })
     }
     /// Changes attributes without waiting for the daemon.
     pub fn tell_change(&self, context: &Context, attr: QpAttr, mask: u32) -> Outcome<()> {
         self.pay(context)?;
-        context.say(&Request::QuietModifyQp { qp: self.handle(), attr, mask })
+        context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr, mask })
     }
     /// Whether it can write to no memory of the program whatever its peer does, so that its end need not be waited for:
     /// nothing was ever posted, and there is no memory to be reached.
@@ -212,7 +212,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         srq: srq.map(Srq::handle),
         cap: attr::cap_from_ibv(&wanted.cap),
     };
-    let PreallocQp { grant: granted, name: QpName { cookie, event_cookie } } =
+    let PreallocQp { grant: granted, name: QpCookies { cookie, event_cookie } } =
         lock(&context.prealloc).take(context, &init)?;
     let queues = send_queue(context, &granted.sq, granted.cap.max_inline_data).and_then(|sq| {
         let rq = granted.rq.as_ref().map(|place| receive_queue(context, place)).transpose()?;

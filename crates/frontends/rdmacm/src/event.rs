@@ -8,7 +8,7 @@ use crate::channel::Channel;
 use crate::door::{self, EINVAL, Outcome, lock};
 use crate::id::Id;
 use crate::sys::*;
-use burst_control::cm::{CmData, CmEvent, CmEventKind, CmOp};
+use burst_control::cm::{CmCommand, CmData, CmEvent, CmEventKind};
 use burst_ffi::{block, say};
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
@@ -71,7 +71,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     let Some(counted_at) = found else {
         if request {
             // Nobody will accept it.
-            let _ = channel.session.tell(&[CmOp::Destroy { id: event.id, read: 0 }]);
+            let _ = channel.session.tell(&[CmCommand::Destroy { id: event.id, read: 0 }]);
         }
         return None;
     };

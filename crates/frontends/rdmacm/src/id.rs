@@ -14,7 +14,7 @@ use crate::event;
 use crate::session::Session;
 use crate::sys::*;
 use burst_base::verbs::QpType;
-use burst_control::cm::{CmConn, CmEvent, CmEventKind, CmId, CmOp, CmReply, CmRoute, PortSpace};
+use burst_control::cm::{CmCommand, CmConn, CmEvent, CmEventKind, CmId, CmReply, CmRoute, PortSpace};
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -94,13 +94,13 @@ const TIMEWAIT_MIN_NS: u64 = 50_000_000;
 
 impl Due {
     /// A wish is about to be sent.
-    fn wished(&self, op: &CmOp) {
+    fn wished(&self, op: &CmCommand) {
         match op {
-            CmOp::ResolveAddr { .. } | CmOp::ResolveRoute { .. } | CmOp::Join { .. } => {
+            CmCommand::ResolveAddr { .. } | CmCommand::ResolveRoute { .. } | CmCommand::Join { .. } => {
                 self.answers.fetch_add(1, Ordering::Relaxed);
             }
-            CmOp::Listen { .. } => self.live.store(true, Ordering::Relaxed),
-            CmOp::Connect { .. } | CmOp::Accept { .. } => self.meet(),
+            CmCommand::Listen { .. } => self.live.store(true, Ordering::Relaxed),
+            CmCommand::Connect { .. } | CmCommand::Accept { .. } => self.meet(),
             _ => (),
         }
     }
@@ -313,7 +313,7 @@ impl Id {
     }
 
     /// Sends operations, after the id's creation if the daemon does not know it yet.
-    fn after_creation<R>(&self, ops: &[CmOp], send: impl FnOnce(&[CmOp]) -> Outcome<R>) -> Outcome<R> {
+    fn after_creation<R>(&self, ops: &[CmCommand], send: impl FnOnce(&[CmCommand]) -> Outcome<R>) -> Outcome<R> {
         ops.iter().for_each(|op| self.due.wished(op));
         // Acquire pairs with the Release below.
         if self.told.load(Ordering::Acquire) {
@@ -321,8 +321,8 @@ impl Id {
         }
         // Held while sending, so that no other thread's wish overtakes the creation.
         let mut creation = lock(&self.creation);
-        let create = |(channel, qp_type)| CmOp::Create { id: self.number, channel, ps: self.space, qp_type };
-        let all: Vec<CmOp> = creation.take().map(create).into_iter().chain(ops.iter().cloned()).collect();
+        let create = |(channel, qp_type)| CmCommand::Create { id: self.number, channel, ps: self.space, qp_type };
+        let all: Vec<CmCommand> = creation.take().map(create).into_iter().chain(ops.iter().cloned()).collect();
         let sent = send(&all);
         self.told.store(true, Ordering::Release);
         sent
@@ -332,7 +332,7 @@ impl Id {
     ///
     /// # Errors
     /// The daemon's refusal.
-    pub fn ask(&self, ops: Vec<CmOp>) -> Outcome<CmReply> {
+    pub fn ask(&self, ops: Vec<CmCommand>) -> Outcome<CmReply> {
         self.after_creation(&ops, |ops| self.session.ask(ops.to_vec()))
     }
 
@@ -340,7 +340,7 @@ impl Id {
     ///
     /// # Errors
     /// EIO when the daemon is gone; the daemon's refusal if the id is synchronous.
-    pub fn wish(&self, op: CmOp) -> Outcome<()> {
+    pub fn wish(&self, op: CmCommand) -> Outcome<()> {
         if self.is_sync() {
             return self.ask(vec![op]).map(drop);
         }
@@ -462,7 +462,7 @@ impl Id {
             *channel = to;
             return Ok(());
         }
-        self.ask(vec![CmOp::Migrate { id: self.number, channel: to }]).map(drop)
+        self.ask(vec![CmCommand::Migrate { id: self.number, channel: to }]).map(drop)
     }
 
     /// Ends an id.
@@ -478,7 +478,7 @@ impl Id {
         if ours.session.is_alive() {
             ours.session.remove(ours.number);
             if ours.told.load(Ordering::Acquire) {
-                let destroy = CmOp::Destroy { id: ours.number, read: ours.counted.handed_out() };
+                let destroy = CmCommand::Destroy { id: ours.number, read: ours.counted.handed_out() };
                 // A daemon that is gone has no ids, and one that refuses has none of this number. After its answer, no
                 // record of the id is in the channel, so nobody is woken for nothing.
                 let _ = if ours.due.may_come() {

@@ -4,7 +4,7 @@ use crate::addr;
 use crate::door::{self, EINVAL, ENODEV, Errno, Outcome, lock, verbs};
 use crate::id::Id;
 use crate::sys::*;
-use burst_control::cm::{CmAddr, CmEvent, CmOp};
+use burst_control::cm::{CmAddr, CmCommand, CmEvent};
 use std::ffi::{c_int, c_void};
 
 /// Destination of datagrams to a group.
@@ -36,7 +36,7 @@ fn join(id: &Id, to: CmAddr, context: *mut c_void, receives: bool) -> Outcome<()
         known.groups.push(Group { addr: to, cookie, context, receives, attached: None });
         cookie
     };
-    let asked = id.ask(vec![CmOp::Join { id: id.number, addr: to, cookie }]);
+    let asked = id.ask(vec![CmCommand::Join { id: id.number, addr: to, cookie }]);
     if let Err(e) = asked {
         lock(&id.known).groups.retain(|g| g.cookie != cookie);
         return Err(e);
@@ -133,6 +133,6 @@ pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, to: *mut sock
             // SAFETY: the id's queue pair is alive.
             let _ = unsafe { ibv_detach_mcast(qp, &gid, 0) };
         }
-        id.ask(vec![CmOp::Leave { id: id.number, addr: to }]).map(drop)
+        id.ask(vec![CmCommand::Leave { id: id.number, addr: to }]).map(drop)
     })
 }

@@ -3,7 +3,7 @@
 use crate::door::{self, EINVAL, Errno, Outcome, lock};
 use crate::id::Id;
 use crate::sys::*;
-use burst_control::cm::{CmOp, CmOption};
+use burst_control::cm::{CmCommand, CmIdOption};
 use std::ffi::{c_int, c_void};
 
 /// Largest local ACK timeout code.
@@ -19,17 +19,17 @@ unsafe fn value<T: Copy>(at: *const c_void, len: usize) -> Outcome<T> {
 }
 
 /// The daemon's name of an option; `None` for one that is taken and means nothing here.
-unsafe fn option_of(level: c_int, name: c_int, at: *const c_void, len: usize) -> Outcome<Option<CmOption>> {
+unsafe fn option_of(level: c_int, name: c_int, at: *const c_void, len: usize) -> Outcome<Option<CmIdOption>> {
     const ID: c_int = RDMA_OPTION_ID as c_int;
     const IB: c_int = RDMA_OPTION_IB as c_int;
     // SAFETY: the caller's promise.
     unsafe {
         Ok(Some(match (level, name as u32) {
-            (ID, RDMA_OPTION_ID_TOS) => CmOption::Tos(value(at, len)?),
-            (ID, RDMA_OPTION_ID_REUSEADDR) => CmOption::ReuseAddr(value::<c_int>(at, len)? != 0),
-            (ID, RDMA_OPTION_ID_AFONLY) => CmOption::AfOnly(value::<c_int>(at, len)? != 0),
+            (ID, RDMA_OPTION_ID_TOS) => CmIdOption::Tos(value(at, len)?),
+            (ID, RDMA_OPTION_ID_REUSEADDR) => CmIdOption::ReuseAddr(value::<c_int>(at, len)? != 0),
+            (ID, RDMA_OPTION_ID_AFONLY) => CmIdOption::AfOnly(value::<c_int>(at, len)? != 0),
             (ID, RDMA_OPTION_ID_ACK_TIMEOUT) => match value::<u8>(at, len)? {
-                code @ 0..=TIMEOUT_CODE_MAX => CmOption::AckTimeout(code),
+                code @ 0..=TIMEOUT_CODE_MAX => CmIdOption::AckTimeout(code),
                 _ => return Err(EINVAL),
             },
             // Paths are found by IP routing.
@@ -56,8 +56,8 @@ pub unsafe extern "C" fn rdma_set_option(
         let (id, option) = unsafe { (Id::from_rdma(id)?, option_of(level, name, at, len)?) };
         match option {
             Some(option) => {
-                id.ask(vec![CmOp::SetOption { id: id.number, option }])?;
-                if let CmOption::AckTimeout(code) = option {
+                id.ask(vec![CmCommand::SetOption { id: id.number, option }])?;
+                if let CmIdOption::AckTimeout(code) = option {
                     lock(&id.known).ack_timeout = Some(code);
                 }
                 Ok(())
@@ -71,18 +71,18 @@ pub unsafe extern "C" fn rdma_set_option(
 mod tests {
     use super::*;
 
-    fn parse(level: u32, name: u32, bytes: &[u8]) -> Outcome<Option<CmOption>> {
+    fn parse(level: u32, name: u32, bytes: &[u8]) -> Outcome<Option<CmIdOption>> {
         // SAFETY: readable bytes.
         unsafe { option_of(level as c_int, name as c_int, bytes.as_ptr().cast(), bytes.len()) }
     }
 
     #[test]
     fn options_have_their_sizes() {
-        assert_eq!(parse(0, RDMA_OPTION_ID_TOS, &[9]), Ok(Some(CmOption::Tos(9))));
+        assert_eq!(parse(0, RDMA_OPTION_ID_TOS, &[9]), Ok(Some(CmIdOption::Tos(9))));
         assert_eq!(parse(0, RDMA_OPTION_ID_TOS, &[9, 0]), Err(EINVAL));
-        assert_eq!(parse(0, RDMA_OPTION_ID_AFONLY, &1i32.to_ne_bytes()), Ok(Some(CmOption::AfOnly(true))));
+        assert_eq!(parse(0, RDMA_OPTION_ID_AFONLY, &1i32.to_ne_bytes()), Ok(Some(CmIdOption::AfOnly(true))));
         assert_eq!(parse(0, RDMA_OPTION_ID_REUSEADDR, &[1]), Err(EINVAL));
-        assert_eq!(parse(0, RDMA_OPTION_ID_ACK_TIMEOUT, &[31]), Ok(Some(CmOption::AckTimeout(31))));
+        assert_eq!(parse(0, RDMA_OPTION_ID_ACK_TIMEOUT, &[31]), Ok(Some(CmIdOption::AckTimeout(31))));
         assert_eq!(parse(0, RDMA_OPTION_ID_ACK_TIMEOUT, &[32]), Err(EINVAL));
         assert_eq!(parse(1, RDMA_OPTION_IB_PATH, &[0; 72]), Ok(None));
         assert_eq!(parse(0, 99, &[0]), Err(Errno(libc::ENOSYS)));

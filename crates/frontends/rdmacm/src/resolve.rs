@@ -4,7 +4,7 @@ use crate::addr;
 use crate::door::{self, EINVAL, Outcome};
 use crate::id::Id;
 use crate::sys::*;
-use burst_control::cm::{CmAddr, CmOp};
+use burst_control::cm::{CmAddr, CmCommand};
 use std::ffi::c_int;
 
 /// Binds an id.
@@ -12,7 +12,7 @@ use std::ffi::c_int;
 /// # Errors
 /// The daemon's refusal: EADDRINUSE, EADDRNOTAVAIL, ENODEV.
 pub fn bind(id: &Id, to: CmAddr) -> Outcome<()> {
-    let reply = id.ask(vec![CmOp::Bind { id: id.number, addr: to }])?;
+    let reply = id.ask(vec![CmCommand::Bind { id: id.number, addr: to }])?;
     id.follow_reply(&reply)
 }
 
@@ -23,7 +23,7 @@ pub fn bind(id: &Id, to: CmAddr) -> Outcome<()> {
 pub fn resolve_addr(id: &Id, src: Option<CmAddr>, dst: CmAddr, timeout_ms: c_int) -> Outcome<()> {
     // As the kernel takes it: what is negative is very long.
     let timeout_ms = timeout_ms as u32;
-    id.wish(CmOp::ResolveAddr { id: id.number, src, dst, timeout_ms })?;
+    id.wish(CmCommand::ResolveAddr { id: id.number, src, dst, timeout_ms })?;
     // SAFETY: the field of a live struct, which has room for any address.
     unsafe { addr::write(&raw mut (*id.as_rdma()).route.addr.__bindgen_anon_2, &dst) };
     id.complete()
@@ -34,7 +34,7 @@ pub fn resolve_addr(id: &Id, src: Option<CmAddr>, dst: CmAddr, timeout_ms: c_int
 /// # Errors
 /// As [`resolve_addr`].
 pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Outcome<()> {
-    id.wish(CmOp::ResolveRoute { id: id.number, timeout_ms: timeout_ms.max(0) as u32 })?;
+    id.wish(CmCommand::ResolveRoute { id: id.number, timeout_ms: timeout_ms.max(0) as u32 })?;
     id.complete()
 }
 
@@ -90,9 +90,9 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
     door::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
-        let listen = CmOp::Listen { id: id.number, backlog: backlog.max(0) as u32 };
+        let listen = CmCommand::Listen { id: id.number, backlog: backlog.max(0) as u32 };
         // An id that was not bound has a port only now.
-        let reply = id.ask(vec![listen, CmOp::Query { id: id.number }])?;
+        let reply = id.ask(vec![listen, CmCommand::Query { id: id.number }])?;
         id.follow_reply(&reply)
     })
 }

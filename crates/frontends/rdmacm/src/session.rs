@@ -13,9 +13,9 @@ use crate::door::{EIO, ENODEV, ENOMEM, Errno, Outcome, lock};
 use crate::id::Id;
 use crate::ids::IdTable;
 use crate::sys;
-use burst_control::client::Answer;
-use burst_control::cm::{CmId, CmOp, CmReply};
-use burst_control::{Client, ControlError, Request, Response, Teller, path};
+use burst_control::client::ClientReply;
+use burst_control::cm::{CmCommand, CmId, CmReply};
+use burst_control::{Client, CommandSender, ControlError, Request, Response, socket_path};
 use burst_shm::life::LifePage;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
@@ -27,7 +27,7 @@ static CURRENT: AtomicPtr<Session> = AtomicPtr::new(null_mut());
 pub struct Session {
     life: LifePage,
     client: Mutex<Client>,
-    teller: Teller,
+    sender: CommandSender,
     /// Devices opened so far.
     pub devices: Opened,
     ids: IdTable,
@@ -43,7 +43,7 @@ pub fn session() -> Outcome<&'static Session> {
     // SAFETY: sessions are never freed. Acquire pairs with the exchange below.
     if let Some(session) = unsafe { found.as_ref() }
         && session.is_alive()
-        && session.teller.is_connected()
+        && session.sender.is_connected()
     {
         return Ok(session);
     }
@@ -87,13 +87,14 @@ fn dead(error: ControlError) -> Errno {
 impl Session {
     fn connect() -> Outcome<Session> {
         let name = program_name();
-        let Some(mut client) = path::candidates().iter().find_map(|path| Client::connect(path, &name).ok()) else {
+        let Some(mut client) = socket_path::candidates().iter().find_map(|path| Client::connect(path, &name).ok())
+        else {
             explain();
             return Err(ENODEV);
         };
         Ok(Session {
             life: LifePage::new().map_err(|_| ENOMEM)?,
-            teller: client.teller()?,
+            sender: client.command_sender()?,
             client: Mutex::new(client),
             devices: Opened::default(),
             ids: IdTable::default(),
@@ -114,7 +115,7 @@ impl Session {
     ///
     /// # Errors
     /// The daemon's refusal, or EIO.
-    pub fn call(&self, request: &Request) -> Outcome<Answer> {
+    pub fn call(&self, request: &Request) -> Outcome<ClientReply> {
         self.check()?;
         lock(&self.client).call(request, &[]).map_err(dead)
     }
@@ -123,8 +124,8 @@ impl Session {
     ///
     /// # Errors
     /// The daemon's refusal, or EIO.
-    pub fn ask(&self, ops: Vec<CmOp>) -> Outcome<CmReply> {
-        let Response::Cm(replies) = self.call(&Request::Cm { ops })?.response else { return Err(EIO) };
+    pub fn ask(&self, ops: Vec<CmCommand>) -> Outcome<CmReply> {
+        let Response::Cm(replies) = self.call(&Request::Cm { commands: ops })?.response else { return Err(EIO) };
         let mut last = Err(EIO);
         for reply in replies {
             if let CmReply::Failed { errno, sentence } = reply {
@@ -139,10 +140,10 @@ impl Session {
     ///
     /// # Errors
     /// EIO when the daemon is gone.
-    pub fn tell(&self, ops: &[CmOp]) -> Outcome<()> {
+    pub fn tell(&self, ops: &[CmCommand]) -> Outcome<()> {
         self.check()?;
-        while !self.teller.tell(ops).map_err(dead)? {
-            lock(&self.client).settle().map_err(dead)?;
+        while !self.sender.send(ops).map_err(dead)? {
+            lock(&self.client).flush_commands().map_err(dead)?;
         }
         Ok(())
     }

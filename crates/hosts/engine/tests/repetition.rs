@@ -3,7 +3,7 @@ mod house;
 
 use burst_base::verbs::{Mtu, QpType};
 use burst_base::{Nanos, Qpn, Reason};
-use burst_cm::{Path, service};
+use burst_cm::{PathRecord, service};
 use burst_control::cm::{CmParam, PortSpace};
 use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmRequest, CmSession};
 use burst_frame::{Flow, RxFrame, TxBatch};
@@ -56,9 +56,9 @@ fn asking() -> (Host, MemPort) {
     let channel = Arc::new(CmChannel::new().expect("channel"));
     let entry = CmEntry::new(Arc::new(CmSession::default()), 1, PortSpace::Udp, QpType::Ud, channel);
     let flow = Flow { src: OWN.into(), dst: PEER.into(), ..Flow::default() };
-    let header = service::Header { src: IpAddr::from(OWN), port: 7, dst: IpAddr::from(PEER) };
+    let header = service::PrivateDataHeader { src: IpAddr::from(OWN), port: 7, dst: IpAddr::from(PEER) };
     let request = CmRequest {
-        path: Path { port: 0, flow },
+        path: PathRecord { port: 0, flow },
         header,
         port: 7174,
         mtu: Mtu::B1024,

@@ -291,11 +291,11 @@ impl Context {
             | Request::Stats
             | Request::OpenContext { .. }
             | Request::Token
-            | Request::CmLane
+            | Request::CmCommandRing
             | Request::CmChannel { .. }
             | Request::CmCloseChannel { .. }
             | Request::Cm { .. }
-            | Request::QuietModifyQp { .. }
+            | Request::ModifyQpWithoutReply { .. }
             | Request::DropQps { .. }
             | Request::CmStats
             | Request::CmConnections { .. } => refuse(libc::EPROTO, "not a request to a context"),

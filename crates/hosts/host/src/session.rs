@@ -5,8 +5,8 @@ use crate::context::{Context, Outcome};
 use crate::device::PortNews;
 use crate::host::House;
 use burst_base::verbs::EventType;
-use burst_control::frame::{self, Header, Packet};
-use burst_control::wishes::Wishes;
+use burst_control::commands::CommandReceiver;
+use burst_control::frame::{self, ControlHeader, ControlPacket};
 use burst_control::{AsyncObject, ControlError, Counter, Refusal, Reply, Request, Response};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,7 @@ pub struct Session {
     context: Option<Context>,
     token: Option<u64>,
     cm: Option<CmClient>,
-    wishes: Option<Wishes>,
+    wishes: Option<CommandReceiver>,
 }
 
 /// A refusal with its errno.
@@ -116,10 +116,10 @@ impl Session {
         verdict
     }
 
-    /// Carries out what was wished until now, at the cost of `turns`. Wishes have no answer; their failures become events.
+    /// Carries out what was wished until now, at the cost of `turns`. CommandReceiver have no answer; their failures become events.
     fn carry_out_wishes(&mut self, house: &mut House, turns: &mut usize) -> Verdict {
         let (Some(wishes), Some(cm)) = (&mut self.wishes, &mut self.cm) else { return Verdict::Stay };
-        match wishes.take(|op| cm.wish(house, &op)) {
+        match wishes.receive(|op| cm.wish(house, &op)) {
             Ok(count) => {
                 *turns = turns.saturating_sub(count as usize);
                 Verdict::Stay
@@ -147,7 +147,7 @@ impl Session {
 
     /// Before the daemon sleeps: this program's next wish shall wake it. False: there are wishes already.
     pub fn try_idle(&mut self) -> bool {
-        self.wishes.as_mut().is_none_or(Wishes::try_idle)
+        self.wishes.as_mut().is_none_or(CommandReceiver::try_idle)
     }
 
     /// The daemon is awake.
@@ -162,7 +162,7 @@ impl Session {
         Verdict::End
     }
 
-    fn answer(&mut self, house: &mut House, mut packet: Packet<'_>) -> Verdict {
+    fn answer(&mut self, house: &mut House, mut packet: ControlPacket<'_>) -> Verdict {
         let sequence = packet.header.sequence;
         let request = match packet.decode::<Request>() {
             Ok(request) => request,
@@ -171,7 +171,7 @@ impl Session {
         };
         debug!(pid = self.pid, ?request, "request");
         let fds = std::mem::take(&mut packet.fds);
-        if request.is_quiet() && self.said_hello {
+        if request.is_without_reply() && self.said_hello {
             self.quietly(house, request);
             return Verdict::Stay;
         }
@@ -212,7 +212,8 @@ impl Session {
         );
         warn!(pid = self.pid, "client refused: {sentence}");
         // The client is turned away in any case.
-        let _ = frame::send_raw(&self.socket, Header::new(sequence), sentence.as_bytes(), &[], SendFlags::DONTWAIT);
+        let _ =
+            frame::send_raw(&self.socket, ControlHeader::new(sequence), sentence.as_bytes(), &[], SendFlags::DONTWAIT);
         Verdict::End
     }
 
@@ -237,10 +238,10 @@ impl Session {
             Request::Token => self.token(house),
             Request::CmStats => Ok(Response::CmStats(house.cm_stats()).into()),
             Request::CmConnections { from } => Ok(house.cm_connections(from).into()),
-            Request::CmLane => self.lane(),
+            Request::CmCommandRing => self.lane(),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
-            Request::Cm { ops } => Ok(Response::Cm(self.cm().carry_out(house, &ops)).into()),
+            Request::Cm { commands } => Ok(Response::Cm(self.cm().carry_out(house, &commands)).into()),
             other => match &mut self.context {
                 Some(context) => context.handle(house, other, fds),
                 None => refuse(libc::EPROTO, "open a context first"),
@@ -258,7 +259,7 @@ impl Session {
         if self.wishes.is_some() {
             return refuse(libc::EEXIST, "this connection has a lane already");
         }
-        let made = Wishes::create().map_err(|e| Refusal {
+        let made = CommandReceiver::create().map_err(|e| Refusal {
             errno: e.raw_os_error().unwrap_or(libc::ENOMEM),
             sentence: format!("cannot make a lane for wishes: {e}"),
         });
@@ -271,7 +272,7 @@ impl Session {
     /// Operations on queue pairs without replies.
     fn quietly(&mut self, house: &mut House, request: Request) {
         match (request, &mut self.context) {
-            (Request::QuietModifyQp { qp, attr, mask }, Some(context)) => {
+            (Request::ModifyQpWithoutReply { qp, attr, mask }, Some(context)) => {
                 context.modify_qp_quietly(house, qp, attr, mask)
             }
             (Request::DropQps { qps }, Some(context)) => context.drop_qps(house, &qps),

@@ -3,20 +3,20 @@
 //! `cargo bench -p burst-cm` prints the time per connection at several numbers of connections at once (it should not
 //! grow). For counts of instructions: `valgrind --tool=callgrind target/release/deps/setup-* 10000`, divided by 10,000.
 
-#[path = "../tests/house/mod.rs"]
-mod house;
+#[path = "../tests/harness/mod.rs"]
+mod harness;
 
 use burst_base::Nanos;
-use burst_cm::Path;
+use burst_cm::PathRecord;
 use burst_frame::Flow;
-use house::Host;
+use harness::Host;
 use std::time::Instant;
 
 /// Gives everything that one host has sent to the other; whether there was anything.
 fn carry(now: Nanos, from: &mut Host, to: &mut Host) -> bool {
     let sent = std::mem::take(&mut from.world.sent);
     for (path, mad) in &sent {
-        let back = Path { flow: Flow { src: path.flow.dst, dst: path.flow.src, ..path.flow }, ..*path };
+        let back = PathRecord { flow: Flow { src: path.flow.dst, dst: path.flow.src, ..path.flow }, ..*path };
         to.cm.on_mad(now, &back, mad, &mut to.world);
     }
     for owner in std::mem::take(&mut to.world.requests) {

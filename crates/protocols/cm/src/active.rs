@@ -1,10 +1,12 @@
 //! The active end: REQ sent, REP or REJ awaited, RTU sent (IBA 12.9.6).
 
-use crate::api::{BURST_VENDOR, Connect, Effects, End, EventKind, Path, PeerClass, Ready, Step, Transport};
-use crate::conn::{Conn, RESPONSE_TIMEOUT, RETRIES_MAX, SERVICE_TIME_MAX, State, time_of};
+use crate::api::{
+    BURST_VENDOR, CmEffects, CmStep, ConnEventKind, ConnectParams, EndParams, PathRecord, PeerClass, QpSetup, Transport,
+};
+use crate::conn::{CmState, Conn, RESPONSE_TIMEOUT, RETRIES_MAX, SERVICE_TIME_MAX, time_of};
 use crate::machine::{Cm, CmError};
-use crate::message::{Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
-use crate::table::Key;
+use crate::message::{CmMessage, Mad, Mra, Rej, Rep, Req, Rtu, reject};
+use crate::table::ConnKey;
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use burst_wire::DEFAULT_PKEY;
@@ -13,7 +15,7 @@ use burst_wire::DEFAULT_PKEY;
 const PERMISSIVE_LID: u16 = 0xffff;
 
 /// Vendor id and options to send: the program's, or that this is Burst.
-pub(crate) fn ece_to_send(end: &End<'_>) -> (u32, u32) {
+pub(crate) fn ece_to_send(end: &EndParams<'_>) -> (u32, u32) {
     if end.ece == (0, 0) { (BURST_VENDOR, 0) } else { end.ece }
 }
 
@@ -31,14 +33,14 @@ impl<O> Cm<O> {
         &mut self,
         now: Nanos,
         owner: O,
-        wish: &Connect<'_>,
-        fx: &mut impl Effects<O>,
+        wish: &ConnectParams<'_>,
+        fx: &mut impl CmEffects<O>,
     ) -> Result<u32, CmError> {
         if wish.end.data.len() > Req::DATA_LEN {
             return Err(CmError::DataTooLong);
         }
-        let wish = &Connect { end: limited(wish), ..*wish };
-        let mut conn = Conn::new(State::ReqSent, wish.path, now);
+        let wish = &ConnectParams { end: limited(wish), ..*wish };
+        let mut conn = Conn::new(CmState::ReqSent, wish.path, now);
         conn.owner = Some(owner);
         (conn.local_guid, conn.local_qpn) = (wish.end.ca_guid, wish.end.qpn);
         (conn.service_id, conn.transport) = (wish.service_id, wish.transport);
@@ -59,12 +61,19 @@ impl<O> Cm<O> {
         let (vendor_id, modifier) = ece_to_send(&wish.end);
         let req = request(wish, id, psn, vendor_id);
         self.send_kept(now, id, &Mad { tid, modifier, message: req.into(), data: wish.end.data }, true, fx);
-        self.step(now, id, Step::ReqSent, fx);
+        self.step(now, id, CmStep::ReqSent, fx);
         Ok(id)
     }
 
     /// REP: the other end agrees.
-    pub(crate) fn on_rep(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, rep: &Rep, fx: &mut impl Effects<O>) {
+    pub(crate) fn on_rep(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        mad: &Mad<'_>,
+        rep: &Rep,
+        fx: &mut impl CmEffects<O>,
+    ) {
         let id = rep.remote_id;
         let Some(conn) = self.known(path, id, fx) else {
             let rej = Rej {
@@ -77,18 +86,18 @@ impl<O> Cm<O> {
             return Self::refuse(path, mad.tid, rej, fx);
         };
         match conn.state {
-            State::ReqSent => {
+            CmState::ReqSent => {
                 self.answered(now, id);
                 self.accept_rep(now, path, id, mad, rep, fx);
             }
             // The RTU was lost.
-            State::Established | State::DreqSent | State::TimeWait if conn.remote_id == rep.local_id => {
+            CmState::Established | CmState::DreqSent | CmState::TimeWait if conn.remote_id == rep.local_id => {
                 let rtu = Rtu { local_id: id, remote_id: rep.local_id };
                 Self::answer(path, conn.tid, rtu.into(), &[], fx);
                 fx.count(path.port, Reason::CmDuplicate);
             }
             // The program is still at it: the peer shall wait.
-            State::RepReceived if conn.remote_id == rep.local_id => {
+            CmState::RepReceived if conn.remote_id == rep.local_id => {
                 let mra = Mra {
                     local_id: id,
                     remote_id: rep.local_id,
@@ -102,12 +111,20 @@ impl<O> Cm<O> {
         }
     }
 
-    fn accept_rep(&mut self, now: Nanos, path: &Path, id: u32, mad: &Mad<'_>, rep: &Rep, fx: &mut impl Effects<O>) {
+    fn accept_rep(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        id: u32,
+        mad: &Mad<'_>,
+        rep: &Rep,
+        fx: &mut impl CmEffects<O>,
+    ) {
         let Some(transport) = self.table.get_mut(id).map(|conn| conn.transport) else { return };
         let qpn = passive_qpn(transport, rep);
-        let key = Key::QueuePair { peer: path.flow.dst, ca_guid: rep.ca_guid, qpn };
+        let key = ConnKey::QueuePair { peer: path.flow.dst, ca_guid: rep.ca_guid, qpn };
         if let Some(old) = self.table.find(&key)
-            && self.state(old) == Some(State::TimeWait)
+            && self.state(old) == Some(CmState::TimeWait)
         {
             // The peer's queue pair is alive again, so its end of the old connection is over.
             self.table.forget_key(&key);
@@ -115,7 +132,7 @@ impl<O> Cm<O> {
         if !self.table.know(key, id) {
             fx.count(path.port, Reason::CmStale);
             let stale = (1, reject::STALE_CONNECTION, rep.local_id);
-            self.reject_now(now, id, stale, EventKind::ConnectError, &[], fx);
+            self.reject_now(now, id, stale, ConnEventKind::ConnectError, &[], fx);
             // The peer has given its queue pair to somebody else, so the old connection is over (IBA 12.9.8.3.1).
             return self.table.find(&key).into_iter().for_each(|old| self.end_stale(now, old, fx));
         }
@@ -132,22 +149,22 @@ impl<O> Cm<O> {
         conn.conn.peer = PeerClass::of(rep.vendor_id);
         conn.conn.ece = ece_seen(rep.vendor_id, mad.modifier);
         let (way, negotiated) = (conn.path, conn.conn);
-        let verdict = conn.owner.as_ref().map_or(Ready::Failed, |owner| fx.ready(owner, &way, &negotiated));
-        self.step(now, id, Step::RepReceived, fx);
+        let verdict = conn.owner.as_ref().map_or(QpSetup::Failed, |owner| fx.ready(owner, &way, &negotiated));
+        self.step(now, id, CmStep::RepReceived, fx);
         match verdict {
-            Ready::Done => {
+            QpSetup::Done => {
                 self.send_rtu(now, id, fx);
-                self.tell(id, EventKind::Established, 0, mad.data, fx);
+                self.report(id, ConnEventKind::Established, 0, mad.data, fx);
             }
-            Ready::ByProgram => {
+            QpSetup::ByProgram => {
                 if let Some(conn) = self.table.get_mut(id) {
-                    conn.state = State::RepReceived;
+                    conn.state = CmState::RepReceived;
                 }
                 self.table.arm(id, Nanos::NEVER);
-                self.tell(id, EventKind::Response, 0, mad.data, fx);
+                self.report(id, ConnEventKind::Response, 0, mad.data, fx);
             }
-            Ready::Failed => {
-                self.reject_now(now, id, (1, reject::CONSUMER, rep.local_id), EventKind::ConnectError, &[], fx);
+            QpSetup::Failed => {
+                self.reject_now(now, id, (1, reject::CONSUMER, rep.local_id), ConnEventKind::ConnectError, &[], fx);
             }
         }
     }
@@ -156,27 +173,34 @@ impl<O> Cm<O> {
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
-    pub fn establish(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) -> Result<(), CmError> {
+    pub fn establish(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) -> Result<(), CmError> {
         let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
-        if conn.state != State::RepReceived {
+        if conn.state != CmState::RepReceived {
             return Err(CmError::WrongState);
         }
         self.send_rtu(now, id, fx);
         Ok(())
     }
 
-    fn send_rtu(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+    fn send_rtu(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        conn.state = State::Established;
+        conn.state = CmState::Established;
         let rtu = Rtu { local_id: id, remote_id: conn.remote_id };
         Self::answer(&conn.path, conn.tid, rtu.into(), &[], fx);
         self.table.arm(id, Nanos::NEVER);
-        self.step(now, id, Step::RtuSent, fx);
-        self.step(now, id, Step::Established, fx);
+        self.step(now, id, CmStep::RtuSent, fx);
+        self.step(now, id, CmStep::Established, fx);
     }
 
     /// REJ, of a request, a reply or a connection.
-    pub(crate) fn on_rej(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, rej: &Rej, fx: &mut impl Effects<O>) {
+    pub(crate) fn on_rej(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        mad: &Mad<'_>,
+        rej: &Rej,
+        fx: &mut impl CmEffects<O>,
+    ) {
         let id = if rej.remote_id != 0 { rej.remote_id } else { self.rejected_early(path, rej) };
         if id == 0 && self.table.worker() != 0 {
             // All workers look; that nobody knows it is counted once.
@@ -186,41 +210,41 @@ impl<O> Cm<O> {
         let named = conn.remote_id == rej.local_id;
         let state = conn.state;
         match state {
-            State::ReqSent if rej.reason == reject::INVALID_MTU && self.try_smaller_mtu(now, id, rej, fx) => {}
-            State::ReqSent => self.rejected(now, id, rej.reason, mad.data, fx),
-            State::ReqReceived | State::RepSent | State::RepReceived if named => {
+            CmState::ReqSent if rej.reason == reject::INVALID_MTU && self.try_smaller_mtu(now, id, rej, fx) => {}
+            CmState::ReqSent => self.rejected(now, id, rej.reason, mad.data, fx),
+            CmState::ReqReceived | CmState::RepSent | CmState::RepReceived if named => {
                 self.rejected(now, id, rej.reason, mad.data, fx);
             }
             // The peer gave up waiting for the RTU, or has forgotten us.
-            State::Established if named => {
+            CmState::Established if named => {
                 fx.count(path.port, Reason::CmRejected);
-                self.step(now, id, Step::RejReceived, fx);
+                self.step(now, id, CmStep::RejReceived, fx);
                 self.enter_timewait(now, id, mad.data, fx);
             }
-            State::DreqSent if named => self.enter_timewait(now, id, mad.data, fx),
+            CmState::DreqSent if named => self.enter_timewait(now, id, mad.data, fx),
             _ => fx.count(path.port, Reason::CmUnexpected),
         }
     }
 
     /// A peer that gave up before it knew our id names its own, and its GUID as additional information.
-    fn rejected_early(&mut self, path: &Path, rej: &Rej) -> u32 {
+    fn rejected_early(&mut self, path: &PathRecord, rej: &Rej) -> u32 {
         if rej.reason != reject::TIMEOUT || rej.info_len < 8 {
             return 0;
         }
         let ca_guid = crate::fields::be64::get(&rej.info, 0);
-        self.table.find(&Key::Request { peer: path.flow.dst, ca_guid, id: rej.local_id }).unwrap_or(0)
+        self.table.find(&ConnKey::Request { peer: path.flow.dst, ca_guid, id: rej.local_id }).unwrap_or(0)
     }
 
-    fn rejected(&mut self, now: Nanos, id: u32, reason: u16, data: &[u8], fx: &mut impl Effects<O>) {
+    fn rejected(&mut self, now: Nanos, id: u32, reason: u16, data: &[u8], fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         fx.count(conn.path.port, Reason::CmRejected);
-        self.step(now, id, Step::RejReceived, fx);
-        self.tell(id, EventKind::Rejected, reason, data, fx);
+        self.step(now, id, CmStep::RejReceived, fx);
+        self.report(id, ConnEventKind::Rejected, reason, data, fx);
         self.withdraw(id, fx);
     }
 
     /// The peer's link is smaller than ours: the REJ says by how much, and the request is made again, once.
-    fn try_smaller_mtu(&mut self, now: Nanos, id: u32, rej: &Rej, fx: &mut impl Effects<O>) -> bool {
+    fn try_smaller_mtu(&mut self, now: Nanos, id: u32, rej: &Rej, fx: &mut impl CmEffects<O>) -> bool {
         let Some(conn) = self.table.get_mut(id) else { return false };
         let code = if rej.info[0] > 0xf { rej.info[0] >> 4 } else { rej.info[0] };
         let Some(mtu) =
@@ -233,19 +257,21 @@ impl<O> Cm<O> {
         }
         let bytes = conn.mad;
         conn.conn.mtu = mtu;
-        let Ok(Mad { message: Message::Req(mut req), modifier, data, tid }) = Mad::parse(&bytes) else { return false };
+        let Ok(Mad { message: CmMessage::Req(mut req), modifier, data, tid }) = Mad::parse(&bytes) else {
+            return false;
+        };
         req.mtu = mtu as u8;
         self.send_kept(now, id, &Mad { tid, modifier, message: req.into(), data }, true, fx);
         true
     }
 
     /// MRA: the answer takes longer.
-    pub(crate) fn on_mra(&mut self, now: Nanos, path: &Path, mra: &Mra, fx: &mut impl Effects<O>) {
+    pub(crate) fn on_mra(&mut self, now: Nanos, path: &PathRecord, mra: &Mra, fx: &mut impl CmEffects<O>) {
         let id = mra.remote_id;
         let Some(conn) = self.known(path, id, fx) else { return };
         let fits = match conn.state {
-            State::ReqSent => mra.message == 0,
-            State::RepSent => mra.message == 1 && mra.local_id == conn.remote_id,
+            CmState::ReqSent => mra.message == 0,
+            CmState::RepSent => mra.message == 1 && mra.local_id == conn.remote_id,
             _ => false,
         };
         if !fits {
@@ -261,22 +287,22 @@ impl<O> Cm<O> {
         now: Nanos,
         id: u32,
         (message, reason, remote_id): (u8, u16, u32),
-        kind: EventKind,
+        kind: ConnEventKind,
         data: &[u8],
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) {
         let rej = Rej { local_id: id, remote_id, message, reason, ..Rej::default() };
         self.reject_conn(now, id, rej, data, fx);
-        self.step(now, id, Step::Failed, fx);
-        self.tell(id, kind, reason, &[], fx);
+        self.step(now, id, CmStep::Failed, fx);
+        self.report(id, kind, reason, &[], fx);
         self.forget(id);
     }
 }
 
 /// What an active end can bring: an XRC initiator receives no requests, so the peer needs no wishes about them.
-fn limited<'a>(wish: &Connect<'a>) -> End<'a> {
+fn limited<'a>(wish: &ConnectParams<'a>) -> EndParams<'a> {
     match wish.transport {
-        Transport::Xrc => End { responder_resources: 0, rnr_retry_count: 0, srq: false, ..wish.end },
+        Transport::Xrc => EndParams { responder_resources: 0, rnr_retry_count: 0, srq: false, ..wish.end },
         _ => wish.end,
     }
 }
@@ -287,7 +313,7 @@ fn passive_qpn(transport: Transport, rep: &Rep) -> u32 {
     if transport == Transport::Xrc { rep.eecn } else { rep.qpn }
 }
 
-fn request(wish: &Connect<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
+fn request(wish: &ConnectParams<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
     let end = &wish.end;
     let receives = wish.transport != Transport::Xrc;
     let (transport, extended_transport) = wish.transport.codes();

@@ -1,7 +1,7 @@
 //! What goes in and out of the machine: parameters, events, and the effects it asks for.
 
-use crate::conn::Waiting;
-use crate::message::Message;
+use crate::conn::BacklogPlace;
+use crate::message::CmMessage;
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use burst_frame::Flow;
@@ -37,7 +37,7 @@ impl PeerClass {
 
 /// Where messages go: device and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Path {
+pub struct PathRecord {
     /// Device.
     pub port: u16,
     /// Our address is `src`.
@@ -80,7 +80,7 @@ const _: () = {
 
 /// What one end brings into a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct End<'a> {
+pub struct EndParams<'a> {
     /// Its queue pair.
     pub qpn: u32,
     /// GUID of its device.
@@ -103,15 +103,15 @@ pub struct End<'a> {
 
 /// Parameters of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Connect<'a> {
+pub struct ConnectParams<'a> {
     /// Where to.
-    pub path: Path,
+    pub path: PathRecord,
     /// What for.
     pub service_id: u64,
     /// Service.
     pub transport: Transport,
     /// Our end.
-    pub end: End<'a>,
+    pub end: EndParams<'a>,
     /// Retries of the transport, for both ends.
     pub retry_count: u8,
     /// MTU of our end.
@@ -172,7 +172,7 @@ pub struct Negotiated {
 
 /// What the owner of a connection is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
+pub enum ConnEventKind {
     /// A reply came; the owner must make its queue pair ready and call `establish`.
     Response,
     /// Connected; or the datagram service is known.
@@ -191,9 +191,9 @@ pub enum EventKind {
 
 /// An event of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Event<'a> {
+pub struct ConnEvent<'a> {
     /// What.
-    pub kind: EventKind,
+    pub kind: ConnEventKind,
     /// 0, or the number that `kind` promises.
     pub status: u16,
     /// What is known of the connection.
@@ -204,11 +204,11 @@ pub struct Event<'a> {
 
 /// A request for a listener.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming<'a> {
+pub struct ConnRequest<'a> {
     /// Id of the new connection.
     pub id: u32,
     /// The way back.
-    pub path: Path,
+    pub path: PathRecord,
     /// Addresses and port of the RDMA-CM header; none if the private data has none.
     pub src: Option<(IpAddr, u16)>,
     /// What was asked for.
@@ -223,7 +223,7 @@ pub struct Incoming<'a> {
 
 /// What became of a queue pair that should be made ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ready {
+pub enum QpSetup {
     /// It is ready to send.
     Done,
     /// The program does it.
@@ -234,7 +234,7 @@ pub enum Ready {
 
 /// How long a step took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Took {
+pub struct StepTime {
     /// Since the step before; of `Established` since the REQ.
     pub elapsed: Nanos,
     /// Of `Established`: from the REQ to the REP. Else 0.
@@ -244,7 +244,7 @@ pub struct Took {
 /// Steps whose time is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it
-pub enum Step {
+pub enum CmStep {
     ReqSent,
     ReqReceived,
     RepSent,
@@ -267,26 +267,26 @@ pub enum Step {
 }
 
 /// What the machine wants done. `O` names the owner of a connection or listener.
-pub trait Effects<O> {
+pub trait CmEffects<O> {
     /// Sends a MAD.
-    fn send(&mut self, path: &Path, message: &Message, mad: &[u8; MAD_LEN]);
+    fn send(&mut self, path: &PathRecord, message: &CmMessage, mad: &[u8; MAD_LEN]);
     /// Tells the owner.
-    fn event(&mut self, owner: &O, path: &Path, event: &Event<'_>);
+    fn event(&mut self, owner: &O, path: &PathRecord, event: &ConnEvent<'_>);
     /// Somebody asks a listener; the new connection's owner, or `None` when there is no room for one.
-    fn incoming(&mut self, listener: &O, request: &Incoming<'_>) -> Option<O>;
+    fn incoming(&mut self, listener: &O, request: &ConnRequest<'_>) -> Option<O>;
     /// How many events a listener's program may not have read; the most there could be if nobody knows.
     fn unread(&self, _listener: &O) -> u32 {
         u32::MAX
     }
     /// The peer has taken a request back, and its owner does not know: the place in the backlog stays taken as long as `place`
     /// is kept. Otherwise a peer that asks and takes back could make owners without end.
-    fn keep_place(&mut self, _owner: &O, _place: Waiting) {}
+    fn keep_place(&mut self, _owner: &O, _place: BacklogPlace) {}
     /// Makes the owner's queue pair ready to send (a reply has come).
-    fn ready(&mut self, owner: &O, path: &Path, conn: &Negotiated) -> Ready;
+    fn ready(&mut self, owner: &O, path: &PathRecord, conn: &Negotiated) -> QpSetup;
     /// The MTU of a device.
     fn mtu(&self, port: u16) -> Mtu;
     /// Counts a reason.
     fn count(&mut self, port: u16, reason: Reason);
     /// A step was taken.
-    fn step(&mut self, owner: Option<&O>, path: &Path, id: u32, step: Step, took: Took);
+    fn step(&mut self, owner: Option<&O>, path: &PathRecord, id: u32, step: CmStep, took: StepTime);
 }

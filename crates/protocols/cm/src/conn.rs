@@ -4,9 +4,9 @@
 //! [`LONGEST_TIMEOUT`], a quarter more or less by chance so that a storm does not repeat itself; [`RETRIES_MAX`] times, the
 //! `max_cm_retries` of other stacks. An MRA stops the clock for the time it names.
 
-use crate::api::{Negotiated, Path, PeerClass, Transport};
+use crate::api::{Negotiated, PathRecord, PeerClass, Transport};
 use crate::message::Mad;
-use crate::table::Key;
+use crate::table::ConnKey;
 use burst_base::Nanos;
 use burst_base::verbs::Mtu;
 use burst_wire::MAD_LEN;
@@ -66,15 +66,15 @@ impl Backlog {
 
 /// A place in a backlog, given back when dropped.
 #[derive(Debug)]
-pub struct Waiting(Arc<Backlog>);
+pub struct BacklogPlace(Arc<Backlog>);
 
-impl Waiting {
-    pub(crate) fn enter(backlog: &Arc<Backlog>, unread: impl FnOnce() -> u32) -> Option<Waiting> {
-        backlog.enter(unread).then(|| Waiting(backlog.clone()))
+impl BacklogPlace {
+    pub(crate) fn enter(backlog: &Arc<Backlog>, unread: impl FnOnce() -> u32) -> Option<BacklogPlace> {
+        backlog.enter(unread).then(|| BacklogPlace(backlog.clone()))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for BacklogPlace {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
@@ -82,7 +82,7 @@ impl Drop for Waiting {
 
 /// Where a connection is (IBA 12.9.6, 12.9.7, without the states of RD and path migration).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum CmState {
     /// Active: REQ sent, REP awaited.
     ReqSent,
     /// Active: REP came, the program readies its queue pair.
@@ -109,8 +109,8 @@ pub enum State {
 #[derive(Debug)]
 pub(crate) struct Conn<O> {
     pub owner: Option<O>,
-    pub state: State,
-    pub path: Path,
+    pub state: CmState,
+    pub path: PathRecord,
     pub id: u32,
     pub remote_id: u32,
     pub remote_guid: u64,
@@ -122,7 +122,7 @@ pub(crate) struct Conn<O> {
     /// As negotiated so far; in a passive connection before its accept, as the peer wishes.
     pub conn: Negotiated,
     /// Place in the listener's backlog, until the accept.
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<BacklogPlace>,
     /// Times that `mad` was sent again.
     pub retries: u8,
     /// Wait before the next time.
@@ -136,7 +136,7 @@ pub(crate) struct Conn<O> {
     /// When the last step was taken.
     pub stepped: Nanos,
     /// Keys in the table.
-    pub keys: [Option<Key>; 2],
+    pub keys: [Option<ConnKey>; 2],
     /// Whether the REQ was sent again with a smaller MTU.
     pub smaller_mtu: bool,
     /// The last message that wants an answer, or answers what may be repeated.
@@ -144,7 +144,7 @@ pub(crate) struct Conn<O> {
 }
 
 impl<O> Conn<O> {
-    pub fn new(state: State, path: Path, now: Nanos) -> Conn<O> {
+    pub fn new(state: CmState, path: PathRecord, now: Nanos) -> Conn<O> {
         Conn {
             owner: None,
             state,

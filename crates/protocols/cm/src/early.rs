@@ -6,7 +6,7 @@
 //! a SIDR_REQ, is kept for [`GRACE`] before it is rejected. The time is short against any timeout of connection management, and the room is
 //! bounded: what finds it full is rejected at once.
 
-use crate::api::Path;
+use crate::api::PathRecord;
 use crate::message::Mad;
 use burst_base::Nanos;
 use burst_wire::MAD_LEN;
@@ -19,8 +19,8 @@ pub(crate) const ROOM: usize = 64;
 
 /// A request, as it came.
 #[derive(Debug)]
-pub(crate) struct Held {
-    pub path: Path,
+pub(crate) struct EarlyRequest {
+    pub path: PathRecord,
     pub bytes: [u8; MAD_LEN],
     /// When it is rejected.
     pub due: Nanos,
@@ -28,25 +28,25 @@ pub(crate) struct Held {
 
 /// The requests, oldest first.
 #[derive(Debug)]
-pub(crate) struct Early {
-    held: VecDeque<Held>,
+pub(crate) struct EarlyRequests {
+    held: VecDeque<EarlyRequest>,
     /// How many of them, from the front, are to be looked at because somebody began to listen.
     look: usize,
 }
 
-impl Early {
-    pub fn new() -> Early {
-        Early { held: VecDeque::with_capacity(ROOM), look: 0 }
+impl EarlyRequests {
+    pub fn new() -> EarlyRequests {
+        EarlyRequests { held: VecDeque::with_capacity(ROOM), look: 0 }
     }
 
     /// Keeps a request; whether there was room.
-    pub fn hold(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>) -> bool {
+    pub fn hold(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>) -> bool {
         if self.held.len() == ROOM {
             return false;
         }
         let mut bytes = [0; MAD_LEN];
         mad.emit(&mut bytes);
-        self.held.push_back(Held { path: *path, bytes, due: now + GRACE });
+        self.held.push_back(EarlyRequest { path: *path, bytes, due: now + GRACE });
         true
     }
 
@@ -65,7 +65,7 @@ impl Early {
     }
 
     /// The next that is over, or that may have a listener now.
-    pub fn next(&mut self, now: Nanos) -> Option<Held> {
+    pub fn next(&mut self, now: Nanos) -> Option<EarlyRequest> {
         if self.next_deadline() > now {
             return None;
         }
@@ -74,7 +74,7 @@ impl Early {
     }
 
     /// It has no listener yet. It goes behind the others, so that the order is the old one when all have been looked at.
-    pub fn keep(&mut self, held: Held) {
+    pub fn keep(&mut self, held: EarlyRequest) {
         self.held.push_back(held);
     }
 }

@@ -1,7 +1,7 @@
 //! Communication management on QP1 (storey 2): connections and datagram services, by port.
 //!
 //! IBA chapter 12 with annexes A11 (RDMA-CM's use of private data and service ids) and A17 (RoCEv2), as a state machine
-//! without I/O: [`Cm::on_mad`], [`Cm::on_timer`] and the calls of programs go in with the time, [`Effects`] come out. One
+//! without I/O: [`Cm::on_mad`], [`Cm::on_timer`] and the calls of programs go in with the time, [`CmEffects`] come out. One
 //! machine per worker; a connection belongs to the machine that its communication id names, and machines share nothing but
 //! the counts of listeners' backlogs.
 //!
@@ -11,27 +11,27 @@
 
 pub mod api;
 pub mod conn;
+pub mod conn_view;
 pub mod fields;
 pub mod machine;
 pub mod message;
 pub mod service;
 pub mod table;
-pub mod view;
 
 mod active;
 mod early;
 mod fold;
 mod passive;
-mod patience;
 mod release;
+mod rto;
 mod sidr;
 
 pub use api::{
-    BURST_VENDOR, Connect, Effects, End, Event, EventKind, Incoming, Negotiated, Path, PeerClass, Ready, SidrParams,
-    Step, Took, Transport,
+    BURST_VENDOR, CmEffects, CmStep, ConnEvent, ConnEventKind, ConnRequest, ConnectParams, EndParams, Negotiated,
+    PathRecord, PeerClass, QpSetup, SidrParams, StepTime, Transport,
 };
-pub use conn::{Backlog, State, Waiting};
+pub use conn::{Backlog, BacklogPlace, CmState};
 pub use fold::Fold;
 pub use machine::{Cm, CmError, Listener};
-pub use message::{Mad, Message};
+pub use message::{CmMessage, Mad};
 pub use table::Secret;

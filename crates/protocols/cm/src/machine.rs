@@ -1,15 +1,15 @@
 //! The machine of one worker: listeners, connections, and what programs ask.
 //!
-//! No I/O, no clock: `now` comes in, [`Effects`] go out. The protocol is IBA 12.9: `active` and
+//! No I/O, no clock: `now` comes in, [`CmEffects`] go out. The protocol is IBA 12.9: `active` and
 //! `passive` hold the two ends of a handshake, `release` the end of a connection, `sidr` datagram
 //! services. This file has what is common: sending, sending again, events, timers, and the entrance for messages.
 
-use crate::api::{Effects, Event, EventKind, Path, Step, Took, Transport};
-use crate::conn::{Backlog, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX, State};
-use crate::early::Early;
+use crate::api::{CmEffects, CmStep, ConnEvent, ConnEventKind, PathRecord, StepTime, Transport};
+use crate::conn::{Backlog, CmState, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX};
+use crate::early::EarlyRequests;
 use crate::fold::Fold;
-use crate::message::{Mad, Message, Rej, reject};
-use crate::patience::Patience;
+use crate::message::{CmMessage, Mad, Rej, reject};
+use crate::rto::RtoEstimator;
 use crate::table::{Secret, Table};
 use burst_base::{Nanos, Reason};
 use burst_wire::MAD_LEN;
@@ -57,8 +57,8 @@ pub struct Cm<O> {
     pub(crate) table: Table<Conn<O>>,
     pub(crate) listeners: HashMap<u64, Vec<Listener<O>>, Fold>,
     pub(crate) limit: u32,
-    pub(crate) patience: Patience,
-    pub(crate) early: Early,
+    pub(crate) rto: RtoEstimator,
+    pub(crate) early: EarlyRequests,
 }
 
 /// Connections of one worker, unless it is told otherwise.
@@ -71,8 +71,8 @@ impl<O> Cm<O> {
             table: Table::new(worker, secret),
             listeners: HashMap::with_hasher(secret.fold()),
             limit: LIMIT_DEFAULT,
-            patience: Patience::default(),
-            early: Early::new(),
+            rto: RtoEstimator::default(),
+            early: EarlyRequests::new(),
         }
     }
 
@@ -97,7 +97,7 @@ impl<O> Cm<O> {
     }
 
     /// The state of a connection.
-    pub fn state(&mut self, id: u32) -> Option<State> {
+    pub fn state(&mut self, id: u32) -> Option<CmState> {
         self.table.get_mut(id).map(|c| c.state)
     }
 
@@ -105,9 +105,9 @@ impl<O> Cm<O> {
     /// names none of our connections, and all workers must look.
     pub fn worker_of(secret: &Secret, peer: IpAddr, mad: &[u8], workers: u32) -> Option<u32> {
         match Mad::parse(mad).map(|m| m.message) {
-            Ok(Message::Req(m)) => Some(secret.worker_for(peer, m.qpn, workers)),
-            Ok(Message::SidrReq(m)) => Some(secret.worker_for(peer, m.request_id, workers)),
-            Ok(Message::Rej(m)) if m.remote_id == 0 => None,
+            Ok(CmMessage::Req(m)) => Some(secret.worker_for(peer, m.qpn, workers)),
+            Ok(CmMessage::SidrReq(m)) => Some(secret.worker_for(peer, m.request_id, workers)),
+            Ok(CmMessage::Rej(m)) if m.remote_id == 0 => None,
             Ok(m) => Some(secret.worker_of(m.receiver_id())).filter(|w| *w < workers).or(Some(0)),
             // Whoever has it counts it.
             Err(_) => Some(0),
@@ -155,20 +155,20 @@ impl<O> Cm<O> {
 
     /// Sends again what is overdue and ends what has waited long enough; at most `budget` connections in one call.
     /// Returns how many were due.
-    pub fn on_timer(&mut self, now: Nanos, budget: usize, fx: &mut impl Effects<O>) -> usize {
+    pub fn on_timer(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
         let mut fired = self.on_early(now, budget, fx);
         while fired < budget
             && let Some(slot) = self.table.wheel.pop_due(now)
         {
             fired += 1;
-            let patience = self.patience;
+            let rto = self.rto;
             let Some((id, conn)) = self.table.at_mut(slot) else { continue };
             match conn.state {
-                State::TimeWait => self.forget_after_timewait(now, id, fx),
-                State::SidrDone => drop(self.forget(id)),
-                State::ReqReceived | State::RepReceived | State::SidrReceived | State::Established => {}
-                _ if conn.retries == 0 && patience.until(now, conn.sent) > now => {
-                    let until = patience.until(now, conn.sent);
+                CmState::TimeWait => self.forget_after_timewait(now, id, fx),
+                CmState::SidrDone => drop(self.forget(id)),
+                CmState::ReqReceived | CmState::RepReceived | CmState::SidrReceived | CmState::Established => {}
+                _ if conn.retries == 0 && rto.until(now, conn.sent) > now => {
+                    let until = rto.until(now, conn.sent);
                     self.table.arm(id, until);
                 }
                 _ if conn.retries >= RETRIES_MAX => self.give_up(now, id, fx),
@@ -179,29 +179,29 @@ impl<O> Cm<O> {
     }
 
     /// A MAD has come, from `path.flow.dst` to `path.flow.src` (the way of an answer).
-    pub fn on_mad(&mut self, now: Nanos, path: &Path, bytes: &[u8], fx: &mut impl Effects<O>) {
+    pub fn on_mad(&mut self, now: Nanos, path: &PathRecord, bytes: &[u8], fx: &mut impl CmEffects<O>) {
         let mad = match Mad::parse(bytes) {
             Ok(mad) => mad,
             Err(reason) => return fx.count(path.port, reason),
         };
         match mad.message {
-            Message::Req(m) => self.on_req(now, path, &mad, &m, fx),
-            Message::Rep(m) => self.on_rep(now, path, &mad, &m, fx),
-            Message::Rtu(m) => self.on_rtu(now, path, &mad, &m, fx),
-            Message::Rej(m) => self.on_rej(now, path, &mad, &m, fx),
-            Message::Mra(m) => self.on_mra(now, path, &m, fx),
-            Message::Dreq(m) => self.on_dreq(now, path, &mad, &m, fx),
-            Message::Drep(m) => self.on_drep(now, path, &mad, &m, fx),
-            Message::SidrReq(m) => self.on_sidr_req(now, path, &mad, &m, fx),
-            Message::SidrRep(m) => self.on_sidr_rep(now, path, &mad, &m, fx),
-            Message::Lap(m) => self.on_lap(path, &mad, &m, fx),
+            CmMessage::Req(m) => self.on_req(now, path, &mad, &m, fx),
+            CmMessage::Rep(m) => self.on_rep(now, path, &mad, &m, fx),
+            CmMessage::Rtu(m) => self.on_rtu(now, path, &mad, &m, fx),
+            CmMessage::Rej(m) => self.on_rej(now, path, &mad, &m, fx),
+            CmMessage::Mra(m) => self.on_mra(now, path, &m, fx),
+            CmMessage::Dreq(m) => self.on_dreq(now, path, &mad, &m, fx),
+            CmMessage::Drep(m) => self.on_drep(now, path, &mad, &m, fx),
+            CmMessage::SidrReq(m) => self.on_sidr_req(now, path, &mad, &m, fx),
+            CmMessage::SidrRep(m) => self.on_sidr_rep(now, path, &mad, &m, fx),
+            CmMessage::Lap(m) => self.on_lap(path, &mad, &m, fx),
             // Nobody here ever sends a LAP.
-            Message::Apr(_) => fx.count(path.port, Reason::CmUnexpected),
+            CmMessage::Apr(_) => fx.count(path.port, Reason::CmUnexpected),
         }
     }
 
     /// The connection that a message names, if the message is its peer's.
-    pub(crate) fn known(&mut self, path: &Path, id: u32, fx: &mut impl Effects<O>) -> Option<&mut Conn<O>> {
+    pub(crate) fn known(&mut self, path: &PathRecord, id: u32, fx: &mut impl CmEffects<O>) -> Option<&mut Conn<O>> {
         let Some(conn) = self.table.get_mut(id) else {
             fx.count(path.port, Reason::CmUnknownId);
             return None;
@@ -214,28 +214,28 @@ impl<O> Cm<O> {
     }
 
     /// Sends a message once, without expecting anything.
-    pub(crate) fn answer(path: &Path, tid: u64, message: Message, data: &[u8], fx: &mut impl Effects<O>) {
+    pub(crate) fn answer(path: &PathRecord, tid: u64, message: CmMessage, data: &[u8], fx: &mut impl CmEffects<O>) {
         let mut bytes = [0; MAD_LEN];
         Mad { tid, modifier: 0, message, data }.emit(&mut bytes);
         fx.send(path, &message, &bytes);
     }
 
     /// Rejects something that has no connection here, or has one no longer.
-    pub(crate) fn refuse(path: &Path, tid: u64, rej: Rej, fx: &mut impl Effects<O>) {
+    pub(crate) fn refuse(path: &PathRecord, tid: u64, rej: Rej, fx: &mut impl CmEffects<O>) {
         Self::answer(path, tid, rej.into(), &[], fx);
-        fx.step(None, path, rej.local_id, Step::RejSent, Took::default());
+        fx.step(None, path, rej.local_id, CmStep::RejSent, StepTime::default());
     }
 
     /// Rejects the peer's message of a connection.
-    pub(crate) fn reject_conn(&mut self, now: Nanos, id: u32, rej: Rej, data: &[u8], fx: &mut impl Effects<O>) {
+    pub(crate) fn reject_conn(&mut self, now: Nanos, id: u32, rej: Rej, data: &[u8], fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         Self::answer(&conn.path, conn.tid, rej.into(), data, fx);
-        self.step(now, id, Step::RejSent, fx);
+        self.step(now, id, CmStep::RejSent, fx);
     }
 
     /// Sends a message that is kept, to be sent again after a while. `timed`: unless it is only kept for repeated
     /// requests.
-    pub(crate) fn send_kept(&mut self, now: Nanos, id: u32, mad: &Mad<'_>, timed: bool, fx: &mut impl Effects<O>) {
+    pub(crate) fn send_kept(&mut self, now: Nanos, id: u32, mad: &Mad<'_>, timed: bool, fx: &mut impl CmEffects<O>) {
         let chance = self.table.chance();
         let Some(conn) = self.table.get_mut(id) else { return };
         mad.emit(&mut conn.mad);
@@ -248,11 +248,11 @@ impl<O> Cm<O> {
     /// What was sent is answered.
     pub(crate) fn answered(&mut self, now: Nanos, id: u32) {
         if let Some(conn) = self.table.get_mut(id).filter(|c| c.retries == 0) {
-            self.patience.answered(now, now.since(conn.sent));
+            self.rto.answered(now, now.since(conn.sent));
         }
     }
 
-    fn send_again(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+    fn send_again(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let chance = self.table.chance();
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.retries += 1;
@@ -264,21 +264,21 @@ impl<O> Cm<O> {
     }
 
     /// Sends the stored message as it is.
-    pub(crate) fn repeat(conn: &Conn<O>, fx: &mut impl Effects<O>) {
+    pub(crate) fn repeat(conn: &Conn<O>, fx: &mut impl CmEffects<O>) {
         if let Some(mad) = conn.stored() {
             fx.send(&conn.path, &mad.message, &conn.mad);
         }
     }
 
     /// No answer after all retries.
-    fn give_up(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+    fn give_up(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         fx.count(conn.path.port, Reason::CmTimeout);
         match conn.state {
             // Whoever is asked to part and does not answer has parted.
-            State::DreqSent => return self.part_unanswered(now, id, fx),
-            State::SidrSent => {}
-            State::ReqSent => {
+            CmState::DreqSent => return self.part_unanswered(now, id, fx),
+            CmState::SidrSent => {}
+            CmState::ReqSent => {
                 let rej = crate::active::timeout_rej(id, conn.local_guid);
                 self.reject_conn(now, id, rej, &[], fx);
             }
@@ -288,27 +288,34 @@ impl<O> Cm<O> {
                 self.reject_conn(now, id, rej, &[], fx);
             }
         }
-        self.step(now, id, Step::Failed, fx);
-        self.tell(id, EventKind::Unreachable, 0, &[], fx);
+        self.step(now, id, CmStep::Failed, fx);
+        self.report(id, ConnEventKind::Unreachable, 0, &[], fx);
         self.forget(id);
     }
 
     /// Tells the owner, if there still is one.
-    pub(crate) fn tell(&mut self, id: u32, kind: EventKind, status: u16, data: &[u8], fx: &mut impl Effects<O>) {
+    pub(crate) fn report(
+        &mut self,
+        id: u32,
+        kind: ConnEventKind,
+        status: u16,
+        data: &[u8],
+        fx: &mut impl CmEffects<O>,
+    ) {
         let Some(conn) = self.table.get_mut(id) else { return };
         if let Some(owner) = &conn.owner {
-            fx.event(owner, &conn.path, &Event { kind, status, conn: conn.conn, data });
+            fx.event(owner, &conn.path, &ConnEvent { kind, status, conn: conn.conn, data });
         }
     }
 
     /// Notes a step and its time.
-    pub(crate) fn step(&mut self, now: Nanos, id: u32, step: Step, fx: &mut impl Effects<O>) {
+    pub(crate) fn step(&mut self, now: Nanos, id: u32, step: CmStep, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        let mut took = Took { elapsed: now.since(conn.stepped), ..Took::default() };
+        let mut took = StepTime { elapsed: now.since(conn.stepped), ..StepTime::default() };
         match step {
-            Step::RepSent | Step::RepReceived => conn.replied = now,
-            Step::Established => {
-                took = Took { elapsed: now.since(conn.begun), reply: conn.replied.since(conn.begun) };
+            CmStep::RepSent | CmStep::RepReceived => conn.replied = now,
+            CmStep::Established => {
+                took = StepTime { elapsed: now.since(conn.begun), reply: conn.replied.since(conn.begun) };
             }
             _ => {}
         }

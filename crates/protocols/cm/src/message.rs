@@ -43,25 +43,25 @@ macro_rules! messages {
             fn default() -> $name { $name::parse(&[0; BODY_LEN]) }
         }
 
-        impl From<$name> for Message {
-            fn from(message: $name) -> Message { Message::$name(message) }
+        impl From<$name> for CmMessage {
+            fn from(message: $name) -> CmMessage { CmMessage::$name(message) }
         })+
 
         /// Any message.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(clippy::large_enum_variant)] // lives on the stack between parse and handler
-        pub enum Message { $($(#[$doc])* $name($name)),+ }
+        pub enum CmMessage { $($(#[$doc])* $name($name)),+ }
 
-        impl Message {
+        impl CmMessage {
             /// Attribute id.
-            pub const fn attr(&self) -> u16 { match self { $(Message::$name(_) => $attr),+ } }
+            pub const fn attr(&self) -> u16 { match self { $(CmMessage::$name(_) => $attr),+ } }
             /// Name in capitals, as the specification writes it.
-            pub const fn name(&self) -> &'static str { match self { $(Message::$name(_) => stringify!($name)),+ } }
-            const fn data_at(&self) -> usize { match self { $(Message::$name(_) => $data),+ } }
-            fn parse(attr: u16, b: &[u8; BODY_LEN]) -> Option<Message> {
-                match attr { $($attr => Some(Message::$name($name::parse(b))),)+ _ => None }
+            pub const fn name(&self) -> &'static str { match self { $(CmMessage::$name(_) => stringify!($name)),+ } }
+            const fn data_at(&self) -> usize { match self { $(CmMessage::$name(_) => $data),+ } }
+            fn parse(attr: u16, b: &[u8; BODY_LEN]) -> Option<CmMessage> {
+                match attr { $($attr => Some(CmMessage::$name($name::parse(b))),)+ _ => None }
             }
-            fn emit(&self, b: &mut [u8; BODY_LEN]) { match self { $(Message::$name(m) => m.emit(b)),+ } }
+            fn emit(&self, b: &mut [u8; BODY_LEN]) { match self { $(CmMessage::$name(m) => m.emit(b)),+ } }
         }
     };
 }
@@ -284,7 +284,7 @@ pub struct Mad<'a> {
     /// Attribute modifier: options of enhanced connection establishment.
     pub modifier: u32,
     /// The message.
-    pub message: Message,
+    pub message: CmMessage,
     /// Private data, as long as the message has room.
     pub data: &'a [u8],
 }
@@ -306,7 +306,7 @@ impl<'a> Mad<'a> {
         if header.method != MadHeader::METHOD_SEND {
             return Err(Reason::MadUnknown);
         }
-        let message = Message::parse(header.attr_id, body).ok_or(Reason::MadUnknown)?;
+        let message = CmMessage::parse(header.attr_id, body).ok_or(Reason::MadUnknown)?;
         let data = body.get(message.data_at()..).ok_or(Reason::MadMalformed)?;
         Ok(Mad { tid: header.tid, modifier: header.attr_mod, message, data })
     }
@@ -333,36 +333,36 @@ impl<'a> Mad<'a> {
     }
 }
 
-impl Message {
+impl CmMessage {
     /// The id by which the receiver knows the connection: 0 in messages that begin one.
     pub fn receiver_id(&self) -> u32 {
         match self {
-            Message::Req(_) | Message::SidrReq(_) => 0,
-            Message::Mra(m) => m.remote_id,
-            Message::Rej(m) => m.remote_id,
-            Message::Rep(m) => m.remote_id,
-            Message::Rtu(m) => m.remote_id,
-            Message::Dreq(m) => m.remote_id,
-            Message::Drep(m) => m.remote_id,
-            Message::SidrRep(m) => m.request_id,
-            Message::Lap(m) => m.remote_id,
-            Message::Apr(m) => m.remote_id,
+            CmMessage::Req(_) | CmMessage::SidrReq(_) => 0,
+            CmMessage::Mra(m) => m.remote_id,
+            CmMessage::Rej(m) => m.remote_id,
+            CmMessage::Rep(m) => m.remote_id,
+            CmMessage::Rtu(m) => m.remote_id,
+            CmMessage::Dreq(m) => m.remote_id,
+            CmMessage::Drep(m) => m.remote_id,
+            CmMessage::SidrRep(m) => m.request_id,
+            CmMessage::Lap(m) => m.remote_id,
+            CmMessage::Apr(m) => m.remote_id,
         }
     }
     /// The id by which the sender knows the connection.
     pub fn sender_id(&self) -> u32 {
         match self {
-            Message::Req(m) => m.local_id,
-            Message::SidrReq(m) => m.request_id,
-            Message::Mra(m) => m.local_id,
-            Message::Rej(m) => m.local_id,
-            Message::Rep(m) => m.local_id,
-            Message::Rtu(m) => m.local_id,
-            Message::Dreq(m) => m.local_id,
-            Message::Drep(m) => m.local_id,
-            Message::SidrRep(_) => 0,
-            Message::Lap(m) => m.local_id,
-            Message::Apr(m) => m.local_id,
+            CmMessage::Req(m) => m.local_id,
+            CmMessage::SidrReq(m) => m.request_id,
+            CmMessage::Mra(m) => m.local_id,
+            CmMessage::Rej(m) => m.local_id,
+            CmMessage::Rep(m) => m.local_id,
+            CmMessage::Rtu(m) => m.local_id,
+            CmMessage::Dreq(m) => m.local_id,
+            CmMessage::Drep(m) => m.local_id,
+            CmMessage::SidrRep(_) => 0,
+            CmMessage::Lap(m) => m.local_id,
+            CmMessage::Apr(m) => m.local_id,
         }
     }
 }

@@ -1,12 +1,14 @@
 //! The passive end: REQ checked and shown to a listener, REP or REJ sent, RTU awaited (IBA 12.9.7).
 
 use crate::active::{ece_seen, ece_to_send};
-use crate::api::{Effects, End, EventKind, Incoming, Negotiated, Path, PeerClass, Step, Transport};
-use crate::conn::{Conn, SERVICE_TIMEOUT, State, Waiting};
+use crate::api::{
+    CmEffects, CmStep, ConnEventKind, ConnRequest, EndParams, Negotiated, PathRecord, PeerClass, Transport,
+};
+use crate::conn::{BacklogPlace, CmState, Conn, SERVICE_TIMEOUT};
 use crate::machine::{Cm, CmError};
-use crate::message::{Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
-use crate::service::{self, Header};
-use crate::table::Key;
+use crate::message::{CmMessage, Mad, Mra, Rej, Rep, Req, Rtu, reject};
+use crate::service::{self, PrivateDataHeader};
+use crate::table::ConnKey;
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use std::net::IpAddr;
@@ -15,17 +17,24 @@ use std::net::IpAddr;
 const PARTITION_BITS: u16 = 0x7fff;
 
 /// A request that passed the checks.
-struct Checked {
+struct CheckedReq {
     transport: Transport,
-    header: Option<Header>,
+    header: Option<PrivateDataHeader>,
     mtu: Mtu,
 }
 
 impl<O> Cm<O> {
     /// REQ: somebody wants to connect.
-    pub(crate) fn on_req(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, req: &Req, fx: &mut impl Effects<O>) {
+    pub(crate) fn on_req(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        mad: &Mad<'_>,
+        req: &Req,
+        fx: &mut impl CmEffects<O>,
+    ) {
         let peer = path.flow.dst;
-        let request = Key::Request { peer, ca_guid: req.ca_guid, id: req.local_id };
+        let request = ConnKey::Request { peer, ca_guid: req.ca_guid, id: req.local_id };
         if let Some(id) = self.table.find(&request) {
             return self.repeated_req(path, id, mad, req, fx);
         }
@@ -36,10 +45,10 @@ impl<O> Cm<O> {
                 return Self::refuse(path, mad.tid, rej, fx);
             }
         };
-        let pair = Key::QueuePair { peer, ca_guid: req.ca_guid, qpn: req.qpn };
+        let pair = ConnKey::QueuePair { peer, ca_guid: req.ca_guid, qpn: req.qpn };
         if let Some(old) = self.table.find(&pair) {
             fx.count(path.port, Reason::CmStale);
-            if self.state(old) == Some(State::TimeWait) {
+            if self.state(old) == Some(CmState::TimeWait) {
                 // No answer: the peer asks again, and is welcome when the time-wait is over.
                 return;
             }
@@ -58,11 +67,11 @@ impl<O> Cm<O> {
             fx.count(path.port, Reason::CmBadRequest);
             return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_TRANSPORT), fx);
         }
-        let Some(waiting) = Waiting::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
+        let Some(waiting) = BacklogPlace::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
             // No answer: the peer asks again, and there may be room then.
             return fx.count(path.port, Reason::CmBacklogFull);
         };
-        let mut conn = Conn::new(State::ReqReceived, *path, now);
+        let mut conn = Conn::new(CmState::ReqReceived, *path, now);
         conn.waiting = Some(waiting);
         (conn.remote_id, conn.remote_guid, conn.tid) = (req.local_id, req.ca_guid, mad.tid);
         (conn.service_id, conn.transport) = (req.service_id, checked.transport);
@@ -72,7 +81,7 @@ impl<O> Cm<O> {
     }
 
     /// Requests that were early: shown if they have a listener now, rejected if they have had time enough. Returns how many.
-    pub(crate) fn on_early(&mut self, now: Nanos, budget: usize, fx: &mut impl Effects<O>) -> usize {
+    pub(crate) fn on_early(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
         let mut seen = 0;
         while seen < budget
             && let Some(held) = self.early.next(now)
@@ -80,28 +89,28 @@ impl<O> Cm<O> {
             seen += 1;
             let Ok(mad) = Mad::parse(&held.bytes) else { continue };
             let (service_id, sidr) = match mad.message {
-                Message::Req(req) => (req.service_id, false),
-                Message::SidrReq(req) => (req.service_id, true),
+                CmMessage::Req(req) => (req.service_id, false),
+                CmMessage::SidrReq(req) => (req.service_id, true),
                 _ => continue,
             };
-            let asked = asked_address(Header::parse(mad.data), &held.path);
+            let asked = asked_address(PrivateDataHeader::parse(mad.data), &held.path);
             let listens = self.listener(service_id, asked, held.path.port, sidr).is_some();
             if !listens && held.due > now {
                 self.early.keep(held);
                 continue;
             }
             match mad.message {
-                Message::Req(req) if listens => self.on_req(now, &held.path, &mad, &req, fx),
-                Message::Req(req) => Self::refuse_nobodys(&held.path, mad.tid, &req, fx),
-                Message::SidrReq(req) if listens => self.on_sidr_req(now, &held.path, &mad, &req, fx),
-                Message::SidrReq(req) => Self::refuse_nobodys_sidr(&held.path, mad.tid, &req, fx),
+                CmMessage::Req(req) if listens => self.on_req(now, &held.path, &mad, &req, fx),
+                CmMessage::Req(req) => Self::refuse_nobodys(&held.path, mad.tid, &req, fx),
+                CmMessage::SidrReq(req) if listens => self.on_sidr_req(now, &held.path, &mad, &req, fx),
+                CmMessage::SidrReq(req) => Self::refuse_nobodys_sidr(&held.path, mad.tid, &req, fx),
                 _ => {}
             }
         }
         seen
     }
 
-    fn refuse_nobodys(path: &Path, tid: u64, req: &Req, fx: &mut impl Effects<O>) {
+    fn refuse_nobodys(path: &PathRecord, tid: u64, req: &Req, fx: &mut impl CmEffects<O>) {
         fx.count(path.port, Reason::CmNobodyListens);
         Self::refuse(path, tid, rej_of(req, reject::INVALID_SERVICE_ID), fx);
     }
@@ -111,10 +120,10 @@ impl<O> Cm<O> {
         &mut self,
         now: Nanos,
         conn: Conn<O>,
-        keys: [Key; 2],
-        checked: &Checked,
+        keys: [ConnKey; 2],
+        checked: &CheckedReq,
         mad: &Mad<'_>,
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) {
         let (path, service_id, negotiated) = (conn.path, conn.service_id, conn.conn);
         let Ok(id) = self.add(conn) else { return fx.count(path.port, Reason::CmNoRoom) };
@@ -126,7 +135,7 @@ impl<O> Cm<O> {
             }
         }
         let skip = checked.header.map_or(0, |_| service::HEADER_LEN);
-        let incoming = Incoming {
+        let incoming = ConnRequest {
             id,
             path,
             src: checked.header.map(|h| (h.src, h.port)),
@@ -145,11 +154,11 @@ impl<O> Cm<O> {
         if let Some(conn) = self.table.get_mut(id) {
             conn.owner = Some(owner);
         }
-        self.step(now, id, Step::ReqReceived, fx);
+        self.step(now, id, CmStep::ReqReceived, fx);
     }
 
     /// The same request again: our answer was lost, or there is none yet.
-    fn repeated_req(&mut self, path: &Path, id: u32, mad: &Mad<'_>, req: &Req, fx: &mut impl Effects<O>) {
+    fn repeated_req(&mut self, path: &PathRecord, id: u32, mad: &Mad<'_>, req: &Req, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         if conn.conn.remote_qpn != req.qpn || conn.tid != mad.tid {
             fx.count(path.port, Reason::CmBadRequest);
@@ -157,14 +166,14 @@ impl<O> Cm<O> {
         }
         fx.count(path.port, Reason::CmDuplicate);
         match conn.state {
-            State::ReqReceived => {
+            CmState::ReqReceived => {
                 let mra = Mra { local_id: id, remote_id: req.local_id, message: 0, service_timeout: SERVICE_TIMEOUT };
                 Self::answer(path, mad.tid, mra.into(), &[], fx);
             }
-            State::RepSent => Self::repeat(conn, fx),
-            State::TimeWait => Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), fx),
+            CmState::RepSent => Self::repeat(conn, fx),
+            CmState::TimeWait => Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), fx),
             // The REP was lost, and the program wants no more. A peer that is connected takes no notice.
-            State::DreqSent => Self::refuse(path, mad.tid, rej_of(req, reject::CONSUMER), fx),
+            CmState::DreqSent => Self::refuse(path, mad.tid, rej_of(req, reject::CONSUMER), fx),
             // It was sent before the RTU, and is late.
             _ => {}
         }
@@ -174,15 +183,21 @@ impl<O> Cm<O> {
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`], [`CmError::DataTooLong`].
-    pub fn accept(&mut self, now: Nanos, id: u32, end: &End<'_>, fx: &mut impl Effects<O>) -> Result<(), CmError> {
+    pub fn accept(
+        &mut self,
+        now: Nanos,
+        id: u32,
+        end: &EndParams<'_>,
+        fx: &mut impl CmEffects<O>,
+    ) -> Result<(), CmError> {
         if end.data.len() > Rep::DATA_LEN {
             return Err(CmError::DataTooLong);
         }
         let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
-        if conn.state != State::ReqReceived {
+        if conn.state != CmState::ReqReceived {
             return Err(CmError::WrongState);
         }
-        conn.state = State::RepSent;
+        conn.state = CmState::RepSent;
         conn.waiting = None;
         (conn.local_qpn, conn.local_guid) = (end.qpn, end.ca_guid);
         let end = &limited(conn.transport, end);
@@ -210,7 +225,7 @@ impl<O> Cm<O> {
         };
         let mad = Mad { tid: conn.tid, modifier, message: rep.into(), data: end.data };
         self.send_kept(now, id, &mad, true, fx);
-        self.step(now, id, Step::RepSent, fx);
+        self.step(now, id, CmStep::RepSent, fx);
         Ok(())
     }
 
@@ -218,9 +233,9 @@ impl<O> Cm<O> {
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
-    pub fn offer(&mut self, id: u32, end: &End<'_>) -> Result<(Path, Negotiated), CmError> {
+    pub fn offer(&mut self, id: u32, end: &EndParams<'_>) -> Result<(PathRecord, Negotiated), CmError> {
         let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
-        if conn.state != State::ReqReceived {
+        if conn.state != CmState::ReqReceived {
             return Err(CmError::WrongState);
         }
         let mut negotiated = conn.conn;
@@ -238,15 +253,15 @@ impl<O> Cm<O> {
         id: u32,
         reason: u16,
         data: &[u8],
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) -> Result<(), CmError> {
         let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
         let message = match conn.state {
-            State::ReqReceived => 0,
-            State::RepReceived => 1,
+            CmState::ReqReceived => 0,
+            CmState::RepReceived => 1,
             // It was accepted, and the other end is not ready yet.
-            State::RepSent => 2,
-            State::SidrReceived => return self.reject_sidr(now, id, data, fx),
+            CmState::RepSent => 2,
+            CmState::SidrReceived => return self.reject_sidr(now, id, data, fx),
             _ => return Err(CmError::WrongState),
         };
         if data.len() > Rej::DATA_LEN {
@@ -259,18 +274,25 @@ impl<O> Cm<O> {
     }
 
     /// RTU: the active end is ready.
-    pub(crate) fn on_rtu(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, rtu: &Rtu, fx: &mut impl Effects<O>) {
+    pub(crate) fn on_rtu(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        mad: &Mad<'_>,
+        rtu: &Rtu,
+        fx: &mut impl CmEffects<O>,
+    ) {
         let id = rtu.remote_id;
         let Some(conn) = self.known(path, id, fx) else { return };
         if conn.remote_id != rtu.local_id {
             return fx.count(path.port, Reason::CmForged);
         }
         match conn.state {
-            State::RepSent => {
+            CmState::RepSent => {
                 self.answered(now, id);
                 self.connected(now, id, mad.data, fx);
             }
-            State::Established => fx.count(path.port, Reason::CmDuplicate),
+            CmState::Established => fx.count(path.port, Reason::CmDuplicate),
             _ => fx.count(path.port, Reason::CmUnexpected),
         }
     }
@@ -279,42 +301,42 @@ impl<O> Cm<O> {
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
-    pub fn notify(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) -> Result<(), CmError> {
+    pub fn notify(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) -> Result<(), CmError> {
         match self.table.get_mut(id).ok_or(CmError::Gone)?.state {
-            State::RepSent => self.connected(now, id, &[], fx),
-            State::Established => {}
+            CmState::RepSent => self.connected(now, id, &[], fx),
+            CmState::Established => {}
             _ => return Err(CmError::WrongState),
         }
         Ok(())
     }
 
-    fn connected(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl Effects<O>) {
+    fn connected(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        conn.state = State::Established;
+        conn.state = CmState::Established;
         self.table.arm(id, Nanos::NEVER);
-        self.step(now, id, Step::RtuReceived, fx);
-        self.step(now, id, Step::Established, fx);
-        self.tell(id, EventKind::Established, 0, data, fx);
+        self.step(now, id, CmStep::RtuReceived, fx);
+        self.step(now, id, CmStep::Established, fx);
+        self.report(id, ConnEventKind::Established, 0, data, fx);
     }
 }
 
 /// What a passive end can bring: an XRC target sends no requests, and receives into shared receive queues only.
-fn limited<'a>(transport: Transport, end: &End<'a>) -> End<'a> {
+fn limited<'a>(transport: Transport, end: &EndParams<'a>) -> EndParams<'a> {
     match transport {
-        Transport::Xrc => End { initiator_depth: 0, flow_control: false, srq: true, ..*end },
+        Transport::Xrc => EndParams { initiator_depth: 0, flow_control: false, srq: true, ..*end },
         _ => *end,
     }
 }
 
 /// Neither end asks for more than the other gives, nor gives more than is asked for.
-fn limit(conn: &mut Negotiated, end: &End<'_>) {
+fn limit(conn: &mut Negotiated, end: &EndParams<'_>) {
     conn.responder_resources = conn.responder_resources.min(end.responder_resources);
     conn.initiator_depth = conn.initiator_depth.min(end.initiator_depth);
     conn.peer_rnr_retry_count = end.rnr_retry_count;
 }
 
 /// The address that is asked for: the packet's, except that a host may name its own loopback address to itself.
-pub(crate) fn asked_address(header: Option<Header>, path: &Path) -> IpAddr {
+pub(crate) fn asked_address(header: Option<PrivateDataHeader>, path: &PathRecord) -> IpAddr {
     let to_itself = path.flow.src == path.flow.dst;
     header.map(|h| h.dst).filter(|dst| to_itself && dst.is_loopback()).unwrap_or(path.flow.src)
 }
@@ -324,7 +346,7 @@ fn rej_of(req: &Req, reason: u16) -> Rej {
 }
 
 /// Is it something that can be carried?
-fn check_req(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Result<Checked, Rej> {
+fn check_req(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Result<CheckedReq, Rej> {
     let Some(transport) = Transport::of((req.transport, req.extended_transport)) else {
         return Err(rej_of(req, reject::INVALID_TRANSPORT));
     };
@@ -334,7 +356,7 @@ fn check_req(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Result<Checked, Rej> {
     let Some((space, _)) = service::parse_service_id(req.service_id) else {
         return Err(rej_of(req, reject::INVALID_SERVICE_ID));
     };
-    let header = Header::parse(mad.data);
+    let header = PrivateDataHeader::parse(mad.data);
     if header.is_none() && space != service::PS_IB {
         return Err(rej_of(req, reject::UNSUPPORTED));
     }
@@ -342,7 +364,7 @@ fn check_req(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Result<Checked, Rej> {
     if wished.bytes() > mtu.bytes() {
         return Err(too_large(req, mtu));
     }
-    Ok(Checked { transport, header, mtu: wished })
+    Ok(CheckedReq { transport, header, mtu: wished })
 }
 
 /// A REJ that says which MTU would do.

@@ -1,7 +1,7 @@
 //! The end of a connection: DREQ, DREP, time-wait (IBA 12.9.8); alternate paths, which are declined; and an owner's end.
 
-use crate::api::{Effects, EventKind, Path, Step};
-use crate::conn::{Conn, State, TIME_WAIT};
+use crate::api::{CmEffects, CmStep, ConnEventKind, PathRecord};
+use crate::conn::{CmState, Conn, TIME_WAIT};
 use crate::machine::{Cm, CmError};
 use crate::message::{Apr, Drep, Dreq, Lap, Mad, Rej, reject};
 use burst_base::{Nanos, Reason};
@@ -16,23 +16,30 @@ impl<O> Cm<O> {
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
-    pub fn disconnect(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) -> Result<(), CmError> {
+    pub fn disconnect(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) -> Result<(), CmError> {
         let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
         match conn.state {
-            State::Established | State::RepSent | State::RepReceived => {}
-            State::DreqSent | State::TimeWait => return Ok(()),
+            CmState::Established | CmState::RepSent | CmState::RepReceived => {}
+            CmState::DreqSent | CmState::TimeWait => return Ok(()),
             _ => return Err(CmError::WrongState),
         }
-        conn.state = State::DreqSent;
+        conn.state = CmState::DreqSent;
         let dreq = Dreq { local_id: id, remote_id: conn.remote_id, remote_qpn: conn.conn.remote_qpn };
         let tid = !0 << 63 | u64::from(id);
         self.send_kept(now, id, &Mad { tid, modifier: 0, message: dreq.into(), data: &[] }, true, fx);
-        self.step(now, id, Step::DreqSent, fx);
+        self.step(now, id, CmStep::DreqSent, fx);
         Ok(())
     }
 
     /// DREQ: answered at once, whatever the program does, so that the peer need not wait for it.
-    pub(crate) fn on_dreq(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, dreq: &Dreq, fx: &mut impl Effects<O>) {
+    pub(crate) fn on_dreq(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        mad: &Mad<'_>,
+        dreq: &Dreq,
+        fx: &mut impl CmEffects<O>,
+    ) {
         let id = dreq.remote_id;
         let drep = Drep { local_id: dreq.remote_id, remote_id: dreq.local_id };
         let Some(conn) = self.table.get_mut(id) else {
@@ -45,12 +52,12 @@ impl<O> Cm<O> {
             return fx.count(path.port, Reason::CmForged);
         }
         match conn.state {
-            State::Established | State::RepSent | State::RepReceived | State::DreqSent => {
+            CmState::Established | CmState::RepSent | CmState::RepReceived | CmState::DreqSent => {
                 Self::answer(path, mad.tid, drep.into(), &[], fx);
-                self.step(now, id, Step::DreqReceived, fx);
+                self.step(now, id, CmStep::DreqReceived, fx);
                 self.enter_timewait(now, id, mad.data, fx);
             }
-            State::TimeWait => {
+            CmState::TimeWait => {
                 fx.count(path.port, Reason::CmDuplicate);
                 Self::answer(path, mad.tid, drep.into(), &[], fx);
             }
@@ -59,16 +66,23 @@ impl<O> Cm<O> {
     }
 
     /// DREP: the peer agrees.
-    pub(crate) fn on_drep(&mut self, now: Nanos, path: &Path, mad: &Mad<'_>, drep: &Drep, fx: &mut impl Effects<O>) {
+    pub(crate) fn on_drep(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        mad: &Mad<'_>,
+        drep: &Drep,
+        fx: &mut impl CmEffects<O>,
+    ) {
         let id = drep.remote_id;
         let Some(conn) = self.known(path, id, fx) else { return };
         if conn.remote_id != drep.local_id {
             return fx.count(path.port, Reason::CmForged);
         }
         match conn.state {
-            State::DreqSent => {
+            CmState::DreqSent => {
                 self.answered(now, id);
-                self.step(now, id, Step::DrepReceived, fx);
+                self.step(now, id, CmStep::DrepReceived, fx);
                 self.enter_timewait(now, id, mad.data, fx);
             }
             _ => fx.count(path.port, Reason::CmUnexpected),
@@ -76,41 +90,41 @@ impl<O> Cm<O> {
     }
 
     /// Over, as the peer has said with `data`; remembered for a while.
-    pub(crate) fn enter_timewait(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl Effects<O>) {
+    pub(crate) fn enter_timewait(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl CmEffects<O>) {
         self.over(now, id, 0, data, fx);
     }
 
     /// Over, because nobody answers.
-    pub(crate) fn part_unanswered(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+    pub(crate) fn part_unanswered(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         self.over(now, id, reject::TIMEOUT, &[], fx);
     }
 
-    fn over(&mut self, now: Nanos, id: u32, status: u16, data: &[u8], fx: &mut impl Effects<O>) {
-        self.step(now, id, Step::Disconnected, fx);
-        self.tell(id, EventKind::Disconnected, status, data, fx);
+    fn over(&mut self, now: Nanos, id: u32, status: u16, data: &[u8], fx: &mut impl CmEffects<O>) {
+        self.step(now, id, CmStep::Disconnected, fx);
+        self.report(id, ConnEventKind::Disconnected, status, data, fx);
         if let Some(conn) = self.table.get_mut(id) {
-            conn.state = State::TimeWait;
+            conn.state = CmState::TimeWait;
             conn.waiting = None;
         }
         self.table.arm(id, now + TIME_WAIT);
     }
 
-    pub(crate) fn forget_after_timewait(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
-        self.step(now, id, Step::TimewaitExit, fx);
-        self.tell(id, EventKind::TimewaitExit, 0, &[], fx);
+    pub(crate) fn forget_after_timewait(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
+        self.step(now, id, CmStep::TimewaitExit, fx);
+        self.report(id, ConnEventKind::TimewaitExit, 0, &[], fx);
         self.forget(id);
     }
 
     /// A new request shows that the peer has forgotten this connection.
-    pub(crate) fn end_stale(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+    pub(crate) fn end_stale(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         match conn.state {
-            State::Established | State::RepSent | State::RepReceived => {
+            CmState::Established | CmState::RepSent | CmState::RepReceived => {
                 // The state allows it.
                 let _ = self.disconnect(now, id, fx);
             }
-            State::ReqReceived => {
-                self.tell(id, EventKind::Rejected, reject::STALE_CONNECTION, &[], fx);
+            CmState::ReqReceived => {
+                self.report(id, ConnEventKind::Rejected, reject::STALE_CONNECTION, &[], fx);
                 self.withdraw(id, fx);
             }
             _ => {}
@@ -118,14 +132,14 @@ impl<O> Cm<O> {
     }
 
     /// Forgets what the peer wants no more. If it was a request, its owner is still to decide, and holds its place.
-    pub(crate) fn withdraw(&mut self, id: u32, fx: &mut impl Effects<O>) {
+    pub(crate) fn withdraw(&mut self, id: u32, fx: &mut impl CmEffects<O>) {
         if let Some(Conn { owner: Some(owner), waiting: Some(place), .. }) = self.forget(id) {
             fx.keep_place(&owner, place);
         }
     }
 
     /// LAP: there is one path only.
-    pub(crate) fn on_lap(&mut self, path: &Path, mad: &Mad<'_>, lap: &Lap, fx: &mut impl Effects<O>) {
+    pub(crate) fn on_lap(&mut self, path: &PathRecord, mad: &Mad<'_>, lap: &Lap, fx: &mut impl CmEffects<O>) {
         let known = self.known(path, lap.remote_id, fx).is_some_and(|c| c.remote_id == lap.local_id);
         let status = if known { APR_UNSUPPORTED } else { APR_INVALID_COMM_ID };
         let apr = Apr { local_id: lap.remote_id, remote_id: lap.local_id, status, ..Apr::default() };
@@ -133,19 +147,19 @@ impl<O> Cm<O> {
     }
 
     /// The owner is gone or wants no more: whoever waits at the other end is told, and nobody here.
-    pub fn destroy(&mut self, now: Nanos, id: u32, fx: &mut impl Effects<O>) {
+    pub fn destroy(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.owner = None;
         match conn.state {
-            State::ReqSent => {
+            CmState::ReqSent => {
                 let rej = crate::active::timeout_rej(id, conn.local_guid);
                 self.reject_and_forget(id, rej, fx);
             }
-            State::ReqReceived => {
+            CmState::ReqReceived => {
                 let rej = Rej { local_id: id, remote_id: conn.remote_id, reason: reject::CONSUMER, ..Rej::default() };
                 self.reject_and_forget(id, rej, fx);
             }
-            State::RepReceived => {
+            CmState::RepReceived => {
                 let rej = Rej {
                     local_id: id,
                     remote_id: conn.remote_id,
@@ -155,27 +169,27 @@ impl<O> Cm<O> {
                 };
                 self.reject_and_forget(id, rej, fx);
             }
-            State::RepSent | State::Established => {
+            CmState::RepSent | CmState::Established => {
                 // The state allows it.
                 let _ = self.disconnect(now, id, fx);
             }
-            State::SidrReceived => {
+            CmState::SidrReceived => {
                 // The state allows it, and there is no data.
                 let _ = self.reject_sidr(now, id, &[], fx);
             }
-            State::SidrSent => drop(self.forget(id)),
-            State::DreqSent | State::TimeWait | State::SidrDone => {}
+            CmState::SidrSent => drop(self.forget(id)),
+            CmState::DreqSent | CmState::TimeWait | CmState::SidrDone => {}
         }
     }
 
-    fn reject_and_forget(&mut self, id: u32, rej: Rej, fx: &mut impl Effects<O>) {
+    fn reject_and_forget(&mut self, id: u32, rej: Rej, fx: &mut impl CmEffects<O>) {
         if let Some(Conn { path, tid, .. }) = self.forget(id) {
             Self::refuse(&path, tid, rej, fx);
         }
     }
 
     /// Ends everything of owners that `whose` says yes to.
-    pub fn destroy_all(&mut self, now: Nanos, mut whose: impl FnMut(&O) -> bool, fx: &mut impl Effects<O>) {
+    pub fn destroy_all(&mut self, now: Nanos, mut whose: impl FnMut(&O) -> bool, fx: &mut impl CmEffects<O>) {
         self.unlisten(&mut whose);
         for id in self.table.ids() {
             if self.table.get_mut(id).is_some_and(|c| c.owner.as_ref().is_some_and(&mut whose)) {

@@ -30,7 +30,7 @@ pub const fn parse_service_id(id: u64) -> Option<(u16, u16)> {
 
 /// The header: version 0, IP version, source port, both addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct PrivateDataHeader {
     /// Address of the sender.
     pub src: IpAddr,
     /// Port of the sender.
@@ -46,9 +46,9 @@ fn put_ip(out: &mut [u8], at: usize, ip: IpAddr) {
     }
 }
 
-impl Header {
+impl PrivateDataHeader {
     /// Reads the start of private data. `None` for another version, family, or too few bytes.
-    pub fn parse(data: &[u8]) -> Option<Header> {
+    pub fn parse(data: &[u8]) -> Option<PrivateDataHeader> {
         let b = data.first_chunk::<HEADER_LEN>()?;
         let ip = |at: usize| match b[1] >> 4 {
             4 => Some(IpAddr::V4(Ipv4Addr::from(raw::get::<4>(b, at + 12)))),
@@ -56,7 +56,7 @@ impl Header {
             _ => None,
         };
         (b[0] == 0).then_some(())?;
-        Some(Header { port: be16::get(b, 2), src: ip(4)?, dst: ip(20)? })
+        Some(PrivateDataHeader { port: be16::get(b, 2), src: ip(4)?, dst: ip(20)? })
     }
 
     /// The header as bytes.
@@ -85,16 +85,16 @@ mod tests {
     #[test]
     fn headers_come_back_and_others_do_not() {
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fe80::2")] {
-            let header = Header { src: src.parse().expect("ip"), port: 4711, dst: dst.parse().expect("ip") };
+            let header = PrivateDataHeader { src: src.parse().expect("ip"), port: 4711, dst: dst.parse().expect("ip") };
             let bytes = header.to_bytes();
-            assert_eq!(Header::parse(&bytes), Some(header));
-            assert_eq!(Header::parse(&bytes[..35]), None);
+            assert_eq!(PrivateDataHeader::parse(&bytes), Some(header));
+            assert_eq!(PrivateDataHeader::parse(&bytes[..35]), None);
             let mut other = bytes;
             other[0] = 1;
-            assert_eq!(Header::parse(&other), None);
+            assert_eq!(PrivateDataHeader::parse(&other), None);
             other = bytes;
             other[1] = 0x50;
-            assert_eq!(Header::parse(&other), None);
+            assert_eq!(PrivateDataHeader::parse(&other), None);
         }
     }
 }

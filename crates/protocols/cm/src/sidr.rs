@@ -1,12 +1,12 @@
 //! Datagram services: SIDR_REQ asks which queue pair and Q_Key serve a port, SIDR_REP says (IBA 12.11).
 
 use crate::active::{ece_seen, ece_to_send};
-use crate::api::{Effects, End, EventKind, Incoming, Path, SidrParams, Step};
-use crate::conn::{Conn, State, TIME_WAIT, Waiting};
+use crate::api::{CmEffects, CmStep, ConnEventKind, ConnRequest, EndParams, PathRecord, SidrParams};
+use crate::conn::{BacklogPlace, CmState, Conn, TIME_WAIT};
 use crate::machine::{Cm, CmError};
 use crate::message::{Mad, SidrRep, SidrReq};
-use crate::service::{self, Header};
-use crate::table::Key;
+use crate::service::{self, PrivateDataHeader};
+use crate::table::ConnKey;
 use burst_base::{Nanos, Reason};
 use burst_wire::DEFAULT_PKEY;
 
@@ -24,15 +24,15 @@ impl<O> Cm<O> {
         &mut self,
         now: Nanos,
         owner: O,
-        path: &Path,
+        path: &PathRecord,
         service_id: u64,
         data: &[u8],
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) -> Result<u32, CmError> {
         if data.len() > SidrReq::DATA_LEN {
             return Err(CmError::DataTooLong);
         }
-        let mut conn = Conn::new(State::SidrSent, *path, now);
+        let mut conn = Conn::new(CmState::SidrSent, *path, now);
         conn.owner = Some(owner);
         conn.service_id = service_id;
         let tid_high = u64::from(self.table.draw()) << 32;
@@ -40,27 +40,27 @@ impl<O> Cm<O> {
         let message = SidrReq { request_id: id, pkey: DEFAULT_PKEY, service_id };
         let mad = Mad { tid: tid_high | u64::from(id), modifier: 0, message: message.into(), data };
         self.send_kept(now, id, &mad, true, fx);
-        self.step(now, id, Step::SidrReqSent, fx);
+        self.step(now, id, CmStep::SidrReqSent, fx);
         Ok(id)
     }
 
     pub(crate) fn on_sidr_req(
         &mut self,
         now: Nanos,
-        path: &Path,
+        path: &PathRecord,
         mad: &Mad<'_>,
         req: &SidrReq,
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) {
-        let key = Key::Sidr { peer: path.flow.dst, id: req.request_id };
+        let key = ConnKey::Sidr { peer: path.flow.dst, id: req.request_id };
         if let Some(id) = self.table.find(&key) {
             fx.count(path.port, Reason::CmDuplicate);
-            if let Some(conn) = self.table.get_mut(id).filter(|c| c.state == State::SidrDone) {
+            if let Some(conn) = self.table.get_mut(id).filter(|c| c.state == CmState::SidrDone) {
                 Self::repeat(conn, fx);
             }
             return;
         }
-        let header = Header::parse(mad.data);
+        let header = PrivateDataHeader::parse(mad.data);
         let asked = crate::passive::asked_address(header, path);
         if service::parse_service_id(req.service_id).is_none() {
             return Self::refuse_nobodys_sidr(path, mad.tid, req, fx);
@@ -71,10 +71,10 @@ impl<O> Cm<O> {
                 false => Self::refuse_nobodys_sidr(path, mad.tid, req, fx),
             };
         };
-        let Some(waiting) = Waiting::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
+        let Some(waiting) = BacklogPlace::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
             return fx.count(path.port, Reason::CmBacklogFull);
         };
-        let mut conn = Conn::new(State::SidrReceived, *path, now);
+        let mut conn = Conn::new(CmState::SidrReceived, *path, now);
         conn.waiting = Some(waiting);
         (conn.remote_id, conn.tid, conn.service_id) = (req.request_id, mad.tid, req.service_id);
         let Ok(id) = self.add(conn) else { return fx.count(path.port, Reason::CmNoRoom) };
@@ -86,7 +86,7 @@ impl<O> Cm<O> {
         self.show_sidr(now, id, asked, header, mad, fx);
     }
 
-    pub(crate) fn refuse_nobodys_sidr(path: &Path, tid: u64, req: &SidrReq, fx: &mut impl Effects<O>) {
+    pub(crate) fn refuse_nobodys_sidr(path: &PathRecord, tid: u64, req: &SidrReq, fx: &mut impl CmEffects<O>) {
         fx.count(path.port, Reason::CmNobodyListens);
         let (request_id, service_id) = (req.request_id, req.service_id);
         let rep = SidrRep { request_id, status: SIDR_UNSUPPORTED, service_id, ..SidrRep::default() };
@@ -98,12 +98,12 @@ impl<O> Cm<O> {
         now: Nanos,
         id: u32,
         asked: std::net::IpAddr,
-        header: Option<Header>,
+        header: Option<PrivateDataHeader>,
         mad: &Mad<'_>,
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        let incoming = Incoming {
+        let incoming = ConnRequest {
             id,
             path: conn.path,
             src: header.map(|h| (h.src, h.port)),
@@ -121,7 +121,7 @@ impl<O> Cm<O> {
         if let Some(conn) = self.table.get_mut(id) {
             conn.owner = Some(owner);
         }
-        self.step(now, id, Step::SidrReqReceived, fx);
+        self.step(now, id, CmStep::SidrReqReceived, fx);
     }
 
     /// Tells which queue pair serves.
@@ -133,9 +133,9 @@ impl<O> Cm<O> {
         now: Nanos,
         id: u32,
         params: &SidrParams<'_>,
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) -> Result<(), CmError> {
-        let end = End { ece: params.ece, ..End::default() };
+        let end = EndParams { ece: params.ece, ..EndParams::default() };
         let (vendor, modifier) = ece_to_send(&end);
         let rep = SidrRep {
             qpn: params.qpn,
@@ -152,7 +152,7 @@ impl<O> Cm<O> {
         now: Nanos,
         id: u32,
         data: &[u8],
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) -> Result<(), CmError> {
         self.answer_sidr(now, id, SidrRep { status: SIDR_REJECT, ..SidrRep::default() }, 0, data, fx)
     }
@@ -164,21 +164,21 @@ impl<O> Cm<O> {
         rep: SidrRep,
         modifier: u32,
         data: &[u8],
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) -> Result<(), CmError> {
         if data.len() > SidrRep::DATA_LEN {
             return Err(CmError::DataTooLong);
         }
         let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
-        if conn.state != State::SidrReceived {
+        if conn.state != CmState::SidrReceived {
             return Err(CmError::WrongState);
         }
-        conn.state = State::SidrDone;
+        conn.state = CmState::SidrDone;
         conn.waiting = None;
         let rep = SidrRep { request_id: conn.remote_id, service_id: conn.service_id, ..rep };
         let tid = conn.tid;
         self.send_kept(now, id, &Mad { tid, modifier, message: rep.into(), data }, false, fx);
-        self.step(now, id, Step::SidrRepSent, fx);
+        self.step(now, id, CmStep::SidrRepSent, fx);
         self.table.arm(id, now + TIME_WAIT);
         Ok(())
     }
@@ -186,25 +186,25 @@ impl<O> Cm<O> {
     pub(crate) fn on_sidr_rep(
         &mut self,
         now: Nanos,
-        path: &Path,
+        path: &PathRecord,
         mad: &Mad<'_>,
         rep: &SidrRep,
-        fx: &mut impl Effects<O>,
+        fx: &mut impl CmEffects<O>,
     ) {
         let id = rep.request_id;
         let Some(conn) = self.known(path, id, fx) else { return };
-        if conn.state != State::SidrSent || conn.service_id != rep.service_id {
+        if conn.state != CmState::SidrSent || conn.service_id != rep.service_id {
             return fx.count(path.port, Reason::CmUnexpected);
         }
         (conn.conn.remote_qpn, conn.conn.qkey) = (rep.qpn, rep.qkey);
         let vendor = u32::from(rep.vendor_high) << 16 | u32::from(rep.vendor_low);
         conn.conn.ece = ece_seen(vendor, mad.modifier);
-        self.step(now, id, Step::SidrRepReceived, fx);
+        self.step(now, id, CmStep::SidrRepReceived, fx);
         if rep.status == 0 {
-            self.tell(id, EventKind::Established, 0, mad.data, fx);
+            self.report(id, ConnEventKind::Established, 0, mad.data, fx);
         } else {
             fx.count(path.port, Reason::CmRejected);
-            self.tell(id, EventKind::Rejected, u16::from(rep.status), mad.data, fx);
+            self.report(id, ConnEventKind::Rejected, u16::from(rep.status), mad.data, fx);
         }
         self.forget(id);
     }

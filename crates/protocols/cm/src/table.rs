@@ -57,7 +57,7 @@ impl Secret {
 
 /// By what a peer's request or queue pair is found again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Key {
+pub enum ConnKey {
     /// A request by the peer's communication id.
     #[allow(missing_docs)]
     Request { peer: IpAddr, ca_guid: u64, id: u32 },
@@ -79,7 +79,7 @@ pub struct Table<C> {
     spare: Option<u32>,
     chance: Rng,
     chunks: Vec<Option<Slab<(u32, C)>>>,
-    keys: HashMap<Key, u32, Fold>,
+    keys: HashMap<ConnKey, u32, Fold>,
     /// One timer per slot.
     pub wheel: Wheel,
     len: u32,
@@ -202,13 +202,13 @@ impl<C> Table<C> {
     }
 
     /// Finds the connection of a key.
-    pub fn find(&mut self, key: &Key) -> Option<u32> {
+    pub fn find(&mut self, key: &ConnKey) -> Option<u32> {
         let slot = *self.keys.get(key)?;
         self.at_mut(slot).map(|(id, _)| id)
     }
 
     /// Makes a connection known by a key; false when the key is taken.
-    pub fn know(&mut self, key: Key, id: u32) -> bool {
+    pub fn know(&mut self, key: ConnKey, id: u32) -> bool {
         let Some(slot) = self.slot_of(id) else { return false };
         match self.keys.entry(key) {
             std::collections::hash_map::Entry::Occupied(_) => false,
@@ -220,12 +220,12 @@ impl<C> Table<C> {
     }
 
     /// Makes a key unknown.
-    pub fn forget_key(&mut self, key: &Key) {
+    pub fn forget_key(&mut self, key: &ConnKey) {
         self.keys.remove(key);
     }
 
     /// Takes a connection out; `keys` are those it was known by.
-    pub fn remove(&mut self, id: u32, keys: [Option<Key>; 2]) -> Option<C> {
+    pub fn remove(&mut self, id: u32, keys: [Option<ConnKey>; 2]) -> Option<C> {
         let slot = self.slot_of(id)?;
         self.get_mut(id)?;
         self.wheel.cancel(slot);

@@ -1,7 +1,7 @@
 //! Captures of another stack's connection manager, read and written again; and what they say.
 
-use burst_cm::message::{Mad, Message};
-use burst_cm::service::{Header, PS_TCP, PS_UDP, parse_service_id};
+use burst_cm::message::{CmMessage, Mad};
+use burst_cm::service::{PS_TCP, PS_UDP, PrivateDataHeader, parse_service_id};
 use burst_wire::{Layers, MAD_LEN, Packet};
 use pcap_file::pcap::PcapReader;
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ fn each_end_announces_the_sequence_number_that_the_other_begins_with() {
     for name in ["cm-rping", "cm-rping-ipv6", "cm-ucmatose"] {
         let all = mads(name);
         let message = |n: usize| Mad::parse(&all[n]).expect("parses").message;
-        let (Message::Req(req), Message::Rep(rep)) = (message(0), message(1)) else { panic!("not a handshake") };
+        let (CmMessage::Req(req), CmMessage::Rep(rep)) = (message(0), message(1)) else { panic!("not a handshake") };
         assert_eq!(first_request_to(name, req.qpn), req.psn, "{name}: what the passive end sends");
         assert_eq!(first_request_to(name, rep.qpn), rep.psn, "{name}: what the active end sends");
     }
@@ -77,7 +77,7 @@ fn each_end_announces_the_sequence_number_that_the_other_begins_with() {
 fn fields_are_where_they_should_be() {
     let all = mads("cm-rping");
     let message = |n: usize| Mad::parse(&all[n]).expect("parses").message;
-    let (Message::Req(req), Message::Rep(rep), Message::Rtu(rtu)) = (message(0), message(1), message(2)) else {
+    let (CmMessage::Req(req), CmMessage::Rep(rep), CmMessage::Rtu(rtu)) = (message(0), message(1), message(2)) else {
         panic!("not a handshake");
     };
     assert_eq!((req.qpn, req.responder_resources, req.initiator_depth), (0x53, 1, 1));
@@ -86,7 +86,7 @@ fn fields_are_where_they_should_be() {
     assert_eq!((req.pkey, req.mtu, req.psn, req.ack_timeout), (0xffff, 3, 0x00ad_5851, 19));
     assert_eq!((req.local_lid, req.flow_label, req.packet_rate, req.hop_limit), (0xffff, 0x219f2, 0, 64));
     assert_eq!(parse_service_id(req.service_id), Some((PS_TCP, 7174)));
-    let header = Header::parse(Mad::parse(&all[0]).expect("parses").data).expect("header");
+    let header = PrivateDataHeader::parse(Mad::parse(&all[0]).expect("parses").data).expect("header");
     assert_eq!((header.src.to_string(), header.dst.to_string()), ("10.77.0.3".into(), "10.77.0.2".into()));
     assert_eq!((rep.remote_id, rep.qpn, rep.ack_delay, rep.rnr_retry_count), (req.local_id, 0x51, 15, 7));
     assert_eq!((rep.ca_guid, rep.vendor_id, rep.responder_resources), (0x5054_00ff_fe77_0002, 0, 1));
@@ -100,13 +100,13 @@ fn refusals_and_datagram_services() {
         let mad = Mad::parse(&bytes).expect("parses");
         (mad.message, mad.data.to_vec())
     };
-    let (Message::Rej(rej), data) = last("cm-reject-consumer") else { panic!("not a REJ") };
+    let (CmMessage::Rej(rej), data) = last("cm-reject-consumer") else { panic!("not a REJ") };
     assert_eq!((rej.reason, rej.message, &data[..8]), (28, 0, &b"go-away\0"[..]));
-    let (Message::Rej(rej), _) = last("cm-reject-no-listener") else { panic!("not a REJ") };
+    let (CmMessage::Rej(rej), _) = last("cm-reject-no-listener") else { panic!("not a REJ") };
     assert_eq!((rej.reason, rej.local_id), (8, 0));
-    let (Message::SidrRep(rep), _) = last("cm-sidr-udaddy") else { panic!("not a SIDR_REP") };
+    let (CmMessage::SidrRep(rep), _) = last("cm-sidr-udaddy") else { panic!("not a SIDR_REP") };
     assert_eq!((rep.status, rep.qpn, rep.qkey), (0, 0x54, 0x0123_4567));
     assert_eq!(parse_service_id(rep.service_id), Some((PS_UDP, 7174)));
-    let (Message::SidrRep(rep), _) = last("cm-sidr-no-listener") else { panic!("not a SIDR_REP") };
+    let (CmMessage::SidrRep(rep), _) = last("cm-sidr-no-listener") else { panic!("not a SIDR_REP") };
     assert_eq!(rep.status, 1);
 }

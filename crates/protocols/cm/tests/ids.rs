@@ -1,7 +1,7 @@
 //! Properties: parsing and writing are each other's inverse, ids find their connection and nobody else's.
 
 use burst_cm::Secret;
-use burst_cm::message::{Mad, Message};
+use burst_cm::message::{CmMessage, Mad};
 use burst_cm::table::Table;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ proptest! {
     fn any_bytes_are_a_message_or_a_reason(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         if let Ok(mad) = Mad::parse(&bytes) {
             prop_assert!(matches!(mad.message.attr(), 0x10..=0x1a));
-            let _: (u32, u32) = (Message::receiver_id(&mad.message), Message::sender_id(&mad.message));
+            let _: (u32, u32) = (CmMessage::receiver_id(&mad.message), CmMessage::sender_id(&mad.message));
         }
     }
 

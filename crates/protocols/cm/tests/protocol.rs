@@ -1,17 +1,18 @@
 //! Message by message: this arrives, this must happen. In order, repeated, late, malformed, at the limit, after the end.
 
-mod house;
+mod harness;
 
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use burst_cm::conn::READ_MIN;
-use burst_cm::message::{Apr, Drep, Dreq, Lap, Mad, Message, Mra, Rej, Rep, Req, Rtu, reject};
-use burst_cm::service::{HEADER_LEN, Header, PS_TCP, PS_UDP, service_id};
+use burst_cm::message::{Apr, CmMessage, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, reject};
+use burst_cm::service::{HEADER_LEN, PS_TCP, PS_UDP, PrivateDataHeader, service_id};
 use burst_cm::{
-    BURST_VENDOR, Backlog, CmError, EventKind as K, Listener, Path, PeerClass, Ready, SidrParams, State, Transport,
+    BURST_VENDOR, Backlog, CmError, CmState, ConnEventKind as K, Listener, PathRecord, PeerClass, QpSetup, SidrParams,
+    Transport,
 };
 use burst_frame::Flow;
-use house::{Host, House, PORT, Weather};
+use harness::{Harness, Host, PORT, Weather};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -20,28 +21,28 @@ const GUID: u64 = 99;
 const NOW: Nanos = Nanos::from_ms(1);
 
 /// The way of answers to the peer that the tests play.
-fn path() -> Path {
-    Path { port: 0, flow: Flow { src: IpAddr::from([10, 0, 0, 1]), dst: IpAddr::from(PEER), ..Flow::default() } }
+fn path() -> PathRecord {
+    PathRecord { port: 0, flow: Flow { src: IpAddr::from([10, 0, 0, 1]), dst: IpAddr::from(PEER), ..Flow::default() } }
 }
 
-fn give_at(host: &mut Host, now: Nanos, tid: u64, message: impl Into<Message>, data: &[u8]) -> Vec<Message> {
+fn give_at(host: &mut Host, now: Nanos, tid: u64, message: impl Into<CmMessage>, data: &[u8]) -> Vec<CmMessage> {
     let mut bytes = [0; 256];
     Mad { tid, modifier: 0, message: message.into(), data }.emit(&mut bytes);
     host.cm.on_mad(now, &path(), &bytes, &mut host.world);
     taken(host)
 }
 
-fn give(host: &mut Host, message: impl Into<Message>) -> Vec<Message> {
+fn give(host: &mut Host, message: impl Into<CmMessage>) -> Vec<CmMessage> {
     give_at(host, NOW, 7, message, &[])
 }
 
 /// What the host has sent.
-fn taken(host: &mut Host) -> Vec<Message> {
+fn taken(host: &mut Host) -> Vec<CmMessage> {
     host.world.sent.drain(..).map(|(_, mad)| Mad::parse(&mad).expect("well formed").message).collect()
 }
 
 fn header() -> [u8; HEADER_LEN] {
-    Header { src: IpAddr::from(PEER), port: 5, dst: IpAddr::from([10, 0, 0, 1]) }.to_bytes()
+    PrivateDataHeader { src: IpAddr::from(PEER), port: 5, dst: IpAddr::from([10, 0, 0, 1]) }.to_bytes()
 }
 
 fn req(id: u32, qpn: u32) -> Req {
@@ -62,7 +63,7 @@ fn req(id: u32, qpn: u32) -> Req {
     }
 }
 
-fn ask(host: &mut Host, req: Req) -> Vec<Message> {
+fn ask(host: &mut Host, req: Req) -> Vec<CmMessage> {
     give_at(host, NOW, 7, req, &header())
 }
 
@@ -72,7 +73,7 @@ fn accepted() -> (Host, u32, Rep) {
     assert!(ask(&mut host, req(1, 50)).is_empty());
     host.accept(NOW, 0);
     let id = host.world.stories[0].conn;
-    let [Message::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
+    let [CmMessage::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
     (host, id, rep)
 }
 
@@ -84,12 +85,12 @@ fn established() -> (Host, u32) {
 }
 
 /// A host that has asked; the connection's id.
-fn asked(ready: Ready) -> (Host, u32) {
+fn asked(ready: QpSetup) -> (Host, u32) {
     let mut host = Host::new(1);
     host.world.ready = ready;
     host.connect(NOW, IpAddr::from(PEER), b"data");
     let id = host.world.stories[0].conn;
-    let [Message::Req(sent)] = taken(&mut host)[..] else { panic!("no REQ") };
+    let [CmMessage::Req(sent)] = taken(&mut host)[..] else { panic!("no REQ") };
     assert_eq!((sent.local_id, sent.vendor_id, sent.cm_retries), (id, BURST_VENDOR, 15));
     (host, id)
 }
@@ -129,7 +130,7 @@ fn vendors_that_nobody_knows_make_both_ends_fall_back() {
         ask(&mut host, Req { vendor_id, ..req(1, 50) });
         assert_eq!(host.world.stories[0].negotiated.expect("wishes").peer, class);
         host.accept(NOW, 0);
-        let [Message::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
+        let [CmMessage::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
         assert_eq!(rep.vendor_id, answer);
     }
 }
@@ -140,7 +141,7 @@ fn a_repeated_request_gets_what_the_first_got() {
     ask(&mut host, req(1, 50));
     let id = host.world.stories[0].conn;
     // The program has not decided: the peer shall wait.
-    let [Message::Mra(mra)] = ask(&mut host, req(1, 50))[..] else { panic!("no MRA") };
+    let [CmMessage::Mra(mra)] = ask(&mut host, req(1, 50))[..] else { panic!("no MRA") };
     assert_eq!((mra.local_id, mra.remote_id, mra.message), (id, 1, 0));
     host.accept(NOW, 0);
     let first = taken(&mut host);
@@ -155,7 +156,7 @@ fn a_repeated_request_gets_what_the_first_got() {
 fn another_request_with_the_same_id_is_rejected() {
     let mut host = Host::new(1);
     ask(&mut host, req(1, 50));
-    let [Message::Rej(rej)] = ask(&mut host, req(1, 51))[..] else { panic!("no REJ") };
+    let [CmMessage::Rej(rej)] = ask(&mut host, req(1, 51))[..] else { panic!("no REJ") };
     assert_eq!(rej.reason, reject::DUPLICATE_COMM_ID);
 }
 
@@ -181,12 +182,12 @@ fn requests_that_cannot_be_carried_are_rejected_with_the_reason() {
         assert_eq!(sent.is_empty(), request.service_id == service_id(PS_TCP, 9));
         host.cm.on_timer(NOW + Nanos::from_ms(60), 10, &mut host.world);
         sent.extend(taken(&mut host));
-        let [Message::Rej(rej)] = sent[..] else { panic!("no REJ") };
+        let [CmMessage::Rej(rej)] = sent[..] else { panic!("no REJ") };
         assert_eq!((rej.reason, rej.remote_id, rej.message), (reason, request.local_id, 0));
         assert!(host.cm.is_empty() && host.world.stories.is_empty());
     }
     let mut host = Host::new(1);
-    let [Message::Rej(rej)] = give_at(&mut host, NOW, 7, req(1, 50), &[1; 92])[..] else { panic!("no REJ") };
+    let [CmMessage::Rej(rej)] = give_at(&mut host, NOW, 7, req(1, 50), &[1; 92])[..] else { panic!("no REJ") };
     assert_eq!(rej.reason, reject::UNSUPPORTED, "no RDMA-CM header");
 }
 
@@ -207,9 +208,9 @@ fn a_request_may_come_a_moment_before_its_listener() {
     assert_eq!(host.world.stories.len(), 1, "shown to its listener");
     assert!(taken(&mut host).is_empty(), "the other one still waits");
     host.accept(soon, 0);
-    let [Message::Rep(_)] = taken(&mut host)[..] else { panic!("no REP") };
+    let [CmMessage::Rep(_)] = taken(&mut host)[..] else { panic!("no REP") };
     host.cm.on_timer(NOW + Nanos::from_ms(60), 10, &mut host.world);
-    let [Message::Rej(rej)] = taken(&mut host)[..] else { panic!("no REJ") };
+    let [CmMessage::Rej(rej)] = taken(&mut host)[..] else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.remote_id), (reject::INVALID_SERVICE_ID, 2));
 }
 
@@ -237,17 +238,17 @@ fn an_initiator_asks_for_a_target_and_says_what_it_is() {
     let sent = host.world.sent[0].1;
     // Transport service type 3 (bits 1 and 2 of byte 43), extended transport type 1 (bits 0 to 2 of byte 51).
     assert_eq!((body(&sent)[43] >> 1 & 3, body(&sent)[51] & 7), (3, 1));
-    let [Message::Req(sent)] = taken(&mut host)[..] else { panic!("no REQ") };
+    let [CmMessage::Req(sent)] = taken(&mut host)[..] else { panic!("no REQ") };
     assert_eq!((sent.initiator_depth, sent.responder_resources), (4, 0), "it answers no READs");
     assert_eq!((sent.retry_count, sent.rnr_retry_count, sent.srq), (0, 0, false));
     let id = host.world.stories[0].conn;
     let reply = Rep { qpn: 0, eecn: 60, srq: true, rnr_retry_count: 6, initiator_depth: 0, ..rep(id) };
-    let [Message::Rtu(_)] = give(&mut host, reply)[..] else { panic!("no RTU") };
+    let [CmMessage::Rtu(_)] = give(&mut host, reply)[..] else { panic!("no RTU") };
     let n = host.world.stories[0].negotiated.expect("established");
     assert_eq!((n.remote_qpn, n.srq, n.sq_psn), (60, true, 5));
     assert_eq!((n.initiator_depth, n.responder_resources, n.retry_count, n.rnr_retry_count), (2, 0, 7, 6));
     host.disconnect(NOW, 0);
-    let [Message::Dreq(dreq)] = taken(&mut host)[..] else { panic!("no DREQ") };
+    let [CmMessage::Dreq(dreq)] = taken(&mut host)[..] else { panic!("no DREQ") };
     assert_eq!(dreq.remote_qpn, 60);
 }
 
@@ -261,14 +262,14 @@ fn a_target_answers_in_the_place_of_end_to_end_contexts() {
     host.accept(NOW, 0);
     let sent = host.world.sent[0].1;
     assert_eq!((&body(&sent)[12..15], &body(&sent)[16..19]), (&[0, 0, 0][..], &[0, 0, 101][..]), "QPN and EECN");
-    let [Message::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
+    let [CmMessage::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
     assert_eq!((rep.qpn, rep.eecn, rep.srq, rep.flow_control), (0, 101, true, false));
     assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 0), "it asks for no READs");
     assert_eq!(host.world.stories[0].negotiated.map(|n| (n.remote_qpn, n.responder_resources)), Some((50, 5)));
     assert!(give(&mut host, Rtu { local_id: 1, remote_id: rep.local_id }).is_empty());
     let dreq = |remote_qpn| Dreq { local_id: 1, remote_id: rep.local_id, remote_qpn };
     assert!(give(&mut host, dreq(0)).is_empty(), "another queue pair");
-    assert!(matches!(give(&mut host, dreq(101))[..], [Message::Drep(_)]));
+    assert!(matches!(give(&mut host, dreq(101))[..], [CmMessage::Drep(_)]));
 }
 
 #[test]
@@ -279,7 +280,7 @@ fn a_listener_of_one_kind_refuses_requests_of_the_other() {
         host.listen(8);
         let (transport, extended_transport) = transport.codes();
         let request = Req { transport, extended_transport, ..req(1, 50) };
-        let [Message::Rej(rej)] = ask(&mut host, request)[..] else { panic!("no REJ") };
+        let [CmMessage::Rej(rej)] = ask(&mut host, request)[..] else { panic!("no REJ") };
         assert_eq!(rej.reason, reject::INVALID_TRANSPORT);
         assert_eq!((host.count(Reason::CmBadRequest), host.world.stories.len()), (1, 0));
     }
@@ -289,27 +290,27 @@ fn a_listener_of_one_kind_refuses_requests_of_the_other() {
 fn a_peer_that_has_not_seen_the_reply_is_told_when_the_program_parts() {
     let (mut host, id, rep) = accepted();
     host.disconnect(NOW, 0);
-    let [Message::Dreq(_)] = taken(&mut host)[..] else { panic!("no DREQ") };
+    let [CmMessage::Dreq(_)] = taken(&mut host)[..] else { panic!("no DREQ") };
     // The REP was lost: the peer asks again, and cannot understand the DREQ.
-    let [Message::Rej(rej)] = ask(&mut host, req(1, 50))[..] else { panic!("no REJ") };
+    let [CmMessage::Rej(rej)] = ask(&mut host, req(1, 50))[..] else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.remote_id, rej.local_id), (reject::CONSUMER, 1, 0));
-    assert_eq!(host.cm.state(id), Some(State::DreqSent));
+    assert_eq!(host.cm.state(id), Some(CmState::DreqSent));
     assert!(give(&mut host, Drep { local_id: 1, remote_id: rep.local_id }).is_empty());
     assert!(host.world.stories[0].saw(K::Disconnected));
 }
 
 #[test]
 fn a_smaller_link_is_found_out() {
-    let mut house = House::new(1, Weather::default());
-    house.hosts[1].world.mtu = Mtu::B1024;
-    let to = house.hosts[1].ip;
-    house.hosts[0].connect(house.now, to, b"kept");
-    house.run(Nanos::from_ms(1000));
-    for host in &house.hosts {
+    let mut harness = Harness::new(1, Weather::default());
+    harness.hosts[1].world.mtu = Mtu::B1024;
+    let to = harness.hosts[1].ip;
+    harness.hosts[0].connect(harness.now, to, b"kept");
+    harness.run(Nanos::from_ms(1000));
+    for host in &harness.hosts {
         assert!(host.world.stories[0].saw(K::Established));
         assert_eq!(host.world.stories[0].negotiated.expect("conn").mtu, Mtu::B1024);
     }
-    assert_eq!(house.hosts[1].count(Reason::CmBadRequest), 1);
+    assert_eq!(harness.hosts[1].count(Reason::CmBadRequest), 1);
 }
 
 #[test]
@@ -322,7 +323,7 @@ fn the_backlog_bounds_what_waits_and_the_peer_may_ask_again() {
     assert_eq!((host.world.stories.len(), host.count(Reason::CmBacklogFull)), (2, 1));
     host.accept(NOW, 0);
     assert_eq!(host.backlog.waiting(), 1);
-    assert!(ask(&mut host, req(3, 52)).iter().all(|m| !matches!(m, Message::Rej(_))));
+    assert!(ask(&mut host, req(3, 52)).iter().all(|m| !matches!(m, CmMessage::Rej(_))));
     assert_eq!(host.world.stories.len(), 3);
     host.cm.set_limit(3);
     host.accept(NOW, 1);
@@ -376,13 +377,13 @@ fn requests_that_are_taken_back_keep_their_places() {
 /// The peer has a new queue pair with the number of an old one, whose connection nobody has ended.
 #[test]
 fn a_stale_connection_is_ended_by_a_reply() {
-    let (mut host, id) = asked(Ready::Done);
-    let [Message::Rtu(_)] = give(&mut host, rep(id))[..] else { panic!("no RTU") };
+    let (mut host, id) = asked(QpSetup::Done);
+    let [CmMessage::Rtu(_)] = give(&mut host, rep(id))[..] else { panic!("no RTU") };
     host.connect(NOW, IpAddr::from(PEER), b"again");
     let second = host.world.stories[1].conn;
     taken(&mut host);
     let sent = give(&mut host, Rep { local_id: 10, ..rep(second) });
-    let [Message::Rej(rej), Message::Dreq(dreq)] = sent[..] else { panic!("{sent:?}") };
+    let [CmMessage::Rej(rej), CmMessage::Dreq(dreq)] = sent[..] else { panic!("{sent:?}") };
     assert_eq!((rej.reason, rej.message, rej.remote_id), (reject::STALE_CONNECTION, 1, 10));
     assert_eq!((dreq.local_id, dreq.remote_id, dreq.remote_qpn), (id, 9, 60));
     give(&mut host, Drep { local_id: 9, remote_id: id });
@@ -394,7 +395,7 @@ fn a_stale_connection_is_ended_by_a_reply() {
 fn who_accepted_may_reject_until_the_other_end_is_ready() {
     let (mut host, id, _) = accepted();
     host.cm.reject(NOW, id, reject::CONSUMER, b"no", &mut host.world).expect("no RTU came");
-    let [Message::Rej(rej)] = taken(&mut host)[..] else { panic!("no REJ") };
+    let [CmMessage::Rej(rej)] = taken(&mut host)[..] else { panic!("no REJ") };
     assert_eq!((rej.local_id, rej.remote_id, rej.message, rej.reason), (id, 1, 2, reject::CONSUMER));
     assert!(host.cm.is_empty());
     let (mut host, id) = established();
@@ -406,7 +407,7 @@ fn who_accepted_may_reject_until_the_other_end_is_ready() {
 fn parting_from_one_who_does_not_answer_says_so() {
     let (mut host, id) = established();
     host.disconnect(NOW, 0);
-    while host.cm.state(id) == Some(State::DreqSent) {
+    while host.cm.state(id) == Some(CmState::DreqSent) {
         host.cm.on_timer(host.cm.next_deadline(), 1, &mut host.world);
     }
     assert_eq!(host.world.stories[0].events.last(), Some(&(K::Disconnected, reject::TIMEOUT)));
@@ -416,7 +417,7 @@ fn parting_from_one_who_does_not_answer_says_so() {
 fn a_stale_connection_is_ended_by_a_new_request() {
     let (mut host, id) = established();
     let sent = ask(&mut host, req(2, 50));
-    let [Message::Rej(rej), Message::Dreq(dreq)] = sent[..] else { panic!("{sent:?}") };
+    let [CmMessage::Rej(rej), CmMessage::Dreq(dreq)] = sent[..] else { panic!("{sent:?}") };
     assert_eq!((rej.reason, rej.remote_id), (reject::STALE_CONNECTION, 2));
     assert_eq!((dreq.local_id, dreq.remote_id, dreq.remote_qpn), (id, 1, 50));
     // The peer does not know the old one; then the way is free after the time-wait.
@@ -434,9 +435,9 @@ fn forged_and_unknown_messages_change_nothing() {
     assert!(give(&mut host, Rtu { local_id: 1, remote_id: id ^ 0x0100_0000 }).is_empty());
     assert!(give(&mut host, Mra { local_id: 1, remote_id: 5, ..Mra::default() }).is_empty());
     assert!(give(&mut host, Rej { local_id: 1, remote_id: 5, reason: 28, ..Rej::default() }).is_empty());
-    let [Message::Rej(rej)] = give(&mut host, rep(5))[..] else { panic!("no REJ") };
+    let [CmMessage::Rej(rej)] = give(&mut host, rep(5))[..] else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.message, rej.remote_id), (reject::INVALID_COMM_ID, 1, 9));
-    let [Message::Drep(_)] = give(&mut host, Dreq { local_id: 4, remote_id: 5, remote_qpn: 1 })[..] else {
+    let [CmMessage::Drep(_)] = give(&mut host, Dreq { local_id: 4, remote_id: 5, remote_qpn: 1 })[..] else {
         panic!("no DREP")
     };
     // Wrong queue pair, wrong peer id, wrong address.
@@ -445,14 +446,14 @@ fn forged_and_unknown_messages_change_nothing() {
     let mut bytes = [0; 256];
     let message = Dreq { local_id: 1, remote_id: id, remote_qpn: own_qpn }.into();
     Mad { tid: 1, modifier: 0, message, data: &[] }.emit(&mut bytes);
-    let elsewhere = Path { flow: Flow { dst: IpAddr::from([10, 0, 0, 8]), ..path().flow }, ..path() };
+    let elsewhere = PathRecord { flow: Flow { dst: IpAddr::from([10, 0, 0, 8]), ..path().flow }, ..path() };
     host.cm.on_mad(NOW, &elsewhere, &bytes, &mut host.world);
-    assert_eq!(host.cm.state(id), Some(State::Established));
+    assert_eq!(host.cm.state(id), Some(CmState::Established));
     assert_eq!(host.count(Reason::CmForged), 3);
     // The true one.
-    let [Message::Drep(_)] = give(&mut host, message)[..] else { panic!("no DREP") };
+    let [CmMessage::Drep(_)] = give(&mut host, message)[..] else { panic!("no DREP") };
     assert_eq!(host.world.stories[0].last(), Some(K::Disconnected));
-    let [Message::Drep(_)] = give(&mut host, message)[..] else { panic!("a late one is answered") };
+    let [CmMessage::Drep(_)] = give(&mut host, message)[..] else { panic!("a late one is answered") };
 }
 
 #[test]
@@ -484,9 +485,9 @@ fn what_is_no_message_is_dropped_with_a_reason() {
 
 #[test]
 fn a_reply_is_acknowledged_again_when_it_comes_again() {
-    let (mut host, id) = asked(Ready::Done);
+    let (mut host, id) = asked(QpSetup::Done);
     let first = give(&mut host, rep(id));
-    assert_eq!(first, [Message::Rtu(Rtu { local_id: id, remote_id: 9 })]);
+    assert_eq!(first, [CmMessage::Rtu(Rtu { local_id: id, remote_id: 9 })]);
     let conn = host.world.stories[0].negotiated.expect("conn");
     assert_eq!((conn.remote_qpn, conn.sq_psn), (60, 5));
     assert_eq!((conn.responder_resources, conn.initiator_depth), (1, 2));
@@ -497,20 +498,20 @@ fn a_reply_is_acknowledged_again_when_it_comes_again() {
 
 #[test]
 fn a_program_may_ready_its_queue_pair_itself() {
-    let (mut host, id) = asked(Ready::ByProgram);
+    let (mut host, id) = asked(QpSetup::ByProgram);
     assert!(give(&mut host, rep(id)).is_empty());
     assert_eq!(host.world.stories[0].last(), Some(K::Response));
-    let [Message::Mra(mra)] = give(&mut host, rep(id))[..] else { panic!("the peer shall wait") };
+    let [CmMessage::Mra(mra)] = give(&mut host, rep(id))[..] else { panic!("the peer shall wait") };
     assert_eq!((mra.message, mra.remote_id), (1, 9));
     assert_eq!(host.cm.establish(NOW, id, &mut host.world), Ok(()));
-    assert_eq!(taken(&mut host), [Message::Rtu(Rtu { local_id: id, remote_id: 9 })]);
+    assert_eq!(taken(&mut host), [CmMessage::Rtu(Rtu { local_id: id, remote_id: 9 })]);
     assert_eq!(host.cm.establish(NOW, id, &mut host.world), Err(CmError::WrongState));
 }
 
 #[test]
 fn a_queue_pair_that_fails_rejects_the_reply() {
-    let (mut host, id) = asked(Ready::Failed);
-    let [Message::Rej(rej)] = give(&mut host, rep(id))[..] else { panic!("no REJ") };
+    let (mut host, id) = asked(QpSetup::Failed);
+    let [CmMessage::Rej(rej)] = give(&mut host, rep(id))[..] else { panic!("no REJ") };
     assert_eq!((rej.message, rej.reason, rej.remote_id), (1, reject::CONSUMER, 9));
     assert_eq!(host.world.stories[0].last(), Some(K::ConnectError));
     assert!(host.cm.is_empty());
@@ -518,7 +519,7 @@ fn a_queue_pair_that_fails_rejects_the_reply() {
 
 #[test]
 fn an_mra_stops_the_clock() {
-    let (mut host, id) = asked(Ready::Done);
+    let (mut host, id) = asked(QpSetup::Done);
     // 4.096 us * 2^20 is 4.3 s.
     give(&mut host, Mra { local_id: 9, remote_id: id, message: 0, service_timeout: 20 });
     host.cm.on_timer(Nanos::from_ms(4_200), 10, &mut host.world);
@@ -531,13 +532,13 @@ fn an_mra_stops_the_clock() {
 
 #[test]
 fn rejects_end_what_they_name() {
-    let (mut host, id) = asked(Ready::Done);
+    let (mut host, id) = asked(QpSetup::Done);
     give(&mut host, Rej { local_id: 9, remote_id: id, reason: 28, ..Rej::default() });
     assert_eq!(host.world.stories[0].events, [(K::Rejected, 28)]);
     assert!(host.cm.is_empty());
     let (mut host, id, _) = accepted();
     give(&mut host, Rej { local_id: 2, remote_id: id, message: 1, reason: 28, ..Rej::default() });
-    assert_eq!(host.cm.state(id), Some(State::RepSent), "another's");
+    assert_eq!(host.cm.state(id), Some(CmState::RepSent), "another's");
     give(&mut host, Rej { local_id: 1, remote_id: id, message: 1, reason: 28, ..Rej::default() });
     assert_eq!(host.world.stories[0].events, [(K::Rejected, 28)]);
     // The peer gave up before it knew our id: it names its own and its GUID.
@@ -566,8 +567,8 @@ fn the_first_data_may_come_before_the_rtu() {
 fn crossed_releases_end_once_at_both_ends() {
     let (mut host, id) = established();
     host.disconnect(NOW, 0);
-    assert!(matches!(taken(&mut host)[..], [Message::Dreq(_)]));
-    let [Message::Drep(_)] = give(&mut host, Dreq { local_id: 1, remote_id: id, remote_qpn: 101 })[..] else {
+    assert!(matches!(taken(&mut host)[..], [CmMessage::Dreq(_)]));
+    let [CmMessage::Drep(_)] = give(&mut host, Dreq { local_id: 1, remote_id: id, remote_qpn: 101 })[..] else {
         panic!("no DREP")
     };
     give(&mut host, Drep { local_id: 1, remote_id: id });
@@ -583,11 +584,11 @@ fn crossed_releases_end_once_at_both_ends() {
 #[test]
 fn alternate_paths_are_declined() {
     let (mut host, id) = established();
-    let [Message::Apr(apr)] = give(&mut host, Lap { local_id: 1, remote_id: id, ..Lap::default() })[..] else {
+    let [CmMessage::Apr(apr)] = give(&mut host, Lap { local_id: 1, remote_id: id, ..Lap::default() })[..] else {
         panic!("no APR")
     };
     assert_eq!(apr.status, 2);
-    let [Message::Apr(apr)] = give(&mut host, Lap { local_id: 1, remote_id: 77, ..Lap::default() })[..] else {
+    let [CmMessage::Apr(apr)] = give(&mut host, Lap { local_id: 1, remote_id: 77, ..Lap::default() })[..] else {
         panic!("no APR")
     };
     assert_eq!(apr.status, 1);
@@ -603,28 +604,28 @@ fn an_owner_that_goes_tells_its_peer_by_state() {
         assert_eq!(host.world.stories[0].events.len(), events, "nobody is told any more");
         sent
     };
-    let (host, id) = asked(Ready::Done);
-    let [Message::Rej(rej)] = gone(host, id)[..] else { panic!("no REJ") };
+    let (host, id) = asked(QpSetup::Done);
+    let [CmMessage::Rej(rej)] = gone(host, id)[..] else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.info_len), (reject::TIMEOUT, 8));
     let mut host = Host::new(1);
     ask(&mut host, req(1, 50));
     let id = host.world.stories[0].conn;
-    let [Message::Rej(rej)] = gone(host, id)[..] else { panic!("no REJ") };
+    let [CmMessage::Rej(rej)] = gone(host, id)[..] else { panic!("no REJ") };
     assert_eq!(rej.reason, reject::CONSUMER);
     let (host, id, _) = accepted();
-    assert!(matches!(gone(host, id)[..], [Message::Dreq(_)]));
+    assert!(matches!(gone(host, id)[..], [CmMessage::Dreq(_)]));
     let (host, id) = established();
-    assert!(matches!(gone(host, id)[..], [Message::Dreq(_)]));
+    assert!(matches!(gone(host, id)[..], [CmMessage::Dreq(_)]));
 }
 
 #[test]
 fn two_ends_that_ask_each_other_get_two_connections() {
-    let mut house = House::new(3, Weather::default());
-    let (a, b) = (house.hosts[0].ip, house.hosts[1].ip);
-    house.hosts[0].connect(house.now, b, &[]);
-    house.hosts[1].connect(house.now, a, &[]);
-    house.run(Nanos::from_ms(1000));
-    for host in &house.hosts {
+    let mut harness = Harness::new(3, Weather::default());
+    let (a, b) = (harness.hosts[0].ip, harness.hosts[1].ip);
+    harness.hosts[0].connect(harness.now, b, &[]);
+    harness.hosts[1].connect(harness.now, a, &[]);
+    harness.run(Nanos::from_ms(1000));
+    for host in &harness.hosts {
         assert_eq!(host.world.stories.iter().filter(|s| s.saw(K::Established)).count(), 2);
     }
 }
@@ -633,9 +634,9 @@ fn two_ends_that_ask_each_other_get_two_connections() {
 fn datagram_services_are_asked_and_answered() {
     let mut host = Host::new(1);
     let service = service_id(PS_UDP, 5);
-    host.world.stories.push(house::Story::default());
+    host.world.stories.push(harness::Story::default());
     let id = host.cm.resolve(NOW, 0, &path(), service, &header(), &mut host.world).expect("room");
-    let [Message::SidrReq(sent)] = taken(&mut host)[..] else { panic!("no SIDR_REQ") };
+    let [CmMessage::SidrReq(sent)] = taken(&mut host)[..] else { panic!("no SIDR_REQ") };
     assert_eq!((sent.request_id, sent.service_id, sent.pkey), (id, service, 0xffff));
     let answer =
         burst_cm::message::SidrRep { request_id: id, qpn: 5, qkey: 6, service_id: service, ..Default::default() };
@@ -667,21 +668,21 @@ fn a_datagram_service_may_be_asked_for_a_moment_before_its_listener() {
     assert_eq!(host.world.stories.len(), 1, "shown to its listener");
     assert!(taken(&mut host).is_empty(), "the other one still waits");
     host.cm.on_timer(NOW + Nanos::from_ms(60), 10, &mut host.world);
-    let [Message::SidrRep(rep)] = taken(&mut host)[..] else { panic!("no SIDR_REP") };
+    let [CmMessage::SidrRep(rep)] = taken(&mut host)[..] else { panic!("no SIDR_REP") };
     assert_eq!((rep.request_id, rep.status), (2, 1), "service not supported");
     assert_eq!(host.count(Reason::CmNobodyListens), 1);
     let strange = SidrReq { service_id: 1, ..req(3, 5) };
-    assert!(matches!(give(&mut host, strange)[..], [Message::SidrRep(_)]), "no service of rdma_cm's: at once");
+    assert!(matches!(give(&mut host, strange)[..], [CmMessage::SidrRep(_)]), "no service of rdma_cm's: at once");
 }
 
 #[test]
 fn how_often_the_peer_tries_again_is_what_we_ask_of_it() {
-    use burst_cm::End;
+    use burst_cm::EndParams;
     let mut host = Host::new(1);
     ask(&mut host, req(1, 50));
     let id = host.world.stories[0].conn;
     let wishes = host.world.stories[0].negotiated.expect("wishes");
     assert_eq!((wishes.rnr_retry_count, wishes.peer_rnr_retry_count), (4, 4), "ours is not said yet");
-    let (_, offer) = host.cm.offer(id, &End { rnr_retry_count: 7, ..End::default() }).expect("in time");
+    let (_, offer) = host.cm.offer(id, &EndParams { rnr_retry_count: 7, ..EndParams::default() }).expect("in time");
     assert_eq!((offer.rnr_retry_count, offer.peer_rnr_retry_count), (4, 7));
 }

@@ -2,8 +2,8 @@
 #![allow(dead_code)] // each test file uses its own part
 
 use burst_base::verbs::QpType;
-use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmId, CmOp, CmParam, CmReply, PortSpace};
-use burst_control::{Client, Request, Response, Teller};
+use burst_control::cm::{CmAddr, CmCommand, CmEvent, CmEventKind, CmId, CmParam, CmReply, PortSpace};
+use burst_control::{Client, CommandSender, Request, Response};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
@@ -44,8 +44,8 @@ impl Daemon {
     pub fn program(&self) -> Program {
         let mut client = Client::connect(&self.socket, "test").expect("connects");
         let mut fds = client.call(&Request::CmChannel { channel: 1 }, &[]).expect("channel").fds;
-        let teller = client.teller().expect("a lane");
-        Program { client, teller, events: fds.remove(0), next: 0 }
+        let sender = client.command_sender().expect("a lane");
+        Program { client, sender, events: fds.remove(0), next: 0 }
     }
 
     pub fn connect(&self) -> Client {
@@ -65,7 +65,7 @@ impl Drop for Daemon {
 /// A program with one event channel.
 pub struct Program {
     pub client: Client,
-    teller: Teller,
+    sender: CommandSender,
     pub events: OwnedFd,
     next: CmId,
 }
@@ -74,7 +74,7 @@ impl Program {
     pub fn new_id(&mut self, ps: PortSpace, qp_type: QpType) -> CmId {
         self.next += 1;
         let id = self.next;
-        assert_eq!(self.op(CmOp::Create { id, channel: 1, ps, qp_type }), CmReply::Done);
+        assert_eq!(self.op(CmCommand::Create { id, channel: 1, ps, qp_type }), CmReply::Done);
         id
     }
 
@@ -83,26 +83,26 @@ impl Program {
         self.next
     }
 
-    pub fn ops(&mut self, ops: Vec<CmOp>) -> Vec<CmReply> {
-        match self.client.call(&Request::Cm { ops }, &[]).expect("call").response {
+    pub fn ops(&mut self, ops: Vec<CmCommand>) -> Vec<CmReply> {
+        match self.client.call(&Request::Cm { commands: ops }, &[]).expect("call").response {
             Response::Cm(replies) => replies,
             other => panic!("unexpected {other:?}"),
         }
     }
 
-    pub fn op(&mut self, op: CmOp) -> CmReply {
+    pub fn op(&mut self, op: CmCommand) -> CmReply {
         self.ops(vec![op]).remove(0)
     }
 
-    pub fn errno(&mut self, op: CmOp) -> i32 {
+    pub fn errno(&mut self, op: CmCommand) -> i32 {
         match self.op(op) {
             CmReply::Failed { errno, .. } => errno,
             other => panic!("should fail: {other:?}"),
         }
     }
 
-    pub fn quietly(&mut self, ops: Vec<CmOp>) {
-        assert!(self.teller.tell(&ops).expect("sent"), "the lane is full");
+    pub fn quietly(&mut self, ops: Vec<CmCommand>) {
+        assert!(self.sender.send(&ops).expect("sent"), "the lane is full");
     }
 
     /// The next event, which must come.
@@ -131,8 +131,8 @@ impl Program {
     /// Bound and listening.
     pub fn listen(&mut self, ps: PortSpace, addr: CmAddr, backlog: u32) -> CmId {
         let id = self.new_id(ps, if ps == PortSpace::Udp { QpType::Ud } else { QpType::Rc });
-        assert!(matches!(self.op(CmOp::Bind { id, addr }), CmReply::Route(_)));
-        assert!(matches!(self.op(CmOp::Listen { id, backlog }), CmReply::Route(_)));
+        assert!(matches!(self.op(CmCommand::Bind { id, addr }), CmReply::Route(_)));
+        assert!(matches!(self.op(CmCommand::Listen { id, backlog }), CmReply::Route(_)));
         id
     }
 
@@ -140,9 +140,9 @@ impl Program {
     pub fn connect(&mut self, ps: PortSpace, dst: CmAddr, param: CmParam) -> CmId {
         let id = self.new_id(ps, if ps == PortSpace::Udp { QpType::Ud } else { QpType::Rc });
         let replies = self.ops(vec![
-            CmOp::ResolveAddr { id, src: None, dst, timeout_ms: 1000 },
-            CmOp::ResolveRoute { id, timeout_ms: 1000 },
-            CmOp::Connect { id, qp: None, param },
+            CmCommand::ResolveAddr { id, src: None, dst, timeout_ms: 1000 },
+            CmCommand::ResolveRoute { id, timeout_ms: 1000 },
+            CmCommand::Connect { id, qp: None, param },
         ]);
         assert!(matches!(replies[..], [CmReply::Route(_), CmReply::Route(_), CmReply::Done]), "{replies:?}");
         assert_eq!(self.expect(CmEventKind::AddrResolved, id).status, 0);

@@ -2,7 +2,7 @@
 
 use super::steps::time;
 use burst_control::cm::CmAddr;
-use burst_control::seen::{CmConnection, CmState};
+use burst_control::monitor::{CmConnection, CmConnectionState};
 use burst_control::{Client, Request, Response};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 /// What `--state` takes.
 pub fn state_names() -> Vec<&'static str> {
-    CmState::ALL.iter().map(|s| s.name()).collect()
+    CmConnectionState::ALL.iter().map(|s| s.name()).collect()
 }
 
 /// Asks for all connections, page by page; sorted by state, then address.
@@ -57,7 +57,7 @@ pub fn as_text(all: &[CmConnection]) -> String {
     );
     let number = |n: u32| if n == 0 { "-".to_owned() } else { n.to_string() };
     for c in all {
-        let since = if c.state == CmState::Listening { "-".to_owned() } else { time(c.since_ns) };
+        let since = if c.state == CmConnectionState::Listening { "-".to_owned() } else { time(c.since_ns) };
         let program = if c.pid == 0 { "-".to_owned() } else { format!("{} ({})", c.program, c.pid) };
         // Writing to a string cannot fail.
         let _ = writeln!(
@@ -74,7 +74,7 @@ pub fn as_text(all: &[CmConnection]) -> String {
             program
         );
     }
-    let counts = CmState::ALL.iter().filter_map(|state| {
+    let counts = CmConnectionState::ALL.iter().filter_map(|state| {
         let count = all.iter().filter(|c| c.state == *state).count();
         (count > 0).then(|| format!("{count} {}", state.name()))
     });
@@ -114,7 +114,7 @@ mod tests {
     fn connections_are_counted_by_state() {
         let addr = |ip: &str, port| Some(CmAddr { ip: ip.parse().expect("ip"), port, scope: 0 });
         let one = CmConnection {
-            state: CmState::Established,
+            state: CmConnectionState::Established,
             device: Some(1),
             local: addr("10.0.0.1", 7174),
             peer: addr("fd00::2", 40_000),
@@ -127,7 +127,7 @@ mod tests {
             since_ns: 1_500,
         };
         let listener =
-            CmConnection { state: CmState::Listening, device: None, peer: None, qpns: (0, 0), ..one.clone() };
+            CmConnection { state: CmConnectionState::Listening, device: None, peer: None, qpns: (0, 0), ..one.clone() };
         let text = as_text(&[listener, one.clone(), one]);
         assert!(text.ends_with("1 listening, 2 established\n"), "{text}");
         assert!(text.contains("[fd00::2]:40000") && text.contains("burst1") && text.contains("rping (42)"), "{text}");

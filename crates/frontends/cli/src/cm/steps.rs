@@ -1,6 +1,6 @@
 //! The table of steps.
 
-use burst_control::seen::{CmStats, CmStep};
+use burst_control::monitor::{CmStats, CmStepHistogram};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -10,8 +10,8 @@ pub fn since(now: &CmStats, before: Option<&CmStats>) -> CmStats {
     let Some(before) = before else { return now.clone() };
     let steps = now.steps.iter().zip(&before.steps).map(|(now, before)| {
         let buckets: Vec<u64> = now.buckets.iter().zip(&before.buckets).map(|(n, b)| n.saturating_sub(*b)).collect();
-        let longest = buckets.iter().rposition(|b| *b > 0).map_or(0, CmStep::bucket_end);
-        CmStep {
+        let longest = buckets.iter().rposition(|b| *b > 0).map_or(0, CmStepHistogram::bucket_end);
+        CmStepHistogram {
             name: now.name.clone(),
             count: now.count.saturating_sub(before.count),
             total_ns: now.total_ns.saturating_sub(before.total_ns),
@@ -55,7 +55,7 @@ pub fn as_text(stats: &CmStats) -> String {
 }
 
 /// The same for programs, in nanoseconds.
-pub fn as_json(steps: &[CmStep]) -> Value {
+pub fn as_json(steps: &[CmStepHistogram]) -> Value {
     let rows = steps.iter().map(|step| {
         json!({
             "step": step.name,
@@ -72,7 +72,7 @@ pub fn as_json(steps: &[CmStep]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burst_control::seen::STEP_BUCKETS;
+    use burst_control::monitor::STEP_BUCKETS;
 
     #[test]
     fn times_have_three_digits() {
@@ -83,12 +83,13 @@ mod tests {
     #[test]
     fn an_interval_knows_nothing_of_what_was_before() {
         let step = |times: &[u64]| {
-            let mut step = CmStep { name: "x".into(), buckets: vec![0; STEP_BUCKETS], ..CmStep::default() };
+            let mut step =
+                CmStepHistogram { name: "x".into(), buckets: vec![0; STEP_BUCKETS], ..CmStepHistogram::default() };
             for ns in times {
                 step.count += 1;
                 step.total_ns += ns;
                 step.max_ns = step.max_ns.max(*ns);
-                step.buckets[CmStep::bucket(*ns)] += 1;
+                step.buckets[CmStepHistogram::bucket(*ns)] += 1;
             }
             CmStats { steps: vec![step], numbers: vec![("ids".into(), times.len() as u64)] }
         };

@@ -51,7 +51,7 @@ fn pair(directory: &Path, socket: Option<&Path>, args: &[&str]) -> Result<String
     command.args(args).env("LD_LIBRARY_PATH", directory).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     if let Some(socket) = socket {
-        command.env(burst_control::path::SOCKET_ENV, socket);
+        command.env(burst_control::socket_path::SOCKET_ENV, socket);
     }
     let again = "run make build, or install Burst again";
     let mut child = command.spawn().map_err(|e| fail(format!("cannot run {}: {e}", program.display()), again))?;

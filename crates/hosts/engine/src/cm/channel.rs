@@ -2,7 +2,7 @@
 
 use super::entry::{CmEntry, CmSession};
 use crate::events::{EventLost, EventPipe, OWED_MAX};
-use burst_control::cm::{CmEvent, CmEventKind, CmId, CmWhose};
+use burst_control::cm::{CmEvent, CmEventKey, CmEventKind, CmId};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -156,9 +156,9 @@ impl CmChannel {
     /// Takes records out that the program has not read and that are `wanted`, in order, until it has found `most`, and returns
     /// them; what else is there stays in order. The program must not read the channel meanwhile, or it may miss that a record
     /// has moved.
-    pub fn take_records(&self, most: usize, wanted: impl Fn(&CmWhose) -> bool) -> Vec<Record> {
+    pub fn take_records(&self, most: usize, wanted: impl Fn(&CmEventKey) -> bool) -> Vec<Record> {
         let mut gate = self.enter();
-        let is_wanted = |record: &Record| CmWhose::of(record).is_some_and(|whose| wanted(&whose));
+        let is_wanted = |record: &Record| CmEventKey::of(record).is_some_and(|whose| wanted(&whose));
         let mut taken = Vec::new();
         let mut take = |records: &[u8]| {
             let mut kept = Vec::new();
@@ -206,7 +206,7 @@ impl CmChannel {
 
 impl CmEntry {
     /// Whether a record is one of this id's; of a listener, the requests to it are.
-    pub fn is_of(&self, event: &CmWhose) -> bool {
+    pub fn is_of(&self, event: &CmEventKey) -> bool {
         self.id == if event.kind == CmEventKind::ConnectRequest { event.listener } else { event.id }
     }
 

@@ -9,9 +9,12 @@ use crate::flow::gid_of;
 use crate::worker::Worker;
 use burst_base::verbs::{Mtu, QpType};
 use burst_base::{Nanos, Psn, Qkey, Qpn, Reason};
-use burst_cm::message::Message;
+use burst_cm::message::CmMessage;
 use burst_cm::service::parse_service_id;
-use burst_cm::{Effects, Event, EventKind, Incoming, Negotiated, Path, Ready, Step, Took, Transport, Waiting};
+use burst_cm::{
+    BacklogPlace, CmEffects, CmStep, ConnEvent, ConnEventKind, ConnRequest, Negotiated, PathRecord, QpSetup, StepTime,
+    Transport,
+};
 use burst_control::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
 use std::net::IpAddr;
@@ -32,8 +35,8 @@ pub(super) struct CmFx<'a> {
     pub rest: &'a mut Rest,
 }
 
-impl Effects<Arc<CmEntry>> for CmFx<'_> {
-    fn send(&mut self, path: &Path, _message: &Message, mad: &[u8; MAD_LEN]) {
+impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
+    fn send(&mut self, path: &PathRecord, _message: &CmMessage, mad: &[u8; MAD_LEN]) {
         let port = usize::from(path.port);
         if !self.worker.ports[port].batch.has_room() {
             self.worker.flush_all(self.now);
@@ -48,29 +51,29 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         }
     }
 
-    fn event(&mut self, owner: &Arc<CmEntry>, path: &Path, event: &Event<'_>) {
+    fn event(&mut self, owner: &Arc<CmEntry>, path: &PathRecord, event: &ConnEvent<'_>) {
         if owner.is_requested() {
             return;
         }
-        if event.kind == EventKind::TimewaitExit {
+        if event.kind == ConnEventKind::TimewaitExit {
             return self.rest.late.add(self.now, owner);
         }
         let kind = match event.kind {
-            EventKind::Response => CmEventKind::ConnectResponse,
-            EventKind::Established => CmEventKind::Established,
+            ConnEventKind::Response => CmEventKind::ConnectResponse,
+            ConnEventKind::Established => CmEventKind::Established,
             // A datagram service that refuses is unreachable, as the kernel has it.
-            EventKind::Rejected if owner.qp_type == QpType::Ud => CmEventKind::Unreachable,
-            EventKind::Rejected => CmEventKind::Rejected,
-            EventKind::Unreachable => CmEventKind::Unreachable,
-            EventKind::ConnectError => CmEventKind::ConnectError,
-            EventKind::Disconnected => CmEventKind::Disconnected,
-            EventKind::TimewaitExit => CmEventKind::TimewaitExit,
+            ConnEventKind::Rejected if owner.qp_type == QpType::Ud => CmEventKind::Unreachable,
+            ConnEventKind::Rejected => CmEventKind::Rejected,
+            ConnEventKind::Unreachable => CmEventKind::Unreachable,
+            ConnEventKind::ConnectError => CmEventKind::ConnectError,
+            ConnEventKind::Disconnected => CmEventKind::Disconnected,
+            ConnEventKind::TimewaitExit => CmEventKind::TimewaitExit,
         };
         let status = match event.kind {
-            EventKind::Rejected => i32::from(event.status),
-            EventKind::Unreachable => TIMED_OUT,
-            EventKind::Disconnected if event.status != 0 => TIMED_OUT,
-            EventKind::ConnectError => NO_MEMORY,
+            ConnEventKind::Rejected => i32::from(event.status),
+            ConnEventKind::Unreachable => TIMED_OUT,
+            ConnEventKind::Disconnected if event.status != 0 => TIMED_OUT,
+            ConnEventKind::ConnectError => NO_MEMORY,
             _ => 0,
         };
         let route = owner.route.get().copied().unwrap_or_else(|| self.route_of(path, None, None));
@@ -95,7 +98,7 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         self.rest.events.push(News { entry: owner.clone(), channel: owner.channel(), event });
     }
 
-    fn incoming(&mut self, listener: &Arc<CmEntry>, request: &Incoming<'_>) -> Option<Arc<CmEntry>> {
+    fn incoming(&mut self, listener: &Arc<CmEntry>, request: &ConnRequest<'_>) -> Option<Arc<CmEntry>> {
         let session = &listener.session;
         if session.is_over() {
             return None;
@@ -139,13 +142,13 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         if channel.has_backlog() { u32::MAX } else { (channel.unread() + coming) as u32 }
     }
 
-    fn keep_place(&mut self, owner: &Arc<CmEntry>, place: Waiting) {
+    fn keep_place(&mut self, owner: &Arc<CmEntry>, place: BacklogPlace) {
         owner.keep_place(place);
     }
 
-    fn ready(&mut self, owner: &Arc<CmEntry>, path: &Path, conn: &Negotiated) -> Ready {
-        let Some(qp) = owner.qp.get() else { return Ready::ByProgram };
-        if self.worker.connect_qp(self.now, qp, path, conn) { Ready::Done } else { Ready::Failed }
+    fn ready(&mut self, owner: &Arc<CmEntry>, path: &PathRecord, conn: &Negotiated) -> QpSetup {
+        let Some(qp) = owner.qp.get() else { return QpSetup::ByProgram };
+        if self.worker.connect_qp(self.now, qp, path, conn) { QpSetup::Done } else { QpSetup::Failed }
     }
 
     fn mtu(&self, port: u16) -> Mtu {
@@ -156,7 +159,7 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
         self.worker.ports[usize::from(port)].counters.count(reason);
     }
 
-    fn step(&mut self, owner: Option<&Arc<CmEntry>>, path: &Path, id: u32, step: Step, took: Took) {
+    fn step(&mut self, owner: Option<&Arc<CmEntry>>, path: &PathRecord, id: u32, step: CmStep, took: StepTime) {
         if let Some(phase) = CmPhase::ended_by(step) {
             self.rest.times.note(phase, took.elapsed);
         }
@@ -174,7 +177,7 @@ impl Effects<Arc<CmEntry>> for CmFx<'_> {
 
 impl CmFx<'_> {
     /// Where a connection is, as seen from its packets.
-    fn route_of(&self, path: &Path, src: Option<CmAddr>, dst: Option<CmAddr>) -> CmRoute {
+    fn route_of(&self, path: &PathRecord, src: Option<CmAddr>, dst: Option<CmAddr>) -> CmRoute {
         let caps = self.worker.ports[usize::from(path.port)].port.caps();
         let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);
         CmRoute {
@@ -199,7 +202,7 @@ fn prepared(worker: &Worker, owner: Option<&Arc<CmEntry>>) -> [u64; 3] {
     [ns(&owner.address_ns), ns(&owner.route_ns), u64::from(made)]
 }
 
-fn address(path: &Path, ip: IpAddr, port: u16) -> CmAddr {
+fn address(path: &PathRecord, ip: IpAddr, port: u16) -> CmAddr {
     let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     CmAddr { ip, port, scope: if link_local { path.flow.scope } else { 0 } }
 }

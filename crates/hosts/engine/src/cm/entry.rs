@@ -3,7 +3,7 @@
 use super::channel::CmChannel;
 use burst_base::Qpn;
 use burst_base::verbs::QpType;
-use burst_cm::{Negotiated, Path, Waiting};
+use burst_cm::{BacklogPlace, Negotiated, PathRecord};
 use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
 use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -71,7 +71,7 @@ pub struct CmEntry {
     /// Queue pair that the daemon moves.
     pub qp: OnceLock<CmQpRef>,
     /// Way of its packets, in an id that came with a request.
-    pub path: Option<Path>,
+    pub path: Option<PathRecord>,
     /// What the peer wishes, in an id that came with a request.
     pub wishes: Option<Negotiated>,
     /// Local ACK timeout code that the program of one that came with a request has set, else 0xff: the peer's holds.
@@ -87,7 +87,7 @@ pub struct CmEntry {
     /// For one that came with a request: its program has accepted it. Written by the worker.
     accepted: AtomicBool,
     /// For one that came with a request that the peer has taken back: its place in the listener's backlog.
-    place: Mutex<Option<Waiting>>,
+    place: Mutex<Option<BacklogPlace>>,
     /// Records of it (for a listener: and of requests to it) put into channels so far.
     written: AtomicU32,
     /// The program has destroyed it.
@@ -148,7 +148,7 @@ impl CmEntry {
     }
 
     /// Its request was taken back before its program has said anything.
-    pub(super) fn keep_place(&self, place: Waiting) {
+    pub(super) fn keep_place(&self, place: BacklogPlace) {
         *self.place.lock().unwrap_or_else(|e| e.into_inner()) = Some(place);
     }
 

@@ -8,7 +8,7 @@ use super::probes::Setups;
 use super::stats::CmTimes;
 use crate::worker::{BATCH_FRAMES, Worker};
 use burst_base::{Nanos, Psn, Reason};
-use burst_cm::{Cm, Path, Secret};
+use burst_cm::{Cm, PathRecord, Secret};
 use burst_frame::Flow;
 use burst_span::Span;
 use burst_wire::MAD_LEN;
@@ -141,7 +141,7 @@ impl Worker {
             for Arrived { port, flow, bytes } in arrived.drain(..arrived.len().min(budget)) {
                 // The way of an answer.
                 let back = Flow { src: flow.dst, dst: flow.src, tos: flow.tos & !3, ..flow };
-                machine.on_mad(now, &Path { port, flow: back }, &bytes, &mut CmFx { now, worker, rest });
+                machine.on_mad(now, &PathRecord { port, flow: back }, &bytes, &mut CmFx { now, worker, rest });
             }
             if (!unread && arrived.is_empty()) || now.since(*timed) > UNREAD_MAX {
                 *timed = now;

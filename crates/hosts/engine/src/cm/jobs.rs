@@ -8,7 +8,7 @@ use crate::worker::Worker;
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType};
 use burst_cm::service::{self, service_id};
-use burst_cm::{Backlog, CmError, Connect, End, Listener, Negotiated, Path, SidrParams, Transport};
+use burst_cm::{Backlog, CmError, ConnectParams, EndParams, Listener, Negotiated, PathRecord, SidrParams, Transport};
 use burst_control::cm::{CmEvent, CmEventKind, CmParam, PortSpace};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy, Debug)]
 pub struct CmRequest {
     /// Way to the peer.
-    pub path: Path,
+    pub path: PathRecord,
     /// Addresses and our port for the RDMA-CM header; none for a program that speaks InfiniBand addresses.
-    pub header: service::Header,
+    pub header: service::PrivateDataHeader,
     /// The peer's port.
     pub port: u16,
     /// MTU of our end.
@@ -194,7 +194,7 @@ impl CmHost {
             machine.resolve(now, entry.clone(), &request.path, service, data, &mut fx)
         } else {
             let flow = &request.path.flow;
-            let wish = Connect {
+            let wish = ConnectParams {
                 path: request.path,
                 service_id: service,
                 transport: transport_of(entry.qp_type),
@@ -251,8 +251,8 @@ fn transport_of(qp_type: QpType) -> Transport {
     }
 }
 
-fn end_of<'a>(entry: &CmEntry, param: &CmParam, ca_guid: u64, data: &'a [u8]) -> End<'a> {
-    End {
+fn end_of<'a>(entry: &CmEntry, param: &CmParam, ca_guid: u64, data: &'a [u8]) -> EndParams<'a> {
+    EndParams {
         qpn: entry.qp.get().map_or(param.qp_num, |qp| qp.qpn.get()),
         ca_guid,
         responder_resources: param.responder_resources,

@@ -4,26 +4,26 @@ use super::entry::CmEntry;
 use super::host::CmHost;
 use crate::worker::Worker;
 use burst_base::Nanos;
+use burst_cm::conn_view::ConnView;
 use burst_cm::service::{PS_IB, PS_UDP, parse_service_id};
-use burst_cm::view::View;
-use burst_cm::{Listener, State};
+use burst_cm::{CmState, Listener};
 use burst_control::cm::CmAddr;
-use burst_control::seen::{CmConnection, CmState};
+use burst_control::monitor::{CmConnection, CmConnectionState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-const fn state_of(state: State) -> CmState {
+const fn state_of(state: CmState) -> CmConnectionState {
     match state {
-        State::ReqSent => CmState::ReqSent,
-        State::RepReceived => CmState::RepReceived,
-        State::ReqReceived => CmState::ReqReceived,
-        State::RepSent => CmState::RepSent,
-        State::Established => CmState::Established,
-        State::DreqSent => CmState::DreqSent,
-        State::TimeWait => CmState::TimeWait,
-        State::SidrSent => CmState::SidrSent,
-        State::SidrReceived => CmState::SidrReceived,
-        State::SidrDone => CmState::SidrAnswered,
+        CmState::ReqSent => CmConnectionState::ReqSent,
+        CmState::RepReceived => CmConnectionState::RepReceived,
+        CmState::ReqReceived => CmConnectionState::ReqReceived,
+        CmState::RepSent => CmConnectionState::RepSent,
+        CmState::Established => CmConnectionState::Established,
+        CmState::DreqSent => CmConnectionState::DreqSent,
+        CmState::TimeWait => CmConnectionState::TimeWait,
+        CmState::SidrSent => CmConnectionState::SidrSent,
+        CmState::SidrReceived => CmConnectionState::SidrReceived,
+        CmState::SidrDone => CmConnectionState::SidrAnswered,
     }
 }
 
@@ -43,7 +43,7 @@ fn program_of(entry: Option<&Arc<CmEntry>>) -> (String, u32, u32) {
     (program, pid, entry.id)
 }
 
-fn connection(now: Nanos, view: &View<'_, Arc<CmEntry>>) -> CmConnection {
+fn connection(now: Nanos, view: &ConnView<'_, Arc<CmEntry>>) -> CmConnection {
     let (space, port) = space_of(view.service_id);
     let (program, pid, id) = program_of(view.owner);
     let route = view.owner.and_then(|entry| entry.route.get());
@@ -72,7 +72,7 @@ fn listener(of: &Listener<Arc<CmEntry>>) -> CmConnection {
     let (program, pid, id) = program_of(Some(&of.owner));
     let ip = of.addr.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
     CmConnection {
-        state: CmState::Listening,
+        state: CmConnectionState::Listening,
         device: of.port.map(u32::from),
         local: Some(CmAddr { ip, port, scope: 0 }),
         peer: None,

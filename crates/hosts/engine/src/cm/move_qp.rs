@@ -6,11 +6,11 @@ use crate::qpn::slot_of;
 use crate::worker::Worker;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{Nanos, Psn, Qpn};
-use burst_cm::{Negotiated, Path};
+use burst_cm::{Negotiated, PathRecord};
 
 impl Worker {
     /// Makes a queue pair of this worker ready to send. False when it is not the program's, or in another state.
-    pub(super) fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &Path, conn: &Negotiated) -> bool {
+    pub(super) fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &PathRecord, conn: &Negotiated) -> bool {
         let Some((qp_type, state)) = self.owned_qp(qp) else { return false };
         let caps = self.ports[usize::from(path.port)].port.caps();
         let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);

@@ -22,7 +22,7 @@
 //! `established`.
 
 use burst_base::Nanos;
-use burst_cm::{Step, Took};
+use burst_cm::{CmStep, StepTime};
 use std::fmt::Write;
 use std::net::IpAddr;
 
@@ -124,27 +124,27 @@ probes! {
 
 impl CmProbe {
     /// The probe of a step of the protocol; `Established` has one of its own.
-    pub(super) const fn of(step: Step) -> Option<CmProbe> {
+    pub(super) const fn of(step: CmStep) -> Option<CmProbe> {
         let probe = match step {
-            Step::ReqSent => CmProbe::ReqSent,
-            Step::ReqReceived => CmProbe::ReqReceived,
-            Step::RepSent => CmProbe::RepSent,
-            Step::RepReceived => CmProbe::RepReceived,
-            Step::RtuSent => CmProbe::RtuSent,
-            Step::RtuReceived => CmProbe::RtuReceived,
-            Step::Established => return None,
-            Step::RejSent => CmProbe::RejSent,
-            Step::RejReceived => CmProbe::RejReceived,
-            Step::Failed => CmProbe::Failed,
-            Step::DreqSent => CmProbe::DreqSent,
-            Step::DreqReceived => CmProbe::DreqReceived,
-            Step::DrepReceived => CmProbe::DrepReceived,
-            Step::Disconnected => CmProbe::Disconnected,
-            Step::TimewaitExit => CmProbe::TimewaitExit,
-            Step::SidrReqSent => CmProbe::SidrReqSent,
-            Step::SidrReqReceived => CmProbe::SidrReqReceived,
-            Step::SidrRepSent => CmProbe::SidrRepSent,
-            Step::SidrRepReceived => CmProbe::SidrRepReceived,
+            CmStep::ReqSent => CmProbe::ReqSent,
+            CmStep::ReqReceived => CmProbe::ReqReceived,
+            CmStep::RepSent => CmProbe::RepSent,
+            CmStep::RepReceived => CmProbe::RepReceived,
+            CmStep::RtuSent => CmProbe::RtuSent,
+            CmStep::RtuReceived => CmProbe::RtuReceived,
+            CmStep::Established => return None,
+            CmStep::RejSent => CmProbe::RejSent,
+            CmStep::RejReceived => CmProbe::RejReceived,
+            CmStep::Failed => CmProbe::Failed,
+            CmStep::DreqSent => CmProbe::DreqSent,
+            CmStep::DreqReceived => CmProbe::DreqReceived,
+            CmStep::DrepReceived => CmProbe::DrepReceived,
+            CmStep::Disconnected => CmProbe::Disconnected,
+            CmStep::TimewaitExit => CmProbe::TimewaitExit,
+            CmStep::SidrReqSent => CmProbe::SidrReqSent,
+            CmStep::SidrReqReceived => CmProbe::SidrReqReceived,
+            CmStep::SidrRepSent => CmProbe::SidrRepSent,
+            CmStep::SidrRepReceived => CmProbe::SidrRepReceived,
         };
         Some(probe)
     }
@@ -152,7 +152,7 @@ impl CmProbe {
 
 /// Fires the probe of an established connection; `prepared` is asked only if somebody watches it.
 #[inline(never)]
-pub(super) fn established(id: u32, conn: u32, peer: IpAddr, took: Took, prepared: impl FnOnce() -> [u64; 3]) {
+pub(super) fn established(id: u32, conn: u32, peer: IpAddr, took: StepTime, prepared: impl FnOnce() -> [u64; 3]) {
     let text;
     let times;
     probe::probe_lazy!(
@@ -193,7 +193,7 @@ impl Setups {
     }
 
     /// A connection of this pass; `prepared` is asked only if somebody watches.
-    pub fn note(&mut self, id: u32, took: Took, prepared: impl FnOnce() -> [u64; 3]) {
+    pub fn note(&mut self, id: u32, took: StepTime, prepared: impl FnOnce() -> [u64; 3]) {
         if !self.watched {
             return;
         }

@@ -4,8 +4,8 @@
 //! those of the worker's passes, because the machine reads no clock: what happens within one pass takes 0.
 
 use burst_base::Nanos;
-use burst_cm::Step;
-use burst_control::seen::{CmStep, STEP_BUCKETS as BUCKETS};
+use burst_cm::CmStep;
+use burst_control::monitor::{CmStepHistogram, STEP_BUCKETS as BUCKETS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! phases {
@@ -36,16 +36,16 @@ phases! {
 
 impl CmPhase {
     /// The phase that ends with a step of the protocol, if any.
-    pub(super) fn ended_by(step: Step) -> Option<CmPhase> {
+    pub(super) fn ended_by(step: CmStep) -> Option<CmPhase> {
         match step {
-            Step::RepReceived => Some(CmPhase::Reply),
-            Step::RtuSent => Some(CmPhase::Ready),
-            Step::RepSent => Some(CmPhase::Accept),
-            Step::RtuReceived => Some(CmPhase::Rtu),
-            Step::Established => Some(CmPhase::Establish),
-            Step::DrepReceived => Some(CmPhase::Disconnect),
-            Step::SidrRepReceived => Some(CmPhase::Sidr),
-            Step::SidrRepSent => Some(CmPhase::Serve),
+            CmStep::RepReceived => Some(CmPhase::Reply),
+            CmStep::RtuSent => Some(CmPhase::Ready),
+            CmStep::RepSent => Some(CmPhase::Accept),
+            CmStep::RtuReceived => Some(CmPhase::Rtu),
+            CmStep::Established => Some(CmPhase::Establish),
+            CmStep::DrepReceived => Some(CmPhase::Disconnect),
+            CmStep::SidrRepReceived => Some(CmPhase::Sidr),
+            CmStep::SidrRepSent => Some(CmPhase::Serve),
             _ => None,
         }
     }
@@ -89,13 +89,17 @@ impl CmTimes {
         add(&h.count, 1);
         add(&h.total, time.0);
         h.max.store(h.max.load(Relaxed).max(time.0), Relaxed);
-        add(&h.buckets[CmStep::bucket(time.0)], 1);
+        add(&h.buckets[CmStepHistogram::bucket(time.0)], 1);
     }
 
     /// Adds these times to a table with one row per phase; an empty table gets its rows first.
-    pub fn add_to(&self, table: &mut Vec<CmStep>) {
+    pub fn add_to(&self, table: &mut Vec<CmStepHistogram>) {
         if table.is_empty() {
-            let row = |name: &&str| CmStep { name: (*name).into(), buckets: vec![0; BUCKETS], ..CmStep::default() };
+            let row = |name: &&str| CmStepHistogram {
+                name: (*name).into(),
+                buckets: vec![0; BUCKETS],
+                ..CmStepHistogram::default()
+            };
             table.extend(PHASES.iter().map(row));
         }
         for (row, h) in table.iter_mut().zip(&self.phases) {
@@ -122,7 +126,7 @@ mod tests {
         let row = &table[CmPhase::Rtu as usize];
         assert_eq!((row.name.as_str(), row.count, row.max_ns), ("REP sent to RTU received", 6, u64::MAX));
         assert_eq!((&row.buckets[..4], row.buckets[BUCKETS - 1]), (&[1, 1, 1, 1][..], 1));
-        assert_eq!(row.buckets[CmStep::bucket(1024)], 1);
+        assert_eq!(row.buckets[CmStepHistogram::bucket(1024)], 1);
         assert!(table.iter().enumerate().all(|(i, r)| r.count == 0 || i == CmPhase::Rtu as usize));
     }
 }

@@ -8,7 +8,7 @@ use crate::session::refuse;
 use burst_base::verbs::QpType;
 use burst_cm::Fold;
 use burst_control::cm::{
-    CM_OPS_MAX, CmAddr, CmEvent, CmEventKind, CmId, CmOp, CmOption, CmReply, CmRoute, DAEMON_IDS, PortSpace,
+    CM_COMMANDS_MAX, CmAddr, CmCommand, CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace,
 };
 use burst_control::{Refusal, Response};
 use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmSession};
@@ -113,45 +113,45 @@ impl CmClient {
     }
 
     /// Carries out operations in order. One reply each.
-    pub fn carry_out(&mut self, house: &mut House, ops: &[CmOp]) -> Vec<CmReply> {
-        if ops.len() > CM_OPS_MAX {
-            let sentence = format!("more than {CM_OPS_MAX} operations in one request");
+    pub fn carry_out(&mut self, house: &mut House, ops: &[CmCommand]) -> Vec<CmReply> {
+        if ops.len() > CM_COMMANDS_MAX {
+            let sentence = format!("more than {CM_COMMANDS_MAX} operations in one request");
             return vec![CmReply::Failed { errno: libc::E2BIG, sentence }];
         }
         ops.iter().map(|op| self.one(house, op, false).unwrap_or_else(|refusal| refused(house, op, refusal))).collect()
     }
 
     /// Carries out a wish: a failure becomes an event.
-    pub fn wish(&mut self, house: &mut House, op: &CmOp) {
+    pub fn wish(&mut self, house: &mut House, op: &CmCommand) {
         let Err(refusal) = self.one(house, op, true) else { return };
         let (status, sentence) = (-refusal.errno, refusal.sentence.clone());
         refused(house, op, refusal);
         if let (Some(kind), Some(id)) = (op.failure_event(), self.ids.get(&op.id())) {
             let event = CmEvent { status, route: id.route, ..CmEvent::new(kind, id.entry.id) };
-            house.cm.write(&id.entry, &event.because(&sentence));
+            house.cm.write(&id.entry, &event.with_sentence(&sentence));
         }
     }
 
-    fn one(&mut self, house: &mut House, op: &CmOp, quiet: bool) -> Result<CmReply, Refusal> {
+    fn one(&mut self, house: &mut House, op: &CmCommand, quiet: bool) -> Result<CmReply, Refusal> {
         match *op {
-            CmOp::Create { id, channel, ps, qp_type } => self.create(house, id, channel, ps, qp_type),
-            CmOp::Destroy { id, read } => self.destroy(house, id, read, quiet),
-            CmOp::Migrate { id, channel } => self.migrate(house, id, channel),
-            CmOp::Bind { id, addr } => self.bind(house, id, addr),
-            CmOp::ResolveAddr { id, src, dst, timeout_ms } => self.resolve_addr(house, id, (src, dst), timeout_ms),
-            CmOp::ResolveRoute { id, .. } => self.resolve_route(house, id),
-            CmOp::Connect { id, qp, ref param } => self.connect(house, id, qp, param),
-            CmOp::Listen { id, backlog } => self.listen(house, id, backlog),
-            CmOp::Accept { id, qp, ref param } => self.accept(house, id, qp, param),
-            CmOp::Reject { id, reason, ref data } => self.reject(house, id, reason, data),
-            CmOp::Establish { id } => self.pass_on(house, id, CmJob::Establish),
-            CmOp::Notify { id } => self.pass_on(house, id, CmJob::Notify),
-            CmOp::Disconnect { id } => self.disconnect(house, id),
-            CmOp::SetOption { id, option } => self.set_option(house, id, option),
-            CmOp::Join { id, addr, cookie } => self.join(house, id, addr, cookie),
-            CmOp::Leave { id, addr } => self.leave(house, id, addr),
-            CmOp::Query { id } => Ok(CmReply::Route(self.id(id)?.route)),
-            CmOp::QueryConn { .. } => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
+            CmCommand::Create { id, channel, ps, qp_type } => self.create(house, id, channel, ps, qp_type),
+            CmCommand::Destroy { id, read } => self.destroy(house, id, read, quiet),
+            CmCommand::Migrate { id, channel } => self.migrate(house, id, channel),
+            CmCommand::Bind { id, addr } => self.bind(house, id, addr),
+            CmCommand::ResolveAddr { id, src, dst, timeout_ms } => self.resolve_addr(house, id, (src, dst), timeout_ms),
+            CmCommand::ResolveRoute { id, .. } => self.resolve_route(house, id),
+            CmCommand::Connect { id, qp, ref param } => self.connect(house, id, qp, param),
+            CmCommand::Listen { id, backlog } => self.listen(house, id, backlog),
+            CmCommand::Accept { id, qp, ref param } => self.accept(house, id, qp, param),
+            CmCommand::Reject { id, reason, ref data } => self.reject(house, id, reason, data),
+            CmCommand::Establish { id } => self.pass_on(house, id, CmJob::Establish),
+            CmCommand::Notify { id } => self.pass_on(house, id, CmJob::Notify),
+            CmCommand::Disconnect { id } => self.disconnect(house, id),
+            CmCommand::SetOption { id, option } => self.set_option(house, id, option),
+            CmCommand::Join { id, addr, cookie } => self.join(house, id, addr, cookie),
+            CmCommand::Leave { id, addr } => self.leave(house, id, addr),
+            CmCommand::Query { id } => Ok(CmReply::Route(self.id(id)?.route)),
+            CmCommand::QueryConn { .. } => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
         }
     }
 
@@ -282,27 +282,27 @@ impl CmClient {
     }
 
     /// Each has its time, as the kernel has it.
-    fn set_option(&mut self, house: &mut House, id: CmId, option: CmOption) -> Result<CmReply, Refusal> {
+    fn set_option(&mut self, house: &mut House, id: CmId, option: CmIdOption) -> Result<CmReply, Refusal> {
         let id = self.arrived(house, id)?;
         let acknowledged = matches!(id.entry.qp_type, QpType::Rc | QpType::XrcSend);
         match option {
-            CmOption::ReuseAddr(true) | CmOption::AfOnly(_) if id.stage == Stage::Listening => {
+            CmIdOption::ReuseAddr(true) | CmIdOption::AfOnly(_) if id.stage == Stage::Listening => {
                 return refuse(libc::EINVAL, "the id listens: say it before");
             }
-            CmOption::AfOnly(_) if id.stage != Stage::Idle => {
+            CmIdOption::AfOnly(_) if id.stage != Stage::Idle => {
                 return refuse(libc::EINVAL, "the id has its address: say it before");
             }
-            CmOption::AckTimeout(_) if !acknowledged => {
+            CmIdOption::AckTimeout(_) if !acknowledged => {
                 return refuse(libc::EINVAL, "ACK timeouts are of IBV_QPT_RC and IBV_QPT_XRC_SEND");
             }
-            CmOption::Tos(tos) => {
+            CmIdOption::Tos(tos) => {
                 id.options.tos = tos;
                 id.route.traffic_class = tos;
             }
-            CmOption::ReuseAddr(on) => id.options.reuse = on,
-            CmOption::AfOnly(on) => id.options.only_v6 = on,
-            CmOption::AckTimeout(code) if code < 32 => id.options.ack_timeout = Some(code),
-            CmOption::AckTimeout(code) => return refuse(libc::EINVAL, format!("{code} is no timeout code")),
+            CmIdOption::ReuseAddr(on) => id.options.reuse = on,
+            CmIdOption::AfOnly(on) => id.options.only_v6 = on,
+            CmIdOption::AckTimeout(code) if code < 32 => id.options.ack_timeout = Some(code),
+            CmIdOption::AckTimeout(code) => return refuse(libc::EINVAL, format!("{code} is no timeout code")),
         }
         Ok(CmReply::Done)
     }
@@ -334,7 +334,7 @@ impl CmClient {
 }
 
 /// Notes that an operation was refused; the reply that says so.
-fn refused(house: &mut House, op: &CmOp, Refusal { errno, sentence }: Refusal) -> CmReply {
+fn refused(house: &mut House, op: &CmCommand, Refusal { errno, sentence }: Refusal) -> CmReply {
     house.cm.refused += 1;
     house.cm.log_refusal(op.id(), errno, &sentence);
     CmReply::Failed { errno, sentence }

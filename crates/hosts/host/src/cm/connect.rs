@@ -8,7 +8,7 @@ use burst_base::Qpn;
 use burst_base::verbs::{AhAttr, QpType};
 use burst_cm::Backlog;
 use burst_cm::message::{Rej, Rep, Req, SidrRep, SidrReq};
-use burst_cm::service::{HEADER_LEN, Header};
+use burst_cm::service::{HEADER_LEN, PrivateDataHeader};
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmData, CmId, CmParam, CmQp, CmReply, CmRoute, PortSpace};
 use burst_engine::cm::{CmEntry, CmJob, CmQpRef, CmRequest};
@@ -231,11 +231,12 @@ fn request(house: &House, id: &Id, param: CmParam) -> Result<CmRequest, Refusal>
     // The peer sees the addresses of the wire, except that a loopback address is named as such to oneself.
     let own_loopback = dst.ip.is_loopback();
     let on_wire = |seen: IpAddr, gid: [u8; 16]| if own_loopback { seen } else { ip_of(gid) };
-    let header = Header { src: on_wire(src.ip, id.route.sgid), port: src.port, dst: on_wire(dst.ip, id.route.dgid) };
+    let header =
+        PrivateDataHeader { src: on_wire(src.ip, id.route.sgid), port: src.port, dst: on_wire(dst.ip, id.route.dgid) };
     let without_header = id.entry.ps == PortSpace::Ib && src.ip.is_unspecified();
     debug_assert!(!without_header);
     Ok(CmRequest {
-        path: burst_cm::Path { port: device as u16, flow },
+        path: burst_cm::PathRecord { port: device as u16, flow },
         header,
         port: dst.port,
         mtu: id.route.mtu,

@@ -21,7 +21,7 @@ use burst_base::Nanos;
 use burst_cm::Fold;
 use burst_control::Response;
 use burst_control::cm::{CmEvent, CmId};
-use burst_control::seen::{CM_PAGE, CmCursor, CmStats};
+use burst_control::monitor::{CM_PAGE, CmCursor, CmStats};
 use burst_engine::cm::probes::{self, CmProbe};
 use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmPhase, CmTimes};
 use ports::Ports;

@@ -224,7 +224,7 @@ impl CmClient {
         house.cm.log_refusal(id.entry.id, why.errno, &why.sentence);
         let route = CmRoute { dst: Some(what.dst), ..id.route };
         let event = CmEvent::new(CmEventKind::AddrError, id.entry.id);
-        house.cm.write(&id.entry, &CmEvent { status: -why.errno, route, ..event }.because(&why.sentence));
+        house.cm.write(&id.entry, &CmEvent { status: -why.errno, route, ..event }.with_sentence(&why.sentence));
         note_time(house, id, CmProbe::Failed, what);
         Ok(())
     }

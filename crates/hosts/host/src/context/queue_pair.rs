@@ -9,7 +9,7 @@ use crate::host::House;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};
-use burst_control::{QPS_AT_ONCE, QpGrant, QpInitAttr, QpName, QueuePlace, Refusal, Response};
+use burst_control::{QPS_AT_ONCE, QpCookies, QpGrant, QpInitAttr, QueuePlace, Refusal, Response};
 use burst_engine::cm::CmPhase;
 use burst_engine::cm::probes::CmProbe;
 use burst_engine::flow::{entropy_of, flow_of};
@@ -72,7 +72,7 @@ impl Context {
         &mut self,
         house: &mut House,
         init: QpInitAttr,
-        names: &[QpName],
+        names: &[QpCookies],
     ) -> Result<Outcome, Refusal> {
         if names.is_empty() || names.len() > QPS_AT_ONCE {
             return refuse(libc::EINVAL, format!("{} queue pairs at once", names.len()));
@@ -131,7 +131,7 @@ impl Context {
     }
 
     /// A queue pair, for its worker and for the program.
-    fn one_qp(&mut self, house: &mut House, plan: &Plan, name: QpName) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
+    fn one_qp(&mut self, house: &mut House, plan: &Plan, name: QpCookies) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
         // Both queues in one piece.
         let sq_bytes = plan.sq.bytes().next_multiple_of(64);
         let sq_place = self.room(sq_bytes + plan.rq.map_or(0, |spec| spec.bytes()))?;

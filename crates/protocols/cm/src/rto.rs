@@ -15,12 +15,12 @@ const LONGEST: Nanos = Nanos::from_ms(4_000);
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct RtoEstimator {
     average: u64,
     sampled: Nanos,
 }
 
-impl Patience {
+impl RtoEstimator {
     /// An answer took `time`.
     pub fn answered(&mut self, now: Nanos, time: Nanos) {
         let known = if now.since(self.sampled) > HOLDS { time.0 } else { self.average };
@@ -42,16 +42,16 @@ mod tests {
 
     #[test]
     fn slow_answers_buy_time_and_only_for_a_while() {
-        let mut patience = Patience::default();
-        assert!(patience.until(MS(10_000), MS(9_900)) <= MS(10_000), "nothing is known");
-        patience.answered(MS(10_000), MS(300));
-        assert_eq!(patience.until(MS(10_000), MS(9_900)), MS(10_500));
+        let mut rto = RtoEstimator::default();
+        assert!(rto.until(MS(10_000), MS(9_900)) <= MS(10_000), "nothing is known");
+        rto.answered(MS(10_000), MS(300));
+        assert_eq!(rto.until(MS(10_000), MS(9_900)), MS(10_500));
         for n in 0..40 {
-            patience.answered(MS(10_000 + n), MS(1));
+            rto.answered(MS(10_000 + n), MS(1));
         }
-        assert!(patience.until(MS(10_040), MS(10_000)) < MS(10_020), "answers are quick again");
-        patience.answered(MS(10_050), MS(60_000));
-        assert_eq!(patience.until(MS(10_050), MS(10_000)), MS(14_000), "not for ever");
-        assert_eq!(patience.until(MS(10_600), MS(10_500)), MS(10_500), "long ago");
+        assert!(rto.until(MS(10_040), MS(10_000)) < MS(10_020), "answers are quick again");
+        rto.answered(MS(10_050), MS(60_000));
+        assert_eq!(rto.until(MS(10_050), MS(10_000)), MS(14_000), "not for ever");
+        assert_eq!(rto.until(MS(10_600), MS(10_500)), MS(10_500), "long ago");
     }
 }

@@ -4,10 +4,10 @@
 use burst_base::rng::Rng;
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
-use burst_cm::service::{Header, PS_TCP, service_id};
+use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::{
-    Backlog, Cm, Connect, Effects, End, Event, EventKind, Incoming, Listener, Message, Negotiated, Path, Ready, Secret,
-    Step, Took, Transport, Waiting,
+    Backlog, BacklogPlace, Cm, CmEffects, CmMessage, CmStep, ConnEvent, ConnEventKind, ConnRequest, ConnectParams,
+    EndParams, Listener, Negotiated, PathRecord, QpSetup, Secret, StepTime, Transport,
 };
 use burst_frame::Flow;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -22,7 +22,7 @@ pub const PORT: u16 = 7174;
 #[derive(Clone, Debug, Default)]
 pub struct Story {
     pub conn: u32,
-    pub events: Vec<(EventKind, u16)>,
+    pub events: Vec<(ConnEventKind, u16)>,
     pub negotiated: Option<Negotiated>,
     pub passive: bool,
     pub data: Vec<u8>,
@@ -30,47 +30,47 @@ pub struct Story {
 }
 
 impl Story {
-    pub fn saw(&self, kind: EventKind) -> bool {
+    pub fn saw(&self, kind: ConnEventKind) -> bool {
         self.events.iter().any(|(k, _)| *k == kind)
     }
-    pub fn last(&self) -> Option<EventKind> {
+    pub fn last(&self) -> Option<ConnEventKind> {
         self.events.last().map(|(k, _)| *k)
     }
 }
 
 /// The effects of one machine, kept for the host to act on.
 pub struct World {
-    pub sent: Vec<(Path, Mad)>,
+    pub sent: Vec<(PathRecord, Mad)>,
     pub stories: Vec<Story>,
     pub requests: Vec<u32>,
     pub responses: Vec<u32>,
     pub reasons: HashMap<Reason, u64>,
     /// Places of requests that were taken back, until the programs have noticed.
-    pub places: Vec<Waiting>,
-    pub steps: Vec<(u32, Step)>,
+    pub places: Vec<BacklogPlace>,
+    pub steps: Vec<(u32, CmStep)>,
     pub mtu: Mtu,
     /// Whether queue pairs are made ready at once, by the program, or not at all.
-    pub ready: Ready,
+    pub ready: QpSetup,
     /// New ids are refused.
     pub full: bool,
     /// Events that the program may not have read.
     pub unread: u32,
 }
 
-impl Effects<u32> for World {
-    fn send(&mut self, path: &Path, _: &Message, mad: &Mad) {
+impl CmEffects<u32> for World {
+    fn send(&mut self, path: &PathRecord, _: &CmMessage, mad: &Mad) {
         self.sent.push((*path, *mad));
     }
-    fn event(&mut self, owner: &u32, _: &Path, event: &Event<'_>) {
+    fn event(&mut self, owner: &u32, _: &PathRecord, event: &ConnEvent<'_>) {
         let story = &mut self.stories[*owner as usize];
         story.events.push((event.kind, event.status));
         story.negotiated = Some(event.conn);
         story.data = event.data.to_vec();
-        if event.kind == EventKind::Response {
+        if event.kind == ConnEventKind::Response {
             self.responses.push(*owner);
         }
     }
-    fn incoming(&mut self, _: &u32, request: &Incoming<'_>) -> Option<u32> {
+    fn incoming(&mut self, _: &u32, request: &ConnRequest<'_>) -> Option<u32> {
         if self.full {
             return None;
         }
@@ -86,10 +86,10 @@ impl Effects<u32> for World {
         self.requests.push(owner);
         Some(owner)
     }
-    fn keep_place(&mut self, _: &u32, place: Waiting) {
+    fn keep_place(&mut self, _: &u32, place: BacklogPlace) {
         self.places.push(place);
     }
-    fn ready(&mut self, _: &u32, _: &Path, _: &Negotiated) -> Ready {
+    fn ready(&mut self, _: &u32, _: &PathRecord, _: &Negotiated) -> QpSetup {
         self.ready
     }
     fn mtu(&self, _: u16) -> Mtu {
@@ -101,7 +101,7 @@ impl Effects<u32> for World {
     fn count(&mut self, _: u16, reason: Reason) {
         *self.reasons.entry(reason).or_default() += 1;
     }
-    fn step(&mut self, _: Option<&u32>, _: &Path, id: u32, step: Step, _: Took) {
+    fn step(&mut self, _: Option<&u32>, _: &PathRecord, id: u32, step: CmStep, _: StepTime) {
         self.steps.push((id, step));
     }
 }
@@ -129,7 +129,7 @@ impl Host {
             places: Vec::new(),
             steps: Vec::new(),
             mtu: Mtu::B4096,
-            ready: Ready::Done,
+            ready: QpSetup::Done,
             full: false,
             unread: u32::MAX,
         };
@@ -166,27 +166,27 @@ impl Host {
         self.next_qpn
     }
 
-    pub fn path_to(&self, peer: IpAddr) -> Path {
-        Path { port: 0, flow: Flow { src: self.ip, dst: peer, ..Flow::default() } }
+    pub fn path_to(&self, peer: IpAddr) -> PathRecord {
+        PathRecord { port: 0, flow: Flow { src: self.ip, dst: peer, ..Flow::default() } }
     }
 
     /// Asks `peer`; the id's story.
     pub fn connect(&mut self, now: Nanos, peer: IpAddr, data: &[u8]) -> u32 {
         let owner = self.world.stories.len() as u32;
-        let header = Header { src: self.ip, port: 1000 + owner as u16 % 60_000, dst: peer };
+        let header = PrivateDataHeader { src: self.ip, port: 1000 + owner as u16 % 60_000, dst: peer };
         let data = [&header.to_bytes()[..], data].concat();
         let qpn = self.qpn();
-        let wish = Connect {
+        let wish = ConnectParams {
             path: self.path_to(peer),
             service_id: service_id(PS_TCP, PORT),
             transport: self.transport(),
-            end: End {
+            end: EndParams {
                 qpn,
                 ca_guid: self.guid,
                 responder_resources: 8,
                 initiator_depth: 4,
                 data: &data,
-                ..End::default()
+                ..EndParams::default()
             },
             retry_count: 7,
             mtu: self.world.mtu,
@@ -201,7 +201,8 @@ impl Host {
 
     pub fn accept(&mut self, now: Nanos, owner: u32) {
         let (qpn, conn) = (self.qpn(), self.world.stories[owner as usize].conn);
-        let end = End { qpn, ca_guid: self.guid, responder_resources: 2, initiator_depth: 16, ..End::default() };
+        let end =
+            EndParams { qpn, ca_guid: self.guid, responder_resources: 2, initiator_depth: 16, ..EndParams::default() };
         // The peer may have given up meanwhile.
         let _ = self.cm.accept(now, conn, &end, &mut self.world);
     }
@@ -229,19 +230,19 @@ pub struct Weather {
 type Flying = std::cmp::Reverse<(u64, u64, usize)>;
 
 /// Both ends and what is between.
-pub struct House {
+pub struct Harness {
     pub hosts: [Host; 2],
     pub now: Nanos,
     pub rng: Rng,
     pub weather: Weather,
     flying: BinaryHeap<Flying>,
-    cargo: BTreeMap<u64, (Path, Mad)>,
+    cargo: BTreeMap<u64, (PathRecord, Mad)>,
     count: u64,
 }
 
-impl House {
-    pub fn new(seed: u64, weather: Weather) -> House {
-        House {
+impl Harness {
+    pub fn new(seed: u64, weather: Weather) -> Harness {
+        Harness {
             hosts: [Host::new(1), Host::new(2)],
             now: Nanos::from_ms(1),
             rng: Rng::new(seed),
@@ -287,7 +288,7 @@ impl House {
             {
                 let back = Flow { src: path.flow.dst, dst: path.flow.src, ..path.flow };
                 let Host { cm, world, .. } = &mut self.hosts[to];
-                cm.on_mad(self.now, &Path { port: 0, flow: back }, &mad, world);
+                cm.on_mad(self.now, &PathRecord { port: 0, flow: back }, &mad, world);
             }
         } else {
             for Host { cm, world, .. } in &mut self.hosts {

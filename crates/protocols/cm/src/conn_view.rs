@@ -1,19 +1,19 @@
 //! Connections and listeners as they are, for those who look on.
 
-use crate::api::Path;
-use crate::conn::State;
+use crate::api::PathRecord;
+use crate::conn::CmState;
 use crate::machine::{Cm, Listener};
 use burst_base::Nanos;
 
 /// A connection, or a datagram service request, at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a, O> {
+pub struct ConnView<'a, O> {
     /// Whose; `None` when its owner has gone.
     pub owner: Option<&'a O>,
     /// Where it is.
-    pub state: State,
+    pub state: CmState,
     /// Device and addresses.
-    pub path: Path,
+    pub path: PathRecord,
     /// Communication ids, ours and the peer's.
     pub ids: (u32, u32),
     /// Queue pair numbers, ours and the peer's.
@@ -27,12 +27,12 @@ pub struct View<'a, O> {
 impl<O> Cm<O> {
     /// Shows up to `most` connections, from place `from` of the table on; the place to go on from, unless that was all.
     /// Connections that come or go between two calls may be missed, none is shown twice.
-    pub fn view(&mut self, from: u32, most: usize, mut see: impl FnMut(&View<'_, O>)) -> Option<u32> {
+    pub fn view(&mut self, from: u32, most: usize, mut see: impl FnMut(&ConnView<'_, O>)) -> Option<u32> {
         let mut slot = from;
         for _ in 0..most {
             slot = self.table.next_slot(slot)?;
             if let Some((id, conn)) = self.table.at_mut(slot) {
-                see(&View {
+                see(&ConnView {
                     owner: conn.owner.as_ref(),
                     state: conn.state,
                     path: conn.path,

@@ -10,14 +10,14 @@ macro_rules! states {
     ($($(#[$doc:meta])* $v:ident $name:literal;)+) => {
         /// Where a connection is.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        pub enum CmState { $($(#[$doc])* $v),+ }
+        pub enum CmConnectionState { $($(#[$doc])* $v),+ }
 
-        impl CmState {
+        impl CmConnectionState {
             /// All of them, in the order of a connection's life.
-            pub const ALL: &[CmState] = &[$(CmState::$v),+];
+            pub const ALL: &[CmConnectionState] = &[$(CmConnectionState::$v),+];
             /// As tables have it.
             pub const fn name(self) -> &'static str {
-                match self { $(CmState::$v => $name),+ }
+                match self { $(CmConnectionState::$v => $name),+ }
             }
         }
     };
@@ -58,7 +58,7 @@ pub const CM_PAGE: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CmConnection {
     /// Where it is.
-    pub state: CmState,
+    pub state: CmConnectionState,
     /// Device number; none for a listener on all devices.
     pub device: Option<u32>,
     /// Our address and port, unspecified for a listener on all addresses.
@@ -85,7 +85,7 @@ pub struct CmConnection {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CmStats {
     /// Time of each step of connection setup.
-    pub steps: Vec<CmStep>,
+    pub steps: Vec<CmStepHistogram>,
     /// Numbers as they are now or since the start: ids, connections, listeners, requests refused, messages by kind.
     pub numbers: Vec<(String, u64)>,
 }
@@ -95,7 +95,7 @@ pub const STEP_BUCKETS: usize = 4 * 39;
 
 /// A histogram of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CmStep {
+pub struct CmStepHistogram {
     /// Name of the step.
     pub name: String,
     /// How often it was taken.
@@ -104,11 +104,11 @@ pub struct CmStep {
     pub total_ns: u64,
     /// Longest.
     pub max_ns: u64,
-    /// Counts by [`CmStep::bucket`].
+    /// Counts by [`CmStepHistogram::bucket`].
     pub buckets: Vec<u64>,
 }
 
-impl CmStep {
+impl CmStepHistogram {
     /// The bucket of a time: 0 to 7 ns have one each; from there on the highest three bits say it.
     pub const fn bucket(ns: u64) -> usize {
         if ns < 8 {
@@ -135,7 +135,7 @@ impl CmStep {
         for (bucket, count) in self.buckets.iter().enumerate() {
             seen += count;
             if seen >= wanted {
-                return CmStep::bucket_end(bucket).min(self.max_ns);
+                return CmStepHistogram::bucket_end(bucket).min(self.max_ns);
             }
         }
         self.max_ns
@@ -150,22 +150,22 @@ mod tests {
     fn buckets_have_no_holes_and_are_a_quarter_wide_at_most() {
         let mut begin = 0;
         for bucket in 0..STEP_BUCKETS {
-            let end = CmStep::bucket_end(bucket);
-            assert_eq!((CmStep::bucket(begin), CmStep::bucket(end)), (bucket, bucket));
+            let end = CmStepHistogram::bucket_end(bucket);
+            assert_eq!((CmStepHistogram::bucket(begin), CmStepHistogram::bucket(end)), (bucket, bucket));
             assert!(end - begin <= begin / 4, "{begin} to {end}");
             begin = end + 1;
         }
-        assert_eq!(CmStep::bucket(u64::MAX), STEP_BUCKETS - 1);
+        assert_eq!(CmStepHistogram::bucket(u64::MAX), STEP_BUCKETS - 1);
     }
 
     #[test]
     fn percentiles_are_at_the_upper_end_of_their_bucket() {
-        let mut step = CmStep { buckets: vec![0; STEP_BUCKETS], ..CmStep::default() };
+        let mut step = CmStepHistogram { buckets: vec![0; STEP_BUCKETS], ..CmStepHistogram::default() };
         assert_eq!(step.percentile_ns(50.0), 0);
         for ns in 1..=100_000 {
             step.count += 1;
             step.max_ns = ns;
-            step.buckets[CmStep::bucket(ns)] += 1;
+            step.buckets[CmStepHistogram::bucket(ns)] += 1;
         }
         assert!((50_000..=62_500).contains(&step.percentile_ns(50.0)));
         assert!((99_000..=100_000).contains(&step.percentile_ns(99.0)));

@@ -1,4 +1,4 @@
-//! Wishes: operations of the connection manager that have no answer.
+//! One-way requests: operations of the connection manager that have no answer.
 //!
 //! Two of them set up a connection, and the daemon reads them all on one thread; so they are records of fixed fields
 //! (`record.rs`) that neither end takes memory for, and they go by a lane in shared memory ([`burst_shm::record_ring`]), which costs no
@@ -9,9 +9,9 @@
 //! was asked is carried out before it. So whoever finds the lane full asks something, and has room when the answer comes.
 
 use crate::ControlError;
-use crate::cm::CmOp;
-use crate::frame::{HEADER_BYTES, Header};
-use crate::record::{Eye, Field, Pen};
+use crate::cm::CmCommand;
+use crate::frame::{ControlHeader, HEADER_BYTES};
+use crate::record::{RecordField, RecordReader, RecordWriter};
 use burst_shm::arena::Segment;
 use burst_shm::record_ring::{
     CorruptRing, RECORD_BYTES_MAX, RECORD_RING_ENTRIES, RecordRingConsumer, RecordRingProducer,
@@ -23,20 +23,20 @@ use std::sync::{Mutex, PoisonError};
 
 /// Says what has no answer over a [`Client`](crate::Client)'s connection, from any thread.
 #[derive(Debug)]
-pub struct Teller {
+pub struct CommandSender {
     socket: OwnedFd,
     lane: Mutex<RecordRingProducer>,
 }
 
-impl Teller {
+impl CommandSender {
     /// Over a socket that leads to the daemon, and the lane that it made.
     ///
     /// # Errors
     /// A segment that is no lane.
-    pub fn new(socket: OwnedFd, lane: OwnedFd) -> Result<Teller, ControlError> {
+    pub fn new(socket: OwnedFd, lane: OwnedFd) -> Result<CommandSender, ControlError> {
         let malformed = |e| ControlError::Malformed(format!("a lane: {e}"));
         let lane = Segment::map(lane).and_then(RecordRingProducer::new).map_err(malformed)?;
-        Ok(Teller { socket, lane: Mutex::new(lane) })
+        Ok(CommandSender { socket, lane: Mutex::new(lane) })
     }
 
     /// Whether the daemon is still at the other end.
@@ -48,11 +48,11 @@ impl Teller {
     }
 
     /// Says up to [`RECORD_RING_ENTRIES`] wishes, to be carried out in order; none of another thread comes between them. Never waits
-    /// long. False: there is no room, nothing was said; after [`Client::settle`](crate::Client::settle) there will be.
+    /// long. False: there is no room, nothing was said; after [`Client::flush_commands`](crate::Client::flush_commands) there will be.
     ///
     /// # Errors
     /// Any error means that the connection is unusable. That the daemon has gone need not show here.
-    pub fn tell(&self, ops: &[CmOp]) -> Result<bool, ControlError> {
+    pub fn send(&self, ops: &[CmCommand]) -> Result<bool, ControlError> {
         debug_assert!(ops.len() <= RECORD_RING_ENTRIES as usize);
         let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
         if !lane.has_room(ops.len() as u32) {
@@ -67,7 +67,7 @@ impl Teller {
 
     fn ring(&self) -> Result<(), ControlError> {
         // The number is repeated in replies only, so any will do.
-        let bell: [u8; HEADER_BYTES] = Header::new(0).to_bell();
+        let bell: [u8; HEADER_BYTES] = ControlHeader::new(0).to_bell();
         loop {
             match send(&self.socket, &bell, SendFlags::NOSIGNAL) {
                 Ok(_) => return Ok(()),
@@ -78,24 +78,24 @@ impl Teller {
     }
 }
 
-fn write(lane: &mut RecordRingProducer, op: &CmOp) -> Result<(), ControlError> {
+fn write(lane: &mut RecordRingProducer, op: &CmCommand) -> Result<(), ControlError> {
     let mut record = [0; RECORD_BYTES_MAX];
-    let mut pen = Pen { record: &mut record, at: 0 };
-    op.put(&mut pen);
-    let len = pen.at;
+    let mut writer = RecordWriter { record: &mut record, at: 0 };
+    op.put(&mut writer);
+    let len = writer.at;
     lane.write(record.get(..len).ok_or_else(|| ControlError::Malformed("an operation is too long".into()))?);
     Ok(())
 }
 
 /// The daemon's end of a program's wishes.
 #[derive(Debug)]
-pub struct Wishes {
+pub struct CommandReceiver {
     lane: RecordRingConsumer,
 }
 
-impl From<RecordRingConsumer> for Wishes {
-    fn from(lane: RecordRingConsumer) -> Wishes {
-        Wishes { lane }
+impl From<RecordRingConsumer> for CommandReceiver {
+    fn from(lane: RecordRingConsumer) -> CommandReceiver {
+        CommandReceiver { lane }
     }
 }
 
@@ -105,12 +105,12 @@ impl From<CorruptRing> for ControlError {
     }
 }
 
-impl Wishes {
+impl CommandReceiver {
     /// A new lane: its descriptor for the program, and the daemon's end.
     ///
     /// # Errors
     /// When the system has no memory or descriptor for it.
-    pub fn create() -> Result<(OwnedFd, Wishes), std::io::Error> {
+    pub fn create() -> Result<(OwnedFd, CommandReceiver), std::io::Error> {
         let (segment, lane) = burst_shm::record_ring::create().map_err(std::io::Error::other)?;
         let fd = segment.fd().ok_or_else(|| std::io::Error::other("a lane without descriptor"))?;
         Ok((fd.try_clone_to_owned()?, lane.into()))
@@ -120,12 +120,12 @@ impl Wishes {
     ///
     /// # Errors
     /// What is there is no wish. Those before it have been given.
-    pub fn take(&mut self, mut carry_out: impl FnMut(CmOp)) -> Result<u32, ControlError> {
+    pub fn receive(&mut self, mut carry_out: impl FnMut(CmCommand)) -> Result<u32, ControlError> {
         let pending = self.lane.pending()?;
         let mut buffer = [0; RECORD_BYTES_MAX];
         for _ in 0..pending {
-            let mut eye = Eye { rest: self.lane.take(&mut buffer)? };
-            let op = CmOp::take(&mut eye).filter(|_| eye.rest.is_empty());
+            let mut reader = RecordReader { rest: self.lane.take(&mut buffer)? };
+            let op = CmCommand::take(&mut reader).filter(|_| reader.rest.is_empty());
             carry_out(op.ok_or_else(|| ControlError::Malformed("not a wish".into()))?);
         }
         Ok(pending)
