@@ -190,7 +190,7 @@ impl Worker {
             .with_qp(qpn, now, |slot, env| slot.qp.modify(attr, mask, flow, env).map(|()| slot.qp.query()))
             .unwrap_or(Err(ModifyError::Value(0)));
         if let (Ok(_), Some(flow)) = (&result, flow) {
-            self.join_path(qpn, flow);
+            self.join_path(now, qpn, flow);
         }
         self.core.settle(now, slot_of(qpn));
         result
@@ -232,7 +232,7 @@ impl Worker {
             let Core { sched, qps, .. } = &mut self.core;
             sched.remove(slot.context, |place| is_ready(qps, place));
         }
-        self.leave_path(&mut slot, index);
+        self.leave_path(now, &mut slot, index);
         if let Some(context) = self.core.contexts.get_mut(slot.context as usize).and_then(Option::as_mut)
             && let Some(q) = context.queues.get_mut(slot.doorbell as usize)
         {
@@ -267,10 +267,10 @@ impl Worker {
     }
 
     /// Puts a newly connected queue pair on the path to its peer.
-    pub(crate) fn join_path(&mut self, qpn: Qpn, flow: Flow) {
+    pub(crate) fn join_path(&mut self, now: Nanos, qpn: Qpn, flow: Flow) {
         let index = slot_of(qpn);
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
-        self.leave_path(&mut slot, index);
+        self.leave_path(now, &mut slot, index);
         self.ports[usize::from(slot.port)].port.prepare(&flow);
         let Core { paths, options, .. } = &mut self.core;
         let found = paths.iter().position(|p| p.peer == flow.dst && p.port == slot.port);
@@ -286,12 +286,12 @@ impl Worker {
     }
 
     /// Takes a queue pair off its path, with what it has in flight there and its place in the line.
-    fn leave_path(&mut self, slot: &mut QpSlot, index: u32) {
+    fn leave_path(&mut self, now: Nanos, slot: &mut QpSlot, index: u32) {
         if slot.path == NO_PATH {
             return;
         }
         let path = &mut self.core.paths[slot.path as usize];
-        path.moved(slot.inflight_seen, 0);
+        path.moved(now, slot.inflight_seen, 0);
         path.users -= 1;
         if slot.waiting {
             path.waiting.retain(|q| *q != index);

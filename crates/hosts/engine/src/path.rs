@@ -1,26 +1,20 @@
-//! The window towards one peer address, shared by all queue pairs that talk to it.
+//! The path to one peer address, shared by all queue pairs that talk to it: its congestion controller and its next hop.
 //!
-//! A software receiver drops when its socket buffer is full, and go-back-N makes each drop dear. So the bytes in
-//! flight to a peer are bounded by a window: additive increase while acknowledgements come, halved on loss (at most
-//! once per [`HALVE_PAUSE`]), never below [`WINDOW_MIN`]. A queue pair may always have [`QP_MIN_BYTES`] in flight,
-//! so that one stuck peer queue pair cannot stop the others.
+//! The window of the path's controller (crate `cc`) bounds the bytes in flight to the peer. A queue pair may always have
+//! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others.
 //!
 //! What is sent while the peer's next hop is still being asked for waits in a small store of the port, or of the kernel, which
 //! drops what is too much. RC repairs that; for unacknowledged services a path lets only [`UNRESOLVED_BYTES`] go before it
 //! asks the port whether there is an answer ([`Path::may_send`]).
 
 use burst_base::Nanos;
+use burst_cc::{AckSample, Algorithm, Controller, LossKind, Params};
 use burst_port::UNRESOLVED_BYTES;
+use burst_transport::Signal;
 use std::net::IpAddr;
 
-/// Smallest window in bytes.
-pub const WINDOW_MIN: u64 = 64 << 10;
 /// Bytes a queue pair may have in flight whatever the window says.
 pub const QP_MIN_BYTES: u64 = 16 << 10;
-/// Growth per window of acknowledged bytes.
-const INCREASE_BYTES: u64 = 16 << 10;
-/// Shortest time between two halvings.
-pub const HALVE_PAUSE: Nanos = Nanos::from_ms(1);
 
 /// What a work request takes of a store besides its payload: a store counts what it takes to keep a packet.
 const WQE_BYTES: u64 = 512;
@@ -49,10 +43,8 @@ pub struct Path {
     pub port: u16,
     /// Queue pairs that use it.
     pub users: u32,
-    window: u64,
-    window_max: u64,
+    controller: Controller,
     inflight: u64,
-    halved_at: Nanos,
     hop: NextHop,
     /// When an unacknowledged message was last to be sent.
     used_at: Nanos,
@@ -63,15 +55,13 @@ pub struct Path {
 impl Path {
     /// A path with the largest window, `window_max` bytes.
     pub fn new(peer: IpAddr, port: u16, window_max: u64) -> Path {
-        let window_max = window_max.max(WINDOW_MIN);
+        let params = Params { algorithm: Algorithm::Aimd, window_max_bytes: window_max };
         Path {
             peer,
             port,
             users: 0,
-            window: window_max,
-            window_max,
+            controller: Controller::new(&params, Nanos(0), 0, 0),
             inflight: 0,
-            halved_at: Nanos(0),
             hop: NextHop::Unknown(0),
             used_at: Nanos(0),
             waiting: std::collections::VecDeque::new(),
@@ -79,24 +69,26 @@ impl Path {
     }
     /// Bytes that a queue pair with `own` bytes in flight may add now.
     pub fn room(&self, own: u64) -> u64 {
-        let shared = self.window.saturating_sub(self.inflight);
+        let shared = self.window().saturating_sub(self.inflight);
         shared.max(QP_MIN_BYTES.saturating_sub(own))
     }
     /// A queue pair's bytes in flight went from `before` to `after`.
-    pub fn moved(&mut self, before: u64, after: u64) {
+    pub fn moved(&mut self, now: Nanos, before: u64, after: u64) {
         if after >= before {
             self.inflight += after - before;
             return;
         }
-        let acked = before - after;
-        self.inflight = self.inflight.saturating_sub(acked);
-        self.window = (self.window + INCREASE_BYTES * acked / self.window).min(self.window_max);
+        let acked_bytes = before - after;
+        self.inflight = self.inflight.saturating_sub(acked_bytes);
+        let sample = AckSample { acked_bytes, inflight_bytes: self.inflight, ..AckSample::default() };
+        self.controller.on_ack(now, &sample);
     }
-    /// A packet was lost.
-    pub fn lost(&mut self, now: Nanos) {
-        if now.since(self.halved_at) >= HALVE_PAUSE {
-            self.halved_at = now;
-            self.window = (self.window / 2).max(WINDOW_MIN);
+    /// A queue pair reported something about the path: the controller is told.
+    pub fn on_signal(&mut self, now: Nanos, signal: Signal) {
+        match signal {
+            Signal::Loss => self.controller.on_loss(now, LossKind::Fast),
+            Signal::Timeout => self.controller.on_loss(now, LossKind::Timeout),
+            Signal::Cnp => self.controller.on_cnp(now),
         }
     }
     /// Bytes of unacknowledged messages that may be sent now; none while the next hop is being asked for, which `is_resolving`
@@ -131,7 +123,7 @@ impl Path {
     }
     /// The window in bytes.
     pub fn window(&self) -> u64 {
-        self.window
+        self.controller.limits().window_bytes
     }
     /// Whether a waiting queue pair with `own` bytes in flight has room for `next` more. Any room is enough for one with none
     /// in flight; to others less than they need is none: they would be woken again and again, for nothing.
@@ -154,7 +146,7 @@ mod tests {
     fn room_shrinks_with_flight_but_each_keeps_its_minimum() {
         let mut p = path();
         assert_eq!(p.room(0), 512 << 10);
-        p.moved(0, 512 << 10);
+        p.moved(Nanos(0), 0, 512 << 10);
         assert_eq!(p.room(0), QP_MIN_BYTES);
         assert_eq!(p.room(QP_MIN_BYTES), 0);
     }
@@ -162,9 +154,9 @@ mod tests {
     #[test]
     fn who_waits_is_woken_by_room_for_what_it_sends_next() {
         let mut p = path();
-        p.moved(0, 512 << 10);
+        p.moved(Nanos(0), 0, 512 << 10);
         assert!(!p.has_room(QP_MIN_BYTES, 1) && !p.has_room(QP_MIN_BYTES, 0) && p.has_room(0, 64 << 10));
-        p.moved(512 << 10, 480 << 10);
+        p.moved(Nanos(0), 512 << 10, 480 << 10);
         assert!(p.has_room(QP_MIN_BYTES, 32 << 10) && !p.has_room(QP_MIN_BYTES, 64 << 10));
     }
 
@@ -193,18 +185,18 @@ mod tests {
     fn loss_halves_once_per_pause_and_acks_grow() {
         let mut p = path();
         let t = Nanos::from_ms(10);
-        p.lost(t);
-        p.lost(t);
+        p.on_signal(t, Signal::Loss);
+        p.on_signal(t, Signal::Loss);
         assert_eq!(p.window(), 256 << 10);
         for _ in 0..20 {
-            p.lost(t + Nanos::from_ms(100));
-            p.lost(t + Nanos::from_ms(200));
+            p.on_signal(t + Nanos::from_ms(100), Signal::Loss);
+            p.on_signal(t + Nanos::from_ms(200), Signal::Timeout);
         }
-        assert!(p.window() >= WINDOW_MIN);
+        assert!(p.window() >= burst_cc::WINDOW_MIN);
         let small = p.window();
         for _ in 0..10_000 {
-            p.moved(0, 4096);
-            p.moved(4096, 0);
+            p.moved(Nanos(0), 0, 4096);
+            p.moved(Nanos(0), 4096, 0);
         }
         assert!(p.window() > small);
         assert_eq!(p.inflight(), 0);

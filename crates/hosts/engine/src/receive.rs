@@ -10,7 +10,7 @@ use burst_base::{Nanos, Qpn, Reason};
 use burst_cm::Cm;
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::RxSink;
-use burst_transport::{Env, Signal, Train};
+use burst_transport::{Env, Train};
 use burst_wire::{Bth, ICRC_LEN, MAD_LEN, Opcode, Packet, Position};
 
 /// One port's burst on its way into the tables.
@@ -164,10 +164,10 @@ impl Walk<'_> {
         let mut fx = Fx { cqs, ahs, xrc, counters: self.counters, outbox, slot: view, signal: None, defer: false };
         let mut env = Env { now: self.now, mem, tx: self.batch, fx: &mut fx };
         slot.qp.on_packet(frame, packet, &mut env);
-        if let Some(Signal::Loss | Signal::Timeout) = fx.signal
+        if let Some(signal) = fx.signal
             && slot.path != NO_PATH
         {
-            paths[slot.path as usize].lost(self.now);
+            paths[slot.path as usize].on_signal(self.now, signal);
         }
         if !slot.touched {
             slot.touched = true;

@@ -97,8 +97,8 @@ impl Worker {
     fn after_turn(&mut self, now: Nanos, index: u32, path: u32, state: TxState, signal: Option<Signal>) {
         if path != NO_PATH {
             let p = &mut self.core.paths[path as usize];
-            if matches!(signal, Some(Signal::Loss | Signal::Timeout)) {
-                p.lost(now);
+            if let Some(signal) = signal {
+                p.on_signal(now, signal);
             }
             if state == TxState::Window
                 && let Some(slot) = self.core.qps[index as usize].as_mut()
@@ -135,8 +135,10 @@ impl Worker {
                 SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
             let mut fx = Fx { cqs, ahs, xrc, counters, outbox, slot: view, signal: None, defer: false };
             slot.qp.on_timer(&mut Env { now, mem, tx: batch, fx: &mut fx });
-            if matches!(fx.signal, Some(Signal::Loss | Signal::Timeout)) && slot.path != NO_PATH {
-                paths[slot.path as usize].lost(now);
+            if let Some(signal) = fx.signal
+                && slot.path != NO_PATH
+            {
+                paths[slot.path as usize].on_signal(now, signal);
             }
         }
         self.core.settle(now, index);

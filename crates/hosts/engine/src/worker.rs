@@ -289,7 +289,7 @@ impl Core {
         let inflight = slot.qp.inflight_bytes();
         if inflight != slot.inflight_seen {
             if let Some(path) = self.paths.get_mut(slot.path as usize) {
-                path.moved(slot.inflight_seen, inflight);
+                path.moved(now, slot.inflight_seen, inflight);
             }
             slot.inflight_seen = inflight;
         }

@@ -43,7 +43,7 @@ impl Worker {
         });
         let moved = moved == Some(true);
         if moved {
-            self.join_path(qp.qpn, flow);
+            self.join_path(now, qp.qpn, flow);
         }
         self.core.settle(now, slot_of(qp.qpn));
         moved

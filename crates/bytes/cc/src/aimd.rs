@@ -1,0 +1,150 @@
+//! Additive increase, multiplicative decrease of one window.
+//!
+//! A software receiver drops packets when its socket buffer is full, and go-back-N repeats everything behind a drop.
+//! The window therefore grows by [`INCREASE_BYTES`] for each window of acknowledged bytes up to its maximum, and is halved on
+//! loss down to [`WINDOW_MIN`]. All losses within [`HALVE_PAUSE`] count as one: a full buffer usually drops several
+//! packets, of several queue pairs. Marks, round-trip times and congestion notifications are not used. No timer.
+
+use crate::api::{AckSample, Limits, RATE_UNPACED};
+use burst_base::Nanos;
+
+/// Smallest window in bytes.
+pub const WINDOW_MIN: u64 = 64 << 10;
+/// Growth in bytes for each window of acknowledged bytes.
+pub const INCREASE_BYTES: u64 = 16 << 10;
+/// Shortest time between two halvings.
+pub const HALVE_PAUSE: Nanos = Nanos::from_ms(1);
+
+/// State of the controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aimd {
+    window_bytes: u64,
+    window_max_bytes: u64,
+    halved_at: Nanos,
+}
+
+impl Aimd {
+    /// A controller with its window at `window_max_bytes`, or at [`WINDOW_MIN`] if that is larger.
+    pub fn new(window_max_bytes: u64) -> Aimd {
+        let window_max_bytes = window_max_bytes.max(WINDOW_MIN);
+        Aimd { window_bytes: window_max_bytes, window_max_bytes, halved_at: Nanos(0) }
+    }
+
+    /// Bytes were acknowledged: the window grows in proportion.
+    #[inline]
+    pub fn on_ack(&mut self, sample: &AckSample) {
+        let increase = INCREASE_BYTES * sample.acked_bytes / self.window_bytes;
+        self.window_bytes = (self.window_bytes + increase).min(self.window_max_bytes);
+        debug_assert!((WINDOW_MIN..=self.window_max_bytes).contains(&self.window_bytes));
+    }
+
+    /// Packets were lost: the window is halved, unless that was done within [`HALVE_PAUSE`].
+    pub fn on_loss(&mut self, now: Nanos) {
+        if now.since(self.halved_at) >= HALVE_PAUSE {
+            self.halved_at = now;
+            self.window_bytes = (self.window_bytes / 2).max(WINDOW_MIN);
+        }
+        debug_assert!((WINDOW_MIN..=self.window_max_bytes).contains(&self.window_bytes));
+    }
+
+    /// The window; sends are not paced.
+    #[inline]
+    pub fn limits(&self) -> Limits {
+        Limits { window_bytes: self.window_bytes, rate_bps: RATE_UNPACED, burst_bytes: self.window_bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: u64 = 512 << 10;
+
+    fn ack(acked_bytes: u64) -> AckSample {
+        AckSample { acked_bytes, ..AckSample::default() }
+    }
+
+    fn window(controller: &Aimd) -> u64 {
+        controller.limits().window_bytes
+    }
+
+    #[test]
+    fn the_window_begins_at_its_maximum_and_never_below_the_minimum() {
+        assert_eq!(window(&Aimd::new(MAX)), MAX);
+        assert_eq!(window(&Aimd::new(WINDOW_MIN)), WINDOW_MIN);
+        assert_eq!(window(&Aimd::new(1)), WINDOW_MIN);
+        let limits = Aimd::new(MAX).limits();
+        assert_eq!((limits.rate_bps, limits.burst_bytes), (RATE_UNPACED, MAX));
+    }
+
+    #[test]
+    fn losses_within_the_pause_halve_once() {
+        let mut controller = Aimd::new(MAX);
+        let first = Nanos::from_ms(10);
+        controller.on_loss(first);
+        controller.on_loss(first);
+        controller.on_loss(Nanos(first.0 + HALVE_PAUSE.0 - 1));
+        assert_eq!(window(&controller), MAX / 2);
+        controller.on_loss(first + HALVE_PAUSE);
+        assert_eq!(window(&controller), MAX / 4);
+    }
+
+    #[test]
+    fn a_loss_within_the_pause_after_the_epoch_is_ignored() {
+        let mut controller = Aimd::new(MAX);
+        controller.on_loss(Nanos(HALVE_PAUSE.0 - 1));
+        assert_eq!(window(&controller), MAX);
+        controller.on_loss(HALVE_PAUSE);
+        assert_eq!(window(&controller), MAX / 2);
+    }
+
+    #[test]
+    fn halving_stops_at_the_minimum() {
+        let mut controller = Aimd::new(3 * WINDOW_MIN);
+        let mut seen = Vec::new();
+        for ms in 1..5 {
+            controller.on_loss(Nanos::from_ms(10 * ms));
+            seen.push(window(&controller));
+        }
+        assert_eq!(seen, [3 * WINDOW_MIN / 2, WINDOW_MIN, WINDOW_MIN, WINDOW_MIN]);
+    }
+
+    #[test]
+    fn a_window_of_acknowledged_bytes_adds_the_increase() {
+        let mut controller = Aimd::new(MAX);
+        controller.on_loss(Nanos::from_ms(10));
+        controller.on_ack(&ack(MAX / 2));
+        assert_eq!(window(&controller), MAX / 2 + INCREASE_BYTES);
+        controller.on_ack(&ack(0));
+        assert_eq!(window(&controller), MAX / 2 + INCREASE_BYTES);
+        controller.on_ack(&ack(MAX * 1000));
+        assert_eq!(window(&controller), MAX);
+    }
+
+    /// The window sequence of the code that this controller replaced (`Path::moved` and `Path::lost` of the engine), kept as
+    /// arithmetic of its own: 20,000 random acknowledgements and losses give the same window after each.
+    #[test]
+    fn the_window_sequence_is_that_of_the_former_path() {
+        let mut rng = burst_base::rng::Rng::new(7);
+        for window_max in [1, WINDOW_MIN, 100_001, MAX, 64 << 20] {
+            let max = window_max.max(64 << 10);
+            let (mut former, mut halved_at, mut now) = (max, 0u64, 0u64);
+            let mut controller = Aimd::new(window_max);
+            for _ in 0..4_000 {
+                now += rng.below(700_000);
+                if rng.below(10) == 0 {
+                    if now - halved_at >= 1_000_000 {
+                        halved_at = now;
+                        former = (former / 2).max(64 << 10);
+                    }
+                    controller.on_loss(Nanos(now));
+                } else {
+                    let acked = rng.below(256 << 10);
+                    former = (former + (16 << 10) * acked / former).min(max);
+                    controller.on_ack(&ack(acked));
+                }
+                assert_eq!(window(&controller), former);
+            }
+        }
+    }
+}

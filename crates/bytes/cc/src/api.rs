@@ -1,0 +1,66 @@
+//! What a caller reports to a controller, and the limits that the controller gives back.
+
+use burst_base::Nanos;
+
+/// The rate of [`Limits::rate_bps`] that means "send as fast as the window allows".
+pub const RATE_UNPACED: u64 = 0;
+
+/// What one acknowledgement, or several handled together, says about the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct AckSample {
+    /// Payload bytes that are acknowledged, or received as READ responses, for the first time.
+    pub acked_bytes: u64,
+    /// Round-trip time of the newest acknowledged packet. `None` if it was not measured, or if the packet was sent twice.
+    pub rtt: Option<Nanos>,
+    /// Time between arrival of the packet at the peer and departure of the acknowledgement; zero if the peer does not say.
+    pub remote_delay: Nanos,
+    /// Packets of `packets` that arrived with the ECN codepoint CE.
+    pub ce_packets: u32,
+    /// Packets that the peer received since the acknowledgement before this; zero if the peer does not say.
+    pub packets: u32,
+    /// Bytes still in flight on the path, after `acked_bytes` was subtracted.
+    pub inflight_bytes: u64,
+    /// How full the peer's receive buffers are: 0 free, 1 over one half, 2 over three quarters, 3 packets were lost there.
+    pub pressure: u8,
+}
+
+/// How a loss was noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossKind {
+    /// By a NAK or by a gap in the acknowledgements: later packets arrived.
+    Fast,
+    /// By the retransmission timer: nothing arrived.
+    Timeout,
+    /// This host dropped the packet before it reached the link.
+    LocalDrop,
+}
+
+/// What may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes in flight.
+    pub window_bytes: u64,
+    /// Pacing rate in bits per second; [`RATE_UNPACED`] for none.
+    pub rate_bps: u64,
+    /// Most bytes that may leave at once where a rate is given.
+    pub burst_bytes: u64,
+}
+
+/// Which controller [`crate::Controller::new`] makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Algorithm {
+    /// Additive increase, multiplicative decrease ([`crate::Aimd`]).
+    #[default]
+    Aimd,
+    /// A window that never changes.
+    None,
+}
+
+/// Parameters of a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Params {
+    /// The controller.
+    pub algorithm: Algorithm,
+    /// Largest window in bytes. A controller that reacts begins with it.
+    pub window_max_bytes: u64,
+}
