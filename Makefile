@@ -66,6 +66,8 @@ install: build ## Install below PREFIX (default /usr/local)
 	install -m 755 target/release/burst target/release/burstd $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(LIB)/burst-pair $(DESTDIR)$(PREFIX)/lib/burst
 	install -m 644 $(LIB)/lib*.so.1 $(DESTDIR)$(PREFIX)/lib/burst
+	ln -sf libibverbs.so.1 $(DESTDIR)$(PREFIX)/lib/burst/libibverbs.so
+	ln -sf librdmacm.so.1 $(DESTDIR)$(PREFIX)/lib/burst/librdmacm.so
 	install -d $(DESTDIR)$(PREFIX)/share/burst
 	install -m 644 share/*.bt $(DESTDIR)$(PREFIX)/share/burst
 

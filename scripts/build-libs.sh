@@ -1,5 +1,6 @@
 #!/bin/sh
-# Links the drop-in shared libraries from the Rust static libraries: target/<profile>/lib/libibverbs.so.1 and librdmacm.so.1.
+# Links the drop-in shared libraries from the Rust static libraries: target/<profile>/lib/libibverbs.so.1 and librdmacm.so.1,
+# each with a symbolic link without the version: NCCL and others open `libibverbs.so` first.
 # usage: scripts/build-libs.sh [debug|release|quick]
 #
 # Rust's own cdylib cannot give symbols versions, and several versions of one name need an assembler: the tables in
@@ -41,8 +42,15 @@ link() {
     mv "$lib.$$" "$lib"
 }
 
+# unversioned SONAME: the name without version leads to the library.
+unversioned() {
+    ln -sf "$1" "$out/${1%.1}"
+}
+
 cd "$root"
 cargo build $flags -p burst-ibverbs
 link ibverbs libibverbs.so.1 libburst_ibverbs.a
+unversioned libibverbs.so.1
 cargo build $flags -p burst-rdmacm
 link rdmacm librdmacm.so.1 libburst_rdmacm.a "$out/libibverbs.so.1"
+unversioned librdmacm.so.1

@@ -59,7 +59,7 @@ def test_structs_of_other_releases(fabric):
     assert fabric.a.run(PROGRAMS / "old_layout", "burst0") == (0, "every layout\n")
 
 
-@pytest.mark.parametrize("name", ["libibverbs.so.1", LIB / "libibverbs.so.1"], ids=["soname", "path"])
+@pytest.mark.parametrize("name", ["libibverbs.so.1", "libibverbs.so", LIB / "libibverbs.so.1"], ids=["soname", "unversioned", "path"])
 def test_loaded_again_and_again(fabric, name):
     """By dlopen, from threads, and in children."""
     code, text = fabric.a.run(PROGRAMS / "reload", name, "burst0")

@@ -229,6 +229,36 @@ static void test_early_data(void)
 	rdma_destroy_event_channel(b);
 }
 
+/* rdma-core refuses depths over the device's at the call; 255 asks for the device's own. */
+static void test_depths_over_the_maximum(void)
+{
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct ibv_device_attr device;
+	struct pair p;
+	int most;
+
+	before_request(&p, 1);
+	CHECK(ibv_query_device(p.active->verbs, &device) == 0);
+	most = device.max_qp_rd_atom;
+	CHECK(most > 0 && most < 254);
+	param.responder_resources = most + 1;
+	CHECK(rdma_connect(p.active, &param) == -1 && errno == EINVAL);
+	param.responder_resources = most;
+	param.initiator_depth = most + 1;
+	CHECK(rdma_connect(p.active, &param) == -1 && errno == EINVAL);
+	param.initiator_depth = RDMA_MAX_INIT_DEPTH;
+	CHECK(rdma_connect(p.active, &param) == 0);
+	p.passive = expect_ack(p.passive_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	new_qp(p.passive);
+	param.initiator_depth = most + 1;
+	CHECK(rdma_accept(p.passive, &param) == -1 && errno == EINVAL);
+	param.initiator_depth = most;
+	CHECK(rdma_accept(p.passive, &param) == 0);
+	expect_ack(p.active_channel, RDMA_CM_EVENT_ESTABLISHED);
+	expect_ack(p.passive_channel, RDMA_CM_EVENT_ESTABLISHED);
+	end_pair(&p);
+}
+
 static void test_options_have_effect(void)
 {
 	struct ibv_qp_init_attr init;
@@ -337,6 +367,7 @@ static const struct rule rules[] = {
 	{ "xrc", test_extended_reliable },
 	{ "backlog", test_backlog },
 	{ "early_data", test_early_data },
+	{ "depths", test_depths_over_the_maximum },
 	{ "effects", test_options_have_effect },
 	{ "sharing", test_addresses_are_shared_by_consent },
 	{ "loopback", test_loopback },

@@ -8,7 +8,7 @@ const TYPES: &str = "rdma_.*|ibv_.*|verbs_context";
 /// Functions called: exported ones only, the inline ones of the header are applications' business.
 const FUNCTIONS: &str = "ibv_(get_device_list|free_device_list|open_device|close_device|get_device_name|get_device_index\
     |alloc_pd|dealloc_pd|create_comp_channel|destroy_comp_channel|create_cq|destroy_cq|create_qp|destroy_qp|modify_qp\
-    |query_qp|create_srq|destroy_srq|attach_mcast|detach_mcast|ack_cq_events)";
+    |query_qp|query_device|create_srq|destroy_srq|attach_mcast|detach_mcast|ack_cq_events)";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

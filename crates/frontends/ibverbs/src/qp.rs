@@ -418,10 +418,12 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         ours.pay(context)?;
         let request = Request::ModifyQp { qp: ours.handle(), attr, mask };
         let Response::QpAttr(now) = context.ask(&request)? else { return Err(EIO) };
-        // SAFETY: the queue pair is alive.
-        unsafe { ours.follow(&now) };
-        if mask & attr_mask::STATE != 0 && now.qp_state == QpState::Reset {
-            forget_posted(ours);
+        if mask & attr_mask::STATE != 0 {
+            // SAFETY: the queue pair is alive.
+            unsafe { ours.follow(&now) };
+            if now.qp_state == QpState::Reset {
+                forget_posted(ours);
+            }
         }
         Ok(())
     })
@@ -438,7 +440,8 @@ fn forget_posted(qp: &Qp) {
     qp.set_retired(side.ring.written());
 }
 
-/// Attributes as the daemon has them; the mask is a hint that is not needed.
+/// All attributes as the daemon has them, whatever the mask names. The public `state` changes only if the mask names it, as
+/// in rdma-core: programs compare it with the state that they asked for last.
 ///
 /// # Safety
 /// `qp` must be alive, `attr` and `init` writable or NULL.
@@ -446,7 +449,7 @@ fn forget_posted(qp: &Qp) {
 pub unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
-    _mask: c_int,
+    mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     door::value(|| {
@@ -459,7 +462,9 @@ pub unsafe extern "C" fn ibv_query_qp(
         now.cap = ours.cap;
         // SAFETY: the queue pair is alive; the caller gives NULL or writable places.
         unsafe {
-            ours.follow(&now);
+            if mask as u32 & attr_mask::STATE != 0 {
+                ours.follow(&now);
+            }
             if let Some(attr) = attr.as_mut() {
                 *attr = attr::qp_to_ibv(&now);
             }
@@ -534,28 +539,15 @@ pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcod
     0
 }
 
-/// Accepts the empty set of connection enhancements, refuses any other.
-///
-/// # Safety
-/// `ece` must be valid.
+/// EOPNOTSUPP: enhanced connection establishment is not offered. `ibv_query_ece` refuses as well, because programs take a
+/// device that accepts the empty set for one that accepts any (UCX, `UCX_RC_ECE`).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    door::value(|| {
-        // SAFETY: the caller gives a valid struct.
-        let ece = unsafe { ece.as_ref() }.ok_or(EINVAL)?;
-        if ece.vendor_id == 0 && ece.options == 0 && ece.comp_mask == 0 { Ok(()) } else { Err(EOPNOTSUPP) }
-    })
+pub extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+    door::value(|| Err(EOPNOTSUPP))
 }
 
-/// The empty set of connection enhancements.
-///
-/// # Safety
-/// `ece` must be writable.
+/// EOPNOTSUPP, as [`ibv_set_ece`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    door::value(|| {
-        // SAFETY: the caller gives a writable place.
-        *unsafe { ece.as_mut() }.ok_or(EINVAL)? = ibv_ece::default();
-        Ok(())
-    })
+pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+    door::value(|| Err(EOPNOTSUPP))
 }

@@ -51,6 +51,15 @@ unsafe fn data_of(data: *const c_void, len: u8, most: usize) -> Outcome<CmData> 
     CmData::new(unsafe { std::slice::from_raw_parts(data.cast(), len) }).ok_or(EINVAL)
 }
 
+/// Refuses more READs and atomics in flight than the device allows, for connected ids, as rdma-core does. 255
+/// (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`) asks for the device's maximum.
+fn check_depths(id: &Id, param: &rdma_conn_param) -> Outcome<()> {
+    let most = lock(&id.known).device.map_or(u8::MAX, |device| device.max_rd_atomic);
+    let fits = |depth: u8| depth == u8::MAX || depth <= most;
+    let fit = fits(param.responder_resources) && fits(param.initiator_depth);
+    if id.space != PortSpace::Tcp || fit { Ok(()) } else { Err(EINVAL) }
+}
+
 /// Parameters of a call.
 unsafe fn param_of(id: &Id, given: *const rdma_conn_param, most: usize) -> Outcome<CmParam> {
     let ece = lock(&id.known).ece;
@@ -62,6 +71,7 @@ unsafe fn param_of(id: &Id, given: *const rdma_conn_param, most: usize) -> Outco
         }
         return Ok(CmParam { ece, srq: has_srq(id), ..DEFAULTS });
     };
+    check_depths(id, p)?;
     // SAFETY: the caller's promise.
     let data = unsafe { data_of(p.private_data, p.private_data_len, most) }?;
     Ok(CmParam {

@@ -26,6 +26,8 @@ pub struct Device {
     pub pd: *mut ibv_pd,
     /// Proof towards the daemon that queue pairs of `context` are ours.
     pub token: u64,
+    /// Most READs and atomics in flight, as requester and as responder.
+    pub max_rd_atomic: u8,
     /// The XRC domain of ids whose program gives none, once one is needed.
     xrcd: Mutex<Option<NonNull<ibv_xrcd>>>,
 }
@@ -55,7 +57,15 @@ impl Device {
                 ibv_close_device(context);
                 return Err(Errno(failed));
             }
-            Ok(Box::leak(Box::new(Device { index, context, pd, token, xrcd: Mutex::default() })))
+            let mut attr = ibv_device_attr::default();
+            let failed = ibv_query_device(context, &mut attr);
+            if failed != 0 {
+                ibv_close_device(context);
+                return Err(Errno(failed));
+            }
+            let max_rd_atomic = u8::try_from(attr.max_qp_rd_atom).unwrap_or(u8::MAX);
+            let xrcd = Mutex::default();
+            Ok(Box::leak(Box::new(Device { index, context, pd, token, max_rd_atomic, xrcd })))
         }
     }
 }

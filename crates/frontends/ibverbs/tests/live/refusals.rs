@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{ah, cq, door, pd_mr, port, post};
+use burst_ibverbs::{ah, cq, door, pd_mr, port, post, qp};
 use std::ptr::null_mut;
 
 #[test]
@@ -126,5 +126,65 @@ fn queries_and_creations_check_their_arguments() {
         assert_eq!(door::errno(), door::EINVAL);
         assert!(pd_mr::ibv_reg_mr(open.pd, 4096 as *mut _, 4096, 1).is_null());
         assert_eq!(door::errno(), door::Errno(libc::EFAULT));
+    }
+}
+
+/// The state that the program's struct shows.
+fn shown_state(qp: *mut ibv_qp) -> ibv_qp_state {
+    // SAFETY: a live queue pair.
+    unsafe { (*qp).state }
+}
+
+#[test]
+fn the_public_state_changes_only_if_the_mask_names_it() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let mut bytes = vec![0u8; 4096];
+    let mr = open.mr(&mut bytes);
+    let (a, _b) = open.pair(cq);
+    // A key that opens nothing moves the queue pair to ERR at the daemon, and the program is told by a completion only.
+    let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8);
+    // SAFETY: a WRITE's request holds the `rdma` member.
+    unsafe { request.wr.rdma.rkey ^= 0x5555_5500 };
+    assert_eq!(send(a, &mut request).0, 0);
+    assert_eq!(complete(cq).status, IBV_WC_REM_ACCESS_ERR);
+    assert_eq!(shown_state(a), IBV_QPS_RTS);
+    let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
+    // SAFETY: a live queue pair and writable places.
+    let mut query = |mask: ibv_qp_attr_mask| unsafe {
+        assert_eq!(qp::ibv_query_qp(a, &mut attr, mask as i32, &mut init), 0);
+        attr.qp_state
+    };
+    assert_eq!((query(IBV_QP_CAP), shown_state(a)), (IBV_QPS_ERR, IBV_QPS_RTS));
+    assert_eq!((query(IBV_QP_STATE), shown_state(a)), (IBV_QPS_ERR, IBV_QPS_ERR));
+}
+
+#[test]
+fn connection_enhancements_are_refused_by_query_and_by_set() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let qp = open.qp(cq, IBV_QPT_RC);
+    let mut ece = ibv_ece::default();
+    assert_eq!(qp::ibv_query_ece(qp, &mut ece), libc::EOPNOTSUPP);
+    assert_eq!(qp::ibv_set_ece(qp, &mut ece), libc::EOPNOTSUPP);
+}
+
+#[test]
+fn more_reads_in_flight_than_the_device_allows_are_refused() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let (a, _b) = open.pair(cq);
+    let mut device = ibv_device_attr::default();
+    // SAFETY: an open context and a writable place; then a live queue pair and a valid struct.
+    unsafe {
+        assert_eq!(port::ibv_query_device(open.context, &mut device), 0);
+        for (depth, want) in [(device.max_qp_init_rd_atom + 1, libc::EINVAL), (device.max_qp_init_rd_atom, 0)] {
+            let mut attr = ibv_qp_attr { qp_state: IBV_QPS_SQD, ..Default::default() };
+            assert_eq!(qp::ibv_modify_qp(a, &mut attr, IBV_QP_STATE as i32), 0);
+            attr.max_rd_atomic = depth as u8;
+            let mask = IBV_QP_STATE | IBV_QP_MAX_QP_RD_ATOMIC;
+            attr.qp_state = IBV_QPS_SQD;
+            assert_eq!(qp::ibv_modify_qp(a, &mut attr, mask as i32), want, "{depth}");
+        }
     }
 }
