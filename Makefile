@@ -5,60 +5,62 @@ CARGO ?= cargo
 PYTHON ?= python3
 PREFIX ?= /usr/local
 LIB := target/release/lib
-# The port kind `dpdk` is built where pkg-config knows libdpdk; DPDK=no leaves it out.
-DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
-FEATURES := $(if $(filter yes,$(DPDK)),--features burstd/dpdk)
+# Whether the port kind `dpdk` is built: auto (where pkg-config finds libdpdk when the build begins, after `deps`), yes or no.
+DPDK ?= auto
+export CARGO DPDK
+# Prerequisites run in their order, with -j too: `deps` installs what `build` needs.
+.NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test interop conformance demo bench bench-rxe lint doc install clean
+.PHONY: help deps build test test-matrix interop conformance threads demo bench bench-rxe lint mutants doc install clean
 
-help: ## This list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-deps: ## Install what is needed beside Rust (apt; says what it does)
+deps: ## Install what is missing beside Rust, by apt, and say what for
 	@scripts/install-deps
 
-build: ## Release build: burst, burstd, the drop-in libraries
-	@echo "make: $(if $(FEATURES),with,without) the port kind dpdk$(if $(FEATURES),, (libdpdk-dev is not installed))"
-	$(CARGO) build --release --locked -p burst -p burstd $(FEATURES)
-	$(CARGO) build --release --locked -p burst --example pingpong
-	scripts/build-libs.sh release
-	scripts/build-c release
+build: ## Build burst, burstd and the drop-in libraries (release)
+	@scripts/build
 
-test: ## Everything: unit tests to two-namespace runs, with a summary
+test: ## Install what is missing, build, and run every test; a summary at the end
+	@scripts/install-deps || echo "make test: going on without these; tests that need them are skipped, with the reason"
 	@scripts/test
 
-interop: build ## Burst against the kernel's soft-RoCE in an emulated machine, each side as client and as server (docs/interop.md)
+interop: build ## Test against the kernel's soft-RoCE in an emulated machine, each side as client and as server (docs/interop.md)
 	@scripts/install-deps --interop
 	@$(PYTHON) tests/interop/run
 
-test-matrix: deps build ## All of perftest's options, UCX, libfabric, qperf, MPI, QEMU, Mooncake, of which `make test` runs a part
+test-matrix: deps build ## Test all options of perftest, UCX, libfabric, qperf, MPI, QEMU and Mooncake; `make test` runs a part of them
 	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py tests/test_mooncake.py
 
-threads: ## Ten million completions through many threads, and ThreadSanitizer (needs a nightly toolchain with rust-src)
+threads: ## Test ten million completions on many threads, then ThreadSanitizer (needs a nightly toolchain with rust-src)
 	@scripts/threads
 
-conformance: build ## rdma-core's own test suite (fetched from PyPI), compared with tests/conformance/expected.txt
+conformance: build ## Run rdma-core's own test suite (from PyPI) and compare with tests/conformance/expected.txt
 	@scripts/install-deps --conformance
 	@$(PYTHON) tests/conformance/run
 
-demo: deps build ## Two namespaces, Debian's perftest against kernel TCP on one wire; a table, JSON and SVG in target/demo
+demo: deps build ## Install what is missing, build, and measure Debian's perftest against kernel TCP between two namespaces (target/demo)
 	@scripts/demo
 
-bench: deps build ## The figures that are promised, each against its bound; slower than test
+bench: deps build ## Measure the promised figures, each against its bound and against earlier runs (tests/bench/history.jsonl)
 	BURST_BENCH=1 $(PYTHON) -m pytest -q -rs tests/bench
 
-bench-rxe: build ## Instructions of Burst beside the kernel's soft-RoCE, counted in one emulated machine
+bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in one emulated machine
 	@scripts/install-deps --interop
 	$(PYTHON) tests/interop/cost.py
 
-lint: ## Formatting, the rules of the tree (scripts/tidy), clippy, and that fuzz targets compile
+lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check
 	scripts/tidy
 	scripts/check-fuzz
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
-doc: ## API documentation, warnings are errors
+mutants: ## Mutation test of one crate: make mutants CRATE=wire [SHARD=0/4] [FILE=src/packet.rs]; survivors in tests/mutants
+	@CRATE=$(CRATE) SHARD=$(SHARD) FILE=$(FILE) JOBS=$(or $(JOBS),1) scripts/mutants
+
+doc: ## Build the API documentation; warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
 install: build ## Install below PREFIX (default /usr/local)
@@ -71,5 +73,5 @@ install: build ## Install below PREFIX (default /usr/local)
 	install -d $(DESTDIR)$(PREFIX)/share/burst
 	install -m 644 share/*.bt $(DESTDIR)$(PREFIX)/share/burst
 
-clean: ## Remove what was built
+clean: ## Remove all build output
 	$(CARGO) clean

@@ -15,9 +15,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import lab  # noqa: E402
+from lab import history  # noqa: E402
 
 BUILD = lab.build_directory()
-AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
+#: One line per run of `make bench`: date, commit, facts of the machine, medians.
+HISTORY = Path(os.environ.get("BURST_BENCH_HISTORY", Path(__file__).parent / "bench" / "history.jsonl"))
+FIGURES = {}
 
 
 def pytest_configure(config):
@@ -35,19 +38,40 @@ def pytest_runtest_logreport(report):
             skips.write(f"SKIP: {report.nodeid}: {reason.removeprefix('Skipped: ')}\n")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """After a benchmark: appends the run to the history and prints each figure beside the median of earlier runs."""
+    if FIGURES:
+        run, earlier = history.record(lab.fabric.ROOT, FIGURES), history.load(HISTORY)
+        history.append(HISTORY, run)
+        terminalreporter.section("figures")
+        for line in (*history.table(run, earlier), "", *history.SETTINGS, f"appended to {HISTORY}"):
+            terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_autogroups():
-    """Figures are measured without the kernel's autogroups, which give each session of processes its share of a processor:
-    a poller that yields gives way to its own session only, and the daemon is of another one (docs/running.md)."""
-    before = AUTOGROUPS.read_text().strip() if AUTOGROUPS.exists() else "0"
-    if os.environ.get("BURST_BENCH") != "1" or before == "0":
+    """Benchmarks run with the kernel's autogroups switched off. Autogroups give each session an equal share of a processor, so a polling
+    program that yields gives way to its own session only, and burstd runs in another session (docs/running.md)."""
+    before = history.autogroups()
+    if os.environ.get("BURST_BENCH") != "1" or not before:
         yield
         return
-    if not os.access(AUTOGROUPS, os.W_OK):
-        pytest.exit(f"figures are measured with {AUTOGROUPS} at 0, which needs root to set", returncode=2)
-    AUTOGROUPS.write_text("0")
+    if not os.access(history.AUTOGROUPS, os.W_OK):
+        pytest.exit(f"figures are measured with {history.AUTOGROUPS} at 0, which needs root to set", returncode=2)
+    history.AUTOGROUPS.write_text("0")
     yield
-    AUTOGROUPS.write_text(before)
+    history.AUTOGROUPS.write_text(str(before))
+
+
+@pytest.fixture
+def figure():
+    """figure(name, value, unit) prints a median and notes it for the history. Names are stable: the history is keyed by them."""
+
+    def note(name, value, unit):
+        print(f"{name}: {value:.4g} {unit}")
+        FIGURES[name] = {"value": round(float(value), 4), "unit": unit}
+
+    return note
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
-"""A small SVG chart, written by hand: two panels need no plotting library, and the demo nothing but Python."""
+"""An SVG chart with two panels, bandwidth and latency. It needs no plotting library, so the demo needs nothing but Python."""
 
 from html import escape
 from math import ceil, log2
 
 PANEL_W, PANEL_H, LEFT, TOP, BOTTOM = 520, 340, 60, 60, 60
+# Width of an average character of the 12 px labels, rounded up, and the space between two labels, in pixels.
+CHARACTER_W, LABEL_GAP = 7, 6
 COLORS = ["#1f6fb4", "#d1622b", "#2f8f4e", "#8a4fa3"]
 TEXT = 'font-family="sans-serif" font-size="12"'
 
@@ -29,8 +31,10 @@ def bandwidth_panel(x0, series, reference):
     px = lambda size: x0 + LEFT + (log2(size) - low) / max(high - low, 1) * (PANEL_W - LEFT - 20)
     py = lambda y: TOP + (1 - y / top) * (PANEL_H - TOP - BOTTOM + 20)
     parts = [title(x0, "Bandwidth, one queue pair (Gbit/s)"), *y_axis(x0, top, py)]
-    for size in sizes:
-        parts.append(f'<text {TEXT} x="{px(size):.0f}" y="{py(0) + 18:.0f}" text-anchor="middle">{size_label(size)}</text>')
+    labels = [(px(size), size_label(size)) for size in sizes]
+    for (x, label), row in zip(labels, rows_of(labels)):
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{py(0):.1f}" y2="{py(0) + 5 + 14 * row:.1f}" stroke="#999"/>')
+        parts.append(f'<text {TEXT} x="{x:.0f}" y="{py(0) + 18 + 14 * row:.0f}" text-anchor="middle">{label}</text>')
     parts.append(
         f'<line x1="{x0 + LEFT}" x2="{x0 + PANEL_W - 20}" y1="{py(reference):.1f}" y2="{py(reference):.1f}" '
         'stroke="#555" stroke-dasharray="6 4"/>'
@@ -65,6 +69,17 @@ def latency_panel(x0, bars):
                 f'<text {TEXT} x="{x + slot / 2:.0f}" y="{py(0) + 18 + 14 * row:.0f}" text-anchor="middle">{escape(word)}</text>'
             )
     return parts
+
+
+def rows_of(labels):
+    """For each (centre in pixels, text), from left to right, the first row below the axis in which it overlaps no earlier label."""
+    ends, rows = [], []
+    for x, label in labels:
+        half = len(label) * CHARACTER_W / 2
+        row = next((r for r, end in enumerate(ends) if x - half >= end + LABEL_GAP), len(ends))
+        ends[row : row + 1] = [x + half]
+        rows.append(row)
+    return rows
 
 
 def title(x0, text):

@@ -1,7 +1,7 @@
-"""What watching costs (`make bench`): the rate of connections while share/cm-steps.bt shows the latency of each step of
-both daemons, against the rate without, in turns within one run.
+"""What probes cost (`make bench`): the rate of connections while share/cm-steps.bt watches both daemons, against the rate
+without it, in turns within one run.
 
-Medians of several rounds: which processor a worker wakes on moves a single run by a third.
+Medians of 15 rounds: the processor on which a worker wakes changes a single run by a third.
 """
 
 import os
@@ -22,7 +22,7 @@ CONNECTIONS, ROUNDS = 2000, 15
 
 
 def connect_ms(fabric):
-    """Time of cmtime's connect phase, and its whole time from the first address to the last connection."""
+    """Milliseconds of cmtime's connect step, and of all its steps from the first address to the last connection."""
     server = fabric.b.start("cmtime", "-b", fabric.b.address)
     try:
         await_cm_listener(fabric.b, server, COMMON)
@@ -31,12 +31,12 @@ def connect_ms(fabric):
     finally:
         server.stop()
     total = {line.split(":")[0].strip(): float(line.split(":")[1].split()[0]) for line in text.splitlines() if ":" in line}
-    # The server's last ends go through time-wait.
+    # The server's last connections leave TIMEWAIT.
     time.sleep(0.5)
     return total["connect"], sum(total[step] for step in ("resolve addr", "resolve route", "create qp", "connect"))
 
 
-def test_attached_probes_cost_less_than_a_fourteenth(fabric):
+def test_attached_probes_cost_less_than_a_fourteenth(fabric, figure):
     rounds = {False: [], True: []}
     for _ in range(ROUNDS):
         for watched, times in rounds.items():
@@ -50,5 +50,5 @@ def test_attached_probes_cost_less_than_a_fourteenth(fabric):
                 assert "@req_sent_to_established_us" in script.text(), script.text()
     for phase, name in enumerate(("connect", "setup")):
         without, attached = (median(times[phase] for times in rounds[watched]) for watched in (False, True))
-        print(f"{name}: {CONNECTIONS / without:.1f} connections/ms without, {CONNECTIONS / attached:.1f} watched, cost {attached / without - 1:.1%}")
+        figure(f"probes: {name} with cm-steps.bt to without", attached / without, "ratio")
         assert attached < 1.07 * without

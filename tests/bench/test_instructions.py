@@ -1,4 +1,4 @@
-"""What posting and polling cost the program, in instructions of the library: repeatable, so bounds are tight."""
+"""Instructions that the library executes to post and to poll one write. The count is repeatable, so bounds are tight."""
 
 import os
 import shutil
@@ -14,9 +14,11 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("batch, bound", [(1, 400), (16, 250)])
-def test_one_write(fabric, batch, bound):
-    """One request at a time (which rings the doorbell), and sixteen at a time (which shares it)."""
+def test_one_write(fabric, figure, batch, bound):
+    """One request per call, which rings the doorbell each time, and sixteen per call, which share one ring."""
     classic, extended = (post_and_poll(fabric.a, interface, batch) for interface in ("classic", "extended"))
-    print(f"batch {batch}: classic {classic}, extended {extended}")
+    for interface, (posting, polling) in (("classic", classic), ("extended", extended)):
+        figure(f"posting one write, batch {batch}, {interface}", posting, "instr")
+        figure(f"polling one write, batch {batch}, {interface}", polling, "instr")
     assert 0 < sum(classic) < bound
     assert abs(sum(extended) / sum(classic) - 1) <= 0.1

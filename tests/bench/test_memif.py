@@ -1,7 +1,7 @@
 """The dpdk port over memif, two processes on one machine, next to the udp port over veth in the same run (`make bench`).
 
-One worker per side. Each side is kept to one processor, its daemon and its program together, as on two hosts: left to
-itself the kernel may put both daemons on one processor, because the polling client looks busy on the other.
+One worker per side. The daemon and the program of each side are pinned to one processor. Without pinning the kernel may put both
+daemons on one processor, because the polling client keeps the other one busy.
 """
 
 import os
@@ -23,9 +23,9 @@ MPPS_MIN = 1.0
 
 @pytest.fixture(scope="module")
 def memif(tmp_path_factory):
-    said = without_dpdk(tmp_path_factory.mktemp("probe"))
-    if said:
-        pytest.skip(said)
+    reason = without_dpdk(tmp_path_factory.mktemp("probe"))
+    if reason:
+        pytest.skip(reason)
     apart = (os.cpu_count() or 1) > 1
     pair = wires(tmp_path_factory.mktemp("memif"), cpus=("0", "1") if apart else None)
     yield pair
@@ -42,13 +42,15 @@ def in_turns(memif, fabric, words, read):
     return [median(row) for row in values]
 
 
-def test_large_writes(memif, fabric):
+def test_large_writes(memif, fabric, figure):
     own, udp = in_turns(memif, fabric, LARGE, lambda r: r.gbits)
-    print(f"64 KiB writes: memif {own:.1f} Gbit/s, udp over veth {udp:.1f} Gbit/s")
+    figure("memif: ib_write_bw 64 KiB", own, "Gbit/s")
+    figure("memif: ib_write_bw 64 KiB to udp over veth", own / udp, "ratio")
     assert own >= GBITS_MIN
 
 
-def test_small_writes(memif, fabric):
+def test_small_writes(memif, fabric, figure):
     own, udp = in_turns(memif, fabric, SMALL, lambda r: r.mpps)
-    print(f"64 B writes, 16 queue pairs, lists of 16: memif {own:.2f} M/s, udp over veth {udp:.2f} M/s")
+    figure("memif: ib_write_bw 64 B -q 16 -l 16", own, "M/s")
+    figure("memif: ib_write_bw 64 B -q 16 -l 16 to udp over veth", own / udp, "ratio")
     assert own >= MPPS_MIN

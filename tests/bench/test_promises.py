@@ -1,7 +1,7 @@
 """The promised figures, each a ratio against the kernel in the same run (`make bench`).
 
-The demo measures them too; here each is a test that fails. Medians of three, in turns with the reference. The machine
-should have nothing else to do.
+`make demo` measures the same figures; here each has a bound and fails. Medians of three rounds, in turns with the reference. No other
+work should run on the machine.
 """
 
 import os
@@ -31,37 +31,41 @@ def write_gbits(size, *extra):
 
 
 @pytest.mark.parametrize("size", [64 * KIB, 256 * KIB, 1024 * KIB])
-def test_write_bandwidth_is_at_least_tcps(fabric, size):
+def test_write_bandwidth_is_at_least_tcps(fabric, figure, size):
     tcp, write = in_turns(fabric, measure.tcp_stream_gbits, write_gbits(size))
-    print(f"ib_write_bw {write:.2f} Gbit/s, TCP {tcp:.2f} Gbit/s, ratio {write / tcp:.2f}")
+    figure("TCP, one stream", tcp, "Gbit/s")
+    figure(f"ib_write_bw {size // KIB} KiB", write, "Gbit/s")
+    figure(f"ib_write_bw {size // KIB} KiB to one TCP stream", write / tcp, "ratio")
     assert write >= tcp
 
 
-def test_sixteen_queue_pairs_are_not_slower_than_one(fabric):
+def test_sixteen_queue_pairs_are_not_slower_than_one(fabric, figure):
     one, sixteen = in_turns(fabric, write_gbits(64 * KIB), write_gbits(64 * KIB, "-q", 16))
-    print(f"-q 1 {one:.2f} Gbit/s, -q 16 {sixteen:.2f} Gbit/s")
+    figure("ib_write_bw 64 KiB, 16 queue pairs to one", sixteen / one, "ratio")
     assert sixteen >= one
 
 
 @pytest.mark.parametrize("mode,kind,bound", [(["-e"], "tcp", 1.5), ([], "udp", 3.0)], ids=["events", "polling"])
-def test_send_latency(fabric, mode, kind, bound):
+def test_send_latency(fabric, figure, mode, kind, bound):
     kernel, p50 = in_turns(
         fabric,
         lambda f: measure.kernel_ping_pong(f, kind)["p50_us"],
         lambda f: measure.latency(f, "ib_send_lat", 64, *mode)["p50_us"],
     )
-    print(f"ib_send_lat {p50:.1f} us, kernel {kind} {kernel:.1f} us, ratio {p50 / kernel:.2f}")
+    way = "events" if mode else "polling"
+    figure(f"ib_send_lat 64 B, {way}, p50", p50, "us")
+    figure(f"ib_send_lat 64 B, {way}, p50 to the kernel's {kind.upper()}", p50 / kernel, "ratio")
     assert p50 <= bound * kernel
 
 
 @pytest.mark.parametrize("mode", [["-e"], []], ids=["events", "polling"])
-def test_the_tail_of_send_latency(fabric, mode):
+def test_the_tail_of_send_latency(fabric, figure, mode):
     [share] = in_turns(fabric, lambda f: (lambda m: m["p99_us"] / m["p50_us"])(measure.latency(f, "ib_send_lat", 64, *mode)))
-    print(f"p99 is {share:.1f} times p50")
+    figure(f"ib_send_lat 64 B, {'events' if mode else 'polling'}, p99 to p50", share, "ratio")
     assert share <= 5
 
 
-def test_four_pollers_on_two_cores_do_not_collapse(fabric):
+def test_four_pollers_on_two_cores_do_not_collapse(fabric, figure):
     """Two pairs at once, so four polling programs and two daemons, against one pair."""
     words = ["ib_send_lat", "-d", "burst0", "-F", "-s", 64, "-n", 5000]
     alone = lab.run_pair(fabric.b, fabric.a, words).p50_us
@@ -71,5 +75,5 @@ def test_four_pollers_on_two_cores_do_not_collapse(fabric):
     together = lab.run_pair(fabric.b, fabric.a, words).p50_us
     assert second.wait(60) == 0, second.text()
     other.stop()
-    print(f"alone {alone:.1f} us, two pairs {together:.1f} us")
+    figure("ib_send_lat 64 B, two pairs at once to one", together / alone, "ratio")
     assert together <= 10 * alone
