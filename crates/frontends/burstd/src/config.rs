@@ -10,14 +10,14 @@ mod keys;
 mod value;
 
 use burst_host::HostOptions;
-use keys::{KEYS, Key};
+use keys::{ConfigKey, KEYS};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use value::Value;
+use value::ConfigValue;
 
 /// The daemon's settings, all checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ fn command() -> clap::Command {
     KEYS.iter().fold(base, |command, key| command.arg(argument(key)))
 }
 
-fn argument(key: &'static Key) -> clap::Arg {
+fn argument(key: &'static ConfigKey) -> clap::Arg {
     let default = if key.default.is_empty() { String::new() } else { format!(", default: {}", key.default) };
     clap::Arg::new(key.name)
         .long(key.flag)
@@ -111,11 +111,16 @@ fn resolve(matches: &clap::ArgMatches, env: Env) -> Result<Config, String> {
     for key in KEYS {
         values.insert(key.name, key_values(key, matches, env, &file)?);
     }
-    Ok(assemble(&Values(values)))
+    Ok(assemble(&ConfigValues(values)))
 }
 
 /// What one key was set to: the first source that names it.
-fn key_values(key: &Key, matches: &clap::ArgMatches, env: Env, file: &file::File) -> Result<Vec<Value>, String> {
+fn key_values(
+    key: &ConfigKey,
+    matches: &clap::ArgMatches,
+    env: Env,
+    file: &file::ConfigFile,
+) -> Result<Vec<ConfigValue>, String> {
     let (source, texts): (String, Vec<String>) = if let Some(given) = matches.get_many::<String>(key.name) {
         (format!("--{}", key.flag), given.cloned().collect())
     } else if let Some(set) = env(key.env).filter(|v| !v.is_empty()) {
@@ -132,21 +137,21 @@ fn key_values(key: &Key, matches: &clap::ArgMatches, env: Env, file: &file::File
 }
 
 /// Checked values by key name.
-struct Values(BTreeMap<&'static str, Vec<Value>>);
+struct ConfigValues(BTreeMap<&'static str, Vec<ConfigValue>>);
 
-impl Values {
-    fn first(&self, name: &str) -> Option<&Value> {
+impl ConfigValues {
+    fn first(&self, name: &str) -> Option<&ConfigValue> {
         self.0.get(name).and_then(|v| v.first())
     }
     fn number(&self, name: &str) -> u64 {
-        self.first(name).map_or(0, Value::number)
+        self.first(name).map_or(0, ConfigValue::number)
     }
     fn text(&self, name: &str) -> &str {
-        self.first(name).map_or("", Value::text)
+        self.first(name).map_or("", ConfigValue::text)
     }
 }
 
-fn assemble(values: &Values) -> Config {
+fn assemble(values: &ConfigValues) -> Config {
     let socket = match values.first("socket") {
         Some(path) => PathBuf::from(path.text()),
         None => burst_control::socket_path::daemon_socket(),

@@ -51,8 +51,8 @@ fn give_heap_back() {
 
 /// Opens everything, serves, and returns when asked to end.
 fn run(config: &config::Config) -> Result<(), String> {
-    let house = burst_host::House::open(&config.host)?;
-    let mut server = server::Server::bind(config, house)?;
+    let host = burst_host::Host::open(&config.host)?;
+    let mut server = server::Server::bind(config, host)?;
     server.announce(config.ready_fd)?;
     server.serve()
 }

@@ -6,9 +6,9 @@
 
 use crate::config::Config;
 use burst_control::MESSAGE_MAX;
-use burst_host::House;
+use burst_host::Host;
 use burst_host::descriptors;
-use burst_host::{Session, Verdict};
+use burst_host::{Session, SessionState};
 use burst_netif::watch::Watch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -38,7 +38,7 @@ pub struct Server {
     listener: Option<OwnedFd>,
     signals: OwnedFd,
     clients: Vec<Session>,
-    house: House,
+    host: Host,
     /// Given up to turn a client away when there is no other.
     spare: Option<OwnedFd>,
     /// For one control message.
@@ -58,7 +58,7 @@ impl Server {
     ///
     /// # Errors
     /// A sentence.
-    pub fn bind(config: &Config, house: House) -> Result<Server, String> {
+    pub fn bind(config: &Config, host: Host) -> Result<Server, String> {
         let path = config.socket.clone();
         let listener = bind_socket(&path, config.socket_mode)?;
         let signals = signal_pipe().map_err(|e| format!("cannot take signals: {e}"))?;
@@ -68,7 +68,7 @@ impl Server {
             listener: Some(listener),
             signals,
             clients: Vec::new(),
-            house,
+            host,
             spare: descriptors::spare(),
             buffer: vec![0; MESSAGE_MAX],
             idle_exit: config.idle_exit,
@@ -85,7 +85,7 @@ impl Server {
     /// # Errors
     /// A sentence when the descriptor cannot be written.
     pub fn announce(&self, ready_fd: Option<i32>) -> Result<(), String> {
-        for d in &self.house.devices {
+        for d in &self.host.devices {
             let info = d.info();
             info!(
                 device = info.name,
@@ -96,7 +96,7 @@ impl Server {
                 "device"
             );
         }
-        info!(socket = %self.path.display(), workers = self.house.workers().len(), "serving");
+        info!(socket = %self.path.display(), workers = self.host.workers().len(), "serving");
         if let Some(fd) = ready_fd {
             // SAFETY: the starter gave this descriptor to us alone; nothing else in the process knows its number.
             let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) };
@@ -125,14 +125,14 @@ impl Server {
             self.serve_clients(&ready);
             self.follow_hops(ready.hops);
             // One post per worker for all that programs asked in this pass.
-            self.house.post_cm_jobs();
+            self.host.post_cm_jobs();
             self.every_so_often();
-            if self.house.tidy.is_due() {
+            if self.host.trimmer.is_due() {
                 self.clients.iter_mut().for_each(Session::shrink);
-                self.house.shrink();
+                self.host.shrink();
                 crate::give_heap_back();
             }
-            if self.house.workers().iter().any(|w| !w.is_alive()) {
+            if self.host.workers().iter().any(|w| !w.is_alive()) {
                 return Err(burst_host::host::WORKER_GONE.into());
             }
             if self.is_over() {
@@ -144,7 +144,7 @@ impl Server {
     }
 
     /// Sleeps until something is readable or a clock runs out.
-    fn wait(&mut self) -> Ready {
+    fn wait(&mut self) -> ReadySet {
         if self.spare.is_none() {
             self.spare = descriptors::spare();
         }
@@ -156,7 +156,7 @@ impl Server {
         ready
     }
 
-    fn sleep(&self, may_sleep: bool) -> Ready {
+    fn sleep(&self, may_sleep: bool) -> ReadySet {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         fds.extend(self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
         fds.extend(
@@ -170,7 +170,7 @@ impl Server {
                 .map(|w| PollFd::from_borrowed_fd(w.fd(), PollFlags::IN)),
         );
         let hops_at = fds.len();
-        fds.extend(self.house.cm.hops.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.host.cm.hops.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let lives = self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.life()?)));
         let (living, lives): (Vec<_>, Vec<_>) =
             lives.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
@@ -180,11 +180,11 @@ impl Server {
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         // An interrupted poll is a pass without news.
         if poll(&mut fds, timeout.as_ref()).is_err() {
-            return Ready::default();
+            return ReadySet::default();
         }
         let hot = |f: &PollFd<'_>| !f.revents().is_empty();
         let n = self.clients.len();
-        Ready {
+        ReadySet {
             signal: hot(&fds[0]),
             accept: self.listener.is_some() && hot(&fds[n + 1]),
             changed: watch_at < hops_at && hot(&fds[watch_at]),
@@ -201,7 +201,7 @@ impl Server {
             .filter(|_| self.clients.is_empty())
             .map(|limit| limit.saturating_sub(self.idle_since.elapsed()));
         let refresh = (!self.clients.is_empty()).then(|| self.refresh_in());
-        [drain, idle, refresh, self.house.tidy.due_in(), self.hops_due()].into_iter().flatten().min()
+        [drain, idle, refresh, self.host.trimmer.due_in(), self.hops_due()].into_iter().flatten().min()
     }
 
     /// Until interfaces are looked at again.
@@ -235,7 +235,7 @@ impl Server {
     /// From the last to the first, so that those that go do not move those still to be looked at.
     /// Serves who has something to say. What a program asked of the connection manager before it asks something of a queue
     /// pair comes first, and is in force then: the two have sockets of their own.
-    fn serve_clients(&mut self, ready: &Ready) {
+    fn serve_clients(&mut self, ready: &ReadySet) {
         let mut all: Vec<usize> = ready.clients.iter().chain(&ready.ended).copied().collect();
         all.sort_unstable();
         all.dedup();
@@ -247,16 +247,16 @@ impl Server {
             let theirs = (0..self.clients.len()).filter(|index| is_theirs(&self.clients[*index]));
             let silent: Vec<usize> = theirs.filter(|index| all.binary_search(index).is_err()).collect();
             for index in silent {
-                if self.clients[index].serve_wishes(&mut self.house) == Verdict::End {
+                if self.clients[index].serve_wishes(&mut self.host) == SessionState::Closed {
                     ended.push(index);
                 }
             }
         }
         for (at, index) in first.iter().chain(&contexts).enumerate() {
             if at == first.len() {
-                self.house.post_cm_jobs();
+                self.host.post_cm_jobs();
             }
-            if self.clients[*index].serve(&mut self.house, &mut self.buffer) == Verdict::End {
+            if self.clients[*index].serve(&mut self.host, &mut self.buffer) == SessionState::Closed {
                 ended.push(*index);
             }
         }
@@ -265,27 +265,27 @@ impl Server {
         ended.dedup();
         for index in ended.into_iter().rev() {
             let mut gone = self.clients.swap_remove(index);
-            gone.end(&mut self.house);
+            gone.end(&mut self.host);
             self.idle_since = Instant::now();
         }
     }
 
     /// Goes on with addresses whose next hops have answered, or did not.
     fn follow_hops(&mut self, readable: bool) {
-        if !self.house.cm.hops.is_waited_for() {
+        if !self.host.cm.hops.is_waited_for() {
             return;
         }
         let now = Instant::now();
-        let news = self.house.news_of_hops(now, readable);
+        let news = self.host.news_of_hops(now, readable);
         for client in &mut self.clients {
-            client.resolve_on(&mut self.house, now, &news);
+            client.resolve_on(&mut self.host, now, &news);
         }
-        self.house.count_unanswered();
+        self.host.count_unanswered();
     }
 
     /// When the wait for a next hop ends, or a port is asked again.
     fn hops_due(&self) -> Option<Duration> {
-        let hops = &self.house.cm.hops;
+        let hops = &self.host.cm.hops;
         if !hops.is_waited_for() {
             return None;
         }
@@ -300,8 +300,8 @@ impl Server {
         }
         self.refreshed = Instant::now();
         self.changed = None;
-        self.house.refresh();
-        for d in &mut self.house.devices {
+        self.host.refresh();
+        for d in &mut self.host.devices {
             let Some(news) = d.news() else { continue };
             info!(
                 device = d.info().name,
@@ -350,17 +350,17 @@ impl Server {
             remove_socket(&self.path);
         }
         for mut client in std::mem::take(&mut self.clients) {
-            client.fail_queue_pairs(&mut self.house);
-            client.end(&mut self.house);
+            client.fail_queue_pairs(&mut self.host);
+            client.end(&mut self.host);
         }
-        self.house.post_cm_jobs();
+        self.host.post_cm_jobs();
         info!("ended");
     }
 }
 
 /// What `wait` found.
 #[derive(Default)]
-struct Ready {
+struct ReadySet {
     signal: bool,
     accept: bool,
     /// Interfaces.

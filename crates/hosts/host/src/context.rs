@@ -10,7 +10,7 @@ mod queue_pair;
 mod queues;
 mod xrc;
 
-use crate::host::House;
+use crate::host::Host;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{EventType, QpType};
@@ -23,7 +23,7 @@ use burst_mem::ProcessMemory;
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
 use burst_shm::doorbell::DoorbellDrain;
-use handles::Handles;
+use handles::HandleTable;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use std::sync::Arc;
 const QPS_ENDED_AT_ONCE: usize = 64;
 
 /// An answer and the descriptors that go with it.
-pub struct Outcome {
+pub struct ReplyParts {
     /// The answer.
     pub response: Response,
     /// Its descriptors.
@@ -41,19 +41,19 @@ pub struct Outcome {
     pub segments: Vec<OwnedFd>,
 }
 
-impl From<Response> for Outcome {
-    fn from(response: Response) -> Outcome {
-        Outcome { response, fds: Vec::new(), segments: Vec::new() }
+impl From<Response> for ReplyParts {
+    fn from(response: Response) -> ReplyParts {
+        ReplyParts { response, fds: Vec::new(), segments: Vec::new() }
     }
 }
 
 /// Something that is in use by a count of others.
-struct Used<T> {
+struct InUse<T> {
     users: u32,
     it: T,
 }
 
-struct Cq {
+struct HostCq {
     /// Number in the workers' tables.
     number: u32,
     shared: Arc<CqShared>,
@@ -63,24 +63,24 @@ struct Cq {
     channel: Option<u32>,
 }
 
-struct Srq {
+struct HostSrq {
     shared: Arc<SrqShared>,
     place: ShmRef,
     pd: u32,
     /// In an XRC domain.
-    domain: Option<SrqDomain>,
+    domain: Option<SrqInDomain>,
 }
 
 /// A shared receive queue's place in an XRC domain.
 #[derive(Clone, Copy)]
-struct SrqDomain {
+struct SrqInDomain {
     /// Its number.
     srqn: u32,
     xrcd: u32,
     cq: u32,
 }
 
-struct QpObject {
+struct HostQp {
     qpn: Qpn,
     qp_type: QpType,
     worker: usize,
@@ -98,12 +98,12 @@ struct QpObject {
     groups: Vec<IpAddr>,
 }
 
-struct Mr {
+struct HostMr {
     key: u32,
     pd: u32,
 }
 
-struct Mw {
+struct HostMw {
     key: u32,
     pd: u32,
 }
@@ -120,18 +120,18 @@ pub struct Context {
     /// Segments that the client has been sent.
     segments_sent: usize,
     async_events: Arc<EventPipe>,
-    pds: Handles<Used<u32>>,
-    mrs: Handles<Mr>,
-    mws: Handles<Mw>,
-    dms: Handles<()>,
-    channels: Handles<Used<Arc<EventPipe>>>,
-    cqs: Handles<Used<Cq>>,
-    srqs: Handles<Used<Srq>>,
-    xrcds: Handles<Used<u32>>,
-    qps: Handles<QpObject>,
-    ahs: Handles<(u32, u32)>,
+    pds: HandleTable<InUse<u32>>,
+    mrs: HandleTable<HostMr>,
+    mws: HandleTable<HostMw>,
+    dms: HandleTable<()>,
+    channels: HandleTable<InUse<Arc<EventPipe>>>,
+    cqs: HandleTable<InUse<HostCq>>,
+    srqs: HandleTable<InUse<HostSrq>>,
+    xrcds: HandleTable<InUse<u32>>,
+    qps: HandleTable<HostQp>,
+    ahs: HandleTable<(u32, u32)>,
     /// Free doorbell numbers, by worker.
-    doorbells: Vec<crate::id_allocator::Numbers>,
+    doorbells: Vec<crate::id_allocator::IdAllocator>,
 }
 
 /// errno of a lack of memory, descriptors or numbers.
@@ -152,8 +152,8 @@ impl Context {
     ///
     /// # Errors
     /// ENODEV for an unknown device, ENOMEM/EMFILE when resources are short.
-    pub fn open(house: &mut House, device: u32, (pid, uid): (u32, u32)) -> Result<(Context, Outcome), Refusal> {
-        let Some(dev) = house.devices.get(device as usize) else {
+    pub fn open(host: &mut Host, device: u32, (pid, uid): (u32, u32)) -> Result<(Context, ReplyParts), Refusal> {
+        let Some(dev) = host.devices.get(device as usize) else {
             return refuse(libc::ENODEV, format!("there is no device {device}"));
         };
         let info = dev.info();
@@ -161,22 +161,23 @@ impl Context {
             .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
         let (pipe, events_fd) = EventPipe::new().map_err(system("make the event pipe"))?;
         let async_events = Arc::new(pipe);
-        let mut fds = vec![status_fd(house)?, events_fd];
+        let mut fds = vec![status_fd(host)?, events_fd];
         let mut wakes = Vec::new();
-        for worker in house.workers() {
+        for worker in host.workers() {
             let (wake, fd) = worker.lend_wake().map_err(system("make a wake descriptor"))?;
             wakes.push(wake);
             fds.push(fd);
         }
-        let Some(id) = house.contexts.take() else { return no_room("context") };
+        let Some(id) = host.contexts.take() else { return no_room("context") };
         for (worker, wake) in wakes.into_iter().enumerate() {
             let Some(doorbells) = DoorbellDrain::new(arena.context(), worker) else { return no_room("worker") };
             let slot =
                 ContextSlot { doorbells, queues: Vec::new(), async_events: async_events.clone(), wake: Some(wake) };
-            house.on_worker(worker, move |w, _| w.add_context(id, slot));
+            host.on_worker(worker, move |w, _| w.add_context(id, slot));
         }
-        let workers = house.workers().len();
-        let doorbells = (0..workers).map(|_| crate::id_allocator::Numbers::new(burst_shm::DOORBELL_QUEUES)).collect();
+        let workers = host.workers().len();
+        let doorbells =
+            (0..workers).map(|_| crate::id_allocator::IdAllocator::new(burst_shm::DOORBELL_QUEUES)).collect();
         let mut context = Context {
             id,
             device,
@@ -186,27 +187,27 @@ impl Context {
             arena,
             segments_sent: 0,
             async_events,
-            pds: Handles::default(),
-            mrs: Handles::default(),
-            mws: Handles::default(),
-            dms: Handles::default(),
-            channels: Handles::default(),
-            cqs: Handles::default(),
-            srqs: Handles::default(),
-            xrcds: Handles::default(),
-            qps: Handles::default(),
-            ahs: Handles::default(),
+            pds: HandleTable::default(),
+            mrs: HandleTable::default(),
+            mws: HandleTable::default(),
+            dms: HandleTable::default(),
+            channels: HandleTable::default(),
+            cqs: HandleTable::default(),
+            srqs: HandleTable::default(),
+            xrcds: HandleTable::default(),
+            qps: HandleTable::default(),
+            ahs: HandleTable::default(),
             doorbells,
         };
         let segments = match context.new_segments() {
             Ok(segments) => segments,
             Err(refusal) => {
-                context.close(house);
+                context.close(host);
                 return Err(refusal);
             }
         };
         let response = Response::Context { workers: workers as u32, device: info };
-        Ok((context, Outcome { response, fds, segments }))
+        Ok((context, ReplyParts { response, fds, segments }))
     }
 
     /// Its number in the workers.
@@ -239,52 +240,52 @@ impl Context {
     }
 
     /// A response, with the segments that it may refer to.
-    fn with_segments(&mut self, response: Response) -> Result<Outcome, Refusal> {
-        Ok(Outcome { response, fds: Vec::new(), segments: self.new_segments()? })
+    fn with_segments(&mut self, response: Response) -> Result<ReplyParts, Refusal> {
+        Ok(ReplyParts { response, fds: Vec::new(), segments: self.new_segments()? })
     }
 
     /// Carries out a request on this context's objects.
-    pub fn handle(&mut self, house: &mut House, request: Request, fds: Vec<OwnedFd>) -> Result<Outcome, Refusal> {
+    pub fn handle(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
         match request {
-            Request::AllocPd => self.alloc_pd(house),
-            Request::DeallocPd { pd } => self.dealloc_pd(house, pd),
+            Request::AllocPd => self.alloc_pd(host),
+            Request::DeallocPd { pd } => self.dealloc_pd(host, pd),
             Request::RegMr { pd, addr, len, iova, access, pieces, replaces } => {
-                let wish = memory::Registration { pd, addr, len, iova, access, pieces, fds };
+                let wish = memory::MrRequest { pd, addr, len, iova, access, pieces, fds };
                 match replaces {
-                    None => self.reg_mr(house, wish),
-                    Some(mr) => self.rereg_mr(house, mr, wish),
+                    None => self.reg_mr(host, wish),
+                    Some(mr) => self.rereg_mr(host, mr, wish),
                 }
             }
-            Request::AllocDm { len } => self.alloc_dm(house, len, fds),
-            Request::FreeDm { dm } => self.free_dm(house, dm),
-            Request::Import { token, object } => self.import(house, token, object),
-            Request::DeregMr { mr } => self.dereg_mr(house, mr),
-            Request::AllocMw { pd, mw_type } => self.alloc_mw(house, pd, mw_type),
-            Request::DeallocMw { mw } => self.dealloc_mw(house, mw),
-            Request::CreateChannel => self.create_channel(house),
+            Request::AllocDm { len } => self.alloc_dm(host, len, fds),
+            Request::FreeDm { dm } => self.free_dm(host, dm),
+            Request::Import { token, object } => self.import(host, token, object),
+            Request::DeregMr { mr } => self.dereg_mr(host, mr),
+            Request::AllocMw { pd, mw_type } => self.alloc_mw(host, pd, mw_type),
+            Request::DeallocMw { mw } => self.dealloc_mw(host, mw),
+            Request::CreateChannel => self.create_channel(host),
             Request::DestroyChannel { channel } => self.destroy_channel(channel),
-            Request::CreateCq(init) => self.create_cq(house, &init),
-            Request::ResizeCq { cq, entries } => self.resize_cq(house, cq, entries),
-            Request::RetireCq { cq } => self.retire_cq(house, cq),
-            Request::DestroyCq { cq } => self.destroy_cq(house, cq),
-            Request::OpenXrcd { with_file, flags } => self.open_xrcd(house, with_file, flags, fds),
-            Request::CloseXrcd { xrcd } => self.close_xrcd(house, xrcd),
-            Request::CreateTarget { xrcd, event_cookie } => self.create_target(house, xrcd, event_cookie),
-            Request::OpenQp { xrcd, qpn, event_cookie } => self.open_qp(house, xrcd, qpn, event_cookie),
-            Request::CreateSrq(init) => self.create_srq(house, init),
+            Request::CreateCq(init) => self.create_cq(host, &init),
+            Request::ResizeCq { cq, entries } => self.resize_cq(host, cq, entries),
+            Request::RetireCq { cq } => self.retire_cq(host, cq),
+            Request::DestroyCq { cq } => self.destroy_cq(host, cq),
+            Request::OpenXrcd { with_file, flags } => self.open_xrcd(host, with_file, flags, fds),
+            Request::CloseXrcd { xrcd } => self.close_xrcd(host, xrcd),
+            Request::CreateTarget { xrcd, event_cookie } => self.create_target(host, xrcd, event_cookie),
+            Request::OpenQp { xrcd, qpn, event_cookie } => self.open_qp(host, xrcd, qpn, event_cookie),
+            Request::CreateSrq(init) => self.create_srq(host, init),
             Request::ModifySrq { srq, limit } => self.modify_srq(srq, limit),
-            Request::ResizeSrq { srq, max_wr } => self.resize_srq(house, srq, max_wr),
+            Request::ResizeSrq { srq, max_wr } => self.resize_srq(host, srq, max_wr),
             Request::QuerySrq { srq } => self.query_srq(srq),
-            Request::DestroySrq { srq } => self.destroy_srq(house, srq),
-            Request::CreateQp { init, names } => self.create_qps(house, init, &names),
-            Request::ModifyQp { qp, attr, mask } => self.modify_qp(house, qp, attr, mask),
-            Request::QueryQp { qp } => self.query_qp(house, qp),
-            Request::DestroyQp { qp } => self.destroy_qp(house, qp),
-            Request::AttachMcast { qp, gid } => self.attach_mcast(house, qp, gid),
-            Request::DetachMcast { qp, gid } => self.detach_mcast(house, qp, gid),
-            Request::CreateAh { pd, attr } => self.create_ah(house, pd, attr),
-            Request::DestroyAh { ah } => self.destroy_ah(house, ah),
-            Request::ResolveMac { attr } => self.resolve_mac(house, attr),
+            Request::DestroySrq { srq } => self.destroy_srq(host, srq),
+            Request::CreateQp { init, names } => self.create_qps(host, init, &names),
+            Request::ModifyQp { qp, attr, mask } => self.modify_qp(host, qp, attr, mask),
+            Request::QueryQp { qp } => self.query_qp(host, qp),
+            Request::DestroyQp { qp } => self.destroy_qp(host, qp),
+            Request::AttachMcast { qp, gid } => self.attach_mcast(host, qp, gid),
+            Request::DetachMcast { qp, gid } => self.detach_mcast(host, qp, gid),
+            Request::CreateAh { pd, attr } => self.create_ah(host, pd, attr),
+            Request::DestroyAh { ah } => self.destroy_ah(host, ah),
+            Request::ResolveMac { attr } => self.resolve_mac(host, attr),
             Request::Hello { .. }
             | Request::DaemonInfo
             | Request::ListDevices
@@ -302,30 +303,30 @@ impl Context {
         }
     }
 
-    fn alloc_pd(&mut self, house: &mut House) -> Result<Outcome, Refusal> {
-        let Some(number) = house.pds.take() else { return no_room("protection domain") };
-        Ok(Response::Handle(self.hold_pd(house, number)).into())
+    fn alloc_pd(&mut self, host: &mut Host) -> Result<ReplyParts, Refusal> {
+        let Some(number) = host.pds.take() else { return no_room("protection domain") };
+        Ok(Response::Handle(self.hold_pd(host, number)).into())
     }
 
-    fn dealloc_pd(&mut self, house: &mut House, pd: u32) -> Result<Outcome, Refusal> {
+    fn dealloc_pd(&mut self, host: &mut Host, pd: u32) -> Result<ReplyParts, Refusal> {
         match self.pds.get(pd) {
             None => unknown("protection domain", pd),
             Some(p) if p.users > 0 => busy("protection domain", p.users),
             Some(p) => {
                 let number = p.it;
                 self.pds.remove(pd);
-                house.exports.of(self.id).pds.remove(&pd);
-                drop_pd(house, number);
+                host.exports.of(self.id).pds.remove(&pd);
+                drop_pd(host, number);
                 Ok(Response::Done.into())
             }
         }
     }
 
     /// A protection domain that this context holds from now on.
-    fn hold_pd(&mut self, house: &mut House, number: u32) -> u32 {
-        let handle = self.pds.insert(Used { users: 0, it: number });
-        house.exports.hold_pd(number);
-        house.exports.of(self.id).pds.insert(handle, number);
+    fn hold_pd(&mut self, host: &mut Host, number: u32) -> u32 {
+        let handle = self.pds.insert(InUse { users: 0, it: number });
+        host.exports.hold_pd(number);
+        host.exports.of(self.id).pds.insert(handle, number);
         handle
     }
 
@@ -335,19 +336,19 @@ impl Context {
     }
 
     /// Whether it may hold one more descriptor of those that a program can ask for without end.
-    fn another_descriptor(&self, house: &House) -> Result<(), Refusal> {
+    fn another_descriptor(&self, host: &Host) -> Result<(), Refusal> {
         let held = self.channels.len() + self.dms.len() + self.xrcds.len();
-        crate::descriptors::check_share(held, house.descriptors)
+        crate::descriptors::check_share(held, host.descriptors)
     }
 
-    fn create_channel(&mut self, house: &House) -> Result<Outcome, Refusal> {
-        self.another_descriptor(house)?;
+    fn create_channel(&mut self, host: &Host) -> Result<ReplyParts, Refusal> {
+        self.another_descriptor(host)?;
         let (pipe, read) = EventPipe::new().map_err(system("make a completion channel"))?;
-        let channel = self.channels.insert(Used { users: 0, it: Arc::new(pipe) });
-        Ok(Outcome { response: Response::Channel { channel }, fds: vec![read], segments: Vec::new() })
+        let channel = self.channels.insert(InUse { users: 0, it: Arc::new(pipe) });
+        Ok(ReplyParts { response: Response::Channel { channel }, fds: vec![read], segments: Vec::new() })
     }
 
-    fn destroy_channel(&mut self, channel: u32) -> Result<Outcome, Refusal> {
+    fn destroy_channel(&mut self, channel: u32) -> Result<ReplyParts, Refusal> {
         match self.channels.get(channel) {
             None => unknown("completion channel", channel),
             Some(c) if c.users > 0 => busy("completion channel", c.users),
@@ -358,13 +359,13 @@ impl Context {
         }
     }
 
-    fn create_ah(&mut self, house: &mut House, pd: u32, attr: burst_base::verbs::AhAttr) -> Result<Outcome, Refusal> {
+    fn create_ah(&mut self, host: &mut Host, pd: u32, attr: burst_base::verbs::AhAttr) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
-        let caps = &house.devices[self.device as usize].caps;
+        let caps = &host.devices[self.device as usize].caps;
         let flow =
             burst_engine::flow::flow_of(caps, &attr, pd).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;
-        let Some(ah) = house.ahs.take() else { return no_room("address handle") };
-        house.on_all(move |w| w.add_ah(ah, AddressHandle { pd: number, flow }));
+        let Some(ah) = host.ahs.take() else { return no_room("address handle") };
+        host.on_all(move |w| w.add_ah(ah, AddressHandle { pd: number, flow }));
         self.ahs.put(ah, (ah, pd));
         if let Some(p) = self.pds.get_mut(pd) {
             p.users += 1;
@@ -372,16 +373,16 @@ impl Context {
         Ok(Response::Handle(ah).into())
     }
 
-    fn destroy_ah(&mut self, house: &mut House, ah: u32) -> Result<Outcome, Refusal> {
+    fn destroy_ah(&mut self, host: &mut Host, ah: u32) -> Result<ReplyParts, Refusal> {
         let Some((number, pd)) = self.ahs.remove(ah) else { return unknown("address handle", ah) };
-        house.on_all(move |w| w.remove_ah(number));
-        house.ahs.put(number);
+        host.on_all(move |w| w.remove_ah(number));
+        host.ahs.put(number);
         self.release_pd(pd);
         Ok(Response::Done.into())
     }
 
-    fn resolve_mac(&self, house: &House, attr: burst_base::verbs::AhAttr) -> Result<Outcome, Refusal> {
-        let caps = &house.devices[self.device as usize].caps;
+    fn resolve_mac(&self, host: &Host, attr: burst_base::verbs::AhAttr) -> Result<ReplyParts, Refusal> {
+        let caps = &host.devices[self.device as usize].caps;
         let ip = burst_engine::flow::ip_of(attr.dgid);
         if caps.addrs.iter().any(|a| a.ip == ip) {
             return Ok(Response::Mac(caps.mac).into());
@@ -396,70 +397,70 @@ impl Context {
     }
 
     /// Moves all queue pairs to error, so that their completions are flushed while the program can still see them.
-    pub fn fail_queue_pairs(&mut self, house: &mut House) {
+    pub fn fail_queue_pairs(&mut self, host: &mut Host) {
         use burst_base::verbs::{QpAttr, QpState, attr_mask};
         for qp in self.qps.values() {
             let (qpn, attr) = (qp.qpn, QpAttr { qp_state: QpState::Err, ..QpAttr::default() });
             // A queue pair in RESET cannot fail; that is no loss.
-            let _ = house
-                .on_worker(qp.worker, move |w, now| w.modify_qp(now, qpn, &attr, attr_mask::STATE, None).map(drop));
+            let _ =
+                host.on_worker(qp.worker, move |w, now| w.modify_qp(now, qpn, &attr, attr_mask::STATE, None).map(drop));
         }
     }
 
     /// Gives everything back. Returns how many queue pairs the program had left.
-    pub fn close(&mut self, house: &mut House) -> usize {
+    pub fn close(&mut self, host: &mut Host) -> usize {
         let left = self.qps.len();
         for qps in self.qps.handles().chunks(QPS_ENDED_AT_ONCE) {
-            self.end_qps(house, qps, true);
+            self.end_qps(host, qps, true);
         }
         for mw in self.mws.handles() {
             // Handles come from the table itself.
-            let _ = self.dealloc_mw(house, mw);
+            let _ = self.dealloc_mw(host, mw);
         }
         for mr in self.mrs.handles() {
             // Handles come from the table itself.
-            let _ = self.dereg_mr(house, mr);
+            let _ = self.dereg_mr(host, mr);
         }
         for ah in self.ahs.handles() {
-            let _ = self.destroy_ah(house, ah);
+            let _ = self.destroy_ah(host, ah);
         }
         for srq in self.srqs.handles() {
             // Handles come from the table itself, and no queue pair is left.
-            let _ = self.destroy_srq(house, srq);
+            let _ = self.destroy_srq(host, srq);
         }
         for xrcd in self.xrcds.handles() {
-            let _ = self.close_xrcd(house, xrcd);
+            let _ = self.close_xrcd(host, xrcd);
         }
         for cq in self.cqs.handles() {
             if let Some(c) = self.cqs.remove(cq) {
                 let number = c.it.number;
-                house.on_all(move |w| w.remove_cq(number));
-                house.cqs.put(number);
+                host.on_all(move |w| w.remove_cq(number));
+                host.cqs.put(number);
             }
         }
         for pd in self.pds.handles() {
             if let Some(p) = self.pds.remove(pd) {
-                drop_pd(house, p.it);
+                drop_pd(host, p.it);
             }
         }
         let id = self.id;
-        house.exports.forget(id);
-        house.on_all(move |w| w.remove_context(id));
-        house.contexts.put(id);
+        host.exports.forget(id);
+        host.on_all(move |w| w.remove_context(id));
+        host.contexts.put(id);
         left
     }
 }
 
 /// Lets go of a protection domain; the last holder gives its number back.
-fn drop_pd(house: &mut House, number: u32) {
-    if house.exports.drop_pd(number) {
-        house.pds.put(number);
+fn drop_pd(host: &mut Host, number: u32) {
+    if host.exports.drop_pd(number) {
+        host.pds.put(number);
     }
 }
 
 /// The status page, for the application.
-fn status_fd(house: &House) -> Result<OwnedFd, Refusal> {
-    let fd = house.status.fd().map(|fd| fd.try_clone_to_owned());
+fn status_fd(host: &Host) -> Result<OwnedFd, Refusal> {
+    let fd = host.status.fd().map(|fd| fd.try_clone_to_owned());
     fd.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into())).map_err(system("share the status page"))
 }
 

@@ -32,48 +32,48 @@ const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);
 
 /// A device and what its port was when last asked.
 #[derive(Debug)]
-pub struct Device {
+pub struct HostDevice {
     /// Number.
     pub index: u32,
     /// Port as it is.
     pub caps: PortCaps,
     /// What programs were last told of it.
-    told: Told,
+    last_reported: PortReport,
 }
 
 /// What programs learn of by events.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct PortReport {
     up: bool,
     addrs: Vec<PortAddr>,
 }
 
 /// What programs shall be told of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortNews {
+pub struct PortChanges {
     /// The link went up or down.
     pub up: Option<bool>,
     /// The GID table changed.
     pub gids: bool,
 }
 
-impl Device {
+impl HostDevice {
     /// A device whose port is `caps`.
-    pub fn new(index: u32, caps: PortCaps) -> Device {
-        let told = Told { up: caps.up, addrs: caps.addrs.clone() };
-        Device { index, caps, told }
+    pub fn new(index: u32, caps: PortCaps) -> HostDevice {
+        let last_reported = PortReport { up: caps.up, addrs: caps.addrs.clone() };
+        HostDevice { index, caps, last_reported }
     }
 
     /// What has changed since this was last asked; `None` if nothing has.
-    pub fn news(&mut self) -> Option<PortNews> {
-        let now = Told { up: self.caps.up, addrs: self.caps.addrs.clone() };
-        let before = std::mem::replace(&mut self.told, now);
-        let (up, gids) = (self.told.up, self.told.addrs != before.addrs);
-        (before != self.told).then_some(PortNews { up: (up != before.up).then_some(up), gids })
+    pub fn news(&mut self) -> Option<PortChanges> {
+        let now = PortReport { up: self.caps.up, addrs: self.caps.addrs.clone() };
+        let before = std::mem::replace(&mut self.last_reported, now);
+        let (up, gids) = (self.last_reported.up, self.last_reported.addrs != before.addrs);
+        (before != self.last_reported).then_some(PortChanges { up: (up != before.up).then_some(up), gids })
     }
 }
 
-impl Device {
+impl HostDevice {
     /// As told to applications.
     pub fn info(&self) -> DeviceInfo {
         let gid =
@@ -121,17 +121,17 @@ mod tests {
             ifname: "x".into(),
             mac: [0; 6],
         };
-        let mut device = Device::new(0, caps);
+        let mut device = HostDevice::new(0, caps);
         assert_eq!(device.news(), None);
         device.caps.link_mtu = 1500;
         assert_eq!(device.news(), None);
         device.caps.addrs.push(addr("192.0.2.2"));
-        assert_eq!(device.news(), Some(PortNews { up: None, gids: true }));
+        assert_eq!(device.news(), Some(PortChanges { up: None, gids: true }));
         device.caps.up = false;
-        assert_eq!(device.news(), Some(PortNews { up: Some(false), gids: false }));
+        assert_eq!(device.news(), Some(PortChanges { up: Some(false), gids: false }));
         device.caps.up = true;
         device.caps.addrs.pop();
-        assert_eq!(device.news(), Some(PortNews { up: Some(true), gids: true }));
+        assert_eq!(device.news(), Some(PortChanges { up: Some(true), gids: true }));
         assert_eq!(device.news(), None);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A memory region as told to importers.
 #[derive(Clone, Copy, Debug)]
-pub struct LentRegion {
+pub struct ExportedMr {
     /// Its key.
     pub key: u32,
     /// Bytes.
@@ -18,7 +18,7 @@ pub struct LentRegion {
 
 /// Device memory.
 #[derive(Clone, Debug)]
-pub struct LentMemory {
+pub struct ExportedDm {
     /// The memfd.
     pub fd: Arc<OwnedFd>,
     /// Bytes.
@@ -27,30 +27,30 @@ pub struct LentMemory {
 
 /// The objects of one context that others may import, by handle.
 #[derive(Debug, Default)]
-pub struct Lent {
-    /// Numbers of protection domains.
+pub struct ContextExports {
+    /// IdAllocator of protection domains.
     pub pds: HashMap<u32, u32>,
     /// Regions.
-    pub mrs: HashMap<u32, LentRegion>,
+    pub mrs: HashMap<u32, ExportedMr>,
     /// Device memory.
-    pub dms: HashMap<u32, LentMemory>,
+    pub dms: HashMap<u32, ExportedDm>,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Exports {
-    contexts: HashMap<u32, Lent>,
+    contexts: HashMap<u32, ContextExports>,
     /// Holders of each protection domain number.
     pd_holders: HashMap<u32, u32>,
 }
 
 impl Exports {
     /// What a context lends.
-    pub fn of(&mut self, context: u32) -> &mut Lent {
+    pub fn of(&mut self, context: u32) -> &mut ContextExports {
         self.contexts.entry(context).or_default()
     }
     /// What a context lends, if it does.
-    pub fn find(&self, context: u32) -> Option<&Lent> {
+    pub fn find(&self, context: u32) -> Option<&ContextExports> {
         self.contexts.get(&context)
     }
     /// A context ends.

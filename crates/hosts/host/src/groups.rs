@@ -3,7 +3,7 @@
 //! A port takes part in a group as long as a queue pair is attached to it (`ibv_attach_mcast`) or an id has joined it
 //! (`rdma_join_multicast`). Only worker 0's port is asked: datagrams to groups are copied to the other workers' members.
 
-use crate::host::House;
+use crate::host::Host;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_control::Refusal;
@@ -20,7 +20,7 @@ pub const GROUP_QPS_MAX: u32 = 1024;
 
 /// Members of one group.
 #[derive(Debug, Default)]
-struct Members {
+struct GroupMembers {
     qps: Vec<Qpn>,
     /// Ids that have joined.
     joins: u32,
@@ -28,8 +28,8 @@ struct Members {
 
 /// See the module. By device and address.
 #[derive(Debug, Default)]
-pub struct Groups {
-    groups: HashMap<(u32, IpAddr), Members>,
+pub struct MulticastGroups {
+    groups: HashMap<(u32, IpAddr), GroupMembers>,
 }
 
 /// The address of a multicast GID.
@@ -41,7 +41,7 @@ pub fn group_of(gid: [u8; 16]) -> Result<IpAddr, Refusal> {
     if ip.is_multicast() { Ok(ip) } else { refuse(libc::EINVAL, format!("{ip} is not a multicast address")) }
 }
 
-impl House {
+impl Host {
     /// Attaches a queue pair; once more is the same.
     pub fn attach(&mut self, device: u32, ip: IpAddr, qpn: Qpn) -> Result<(), Refusal> {
         self.enter(device, ip)?;

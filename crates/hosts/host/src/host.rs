@@ -1,16 +1,16 @@
-//! The house: devices, workers, and the numbers that all contexts share.
+//! The host: devices, workers, and the numbers that all contexts share.
 //!
 //! Belongs to the control thread. A change to a worker's tables is a closure run by the worker
-//! ([`House::on_worker`], [`House::on_all`]); when such a call returns, the change is in force.
+//! ([`Host::on_worker`], [`Host::on_all`]); when such a call returns, the change is in force.
 
-use crate::cm::CmHouse;
+use crate::cm::CmService;
 
-use crate::device::{Device, LIMITS};
-use crate::groups::Groups;
-use crate::id_allocator::Numbers;
+use crate::device::{HostDevice, LIMITS};
+use crate::groups::MulticastGroups;
+use crate::id_allocator::IdAllocator;
 use crate::options::HostOptions;
-use crate::trim::Tidy;
-use crate::xrc::XrcHouse;
+use crate::trim::Trimmer;
+use crate::xrc::XrcTable;
 use burst_base::Nanos;
 use burst_cm::Secret;
 use burst_control::DaemonInfo;
@@ -24,9 +24,9 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 /// See the module.
-pub struct House {
+pub struct Host {
     /// In order of their numbers.
-    pub devices: Vec<Device>,
+    pub devices: Vec<HostDevice>,
     workers: Vec<WorkerHandle>,
     /// The page that tells applications which workers sleep.
     pub status: StatusOwner,
@@ -35,23 +35,23 @@ pub struct House {
     /// Memory keys.
     pub keys: KeySpace,
     /// Contexts.
-    pub contexts: Numbers,
+    pub contexts: IdAllocator,
     /// Protection domains.
-    pub pds: Numbers,
+    pub pds: IdAllocator,
     /// What contexts lend to others.
     pub exports: crate::exports::Exports,
     /// Completion queues.
-    pub cqs: Numbers,
+    pub cqs: IdAllocator,
     /// Address handles.
-    pub ahs: Numbers,
+    pub ahs: IdAllocator,
     /// Multicast groups.
-    pub groups: Groups,
+    pub groups: MulticastGroups,
     /// XRC domains and targets.
-    pub xrc: XrcHouse,
+    pub xrc: XrcTable,
     /// Connection management.
-    pub cm: CmHouse,
+    pub cm: CmService,
     /// Memory that may be given back.
-    pub tidy: Tidy,
+    pub trimmer: Trimmer,
     cm_secret: Secret,
     next_worker: usize,
     /// How many descriptors the daemon may have.
@@ -71,31 +71,31 @@ pub(crate) fn random_number() -> Result<u64, String> {
     }
 }
 
-impl House {
+impl Host {
     /// Opens every port for every worker and starts the workers.
     ///
     /// # Errors
     /// A sentence.
-    pub fn open(options: &HostOptions) -> Result<House, String> {
+    pub fn open(options: &HostOptions) -> Result<Host, String> {
         let specs = options.ports.iter().map(|p| PortSpec::parse(p)).collect::<Result<Vec<_>, _>>();
         let specs = specs.map_err(|e| e.to_string())?;
         let status = StatusOwner::create().map_err(|e| format!("cannot make the status page: {e}"))?;
         let keys = KeySpace::from_system();
-        let mut house = House {
+        let mut host = Host {
             devices: Vec::new(),
             workers: Vec::new(),
             status,
             qpns: Vec::new(),
             keys,
-            contexts: Numbers::new(1 << 16),
-            pds: Numbers::new(LIMITS.max_pd),
+            contexts: IdAllocator::new(1 << 16),
+            pds: IdAllocator::new(LIMITS.max_pd),
             exports: Default::default(),
-            cqs: Numbers::new(LIMITS.max_cq),
-            ahs: Numbers::new(LIMITS.max_ah),
-            groups: Groups::default(),
-            xrc: XrcHouse::default(),
-            cm: CmHouse::default(),
-            tidy: Tidy::default(),
+            cqs: IdAllocator::new(LIMITS.max_cq),
+            ahs: IdAllocator::new(LIMITS.max_ah),
+            groups: MulticastGroups::default(),
+            xrc: XrcTable::default(),
+            cm: CmService::default(),
+            trimmer: Trimmer::default(),
             cm_secret: Secret::new([random_number()?, random_number()?]),
             next_worker: 0,
             descriptors: crate::descriptors::raise_limit(),
@@ -110,11 +110,11 @@ impl House {
             let opened = open_all(spec, options.workers).map_err(|e| e.to_string())?;
             ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
         }
-        house.devices = ports[0].iter().zip(0..).map(|(p, index)| Device::new(index, p.caps().clone())).collect();
+        host.devices = ports[0].iter().zip(0..).map(|(p, index)| HostDevice::new(index, p.caps().clone())).collect();
         for (id, ports) in ports.into_iter().enumerate() {
-            house.start_worker(options, id, ports, &inboxes)?;
+            host.start_worker(options, id, ports, &inboxes)?;
         }
-        Ok(house)
+        Ok(host)
     }
 
     fn start_worker(

@@ -2,16 +2,16 @@
 
 /// Hands out numbers from 0, the smallest free one first, up to a limit.
 #[derive(Debug)]
-pub struct Numbers {
+pub struct IdAllocator {
     next: u32,
     limit: u32,
     free: std::collections::BinaryHeap<std::cmp::Reverse<u32>>,
 }
 
-impl Numbers {
-    /// Numbers `0..limit`.
-    pub fn new(limit: u32) -> Numbers {
-        Numbers { next: 0, limit, free: std::collections::BinaryHeap::new() }
+impl IdAllocator {
+    /// IdAllocator `0..limit`.
+    pub fn new(limit: u32) -> IdAllocator {
+        IdAllocator { next: 0, limit, free: std::collections::BinaryHeap::new() }
     }
     /// The smallest free number.
     pub fn take(&mut self) -> Option<u32> {
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn smallest_first_and_limited() {
-        let mut n = Numbers::new(3);
+        let mut n = IdAllocator::new(3);
         assert_eq!([n.take(), n.take(), n.take(), n.take()], [Some(0), Some(1), Some(2), None]);
         n.put(2);
         n.put(0);

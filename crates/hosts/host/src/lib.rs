@@ -16,6 +16,6 @@ pub mod session;
 pub mod trim;
 mod xrc;
 
-pub use host::House;
+pub use host::Host;
 pub use options::HostOptions;
-pub use session::{Session, Verdict};
+pub use session::{Session, SessionState};

@@ -1,9 +1,9 @@
 //! One client: its conversation, and its context if it opened one.
 
-use crate::cm::{CmClient, News};
-use crate::context::{Context, Outcome};
-use crate::device::PortNews;
-use crate::host::House;
+use crate::cm::{CmClient, HopChanges};
+use crate::context::{Context, ReplyParts};
+use crate::device::PortChanges;
+use crate::host::Host;
 use burst_base::verbs::EventType;
 use burst_control::commands::CommandReceiver;
 use burst_control::frame::{self, ControlHeader, ControlPacket};
@@ -15,11 +15,11 @@ use tracing::{debug, info, warn};
 
 /// Whether a client stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SessionState {
     /// It stays.
-    Stay,
+    Open,
     /// The conversation is over.
-    End,
+    Closed,
 }
 
 /// Requests answered before other clients get their turn.
@@ -94,21 +94,21 @@ impl Session {
     }
 
     /// Answers what has arrived.
-    pub fn serve(&mut self, house: &mut House, buffer: &mut [u8]) -> Verdict {
+    pub fn serve(&mut self, host: &mut Host, buffer: &mut [u8]) -> SessionState {
         let mut turns = REQUESTS_PER_PASS;
-        let mut verdict = self.carry_out_wishes(house, &mut turns);
-        while verdict == Verdict::Stay && turns > 0 {
+        let mut verdict = self.carry_out_wishes(host, &mut turns);
+        while verdict == SessionState::Open && turns > 0 {
             turns -= 1;
             verdict = match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
-                Ok(packet) => match self.carry_out_wishes(house, &mut turns) {
-                    Verdict::Stay if !(packet.is_bell() && self.said_hello) => self.answer(house, packet),
+                Ok(packet) => match self.carry_out_wishes(host, &mut turns) {
+                    SessionState::Open if !(packet.is_bell() && self.said_hello) => self.answer(host, packet),
                     other => other,
                 },
-                Err(ControlError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return Verdict::Stay,
+                Err(ControlError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return SessionState::Open,
                 Err(ControlError::Closed) => {
                     // What it wished last counts.
-                    self.carry_out_wishes(house, &mut turns);
-                    Verdict::End
+                    self.carry_out_wishes(host, &mut turns);
+                    SessionState::Closed
                 }
                 Err(e) => self.disconnected(&e),
             };
@@ -117,20 +117,20 @@ impl Session {
     }
 
     /// Carries out what was wished until now, at the cost of `turns`. CommandReceiver have no answer; their failures become events.
-    fn carry_out_wishes(&mut self, house: &mut House, turns: &mut usize) -> Verdict {
-        let (Some(wishes), Some(cm)) = (&mut self.wishes, &mut self.cm) else { return Verdict::Stay };
-        match wishes.receive(|op| cm.wish(house, &op)) {
+    fn carry_out_wishes(&mut self, host: &mut Host, turns: &mut usize) -> SessionState {
+        let (Some(wishes), Some(cm)) = (&mut self.wishes, &mut self.cm) else { return SessionState::Open };
+        match wishes.receive(|op| cm.wish(host, &op)) {
             Ok(count) => {
                 *turns = turns.saturating_sub(count as usize);
-                Verdict::Stay
+                SessionState::Open
             }
             Err(e) => self.disconnected(&e),
         }
     }
 
     /// Carries out what was wished until now; nothing else that the program has to say.
-    pub fn serve_wishes(&mut self, house: &mut House) -> Verdict {
-        self.carry_out_wishes(house, &mut 0)
+    pub fn serve_wishes(&mut self, host: &mut Host) -> SessionState {
+        self.carry_out_wishes(host, &mut 0)
     }
 
     /// When the next of its ids gives its next hop up, if any waits for one.
@@ -139,9 +139,9 @@ impl Session {
     }
 
     /// Tells its ids what has become of the next hops that they wait for.
-    pub fn resolve_on(&mut self, house: &mut House, now: Instant, news: &News) {
+    pub fn resolve_on(&mut self, host: &mut Host, now: Instant, news: &HopChanges) {
         if let Some(cm) = &mut self.cm {
-            cm.resolve_on(house, now, news);
+            cm.resolve_on(host, now, news);
         }
     }
 
@@ -157,12 +157,12 @@ impl Session {
         }
     }
 
-    fn disconnected(&self, why: &ControlError) -> Verdict {
+    fn disconnected(&self, why: &ControlError) -> SessionState {
         warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {why}");
-        Verdict::End
+        SessionState::Closed
     }
 
-    fn answer(&mut self, house: &mut House, mut packet: ControlPacket<'_>) -> Verdict {
+    fn answer(&mut self, host: &mut Host, mut packet: ControlPacket<'_>) -> SessionState {
         let sequence = packet.header.sequence;
         let request = match packet.decode::<Request>() {
             Ok(request) => request,
@@ -172,11 +172,11 @@ impl Session {
         debug!(pid = self.pid, ?request, "request");
         let fds = std::mem::take(&mut packet.fds);
         if request.is_without_reply() && self.said_hello {
-            self.quietly(house, request);
-            return Verdict::Stay;
+            self.quietly(host, request);
+            return SessionState::Open;
         }
-        let (result, out, segments) = match self.handle(house, request, fds) {
-            Ok(Outcome { response, fds, segments }) => (Ok(response), fds, segments),
+        let (result, out, segments) = match self.handle(host, request, fds) {
+            Ok(ReplyParts { response, fds, segments }) => (Ok(response), fds, segments),
             Err(refusal) => {
                 self.log_refusal(&refusal);
                 (Err(refusal), Vec::new(), Vec::new())
@@ -185,10 +185,10 @@ impl Session {
         let reply = Reply { new_segments: segments.len() as u32, result };
         let all: Vec<BorrowedFd<'_>> = out.iter().chain(&segments).map(AsFd::as_fd).collect();
         match frame::send(&self.socket, sequence, &reply, &all, SendFlags::DONTWAIT) {
-            Ok(()) => Verdict::Stay,
+            Ok(()) => SessionState::Open,
             Err(e) => {
                 warn!(pid = self.pid, program = self.program, "client disconnected: it does not take its answers: {e}");
-                Verdict::End
+                SessionState::Closed
             }
         }
     }
@@ -204,7 +204,7 @@ impl Session {
         }
     }
 
-    fn refuse_version(&self, sequence: u32, theirs: u32) -> Verdict {
+    fn refuse_version(&self, sequence: u32, theirs: u32) -> SessionState {
         let sentence = format!(
             "burstd {} speaks version {}, your library version {theirs}; use the library that came with the daemon",
             env!("CARGO_PKG_VERSION"),
@@ -214,10 +214,10 @@ impl Session {
         // The client is turned away in any case.
         let _ =
             frame::send_raw(&self.socket, ControlHeader::new(sequence), sentence.as_bytes(), &[], SendFlags::DONTWAIT);
-        Verdict::End
+        SessionState::Closed
     }
 
-    fn handle(&mut self, house: &mut House, request: Request, fds: Vec<OwnedFd>) -> Result<Outcome, Refusal> {
+    fn handle(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
         if !self.said_hello && !matches!(request, Request::Hello { .. }) {
             return refuse(libc::EPROTO, "say hello first");
         }
@@ -226,24 +226,24 @@ impl Session {
                 self.said_hello = true;
                 self.life = life_of(self.pid);
                 self.program = program.chars().filter(|c| !c.is_control()).take(64).collect();
-                Ok(Response::Daemon(house.info()).into())
+                Ok(Response::Daemon(host.info()).into())
             }
-            Request::DaemonInfo => Ok(Response::Daemon(house.info()).into()),
+            Request::DaemonInfo => Ok(Response::Daemon(host.info()).into()),
             Request::ListDevices => {
-                house.refresh();
-                Ok(Response::Devices(house.devices.iter().map(|d| d.info()).collect()).into())
+                host.refresh();
+                Ok(Response::Devices(host.devices.iter().map(|d| d.info()).collect()).into())
             }
-            Request::Stats => Ok(Response::Stats(stats(house)).into()),
-            Request::OpenContext { device } => self.open(house, device),
-            Request::Token => self.token(house),
-            Request::CmStats => Ok(Response::CmStats(house.cm_stats()).into()),
-            Request::CmConnections { from } => Ok(house.cm_connections(from).into()),
+            Request::Stats => Ok(Response::Stats(stats(host)).into()),
+            Request::OpenContext { device } => self.open(host, device),
+            Request::Token => self.token(host),
+            Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
+            Request::CmConnections { from } => Ok(host.cm_connections(from).into()),
             Request::CmCommandRing => self.lane(),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
-            Request::Cm { commands } => Ok(Response::Cm(self.cm().carry_out(house, &commands)).into()),
+            Request::Cm { commands } => Ok(Response::Cm(self.cm().carry_out(host, &commands)).into()),
             other => match &mut self.context {
-                Some(context) => context.handle(house, other, fds),
+                Some(context) => context.handle(host, other, fds),
                 None => refuse(libc::EPROTO, "open a context first"),
             },
         }
@@ -255,7 +255,7 @@ impl Session {
     }
 
     /// The way of its wishes.
-    fn lane(&mut self) -> Result<Outcome, Refusal> {
+    fn lane(&mut self) -> Result<ReplyParts, Refusal> {
         if self.wishes.is_some() {
             return refuse(libc::EEXIST, "this connection has a lane already");
         }
@@ -266,44 +266,44 @@ impl Session {
         let (fd, wishes) = made?;
         self.cm();
         self.wishes = Some(wishes);
-        Ok(Outcome { response: Response::Done, fds: vec![fd], segments: Vec::new() })
+        Ok(ReplyParts { response: Response::Done, fds: vec![fd], segments: Vec::new() })
     }
 
     /// Operations on queue pairs without replies.
-    fn quietly(&mut self, house: &mut House, request: Request) {
+    fn quietly(&mut self, host: &mut Host, request: Request) {
         match (request, &mut self.context) {
             (Request::ModifyQpWithoutReply { qp, attr, mask }, Some(context)) => {
-                context.modify_qp_quietly(house, qp, attr, mask)
+                context.modify_qp_quietly(host, qp, attr, mask)
             }
-            (Request::DropQps { qps }, Some(context)) => context.drop_qps(house, &qps),
+            (Request::DropQps { qps }, Some(context)) => context.drop_qps(host, &qps),
             (other, _) => debug!(pid = self.pid, request = ?other, "nobody to carry this out"),
         }
     }
 
     /// A number that proves that a queue pair of this context is the caller's.
-    fn token(&mut self, house: &mut House) -> Result<Outcome, Refusal> {
+    fn token(&mut self, host: &mut Host) -> Result<ReplyParts, Refusal> {
         let Some(context) = &self.context else { return refuse(libc::EPROTO, "open a context first") };
         let token = match self.token {
             Some(token) => token,
             None => crate::host::random_number().or_else(|e| refuse(libc::EIO, e))?,
         };
         self.token = Some(token);
-        house.cm.know_token(token, context.number());
+        host.cm.know_token(token, context.number());
         Ok(Response::Token(token).into())
     }
 
-    fn open(&mut self, house: &mut House, device: u32) -> Result<Outcome, Refusal> {
+    fn open(&mut self, host: &mut Host, device: u32) -> Result<ReplyParts, Refusal> {
         if self.context.is_some() {
             return refuse(libc::EPROTO, "this connection has a context already");
         }
-        let (context, outcome) = Context::open(house, device, (self.pid, self.uid))?;
+        let (context, outcome) = Context::open(host, device, (self.pid, self.uid))?;
         info!(pid = self.pid, uid = self.uid, program = self.program, device, "context opened");
         self.context = Some(context);
         Ok(outcome)
     }
 
     /// The device's port went up or down, or changed addresses: first a loss, then addresses, then that it works again.
-    pub fn port_changed(&mut self, device: u32, news: PortNews) {
+    pub fn port_changed(&mut self, device: u32, news: PortChanges) {
         let Some(context) = self.context.as_ref().filter(|c| c.device() == device) else { return };
         if news.up == Some(false) {
             context.tell(EventType::PortErr, AsyncObject::Port, 1);
@@ -324,9 +324,9 @@ impl Session {
     }
 
     /// Moves all queue pairs to error, so that their completions are flushed.
-    pub fn fail_queue_pairs(&mut self, house: &mut House) {
+    pub fn fail_queue_pairs(&mut self, host: &mut Host) {
         if let Some(context) = &mut self.context {
-            context.fail_queue_pairs(house);
+            context.fail_queue_pairs(host);
         }
     }
 
@@ -341,15 +341,15 @@ impl Session {
     }
 
     /// Gives everything back. What the program had not closed itself was left by its death.
-    pub fn end(&mut self, house: &mut House) {
+    pub fn end(&mut self, host: &mut Host) {
         if let Some(mut cm) = self.cm.take() {
-            cm.end(house);
+            cm.end(host);
         }
         if let Some(token) = self.token.take() {
-            house.cm.forget_token(token);
+            host.cm.forget_token(token);
         }
         if let Some(mut context) = self.context.take() {
-            let left = context.close(house);
+            let left = context.close(host);
             info!(pid = self.pid, program = self.program, left, "context closed");
         }
     }
@@ -363,13 +363,13 @@ fn life_of(pid: u32) -> Option<OwnedFd> {
 }
 
 /// Sum over workers of every counter of every device.
-fn stats(house: &House) -> Vec<Counter> {
+fn stats(host: &Host) -> Vec<Counter> {
     let mut all = Vec::new();
-    for device in &house.devices {
+    for device in &host.devices {
         let index = device.index as u16;
         let mut sums: Vec<(&'static str, u64)> = Vec::new();
-        for worker in 0..house.workers().len() {
-            let one = house.on_worker(worker, move |w, _| w.counters(index)).snapshot();
+        for worker in 0..host.workers().len() {
+            let one = host.on_worker(worker, move |w, _| w.counters(index)).snapshot();
             if sums.is_empty() {
                 sums = one;
             } else {

@@ -13,12 +13,12 @@ const QUIET: Duration = Duration::from_millis(700);
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Tidy {
+pub struct Trimmer {
     ended: usize,
     last: Option<Instant>,
 }
 
-impl Tidy {
+impl Trimmer {
     /// Objects have ended.
     pub fn ended(&mut self, count: usize) {
         self.ended += count;
@@ -36,7 +36,7 @@ impl Tidy {
     pub fn is_due(&mut self) -> bool {
         let due = self.due_in().is_some_and(|left| left.is_zero());
         if due {
-            *self = Tidy::default();
+            *self = Trimmer::default();
         }
         due
     }
@@ -48,13 +48,13 @@ mod tests {
 
     #[test]
     fn few_objects_are_not_worth_it_and_many_wait_for_quiet() {
-        let mut tidy = Tidy::default();
-        tidy.ended(WORTH - 1);
-        assert_eq!((tidy.due_in(), tidy.is_due()), (None, false));
-        tidy.ended(1);
-        assert!(tidy.due_in().is_some_and(|left| left > QUIET / 2) && !tidy.is_due());
-        tidy.last = Instant::now().checked_sub(QUIET);
-        assert!(tidy.is_due());
-        assert_eq!((tidy.due_in(), tidy.is_due()), (None, false), "once");
+        let mut trimmer = Trimmer::default();
+        trimmer.ended(WORTH - 1);
+        assert_eq!((trimmer.due_in(), trimmer.is_due()), (None, false));
+        trimmer.ended(1);
+        assert!(trimmer.due_in().is_some_and(|left| left > QUIET / 2) && !trimmer.is_due());
+        trimmer.last = Instant::now().checked_sub(QUIET);
+        assert!(trimmer.is_due());
+        assert_eq!((trimmer.due_in(), trimmer.is_due()), (None, false), "once");
     }
 }

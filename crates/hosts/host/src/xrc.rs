@@ -4,7 +4,7 @@
 //! it is its context's own. A domain lives until its last holder closes it, a target queue pair until its last holder
 //! destroys it, whoever made it.
 
-use crate::id_allocator::Numbers;
+use crate::id_allocator::IdAllocator;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_control::Refusal;
@@ -20,7 +20,7 @@ const SRQS_MAX: u32 = 1 << 16;
 type FileKey = (u32, u64, u64);
 
 #[derive(Debug)]
-struct Domain {
+struct XrcDomain {
     holders: u32,
     /// The file that names it, kept open so that its inode is nobody else's.
     file: Option<(FileKey, OwnedFd)>,
@@ -28,7 +28,7 @@ struct Domain {
 
 /// A target queue pair.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct XrcTarget {
     /// Its domain.
     pub domain: u32,
     /// Its worker.
@@ -39,22 +39,22 @@ pub struct Target {
 
 /// See the module.
 #[derive(Debug)]
-pub struct XrcHouse {
-    numbers: Numbers,
-    domains: HashMap<u32, Domain>,
+pub struct XrcTable {
+    numbers: IdAllocator,
+    domains: HashMap<u32, XrcDomain>,
     by_file: HashMap<FileKey, u32>,
-    srqns: Numbers,
+    srqns: IdAllocator,
     /// Target queue pairs by number.
-    pub targets: HashMap<Qpn, Target>,
+    pub targets: HashMap<Qpn, XrcTarget>,
 }
 
-impl Default for XrcHouse {
-    fn default() -> XrcHouse {
-        let mut srqns = Numbers::new(SRQS_MAX);
+impl Default for XrcTable {
+    fn default() -> XrcTable {
+        let mut srqns = IdAllocator::new(SRQS_MAX);
         // Number 0 names none.
         srqns.take();
-        XrcHouse {
-            numbers: Numbers::new(DOMAINS_MAX),
+        XrcTable {
+            numbers: IdAllocator::new(DOMAINS_MAX),
             domains: HashMap::new(),
             by_file: HashMap::new(),
             srqns,
@@ -63,7 +63,7 @@ impl Default for XrcHouse {
     }
 }
 
-impl XrcHouse {
+impl XrcTable {
     /// Opens the domain of a file, or a new one without a file. `create` and `exclusive` as for open(2).
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl XrcHouse {
         let Some(number) = self.numbers.take() else {
             return refuse(libc::ENOMEM, format!("there are at most {DOMAINS_MAX} XRC domains"));
         };
-        self.domains.insert(number, Domain { holders: 1, file });
+        self.domains.insert(number, XrcDomain { holders: 1, file });
         Ok(number)
     }
 
@@ -141,25 +141,25 @@ mod tests {
 
     #[test]
     fn a_file_names_one_domain_until_its_last_holder_has_gone() {
-        let mut house = XrcHouse::default();
+        let mut host = XrcTable::default();
         let errno = |r: Result<u32, Refusal>| r.expect_err("refused").errno;
-        assert_eq!(errno(house.open(0, file("/proc/self/maps"), false, false)), libc::EAGAIN);
-        let first = house.open(0, file("/etc/passwd"), true, false).expect("made");
-        assert_eq!(house.open(0, file("/etc/passwd"), false, false).expect("found"), first);
-        assert_eq!(errno(house.open(0, file("/etc/passwd"), true, true)), libc::EINVAL);
-        assert_ne!(house.open(1, file("/etc/passwd"), true, false).expect("another device's"), first);
-        house.close(first);
-        assert_eq!(house.open(0, file("/etc/passwd"), false, false).expect("still there"), first);
-        house.close(first);
-        house.close(first);
-        assert_eq!(errno(house.open(0, file("/etc/passwd"), false, false)), libc::EAGAIN);
+        assert_eq!(errno(host.open(0, file("/proc/self/maps"), false, false)), libc::EAGAIN);
+        let first = host.open(0, file("/etc/passwd"), true, false).expect("made");
+        assert_eq!(host.open(0, file("/etc/passwd"), false, false).expect("found"), first);
+        assert_eq!(errno(host.open(0, file("/etc/passwd"), true, true)), libc::EINVAL);
+        assert_ne!(host.open(1, file("/etc/passwd"), true, false).expect("another device's"), first);
+        host.close(first);
+        assert_eq!(host.open(0, file("/etc/passwd"), false, false).expect("still there"), first);
+        host.close(first);
+        host.close(first);
+        assert_eq!(errno(host.open(0, file("/etc/passwd"), false, false)), libc::EAGAIN);
     }
 
     #[test]
     fn without_a_file_each_domain_is_new() {
-        let mut house = XrcHouse::default();
-        let (a, b) = (house.open(0, None, true, false), house.open(0, None, false, false));
+        let mut host = XrcTable::default();
+        let (a, b) = (host.open(0, None, true, false), host.open(0, None, false, false));
         assert_ne!(a.expect("made"), b.expect("made"));
-        assert_ne!(house.take_srqn(), Some(0));
+        assert_ne!(host.take_srqn(), Some(0));
     }
 }

@@ -12,12 +12,12 @@ const FILE_MAX: u64 = 1 << 20;
 
 /// A file's settings, as text; empty when there is no file.
 #[derive(Debug, Default)]
-pub struct File {
+pub struct ConfigFile {
     path: String,
     values: BTreeMap<String, Vec<String>>,
 }
 
-impl File {
+impl ConfigFile {
     /// The file's name and what it says for a key.
     pub fn get(&self, name: &str) -> Option<(&str, Vec<String>)> {
         self.values.get(name).map(|v| (self.path.as_str(), v.clone()))
@@ -25,7 +25,7 @@ impl File {
 }
 
 /// Reads the chosen file (which must exist), else the user's, else the system's, if there.
-pub fn read(chosen: Option<PathBuf>, env: Env) -> Result<File, String> {
+pub fn read(chosen: Option<PathBuf>, env: Env) -> Result<ConfigFile, String> {
     if let Some(path) = chosen {
         return read_file(&path);
     }
@@ -33,10 +33,10 @@ pub fn read(chosen: Option<PathBuf>, env: Env) -> Result<File, String> {
     let home = home.or_else(|| env("HOME").map(|h| Path::new(&h).join(".config")));
     let user = home.map(|h| h.join("burst/burstd.toml"));
     let found = user.into_iter().chain([PathBuf::from(SYSTEM_FILE)]).find(|p| p.is_file());
-    found.map_or_else(|| Ok(File::default()), |path| read_file(&path))
+    found.map_or_else(|| Ok(ConfigFile::default()), |path| read_file(&path))
 }
 
-fn read_file(path: &Path) -> Result<File, String> {
+fn read_file(path: &Path) -> Result<ConfigFile, String> {
     let shown = path.display();
     let length = std::fs::metadata(path).map_err(|e| format!("{shown}: {e}"))?.len();
     if length > FILE_MAX {
@@ -44,7 +44,7 @@ fn read_file(path: &Path) -> Result<File, String> {
     }
     let text = std::fs::read_to_string(path).map_err(|e| format!("{shown}: {e}"))?;
     let values = parse(&text).map_err(|why| format!("{shown}: {why}"))?;
-    Ok(File { path: shown.to_string(), values })
+    Ok(ConfigFile { path: shown.to_string(), values })
 }
 
 /// Flattens the tables and refuses keys that are not in the table of keys.

@@ -1,9 +1,9 @@
 //! The ids and channels of one program.
 
-use super::ports::Binding;
-use super::waits::{Wait, Waits};
-use crate::context::Outcome;
-use crate::host::House;
+use super::ports::PortBinding;
+use super::waits::{HopWait, HopWaits};
+use crate::context::ReplyParts;
+use crate::host::Host;
 use crate::session::refuse;
 use burst_base::verbs::QpType;
 use burst_cm::Fold;
@@ -24,11 +24,11 @@ const CHANNELS_MAX: usize = 4096;
 
 /// How far an id has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum CmIdStage {
     /// Created, perhaps bound.
     Idle,
     /// It waits for the next hop to its destination.
-    Resolving,
+    AddrResolution,
     /// It knows device and destination.
     Addressed,
     /// It listens.
@@ -39,9 +39,9 @@ pub(super) enum Stage {
     Requested,
 }
 
-/// Options of an id.
+/// CmIdOptions of an id.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Options {
+pub(super) struct CmIdOptions {
     pub tos: u8,
     pub reuse: bool,
     pub only_v6: bool,
@@ -50,14 +50,14 @@ pub(super) struct Options {
 
 /// One id.
 #[derive(Debug)]
-pub(super) struct Id {
+pub(super) struct HostCmId {
     pub entry: Arc<CmEntry>,
-    pub stage: Stage,
+    pub stage: CmIdStage,
     pub route: CmRoute,
-    pub options: Options,
-    pub binding: Option<Binding>,
+    pub options: CmIdOptions,
+    pub binding: Option<PortBinding>,
     /// What it waits for, while it is resolved.
-    pub wait: Option<Box<Wait>>,
+    pub wait: Option<Box<HopWait>>,
     /// Multicast groups that it has joined, by device.
     pub groups: Vec<(u32, CmAddr)>,
 }
@@ -67,9 +67,9 @@ pub(super) struct Id {
 pub struct CmClient {
     pub(super) session: Arc<CmSession>,
     channels: HashMap<u32, Arc<CmChannel>, Fold>,
-    pub(super) ids: HashMap<CmId, Id, Fold>,
+    pub(super) ids: HashMap<CmId, HostCmId, Fold>,
     /// Those of them that wait for a next hop.
-    pub(super) waits: Waits,
+    pub(super) waits: HopWaits,
 }
 
 pub(super) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
@@ -88,7 +88,7 @@ impl CmClient {
     }
 
     /// A new event channel.
-    pub fn create_channel(&mut self, channel: u32) -> Result<Outcome, Refusal> {
+    pub fn create_channel(&mut self, channel: u32) -> Result<ReplyParts, Refusal> {
         if self.channels.len() >= CHANNELS_MAX {
             return refuse(libc::EMFILE, format!("a program has at most {CHANNELS_MAX} event channels"));
         }
@@ -98,11 +98,11 @@ impl CmClient {
         let made = CmChannel::of(&self.session).map_err(system("make an event channel"))?;
         let end = made.end().map_err(system("share an event channel"))?;
         place.insert(Arc::new(made));
-        Ok(Outcome { response: Response::Done, fds: vec![end], segments: Vec::new() })
+        Ok(ReplyParts { response: Response::Done, fds: vec![end], segments: Vec::new() })
     }
 
     /// Ends a channel; ids that still use it write into the void.
-    pub fn close_channel(&mut self, channel: u32) -> Result<Outcome, Refusal> {
+    pub fn close_channel(&mut self, channel: u32) -> Result<ReplyParts, Refusal> {
         match self.channels.remove(&channel) {
             Some(ended) => {
                 ended.close();
@@ -113,57 +113,57 @@ impl CmClient {
     }
 
     /// Carries out operations in order. One reply each.
-    pub fn carry_out(&mut self, house: &mut House, ops: &[CmCommand]) -> Vec<CmReply> {
+    pub fn carry_out(&mut self, host: &mut Host, ops: &[CmCommand]) -> Vec<CmReply> {
         if ops.len() > CM_COMMANDS_MAX {
             let sentence = format!("more than {CM_COMMANDS_MAX} operations in one request");
             return vec![CmReply::Failed { errno: libc::E2BIG, sentence }];
         }
-        ops.iter().map(|op| self.one(house, op, false).unwrap_or_else(|refusal| refused(house, op, refusal))).collect()
+        ops.iter().map(|op| self.one(host, op, false).unwrap_or_else(|refusal| refused(host, op, refusal))).collect()
     }
 
     /// Carries out a wish: a failure becomes an event.
-    pub fn wish(&mut self, house: &mut House, op: &CmCommand) {
-        let Err(refusal) = self.one(house, op, true) else { return };
+    pub fn wish(&mut self, host: &mut Host, op: &CmCommand) {
+        let Err(refusal) = self.one(host, op, true) else { return };
         let (status, sentence) = (-refusal.errno, refusal.sentence.clone());
-        refused(house, op, refusal);
+        refused(host, op, refusal);
         if let (Some(kind), Some(id)) = (op.failure_event(), self.ids.get(&op.id())) {
             let event = CmEvent { status, route: id.route, ..CmEvent::new(kind, id.entry.id) };
-            house.cm.write(&id.entry, &event.with_sentence(&sentence));
+            host.cm.write(&id.entry, &event.with_sentence(&sentence));
         }
     }
 
-    fn one(&mut self, house: &mut House, op: &CmCommand, quiet: bool) -> Result<CmReply, Refusal> {
+    fn one(&mut self, host: &mut Host, op: &CmCommand, quiet: bool) -> Result<CmReply, Refusal> {
         match *op {
-            CmCommand::Create { id, channel, ps, qp_type } => self.create(house, id, channel, ps, qp_type),
-            CmCommand::Destroy { id, read } => self.destroy(house, id, read, quiet),
-            CmCommand::Migrate { id, channel } => self.migrate(house, id, channel),
-            CmCommand::Bind { id, addr } => self.bind(house, id, addr),
-            CmCommand::ResolveAddr { id, src, dst, timeout_ms } => self.resolve_addr(house, id, (src, dst), timeout_ms),
-            CmCommand::ResolveRoute { id, .. } => self.resolve_route(house, id),
-            CmCommand::Connect { id, qp, ref param } => self.connect(house, id, qp, param),
-            CmCommand::Listen { id, backlog } => self.listen(house, id, backlog),
-            CmCommand::Accept { id, qp, ref param } => self.accept(house, id, qp, param),
-            CmCommand::Reject { id, reason, ref data } => self.reject(house, id, reason, data),
-            CmCommand::Establish { id } => self.pass_on(house, id, CmJob::Establish),
-            CmCommand::Notify { id } => self.pass_on(house, id, CmJob::Notify),
-            CmCommand::Disconnect { id } => self.disconnect(house, id),
-            CmCommand::SetOption { id, option } => self.set_option(house, id, option),
-            CmCommand::Join { id, addr, cookie } => self.join(house, id, addr, cookie),
-            CmCommand::Leave { id, addr } => self.leave(house, id, addr),
+            CmCommand::Create { id, channel, ps, qp_type } => self.create(host, id, channel, ps, qp_type),
+            CmCommand::Destroy { id, read } => self.destroy(host, id, read, quiet),
+            CmCommand::Migrate { id, channel } => self.migrate(host, id, channel),
+            CmCommand::Bind { id, addr } => self.bind(host, id, addr),
+            CmCommand::ResolveAddr { id, src, dst, timeout_ms } => self.resolve_addr(host, id, (src, dst), timeout_ms),
+            CmCommand::ResolveRoute { id, .. } => self.resolve_route(host, id),
+            CmCommand::Connect { id, qp, ref param } => self.connect(host, id, qp, param),
+            CmCommand::Listen { id, backlog } => self.listen(host, id, backlog),
+            CmCommand::Accept { id, qp, ref param } => self.accept(host, id, qp, param),
+            CmCommand::Reject { id, reason, ref data } => self.reject(host, id, reason, data),
+            CmCommand::Establish { id } => self.pass_on(host, id, CmJob::Establish),
+            CmCommand::Notify { id } => self.pass_on(host, id, CmJob::Notify),
+            CmCommand::Disconnect { id } => self.disconnect(host, id),
+            CmCommand::SetOption { id, option } => self.set_option(host, id, option),
+            CmCommand::Join { id, addr, cookie } => self.join(host, id, addr, cookie),
+            CmCommand::Leave { id, addr } => self.leave(host, id, addr),
             CmCommand::Query { id } => Ok(CmReply::Route(self.id(id)?.route)),
             CmCommand::QueryConn { .. } => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
         }
     }
 
     /// Ids that came with requests since the last look.
-    fn take_arrivals(&mut self, house: &mut House) {
+    fn take_arrivals(&mut self, host: &mut Host) {
         while let Some(entry) = self.session.arrivals.pop() {
-            house.cm.ids += 1;
+            host.cm.ids += 1;
             let route = entry.route.get().copied().unwrap_or_default();
-            let id = Id {
-                stage: Stage::Requested,
+            let id = HostCmId {
+                stage: CmIdStage::Requested,
                 route,
-                options: Options::default(),
+                options: CmIdOptions::default(),
                 binding: None,
                 wait: None,
                 groups: Vec::new(),
@@ -173,7 +173,7 @@ impl CmClient {
         }
     }
 
-    pub(super) fn id(&mut self, id: CmId) -> Result<&mut Id, Refusal> {
+    pub(super) fn id(&mut self, id: CmId) -> Result<&mut HostCmId, Refusal> {
         match self.ids.get_mut(&id) {
             Some(found) => Ok(found),
             None => refuse(libc::EINVAL, format!("there is no id {id}")),
@@ -181,9 +181,9 @@ impl CmClient {
     }
 
     /// An id that may have come with a request.
-    pub(super) fn arrived(&mut self, house: &mut House, id: CmId) -> Result<&mut Id, Refusal> {
+    pub(super) fn arrived(&mut self, host: &mut Host, id: CmId) -> Result<&mut HostCmId, Refusal> {
         if id >= DAEMON_IDS && !self.ids.contains_key(&id) {
-            self.take_arrivals(house);
+            self.take_arrivals(host);
         }
         self.id(id)
     }
@@ -196,7 +196,7 @@ impl CmClient {
 
     fn create(
         &mut self,
-        house: &mut House,
+        host: &mut Host,
         id: CmId,
         channel: u32,
         ps: PortSpace,
@@ -215,23 +215,23 @@ impl CmClient {
         }
         let entry = Arc::new(CmEntry::new(self.session.clone(), id, ps, qp_type, channel));
         let route = CmRoute::default();
-        let (stage, options) = (Stage::Idle, Options::default());
-        self.ids.insert(id, Id { entry, stage, route, options, binding: None, wait: None, groups: Vec::new() });
-        house.cm.ids += 1;
+        let (stage, options) = (CmIdStage::Idle, CmIdOptions::default());
+        self.ids.insert(id, HostCmId { entry, stage, route, options, binding: None, wait: None, groups: Vec::new() });
+        host.cm.ids += 1;
         Ok(CmReply::Done)
     }
 
-    fn destroy(&mut self, house: &mut House, id: CmId, read: u32, quiet: bool) -> Result<CmReply, Refusal> {
-        self.arrived(house, id)?;
+    fn destroy(&mut self, host: &mut Host, id: CmId, read: u32, quiet: bool) -> Result<CmReply, Refusal> {
+        self.arrived(host, id)?;
         if let Some(gone) = self.ids.remove(&id) {
             let entry = gone.entry.clone();
             if let Some(wait) = &gone.wait {
                 self.waits.remove(id, wait);
             }
-            end_id(house, gone);
+            end_id(host, gone);
             // A quiet wish says that nothing is unread.
             if !quiet {
-                self.take_back_events(house, &entry, read);
+                self.take_back_events(host, &entry, read);
             }
         }
         Ok(CmReply::Done)
@@ -239,41 +239,41 @@ impl CmClient {
 
     /// Takes the unread events of an id that has ended out of its channel; nobody will accept the requests among them. The
     /// program has read so many.
-    fn take_back_events(&mut self, house: &mut House, entry: &Arc<CmEntry>, read: u32) {
+    fn take_back_events(&mut self, host: &mut Host, entry: &Arc<CmEntry>, read: u32) {
         let channel = entry.channel();
         if channel.unread_of(entry, read) == 0 {
             return;
         }
-        house.cm.write_events();
+        host.cm.write_events();
         // The id is over: what a worker has not written yet it does not write any more.
         let taken = channel.take_records(channel.unread_of(entry, read), |e| entry.is_of(e));
         for request in taken.iter().filter_map(CmEvent::from_bytes).filter(|e| e.kind == CmEventKind::ConnectRequest) {
-            self.take_arrivals(house);
+            self.take_arrivals(host);
             if let Some(gone) = self.ids.remove(&request.id) {
-                end_id(house, gone);
+                end_id(host, gone);
             }
         }
     }
 
     /// The events not yet read go along, and so do the ids of a listener's requests among them.
-    fn migrate(&mut self, house: &mut House, id: CmId, channel: u32) -> Result<CmReply, Refusal> {
+    fn migrate(&mut self, host: &mut Host, id: CmId, channel: u32) -> Result<CmReply, Refusal> {
         let to = self.channel(channel)?;
-        let id = self.arrived(house, id)?;
-        let (entry, listens) = (id.entry.clone(), id.stage == Stage::Listening);
-        house.cm.write_events();
+        let id = self.arrived(host, id)?;
+        let (entry, listens) = (id.entry.clone(), id.stage == CmIdStage::Listening);
+        host.cm.write_events();
         // Between two passes of its worker, so that no event is on its way into the old channel. A listener has all workers.
         let worker = entry.worker.load(Ordering::Relaxed) as usize;
         let target = to.clone();
         let (requests, lost) = if listens {
-            house.while_all_stand(move |_| entry.migrate(&target))
+            host.while_all_stand(move |_| entry.migrate(&target))
         } else {
-            house.on_worker(worker, move |_, _| entry.migrate(&target))
+            host.on_worker(worker, move |_, _| entry.migrate(&target))
         };
-        house.cm.lost += lost;
+        host.cm.lost += lost;
         if to.has_backlog() {
-            house.cm.job(0, CmJob::Retry(to.clone()));
+            host.cm.job(0, CmJob::Retry(to.clone()));
         }
-        self.take_arrivals(house);
+        self.take_arrivals(host);
         for id in requests.iter().filter_map(|id| self.ids.get(id)) {
             // Nothing is written of it before it is accepted.
             *id.entry.channel.lock().unwrap_or_else(|e| e.into_inner()) = to.clone();
@@ -282,14 +282,14 @@ impl CmClient {
     }
 
     /// Each has its time, as the kernel has it.
-    fn set_option(&mut self, house: &mut House, id: CmId, option: CmIdOption) -> Result<CmReply, Refusal> {
-        let id = self.arrived(house, id)?;
+    fn set_option(&mut self, host: &mut Host, id: CmId, option: CmIdOption) -> Result<CmReply, Refusal> {
+        let id = self.arrived(host, id)?;
         let acknowledged = matches!(id.entry.qp_type, QpType::Rc | QpType::XrcSend);
         match option {
-            CmIdOption::ReuseAddr(true) | CmIdOption::AfOnly(_) if id.stage == Stage::Listening => {
+            CmIdOption::ReuseAddr(true) | CmIdOption::AfOnly(_) if id.stage == CmIdStage::Listening => {
                 return refuse(libc::EINVAL, "the id listens: say it before");
             }
-            CmIdOption::AfOnly(_) if id.stage != Stage::Idle => {
+            CmIdOption::AfOnly(_) if id.stage != CmIdStage::Idle => {
                 return refuse(libc::EINVAL, "the id has its address: say it before");
             }
             CmIdOption::AckTimeout(_) if !acknowledged => {
@@ -313,58 +313,58 @@ impl CmClient {
     }
 
     /// The program has gone: its peers are told.
-    pub fn end(&mut self, house: &mut House) {
+    pub fn end(&mut self, host: &mut Host) {
         self.session.end();
-        house.tidy.ended(self.session.owed());
-        if self.ids.values().any(|id| id.stage == Stage::Listening) {
+        host.trimmer.ended(self.session.owed());
+        if self.ids.values().any(|id| id.stage == CmIdStage::Listening) {
             // When this returns no worker makes another id for the session.
             let session = self.session.clone();
-            house.on_all(move |w| w.cm_end_listeners(&session));
+            host.on_all(move |w| w.cm_end_listeners(&session));
         }
-        self.take_arrivals(house);
+        self.take_arrivals(host);
         for (_, mut gone) in std::mem::take(&mut self.ids) {
-            if gone.stage == Stage::Listening {
-                house.cm.listeners -= 1;
-                gone.stage = Stage::Idle;
+            if gone.stage == CmIdStage::Listening {
+                host.cm.listeners -= 1;
+                gone.stage = CmIdStage::Idle;
             }
-            end_id(house, gone);
+            end_id(host, gone);
         }
         self.channels.values().for_each(|channel| channel.close());
     }
 }
 
 /// Notes that an operation was refused; the reply that says so.
-fn refused(house: &mut House, op: &CmCommand, Refusal { errno, sentence }: Refusal) -> CmReply {
-    house.cm.refused += 1;
-    house.cm.log_refusal(op.id(), errno, &sentence);
+fn refused(host: &mut Host, op: &CmCommand, Refusal { errno, sentence }: Refusal) -> CmReply {
+    host.cm.refused += 1;
+    host.cm.log_refusal(op.id(), errno, &sentence);
     CmReply::Failed { errno, sentence }
 }
 
 /// Gives back what an id holds.
-fn end_id(house: &mut House, id: Id) {
-    house.cm.ids -= 1;
-    house.tidy.ended(1);
-    if id.stage == Stage::Listening {
+fn end_id(host: &mut Host, id: HostCmId) {
+    host.cm.ids -= 1;
+    host.trimmer.ended(1);
+    if id.stage == CmIdStage::Listening {
         // Before it is over: a worker drops events of ids that are over, and a request shown at this moment would be nobody's.
         let entry = id.entry.clone();
-        house.on_all(move |w| w.cm_unlisten(&entry));
+        host.on_all(move |w| w.cm_unlisten(&entry));
     }
     id.entry.end();
     if let Some(binding) = &id.binding {
-        house.cm.ports.release(binding);
+        host.cm.ports.release(binding);
     }
     if let Some(wait) = &id.wait {
-        house.cm.hops.leave(&wait.awaited);
+        host.cm.hops.leave(&wait.hop);
     }
     for (device, addr) in &id.groups {
-        house.leave(*device, addr.ip);
+        host.leave(*device, addr.ip);
     }
     match id.stage {
-        Stage::Listening => house.cm.listeners -= 1,
-        Stage::Connected | Stage::Requested => {
+        CmIdStage::Listening => host.cm.listeners -= 1,
+        CmIdStage::Connected | CmIdStage::Requested => {
             let worker = id.entry.worker.load(Ordering::Relaxed);
-            house.cm.job(worker, CmJob::Destroy(id.entry));
+            host.cm.job(worker, CmJob::Destroy(id.entry));
         }
-        Stage::Idle | Stage::Resolving | Stage::Addressed => {}
+        CmIdStage::Idle | CmIdStage::AddrResolution | CmIdStage::Addressed => {}
     }
 }

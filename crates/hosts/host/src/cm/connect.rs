@@ -1,8 +1,8 @@
 //! Connections: what a program asks is checked here and passed on to the worker that has, or shall have, the connection.
 
-use super::client::{CmClient, Id, Stage};
+use super::client::{CmClient, CmIdStage, HostCmId};
 use super::resolve::ACK_TIMEOUT;
-use crate::host::House;
+use crate::host::Host;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{AhAttr, QpType};
@@ -47,13 +47,13 @@ fn granted(param: &CmParam) -> CmParam {
 
 impl CmClient {
     /// The queue pair that an operation names, if the token is good. Whether it is the context's is for its worker to say.
-    fn queue_pair(house: &House, entry: &CmEntry, qp: Option<CmQp>) -> Result<Option<CmQpRef>, Refusal> {
+    fn queue_pair(host: &Host, entry: &CmEntry, qp: Option<CmQp>) -> Result<Option<CmQpRef>, Refusal> {
         let Some(CmQp { token, qpn }) = qp else { return Ok(None) };
-        let Some(context) = house.cm.tokens.get(&token) else {
+        let Some(context) = host.cm.tokens.get(&token) else {
             return refuse(libc::EACCES, "the token is not a context's");
         };
         let reference = CmQpRef { qpn: Qpn::new(qpn), context: *context };
-        if worker_of(reference.qpn) as usize >= house.workers().len() {
+        if worker_of(reference.qpn) as usize >= host.workers().len() {
             return refuse(libc::EINVAL, format!("there is no queue pair {qpn:#x}"));
         }
         if *entry.qp.get_or_init(|| reference) != reference {
@@ -64,13 +64,13 @@ impl CmClient {
 
     pub(super) fn connect(
         &mut self,
-        house: &mut House,
+        host: &mut Host,
         id: CmId,
         qp: Option<CmQp>,
         param: &CmParam,
     ) -> Result<CmReply, Refusal> {
         let id = self.id(id)?;
-        if id.stage != Stage::Addressed {
+        if id.stage != CmIdStage::Addressed {
             return refuse(libc::EINVAL, "resolve the address first");
         }
         if id.entry.qp_type == QpType::XrcRecv {
@@ -81,28 +81,28 @@ impl CmClient {
         if param.data.as_slice().len() > room {
             return too_long(param.data.as_slice().len(), room);
         }
-        let request = Box::new(request(house, id, granted(param))?);
-        let qp = Self::queue_pair(house, &id.entry, qp)?;
+        let request = Box::new(request(host, id, granted(param))?);
+        let qp = Self::queue_pair(host, &id.entry, qp)?;
         let worker = match qp {
             Some(qp) => worker_of(qp.qpn),
-            None => house.pick_worker() as u32,
+            None => host.pick_worker() as u32,
         };
         id.entry.worker.store(worker, Ordering::Relaxed);
         // Set once: an id connects once.
         let _ = id.entry.route.set(id.route);
-        id.stage = Stage::Connected;
-        house.cm.job(worker, CmJob::Connect(id.entry.clone(), request));
+        id.stage = CmIdStage::Connected;
+        host.cm.job(worker, CmJob::Connect(id.entry.clone(), request));
         Ok(CmReply::Done)
     }
 
-    pub(super) fn listen(&mut self, house: &mut House, id: CmId, backlog: u32) -> Result<CmReply, Refusal> {
+    pub(super) fn listen(&mut self, host: &mut Host, id: CmId, backlog: u32) -> Result<CmReply, Refusal> {
         if self.id(id)?.binding.is_none() {
             let any =
                 if self.id(id)?.options.only_v6 { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::from([0, 0, 0, 0]) };
-            self.bind(house, id, CmAddr { ip: any, port: 0, scope: 0 })?;
+            self.bind(host, id, CmAddr { ip: any, port: 0, scope: 0 })?;
         }
         let id = self.id(id)?;
-        let (Stage::Idle, Some(binding)) = (id.stage, id.binding) else {
+        let (CmIdStage::Idle, Some(binding)) = (id.stage, id.binding) else {
             return refuse(libc::EINVAL, "the id is connected or listens already");
         };
         if id.entry.qp_type == QpType::XrcSend {
@@ -114,31 +114,31 @@ impl CmClient {
         let both = binding.ip.is_ipv6() && binding.ip.is_unspecified() && !binding.only_v6;
         let addr = (!both).then_some(binding.ip);
         let (entry, device) = (id.entry.clone(), id.route.device.map(|d| d as u16));
-        for worker in 0..house.workers().len() {
+        for worker in 0..host.workers().len() {
             let (owner, backlog) = (entry.clone(), backlog.clone());
-            let done = house.on_worker(worker, move |w, _| w.cm_listen(owner, addr, device, binding.port, backlog));
+            let done = host.on_worker(worker, move |w, _| w.cm_listen(owner, addr, device, binding.port, backlog));
             if done.is_err() {
-                house.on_all({
+                host.on_all({
                     let entry = entry.clone();
                     move |w| w.cm_unlisten(&entry)
                 });
                 return refuse(libc::EADDRINUSE, format!("somebody listens on port {}", binding.port));
             }
         }
-        self.id(id_of(&entry))?.stage = Stage::Listening;
-        house.cm.listeners += 1;
+        self.id(id_of(&entry))?.stage = CmIdStage::Listening;
+        host.cm.listeners += 1;
         Ok(CmReply::Route(self.id(id_of(&entry))?.route))
     }
 
     pub(super) fn accept(
         &mut self,
-        house: &mut House,
+        host: &mut Host,
         id: CmId,
         qp: Option<CmQp>,
         param: &CmParam,
     ) -> Result<CmReply, Refusal> {
-        let id = self.arrived(house, id)?;
-        if id.stage != Stage::Requested {
+        let id = self.arrived(host, id)?;
+        if id.stage != CmIdStage::Requested {
             return refuse(libc::EINVAL, "there is no request to accept");
         }
         let datagrams = id.entry.qp_type == QpType::Ud;
@@ -147,69 +147,63 @@ impl CmClient {
             return too_long(param.data.as_slice().len(), room);
         }
         let param = Box::new(granted(param));
-        let qp = Self::queue_pair(house, &id.entry, qp)?;
+        let qp = Self::queue_pair(host, &id.entry, qp)?;
         if let Some(code) = id.options.ack_timeout {
             id.entry.ack_timeout.store(code, Ordering::Relaxed);
         }
         let worker = id.entry.worker.load(Ordering::Relaxed);
         if let Some(qp) = qp.filter(|qp| worker_of(qp.qpn) != worker && !datagrams) {
             let (entry, param) = (id.entry.clone(), param.clone());
-            let ready = house.on_worker(worker_of(qp.qpn) as usize, move |w, now| w.cm_ready(now, &entry, &param));
+            let ready = host.on_worker(worker_of(qp.qpn) as usize, move |w, now| w.cm_ready(now, &entry, &param));
             if !ready {
                 return refuse(libc::EINVAL, "the queue pair cannot be made ready");
             }
         }
-        id.stage = Stage::Connected;
-        house.cm.job(worker, CmJob::Accept(id.entry.clone(), param));
+        id.stage = CmIdStage::Connected;
+        host.cm.job(worker, CmJob::Accept(id.entry.clone(), param));
         Ok(CmReply::Done)
     }
 
-    pub(super) fn reject(
-        &mut self,
-        house: &mut House,
-        id: CmId,
-        reason: u16,
-        data: &CmData,
-    ) -> Result<CmReply, Refusal> {
-        let id = self.arrived(house, id)?;
+    pub(super) fn reject(&mut self, host: &mut Host, id: CmId, reason: u16, data: &CmData) -> Result<CmReply, Refusal> {
+        let id = self.arrived(host, id)?;
         let room = if id.entry.qp_type == QpType::Ud { SidrRep::DATA_LEN } else { Rej::DATA_LEN };
         if data.as_slice().len() > room {
             return too_long(data.as_slice().len(), room);
         }
-        if !matches!(id.stage, Stage::Requested | Stage::Connected) {
+        if !matches!(id.stage, CmIdStage::Requested | CmIdStage::Connected) {
             return refuse(libc::EINVAL, "there is nothing to reject");
         }
         let worker = id.entry.worker.load(Ordering::Relaxed);
         let param = Box::new(CmParam { data: *data, ..CmParam::default() });
-        house.cm.job(worker, CmJob::Reject(id.entry.clone(), reason, param));
+        host.cm.job(worker, CmJob::Reject(id.entry.clone(), reason, param));
         Ok(CmReply::Done)
     }
 
-    pub(super) fn disconnect(&mut self, house: &mut House, id: CmId) -> Result<CmReply, Refusal> {
-        let id = self.arrived(house, id)?;
-        if id.stage != Stage::Connected {
+    pub(super) fn disconnect(&mut self, host: &mut Host, id: CmId) -> Result<CmReply, Refusal> {
+        let id = self.arrived(host, id)?;
+        if id.stage != CmIdStage::Connected {
             return refuse(libc::EINVAL, "the id is not connected");
         }
         let worker = id.entry.worker.load(Ordering::Relaxed);
         // The queue pair first: nothing is sent on it after the DREQ.
         if let Some(qp) = id.entry.qp.get() {
-            house.cm.job(worker_of(qp.qpn), CmJob::FailQp(*qp));
+            host.cm.job(worker_of(qp.qpn), CmJob::FailQp(*qp));
         }
-        house.cm.job(worker, CmJob::Disconnect(id.entry.clone()));
+        host.cm.job(worker, CmJob::Disconnect(id.entry.clone()));
         Ok(CmReply::Done)
     }
 
     pub(super) fn pass_on(
         &mut self,
-        house: &mut House,
+        host: &mut Host,
         id: CmId,
         job: impl FnOnce(Arc<CmEntry>) -> CmJob,
     ) -> Result<CmReply, Refusal> {
-        let id = self.arrived(house, id)?;
-        if id.stage != Stage::Connected {
+        let id = self.arrived(host, id)?;
+        if id.stage != CmIdStage::Connected {
             return refuse(libc::EINVAL, "the id is not connected");
         }
-        house.cm.job(id.entry.worker.load(Ordering::Relaxed), job(id.entry.clone()));
+        host.cm.job(id.entry.worker.load(Ordering::Relaxed), job(id.entry.clone()));
         Ok(CmReply::Done)
     }
 }
@@ -219,12 +213,12 @@ fn id_of(entry: &CmEntry) -> CmId {
 }
 
 /// Everything that the worker needs for a REQ or SIDR_REQ.
-fn request(house: &House, id: &Id, param: CmParam) -> Result<CmRequest, Refusal> {
+fn request(host: &Host, id: &HostCmId, param: CmParam) -> Result<CmRequest, Refusal> {
     let CmRoute { src: Some(src), dst: Some(dst), device: Some(device), .. } = id.route else {
         return refuse(libc::EINVAL, "resolve the address first");
     };
     let ah = AhAttr { traffic_class: id.options.tos, ..id.route.ah() };
-    let Some(caps) = house.devices.get(device as usize).map(|d| &d.caps) else {
+    let Some(caps) = host.devices.get(device as usize).map(|d| &d.caps) else {
         return refuse(libc::ENODEV, "the device is gone");
     };
     let flow = flow_of(caps, &ah, MAD_ENTROPY).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;

@@ -7,8 +7,8 @@
 //!
 //! [`Board`] is who is asked for and what is remembered, without any I/O; ids are their clients' (`waits.rs`).
 
-use super::resolve::{Found, Via};
-use crate::host::House;
+use super::resolve::{Destination, ResolveMethod};
+use crate::host::Host;
 use burst_base::Reason;
 use burst_cm::Fold;
 use burst_netif::hops::{Hop, HopEvent, Hops, NeighbourState};
@@ -30,16 +30,16 @@ const PORTS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whom ids wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Awaited {
+pub(super) enum PendingHop {
     /// A next hop that the kernel asks.
-    Kernels(Hop),
+    Kernel(Hop),
     /// The next hop to an address that the port of a device asks.
-    Ports(u32, IpAddr),
+    Port(u32, IpAddr),
 }
 
 /// From a source to a destination by a device, on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Way {
+struct HopQuery {
     src: IpAddr,
     dst: IpAddr,
     device: u32,
@@ -48,15 +48,15 @@ struct Way {
 
 /// What has become of those that ids wait for.
 #[derive(Debug, Default)]
-pub struct News {
+pub struct HopChanges {
     /// Each is to be looked at again (true), or did not answer.
-    pub(super) hops: Vec<(Awaited, bool)>,
+    pub(super) hops: Vec<(PendingHop, bool)>,
     /// All are to be looked at again.
     pub(super) all: bool,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct PendingIds {
     ids: usize,
     since: Instant,
     /// It is not being asked any more, as far as is known.
@@ -65,44 +65,44 @@ struct Asked {
 
 /// See the module.
 #[derive(Debug, Default)]
-struct Board {
+struct HopCache {
     /// When it was looked at, and who was missing.
-    kept: HashMap<Way, (Instant, Option<Awaited>), Fold>,
-    asked: HashMap<Awaited, Asked, Fold>,
+    kept: HashMap<HopQuery, (Instant, Option<PendingHop>), Fold>,
+    asked: HashMap<PendingHop, PendingIds, Fold>,
 }
 
-impl Board {
+impl HopCache {
     /// What is still true of a way: who is missing, if anybody.
-    fn remembered(&self, now: Instant, way: &Way) -> Option<Option<Awaited>> {
+    fn remembered(&self, now: Instant, way: &HopQuery) -> Option<Option<PendingHop>> {
         let (looked, missing) = self.kept.get(way)?;
         let holds = now.duration_since(*looked) < HOLDS && missing.is_none_or(|a| self.is_asked(&a));
         holds.then_some(*missing)
     }
-    fn remember(&mut self, now: Instant, way: Way, missing: Option<Awaited>) {
+    fn remember(&mut self, now: Instant, way: HopQuery, missing: Option<PendingHop>) {
         if self.kept.len() >= KEPT_MAX {
             self.kept.clear();
         }
         self.kept.insert(way, (now, missing));
     }
     /// Whether it is being asked for somebody.
-    fn is_asked(&self, awaited: &Awaited) -> bool {
-        self.asked.get(awaited).is_some_and(|a| !a.moved)
+    fn is_asked(&self, hop: &PendingHop) -> bool {
+        self.asked.get(hop).is_some_and(|a| !a.moved)
     }
-    fn join(&mut self, now: Instant, awaited: Awaited) {
-        let asked = self.asked.entry(awaited).or_insert(Asked { ids: 0, since: now, moved: false });
+    fn join(&mut self, now: Instant, hop: PendingHop) {
+        let asked = self.asked.entry(hop).or_insert(PendingIds { ids: 0, since: now, moved: false });
         asked.ids += 1;
         asked.moved = false;
     }
-    fn leave(&mut self, awaited: &Awaited) {
-        let Some(asked) = self.asked.get_mut(awaited) else { return };
+    fn leave(&mut self, hop: &PendingHop) {
+        let Some(asked) = self.asked.get_mut(hop) else { return };
         asked.ids -= 1;
         if asked.ids == 0 {
-            self.asked.remove(awaited);
+            self.asked.remove(hop);
         }
     }
     /// What is remembered of it holds no more.
-    fn moved(&mut self, awaited: &Awaited) {
-        if let Some(asked) = self.asked.get_mut(awaited) {
+    fn moved(&mut self, hop: &PendingHop) {
+        if let Some(asked) = self.asked.get_mut(hop) {
             asked.moved = true;
         }
     }
@@ -115,7 +115,7 @@ impl Board {
 /// See the module.
 #[derive(Default)]
 pub struct NextHops {
-    board: Board,
+    board: HopCache,
     kernel: Option<Hops>,
     /// Whether netlink was tried.
     opened: bool,
@@ -149,20 +149,20 @@ impl NextHops {
         self.kernel.as_ref().and_then(Hops::fd)
     }
 
-    /// When [`House::news_of_hops`] has something to do without news, if ever.
+    /// When [`Host::news_of_hops`] has something to do without news, if ever.
     pub fn due(&self) -> Option<Instant> {
-        let ports = self.board.asked.keys().any(|a| matches!(a, Awaited::Ports(..)));
+        let ports = self.board.asked.keys().any(|a| matches!(a, PendingHop::Port(..)));
         let ports = ports.then(|| self.ports_asked.map_or_else(Instant::now, |at| at + PORTS_EVERY));
         [self.again_at, ports].into_iter().flatten().min()
     }
 
-    pub(super) fn join(&mut self, now: Instant, awaited: Awaited) {
-        self.board.join(now, awaited);
+    pub(super) fn join(&mut self, now: Instant, hop: PendingHop) {
+        self.board.join(now, hop);
     }
 
     /// One that waited does not wait any more.
-    pub(super) fn leave(&mut self, awaited: &Awaited) {
-        self.board.leave(awaited);
+    pub(super) fn leave(&mut self, hop: &PendingHop) {
+        self.board.leave(hop);
         self.rest();
     }
 
@@ -179,18 +179,18 @@ impl NextHops {
     }
 
     /// The next hop of a way that the kernel does not know, and asks from now on.
-    fn missing_of_kernel(&mut self, way: &Way) -> Option<Awaited> {
+    fn missing_of_kernel(&mut self, way: &HopQuery) -> Option<PendingHop> {
         if !std::mem::replace(&mut self.opened, true) {
             self.kernel = Hops::open().inspect_err(|e| tracing::debug!("next hops are not waited for: {e}")).ok();
         }
         let kernel = self.kernel.as_mut()?;
         let hop = kernel.unresolved(way.src, way.dst, way.ifindex)?;
-        let awaited = Awaited::Kernels(hop);
-        if self.board.is_asked(&awaited) {
-            return Some(awaited);
+        let pending = PendingHop::Kernel(hop);
+        if self.board.is_asked(&pending) {
+            return Some(pending);
         }
         match kernel.resolve(way.src, hop) {
-            Ok(NeighbourState::Incomplete) => return Some(awaited),
+            Ok(NeighbourState::Incomplete) => return Some(pending),
             Ok(_) => (),
             Err(error) => tracing::debug!("next hop {} is not waited for: {error}", hop.ip),
         }
@@ -199,41 +199,41 @@ impl NextHops {
     }
 
     /// What the kernel has to say of those that it asks.
-    fn hear_kernel(&mut self, now: Instant, news: &mut News) {
+    fn hear_kernel(&mut self, now: Instant, news: &mut HopChanges) {
         let Some(kernel) = &mut self.kernel else { return };
         let mut touched = BTreeSet::new();
         let (asked, again_at) = (&self.board.asked, &mut self.again_at);
         let soonest = self.again.map_or(now, |last| now.max(last + AGAIN));
         kernel.events(&mut |event| match event {
-            HopEvent::Hop(hop) => touched.extend(asked.contains_key(&Awaited::Kernels(hop)).then_some(hop)),
+            HopEvent::Hop(hop) => touched.extend(asked.contains_key(&PendingHop::Kernel(hop)).then_some(hop)),
             HopEvent::Everything => *again_at = again_at.or(Some(soonest)),
         });
         for hop in touched {
             // What it says was true when it was said; what counts is now.
             match kernel.state(hop) {
                 NeighbourState::Incomplete => (),
-                state => news.hops.push((Awaited::Kernels(hop), state != NeighbourState::Failed)),
+                state => news.hops.push((PendingHop::Kernel(hop), state != NeighbourState::Failed)),
             }
         }
     }
 }
 
-impl House {
+impl Host {
     /// The next hop to `found` that nobody knows yet, and that is being asked for; `None`: packets can be sent.
-    pub(super) fn missing_hop(&mut self, now: Instant, found: &Found) -> Option<Awaited> {
-        if found.via == Via::Here {
+    pub(super) fn missing_hop(&mut self, now: Instant, found: &Destination) -> Option<PendingHop> {
+        if found.via == ResolveMethod::Local {
             return None;
         }
         let device = &self.devices[found.device];
         let ifindex = device.caps.addrs[found.index].ifindex;
-        let way = Way { src: found.src, dst: found.dst, device: device.index, ifindex };
+        let way = HopQuery { src: found.src, dst: found.dst, device: device.index, ifindex };
         if let Some(missing) = self.cm.hops.board.remembered(now, &way) {
             return missing;
         }
         let missing = match found.via {
-            Via::Port => (self.hop_of_port(way.device, way.dst) != NeighbourState::Resolved)
-                .then_some(Awaited::Ports(way.device, way.dst)),
-            Via::Kernel | Via::Here => self.cm.hops.missing_of_kernel(&way),
+            ResolveMethod::Port => (self.hop_of_port(way.device, way.dst) != NeighbourState::Resolved)
+                .then_some(PendingHop::Port(way.device, way.dst)),
+            ResolveMethod::Kernel | ResolveMethod::Local => self.cm.hops.missing_of_kernel(&way),
         };
         self.cm.hops.board.remember(now, way, missing);
         missing
@@ -244,14 +244,14 @@ impl House {
     }
 
     /// What has become of the next hops that are waited for. `readable`: the kernel has news.
-    pub fn news_of_hops(&mut self, now: Instant, readable: bool) -> News {
-        let mut news = News::default();
+    pub fn news_of_hops(&mut self, now: Instant, readable: bool) -> HopChanges {
+        let mut news = HopChanges::default();
         if readable {
             self.cm.hops.hear_kernel(now, &mut news);
         }
         self.hear_ports(now, &mut news);
         let hops = &mut self.cm.hops;
-        news.hops.iter().for_each(|(awaited, _)| hops.board.moved(awaited));
+        news.hops.iter().for_each(|(hop, _)| hops.board.moved(hop));
         if hops.again_at.is_some_and(|at| at <= now) {
             (hops.again_at, hops.again, news.all) = (None, Some(now), true);
             hops.board.all_moved();
@@ -259,23 +259,21 @@ impl House {
         news
     }
 
-    fn hear_ports(&mut self, now: Instant, news: &mut News) {
+    fn hear_ports(&mut self, now: Instant, news: &mut HopChanges) {
         let hops = &self.cm.hops;
         if hops.ports_asked.is_some_and(|at| now < at + PORTS_EVERY) {
             return;
         }
-        let of_port = |(awaited, asked): (&Awaited, &Asked)| match *awaited {
-            Awaited::Ports(device, dst) => Some((device, dst, asked.since)),
-            Awaited::Kernels(_) => None,
+        let of_port = |(hop, asked): (&PendingHop, &PendingIds)| match *hop {
+            PendingHop::Port(device, dst) => Some((device, dst, asked.since)),
+            PendingHop::Kernel(_) => None,
         };
         let asked: Vec<_> = hops.board.asked.iter().filter_map(of_port).collect();
         for (device, dst, since) in asked {
-            let awaited = Awaited::Ports(device, dst);
+            let hop = PendingHop::Port(device, dst);
             match self.hop_of_port(device, dst) {
-                NeighbourState::Resolved => news.hops.push((awaited, true)),
-                NeighbourState::Failed if now.duration_since(since) >= PORTS_PATIENCE => {
-                    news.hops.push((awaited, false))
-                }
+                NeighbourState::Resolved => news.hops.push((hop, true)),
+                NeighbourState::Failed if now.duration_since(since) >= PORTS_PATIENCE => news.hops.push((hop, false)),
                 NeighbourState::Incomplete | NeighbourState::Unresolved | NeighbourState::Failed => (),
             }
         }
@@ -297,17 +295,17 @@ impl House {
 mod tests {
     use super::*;
 
-    fn way(dst: &str) -> Way {
-        Way { src: "192.0.2.1".parse().expect("ip"), dst: dst.parse().expect("ip"), device: 0, ifindex: 7 }
+    fn way(dst: &str) -> HopQuery {
+        HopQuery { src: "192.0.2.1".parse().expect("ip"), dst: dst.parse().expect("ip"), device: 0, ifindex: 7 }
     }
 
-    fn hop(ip: &str) -> Awaited {
-        Awaited::Kernels(Hop { ifindex: 7, ip: ip.parse().expect("ip") })
+    fn hop(ip: &str) -> PendingHop {
+        PendingHop::Kernel(Hop { ifindex: 7, ip: ip.parse().expect("ip") })
     }
 
     #[test]
     fn a_known_way_is_looked_at_once_in_a_while() {
-        let (mut board, now) = (Board::default(), Instant::now());
+        let (mut board, now) = (HopCache::default(), Instant::now());
         assert_eq!(board.remembered(now, &way("192.0.2.9")), None);
         board.remember(now, way("192.0.2.9"), None);
         assert_eq!(board.remembered(now + HOLDS / 2, &way("192.0.2.9")), Some(None));
@@ -319,7 +317,7 @@ mod tests {
 
     #[test]
     fn one_question_serves_all_that_wait_until_something_moves() {
-        let (mut board, now) = (Board::default(), Instant::now());
+        let (mut board, now) = (HopCache::default(), Instant::now());
         let (way, gateway) = (way("198.51.100.9"), hop("192.0.2.254"));
         board.remember(now, way, Some(gateway));
         assert_eq!(board.remembered(now, &way), None, "nobody waits for it yet");
@@ -340,9 +338,9 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let (mut board, now) = (Board::default(), Instant::now());
+        let (mut board, now) = (HopCache::default(), Instant::now());
         for i in 0..3 * KEPT_MAX as u32 {
-            board.remember(now, Way { ifindex: i, ..way("192.0.2.9") }, None);
+            board.remember(now, HopQuery { ifindex: i, ..way("192.0.2.9") }, None);
             assert!(board.kept.len() <= KEPT_MAX);
         }
     }

@@ -14,9 +14,9 @@ mod route;
 mod waits;
 
 pub use client::CmClient;
-pub use hops::{News, NextHops};
+pub use hops::{HopChanges, NextHops};
 
-use crate::host::House;
+use crate::host::Host;
 use burst_base::Nanos;
 use burst_cm::Fold;
 use burst_control::Response;
@@ -24,8 +24,8 @@ use burst_control::cm::{CmEvent, CmId};
 use burst_control::monitor::{CM_PAGE, CmCursor, CmStats};
 use burst_engine::cm::probes::{self, CmProbe};
 use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmPhase, CmTimes};
-use ports::Ports;
-use route::Routes;
+use ports::PortTable;
+use route::RouteTable;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -39,9 +39,9 @@ pub const UNKNOWN_PEER: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// What all programs share.
 #[derive(Debug, Default)]
-pub struct CmHouse {
-    ports: Ports,
-    routes: Routes,
+pub struct CmService {
+    ports: PortTable,
+    routes: RouteTable,
     /// Next hops that ids wait for.
     pub hops: NextHops,
     /// Contexts by their tokens.
@@ -64,7 +64,7 @@ pub struct CmHouse {
 const LOGGED_MAX: u32 = 16;
 const LOGGED_PER: Duration = Duration::from_secs(10);
 
-impl CmHouse {
+impl CmService {
     /// The program learns a number only, so the sentence stands in the log, as long as there are not too many.
     fn log_refusal(&mut self, id: CmId, errno: i32, sentence: &str) {
         let recent = self.logged.filter(|(since, _)| since.elapsed() < LOGGED_PER);
@@ -115,7 +115,7 @@ impl CmHouse {
         self.write_to(&entry.channel(), event);
     }
 
-    /// As [`CmHouse::write`], of a record that was counted before.
+    /// As [`CmService::write`], of a record that was counted before.
     fn write_to(&mut self, channel: &Arc<CmChannel>, event: &CmEvent) {
         if self.events.len() == EVENTS_AT_ONCE || self.events.first().is_some_and(|(c, _)| !Arc::ptr_eq(c, channel)) {
             self.write_events();
@@ -136,7 +136,7 @@ impl CmHouse {
     }
 }
 
-impl House {
+impl Host {
     /// Writes the events and posts the jobs of this pass.
     pub fn post_cm_jobs(&mut self) {
         // Events first: what a worker writes because of a job comes later.

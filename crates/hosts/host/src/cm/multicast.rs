@@ -4,7 +4,7 @@
 //! what a program needs in order to send: the group's GID, and the Q_Key that all ids of the port space share.
 
 use super::client::CmClient;
-use crate::host::House;
+use crate::host::Host;
 use crate::session::refuse;
 use burst_base::verbs::QpType;
 use burst_control::Refusal;
@@ -17,7 +17,7 @@ const DATAGRAM_QKEY: u32 = 0x0123_4567;
 const GROUPS_MAX: usize = 256;
 
 impl CmClient {
-    pub(super) fn join(&mut self, house: &mut House, id: CmId, addr: CmAddr, cookie: u64) -> Result<CmReply, Refusal> {
+    pub(super) fn join(&mut self, host: &mut Host, id: CmId, addr: CmAddr, cookie: u64) -> Result<CmReply, Refusal> {
         let id = self.id(id)?;
         if id.entry.qp_type != QpType::Ud {
             return refuse(libc::EINVAL, "groups are for datagrams: use an id of IBV_QPT_UD");
@@ -32,7 +32,7 @@ impl CmClient {
             return refuse(libc::ENOMEM, format!("an id is in at most {GROUPS_MAX} multicast groups"));
         }
         // The program asked well; whether the port can is told by the event.
-        let (kind, status) = match house.join(device, addr.ip) {
+        let (kind, status) = match host.join(device, addr.ip) {
             Ok(()) => {
                 id.groups.push((device, addr));
                 (CmEventKind::MulticastJoin, 0)
@@ -45,17 +45,17 @@ impl CmClient {
         let route = CmRoute { dst: Some(addr), dgid: gid_of(addr.ip), ..id.route };
         let conn = CmConn { qkey: DATAGRAM_QKEY, ..CmConn::default() };
         let event = CmEvent { status, cookie, route, conn, ..CmEvent::new(kind, id.entry.id) };
-        house.cm.write(&id.entry, &event);
+        host.cm.write(&id.entry, &event);
         Ok(CmReply::Done)
     }
 
-    pub(super) fn leave(&mut self, house: &mut House, id: CmId, addr: CmAddr) -> Result<CmReply, Refusal> {
+    pub(super) fn leave(&mut self, host: &mut Host, id: CmId, addr: CmAddr) -> Result<CmReply, Refusal> {
         let id = self.id(id)?;
         let Some(at) = id.groups.iter().position(|(_, a)| a.ip == addr.ip) else {
             return refuse(libc::EADDRNOTAVAIL, format!("the id has not joined {}", addr.ip));
         };
         let (device, addr) = id.groups.swap_remove(at);
-        house.leave(device, addr.ip);
+        host.leave(device, addr.ip);
         Ok(CmReply::Done)
     }
 }

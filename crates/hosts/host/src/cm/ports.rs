@@ -12,7 +12,7 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
 /// A bound address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Binding {
+pub struct PortBinding {
     /// Port space.
     pub ps: PortSpace,
     /// Address, unspecified for all of its family.
@@ -25,10 +25,10 @@ pub struct Binding {
     pub reuse: bool,
 }
 
-impl Binding {
-    fn overlaps(&self, other: &Binding) -> bool {
+impl PortBinding {
+    fn overlaps(&self, other: &PortBinding) -> bool {
         if self.ip.is_ipv4() != other.ip.is_ipv4() {
-            let both_families = |b: &Binding| b.ip.is_ipv6() && b.ip.is_unspecified() && !b.only_v6;
+            let both_families = |b: &PortBinding| b.ip.is_ipv6() && b.ip.is_unspecified() && !b.only_v6;
             return both_families(self) || both_families(other);
         }
         self.ip == other.ip || self.ip.is_unspecified() || other.ip.is_unspecified()
@@ -37,18 +37,18 @@ impl Binding {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Ports {
-    bound: HashMap<(PortSpace, u16), Vec<Binding>>,
+pub struct PortTable {
+    bound: HashMap<(PortSpace, u16), Vec<PortBinding>>,
     next: u16,
 }
 
-impl Default for Ports {
+impl Default for PortTable {
     fn default() -> Self {
-        Ports { bound: HashMap::new(), next: *EPHEMERAL.start() }
+        PortTable { bound: HashMap::new(), next: *EPHEMERAL.start() }
     }
 }
 
-impl Ports {
+impl PortTable {
     /// A number for somebody who does not care and holds nothing.
     pub fn any(&mut self) -> u16 {
         let port = self.next;
@@ -57,12 +57,12 @@ impl Ports {
     }
 
     /// Takes an address; port 0 takes a free one. Returns what was taken, or `None` when it is in use.
-    pub fn bind(&mut self, wish: Binding) -> Option<Binding> {
+    pub fn bind(&mut self, wish: PortBinding) -> Option<PortBinding> {
         if wish.port != 0 {
             return self.take(wish).then_some(wish);
         }
         for _ in EPHEMERAL {
-            let binding = Binding { port: self.any(), reuse: false, ..wish };
+            let binding = PortBinding { port: self.any(), reuse: false, ..wish };
             if self.take(binding) {
                 // What was given exclusively may be shared later on.
                 return Some(binding);
@@ -71,7 +71,7 @@ impl Ports {
         None
     }
 
-    fn take(&mut self, wish: Binding) -> bool {
+    fn take(&mut self, wish: PortBinding) -> bool {
         let others = self.bound.entry((wish.ps, wish.port)).or_default();
         let free = others.iter().all(|o| !o.overlaps(&wish) || o.reuse && wish.reuse);
         if free {
@@ -81,7 +81,7 @@ impl Ports {
     }
 
     /// Gives an address back.
-    pub fn release(&mut self, binding: &Binding) {
+    pub fn release(&mut self, binding: &PortBinding) {
         if let Some(others) = self.bound.get_mut(&(binding.ps, binding.port)) {
             if let Some(at) = others.iter().position(|o| o == binding) {
                 others.swap_remove(at);
@@ -97,35 +97,35 @@ impl Ports {
 mod tests {
     use super::*;
 
-    fn binding(ip: &str, port: u16) -> Binding {
-        Binding { ps: PortSpace::Tcp, ip: ip.parse().expect("ip"), port, only_v6: false, reuse: false }
+    fn binding(ip: &str, port: u16) -> PortBinding {
+        PortBinding { ps: PortSpace::Tcp, ip: ip.parse().expect("ip"), port, only_v6: false, reuse: false }
     }
 
     #[test]
     fn the_same_address_is_taken_once() {
-        let mut ports = Ports::default();
+        let mut ports = PortTable::default();
         let first = ports.bind(binding("10.0.0.1", 7174)).expect("free");
         assert!(ports.bind(binding("10.0.0.1", 7174)).is_none());
         assert!(ports.bind(binding("0.0.0.0", 7174)).is_none());
         assert!(ports.bind(binding("::", 7174)).is_none(), "both families");
-        assert!(ports.bind(Binding { only_v6: true, ..binding("::", 7174) }).is_some());
+        assert!(ports.bind(PortBinding { only_v6: true, ..binding("::", 7174) }).is_some());
         assert!(ports.bind(binding("10.0.0.2", 7174)).is_some());
-        assert!(ports.bind(Binding { ps: PortSpace::Udp, ..binding("10.0.0.1", 7174) }).is_some());
+        assert!(ports.bind(PortBinding { ps: PortSpace::Udp, ..binding("10.0.0.1", 7174) }).is_some());
         ports.release(&first);
         assert!(ports.bind(binding("10.0.0.1", 7174)).is_some());
     }
 
     #[test]
     fn reuse_needs_both() {
-        let mut ports = Ports::default();
-        let sharing = Binding { reuse: true, ..binding("10.0.0.1", 1) };
+        let mut ports = PortTable::default();
+        let sharing = PortBinding { reuse: true, ..binding("10.0.0.1", 1) };
         assert!(ports.bind(sharing).is_some() && ports.bind(sharing).is_some());
         assert!(ports.bind(binding("10.0.0.1", 1)).is_none());
     }
 
     #[test]
     fn free_numbers_end() {
-        let mut ports = Ports::default();
+        let mut ports = PortTable::default();
         let mut taken = std::collections::HashSet::new();
         while let Some(b) = ports.bind(binding("0.0.0.0", 0)) {
             assert!(taken.insert(b.port));

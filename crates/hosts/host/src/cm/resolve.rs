@@ -2,13 +2,13 @@
 //! to be there (`hops.rs`); until then its id waits.
 
 use super::UNKNOWN_PEER;
-use super::client::{CmClient, Id, Stage};
-use super::hops::{Awaited, News};
-use super::ports::Binding;
-use super::route::Routes;
-use super::waits::{Resolving, Wait};
-use crate::device::Device;
-use crate::host::House;
+use super::client::{CmClient, CmIdStage, HostCmId};
+use super::hops::{HopChanges, PendingHop};
+use super::ports::PortBinding;
+use super::route::RouteTable;
+use super::waits::{AddrResolution, HopWait};
+use crate::device::HostDevice;
+use crate::host::Host;
 use crate::session::refuse;
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmId, CmReply, CmRoute};
@@ -24,7 +24,7 @@ pub(super) const ACK_TIMEOUT: u8 = 16;
 
 /// Where an address leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Destination {
     pub device: usize,
     pub index: usize,
     /// Source on the wire.
@@ -32,14 +32,14 @@ pub(super) struct Found {
     /// Destination on the wire.
     pub dst: IpAddr,
     /// Who finds the next hop.
-    pub via: Via,
+    pub via: ResolveMethod,
 }
 
 /// Who finds a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Via {
+pub(super) enum ResolveMethod {
     /// There is none: to this host itself, or to a multicast group.
-    Here,
+    Local,
     /// The kernel.
     Kernel,
     /// The port, which owns its interface.
@@ -47,7 +47,7 @@ pub(super) enum Via {
 }
 
 /// The device and GID index that have an address.
-fn owner_of(devices: &[Device], ip: IpAddr, scope: u32) -> Option<(usize, usize)> {
+fn owner_of(devices: &[HostDevice], ip: IpAddr, scope: u32) -> Option<(usize, usize)> {
     devices.iter().enumerate().find_map(|(n, d)| {
         let fits = |a: &burst_port::PortAddr| a.ip == ip && (scope == 0 || a.ifindex == scope);
         d.caps.addrs.iter().position(fits).map(|i| (n, i))
@@ -55,7 +55,7 @@ fn owner_of(devices: &[Device], ip: IpAddr, scope: u32) -> Option<(usize, usize)
 }
 
 /// The address of a port that finds the way itself and has one to `ip`: on its network, or by its gateway.
-fn reached(devices: &[Device], ip: IpAddr, by_gateway: bool) -> Option<(usize, usize)> {
+fn reached(devices: &[HostDevice], ip: IpAddr, by_gateway: bool) -> Option<(usize, usize)> {
     devices.iter().enumerate().find_map(|(n, d)| {
         let fits = |a: &burst_port::PortAddr| {
             a.reach.is_some_and(|r| r.prefix.contains(ip) || by_gateway && r.gateway && a.ip.is_ipv4() == ip.is_ipv4())
@@ -65,9 +65,9 @@ fn reached(devices: &[Device], ip: IpAddr, by_gateway: bool) -> Option<(usize, u
 }
 
 /// The first address of a family, for loopback.
-fn first_of(devices: &[Device], v4: bool) -> Option<(usize, usize)> {
-    let up = |d: &&(usize, &Device)| d.1.caps.up;
-    let all: Vec<(usize, &Device)> = devices.iter().enumerate().collect();
+fn first_of(devices: &[HostDevice], v4: bool) -> Option<(usize, usize)> {
+    let up = |d: &&(usize, &HostDevice)| d.1.caps.up;
+    let all: Vec<(usize, &HostDevice)> = devices.iter().enumerate().collect();
     let ordered = all.iter().filter(up).chain(all.iter().filter(|d| !up(d)));
     ordered.filter_map(|(n, d)| d.caps.addrs.iter().position(|a| a.ip.is_ipv4() == v4).map(|i| (*n, i))).next()
 }
@@ -78,18 +78,18 @@ fn no_device<T>(what: &str, ip: IpAddr) -> Result<T, Refusal> {
 
 /// Finds device, source and destination. `src` may be unspecified.
 pub(super) fn find(
-    devices: &[Device],
-    routes: &mut Routes,
+    devices: &[HostDevice],
+    routes: &mut RouteTable,
     src: Option<CmAddr>,
     dst: CmAddr,
-) -> Result<Found, Refusal> {
+) -> Result<Destination, Refusal> {
     let chosen = src.filter(|s| !s.ip.is_unspecified());
     if chosen.is_some_and(|s| s.ip.is_ipv4() != dst.ip.is_ipv4()) {
         return refuse(libc::EINVAL, "source and destination are of different families");
     }
-    let at = |(device, index): (usize, usize), dst: Option<IpAddr>, via: Via| {
+    let at = |(device, index): (usize, usize), dst: Option<IpAddr>, via: ResolveMethod| {
         let src = devices[device].caps.addrs[index].ip;
-        Found { device, index, src, dst: dst.unwrap_or(src), via }
+        Destination { device, index, src, dst: dst.unwrap_or(src), via }
     };
     let bound = match chosen.filter(|s| !s.ip.is_loopback()) {
         Some(s) => Some(owner_of(devices, s.ip, s.scope).map_or_else(|| no_device("the source", s.ip), Ok)?),
@@ -98,32 +98,32 @@ pub(super) fn find(
     // To oneself: by the device that has the address, or any device for 127.0.0.1, ::1 and the unspecified addresses.
     if dst.ip.is_loopback() || dst.ip.is_unspecified() {
         let first = || first_of(devices, dst.ip.is_ipv4()).map_or_else(|| no_device("the destination", dst.ip), Ok);
-        return Ok(at(bound.map_or_else(first, Ok)?, None, Via::Here));
+        return Ok(at(bound.map_or_else(first, Ok)?, None, ResolveMethod::Local));
     }
     if let Some(own) = owner_of(devices, dst.ip, dst.scope) {
-        return Ok(at(bound.unwrap_or(own), Some(dst.ip), Via::Here));
+        return Ok(at(bound.unwrap_or(own), Some(dst.ip), ResolveMethod::Local));
     }
     // A group is on the device that the program chose; no route is needed then, nor with a single device.
     if dst.ip.is_multicast()
         && let Some(device) = bound.or_else(|| first_of(devices, dst.ip.is_ipv4()).filter(|_| devices.len() == 1))
     {
-        return Ok(at(device, Some(dst.ip), Via::Here));
+        return Ok(at(device, Some(dst.ip), ResolveMethod::Local));
     }
     // Of networks that a port serves without the kernel, the kernel's routes know nothing.
     let owned = bound.filter(|(device, index)| devices[*device].caps.addrs[*index].reach.is_some());
     if let Some(found) = owned.or_else(|| bound.is_none().then(|| reached(devices, dst.ip, false)).flatten()) {
-        return Ok(at(found, Some(dst.ip), Via::Port));
+        return Ok(at(found, Some(dst.ip), ResolveMethod::Port));
     }
     let gateway = || bound.is_none().then(|| reached(devices, dst.ip, true)).flatten();
     let way = match (routes.ask(dst.ip, chosen.map(|s| s.ip), dst.scope), gateway()) {
         (Ok(way), _) => way,
-        (Err(_), Some(found)) => return Ok(at(found, Some(dst.ip), Via::Port)),
+        (Err(_), Some(found)) => return Ok(at(found, Some(dst.ip), ResolveMethod::Port)),
         (Err(errno), None) => {
             let error = std::io::Error::from_raw_os_error(errno);
             return refuse(errno, format!("there is no route to {}: {error}", dst.ip));
         }
     };
-    let via = if dst.ip.is_multicast() { Via::Here } else { Via::Kernel };
+    let via = if dst.ip.is_multicast() { ResolveMethod::Local } else { ResolveMethod::Kernel };
     if let Some(bound) = bound {
         return Ok(at(bound, Some(dst.ip), via));
     }
@@ -134,7 +134,7 @@ pub(super) fn find(
     };
     match (by_source.or_else(by_interface), gateway()) {
         (Some(found), _) => Ok(at(found, Some(dst.ip), via)),
-        (None, Some(found)) => Ok(at(found, Some(dst.ip), Via::Port)),
+        (None, Some(found)) => Ok(at(found, Some(dst.ip), ResolveMethod::Port)),
         (None, None) => no_device("the way to", dst.ip),
     }
 }
@@ -144,9 +144,9 @@ fn s_is_link_local(ip: IpAddr) -> bool {
 }
 
 impl CmClient {
-    pub(super) fn bind(&mut self, house: &mut House, id: CmId, addr: CmAddr) -> Result<CmReply, Refusal> {
+    pub(super) fn bind(&mut self, host: &mut Host, id: CmId, addr: CmAddr) -> Result<CmReply, Refusal> {
         let found = self.id(id)?;
-        if found.stage != Stage::Idle || found.binding.is_some() {
+        if found.stage != CmIdStage::Idle || found.binding.is_some() {
             return refuse(libc::EINVAL, "the id is bound already");
         }
         let device = match addr.ip {
@@ -154,96 +154,96 @@ impl CmClient {
             // As with the kernel, a loopback address is not a device's: libfabric asks by such a bind whether it must look
             // for the devices' own addresses.
             ip if ip.is_loopback() => {
-                first_of(&house.devices, ip.is_ipv4()).map_or_else(|| no_device("the address", ip), Ok)?;
+                first_of(&host.devices, ip.is_ipv4()).map_or_else(|| no_device("the address", ip), Ok)?;
                 None
             }
-            ip => Some(owner_of(&house.devices, ip, addr.scope).map_or_else(|| no_device("the address", ip), Ok)?),
+            ip => Some(owner_of(&host.devices, ip, addr.scope).map_or_else(|| no_device("the address", ip), Ok)?),
         };
-        let wish = Binding {
+        let wish = PortBinding {
             ps: found.entry.ps,
             ip: addr.ip,
             port: addr.port,
             only_v6: found.options.only_v6,
             reuse: found.options.reuse,
         };
-        let Some(binding) = house.cm.ports.bind(wish) else {
+        let Some(binding) = host.cm.ports.bind(wish) else {
             return refuse(libc::EADDRINUSE, format!("port {} of {} is in use", addr.port, addr.ip));
         };
         found.binding = Some(binding);
         found.route.src = Some(CmAddr { port: binding.port, ..addr });
         if let Some((device, index)) = device {
-            set_device(&mut found.route, &house.devices[device], index);
+            set_device(&mut found.route, &host.devices[device], index);
         }
         Ok(CmReply::Route(found.route))
     }
 
     pub(super) fn resolve_addr(
         &mut self,
-        house: &mut House,
+        host: &mut Host,
         id: CmId,
         (src, dst): (Option<CmAddr>, CmAddr),
         timeout_ms: u32,
     ) -> Result<CmReply, Refusal> {
         let begun = Instant::now();
         let found = self.id(id)?;
-        if !matches!(found.stage, Stage::Idle | Stage::Addressed) {
+        if !matches!(found.stage, CmIdStage::Idle | CmIdStage::Addressed) {
             return refuse(libc::EINVAL, "the id is being resolved, is connected or listens");
         }
         // A source that names a port is bound, as the kernel has it.
-        if let Some(src) = src.filter(|s| s.port != 0 && found.stage == Stage::Idle && found.binding.is_none()) {
-            self.bind(house, id, src)?;
+        if let Some(src) = src.filter(|s| s.port != 0 && found.stage == CmIdStage::Idle && found.binding.is_none()) {
+            self.bind(host, id, src)?;
         }
         let found = self.id(id)?;
         let bound = found.route.src.filter(|_| found.binding.is_some());
-        let what = Resolving::new((bound.or(src), dst), timeout_ms, begun, found.stage);
-        self.resolve(house, id, begun, what)?;
+        let what = AddrResolution::new((bound.or(src), dst), timeout_ms, begun, found.stage);
+        self.resolve(host, id, begun, what)?;
         Ok(CmReply::Route(self.id(id)?.route))
     }
 
     /// Resolves, or waits for the next hop.
-    fn resolve(&mut self, house: &mut House, id: CmId, now: Instant, what: Resolving) -> Result<(), Refusal> {
-        let found = match find(&house.devices, &mut house.cm.routes, what.src, what.dst) {
+    fn resolve(&mut self, host: &mut Host, id: CmId, now: Instant, what: AddrResolution) -> Result<(), Refusal> {
+        let found = match find(&host.devices, &mut host.cm.routes, what.src, what.dst) {
             Ok(found) => found,
             // The program asked well; the answer is an event.
-            Err(refusal) => return self.unresolved(house, id, &what, &refusal),
+            Err(refusal) => return self.unresolved(host, id, &what, &refusal),
         };
-        if let Some(awaited) = house.missing_hop(now, &found) {
-            return self.wait(house, id, now, Wait { awaited, what, device: found.device });
+        if let Some(hop) = host.missing_hop(now, &found) {
+            return self.wait(host, id, now, HopWait { hop, what, device: found.device });
         }
         let id = self.id(id)?;
-        address_id(house, id, what.src, what.dst, &found);
+        address_id(host, id, what.src, what.dst, &found);
         let event = CmEvent { route: id.route, ..CmEvent::new(CmEventKind::AddrResolved, id.entry.id) };
-        house.cm.write(&id.entry, &event);
-        note_time(house, id, CmProbe::AddrResolved, &what);
+        host.cm.write(&id.entry, &event);
+        note_time(host, id, CmProbe::AddrResolved, &what);
         Ok(())
     }
 
     /// The address was not resolved: says so, and why.
-    fn unresolved(&mut self, house: &mut House, id: CmId, what: &Resolving, why: &Refusal) -> Result<(), Refusal> {
+    fn unresolved(&mut self, host: &mut Host, id: CmId, what: &AddrResolution, why: &Refusal) -> Result<(), Refusal> {
         let id = self.id(id)?;
-        house.cm.log_refusal(id.entry.id, why.errno, &why.sentence);
+        host.cm.log_refusal(id.entry.id, why.errno, &why.sentence);
         let route = CmRoute { dst: Some(what.dst), ..id.route };
         let event = CmEvent::new(CmEventKind::AddrError, id.entry.id);
-        house.cm.write(&id.entry, &CmEvent { status: -why.errno, route, ..event }.with_sentence(&why.sentence));
-        note_time(house, id, CmProbe::Failed, what);
+        host.cm.write(&id.entry, &CmEvent { status: -why.errno, route, ..event }.with_sentence(&why.sentence));
+        note_time(host, id, CmProbe::Failed, what);
         Ok(())
     }
 
-    fn wait(&mut self, house: &mut House, id: CmId, now: Instant, wait: Wait) -> Result<(), Refusal> {
+    fn wait(&mut self, host: &mut Host, id: CmId, now: Instant, wait: HopWait) -> Result<(), Refusal> {
         let found = self.id(id)?;
-        (found.stage, found.wait) = (Stage::Resolving, Some(Box::new(wait)));
+        (found.stage, found.wait) = (CmIdStage::AddrResolution, Some(Box::new(wait)));
         self.waits.insert(id, &wait);
-        house.cm.hops.join(now, wait.awaited);
+        host.cm.hops.join(now, wait.hop);
         Ok(())
     }
 
     /// Ends the wait of an id.
-    fn unwait(&mut self, house: &mut House, id: CmId) -> Option<Wait> {
+    fn unwait(&mut self, host: &mut Host, id: CmId) -> Option<HopWait> {
         let found = self.ids.get_mut(&id)?;
         let wait = *found.wait.take()?;
         found.stage = wait.what.before;
         self.waits.remove(id, &wait);
-        house.cm.hops.leave(&wait.awaited);
+        host.cm.hops.leave(&wait.hop);
         Some(wait)
     }
 
@@ -253,61 +253,61 @@ impl CmClient {
     }
 
     /// Goes on with ids whose next hop has answered, and ends those that wait in vain.
-    pub fn resolve_on(&mut self, house: &mut House, now: Instant, news: &News) {
+    pub fn resolve_on(&mut self, host: &mut Host, now: Instant, news: &HopChanges) {
         let mut again = if news.all { self.waits.all() } else { Vec::new() };
         let mut failed = Vec::new();
-        for (awaited, answered) in &news.hops {
-            if *answered { &mut again } else { &mut failed }.extend(self.waits.of(*awaited));
+        for (hop, answered) in &news.hops {
+            if *answered { &mut again } else { &mut failed }.extend(self.waits.of(*hop));
         }
         for id in failed {
-            self.give_up(house, id, libc::EHOSTUNREACH);
+            self.give_up(host, id, libc::EHOSTUNREACH);
         }
         for id in again {
-            let Some(wait) = self.unwait(house, id) else { continue };
+            let Some(wait) = self.unwait(host, id) else { continue };
             // The id is there: it waited until now.
-            let _ = self.resolve(house, id, now, wait.what);
+            let _ = self.resolve(host, id, now, wait.what);
         }
         for id in self.waits.expired(now) {
-            self.give_up(house, id, libc::ETIMEDOUT);
+            self.give_up(host, id, libc::ETIMEDOUT);
         }
     }
 
-    fn give_up(&mut self, house: &mut House, id: CmId, errno: i32) {
-        let Some(wait) = self.unwait(house, id) else { return };
-        house.cm.hops.count_unanswered(wait.device);
-        let sentence = no_answer(&house.devices[wait.device], &wait, errno);
+    fn give_up(&mut self, host: &mut Host, id: CmId, errno: i32) {
+        let Some(wait) = self.unwait(host, id) else { return };
+        host.cm.hops.count_unanswered(wait.device);
+        let sentence = no_answer(&host.devices[wait.device], &wait, errno);
         // The id is there: it waited until now.
-        let _ = self.unresolved(house, id, &wait.what, &Refusal { errno, sentence });
+        let _ = self.unresolved(host, id, &wait.what, &Refusal { errno, sentence });
     }
 
-    pub(super) fn resolve_route(&mut self, house: &mut House, id: CmId) -> Result<CmReply, Refusal> {
+    pub(super) fn resolve_route(&mut self, host: &mut Host, id: CmId) -> Result<CmReply, Refusal> {
         let begun = Instant::now();
         let id = self.id(id)?;
-        if id.stage != Stage::Addressed {
+        if id.stage != CmIdStage::Addressed {
             return refuse(libc::EINVAL, "resolve the address first");
         }
         let event = CmEvent { route: id.route, ..CmEvent::new(CmEventKind::RouteResolved, id.entry.id) };
-        house.cm.write(&id.entry, &event);
+        host.cm.write(&id.entry, &event);
         let peer = id.route.dst.map_or(UNKNOWN_PEER, |dst| dst.ip);
-        let took = house.cm.took(CmPhase::Route, CmProbe::RouteResolved, (id.entry.id, 0), peer, begun);
+        let took = host.cm.took(CmPhase::Route, CmProbe::RouteResolved, (id.entry.id, 0), peer, begun);
         id.entry.route_ns.store(took, Ordering::Relaxed);
         Ok(CmReply::Route(id.route))
     }
 }
 
 /// What resolving an address took: the wait for the next hop included.
-fn note_time(house: &House, id: &Id, probe: CmProbe, what: &Resolving) {
-    let took = house.cm.took(CmPhase::Address, probe, (id.entry.id, 0), what.dst.ip, what.begun);
+fn note_time(host: &Host, id: &HostCmId, probe: CmProbe, what: &AddrResolution) {
+    let took = host.cm.took(CmPhase::Address, probe, (id.entry.id, 0), what.dst.ip, what.begun);
     id.entry.address_ns.store(took, Ordering::Relaxed);
 }
 
 /// Why an id does not wait any more.
-fn no_answer(device: &Device, wait: &Wait, errno: i32) -> String {
+fn no_answer(device: &HostDevice, wait: &HopWait, errno: i32) -> String {
     let dst = wait.what.dst.ip;
-    let (hop, place) = match wait.awaited {
-        Awaited::Kernels(hop) => (hop.ip, device.caps.ifname.as_str()),
+    let (hop, place) = match wait.hop {
+        PendingHop::Kernel(hop) => (hop.ip, device.caps.ifname.as_str()),
         // The port knows which gateway it takes.
-        Awaited::Ports(_, dst) => (dst, device.caps.name.as_str()),
+        PendingHop::Port(_, dst) => (dst, device.caps.name.as_str()),
     };
     let how = if hop.is_ipv4() { "ARP" } else { "neighbour discovery" };
     let mut sentence = format!("no answer from next hop {hop} on {place} ({how})");
@@ -323,7 +323,7 @@ fn no_answer(device: &Device, wait: &Wait, errno: i32) -> String {
 }
 
 /// Device, GIDs and MTU of a route.
-fn set_device(route: &mut CmRoute, device: &Device, index: usize) {
+fn set_device(route: &mut CmRoute, device: &HostDevice, index: usize) {
     route.device = Some(device.index);
     route.sgid = gid_of(device.caps.addrs[index].ip);
     route.sgid_index = index as u8;
@@ -331,16 +331,16 @@ fn set_device(route: &mut CmRoute, device: &Device, index: usize) {
 }
 
 /// What an id knows after its address was resolved.
-fn address_id(house: &mut House, id: &mut Id, src: Option<CmAddr>, dst: CmAddr, found: &Found) {
-    id.stage = Stage::Addressed;
-    set_device(&mut id.route, &house.devices[found.device], found.index);
+fn address_id(host: &mut Host, id: &mut HostCmId, src: Option<CmAddr>, dst: CmAddr, found: &Destination) {
+    id.stage = CmIdStage::Addressed;
+    set_device(&mut id.route, &host.devices[found.device], found.index);
     let scope = |ip: IpAddr| if s_is_link_local(ip) { dst.scope } else { 0 };
     // Programs see loopback addresses where they used them.
     let seen = |ip: IpAddr, wire: IpAddr| if ip.is_unspecified() { wire } else { ip };
     let own = src.map_or(found.src, |s| seen(s.ip, found.src));
     let own = if dst.ip.is_loopback() && src.is_none_or(|s| s.ip.is_unspecified()) { dst.ip } else { own };
     let port = src.map(|s| s.port).filter(|p| *p != 0);
-    let port = port.unwrap_or_else(|| house.cm.ports.any());
+    let port = port.unwrap_or_else(|| host.cm.ports.any());
     id.route.src = Some(CmAddr { ip: own, port, scope: scope(own) });
     id.route.dst = Some(CmAddr { ip: seen(dst.ip, found.dst), ..dst });
     id.route.dgid = gid_of(found.dst);
@@ -352,7 +352,7 @@ mod tests {
     use super::*;
     use burst_port::{PortAddr, PortCaps};
 
-    fn device(index: u32, ips: &[&str]) -> Device {
+    fn device(index: u32, ips: &[&str]) -> HostDevice {
         let addr =
             |ip: &&str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 100 + index, ifname: "x".into(), reach: None };
         let caps = PortCaps {
@@ -364,7 +364,7 @@ mod tests {
             ifname: "x".into(),
             mac: [0; 6],
         };
-        Device::new(index, caps)
+        HostDevice::new(index, caps)
     }
 
     fn addr(ip: &str) -> CmAddr {
@@ -374,17 +374,17 @@ mod tests {
     #[test]
     fn loopback_and_own_addresses_are_on_their_device() {
         let devices = [device(0, &["192.0.2.1", "2001:db8::1"]), device(1, &["198.51.100.1"])];
-        let mut routes = Routes::default();
+        let mut routes = RouteTable::default();
         let mut go = |src: Option<&str>, dst: &str| find(&devices, &mut routes, src.map(addr), addr(dst));
         let found = go(None, "127.0.0.1").expect("found");
         assert_eq!((found.device, found.src, found.dst), (0, addr("192.0.2.1").ip, addr("192.0.2.1").ip));
         let found = go(None, "::1").expect("found");
         assert_eq!((found.device, found.index, found.dst), (0, 1, addr("2001:db8::1").ip));
         let found = go(None, "198.51.100.1").expect("found");
-        assert_eq!((found.device, found.src, found.via), (1, addr("198.51.100.1").ip, Via::Here));
+        assert_eq!((found.device, found.src, found.via), (1, addr("198.51.100.1").ip, ResolveMethod::Local));
         let found = go(Some("192.0.2.1"), "198.51.100.1").expect("found");
         assert_eq!((found.device, found.dst), (0, addr("198.51.100.1").ip));
-        assert_eq!(go(Some("192.0.2.1"), "239.1.2.3").expect("a group").via, Via::Here);
+        assert_eq!(go(Some("192.0.2.1"), "239.1.2.3").expect("a group").via, ResolveMethod::Local);
         assert_eq!(go(Some("192.0.2.9"), "198.51.100.1").expect_err("not ours").errno, libc::ENODEV);
         assert_eq!(go(Some("192.0.2.1"), "2001:db8::1").expect_err("families").errno, libc::EINVAL);
     }
@@ -395,21 +395,21 @@ mod tests {
         let prefix = "10.77.0.1/24".parse().expect("a prefix");
         owner.caps.addrs[0].reach = Some(burst_port::Reach { prefix, gateway: true });
         let devices = [device(0, &["192.0.2.1"]), owner];
-        let mut routes = Routes::default();
+        let mut routes = RouteTable::default();
         let mut go = |src: Option<&str>, dst: &str| find(&devices, &mut routes, src.map(addr), addr(dst));
         let found = go(None, "10.77.0.9").expect("on the network");
         assert_eq!((found.device, found.src, found.dst), (1, addr("10.77.0.1").ip, addr("10.77.0.9").ip));
         let found = go(Some("10.77.0.1"), "203.0.113.7").expect("bound to the port");
-        assert_eq!((found.device, found.dst, found.via), (1, addr("203.0.113.7").ip, Via::Port));
+        assert_eq!((found.device, found.dst, found.via), (1, addr("203.0.113.7").ip, ResolveMethod::Port));
         assert_eq!(go(None, "203.0.113.7").expect("by the gateway").device, 1);
     }
 
     #[test]
     fn the_sentence_names_the_hop_the_link_and_the_time() {
         let (device, begun) = (device(0, &["192.0.2.1"]), Instant::now());
-        let what = Resolving::new((None, addr("203.0.113.7")), 1500, begun, Stage::Idle);
-        let kernels = |ip: &str| Awaited::Kernels(burst_netif::hops::Hop { ifindex: 100, ip: addr(ip).ip });
-        let say = |awaited, errno| no_answer(&device, &Wait { awaited, what, device: 0 }, errno);
+        let what = AddrResolution::new((None, addr("203.0.113.7")), 1500, begun, CmIdStage::Idle);
+        let kernels = |ip: &str| PendingHop::Kernel(burst_netif::hops::Hop { ifindex: 100, ip: addr(ip).ip });
+        let say = |hop, errno| no_answer(&device, &HopWait { hop, what, device: 0 }, errno);
         assert_eq!(say(kernels("203.0.113.7"), libc::EHOSTUNREACH), "no answer from next hop 203.0.113.7 on x (ARP)");
         assert_eq!(
             say(kernels("fe80::1"), libc::ETIMEDOUT),

@@ -27,7 +27,7 @@ const HEADERS: usize = 16 + 12;
 
 /// What the kernel says of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct Route {
     /// Interface that packets leave by.
     pub oif: u32,
     /// Source address they get.
@@ -35,22 +35,22 @@ pub struct Way {
 }
 
 /// A question: destination, source if bound, interface if the address needs one.
-type Question = (IpAddr, Option<IpAddr>, u32);
+type RouteQuery = (IpAddr, Option<IpAddr>, u32);
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Routes {
+pub struct RouteTable {
     socket: Option<OwnedFd>,
     sequence: u32,
-    kept: HashMap<Question, (Instant, Result<Way, i32>), Fold>,
+    kept: HashMap<RouteQuery, (Instant, Result<Route, i32>), Fold>,
 }
 
-impl Routes {
-    /// The way to `dst`.
+impl RouteTable {
+    /// The route to `dst`.
     ///
     /// # Errors
     /// The errno of the kernel: ENETUNREACH, EHOSTUNREACH, …
-    pub fn ask(&mut self, dst: IpAddr, src: Option<IpAddr>, scope: u32) -> Result<Way, i32> {
+    pub fn ask(&mut self, dst: IpAddr, src: Option<IpAddr>, scope: u32) -> Result<Route, i32> {
         let now = Instant::now();
         let question = (dst, src, scope);
         if let Some((asked, answer)) = self.kept.get(&question)
@@ -66,7 +66,7 @@ impl Routes {
         answer
     }
 
-    fn ask_kernel(&mut self, question: Question) -> Result<Way, i32> {
+    fn ask_kernel(&mut self, question: RouteQuery) -> Result<Route, i32> {
         let raw = |e: rustix::io::Errno| e.raw_os_error();
         if self.socket.is_none() {
             let made = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None);
@@ -100,7 +100,7 @@ fn bytes_of(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-fn request((dst, src, scope): Question, sequence: u32) -> Vec<u8> {
+fn request((dst, src, scope): RouteQuery, sequence: u32) -> Vec<u8> {
     let family = if dst.is_ipv4() { AF_INET } else { AF_INET6 };
     let bits = |ip: IpAddr| if ip.is_ipv4() { 32 } else { 128 };
     let mut message = vec![0; 16];
@@ -129,7 +129,7 @@ fn half(b: &[u8], at: usize) -> Option<u16> {
 }
 
 /// The answer in a datagram, unless it is to an older question.
-fn parse(bytes: &[u8], sequence: u32) -> Option<Result<Way, i32>> {
+fn parse(bytes: &[u8], sequence: u32) -> Option<Result<Route, i32>> {
     if word(bytes, 8)? != sequence {
         return None;
     }
@@ -137,18 +137,18 @@ fn parse(bytes: &[u8], sequence: u32) -> Option<Result<Way, i32>> {
         let error = word(bytes, 16)? as i32;
         return Some(Err(if error < 0 { -error } else { libc::EPROTO }));
     }
-    let mut way = Way { oif: 0, src: None };
+    let mut route = Route { oif: 0, src: None };
     let mut rest = bytes.get(HEADERS..)?;
     while let (Some(len), Some(kind)) = (half(rest, 0), half(rest, 2)) {
         let Some(value) = rest.get(4..usize::from(len)) else { break };
         match kind {
-            RTA_OIF => way.oif = word(value, 0).unwrap_or(0),
-            RTA_PREFSRC => way.src = ip_of(value),
+            RTA_OIF => route.oif = word(value, 0).unwrap_or(0),
+            RTA_PREFSRC => route.src = ip_of(value),
             _ => {}
         }
         rest = rest.get(usize::from(len).next_multiple_of(4)..).unwrap_or(&[]);
     }
-    Some(Ok(way))
+    Some(Ok(route))
 }
 
 fn ip_of(value: &[u8]) -> Option<IpAddr> {
@@ -164,11 +164,11 @@ mod tests {
 
     #[test]
     fn loopback_has_a_way_and_the_answer_is_kept() {
-        let mut routes = Routes::default();
+        let mut routes = RouteTable::default();
         let dst: IpAddr = "127.0.0.1".parse().expect("ip");
-        let way = routes.ask(dst, None, 0).expect("a way to itself");
-        assert_eq!((way.oif, way.src), (1, Some(dst)));
-        assert_eq!(routes.ask(dst, None, 0), Ok(way));
+        let route = routes.ask(dst, None, 0).expect("a route to itself");
+        assert_eq!((route.oif, route.src), (1, Some(dst)));
+        assert_eq!(routes.ask(dst, None, 0), Ok(route));
         assert_eq!(routes.sequence, 1);
     }
 

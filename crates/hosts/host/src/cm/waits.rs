@@ -1,7 +1,7 @@
 //! Ids of one program that wait for a next hop, found by whom they wait for and by when they give up.
 
-use super::client::Stage;
-use super::hops::Awaited;
+use super::client::CmIdStage;
+use super::hops::PendingHop;
 use burst_control::cm::{CmAddr, CmId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,53 +11,58 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// An address that is being resolved.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Resolving {
+pub(super) struct AddrResolution {
     /// Source, if the program or an earlier bind named one.
     pub src: Option<CmAddr>,
     pub dst: CmAddr,
     pub begun: Instant,
     pub deadline: Instant,
     /// How far the id was before.
-    pub before: Stage,
+    pub before: CmIdStage,
 }
 
-impl Resolving {
+impl AddrResolution {
     /// From `src` to `dst`, as long as the program's timeout allows.
-    pub fn new((src, dst): (Option<CmAddr>, CmAddr), timeout_ms: u32, begun: Instant, before: Stage) -> Resolving {
+    pub fn new(
+        (src, dst): (Option<CmAddr>, CmAddr),
+        timeout_ms: u32,
+        begun: Instant,
+        before: CmIdStage,
+    ) -> AddrResolution {
         let patience = Duration::from_millis(timeout_ms.into()).min(WAIT_MAX);
-        Resolving { src, dst, begun, deadline: begun + patience, before }
+        AddrResolution { src, dst, begun, deadline: begun + patience, before }
     }
 }
 
 /// What an id waits for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wait {
-    pub awaited: Awaited,
-    pub what: Resolving,
+pub(super) struct HopWait {
+    pub hop: PendingHop,
+    pub what: AddrResolution,
     pub device: usize,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
-    by_hop: BTreeSet<(Awaited, CmId)>,
+pub(super) struct HopWaits {
+    by_hop: BTreeSet<(PendingHop, CmId)>,
     by_time: BTreeSet<(Instant, CmId)>,
 }
 
-impl Waits {
-    pub fn insert(&mut self, id: CmId, wait: &Wait) {
-        self.by_hop.insert((wait.awaited, id));
+impl HopWaits {
+    pub fn insert(&mut self, id: CmId, wait: &HopWait) {
+        self.by_hop.insert((wait.hop, id));
         self.by_time.insert((wait.what.deadline, id));
     }
 
-    pub fn remove(&mut self, id: CmId, wait: &Wait) {
-        self.by_hop.remove(&(wait.awaited, id));
+    pub fn remove(&mut self, id: CmId, wait: &HopWait) {
+        self.by_hop.remove(&(wait.hop, id));
         self.by_time.remove(&(wait.what.deadline, id));
     }
 
     /// Who waits for it.
-    pub fn of(&self, awaited: Awaited) -> Vec<CmId> {
-        self.by_hop.range((awaited, CmId::MIN)..=(awaited, CmId::MAX)).map(|(_, id)| *id).collect()
+    pub fn of(&self, hop: PendingHop) -> Vec<CmId> {
+        self.by_hop.range((hop, CmId::MIN)..=(hop, CmId::MAX)).map(|(_, id)| *id).collect()
     }
 
     /// Everybody.
@@ -80,19 +85,19 @@ impl Waits {
 mod tests {
     use super::*;
 
-    fn wait(device: u32, timeout_ms: u32, begun: Instant) -> Wait {
+    fn wait(device: u32, timeout_ms: u32, begun: Instant) -> HopWait {
         let dst = CmAddr { ip: "192.0.2.9".parse().expect("ip"), port: 1, scope: 0 };
-        let what = Resolving::new((None, dst), timeout_ms, begun, Stage::Idle);
-        Wait { awaited: Awaited::Ports(device, dst.ip), what, device: 0 }
+        let what = AddrResolution::new((None, dst), timeout_ms, begun, CmIdStage::Idle);
+        HopWait { hop: PendingHop::Port(device, dst.ip), what, device: 0 }
     }
 
     #[test]
     fn ids_are_found_by_hop_and_by_time_and_leave_nothing() {
-        let (mut waits, now) = (Waits::default(), Instant::now());
+        let (mut waits, now) = (HopWaits::default(), Instant::now());
         let each = [(1, wait(1, 500, now)), (2, wait(2, 100, now)), (3, wait(1, 100, now)), (4, wait(1, 0, now))];
         each.iter().for_each(|(id, wait)| waits.insert(*id, wait));
-        assert_eq!(waits.of(each[0].1.awaited), [1, 3, 4]);
-        assert_eq!(waits.of(each[1].1.awaited), [2]);
+        assert_eq!(waits.of(each[0].1.hop), [1, 3, 4]);
+        assert_eq!(waits.of(each[1].1.hop), [2]);
         assert_eq!((waits.expired(now), waits.next()), (vec![4], Some(now)));
         assert_eq!(waits.expired(now + Duration::from_millis(100)), [4, 2, 3]);
         waits.remove(4, &each[3].1);

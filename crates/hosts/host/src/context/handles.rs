@@ -1,25 +1,25 @@
 //! A table from handles to objects.
 
-use crate::id_allocator::Numbers;
+use crate::id_allocator::IdAllocator;
 use std::collections::BTreeMap;
 
 /// Objects of one kind in one context.
 #[derive(Debug)]
-pub struct Handles<T> {
-    numbers: Numbers,
+pub struct HandleTable<T> {
+    numbers: IdAllocator,
     objects: BTreeMap<u32, T>,
 }
 
-impl<T> Default for Handles<T> {
+impl<T> Default for HandleTable<T> {
     fn default() -> Self {
-        Handles { numbers: Numbers::new(u32::MAX), objects: BTreeMap::new() }
+        HandleTable { numbers: IdAllocator::new(u32::MAX), objects: BTreeMap::new() }
     }
 }
 
-impl<T> Handles<T> {
+impl<T> HandleTable<T> {
     /// Adds an object; its handle is the smallest free one.
     pub fn insert(&mut self, object: T) -> u32 {
-        // The limit is never reached: every kind of object is limited by the house.
+        // The limit is never reached: every kind of object is limited by the host.
         let handle = self.numbers.take().unwrap_or(u32::MAX);
         self.objects.insert(handle, object);
         handle

@@ -1,8 +1,8 @@
 //! Memory regions and windows: what the client says is checked, mapped, and put into every worker's table.
 
-use super::{Context, Mr, Mw, Outcome, no_room, unknown};
-use crate::exports::{LentMemory, LentRegion};
-use crate::host::House;
+use super::{Context, HostMr, HostMw, ReplyParts, no_room, unknown};
+use crate::exports::{ExportedDm, ExportedMr};
+use crate::host::Host;
 use crate::session::refuse;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// A registration as asked for.
-pub struct Registration {
+pub struct MrRequest {
     pub pd: u32,
     pub addr: u64,
     pub len: u64,
@@ -24,7 +24,7 @@ pub struct Registration {
 const REMOTE_WRITES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 
 /// Rights and range of a registration.
-fn check(r: &Registration) -> Result<(), Refusal> {
+fn check(r: &MrRequest) -> Result<(), Refusal> {
     if r.access & REMOTE_WRITES != 0 && r.access & access::LOCAL_WRITE == 0 {
         return refuse(libc::EINVAL, "remote write and atomic access need IBV_ACCESS_LOCAL_WRITE too");
     }
@@ -38,33 +38,33 @@ fn check(r: &Registration) -> Result<(), Refusal> {
 
 impl Context {
     /// Registers memory.
-    pub(super) fn reg_mr(&mut self, house: &mut House, r: Registration) -> Result<Outcome, Refusal> {
+    pub(super) fn reg_mr(&mut self, host: &mut Host, r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
-        let Some(key) = house.keys.alloc() else { return no_room("memory region") };
+        let Some(key) = host.keys.alloc() else { return no_room("memory region") };
         let region = match self.region(&r, key, number) {
             Ok(region) => region,
             Err(refusal) => {
-                house.keys.release(key);
+                host.keys.release(key);
                 return Err(refusal);
             }
         };
-        house.on_all(move |w| w.add_region(region.clone()));
+        host.on_all(move |w| w.add_region(region.clone()));
         if let Some(p) = self.pds.get_mut(r.pd) {
             p.users += 1;
         }
-        let mr = self.mrs.insert(Mr { key, pd: r.pd });
-        house.exports.of(self.id).mrs.insert(mr, LentRegion { key, len: r.len });
+        let mr = self.mrs.insert(HostMr { key, pd: r.pd });
+        host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
     /// Puts a region in the place of another: the keys stay, windows bound to it too.
-    pub(super) fn rereg_mr(&mut self, house: &mut House, mr: u32, r: Registration) -> Result<Outcome, Refusal> {
+    pub(super) fn rereg_mr(&mut self, host: &mut Host, mr: u32, r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
-        let Some(&Mr { key, pd: old_pd }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
+        let Some(&HostMr { key, pd: old_pd }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
         let region = self.region(&r, key, number)?;
-        house.on_all(move |w| {
+        host.on_all(move |w| {
             w.remove_region(key);
             w.add_region(region.clone());
         });
@@ -75,18 +75,18 @@ impl Context {
         if let Some(object) = self.mrs.get_mut(mr) {
             object.pd = r.pd;
         }
-        house.exports.of(self.id).mrs.insert(mr, LentRegion { key, len: r.len });
+        host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
-    fn region(&mut self, r: &Registration, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
+    fn region(&mut self, r: &MrRequest, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
         let mapping = self.map(r)?;
         let iova = if r.access & access::ZERO_BASED != 0 { 0 } else { r.iova };
         Ok(Arc::new(Region::new(key, pd_number, iova, r.len, r.access, mapping)))
     }
 
     /// Maps the pieces, or remembers the process; both at once cannot be.
-    fn map(&mut self, r: &Registration) -> Result<Mapping, Refusal> {
+    fn map(&mut self, r: &MrRequest) -> Result<Mapping, Refusal> {
         if r.pieces.is_empty() || r.pieces.iter().any(|p| p.kind == MrPieceKind::InProcess) {
             return self.in_process(r);
         }
@@ -107,7 +107,7 @@ impl Context {
     }
 
     /// Reaches a registration through the memory of the process that said hello.
-    fn in_process(&mut self, r: &Registration) -> Result<Mapping, Refusal> {
+    fn in_process(&mut self, r: &MrRequest) -> Result<Mapping, Refusal> {
         if r.len == 0 {
             return Ok(Mapping::Nothing);
         }
@@ -120,77 +120,77 @@ impl Context {
     }
 
     /// Remembers device memory, so that others can import it.
-    pub(super) fn alloc_dm(&mut self, house: &mut House, len: u64, fds: Vec<OwnedFd>) -> Result<Outcome, Refusal> {
-        self.another_descriptor(house)?;
+    pub(super) fn alloc_dm(&mut self, host: &mut Host, len: u64, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
+        self.another_descriptor(host)?;
         let mut fds = fds.into_iter();
         let (Some(fd), true) = (fds.next(), len <= crate::device::LIMITS.max_dm_size) else {
             return refuse(libc::EINVAL, "device memory is a descriptor of at most max_dm_size bytes");
         };
         let dm = self.dms.insert(());
-        house.exports.of(self.id).dms.insert(dm, LentMemory { fd: Arc::new(fd), len });
+        host.exports.of(self.id).dms.insert(dm, ExportedDm { fd: Arc::new(fd), len });
         Ok(Response::Handle(dm).into())
     }
 
-    pub(super) fn free_dm(&mut self, house: &mut House, dm: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn free_dm(&mut self, host: &mut Host, dm: u32) -> Result<ReplyParts, Refusal> {
         if self.dms.remove(dm).is_none() {
             return unknown("device memory", dm);
         }
-        house.exports.of(self.id).dms.remove(&dm);
+        host.exports.of(self.id).dms.remove(&dm);
         Ok(Response::Done.into())
     }
 
     /// Finds an object of the context with this token.
-    pub(super) fn import(&mut self, house: &mut House, token: u64, object: ImportObject) -> Result<Outcome, Refusal> {
+    pub(super) fn import(&mut self, host: &mut Host, token: u64, object: ImportObject) -> Result<ReplyParts, Refusal> {
         let missing = || Refusal { errno: libc::EINVAL, sentence: format!("there is no {object:?} to import") };
-        let owner = house.cm.context_of(token).ok_or_else(missing)?;
-        let lent = house.exports.find(owner).ok_or_else(missing)?;
+        let owner = host.cm.context_of(token).ok_or_else(missing)?;
+        let lent = host.exports.find(owner).ok_or_else(missing)?;
         match object {
             ImportObject::Pd(pd) => {
                 let number = *lent.pds.get(&pd).ok_or_else(missing)?;
-                let handle = self.hold_pd(house, number);
+                let handle = self.hold_pd(host, number);
                 Ok(Response::Imported { handle, key: 0, len: 0 }.into())
             }
             ImportObject::Mr(mr) => {
-                let LentRegion { key, len } = *lent.mrs.get(&mr).ok_or_else(missing)?;
+                let ExportedMr { key, len } = *lent.mrs.get(&mr).ok_or_else(missing)?;
                 Ok(Response::Imported { handle: mr, key, len }.into())
             }
             ImportObject::Dm(dm) => {
-                let LentMemory { fd, len } = lent.dms.get(&dm).ok_or_else(missing)?.clone();
+                let ExportedDm { fd, len } = lent.dms.get(&dm).ok_or_else(missing)?.clone();
                 let fd = fd.try_clone().map_err(super::system("share device memory"))?;
                 let response = Response::Imported { handle: dm, key: 0, len };
-                Ok(Outcome { response, fds: vec![fd], segments: Vec::new() })
+                Ok(ReplyParts { response, fds: vec![fd], segments: Vec::new() })
             }
         }
     }
 
     /// Ends a registration. On return no worker uses the memory.
-    pub(super) fn dereg_mr(&mut self, house: &mut House, mr: u32) -> Result<Outcome, Refusal> {
-        let Some(Mr { key, pd }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
-        house.on_all(move |w| w.remove_region(key));
-        house.exports.of(self.id).mrs.remove(&mr);
-        house.keys.release(key);
+    pub(super) fn dereg_mr(&mut self, host: &mut Host, mr: u32) -> Result<ReplyParts, Refusal> {
+        let Some(HostMr { key, pd }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
+        host.on_all(move |w| w.remove_region(key));
+        host.exports.of(self.id).mrs.remove(&mr);
+        host.keys.release(key);
         self.release_pd(pd);
         Ok(Response::Done.into())
     }
 
     /// A memory window: a place in every worker's table. Binding it is the workers' business.
-    pub(super) fn alloc_mw(&mut self, house: &mut House, pd: u32, mw_type: MwType) -> Result<Outcome, Refusal> {
+    pub(super) fn alloc_mw(&mut self, host: &mut Host, pd: u32, mw_type: MwType) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
-        let Some(key) = house.keys.alloc() else { return no_room("memory window") };
+        let Some(key) = host.keys.alloc() else { return no_room("memory window") };
         let window = Arc::new(Window::new(key, number, mw_type));
-        house.on_all(move |w| w.add_window(window.clone()));
+        host.on_all(move |w| w.add_window(window.clone()));
         if let Some(p) = self.pds.get_mut(pd) {
             p.users += 1;
         }
-        let mw = self.mws.insert(Mw { key, pd });
+        let mw = self.mws.insert(HostMw { key, pd });
         Ok(Response::Mw { mw, rkey: key }.into())
     }
 
     /// Ends a memory window, bound or not.
-    pub(super) fn dealloc_mw(&mut self, house: &mut House, mw: u32) -> Result<Outcome, Refusal> {
-        let Some(Mw { key, pd }) = self.mws.remove(mw) else { return unknown("memory window", mw) };
-        house.on_all(move |w| w.remove_window(key));
-        house.keys.release(key);
+    pub(super) fn dealloc_mw(&mut self, host: &mut Host, mw: u32) -> Result<ReplyParts, Refusal> {
+        let Some(HostMw { key, pd }) = self.mws.remove(mw) else { return unknown("memory window", mw) };
+        host.on_all(move |w| w.remove_window(key));
+        host.keys.release(key);
         self.release_pd(pd);
         Ok(Response::Done.into())
     }

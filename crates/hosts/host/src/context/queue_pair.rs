@@ -1,11 +1,11 @@
 //! Queue pairs: capacities granted, queues laid out, numbers taken, and the worker told.
 
 use super::queues::made;
-use super::{Context, Outcome, QpObject, no_room, unknown};
+use super::{Context, HostQp, ReplyParts, no_room, unknown};
 use crate::cm::UNKNOWN_PEER;
 use crate::device::LIMITS;
 use crate::groups::group_of;
-use crate::host::House;
+use crate::host::Host;
 use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// What all queue pairs of one request have in common.
-struct Plan {
+struct QpPlan {
     init: QpInitAttr,
     pd: u32,
     send_cq: u32,
@@ -70,23 +70,23 @@ impl Context {
     /// How long each took is noted.
     pub(super) fn create_qps(
         &mut self,
-        house: &mut House,
+        host: &mut Host,
         init: QpInitAttr,
         names: &[QpCookies],
-    ) -> Result<Outcome, Refusal> {
+    ) -> Result<ReplyParts, Refusal> {
         if names.is_empty() || names.len() > QPS_AT_ONCE {
             return refuse(libc::EINVAL, format!("{} queue pairs at once", names.len()));
         }
-        let plan = self.plan(house, init)?;
+        let plan = self.plan(host, init)?;
         let mut fresh: Vec<Vec<Box<QpSlot>>> = Vec::new();
-        fresh.resize_with(house.workers().len(), Vec::new);
+        fresh.resize_with(host.workers().len(), Vec::new);
         let mut grants = Vec::with_capacity(names.len());
         for name in names {
             let begun = Instant::now();
-            match self.one_qp(house, &plan, *name) {
+            match self.one_qp(host, &plan, *name) {
                 Ok((mut slot, grant)) => {
                     slot.made_ns =
-                        house.cm.took(CmPhase::CreateQp, CmProbe::QpCreated, (0, grant.qpn), UNKNOWN_PEER, begun);
+                        host.cm.took(CmPhase::CreateQp, CmProbe::QpCreated, (0, grant.qpn), UNKNOWN_PEER, begun);
                     fresh[grant.worker as usize].push(slot);
                     grants.push(grant);
                 }
@@ -96,13 +96,13 @@ impl Context {
         }
         for (worker, slots) in fresh.into_iter().enumerate().filter(|(_, slots)| !slots.is_empty()) {
             // Nobody waits: whatever is asked of the queue pairs later is behind this in the worker's line.
-            house.post(worker, move |w, _| slots.into_iter().for_each(|slot| w.add_qp(slot)));
+            host.post(worker, move |w, _| slots.into_iter().for_each(|slot| w.add_qp(slot)));
         }
         self.with_segments(Response::Qps(grants))
     }
 
     /// Checks the attributes of a request.
-    fn plan(&self, house: &House, init: QpInitAttr) -> Result<Plan, Refusal> {
+    fn plan(&self, host: &Host, init: QpInitAttr) -> Result<QpPlan, Refusal> {
         let cap = grant(&init.cap, init.srq.is_some() || init.qp_type == QpType::XrcSend)?;
         let cq_number = |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.it.number));
         let srq = match init.srq {
@@ -117,13 +117,13 @@ impl Context {
             None if init.qp_type == QpType::XrcSend => None,
             None => Some(made(RqSpec::new(cap.max_recv_wr.max(1), cap.max_recv_sge))?),
         };
-        Ok(Plan {
+        Ok(QpPlan {
             pd: self.pd_number(init.pd)?,
             send_cq: cq_number(init.send_cq)?,
             recv_cq: cq_number(init.recv_cq)?,
             srq,
             cap,
-            port_mtu: house.devices[self.device as usize].caps.active_mtu(),
+            port_mtu: host.devices[self.device as usize].caps.active_mtu(),
             sq: made(SqSpec::new(cap.max_send_wr.max(1), cap.max_send_sge, cap.max_inline_data))?,
             rq,
             init,
@@ -131,12 +131,12 @@ impl Context {
     }
 
     /// A queue pair, for its worker and for the program.
-    fn one_qp(&mut self, house: &mut House, plan: &Plan, name: QpCookies) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
+    fn one_qp(&mut self, host: &mut Host, plan: &QpPlan, name: QpCookies) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
         // Both queues in one piece.
         let sq_bytes = plan.sq.bytes().next_multiple_of(64);
         let sq_place = self.room(sq_bytes + plan.rq.map_or(0, |spec| spec.bytes()))?;
         let rq_place = ShmRef { offset: sq_place.offset + sq_bytes as u32, ..sq_place };
-        let Some((worker, qpn, doorbell)) = self.take_numbers(house) else {
+        let Some((worker, qpn, doorbell)) = self.take_numbers(host) else {
             self.arena.free(sq_place);
             return no_room("queue pair");
         };
@@ -169,7 +169,7 @@ impl Context {
         let rq = plan.rq.map(|s| queue_place(rq_place, s.entries(), rq_stride(s.max_sge()), s.max_sge()));
         let stride = sq_stride(plan.sq.max_sge(), plan.sq.max_inline());
         let sq = queue_place(sq_place, plan.sq.entries(), stride, plan.sq.max_sge());
-        let qp = self.qps.insert(QpObject {
+        let qp = self.qps.insert(HostQp {
             qpn,
             qp_type: plan.init.qp_type,
             worker,
@@ -188,10 +188,10 @@ impl Context {
     }
 
     /// A worker, a queue pair number and a doorbell.
-    fn take_numbers(&mut self, house: &mut House) -> Option<(usize, Qpn, u32)> {
-        let worker = house.pick_worker();
+    fn take_numbers(&mut self, host: &mut Host) -> Option<(usize, Qpn, u32)> {
+        let worker = host.pick_worker();
         let doorbell = self.doorbells[worker].take()?;
-        match house.qpns[worker].take() {
+        match host.qpns[worker].take() {
             Some(qpn) => Some((worker, qpn, doorbell)),
             None => {
                 self.doorbells[worker].put(doorbell);
@@ -218,21 +218,21 @@ impl Context {
 
     pub(super) fn modify_qp(
         &mut self,
-        house: &mut House,
+        host: &mut Host,
         qp: u32,
         attr: QpAttr,
         mask: u32,
-    ) -> Result<Outcome, Refusal> {
+    ) -> Result<ReplyParts, Refusal> {
         let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
         let flow = if mask & attr_mask::AV != 0 {
-            let caps = &house.devices[self.device as usize].caps;
+            let caps = &host.devices[self.device as usize].caps;
             let entropy = entropy_of(object.qpn, attr.dest_qpn);
             Some(flow_of(caps, &attr.ah, entropy).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?)
         } else {
             None
         };
         let qpn = object.qpn;
-        let done = house.on_worker(object.worker, move |w, now| w.modify_qp(now, qpn, &attr, mask, flow));
+        let done = host.on_worker(object.worker, move |w, now| w.modify_qp(now, qpn, &attr, mask, flow));
         match done {
             Ok(attr) => Ok(Response::QpAttr(attr).into()),
             Err(e) => refuse(libc::EINVAL, e.to_string()),
@@ -240,41 +240,41 @@ impl Context {
     }
 
     /// Changes attributes soon; nobody waits, and nobody learns of a refusal.
-    pub fn modify_qp_quietly(&self, house: &House, qp: u32, attr: QpAttr, mask: u32) {
+    pub fn modify_qp_quietly(&self, host: &Host, qp: u32, attr: QpAttr, mask: u32) {
         let Some(object) = self.qps.get(qp) else { return };
         let qpn = object.qpn;
-        house.post(object.worker, move |w, now| {
+        host.post(object.worker, move |w, now| {
             if let Err(e) = w.modify_qp(now, qpn, &attr, mask & !attr_mask::AV, None) {
                 tracing::debug!(qpn = qpn.get(), "quiet change refused: {e}");
             }
         });
     }
 
-    pub(super) fn query_qp(&mut self, house: &mut House, qp: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn query_qp(&mut self, host: &mut Host, qp: u32) -> Result<ReplyParts, Refusal> {
         let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
         let qpn = object.qpn;
-        match house.on_worker(object.worker, move |w, _| w.query_qp(qpn)) {
+        match host.on_worker(object.worker, move |w, _| w.query_qp(qpn)) {
             Some(attr) => Ok(Response::QpAttr(attr).into()),
             None => unknown("queue pair", qp),
         }
     }
 
-    pub(super) fn destroy_qp(&mut self, house: &mut House, qp: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn destroy_qp(&mut self, host: &mut Host, qp: u32) -> Result<ReplyParts, Refusal> {
         if let Some(n) = self.qps.get(qp).map(|q| q.groups.len()).filter(|n| *n > 0) {
             return refuse(libc::EBUSY, format!("the queue pair is attached to {n} multicast group(s)"));
         }
-        if self.end_qps(house, &[qp], false) == 1 { Ok(Response::Done.into()) } else { unknown("queue pair", qp) }
+        if self.end_qps(host, &[qp], false) == 1 { Ok(Response::Done.into()) } else { unknown("queue pair", qp) }
     }
 
     /// Attaches a queue pair to a multicast group.
-    pub(super) fn attach_mcast(&mut self, house: &mut House, qp: u32, gid: [u8; 16]) -> Result<Outcome, Refusal> {
+    pub(super) fn attach_mcast(&mut self, host: &mut Host, qp: u32, gid: [u8; 16]) -> Result<ReplyParts, Refusal> {
         let device = self.device;
         let Some(object) = self.qps.get_mut(qp) else { return unknown("queue pair", qp) };
         let ip = group_of(gid)?;
         if object.qp_type != QpType::Ud {
             return refuse(libc::EINVAL, "only datagram queue pairs can be attached to multicast groups");
         }
-        house.attach(device, ip, object.qpn)?;
+        host.attach(device, ip, object.qpn)?;
         if !object.groups.contains(&ip) {
             object.groups.push(ip);
         }
@@ -282,55 +282,55 @@ impl Context {
     }
 
     /// Detaches a queue pair from a multicast group.
-    pub(super) fn detach_mcast(&mut self, house: &mut House, qp: u32, gid: [u8; 16]) -> Result<Outcome, Refusal> {
+    pub(super) fn detach_mcast(&mut self, host: &mut Host, qp: u32, gid: [u8; 16]) -> Result<ReplyParts, Refusal> {
         let Some(object) = self.qps.get_mut(qp) else { return unknown("queue pair", qp) };
         let ip = group_of(gid)?;
         let Some(at) = object.groups.iter().position(|g| *g == ip) else {
             return refuse(libc::EINVAL, format!("the queue pair is not attached to {ip}"));
         };
         object.groups.swap_remove(at);
-        house.detach(self.device, ip, object.qpn);
+        host.detach(self.device, ip, object.qpn);
         Ok(Response::Done.into())
     }
 
     /// Ends queue pairs that can do nothing any more; nobody waits, and nobody learns of a refusal. Whatever takes their
     /// numbers or room reaches their worker later than this.
-    pub fn drop_qps(&mut self, house: &mut House, qps: &[u32]) {
+    pub fn drop_qps(&mut self, host: &mut Host, qps: &[u32]) {
         let attached = |context: &Context, qp: u32| context.qps.get(qp).is_some_and(|q| !q.groups.is_empty());
         let qps: Vec<u32> = qps.iter().copied().take(QPS_AT_ONCE).filter(|qp| !attached(self, *qp)).collect();
-        self.end_with(house, &qps, |house, worker, qpns| {
-            house.post(worker, move |w, now| qpns.into_iter().for_each(|qpn| drop(w.destroy_qp(now, qpn, false))));
+        self.end_with(host, &qps, |host, worker, qpns| {
+            host.post(worker, move |w, now| qpns.into_iter().for_each(|qpn| drop(w.destroy_qp(now, qpn, false))));
         });
     }
 
     /// Takes queue pairs out of their workers and gives their room and numbers back. Returns how many there were.
-    pub(super) fn end_qps(&mut self, house: &mut House, qps: &[u32], unclean: bool) -> usize {
-        self.end_with(house, qps, |house, worker, qpns| {
+    pub(super) fn end_qps(&mut self, host: &mut Host, qps: &[u32], unclean: bool) -> usize {
+        self.end_with(host, qps, |host, worker, qpns| {
             let end = move |w: &mut Worker, now| {
                 qpns.into_iter().map(|qpn| w.destroy_qp(now, qpn, unclean)).collect::<Vec<_>>()
             };
             // The queue pairs themselves are dropped here, on the control thread.
-            drop(house.on_worker(worker, end));
+            drop(host.on_worker(worker, end));
         })
     }
 
-    fn end_with(&mut self, house: &mut House, qps: &[u32], end: impl Fn(&House, usize, Vec<Qpn>)) -> usize {
-        let objects: Vec<QpObject> = qps.iter().filter_map(|qp| self.qps.remove(*qp)).collect();
+    fn end_with(&mut self, host: &mut Host, qps: &[u32], end: impl Fn(&Host, usize, Vec<Qpn>)) -> usize {
+        let objects: Vec<HostQp> = qps.iter().filter_map(|qp| self.qps.remove(*qp)).collect();
         let (targets, objects): (Vec<_>, Vec<_>) = objects.into_iter().partition(|o| o.qp_type == QpType::XrcRecv);
-        targets.iter().for_each(|target| self.end_target(house, target));
+        targets.iter().for_each(|target| self.end_target(host, target));
         for object in &objects {
-            object.groups.iter().for_each(|group| house.detach(self.device, *group, object.qpn));
+            object.groups.iter().for_each(|group| host.detach(self.device, *group, object.qpn));
         }
-        for worker in 0..house.workers().len() {
+        for worker in 0..host.workers().len() {
             let qpns: Vec<Qpn> = objects.iter().filter(|o| o.worker == worker).map(|o| o.qpn).collect();
             if !qpns.is_empty() {
-                end(house, worker, qpns);
+                end(host, worker, qpns);
             }
         }
         let ended = targets.len() + objects.len();
-        house.tidy.ended(ended);
+        host.trimmer.ended(ended);
         for object in objects {
-            house.qpns[object.worker].put(object.qpn);
+            host.qpns[object.worker].put(object.qpn);
             self.doorbells[object.worker].put(object.doorbell);
             if let Some(place) = object.place {
                 self.arena.free(place);

@@ -1,8 +1,8 @@
 //! Completion queues and shared receive queues.
 
-use super::{Context, Cq, Outcome, Srq, Used, busy, no_room, unknown};
+use super::{Context, HostCq, HostSrq, InUse, ReplyParts, busy, no_room, unknown};
 use crate::device::LIMITS;
-use crate::host::House;
+use crate::host::Host;
 use crate::session::refuse;
 use burst_control::{CqInitAttr, CqPlace, QueuePlace, Refusal, Response, SrqInitAttr};
 use burst_engine::CqShared;
@@ -45,7 +45,7 @@ impl Context {
         Ok((place, made(self.arena.area(place, spec.bytes()))?))
     }
 
-    pub(super) fn create_cq(&mut self, house: &mut House, init: &CqInitAttr) -> Result<Outcome, Refusal> {
+    pub(super) fn create_cq(&mut self, host: &mut Host, init: &CqInitAttr) -> Result<ReplyParts, Refusal> {
         let CqInitAttr { entries, channel, cookie, .. } = *init;
         let spec = cq_spec(entries)?;
         let pipe = match channel {
@@ -55,12 +55,12 @@ impl Context {
                 Some(used) => Some(used.it.clone()),
             },
         };
-        let Some(number) = house.cqs.take() else { return no_room("completion queue") };
+        let Some(number) = host.cqs.take() else { return no_room("completion queue") };
         let (place, producer) =
             match self.new_ring(spec).and_then(|(place, area)| Ok((place, made(CqProducer::new(area, spec))?))) {
                 Ok(made) => made,
                 Err(refusal) => {
-                    house.cqs.put(number);
+                    host.cqs.put(number);
                     return Err(refusal);
                 }
             };
@@ -72,21 +72,21 @@ impl Context {
             overrun_said: AtomicBool::new(false),
         });
         let for_workers = shared.clone();
-        house.on_all(move |w| w.add_cq(number, for_workers.clone()));
+        host.on_all(move |w| w.add_cq(number, for_workers.clone()));
         if let Some(c) = channel.and_then(|c| self.channels.get_mut(c)) {
             c.users += 1;
         }
-        let cq = self.cqs.insert(Used { users: 0, it: Cq { number, shared, place, old: Vec::new(), channel } });
+        let cq = self.cqs.insert(InUse { users: 0, it: HostCq { number, shared, place, old: Vec::new(), channel } });
         self.with_segments(Response::Cq { cq, ring: CqPlace { place: place.into(), entries: spec.entries() } })
     }
 
-    pub(super) fn resize_cq(&mut self, house: &mut House, cq: u32, entries: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn resize_cq(&mut self, host: &mut Host, cq: u32, entries: u32) -> Result<ReplyParts, Refusal> {
         let spec = cq_spec(entries)?;
         let Some(shared) = self.cqs.get(cq).map(|c| c.it.shared.clone()) else {
             return unknown("completion queue", cq);
         };
         let (place, area) = self.new_ring(spec)?;
-        let Ok(old_end) = house.while_all_stand(move |_| shared.producer.switch_to(area, spec)) else {
+        let Ok(old_end) = host.while_all_stand(move |_| shared.producer.switch_to(area, spec)) else {
             self.arena.free(place);
             return refuse(
                 libc::EBUSY,
@@ -104,28 +104,28 @@ impl Context {
     }
 
     /// Frees the ring from before the last resize.
-    pub(super) fn retire_cq(&mut self, house: &mut House, cq: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn retire_cq(&mut self, host: &mut Host, cq: u32) -> Result<ReplyParts, Refusal> {
         let Some(c) = self.cqs.get_mut(cq) else { return unknown("completion queue", cq) };
         let old = std::mem::take(&mut c.it.old);
         c.it.shared.producer.retire_old();
         // Each worker has ended its turn when it has carried out a command: nobody writes to the old ring any more.
-        house.on_all(|_| ());
+        host.on_all(|_| ());
         for place in old {
             self.arena.free(place);
         }
         Ok(Response::Done.into())
     }
 
-    pub(super) fn destroy_cq(&mut self, house: &mut House, cq: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn destroy_cq(&mut self, host: &mut Host, cq: u32) -> Result<ReplyParts, Refusal> {
         match self.cqs.get(cq) {
             None => return unknown("completion queue", cq),
             Some(c) if c.users > 0 => return busy("completion queue", c.users),
             Some(_) => {}
         }
-        if let Some(Used { it, .. }) = self.cqs.remove(cq) {
+        if let Some(InUse { it, .. }) = self.cqs.remove(cq) {
             let number = it.number;
-            house.on_all(move |w| w.remove_cq(number));
-            house.cqs.put(number);
+            host.on_all(move |w| w.remove_cq(number));
+            host.cqs.put(number);
             if let Some(c) = it.channel.and_then(|c| self.channels.get_mut(c)) {
                 c.users -= 1;
             }
@@ -137,7 +137,7 @@ impl Context {
         Ok(Response::Done.into())
     }
 
-    pub(super) fn create_srq(&mut self, house: &mut House, init: SrqInitAttr) -> Result<Outcome, Refusal> {
+    pub(super) fn create_srq(&mut self, host: &mut Host, init: SrqInitAttr) -> Result<ReplyParts, Refusal> {
         let SrqInitAttr { pd, max_wr, max_sge, limit, cookie, xrc } = init;
         self.pd_number(pd)?;
         if max_wr == 0 || max_wr > LIMITS.max_srq_wr || max_sge > LIMITS.max_sge {
@@ -151,7 +151,7 @@ impl Context {
         }
         let spec = made(RqSpec::new(max_wr, max_sge.max(1)))?;
         let place = self.room(spec.bytes())?;
-        let domain = match xrc.map(|x| self.enter_domain(house, x.xrcd, x.cq)).transpose() {
+        let domain = match xrc.map(|x| self.enter_domain(host, x.xrcd, x.cq)).transpose() {
             Ok(domain) => domain,
             Err(refusal) => {
                 self.arena.free(place);
@@ -165,15 +165,15 @@ impl Context {
             p.users += 1;
         }
         if let Some(domain) = &domain {
-            self.announce_srq(house, domain, pd, &shared);
+            self.announce_srq(host, domain, pd, &shared);
         }
-        let srq = self.srqs.insert(Used { users: 0, it: Srq { shared, place, pd, domain } });
+        let srq = self.srqs.insert(InUse { users: 0, it: HostSrq { shared, place, pd, domain } });
         let (entries, max_sge) = (spec.entries(), spec.max_sge());
         let queue = QueuePlace { place: place.into(), entries, stride: rq_stride(max_sge), max_sge };
         self.with_segments(Response::Srq { srq, queue, max_wr: entries, srqn: domain.map_or(0, |d| d.srqn) })
     }
 
-    pub(super) fn modify_srq(&mut self, srq: u32, limit: Option<u32>) -> Result<Outcome, Refusal> {
+    pub(super) fn modify_srq(&mut self, srq: u32, limit: Option<u32>) -> Result<ReplyParts, Refusal> {
         let Some(s) = self.srqs.get_mut(srq) else { return unknown("shared receive queue", srq) };
         if let Some(limit) = limit {
             s.it.shared.limit.store(limit, Ordering::Relaxed);
@@ -182,7 +182,7 @@ impl Context {
     }
 
     /// Moves a shared receive queue to another ring. Workers change over one after the other, each between two passes.
-    pub(super) fn resize_srq(&mut self, house: &mut House, srq: u32, max_wr: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn resize_srq(&mut self, host: &mut Host, srq: u32, max_wr: u32) -> Result<ReplyParts, Refusal> {
         let Some(s) = self.srqs.get(srq) else { return unknown("shared receive queue", srq) };
         let (old, max_sge) = (s.it.shared.clone(), s.it.shared.consumer.spec().max_sge());
         if max_wr == 0 || max_wr > LIMITS.max_srq_wr {
@@ -199,7 +199,7 @@ impl Context {
         let limit = AtomicU32::new(old.limit.swap(0, Ordering::Relaxed));
         let new = Arc::new(SrqShared { consumer: Arc::new(consumer), limit, cookie: old.cookie });
         let (from, to) = (old, new.clone());
-        house.on_all(move |w| w.replace_srq(&from, &to));
+        host.on_all(move |w| w.replace_srq(&from, &to));
         new.consumer.publish_taken();
         if let Some(s) = self.srqs.get_mut(srq) {
             s.it.shared = new;
@@ -209,20 +209,20 @@ impl Context {
         self.with_segments(Response::Srq { srq, queue, max_wr: spec.entries(), srqn: 0 })
     }
 
-    pub(super) fn query_srq(&self, srq: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn query_srq(&self, srq: u32) -> Result<ReplyParts, Refusal> {
         let Some(s) = self.srqs.get(srq) else { return unknown("shared receive queue", srq) };
         Ok(Response::SrqLimit(s.it.shared.limit.load(Ordering::Relaxed)).into())
     }
 
-    pub(super) fn destroy_srq(&mut self, house: &mut House, srq: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn destroy_srq(&mut self, host: &mut Host, srq: u32) -> Result<ReplyParts, Refusal> {
         match self.srqs.get(srq) {
             None => return unknown("shared receive queue", srq),
             Some(s) if s.users > 0 => return busy("shared receive queue", s.users),
             Some(_) => {}
         }
-        if let Some(Used { it, .. }) = self.srqs.remove(srq) {
+        if let Some(InUse { it, .. }) = self.srqs.remove(srq) {
             if let Some(domain) = &it.domain {
-                self.leave_domain(house, domain);
+                self.leave_domain(host, domain);
             }
             self.release_pd(it.pd);
             self.arena.free(it.place);

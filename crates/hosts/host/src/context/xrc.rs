@@ -1,9 +1,9 @@
 //! XRC objects of a context: domains, shared receive queues in them, and target queue pairs, its own or opened.
 
-use super::{Context, Outcome, QpObject, SrqDomain, Used, no_room, unknown};
-use crate::host::House;
+use super::{Context, HostQp, InUse, ReplyParts, SrqInDomain, no_room, unknown};
+use crate::host::Host;
 use crate::session::refuse;
-use crate::xrc::Target;
+use crate::xrc::XrcTarget;
 use burst_base::Qpn;
 use burst_base::verbs::{QpCap, QpType};
 use burst_control::{Refusal, Response};
@@ -20,27 +20,27 @@ const NONE: u32 = u32::MAX;
 impl Context {
     pub(super) fn open_xrcd(
         &mut self,
-        house: &mut House,
+        host: &mut Host,
         with_file: bool,
         flags: i32,
         fds: Vec<OwnedFd>,
-    ) -> Result<Outcome, Refusal> {
-        self.another_descriptor(house)?;
+    ) -> Result<ReplyParts, Refusal> {
+        self.another_descriptor(host)?;
         let file = fds.into_iter().next().filter(|_| with_file);
         if with_file && file.is_none() {
             return refuse(libc::EINVAL, "the descriptor of the XRC domain's file was not sent");
         }
         let (create, exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
-        let number = house.xrc.open(self.device, file, create, exclusive)?;
-        Ok(Response::Handle(self.xrcds.insert(Used { users: 0, it: number })).into())
+        let number = host.xrc.open(self.device, file, create, exclusive)?;
+        Ok(Response::Handle(self.xrcds.insert(InUse { users: 0, it: number })).into())
     }
 
-    pub(super) fn close_xrcd(&mut self, house: &mut House, xrcd: u32) -> Result<Outcome, Refusal> {
+    pub(super) fn close_xrcd(&mut self, host: &mut Host, xrcd: u32) -> Result<ReplyParts, Refusal> {
         match self.xrcds.get(xrcd) {
             None => unknown("XRC domain", xrcd),
             Some(x) if x.users > 0 => super::busy("XRC domain", x.users),
             Some(x) => {
-                house.xrc.close(x.it);
+                host.xrc.close(x.it);
                 self.xrcds.remove(xrcd);
                 Ok(Response::Done.into())
             }
@@ -58,17 +58,17 @@ impl Context {
     }
 
     /// Checks what a shared receive queue in an XRC domain names, and takes a number for it.
-    pub(super) fn enter_domain(&mut self, house: &mut House, xrcd: u32, cq: u32) -> Result<SrqDomain, Refusal> {
+    pub(super) fn enter_domain(&mut self, host: &mut Host, xrcd: u32, cq: u32) -> Result<SrqInDomain, Refusal> {
         self.domain(xrcd)?;
         if self.cqs.get(cq).is_none() {
             return unknown("completion queue", cq);
         }
-        let Some(srqn) = house.xrc.take_srqn() else { return no_room("shared receive queue in an XRC domain") };
-        Ok(SrqDomain { srqn, xrcd, cq })
+        let Some(srqn) = host.xrc.take_srqn() else { return no_room("shared receive queue in an XRC domain") };
+        Ok(SrqInDomain { srqn, xrcd, cq })
     }
 
     /// Tells all workers of a shared receive queue in an XRC domain.
-    pub(super) fn announce_srq(&mut self, house: &House, of: &SrqDomain, pd: u32, shared: &Arc<SrqShared>) {
+    pub(super) fn announce_srq(&mut self, host: &Host, of: &SrqInDomain, pd: u32, shared: &Arc<SrqShared>) {
         let (Some(domain), Some(cq), Some(pd)) =
             (self.xrcds.get(of.xrcd).map(|x| x.it), self.cqs.get(of.cq).map(|c| c.it.number), self.pds.get(pd))
         else {
@@ -77,7 +77,7 @@ impl Context {
         let srq = XrcSrq { domain, pd: pd.it, cq, queue: shared.consumer.clone() };
         let entry = XrcEntry { srq, shared: shared.clone(), async_events: self.async_events.clone() };
         let srqn = of.srqn;
-        house.on_all(move |w| w.add_xrc_srq(srqn, entry.clone()));
+        host.on_all(move |w| w.add_xrc_srq(srqn, entry.clone()));
         self.use_xrcd(of.xrcd, 1);
         if let Some(c) = self.cqs.get_mut(of.cq) {
             c.users += 1;
@@ -85,10 +85,10 @@ impl Context {
     }
 
     /// A shared receive queue leaves its XRC domain.
-    pub(super) fn leave_domain(&mut self, house: &mut House, of: &SrqDomain) {
+    pub(super) fn leave_domain(&mut self, host: &mut Host, of: &SrqInDomain) {
         let srqn = of.srqn;
-        house.on_all(move |w| w.remove_xrc_srq(srqn));
-        house.xrc.put_srqn(srqn);
+        host.on_all(move |w| w.remove_xrc_srq(srqn));
+        host.xrc.put_srqn(srqn);
         self.use_xrcd(of.xrcd, -1);
         if let Some(c) = self.cqs.get_mut(of.cq) {
             c.users -= 1;
@@ -96,11 +96,11 @@ impl Context {
     }
 
     /// A target queue pair: it has no queues, and receives into those of its domain.
-    pub(super) fn create_target(&mut self, house: &mut House, xrcd: u32, cookie: u64) -> Result<Outcome, Refusal> {
+    pub(super) fn create_target(&mut self, host: &mut Host, xrcd: u32, cookie: u64) -> Result<ReplyParts, Refusal> {
         let domain = self.domain(xrcd)?;
         let Some(sq) = SqConsumer::detached() else { return no_room("queue pair") };
-        let worker = house.pick_worker();
-        let Some(qpn) = house.qpns[worker].take() else { return no_room("queue pair") };
+        let worker = host.pick_worker();
+        let Some(qpn) = host.qpns[worker].take() else { return no_room("queue pair") };
         let config = QpConfig {
             qpn,
             qp_type: QpType::XrcRecv,
@@ -110,34 +110,34 @@ impl Context {
             // Its completions belong to shared receive queues.
             cookie: 0,
             cap: QpCap::default(),
-            port_mtu: house.devices[self.device as usize].caps.active_mtu(),
+            port_mtu: host.devices[self.device as usize].caps.active_mtu(),
             sq,
             rq: RecvQueue::Xrc { domain },
         };
         let pipe = self.async_events.clone();
         let slot = QpSlot::new(Qp::new(config), qpn, self.id, self.device as u16, NO_DOORBELL, cookie, pipe);
-        house.post(worker, move |w, _| w.add_qp(Box::new(slot)));
-        house.xrc.targets.insert(qpn, Target { domain, worker, holders: 1 });
+        host.post(worker, move |w, _| w.add_qp(Box::new(slot)));
+        host.xrc.targets.insert(qpn, XrcTarget { domain, worker, holders: 1 });
         Ok(self.hold_target(qpn, worker, xrcd, cookie))
     }
 
     /// Opens a target queue pair that another context may have made.
-    pub(super) fn open_qp(&mut self, house: &mut House, xrcd: u32, qpn: u32, cookie: u64) -> Result<Outcome, Refusal> {
+    pub(super) fn open_qp(&mut self, host: &mut Host, xrcd: u32, qpn: u32, cookie: u64) -> Result<ReplyParts, Refusal> {
         let domain = self.domain(xrcd)?;
         let qpn = Qpn::new(qpn);
-        let Some(target) = house.xrc.targets.get_mut(&qpn).filter(|t| t.domain == domain) else {
+        let Some(target) = host.xrc.targets.get_mut(&qpn).filter(|t| t.domain == domain) else {
             return refuse(libc::EINVAL, format!("queue pair {} is no target of this XRC domain", qpn.get()));
         };
         target.holders += 1;
         let worker = target.worker;
         let holder = Holder { context: self.id, async_events: self.async_events.clone(), event_cookie: cookie };
-        house.on_worker(worker, move |w, _| w.hold_qp(qpn, holder));
+        host.on_worker(worker, move |w, _| w.hold_qp(qpn, holder));
         Ok(self.hold_target(qpn, worker, xrcd, cookie))
     }
 
-    fn hold_target(&mut self, qpn: Qpn, worker: usize, xrcd: u32, event_cookie: u64) -> Outcome {
+    fn hold_target(&mut self, qpn: Qpn, worker: usize, xrcd: u32, event_cookie: u64) -> ReplyParts {
         self.use_xrcd(xrcd, 1);
-        let qp = self.qps.insert(QpObject {
+        let qp = self.qps.insert(HostQp {
             qpn,
             qp_type: QpType::XrcRecv,
             worker,
@@ -155,21 +155,21 @@ impl Context {
     }
 
     /// Lets go of a target queue pair; the last holder ends it.
-    pub(super) fn end_target(&mut self, house: &mut House, object: &QpObject) {
+    pub(super) fn end_target(&mut self, host: &mut Host, object: &HostQp) {
         let (qpn, context, cookie) = (object.qpn, self.id, object.event_cookie);
         if let Some(xrcd) = object.xrcd {
             self.use_xrcd(xrcd, -1);
         }
-        let left = house.xrc.targets.get_mut(&qpn).map_or(0, |t| {
+        let left = host.xrc.targets.get_mut(&qpn).map_or(0, |t| {
             t.holders -= 1;
             t.holders
         });
         if left > 0 {
-            house.on_worker(object.worker, move |w, _| w.let_go_of_qp(qpn, context, cookie));
+            host.on_worker(object.worker, move |w, _| w.let_go_of_qp(qpn, context, cookie));
             return;
         }
-        house.xrc.targets.remove(&qpn);
-        drop(house.on_worker(object.worker, move |w, now| w.destroy_qp(now, qpn, false)));
-        house.qpns[object.worker].put(qpn);
+        host.xrc.targets.remove(&qpn);
+        drop(host.on_worker(object.worker, move |w, now| w.destroy_qp(now, qpn, false)));
+        host.qpns[object.worker].put(qpn);
     }
 }
