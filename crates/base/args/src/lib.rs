@@ -1,27 +1,15 @@
-//! How Burst's programs read what a person typed (storey 4, shared by `burst` and `burstd`).
+//! Command-line parsing shared by `burst` and `burstd`: [`parse`] runs clap and reports an error in one sentence.
 //!
-//! A wrong flag, command, key or value gets one sentence that names it and the nearest valid word, and exit code 2.
-//! Quantities are written as people write them: `64KiB`, `30s`, `250us`.
+//! A wrong flag, command or value is answered by one sentence that names it and the nearest valid word, and by exit code
+//! [`EXIT_USAGE`]. The grammar of values (sizes, durations, names) is the crate `burst_grammar`.
 #![forbid(unsafe_code)]
 
-mod quantity;
-
-pub use quantity::{bytes, duration, show_bytes, show_duration};
-
+use burst_grammar::nearest;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 
 /// Exit code of every program for a wrong flag, key or value.
 pub const EXIT_USAGE: u8 = 2;
-
-/// The candidate that looks most like `word`, if any candidate was given.
-pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Edits decide (two swapped letters are one); among equals, a common beginning.
-    let score = |c: &&str| {
-        ((strsim::normalized_damerau_levenshtein(word, c) * 1e3 + strsim::jaro_winkler(word, c)) * 1e6) as u64
-    };
-    candidates.into_iter().max_by_key(score)
-}
 
 /// Parses `args`; prints help or version (exit code 0) or one sentence about what is wrong (exit code 2).
 ///
@@ -136,13 +124,6 @@ mod tests {
     #[test]
     fn a_flag_like_nothing_still_gets_a_suggestion() {
         assert!(complaint(&["demo", "--zzz"]).contains("the nearest valid one is"));
-    }
-
-    #[test]
-    fn swapped_letters_are_one_edit() {
-        assert_eq!(nearest("sl", ["run", "ls", "stats"]), Some("ls"));
-        assert_eq!(nearest("dve", ["dev", "drop", "dscp"]), Some("dev"));
-        assert_eq!(nearest("x", []), None);
     }
 
     #[test]

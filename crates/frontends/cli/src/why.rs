@@ -100,7 +100,7 @@ fn find(word: &str) -> Result<Reason, String> {
     let name = word.to_ascii_lowercase().replace('-', "_");
     let found = Reason::ALL.iter().find(|r| r.name() == name);
     found.copied().ok_or_else(|| {
-        let near = burst_args::nearest(&name, Reason::ALL.iter().map(|r| r.name())).unwrap_or_default();
+        let near = burst_grammar::nearest(&name, Reason::ALL.iter().map(|r| r.name())).unwrap_or_default();
         format!("no reason is called {word:?}; the nearest is {near:?}")
     })
 }

@@ -15,6 +15,7 @@ use crate::error::PortError;
 use core::fmt;
 use core::str::FromStr;
 use std::net::IpAddr;
+use std::time::Duration;
 
 mod dpdk;
 
@@ -321,7 +322,7 @@ fn unknown_kind(word: &str) -> String {
     let near = nearest(&lower, KINDS.iter().copied());
     let said = format!("unknown kind '{word}'; did you mean '{near}'");
     let is_name = !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "._-@".contains(c));
-    if is_name && edit_distance(&lower, near) > KIND_EDITS_MAX {
+    if is_name && burst_grammar::nearest_within(&lower, KINDS.iter().copied(), KIND_EDITS_MAX).is_none() {
         return format!("unknown kind '{word}'; did you mean 'udp:dev={word}'?");
     }
     said + "?"
@@ -345,25 +346,9 @@ fn apply<S>(mut spec: S, table: &'static [OptionRow<S>], kind: &str, options: &s
     Ok(spec)
 }
 
-/// The candidate with the smallest edit distance.
+/// The candidate most similar to `word`.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> &'a str {
-    candidates.min_by_key(|c| edit_distance(word, c)).unwrap_or("")
-}
-
-/// Levenshtein distance, one row at a time.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let replace = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = replace.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
+    burst_grammar::nearest(word, candidates).unwrap_or("")
 }
 
 fn set<T>(place: &mut T, value: Result<T, String>) -> Result<(), String> {
@@ -408,34 +393,23 @@ fn switch(v: &str) -> Result<bool, String> {
     }
 }
 
-/// A number followed by a unit out of `units`; the product, which must be finite and not negative.
-fn scaled(v: &str, units: &[(&str, f64)]) -> Option<f64> {
-    let (unit, factor) = units.iter().find(|(unit, _)| v.ends_with(unit))?;
-    let number: f64 = v[..v.len() - unit.len()].trim().parse().ok()?;
-    let product = number * factor;
-    (product.is_finite() && product >= 0.0).then_some(product)
-}
-
 fn rate(v: &str) -> Result<Ppm, String> {
-    let units = [("%", 1e4), ("\u{2030}", 1e3), ("ppm", 1.0), ("", 1e6)];
-    match scaled(v, &units) {
-        Some(ppm) if ppm <= 1e6 => Ok(Ppm(ppm.round() as u32)),
-        _ => Err("is not a rate such as 1%, 300ppm or 0.01".into()),
-    }
+    Ok(Ppm(burst_grammar::parts_per_million(v)?))
 }
 
 fn time_ns(v: &str) -> Result<u64, String> {
-    const HOUR_NS: f64 = 3.6e12;
-    match scaled(v, &[("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)]) {
-        Some(ns) if ns <= HOUR_NS => Ok(ns.round() as u64),
-        _ => Err("is not a time such as 100us or 1ms".into()),
+    const TIME_MAX: Duration = Duration::from_secs(3600);
+    match burst_grammar::duration(v)? {
+        time if time <= TIME_MAX => Ok(time.as_nanos() as u64),
+        _ => Err("is longer than 1h".into()),
     }
 }
 
 fn size(v: &str) -> Result<u32, String> {
-    match scaled(v, &[("K", 1024.0), ("M", 1048576.0), ("G", 1073741824.0), ("", 1.0)]) {
-        Some(bytes) if bytes <= 1073741824.0 => Ok(bytes as u32),
-        _ => Err("is not a size such as 4M or 512K, up to 1G".into()),
+    const SIZE_MAX: u64 = 1 << 30;
+    match burst_grammar::bytes(v)? {
+        bytes if bytes <= SIZE_MAX => Ok(bytes as u32),
+        _ => Err("is larger than 1GiB".into()),
     }
 }
 

@@ -67,7 +67,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Vec<String>>, String> {
     match flat.keys().find(|k| !KEYS.iter().any(|key| key.name == k.as_str())) {
         None => Ok(flat),
         Some(wrong) => {
-            let near = burst_args::nearest(wrong, KEYS.iter().map(|k| k.name)).unwrap_or_default();
+            let near = burst_grammar::nearest(wrong, KEYS.iter().map(|k| k.name)).unwrap_or_default();
             Err(format!("unknown key {wrong:?}; the nearest valid one is {near:?}"))
         }
     }
@@ -85,7 +85,7 @@ fn texts(name: &str, value: &toml::Value) -> Result<Vec<String>, String> {
         toml::Value::Array(items) if many && !items.is_empty() => items.iter().map(one).collect(),
         toml::Value::Array(_) if many => Err(format!("{name}: the list is empty")),
         toml::Value::Table(_) => {
-            let near = burst_args::nearest(name, KEYS.iter().map(|k| k.name)).unwrap_or_default();
+            let near = burst_grammar::nearest(name, KEYS.iter().map(|k| k.name)).unwrap_or_default();
             Err(format!("unknown key {name:?}; the nearest valid one is {near:?}"))
         }
         other => one(other).map(|text| vec![text]),

@@ -1,6 +1,6 @@
 //! Types of configuration values: reading, range, and how the document shows them.
 
-use burst_args::{bytes, duration, nearest, show_bytes, show_duration};
+use burst_grammar::{bytes, duration, nearest, show_bytes, show_duration};
 use std::time::Duration;
 
 /// Type and range of a key.
@@ -64,6 +64,7 @@ impl ConfigValue {
 impl ValueKind {
     /// Reads and checks what somebody wrote.
     pub fn read(self, text: &str) -> Result<ConfigValue, String> {
+        let wrong = |clause: &str| format!("{text:?} {clause}");
         match self {
             ValueKind::Text | ValueKind::Path if text.is_empty() => Err("must not be empty".to_owned()),
             ValueKind::Text | ValueKind::Path => Ok(ConfigValue::Text(text.to_owned())),
@@ -71,9 +72,9 @@ impl ValueKind {
                 let number = text.parse().map_err(|_| format!("{text:?} is not a whole number"))?;
                 in_range(number, min, max, |n| n.to_string())
             }
-            ValueKind::Bytes { min, max } => in_range(bytes(text)?, min, max, show_bytes),
+            ValueKind::Bytes { min, max } => in_range(bytes(text).map_err(wrong)?, min, max, show_bytes),
             ValueKind::Duration { max_ns } => {
-                let ns = duration(text)?.as_nanos() as u64;
+                let ns = duration(text).map_err(wrong)?.as_nanos() as u64;
                 in_range(ns, 0, max_ns, |n| show_duration(Duration::from_nanos(n)))
             }
             ValueKind::Mode => read_mode(text),
