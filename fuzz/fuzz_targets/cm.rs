@@ -9,7 +9,7 @@
 #[path = "../../crates/protocols/cm/tests/harness/mod.rs"]
 mod harness;
 
-use burst_base::Nanos;
+use burst_base::{DeviceId, Nanos};
 use burst_cm::message::{Drep, Dreq, Lap, Mad, CmMessage, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use burst_cm::service::{PrivateDataHeader, PS_TCP, service_id};
 use burst_cm::{PathRecord, QpSetup};
@@ -73,7 +73,7 @@ fn deliver(host: &mut Host, now: Nanos, tape: &mut Tape<'_>) {
     for _ in 0..tape.byte() % 4 {
         bytes[usize::from(tape.byte())] ^= tape.byte();
     }
-    let path = PathRecord { port: 0, flow: Flow { src: host.ip, dst: peer, ..Flow::default() } };
+    let path = PathRecord { device: DeviceId(0), flow: Flow { src: host.ip, dst: peer, ..Flow::default() } };
     host.cm.on_mad(now, &path, &bytes, &mut host.world);
 }
 

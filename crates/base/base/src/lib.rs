@@ -15,6 +15,6 @@ pub mod time;
 pub mod verbs;
 pub mod wheel;
 
-pub use num::{Lkey, Psn, Qkey, Qpn, Rkey};
+pub use num::{DeviceId, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use reason::Reason;
 pub use time::Nanos;

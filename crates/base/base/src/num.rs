@@ -102,6 +102,52 @@ impl fmt::Debug for Qpn {
     }
 }
 
+/// Number of a device: its place in the daemon's list of ports, from 0.
+///
+/// A worker's table of ports, queue pairs, paths and multicast groups all use this number. It is not a verbs port number
+/// (each device has the one port 1), nor a UDP or service port. Control messages carry it as 32 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+pub struct DeviceId(pub u16);
+
+impl DeviceId {
+    /// The device at place `index` of a table.
+    ///
+    /// # Panics
+    /// For a place beyond 65,535; a daemon has a handful of devices.
+    pub fn from_index(index: usize) -> Self {
+        DeviceId(u16::try_from(index).expect("a daemon has fewer than 65,536 devices"))
+    }
+    /// Its place in a table of devices.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl From<DeviceId> for u32 {
+    fn from(device: DeviceId) -> u32 {
+        u32::from(device.0)
+    }
+}
+
+impl TryFrom<u32> for DeviceId {
+    type Error = core::num::TryFromIntError;
+    fn try_from(number: u32) -> Result<Self, Self::Error> {
+        u16::try_from(number).map(DeviceId)
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device:{}", self.0)
+    }
+}
+
 macro_rules! opaque_key {
     ($(#[$doc:meta])* $name:ident, $tag:literal) => {
         $(#[$doc])*

@@ -311,7 +311,7 @@ impl Server {
                 "port changed"
             );
             for client in &mut self.clients {
-                client.port_changed(d.index, news);
+                client.port_changed(d.id, news);
             }
         }
     }

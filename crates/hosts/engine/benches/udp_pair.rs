@@ -6,8 +6,8 @@
 // The tests use more of it than this benchmark.
 mod house;
 
-use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_base::{DeviceId, Nanos};
 use burst_port::{PortSpec, open};
 use house::{BASE, Host, poll, request};
 use std::io::{Read, Write};
@@ -70,7 +70,7 @@ fn write_bandwidth(size: u32) -> f64 {
     let gbps = (done * u64::from(size) * 8) as f64 / begun.elapsed().as_secs_f64() / 1e9;
     stop.store(true, Ordering::Relaxed);
     responder.join().expect("responder");
-    for (name, value) in a.worker.counters(0).snapshot().iter().filter(|(_, v)| *v > 0).skip(4) {
+    for (name, value) in a.worker.counters(DeviceId(0)).snapshot().iter().filter(|(_, v)| *v > 0).skip(4) {
         eprintln!("    {name} {value}");
     }
     gbps

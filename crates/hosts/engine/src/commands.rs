@@ -11,7 +11,7 @@ use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::worker::{Core, PortSlot, Worker};
 use burst_base::verbs::{QpAttr, QpState, QpType};
-use burst_base::{Nanos, Qpn, Reason};
+use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_frame::Flow;
 use burst_mem::{MrTable, Region, Window};
 use burst_port::{NeighbourState, PortCaps};
@@ -107,19 +107,19 @@ impl Worker {
         &self.core.mem
     }
 
-    /// Counters of device `port`.
-    pub fn counters(&self, port: u16) -> Arc<Counters> {
-        self.ports[usize::from(port)].counters.clone()
+    /// Counters of `device`.
+    pub fn counters(&self, device: DeviceId) -> Arc<Counters> {
+        self.ports[device.index()].counters.clone()
     }
 
-    /// What port `port` knows of the next hop to `dst`; asks for it if that is nothing.
-    pub fn next_hop(&mut self, now: Nanos, port: u16, dst: IpAddr) -> NeighbourState {
-        self.ports[usize::from(port)].port.next_hop(now, dst)
+    /// What the port of `device` knows of the next hop to `dst`; asks for it if that is nothing.
+    pub fn next_hop(&mut self, now: Nanos, device: DeviceId, dst: IpAddr) -> NeighbourState {
+        self.ports[device.index()].port.next_hop(now, dst)
     }
 
-    /// What port `port` is now; re-reads addresses and link state first.
-    pub fn refresh_port(&mut self, port: u16) -> PortCaps {
-        let slot = &mut self.ports[usize::from(port)];
+    /// What the port of `device` is now; re-reads addresses and link state first.
+    pub fn refresh_port(&mut self, device: DeviceId) -> PortCaps {
+        let slot = &mut self.ports[device.index()];
         slot.port.refresh();
         slot.port.caps().clone()
     }
@@ -199,7 +199,7 @@ impl Worker {
     /// The interface's MTU may have changed since the queue pair was made.
     pub(crate) fn follow_port(&mut self, qpn: Qpn) {
         let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut) else { return };
-        slot.qp.follow_port(self.ports[usize::from(slot.port)].port.caps().active_mtu());
+        slot.qp.follow_port(self.ports[slot.device.index()].port.caps().active_mtu());
     }
 
     /// A shared receive queue has moved to another ring: its queue pairs follow.
@@ -254,7 +254,7 @@ impl Worker {
         self.slot(qpn)?;
         let Core { qps, cqs, ahs, xrc, mem, outbox, .. } = &mut self.core;
         let slot = qps[slot_of(qpn) as usize].as_mut()?;
-        let PortSlot { batch, counters, .. } = &mut self.ports[usize::from(slot.port)];
+        let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
         let (pipe, event_cookie, others) = (slot.async_events.clone(), slot.event_cookie, slot.others.clone());
         let view = SlotView { async_events: &pipe, event_cookie, others: &others };
         let mut fx = Fx { cqs, ahs, xrc, counters, outbox, slot: view, signal: None, defer: true };
@@ -271,13 +271,13 @@ impl Worker {
         let index = slot_of(qpn);
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
         self.leave_path(now, &mut slot, index);
-        self.ports[usize::from(slot.port)].port.prepare(&flow);
+        self.ports[slot.device.index()].port.prepare(&flow);
         let Core { paths, options, .. } = &mut self.core;
-        let found = paths.iter().position(|p| p.peer == flow.dst && p.port == slot.port);
+        let found = paths.iter().position(|p| p.peer == flow.dst && p.device == slot.device);
         let reusable = || paths.iter().position(|p| p.users == 0);
         let at = found.or_else(reusable).unwrap_or(paths.len());
         if found.is_none() {
-            let path = Path::new(flow.dst, slot.port, options.window_bytes);
+            let path = Path::new(flow.dst, slot.device, options.window_bytes);
             if at == paths.len() { paths.push(path) } else { paths[at] = path }
         }
         paths[at].users += 1;
@@ -306,7 +306,7 @@ impl Worker {
         let (true, QpType::Rc) = (connected, slot.qp.qp_type()) else { return };
         let flow = *slot.qp.flow();
         let stone = Tombstone { qpn: slot.qpn, peer: attr.dest_qpn, flow, until: now + LINGER };
-        let PortSlot { batch, counters, .. } = &mut self.ports[usize::from(slot.port)];
+        let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
         tombstone::nak(&stone, attr.rq_psn, batch);
         counters.count(Reason::ProcessDied);
         self.core.graves.bury(stone);

@@ -4,7 +4,7 @@
 //! queue pairs into one train. A worker that gets a packet of another's queue pair copies it into a preallocated
 //! frame of the owner's inbox; an inbox without free frames drops, as a full NIC queue would.
 
-use burst_base::Reason;
+use burst_base::{DeviceId, Reason};
 use burst_frame::{Flow, RxFrame};
 use crossbeam_queue::ArrayQueue;
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,7 +17,7 @@ const BYTES_MAX: usize = 4096 + burst_frame::HEAD_MAX + 3;
 
 /// A packet on its way between workers.
 struct Handed {
-    port: u16,
+    device: DeviceId,
     flow: Flow,
     len: usize,
     bytes: [u8; BYTES_MAX],
@@ -43,7 +43,7 @@ impl Inbox {
             empty: ArrayQueue::new(frames),
         };
         while workers > 1 && !inbox.empty.is_full() {
-            let frame = Handed { port: 0, flow: Flow::default(), len: 0, bytes: [0; BYTES_MAX] };
+            let frame = Handed { device: DeviceId(0), flow: Flow::default(), len: 0, bytes: [0; BYTES_MAX] };
             // The loop ends when it is full.
             let _ = inbox.empty.push(Box::new(frame));
         }
@@ -64,12 +64,12 @@ impl Inbox {
     ///
     /// # Errors
     /// [`Reason::HandoverFull`] without a free frame, [`Reason::InvalidLength`] for a packet longer than any MTU.
-    pub fn hand(&self, port: u16, frame: &RxFrame<'_>) -> Result<(), Reason> {
+    pub fn hand(&self, device: DeviceId, frame: &RxFrame<'_>) -> Result<(), Reason> {
         if frame.bytes.len() > BYTES_MAX {
             return Err(Reason::InvalidLength);
         }
         let mut handed = self.empty.pop().ok_or(Reason::HandoverFull)?;
-        handed.port = port;
+        handed.device = device;
         handed.flow = frame.flow;
         handed.len = frame.bytes.len();
         handed.bytes[..frame.bytes.len()].copy_from_slice(frame.bytes);
@@ -78,12 +78,12 @@ impl Inbox {
     }
 
     /// Gives up to `budget` packets to `take`; returns how many.
-    pub fn drain(&self, budget: usize, mut take: impl FnMut(u16, &RxFrame<'_>)) -> usize {
+    pub fn drain(&self, budget: usize, mut take: impl FnMut(DeviceId, &RxFrame<'_>)) -> usize {
         let mut count = 0;
         while count < budget
             && let Some(handed) = self.filled.pop()
         {
-            take(handed.port, &RxFrame { flow: handed.flow, bytes: &handed.bytes[..handed.len] });
+            take(handed.device, &RxFrame { flow: handed.flow, bytes: &handed.bytes[..handed.len] });
             // There are as many places as frames.
             let _ = self.empty.push(handed);
             count += 1;
@@ -114,19 +114,19 @@ mod tests {
             RxFrame { flow: Flow::default(), bytes }
         }
         for i in 0..FRAMES {
-            inbox.hand(3, &frame(&[i as u8; 20])).expect("room");
+            inbox.hand(DeviceId(3), &frame(&[i as u8; 20])).expect("room");
         }
-        assert_eq!(inbox.hand(3, &frame(&[0; 20])), Err(Reason::HandoverFull));
-        assert_eq!(inbox.hand(3, &frame(&[0; 5000])), Err(Reason::InvalidLength));
+        assert_eq!(inbox.hand(DeviceId(3), &frame(&[0; 20])), Err(Reason::HandoverFull));
+        assert_eq!(inbox.hand(DeviceId(3), &frame(&[0; 5000])), Err(Reason::InvalidLength));
         let mut next = 0;
         assert_eq!(
-            inbox.drain(10, |port, f| {
-                assert_eq!((port, f.bytes[0]), (3, next));
+            inbox.drain(10, |device, f| {
+                assert_eq!((device, f.bytes[0]), (DeviceId(3), next));
                 next += 1;
             }),
             10
         );
-        inbox.hand(3, &frame(&[0; 20])).expect("room again");
+        inbox.hand(DeviceId(3), &frame(&[0; 20])).expect("room again");
         assert!(!inbox.is_empty());
     }
 }

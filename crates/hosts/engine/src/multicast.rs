@@ -8,7 +8,7 @@ use crate::effects::{Fx, SlotView};
 use crate::qpn::slot_of;
 use crate::receive::Walk;
 use crate::worker::{Core, Worker};
-use burst_base::{Qpn, Reason};
+use burst_base::{DeviceId, Qpn, Reason};
 use burst_frame::RxFrame;
 use burst_port::PortError;
 use burst_transport::Env;
@@ -19,7 +19,7 @@ use std::net::IpAddr;
 #[derive(Clone, Debug)]
 pub struct Group {
     /// Device.
-    pub port: u16,
+    pub device: DeviceId,
     /// Address.
     pub ip: IpAddr,
     /// Members that this worker owns.
@@ -35,8 +35,8 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    fn find(&self, port: u16, ip: IpAddr) -> Option<&Group> {
-        self.groups.iter().find(|g| g.port == port && g.ip == ip)
+    fn find(&self, device: DeviceId, ip: IpAddr) -> Option<&Group> {
+        self.groups.iter().find(|g| g.device == device && g.ip == ip)
     }
 }
 
@@ -44,7 +44,7 @@ impl Worker {
     /// Says who is in a group now; without members anywhere it is forgotten.
     pub fn set_group(&mut self, group: Group) {
         let groups = &mut self.core.groups.groups;
-        groups.retain(|g| g.port != group.port || g.ip != group.ip);
+        groups.retain(|g| g.device != group.device || g.ip != group.ip);
         if group.workers != 0 {
             groups.push(group);
         }
@@ -54,13 +54,13 @@ impl Worker {
     ///
     /// # Errors
     /// What the port says.
-    pub fn join_group(&mut self, port: u16, ip: IpAddr) -> Result<(), PortError> {
-        self.ports[usize::from(port)].port.join(ip)
+    pub fn join_group(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), PortError> {
+        self.ports[device.index()].port.join(ip)
     }
 
     /// Makes a port leave a group.
-    pub fn leave_group(&mut self, port: u16, ip: IpAddr) {
-        self.ports[usize::from(port)].port.leave(ip);
+    pub fn leave_group(&mut self, device: DeviceId, ip: IpAddr) {
+        self.ports[device.index()].port.leave(ip);
     }
 }
 
@@ -68,7 +68,7 @@ impl Walk<'_> {
     /// A datagram to a group: to all members, here and on other workers.
     pub(crate) fn multicast(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
         let own = self.core.options.id;
-        let Some(group) = self.core.groups.find(self.port, frame.flow.dst) else {
+        let Some(group) = self.core.groups.find(self.device, frame.flow.dst) else {
             return self.counters.count(Reason::MulticastMissing);
         };
         let mut others = if self.handed { 0 } else { group.workers & !(1 << own) };
@@ -83,7 +83,7 @@ impl Walk<'_> {
 
     fn deliver_copy(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>, member: usize) {
         let Core { qps, cqs, ahs, xrc, mem, outbox, touched, groups, .. } = &mut *self.core;
-        let Some(&qpn) = groups.find(self.port, frame.flow.dst).and_then(|g| g.members.get(member)) else { return };
+        let Some(&qpn) = groups.find(self.device, frame.flow.dst).and_then(|g| g.members.get(member)) else { return };
         let index = slot_of(qpn);
         let Some(slot) = qps.get_mut(index as usize).and_then(Option::as_mut).filter(|s| s.qpn == qpn) else { return };
         let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };

@@ -6,9 +6,9 @@ use crate::hold::Hold;
 use crate::qpn::slot_of;
 use crate::sched::{NO_TICKET, Place};
 use crate::wakes::Wake;
-use burst_base::Nanos;
 use burst_base::verbs::{EventType, QpState, QpType};
 use burst_base::wheel::Wheel;
+use burst_base::{DeviceId, Nanos};
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_frame::Flow;
 use burst_shm::cq::CqProducer;
@@ -113,7 +113,7 @@ pub struct QpSlot {
     /// Context.
     pub context: u32,
     /// Device.
-    pub port: u16,
+    pub device: DeviceId,
     /// Doorbell number in its context, or [`NO_DOORBELL`].
     pub doorbell: u32,
     /// In asynchronous events.
@@ -148,7 +148,7 @@ impl QpSlot {
         qp: Qp,
         qpn: burst_base::Qpn,
         context: u32,
-        port: u16,
+        device: DeviceId,
         doorbell: u32,
         event_cookie: u64,
         async_events: Arc<EventPipe>,
@@ -157,7 +157,7 @@ impl QpSlot {
             qp,
             qpn,
             context,
-            port,
+            device,
             doorbell,
             event_cookie,
             async_events,

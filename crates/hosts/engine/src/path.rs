@@ -7,7 +7,7 @@
 //! drops what is too much. RC repairs that; for unacknowledged services a path lets only [`UNRESOLVED_BYTES`] go before it
 //! asks the port whether there is an answer ([`Path::may_send`]).
 
-use burst_base::Nanos;
+use burst_base::{DeviceId, Nanos};
 use burst_cc::{AckSample, Algorithm, Controller, LossKind, Params};
 use burst_port::UNRESOLVED_BYTES;
 use burst_transport::Signal;
@@ -40,7 +40,7 @@ pub struct Path {
     /// The peer.
     pub peer: IpAddr,
     /// Device.
-    pub port: u16,
+    pub device: DeviceId,
     /// Queue pairs that use it.
     pub users: u32,
     controller: Controller,
@@ -54,11 +54,11 @@ pub struct Path {
 
 impl Path {
     /// A path with the largest window, `window_max` bytes.
-    pub fn new(peer: IpAddr, port: u16, window_max: u64) -> Path {
+    pub fn new(peer: IpAddr, device: DeviceId, window_max: u64) -> Path {
         let params = Params { algorithm: Algorithm::Aimd, window_max_bytes: window_max };
         Path {
             peer,
-            port,
+            device,
             users: 0,
             controller: Controller::new(&params, Nanos(0), 0, 0),
             inflight: 0,
@@ -139,7 +139,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     fn path() -> Path {
-        Path::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0, 512 << 10)
+        Path::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DeviceId(0), 512 << 10)
     }
 
     #[test]

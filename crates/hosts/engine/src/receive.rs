@@ -6,7 +6,7 @@ use crate::effects::{Fx, SlotView};
 use crate::objects::NO_PATH;
 use crate::qpn::{slot_of, worker_of};
 use crate::worker::{Core, PortSlot, RX_BUDGET, Worker};
-use burst_base::{Nanos, Qpn, Reason};
+use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::Cm;
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::RxSink;
@@ -16,7 +16,7 @@ use burst_wire::{Bth, ICRC_LEN, MAD_LEN, Opcode, Packet, Position};
 /// One port's burst on its way into the tables.
 pub(crate) struct Walk<'a> {
     pub(crate) now: Nanos,
-    pub(crate) port: u16,
+    pub(crate) device: DeviceId,
     pub(crate) core: &'a mut Core,
     pub(crate) batch: &'a mut TxBatch,
     pub(crate) counters: &'a Counters,
@@ -29,7 +29,8 @@ impl Worker {
     pub(crate) fn receive(&mut self, now: Nanos) -> bool {
         let (mut taken, mut unread) = (0, false);
         for (index, PortSlot { port, batch, counters }) in self.ports.iter_mut().enumerate() {
-            let mut walk = Walk { now, port: index as u16, core: &mut self.core, batch, counters, handed: false };
+            let mut walk =
+                Walk { now, device: DeviceId::from_index(index), core: &mut self.core, batch, counters, handed: false };
             let burst = port.rx_burst(now, RX_BUDGET, &mut walk);
             taken += burst;
             unread |= burst >= RX_BUDGET || port.next_event() <= now;
@@ -54,9 +55,9 @@ impl Worker {
         if inbox.is_empty() {
             return 0;
         }
-        inbox.drain(RX_BUDGET, |port, frame| {
-            let PortSlot { batch, counters, .. } = &mut self.ports[usize::from(port)];
-            let mut walk = Walk { now, port, core: &mut self.core, batch, counters, handed: true };
+        inbox.drain(RX_BUDGET, |device, frame| {
+            let PortSlot { batch, counters, .. } = &mut self.ports[device.index()];
+            let mut walk = Walk { now, device, core: &mut self.core, batch, counters, handed: true };
             if let Ok(packet) = Packet::parse(frame.bytes) {
                 walk.demux(frame, &packet);
             }
@@ -114,7 +115,7 @@ impl Walk<'_> {
         let index = slot_of(bth.dest_qpn);
         let Core { qps, cqs, ahs, xrc, mem, outbox, touched, data_came, .. } = &mut *self.core;
         let Some(slot) = qps.get_mut(index as usize).and_then(Option::as_mut) else { return 0 };
-        if slot.qpn != bth.dest_qpn || slot.port != self.port {
+        if slot.qpn != bth.dest_qpn || slot.device != self.device {
             return 0;
         }
         let view = SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
@@ -152,7 +153,7 @@ impl Walk<'_> {
         let index = slot_of(qpn);
         let Core { qps, cqs, ahs, xrc, mem, outbox, paths, touched, graves, .. } = &mut *self.core;
         let slot = match qps.get_mut(index as usize).and_then(Option::as_mut) {
-            Some(slot) if slot.qpn == qpn && slot.port == self.port => slot,
+            Some(slot) if slot.qpn == qpn && slot.device == self.device => slot,
             _ => {
                 if !graves.answer(self.now, packet, self.batch) {
                     self.counters.count(Reason::UnknownQpn);
@@ -196,7 +197,7 @@ impl Walk<'_> {
             }
         }
         if let Some(host) = &mut self.core.cm
-            && let Err(reason) = host.arrive(self.port, &frame.flow, bytes)
+            && let Err(reason) = host.arrive(self.device, &frame.flow, bytes)
         {
             self.counters.count(reason);
         }
@@ -211,7 +212,7 @@ impl Walk<'_> {
     }
 
     pub(crate) fn hand_over(&mut self, owner: u32, frame: &RxFrame<'_>) {
-        match self.core.inboxes[owner as usize].hand(self.port, frame) {
+        match self.core.inboxes[owner as usize].hand(self.device, frame) {
             Ok(()) => self.core.handed_to |= 1 << owner,
             Err(reason) => self.counters.count(reason),
         }

@@ -55,7 +55,7 @@ impl Worker {
 
     /// One queue pair's turn. Returns payload bytes it may have used.
     fn turn(&mut self, now: Nanos, index: u32) -> usize {
-        let Some(port) = self.core.qps.get(index as usize).and_then(Option::as_ref).map(|s| usize::from(s.port)) else {
+        let Some(port) = self.core.qps.get(index as usize).and_then(Option::as_ref).map(|s| s.device.index()) else {
             return 0;
         };
         let port = &mut self.ports[port];
@@ -130,7 +130,7 @@ impl Worker {
         slot.armed = Nanos::NEVER;
         let due = slot.qp.next_deadline() <= now;
         if due {
-            let PortSlot { batch, counters, .. } = &mut self.ports[usize::from(slot.port)];
+            let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
             let view =
                 SlotView { async_events: &slot.async_events, event_cookie: slot.event_cookie, others: &slot.others };
             let mut fx = Fx { cqs, ahs, xrc, counters, outbox, slot: view, signal: None, defer: false };

@@ -2,7 +2,7 @@
 mod house;
 
 use burst_base::verbs::{AhAttr, QpAttr, QpState, QpType, WcStatus, WrOpcode, attr_mask};
-use burst_base::{Nanos, Qkey, Qpn, Reason};
+use burst_base::{DeviceId, Nanos, Qkey, Qpn, Reason};
 use burst_engine::AddressHandle;
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
@@ -37,7 +37,7 @@ fn member(host: &mut Host) -> AppQp {
 }
 
 fn group(members: &[Qpn], workers: u32) -> Group {
-    Group { port: 0, ip: GROUP.into(), members: members.to_vec(), workers }
+    Group { device: DeviceId(0), ip: GROUP.into(), members: members.to_vec(), workers }
 }
 
 /// Sends one datagram to the group.
@@ -64,9 +64,9 @@ fn every_member_of_every_worker_gets_one_copy() {
     let mut c = Host::with_inboxes(Box::new(hub.port("b1", &[ip(3)])), 8192, inboxes, 1);
     let (mut sender, mut outsider) = (member(&mut a), member(&mut b));
     let (mut here, mut here_too, mut there) = (member(&mut b), member(&mut b), member(&mut c));
-    a.worker.join_group(0, GROUP.into()).expect("joined");
+    a.worker.join_group(DeviceId(0), GROUP.into()).expect("joined");
     a.worker.set_group(group(&[sender.qpn], 1));
-    b.worker.join_group(0, GROUP.into()).expect("joined");
+    b.worker.join_group(DeviceId(0), GROUP.into()).expect("joined");
     b.worker.set_group(group(&[here.qpn, here_too.qpn], 0b11));
     c.worker.set_group(group(&[there.qpn], 0b11));
     send(&mut a, &mut sender);
@@ -89,14 +89,14 @@ fn a_group_that_was_left_gets_nothing_and_an_unknown_one_is_named() {
     let mut a = Host::new(Box::new(hub.port("a", &[ip(1)])), 8192);
     let mut b = Host::new(Box::new(hub.port("b", &[ip(2)])), 8192);
     let (mut sender, mut other) = (member(&mut a), member(&mut b));
-    b.worker.join_group(0, GROUP.into()).expect("joined");
+    b.worker.join_group(DeviceId(0), GROUP.into()).expect("joined");
     b.worker.set_group(group(&[other.qpn], 1));
     b.worker.set_group(group(&[], 0));
     send(&mut a, &mut sender);
     a.worker.run_once(Nanos(0));
     b.worker.run_once(Nanos(0));
-    assert_eq!(b.worker.counters(0).reason(Reason::MulticastMissing), 1);
-    b.worker.leave_group(0, GROUP.into());
+    assert_eq!(b.worker.counters(DeviceId(0)).reason(Reason::MulticastMissing), 1);
+    b.worker.leave_group(DeviceId(0), GROUP.into());
     b.worker.set_group(group(&[other.qpn], 1));
     send(&mut a, &mut sender);
     a.worker.run_once(Nanos(1));

@@ -2,7 +2,7 @@
 mod house;
 
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
-use burst_base::{Nanos, Qpn, Reason};
+use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_engine::handover::Inbox;
 use burst_engine::path::QP_MIN_BYTES;
 use burst_port::Port;
@@ -128,7 +128,7 @@ fn a_thousand_writes_survive_a_bad_link() {
     }
     let end = (1000 * chunk) as usize;
     assert_eq!(contents(&b)[..end], bytes[..end]);
-    let counters = a.worker.counters(0);
+    let counters = a.worker.counters(DeviceId(0));
     assert!(
         counters.reason(Reason::SequenceNakReceived) + counters.reason(Reason::AckTimeout) > 0,
         "the link lost nothing"
@@ -147,7 +147,7 @@ fn the_peer_of_a_dead_process_gets_an_error_at_once() {
     let cqe = wait(&mut a, &mut b, &mut qa, &mut now);
     assert_eq!(cqe.status, WcStatus::RemOpErr as u8);
     assert!(now.since(started) < Nanos::from_ms(1), "took {now:?}");
-    assert_eq!(b.worker.counters(0).reason(Reason::ProcessDied), 1);
+    assert_eq!(b.worker.counters(DeviceId(0)).reason(Reason::ProcessDied), 1);
 }
 
 /// A program that has its last message may end at once; the sender must not see an error for a message that arrived.
@@ -181,7 +181,7 @@ fn a_cleanly_destroyed_queue_pair_is_silent() {
     let (sge, rkey) = (a.sge(0, 64), b.key);
     a.post(&mut qa, request(WrOpcode::RdmaWrite, 5, BASE, rkey), &[sge]);
     assert_eq!(wait(&mut a, &mut b, &mut qa, &mut now).status, WcStatus::RetryExcErr as u8);
-    assert!(b.worker.counters(0).reason(Reason::UnknownQpn) >= 8);
+    assert!(b.worker.counters(DeviceId(0)).reason(Reason::UnknownQpn) >= 8);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
     a.worker.run_once(now);
     let sent_at_once = QP_MIN_BYTES / 4096;
     let whole = 16;
-    let seen = |b: &Host| b.worker.counters(0).reason(Reason::UnknownQpn);
+    let seen = |b: &Host| b.worker.counters(DeviceId(0)).reason(Reason::UnknownQpn);
     assert!(run(&mut a, &mut b, &mut now, |_, b| poll(&mut busy).is_some() && seen(b) >= 3 * sent_at_once));
     let limit = now + Nanos::from_ms(1);
     run(&mut a, &mut b, &mut now, |_, b| seen(b) == 2 * sent_at_once + whole);
@@ -260,7 +260,7 @@ fn reads_that_wait_for_their_window_leave_the_worker_alone() {
     for wr_id in 0..16 {
         assert_eq!(wait(&mut a, &mut b, &mut qa, &mut now).wr_id, wr_id);
     }
-    assert_eq!(b.worker.counters(0).reason(Reason::DuplicateRequest), 0);
+    assert_eq!(b.worker.counters(DeviceId(0)).reason(Reason::DuplicateRequest), 0);
 }
 
 /// A program may destroy what it has just posted to: commands find it sent.

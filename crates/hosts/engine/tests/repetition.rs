@@ -2,7 +2,7 @@
 mod house;
 
 use burst_base::verbs::{Mtu, QpType};
-use burst_base::{Nanos, Qpn, Reason};
+use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::{PathRecord, service};
 use burst_control::cm::{CmParam, PortSpace};
 use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmRequest, CmSession};
@@ -58,7 +58,7 @@ fn asking() -> (Host, MemPort) {
     let flow = Flow { src: OWN.into(), dst: PEER.into(), ..Flow::default() };
     let header = service::PrivateDataHeader { src: IpAddr::from(OWN), port: 7, dst: IpAddr::from(PEER) };
     let request = CmRequest {
-        path: PathRecord { port: 0, flow },
+        path: PathRecord { device: DeviceId(0), flow },
         header,
         port: 7174,
         mtu: Mtu::B1024,

@@ -12,8 +12,8 @@ mod xrc;
 
 use crate::host::Host;
 use crate::session::refuse;
-use burst_base::Qpn;
 use burst_base::verbs::{EventType, QpType};
+use burst_base::{DeviceId, Qpn};
 use burst_control::{AsyncObject, Refusal, Request, Response};
 use burst_engine::events::EventPipe;
 use burst_engine::objects::SrqShared;
@@ -111,7 +111,7 @@ struct HostMw {
 /// See the module.
 pub struct Context {
     id: u32,
-    device: u32,
+    device: DeviceId,
     pid: u32,
     uid: u32,
     /// Of the process, once a region needed it.
@@ -156,7 +156,7 @@ impl Context {
         let Some(dev) = host.devices.get(device as usize) else {
             return refuse(libc::ENODEV, format!("there is no device {device}"));
         };
-        let info = dev.info();
+        let (device, info) = (dev.id, dev.info());
         let arena = Arena::new()
             .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
         let (pipe, events_fd) = EventPipe::new().map_err(system("make the event pipe"))?;
@@ -216,7 +216,7 @@ impl Context {
     }
 
     /// Device number.
-    pub fn device(&self) -> u32 {
+    pub fn device(&self) -> DeviceId {
         self.device
     }
 
@@ -361,7 +361,7 @@ impl Context {
 
     fn create_ah(&mut self, host: &mut Host, pd: u32, attr: burst_base::verbs::AhAttr) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
-        let caps = &host.devices[self.device as usize].caps;
+        let caps = &host.devices[self.device.index()].caps;
         let flow =
             burst_engine::flow::flow_of(caps, &attr, pd).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;
         let Some(ah) = host.ahs.take() else { return no_room("address handle") };
@@ -382,7 +382,7 @@ impl Context {
     }
 
     fn resolve_mac(&self, host: &Host, attr: burst_base::verbs::AhAttr) -> Result<ReplyParts, Refusal> {
-        let caps = &host.devices[self.device as usize].caps;
+        let caps = &host.devices[self.device.index()].caps;
         let ip = burst_engine::flow::ip_of(attr.dgid);
         if caps.addrs.iter().any(|a| a.ip == ip) {
             return Ok(Response::Mac(caps.mac).into());

@@ -1,6 +1,7 @@
 //! Devices: one per configured port, named `burst0`, `burst1`, …
 
 use crate::groups::{GROUP_QPS_MAX, GROUPS_MAX};
+use burst_base::DeviceId;
 use burst_control::{DeviceInfo, GidInfo, Limits};
 use burst_engine::flow::gid_of;
 use burst_port::{PortAddr, PortCaps};
@@ -34,7 +35,7 @@ const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);
 #[derive(Debug)]
 pub struct HostDevice {
     /// Number.
-    pub index: u32,
+    pub id: DeviceId,
     /// Port as it is.
     pub caps: PortCaps,
     /// What programs were last told of it.
@@ -59,9 +60,9 @@ pub struct PortChanges {
 
 impl HostDevice {
     /// A device whose port is `caps`.
-    pub fn new(index: u32, caps: PortCaps) -> HostDevice {
+    pub fn new(id: DeviceId, caps: PortCaps) -> HostDevice {
         let last_reported = PortReport { up: caps.up, addrs: caps.addrs.clone() };
-        HostDevice { index, caps, last_reported }
+        HostDevice { id, caps, last_reported }
     }
 
     /// What has changed since this was last asked; `None` if nothing has.
@@ -79,8 +80,8 @@ impl HostDevice {
         let gid =
             |a: &burst_port::PortAddr| GidInfo { gid: gid_of(a.ip), ifname: a.ifname.clone(), ifindex: a.ifindex };
         DeviceInfo {
-            index: self.index,
-            name: format!("burst{}", self.index),
+            index: self.id.into(),
+            name: format!("burst{}", self.id),
             guid: self.guid(),
             port: self.caps.name.clone(),
             up: self.caps.up,
@@ -99,7 +100,7 @@ impl HostDevice {
         let m = self.caps.mac;
         if m == [0; 6] {
             let id = u64::from(std::process::id());
-            return 0x0200_0000_0000_0000 | (id << 8) | u64::from(self.index);
+            return 0x0200_0000_0000_0000 | (id << 8) | u64::from(self.id.0);
         }
         u64::from_be_bytes([m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]])
     }
@@ -121,7 +122,7 @@ mod tests {
             ifname: "x".into(),
             mac: [0; 6],
         };
-        let mut device = HostDevice::new(0, caps);
+        let mut device = HostDevice::new(DeviceId(0), caps);
         assert_eq!(device.news(), None);
         device.caps.link_mtu = 1500;
         assert_eq!(device.news(), None);

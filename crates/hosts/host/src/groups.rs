@@ -5,7 +5,7 @@
 
 use crate::host::Host;
 use crate::session::refuse;
-use burst_base::Qpn;
+use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
 use burst_engine::flow::ip_of;
 use burst_engine::multicast::Group;
@@ -29,7 +29,7 @@ struct GroupMembers {
 /// See the module. By device and address.
 #[derive(Debug, Default)]
 pub struct MulticastGroups {
-    groups: HashMap<(u32, IpAddr), GroupMembers>,
+    groups: HashMap<(DeviceId, IpAddr), GroupMembers>,
 }
 
 /// The address of a multicast GID.
@@ -43,7 +43,7 @@ pub fn group_of(gid: [u8; 16]) -> Result<IpAddr, Refusal> {
 
 impl Host {
     /// Attaches a queue pair; once more is the same.
-    pub fn attach(&mut self, device: u32, ip: IpAddr, qpn: Qpn) -> Result<(), Refusal> {
+    pub fn attach(&mut self, device: DeviceId, ip: IpAddr, qpn: Qpn) -> Result<(), Refusal> {
         self.enter(device, ip)?;
         let members = self.groups.groups.entry((device, ip)).or_default();
         if members.qps.len() >= GROUP_QPS_MAX as usize {
@@ -57,7 +57,7 @@ impl Host {
     }
 
     /// Detaches a queue pair.
-    pub fn detach(&mut self, device: u32, ip: IpAddr, qpn: Qpn) {
+    pub fn detach(&mut self, device: DeviceId, ip: IpAddr, qpn: Qpn) {
         if let Some(members) = self.groups.groups.get_mut(&(device, ip)) {
             members.qps.retain(|q| *q != qpn);
         }
@@ -66,14 +66,14 @@ impl Host {
     }
 
     /// An id joins a group.
-    pub fn join(&mut self, device: u32, ip: IpAddr) -> Result<(), Refusal> {
+    pub fn join(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
         self.enter(device, ip)?;
         self.groups.groups.entry((device, ip)).or_default().joins += 1;
         Ok(())
     }
 
     /// An id leaves a group that it had joined.
-    pub fn leave(&mut self, device: u32, ip: IpAddr) {
+    pub fn leave(&mut self, device: DeviceId, ip: IpAddr) {
         if let Some(members) = self.groups.groups.get_mut(&(device, ip)) {
             members.joins = members.joins.saturating_sub(1);
         }
@@ -81,14 +81,14 @@ impl Host {
     }
 
     /// Makes the port take part in the group, if it does not yet.
-    fn enter(&mut self, device: u32, ip: IpAddr) -> Result<(), Refusal> {
+    fn enter(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
         if self.groups.groups.contains_key(&(device, ip)) {
             return Ok(());
         }
         if self.groups.groups.len() >= GROUPS_MAX as usize {
             return refuse(libc::ENOMEM, format!("there are at most {GROUPS_MAX} multicast groups"));
         }
-        self.on_worker(0, move |w, _| w.join_group(device as u16, ip)).map_err(|e| {
+        self.on_worker(0, move |w, _| w.join_group(device, ip)).map_err(|e| {
             let errno = match &e {
                 burst_port::PortError::Unsupported { .. } => libc::EOPNOTSUPP,
                 burst_port::PortError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
@@ -98,20 +98,20 @@ impl Host {
         })
     }
 
-    fn quit_if_empty(&mut self, device: u32, ip: IpAddr) {
+    fn quit_if_empty(&mut self, device: DeviceId, ip: IpAddr) {
         let key = (device, ip);
         if self.groups.groups.get(&key).is_some_and(|m| m.qps.is_empty() && m.joins == 0) {
             self.groups.groups.remove(&key);
-            self.on_worker(0, move |w, _| w.leave_group(device as u16, ip));
+            self.on_worker(0, move |w, _| w.leave_group(device, ip));
         }
     }
 
-    fn tell_workers(&self, device: u32, ip: IpAddr) {
+    fn tell_workers(&self, device: DeviceId, ip: IpAddr) {
         let Some(members) = self.groups.groups.get(&(device, ip)) else { return };
         let workers = members.qps.iter().fold(0u32, |bits, q| bits | 1 << worker_of(*q));
         for worker in 0..self.workers().len() {
             let own = members.qps.iter().copied().filter(|q| worker_of(*q) as usize == worker).collect();
-            let group = Group { port: device as u16, ip, members: own, workers };
+            let group = Group { device, ip, members: own, workers };
             self.on_worker(worker, move |w, _| w.set_group(group));
         }
     }

@@ -11,7 +11,7 @@ use crate::id_allocator::IdAllocator;
 use crate::options::HostOptions;
 use crate::trim::Trimmer;
 use crate::xrc::XrcTable;
-use burst_base::Nanos;
+use burst_base::{DeviceId, Nanos};
 use burst_cm::Secret;
 use burst_control::DaemonInfo;
 use burst_engine::handover::Inbox;
@@ -110,7 +110,7 @@ impl Host {
             let opened = open_all(spec, options.workers).map_err(|e| e.to_string())?;
             ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
         }
-        host.devices = ports[0].iter().zip(0..).map(|(p, index)| HostDevice::new(index, p.caps().clone())).collect();
+        host.devices = ports[0].iter().zip(0..).map(|(p, n)| HostDevice::new(DeviceId(n), p.caps().clone())).collect();
         for (id, ports) in ports.into_iter().enumerate() {
             host.start_worker(options, id, ports, &inboxes)?;
         }
@@ -202,9 +202,9 @@ impl Host {
     pub fn refresh(&mut self) {
         for index in 0..self.devices.len() {
             for worker in (1..self.workers.len()).rev() {
-                self.on_worker(worker, move |w, _| drop(w.refresh_port(index as u16)));
+                self.on_worker(worker, move |w, _| drop(w.refresh_port(DeviceId::from_index(index))));
             }
-            let caps = self.on_worker(0, move |w, _| w.refresh_port(index as u16));
+            let caps = self.on_worker(0, move |w, _| w.refresh_port(DeviceId::from_index(index)));
             self.devices[index].caps = caps;
             if self.contexts.taken() == 0 {
                 // Nobody to tell: who comes later begins with what is.

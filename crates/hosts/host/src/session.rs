@@ -4,6 +4,7 @@ use crate::cm::{CmClient, HopChanges};
 use crate::context::{Context, ReplyParts};
 use crate::device::PortChanges;
 use crate::host::Host;
+use burst_base::DeviceId;
 use burst_base::verbs::EventType;
 use burst_control::commands::CommandReceiver;
 use burst_control::frame::{self, ControlHeader, ControlPacket};
@@ -303,7 +304,7 @@ impl Session {
     }
 
     /// The device's port went up or down, or changed addresses: first a loss, then addresses, then that it works again.
-    pub fn port_changed(&mut self, device: u32, news: PortChanges) {
+    pub fn port_changed(&mut self, device: DeviceId, news: PortChanges) {
         let Some(context) = self.context.as_ref().filter(|c| c.device() == device) else { return };
         if news.up == Some(false) {
             context.tell(EventType::PortErr, AsyncObject::Port, 1);
@@ -366,17 +367,17 @@ fn life_of(pid: u32) -> Option<OwnedFd> {
 fn stats(host: &Host) -> Vec<Counter> {
     let mut all = Vec::new();
     for device in &host.devices {
-        let index = device.index as u16;
+        let id = device.id;
         let mut sums: Vec<(&'static str, u64)> = Vec::new();
         for worker in 0..host.workers().len() {
-            let one = host.on_worker(worker, move |w, _| w.counters(index)).snapshot();
+            let one = host.on_worker(worker, move |w, _| w.counters(id)).snapshot();
             if sums.is_empty() {
                 sums = one;
             } else {
                 sums.iter_mut().zip(one).for_each(|(s, o)| s.1 += o.1);
             }
         }
-        let name = format!("burst{}", device.index);
+        let name = format!("burst{}", device.id);
         all.extend(sums.into_iter().map(|(counter, value)| Counter {
             name: counter.into(),
             device: name.clone(),

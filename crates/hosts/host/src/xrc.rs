@@ -6,7 +6,7 @@
 
 use crate::id_allocator::IdAllocator;
 use crate::session::refuse;
-use burst_base::Qpn;
+use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ const DOMAINS_MAX: u32 = 1 << 16;
 const SRQS_MAX: u32 = 1 << 16;
 
 /// Device, file system and inode.
-type FileKey = (u32, u64, u64);
+type FileKey = (DeviceId, u64, u64);
 
 #[derive(Debug)]
 struct XrcDomain {
@@ -68,7 +68,13 @@ impl XrcTable {
     ///
     /// # Errors
     /// EAGAIN for a file without a domain that is not to be created, EINVAL for one that has a domain already.
-    pub fn open(&mut self, device: u32, file: Option<OwnedFd>, create: bool, exclusive: bool) -> Result<u32, Refusal> {
+    pub fn open(
+        &mut self,
+        device: DeviceId,
+        file: Option<OwnedFd>,
+        create: bool,
+        exclusive: bool,
+    ) -> Result<u32, Refusal> {
         let Some(fd) = file else { return self.make(None) };
         let key = key_of(device, &fd)?;
         match self.by_file.get(&key).copied() {
@@ -120,7 +126,7 @@ impl XrcTable {
 }
 
 /// What is the same for all descriptors of a file. Only what the kernel knows: no file server is asked.
-fn key_of(device: u32, fd: &OwnedFd) -> Result<FileKey, Refusal> {
+fn key_of(device: DeviceId, fd: &OwnedFd) -> Result<FileKey, Refusal> {
     use rustix::fs::{AtFlags, StatxFlags, statx};
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, "", flags, StatxFlags::INO).map_err(|e| Refusal {
@@ -143,22 +149,22 @@ mod tests {
     fn a_file_names_one_domain_until_its_last_holder_has_gone() {
         let mut host = XrcTable::default();
         let errno = |r: Result<u32, Refusal>| r.expect_err("refused").errno;
-        assert_eq!(errno(host.open(0, file("/proc/self/maps"), false, false)), libc::EAGAIN);
-        let first = host.open(0, file("/etc/passwd"), true, false).expect("made");
-        assert_eq!(host.open(0, file("/etc/passwd"), false, false).expect("found"), first);
-        assert_eq!(errno(host.open(0, file("/etc/passwd"), true, true)), libc::EINVAL);
-        assert_ne!(host.open(1, file("/etc/passwd"), true, false).expect("another device's"), first);
+        assert_eq!(errno(host.open(DeviceId(0), file("/proc/self/maps"), false, false)), libc::EAGAIN);
+        let first = host.open(DeviceId(0), file("/etc/passwd"), true, false).expect("made");
+        assert_eq!(host.open(DeviceId(0), file("/etc/passwd"), false, false).expect("found"), first);
+        assert_eq!(errno(host.open(DeviceId(0), file("/etc/passwd"), true, true)), libc::EINVAL);
+        assert_ne!(host.open(DeviceId(1), file("/etc/passwd"), true, false).expect("another device's"), first);
         host.close(first);
-        assert_eq!(host.open(0, file("/etc/passwd"), false, false).expect("still there"), first);
+        assert_eq!(host.open(DeviceId(0), file("/etc/passwd"), false, false).expect("still there"), first);
         host.close(first);
         host.close(first);
-        assert_eq!(errno(host.open(0, file("/etc/passwd"), false, false)), libc::EAGAIN);
+        assert_eq!(errno(host.open(DeviceId(0), file("/etc/passwd"), false, false)), libc::EAGAIN);
     }
 
     #[test]
     fn without_a_file_each_domain_is_new() {
         let mut host = XrcTable::default();
-        let (a, b) = (host.open(0, None, true, false), host.open(0, None, false, false));
+        let (a, b) = (host.open(DeviceId(0), None, true, false), host.open(DeviceId(0), None, false, false));
         assert_ne!(a.expect("made"), b.expect("made"));
         assert_ne!(host.take_srqn(), Some(0));
     }

@@ -94,7 +94,7 @@ impl<O> Cm<O> {
             CmState::Established | CmState::DreqSent | CmState::TimeWait if conn.remote_id == rep.local_id => {
                 let rtu = Rtu { local_id: id, remote_id: rep.local_id };
                 Self::answer(path, conn.tid, rtu.into(), &[], fx);
-                fx.count(path.port, Reason::CmDuplicate);
+                fx.count(path.device, Reason::CmDuplicate);
             }
             // The program is still at it: the peer shall wait.
             CmState::RepReceived if conn.remote_id == rep.local_id => {
@@ -105,9 +105,9 @@ impl<O> Cm<O> {
                     service_timeout: crate::conn::SERVICE_TIMEOUT,
                 };
                 Self::answer(path, conn.tid, mra.into(), &[], fx);
-                fx.count(path.port, Reason::CmDuplicate);
+                fx.count(path.device, Reason::CmDuplicate);
             }
-            _ => fx.count(path.port, Reason::CmUnexpected),
+            _ => fx.count(path.device, Reason::CmUnexpected),
         }
     }
 
@@ -130,7 +130,7 @@ impl<O> Cm<O> {
             self.table.forget_key(&key);
         }
         if !self.table.know(key, id) {
-            fx.count(path.port, Reason::CmStale);
+            fx.count(path.device, Reason::CmStale);
             let stale = (1, reject::STALE_CONNECTION, rep.local_id);
             self.reject_now(now, id, stale, ConnEventKind::ConnectError, &[], fx);
             // The peer has given its queue pair to somebody else, so the old connection is over (IBA 12.9.8.3.1).
@@ -217,12 +217,12 @@ impl<O> Cm<O> {
             }
             // The peer gave up waiting for the RTU, or has forgotten us.
             CmState::Established if named => {
-                fx.count(path.port, Reason::CmRejected);
+                fx.count(path.device, Reason::CmRejected);
                 self.step(now, id, CmStep::RejReceived, fx);
                 self.enter_timewait(now, id, mad.data, fx);
             }
             CmState::DreqSent if named => self.enter_timewait(now, id, mad.data, fx),
-            _ => fx.count(path.port, Reason::CmUnexpected),
+            _ => fx.count(path.device, Reason::CmUnexpected),
         }
     }
 
@@ -237,7 +237,7 @@ impl<O> Cm<O> {
 
     fn rejected(&mut self, now: Nanos, id: u32, reason: u16, data: &[u8], fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        fx.count(conn.path.port, Reason::CmRejected);
+        fx.count(conn.path.device, Reason::CmRejected);
         self.step(now, id, CmStep::RejReceived, fx);
         self.report(id, ConnEventKind::Rejected, reason, data, fx);
         self.withdraw(id, fx);
@@ -275,7 +275,7 @@ impl<O> Cm<O> {
             _ => false,
         };
         if !fits {
-            return fx.count(path.port, Reason::CmUnexpected);
+            return fx.count(path.device, Reason::CmUnexpected);
         }
         let wait = time_of(mra.service_timeout).min(SERVICE_TIME_MAX) + conn.interval;
         self.table.arm(id, now + wait);

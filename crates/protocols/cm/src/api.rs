@@ -3,7 +3,7 @@
 use crate::conn::BacklogPlace;
 use crate::message::CmMessage;
 use burst_base::verbs::Mtu;
-use burst_base::{Nanos, Reason};
+use burst_base::{DeviceId, Nanos, Reason};
 use burst_frame::Flow;
 use burst_wire::MAD_LEN;
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ impl PeerClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathRecord {
     /// Device.
-    pub port: u16,
+    pub device: DeviceId,
     /// Our address is `src`.
     pub flow: Flow,
 }
@@ -284,9 +284,9 @@ pub trait CmEffects<O> {
     /// Makes the owner's queue pair ready to send (a reply has come).
     fn ready(&mut self, owner: &O, path: &PathRecord, conn: &Negotiated) -> QpSetup;
     /// The MTU of a device.
-    fn mtu(&self, port: u16) -> Mtu;
+    fn mtu(&self, device: DeviceId) -> Mtu;
     /// Counts a reason.
-    fn count(&mut self, port: u16, reason: Reason);
+    fn count(&mut self, device: DeviceId, reason: Reason);
     /// A step was taken.
     fn step(&mut self, owner: Option<&O>, path: &PathRecord, id: u32, step: CmStep, took: StepTime);
 }

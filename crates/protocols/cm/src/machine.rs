@@ -11,7 +11,7 @@ use crate::fold::Fold;
 use crate::message::{CmMessage, Mad, Rej, reject};
 use crate::rto::RtoEstimator;
 use crate::table::{Secret, Table};
-use burst_base::{Nanos, Reason};
+use burst_base::{DeviceId, Nanos, Reason};
 use burst_wire::MAD_LEN;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -42,7 +42,7 @@ pub struct Listener<O> {
     /// Address; `None` for all, an unspecified one for all of its family.
     pub addr: Option<IpAddr>,
     /// Device; `None` for all.
-    pub port: Option<u16>,
+    pub device: Option<DeviceId>,
     /// For datagrams instead of connections.
     pub sidr: bool,
     /// Connections of this service, if it is not for datagrams.
@@ -121,7 +121,7 @@ impl<O> Cm<O> {
     /// [`CmError::InUse`] when the same address of the same service has a listener.
     pub fn listen(&mut self, listener: Listener<O>) -> Result<(), CmError> {
         let all = self.listeners.entry(listener.service_id).or_default();
-        let same = |l: &Listener<O>| (l.addr, l.port, l.sidr) == (listener.addr, listener.port, listener.sidr);
+        let same = |l: &Listener<O>| (l.addr, l.device, l.sidr) == (listener.addr, listener.device, listener.sidr);
         if all.iter().any(same) {
             return Err(CmError::InUse);
         }
@@ -139,10 +139,10 @@ impl<O> Cm<O> {
     }
 
     /// The listener for a request; one with the address goes before one for all.
-    pub(crate) fn listener(&self, service_id: u64, addr: IpAddr, port: u16, sidr: bool) -> Option<&Listener<O>> {
+    pub(crate) fn listener(&self, service_id: u64, addr: IpAddr, device: DeviceId, sidr: bool) -> Option<&Listener<O>> {
         let family = |a: IpAddr| a.is_unspecified() && a.is_ipv4() == addr.is_ipv4();
         let fits = |l: &&Listener<O>| {
-            l.sidr == sidr && l.addr.is_none_or(|a| a == addr || family(a)) && l.port.is_none_or(|p| p == port)
+            l.sidr == sidr && l.addr.is_none_or(|a| a == addr || family(a)) && l.device.is_none_or(|d| d == device)
         };
         let rank = |l: &&Listener<O>| l.addr.map_or(0, |a| 1 + u8::from(!a.is_unspecified()));
         self.listeners.get(&service_id)?.iter().filter(fits).max_by_key(rank)
@@ -182,7 +182,7 @@ impl<O> Cm<O> {
     pub fn on_mad(&mut self, now: Nanos, path: &PathRecord, bytes: &[u8], fx: &mut impl CmEffects<O>) {
         let mad = match Mad::parse(bytes) {
             Ok(mad) => mad,
-            Err(reason) => return fx.count(path.port, reason),
+            Err(reason) => return fx.count(path.device, reason),
         };
         match mad.message {
             CmMessage::Req(m) => self.on_req(now, path, &mad, &m, fx),
@@ -196,18 +196,18 @@ impl<O> Cm<O> {
             CmMessage::SidrRep(m) => self.on_sidr_rep(now, path, &mad, &m, fx),
             CmMessage::Lap(m) => self.on_lap(path, &mad, &m, fx),
             // Nobody here ever sends a LAP.
-            CmMessage::Apr(_) => fx.count(path.port, Reason::CmUnexpected),
+            CmMessage::Apr(_) => fx.count(path.device, Reason::CmUnexpected),
         }
     }
 
     /// The connection that a message names, if the message is its peer's.
     pub(crate) fn known(&mut self, path: &PathRecord, id: u32, fx: &mut impl CmEffects<O>) -> Option<&mut Conn<O>> {
         let Some(conn) = self.table.get_mut(id) else {
-            fx.count(path.port, Reason::CmUnknownId);
+            fx.count(path.device, Reason::CmUnknownId);
             return None;
         };
         if conn.path.flow.dst != path.flow.dst {
-            fx.count(path.port, Reason::CmForged);
+            fx.count(path.device, Reason::CmForged);
             return None;
         }
         Some(conn)
@@ -259,7 +259,7 @@ impl<O> Cm<O> {
         conn.interval = Nanos((conn.interval.0 * 2).min(LONGEST_TIMEOUT.0));
         let due = now + jittered(conn.interval, chance);
         Self::repeat(conn, fx);
-        fx.count(conn.path.port, Reason::CmRetry);
+        fx.count(conn.path.device, Reason::CmRetry);
         self.table.arm(id, due);
     }
 
@@ -273,7 +273,7 @@ impl<O> Cm<O> {
     /// No answer after all retries.
     fn give_up(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        fx.count(conn.path.port, Reason::CmTimeout);
+        fx.count(conn.path.device, Reason::CmTimeout);
         match conn.state {
             // Whoever is asked to part and does not answer has parted.
             CmState::DreqSent => return self.part_unanswered(now, id, fx),

@@ -38,16 +38,16 @@ impl<O> Cm<O> {
         if let Some(id) = self.table.find(&request) {
             return self.repeated_req(path, id, mad, req, fx);
         }
-        let checked = match check_req(mad, req, fx.mtu(path.port)) {
+        let checked = match check_req(mad, req, fx.mtu(path.device)) {
             Ok(checked) => checked,
             Err(rej) => {
-                fx.count(path.port, Reason::CmBadRequest);
+                fx.count(path.device, Reason::CmBadRequest);
                 return Self::refuse(path, mad.tid, rej, fx);
             }
         };
         let pair = ConnKey::QueuePair { peer, ca_guid: req.ca_guid, qpn: req.qpn };
         if let Some(old) = self.table.find(&pair) {
-            fx.count(path.port, Reason::CmStale);
+            fx.count(path.device, Reason::CmStale);
             if self.state(old) == Some(CmState::TimeWait) {
                 // No answer: the peer asks again, and is welcome when the time-wait is over.
                 return;
@@ -57,19 +57,19 @@ impl<O> Cm<O> {
             return self.end_stale(now, old, fx);
         }
         let asked = asked_address(checked.header, path);
-        let Some(listener) = self.listener(req.service_id, asked, path.port, false) else {
+        let Some(listener) = self.listener(req.service_id, asked, path.device, false) else {
             return match self.early.hold(now, path, mad) {
-                true => fx.count(path.port, Reason::CmEarly),
+                true => fx.count(path.device, Reason::CmEarly),
                 false => Self::refuse_nobodys(path, mad.tid, req, fx),
             };
         };
         if listener.transport != checked.transport {
-            fx.count(path.port, Reason::CmBadRequest);
+            fx.count(path.device, Reason::CmBadRequest);
             return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_TRANSPORT), fx);
         }
         let Some(waiting) = BacklogPlace::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
             // No answer: the peer asks again, and there may be room then.
-            return fx.count(path.port, Reason::CmBacklogFull);
+            return fx.count(path.device, Reason::CmBacklogFull);
         };
         let mut conn = Conn::new(CmState::ReqReceived, *path, now);
         conn.waiting = Some(waiting);
@@ -94,7 +94,7 @@ impl<O> Cm<O> {
                 _ => continue,
             };
             let asked = asked_address(PrivateDataHeader::parse(mad.data), &held.path);
-            let listens = self.listener(service_id, asked, held.path.port, sidr).is_some();
+            let listens = self.listener(service_id, asked, held.path.device, sidr).is_some();
             if !listens && held.due > now {
                 self.early.keep(held);
                 continue;
@@ -111,7 +111,7 @@ impl<O> Cm<O> {
     }
 
     fn refuse_nobodys(path: &PathRecord, tid: u64, req: &Req, fx: &mut impl CmEffects<O>) {
-        fx.count(path.port, Reason::CmNobodyListens);
+        fx.count(path.device, Reason::CmNobodyListens);
         Self::refuse(path, tid, rej_of(req, reject::INVALID_SERVICE_ID), fx);
     }
 
@@ -126,7 +126,7 @@ impl<O> Cm<O> {
         fx: &mut impl CmEffects<O>,
     ) {
         let (path, service_id, negotiated) = (conn.path, conn.service_id, conn.conn);
-        let Ok(id) = self.add(conn) else { return fx.count(path.port, Reason::CmNoRoom) };
+        let Ok(id) = self.add(conn) else { return fx.count(path.device, Reason::CmNoRoom) };
         for (at, key) in keys.into_iter().enumerate() {
             if self.table.know(key, id)
                 && let Some(conn) = self.table.get_mut(id)
@@ -145,9 +145,9 @@ impl<O> Cm<O> {
             data: &mad.data[skip..],
         };
         let asked = asked_address(checked.header, &path);
-        let owner = self.listener(service_id, asked, path.port, false).and_then(|l| fx.incoming(&l.owner, &incoming));
+        let owner = self.listener(service_id, asked, path.device, false).and_then(|l| fx.incoming(&l.owner, &incoming));
         let Some(owner) = owner else {
-            fx.count(path.port, Reason::CmNoRoom);
+            fx.count(path.device, Reason::CmNoRoom);
             self.forget(id);
             return;
         };
@@ -161,10 +161,10 @@ impl<O> Cm<O> {
     fn repeated_req(&mut self, path: &PathRecord, id: u32, mad: &Mad<'_>, req: &Req, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         if conn.conn.remote_qpn != req.qpn || conn.tid != mad.tid {
-            fx.count(path.port, Reason::CmBadRequest);
+            fx.count(path.device, Reason::CmBadRequest);
             return Self::refuse(path, mad.tid, rej_of(req, reject::DUPLICATE_COMM_ID), fx);
         }
-        fx.count(path.port, Reason::CmDuplicate);
+        fx.count(path.device, Reason::CmDuplicate);
         match conn.state {
             CmState::ReqReceived => {
                 let mra = Mra { local_id: id, remote_id: req.local_id, message: 0, service_timeout: SERVICE_TIMEOUT };
@@ -285,15 +285,15 @@ impl<O> Cm<O> {
         let id = rtu.remote_id;
         let Some(conn) = self.known(path, id, fx) else { return };
         if conn.remote_id != rtu.local_id {
-            return fx.count(path.port, Reason::CmForged);
+            return fx.count(path.device, Reason::CmForged);
         }
         match conn.state {
             CmState::RepSent => {
                 self.answered(now, id);
                 self.connected(now, id, mad.data, fx);
             }
-            CmState::Established => fx.count(path.port, Reason::CmDuplicate),
-            _ => fx.count(path.port, Reason::CmUnexpected),
+            CmState::Established => fx.count(path.device, Reason::CmDuplicate),
+            _ => fx.count(path.device, Reason::CmUnexpected),
         }
     }
 

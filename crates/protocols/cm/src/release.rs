@@ -44,12 +44,12 @@ impl<O> Cm<O> {
         let drep = Drep { local_id: dreq.remote_id, remote_id: dreq.local_id };
         let Some(conn) = self.table.get_mut(id) else {
             // It is over here: that is what the peer wants to hear.
-            fx.count(path.port, Reason::CmUnknownId);
+            fx.count(path.device, Reason::CmUnknownId);
             return Self::answer(path, mad.tid, drep.into(), &[], fx);
         };
         let peers = conn.path.flow.dst == path.flow.dst;
         if !peers || conn.remote_id != dreq.local_id || conn.local_qpn != dreq.remote_qpn {
-            return fx.count(path.port, Reason::CmForged);
+            return fx.count(path.device, Reason::CmForged);
         }
         match conn.state {
             CmState::Established | CmState::RepSent | CmState::RepReceived | CmState::DreqSent => {
@@ -58,10 +58,10 @@ impl<O> Cm<O> {
                 self.enter_timewait(now, id, mad.data, fx);
             }
             CmState::TimeWait => {
-                fx.count(path.port, Reason::CmDuplicate);
+                fx.count(path.device, Reason::CmDuplicate);
                 Self::answer(path, mad.tid, drep.into(), &[], fx);
             }
-            _ => fx.count(path.port, Reason::CmUnexpected),
+            _ => fx.count(path.device, Reason::CmUnexpected),
         }
     }
 
@@ -77,7 +77,7 @@ impl<O> Cm<O> {
         let id = drep.remote_id;
         let Some(conn) = self.known(path, id, fx) else { return };
         if conn.remote_id != drep.local_id {
-            return fx.count(path.port, Reason::CmForged);
+            return fx.count(path.device, Reason::CmForged);
         }
         match conn.state {
             CmState::DreqSent => {
@@ -85,7 +85,7 @@ impl<O> Cm<O> {
                 self.step(now, id, CmStep::DrepReceived, fx);
                 self.enter_timewait(now, id, mad.data, fx);
             }
-            _ => fx.count(path.port, Reason::CmUnexpected),
+            _ => fx.count(path.device, Reason::CmUnexpected),
         }
     }
 

@@ -54,7 +54,7 @@ impl<O> Cm<O> {
     ) {
         let key = ConnKey::Sidr { peer: path.flow.dst, id: req.request_id };
         if let Some(id) = self.table.find(&key) {
-            fx.count(path.port, Reason::CmDuplicate);
+            fx.count(path.device, Reason::CmDuplicate);
             if let Some(conn) = self.table.get_mut(id).filter(|c| c.state == CmState::SidrDone) {
                 Self::repeat(conn, fx);
             }
@@ -65,19 +65,19 @@ impl<O> Cm<O> {
         if service::parse_service_id(req.service_id).is_none() {
             return Self::refuse_nobodys_sidr(path, mad.tid, req, fx);
         }
-        let Some(listener) = self.listener(req.service_id, asked, path.port, true) else {
+        let Some(listener) = self.listener(req.service_id, asked, path.device, true) else {
             return match self.early.hold(now, path, mad) {
-                true => fx.count(path.port, Reason::CmEarly),
+                true => fx.count(path.device, Reason::CmEarly),
                 false => Self::refuse_nobodys_sidr(path, mad.tid, req, fx),
             };
         };
         let Some(waiting) = BacklogPlace::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
-            return fx.count(path.port, Reason::CmBacklogFull);
+            return fx.count(path.device, Reason::CmBacklogFull);
         };
         let mut conn = Conn::new(CmState::SidrReceived, *path, now);
         conn.waiting = Some(waiting);
         (conn.remote_id, conn.tid, conn.service_id) = (req.request_id, mad.tid, req.service_id);
-        let Ok(id) = self.add(conn) else { return fx.count(path.port, Reason::CmNoRoom) };
+        let Ok(id) = self.add(conn) else { return fx.count(path.device, Reason::CmNoRoom) };
         if self.table.know(key, id)
             && let Some(conn) = self.table.get_mut(id)
         {
@@ -87,7 +87,7 @@ impl<O> Cm<O> {
     }
 
     pub(crate) fn refuse_nobodys_sidr(path: &PathRecord, tid: u64, req: &SidrReq, fx: &mut impl CmEffects<O>) {
-        fx.count(path.port, Reason::CmNobodyListens);
+        fx.count(path.device, Reason::CmNobodyListens);
         let (request_id, service_id) = (req.request_id, req.service_id);
         let rep = SidrRep { request_id, status: SIDR_UNSUPPORTED, service_id, ..SidrRep::default() };
         Self::answer(path, tid, rep.into(), &[], fx);
@@ -112,9 +112,9 @@ impl<O> Cm<O> {
             conn: conn.conn,
             data: &mad.data[header.map_or(0, |_| service::HEADER_LEN)..],
         };
-        let listener = self.listener(incoming.service_id, asked, incoming.path.port, true);
+        let listener = self.listener(incoming.service_id, asked, incoming.path.device, true);
         let Some(owner) = listener.and_then(|l| fx.incoming(&l.owner, &incoming)) else {
-            fx.count(incoming.path.port, Reason::CmNoRoom);
+            fx.count(incoming.path.device, Reason::CmNoRoom);
             self.forget(id);
             return;
         };
@@ -194,7 +194,7 @@ impl<O> Cm<O> {
         let id = rep.request_id;
         let Some(conn) = self.known(path, id, fx) else { return };
         if conn.state != CmState::SidrSent || conn.service_id != rep.service_id {
-            return fx.count(path.port, Reason::CmUnexpected);
+            return fx.count(path.device, Reason::CmUnexpected);
         }
         (conn.conn.remote_qpn, conn.conn.qkey) = (rep.qpn, rep.qkey);
         let vendor = u32::from(rep.vendor_high) << 16 | u32::from(rep.vendor_low);
@@ -203,7 +203,7 @@ impl<O> Cm<O> {
         if rep.status == 0 {
             self.report(id, ConnEventKind::Established, 0, mad.data, fx);
         } else {
-            fx.count(path.port, Reason::CmRejected);
+            fx.count(path.device, Reason::CmRejected);
             self.report(id, ConnEventKind::Rejected, u16::from(rep.status), mad.data, fx);
         }
         self.forget(id);

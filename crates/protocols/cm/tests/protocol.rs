@@ -3,7 +3,7 @@
 mod harness;
 
 use burst_base::verbs::Mtu;
-use burst_base::{Nanos, Reason};
+use burst_base::{DeviceId, Nanos, Reason};
 use burst_cm::conn::READ_MIN;
 use burst_cm::message::{Apr, CmMessage, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, reject};
 use burst_cm::service::{HEADER_LEN, PS_TCP, PS_UDP, PrivateDataHeader, service_id};
@@ -22,7 +22,10 @@ const NOW: Nanos = Nanos::from_ms(1);
 
 /// The way of answers to the peer that the tests play.
 fn path() -> PathRecord {
-    PathRecord { port: 0, flow: Flow { src: IpAddr::from([10, 0, 0, 1]), dst: IpAddr::from(PEER), ..Flow::default() } }
+    PathRecord {
+        device: DeviceId(0),
+        flow: Flow { src: IpAddr::from([10, 0, 0, 1]), dst: IpAddr::from(PEER), ..Flow::default() },
+    }
 }
 
 fn give_at(host: &mut Host, now: Nanos, tid: u64, message: impl Into<CmMessage>, data: &[u8]) -> Vec<CmMessage> {
@@ -662,7 +665,7 @@ fn a_datagram_service_may_be_asked_for_a_moment_before_its_listener() {
     let (backlog, soon) = (Arc::new(Backlog::new(8)), NOW + Nanos::from_ms(10));
     let (owner, service_id) = (u32::MAX, service_id(PS_UDP, 5));
     let listener =
-        Listener { owner, service_id, addr: None, port: None, sidr: true, transport: Transport::Rc, backlog };
+        Listener { owner, service_id, addr: None, device: None, sidr: true, transport: Transport::Rc, backlog };
     host.cm.listen(listener).expect("free");
     host.cm.on_timer(soon, 10, &mut host.world);
     assert_eq!(host.world.stories.len(), 1, "shown to its listener");

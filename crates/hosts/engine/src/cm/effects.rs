@@ -8,7 +8,7 @@ use super::stats::CmPhase;
 use crate::flow::gid_of;
 use crate::worker::Worker;
 use burst_base::verbs::{Mtu, QpType};
-use burst_base::{Nanos, Psn, Qkey, Qpn, Reason};
+use burst_base::{DeviceId, Nanos, Psn, Qkey, Qpn, Reason};
 use burst_cm::message::CmMessage;
 use burst_cm::service::parse_service_id;
 use burst_cm::{
@@ -37,7 +37,7 @@ pub(super) struct CmFx<'a> {
 
 impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
     fn send(&mut self, path: &PathRecord, _message: &CmMessage, mad: &[u8; MAD_LEN]) {
-        let port = usize::from(path.port);
+        let port = path.device.index();
         if !self.worker.ports[port].batch.has_room() {
             self.worker.flush_all(self.now);
         }
@@ -151,12 +151,12 @@ impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
         if self.worker.connect_qp(self.now, qp, path, conn) { QpSetup::Done } else { QpSetup::Failed }
     }
 
-    fn mtu(&self, port: u16) -> Mtu {
-        Mtu::for_link(self.worker.ports[usize::from(port)].port.caps().link_mtu).unwrap_or(Mtu::B256)
+    fn mtu(&self, device: DeviceId) -> Mtu {
+        Mtu::for_link(self.worker.ports[device.index()].port.caps().link_mtu).unwrap_or(Mtu::B256)
     }
 
-    fn count(&mut self, port: u16, reason: Reason) {
-        self.worker.ports[usize::from(port)].counters.count(reason);
+    fn count(&mut self, device: DeviceId, reason: Reason) {
+        self.worker.ports[device.index()].counters.count(reason);
     }
 
     fn step(&mut self, owner: Option<&Arc<CmEntry>>, path: &PathRecord, id: u32, step: CmStep, took: StepTime) {
@@ -178,16 +178,16 @@ impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
 impl CmFx<'_> {
     /// Where a connection is, as seen from its packets.
     fn route_of(&self, path: &PathRecord, src: Option<CmAddr>, dst: Option<CmAddr>) -> CmRoute {
-        let caps = self.worker.ports[usize::from(path.port)].port.caps();
+        let caps = self.worker.ports[path.device.index()].port.caps();
         let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);
         CmRoute {
             src,
             dst,
-            device: Some(u32::from(path.port)),
+            device: Some(path.device.into()),
             sgid: gid_of(path.flow.src),
             dgid: gid_of(path.flow.dst),
             sgid_index: index as u8,
-            mtu: self.mtu(path.port),
+            mtu: self.mtu(path.device),
             traffic_class: path.flow.tos,
             ..CmRoute::default()
         }

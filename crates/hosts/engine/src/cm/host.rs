@@ -7,7 +7,7 @@ use super::late::LateNews;
 use super::probes::Setups;
 use super::stats::CmTimes;
 use crate::worker::{BATCH_FRAMES, Worker};
-use burst_base::{Nanos, Psn, Reason};
+use burst_base::{DeviceId, Nanos, Psn, Reason};
 use burst_cm::{Cm, PathRecord, Secret};
 use burst_frame::Flow;
 use burst_span::Span;
@@ -30,7 +30,7 @@ const UNREAD_MAX: Nanos = Nanos::from_ms(250);
 const RETRY_AFTER: Nanos = Nanos::from_ms(1);
 /// A MAD on its way from the port to the machine.
 pub(crate) struct Arrived {
-    port: u16,
+    device: DeviceId,
     flow: Flow,
     bytes: [u8; MAD_LEN],
 }
@@ -104,11 +104,11 @@ impl CmHost {
     }
 
     /// Keeps a MAD until its turn, after the receive burst.
-    pub(crate) fn arrive(&mut self, port: u16, flow: &Flow, bytes: &[u8; MAD_LEN]) -> Result<(), Reason> {
+    pub(crate) fn arrive(&mut self, device: DeviceId, flow: &Flow, bytes: &[u8; MAD_LEN]) -> Result<(), Reason> {
         if self.arrived.len() == ARRIVED_MAX {
             return Err(Reason::MadQueueFull);
         }
-        self.arrived.push_back(Arrived { port, flow: *flow, bytes: *bytes });
+        self.arrived.push_back(Arrived { device, flow: *flow, bytes: *bytes });
         Ok(())
     }
 
@@ -138,10 +138,10 @@ impl Worker {
         let unread = self.core.unread;
         self.with_cm(now, |host, worker| {
             let CmHost { machine, rest, arrived, timed, .. } = host;
-            for Arrived { port, flow, bytes } in arrived.drain(..arrived.len().min(budget)) {
+            for Arrived { device, flow, bytes } in arrived.drain(..arrived.len().min(budget)) {
                 // The way of an answer.
                 let back = Flow { src: flow.dst, dst: flow.src, tos: flow.tos & !3, ..flow };
-                machine.on_mad(now, &PathRecord { port, flow: back }, &bytes, &mut CmFx { now, worker, rest });
+                machine.on_mad(now, &PathRecord { device, flow: back }, &bytes, &mut CmFx { now, worker, rest });
             }
             if (!unread && arrived.is_empty()) || now.since(*timed) > UNREAD_MAX {
                 *timed = now;

@@ -5,8 +5,8 @@ use super::effects::CmFx;
 use super::entry::{CmEntry, CmQpRef, CmSession};
 use super::host::CmHost;
 use crate::worker::Worker;
-use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType};
+use burst_base::{DeviceId, Nanos};
 use burst_cm::service::{self, service_id};
 use burst_cm::{Backlog, CmError, ConnectParams, EndParams, Listener, Negotiated, PathRecord, SidrParams, Transport};
 use burst_control::cm::{CmEvent, CmEventKind, CmParam, PortSpace};
@@ -90,14 +90,14 @@ impl Worker {
         &mut self,
         owner: Arc<CmEntry>,
         addr: Option<IpAddr>,
-        device: Option<u16>,
+        device: Option<DeviceId>,
         port: u16,
         backlog: Arc<Backlog>,
     ) -> Result<(), CmError> {
         let sidr = owner.qp_type == QpType::Ud;
         let transport = transport_of(owner.qp_type);
         let service_id = service_id(owner.ps as u16, port);
-        let listener = Listener { service_id, owner, addr, port: device, sidr, transport, backlog };
+        let listener = Listener { service_id, owner, addr, device, sidr, transport, backlog };
         self.core.cm.as_mut().map_or(Ok(()), |host| host.machine.listen(listener))
     }
 
@@ -188,7 +188,7 @@ impl CmHost {
         data[skip..skip + user.len()].copy_from_slice(user);
         let data = &data[..skip + user.len()];
         let service = service_id(entry.ps as u16, request.port);
-        let guid = rest.guids[usize::from(request.path.port)];
+        let guid = rest.guids[request.path.device.index()];
         let mut fx = CmFx { now, worker, rest };
         let made = if entry.qp_type == QpType::Ud {
             machine.resolve(now, entry.clone(), &request.path, service, data, &mut fx)

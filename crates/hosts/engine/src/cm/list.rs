@@ -54,7 +54,7 @@ fn connection(now: Nanos, view: &ConnView<'_, Arc<CmEntry>>) -> CmConnection {
     let peer = route.and_then(|r| r.dst).unwrap_or_else(|| bare(flow.dst));
     CmConnection {
         state: state_of(view.state),
-        device: Some(u32::from(view.path.port)),
+        device: Some(view.path.device.into()),
         local: Some(local),
         peer: Some(peer),
         space: space.into(),
@@ -73,7 +73,7 @@ fn listener(of: &Listener<Arc<CmEntry>>) -> CmConnection {
     let ip = of.addr.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
     CmConnection {
         state: CmConnectionState::Listening,
-        device: of.port.map(u32::from),
+        device: of.device.map(u32::from),
         local: Some(CmAddr { ip, port, scope: 0 }),
         peer: None,
         space: space.into(),

@@ -12,7 +12,7 @@ impl Worker {
     /// Makes a queue pair of this worker ready to send. False when it is not the program's, or in another state.
     pub(super) fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &PathRecord, conn: &Negotiated) -> bool {
         let Some((qp_type, state)) = self.owned_qp(qp) else { return false };
-        let caps = self.ports[usize::from(path.port)].port.caps();
+        let caps = self.ports[path.device.index()].port.caps();
         let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);
         let ah = AhAttr {
             dgid: gid_of(path.flow.dst),

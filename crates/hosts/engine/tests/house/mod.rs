@@ -3,7 +3,7 @@
 
 use burst_base::verbs::WrOpcode;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, attr_mask, send_flags};
-use burst_base::{Nanos, Psn, Qpn};
+use burst_base::{DeviceId, Nanos, Psn, Qpn};
 use burst_engine::events::EventPipe;
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
@@ -114,7 +114,7 @@ impl Host {
             sq: sq_end,
             rq: RecvQueue::Own(rq_end),
         };
-        let slot = QpSlot::new(Qp::new(config), qpn, 0, 0, doorbell, 77, self.async_events.clone());
+        let slot = QpSlot::new(Qp::new(config), qpn, 0, DeviceId(0), doorbell, 77, self.async_events.clone());
         self.worker.add_qp(Box::new(slot));
         AppQp { qpn, doorbell, sq, rq, cq, channel }
     }

@@ -5,6 +5,7 @@ use super::waits::{HopWait, HopWaits};
 use crate::context::ReplyParts;
 use crate::host::Host;
 use crate::session::refuse;
+use burst_base::DeviceId;
 use burst_base::verbs::QpType;
 use burst_cm::Fold;
 use burst_control::cm::{
@@ -59,7 +60,7 @@ pub(super) struct HostCmId {
     /// What it waits for, while it is resolved.
     pub wait: Option<Box<HopWait>>,
     /// Multicast groups that it has joined, by device.
-    pub groups: Vec<(u32, CmAddr)>,
+    pub groups: Vec<(DeviceId, CmAddr)>,
 }
 
 /// See the module.

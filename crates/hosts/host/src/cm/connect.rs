@@ -1,7 +1,7 @@
 //! Connections: what a program asks is checked here and passed on to the worker that has, or shall have, the connection.
 
 use super::client::{CmClient, CmIdStage, HostCmId};
-use super::resolve::ACK_TIMEOUT;
+use super::resolve::{ACK_TIMEOUT, device_of};
 use crate::host::Host;
 use crate::session::refuse;
 use burst_base::Qpn;
@@ -113,7 +113,7 @@ impl CmClient {
         // `::` without the option is for both families.
         let both = binding.ip.is_ipv6() && binding.ip.is_unspecified() && !binding.only_v6;
         let addr = (!both).then_some(binding.ip);
-        let (entry, device) = (id.entry.clone(), id.route.device.map(|d| d as u16));
+        let (entry, device) = (id.entry.clone(), device_of(&id.route));
         for worker in 0..host.workers().len() {
             let (owner, backlog) = (entry.clone(), backlog.clone());
             let done = host.on_worker(worker, move |w, _| w.cm_listen(owner, addr, device, binding.port, backlog));
@@ -214,11 +214,11 @@ fn id_of(entry: &CmEntry) -> CmId {
 
 /// Everything that the worker needs for a REQ or SIDR_REQ.
 fn request(host: &Host, id: &HostCmId, param: CmParam) -> Result<CmRequest, Refusal> {
-    let CmRoute { src: Some(src), dst: Some(dst), device: Some(device), .. } = id.route else {
+    let (CmRoute { src: Some(src), dst: Some(dst), .. }, Some(device)) = (id.route, device_of(&id.route)) else {
         return refuse(libc::EINVAL, "resolve the address first");
     };
     let ah = AhAttr { traffic_class: id.options.tos, ..id.route.ah() };
-    let Some(caps) = host.devices.get(device as usize).map(|d| &d.caps) else {
+    let Some(caps) = host.devices.get(device.index()).map(|d| &d.caps) else {
         return refuse(libc::ENODEV, "the device is gone");
     };
     let flow = flow_of(caps, &ah, MAD_ENTROPY).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;
@@ -230,7 +230,7 @@ fn request(host: &Host, id: &HostCmId, param: CmParam) -> Result<CmRequest, Refu
     let without_header = id.entry.ps == PortSpace::Ib && src.ip.is_unspecified();
     debug_assert!(!without_header);
     Ok(CmRequest {
-        path: burst_cm::PathRecord { port: device as u16, flow },
+        path: burst_cm::PathRecord { device, flow },
         header,
         port: dst.port,
         mtu: id.route.mtu,

@@ -9,7 +9,7 @@
 
 use super::resolve::{Destination, ResolveMethod};
 use crate::host::Host;
-use burst_base::Reason;
+use burst_base::{DeviceId, Reason};
 use burst_cm::Fold;
 use burst_netif::hops::{Hop, HopEvent, Hops, NeighbourState};
 use std::collections::{BTreeSet, HashMap};
@@ -34,7 +34,7 @@ pub(super) enum PendingHop {
     /// A next hop that the kernel asks.
     Kernel(Hop),
     /// The next hop to an address that the port of a device asks.
-    Port(u32, IpAddr),
+    Port(DeviceId, IpAddr),
 }
 
 /// From a source to a destination by a device, on an interface.
@@ -42,7 +42,7 @@ pub(super) enum PendingHop {
 struct HopQuery {
     src: IpAddr,
     dst: IpAddr,
-    device: u32,
+    device: DeviceId,
     ifindex: u32,
 }
 
@@ -124,7 +124,7 @@ pub struct NextHops {
     again: Option<Instant>,
     ports_asked: Option<Instant>,
     /// Ids whose next hop did not answer, by device, still to be counted.
-    unanswered: HashMap<usize, u32>,
+    unanswered: HashMap<DeviceId, u32>,
 }
 
 impl std::fmt::Debug for NextHops {
@@ -167,7 +167,7 @@ impl NextHops {
     }
 
     /// Counts one that waited in vain.
-    pub(super) fn count_unanswered(&mut self, device: usize) {
+    pub(super) fn count_unanswered(&mut self, device: DeviceId) {
         *self.unanswered.entry(device).or_default() += 1;
     }
 
@@ -224,9 +224,9 @@ impl Host {
         if found.via == ResolveMethod::Local {
             return None;
         }
-        let device = &self.devices[found.device];
+        let device = &self.devices[found.device.index()];
         let ifindex = device.caps.addrs[found.index].ifindex;
-        let way = HopQuery { src: found.src, dst: found.dst, device: device.index, ifindex };
+        let way = HopQuery { src: found.src, dst: found.dst, device: device.id, ifindex };
         if let Some(missing) = self.cm.hops.board.remembered(now, &way) {
             return missing;
         }
@@ -239,8 +239,8 @@ impl Host {
         missing
     }
 
-    fn hop_of_port(&self, device: u32, dst: IpAddr) -> NeighbourState {
-        self.on_worker(0, move |w, now| w.next_hop(now, device as u16, dst))
+    fn hop_of_port(&self, device: DeviceId, dst: IpAddr) -> NeighbourState {
+        self.on_worker(0, move |w, now| w.next_hop(now, device, dst))
     }
 
     /// What has become of the next hops that are waited for. `readable`: the kernel has news.
@@ -284,7 +284,7 @@ impl Host {
     pub fn count_unanswered(&mut self) {
         for (device, ids) in self.cm.hops.unanswered.drain().collect::<Vec<_>>() {
             self.post(0, move |w, _| {
-                let counters = w.counters(device as u16);
+                let counters = w.counters(device);
                 (0..ids).for_each(|_| counters.count(Reason::CmNoNextHop));
             });
         }
@@ -296,7 +296,12 @@ mod tests {
     use super::*;
 
     fn way(dst: &str) -> HopQuery {
-        HopQuery { src: "192.0.2.1".parse().expect("ip"), dst: dst.parse().expect("ip"), device: 0, ifindex: 7 }
+        HopQuery {
+            src: "192.0.2.1".parse().expect("ip"),
+            dst: dst.parse().expect("ip"),
+            device: DeviceId(0),
+            ifindex: 7,
+        }
     }
 
     fn hop(ip: &str) -> PendingHop {

@@ -4,6 +4,7 @@
 //! what a program needs in order to send: the group's GID, and the Q_Key that all ids of the port space share.
 
 use super::client::CmClient;
+use super::resolve::device_of;
 use crate::host::Host;
 use crate::session::refuse;
 use burst_base::verbs::QpType;
@@ -22,7 +23,7 @@ impl CmClient {
         if id.entry.qp_type != QpType::Ud {
             return refuse(libc::EINVAL, "groups are for datagrams: use an id of IBV_QPT_UD");
         }
-        let Some(device) = id.route.device else {
+        let Some(device) = device_of(&id.route) else {
             return refuse(libc::ENODEV, "the id has no device yet: bind it or resolve an address first");
         };
         if !addr.ip.is_multicast() {

@@ -10,6 +10,7 @@ use super::waits::{AddrResolution, HopWait};
 use crate::device::HostDevice;
 use crate::host::Host;
 use crate::session::refuse;
+use burst_base::DeviceId;
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmId, CmReply, CmRoute};
 use burst_engine::cm::CmPhase;
@@ -25,7 +26,7 @@ pub(super) const ACK_TIMEOUT: u8 = 16;
 /// Where an address leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Destination {
-    pub device: usize,
+    pub device: DeviceId,
     pub index: usize,
     /// Source on the wire.
     pub src: IpAddr,
@@ -89,7 +90,7 @@ pub(super) fn find(
     }
     let at = |(device, index): (usize, usize), dst: Option<IpAddr>, via: ResolveMethod| {
         let src = devices[device].caps.addrs[index].ip;
-        Destination { device, index, src, dst: dst.unwrap_or(src), via }
+        Destination { device: DeviceId::from_index(device), index, src, dst: dst.unwrap_or(src), via }
     };
     let bound = match chosen.filter(|s| !s.ip.is_loopback()) {
         Some(s) => Some(owner_of(devices, s.ip, s.scope).map_or_else(|| no_device("the source", s.ip), Ok)?),
@@ -275,7 +276,7 @@ impl CmClient {
     fn give_up(&mut self, host: &mut Host, id: CmId, errno: i32) {
         let Some(wait) = self.unwait(host, id) else { return };
         host.cm.hops.count_unanswered(wait.device);
-        let sentence = no_answer(&host.devices[wait.device], &wait, errno);
+        let sentence = no_answer(&host.devices[wait.device.index()], &wait, errno);
         // The id is there: it waited until now.
         let _ = self.unresolved(host, id, &wait.what, &Refusal { errno, sentence });
     }
@@ -322,9 +323,14 @@ fn no_answer(device: &HostDevice, wait: &HopWait, errno: i32) -> String {
     sentence
 }
 
+/// The device of a route, once one is known.
+pub(super) fn device_of(route: &CmRoute) -> Option<DeviceId> {
+    route.device.and_then(|number| DeviceId::try_from(number).ok())
+}
+
 /// Device, GIDs and MTU of a route.
 fn set_device(route: &mut CmRoute, device: &HostDevice, index: usize) {
-    route.device = Some(device.index);
+    route.device = Some(device.id.into());
     route.sgid = gid_of(device.caps.addrs[index].ip);
     route.sgid_index = index as u8;
     route.mtu = device.caps.active_mtu();
@@ -333,7 +339,7 @@ fn set_device(route: &mut CmRoute, device: &HostDevice, index: usize) {
 /// What an id knows after its address was resolved.
 fn address_id(host: &mut Host, id: &mut HostCmId, src: Option<CmAddr>, dst: CmAddr, found: &Destination) {
     id.stage = CmIdStage::Addressed;
-    set_device(&mut id.route, &host.devices[found.device], found.index);
+    set_device(&mut id.route, &host.devices[found.device.index()], found.index);
     let scope = |ip: IpAddr| if s_is_link_local(ip) { dst.scope } else { 0 };
     // Programs see loopback addresses where they used them.
     let seen = |ip: IpAddr, wire: IpAddr| if ip.is_unspecified() { wire } else { ip };
@@ -352,9 +358,13 @@ mod tests {
     use super::*;
     use burst_port::{PortAddr, PortCaps};
 
-    fn device(index: u32, ips: &[&str]) -> HostDevice {
-        let addr =
-            |ip: &&str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 100 + index, ifname: "x".into(), reach: None };
+    fn device(number: u16, ips: &[&str]) -> HostDevice {
+        let addr = |ip: &&str| PortAddr {
+            ip: ip.parse().expect("ip"),
+            ifindex: 100 + u32::from(number),
+            ifname: "x".into(),
+            reach: None,
+        };
         let caps = PortCaps {
             name: "udp".into(),
             addrs: ips.iter().map(addr).collect(),
@@ -364,7 +374,7 @@ mod tests {
             ifname: "x".into(),
             mac: [0; 6],
         };
-        HostDevice::new(index, caps)
+        HostDevice::new(DeviceId(number), caps)
     }
 
     fn addr(ip: &str) -> CmAddr {
@@ -377,13 +387,13 @@ mod tests {
         let mut routes = RouteTable::default();
         let mut go = |src: Option<&str>, dst: &str| find(&devices, &mut routes, src.map(addr), addr(dst));
         let found = go(None, "127.0.0.1").expect("found");
-        assert_eq!((found.device, found.src, found.dst), (0, addr("192.0.2.1").ip, addr("192.0.2.1").ip));
+        assert_eq!((found.device.0, found.src, found.dst), (0, addr("192.0.2.1").ip, addr("192.0.2.1").ip));
         let found = go(None, "::1").expect("found");
-        assert_eq!((found.device, found.index, found.dst), (0, 1, addr("2001:db8::1").ip));
+        assert_eq!((found.device.0, found.index, found.dst), (0, 1, addr("2001:db8::1").ip));
         let found = go(None, "198.51.100.1").expect("found");
-        assert_eq!((found.device, found.src, found.via), (1, addr("198.51.100.1").ip, ResolveMethod::Local));
+        assert_eq!((found.device.0, found.src, found.via), (1, addr("198.51.100.1").ip, ResolveMethod::Local));
         let found = go(Some("192.0.2.1"), "198.51.100.1").expect("found");
-        assert_eq!((found.device, found.dst), (0, addr("198.51.100.1").ip));
+        assert_eq!((found.device.0, found.dst), (0, addr("198.51.100.1").ip));
         assert_eq!(go(Some("192.0.2.1"), "239.1.2.3").expect("a group").via, ResolveMethod::Local);
         assert_eq!(go(Some("192.0.2.9"), "198.51.100.1").expect_err("not ours").errno, libc::ENODEV);
         assert_eq!(go(Some("192.0.2.1"), "2001:db8::1").expect_err("families").errno, libc::EINVAL);
@@ -398,10 +408,10 @@ mod tests {
         let mut routes = RouteTable::default();
         let mut go = |src: Option<&str>, dst: &str| find(&devices, &mut routes, src.map(addr), addr(dst));
         let found = go(None, "10.77.0.9").expect("on the network");
-        assert_eq!((found.device, found.src, found.dst), (1, addr("10.77.0.1").ip, addr("10.77.0.9").ip));
+        assert_eq!((found.device.0, found.src, found.dst), (1, addr("10.77.0.1").ip, addr("10.77.0.9").ip));
         let found = go(Some("10.77.0.1"), "203.0.113.7").expect("bound to the port");
-        assert_eq!((found.device, found.dst, found.via), (1, addr("203.0.113.7").ip, ResolveMethod::Port));
-        assert_eq!(go(None, "203.0.113.7").expect("by the gateway").device, 1);
+        assert_eq!((found.device.0, found.dst, found.via), (1, addr("203.0.113.7").ip, ResolveMethod::Port));
+        assert_eq!(go(None, "203.0.113.7").expect("by the gateway").device.0, 1);
     }
 
     #[test]
@@ -409,7 +419,7 @@ mod tests {
         let (device, begun) = (device(0, &["192.0.2.1"]), Instant::now());
         let what = AddrResolution::new((None, addr("203.0.113.7")), 1500, begun, CmIdStage::Idle);
         let kernels = |ip: &str| PendingHop::Kernel(burst_netif::hops::Hop { ifindex: 100, ip: addr(ip).ip });
-        let say = |hop, errno| no_answer(&device, &HopWait { hop, what, device: 0 }, errno);
+        let say = |hop, errno| no_answer(&device, &HopWait { hop, what, device: DeviceId(0) }, errno);
         assert_eq!(say(kernels("203.0.113.7"), libc::EHOSTUNREACH), "no answer from next hop 203.0.113.7 on x (ARP)");
         assert_eq!(
             say(kernels("fe80::1"), libc::ETIMEDOUT),

@@ -2,6 +2,7 @@
 
 use super::client::CmIdStage;
 use super::hops::PendingHop;
+use burst_base::DeviceId;
 use burst_control::cm::{CmAddr, CmId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ impl AddrResolution {
 pub(super) struct HopWait {
     pub hop: PendingHop,
     pub what: AddrResolution,
-    pub device: usize,
+    pub device: DeviceId,
 }
 
 /// See the module.
@@ -85,10 +86,10 @@ impl HopWaits {
 mod tests {
     use super::*;
 
-    fn wait(device: u32, timeout_ms: u32, begun: Instant) -> HopWait {
+    fn wait(device: u16, timeout_ms: u32, begun: Instant) -> HopWait {
         let dst = CmAddr { ip: "192.0.2.9".parse().expect("ip"), port: 1, scope: 0 };
         let what = AddrResolution::new((None, dst), timeout_ms, begun, CmIdStage::Idle);
-        HopWait { hop: PendingHop::Port(device, dst.ip), what, device: 0 }
+        HopWait { hop: PendingHop::Port(DeviceId(device), dst.ip), what, device: DeviceId(0) }
     }
 
     #[test]

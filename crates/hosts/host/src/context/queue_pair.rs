@@ -123,7 +123,7 @@ impl Context {
             recv_cq: cq_number(init.recv_cq)?,
             srq,
             cap,
-            port_mtu: host.devices[self.device as usize].caps.active_mtu(),
+            port_mtu: host.devices[self.device.index()].caps.active_mtu(),
             sq: made(SqSpec::new(cap.max_send_wr.max(1), cap.max_send_sge, cap.max_inline_data))?,
             rq,
             init,
@@ -161,8 +161,8 @@ impl Context {
             rq,
         };
         let pipe = self.async_events.clone();
-        let (context, port) = (self.id, self.device as u16);
-        let mut slot = Box::new(QpSlot::new(Qp::new(config), qpn, context, port, doorbell, name.event_cookie, pipe));
+        let (context, device) = (self.id, self.device);
+        let mut slot = Box::new(QpSlot::new(Qp::new(config), qpn, context, device, doorbell, name.event_cookie, pipe));
         slot.srq = plan.srq.clone();
         let QpInitAttr { pd, send_cq, recv_cq, srq, .. } = plan.init;
         self.add_users(pd, [send_cq, recv_cq], srq, 1);
@@ -225,7 +225,7 @@ impl Context {
     ) -> Result<ReplyParts, Refusal> {
         let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
         let flow = if mask & attr_mask::AV != 0 {
-            let caps = &host.devices[self.device as usize].caps;
+            let caps = &host.devices[self.device.index()].caps;
             let entropy = entropy_of(object.qpn, attr.dest_qpn);
             Some(flow_of(caps, &attr.ah, entropy).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?)
         } else {

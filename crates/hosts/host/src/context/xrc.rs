@@ -110,12 +110,12 @@ impl Context {
             // Its completions belong to shared receive queues.
             cookie: 0,
             cap: QpCap::default(),
-            port_mtu: host.devices[self.device as usize].caps.active_mtu(),
+            port_mtu: host.devices[self.device.index()].caps.active_mtu(),
             sq,
             rq: RecvQueue::Xrc { domain },
         };
         let pipe = self.async_events.clone();
-        let slot = QpSlot::new(Qp::new(config), qpn, self.id, self.device as u16, NO_DOORBELL, cookie, pipe);
+        let slot = QpSlot::new(Qp::new(config), qpn, self.id, self.device, NO_DOORBELL, cookie, pipe);
         host.post(worker, move |w, _| w.add_qp(Box::new(slot)));
         host.xrc.targets.insert(qpn, XrcTarget { domain, worker, holders: 1 });
         Ok(self.hold_target(qpn, worker, xrcd, cookie))

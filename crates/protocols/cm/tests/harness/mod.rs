@@ -3,7 +3,7 @@
 
 use burst_base::rng::Rng;
 use burst_base::verbs::Mtu;
-use burst_base::{Nanos, Reason};
+use burst_base::{DeviceId, Nanos, Reason};
 use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::{
     Backlog, BacklogPlace, Cm, CmEffects, CmMessage, CmStep, ConnEvent, ConnEventKind, ConnRequest, ConnectParams,
@@ -92,13 +92,13 @@ impl CmEffects<u32> for World {
     fn ready(&mut self, _: &u32, _: &PathRecord, _: &Negotiated) -> QpSetup {
         self.ready
     }
-    fn mtu(&self, _: u16) -> Mtu {
+    fn mtu(&self, _: DeviceId) -> Mtu {
         self.mtu
     }
     fn unread(&self, _: &u32) -> u32 {
         self.unread
     }
-    fn count(&mut self, _: u16, reason: Reason) {
+    fn count(&mut self, _: DeviceId, reason: Reason) {
         *self.reasons.entry(reason).or_default() += 1;
     }
     fn step(&mut self, _: Option<&u32>, _: &PathRecord, id: u32, step: CmStep, _: StepTime) {
@@ -157,7 +157,7 @@ impl Host {
         let service_id = service_id(PS_TCP, PORT);
         let (backlog, owner) = (self.backlog.clone(), u32::MAX);
         let listener =
-            Listener { owner, service_id, addr: None, port: None, sidr: false, transport: self.transport(), backlog };
+            Listener { owner, service_id, addr: None, device: None, sidr: false, transport: self.transport(), backlog };
         self.cm.listen(listener).expect("free");
     }
 
@@ -167,7 +167,7 @@ impl Host {
     }
 
     pub fn path_to(&self, peer: IpAddr) -> PathRecord {
-        PathRecord { port: 0, flow: Flow { src: self.ip, dst: peer, ..Flow::default() } }
+        PathRecord { device: DeviceId(0), flow: Flow { src: self.ip, dst: peer, ..Flow::default() } }
     }
 
     /// Asks `peer`; the id's story.
@@ -288,7 +288,7 @@ impl Harness {
             {
                 let back = Flow { src: path.flow.dst, dst: path.flow.src, ..path.flow };
                 let Host { cm, world, .. } = &mut self.hosts[to];
-                cm.on_mad(self.now, &PathRecord { port: 0, flow: back }, &mad, world);
+                cm.on_mad(self.now, &PathRecord { device: DeviceId(0), flow: back }, &mad, world);
             }
         } else {
             for Host { cm, world, .. } in &mut self.hosts {
