@@ -5,10 +5,11 @@
 
 use crate::context::Context;
 use crate::domain;
-use crate::door::{self, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Errno, Outcome};
+use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Errno, Outcome};
 use crate::sys::*;
 use burst_base::verbs::access;
 use burst_control::{MrPiece, MrPieceKind, Request, Response};
+use burst_ffi::say;
 use burst_mem::swap::{self, PieceSource, RegisterError, Registration};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
@@ -96,11 +97,12 @@ fn share(addr: usize, len: usize, access: u32) -> Outcome<Option<Registration>> 
     if len == 0 || access & access::ON_DEMAND != 0 {
         return Ok(None);
     }
-    swap::register(addr, len, access & WRITES != 0).map(Some).map_err(|e| match e {
-        RegisterError::Fault => Errno(libc::EFAULT),
-        RegisterError::BadRange => EINVAL,
-        #[allow(unreachable_patterns)]
-        _ => ENOMEM,
+    swap::register(addr, len, access & WRITES != 0).map(Some).map_err(|e| {
+        say::explain(e);
+        match e {
+            RegisterError::Fault | RegisterError::Device => Errno(libc::EFAULT),
+            RegisterError::BadRange => EINVAL,
+        }
     })
 }
 

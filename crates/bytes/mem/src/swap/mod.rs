@@ -12,16 +12,22 @@
 //! [`release`] makes those pages private again, so that `MADV_DONTNEED` zeroes them and a child's copy is its own.
 //! A swap loses no write of another thread (`uffd`). After a fork the child owns private copies (`fork`).
 //!
-//! Limits: pages pinned by O_DIRECT or io_uring during the swap keep pointing at the old page; an earlier `mlock`
-//! ends; memory moved by `mremap` while registered stays shared (`realloc` is kept from it). Where the kernel lends userfaultfd for user-mode
-//! faults only, a system call that writes into a range while it is being swapped may fail with EFAULT; ranges are
-//! swapped in pieces of at most 64 KiB there.
+//! Memory that a device has pinned stays where it is (`pinned`): a range that is pinned when it is registered is reached in
+//! the process, and pages that are pinned when their last registration ends stay shared. `BURST_SWAP=off` in the
+//! environment switches swapping off: every registration is then reached in the process.
+//!
+//! Limits: pages pinned for the duration of one direct I/O keep pointing at the old page, and so do those that no counter
+//! of the kernel shows (`pinned`); a fork moves the live stack pages of the forking thread even if they are pinned; an
+//! earlier `mlock` ends; memory moved by `mremap` while registered stays shared (`realloc` is kept from it). Where the
+//! kernel lends userfaultfd for user-mode faults only, a system call that writes into a range while it is being swapped
+//! may fail with EFAULT; ranges are swapped in pieces of at most 64 KiB there.
 //!
 //! This code runs inside foreign programs: it does not panic, does not print, and holds no lock across a fork.
 mod foreign;
 mod fork;
 mod kernel;
 mod lock;
+mod pinned;
 mod pool;
 mod refs;
 mod uffd;
@@ -29,6 +35,7 @@ mod vma;
 
 use crate::region;
 use lock::ForkLock;
+use pinned::Pins;
 use pool::PoolSet;
 use refs::PageCounts;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -66,12 +73,21 @@ pub struct Piece {
 }
 
 /// Why a range cannot be registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// A part of the range is not mapped, or not readable, or not writable although writing was asked for: `EFAULT`.
+    #[error("a part of the range is not mapped, or not with the rights that the region asks for")]
     Fault,
     /// Length 0 or beyond the address space: `EINVAL`.
+    #[error("the range is empty or longer than the address space")]
     BadRange,
+    /// A part of the range is a device's memory, mapped from its character device: `EFAULT`, as without a driver that
+    /// gives adapters access to it.
+    #[error(
+        "a part of the range is a mapping of a device file: the daemon cannot reach memory of other devices; \
+         register host memory (cudaHostAlloc, malloc) instead"
+    )]
+    Device,
 }
 
 /// A descriptor of a registration.
@@ -202,7 +218,13 @@ impl Registry {
     }
 
     /// Checks rights and says whether the whole range can be given as pieces.
-    fn survey(&self, maps: &Maps, addr: usize, end: usize, write: bool) -> Result<bool, RegisterError> {
+    fn survey(
+        &self,
+        maps: &Maps,
+        pins: &mut Pins,
+        (addr, end): (usize, usize),
+        write: bool,
+    ) -> Result<bool, RegisterError> {
         let (mut at, mut pieces, mut mappable, mut in_pool) = (addr, 0, true, 0);
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start <= at).ok_or(RegisterError::Fault)?;
@@ -210,9 +232,15 @@ impl Registry {
                 return Err(RegisterError::Fault);
             }
             let first = at.max(vma.start) & !(vma.page - 1);
-            match self.class(&vma) {
+            let class = self.class(&vma);
+            if matches!(class, MappingClass::Shared | MappingClass::Other) && foreign::is_refused_device(&vma) {
+                return Err(RegisterError::Device);
+            }
+            match class {
                 // The lowest page of a stack that grows must stay what it is.
                 MappingClass::Private if first <= vma.start && vma.name() == b"[stack]" => mappable = false,
+                // The device would keep the old pages.
+                MappingClass::Private if pins.may_hold(first, vma.end.min(end)) => mappable = false,
                 MappingClass::Swapped | MappingClass::Private => {
                     pieces += usize::from(in_pool != vma.page);
                     in_pool = vma.page;
@@ -275,9 +303,9 @@ impl Registry {
         swapped
     }
 
-    /// Makes the swapped pages of `[lo, hi)` private again and gives their memory back. Pages that cannot be (the
-    /// kernel refused) stay shared, uncounted, until they are registered again.
-    fn swap_out(&mut self, maps: &Maps, lo: usize, hi: usize) {
+    /// Makes the swapped pages of `[lo, hi)` private again and gives their memory back. Pages that a device may have pinned,
+    /// or that the kernel refuses to exchange, stay shared, uncounted, until a later registration of them ends.
+    fn swap_out(&mut self, maps: &Maps, pins: &mut Pins, lo: usize, hi: usize) {
         let (mut at, mut mover) = (lo, None);
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start < hi);
@@ -287,6 +315,7 @@ impl Registry {
             let Some(vma) = vma else { return };
             let (first, last) = (vma.start.max(at), vma.end.min(hi));
             match (self.class(&vma), self.pools.known(vma.page)) {
+                (MappingClass::Swapped, Some(_)) if pins.may_hold(first, last) => {}
                 (MappingClass::Swapped, Some(pool)) => {
                     if mover.is_none() {
                         mover = PageMover::open();
@@ -304,10 +333,10 @@ impl Registry {
         }
     }
 
-    fn uncount(&mut self, maps: &Maps, lo: usize, hi: usize) {
+    fn uncount(&mut self, maps: &Maps, pins: &mut Pins, lo: usize, hi: usize) {
         // Ranges whose last registration ended; taken one at a time, for the map changes meanwhile.
         while let Some((first, last)) = self.refs.sub_next(lo, hi) {
-            self.swap_out(maps, first, last);
+            self.swap_out(maps, pins, first, last);
         }
     }
 }
@@ -340,8 +369,10 @@ pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, Re
     let end =
         addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
     let Some(maps) = Maps::open() else { return Ok(Registration::in_process(addr, len)) };
+    let mut pins = Pins::look();
     let mut registry = REGISTRY.lock();
-    if !registry.survey(&maps, addr, end, write)? || !fork::install(&mut registry) {
+    let mappable = registry.survey(&maps, &mut pins, (addr, end), write)?;
+    if !mappable || pinned::is_switched_off() || !fork::install(&mut registry) {
         return Ok(Registration::in_process(addr, len));
     }
     let (mut reg, complete) = registry.collect(&maps, addr, end, write);
@@ -350,7 +381,7 @@ pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, Re
         registry.refs.add(reg.lo, reg.hi);
     }
     if !complete {
-        registry.uncount_all(&maps, &reg);
+        registry.uncount_all(&maps, &mut pins, &reg);
         return Ok(Registration::in_process(addr, len));
     }
     Ok(reg)
@@ -362,20 +393,21 @@ pub fn release(registration: Registration) {
     if registration.hi == 0 {
         return;
     }
+    let mut pins = Pins::look();
     let mut registry = REGISTRY.lock();
     // A registration made before a fork counts nothing in the child.
     if registration.epoch == registry.epoch
         && let Some(maps) = Maps::open()
     {
-        registry.uncount_all(&maps, &registration);
+        registry.uncount_all(&maps, &mut pins, &registration);
     }
 }
 
 impl Registry {
-    fn uncount_all(&mut self, maps: &Maps, reg: &Registration) {
+    fn uncount_all(&mut self, maps: &Maps, pins: &mut Pins, reg: &Registration) {
         if reg.hi > 0 {
             self.refs.sub(reg.lo, reg.hi);
-            self.uncount(maps, reg.lo, reg.hi);
+            self.uncount(maps, pins, reg.lo, reg.hi);
         }
     }
 }

@@ -13,7 +13,7 @@ const EXECUTABLE: u64 = 4;
 const SHARED: u64 = 8;
 const COVERING_OR_NEXT: u64 = 0x10;
 /// Bytes kept of a mapping's name; longer names count as none.
-const NAME_MAX: usize = 64;
+pub(crate) const NAME_MAX: usize = 64;
 /// Largest line of `/proc/self/maps`: addresses and a path of `PATH_MAX`.
 const LINE_MAX: usize = 8192;
 

@@ -1,0 +1,157 @@
+//! Whether a device has pinned memory, so that its pages must stay where they are.
+//!
+//! A driver that pins memory (`cudaHostRegister`, VFIO, io_uring's fixed buffers) keeps the pages that are mapped at that
+//! moment. If other pages are mapped there later, the processor and the device see different memory, without an error.
+//! The kernel does not say which pages are pinned, so three questions are asked before pages are swapped in or out:
+//!
+//! | who pins | question | covers |
+//! |---|---|---|
+//! | io_uring, iommufd, RDMA adapters | `VmPin` in `/proc/self/status` is not 0 | the whole process |
+//! | VFIO containers | `VmLck` is not 0 and the process has `/dev/vfio/...` open | the whole process |
+//! | CUDA | `cuPointerGetAttribute(MEMORY_TYPE)` knows the address, if `libcuda.so.1` is loaded | the range |
+//!
+//! Where the answer covers the process, no page is swapped while it is yes. CUDA is asked at both ends of a range and once
+//! per 2 MiB: a shorter pinned range in the middle of a longer registration goes unnoticed. AF_XDP, `vmsplice` and direct
+//! I/O under way are counted nowhere. For programs that need them beside swapped memory there is `BURST_SWAP=off`.
+use core::ffi::{CStr, c_int, c_void};
+use core::ptr::NonNull;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::OnceLock;
+
+/// Bytes between two questions to CUDA.
+const CUDA_STEP: usize = 2 << 20;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` (cuda.h).
+const MEMORY_TYPE: c_int = 2;
+/// Results by which CUDA says that it does not know an address: `CUDA_ERROR_INVALID_VALUE`, and for a library without use or
+/// device `NOT_INITIALIZED`, `DEINITIALIZED`, `NO_DEVICE` (cuda.h).
+const NOT_KNOWN: [c_int; 4] = [1, 3, 4, 100];
+/// Longest `/proc/self/status` that is read; the lines looked for are in its first kilobyte.
+const STATUS_BYTES: usize = 4096;
+
+/// Whether the environment forbids swapping: `BURST_SWAP=off`. Read once.
+pub(super) fn is_switched_off() -> bool {
+    static OFF: OnceLock<bool> = OnceLock::new();
+    *OFF.get_or_init(|| std::env::var_os("BURST_SWAP").is_some_and(|value| value == "off"))
+}
+
+/// `CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)`.
+type PointerGetAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
+
+/// The CUDA driver library that the program has loaded.
+#[derive(Debug)]
+struct CudaDriver {
+    library: NonNull<c_void>,
+    pointer_get_attribute: PointerGetAttribute,
+}
+
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        // SAFETY: the handle of `find`.
+        unsafe { libc::dlclose(self.library.as_ptr()) };
+    }
+}
+
+impl CudaDriver {
+    /// The library, if the program has it loaded; it is never loaded for this question.
+    fn find() -> Option<CudaDriver> {
+        const NAME: &CStr = c"libcuda.so.1";
+        // SAFETY: a constant name; RTLD_NOLOAD runs no constructor.
+        let library = NonNull::new(unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })?;
+        // SAFETY: an open library and a constant name.
+        let symbol = unsafe { libc::dlsym(library.as_ptr(), c"cuPointerGetAttribute".as_ptr()) };
+        if symbol.is_null() {
+            // SAFETY: the handle opened above, used no more.
+            unsafe { libc::dlclose(library.as_ptr()) };
+            return None;
+        }
+        // SAFETY: cuda.h declares the function with this type.
+        let pointer_get_attribute = unsafe { core::mem::transmute::<*mut c_void, PointerGetAttribute>(symbol) };
+        Some(CudaDriver { library, pointer_get_attribute })
+    }
+    /// Whether CUDA knows `addr`: host memory that it knows is pinned. An error that says neither counts as yes.
+    fn knows(&self, addr: usize) -> bool {
+        // As wide as the widest attribute.
+        let mut memory_type = 0u64;
+        // SAFETY: the result is writable; any number is allowed for the address.
+        let rc = unsafe { (self.pointer_get_attribute)((&raw mut memory_type).cast(), MEMORY_TYPE, addr as u64) };
+        !NOT_KNOWN.contains(&rc)
+    }
+    /// Whether CUDA knows a part of `[lo, hi)`, as far as both ends and one address per [`CUDA_STEP`] tell.
+    fn knows_part(&self, lo: usize, hi: usize) -> bool {
+        debug_assert!(lo < hi, "a range of at least a page");
+        self.knows(hi - 1) || (lo..hi).step_by(CUDA_STEP).any(|addr| self.knows(addr))
+    }
+}
+
+/// What is known of pinned memory during one registration or its end.
+#[derive(Debug)]
+pub(super) struct Pins {
+    cuda: Option<CudaDriver>,
+    /// Whether a driver has pinned memory that may be anywhere in the process; looked for when first needed.
+    anywhere: Option<bool>,
+}
+
+impl Pins {
+    /// Call it without the registry's lock: finding a library takes the loader's lock, under which constructors of the
+    /// program may register memory.
+    pub(super) fn look() -> Pins {
+        Pins { cuda: CudaDriver::find(), anywhere: None }
+    }
+    /// Whether pages of `[lo, hi)` may be pinned.
+    pub(super) fn may_hold(&mut self, lo: usize, hi: usize) -> bool {
+        *self.anywhere.get_or_insert_with(is_pinned_anywhere)
+            || self.cuda.as_ref().is_some_and(|cuda| cuda.knows_part(lo, hi))
+    }
+}
+
+/// Whether the kernel counts pinned memory for this process. Unreadable counters count as no: without `/proc` nothing is
+/// swapped either.
+fn is_pinned_anywhere() -> bool {
+    let mut status = [0; STATUS_BYTES];
+    let status = read_status(&mut status);
+    let counted = |name| kilobytes(status, name).is_some_and(|kb| kb > 0);
+    counted(b"VmPin:") || (counted(b"VmLck:") && has_vfio_open())
+}
+
+fn read_status(buffer: &mut [u8; STATUS_BYTES]) -> &[u8] {
+    // SAFETY: a constant path.
+    let fd = unsafe { libc::open(c"/proc/self/status".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if fd < 0 {
+        return &[];
+    }
+    // SAFETY: the buffer is writable for its length; the descriptor is ours and closed once.
+    let n = unsafe {
+        let n = libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len());
+        libc::close(fd);
+        n
+    };
+    &buffer[..usize::try_from(n).unwrap_or(0)]
+}
+
+/// The number in the line `NAME   123 kB` of `/proc/PID/status`.
+fn kilobytes(status: &[u8], name: &[u8]) -> Option<u64> {
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name))?;
+    let digits = line.trim_ascii().split(|byte| *byte == b' ').next()?;
+    core::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Whether the process has a VFIO container or group open. Its pins are counted as locked memory, like `mlock`.
+fn has_vfio_open() -> bool {
+    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return false };
+    let target = |fd: std::fs::DirEntry| std::fs::read_link(fd.path()).ok();
+    fds.flatten().filter_map(target).any(|path| path.as_os_str().as_bytes().starts_with(b"/dev/vfio/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_found_in_the_status_file() {
+        let status = b"Name:\tx VmPin: 9\nVmLck:\t      12 kB\nVmPin:\t       0 kB\nVmHWM:\t   1 kB\n";
+        assert_eq!((kilobytes(status, b"VmLck:"), kilobytes(status, b"VmPin:")), (Some(12), Some(0)));
+        assert_eq!((kilobytes(status, b"VmRSS:"), kilobytes(b"VmPin:\n", b"VmPin:")), (None, None));
+        let mut own = [0; STATUS_BYTES];
+        assert!(kilobytes(read_status(&mut own), b"VmPin:").is_some(), "the kernel has the counter");
+    }
+}
