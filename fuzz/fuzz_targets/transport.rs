@@ -145,7 +145,7 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     let template = opcode.head_len();
     // Add whatever makes the head as long as the opcode wants, in the order of the wire.
     let kind = opcode.kind();
-    use burst_wire::Kind;
+    use burst_wire::OpKind;
     if opcode.service() == burst_wire::Service::Ud {
         bytes = bytes.deth(Deth { qkey: common::QKEY, src_qpn: qpn_of(9) });
     }
@@ -153,16 +153,16 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
         return;
     }
     let starts = opcode.position().is_start();
-    if (kind == Kind::Write && starts) || kind == Kind::ReadRequest {
+    if (kind == OpKind::Write && starts) || kind == OpKind::ReadRequest {
         bytes = bytes.reth(Reth { addr, rkey: key, len });
     }
     if kind.is_atomic() {
         bytes = bytes.atomic(AtomicEth { addr, rkey: key, swap_add: 1, compare: 0 });
     }
-    if matches!(kind, Kind::Ack | Kind::AtomicAck) || (kind == Kind::ReadResponse && bytes.len() < template) {
+    if matches!(kind, OpKind::Ack | OpKind::AtomicAck) || (kind == OpKind::ReadResponse && bytes.len() < template) {
         bytes = bytes.aeth(Aeth { syndrome: Syndrome::from_byte(tape.byte()), msn: u32::from(tape.byte()) });
     }
-    if kind == Kind::AtomicAck {
+    if kind == OpKind::AtomicAck {
         bytes = bytes.atomic_ack(AtomicAckEth { original: 1 });
     }
     if opcode.info().has_imm {

@@ -1,17 +1,29 @@
-//! What passes between the protocols and a port: frames to send, frames received.
+//! Frames to send and received frames, as transports and ports exchange them.
 //!
-//! A frame to send is a *flow* (addresses), a head (BTH and extension headers, built by `wire`), spans of the
-//! application's own memory, and a pad count. The port adds IP, UDP and the ICRC, because only the port knows the
-//! IPv4 identification that the ICRC covers. A received frame is the bytes from the BTH to the end of the padding,
-//! with the ICRC already verified and removed.
+//! A frame to send is a *flow* (addresses), a head (the transport's headers: for RoCEv2 BTH and extension headers, built by
+//! `wire`), spans of application memory, and a pad count. The port adds IP, UDP and the trailer: for RoCEv2 the ICRC, which covers
+//! the IPv4 identification, and only the port knows that. A received frame is the bytes from the transport's header to the end
+//! of the padding; the port has verified and removed the trailer. Nothing here reads a header, so a transport with other
+//! headers uses the same frames, batches and trains.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `lib` | [`Flow`], [`TxFrame`], [`TxBatch`], [`RxFrame`] |
+//! | `run` | [`MiddleRun`]: received packets of one length side by side |
 #![forbid(unsafe_code)]
+
+mod run;
+
+pub use run::MiddleRun;
 
 use burst_span::{Span, Staging};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Longest head: BTH 12 + DETH 8 + RETH 16 + immediate 4, or BTH 12 + AtomicETH 28; MADs are payload.
+/// Most bytes of a transport's headers in a frame. Each transport asserts at compile time that its longest head fits.
 pub const HEAD_MAX: usize = 48;
-/// Most payload spans of one frame (an MTU gathered from 30 SGEs, and a split at piece boundaries).
+/// Bytes of the trailer that a port adds behind the padding (for RoCEv2 the ICRC).
+pub const TRAILER_LEN: usize = 4;
+/// Most payload spans of one frame: an MTU gathered from 30 scatter/gather entries, and two more where a piece ends.
 pub const SPANS_MAX: usize = 32;
 
 /// ECN codepoints of the IP header.
@@ -28,18 +40,18 @@ pub enum Ecn {
     Ce = 3,
 }
 
-/// The addresses of a stream of packets. IPv4 addresses are given as `IpAddr::V4`.
+/// Addresses and IP header fields of a stream of packets. IPv4 addresses are `IpAddr::V4`, never IPv4-mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// Our address: one of the port's GIDs.
+    /// Source address: one of the port's GIDs.
     pub src: IpAddr,
-    /// The peer's address.
+    /// Destination address.
     pub dst: IpAddr,
-    /// UDP source port asked for; a port that cannot choose it uses its own.
+    /// Requested UDP source port. A port that cannot choose it uses its own.
     pub src_port: u16,
-    /// TOS / traffic class, ECN bits included.
+    /// TOS or traffic class, ECN bits included.
     pub tos: u8,
-    /// TTL / hop limit.
+    /// TTL or hop limit.
     pub hop_limit: u8,
     /// IPv6 flow label.
     pub flow_label: u32,
@@ -57,17 +69,17 @@ impl Default for Flow {
 /// A frame to send.
 #[derive(Clone, Copy, Debug)]
 pub struct TxFrame {
-    /// Where to.
+    /// Addresses.
     pub flow: Flow,
-    /// BTH and extension headers; the first `head_len` bytes count.
+    /// The transport's headers in the first `head_len` bytes.
     pub head: [u8; HEAD_MAX],
     /// Bytes of `head`.
     pub head_len: u8,
-    /// Zero bytes after the payload, 0..=3 (also in the BTH).
+    /// Zero bytes after the payload, 0..=3. The headers of RoCEv2 say it too.
     pub pad: u8,
     /// Payload bytes without padding.
     pub payload_len: u16,
-    /// It belongs to a run ([`TxBatch::push_run`]) that began before it: its flow is that of the frame before.
+    /// It belongs to the same run ([`TxBatch::push_run`]) as the frame before it, and has the same flow.
     pub continues: bool,
     /// First span in [`TxBatch::spans`].
     span_first: u32,
@@ -100,14 +112,14 @@ impl TxBatch {
     pub fn room(&self) -> usize {
         self.capacity - self.frames.len()
     }
-    /// Frames of one span each that still fit, so that room for another frame of any kind is left.
+    /// Frames of one span each that still fit, if room for one more frame of any kind is to be left.
     pub fn room_for_run(&self) -> usize {
         let spans = self.spans.capacity().saturating_sub(self.spans.len() + SPANS_MAX);
         self.room().saturating_sub(1).min(spans)
     }
-    /// Appends a frame for each `len` bytes of `payload`, which must be a multiple of it. All have the head that `head`
-    /// begins as; `vary` writes into it what distinguishes the frame of a number, counted from 0. Returns false,
-    /// changing nothing, when there is no room ([`TxBatch::room_for_run`]) or a length is out of range.
+    /// Appends a frame for each `len` bytes of `payload`, whose length must be a multiple of `len`. Each frame has the head `head`
+    /// after `vary`, given the frame's index from 0, has written the fields in which the frames differ. Returns false
+    /// and changes nothing if there is no room ([`TxBatch::room_for_run`]) or a length is out of range.
     #[must_use]
     pub fn push_run(
         &mut self,
@@ -144,7 +156,7 @@ impl TxBatch {
         }));
         true
     }
-    /// Appends a frame. Returns false, changing nothing, when the batch is full or a length is out of range.
+    /// Appends a frame. Returns false and changes nothing if the batch is full or a length is out of range.
     #[must_use]
     pub fn push(&mut self, flow: &Flow, head: &[u8], spans: &[Span], pad: u8) -> bool {
         let payload: usize = spans.iter().map(|s| s.len()).sum();
@@ -184,7 +196,7 @@ impl TxBatch {
     pub fn frames(&self) -> &[TxFrame] {
         &self.frames
     }
-    /// The payload spans of `frame`, which must be of this batch.
+    /// The payload spans of `frame`, a frame of this batch.
     pub fn spans_of(&self, frame: &TxFrame) -> &[Span] {
         let first = frame.span_first as usize;
         &self.spans[first..first + usize::from(frame.span_count)]
@@ -193,11 +205,11 @@ impl TxBatch {
     pub fn len(&self) -> usize {
         self.frames.len()
     }
-    /// Whether there is none.
+    /// Whether the batch has no frame.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
-    /// Forgets all frames.
+    /// Removes all frames.
     pub fn clear(&mut self) {
         self.frames.clear();
         self.spans.clear();
@@ -211,18 +223,18 @@ impl TxFrame {
     pub fn head(&self) -> &[u8] {
         &self.head[..usize::from(self.head_len)]
     }
-    /// Bytes from the BTH through the ICRC: the UDP payload.
+    /// Bytes of the UDP payload: head, payload, padding and trailer.
     pub fn udp_payload_len(&self) -> usize {
-        usize::from(self.head_len) + usize::from(self.payload_len) + usize::from(self.pad) + 4
+        usize::from(self.head_len) + usize::from(self.payload_len) + usize::from(self.pad) + TRAILER_LEN
     }
 }
 
-/// A received frame, ICRC verified.
+/// A received frame whose integrity the port has verified.
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
-    /// Addresses as on the wire: `src` is the sender, `dst` is ours; `tos` includes the ECN bits.
+    /// Addresses as on the wire: `src` is the peer, `dst` is this port; `tos` includes the ECN bits.
     pub flow: Flow,
-    /// BTH to the end of the padding, without the ICRC.
+    /// The transport's headers to the end of the padding, without the trailer.
     pub bytes: &'a [u8],
 }
 
@@ -243,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_its_frames_one_by_one() {
+    fn a_run_gives_the_same_frames_as_single_pushes() {
         let mut memory = vec![0u8; 3000];
         let own = burst_span::ProcessMemory::own().expect("own memory");
         let span = own.span(memory.as_mut_ptr() as u64, 3000);
@@ -284,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_room_or_of_broken_frames_changes_nothing() {
+    fn a_run_without_room_or_with_an_odd_length_changes_nothing() {
         let (flow, mut batch) = (Flow::default(), TxBatch::new(4));
         assert_eq!(batch.room_for_run(), 3);
         let own = burst_span::ProcessMemory::own().expect("own memory");

@@ -20,6 +20,7 @@
 use crate::bth::Bth;
 use crate::crc32::{FieldDelta, MASK_BYTE_4, explain_once};
 use crate::ip::{IP_PROTOCOL_UDP, Ipv4, Ipv6, ROCE_PORT, Udp};
+use crate::train::FirstRegister;
 use crate::{HEAD_MAX, ICRC_LEN};
 use burst_crc::{short, update};
 use burst_span::{Gone, Span};
@@ -246,6 +247,13 @@ impl Prepared {
     #[inline]
     pub(crate) fn register(&self, id: u16, resv8a: u8) -> u32 {
         self.crc ^ ID_IN_PSEUDO.of(id) ^ MASK_BYTE_4[usize::from(resv8a)]
+    }
+}
+
+impl FirstRegister for Prepared {
+    #[inline]
+    fn first_register(&self, id: u16, packet: &[u8]) -> u32 {
+        self.register(id, packet[4])
     }
 }
 

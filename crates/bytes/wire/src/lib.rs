@@ -43,9 +43,9 @@ pub use icrc::Icrc;
 pub use ip::{Grh, IP_PROTOCOL_UDP, Ipv4, Ipv6, ROCE_PORT, Udp, grh_area_ipv4};
 pub use layers::{Ip, Layers};
 pub use mad::{MAD_LEN, MadHeader, MgmtClass};
-pub use opcode::{Kind, Opcode, OpcodeInfo, Position, Service};
+pub use opcode::{OpKind, Opcode, OpcodeInfo, Position, Service};
 pub use packet::Packet;
-pub use train::TrainCheck;
+pub use train::{FirstRegister, TrainCheck};
 
 /// Bytes of the ICRC.
 pub const ICRC_LEN: usize = 4;

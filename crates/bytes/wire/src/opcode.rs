@@ -21,7 +21,7 @@ pub enum Service {
 
 /// What a packet does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum OpKind {
     /// SEND, any variant.
     Send,
     /// RDMA WRITE, any variant.
@@ -42,18 +42,18 @@ pub enum Kind {
     Cnp,
 }
 
-impl Kind {
+impl OpKind {
     /// Whether a responder receives it (otherwise a requester; for CNP neither).
     pub const fn is_request(self) -> bool {
-        matches!(self, Kind::Send | Kind::Write | Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd)
+        matches!(self, OpKind::Send | OpKind::Write | OpKind::ReadRequest | OpKind::CmpSwap | OpKind::FetchAdd)
     }
     /// Whether a requester receives it.
     pub const fn is_response(self) -> bool {
-        matches!(self, Kind::ReadResponse | Kind::Ack | Kind::AtomicAck)
+        matches!(self, OpKind::ReadResponse | OpKind::Ack | OpKind::AtomicAck)
     }
     /// Whether it is an atomic request.
     pub const fn is_atomic(self) -> bool {
-        matches!(self, Kind::CmpSwap | Kind::FetchAdd)
+        matches!(self, OpKind::CmpSwap | OpKind::FetchAdd)
     }
 }
 
@@ -91,7 +91,7 @@ pub struct OpcodeInfo {
     /// Transport service.
     pub service: Service,
     /// What it does.
-    pub kind: Kind,
+    pub kind: OpKind,
     /// Place in the message.
     pub position: Position,
     /// Whether payload may follow the headers.
@@ -131,7 +131,7 @@ impl OpcodeInfo {
     }
     const fn new(
         (opcode, name): (Opcode, &'static str),
-        (service, kind, position): (Service, Kind, Position),
+        (service, kind, position): (Service, OpKind, Position),
         has_payload: bool,
         exts: &[Ext],
     ) -> Self {
@@ -166,7 +166,7 @@ macro_rules! opcodes {
             let mut table = [None; 256];
             $(table[$number] = Some(OpcodeInfo::new(
                 (Opcode::$name, $text),
-                (Service::$service, Kind::$kind, Position::$position),
+                (Service::$service, OpKind::$kind, Position::$position),
                 $payload == 1,
                 &[$(Ext::$ext),*],
             ));)+
@@ -246,7 +246,7 @@ opcodes! {
 
 /// In place of `unreachable!` for a number that is an `Opcode` by construction.
 static NO_INFO: OpcodeInfo =
-    OpcodeInfo::new((Opcode::RcSendMiddle, "unassigned"), (Service::Rc, Kind::Send, Position::Middle), true, &[]);
+    OpcodeInfo::new((Opcode::RcSendMiddle, "unassigned"), (Service::Rc, OpKind::Send, Position::Middle), true, &[]);
 
 impl Opcode {
     /// The opcode with this number, if IBA defines it and Burst carries it.
@@ -280,7 +280,7 @@ impl Opcode {
         self.info().service
     }
     /// What it does.
-    pub const fn kind(self) -> Kind {
+    pub const fn kind(self) -> OpKind {
         self.info().kind
     }
     /// Place in the message.

@@ -1,29 +1,30 @@
-//! The ICRCs of many packets checked by one CRC.
+//! One CRC checks the CRCs of many packets.
 //!
-//! A CRC is linear. A packet with a right ICRC at its end leaves the CRC register with a constant (`RESIDUE`); so the sum
-//! (exclusive or) of such packets leaves the sum of constants, and summing takes an eighth of what a CRC takes. To be as good
-//! a check as one CRC for each packet, packet i of a group is shifted by i bytes before it is summed: errors that lie at
-//! the same place of two packets, or parts of packets that have changed places, do not cancel then, because
-//! e(x) * (x^8i + x^8j) is a multiple of the polynomial only if e(x) is one, as long as |i - j| < 2^32 - 1. So a group with one bad
-//! packet is found bad if and only if that packet's own CRC says so, and one with several goes through by chance, with
-//! 2^-32, as a packet with several errors does. Who finds a group bad checks its packets one by one.
+//! A CRC is linear. A packet with a correct CRC at its end leaves the CRC register with a constant (`RESIDUE`). The sum
+//! (exclusive or) of such packets therefore leaves the sum of constants, and summing costs an eighth of a CRC. Packet i of a
+//! group is shifted by i bytes before it is summed, so that the check is as strong as one CRC for each packet. Errors at the
+//! same offset of two packets, or parts of packets that were exchanged, do not cancel then:
+//! e(x) * (x^8i + x^8j) is a multiple of the polynomial only if e(x) is one, as long as |i - j| < 2^32 - 1. A group with one bad
+//! packet fails if and only if that packet's own CRC fails. A group with several bad packets passes with probability
+//! 2^-32, like a packet with several errors. When a group fails, the caller checks its packets one by one.
 //!
 //! In a row of `len + 16` columns, packet i takes columns `i .. i + len`. Columns 16 to `len` have a byte of each packet: there
 //! they are windows of the train, `stride - 1` bytes apart. The 16 columns at either end are made by shifting. The register
-//! that a packet begins with (pseudo headers, identification, masked byte of the BTH) adds to the packet's first four bytes.
+//! with which a packet begins adds to the packet's first four bytes. It depends on the packet format ([`FirstRegister`]: for RoCEv2
+//! pseudo headers, identification, and the masked byte of the BTH); nothing else here does.
 
-use crate::icrc::Prepared;
 use burst_crc::{update, xor_windows};
 
-/// Packets of a group: their shifts fit into a margin.
+/// Packets of a group. Their shifts fit into a margin.
 const GROUP: usize = MARGIN;
 /// Columns at either end.
 const MARGIN: usize = 16;
-/// Shortest packet for which summing is worth while.
+/// Shortest packet for which summing is faster than one CRC for each packet.
 const STRIDE_MIN: usize = 256;
-/// Longest packet: a path MTU of 4096, the longest head, and the ICRC.
-const STRIDE_MAX: usize = 4096 + crate::HEAD_MAX + crate::ICRC_LEN;
-/// What a message that ends with its CRC leaves in the register.
+/// Longest packet: a path MTU of 4096, 64 bytes of transport headers (RoCEv2 has 44), and the CRC.
+const STRIDE_MAX: usize = 4096 + 64 + crate::ICRC_LEN;
+const _: () = assert!(crate::HEAD_MAX <= 64);
+/// CRC register after a message that ends with its CRC.
 const RESIDUE: u32 = 0xdebb_20e3;
 /// Sum of the registers of a group, by its number of packets.
 static GOOD: [u32; GROUP + 1] = {
@@ -42,6 +43,13 @@ static GOOD: [u32; GROUP + 1] = {
     }
     sums
 };
+
+/// The CRC register before the first byte of a packet that lies as it was received: what the CRC covers before that byte, and
+/// the difference that masked bytes of the packet make.
+pub trait FirstRegister {
+    /// The register of `packet`, sent with IPv4 identification `id`.
+    fn first_register(&self, id: u16, packet: &[u8]) -> u32;
+}
 
 /// Checks trains: packets of one length, side by side.
 #[derive(Debug)]
@@ -63,10 +71,17 @@ impl TrainCheck {
         (STRIDE_MIN..=STRIDE_MAX).contains(&stride)
     }
 
-    /// Whether all packets of `train`, `stride` bytes each from the BTH to the ICRC, are good. `prepared` is that of their
-    /// length; the identification is `id` in the first and grows by `step`. Panics unless `train` is a multiple of
-    /// `stride` and that [is worth while](TrainCheck::is_worth_while).
-    pub fn all_good(&mut self, prepared: &Prepared, train: &[u8], stride: usize, mut id: u16, step: u16) -> bool {
+    /// Whether all packets of `train`, `stride` bytes each from the transport header to the CRC, are good. `prepared` is that of
+    /// their length. The identification is `id` in the first packet and grows by `step`. Panics unless the length of `train` is a
+    /// multiple of `stride` and `stride` [is worth while](TrainCheck::is_worth_while).
+    pub fn all_good<R: FirstRegister>(
+        &mut self,
+        prepared: &R,
+        train: &[u8],
+        stride: usize,
+        mut id: u16,
+        step: u16,
+    ) -> bool {
         assert!(TrainCheck::is_worth_while(stride) && train.len().is_multiple_of(stride));
         for group in train.chunks(GROUP * stride) {
             if !self.group_is_good(prepared, group, stride, id, step) {
@@ -77,16 +92,23 @@ impl TrainCheck {
         true
     }
 
-    fn group_is_good(&mut self, prepared: &Prepared, group: &[u8], stride: usize, mut id: u16, step: u16) -> bool {
+    fn group_is_good<R: FirstRegister>(
+        &mut self,
+        prepared: &R,
+        group: &[u8],
+        stride: usize,
+        mut id: u16,
+        step: u16,
+    ) -> bool {
         let count = group.len() / stride;
         let row = &mut self.sums[..stride + MARGIN];
         xor_windows(&group[MARGIN..], stride - 1, count, &mut row[MARGIN..stride]);
         let (mut first, mut second, mut last) = (0u128, 0u128, 0u128);
         for (shift, packet) in group.chunks_exact(stride).enumerate().map(|(i, packet)| (8 * i as u32, packet)) {
             let (Some(head), Some(tail)) = (packet.first_chunk(), packet.last_chunk()) else { return false };
-            let register = u128::from(!prepared.register(id, packet[4]));
+            let register = u128::from(!prepared.first_register(id, packet));
             first ^= (u128::from_le_bytes(*head) ^ register) << shift;
-            // What the shift to the left has pushed out of the margin; no shift pushes nothing.
+            // The bits that the shift to the left has pushed out of the margin: none for shift 0.
             second ^= register.checked_shr(128 - shift).unwrap_or(0);
             last ^= u128::from_le_bytes(*tail).checked_shr(128 - shift).unwrap_or(0);
             id = id.wrapping_add(step);
@@ -101,7 +123,7 @@ impl TrainCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::icrc::PseudoV4;
+    use crate::icrc::{Prepared, PseudoV4};
     use core::net::Ipv4Addr;
 
     const STRIDE: usize = 300;
@@ -150,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_damage_in_two_packets_and_exchanged_parts_are_noticed() {
+    fn equal_damage_in_two_packets_and_exchanged_parts_are_noticed() {
         let good = train(16);
         for (a, b) in [(0, 1), (0, 15), (7, 12), (13, 15)] {
             for at in [0, 8, 20, 150, STRIDE - 1] {

@@ -3,8 +3,8 @@
 use burst_base::Reason;
 use burst_wire::icrc::{IdDelta, PseudoV4, len_after_id, recover_ipv4_id};
 use burst_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, HeadBuf, ICRC_LEN, Icrc, ImmDt, Ip, Ipv4, Ipv6, Kind, Layers,
-    MAD_LEN, MadHeader, MgmtClass, NakCode, Opcode, Packet, Syndrome, Udp,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, HeadBuf, ICRC_LEN, Icrc, ImmDt, Ip, Ipv4, Ipv6, Layers,
+    MAD_LEN, MadHeader, MgmtClass, NakCode, OpKind, Opcode, Packet, Syndrome, Udp,
 };
 use pcap_file::pcap::PcapReader;
 use std::collections::BTreeMap;
@@ -206,7 +206,7 @@ fn headers_are_where_the_table_says() {
         assert_eq!(packet.imm().is_some(), info.has_imm, "{name}");
         assert_eq!(packet.ieth().is_some(), info.has_inv, "{name}");
         assert_eq!(packet.atomic().is_some(), info.kind.is_atomic(), "{name}");
-        assert_eq!(packet.atomic_ack().is_some(), info.kind == Kind::AtomicAck, "{name}");
+        assert_eq!(packet.atomic_ack().is_some(), info.kind == OpKind::AtomicAck, "{name}");
         let lens = [
             packet.deth().map_or(0, |_| Deth::LEN),
             packet.reth().map_or(0, |_| burst_wire::Reth::LEN),

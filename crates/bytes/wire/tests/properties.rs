@@ -3,8 +3,8 @@
 use burst_base::{Psn, Qkey, Qpn, Reason, Rkey};
 use burst_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, CnpPayload, Deth, EtherType, Ethernet, HEAD_MAX, HeadBuf, Ieth, ImmDt, Ipv4,
-    Ipv6, Kind, Layers, MAD_LEN, MacAddr, MadHeader, MgmtClass, Opcode, Packet, Position, Reth, Service, Syndrome, Udp,
-    Vlan, XrcEth, grh_area_ipv4,
+    Ipv6, Layers, MAD_LEN, MacAddr, MadHeader, MgmtClass, OpKind, Opcode, Packet, Position, Reth, Service, Syndrome,
+    Udp, Vlan, XrcEth, grh_area_ipv4,
 };
 use proptest::prelude::*;
 
@@ -61,7 +61,7 @@ fn full_head(bth: &Bth, n: [u64; 3]) -> HeadBuf {
     if info.service == Service::Xrc && info.kind.is_request() {
         head = head.xrceth(XrcEth { srqn: word & 0xff_ffff });
     }
-    if info.kind == Kind::ReadRequest || info.kind == Kind::Write && info.position.is_start() {
+    if info.kind == OpKind::ReadRequest || info.kind == OpKind::Write && info.position.is_start() {
         head = head.reth(Reth { addr: n[2], rkey, len: word });
     }
     if info.kind.is_atomic() {
@@ -70,7 +70,7 @@ fn full_head(bth: &Bth, n: [u64; 3]) -> HeadBuf {
     if info.kind.is_response() && info.position != Position::Middle {
         head = head.aeth(Aeth { syndrome: Syndrome::from_byte(n[0] as u8), msn: word & 0xff_ffff });
     }
-    if info.kind == Kind::AtomicAck {
+    if info.kind == OpKind::AtomicAck {
         head = head.atomic_ack(AtomicAckEth { original: n[2] });
     }
     if info.has_imm {

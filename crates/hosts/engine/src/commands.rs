@@ -223,7 +223,7 @@ impl Worker {
 
     /// Takes a queue pair out. With `unclean`, its peer is told and told again for a while.
     pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn, unclean: bool) -> Option<Box<QpSlot>> {
-        self.with_qp(qpn, now, |slot, env| slot.qp.part(env))?;
+        self.with_qp(qpn, now, |slot, env| slot.qp.send_pending_ack(env))?;
         self.flush_all(now);
         let index = slot_of(qpn);
         let mut slot = take(&mut self.core.qps, index)?;

@@ -10,7 +10,7 @@ use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::Cm;
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::RxSink;
-use burst_transport::{Env, Train};
+use burst_transport::{Env, MiddleRun};
 use burst_wire::{Bth, ICRC_LEN, MAD_LEN, Opcode, Packet, Position};
 
 /// One port's burst on its way into the tables.
@@ -87,7 +87,7 @@ impl RxSink for Walk<'_> {
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
         let mut rest = train;
         while rest.len() >= stride {
-            let taken = self.middles(flow, &Train { bytes: rest, stride }) * stride;
+            let taken = self.middles(flow, &MiddleRun { bytes: rest, stride }) * stride;
             if taken == 0 {
                 self.frame(&RxFrame { flow: *flow, bytes: &rest[..stride - ICRC_LEN] });
             }
@@ -106,7 +106,7 @@ impl RxSink for Walk<'_> {
 
 impl Walk<'_> {
     /// Packets at the beginning of a train that only go on with a message are carried out together; returns how many.
-    fn middles(&mut self, flow: &Flow, train: &Train<'_>) -> usize {
+    fn middles(&mut self, flow: &Flow, train: &MiddleRun<'_>) -> usize {
         let bth = Bth::parse(train.bytes);
         let Ok(bth) = bth else { return 0 };
         if bth.opcode.info().position != Position::Middle || worker_of(bth.dest_qpn) != self.core.options.id {

@@ -1,24 +1,25 @@
-//! What answers do to requests in flight: acknowledgements, READ and ATOMIC responses, NAKs, time-outs.
+//! The completer: acknowledgements, READ and ATOMIC responses, NAKs and time-outs end requests in flight or repeat them.
 //!
-//! Acknowledgement is cumulative (IBA 9.7.5.1.2): everything up to a PSN is done, except that a READ or ATOMIC is done
-//! only by its own response; an acknowledgement beyond one whose response is missing is an implied NAK (9.7.5.1.1),
-//! and we go back to it, once until there is progress. READ responses are taken by PSN: the next expected one is
-//! placed whatever its position says, because a responder may begin a repeated answer with "middle" (rxe does).
+//! Acknowledgement is cumulative (IBA 9.7.5.1.2): it ends everything up to its PSN. A READ or ATOMIC ends only by its own
+//! response. An acknowledgement beyond a missing response is an implied NAK (9.7.5.1.1): the requester goes back to the missing
+//! response, once until there is progress. READ responses are matched by PSN alone: the next expected one is
+//! placed even if its opcode says another position, because a responder may begin a repeated response with a "middle" packet (rxe does).
 //!
-//! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet, started when it is sent, restarted by progress
-//! and by the latest acknowledgement when it comes again, longer with each retry (`ACK_BACKOFF_MAX`); one for RNR.
-//! `retry_cnt` is spent by time-outs and sequence NAKs, `rnr_retry` by RNR NAKs; both are restored by progress.
+//! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet and one for RNR. The first starts when the packet
+//! is sent, restarts on progress and when the latest acknowledgement arrives again, and is longer after each time-out
+//! (`ACK_BACKOFF_MAX`). Time-outs and sequence NAKs use up `retry_cnt`, RNR NAKs `rnr_retry`; progress restores both.
 
 use crate::api::{Env, Signal};
-use crate::gather::{Keys, Walk};
+use crate::gather::{Keys, SgeCursor};
 use crate::head::Work;
 use crate::qp::Qp;
+use crate::recovery::InflightWqe;
 use burst_base::verbs::{QpState, WcStatus, access};
 use burst_base::{Nanos, Psn, Reason};
 use burst_wire::aeth::{credits_of_code, rnr_timer};
-use burst_wire::{Aeth, Kind, NakCode, Packet, Syndrome};
+use burst_wire::{Aeth, NakCode, OpKind, Packet, Syndrome};
 
-/// How often a time-out doubles the next wait: up to four times the timeout, as IBA 9.7.6.1.3 allows.
+/// How often a time-out doubles the next wait: a wait is at most four times the timeout, as IBA 9.7.6.1.3 allows.
 const BACKOFF_STEPS: u8 = 2;
 
 impl Qp {
@@ -31,21 +32,22 @@ impl Qp {
             return env.fx.count(reason);
         }
         match pkt.info.kind {
-            Kind::ReadResponse => self.on_read_response(pkt, env),
-            Kind::AtomicAck => self.on_atomic_ack(pkt, env),
+            OpKind::ReadResponse => self.on_read_response(pkt, env),
+            OpKind::AtomicAck => self.on_atomic_ack(pkt, env),
             _ => self.on_ack(pkt, env),
         }
     }
 
-    /// Only PSNs in flight count (IBA 9.7.5.1.1: ghost acknowledgements are dropped). The credits of the latest
-    /// acknowledgement are news even when it comes again, and it shows a peer that is at work on what was sent twice: the
-    /// timer starts anew, or a slow peer would only be given more and more to do. Such answers are no more than packets sent.
+    /// Drops responses whose PSN is not in flight (IBA 9.7.5.1.1: ghost acknowledgements). A repetition of the latest
+    /// acknowledgement is dropped too, after two effects: its credits may be newer, and it restarts the timer. It shows that the
+    /// peer still works on repeated packets; a time-out would only add more of them. The peer sends at most one such
+    /// acknowledgement for each packet, so the timer is not put off for ever.
     fn check_response_psn(&mut self, pkt: &Packet<'_>, now: Nanos) -> Option<Reason> {
-        let una = self.req.una_psn();
+        let una = self.req.recovery.una_psn();
         if pkt.bth.psn.is_before(una) {
             if pkt.bth.psn.next() == una
                 && let Some(Aeth { syndrome: Syndrome::Ack { credit }, msn }) = pkt.aeth()
-                && pkt.info.kind == Kind::Ack
+                && pkt.info.kind == OpKind::Ack
             {
                 self.take_credits(credit, msn);
                 if self.req.ack_deadline != Nanos::NEVER {
@@ -54,7 +56,7 @@ impl Qp {
             }
             return Some(Reason::StaleAck);
         }
-        (!pkt.bth.psn.is_before(self.req.sent_psn)).then_some(Reason::UnexpectedResponse)
+        (!pkt.bth.psn.is_before(self.req.recovery.sent_psn())).then_some(Reason::UnexpectedResponse)
     }
 
     fn take_credits(&mut self, credit: u8, msn: u32) {
@@ -80,23 +82,24 @@ impl Qp {
         }
     }
 
-    /// Acknowledges up to `psn` inclusive; false when an unanswered READ or ATOMIC is in the way.
+    /// Acknowledges up to `psn` inclusive. Stops at an unanswered READ or ATOMIC; the result is false then.
     fn ack_through(&mut self, psn: Psn, env: &mut Env<'_>) -> bool {
         let mut progress = false;
         let mut complete = true;
-        while self.req.head != self.req.tail && !self.req.una_psn().is_after(psn) {
-            let slot = self.req.slots.get(self.req.head);
-            if slot.work.has_response() {
+        while let Some(oldest) = self.req.recovery.oldest()
+            && !self.req.recovery.una_psn().is_after(psn)
+        {
+            if oldest.work.has_response() {
                 complete = false;
                 break;
             }
             progress = true;
-            let covered = psn.diff(self.req.una_psn()) as u32 + 1;
-            if covered < slot.packets - self.req.una_pkt {
-                self.req.una_pkt += covered;
+            let covered = psn.diff(self.req.recovery.una_psn()) as u32 + 1;
+            if covered < oldest.packets - self.req.recovery.una_packet() {
+                self.req.recovery.on_acked(covered);
                 break;
             }
-            self.retire_head(env);
+            self.retire_oldest(env);
             self.retire_local(env);
         }
         if progress {
@@ -105,19 +108,22 @@ impl Qp {
         complete
     }
 
-    /// Something was acknowledged: counters and timers start anew.
+    /// Something was acknowledged: retry counters and timers start anew.
     pub(crate) fn progressed(&mut self, env: &mut Env<'_>) {
         self.retire_local(env);
         self.req.retry_left = self.attr.retry_cnt;
         self.req.rnr_left = self.attr.rnr_retry;
         self.req.timeouts = 0;
         self.req.stalled = false;
-        self.req.implied_at = None;
-        self.req.ack_deadline = if self.req.is_outstanding() { env.now + self.ack_timeout } else { Nanos::NEVER };
-        self.fail_if_head(env);
+        self.req.recovery.rearm_implied_loss();
+        self.req.ack_deadline =
+            if self.req.recovery.is_outstanding() { env.now + self.ack_timeout } else { Nanos::NEVER };
+        self.end_failed_oldest(env);
         self.check_drained(env);
     }
 
+    /// Acknowledges up to `psn` inclusive. If the response of a READ or ATOMIC is missing before it, goes back to that, and
+    /// the result is false.
     fn ack_or_go_back(&mut self, psn: Psn, env: &mut Env<'_>) -> bool {
         let complete = self.ack_through(psn, env);
         if !complete {
@@ -126,29 +132,27 @@ impl Qp {
         complete
     }
 
-    /// A response is missing: ask again, once until there is progress; after that it is the timer's business.
+    /// A response is missing: the request is sent again, once until there is progress. After that the timer repeats it.
     fn on_implied_nak(&mut self, env: &mut Env<'_>) {
-        let una = self.req.una_psn();
-        if self.req.implied_at == Some(una) || !self.req.is_outstanding() {
+        if !self.req.recovery.on_implied_loss() {
             return env.fx.count(Reason::UnexpectedResponse);
         }
         env.fx.count(Reason::ImpliedNak);
         env.fx.congestion(Signal::Loss);
-        self.req.implied_at = Some(una);
         self.req.go_back();
     }
 
-    /// The peer is not ready to receive: wait as long as it says, then send again (IBA 9.7.5.2.8).
+    /// The peer has no receive: sends again after the time that the NAK gives (IBA 9.7.5.2.8). It acknowledges all before `psn`.
     fn on_rnr_nak(&mut self, psn: Psn, timer: u8, env: &mut Env<'_>) {
-        if psn != self.req.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
+        if psn != self.req.recovery.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
             return;
         }
-        if self.req.head == self.req.tail || self.req.rnr_deadline != Nanos::NEVER {
+        if self.req.recovery.is_empty() || self.req.rnr_deadline != Nanos::NEVER {
             return env.fx.count(Reason::StaleAck);
         }
         env.fx.count(Reason::RnrNakReceived);
         match self.req.rnr_left {
-            0 => return self.fail_head(WcStatus::RnrRetryExcErr, Reason::RnrRetryExhausted, env),
+            0 => return self.fail_oldest(WcStatus::RnrRetryExcErr, Reason::RnrRetryExhausted, env),
             7 => {}
             left => self.req.rnr_left = left - 1,
         }
@@ -157,10 +161,10 @@ impl Qp {
     }
 
     fn on_sequence_nak(&mut self, psn: Psn, env: &mut Env<'_>) {
-        if psn != self.req.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
+        if psn != self.req.recovery.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
             return;
         }
-        if !self.req.is_outstanding() || self.req.rnr_deadline != Nanos::NEVER {
+        if !self.req.recovery.is_outstanding() || self.req.rnr_deadline != Nanos::NEVER {
             return env.fx.count(Reason::StaleAck);
         }
         env.fx.count(Reason::SequenceNakReceived);
@@ -169,10 +173,10 @@ impl Qp {
     }
 
     fn on_fatal_nak(&mut self, psn: Psn, code: NakCode, env: &mut Env<'_>) {
-        if psn != self.req.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
+        if psn != self.req.recovery.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
             return;
         }
-        if self.req.head == self.req.tail {
+        if self.req.recovery.is_empty() {
             return env.fx.count(Reason::StaleAck);
         }
         let (status, reason) = match code {
@@ -180,83 +184,86 @@ impl Qp {
             NakCode::RemoteOperation => (WcStatus::RemOpErr, Reason::RemoteOperationReported),
             _ => (WcStatus::RemInvReqErr, Reason::RemoteInvalidReported),
         };
-        self.fail_head(status, reason, env);
+        self.fail_oldest(status, reason, env);
     }
 
-    /// Spends a retry and goes back, or gives up.
+    /// Uses up one retry and goes back; without a retry left, the oldest request fails.
     fn retry(&mut self, env: &mut Env<'_>) {
         if self.req.retry_left == 0 {
-            return self.fail_head(WcStatus::RetryExcErr, Reason::RetryExhausted, env);
+            return self.fail_oldest(WcStatus::RetryExcErr, Reason::RetryExhausted, env);
         }
         self.req.retry_left -= 1;
         self.req.go_back();
     }
 
-    /// Whether `pkt`, whose PSN is in flight, answers the head slot, after everything before it was acknowledged.
-    fn reach(&mut self, pkt: &Packet<'_>, work: Work, env: &mut Env<'_>) -> bool {
+    /// Acknowledges everything before `pkt`, a response whose PSN is in flight. Returns whether `pkt` answers the oldest
+    /// request then, which must be of kind `work`.
+    fn ack_before_response(&mut self, pkt: &Packet<'_>, work: Work, env: &mut Env<'_>) -> bool {
         let psn = pkt.bth.psn;
-        if psn != self.req.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
+        if psn != self.req.recovery.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
             return false;
         }
-        // Acknowledging may have ended the queue pair, or moved beyond (never: the PSN was in flight).
-        if !matches!(self.state, QpState::Rts | QpState::Sqd) || self.req.una_psn() != psn {
+        // Acknowledging may have moved the queue pair to ERR.
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) || self.req.recovery.una_psn() != psn {
             return false;
         }
-        if self.req.head == self.req.tail {
+        let Some(oldest) = self.req.recovery.oldest() else {
             env.fx.count(Reason::UnexpectedResponse);
             return false;
-        }
-        if self.req.slots.get(self.req.head).work != work {
-            self.fail_head(WcStatus::BadRespErr, Reason::BadResponse, env);
+        };
+        if oldest.work != work {
+            self.fail_oldest(WcStatus::BadRespErr, Reason::BadResponse, env);
             return false;
         }
         true
     }
 
     fn on_read_response(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        if !self.reach(pkt, Work::Read, env) {
+        if !self.ack_before_response(pkt, Work::Read, env) {
             return;
         }
         if let Some(Aeth { syndrome: Syndrome::Ack { credit }, msn }) = pkt.aeth() {
             self.take_credits(credit, msn);
         }
-        let slot = *self.req.slots.get(self.req.head);
-        let offset = self.req.una_pkt * self.mtu;
-        let expected = (slot.length - offset).min(self.mtu);
+        let Some(&InflightWqe { length, packets, .. }) = self.req.recovery.oldest() else { return };
+        let offset = self.req.recovery.una_packet() * self.mtu;
+        debug_assert!(offset < length.max(1));
+        let expected = (length - offset).min(self.mtu);
         if pkt.payload.len() != expected as usize {
-            return self.fail_head(WcStatus::BadRespErr, Reason::BadResponse, env);
+            return self.fail_oldest(WcStatus::BadRespErr, Reason::BadResponse, env);
         }
         if !self.place(offset, pkt.payload, env) {
-            return self.fail_head(WcStatus::LocProtErr, Reason::LocalProtection, env);
+            return self.fail_oldest(WcStatus::LocProtErr, Reason::LocalProtection, env);
         }
-        self.req.una_pkt += 1;
-        if self.req.una_pkt == slot.packets {
-            self.retire_head(env);
+        self.req.recovery.on_acked(1);
+        if self.req.recovery.una_packet() == packets {
+            self.retire_oldest(env);
         }
         self.progressed(env);
     }
 
     fn on_atomic_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
-        if !self.reach(pkt, Work::Atomic, env) {
+        if !self.ack_before_response(pkt, Work::Atomic, env) {
             return;
         }
         let Some(ack) = pkt.atomic_ack() else {
-            return self.fail_head(WcStatus::BadRespErr, Reason::BadResponse, env);
+            return self.fail_oldest(WcStatus::BadRespErr, Reason::BadResponse, env);
         };
         if !self.place(0, &ack.original.to_ne_bytes(), env) {
-            return self.fail_head(WcStatus::LocProtErr, Reason::LocalProtection, env);
+            return self.fail_oldest(WcStatus::LocProtErr, Reason::LocalProtection, env);
         }
-        self.req.una_pkt = 1;
-        self.retire_head(env);
+        debug_assert!(self.req.recovery.una_packet() == 0);
+        self.req.recovery.on_acked(1);
+        self.retire_oldest(env);
         self.progressed(env);
     }
 
-    /// Writes response bytes at `offset` of the head slot's scatter list.
+    /// Writes response bytes at `offset` of the oldest request's scatter list; false if the memory cannot be written.
     fn place(&mut self, offset: u32, bytes: &[u8], env: &mut Env<'_>) -> bool {
-        let slot = self.req.slots.get(self.req.head);
-        let sges = self.req.sges.get(slot.sge_first, slot.wqe.num_sge);
+        let Some(oldest) = self.req.recovery.oldest() else { return false };
+        let sges = self.req.recovery.sges_of(oldest);
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE };
-        Walk::at(sges, u64::from(offset)).scatter(keys, sges, bytes).is_ok()
+        SgeCursor::at(sges, u64::from(offset)).scatter(keys, sges, bytes).is_ok()
     }
 
     /// Fires the requester's timers that are due.
@@ -268,7 +275,7 @@ impl Qp {
         if self.req.ack_deadline <= env.now {
             env.fx.count(Reason::AckTimeout);
             env.fx.congestion(Signal::Timeout);
-            self.req.implied_at = None;
+            self.req.recovery.rearm_implied_loss();
             self.req.timeouts = (self.req.timeouts + 1).min(BACKOFF_STEPS);
             self.retry(env);
         }

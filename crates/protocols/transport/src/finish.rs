@@ -1,13 +1,13 @@
-//! How work requests end: completions in order, the error states, flushing, draining.
+//! The end of work requests: completions in order, the error states, flushing, draining.
 //!
-//! A request that cannot be carried out ends with its own status when all before it have ended; then the queue pair
-//! (RC) or its send queue (UC, UD) is in error and everything behind ends as flushed (IBA 10.8.2.2, 10.3.1). Flushing is
-//! spread over turns: a queue may hold 32,768 entries. Entries posted later are flushed as well.
+//! A request that cannot be carried out ends with its own status when all before it have ended. Then the queue pair
+//! (RC) or its send queue (UC, UD) is in error, and everything behind is flushed (IBA 10.8.2.2, 10.3.1). Flushing is
+//! spread over turns, because a queue may hold 32,768 entries. Entries posted later are flushed as well.
 
 use crate::api::{Env, TxBudget};
 use crate::qp::Qp;
 use crate::receive::Load;
-use crate::requester::Slot;
+use crate::recovery::InflightWqe;
 use burst_base::verbs::{EventType, QpState, WcOpcode, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason};
 use burst_shm::Fetch;
@@ -26,13 +26,13 @@ fn wc_opcode(opcode: WrOpcode) -> WcOpcode {
     }
 }
 
-/// `vendor_err` of a reason.
+/// `vendor_err` of a completion: the number of the reason plus one, 0 for none.
 pub(crate) fn vendor_err(reason: Option<Reason>) -> u32 {
     reason.map_or(0, |reason| reason.index() as u32 + 1)
 }
 
-/// How a work request ended.
-struct Ending {
+/// The variable part of a send completion.
+struct SendEnding {
     opcode: WrOpcode,
     byte_len: u32,
     status: WcStatus,
@@ -40,34 +40,37 @@ struct Ending {
 }
 
 impl Qp {
-    /// Ends the oldest slot with success.
-    pub(crate) fn retire_head(&mut self, env: &mut Env<'_>) {
-        let slot = self.req.pop_head();
+    /// Ends the oldest request with success.
+    pub(crate) fn retire_oldest(&mut self, env: &mut Env<'_>) {
+        let request = self.req.recovery.retire_oldest();
+        self.req.count_retired();
         self.sq.publish_consumed(self.req.retired);
-        if slot.wqe.flags & send_flags::SIGNALED as u16 != 0 {
-            let (opcode, byte_len) = (slot.opcode, slot.length);
-            let end = Ending { opcode, byte_len, status: WcStatus::Success, reason: None };
-            self.complete_send(slot.wqe.wr_id, end, env);
+        if request.wqe.flags & send_flags::SIGNALED as u16 != 0 {
+            let (opcode, byte_len) = (request.opcode, request.length);
+            let end = SendEnding { opcode, byte_len, status: WcStatus::Success, reason: None };
+            self.complete_send(request.wqe.wr_id, end, env);
         }
     }
 
-    /// Ends the local operations that have come to the front: nobody acknowledges them.
+    /// Ends the oldest requests as long as they are local operations that were carried out: no acknowledgement ends them.
     pub(crate) fn retire_local(&mut self, env: &mut Env<'_>) {
-        while self.req.head != self.req.tail && self.req.slots.get(self.req.head).done {
-            self.retire_head(env);
+        while self.req.recovery.oldest().is_some_and(|request| request.done) {
+            self.retire_oldest(env);
         }
-        self.req.sync_cursor();
+        self.req.recovery.sync_cursor();
         self.check_drained(env);
     }
 
     /// Ends a request that failed or was flushed: always with a completion.
-    fn end_slot(&mut self, slot: &Slot, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
+    fn end_with_error(&mut self, request: &InflightWqe, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
+        debug_assert!(status != WcStatus::Success);
+        self.req.count_retired();
         self.sq.publish_consumed(self.req.retired);
-        let end = Ending { opcode: slot.opcode, byte_len: 0, status, reason: Some(reason) };
-        self.complete_send(slot.wqe.wr_id, end, env);
+        let end = SendEnding { opcode: request.opcode, byte_len: 0, status, reason: Some(reason) };
+        self.complete_send(request.wqe.wr_id, end, env);
     }
 
-    fn complete_send(&mut self, wr_id: u64, end: Ending, env: &mut Env<'_>) {
+    fn complete_send(&mut self, wr_id: u64, end: SendEnding, env: &mut Env<'_>) {
         if let Some(reason) = end.reason {
             env.fx.count(reason);
         }
@@ -86,20 +89,20 @@ impl Qp {
         env.fx.complete(self.id.send_cq, cqe, end.status != WcStatus::Success);
     }
 
-    /// If the oldest slot cannot be carried out, its turn to fail has come.
-    pub(crate) fn fail_if_head(&mut self, env: &mut Env<'_>) {
-        if self.req.head == self.req.tail || !matches!(self.state, QpState::Rts | QpState::Sqd) {
+    /// Ends the oldest request if it cannot be carried out: everything before it has ended now.
+    pub(crate) fn end_failed_oldest(&mut self, env: &mut Env<'_>) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return;
         }
-        if let Some((status, reason)) = self.req.slots.get(self.req.head).fail {
-            self.fail_head(status, reason, env);
+        if let Some((status, reason)) = self.req.recovery.oldest().and_then(|request| request.fail) {
+            self.fail_oldest(status, reason, env);
         }
     }
 
-    /// Ends the oldest slot with an error; the queue pair, or its send queue, goes to error.
-    pub(crate) fn fail_head(&mut self, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
-        let slot = self.req.pop_head();
-        self.end_slot(&slot, status, reason, env);
+    /// Ends the oldest request with an error; the queue pair, or its send queue, goes to error.
+    pub(crate) fn fail_oldest(&mut self, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
+        let request = self.req.recovery.retire_oldest();
+        self.end_with_error(&request, status, reason, env);
         if self.id.qp_type.is_reliable() {
             self.enter_error();
         } else {
@@ -115,7 +118,7 @@ impl Qp {
         self.req.sq_active = true;
     }
 
-    /// The queue pair goes to ERR: nothing is sent any more but what the responder owes, everything is flushed.
+    /// The queue pair goes to ERR: only pending answers of the responder are still sent, everything else is flushed.
     pub(crate) fn enter_error(&mut self) {
         if self.state == QpState::Err {
             return;
@@ -126,7 +129,7 @@ impl Qp {
         self.flush_recv = true;
     }
 
-    /// The shared queues are damaged: nothing can be reported by a completion.
+    /// The shared queues are damaged: an event reports it, because no completion can.
     pub(crate) fn enter_fatal(&mut self, env: &mut Env<'_>) {
         if self.state != QpState::Err {
             env.fx.event(self.id.qpn, EventType::QpFatal);
@@ -135,8 +138,8 @@ impl Qp {
         }
     }
 
-    /// A completion of this queue pair was lost, because its completion queue was full: the program cannot know any more what
-    /// became of its requests, so there shall be no more of them (IBA 11.6.3.2). What fits again is flushed.
+    /// A completion of this queue pair was lost because its completion queue was full. The queue pair goes to ERR (IBA
+    /// 11.6.3.2), because the program cannot learn any more how its requests ended. Flushed requests complete if they fit.
     pub fn on_lost_completion(&mut self, env: &mut Env<'_>) {
         if matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             env.fx.event(self.id.qpn, EventType::QpFatal);
@@ -147,18 +150,19 @@ impl Qp {
     /// Whether there is something to flush.
     pub(crate) fn wants_flush(&self) -> bool {
         match self.state {
-            QpState::Err => self.req.sq_active || self.flush_recv || self.req.head != self.req.tail,
-            QpState::Sqe => self.req.sq_active || self.req.head != self.req.tail,
+            QpState::Err => self.req.sq_active || self.flush_recv || !self.req.recovery.is_empty(),
+            QpState::Sqe => self.req.sq_active || !self.req.recovery.is_empty(),
             _ => false,
         }
     }
 
     /// Flushes as much as the budget allows.
     pub(crate) fn poll_flush(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) {
-        while budget.wqes > 0 && self.req.head != self.req.tail {
+        debug_assert!(matches!(self.state, QpState::Err | QpState::Sqe));
+        while budget.wqes > 0 && !self.req.recovery.is_empty() {
             budget.wqes -= 1;
-            let slot = self.req.pop_head();
-            self.end_slot(&slot, WcStatus::WrFlushErr, Reason::Flushed, env);
+            let request = self.req.recovery.retire_oldest();
+            self.end_with_error(&request, WcStatus::WrFlushErr, Reason::Flushed, env);
         }
         self.req.go_back();
         while budget.wqes > 0 && self.req.sq_active {
@@ -181,11 +185,11 @@ impl Qp {
         let mut sges = [Default::default(); SGE_MAX as usize];
         match self.sq.fetch(&mut wqe, &mut sges) {
             Fetch::Taken(_) | Fetch::Malformed(_) => {
-                self.req.retired = self.req.retired.wrapping_add(1);
+                self.req.count_retired();
                 self.sq.publish_consumed(self.req.retired);
                 let opcode = WrOpcode::from_number(u32::from(wqe.opcode)).unwrap_or(WrOpcode::Send);
                 let (status, reason) = (WcStatus::WrFlushErr, Some(Reason::Flushed));
-                self.complete_send(wqe.wr_id, Ending { opcode, byte_len: 0, status, reason }, env);
+                self.complete_send(wqe.wr_id, SendEnding { opcode, byte_len: 0, status, reason }, env);
             }
             Fetch::Empty => self.req.sq_active = !self.sq.try_idle(),
             Fetch::Corrupt => {
@@ -196,12 +200,12 @@ impl Qp {
         }
     }
 
-    /// Flushes the next receive. The receives of a shared queue are not ours, but the one we hold.
+    /// Flushes the next receive. Of a shared receive queue only the loaded receive is flushed: the others serve other queue pairs.
     fn flush_receive(&mut self, env: &mut Env<'_>) {
         if !self.recv.is_loaded() && self.recv.is_shared() {
             self.flush_recv = false;
-            if !self.last_wqe_said {
-                self.last_wqe_said = true;
+            if !self.last_wqe_raised {
+                self.last_wqe_raised = true;
                 env.fx.event(self.id.qpn, EventType::QpLastWqeReached);
             }
             return;
@@ -216,9 +220,9 @@ impl Qp {
         }
     }
 
-    /// SQD: tells once when nothing is in flight any more (IBA 10.3.1.5).
+    /// SQD: raises an event once, when nothing is in flight any more (IBA 10.3.1.5).
     pub(crate) fn check_drained(&mut self, env: &mut Env<'_>) {
-        if self.state == QpState::Sqd && !self.req.drained && self.req.head == self.req.tail {
+        if self.state == QpState::Sqd && !self.req.drained && self.req.recovery.is_empty() {
             self.req.drained = true;
             if self.attr.en_sqd_async_notify {
                 env.fx.event(self.id.qpn, EventType::SqDrained);

@@ -1,7 +1,7 @@
-//! Walking along a scatter/gather list, outward (payload of packets) and inward (placement of received bytes).
+//! Reading and writing along a scatter/gather list: payload of packets to send, and received bytes.
 //!
-//! A [`Walk`] remembers the entry and the offset in it, and the span of the entry once it has been looked up. It lives
-//! for one turn, in which spans stay valid; the next turn looks the keys up again, so a region that was deregistered
+//! An [`SgeCursor`] is a position: the entry, the offset in it, and the entry's span once its key has been looked up. It is used
+//! within one turn, in which spans stay valid. The next turn looks the keys up again, so a region that was deregistered
 //! in between is noticed (IBA 10.6.7.2).
 
 use burst_base::{Lkey, Reason};
@@ -32,7 +32,7 @@ impl SpanList {
     }
 }
 
-/// Whose keys are looked up, and for what.
+/// The arguments of a key look-up: table, protection domain and right.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
     pub(crate) mem: &'a MrTable,
@@ -43,31 +43,31 @@ pub(crate) struct Keys<'a> {
 
 /// A position in a scatter/gather list.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Walk {
+pub(crate) struct SgeCursor {
     index: usize,
     offset: u32,
     span: Option<Span>,
 }
 
-impl Walk {
+impl SgeCursor {
     /// The position `bytes` after the beginning.
-    pub(crate) fn at(sges: &[Sge], bytes: u64) -> Walk {
+    pub(crate) fn at(sges: &[Sge], bytes: u64) -> SgeCursor {
         let mut rest = bytes;
         for (index, sge) in sges.iter().enumerate() {
             if rest < u64::from(sge.length) {
-                return Walk { index, offset: rest as u32, span: None };
+                return SgeCursor { index, offset: rest as u32, span: None };
             }
             rest -= u64::from(sge.length);
         }
-        Walk { index: sges.len(), offset: 0, span: None }
+        SgeCursor { index: sges.len(), offset: 0, span: None }
     }
 
-    /// A position in memory that is already known: inline data.
-    pub(crate) fn inside(span: Span, bytes: u32) -> Walk {
-        Walk { index: 0, offset: bytes, span: Some(span) }
+    /// A position in a span that needs no key: inline data.
+    pub(crate) fn in_span(span: Span, bytes: u32) -> SgeCursor {
+        SgeCursor { index: 0, offset: bytes, span: Some(span) }
     }
 
-    /// The next piece of at most `len` bytes; there must be some left. Advances.
+    /// Advances over the next contiguous bytes, at most `len`, and returns them. The list must have bytes left.
     fn piece(&mut self, keys: Keys<'_>, sges: &[Sge], len: u32) -> Result<Span, Reason> {
         let span = match self.span {
             Some(span) => span,
@@ -85,13 +85,13 @@ impl Walk {
         let piece = span.sub(self.offset as usize, take as usize);
         self.offset += take;
         if self.offset as usize == span.len() {
-            *self = Walk { index: self.index + 1, offset: 0, span: None };
+            *self = SgeCursor { index: self.index + 1, offset: 0, span: None };
         }
         Ok(piece)
     }
 
-    /// The next packets of `each` bytes that lie side by side, at most `count` of them, as one span; advances over them.
-    /// `None`, staying where it is, if there is not one, or the key does not lead there.
+    /// Advances over the next packets of `each` bytes that are contiguous in memory, at most `count`, and returns them as one
+    /// span. `None` without moving if not even one packet is contiguous, or the key does not grant access.
     pub(crate) fn run(&mut self, keys: Keys<'_>, sges: &[Sge], each: u32, count: u32) -> Option<Span> {
         let mut ahead = *self;
         let there = ahead.piece(keys, sges, count * each).ok()?;

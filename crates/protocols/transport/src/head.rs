@@ -2,7 +2,7 @@
 
 use burst_base::verbs::{QpType, WrOpcode};
 use burst_shm::layout::SendWqe;
-use burst_wire::{HeadBuf, Ieth, ImmDt, Kind, Opcode, Position};
+use burst_wire::{HeadBuf, Ieth, ImmDt, OpKind, Opcode, Position};
 
 /// What a work request does on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,17 +147,17 @@ pub(crate) fn read_response_opcode(qp_type: QpType, place: Position) -> Opcode {
 }
 
 /// The opcode of a packet that is a message by itself and has no variants.
-pub(crate) fn single_opcode(qp_type: QpType, kind: Kind) -> Opcode {
+pub(crate) fn single_opcode(qp_type: QpType, kind: OpKind) -> Opcode {
     match (qp_type.is_xrc(), kind) {
-        (false, Kind::ReadRequest) => RcReadRequest,
-        (false, Kind::CmpSwap) => RcCmpSwap,
-        (false, Kind::FetchAdd) => RcFetchAdd,
-        (false, Kind::AtomicAck) => RcAtomicAck,
+        (false, OpKind::ReadRequest) => RcReadRequest,
+        (false, OpKind::CmpSwap) => RcCmpSwap,
+        (false, OpKind::FetchAdd) => RcFetchAdd,
+        (false, OpKind::AtomicAck) => RcAtomicAck,
         (false, _) => RcAck,
-        (true, Kind::ReadRequest) => XrcReadRequest,
-        (true, Kind::CmpSwap) => XrcCmpSwap,
-        (true, Kind::FetchAdd) => XrcFetchAdd,
-        (true, Kind::AtomicAck) => XrcAtomicAck,
+        (true, OpKind::ReadRequest) => XrcReadRequest,
+        (true, OpKind::CmpSwap) => XrcCmpSwap,
+        (true, OpKind::FetchAdd) => XrcFetchAdd,
+        (true, OpKind::AtomicAck) => XrcAtomicAck,
         (true, _) => XrcAck,
     }
 }

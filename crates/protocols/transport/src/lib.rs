@@ -1,26 +1,33 @@
-//! The RoCEv2 transport (storey 2): RC, UC and UD queue pairs as state machines without a world.
+//! The RoCEv2 transport: RC, XRC, UC and UD queue pairs as state machines.
 //!
-//! A [`Qp`] is driven by calls: packets ([`Qp::on_packet`]), turns to send ([`Qp::poll_tx`]), doorbells, timers. Time,
-//! memory regions and the outgoing batch come in with each call ([`Env`]); completions, events and counted reasons go out
-//! through [`Effects`]. No I/O, clock, thread, global; no allocation after a queue pair has left RESET.
+//! Calls drive a [`Qp`]: packets ([`Qp::on_packet`], [`Qp::on_middles`]), turns to send ([`Qp::poll_tx`]), doorbells, timers.
+//! Each call gets the time, the memory regions and the outgoing batch ([`Env`]). Completions, events and counted reasons leave
+//! through [`Effects`]. There is no I/O, clock, thread or global, and no allocation after a queue pair has left RESET.
 //!
-//! | file | job |
+//! | file | what it holds |
 //! |---|---|
-//! | `api` | what engine and queue pair say to each other; limits |
-//! | `qp` | the queue pair and its doors |
+//! | `api` | the types of calls between engine and queue pair; limits |
+//! | `qp` | the queue pair and its public calls |
 //! | `state` | the table of `modify_qp` |
-//! | `requester` | work requests to packets |
-//! | `completer` | answers and time-outs to progress |
+//! | `requester` | work requests, and the limits on sending |
+//! | `send` | packets of work requests |
+//! | `recovery` | the requests in flight, and what is sent again after a loss |
+//! | `completer` | acknowledgements, responses, NAKs, time-outs |
 //! | `finish` | completions, errors, flushing, draining |
-//! | `responder` | request packets to memory and receives |
+//! | `responder` | request packets: checks and execution |
 //! | `respond` | acknowledgements, NAKs, READ and ATOMIC responses |
 //! | `receive` | the receive queue |
-//! | `uc`, `ud` | the unreliable services |
-//! | `gather`, `ring`, `head` | scatter/gather walks, rings, opcodes |
+//! | `middles` | middle packets of a train, executed together |
+//! | `uc`, `ud`, `xrc` | unreliable connections, datagrams, XRC targets |
+//! | `gather`, `ring`, `head` | scatter/gather lists, rings of requests in flight, opcodes and headers |
 //!
-//! The rules are those of the InfiniBand Architecture Specification, volume 1, chapter 9, and annex A17 (RoCEv2); not here:
-//! RD, XRC, memory windows, multicast, atomics other than 8 bytes, selective repeat.
+//! The rules are those of the InfiniBand Architecture Specification, volume 1, chapter 9, annex A14 (XRC) and annex A17 (RoCEv2).
+//! Memory windows are bound and invalidated here, and `mem` checks them. Not here: RD, atomics other than 8 bytes, automatic
+//! path migration, selective repeat. Multicast groups are the engine's: a datagram to a group arrives as any other.
 #![forbid(unsafe_code)]
+
+const _: () = assert!(burst_wire::HEAD_MAX <= burst_frame::HEAD_MAX);
+const _: () = assert!(burst_wire::ICRC_LEN == burst_frame::TRAILER_LEN);
 
 mod api;
 mod completer;
@@ -30,10 +37,12 @@ mod head;
 mod middles;
 mod qp;
 mod receive;
+mod recovery;
 mod requester;
 mod respond;
 mod responder;
 mod ring;
+mod send;
 mod state;
 mod uc;
 mod ud;
@@ -44,6 +53,6 @@ pub use api::{
     MESSAGE_BYTES_MAX, ModifyError, PKEY_DEFAULT, QpConfig, RD_ATOMIC_MAX, READ_CHUNK_BYTES, RecvQueue, Signal,
     TxBudget, TxState, XrcSrq,
 };
-pub use middles::Train;
+pub use burst_frame::MiddleRun;
 pub use qp::Qp;
 pub use ud::GRH_BYTES;

@@ -1,8 +1,8 @@
-//! A queue pair: its parts, and the doors through which the engine reaches them.
+//! A queue pair: its state, and the calls by which the engine drives it.
 //!
-//! `on_packet` checks what every packet must satisfy (partition, service, source) and hands it to the responder or the
-//! completer; `poll_tx` sends what the responder owes, then requests; `on_timer` fires what is due; `modify` moves the
-//! queue pair through its states (see [`crate::state`] for the rules). All state is here; nothing is shared.
+//! `on_packet` checks partition, service and source of a packet and passes it to the responder or the completer; `poll_tx` sends
+//! pending answers, then requests; `on_timer` fires the timers that are due; `modify` moves the queue pair through its
+//! states by the rules of [`crate::state`]. A queue pair shares no state with another.
 
 use crate::api::{ACK_TIMEOUT_MIN, Env, ModifyError, PKEY_DEFAULT, QpConfig, Signal, TxBudget, TxState};
 use crate::receive::Receiver;
@@ -16,12 +16,12 @@ use burst_mem::Peer;
 use burst_shm::rq::SrqConsumer;
 use burst_shm::sq::SqConsumer;
 use burst_wire::aeth::ack_timeout;
-use burst_wire::{Kind, Packet, Service};
+use burst_wire::{OpKind, Packet, Service};
 use std::sync::Arc;
 
-/// What never changes, with two exceptions: domain and receive completion queue of an XRC target follow the requests, and
-/// the port's MTU follows the port ([`Qp::follow_port`]).
-pub(crate) struct Identity {
+/// Constants of a queue pair, with two exceptions: protection domain and receive completion queue of an XRC target follow the
+/// requests, and the port's MTU follows the port ([`Qp::follow_port`]).
+pub(crate) struct QpIdentity {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) pd: u32,
@@ -32,9 +32,9 @@ pub(crate) struct Identity {
     port_mtu: Mtu,
 }
 
-/// A queue pair. Driven by one thread; see [`Env`] for what each call gets.
+/// A queue pair. One thread drives it; each call gets an [`Env`].
 pub struct Qp {
-    pub(crate) id: Identity,
+    pub(crate) id: QpIdentity,
     pub(crate) state: QpState,
     pub(crate) attr: QpAttr,
     pub(crate) flow: Flow,
@@ -45,10 +45,10 @@ pub struct Qp {
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
     pub(crate) recv: Receiver,
-    /// ERR: there may be receives to flush.
+    /// ERR: the receive queue may hold receives to flush.
     pub(crate) flush_recv: bool,
     /// ERR: LAST_WQE_REACHED was raised.
-    pub(crate) last_wqe_said: bool,
+    pub(crate) last_wqe_raised: bool,
     /// The send queue's indices are impossible: it is not read any more.
     pub(crate) corrupt: bool,
 }
@@ -58,7 +58,7 @@ impl Qp {
     pub fn new(config: QpConfig) -> Qp {
         let QpConfig { qpn, qp_type, pd, send_cq, recv_cq, cookie, cap, port_mtu, sq, rq } = config;
         Qp {
-            id: Identity { qpn, qp_type, pd, send_cq, recv_cq, cookie, cap, port_mtu },
+            id: QpIdentity { qpn, qp_type, pd, send_cq, recv_cq, cookie, cap, port_mtu },
             state: QpState::Reset,
             attr: QpAttr { cap, ..QpAttr::default() },
             flow: Flow::default(),
@@ -69,7 +69,7 @@ impl Qp {
             resp: Responder::new(),
             recv: Receiver::new(rq),
             flush_recv: false,
-            last_wqe_said: false,
+            last_wqe_raised: false,
             corrupt: false,
         }
     }
@@ -86,16 +86,16 @@ impl Qp {
     pub fn state(&self) -> QpState {
         self.state
     }
-    /// As memory tables know it.
+    /// Its domain and number, by which memory tables check access.
     pub(crate) fn peer(&self) -> Peer {
         Peer { pd: self.id.pd, qpn: self.id.qpn }
     }
-    /// Where its packets go (connected types, once an address vector was given).
+    /// Source and destination of its packets (connected types, once an address vector was given).
     pub fn flow(&self) -> &Flow {
         &self.flow
     }
 
-    /// The port's MTU is this now: path MTUs up to it are taken, and a queue pair in RESET begins with it.
+    /// Sets the port's MTU, the largest path MTU that `modify` accepts and the MTU of a queue pair in RESET.
     pub fn follow_port(&mut self, mtu: Mtu) {
         self.id.port_mtu = mtu;
         if self.state == QpState::Reset {
@@ -103,20 +103,20 @@ impl Qp {
         }
     }
 
-    /// All attributes, as `ibv_query_qp` gives them.
+    /// All attributes, as `ibv_query_qp` returns them.
     pub fn query(&self) -> QpAttr {
         QpAttr {
             qp_state: self.state,
             cur_qp_state: self.state,
             cap: self.id.cap,
-            sq_psn: if self.id.qp_type == QpType::Ud { self.attr.sq_psn } else { self.req.next_psn },
+            sq_psn: if self.id.qp_type == QpType::Ud { self.attr.sq_psn } else { self.req.recovery.next_request_psn() },
             rq_psn: if self.state as u8 >= QpState::Rtr as u8 { self.resp.expected } else { self.attr.rq_psn },
             sq_draining: self.state == QpState::Sqd && !self.req.drained,
             ..self.attr
         }
     }
 
-    /// Changes the attributes in `mask` ([`attr_mask`] bits). `flow` is what `attr.ah` was resolved to, compulsory with
+    /// Changes the attributes in `mask` ([`attr_mask`] bits). `flow` is the result of resolving `attr.ah`, compulsory with
     /// [`attr_mask::AV`]. An error changes nothing.
     pub fn modify(
         &mut self,
@@ -125,6 +125,7 @@ impl Qp {
         flow: Option<Flow>,
         env: &mut Env<'_>,
     ) -> Result<(), ModifyError> {
+        let mask = state::effective_mask(self.id.qp_type, mask);
         let to = state::check(self.id.qp_type, self.state, self.id.port_mtu, attr, mask)?;
         if mask & attr_mask::AV != 0 {
             self.flow = flow.ok_or(ModifyError::NoFlow)?;
@@ -142,11 +143,11 @@ impl Qp {
         let from = self.state;
         match to {
             QpState::Reset => {
-                self.part(env);
+                self.send_pending_ack(env);
                 return self.reset();
             }
             QpState::Err => {
-                self.part(env);
+                self.send_pending_ack(env);
                 return self.enter_error();
             }
             QpState::Init if from == QpState::Reset => {
@@ -168,7 +169,7 @@ impl Qp {
         self.check_drained(env);
     }
 
-    /// Forgets everything; what was posted is gone without completions (IBA 10.3.1.1).
+    /// Removes all requests and receives without completions, and all attributes (IBA 10.3.1.1).
     fn reset(&mut self) {
         self.sq.discard_all();
         self.recv.discard();
@@ -181,17 +182,17 @@ impl Qp {
         self.ack_timeout = Nanos::NEVER;
         self.state = QpState::Reset;
         self.flush_recv = false;
-        self.last_wqe_said = false;
+        self.last_wqe_raised = false;
         self.corrupt = false;
     }
 
-    /// A packet for this queue pair. Answers are owed, not sent: see [`Qp::wants_tx`].
+    /// Handles a packet for this queue pair. Answers become pending, and [`Qp::poll_tx`] sends them: see [`Qp::wants_tx`].
     pub fn on_packet(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if let Err(reason) = self.check_packet(frame, pkt) {
             return env.fx.count(reason);
         }
         match (self.id.qp_type, pkt.info.kind) {
-            (_, Kind::Cnp) => env.fx.congestion(Signal::Cnp),
+            (_, OpKind::Cnp) => env.fx.congestion(Signal::Cnp),
             (QpType::Ud, _) => self.on_datagram(frame, pkt, env),
             (QpType::Uc, _) => self.on_uc_packet(pkt, env),
             (QpType::Rc | QpType::XrcRecv, kind) if kind.is_request() => self.on_request(pkt, env),
@@ -201,7 +202,7 @@ impl Qp {
         }
     }
 
-    /// What every packet must satisfy (IBA 9.6.1).
+    /// Checks that every packet must pass (IBA 9.6.1).
     fn check_packet(&self, frame: &RxFrame<'_>, pkt: &Packet<'_>) -> Result<(), Reason> {
         let service = match self.id.qp_type {
             QpType::Rc => Service::Rc,
@@ -225,10 +226,11 @@ impl Qp {
         Ok(())
     }
 
-    /// Sends: first what is owed to the peer, then read responses, then requests, as far as `budget` and the batch go.
+    /// Sends pending acknowledgements and NAKs, then READ and ATOMIC responses, then requests, within `budget` and the batch.
     ///
-    /// An acknowledgement alone goes behind the requests of the same turn: a port can send a short last packet in the
-    /// same train (GSO), but not a short first one. Requests that wait have half of the turn, however much the peer reads.
+    /// An acknowledgement alone is sent after the requests of the same turn: one GSO send can end, but not begin, with a
+    /// short packet. If requests wait, responses get at most half of the turn's bytes, so that a peer that reads much cannot
+    /// stop them.
     pub fn poll_tx(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         let has_requests = self.wants_requests();
         let ack_last = self.resp.owes_only_ack() && has_requests;
@@ -246,7 +248,7 @@ impl Qp {
             QpState::Rts | QpState::Sqd => self.poll_requests(budget, env),
             _ => TxState::Idle,
         };
-        // What requests have left is the answers' again.
+        // Responses get what the requests have left of the budget.
         if (ack_last || !answered) && self.resp.owes() {
             answered = self.poll_responses(budget, env);
         }
@@ -257,14 +259,14 @@ impl Qp {
         if answered { state } else { TxState::More }
     }
 
-    /// Whether `poll_tx` would do something now. A queue pair that waits for its window says no until an
-    /// acknowledgement comes, unless it owes an answer: an answer must never wait for a window.
+    /// Whether `poll_tx` would do something now. False for a queue pair that waits for its window, until an acknowledgement
+    /// comes, unless an answer is pending: answers never wait for a window.
     pub fn wants_tx(&self) -> bool {
         self.resp.owes() || self.wants_requests() || self.wants_flush()
     }
 
-    /// Whether the only thing to send is an acknowledgement of a message that the program has just been told of. A
-    /// program that answers each message posts soon; then one system call and one wake-up of the peer carry both.
+    /// Whether the only thing to send is an acknowledgement of a message that has just completed a receive. A program that
+    /// answers each message posts soon; then one system call and one wake-up of the peer carry answer and acknowledgement.
     pub fn ack_may_wait(&self) -> bool {
         self.resp.ack_follows_receive && self.resp.owes_only_ack() && !self.wants_requests() && !self.wants_flush()
     }
@@ -282,7 +284,7 @@ impl Qp {
         self.recv.follow_srq(srq);
     }
 
-    /// When [`Qp::on_timer`] should be called.
+    /// The time at which [`Qp::on_timer`] should be called.
     pub fn next_deadline(&self) -> Nanos {
         self.req.ack_deadline.min(self.req.rnr_deadline)
     }
@@ -296,6 +298,6 @@ impl Qp {
 
     /// Payload bytes sent, or asked for by READs, that are not yet acknowledged.
     pub fn inflight_bytes(&self) -> u64 {
-        if self.id.qp_type.is_reliable() { self.req.inflight_bytes(self.mtu) } else { 0 }
+        if self.id.qp_type.is_reliable() { self.req.recovery.inflight_bytes(self.mtu) } else { 0 }
     }
 }

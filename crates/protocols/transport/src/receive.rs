@@ -5,7 +5,7 @@
 
 use crate::api::{Env, RecvQueue, XrcSrq};
 use crate::finish::vendor_err;
-use crate::gather::{Keys, Walk};
+use crate::gather::{Keys, SgeCursor};
 use crate::qp::Qp;
 use burst_base::verbs::{WcOpcode, WcStatus, access};
 use burst_base::{Qpn, Reason};
@@ -137,17 +137,17 @@ impl Receiver {
     }
     /// Where the packets of `each` bytes from `offset` of the held receive on go that lie side by side; at most `count`.
     pub(crate) fn run(&self, keys: Keys<'_>, offset: u64, each: u32, count: u32) -> Option<Span> {
-        Walk::at(self.held(), offset).run(keys, self.held(), each, count)
+        SgeCursor::at(self.held(), offset).run(keys, self.held(), each, count)
     }
     /// Writes `bytes` at `offset` of the held receive.
     pub(crate) fn scatter(&self, keys: Keys<'_>, offset: u64, bytes: &[u8]) -> Result<(), Reason> {
-        Walk::at(self.held(), offset).scatter(keys, self.held(), bytes)
+        SgeCursor::at(self.held(), offset).scatter(keys, self.held(), bytes)
     }
 }
 
 /// What a completed receive tells.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedMessage {
     pub(crate) byte_len: u32,
     /// Immediate data or invalidated key, and the flags that say which.
     pub(crate) imm: u32,
@@ -166,7 +166,7 @@ impl Qp {
     }
 
     /// Completes the held receive.
-    pub(crate) fn complete_receive(&mut self, got: Received, env: &mut Env<'_>) {
+    pub(crate) fn complete_receive(&mut self, got: ReceivedMessage, env: &mut Env<'_>) {
         let opcode = if got.with_write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let cqe = Cqe {
             byte_len: got.byte_len,

@@ -1,7 +1,7 @@
-//! Sending what the responder owes: acknowledgements, NAKs, READ and ATOMIC responses, in PSN order (IBA 9.7.5.1.1).
+//! Sends the responder's pending answers in PSN order: acknowledgements, NAKs, READ and ATOMIC responses (IBA 9.7.5.1.1).
 //!
-//! An acknowledgement that precedes all owed responses goes first; one behind them, and a NAK, waits for them. They need
-//! neither budget nor window. READ responses are limited by the turn's bytes; the memory is looked up once in a turn.
+//! An acknowledgement that precedes all pending responses is sent first. A later one, and a NAK, wait for the responses. They need
+//! neither budget nor window. READ responses are limited by the turn's bytes; their memory is looked up once in a turn.
 
 use crate::api::{Env, TxBudget};
 use crate::head;
@@ -11,10 +11,10 @@ use burst_base::verbs::access;
 use burst_base::{Psn, Reason};
 use burst_mem::Peer;
 use burst_span::Span;
-use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, Kind, NakCode, Opcode, Position, Syndrome};
+use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, NakCode, OpKind, Opcode, Position, Syndrome};
 
 impl Qp {
-    /// Sends what is owed; false when budget or batch ended before it was done.
+    /// Sends pending answers; false if budget or batch ended before all were sent.
     pub(crate) fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
         if let Some((psn, msn)) = self.resp.ack_due
             && self.resp.owing().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next)))
@@ -26,12 +26,13 @@ impl Qp {
         }
         while let Some(resource) = self.resp.owing().copied() {
             let done = match resource.kind {
-                Kind::ReadRequest => self.push_read_response(resource, budget, env),
+                OpKind::ReadRequest => self.push_read_response(resource, budget, env),
                 _ => self.push_atomic_response(resource, env),
             };
             if !done {
                 return false;
             }
+            debug_assert!(self.resp.owed > 0);
             self.resp.owed = self.resp.owed.saturating_sub(1);
         }
         if let Some((psn, msn)) = self.resp.ack_due {
@@ -49,9 +50,9 @@ impl Qp {
         true
     }
 
-    /// The end is near: what the program has received is acknowledged first, because a program that has its last message
-    /// may end at once, and the sender must not see an error for a message that arrived.
-    pub fn part(&mut self, env: &mut Env<'_>) {
+    /// Sends the pending acknowledgement before the queue pair goes to RESET or ERR or is destroyed. A program may end as soon as
+    /// it has its last message, and the sender must not see an error for a message that arrived.
+    pub fn send_pending_ack(&mut self, env: &mut Env<'_>) {
         if let Some((psn, msn)) = self.resp.ack_due
             && self.resp.owes_only_ack()
             && self.push_ack(psn, msn, Syndrome::ACK, env)
@@ -60,18 +61,18 @@ impl Qp {
         }
     }
 
-    fn answer_opcode(&self, kind: Kind) -> Opcode {
+    fn answer_opcode(&self, kind: OpKind) -> Opcode {
         head::single_opcode(self.id.qp_type, kind)
     }
 
     fn push_ack(&mut self, psn: Psn, msn: u32, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
-        let head = HeadBuf::new(&Bth::new(self.answer_opcode(Kind::Ack), self.attr.dest_qpn, psn))
+        let head = HeadBuf::new(&Bth::new(self.answer_opcode(OpKind::Ack), self.attr.dest_qpn, psn))
             .aeth(Aeth { syndrome, msn });
         env.tx.push(&self.flow, head.as_slice(), &[], 0)
     }
 
     fn push_atomic_response(&mut self, resource: Resource, env: &mut Env<'_>) -> bool {
-        let head = HeadBuf::new(&Bth::new(self.answer_opcode(Kind::AtomicAck), self.attr.dest_qpn, resource.psn))
+        let head = HeadBuf::new(&Bth::new(self.answer_opcode(OpKind::AtomicAck), self.attr.dest_qpn, resource.psn))
             .aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn })
             .atomic_ack(AtomicAckEth { original: resource.original });
         let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
@@ -82,7 +83,7 @@ impl Qp {
         pushed
     }
 
-    /// Sends the rest of a READ's answer, as far as the budget goes; true when it is complete.
+    /// Sends the rest of a READ's response within the budget; true when it is complete.
     fn push_read_response(&mut self, resource: Resource, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
         let offset = resource.next * self.mtu;
         let rest = (resource.length - offset).min((resource.end - resource.next) * self.mtu);
@@ -127,6 +128,7 @@ impl Qp {
             budget.bytes = budget.bytes.saturating_sub(u64::from(len));
             next += 1;
         }
+        debug_assert!(next <= resource.end);
         if let Some(owing) = self.resp.owing() {
             owing.next = next;
             owing.answered |= next == owing.packets;
@@ -134,8 +136,8 @@ impl Qp {
         next == resource.end
     }
 
-    /// Pushes the middle packets of a READ's answer from packet `next` on, whose payload begins `rest`, as many as budget and
-    /// batch have room for; returns how many.
+    /// Pushes middle packets of a READ's response from packet `next` on, as many as budget and batch have room for. `rest` is the
+    /// memory from the payload of packet `next` on. Returns their number.
     fn push_middle_responses(
         &self,
         resource: &Resource,
@@ -144,6 +146,7 @@ impl Qp {
         budget: &mut TxBudget,
         env: &mut Env<'_>,
     ) -> u32 {
+        debug_assert!(resource.start <= next && next < resource.end);
         if next == resource.start {
             return 0;
         }
@@ -172,7 +175,7 @@ impl Qp {
         if place == Position::Middle { head } else { head.aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn }) }
     }
 
-    /// The region vanished between the request and its answer: the answer is a NAK, and the queue pair is in error.
+    /// Answers a READ by a NAK because its region was deregistered after the request. The queue pair goes to ERR.
     fn refuse_read(&mut self, resource: &Resource, env: &mut Env<'_>) {
         env.fx.count(Reason::RemoteAccess);
         self.resp.forget_owed();

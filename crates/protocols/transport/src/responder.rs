@@ -1,24 +1,24 @@
-//! The receiving half of an RC queue pair: from request packets to memory, receives and answers owed.
+//! The receiving half of an RC queue pair: checks request packets, executes them, and notes the answers to send.
 //!
-//! A request packet passes the checks in the order of IBA 9.7.4: PSN, opcode sequence, right, length, resources, rkey;
-//! each is a function with a verdict, and nothing is written before all have passed. Answers are not sent here but owed:
-//! `ack_due` and `nak_due` coalesce, READ and ATOMIC responses wait in a ring of `max_dest_rd_atomic` resources.
+//! A request packet passes the checks in the order of IBA 9.7.4: PSN, opcode sequence, right, length, resources, rkey.
+//! Each is a function that returns a [`Refusal`] or nothing, and nothing is written before all have passed. `respond` sends the
+//! answers: `ack_due` and `nak_due` coalesce, READ and ATOMIC responses wait in a ring of `max_dest_rd_atomic` resources.
 //!
 //! A resource stays after it was answered, so that a repeated READ (any part of it) or ATOMIC (the saved result) can be
-//! answered again (9.7.5.1.3). A repeated request rewinds its resource; whatever lies behind it and is still owed
-//! follows in order. SENDs and WRITEs that come again are acknowledged again and not carried out.
+//! answered again (9.7.5.1.3). A repeated request rewinds its resource; responses behind it that are still pending
+//! follow in order. Repeated SENDs and WRITEs are acknowledged again and not executed.
 
 use crate::api::Env;
 use crate::qp::Qp;
-use crate::receive::{Load, Received};
+use crate::receive::{Load, ReceivedMessage};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
 use burst_base::{Psn, Reason, Rkey};
-use burst_wire::{Kind, NakCode, Packet, Position, Syndrome};
+use burst_wire::{NakCode, OpKind, Packet, Position, Syndrome};
 
-/// A message of which packets are still to come.
+/// A SEND or WRITE of which some packets have arrived.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Incoming {
-    pub(crate) kind: Kind,
+pub(crate) struct InboundMessage {
+    pub(crate) kind: OpKind,
     pub(crate) addr: u64,
     pub(crate) rkey: Rkey,
     /// WRITE: announced length.
@@ -29,16 +29,16 @@ pub(crate) struct Incoming {
 /// A READ or ATOMIC that was accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resource {
-    pub(crate) kind: Kind,
+    pub(crate) kind: OpKind,
     pub(crate) psn: Psn,
     pub(crate) packets: u32,
-    /// Packets `start..end` are to be sent, `next` is the one to come; nothing is owed when `next == end`.
+    /// Packets `start..end` are to be sent, packet `next` first. Nothing is pending when `next == end`.
     pub(crate) start: u32,
     pub(crate) next: u32,
     pub(crate) end: u32,
     pub(crate) addr: u64,
     pub(crate) rkey: Rkey,
-    /// Protection domain of the request: that of the SRQ for XRC.
+    /// Protection domain of the request; for XRC, of the SRQ.
     pub(crate) pd: u32,
     /// XRC: the SRQ that the request named.
     pub(crate) srqn: u32,
@@ -46,7 +46,7 @@ pub(crate) struct Resource {
     /// ATOMIC: the value before.
     pub(crate) original: u64,
     pub(crate) msn: u32,
-    /// It was answered completely once.
+    /// Its whole response was sent once.
     pub(crate) answered: bool,
 }
 
@@ -54,38 +54,40 @@ pub(crate) struct Resource {
 pub(crate) struct Responder {
     pub(crate) expected: Psn,
     pub(crate) msn: u32,
-    /// A NAK was given for the expected packet: later ones are dropped silently until it comes (IBA 9.7.4.1.2).
+    /// A NAK was sent for the expected packet. Later packets are dropped silently until it arrives (IBA 9.7.4.1.2).
     pub(crate) nak_given: bool,
-    pub(crate) message: Option<Incoming>,
+    pub(crate) message: Option<InboundMessage>,
+    /// PSN and MSN of the pending acknowledgement.
     pub(crate) ack_due: Option<(Psn, u32)>,
-    /// The acknowledgement that is due is for a message that the program has just been told of.
+    /// The pending acknowledgement is for a message that has just completed a receive.
     pub(crate) ack_follows_receive: bool,
+    /// PSN and syndrome of the pending NAK.
     pub(crate) nak_due: Option<(Psn, Syndrome)>,
-    /// Room for the depth agreed; places that were never used are not touched.
+    /// Room for `depth` resources. Places that were never used are not touched.
     resources: Vec<Resource>,
     depth: usize,
-    /// Oldest first, `count` of them from `first`.
+    /// Index of the oldest resource; `count` of them follow each other from there.
     first: usize,
     count: usize,
-    /// So many of the oldest owe nothing.
+    /// Number of the oldest resources that have nothing pending.
     served: usize,
-    /// Resources that owe packets.
+    /// Resources with pending packets.
     pub(crate) owed: u32,
     /// COMM_EST was raised.
     pub(crate) established: bool,
 }
 
-/// What a check decided, if not "go on".
-pub(crate) enum Verdict {
-    /// Refuse it; the queue pair goes to error.
+/// Why a packet is not executed.
+pub(crate) enum Refusal {
+    /// It is refused by a NAK, and the queue pair goes to ERR.
     Refuse(NakCode, Reason),
-    /// No receive: come back later.
+    /// No receive is posted: an RNR NAK asks for the packet again.
     NotReady,
-    /// Refuse it, and end the held receive with this status.
+    /// It is refused by a NAK, the loaded receive ends with this status, and the queue pair goes to ERR.
     RefuseReceive(NakCode, WcStatus, Reason),
 }
 
-pub(crate) type Check = Result<(), Verdict>;
+pub(crate) type CheckResult = Result<(), Refusal>;
 
 impl Resource {
     fn owes(&self) -> bool {
@@ -94,7 +96,7 @@ impl Resource {
 }
 
 const EMPTY: Resource = Resource {
-    kind: Kind::ReadRequest,
+    kind: OpKind::ReadRequest,
     psn: Psn::new(0),
     packets: 0,
     start: 0,
@@ -134,7 +136,7 @@ impl Responder {
         let depth = usize::from(depth);
         *self = Responder { expected: psn, resources: Vec::with_capacity(depth), depth, ..Responder::new() };
     }
-    /// The queue pair goes to error: only what was decided before is still sent.
+    /// The queue pair goes to ERR: only a pending NAK and the responses before it are still sent.
     pub(crate) fn stop(&mut self) {
         self.message = None;
         self.ack_due = None;
@@ -142,47 +144,49 @@ impl Responder {
             self.forget_owed();
         }
     }
-    /// Drops the responses that are owed.
+    /// Drops the pending responses.
     pub(crate) fn forget_owed(&mut self) {
         self.count = 0;
         self.served = 0;
         self.owed = 0;
     }
-    /// Requests that named this shared receive queue reach no memory any more.
+    /// Ends access to memory for requests that named this shared receive queue.
     pub(crate) fn revoke(&mut self, srqn: u32) {
         for resource in self.resources.iter_mut().filter(|r| r.srqn == srqn) {
             resource.pd = u32::MAX;
         }
     }
-    /// Whether an answer is owed.
+    /// Whether an answer is pending.
     pub(crate) fn owes(&self) -> bool {
         self.ack_due.is_some() || self.nak_due.is_some() || self.owed > 0
     }
-    /// Whether nothing but an acknowledgement is owed.
+    /// Whether an acknowledgement is pending and nothing else.
     pub(crate) fn owes_only_ack(&self) -> bool {
         self.ack_due.is_some() && self.nak_due.is_none() && self.owed == 0
     }
-    /// The oldest resource that owes packets.
+    /// The oldest resource with pending packets.
     pub(crate) fn owing(&mut self) -> Option<&mut Resource> {
         if self.owed == 0 {
             return None;
         }
         let age = (self.served..self.count).find(|&age| self.resources[self.place(age)].owes())?;
-        // Answers go out in order: whatever was passed over need not be looked at again, unless it is rewound.
+        // Responses are sent in order: older resources need not be searched again unless one is rewound.
         self.served = age;
         let place = self.place(age);
         Some(&mut self.resources[place])
     }
-    /// Where the resource is that has `age` older ones.
+    /// Index of the resource that has `age` older ones.
     fn place(&self, age: usize) -> usize {
         let place = self.first + age;
         if place < self.depth { place } else { place - self.depth }
     }
-    /// Whether a new READ or ATOMIC may be held: the oldest has been answered, or there is a free place.
+    /// Whether a new READ or ATOMIC may be accepted: a place is free, or the oldest resource has been answered.
     fn has_place(&self) -> bool {
         self.depth > 0 && (self.count < self.depth || self.resources[self.first].answered)
     }
-    fn hold(&mut self, resource: Resource) {
+    /// Stores a resource, over the oldest if no place is free.
+    fn store(&mut self, resource: Resource) {
+        debug_assert!(self.has_place() && resource.owes());
         if self.count == self.depth {
             if self.resources[self.first].owes() {
                 self.owed -= 1;
@@ -191,6 +195,7 @@ impl Responder {
             self.count -= 1;
             self.served = self.served.saturating_sub(1);
         }
+        debug_assert!(self.count < self.depth && self.served <= self.count);
         match self.place(self.count) {
             unused if unused == self.resources.len() => self.resources.push(resource),
             place => self.resources[place] = resource,
@@ -198,18 +203,20 @@ impl Responder {
         self.count += 1;
         self.owed += 1;
     }
-    /// The age of the held resource that contains `psn`, and where it is. The youngest, if there are several: numbers come round,
-    /// and a resource may stay for longer than that.
+    /// Age and index of the resource that contains `psn`. If several do, the youngest: PSNs wrap, and a resource may stay for
+    /// longer than that takes.
     fn find(&self, psn: Psn) -> Option<(usize, usize)> {
         (0..self.count).rev().map(|age| (age, self.place(age))).find(|&(_, place)| {
             let resource = &self.resources[place];
             psn.is_within(resource.psn, resource.packets)
         })
     }
-    /// The resource of this age is to answer packets `index..end` again.
+    /// Makes packets `index..end` of the resource of this age pending again.
     fn rewind(&mut self, age: usize, index: u32, end: u32) {
+        debug_assert!(age < self.count);
         let place = self.place(age);
         let resource = &mut self.resources[place];
+        debug_assert!(index < end && end <= resource.packets);
         if !resource.owes() {
             self.owed += 1;
         }
@@ -219,7 +226,7 @@ impl Responder {
 }
 
 impl Qp {
-    /// A request packet of RC.
+    /// Handles a request packet of RC or XRC.
     pub(crate) fn on_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
@@ -234,20 +241,20 @@ impl Qp {
         }
         match self.choose_srq(pkt, env).and_then(|()| self.execute(pkt, env)) {
             Ok(()) => self.resp.nak_given = false,
-            Err(verdict) => self.refuse(verdict, env),
+            Err(refusal) => self.refuse(refusal, env),
         }
     }
 
-    fn execute(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
+    fn execute(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         match pkt.info.kind {
-            Kind::Send => self.on_send(pkt, env),
-            Kind::Write => self.on_write(pkt, env),
-            Kind::ReadRequest => self.on_read_request(pkt, env),
+            OpKind::Send => self.on_send(pkt, env),
+            OpKind::Write => self.on_write(pkt, env),
+            OpKind::ReadRequest => self.on_read_request(pkt, env),
             _ => self.on_atomic(pkt, env),
         }
     }
 
-    /// The first packet in RTR tells that the peer is there (IBA 11.6.3).
+    /// Raises COMM_EST for the first packet in RTR (IBA 11.6.3).
     pub(crate) fn establish(&mut self, env: &mut Env<'_>) {
         if self.state == QpState::Rtr && !self.resp.established {
             self.resp.established = true;
@@ -265,19 +272,20 @@ impl Qp {
     }
 
     fn owe_nak(&mut self, syndrome: Syndrome) {
+        debug_assert!(self.resp.nak_given || matches!(syndrome, Syndrome::Nak(_)));
         self.resp.nak_due = Some((self.resp.expected, syndrome));
         // A NAK acknowledges everything before it.
         self.resp.ack_due = None;
     }
 
-    fn refuse(&mut self, verdict: Verdict, env: &mut Env<'_>) {
-        match verdict {
-            Verdict::NotReady => {
+    fn refuse(&mut self, refusal: Refusal, env: &mut Env<'_>) {
+        match refusal {
+            Refusal::NotReady => {
                 env.fx.count(Reason::ReceiverNotReady);
                 self.resp.nak_given = true;
                 self.owe_nak(Syndrome::Rnr { timer: self.attr.min_rnr_timer });
             }
-            Verdict::Refuse(code, reason) => {
+            Refusal::Refuse(code, reason) => {
                 env.fx.count(reason);
                 self.owe_nak(Syndrome::Nak(code));
                 let event = match code {
@@ -288,7 +296,7 @@ impl Qp {
                 env.fx.event(self.id.qpn, event);
                 self.enter_error();
             }
-            Verdict::RefuseReceive(code, status, reason) => {
+            Refusal::RefuseReceive(code, status, reason) => {
                 self.owe_nak(Syndrome::Nak(code));
                 self.complete_receive_error(status, reason, env);
                 self.enter_error();
@@ -296,91 +304,93 @@ impl Qp {
         }
     }
 
-    /// Middle and last packets follow a first of their kind; first and only packets follow none (IBA 9.7.4.1.3).
-    fn check_sequence(&self, pkt: &Packet<'_>) -> Check {
+    /// Checks that a middle or last packet continues a message of its kind, and that a first or only packet follows a complete
+    /// message (IBA 9.7.4.1.3).
+    fn check_sequence(&self, pkt: &Packet<'_>) -> CheckResult {
         let fits = match &self.resp.message {
             None => pkt.info.position.is_start(),
             Some(message) => !pkt.info.position.is_start() && message.kind == pkt.info.kind,
         };
-        if fits { Ok(()) } else { Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence)) }
+        if fits { Ok(()) } else { Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence)) }
     }
 
-    /// First and middle packets are full, last ones are not empty (IBA 9.7.4.1.6).
-    pub(crate) fn check_length(&self, pkt: &Packet<'_>) -> Check {
+    /// Checks that first and middle packets are full and last ones not empty (IBA 9.7.4.1.6).
+    pub(crate) fn check_length(&self, pkt: &Packet<'_>) -> CheckResult {
         let len = pkt.payload.len() as u32;
         let fits = match pkt.info.position {
             Position::First | Position::Middle => len == self.mtu,
             Position::Last => (1..=self.mtu).contains(&len),
             Position::Only => len <= self.mtu,
         };
-        if fits { Ok(()) } else { Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidLength)) }
+        if fits { Ok(()) } else { Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength)) }
     }
 
-    /// The queue pair grants the right (IBA 9.7.4.1.4).
-    fn check_right(&self, right: u32) -> Check {
+    /// Checks that the queue pair grants the right (IBA 9.7.4.1.4).
+    fn check_right(&self, right: u32) -> CheckResult {
         if self.attr.qp_access_flags & right != 0 {
             Ok(())
         } else {
-            Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest))
+            Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest))
         }
     }
 
-    /// A receive is there (IBA 9.7.4.1.5).
-    pub(crate) fn check_receive(&mut self) -> Check {
+    /// Checks that a usable receive is loaded, and loads one if none is (IBA 9.7.4.1.5).
+    pub(crate) fn check_receive(&mut self) -> CheckResult {
         match self.recv.load() {
             Load::Ready => self
                 .recv
                 .check()
-                .map_err(|reason| Verdict::RefuseReceive(NakCode::RemoteOperation, WcStatus::LocQpOpErr, reason)),
-            Load::Empty => Err(Verdict::NotReady),
-            Load::Corrupt => Err(Verdict::Refuse(NakCode::RemoteOperation, Reason::QueueCorrupt)),
+                .map_err(|reason| Refusal::RefuseReceive(NakCode::RemoteOperation, WcStatus::LocQpOpErr, reason)),
+            Load::Empty => Err(Refusal::NotReady),
+            Load::Corrupt => Err(Refusal::Refuse(NakCode::RemoteOperation, Reason::QueueCorrupt)),
         }
     }
 
-    fn check_remote(&self, rkey: Rkey, addr: u64, len: u32, right: u32, env: &Env<'_>) -> Check {
+    fn check_remote(&self, rkey: Rkey, addr: u64, len: u32, right: u32, env: &Env<'_>) -> CheckResult {
         if len == 0 {
             return Ok(());
         }
         match env.mem.remote(self.peer(), rkey, addr, len, right) {
             Ok(_) => Ok(()),
-            Err(_) => Err(Verdict::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess)),
+            Err(_) => Err(Refusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess)),
         }
     }
 
-    fn on_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
+    fn on_send(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         self.check_sequence(pkt)?;
         self.check_length(pkt)?;
         self.check_receive()?;
         let received = self.resp.message.map_or(0, |message| message.received);
         if received + pkt.payload.len() as u64 > self.recv.room {
             let (status, reason) = (WcStatus::LocLenErr, Reason::ReceiveTooShort);
-            return Err(Verdict::RefuseReceive(NakCode::InvalidRequest, status, reason));
+            return Err(Refusal::RefuseReceive(NakCode::InvalidRequest, status, reason));
         }
         let keys = self.recv_keys(env);
         self.recv.scatter(keys, received, pkt.payload).map_err(|_| {
             let (status, reason) = (WcStatus::LocProtErr, Reason::ReceiveProtection);
-            Verdict::RefuseReceive(NakCode::RemoteOperation, status, reason)
+            Refusal::RefuseReceive(NakCode::RemoteOperation, status, reason)
         })?;
         let total = received + pkt.payload.len() as u64;
         if pkt.info.position.is_end() {
             self.finish_send(pkt, total, env)?;
         } else {
-            let (kind, rkey) = (Kind::Send, Rkey(0));
-            self.resp.message = Some(Incoming { kind, addr: 0, rkey, length: 0, received: total });
+            let (kind, rkey) = (OpKind::Send, Rkey(0));
+            self.resp.message = Some(InboundMessage { kind, addr: 0, rkey, length: 0, received: total });
         }
         self.accept(pkt, 1);
         Ok(())
     }
 
-    fn finish_send(&mut self, pkt: &Packet<'_>, total: u64, env: &mut Env<'_>) -> Check {
-        let mut got = Received { byte_len: total as u32, solicited: pkt.bth.solicited, ..Received::default() };
+    fn finish_send(&mut self, pkt: &Packet<'_>, total: u64, env: &mut Env<'_>) -> CheckResult {
+        let mut got =
+            ReceivedMessage { byte_len: total as u32, solicited: pkt.bth.solicited, ..ReceivedMessage::default() };
         if let Some(imm) = pkt.imm() {
             got.imm = imm.to_be32();
             got.wc_flags = wc_flags::WITH_IMM;
         } else if let Some(ieth) = pkt.ieth() {
             if env.mem.invalidate(self.peer(), ieth.rkey).is_err() {
                 let (status, reason) = (WcStatus::LocAccessErr, Reason::RemoteAccess);
-                return Err(Verdict::RefuseReceive(NakCode::RemoteAccess, status, reason));
+                return Err(Refusal::RefuseReceive(NakCode::RemoteAccess, status, reason));
             }
             got.imm = ieth.rkey.0;
             got.wc_flags = wc_flags::WITH_INV;
@@ -389,7 +399,7 @@ impl Qp {
         Ok(())
     }
 
-    fn on_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
+    fn on_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         self.check_sequence(pkt)?;
         self.check_right(access::REMOTE_WRITE)?;
         self.check_length(pkt)?;
@@ -401,16 +411,16 @@ impl Qp {
             self.check_remote(message.rkey, message.addr, message.length, access::REMOTE_WRITE, env)?;
         }
         self.write_payload(&message, pkt.payload, env)?;
-        let message = Incoming { received: message.received + pkt.payload.len() as u64, ..message };
+        let message = InboundMessage { received: message.received + pkt.payload.len() as u64, ..message };
         self.resp.message = Some(message);
         if let Some(imm) = pkt.imm() {
-            let got = Received {
+            let got = ReceivedMessage {
                 byte_len: message.length,
                 imm: imm.to_be32(),
                 wc_flags: wc_flags::WITH_IMM,
                 with_write: true,
                 solicited: pkt.bth.solicited,
-                ..Received::default()
+                ..ReceivedMessage::default()
             };
             self.complete_receive(got, env);
         }
@@ -418,12 +428,12 @@ impl Qp {
         Ok(())
     }
 
-    /// The WRITE that `pkt` belongs to, as it was before `pkt`; its length must fit (IBA 9.7.4.1.6).
-    pub(crate) fn write_message(&self, pkt: &Packet<'_>) -> Result<Incoming, Verdict> {
-        const INVALID: Verdict = Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
+    /// The WRITE of `pkt` in its state before `pkt`. Checks the length (IBA 9.7.4.1.6).
+    pub(crate) fn write_message(&self, pkt: &Packet<'_>) -> Result<InboundMessage, Refusal> {
+        const INVALID: Refusal = Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
         let message = match (pkt.reth(), self.resp.message) {
             (Some(reth), _) => {
-                Incoming { kind: Kind::Write, addr: reth.addr, rkey: reth.rkey, length: reth.len, received: 0 }
+                InboundMessage { kind: OpKind::Write, addr: reth.addr, rkey: reth.rkey, length: reth.len, received: 0 }
             }
             (None, Some(message)) => message,
             (None, None) => return Err(INVALID),
@@ -434,9 +444,9 @@ impl Qp {
         if fits && length <= crate::api::MESSAGE_BYTES_MAX { Ok(message) } else { Err(INVALID) }
     }
 
-    /// Writes a packet's payload to where the WRITE has come.
-    pub(crate) fn write_payload(&self, message: &Incoming, payload: &[u8], env: &Env<'_>) -> Check {
-        const REFUSED: Verdict = Verdict::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
+    /// Writes a packet's payload behind the bytes of the WRITE that have arrived.
+    pub(crate) fn write_payload(&self, message: &InboundMessage, payload: &[u8], env: &Env<'_>) -> CheckResult {
+        const REFUSED: Refusal = Refusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
         if payload.is_empty() {
             return Ok(());
         }
@@ -448,8 +458,8 @@ impl Qp {
         span.write_from(payload).map_err(|_| REFUSED)
     }
 
-    fn on_read_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
-        const INVALID: Verdict = Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
+    fn on_read_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+        const INVALID: Refusal = Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
         self.check_sequence(pkt)?;
         self.check_right(access::REMOTE_READ)?;
         let reth = pkt.reth().ok_or(INVALID)?;
@@ -460,7 +470,7 @@ impl Qp {
         self.check_remote(reth.rkey, reth.addr, reth.len, access::REMOTE_READ, env)?;
         let packets = reth.len.div_ceil(self.mtu).max(1);
         self.accept(pkt, packets);
-        self.resp.hold(Resource {
+        self.resp.store(Resource {
             psn: pkt.bth.psn,
             packets,
             end: packets,
@@ -476,30 +486,30 @@ impl Qp {
         Ok(())
     }
 
-    fn check_place(&self) -> Check {
-        if self.resp.has_place() { Ok(()) } else { Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::TooManyReads)) }
+    fn check_place(&self) -> CheckResult {
+        if self.resp.has_place() { Ok(()) } else { Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::TooManyReads)) }
     }
 
-    fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Check {
-        const REFUSED: Verdict = Verdict::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
+    fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+        const REFUSED: Refusal = Refusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
         self.check_sequence(pkt)?;
         self.check_right(access::REMOTE_ATOMIC)?;
         let Some(atomic) = pkt.atomic() else {
-            return Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
+            return Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
         };
         if atomic.addr % 8 != 0 {
-            return Err(Verdict::Refuse(NakCode::InvalidRequest, Reason::MisalignedAtomic));
+            return Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::MisalignedAtomic));
         }
         self.check_place()?;
         let span =
             env.mem.remote(self.peer(), atomic.rkey, atomic.addr, 8, access::REMOTE_ATOMIC).map_err(|_| REFUSED)?;
         let original = match pkt.info.kind {
-            Kind::CmpSwap => span.cmp_swap(atomic.compare, atomic.swap_add),
+            OpKind::CmpSwap => span.cmp_swap(atomic.compare, atomic.swap_add),
             _ => span.fetch_add(atomic.swap_add),
         }
         .map_err(|_| REFUSED)?;
         self.accept(pkt, 1);
-        self.resp.hold(Resource {
+        self.resp.store(Resource {
             kind: pkt.info.kind,
             psn: pkt.bth.psn,
             packets: 1,
@@ -516,27 +526,29 @@ impl Qp {
         Ok(())
     }
 
-    /// The packet was carried out: expect the one after its `psns` numbers; owe an acknowledgement if it asks for one.
+    /// Counts an executed packet that takes `psns` PSNs, and notes an acknowledgement if the packet asks for one.
     fn accept(&mut self, pkt: &Packet<'_>, psns: u32) {
+        debug_assert!(psns > 0 && pkt.bth.psn == self.resp.expected);
         let resp = &mut self.resp;
         resp.expected = resp.expected.add(psns);
         if pkt.info.position.is_end() {
             resp.msn = (resp.msn + 1) & burst_base::num::MASK_24;
             resp.message = None;
         }
-        let has_response = matches!(pkt.info.kind, Kind::ReadRequest | Kind::CmpSwap | Kind::FetchAdd);
+        let has_response = matches!(pkt.info.kind, OpKind::ReadRequest | OpKind::CmpSwap | OpKind::FetchAdd);
         if pkt.bth.ack_req && !has_response {
             resp.ack_due = Some((pkt.bth.psn, resp.msn));
-            resp.ack_follows_receive = pkt.info.position.is_end() && (pkt.info.kind == Kind::Send || pkt.info.has_imm);
+            resp.ack_follows_receive =
+                pkt.info.position.is_end() && (pkt.info.kind == OpKind::Send || pkt.info.has_imm);
         }
     }
 
-    /// A request that was carried out before: answer it again (IBA 9.7.5.1.3).
+    /// Answers a request again that was executed before (IBA 9.7.5.1.3).
     fn on_duplicate(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         env.fx.count(Reason::DuplicateRequest);
         let again = match pkt.info.kind {
-            Kind::ReadRequest => self.repeat_read(pkt),
-            Kind::CmpSwap | Kind::FetchAdd => self.repeat_atomic(pkt),
+            OpKind::ReadRequest => self.repeat_read(pkt),
+            OpKind::CmpSwap | OpKind::FetchAdd => self.repeat_atomic(pkt),
             _ => {
                 if self.resp.nak_due.is_none() {
                     self.resp.ack_due = Some((self.resp.expected.prev(), self.resp.msn));
@@ -554,7 +566,7 @@ impl Qp {
         let mtu = self.mtu;
         let reth = pkt.reth()?;
         let (age, place) = self.resp.find(pkt.bth.psn)?;
-        let resource = Some(&self.resp.resources[place]).filter(|r| r.kind == Kind::ReadRequest)?;
+        let resource = Some(&self.resp.resources[place]).filter(|r| r.kind == OpKind::ReadRequest)?;
         let index = pkt.bth.psn.get().wrapping_sub(resource.psn.get()) & burst_base::num::MASK_24;
         let offset = index * mtu;
         let is_part = reth.rkey == resource.rkey
@@ -589,12 +601,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_has_come_round_names_the_request_that_had_it_last() {
+    fn a_wrapped_psn_names_the_youngest_request_that_has_it() {
         let mut resp = Responder::new();
         resp.start(Psn::new(5), 4);
-        // An atomic; then 2^24 numbers of SENDs and WRITEs, which leave nothing here; then other atomics.
+        // An atomic; then 2^24 PSNs of SENDs and WRITEs, which store nothing; then other atomics.
         for (psn, original) in [(5, 1), (9, 2), (5, 3), (6, 4)] {
-            resp.hold(Resource { kind: Kind::FetchAdd, psn: Psn::new(psn), packets: 1, end: 1, original, ..EMPTY });
+            resp.store(Resource { kind: OpKind::FetchAdd, psn: Psn::new(psn), packets: 1, end: 1, original, ..EMPTY });
         }
         let original = |psn| resp.find(Psn::new(psn)).map(|(_, place)| resp.resources[place].original);
         assert_eq!([5, 6, 9].map(original), [Some(3), Some(4), Some(2)]);

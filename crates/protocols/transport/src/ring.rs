@@ -1,4 +1,4 @@
-//! Rings of what is in flight, addressed by ever-growing counters.
+//! Rings of the requests in flight and of their scatter/gather entries, addressed by counters that only grow.
 //!
 //! Both rings reserve their memory once, when the queue pair leaves RESET, and touch it only as it is used: an entry
 //! is pushed the first time its place is reached and overwritten afterwards. An idle queue pair therefore costs
@@ -8,19 +8,19 @@ use burst_shm::layout::Sge;
 
 /// A ring of at most `capacity` (a power of two) entries; counters wrap at 2^32.
 #[derive(Debug)]
-pub(crate) struct Ring<T> {
+pub(crate) struct InflightRing<T> {
     items: Vec<T>,
     capacity: u32,
 }
 
-impl<T: Copy> Ring<T> {
-    /// A ring without room.
+impl<T: Copy> InflightRing<T> {
+    /// A ring of capacity 0.
     pub(crate) const fn none() -> Self {
-        Ring { items: Vec::new(), capacity: 0 }
+        InflightRing { items: Vec::new(), capacity: 0 }
     }
     pub(crate) fn with_capacity(capacity: u32) -> Self {
         assert!(capacity.is_power_of_two());
-        Ring { items: Vec::with_capacity(capacity as usize), capacity }
+        InflightRing { items: Vec::with_capacity(capacity as usize), capacity }
     }
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
@@ -42,7 +42,7 @@ impl<T: Copy> Ring<T> {
     }
 }
 
-/// The scatter/gather entries of the work requests in flight: each request's lie side by side.
+/// The scatter/gather entries of the work requests in flight. The entries of one request are contiguous.
 #[derive(Debug, Default)]
 pub(crate) struct SgeRing {
     items: Vec<Sge>,
@@ -55,7 +55,7 @@ impl SgeRing {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         SgeRing { items: Vec::with_capacity(capacity), capacity, head: 0, tail: 0 }
     }
-    /// Where `count` entries would begin: not across the end of the ring.
+    /// Counter at which `count` contiguous entries would begin: not across the end of the ring.
     fn place(&self, count: usize) -> usize {
         let offset = self.tail % self.capacity;
         if offset + count > self.capacity { self.tail + (self.capacity - offset) } else { self.tail }
@@ -64,7 +64,7 @@ impl SgeRing {
     pub(crate) fn has_room(&self, count: usize) -> bool {
         count == 0 || self.place(count) + count - self.head <= self.capacity
     }
-    /// Appends the entries, for which there must be room; returns where they begin and the counter to free up to.
+    /// Appends the entries, for which there must be room. Returns their index and the counter for [`SgeRing::free_to`].
     pub(crate) fn append(&mut self, sges: &[Sge]) -> (u32, usize) {
         if sges.is_empty() {
             return (0, self.tail);
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn ring_wraps() {
-        let mut ring = Ring::with_capacity(4);
+        let mut ring = InflightRing::with_capacity(4);
         for at in 0..10u32 {
             ring.store(at, at);
             for back in 0..4u32.min(at + 1) {

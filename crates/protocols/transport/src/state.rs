@@ -1,12 +1,12 @@
-//! The queue pair's states: which transitions exist, and which attributes each needs or allows.
+//! The queue pair's states: the transitions between them, and the attributes that each requires or allows.
 //!
 //! One table ([`TRANSITIONS`]) holds the rules of `ibv_modify_qp` (IBA 11.2.5.2, tables 91-96), one row for each pair of
-//! states, one cell for each service type. [`check`] is a look-up; it changes nothing.
+//! states, one cell for each service type. [`check`] looks a transition up and changes nothing.
 
 use crate::api::{ModifyError, RD_ATOMIC_MAX};
 use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask as m};
 
-/// Attributes that a transition needs, and those it allows besides.
+/// Attributes that a transition requires, and further ones that it allows.
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     required: u32,
@@ -137,6 +137,17 @@ fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
         return rule(0, m::CUR_STATE);
     }
     TRANSITIONS.iter().find(|row| row.from == from && row.to == to).and_then(|row| row.rules[column(qp_type)])
+}
+
+/// The attributes of `mask` that count for this service type. As in the kernel (`modify_qp_mask` of uverbs), an XRC initiator
+/// ignores attributes of the receiving half, and an XRC target those of the sending half, before anything is checked:
+/// perftest 4.5 and newer give both to both.
+pub(crate) const fn effective_mask(qp_type: QpType, mask: u32) -> u32 {
+    match qp_type {
+        QpType::XrcSend => mask & !(m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER),
+        QpType::XrcRecv => mask & !(m::MAX_QP_RD_ATOMIC | m::RETRY_CNT | m::RNR_RETRY),
+        QpType::Rc | QpType::Uc | QpType::Ud => mask,
+    }
 }
 
 /// Whether `attr` with `mask` may be applied to a queue pair of `qp_type` in state `from`. Returns the state to move to.
@@ -273,6 +284,17 @@ mod tests {
                 check(QpType::Rc, Rtr, Mtu::B4096, &bad, m::STATE | RC_RTS),
                 Result::Err(ModifyError::Value(bit))
             );
+        }
+    }
+
+    #[test]
+    fn xrc_ignores_attributes_of_the_half_that_it_lacks() {
+        let (receiving, sending) =
+            (m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER, m::MAX_QP_RD_ATOMIC | m::RETRY_CNT | m::RNR_RETRY);
+        assert_eq!(effective_mask(QpType::XrcSend, u32::MAX), !receiving);
+        assert_eq!(effective_mask(QpType::XrcRecv, u32::MAX), !sending);
+        for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
+            assert_eq!(effective_mask(qp_type, u32::MAX), u32::MAX);
         }
     }
 

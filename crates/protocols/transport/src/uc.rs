@@ -1,18 +1,18 @@
-//! The receiving half of a UC queue pair (IBA 9.8): nothing is answered, a message that lost a packet is dropped.
+//! The receiving half of a UC queue pair (IBA 9.8): it sends no answers, and drops a message that lost a packet.
 //!
-//! After a gap, or a packet that does not fit, everything up to the next first or only packet is ignored; a receive that
-//! the broken message had begun to fill stays for the next one.
+//! After a gap, or a packet that breaks a rule, packets are ignored up to the next first or only packet. A receive that
+//! the broken message had begun to fill stays loaded for the next message.
 
 use crate::api::Env;
 use crate::qp::Qp;
-use crate::receive::{Load, Received};
-use crate::responder::{Incoming, Verdict};
+use crate::receive::{Load, ReceivedMessage};
+use crate::responder::{InboundMessage, Refusal};
 use burst_base::verbs::{QpState, WcStatus, access, wc_flags};
 use burst_base::{Reason, Rkey};
-use burst_wire::{Kind, Packet};
+use burst_wire::{OpKind, Packet};
 
 impl Qp {
-    /// A packet of UC.
+    /// Handles a packet of UC.
     pub(crate) fn on_uc_packet(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             return env.fx.count(Reason::WrongState);
@@ -39,9 +39,9 @@ impl Qp {
     }
 
     fn take_uc(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
-        self.check_length(pkt).map_err(Verdict::into_reason)?;
+        self.check_length(pkt).map_err(Refusal::into_reason)?;
         match pkt.info.kind {
-            Kind::Send => self.take_uc_send(pkt, env),
+            OpKind::Send => self.take_uc_send(pkt, env),
             _ => self.take_uc_write(pkt, env),
         }
     }
@@ -68,8 +68,8 @@ impl Qp {
             return Ok(());
         }
         if !pkt.info.position.is_end() {
-            let (kind, rkey) = (Kind::Send, Rkey(0));
-            self.resp.message = Some(Incoming { kind, addr: 0, rkey, length: 0, received: total });
+            let (kind, rkey) = (OpKind::Send, Rkey(0));
+            self.resp.message = Some(InboundMessage { kind, addr: 0, rkey, length: 0, received: total });
             return Ok(());
         }
         self.resp.message = None;
@@ -81,12 +81,12 @@ impl Qp {
         if self.attr.qp_access_flags & access::REMOTE_WRITE == 0 {
             return Err(Reason::InvalidRequest);
         }
-        let message = self.write_message(pkt).map_err(Verdict::into_reason)?;
+        let message = self.write_message(pkt).map_err(Refusal::into_reason)?;
         if pkt.info.has_imm {
             self.load_receive()?;
         }
-        self.write_payload(&message, pkt.payload, env).map_err(Verdict::into_reason)?;
-        self.resp.message = Some(Incoming { received: message.received + pkt.payload.len() as u64, ..message });
+        self.write_payload(&message, pkt.payload, env).map_err(Refusal::into_reason)?;
+        self.resp.message = Some(InboundMessage { received: message.received + pkt.payload.len() as u64, ..message });
         if pkt.info.position.is_end() {
             self.resp.message = None;
             if pkt.info.has_imm {
@@ -98,30 +98,30 @@ impl Qp {
 
     fn complete_uc(&mut self, pkt: &Packet<'_>, byte_len: u32, env: &mut Env<'_>) {
         let imm = pkt.imm();
-        let got = Received {
+        let got = ReceivedMessage {
             byte_len,
             imm: imm.map_or(0, |imm| imm.to_be32()),
             wc_flags: if imm.is_some() { wc_flags::WITH_IMM } else { 0 },
-            with_write: pkt.info.kind == Kind::Write,
+            with_write: pkt.info.kind == OpKind::Write,
             solicited: pkt.bth.solicited,
-            ..Received::default()
+            ..ReceivedMessage::default()
         };
         self.complete_receive(got, env);
     }
 
-    /// A receive that cannot take its message: it ends with an error, and so does the queue pair (IBA 9.8.3.2).
+    /// Ends a receive that cannot take its message with an error. The queue pair goes to ERR (IBA 9.8.3.2).
     fn fail_receive(&mut self, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
         self.complete_receive_error(status, reason, env);
         self.enter_error();
     }
 }
 
-impl Verdict {
-    /// The reason alone.
+impl Refusal {
+    /// The reason to count.
     pub(crate) fn into_reason(self) -> Reason {
         match self {
-            Verdict::Refuse(_, reason) | Verdict::RefuseReceive(_, _, reason) => reason,
-            Verdict::NotReady => Reason::ReceiverNotReady,
+            Refusal::Refuse(_, reason) | Refusal::RefuseReceive(_, _, reason) => reason,
+            Refusal::NotReady => Reason::ReceiverNotReady,
         }
     }
 }

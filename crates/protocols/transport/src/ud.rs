@@ -1,13 +1,13 @@
-//! Datagrams (IBA 9.8.5): one packet each, checked by Q_Key, received behind 40 bytes that hold the global route header.
+//! Datagrams (IBA 9.8.5): one packet each, checked by Q_Key, received behind 40 bytes for the global route header.
 //!
 //! For IPv6 the 40 bytes are the IPv6 header; for IPv4 they are 20 zero bytes and the IPv4 header (annex A17.4.5.2). A
-//! datagram that finds no receive, or one that is too short, is dropped; the receive stays.
+//! datagram without a receive, or longer than its receive, is dropped; the receive stays loaded.
 
 use crate::api::Env;
 use crate::head;
 use crate::qp::Qp;
-use crate::receive::{Load, Received};
-use crate::requester::Slot;
+use crate::receive::{Load, ReceivedMessage};
+use crate::recovery::InflightWqe;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Qkey, Qpn, Reason};
 use burst_frame::RxFrame;
@@ -16,33 +16,33 @@ use std::net::IpAddr;
 
 /// Bytes before the data of a received datagram.
 pub const GRH_BYTES: usize = 40;
-/// IP header fields besides the transport part: UDP header and ICRC.
+/// Bytes of a UDP datagram besides the frame: UDP header and ICRC.
 const UDP_AND_ICRC: usize = 8 + 4;
 const PROTOCOL_UDP: u8 = 17;
-/// A completion says which IP version a datagram came by (annex A17.4.5.1). Verbs have no field for it; RNICs use the
-/// service level, which means nothing on Ethernet: bit 3, a UDP header; below, 1 for IPv6 and 2 for IPv4. UCX reads it.
+/// The IP version of a datagram in its completion (annex A17.4.5.1). Verbs have no field for it; RNICs use the service
+/// level, which has no meaning on Ethernet: bit 3 for a UDP header, and 1 for IPv6 or 2 for IPv4. UCX reads it.
 const SL_ROCE_V2_IPV6: u8 = 8 | 1;
 const SL_ROCE_V2_IPV4: u8 = 8 | 2;
-/// A Q_Key with this bit in a work request stands for the queue pair's own (IBA 10.2.5).
+/// A Q_Key with this bit in a work request means the queue pair's own Q_Key (IBA 10.2.5).
 const QKEY_OWN: u32 = 1 << 31;
 
 impl Qp {
     /// BTH, DETH and immediate data of a datagram.
-    pub(crate) fn datagram_head(&self, slot: &Slot) -> HeadBuf {
-        let wqe = &slot.wqe;
-        let with_imm = slot.opcode == WrOpcode::SendWithImm;
+    pub(crate) fn datagram_head(&self, request: &InflightWqe) -> HeadBuf {
+        let wqe = &request.wqe;
+        let with_imm = request.opcode == WrOpcode::SendWithImm;
         let opcode = if with_imm { Opcode::UdSendOnlyImm } else { Opcode::UdSendOnly };
         let qkey = if wqe.remote_qkey & QKEY_OWN != 0 { self.attr.qkey } else { Qkey(wqe.remote_qkey) };
         let bth = Bth {
             solicited: wqe.flags & send_flags::SOLICITED as u16 != 0,
-            pad: head::pad_of(slot.length),
-            ..Bth::new(opcode, Qpn::new(wqe.remote_qpn), slot.first_psn)
+            pad: head::pad_of(request.length),
+            ..Bth::new(opcode, Qpn::new(wqe.remote_qpn), request.first_psn)
         };
         let head = HeadBuf::new(&bth).deth(Deth { qkey, src_qpn: self.id.qpn });
         head::add_tail(head, opcode, wqe)
     }
 
-    /// A datagram.
+    /// Handles a datagram.
     pub(crate) fn on_datagram(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             return env.fx.count(Reason::WrongState);
@@ -86,21 +86,21 @@ impl Qp {
             return Ok(());
         }
         let imm = pkt.imm();
-        let got = Received {
+        let got = ReceivedMessage {
             byte_len: total as u32,
             imm: imm.map_or(0, |imm| imm.to_be32()),
             wc_flags: wc_flags::GRH | if imm.is_some() { wc_flags::WITH_IMM } else { 0 },
             src_qpn: deth.src_qpn,
             solicited: pkt.bth.solicited,
             sl: if frame.flow.dst.is_ipv4() { SL_ROCE_V2_IPV4 } else { SL_ROCE_V2_IPV6 },
-            ..Received::default()
+            ..ReceivedMessage::default()
         };
         self.complete_receive(got, env);
         Ok(())
     }
 }
 
-/// The 40 bytes: the frame's IP header, rebuilt from what the port tells of it.
+/// The 40 bytes before the data: the frame's IP header, rebuilt from its flow.
 fn route_header(frame: &RxFrame<'_>) -> [u8; GRH_BYTES] {
     let mut grh = [0; GRH_BYTES];
     let flow = &frame.flow;

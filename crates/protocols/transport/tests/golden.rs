@@ -6,7 +6,7 @@ mod common;
 use burst_base::verbs::{Mtu, QpAttr, QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Qpn};
 use burst_shm::layout::SendWqe;
-use burst_wire::{HeadBuf, Kind, Layers, NakCode, Opcode, Packet, Syndrome};
+use burst_wire::{HeadBuf, Layers, NakCode, OpKind, Opcode, Packet, Syndrome};
 use common::{End, Setup, describe, ip_of, qpn_of};
 
 const NOW: Nanos = Nanos(1_000);
@@ -202,8 +202,9 @@ fn begins(packet: &Captured) -> bool {
 fn the_requester_makes_the_captured_packets() {
     for file in ["rc-send", "rc-write", "rc-write-imm", "rc-psn-wrap"] {
         let packets = capture(file);
-        let is_message =
-            |p: &&Captured| matches!(Packet::parse(&p.bytes).expect("well-formed").info.kind, Kind::Send | Kind::Write);
+        let is_message = |p: &&Captured| {
+            matches!(Packet::parse(&p.bytes).expect("well-formed").info.kind, OpKind::Send | OpKind::Write)
+        };
         let requests: Vec<&[u8]> = packets.iter().filter(is_message).map(|p| &p.bytes[..]).collect();
         let base = Setup::default();
         let first = Packet::parse(requests[0]).unwrap().bth;
@@ -270,8 +271,8 @@ fn post_captured(end: &mut End, requests: &[&[u8]]) {
             continue;
         }
         let opcode = match (packet.info.kind, packet.info.has_imm) {
-            (Kind::Send, false) => WrOpcode::Send,
-            (Kind::Send, true) => WrOpcode::SendWithImm,
+            (OpKind::Send, false) => WrOpcode::Send,
+            (OpKind::Send, true) => WrOpcode::SendWithImm,
             (_, false) => WrOpcode::RdmaWrite,
             (_, true) => WrOpcode::RdmaWriteWithImm,
         };

@@ -1,7 +1,7 @@
 //! Extended reliable connections: requests name the receive queue they are for, and reach what its domain may reach.
 mod common;
 
-use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
+use burst_base::verbs::{QpAttr, QpState, QpType, WcStatus, WrOpcode, attr_mask as m, send_flags};
 use burst_base::{Nanos, Reason};
 use burst_shm::layout::SendWqe;
 use burst_shm::rq::RqProducer;
@@ -21,6 +21,35 @@ fn connected() -> (End, End) {
     a.bring_up(2, &ini, QpState::Rts);
     b.bring_up(1, &tgt, QpState::Rts);
     (a, b)
+}
+
+/// perftest 4.5 and newer moves both halves of an XRC connection with the attributes of RC. The kernel ignores those of the
+/// missing half; their values are then neither checked nor taken.
+#[test]
+fn attributes_of_the_missing_half_are_ignored() {
+    let rtr = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER;
+    let rts = m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC;
+    for qp_type in [QpType::XrcSend, QpType::XrcRecv] {
+        let setup = Setup { qp_type, ..Setup::default() };
+        let mut end = End::new(1, &setup);
+        end.bring_up(2, &setup, QpState::Init);
+        let attr = |state| QpAttr { qp_state: state, path_mtu: setup.mtu, ..setup.attr };
+        let wrong = match qp_type {
+            QpType::XrcSend => QpAttr { min_rnr_timer: 99, max_dest_rd_atomic: 255, ..attr(QpState::Rtr) },
+            _ => attr(QpState::Rtr),
+        };
+        assert_eq!(end.modify(&wrong, rtr | m::STATE, 2), Ok(()), "{qp_type:?} to RTR");
+        let wrong = match qp_type {
+            QpType::XrcRecv => QpAttr { retry_cnt: 9, rnr_retry: 9, max_rd_atomic: 255, ..attr(QpState::Rts) },
+            _ => attr(QpState::Rts),
+        };
+        assert_eq!(end.modify(&wrong, rts | m::STATE, 2), Ok(()), "{qp_type:?} to RTS");
+        let got = end.qp.query();
+        match qp_type {
+            QpType::XrcSend => assert_eq!((got.min_rnr_timer, got.max_dest_rd_atomic), (0, 0)),
+            _ => assert_eq!((got.retry_cnt, got.rnr_retry, got.max_rd_atomic), (0, 0, 0)),
+        }
+    }
 }
 
 /// Adds a shared receive queue with four receives of 4 KiB to the target's world.

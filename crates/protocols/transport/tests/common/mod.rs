@@ -367,7 +367,7 @@ impl End {
         let flow = Flow { src, dst: self.ip, ..Flow::default() };
         let mut at = 0;
         while at < packets.len() {
-            let train = burst_transport::Train { bytes: &bytes[at * stride..], stride };
+            let train = burst_transport::MiddleRun { bytes: &bytes[at * stride..], stride };
             let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
             let taken = self.qp.on_middles(&flow, &train, &mut env);
             self.carried += taken as u64;

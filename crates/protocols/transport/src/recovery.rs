@@ -1,0 +1,486 @@
+//! The requests in flight, and which packets are sent again after a loss: go-back-N (IBA 9.7.5.1).
+//!
+//! [`Recovery`] keeps the work requests that were taken from the send queue and have not ended, in order, and two positions
+//! among them. A position is a request and the index of one of its packets. *una* is the oldest unacknowledged packet, the
+//! *cursor* is the packet that is sent next. A loss moves the cursor back to *una* and changes nothing else, because
+//! everything that a packet needs (PSN, offset, opcode) follows from its request and its index. The numbers that flow
+//! control needs (bytes in flight, reads outstanding, PSNs) are differences of two positions, so they cannot drift.
+//!
+//! This is the seam for other recovery schemes: only this file reads or moves the positions. The rest of the requester asks
+//! which packet comes next ([`Recovery::next`], [`Recovery::next_packet`]), reports what happened (`on_sent`, `on_acked`,
+//! `retire_oldest`, `go_back`, `on_implied_loss`), and asks for sums. Selective repeat would answer the same calls:
+//! `next` would return the lowest lost packet before new ones, and `go_back` would mark packets instead of moving the cursor.
+
+use crate::api::READ_CHUNK_BYTES;
+use crate::head::Work;
+use crate::ring::{InflightRing, SgeRing};
+use burst_base::verbs::{WcStatus, WrOpcode};
+use burst_base::{Psn, Reason};
+use burst_shm::layout::{SendWqe, Sge};
+
+/// A work request as it is given to [`Recovery::push`].
+pub(crate) struct NewRequest {
+    pub(crate) wqe: SendWqe,
+    pub(crate) work: Work,
+    pub(crate) opcode: WrOpcode,
+    /// Number of its send queue entry.
+    pub(crate) sq_index: u32,
+    /// PSNs that it takes: packets to send, or packets of the response.
+    pub(crate) packets: u32,
+    /// Bytes that it moves.
+    pub(crate) length: u32,
+    /// The error with which it ends when all requests before it have ended.
+    pub(crate) fail: Option<(WcStatus, Reason)>,
+}
+
+/// A work request in flight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InflightWqe {
+    pub(crate) wqe: SendWqe,
+    pub(crate) work: Work,
+    pub(crate) opcode: WrOpcode,
+    /// Number of its send queue entry.
+    pub(crate) sq_index: u32,
+    sge_first: u32,
+    sge_end: usize,
+    /// PSN of its first packet.
+    pub(crate) first_psn: Psn,
+    /// PSNs that it takes: packets to send, or packets of the response.
+    pub(crate) packets: u32,
+    /// Bytes that it moves.
+    pub(crate) length: u32,
+    /// Bytes of all requests before it, since the queue pair was started.
+    bytes_before: u64,
+    /// READ pieces and atomics of all requests before it, modulo 2^32.
+    reads_before: u32,
+    /// Send sequence number of its first message (IBA 9.7.7.2.1).
+    pub(crate) ssn: u32,
+    /// A local operation that was carried out. Going back does not repeat it.
+    pub(crate) done: bool,
+    /// The error with which it ends when all requests before it have ended.
+    pub(crate) fail: Option<(WcStatus, Reason)>,
+}
+
+impl InflightWqe {
+    /// Whether the peer consumes a receive for it.
+    pub(crate) fn takes_credit(&self) -> bool {
+        self.work == Work::Send || self.opcode == WrOpcode::RdmaWriteWithImm
+    }
+}
+
+/// The requests in flight and the two positions.
+pub(crate) struct Recovery {
+    wqes: InflightRing<InflightWqe>,
+    sges: SgeRing,
+    /// Counters of requests: the oldest, the cursor's, the next to be pushed.
+    head: u32,
+    cursor: u32,
+    tail: u32,
+    /// Packets of the cursor's request that are sent.
+    cursor_pkt: u32,
+    /// Packets of the oldest request that are acknowledged.
+    una_pkt: u32,
+    /// PSN of the next pushed request's first packet.
+    next_psn: Psn,
+    /// The first PSN that was never sent.
+    sent_psn: Psn,
+    next_bytes: u64,
+    next_reads: u32,
+    next_ssn: u32,
+    /// *una* at the last implied NAK that moved the cursor, until there is progress.
+    implied_at: Option<Psn>,
+}
+
+/// Pieces in which a READ of `length` bytes is requested.
+fn read_chunks(length: u32) -> u32 {
+    length.div_ceil(READ_CHUNK_BYTES).max(1)
+}
+
+/// Sums.
+impl Recovery {
+    pub(crate) fn new() -> Self {
+        Recovery {
+            wqes: InflightRing::none(),
+            sges: SgeRing::default(),
+            head: 0,
+            cursor: 0,
+            tail: 0,
+            cursor_pkt: 0,
+            una_pkt: 0,
+            next_psn: Psn::new(0),
+            sent_psn: Psn::new(0),
+            next_bytes: 0,
+            next_reads: 0,
+            next_ssn: 1,
+            implied_at: None,
+        }
+    }
+    /// Reserves room for `wqes` (a power of two) requests and `sges` scatter/gather entries.
+    pub(crate) fn allocate(&mut self, wqes: u32, sges: u32) {
+        assert!(self.is_empty());
+        self.wqes = InflightRing::with_capacity(wqes);
+        self.sges = SgeRing::with_capacity(sges as usize);
+    }
+    /// The first packet will have PSN `psn`.
+    pub(crate) fn start(&mut self, psn: Psn) {
+        assert!(self.is_empty());
+        self.next_psn = psn;
+        self.sent_psn = psn;
+    }
+    /// Whether no request is in flight.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+    /// Whether there is a request with a packet to send.
+    #[inline]
+    pub(crate) fn has_next(&self) -> bool {
+        self.cursor != self.tail
+    }
+    /// Whether another request with up to `sges` scatter/gather entries may be pushed.
+    pub(crate) fn has_room(&self, sges: usize) -> bool {
+        self.tail.wrapping_sub(self.head) != self.wqes.capacity() && self.sges.has_room(sges)
+    }
+    /// PSN of the first packet of the next pushed request.
+    pub(crate) fn next_request_psn(&self) -> Psn {
+        self.next_psn
+    }
+    /// The first PSN that was never sent.
+    #[inline]
+    pub(crate) fn sent_psn(&self) -> Psn {
+        self.sent_psn
+    }
+    /// The oldest unacknowledged PSN.
+    #[inline]
+    pub(crate) fn una_psn(&self) -> Psn {
+        if self.is_empty() { self.next_psn } else { self.wqes.get(self.head).first_psn.add(self.una_pkt) }
+    }
+    /// Packets of the oldest request that are acknowledged.
+    #[inline]
+    pub(crate) fn una_packet(&self) -> u32 {
+        self.una_pkt
+    }
+    fn cursor_psn(&self) -> Psn {
+        match self.next() {
+            Some(request) => request.first_psn.add(self.cursor_pkt),
+            None => self.next_psn,
+        }
+    }
+    /// PSNs from *una* to the cursor.
+    #[inline]
+    pub(crate) fn psn_distance(&self) -> i32 {
+        let distance = self.cursor_psn().diff(self.una_psn());
+        debug_assert!(distance >= 0);
+        distance
+    }
+    fn bytes_at(&self, request: u32, pkt: u32, mtu: u32) -> u64 {
+        if request == self.tail {
+            return self.next_bytes;
+        }
+        let r = self.wqes.get(request);
+        r.bytes_before + (u64::from(pkt) * u64::from(mtu)).min(u64::from(r.length))
+    }
+    /// READ pieces and atomics before a position. A piece counts when its last packet lies before the position.
+    fn reads_at(&self, request: u32, pkt: u32, mtu: u32) -> u32 {
+        if request == self.tail {
+            return self.next_reads;
+        }
+        let r = self.wqes.get(request);
+        r.reads_before
+            + match r.work {
+                Work::Read if pkt >= r.packets => read_chunks(r.length),
+                Work::Read => pkt / (READ_CHUNK_BYTES / mtu),
+                Work::Atomic => pkt,
+                Work::Send | Work::Write | Work::Local => 0,
+            }
+    }
+    /// Payload bytes that were sent or requested, and not yet acknowledged or received.
+    pub(crate) fn inflight_bytes(&self, mtu: u32) -> u64 {
+        self.bytes_at(self.cursor, self.cursor_pkt, mtu) - self.bytes_at(self.head, self.una_pkt, mtu)
+    }
+    /// READ pieces and atomics that were sent and not yet answered.
+    pub(crate) fn reads_outstanding(&self, mtu: u32) -> u32 {
+        self.reads_at(self.cursor, self.cursor_pkt, mtu).wrapping_sub(self.reads_at(self.head, self.una_pkt, mtu))
+    }
+    /// Whether a packet was sent that is not acknowledged.
+    #[inline]
+    pub(crate) fn is_outstanding(&self) -> bool {
+        self.cursor != self.head || self.cursor_pkt != self.una_pkt
+    }
+    /// The scatter/gather entries of a request in flight.
+    pub(crate) fn sges_of(&self, request: &InflightWqe) -> &[Sge] {
+        self.sges.get(request.sge_first, request.wqe.num_sge)
+    }
+    /// The invariant of the positions: *una* <= cursor <= end, and both inside their requests.
+    fn is_consistent(&self) -> bool {
+        let sent = self.cursor.wrapping_sub(self.head);
+        let all = self.tail.wrapping_sub(self.head);
+        let inside = |at: u32, pkt: u32| at == self.tail && pkt == 0 || pkt <= self.wqes.get(at).packets;
+        sent <= all
+            && all <= self.wqes.capacity()
+            && (sent > 0 || self.una_pkt <= self.cursor_pkt)
+            && (all == 0 || inside(self.head, self.una_pkt) && inside(self.cursor, self.cursor_pkt))
+            && !self.una_psn().is_after(self.next_psn)
+    }
+}
+
+/// What is sent, and what is sent next.
+impl Recovery {
+    /// Appends a request with these scatter/gather entries; there must be room ([`Recovery::has_room`]).
+    pub(crate) fn push(&mut self, new: NewRequest, sges: &[Sge]) {
+        debug_assert!(self.has_room(sges.len()) && sges.len() == usize::from(new.wqe.num_sge));
+        let (sge_first, sge_end) = self.sges.append(sges);
+        let NewRequest { wqe, work, opcode, sq_index, packets, length, fail } = new;
+        let request = InflightWqe {
+            wqe,
+            work,
+            opcode,
+            sq_index,
+            sge_first,
+            sge_end,
+            first_psn: self.next_psn,
+            packets,
+            length,
+            bytes_before: self.next_bytes,
+            reads_before: self.next_reads,
+            ssn: self.next_ssn,
+            done: false,
+            fail,
+        };
+        self.wqes.store(self.tail, request);
+        self.tail = self.tail.wrapping_add(1);
+        self.next_psn = self.next_psn.add(packets);
+        self.next_bytes += u64::from(length);
+        let messages = match work {
+            Work::Read => read_chunks(length),
+            Work::Local => 0,
+            Work::Send | Work::Write | Work::Atomic => 1,
+        };
+        self.next_reads = self.next_reads.wrapping_add(if work.has_response() { messages } else { 0 });
+        self.next_ssn = self.next_ssn.wrapping_add(messages);
+        debug_assert!(self.is_consistent());
+    }
+    /// The request of the packet that is sent next.
+    #[inline]
+    pub(crate) fn next(&self) -> Option<&InflightWqe> {
+        if self.has_next() { Some(self.wqes.get(self.cursor)) } else { None }
+    }
+    /// Index, in its request, of the packet that is sent next.
+    #[inline]
+    pub(crate) fn next_packet(&self) -> u32 {
+        self.cursor_pkt
+    }
+    /// `packets` packets of the next request were sent.
+    #[inline]
+    pub(crate) fn on_sent(&mut self, packets: u32) {
+        self.cursor_pkt += packets;
+        let request = self.wqes.get(self.cursor);
+        debug_assert!(self.cursor_pkt <= request.packets);
+        let next = request.first_psn.add(self.cursor_pkt);
+        if next.is_after(self.sent_psn) {
+            self.sent_psn = next;
+        }
+        debug_assert!(self.is_consistent());
+    }
+    /// All packets of the next request were sent, or it was carried out locally.
+    #[inline]
+    pub(crate) fn on_request_sent(&mut self) {
+        debug_assert!(self.has_next());
+        debug_assert!(self.next().is_some_and(|r| r.done || self.cursor_pkt == r.packets));
+        self.cursor = self.cursor.wrapping_add(1);
+        self.cursor_pkt = 0;
+    }
+    /// The next request cannot be carried out: it ends with this error when all before it have ended.
+    pub(crate) fn fail_next(&mut self, status: WcStatus, reason: Reason) {
+        debug_assert!(self.has_next());
+        self.wqes.get_mut(self.cursor).fail = Some((status, reason));
+    }
+    /// The next request, a local operation, was carried out.
+    pub(crate) fn mark_next_done(&mut self) {
+        debug_assert!(self.next().is_some_and(|request| request.work == Work::Local));
+        self.wqes.get_mut(self.cursor).done = true;
+    }
+}
+
+/// What is acknowledged, and what is lost.
+impl Recovery {
+    /// The oldest request in flight.
+    #[inline]
+    pub(crate) fn oldest(&self) -> Option<&InflightWqe> {
+        if self.is_empty() { None } else { Some(self.wqes.get(self.head)) }
+    }
+    /// The next `packets` packets of the oldest request are acknowledged. The request itself stays ([`Recovery::retire_oldest`]).
+    #[inline]
+    pub(crate) fn on_acked(&mut self, packets: u32) {
+        debug_assert!(!self.is_empty());
+        self.una_pkt += packets;
+        debug_assert!(self.una_pkt <= self.wqes.get(self.head).packets);
+    }
+    /// Removes the oldest request.
+    pub(crate) fn retire_oldest(&mut self) -> InflightWqe {
+        assert!(!self.is_empty());
+        let request = *self.wqes.get(self.head);
+        self.sges.free_to(request.sge_end);
+        self.head = self.head.wrapping_add(1);
+        self.una_pkt = 0;
+        request
+    }
+    /// Acknowledgements have passed the cursor, which had gone back: what they cover is not sent again.
+    pub(crate) fn sync_cursor(&mut self) {
+        let behind = self.cursor.wrapping_sub(self.head) as i32;
+        if behind < 0 || (behind == 0 && self.cursor_pkt < self.una_pkt) {
+            self.cursor = self.head;
+            self.cursor_pkt = self.una_pkt;
+        }
+        debug_assert!(self.is_consistent());
+    }
+    /// A loss: everything from *una* on is sent again.
+    pub(crate) fn go_back(&mut self) {
+        self.cursor = self.head;
+        self.cursor_pkt = self.una_pkt;
+        debug_assert!(!self.is_outstanding() && self.is_consistent());
+    }
+    /// An acknowledgement beyond an unanswered READ or ATOMIC: notes it, and returns whether the caller shall go back. It
+    /// shall do so once until there is progress; after that the retransmission timer decides.
+    pub(crate) fn on_implied_loss(&mut self) -> bool {
+        let una = self.una_psn();
+        if self.implied_at == Some(una) || !self.is_outstanding() {
+            return false;
+        }
+        self.implied_at = Some(una);
+        true
+    }
+    /// There was progress or a time-out: the next implied NAK goes back again.
+    #[inline]
+    pub(crate) fn rearm_implied_loss(&mut self) {
+        self.implied_at = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU: u32 = 1024;
+
+    fn recovery() -> Recovery {
+        let mut recovery = Recovery::new();
+        recovery.allocate(4, 8);
+        recovery.start(Psn::new(100));
+        recovery
+    }
+
+    fn push(recovery: &mut Recovery, work: Work, packets: u32, length: u32) {
+        let new = NewRequest {
+            wqe: SendWqe::default(),
+            work,
+            opcode: WrOpcode::Send,
+            sq_index: 0,
+            packets,
+            length,
+            fail: None,
+        };
+        recovery.push(new, &[]);
+    }
+
+    fn send_all(recovery: &mut Recovery) {
+        while let Some(request) = recovery.next() {
+            let packets = request.packets - recovery.next_packet();
+            recovery.on_sent(packets);
+            recovery.on_request_sent();
+        }
+    }
+
+    #[test]
+    fn positions_give_bytes_reads_and_psns() {
+        let mut r = recovery();
+        push(&mut r, Work::Write, 3, 2 * MTU + 5);
+        push(&mut r, Work::Read, READ_CHUNK_BYTES / MTU + 1, READ_CHUNK_BYTES + 1);
+        push(&mut r, Work::Atomic, 1, 8);
+        assert_eq!((r.inflight_bytes(MTU), r.reads_outstanding(MTU), r.psn_distance()), (0, 0, 0));
+        assert!(!r.is_outstanding());
+        r.on_sent(2);
+        assert_eq!((r.inflight_bytes(MTU), r.psn_distance()), (u64::from(2 * MTU), 2));
+        r.on_sent(1);
+        r.on_request_sent();
+        r.on_sent(READ_CHUNK_BYTES / MTU);
+        assert_eq!((r.reads_outstanding(MTU), r.next_packet()), (1, READ_CHUNK_BYTES / MTU));
+        r.on_sent(1);
+        assert_eq!(r.reads_outstanding(MTU), 2);
+        r.on_request_sent();
+        send_all(&mut r);
+        assert_eq!(r.reads_outstanding(MTU), 3);
+        let bytes = u64::from(2 * MTU + 5 + READ_CHUNK_BYTES + 1 + 8);
+        assert_eq!((r.inflight_bytes(MTU), r.sent_psn()), (bytes, r.next_request_psn()));
+        r.on_acked(1);
+        assert_eq!((r.inflight_bytes(MTU), r.una_psn(), r.una_packet()), (bytes - u64::from(MTU), Psn::new(101), 1));
+    }
+
+    #[test]
+    fn going_back_repeats_from_the_oldest_unacknowledged_packet_and_forgets_nothing() {
+        let mut r = recovery();
+        push(&mut r, Work::Send, 3, 3 * MTU);
+        push(&mut r, Work::Send, 1, 7);
+        send_all(&mut r);
+        r.on_acked(1);
+        r.go_back();
+        assert_eq!((r.next_packet(), r.psn_distance(), r.inflight_bytes(MTU)), (1, 0, 0));
+        assert_eq!((r.sent_psn(), r.una_psn()), (Psn::new(104), Psn::new(101)));
+        // The acknowledgement of a packet sent before: it is not sent a third time.
+        r.on_acked(2);
+        r.retire_oldest();
+        r.sync_cursor();
+        assert_eq!((r.next_packet(), r.next().map(|w| w.length)), (0, Some(7)));
+        // A cursor in front of una within one request moves as well.
+        let mut r = recovery();
+        push(&mut r, Work::Send, 3, 3 * MTU);
+        send_all(&mut r);
+        r.go_back();
+        r.on_acked(2);
+        r.sync_cursor();
+        assert_eq!(r.next_packet(), 2);
+        // One that is not in front stays.
+        r.on_sent(1);
+        r.sync_cursor();
+        assert_eq!(r.next_packet(), 3);
+    }
+
+    #[test]
+    fn an_implied_loss_goes_back_once_until_there_is_progress() {
+        let mut r = recovery();
+        assert!(!r.on_implied_loss(), "nothing is outstanding");
+        push(&mut r, Work::Read, 1, 5);
+        send_all(&mut r);
+        assert!(r.on_implied_loss());
+        r.go_back();
+        send_all(&mut r);
+        assert!(!r.on_implied_loss(), "repeated");
+        r.rearm_implied_loss();
+        assert!(r.on_implied_loss());
+    }
+
+    #[test]
+    fn room_ends_with_the_ring_and_comes_back_with_retired_requests() {
+        let mut r = recovery();
+        for _ in 0..4 {
+            assert!(r.has_room(0));
+            push(&mut r, Work::Send, 1, 1);
+        }
+        assert!(!r.has_room(0));
+        send_all(&mut r);
+        r.retire_oldest();
+        assert!(r.has_room(0));
+        assert_eq!(r.oldest().map(|w| w.ssn), Some(2));
+    }
+
+    #[test]
+    fn message_numbers_count_read_pieces_and_skip_local_operations() {
+        let mut r = recovery();
+        push(&mut r, Work::Read, READ_CHUNK_BYTES / MTU * 2, 2 * READ_CHUNK_BYTES);
+        push(&mut r, Work::Local, 0, 0);
+        push(&mut r, Work::Send, 1, 0);
+        push(&mut r, Work::Send, 1, 0);
+        let ssn: Vec<u32> = (0..4).map(|k| r.wqes.get(k).ssn).collect();
+        assert_eq!(ssn, [1, 3, 3, 4]);
+    }
+}

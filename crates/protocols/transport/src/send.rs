@@ -1,0 +1,310 @@
+//! Packets of work requests: SEND, WRITE, READ and ATOMIC requests, datagrams; and operations that send nothing.
+//!
+//! Middle packets of a message that are contiguous in memory are made together ([`Qp::send_middles`]): one check of the limits, one
+//! key look-up and one header for all of them.
+//!
+//! A large READ is requested in pieces of [`READ_CHUNK_BYTES`] at fixed offsets, each with the PSNs that its responses will
+//! have (IBA 9.4.4). The same pieces are requested again after a loss.
+
+use crate::api::{ACK_REQUEST_BYTES, Env, READ_CHUNK_BYTES, TxBudget, TxState};
+use crate::gather::{Keys, SgeCursor};
+use crate::head;
+use crate::qp::Qp;
+use crate::recovery::InflightWqe;
+use crate::requester::{PSN_DISTANCE_MAX, SendStep, SendTurn};
+use burst_base::num::MASK_24;
+use burst_base::verbs::{QpType, WcStatus, WrOpcode, send_flags};
+use burst_base::{Nanos, Reason, Rkey};
+use burst_mem::BindRequest;
+use burst_wire::{AtomicEth, Bth, HeadBuf, OpKind, Reth, XrcEth};
+
+impl Qp {
+    /// Counts packets that were pushed.
+    fn count_sent(&mut self, turn: &mut SendTurn<'_>, len: u32, packets: u32, env: &Env<'_>) {
+        turn.budget.window_bytes = turn.budget.window_bytes.saturating_sub(u64::from(len));
+        self.req.recovery.on_sent(packets);
+        if self.req.ack_deadline == Nanos::NEVER && self.id.qp_type.is_reliable() {
+            self.req.ack_deadline = env.now + self.ack_wait();
+        }
+    }
+
+    /// The position of the next packet's payload.
+    fn payload_cursor(&self, request: &InflightWqe) -> SgeCursor {
+        let offset = self.req.recovery.next_packet() * self.mtu;
+        if request.wqe.flags & send_flags::INLINE as u16 != 0 {
+            SgeCursor::in_span(self.sq.inline_span(request.sq_index, request.length), offset)
+        } else {
+            SgeCursor::at(self.req.recovery.sges_of(request), u64::from(offset))
+        }
+    }
+
+    /// Gathers the next `len` bytes. If that fails, the request fails, and the result is false.
+    fn gather(
+        &mut self,
+        request: &InflightWqe,
+        cursor: &mut SgeCursor,
+        len: u32,
+        turn: &mut SendTurn<'_>,
+        env: &Env<'_>,
+    ) -> bool {
+        turn.spans.clear();
+        let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
+        match cursor.gather(keys, self.req.recovery.sges_of(request), len, &mut turn.spans) {
+            Ok(()) => true,
+            Err(_) => {
+                self.req.recovery.fail_next(WcStatus::LocProtErr, Reason::LocalProtection);
+                false
+            }
+        }
+    }
+
+    /// Sends the packets of a SEND or WRITE.
+    pub(crate) fn send_message(
+        &mut self,
+        request: &InflightWqe,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> SendStep {
+        if self.must_wait_for_reads(request) {
+            return SendStep::Stop(TxState::Idle);
+        }
+        let mut cursor = self.payload_cursor(request);
+        while self.req.recovery.next_packet() < request.packets {
+            if self.send_middles(request, &mut cursor, turn, env) {
+                continue;
+            }
+            let pkt = self.req.recovery.next_packet();
+            let len = (request.length - pkt * self.mtu).min(self.mtu);
+            if let Some(state) = self.gate(request, len, turn, env) {
+                return SendStep::Stop(state);
+            }
+            if !self.gather(request, &mut cursor, len, turn, env) {
+                return SendStep::Stop(TxState::Idle);
+            }
+            let is_last = pkt + 1 == request.packets;
+            let ack_req = self.wants_ack(request, len, is_last, turn.budget, env);
+            let head = self.message_head(request, is_last, ack_req, len);
+            if !env.tx.push(&self.flow, head.as_slice(), turn.spans.as_slice(), head::pad_of(len)) {
+                return SendStep::Stop(TxState::More);
+            }
+            self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request.saturating_add(len) };
+            turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
+            self.count_sent(turn, len, 1, env);
+        }
+        turn.budget.wqes -= 1;
+        SendStep::Sent
+    }
+
+    /// Sends the next middle packets that [`Qp::middles`] allows and that are contiguous in memory. False if there are none.
+    fn send_middles(
+        &mut self,
+        request: &InflightWqe,
+        cursor: &mut SgeCursor,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let count = self.middles(request, turn.budget, env);
+        if count == 0 {
+            return false;
+        }
+        let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
+        let Some(span) = cursor.run(keys, self.req.recovery.sges_of(request), self.mtu, count) else { return false };
+        let head = self.message_head(request, false, false, self.mtu);
+        let first = request.first_psn.add(self.req.recovery.next_packet());
+        let number = |k, head: &mut [u8; burst_frame::HEAD_MAX]| Bth::set_psn(head, first.add(k));
+        if !env.tx.push_run(&self.flow, head.as_slice(), &span, self.mtu as u16, number) {
+            return false;
+        }
+        let len = span.len() as u32;
+        debug_assert!(len > 0 && len.is_multiple_of(self.mtu) && len <= count * self.mtu);
+        self.req.since_ack_request = self.req.since_ack_request.saturating_add(len);
+        turn.budget.bytes -= u64::from(len);
+        self.count_sent(turn, len, len / self.mtu, env);
+        true
+    }
+
+    /// Number of next packets that are middle packets, that [`Qp::gate`] lets pass, and that need not ask for an
+    /// acknowledgement ([`Qp::wants_ack`]).
+    fn middles(&self, request: &InflightWqe, budget: &TxBudget, env: &Env<'_>) -> u32 {
+        let next_packet = self.req.recovery.next_packet();
+        if next_packet == 0 || budget.wqes == 0 || self.is_credit_limited(request) {
+            return 0;
+        }
+        let mtu = u64::from(self.mtu);
+        let middle = u64::from(request.packets - next_packet - 1);
+        let count = middle.min(env.tx.room_for_run() as u64).min(budget.bytes.saturating_sub(1) / mtu);
+        if !self.id.qp_type.is_reliable() {
+            return count as u32;
+        }
+        let window = (budget.window_bytes / mtu).saturating_sub(1);
+        let unasked = u64::from((ACK_REQUEST_BYTES - 1).saturating_sub(self.req.since_ack_request)) / mtu;
+        let distance = (PSN_DISTANCE_MAX - self.req.recovery.psn_distance()).max(0) as u64;
+        count.min(window).min(unasked).min(distance) as u32
+    }
+
+    /// Whether this packet asks for an acknowledgement: the last of a message, the last before sending stops, and one in
+    /// [`ACK_REQUEST_BYTES`].
+    fn wants_ack(&self, request: &InflightWqe, len: u32, is_last: bool, budget: &TxBudget, env: &Env<'_>) -> bool {
+        if !self.id.qp_type.is_reliable() {
+            return false;
+        }
+        let next = u64::from(len) + u64::from(self.mtu);
+        is_last
+            || self.req.since_ack_request.saturating_add(len) >= ACK_REQUEST_BYTES
+            || budget.window_bytes < next
+            || budget.bytes <= u64::from(len)
+            || env.tx.room() == 1
+            || self.is_credit_limited(request)
+    }
+
+    /// BTH, and for XRC the number of the shared receive queue that the request is for.
+    fn request_head(&self, bth: &Bth, request: &InflightWqe) -> HeadBuf {
+        let head = HeadBuf::new(bth);
+        if self.id.qp_type.is_xrc() { head.xrceth(XrcEth { srqn: request.wqe.remote_qpn & MASK_24 }) } else { head }
+    }
+
+    fn message_head(&self, request: &InflightWqe, is_last: bool, ack_req: bool, len: u32) -> HeadBuf {
+        let pkt = self.req.recovery.next_packet();
+        let place = head::position(pkt == 0, is_last);
+        let opcode = head::message_opcode(self.id.qp_type, request.opcode, place);
+        let info = opcode.info();
+        let asks_event = request.wqe.flags & send_flags::SOLICITED as u16 != 0 && is_last && request.takes_credit();
+        let bth = Bth {
+            solicited: asks_event,
+            pad: head::pad_of(len),
+            ack_req,
+            ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt))
+        };
+        let head = self.request_head(&bth, request);
+        let head = if info.kind == OpKind::Write && place.is_start() {
+            head.reth(Reth { addr: request.wqe.remote_addr, rkey: Rkey(request.wqe.rkey), len: request.length })
+        } else {
+            head
+        };
+        head::add_tail(head, opcode, &request.wqe)
+    }
+
+    /// The piece of a READ that is requested next: the index of the packet after it, and its bytes.
+    pub(crate) fn read_piece(&self, request: &InflightWqe) -> (u32, u32) {
+        let (pkt, chunk_packets) = (self.req.recovery.next_packet(), READ_CHUNK_BYTES / self.mtu);
+        let end = ((pkt / chunk_packets + 1) * chunk_packets).min(request.packets);
+        (end, (request.length - pkt * self.mtu).min((end - pkt) * self.mtu))
+    }
+
+    /// Sends the requests of a READ, one for each piece.
+    pub(crate) fn send_read(&mut self, request: &InflightWqe, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> SendStep {
+        let opcode = head::single_opcode(self.id.qp_type, OpKind::ReadRequest);
+        while self.req.recovery.next_packet() < request.packets {
+            let pkt = self.req.recovery.next_packet();
+            let offset = pkt * self.mtu;
+            let (end, len) = self.read_piece(request);
+            debug_assert!(end > pkt && len <= READ_CHUNK_BYTES);
+            if self.must_wait_for_reads(request) {
+                return SendStep::Stop(TxState::Idle);
+            }
+            if let Some(state) = self.gate(request, len, turn, env) {
+                return SendStep::Stop(state);
+            }
+            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt)) };
+            let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
+            let head = self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len });
+            if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
+                return SendStep::Stop(TxState::More);
+            }
+            turn.budget.wqes -= 1;
+            self.count_sent(turn, len, end - pkt, env);
+        }
+        SendStep::Sent
+    }
+
+    pub(crate) fn send_atomic(
+        &mut self,
+        request: &InflightWqe,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> SendStep {
+        if self.must_wait_for_reads(request) {
+            return SendStep::Stop(TxState::Idle);
+        }
+        if let Some(state) = self.gate(request, request.length, turn, env) {
+            return SendStep::Stop(state);
+        }
+        let wqe = &request.wqe;
+        let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
+        let opcode = head::single_opcode(self.id.qp_type, if is_cas { OpKind::CmpSwap } else { OpKind::FetchAdd });
+        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn) };
+        let (swap_add, compare) = if is_cas { (wqe.swap, wqe.compare_add) } else { (wqe.compare_add, 0) };
+        let atomic = AtomicEth { addr: wqe.remote_addr, rkey: Rkey(wqe.rkey), swap_add, compare };
+        let head = self.request_head(&bth, request).atomic(atomic);
+        if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
+            return SendStep::Stop(TxState::More);
+        }
+        turn.budget.wqes -= 1;
+        self.count_sent(turn, request.length, 1, env);
+        SendStep::Sent
+    }
+
+    /// Binds a memory window, or invalidates a key, once, when everything before it has been sent (IBA 10.8.3.3: outstanding
+    /// READs delay it only if it is fenced).
+    pub(crate) fn run_local(&mut self, request: &InflightWqe, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> SendStep {
+        if request.done {
+            return SendStep::Sent;
+        }
+        if turn.budget.wqes == 0 {
+            return SendStep::Stop(TxState::More);
+        }
+        if self.must_wait_for_reads(request) {
+            return SendStep::Stop(TxState::Idle);
+        }
+        let wqe = &request.wqe;
+        let (result, status) = if request.opcode == WrOpcode::BindMw {
+            let bind = BindRequest {
+                window: wqe.imm,
+                rkey: wqe.rkey,
+                lkey: (wqe.swap >> 32) as u32,
+                addr: wqe.remote_addr,
+                len: wqe.compare_add,
+                access: wqe.swap as u32,
+            };
+            (env.mem.bind(self.peer(), &bind), WcStatus::MwBindErr)
+        } else {
+            (env.mem.invalidate(self.peer(), Rkey(wqe.imm)), WcStatus::LocQpOpErr)
+        };
+        turn.budget.wqes -= 1;
+        if result.is_err() {
+            self.req.recovery.fail_next(status, Reason::WindowBind);
+            return SendStep::Stop(TxState::Idle);
+        }
+        self.req.recovery.mark_next_done();
+        SendStep::Sent
+    }
+
+    /// Sends a UD message: one packet, to the destination of its address handle.
+    pub(crate) fn send_datagram(
+        &mut self,
+        request: &InflightWqe,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> SendStep {
+        debug_assert!(self.id.qp_type == QpType::Ud && request.packets == 1);
+        if let Some(state) = self.gate(request, request.length, turn, env) {
+            return SendStep::Stop(state);
+        }
+        let Some(flow) = env.fx.ah_flow(self.id.pd, request.wqe.ah) else {
+            self.req.recovery.fail_next(WcStatus::LocQpOpErr, Reason::LocalOperation);
+            return SendStep::Stop(TxState::Idle);
+        };
+        let mut cursor = self.payload_cursor(request);
+        if !self.gather(request, &mut cursor, request.length, turn, env) {
+            return SendStep::Stop(TxState::Idle);
+        }
+        let head = self.datagram_head(request);
+        if !env.tx.push(&flow, head.as_slice(), turn.spans.as_slice(), head::pad_of(request.length)) {
+            return SendStep::Stop(TxState::More);
+        }
+        turn.budget.wqes -= 1;
+        turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(request.length));
+        self.count_sent(turn, request.length, 1, env);
+        SendStep::Sent
+    }
+}
