@@ -13,7 +13,7 @@ use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Psn, Rkey};
 use burst_shm::layout::{SendWqe, Sge};
 use burst_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, Opcode, Reth, Syndrome};
-use common::{Pair, Setup, Weather, ip_of, qpn_of};
+use common::{Pair, Setup, LinkFaults, ip_of, qpn_of};
 use libfuzzer_sys::fuzz_target;
 
 const MEMORY: usize = 64 << 10;
@@ -202,13 +202,13 @@ fn modify(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
 
 fn check(pair: &mut Pair, books: &mut [Book; 2]) {
     for (end, book) in pair.ends.iter_mut().zip(books) {
-        for cqe in end.told.sends.drain(..) {
+        for cqe in end.fx.sends.drain(..) {
             assert!(cqe.wr_id >= book.next && cqe.wr_id < book.posted, "completed twice, out of order or from nowhere");
             book.next = cqe.wr_id + 1;
             assert_eq!(u64::from(cqe.sq_consumer), book.next);
             end.sq.free(cqe.sq_consumer);
         }
-        for (cqe, _) in end.told.receives.drain(..) {
+        for (cqe, _) in end.fx.receives.drain(..) {
             assert_eq!(cqe.wr_id, book.received);
             book.received += 1;
             assert!(book.received <= book.receives);
@@ -220,9 +220,9 @@ fuzz_target!(|data: &[u8]| {
     let mut tape = Tape(data);
     let setup = setup(&mut tape);
     let delay_max = Nanos::from_us(100);
-    let bad = Weather { loss: 1000, duplication: 1000, reordering: 1000, delay_max };
-    let weather = if tape.byte() % 2 == 0 { Weather::default() } else { bad };
-    let mut pair = Pair::new(&setup, u64::from(tape.byte()), weather);
+    let bad = LinkFaults { loss: 1000, duplication: 1000, reordering: 1000, delay_max };
+    let faults = if tape.byte() % 2 == 0 { LinkFaults::default() } else { bad };
+    let mut pair = Pair::new(&setup, u64::from(tape.byte()), faults);
     let mut books = [Book::default(), Book::default()];
     for _ in 0..ACTIONS_MAX {
         if tape.0.is_empty() {
@@ -266,7 +266,7 @@ fuzz_target!(|data: &[u8]| {
     for (end, book) in pair.ends.iter_mut().zip(&mut books) {
         end.move_to(QpState::Err);
         end.drain(pair.now);
-        // Unsignaled requests that succeeded last are told by the completion of one more.
+        // Unsignaled requests that succeeded last are ended by the completion of one more.
         end.sq.free_all();
         end.post(&SendWqe { wr_id: book.posted, ..SendWqe::default() }, &[]);
         book.posted += 1;

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn follows_the_samples() {
+    fn sharing_follows_the_samples() {
         let mut s = Sharing::new();
         assert!(s.is_shared());
         assert!(rounds(&mut s, SAMPLE_EVERY));

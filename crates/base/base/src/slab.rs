@@ -32,16 +32,16 @@ impl Handle {
 }
 
 #[derive(Debug)]
-enum State<T> {
+enum SlotState<T> {
     Used(T),
     /// Next free slot, or `NONE`.
     Free(u32),
 }
 
 #[derive(Debug)]
-struct Slot<T> {
+struct SlabSlot<T> {
     generation: u32,
-    state: State<T>,
+    state: SlotState<T>,
 }
 
 const NONE: u32 = u32::MAX;
@@ -49,7 +49,7 @@ const NONE: u32 = u32::MAX;
 /// Objects at stable indices, with a fixed capacity.
 #[derive(Debug)]
 pub struct Slab<T> {
-    slots: Box<[Slot<T>]>,
+    slots: Box<[SlabSlot<T>]>,
     free_first: u32,
     free_last: u32,
     len: u32,
@@ -60,7 +60,7 @@ impl<T> Slab<T> {
     pub fn new(capacity: u32) -> Self {
         assert!(capacity < NONE);
         let next = |i: u32| if i + 1 == capacity { NONE } else { i + 1 };
-        let slots = (0..capacity).map(|i| Slot { generation: 0, state: State::Free(next(i)) }).collect();
+        let slots = (0..capacity).map(|i| SlabSlot { generation: 0, state: SlotState::Free(next(i)) }).collect();
         let (free_first, free_last) = if capacity == 0 { (NONE, NONE) } else { (0, capacity - 1) };
         Slab { slots, free_first, free_last, len: 0 }
     }
@@ -76,13 +76,13 @@ impl<T> Slab<T> {
             return Err(make(Handle { index: NONE, generation: 0 }));
         };
         let handle = Handle { index, generation: slot.generation };
-        if let State::Free(next) = slot.state {
+        if let SlotState::Free(next) = slot.state {
             self.free_first = next;
         }
         if self.free_first == NONE {
             self.free_last = NONE;
         }
-        slot.state = State::Used(make(handle));
+        slot.state = SlotState::Used(make(handle));
         self.len += 1;
         Ok(handle)
     }
@@ -91,29 +91,29 @@ impl<T> Slab<T> {
         self.get(handle)?;
         let slot = &mut self.slots[handle.index as usize];
         slot.generation = slot.generation.wrapping_add(1);
-        let old = core::mem::replace(&mut slot.state, State::Free(NONE));
+        let old = core::mem::replace(&mut slot.state, SlotState::Free(NONE));
         match self.slots.get_mut(self.free_last as usize) {
-            Some(last) => last.state = State::Free(handle.index),
+            Some(last) => last.state = SlotState::Free(handle.index),
             None => self.free_first = handle.index,
         }
         self.free_last = handle.index;
         self.len -= 1;
         match old {
-            State::Used(value) => Some(value),
-            State::Free(_) => None,
+            SlotState::Used(value) => Some(value),
+            SlotState::Free(_) => None,
         }
     }
     /// The object, if it still lives.
     pub fn get(&self, handle: Handle) -> Option<&T> {
         match self.slots.get(handle.index as usize)? {
-            Slot { generation, state: State::Used(value) } if *generation == handle.generation => Some(value),
+            SlabSlot { generation, state: SlotState::Used(value) } if *generation == handle.generation => Some(value),
             _ => None,
         }
     }
     /// The object, if it still lives.
     pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.index as usize)? {
-            Slot { generation, state: State::Used(value) } if *generation == handle.generation => Some(value),
+            SlabSlot { generation, state: SlotState::Used(value) } if *generation == handle.generation => Some(value),
             _ => None,
         }
     }
@@ -121,15 +121,15 @@ impl<T> Slab<T> {
     pub fn at_index(&self, index: u32) -> Option<(Handle, &T)> {
         let slot = self.slots.get(index as usize)?;
         match &slot.state {
-            State::Used(value) => Some((Handle { index, generation: slot.generation }, value)),
-            State::Free(_) => None,
+            SlotState::Used(value) => Some((Handle { index, generation: slot.generation }, value)),
+            SlotState::Free(_) => None,
         }
     }
     /// Whatever object lies at this index now.
     pub fn at_index_mut(&mut self, index: u32) -> Option<&mut T> {
         match &mut self.slots.get_mut(index as usize)?.state {
-            State::Used(value) => Some(value),
-            State::Free(_) => None,
+            SlotState::Used(value) => Some(value),
+            SlotState::Free(_) => None,
         }
     }
     /// All objects, by index. Cost: the capacity.
@@ -139,8 +139,8 @@ impl<T> Slab<T> {
     /// All objects, by index. Cost: the capacity.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (Handle, &mut T)> {
         self.slots.iter_mut().zip(0u32..).filter_map(|(slot, index)| match &mut slot.state {
-            State::Used(value) => Some((Handle { index, generation: slot.generation }, value)),
-            State::Free(_) => None,
+            SlotState::Used(value) => Some((Handle { index, generation: slot.generation }, value)),
+            SlotState::Free(_) => None,
         })
     }
     /// Number of objects.

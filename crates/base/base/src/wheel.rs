@@ -30,7 +30,7 @@ const IDLE: u16 = u16::MAX;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct List {
+struct TimerList {
     first: u32,
     last: u32,
 }
@@ -50,7 +50,7 @@ const IDLE_TIMER: Timer = Timer { deadline: Nanos::NEVER, next: NONE, prev: NONE
 #[derive(Clone, Debug)]
 pub struct Wheel {
     timers: Vec<Timer>,
-    lists: [List; LISTS],
+    lists: [TimerList; LISTS],
     /// Bit s of word l: slot s of level l is not empty.
     occupied: [u64; LEVELS],
     /// The present, in ticks: every timer in a slot has a later tick.
@@ -69,7 +69,7 @@ impl Wheel {
         assert!(capacity < NONE);
         Wheel {
             timers: vec![IDLE_TIMER; capacity as usize],
-            lists: [List { first: NONE, last: NONE }; LISTS],
+            lists: [TimerList { first: NONE, last: NONE }; LISTS],
             occupied: [0; LEVELS],
             present: 0,
             armed: 0,
@@ -168,7 +168,8 @@ impl Wheel {
     }
     /// Places every timer of a slot anew, now that the present has reached the slot.
     fn empty_slot(&mut self, list: u16) {
-        let mut key = core::mem::replace(&mut self.lists[usize::from(list)], List { first: NONE, last: NONE }).first;
+        let mut key =
+            core::mem::replace(&mut self.lists[usize::from(list)], TimerList { first: NONE, last: NONE }).first;
         self.occupied[usize::from(list) / LEVEL_SLOTS] &= !(1 << (usize::from(list) % LEVEL_SLOTS));
         while key != NONE {
             let next = self.timers[key as usize].next;

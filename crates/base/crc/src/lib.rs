@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_summed_alike_with_and_without_vectors() {
+    fn windows_have_the_same_sum_with_and_without_vectors() {
         let bytes = noise(20_000);
         for (len, pitch, count) in
             [(1024, 1039, 16), (4096, 4111, 4), (300, 299, 60), (33, 7, 5), (31, 7, 5), (257, 0, 3)]

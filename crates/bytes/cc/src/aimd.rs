@@ -5,7 +5,7 @@
 //! loss down to [`WINDOW_MIN`]. All losses within [`HALVE_PAUSE`] count as one: a full buffer usually drops several
 //! packets, of several queue pairs. Marks, round-trip times and congestion notifications are not used. No timer.
 
-use crate::api::{AckSample, Limits, RATE_UNPACED};
+use crate::api::{AckSample, RATE_UNPACED, SendLimits};
 use burst_base::Nanos;
 
 /// Smallest window in bytes.
@@ -49,8 +49,8 @@ impl Aimd {
 
     /// The window; sends are not paced.
     #[inline]
-    pub fn limits(&self) -> Limits {
-        Limits { window_bytes: self.window_bytes, rate_bps: RATE_UNPACED, burst_bytes: self.window_bytes }
+    pub fn limits(&self) -> SendLimits {
+        SendLimits { window_bytes: self.window_bytes, rate_bps: RATE_UNPACED, burst_bytes: self.window_bytes }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burst_base::Nanos;
 
-/// The rate of [`Limits::rate_bps`] that means "send as fast as the window allows".
+/// The rate of [`SendLimits::rate_bps`] that means "send as fast as the window allows".
 pub const RATE_UNPACED: u64 = 0;
 
 /// What one acknowledgement, or several handled together, says about the path.
@@ -37,7 +37,7 @@ pub enum LossKind {
 
 /// What may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SendLimits {
     /// Most bytes in flight.
     pub window_bytes: u64,
     /// Pacing rate in bits per second; [`RATE_UNPACED`] for none.

@@ -1,7 +1,7 @@
 //! The enum of all controllers: each call is passed to the controller that the path was given.
 
 use crate::aimd::Aimd;
-use crate::api::{AckSample, Algorithm, Limits, LossKind, Params, RATE_UNPACED};
+use crate::api::{AckSample, Algorithm, LossKind, Params, RATE_UNPACED, SendLimits};
 use burst_base::Nanos;
 
 /// Most bytes that a controller may take: a path is looked at for each turn, and two cache lines hold it then.
@@ -66,11 +66,11 @@ impl Controller {
 
     /// What may be sent now.
     #[inline]
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> SendLimits {
         match self {
             Controller::Aimd(aimd) => aimd.limits(),
             Controller::Fixed { window_bytes } => {
-                Limits { window_bytes: *window_bytes, rate_bps: RATE_UNPACED, burst_bytes: *window_bytes }
+                SendLimits { window_bytes: *window_bytes, rate_bps: RATE_UNPACED, burst_bytes: *window_bytes }
             }
         }
     }
@@ -108,7 +108,7 @@ mod tests {
     fn none_keeps_its_window() {
         let mut c = controller(&NONE);
         let before = c.limits();
-        assert_eq!(before, Limits { window_bytes: 512 << 10, rate_bps: RATE_UNPACED, burst_bytes: 512 << 10 });
+        assert_eq!(before, SendLimits { window_bytes: 512 << 10, rate_bps: RATE_UNPACED, burst_bytes: 512 << 10 });
         LOSSES.iter().for_each(|kind| c.on_loss(Nanos::from_ms(5), *kind));
         c.on_ack(Nanos::from_ms(6), &AckSample { acked_bytes: 1 << 30, ..AckSample::default() });
         assert_eq!(c.limits(), before);

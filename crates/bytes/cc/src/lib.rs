@@ -1,7 +1,7 @@
 //! Congestion controllers: how many bytes, and at which rate, may be in flight towards one peer.
 //!
 //! A [`Controller`] is told what happened (acknowledgements, congestion notifications, losses, timers) and answers with
-//! [`Limits`]. The caller owns everything else: the bytes in flight, the queue pairs that wait, the pacing. One controller
+//! [`SendLimits`]. The caller owns everything else: the bytes in flight, the queue pairs that wait, the pacing. One controller
 //! serves all queue pairs that share a path.
 //!
 //! Contract of every controller: no I/O, clock, randomness or allocation; each call takes constant time; arithmetic is
@@ -23,5 +23,5 @@ mod api;
 mod controller;
 
 pub use aimd::{Aimd, HALVE_PAUSE, INCREASE_BYTES, WINDOW_MIN};
-pub use api::{AckSample, Algorithm, Limits, LossKind, Params, RATE_UNPACED};
+pub use api::{AckSample, Algorithm, LossKind, Params, RATE_UNPACED, SendLimits};
 pub use controller::{CONTROLLER_BYTES_MAX, Controller};

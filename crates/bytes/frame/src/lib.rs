@@ -1,14 +1,13 @@
 //! Frames to send and received frames, as transports and ports exchange them.
 //!
 //! A frame to send is a *flow* (addresses), a head (the transport's headers: for RoCEv2 BTH and extension headers, built by
-//! `wire`), spans of application memory, and a pad count. The port adds IP, UDP and the trailer: for RoCEv2 the ICRC, which covers
-//! the IPv4 identification, and only the port knows that. A received frame is the bytes from the transport's header to the end
+//! `wire`), spans of application memory, and a pad count. The port adds IP, UDP and the trailer. For RoCEv2 that is the ICRC: it
+//! covers the IPv4 identification, which only the port knows. A received frame is the bytes from the transport's header to the end
 //! of the padding; the port has verified and removed the trailer. Nothing here reads a header, so a transport with other
 //! headers uses the same frames, batches and trains.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `lib` | [`Flow`], [`TxFrame`], [`TxBatch`], [`RxFrame`] |
 //! | `run` | [`MiddleRun`]: received packets of one length side by side |
 #![forbid(unsafe_code)]
 
@@ -117,8 +116,8 @@ impl TxBatch {
         let spans = self.spans.capacity().saturating_sub(self.spans.len() + SPANS_MAX);
         self.room().saturating_sub(1).min(spans)
     }
-    /// Appends a frame for each `len` bytes of `payload`, whose length must be a multiple of `len`. Each frame has the head `head`
-    /// after `vary`, given the frame's index from 0, has written the fields in which the frames differ. Returns false
+    /// Appends a frame for each `len` bytes of `payload`, whose length must be a multiple of `len`. Each frame has the head
+    /// `head` after `vary`, given the frame's index from 0, has written the fields in which the frames differ. Returns false
     /// and changes nothing if there is no room ([`TxBatch::room_for_run`]) or a length is out of range.
     #[must_use]
     pub fn push_run(
@@ -183,9 +182,9 @@ impl TxBatch {
         self.frames.push(frame);
         true
     }
-    /// Reads the payload that lies in other processes into memory of this batch, adjacent packets by one system call. Ports
-    /// then find local spans only, except for payload that cannot be read or finds no room: a port reads those packet by
-    /// packet and counts what is gone.
+    /// Reads the payload that lies in other processes into memory of this batch, adjacent packets by one system call. All
+    /// spans are local then, except for payload that cannot be read or for which there is no room. A port reads such payload
+    /// packet by packet and counts the failures.
     pub fn fetch_remote(&mut self) {
         if self.has_remote {
             self.staging.fetch(&mut self.spans);

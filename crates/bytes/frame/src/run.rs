@@ -40,8 +40,8 @@ impl<'a> MiddleRun<'a> {
     }
 
     /// Copies the payload of the first packets, `len` bytes each behind a header of `head_len`, to `span`, whose length is a
-    /// multiple of `len`. False if the memory cannot be written. Nothing is lost then: the caller handles the packets again one by
-    /// one, and the packet that fails has its reason.
+    /// multiple of `len`. False if the memory cannot be written. Nothing is lost then: the caller handles the packets again one
+    /// by one, and the packet that fails has its reason.
     #[inline]
     pub fn write_to(&self, span: &Span, head_len: usize, len: usize) -> bool {
         debug_assert!(head_len + len <= self.stride && span.len().is_multiple_of(len));

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_at_their_corners() {
+    fn timer_codes_at_their_limits() {
         assert_eq!(rnr_timer(0), Nanos::from_us(655_360));
         assert_eq!(rnr_timer(1), Nanos::from_us(10));
         assert_eq!(rnr_timer(22), Nanos::from_us(20_480));

@@ -10,8 +10,8 @@
 //!
 //! In a row of `len + 16` columns, packet i takes columns `i .. i + len`. Columns 16 to `len` have a byte of each packet: there
 //! they are windows of the train, `stride - 1` bytes apart. The 16 columns at either end are made by shifting. The register
-//! with which a packet begins adds to the packet's first four bytes. It depends on the packet format ([`FirstRegister`]: for RoCEv2
-//! pseudo headers, identification, and the masked byte of the BTH); nothing else here does.
+//! with which a packet begins adds to the packet's first four bytes. It depends on the packet format ([`FirstRegister`]: for
+//! RoCEv2 pseudo headers, identification, and the masked byte of the BTH). Nothing else here does.
 
 use burst_crc::{update, xor_windows};
 
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn good_trains_of_any_length_are_good() {
+    fn trains_of_good_packets_pass_at_any_length() {
         for count in 1..70 {
             assert!(is_good(&train(count)), "{count}");
         }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn every_damaged_bit_of_any_packet_is_noticed() {
+    fn every_damaged_bit_of_any_packet_is_detected() {
         let good = train(18);
         for k in [0, 1, 12, 13, 15, 16, 17] {
             for bit in (0..STRIDE * 8).filter(|bit| bit / 8 != 4) {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_damage_in_two_packets_and_exchanged_parts_are_noticed() {
+    fn equal_damage_in_two_packets_and_exchanged_parts_are_detected() {
         let good = train(16);
         for (a, b) in [(0, 1), (0, 15), (7, 12), (13, 15)] {
             for at in [0, 8, 20, 150, STRIDE - 1] {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_of_all_packets_is_noticed() {
+    fn damage_of_all_packets_is_detected() {
         let mut seed = 1u32;
         for _ in 0..2000 {
             let mut bad = train(16);

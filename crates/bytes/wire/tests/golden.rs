@@ -111,7 +111,7 @@ fn every_frame_is_written_again_byte_for_byte() {
 }
 
 #[test]
-fn opcodes_are_those_that_were_counted() {
+fn the_captures_hold_the_expected_opcodes() {
     for (name, expected) in CAPTURES {
         let mut counts = BTreeMap::new();
         for frame in frames(name) {

@@ -199,7 +199,7 @@ fn each_fault_has_its_reason() {
 }
 
 #[test]
-fn table_agrees_with_itself() {
+fn the_opcode_table_is_consistent() {
     assert_eq!(Opcode::ALL.len(), 23 + 12 + 2 + 1 + 23);
     assert!(Opcode::ALL.is_sorted());
     for number in 0..=255u8 {
@@ -222,7 +222,7 @@ fn table_agrees_with_itself() {
 }
 
 #[test]
-fn a_length_field_that_lies_is_found() {
+fn a_wrong_length_field_is_rejected() {
     let mut frame = vec![0; 14 + 20 + 8 + 12 + 4];
     frame[12..14].copy_from_slice(&[8, 0]);
     let ip = Ipv4 {

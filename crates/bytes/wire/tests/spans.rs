@@ -27,7 +27,7 @@ fn local_and_remote_spans_agree_with_the_bytes() {
 }
 
 #[test]
-fn memory_that_is_gone_is_reported() {
+fn unmapped_memory_is_an_error() {
     let own = ProcessMemory::own().expect("own memory");
     let gone = own.span(8, 8);
     assert_eq!(start().update_span(&gone), Err(Gone));

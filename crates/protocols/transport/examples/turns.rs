@@ -11,7 +11,7 @@ use burst_base::Nanos;
 use burst_base::verbs::{Mtu, WrOpcode, send_flags};
 use burst_shm::layout::SendWqe;
 use burst_transport::TxBudget;
-use common::{Pair, Setup, Weather, frame_bytes};
+use common::{LinkFaults, Pair, Setup, frame_bytes};
 use std::time::{Duration, Instant};
 
 /// Messages of each kind, unless the first argument says otherwise.
@@ -29,7 +29,7 @@ struct Times {
 #[inline(never)]
 fn run(opcode: WrOpcode, len: u32, batch: usize, rounds: usize) -> Times {
     let setup = Setup { mtu: Mtu::B4096, ..Setup::default() };
-    let mut pair = Pair::new(&setup, 1, Weather::default());
+    let mut pair = Pair::new(&setup, 1, LinkFaults::default());
     let rkey = pair.ends[1].lkey;
     let flags = send_flags::SIGNALED as u16;
     let wqe = SendWqe { opcode: opcode as u8, flags, rkey, ..SendWqe::default() };
@@ -42,7 +42,7 @@ fn run(opcode: WrOpcode, len: u32, batch: usize, rounds: usize) -> Times {
         }
         times.request += turn(&mut pair, 0, &mut wire, &mut times.packets, &mut times.respond);
         times.respond += turn(&mut pair, 1, &mut wire, &mut times.packets, &mut times.complete);
-        for cqe in pair.ends[0].told.sends.drain(..) {
+        for cqe in pair.ends[0].fx.sends.drain(..) {
             pair.ends[0].sq.free(cqe.sq_consumer);
         }
     }

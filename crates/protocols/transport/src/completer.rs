@@ -3,7 +3,8 @@
 //! Acknowledgement is cumulative (IBA 9.7.5.1.2): it ends everything up to its PSN. A READ or ATOMIC ends only by its own
 //! response. An acknowledgement beyond a missing response is an implied NAK (9.7.5.1.1): the requester goes back to the missing
 //! response, once until there is progress. READ responses are matched by PSN alone: the next expected one is
-//! placed even if its opcode says another position, because a responder may begin a repeated response with a "middle" packet (rxe does).
+//! placed even if its opcode says another position, because a responder may begin a repeated response with a "middle" packet
+//! (rxe does).
 //!
 //! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet and one for RNR. The first starts when the packet
 //! is sent, restarts on progress and when the latest acknowledgement arrives again, and is longer after each time-out

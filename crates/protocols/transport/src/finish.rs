@@ -200,7 +200,8 @@ impl Qp {
         }
     }
 
-    /// Flushes the next receive. Of a shared receive queue only the loaded receive is flushed: the others serve other queue pairs.
+    /// Flushes the next receive. Of a shared receive queue only the loaded receive is flushed: others serve other
+    /// queue pairs.
     fn flush_receive(&mut self, env: &mut Env<'_>) {
         if !self.recv.is_loaded() && self.recv.is_shared() {
             self.flush_recv = false;

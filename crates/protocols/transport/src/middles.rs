@@ -1,8 +1,8 @@
 //! Middle packets of a SEND, a WRITE or a READ response, many at a time.
 //!
-//! A port that receives trains hands over packets of one length side by side ([`MiddleRun`]). Most of them continue the message or
-//! the response that a queue pair is receiving and ask for no acknowledgement. Those are executed together: the queue pair's state
-//! and its keys are checked once, and each packet costs a comparison of the three words of its BTH and a copy. Anything else
+//! A port that receives trains hands over packets of one length side by side ([`MiddleRun`]). Most of them continue the message
+//! or the response that a queue pair is receiving and ask for no acknowledgement. Those are executed together: state and keys of
+//! the queue pair are checked once, and each packet costs a comparison of the three words of its BTH and a copy. Anything else
 //! (another message, a gap, a request for an acknowledgement, no room, no right) ends the run before that packet. It is then
 //! handled as a single packet, where each refusal has its reason.
 

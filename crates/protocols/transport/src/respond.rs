@@ -1,7 +1,7 @@
 //! Sends the responder's pending answers in PSN order: acknowledgements, NAKs, READ and ATOMIC responses (IBA 9.7.5.1.1).
 //!
-//! An acknowledgement that precedes all pending responses is sent first. A later one, and a NAK, wait for the responses. They need
-//! neither budget nor window. READ responses are limited by the turn's bytes; their memory is looked up once in a turn.
+//! An acknowledgement that precedes all pending responses is sent first. A later one, and a NAK, wait for the responses. They
+//! need neither budget nor window. READ responses are limited by the turn's bytes; their memory is looked up once in a turn.
 
 use crate::api::{Env, TxBudget};
 use crate::head;

@@ -1,7 +1,7 @@
 //! The receiving half of an RC queue pair: checks request packets, executes them, and notes the answers to send.
 //!
 //! A request packet passes the checks in the order of IBA 9.7.4: PSN, opcode sequence, right, length, resources, rkey.
-//! Each is a function that returns a [`Refusal`] or nothing, and nothing is written before all have passed. `respond` sends the
+//! Each is a function that returns a [`RequestRefusal`] or nothing, and nothing is written before all have passed. `respond` sends the
 //! answers: `ack_due` and `nak_due` coalesce, READ and ATOMIC responses wait in a ring of `max_dest_rd_atomic` resources.
 //!
 //! A resource stays after it was answered, so that a repeated READ (any part of it) or ATOMIC (the saved result) can be
@@ -78,7 +78,7 @@ pub(crate) struct Responder {
 }
 
 /// Why a packet is not executed.
-pub(crate) enum Refusal {
+pub(crate) enum RequestRefusal {
     /// It is refused by a NAK, and the queue pair goes to ERR.
     Refuse(NakCode, Reason),
     /// No receive is posted: an RNR NAK asks for the packet again.
@@ -87,7 +87,7 @@ pub(crate) enum Refusal {
     RefuseReceive(NakCode, WcStatus, Reason),
 }
 
-pub(crate) type CheckResult = Result<(), Refusal>;
+pub(crate) type CheckResult = Result<(), RequestRefusal>;
 
 impl Resource {
     fn owes(&self) -> bool {
@@ -278,14 +278,14 @@ impl Qp {
         self.resp.ack_due = None;
     }
 
-    fn refuse(&mut self, refusal: Refusal, env: &mut Env<'_>) {
+    fn refuse(&mut self, refusal: RequestRefusal, env: &mut Env<'_>) {
         match refusal {
-            Refusal::NotReady => {
+            RequestRefusal::NotReady => {
                 env.fx.count(Reason::ReceiverNotReady);
                 self.resp.nak_given = true;
                 self.owe_nak(Syndrome::Rnr { timer: self.attr.min_rnr_timer });
             }
-            Refusal::Refuse(code, reason) => {
+            RequestRefusal::Refuse(code, reason) => {
                 env.fx.count(reason);
                 self.owe_nak(Syndrome::Nak(code));
                 let event = match code {
@@ -296,7 +296,7 @@ impl Qp {
                 env.fx.event(self.id.qpn, event);
                 self.enter_error();
             }
-            Refusal::RefuseReceive(code, status, reason) => {
+            RequestRefusal::RefuseReceive(code, status, reason) => {
                 self.owe_nak(Syndrome::Nak(code));
                 self.complete_receive_error(status, reason, env);
                 self.enter_error();
@@ -311,7 +311,7 @@ impl Qp {
             None => pkt.info.position.is_start(),
             Some(message) => !pkt.info.position.is_start() && message.kind == pkt.info.kind,
         };
-        if fits { Ok(()) } else { Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence)) }
+        if fits { Ok(()) } else { Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence)) }
     }
 
     /// Checks that first and middle packets are full and last ones not empty (IBA 9.7.4.1.6).
@@ -322,7 +322,7 @@ impl Qp {
             Position::Last => (1..=self.mtu).contains(&len),
             Position::Only => len <= self.mtu,
         };
-        if fits { Ok(()) } else { Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength)) }
+        if fits { Ok(()) } else { Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength)) }
     }
 
     /// Checks that the queue pair grants the right (IBA 9.7.4.1.4).
@@ -330,19 +330,18 @@ impl Qp {
         if self.attr.qp_access_flags & right != 0 {
             Ok(())
         } else {
-            Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest))
+            Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest))
         }
     }
 
     /// Checks that a usable receive is loaded, and loads one if none is (IBA 9.7.4.1.5).
     pub(crate) fn check_receive(&mut self) -> CheckResult {
         match self.recv.load() {
-            Load::Ready => self
-                .recv
-                .check()
-                .map_err(|reason| Refusal::RefuseReceive(NakCode::RemoteOperation, WcStatus::LocQpOpErr, reason)),
-            Load::Empty => Err(Refusal::NotReady),
-            Load::Corrupt => Err(Refusal::Refuse(NakCode::RemoteOperation, Reason::QueueCorrupt)),
+            Load::Ready => self.recv.check().map_err(|reason| {
+                RequestRefusal::RefuseReceive(NakCode::RemoteOperation, WcStatus::LocQpOpErr, reason)
+            }),
+            Load::Empty => Err(RequestRefusal::NotReady),
+            Load::Corrupt => Err(RequestRefusal::Refuse(NakCode::RemoteOperation, Reason::QueueCorrupt)),
         }
     }
 
@@ -352,7 +351,7 @@ impl Qp {
         }
         match env.mem.remote(self.peer(), rkey, addr, len, right) {
             Ok(_) => Ok(()),
-            Err(_) => Err(Refusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess)),
+            Err(_) => Err(RequestRefusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess)),
         }
     }
 
@@ -363,12 +362,12 @@ impl Qp {
         let received = self.resp.message.map_or(0, |message| message.received);
         if received + pkt.payload.len() as u64 > self.recv.room {
             let (status, reason) = (WcStatus::LocLenErr, Reason::ReceiveTooShort);
-            return Err(Refusal::RefuseReceive(NakCode::InvalidRequest, status, reason));
+            return Err(RequestRefusal::RefuseReceive(NakCode::InvalidRequest, status, reason));
         }
         let keys = self.recv_keys(env);
         self.recv.scatter(keys, received, pkt.payload).map_err(|_| {
             let (status, reason) = (WcStatus::LocProtErr, Reason::ReceiveProtection);
-            Refusal::RefuseReceive(NakCode::RemoteOperation, status, reason)
+            RequestRefusal::RefuseReceive(NakCode::RemoteOperation, status, reason)
         })?;
         let total = received + pkt.payload.len() as u64;
         if pkt.info.position.is_end() {
@@ -390,7 +389,7 @@ impl Qp {
         } else if let Some(ieth) = pkt.ieth() {
             if env.mem.invalidate(self.peer(), ieth.rkey).is_err() {
                 let (status, reason) = (WcStatus::LocAccessErr, Reason::RemoteAccess);
-                return Err(Refusal::RefuseReceive(NakCode::RemoteAccess, status, reason));
+                return Err(RequestRefusal::RefuseReceive(NakCode::RemoteAccess, status, reason));
             }
             got.imm = ieth.rkey.0;
             got.wc_flags = wc_flags::WITH_INV;
@@ -429,8 +428,8 @@ impl Qp {
     }
 
     /// The WRITE of `pkt` in its state before `pkt`. Checks the length (IBA 9.7.4.1.6).
-    pub(crate) fn write_message(&self, pkt: &Packet<'_>) -> Result<InboundMessage, Refusal> {
-        const INVALID: Refusal = Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
+    pub(crate) fn write_message(&self, pkt: &Packet<'_>) -> Result<InboundMessage, RequestRefusal> {
+        const INVALID: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
         let message = match (pkt.reth(), self.resp.message) {
             (Some(reth), _) => {
                 InboundMessage { kind: OpKind::Write, addr: reth.addr, rkey: reth.rkey, length: reth.len, received: 0 }
@@ -446,7 +445,7 @@ impl Qp {
 
     /// Writes a packet's payload behind the bytes of the WRITE that have arrived.
     pub(crate) fn write_payload(&self, message: &InboundMessage, payload: &[u8], env: &Env<'_>) -> CheckResult {
-        const REFUSED: Refusal = Refusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
+        const REFUSED: RequestRefusal = RequestRefusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
         if payload.is_empty() {
             return Ok(());
         }
@@ -459,7 +458,7 @@ impl Qp {
     }
 
     fn on_read_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
-        const INVALID: Refusal = Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
+        const INVALID: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
         self.check_sequence(pkt)?;
         self.check_right(access::REMOTE_READ)?;
         let reth = pkt.reth().ok_or(INVALID)?;
@@ -487,18 +486,22 @@ impl Qp {
     }
 
     fn check_place(&self) -> CheckResult {
-        if self.resp.has_place() { Ok(()) } else { Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::TooManyReads)) }
+        if self.resp.has_place() {
+            Ok(())
+        } else {
+            Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::TooManyReads))
+        }
     }
 
     fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
-        const REFUSED: Refusal = Refusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
+        const REFUSED: RequestRefusal = RequestRefusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
         self.check_sequence(pkt)?;
         self.check_right(access::REMOTE_ATOMIC)?;
         let Some(atomic) = pkt.atomic() else {
-            return Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
+            return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
         };
         if atomic.addr % 8 != 0 {
-            return Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::MisalignedAtomic));
+            return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::MisalignedAtomic));
         }
         self.check_place()?;
         let span =

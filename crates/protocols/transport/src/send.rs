@@ -1,7 +1,7 @@
 //! Packets of work requests: SEND, WRITE, READ and ATOMIC requests, datagrams; and operations that send nothing.
 //!
-//! Middle packets of a message that are contiguous in memory are made together ([`Qp::send_middles`]): one check of the limits, one
-//! key look-up and one header for all of them.
+//! Middle packets of a message that are contiguous in memory are made together ([`Qp::send_middles`]): one check of the limits,
+//! one key look-up and one header for all of them.
 //!
 //! A large READ is requested in pieces of [`READ_CHUNK_BYTES`] at fixed offsets, each with the PSNs that its responses will
 //! have (IBA 9.4.4). The same pieces are requested again after a loss.

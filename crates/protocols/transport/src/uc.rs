@@ -6,7 +6,7 @@
 use crate::api::Env;
 use crate::qp::Qp;
 use crate::receive::{Load, ReceivedMessage};
-use crate::responder::{InboundMessage, Refusal};
+use crate::responder::{InboundMessage, RequestRefusal};
 use burst_base::verbs::{QpState, WcStatus, access, wc_flags};
 use burst_base::{Reason, Rkey};
 use burst_wire::{OpKind, Packet};
@@ -39,7 +39,7 @@ impl Qp {
     }
 
     fn take_uc(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Result<(), Reason> {
-        self.check_length(pkt).map_err(Refusal::into_reason)?;
+        self.check_length(pkt).map_err(RequestRefusal::into_reason)?;
         match pkt.info.kind {
             OpKind::Send => self.take_uc_send(pkt, env),
             _ => self.take_uc_write(pkt, env),
@@ -81,11 +81,11 @@ impl Qp {
         if self.attr.qp_access_flags & access::REMOTE_WRITE == 0 {
             return Err(Reason::InvalidRequest);
         }
-        let message = self.write_message(pkt).map_err(Refusal::into_reason)?;
+        let message = self.write_message(pkt).map_err(RequestRefusal::into_reason)?;
         if pkt.info.has_imm {
             self.load_receive()?;
         }
-        self.write_payload(&message, pkt.payload, env).map_err(Refusal::into_reason)?;
+        self.write_payload(&message, pkt.payload, env).map_err(RequestRefusal::into_reason)?;
         self.resp.message = Some(InboundMessage { received: message.received + pkt.payload.len() as u64, ..message });
         if pkt.info.position.is_end() {
             self.resp.message = None;
@@ -116,12 +116,12 @@ impl Qp {
     }
 }
 
-impl Refusal {
+impl RequestRefusal {
     /// The reason to count.
     pub(crate) fn into_reason(self) -> Reason {
         match self {
-            Refusal::Refuse(_, reason) | Refusal::RefuseReceive(_, _, reason) => reason,
-            Refusal::NotReady => Reason::ReceiverNotReady,
+            RequestRefusal::Refuse(_, reason) | RequestRefusal::RefuseReceive(_, _, reason) => reason,
+            RequestRefusal::NotReady => Reason::ReceiverNotReady,
         }
     }
 }

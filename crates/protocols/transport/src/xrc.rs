@@ -6,7 +6,7 @@
 
 use crate::api::Env;
 use crate::qp::Qp;
-use crate::responder::{CheckResult, Refusal};
+use crate::responder::{CheckResult, RequestRefusal};
 use burst_base::Reason;
 use burst_base::verbs::QpType;
 use burst_wire::{NakCode, Packet};
@@ -17,11 +17,11 @@ impl Qp {
         if self.id.qp_type != QpType::XrcRecv {
             return Ok(());
         }
-        const UNKNOWN: Refusal = Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest);
+        const UNKNOWN: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest);
         let srqn = pkt.xrceth().ok_or(UNKNOWN)?.srqn;
         let srq = self.recv.domain().and_then(|domain| env.fx.xrc_srq(domain, srqn)).ok_or(UNKNOWN)?;
         if self.resp.message.is_some() && self.recv.srqn() != Some(srqn) {
-            return Err(Refusal::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence));
+            return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence));
         }
         self.recv.take_up(srqn, srq);
         (self.id.pd, self.id.recv_cq) = (srq.pd, srq.cq);

@@ -3,7 +3,7 @@ mod common;
 
 use burst_base::verbs::{Mtu, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_shm::layout::{SendWqe, Sge};
-use common::{End, Pair, Setup, Weather};
+use common::{End, LinkFaults, Pair, Setup};
 
 fn pattern(len: usize, tag: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(tag)).collect()
@@ -32,7 +32,7 @@ const SIZES: [u32; 12] = [0, 1, 3, 4, 255, 256, 257, 1024, 1025, 4096, 9000, 300
 fn send_carries_every_size_over_every_mtu_from_and_to_many_entries() {
     for mtu in [Mtu::B256, Mtu::B1024, Mtu::B4096] {
         for (size, pieces) in SIZES.into_iter().flat_map(|s| [(s, 1), (s, 7), (s, 30)]) {
-            let mut pair = Pair::new(&Setup { mtu, ..Setup::default() }, 1, Weather::default());
+            let mut pair = Pair::new(&Setup { mtu, ..Setup::default() }, 1, LinkFaults::default());
             let data = pattern(size as usize, 7);
             pair.ends[0].write_memory(0, &data);
             let to = cut(&pair.ends[1], 1000, size + 17, 31 - pieces);
@@ -41,7 +41,7 @@ fn send_carries_every_size_over_every_mtu_from_and_to_many_entries() {
             pair.ends[0].post(&request(WrOpcode::Send, 9), &from);
             pair.settle();
             assert_eq!(pair.ends[0].statuses(), [WcStatus::Success], "{mtu:?} {size} {pieces}");
-            let (cqe, solicited) = pair.ends[1].told.receives[0];
+            let (cqe, solicited) = pair.ends[1].fx.receives[0];
             assert_eq!((cqe.byte_len, cqe.wr_id, solicited), (size, 5, false));
             assert_eq!(pair.ends[1].memory(1000, size as usize), data);
         }
@@ -52,7 +52,7 @@ fn send_carries_every_size_over_every_mtu_from_and_to_many_entries() {
 fn write_and_read_move_every_size() {
     for mtu in [Mtu::B256, Mtu::B2048] {
         for size in SIZES {
-            let mut pair = Pair::new(&Setup { mtu, ..Setup::default() }, 1, Weather::default());
+            let mut pair = Pair::new(&Setup { mtu, ..Setup::default() }, 1, LinkFaults::default());
             let (data, key) = (pattern(size as usize, 3), pair.ends[1].lkey);
             pair.ends[0].write_memory(0, &data);
             let write = SendWqe { remote_addr: 512, rkey: key, ..request(WrOpcode::RdmaWrite, 1) };
@@ -64,7 +64,7 @@ fn write_and_read_move_every_size() {
             assert_eq!(pair.ends[0].statuses(), [WcStatus::Success; 2], "{mtu:?} {size}");
             assert_eq!(pair.ends[1].memory(512, size as usize), data);
             assert_eq!(pair.ends[0].memory(500_000, size as usize), data);
-            assert_eq!(pair.ends[0].told.sends[1].byte_len, size);
+            assert_eq!(pair.ends[0].fx.sends[1].byte_len, size);
             assert_eq!(pair.ends[0].qp.inflight_bytes(), 0);
         }
     }
@@ -72,7 +72,7 @@ fn write_and_read_move_every_size() {
 
 #[test]
 fn atomics_return_the_value_before() {
-    let mut pair = Pair::new(&Setup::default(), 1, Weather::default());
+    let mut pair = Pair::new(&Setup::default(), 1, LinkFaults::default());
     let key = pair.ends[1].lkey;
     pair.ends[1].write_memory(64, &40u64.to_ne_bytes());
     let add = SendWqe { remote_addr: 64, rkey: key, compare_add: 2, ..request(WrOpcode::AtomicFetchAndAdd, 1) };
@@ -88,12 +88,12 @@ fn atomics_return_the_value_before() {
         pair.ends[0].memory(0, 24).chunks(8).map(|c| u64::from_ne_bytes(c.try_into().unwrap())).collect();
     assert_eq!(values, [40, 42, 99]);
     assert_eq!(pair.ends[1].memory(64, 8), 99u64.to_ne_bytes());
-    assert_eq!(pair.ends[0].told.sends[1].opcode, WcOpcode::CompSwap as u8);
+    assert_eq!(pair.ends[0].fx.sends[1].opcode, WcOpcode::CompSwap as u8);
 }
 
 #[test]
 fn immediate_data_invalidate_solicited_and_inline() {
-    let mut pair = Pair::new(&Setup::default(), 1, Weather::default());
+    let mut pair = Pair::new(&Setup::default(), 1, LinkFaults::default());
     let key = pair.ends[1].lkey;
     let window = pair.ends[1].window();
     pair.ends[1].post(&common::bind(window, window, key, 4096), &[]);
@@ -110,7 +110,7 @@ fn immediate_data_invalidate_solicited_and_inline() {
     pair.settle();
     assert_eq!(pair.ends[0].statuses(), [WcStatus::Success; 3]);
     let got: Vec<_> =
-        pair.ends[1].told.receives.iter().map(|(c, s)| (c.opcode, c.byte_len, c.imm, c.wc_flags, *s)).collect();
+        pair.ends[1].fx.receives.iter().map(|(c, s)| (c.opcode, c.byte_len, c.imm, c.wc_flags, *s)).collect();
     assert_eq!(
         got,
         [
@@ -128,20 +128,20 @@ fn immediate_data_invalidate_solicited_and_inline() {
 
 #[test]
 fn unsignaled_requests_are_retired_by_the_next_signaled_one() {
-    let mut pair = Pair::new(&Setup::default(), 1, Weather::default());
+    let mut pair = Pair::new(&Setup::default(), 1, LinkFaults::default());
     let key = pair.ends[1].lkey;
     for wr_id in 0..6 {
         let flags = if wr_id % 3 == 2 { send_flags::SIGNALED as u16 } else { 0 };
         pair.ends[0].post_inline(&SendWqe { flags, rkey: key, ..request(WrOpcode::RdmaWrite, wr_id) }, b"abc");
     }
     pair.settle();
-    let got: Vec<_> = pair.ends[0].told.sends.iter().map(|c| (c.wr_id, c.sq_consumer)).collect();
+    let got: Vec<_> = pair.ends[0].fx.sends.iter().map(|c| (c.wr_id, c.sq_consumer)).collect();
     assert_eq!(got, [(2, 3), (5, 6)]);
 }
 
 #[test]
 fn a_message_of_two_gibibytes_less_one_is_accepted_and_one_byte_over_the_limit_is_not() {
-    let mut pair = Pair::new(&Setup::default(), 1, Weather::default());
+    let mut pair = Pair::new(&Setup::default(), 1, LinkFaults::default());
     let key = pair.ends[1].lkey;
     // The region is smaller: what counts is which check refuses.
     let sges = [Sge { addr: 0, length: 1 << 31, lkey: pair.ends[0].lkey }];
@@ -149,7 +149,7 @@ fn a_message_of_two_gibibytes_less_one_is_accepted_and_one_byte_over_the_limit_i
     pair.settle();
     assert_eq!(pair.ends[0].statuses(), [WcStatus::LocProtErr]);
 
-    let mut pair = Pair::new(&Setup::default(), 1, Weather::default());
+    let mut pair = Pair::new(&Setup::default(), 1, LinkFaults::default());
     let lkey = pair.ends[0].lkey;
     let sges = [Sge { addr: 0, length: 1 << 31, lkey }, Sge { addr: 0, length: 1, lkey }];
     pair.ends[0].post(&SendWqe { rkey: key, ..request(WrOpcode::RdmaWrite, 1) }, &sges);

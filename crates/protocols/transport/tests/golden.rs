@@ -123,7 +123,7 @@ fn the_responder_answers_as_the_captured_one_did() {
 }
 
 #[test]
-fn the_answers_carry_the_captured_message_sequence_numbers() {
+fn answers_carry_the_captured_message_sequence_numbers() {
     for file in ["rc-send", "rc-write", "rc-atomic"] {
         let packets = capture(file);
         let (mut end, key, base) = responder(&packets);
@@ -157,7 +157,7 @@ fn receiver_not_ready_until_a_receive_is_posted() {
 }
 
 #[test]
-fn a_partly_lost_read_is_answered_from_where_it_is_asked_for_again() {
+fn a_partly_lost_read_is_answered_from_the_requested_packet() {
     let packets = capture("read-response-lost");
     let (mut end, key, base) = responder(&packets);
     let (got, want) = replay(&mut end, &packets, key, base);

@@ -58,14 +58,14 @@ fn receiver(sges: &[u32], rights: u32) -> End {
 /// What can be seen of an end after packets came.
 fn outcome(end: &mut End) -> impl PartialEq + core::fmt::Debug + use<> {
     let answers: Vec<String> = end.drain(NOW).iter().map(|bytes| describe(bytes)).collect();
-    let got: Vec<_> = end.told.receives.iter().map(|(cqe, _)| (cqe.wr_id, cqe.byte_len, cqe.status)).collect();
+    let got: Vec<_> = end.fx.receives.iter().map(|(cqe, _)| (cqe.wr_id, cqe.byte_len, cqe.status)).collect();
     let sum = end.memory(0, MEMORY).iter().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
     let ends = (end.statuses(), end.qp.inflight_bytes(), end.qp.next_deadline());
-    (answers, got, ends, sum, end.told.reasons(), end.told.events.clone(), end.qp.state(), end.qp.query().rq_psn)
+    (answers, got, ends, sum, end.fx.reasons(), end.fx.events.clone(), end.qp.state(), end.qp.query().rq_psn)
 }
 
 #[test]
-fn the_middle_of_a_message_is_carried_out_together() {
+fn middle_packets_of_a_message_are_executed_together() {
     for write in [false, true] {
         let mut end = receiver(&[40 << 10], common::ALL_RIGHTS);
         let packets = message(write.then_some((end.lkey, 0)), 30, 500);
@@ -85,7 +85,7 @@ fn the_middle_of_a_message_is_carried_out_together() {
 }
 
 #[test]
-fn pieces_of_a_receive_end_a_run_where_a_packet_crosses_them() {
+fn a_run_ends_before_a_packet_that_crosses_entries_of_the_receive() {
     let mut end = receiver(&[10 * 1024, 3 * 1024 + 5, 30 << 10], common::ALL_RIGHTS);
     end.receive_train(NOW, ip_of(0), &message(None, 30, 500)[..30]);
     // All but the first and the one that crosses.
@@ -124,7 +124,7 @@ fn reader(sges: &[u32]) -> End {
 }
 
 #[test]
-fn the_middle_of_an_answer_is_placed_together() {
+fn middle_packets_of_a_read_response_are_placed_together() {
     let mut end = reader(&[30 * 1024 + 500]);
     let packets = read_answer(30, 500);
     end.receive_train(NOW, ip_of(0), &packets[..1]);
@@ -138,7 +138,7 @@ fn the_middle_of_an_answer_is_placed_together() {
 }
 
 #[test]
-fn an_answer_to_what_was_not_asked_for_is_not_placed() {
+fn responses_beyond_the_requested_packets_are_not_placed() {
     for (sges, count) in [(&[4 * 1024 + 500][..], 30), (&[], 30)] {
         let (mut single, mut together) = (reader(sges), reader(sges));
         let packets = read_answer(count, 500);
@@ -151,7 +151,7 @@ fn an_answer_to_what_was_not_asked_for_is_not_placed() {
 }
 
 #[test]
-fn the_middle_of_an_answer_is_made_together() {
+fn middle_packets_of_a_read_response_are_made_together() {
     let mut end = receiver(&[], common::ALL_RIGHTS);
     let memory: Vec<u8> = (0..20 * MTU).map(|i| (i / 3) as u8).collect();
     end.write_memory(0, &memory);
@@ -219,7 +219,7 @@ fn some_pieces(rng: &mut Rng) -> Vec<u32> {
 }
 
 #[test]
-fn together_comes_to_the_same_as_one_by_one() {
+fn a_train_has_the_same_result_as_its_packets_one_by_one() {
     let mut carried = 0;
     for seed in 0..250 {
         let mut rng = Rng::new(seed);
@@ -239,7 +239,7 @@ fn together_comes_to_the_same_as_one_by_one() {
 }
 
 #[test]
-fn answers_together_come_to_the_same_as_one_by_one() {
+fn a_train_of_responses_has_the_same_result_as_its_packets_one_by_one() {
     let mut carried = 0;
     for seed in 0..250 {
         let mut rng = Rng::new(seed);

@@ -14,7 +14,7 @@ use burst_base::verbs::{Mtu, QpAttr, WcOpcode, WcStatus, WrOpcode, send_flags, w
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::layout::{Cqe, SendWqe, Sge};
 use burst_transport::RD_ATOMIC_MAX;
-use common::{End, Pair, Setup, Weather};
+use common::{End, LinkFaults, Pair, Setup};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -122,14 +122,14 @@ fn size(rng: &mut Rng, most: u64) -> u64 {
     rng.between(0, top.min(most))
 }
 
-fn weather(rng: &mut Rng) -> Weather {
+fn faults(rng: &mut Rng) -> LinkFaults {
     let delay_max = Nanos::from_us(100);
     match rng.below(8) {
-        0 => Weather::default(),
-        1 => Weather { loss: 500, duplication: 500, reordering: 500, delay_max },
-        2 => Weather { duplication: 1000, delay_max, ..Weather::default() },
-        3 => Weather { reordering: 1000, delay_max, ..Weather::default() },
-        _ => Weather { loss: 100, duplication: 100, reordering: 100, delay_max },
+        0 => LinkFaults::default(),
+        1 => LinkFaults { loss: 500, duplication: 500, reordering: 500, delay_max },
+        2 => LinkFaults { duplication: 1000, delay_max, ..LinkFaults::default() },
+        3 => LinkFaults { reordering: 1000, delay_max, ..LinkFaults::default() },
+        _ => LinkFaults { loss: 100, duplication: 100, reordering: 100, delay_max },
     }
 }
 
@@ -150,7 +150,7 @@ impl Oracle {
             attr: QpAttr { max_rd_atomic: depth, max_dest_rd_atomic: depth, rq_psn: psn, sq_psn: psn, ..base.attr },
             ..base
         };
-        let fate = weather(&mut rng);
+        let fate = faults(&mut rng);
         let mut pair = Pair::new(&setup, rng.next_u64(), fate);
         let sides = [0, 1].map(|index| Side::new(&mut rng, &mut pair.ends[index]));
         Oracle { rng, pair, sides, operations }
@@ -191,9 +191,9 @@ impl Oracle {
             let there = self.pair.ends[1 - me].memory(TARGET, TARGET_LEN as usize);
             assert!(there == self.sides[me].target, "target of end {} differs", 1 - me);
             assert_eq!(self.pair.ends[me].qp.inflight_bytes(), 0);
-            assert!(self.pair.ends[me].told.events.len() <= 1, "{:?}", self.pair.ends[me].told.events);
+            assert!(self.pair.ends[me].fx.events.len() <= 1, "{:?}", self.pair.ends[me].fx.events);
         }
-        std::array::from_fn(|i| self.pair.ends.iter().map(|end| end.told.count_of(Reason::ALL[i])).sum())
+        std::array::from_fn(|i| self.pair.ends.iter().map(|end| end.fx.count_of(Reason::ALL[i])).sum())
     }
 
     fn tail_unsignaled(&self) -> bool {
@@ -405,8 +405,8 @@ impl Oracle {
     fn check_completions(&mut self) -> bool {
         let mut any = false;
         for me in 0..2 {
-            let sends = std::mem::take(&mut self.pair.ends[me].told.sends);
-            let receives = std::mem::take(&mut self.pair.ends[me].told.receives);
+            let sends = std::mem::take(&mut self.pair.ends[me].fx.sends);
+            let receives = std::mem::take(&mut self.pair.ends[me].fx.receives);
             any |= !sends.is_empty() || !receives.is_empty();
             for cqe in &sends {
                 self.check_send(me, cqe);

@@ -64,7 +64,7 @@ fn read_response(end: &mut End, opcode: Opcode, psn: u32, payload: &[u8]) {
 const OK: WcStatus = WcStatus::Success;
 
 #[test]
-fn one_acknowledgement_ends_all_before_it() {
+fn one_acknowledgement_completes_all_requests_before_it() {
     let mut end = requester(&Setup::default());
     for wr_id in 0..3 {
         post(&mut end, WrOpcode::RdmaWrite, wr_id, 2 * MTU);
@@ -90,8 +90,8 @@ fn stale_and_ghost_answers_change_nothing() {
     assert_eq!(end.statuses(), []);
     ack(&mut end, 100);
     ack(&mut end, 100);
-    assert_eq!((end.statuses(), end.told.count_of(Reason::StaleAck)), (vec![OK], 2));
-    assert_eq!(end.told.count_of(Reason::UnexpectedResponse), 3);
+    assert_eq!((end.statuses(), end.fx.count_of(Reason::StaleAck)), (vec![OK], 2));
+    assert_eq!(end.fx.count_of(Reason::UnexpectedResponse), 3);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_sequence_nak_goes_back_to_its_packet() {
     answer(&mut end, NOW, 102, Syndrome::Nak(NakCode::PsnSequence));
     let before = end.qp.next_deadline();
     assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102", "RcWriteLast 103!"]);
-    assert_eq!(end.told.signals, [Signal::Loss]);
+    assert_eq!(end.fx.signals, [Signal::Loss]);
     assert_eq!(
         (before, end.qp.next_deadline()),
         (Nanos::NEVER, NOW + ack_timeout(10)),
@@ -130,13 +130,13 @@ fn time_outs_send_again_and_then_give_up() {
     end.fire(due);
     assert_eq!(sent(&mut end, due), [""; 0]);
     assert_eq!(end.statuses(), [WcStatus::RetryExcErr, WcStatus::WrFlushErr]);
-    assert_eq!(end.told.sends[0].vendor_err, Reason::RetryExhausted.index() as u32 + 1);
+    assert_eq!(end.fx.sends[0].vendor_err, Reason::RetryExhausted.index() as u32 + 1);
     assert_eq!((end.qp.state(), end.qp.next_deadline()), (QpState::Err, Nanos::NEVER));
 }
 
 /// A slow peer answers each packet that was sent twice: it is at work, and sending all a third time would only delay it.
 #[test]
-fn the_timer_starts_anew_when_the_latest_acknowledgement_comes_again() {
+fn a_repeated_latest_acknowledgement_restarts_the_timer() {
     let mut end = requester(&Setup::default());
     post(&mut end, WrOpcode::RdmaWrite, 1, MTU);
     post(&mut end, WrOpcode::RdmaWrite, 2, MTU);
@@ -158,7 +158,7 @@ fn the_timer_starts_anew_when_the_latest_acknowledgement_comes_again() {
 
 /// A peer that is away for a second is not given up after eight times 67 ms; one with a long timeout is, when it says.
 #[test]
-fn retries_wait_longer_within_limits() {
+fn waits_grow_with_time_outs_up_to_the_limit() {
     for (timeout, waits_ms) in [(14, [67, 134, 268, 268]), (16, [268, 500, 500, 500]), (18, [1073, 1073, 1073, 1073])] {
         let mut end = requester(&with_attr(|a| (a.timeout, a.retry_cnt) = (timeout, 7)));
         post(&mut end, WrOpcode::Send, 1, 4);
@@ -179,7 +179,7 @@ fn retries_wait_longer_within_limits() {
 }
 
 #[test]
-fn timeout_zero_waits_for_ever() {
+fn timeout_zero_never_expires() {
     let mut end = requester(&with_attr(|a| a.timeout = 0));
     post(&mut end, WrOpcode::Send, 1, 4);
     sent(&mut end, NOW);
@@ -187,7 +187,7 @@ fn timeout_zero_waits_for_ever() {
 }
 
 #[test]
-fn receiver_not_ready_waits_and_is_counted_apart() {
+fn an_rnr_nak_waits_and_uses_up_rnr_retry_only() {
     let mut end = requester(&with_attr(|a| (a.rnr_retry, a.retry_cnt) = (1, 0)));
     post(&mut end, WrOpcode::Send, 1, 4);
     sent(&mut end, NOW);
@@ -203,7 +203,102 @@ fn receiver_not_ready_waits_and_is_counted_apart() {
 }
 
 #[test]
-fn fatal_naks_end_the_request_they_name_and_flush_the_rest() {
+fn an_rnr_nak_acknowledges_everything_before_it() {
+    let mut end = requester(&with_attr(|a| a.rnr_retry = 2));
+    for wr_id in 1..=3 {
+        post(&mut end, WrOpcode::Send, wr_id, 2 * MTU);
+    }
+    assert_eq!(sent(&mut end, NOW).len(), 6);
+    // The third message finds no receive: two are complete, and the third is sent again after the wait, not before.
+    answer(&mut end, NOW, 104, Syndrome::Rnr { timer: 2 });
+    assert_eq!((end.statuses(), end.qp.inflight_bytes()), (vec![OK; 2], 0));
+    let due = NOW + Nanos::from_us(20);
+    assert_eq!((end.qp.next_deadline(), sent(&mut end, NOW)), (due, vec![]));
+    end.fire(due);
+    assert_eq!(sent(&mut end, due), ["RcSendFirst 104", "RcSendLast 105!"]);
+    assert_eq!((end.fx.count_of(Reason::RnrNakReceived), end.fx.signals.len()), (1, 0));
+    // In the middle of a message everything up to the packet before the NAK's counts.
+    answer(&mut end, due, 105, Syndrome::Rnr { timer: 1 });
+    assert_eq!((end.statuses(), end.qp.next_deadline()), (vec![OK; 2], due + Nanos::from_us(10)));
+    end.fire(due + Nanos::from_us(10));
+    assert_eq!(sent(&mut end, due + Nanos::from_us(10)), ["RcSendLast 105!"]);
+}
+
+#[test]
+fn an_rnr_nak_beyond_an_unanswered_read_is_an_implied_nak() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaRead, 1, 4);
+    post(&mut end, WrOpcode::Send, 2, 4);
+    assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!", "RcSendOnly 101!"]);
+    answer(&mut end, NOW, 101, Syndrome::Rnr { timer: 1 });
+    let counts = |end: &End| (end.fx.count_of(Reason::ImpliedNak), end.fx.count_of(Reason::RnrNakReceived));
+    assert_eq!((counts(&end), end.fx.signals.as_slice()), ((1, 0), &[Signal::Loss][..]));
+    // It does not wait: the READ is requested again at once.
+    assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
+    assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!", "RcSendOnly 101!"]);
+    read_response(&mut end, Opcode::RcReadResponseOnly, 100, &[1; 4]);
+    answer(&mut end, NOW, 101, Syndrome::Rnr { timer: 1 });
+    assert_eq!((counts(&end), end.statuses()), ((1, 1), vec![OK]));
+}
+
+#[test]
+fn an_rnr_nak_during_the_wait_is_stale() {
+    let mut end = requester(&with_attr(|a| a.rnr_retry = 1));
+    post(&mut end, WrOpcode::Send, 1, 4);
+    sent(&mut end, NOW);
+    answer(&mut end, NOW, 100, Syndrome::Rnr { timer: 1 });
+    let due = end.qp.next_deadline();
+    answer(&mut end, NOW + Nanos::from_us(5), 100, Syndrome::Rnr { timer: 9 });
+    assert_eq!((end.qp.next_deadline(), end.statuses()), (due, vec![]), "no retry is used up, no other wait");
+    assert_eq!((end.fx.count_of(Reason::StaleAck), end.fx.count_of(Reason::RnrNakReceived)), (1, 1));
+    // A sequence NAK during the wait is stale too, and does not end it.
+    answer(&mut end, NOW, 100, Syndrome::Nak(NakCode::PsnSequence));
+    assert_eq!((end.qp.next_deadline(), end.fx.count_of(Reason::StaleAck)), (due, 2));
+}
+
+#[test]
+fn rnr_retries_seven_never_end_and_progress_restores_fewer() {
+    let mut end = requester(&with_attr(|a| a.rnr_retry = 7));
+    post(&mut end, WrOpcode::Send, 1, 4);
+    let mut now = NOW;
+    for _ in 0..20 {
+        sent(&mut end, now);
+        answer(&mut end, now, 100, Syndrome::Rnr { timer: 1 });
+        now = end.qp.next_deadline();
+        end.fire(now);
+    }
+    assert_eq!((end.statuses(), end.fx.count_of(Reason::RnrNakReceived)), (vec![], 20));
+
+    let mut end = requester(&with_attr(|a| a.rnr_retry = 1));
+    let mut now = NOW;
+    for (wr_id, psn) in [(1, 100), (2, 101), (3, 102)] {
+        post(&mut end, WrOpcode::Send, wr_id, 4);
+        sent(&mut end, now);
+        answer(&mut end, now, psn, Syndrome::Rnr { timer: 1 });
+        now = end.qp.next_deadline();
+        end.fire(now);
+        sent(&mut end, now);
+        answer(&mut end, now, psn, Syndrome::ACK);
+    }
+    assert_eq!(end.statuses(), [OK; 3]);
+}
+
+#[test]
+fn a_nak_beyond_an_unanswered_read_goes_back_to_the_read() {
+    for code in [NakCode::PsnSequence, NakCode::RemoteAccess, NakCode::InvalidRequest] {
+        let mut end = requester(&Setup::default());
+        post(&mut end, WrOpcode::RdmaRead, 1, 4);
+        post(&mut end, WrOpcode::Send, 2, 4);
+        sent(&mut end, NOW);
+        answer(&mut end, NOW, 101, Syndrome::Nak(code));
+        assert_eq!((end.statuses(), end.fx.count_of(Reason::ImpliedNak)), (vec![], 1), "{code:?}");
+        assert_eq!(end.fx.count_of(Reason::SequenceNakReceived), 0);
+        assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!", "RcSendOnly 101!"]);
+    }
+}
+
+#[test]
+fn a_fatal_nak_fails_its_request_and_flushes_the_rest() {
     for (code, status) in [
         (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
         (NakCode::RemoteAccess, WcStatus::RemAccessErr),
@@ -217,7 +312,7 @@ fn fatal_naks_end_the_request_they_name_and_flush_the_rest() {
         answer(&mut end, NOW, 101, Syndrome::Nak(code));
         sent(&mut end, NOW);
         assert_eq!(end.statuses(), [OK, status, WcStatus::WrFlushErr, WcStatus::WrFlushErr]);
-        let consumers: Vec<u32> = end.told.sends.iter().map(|c| c.sq_consumer).collect();
+        let consumers: Vec<u32> = end.fx.sends.iter().map(|c| c.sq_consumer).collect();
         assert_eq!(consumers, [1, 2, 3, 4]);
         // Posted later: flushed as well, sends and receives, unsignaled ones too.
         end.post(&SendWqe { flags: 0, ..wqe(WrOpcode::Send, 9) }, &[]);
@@ -227,12 +322,12 @@ fn fatal_naks_end_the_request_they_name_and_flush_the_rest() {
         assert_eq!(end.receive_statuses(), [WcStatus::WrFlushErr]);
         end.post_receive(9, &[]);
         sent(&mut end, NOW);
-        assert_eq!(end.told.receives.len(), 2);
+        assert_eq!(end.fx.receives.len(), 2);
     }
 }
 
 #[test]
-fn a_missing_read_response_is_asked_for_again_from_where_it_stopped() {
+fn a_read_is_requested_again_from_its_first_missing_response() {
     let mut end = requester(&Setup::default());
     post(&mut end, WrOpcode::RdmaRead, 1, 4 * MTU);
     assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!"]);
@@ -240,7 +335,7 @@ fn a_missing_read_response_is_asked_for_again_from_where_it_stopped() {
     read_response(&mut end, Opcode::RcReadResponseFirst, 100, &full);
     read_response(&mut end, Opcode::RcReadResponseMiddle, 102, &full);
     read_response(&mut end, Opcode::RcReadResponseLast, 103, &full);
-    assert_eq!(end.told.count_of(Reason::ImpliedNak), 1);
+    assert_eq!(end.fx.count_of(Reason::ImpliedNak), 1);
     let again = end.drain(NOW);
     let packet = Packet::parse(&again[0]).unwrap();
     let reth = packet.reth().unwrap();
@@ -292,7 +387,7 @@ fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
 }
 
 #[test]
-fn large_reads_are_asked_for_in_pieces_as_the_window_allows() {
+fn large_reads_are_requested_in_pieces_as_the_window_allows() {
     let chunk = READ_CHUNK_BYTES;
     let setup = Setup { window: u64::from(chunk) * 2, ..Setup::default() };
     let mut end = requester(&setup);
@@ -326,7 +421,7 @@ fn a_fence_waits_for_reads() {
 }
 
 #[test]
-fn the_window_stops_new_bytes_and_the_last_packet_before_asks() {
+fn the_last_packet_before_a_closed_window_asks_for_an_acknowledgement() {
     let mut end = requester(&Setup { window: 3 * u64::from(MTU), ..Setup::default() });
     post(&mut end, WrOpcode::RdmaWrite, 1, 5 * MTU);
     let got = sent(&mut end, NOW);
@@ -338,7 +433,7 @@ fn the_window_stops_new_bytes_and_the_last_packet_before_asks() {
 }
 
 #[test]
-fn without_credit_one_packet_probes() {
+fn without_credits_one_packet_at_a_time_is_sent() {
     let mut end = requester(&Setup::default());
     post(&mut end, WrOpcode::Send, 1, 4);
     sent(&mut end, NOW);
@@ -365,7 +460,7 @@ fn without_credit_one_packet_probes() {
 }
 
 #[test]
-fn bad_requests_end_in_their_turn_with_the_right_status() {
+fn bad_requests_fail_in_order_with_the_right_status() {
     let bad_key = |end: &End| burst_shm::layout::Sge { lkey: end.lkey ^ 0x100, ..end.sge(0, 4) };
     type Make = fn(&mut End);
     let rows: [(&str, Make, WcStatus); 5] = [
@@ -394,7 +489,7 @@ fn bad_requests_end_in_their_turn_with_the_right_status() {
 }
 
 #[test]
-fn a_region_that_goes_in_the_middle_of_a_message_is_noticed() {
+fn a_region_deregistered_in_the_middle_of_a_message_is_a_protection_error() {
     let mut end = requester(&Setup { window: 2 * u64::from(MTU), ..Setup::default() });
     let key = end.register(4 * MTU as usize, common::ALL_RIGHTS);
     let sge = burst_shm::layout::Sge { addr: 0, length: 4 * MTU, lkey: key };
@@ -407,7 +502,7 @@ fn a_region_that_goes_in_the_middle_of_a_message_is_noticed() {
 }
 
 #[test]
-fn the_send_queue_drains_finishes_what_it_began_and_goes_on() {
+fn sqd_finishes_requests_in_flight_and_rts_resumes() {
     let mut end = requester(&Setup::default());
     post(&mut end, WrOpcode::Send, 1, 4);
     sent(&mut end, NOW);
@@ -415,17 +510,17 @@ fn the_send_queue_drains_finishes_what_it_began_and_goes_on() {
     end.modify(&sqd, attr_mask::STATE | attr_mask::EN_SQD_ASYNC_NOTIFY, 1).unwrap();
     post(&mut end, WrOpcode::Send, 2, 4);
     assert_eq!(sent(&mut end, NOW), [""; 0]);
-    assert!(end.qp.query().sq_draining && end.told.events.is_empty());
+    assert!(end.qp.query().sq_draining && end.fx.events.is_empty());
     ack(&mut end, 100);
     assert!(!end.qp.query().sq_draining);
-    assert_eq!((end.statuses(), end.told.events.clone()), (vec![OK], vec![EventType::SqDrained]));
+    assert_eq!((end.statuses(), end.fx.events.clone()), (vec![OK], vec![EventType::SqDrained]));
     end.move_to(QpState::Rts);
     assert_eq!(sent(&mut end, NOW), ["RcSendOnly 101!"]);
 }
 
 /// A limit of none, set while reads wait for their turn, is one for new work: what was taken goes on.
 #[test]
-fn reads_under_way_end_even_if_no_more_are_allowed() {
+fn reads_in_flight_finish_when_their_limit_becomes_zero() {
     let mut end = requester(&with_attr(|a| a.max_rd_atomic = 1));
     (1..=2).for_each(|wr_id| post(&mut end, WrOpcode::RdmaRead, wr_id, 4));
     assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!"]);
@@ -442,7 +537,7 @@ fn reads_under_way_end_even_if_no_more_are_allowed() {
 }
 
 #[test]
-fn a_queue_with_impossible_indices_is_a_catastrophe_told_once() {
+fn impossible_queue_indices_raise_qp_fatal_once() {
     let setup = Setup::default();
     let mut end = requester(&setup);
     // More entries than the queue has: a program that does not heed its limits, or means harm.
@@ -454,23 +549,23 @@ fn a_queue_with_impossible_indices_is_a_catastrophe_told_once() {
         assert_eq!(sent(&mut end, NOW), [""; 0]);
         end.qp.on_doorbell();
     }
-    assert_eq!((end.qp.state(), end.told.events.clone()), (QpState::Err, vec![EventType::QpFatal]));
-    assert!(end.told.count_of(Reason::QueueCorrupt) >= 1 && end.told.sends.is_empty());
+    assert_eq!((end.qp.state(), end.fx.events.clone()), (QpState::Err, vec![EventType::QpFatal]));
+    assert!(end.fx.count_of(Reason::QueueCorrupt) >= 1 && end.fx.sends.is_empty());
 }
 
 #[test]
-fn who_lost_a_completion_fails_once_and_flushes_the_rest() {
+fn a_lost_completion_fails_the_queue_pair_once_and_flushes_the_rest() {
     let mut end = requester(&Setup::default());
     (0..3).for_each(|wr_id| post(&mut end, WrOpcode::Send, wr_id, 4));
     assert_eq!(sent(&mut end, NOW).len(), 3);
     (0..2).for_each(|_| end.lose_completion(NOW));
-    assert_eq!((end.qp.state(), end.told.events.clone()), (QpState::Err, vec![EventType::QpFatal]));
+    assert_eq!((end.qp.state(), end.fx.events.clone()), (QpState::Err, vec![EventType::QpFatal]));
     assert_eq!(sent(&mut end, NOW), [""; 0]);
     assert_eq!(end.statuses(), [WcStatus::WrFlushErr; 3]);
     // One that was moved on meanwhile is not concerned.
     end.move_to(QpState::Reset);
     end.lose_completion(NOW);
-    assert_eq!((end.qp.state(), end.told.events.len()), (QpState::Reset, 1));
+    assert_eq!((end.qp.state(), end.fx.events.len()), (QpState::Reset, 1));
 }
 
 #[test]
@@ -485,7 +580,7 @@ fn moving_to_error_flushes_everything_and_reset_forgets_everything() {
     end.tx.clear();
     end.move_to(QpState::Err);
     assert_eq!(sent(&mut end, NOW), [""; 0]);
-    let ids: Vec<u64> = end.told.sends.iter().map(|c| c.wr_id).collect();
+    let ids: Vec<u64> = end.fx.sends.iter().map(|c| c.wr_id).collect();
     assert_eq!(ids, (0..20).collect::<Vec<_>>());
     assert_eq!(end.statuses(), [WcStatus::WrFlushErr; 20]);
     assert_eq!(end.receive_statuses(), [WcStatus::WrFlushErr; 20]);
@@ -499,7 +594,7 @@ fn moving_to_error_flushes_everything_and_reset_forgets_everything() {
     post(&mut end, WrOpcode::Send, 51, 4);
     assert_eq!(sent(&mut end, NOW), ["RcSendOnly 100!"]);
     ack(&mut end, 100);
-    let last = end.told.sends.last().unwrap();
+    let last = end.fx.sends.last().unwrap();
     assert_eq!((last.wr_id, last.sq_consumer, last.status), (51, 22, OK as u8));
 }
 
@@ -515,14 +610,14 @@ fn requests_wait_for_rts() {
 }
 
 #[test]
-fn many_requests_pass_a_small_ring() {
+fn a_ring_smaller_than_the_queue_passes_all_requests() {
     let cap = QpCap { max_send_wr: 1024, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
     let mut end = requester(&Setup { cap, ..Setup::default() });
     for wr_id in 0..1000 {
         post(&mut end, WrOpcode::RdmaWrite, wr_id, 8);
     }
     let mut psn = 99;
-    while end.told.sends.len() < 1000 {
+    while end.fx.sends.len() < 1000 {
         psn += sent(&mut end, NOW).len() as u32;
         ack(&mut end, psn);
     }

@@ -70,25 +70,25 @@ fn post(end: &mut End, len: u32) {
 }
 
 #[test]
-fn acknowledgements_of_a_burst_are_one() {
+fn a_burst_gets_one_acknowledgement() {
     let mut end = responder(&Setup::default(), QpState::Rts);
     for psn in 100..103 {
         post(&mut end, 100);
         end.receive_from(NOW, ip_of(0), &packet(Opcode::RcSendOnly, psn, b"abc"));
     }
     assert_eq!(answers(&mut end), [ack(102)]);
-    assert_eq!(end.told.receives.len(), 3);
+    assert_eq!(end.fx.receives.len(), 3);
 }
 
 #[test]
-fn a_duplicate_send_is_acknowledged_and_not_carried_out() {
+fn a_duplicate_send_is_acknowledged_and_not_executed() {
     let mut end = responder(&Setup::default(), QpState::Rts);
     post(&mut end, 100);
     post(&mut end, 100);
     let first = packet(Opcode::RcSendOnly, 100, b"abc");
     assert_eq!(feed(&mut end, &first), [ack(100)]);
     assert_eq!(feed(&mut end, &first), [ack(100)]);
-    assert_eq!((end.told.receives.len(), end.told.count_of(Reason::DuplicateRequest)), (1, 1));
+    assert_eq!((end.fx.receives.len(), end.fx.count_of(Reason::DuplicateRequest)), (1, 1));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_gap_is_reported_once_and_repaired_by_the_missing_packet() {
     end.receive_from(NOW, ip_of(0), &packet(Opcode::RcSendFirst, 100, &full));
     end.receive_from(NOW, ip_of(0), &packet(Opcode::RcSendMiddle, 101, &full));
     assert_eq!(feed(&mut end, &packet(Opcode::RcSendLast, 102, b"x")), [ack(102)]);
-    assert_eq!(end.told.receives[0].0.byte_len, 2 * MTU as u32 + 1);
+    assert_eq!(end.fx.receives[0].0.byte_len, 2 * MTU as u32 + 1);
     assert_eq!(feed(&mut end, &packet(Opcode::RcSendOnly, 104, b"x")), [nak(103, NakCode::PsnSequence)]);
 }
 
@@ -120,7 +120,7 @@ fn without_a_receive_the_answer_is_receiver_not_ready_until_one_is_posted() {
     assert_eq!(feed(&mut end, &packet(Opcode::RcWriteLastImm, 102, b"x")), [rnr(102)]);
     post(&mut end, 0);
     assert_eq!(feed(&mut end, &packet(Opcode::RcWriteLastImm, 102, b"x")), [ack(102)]);
-    assert_eq!(end.told.receives[1].0.byte_len, MTU as u32 + 1);
+    assert_eq!(end.fx.receives[1].0.byte_len, MTU as u32 + 1);
 }
 
 /// Each row: what arrives at PSN 100 (a READ, WRITE or atomic uses the good key unless it says otherwise), and the NAK.
@@ -157,15 +157,15 @@ fn requests_that_break_a_rule_are_refused_by_the_right_nak_and_end_the_queue_pai
         assert_eq!(end.qp.state(), QpState::Err, "{what}");
         assert_eq!(end.receive_statuses(), [WcStatus::WrFlushErr], "{what}");
         let event = if code == NakCode::RemoteAccess { EventType::QpAccessErr } else { EventType::QpReqErr };
-        assert_eq!(end.told.events, [event], "{what}");
+        assert_eq!(end.fx.events, [event], "{what}");
         // After close: nothing is answered.
         assert_eq!(feed(&mut end, &bytes), [""; 0], "{what}");
-        assert_eq!(end.told.count_of(Reason::WrongState), 1, "{what}");
+        assert_eq!(end.fx.count_of(Reason::WrongState), 1, "{what}");
     }
 }
 
 #[test]
-fn what_the_queue_pair_does_not_grant_is_an_invalid_request() {
+fn a_right_that_the_queue_pair_lacks_is_an_invalid_request() {
     for (right, opcode) in [
         (access::REMOTE_WRITE, Opcode::RcWriteOnly),
         (access::REMOTE_READ, Opcode::RcReadRequest),
@@ -183,7 +183,7 @@ fn what_the_queue_pair_does_not_grant_is_an_invalid_request() {
 }
 
 #[test]
-fn what_the_region_does_not_grant_is_an_access_error() {
+fn a_right_that_the_region_lacks_is_an_access_error() {
     for (rights, opcode) in [
         (access::LOCAL_WRITE | access::REMOTE_READ, Opcode::RcWriteOnly),
         (access::REMOTE_WRITE | access::LOCAL_WRITE, Opcode::RcReadRequest),
@@ -216,7 +216,7 @@ fn a_message_longer_than_its_receive_ends_both_sides() {
         post(&mut end, 10);
         assert_eq!(feed(&mut end, &packet(opcode, 100, &payload)), [nak(100, NakCode::InvalidRequest)]);
         assert_eq!(end.receive_statuses(), [WcStatus::LocLenErr, WcStatus::WrFlushErr]);
-        assert_eq!(end.told.receives[0].0.vendor_err, Reason::ReceiveTooShort.index() as u32 + 1);
+        assert_eq!(end.fx.receives[0].0.vendor_err, Reason::ReceiveTooShort.index() as u32 + 1);
     }
 }
 
@@ -248,7 +248,7 @@ fn a_repeated_read_is_answered_again_in_whole_and_in_part() {
     for bad in [rest(102, 0, 2 * MTU as u32), rest(102, 2 * MTU as u64, 3 * MTU as u32), rest(99, 0, 4)] {
         assert_eq!(feed(&mut end, &bad), [""; 0]);
     }
-    assert_eq!(end.told.count_of(Reason::DuplicateForgotten), 3);
+    assert_eq!(end.fx.count_of(Reason::DuplicateForgotten), 3);
     assert_eq!(end.qp.state(), QpState::Rts);
 }
 
@@ -277,7 +277,7 @@ fn more_reads_than_agreed_are_an_invalid_request() {
     for psn in 100..103 {
         end.receive_from(NOW, ip_of(0), &request(Opcode::RcReadRequest, psn, reth, b""));
     }
-    assert_eq!(end.told.count_of(Reason::TooManyReads), 1);
+    assert_eq!(end.fx.count_of(Reason::TooManyReads), 1);
     let got = answers(&mut end);
     assert_eq!(
         got,
@@ -286,7 +286,7 @@ fn more_reads_than_agreed_are_an_invalid_request() {
 }
 
 #[test]
-fn of_many_answered_reads_some_come_again_and_each_is_answered_in_its_place() {
+fn repeated_reads_among_many_are_answered_in_psn_order() {
     let setup =
         Setup { attr: QpAttr { max_dest_rd_atomic: RD_ATOMIC_MAX, ..Setup::default().attr }, ..Setup::default() };
     let mut end = responder(&setup, QpState::Rts);
@@ -301,11 +301,11 @@ fn of_many_answered_reads_some_come_again_and_each_is_answered_in_its_place() {
     }
     assert_eq!(answers(&mut end), [101, past - 10, past].map(answer));
     assert_eq!(feed(&mut end, &request(Opcode::RcReadRequest, 100, reth, b"")), [""; 0]);
-    assert_eq!(end.told.count_of(Reason::DuplicateForgotten), 1);
+    assert_eq!(end.fx.count_of(Reason::DuplicateForgotten), 1);
 }
 
 #[test]
-fn answers_leave_in_the_order_of_the_requests() {
+fn answers_are_sent_in_the_order_of_the_requests() {
     let mut end = responder(&Setup::default(), QpState::Rts);
     let reth = Reth { addr: 0, rkey: Rkey(end.lkey), len: 4 };
     let key = end.lkey;
@@ -319,7 +319,7 @@ fn answers_leave_in_the_order_of_the_requests() {
 }
 
 #[test]
-fn requests_leave_while_the_peer_reads_without_end() {
+fn requests_are_sent_while_the_peer_reads_without_pause() {
     let mut end = responder(&Setup::default(), QpState::Rts);
     let (rkey, sge) = (Rkey(end.lkey), end.sge(0, 100));
     let read = |psn| request(Opcode::RcReadRequest, psn, Reth { addr: 0, rkey, len: 128 << 10 }, &[]);
@@ -366,20 +366,20 @@ fn packets_that_are_not_for_this_queue_pair_are_dropped_silently() {
     ];
     for (src, bytes, reason) in rows {
         end.receive_from(NOW, src, &bytes);
-        assert_eq!(end.told.count_of(reason), 1);
+        assert_eq!(end.fx.count_of(reason), 1);
         assert_eq!(answers(&mut end), [""; 0]);
     }
     for state in [QpState::Init, QpState::Rtr] {
         let mut end = responder(&Setup::default(), state);
         end.receive_from(NOW, ip_of(0), &good);
         let is_ready = state == QpState::Rtr;
-        assert_eq!(end.told.count_of(Reason::WrongState), u32::from(!is_ready));
-        assert_eq!(end.told.events, if is_ready { vec![EventType::CommEst] } else { vec![] });
+        assert_eq!(end.fx.count_of(Reason::WrongState), u32::from(!is_ready));
+        assert_eq!(end.fx.events, if is_ready { vec![EventType::CommEst] } else { vec![] });
     }
 }
 
 #[test]
-fn a_region_that_goes_while_its_read_is_answered_ends_in_a_nak() {
+fn a_region_deregistered_during_a_read_response_is_a_nak() {
     let setup = Setup::default();
     let mut end = responder(&setup, QpState::Rts);
     let key = end.register(8 * MTU, common::ALL_RIGHTS);
@@ -395,7 +395,7 @@ fn a_region_that_goes_while_its_read_is_answered_ends_in_a_nak() {
 }
 
 #[test]
-fn rights_may_change_while_it_runs() {
+fn access_flags_may_change_in_rts() {
     let mut end = responder(&Setup::default(), QpState::Rts);
     let attr = QpAttr { qp_access_flags: access::REMOTE_READ, ..QpAttr::default() };
     end.modify(&attr, attr_mask::ACCESS_FLAGS, 0).expect("allowed in RTS");

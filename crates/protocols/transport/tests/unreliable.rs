@@ -9,7 +9,7 @@ use burst_frame::Flow;
 use burst_shm::layout::SendWqe;
 use burst_shm::testing;
 use burst_transport::{GRH_BYTES, QpConfig, RecvQueue, TxBudget};
-use common::{End, Pair, QKEY, Setup, Weather, ip_of, qpn_of};
+use common::{End, LinkFaults, Pair, QKEY, Setup, ip_of, qpn_of};
 use std::sync::Arc;
 
 const NOW: Nanos = Nanos(1_000);
@@ -45,7 +45,7 @@ fn post_receive(end: &mut End, wr_id: u64, len: u32) {
 
 #[test]
 fn uc_delivers_sends_and_writes_and_completes_when_sent() {
-    let mut pair = Pair::new(&uc(), 1, Weather::default());
+    let mut pair = Pair::new(&uc(), 1, LinkFaults::default());
     let key = pair.ends[1].lkey;
     pair.ends[0].write_memory(0, &[9; 5000]);
     for wr_id in 0..3 {
@@ -58,7 +58,7 @@ fn uc_delivers_sends_and_writes_and_completes_when_sent() {
     pair.ends[0].post(&write, &sges);
     pair.settle();
     assert_eq!(pair.ends[0].statuses(), [WcStatus::Success; 3]);
-    let got: Vec<_> = pair.ends[1].told.receives.iter().map(|(c, _)| (c.opcode, c.byte_len, c.imm)).collect();
+    let got: Vec<_> = pair.ends[1].fx.receives.iter().map(|(c, _)| (c.opcode, c.byte_len, c.imm)).collect();
     let (recv, with_imm) = (WcOpcode::Recv as u8, WcOpcode::RecvRdmaWithImm as u8);
     assert_eq!(got, [(recv, 5000, 0), (recv, 3, 0x0a0b), (with_imm, 2000, 0x0a0b)]);
     assert_eq!(pair.ends[1].memory(200_000, 2000), [9; 2000]);
@@ -66,10 +66,10 @@ fn uc_delivers_sends_and_writes_and_completes_when_sent() {
 }
 
 #[test]
-fn the_send_queue_drains_and_says_so_without_acknowledgements_too() {
+fn the_send_queue_of_an_unreliable_service_drains_with_an_event() {
     for setup in [uc(), ud()] {
         let mut end = End::new(0, &setup);
-        end.told.ah = Some(Flow { dst: ip_of(1), ..Flow::default() });
+        end.fx.ah = Some(Flow { dst: ip_of(1), ..Flow::default() });
         end.bring_up(1, &setup, QpState::Rts);
         let len = if setup.qp_type == QpType::Uc { 5000 } else { 500 };
         post(&mut end, WrOpcode::Send, 1, len);
@@ -79,21 +79,21 @@ fn the_send_queue_drains_and_says_so_without_acknowledgements_too() {
         end.poll(NOW, &mut TxBudget { wqes: 8, bytes, window_bytes: 0 });
         let sqd = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
         end.modify(&sqd, attr_mask::STATE | attr_mask::EN_SQD_ASYNC_NOTIFY, 1).expect("it may drain");
-        assert!(end.qp.query().sq_draining && end.told.events.is_empty());
+        assert!(end.qp.query().sq_draining && end.fx.events.is_empty());
         end.drain(NOW);
         assert_eq!(end.statuses(), [WcStatus::Success]);
         assert!(!end.qp.query().sq_draining);
-        assert_eq!(end.told.events, [EventType::SqDrained]);
+        assert_eq!(end.fx.events, [EventType::SqDrained]);
         end.move_to(QpState::Rts);
         end.drain(NOW);
-        assert_eq!((end.statuses().len(), end.told.events.len()), (2, 1));
+        assert_eq!((end.statuses().len(), end.fx.events.len()), (2, 1));
     }
 }
 
 #[test]
 fn a_broken_uc_message_is_dropped_and_its_receive_serves_the_next() {
     for lost in 0..3 {
-        let mut pair = Pair::new(&uc(), 1, Weather::default());
+        let mut pair = Pair::new(&uc(), 1, LinkFaults::default());
         post_receive(&mut pair.ends[1], 7, 5000);
         post(&mut pair.ends[0], WrOpcode::Send, 1, 3000);
         post(&mut pair.ends[0], WrOpcode::Send, 2, 10);
@@ -102,17 +102,17 @@ fn a_broken_uc_message_is_dropped_and_its_receive_serves_the_next() {
         for packet in packets.iter().enumerate().filter(|(i, _)| *i != lost).map(|(_, p)| p) {
             pair.ends[1].receive_from(NOW, ip_of(0), packet);
         }
-        let told = &pair.ends[1].told;
-        assert_eq!((told.receives[0].0.wr_id, told.receives[0].0.byte_len, told.receives.len()), (7, 10, 1));
-        assert!(told.count_of(Reason::UcMessageBroken) > 0, "{lost}");
+        let fx = &pair.ends[1].fx;
+        assert_eq!((fx.receives[0].0.wr_id, fx.receives[0].0.byte_len, fx.receives.len()), (7, 10, 1));
+        assert!(fx.count_of(Reason::UcMessageBroken) > 0, "{lost}");
         assert!(pair.ends[1].drain(NOW).is_empty());
     }
 }
 
 #[test]
-fn uc_does_not_do_what_needs_answers() {
+fn uc_refuses_requests_that_need_answers() {
     for opcode in [WrOpcode::RdmaRead, WrOpcode::AtomicFetchAndAdd, WrOpcode::SendWithInv] {
-        let mut pair = Pair::new(&uc(), 1, Weather::default());
+        let mut pair = Pair::new(&uc(), 1, LinkFaults::default());
         post(&mut pair.ends[0], opcode, 1, 8);
         post(&mut pair.ends[0], WrOpcode::Send, 2, 8);
         pair.settle();
@@ -128,7 +128,7 @@ fn uc_does_not_do_what_needs_answers() {
 
 #[test]
 fn datagrams_arrive_behind_their_route_header() {
-    let mut pair = Pair::new(&ud(), 1, Weather::default());
+    let mut pair = Pair::new(&ud(), 1, LinkFaults::default());
     pair.ends[0].write_memory(0, b"datagram");
     for wr_id in 0..2 {
         post_receive(&mut pair.ends[1], wr_id, 2000);
@@ -136,7 +136,7 @@ fn datagrams_arrive_behind_their_route_header() {
     post(&mut pair.ends[0], WrOpcode::SendWithImm, 1, 8);
     pair.settle();
     assert_eq!(pair.ends[0].statuses(), [WcStatus::Success]);
-    let (cqe, _) = pair.ends[1].told.receives[0];
+    let (cqe, _) = pair.ends[1].fx.receives[0];
     assert_eq!((cqe.byte_len, cqe.src_qpn, cqe.imm), (48, qpn_of(0).get(), 0x0a0b));
     assert_eq!(cqe.wc_flags, wc_flags::GRH | wc_flags::WITH_IMM);
     // By UDP and IPv4, as RNICs say it.
@@ -149,9 +149,9 @@ fn datagrams_arrive_behind_their_route_header() {
 }
 
 #[test]
-fn datagrams_that_do_not_fit_are_dropped() {
+fn datagrams_longer_than_their_receive_are_dropped() {
     let setup = ud();
-    let mut pair = Pair::new(&setup, 1, Weather::default());
+    let mut pair = Pair::new(&setup, 1, LinkFaults::default());
     post(&mut pair.ends[0], WrOpcode::Send, 1, 8);
     pair.settle();
     post_receive(&mut pair.ends[1], 5, 47);
@@ -163,21 +163,21 @@ fn datagrams_that_do_not_fit_are_dropped() {
     let own = SendWqe { remote_qkey: 1 << 31, ..wqe(WrOpcode::Send, 4) };
     pair.ends[0].post(&own, &[]);
     pair.settle();
-    let told = &pair.ends[1].told;
+    let fx = &pair.ends[1].fx;
     for reason in [Reason::UdNoReceive, Reason::UdReceiveTooShort, Reason::BadQkey] {
-        assert_eq!(told.count_of(reason), 1, "{reason:?}");
+        assert_eq!(fx.count_of(reason), 1, "{reason:?}");
     }
-    assert_eq!((told.receives.len(), told.receives[0].0.byte_len), (1, 40));
+    assert_eq!((fx.receives.len(), fx.receives[0].0.byte_len), (1, 40));
     assert_eq!(pair.ends[0].statuses(), [WcStatus::Success; 4]);
 }
 
 #[test]
 fn bad_datagram_requests_end_with_the_right_status() {
-    let mut pair = Pair::new(&ud(), 1, Weather::default());
+    let mut pair = Pair::new(&ud(), 1, LinkFaults::default());
     post(&mut pair.ends[0], WrOpcode::Send, 1, Mtu::B1024.bytes() + 1);
     pair.settle();
-    let mut other = Pair::new(&ud(), 1, Weather::default());
-    other.ends[0].told.ah = None;
+    let mut other = Pair::new(&ud(), 1, LinkFaults::default());
+    other.ends[0].fx.ah = None;
     post(&mut other.ends[0], WrOpcode::Send, 1, 1);
     other.settle();
     assert_eq!(pair.ends[0].statuses(), [WcStatus::LocLenErr]);
@@ -186,18 +186,18 @@ fn bad_datagram_requests_end_with_the_right_status() {
 }
 
 #[test]
-fn the_qkey_may_change_while_it_runs() {
-    let mut pair = Pair::new(&ud(), 1, Weather::default());
+fn the_qkey_may_change_in_rts() {
+    let mut pair = Pair::new(&ud(), 1, LinkFaults::default());
     let attr = QpAttr { qkey: Qkey(5), ..QpAttr::default() };
     pair.ends[1].modify(&attr, attr_mask::QKEY, 0).expect("allowed");
     post_receive(&mut pair.ends[1], 1, 100);
     pair.ends[0].post(&SendWqe { remote_qkey: 5, ..wqe(WrOpcode::Send, 1) }, &[]);
     pair.settle();
-    assert_eq!(pair.ends[1].told.receives.len(), 1);
+    assert_eq!(pair.ends[1].fx.receives.len(), 1);
 }
 
 #[test]
-fn a_shared_receive_queue_serves_and_is_left_alone_by_an_error() {
+fn an_error_flushes_no_receive_of_a_shared_queue() {
     let setup = Setup::default();
     let mut end = End::new(1, &setup);
     let (mut srq, consumer) = testing::srq(16, 2);
@@ -230,5 +230,5 @@ fn a_shared_receive_queue_serves_and_is_left_alone_by_an_error() {
     end.drain(NOW);
     // The first was received; the second is too long for its receive; the third receive is not this queue pair's.
     assert_eq!(end.receive_statuses(), [WcStatus::Success, WcStatus::LocLenErr]);
-    assert_eq!(end.told.events, [EventType::QpLastWqeReached]);
+    assert_eq!(end.fx.events, [EventType::QpLastWqeReached]);
 }

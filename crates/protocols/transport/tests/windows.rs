@@ -3,7 +3,7 @@ mod common;
 
 use burst_base::verbs::{MwType, WcOpcode, WcStatus, WrOpcode, send_flags};
 use burst_shm::layout::SendWqe;
-use common::{Pair, Setup, Weather};
+use common::{LinkFaults, Pair, Setup};
 
 fn request(opcode: WrOpcode, wr_id: u64) -> SendWqe {
     SendWqe { wr_id, opcode: opcode as u8, flags: send_flags::SIGNALED as u16, ..SendWqe::default() }
@@ -15,7 +15,7 @@ fn next(key: u32) -> u32 {
 }
 
 fn pair() -> Pair {
-    Pair::new(&Setup::default(), 1, Weather::default())
+    Pair::new(&Setup::default(), 1, LinkFaults::default())
 }
 
 /// End 0 writes one byte through `rkey`; how that ended.
@@ -28,19 +28,19 @@ fn write(pair: &mut Pair, rkey: u32, addr: u64) -> WcStatus {
 }
 
 #[test]
-fn a_bound_window_opens_its_range_and_nothing_else() {
+fn a_bound_window_grants_access_to_its_range_only() {
     for (addr, status) in [(0, WcStatus::Success), (99, WcStatus::Success), (100, WcStatus::RemAccessErr)] {
         let mut pair = pair();
         let (window, key) = (pair.ends[1].window(), pair.ends[1].lkey);
         pair.ends[1].post(&common::bind(window, next(window), key, 100), &[]);
         pair.settle();
-        assert_eq!(pair.ends[1].told.sends[0].opcode, WcOpcode::BindMw as u8);
+        assert_eq!(pair.ends[1].fx.sends[0].opcode, WcOpcode::BindMw as u8);
         assert_eq!(write(&mut pair, next(window), addr), status, "at {addr}");
     }
 }
 
 #[test]
-fn an_old_key_and_an_unbound_window_open_nothing() {
+fn an_old_key_and_an_unbound_window_grant_no_access() {
     for bound in [false, true] {
         let mut pair = pair();
         let (window, key) = (pair.ends[1].window(), pair.ends[1].lkey);
@@ -53,7 +53,7 @@ fn an_old_key_and_an_unbound_window_open_nothing() {
 }
 
 #[test]
-fn type_1_is_bound_again_and_closed_by_length_0() {
+fn a_type_1_window_is_rebound_and_closed_by_length_0() {
     let mut pair = pair();
     let (window, key) = (pair.ends[1].window_of(MwType::One), pair.ends[1].lkey);
     let (second, third) = (next(window), next(next(window)));
@@ -68,7 +68,7 @@ fn type_1_is_bound_again_and_closed_by_length_0() {
 }
 
 #[test]
-fn type_2_must_be_invalidated_before_it_is_bound_again() {
+fn a_type_2_window_must_be_invalidated_before_it_is_bound_again() {
     let mut pair = pair();
     let (window, key) = (pair.ends[1].window(), pair.ends[1].lkey);
     let second = next(window);
@@ -82,7 +82,7 @@ fn type_2_must_be_invalidated_before_it_is_bound_again() {
 }
 
 #[test]
-fn what_cannot_be_bound() {
+fn invalid_binds_fail() {
     let rights = burst_base::verbs::access::LOCAL_WRITE;
     let bad: [fn(&mut SendWqe); 5] = [
         |w| w.rkey ^= 0x100,
@@ -129,10 +129,10 @@ fn a_deregistered_region_closes_its_windows() {
 }
 
 #[test]
-fn local_operations_end_in_order_with_their_neighbours() {
-    let weather = Weather { loss: 200, duplication: 200, ..Weather::default() };
+fn local_operations_complete_in_order_with_other_requests() {
+    let faults = LinkFaults { loss: 200, duplication: 200, ..LinkFaults::default() };
     for seed in 0..20 {
-        let mut pair = Pair::new(&Setup::default(), seed, weather);
+        let mut pair = Pair::new(&Setup::default(), seed, faults);
         let (window, own, theirs) = (pair.ends[0].window(), pair.ends[0].lkey, pair.ends[1].lkey);
         let write = |wr_id| SendWqe { rkey: theirs, ..request(WrOpcode::RdmaWrite, wr_id) };
         pair.ends[0].post_inline(&write(0), b"a");
@@ -142,7 +142,7 @@ fn local_operations_end_in_order_with_their_neighbours() {
         pair.ends[0].post(&SendWqe { wr_id: 4, ..common::bind(window, next(window), own, 8) }, &[]);
         pair.ends[0].post_inline(&write(5), b"c");
         pair.settle();
-        let done: Vec<_> = pair.ends[0].told.sends.iter().map(|c| (c.wr_id, c.status)).collect();
+        let done: Vec<_> = pair.ends[0].fx.sends.iter().map(|c| (c.wr_id, c.status)).collect();
         assert_eq!(done, (0..6).map(|i| (i, WcStatus::Success as u8)).collect::<Vec<_>>(), "seed {seed}");
     }
 }

@@ -60,7 +60,7 @@ fn srq(end: &mut End, srqn: u32, domain: u32, pd: u32, cq: u32) -> RqProducer {
         app.write(u64::from(srqn) * 100 + n, &[end.sge(at, 4096)]).expect("room");
     }
     let _ = app.post();
-    end.told.srqs.push((srqn, XrcSrq { domain, pd, cq, queue: Arc::new(queue) }));
+    end.fx.srqs.push((srqn, XrcSrq { domain, pd, cq, queue: Arc::new(queue) }));
     app
 }
 
@@ -95,7 +95,7 @@ fn exchange(a: &mut End, b: &mut End) -> Vec<Opcode> {
 }
 
 #[test]
-fn sends_land_in_the_queue_that_they_name() {
+fn sends_use_the_shared_receive_queue_that_they_name() {
     let (mut a, mut b) = connected();
     let (_one, _two) = (srq(&mut b, 1, DOMAIN, PD, 11), srq(&mut b, 2, DOMAIN, PD, 12));
     a.write_memory(0, &[7; 3000]);
@@ -106,7 +106,7 @@ fn sends_land_in_the_queue_that_they_name() {
     assert_eq!(seen[..3], [Opcode::XrcSendFirst, Opcode::XrcSendMiddle, Opcode::XrcSendLast]);
     assert!(seen[3..].iter().all(|o| matches!(o, Opcode::XrcSendOnly | Opcode::XrcAck)));
     assert_eq!(a.statuses(), [WcStatus::Success; 3]);
-    let got: Vec<_> = b.told.receives.iter().map(|(c, _)| (c.wr_id, c.byte_len, c.is_recv)).collect();
+    let got: Vec<_> = b.fx.receives.iter().map(|(c, _)| (c.wr_id, c.byte_len, c.is_recv)).collect();
     assert_eq!(got, [(200, 3000, 1), (100, 10, 1), (201, 0, 1)]);
     assert!(b.memory(2 * 65536, 3000) == [7; 3000]);
 }
@@ -128,7 +128,7 @@ fn reads_writes_and_atomics_name_a_queue_too() {
     assert!(a.memory(8192, 5000) == [9; 5000]);
     assert!(seen.contains(&Opcode::XrcReadResponseFirst) && seen.contains(&Opcode::XrcAtomicAck));
     assert!(seen.iter().all(|o| o.info().service == burst_wire::Service::Xrc));
-    assert_eq!(b.told.receives.len(), 0);
+    assert_eq!(b.fx.receives.len(), 0);
 }
 
 #[test]
@@ -139,13 +139,13 @@ fn a_queue_of_another_domain_or_none_is_refused() {
         a.post(&wqe(WrOpcode::Send, srqn), &[a.sge(0, 10)]);
         exchange(&mut a, &mut b);
         assert_eq!(a.statuses(), [WcStatus::RemInvReqErr]);
-        assert_eq!((b.told.count_of(Reason::InvalidRequest), b.qp.state()), (1, QpState::Err));
-        assert_eq!(b.told.receives.len(), 0);
+        assert_eq!((b.fx.count_of(Reason::InvalidRequest), b.qp.state()), (1, QpState::Err));
+        assert_eq!(b.fx.receives.len(), 0);
     }
 }
 
 #[test]
-fn the_queues_protection_domain_counts() {
+fn memory_is_checked_against_the_srqs_protection_domain() {
     let (mut a, mut b) = connected();
     let _one = srq(&mut b, 1, DOMAIN, PD + 1, 11);
     a.post(&SendWqe { rkey: b.lkey, ..wqe(WrOpcode::RdmaWrite, 1) }, &[a.sge(0, 8)]);
@@ -164,21 +164,21 @@ fn the_queue_stays_the_same_within_a_message() {
     // The last byte of the XRCETH.
     forged[15] = 2;
     b.receive_from(NOW, ip_of(1), &forged);
-    assert_eq!((b.told.count_of(Reason::InvalidOpcodeSequence), b.qp.state()), (1, QpState::Err));
+    assert_eq!((b.fx.count_of(Reason::InvalidOpcodeSequence), b.qp.state()), (1, QpState::Err));
     // The receive that was begun is flushed.
     b.drain(NOW);
     assert_eq!(b.receive_statuses(), [WcStatus::WrFlushErr]);
 }
 
 #[test]
-fn a_queue_that_ends_takes_its_receive_along() {
+fn a_destroyed_srq_takes_its_loaded_receive_along() {
     let (mut a, mut b) = connected();
     let _one = srq(&mut b, 1, DOMAIN, PD, 11);
     a.post(&wqe(WrOpcode::Send, 1), &[a.sge(0, 3000)]);
     let packets = a.drain(NOW);
     b.receive_from(NOW, ip_of(1), &packets[0]);
     assert_eq!(b.qp.srqn(), Some(1));
-    b.told.srqs.clear();
+    b.fx.srqs.clear();
     b.qp.forget_srq(1);
     assert_eq!(b.qp.srqn(), None);
     for packet in &packets[1..] {
@@ -188,7 +188,7 @@ fn a_queue_that_ends_takes_its_receive_along() {
         a.receive_from(NOW, ip_of(2), &packet);
     }
     assert_eq!(a.statuses(), [WcStatus::RemInvReqErr]);
-    assert_eq!(b.told.receives.len(), 0, "nothing is completed into a queue that is gone");
+    assert_eq!(b.fx.receives.len(), 0, "nothing is completed into a queue that is gone");
 }
 
 #[test]
@@ -198,11 +198,11 @@ fn an_initiator_answers_no_request_and_a_target_takes_no_answer() {
     a.post(&wqe(WrOpcode::Send, 1), &[a.sge(0, 10)]);
     let request = a.drain(NOW).remove(0);
     a.receive_from(NOW, ip_of(2), &request);
-    assert_eq!(a.told.count_of(Reason::WrongTransport), 1);
+    assert_eq!(a.fx.count_of(Reason::WrongTransport), 1);
     b.receive_from(NOW, ip_of(1), &request);
     let answer = b.drain(NOW).remove(0);
     b.receive_from(NOW, ip_of(1), &answer);
-    assert_eq!(b.told.count_of(Reason::WrongTransport), 1);
+    assert_eq!(b.fx.count_of(Reason::WrongTransport), 1);
     a.receive_from(NOW, ip_of(2), &answer);
     assert_eq!(a.statuses(), [WcStatus::Success]);
 }
@@ -212,14 +212,14 @@ fn an_empty_queue_is_not_ready_and_the_message_comes_again() {
     let (mut a, mut b) = connected();
     let (app, queue) = testing::srq(4, 1);
     let mut app = app;
-    b.told.srqs.push((1, XrcSrq { domain: DOMAIN, pd: PD, cq: 11, queue: Arc::new(queue) }));
+    b.fx.srqs.push((1, XrcSrq { domain: DOMAIN, pd: PD, cq: 11, queue: Arc::new(queue) }));
     a.post(&wqe(WrOpcode::Send, 1), &[a.sge(0, 10)]);
     exchange(&mut a, &mut b);
-    assert_eq!(b.told.count_of(Reason::ReceiverNotReady), 1);
+    assert_eq!(b.fx.count_of(Reason::ReceiverNotReady), 1);
     app.write(5, &[b.sge(0, 64)]).expect("room");
     let _ = app.post();
     let later = a.qp.next_deadline();
     a.fire(later);
     exchange(&mut a, &mut b);
-    assert_eq!((a.statuses(), b.told.receives.len()), (vec![WcStatus::Success], 1));
+    assert_eq!((a.statuses(), b.fx.receives.len()), (vec![WcStatus::Success], 1));
 }

@@ -1,7 +1,7 @@
-//! Two queue pairs over an in-memory link in virtual time: the body in which the transport's tests run it.
+//! Two queue pairs over an in-memory link in virtual time: the harness of the transport's tests.
 //!
 //! [`End`] is one host: a queue pair, the application's ends of its queues, a memory region table, and everything the
-//! protocol told ([`Told`]). [`Pair`] joins two ends by a [`Link`] that can lose, repeat, delay and reorder packets, with
+//! protocol reported ([`RecordedEffects`]). [`Pair`] joins two ends by a [`Link`] that can lose, repeat, delay and reorder packets, with
 //! one seeded generator. [`Pair::run`] plays events in time order until nothing is left to do before a given time.
 #![allow(dead_code)]
 
@@ -35,8 +35,8 @@ pub const ALL_RIGHTS: u32 =
 
 const UC_RTR: u32 = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
 
-/// What a queue pair told.
-pub struct Told {
+/// The effects of a queue pair's calls.
+pub struct RecordedEffects {
     pub sends: Vec<Cqe>,
     pub receives: Vec<(Cqe, bool)>,
     pub events: Vec<EventType>,
@@ -47,7 +47,7 @@ pub struct Told {
     pub srqs: Vec<(u32, XrcSrq)>,
 }
 
-impl Told {
+impl RecordedEffects {
     pub fn count_of(&self, reason: Reason) -> u32 {
         self.counts[reason.index()]
     }
@@ -57,7 +57,7 @@ impl Told {
     }
 }
 
-impl Effects for Told {
+impl Effects for RecordedEffects {
     fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool) {
         match cq {
             SEND_CQ => self.sends.push(cqe),
@@ -127,7 +127,7 @@ pub struct End {
     pub rq: RqProducer,
     pub mem: MrTable,
     keys: KeySpace,
-    pub told: Told,
+    pub fx: RecordedEffects,
     pub tx: TxBatch,
     pub ip: IpAddr,
     pub lkey: u32,
@@ -197,7 +197,7 @@ impl End {
                 _ => RecvQueue::Own(rq_consumer),
             },
         });
-        let told = Told {
+        let fx = RecordedEffects {
             sends: Vec::new(),
             receives: Vec::new(),
             events: Vec::new(),
@@ -207,7 +207,7 @@ impl End {
             srqs: Vec::new(),
         };
         let (ip, window) = (ip_of(index), setup.window);
-        End { qp, sq, rq, mem, keys, told, tx: TxBatch::new(64), ip, lkey, window, last: TxState::Idle, carried: 0 }
+        End { qp, sq, rq, mem, keys, fx, tx: TxBatch::new(64), ip, lkey, window, last: TxState::Idle, carried: 0 }
     }
 
     /// Registers another region.
@@ -266,8 +266,8 @@ impl End {
     /// `modify` with a flow to end `peer`.
     pub fn modify(&mut self, attr: &QpAttr, mask: u32, peer: u8) -> Result<(), burst_transport::ModifyError> {
         let flow = Flow { src: self.ip, dst: ip_of(peer), ..Flow::default() };
-        self.told.ah = Some(flow);
-        let mut env = Env { now: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        self.fx.ah = Some(flow);
+        let mut env = Env { now: Nanos(0), mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.modify(attr, mask, Some(flow), &mut env)
     }
 
@@ -324,7 +324,7 @@ impl End {
 
     /// One turn; the frames stay in `tx`.
     pub fn poll(&mut self, now: Nanos, budget: &mut TxBudget) -> TxState {
-        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.last = self.qp.poll_tx(budget, &mut env);
         self.last
     }
@@ -352,10 +352,10 @@ impl End {
     pub fn receive_from(&mut self, now: Nanos, src: IpAddr, bytes: &[u8]) {
         let packet = match Packet::parse(bytes) {
             Ok(packet) => packet,
-            Err(reason) => return self.told.count(reason),
+            Err(reason) => return self.fx.count(reason),
         };
         let frame = RxFrame { flow: Flow { src, dst: self.ip, ..Flow::default() }, bytes };
-        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_packet(&frame, &packet, &mut env);
     }
 
@@ -368,7 +368,7 @@ impl End {
         let mut at = 0;
         while at < packets.len() {
             let train = burst_transport::MiddleRun { bytes: &bytes[at * stride..], stride };
-            let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+            let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
             let taken = self.qp.on_middles(&flow, &train, &mut env);
             self.carried += taken as u64;
             if taken == 0 {
@@ -379,22 +379,22 @@ impl End {
     }
 
     pub fn fire(&mut self, now: Nanos) {
-        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_timer(&mut env);
     }
 
     /// A completion found its queue full.
     pub fn lose_completion(&mut self, now: Nanos) {
-        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.told };
+        let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_lost_completion(&mut env);
     }
 
     /// Statuses of send completions, in order.
     pub fn statuses(&self) -> Vec<WcStatus> {
-        self.told.sends.iter().map(|c| WcStatus::from_number(u32::from(c.status)).expect("status")).collect()
+        self.fx.sends.iter().map(|c| WcStatus::from_number(u32::from(c.status)).expect("status")).collect()
     }
     pub fn receive_statuses(&self) -> Vec<WcStatus> {
-        self.told.receives.iter().map(|(c, _)| WcStatus::from_number(u32::from(c.status)).expect("status")).collect()
+        self.fx.receives.iter().map(|(c, _)| WcStatus::from_number(u32::from(c.status)).expect("status")).collect()
     }
 }
 
@@ -422,7 +422,7 @@ pub fn describe(bytes: &[u8]) -> String {
 
 /// What the link does to packets, in ten-thousandths.
 #[derive(Clone, Copy, Default)]
-pub struct Weather {
+pub struct LinkFaults {
     pub loss: u64,
     pub duplication: u64,
     pub reordering: u64,
@@ -456,7 +456,7 @@ impl Ord for InFlight {
 
 /// The link: packets on their way, and a seeded generator for their fate.
 pub struct Link {
-    pub weather: Weather,
+    pub faults: LinkFaults,
     pub rng: Rng,
     pub latency: Nanos,
     on_way: BinaryHeap<Reverse<InFlight>>,
@@ -467,23 +467,23 @@ pub struct Link {
 }
 
 impl Link {
-    pub fn new(seed: u64, weather: Weather) -> Link {
+    pub fn new(seed: u64, faults: LinkFaults) -> Link {
         let rng = Rng::new(seed);
         let on_way = BinaryHeap::new();
-        Link { weather, rng, latency: Nanos::from_us(5), on_way, number: 0, spare: Vec::new(), sent: 0, lost: 0 }
+        Link { faults, rng, latency: Nanos::from_us(5), on_way, number: 0, spare: Vec::new(), sent: 0, lost: 0 }
     }
 
     fn carry(&mut self, now: Nanos, to: usize, batch: &TxBatch) {
         for frame in batch.frames() {
             self.sent += 1;
-            if self.rng.below(10_000) < self.weather.loss {
+            if self.rng.below(10_000) < self.faults.loss {
                 self.lost += 1;
                 continue;
             }
-            let copies = 1 + u64::from(self.rng.below(10_000) < self.weather.duplication);
+            let copies = 1 + u64::from(self.rng.below(10_000) < self.faults.duplication);
             for copy in 0..copies {
-                let strays = copy > 0 || self.rng.below(10_000) < self.weather.reordering;
-                let extra = if strays { self.rng.below(self.weather.delay_max.0 + 1) } else { 0 };
+                let strays = copy > 0 || self.rng.below(10_000) < self.faults.reordering;
+                let extra = if strays { self.rng.below(self.faults.delay_max.0 + 1) } else { 0 };
                 let mut bytes = self.spare.pop().unwrap_or_default();
                 frame_bytes(batch, frame, &mut bytes);
                 self.number += 1;
@@ -503,11 +503,11 @@ pub struct Pair {
 
 impl Pair {
     /// Two connected ends in RTS.
-    pub fn new(setup: &Setup, seed: u64, weather: Weather) -> Pair {
+    pub fn new(setup: &Setup, seed: u64, faults: LinkFaults) -> Pair {
         let mut ends = [End::new(0, setup), End::new(1, setup)];
         ends[0].bring_up(1, setup, QpState::Rts);
         ends[1].bring_up(0, setup, QpState::Rts);
-        Pair { ends, link: Link::new(seed, weather), now: Nanos(0) }
+        Pair { ends, link: Link::new(seed, faults), now: Nanos(0) }
     }
 
     /// Lets both ends send what they want to send.
