@@ -63,14 +63,6 @@ impl Area {
     pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
     }
-    /// `len` bytes from `offset` (a multiple of 64), as an area of its own.
-    pub fn sub(&self, offset: usize, len: usize) -> Option<Area> {
-        if !offset.is_multiple_of(64) || offset.checked_add(len)? > self.len {
-            return None;
-        }
-        // SAFETY: inside this area.
-        Some(Area { segment: self.segment.clone(), ptr: unsafe { self.ptr.add(offset) }, len })
-    }
     #[inline]
     fn at(&self, offset: usize, len: usize, align: usize) -> *mut u8 {
         assert!(offset.is_multiple_of(align) && len <= self.len && offset <= self.len - len);

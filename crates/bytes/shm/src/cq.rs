@@ -1,6 +1,6 @@
 //! The completion queue: many workers produce, the application consumes.
 //!
-//! **Produce.** Index and capacity live in the daemon. A worker reserves an index by compare-and-swap after
+//! **Produce.** Index and capacity are kept in the daemon. A worker reserves an index by compare-and-swap after
 //! checking the application's `consumer` (full: the completion is lost, the CQ is overrun), writes the entry, and
 //! writes its `sequence` last. Nothing that the application writes can lead outside the ring: its `consumer` is
 //! only compared, and slots are masked indices.
@@ -19,7 +19,8 @@
 //! 3. when [`CqConsumer::is_draining`] is false the library says so, and the daemon calls
 //!    [`CqProducer::retire_old`] and frees the old ring, after each worker has ended a turn.
 //!
-//! Until 3, producers look at both rings' `armed` and `consumer` words, so no event is lost and no overrun invented.
+//! Until step 3, producers look at the `armed` and `consumer` words of both rings, so that no event is lost and no overrun
+//! is reported for a ring that has room.
 use crate::area::Area;
 use crate::layout::{CQ_HEADER_BYTES, CQE_MAX, CqHeader, Cqe};
 use crate::protocol::{self, ARMED_ANY, ARMED_SOLICITED};
@@ -58,7 +59,7 @@ impl CqSpec {
     }
 }
 
-/// One ring, as either end sees it.
+/// One ring; both ends use it.
 #[derive(Debug)]
 struct CqRing {
     area: Area,
@@ -95,32 +96,34 @@ impl CqRing {
     }
 }
 
-/// What became of a completion.
+/// Result of [`CqProducer::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Push {
-    /// Written; nobody waits for an event.
+    /// The completion is written; no event was asked for.
     Quiet,
-    /// Written; send an event to the completion channel.
+    /// The completion is written; an event must be sent to the completion channel.
     Event,
-    /// Lost: the queue is full. The CQ and its QPs are in error.
+    /// The completion is lost: the queue is full. The CQ and its QPs are in error.
     Overrun,
 }
 
-/// Rings of one queue: each resize leaves a few words in the daemon as long as the queue lives, so that there is an end to it.
+/// Most rings of one queue. Each resize leaves a few words in the daemon until the queue ends, so their number is bounded.
 const RINGS_MAX: usize = 1 << 14;
 
-/// A resize was refused: there were too many, the one before is not finished (`retire_old`), or the area is too small.
+/// A resize was refused: the queue has had [`RINGS_MAX`] rings, the resize before is not finished (`retire_old`), or the area
+/// is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchRefused;
 
+/// State that all clones of a [`CqProducer`] share.
 #[derive(Debug)]
 struct CqShared {
     /// [`protocol::head_word`]: ring generation and next index.
     head: AtomicU64,
     /// The ring of generation g is in slot g & 1; the other is null or the ring before.
     rings: [AtomicPtr<CqRing>; 2],
-    /// Owns every ring there ever was (a few words each), so that a pointer from `rings` is always good.
+    /// Every ring that the queue has had (a few words each), so that a pointer from `rings` is always valid.
     owned: Mutex<Vec<Arc<CqRing>>>,
 }
 
@@ -140,8 +143,8 @@ impl CqProducer {
         // SAFETY: null, or in `owned`, which lives as long as `self`; only shared references to it are ever made.
         unsafe { ptr.as_ref() }
     }
-    /// Entries that the application has not consumed, as far as it says: before the resize of `seen` is finished,
-    /// the later of both rings' words counts.
+    /// Entries that the application has not consumed by its own word. Before the resize of `seen` is finished, the later of
+    /// the words of both rings counts.
     fn outstanding(&self, seen: u64) -> u32 {
         let (generation, index) = ((seen >> 32) as u32, seen as u32);
         // Acquire: pairs with the consumer's Release; its copy of a slot comes before our reuse.
@@ -160,7 +163,7 @@ impl CqProducer {
             true => Push::Quiet,
         }
     }
-    /// Writes a completion without looking for waiters: call [`CqProducer::event_due`] after the last of a batch.
+    /// Writes a completion without looking whether an event is due: call [`CqProducer::event_due`] after the last of a batch.
     #[must_use = "false: the completion was lost"]
     pub fn publish(&self, cqe: &Cqe) -> bool {
         match protocol::reserve(&self.0.head, |seen| self.outstanding(seen), |seen| self.entries(seen)) {
@@ -208,11 +211,12 @@ impl CqProducer {
             return Err(SwitchRefused);
         }
         ring.consumer().store(old.consumer().load(Acquire), Relaxed);
+        assert!(self.0.rings[(next & 1) as usize].load(Acquire).is_null(), "the ring before the last is retired");
         self.0.rings[(next & 1) as usize].store(Arc::as_ptr(&ring).cast_mut(), Release);
         owned.push(ring);
         loop {
             let base = seen as u32;
-            // In no entry from `base` on may the old contents look valid: i + 1 is never `base`.
+            // No old contents may look like an entry from `base` on: the sequence of entry i is i + 1, which is never `base`.
             let Some(ring) = self.ring(next) else { return Err(SwitchRefused) };
             (0..ring.entries).for_each(|i| ring.sequence(i).store(base, Relaxed));
             // Release: a worker that sees the generation sees the ring.
@@ -222,14 +226,14 @@ impl CqProducer {
             }
         }
     }
-    /// Forgets the ring before the last switch. Its memory may be freed when each worker has ended a turn since.
+    /// Drops the ring before the last switch. Its memory may be freed when each worker has ended a turn since this call.
     pub fn retire_old(&self) {
         let generation = (self.0.head.load(Acquire) >> 32) as u32;
         self.0.rings[(generation.wrapping_add(1) & 1) as usize].store(null_mut(), Release);
     }
 }
 
-/// The application's end. Used under the library's lock of the CQ.
+/// The application's end. The library uses it under its lock of the CQ.
 #[derive(Debug)]
 pub struct CqConsumer {
     ring: CqRing,
@@ -258,10 +262,11 @@ impl CqConsumer {
         }
         taken
     }
-    /// Leaves a ring that is drained for the next.
+    /// Changes to the next ring if the present one is drained.
     #[cold]
     fn go_on(&mut self) {
-        if let Some((ring, _)) = self.next.take_if(|(_, base)| *base == self.index) {
+        if let Some((ring, base)) = self.next.take_if(|(_, base)| *base == self.index) {
+            debug_assert_eq!(base, self.index, "indices go on across rings");
             self.ring = ring;
         }
     }
@@ -347,6 +352,7 @@ impl CqConsumer {
         // An arming made on the old ring holds for the new one. Producers look at both until `retire_old`, and
         // clear both, so it is never lost; at worst one event comes twice.
         let armed = self.ring.armed().load(Acquire);
+        debug_assert!(self.next.is_none(), "the switch before is drained");
         self.next = Some((ring, base));
         if armed != 0 {
             self.arm(armed == ARMED_SOLICITED);
@@ -354,7 +360,7 @@ impl CqConsumer {
         self.publish();
         true
     }
-    /// Whether the ring before the last switch still holds completions, or may.
+    /// Whether the ring before the last switch may still hold completions.
     pub fn is_draining(&mut self) -> bool {
         self.go_on();
         self.next.is_some()

@@ -4,16 +4,17 @@
 //! middle, leaf. A ring costs the same for one queue and for a hundred thousand, and an idle context costs the
 //! daemon one load.
 //!
-//! It cannot be left half-rung in a way that matters. BURST's shared doorbell queue (appendix A.1.2) has a
-//! reserve step and a commit step: a producer that dies between them blocks everybody behind it, so a watchdog
-//! must guess and reclaim. Here nothing is reserved. A process that dies after the leaf and before the top leaves
-//! a bit that nobody looks for; the queue was its own, its other threads' rings pass through the same words and
-//! pick the bit up, and the next drain that comes by clears it. A thread that is only delayed completes its ring
-//! later. Order matters: were the top set first, the daemon could swap all three levels before the leaf bit
-//! arrived, and the queue would sleep with work in it.
+//! A process that dies while it rings blocks nobody. The shared doorbell queue of the BURST paper (appendix A.1.2) has a
+//! reserve step and a commit step: a producer that dies between them blocks every later one, so a watchdog must guess
+//! and reclaim. Here nothing is reserved. A process that dies after the leaf and before the top leaves a leaf bit that no
+//! upper level shows. The bit belongs to a queue of that process; rings of its other threads set the same upper words,
+//! and the next drain that follows them clears the bit. A thread that is only delayed completes its ring later.
 //!
-//! What a hostile application can do is set bits: [`DoorbellDrain::drain`] takes a budget and remembers where it
-//! stopped, so a context costs at most its budget per turn.
+//! The order is leaf first: if the top were set first, the daemon could swap all three levels before the leaf bit arrived,
+//! and the queue would stay asleep with work in it.
+//!
+//! A hostile application can set any bits. [`DoorbellDrain::drain`] takes a budget and remembers where it stopped, so a
+//! context costs at most its budget per turn.
 use crate::area::Area;
 use crate::layout::{ContextPage, DOORBELL_QUEUES, DoorbellTree, WORKER_MAX};
 use crate::protocol;
@@ -23,8 +24,10 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 const MID: usize = offset_of!(DoorbellTree, mid);
 const LEAF: usize = offset_of!(DoorbellTree, leaf);
 const TREES: usize = offset_of!(ContextPage, doorbells);
+// `drain` computes offsets from bits: three levels of 64, and 64-bit words.
+const _: () = assert!(DOORBELL_QUEUES == 64 * 64 * 64 && MID % 8 == 0 && LEAF % 8 == 0 && TREES % 8 == 0);
 
-/// The application's end: all workers' trees of its context.
+/// The application's end: the trees of all workers in its context.
 #[derive(Clone, Debug)]
 pub struct Doorbells {
     area: Area,
@@ -35,11 +38,11 @@ impl Doorbells {
     pub fn new(area: Area) -> Option<Doorbells> {
         (area.len() >= size_of::<ContextPage>()).then_some(Doorbells { area })
     }
-    /// Rings `queue` at `worker`; afterwards ask [`crate::status::WorkerView::needs_wake`]. Numbers out of range
-    /// ring nobody.
+    /// Rings `queue` at `worker`; the caller must look at [`crate::status::WorkerView::needs_wake`] afterwards. Numbers out of
+    /// range change nothing.
     #[inline]
     pub fn ring(&self, worker: usize, queue: u32) {
-        // The length is known since `new`; said again, it spares the three checks below.
+        // `new` has checked the length; the repeated check lets the compiler drop the three bounds checks below.
         if worker >= WORKER_MAX || queue >= DOORBELL_QUEUES || self.area.len() < size_of::<ContextPage>() {
             return;
         }
@@ -61,7 +64,7 @@ impl Doorbells {
 pub struct DoorbellDrain {
     area: Area,
     tree: usize,
-    // Bits swapped out of the shared words and not yet handed over: group, word and queue numbers' bits.
+    // Bits taken from the shared words and not yet handed over: of groups, of words in `group`, of queues in `word`.
     top: u64,
     mid: u64,
     leaf: u64,
@@ -76,24 +79,26 @@ impl DoorbellDrain {
         let tree = TREES + worker * size_of::<DoorbellTree>();
         fits.then_some(DoorbellDrain { area, tree, top: 0, mid: 0, leaf: 0, group: 0, word: 0 })
     }
-    /// Whether something rings: one load when nothing does.
+    /// Whether a queue rings; costs one load when none does.
     #[inline]
     pub fn is_ringing(&self) -> bool {
         (self.top | self.mid | self.leaf) != 0 || self.area.word64(self.tree).load(Relaxed) != 0
     }
-    /// Hands over up to `budget` ringing queues, each once, and clears them. Returns how many; when that is
-    /// `budget`, more may ring. Numbers are below [`DOORBELL_QUEUES`] and otherwise whatever the application wrote.
+    /// Hands up to `budget` ringing queues to `f`, each once, and clears their bits. Returns their number; when it is `budget`,
+    /// more may ring. The queue numbers are below [`DOORBELL_QUEUES`]; apart from that the application chooses them freely.
     pub fn drain(&mut self, budget: usize, mut f: impl FnMut(u32)) -> usize {
         let mut n = 0;
         while n < budget && self.refill() {
             let bit = self.leaf.trailing_zeros();
             self.leaf &= self.leaf - 1;
-            f(self.word as u32 * 64 + bit);
+            let queue = self.word as u32 * 64 + bit;
+            debug_assert!(queue < DOORBELL_QUEUES);
+            f(queue);
             n += 1;
         }
         n
     }
-    /// Brings a non-empty leaf word into `self.leaf`. The scan is bounded: each shared word is swapped at most
+    /// Takes the next non-empty leaf word into `self.leaf`; false if there is none. The scan is bounded: each shared word is swapped at most
     /// once per bit above it, and the top word at most once per call of `drain`'s loop.
     fn refill(&mut self) -> bool {
         if self.leaf != 0 {

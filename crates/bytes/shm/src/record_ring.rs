@@ -1,8 +1,10 @@
-//! Lanes: short records from an application to the daemon, in order, by no system call while the daemon is awake.
+//! A ring of short records from an application to the daemon, in order; a record costs no system call while the daemon is
+//! awake.
 //!
-//! A ring in a segment of its own, of [`RECORD_RING_ENTRIES`] places of [`RECORD_BYTES_MAX`] and a length each. The words and
-//! rules are those of a send queue: the daemon declares the lane idle before it sleeps, and the push that finds it so says
-//! that the daemon must be told by other means ([`crate::protocol::post`]).
+//! The ring lies in a segment of its own and has [`RECORD_RING_ENTRIES`] slots, each of a length and up to
+//! [`RECORD_BYTES_MAX`] bytes. Its words and rules are those of a send queue: the daemon declares the ring idle before it
+//! sleeps, and the push that finds it idle reports that the daemon must be woken by other means
+//! ([`crate::protocol::post`]).
 use crate::area::Area;
 use crate::arena::{Segment, SegmentError};
 use crate::layout::QUEUE_HEADER_BYTES;
@@ -11,30 +13,33 @@ use crate::sq::{CONSUMER, IDLE, PRODUCER};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
 
-/// Records at once: few, so that the daemon's workers and the programs' other threads have something to do early.
+/// Slots. Few, so that the daemon's workers and the program's other threads get the first records of a burst early.
 pub const RECORD_RING_ENTRIES: u32 = 128;
-/// Longest record.
-pub const RECORD_BYTES_MAX: usize = PLACE_BYTES - LENGTH_BYTES;
-/// Five cache lines.
-const PLACE_BYTES: usize = 320;
+/// Longest record in bytes.
+pub const RECORD_BYTES_MAX: usize = SLOT_BYTES - LENGTH_BYTES;
+/// Bytes of a slot: five cache lines.
+const SLOT_BYTES: usize = 320;
 const LENGTH_BYTES: usize = 8;
-const BYTES: usize = (QUEUE_HEADER_BYTES + RECORD_RING_ENTRIES as usize * PLACE_BYTES).next_multiple_of(4096);
+const BYTES: usize = (QUEUE_HEADER_BYTES + RECORD_RING_ENTRIES as usize * SLOT_BYTES).next_multiple_of(4096);
+// An index is masked to its slot, and the words of a slot are aligned.
+const _: () = assert!(RECORD_RING_ENTRIES.is_power_of_two() && SLOT_BYTES % 8 == 0 && LENGTH_BYTES == 8);
 
-fn place(index: u32) -> usize {
-    QUEUE_HEADER_BYTES + (index & (RECORD_RING_ENTRIES - 1)) as usize * PLACE_BYTES
+/// Offset of the slot of a record.
+fn slot(index: u32) -> usize {
+    QUEUE_HEADER_BYTES + (index & (RECORD_RING_ENTRIES - 1)) as usize * SLOT_BYTES
 }
 
-/// A lane's segment, to be sent to the application ([`Segment::fd`]), and the daemon's end.
+/// Makes a ring: the segment, to be sent to the application ([`Segment::fd`]), and the daemon's end.
 ///
 /// # Errors
-/// When the system has no memory or descriptor for it.
+/// When the system has no memory or no descriptor left.
 pub fn create() -> Result<(Arc<Segment>, RecordRingConsumer), SegmentError> {
     let segment = Arc::new(Segment::create(BYTES)?);
     let area = Area::new(&segment, 0, BYTES).ok_or(SegmentError::BadSize)?;
     Ok((segment, RecordRingConsumer { area, taken: 0 }))
 }
 
-/// The application's end. Used under a lock.
+/// The application's end. The library uses it under a lock.
 #[derive(Debug)]
 pub struct RecordRingProducer {
     area: Area,
@@ -42,40 +47,42 @@ pub struct RecordRingProducer {
 }
 
 impl RecordRingProducer {
-    /// The end of a lane nothing was pushed to yet, from the daemon's segment.
+    /// The end of a new ring, from the daemon's segment.
     ///
     /// # Errors
-    /// A segment that is too small.
+    /// When the segment is too small.
     pub fn new(segment: Segment) -> Result<RecordRingProducer, SegmentError> {
         let area = Area::new(&Arc::new(segment), 0, BYTES).ok_or(SegmentError::BadSize)?;
         Ok(RecordRingProducer { area, written: 0 })
     }
-    /// Whether there is a place for `count` more records.
+    /// Whether `count` more records find a free slot.
     pub fn has_room(&self, count: u32) -> bool {
-        // Acquire: pairs with the consumer's Release; the daemon's copy of a place comes before its reuse.
+        // Acquire: pairs with the consumer's Release; the daemon's copy of a slot comes before the slot's reuse.
         let used = self.written.wrapping_sub(self.area.word32(CONSUMER).load(Acquire));
         used.saturating_add(count) <= RECORD_RING_ENTRIES
     }
-    /// Writes a record into the next place, of which there must be one. Not visible before [`RecordRingProducer::post`].
+    /// Writes a record into the next slot, which must be free. The daemon does not see it before [`RecordRingProducer::post`].
     ///
     /// # Panics
     /// If the record is longer than [`RECORD_BYTES_MAX`].
     pub fn write(&mut self, record: &[u8]) {
         assert!(record.len() <= RECORD_BYTES_MAX);
-        let at = place(self.written);
+        debug_assert!(self.has_room(1), "the caller has asked for room");
+        let at = slot(self.written);
         self.area.store_words(at, [record.len() as u64]);
-        // SAFETY: the record is readable, and the place is ours alone until it is posted.
+        // SAFETY: the record is readable, and the slot belongs to this end alone until it is posted.
         unsafe { self.area.write_bytes(at + LENGTH_BYTES, record.as_ptr(), record.len()) };
         self.written = self.written.wrapping_add(1);
     }
-    /// Makes everything written visible. True: the daemon may be asleep and must be told.
+    /// Makes all records written so far visible. True: the daemon may be asleep and must be woken.
     #[must_use = "a sleeping daemon does not look"]
     pub fn post(&mut self) -> bool {
         protocol::post(self.area.word32(PRODUCER), self.area.word32(IDLE), self.written)
     }
 }
 
-/// The application has written what cannot be: more records than there are places, or too long a one.
+/// The application has written an impossible value: a count above the number of slots, or a length above
+/// [`RECORD_BYTES_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CorruptRing;
 
@@ -87,7 +94,7 @@ pub struct RecordRingConsumer {
 }
 
 impl RecordRingConsumer {
-    /// Records posted and not taken.
+    /// Number of records that are posted and not taken.
     ///
     /// # Errors
     /// [`CorruptRing`].
@@ -96,25 +103,25 @@ impl RecordRingConsumer {
         let posted = self.area.word32(PRODUCER).load(Acquire).wrapping_sub(self.taken);
         if posted <= RECORD_RING_ENTRIES { Ok(posted) } else { Err(CorruptRing) }
     }
-    /// Copies the next record, of which one must be [`RecordRingConsumer::pending`], and frees its place.
+    /// Copies the next record and frees its slot; [`RecordRingConsumer::pending`] must have counted it.
     ///
     /// # Errors
     /// [`CorruptRing`].
     pub fn take<'a>(&mut self, buffer: &'a mut [u8; RECORD_BYTES_MAX]) -> Result<&'a [u8], CorruptRing> {
-        let at = place(self.taken);
+        let at = slot(self.taken);
         let len = self.area.word64(at).load(Relaxed);
         let record = buffer.get_mut(..usize::try_from(len).map_err(|_| CorruptRing)?).ok_or(CorruptRing)?;
         self.area.read_bytes(at + LENGTH_BYTES, record);
         self.taken = self.taken.wrapping_add(1);
-        // Release: the copy above comes before the application's reuse of the place.
+        // Release: the copy above comes before the application's reuse of the slot.
         self.area.word32(CONSUMER).store(self.taken, Release);
         Ok(record)
     }
-    /// Asks to be told of the next record. False: some are there already; take them and ask again.
+    /// Asks to be woken by the next record. False: there are records already; take them and ask again.
     pub fn try_idle(&mut self) -> bool {
         protocol::try_idle(self.area.word32(PRODUCER), self.area.word32(IDLE), self.taken)
     }
-    /// Asks to be told of nothing any more.
+    /// Ends the request of [`RecordRingConsumer::try_idle`]: records wake nobody.
     pub fn stay_awake(&mut self) {
         self.area.word32(IDLE).store(0, Relaxed);
     }
@@ -124,15 +131,15 @@ impl RecordRingConsumer {
 mod tests {
     use super::*;
 
-    fn lane() -> (RecordRingProducer, RecordRingConsumer) {
-        let (segment, consumer) = create().expect("a lane");
+    fn ring() -> (RecordRingProducer, RecordRingConsumer) {
+        let (segment, consumer) = create().expect("a ring");
         let fd = segment.fd().expect("a descriptor").try_clone_to_owned().expect("another");
         (RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("large enough"), consumer)
     }
 
     #[test]
-    fn records_come_as_they_were_written_and_in_order() {
-        let (mut producer, mut consumer) = lane();
+    fn records_arrive_whole_and_in_order() {
+        let (mut producer, mut consumer) = ring();
         let mut buffer = [0; RECORD_BYTES_MAX];
         for round in 0..3 * RECORD_RING_ENTRIES as usize {
             let records = [vec![round as u8; round % (RECORD_BYTES_MAX + 1)], vec![!round as u8; 13]];
@@ -147,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_lane_has_room_again_when_something_is_taken() {
-        let (mut producer, mut consumer) = lane();
+    fn a_full_ring_has_room_again_after_a_take() {
+        let (mut producer, mut consumer) = ring();
         for _ in 0..RECORD_RING_ENTRIES {
             assert!(producer.has_room(1));
             producer.write(b"x");
@@ -159,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_daemon_is_told_once() {
-        let (mut producer, mut consumer) = lane();
+    fn an_idle_daemon_is_woken_once() {
+        let (mut producer, mut consumer) = ring();
         assert!(consumer.try_idle());
         producer.write(b"one");
         assert!(producer.post());
         producer.write(b"two");
         assert!(!producer.post());
-        assert!(!consumer.try_idle(), "two are there");
+        assert!(!consumer.try_idle(), "two records are there");
         consumer.take(&mut [0; RECORD_BYTES_MAX]).expect("one");
         consumer.take(&mut [0; RECORD_BYTES_MAX]).expect("two");
         assert!(consumer.try_idle());
@@ -176,11 +183,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_to_be_corrupt() {
-        let (producer, mut consumer) = lane();
-        producer.area.word64(place(0)).store(RECORD_BYTES_MAX as u64 + 1, Relaxed);
+    fn impossible_lengths_and_counts_are_corrupt() {
+        let (producer, mut consumer) = ring();
+        producer.area.word64(slot(0)).store(RECORD_BYTES_MAX as u64 + 1, Relaxed);
         assert_eq!(consumer.take(&mut [0; RECORD_BYTES_MAX]), Err(CorruptRing));
-        producer.area.word64(place(0)).store(u64::MAX, Relaxed);
+        producer.area.word64(slot(0)).store(u64::MAX, Relaxed);
         assert_eq!(consumer.take(&mut [0; RECORD_BYTES_MAX]), Err(CorruptRing));
         for lie in [RECORD_RING_ENTRIES + 1, u32::MAX] {
             producer.area.word32(PRODUCER).store(lie, Relaxed);
