@@ -4,8 +4,8 @@
 //! bytes hold the IPv4 header and the first 20 are undefined (IBA annex A17.4.5.2).
 
 use crate::attr;
-use crate::context::Context;
-use crate::door::{self, EINVAL, EIO, Outcome};
+use crate::boundary::{self, EINVAL, EIO, Outcome};
+use crate::context::VerbsContext;
 use crate::pd_mr::pd_of;
 use crate::port::{check_gid_index, check_port};
 use crate::sys::*;
@@ -48,7 +48,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Outcome<*mut ibv_ah> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the caller's promise.
-    door::pointer(|| unsafe { create(pd, attr.as_ref().ok_or(EINVAL)?) })
+    boundary::pointer(|| unsafe { create(pd, attr.as_ref().ok_or(EINVAL)?) })
 }
 
 /// Ends an address handle.
@@ -57,11 +57,11 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 /// `ah` must be alive; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live handle of an open context.
         let ours = unsafe { ah.as_ref() }.ok_or(EINVAL)?;
         // SAFETY: as above.
-        let context = unsafe { Context::even_dead(ours.context) }?;
+        let context = unsafe { VerbsContext::even_dead(ours.context) }?;
         context.tell_end(&Request::DestroyAh { ah: ours.handle })?;
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
         drop(unsafe { Box::from_raw(ah) });
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
 
 /// Addresses found in a received GRH.
 #[derive(Debug, PartialEq, Eq)]
-struct Received {
+struct ReceivedHeaders {
     source: [u8; 16],
     destination: [u8; 16],
     traffic_class: u8,
@@ -85,10 +85,10 @@ fn mapped(v4: &[u8]) -> [u8; 16] {
     gid
 }
 
-fn parse_grh(grh: &[u8; GRH_BYTES]) -> Outcome<Received> {
+fn parse_grh(grh: &[u8; GRH_BYTES]) -> Outcome<ReceivedHeaders> {
     let array = |range: std::ops::Range<usize>| <[u8; 16]>::try_from(&grh[range]).map_err(|_| EINVAL);
     if grh[IPV4_AT] == 0x45 && grh[0] >> 4 != 6 {
-        return Ok(Received {
+        return Ok(ReceivedHeaders {
             source: mapped(&grh[IPV4_AT + 12..IPV4_AT + 16]),
             destination: mapped(&grh[IPV4_AT + 16..IPV4_AT + 20]),
             traffic_class: grh[IPV4_AT + 1],
@@ -99,7 +99,7 @@ fn parse_grh(grh: &[u8; GRH_BYTES]) -> Outcome<Received> {
         return Err(EINVAL);
     }
     let first = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
-    Ok(Received {
+    Ok(ReceivedHeaders {
         source: array(8..24)?,
         destination: array(24..40)?,
         traffic_class: (first >> 20) as u8,
@@ -114,7 +114,7 @@ unsafe fn attr_from_wc(
     grh: *const ibv_grh,
 ) -> Outcome<ibv_ah_attr> {
     // SAFETY: the caller gives an open context, a completion, and the GRH if the completion says so.
-    let (context, wc) = unsafe { (Context::from_ibv(context)?, wc.as_ref().ok_or(EINVAL)?) };
+    let (context, wc) = unsafe { (VerbsContext::from_ibv(context)?, wc.as_ref().ok_or(EINVAL)?) };
     check_port(port.into())?;
     // The service level of a received datagram tells its IP version, not a priority to answer with.
     let mut attr =
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    door::number(|| {
+    boundary::number(|| {
         // SAFETY: the caller's promise.
         unsafe { *attr = attr_from_wc(context, port, wc, grh)? };
         Ok(0)
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller's promise.
         unsafe {
             let attr = attr_from_wc(pd.as_ref().ok_or(EINVAL)?.context, port, wc, grh)?;

@@ -1,6 +1,6 @@
 //! Between the C structs of QP attributes and address vectors and the types that travel to the daemon.
 
-use crate::door::{EINVAL, Outcome};
+use crate::boundary::{EINVAL, Outcome};
 use crate::sys::*;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, attr_mask};
 use burst_base::{Psn, Qkey, Qpn};

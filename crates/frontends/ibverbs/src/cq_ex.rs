@@ -8,11 +8,11 @@
 //! Timestamps are CLOCK_MONOTONIC nanoseconds, the device's clock (1 GHz). The wall clock is told by adding the present
 //! distance of the two clocks.
 
-use crate::context::Context;
-use crate::cq::{Cq, create};
-use crate::door::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
-use crate::poll::{found as found_one, next, pause};
+use crate::boundary::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
+use crate::context::VerbsContext;
+use crate::cq::{VerbsCq, create};
 use crate::sys::*;
+use burst_client::raw::idle::{found as found_one, pause};
 use burst_shm::Cqe;
 use std::ffi::{c_int, c_uint};
 
@@ -37,7 +37,7 @@ const SECOND: i64 = 1_000_000_000;
 /// # Safety
 /// `context` must be open and `init` valid up to the fields that its mask names.
 pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, init: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
-    door::pointer(|| {
+    boundary::pointer(|| {
         if init.is_null() {
             return Err(EINVAL);
         }
@@ -83,10 +83,10 @@ fn fill(cq: &mut ibv_cq_ex, single_threaded: bool) {
 
 /// Takes a completion and shows the two fields that applications read directly. The caller holds the lock.
 #[inline(always)]
-unsafe fn step(cq: *mut ibv_cq_ex, ours: &Cq, context: &Context) -> bool {
+unsafe fn step(cq: *mut ibv_cq_ex, ours: &VerbsCq, context: &VerbsContext) -> bool {
     // SAFETY: the caller holds the lock, and has no other reference to what it guards.
     let inner = unsafe { ours.inner.held() };
-    let found = next(&mut inner.ring, &mut inner.carry, &context.qps, &mut inner.current);
+    let found = inner.next(&context.send_slots);
     if found {
         // SAFETY: a live CQ; only the thread that polls touches these fields.
         unsafe {
@@ -104,7 +104,7 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
         if attr.as_ref().is_some_and(|a| a.comp_mask != 0) {
             return libc::EINVAL;
         }
-        let Ok(ours) = Cq::from_ibv(cq.cast()) else { return libc::EINVAL };
+        let Ok(ours) = VerbsCq::from_ibv(cq.cast()) else { return libc::EINVAL };
         let Ok(context) = ours.context() else { return libc::EIO };
         (ours, context)
     };
@@ -128,7 +128,7 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller gives a CQ that it is polling: it holds the lock, and `start_poll` has found CQ and context.
     unsafe {
-        let ours = &*cq.cast::<Cq>();
+        let ours = &*cq.cast::<VerbsCq>();
         if step(cq, ours, ours.context_found()) { 0 } else { libc::ENOENT }
     }
 }
@@ -137,7 +137,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex) {
     if LOCKED {
         // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
-        unsafe { (*cq.cast::<Cq>()).inner.release() };
+        unsafe { (*cq.cast::<VerbsCq>()).inner.release() };
     }
 }
 
@@ -147,8 +147,8 @@ unsafe extern "C" fn end_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex) {
 /// `cq` must be alive and polled by this thread.
 #[inline]
 unsafe fn current<'a>(cq: *mut ibv_cq_ex) -> &'a Cqe {
-    // SAFETY: `ibv_cq_ex` is the first field of a `Cq`; the caller holds its lock.
-    unsafe { &(*cq.cast::<Cq>()).inner.held().current }
+    // SAFETY: `ibv_cq_ex` is the first field of a `VerbsCq`; the caller holds its lock.
+    unsafe { &(*cq.cast::<VerbsCq>()).inner.held().current }
 }
 
 macro_rules! read {
@@ -197,10 +197,10 @@ fn wall_clock(monotonic_ns: u64) -> u64 {
 /// # Safety
 /// `context` must be open and `values` valid.
 pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives an open context and a valid struct.
         let values = unsafe {
-            Context::from_ibv(context)?;
+            VerbsContext::from_ibv(context)?;
             values.as_mut().ok_or(EINVAL)?
         };
         if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
@@ -220,10 +220,10 @@ pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut
 /// # Safety
 /// `cq` must be alive and `attr` valid.
 pub unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live CQ and a valid struct.
         let attr = unsafe {
-            Cq::from_ibv(cq)?.context()?;
+            VerbsCq::from_ibv(cq)?.context()?;
             attr.as_ref().ok_or(EINVAL)?
         };
         check_moderation(attr)

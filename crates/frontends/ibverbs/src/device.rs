@@ -3,9 +3,9 @@
 //! A list asks the daemon afresh. Its devices live until the list is freed and no context made from them is open
 //! (each holds a reference). Without a daemon the list is empty, and one sentence per process says so.
 
-use crate::context::Context;
-use crate::door::{self, EINVAL, Outcome};
+use crate::boundary::{self, EINVAL, Outcome};
 use crate::sys::*;
+use burst_client::raw::program_name;
 use burst_control::{Client, ControlError, DeviceInfo, Request, Response, socket_path};
 use burst_ffi::say;
 use std::ffi::{c_char, c_int, c_void};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// An `ibv_device`, and what belongs to it.
 #[repr(C)]
-pub struct Device {
+pub struct VerbsDevice {
     base: ibv_device,
     /// Real providers compare this word (`verbs_device.ops`) with their own table's address to recognise their devices.
     provider_ops: *const c_void,
@@ -27,15 +27,15 @@ pub struct Device {
     pub info: DeviceInfo,
 }
 
-impl Device {
-    fn allocate(socket: &Path, info: DeviceInfo) -> *mut Device {
+impl VerbsDevice {
+    fn allocate(socket: &Path, info: DeviceInfo) -> *mut VerbsDevice {
         let mut base = ibv_device { node_type: IBV_NODE_CA, transport_type: IBV_TRANSPORT_IB, ..Default::default() };
         copy_text(&mut base.name, &info.name);
         let node = socket_path::device_node(&info.name);
         copy_text(&mut base.dev_name, &node);
         copy_text(&mut base.dev_path, &format!("/sys/class/infiniband_verbs/{node}"));
         copy_text(&mut base.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
-        Box::into_raw(Box::new(Device {
+        Box::into_raw(Box::new(VerbsDevice {
             base,
             provider_ops: std::ptr::null(),
             provider_room: [0; 8],
@@ -49,9 +49,9 @@ impl Device {
     ///
     /// # Safety
     /// `device` must come from this library's list and still be referenced.
-    pub unsafe fn from_ibv<'a>(device: *mut ibv_device) -> Outcome<&'a Device> {
-        // SAFETY: `base` is the first field of a `Device`.
-        unsafe { device.cast::<Device>().as_ref() }.ok_or(EINVAL)
+    pub unsafe fn from_ibv<'a>(device: *mut ibv_device) -> Outcome<&'a VerbsDevice> {
+        // SAFETY: `base` is the first field of a `VerbsDevice`.
+        unsafe { device.cast::<VerbsDevice>().as_ref() }.ok_or(EINVAL)
     }
 
     /// The pointer that applications hold.
@@ -69,7 +69,7 @@ impl Device {
     /// # Safety
     /// The caller owns one reference and does not use the device afterwards.
     pub unsafe fn release(device: *mut ibv_device) {
-        let device = device.cast::<Device>();
+        let device = device.cast::<VerbsDevice>();
         // SAFETY: the caller's reference keeps the device alive up to here. AcqRel pairs with the other releases: the last
         // one sees all uses.
         if unsafe { &*device }.references.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -85,11 +85,6 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
     for (to, from) in field[..room].iter_mut().zip(text.bytes()) {
         *to = from as c_char;
     }
-}
-
-/// Name of this program, for the daemon's log.
-pub fn program_name() -> String {
-    std::fs::read_to_string("/proc/self/comm").map_or_else(|_| "?".into(), |s| s.trim().to_owned())
 }
 
 /// Connects to the first daemon that answers; else the reason for each socket tried.
@@ -119,16 +114,16 @@ fn explain(failures: &[ControlError]) {
 /// Device number `index` of the daemon behind a socket, with one reference.
 pub fn device_at(socket: &Path, index: u32) -> Outcome<*mut ibv_device> {
     let mut client = Client::connect(socket, &program_name())?;
-    let Response::Devices(list) = client.call(&Request::ListDevices, &[])?.response else { return Err(door::EIO) };
-    let info = list.into_iter().find(|d| d.index == index).ok_or(door::Errno(libc::ENODEV))?;
-    Ok(Device::allocate(socket, info).cast())
+    let Response::Devices(list) = client.call(&Request::ListDevices, &[])?.response else { return Err(boundary::EIO) };
+    let info = list.into_iter().find(|d| d.index == index).ok_or(boundary::Errno(libc::ENODEV))?;
+    Ok(VerbsDevice::allocate(socket, info).cast())
 }
 
 fn list_devices() -> Vec<*mut ibv_device> {
     let failures = match find_daemon() {
         Ok((socket, mut client)) => match client.call(&Request::ListDevices, &[]).map(|a| a.response) {
             Ok(Response::Devices(list)) => {
-                return list.into_iter().map(|info| Device::allocate(&socket, info).cast()).collect();
+                return list.into_iter().map(|info| VerbsDevice::allocate(&socket, info).cast()).collect();
             }
             Ok(_) => vec![ControlError::Malformed("unexpected answer to the list of devices".into())],
             Err(e) => vec![e],
@@ -145,7 +140,7 @@ fn list_devices() -> Vec<*mut ibv_device> {
 /// `count` must be NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    door::pointer(|| {
+    boundary::pointer(|| {
         let mut devices = list_devices();
         if !count.is_null() {
             // SAFETY: the caller gives NULL or a writable place.
@@ -165,13 +160,13 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if list.is_null() {
         return;
     }
-    door::nothing(|| {
+    boundary::nothing(|| {
         let mut len = 0;
         // SAFETY: the list is NULL-terminated, each entry holds one reference, and the slice was made from a box of
         // exactly `len + 1` entries.
         unsafe {
             while !(*list.add(len)).is_null() {
-                Device::release(*list.add(len));
+                VerbsDevice::release(*list.add(len));
                 len += 1;
             }
             drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, len + 1)));
@@ -202,7 +197,7 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: the caller gives a device of ours.
-    unsafe { Device::from_ibv(device) }.map_or(-1, |d| d.info.index as c_int)
+    unsafe { VerbsDevice::from_ibv(device) }.map_or(-1, |d| d.info.index as c_int)
 }
 
 /// Node GUID, big-endian.
@@ -212,32 +207,7 @@ pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> __be64 {
     // SAFETY: the caller gives a device of ours.
-    unsafe { Device::from_ibv(device) }.map_or(0, |d| d.info.guid.to_be())
-}
-
-/// Opens a context: a connection of its own to the daemon.
-///
-/// # Safety
-/// `device` must come from a list that is not freed yet.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    door::pointer(|| {
-        // SAFETY: the caller gives a device of ours.
-        let device = unsafe { Device::from_ibv(device) }?;
-        Context::open(device)
-    })
-}
-
-/// Closes a context. Objects that were not destroyed die with it.
-///
-/// # Safety
-/// `context` must be open; nothing of it may be used afterwards.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    door::value(|| {
-        // SAFETY: the caller gives an open context.
-        unsafe { Context::close(context) }
-    })
+    unsafe { VerbsDevice::from_ibv(device) }.map_or(0, |d| d.info.guid.to_be())
 }
 
 #[cfg(test)]
@@ -253,6 +223,6 @@ mod tests {
 
     #[test]
     fn a_device_is_also_a_private_verbs_device() {
-        const { assert!(std::mem::offset_of!(Device, provider_ops) == 664) };
+        const { assert!(std::mem::offset_of!(VerbsDevice, provider_ops) == 664) };
     }
 }

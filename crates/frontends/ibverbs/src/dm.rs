@@ -3,11 +3,12 @@
 //! A child after fork may allocate as well, as where devices are reached by an inherited descriptor: the memory is its own,
 //! for copies only, because the context is its parent's.
 
-use crate::context::Context;
-use crate::door::{self, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Outcome};
-use crate::pd_mr::{Range, check_access, new_mr};
+use crate::boundary::{self, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Outcome};
+use crate::context::VerbsContext;
+use crate::pd_mr::{check_access, new_mr};
 use crate::sys::*;
 use burst_base::verbs::access;
+use burst_client::raw::memory::MemoryRange;
 use burst_control::{Request, Response};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -18,23 +19,23 @@ const WORD: u64 = 4;
 
 /// Device memory.
 #[repr(C)]
-struct Dm {
+struct VerbsDm {
     base: ibv_dm,
     memory: NonNull<u8>,
     len: usize,
     imported: bool,
 }
 
-impl Drop for Dm {
+impl Drop for VerbsDm {
     fn drop(&mut self) {
         // SAFETY: our own mapping; the program has given the memory up.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len) };
     }
 }
 
-unsafe fn ours<'a>(dm: *mut ibv_dm) -> Outcome<&'a Dm> {
-    // SAFETY: `base` is the first field of a `Dm`; the caller gives NULL or a live one.
-    unsafe { dm.cast::<Dm>().as_ref() }.ok_or(EINVAL)
+unsafe fn ours<'a>(dm: *mut ibv_dm) -> Outcome<&'a VerbsDm> {
+    // SAFETY: `base` is the first field of a `VerbsDm`; the caller gives NULL or a live one.
+    unsafe { dm.cast::<VerbsDm>().as_ref() }.ok_or(EINVAL)
 }
 
 /// A memfd of `len` zero bytes that cannot shrink.
@@ -68,7 +69,7 @@ fn object(context: *mut ibv_context, handle: u32, memory: NonNull<u8>, len: usiz
         comp_mask: IBV_DM_MASK_HANDLE,
         handle,
     };
-    Box::into_raw(Box::new(Dm { base, memory, len, imported })).cast()
+    Box::into_raw(Box::new(VerbsDm { base, memory, len, imported })).cast()
 }
 
 /// `ibv_alloc_dm`.
@@ -76,9 +77,9 @@ fn object(context: *mut ibv_context, handle: u32, memory: NonNull<u8>, len: usiz
 /// # Safety
 /// `context` must be open and `attr` valid.
 pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives an open context and a valid struct.
-        let (ours, attr) = unsafe { (Context::even_dead(context)?, attr.as_ref().ok_or(EINVAL)?) };
+        let (ours, attr) = unsafe { (VerbsContext::even_dead(context)?, attr.as_ref().ok_or(EINVAL)?) };
         if attr.comp_mask != 0 {
             return Err(EOPNOTSUPP);
         }
@@ -101,14 +102,14 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
 /// # Safety
 /// `dm` must be alive; it and what was registered of it are gone afterwards.
 pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives live device memory of an open context.
-        let (this, context) = unsafe { (ours(dm)?, Context::even_dead((*dm).context)?) };
+        let (this, context) = unsafe { (ours(dm)?, VerbsContext::even_dead((*dm).context)?) };
         if !this.imported {
             context.tell_end(&Request::FreeDm { dm: this.base.handle })?;
         }
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
-        drop(unsafe { Box::from_raw(dm.cast::<Dm>()) });
+        drop(unsafe { Box::from_raw(dm.cast::<VerbsDm>()) });
         Ok(())
     })
 }
@@ -124,7 +125,7 @@ pub unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: u32,
 ) -> *mut ibv_mr {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives live device memory.
         let this = unsafe { ours(dm) }?;
         let access = check_access(access)?;
@@ -132,13 +133,13 @@ pub unsafe extern "C" fn reg_dm_mr(
             return Err(EINVAL);
         }
         let place = this.place(offset, length)?;
-        let range = Range { addr: place.as_ptr() as usize, len: length, iova: 0, access, replaces: None };
+        let range = MemoryRange { addr: place.as_ptr() as usize, len: length, iova: 0, access, replaces: None };
         // SAFETY: the caller's promise; the mapping lives as long as the device memory.
         unsafe { new_mr(pd, range, null_mut()) }
     })
 }
 
-impl Dm {
+impl VerbsDm {
     /// The address of a range that is all inside.
     fn place(&self, offset: u64, length: usize) -> Outcome<NonNull<u8>> {
         let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
@@ -149,7 +150,7 @@ impl Dm {
         Ok(unsafe { self.memory.add(offset) })
     }
 
-    /// As [`Dm::place`], for a copy.
+    /// As [`VerbsDm::place`], for a copy.
     fn words(&self, offset: u64, length: usize) -> Outcome<NonNull<u8>> {
         if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
             return Err(EINVAL);
@@ -159,7 +160,7 @@ impl Dm {
 }
 
 unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives live device memory and `length` readable bytes; `words` checks the target.
         unsafe {
             let to = ours(dm)?.words(offset, length)?;
@@ -170,7 +171,7 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_v
 }
 
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives live device memory and `length` writable bytes; `words` checks the source.
         unsafe {
             let from = ours(dm)?.words(offset, length)?;
@@ -186,9 +187,9 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u6
 /// `context` must come from `ibv_import_device`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives an open context.
-        let ours = unsafe { Context::from_ibv(context) }?;
+        let ours = unsafe { VerbsContext::from_ibv(context) }?;
         let (answer, len) = ours.import(burst_control::ImportObject::Dm(handle))?;
         let fd = answer.fds.into_iter().next().ok_or(EIO)?;
         let len = usize::try_from(len).map_err(|_| EIO)?;
@@ -203,5 +204,5 @@ pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, handle: u32) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
     // SAFETY: the caller's promise.
-    door::nothing(|| drop(unsafe { Box::from_raw(dm.cast::<Dm>()) }));
+    boundary::nothing(|| drop(unsafe { Box::from_raw(dm.cast::<VerbsDm>()) }));
 }

@@ -4,8 +4,8 @@
 //! time) and allocators for queue memory. Locks here cost a few instructions and queues lie in memory that the daemon made,
 //! so both are accepted and change nothing: the parent domain is another name of its protection domain at the daemon.
 
-use crate::context::Context;
-use crate::door::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
+use crate::boundary::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
+use crate::context::VerbsContext;
 use crate::pd_mr::pd_even_dead;
 use crate::sys::*;
 use burst_control::Request;
@@ -17,7 +17,7 @@ const EBUSY: Errno = Errno(libc::EBUSY);
 
 /// A protection domain, or a parent domain.
 #[repr(C)]
-struct Pd {
+struct VerbsPd {
     base: ibv_pd,
     /// Parent domains made of it.
     children: AtomicU32,
@@ -28,7 +28,7 @@ struct Pd {
 
 /// A thread domain.
 #[repr(C)]
-struct Td {
+struct VerbsTd {
     base: ibv_td,
     /// Parent domains that name it.
     users: AtomicU32,
@@ -36,7 +36,7 @@ struct Td {
 
 fn make(context: *mut ibv_context, handle: u32, pd: *mut ibv_pd, td: *mut ibv_td) -> *mut ibv_pd {
     let base = ibv_pd { context, handle };
-    Box::into_raw(Box::new(Pd { base, children: AtomicU32::new(0), pd, td })).cast()
+    Box::into_raw(Box::new(VerbsPd { base, children: AtomicU32::new(0), pd, td })).cast()
 }
 
 /// The object of a protection domain that the daemon calls `handle`.
@@ -44,9 +44,9 @@ pub fn new_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     make(context, handle, null_mut(), null_mut())
 }
 
-unsafe fn ours<'a>(pd: *mut ibv_pd) -> Option<&'a Pd> {
+unsafe fn ours<'a>(pd: *mut ibv_pd) -> Option<&'a VerbsPd> {
     // SAFETY: the caller gives NULL or a domain that `make` made.
-    unsafe { pd.cast::<Pd>().as_ref() }
+    unsafe { pd.cast::<VerbsPd>().as_ref() }
 }
 
 /// `ibv_alloc_parent_domain`.
@@ -57,10 +57,10 @@ pub unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives an open context, a valid struct and live objects in it.
         unsafe {
-            Context::from_ibv(context)?;
+            VerbsContext::from_ibv(context)?;
             let attr = attr.as_ref().ok_or(EINVAL)?;
             let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
             if attr.comp_mask & !known != 0 {
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
             }
             let pd = ours(attr.pd).ok_or(EINVAL)?;
             pd.children.fetch_add(1, Ordering::Relaxed);
-            if let Some(td) = attr.td.cast::<Td>().as_ref() {
+            if let Some(td) = attr.td.cast::<VerbsTd>().as_ref() {
                 td.users.fetch_add(1, Ordering::Relaxed);
             }
             Ok(make(context, pd.base.handle, attr.pd, attr.td))
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller's promise.
-    door::value(|| unsafe { dealloc(pd) })
+    boundary::value(|| unsafe { dealloc(pd) })
 }
 
 unsafe fn dealloc(pd: *mut ibv_pd) -> Outcome<()> {
@@ -101,10 +101,10 @@ unsafe fn dealloc(pd: *mut ibv_pd) -> Outcome<()> {
         if let Some(parent) = ours(this.pd) {
             parent.children.fetch_sub(1, Ordering::Relaxed);
         }
-        if let Some(td) = this.td.cast::<Td>().as_ref() {
+        if let Some(td) = this.td.cast::<VerbsTd>().as_ref() {
             td.users.fetch_sub(1, Ordering::Relaxed);
         }
-        drop(Box::from_raw(pd.cast::<Pd>()));
+        drop(Box::from_raw(pd.cast::<VerbsPd>()));
     }
     Ok(())
 }
@@ -114,16 +114,16 @@ unsafe fn dealloc(pd: *mut ibv_pd) -> Outcome<()> {
 /// # Safety
 /// `context` must be open and `attr` valid.
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives an open context and a valid struct.
         let attr = unsafe {
-            Context::from_ibv(context)?;
+            VerbsContext::from_ibv(context)?;
             attr.as_ref().ok_or(EINVAL)?
         };
         if attr.comp_mask != 0 {
             return Err(EOPNOTSUPP);
         }
-        Ok(Box::into_raw(Box::new(Td { base: ibv_td { context }, users: AtomicU32::new(0) })).cast())
+        Ok(Box::into_raw(Box::new(VerbsTd { base: ibv_td { context }, users: AtomicU32::new(0) })).cast())
     })
 }
 
@@ -132,14 +132,14 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
 /// # Safety
 /// `td` must be alive; it is gone afterwards.
 pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live thread domain.
-        let this = unsafe { td.cast::<Td>().as_ref() }.ok_or(EINVAL)?;
+        let this = unsafe { td.cast::<VerbsTd>().as_ref() }.ok_or(EINVAL)?;
         if this.users.load(Ordering::Relaxed) != 0 {
             return Err(EBUSY);
         }
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
-        drop(unsafe { Box::from_raw(td.cast::<Td>()) });
+        drop(unsafe { Box::from_raw(td.cast::<VerbsTd>()) });
         Ok(())
     })
 }

@@ -1,180 +1,22 @@
-//! Events: completion channels and asynchronous events. Both are pipes whose read end the application holds and may poll.
+//! Reading and acknowledging events: those of completion channels, and asynchronous ones. Both come through pipes whose read end
+//! the program may poll.
 //!
-//! A channel's pipe carries 8-byte cookies, the async pipe [`AsyncRecord`]s. A cookie whose object is gone is skipped.
-//! Each event handed out is counted at its object ([`Counted`]); destroying the object waits until as many were
-//! acknowledged, as verbs demand.
+//! A channel's pipe carries 8-byte cookies, the async pipe [`AsyncRecord`]s. A cookie whose object has ended is skipped. Each
+//! event handed to the program is counted at its object ([`EventCount`](crate::meter::EventCount)).
 
-use crate::context::Context;
-use crate::cq::Cq;
-use crate::door::{self, EIO, Errno, Outcome};
-use crate::qp::Qp;
-use crate::registry::{Source, lock};
-use crate::srq::Srq;
+use crate::boundary::{self, EIO, Outcome};
+use crate::channel::VerbsChannel;
+use crate::context::{EventSource, VerbsContext};
+use crate::cq::VerbsCq;
+use crate::qp::VerbsQp;
+use crate::srq::VerbsSrq;
 use crate::sys::*;
-use burst_control::{AsyncObject, AsyncRecord, Request, Response};
+use burst_client::raw::lock::lock;
+use burst_control::{AsyncObject, AsyncRecord};
 use burst_ffi::{block, say};
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU32, Ordering};
-
-/// Events of one object: handed out, and acknowledged under the mutex that the verbs struct carries.
-///
-/// `completed` lies in the public struct (`events_completed`), beside its mutex and condition variable.
-#[derive(Debug, Default)]
-pub struct Counted {
-    handed_out: AtomicU32,
-}
-
-/// The three public fields of a struct that counts events.
-#[derive(Clone, Copy, Debug)]
-pub struct Meter {
-    mutex: *mut libc::pthread_mutex_t,
-    cond: *mut libc::pthread_cond_t,
-    completed: *mut u32,
-}
-
-impl Meter {
-    /// The meter made of these fields of one struct.
-    pub fn new<M, C>(mutex: *mut M, cond: *mut C, completed: *mut u32) -> Meter {
-        Meter { mutex: mutex.cast(), cond: cond.cast(), completed }
-    }
-
-    /// Prepares the fields of a fresh struct.
-    ///
-    /// # Safety
-    /// The fields must be writable and unused.
-    pub unsafe fn init(self) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            libc::pthread_mutex_init(self.mutex, std::ptr::null());
-            libc::pthread_cond_init(self.cond, std::ptr::null());
-        }
-    }
-
-    /// Acknowledges `count` events.
-    ///
-    /// # Safety
-    /// The struct must be alive.
-    unsafe fn acknowledge(self, count: u32) {
-        // SAFETY: the caller's promise; the counter is only touched under the mutex.
-        unsafe {
-            libc::pthread_mutex_lock(self.mutex);
-            *self.completed = (*self.completed).wrapping_add(count);
-            libc::pthread_cond_broadcast(self.cond);
-            libc::pthread_mutex_unlock(self.mutex);
-        }
-    }
-
-    /// Waits until every event handed out is acknowledged.
-    ///
-    /// # Safety
-    /// The struct must be alive and no further events be handed out.
-    pub unsafe fn wait(self, counted: &Counted) {
-        // Acquire pairs with the Release in `hand_out`.
-        let all = counted.handed_out.load(Ordering::Acquire);
-        // SAFETY: the caller's promise.
-        unsafe {
-            libc::pthread_mutex_lock(self.mutex);
-            while self.completed.read_volatile() != all {
-                libc::pthread_cond_wait(self.cond, self.mutex);
-            }
-            libc::pthread_mutex_unlock(self.mutex);
-        }
-    }
-}
-
-impl Counted {
-    fn hand_out(&self) {
-        self.handed_out.fetch_add(1, Ordering::Release);
-    }
-}
-
-/// A completion channel.
-#[repr(C)]
-pub struct Channel {
-    base: ibv_comp_channel,
-    /// Daemon's number.
-    pub handle: u32,
-    pipe: OwnedFd,
-    users: AtomicU32,
-}
-
-impl Channel {
-    /// The channel behind an application's pointer; NULL is none.
-    ///
-    /// # Safety
-    /// `channel` must be NULL or a live channel.
-    pub unsafe fn from_ibv<'a>(channel: *mut ibv_comp_channel) -> Option<&'a Channel> {
-        // SAFETY: `base` is the first field.
-        unsafe { channel.cast::<Channel>().as_ref() }
-    }
-
-    fn refcnt(&self) -> *mut c_int {
-        (&raw const self.base.refcnt).cast_mut()
-    }
-
-    /// Counts a CQ that uses this channel. `refcnt` is public, and kept for those who look.
-    pub fn attach(&self) {
-        let now = self.users.fetch_add(1, Ordering::AcqRel) + 1;
-        // SAFETY: an aligned word of a live struct; applications only read it.
-        unsafe { self.refcnt().write_volatile(now as c_int) };
-    }
-
-    /// Uncounts a CQ.
-    pub fn detach(&self) {
-        let now = self.users.fetch_sub(1, Ordering::AcqRel) - 1;
-        // SAFETY: as in `attach`.
-        unsafe { self.refcnt().write_volatile(now as c_int) };
-    }
-}
-
-/// A completion channel, whose `fd` becomes readable when an event is there.
-///
-/// # Safety
-/// `context` must be open.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    door::pointer(|| {
-        // SAFETY: the caller gives an open context.
-        let ours = unsafe { Context::from_ibv(context) }?;
-        let mut answer = ours.call(&Request::CreateChannel, &[])?;
-        let Response::Channel { channel: handle } = answer.response else { return Err(EIO) };
-        let pipe = answer.fds.pop().ok_or(EIO)?;
-        // The application owns the blocking mode; a channel starts out blocking.
-        set_blocking(pipe.as_raw_fd())?;
-        let base = ibv_comp_channel { context, fd: pipe.as_raw_fd(), refcnt: 0 };
-        Ok(Box::into_raw(Box::new(Channel { base, handle, pipe, users: AtomicU32::new(0) })).cast())
-    })
-}
-
-/// Makes a pipe's read end blocking.
-pub fn set_blocking(fd: RawFd) -> Outcome<()> {
-    // SAFETY: descriptor flags of a descriptor that we own.
-    let rc = unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
-    if rc < 0 { Err(door::errno()) } else { Ok(()) }
-}
-
-/// Ends a channel; EBUSY while a CQ uses it.
-///
-/// # Safety
-/// `channel` must be alive; it is gone afterwards.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    door::value(|| {
-        // SAFETY: the caller gives a live channel.
-        let ours = unsafe { Channel::from_ibv(channel) }.ok_or(door::EINVAL)?;
-        if ours.users.load(Ordering::Acquire) != 0 {
-            return Err(Errno(libc::EBUSY));
-        }
-        // SAFETY: the channel's context is open.
-        let context = unsafe { Context::even_dead(ours.base.context) }?;
-        context.tell_end(&Request::DestroyChannel { channel: ours.handle })?;
-        // SAFETY: made by `Box::into_raw`, and the caller gives it up.
-        drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
-        Ok(())
-    })
-}
 
 /// Reads a record; the writer writes records whole. As read(2) returns.
 ///
@@ -189,7 +31,7 @@ unsafe fn read_record<const N: usize>(fd: RawFd, record: &mut [u8; N]) -> isize 
 fn read_outcome(got: isize, len: usize) -> Outcome<()> {
     match got {
         n if n == len as isize => Ok(()),
-        n if n < 0 => Err(door::errno()),
+        n if n < 0 => Err(boundary::errno()),
         _ => {
             say::daemon_gone();
             Err(EIO)
@@ -210,12 +52,12 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 ) -> c_int {
     loop {
         let mut fd = -1;
-        let failed = door::number(|| {
+        let failed = boundary::number(|| {
             // SAFETY: the caller gives a live channel of an open context.
-            let ours = unsafe { Channel::from_ibv(channel) }.ok_or(door::EINVAL)?;
+            let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
             // SAFETY: as above.
-            unsafe { Context::from_ibv(ours.base.context) }?;
-            fd = ours.pipe.as_raw_fd();
+            unsafe { VerbsContext::from_ibv(ours.context()) }?;
+            fd = ours.pipe();
             Ok(0)
         });
         if failed != 0 {
@@ -225,12 +67,12 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         // SAFETY: this frame owns nothing.
         let got = unsafe { read_record(fd, &mut record) };
         let mut found = None;
-        let failed = door::number(|| {
+        let failed = boundary::number(|| {
             read_outcome(got, record.len())?;
             // SAFETY: the caller gives a live channel.
-            let ours = unsafe { Channel::from_ibv(channel) }.ok_or(door::EINVAL)?;
+            let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
             // SAFETY: as above.
-            found = source_of(unsafe { Context::from_ibv(ours.base.context) }?, u64::from_ne_bytes(record));
+            found = source_of(unsafe { VerbsContext::from_ibv(ours.context()) }?, u64::from_ne_bytes(record));
             Ok(0)
         });
         if failed != 0 {
@@ -245,14 +87,14 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 }
 
 /// The CQ of a completion event, counted there; `None` if it is gone.
-fn source_of(context: &Context, cookie: u64) -> Option<(*mut ibv_cq, *mut c_void)> {
+fn source_of(context: &VerbsContext, cookie: u64) -> Option<(*mut ibv_cq, *mut c_void)> {
     let sources = lock(&context.sources);
-    let Some(Source::Cq(found)) = sources.get(cookie) else { return None };
-    // SAFETY: a CQ leaves the table under this lock before it is freed.
-    let found = unsafe { found.as_ref() };
-    found.comp_events.hand_out();
-    // SAFETY: as above.
-    Some((found.as_ibv(), unsafe { (*found.as_ibv()).cq_context }))
+    let Some(EventSource::Cq(cq)) = sources.get(cookie) else { return None };
+    // SAFETY: a completion queue leaves the table under this lock before it is freed.
+    unsafe {
+        VerbsCq::from_ibv(cq.as_ptr()).ok()?.comp_events.hand_out();
+        Some((cq.as_ptr(), cq.as_ref().cq_context))
+    }
 }
 
 /// Acknowledges completion events.
@@ -261,10 +103,10 @@ fn source_of(context: &Context, cookie: u64) -> Option<(*mut ibv_cq, *mut c_void
 /// `cq` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
-    door::nothing(|| {
+    boundary::nothing(|| {
         if count != 0 && !cq.is_null() {
             // SAFETY: the caller gives a live CQ.
-            unsafe { Cq::comp_meter(cq).acknowledge(count) };
+            unsafe { VerbsCq::comp_meter(cq).acknowledge(count) };
         }
     });
 }
@@ -278,9 +120,9 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     loop {
         let mut fd = -1;
-        let failed = door::number(|| {
+        let failed = boundary::number(|| {
             // SAFETY: the caller gives an open context.
-            fd = unsafe { Context::from_ibv(context) }?.async_fd().as_raw_fd();
+            fd = unsafe { VerbsContext::from_ibv(context) }?.async_fd().as_raw_fd();
             Ok(0)
         });
         if failed != 0 {
@@ -290,10 +132,10 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, e
         // SAFETY: this frame owns nothing.
         let got = unsafe { read_record(fd, &mut record) };
         let mut found = None;
-        let failed = door::number(|| {
+        let failed = boundary::number(|| {
             read_outcome(got, record.len())?;
             // SAFETY: the caller gives an open context.
-            let context = unsafe { Context::from_ibv(context) }?;
+            let context = unsafe { VerbsContext::from_ibv(context) }?;
             found = AsyncRecord::from_bytes(&record)
                 .and_then(|r| element_of(context, &r).map(|element| (element, r.event as ibv_event_type)));
             Ok(0)
@@ -310,7 +152,7 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, e
 }
 
 /// Names the object of an event for the application and counts the event there; `None` if the object is gone.
-fn element_of(context: &Context, record: &AsyncRecord) -> Option<ibv_async_event__bindgen_ty_1> {
+fn element_of(context: &VerbsContext, record: &AsyncRecord) -> Option<ibv_async_event__bindgen_ty_1> {
     let sources = lock(&context.sources);
     let found = match record.object {
         AsyncObject::Port => return Some(ibv_async_event__bindgen_ty_1 { port_num: record.cookie as c_int }),
@@ -320,17 +162,17 @@ fn element_of(context: &Context, record: &AsyncRecord) -> Option<ibv_async_event
     // SAFETY: objects leave the table under this lock before they are freed.
     Some(unsafe {
         match found {
-            Source::Cq(cq) => {
-                cq.as_ref().async_events.hand_out();
-                ibv_async_event__bindgen_ty_1 { cq: cq.as_ref().as_ibv() }
+            EventSource::Cq(cq) => {
+                VerbsCq::from_ibv(cq.as_ptr()).ok()?.async_events.hand_out();
+                ibv_async_event__bindgen_ty_1 { cq: cq.as_ptr() }
             }
-            Source::Qp(qp) => {
-                qp.as_ref().events.hand_out();
-                ibv_async_event__bindgen_ty_1 { qp: qp.as_ref().as_ibv() }
+            EventSource::Qp(qp) => {
+                VerbsQp::from_ibv(qp.as_ptr()).ok()?.events.hand_out();
+                ibv_async_event__bindgen_ty_1 { qp: qp.as_ptr() }
             }
-            Source::Srq(srq) => {
-                srq.as_ref().events.hand_out();
-                ibv_async_event__bindgen_ty_1 { srq: srq.as_ref().as_ibv() }
+            EventSource::Srq(srq) => {
+                VerbsSrq::from_ibv(srq.as_ptr()).ok()?.events.hand_out();
+                ibv_async_event__bindgen_ty_1 { srq: srq.as_ptr() }
             }
         }
     })
@@ -342,12 +184,12 @@ fn element_of(context: &Context, record: &AsyncRecord) -> Option<ibv_async_event
 /// `event` must come from `ibv_get_async_event`, and its object be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    door::nothing(|| {
+    boundary::nothing(|| {
         // SAFETY: the caller gives an event of ours; the union's member follows from the type.
         unsafe {
             let event = &*event;
             match event.event_type {
-                IBV_EVENT_CQ_ERR => Cq::async_meter(event.element.cq).acknowledge(1),
+                IBV_EVENT_CQ_ERR => VerbsCq::async_meter(event.element.cq).acknowledge(1),
                 IBV_EVENT_QP_FATAL
                 | IBV_EVENT_QP_REQ_ERR
                 | IBV_EVENT_QP_ACCESS_ERR
@@ -355,8 +197,8 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
                 | IBV_EVENT_SQ_DRAINED
                 | IBV_EVENT_PATH_MIG
                 | IBV_EVENT_PATH_MIG_ERR
-                | IBV_EVENT_QP_LAST_WQE_REACHED => Qp::meter(event.element.qp).acknowledge(1),
-                IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => Srq::meter(event.element.srq).acknowledge(1),
+                | IBV_EVENT_QP_LAST_WQE_REACHED => VerbsQp::meter(event.element.qp).acknowledge(1),
+                IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => VerbsSrq::meter(event.element.srq).acknowledge(1),
                 _ => (),
             }
         }

@@ -5,7 +5,7 @@
 //! ([`context`]); the data path ([`post`], [`poll`]) only touches shared memory.
 //!
 //! Objects that applications hold are `repr(C)` structs whose first field is the public struct. Errors are errno values; no
-//! panic and no output crosses the C boundary ([`door`]), except the one sentence that explains an empty device list
+//! panic and no output crosses the C boundary ([`boundary`]), except the one sentence that explains an empty device list
 //! ([`device`]). After fork, a child's objects are dead ([`fork`]).
 //!
 //! No lock is held while another is taken, except the lock of the preallocated queue pairs ([`prealloc`]), which is always taken
@@ -13,31 +13,32 @@
 
 pub mod ah;
 pub mod attr;
+pub mod boundary;
+pub mod channel;
 pub mod context;
+pub mod context_name;
 pub mod cq;
 pub mod cq_ex;
 pub mod device;
 pub mod dm;
 pub mod domain;
-pub mod door;
 pub mod event;
 pub mod fork;
 pub mod import;
 pub mod kern;
-pub mod lock;
 pub mod mcast;
+pub mod meter;
 pub mod mw;
+pub mod ops;
 pub mod pd_mr;
 pub mod poll;
 pub mod port;
 pub mod post;
-pub mod prealloc;
 pub mod private_burst;
 pub mod qp;
 pub mod qp_ex;
 pub mod rates;
 pub mod refuse;
-pub mod registry;
 pub mod rereg;
 pub mod srq;
 pub mod strings;

@@ -1,7 +1,7 @@
 //! Multicast groups: the daemon joins them and copies what arrives to every queue pair attached.
 
-use crate::door::{self, EINVAL, Outcome};
-use crate::qp::Qp;
+use crate::boundary::{self, EINVAL, Outcome};
+use crate::qp::VerbsQp;
 use crate::sys::*;
 use burst_control::Request;
 use std::ffi::c_int;
@@ -9,8 +9,8 @@ use std::ffi::c_int;
 unsafe fn change(qp: *mut ibv_qp, gid: *const ibv_gid, make: impl FnOnce(u32, [u8; 16]) -> Request) -> Outcome<()> {
     // SAFETY: the caller gives a live queue pair of an open context and NULL or a valid GID.
     unsafe {
-        let (ours, gid) = (Qp::from_ibv(qp)?, gid.as_ref().ok_or(EINVAL)?);
-        ours.context()?.tell(&make((*qp).handle, gid.raw))
+        let (ours, gid) = (VerbsQp::from_ibv(qp)?, gid.as_ref().ok_or(EINVAL)?);
+        Ok(ours.context()?.tell(&make((*qp).handle, gid.raw))?)
     }
 }
 
@@ -22,7 +22,7 @@ unsafe fn change(qp: *mut ibv_qp, gid: *const ibv_gid, make: impl FnOnce(u32, [u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
     // SAFETY: the caller's promise.
-    door::value(|| unsafe { change(qp, gid, |qp, gid| Request::AttachMcast { qp, gid }) })
+    boundary::value(|| unsafe { change(qp, gid, |qp, gid| Request::AttachMcast { qp, gid }) })
 }
 
 /// Detaches a queue pair; EINVAL if it is not attached.
@@ -32,5 +32,5 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
     // SAFETY: the caller's promise.
-    door::value(|| unsafe { change(qp, gid, |qp, gid| Request::DetachMcast { qp, gid }) })
+    boundary::value(|| unsafe { change(qp, gid, |qp, gid| Request::DetachMcast { qp, gid }) })
 }

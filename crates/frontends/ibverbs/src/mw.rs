@@ -5,11 +5,11 @@
 //! request whose key the program chooses: the window's own with another low byte (`ibv_inc_rkey`). The worker that carries
 //! the request out checks it; what can be told wrong here is refused at once.
 
-use crate::context::Context;
-use crate::door::{self, EINVAL, EIO, Outcome};
+use crate::boundary::{self, EINVAL, EIO, Outcome};
+use crate::context::VerbsContext;
 use crate::pd_mr::{access_of, pd_of};
 use crate::post;
-use crate::qp::Qp;
+use crate::qp::VerbsQp;
 use crate::sys::*;
 use burst_base::verbs::{MwType, access};
 use burst_control::{Request, Response};
@@ -29,7 +29,7 @@ const RIGHTS: u32 = access::LOCAL_WRITE
 /// # Safety
 /// `pd` must be alive.
 pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives a live PD.
         let (context, pd_handle) = unsafe { pd_of(pd) }?;
         let mw_type = MwType::from_number(kind).ok_or(EINVAL)?;
@@ -46,11 +46,11 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ib
 /// # Safety
 /// `mw` must be alive; it is gone afterwards.
 pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live window of an open context.
         let ours = unsafe { mw.as_ref() }.ok_or(EINVAL)?;
         // SAFETY: as above.
-        let context = unsafe { Context::even_dead(ours.context) }?;
+        let context = unsafe { VerbsContext::even_dead(ours.context) }?;
         context.tell_end(&Request::DeallocMw { mw: ours.handle })?;
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
         drop(unsafe { Box::from_raw(mw) });
@@ -99,10 +99,10 @@ fn next_key(rkey: u32) -> u32 {
 /// # Safety
 /// `qp` and `mw` must be alive, `bind` valid.
 pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives live objects and a valid description.
         unsafe {
-            let (ours, window) = (Qp::from_ibv(qp)?, mw.as_mut().ok_or(EINVAL)?);
+            let (ours, window) = (VerbsQp::from_ibv(qp)?, mw.as_mut().ok_or(EINVAL)?);
             let bind = bind.as_ref().ok_or(EINVAL)?;
             if window.type_ != IBV_MW_TYPE_1 {
                 return Err(EINVAL);

@@ -3,16 +3,15 @@
 //! A registration makes the application's pages reachable for the daemon ([`burst_mem::swap`]), sends it the descriptors, and
 //! keeps what is needed to undo that. The daemon lets go first, then the pages become private again.
 
-use crate::context::Context;
+use crate::boundary::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
+use crate::context::VerbsContext;
 use crate::domain;
-use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Errno, Outcome};
 use crate::sys::*;
 use burst_base::verbs::access;
-use burst_control::{MrPiece, MrPieceKind, Request, Response};
-use burst_ffi::say;
-use burst_mem::swap::{self, PieceSource, RegisterError, Registration};
+use burst_client::raw::memory::{self, MemoryRange};
+use burst_control::{Request, Response};
+use burst_mem::swap::Registration;
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::BorrowedFd;
 
 /// Rights that let somebody write.
 const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
@@ -24,7 +23,7 @@ const KNOWN: u32 =
 
 /// A memory region.
 #[repr(C)]
-pub struct Mr {
+pub struct VerbsMr {
     /// What applications see.
     pub base: ibv_mr,
     /// Rights.
@@ -41,9 +40,9 @@ pub struct Mr {
 /// `context` must be open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives an open context.
-        let ours = unsafe { Context::from_ibv(context) }?;
+        let ours = unsafe { VerbsContext::from_ibv(context) }?;
         let Response::Handle(handle) = ours.ask(&Request::AllocPd)? else { return Err(EIO) };
         Ok(domain::new_pd(context, handle))
     })
@@ -53,11 +52,11 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 ///
 /// # Safety
 /// As for [`pd_of`].
-pub unsafe fn pd_even_dead<'a>(pd: *mut ibv_pd) -> Outcome<(&'a Context, u32)> {
+pub unsafe fn pd_even_dead<'a>(pd: *mut ibv_pd) -> Outcome<(&'a VerbsContext, u32)> {
     // SAFETY: the caller gives NULL or a live PD of an open context.
     unsafe {
         let pd = pd.as_ref().ok_or(EINVAL)?;
-        Ok((Context::even_dead(pd.context)?, pd.handle))
+        Ok((VerbsContext::even_dead(pd.context)?, pd.handle))
     }
 }
 
@@ -65,7 +64,7 @@ pub unsafe fn pd_even_dead<'a>(pd: *mut ibv_pd) -> Outcome<(&'a Context, u32)> {
 ///
 /// # Safety
 /// `pd` must be NULL or a live PD of an open context.
-pub unsafe fn pd_of<'a>(pd: *mut ibv_pd) -> Outcome<(&'a Context, u32)> {
+pub unsafe fn pd_of<'a>(pd: *mut ibv_pd) -> Outcome<(&'a VerbsContext, u32)> {
     // SAFETY: the caller's promise.
     let (context, handle) = unsafe { pd_even_dead(pd) }?;
     if context.is_alive() { Ok((context, handle)) } else { Err(EIO) }
@@ -76,8 +75,8 @@ pub unsafe fn pd_of<'a>(pd: *mut ibv_pd) -> Outcome<(&'a Context, u32)> {
 /// # Safety
 /// `mr` must be a live region of this library.
 pub unsafe fn access_of(mr: *mut ibv_mr) -> u32 {
-    // SAFETY: `base` is the first field of an `Mr`.
-    unsafe { (*mr.cast::<Mr>()).access }
+    // SAFETY: `base` is the first field of an `VerbsMr`.
+    unsafe { (*mr.cast::<VerbsMr>()).access }
 }
 
 /// Rights as the daemon gets them: optional bits dropped, unknown ones refused.
@@ -92,95 +91,14 @@ pub fn check_access(wanted: u32) -> Outcome<u32> {
     Ok(wanted)
 }
 
-fn share(addr: usize, len: usize, access: u32) -> Outcome<Option<Registration>> {
-    // On demand: the daemon reaches whatever the process has mapped there at the time.
-    if len == 0 || access & access::ON_DEMAND != 0 {
-        return Ok(None);
-    }
-    swap::register(addr, len, access & WRITES != 0).map(Some).map_err(|e| {
-        say::explain(e);
-        match e {
-            RegisterError::Fault | RegisterError::Device => Errno(libc::EFAULT),
-            RegisterError::BadRange => EINVAL,
-        }
-    })
-}
-
-fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
-    let kind = |k: PieceSource| match k {
-        PieceSource::Fd { fd, offset } => MrPieceKind::Fd { fd: fd as u32, offset },
-        PieceSource::InProcess => MrPieceKind::InProcess,
-    };
-    registration
-        .pieces()
-        .iter()
-        .map(|p| MrPiece { addr: p.addr as u64, len: p.len as u64, kind: kind(p.kind) })
-        .collect()
-}
-
-/// What the application asked for.
-#[derive(Clone, Copy)]
-pub struct Range {
-    /// First byte.
-    pub addr: usize,
-    /// Bytes.
-    pub len: usize,
-    /// Address that requests use for the first byte.
-    pub iova: u64,
-    /// Rights.
-    pub access: u32,
-    /// Region whose place it takes.
-    pub replaces: Option<u32>,
-}
-
-/// Keys and number of a registration at the daemon.
-pub struct Granted {
-    /// Daemon's number.
-    pub handle: u32,
-    /// Local key.
-    pub lkey: u32,
-    /// Remote key.
-    pub rkey: u32,
-    /// How the pages are shared.
-    pub registration: Option<Registration>,
-}
-
-/// Shares the pages and registers them.
-pub fn register_at_daemon(context: &Context, pd: u32, range: Range) -> Outcome<Granted> {
-    let registration = share(range.addr, range.len, range.access)?;
-    let pieces = registration.as_ref().map(pieces_of).unwrap_or_default();
-    let fds: Vec<BorrowedFd<'_>> =
-        registration.as_ref().map(|r| (0..r.fds()).filter_map(|i| r.fd(i)).collect()).unwrap_or_default();
-    let request = Request::RegMr {
-        pd,
-        addr: range.addr as u64,
-        len: range.len as u64,
-        iova: range.iova,
-        access: range.access,
-        pieces,
-        replaces: range.replaces,
-    };
-    let answer = context.call(&request, &fds);
-    drop(fds);
-    match answer.map(|a| a.response) {
-        Ok(Response::Mr { mr, lkey, rkey }) => Ok(Granted { handle: mr, lkey, rkey, registration }),
-        other => {
-            if let Some(r) = registration {
-                swap::release(r);
-            }
-            Err(other.err().unwrap_or(EIO))
-        }
-    }
-}
-
 /// Registers a range and makes the object. `shown` is the address that the object tells.
 ///
 /// # Safety
 /// `pd` must be alive; the range must stay mapped until `ibv_dereg_mr`.
-pub unsafe fn new_mr(pd: *mut ibv_pd, range: Range, shown: *mut c_void) -> Outcome<*mut ibv_mr> {
+pub unsafe fn new_mr(pd: *mut ibv_pd, range: MemoryRange, shown: *mut c_void) -> Outcome<*mut ibv_mr> {
     // SAFETY: the caller gives a live PD.
     let (context, pd_handle) = unsafe { pd_of(pd) }?;
-    let granted = register_at_daemon(context, pd_handle, range)?;
+    let granted = memory::register(context, pd_handle, range)?;
     let base = ibv_mr {
         context: context.as_ibv(),
         pd,
@@ -190,7 +108,7 @@ pub unsafe fn new_mr(pd: *mut ibv_pd, range: Range, shown: *mut c_void) -> Outco
         lkey: granted.lkey,
         rkey: granted.rkey,
     };
-    let mr = Mr { base, access: range.access, iova: range.iova, registration: granted.registration };
+    let mr = VerbsMr { base, access: range.access, iova: range.iova, registration: granted.registration };
     Ok(Box::into_raw(Box::new(mr)).cast())
 }
 
@@ -198,7 +116,7 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, ac
     let access = check_access(access)?;
     let iova = if access & access::ZERO_BASED != 0 { 0 } else { iova };
     // SAFETY: the caller's promise.
-    unsafe { new_mr(pd, Range { addr: addr as usize, len, iova, access, replaces: None }, addr) }
+    unsafe { new_mr(pd, MemoryRange { addr: addr as usize, len, iova, access, replaces: None }, addr) }
 }
 
 /// Registers memory.
@@ -208,7 +126,7 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, ac
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
-    door::pointer(|| unsafe { register(pd, addr, length, addr as u64, access as u32) })
+    boundary::pointer(|| unsafe { register(pd, addr, length, addr as u64, access as u32) })
 }
 
 /// Registers memory that work requests address from `iova` on.
@@ -224,7 +142,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
-    door::pointer(|| unsafe { register(pd, addr, length, iova, access as u32) })
+    boundary::pointer(|| unsafe { register(pd, addr, length, iova, access as u32) })
 }
 
 /// As `ibv_reg_mr_iova`, with optional access bits.
@@ -240,16 +158,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
-    door::pointer(|| unsafe { register(pd, addr, length, iova, access) })
-}
-
-/// Gives the pages back, unless they are the parent's affair.
-pub fn unshare(context: &Context, registration: Option<Registration>) {
-    match registration {
-        Some(r) if context.is_alive() => swap::release(r),
-        // In a child: the descriptors and mappings are copies that end with the process.
-        other => std::mem::forget(other),
-    }
+    boundary::pointer(|| unsafe { register(pd, addr, length, iova, access) })
 }
 
 /// Ends a registration.
@@ -258,17 +167,17 @@ pub fn unshare(context: &Context, registration: Option<Registration>) {
 /// `mr` must be alive; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         if mr.is_null() {
             return Err(EINVAL);
         }
         // SAFETY: the caller gives a live region of an open context.
-        let context = unsafe { Context::even_dead((*mr).context) }?;
+        let context = unsafe { VerbsContext::even_dead((*mr).context) }?;
         // SAFETY: as above.
         context.tell_end(&Request::DeregMr { mr: unsafe { (*mr).handle } })?;
-        // SAFETY: made by `Box::into_raw` of an `Mr`, and the caller gives it up.
-        let mr = unsafe { Box::from_raw(mr.cast::<Mr>()) };
-        unshare(context, mr.registration);
+        // SAFETY: made by `Box::into_raw` of an `VerbsMr`, and the caller gives it up.
+        let mr = unsafe { Box::from_raw(mr.cast::<VerbsMr>()) };
+        memory::unshare(context, mr.registration);
         Ok(())
     })
 }

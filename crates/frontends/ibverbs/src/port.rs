@@ -4,8 +4,8 @@
 //! answer is made in the newest layout and copied up to the length given.
 
 use crate::attr;
-use crate::context::Context;
-use crate::door::{self, EINVAL, Errno, Outcome};
+use crate::boundary::{self, EINVAL, Errno, Outcome};
+use crate::context::VerbsContext;
 use crate::rates;
 use crate::sys::*;
 use burst_base::verbs::AhAttr;
@@ -153,9 +153,9 @@ fn port_attr(device: &DeviceInfo) -> [u8; PORT_ATTR_MAX] {
 /// `context` must be open and `attr` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives an open context.
-        let device = unsafe { Context::even_dead(context) }?.device_now()?;
+        let device = unsafe { VerbsContext::even_dead(context) }?.device_now()?;
         // SAFETY: the caller gives a writable place.
         unsafe { *attr = device_attr(&device) };
         Ok(())
@@ -172,13 +172,13 @@ pub unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives NULL or a valid input.
         if unsafe { input.as_ref() }.is_some_and(|i| i.comp_mask != 0) || size < size_of::<ibv_device_attr>() {
             return Err(EINVAL);
         }
         // SAFETY: the caller gives an open context.
-        let device = unsafe { Context::even_dead(context) }?.device_now()?;
+        let device = unsafe { VerbsContext::even_dead(context) }?.device_now()?;
         let orig_attr = device_attr(&device);
         let device_cap_flags_ex = orig_attr.device_cap_flags.into();
         let full = ibv_device_attr_ex {
@@ -209,9 +209,9 @@ pub unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives an open context.
-        let context = unsafe { Context::from_ibv(context) }?;
+        let context = unsafe { VerbsContext::from_ibv(context) }?;
         check_port(port.into())?;
         let bytes = port_attr(&context.device_now()?);
         // SAFETY: the caller gives `size` writable bytes.
@@ -240,9 +240,9 @@ pub unsafe extern "C" fn ibv_query_port(
 /// `context` must be open and `speed` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives an open context.
-        let context = unsafe { Context::from_ibv(context) }?;
+        let context = unsafe { VerbsContext::from_ibv(context) }?;
         check_port(port)?;
         let device = context.device_now()?;
         // SAFETY: the caller gives a writable place.
@@ -257,9 +257,9 @@ pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u
 /// `context` must be open and `gid` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int {
-    door::number(|| {
+    boundary::number(|| {
         // SAFETY: the caller gives an open context.
-        let context = unsafe { Context::from_ibv(context) }?;
+        let context = unsafe { VerbsContext::from_ibv(context) }?;
         check_port(port.into())?;
         let index = u32::try_from(index).ok().filter(|i| *i < GID_TABLE_LEN).ok_or(EINVAL)?;
         let device = context.device_now()?;
@@ -293,9 +293,9 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives an open context.
-        let context = unsafe { Context::from_ibv(context) }?;
+        let context = unsafe { VerbsContext::from_ibv(context) }?;
         check_port(port)?;
         if flags != 0 || index >= GID_TABLE_LEN {
             return Err(EINVAL);
@@ -321,9 +321,9 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     entry_size: usize,
 ) -> isize {
     let mut written = 0;
-    let rc = door::value(|| {
+    let rc = boundary::value(|| {
         // SAFETY: the caller gives an open context.
-        let context = unsafe { Context::from_ibv(context) }?;
+        let context = unsafe { VerbsContext::from_ibv(context) }?;
         if flags != 0 || entry_size == 0 {
             return Err(EINVAL);
         }
@@ -351,9 +351,9 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
 /// `context` must be open and `pkey` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut __be16) -> c_int {
-    door::number(|| {
+    boundary::number(|| {
         // SAFETY: the caller gives an open context.
-        unsafe { Context::from_ibv(context) }?;
+        unsafe { VerbsContext::from_ibv(context) }?;
         check_port(port.into())?;
         if index != 0 {
             return Err(EINVAL);
@@ -370,9 +370,9 @@ pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, ind
 /// `context` must be open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: __be16) -> c_int {
-    door::number(|| {
+    boundary::number(|| {
         // SAFETY: the caller gives an open context.
-        unsafe { Context::from_ibv(context) }?;
+        unsafe { VerbsContext::from_ibv(context) }?;
         check_port(port.into())?;
         if u16::from_be(pkey) == PKEY { Ok(0) } else { Err(EINVAL) }
     })
@@ -389,11 +389,11 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     mac: *mut u8,
     vlan: *mut u16,
 ) -> c_int {
-    door::number(|| {
+    boundary::number(|| {
         // SAFETY: the caller gives an open context and a valid attribute.
-        let (context, attr) = unsafe { (Context::from_ibv(context)?, &*attr) };
+        let (context, attr) = unsafe { (VerbsContext::from_ibv(context)?, &*attr) };
         let attr: AhAttr = attr::ah_from_ibv(attr);
-        let Response::Mac(bytes) = context.ask(&Request::ResolveMac { attr })? else { return Err(door::EIO) };
+        let Response::Mac(bytes) = context.ask(&Request::ResolveMac { attr })? else { return Err(boundary::EIO) };
         // SAFETY: the caller gives 6 writable bytes, and NULL or a writable place.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), mac, 6);

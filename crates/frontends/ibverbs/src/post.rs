@@ -4,10 +4,10 @@
 //! written ends the call: those before it are posted, `bad_wr` names it.
 
 use crate::ah;
-use crate::door::{EINVAL, Errno, Outcome};
+use crate::boundary::{EINVAL, Errno, Outcome};
 use crate::mw;
-use crate::qp::Qp;
-use crate::srq::Srq;
+use crate::qp::VerbsQp;
+use crate::srq::VerbsSrq;
 use crate::sys::*;
 use burst_base::verbs::{QpType, WrOpcode, send_flags};
 use burst_shm::rq::RqProducer;
@@ -102,7 +102,7 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int, max: u32) -> Option<&'a [
 /// Fills in what depends on the opcode: addresses and operands. `None` for a datagram without address handle, or a window
 /// that cannot be bound so.
 #[inline]
-unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
+unsafe fn head_of(qp: &VerbsQp, wr: &ibv_send_wr) -> Option<SendWqe> {
     let flags = wr.send_flags & FLAGS | qp.always;
     // SAFETY: the union's members are both 32-bit words; the opcode decides the meaning.
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
@@ -149,7 +149,7 @@ unsafe fn head_of(qp: &Qp, wr: &ibv_send_wr) -> Option<SendWqe> {
 /// # Safety
 /// `wr` and what it names are valid.
 #[inline]
-unsafe fn write_send(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(), c_int> {
+unsafe fn write_send(qp: &VerbsQp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(), c_int> {
     if bit_of(wr.opcode) & qp.short == 0 || wr.send_flags & send_flags::INLINE != 0 {
         // SAFETY: the caller's promise.
         return unsafe { write_rare(qp, sq, wr) };
@@ -175,7 +175,7 @@ unsafe fn write_send(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(
 /// # Safety
 /// As for [`write_send`].
 #[inline(never)]
-unsafe fn write_rare(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(), c_int> {
+unsafe fn write_rare(qp: &VerbsQp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(), c_int> {
     let opcode = bit_of(wr.opcode);
     if opcode & allowed(qp.qp_type) == 0 {
         return Err(libc::EINVAL);
@@ -198,7 +198,7 @@ unsafe fn write_rare(qp: &Qp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Result<(
 ///
 /// # Safety
 /// `qp` must be alive.
-pub unsafe fn bind(qp: &Qp, wr_id: u64, flags: u32, fields: SendWqe) -> Outcome<()> {
+pub unsafe fn bind(qp: &VerbsQp, wr_id: u64, flags: u32, fields: SendWqe) -> Outcome<()> {
     // SAFETY: the caller's promise.
     let context = unsafe { qp.context() }?;
     if qp.state() < IBV_QPS_RTS || WINDOWS & allowed(qp.qp_type) == 0 {
@@ -206,15 +206,7 @@ pub unsafe fn bind(qp: &Qp, wr_id: u64, flags: u32, fields: SendWqe) -> Outcome<
     }
     let flags = (flags & (send_flags::FENCE | send_flags::SIGNALED) | qp.always) as u16;
     let wqe = SendWqe { wr_id, flags, opcode: WrOpcode::BindMw as u8, ..fields };
-    let mut side = qp.sq.lock();
-    side.ring.free(qp.retired());
-    side.ring.write(&wqe, &[]).map_err(|e| Errno(errno_of(e)))?;
-    let ring = side.ring.post();
-    drop(side);
-    if ring {
-        context.bells.ring(qp.worker, qp.doorbell);
-    }
-    Ok(())
+    qp.sq.post(context, |ring| ring.write(&wqe, &[])).map_err(|e| Errno(errno_of(e)))
 }
 
 /// Posts a list of send requests.
@@ -224,7 +216,7 @@ pub unsafe fn bind(qp: &Qp, wr_id: u64, flags: u32, fields: SendWqe) -> Outcome<
 pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: the caller's promise.
     let (rc, bad) = unsafe {
-        match Qp::from_ibv(qp) {
+        match VerbsQp::from_ibv(qp) {
             Ok(qp) => send_list(qp, wr),
             Err(e) => (e.0, wr),
         }
@@ -237,31 +229,23 @@ pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr
 }
 
 #[inline]
-unsafe fn send_list(qp: &Qp, mut wr: *mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
+unsafe fn send_list(qp: &VerbsQp, mut wr: *mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
     // SAFETY: the queue pair is alive and its context open.
     let Ok(context) = (unsafe { qp.context() }) else { return (libc::EIO, wr) };
     if qp.state() < IBV_QPS_RTS {
         return (libc::EINVAL, wr);
     }
-    let mut rc = 0;
-    let mut side = qp.sq.lock();
-    let sq = &mut side.ring;
-    let before = sq.written();
-    sq.free(qp.retired());
-    // SAFETY: a valid, NULL-terminated list.
-    while let Some(one) = unsafe { wr.as_ref() } {
-        // SAFETY: as above.
-        if let Err(e) = unsafe { write_send(qp, sq, one) } {
-            rc = e;
-            break;
+    let rc = qp.sq.post(context, |ring| {
+        // SAFETY: a valid, NULL-terminated list.
+        while let Some(one) = unsafe { wr.as_ref() } {
+            // SAFETY: as above.
+            if let Err(e) = unsafe { write_send(qp, ring, one) } {
+                return e;
+            }
+            wr = one.next;
         }
-        wr = one.next;
-    }
-    let ring = sq.written() != before && sq.post();
-    drop(side);
-    if ring {
-        context.bells.ring(qp.worker, qp.doorbell);
-    }
+        0
+    });
     (rc, wr)
 }
 
@@ -300,14 +284,14 @@ pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr
 #[inline]
 unsafe fn recv_on_qp(qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> (c_int, *mut ibv_recv_wr) {
     // SAFETY: the caller gives a live queue pair of an open context.
-    let Ok(qp) = (unsafe { Qp::from_ibv(qp) }) else { return (libc::EINVAL, wr) };
+    let Ok(qp) = (unsafe { VerbsQp::from_ibv(qp) }) else { return (libc::EINVAL, wr) };
     // SAFETY: as above.
     let Ok(context) = (unsafe { qp.context() }) else { return (libc::EIO, wr) };
     let Some(rq) = qp.rq.as_ref().filter(|_| qp.state() != IBV_QPS_RESET) else { return (libc::EINVAL, wr) };
     // SAFETY: the caller gives a valid list.
     let (rc, bad, ring) = unsafe { recv_list(&mut rq.lock(), wr) };
     if ring {
-        context.bells.ring(qp.worker, qp.doorbell);
+        qp.sq.doorbell.ring(context);
     }
     (rc, bad)
 }
@@ -322,7 +306,7 @@ pub unsafe extern "C" fn post_srq_recv(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: the caller gives a live SRQ of an open context and a valid list.
-    let (rc, bad) = match unsafe { Srq::from_ibv(srq) } {
+    let (rc, bad) = match unsafe { VerbsSrq::from_ibv(srq) } {
         // SAFETY: as above.
         Ok(srq) if unsafe { srq.context() }.is_ok() => {
             // SAFETY: as above.

@@ -5,9 +5,9 @@
 //! pairs to their first states, which cannot fail and so needs no answer.
 
 use crate::attr;
-use crate::context::Context;
-use crate::door::{self, EINVAL, EIO};
-use crate::qp::Qp;
+use crate::boundary::{self, EINVAL, EIO};
+use crate::context::VerbsContext;
+use crate::qp::VerbsQp;
 use crate::sys::{ibv_context, ibv_qp, ibv_qp_attr, ibv_qp_state};
 use burst_base::verbs::{QpState, QpType, attr_mask};
 use burst_control::{Request, Response};
@@ -19,9 +19,9 @@ use std::ffi::c_int;
 /// `context` must be open, `token` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn burst_context_token(context: *mut ibv_context, token: *mut u64) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives an open context and a writable place.
-        let (context, token) = unsafe { (Context::from_ibv(context)?, token.as_mut().ok_or(EINVAL)?) };
+        let (context, token) = unsafe { (VerbsContext::from_ibv(context)?, token.as_mut().ok_or(EINVAL)?) };
         let Response::Token(number) = context.ask(&Request::Token)? else { return Err(EIO) };
         *token = number;
         Ok(())
@@ -36,9 +36,9 @@ pub unsafe extern "C" fn burst_context_token(context: *mut ibv_context, token: *
 /// `qp` must be alive and `attr` valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn burst_modify_qp_quietly(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live queue pair of an open context and a valid struct.
-        let (ours, given) = unsafe { (Qp::from_ibv(qp)?, attr.as_ref().ok_or(EINVAL)?) };
+        let (ours, given) = unsafe { (VerbsQp::from_ibv(qp)?, attr.as_ref().ok_or(EINVAL)?) };
         // SAFETY: as above.
         let context = unsafe { ours.context() }?;
         let mask = mask as u32;

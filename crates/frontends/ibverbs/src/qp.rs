@@ -3,44 +3,37 @@
 //! The state machine and its rules live in the daemon; the struct's public `state` follows what the daemon answers.
 
 use crate::attr;
-use crate::context::Context;
-use crate::cq::Cq;
-use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
-use crate::event::{Counted, Meter};
-use crate::lock::SpinLock;
+use crate::boundary::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
+use crate::context::{EventSource, VerbsContext};
+use crate::cq::VerbsCq;
+use crate::meter::{EventCount, EventMeter};
 use crate::pd_mr::pd_of;
-use crate::prealloc::PreallocQp;
-use crate::qp_ex::{self, Build, offered};
-use crate::registry::{Source, lock};
-use crate::srq::{Srq, receive_queue};
+use crate::qp_ex::{self, WrBatch, offered};
+use crate::srq::VerbsSrq;
 use crate::sys::*;
-use crate::xrc::Xrcd;
+use crate::xrc::VerbsXrcd;
 use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask, send_flags};
-use burst_control::{QpCookies, QpInitAttr, QueuePlace, Request, Response};
+use burst_client::raw::cookies::NO_COOKIE;
+use burst_client::raw::lock::{SpinLock, lock};
+use burst_client::raw::prealloc::PreallocQp;
+use burst_client::raw::queue::{QueueDoorbell, RawQp, SendQueue, create_qp};
+use burst_control::{QpCookies, QpInitAttr, Request, Response};
 use burst_shm::rq::RqProducer;
-use burst_shm::sq::{SqProducer, SqSpec};
-use burst_shm::sq_stride;
+use burst_shm::sq::SqProducer;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Cookie of a queue pair that completes nothing itself; others are never 0.
-const NO_COOKIE: u32 = 0;
 /// Attributes that this library knows to exist.
 const KNOWN_ATTRS: u32 = (1 << 26) - 1;
 
 /// A queue pair. The extended interface's struct comes first, with room for what newer headers append to it, so that a cast works
 /// both ways.
 #[repr(C)]
-pub struct Qp {
+pub struct VerbsQp {
     base: ibv_qp_ex,
     newer_operations: [usize; 8],
     cookie: u32,
     event_cookie: u64,
-    /// Worker that owns it.
-    pub worker: usize,
-    /// Its doorbell.
-    pub doorbell: u32,
     /// Service.
     pub qp_type: QpType,
     /// Send flags that every request has: SIGNALED, if each send makes a completion.
@@ -51,35 +44,24 @@ pub struct Qp {
     extended: bool,
     cap: QpCap,
     /// Posting end of the send queue.
-    pub sq: SpinLock<SendSide>,
+    pub sq: SendQueue<WrBatch>,
     /// Posting end of the receive queue, none with an SRQ.
     pub rq: Option<SpinLock<RqProducer>>,
-    /// Send slots ever retired, as completions say.
-    retired: AtomicU32,
     /// Asynchronous events.
-    pub events: Counted,
+    pub events: EventCount,
     /// A move to INIT that the daemon has not been told of yet.
     owed: SpinLock<Option<Box<(QpAttr, u32)>>>,
 }
 
-/// What the send queue's lock guards.
-#[derive(Debug)]
-pub struct SendSide {
-    /// The ring.
-    pub ring: SqProducer,
-    /// The batch of the extended interface.
-    pub build: Build,
-}
-
-impl Qp {
+impl VerbsQp {
     /// The QP behind an application's pointer.
     ///
     /// # Safety
     /// `qp` must be NULL or alive.
     #[inline]
-    pub unsafe fn from_ibv<'a>(qp: *mut ibv_qp) -> Outcome<&'a Qp> {
+    pub unsafe fn from_ibv<'a>(qp: *mut ibv_qp) -> Outcome<&'a VerbsQp> {
         // SAFETY: `base` comes first, and `ibv_qp` is its prefix.
-        unsafe { qp.cast::<Qp>().as_ref() }.ok_or(EINVAL)
+        unsafe { qp.cast::<VerbsQp>().as_ref() }.ok_or(EINVAL)
     }
     /// The pointer that applications hold.
     pub fn as_ibv(&self) -> *mut ibv_qp {
@@ -90,9 +72,9 @@ impl Qp {
     /// # Safety
     /// The QP must be alive and its context open.
     #[inline]
-    pub unsafe fn context<'a>(&self) -> Outcome<&'a Context> {
+    pub unsafe fn context<'a>(&self) -> Outcome<&'a VerbsContext> {
         // SAFETY: the caller's promise.
-        unsafe { Context::from_ibv(self.base.qp_base.context) }
+        unsafe { VerbsContext::from_ibv(self.base.qp_base.context) }
     }
     fn handle(&self) -> u32 {
         self.base.qp_base.handle
@@ -102,30 +84,20 @@ impl Qp {
     pub fn state(&self) -> u32 {
         self.base.qp_base.state
     }
-    /// Records how many send slots completions have retired. Called under the send CQ's lock, so values only grow.
-    #[inline]
-    pub fn set_retired(&self, count: u32) {
-        self.retired.store(count, Ordering::Release);
-    }
-    /// What [`Qp::set_retired`] recorded.
-    #[inline]
-    pub fn retired(&self) -> u32 {
-        self.retired.load(Ordering::Acquire)
-    }
     /// Where events are acknowledged.
     ///
     /// # Safety
     /// `qp` must be alive.
-    pub unsafe fn meter(qp: *mut ibv_qp) -> Meter {
+    pub unsafe fn meter(qp: *mut ibv_qp) -> EventMeter {
         // SAFETY: field addresses of a live struct.
-        unsafe { Meter::new(&raw mut (*qp).mutex, &raw mut (*qp).cond, &raw mut (*qp).events_completed) }
+        unsafe { EventMeter::new(&raw mut (*qp).mutex, &raw mut (*qp).cond, &raw mut (*qp).events_completed) }
     }
     /// Its one or two CQs.
-    unsafe fn cqs<'a>(&self) -> impl Iterator<Item = &'a Cq> + use<'a> {
+    unsafe fn cqs<'a>(&self) -> impl Iterator<Item = &'a VerbsCq> + use<'a> {
         let (send, recv) = (self.base.qp_base.send_cq, self.base.qp_base.recv_cq);
         let second = (recv != send).then_some(recv);
         // SAFETY: CQs outlive their queue pairs (EBUSY).
-        [Some(send), second].into_iter().flatten().filter_map(|cq| unsafe { Cq::from_ibv(cq) }.ok())
+        [Some(send), second].into_iter().flatten().filter_map(|cq| unsafe { VerbsCq::from_ibv(cq) }.ok())
     }
     /// Moves a queue pair to INIT without telling the daemon: until it is told something else, INIT is as good as RESET to
     /// it, because nothing is sent or received in either.
@@ -133,22 +105,22 @@ impl Qp {
         *self.owed.lock() = Some(Box::new((attr, mask)));
     }
     /// Tells the daemon what it must know before it is asked about the queue pair.
-    fn pay(&self, context: &Context) -> Outcome<()> {
+    fn pay(&self, context: &VerbsContext) -> Outcome<()> {
         let owed = self.owed.lock().take();
         owed.map_or(Ok(()), |owed| {
-            context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr: owed.0, mask: owed.1 })
+            Ok(context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr: owed.0, mask: owed.1 })?)
         })
     }
     /// Changes attributes without waiting for the daemon.
-    pub fn tell_change(&self, context: &Context, attr: QpAttr, mask: u32) -> Outcome<()> {
+    pub fn tell_change(&self, context: &VerbsContext, attr: QpAttr, mask: u32) -> Outcome<()> {
         self.pay(context)?;
-        context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr, mask })
+        Ok(context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr, mask })?)
     }
     /// Whether it can write to no memory of the program whatever its peer does, so that its end need not be waited for:
     /// nothing was ever posted, and there is no memory to be reached.
-    fn is_harmless(&self, context: &Context) -> bool {
+    fn is_harmless(&self, context: &VerbsContext) -> bool {
         let received = self.rq.as_ref().is_none_or(|rq| rq.lock().written() != 0);
-        !context.has_memory() && !received && self.qp_type != QpType::Ud && self.sq.lock().ring.written() == 0
+        !context.has_memory() && !received && self.qp_type != QpType::Ud && !self.sq.was_used()
     }
     /// Follows the daemon's idea of the state.
     unsafe fn follow(&self, attr: &QpAttr) {
@@ -158,7 +130,7 @@ impl Qp {
 }
 
 /// The parts of the two creation structs that matter here.
-struct Wanted {
+struct QpArguments {
     qp_context: *mut c_void,
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
@@ -175,15 +147,14 @@ fn service_of(qp_type: ibv_qp_type) -> Outcome<QpType> {
     QpType::from_number(qp_type).ok_or(if (2..=10).contains(&qp_type) { EOPNOTSUPP } else { EINVAL })
 }
 
-fn send_queue(context: &Context, place: &QueuePlace, max_inline: u32) -> Outcome<SqProducer> {
-    let spec = SqSpec::new(place.entries, place.max_sge, max_inline).ok_or(EIO)?;
-    if spec.entries() != place.entries || sq_stride(place.max_sge, max_inline) != place.stride {
-        return Err(EIO);
+/// Makes a queue pair known to those who read events.
+fn enter_source(context: &VerbsContext, event_cookie: u64, qp: *mut VerbsQp) {
+    if let Some(qp) = NonNull::new(qp.cast()) {
+        lock(&context.sources).put(event_cookie, EventSource::Qp(qp));
     }
-    SqProducer::new(context.area(place.place, spec.bytes())?, spec).ok_or(EIO)
 }
 
-unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
+unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_qp> {
     let qp_type = service_of(wanted.qp_type)?;
     if qp_type == QpType::XrcRecv {
         // A target is made in an XRC domain, not in a protection domain.
@@ -198,9 +169,9 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
     }
     // SAFETY: the caller gives live objects of one open context.
     let ((context, pd_handle), send_cq, recv_cq) =
-        unsafe { (pd_of(pd)?, Cq::from_ibv(wanted.send_cq)?, Cq::from_ibv(wanted.recv_cq)?) };
+        unsafe { (pd_of(pd)?, VerbsCq::from_ibv(wanted.send_cq)?, VerbsCq::from_ibv(wanted.recv_cq)?) };
     // SAFETY: as above; NULL is none.
-    let srq = unsafe { Srq::from_ibv(wanted.srq) }.ok();
+    let srq = unsafe { VerbsSrq::from_ibv(wanted.srq) }.ok();
     if wanted.send_ops & !offered(qp_type) != 0 {
         return Err(EOPNOTSUPP);
     }
@@ -209,16 +180,11 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
         qp_type,
         send_cq: send_cq.handle,
         recv_cq: recv_cq.handle,
-        srq: srq.map(Srq::handle),
+        srq: srq.map(VerbsSrq::handle),
         cap: attr::cap_from_ibv(&wanted.cap),
     };
-    let PreallocQp { grant: granted, name: QpCookies { cookie, event_cookie } } =
-        lock(&context.prealloc).take(context, &init)?;
-    let queues = send_queue(context, &granted.sq, granted.cap.max_inline_data).and_then(|sq| {
-        let rq = granted.rq.as_ref().map(|place| receive_queue(context, place)).transpose()?;
-        Ok((sq, rq))
-    });
-    let (sq, rq) = queues.inspect_err(|_| context.qps.remove(cookie))?;
+    let RawQp { made: PreallocQp { grant: granted, name }, sq, rq } = create_qp(context, &init)?;
+    let QpCookies { cookie, event_cookie } = name;
     wanted.cap = attr::cap_to_ibv(&granted.cap);
     let qp_base = ibv_qp {
         context: context.as_ibv(),
@@ -237,30 +203,27 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
     if wanted.send_ops != 0 {
         qp_ex::fill(&mut base);
     }
-    let qp = Box::into_raw(Box::new(Qp {
+    let qp = Box::into_raw(Box::new(VerbsQp {
         base,
         newer_operations: [0; 8],
         cookie,
         event_cookie,
-        worker: granted.worker as usize,
-        doorbell: granted.doorbell,
         qp_type,
         always: if wanted.sq_sig_all != 0 { send_flags::SIGNALED } else { 0 },
         short: crate::post::short(qp_type),
         cap: granted.cap,
-        sq: SpinLock::new(SendSide { ring: sq, build: Build::default() }),
+        sq: SendQueue::new(sq, QueueDoorbell { worker: granted.worker as usize, number: granted.doorbell }),
         extended: wanted.send_ops != 0,
         rq: rq.map(SpinLock::new),
-        retired: AtomicU32::new(0),
-        events: Counted::default(),
+        events: EventCount::default(),
         owed: SpinLock::new(None),
     }));
     // SAFETY: a fresh queue pair.
-    unsafe { Qp::meter(qp.cast()).init() };
-    context.qps.put(cookie, qp);
-    if let Some(qp) = NonNull::new(qp) {
-        lock(&context.sources).put(event_cookie, Source::Qp(qp));
-    }
+    unsafe { VerbsQp::meter(qp.cast()).init() };
+    // SAFETY: the queue pair was just made; `ibv_destroy_qp` takes it out and passes through its completion queues' locks before it
+    // frees it.
+    unsafe { context.send_slots.put(cookie, NonNull::from(&(*qp).sq.slots)) };
+    enter_source(context, event_cookie, qp);
     Ok(qp.cast())
 }
 
@@ -270,10 +233,10 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut Wanted) -> Outcome<*mut ibv_qp> {
 /// `pd` must be alive and `init` valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives a valid struct.
         let init = unsafe { init.as_mut() }.ok_or(EINVAL)?;
-        let mut wanted = Wanted {
+        let mut wanted = QpArguments {
             qp_context: init.qp_context,
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
@@ -295,14 +258,14 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
 /// # Safety
 /// `context` must be open and `init` valid up to the fields that its mask names.
 pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
-    door::pointer(|| {
+    boundary::pointer(|| {
         if init.is_null() {
             return Err(EINVAL);
         }
         // SAFETY: the caller gives an open context; the fields up to `pd` exist in every layout of the struct, and
         // `create_flags` is read only if named.
         unsafe {
-            Context::from_ibv(context)?;
+            VerbsContext::from_ibv(context)?;
             let mask = (*init).comp_mask;
             const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
                 | IBV_QP_INIT_ATTR_XRCD
@@ -320,7 +283,7 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_
             if mask & IBV_QP_INIT_ATTR_PD == 0 || mask & IBV_QP_INIT_ATTR_XRCD != 0 {
                 return Err(EINVAL);
             }
-            let mut wanted = Wanted {
+            let mut wanted = QpArguments {
                 qp_context: (*init).qp_context,
                 send_cq: (*init).send_cq,
                 recv_cq: (*init).recv_cq,
@@ -339,12 +302,12 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_
 
 /// An XRC target, made or opened by what `request` asks: nothing is posted to it.
 pub fn new_target(
-    context: &Context,
+    context: &VerbsContext,
     qp_context: *mut c_void,
     request: impl FnOnce(u64) -> Request,
 ) -> Outcome<*mut ibv_qp> {
-    let event_cookie = lock(&context.sources).reserve();
-    let ring = SqProducer::detached().ok_or(door::ENOMEM)?;
+    let event_cookie = context.event_cookie();
+    let ring = SqProducer::detached().ok_or(boundary::ENOMEM)?;
     let Response::Target { qp: handle, qpn } = context.ask(&request(event_cookie))? else { return Err(EIO) };
     let Response::QpAttr(now) = context.ask(&Request::QueryQp { qp: handle })? else { return Err(EIO) };
     let qp_base = ibv_qp {
@@ -356,29 +319,24 @@ pub fn new_target(
         qp_type: IBV_QPT_XRC_RECV,
         ..Default::default()
     };
-    let qp = Box::into_raw(Box::new(Qp {
+    let qp = Box::into_raw(Box::new(VerbsQp {
         base: ibv_qp_ex { qp_base, ..Default::default() },
         newer_operations: [0; 8],
         cookie: NO_COOKIE,
         event_cookie,
-        worker: 0,
-        doorbell: 0,
         qp_type: QpType::XrcRecv,
         always: 0,
         short: 0,
         cap: QpCap::default(),
-        sq: SpinLock::new(SendSide { ring, build: Build::default() }),
+        sq: SendQueue::new(ring, QueueDoorbell::default()),
         extended: false,
         rq: None,
-        retired: AtomicU32::new(0),
-        events: Counted::default(),
+        events: EventCount::default(),
         owed: SpinLock::new(None),
     }));
     // SAFETY: a fresh queue pair.
-    unsafe { Qp::meter(qp.cast()).init() };
-    if let Some(qp) = NonNull::new(qp) {
-        lock(&context.sources).put(event_cookie, Source::Qp(qp));
-    }
+    unsafe { VerbsQp::meter(qp.cast()).init() };
+    enter_source(context, event_cookie, qp);
     Ok(qp.cast())
 }
 
@@ -394,7 +352,7 @@ unsafe fn create_target(context: *mut ibv_context, init: *mut ibv_qp_init_attr_e
         if mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 && (*init).send_ops_flags != 0 {
             return Err(EOPNOTSUPP);
         }
-        (Context::from_ibv(context)?, Xrcd::from_ibv((*init).xrcd)?.handle, (*init).qp_context)
+        (VerbsContext::from_ibv(context)?, VerbsXrcd::from_ibv((*init).xrcd)?.handle, (*init).qp_context)
     };
     new_target(context, qp_context, |event_cookie| Request::CreateTarget { xrcd, event_cookie })
 }
@@ -405,9 +363,9 @@ unsafe fn create_target(context: *mut ibv_context, init: *mut ibv_qp_init_attr_e
 /// `qp` must be alive and `attr` valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live queue pair and a valid struct.
-        let (ours, given) = unsafe { (Qp::from_ibv(qp)?, attr.as_ref().ok_or(EINVAL)?) };
+        let (ours, given) = unsafe { (VerbsQp::from_ibv(qp)?, attr.as_ref().ok_or(EINVAL)?) };
         // SAFETY: as above.
         let context = unsafe { ours.context() }?;
         let mask = mask as u32;
@@ -430,14 +388,12 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
 }
 
 /// After a move to RESET: nothing posted before will complete, and completions not yet polled are gone.
-fn forget_posted(qp: &Qp) {
+fn forget_posted(qp: &VerbsQp) {
     // SAFETY: the queue pair's CQs are alive.
     for cq in unsafe { qp.cqs() } {
         cq.purge(qp.cookie);
     }
-    let mut side = qp.sq.lock();
-    side.ring.free_all();
-    qp.set_retired(side.ring.written());
+    qp.sq.free_all();
 }
 
 /// All attributes as the daemon has them, whatever the mask names. The public `state` changes only if the mask names it, as
@@ -452,9 +408,9 @@ pub unsafe extern "C" fn ibv_query_qp(
     mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live queue pair of an open context.
-        let ours = unsafe { Qp::from_ibv(qp) }?;
+        let ours = unsafe { VerbsQp::from_ibv(qp) }?;
         // SAFETY: as above.
         let context = unsafe { ours.context() }?;
         ours.pay(context)?;
@@ -491,11 +447,11 @@ pub unsafe extern "C" fn ibv_query_qp(
 /// `qp` must be alive; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live queue pair of an open context.
-        let ours = unsafe { Qp::from_ibv(qp) }?;
+        let ours = unsafe { VerbsQp::from_ibv(qp) }?;
         // SAFETY: as above.
-        let context = unsafe { Context::even_dead(ours.base.qp_base.context) }?;
+        let context = unsafe { VerbsContext::even_dead(ours.base.qp_base.context) }?;
         if context.is_alive() && ours.is_harmless(context) {
             // A daemon that is gone has no queue pairs.
             let _ = context.say(&Request::DropQps { qps: vec![ours.handle()] });
@@ -505,7 +461,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         if context.is_alive() {
             lock(&context.sources).remove(ours.event_cookie);
             if ours.cookie != NO_COOKIE {
-                context.qps.remove(ours.cookie);
+                context.send_slots.remove(ours.cookie);
             }
             // Each purge passes through the CQ's lock: a poller that found the queue pair before is done with it.
             // SAFETY: the queue pair's CQs are alive.
@@ -513,10 +469,10 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
                 cq.purge(ours.cookie);
             }
             // SAFETY: the queue pair is alive and has left the table.
-            unsafe { Qp::meter(qp).wait(&ours.events) };
+            unsafe { VerbsQp::meter(qp).wait(&ours.events) };
         }
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
-        drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
+        drop(unsafe { Box::from_raw(qp.cast::<VerbsQp>()) });
         Ok(())
     })
 }
@@ -527,9 +483,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 /// `qp` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives a live queue pair.
-        if unsafe { Qp::from_ibv(qp) }?.extended { Ok(qp.cast()) } else { Err(EOPNOTSUPP) }
+        if unsafe { VerbsQp::from_ibv(qp) }?.extended { Ok(qp.cast()) } else { Err(EOPNOTSUPP) }
     })
 }
 
@@ -543,11 +499,11 @@ pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcod
 /// device that accepts the empty set for one that accepts any (UCX, `UCX_RC_ECE`).
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
-    door::value(|| Err(EOPNOTSUPP))
+    boundary::value(|| Err(EOPNOTSUPP))
 }
 
 /// EOPNOTSUPP, as [`ibv_set_ece`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
-    door::value(|| Err(EOPNOTSUPP))
+    boundary::value(|| Err(EOPNOTSUPP))
 }

@@ -10,9 +10,10 @@
 use crate::ah;
 use crate::mw;
 use crate::post::{allowed, bit_of};
-use crate::qp::{Qp, SendSide};
+use crate::qp::VerbsQp;
 use crate::sys::*;
 use burst_base::verbs::{QpType, WrOpcode, send_flags};
+use burst_client::raw::queue::SendSide;
 use burst_shm::sq::{ShortWqe, Staged};
 use burst_shm::{SendWqe, Sge, WriteError};
 use std::ffi::{c_int, c_void};
@@ -22,7 +23,7 @@ const FLAGS: u32 = send_flags::FENCE | send_flags::SIGNALED | send_flags::SOLICI
 
 /// A batch being built. Guarded by the send queue's lock.
 #[derive(Debug, Default)]
-pub struct Build {
+pub struct WrBatch {
     /// The request that setters may still complete; none after an error.
     open: Option<Staged>,
     /// First error of the batch, as errno.
@@ -31,7 +32,7 @@ pub struct Build {
     first: u32,
 }
 
-impl Build {
+impl WrBatch {
     #[cold]
     fn fail(&mut self, error: c_int) {
         if self.error == 0 {
@@ -97,35 +98,36 @@ fn errno_of(e: WriteError) -> c_int {
 /// # Safety
 /// `qp` must be alive and of this library.
 #[inline]
-unsafe fn ours<'a>(qp: *mut ibv_qp_ex) -> &'a Qp {
-    // SAFETY: `ibv_qp_ex` is the first field of a `Qp`.
-    unsafe { &*qp.cast::<Qp>() }
+unsafe fn ours<'a>(qp: *mut ibv_qp_ex) -> &'a VerbsQp {
+    // SAFETY: `ibv_qp_ex` is the first field of a `VerbsQp`.
+    unsafe { &*qp.cast::<VerbsQp>() }
 }
 
-impl SendSide {
-    #[inline]
-    fn put_sge(&mut self, sge: &Sge) {
-        let Some(open) = &mut self.build.open else { return };
-        if open.is_inline() {
-            return self.build.fail(libc::EINVAL);
-        }
-        if let Err(e) = self.ring.stage_sge(open, sge) {
-            self.build.fail(errno_of(e));
-        }
+/// Adds an SGE to the open request.
+#[inline]
+fn put_sge(side: &mut SendSide<WrBatch>, sge: &Sge) {
+    let Some(open) = &mut side.extra.open else { return };
+    if open.is_inline() {
+        return side.extra.fail(libc::EINVAL);
     }
+    if let Err(e) = side.ring.stage_sge(open, sge) {
+        side.extra.fail(errno_of(e));
+    }
+}
 
-    /// # Safety
-    /// `from` must be readable for `len` bytes.
-    #[inline]
-    unsafe fn put_inline(&mut self, from: *const u8, len: usize) {
-        let Some(open) = &mut self.build.open else { return };
-        if open.num_sge() != 0 || bit_of(open.opcode().into()) & crate::post::INLINE_OK == 0 {
-            return self.build.fail(libc::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        if let Err(e) = unsafe { self.ring.stage_inline(open, from, len) } {
-            self.build.fail(errno_of(e));
-        }
+/// Adds inline data to the open request.
+///
+/// # Safety
+/// `from` must be readable for `len` bytes.
+#[inline]
+unsafe fn put_inline(side: &mut SendSide<WrBatch>, from: *const u8, len: usize) {
+    let Some(open) = &mut side.extra.open else { return };
+    if open.num_sge() != 0 || bit_of(open.opcode().into()) & crate::post::INLINE_OK == 0 {
+        return side.extra.fail(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    if let Err(e) = unsafe { side.ring.stage_inline(open, from, len) } {
+        side.extra.fail(errno_of(e));
     }
 }
 
@@ -143,14 +145,14 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: WrOpcode, fields: ShortWqe) {
         return unsafe { begin_whole(qp, opcode, &SendWqe { imm, remote_addr, rkey, ..SendWqe::default() }) };
     }
     // SAFETY: as above.
-    let side = unsafe { ours.sq.held() };
-    if side.build.error != 0 {
+    let side = unsafe { ours.sq.side.held() };
+    if side.extra.error != 0 {
         return;
     }
     let flags = (wr_flags & FLAGS | ours.always) as u16;
     match side.ring.begin(&ShortWqe { wr_id, opcode: opcode as u8, flags, ..fields }) {
-        Some(open) => side.build.open = Some(open),
-        None => side.build.fail(libc::ENOMEM),
+        Some(open) => side.extra.open = Some(open),
+        None => side.extra.fail(libc::ENOMEM),
     }
 }
 
@@ -163,17 +165,17 @@ unsafe fn begin_whole(qp: *mut ibv_qp_ex, opcode: WrOpcode, fields: &SendWqe) {
     // SAFETY: the caller's promise: the lock is held.
     let (ours, wr_id, wr_flags) = unsafe { (ours(qp), (*qp).wr_id, (*qp).wr_flags) };
     // SAFETY: as above.
-    let side = unsafe { ours.sq.held() };
-    if side.build.error != 0 {
+    let side = unsafe { ours.sq.side.held() };
+    if side.extra.error != 0 {
         return;
     }
     if bit_of(opcode as u32) & allowed(ours.qp_type) == 0 {
-        return side.build.fail(libc::EOPNOTSUPP);
+        return side.extra.fail(libc::EOPNOTSUPP);
     }
     let flags = (wr_flags & FLAGS | ours.always) as u16;
     match side.ring.begin_whole(&SendWqe { wr_id, opcode: opcode as u8, flags, ..*fields }) {
-        Some(open) => side.build.open = Some(open),
-        None => side.build.fail(libc::ENOMEM),
+        Some(open) => side.extra.open = Some(open),
+        None => side.extra.fail(libc::ENOMEM),
     }
 }
 
@@ -184,14 +186,14 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     let alive = unsafe { ours.context() }.is_ok();
     // A child process is alone with its copy, in which a thread that does not exist there may hold the lock.
     if alive {
-        ours.sq.acquire();
+        ours.sq.side.acquire();
     }
     // SAFETY: the lock is held.
-    let side = unsafe { ours.sq.held() };
-    side.ring.free(ours.retired());
-    side.build.open = None;
-    side.build.first = side.ring.written();
-    side.build.error = match (alive, ours.state() < IBV_QPS_RTS) {
+    let side = unsafe { ours.sq.side.held() };
+    side.ring.free(ours.sq.slots.retired());
+    side.extra.open = None;
+    side.extra.first = side.ring.written();
+    side.extra.error = match (alive, ours.state() < IBV_QPS_RTS) {
         (false, _) => libc::EIO,
         (true, true) => libc::EINVAL,
         (true, false) => 0,
@@ -202,19 +204,19 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller builds a batch, and so holds the lock.
     let ours = unsafe { ours(qp) };
     // SAFETY: as above.
-    let side = unsafe { ours.sq.held() };
-    let error = side.build.error;
+    let side = unsafe { ours.sq.side.held() };
+    let error = side.extra.error;
     let mut ring = false;
     if error != 0 {
-        side.ring.rewind(side.build.first);
-    } else if side.ring.written() != side.build.first {
+        side.ring.rewind(side.extra.first);
+    } else if side.ring.written() != side.extra.first {
         ring = side.ring.post();
     }
     // SAFETY: as above; `side` is not used any more.
-    unsafe { ours.sq.release() };
+    unsafe { ours.sq.side.release() };
     // SAFETY: a live queue pair.
     if ring && let Ok(context) = unsafe { ours.context() } {
-        context.bells.ring(ours.worker, ours.doorbell);
+        ours.sq.doorbell.ring(context);
     }
     error
 }
@@ -223,10 +225,10 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller builds a batch, and so holds the lock.
     unsafe {
         let ours = ours(qp);
-        let side = ours.sq.held();
-        side.build.open = None;
-        side.ring.rewind(side.build.first);
-        ours.sq.release();
+        let side = ours.sq.side.held();
+        side.extra.open = None;
+        side.ring.rewind(side.extra.first);
+        ours.sq.side.release();
     }
 }
 
@@ -266,70 +268,70 @@ unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, 
     unsafe {
         match mw::bind_fields(mw, rkey, bind) {
             Ok(fields) => begin_whole(qp, WrOpcode::BindMw, &fields),
-            Err(e) => ours(qp).sq.held().build.fail(e.0),
+            Err(e) => ours(qp).sq.side.held().extra.fail(e.0),
         }
     }
 }
 
 unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _head: *mut c_void, _head_size: u16, _segment: u16) {
     // SAFETY: the caller builds a batch.
-    unsafe { ours(qp).sq.held() }.build.fail(libc::EOPNOTSUPP);
+    unsafe { ours(qp).sq.side.held() }.extra.fail(libc::EOPNOTSUPP);
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
     // SAFETY: the caller builds a batch.
-    let (qp, side) = unsafe { (ours(qp), ours(qp).sq.held()) };
-    match &side.build.open {
+    let (qp, side) = unsafe { (ours(qp), ours(qp).sq.side.held()) };
+    match &side.extra.open {
         Some(open) if qp.qp_type == QpType::XrcSend => side.ring.stage_srqn(open, srqn),
-        Some(_) => side.build.fail(libc::EINVAL),
+        Some(_) => side.extra.fail(libc::EINVAL),
         None => {}
     }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, handle: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
     // SAFETY: the caller builds a batch and gives a live address handle.
-    let (side, number) = unsafe { (ours(qp).sq.held(), ah::number_of(handle)) };
-    match (&side.build.open, number) {
+    let (side, number) = unsafe { (ours(qp).sq.side.held(), ah::number_of(handle)) };
+    match (&side.extra.open, number) {
         (Some(open), Some(ah)) => side.ring.stage_datagram(open, ah, remote_qpn, remote_qkey),
-        (Some(_), None) => side.build.fail(libc::EINVAL),
+        (Some(_), None) => side.extra.fail(libc::EINVAL),
         (None, _) => {}
     }
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the caller builds a batch.
-    unsafe { ours(qp).sq.held() }.put_sge(&Sge { addr, length, lkey });
+    put_sge(unsafe { ours(qp).sq.side.held() }, &Sge { addr, length, lkey });
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: the caller builds a batch.
-    let side = unsafe { ours(qp).sq.held() };
+    let side = unsafe { ours(qp).sq.side.held() };
     for i in 0..count {
-        if side.build.error != 0 {
+        if side.extra.error != 0 {
             return;
         }
         // SAFETY: the caller gives `count` valid entries.
         let sge = unsafe { *list.add(i) };
-        side.put_sge(&Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey });
+        put_sge(side, &Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey });
     }
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
     // SAFETY: the caller builds a batch and gives `length` readable bytes.
-    unsafe { ours(qp).sq.held().put_inline(addr.cast(), length) };
+    unsafe { put_inline(ours(qp).sq.side.held(), addr.cast(), length) };
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
     // SAFETY: the caller builds a batch.
-    let side = unsafe { ours(qp).sq.held() };
+    let side = unsafe { ours(qp).sq.side.held() };
     for i in 0..count {
-        if side.build.error != 0 {
+        if side.extra.error != 0 {
             return;
         }
         // SAFETY: the caller gives `count` valid entries, each with readable bytes.
         unsafe {
             let part = *list.add(i);
-            side.put_inline(part.addr.cast(), part.length);
+            put_inline(side, part.addr.cast(), part.length);
         }
     }
 }

@@ -3,19 +3,19 @@
 use crate::sys::{ibv_rate, *};
 use std::ffi::c_int;
 
-struct Rate {
+struct RateRow {
     code: ibv_rate,
     /// Of 2.5 Gbit/s; 0 where the API has no multiple.
     multiple: c_int,
     mbps: c_int,
 }
 
-const fn rate(code: ibv_rate, multiple: c_int, mbps: c_int) -> Rate {
-    Rate { code, multiple, mbps }
+const fn rate(code: ibv_rate, multiple: c_int, mbps: c_int) -> RateRow {
+    RateRow { code, multiple, mbps }
 }
 
 /// The line rates of IBA and its extended speeds (encoded bits: 14.0625, 25.78125, 53.125 and 106.25 Gbit/s lanes).
-const RATES: &[Rate] = &[
+const RATES: &[RateRow] = &[
     rate(IBV_RATE_2_5_GBPS, 1, 2_500),
     rate(IBV_RATE_5_GBPS, 2, 5_000),
     rate(IBV_RATE_10_GBPS, 4, 10_000),

@@ -3,21 +3,21 @@
 //! The private nodes connect rdma-core's own library with its providers. Real providers may be loaded beside us (perftest
 //! links libmlx5 and libefa), find no device of theirs, and never call further; whoever calls all the same is refused.
 
-use crate::context::Context;
+use crate::context::VerbsContext;
 use crate::sys::{ibv_context, ibv_wr_opcode};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// Private and legacy functions that return an errno value.
 #[unsafe(no_mangle)]
 pub extern "C" fn burst_refuse_int() -> c_int {
-    crate::door::set_errno(crate::door::Errno(libc::ENOSYS));
+    crate::boundary::set_errno(crate::boundary::Errno(libc::ENOSYS));
     libc::ENOSYS
 }
 
 /// Private and legacy functions that return a pointer.
 #[unsafe(no_mangle)]
 pub extern "C" fn burst_refuse_ptr() -> *mut c_void {
-    crate::door::set_errno(crate::door::Errno(libc::ENOSYS));
+    crate::boundary::set_errno(crate::boundary::Errno(libc::ENOSYS));
     std::ptr::null_mut()
 }
 
@@ -37,13 +37,13 @@ pub unsafe extern "C" fn burst_query_gid_type(
     kind: *mut c_uint,
 ) -> c_int {
     const SYSFS_ROCE_V2: c_uint = 1;
-    crate::door::number(|| {
+    crate::boundary::number(|| {
         // SAFETY: the caller gives an open context.
-        let context = unsafe { Context::from_ibv(context) }?;
+        let context = unsafe { VerbsContext::from_ibv(context) }?;
         crate::port::check_port(port.into())?;
         context.device_now()?;
         if index >= crate::port::GID_TABLE_LEN {
-            return Err(crate::door::EINVAL);
+            return Err(crate::boundary::EINVAL);
         }
         // SAFETY: the caller gives a writable place.
         unsafe { *kind = SYSFS_ROCE_V2 };
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn burst_query_gid_type(
 /// `ibv_read_ibdev_sysfs_file` of the private nodes: there is no such directory.
 #[unsafe(no_mangle)]
 pub extern "C" fn burst_read_ibdev_sysfs_file() -> c_int {
-    crate::door::set_errno(crate::door::Errno(libc::ENOENT));
+    crate::boundary::set_errno(crate::boundary::Errno(libc::ENOENT));
     -1
 }
 
@@ -72,17 +72,17 @@ macro_rules! absent {
     (@one $name:ident value) => {
         /// Not offered: EOPNOTSUPP.
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name() -> c_int { crate::door::value(|| Err(crate::door::EOPNOTSUPP)) }
+        pub extern "C" fn $name() -> c_int { crate::boundary::value(|| Err(crate::boundary::EOPNOTSUPP)) }
     };
     (@one $name:ident pointer) => {
         /// Not offered: NULL and EOPNOTSUPP.
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name() -> *mut c_void { crate::door::pointer(|| Err(crate::door::EOPNOTSUPP)) }
+        pub extern "C" fn $name() -> *mut c_void { crate::boundary::pointer(|| Err(crate::boundary::EOPNOTSUPP)) }
     };
     (@one $name:ident number) => {
         /// Not offered: -1 and EOPNOTSUPP.
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name() -> c_int { crate::door::number(|| Err(crate::door::EOPNOTSUPP)) }
+        pub extern "C" fn $name() -> c_int { crate::boundary::number(|| Err(crate::boundary::EOPNOTSUPP)) }
     };
 }
 

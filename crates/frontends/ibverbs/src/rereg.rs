@@ -3,11 +3,12 @@
 //! A re-registered region keeps its handle and its keys: the daemon puts the new region in the place of the old one, in every
 //! worker's table, before the old pages are let go.
 
-use crate::context::Context;
-use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome};
-use crate::pd_mr::{Mr, Range, check_access, pd_of, register_at_daemon, unshare};
+use crate::boundary::{self, EINVAL, EOPNOTSUPP, Outcome};
+use crate::context::VerbsContext;
+use crate::pd_mr::{VerbsMr, check_access, pd_of};
 use crate::sys::*;
 use burst_base::verbs::access;
+use burst_client::raw::memory::{self, MemoryRange};
 use std::ffi::{c_int, c_void};
 
 /// Everything that `ibv_rereg_mr` can change.
@@ -28,19 +29,19 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 ) -> c_int {
     let new = ibv_mr { pd, addr, length, ..Default::default() };
     // SAFETY: the caller's promise.
-    let rc = door::value(|| unsafe { change(mr, flags as u32, &new, access as u32) });
+    let rc = boundary::value(|| unsafe { change(mr, flags as u32, &new, access as u32) });
     if rc == 0 { 0 } else { IBV_REREG_MR_ERR_INPUT }
 }
 
 unsafe fn change(mr: *mut ibv_mr, flags: u32, new: &ibv_mr, access: u32) -> Outcome<()> {
     // SAFETY: the caller gives a live region.
-    let mr = unsafe { mr.cast::<Mr>().as_mut() }.ok_or(EINVAL)?;
+    let mr = unsafe { mr.cast::<VerbsMr>().as_mut() }.ok_or(EINVAL)?;
     if flags == 0 || flags & !CHANGES != 0 {
         return Err(EINVAL);
     }
     let pd = if flags & IBV_REREG_MR_CHANGE_PD != 0 { new.pd } else { mr.base.pd };
     // SAFETY: the region's PD is alive, or the caller gives one.
-    let (context, pd_handle): (&Context, u32) = unsafe { pd_of(pd) }?;
+    let (context, pd_handle): (&VerbsContext, u32) = unsafe { pd_of(pd) }?;
     let moved = flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0;
     let (addr, len) = if moved { (new.addr, new.length) } else { (mr.base.addr, mr.base.length) };
     let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 { check_access(access)? } else { mr.access };
@@ -49,12 +50,12 @@ unsafe fn change(mr: *mut ibv_mr, flags: u32, new: &ibv_mr, access: u32) -> Outc
         (false, true) => addr as u64,
         (false, false) => mr.iova,
     };
-    let range = Range { addr: addr as usize, len, iova, access, replaces: Some(mr.base.handle) };
-    let granted = register_at_daemon(context, pd_handle, range)?;
+    let range = MemoryRange { addr: addr as usize, len, iova, access, replaces: Some(mr.base.handle) };
+    let granted = memory::register(context, pd_handle, range)?;
     let old = std::mem::replace(&mut mr.registration, granted.registration);
     (mr.base.pd, mr.base.addr, mr.base.length) = (pd, addr, len);
     (mr.access, mr.iova) = (access, iova);
-    unshare(context, old);
+    memory::unshare(context, old);
     Ok(())
 }
 
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn advise_mr(
     list: *mut ibv_sge,
     count: u32,
 ) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live PD.
         unsafe { pd_of(pd) }?;
         if advice > ADVICE_LAST || flags & !ADVICE_FLUSH != 0 {

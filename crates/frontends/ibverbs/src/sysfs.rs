@@ -34,10 +34,11 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     buf: *mut c_char,
     size: usize,
 ) -> c_int {
-    crate::door::number(|| {
+    crate::boundary::number(|| {
         // SAFETY: the caller gives C strings.
         let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
-        let text = content(&dir.to_string_lossy(), &file.to_string_lossy()).ok_or(crate::door::Errno(libc::ENOENT))?;
+        let text =
+            content(&dir.to_string_lossy(), &file.to_string_lossy()).ok_or(crate::boundary::Errno(libc::ENOENT))?;
         let text = text.strip_suffix(b"\n").unwrap_or(&text);
         let len = text.len().min(size);
         // SAFETY: the caller gives `size` writable bytes.

@@ -1,10 +1,10 @@
 //! Extended reliable connections: domains, shared receive queues in them, target queue pairs of other processes.
 
-use crate::context::Context;
-use crate::cq::Cq;
-use crate::door::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
+use crate::boundary::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
+use crate::context::VerbsContext;
+use crate::cq::VerbsCq;
 use crate::qp;
-use crate::srq::{self, Srq};
+use crate::srq::{self, VerbsSrq};
 use crate::sys::*;
 use burst_control::{Request, Response, XrcSrqAttr};
 use std::ffi::c_int;
@@ -12,20 +12,20 @@ use std::os::fd::BorrowedFd;
 
 /// An XRC domain.
 #[repr(C)]
-pub struct Xrcd {
+pub struct VerbsXrcd {
     base: ibv_xrcd,
     /// Daemon's number.
     pub handle: u32,
 }
 
-impl Xrcd {
+impl VerbsXrcd {
     /// The domain behind an application's pointer.
     ///
     /// # Safety
     /// `xrcd` must be NULL or alive.
-    pub unsafe fn from_ibv<'a>(xrcd: *mut ibv_xrcd) -> Outcome<&'a Xrcd> {
+    pub unsafe fn from_ibv<'a>(xrcd: *mut ibv_xrcd) -> Outcome<&'a VerbsXrcd> {
         // SAFETY: `base` is the first field.
-        unsafe { xrcd.cast::<Xrcd>().as_ref() }.ok_or(EINVAL)
+        unsafe { xrcd.cast::<VerbsXrcd>().as_ref() }.ok_or(EINVAL)
     }
 }
 
@@ -34,9 +34,9 @@ impl Xrcd {
 /// # Safety
 /// `context` must be open and `attr` valid.
 pub unsafe extern "C" fn open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller gives an open context and a valid struct.
-        let (ours, attr) = unsafe { (Context::from_ibv(context)?, attr.as_ref().ok_or(EINVAL)?) };
+        let (ours, attr) = unsafe { (VerbsContext::from_ibv(context)?, attr.as_ref().ok_or(EINVAL)?) };
         if attr.comp_mask & !(IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS) != 0 {
             return Err(EOPNOTSUPP);
         }
@@ -49,13 +49,13 @@ pub unsafe extern "C" fn open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrc
         let with_file = attr.fd != -1;
         // SAFETY: a descriptor number; asks whether it is one.
         if with_file && unsafe { libc::fcntl(attr.fd, libc::F_GETFD) } < 0 {
-            return Err(door::errno());
+            return Err(boundary::errno());
         }
         // SAFETY: the caller's descriptor, alive during the call.
         let file = with_file.then(|| unsafe { BorrowedFd::borrow_raw(attr.fd) });
         let answer = ours.call(&Request::OpenXrcd { with_file, flags: attr.oflags }, file.as_slice())?;
         let Response::Handle(handle) = answer.response else { return Err(EIO) };
-        Ok(Box::into_raw(Box::new(Xrcd { base: ibv_xrcd { context }, handle })).cast())
+        Ok(Box::into_raw(Box::new(VerbsXrcd { base: ibv_xrcd { context }, handle })).cast())
     })
 }
 
@@ -64,14 +64,14 @@ pub unsafe extern "C" fn open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrc
 /// # Safety
 /// `xrcd` must be alive; it is gone afterwards.
 pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live domain of an open context.
-        let ours = unsafe { Xrcd::from_ibv(xrcd) }?;
+        let ours = unsafe { VerbsXrcd::from_ibv(xrcd) }?;
         // SAFETY: as above.
-        let context = unsafe { Context::even_dead(ours.base.context) }?;
+        let context = unsafe { VerbsContext::even_dead(ours.base.context) }?;
         context.tell_end(&Request::CloseXrcd { xrcd: ours.handle })?;
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
-        drop(unsafe { Box::from_raw(xrcd.cast::<Xrcd>()) });
+        drop(unsafe { Box::from_raw(xrcd.cast::<VerbsXrcd>()) });
         Ok(())
     })
 }
@@ -81,10 +81,10 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
 /// # Safety
 /// `context` must be open and `init` valid, with live objects in it.
 pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, init: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller's promise.
         let init = unsafe {
-            Context::from_ibv(context)?;
+            VerbsContext::from_ibv(context)?;
             init.as_mut().ok_or(EINVAL)?
         };
         const KNOWN: u32 =
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, init: *mut ibv
         let xrc = match srq_type {
             IBV_SRQT_XRC if has(IBV_SRQ_INIT_ATTR_XRCD) && has(IBV_SRQ_INIT_ATTR_CQ) => {
                 // SAFETY: as above.
-                let (xrcd, cq) = unsafe { (Xrcd::from_ibv(init.xrcd)?, Cq::from_ibv(init.cq)?) };
+                let (xrcd, cq) = unsafe { (VerbsXrcd::from_ibv(init.xrcd)?, VerbsCq::from_ibv(init.cq)?) };
                 Some(XrcSrqAttr { xrcd: xrcd.handle, cq: cq.handle })
             }
             IBV_SRQT_XRC => return Err(EINVAL),
@@ -116,9 +116,9 @@ pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, init: *mut ibv
 /// # Safety
 /// `srq` must be alive and `number` writable.
 pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
-    door::value(|| {
+    boundary::value(|| {
         // SAFETY: the caller gives a live SRQ.
-        let srqn = unsafe { Srq::from_ibv(srq) }?.srqn();
+        let srqn = unsafe { VerbsSrq::from_ibv(srq) }?.srqn();
         if srqn == 0 {
             return Err(EOPNOTSUPP);
         }
@@ -133,9 +133,9 @@ pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_i
 /// # Safety
 /// `context` must be open and `attr` valid, with a live domain in it.
 pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
-    door::pointer(|| {
+    boundary::pointer(|| {
         // SAFETY: the caller's promise.
-        let (ours, attr) = unsafe { (Context::from_ibv(context)?, attr.as_ref().ok_or(EINVAL)?) };
+        let (ours, attr) = unsafe { (VerbsContext::from_ibv(context)?, attr.as_ref().ok_or(EINVAL)?) };
         const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD;
         const KNOWN: u32 = NEEDED | IBV_QP_OPEN_ATTR_CONTEXT | IBV_QP_OPEN_ATTR_TYPE;
         if attr.comp_mask & !KNOWN != 0 {
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_op
             return Err(EINVAL);
         }
         // SAFETY: the mask says that there is a domain.
-        let xrcd = unsafe { Xrcd::from_ibv(attr.xrcd) }?.handle;
+        let xrcd = unsafe { VerbsXrcd::from_ibv(attr.xrcd) }?.handle;
         let qpn = attr.qp_num;
         let qp_context = if named(IBV_QP_OPEN_ATTR_CONTEXT) { attr.qp_context } else { std::ptr::null_mut() };
         qp::new_target(ours, qp_context, |event_cookie| Request::OpenQp { xrcd, qpn, event_cookie })

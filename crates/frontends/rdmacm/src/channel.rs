@@ -6,7 +6,7 @@
 
 use crate::door::{self, EINVAL, EIO, Outcome, errno, lock};
 use crate::event::Record;
-use crate::session::{Session, session};
+use crate::session::{DaemonSession, session};
 use crate::sys::rdma_event_channel;
 use burst_control::cm::CmEvent;
 use burst_control::{Request, Response};
@@ -29,7 +29,7 @@ static KEPT: Mutex<VecDeque<Box<Channel>>> = Mutex::new(VecDeque::new());
 pub struct Channel {
     base: rdma_event_channel,
     /// Whose.
-    pub session: &'static Session,
+    pub session: &'static DaemonSession,
     /// Its number at the daemon.
     pub number: u32,
     /// Threads that read it now, and [`ENDED`].

@@ -2,7 +2,7 @@
 //! when an id first needs it, and its default protection domain.
 
 use crate::door::{self, EIO, ENODEV, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, lock};
-use crate::session::{Session, session};
+use crate::session::{DaemonSession, session};
 use crate::sys::*;
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -170,7 +170,7 @@ impl Drop for List {
     }
 }
 
-impl Session {
+impl DaemonSession {
     /// The open device with this number.
     ///
     /// # Errors

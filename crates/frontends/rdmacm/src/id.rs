@@ -11,7 +11,7 @@ use crate::channel::Channel;
 use crate::device::Device;
 use crate::door::{self, EINVAL, EIO, ENODEV, Errno, Outcome, lock};
 use crate::event;
-use crate::session::Session;
+use crate::session::DaemonSession;
 use crate::sys::*;
 use burst_base::verbs::QpType;
 use burst_control::cm::{CmCommand, CmConn, CmEvent, CmEventKind, CmId, CmReply, CmRoute, PortSpace};
@@ -185,7 +185,7 @@ pub struct Id {
     base: rdma_cm_id,
     path: ibv_sa_path_rec,
     /// Whose.
-    pub session: &'static Session,
+    pub session: &'static DaemonSession,
     /// Its number at the daemon.
     pub number: CmId,
     /// Port space.
@@ -254,7 +254,7 @@ impl Id {
     }
 
     fn allocate(
-        session: &'static Session,
+        session: &'static DaemonSession,
         channel: *mut rdma_event_channel,
         context: *mut c_void,
         kind: &Kind,

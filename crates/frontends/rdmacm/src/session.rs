@@ -1,33 +1,31 @@
-//! This process's conversation with the daemon: one connection for all ids, and the devices opened for them.
+//! This process's session with the daemon: one connection for all ids, and the devices opened for them.
 //!
-//! A session belongs to the process that made it. A child after fork finds its [`LifePage`] wiped, makes its own when it
-//! needs one, and never touches the parent's locks; the parent's objects are dead in the child (EIO). Sessions are never
-//! freed: devices stay open as long as the library is loaded, as its manual says. When the daemon goes, the session's objects
-//! are dead, too, and who asks for new ones gets a new session with the daemon's successor.
+//! A session belongs to the process that made it. A child after fork makes its own when it needs one and never touches the
+//! parent's locks; the parent's objects are dead in the child (EIO). A session is never freed: rdma_get_devices(3) says that
+//! devices stay open as long as the library is loaded. When the daemon ends, the session's objects are dead as well, and the
+//! next call that makes an object opens a session with the daemon's successor.
 //!
-//! Two ways lead to the daemon: [`Session::call`] waits for an answer, one caller at a time; [`Session::tell`] waits
-//! for none, and is no system call while the daemon is awake.
+//! [`DaemonSession::ask`] waits for an answer, one caller at a time. [`DaemonSession::tell`] does not wait, and makes no system call
+//! while the daemon is awake.
 
 use crate::device::Opened;
-use crate::door::{EIO, ENODEV, ENOMEM, Errno, Outcome, lock};
+use crate::door::{EIO, ENODEV, Errno, Outcome};
 use crate::id::Id;
 use crate::ids::IdTable;
 use crate::sys;
+use burst_client::ClientError;
+use burst_client::raw::session::CmConnection;
 use burst_control::client::ClientReply;
 use burst_control::cm::{CmCommand, CmId, CmReply};
-use burst_control::{Client, CommandSender, ControlError, Request, Response, socket_path};
-use burst_shm::life::LifePage;
+use burst_control::{ControlError, Request, socket_path};
 use std::ptr::{NonNull, null_mut};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-static CURRENT: AtomicPtr<Session> = AtomicPtr::new(null_mut());
+static CURRENT: AtomicPtr<DaemonSession> = AtomicPtr::new(null_mut());
 
-/// See the module.
-pub struct Session {
-    life: LifePage,
-    client: Mutex<Client>,
-    sender: CommandSender,
+/// A session with the daemon.
+pub struct DaemonSession {
+    connection: CmConnection,
     /// Devices opened so far.
     pub devices: Opened,
     ids: IdTable,
@@ -37,22 +35,22 @@ pub struct Session {
 /// This process's session.
 ///
 /// # Errors
-/// ENODEV when no daemon answers; the sentence that says why comes from `libibverbs`, once.
-pub fn session() -> Outcome<&'static Session> {
+/// ENODEV when no daemon answers; `libibverbs` says why on stderr, once.
+pub fn session() -> Outcome<&'static DaemonSession> {
     let found = CURRENT.load(Ordering::Acquire);
     // SAFETY: sessions are never freed. Acquire pairs with the exchange below.
     if let Some(session) = unsafe { found.as_ref() }
         && session.is_alive()
-        && session.sender.is_connected()
+        && session.connection.is_connected()
     {
         return Ok(session);
     }
-    let made = Box::into_raw(Box::new(Session::connect()?));
+    let made = Box::into_raw(Box::new(DaemonSession::connect()?));
     match CURRENT.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: just made, and never freed from now on.
         Ok(_) => Ok(unsafe { &*made }),
         Err(other) => {
-            // SAFETY: nobody else has seen `made`; `other` is never freed.
+            // SAFETY: no other thread has seen `made`; `other` is never freed.
             unsafe {
                 drop(Box::from_raw(made));
                 Ok(&*other)
@@ -61,11 +59,7 @@ pub fn session() -> Outcome<&'static Session> {
     }
 }
 
-fn program_name() -> String {
-    std::fs::read_to_string("/proc/self/comm").map_or_else(|_| "?".into(), |s| s.trim().to_owned())
-}
-
-/// Lets `libibverbs` say why there is no device, in its own way.
+/// Lets `libibverbs` say on stderr why there is no device.
 fn explain() {
     // SAFETY: NULL is allowed; the list is given back at once.
     unsafe {
@@ -76,76 +70,60 @@ fn explain() {
     }
 }
 
-/// What a conversation that breaks off means, however the system calls it: the daemon is gone, and with it all objects.
-fn dead(error: ControlError) -> Errno {
+/// The errno of a failed call. A connection that fails means that the daemon has ended: EIO, whatever the system call said.
+fn errno_of(error: ClientError) -> Errno {
     match error {
-        ControlError::Io(_) => EIO,
+        ClientError::Control(ControlError::Io(_)) => EIO,
         other => other.into(),
     }
 }
 
-impl Session {
-    fn connect() -> Outcome<Session> {
-        let name = program_name();
-        let Some(mut client) = socket_path::candidates().iter().find_map(|path| Client::connect(path, &name).ok())
-        else {
+impl DaemonSession {
+    fn connect() -> Outcome<DaemonSession> {
+        let opened =
+            socket_path::candidates().iter().map(|path| CmConnection::open(path)).find_map(|result| match result {
+                Ok(connection) => Some(Ok(connection)),
+                Err(ClientError::Control(
+                    ControlError::Connect { .. } | ControlError::Version { .. } | ControlError::Closed,
+                )) => None,
+                Err(e) => Some(Err(e)),
+            });
+        let Some(opened) = opened else {
             explain();
             return Err(ENODEV);
         };
-        Ok(Session {
-            life: LifePage::new().map_err(|_| ENOMEM)?,
-            sender: client.command_sender()?,
-            client: Mutex::new(client),
-            devices: Opened::default(),
-            ids: IdTable::default(),
-            next_channel: AtomicU32::new(1),
-        })
+        let next_channel = AtomicU32::new(1);
+        let (devices, ids) = (Opened::default(), IdTable::default());
+        Ok(DaemonSession { connection: opened.map_err(errno_of)?, devices, ids, next_channel })
     }
 
     /// Whether this process made the session.
     pub fn is_alive(&self) -> bool {
-        self.life.is_alive()
+        self.connection.is_alive()
     }
 
-    fn check(&self) -> Outcome<()> {
-        if self.is_alive() { Ok(()) } else { Err(EIO) }
-    }
-
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the answer.
     ///
     /// # Errors
     /// The daemon's refusal, or EIO.
     pub fn call(&self, request: &Request) -> Outcome<ClientReply> {
-        self.check()?;
-        lock(&self.client).call(request, &[]).map_err(dead)
+        self.connection.call(request).map_err(errno_of)
     }
 
-    /// Carries out operations in order and gives the last one's answer; the first failure is the error.
+    /// Sends commands as one request, which the daemon carries out in order, and gives the last one's answer.
     ///
     /// # Errors
-    /// The daemon's refusal, or EIO.
-    pub fn ask(&self, ops: Vec<CmCommand>) -> Outcome<CmReply> {
-        let Response::Cm(replies) = self.call(&Request::Cm { commands: ops })?.response else { return Err(EIO) };
-        let mut last = Err(EIO);
-        for reply in replies {
-            if let CmReply::Failed { errno, sentence } = reply {
-                return Err(ControlError::Refused { errno, sentence }.into());
-            }
-            last = Ok(reply);
-        }
-        last
+    /// The first refusal, or EIO.
+    pub fn ask(&self, commands: Vec<CmCommand>) -> Outcome<CmReply> {
+        self.connection.ask(commands).map_err(errno_of)
     }
 
-    /// Carries out operations without waiting, unless many are not carried out yet; failures become events.
+    /// Sends commands and does not wait, unless the ring of commands is full; failures become events.
     ///
     /// # Errors
-    /// EIO when the daemon is gone.
-    pub fn tell(&self, ops: &[CmCommand]) -> Outcome<()> {
-        self.check()?;
-        while !self.sender.send(ops).map_err(dead)? {
-            lock(&self.client).flush_commands().map_err(dead)?;
-        }
-        Ok(())
+    /// EIO when the daemon has ended.
+    pub fn tell(&self, commands: &[CmCommand]) -> Outcome<()> {
+        self.connection.send(commands).map_err(errno_of)
     }
 
     /// A channel number that was not used before.
@@ -153,22 +131,22 @@ impl Session {
         self.next_channel.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A number for an id to come. Numbers go round, so that late events find nobody.
+    /// A number for an id to come. Numbers are used again only after all others, so that late events find no other id.
     pub fn id_number(&self) -> CmId {
         self.ids.number()
     }
 
-    /// Makes an id known under its number.
+    /// Enters an id under its number.
     pub fn put(&self, number: CmId, id: NonNull<Id>) {
         self.ids.put(number, id);
     }
 
-    /// Forgets an id: events of it find nobody from now on.
+    /// Removes an id: later events of it are dropped.
     pub fn remove(&self, number: CmId) {
         self.ids.remove(number);
     }
 
-    /// Does something with an id while it cannot be destroyed.
+    /// Calls `inside` with an id that cannot be destroyed meanwhile.
     pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&Id) -> R) -> Option<R> {
         self.ids.with(number, inside)
     }

@@ -36,6 +36,18 @@ impl From<burst_control::ControlError> for Errno {
     }
 }
 
+impl From<burst_client::ClientError> for Errno {
+    fn from(e: burst_client::ClientError) -> Errno {
+        match e {
+            burst_client::ClientError::Control(e) => e.into(),
+            other => {
+                say::explain(&other);
+                Errno(other.errno())
+            }
+        }
+    }
+}
+
 /// Sets the calling thread's `errno`.
 pub fn set_errno(e: Errno) {
     // SAFETY: glibc returns the address of this thread's errno, which is always valid.

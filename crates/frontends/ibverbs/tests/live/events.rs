@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{cq, event, poll, qp};
+use burst_ibverbs::{channel, cq, event, poll, qp};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn readable(fd: i32, timeout_ms: i32) -> bool {
 fn an_armed_cq_makes_one_event_and_destruction_waits_for_its_ack() {
     let Some(open) = Open::new() else { return };
     // SAFETY: an open context.
-    let channel = unsafe { event::ibv_create_comp_channel(open.context) };
+    let channel = unsafe { channel::ibv_create_comp_channel(open.context) };
     let cq = open.cq_on(8, channel);
     let (a, b) = open.pair(cq);
     let mut bytes = vec![0u8; 4096];
@@ -25,7 +25,7 @@ fn an_armed_cq_makes_one_event_and_destruction_waits_for_its_ack() {
     let write = || assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8)).0, 0);
     // SAFETY: live objects throughout.
     unsafe {
-        assert_eq!(event::ibv_destroy_comp_channel(channel), libc::EBUSY);
+        assert_eq!(channel::ibv_destroy_comp_channel(channel), libc::EBUSY);
         let fd = (*channel).fd;
         write();
         complete_all(cq, 1);
@@ -52,7 +52,7 @@ fn an_armed_cq_makes_one_event_and_destruction_waits_for_its_ack() {
         assert_eq!(cq::ibv_destroy_cq(cq), 0);
         assert!(ACKED.load(Ordering::SeqCst), "destroyed before the acknowledgement");
         acker.join().unwrap();
-        assert_eq!(event::ibv_destroy_comp_channel(channel), 0);
+        assert_eq!(channel::ibv_destroy_comp_channel(channel), 0);
     }
 }
 
@@ -61,15 +61,15 @@ fn an_empty_non_blocking_channel_says_again() {
     let Some(open) = Open::new() else { return };
     // SAFETY: live objects throughout.
     unsafe {
-        let channel = event::ibv_create_comp_channel(open.context);
+        let channel = channel::ibv_create_comp_channel(open.context);
         libc::fcntl((*channel).fd, libc::F_SETFL, libc::O_NONBLOCK);
         let (mut cq, mut cq_context) = (null_mut(), null_mut());
         assert_eq!(event::ibv_get_cq_event(channel, &mut cq, &mut cq_context), -1);
-        assert_eq!(burst_ibverbs::door::errno().0, libc::EAGAIN);
+        assert_eq!(burst_ibverbs::boundary::errno().0, libc::EAGAIN);
         libc::fcntl((*open.context).async_fd, libc::F_SETFL, libc::O_NONBLOCK);
         let mut event = ibv_async_event::default();
         assert_eq!(event::ibv_get_async_event(open.context, &mut event), -1);
-        assert_eq!(burst_ibverbs::door::errno().0, libc::EAGAIN);
-        assert_eq!(event::ibv_destroy_comp_channel(channel), 0);
+        assert_eq!(burst_ibverbs::boundary::errno().0, libc::EAGAIN);
+        assert_eq!(channel::ibv_destroy_comp_channel(channel), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{cq, cq_ex, door, mw, pd_mr, poll, qp};
+use burst_ibverbs::{boundary, cq, cq_ex, mw, pd_mr, poll, qp};
 use std::ptr::null_mut;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ pub fn cq_ex(open: &Open, flags: u32) -> *mut ibv_cq_ex {
     };
     // SAFETY: an open context and a valid struct.
     let cq = unsafe { cq_ex::create_cq_ex(open.context, &mut init) };
-    assert!(!cq.is_null(), "{:?}", door::errno());
+    assert!(!cq.is_null(), "{:?}", boundary::errno());
     cq
 }
 
@@ -36,7 +36,7 @@ pub fn pair_ex(open: &Open, cq: *mut ibv_cq) -> (*mut ibv_qp_ex, *mut ibv_qp) {
     // SAFETY: an open context and a valid struct; then a live queue pair.
     let (a, ex) = unsafe {
         let a = qp::create_qp_ex(open.context, &mut init);
-        assert!(!a.is_null(), "{:?}", door::errno());
+        assert!(!a.is_null(), "{:?}", boundary::errno());
         (a, qp::ibv_qp_to_qp_ex(a))
     };
     assert!(!ex.is_null());
@@ -123,12 +123,12 @@ fn unknown_wishes_are_refused_as_not_supported() {
         spoil(&mut init);
         // SAFETY: an open context and a valid struct.
         assert!(unsafe { cq_ex::create_cq_ex(open.context, &mut init) }.is_null());
-        assert_eq!(door::errno(), door::EOPNOTSUPP);
+        assert_eq!(boundary::errno(), boundary::EOPNOTSUPP);
     }
     let mut init = ibv_cq_init_attr_ex { cqe: 0, ..Default::default() };
     // SAFETY: as above.
     assert!(unsafe { cq_ex::create_cq_ex(open.context, &mut init) }.is_null());
-    assert_eq!(door::errno(), door::EINVAL);
+    assert_eq!(boundary::errno(), boundary::EINVAL);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn windows_open_what_they_are_bound_to() {
         assert_eq!(through(key), IBV_WC_REM_ACCESS_ERR);
         assert_eq!(mw::dealloc_mw(one), 0);
         assert!(mw::alloc_mw(open.pd, 3).is_null());
-        assert_eq!(door::errno(), door::EINVAL);
+        assert_eq!(boundary::errno(), boundary::EINVAL);
     }
 }
 

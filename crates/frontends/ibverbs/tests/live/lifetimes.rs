@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{cq, device, domain, pd_mr, poll, qp};
+use burst_ibverbs::{cq, domain, ops, pd_mr, poll, qp};
 
 #[test]
 fn completions_of_a_destroyed_queue_pair_vanish() {
@@ -83,7 +83,7 @@ fn a_child_s_objects_are_dead_and_the_parent_s_live_on() {
                 && send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8)) == (libc::EIO, true)
                 && pd_mr::ibv_alloc_pd(open.context).is_null()
                 && qp::ibv_destroy_qp(a) == 0
-                && device::ibv_close_device(open.context) == 0
+                && ops::ibv_close_device(open.context) == 0
         };
         // SAFETY: ends the child without running destructors.
         unsafe { libc::_exit(i32::from(!dead)) };

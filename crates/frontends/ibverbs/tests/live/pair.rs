@@ -1,7 +1,7 @@
 //! A daemon, a context, and two connected queue pairs.
 
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{context, cq, device, door, pd_mr, poll, port, post, qp};
+use burst_ibverbs::{boundary, context, cq, device, ops, pd_mr, poll, port, post, qp};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
@@ -72,8 +72,8 @@ impl Open {
         unsafe {
             let list = device::ibv_get_device_list(null_mut());
             assert!(!(*list).is_null(), "the daemon has no device");
-            let context = device::ibv_open_device(*list);
-            assert!(!context.is_null(), "{:?}", door::errno());
+            let context = ops::ibv_open_device(*list);
+            assert!(!context.is_null(), "{:?}", boundary::errno());
             device::ibv_free_device_list(list);
             let pd = pd_mr::ibv_alloc_pd(context);
             assert!(!pd.is_null());
@@ -86,7 +86,7 @@ impl Open {
     pub fn cq_on(&self, entries: i32, channel: *mut ibv_comp_channel) -> *mut ibv_cq {
         // SAFETY: the context is open.
         let cq = unsafe { cq::ibv_create_cq(self.context, entries, null_mut(), channel, 0) };
-        assert!(!cq.is_null(), "{:?}", door::errno());
+        assert!(!cq.is_null(), "{:?}", boundary::errno());
         cq
     }
     pub fn qp(&self, cq: *mut ibv_cq, qp_type: ibv_qp_type) -> *mut ibv_qp {
@@ -100,7 +100,7 @@ impl Open {
         };
         // SAFETY: live objects.
         let qp = unsafe { qp::ibv_create_qp(self.pd, &mut init) };
-        assert!(!qp.is_null(), "{:?}", door::errno());
+        assert!(!qp.is_null(), "{:?}", boundary::errno());
         assert!(init.cap.max_send_wr >= 16 && init.cap.max_inline_data >= 64);
         qp
     }
@@ -110,7 +110,7 @@ impl Open {
                 as i32;
         // SAFETY: the slice outlives the region in these tests.
         let mr = unsafe { pd_mr::ibv_reg_mr(self.pd, bytes.as_mut_ptr().cast(), bytes.len(), access) };
-        assert!(!mr.is_null(), "{:?}", door::errno());
+        assert!(!mr.is_null(), "{:?}", boundary::errno());
         mr
     }
     pub fn gid(&self) -> [u8; 16] {
@@ -186,7 +186,7 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         // SAFETY: closing ends whatever a test has left.
-        unsafe { device::ibv_close_device(self.context) };
+        unsafe { ops::ibv_close_device(self.context) };
     }
 }
 
@@ -270,5 +270,5 @@ pub fn complete_all(cq: *mut ibv_cq, count: usize) -> Vec<ibv_wc> {
 /// Whether the context refuses as a foreign process's does.
 pub fn is_dead(context: *mut ibv_context) -> bool {
     // SAFETY: an open context.
-    unsafe { context::Context::from_ibv(context) }.is_err()
+    unsafe { context::VerbsContext::from_ibv(context) }.is_err()
 }

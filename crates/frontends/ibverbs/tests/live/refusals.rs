@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{ah, cq, door, pd_mr, port, post, qp};
+use burst_ibverbs::{ah, boundary, cq, pd_mr, port, post, qp};
 use std::ptr::null_mut;
 
 #[test]
@@ -119,13 +119,13 @@ fn queries_and_creations_check_their_arguments() {
         assert_eq!(port::_ibv_query_gid_ex(open.context, 1, 0, &mut entry, 0, 32), 0);
         assert_eq!(entry.gid_type, IBV_GID_TYPE_ROCE_V2);
         assert!(cq::ibv_create_cq(open.context, 0, null_mut(), null_mut(), 0).is_null());
-        assert_eq!(door::errno(), door::EINVAL);
+        assert_eq!(boundary::errno(), boundary::EINVAL);
         assert!(cq::ibv_create_cq(open.context, 8, null_mut(), null_mut(), 99).is_null());
         let mut no_grh = ibv_ah_attr { port_num: 1, ..Default::default() };
         assert!(ah::ibv_create_ah(open.pd, &mut no_grh).is_null());
-        assert_eq!(door::errno(), door::EINVAL);
+        assert_eq!(boundary::errno(), boundary::EINVAL);
         assert!(pd_mr::ibv_reg_mr(open.pd, 4096 as *mut _, 4096, 1).is_null());
-        assert_eq!(door::errno(), door::Errno(libc::EFAULT));
+        assert_eq!(boundary::errno(), boundary::Errno(libc::EFAULT));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{cq, device, dm, domain, door, import, pd_mr, rereg};
+use burst_ibverbs::{boundary, cq, dm, domain, import, ops, pd_mr, rereg};
 use std::ptr::null_mut;
 
 const LOCAL: u32 = IBV_ACCESS_LOCAL_WRITE;
@@ -17,7 +17,7 @@ fn a_parent_domain_is_another_name_of_its_protection_domain() {
         let pd = pd_mr::ibv_alloc_pd(open.context);
         let mut attr = ibv_parent_domain_init_attr { pd, td, ..Default::default() };
         let parent = domain::alloc_parent_domain(open.context, &mut attr);
-        assert!(!td.is_null() && !parent.is_null(), "{:?}", door::errno());
+        assert!(!td.is_null() && !parent.is_null(), "{:?}", boundary::errno());
         let mut bytes = vec![0u8; 64];
         let mr = pd_mr::ibv_reg_mr(parent, bytes.as_mut_ptr().cast(), 64, LOCAL as i32);
         assert_eq!((*mr).pd, parent);
@@ -29,7 +29,7 @@ fn a_parent_domain_is_another_name_of_its_protection_domain() {
         assert_eq!(domain::ibv_dealloc_pd(pd), 0);
         attr.pd = null_mut();
         assert!(domain::alloc_parent_domain(open.context, &mut attr).is_null());
-        assert_eq!(door::errno(), door::EINVAL);
+        assert_eq!(boundary::errno(), boundary::EINVAL);
     }
 }
 
@@ -44,11 +44,11 @@ fn device_memory_is_registered_copied_and_checked() {
     unsafe {
         let mut attr = ibv_alloc_dm_attr { length: 100, ..Default::default() };
         let memory = dm::alloc_dm(open.context, &mut attr);
-        assert!(!memory.is_null(), "{:?}", door::errno());
+        assert!(!memory.is_null(), "{:?}", boundary::errno());
         assert!(dm::reg_dm_mr(open.pd, memory, 0, 104, IBV_ACCESS_ZERO_BASED | WRITE).is_null(), "too long");
         assert!(dm::reg_dm_mr(open.pd, memory, 0, 100, WRITE).is_null(), "not zero-based");
         let region = dm::reg_dm_mr(open.pd, memory, 0, 100, IBV_ACCESS_ZERO_BASED | WRITE);
-        assert!(!region.is_null(), "{:?}", door::errno());
+        assert!(!region.is_null(), "{:?}", boundary::errno());
         assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 64)]), region, 4)).0, 0);
         complete_all(cq, 1);
         let mut got = [0u8; 100];
@@ -74,12 +74,12 @@ fn objects_are_imported_by_whoever_has_the_descriptor() {
     unsafe {
         let mut attr = ibv_alloc_dm_attr { length: 64, ..Default::default() };
         let memory = dm::alloc_dm(open.context, &mut attr);
-        let context = import::ibv_import_device(libc::dup((*open.context).cmd_fd));
-        assert!(!context.is_null(), "{:?}", door::errno());
+        let context = ops::ibv_import_device(libc::dup((*open.context).cmd_fd));
+        assert!(!context.is_null(), "{:?}", boundary::errno());
         let pd = import::ibv_import_pd(context, (*open.pd).handle);
         let region = import::ibv_import_mr(pd, (*mr).handle);
         let seen = dm::ibv_import_dm(context, (*memory).handle);
-        assert!(!pd.is_null() && !region.is_null() && !seen.is_null(), "{:?}", door::errno());
+        assert!(!pd.is_null() && !region.is_null() && !seen.is_null(), "{:?}", boundary::errno());
         assert_eq!(((*region).lkey, (*region).length), ((*mr).lkey, 4096));
         // A queue pair of the importer uses the exporter's region.
         let other = std::mem::ManuallyDrop::new(Open { context, pd });
@@ -99,10 +99,10 @@ fn objects_are_imported_by_whoever_has_the_descriptor() {
         // What is not there, and descriptors that name nothing.
         assert!(import::ibv_import_pd(context, 999).is_null());
         assert!(import::ibv_import_pd(open.context, (*open.pd).handle).is_null(), "not an imported context");
-        assert!(import::ibv_import_device(-1).is_null());
+        assert!(ops::ibv_import_device(-1).is_null());
         dm::ibv_unimport_dm(seen);
         import::ibv_unimport_mr(region);
-        assert_eq!(device::ibv_close_device(context), 0);
+        assert_eq!(ops::ibv_close_device(context), 0);
         assert_eq!(dm::free_dm(memory), 0);
     }
 }
@@ -145,7 +145,7 @@ fn an_on_demand_region_is_the_whole_process() {
     // SAFETY: live objects, used as verbs prescribe.
     unsafe {
         let all = pd_mr::ibv_reg_mr(open.pd, null_mut(), usize::MAX, access);
-        assert!(!all.is_null(), "{:?}", door::errno());
+        assert!(!all.is_null(), "{:?}", boundary::errno());
         let at = bytes.as_ptr() as u64;
         let mut from = [ibv_sge { addr: at, length: 8, lkey: (*all).lkey }];
         let mut request = wr(IBV_WR_RDMA_WRITE, &mut from);

@@ -9,9 +9,8 @@
 //! ([`QpPrealloc::release`]), when the daemon is out of room, and when [`POOLS_MAX`] other sets of attributes were used since.
 //! Releasing does not wait for the daemon: nothing was ever posted to these queue pairs, and no packet can reach them.
 
-use crate::context::Context;
-use crate::door::{EIO, ENOMEM, Outcome};
-use crate::registry::lock;
+use super::RawContext;
+use crate::error::{ClientError, Result};
 use burst_control::{QPS_AT_ONCE, QpCookies, QpGrant, QpInitAttr, QueuePlace, Request, Response};
 
 /// One queue pair is preallocated per this many created with the same attributes.
@@ -31,9 +30,11 @@ pub struct PreallocQp {
     pub name: QpCookies,
 }
 
+const NONE_MADE: ClientError = ClientError::Unexpected("no queue pair");
+
 /// The queue pairs of one set of attributes.
 #[derive(Debug)]
-struct Pool {
+struct QpPool {
     init: QpInitAttr,
     /// Queue pairs that the program has created with these attributes.
     created: u32,
@@ -44,7 +45,7 @@ struct Pool {
 /// The preallocated queue pairs of a context. The most recently used pool is the last.
 #[derive(Debug, Default)]
 pub struct QpPrealloc {
-    pools: Vec<Pool>,
+    pools: Vec<QpPool>,
 }
 
 fn bytes_of(grant: &QpGrant) -> usize {
@@ -56,10 +57,10 @@ impl QpPrealloc {
     /// A queue pair with these attributes, from its pool or else from the daemon.
     ///
     /// # Errors
-    /// The daemon's refusal, or ENOMEM.
-    pub fn take(&mut self, context: &Context, init: &QpInitAttr) -> Outcome<PreallocQp> {
+    /// The daemon's refusal; ENOMEM when there is no cookie left.
+    pub fn take(&mut self, context: &RawContext, init: &QpInitAttr) -> Result<PreallocQp> {
         self.bring_forward(context, init);
-        let Some(pool) = self.pools.last_mut() else { return Err(EIO) };
+        let Some(pool) = self.pools.last_mut() else { return Err(NONE_MADE) };
         pool.created = pool.created.saturating_add(1);
         if let Some(qp) = pool.ready.pop() {
             return Ok(qp);
@@ -67,30 +68,30 @@ impl QpPrealloc {
         let extra = (pool.created / CREATED_PER_PREALLOC) as usize;
         let made = match request(context, init, 1 + extra.min(QPS_AT_ONCE - 1)) {
             // The room may be taken by preallocated queue pairs with other attributes.
-            Err(ENOMEM) if self.release(context, |_| true) > 0 => request(context, init, 1)?,
+            Err(e) if e.errno() == libc::ENOMEM && self.release(context, |_| true) > 0 => request(context, init, 1)?,
             other => other?,
         };
         self.keep_all_but_first(context, made)
     }
 
     /// Makes the pool of these attributes the last one.
-    fn bring_forward(&mut self, context: &Context, init: &QpInitAttr) {
+    fn bring_forward(&mut self, context: &RawContext, init: &QpInitAttr) {
         match self.pools.iter().position(|pool| pool.init == *init) {
             Some(at) => self.pools[at..].rotate_left(1),
             None => {
                 if self.pools.len() == POOLS_MAX {
                     drop_qps(context, &self.pools.remove(0).ready);
                 }
-                self.pools.push(Pool { init: *init, created: 0, ready: Vec::new() });
+                self.pools.push(QpPool { init: *init, created: 0, ready: Vec::new() });
             }
         }
     }
 
     /// Puts all queue pairs but the first into the last pool, and returns the first.
-    fn keep_all_but_first(&mut self, context: &Context, mut made: Vec<PreallocQp>) -> Outcome<PreallocQp> {
+    fn keep_all_but_first(&mut self, context: &RawContext, mut made: Vec<PreallocQp>) -> Result<PreallocQp> {
         // The pool is used from its end.
         made.reverse();
-        let first = made.pop().ok_or(EIO)?;
+        let first = made.pop().ok_or(NONE_MADE)?;
         let keep = POOL_BYTES_MAX / bytes_of(&first.grant).max(1);
         if made.len() > keep {
             let surplus: Vec<PreallocQp> = made.drain(..made.len() - keep).collect();
@@ -103,7 +104,7 @@ impl QpPrealloc {
     }
 
     /// Releases the queue pairs whose attributes `matches` accepts. Returns how many they were.
-    pub fn release(&mut self, context: &Context, matches: impl Fn(&QpInitAttr) -> bool) -> usize {
+    pub fn release(&mut self, context: &RawContext, matches: impl Fn(&QpInitAttr) -> bool) -> usize {
         let mut count = 0;
         for pool in self.pools.iter_mut().filter(|pool| matches(&pool.init)) {
             count += pool.ready.len();
@@ -115,31 +116,31 @@ impl QpPrealloc {
 }
 
 /// Requests `count` queue pairs from the daemon, which makes at least one of them.
-fn request(context: &Context, init: &QpInitAttr, count: usize) -> Outcome<Vec<PreallocQp>> {
+fn request(context: &RawContext, init: &QpInitAttr, count: usize) -> Result<Vec<PreallocQp>> {
     let names: Vec<QpCookies> = (0..count)
         .map_while(|_| {
-            let cookie = context.qps.reserve()?;
-            Some(QpCookies { cookie, event_cookie: lock(&context.sources).reserve() })
+            let cookie = context.send_slots.reserve()?;
+            Some(QpCookies { cookie, event_cookie: context.event_cookie() })
         })
         .collect();
     if names.is_empty() {
-        return Err(ENOMEM);
+        return Err(std::io::Error::from_raw_os_error(libc::ENOMEM).into());
     }
     let grants = match context.ask(&Request::CreateQp { init: *init, names: names.clone() }) {
         Ok(Response::Qps(grants)) if !grants.is_empty() && grants.len() <= names.len() => Ok(grants),
-        Ok(_) => Err(EIO),
+        Ok(_) => Err(NONE_MADE),
         Err(e) => Err(e),
     };
     let used = grants.as_ref().map_or(0, Vec::len);
-    names[used..].iter().for_each(|name| context.qps.remove(name.cookie));
+    names[used..].iter().for_each(|name| context.send_slots.remove(name.cookie));
     Ok(grants?.into_iter().zip(names).map(|(grant, name)| PreallocQp { grant, name }).collect())
 }
 
 /// Ends queue pairs that the program has never seen, without waiting for the daemon.
-fn drop_qps(context: &Context, qps: &[PreallocQp]) {
+fn drop_qps(context: &RawContext, qps: &[PreallocQp]) {
     for some in qps.chunks(QPS_AT_ONCE) {
         // An error means that the daemon has ended, and its queue pairs with it.
         let _ = context.say(&Request::DropQps { qps: some.iter().map(|qp| qp.grant.qp).collect() });
-        some.iter().for_each(|qp| context.qps.remove(qp.name.cookie));
+        some.iter().for_each(|qp| context.send_slots.remove(qp.name.cookie));
     }
 }

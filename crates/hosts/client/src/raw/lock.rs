@@ -1,15 +1,22 @@
-//! A small lock for the data path: a few spins, then giving up the processor. No system object, no poisoning.
+//! The locks of this crate: a spin lock for the data path, and a mutex for control calls.
 //!
-//! Holders never block and never panic by design; if one panicked, the guard's drop would free the lock.
+//! The spin lock spins a few times, then yields the processor. It has no system object and is not poisoned: a holder never
+//! blocks and never panics by design, and if it did panic, the guard's drop would free the lock.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Looks at the lock before giving up the processor.
+/// Attempts to take the lock before the thread yields.
 const SPINS: u32 = 64;
 
-/// A value behind a spin-then-yield lock.
+/// Locks a mutex. A panic of an earlier holder does not matter: no holder leaves anything half done that others rely on.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A value behind a lock that spins, then yields.
 #[derive(Debug)]
 pub struct SpinLock<T> {
     taken: AtomicBool,
@@ -18,7 +25,7 @@ pub struct SpinLock<T> {
 
 // SAFETY: the lock hands out one reference at a time.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
-// SAFETY: as for any owner of a `T`.
+// SAFETY: the lock owns the value, which may be sent.
 unsafe impl<T: Send> Send for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
@@ -29,12 +36,12 @@ impl<T> SpinLock<T> {
 
     /// Waits for the lock.
     #[inline]
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> SpinGuard<'_, T> {
         // Acquire pairs with the Release of the guard's drop.
         if self.taken.swap(true, Ordering::Acquire) {
             self.wait();
         }
-        Guard(self)
+        SpinGuard(self)
     }
 
     #[cold]
@@ -45,7 +52,7 @@ impl<T> SpinLock<T> {
             if spins < SPINS {
                 std::hint::spin_loop();
             } else {
-                yield_now();
+                super::idle::yield_now();
             }
         }
     }
@@ -56,7 +63,7 @@ impl<T> SpinLock<T> {
         std::mem::forget(self.lock());
     }
 
-    /// Ends what [`SpinLock::acquire`] began.
+    /// Frees the lock taken by [`SpinLock::acquire`].
     ///
     /// # Safety
     /// The caller holds the lock, and references made by [`SpinLock::held`] are gone.
@@ -65,10 +72,10 @@ impl<T> SpinLock<T> {
         self.taken.store(false, Ordering::Release);
     }
 
-    /// The value, for whoever holds the lock.
+    /// The value, for the thread that holds the lock by [`SpinLock::acquire`].
     ///
     /// # Safety
-    /// The caller holds the lock by [`SpinLock::acquire`], and makes no two references at a time.
+    /// The caller holds the lock, and no other reference made by this function is alive.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn held(&self) -> &mut T {
@@ -76,7 +83,7 @@ impl<T> SpinLock<T> {
         unsafe { &mut *self.value.get() }
     }
 
-    /// The value, when nobody else can hold the lock.
+    /// The value: an exclusive reference proves that no thread holds the lock.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }
@@ -84,9 +91,9 @@ impl<T> SpinLock<T> {
 
 /// Access to a locked value.
 #[derive(Debug)]
-pub struct Guard<'a, T>(&'a SpinLock<T>);
+pub struct SpinGuard<'a, T>(&'a SpinLock<T>);
 
-impl<T> Deref for Guard<'_, T> {
+impl<T> Deref for SpinGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
@@ -95,7 +102,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T> DerefMut for SpinGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: the lock is held, and `self` is borrowed mutably.
@@ -103,35 +110,11 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T> Drop for SpinGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.0.taken.store(false, Ordering::Release);
     }
-}
-
-/// Involuntary context switches of this thread so far.
-pub fn switches() -> u64 {
-    // SAFETY: `usage` is plain data, written by the call; RUSAGE_THREAD exists since Linux 2.6.26.
-    unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
-        usage.ru_nivcsw as u64
-    }
-}
-
-/// The monotonic clock.
-pub fn monotonic() -> burst_base::Nanos {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is writable; the monotonic clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
-    burst_base::Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
-}
-
-/// Lets somebody else run on this processor.
-pub fn yield_now() {
-    // SAFETY: no arguments; cannot fail on Linux.
-    unsafe { libc::sched_yield() };
 }
 
 #[cfg(test)]

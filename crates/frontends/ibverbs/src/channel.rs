@@ -1,0 +1,106 @@
+//! Completion channels: pipes whose read end the program holds and may poll. The daemon writes the 8-byte cookie of a completion
+//! queue for each event of it.
+
+use crate::boundary::{self, EIO, Errno, Outcome};
+use crate::context::VerbsContext;
+use crate::sys::*;
+use burst_control::{Request, Response};
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A completion channel.
+#[repr(C)]
+pub struct VerbsChannel {
+    base: ibv_comp_channel,
+    /// Daemon's number.
+    pub handle: u32,
+    pipe: OwnedFd,
+    users: AtomicU32,
+}
+
+impl VerbsChannel {
+    /// Read end of the pipe.
+    pub fn pipe(&self) -> RawFd {
+        self.pipe.as_raw_fd()
+    }
+
+    /// The channel's context.
+    pub fn context(&self) -> *mut ibv_context {
+        self.base.context
+    }
+
+    /// The channel behind an application's pointer; NULL is none.
+    ///
+    /// # Safety
+    /// `channel` must be NULL or a live channel.
+    pub unsafe fn from_ibv<'a>(channel: *mut ibv_comp_channel) -> Option<&'a VerbsChannel> {
+        // SAFETY: `base` is the first field.
+        unsafe { channel.cast::<VerbsChannel>().as_ref() }
+    }
+
+    fn refcnt(&self) -> *mut c_int {
+        (&raw const self.base.refcnt).cast_mut()
+    }
+
+    /// Counts a CQ that uses this channel. `refcnt` is public, and kept for those who look.
+    pub fn attach(&self) {
+        let now = self.users.fetch_add(1, Ordering::AcqRel) + 1;
+        // SAFETY: an aligned word of a live struct; applications only read it.
+        unsafe { self.refcnt().write_volatile(now as c_int) };
+    }
+
+    /// Uncounts a CQ.
+    pub fn detach(&self) {
+        let now = self.users.fetch_sub(1, Ordering::AcqRel) - 1;
+        // SAFETY: as in `attach`.
+        unsafe { self.refcnt().write_volatile(now as c_int) };
+    }
+}
+
+/// A completion channel, whose `fd` becomes readable when an event is there.
+///
+/// # Safety
+/// `context` must be open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    boundary::pointer(|| {
+        // SAFETY: the caller gives an open context.
+        let ours = unsafe { VerbsContext::from_ibv(context) }?;
+        let mut answer = ours.call(&Request::CreateChannel, &[])?;
+        let Response::Channel { channel: handle } = answer.response else { return Err(EIO) };
+        let pipe = answer.fds.pop().ok_or(EIO)?;
+        // The application owns the blocking mode; a channel starts out blocking.
+        set_blocking(pipe.as_raw_fd())?;
+        let base = ibv_comp_channel { context, fd: pipe.as_raw_fd(), refcnt: 0 };
+        Ok(Box::into_raw(Box::new(VerbsChannel { base, handle, pipe, users: AtomicU32::new(0) })).cast())
+    })
+}
+
+/// Makes a pipe's read end blocking.
+pub fn set_blocking(fd: RawFd) -> Outcome<()> {
+    // SAFETY: descriptor flags of a descriptor that we own.
+    let rc = unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
+    if rc < 0 { Err(boundary::errno()) } else { Ok(()) }
+}
+
+/// Ends a channel; EBUSY while a CQ uses it.
+///
+/// # Safety
+/// `channel` must be alive; it is gone afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    boundary::value(|| {
+        // SAFETY: the caller gives a live channel.
+        let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
+        if ours.users.load(Ordering::Acquire) != 0 {
+            return Err(Errno(libc::EBUSY));
+        }
+        // SAFETY: the channel's context is open.
+        let context = unsafe { VerbsContext::even_dead(ours.base.context) }?;
+        context.tell_end(&Request::DestroyChannel { channel: ours.handle })?;
+        // SAFETY: made by `Box::into_raw`, and the caller gives it up.
+        drop(unsafe { Box::from_raw(channel.cast::<VerbsChannel>()) });
+        Ok(())
+    })
+}

@@ -1,0 +1,173 @@
+//! The core of polling a completion queue.
+//!
+//! A completion names its queue pair by cookie. A send completion also says how many entries of its send queue are free again;
+//! they are recorded there ([`SendSlots`]) after the completion's own entry is free, because another thread may post at once
+//! and the completion queue must have room for the result. A completion whose queue pair has ended is dropped, as verbs promise.
+//!
+//! Beside the ring lies `carried`, a list that is nearly always empty: completions that had to leave the ring before the
+//! program polled them (a resize, or the end of a queue pair). They come first.
+
+use super::cookies::{CookieTable, NO_COOKIE, SendSlots};
+use burst_shm::cq::CqConsumer;
+use burst_shm::{CQE_MAX, Cqe};
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+/// What the lock of a completion queue guards.
+#[derive(Debug)]
+pub struct CompletionRing {
+    /// The ring.
+    pub ring: CqConsumer,
+    /// Completions that come before the ring's.
+    pub carried: VecDeque<Cqe>,
+    /// The completion that an extended interface is looking at.
+    pub current: Cqe,
+}
+
+impl CompletionRing {
+    /// The state over a fresh ring.
+    pub fn new(ring: CqConsumer) -> CompletionRing {
+        CompletionRing { ring, carried: VecDeque::new(), current: Cqe::default() }
+    }
+
+    /// Moves all completions to `carried` that `keep` accepts, and drops the others there and in the ring.
+    pub fn carry(&mut self, keep: impl Fn(&Cqe) -> bool) {
+        self.carried.retain(&keep);
+        let carried = &mut self.carried;
+        self.ring.poll_each(CQE_MAX as usize, |cqe| {
+            if keep(cqe) {
+                carried.push_back(*cqe);
+            }
+        });
+    }
+
+    /// Removes the completions of a queue pair that was destroyed or reset.
+    pub fn purge(&mut self, cookie: u32) {
+        self.carry(|cqe| cqe.qp_cookie != cookie);
+    }
+
+    /// Copies the next completion to `current`. False: there is none.
+    #[inline(always)]
+    pub fn next(&mut self, table: &CookieTable<SendSlots>) -> bool {
+        next(&mut self.ring, &mut self.carried, table, &mut self.current)
+    }
+
+    /// Gives the next completion to `sink`, once. Returns how many there were: 0 or 1.
+    #[inline(always)]
+    pub fn take_one(&mut self, table: &CookieTable<SendSlots>, sink: impl FnOnce(&Cqe)) -> usize {
+        let mut cqe = Cqe::default();
+        if !next(&mut self.ring, &mut self.carried, table, &mut cqe) {
+            return 0;
+        }
+        sink(&cqe);
+        1
+    }
+
+    /// Gives up to `wanted` completions to `sink`, with their number among them. Returns how many there were.
+    #[inline(always)]
+    pub fn take(&mut self, table: &CookieTable<SendSlots>, wanted: usize, mut sink: impl FnMut(usize, &Cqe)) -> usize {
+        let mut done = if self.carried.is_empty() { 0 } else { self.take_carried(table, wanted, &mut sink) };
+        let mut cqe = Cqe::default();
+        let mut taken = false;
+        // The send queue that has not been told of its free entries yet, and their count.
+        let mut owed: Option<(NonNull<SendSlots>, u32)> = None;
+        while done < wanted && self.ring.take_next(&mut cqe) {
+            taken = true;
+            match table.get(cqe.qp_cookie) {
+                Some(slots) if cqe.is_recv == 0 => {
+                    if owed.is_some_and(|(other, _)| other != slots) {
+                        self.ring.release();
+                        settle(owed);
+                    }
+                    owed = Some((slots, cqe.sq_consumer));
+                }
+                None if cqe.qp_cookie != NO_COOKIE => continue,
+                _ => {}
+            }
+            sink(done, &cqe);
+            done += 1;
+        }
+        if taken {
+            self.ring.release();
+            settle(owed);
+        }
+        done
+    }
+
+    #[cold]
+    fn take_carried(
+        &mut self,
+        table: &CookieTable<SendSlots>,
+        wanted: usize,
+        sink: &mut impl FnMut(usize, &Cqe),
+    ) -> usize {
+        let mut done = 0;
+        while done < wanted
+            && let Some(cqe) = self.carried.pop_front()
+        {
+            if retire(table, &cqe) {
+                sink(done, &cqe);
+                done += 1;
+            }
+        }
+        done
+    }
+}
+
+/// Takes the next completion of a living queue pair as a copy: its entry in the ring is free before the send queue learns that
+/// it may post again. False: there is none.
+#[inline(always)]
+fn next(ring: &mut CqConsumer, carried: &mut VecDeque<Cqe>, table: &CookieTable<SendSlots>, cqe: &mut Cqe) -> bool {
+    if carried.is_empty() {
+        if !ring.poll(cqe) {
+            return false;
+        }
+        if retire(table, cqe) {
+            return true;
+        }
+    }
+    next_after_others(ring, carried, table).map(|found| *cqe = found).is_some()
+}
+
+/// As [`next`], where completions were carried or their queue pairs have ended.
+#[cold]
+fn next_after_others(
+    ring: &mut CqConsumer,
+    carried: &mut VecDeque<Cqe>,
+    table: &CookieTable<SendSlots>,
+) -> Option<Cqe> {
+    loop {
+        let mut cqe = Cqe::default();
+        if let Some(first) = carried.pop_front() {
+            cqe = first;
+        } else if !ring.poll(&mut cqe) {
+            return None;
+        }
+        if retire(table, &cqe) {
+            return Some(cqe);
+        }
+    }
+}
+
+/// Records the free entries of a send queue.
+#[inline]
+fn settle(owed: Option<(NonNull<SendSlots>, u32)>) {
+    if let Some((slots, count)) = owed {
+        // SAFETY: found by `take`, whose caller holds the lock of this completion queue; the end of a queue pair passes through
+        // that lock before its memory is freed.
+        unsafe { slots.as_ref() }.set_retired(count);
+    }
+}
+
+/// Records the free entries that a completion reports; the completion's own entry must be free before. False: the queue pair has
+/// ended. A receive of an XRC shared receive queue names no queue pair: it may be another process's.
+#[inline]
+fn retire(table: &CookieTable<SendSlots>, cqe: &Cqe) -> bool {
+    let Some(slots) = table.get(cqe.qp_cookie) else { return cqe.qp_cookie == NO_COOKIE };
+    if cqe.is_recv == 0 {
+        // SAFETY: the caller holds the lock of this completion queue; the end of a queue pair passes through that lock before its
+        // memory is freed.
+        unsafe { slots.as_ref() }.set_retired(cqe.sq_consumer);
+    }
+    true
+}

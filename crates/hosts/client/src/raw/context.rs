@@ -1,0 +1,309 @@
+//! An open device: the control connection, the mapped arena, the doorbells, and the counters and tables that its queues share.
+//!
+//! Control calls take a mutex and wait for the daemon; the data path takes none of it. After fork a child's copy of a context
+//! is dead: every call gives [`ClientError::Forked`] and touches nothing that the parent uses.
+
+use crate::error::{ClientError, Result};
+use crate::raw::cookies::{CookieTable, SendSlots};
+use crate::raw::lock::lock;
+use crate::raw::prealloc::QpPrealloc;
+use burst_control::{Client, ControlError, DeviceInfo, ImportObject, QpInitAttr, Request, Response};
+use burst_shm::arena::{ArenaView, Segment};
+use burst_shm::doorbell::Doorbells;
+use burst_shm::life::LifePage;
+use burst_shm::status::WorkerView;
+use burst_shm::{Area, ShmRef};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Name of this program, for the daemon's log.
+pub fn program_name() -> String {
+    std::fs::read_to_string("/proc/self/comm").map_or_else(|_| "?".into(), |s| s.trim().to_owned())
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct RawContext {
+    life: LifePage,
+    control: Mutex<ControlState>,
+    /// Doorbells of all queues of this context.
+    pub doorbells: DoorbellRinger,
+    /// Send queues by the cookie in completions.
+    pub send_slots: CookieTable<SendSlots>,
+    /// Last cookie given to an object that gets events.
+    last_event_cookie: AtomicU64,
+    prealloc: Mutex<QpPrealloc>,
+    /// Whether the program ever asked for memory that a peer might reach: a region, a window, device memory, an import.
+    has_memory: AtomicBool,
+    /// Read end of the pipe of asynchronous events. The daemon holds the write end.
+    async_pipe: OwnedFd,
+    /// Token of the context that objects can be imported from.
+    exporter: Option<u64>,
+    /// Token of this context: it proves to the connection manager that a queue pair is this context's.
+    token: u64,
+    device: DeviceInfo,
+    workers: u32,
+}
+
+#[derive(Debug)]
+struct ControlState {
+    client: Client,
+    arena: ArenaView,
+}
+
+/// The doorbells of a context, and the descriptors that wake workers.
+#[derive(Debug)]
+pub struct DoorbellRinger {
+    tree: Doorbells,
+    workers: WorkerView,
+    wake: Box<[OwnedFd]>,
+}
+
+impl DoorbellRinger {
+    /// Rings the doorbell of a queue of a worker, and wakes the worker if it sleeps.
+    #[inline]
+    pub fn ring(&self, worker: usize, queue: u32) {
+        self.tree.ring(worker, queue);
+        if self.workers.needs_wake(worker) {
+            self.wake(worker);
+        }
+    }
+
+    #[cold]
+    fn wake(&self, worker: usize) {
+        let one = 1u64.to_ne_bytes();
+        if let Some(fd) = self.wake.get(worker) {
+            // The system call itself: a thread may be cancelled in write(2) (pthread_cancel), and must not be cancelled here.
+            // SAFETY: eight readable bytes. A failure (counter full) means that the worker is being woken already.
+            unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), one.as_ptr(), one.len()) };
+        }
+    }
+}
+
+/// The daemon's answer to a request.
+#[derive(Debug)]
+pub struct Answer {
+    /// The response.
+    pub response: Response,
+    /// Descriptors that belong to it.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl RawContext {
+    /// Connects to the daemon behind `socket` and opens its device number `device`. Objects can be imported from the context
+    /// whose token is `exporter`.
+    ///
+    /// # Errors
+    /// When no daemon answers, or it refuses.
+    pub fn open(socket: &Path, device: u32, exporter: Option<u64>) -> Result<RawContext> {
+        let mut client = Client::connect(socket, &program_name())?;
+        let answer = client.call(&Request::OpenContext { device }, &[])?;
+        let Response::Context { workers, device } = answer.response else {
+            return Err(ClientError::Unexpected("no context"));
+        };
+        let mut arena = ArenaView::new();
+        map_segments(&mut arena, answer.segments)?;
+        let mut fds = answer.fds.into_iter();
+        let (Some(status), Some(async_pipe)) = (fds.next(), fds.next()) else {
+            return Err(ClientError::Unexpected("a context without descriptors"));
+        };
+        let wake: Box<[OwnedFd]> = fds.collect();
+        if wake.len() != workers as usize {
+            return Err(ClientError::Unexpected("a context without a wake-up descriptor for each worker"));
+        }
+        let unusable = |_| ClientError::Unexpected("shared memory that cannot be mapped");
+        let tree = arena.context().map_err(unusable)?;
+        let tree = Doorbells::new(tree).ok_or(ClientError::Unexpected("an arena without doorbells"))?;
+        let doorbells = DoorbellRinger { tree, workers: WorkerView::map(status).map_err(unusable)?, wake };
+        let Response::Token(token) = client.call(&Request::Token, &[])?.response else {
+            return Err(ClientError::Unexpected("no token"));
+        };
+        Ok(RawContext {
+            life: LifePage::new().map_err(std::io::Error::from)?,
+            control: Mutex::new(ControlState { client, arena }),
+            doorbells,
+            send_slots: CookieTable::default(),
+            last_event_cookie: AtomicU64::new(0),
+            prealloc: Mutex::default(),
+            has_memory: AtomicBool::new(false),
+            async_pipe,
+            exporter,
+            token,
+            device,
+            workers,
+        })
+    }
+
+    /// Whether this process opened the context: false in a child after fork.
+    #[inline]
+    pub fn is_alive(&self) -> bool {
+        self.life.is_alive()
+    }
+
+    fn check_alive(&self) -> Result<()> {
+        if self.is_alive() { Ok(()) } else { Err(ClientError::Forked) }
+    }
+
+    /// The device as it was when the context was opened; [`RawContext::device_now`] asks.
+    pub fn device(&self) -> &DeviceInfo {
+        &self.device
+    }
+
+    /// Workers of the daemon, and so completion vectors.
+    pub fn workers(&self) -> u32 {
+        self.workers
+    }
+
+    /// The context's token, for [`burst_control::cm::CmQp`].
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Token of the context that objects can be imported from.
+    pub fn exporter(&self) -> Option<u64> {
+        self.exporter
+    }
+
+    /// Read end of the pipe of asynchronous events ([`burst_control::AsyncRecord`]s).
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.async_pipe.as_fd()
+    }
+
+    /// Whether the daemon has ended: it held the only write end of the async event pipe.
+    #[cold]
+    pub fn daemon_has_ended(&self) -> bool {
+        let mut entry = libc::pollfd { fd: self.async_pipe.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one valid entry; no waiting.
+        unsafe { libc::poll(&mut entry, 1, 0) == 1 && entry.revents & libc::POLLHUP != 0 }
+    }
+
+    /// Sends a request with descriptors and waits for the answer. New arena segments are mapped before it returns.
+    ///
+    /// # Errors
+    /// The daemon's refusal, or [`ClientError::Forked`].
+    pub fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer> {
+        self.check_alive()?;
+        if matches!(
+            request,
+            Request::RegMr { .. } | Request::AllocDm { .. } | Request::AllocMw { .. } | Request::Import { .. }
+        ) {
+            // Relaxed: a program orders its registrations before the end of a queue pair that could use them.
+            self.has_memory.store(true, Ordering::Relaxed);
+        }
+        let mut control = lock(&self.control);
+        let answer = control.client.call(request, fds)?;
+        map_segments(&mut control.arena, answer.segments)?;
+        Ok(Answer { response: answer.response, fds: answer.fds })
+    }
+
+    /// [`RawContext::call`] without descriptors on either side.
+    ///
+    /// # Errors
+    /// As [`RawContext::call`].
+    pub fn ask(&self, request: &Request) -> Result<Response> {
+        Ok(self.call(request, &[])?.response)
+    }
+
+    /// Sends a request whose only answer is "done".
+    ///
+    /// # Errors
+    /// As [`RawContext::call`].
+    pub fn tell(&self, request: &Request) -> Result<()> {
+        match self.ask(request)? {
+            Response::Done => Ok(()),
+            _ => Err(ClientError::Unexpected("more than \"done\"")),
+        }
+    }
+
+    /// Sends a request that has no reply ([`Request::is_without_reply`]), and does not wait.
+    ///
+    /// # Errors
+    /// When the daemon has ended, or [`ClientError::Forked`].
+    pub fn say(&self, request: &Request) -> Result<()> {
+        self.check_alive()?;
+        Ok(lock(&self.control).client.send_without_reply(request)?)
+    }
+
+    /// Sends the request that ends an object. A daemon that has ended has no objects, and in a child after fork they are the
+    /// parent's: in both cases the caller may free its memory.
+    ///
+    /// # Errors
+    /// The daemon's refusal: the object lives on.
+    pub fn tell_end(&self, request: &Request) -> Result<()> {
+        if !self.is_alive() {
+            return Ok(());
+        }
+        match lock(&self.control).client.call(request, &[]) {
+            Err(refusal @ ControlError::Refused { .. }) => Err(refusal.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Imports an object of the exporting context: the answer, and the object's length.
+    ///
+    /// # Errors
+    /// The daemon's refusal, or that this context was not opened beside another.
+    pub fn import(&self, object: ImportObject) -> Result<(Answer, u64)> {
+        let token = self.exporter.ok_or(ClientError::Invalid("the context was not opened beside another"))?;
+        let answer = self.call(&Request::Import { token, object }, &[])?;
+        let Response::Imported { len, .. } = answer.response else {
+            return Err(ClientError::Unexpected("no imported object"));
+        };
+        Ok((answer, len))
+    }
+
+    /// `len` bytes of the arena.
+    ///
+    /// # Errors
+    /// When the daemon named a place that is not in the arena.
+    pub fn area(&self, at: impl Into<ShmRef>, len: usize) -> Result<Area> {
+        lock(&self.control).arena.area(at.into(), len).ok_or(ClientError::Unexpected("a place outside the arena"))
+    }
+
+    /// Whether a peer might reach memory by a queue pair of this context that has no receives posted.
+    pub fn has_memory(&self) -> bool {
+        self.has_memory.load(Ordering::Relaxed)
+    }
+
+    /// A cookie for an object that gets events. Cookies count upwards for ever: a late event finds no other object.
+    pub fn event_cookie(&self) -> u64 {
+        self.last_event_cookie.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The preallocated queue pairs.
+    pub(crate) fn prealloc(&self) -> std::sync::MutexGuard<'_, QpPrealloc> {
+        lock(&self.prealloc)
+    }
+
+    /// Releases the preallocated queue pairs whose attributes `matches` accepts: before an object that they use ends, and
+    /// before the context does.
+    pub fn release_prealloc(&self, matches: impl Fn(&QpInitAttr) -> bool) {
+        if self.is_alive() {
+            self.prealloc().release(self, matches);
+        }
+    }
+
+    /// The device as it is now: addresses and link state change. A child after fork gets it as it was opened.
+    ///
+    /// # Errors
+    /// As [`RawContext::call`], or ENODEV when the daemon no longer has the device.
+    pub fn device_now(&self) -> Result<DeviceInfo> {
+        if !self.is_alive() {
+            return Ok(self.device.clone());
+        }
+        let Response::Devices(devices) = self.ask(&Request::ListDevices)? else {
+            return Err(ClientError::Unexpected("no list of devices"));
+        };
+        let found = devices.into_iter().find(|device| device.index == self.device.index);
+        found.ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENODEV).into())
+    }
+}
+
+fn map_segments(arena: &mut ArenaView, segments: Vec<OwnedFd>) -> Result<()> {
+    for fd in segments {
+        arena.add(Segment::map(fd).map_err(|_| std::io::Error::from_raw_os_error(libc::ENOMEM))?);
+    }
+    Ok(())
+}

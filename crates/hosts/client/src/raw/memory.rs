@@ -1,0 +1,92 @@
+//! Registration of memory.
+//!
+//! A registration makes the program's pages reachable for the daemon ([`burst_mem::swap`]), sends it the descriptors, and keeps
+//! what is needed to undo that. At the end the daemon lets go first; then the pages become private again.
+
+use super::RawContext;
+use crate::error::{ClientError, Result};
+use burst_base::verbs::access;
+use burst_control::{MrPiece, MrPieceKind, Request, Response};
+use burst_mem::swap::{self, PieceSource, Registration};
+use std::os::fd::BorrowedFd;
+
+/// Rights that let the program or a peer write.
+const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+
+/// A range to register.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRange {
+    /// Address of the first byte.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Address that work requests use for the first byte.
+    pub iova: u64,
+    /// `burst_base::verbs::access` bits.
+    pub access: u32,
+    /// Handle of the region whose keys and handle this one takes over (re-registration).
+    pub replaces: Option<u32>,
+}
+
+/// A registration at the daemon.
+#[derive(Debug)]
+pub struct RawMr {
+    /// The daemon's handle.
+    pub handle: u32,
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key.
+    pub rkey: u32,
+    /// How the pages are shared; none if the daemon reaches them through the process.
+    pub registration: Option<Registration>,
+}
+
+fn share(range: &MemoryRange) -> Result<Option<Registration>> {
+    // On demand: the daemon reaches the pages that the process has mapped there at the time.
+    if range.len == 0 || range.access & access::ON_DEMAND != 0 {
+        return Ok(None);
+    }
+    Ok(Some(swap::register(range.addr, range.len, range.access & WRITES != 0)?))
+}
+
+fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
+    let kind = |source: PieceSource| match source {
+        PieceSource::Fd { fd, offset } => MrPieceKind::Fd { fd: fd as u32, offset },
+        PieceSource::InProcess => MrPieceKind::InProcess,
+    };
+    let piece = |p: &swap::Piece| MrPiece { addr: p.addr as u64, len: p.len as u64, kind: kind(p.kind) };
+    registration.pieces().iter().map(piece).collect()
+}
+
+/// Shares the pages of a range with the daemon and registers them there.
+///
+/// # Errors
+/// EFAULT for a range that is not mapped, ENOMEM without memory to share it; else the daemon's refusal.
+pub fn register(context: &RawContext, pd: u32, range: MemoryRange) -> Result<RawMr> {
+    let registration = share(&range)?;
+    let pieces = registration.as_ref().map(pieces_of).unwrap_or_default();
+    let fds: Vec<BorrowedFd<'_>> =
+        registration.as_ref().map(|r| (0..r.fds()).filter_map(|i| r.fd(i)).collect()).unwrap_or_default();
+    let MemoryRange { addr, len, iova, access, replaces } = range;
+    let request = Request::RegMr { pd, addr: addr as u64, len: len as u64, iova, access, pieces, replaces };
+    let answer = context.call(&request, &fds);
+    drop(fds);
+    let error = match answer.map(|a| a.response) {
+        Ok(Response::Mr { mr, lkey, rkey }) => return Ok(RawMr { handle: mr, lkey, rkey, registration }),
+        Ok(_) => ClientError::Unexpected("no memory region"),
+        Err(e) => e,
+    };
+    if let Some(r) = registration {
+        swap::release(r);
+    }
+    Err(error)
+}
+
+/// Makes the pages of a registration private again, after the daemon has let go of them. In a child after fork the pages and
+/// descriptors are copies that end with the process: nothing is done.
+pub fn unshare(context: &RawContext, registration: Option<Registration>) {
+    match registration {
+        Some(r) if context.is_alive() => swap::release(r),
+        other => std::mem::forget(other),
+    }
+}
