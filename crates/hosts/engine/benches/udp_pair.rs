@@ -8,7 +8,7 @@ mod house;
 
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_base::{DeviceId, Nanos};
-use burst_port::{PortSpec, open};
+use burst_port::{Encapsulation, PortSpec, open};
 use house::{BASE, Host, poll, request};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,7 +22,7 @@ const BYTES: u32 = 8 << 20;
 
 fn host(addr: &str) -> Host {
     let spec = PortSpec::parse(&format!("udp:dev=lo,addr={addr}")).expect("spec");
-    Host::new(open(&spec).expect("port"), BYTES)
+    Host::new(open(&spec, &Encapsulation::ROCE).expect("port"), BYTES)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

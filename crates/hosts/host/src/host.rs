@@ -18,7 +18,7 @@ use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
 use burst_mem::{KeySpace, MrTable};
-use burst_port::{Port, PortSpec, open_all};
+use burst_port::{Encapsulation, Port, PortSpec, open_all};
 use burst_shm::status::StatusOwner;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
@@ -107,7 +107,7 @@ impl Host {
         // By worker, then by device.
         let mut ports: Vec<Vec<Box<dyn Port>>> = (0..options.workers).map(|_| Vec::new()).collect();
         for spec in &specs {
-            let opened = open_all(spec, options.workers).map_err(|e| e.to_string())?;
+            let opened = open_all(spec, &Encapsulation::ROCE, options.workers).map_err(|e| e.to_string())?;
             ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
         }
         host.devices = ports[0].iter().zip(0..).map(|(p, n)| HostDevice::new(DeviceId(n), p.caps().clone())).collect();

@@ -16,7 +16,7 @@
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
-use burst_port::{Port, PortSpec, RxSink};
+use burst_port::{Encapsulation, Port, PortSpec, RxSink};
 use burst_span::Span;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -168,7 +168,7 @@ fn open(setup: &Setup, dev: &str, addr: IpAddr) -> Box<dyn Port> {
     let icrc = if setup.method == Method::NoIcrc { ",no_icrc" } else { "" };
     let kind = if setup.method == Method::Packet { "packet" } else { "udp" };
     let spec = PortSpec::parse(&format!("{kind}:dev={dev},addr={addr}{icrc}")).unwrap();
-    burst_port::open(&spec).unwrap()
+    burst_port::open(&spec, &Encapsulation::ROCE).unwrap()
 }
 
 /// Processor time of this thread, in nanoseconds.

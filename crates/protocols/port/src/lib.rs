@@ -20,6 +20,7 @@
 
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
+pub mod encapsulation;
 pub mod error;
 pub mod ether;
 pub mod impair;
@@ -27,14 +28,15 @@ pub mod lan;
 pub mod loopback;
 pub mod mem;
 pub mod packet;
-mod receiving;
-mod sending;
+mod rx_train;
 pub mod spec;
 mod sys;
 #[cfg(test)]
 mod testing;
+mod tx_train;
 pub mod udp;
 
+pub use encapsulation::{Encapsulation, PacketChecksum};
 pub use error::PortError;
 pub use spec::{PortKind, PortSpec};
 
@@ -103,7 +105,7 @@ pub trait RxSink {
     /// bytes that are none of its (its ICRC).
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
         for packet in train.chunks_exact(stride) {
-            self.frame(&RxFrame { flow: *flow, bytes: &packet[..stride - ether::seal::ICRC] });
+            self.frame(&RxFrame { flow: *flow, bytes: &packet[..stride - ether::icrc::ICRC] });
         }
     }
     /// A packet that was dropped by the port.
@@ -166,12 +168,9 @@ pub trait Port: Send {
 /// smallest: 208 KiB by default, in which a packet of 256 bytes takes a KiB and one of 4 KiB eight.
 pub const UNRESOLVED_BYTES: u64 = 32 << 10;
 
-/// The UDP destination port of RoCEv2 (IANA; IBA annex A17).
-pub const ROCE_UDP_PORT: u16 = burst_wire::ROCE_PORT;
-
 /// Which of how many workers a port serves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
+pub(crate) struct WorkerShare {
     /// From 0.
     pub worker: usize,
     /// At least 1.
@@ -227,50 +226,64 @@ pub(crate) fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6])
     (caps.addrs.iter().map(|a| a.ip).collect(), caps.link_mtu, caps.up, caps.speed_mbps, caps.mac)
 }
 
-/// Opens the port that `spec` describes, for a single worker.
+/// Opens the port that `spec` describes, for a single worker and the packets of one encapsulation.
 ///
 /// # Errors
-/// One sentence that names what is missing and what to do: see [`PortError`].
-pub fn open(spec: &PortSpec) -> Result<Box<dyn Port>, PortError> {
-    Ok(wrap(spec, open_kind(spec, 0, 1)?, None, 0))
+/// [`PortError`]: one sentence that names what is missing and what to do.
+pub fn open(spec: &PortSpec, encapsulation: &Encapsulation) -> Result<Box<dyn Port>, PortError> {
+    Ok(wrap(spec, open_kind(spec, encapsulation, 0, 1)?, None, 0))
 }
 
-/// Opens the port that `spec` describes, once for each of `workers` workers; in the order of their numbers.
+/// Opens the port that `spec` describes, once for each of `workers` workers; returns the ports in order of the workers' numbers.
 ///
-/// Received packets go to the destination's worker (`Qpn::worker`) where the kernel can tell; a packet may still arrive at
-/// another worker (trains of mixed QPs), so the engine must be able to hand it over. What a worker sends to a queue pair
-/// of another goes to that worker's port directly ([`loopback`]).
+/// Where the kernel can tell, received packets go to the worker of their destination (`Qpn::worker`); a packet may still arrive at
+/// another worker (trains of mixed queue pairs), so the engine must be able to hand it over. Packets from one worker to a queue pair of
+/// another one of this host go to that worker's port directly ([`loopback`]).
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_all(spec: &PortSpec, workers: usize) -> Result<Vec<Box<dyn Port>>, PortError> {
-    let ports = (0..workers).map(|worker| open_kind(spec, worker, workers)).collect::<Result<Vec<_>, _>>()?;
+pub fn open_all(
+    spec: &PortSpec,
+    encapsulation: &Encapsulation,
+    workers: usize,
+) -> Result<Vec<Box<dyn Port>>, PortError> {
+    let ports: Result<Vec<_>, _> = (0..workers).map(|worker| open_kind(spec, encapsulation, worker, workers)).collect();
     let joined = workers > 1 && spec.kind.loops_back();
-    let mut lanes = if joined { loopback::Lanes::between(workers)? } else { Vec::new() }.into_iter();
-    Ok(ports.into_iter().enumerate().map(|(worker, port)| wrap(spec, port, lanes.next(), worker)).collect())
+    let mut queues = if joined { loopback::WorkerQueues::between(workers)? } else { Vec::new() }.into_iter();
+    Ok(ports?.into_iter().enumerate().map(|(worker, port)| wrap(spec, port, queues.next(), worker)).collect())
 }
 
-/// What the specification puts around a worker's port.
-fn wrap(spec: &PortSpec, mut port: Box<dyn Port>, lanes: Option<loopback::Lanes>, worker: usize) -> Box<dyn Port> {
+/// Puts the wrappers of the specification around a worker's port.
+fn wrap(
+    spec: &PortSpec,
+    mut port: Box<dyn Port>,
+    queues: Option<loopback::WorkerQueues>,
+    worker: usize,
+) -> Box<dyn Port> {
     if spec.kind.loops_back() {
-        port = Box::new(loopback::Loopback::new(port, lanes));
+        port = Box::new(loopback::Loopback::new(port, queues));
     }
     for impair in spec.impair.iter().rev() {
-        // Workers must not make the same "random" choices.
+        // Workers get different seeds, so that they do not make the same random choices.
         let seed = impair.seed.wrapping_add(worker as u64);
         port = Box::new(impair::Impair::new(port, spec::ImpairSpec { seed, ..*impair }));
     }
     port
 }
 
-/// The port without wrappers.
-fn open_kind(spec: &PortSpec, worker: usize, workers: usize) -> Result<Box<dyn Port>, PortError> {
+/// Opens the port without wrappers.
+fn open_kind(
+    spec: &PortSpec,
+    encapsulation: &Encapsulation,
+    worker: usize,
+    workers: usize,
+) -> Result<Box<dyn Port>, PortError> {
     let name = spec.to_string();
     Ok(match &spec.kind {
-        PortKind::Udp(udp) => Box::new(udp::UdpPort::open(udp, &name, worker, workers)?),
-        PortKind::Packet(packet) => Box::new(packet::PacketPort::open(packet, &name, worker, workers)?),
+        PortKind::Udp(udp) => Box::new(udp::UdpPort::open(udp, encapsulation, &name, worker, workers)?),
+        PortKind::Packet(packet) => Box::new(packet::PacketPort::open(packet, encapsulation, &name, worker, workers)?),
         #[cfg(feature = "dpdk")]
-        PortKind::Dpdk(dpdk) => Box::new(dpdk::DpdkPort::open(dpdk, &name, worker, workers)?),
+        PortKind::Dpdk(dpdk) => Box::new(dpdk::DpdkPort::open(dpdk, encapsulation, &name, worker, workers)?),
         #[cfg(not(feature = "dpdk"))]
         PortKind::Dpdk(_) => {
             return Err(PortError::Absent { kind: "dpdk", cure: "install libdpdk-dev and run make build" });

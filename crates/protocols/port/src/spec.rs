@@ -12,6 +12,7 @@
 //! fraction `0.01`; a time as `100us`, `1ms`, `50ns`; a size as `4M`, `512K` or bytes.
 
 use crate::error::PortError;
+use crate::{Encapsulation, PacketChecksum};
 use core::fmt;
 use core::str::FromStr;
 use std::net::IpAddr;
@@ -44,6 +45,15 @@ pub enum PortKind {
     Packet(PacketSpec),
     /// A device of DPDK.
     Dpdk(DpdkSpec),
+}
+
+impl UdpSpec {
+    /// The encapsulation with this specification's UDP port and checksum.
+    pub fn encapsulation(&self, encapsulation: &Encapsulation) -> Encapsulation {
+        let checksum = if self.no_icrc { PacketChecksum::None } else { encapsulation.checksum };
+        let udp_port = self.udp_port.unwrap_or(encapsulation.udp_port);
+        Encapsulation { udp_port, checksum, ..*encapsulation }
+    }
 }
 
 impl PortKind {
@@ -106,7 +116,7 @@ pub struct UdpSpec {
     /// Socket send buffer, bytes.
     pub sndbuf: u32,
     /// UDP port (4791, except in tests).
-    pub udp_port: u16,
+    pub udp_port: Option<u16>,
     /// Frames to its own addresses turn round in it.
     pub loopback: bool,
 }
@@ -122,7 +132,7 @@ impl Default for UdpSpec {
             no_icrc: false,
             rcvbuf: 8 << 20,
             sndbuf: 4 << 20,
-            udp_port: crate::ROCE_UDP_PORT,
+            udp_port: None,
             loopback: true,
         }
     }
@@ -368,8 +378,8 @@ fn address(v: &str) -> Result<Option<IpAddr>, String> {
     v.parse().map(Some).map_err(|_| "is not an IP address".into())
 }
 
-fn udp_port(v: &str) -> Result<u16, String> {
-    v.parse().ok().filter(|&p| p != 0).ok_or("is not a port from 1 to 65535".into())
+fn udp_port(v: &str) -> Result<Option<u16>, String> {
+    v.parse().ok().filter(|&p| p != 0).map(Some).ok_or("is not a port from 1 to 65535".into())
 }
 
 fn number(v: &str) -> Result<u64, String> {

@@ -9,7 +9,7 @@ mod common;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_port::dpdk::DpdkPort;
-use burst_port::{Port, PortKind, PortSpec, RxSink, open, open_all};
+use burst_port::{Encapsulation, Port, PortKind, PortSpec, RxSink, open, open_all};
 use common::{Collect, flow, push};
 
 /// Opens the port of one worker on ring number `ring`, without the one around it that keeps packets to ourselves off it.
@@ -17,7 +17,7 @@ fn ring(ring: u32) -> DpdkPort {
     let text = format!("dpdk:dev=net_ring{ring},addr=10.0.0.1/24,addr=fd00::1/64,huge=off");
     let spec = PortSpec::parse(&text).unwrap();
     let PortKind::Dpdk(dpdk) = &spec.kind else { panic!("a dpdk port") };
-    DpdkPort::open(dpdk, &text, 0, 1).unwrap()
+    DpdkPort::open(dpdk, &Encapsulation::ROCE, &text, 0, 1).unwrap()
 }
 
 /// Sends the payloads at `now`; the reasons for what was dropped.
@@ -97,9 +97,10 @@ fn what_cannot_be_sent_has_a_reason() {
 #[test]
 fn a_device_has_one_port_and_as_many_workers_as_queues() {
     let _port = ring(2);
-    let again = open(&PortSpec::parse("dpdk:dev=net_ring2,addr=10.0.0.1/24").unwrap());
+    let again = open(&PortSpec::parse("dpdk:dev=net_ring2,addr=10.0.0.1/24").unwrap(), &Encapsulation::ROCE);
     assert!(again.err().is_some_and(|e| e.to_string().contains("has a port already")));
-    let many = open_all(&PortSpec::parse("dpdk:dev=net_ring3,addr=10.0.0.1/24,huge=off").unwrap(), 64);
+    let many =
+        open_all(&PortSpec::parse("dpdk:dev=net_ring3,addr=10.0.0.1/24,huge=off").unwrap(), &Encapsulation::ROCE, 64);
     assert!(many.err().is_some_and(|e| e.to_string().contains("start burstd with --workers")));
     drop(_port);
     drop(ring(2));

@@ -5,7 +5,7 @@ mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
-use burst_port::{Port, PortError, PortSpec};
+use burst_port::{Encapsulation, Port, PortError, PortSpec};
 use burst_span::Span;
 use common::{Collect, flow, open, open_worker, payloads, push_qpn, receive, send};
 use proptest::prelude::*;
@@ -165,7 +165,7 @@ fn a_second_daemon_is_told_who_has_the_port() {
     let _a = lo("127.0.0.1", 10_800, "");
     let spec = PortSpec::parse(&format!("udp:dev=lo,addr=127.0.0.1,udp_port={}", here(10_800))).unwrap();
     for workers in [1, 2] {
-        match burst_port::open_all(&spec, workers) {
+        match burst_port::open_all(&spec, &Encapsulation::ROCE, workers) {
             Err(error @ PortError::InUse { .. }) => {
                 let text = error.to_string();
                 assert!(
@@ -177,7 +177,7 @@ fn a_second_daemon_is_told_who_has_the_port() {
         }
     }
     let spec = PortSpec::parse("udp:dev=lo,addr=203.0.113.9").unwrap();
-    let text = burst_port::open(&spec).err().unwrap().to_string();
+    let text = burst_port::open(&spec, &Encapsulation::ROCE).err().unwrap().to_string();
     assert!(text.contains("203.0.113.9"), "{text}");
 }
 
@@ -226,7 +226,7 @@ fn a_specification_with_wrappers_opens_them() {
     let spec =
         PortSpec::parse(&format!("impair:loss=100%,dir=tx,seed=5/udp:dev=lo,addr=127.0.0.1,udp_port={}", here(10_805)))
             .unwrap();
-    let mut port = burst_port::open(&spec).unwrap();
+    let mut port = burst_port::open(&spec, &Encapsulation::ROCE).unwrap();
     assert_eq!(port.caps().name, spec.to_string());
     let reasons = send(&mut *port, &flow("127.0.0.1", "127.0.0.1"), &payloads(&[4; 3]));
     assert_eq!(reasons, [Reason::Impaired; 3]);

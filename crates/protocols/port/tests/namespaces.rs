@@ -8,7 +8,7 @@
 mod common;
 
 use burst_base::Reason;
-use burst_port::{Port, PortError, PortSpec};
+use burst_port::{Encapsulation, Port, PortError, PortSpec};
 use burst_wire::icrc::{Icrc, PseudoV4, PseudoV6};
 use common::wire::{Capture, ETHERNET, IPV4, UDP, in_namespaces, ip};
 use common::{flow, open, payloads, receive, send};
@@ -242,7 +242,8 @@ fn interfaces_without_addresses_and_link_local_ones() {
         1500,
         |wire| {
             ip("addr flush dev va");
-            let error = PortSpec::parse("udp:dev=va").and_then(|s| burst_port::open(&s)).err().unwrap();
+            let error =
+                PortSpec::parse("udp:dev=va").and_then(|s| burst_port::open(&s, &Encapsulation::ROCE)).err().unwrap();
             assert!(matches!(error, PortError::Netif(burst_netif::NetifError::NoAddress { .. })), "{error}");
             assert!(error.to_string().contains("ip addr add"), "{error}");
             // Nothing but lo has an address: it is chosen.

@@ -5,9 +5,9 @@ mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
-use burst_port::ether::{Link, Seal, Template, UdpChecksum};
+use burst_port::ether::{HeaderTemplate, IcrcSeal, LinkHeader, UdpChecksum};
 use burst_port::packet::PacketPort;
-use burst_port::{Port, PortError, PortKind, PortSpec};
+use burst_port::{Encapsulation, Port, PortError, PortKind, PortSpec};
 use burst_wire::{Ip, Layers, MacAddr};
 use common::wire::{Capture, ETHERNET, IPV4, Injector, in_namespaces, ip, mac_of, run};
 use common::{Collect, Patience, flow, payloads, push_qpn, receive, receive_for, send};
@@ -21,7 +21,7 @@ fn open(text: &str) -> PacketPort {
 fn open_worker(text: &str, worker: usize, workers: usize) -> PacketPort {
     let spec = PortSpec::parse(text).unwrap();
     let PortKind::Packet(packet) = &spec.kind else { panic!("a packet port") };
-    PacketPort::open(packet, text, worker, workers).unwrap()
+    PacketPort::open(packet, &Encapsulation::ROCE, text, worker, workers).unwrap()
 }
 
 /// Sends one packet and waits until it is through: the next hop is resolved then.
@@ -107,7 +107,7 @@ fn trains_pass_whole_between_ports_of_both_kinds() {
         9000,
         move |wire| {
             for text in ["packet:dev=va", "packet:dev=va", "udp:dev=va"] {
-                let mut port = burst_port::open(&PortSpec::parse(text).unwrap()).unwrap();
+                let mut port = burst_port::open(&PortSpec::parse(text).unwrap(), &Encapsulation::ROCE).unwrap();
                 wire.wait();
                 for (src, dst) in [V4, V6] {
                     assert_eq!(send(&mut *port, &flow(src, dst), &payloads(&[12])), []);
@@ -124,7 +124,7 @@ fn trains_pass_whole_between_ports_of_both_kinds() {
         },
         move |wire| {
             for text in ["packet:dev=vb,gro=off", "udp:dev=vb,strict_id", "packet:dev=vb,gro=off"] {
-                let mut port = burst_port::open(&PortSpec::parse(text).unwrap()).unwrap();
+                let mut port = burst_port::open(&PortSpec::parse(text).unwrap(), &Encapsulation::ROCE).unwrap();
                 wire.go();
                 for _ in [V4, V6] {
                     wire.wait();
@@ -146,14 +146,14 @@ fn trains_pass_whole_between_ports_of_both_kinds() {
 fn good(v6: bool, dst_mac: [u8; 6], len: usize, id: u16) -> Vec<u8> {
     let (src, dst) = if v6 { V6 } else { V4 };
     let flow = Flow { src_port: 50_000, ..flow(src, dst) };
-    let link = Link { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(dst_mac), vlan: None };
-    let template = Template::new(&link, &flow, 50_000, 4791).unwrap();
+    let link = LinkHeader { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(dst_mac), vlan: None };
+    let template = HeaderTemplate::new(&link, &flow, 50_000, 4791).unwrap();
     let mut frame = vec![0; template.header_len()];
     template.write(&mut frame, id, 12 + len + 4, UdpChecksum::Zero);
     let mut body = vec![0x0a, 0, 0xff, 0xff, 0, 0, 0, 17, 0, 0, 0, 1];
     body.extend((0..len).map(|i| i as u8));
     frame.extend_from_slice(&body);
-    let icrc = Seal::new(flow.src, flow.dst, 50_000, 4791).unwrap().begin(id, 12 + len + 4, &body).finish();
+    let icrc = IcrcSeal::new(flow.src, flow.dst, 50_000, 4791).unwrap().begin(id, 12 + len + 4, &body).finish();
     frame.extend_from_slice(&icrc);
     template.complete_checksum(&mut frame);
     frame
@@ -240,8 +240,8 @@ fn defects(mac: [u8; 6]) -> Vec<(&'static str, Vec<u8>, Option<Reason>)> {
 
 /// A datagram of 8 bytes: less than a BTH.
 fn good_but_short(mac: [u8; 6]) -> Vec<u8> {
-    let link = Link { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(mac), vlan: None };
-    let template = Template::new(&link, &flow(V4.0, V4.1), 50_000, 4791).unwrap();
+    let link = LinkHeader { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(mac), vlan: None };
+    let template = HeaderTemplate::new(&link, &flow(V4.0, V4.1), 50_000, 4791).unwrap();
     let mut frame = vec![0; template.header_len() + 8];
     template.write(&mut frame, 5, 8, UdpChecksum::Zero);
     frame
@@ -308,9 +308,9 @@ const STRIDE: usize = 1040;
 fn train(v6: bool, mac: [u8; 6], id: u16, ids: &[u16], damage: Option<usize>) -> Vec<u8> {
     let (src, dst) = if v6 { V6 } else { V4 };
     let flow = Flow { src_port: 50_000, ..flow(src, dst) };
-    let link = Link { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(mac), vlan: None };
-    let template = Template::new(&link, &flow, 50_000, 4791).unwrap();
-    let mut seal = Seal::new(flow.src, flow.dst, 50_000, 4791).unwrap();
+    let link = LinkHeader { src: MacAddr([2, 0, 0, 0, 0, 9]), dst: MacAddr(mac), vlan: None };
+    let template = HeaderTemplate::new(&link, &flow, 50_000, 4791).unwrap();
+    let mut seal = IcrcSeal::new(flow.src, flow.dst, 50_000, 4791).unwrap();
     let mut packets = Vec::new();
     for (number, id) in ids.iter().enumerate() {
         let len = if number + 1 < ids.len() { STRIDE } else { STRIDE / 2 };
@@ -677,13 +677,15 @@ fn the_kernel_keeps_silent_and_refusals_are_sentences() {
             let answers: Vec<_> = capture.all(Duration::from_millis(200)).into_iter().filter(|f| is_error(f)).collect();
             assert!(answers.is_empty(), "{answers:x?}");
             // The port is taken: by whom, and what to do.
-            let error = burst_port::open(&PortSpec::parse("udp:dev=va").unwrap()).err().unwrap();
+            let error = burst_port::open(&PortSpec::parse("udp:dev=va").unwrap(), &Encapsulation::ROCE).err().unwrap();
             assert!(matches!(error, PortError::InUse { .. }), "{error}");
-            let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap()).err().unwrap();
+            let error =
+                burst_port::open(&PortSpec::parse("packet:dev=va").unwrap(), &Encapsulation::ROCE).err().unwrap();
             assert!(matches!(error, PortError::InUse { .. }), "{error}");
             drop(port);
             ip("addr flush dev va");
-            let error = burst_port::open(&PortSpec::parse("packet:dev=va").unwrap()).err().unwrap();
+            let error =
+                burst_port::open(&PortSpec::parse("packet:dev=va").unwrap(), &Encapsulation::ROCE).err().unwrap();
             assert!(matches!(error, PortError::Netif(burst_netif::NetifError::NoAddress { .. })), "{error}");
             wire.go();
         },

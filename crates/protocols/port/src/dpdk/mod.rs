@@ -1,27 +1,26 @@
-//! The `dpdk` port: RoCEv2 on any Ethernet device of DPDK, without a kernel in between.
+//! The `dpdk` port: packets on any Ethernet device of DPDK, without the kernel.
 //!
-//! - `rx`: a received frame to the engine, or to the LAN;
-//! - `tx`: a frame of the engine as a frame of the device, copied once or lent;
-//! - `flows`: headers, next hop and ICRC of the flows last sent;
-//! - `nap`: when to look again, on devices without receive interrupts.
+//! - `rx`: delivers a received frame to the engine or to the LAN;
+//! - `tx`: makes a frame of the device from a packet of the engine, by one copy or by lending;
+//! - `flow_cache`: headers, next hop and seal of the flows that were sent last;
+//! - `poll_backoff`: when to poll next, on devices without receive interrupts.
 //!
-//! Each worker has a queue pair of its own. The device spreads received packets over the queues as it can (RSS by
-//! addresses and ports; memif: the queue of the sender); what lands on the wrong worker the engine hands over. Nobody
-//! else answers for the addresses: ARP, neighbour discovery and echo are [`crate::lan`]'s. Packets to a neighbour that
-//! is still being asked wait for the answer.
+//! Each worker has a queue pair of its own. The device spreads received packets over the queues as it can (RSS by addresses and ports;
+//! memif: the queue of the sender); the engine hands a packet that reaches the wrong worker over. No kernel answers for the addresses: ARP,
+//! neighbour discovery and echo are done by [`crate::lan`]. Packets to an incomplete next hop wait until it is resolved.
 //!
-//! A pass takes what is there and goes on ("run to completion"): bursts of 32, buffers that fit the second cache, first
-//! lines fetched ahead, payload copied and its ICRC computed in one stride.
+//! A pass takes the packets that are there and continues ("run to completion"): bursts of 32, buffers that fit the L2 cache, first cache
+//! lines prefetched, payload copied and its ICRC computed in one loop.
 
-mod flows;
-mod nap;
+mod flow_cache;
+mod poll_backoff;
 mod rx;
 mod tx;
 
 use crate::error::PortError;
-use crate::lan::{Host, Lan, Neighbour, Shared};
+use crate::lan::{Lan, LanHost, LanNeighbour, SharedNeighbours};
 use crate::spec::DpdkSpec;
-use crate::{NeighbourState, Port, PortAddr, PortCaps, Reach, RxSink};
+use crate::{Encapsulation, NeighbourState, Port, PortAddr, PortCaps, Reach, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_dpdk::{DevArgs, Device, DeviceOptions, QueuePair};
 use burst_frame::{Flow, TxBatch};
@@ -30,28 +29,35 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A queue pair of a DPDK device.
+/// A port on one queue pair of a DPDK device.
 pub struct DpdkPort {
     caps: PortCaps,
     queue: QueuePair,
     lan: Lan,
-    tx: tx::Tx,
-    rx: rx::Rx,
-    nap: nap::Nap,
-    /// Tells the LAN when the link comes up.
+    tx: tx::DpdkTx,
+    rx: rx::DpdkRx,
+    backoff: poll_backoff::PollBackoff,
+    /// Whether this worker announces the addresses when the link comes up.
     announces: bool,
     was_up: bool,
 }
 
-/// What the workers' ports of one device share, by device.
-static SHARED: Mutex<Vec<(String, Weak<Shared>)>> = Mutex::new(Vec::new());
+/// Learnt addresses that the workers' ports of one device share, by the device's name.
+static SHARED: Mutex<Vec<(String, Weak<SharedNeighbours>)>> = Mutex::new(Vec::new());
 
 impl DpdkPort {
-    /// Opens the queue pair of worker `worker` of `workers`; worker 0 opens the device. `name` is what the user wrote.
+    /// Opens the queue pair of worker `worker` of `workers`; worker 0 opens the device. `name` is the
+    /// specification as the user wrote it.
     ///
     /// # Errors
     /// [`PortError::Device`]: one sentence.
-    pub fn open(spec: &DpdkSpec, name: &str, worker: usize, workers: usize) -> Result<DpdkPort, PortError> {
+    pub fn open(
+        spec: &DpdkSpec,
+        encapsulation: &Encapsulation,
+        name: &str,
+        worker: usize,
+        workers: usize,
+    ) -> Result<DpdkPort, PortError> {
         let args = DevArgs::parse(&spec.dev).map_err(PortError::Device)?;
         let device = if worker == 0 {
             let options =
@@ -62,22 +68,22 @@ impl DpdkPort {
             Device::find(args.name()).ok_or_else(gone)?
         };
         let mac = MacAddr(device.mac());
-        let host = Host { mac, addrs: spec.addrs.clone(), gateways: spec.gateways.clone() };
+        let host = LanHost { mac, addrs: spec.addrs.clone(), gateways: spec.gateways.clone() };
         let queue = device.queue_pair(worker as u16);
         let frame_max = queue.frame_max();
         Ok(DpdkPort {
             caps: caps_of(name, &args, &host, &device),
             lan: Lan::new(Arc::new(host), shared(args.name(), worker == 0), frame_max),
-            tx: tx::Tx::new(usize::from(device.mtu()), frame_max),
-            rx: rx::Rx::new(frame_max),
-            nap: nap::Nap::default(),
+            tx: tx::DpdkTx::new(encapsulation, usize::from(device.mtu()), frame_max),
+            rx: rx::DpdkRx::new(encapsulation, frame_max),
+            backoff: poll_backoff::PollBackoff::default(),
             announces: worker == 0,
             was_up: false,
             queue,
         })
     }
 
-    /// What is due beside packets: the link, the LAN's questions, what other workers have learnt.
+    /// Work beside packets: the link's state, solicitations, addresses that other workers have learnt.
     #[inline]
     fn housekeeping(&mut self, now: Nanos, dropped: &mut dyn FnMut(Reason)) {
         let DpdkPort { lan, queue, .. } = self;
@@ -95,19 +101,19 @@ impl DpdkPort {
     }
 }
 
-/// What the device's workers share: new with worker 0.
-fn shared(device: &str, new: bool) -> Arc<Shared> {
+/// The shared addresses of a device; worker 0 begins with none.
+fn shared(device: &str, new: bool) -> Arc<SharedNeighbours> {
     let mut all = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     all.retain(|(name, shared)| shared.strong_count() > 0 && !(new && name == device));
     if let Some(shared) = all.iter().find(|(name, _)| name == device).and_then(|(_, shared)| shared.upgrade()) {
         return shared;
     }
-    let shared = Arc::<Shared>::default();
+    let shared = Arc::<SharedNeighbours>::default();
     all.push((device.to_owned(), Arc::downgrade(&shared)));
     shared
 }
 
-/// Stages a frame of the LAN. One that finds no buffer is lost, as on any wire: it is asked again.
+/// Stages a frame of the LAN. Without a free buffer the frame is lost, as it may be on any link, and is repeated later.
 fn emit(queue: &mut QueuePair, frame: &[u8]) {
     if queue.is_full() {
         queue.flush();
@@ -117,7 +123,7 @@ fn emit(queue: &mut QueuePair, frame: &[u8]) {
     }
 }
 
-fn caps_of(name: &str, args: &DevArgs, host: &Host, device: &Device) -> PortCaps {
+fn caps_of(name: &str, args: &DevArgs, host: &LanHost, device: &Device) -> PortCaps {
     let link = device.link();
     let gateway = |v4: bool| host.gateways.iter().any(|g| g.is_ipv4() == v4);
     let addrs = host.addrs.iter().map(|p| PortAddr {
@@ -146,9 +152,9 @@ impl Port for DpdkPort {
         self.housekeeping(now, &mut |reason| sink.dropped(reason));
         let DpdkPort { queue, lan, rx, .. } = self;
         let taken = queue.receive(budget, |frame| rx.frame(lan.host(), frame, sink));
-        rx.tell(lan, now, sink, &mut |frame| emit(queue, frame));
+        rx.pass_to_lan(lan, now, sink, &mut |frame| emit(queue, frame));
         tx::report(queue.flush(), &mut |reason| sink.dropped(reason));
-        self.nap.looked(now, taken > 0);
+        self.backoff.polled(now, taken > 0);
         taken
     }
 
@@ -157,10 +163,10 @@ impl Port for DpdkPort {
     }
 
     fn prepare(&mut self, flow: &Flow) {
-        let DpdkPort { queue, lan, nap, .. } = self;
+        let DpdkPort { queue, lan, backoff, .. } = self;
         if lan.host().owns(flow.src) {
-            // Where there is no way, sending says so.
-            let _ = lan.neighbour(nap.now(), flow.dst, &mut |frame| emit(queue, frame));
+            // A missing route is reported when a packet is sent.
+            let _ = lan.neighbour(backoff.last(), flow.dst, &mut |frame| emit(queue, frame));
             queue.flush();
         }
     }
@@ -168,7 +174,7 @@ impl Port for DpdkPort {
     fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
         let DpdkPort { queue, lan, .. } = self;
         lan.host().owns(flow.src)
-            && lan.neighbour(now, flow.dst, &mut |frame| emit(queue, frame)) == Ok(Neighbour::Asked)
+            && lan.neighbour(now, flow.dst, &mut |frame| emit(queue, frame)) == Ok(LanNeighbour::Incomplete)
     }
 
     fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NeighbourState {
@@ -176,10 +182,10 @@ impl Port for DpdkPort {
         let found = lan.neighbour(now, dst, &mut |frame| emit(queue, frame));
         queue.flush();
         match found {
-            Ok(Neighbour::Asked) => NeighbourState::Incomplete,
-            Ok(Neighbour::Silent) => NeighbourState::Failed,
-            // That there is no way sending says.
-            Ok(Neighbour::Known(_)) | Err(_) => NeighbourState::Resolved,
+            Ok(LanNeighbour::Incomplete) => NeighbourState::Incomplete,
+            Ok(LanNeighbour::Failed) => NeighbourState::Failed,
+            // A missing route is reported when a packet is sent.
+            Ok(LanNeighbour::Resolved(_)) | Err(_) => NeighbourState::Resolved,
         }
     }
 
@@ -188,13 +194,13 @@ impl Port for DpdkPort {
     }
 
     fn next_event(&self) -> Nanos {
-        let look = if self.queue.event_fd().is_some() { Nanos::NEVER } else { self.nap.next() };
-        self.lan.next_event().min(look)
+        let poll = if self.queue.event_fd().is_some() { Nanos::NEVER } else { self.backoff.next() };
+        self.lan.next_event().min(poll)
     }
 
     fn before_sleep(&mut self) -> bool {
         let waiting = self.queue.arm();
-        self.nap.sleeps();
+        self.backoff.grow();
         waiting
     }
 

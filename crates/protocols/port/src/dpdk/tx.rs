@@ -1,14 +1,15 @@
-//! Sending: a frame of the engine becomes a frame of the device.
+//! Sending of the `dpdk` port: packets of the engine become frames of the device.
 //!
-//! Payload of registered memory is lent to drivers that have taken a packet when `tx_burst` of DPDK returns (memif, tap,
-//! AF_PACKET: they copy or write it there and then): head, memory, tail. For other drivers it is copied once into a
-//! buffer of the device, with the ICRC computed on the way: they keep a packet for as long as they like, while the
-//! engine may give the memory back to its program right after the burst.
+//! Payload in registered memory is lent to drivers that are done with a packet when `tx_burst` of DPDK returns (memif, tap, AF_PACKET: they
+//! copy or write it within the call); the frame is then a head, the memory, and a tail. For other drivers the payload is copied once into
+//! a buffer of the device, and the ICRC is computed while copying: such drivers keep a packet for an unbounded time, and the engine may
+//! return the memory to its program right after the burst.
 //!
-//! IPv4 goes with identification 0 and without a UDP checksum, as RoCEv2 allows; IPv6 with one, because hosts whose
-//! kernel reads the datagrams insist on it.
+//! IPv4 packets have identification 0 and no UDP checksum, as RoCEv2 allows; IPv6 packets have a UDP checksum, because hosts whose kernel
+//! receives the datagrams demand one.
 
-use super::flows::{Flows, Place};
+use super::flow_cache::{CachedFlow, FlowCache};
+use crate::Encapsulation;
 use crate::ether::{ICRC, UdpChecksum};
 use crate::lan::Lan;
 use burst_base::{Nanos, Reason};
@@ -16,24 +17,24 @@ use burst_dpdk::{FrameBuf, QueuePair, Sent};
 use burst_frame::{TxBatch, TxFrame};
 use burst_wire::Icrc;
 
-/// Payloads up to this length are copied: dearer to lend.
+/// Payloads up to this length in bytes are copied, because lending them costs more.
 const COPY_MAX: usize = 512;
-/// How often neighbours are told which of them are in use: well within their freshness.
-const TOUCH_EVERY: Nanos = Nanos::from_ms(5_000);
+/// Interval at which the neighbour table is told which neighbours are in use; well below [`crate::lan::neighbours::FRESH`].
+const REPORT_EVERY: Nanos = Nanos::from_ms(5_000);
 
-/// See the module.
-pub struct Tx {
-    flows: Flows,
+/// The sending half of the port.
+pub struct DpdkTx {
+    flows: FlowCache,
     mtu: usize,
-    /// A frame that must wait for its neighbour.
+    /// Buffer for a frame that must wait for its next hop.
     scratch: Vec<u8>,
-    touch_at: Nanos,
+    report_at: Nanos,
 }
 
-impl Tx {
-    /// `mtu` limits IP packets.
-    pub fn new(mtu: usize, frame_max: usize) -> Tx {
-        Tx { flows: Flows::new(), mtu, scratch: vec![0; frame_max], touch_at: Nanos(0) }
+impl DpdkTx {
+    /// `mtu`: bytes of the longest IP packet; `frame_max`: bytes of the longest frame.
+    pub fn new(encapsulation: &Encapsulation, mtu: usize, frame_max: usize) -> DpdkTx {
+        DpdkTx { flows: FlowCache::new(encapsulation), mtu, scratch: vec![0; frame_max], report_at: Nanos(0) }
     }
 
     /// Sends the whole batch.
@@ -45,9 +46,9 @@ impl Tx {
         batch: &TxBatch,
         dropped: &mut dyn FnMut(Reason),
     ) {
-        if now >= self.touch_at {
-            self.touch_at = now + TOUCH_EVERY;
-            self.flows.untouch();
+        if now >= self.report_at {
+            self.report_at = now + REPORT_EVERY;
+            self.flows.report_use();
         }
         for frame in batch.frames() {
             if queue.is_full() {
@@ -60,7 +61,7 @@ impl Tx {
         report(queue.flush(), dropped);
     }
 
-    /// Stages one frame, or keeps it until its neighbour answers. The queue has room for it.
+    /// Stages one packet, or queues it until its next hop is resolved. The device's queue has room for it.
     fn stage(
         &mut self,
         now: Nanos,
@@ -69,31 +70,31 @@ impl Tx {
         batch: &TxBatch,
         frame: &TxFrame,
     ) -> Result<(), Reason> {
-        // Questions that are sent on the way leave at once, so that the frame finds its room.
-        let mut ask = |bytes: &[u8]| {
+        // A solicitation is sent at once, so that the queue still has room for the packet.
+        let mut send = |bytes: &[u8]| {
             super::emit(queue, bytes);
             queue.flush();
         };
-        let place = self.flows.find(now, &frame.flow, lan, &mut ask)?;
+        let cached = self.flows.find(now, &frame.flow, lan, &mut send)?;
         let udp_payload = frame.udp_payload_len();
-        if place.template.ip_len(udp_payload) > self.mtu {
+        if cached.template.ip_len(udp_payload) > self.mtu {
             return Err(Reason::SendTooLong);
         }
-        let len = place.template.header_len() + udp_payload;
-        if place.waits {
+        let len = cached.template.header_len() + udp_payload;
+        if cached.is_incomplete {
             let bytes = &mut self.scratch[..len];
-            fill(place, batch, frame, bytes)?;
-            return if lan.hold(frame.flow.dst, bytes) { Ok(()) } else { Err(Reason::NoNeighbour) };
+            fill(cached, batch, frame, bytes)?;
+            return if lan.enqueue(frame.flow.dst, bytes) { Ok(()) } else { Err(Reason::NoNeighbour) };
         }
-        if usize::from(frame.payload_len) > COPY_MAX && queue.lends() && !place.template.is_v6() {
-            let (head, tail) = (place.template.header_len() + frame.head().len(), usize::from(frame.pad) + ICRC);
+        if usize::from(frame.payload_len) > COPY_MAX && queue.lends() && !cached.template.is_v6() {
+            let (head, tail) = (cached.template.header_len() + frame.head().len(), usize::from(frame.pad) + ICRC);
             if let Some(buffer) = queue.lend(head, batch.spans_of(frame), tail) {
-                fill_around(place, batch, frame, buffer);
+                fill_around(cached, batch, frame, buffer);
                 return Ok(());
             }
         }
         let buffer = queue.frame(len).ok_or(Reason::SendQueueFull)?;
-        let filled = fill(place, batch, frame, buffer.head);
+        let filled = fill(cached, batch, frame, buffer.head);
         if filled.is_err() {
             queue.unframe();
         }
@@ -101,43 +102,43 @@ impl Tx {
     }
 }
 
-/// Writes the whole frame into `out`, which has its length.
+/// Writes the whole frame into `out`, which has the frame's length.
 #[inline]
-fn fill(place: &mut Place, batch: &TxBatch, frame: &TxFrame, out: &mut [u8]) -> Result<(), Reason> {
+fn fill(cached: &mut CachedFlow, batch: &TxBatch, frame: &TxFrame, out: &mut [u8]) -> Result<(), Reason> {
     let udp_payload = frame.udp_payload_len();
-    let (headers, transport) = out.split_at_mut(place.template.header_len());
-    place.template.write(headers, 0, udp_payload, UdpChecksum::Zero);
+    let (headers, transport) = out.split_at_mut(cached.template.header_len());
+    cached.template.write(headers, 0, udp_payload, UdpChecksum::Zero);
     let (head, mut rest) = transport.split_at_mut(frame.head().len());
     head.copy_from_slice(frame.head());
-    let mut icrc = place.seal.begin(0, udp_payload, head);
+    let mut icrc = cached.seal.begin(0, udp_payload, head);
     for span in batch.spans_of(frame) {
         let (piece, after) = rest.split_at_mut(span.len());
         icrc = icrc.copy_span(span, piece).map_err(|_| Reason::SendFailed)?;
         rest = after;
     }
     finish(icrc, rest);
-    if place.template.is_v6() {
-        place.template.complete_checksum(out);
+    if cached.template.is_v6() {
+        cached.template.complete_checksum(out);
     }
     Ok(())
 }
 
-/// Writes what is around lent memory, whose bytes the ICRC reads where they are.
+/// Writes the head and the tail around lent memory; the ICRC is computed over the memory in place.
 #[inline]
-fn fill_around(place: &mut Place, batch: &TxBatch, frame: &TxFrame, buffer: FrameBuf<'_>) {
+fn fill_around(cached: &mut CachedFlow, batch: &TxBatch, frame: &TxFrame, buffer: FrameBuf<'_>) {
     let udp_payload = frame.udp_payload_len();
-    let (headers, head) = buffer.head.split_at_mut(place.template.header_len());
-    place.template.write(headers, 0, udp_payload, UdpChecksum::Zero);
+    let (headers, head) = buffer.head.split_at_mut(cached.template.header_len());
+    cached.template.write(headers, 0, udp_payload, UdpChecksum::Zero);
     head.copy_from_slice(frame.head());
-    let mut icrc = place.seal.begin(0, udp_payload, head);
+    let mut icrc = cached.seal.begin(0, udp_payload, head);
     for span in batch.spans_of(frame) {
-        // Only local spans are lent, and those cannot be gone.
+        // Only local spans are lent, and reading a local span does not fail.
         icrc = icrc.update_span(span).unwrap_or(icrc);
     }
     finish(icrc, buffer.tail);
 }
 
-/// Padding and ICRC.
+/// Writes padding and ICRC.
 #[inline]
 fn finish(icrc: Icrc, tail: &mut [u8]) {
     let (pad, trailer) = tail.split_at_mut(tail.len() - ICRC);
@@ -145,7 +146,7 @@ fn finish(icrc: Icrc, tail: &mut [u8]) {
     trailer.copy_from_slice(&icrc.update(pad).finish());
 }
 
-/// Counts what a flush could not send.
+/// Reports the packets that a flush could not send.
 #[inline]
 pub fn report(sent: Sent, dropped: &mut dyn FnMut(Reason)) {
     (0..sent.down).for_each(|_| dropped(Reason::SendFailed));

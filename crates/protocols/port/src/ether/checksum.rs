@@ -7,12 +7,12 @@ use std::net::IpAddr;
 
 /// A sum in the making.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum(u64);
+pub struct InternetSum(u64);
 
-impl Sum {
+impl InternetSum {
     /// Adds bytes; a last odd one counts as if a zero followed, so only the last piece may be odd.
     #[must_use]
-    pub fn over(self, bytes: &[u8]) -> Sum {
+    pub fn over(self, bytes: &[u8]) -> InternetSum {
         let mut sum = self.0;
         let (words, rest) = bytes.as_chunks::<4>();
         for word in words {
@@ -25,11 +25,11 @@ impl Sum {
         if let [last] = rest {
             sum += u64::from(u16::from_ne_bytes([*last, 0]));
         }
-        Sum(sum)
+        InternetSum(sum)
     }
     /// Adds the pseudo header of UDP (RFC 768, RFC 8200 8.1). Both addresses must be of one family.
     #[must_use]
-    pub fn pseudo(self, src: &IpAddr, dst: &IpAddr, udp_len: usize) -> Sum {
+    pub fn pseudo(self, src: &IpAddr, dst: &IpAddr, udp_len: usize) -> InternetSum {
         let sum = match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => self.over(&src.octets()).over(&dst.octets()),
             (IpAddr::V6(src), IpAddr::V6(dst)) => self.over(&src.octets()).over(&dst.octets()),
@@ -76,9 +76,12 @@ mod tests {
         for len in (0..70).chain([1499, 4096, 4199]) {
             let want = plain(&bytes[..len]);
             let want = if want == 0 { 0xffff } else { want };
-            assert_eq!(Sum::default().over(&bytes[..len]).finish(), want.to_be_bytes(), "{len}");
+            assert_eq!(InternetSum::default().over(&bytes[..len]).finish(), want.to_be_bytes(), "{len}");
             let even = len / 4 * 2;
-            assert_eq!(Sum::default().over(&bytes[..even]).over(&bytes[even..len]).finish(), want.to_be_bytes());
+            assert_eq!(
+                InternetSum::default().over(&bytes[..even]).over(&bytes[even..len]).finish(),
+                want.to_be_bytes()
+            );
         }
     }
 
@@ -87,19 +90,19 @@ mod tests {
         // An IPv6 datagram with the checksum that the kernel computed.
         let (src, dst) = ("fd77::1".parse().unwrap(), "fd77::2".parse().unwrap());
         let mut udp = vec![0x12, 0xb7, 0x12, 0xb7, 0, 11, 0, 0, 1, 2, 3];
-        let checksum = Sum::default().pseudo(&src, &dst, udp.len()).over(&udp).finish();
+        let checksum = InternetSum::default().pseudo(&src, &dst, udp.len()).over(&udp).finish();
         udp[6..8].copy_from_slice(&checksum);
-        assert!(Sum::default().pseudo(&src, &dst, udp.len()).over(&udp).is_right());
+        assert!(InternetSum::default().pseudo(&src, &dst, udp.len()).over(&udp).is_right());
         for bit in 0..udp.len() * 8 {
             let mut bad = udp.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(!Sum::default().pseudo(&src, &dst, bad.len()).over(&bad).is_right(), "bit {bit}");
+            assert!(!InternetSum::default().pseudo(&src, &dst, bad.len()).over(&bad).is_right(), "bit {bit}");
         }
     }
 
     #[test]
     fn zero_is_never_written() {
-        assert_eq!(Sum::default().over(&[0xff, 0xff]).finish(), [0xff, 0xff]);
-        assert_eq!(Sum::default().finish(), [0xff, 0xff]);
+        assert_eq!(InternetSum::default().over(&[0xff, 0xff]).finish(), [0xff, 0xff]);
+        assert_eq!(InternetSum::default().finish(), [0xff, 0xff]);
     }
 }

@@ -7,19 +7,19 @@
 //! | [`checksum`] | the internet checksum: sums, pseudo headers, what is left to a device |
 //! | [`seal`] | the ICRC of a flow's packets, and the IPv4 identifications that it covers |
 //!
-//! To send: [`Template::new`] per flow, [`Template::write`] per packet or train, then the transport part and the ICRC
-//! that [`seal::Seal`] makes of it with the same identification. To receive: [`parse::parse`], then
-//! [`seal::Checker::begin_train`] with the header found, and [`seal::Checker::check`].
+//! To send: [`HeaderTemplate::new`] per flow, [`HeaderTemplate::write`] per packet or train, then the transport part and the ICRC
+//! that [`seal::IcrcSeal`] makes of it with the same identification. To receive: [`parse::parse`], then
+//! [`seal::IcrcChecker::begin_train`] with the header found, and [`seal::IcrcChecker::check`].
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod icrc;
 pub mod parse;
-pub mod seal;
 pub mod template;
 
-pub use parse::{Checksums, Datagram};
-pub use seal::{Checker, Header, ICRC, Seal};
-pub use template::{HEADERS_MAX, Link, Template, UdpChecksum};
+pub use icrc::{ICRC, IcrcChecker, IcrcSeal, IpId};
+pub use parse::{ChecksumState, Datagram};
+pub use template::{HEADERS_MAX, HeaderTemplate, LinkHeader, UdpChecksum};
 
 use burst_base::Reason;
 
@@ -33,8 +33,8 @@ pub const TRANSPORT_MIN: usize = 12 + ICRC;
 /// # Errors
 /// Why not.
 #[inline]
-pub fn check_length(packet: &[u8], len_max: usize) -> Result<(), Reason> {
-    if packet.len() < TRANSPORT_MIN {
+pub fn check_length(packet: &[u8], len_min: usize, len_max: usize) -> Result<(), Reason> {
+    if packet.len() < len_min {
         return Err(Reason::Truncated);
     }
     if packet.len() > len_max {

@@ -9,11 +9,11 @@
 //! IPv6: checksum 0 is accepted, as soft-RoCE of the Linux kernel sends it; the ICRC protects more. Extension headers
 //! other than a fragment header are not carried by RoCEv2 and not looked through.
 
-use super::checksum::Sum;
-use super::seal::Header;
+use super::checksum::InternetSum;
+use super::icrc::IpId;
 use burst_base::Reason;
 use burst_frame::Flow;
-use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, ROCE_PORT, Udp, Vlan};
+use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, Udp, Vlan};
 use std::net::IpAddr;
 
 /// Next header of an IPv6 fragment.
@@ -27,14 +27,22 @@ const SERVICE_TAG: EtherType = EtherType(0x88a8);
 
 /// What is known of a frame's UDP checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checksums {
+pub enum ChecksumState {
     /// Nothing: it is computed here.
     Unknown,
     /// A device has verified it, or it was never completed because the frame has not left this host.
     Trusted,
 }
 
-/// A UDP datagram to the RoCEv2 port, or a train of them.
+/// What a datagram is checked against.
+#[derive(Clone, Copy)]
+struct Expected {
+    /// Destination UDP port of the encapsulation.
+    udp_port: u16,
+    checksums: ChecksumState,
+}
+
+/// A UDP datagram to the encapsulation's port, or a train of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
     /// Ethernet source.
@@ -44,7 +52,7 @@ pub struct Datagram<'a> {
     /// As on the wire; the scope is 0.
     pub flow: Flow,
     /// What the IPv4 header (of the first packet of a train) says that the ICRC covers.
-    pub header: Header,
+    pub header: IpId,
     /// BTH to ICRC.
     pub payload: &'a [u8],
 }
@@ -53,12 +61,13 @@ pub struct Datagram<'a> {
 ///
 /// # Errors
 /// The reason why the frame is no datagram for a RoCEv2 port.
-pub fn parse(frame: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+pub fn parse(frame: &[u8], checksums: ChecksumState, udp_port: u16) -> Result<Datagram<'_>, Reason> {
+    let expected = Expected { udp_port, checksums };
     let ethernet = Ethernet::parse(frame).ok_or(Reason::Truncated)?;
     let rest = &frame[Ethernet::LEN..];
     let mut datagram = match ethernet.ethertype {
-        EtherType::VLAN => behind_tag(rest, checksums)?,
-        kind => network(kind, rest, checksums)?,
+        EtherType::VLAN => behind_tag(rest, expected)?,
+        kind => network(kind, rest, expected)?,
     };
     (datagram.mac_src, datagram.mac_dst) = (ethernet.src, ethernet.dst);
     Ok(datagram)
@@ -74,29 +83,29 @@ pub fn from_type(frame: &[u8]) -> &[u8] {
     }
 }
 
-fn behind_tag(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+fn behind_tag(bytes: &[u8], expected: Expected) -> Result<Datagram<'_>, Reason> {
     let tag = Vlan::parse(bytes).ok_or(Reason::Truncated)?;
     if tag.id != 0 {
         return Err(Reason::ForeignVlan);
     }
-    network(tag.ethertype, &bytes[Vlan::LEN..], checksums)
+    network(tag.ethertype, &bytes[Vlan::LEN..], expected)
 }
 
 #[inline]
-fn network(kind: EtherType, bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+fn network(kind: EtherType, bytes: &[u8], expected: Expected) -> Result<Datagram<'_>, Reason> {
     match kind {
-        EtherType::IPV4 => ipv4(bytes, checksums),
-        EtherType::IPV6 => ipv6(bytes, checksums),
+        EtherType::IPV4 => ipv4(bytes, expected),
+        EtherType::IPV6 => ipv6(bytes, expected),
         EtherType::VLAN | SERVICE_TAG => Err(Reason::ForeignVlan),
         _ => Err(Reason::NotOurs),
     }
 }
 
-fn ipv4(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+fn ipv4(bytes: &[u8], expected: Expected) -> Result<Datagram<'_>, Reason> {
     let header = bytes.first_chunk::<{ Ipv4::LEN }>().ok_or(Reason::Truncated)?;
     // Another version, or options, which RoCEv2 does not have.
     let ip = Ipv4::parse(header).ok_or(Reason::BadIpHeader)?;
-    if !Sum::default().over(header).is_right() {
+    if !InternetSum::default().over(header).is_right() {
         return Err(Reason::BadIpHeader);
     }
     if ip.flags_fragment & FRAGMENT_BITS != 0 {
@@ -116,11 +125,11 @@ fn ipv4(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
         flow_label: 0,
         scope: 0,
     };
-    let header = Header::Seen { id: ip.id, flags_fragment: ip.flags_fragment };
-    Ok(Datagram { header, ..udp(flow, rest, checksums)? })
+    let header = IpId::Known { id: ip.id, flags_fragment: ip.flags_fragment };
+    Ok(Datagram { header, ..udp(flow, rest, expected)? })
 }
 
-fn ipv6(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+fn ipv6(bytes: &[u8], expected: Expected) -> Result<Datagram<'_>, Reason> {
     let header = bytes.first_chunk::<{ Ipv6::LEN }>().ok_or(Reason::Truncated)?;
     let ip = Ipv6::parse(header).ok_or(Reason::BadIpHeader)?;
     match ip.next_header {
@@ -138,25 +147,25 @@ fn ipv6(bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
         flow_label: ip.flow_label,
         scope: 0,
     };
-    udp(flow, rest, checksums)
+    udp(flow, rest, expected)
 }
 
-fn udp(flow: Flow, bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, Reason> {
+fn udp(flow: Flow, bytes: &[u8], expected: Expected) -> Result<Datagram<'_>, Reason> {
     let udp = Udp::parse(bytes).ok_or(Reason::Truncated)?;
-    if udp.dst_port != ROCE_PORT {
+    if udp.dst_port != expected.udp_port {
         return Err(Reason::NotOurs);
     }
     let len = usize::from(udp.len);
     let whole = bytes.get(..len).filter(|_| len >= Udp::LEN).ok_or(Reason::Truncated)?;
-    let unverified = checksums == Checksums::Unknown && udp.checksum != 0;
-    if unverified && !Sum::default().pseudo(&flow.src, &flow.dst, len).over(whole).is_right() {
+    let unverified = expected.checksums == ChecksumState::Unknown && udp.checksum != 0;
+    if unverified && !InternetSum::default().pseudo(&flow.src, &flow.dst, len).over(whole).is_right() {
         return Err(Reason::BadUdpChecksum);
     }
     Ok(Datagram {
         mac_src: MacAddr::default(),
         mac_dst: MacAddr::default(),
         flow: Flow { src_port: udp.src_port, ..flow },
-        header: Header::Unseen,
+        header: IpId::Unknown,
         payload: &whole[Udp::LEN..],
     })
 }
@@ -164,15 +173,16 @@ fn udp(flow: Flow, bytes: &[u8], checksums: Checksums) -> Result<Datagram<'_>, R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ether::template::{Link, Template, UdpChecksum};
+    use crate::ether::template::{HeaderTemplate, LinkHeader, UdpChecksum};
     use crate::testing::flow;
+    use burst_wire::ROCE_PORT;
 
     const ETHERNET: usize = Ethernet::LEN;
 
     /// A good frame with a complete UDP checksum and 40 bytes of UDP payload.
     fn good(src: &str, dst: &str) -> Vec<u8> {
-        let link = Link { src: MacAddr([2; 6]), dst: MacAddr([4; 6]), vlan: None };
-        let template = Template::new(&link, &flow(src, dst), 50_000, ROCE_PORT).unwrap();
+        let link = LinkHeader { src: MacAddr([2; 6]), dst: MacAddr([4; 6]), vlan: None };
+        let template = HeaderTemplate::new(&link, &flow(src, dst), 50_000, ROCE_PORT).unwrap();
         let mut frame = vec![0x33; template.header_len() + 40];
         template.write(&mut frame, 77, 40, UdpChecksum::Zero);
         template.complete_checksum(&mut frame);
@@ -192,10 +202,10 @@ mod tests {
         change(&mut frame);
         if fix {
             frame[ETHERNET + 10..ETHERNET + 12].fill(0);
-            let checksum = Sum::default().over(&frame[ETHERNET..ETHERNET + 20]).finish();
+            let checksum = InternetSum::default().over(&frame[ETHERNET..ETHERNET + 20]).finish();
             frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&checksum);
         }
-        parse(&frame, Checksums::Unknown).map(|d| d.payload.len())
+        parse(&frame, ChecksumState::Unknown, ROCE_PORT).map(|d| d.payload.len())
     }
 
     #[test]
@@ -250,7 +260,9 @@ mod tests {
         };
         let plain = v6();
         let seen = tagged(&[0x81, 0, 0xe0, 0]);
-        let parsed = |frame: &[u8]| parse(frame, Checksums::Unknown).map(|d| (d.mac_src, d.flow, d.payload.to_vec()));
+        let parsed = |frame: &[u8]| {
+            parse(frame, ChecksumState::Unknown, ROCE_PORT).map(|d| (d.mac_src, d.flow, d.payload.to_vec()))
+        };
         assert_eq!(parsed(&seen), parsed(&plain));
         assert_eq!([from_type(&seen), from_type(&plain)], [&plain[12..]; 2]);
         assert!(from_type(&plain[..3]).is_empty());
@@ -271,7 +283,8 @@ mod tests {
                 frame[at] = rng.next_u64() as u8;
             }
             frame.truncate(frame.len() - rng.next_u64() as usize % 4);
-            match parse(&frame, if round % 3 == 0 { Checksums::Trusted } else { Checksums::Unknown }) {
+            match parse(&frame, if round % 3 == 0 { ChecksumState::Trusted } else { ChecksumState::Unknown }, ROCE_PORT)
+            {
                 Ok(datagram) => {
                     assert!(datagram.payload.len() <= frame.len() - ETHERNET - 28);
                     taken += 1;
@@ -294,7 +307,7 @@ mod tests {
             assert_eq!(after(frame.clone(), false, |f| f[udp + 6..udp + 8].fill(0)), Ok(40), "none");
             let mut partial = frame;
             partial[udp + 6] ^= 0x55;
-            assert!(parse(&partial, Checksums::Trusted).is_ok());
+            assert!(parse(&partial, ChecksumState::Trusted, ROCE_PORT).is_ok());
         }
     }
 }

@@ -4,7 +4,7 @@
 //! have any): Burst's ports send 0, and count from 0 along a train, which is what a kernel does that segments one
 //! and what a UDP socket of Burst sends. Per packet only lengths, the identification and checksums differ.
 
-use super::checksum::Sum;
+use super::checksum::InternetSum;
 use burst_frame::Flow;
 use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, Udp, Vlan};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ const FLOW_LABEL_MASK: u32 = 0xf_ffff;
 
 /// The Ethernet side of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct LinkHeader {
     /// The port's own address.
     pub src: MacAddr,
     /// The next hop's address.
@@ -38,7 +38,7 @@ pub enum UdpChecksum {
 
 /// The headers of a flow.
 #[derive(Clone, Copy, Debug)]
-pub struct Template {
+pub struct HeaderTemplate {
     bytes: [u8; HEADERS_MAX],
     len: u8,
     ip_at: u8,
@@ -47,10 +47,10 @@ pub struct Template {
     dst: IpAddr,
 }
 
-impl Template {
+impl HeaderTemplate {
     /// The headers of packets of `flow` from UDP port `src_port` to `dst_port`; `None` when one address is IPv4 and the
     /// other IPv6.
-    pub fn new(link: &Link, flow: &Flow, src_port: u16, dst_port: u16) -> Option<Template> {
+    pub fn new(link: &LinkHeader, flow: &Flow, src_port: u16, dst_port: u16) -> Option<HeaderTemplate> {
         let mut bytes = [0; HEADERS_MAX];
         let v6 = flow.dst.is_ipv6();
         let network = if v6 { EtherType::IPV6 } else { EtherType::IPV4 };
@@ -96,7 +96,7 @@ impl Template {
         };
         Udp { src_port, dst_port, len: 0, checksum: 0 }.emit(&mut bytes[udp_at..]);
         let len = (udp_at + Udp::LEN) as u8;
-        Some(Template { bytes, len, ip_at: ip_at as u8, v6, src: flow.src, dst: flow.dst })
+        Some(HeaderTemplate { bytes, len, ip_at: ip_at as u8, v6, src: flow.src, dst: flow.dst })
     }
     /// Bytes of the headers: where the transport part begins.
     #[inline]
@@ -120,7 +120,7 @@ impl Template {
         self.header_len() - self.ip_at() + udp_payload_len
     }
     /// Writes the headers of a packet, or of a train, with `udp_payload_len` bytes after them (ICRCs included) into the
-    /// first [`Template::header_len`] bytes of `out`. `id` counts over IPv4 only.
+    /// first [`HeaderTemplate::header_len`] bytes of `out`. `id` counts over IPv4 only.
     #[inline]
     pub fn write(&self, out: &mut [u8], id: u16, udp_payload_len: usize, checksum: UdpChecksum) {
         let out = &mut out[..self.header_len()];
@@ -132,7 +132,7 @@ impl Template {
         } else {
             ip[2..4].copy_from_slice(&(udp_len + Ipv4::LEN as u16).to_be_bytes());
             ip[4..6].copy_from_slice(&id.to_be_bytes());
-            let [a, b] = Sum::default().over(ip).partial();
+            let [a, b] = InternetSum::default().over(ip).partial();
             ip[10..12].copy_from_slice(&[!a, !b]);
         }
         udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
@@ -140,35 +140,36 @@ impl Template {
             udp[6..8].copy_from_slice(&self.pseudo(udp_len).partial());
         }
     }
-    /// Completes the UDP checksum of a whole packet: headers as [`Template::write`] made them, and what follows.
+    /// Completes the UDP checksum of a whole packet: headers as [`HeaderTemplate::write`] made them, and what follows.
     pub fn complete_checksum(&self, packet: &mut [u8]) {
         let udp = &mut packet[self.udp_at()..];
         udp[6..8].fill(0);
         let checksum = self.pseudo(udp.len() as u16).over(udp).finish();
         udp[6..8].copy_from_slice(&checksum);
     }
-    fn pseudo(&self, udp_len: u16) -> Sum {
-        Sum::default().pseudo(&self.src, &self.dst, usize::from(udp_len))
+    fn pseudo(&self, udp_len: u16) -> InternetSum {
+        InternetSum::default().pseudo(&self.src, &self.dst, usize::from(udp_len))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ether::parse::{Checksums, parse};
-    use crate::ether::seal::{Header, ICRC, Seal};
+    use crate::ether::icrc::{ICRC, IcrcSeal, IpId};
+    use crate::ether::parse::{ChecksumState, parse};
     use crate::testing::flow;
     use burst_wire::{Layers, ROCE_PORT};
 
-    const LINK: Link = Link { src: MacAddr([2, 0, 0, 0, 0, 1]), dst: MacAddr([2, 0, 0, 0, 0, 2]), vlan: None };
+    const LINK: LinkHeader =
+        LinkHeader { src: MacAddr([2, 0, 0, 0, 0, 1]), dst: MacAddr([2, 0, 0, 0, 0, 2]), vlan: None };
 
     /// A sealed frame of `flow` with this body.
-    fn frame(link: &Link, flow: &Flow, id: u16, body: &[u8]) -> Vec<u8> {
-        let template = Template::new(link, flow, flow.src_port, ROCE_PORT).unwrap();
+    fn frame(link: &LinkHeader, flow: &Flow, id: u16, body: &[u8]) -> Vec<u8> {
+        let template = HeaderTemplate::new(link, flow, flow.src_port, ROCE_PORT).unwrap();
         let len = body.len() + ICRC;
         let mut frame = vec![0; template.header_len()];
         template.write(&mut frame, id, len, UdpChecksum::Zero);
-        let mut seal = Seal::new(flow.src, flow.dst, flow.src_port, ROCE_PORT).unwrap();
+        let mut seal = IcrcSeal::new(flow.src, flow.dst, flow.src_port, ROCE_PORT).unwrap();
         frame.extend_from_slice(body);
         frame.extend_from_slice(&seal.begin(id, len, body).finish());
         frame
@@ -180,17 +181,17 @@ mod tests {
         let v6 = Flow { src_port: 50_001, tos: 2, flow_label: 0xabcde, ..flow("fd00::1", "fd00::2") };
         for flow in [v4, v6] {
             for vlan in [None, Some(5)] {
-                let bytes = frame(&Link { vlan, ..LINK }, &flow, 0x1234, &[0x55; 60]);
+                let bytes = frame(&LinkHeader { vlan, ..LINK }, &flow, 0x1234, &[0x55; 60]);
                 let layers = Layers::parse(&bytes).unwrap();
                 assert_eq!(layers.computed_icrc(), layers.icrc);
                 assert_eq!((layers.ethernet.src, layers.ethernet.dst), (LINK.src, LINK.dst));
                 assert_eq!(layers.vlan.map(|v| v.id), vlan);
                 if vlan.is_none() {
-                    let datagram = parse(&bytes, Checksums::Unknown).unwrap();
+                    let datagram = parse(&bytes, ChecksumState::Unknown, ROCE_PORT).unwrap();
                     let want = Flow { hop_limit: if flow.hop_limit == 0 { 64 } else { flow.hop_limit }, ..flow };
                     assert_eq!(datagram.flow, want);
-                    let seen = Header::Seen { id: 0x1234, flags_fragment: Ipv4::DONT_FRAGMENT };
-                    assert_eq!(datagram.header, if flow.dst.is_ipv4() { seen } else { Header::Unseen });
+                    let seen = IpId::Known { id: 0x1234, flags_fragment: Ipv4::DONT_FRAGMENT };
+                    assert_eq!(datagram.header, if flow.dst.is_ipv4() { seen } else { IpId::Unknown });
                 }
             }
         }
@@ -202,15 +203,15 @@ mod tests {
             let flow = Flow { src_port: 4791, ..flow };
             for len in [12, 13, 1040] {
                 let mut bytes = frame(&LINK, &flow, 9, &vec![0xa5; len]);
-                let template = Template::new(&LINK, &flow, 4791, 4791).unwrap();
+                let template = HeaderTemplate::new(&LINK, &flow, 4791, 4791).unwrap();
                 template.complete_checksum(&mut bytes);
-                assert!(parse(&bytes, Checksums::Unknown).is_ok());
+                assert!(parse(&bytes, ChecksumState::Unknown, ROCE_PORT).is_ok());
                 let complete = bytes.clone();
                 // A device: the sum from the UDP header on, over what the partial sum left in its field.
                 let udp_at = template.udp_at();
                 let udp_payload = bytes.len() - template.header_len();
                 template.write(&mut bytes, 9, udp_payload, UdpChecksum::Partial);
-                let checksum = Sum::default().over(&bytes[udp_at..]).finish();
+                let checksum = InternetSum::default().over(&bytes[udp_at..]).finish();
                 bytes[udp_at + 6..udp_at + 8].copy_from_slice(&checksum);
                 assert_eq!(bytes, complete);
             }
@@ -219,10 +220,10 @@ mod tests {
 
     #[test]
     fn mixed_families_have_no_template_and_lengths_add_up() {
-        assert!(Template::new(&LINK, &flow("10.0.0.1", "fd00::1"), 1, 2).is_none());
-        let v6 = Template::new(&Link { vlan: Some(7), ..LINK }, &flow("fd00::2", "fd00::1"), 1, 2).unwrap();
+        assert!(HeaderTemplate::new(&LINK, &flow("10.0.0.1", "fd00::1"), 1, 2).is_none());
+        let v6 = HeaderTemplate::new(&LinkHeader { vlan: Some(7), ..LINK }, &flow("fd00::2", "fd00::1"), 1, 2).unwrap();
         assert_eq!((v6.header_len(), v6.ip_len(100), v6.is_v6()), (HEADERS_MAX, 148, true));
-        let v4 = Template::new(&LINK, &flow("10.0.0.2", "10.0.0.1"), 1, 2).unwrap();
+        let v4 = HeaderTemplate::new(&LINK, &flow("10.0.0.2", "10.0.0.1"), 1, 2).unwrap();
         assert_eq!((v4.header_len(), v4.ip_len(100), v4.ip_at(), v4.udp_at()), (42, 128, 14, 34));
     }
 }

@@ -1,4 +1,4 @@
-//! Addresses, prefixes, gateways: who we are on the LAN, and which way leads where.
+//! Addresses, prefixes and gateways of this host on the LAN, and the next hop to a destination.
 
 use burst_wire::MacAddr;
 use core::str::FromStr;
@@ -9,23 +9,23 @@ use std::net::{IpAddr, Ipv6Addr};
 pub struct Prefix {
     /// The address.
     pub ip: IpAddr,
-    /// Bits that all addresses of the network share.
+    /// Length of the network's prefix in bits.
     pub len: u8,
 }
 
-/// A host: one interface's addresses.
+/// The addresses and gateways of this host on one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct LanHost {
     /// MAC address.
     pub mac: MacAddr,
     /// Addresses, default first.
     pub addrs: Vec<Prefix>,
-    /// Gateways; the first of a family leads everywhere else.
+    /// Gateways; the first of an address family leads to all other networks.
     pub gateways: Vec<IpAddr>,
 }
 
 impl Prefix {
-    /// Whether `other` is on the same network.
+    /// Whether `other` is on the network of this prefix.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.ip, other) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -43,7 +43,7 @@ impl Prefix {
 
 impl FromStr for Prefix {
     type Err = String;
-    /// `10.0.0.1/24`, `fd00::1/64`; without a length 24 and 64.
+    /// Reads `10.0.0.1/24` or `fd00::1/64`; without a length 24 and 64.
     fn from_str(text: &str) -> Result<Prefix, String> {
         let (ip, len) = text.split_once('/').map_or((text, None), |(ip, len)| (ip, Some(len)));
         let ip: IpAddr = ip.trim().parse().map_err(|_| "is not an IP address".to_owned())?;
@@ -64,27 +64,27 @@ impl FromStr for Prefix {
     }
 }
 
-impl Host {
-    /// Whether the address is ours.
+impl LanHost {
+    /// Whether the address is one of this host.
     #[inline]
     pub fn owns(&self, ip: IpAddr) -> bool {
         self.addrs.iter().any(|p| p.ip == ip)
     }
-    /// The neighbour to which packets for `dst` go; `None` without a way.
+    /// The neighbour to which packets for `dst` are sent; `None` if neither a prefix nor a gateway leads there.
     pub fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
         if self.addrs.iter().any(|p| p.contains(dst)) {
             return Some(dst);
         }
         self.gateways.iter().copied().find(|gateway| gateway.is_ipv4() == dst.is_ipv4())
     }
-    /// The address with which a neighbour is asked: one on its network, else the first of its family.
+    /// The source address of a solicitation for `neighbour`: one on its network, else the first of its family.
     pub fn source_for(&self, neighbour: IpAddr) -> Option<IpAddr> {
         let on_link = self.addrs.iter().find(|p| p.contains(neighbour));
         on_link.or_else(|| self.addrs.iter().find(|p| p.ip.is_ipv4() == neighbour.is_ipv4())).map(|p| p.ip)
     }
 }
 
-/// The group's MAC address (RFC 1112 6.4, RFC 2464 7); `None` for an address that is not a group's.
+/// The MAC address of a multicast group or of the IPv4 broadcast address (RFC 1112 section 6.4, RFC 2464 section 7); `None` for unicast.
 pub fn multicast_mac(ip: IpAddr) -> Option<MacAddr> {
     match ip {
         IpAddr::V4(ip) if ip.is_broadcast() => Some(MacAddr::BROADCAST),
@@ -97,7 +97,7 @@ pub fn multicast_mac(ip: IpAddr) -> Option<MacAddr> {
     }
 }
 
-/// The MAC address of an IPv6 group.
+/// The MAC address of an IPv6 multicast group.
 pub fn multicast_mac_v6(group: Ipv6Addr) -> MacAddr {
     let [.., a, b, c, d] = group.octets();
     MacAddr([0x33, 0x33, a, b, c, d])
@@ -107,8 +107,8 @@ pub fn multicast_mac_v6(group: Ipv6Addr) -> MacAddr {
 mod tests {
     use super::*;
 
-    fn host() -> Host {
-        Host {
+    fn host() -> LanHost {
+        LanHost {
             mac: MacAddr([2; 6]),
             addrs: ["10.1.0.1/16", "192.168.7.1", "fd00::1/64"].map(|p| p.parse().unwrap()).to_vec(),
             gateways: ["10.1.0.254", "fd00::fe"].map(|g| g.parse().unwrap()).to_vec(),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_are_read_with_their_lengths() {
+    fn prefixes_are_parsed_with_their_lengths() {
         assert_eq!("10.0.0.1".parse::<Prefix>().unwrap().len, 24);
         assert_eq!("fd00::1".parse::<Prefix>().unwrap().len, 64);
         for (bad, why) in [
@@ -130,18 +130,18 @@ mod tests {
     }
 
     #[test]
-    fn the_way_is_the_link_or_the_gateway_of_the_family() {
+    fn the_next_hop_is_on_the_link_or_the_gateway_of_the_family() {
         let hop = |dst: &str| host().next_hop(dst.parse().unwrap()).map(|h| h.to_string());
         assert_eq!(hop("10.1.9.9").as_deref(), Some("10.1.9.9"));
         assert_eq!(hop("192.168.7.3").as_deref(), Some("192.168.7.3"));
         assert_eq!(hop("8.8.8.8").as_deref(), Some("10.1.0.254"));
         assert_eq!(hop("2001:db8::1").as_deref(), Some("fd00::fe"));
-        let lonely = Host { gateways: Vec::new(), ..host() };
-        assert_eq!(lonely.next_hop("8.8.8.8".parse().unwrap()), None);
+        let without_gateway = LanHost { gateways: Vec::new(), ..host() };
+        assert_eq!(without_gateway.next_hop("8.8.8.8".parse().unwrap()), None);
     }
 
     #[test]
-    fn questions_come_from_an_address_of_the_network() {
+    fn solicitations_come_from_an_address_on_the_network() {
         let source = |n: &str| host().source_for(n.parse().unwrap()).unwrap().to_string();
         assert_eq!(source("192.168.7.9"), "192.168.7.1");
         assert_eq!(source("172.16.0.1"), "10.1.0.1");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_length_is_the_address_alone_and_groups_have_macs() {
+    fn a_prefix_of_full_length_is_one_address_and_groups_have_macs() {
         let alone: Prefix = "10.0.0.1/32".parse().unwrap();
         assert!(alone.contains(alone.ip) && !alone.contains("10.0.0.2".parse().unwrap()));
         assert_eq!(multicast_mac("224.129.2.3".parse().unwrap()), Some(MacAddr([1, 0, 0x5e, 1, 2, 3])));

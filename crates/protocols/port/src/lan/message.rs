@@ -1,9 +1,9 @@
-//! The LAN's messages: ARP, neighbour discovery, echo, read and made by smoltcp's wire types.
+//! ARP, neighbour discovery and ICMP echo messages, read and written by smoltcp's wire types.
 //!
-//! Everything received is a stranger's: what does not parse, has a wrong checksum, a hop limit below 255 where
-//! RFC 4861 7.1 demands it, or is for somebody else, is nothing.
+//! Received messages are not trusted. A message that does not parse, has a wrong checksum, is for another host, or has a hop limit
+//! below 255 where RFC 4861 section 7.1 demands 255, is not handled.
 
-use super::host::{Host, multicast_mac_v6};
+use super::host::{LanHost, multicast_mac_v6};
 use burst_wire::MacAddr;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
@@ -13,52 +13,53 @@ use smoltcp::wire::{
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Hop limit of echo answers.
-const HOPS: u8 = 64;
-/// Hop limit of neighbour discovery: proof that no router has passed it on.
-const HOPS_ND: u8 = 255;
+/// Hop limit of echo replies.
+const HOP_LIMIT: u8 = 64;
+/// Hop limit of neighbour discovery: it proves that no router has forwarded the message.
+const HOP_LIMIT_ND: u8 = 255;
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
 const IPV6: usize = 40;
 
-/// What a frame was.
+/// A received frame, as far as it matters here.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// Not for us, or not understood.
-    Nothing,
-    /// For us, without consequence.
-    Other,
-    /// A request; the answer has been written. Who asks for our address will talk to us: its own may be learnt.
+pub enum LanMessage {
+    /// The frame is for another host, or is not understood.
+    NotForUs,
+    /// The frame is for this host and needs no action.
+    Ignored,
+    /// A request; the reply has been written.
     Request {
-        /// Address and MAC of who asked for ours.
+        /// IP and MAC address of a neighbour that solicits an address of this host. They may be learnt, because packets to that
+        /// neighbour will follow.
         from: Option<(IpAddr, MacAddr)>,
     },
-    /// A neighbour says its address.
-    Answer {
-        /// Address.
+    /// An ARP reply or a neighbour advertisement.
+    Advertisement {
+        /// IP address of the neighbour.
         ip: IpAddr,
-        /// Its MAC.
+        /// MAC address of the neighbour.
         mac: MacAddr,
     },
 }
 
-/// Reads a frame; an answer to it is left in `out`.
-pub fn hear(host: &Host, frame: &[u8], out: &mut Vec<u8>) -> Heard {
-    let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return Heard::Nothing };
+/// Reads a frame; the reply to a request is written to `out`.
+pub fn receive(host: &LanHost, frame: &[u8], out: &mut Vec<u8>) -> LanMessage {
+    let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return LanMessage::NotForUs };
     if !super::is_for(host.mac, MacAddr(ethernet.dst_addr().0)) {
-        return Heard::Nothing;
+        return LanMessage::NotForUs;
     }
     let back = ethernet.src_addr();
-    let heard = match ethernet.ethertype() {
-        EthernetProtocol::Arp => hear_arp(host, ethernet.payload(), out),
-        EthernetProtocol::Ipv4 => hear_ipv4(host, back, ethernet.payload(), out),
-        EthernetProtocol::Ipv6 => hear_ipv6(host, back, ethernet.payload(), out),
+    let message = match ethernet.ethertype() {
+        EthernetProtocol::Arp => receive_arp(host, ethernet.payload(), out),
+        EthernetProtocol::Ipv4 => receive_ipv4(host, back, ethernet.payload(), out),
+        EthernetProtocol::Ipv6 => receive_ipv6(host, back, ethernet.payload(), out),
         _ => None,
     };
-    heard.unwrap_or(Heard::Nothing)
+    message.unwrap_or(LanMessage::NotForUs)
 }
 
-fn hear_arp(host: &Host, bytes: &[u8], out: &mut Vec<u8>) -> Option<Heard> {
+fn receive_arp(host: &LanHost, bytes: &[u8], out: &mut Vec<u8>) -> Option<LanMessage> {
     let packet = ArpPacket::new_checked(bytes).ok()?;
     let ArpRepr::EthernetIpv4 {
         operation,
@@ -74,23 +75,24 @@ fn hear_arp(host: &Host, bytes: &[u8], out: &mut Vec<u8>) -> Option<Heard> {
     match operation {
         ArpOperation::Request if host.owns(target.into()) => {
             arp(host, ArpOperation::Reply, target, mac, ip, out);
-            Some(Heard::Request { from: known })
+            Some(LanMessage::Request { from: known })
         }
-        // A gratuitous request (its own address) says as much as an answer.
+        // A gratuitous request, for the sender's own address, is equivalent to a reply.
         ArpOperation::Reply | ArpOperation::Request => {
             let (ip, mac) = known.filter(|(ip, _)| !host.owns(*ip))?;
-            (operation == ArpOperation::Reply || ip == IpAddr::V4(target)).then_some(Heard::Answer { ip, mac })
+            (operation == ArpOperation::Reply || ip == IpAddr::V4(target))
+                .then_some(LanMessage::Advertisement { ip, mac })
         }
         ArpOperation::Unknown(_) => None,
     }
 }
 
-/// A neighbour's address that may be believed: that of one host.
+/// The addresses of a neighbour, if they are addresses of a single host.
 fn usable(ip: IpAddr, mac: EthernetAddress) -> Option<(IpAddr, MacAddr)> {
     (!ip.is_unspecified() && !ip.is_multicast() && mac.is_unicast()).then_some((ip, MacAddr(mac.0)))
 }
 
-fn hear_ipv4(host: &Host, back: EthernetAddress, bytes: &[u8], out: &mut Vec<u8>) -> Option<Heard> {
+fn receive_ipv4(host: &LanHost, back: EthernetAddress, bytes: &[u8], out: &mut Vec<u8>) -> Option<LanMessage> {
     let all = ChecksumCapabilities::default();
     let packet = Ipv4Packet::new_checked(bytes).ok()?;
     let ip = Ipv4Repr::parse(&packet, &all).ok()?;
@@ -100,7 +102,7 @@ fn hear_ipv4(host: &Host, back: EthernetAddress, bytes: &[u8], out: &mut Vec<u8>
     }
     let icmp = Icmpv4Packet::new_checked(packet.payload()).ok()?;
     let Ok(Icmpv4Repr::EchoRequest { ident, seq_no, data }) = Icmpv4Repr::parse(&icmp, &all) else {
-        return Some(Heard::Other);
+        return Some(LanMessage::Ignored);
     };
     let reply = Icmpv4Repr::EchoReply { ident, seq_no, data };
     let header = Ipv4Repr {
@@ -108,21 +110,21 @@ fn hear_ipv4(host: &Host, back: EthernetAddress, bytes: &[u8], out: &mut Vec<u8>
         dst_addr: ip.src_addr,
         next_header: IpProtocol::Icmp,
         payload_len: reply.buffer_len(),
-        hop_limit: HOPS,
+        hop_limit: HOP_LIMIT,
     };
     let body = ethernet(host, back, EthernetProtocol::Ipv4, IPV4 + reply.buffer_len(), out);
     let (head, rest) = body.split_at_mut(IPV4);
     reply.emit(&mut Icmpv4Packet::new_unchecked(rest), &all);
     emit_ipv4(&header, head, &all);
-    Some(Heard::Request { from: None })
+    Some(LanMessage::Request { from: None })
 }
 
-/// Writes the header alone: the checksum covers nothing else.
+/// Writes the IPv4 header only; its checksum covers nothing else.
 fn emit_ipv4(header: &Ipv4Repr, head: &mut [u8], all: &ChecksumCapabilities) {
     header.emit(&mut Ipv4Packet::new_unchecked(head), all);
 }
 
-fn hear_ipv6(host: &Host, back: EthernetAddress, bytes: &[u8], out: &mut Vec<u8>) -> Option<Heard> {
+fn receive_ipv6(host: &LanHost, back: EthernetAddress, bytes: &[u8], out: &mut Vec<u8>) -> Option<LanMessage> {
     let all = ChecksumCapabilities::default();
     let packet = Ipv6Packet::new_checked(bytes).ok()?;
     let ip = Ipv6Repr::parse(&packet).ok()?;
@@ -133,30 +135,31 @@ fn hear_ipv6(host: &Host, back: EthernetAddress, bytes: &[u8], out: &mut Vec<u8>
     match Icmpv6Repr::parse(&ip.src_addr, &ip.dst_addr, &icmp, &all).ok()? {
         Icmpv6Repr::EchoRequest { ident, seq_no, data } if host.owns(ip.dst_addr.into()) => {
             let reply = Icmpv6Repr::EchoReply { ident, seq_no, data };
-            icmpv6(host, back, (ip.dst_addr, ip.src_addr), HOPS, &reply, out);
-            Some(Heard::Request { from: None })
+            icmpv6(host, back, (ip.dst_addr, ip.src_addr), HOP_LIMIT, &reply, out);
+            Some(LanMessage::Request { from: None })
         }
-        Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit { target_addr, lladdr }) if ip.hop_limit == HOPS_ND => {
+        Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit { target_addr, lladdr }) if ip.hop_limit == HOP_LIMIT_ND => {
             let link = lladdr.and_then(|l| Some(EthernetAddress::from_bytes(l.as_bytes().first_chunk::<6>()?)));
-            hear_solicitation(host, ip.src_addr, target_addr, link.unwrap_or(back), out)
+            receive_solicitation(host, ip.src_addr, target_addr, link.unwrap_or(back), out)
         }
-        Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { target_addr, lladdr, .. }) if ip.hop_limit == HOPS_ND => {
+        Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { target_addr, lladdr, .. }) if ip.hop_limit == HOP_LIMIT_ND => {
             let link = EthernetAddress::from_bytes(lladdr?.as_bytes().first_chunk::<6>()?);
             let (ip, mac) = usable(target_addr.into(), link).filter(|(ip, _)| !host.owns(*ip))?;
-            Some(Heard::Answer { ip, mac })
+            Some(LanMessage::Advertisement { ip, mac })
         }
-        _ => host.owns(ip.dst_addr.into()).then_some(Heard::Other),
+        _ => host.owns(ip.dst_addr.into()).then_some(LanMessage::Ignored),
     }
 }
 
-/// Somebody asks for `target`. An unspecified source probes whether the address is free (RFC 4862 5.4): all are told.
-fn hear_solicitation(
-    host: &Host,
+/// Handles a neighbour solicitation for `target`. A probe from the unspecified address, which asks whether the address is free
+/// (RFC 4862 section 5.4), is answered to all nodes.
+fn receive_solicitation(
+    host: &LanHost,
     src: Ipv6Addr,
     target: Ipv6Addr,
     link: EthernetAddress,
     out: &mut Vec<u8>,
-) -> Option<Heard> {
+) -> Option<LanMessage> {
     if !host.owns(target.into()) {
         return None;
     }
@@ -165,11 +168,11 @@ fn hear_solicitation(
         if probe { NdiscNeighborFlags::OVERRIDE } else { NdiscNeighborFlags::OVERRIDE | NdiscNeighborFlags::SOLICITED };
     let advert = advertisement(host, target, flags);
     let (to, mac) = if probe { all_nodes() } else { (src, link) };
-    icmpv6(host, mac, (target, to), HOPS_ND, &advert, out);
-    Some(Heard::Request { from: usable(src.into(), link).filter(|_| !probe) })
+    icmpv6(host, mac, (target, to), HOP_LIMIT_ND, &advert, out);
+    Some(LanMessage::Request { from: usable(src.into(), link).filter(|_| !probe) })
 }
 
-fn advertisement(host: &Host, target_addr: Ipv6Addr, flags: NdiscNeighborFlags) -> Icmpv6Repr<'static> {
+fn advertisement(host: &LanHost, target_addr: Ipv6Addr, flags: NdiscNeighborFlags) -> Icmpv6Repr<'static> {
     let lladdr = Some(own(host).into());
     Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { flags, target_addr, lladdr })
 }
@@ -179,13 +182,13 @@ fn all_nodes() -> (Ipv6Addr, EthernetAddress) {
     (ALL_NODES, EthernetAddress(multicast_mac_v6(ALL_NODES).0))
 }
 
-fn own(host: &Host) -> EthernetAddress {
+fn own(host: &LanHost) -> EthernetAddress {
     EthernetAddress(host.mac.0)
 }
 
-/// Asks for a neighbour's address: everybody, or the neighbour itself if it is known already. False if there is no
-/// address of ours to ask with.
-pub fn question(host: &Host, neighbour: IpAddr, known: Option<MacAddr>, out: &mut Vec<u8>) -> bool {
+/// Writes a solicitation for a neighbour: by broadcast or multicast, or by unicast to the MAC address `known`. False if this host has no
+/// address of the family.
+pub fn solicitation(host: &LanHost, neighbour: IpAddr, known: Option<MacAddr>, out: &mut Vec<u8>) -> bool {
     match (neighbour, host.source_for(neighbour)) {
         (IpAddr::V4(target), Some(IpAddr::V4(source))) => {
             let to = known.map_or(EthernetAddress::BROADCAST, |mac| EthernetAddress(mac.0));
@@ -195,33 +198,33 @@ pub fn question(host: &Host, neighbour: IpAddr, known: Option<MacAddr>, out: &mu
         (IpAddr::V6(target), Some(IpAddr::V6(source))) => {
             let [.., a, b, c] = target.octets();
             let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from(b) << 8 | u16::from(c));
-            let everybody = (group, multicast_mac_v6(group));
-            let (to, mac) = known.map_or(everybody, |mac| (target, mac));
+            let multicast = (group, multicast_mac_v6(group));
+            let (to, mac) = known.map_or(multicast, |mac| (target, mac));
             let solicit = NdiscRepr::NeighborSolicit { target_addr: target, lladdr: Some(own(host).into()) };
-            icmpv6(host, EthernetAddress(mac.0), (source, to), HOPS_ND, &Icmpv6Repr::Ndisc(solicit), out);
+            icmpv6(host, EthernetAddress(mac.0), (source, to), HOP_LIMIT_ND, &Icmpv6Repr::Ndisc(solicit), out);
             true
         }
         _ => false,
     }
 }
 
-/// Says unasked that `ip` is here.
-pub fn announcement(host: &Host, ip: IpAddr, out: &mut Vec<u8>) {
+/// Writes an announcement of the address `ip` of this host.
+pub fn announcement(host: &LanHost, ip: IpAddr, out: &mut Vec<u8>) {
     match ip {
         IpAddr::V4(ip) => arp_to(host, EthernetAddress::BROADCAST, ArpOperation::Request, ip, own(host), ip, out),
         IpAddr::V6(ip) => {
             let (to, mac) = all_nodes();
-            icmpv6(host, mac, (ip, to), HOPS_ND, &advertisement(host, ip, NdiscNeighborFlags::OVERRIDE), out);
+            icmpv6(host, mac, (ip, to), HOP_LIMIT_ND, &advertisement(host, ip, NdiscNeighborFlags::OVERRIDE), out);
         }
     }
 }
 
-fn arp(host: &Host, op: ArpOperation, source: Ipv4Addr, mac: EthernetAddress, target: Ipv4Addr, out: &mut Vec<u8>) {
+fn arp(host: &LanHost, op: ArpOperation, source: Ipv4Addr, mac: EthernetAddress, target: Ipv4Addr, out: &mut Vec<u8>) {
     arp_to(host, mac, op, source, mac, target, out);
 }
 
 fn arp_to(
-    host: &Host,
+    host: &LanHost,
     to: EthernetAddress,
     operation: ArpOperation,
     source: Ipv4Addr,
@@ -240,9 +243,9 @@ fn arp_to(
     message.emit(&mut ArpPacket::new_unchecked(body));
 }
 
-/// A whole ICMPv6 frame from and to these addresses.
+/// Writes an ICMPv6 frame from and to these addresses.
 fn icmpv6(
-    host: &Host,
+    host: &LanHost,
     to: EthernetAddress,
     (src, dst): (Ipv6Addr, Ipv6Addr),
     hops: u8,
@@ -258,9 +261,9 @@ fn icmpv6(
     message.emit(&src, &dst, &mut Icmpv6Packet::new_unchecked(rest), &ChecksumCapabilities::default());
 }
 
-/// An Ethernet header in `out`, and room for what follows.
+/// Writes an Ethernet header into `out`, and returns the `len` bytes after it.
 fn ethernet<'a>(
-    host: &Host,
+    host: &LanHost,
     to: EthernetAddress,
     ethertype: EthernetProtocol,
     len: usize,

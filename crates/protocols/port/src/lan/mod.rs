@@ -1,136 +1,136 @@
-//! A host on a LAN: what a port does that owns its interface, because no kernel does it there.
+//! The network functions of a host, for ports that own their interface and so have no kernel that performs them.
 //!
-//! - [`host`]: addresses with their prefixes, gateways, the way to a destination;
-//! - [`neighbours`]: who has which MAC address: asking, retries, refresh, frames that wait for an answer;
+//! - [`host`]: addresses with their prefixes, gateways, the next hop to a destination;
+//! - [`neighbours`]: the neighbour table: solicitations, retries, confirmation, frames that wait for a neighbour;
 //! - `message`: ARP (RFC 826), neighbour discovery (RFC 4861) and ICMP echo, by smoltcp's wire types.
 //!
-//! [`Lan`] puts them together for one worker. Workers of one port share what they learn ([`neighbours::Shared`]): an
-//! answer arrives at whichever queue the device chooses. Not here: duplicate address detection, router advertisements,
-//! redirects, multicast listener reports; addresses and gateways are told, not found.
+//! [`Lan`] joins them for one worker. The workers of a port share the addresses that they learn ([`neighbours::SharedNeighbours`]),
+//! because an advertisement arrives at whichever queue the device chooses. Not implemented: duplicate address detection, router
+//! advertisements, redirects, multicast listener reports; addresses and gateways are configured, not discovered.
 #![forbid(unsafe_code)]
 
 pub mod host;
 mod message;
 pub mod neighbours;
 
-pub use host::{Host, Prefix};
-pub use neighbours::{Neighbour, Shared};
+pub use host::{LanHost, Prefix};
+pub use neighbours::{LanNeighbour, SharedNeighbours};
 
 use burst_base::{Nanos, Reason};
 use burst_wire::MacAddr;
-use message::Heard;
-use neighbours::{Ask, Neighbours};
+use message::LanMessage;
+use neighbours::{NeighbourTable, Solicitation};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Takes frames that the host wants to send.
-pub type Send<'a> = &'a mut dyn FnMut(&[u8]);
+/// Takes a frame that the host sends.
+pub type SendFrame<'a> = &'a mut dyn FnMut(&[u8]);
 
-/// One worker's view of the LAN.
+/// One worker's addresses, neighbours and messages on the LAN.
 pub struct Lan {
-    host: Arc<Host>,
-    neighbours: Neighbours,
-    /// For a frame of our own.
+    host: Arc<LanHost>,
+    neighbours: NeighbourTable,
+    /// Buffer for a message to send.
     frame: Vec<u8>,
 }
 
 impl Lan {
-    /// `frame_max`: longest frame that may have to wait for a neighbour.
-    pub fn new(host: Arc<Host>, shared: Arc<Shared>, frame_max: usize) -> Lan {
-        let neighbours = Neighbours::new(shared, frame_max);
+    /// `frame_max`: bytes of the longest frame that can wait for a neighbour.
+    pub fn new(host: Arc<LanHost>, shared: Arc<SharedNeighbours>, frame_max: usize) -> Lan {
+        let neighbours = NeighbourTable::new(shared, frame_max);
         Lan { host, neighbours, frame: Vec::with_capacity(frame_max) }
     }
 
-    /// The host.
-    pub fn host(&self) -> &Host {
+    /// The addresses and gateways of this host.
+    pub fn host(&self) -> &LanHost {
         &self.host
     }
 
-    /// Changes whenever an answer of [`Lan::neighbour`] may have changed.
+    /// A number that changes whenever a result of [`Lan::neighbour`] may have changed.
     #[inline]
     pub fn version(&self) -> u32 {
         self.neighbours.version()
     }
 
-    /// The MAC address that leads to `dst`. While it is being asked for, frames may wait ([`Lan::hold`]).
+    /// The state of the next hop to `dst`; an unknown next hop is solicited. While it is incomplete, frames can wait ([`Lan::enqueue`]).
     ///
     /// # Errors
-    /// [`Reason::NoRoute`] without a prefix or gateway for it.
-    pub fn neighbour(&mut self, now: Nanos, dst: IpAddr, send: Send<'_>) -> Result<Neighbour, Reason> {
+    /// [`Reason::NoRoute`] when neither a prefix nor a gateway leads to `dst`.
+    pub fn neighbour(&mut self, now: Nanos, dst: IpAddr, send: SendFrame<'_>) -> Result<LanNeighbour, Reason> {
         if let Some(mac) = host::multicast_mac(dst) {
-            return Ok(Neighbour::Known(mac));
+            return Ok(LanNeighbour::Resolved(mac));
         }
         let hop = self.host.next_hop(dst).ok_or(Reason::NoRoute)?;
-        let (found, ask) = self.neighbours.find(now, hop);
-        if let Some(ask) = ask {
-            self.ask(&ask, send);
+        let (state, solicitation) = self.neighbours.find(now, hop);
+        if let Some(solicitation) = solicitation {
+            self.solicit(&solicitation, send);
         }
-        Ok(found)
+        Ok(state)
     }
 
-    /// Somebody still sends to `dst` without asking for its address again.
+    /// Notes that packets are still sent to `dst`, so that its next hop is kept in the table.
     pub fn used(&mut self, dst: IpAddr) {
         if let Some(hop) = self.host.next_hop(dst) {
             self.neighbours.used(hop);
         }
     }
 
-    /// Keeps a frame to `dst` until its neighbour answers. False if there is no room.
+    /// Queues a frame to `dst` until its next hop is resolved. False if there is no room.
     #[must_use]
-    pub fn hold(&mut self, dst: IpAddr, frame: &[u8]) -> bool {
-        self.host.next_hop(dst).is_some_and(|hop| self.neighbours.hold(hop, frame))
+    pub fn enqueue(&mut self, dst: IpAddr, frame: &[u8]) -> bool {
+        self.host.next_hop(dst).is_some_and(|hop| self.neighbours.enqueue(hop, frame))
     }
 
-    /// A received frame that is not RoCEv2: learns from it, answers it. False if it was not for this host.
-    pub fn hear(&mut self, now: Nanos, frame: &[u8], send: Send<'_>) -> bool {
-        match message::hear(&self.host, frame, &mut self.frame) {
-            Heard::Nothing => return false,
-            Heard::Request { from: None } => send(&self.frame),
-            Heard::Request { from: Some((ip, mac)) } => {
+    /// Handles a received frame that is not of a transport: learns from it and answers it. False if it is not for this host.
+    pub fn receive(&mut self, now: Nanos, frame: &[u8], send: SendFrame<'_>) -> bool {
+        match message::receive(&self.host, frame, &mut self.frame) {
+            LanMessage::NotForUs => return false,
+            LanMessage::Request { from: None } => send(&self.frame),
+            LanMessage::Request { from: Some((ip, mac)) } => {
                 send(&self.frame);
-                self.neighbours.meet(now, ip, mac, send);
+                self.neighbours.learn_from_request(now, ip, mac, send);
             }
-            Heard::Answer { ip, mac } => self.neighbours.learn(now, ip, mac, send),
-            Heard::Other => {}
+            LanMessage::Advertisement { ip, mac } => self.neighbours.learn(now, ip, mac, send),
+            LanMessage::Ignored => {}
         }
         true
     }
 
-    /// Takes over what other workers have learnt. Cheap if that is nothing.
+    /// Takes over the addresses that other workers have learnt. One atomic load if there are none.
     #[inline]
-    pub fn follow(&mut self, now: Nanos, send: Send<'_>) {
+    pub fn follow(&mut self, now: Nanos, send: SendFrame<'_>) {
         self.neighbours.follow(now, send);
     }
 
-    /// Asks again, refreshes, gives up; frames that waited in vain are reported.
-    pub fn tick(&mut self, now: Nanos, send: Send<'_>, dropped: &mut dyn FnMut(Reason)) {
-        while let Some(ask) = self.neighbours.due(now, dropped) {
-            self.ask(&ask, send);
+    /// Sends the solicitations that are due; `dropped` is called for each frame whose neighbour has failed.
+    pub fn tick(&mut self, now: Nanos, send: SendFrame<'_>, dropped: &mut dyn FnMut(Reason)) {
+        while let Some(solicitation) = self.neighbours.due(now, dropped) {
+            self.solicit(&solicitation, send);
         }
     }
 
-    /// When [`Lan::tick`] has something to do.
+    /// When [`Lan::tick`] is to be called.
     #[inline]
     pub fn next_event(&self) -> Nanos {
         self.neighbours.next_event()
     }
 
-    /// Tells everybody which addresses are here (gratuitous ARP, unsolicited neighbour advertisements).
-    pub fn announce(&mut self, send: Send<'_>) {
+    /// Announces all addresses on the link (gratuitous ARP, unsolicited neighbour advertisements).
+    pub fn announce(&mut self, send: SendFrame<'_>) {
         for prefix in &self.host.addrs {
             message::announcement(&self.host, prefix.ip, &mut self.frame);
             send(&self.frame);
         }
     }
 
-    fn ask(&mut self, ask: &Ask, send: Send<'_>) {
-        if message::question(&self.host, ask.ip, ask.mac, &mut self.frame) {
+    fn solicit(&mut self, solicitation: &Solicitation, send: SendFrame<'_>) {
+        if message::solicitation(&self.host, solicitation.ip, solicitation.mac, &mut self.frame) {
             send(&self.frame);
         }
     }
 }
 
-/// Whether a frame with this destination is for a host with this MAC address.
+/// Whether a frame to the MAC address `dst` is for the host with the MAC address `own`; multicast and broadcast are.
 #[inline]
 pub fn is_for(own: MacAddr, dst: MacAddr) -> bool {
     dst == own || dst.is_multicast()

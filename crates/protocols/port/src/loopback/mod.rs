@@ -1,15 +1,15 @@
-//! `loopback`: what a port sends to its own addresses comes back to it at once, as in an adapter.
+//! `loopback`: a wrapper that delivers the packets of a port to the port's own addresses by memory, as an adapter does.
 //!
-//! Such frames never reach the wire or the kernel: they are copied, and the next `rx_burst` hands them out, those side
-//! by side that are of one flow and one length as a train. There is no ICRC, because nothing but this process touches them.
-//! Ports that cannot reach their own addresses at all (whole frames on an interface) can do so by this wrapper.
+//! Such packets reach neither the wire nor the kernel: `tx_burst` copies them, and the next `rx_burst` delivers them, as trains where
+//! consecutive packets have one flow and one length. They carry no checksum, because nothing outside this process touches them. Ports
+//! that cannot reach their own addresses at all (whole frames on an interface) can do so by this wrapper.
 //!
-//! The destination's number says which worker has it: frames for the worker itself wait in a store (`store`), those
-//! for another one go by a lane (`lane`) to that worker's port of the same device, which hands them out; so all frames of a
-//! sender to one queue pair take one way and keep their order. [`crate::impair`] wraps around this wrapper, so that its
-//! loss and delay concern these frames too. What does not fit is dropped as `ReceiveOverflow`, as it is by a socket.
+//! The destination queue pair number tells the worker that has the queue pair. Packets for the worker itself wait in a store
+//! (`store`); packets for another worker go through a queue (`worker_queue`) to that worker's port of the same device. All packets of
+//! one sender to one queue pair thus take one route and keep their order. [`crate::impair`] wraps this wrapper, so that its loss and
+//! delay apply to looped back packets too. A packet without room is dropped as `ReceiveOverflow`, as a socket drops it.
 //!
-//! In each pass the store and every lane get the same share of what may be received, and the port below a quarter at least.
+//! In each pass the store and every queue get equal shares of the receive budget, and the wrapped port gets a quarter at least.
 
 use crate::{NeighbourState, Port, PortCaps, PortError, RxSink};
 use burst_base::{Nanos, Qpn, Reason};
@@ -17,91 +17,100 @@ use burst_frame::{Flow, SPANS_MAX, TxBatch, TxFrame};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-mod bell;
-mod lane;
 mod store;
 #[cfg(test)]
 mod tests;
 mod train;
+mod wakeup;
+mod worker_queue;
 
-pub use lane::{BLOCK_BYTES, BLOCKS, Lanes};
 pub use store::{STORE_BYTES, TRAINS_MAX};
+pub use worker_queue::{BLOCK_BYTES, BLOCKS, WorkerQueues};
 
-use lane::Way;
-use store::Store;
+use store::LoopbackStore;
+use worker_queue::LoopbackRoute;
 
-/// Frames passed on to the port below in one batch, where some of the batch turn round.
+/// Packets given to the wrapped port in one batch, where other packets of the caller's batch are looped back.
 const BATCH: usize = 256;
 
 const _: () = assert!(BATCH >= SPANS_MAX);
 
-/// A port whose frames to itself turn round.
+/// A port that loops back packets to its own addresses.
 pub struct Loopback {
     inner: Box<dyn Port>,
-    /// The addresses of the port below.
+    /// Addresses of the wrapped port.
     own: Vec<IpAddr>,
-    store: Store,
-    /// To and from other workers, if there are any.
-    lanes: Option<Lanes>,
-    /// The frames of a batch that do not turn round, when some do.
+    /// Packets for this worker's queue pairs.
+    store: LoopbackStore,
+    /// Queues to and from the other workers, if there are several.
+    queues: Option<WorkerQueues>,
+    /// The packets of a batch that are not looped back, when some of the batch are.
     others: TxBatch,
 }
 
 impl Loopback {
-    /// Wraps `inner`, the port of a worker that has these lanes to others.
-    pub fn new(inner: Box<dyn Port>, lanes: Option<Lanes>) -> Loopback {
-        let (store, others) = (Store::new(STORE_BYTES), TxBatch::new(BATCH));
-        let mut port = Loopback { inner, own: Vec::new(), store, lanes, others };
-        port.follow();
+    /// Wraps `inner`, the port of a worker that has these queues to the other workers.
+    pub fn new(inner: Box<dyn Port>, queues: Option<WorkerQueues>) -> Loopback {
+        let (store, others) = (LoopbackStore::new(STORE_BYTES), TxBatch::new(BATCH));
+        let mut port = Loopback { inner, own: Vec::new(), store, queues, others };
+        port.update_addresses();
         port
     }
 
-    fn follow(&mut self) {
+    fn update_addresses(&mut self) {
         self.own.clear();
         self.own.extend(self.inner.caps().addrs.iter().map(|addr| addr.ip));
     }
 
-    /// Where a frame turns round, if it does.
-    fn way(&self, frame: &TxFrame) -> Option<Way> {
-        let lanes = self.lanes.as_ref();
-        self.own.contains(&frame.flow.dst).then(|| lanes.map_or(Way::Own, |lanes| lanes.way(dest_qpn(frame))))
+    /// Whether packets to `dst` are looped back.
+    #[inline]
+    fn is_looped_back(&self, dst: &IpAddr) -> bool {
+        self.own.contains(dst)
     }
 
-    /// Puts a frame where it turns round.
-    fn put(&mut self, way: Way, batch: &TxBatch, frame: &TxFrame) -> Result<(), Reason> {
-        match (way, &mut self.lanes) {
-            (Way::Lane(worker), Some(lanes)) => lanes.put(worker, batch, frame),
-            _ => self.store.put(batch, frame),
+    /// The route of a packet that is looped back; `None` for all others.
+    fn route(&self, frame: &TxFrame) -> Option<LoopbackRoute> {
+        let route = || self.queues.as_ref().map_or(LoopbackRoute::Own, |queues| queues.route(dest_qpn(frame)));
+        self.is_looped_back(&frame.flow.dst).then(route)
+    }
+
+    /// Copies a packet into the store or into a queue.
+    fn push(&mut self, route: LoopbackRoute, batch: &TxBatch, frame: &TxFrame) -> Result<(), Reason> {
+        match (route, &mut self.queues) {
+            (LoopbackRoute::Worker(worker), Some(queues)) => queues.push(worker, batch, frame),
+            _ => self.store.push(batch, frame),
         }
     }
 
-    /// Hands out up to `budget` frames that have turned round, shared among all who have sent some.
-    fn hand_out(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
-        let waiting = self.lanes.as_ref().map_or(0, Lanes::waiting);
+    /// Delivers up to `budget` looped back packets, shared equally among the store and the queues that have some.
+    fn deliver(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
+        let waiting = self.queues.as_ref().map_or(0, WorkerQueues::waiting);
         let share = if waiting == 0 { budget } else { budget.div_ceil(waiting + 1) };
-        let own = self.store.hand_out(share, sink);
-        own + self.lanes.as_mut().map_or(0, |lanes| lanes.hand_out(waiting, budget - own, sink))
+        let own = self.store.deliver(share, sink);
+        own + self.queues.as_mut().map_or(0, |queues| queues.deliver(waiting, budget - own, sink))
     }
 
-    /// Passes a frame on to the port below, with others.
+    /// Adds a packet to the batch for the wrapped port.
     fn pass(&mut self, now: Nanos, batch: &TxBatch, frame: &TxFrame, dropped: &mut dyn FnMut(Reason)) {
         let spans = batch.spans_of(frame);
         if !self.others.push(&frame.flow, frame.head(), spans, frame.pad) {
             self.flush(now, dropped);
             let fits = self.others.push(&frame.flow, frame.head(), spans, frame.pad);
-            assert!(fits, "an empty batch takes any frame");
+            assert!(fits, "an empty batch has room for every frame");
         }
     }
 
+    /// Sends the batch for the wrapped port.
     fn flush(&mut self, now: Nanos, dropped: &mut dyn FnMut(Reason)) {
         if !self.others.is_empty() {
             self.inner.tx_burst(now, &self.others, dropped);
             self.others.clear();
         }
+        debug_assert!(self.others.is_empty());
     }
 }
 
-/// The queue pair that a frame's BTH names; 0 in a frame that is shorter than one.
+/// The destination queue pair of a packet's BTH; 0 if the packet is shorter than a BTH.
 fn dest_qpn(frame: &TxFrame) -> Qpn {
     let word = frame.head().get(4..8).and_then(|bytes| bytes.first_chunk::<4>());
     Qpn::new(word.map_or(0, |word| u32::from_be_bytes(*word)))
@@ -113,11 +122,12 @@ impl Port for Loopback {
     }
 
     fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
-        if let Some(lanes) = &mut self.lanes {
-            lanes.rise();
+        if let Some(queues) = &mut self.queues {
+            queues.leave_sleep();
         }
-        // The wire gets its turn in every pass, however much turns round.
-        let own = self.hand_out(budget - budget / 4, sink);
+        // A quarter of the budget is kept for the wrapped port, however many packets are looped back.
+        let own = self.deliver(budget - budget / 4, sink);
+        debug_assert!(own <= budget);
         if own > 0 {
             sink.looped_back(own);
         }
@@ -126,20 +136,20 @@ impl Port for Loopback {
 
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
         let frames = batch.frames();
-        if !frames.iter().any(|frame| !frame.continues && self.own.contains(&frame.flow.dst)) {
+        if !frames.iter().any(|frame| !frame.continues && self.is_looped_back(&frame.flow.dst)) {
             return self.inner.tx_burst(now, batch, dropped);
         }
-        let mut way = None;
+        let mut route = None;
         for frame in frames {
-            way = if frame.continues { way } else { self.way(frame) };
-            match way.map(|way| self.put(way, batch, frame)) {
+            route = if frame.continues { route } else { self.route(frame) };
+            match route.map(|route| self.push(route, batch, frame)) {
                 Some(Ok(())) => {}
                 Some(Err(reason)) => dropped(reason),
                 None => self.pass(now, batch, frame, dropped),
             }
         }
-        if let Some(lanes) = &mut self.lanes {
-            lanes.flush();
+        if let Some(queues) = &mut self.queues {
+            queues.flush();
         }
         self.flush(now, dropped);
     }
@@ -153,39 +163,39 @@ impl Port for Loopback {
     }
 
     fn prepare(&mut self, flow: &Flow) {
-        if !self.own.contains(&flow.dst) {
+        if !self.is_looped_back(&flow.dst) {
             self.inner.prepare(flow);
         }
     }
 
     fn is_resolving(&mut self, now: Nanos, flow: &Flow) -> bool {
-        !self.own.contains(&flow.dst) && self.inner.is_resolving(now, flow)
+        !self.is_looped_back(&flow.dst) && self.inner.is_resolving(now, flow)
     }
 
     fn next_hop(&mut self, now: Nanos, dst: IpAddr) -> NeighbourState {
-        if self.own.contains(&dst) { NeighbourState::Resolved } else { self.inner.next_hop(now, dst) }
+        if self.is_looped_back(&dst) { NeighbourState::Resolved } else { self.inner.next_hop(now, dst) }
     }
 
     fn before_sleep(&mut self) -> bool {
-        // All of them, in any case: each has to be ready for the sleep.
-        let by_lane = self.lanes.as_mut().is_some_and(Lanes::before_sleep);
-        self.inner.before_sleep() | by_lane | !self.store.is_empty()
+        // Every part is called in any case, because each has to prepare for the sleep.
+        let in_queues = self.queues.as_mut().is_some_and(WorkerQueues::before_sleep);
+        self.inner.before_sleep() | in_queues | !self.store.is_empty()
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {
         let mut fds = self.inner.wait_fds();
-        fds.extend(self.lanes.as_ref().map(Lanes::fd));
+        fds.extend(self.queues.as_ref().map(WorkerQueues::fd));
         fds
     }
 
     fn next_event(&self) -> Nanos {
-        let now = !self.store.is_empty() || self.lanes.as_ref().is_some_and(Lanes::has_work);
-        if now { Nanos(0) } else { self.inner.next_event() }
+        let has_packets = !self.store.is_empty() || self.queues.as_ref().is_some_and(WorkerQueues::has_work);
+        if has_packets { Nanos(0) } else { self.inner.next_event() }
     }
 
     fn refresh(&mut self) -> bool {
         let changed = self.inner.refresh();
-        self.follow();
+        self.update_addresses();
         changed
     }
 }

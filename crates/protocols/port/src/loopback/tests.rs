@@ -1,4 +1,4 @@
-//! Loopback over the port in memory: one worker's, and several workers' joined by lanes.
+//! Loopback around the port in memory: of one worker, and of several workers joined by queues.
 
 use super::*;
 use crate::mem::{Hub, MemConfig, MemPort};
@@ -18,21 +18,21 @@ fn wrapped() -> (Loopback, MemPort) {
     (ports.remove(0), peer)
 }
 
-/// The ports of so many workers, each on a wire of its own, and the peer of the first.
+/// The ports of `workers` workers, each on a link of its own, and the peer of the first.
 fn joined(workers: usize) -> (Vec<Loopback>, MemPort) {
-    let mut lanes = if workers > 1 { Lanes::between(workers).unwrap() } else { Vec::new() }.into_iter();
+    let mut queues = if workers > 1 { WorkerQueues::between(workers).unwrap() } else { Vec::new() }.into_iter();
     let made: Vec<_> = (0..workers)
         .map(|_| {
             let hub = Hub::new(MemConfig { link_mtu: 9000, ..MemConfig::default() });
             let own = hub.port("own", &[OWN.parse().unwrap(), OWN6.parse().unwrap()]);
-            (Loopback::new(Box::new(own), lanes.next()), hub.port("peer", &[PEER.parse().unwrap()]))
+            (Loopback::new(Box::new(own), queues.next()), hub.port("peer", &[PEER.parse().unwrap()]))
         })
         .collect();
     let (ports, mut peers): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     (ports, peers.remove(0))
 }
 
-/// Appends a frame to a queue pair at [`OWN`]. The payload must outlive the batch's use.
+/// Appends a frame to a queue pair at [`OWN`]. The payload must live until the batch is sent.
 fn push_qpn(batch: &mut TxBatch, qpn: u32, payload: &[u8]) {
     let mut head = [0; HEAD];
     head[4..8].copy_from_slice(&qpn.to_be_bytes());
@@ -51,7 +51,7 @@ fn batch_to(qpn: u32, payloads: &[Vec<u8>]) -> TxBatch {
     batch
 }
 
-/// The queue pairs that frames were for.
+/// The destination queue pairs of the frames.
 fn qpns(sink: &Collect) -> Vec<u32> {
     sink.frames.iter().map(|(_, b)| u32::from_be_bytes([0, b[5], b[6], b[7]])).collect()
 }
@@ -73,7 +73,7 @@ fn take(port: &mut Loopback) -> Collect {
 }
 
 #[test]
-fn frames_to_own_addresses_turn_round_and_others_leave() {
+fn frames_to_own_addresses_are_looped_back_and_others_are_sent() {
     let (mut own, mut peer) = wrapped();
     let payloads = numbered(30, 300);
     let mut batch = TxBatch::new(30);
@@ -95,7 +95,7 @@ fn frames_to_own_addresses_turn_round_and_others_leave() {
 }
 
 #[test]
-fn a_run_comes_back_as_a_train() {
+fn a_run_is_delivered_as_a_train() {
     let (mut own, _peer) = wrapped();
     let mut memory: Vec<u8> = (0..20 * 1024u32).map(|i| (i / 7) as u8).collect();
     // SAFETY: the memory outlives the batch.
@@ -111,11 +111,11 @@ fn a_run_comes_back_as_a_train() {
 }
 
 #[test]
-fn frames_go_to_the_worker_that_their_queue_pair_names() {
+fn frames_go_to_the_worker_of_their_queue_pair() {
     let (mut ports, _peer) = joined(3);
     let payload = numbered(1, 64);
     let mut batch = TxBatch::new(16);
-    // GSI has no worker: what is in the datagram tells. Worker 9 is not there.
+    // The GSI queue pair has no worker of its own: the engine reads the datagram. There is no worker 9.
     let all = [0x100, 0x101, 0x102, 0x110, 0x111, 0x112, Qpn::GSI.get(), 0x109];
     all.iter().for_each(|qpn| push_qpn(&mut batch, *qpn, &payload[0]));
     assert_eq!(send(&mut ports[1], &batch), []);
@@ -125,7 +125,7 @@ fn frames_go_to_the_worker_that_their_queue_pair_names() {
 }
 
 #[test]
-fn a_run_by_a_lane_comes_as_a_train_and_is_counted() {
+fn a_run_through_a_queue_is_delivered_as_a_train_and_counted() {
     #[derive(Default)]
     struct Counted(Collect, usize);
     impl RxSink for Counted {
@@ -150,12 +150,12 @@ fn a_run_by_a_lane_comes_as_a_train_and_is_counted() {
     assert_eq!(ports[1].next_event(), Nanos(0));
     while ports[1].rx_burst(Nanos(0), 64, &mut sink) > 0 {}
     assert!(sink.0.payloads() == payloads && sink.1 == 40);
-    // A block holds 31 of these; the budget had ended the first train.
+    // A block holds 31 of these packets; the budget of 15 has split the first block's train.
     assert_eq!(sink.0.trains, [15, 16, 9]);
 }
 
 #[test]
-fn a_lane_that_nobody_reads_drops_with_a_reason_and_leaves_room_for_others() {
+fn an_unread_queue_drops_with_a_reason_and_leaves_room_for_others() {
     let (mut ports, _peer) = joined(3);
     let payloads = numbered(250, 4096);
     let (to_1, to_2) = (batch_to(0x101, &payloads), batch_to(0x102, &payloads));
@@ -170,20 +170,20 @@ fn a_lane_that_nobody_reads_drops_with_a_reason_and_leaves_room_for_others() {
     }
     assert!(sent * 4112 > STORE_BYTES / 2 - BLOCK_BYTES && sent * 4112 <= STORE_BYTES / 2);
     assert_eq!(send(&mut ports[0], &to_2), []);
-    // As if it slept: what it has held back leaves.
+    // Before a sleep the open blocks are passed on.
     ports[0].before_sleep();
     assert!(take(&mut ports[2]).payloads() == payloads);
     let came = take(&mut ports[1]).payloads();
     assert!(came.len() == sent && came.iter().zip(payloads.iter().cycle()).all(|(a, b)| a == b));
-    // All blocks come back.
+    // All blocks are returned.
     for _ in 0..3 {
         assert_eq!(send(&mut ports[0], &to_1), []);
         ports[0].before_sleep();
         assert!(take(&mut ports[1]).payloads() == payloads);
     }
-    let lanes = ports[0].lanes.as_mut().unwrap();
-    lanes.collect_all();
-    assert_eq!(lanes.free_blocks(), BLOCKS);
+    let queues = ports[0].queues.as_mut().unwrap();
+    queues.collect_all();
+    assert_eq!(queues.free_blocks(), BLOCKS);
 }
 
 #[test]
@@ -193,18 +193,18 @@ fn many_small_bursts_share_blocks_while_the_reader_is_behind() {
     for payload in &payloads {
         assert_eq!(send(&mut ports[0], &batch_to(0x101, std::slice::from_ref(payload))), []);
     }
-    // What is held back is the sender's work: it must not sleep on it.
+    // An open block is work of the sender, which must not sleep before it is passed on.
     assert_eq!(ports[0].next_event(), Nanos(0));
     let mut came = take(&mut ports[1]).payloads();
     assert_eq!(came.len(), 4);
-    assert!(!ports[0].before_sleep(), "what others shall read does not keep the sender awake");
+    assert!(!ports[0].before_sleep(), "packets for other workers do not keep the sender awake");
     assert_eq!(ports[0].next_event(), Nanos::NEVER);
     came.extend(take(&mut ports[1]).payloads());
     assert_eq!(came, payloads);
 }
 
 #[test]
-fn store_lanes_and_wire_share_a_pass() {
+fn store_queues_and_link_share_a_pass() {
     let (mut ports, mut peer) = joined(3);
     let payloads = numbered(500, 64);
     for (port, qpn) in ports.iter_mut().zip([0x100, 0x110, 0x120]) {
@@ -218,14 +218,14 @@ fn store_lanes_and_wire_share_a_pass() {
         let counts = [0x100, 0x110, 0x120].map(|qpn| came.iter().filter(|q| **q == qpn).count());
         assert_eq!(counts, [16; 3]);
     }
-    // What nobody else needs is for those who have something.
-    while ports[0].store.hand_out(64, &mut Collect::default()) > 0 {}
+    // The unused shares go to the queues that have packets.
+    while ports[0].store.deliver(64, &mut Collect::default()) > 0 {}
     let mut sink = Collect::default();
     assert_eq!(ports[0].rx_burst(Nanos(0), 64, &mut sink), 48);
 }
 
 #[test]
-fn a_worker_that_is_gone_takes_nothing_with_it() {
+fn a_worker_that_has_ended_loses_no_packets_of_others() {
     let (mut ports, _peer) = joined(2);
     let payloads = numbered(250, 4096);
     assert_eq!(send(&mut ports[1], &batch_to(0x100, &payloads)), []);
@@ -257,7 +257,11 @@ fn a_sleeping_worker_is_woken() {
             let fds: Vec<_> = reader.wait_fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
             let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
-            assert!(poll(&mut fds, Some(&limit)).unwrap() > 0, "asleep on {} of {ROUNDS}", sink.frames.len());
+            assert!(
+                poll(&mut fds, Some(&limit)).unwrap() > 0,
+                "still asleep after {} of {ROUNDS} packets",
+                sink.frames.len()
+            );
         }
         (sink, sleeps)
     });
@@ -271,17 +275,17 @@ fn a_sleeping_worker_is_woken() {
             1 => std::thread::yield_now(),
             _ => {}
         }
-        // A sender goes on: its passes let go what it has held back.
+        // The sender's next pass passes its open block on.
         sender.rx_burst(Nanos(0), 64, &mut Collect::default());
     }
     sender.before_sleep();
     let (sink, sleeps) = thread.join().unwrap();
     assert!(sink.payloads() == payloads);
-    assert!(sleeps > 0, "it never slept: nothing was tried");
+    assert!(sleeps > 0, "the reader never slept, so no wake was tested");
 }
 
 #[test]
-fn what_does_not_fit_is_dropped_with_its_reason_and_room_comes_back() {
+fn a_full_store_drops_with_a_reason_and_has_room_again() {
     let (mut own, _peer) = wrapped();
     let payloads = numbered(2100, 4096);
     let mut reasons = Vec::new();
@@ -295,7 +299,7 @@ fn what_does_not_fit_is_dropped_with_its_reason_and_room_comes_back() {
 }
 
 #[test]
-fn memory_that_is_gone_costs_its_frame_only() {
+fn memory_that_is_gone_drops_only_its_own_frame() {
     let (mut own, _peer) = wrapped();
     let payloads = numbered(2, 100);
     let memory = burst_span::ProcessMemory::own().expect("own memory");
@@ -310,7 +314,7 @@ fn memory_that_is_gone_costs_its_frame_only() {
 }
 
 #[test]
-fn the_wire_has_its_turn_beside_what_turns_round() {
+fn the_link_is_received_from_beside_looped_back_packets() {
     let (mut own, mut peer) = wrapped();
     let payloads = numbered(500, 64);
     own.tx_burst(Nanos(0), &batch_of(&flow(OWN, OWN), &payloads), &mut |r| panic!("{r}"));
@@ -321,17 +325,17 @@ fn the_wire_has_its_turn_beside_what_turns_round() {
 }
 
 proptest! {
-    /// Whatever the lengths, the workers and the rhythm of sending, receiving and sleeping: of one worker to one queue pair, what
-    /// is not dropped comes whole and in order.
+    /// For any lengths, any workers and any interleaving of sending, receiving and sleeping: the packets of one worker to one queue
+    /// pair that are not dropped arrive whole and in order.
     #[test]
-    fn lanes_keep_order(
+    fn queues_keep_order(
         steps in prop::collection::vec((0usize..3, 0u32..3, prop::collection::vec(0usize..5000, 0..12), 0usize..9, any::<bool>()), 1..80)
     ) {
         let (mut ports, _peer) = joined(3);
         let mut sent = vec![Vec::new(); 9];
         let mut sinks: Vec<_> = (0..3).map(|_| Collect::default()).collect();
         for (number, (from, to, lengths, budget, sleeps)) in steps.into_iter().enumerate() {
-            // The queue pair tells who sent.
+            // The queue pair number encodes the sender.
             let qpn = 0x100 + 16 * from as u32 + to;
             let payloads: Vec<_> = lengths.iter().map(|len| vec![number as u8; *len]).collect();
             prop_assert_eq!(send(&mut ports[from], &batch_to(qpn, &payloads)), []);

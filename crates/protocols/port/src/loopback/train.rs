@@ -1,56 +1,61 @@
-//! Frames of one flow and one length, side by side in a buffer: how they get there and how they are handed out.
+//! Looped back packets of one flow and one length that lie side by side in a buffer: how they are copied there and delivered.
 
 use crate::RxSink;
-use crate::ether::seal::ICRC;
+use crate::ether::icrc::ICRC;
 use burst_base::Reason;
 use burst_frame::{Flow, RxFrame, TxBatch, TxFrame};
 
-/// Frames side by side, each followed by room for an ICRC.
+/// Packets of one flow and one length side by side, each followed by room for an ICRC.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Train {
+pub(super) struct LoopbackTrain {
     flow: Flow,
+    /// Offset of the first packet in the buffer, in bytes.
     at: u32,
+    /// Bytes from one packet to the next: the packet and the room for its ICRC.
     stride: u32,
+    /// Packets not yet delivered.
     packets: u32,
 }
 
-impl Train {
-    /// `frame` alone, whose bytes are at `at`.
-    pub fn new(frame: &TxFrame, at: usize) -> Train {
-        Train { flow: frame.flow, at: at as u32, stride: frame.udp_payload_len() as u32, packets: 1 }
+impl LoopbackTrain {
+    /// A train of the packet `frame` alone, which lies at offset `at`.
+    pub fn new(frame: &TxFrame, at: usize) -> LoopbackTrain {
+        LoopbackTrain { flow: frame.flow, at: at as u32, stride: frame.udp_payload_len() as u32, packets: 1 }
     }
 
-    /// Whether `frame`, put at `at`, goes on with this train. That it continues the frame before it in its batch says
-    /// nothing: that one may have found no room.
-    pub fn goes_on(&self, frame: &TxFrame, at: usize) -> bool {
+    /// Whether `frame`, copied to offset `at`, can be appended to this train. `frame.continues` cannot be used: the frame before it in
+    /// its batch may have been dropped for want of room.
+    pub fn is_continued_by(&self, frame: &TxFrame, at: usize) -> bool {
         self.stride as usize == frame.udp_payload_len()
             && (self.at + self.stride * self.packets) as usize == at
             && self.flow == frame.flow
     }
 
-    /// One packet longer.
+    /// Appends one packet.
     pub fn grow(&mut self) {
+        debug_assert!(self.packets > 0);
         self.packets += 1;
     }
 
-    /// Where its first byte is.
+    /// Offset of the first packet not yet delivered.
     pub fn at(&self) -> usize {
         self.at as usize
     }
 
-    /// Packets not yet handed out.
+    /// Number of packets not yet delivered.
     pub fn packets(&self) -> usize {
         self.packets as usize
     }
 
-    /// Hands out its first packets, up to `most`, and forgets them; returns how many.
-    pub fn hand_out(&mut self, bytes: &[u8], most: usize, sink: &mut dyn RxSink) -> usize {
+    /// Delivers the first packets, at most `max` of them, and removes them from the train. Returns how many.
+    pub fn deliver(&mut self, bytes: &[u8], max: usize, sink: &mut dyn RxSink) -> usize {
         let (at, stride) = (self.at as usize, self.stride as usize);
-        let packets = most.min(self.packets as usize);
+        let packets = max.min(self.packets as usize);
+        debug_assert!(stride > ICRC && at + packets * stride <= bytes.len());
         match &bytes[at..at + packets * stride] {
             [] => {}
             packet if packets == 1 => sink.frame(&RxFrame { flow: self.flow, bytes: &packet[..stride - ICRC] }),
-            several => sink.train(&self.flow, several, stride),
+            train => sink.train(&self.flow, train, stride),
         }
         self.at += (packets * stride) as u32;
         self.packets -= packets as u32;
@@ -58,11 +63,12 @@ impl Train {
     }
 }
 
-/// Copies `frame` to `room`, which has its length with an ICRC.
+/// Copies `frame` to `room`, which is as long as the packet and its ICRC. The bytes of the ICRC are left as they are.
 ///
 /// # Errors
 /// [`Reason::SendFailed`] when the memory of the payload is gone.
 pub(super) fn copy(batch: &TxBatch, frame: &TxFrame, room: &mut [u8]) -> Result<(), Reason> {
+    debug_assert!(room.len() == frame.udp_payload_len());
     let len = room.len() - ICRC;
     let (head, mut rest) = room[..len].split_at_mut(frame.head().len());
     head.copy_from_slice(frame.head());
@@ -82,8 +88,8 @@ mod tests {
     use burst_span::ProcessMemory;
 
     #[test]
-    fn a_run_that_has_lost_its_first_frame_does_not_join_a_stranger() {
-        // Nothing is read.
+    fn a_run_whose_first_frame_was_dropped_does_not_continue_another_flow() {
+        // The memory is never read.
         let memory = ProcessMemory::own().expect("own memory");
         let span = memory.span(4096, 300);
         let mut batch = TxBatch::new(8);
@@ -91,8 +97,9 @@ mod tests {
             assert!(batch.push_run(&flow(src, "10.0.0.1"), &[0; 12], &span, 100, |_, _| ()));
         }
         let frames = batch.frames();
-        let train = Train::new(&frames[0], 0);
+        let train = LoopbackTrain::new(&frames[0], 0);
         let end = frames[0].udp_payload_len();
-        assert!(train.goes_on(&frames[1], end) && frames[4].continues && !train.goes_on(&frames[4], end));
+        assert!(train.is_continued_by(&frames[1], end));
+        assert!(frames[4].continues && !train.is_continued_by(&frames[4], end));
     }
 }

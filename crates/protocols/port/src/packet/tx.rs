@@ -1,21 +1,22 @@
-//! Sending: frames to trains, trains to Ethernet frames of up to 64 KiB with a virtio header, these to one `sendmmsg`.
+//! Sending of the `packet` port: packets are joined to trains, trains become Ethernet frames of up to 64 KiB with a virtio header, and one
+//! `sendmmsg` sends them.
 //!
-//! Consecutive packets of one flow and one length (the last may be shorter) become a train that the kernel or the NIC
-//! cuts, counting the IPv4 identification up from 0 as it does so. Headers and trailers are written into a scratch area,
-//! payload is lent or copied ([`crate::sending`]). A packet that goes alone over IPv4 has no UDP checksum, which costs
-//! nothing on any device; one over IPv6 has one that the kernel or the NIC completes, as in trains.
+//! Consecutive packets of one flow and one length (the last may be shorter) become a train. The kernel or the NIC segments it, and counts
+//! the IPv4 identification up from 0. Headers and trailers are written into a scratch area; payload is lent or copied
+//! ([`crate::tx_train`]). A single packet over IPv4 has no UDP checksum, which saves work on every device; over IPv6 the kernel or the NIC
+//! completes its UDP checksum, as in trains.
 //!
-//! The kernel cuts trains from Linux 6.2 on; before that they are refused once, and packets go one by one.
+//! The kernel segments such trains from Linux 6.2 on. An older kernel refuses the first train, and packets are then sent one by one.
 
-use super::home::Home;
-use super::paths::{Paths, Way};
-use super::slow::Slow;
-use super::{Own, vnet};
-use crate::ROCE_UDP_PORT;
-use crate::ether::seal::{Seal, TRAIN_MAX};
-use crate::ether::{Link, Template, UdpChecksum};
-use crate::sending::{Progress, Train, append, transmit};
+use super::kernel_send::KernelSender;
+use super::local_ring::LocalRing;
+use super::route_cache::{Forwarding, RouteCache};
+use super::{LocalLink, vnet};
+use crate::Encapsulation;
+use crate::ether::icrc::{IcrcSeal, TRAIN_MAX};
+use crate::ether::{HeaderTemplate, LinkHeader, UdpChecksum};
 use crate::sys::send::SendRing;
+use crate::tx_train::{TxProgress, TxTrain, append, transmit};
 use burst_base::Reason;
 use burst_frame::{Flow, TxBatch, TxFrame};
 use burst_netif::netlink::RequestSocket;
@@ -23,90 +24,92 @@ use burst_wire::MacAddr;
 use core::ops::Range;
 use std::os::fd::RawFd;
 
-/// Most bytes of UDP payload in a train: with its headers it stays below the 64 KiB at which the kernel would cut it in
-/// software (`gso_max_size`).
+/// Most bytes of UDP payload in a train. With its headers the train stays below the 64 KiB (`gso_max_size`) above which the kernel would
+/// segment it in software.
 const PAYLOAD_MAX: usize = 65_000;
-/// Messages of one `sendmmsg`.
+/// Most messages of one `sendmmsg`.
 const MESSAGES: usize = 128;
-/// iovecs of one `sendmmsg`.
+/// Most iovecs of one `sendmmsg`.
 const IOVS: usize = 2048;
-/// Scratch bytes of one `sendmmsg`; holds the longest train whole.
+/// Scratch bytes of one `sendmmsg`; the longest train fits.
 const SCRATCH: usize = 128 << 10;
-/// Bytes of one `sendmmsg` after which no message is added: they should still be in the L2 cache when the kernel
-/// copies them.
+/// Bytes of one `sendmmsg` after which no message is added, so that the bytes are still in the L2 cache when the kernel copies them.
 const HOT_BYTES: usize = 60 << 10;
 
 const _: () = assert!(SCRATCH > PAYLOAD_MAX + HOT_BYTES && TRAIN_MAX <= 64);
 
-/// The headers and the seal of the flow last sent.
+/// Headers and seal of the flow that was sent last.
 #[derive(Clone, Copy)]
-struct Last {
+struct LastFlow {
     flow: Flow,
     mac: MacAddr,
-    template: Template,
-    seal: Seal,
+    template: HeaderTemplate,
+    seal: IcrcSeal,
 }
 
-/// Whom the packets go through.
-pub struct Outlets<'a> {
+/// Everything through which packets leave, and what decides which.
+pub struct PacketOutputs<'a> {
     /// The packet socket.
     pub fd: RawFd,
-    /// What the port is.
-    pub own: &'a Own,
-    /// Destinations.
-    pub paths: &'a mut Paths,
-    /// The kernel's knowledge of them.
+    /// The port's addresses on its link.
+    pub own: &'a LocalLink,
+    /// Routes of destinations.
+    pub routes: &'a mut RouteCache,
+    /// Requests to the kernel about new destinations.
     pub netlink: &'a mut RequestSocket,
-    /// Packets for ourselves.
-    pub home: &'a mut Home,
-    /// Packets that the kernel sends.
-    pub slow: &'a mut Slow,
+    /// Packets that the port delivers itself.
+    pub local: &'a mut LocalRing,
+    /// Packets to unresolved next hops.
+    pub kernel: &'a mut KernelSender,
 }
 
 /// The sending half of the port.
-pub struct Tx {
+pub struct PacketTx {
     ring: SendRing,
-    trains: Vec<Train>,
-    /// Packets of a train: [`TRAIN_MAX`], or 1 when the kernel refuses trains.
+    trains: Vec<TxTrain>,
+    /// Most packets of a train: [`TRAIN_MAX`], or 1 after the kernel has refused trains.
     train_max: usize,
-    /// Bytes in the ring.
+    /// UDP payload bytes in the ring.
     bytes: usize,
-    last: Option<Last>,
+    /// Whether packets get a checksum of their encapsulation.
+    is_sealed: bool,
+    last: Option<LastFlow>,
 }
 
-impl Tx {
-    /// `gso`: use trains.
-    pub fn new(gso: bool) -> Tx {
-        Tx {
+impl PacketTx {
+    /// `gso`: whether to send trains.
+    pub fn new(gso: bool, encapsulation: &Encapsulation) -> PacketTx {
+        PacketTx {
             ring: SendRing::new(MESSAGES, IOVS, SCRATCH),
             trains: Vec::with_capacity(MESSAGES),
             train_max: if gso { TRAIN_MAX } else { 1 },
+            is_sealed: encapsulation.is_sealed(),
             bytes: 0,
             last: None,
         }
     }
 
-    /// The interface's own address may have changed.
+    /// Discards the headers of the last flow, because the interface's MAC address may have changed.
     pub fn forget(&mut self) {
         self.last = None;
     }
 
     /// Sends the whole batch.
-    pub fn burst(&mut self, out: &mut Outlets<'_>, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+    pub fn burst(&mut self, out: &mut PacketOutputs<'_>, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
         let frames = batch.frames();
-        // Frames below `singly_to` are sent one by one because their train was refused.
+        // Packets with an index below `singly_to` are sent one by one, because the kernel has refused their train.
         let (mut at, mut singly_to, mut refused) = (0, 0, None);
         while at < frames.len() {
             let frame = &frames[at];
-            let sent = match out.way(&frame.flow) {
-                Way::Wire { .. } => {
+            let sent = match out.forward(&frame.flow) {
+                Forwarding::Wire { .. } => {
                     let singly = at < singly_to;
                     let (end, train_max) = if singly { (singly_to, 1) } else { (frames.len(), self.train_max) };
                     let next = self.build(out, batch, at..end, train_max, dropped);
                     assert!(next > at, "an empty ring holds any frame");
-                    match transmit(&mut self.ring, &self.trains, out.fd, no_complaints, dropped) {
-                        Progress::Done => at = next,
-                        Progress::Refused(train, errno) => {
+                    match transmit(&mut self.ring, &self.trains, out.fd, no_error_queue, dropped) {
+                        TxProgress::Done => at = next,
+                        TxProgress::Refused(train, errno) => {
                             (at, singly_to, refused) = (train.first, train.first + train.frames, Some(errno));
                         }
                     }
@@ -115,9 +118,9 @@ impl Tx {
                     }
                     continue;
                 }
-                Way::Home => out.home.push(batch, frame),
-                Way::Kernel => out.slow.send(batch, frame, out.own),
-                Way::Nowhere(reason) => Err(reason),
+                Forwarding::Local => out.local.push(batch, frame),
+                Forwarding::Kernel => out.kernel.send(batch, frame, out.own),
+                Forwarding::Drop(reason) => Err(reason),
             };
             if let Err(reason) = sent {
                 dropped(reason);
@@ -126,7 +129,7 @@ impl Tx {
         }
     }
 
-    /// A train was refused: trains do not work here.
+    /// After the packets of a refused train were sent one by one: sends no trains any more.
     fn give_up_trains(&mut self, errno: Option<i32>) {
         let Some(errno) = errno else { return };
         if self.train_max > 1 {
@@ -136,10 +139,11 @@ impl Tx {
         self.train_max = 1;
     }
 
-    /// Fills the ring with trains of `range` as long as they go by the wire; returns the first frame that is not in it.
+    /// Fills the ring with trains of the packets in `range`, up to a packet that is not sent on the link. Returns the index of the first
+    /// packet that is not in the ring.
     fn build(
         &mut self,
-        out: &mut Outlets<'_>,
+        out: &mut PacketOutputs<'_>,
         batch: &TxBatch,
         range: Range<usize>,
         train_max: usize,
@@ -151,7 +155,7 @@ impl Tx {
         let frames = &batch.frames()[..range.end];
         let mut at = range.start;
         while at < frames.len() && self.ring.has_message() && self.bytes < HOT_BYTES {
-            let Way::Wire { mac, mtu } = out.peek(&frames[at].flow) else { break };
+            let Forwarding::Wire { mac, mtu } = out.peek(&frames[at].flow) else { break };
             let Some(last) = self.select(out.own, &frames[at].flow, mac) else {
                 dropped(Reason::SendFailed);
                 at += 1;
@@ -167,36 +171,37 @@ impl Tx {
                 break;
             }
             if out.own.has_group(&frames[at].flow.dst) {
-                out.copy_home(batch, &frames[at..at + taken], dropped);
+                out.deliver_copies(batch, &frames[at..at + taken], dropped);
             }
             at += taken;
         }
         at
     }
 
-    /// Headers and seal of `flow` to `mac`.
+    /// Makes or reuses the headers and the seal of `flow` to `mac`; `None` when its addresses are of different families.
     #[inline]
-    fn select(&mut self, own: &Own, flow: &Flow, mac: MacAddr) -> Option<Last> {
+    fn select(&mut self, own: &LocalLink, flow: &Flow, mac: MacAddr) -> Option<LastFlow> {
         if let Some(last) = self.last.filter(|l| l.flow == *flow && l.mac == mac) {
             return Some(last);
         }
         let src_port = own.src_port(flow);
-        let link = Link { src: own.mac, dst: mac, vlan: None };
-        let template = Template::new(&link, flow, src_port, ROCE_UDP_PORT)?;
-        let seal = Seal::new(flow.src, flow.dst, src_port, ROCE_UDP_PORT)?;
-        Some(Last { flow: *flow, mac, template, seal })
+        let link = LinkHeader { src: own.mac, dst: mac, vlan: None };
+        let template = HeaderTemplate::new(&link, flow, src_port, own.encapsulation.udp_port)?;
+        let seal = own.encapsulation.seal(flow.src, flow.dst, src_port)?;
+        Some(LastFlow { flow: *flow, mac, template, seal })
     }
 
-    /// Makes one message of the frames that fit together; returns how many frames were taken.
+    /// Makes one message of the packets that can share a train; returns how many packets of the batch were taken.
     fn build_train(
         &mut self,
-        mut last: Last,
+        mut last: LastFlow,
         batch: &TxBatch,
         range: Range<usize>,
         train_max: usize,
         dropped: &mut dyn FnMut(Reason),
     ) -> usize {
         let frames = &batch.frames()[range.clone()];
+        let is_sealed = self.is_sealed;
         let length = frames[0].udp_payload_len();
         let head = vnet::LEN + last.template.header_len();
         if !self.ring.has_room(batch.spans_of(&frames[0]).len(), head + length) {
@@ -212,7 +217,7 @@ impl Tx {
                 break;
             }
             taken += 1;
-            if !append(&mut self.ring, batch, frame, Some(&mut last.seal), packets as u16) {
+            if !append(&mut self.ring, batch, frame, is_sealed.then_some(&mut last.seal), packets as u16) {
                 dropped(Reason::SendFailed);
                 continue;
             }
@@ -228,7 +233,7 @@ impl Tx {
             return taken;
         }
         self.finish(start, &last.template, total, (packets > 1).then_some(length));
-        self.trains.push(Train { first: range.start, frames: taken, packets });
+        self.trains.push(TxTrain { first: range.start, frames: taken, packets });
         taken
     }
 
@@ -236,8 +241,8 @@ impl Tx {
         self.ring.has_room(batch.spans_of(frame).len(), frame.udp_payload_len())
     }
 
-    /// Writes the headers of the message that began at `start`, and ends it.
-    fn finish(&mut self, start: usize, template: &Template, total: usize, segment: Option<usize>) {
+    /// Writes the headers of the message that begins at `start`, and ends the message.
+    fn finish(&mut self, start: usize, template: &HeaderTemplate, total: usize, segment: Option<usize>) {
         self.bytes += total;
         let partial = segment.is_some() || template.is_v6();
         let headers = self.ring.patch(start, vnet::LEN + template.header_len());
@@ -249,27 +254,27 @@ impl Tx {
     }
 }
 
-impl Outlets<'_> {
+impl PacketOutputs<'_> {
     #[inline]
-    fn way(&mut self, flow: &Flow) -> Way {
-        self.paths.way(flow, self.own, self.netlink)
+    fn forward(&mut self, flow: &Flow) -> Forwarding {
+        self.routes.forward(flow, self.own, self.netlink)
     }
-    /// What goes to a group in which we take part comes home as well.
-    fn copy_home(&mut self, batch: &TxBatch, frames: &[TxFrame], dropped: &mut dyn FnMut(Reason)) {
+    /// Copies packets to a multicast group that the port has joined, so that the port delivers them too.
+    fn deliver_copies(&mut self, batch: &TxBatch, frames: &[TxFrame], dropped: &mut dyn FnMut(Reason)) {
         for frame in frames {
-            if let Err(reason) = self.home.push(batch, frame) {
+            if let Err(reason) = self.local.push(batch, frame) {
                 dropped(reason);
             }
         }
     }
-    /// The way of a packet without taking note of it.
+    /// How a packet is forwarded, without counting it.
     #[inline]
-    fn peek(&mut self, flow: &Flow) -> Way {
-        self.paths.peek(flow, self.own, self.netlink)
+    fn peek(&mut self, flow: &Flow) -> Forwarding {
+        self.routes.peek(flow, self.own, self.netlink)
     }
 }
 
 /// A packet socket has no error queue.
-fn no_complaints(_: RawFd, _: &mut dyn FnMut(Reason)) -> bool {
+fn no_error_queue(_: RawFd, _: &mut dyn FnMut(Reason)) -> bool {
     false
 }

@@ -1,4 +1,4 @@
-//! Control messages (`cmsg`) of UDP sockets, written and read by hand: no pointers, only bytes.
+//! ControlBuffer messages (`cmsg`) of UDP sockets, written and read by hand: no pointers, only bytes.
 
 /// Room for the control messages of one datagram or train: four of them, each with a value of up to 8 bytes.
 pub const CONTROL_MAX: usize = 128;
@@ -19,11 +19,11 @@ const _: () = assert!(4 * (HEADER + ALIGN) <= CONTROL_MAX);
 /// The buffer of one message.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-pub struct Control(pub [u8; CONTROL_MAX]);
+pub struct ControlBuffer(pub [u8; CONTROL_MAX]);
 
-impl Control {
+impl ControlBuffer {
     /// An empty one.
-    pub const EMPTY: Control = Control([0; CONTROL_MAX]);
+    pub const EMPTY: ControlBuffer = ControlBuffer([0; CONTROL_MAX]);
 
     /// Appends a control message at `at` and returns where the next one goes.
     fn put(&mut self, at: usize, level: i32, kind: i32, value: &[u8]) -> usize {
@@ -57,8 +57,8 @@ impl Control {
     }
 
     /// What came with a message, out of the first `len` bytes.
-    pub fn read(&self, len: usize) -> Received {
-        let mut got = Received::default();
+    pub fn read(&self, len: usize) -> ReceivedControl {
+        let mut got = ReceivedControl::default();
         let mut rest = &self.0[..len.min(CONTROL_MAX)];
         while rest.len() > HEADER {
             let size = usize::from_ne_bytes(rest[..8].try_into().expect("8 bytes"));
@@ -87,7 +87,7 @@ fn number(value: &[u8]) -> u32 {
 
 /// Facts about a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Received {
+pub struct ReceivedControl {
     /// Bytes per packet if the message is a train.
     pub segment: Option<u16>,
     /// TOS or traffic class.
@@ -100,7 +100,7 @@ pub struct Received {
     pub vlan: Option<u16>,
 }
 
-impl Received {
+impl ReceivedControl {
     fn take(&mut self, level: i32, kind: i32, bytes: &[u8]) {
         let value = number(bytes);
         match (level, kind) {
@@ -122,25 +122,31 @@ mod tests {
 
     #[test]
     fn nothing_asked_for_is_no_bytes() {
-        let mut control = Control::EMPTY;
+        let mut control = ControlBuffer::EMPTY;
         assert_eq!(control.write(false, None, None, None), 0);
-        assert_eq!(Control::EMPTY.read(0), Received::default());
+        assert_eq!(ControlBuffer::EMPTY.read(0), ReceivedControl::default());
     }
 
     #[test]
     fn what_is_written_can_be_read() {
         for v6 in [false, true] {
-            let mut control = Control::EMPTY;
+            let mut control = ControlBuffer::EMPTY;
             let len = control.write(v6, Some(4124), Some(0x6a), Some(7));
             assert_eq!(len, 3 * 24);
             // Sending says UDP_SEGMENT where receiving says UDP_GRO.
-            assert_eq!(control.read(len), Received { segment: None, tos: 0x6a, hops: 7, ..Received::default() });
+            assert_eq!(
+                control.read(len),
+                ReceivedControl { segment: None, tos: 0x6a, hops: 7, ..ReceivedControl::default() }
+            );
         }
-        let mut control = Control::EMPTY;
+        let mut control = ControlBuffer::EMPTY;
         let at = control.put(0, libc::SOL_UDP, libc::UDP_GRO, &1040i32.to_ne_bytes());
         let at = control.put(at, libc::SOL_SOCKET, SO_RXQ_OVFL, &9u32.to_ne_bytes());
         let at = control.put(at, libc::IPPROTO_IP, libc::IP_TOS, &[3]);
-        assert_eq!(control.read(at), Received { segment: Some(1040), tos: 3, hops: 0, lost: Some(9), vlan: None });
+        assert_eq!(
+            control.read(at),
+            ReceivedControl { segment: Some(1040), tos: 3, hops: 0, lost: Some(9), vlan: None }
+        );
     }
 
     #[test]
@@ -149,7 +155,7 @@ mod tests {
             let mut aux = [0u8; 20];
             aux[..4].copy_from_slice(&status.to_ne_bytes());
             aux[AUXDATA_TCI..AUXDATA_TCI + 2].copy_from_slice(&0x2005u16.to_ne_bytes());
-            let mut control = Control::EMPTY;
+            let mut control = ControlBuffer::EMPTY;
             let at = control.put(0, libc::SOL_PACKET, PACKET_AUXDATA, &aux);
             control.read(at).vlan
         };
@@ -160,8 +166,8 @@ mod tests {
     #[test]
     fn rubbish_does_not_run_away() {
         for fill in [0u8, 1, 15, 17, 0xff] {
-            let _ = Control([fill; CONTROL_MAX]).read(CONTROL_MAX);
+            let _ = ControlBuffer([fill; CONTROL_MAX]).read(CONTROL_MAX);
         }
-        let _ = Control::EMPTY.read(usize::MAX);
+        let _ = ControlBuffer::EMPTY.read(usize::MAX);
     }
 }

@@ -3,7 +3,7 @@
 //! A buffer holds the longest train (64 KiB, and headers). Buffers are spaced so that their beginnings do not share cache sets: small
 //! packets touch only the beginnings.
 
-use super::control::{CONTROL_MAX, Control, Received};
+use super::control::{CONTROL_MAX, ControlBuffer, ReceivedControl};
 use super::socket::SockAddr;
 use std::io;
 use std::os::fd::RawFd;
@@ -19,7 +19,7 @@ pub struct RecvRing {
     iovs: Vec<libc::iovec>,
     msgs: Vec<libc::mmsghdr>,
     names: Vec<SockAddr>,
-    controls: Vec<Control>,
+    controls: Vec<ControlBuffer>,
     /// Messages that the last call filled.
     used: usize,
 }
@@ -34,7 +34,7 @@ pub struct Message<'a> {
     /// The datagrams, one after the other.
     pub bytes: &'a [u8],
     /// Facts from the control messages.
-    pub facts: Received,
+    pub facts: ReceivedControl,
     /// The datagram was longer than the buffer.
     pub truncated: bool,
 }
@@ -47,7 +47,7 @@ impl RecvRing {
             iovs: Vec::with_capacity(count),
             msgs: Vec::with_capacity(count),
             names: vec![SockAddr::zero(); count],
-            controls: vec![Control::EMPTY; count],
+            controls: vec![ControlBuffer::EMPTY; count],
             used: 0,
         };
         for at in 0..count {

@@ -5,7 +5,7 @@
 //! reference ([`SendRing::lend`]). Neighbouring scratch bytes share one iovec, so the trailer of one packet of a train
 //! and the head of the next cost one together.
 
-use super::control::Control;
+use super::control::ControlBuffer;
 use super::socket::SockAddr;
 use burst_span::Span;
 use std::io;
@@ -23,7 +23,7 @@ pub struct SendRing {
     iovs: Vec<libc::iovec>,
     msgs: Vec<libc::mmsghdr>,
     names: Vec<SockAddr>,
-    controls: Vec<Control>,
+    controls: Vec<ControlBuffer>,
     /// First iovec of the message under construction.
     first_iov: usize,
     iov_capacity: usize,
@@ -151,7 +151,7 @@ impl SendRing {
         assert!(self.msgs.len() < self.msg_capacity && self.iovs.len() <= self.iov_capacity);
         let at = self.msgs.len();
         self.names.push(SockAddr::zero());
-        self.controls.push(Control::EMPTY);
+        self.controls.push(ControlBuffer::EMPTY);
         // SAFETY: all zero is a valid mmsghdr.
         let mut msg: libc::mmsghdr = unsafe { core::mem::zeroed() };
         msg.msg_hdr.msg_iov = &raw mut self.iovs[self.first_iov];

@@ -19,7 +19,7 @@ pub struct SocketOptions {
     pub addr: SocketAddr,
     /// Ask for trains.
     pub gro: bool,
-    /// Share the address with the other workers' sockets.
+    /// WorkerShare the address with the other workers' sockets.
     pub reuse: bool,
     /// Interface by which multicast leaves, and on which a group address is joined.
     pub ifindex: u32,
@@ -172,12 +172,12 @@ fn set_bytes<T: Copy>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Res
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Steers a datagram to the socket of its destination's worker ([`Qpn::worker`]) in the reuse group, whose sockets were bound
-/// in the order of workers; numbers that no worker has are spread. The program sees the UDP payload: the QPN is the low 24 bits
-/// of the BTH's second word.
-pub fn steer_by_qpn(fd: &OwnedFd, workers: u32) -> io::Result<()> {
+/// Steers each datagram to the socket of its destination's worker ([`Qpn::worker`]) in the reuse group, whose sockets were bound in the
+/// order of workers; numbers that no worker has are spread. The program sees the UDP payload; the low four bits of its word at offset
+/// `word_at` name the worker.
+pub fn steer_to_workers(fd: &OwnedFd, word_at: u32, workers: u32) -> io::Result<()> {
     let code = [
-        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 4),
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, word_at),
         op(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, Qpn::WORKER_MASK),
         op(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, workers),
         op(libc::BPF_RET | libc::BPF_A, 0),

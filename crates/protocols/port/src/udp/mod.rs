@@ -2,8 +2,8 @@
 //!
 //! - `socks`: one unconnected socket per address of the interface and per multicast group, on port 4791;
 //! - `tx`: trains by UDP_SEGMENT, all of a batch in one `sendmmsg`, payload not copied;
-//! - `rx`: trains by UDP_GRO, checked as one or split (`crate::receiving`);
-//! - [`crate::ether::seal`]: the ICRC and the IPv4 identification that it covers.
+//! - `rx`: trains by UDP_GRO, checked as one or split (`crate::rx_train`);
+//! - [`crate::ether::icrc`]: the ICRC and the IPv4 identification that it covers.
 //!
 //! Limits of a socket: the source port is always our own port (no entropy for ECMP), the IPv6 flow label is the
 //! kernel's choice when sending and not seen when receiving. Neither is part of what RoCEv2 needs.
@@ -18,7 +18,7 @@ mod tx;
 
 use crate::error::PortError;
 use crate::spec::UdpSpec;
-use crate::{Port, PortAddr, PortCaps, RxSink, Share, caps_of, choose, essence, wanted};
+use crate::{Encapsulation, Port, PortAddr, PortCaps, RxSink, WorkerShare, caps_of, choose, essence, wanted};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_netif::netlink::RequestSocket;
@@ -39,16 +39,18 @@ const NO_WAIT: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 0, tv
 /// UDP sockets on an interface's addresses.
 pub struct UdpPort {
     spec: UdpSpec,
-    share: Share,
+    /// The encapsulation, with the UDP port and the checksum of the specification.
+    encapsulation: Encapsulation,
+    share: WorkerShare,
     caps: PortCaps,
     /// Of addresses, and of groups.
-    socks: Vec<socks::Sock>,
+    socks: Vec<socks::UdpSocket>,
     ifindex: u32,
     epoll: OwnedFd,
     /// Tells what becomes of packets to new neighbours, where a sandbox allows such questions.
     netlink: Option<RequestSocket>,
-    tx: tx::Tx,
-    rx: rx::Rx,
+    tx: tx::UdpTx,
+    rx: rx::UdpRx,
 }
 
 impl UdpPort {
@@ -56,17 +58,25 @@ impl UdpPort {
     ///
     /// # Errors
     /// See [`PortError`].
-    pub fn open(spec: &UdpSpec, name: &str, worker: usize, workers: usize) -> Result<UdpPort, PortError> {
+    pub fn open(
+        spec: &UdpSpec,
+        encapsulation: &Encapsulation,
+        name: &str,
+        worker: usize,
+        workers: usize,
+    ) -> Result<UdpPort, PortError> {
         assert!(worker < workers, "worker index out of range");
         let interface = choose(spec.dev.as_deref(), spec.addr)?;
         // From here on the interface is fixed, whatever happens to the default route.
         let spec = UdpSpec { dev: Some(interface.name.clone()), ..spec.clone() };
+        let encapsulation = spec.encapsulation(encapsulation);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| PortError::from_io("make an epoll descriptor", e.into()))?;
         let mut port = UdpPort {
-            tx: tx::Tx::new(spec.gso, !spec.no_icrc, spec.udp_port),
-            rx: rx::Rx::new(!spec.no_icrc, spec.strict_id),
-            share: Share { worker, workers },
+            tx: tx::UdpTx::new(spec.gso, &encapsulation),
+            rx: rx::UdpRx::new(&encapsulation, spec.strict_id),
+            encapsulation,
+            share: WorkerShare { worker, workers },
             caps: caps_of(name, &interface, Vec::new()),
             socks: Vec::with_capacity(ADDRS_MAX + GROUPS_MAX),
             ifindex: interface.index,
@@ -97,11 +107,11 @@ impl UdpPort {
     }
 
     fn add(&mut self, addr: &PortAddr) -> Result<(), PortError> {
-        let sock = socks::open(&self.spec, addr, self.share)?;
+        let sock = socks::open(&self.spec, &self.encapsulation, addr, self.share)?;
         self.watch(sock)
     }
 
-    fn watch(&mut self, sock: socks::Sock) -> Result<(), PortError> {
+    fn watch(&mut self, sock: socks::UdpSocket) -> Result<(), PortError> {
         let token = epoll::EventData::new_u64(sock.fd.as_raw_fd() as u64);
         epoll::add(&self.epoll, &sock.fd, token, epoll::EventFlags::IN)
             .map_err(|e| PortError::from_io("watch a socket", e.into()))?;
@@ -111,7 +121,7 @@ impl UdpPort {
 
     /// Closes sockets of addresses that are gone, opens those of new ones; returns the addresses that have a socket.
     fn follow(&mut self, addrs: &[PortAddr]) -> Vec<PortAddr> {
-        let stays = |s: &socks::Sock| s.ip.is_multicast() || addrs.iter().any(|a| a.ip == s.ip);
+        let stays = |s: &socks::UdpSocket| s.ip.is_multicast() || addrs.iter().any(|a| a.ip == s.ip);
         if !self.socks.iter().all(stays) {
             self.rx.forget();
             self.socks.retain(stays);
@@ -184,7 +194,7 @@ impl Port for UdpPort {
         if self.socks.iter().filter(|s| s.ip.is_multicast()).count() == GROUPS_MAX {
             return Err(PortError::Spec(format!("a port takes part in at most {GROUPS_MAX} multicast groups")));
         }
-        let sock = socks::open_group(&self.spec, group, self.ifindex)?;
+        let sock = socks::open_group(&self.spec, &self.encapsulation, group, self.ifindex)?;
         self.watch(sock)
     }
 
@@ -231,8 +241,8 @@ mod tests {
 
     fn lo(addr: &str) -> UdpPort {
         let addr = Some(addr.parse().unwrap());
-        let spec = UdpSpec { dev: Some("lo".into()), addr, udp_port: 10_790, ..UdpSpec::default() };
-        UdpPort::open(&spec, "udp:dev=lo", 0, 1).unwrap()
+        let spec = UdpSpec { dev: Some("lo".into()), addr, udp_port: Some(10_790), ..UdpSpec::default() };
+        UdpPort::open(&spec, &Encapsulation::ROCE, "udp:dev=lo", 0, 1).unwrap()
     }
 
     #[test]

@@ -1,26 +1,26 @@
 //! Receiving: one `recvmmsg` at a time, trains split, each packet's ICRC checked while it is in the cache
-//! ([`crate::receiving`]). A socket does not show the identifications that the ICRC covers.
+//! ([`crate::rx_train`]). A socket does not show the identifications that the ICRC covers.
 
-use super::socks::Sock;
-use crate::RxSink;
-use crate::ether::Header;
-use crate::receiving::{Gate, Inbox, Train, report_lost};
+use super::socks::UdpSocket;
+use crate::ether::IpId;
+use crate::rx_train::{PacketVerifier, RxMessages, RxTrain, report_lost};
+use crate::{Encapsulation, RxSink};
 use burst_base::Reason;
 use burst_frame::Flow;
 use std::os::fd::AsRawFd;
 
 /// The receiving half of the port.
-pub struct Rx {
-    inbox: Inbox,
-    gate: Gate,
+pub struct UdpRx {
+    inbox: RxMessages,
+    gate: PacketVerifier,
     /// Socket from which the messages came.
     sock: usize,
 }
 
-impl Rx {
-    /// `icrc`: check it. `strict_id`: see [`crate::ether::seal`].
-    pub fn new(icrc: bool, strict_id: bool) -> Rx {
-        Rx { inbox: Inbox::new(), gate: Gate::new(usize::MAX, icrc, strict_id), sock: 0 }
+impl UdpRx {
+    /// `icrc`: check it. `strict_id`: see [`crate::ether::icrc`].
+    pub fn new(encapsulation: &Encapsulation, strict_id: bool) -> UdpRx {
+        UdpRx { inbox: RxMessages::new(), gate: PacketVerifier::new(encapsulation, usize::MAX, strict_id), sock: 0 }
     }
 
     /// Identifications that had to be recovered.
@@ -29,7 +29,7 @@ impl Rx {
     }
 
     /// Hands out what is left of the last messages; returns how many packets.
-    pub fn leftover(&mut self, socks: &mut [Sock], budget: usize, sink: &mut dyn RxSink) -> usize {
+    pub fn leftover(&mut self, socks: &mut [UdpSocket], budget: usize, sink: &mut dyn RxSink) -> usize {
         let mut taken = 0;
         // The socket may have been closed by a refresh: its messages go with it.
         while taken < budget
@@ -47,7 +47,7 @@ impl Rx {
     }
 
     /// Receives from socket `index` until it is empty or the budget is used; returns how many packets.
-    pub fn burst(&mut self, socks: &mut [Sock], index: usize, budget: usize, sink: &mut dyn RxSink) -> usize {
+    pub fn burst(&mut self, socks: &mut [UdpSocket], index: usize, budget: usize, sink: &mut dyn RxSink) -> usize {
         let fd = socks[index].fd.as_raw_fd();
         self.sock = index;
         let (mut taken, mut more) = (0, true);
@@ -67,7 +67,7 @@ impl Rx {
     }
 
     /// Hands out packets of the current message, up to `budget`; `None` without a message.
-    fn split(&mut self, sock: &mut Sock, budget: usize, sink: &mut dyn RxSink) -> Option<usize> {
+    fn split(&mut self, sock: &mut UdpSocket, budget: usize, sink: &mut dyn RxSink) -> Option<usize> {
         let (message, offset) = self.inbox.current()?;
         let (src, src_port, scope) = message.from.parts();
         let facts = &message.facts;
@@ -81,10 +81,10 @@ impl Rx {
                 self.inbox.next();
                 return Some(1);
             }
-            self.gate.begin(&flow, sock.udp_port, Header::Unseen);
+            self.gate.begin(&flow, IpId::Unknown);
         }
         let segment = facts.segment.map_or(message.bytes.len(), usize::from).max(1);
-        let train = Train { flow, bytes: &message.bytes[offset..], segment };
+        let train = RxTrain { flow, bytes: &message.bytes[offset..], segment };
         let (taken, bytes) = self.gate.pass(&train, budget, sink);
         let all = bytes == train.bytes.len();
         self.inbox.handed_out(bytes, all);

@@ -4,18 +4,16 @@
 use crate::error::PortError;
 use crate::spec::UdpSpec;
 use crate::sys::socket::{self, SocketOptions};
-use crate::{PortAddr, Share};
+use crate::{Encapsulation, PortAddr, WorkerShare};
 use burst_netif::is_link_local;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::OwnedFd;
 
 /// A socket and its address.
-pub struct Sock {
+pub struct UdpSocket {
     /// The address it is bound to.
     pub ip: IpAddr,
-    /// The port it is bound to.
-    pub udp_port: u16,
     /// The socket.
     pub fd: OwnedFd,
     /// The kernel's count of packets lost for want of buffer, as last reported.
@@ -27,23 +25,29 @@ pub struct Sock {
 /// With several workers the sockets of one address form a reuse group, and the kernel steers by destination QPN. Such a
 /// group would hide another program that already has the port from us and us from it, so worker 0 first tries whether
 /// the port is free.
-pub fn open(spec: &UdpSpec, addr: &PortAddr, share: Share) -> Result<Sock, PortError> {
+pub fn open(
+    spec: &UdpSpec,
+    encapsulation: &Encapsulation,
+    addr: &PortAddr,
+    share: WorkerShare,
+) -> Result<UdpSocket, PortError> {
+    let udp_port = encapsulation.udp_port;
     let options = SocketOptions {
-        addr: socket_addr(addr, spec.udp_port),
+        addr: socket_addr(addr, udp_port),
         gro: spec.gro,
         reuse: share.workers > 1,
         rcvbuf: spec.rcvbuf,
         sndbuf: spec.sndbuf,
         ifindex: addr.ifindex,
     };
-    let sentence = |error| explain(addr.ip, spec.udp_port, error);
+    let sentence = |error| explain(addr.ip, udp_port, error);
     if share.workers > 1 && share.worker == 0 {
         socket::open(&SocketOptions { reuse: false, ..options }).map_err(sentence)?;
     }
     let fd = socket::open(&options).map_err(sentence)?;
     if share.workers > 1
         && share.worker == 0
-        && let Err(error) = socket::steer_by_qpn(&fd, share.workers as u32)
+        && let Err(error) = socket::steer_to_workers(&fd, encapsulation.worker_word_at, share.workers as u32)
     {
         tracing::warn!("packets are not steered to workers ({error}): workers hand them over to each other");
     }
@@ -55,15 +59,21 @@ pub fn open(spec: &UdpSpec, addr: &PortAddr, share: Share) -> Result<Sock, PortE
             spec.rcvbuf
         );
     }
-    Ok(Sock { ip: addr.ip, udp_port: spec.udp_port, fd, lost_seen: 0 })
+    Ok(UdpSocket { ip: addr.ip, fd, lost_seen: 0 })
 }
 
 /// Opens the socket of a multicast group on interface `ifindex`; it receives only.
-pub fn open_group(spec: &UdpSpec, group: IpAddr, ifindex: u32) -> Result<Sock, PortError> {
+pub fn open_group(
+    spec: &UdpSpec,
+    encapsulation: &Encapsulation,
+    group: IpAddr,
+    ifindex: u32,
+) -> Result<UdpSocket, PortError> {
+    let udp_port = encapsulation.udp_port;
     let options = SocketOptions {
         addr: match group {
-            IpAddr::V6(ip) => SocketAddr::V6(SocketAddrV6::new(ip, spec.udp_port, 0, ifindex)),
-            ip => SocketAddr::new(ip, spec.udp_port),
+            IpAddr::V6(ip) => SocketAddr::V6(SocketAddrV6::new(ip, udp_port, 0, ifindex)),
+            ip => SocketAddr::new(ip, udp_port),
         },
         gro: spec.gro,
         reuse: false,
@@ -72,7 +82,7 @@ pub fn open_group(spec: &UdpSpec, group: IpAddr, ifindex: u32) -> Result<Sock, P
         ifindex,
     };
     let fd = socket::open(&options).map_err(|e| PortError::from_io(format!("join {group}"), e))?;
-    Ok(Sock { ip: group, udp_port: spec.udp_port, fd, lost_seen: 0 })
+    Ok(UdpSocket { ip: group, fd, lost_seen: 0 })
 }
 
 fn socket_addr(addr: &PortAddr, port: u16) -> SocketAddr {

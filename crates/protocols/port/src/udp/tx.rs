@@ -7,14 +7,15 @@
 //! application changes its buffer between that and the kernel's copy, the receiver drops the packet and it is sent
 //! again, as verbs allow.
 //!
-//! What the kernel answers, and what is done: see [`crate::sending`].
+//! What the kernel answers, and what is done: see [`crate::tx_train`].
 
-use super::socks::Sock;
-use crate::ether::seal::{Seal, TRAIN_MAX};
-use crate::sending::{Progress, Train, append, transmit};
+use super::socks::UdpSocket;
+use crate::Encapsulation;
+use crate::ether::icrc::{IcrcSeal, TRAIN_MAX};
 use crate::sys::recv::take_error;
 use crate::sys::send::SendRing;
 use crate::sys::socket::{DEFAULT_HOPS, SockAddr};
+use crate::tx_train::{TxProgress, TxTrain, append, transmit};
 use burst_base::Reason;
 use burst_frame::{Flow, TxBatch, TxFrame};
 use std::os::fd::{AsRawFd, RawFd};
@@ -36,35 +37,33 @@ const ERRORS_MAX: usize = 64;
 const _: () = assert!(SCRATCH > 2 * MESSAGE_MAX - 1 && TRAIN_MAX <= 64);
 
 /// The sending half of the port.
-pub struct Tx {
+pub struct UdpTx {
     ring: SendRing,
-    trains: Vec<Train>,
+    trains: Vec<TxTrain>,
     /// Packets of a train: [`TRAIN_MAX`], or 1 when the kernel refuses trains.
     train_max: usize,
-    icrc: bool,
-    udp_port: u16,
+    encapsulation: Encapsulation,
     /// Bytes in the ring.
     bytes: usize,
     /// Of the flow last sent.
-    seal: Option<Seal>,
+    seal: Option<IcrcSeal>,
 }
 
-impl Tx {
+impl UdpTx {
     /// `gso`: use trains. `icrc`: compute the ICRC (else zero).
-    pub fn new(gso: bool, icrc: bool, udp_port: u16) -> Tx {
-        Tx {
+    pub fn new(gso: bool, encapsulation: &Encapsulation) -> UdpTx {
+        UdpTx {
             ring: SendRing::new(MESSAGES, IOVS, SCRATCH),
             trains: Vec::with_capacity(MESSAGES),
             train_max: if gso { TRAIN_MAX } else { 1 },
-            icrc,
-            udp_port,
+            encapsulation: *encapsulation,
             bytes: 0,
             seal: None,
         }
     }
 
     /// Sends the whole batch.
-    pub fn burst(&mut self, socks: &[Sock], batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+    pub fn burst(&mut self, socks: &[UdpSocket], batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
         let frames = batch.frames();
         // Frames below `singly_to` are sent one by one because their train was refused.
         let (mut at, mut singly_to, mut refused) = (0, 0, None);
@@ -85,8 +84,8 @@ impl Tx {
                     dropped(reason);
                 });
             match progress {
-                Progress::Done => at = next,
-                Progress::Refused(train, errno) => {
+                TxProgress::Done => at = next,
+                TxProgress::Refused(train, errno) => {
                     (at, singly_to, refused) = (train.first, train.first + train.frames, Some(errno));
                 }
             }
@@ -141,7 +140,9 @@ impl Tx {
         dropped: &mut dyn FnMut(Reason),
     ) -> usize {
         let flow = frames[0].flow;
-        self.seal = Seal::reuse(self.seal, flow.src, flow.dst, self.udp_port, self.udp_port);
+        let Encapsulation { udp_port, .. } = self.encapsulation;
+        let is_sealed = self.encapsulation.is_sealed();
+        self.seal = IcrcSeal::reuse(self.seal, flow.src, flow.dst, udp_port, udp_port);
         let Some(mut seal) = self.seal else {
             dropped(Reason::SendFailed);
             return 1;
@@ -156,7 +157,7 @@ impl Tx {
                 break;
             }
             taken += 1;
-            if !append(&mut self.ring, batch, frame, self.icrc.then_some(&mut seal), packets as u16) {
+            if !append(&mut self.ring, batch, frame, is_sealed.then_some(&mut seal), packets as u16) {
                 dropped(Reason::SendFailed);
                 continue;
             }
@@ -169,11 +170,11 @@ impl Tx {
         self.seal = Some(seal);
         self.bytes += total;
         if packets > 0 {
-            let to = SockAddr::from_parts(&flow.dst, self.udp_port, flow.scope);
+            let to = SockAddr::from_parts(&flow.dst, udp_port, flow.scope);
             let hops = Some(flow.hop_limit).filter(|h| *h != DEFAULT_HOPS && *h != 0);
             let segment = (packets > 1).then_some(length as u16);
             self.ring.end(&to, segment, Some(flow.tos).filter(|t| *t != 0), hops);
-            self.trains.push(Train { first, frames: taken, packets });
+            self.trains.push(TxTrain { first, frames: taken, packets });
         }
         taken
     }
@@ -207,7 +208,7 @@ mod tests {
     fn trains(lengths: &[usize], train_max: usize) -> Vec<usize> {
         let payloads: Vec<Vec<u8>> = lengths.iter().map(|l| vec![1; *l]).collect();
         let batch = batch_of(&flow("10.0.0.1", "10.0.0.2"), &payloads);
-        let mut tx = Tx::new(true, true, 4791);
+        let mut tx = UdpTx::new(true, &Encapsulation::ROCE);
         let mut packets = Vec::new();
         let mut at = 0;
         while at < batch.len() {
@@ -252,7 +253,7 @@ mod tests {
         ];
         let mut batch = TxBatch::new(8);
         flows.iter().for_each(|f| assert!(push(&mut batch, f, &payload)));
-        let mut tx = Tx::new(true, true, 4791);
+        let mut tx = UdpTx::new(true, &Encapsulation::ROCE);
         tx.build(&batch, 0..5, 64, &mut |r| panic!("{r}"));
         assert_eq!(tx.trains.iter().map(|t| t.packets).collect::<Vec<_>>(), [2, 1, 1, 1]);
     }
@@ -266,7 +267,7 @@ mod tests {
         assert!(push(&mut batch, &flow, &payload));
         assert!(batch.push(&flow, &[0; 12], &[memory.span(8, 300)], 0));
         assert!(push(&mut batch, &flow, &payload));
-        let mut tx = Tx::new(true, true, 4791);
+        let mut tx = UdpTx::new(true, &Encapsulation::ROCE);
         let mut reasons = Vec::new();
         assert_eq!(tx.build(&batch, 0..3, 64, &mut |r| reasons.push(r)), 3);
         assert_eq!(reasons, [Reason::SendFailed]);

@@ -7,7 +7,7 @@ use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::ether::ICRC;
 use burst_port::udp::UdpPort;
-use burst_port::{Port, PortKind, PortSpec, RxSink};
+use burst_port::{Encapsulation, Port, PortKind, PortSpec, RxSink};
 use burst_span::Span;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ pub fn open(text: &str) -> UdpPort {
 pub fn open_worker(text: &str, worker: usize, workers: usize) -> UdpPort {
     let spec = PortSpec::parse(text).unwrap();
     let PortKind::Udp(udp) = &spec.kind else { panic!("a udp port") };
-    UdpPort::open(udp, text, worker, workers).unwrap()
+    UdpPort::open(udp, &Encapsulation::ROCE, text, worker, workers).unwrap()
 }
 
 /// A flow from `src` to `dst`.

@@ -1,49 +1,58 @@
-//! Packets that the kernel sends for us, by raw IP sockets, with the headers that we wrote: to next hops that are not
-//! resolved yet. The kernel asks for the neighbour, keeps a few packets meanwhile, and takes the route that it knows. That it found nobody is heard by netlink
-//! ([`super::paths`]).
+//! Sends packets to unresolved next hops through the kernel, by raw IP sockets, with the port's own headers.
+//!
+//! The kernel solicits the neighbour, queues a few packets meanwhile, and takes its own route. A netlink event reports a neighbour that
+//! has failed ([`super::route_cache`]).
 
-use super::Own;
-use crate::ether::{HEADERS_MAX, Link, Seal, TRANSPORT_MAX, Template, UdpChecksum};
-use crate::sending::write;
+use super::LocalLink;
+use crate::PortError;
+use crate::ether::{HEADERS_MAX, HeaderTemplate, LinkHeader, TRANSPORT_MAX, UdpChecksum};
 use crate::sys::packet as sys;
 use crate::sys::socket::SockAddr;
-use crate::{PortError, ROCE_UDP_PORT};
+use crate::tx_train::write;
 use burst_base::Reason;
 use burst_frame::{TxBatch, TxFrame};
 use burst_wire::MacAddr;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Buffer of these sockets, bytes: few packets go this way.
+/// Send buffer of these sockets in bytes; few packets are sent through them.
 const SNDBUF: u32 = 1 << 20;
 
-/// The sockets.
-pub struct Slow {
+/// The raw sockets.
+pub struct KernelSender {
     v4: OwnedFd,
-    /// A host may be without IPv6.
+    /// `None` on a host without IPv6.
     v6: Option<OwnedFd>,
+    /// Buffer for one packet.
     packet: Box<[u8]>,
 }
 
-impl Slow {
+impl KernelSender {
     /// Opens the sockets, bound to interface `device`.
-    pub fn open(device: &str) -> Result<Slow, PortError> {
+    ///
+    /// # Errors
+    /// The kernel's error for IPv4.
+    pub fn open(device: &str) -> Result<KernelSender, PortError> {
         let v4 = sys::open_raw(false, device, SNDBUF)
             .map_err(|e| PortError::from_io(format!("open a raw socket on {device}"), e))?;
         let v6 = sys::open_raw(true, device, SNDBUF).ok();
-        Ok(Slow { v4, v6, packet: vec![0; HEADERS_MAX + TRANSPORT_MAX].into_boxed_slice() })
+        Ok(KernelSender { v4, v6, packet: vec![0; HEADERS_MAX + TRANSPORT_MAX].into_boxed_slice() })
     }
-    /// Sends one packet with identification 0, or says why it was dropped.
-    pub fn send(&mut self, batch: &TxBatch, frame: &TxFrame, own: &Own) -> Result<(), Reason> {
+    /// Sends one packet with IPv4 identification 0.
+    ///
+    /// # Errors
+    /// The reason why the packet was dropped.
+    pub fn send(&mut self, batch: &TxBatch, frame: &TxFrame, own: &LocalLink) -> Result<(), Reason> {
         let flow = &frame.flow;
         let (src_port, len) = (own.src_port(flow), frame.udp_payload_len());
-        let link = Link { src: own.mac, dst: MacAddr::default(), vlan: None };
-        let template = Template::new(&link, flow, src_port, ROCE_UDP_PORT).ok_or(Reason::SendFailed)?;
-        let mut seal = Seal::new(flow.src, flow.dst, src_port, ROCE_UDP_PORT).ok_or(Reason::SendFailed)?;
+        let link = LinkHeader { src: own.mac, dst: MacAddr::default(), vlan: None };
+        let template =
+            HeaderTemplate::new(&link, flow, src_port, own.encapsulation.udp_port).ok_or(Reason::SendFailed)?;
+        let mut seal = own.encapsulation.seal(flow.src, flow.dst, src_port).ok_or(Reason::SendFailed)?;
         let head = template.header_len();
         let packet = self.packet.get_mut(..head + len).ok_or(Reason::SendTooLong)?;
         template.write(packet, 0, len, UdpChecksum::Zero);
-        if !write(&mut packet[head..], batch, frame, Some(&mut seal), 0) {
+        if !write(&mut packet[head..], batch, frame, own.encapsulation.is_sealed().then_some(&mut seal), 0) {
             return Err(Reason::SendFailed);
         }
         if template.is_v6() {
@@ -55,6 +64,7 @@ impl Slow {
     }
 }
 
+/// The drop reason for an error of `sendto`.
 fn reason(error: &io::Error) -> Reason {
     match error.raw_os_error() {
         Some(libc::EHOSTUNREACH | libc::EHOSTDOWN) => Reason::NoNeighbour,

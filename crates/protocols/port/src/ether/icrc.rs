@@ -21,45 +21,45 @@ pub const ICRC: usize = burst_wire::ICRC_LEN;
 
 /// The ICRCs of packets of one flow; those of one length share their beginning.
 #[derive(Clone, Copy, Debug)]
-pub struct Seal {
-    pseudo: Pseudo,
+pub struct IcrcSeal {
+    pseudo: IcrcAddresses,
     len: usize,
     prepared: Prepared,
 }
 
 /// The addresses that an ICRC covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pseudo {
+enum IcrcAddresses {
     V4(PseudoV4),
     V6(PseudoV6),
 }
 
-impl Seal {
+impl IcrcSeal {
     /// For packets from `src` to `dst`; `None` when one is IPv4 and the other IPv6.
-    pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<Seal> {
+    pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<IcrcSeal> {
         let pseudo = match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                Pseudo::V4(PseudoV4 { dst_port, ..PseudoV4::new(src, dst, src_port) })
+                IcrcAddresses::V4(PseudoV4 { dst_port, ..PseudoV4::new(src, dst, src_port) })
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                Pseudo::V6(PseudoV6 { dst_port, ..PseudoV6::new(src, dst, src_port) })
+                IcrcAddresses::V6(PseudoV6 { dst_port, ..PseudoV6::new(src, dst, src_port) })
             }
             _ => return None,
         };
-        Some(Seal { pseudo, len: 0, prepared: prepare(&pseudo, 0) })
+        Some(IcrcSeal { pseudo, len: 0, prepared: prepare(&pseudo, 0) })
     }
     /// The seal of this flow: `last`, if it is of the same flow.
-    pub fn reuse(last: Option<Seal>, src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<Seal> {
+    pub fn reuse(last: Option<IcrcSeal>, src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<IcrcSeal> {
         let same = last.is_some_and(|seal| match (&seal.pseudo, src, dst) {
-            (Pseudo::V4(p), IpAddr::V4(s), IpAddr::V4(d)) => {
+            (IcrcAddresses::V4(p), IpAddr::V4(s), IpAddr::V4(d)) => {
                 (p.src, p.dst, p.src_port, p.dst_port) == (s, d, src_port, dst_port)
             }
-            (Pseudo::V6(p), IpAddr::V6(s), IpAddr::V6(d)) => {
+            (IcrcAddresses::V6(p), IpAddr::V6(s), IpAddr::V6(d)) => {
                 (p.src, p.dst, p.src_port, p.dst_port) == (s, d, src_port, dst_port)
             }
             _ => false,
         });
-        if same { last } else { Seal::new(src, dst, src_port, dst_port) }
+        if same { last } else { IcrcSeal::new(src, dst, src_port, dst_port) }
     }
     /// Begins the ICRC of a packet with `udp_payload_len` bytes, ICRC included; `transport` begins with the BTH.
     #[inline]
@@ -77,31 +77,31 @@ impl Seal {
         &self.prepared
     }
     fn is_v6(&self) -> bool {
-        matches!(self.pseudo, Pseudo::V6(_))
+        matches!(self.pseudo, IcrcAddresses::V6(_))
     }
     /// The ICRC of a packet with other flags than DF, which is not prepared for; `None` over IPv6.
     #[cold]
     fn unusual(&self, id: u16, flags_fragment: u16, udp_payload_len: usize, transport: &[u8]) -> Option<Icrc> {
-        let Pseudo::V4(pseudo) = self.pseudo else { return None };
+        let IcrcAddresses::V4(pseudo) = self.pseudo else { return None };
         Some(Icrc::ipv4(&PseudoV4 { id, flags_fragment, ..pseudo }, udp_payload_len, transport))
     }
 }
 
-fn prepare(pseudo: &Pseudo, udp_payload_len: usize) -> Prepared {
+fn prepare(pseudo: &IcrcAddresses, udp_payload_len: usize) -> Prepared {
     match pseudo {
-        Pseudo::V4(pseudo) => Prepared::ipv4(pseudo, udp_payload_len),
-        Pseudo::V6(pseudo) => Prepared::ipv6(pseudo, udp_payload_len),
+        IcrcAddresses::V4(pseudo) => Prepared::ipv4(pseudo, udp_payload_len),
+        IcrcAddresses::V6(pseudo) => Prepared::ipv6(pseudo, udp_payload_len),
     }
 }
 
 /// What is known of the IPv4 header of a packet, or of a train, whose packets count on from its identification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Header {
+pub enum IpId {
     /// Nothing, as sockets show none; or there is none, over IPv6.
     #[default]
-    Unseen,
+    Unknown,
     /// What the ICRC covers.
-    Seen {
+    Known {
         /// Identification.
         id: u16,
         /// Flags and fragment offset: DF, or none from some devices.
@@ -110,7 +110,7 @@ pub enum Header {
 }
 
 /// Checks the packets of one train after the other.
-pub struct Checker {
+pub struct IcrcChecker {
     strict: bool,
     /// The identification expected next, and what is added after it.
     next: u16,
@@ -128,10 +128,10 @@ pub struct Checker {
     doubted: u32,
 }
 
-impl Checker {
+impl IcrcChecker {
     /// `strict`: see the module's description.
-    pub fn new(strict: bool) -> Checker {
-        Checker {
+    pub fn new(strict: bool) -> IcrcChecker {
+        IcrcChecker {
             strict,
             next: 0,
             step: 1,
@@ -145,16 +145,16 @@ impl Checker {
     }
     /// A new train begins, or a packet of its own.
     #[inline]
-    pub fn begin_train(&mut self, header: Header) {
+    pub fn begin_train(&mut self, header: IpId) {
         (self.next, self.step) = (0, 1);
         (self.exact, self.flags_fragment) = (false, Ipv4::DONT_FRAGMENT);
-        if let Header::Seen { id, flags_fragment } = header {
+        if let IpId::Known { id, flags_fragment } = header {
             (self.next, self.exact, self.flags_fragment) = (id, true, flags_fragment);
         }
     }
     /// Whether the ICRCs of all packets of `train`, `stride` bytes each, are right, with identifications as predicted. False
     /// says nothing: the packets are to be checked one by one.
-    pub fn check_train(&mut self, seal: &mut Seal, train: &[u8], stride: usize) -> bool {
+    pub fn check_train(&mut self, seal: &mut IcrcSeal, train: &[u8], stride: usize) -> bool {
         if self.flags_fragment != Ipv4::DONT_FRAGMENT {
             return false;
         }
@@ -175,7 +175,7 @@ impl Checker {
     /// Whether the ICRC at the end of `packet` (BTH to ICRC, at least [`ICRC`] + 12 bytes) is right. It is the next one of
     /// the train.
     #[inline]
-    pub fn check(&mut self, seal: &mut Seal, packet: &[u8]) -> bool {
+    pub fn check(&mut self, seal: &mut IcrcSeal, packet: &[u8]) -> bool {
         let (body, trailer) = packet.split_at(packet.len() - ICRC);
         let (id, exact) = (self.next, std::mem::take(&mut self.exact));
         self.next = id.wrapping_add(self.step);
@@ -189,7 +189,7 @@ impl Checker {
 
     /// Looks for another identification that makes the ICRC right.
     #[cold]
-    fn recover(&mut self, seal: &Seal, icrc: Icrc, id: u16, len: usize, trailer: &[u8]) -> bool {
+    fn recover(&mut self, seal: &IcrcSeal, icrc: Icrc, id: u16, len: usize, trailer: &[u8]) -> bool {
         if seal.is_v6() {
             return false;
         }
@@ -216,8 +216,8 @@ impl Checker {
 mod tests {
     use super::*;
 
-    fn seal() -> Seal {
-        Seal::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 49_152, 4791).unwrap()
+    fn seal() -> IcrcSeal {
+        IcrcSeal::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 49_152, 4791).unwrap()
     }
 
     fn sealed(id: u16, len: usize) -> Vec<u8> {
@@ -229,8 +229,8 @@ mod tests {
 
     /// Checks packets with these identifications as one train; returns the verdicts and how many were recovered.
     fn train(strict: bool, ids: &[u16]) -> (Vec<bool>, u64) {
-        let mut checker = Checker::new(strict);
-        checker.begin_train(Header::Unseen);
+        let mut checker = IcrcChecker::new(strict);
+        checker.begin_train(IpId::Unknown);
         let verdicts = ids.iter().map(|&id| checker.check(&mut seal(), &sealed(id, 100))).collect();
         (verdicts, checker.recovered)
     }
@@ -243,23 +243,23 @@ mod tests {
 
     #[test]
     fn a_train_is_checked_as_a_whole_until_one_is_bad() {
-        let mut checker = Checker::new(true);
+        let mut checker = IcrcChecker::new(true);
         let good: Vec<u8> = (0..40).flat_map(|id| sealed(id, 296)).collect();
         let mut bad = good.clone();
         bad[7 * 300 + 50] ^= 1;
-        checker.begin_train(Header::Unseen);
+        checker.begin_train(IpId::Unknown);
         assert!(checker.check_train(&mut seal(), &good, 300));
         // What follows in the train has the identifications that follow.
         assert!(checker.check(&mut seal(), &sealed(40, 100)) && checker.recovered == 0);
-        checker.begin_train(Header::Unseen);
+        checker.begin_train(IpId::Unknown);
         assert!(!checker.check_train(&mut seal(), &bad, 300));
         let verdicts: Vec<bool> = bad.chunks(300).map(|packet| checker.check(&mut seal(), packet)).collect();
         assert!(verdicts.iter().enumerate().all(|(k, good)| *good == (k != 7)));
         for _ in 0..DOUBTED {
-            checker.begin_train(Header::Unseen);
+            checker.begin_train(IpId::Unknown);
             assert!(!checker.check_train(&mut seal(), &good, 300), "doubted");
         }
-        checker.begin_train(Header::Unseen);
+        checker.begin_train(IpId::Unknown);
         assert!(checker.check_train(&mut seal(), &good, 300));
         assert!(!checker.check_train(&mut seal(), &good[..200], 100), "too short to be worth while");
     }
@@ -290,18 +290,18 @@ mod tests {
             }
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            let mut checker = Checker::new(true);
+            let mut checker = IcrcChecker::new(true);
             assert!(!checker.check(&mut seal(), &bad), "bit {bit}");
         }
     }
 
-    fn seen(id: u16, flags_fragment: u16) -> Header {
-        Header::Seen { id, flags_fragment }
+    fn seen(id: u16, flags_fragment: u16) -> IpId {
+        IpId::Known { id, flags_fragment }
     }
 
     #[test]
     fn known_identifications_are_exact_and_lead_a_train() {
-        let mut checker = Checker::new(false);
+        let mut checker = IcrcChecker::new(false);
         checker.begin_train(seen(700, Ipv4::DONT_FRAGMENT));
         assert!(checker.check(&mut seal(), &sealed(700, 100)));
         assert!(checker.check(&mut seal(), &sealed(701, 100)));
@@ -329,7 +329,7 @@ mod tests {
             packet.extend_from_slice(&icrc);
             packet
         };
-        let mut checker = Checker::new(false);
+        let mut checker = IcrcChecker::new(false);
         let mut check = |header, packets: &[Vec<u8>]| {
             checker.begin_train(header);
             packets.iter().map(|packet| checker.check(&mut seal(), packet)).collect::<Vec<_>>()
@@ -339,12 +339,12 @@ mod tests {
         assert_eq!(check(seen(8, 0), &[packet(9)]), [false]);
         checker.begin_train(seen(9, 0));
         assert!(!checker.check_train(&mut seal(), &[packet(9), packet(10)].concat(), 300), "not together");
-        let mut v6 = Seal::new("::2".parse().unwrap(), "::1".parse().unwrap(), 1, 2).unwrap();
+        let mut v6 = IcrcSeal::new("::2".parse().unwrap(), "::1".parse().unwrap(), 1, 2).unwrap();
         assert!(!checker.check(&mut v6, &packet(9)), "no flags over IPv6");
     }
 
     #[test]
     fn mixed_families_have_no_seal() {
-        assert!(Seal::new("10.0.0.1".parse().unwrap(), "::1".parse().unwrap(), 1, 2).is_none());
+        assert!(IcrcSeal::new("10.0.0.1".parse().unwrap(), "::1".parse().unwrap(), 1, 2).is_none());
     }
 }

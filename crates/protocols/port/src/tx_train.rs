@@ -2,9 +2,9 @@
 //! sent in order, and what is done about what the kernel answers.
 //!
 //! A *train* is one message that the kernel or the NIC cuts into packets. Where a train is refused, the caller sends its
-//! packets one by one; see [`Answer`].
+//! packets one by one; see [`SendErrorAction`].
 
-use crate::ether::seal::{ICRC, Seal};
+use crate::ether::icrc::{ICRC, IcrcSeal};
 use crate::sys::send::SendRing;
 use crate::sys::socket::wait_writable;
 use burst_base::Reason;
@@ -22,7 +22,7 @@ const WAIT_MS: i32 = 1;
 
 /// What to do about an error of `sendmmsg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
+enum SendErrorAction {
     /// The socket's buffer or a queue below is full: wait, then try again.
     Wait,
     /// A signal came: try again.
@@ -33,18 +33,18 @@ enum Answer {
     Failed,
 }
 
-fn answer(errno: i32) -> Answer {
+fn answer(errno: i32) -> SendErrorAction {
     match errno {
-        libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM => Answer::Wait,
-        libc::EINTR => Answer::Again,
-        libc::EINVAL | libc::EIO | libc::EMSGSIZE => Answer::Singly,
-        _ => Answer::Failed,
+        libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM => SendErrorAction::Wait,
+        libc::EINTR => SendErrorAction::Again,
+        libc::EINVAL | libc::EIO | libc::EMSGSIZE => SendErrorAction::Singly,
+        _ => SendErrorAction::Failed,
     }
 }
 
 /// Frames `first .. first + frames` of the batch, of which `packets` are in the message.
 #[derive(Clone, Copy, Debug)]
-pub struct Train {
+pub struct TxTrain {
     /// First frame.
     pub first: usize,
     /// Frames taken.
@@ -54,17 +54,17 @@ pub struct Train {
 }
 
 /// How far the messages of the ring came.
-pub enum Progress {
+pub enum TxProgress {
     /// All were sent or dropped.
     Done,
     /// The train was refused, with this error; it and those after it have not been sent.
-    Refused(Train, i32),
+    Refused(TxTrain, i32),
 }
 
 /// Appends one packet, from its head to its ICRC, to the message under construction. The ICRC is zero without a seal.
 /// False, leaving nothing, if its memory is gone.
 #[inline]
-pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut Seal>, id: u16) -> bool {
+pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let spans = batch.spans_of(frame);
     if let [span] = spans
         && span.is_local()
@@ -97,7 +97,7 @@ pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Optio
 }
 
 /// [`append`] by copying all of the packet.
-fn append_copy(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut Seal>, id: u16) -> bool {
+fn append_copy(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let len = frame.udp_payload_len();
     if !write(ring.scratch(len), batch, frame, seal, id) {
         ring.unscratch(len);
@@ -108,7 +108,7 @@ fn append_copy(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Opti
 
 /// Writes one packet, from its head to its ICRC, into `packet`, which has its length. False if its memory is gone.
 #[inline]
-pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&mut Seal>, id: u16) -> bool {
+pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let len = packet.len();
     let head = frame.head();
     packet[..head.len()].copy_from_slice(head);
@@ -131,11 +131,11 @@ pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&
 /// what the socket has to say about earlier packets, and tells whether there was anything.
 pub fn transmit(
     ring: &mut SendRing,
-    trains: &[Train],
+    trains: &[TxTrain],
     fd: RawFd,
     complain: fn(RawFd, &mut dyn FnMut(Reason)) -> bool,
     dropped: &mut dyn FnMut(Reason),
-) -> Progress {
+) -> TxProgress {
     let (mut at, mut waits, mut failures) = (0, 0, 0);
     while at < ring.messages() {
         let errno = match ring.send(fd, at) {
@@ -147,17 +147,17 @@ pub fn transmit(
         };
         let train = trains[at];
         let reason = match answer(errno) {
-            Answer::Again => continue,
-            Answer::Wait if waits < WAITS_MAX => {
+            SendErrorAction::Again => continue,
+            SendErrorAction::Wait if waits < WAITS_MAX => {
                 waits += 1;
                 wait_writable(fd, WAIT_MS);
                 continue;
             }
-            Answer::Wait => Reason::SendQueueFull,
-            Answer::Singly if train.packets > 1 => return Progress::Refused(train, errno),
-            Answer::Singly if errno == libc::EMSGSIZE => Reason::SendTooLong,
-            Answer::Singly => Reason::SendFailed,
-            Answer::Failed => {
+            SendErrorAction::Wait => Reason::SendQueueFull,
+            SendErrorAction::Singly if train.packets > 1 => return TxProgress::Refused(train, errno),
+            SendErrorAction::Singly if errno == libc::EMSGSIZE => Reason::SendTooLong,
+            SendErrorAction::Singly => Reason::SendFailed,
+            SendErrorAction::Failed => {
                 failures += 1;
                 if complain(fd, dropped) && failures == 1 {
                     continue;
@@ -168,5 +168,5 @@ pub fn transmit(
         (0..train.packets).for_each(|_| dropped(reason));
         (at, waits, failures) = (at + 1, 0, 0);
     }
-    Progress::Done
+    TxProgress::Done
 }

@@ -4,15 +4,15 @@
 //! Few buffers are used for long trains, so that what the kernel has just copied is still in the L2 cache when the ICRC
 //! is computed and the engine copies it on; many for short packets, of which only the first lines are touched. The number
 //! follows the length of the messages seen last. Packets that do not fit the caller's budget stay where they are until
-//! the next call ([`Inbox`]).
+//! the next call ([`RxMessages`]).
 //!
 //! A *train* is one message of packets of one length, the last of which may be shorter. Packets of full length whose
 //! ICRCs are all right, with identifications as expected, are found so by one CRC and go to the engine in one call.
-//! All others go one by one, each to the engine or into a counter ([`Gate`]).
+//! All others go one by one, each to the engine or into a counter ([`PacketVerifier`]).
 
-use crate::RxSink;
-use crate::ether::{Checker, Header, ICRC, Seal, TRANSPORT_MIN, check_length};
+use crate::ether::{ICRC, IcrcChecker, IcrcSeal, IpId, check_length};
 use crate::sys::recv::{Message, RecvRing};
+use crate::{Encapsulation, RxSink};
 use burst_base::Reason;
 use burst_frame::{Flow, RxFrame};
 use std::io;
@@ -26,7 +26,7 @@ const HOT_BYTES: usize = 64 << 10;
 const LOST_REPORTED_MAX: u32 = 4096;
 
 /// Messages, and how far they have been handed out.
-pub struct Inbox {
+pub struct RxMessages {
     ring: RecvRing,
     /// Messages of the last `recvmmsg`, the one being handed out, and the byte of its packets at which it goes on.
     have: usize,
@@ -36,10 +36,10 @@ pub struct Inbox {
     bytes: usize,
 }
 
-impl Inbox {
+impl RxMessages {
     /// Nothing received yet.
-    pub fn new() -> Inbox {
-        Inbox { ring: RecvRing::new(MESSAGES), have: 0, at: 0, offset: 0, bytes: 0 }
+    pub fn new() -> RxMessages {
+        RxMessages { ring: RecvRing::new(MESSAGES), have: 0, at: 0, offset: 0, bytes: 0 }
     }
     /// Receives at most `budget` messages, once those before have been handed out. False if no more are waiting.
     pub fn fill(&mut self, fd: RawFd, budget: usize) -> io::Result<bool> {
@@ -85,7 +85,7 @@ pub fn report_lost(seen: &mut u32, lost: u32, sink: &mut dyn RxSink) {
 
 /// Packets of one flow side by side: a message from where it goes on.
 #[derive(Clone, Copy, Debug)]
-pub struct Train<'a> {
+pub struct RxTrain<'a> {
     /// Their flow.
     pub flow: Flow,
     /// From the first BTH to the last ICRC.
@@ -95,32 +95,32 @@ pub struct Train<'a> {
 }
 
 /// Lets packets through to the engine whose lengths and ICRCs are right.
-pub struct Gate {
-    checker: Checker,
+pub struct PacketVerifier {
+    checker: IcrcChecker,
     /// Longest packet.
     len_max: usize,
-    icrc: bool,
+    encapsulation: Encapsulation,
     /// Of the flow last received.
-    seal: Option<Seal>,
+    seal: Option<IcrcSeal>,
 }
 
-impl Gate {
-    /// For packets of at most `len_max` bytes. `icrc`: check it. `strict`: see [`crate::ether::seal`].
-    pub fn new(len_max: usize, icrc: bool, strict: bool) -> Gate {
-        Gate { checker: Checker::new(strict), len_max, icrc, seal: None }
+impl PacketVerifier {
+    /// For packets of at most `len_max` bytes. `icrc`: check it. `strict`: see [`crate::ether::icrc`].
+    pub fn new(encapsulation: &Encapsulation, len_max: usize, strict: bool) -> PacketVerifier {
+        PacketVerifier { checker: IcrcChecker::new(strict), len_max, encapsulation: *encapsulation, seal: None }
     }
     /// Identifications that had to be recovered.
     pub fn recovered(&self) -> u64 {
         self.checker.recovered
     }
     /// A message begins: packets of `flow` to this UDP port, under `header`.
-    pub fn begin(&mut self, flow: &Flow, udp_port: u16, header: Header) {
-        self.seal = Seal::reuse(self.seal, flow.src, flow.dst, flow.src_port, udp_port);
+    pub fn begin(&mut self, flow: &Flow, header: IpId) {
+        self.seal = IcrcSeal::reuse(self.seal, flow.src, flow.dst, flow.src_port, self.encapsulation.udp_port);
         self.checker.begin_train(header);
     }
     /// Hands out the next packets of the message that has begun, at most `budget`; returns how many, and their bytes.
-    pub fn pass(&mut self, train: &Train<'_>, budget: usize, sink: &mut dyn RxSink) -> (usize, usize) {
-        let Train { flow, bytes, segment } = *train;
+    pub fn pass(&mut self, train: &RxTrain<'_>, budget: usize, sink: &mut dyn RxSink) -> (usize, usize) {
+        let RxTrain { flow, bytes, segment } = *train;
         let (mut taken, mut rest) = (0, bytes);
         let whole = (bytes.len() / segment).min(budget) * segment;
         if whole > segment && self.all_good(&bytes[..whole], segment) {
@@ -138,14 +138,16 @@ impl Gate {
     }
     /// Whether packets of one length are all good. False says nothing about any of them.
     fn all_good(&mut self, packets: &[u8], stride: usize) -> bool {
-        (TRANSPORT_MIN..=self.len_max).contains(&stride)
-            && (!self.icrc || self.seal.as_mut().is_some_and(|seal| self.checker.check_train(seal, packets, stride)))
+        (self.encapsulation.packet_min..=self.len_max).contains(&stride)
+            && (!self.encapsulation.is_sealed()
+                || self.seal.as_mut().is_some_and(|seal| self.checker.check_train(seal, packets, stride)))
     }
     /// A packet without its ICRC, if it is good.
     #[inline]
     fn check<'a>(&mut self, packet: &'a [u8]) -> Result<&'a [u8], Reason> {
-        check_length(packet, self.len_max)?;
-        let good = !self.icrc || self.seal.as_mut().is_some_and(|seal| self.checker.check(seal, packet));
+        check_length(packet, self.encapsulation.packet_min, self.len_max)?;
+        let good =
+            !self.encapsulation.is_sealed() || self.seal.as_mut().is_some_and(|seal| self.checker.check(seal, packet));
         if good { Ok(&packet[..packet.len() - ICRC]) } else { Err(Reason::BadIcrc) }
     }
 }
@@ -153,18 +155,21 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ether::TRANSPORT_MAX;
+    use crate::PacketChecksum;
+    use crate::ether::{TRANSPORT_MAX, TRANSPORT_MIN};
     use crate::testing::{Collect, flow};
     use burst_wire::icrc::PseudoV4;
     use burst_wire::{Icrc, Ipv4, ROCE_PORT};
 
     const STRIDE: usize = 300;
+    const ROCE: &Encapsulation = &Encapsulation::ROCE;
+    const UNSEALED: &Encapsulation = &Encapsulation { checksum: PacketChecksum::None, ..Encapsulation::ROCE };
     /// IPv4 from a socket, IPv4 with its header, IPv6; each with the identifications of its packets.
-    const KINDS: [(bool, Header, u16); 3] =
-        [(false, Header::Unseen, 0), (false, seen(700), 700), (true, Header::Unseen, 0)];
+    const KINDS: [(bool, IpId, u16); 3] =
+        [(false, IpId::Unknown, 0), (false, seen(700), 700), (true, IpId::Unknown, 0)];
 
-    const fn seen(id: u16) -> Header {
-        Header::Seen { id, flags_fragment: Ipv4::DONT_FRAGMENT }
+    const fn seen(id: u16) -> IpId {
+        IpId::Known { id, flags_fragment: Ipv4::DONT_FRAGMENT }
     }
 
     fn flow_of(v6: bool) -> Flow {
@@ -176,7 +181,7 @@ mod tests {
     fn sealed(v6: bool, id: u16, number: usize, len: usize) -> Vec<u8> {
         let Flow { src, dst, src_port, .. } = flow_of(v6);
         let mut packet: Vec<u8> = (0..len - ICRC).map(|i| (i * i + 31 * number) as u8).collect();
-        let icrc = Seal::new(src, dst, src_port, ROCE_PORT).unwrap().begin(id, len, &packet).finish();
+        let icrc = IcrcSeal::new(src, dst, src_port, ROCE_PORT).unwrap().begin(id, len, &packet).finish();
         packet.extend_from_slice(&icrc);
         packet
     }
@@ -188,12 +193,12 @@ mod tests {
     }
 
     /// Hands the packets out as one message, `budget` at a time.
-    fn pass(gate: &mut Gate, v6: bool, header: Header, packets: &[Vec<u8>], budget: usize) -> Collect {
+    fn pass(gate: &mut PacketVerifier, v6: bool, header: IpId, packets: &[Vec<u8>], budget: usize) -> Collect {
         let (flow, bytes, mut sink) = (flow_of(v6), packets.concat(), Collect::default());
         let (mut offset, mut left) = (0, packets.len());
-        gate.begin(&flow, ROCE_PORT, header);
+        gate.begin(&flow, header);
         while left > 0 {
-            let train = Train { flow, bytes: &bytes[offset..], segment: packets[0].len() };
+            let train = RxTrain { flow, bytes: &bytes[offset..], segment: packets[0].len() };
             let (taken, length) = gate.pass(&train, budget, &mut sink);
             assert_eq!(taken, left.min(budget));
             (offset, left) = (offset + length, left - taken);
@@ -214,7 +219,7 @@ mod tests {
         for (v6, header, id) in KINDS {
             let packets = packets(v6, id, 40);
             for (budget, trains) in [(64, &[40][..]), (40, &[40]), (25, &[25, 15]), (13, &[13, 13, 13]), (1, &[])] {
-                let mut gate = Gate::new(TRANSPORT_MAX, true, true);
+                let mut gate = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
                 let sink = pass(&mut gate, v6, header, &packets, budget);
                 assert!(came(&sink, &packets, &[]) && sink.dropped.is_empty(), "{header:?} {budget}");
                 assert_eq!((&sink.trains[..], gate.recovered()), (trains, 0), "{header:?} {budget}");
@@ -230,7 +235,7 @@ mod tests {
                 for byte in [0, 5, 60, 118] {
                     let mut bad = good.clone();
                     bad[at][byte] ^= 0x10;
-                    let mut gate = Gate::new(TRANSPORT_MAX, true, true);
+                    let mut gate = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
                     let sink = pass(&mut gate, v6, header, &bad, 64);
                     assert!(came(&sink, &good, &[at]), "{header:?} {at} {byte}");
                     assert_eq!((&sink.dropped[..], gate.recovered()), (&[Reason::BadIcrc][..], 0));
@@ -245,26 +250,26 @@ mod tests {
     fn identifications_that_do_not_count_on_are_recovered_or_refused() {
         let ids = |of: &dyn Fn(usize) -> u16| (0..8).map(|i| sealed(false, of(i), i, STRIDE)).collect::<Vec<_>>();
         let (jump, same) = (ids(&|i| if i < 3 { 700 + i as u16 } else { 900 + i as u16 }), ids(&|_| 0));
-        let mut gate = Gate::new(TRANSPORT_MAX, true, false);
+        let mut gate = PacketVerifier::new(ROCE, TRANSPORT_MAX, false);
         let sink = pass(&mut gate, false, seen(700), &jump, 64);
         assert!(came(&sink, &jump, &[]) && sink.trains.is_empty() && sink.dropped.is_empty());
         assert_eq!(gate.recovered(), 1);
         let sink = pass(&mut gate, false, seen(0), &same, 64);
         assert!(came(&sink, &same, &[]) && sink.dropped.is_empty());
         assert_eq!(gate.recovered(), 2);
-        let mut strict = Gate::new(TRANSPORT_MAX, true, true);
+        let mut strict = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
         let sink = pass(&mut strict, false, seen(700), &jump, 64);
         assert!(came(&sink, &jump, &[3, 4, 5, 6, 7]) && strict.recovered() == 0);
         assert_eq!(sink.dropped, [Reason::BadIcrc; 5]);
         // What the header itself says is not to be explained away.
-        let sink = pass(&mut Gate::new(TRANSPORT_MAX, true, false), false, seen(699), &jump, 64);
+        let sink = pass(&mut PacketVerifier::new(ROCE, TRANSPORT_MAX, false), false, seen(699), &jump, 64);
         assert!(came(&sink, &jump, &[0]) && sink.dropped == [Reason::BadIcrc]);
     }
 
     #[test]
     fn packets_without_df_and_of_other_lengths_go_one_by_one() {
         let Flow { src_port, .. } = flow_of(false);
-        let header = Header::Seen { id: 5, flags_fragment: 0 };
+        let header = IpId::Known { id: 5, flags_fragment: 0 };
         let pseudo = PseudoV4::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), src_port);
         let unfragmented = |id| {
             let mut packet = vec![7; STRIDE - ICRC];
@@ -272,19 +277,21 @@ mod tests {
             packet.extend_from_slice(&icrc);
             packet
         };
-        let mut gate = Gate::new(TRANSPORT_MAX, true, true);
+        let mut gate = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
         let packets = [unfragmented(5), unfragmented(6), unfragmented(9), unfragmented(8)];
         let sink = pass(&mut gate, false, header, &packets, 3);
         assert!(came(&sink, &packets, &[2]) && sink.dropped == [Reason::BadIcrc] && sink.trains.is_empty());
         for (len, reason) in [(TRANSPORT_MIN - 1, Reason::Truncated), (TRANSPORT_MAX + 1, Reason::Oversize)] {
-            for mut gate in [Gate::new(TRANSPORT_MAX, true, true), Gate::new(TRANSPORT_MAX, false, true)] {
-                let sink = pass(&mut gate, true, Header::Unseen, &vec![vec![0; len]; 5], 64);
+            for mut gate in
+                [PacketVerifier::new(ROCE, TRANSPORT_MAX, true), PacketVerifier::new(UNSEALED, TRANSPORT_MAX, true)]
+            {
+                let sink = pass(&mut gate, true, IpId::Unknown, &vec![vec![0; len]; 5], 64);
                 assert!(sink.frames.is_empty() && sink.dropped == [reason; 5], "{len}");
             }
         }
         for (len, trains) in [(TRANSPORT_MIN, &[][..]), (TRANSPORT_MAX - 3, &[5]), (TRANSPORT_MAX, &[])] {
             let packets: Vec<_> = (0..5).map(|i| sealed(true, 0, i, len)).collect();
-            let sink = pass(&mut gate, true, Header::Unseen, &packets, 64);
+            let sink = pass(&mut gate, true, IpId::Unknown, &packets, 64);
             assert!(came(&sink, &packets, &[]) && sink.trains == trains, "{len}");
         }
     }
@@ -293,7 +300,7 @@ mod tests {
     fn without_icrcs_every_length_goes_as_one() {
         let mut bad = packets(false, 0, 6);
         bad[2][50] ^= 1;
-        let sink = pass(&mut Gate::new(TRANSPORT_MAX, false, true), false, Header::Unseen, &bad, 64);
+        let sink = pass(&mut PacketVerifier::new(UNSEALED, TRANSPORT_MAX, true), false, IpId::Unknown, &bad, 64);
         assert!(came(&sink, &bad, &[]) && sink.trains == [6] && sink.dropped.is_empty());
     }
 
