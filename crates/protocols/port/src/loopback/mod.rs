@@ -9,6 +9,10 @@
 //! one sender to one queue pair thus take one route and keep their order. [`crate::impair`] wraps this wrapper, so that its loss and
 //! delay apply to looped back packets too. A packet without room is dropped as `ReceiveOverflow`, as a socket drops it.
 //!
+//! Multicast of interface-local scope (ff01::/16) spans a single interface and serves loopback only (RFC 4291 section 2.7). Packets to
+//! such a group are therefore looped back and never sent on the link. The sending worker delivers them; the engine copies them to the
+//! members, on other workers too.
+//!
 //! In each pass the store and every queue get equal shares of the receive budget, and the wrapped port gets a quarter at least.
 
 use crate::{NeighbourState, Port, PortCaps, PortError, RxSink};
@@ -65,7 +69,7 @@ impl Loopback {
     /// Whether packets to `dst` are looped back.
     #[inline]
     fn is_looped_back(&self, dst: &IpAddr) -> bool {
-        self.own.contains(dst)
+        self.own.contains(dst) || is_interface_local(dst)
     }
 
     /// The route of a packet that is looped back; `None` for all others.
@@ -116,6 +120,12 @@ fn dest_qpn(frame: &TxFrame) -> Qpn {
     Qpn::new(word.map_or(0, |word| u32::from_be_bytes(*word)))
 }
 
+/// Whether `ip` is a multicast address of interface-local scope: ff01::/16, whatever its flags (RFC 4291 section 2.7).
+#[inline]
+fn is_interface_local(ip: &IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.segments()[0] & 0xff0f == 0xff01)
+}
+
 impl Port for Loopback {
     fn caps(&self) -> &PortCaps {
         self.inner.caps()
@@ -155,11 +165,20 @@ impl Port for Loopback {
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
-        self.inner.join(group)
+        if !is_interface_local(&group) {
+            return self.inner.join(group);
+        }
+        tracing::warn!(
+            "multicast group {group} has interface-local scope (RFC 4291): its datagrams reach queue pairs of this device only, \
+             not other hosts; a group in ff02::/16 reaches the link"
+        );
+        Ok(())
     }
 
     fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
+        if !is_interface_local(&group) {
+            self.inner.leave(group);
+        }
     }
 
     fn prepare(&mut self, flow: &Flow) {

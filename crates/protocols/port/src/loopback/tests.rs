@@ -95,6 +95,28 @@ fn frames_to_own_addresses_are_looped_back_and_others_are_sent() {
 }
 
 #[test]
+fn multicast_of_interface_local_scope_is_looped_back_and_not_sent() {
+    // perftest's default group, and groups of wider scopes.
+    let (local, link, global) = ("ff01:0:0:2:c985::", "ff02::c9", "ff0e::c9");
+    let (mut ports, mut peer) = joined(2);
+    assert!(ports[0].join(local.parse().unwrap()).is_ok(), "no port below is needed");
+    let payloads = numbered(3, 300);
+    let mut batch = TxBatch::new(3);
+    for (dst, payload) in [local, link, global].iter().zip(&payloads) {
+        assert!(push(&mut batch, &flow(OWN6, dst), payload));
+    }
+    assert!(!ports[0].is_resolving(Nanos(0), &flow(OWN6, local)));
+    assert_eq!(ports[0].next_hop(Nanos(0), local.parse().unwrap()), NeighbourState::Resolved);
+    assert_eq!(send(&mut ports[0], &batch), []);
+    assert_eq!(take(&mut ports[0]).payloads(), payloads[..1]);
+    assert_eq!(take(&mut ports[1]).frames.len(), 0, "the engine copies it to other workers");
+    let mut sent = Collect::default();
+    peer.rx_burst(Nanos(0), 64, &mut sent);
+    assert!(sent.frames.iter().all(|(f, _)| f.dst != local.parse::<IpAddr>().unwrap()));
+    ports[0].leave(local.parse().unwrap());
+}
+
+#[test]
 fn a_run_is_delivered_as_a_train() {
     let (mut own, _peer) = wrapped();
     let mut memory: Vec<u8> = (0..20 * 1024u32).map(|i| (i / 7) as u8).collect();
