@@ -8,7 +8,7 @@ from pathlib import Path
 from rust import Source
 
 #: Folders whose files come from elsewhere and keep their form.
-FOREIGN = ("tests/programs/vendored/",)
+FOREIGN = ("tests/programs/third-party/",)
 
 
 class Tree:
