@@ -1,7 +1,7 @@
 """Unmodified middleware from Debian between two hosts: perftest's options, UCX, libfabric, qperf, Open MPI.
 
-Each case runs in some seconds; all of them take minutes. `make test` runs a part in which each program, transport and option
-occurs, `make test-matrix` (BURST_MATRIX=1) runs all.
+A case takes a few seconds; all cases take minutes. `make test` runs a part that contains each program, transport and option;
+`make test-matrix` (BURST_MATRIX=1) runs all.
 """
 
 import os
@@ -31,12 +31,13 @@ def needs(program, package):
     return pytest.mark.skipif(not shutil.which(program), reason=f"{program} is missing: apt-get install {package}")
 
 
-# perftest: what RoCE has, service by service. perftest itself has no inline for READ and atomics, no events for WRITE,
-# no shared receive queue but for SEND, and no atomics or READ without a reliable connection.
+# perftest: the operations that RoCE has for each service. perftest itself has no inline for READ and atomics, no events for WRITE,
+# shared receive queues only for SEND, and READ and atomics only over a reliable connection (RC, XRC).
 SERVICES = {
     "RC": ["write", "read", "send", "atomic"],
     "UC": ["write", "send"],
     "UD": ["send"],
+    "XRC": ["write", "read", "send", "atomic"],
 }
 OPTIONS = {
     "plain": [],
@@ -64,7 +65,7 @@ def has(service, operation, kind, option):
     if option == "events":
         return operation != "write"
     if option == "shared receives":
-        # On UD perftest posts fewer receives to it than its queue pairs send.
+        # On UD perftest posts fewer receives to the shared queue than its queue pairs send. XRC always uses shared receive queues.
         return operation == "send" and service == "RC"
     if option == "inline":
         return operation in ("write", "send")
@@ -76,12 +77,12 @@ TRIPLES = [
     for service, operations in SERVICES.items() for operation in operations for kind in ("bw", "lat")
 ]
 POSSIBLE = {triple: [option for option in OPTIONS if has(*triple, option)] for triple in TRIPLES}
-# Options that each combination runs with, unless all.
+# Number of options with which each combination runs in `make test`.
 OPTIONS_EACH = 2
 
 
 def chosen():
-    """For each combination of service, operation and kind, the options that fewest others had, rare ones first."""
+    """For each combination of service, operation and kind, the least used options, rare ones first."""
     rarity = Counter(option for options in POSSIBLE.values() for option in options)
     used = Counter()
     for triple, options in POSSIBLE.items():
@@ -99,15 +100,15 @@ def test_the_part_that_always_runs_knows_every_option():
 
 @pytest.mark.parametrize("service, operation, kind, option", MATRIX)
 def test_perftest(fabric, service, operation, kind, option):
-    # Nothing holds back the sender of an unreliable service, and perftest waits for ever for a message that was dropped:
-    # a whole run must fit into the receiver's socket buffer (4 MiB).
-    iterations = 100 if service == "RC" else 5 if option == "large" else 10
+    # A sender of an unreliable service has no flow control, and perftest waits for ever for a message that was dropped: all messages of a
+    # run must fit into the receiver's socket buffer (4 MiB).
+    iterations = 100 if service in ("RC", "XRC") else 5 if option == "large" else 10
     words = [f"ib_{operation}_{kind}", "-d", "burst0", "-F", "-c", service, "-n", iterations, *OPTIONS[option]]
-    # Datagrams carry one packet; perftest wants to be told their size.
+    # A datagram is one packet: perftest's default size does not fit.
     if service == "UD" and "-s" not in words:
         words += ["-s", 512]
     result = run_pair(fabric.b, fabric.a, words, seconds=SECONDS)
-    # Few small messages on a busy machine are 0.00 MB/s: what counts is that all of them went.
+    # Few small messages on a busy machine are reported as 0.00 MB/s, so the number of messages is checked.
     queue_pairs = words[words.index("-q") + 1] if "-q" in words else 1
     assert result.row[1] == iterations * queue_pairs, result.client
 

@@ -200,6 +200,25 @@ def glossary(tree):
             yield path, f"{len(rows)} terms; {GLOSSARY_ROWS_MAX} are allowed"
 
 
+def document_paths(tree):
+    """Files that documents name exist. A last part in capital letters is a placeholder."""
+    folders = {folder for path in tree.files for folder in parents(path)}
+    for path in tree.files:
+        if not path.endswith(".md"):
+            continue
+        for number, line in enumerate(tree.read(path).split("\n"), start=1):
+            for name in re.findall(r"`((?:crates|docs|fuzz|scripts|share|tests)/[\w./-]+)`", line):
+                if name.rstrip("/") not in folders and name not in tree.files and not re.search(r"\b[A-Z]+\b", name.split("/")[-1].split(".")[0]):
+                    yield f"{path}:{number}", f"there is no {name}"
+
+
+def parents(path):
+    """All folders above a path."""
+    parts = path.split("/")[:-1]
+    return ("/".join(parts[: i + 1]) for i in range(len(parts)))
+
+
 RULES = [
     storeys, function_length, file_length, comment_width, abstract, module_table, unique_types, safety, circles, subjects, glossary,
+    document_paths,
 ]  # fmt: skip

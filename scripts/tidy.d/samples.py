@@ -98,6 +98,8 @@ SAMPLES = [
     ("subjects", Sample({}, subjects=[("1", "transport: " + "w" * 61), ("2", "rdmacm, cm: a thing"), ("3", ".ci: a thing")]), 0),
     ("glossary", Sample({"docs/glossary.md": "| term | x |\n| --- | --- |\n" + "| a | b |\n" * 31}), 1),
     ("glossary", Sample({"docs/glossary.md": "| term | x |\n| --- | --- |\n" + "| a | b |\n" * 30}), 0),
+    ("document_paths", Sample({"README.md": "see `docs/gone.md` and `tests/gone`\n", "docs/here.md": ""}), 2),
+    ("document_paths", Sample({"README.md": "see `docs/here.md`, `crates/` and `tests/a/b`\n", "docs/here.md": "", "crates/x": "", "tests/a/b/c": ""}), 0),
 ]  # fmt: skip
 
 
