@@ -6,16 +6,18 @@
 //! full 32-bit comparison, the protection domain and the access rights; the key makes guessing expensive and a
 //! stale key harmless.
 
-/// Bits of the index: most regions of one daemon.
+/// Bits of the index in a key.
 const INDEX_BITS: u32 = 17;
-/// Most regions at a time.
+/// Most regions and windows of one daemon at a time.
 pub const INDEX_MAX: usize = 1 << INDEX_BITS;
 const GENERATION_MASK: u32 = (1 << (24 - INDEX_BITS)) - 1;
 const HALF: u32 = 12;
 const HALF_MASK: u32 = (1 << HALF) - 1;
 const ROUNDS: usize = 4;
+// Index and generation fill the 24 bits that are permuted as two halves.
+const _: () = assert!(2 * HALF == 24 && INDEX_MAX * (GENERATION_MASK as usize + 1) == 1 << 24);
 
-/// The keyed permutation; every replica of a table needs the same.
+/// The keyed permutation. All replicas of a table need the same one.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyCipher {
     /// Per round: an odd multiplier and an addend.
@@ -35,6 +37,7 @@ impl KeyCipher {
         (half.wrapping_mul(multiplier).wrapping_add(addend)).wrapping_mul(multiplier) >> (32 - HALF)
     }
     fn permute(&self, x: u32) -> u32 {
+        debug_assert!(x < 1 << 24);
         let (mut left, mut right) = (x >> HALF, x & HALF_MASK);
         for round in self.rounds {
             (left, right) = (right, left ^ Self::mix(right, round));
@@ -56,7 +59,7 @@ impl KeyCipher {
     }
 }
 
-/// Hands keys out and takes them back (control thread).
+/// Allocator of keys (control thread).
 pub struct KeySpace {
     cipher: KeyCipher,
     random: Box<dyn FnMut() -> u64 + Send>,
@@ -84,19 +87,23 @@ impl KeySpace {
     pub fn from_system() -> KeySpace {
         KeySpace::new(Box::new(system_random))
     }
-    /// What the workers' tables need.
+    /// The permutation, which the tables of the workers need.
     pub fn cipher(&self) -> KeyCipher {
         self.cipher
     }
     /// A fresh key. None when [`INDEX_MAX`] regions exist. Never 0.
     pub fn alloc(&mut self) -> Option<u32> {
         let index = self.fresh_or_oldest()?;
+        assert!(!self.live[index as usize], "an index is allocated once at a time");
         self.live[index as usize] = true;
-        let place = u32::from(self.generations[index as usize]) << INDEX_BITS | index;
+        let generation = u32::from(self.generations[index as usize]);
+        debug_assert!(generation <= GENERATION_MASK && (index as usize) < INDEX_MAX);
+        let plain = generation << INDEX_BITS | index;
         // The low byte is 1..=255 so that no key is 0, which some programs take for "none".
         let low = 1 + ((self.random)() % 255) as u32;
-        Some(self.cipher.permute(place) << 8 | low)
+        Some(self.cipher.permute(plain) << 8 | low)
     }
+    /// An index never used before, or the one that has been free for the longest time.
     fn fresh_or_oldest(&mut self) -> Option<u32> {
         // A freed key stays invalid for REUSE_AFTER frees times the number of generations.
         if self.generations.len() < INDEX_MAX && self.free.len() < REUSE_AFTER {
@@ -106,15 +113,15 @@ impl KeySpace {
         }
         self.free.pop_front()
     }
-    /// Gives a key back after every replica has removed it. False: it was not in use.
+    /// Frees a key after all replicas have removed it. False: it was not in use.
     pub fn release(&mut self, key: u32) -> bool {
-        let place = self.cipher.unpermute(key >> 8);
-        let (index, generation) = (self.cipher.index(key), place >> INDEX_BITS);
+        let (index, generation) = (self.cipher.index(key), self.cipher.unpermute(key >> 8) >> INDEX_BITS);
         let known = self.live.get(index).copied() == Some(true) && u32::from(self.generations[index]) == generation;
         if known {
             self.live[index] = false;
             self.generations[index] = ((generation + 1) & GENERATION_MASK) as u8;
             self.free.push_back(index as u32);
+            debug_assert!(self.free.len() <= self.generations.len(), "an index is free once");
         }
         known
     }

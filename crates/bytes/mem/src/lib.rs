@@ -1,5 +1,5 @@
-//! Registered memory (storey 1): memory regions, keys, access checks, translation; and sharing an application's
-//! memory with the daemon. [`window`] opens parts of regions by keys of their own.
+//! Registered memory (storey 1): memory regions, keys, access checks and translation; and the sharing of an
+//! application's memory with the daemon. A [`window`] opens a part of a region by a key of its own.
 //!
 //! Daemon side: [`key`] makes keys, [`region`] maps an application's memory, [`table`] translates a key, an address
 //! and a length into a [`Span`]. Application side: [`swap`] replaces private pages by a sealed memfd in place, so

@@ -4,6 +4,7 @@
 //! mapped one after the other into one reserved range, so that translation is one addition. A descriptor is
 //! mapped only if it is sealed against shrinking and long enough: otherwise a truncation would be a SIGBUS here.
 //! A region that cannot be mapped is reached in its process, by system calls.
+
 use burst_base::verbs::access;
 use burst_span::{ProcessMemory, Span};
 use rustix::fs::SealFlags;
@@ -13,8 +14,9 @@ use std::sync::Arc;
 
 /// Most pieces of a region.
 pub const PIECES_MAX: usize = 8;
-/// Any right that lets somebody write through a region.
+/// The rights to write through a region: if a region has one of them, it is mapped writable.
 pub const WRITE_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+/// Bytes of an ordinary page.
 const PAGE: u64 = 4096;
 /// `f_type` of hugetlbfs (`HUGETLBFS_MAGIC`, linux/magic.h).
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
@@ -22,15 +24,15 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// A part of a region: `len` bytes of a descriptor's file from `offset` on.
 #[derive(Clone, Copy, Debug)]
 pub struct MapPiece<'a> {
-    /// Shared memory.
+    /// Descriptor of shared memory.
     pub fd: BorrowedFd<'a>,
-    /// Where in it.
+    /// Offset of the part in the file, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// Why a region was not mapped; the application may ask again for one in its process.
+/// Why a region was not mapped. The application may ask again for a region that is reached in its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapRefused {
     /// A descriptor is not a memfd sealed against shrinking.
@@ -42,21 +44,21 @@ pub enum MapRefused {
     /// No pieces, too many, a length of zero, or pieces that do not join at page boundaries.
     #[error("the pieces cannot be mapped one after the other")]
     NotContiguous,
-    /// The kernel refused.
+    /// A system call failed.
     #[error("mapping failed: {0}")]
     Os(#[from] rustix::io::Errno),
 }
 
-/// How the daemon reaches the bytes.
+/// How the daemon reaches the bytes of a region.
 #[derive(Debug)]
 pub enum Mapping {
-    /// Mapped here.
+    /// Mapped in the daemon.
     Local(LocalMapping),
-    /// Memory of a process at `addr`, by system calls.
+    /// In the memory of the process that registered it, by system calls.
     InProcess {
-        /// The owner's.
+        /// Memory of that process.
         memory: Arc<ProcessMemory>,
-        /// Address there.
+        /// Address of the first byte there.
         addr: u64,
     },
     /// No bytes: a region of length 0.
@@ -68,8 +70,11 @@ pub enum Mapping {
 /// A range mapped into this process; dropping unmaps it.
 #[derive(Debug)]
 pub struct LocalMapping {
+    /// First byte of the region.
     base: *mut u8,
+    /// First byte of the address range that was reserved for the mapping.
     reserved: *mut core::ffi::c_void,
+    /// Length of the reservation in bytes.
     reserved_len: usize,
 }
 
@@ -88,23 +93,28 @@ impl Drop for LocalMapping {
 /// A registered memory region. Shared by the workers' tables.
 #[derive(Debug)]
 pub struct Region {
-    /// lkey and rkey.
+    /// The number that is both lkey and rkey.
     pub key: u32,
-    /// Protection domain.
+    /// Number of the protection domain.
     pub pd: u32,
     /// Address that requests use for the first byte (0 for zero-based regions).
     pub iova: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// `base::verbs::access` bits.
+    /// Rights: `base::verbs::access` bits.
     pub access: u32,
-    /// Where the bytes are.
+    /// How the bytes are reached.
     pub mapping: Mapping,
 }
 
 impl Region {
-    /// A region of `len` bytes over `mapping`.
+    /// A region of `len` bytes over `mapping`. A local mapping must be as long as the region (panics otherwise): that is why
+    /// each span inside the region lies inside the mapping.
     pub fn new(key: u32, pd: u32, iova: u64, len: u64, access: u32, mapping: Mapping) -> Region {
+        if let Mapping::Local(local) = &mapping {
+            assert!(len <= local.bytes(), "the mapping is as long as the region");
+        }
+        assert!(!matches!(mapping, Mapping::Nothing) || len == 0, "a region without memory has no bytes");
         Region { key, pd, iova, len, access, mapping }
     }
     /// A null region (`ibv_alloc_null_mr`): any address and length is inside, writes vanish and reads give zeroes. It is for
@@ -132,10 +142,10 @@ impl Region {
             return None;
         }
         Some(match &self.mapping {
-            // SAFETY: inside the mapping, which `new` made as long as the region; it stays mapped until the region
-            // is reclaimed between turns. Without a right to write, `local`/`remote` hand it to readers only.
+            // SAFETY: inside the mapping, which is as long as the region (asserted in `new`); it stays mapped until the
+            // region is reclaimed between turns. Without a right to write, `local`/`remote` hand the span to readers only.
             Mapping::Local(m) => unsafe { Span::local(m.base.add(offset as usize), len) },
-            // The descriptor stays open as long as a mapping would.
+            // The descriptor stays open as long as the region exists.
             Mapping::InProcess { memory, addr } => memory.span(addr.wrapping_add(offset), len),
             Mapping::Nothing if len == 0 => Span::nothing(),
             Mapping::Nothing => return None,
@@ -155,7 +165,7 @@ impl LocalMapping {
         let len = usize::try_from(total.next_multiple_of(align) + align).map_err(|_| MapRefused::NotContiguous)?;
         // SAFETY: a new reservation at an address that the kernel chooses.
         let reserved = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), RESERVE)? };
-        // From here on dropping unmaps, whatever happens.
+        // From here on every return unmaps the reservation, by `drop`.
         let start = (reserved as u64).next_multiple_of(align);
         let mapping = LocalMapping { base: (start + lead) as *mut u8, reserved, reserved_len: len };
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -177,7 +187,12 @@ impl LocalMapping {
             };
             at += bytes;
         }
+        assert!(at <= reserved as u64 + len as u64, "the pieces lie inside the reservation");
         Ok(mapping)
+    }
+    /// Mapped bytes from the first byte of the region on, at most.
+    fn bytes(&self) -> u64 {
+        self.reserved as u64 + self.reserved_len as u64 - self.base as u64
     }
 }
 
@@ -201,7 +216,7 @@ fn check_joints(pieces: &[MapPiece<'_>]) -> Result<u64, MapRefused> {
     Ok(at)
 }
 
-/// Verifies a piece and gives the page size of its file.
+/// Checks the seals and the size of a piece's file; returns the size of its pages.
 fn page_size(piece: &MapPiece<'_>) -> Result<u64, MapRefused> {
     // Seals before the size: once sealed, the size cannot shrink any more.
     let seals = rustix::fs::fcntl_get_seals(piece.fd).map_err(|_| MapRefused::Unsealed)?;

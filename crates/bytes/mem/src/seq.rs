@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Looks before a reader or writer gives up.
+/// Attempts before a reader or writer gives up.
 #[cfg(not(loom))]
 const TRIES: u32 = 1024;
 /// Models must be finite.
@@ -30,7 +30,7 @@ impl<const N: usize> Default for SeqWords<N> {
 }
 
 impl<const N: usize> SeqWords<N> {
-    /// A consistent copy; `None` if a writer did not get out of the way.
+    /// A consistent copy; `None` if a writer was at work in every attempt.
     pub fn read(&self) -> Option<[u64; N]> {
         for _ in 0..TRIES {
             // Acquire pairs with the Release that ends a change: the words are at least that new.
@@ -48,10 +48,11 @@ impl<const N: usize> SeqWords<N> {
         None
     }
 
-    /// Replaces the words by `f` of them, or leaves them if `f` says so. `None` if another writer did not get out of the
-    /// way.
+    /// Lets `f` change the words and returns its result. `None`, without a call of `f`, if another writer was at work in every
+    /// attempt.
     pub fn change<T>(&self, f: impl FnOnce(&mut [u64; N]) -> T) -> Option<T> {
         let version = self.begin()?;
+        debug_assert_eq!(version & 1, 0, "one writer at a time");
         let mut words = core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed));
         let result = f(&mut words);
         fence(Ordering::Release);
@@ -62,7 +63,7 @@ impl<const N: usize> SeqWords<N> {
         Some(result)
     }
 
-    /// Makes the version odd; returns what it was.
+    /// Makes the version odd, which excludes other writers; returns the version before.
     fn begin(&self) -> Option<u32> {
         for _ in 0..TRIES {
             let version = self.version.load(Ordering::Relaxed);

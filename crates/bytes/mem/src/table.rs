@@ -17,16 +17,16 @@ use burst_base::{Lkey, Qpn, Reason, Rkey};
 use burst_span::Span;
 use std::sync::Arc;
 
-/// The queue pair that carries a peer's request, or a local one about windows.
+/// The queue pair that carries a request of a peer, or a local request about windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its protection domain.
+    /// Number of its protection domain.
     pub pd: u32,
     /// Its number.
     pub qpn: Qpn,
 }
 
-/// What a key may lead to.
+/// The object that a key belongs to.
 #[derive(Debug)]
 enum KeyEntry {
     Region(Arc<Region>),
@@ -48,7 +48,7 @@ impl KeyEntry {
     }
 }
 
-/// One worker's replica: keys to regions and windows.
+/// The replica of one worker: regions and windows by key.
 #[derive(Debug)]
 pub struct MrTable {
     cipher: KeyCipher,
@@ -63,6 +63,7 @@ impl MrTable {
     }
     fn put(&mut self, key: u32, entry: KeyEntry) -> bool {
         let index = self.cipher.index(key);
+        debug_assert!(index < INDEX_MAX);
         if index >= self.slots.len() {
             self.slots.resize_with((index + 1).next_power_of_two().min(INDEX_MAX), || None);
         }
@@ -70,14 +71,15 @@ impl MrTable {
         if free {
             self.slots[index] = Some(entry);
         }
+        debug_assert!(self.slots.len() <= INDEX_MAX);
         free
     }
-    /// Adds a region under its key. False: the key's place is taken, nothing changed.
+    /// Adds a region under its key. False: the slot of the key is taken; nothing has changed.
     #[must_use]
     pub fn insert(&mut self, region: Arc<Region>) -> bool {
         self.put(region.key, KeyEntry::Region(region))
     }
-    /// Adds a window under its key. False: the key's place is taken, nothing changed.
+    /// Adds a window under its key. False: the slot of the key is taken; nothing has changed.
     #[must_use]
     pub fn insert_window(&mut self, window: Arc<Window>) -> bool {
         self.put(window.base, KeyEntry::Window(window))
@@ -86,18 +88,20 @@ impl MrTable {
     pub fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
         let slot = self.slots.get_mut(self.cipher.index(key))?;
         let region = slot.as_ref()?.region(key)?.clone();
+        debug_assert_eq!(region.key, key);
         *slot = None;
         self.removed.push(region.clone());
         Some(region)
     }
-    /// Removes a window, whatever the low byte of `key`. Spans that it opened belong to its region.
+    /// Removes a window; the low byte of `key` does not matter. Spans that the window has opened belong to its region.
     pub fn remove_window(&mut self, key: u32) -> Option<Arc<Window>> {
         let slot = self.slots.get_mut(self.cipher.index(key))?;
         let window = slot.as_ref()?.window(key)?.clone();
+        debug_assert_eq!(window.base, key & KEY_BASE);
         *slot = None;
         Some(window)
     }
-    /// Between turns, when no span is alive: lets go of removed regions.
+    /// Drops the removed regions. Call it between turns, when no span is alive.
     pub fn reclaim(&mut self) {
         self.removed.clear();
     }
@@ -106,11 +110,11 @@ impl MrTable {
     pub fn get(&self, key: u32) -> Option<&Arc<Region>> {
         self.slots.get(self.cipher.index(key))?.as_ref()?.region(key)
     }
-    /// Regions and windows.
+    /// Number of regions and windows.
     pub fn len(&self) -> usize {
         self.slots.iter().flatten().count()
     }
-    /// Whether there is none.
+    /// Whether the table has no region and no window.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -140,8 +144,8 @@ impl MrTable {
             }
             Some(Some(KeyEntry::Window(window))) if window.base == rkey.0 & KEY_BASE => {
                 let (key, addr) = window.open(by, rkey.0, addr, len, access).ok_or(Reason::RemoteAccess)?;
-                // Asked again at each use: a region may have been registered anew with fewer rights since the window was bound,
-                // and is mapped for reading only then.
+                // Checked at each use: since the window was bound, the region may have been registered anew with fewer rights,
+                // and then it is mapped for reading only.
                 let rights = rights_to_open(access);
                 let may = |region: &&Arc<Region>| region.pd == by.pd && region.access & rights == rights;
                 let region = self.get(key).filter(may).ok_or(Reason::RemoteAccess)?;
@@ -150,7 +154,7 @@ impl MrTable {
             _ => Err(Reason::RemoteAccess),
         }
     }
-    /// Carries out a bind request (IBA 10.6.7.2.2): the region must allow windows, and give what the window gives.
+    /// Carries out a bind request (IBA 10.6.7.2.2): the region must allow windows and have the rights that the window gives.
     pub fn bind(&self, by: Peer, request: &BindRequest) -> Result<(), Reason> {
         let slot = self.slots.get(self.cipher.index(request.window)).and_then(Option::as_ref);
         let window = slot.and_then(|entry| entry.window(request.window)).ok_or(Reason::WindowBind)?;
@@ -164,8 +168,8 @@ impl MrTable {
         }
         if window.bind(by, request) { Ok(()) } else { Err(Reason::WindowBind) }
     }
-    /// A peer's SEND with invalidate, or a local invalidate: the window is closed. Only windows of type 2 can be
-    /// invalidated (IBA 10.6.7.2.6): a region belongs to its program for as long as it is registered.
+    /// Closes a window: a peer's SEND with invalidate, or a local invalidate. Only windows of type 2 can be invalidated
+    /// (IBA 10.6.7.2.6): a region belongs to its program as long as it is registered.
     pub fn invalidate(&self, by: Peer, rkey: Rkey) -> Result<(), Reason> {
         let slot = self.slots.get(self.cipher.index(rkey.0)).and_then(Option::as_ref);
         let window = slot.and_then(|entry| entry.window(rkey.0)).ok_or(Reason::RemoteAccess)?;
@@ -173,7 +177,7 @@ impl MrTable {
     }
 }
 
-/// What a region must allow so that a window may give the rights `access` (IBA 10.6.7.2.2).
+/// The rights that a region must have so that a window on it may give the rights `access` (IBA 10.6.7.2.2).
 fn rights_to_open(access: u32) -> u32 {
     let writes = access & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
     access::MW_BIND | if writes { access::LOCAL_WRITE } else { 0 }

@@ -1,12 +1,11 @@
 //! Memory windows (IBA 10.6.7): a key that opens a part of a region, bound and closed by work requests.
 //!
-//! A window has a place in every worker's table from its allocation on; binding changes only the words inside
-//! ([`SeqWords`]), so that the worker that carries out the request needs nobody's help. A bound window names its region by
-//! key, not by address: the region is looked up at each use, and a region that was deregistered closes the window by being
-//! gone.
+//! A window has a slot in the table of every worker from its allocation on. Binding changes only the words inside
+//! ([`SeqWords`]), so the worker that carries out the request need not wait for others. A bound window names its region by
+//! key, not by address: the region is looked up at each use, so a window on a deregistered region opens nothing.
 //!
 //! Type 1: bound again and again through any queue pair of the domain, each time with the next key; length 0 closes it.
-//! Type 2 (2B): bound through one queue pair, obeys only that one, and must be invalidated before it is bound again.
+//! Type 2 (2B): bound through one queue pair, open to that queue pair only; must be invalidated before it is bound again.
 
 use crate::seq::SeqWords;
 use crate::table::Peer;
@@ -19,33 +18,33 @@ pub const KEY_BASE: u32 = !0xff;
 /// A memory window. Shared by the workers' tables.
 #[derive(Debug)]
 pub struct Window {
-    /// The key's bits that never change.
+    /// The bits of the key that never change.
     pub base: u32,
-    /// Protection domain.
+    /// Number of the protection domain.
     pub pd: u32,
-    /// Kind.
+    /// Type 1 or 2.
     pub mw_type: MwType,
     words: SeqWords<5>,
 }
 
-/// What a bind request asks for, as the application wrote it.
+/// A bind request as the application wrote it; its fields are not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindRequest {
-    /// Any key that the window has had.
+    /// Any key that the window has had: names the window.
     pub window: u32,
-    /// The key that it shall have.
+    /// The key that the window gets.
     pub rkey: u32,
-    /// Region.
+    /// Key of the region.
     pub lkey: u32,
     /// First byte, in the region's addresses.
     pub addr: u64,
-    /// Bytes; 0 closes a window of type 1.
+    /// Length in bytes; 0 closes a window of type 1.
     pub len: u64,
-    /// `base::verbs::access` bits.
+    /// Rights: `base::verbs::access` bits.
     pub access: u32,
 }
 
-/// What a window opens.
+/// The part of a region that a window opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WindowBinding {
     /// Key that peers use; 0: closed.
@@ -56,10 +55,11 @@ pub(crate) struct WindowBinding {
     pub iova: u64,
     /// First byte, in the region's addresses.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
+    /// Rights: `base::verbs::access` bits.
     pub access: u32,
-    /// The queue pair that it obeys (type 2).
+    /// The queue pair to which the window is open (type 2).
     pub qpn: Qpn,
 }
 
@@ -92,7 +92,7 @@ impl WindowBinding {
     }
 
     /// The address in the region of `len` bytes at `addr`, if they are all inside.
-    fn place(&self, addr: u64, len: u32) -> Option<u64> {
+    fn region_addr(&self, addr: u64, len: u32) -> Option<u64> {
         let offset = addr.checked_sub(self.iova)?;
         let fits = offset <= self.len && u64::from(len) <= self.len - offset;
         fits.then(|| self.addr.wrapping_add(offset))
@@ -105,21 +105,22 @@ impl Window {
         Window { base: key & KEY_BASE, pd, mw_type, words: SeqWords::default() }
     }
 
-    fn obeys(&self, binding: &WindowBinding, by: Peer) -> bool {
+    /// Whether requests of `by` may use the window.
+    fn is_open_to(&self, binding: &WindowBinding, by: Peer) -> bool {
         self.pd == by.pd && (self.mw_type == MwType::One || binding.qpn == by.qpn)
     }
 
-    /// Where a peer's request of `len` bytes at `addr` leads: key of the region and address in it.
+    /// Key of the region, and address in it, for a request of `len` bytes at `addr`; `None` if the window does not open them.
     pub(crate) fn open(&self, by: Peer, rkey: u32, addr: u64, len: u32, access: u32) -> Option<(u32, u64)> {
         let binding = WindowBinding::from_words(self.words.read()?);
-        let fits = binding.rkey == rkey && binding.access & access == access && self.obeys(&binding, by);
+        let fits = binding.rkey == rkey && binding.access & access == access && self.is_open_to(&binding, by);
         if !fits {
             return None;
         }
-        Some((binding.region, binding.place(addr, len)?))
+        Some((binding.region, binding.region_addr(addr, len)?))
     }
 
-    /// Binds it; the region has been checked. False: refused.
+    /// Binds the window; the caller has checked the region. False: refused.
     pub(crate) fn bind(&self, by: Peer, request: &BindRequest) -> bool {
         if self.pd != by.pd || request.rkey & KEY_BASE != self.base || request.rkey == 0 {
             return false;
@@ -130,6 +131,10 @@ impl Window {
                 return false;
             }
             let next = if request.len == 0 { WindowBinding::CLOSED } else { WindowBinding::of(request, by.qpn) };
+            debug_assert!(
+                next.rkey == 0 || next.rkey & KEY_BASE == self.base,
+                "a window keeps its place in the tables"
+            );
             *words = next.to_words();
             true
         });
@@ -140,7 +145,7 @@ impl Window {
     pub(crate) fn invalidate(&self, by: Peer, rkey: u32) -> bool {
         let closed = self.words.change(|words| {
             let now = WindowBinding::from_words(*words);
-            let may = self.mw_type == MwType::Two && now.rkey == rkey && self.obeys(&now, by);
+            let may = self.mw_type == MwType::Two && now.rkey == rkey && self.is_open_to(&now, by);
             if may {
                 *words = WindowBinding::CLOSED.to_words();
             }

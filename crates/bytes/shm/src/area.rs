@@ -1,7 +1,7 @@
-//! A bounds-checked piece of a mapped segment, and the only place where shared memory is read and written.
+//! A bounds-checked piece of a mapped segment. Shared memory is read and written only here.
 //!
-//! Shared words are accessed as atomics and entries as relaxed 64-bit words: whatever the other process does
-//! meanwhile, a copy holds some bytes and nothing is undefined. Every access asserts its bounds.
+//! Shared words are accessed as atomics and entries as relaxed 64-bit words: if the other process writes meanwhile, a
+//! copy holds some mixture of bytes, and no behaviour is undefined. Every access asserts its bounds.
 use crate::arena::Segment;
 use crate::layout::{Cqe, RecvWqe, SendWqe, Sge};
 use core::mem::{align_of, size_of};
@@ -12,7 +12,7 @@ use core::sync::atomic::{
 };
 use std::sync::Arc;
 
-/// Integers only, no padding, every bit pattern valid, size a multiple of 8.
+/// A type of integers only, without padding, for which every bit pattern is valid and whose size is a multiple of 8.
 ///
 /// # Safety
 /// The implementor is `repr(C)` with all of these properties.
@@ -49,17 +49,17 @@ impl Area {
         let ptr = unsafe { segment.base().add(offset) };
         Some(Area { segment: segment.clone(), ptr, len })
     }
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
-    /// First byte.
+    /// Address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
-    /// The segment it lies in.
+    /// The segment that the area is a part of.
     pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
     }

@@ -38,22 +38,22 @@ const OVERRUN: usize = offset_of!(CqHeader, overrun);
 const ARMED: usize = offset_of!(CqHeader, armed);
 const SEQUENCE: usize = offset_of!(Cqe, sequence);
 
-/// Geometry of a completion queue; both ends must use the same.
+/// Dimensions of a completion queue; both ends must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqSpec {
     entries: u32,
 }
 
 impl CqSpec {
-    /// Room for `cqe` completions, rounded up to a power of two; None for 0 or beyond [`CQE_MAX`].
+    /// Dimensions for `cqe` completions, rounded up to a power of two; None for 0 or beyond [`CQE_MAX`].
     pub fn new(cqe: u32) -> Option<CqSpec> {
         (1..=CQE_MAX).contains(&cqe).then(|| CqSpec { entries: cqe.next_power_of_two() })
     }
-    /// Slots, a power of two.
+    /// Number of slots, a power of two.
     pub fn entries(&self) -> u32 {
         self.entries
     }
-    /// Bytes of shared memory.
+    /// Shared memory that the queue needs, in bytes.
     pub fn bytes(&self) -> usize {
         CQ_HEADER_BYTES + self.entries as usize * size_of::<Cqe>()
     }
@@ -72,6 +72,7 @@ impl CqRing {
     }
     #[inline]
     fn slot(&self, index: u32) -> usize {
+        debug_assert!(self.entries.is_power_of_two());
         CQ_HEADER_BYTES + (index & (self.entries - 1)) as usize * size_of::<Cqe>()
     }
     #[inline]
@@ -132,7 +133,7 @@ struct CqShared {
 pub struct CqProducer(Arc<CqShared>);
 
 impl CqProducer {
-    /// The end of a fresh queue. None when `area` is too small.
+    /// The end of a new queue. None when `area` is too small.
     pub fn new(area: Area, spec: CqSpec) -> Option<CqProducer> {
         let ring = Arc::new(CqRing::new(area, spec)?);
         let rings = [AtomicPtr::new(Arc::as_ptr(&ring).cast_mut()), AtomicPtr::new(null_mut())];
@@ -243,11 +244,11 @@ pub struct CqConsumer {
 }
 
 impl CqConsumer {
-    /// The end of a fresh queue. None when `area` is too small.
+    /// The end of a new queue. None when `area` is too small.
     pub fn new(area: Area, spec: CqSpec) -> Option<CqConsumer> {
         Some(CqConsumer { ring: CqRing::new(area, spec)?, next: None, index: 0 })
     }
-    /// Slots.
+    /// Number of slots.
     pub fn entries(&self) -> u32 {
         self.next.as_ref().map_or(self.ring.entries, |(ring, _)| ring.entries)
     }
@@ -319,6 +320,7 @@ impl CqConsumer {
             f(&cqe);
             n += 1;
         }
+        debug_assert!(n <= max);
         if n > 0 {
             self.publish();
         }

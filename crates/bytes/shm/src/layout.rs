@@ -22,7 +22,7 @@ pub const CQE_MAX: u32 = 1 << 20;
 /// Largest number of workers.
 pub const WORKER_MAX: usize = 16;
 
-/// A place in an arena.
+/// A position in an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct ShmRef {
@@ -199,7 +199,7 @@ pub struct DoorbellTree {
     pub leaf: [u64; 4096],
 }
 
-/// First bytes of segment 0.
+/// The first bytes of segment 0 of an arena.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct ContextPage {
@@ -226,7 +226,7 @@ pub struct StatusPage {
     /// By worker.
     pub workers: [WorkerStatus; WORKER_MAX],
 }
-/// What an application must know of a worker.
+/// State of a worker that applications read.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct WorkerStatus {

@@ -2,9 +2,9 @@
 //!
 //! A context owns an *arena*: a few large sealed memfd segments made by the daemon ([`arena`]). Queues lie in it
 //! at offsets that the daemon chose ([`ShmRef`]). Everything an application writes is hostile: the daemon copies
-//! an entry, checks the copy and uses the copy. [`layout`] gives the formats; [`sq`], [`rq`], [`cq`],
-//! [`doorbell`], [`record_ring`] and [`status`] the two ends of each structure; [`protocol`] the few rules about shared words that
-//! all of them follow, written once so that loom can check them (`scripts/loom`).
+//! an entry, checks the copy and uses the copy. [`layout`] gives the formats; [`sq`], [`rq`], [`cq`], [`doorbell`],
+//! [`record_ring`] and [`status`] have the two ends of each structure; [`protocol`] has the few rules about shared words
+//! that all of them follow, written once so that loom can check them (`scripts/loom`).
 //!
 //! Index arithmetic is modulo 2^32 everywhere: an index is "entries ever", a slot is `index & (entries - 1)`.
 #[cfg(not(loom))]
@@ -35,11 +35,11 @@ pub mod testing;
 pub use area::Area;
 pub use layout::*;
 
-/// What a daemon-side `fetch` found. The entry's copy is in the caller's buffers when one was taken.
+/// Result of a `fetch` by the daemon. The copy of a taken entry is in the caller's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Fetch {
-    /// Nothing posted.
+    /// No entry is posted.
     Empty,
     /// The entry with this index was taken and lies within the queue's limits.
     Taken(u32),

@@ -1,6 +1,6 @@
-//! Whether this is still the process that made something, for the price of a load.
+//! Tells a forked child from the process that has made an object, by one load.
 //!
-//! A child after fork inherits mappings and locks that are its parent's. A [`LifePage`] is a private page that the kernel
+//! A child inherits mappings and locks that belong to its parent. A [`LifePage`] is a private page that the kernel
 //! wipes in a child (`MADV_WIPEONFORK`, Linux 4.14): no handler runs, no system call asks for the process id.
 
 use core::ptr::NonNull;
@@ -20,10 +20,10 @@ unsafe impl Send for LifePage {}
 unsafe impl Sync for LifePage {}
 
 impl LifePage {
-    /// A living page.
+    /// A page that is alive in this process.
     ///
     /// # Errors
-    /// Without room, or on a kernel that cannot wipe it: a child that goes unnoticed would use its parent's queues.
+    /// When memory is exhausted, or when the kernel cannot wipe the page: an unnoticed child would use its parent's queues.
     pub fn new() -> Result<LifePage, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh anonymous mapping touches nothing that exists.
@@ -51,7 +51,7 @@ impl LifePage {
 
 impl Drop for LifePage {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody else holds its address. It cannot fail for a whole mapping.
+        // SAFETY: the mapping belongs to this value alone. Unmapping a whole mapping cannot fail.
         let _ = unsafe { munmap(self.0.as_ptr().cast(), PAGE) };
     }
 }

@@ -1,4 +1,4 @@
-//! The rules by which two processes share words, each written once and used by the real rings and by loom.
+//! The rules by which two processes share words. Each is written once and used by the real rings and by the loom models.
 //!
 //! Three of them are the same Dekker pattern: each side writes its own word, passes a sequentially consistent
 //! fence and reads the other's word, so at least one side sees the other:
@@ -9,8 +9,8 @@
 //! | armed CQ | [`event_due`]: entry (before), then armed | [`arm`]: armed, then entries (a later poll) |
 //! | sleeping worker | [`needs_wake`]: doorbell (before), then sleeping | [`go_to_sleep`]: sleeping, then doorbells |
 //!
-//! Workers wake each other by the third rule, too; as they may write the word, one of several ringers claims the wake-up
-//! ([`claim_wake`], [`rise`]).
+//! Workers wake each other by the third rule, too. As they may write the word, exactly one of several ringers claims the
+//! wake-up ([`claim_wake`], [`rise`]).
 //!
 //! The fourth is the doorbell tree ([`ring_bit`], and swaps from the top down in `doorbell`); the fifth the
 //! reservation of CQ entries by many producers ([`reserve`]); the sixth the shared take of an SRQ ([`take`]).
@@ -36,8 +36,8 @@ pub fn post(producer: &AtomicU32, idle: &AtomicU32, index: u32) -> bool {
 /// Daemon: declares the queue idle after having taken everything up to `taken`. True: the next [`post`] will ring.
 /// False: something arrived meanwhile; the queue is not idle (a needless ring may follow).
 pub fn try_idle(producer: &AtomicU32, idle: &AtomicU32, taken: u32) -> bool {
-    // A swap, not a store, here and below: whoever writes `idle` reads what it overwrites, so that both sides'
-    // writes have one order that each can rely on.
+    // A swap, not a store, here and below: each writer of `idle` reads the value that it overwrites, so that the writes of
+    // both sides have one order that each side can rely on.
     idle.swap(1, AcqRel);
     // Pairs with the fence in `post`.
     fence(SeqCst);
@@ -84,13 +84,14 @@ pub fn needs_wake(sleeping: &AtomicU32) -> bool {
     sleeping.load(Relaxed) != 0
 }
 
-/// Daemon: after giving a worker something: whether it may be asleep and the caller is the one that must wake it.
+/// Daemon: after work was passed to another worker: whether that worker may be asleep and this caller must wake it.
 #[inline]
 pub fn claim_wake(sleeping: &AtomicU32) -> bool {
     needs_wake(sleeping) && sleeping.swap(0, AcqRel) != 0
 }
 
-/// Daemon: this worker is awake and looks at everything next. True: somebody has claimed its wake-up, which has come or will.
+/// Daemon: announces that this worker is awake and looks at all its work next. True: another worker has claimed the wake-up,
+/// whose write to the descriptor has come or will come.
 pub fn rise(sleeping: &AtomicU32) -> bool {
     sleeping.swap(0, AcqRel) == 0
 }
@@ -120,8 +121,8 @@ pub fn reserve(
     let mut seen = head.load(Acquire);
     loop {
         if outstanding(seen) >= entries(seen) {
-            // The application may have consumed more than `seen` knows of, while others went on and we did not: only a
-            // head that still stands is full.
+            // While this worker was interrupted, other workers may have added entries and the application may have consumed
+            // them: the queue is full only if the head has not moved.
             match head.load(Acquire) {
                 now if now == seen => return Err(seen),
                 now => seen = now,
@@ -137,8 +138,8 @@ pub fn reserve(
     }
 }
 
-/// Daemon worker: takes the entry `index` of an SRQ if nobody else has, then publishes the progress to the
-/// application. The entry must have been copied before; on false the copy is void.
+/// Daemon worker: takes the entry `index` of an SRQ if no other worker has, then publishes the progress to the application.
+/// The entry must have been copied before; on false the copy must be discarded.
 pub fn take(taken: &AtomicU32, consumer: &AtomicU32, index: u32) -> bool {
     if taken.compare_exchange(index, index.wrapping_add(1), AcqRel, Relaxed).is_err() {
         return false;
@@ -149,8 +150,8 @@ pub fn take(taken: &AtomicU32, consumer: &AtomicU32, index: u32) -> bool {
 
 /// Daemon worker: publishes that `value` entries of an SRQ are taken, or more if others have taken more.
 pub fn publish_taken(taken: &AtomicU32, consumer: &AtomicU32, mut value: u32) {
-    // The application must not be left with an older value than `taken`: whoever overwrites a newer value reads
-    // it by the swap (Acquire), therefore sees the newer `taken`, and repairs.
+    // The application must not be left with an older value than `taken`: a worker that overwrites a newer value reads it by
+    // the swap (Acquire), therefore sees the newer `taken`, and writes again.
     loop {
         consumer.swap(value, AcqRel);
         let now = taken.load(Acquire);

@@ -1,11 +1,11 @@
 //! Receive queues: one worker takes ([`RqConsumer`]), or several ([`SrqConsumer`], a shared receive queue).
 //!
 //! An entry is a [`RecvWqe`] and its SGEs. The daemon copies an entry when it takes it, so its slot is free at
-//! once: `consumer` (daemon to application) gives the free slots without any completion. An SRQ is taken without
-//! a lock: copy the entry, then claim its index by compare-and-swap; a worker that loses throws its copy away.
+//! once: `consumer` (daemon to application) gives the free slots without any completion. Entries of an SRQ are taken without
+//! a lock: a worker copies the entry, then claims its index by compare-and-swap; if the claim fails it discards the copy.
 //!
-//! `idle` is normally 0, receives ring nobody. The daemon sets it when it wants to hear of the next one: a queue
-//! pair in error must flush receives that are posted later.
+//! `idle` is normally 0, so that receives ring no doorbell. The daemon sets it to be notified of the next receive: a
+//! queue pair in error must flush receives that are posted later.
 use crate::area::Area;
 use crate::layout::{QUEUE_HEADER_BYTES, RecvWqe, SGE_MAX, Sge, WR_MAX, rq_stride};
 use crate::sq::{CONSUMER, IDLE, PRODUCER};
@@ -19,26 +19,28 @@ use std::sync::Arc;
 
 const BODY: usize = size_of::<RecvWqe>();
 
-/// Geometry of a receive queue; both ends must use the same.
+/// Dimensions of a receive queue; both ends must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RqSpec {
     entries: u32,
     max_sge: u32,
-    /// Bytes of an entry, in units that the compiler knows to be aligned.
+    /// Bytes of an entry in units of [`PAIR`], so that the compiler knows offsets to be aligned.
     pairs: u32,
 }
 
-/// Entries are a whole number of these.
+/// Unit of an entry's size, in bytes: two SGEs, or a head and an SGE.
 const PAIR: usize = 32;
+const _: () = assert!(PAIR == 2 * size_of::<Sge>() && BODY == size_of::<Sge>());
 
 impl RqSpec {
-    /// Room for `max_wr` receives (rounded up to a power of two) of up to `max_sge` SGEs; None beyond the limits.
+    /// Dimensions for `max_wr` receives (rounded up to a power of two) of up to `max_sge` SGEs; None beyond the limits of
+    /// [`crate::layout`].
     pub fn new(max_wr: u32, max_sge: u32) -> Option<RqSpec> {
         let fits = max_wr <= WR_MAX && max_sge <= SGE_MAX;
         let pairs = rq_stride(max_sge.min(SGE_MAX)) / PAIR as u32;
         fits.then(|| RqSpec { entries: max_wr.max(1).next_power_of_two(), max_sge, pairs })
     }
-    /// Slots, a power of two.
+    /// Number of slots, a power of two.
     pub fn entries(&self) -> u32 {
         self.entries
     }
@@ -47,7 +49,7 @@ impl RqSpec {
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
-    /// Bytes of shared memory.
+    /// Shared memory that the queue needs, in bytes.
     pub fn bytes(&self) -> usize {
         QUEUE_HEADER_BYTES + self.entries as usize * self.stride()
     }
@@ -58,7 +60,7 @@ impl RqSpec {
     fn slot(&self, index: u32) -> usize {
         QUEUE_HEADER_BYTES + (index & (self.entries - 1)) as usize * self.pairs as usize * PAIR
     }
-    /// Copies entry `index` if it was posted. Does not take it.
+    /// Copies entry `index` if it is posted, without taking it.
     fn copy(&self, area: &Area, index: u32, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
         // Acquire: pairs with the Release in `protocol::post`.
         let posted = area.word32(PRODUCER).load(Acquire).wrapping_sub(index);
@@ -69,6 +71,7 @@ impl RqSpec {
             return Fetch::Corrupt;
         }
         let slot = self.slot(index);
+        debug_assert!(slot + self.stride() <= area.len(), "masked indices lie inside the area");
         area.load(slot, wqe);
         if wqe.num_sge > self.max_sge {
             return Fetch::Malformed(index);
@@ -80,7 +83,7 @@ impl RqSpec {
     }
 }
 
-/// The application's end, of a QP's own queue or of an SRQ. Used under the library's lock.
+/// The application's end of a queue pair's own queue or of an SRQ. The library uses it under its lock of the queue.
 #[derive(Debug)]
 pub struct RqProducer {
     area: Area,
@@ -89,27 +92,27 @@ pub struct RqProducer {
 }
 
 impl RqProducer {
-    /// The end of a queue nothing was posted to yet. None when `area` is too small.
+    /// The end of a new queue. None when `area` is too small.
     pub fn new(area: Area, spec: RqSpec) -> Option<RqProducer> {
         (area.len() >= spec.bytes()).then_some(RqProducer { area, spec, written: 0 })
     }
-    /// The end of a queue to which `written` entries were posted: it has moved to another ring.
+    /// The end of a queue that has moved to another ring after `written` entries were posted. None when `area` is too small.
     pub fn resume(area: Area, spec: RqSpec, written: u32) -> Option<RqProducer> {
         (area.len() >= spec.bytes()).then_some(RqProducer { area, spec, written })
     }
-    /// Free slots.
+    /// Number of free slots.
     #[inline]
     pub fn room(&self) -> u32 {
         // Acquire: pairs with the consumer's Release; the daemon's copy of a slot comes before its reuse.
         let used = self.written.wrapping_sub(self.area.word32(CONSUMER).load(Acquire));
         self.spec.entries.saturating_sub(used)
     }
-    /// Entries ever written.
+    /// Number of entries ever written.
     #[inline]
     pub fn written(&self) -> u32 {
         self.written
     }
-    /// Geometry.
+    /// Dimensions.
     #[inline]
     pub fn spec(&self) -> &RqSpec {
         &self.spec
@@ -124,6 +127,7 @@ impl RqProducer {
             return Err(WriteError::TooManySges);
         }
         let slot = self.spec.slot(self.written);
+        debug_assert!(slot + self.spec.stride() <= self.area.len() && sges.len() <= SGE_MAX as usize);
         self.area.store(slot, &RecvWqe { wr_id, num_sge: sges.len() as u32, reserved: 0 }, BODY);
         let mut at = slot + BODY;
         for sge in sges {
@@ -133,7 +137,7 @@ impl RqProducer {
         self.written = self.written.wrapping_add(1);
         Ok(())
     }
-    /// Makes everything written visible. True: the daemon asked to be rung.
+    /// Makes all receives written so far visible. True: the daemon has asked for a doorbell.
     #[must_use = "a queue pair in error flushes receives only when rung"]
     #[inline]
     pub fn post(&mut self) -> bool {
@@ -150,11 +154,11 @@ pub struct RqConsumer {
 }
 
 impl RqConsumer {
-    /// The end of a fresh queue. None when `area` is too small.
+    /// The end of a new queue. None when `area` is too small.
     pub fn new(area: Area, spec: RqSpec) -> Option<RqConsumer> {
         (area.len() >= spec.bytes()).then_some(RqConsumer { area, spec, taken: 0 })
     }
-    /// Geometry.
+    /// Dimensions.
     pub fn spec(&self) -> &RqSpec {
         &self.spec
     }
@@ -168,19 +172,19 @@ impl RqConsumer {
         }
         fetch
     }
-    /// Receives posted and not taken; the queue's size at most.
+    /// Number of receives that are posted and not taken; at most the number of slots, whatever the application writes.
     pub fn pending(&self) -> u32 {
         self.area.word32(PRODUCER).load(Acquire).wrapping_sub(self.taken).min(self.spec.entries)
     }
-    /// Asks for a doorbell at the next post. False: receives are waiting already; fetch them and ask again.
+    /// Asks for a doorbell at the next post. False: there are receives already; fetch them and ask again.
     pub fn try_idle(&mut self) -> bool {
         protocol::try_idle(self.area.word32(PRODUCER), self.area.word32(IDLE), self.taken)
     }
-    /// Asks for no doorbell any more.
+    /// Ends the request of [`RqConsumer::try_idle`]: posts ring no doorbell.
     pub fn want_no_doorbell(&mut self) {
         self.area.word32(IDLE).store(0, Relaxed);
     }
-    /// Forgets everything posted (RESET). Indices go on.
+    /// Drops all posted receives (RESET). Indices go on.
     pub fn discard_all(&mut self) {
         self.taken = self.area.word32(PRODUCER).load(Acquire);
         self.area.word32(CONSUMER).store(self.taken, Release);
@@ -188,27 +192,27 @@ impl RqConsumer {
     }
 }
 
-/// The daemon's end of a shared receive queue: any number of workers, through clones.
+/// The daemon's end of a shared receive queue. Its clones, one per worker, take from the same queue.
 #[derive(Clone, Debug)]
 pub struct SrqConsumer {
     area: Area,
     spec: RqSpec,
-    /// Entries ever taken. The truth; the header's word is the application's copy.
+    /// Number of entries ever taken. Authoritative; the word in the header is a copy for the application.
     taken: Arc<AtomicU32>,
 }
 
 impl SrqConsumer {
-    /// The end of a fresh queue. None when `area` is too small.
+    /// The end of a new queue. None when `area` is too small.
     pub fn new(area: Area, spec: RqSpec) -> Option<SrqConsumer> {
         (area.len() >= spec.bytes()).then_some(SrqConsumer { area, spec, taken: Arc::default() })
     }
-    /// Geometry.
+    /// Dimensions.
     pub fn spec(&self) -> &RqSpec {
         &self.spec
     }
-    /// The same queue in another ring, with everything that is posted; `None` if that does not fit. The application posts
-    /// nothing meanwhile; workers may go on taking, from either ring, because `taken` is one. When nobody uses the old
-    /// one any more, call [`SrqConsumer::publish_taken`].
+    /// The same queue in another ring, with all posted entries; `None` if they do not fit. The application must not post
+    /// meanwhile. Workers may go on taking from either ring, because both share `taken`. When no worker uses the old ring
+    /// any more, call [`SrqConsumer::publish_taken`].
     pub fn move_to(&self, area: Area, spec: RqSpec) -> Option<SrqConsumer> {
         if area.len() < spec.bytes() || spec.max_sge != self.spec.max_sge {
             return None;
@@ -220,7 +224,7 @@ impl SrqConsumer {
         }
         let (mut wqe, mut sges) = (RecvWqe::default(), [Sge::default(); SGE_MAX as usize]);
         for index in (0..end.wrapping_sub(taken)).map(|i| taken.wrapping_add(i)) {
-            // A malformed entry stays malformed in its new place.
+            // A malformed entry stays malformed in its new slot.
             let _ = self.spec.copy(&self.area, index, &mut wqe, &mut sges);
             let slot = spec.slot(index);
             area.store(slot, &wqe, BODY);
@@ -228,16 +232,17 @@ impl SrqConsumer {
                 area.store(slot + BODY + i * size_of::<Sge>(), sge, size_of::<Sge>());
             }
         }
+        debug_assert!(end.wrapping_sub(taken) <= spec.entries, "the entries have distinct slots");
         area.word32(CONSUMER).store(taken, Release);
         area.word32(PRODUCER).store(end, Release);
         Some(SrqConsumer { area, spec, taken: self.taken.clone() })
     }
-    /// Tells the application how much is taken.
+    /// Publishes the number of entries ever taken, so that the application can reuse their slots.
     pub fn publish_taken(&self) {
         protocol::publish_taken(&self.taken, self.area.word32(CONSUMER), self.taken.load(Acquire));
     }
-    /// Copies and takes the next entry that no other worker takes. Lock-free: it repeats only when another
-    /// worker has taken an entry.
+    /// Copies and takes the next entry that no other worker takes. Lock-free: it repeats only after another worker has taken
+    /// an entry.
     pub fn fetch(&self, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
         loop {
             let index = self.taken.load(Acquire);
@@ -248,13 +253,13 @@ impl SrqConsumer {
                         return fetch;
                     }
                 }
-                // Another worker moved on between our two loads: the distance was measured from a stale index.
+                // Another worker has taken entries between the two loads: the distance was measured from a stale index.
                 Fetch::Corrupt if self.taken.load(Acquire) != index => {}
                 Fetch::Empty | Fetch::Corrupt => return fetch,
             }
         }
     }
-    /// Receives posted and not taken; the queue's size at most. For the SRQ limit event.
+    /// Number of receives that are posted and not taken, at most the number of slots. Decides the SRQ limit event.
     pub fn pending(&self) -> u32 {
         let taken = self.taken.load(Acquire);
         self.area.word32(PRODUCER).load(Acquire).wrapping_sub(taken).min(self.spec.entries)

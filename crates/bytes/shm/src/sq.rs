@@ -4,8 +4,8 @@
 //! ever posted. An entry's slot belongs to the daemon from `post` until the completion that retires it is polled
 //! (`Cqe::sq_consumer`), because inline data is sent, and sent again, from the slot.
 //!
-//! The daemon rests on an empty queue by setting `idle`; the post that finds it set clears it and rings the
-//! doorbell ([`crate::protocol`]). A busy queue is therefore never rung.
+//! When a queue is empty the daemon sets `idle`; the post that finds `idle` set clears it and rings the doorbell
+//! ([`crate::protocol`]). A busy queue is therefore never rung.
 use crate::area::Area;
 use crate::arena::Segment;
 use crate::layout::{INLINE_MAX, LINE, QUEUE_HEADER_BYTES, QueueHeader, SGE_MAX, SendWqe, Sge, WR_MAX, sq_stride};
@@ -21,7 +21,7 @@ pub(crate) const IDLE: usize = offset_of!(QueueHeader, idle);
 pub(crate) const CONSUMER: usize = offset_of!(QueueHeader, consumer);
 const BODY: usize = size_of::<SendWqe>();
 
-/// Geometry of a send queue; both ends must use the same.
+/// Dimensions of a send queue; both ends must use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SqSpec {
     entries: u32,
@@ -32,14 +32,14 @@ pub struct SqSpec {
 }
 
 impl SqSpec {
-    /// Room for `max_wr` requests of up to `max_sge` SGEs or `max_inline` bytes. None when a limit of
+    /// Dimensions for `max_wr` requests of up to `max_sge` SGEs or `max_inline` bytes. None when a limit of
     /// [`crate::layout`] is exceeded. `max_wr` is rounded up to a power of two, at least 1.
     pub fn new(max_wr: u32, max_sge: u32, max_inline: u32) -> Option<SqSpec> {
         let fits = max_wr <= WR_MAX && max_sge <= SGE_MAX && max_inline <= INLINE_MAX;
         let lines = sq_stride(max_sge.min(SGE_MAX), max_inline.min(INLINE_MAX)) / LINE as u32;
         fits.then(|| SqSpec { entries: max_wr.max(1).next_power_of_two(), max_sge, max_inline, lines })
     }
-    /// Slots, a power of two.
+    /// Number of slots, a power of two.
     pub fn entries(&self) -> u32 {
         self.entries
     }
@@ -52,7 +52,7 @@ impl SqSpec {
     pub fn max_inline(&self) -> u32 {
         self.max_inline
     }
-    /// Bytes of shared memory.
+    /// Shared memory that the queue needs, in bytes.
     pub fn bytes(&self) -> usize {
         QUEUE_HEADER_BYTES + self.entries as usize * self.stride()
     }
@@ -65,14 +65,14 @@ impl SqSpec {
     }
 }
 
-/// The smallest queue, in memory of this process only.
+/// Area and dimensions of the smallest queue, in memory of this process only.
 fn private_queue() -> Option<(Area, SqSpec)> {
     let spec = SqSpec::new(1, 1, 0)?;
     let segment = Arc::new(Segment::anonymous(spec.bytes()).ok()?);
     Some((Area::new(&segment, 0, spec.bytes())?, spec))
 }
 
-/// The application's end. Used under the library's lock of the queue pair.
+/// The application's end. The library uses it under its lock of the queue pair.
 #[derive(Debug)]
 pub struct SqProducer {
     area: Area,
@@ -82,26 +82,27 @@ pub struct SqProducer {
 }
 
 impl SqProducer {
-    /// The end of a queue nothing was posted to yet. None when `area` is too small.
+    /// The end of a new queue. None when `area` is too small.
     pub fn new(area: Area, spec: SqSpec) -> Option<SqProducer> {
         (area.len() >= spec.bytes()).then_some(SqProducer { area, spec, written: 0, freed: 0 })
     }
-    /// The end of a queue that nobody reads, for queue pairs that cannot send. None without memory.
+    /// The end of a queue without a reader, for queue pairs that cannot send. None when memory is exhausted.
     pub fn detached() -> Option<SqProducer> {
         let (area, spec) = private_queue()?;
         SqProducer::new(area, spec)
     }
-    /// Free slots.
+    /// Number of free slots.
     #[inline]
     pub fn room(&self) -> u32 {
+        debug_assert!(self.written.wrapping_sub(self.freed) <= self.spec.entries, "no slot is used twice");
         self.spec.entries - self.written.wrapping_sub(self.freed)
     }
-    /// Entries ever written: the index that the next one gets.
+    /// Number of entries ever written: the index of the next entry.
     #[inline]
     pub fn written(&self) -> u32 {
         self.written
     }
-    /// Geometry.
+    /// Dimensions.
     #[inline]
     pub fn spec(&self) -> &SqSpec {
         &self.spec
@@ -125,7 +126,7 @@ impl SqProducer {
         self.written = self.written.wrapping_add(1);
         Ok(())
     }
-    /// As [`SqProducer::write`], for requests that need no more than [`ShortWqe`] holds: half the line, half the work.
+    /// As [`SqProducer::write`], for requests that need only the fields of [`ShortWqe`]: half the cache line is written.
     #[inline]
     pub fn write_short(&mut self, head: &ShortWqe, sges: &[Sge]) -> Result<(), WriteError> {
         if self.room() == 0 {
@@ -166,6 +167,7 @@ impl SqProducer {
             unsafe { self.area.write_bytes(slot + BODY + length, src, len) };
             length += len;
         }
+        debug_assert!(length <= self.spec.max_inline as usize);
         let head = SendWqe { num_sge: 0, length: length as u32, flags: wqe.flags | INLINE, ..*wqe };
         self.area.store(slot, &head, BODY);
         self.written = self.written.wrapping_add(1);
@@ -176,8 +178,8 @@ impl SqProducer {
         // SAFETY: a slice is readable.
         unsafe { self.write_inline(wqe, core::iter::once((data.as_ptr(), data.len()))) }
     }
-    /// Writes the head of a request whose SGEs or inline bytes follow by [`SqProducer::stage_sge`] or
-    /// [`SqProducer::stage_inline`]. The returned slot is where they go.
+    /// Writes the head of a request. Its SGEs or inline bytes follow by [`SqProducer::stage_sge`] or
+    /// [`SqProducer::stage_inline`] on the returned value. `None`: no slot is free.
     #[inline]
     pub fn begin(&mut self, head: &ShortWqe) -> Option<Staged> {
         if self.room() == 0 {
@@ -198,6 +200,7 @@ impl SqProducer {
     #[inline]
     pub fn stage_sge(&self, to: &mut Staged, sge: &Sge) -> Result<(), WriteError> {
         let at = to.num_sge;
+        debug_assert!(to.slot() + BODY <= self.area.len(), "begun on this queue");
         if at >= self.spec.max_sge {
             return Err(WriteError::TooManySges);
         }
@@ -225,7 +228,7 @@ impl SqProducer {
         self.area.store_words(slot + WORD3, [two(to.rkey, to.length)]);
         Ok(())
     }
-    /// Fills in where a datagram begun by [`SqProducer::begin_whole`] goes.
+    /// Fills in the destination of a datagram begun by [`SqProducer::begin_whole`].
     pub fn stage_datagram(&self, to: &Staged, ah: u32, remote_qpn: u32, remote_qkey: u32) {
         self.area.store_words(to.slot() + TAIL, [two(remote_qpn, remote_qkey), two(ah, 0)]);
     }
@@ -233,17 +236,17 @@ impl SqProducer {
     pub fn stage_srqn(&self, to: &Staged, srqn: u32) {
         self.area.store_words(to.slot() + TAIL, [two(srqn, 0)]);
     }
-    /// Forgets requests from index `to` on, which were written and not posted.
+    /// Drops the requests from index `to` on, which were written and not posted.
     pub fn rewind(&mut self, to: u32) {
         if self.written.wrapping_sub(to) <= self.written.wrapping_sub(self.freed) {
             self.written = to;
         }
     }
-    /// Makes everything written visible. True: ring the doorbell of this queue.
-    #[must_use = "an idle queue that is not rung sleeps for ever"]
+    /// Makes all requests written so far visible. True: the caller must ring the doorbell of this queue.
+    #[must_use = "the daemon does not look at an idle queue that is not rung"]
     #[inline]
     pub fn post(&mut self) -> bool {
-        // The later word first: its check of bounds covers the other.
+        // The word with the higher offset first: its bounds check covers the other.
         let idle = self.area.word32(IDLE);
         protocol::post(self.area.word32(PRODUCER), idle, self.written)
     }
@@ -254,18 +257,19 @@ impl SqProducer {
             self.freed = consumer;
         }
     }
-    /// Frees all slots: the queue pair was moved to RESET, where the daemon forgets what was posted.
+    /// Frees all slots: the queue pair was moved to RESET, where the daemon drops all posted requests.
     pub fn free_all(&mut self) {
         self.freed = self.written;
     }
 }
 
+/// The flag of inline data in [`SendWqe::flags`].
 const INLINE: u16 = send_flags::INLINE as u16;
-/// Where the fields of datagrams begin.
+/// Offset of the first field of datagrams.
 const TAIL: usize = offset_of!(SendWqe, remote_qpn);
 
-/// The first half of a [`SendWqe`], all that sends, writes and reads need. What the slot's second half held before stays there;
-/// the daemon does not look at it for their opcodes.
+/// The first half of a [`SendWqe`], which is enough for SEND, WRITE and READ. The second half of the slot keeps its old
+/// contents; the daemon does not look at it for these opcodes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShortWqe {
     /// As in [`SendWqe`].
@@ -288,7 +292,7 @@ impl ShortWqe {
         let &SendWqe { wr_id, opcode, flags, imm, remote_addr, rkey, .. } = wqe;
         ShortWqe { wr_id, opcode, flags, imm, remote_addr, rkey }
     }
-    /// The word of opcode, count, flags and immediate.
+    /// The word that holds opcode, SGE count, flags and immediate data.
     #[inline]
     fn word1(&self, num_sge: u32) -> u64 {
         let of = |value: u64, at: usize, bytes: usize| byte_field(value, at - WORD1, bytes);
@@ -303,11 +307,12 @@ impl ShortWqe {
     }
 }
 
-/// Offset of the word of opcode, count, flags and immediate, and of that of key and length.
+/// Offset of the word that holds opcode, SGE count, flags and immediate data.
 const WORD1: usize = offset_of!(SendWqe, opcode);
+/// Offset of the word that holds remote key and inline length.
 const WORD3: usize = offset_of!(SendWqe, rkey);
 
-// What the words above and below hold follows the layout.
+// The words that are composed here agree with the layout of `SendWqe` and `Sge`.
 const _: () = assert!(
     offset_of!(SendWqe, wr_id) == 0
         && WORD1 == 8
@@ -321,7 +326,7 @@ const _: () = assert!(
         && offset_of!(SendWqe, ah) == TAIL + 8
 );
 
-/// `bytes` bytes at byte `at` of a word in memory.
+/// A word whose bytes from byte `at` on are the lowest `bytes` bytes of `value`, as they lie in memory.
 #[inline]
 const fn byte_field(value: u64, at: usize, bytes: usize) -> u64 {
     value << (8 * if cfg!(target_endian = "little") { at } else { size_of::<u64>() - at - bytes })
@@ -340,15 +345,15 @@ impl Sge {
     }
 }
 
-/// A request that is being built piece by piece in its slot.
+/// A request that is being written piece by piece into its slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Staged {
-    /// Whole lines from the queue's start.
+    /// Offset of the slot in the queue, in cache lines.
     lines: u32,
     num_sge: u32,
     length: u32,
     rkey: u32,
-    /// The head's second word, with no SGE.
+    /// The second word of the head, with an SGE count of 0.
     word1: u64,
 }
 
@@ -357,27 +362,27 @@ impl Staged {
     fn slot(&self) -> usize {
         self.lines as usize * LINE
     }
-    /// Operation.
+    /// Opcode of the request (`WrOpcode` number).
     #[inline]
     pub fn opcode(&self) -> u8 {
         self.word1.to_ne_bytes()[offset_of!(SendWqe, opcode) - WORD1]
     }
-    /// SGEs so far.
+    /// Number of SGEs so far.
     #[inline]
     pub fn num_sge(&self) -> u32 {
         self.num_sge
     }
-    /// Whether inline data was given, be it empty.
+    /// Whether inline data was given, even if it was empty.
     #[inline]
     pub fn is_inline(&self) -> bool {
         self.word1 & STAGED_INLINE != 0
     }
 }
 
-/// The flag in a head's second word.
+/// [`INLINE`] in the second word of a head.
 const STAGED_INLINE: u64 = byte_field(INLINE as u64, offset_of!(SendWqe, flags) - WORD1, 2);
 
-/// The daemon's end.
+/// The daemon's end, used by one worker.
 #[derive(Debug)]
 pub struct SqConsumer {
     area: Area,
@@ -386,7 +391,7 @@ pub struct SqConsumer {
 }
 
 impl SqConsumer {
-    /// The end of a fresh queue, idle: the first post rings. None when `area` is too small.
+    /// The end of a new queue, which is idle: the first post rings. None when `area` is too small.
     pub fn new(area: Area, spec: SqSpec) -> Option<SqConsumer> {
         if area.len() < spec.bytes() {
             return None;
@@ -394,7 +399,7 @@ impl SqConsumer {
         area.word32(IDLE).store(1, Release);
         Some(SqConsumer { area, spec, taken: 0 })
     }
-    /// The end of a queue to which nobody posts, for queue pairs that cannot send. None without memory.
+    /// The end of a queue without a writer, for queue pairs that cannot send. None when memory is exhausted.
     pub fn detached() -> Option<SqConsumer> {
         let (area, spec) = private_queue()?;
         SqConsumer::new(area, spec)
@@ -417,6 +422,7 @@ impl SqConsumer {
         }
         let index = self.taken;
         let slot = self.spec.slot(index);
+        debug_assert!(slot + self.spec.stride() <= self.area.len(), "masked indices lie inside the area");
         self.area.load(slot, wqe);
         self.taken = index.wrapping_add(1);
         let inline = wqe.flags & INLINE != 0;
@@ -430,7 +436,7 @@ impl SqConsumer {
         Fetch::Taken(index)
     }
     /// The inline data of entry `index`: `len` bytes, cut to the queue's inline limit. Valid until the entry is
-    /// retired; the application may change the bytes, never their place.
+    /// retired; the application may change the bytes at any time, but not where they are.
     pub fn inline_span(&self, index: u32, len: u32) -> Span {
         let len = len.min(self.spec.max_inline);
         let offset = self.spec.slot(index) + BODY;
@@ -439,24 +445,24 @@ impl SqConsumer {
         // (spans live for one turn; queues are destroyed between turns).
         unsafe { Span::local(self.area.as_ptr().add(offset), len) }
     }
-    /// Entries posted and not taken; the queue's size at most.
+    /// Number of entries that are posted and not taken; at most the number of slots, whatever the application writes.
     pub fn pending(&self) -> u32 {
         self.area.word32(PRODUCER).load(Acquire).wrapping_sub(self.taken).min(self.spec.entries)
     }
-    /// Entries ever taken: the index that the next one has. An entry's `Cqe::sq_consumer` is its index + 1.
+    /// Number of entries ever taken: the index of the next entry. An entry's `Cqe::sq_consumer` is its index + 1.
     pub fn taken(&self) -> u32 {
         self.taken
     }
-    /// Publishes how many entries were ever retired. The application frees slots by `Cqe::sq_consumer`, so this
-    /// is for observers.
+    /// Publishes the number of entries ever retired. Only observers read it: the application frees slots by
+    /// `Cqe::sq_consumer`.
     pub fn publish_consumed(&mut self, count: u32) {
         self.area.word32(CONSUMER).store(count, Release);
     }
-    /// Rests on an empty queue. True: the next post rings the doorbell. False: there is something to fetch.
+    /// Declares an empty queue idle. True: the next post rings the doorbell. False: there is an entry to fetch.
     pub fn try_idle(&mut self) -> bool {
         protocol::try_idle(self.area.word32(PRODUCER), self.area.word32(IDLE), self.taken)
     }
-    /// Forgets everything posted (RESET). Indices go on; the library frees its slots by `SqProducer::free_all`.
+    /// Drops all posted entries (RESET). Indices go on; the library frees its slots by `SqProducer::free_all`.
     pub fn discard_all(&mut self) {
         self.taken = self.area.word32(PRODUCER).load(Acquire);
         self.area.word32(CONSUMER).store(self.taken, Release);

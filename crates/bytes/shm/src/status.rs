@@ -15,19 +15,20 @@ use std::sync::Arc;
 const WORKERS: usize = offset_of!(StatusPage, workers);
 const BYTES: usize = size_of::<StatusPage>();
 
+/// Offset of the word of a worker.
 #[inline]
-fn sleeping_at(worker: usize) -> usize {
+const fn sleeping_at(worker: usize) -> usize {
     WORKERS + worker * size_of::<WorkerStatus>()
 }
 
-/// The daemon's page.
+/// The daemon's end of the status page.
 #[derive(Debug)]
 pub struct StatusOwner {
     area: Area,
 }
 
 impl StatusOwner {
-    /// Makes the page. Nobody else can map it writable.
+    /// Makes the page. No other process can map it writable.
     pub fn create() -> Result<StatusOwner, SegmentError> {
         let segment = Arc::new(Segment::create_read_only_for_others(BYTES.next_multiple_of(4096))?);
         let area = Area::new(&segment, 0, BYTES).ok_or(SegmentError::BadSize)?;
@@ -39,13 +40,14 @@ impl StatusOwner {
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.area.segment().fd()
     }
-    /// The end of one worker. None when there is no such worker.
+    /// The sleep flag of a worker. None when `worker` is [`WORKER_MAX`] or more.
     pub fn sleep_flag(&self, worker: usize) -> Option<SleepFlag> {
+        const { assert!(sleeping_at(WORKER_MAX - 1) + size_of::<WorkerStatus>() <= BYTES) };
         (worker < WORKER_MAX).then(|| SleepFlag { area: self.area.clone(), offset: sleeping_at(worker) })
     }
 }
 
-/// One worker's word.
+/// The word of one worker that says whether the worker sleeps.
 #[derive(Debug)]
 pub struct SleepFlag {
     area: Area,
@@ -53,7 +55,7 @@ pub struct SleepFlag {
 }
 
 impl SleepFlag {
-    /// Announces sleep. Look at every doorbell once more before waiting; if one rings, call [`SleepFlag::awake`].
+    /// Announces sleep. The worker must look at every doorbell once more before it waits; if one rings, call [`SleepFlag::awake`].
     pub fn set_sleeping(&self) {
         protocol::go_to_sleep(self.area.word32(self.offset));
     }
@@ -81,7 +83,7 @@ impl WorkerView {
         }
         Ok(WorkerView { area })
     }
-    /// After ringing: whether the worker's descriptor must be written.
+    /// Whether the descriptor of the worker must be written after a ring.
     #[inline]
     pub fn needs_wake(&self, worker: usize) -> bool {
         worker < WORKER_MAX && protocol::needs_wake(self.area.word32(sleeping_at(worker)))

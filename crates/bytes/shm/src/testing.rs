@@ -1,6 +1,6 @@
 //! Paired queue ends in one process, for the tests of other crates: real rings, no descriptors.
 //!
-//! The functions panic when a limit is exceeded; they are for tests only.
+//! The functions panic when a limit is exceeded. Only tests use them.
 use crate::area::Area;
 use crate::arena::Segment;
 use crate::cq::{CqConsumer, CqProducer, CqSpec};
@@ -10,36 +10,36 @@ use crate::rq::{RqConsumer, RqProducer, RqSpec, SrqConsumer};
 use crate::sq::{SqConsumer, SqProducer, SqSpec};
 use std::sync::Arc;
 
-/// Zeroed memory of this process.
+/// An area of `bytes` zero bytes in memory of this process.
 pub fn area(bytes: usize) -> Area {
     let segment = Arc::new(Segment::anonymous(bytes).expect("memory for a test"));
     Area::new(&segment, 0, bytes).expect("inside")
 }
-/// A send queue.
+/// Both ends of a new send queue.
 pub fn sq(max_wr: u32, max_sge: u32, max_inline: u32) -> (SqProducer, SqConsumer) {
     let spec = SqSpec::new(max_wr, max_sge, max_inline).expect("within limits");
     let area = area(spec.bytes());
     (SqProducer::new(area.clone(), spec).expect("fits"), SqConsumer::new(area, spec).expect("fits"))
 }
-/// A receive queue.
+/// Both ends of a new receive queue.
 pub fn rq(max_wr: u32, max_sge: u32) -> (RqProducer, RqConsumer) {
     let spec = RqSpec::new(max_wr, max_sge).expect("within limits");
     let area = area(spec.bytes());
     (RqProducer::new(area.clone(), spec).expect("fits"), RqConsumer::new(area, spec).expect("fits"))
 }
-/// A shared receive queue.
+/// Both ends of a new shared receive queue.
 pub fn srq(max_wr: u32, max_sge: u32) -> (RqProducer, SrqConsumer) {
     let spec = RqSpec::new(max_wr, max_sge).expect("within limits");
     let area = area(spec.bytes());
     (RqProducer::new(area.clone(), spec).expect("fits"), SrqConsumer::new(area, spec).expect("fits"))
 }
-/// A completion queue.
+/// Both ends of a new completion queue.
 pub fn cq(cqe: u32) -> (CqProducer, CqConsumer) {
     let spec = CqSpec::new(cqe).expect("within limits");
     let area = area(spec.bytes());
     (CqProducer::new(area.clone(), spec).expect("fits"), CqConsumer::new(area, spec).expect("fits"))
 }
-/// A context's doorbells and one worker's end of them.
+/// The doorbells of a new context and one worker's end of them.
 pub fn doorbells(worker: usize) -> (Doorbells, DoorbellDrain) {
     let area = area(size_of::<ContextPage>());
     (Doorbells::new(area.clone()).expect("fits"), DoorbellDrain::new(area, worker).expect("fits"))

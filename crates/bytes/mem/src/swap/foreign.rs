@@ -1,8 +1,9 @@
-//! Finding a descriptor for shared memory that the program mapped itself.
+//! Mappings of files: the descriptor of shared memory that the program has mapped itself, and device files, which are
+//! refused.
 //!
 //! A mapping names its file by device and inode. The program usually still holds the descriptor; if not, and with
-//! the privilege for it, `/proc/self/map_files` gives one. Only files sealed against shrinking are of use: the
-//! daemon maps no others.
+//! the privilege for it, `/proc/self/map_files` gives one. Only files sealed against shrinking are useful: the daemon
+//! maps no others.
 use super::vma::Vma;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -17,7 +18,7 @@ fn is_sealed(fd: &OwnedFd) -> bool {
     seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
 }
 
-/// One of the program's own descriptors.
+/// A duplicate of a descriptor that the program has open for the file of the mapping.
 fn held(vma: &Vma, write: bool) -> Option<OwnedFd> {
     let names = std::fs::read_dir("/proc/self/fd").ok()?;
     let numbers = names.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -37,7 +38,7 @@ fn held(vma: &Vma, write: bool) -> Option<OwnedFd> {
         // SAFETY: numbers only.
         let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
         if copy >= 0 {
-            // SAFETY: a fresh descriptor that nobody else owns.
+            // SAFETY: a fresh descriptor, owned by no other value.
             return Some(unsafe { OwnedFd::from_raw_fd(copy) });
         }
     }
@@ -78,12 +79,13 @@ fn character_device(vma: &Vma) -> Option<(u32, u32)> {
     (found && st.st_mode & libc::S_IFMT == libc::S_IFCHR).then(|| (libc::major(st.st_rdev), libc::minor(st.st_rdev)))
 }
 
+/// A new descriptor of the mapping's file; needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
 fn by_map_files(vma: &Vma, write: bool) -> Option<OwnedFd> {
     let path = format!("/proc/self/map_files/{:x}-{:x}\0", vma.start, vma.end);
     let mode = if write { libc::O_RDWR } else { libc::O_RDONLY };
     // SAFETY: a terminated string.
     let fd = unsafe { libc::open(path.as_ptr().cast(), mode | libc::O_CLOEXEC) };
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh descriptor, owned by no other value.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

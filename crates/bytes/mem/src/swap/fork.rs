@@ -1,30 +1,32 @@
 //! Fork: the child gets private copies of the swapped pages, as if they had never been shared.
 //!
 //! A `pthread_atfork` handler locks the registry before the fork, so that it is whole in the child. In the child,
-//! where no other thread runs, each swapped range is copied to private memory and put over the shared mapping. The
-//! copy shows the pages a moment after the fork: what the parent's other threads wrote in between is seen.
+//! where no other thread runs, each swapped range is copied to private memory, which replaces the shared mapping. The copy
+//! shows the pages shortly after the fork: it includes what other threads of the parent have written in between.
 //!
-//! One thing must not be shared even for that moment: the stack pages on which the forking thread runs, for parent
-//! and child would both return through them. If they are swapped, `prepare` makes them private, and the parent's
-//! handler swaps them in again, at the same offsets, so that the daemon's view goes on. A peer's writes to exactly
-//! those pages are lost while the fork lasts.
+//! The stack pages on which the forking thread runs must not be shared even for that time, because parent and child would
+//! both return through them. If they are swapped, `prepare` makes them private, and the handler of the parent swaps them
+//! in again, at the same offsets, so that the daemon's mapping is valid again. Writes of a peer to exactly those pages
+//! are lost while the fork lasts. This holds for pinned stack pages, too: a device keeps the pages from before the fork.
 //!
-//! Handlers of others that run between ours, in the forking thread, may register and release memory (`lock.rs`).
+//! Fork handlers of other libraries run between these handlers, in the forking thread; they may register and release
+//! memory (`lock.rs`).
 //!
 //! `vfork` and `posix_spawn` run no handlers and need none.
+
 use super::lock::ForkLockGuard;
 use super::uffd::{PageMover, copy_from_pool, private_pages, put_over};
 use super::vma::Maps;
 use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, pool::PAGE};
 
-/// Stack below and above the handler's frame that runs between the two returns from fork.
+/// Bytes of stack below and above the handler's frame that are used between `prepare` and the two returns from fork.
 const LIVE_BELOW: usize = 64 << 10;
 const LIVE_ABOVE: usize = 16 << 10;
 
-/// Installs the handlers once. False: they cannot be, so nothing may be swapped.
+/// Installs the handlers once. False: that failed, and no page may be swapped.
 pub(super) fn install(registry: &mut ForkLockGuard<'_, Registry>) -> bool {
     if !registry.handlers {
-        // SAFETY: three functions that live as long as this library.
+        // SAFETY: three functions that exist as long as this library.
         registry.handlers = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) } == 0;
     }
     registry.handlers
@@ -56,7 +58,7 @@ unsafe extern "C" fn child() {
     // SAFETY: locked by `prepare` in the thread that this one continues.
     let mut registry = unsafe { REGISTRY.resume() };
     registry.privatise();
-    // Leaked: the allocator may not be usable yet, and it is little.
+    // Leaked, because the allocator may not be usable yet; the map is small.
     core::mem::forget(core::mem::replace(&mut registry.refs, super::refs::PageCounts::new()));
     registry.pools.abandon();
     registry.epoch += 1;
@@ -75,7 +77,7 @@ impl Registry {
             }
         });
     }
-    /// Swaps in again what `evict` made private and somebody still has registered.
+    /// Swaps the pages in again that `evict` has made private, if they are still registered.
     fn readmit(&mut self, lo: usize, hi: usize) {
         let (Some(maps), Some(mover)) = (Maps::open(), PageMover::open()) else { return };
         let mut at = lo;
@@ -83,6 +85,7 @@ impl Registry {
             && let Some((start, end)) = self.refs.at_or_after(at).filter(|(start, _)| *start < hi)
         {
             let (first, last) = (start.max(lo), end.min(hi));
+            debug_assert!(lo <= first && first < last && last <= hi);
             let vma = maps.at_or_after(first).filter(|v| v.start <= first && v.end >= last);
             if let (Some(vma), Some(pool)) = (vma, self.pools.known(PAGE))
                 && matches!(self.class(&vma), MappingClass::Private)
@@ -108,8 +111,8 @@ impl Registry {
             }
         });
     }
-    /// Calls `f` with each swapped part of `[lo, hi)`: first, end, rights. Counted or not: pages that could not be
-    /// made private on release are shared as well.
+    /// Calls `f` with each swapped part of `[lo, hi)`: first address, end address, rights. Pages without a count are included:
+    /// those that could not be made private on release are shared as well.
     fn each_swapped(&mut self, maps: &Maps, lo: usize, hi: usize, mut f: impl FnMut(&mut Registry, usize, usize, i32)) {
         let mut at = lo;
         for _ in 0..VMAS_MAX {

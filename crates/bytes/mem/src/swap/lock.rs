@@ -1,32 +1,34 @@
 //! A lock that can be taken in one fork handler and released in another.
 //!
-//! `std::sync::Mutex` ties unlocking to a guard's life; a fork handler must lock in `prepare` and unlock in both
-//! processes. A pthread mutex allows exactly that.
+//! The guard of a `std::sync::Mutex` unlocks when it is dropped; a fork handler must lock in `prepare` and unlock later, in
+//! both processes. A pthread mutex allows this.
 //!
-//! Between the two, fork handlers of others run in the same thread, and they may register and deregister memory (UCX empties
-//! its cache of registrations there). They find the lock taken by their own thread and go on under it.
+//! In between, fork handlers of other libraries run in the same thread, and they may register and deregister memory (UCX
+//! empties its cache of registrations there). The lock is then taken by their own thread, and they use it as it is.
+
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// A value under a pthread mutex.
+/// A value protected by a pthread mutex.
 pub(crate) struct ForkLock<T> {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     value: UnsafeCell<T>,
-    /// The thread that forks while it holds the mutex ([`ForkLockGuard::keep`]); 0: none.
+    /// Identity of the thread that forks while it holds the mutex ([`ForkLockGuard::keep`]); 0: none.
     forking: AtomicUsize,
 }
 
 // SAFETY: the value is reached only while the mutex is held.
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 
-/// The value, while locked.
+/// Access to the value while the mutex is held.
 pub(crate) struct ForkLockGuard<'a, T> {
     lock: &'a ForkLock<T>,
-    /// The mutex is unlocked at the end.
+    /// Whether the mutex is unlocked when the guard is dropped.
     unlocks: bool,
 }
 
+/// Identity of the calling thread, never 0.
 fn this_thread() -> usize {
     // SAFETY: no precondition. A child's only thread has the identity of the one that forked.
     unsafe { libc::pthread_self() as usize }
@@ -41,7 +43,7 @@ impl<T> ForkLock<T> {
         }
     }
     pub(crate) fn lock(&self) -> ForkLockGuard<'_, T> {
-        // Relaxed: only this thread can have written its own name here, and it sees its own writes.
+        // Relaxed: only this thread can have written its own identity here, and it sees its own writes.
         if self.forking.load(Relaxed) == this_thread() {
             return ForkLockGuard { lock: self, unlocks: false };
         }
@@ -49,19 +51,22 @@ impl<T> ForkLock<T> {
         unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
         ForkLockGuard { lock: self, unlocks: true }
     }
-    /// The value, in the fork handler that ends what [`ForkLockGuard::keep`] began.
+    /// The guard again, in a fork handler after [`ForkLockGuard::keep`]; dropping it unlocks.
     ///
     /// # Safety
     /// This thread called `keep` (or is the child of the thread that did).
     pub(crate) unsafe fn resume(&self) -> ForkLockGuard<'_, T> {
+        debug_assert_eq!(self.forking.load(Relaxed), this_thread(), "kept by this thread");
         self.forking.store(0, Relaxed);
         ForkLockGuard { lock: self, unlocks: true }
     }
 }
 
 impl<T> ForkLockGuard<'_, T> {
-    /// Keeps the lock beyond this value's life: this thread forks, and [`ForkLock::resume`] ends it in both processes.
+    /// Keeps the mutex locked after the end of this guard, because this thread forks. [`ForkLock::resume`] gives the guard
+    /// back in both processes.
     pub(crate) fn keep(self) {
+        debug_assert!(self.unlocks, "the guard that has locked");
         self.lock.forking.store(this_thread(), Relaxed);
         core::mem::forget(self);
     }
@@ -77,7 +82,7 @@ impl<T> Deref for ForkLockGuard<'_, T> {
 
 impl<T> DerefMut for ForkLockGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the mutex is held, and `self` is the only handle: a thread that forks has given its own away.
+        // SAFETY: the mutex is held, and `self` is the only guard in use: a thread that forks has given its guard away.
         unsafe { &mut *self.lock.value.get() }
     }
 }

@@ -3,13 +3,13 @@
 //! [`register`] makes a range reachable for the daemon, in place: private anonymous pages (heap, stack, bss, private
 //! huge pages) are replaced by a shared mapping of one sealed, sparse memfd, the *pool* (`pool`). The page at
 //! address a lies at file offset a, so adjacent swaps merge in the kernel, one descriptor serves all regions, and a
-//! range is always one piece. Sealed shared memory of the program's own is passed as its descriptor. Everything
-//! else, and any range that cannot be given as at most [`PIECES_MAX`] pieces, is left alone and reached in the process, through
-//! `/proc/PID/mem`.
+//! range is always one piece. Of sealed shared memory that the program has made itself, the descriptor is passed. All
+//! other memory, and any range that cannot be given as at most [`PIECES_MAX`] pieces, is left as it is and reached in the
+//! process, through `/proc/PID/mem`.
 //!
-//! What is where is always asked from the kernel (`vma`), never remembered: the program may unmap, remap or move
-//! registered memory at any time. Remembered are only the registrations per page (`refs`): when the last one ends,
-//! [`release`] makes those pages private again, so that `MADV_DONTNEED` zeroes them and a child's copy is its own.
+//! The mappings are always asked from the kernel (`vma`), never remembered: the program may unmap, remap or move
+//! registered memory at any time. Only the number of registrations per page is remembered (`refs`): when the last one
+//! ends, [`release`] makes those pages private again, so that `MADV_DONTNEED` zeroes them and a forked child gets a copy.
 //! A swap loses no write of another thread (`uffd`). After a fork the child owns private copies (`fork`).
 //!
 //! Memory that a device has pinned stays where it is (`pinned`): a range that is pinned when it is registered is reached in
@@ -22,7 +22,7 @@
 //! kernel lends userfaultfd for user-mode faults only, a system call that writes into a range while it is being swapped
 //! may fail with EFAULT; ranges are swapped in pieces of at most 64 KiB there.
 //!
-//! This code runs inside foreign programs: it does not panic, does not print, and holds no lock across a fork.
+//! This code runs inside other people's programs: it does not panic, does not print, and holds no lock across a fork.
 mod foreign;
 mod fork;
 mod kernel;
@@ -44,20 +44,20 @@ use vma::{Maps, Vma};
 
 /// Most pieces of a registration; a range that needs more is reached in the process as a whole.
 pub const PIECES_MAX: usize = region::PIECES_MAX;
-/// Most mappings that one registration walks; a range with more is reached in the process.
+/// Most mappings in the range of one registration; a range with more is reached in the process.
 const VMAS_MAX: usize = 65_536;
 
-/// Where a part of a registered range can be found.
+/// How the daemon reaches a part of a registered range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PieceSource {
-    /// In the file of [`Registration::fd`]`(fd)`, from `offset` on.
+    /// By mapping the file of [`Registration::fd`]`(fd)`, from `offset` on.
     Fd {
-        /// Number of the descriptor in the registration.
+        /// Index of the descriptor in the registration.
         fd: usize,
-        /// Byte offset in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
     },
-    /// In this process's memory only: the daemon uses system calls.
+    /// In this process only, by system calls.
     InProcess,
 }
 
@@ -66,9 +66,9 @@ pub enum PieceSource {
 pub struct Piece {
     /// Address in this process.
     pub addr: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// Where the daemon finds it.
+    /// How the daemon reaches it.
     pub kind: PieceSource,
 }
 
@@ -90,30 +90,30 @@ pub enum RegisterError {
     Device,
 }
 
-/// A descriptor of a registration.
+/// The descriptor of a file that backs pieces of a registration.
 #[derive(Debug)]
 enum PieceFile {
-    /// The pool's, which lives as long as the process.
+    /// Of the pool, which exists as long as the process.
     Pool(i32),
-    /// A duplicate of one of the program's.
+    /// A duplicate of a descriptor of the program.
     Own(OwnedFd),
 }
 
-/// A registered range. Give it back by [`release`], after the daemon has dropped the region.
+/// A registered range. [`release`] ends it, after the daemon has dropped the region.
 #[derive(Debug)]
 pub struct Registration {
     pieces: [Piece; PIECES_MAX],
     count: usize,
     fds: [Option<PieceFile>; PIECES_MAX],
-    /// The pages that are counted in the registry; empty when none is the pool's.
+    /// First and end address of the pages that are counted in the registry; both 0 when no page is the pool's.
     lo: usize,
     hi: usize,
-    /// Which life of the registry the count belongs to; a fork begins a new one in the child.
+    /// The epoch of the registry in which the pages were counted; a fork begins a new epoch in the child.
     epoch: u64,
 }
 
 impl Registration {
-    /// The parts, in order of address, joined without gaps.
+    /// The pieces, in order of address and without gaps.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces[..self.count]
     }
@@ -144,7 +144,7 @@ impl Registration {
         let none = Piece { addr: 0, len: 0, kind: PieceSource::InProcess };
         Registration { pieces: [none; PIECES_MAX], count: 0, fds: [const { None }; PIECES_MAX], lo: 0, hi: 0, epoch: 0 }
     }
-    /// Appends a part, joined to the one before when it goes on in the same file. False: no room.
+    /// Appends a piece, or extends the last one if the file goes on there. False: there are [`PIECES_MAX`] pieces already.
     fn push(&mut self, addr: usize, len: usize, offset: u64, source: PieceFile) -> bool {
         let same = |s: &Option<PieceFile>| match (s, &source) {
             (Some(PieceFile::Pool(a)), PieceFile::Pool(b)) => a == b,
@@ -159,6 +159,10 @@ impl Registration {
             }
         }
         let Some(fd) = known.or_else(|| self.fds.iter().position(Option::is_none)) else { return false };
+        debug_assert!(
+            self.count == 0 || self.pieces[self.count - 1].addr + self.pieces[self.count - 1].len == addr,
+            "no gaps"
+        );
         let Some(piece) = self.pieces.get_mut(self.count) else { return false };
         *piece = Piece { addr, len, kind: PieceSource::Fd { fd, offset } };
         self.fds[fd].get_or_insert(source);
@@ -167,13 +171,13 @@ impl Registration {
     }
 }
 
-/// What the process remembers.
+/// The state of swapping in this process.
 #[derive(Debug)]
 pub(crate) struct Registry {
     refs: PageCounts,
     pools: PoolSet,
     epoch: u64,
-    /// Whether the fork handlers are in place.
+    /// Whether the fork handlers are installed.
     handlers: bool,
     /// Pages made private for the duration of a fork ([`fork`]).
     evicted: (usize, usize),
@@ -187,22 +191,22 @@ static REGISTRY: ForkLock<Registry> = ForkLock::new(Registry {
     evicted: (0, 0),
 });
 
-/// What a mapping means for registration.
+/// Kind of a mapping, which decides how it is registered.
 enum MappingClass {
     /// Already swapped: the page at address a is at offset a of the pool.
     Swapped,
-    /// Private pages that can be swapped.
+    /// Private pages, which can be swapped.
     Private,
-    /// The program's own shared memory, perhaps sealed.
+    /// Shared memory of the program, perhaps sealed.
     Shared,
-    /// Only system calls will do.
+    /// Any other mapping, which is reached by system calls.
     Other,
 }
 
 impl Registry {
     fn class(&self, vma: &Vma) -> MappingClass {
         if let Some(pool) = self.pools.owner(vma) {
-            // A mapping of the pool elsewhere was moved there by the program.
+            // The program has moved a mapping of the pool to another address.
             return if vma.offset == vma.start as u64 && pool.is_alive() {
                 MappingClass::Swapped
             } else {
@@ -217,7 +221,7 @@ impl Registry {
         }
     }
 
-    /// Checks rights and says whether the whole range can be given as pieces.
+    /// Checks the rights on the range, and whether the whole range can be given as pieces.
     fn survey(
         &self,
         maps: &Maps,
@@ -237,7 +241,7 @@ impl Registry {
                 return Err(RegisterError::Device);
             }
             match class {
-                // The lowest page of a stack that grows must stay what it is.
+                // The lowest page of a stack must stay private, so that the stack can grow.
                 MappingClass::Private if first <= vma.start && vma.name() == b"[stack]" => mappable = false,
                 // The device would keep the old pages.
                 MappingClass::Private if pins.may_hold(first, vma.end.min(end)) => mappable = false,
@@ -256,8 +260,8 @@ impl Registry {
         Ok(false)
     }
 
-    /// Swaps what is private and collects the pieces. None: something was refused; what was swapped stays counted
-    /// nowhere and is made private again by the caller.
+    /// Swaps the private pages in and collects the pieces. False: a part was refused. The caller counts the pages that are
+    /// swapped by then and makes them private again.
     fn collect(&mut self, maps: &Maps, addr: usize, end: usize, write: bool) -> (Registration, bool) {
         let mut reg = Registration::empty();
         let (mut at, mut mover) = (addr, None);
@@ -266,6 +270,7 @@ impl Registry {
             let stop = vma.end.min(end);
             // Whole pages, of the mapping's size.
             let (lo, hi) = (at & !(vma.page - 1), (stop + vma.page - 1) & !(vma.page - 1));
+            debug_assert!(vma.start <= lo && hi <= vma.end && lo < hi, "mappings are whole pages");
             let source = match self.class(&vma) {
                 MappingClass::Shared => {
                     foreign::descriptor(&vma, write).map(PieceFile::Own).map(|s| (s, vma.offset_of(at)))
@@ -310,10 +315,11 @@ impl Registry {
         for _ in 0..VMAS_MAX {
             let vma = maps.at_or_after(at).filter(|v| v.start < hi);
             let gap_end = vma.as_ref().map_or(hi, |v| v.start.clamp(at, hi));
-            // Unmapped by the program, or replaced by something else: only the pool's pages are left to free.
+            // The program has unmapped this part: only pages of the pool are left to free.
             self.pools.forget(maps, at, gap_end);
             let Some(vma) = vma else { return };
             let (first, last) = (vma.start.max(at), vma.end.min(hi));
+            debug_assert!(lo <= first && first < last && last <= hi);
             match (self.class(&vma), self.pools.known(vma.page)) {
                 (MappingClass::Swapped, Some(_)) if pins.may_hold(first, last) => {}
                 (MappingClass::Swapped, Some(pool)) => {
@@ -334,25 +340,26 @@ impl Registry {
     }
 
     fn uncount(&mut self, maps: &Maps, pins: &mut Pins, lo: usize, hi: usize) {
-        // Ranges whose last registration ended; taken one at a time, for the map changes meanwhile.
+        // The ranges whose last registration has ended, one at a time, because the counts change meanwhile.
         while let Some((first, last)) = self.refs.sub_next(lo, hi) {
             self.swap_out(maps, pins, first, last);
         }
     }
 }
 
-/// Sees to it that `realloc` copies the large objects in `[lo, hi)` and does not move their pages.
+/// Makes `realloc` copy the large objects in `[lo, hi)` instead of moving their pages.
 ///
-/// glibc's large objects are mappings of their own, which `realloc` moves and grows by `mremap`, registered or not: UCX keeps what was
-/// sent once registered. Pool pages that moved would have the offset of an address at which other objects are by then, and
-/// grown ones would be those of their neighbours. A mapping in two parts cannot be moved in one call (EFAULT), and `realloc`
-/// allocates anew and copies. Nothing else is divided: such objects are known by the second word of their first page, their length with bit 1
-/// set (`IS_MMAPPED`); other memory that looks like it is divided in vain.
+/// glibc's large objects are mappings of their own. `realloc` moves and grows them by `mremap`, even while they are registered:
+/// UCX keeps buffers registered after their first use. A moved page of the pool would keep the file offset of its old
+/// address, where another object may be registered later, and a grown object would be mapped over the pages of its
+/// neighbour. `mremap` refuses a mapping in two parts (EFAULT), so each such object is split behind its first page, and
+/// `realloc` allocates a new object and copies. The objects are recognised by the second word of their first page: their
+/// length with bit 1 set (`IS_MMAPPED`). Other memory that happens to look like one is split without harm.
 fn keep_in_place(lo: usize, hi: usize) {
     const MMAPPED: usize = 2;
     let mut at = lo;
     while at < hi {
-        // SAFETY: the first words of a whole page that is mapped and readable (`survey`); any value will do.
+        // SAFETY: the first words of a whole page that is mapped and readable (`survey`); any value is allowed.
         let word = unsafe { (at as *const usize).add(1).read_volatile() };
         let len = word & !7;
         if word & 7 != MMAPPED || !len.is_multiple_of(pool::PAGE) || len < 2 * pool::PAGE || len > hi - at {
@@ -363,7 +370,7 @@ fn keep_in_place(lo: usize, hi: usize) {
     }
 }
 
-/// Makes `[addr, addr + len)` reachable for the daemon. `write`: somebody will write through the region.
+/// Makes `[addr, addr + len)` reachable for the daemon. `write`: the region has a right to write.
 /// The range may be registered any number of times and overlap others.
 pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, RegisterError> {
     let end =
@@ -378,6 +385,7 @@ pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, Re
     let (mut reg, complete) = registry.collect(&maps, addr, end, write);
     reg.epoch = registry.epoch;
     if reg.hi > 0 {
+        debug_assert!(reg.lo < reg.hi);
         registry.refs.add(reg.lo, reg.hi);
     }
     if !complete {
@@ -388,14 +396,14 @@ pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, Re
 }
 
 /// Ends a registration: pages that no other registration covers become private again. The daemon must have dropped
-/// the region before: what it writes later is lost.
+/// the region before; its later writes would be lost.
 pub fn release(registration: Registration) {
     if registration.hi == 0 {
         return;
     }
     let mut pins = Pins::look();
     let mut registry = REGISTRY.lock();
-    // A registration made before a fork counts nothing in the child.
+    // Registrations from before a fork are not counted in the child.
     if registration.epoch == registry.epoch
         && let Some(maps) = Maps::open()
     {

@@ -1,20 +1,21 @@
-//! The pools: sparse sealed memfds in which the page at address a has its place at offset a.
+//! The pools: sparse sealed memfds in which the page at address a lies at offset a.
 //!
 //! One pool for ordinary pages and one for each size of huge page, made when first needed. The size is that of the
 //! whole address space, so a pool never grows and can be sealed against growing and shrinking from the start; pages
-//! exist only where something was swapped in.
+//! exist only at offsets that were swapped in.
+
 use super::vma::{Maps, Vma};
 
-/// Ordinary page.
+/// Bytes of an ordinary page.
 pub(crate) const PAGE: usize = 4096;
 /// End of the user address space (47 bits on x86-64, 48 on aarch64), and size of a pool.
 pub(crate) const ADDRESS_MAX: usize = 1 << 48;
-/// Descriptors from here on are preferred: programs expect low numbers to be theirs.
+/// Lowest preferred descriptor: programs expect low numbers to be their own.
 const FD_FLOOR: i32 = 512;
-/// Sizes of pages for which there can be a pool.
+/// Most pools, one for each page size.
 const POOLS_MAX: usize = 3;
 
-/// One memfd.
+/// A memfd with pages of one size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pool {
     fd: i32,
@@ -72,12 +73,13 @@ impl Pool {
     fn owns(&self, vma: &Vma) -> bool {
         vma.shared && vma.inode == self.inode && vma.device == self.device
     }
-    /// Whether the descriptor is still ours: programs that become daemons close what they did not open.
+    /// Whether the descriptor still is the pool: programs that become daemons close all descriptors that they do not know.
     pub(crate) fn is_alive(&self) -> bool {
         identity(self.fd) == Some((self.device, self.inode))
     }
     /// Frees the pages of `[lo, hi)`.
     pub(crate) fn punch(&self, lo: usize, hi: usize) {
+        debug_assert!(lo.is_multiple_of(self.page) && hi.is_multiple_of(self.page) && lo <= hi && hi <= ADDRESS_MAX);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         if self.is_alive() {
             // SAFETY: numbers only; a failure leaves memory allocated.
@@ -86,7 +88,7 @@ impl Pool {
     }
 }
 
-/// All pools.
+/// The pools of the process.
 #[derive(Debug)]
 pub(crate) struct PoolSet([Option<Pool>; POOLS_MAX]);
 
@@ -98,7 +100,7 @@ impl PoolSet {
     pub(crate) fn known(&self, page: usize) -> Option<&Pool> {
         self.0.iter().flatten().find(|p| p.page == page)
     }
-    /// The pool for this page size, made now if need be, or again if the program has closed it.
+    /// The pool for this page size; it is made if there is none, or if the program has closed it.
     pub(crate) fn get(&mut self, page: usize) -> Option<Pool> {
         if let Some(pool) = self.known(page).filter(|p| p.is_alive()) {
             return Some(*pool);
@@ -107,11 +109,11 @@ impl PoolSet {
         *place = Pool::create(page);
         *place
     }
-    /// The pool that a mapping belongs to.
+    /// The pool that is mapped by `vma`.
     pub(crate) fn owner(&self, vma: &Vma) -> Option<&Pool> {
         self.0.iter().flatten().find(|p| p.owns(vma))
     }
-    /// Frees the pages of `[lo, hi)`, where no mapping of a pool is any more, unless the program has moved them.
+    /// Frees the pages of `[lo, hi)`, where no pool is mapped any more, unless the program has moved the mapping elsewhere.
     pub(crate) fn forget(&self, maps: &Maps, lo: usize, hi: usize) {
         if lo >= hi {
             return;
@@ -125,7 +127,7 @@ impl PoolSet {
             }
         }
     }
-    /// In a forked child: the pools belong to the parent.
+    /// Closes the pools in a forked child: they belong to the parent.
     pub(crate) fn abandon(&mut self) {
         for pool in self.0.iter().flatten().filter(|p| p.is_alive()) {
             // SAFETY: our own descriptor, verified.

@@ -1,17 +1,18 @@
-//! How many registrations cover each page: an interval map with counts.
+//! Number of registrations of each page: an interval map with counts.
 //!
 //! Intervals do not overlap; an interval is split where a registration begins or ends inside it. A second
-//! registration with the bounds of the first only increments, without allocation. Two steps end a registration:
+//! registration with the bounds of the first only increments a count, without allocation. Two steps end a registration:
 //! [`PageCounts::sub`] decrements, then [`PageCounts::sub_next`] takes out the intervals whose count is zero, one by one.
 use std::collections::BTreeMap;
 
+/// An interval of addresses, keyed by its first address.
 #[derive(Clone, Copy, Debug)]
 struct CountedInterval {
     end: usize,
     count: u32,
 }
 
-/// Counts per page range.
+/// Number of registrations by range of pages.
 #[derive(Debug)]
 pub(crate) struct PageCounts(BTreeMap<usize, CountedInterval>);
 
@@ -21,6 +22,7 @@ impl PageCounts {
     }
     /// Adds one to every page of `[lo, hi)`.
     pub(crate) fn add(&mut self, lo: usize, hi: usize) {
+        debug_assert!(lo < hi);
         self.split(lo);
         self.split(hi);
         let mut at = lo;
@@ -38,15 +40,16 @@ impl PageCounts {
             }
         }
     }
-    /// Takes one from every page of `[lo, hi)` that has any.
+    /// Subtracts one from every page of `[lo, hi)` that is counted.
     pub(crate) fn sub(&mut self, lo: usize, hi: usize) {
         self.split(lo);
         self.split(hi);
         for (_, interval) in self.0.range_mut(lo..hi) {
+            debug_assert!(interval.count > 0, "a page that is not counted");
             interval.count = interval.count.saturating_sub(1);
         }
     }
-    /// Takes out the first run of pages in `[lo, hi)` whose count is zero.
+    /// Removes the first run of pages in `[lo, hi)` whose count is zero, and returns it.
     pub(crate) fn sub_next(&mut self, lo: usize, hi: usize) -> Option<(usize, usize)> {
         let (&start, first) = self.0.range(lo..hi).find(|(_, i)| i.count == 0)?;
         let mut end = first.end;
@@ -56,9 +59,10 @@ impl PageCounts {
         }
         self.join(lo);
         self.join(hi);
+        debug_assert!(lo <= start && start < end && end <= hi);
         Some((start, end))
     }
-    /// The interval that holds `at`, or the next one: start and end.
+    /// First and end address of the interval that contains `at`, or of the next one.
     pub(crate) fn at_or_after(&self, at: usize) -> Option<(usize, usize)> {
         let before = self.0.range(..=at).next_back().filter(|(_, i)| i.end > at);
         before.or_else(|| self.0.range(at..).next()).map(|(&start, i)| (start, i.end))
@@ -69,6 +73,7 @@ impl PageCounts {
             && before.end > at
         {
             let rest = *before;
+            debug_assert!(rest.end > at);
             before.end = at;
             self.0.insert(at, rest);
         }

@@ -4,10 +4,10 @@
 //! thread that tries waits in its fault), copy, put the new mapping over the old one in one system call, wake the
 //! waiting threads, whose stores then go to the new mapping. Readers never wait.
 //!
-//! Between the protection and the wake-up this thread must not write into the chunk itself, or it waits for
-//! itself: no allocation, no lock, nothing but system calls and its own stack. If the chunk holds this thread's
+//! Between the protection and the wake-up this thread must not write into the chunk, or it would wait for itself: it
+//! allocates nothing, takes no lock, and uses only system calls and its own stack. If the chunk contains this thread's
 //! stack or `errno`, another thread does the work while this one waits in the kernel. All signals are blocked
-//! meanwhile, since a handler could write anywhere.
+//! meanwhile, because a signal handler could write anywhere.
 use super::kernel;
 use super::pool::{PAGE, Pool};
 use super::vma::errno;
@@ -25,21 +25,22 @@ const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xAA00;
 const USER_MODE_ONLY: i32 = 1;
 const REGISTER_MODE_WP: u64 = 2;
 const WRITEPROTECT_MODE_WP: u64 = 1;
-/// Shared memory and huge pages can be write-protected (Linux 5.19): needed to swap back.
+/// Feature: shared memory and huge pages can be write-protected (Linux 5.19). Swapping out needs it.
 const WP_SHMEM: u64 = 1 << 12;
-/// Pages never touched can be write-protected (Linux 6.4); before, they are populated first.
+/// Feature: pages never touched can be write-protected (Linux 6.4). Without it they are populated first.
 const WP_UNPOPULATED: u64 = 1 << 13;
 
-/// Chunk when system calls of other threads wait like stores do.
+/// Bytes of a chunk if system calls of other threads wait like stores do.
 const CHUNK: usize = 2 << 20;
-/// Chunk when they fail with EFAULT instead: short, so that it hardly ever happens.
+/// Bytes of a chunk if such system calls fail with EFAULT instead: short, so that failures are rare.
 const CHUNK_USER_MODE: usize = 64 << 10;
-/// How much stack below and above the present frame counts as in use.
+/// Bytes of stack below and above the present frame that count as in use.
 const STACK_BELOW: usize = 256 << 10;
 const STACK_ABOVE: usize = 16 << 10;
-/// Stack of the thread that works in this one's place.
+/// Stack bytes of the thread that works in place of the calling one.
 const HELPER_STACK: usize = 256 << 10;
 
+/// `struct uffdio_range` (linux/userfaultfd.h).
 #[repr(C)]
 struct UffdRange {
     start: u64,
@@ -56,19 +57,21 @@ pub(crate) struct PageMover {
 
 impl Drop for PageMover {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor; closing it wakes everybody and unregisters everything.
+        // SAFETY: our own descriptor; closing it wakes all waiting threads and unregisters all ranges.
         unsafe { libc::close(self.fd) };
     }
 }
 
-/// What to do with a range.
+/// Direction of an exchange of pages.
 #[derive(Clone, Copy)]
 enum SwapDirection {
+    /// Private pages become pages of the pool.
     In,
+    /// Pages of the pool become private pages.
     Out,
 }
 
-/// A move of a whole range.
+/// The exchange of the pages of a whole range.
 struct MoveJob<'a> {
     mover: &'a PageMover,
     pool: &'a Pool,
@@ -80,7 +83,7 @@ struct MoveJob<'a> {
 }
 
 impl PageMover {
-    /// Opens a userfaultfd, with all powers if we may. None: the kernel or a filter refuses.
+    /// Opens a userfaultfd, for kernel-mode faults too if this process may. None: the kernel or a seccomp filter refuses.
     pub(crate) fn open() -> Option<PageMover> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         for (user_mode, features) in [
@@ -105,8 +108,8 @@ impl PageMover {
         }
         None
     }
-    /// Replaces the private pages `[lo, hi)` by the pool's at the same offsets. False: refused; what was moved before
-    /// the refusal stays moved (the caller swaps it out).
+    /// Replaces the private pages `[lo, hi)` by the pool's at the same offsets. False: the kernel has refused a chunk; the
+    /// chunks before it stay swapped (the caller swaps them out).
     pub(crate) fn swap_in(&self, pool: &Pool, lo: usize, hi: usize, prot: i32) -> bool {
         MoveJob { mover: self, pool, lo, hi, prot, direction: SwapDirection::In, done: false }.run()
     }
@@ -119,7 +122,7 @@ impl PageMover {
         // SAFETY: the callers pass arrays of the size that `request` encodes.
         unsafe { libc::ioctl(self.fd, request, words.as_mut_ptr()) == 0 }
     }
-    /// Steps 1 and 2. False: nothing is protected.
+    /// Registers and write-protects the range (steps 1 and 2). False: it is not protected.
     fn protect(&self, range: &UffdRange) -> bool {
         if !self.ioctl(UFFDIO_REGISTER, &mut [range.start, range.len, REGISTER_MODE_WP, 0]) {
             return false;
@@ -133,7 +136,7 @@ impl PageMover {
         }
         protected
     }
-    /// Takes the protection away and wakes the waiting threads; the mapping is the old one.
+    /// Removes the protection and wakes the waiting threads; the mapping stays the old one.
     fn give_up(&self, range: &UffdRange) {
         self.ioctl(UFFDIO_UNREGISTER, &mut [range.start, range.len]);
         self.wake(range);
@@ -143,11 +146,13 @@ impl PageMover {
     }
 }
 
+/// A userfaultfd by its system call, or -1.
 fn system_uffd(flags: i32) -> i32 {
     // SAFETY: numbers only.
     unsafe { libc::syscall(libc::SYS_userfaultfd, flags) as i32 }
 }
 
+/// A userfaultfd for kernel-mode faults too, by the system call or `/dev/userfaultfd`, or -1.
 fn full_uffd(flags: i32) -> i32 {
     let fd = system_uffd(flags);
     if fd >= 0 {
@@ -167,6 +172,9 @@ fn full_uffd(flags: i32) -> i32 {
 
 impl MoveJob<'_> {
     fn run(mut self) -> bool {
+        debug_assert!(
+            self.lo < self.hi && self.lo.is_multiple_of(self.pool.page) && self.hi.is_multiple_of(self.pool.page)
+        );
         let mut all = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: both sets are written by these calls before they are used.
@@ -217,6 +225,7 @@ impl MoveJob<'_> {
         let mut at = self.lo;
         while at < self.hi {
             let len = step.min(self.hi - at);
+            debug_assert!(len.is_multiple_of(self.pool.page) && len > 0);
             let moved = match self.direction {
                 SwapDirection::In => chunk_in(self.mover, self.pool, at, len, self.prot),
                 SwapDirection::Out => chunk_out(self.mover, self.pool, at, len, self.prot),
@@ -271,7 +280,7 @@ fn chunk_out(mover: &PageMover, pool: &Pool, at: usize, len: usize, prot: i32) -
     moved
 }
 
-/// Fresh private memory of whole pages of size `page`.
+/// Maps fresh private memory in whole pages of size `page`.
 pub(crate) fn private_pages(page: usize, len: usize) -> Option<*mut u8> {
     let huge = if page > PAGE { libc::MAP_HUGETLB | (page.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT } else { 0 };
     kernel::map_private(len, huge)
@@ -283,7 +292,7 @@ pub(crate) fn put_over(from: *mut u8, len: usize, to: usize, prot: i32) -> bool 
     unsafe { kernel::move_over(from, len, to, prot) }
 }
 
-/// Copies memory at `at` to the pool. Reading it in the kernel saves mapping the pool a second time.
+/// Copies memory at `at` to the pool, by a write of the kernel: the pool need not be mapped a second time.
 fn copy_to_pool(pool: &Pool, at: usize, len: usize) -> bool {
     if pool.page > PAGE {
         return with_window(pool, at, len, |window| {

@@ -1,7 +1,8 @@
-//! What is mapped where: the kernel's answer, by `PROCMAP_QUERY` (Linux 6.11) or by reading `/proc/self/maps`.
+//! The mappings of this process, by `PROCMAP_QUERY` (Linux 6.11) or by reading `/proc/self/maps`.
 //!
-//! Nothing here allocates. The text form does not give the page size, so private huge pages are not recognised on
+//! No function here allocates. The text form does not give the page size, so private huge pages are not recognised on
 //! older kernels and are reached in the process there.
+
 use super::pool::PAGE;
 use core::mem::size_of;
 
@@ -12,7 +13,7 @@ const WRITABLE: u64 = 2;
 const EXECUTABLE: u64 = 4;
 const SHARED: u64 = 8;
 const COVERING_OR_NEXT: u64 = 0x10;
-/// Bytes kept of a mapping's name; longer names count as none.
+/// Longest name of a mapping in bytes; a mapping with a longer name counts as one without a name.
 pub(crate) const NAME_MAX: usize = 64;
 /// Largest line of `/proc/self/maps`: addresses and a path of `PATH_MAX`.
 const LINE_MAX: usize = 8192;
@@ -39,7 +40,7 @@ struct ProcmapQuery {
 }
 const _: () = assert!(size_of::<ProcmapQuery>() == 104);
 
-/// A mapping.
+/// A mapping (a virtual memory area of the kernel).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vma {
     pub(crate) start: usize,
@@ -48,12 +49,12 @@ pub(crate) struct Vma {
     pub(crate) writable: bool,
     executable: bool,
     pub(crate) shared: bool,
-    /// Page size of the mapping.
+    /// Page size of the mapping in bytes.
     pub(crate) page: usize,
     /// File offset of `start`.
     pub(crate) offset: u64,
     pub(crate) device: (u32, u32),
-    /// 0: no file.
+    /// Inode number of the file; 0: no file.
     pub(crate) inode: u64,
     name: [u8; NAME_MAX],
     name_len: usize,
@@ -108,7 +109,7 @@ impl Maps {
             maps
         })
     }
-    /// The mapping that holds `addr`, or the next one.
+    /// The mapping that contains `addr`, or the next one.
     pub(crate) fn at_or_after(&self, addr: usize) -> Option<Vma> {
         if self.text {
             let mut found = None;
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_give_the_same() {
+    fn query_and_text_give_the_same_mapping() {
         let (Some(query), Some(text)) = (Maps::open(), Maps::open_text()) else { panic!("/proc/self/maps") };
         let here = &raw const query as usize;
         for addr in [here, errno as fn() -> i32 as usize, 0x1000] {
