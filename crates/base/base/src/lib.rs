@@ -1,9 +1,20 @@
-//! Storey 0: the words every other crate speaks.
+//! Types that every other crate uses.
 //!
-//! Newtypes for the field's numbers ([`Psn`], [`Qpn`], keys), protocol time ([`Nanos`]), the enumerations
-//! that the verbs API and the transport share ([`verbs`]), and the one table of reasons ([`reason`]) from
-//! which counters, log sentences, `vendor_err` and the documentation are derived.
-//! Nothing here does I/O, reads a clock or allocates.
+//! Newtypes for numbers ([`Psn`], [`Qpn`], keys), protocol time ([`Nanos`]), the enumerations that the verbs API and the
+//! transport share ([`verbs`]), and the table of reasons ([`reason`]) from which counters, log sentences, `vendor_err` and
+//! the documentation are derived. Nothing here does I/O or reads a clock. Only the tables ([`slab`], [`wheel`]) allocate, when
+//! they are made or grown.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `num` | newtypes: PSN, QPN, keys, device number |
+//! | `reason` | the table of reasons for drops and errors |
+//! | `rng` | a seeded random number generator |
+//! | `sharing` | whether a polling thread shares its processor |
+//! | `slab` | objects of fixed capacity behind generation handles |
+//! | `time` | protocol time in nanoseconds |
+//! | `verbs` | the enumerations and attributes of the verbs API |
+//! | `wheel` | a hierarchical timing wheel |
 #![forbid(unsafe_code)]
 
 pub mod num;

@@ -1,4 +1,4 @@
-//! Numbers that must not be mixed up, as types.
+//! Newtypes for numbers, so that one cannot be used in place of another.
 //!
 //! A [`Psn`] is a 24-bit serial number: it is compared and added only by the methods here, which wrap modulo
 //! 2^24 (IBA 9.7.2). Keys and queue pair numbers are opaque 32- and 24-bit values.
@@ -59,7 +59,7 @@ impl Psn {
     pub const fn is_after(self, other: Psn) -> bool {
         self.diff(other) > 0
     }
-    /// Whether `self` lies in the `count` numbers that begin with `first`.
+    /// Whether `self` is one of the `count` PSNs from `first` on.
     pub const fn is_within(self, first: Psn, count: u32) -> bool {
         (self.0.wrapping_sub(first.0) & MASK_24) < count
     }
@@ -80,7 +80,7 @@ impl Qpn {
     pub const GSI: Qpn = Qpn(1);
     /// The destination of multicast packets.
     pub const MULTICAST: Qpn = Qpn(MASK_24);
-    /// The bits of a number of ours that name the worker which serves the queue pair.
+    /// Bits of a QPN of this daemon that give the worker of the queue pair.
     pub const WORKER_MASK: u32 = 0xf;
     /// The QPN whose value is the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
@@ -90,7 +90,7 @@ impl Qpn {
     pub const fn get(self) -> u32 {
         self.0
     }
-    /// The worker that serves the queue pair, if the number is one of ours.
+    /// The worker of the queue pair, if the QPN belongs to this daemon.
     pub const fn worker(self) -> u32 {
         self.0 & Self::WORKER_MASK
     }

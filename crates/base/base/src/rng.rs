@@ -1,8 +1,8 @@
 //! A small seeded generator: xoshiro256** (Blackman and Vigna, "Scrambled linear pseudorandom number generators",
 //! 2021), its state filled by splitmix64 from one seed.
 //!
-//! It serves jitter, impairments, simulations and tests: the same seed gives the same run. It is not for keys that
-//! must not be guessed. Seeds from the operating system are the business of whoever does I/O.
+//! It is used for jitter, impairments, simulations and tests: the same seed gives the same run. It is not for keys that
+//! must not be guessed. The caller provides the seed.
 
 /// Seeded pseudo-random numbers, not cryptographic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,13 +20,13 @@ pub const fn splitmix64(state: &mut u64) -> u64 {
 }
 
 impl Rng {
-    /// The generator of this seed; every seed is good.
+    /// The generator of this seed. Every seed is valid.
     pub const fn new(seed: u64) -> Self {
         let mut s = seed;
         // splitmix64 is a bijection of a counter: four zeros in a row cannot occur.
         Rng { state: [splitmix64(&mut s), splitmix64(&mut s), splitmix64(&mut s), splitmix64(&mut s)] }
     }
-    /// Another generator, whose numbers have nothing to do with the rest of this one's.
+    /// Another generator, seeded by the next number of this generator.
     #[must_use]
     pub const fn fork(&mut self) -> Rng {
         Rng::new(self.next_u64())
@@ -52,7 +52,7 @@ impl Rng {
     pub const fn below(&mut self, bound: u64) -> u64 {
         ((self.next_u64() as u128 * bound as u128) >> 64) as u64
     }
-    /// A number in `low..=high` (`low` when they are the wrong way round).
+    /// A number in `low..=high`; `low` if `high` is less.
     pub const fn between(&mut self, low: u64, high: u64) -> u64 {
         let count = high.saturating_sub(low).saturating_add(1);
         low + self.below(count)
@@ -61,7 +61,7 @@ impl Rng {
     pub const fn chance(&mut self, numerator: u64, denominator: u64) -> bool {
         self.below(denominator) < numerator && denominator != 0
     }
-    /// A number in `[0, 1)`, 53 bits fine.
+    /// A number in `[0, 1)` with 53 random bits.
     pub const fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }

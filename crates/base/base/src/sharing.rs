@@ -1,27 +1,27 @@
-//! Does somebody else want this processor, and who? Learned from yields.
+//! Estimates from yields whether a polling thread shares its processor with other pollers or with computing threads.
 //!
-//! Pollers (workers, and programs that poll completion queues) may outnumber cores. Then each must give way at once, or the
-//! one that has work waits for a spinner's patience. When nobody else is there, a yield is only a wasted system call. The
-//! kernel counts a thread's involuntary switches (`getrusage`, `ru_nivcsw`); every [`SAMPLE_EVERY`] yields the caller
-//! tells the count, and the processor counts as *shared* if at least every second yield switched.
+//! Pollers (workers, and programs that poll completion queues) may outnumber processors. A poller without work must then yield
+//! at once, or a poller with work waits. If no other thread is runnable, a yield is a wasted system call. The
+//! kernel counts a thread's context switches at yields (`getrusage`, `ru_nivcsw`). Every [`SAMPLE_EVERY`] yields the caller
+//! passes the count, and the processor is *shared* if at least every second yield switched.
 //!
-//! Other pollers give the processor back in microseconds. A yield that took longer than [`LONG`] went to somebody who
-//! computes and keeps it for a whole time slice: then yielding is the wrong manner, because the kernel favours a thread
-//! that sleeps and is woken over one that gives its turn away. The processor counts as *contended* for a while, longer each
-//! time the next trial ends the same.
+//! Another poller gives the processor back in microseconds. A yield that took longer than [`LONG`] went to a computing thread,
+//! which keeps the processor for a whole time slice. Then sleeping is better than yielding, because the kernel prefers a thread
+//! that is woken to a thread that yielded. The processor is *contended* for a time, which doubles when the next trial has the
+//! same result.
 
 use crate::Nanos;
 
 /// Yields between two samples.
 pub const SAMPLE_EVERY: u32 = 16;
-/// A yield that took longer met somebody who computes.
+/// A yield that took longer went to a computing thread.
 pub const LONG: Nanos = Nanos::from_us(400);
-/// How long the first such yield is remembered; it doubles up to [`CONTENDED_MAX`].
+/// Time for which the processor is contended after the first long yield. It doubles up to [`CONTENDED_MAX`].
 pub const CONTENDED_MIN: Nanos = Nanos::from_ms(20);
-/// How long at most.
+/// Longest time for which the processor is contended after a long yield.
 pub const CONTENDED_MAX: Nanos = Nanos::from_ms(1_000);
 
-/// What one thread has learned.
+/// The estimate of one thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Sharing {
     shared: bool,
@@ -38,7 +38,7 @@ impl Default for Sharing {
 }
 
 impl Sharing {
-    /// Nothing learned yet: shared, which is the safe guess, and not contended.
+    /// The initial estimate: shared, which is the safe guess, and not contended.
     pub const fn new() -> Self {
         Sharing { shared: true, yields: 0, switches: 0, contended_until: Nanos(0), penalty: Nanos(0) }
     }
@@ -46,11 +46,12 @@ impl Sharing {
     pub const fn is_shared(self) -> bool {
         self.shared
     }
-    /// Whether somebody who computes has it: do not yield; sleep instead of spinning, if you can be woken.
+    /// Whether a computing thread shares the processor. Then do not yield, and sleep instead of spinning if something can wake
+    /// the thread.
     pub fn is_contended(self, now: Nanos) -> bool {
         now < self.contended_until
     }
-    /// The thread has yielded, and was back at `now` after `took`. True: call [`Sharing::sample`] now.
+    /// The thread has yielded and runs again at `now`, after `took`. True: call [`Sharing::sample`] now.
     #[must_use]
     pub fn yielded(&mut self, now: Nanos, took: Nanos) -> bool {
         if took > LONG {
@@ -64,7 +65,7 @@ impl Sharing {
     pub fn sample(&mut self, switches: u64) {
         self.shared = switches.saturating_sub(self.switches) >= u64::from(self.yields / 2);
         (self.yields, self.switches) = (0, switches);
-        // Sixteen yields in a row without a long one: whoever computed is gone.
+        // Sixteen yields since the last sample: the computing thread may have ended.
         self.penalty = Nanos(self.penalty.0 / 2);
     }
 }

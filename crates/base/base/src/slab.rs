@@ -1,11 +1,11 @@
-//! A slab of fixed capacity whose handles notice reuse.
+//! A slab of fixed capacity whose handles detect reuse.
 //!
-//! All memory is taken by `new`; after that `insert`, `remove` and `get` allocate nothing and cost O(1). A
-//! [`Handle`] is an index and a generation: when a slot is reused, its generation is another one, and a handle kept
-//! too long finds nothing instead of somebody else's object. Free slots are reused in the order they were freed
-//! (first in, first out), so that a generation is used up as slowly as possible.
+//! `new` allocates all memory; after that `insert`, `remove` and `get` allocate nothing and cost O(1). A
+//! [`Handle`] is an index and a generation. A reused slot has another generation, so a stale handle finds nothing instead of
+//! another object. Free slots are reused in the order in which they were freed
+//! (first in, first out), so that generations wrap as late as possible.
 
-/// Where an object lies in a [`Slab`], and which of the objects that lay there it is.
+/// Index of an object in a [`Slab`], and the generation of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle {
     index: u32,
@@ -13,11 +13,11 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Position in the slab, below its capacity; stays the object's for as long as it lives.
+    /// Index in the slab, below its capacity. It does not change during the object's life.
     pub const fn index(self) -> u32 {
         self.index
     }
-    /// How often the slot was used before.
+    /// Number of objects that the slot held before.
     pub const fn generation(self) -> u32 {
         self.generation
     }
@@ -25,7 +25,7 @@ impl Handle {
     pub const fn to_bits(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
-    /// The handle that [`Handle::to_bits`] gave. Any word is safe: a wrong one finds nothing.
+    /// The handle of which [`Handle::to_bits`] returned `bits`. Any word is safe: a wrong word finds nothing.
     pub const fn from_bits(bits: u64) -> Self {
         Handle { index: bits as u32, generation: (bits >> 32) as u32 }
     }
@@ -64,12 +64,12 @@ impl<T> Slab<T> {
         let (free_first, free_last) = if capacity == 0 { (NONE, NONE) } else { (0, capacity - 1) };
         Slab { slots, free_first, free_last, len: 0 }
     }
-    /// Puts `value` into a free slot; gives it back when there is none.
+    /// Stores `value` in a free slot; returns it as an error if there is none.
     pub fn insert(&mut self, value: T) -> Result<Handle, T> {
         self.insert_with(|_| value)
     }
-    /// Like [`Slab::insert`], for objects that must know their own handle. When the slab is full, `make` is still
-    /// called, with a handle that finds nothing, and its object comes back.
+    /// Like [`Slab::insert`], for objects that contain their own handle. If the slab is full, `make` is still
+    /// called, with a handle that finds nothing, and its object is returned as an error.
     pub fn insert_with(&mut self, make: impl FnOnce(Handle) -> T) -> Result<Handle, T> {
         let index = self.free_first;
         let Some(slot) = self.slots.get_mut(index as usize) else {
@@ -86,7 +86,7 @@ impl<T> Slab<T> {
         self.len += 1;
         Ok(handle)
     }
-    /// Takes an object out. Its handle finds nothing from now on.
+    /// Removes and returns an object. Its handle finds nothing from then on.
     pub fn remove(&mut self, handle: Handle) -> Option<T> {
         self.get(handle)?;
         let slot = &mut self.slots[handle.index as usize];
@@ -103,21 +103,21 @@ impl<T> Slab<T> {
             SlotState::Free(_) => None,
         }
     }
-    /// The object, if it still lives.
+    /// The object, if it has not been removed.
     pub fn get(&self, handle: Handle) -> Option<&T> {
         match self.slots.get(handle.index as usize)? {
             SlabSlot { generation, state: SlotState::Used(value) } if *generation == handle.generation => Some(value),
             _ => None,
         }
     }
-    /// The object, if it still lives.
+    /// The object, if it has not been removed.
     pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         match self.slots.get_mut(handle.index as usize)? {
             SlabSlot { generation, state: SlotState::Used(value) } if *generation == handle.generation => Some(value),
             _ => None,
         }
     }
-    /// Whatever object lies at this index now, with its handle.
+    /// The object at this index, with its handle.
     pub fn at_index(&self, index: u32) -> Option<(Handle, &T)> {
         let slot = self.slots.get(index as usize)?;
         match &slot.state {
@@ -125,7 +125,7 @@ impl<T> Slab<T> {
             SlotState::Free(_) => None,
         }
     }
-    /// Whatever object lies at this index now.
+    /// The object at this index.
     pub fn at_index_mut(&mut self, index: u32) -> Option<&mut T> {
         match &mut self.slots.get_mut(index as usize)?.state {
             SlotState::Used(value) => Some(value),
@@ -147,7 +147,7 @@ impl<T> Slab<T> {
     pub const fn len(&self) -> u32 {
         self.len
     }
-    /// Whether there is none.
+    /// Whether the slab is empty.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,4 +1,4 @@
-//! Protocol time: nanoseconds of a monotonic clock that the caller owns. Nothing below the engine reads a clock.
+//! Protocol time: nanoseconds of a monotonic clock. The caller passes it; no crate below the engine reads a clock.
 
 use core::ops::{Add, Sub};
 

@@ -1,5 +1,5 @@
-//! The verbs API's enumerations that cross storeys, with the numeric values of `infiniband/verbs.h`
-//! (ABI facts), so that the library converts by number and the transport by name.
+//! Enumerations and attributes of the verbs API that several crates use, with the numeric values of `infiniband/verbs.h`:
+//! the library converts by number, the transport by name.
 
 use crate::{Psn, Qkey, Qpn};
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,7 @@ number_enum!(
         LocEecOpErr = 3,
         /// A local SGE lies outside its memory region, or the region lacks the right.
         LocProtErr = 4,
-        /// The QP was in error before this request was carried out.
+        /// The QP was in error before this request was executed.
         WrFlushErr = 5,
         /// Memory window bind failed.
         MwBindErr = 6,
@@ -74,7 +74,7 @@ number_enum!(
         RemAccessErr = 10,
         /// The responder could not complete the operation.
         RemOpErr = 11,
-        /// No answer after all retries.
+        /// All retries passed without an answer.
         RetryExcErr = 12,
         /// Receiver not ready after all RNR retries.
         RnrRetryExcErr = 13,
@@ -142,7 +142,7 @@ impl QpType {
     pub const fn is_reliable(self) -> bool {
         matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
     }
-    /// Whether it is an end of an extended reliable connection.
+    /// Whether the type is an end of an extended reliable connection.
     pub const fn is_xrc(self) -> bool {
         matches!(self, QpType::XrcSend | QpType::XrcRecv)
     }
@@ -311,7 +311,7 @@ pub mod attr_mask {
     pub const RATE_LIMIT: u32 = 1 << 25;
 }
 
-/// An address vector as verbs gives it (`struct ibv_ah_attr` with its GRH).
+/// An address vector (`struct ibv_ah_attr` with its GRH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct AhAttr {
     /// Destination GID: an IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`.
@@ -353,12 +353,12 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
-/// QP attributes (`struct ibv_qp_attr`), as modify and query carry them.
+/// QP attributes (`struct ibv_qp_attr`) of modify and query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpAttr {
-    /// State to move to, or the present one.
+    /// State to move to (modify), or the present state (query).
     pub qp_state: QpState,
-    /// State the caller believes the QP is in.
+    /// State in which the caller believes the QP to be.
     pub cur_qp_state: QpState,
     /// Path MTU.
     pub path_mtu: Mtu,
@@ -372,7 +372,7 @@ pub struct QpAttr {
     pub sq_psn: Psn,
     /// Peer's QP.
     pub dest_qpn: Qpn,
-    /// What the peer may do ([`access`] bits).
+    /// Rights of the peer ([`access`] bits).
     pub qp_access_flags: u32,
     /// Capacities (query only).
     pub cap: QpCap,
@@ -472,15 +472,15 @@ number_enum!(
     }
 );
 
-/// `min_rnr_timer` for a queue pair whose peer makes `peer_rnr_retries` RNR retries: what it waits after it heard that no
-/// receive was posted. A peer that tries for ever (7) comes back after 0.64 ms (code 12, IBA table 45). One that gives up
-/// after a few times must be kept waiting long enough for the program to post: 655.36 ms (code 0), as the kernel's
-/// connection manager does.
+/// `min_rnr_timer` for a queue pair whose peer makes `peer_rnr_retries` RNR retries: the time between an RNR NAK and the next
+/// try. A peer that retries without end (7) tries again after 0.64 ms (code 12, IBA table 45). A peer that gives up
+/// after a few retries waits long enough for the program to post a receive: 655.36 ms (code 0), as with the kernel's
+/// connection manager.
 pub const fn min_rnr_timer(peer_rnr_retries: u8) -> u8 {
     if peer_rnr_retries == RNR_RETRY_FOR_EVER { 12 } else { 0 }
 }
 
-/// The RNR retry count that means no end (IBA 9.7.5.2.8).
+/// The RNR retry count that means "without end" (IBA 9.7.5.2.8).
 pub const RNR_RETRY_FOR_EVER: u8 = 7;
 
 #[cfg(test)]
@@ -488,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_peer_that_tries_for_ever_comes_back_soon() {
+    fn only_a_peer_that_retries_without_end_gets_a_short_timer() {
         assert_eq!((0..=7).map(min_rnr_timer).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 12]);
     }
 }

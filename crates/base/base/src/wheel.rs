@@ -2,13 +2,13 @@
 //!
 //! Nine levels of 64 slots; a slot of level 0 is one tick of 8.192 us, a slot of level n is 64 slots of level n - 1,
 //! so that the levels together span all of [`Nanos`] and no deadline is too far. A timer lies on the level of the
-//! highest 6-bit digit in which its tick differs from the present one; when time reaches its slot it moves down, at
-//! most eight times in its life (Varghese and Lauck, SOSP 1987, scheme 7). One 64-bit word per level tells the
-//! occupied slots, hence the cost of [`Wheel::advance`] is that of the timers it touches, however far time jumps.
+//! highest 6-bit digit in which its tick differs from the present tick. When time reaches its slot it moves down, at
+//! most eight times in its life (Varghese and Lauck, SOSP 1987, scheme 7). One 64-bit word per level has a bit for each
+//! occupied slot, so [`Wheel::advance`] costs time for the timers that it moves, not for the distance that time jumps.
 //!
 //! A timer never fires early, and at most one tick after its deadline if `advance` is called then. Timers fire in
 //! order of their ticks, those of one tick in order of setting unless they came down from different levels. Lists are
-//! intrusive, in an array indexed by key: nothing is allocated but by `new`, `grow` and `shrink`.
+//! intrusive, in an array indexed by key: only `new`, `grow` and `shrink` allocate.
 
 use crate::Nanos;
 
@@ -25,7 +25,7 @@ const _: () = assert!(LEVELS as u32 * LEVEL_BITS + TICK_SHIFT > 64);
 /// The list of timers that are due, after the slots of all levels.
 const DUE: u16 = (LEVELS * LEVEL_SLOTS) as u16;
 const LISTS: usize = LEVELS * LEVEL_SLOTS + 1;
-/// Not in any list.
+/// `home` of a timer that is in no list.
 const IDLE: u16 = u16::MAX;
 const NONE: u32 = u32::MAX;
 
@@ -82,7 +82,7 @@ impl Wheel {
             self.timers.resize(capacity as usize, IDLE_TIMER);
         }
     }
-    /// Gives back the room of keys from `capacity` on, but for those up to the last that is armed. Allocates.
+    /// Frees the memory of keys from `capacity` on, except keys up to the last armed one. Allocates.
     pub fn shrink(&mut self, capacity: u32) {
         let used = self.timers.iter().rposition(|t| t.home != IDLE).map_or(0, |last| last + 1);
         self.timers.truncate(used.max(capacity as usize));
@@ -96,7 +96,7 @@ impl Wheel {
     pub const fn len(&self) -> u32 {
         self.armed
     }
-    /// Whether none is armed.
+    /// Whether no timer is armed.
     pub const fn is_empty(&self) -> bool {
         self.armed == 0
     }
@@ -110,7 +110,7 @@ impl Wheel {
         self.armed += 1;
         self.place(key);
     }
-    /// Disarms the timer of `key`; whether it was armed. Panics if the key is out of range.
+    /// Disarms the timer of `key` and returns whether it was armed. Panics if the key is out of range.
     pub fn cancel(&mut self, key: u32) -> bool {
         if self.timers[key as usize].home == IDLE {
             return false;
@@ -120,27 +120,27 @@ impl Wheel {
         self.armed -= 1;
         true
     }
-    /// When the timer of `key` is due, if it is armed.
+    /// The deadline of the timer of `key`, if it is armed.
     pub fn deadline_of(&self, key: u32) -> Option<Nanos> {
         let timer = self.timers.get(key as usize)?;
         (timer.home != IDLE).then_some(timer.deadline)
     }
-    /// Moves to `now` and calls `fire` for each timer that is due, which is disarmed first. Time never goes back: an
-    /// earlier `now` than before only fires what is due already.
+    /// Moves to `now`, and disarms and then passes to `fire` each timer that is due. Time never goes back: an earlier `now` than
+    /// before only fires timers that are due already.
     pub fn advance(&mut self, now: Nanos, mut fire: impl FnMut(u32)) {
         self.move_to(now);
         while let Some(key) = self.take_due() {
             fire(key);
         }
     }
-    /// Moves to `now` and takes one timer that is due, disarming it. For callers that arm timers between two takes: a
-    /// deadline that has already passed is taken again at once, so they must bound their loop.
+    /// Moves to `now`, and disarms and returns one timer that is due. For callers that arm timers between two calls: a
+    /// timer armed with a deadline in the past is returned again at once, so the caller must bound its loop.
     pub fn pop_due(&mut self, now: Nanos) -> Option<u32> {
         self.move_to(now);
         self.take_due()
     }
-    /// When to call [`Wheel::advance`] next: not later than one tick after the earliest deadline. It may be earlier
-    /// when that deadline is far (the timer then moves to a finer level). [`Nanos::NEVER`] if nothing is armed.
+    /// The time at which to call [`Wheel::advance`] next: at most one tick after the earliest deadline, and earlier if that
+    /// deadline is far (the timer then moves to a finer level). [`Nanos::NEVER`] if no timer is armed.
     pub fn next_deadline(&self) -> Nanos {
         if self.lists[usize::from(DUE)].first != NONE {
             return Nanos(self.present << TICK_SHIFT);
@@ -148,7 +148,7 @@ impl Wheel {
         self.next_slot().map_or(Nanos::NEVER, |(_, tick)| Nanos(tick.saturating_mul(TICK.0)))
     }
 
-    /// The occupied slot that time reaches first, as a list number, and the tick at which it begins.
+    /// List number of the occupied slot that time reaches first, and the tick at which it begins.
     fn next_slot(&self) -> Option<(u16, u64)> {
         let level = self.occupied.iter().position(|&word| word != 0)?;
         let slot = u64::from(self.occupied[level].trailing_zeros());
@@ -156,7 +156,7 @@ impl Wheel {
         let above = self.present >> (shift + LEVEL_BITS) << (shift + LEVEL_BITS);
         Some(((level * LEVEL_SLOTS) as u16 + slot as u16, above | slot << shift))
     }
-    /// Brings every timer whose tick has come into the due list.
+    /// Moves every timer whose tick has come to the due list.
     fn move_to(&mut self, now: Nanos) {
         let target = now.0 >> TICK_SHIFT;
         while let Some((list, begin)) = self.next_slot().filter(|&(_, begin)| begin <= target) {
@@ -166,7 +166,7 @@ impl Wheel {
         }
         self.present = self.present.max(target);
     }
-    /// Places every timer of a slot anew, now that the present has reached the slot.
+    /// Moves every timer of a slot that the present has reached to a finer level or to the due list.
     fn empty_slot(&mut self, list: u16) {
         let mut key =
             core::mem::replace(&mut self.lists[usize::from(list)], TimerList { first: NONE, last: NONE }).first;
@@ -197,7 +197,7 @@ impl Wheel {
         let timer = &mut self.timers[key as usize];
         (timer.prev, timer.next, timer.home) = (last, NONE, home);
     }
-    /// Takes a timer out of its list.
+    /// Removes a timer from its list.
     fn unlink(&mut self, key: u32) {
         let Timer { next, prev, home, .. } = self.timers[key as usize];
         let list = &mut self.lists[usize::from(home)];

@@ -1,10 +1,10 @@
 //! CRC-32 by carry-less multiplication of 128 bits, after V. Gopal et al., "Fast CRC Computation for Generic Polynomials
 //! Using PCLMULQDQ Instruction" (Intel, 2009).
 //!
-//! A message is a polynomial; 16 bytes of it that lie n bits before others can be folded into them: each half times x^n
-//! modulo the polynomial, which the product with a constant of 33 bits gives. Eight accumulators are folded over 128 bytes
-//! at a time, then into one, which takes the rest 16 bytes at a time; what then remains of the last accumulator is reduced
-//! (Barrett), and fewer than 16 bytes left go by table. All is in reflected bit order: bit 0 of a word is its highest power.
+//! A message is a polynomial. 16 bytes that lie n bits before others are folded into them: each half is multiplied by x^n
+//! modulo the polynomial, which is a product with a constant of 33 bits. Eight accumulators fold 128 bytes
+//! at a time. They are folded into one, which takes the rest 16 bytes at a time and is then reduced
+//! (Barrett). The last fewer than 16 bytes use the table. Bits are in reflected order: bit 0 of a word is its highest power.
 
 use crate::table::short;
 use core::arch::x86_64::{
@@ -22,13 +22,13 @@ const POLYNOMIAL: u64 = 0x1_db71_0641;
 /// x^64 divided by the polynomial, reflected.
 const QUOTIENT: u64 = 0x1_f701_1641;
 
-/// Whether the processor can do it.
+/// Whether the processor has the features that [`crc32`] needs.
 #[inline]
 pub fn is_possible() -> bool {
     is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("avx")
 }
 
-/// Whether it is better than libdeflate, which has longer vectors where the processor multiplies them.
+/// Whether [`crc32`] is faster than libdeflate, which uses longer vectors if the processor multiplies them.
 #[inline]
 pub fn is_better() -> bool {
     is_possible() && !is_x86_feature_detected!("vpclmulqdq")
@@ -53,7 +53,7 @@ fn multipliers<const BITS: u32>() -> __m128i {
     _mm_set_epi64x(const { power(BITS - 32) }, const { power(BITS + 32) })
 }
 
-/// `a`, folded into `next`.
+/// Folds `a` into `next`.
 #[target_feature(enable = "pclmulqdq,avx")]
 #[inline]
 fn fold(a: __m128i, by: __m128i, next: __m128i) -> __m128i {
@@ -62,11 +62,11 @@ fn fold(a: __m128i, by: __m128i, next: __m128i) -> __m128i {
     _mm_xor_si128(_mm_xor_si128(low, high), next)
 }
 
-/// 16 bytes.
+/// Loads 16 bytes.
 #[target_feature(enable = "pclmulqdq,avx")]
 #[inline]
 fn load(bytes: &[u8; 16]) -> __m128i {
-    // SAFETY: 16 bytes, at any place.
+    // SAFETY: the reference is valid for 16 bytes, and the load needs no alignment.
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
 
@@ -85,7 +85,7 @@ pub fn crc32(crc: u32, bytes: &[u8]) -> u32 {
     sums[0] = _mm_xor_si128(sums[0], _mm_cvtsi32_si128(!crc as i32));
     let by = multipliers::<{ 8 * STRIDE as u32 }>();
     for stride in &strides[1..] {
-        // Not by iterators: their functions have fewer processor features and may not be inlined.
+        // No iterators: their functions are compiled with fewer processor features and cannot be inlined here.
         let mut i = 0;
         while i < sums.len() {
             sums[i] = fold(sums[i], by, load(&stride[i]));
@@ -106,12 +106,12 @@ pub fn crc32(crc: u32, bytes: &[u8]) -> u32 {
     if rest.is_empty() { crc } else { short(crc, rest) }
 }
 
-/// The CRC of the message of which `sum` is all that remains.
+/// Reduces the last accumulator to the CRC.
 #[target_feature(enable = "pclmulqdq,avx")]
 #[inline]
 fn reduce(sum: __m128i) -> u32 {
     let low_words = _mm_set_epi32(0, -1, 0, -1);
-    // 128 bits to 96: the first eight bytes are folded into the last eight; then to 64 in the same way.
+    // From 128 bits to 96: the first eight bytes are folded into the last eight. Then to 64 in the same way.
     let folded = _mm_clmulepi64_si128::<0x10>(sum, multipliers::<128>());
     let sum = _mm_xor_si128(_mm_srli_si128::<8>(sum), folded);
     let to_64 = _mm_set_epi64x(0, const { power(64) });

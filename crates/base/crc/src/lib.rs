@@ -1,13 +1,19 @@
-//! CRC-32 of Ethernet over bytes, and the sum of shifted pieces that lets one CRC stand for many (storey 0).
+//! CRC-32 of Ethernet over bytes, and the sum of windows by which one CRC checks many packets.
 //!
-//! [`update`] goes on with a CRC. It is libdeflate's, except on x86 processors that multiply 128 bits only (PCLMULQDQ
-//! without VPCLMULQDQ): there the loop of `fold` takes a fifth fewer instructions. [`short`] is for the few bytes of a
-//! packet's head, by table, without a call.
+//! [`update`] continues a CRC. It calls libdeflate, except on x86 processors that multiply 128 bits only (PCLMULQDQ
+//! without VPCLMULQDQ): there the loop of `fold` takes a fifth fewer instructions. [`short`] uses a table and no call, for the
+//! few bytes of a packet's head.
 //!
-//! [`xor_windows`] adds up (exclusive or) windows of a buffer that begin at a fixed distance from each other: at 32 bytes an
-//! instruction, an eighth of what a CRC takes. What it is good for is told in `wire::train`.
+//! [`xor_windows`] sums (exclusive or) windows of a buffer that begin at a fixed distance from each other, 32 bytes per
+//! instruction, at an eighth of the cost of a CRC. `wire::train` checks trains with it.
 //!
-//! Processor features are asked for once (`std` keeps the answer); each function has a form without any.
+//! Processor features are looked up once (`std` keeps the result). Each function has a form that needs none.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `fold` | the CRC by carry-less multiplication |
+//! | `table` | the CRC by tables |
+//! | `windows` | the sum of windows with AVX2 |
 
 #[cfg(target_arch = "x86_64")]
 mod fold;
@@ -17,12 +23,12 @@ mod windows;
 
 pub use table::short;
 
-/// The CRC of what came before, whose CRC is `crc` (0 at the beginning), and `bytes`.
+/// The CRC of a message and `bytes` behind it; `crc` is the message's CRC, 0 for an empty message.
 #[inline]
 pub fn update(crc: u32, bytes: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= fold::LEN_MIN && fold::is_better() {
-        // SAFETY: `is_better` has found the features that `crc32` is compiled for.
+        // SAFETY: `is_better` has checked the processor features with which `crc32` is compiled.
         return unsafe { fold::crc32(crc, bytes) };
     }
     let mut state = libdeflater::Crc::with_initial(crc);
@@ -36,13 +42,13 @@ pub fn xor_windows(bytes: &[u8], pitch: usize, count: usize, out: &mut [u8]) {
     assert!(count > 0 && (count - 1) * pitch + out.len() <= bytes.len());
     #[cfg(target_arch = "x86_64")]
     if out.len() >= windows::LEN_MIN && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: AVX2 is there; the windows lie in `bytes`, as asserted.
+        // SAFETY: the processor has AVX2, and the windows lie in `bytes`, as asserted.
         return unsafe { windows::xor(bytes, pitch, count, out) };
     }
     plain(bytes, pitch, count, out);
 }
 
-/// [`xor_windows`] for any processor.
+/// [`xor_windows`] without processor features.
 fn plain(bytes: &[u8], pitch: usize, count: usize, out: &mut [u8]) {
     let len = out.len();
     out.copy_from_slice(&bytes[..len]);

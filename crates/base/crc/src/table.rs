@@ -1,9 +1,9 @@
-//! CRC-32 by four tables, four bytes a step, for what is shorter than the preparations of faster ways.
+//! CRC-32 by four tables, four bytes per step, for pieces so short that the faster methods cost more to set up.
 
 /// The Ethernet polynomial, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// What a byte adds to the CRC when 0, 1, 2 or 3 bytes follow it in its step.
+/// Contribution of a byte to the CRC if 0, 1, 2 or 3 bytes follow it in its step.
 static TABLES: [[u32; 256]; 4] = {
     let mut tables = [[0u32; 256]; 4];
     let mut byte = 0;

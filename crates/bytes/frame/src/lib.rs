@@ -1,9 +1,9 @@
 //! Frames to send and received frames, as transports and ports exchange them.
 //!
 //! A frame to send is a *flow* (addresses), a head (the transport's headers: for RoCEv2 BTH and extension headers, built by
-//! `wire`), spans of application memory, and a pad count. The port adds IP, UDP and the trailer. For RoCEv2 that is the ICRC: it
-//! covers the IPv4 identification, which only the port knows. A received frame is the bytes from the transport's header to the end
-//! of the padding; the port has verified and removed the trailer. Nothing here reads a header, so a transport with other
+//! `wire`), spans of application memory, and a pad count. The port adds IP, UDP and the trailer. For RoCEv2 that is the ICRC:
+//! it covers the IPv4 identification, which only the port knows. A received frame is the bytes from the transport's header to
+//! the end of the padding; the port has verified and removed the trailer. Nothing here reads a header, so a transport with other
 //! headers uses the same frames, batches and trains.
 //!
 //! | file | what it holds |

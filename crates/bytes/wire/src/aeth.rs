@@ -1,10 +1,10 @@
-//! The acknowledge header (IBA 9.3.5) and the code tables that belong to it: end-to-end credits (table 46), RNR
+//! The acknowledge header (IBA 9.3.5) and its code tables: end-to-end credits (table 46), RNR
 //! timer (table 45), and the local ACK timeout (9.7.6.1.3).
 
 use crate::bytes::{be24, put24};
 use burst_base::Nanos;
 
-/// Credit code of a responder that does not do end-to-end credits.
+/// Credit code of a responder without end-to-end credits.
 pub const CREDIT_INVALID: u8 = 31;
 
 /// Credits by code, 0..=30.
@@ -19,7 +19,7 @@ const RNR_TIMER_10US: [u32; 32] = [
     6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// Receives a credit code announces, `None` for [`CREDIT_INVALID`]. Only the low five bits count.
+/// Number of receives that a credit code announces, `None` for [`CREDIT_INVALID`]. Only the low five bits count.
 pub const fn credits_of_code(code: u8) -> Option<u32> {
     match code & 31 {
         CREDIT_INVALID => None,
@@ -27,12 +27,12 @@ pub const fn credits_of_code(code: u8) -> Option<u32> {
     }
 }
 
-/// The code that announces most receives, but no more than `credits`.
+/// The code of the largest number of receives up to `credits`.
 pub fn code_of_credits(credits: u32) -> u8 {
     CREDITS.partition_point(|&c| c <= credits) as u8 - 1
 }
 
-/// The time an RNR timer code asks for: 10 us to 655.36 ms. Only the low five bits count.
+/// The time of an RNR timer code: 10 us to 655.36 ms. Only the low five bits count.
 pub const fn rnr_timer(code: u8) -> Nanos {
     Nanos(RNR_TIMER_10US[(code & 31) as usize] as u64 * 10_000)
 }
@@ -61,20 +61,20 @@ pub enum NakCode {
     InvalidRdRequest = 4,
 }
 
-/// What an acknowledgement says.
+/// Meaning of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
-    /// Done up to this PSN.
+    /// Everything up to its PSN is acknowledged.
     Ack {
         /// Credit code: see [`credits_of_code`].
         credit: u8,
     },
-    /// Receiver not ready: come back later.
+    /// Receiver not ready: send again after a time.
     Rnr {
         /// Timer code: see [`rnr_timer`].
         timer: u8,
     },
-    /// Refused.
+    /// The request of its PSN is refused.
     Nak(NakCode),
     /// A value that IBA reserves; a requester drops the packet.
     Reserved(u8),

@@ -1,4 +1,4 @@
-//! Arithmetic of CRC-32 as a linear map: what a change in one place does to the CRC of what follows.
+//! Arithmetic of CRC-32 as a linear map: the change of a CRC that a change of one field makes.
 //!
 //! Polynomials over GF(2) modulo the Ethernet polynomial are kept in reflected order: bit 31 is x^0, bit 0 is x^31.
 //! A CRC without its constant (initial and final inversion cancel in a difference) of a message M is M(x) * x^32. Two
@@ -57,7 +57,7 @@ static BACKWARD: [[u32; 256]; 2] = [powers(x_to(8, true)), powers(x_to(2048, tru
 const X_32: u32 = x_to(32, false);
 const X_MINUS_32: u32 = x_to(32, true);
 
-/// How a 16-bit big-endian field shows in the CRC when `n` bytes follow it. Make one per length, not per packet.
+/// The change of a CRC by a 16-bit big-endian field that `n` bytes follow. Make one per length, not per packet.
 #[derive(Clone, Debug)]
 pub(crate) struct FieldDelta {
     /// By nibble of the field, least significant first.
@@ -73,12 +73,12 @@ impl FieldDelta {
             inverse: times(power_of(&BACKWARD, n), X_MINUS_32),
         }
     }
-    /// [`FieldDelta::new`] for the compiler.
+    /// [`FieldDelta::new`] at compile time.
     pub(crate) const fn constant(n: u16) -> FieldDelta {
         let bits = 8 * n as u32 + 32;
         FieldDelta { nibbles: field_nibbles(x_to(bits, false)), inverse: x_to(bits, true) }
     }
-    /// What to exclusive-or to the CRC when the field goes from 0 to `value`.
+    /// The value to exclusive-or to the CRC if the field changes from 0 to `value`.
     pub(crate) fn of(&self, value: u16) -> u32 {
         let v = usize::from(value);
         self.nibbles[0][v & 15] ^ self.nibbles[1][v >> 4 & 15] ^ self.nibbles[2][v >> 8 & 15] ^ self.nibbles[3][v >> 12]
@@ -89,12 +89,12 @@ impl FieldDelta {
     }
 }
 
-/// [`FieldDelta::explain`] for a length that comes only once.
+/// [`FieldDelta::explain`] without preparation, for a length that is used once.
 pub(crate) fn explain_once(difference: u32, n: u16) -> Option<u16> {
     field_of(times(times(difference, X_MINUS_32), power_of(&BACKWARD, n)))
 }
 
-/// What the nibbles of a field add, when its last bit on the wire stands for `power`.
+/// The contributions of the nibbles of a field whose last bit on the wire stands for `power`.
 const fn field_nibbles(mut power: u32) -> [[u32; 16]; 4] {
     // The first byte on the wire, low bit first, has the highest powers: bit j of the bytes as a little-endian number
     // stands for x^(15 - j).

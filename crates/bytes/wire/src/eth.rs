@@ -15,7 +15,7 @@ impl MacAddr {
     }
 }
 
-/// The type of what follows.
+/// Protocol of the payload of an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EtherType(pub u16);
 
@@ -37,7 +37,7 @@ pub struct Ethernet {
     pub dst: MacAddr,
     /// Source.
     pub src: MacAddr,
-    /// What follows.
+    /// Protocol of the payload.
     pub ethertype: EtherType,
 }
 
@@ -57,7 +57,7 @@ impl Ethernet {
     }
 }
 
-/// 802.1Q tag: what follows the type 0x8100.
+/// 802.1Q tag: the bytes after type 0x8100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Vlan {
     /// Priority, 0..=7.
@@ -66,7 +66,7 @@ pub struct Vlan {
     pub drop_eligible: bool,
     /// VLAN id, 12 bits.
     pub id: u16,
-    /// What follows.
+    /// Protocol of the payload.
     pub ethertype: EtherType,
 }
 

@@ -1,4 +1,4 @@
-//! Extension headers that follow the BTH (IBA 9.3), all but the AETH, and the payload of a CNP.
+//! Extension headers that follow the BTH (IBA 9.3), except the AETH, and the payload of a CNP.
 
 use crate::bytes::{array, be24, be32, be64, put, put24};
 use burst_base::{Qkey, Qpn, Rkey};
@@ -128,7 +128,7 @@ impl AtomicAckEth {
     }
 }
 
-/// Immediate data: four bytes that the applications agree about; the verbs API keeps them in a `__be32`.
+/// Immediate data: four bytes of the application, in the verbs API a `__be32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ImmDt {
     /// The bytes in wire order.

@@ -1,4 +1,4 @@
-//! The head of a packet to send, built on the stack: BTH and extension headers in the order they are added.
+//! Builds the head of a packet to send on the stack: BTH and extension headers in the order of the calls.
 
 use crate::aeth::Aeth;
 use crate::bth::Bth;
@@ -8,7 +8,7 @@ use crate::opcode::Opcode;
 /// Room for the longest head: BTH 12 + XRCETH 4 + AtomicETH 28 is 44.
 pub const HEAD_MAX: usize = 48;
 
-/// BTH and extension headers. Build it with [`HeadBuf::new`], then add the headers that the opcode wants, in order.
+/// BTH and extension headers. Build it with [`HeadBuf::new`], then add the headers of the opcode in order.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadBuf {
     bytes: [u8; HEAD_MAX],
@@ -53,7 +53,7 @@ impl HeadBuf {
         /// Adds an IETH.
         ieth: Ieth;
     }
-    /// The bytes so far. In debug builds, panics when they are not the length that the opcode wants.
+    /// The bytes so far. In debug builds, panics unless their length is that of the opcode's headers.
     pub fn as_slice(&self) -> &[u8] {
         debug_assert_eq!(Opcode::from_number(self.bytes[0]).map(Opcode::head_len), Some(usize::from(self.len)));
         &self.bytes[..usize::from(self.len)]

@@ -6,13 +6,13 @@
 //! BECN) as ones, and everything after it to the end of the padding. The result goes on the wire low byte first.
 //!
 //! The IPv4 identification is covered, but a UDP socket neither sets nor sees it. CRCs are linear: [`IdDelta`] gives
-//! what an identification adds to the CRC made with 0, so that a sender prepares a train with identifications 0, 1,
-//! 2... from CRCs made with 0, and a receiver asks which identification explains a difference. One in 65536 corrupted
-//! packets finds such an explanation by chance, hence a receiver should try the predicted value first and
-//! use an explained one with suspicion (count it, or demand that it follows the one before).
+//! the difference that an identification makes to the CRC with identification 0. A sender prepares a train with
+//! identifications 0, 1, 2... from CRCs with 0, and a receiver computes the identification that explains a difference. One in
+//! 65536 corrupted packets has such an identification by chance, so a receiver should try the predicted value first, and
+//! count other values or require that they follow the packet before.
 //!
-//! The CRC itself (crate `burst_crc`) is libdeflate's but for processors that multiply 128 bits only; the ICRCs of a train are
-//! checked together ([`crate::train`]). `cargo bench -p burst-wire` compares it with its rivals; on a Zen 3 core (VPCLMULQDQ,
+//! The CRC itself (crate `burst_crc`) is libdeflate's, except on processors that multiply 128 bits only. The ICRCs of a train
+//! are checked together ([`crate::train`]). `cargo bench -p burst-wire` compares it with its rivals; on a Zen 3 core (VPCLMULQDQ,
 //! 256 bits; noisy, ranges of six runs) they took, relative to it: crc32fast 1.6-2.2 times as long for 20 bytes, 1.3-2.7
 //! for 64, 1.2-1.7 for 1 KiB, 0.7-1.1 for 4 KiB; crc-fast 3.9-5.7, 3.0-5.5, 1.6-3.2 and 1.4-2.3. Every packet has a head
 //! of 40 to 100 bytes, and there the lead is largest.
@@ -26,7 +26,7 @@ use burst_crc::{short, update};
 use burst_span::{Gone, Span};
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-/// What the ICRC covers of IPv4 and UDP, besides the length.
+/// Fields of IPv4 and UDP that the ICRC covers, besides the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PseudoV4 {
     /// Source address.
@@ -44,7 +44,7 @@ pub struct PseudoV4 {
 }
 
 impl PseudoV4 {
-    /// What most packets have: DF, identification 0, the RoCEv2 port.
+    /// The usual values: DF, identification 0, the RoCEv2 port.
     pub const fn new(src: Ipv4Addr, dst: Ipv4Addr, src_port: u16) -> PseudoV4 {
         PseudoV4 { src, dst, id: 0, flags_fragment: Ipv4::DONT_FRAGMENT, src_port, dst_port: ROCE_PORT }
     }
@@ -78,7 +78,7 @@ impl PseudoV4 {
     }
 }
 
-/// What the ICRC covers of IPv6 and UDP, besides the length.
+/// Fields of IPv6 and UDP that the ICRC covers, besides the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PseudoV6 {
     /// Source address.
@@ -92,7 +92,7 @@ pub struct PseudoV6 {
 }
 
 impl PseudoV6 {
-    /// What most packets have: the RoCEv2 port.
+    /// The usual values: the RoCEv2 port.
     pub const fn new(src: Ipv6Addr, dst: Ipv6Addr, src_port: u16) -> PseudoV6 {
         PseudoV6 { src, dst, src_port, dst_port: ROCE_PORT }
     }
@@ -125,17 +125,17 @@ fn masked_udp(src_port: u16, dst_port: u16, len: u16) -> Udp {
 const V4_LEN: usize = Ipv4::LEN + Udp::LEN;
 /// Bytes of the pseudo headers over IPv6.
 const V6_LEN: usize = Ipv6::LEN + Udp::LEN;
-/// What the identification adds to the CRC of the pseudo headers alone: the same for all packets.
+/// Contribution of the identification to the CRC of the pseudo headers alone. It is the same for all packets.
 static ID_IN_PSEUDO: FieldDelta = FieldDelta::constant((V4_LEN - 6) as u16);
 
 /// CRC-32 of the eight bytes of ones that begin every ICRC.
 const ONES_8: u32 = 0x2144_df1c;
-/// Up to here a table is quicker than what longer pieces are worth preparing for: a BTH and one more word.
+/// Longest piece for which the table is faster than the other methods: a BTH and one more word.
 const HEAD_BYTES: usize = 16;
 /// Bytes of a remote span copied at a time.
 const REMOTE_CHUNK: usize = 4096;
 
-/// An ICRC in the making.
+/// An unfinished ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Icrc {
     crc: u32,
@@ -155,7 +155,7 @@ impl Icrc {
         pseudo.emit(udp_payload_len, &mut masked);
         Icrc { crc: ONES_8 }.begin(&mut masked, V6_LEN, transport)
     }
-    /// Puts the first bytes of `transport` behind the pseudo headers, masks the BTH, and takes all in one stride.
+    /// Copies the first bytes of `transport` behind the pseudo headers, masks the BTH, and adds all in one call.
     fn begin(self, masked: &mut [u8], at: usize, transport: &[u8]) -> Icrc {
         assert!(transport.len() >= Bth::LEN);
         let (head, rest) = transport.split_at(transport.len().min(HEAD_MAX));
@@ -164,15 +164,15 @@ impl Icrc {
         masked[at + 4] = 0xff;
         self.update(&masked[..end]).update(rest)
     }
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     #[must_use]
     #[inline]
     pub fn update(self, bytes: &[u8]) -> Icrc {
-        // Heads go by table.
+        // The table is faster for heads.
         let crc = if bytes.len() <= HEAD_BYTES { short(self.crc, bytes) } else { update(self.crc, bytes) };
         Icrc { crc }
     }
-    /// Takes the bytes of a span. Another process's memory is copied piece by piece to the stack.
+    /// Adds the bytes of a span. Another process's memory is copied piece by piece to the stack.
     pub fn update_span(self, span: &Span) -> Result<Icrc, Gone> {
         if let Some(icrc) = span.with_bytes(|bytes| self.update(bytes)) {
             return Ok(icrc);
@@ -188,9 +188,9 @@ impl Icrc {
         }
         Ok(icrc)
     }
-    /// Copies a span to `dst`, which must have its length (panics otherwise), and takes the bytes as copied: the
-    /// CRC is right for what `dst` holds even if the application writes to the span meanwhile. The copy costs little,
-    /// each piece is still in the first cache when the CRC reads it.
+    /// Copies a span to `dst`, which must have its length (panics otherwise), and adds the copied bytes: the
+    /// CRC is correct for the bytes of `dst` even if the application writes to the span meanwhile. The copy costs little,
+    /// because each piece is still in the first cache when the CRC reads it.
     pub fn copy_span(self, span: &Span, dst: &mut [u8]) -> Result<Icrc, Gone> {
         assert_eq!(dst.len(), span.len());
         // One system call for another process's memory, small pieces for ours.
@@ -215,17 +215,17 @@ impl Icrc {
     }
 }
 
-/// The beginning of the ICRCs of packets of one flow and one length: the pseudo headers taken once for all of them.
+/// The beginning of the ICRCs of packets of one flow and one length: the CRC of the pseudo headers.
 ///
-/// The identification and the masked byte of the BTH are put in by table, so that per packet there is one pass over
-/// the bytes as they lie, and no copy.
+/// Tables add the identification and the masked byte of the BTH, so that each packet needs one pass over its
+/// bytes and no copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared {
     crc: u32,
 }
 
 impl Prepared {
-    /// Over IPv4; `pseudo.id` is added to by [`Prepared::begin`], so it should be 0.
+    /// Over IPv4. [`Prepared::begin`] adds the identification, so `pseudo.id` should be 0.
     pub fn ipv4(pseudo: &PseudoV4, udp_payload_len: usize) -> Prepared {
         let mut masked = [0; V4_LEN];
         pseudo.emit(udp_payload_len, &mut masked);
@@ -262,7 +262,7 @@ pub const fn len_after_id(udp_payload_len: usize) -> u16 {
     (Ipv4::LEN - 6 + Udp::LEN + udp_payload_len - ICRC_LEN) as u16
 }
 
-/// What an IPv4 identification adds to the ICRC of packets of one length. 260 bytes; make it once per length.
+/// The contribution of an IPv4 identification to the ICRC of packets of one length. 260 bytes; make it once per length.
 #[derive(Clone, Debug)]
 pub struct IdDelta {
     field: FieldDelta,
@@ -280,7 +280,7 @@ impl IdDelta {
     }
 }
 
-/// [`IdDelta::recover`] without preparation, for lengths that are seldom met; see [`len_after_id`].
+/// [`IdDelta::recover`] without preparation, for rare lengths; see [`len_after_id`].
 pub fn recover_ipv4_id(
     computed_with_id0: [u8; ICRC_LEN],
     received: [u8; ICRC_LEN],

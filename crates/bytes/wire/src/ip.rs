@@ -1,6 +1,6 @@
 //! IPv4 (RFC 791), IPv6 (RFC 8200), UDP (RFC 768) and the GRH (IBA 8.3).
 //!
-//! IPv4 options are not carried: RoCEv2 has no use for them, and a header that has some is not parsed.
+//! IPv4 options are not supported: RoCEv2 does not use them, and a header with options is not parsed.
 
 use crate::bytes::{array, be16, be32, put};
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -53,7 +53,7 @@ impl Ipv4 {
             dst: array(b, 16).into(),
         })
     }
-    /// Writes the first [`Ipv4::LEN`] bytes, the checksum as it stands.
+    /// Writes the first [`Ipv4::LEN`] bytes. The checksum is written as given.
     pub fn emit(&self, out: &mut [u8]) {
         put(out, 0, &[0x45, self.tos]);
         put(out, 2, &self.total_len.to_be_bytes());
@@ -64,7 +64,7 @@ impl Ipv4 {
         put(out, 12, &self.src.octets());
         put(out, 16, &self.dst.octets());
     }
-    /// The checksum that the other fields call for.
+    /// The correct checksum of the other fields.
     pub fn computed_checksum(&self) -> u16 {
         let mut bytes = [0; Ipv4::LEN];
         Ipv4 { checksum: 0, ..*self }.emit(&mut bytes);
@@ -93,7 +93,7 @@ pub struct Ipv6 {
     pub dst: Ipv6Addr,
 }
 
-/// Global route header: an IPv6 header whose next header is 0x1b. Its form is what a UD receiver finds before the data.
+/// Global route header: an IPv6 header whose next header is 0x1b. A UD receiver gets it before the data.
 pub type Grh = Ipv6;
 
 impl Ipv6 {
@@ -126,8 +126,8 @@ impl Ipv6 {
     }
 }
 
-/// What a UD receiver finds in its 40 bytes of GRH area after an IPv4 packet: 20 zero bytes, then the IPv4 header.
-/// After an IPv6 packet it finds the IPv6 header.
+/// The 40 bytes of GRH area that a UD receiver gets with an IPv4 packet: 20 zero bytes, then the IPv4 header.
+/// With an IPv6 packet the area holds the IPv6 header.
 pub fn grh_area_ipv4(header: &Ipv4) -> [u8; Grh::LEN] {
     let mut area = [0; Grh::LEN];
     header.emit(&mut area[Grh::LEN - Ipv4::LEN..]);

@@ -1,5 +1,5 @@
-//! A whole Ethernet frame taken apart down to the transport part and its ICRC: for ports that see frames, and for
-//! captures. What is inside the transport part is for [`crate::Packet`].
+//! Parses a whole Ethernet frame down to the transport part and its ICRC, for ports that receive frames and for
+//! captures. [`crate::Packet`] parses the transport part.
 
 use crate::eth::{EtherType, Ethernet, Vlan};
 use crate::icrc::{Icrc, PseudoV4, PseudoV6};
@@ -34,8 +34,8 @@ pub struct Layers<'a> {
 }
 
 impl<'a> Layers<'a> {
-    /// Takes a frame apart. [`Reason::NotOurs`] when it is not RoCEv2 over UDP in one piece; [`Reason::Truncated`] when
-    /// a length field promises more than there is, or too little for a BTH. Bytes after the UDP payload (Ethernet
+    /// Parses a frame. [`Reason::NotOurs`] if it is not unfragmented RoCEv2 over UDP; [`Reason::Truncated`] if
+    /// a length field exceeds the frame or leaves no room for a BTH. Bytes after the UDP payload (Ethernet
     /// padding) are ignored. Neither the IPv4 checksum nor the UDP checksum is verified: the ICRC covers more.
     pub fn parse(frame: &'a [u8]) -> Result<Layers<'a>, Reason> {
         let (ethernet, rest) = split(frame, Ethernet::LEN, Ethernet::parse)?;
@@ -56,7 +56,7 @@ impl<'a> Layers<'a> {
         }
         Ok(Layers { ethernet, vlan, ip, udp, transport, icrc })
     }
-    /// The ICRC that the frame should carry.
+    /// The correct ICRC of the frame.
     pub fn computed_icrc(&self) -> [u8; ICRC_LEN] {
         let udp_payload_len = self.transport.len() + ICRC_LEN;
         match &self.ip {
@@ -66,13 +66,13 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Takes a header of `len` bytes off the front.
+/// Splits a header of `len` bytes off the front.
 fn split<T>(bytes: &[u8], len: usize, parse: impl FnOnce(&[u8]) -> Option<T>) -> Result<(T, &[u8]), Reason> {
     let (head, rest) = bytes.split_at_checked(len).ok_or(Reason::Truncated)?;
     Ok((parse(head).ok_or(Reason::NotOurs)?, rest))
 }
 
-/// The network header, and what the header says belongs to it.
+/// The network header, and the payload that its length field gives.
 fn parse_ip(ethertype: EtherType, bytes: &[u8]) -> Result<(Ip, &[u8]), Reason> {
     match ethertype {
         EtherType::IPV4 => {

@@ -1,9 +1,9 @@
-//! Wire formats of RoCEv2 (storey 1): every header as a plain struct, the opcode table, packets, heads and the ICRC.
+//! Wire formats of RoCEv2: every header as a plain struct, the opcode table, packets, heads and the ICRC.
 //!
 //! A header type `H` has `H::LEN`, `H::parse(&[u8]) -> Option<H>` (reads the first `LEN` bytes, `None` if there are
 //! fewer or a version field is foreign) and `h.emit(&mut [u8])` (writes the first `LEN` bytes, panics if there are
-//! fewer). Reserved bits are written as zero and ignored when read. Only this crate may find a packet too short:
-//! whoever holds a [`Packet`] can ask for its headers and payload without checks.
+//! fewer). Reserved bits are written as zero and ignored when read. Only this crate checks whether a packet is too short:
+//! headers and payload of a [`Packet`] need no further checks.
 //!
 //! ```
 //! use burst_base::{Psn, Qpn, Rkey};

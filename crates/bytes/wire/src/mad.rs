@@ -1,5 +1,5 @@
-//! The envelope of management datagrams (IBA 13.4.2): the common header of the 256 bytes that travel on QP0 and QP1.
-//! What follows it is the business of the management class.
+//! The common header of management datagrams (IBA 13.4.2), the 256 bytes that are sent on QP0 and QP1.
+//! The management class defines the rest.
 
 use crate::bytes::{be16, be32, be64, put};
 

@@ -1,8 +1,8 @@
 //! The BTH opcodes (IBA table 38, annex A14 for XRC, annex A17 for CNP): one table, from which the enum, the lookups,
 //! the names and the header layout are derived.
 //!
-//! The layout is what makes parsing quick: each row knows at which byte each extension header begins, so that
-//! nothing is decided per packet but by one indexed load. RD, RESYNC, FLUSH and ATOMIC WRITE are not carried.
+//! Each row has the offset of each extension header, so that parsing decides by one indexed load per packet. RD, RESYNC, FLUSH
+//! and ATOMIC WRITE are not supported.
 
 /// Transport service of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,7 +19,7 @@ pub enum Service {
     Cnp,
 }
 
-/// What a packet does.
+/// Operation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
     /// SEND, any variant.
@@ -43,7 +43,7 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    /// Whether a responder receives it (otherwise a requester; for CNP neither).
+    /// Whether a responder receives it. A requester receives the others, and CNPs are for neither.
     pub const fn is_request(self) -> bool {
         matches!(self, OpKind::Send | OpKind::Write | OpKind::ReadRequest | OpKind::CmpSwap | OpKind::FetchAdd)
     }
@@ -60,13 +60,13 @@ impl OpKind {
 /// Place of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
-    /// First of several.
+    /// First of several packets.
     First,
     /// Neither first nor last.
     Middle,
-    /// Last of several.
+    /// Last of several packets.
     Last,
-    /// The only one.
+    /// The only packet.
     Only,
 }
 
@@ -90,7 +90,7 @@ pub struct OpcodeInfo {
     pub name: &'static str,
     /// Transport service.
     pub service: Service,
-    /// What it does.
+    /// Operation.
     pub kind: OpKind,
     /// Place in the message.
     pub position: Position,
@@ -102,7 +102,7 @@ pub struct OpcodeInfo {
     pub has_inv: bool,
     /// Bytes of BTH and extension headers.
     pub head_len: u8,
-    /// Where each extension header begins, 0 if absent; by `Ext` number.
+    /// Offset of each extension header, by `Ext` number; 0 if absent.
     at: [u8; EXT_COUNT],
 }
 
@@ -125,7 +125,7 @@ const EXT_LEN: [u8; EXT_COUNT] = [8, 4, 16, 28, 4, 8, 4, 4];
 const BTH_LEN: u8 = 12;
 
 impl OpcodeInfo {
-    /// Where an extension header begins, 0 if absent.
+    /// Offset of an extension header, 0 if absent.
     pub(crate) const fn offset(&self, ext: Ext) -> usize {
         self.at[ext as usize] as usize
     }
@@ -249,18 +249,18 @@ static NO_INFO: OpcodeInfo =
     OpcodeInfo::new((Opcode::RcSendMiddle, "unassigned"), (Service::Rc, OpKind::Send, Position::Middle), true, &[]);
 
 impl Opcode {
-    /// The opcode with this number, if IBA defines it and Burst carries it.
+    /// The opcode with this number, if IBA defines it and Burst supports it.
     pub const fn from_number(number: u8) -> Option<Opcode> {
         match Self::lookup(number) {
             Some(info) => Some(info.opcode),
             None => None,
         }
     }
-    /// Its number.
+    /// Number of the opcode.
     pub const fn number(self) -> u8 {
         self as u8
     }
-    /// Its row of the table.
+    /// Row of the opcode in the table.
     pub const fn info(self) -> &'static OpcodeInfo {
         match Self::lookup(self as u8) {
             Some(info) => info,
@@ -279,7 +279,7 @@ impl Opcode {
     pub const fn service(self) -> Service {
         self.info().service
     }
-    /// What it does.
+    /// Operation.
     pub const fn kind(self) -> OpKind {
         self.info().kind
     }

@@ -1,7 +1,7 @@
-//! A received packet, checked: BTH to the end of the payload.
+//! Checks a received packet, from the BTH to the end of the payload, and gives access to its headers.
 //!
-//! Checks, in order: 12 bytes of BTH, version, opcode, room for the headers that the opcode wants, whole four-byte
-//! words, padding within the payload, and no payload where the opcode has none. After that nothing can fail, so that
+//! Checks, in order: 12 bytes of BTH, version, opcode, room for the opcode's headers, whole four-byte
+//! words, padding within the payload, and no payload if the opcode has none. After that nothing can fail, so
 //! the accessors of the headers are a table look-up and a few loads.
 
 use crate::aeth::Aeth;
@@ -15,7 +15,7 @@ use burst_base::Reason;
 pub struct Packet<'a> {
     /// The base transport header.
     pub bth: Bth,
-    /// What the opcode means.
+    /// Row of the opcode table.
     pub info: &'static OpcodeInfo,
     /// Payload without padding.
     pub payload: &'a [u8],

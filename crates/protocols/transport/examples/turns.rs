@@ -1,7 +1,7 @@
-//! What the protocol costs per message, without ports: requester, responder and completer of one RC pair, timed apart.
+//! The cost of the protocol per message without ports: times of requester, responder and completer of one RC pair.
 //!
-//! `cargo run --release -p burst-transport --example turns`. Packets are made and given over in memory; the responder's copy
-//! into the target is part of its time, the harness's own copy onto the "wire" is not. For comparison the same number
+//! `cargo run --release -p burst-transport --example turns`. Packets are passed in memory. The responder's copy
+//! into the target is part of its time, the harness's own copy of the frames is not. For comparison the same number
 //! of bytes is copied by `copy_from_slice` in the same run.
 
 #[path = "../tests/common/mod.rs"]
@@ -49,7 +49,7 @@ fn run(opcode: WrOpcode, len: u32, batch: usize, rounds: usize) -> Times {
     times
 }
 
-/// End `from` sends everything, the other takes it; returns the sender's time and adds the receiver's to `taken`.
+/// End `from` sends all its packets and the other end handles them. Returns the sender's time and adds the receiver's to `taken`.
 fn turn(pair: &mut Pair, from: usize, wire: &mut [Vec<u8>], packets: &mut u64, taken: &mut Duration) -> Duration {
     let mut sent = Duration::ZERO;
     while pair.ends[from].qp.wants_tx() {

@@ -195,3 +195,18 @@ impl core::fmt::Display for ModifyError {
 }
 
 impl std::error::Error for ModifyError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_of_modify_has_a_sentence_with_its_mask_or_states() {
+        let transition = ModifyError::Transition { from: QpState::Reset, to: QpState::Rts };
+        assert_eq!(transition.to_string(), "a queue pair in Reset cannot be moved to Rts");
+        for error in [ModifyError::Missing(0x28000), ModifyError::NotAllowed(0x28000), ModifyError::Value(0x28000)] {
+            assert!(error.to_string().contains("0x28000"), "{error}");
+        }
+        assert!(ModifyError::NoFlow.to_string().contains("path"));
+    }
+}

@@ -1,17 +1,17 @@
-//! Which opcode and which extension headers a packet gets (IBA 9.2, table 38).
+//! Opcodes and extension headers of packets to send (IBA 9.2, table 38).
 
 use burst_base::verbs::{QpType, WrOpcode};
 use burst_shm::layout::SendWqe;
 use burst_wire::{HeadBuf, Ieth, ImmDt, OpKind, Opcode, Position};
 
-/// What a work request does on the wire.
+/// Operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Send,
     Write,
     Read,
     Atomic,
-    /// Binding or closing a memory window: nothing is sent.
+    /// Binds a memory window or invalidates a key; sends nothing.
     Local,
 }
 
@@ -25,7 +25,7 @@ impl Work {
             WrOpcode::LocalInv | WrOpcode::BindMw => Work::Local,
         }
     }
-    /// Whether a queue pair of this type carries it (IBA table 9).
+    /// Whether a queue pair of this type supports it (IBA table 9).
     pub(crate) fn is_carried_by(self, qp_type: QpType, opcode: WrOpcode) -> bool {
         match qp_type {
             QpType::Rc | QpType::XrcSend => true,
@@ -34,13 +34,13 @@ impl Work {
             QpType::Ud => matches!(opcode, WrOpcode::Send | WrOpcode::SendWithImm),
         }
     }
-    /// Whether the responder answers it with data of its own.
+    /// Whether the responder answers it by a response of its own instead of an acknowledgement.
     pub(crate) fn has_response(self) -> bool {
         matches!(self, Work::Read | Work::Atomic)
     }
 }
 
-/// Place of a packet in a message of several or one.
+/// Position of a packet in its message.
 pub(crate) fn position(is_first: bool, is_last: bool) -> Position {
     match (is_first, is_last) {
         (true, true) => Position::Only,

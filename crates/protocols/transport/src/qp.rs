@@ -74,7 +74,7 @@ impl Qp {
         }
     }
 
-    /// Its number.
+    /// Queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.id.qpn
     }
@@ -271,7 +271,7 @@ impl Qp {
         self.resp.ack_follows_receive && self.resp.owes_only_ack() && !self.wants_requests() && !self.wants_flush()
     }
 
-    /// The application posted to an idle queue (sends; or receives of a queue pair in error).
+    /// The application posted to an idle send queue, or to the receive queue of a queue pair in ERR.
     pub fn on_doorbell(&mut self) {
         self.req.sq_active = true;
         if self.state == QpState::Err {
@@ -279,7 +279,7 @@ impl Qp {
         }
     }
 
-    /// The shared receive queue of this queue pair has moved to another ring.
+    /// Takes receives from another ring: the shared receive queue was resized.
     pub fn follow_srq(&mut self, srq: Arc<SrqConsumer>) {
         self.recv.follow_srq(srq);
     }

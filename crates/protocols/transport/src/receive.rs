@@ -1,7 +1,7 @@
-//! Receives: taking work requests from the receive queue, filling them, completing them.
+//! The receive queue: loads receives, fills them, completes them.
 //!
-//! A receive is copied out of shared memory once and then held until a message has filled it; a UC or UD message that
-//! breaks leaves it held for the next one (IBA 9.8.3: the receive is not consumed).
+//! A receive is copied out of shared memory once (it is *loaded* then) and completes when a message has filled it. If a UC or UD
+//! message breaks, the receive stays loaded for the next message (IBA 9.8.3: the receive is not consumed).
 
 use crate::api::{Env, RecvQueue, XrcSrq};
 use crate::finish::vendor_err;
@@ -15,29 +15,29 @@ use burst_shm::rq::SrqConsumer;
 use burst_span::Span;
 use std::sync::Arc;
 
-/// What looking for a receive came to.
+/// Result of loading a receive.
 pub(crate) enum Load {
-    /// One is held.
+    /// A receive is loaded.
     Ready,
-    /// None is posted.
+    /// No receive is posted.
     Empty,
     /// The queue's indices are impossible.
     Corrupt,
 }
 
-/// The receive queue and the receive that is held.
+/// The receive queue and the loaded receive.
 pub(crate) struct Receiver {
     queue: RecvQueue,
     /// XRC target: the domain.
     domain: Option<u32>,
-    /// XRC target: the shared receive queue that `queue` is.
+    /// XRC target: number of the shared receive queue in `queue`.
     srqn: Option<u32>,
     wqe: RecvWqe,
     sges: [Sge; SGE_MAX as usize],
     loaded: bool,
-    /// The held receive claims more entries than the queue allows.
+    /// The loaded receive has more entries than the queue allows.
     malformed: bool,
-    /// Bytes that the held receive has room for.
+    /// Bytes for which the loaded receive has room.
     pub(crate) room: u64,
 }
 
@@ -61,7 +61,7 @@ impl Receiver {
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.queue, RecvQueue::Shared(_) | RecvQueue::Xrc { .. })
     }
-    /// Makes sure that a receive is held.
+    /// Loads a receive unless one is loaded.
     pub(crate) fn load(&mut self) -> Load {
         if self.loaded {
             return Load::Ready;
@@ -81,20 +81,20 @@ impl Receiver {
             }
         }
         self.loaded = true;
-        self.room = self.held().iter().map(|sge| u64::from(sge.length)).sum();
+        self.room = self.entries().iter().map(|sge| u64::from(sge.length)).sum();
         Load::Ready
     }
-    fn held(&self) -> &[Sge] {
+    fn entries(&self) -> &[Sge] {
         &self.sges[..self.wqe.num_sge as usize]
     }
-    /// Whether the queue is surely empty and a doorbell will tell of the next post.
+    /// Whether the queue is empty and the next post will ring the doorbell.
     pub(crate) fn try_idle(&mut self) -> bool {
         match &mut self.queue {
             RecvQueue::Own(rq) => rq.try_idle(),
             RecvQueue::Shared(_) | RecvQueue::None | RecvQueue::Xrc { .. } => true,
         }
     }
-    /// Forgets everything posted so far (the queue pair goes to RESET).
+    /// Removes all posted receives without completions (the queue pair goes to RESET).
     pub(crate) fn discard(&mut self) {
         self.loaded = false;
         if let RecvQueue::Own(rq) = &mut self.queue {
@@ -107,65 +107,65 @@ impl Receiver {
     pub(crate) fn srqn(&self) -> Option<u32> {
         self.srqn
     }
-    /// Receives come from this shared receive queue of an XRC domain from now on.
+    /// Takes receives from this shared receive queue of an XRC domain from now on.
     pub(crate) fn take_up(&mut self, srqn: u32, srq: &XrcSrq) {
         let same = matches!(&self.queue, RecvQueue::Shared(queue) if Arc::ptr_eq(queue, &srq.queue));
         if !same {
-            // Between messages no receive is held.
+            // Between messages no receive is loaded.
             debug_assert!(!self.loaded || self.srqn == Some(srqn));
             self.queue = RecvQueue::Shared(srq.queue.clone());
             self.srqn = Some(srqn);
         }
     }
-    /// The shared receive queue is gone, with the receive that is held of it.
+    /// Forgets the shared receive queue, which was destroyed, and the loaded receive.
     pub(crate) fn forget_srq(&mut self) {
         if let Some(domain) = self.domain {
             (self.queue, self.srqn, self.loaded) = (RecvQueue::Xrc { domain }, None, false);
         }
     }
-    /// The shared receive queue has moved to another ring.
+    /// Takes receives from another ring: the shared receive queue was resized.
     pub(crate) fn follow_srq(&mut self, srq: Arc<SrqConsumer>) {
         self.queue = RecvQueue::Shared(srq);
     }
-    /// Whether the held receive is usable.
+    /// Checks that the loaded receive is usable.
     pub(crate) fn check(&self) -> Result<(), Reason> {
         if self.malformed { Err(Reason::LocalOperation) } else { Ok(()) }
     }
-    /// Whether a receive is held and usable.
+    /// Whether a receive is loaded and usable.
     pub(crate) fn is_usable(&self) -> bool {
         self.loaded && !self.malformed
     }
-    /// Where the packets of `each` bytes from `offset` of the held receive on go that lie side by side; at most `count`.
+    /// Contiguous memory for packets of `each` bytes from `offset` of the loaded receive on, at most `count` packets.
     pub(crate) fn run(&self, keys: Keys<'_>, offset: u64, each: u32, count: u32) -> Option<Span> {
-        SgeCursor::at(self.held(), offset).run(keys, self.held(), each, count)
+        SgeCursor::at(self.entries(), offset).run(keys, self.entries(), each, count)
     }
-    /// Writes `bytes` at `offset` of the held receive.
+    /// Writes `bytes` at `offset` of the loaded receive.
     pub(crate) fn scatter(&self, keys: Keys<'_>, offset: u64, bytes: &[u8]) -> Result<(), Reason> {
-        SgeCursor::at(self.held(), offset).scatter(keys, self.held(), bytes)
+        SgeCursor::at(self.entries(), offset).scatter(keys, self.entries(), bytes)
     }
 }
 
-/// What a completed receive tells.
+/// The variable part of a receive completion.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ReceivedMessage {
     pub(crate) byte_len: u32,
-    /// Immediate data or invalidated key, and the flags that say which.
+    /// Immediate data or invalidated key; `wc_flags` says which.
     pub(crate) imm: u32,
     pub(crate) wc_flags: u32,
     pub(crate) src_qpn: Qpn,
     pub(crate) with_write: bool,
     pub(crate) solicited: bool,
-    /// For datagrams, what kind of IP header lies before the data.
+    /// Datagrams: code of the IP version ([`crate::ud`]).
     pub(crate) sl: u8,
 }
 
 impl Qp {
-    /// The keys of receives.
+    /// Arguments of key look-ups for receives.
     pub(crate) fn recv_keys<'a>(&self, env: &Env<'a>) -> Keys<'a> {
         Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE }
     }
 
-    /// Completes the held receive.
+    /// Completes the loaded receive.
     pub(crate) fn complete_receive(&mut self, got: ReceivedMessage, env: &mut Env<'_>) {
         let opcode = if got.with_write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let cqe = Cqe {
@@ -179,7 +179,7 @@ impl Qp {
         env.fx.complete(self.id.recv_cq, cqe, got.solicited);
     }
 
-    /// Completes the held receive with an error.
+    /// Completes the loaded receive with an error.
     pub(crate) fn complete_receive_error(&mut self, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
         env.fx.count(reason);
         let cqe = self.receive_cqe(status, WcOpcode::Recv, Some(reason), env);

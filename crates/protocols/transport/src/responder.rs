@@ -1,8 +1,9 @@
 //! The receiving half of an RC queue pair: checks request packets, executes them, and notes the answers to send.
 //!
 //! A request packet passes the checks in the order of IBA 9.7.4: PSN, opcode sequence, right, length, resources, rkey.
-//! Each is a function that returns a [`RequestRefusal`] or nothing, and nothing is written before all have passed. `respond` sends the
-//! answers: `ack_due` and `nak_due` coalesce, READ and ATOMIC responses wait in a ring of `max_dest_rd_atomic` resources.
+//! Each is a function that returns a [`RequestRefusal`] or nothing, and nothing is written before all have passed. `respond`
+//! sends the answers: `ack_due` and `nak_due` coalesce, READ and ATOMIC responses wait in a ring of `max_dest_rd_atomic`
+//! resources.
 //!
 //! A resource stays after it was answered, so that a repeated READ (any part of it) or ATOMIC (the saved result) can be
 //! answered again (9.7.5.1.3). A repeated request rewinds its resource; responses behind it that are still pending
@@ -131,7 +132,7 @@ impl Responder {
             established: false,
         }
     }
-    /// Begins at `psn` with room for `depth` READs and ATOMICs (the queue pair enters RTR).
+    /// Begins at `psn`, with places for `depth` READs and ATOMICs (the queue pair enters RTR).
     pub(crate) fn start(&mut self, psn: Psn, depth: u8) {
         let depth = usize::from(depth);
         *self = Responder { expected: psn, resources: Vec::with_capacity(depth), depth, ..Responder::new() };

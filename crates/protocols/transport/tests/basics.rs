@@ -13,7 +13,7 @@ fn request(opcode: WrOpcode, wr_id: u64) -> SendWqe {
     SendWqe { wr_id, opcode: opcode as u8, flags: send_flags::SIGNALED as u16, ..SendWqe::default() }
 }
 
-/// `len` bytes from `addr` cut into up to `pieces` entries.
+/// `len` bytes from `addr` in up to `pieces` entries.
 fn cut(end: &End, addr: u64, len: u32, pieces: u32) -> Vec<Sge> {
     let each = (len / pieces).max(1);
     let mut out = Vec::new();
@@ -143,7 +143,7 @@ fn unsignaled_requests_are_retired_by_the_next_signaled_one() {
 fn a_message_of_two_gibibytes_less_one_is_accepted_and_one_byte_over_the_limit_is_not() {
     let mut pair = Pair::new(&Setup::default(), 1, LinkFaults::default());
     let key = pair.ends[1].lkey;
-    // The region is smaller: what counts is which check refuses.
+    // The region is smaller than the message; the status shows which check refuses.
     let sges = [Sge { addr: 0, length: 1 << 31, lkey: pair.ends[0].lkey }];
     pair.ends[0].post(&SendWqe { rkey: key, ..request(WrOpcode::RdmaWrite, 1) }, &sges);
     pair.settle();

@@ -1,4 +1,4 @@
-//! What an idle queue pair costs: the in-flight rings are reserved, not touched.
+//! Memory of idle queue pairs: the rings of requests in flight are reserved, not touched.
 mod common;
 
 use burst_base::verbs::{QpCap, QpState};
@@ -15,7 +15,7 @@ fn a_thousand_idle_queue_pairs_cost_less_than_twenty_mebibytes() {
     const COUNT: usize = 1000;
     let cap = QpCap { max_send_wr: 128, max_recv_wr: 512, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 236 };
     let setup = Setup { cap, memory: 4096, ..Setup::default() };
-    // Everything around the queue pair (rings, regions, batches) is made first and kept.
+    // Everything around the queue pairs (rings, regions, batches) is made before the first measurement and kept.
     let mut ends: Vec<End> = (0..COUNT).map(|_| End::new(0, &setup)).collect();
     let before = resident();
     for end in &mut ends {

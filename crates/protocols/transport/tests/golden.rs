@@ -1,6 +1,6 @@
-//! Captures of Linux soft-RoCE, replayed: our responder gets the requests that rxe's requester sent and must give the
-//! answers that rxe's responder gave, where both follow the specification to the letter; our requester must make the
-//! requests that rxe's made. The captures are described in crates/bytes/wire/tests/vectors/README.md.
+//! Replays captures of Linux soft-RoCE. The responder gets the requests of rxe's requester and must give the
+//! answers of rxe's responder, where both follow the specification exactly. The requester must make the
+//! requests of rxe's requester. The captures are described in crates/bytes/wire/tests/vectors/README.md.
 mod common;
 
 use burst_base::verbs::{Mtu, QpAttr, QpState, WcStatus, WrOpcode, send_flags};
@@ -11,7 +11,7 @@ use common::{End, Setup, describe, ip_of, qpn_of};
 
 const NOW: Nanos = Nanos(1_000);
 
-/// One captured packet, made to be for our queue pair.
+/// One captured packet, changed so that it is for the test's queue pair.
 struct Captured {
     is_request: bool,
     bytes: Vec<u8>,
@@ -31,7 +31,7 @@ fn capture(file: &str) -> Vec<Captured> {
     out
 }
 
-/// The request, with its destination and key replaced by ours; its addresses are moved to begin at 0.
+/// The request with the destination and key of the test's queue pair, and its addresses moved to begin at 0.
 fn ours(bytes: &[u8], key: u32, base: u64) -> Vec<u8> {
     let packet = Packet::parse(bytes).expect("well-formed");
     let bth = burst_wire::Bth { dest_qpn: qpn_of(1), ..packet.bth };
@@ -54,7 +54,7 @@ fn ours(bytes: &[u8], key: u32, base: u64) -> Vec<u8> {
     out
 }
 
-/// A responder that expects the first request of `packets`, and what it is to be given: key and base of its addresses.
+/// A responder that expects the first request of `packets`, with the key and the base of the addresses for it.
 fn responder(packets: &[Captured]) -> (End, u32, u64) {
     let first = Packet::parse(&packets[0].bytes).expect("well-formed").bth.psn;
     let base = Setup::default();
@@ -81,7 +81,7 @@ fn post_receives(end: &mut End, count: u64, len: u32) {
     }
 }
 
-/// Plays the requests up to each answer of the capture; our answers.
+/// Plays the requests up to each answer of the capture, and returns the responder's answers.
 fn replay(end: &mut End, packets: &[Captured], key: u32, base: u64) -> (Vec<String>, Vec<String>) {
     let (mut got, mut want) = (Vec::new(), Vec::new());
     for packet in packets {
@@ -162,7 +162,7 @@ fn a_partly_lost_read_is_answered_from_the_requested_packet() {
     let (mut end, key, base) = responder(&packets);
     let (got, want) = replay(&mut end, &packets, key, base);
     assert_eq!(got.len(), want.len());
-    // rxe begins its second answer with "middle"; the specification, and we, with "first" (IBA 9.7.5.1.3).
+    // rxe begins its second response with "middle"; the specification, and Burst, with "first" (IBA 9.7.5.1.3).
     for (i, (ours, theirs)) in got.iter().zip(&want).enumerate() {
         let theirs = if i == 4 { theirs.replace("Middle", "First") } else { theirs.clone() };
         assert_eq!(*ours, theirs);
@@ -197,7 +197,7 @@ fn begins(packet: &Captured) -> bool {
     Packet::parse(&packet.bytes).unwrap().info.position.is_start()
 }
 
-/// The requests of a capture, posted as work requests of ours, make the same packets.
+/// The requests of a capture, posted as work requests, make the same packets.
 #[test]
 fn the_requester_makes_the_captured_packets() {
     for file in ["rc-send", "rc-write", "rc-write-imm", "rc-psn-wrap"] {
@@ -228,7 +228,8 @@ fn the_requester_makes_the_captured_packets() {
     }
 }
 
-/// All of a packet but what is a matter of taste: MigReq, destination, and AckReq of packets that are not the last.
+/// A packet without the fields that the specification leaves open: MigReq, destination, and AckReq of packets that are not
+/// the last.
 #[derive(Debug, PartialEq)]
 struct Readable {
     opcode: Opcode,

@@ -1,4 +1,4 @@
-//! Trains: what is carried out together must come to the same as packet by packet, whatever the packets are.
+//! Trains: middle packets executed together must have the same result as packets one by one, whatever the packets are.
 mod common;
 
 use burst_base::rng::Rng;
@@ -36,7 +36,7 @@ fn message(write: Option<(u32, u64)>, count: u32, rest: usize) -> Vec<Vec<u8>> {
     (0..=count).map(packet).collect()
 }
 
-/// An end with a receive of these lengths, side by side but for a hole of 100 bytes after each.
+/// An end with a receive of entries of these lengths, each followed by a hole of 100 bytes.
 fn receiver(sges: &[u32], rights: u32) -> End {
     let setup = Setup::default();
     let setup =
@@ -55,7 +55,7 @@ fn receiver(sges: &[u32], rights: u32) -> End {
     end
 }
 
-/// What can be seen of an end after packets came.
+/// The observable state of an end after packets.
 fn outcome(end: &mut End) -> impl PartialEq + core::fmt::Debug + use<> {
     let answers: Vec<String> = end.drain(NOW).iter().map(|bytes| describe(bytes)).collect();
     let got: Vec<_> = end.fx.receives.iter().map(|(cqe, _)| (cqe.wr_id, cqe.byte_len, cqe.status)).collect();
@@ -88,11 +88,11 @@ fn middle_packets_of_a_message_are_executed_together() {
 fn a_run_ends_before_a_packet_that_crosses_entries_of_the_receive() {
     let mut end = receiver(&[10 * 1024, 3 * 1024 + 5, 30 << 10], common::ALL_RIGHTS);
     end.receive_train(NOW, ip_of(0), &message(None, 30, 500)[..30]);
-    // All but the first and the one that crosses.
+    // All packets but the first and the packet that crosses two entries.
     assert_eq!(end.carried, 28);
 }
 
-/// The answer to a READ of `count` full packets and `rest` bytes.
+/// The response to a READ of `count` full packets and `rest` bytes.
 fn read_answer(count: u32, rest: usize) -> Vec<Vec<u8>> {
     let packet = |k: u32| {
         let opcodes = [Opcode::RcReadResponseFirst, Opcode::RcReadResponseMiddle, Opcode::RcReadResponseLast];
@@ -107,7 +107,7 @@ fn read_answer(count: u32, rest: usize) -> Vec<Vec<u8>> {
     (0..=count).map(packet).collect()
 }
 
-/// An end that has asked for a READ into pieces of these lengths, side by side but for a hole of 100 bytes after each.
+/// An end that has requested a READ into entries of these lengths, each followed by a hole of 100 bytes.
 fn reader(sges: &[u32]) -> End {
     let mut end = receiver(&[], common::ALL_RIGHTS);
     let mut addr = 0;
@@ -172,7 +172,7 @@ fn middle_packets_of_a_read_response_are_made_together() {
     assert!(payload == memory);
 }
 
-/// Does something to a train that a network, a bad peer or a bad program could do.
+/// Changes a train as a network, a faulty peer or a faulty program could.
 fn spoil(rng: &mut Rng, packets: &mut Vec<Vec<u8>>) {
     let at = rng.below(packets.len() as u64) as usize;
     let other = rng.below(packets.len() as u64) as usize;
@@ -180,7 +180,7 @@ fn spoil(rng: &mut Rng, packets: &mut Vec<Vec<u8>>) {
         0 => drop(packets.remove(at)),
         1 => packets.insert(at, packets[other].clone()),
         2 => packets.swap(at, other),
-        // A bit of the BTH, but not of the padding: lengths stay.
+        // A bit of the BTH, but none of the padding count: lengths stay.
         3..=5 => {
             let bit = rng.below(96) as usize;
             packets[at][bit / 8] ^= 1 << (bit % 8);
@@ -190,7 +190,7 @@ fn spoil(rng: &mut Rng, packets: &mut Vec<Vec<u8>>) {
     }
 }
 
-/// Gives both the packets, the first one by one, the second in trains of one length, and compares them.
+/// Passes the packets to the first end one by one and to the second in trains of one length, and compares the ends.
 fn compare(single: &mut End, together: &mut End, trains: &[Vec<Vec<u8>>; 2], seed: u64) {
     trains[0].iter().for_each(|packet| single.receive_from(NOW, ip_of(0), packet));
     let mut rest = &trains[1][..];
@@ -202,7 +202,7 @@ fn compare(single: &mut End, together: &mut End, trains: &[Vec<Vec<u8>>; 2], see
     assert_eq!(outcome(together), outcome(single), "seed {seed}");
 }
 
-/// Spoils both trains alike, up to twice.
+/// Changes both trains in the same way, up to twice.
 fn spoil_both(rng: &mut Rng, trains: &mut [Vec<Vec<u8>>; 2]) {
     for _ in 0..rng.below(3) {
         let again = rng.next_u64();
@@ -246,7 +246,7 @@ fn a_train_of_responses_has_the_same_result_as_its_packets_one_by_one() {
         let sges = some_pieces(&mut rng);
         let asked: u32 = sges.iter().sum();
         let (mut single, mut together) = (reader(&sges), reader(&sges));
-        // Mostly what was asked for, sometimes more or less; a READ of nothing is answered by one packet.
+        // Usually the requested length, sometimes more or less. A READ of no bytes is answered by one packet.
         let less = [0, 0, 0, 4, 2048][rng.below(5) as usize];
         let len = asked.saturating_sub(less).max(4);
         let count = (len - 1) / MTU as u32;

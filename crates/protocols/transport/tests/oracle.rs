@@ -1,10 +1,10 @@
 //! Random operations of all kinds, both ways at once, over a link that loses, repeats and reorders, against a model.
 //!
-//! The model is what the verbs promise: requests of one direction are carried out in order, each exactly once. Each end's
+//! The model is the guarantee of the verbs API: requests of one direction are executed in order, each exactly once. Each end's
 //! memory has a constant pool (source of everything sent, and of unfenced READs), a target that only the peer writes
 //! (WRITE, atomics; READ from it makes the next request fenced, because a READ may otherwise see what follows it), receive
 //! slots, and a ring of destinations for READ and atomic results. Checked: bytes of each receive and READ, results of
-//! atomics, order, number and fields of completions, the targets at the end, and that nothing hangs.
+//! atomics, order, number and fields of completions, the targets at the end, and that no request hangs.
 //!
 //! `BURST_SEED=n` runs one seed; a failing seed is printed. `BURST_SEEDS`, `BURST_OPS` change the amounts.
 mod common;
@@ -46,17 +46,17 @@ const WHAT_MUST_HAPPEN: [Reason; 10] = [
     Reason::AckTimeout,
 ];
 
-/// Bytes a request moves to a place of its own: where, and what they must be.
+/// Bytes that a request moves to a place of its own: the place, and the expected bytes.
 struct Result_ {
     sges: Vec<Sge>,
     bytes: Vec<u8>,
 }
 
-/// What becomes of a memory window, in this order, and again.
+/// States of a memory window, in this order, then again from the first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Window {
     Closed,
-    /// This request binds it, or one after it has.
+    /// This request binds it, or a later request has bound it.
     Binding(u64),
     Open,
     /// The peer sends its invalidation.
@@ -87,10 +87,10 @@ struct Awaited {
 /// One direction: `from` posts, the other end's target is written.
 struct Side {
     pool: Vec<u8>,
-    /// What the peer's target must be.
+    /// Expected bytes of the peer's target.
     target: Vec<u8>,
     posted: VecDeque<Posted>,
-    /// What this end sent and the peer has yet to receive.
+    /// Messages that this end has sent and the peer has not received.
     awaited: VecDeque<Awaited>,
     next_wr: u64,
     retired: u32,
@@ -98,7 +98,7 @@ struct Side {
     fence_next: bool,
     ring_next: u64,
     ring_free: u64,
-    /// Receives of this end: posted ever, completed ever.
+    /// Receives of this end since the start: posted, completed.
     receives: [u64; 2],
     /// Memory windows of this end, which it binds and the peer invalidates.
     windows: Vec<(u32, Window)>,
@@ -156,7 +156,7 @@ impl Oracle {
         Oracle { rng, pair, sides, operations }
     }
 
-    /// Plays the whole run; which reasons were counted, by either end.
+    /// Plays the whole run, and returns the reasons that either end counted.
     fn run(&mut self) -> [u32; Reason::COUNT] {
         let mut posted = 0;
         let mut idle_events = 0;
@@ -304,7 +304,7 @@ impl Oracle {
         self.submit(me, WrOpcode::RdmaWriteWithImm, wqe, data, None, false)
     }
 
-    /// The model's WRITE; returns where in the target.
+    /// The model's WRITE; returns the offset in the target.
     fn write_target(&mut self, me: usize, bytes: &[u8]) -> u64 {
         let at = self.rng.below(TARGET_LEN - bytes.len() as u64 + 1);
         self.sides[me].target[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
@@ -401,7 +401,7 @@ impl Oracle {
         true
     }
 
-    /// Checks everything that was completed; whether there was anything.
+    /// Checks all completions, and returns whether there were any.
     fn check_completions(&mut self) -> bool {
         let mut any = false;
         for me in 0..2 {
@@ -468,7 +468,7 @@ impl Oracle {
     }
 }
 
-/// What a request sends.
+/// The bytes of a request.
 struct Data {
     sges: Vec<Sge>,
     bytes: Vec<u8>,
@@ -515,7 +515,7 @@ impl Side {
         }
     }
 
-    /// Room for `len` result bytes: the address, and what the ring gets back later.
+    /// Reserves `len` result bytes: the address, and the bytes to free later.
     fn take_results(&mut self, len: u64) -> Option<(u64, u64)> {
         let offset = self.ring_next % RESULTS_LEN;
         let skip = if offset + len > RESULTS_LEN { RESULTS_LEN - offset } else { 0 };

@@ -1,4 +1,5 @@
-//! The requester: what it sends, and what answers do to it. In order, duplicate, implied, stale, ghost, malformed, late.
+//! The requester: the packets that it sends, and the effect of answers: in order, duplicate, implied, stale, ghost, malformed,
+//! late.
 mod common;
 
 use burst_base::verbs::{EventType, QpAttr, QpCap, QpState, QpType, WcStatus, WrOpcode, attr_mask, send_flags};
@@ -33,7 +34,7 @@ fn post(end: &mut End, opcode: WrOpcode, wr_id: u64, len: u32) {
     end.post(&wqe(opcode, wr_id), &sges);
 }
 
-/// What the requester sends now: opcode and PSN; "!" where it asks for an acknowledgement.
+/// The packets that the requester sends now: opcode and PSN, and "!" if the packet asks for an acknowledgement.
 fn sent(end: &mut End, now: Nanos) -> Vec<String> {
     let name = |bytes: &Vec<u8>| {
         let bth = Packet::parse(bytes).expect("well-formed").bth;
@@ -134,7 +135,7 @@ fn time_outs_send_again_and_then_give_up() {
     assert_eq!((end.qp.state(), end.qp.next_deadline()), (QpState::Err, Nanos::NEVER));
 }
 
-/// A slow peer answers each packet that was sent twice: it is at work, and sending all a third time would only delay it.
+/// A slow peer acknowledges each repeated packet. It still works on them, and sending all a third time would only delay it.
 #[test]
 fn a_repeated_latest_acknowledgement_restarts_the_timer() {
     let mut end = requester(&Setup::default());
@@ -150,13 +151,14 @@ fn a_repeated_latest_acknowledgement_restarts_the_timer() {
     assert_eq!(end.qp.next_deadline(), due, "older ones tell nothing");
     answer(&mut end, later, 101, Syndrome::ACK);
     assert_eq!(end.qp.next_deadline(), later + due.since(NOW));
-    // Without anything in flight there is nothing to time.
+    // Without a packet in flight no timer runs.
     answer(&mut end, later, 102, Syndrome::ACK);
     answer(&mut end, later, 102, Syndrome::ACK);
     assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
 }
 
-/// A peer that is away for a second is not given up after eight times 67 ms; one with a long timeout is, when it says.
+/// A peer that does not run for a second does not fail after eight waits of 67 ms. With a long timeout the failure comes when
+/// the timeout and the retry count say.
 #[test]
 fn waits_grow_with_time_outs_up_to_the_limit() {
     for (timeout, waits_ms) in [(14, [67, 134, 268, 268]), (16, [268, 500, 500, 500]), (18, [1073, 1073, 1073, 1073])] {
@@ -314,7 +316,7 @@ fn a_fatal_nak_fails_its_request_and_flushes_the_rest() {
         assert_eq!(end.statuses(), [OK, status, WcStatus::WrFlushErr, WcStatus::WrFlushErr]);
         let consumers: Vec<u32> = end.fx.sends.iter().map(|c| c.sq_consumer).collect();
         assert_eq!(consumers, [1, 2, 3, 4]);
-        // Posted later: flushed as well, sends and receives, unsignaled ones too.
+        // Requests posted later are flushed as well: sends and receives, unsignaled ones too.
         end.post(&SendWqe { flags: 0, ..wqe(WrOpcode::Send, 9) }, &[]);
         end.post_receive(8, &[]);
         sent(&mut end, NOW);
@@ -357,7 +359,7 @@ fn an_acknowledgement_does_not_end_a_read_before_it() {
     sent(&mut end, NOW);
     ack(&mut end, 101);
     assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!", "RcWriteOnly 101!"]);
-    // Without progress the next hint is left to the timer.
+    // Without progress the next implied NAK is ignored; the timer repeats the READ.
     ack(&mut end, 101);
     assert_eq!(sent(&mut end, NOW), [""; 0]);
     read_response(&mut end, Opcode::RcReadResponseOnly, 100, &[1; 4]);
@@ -437,7 +439,7 @@ fn without_credits_one_packet_at_a_time_is_sent() {
     let mut end = requester(&Setup::default());
     post(&mut end, WrOpcode::Send, 1, 4);
     sent(&mut end, NOW);
-    // MSN 1, no credit: the second send is one too many.
+    // MSN 1 without credits: the second send exceeds them.
     let credit = |end: &mut End, psn: u32, msn: u32, credit: u8| {
         let bth = Bth::new(Opcode::RcAck, qpn_of(0), Psn::new(psn));
         let head = HeadBuf::new(&bth).aeth(Aeth { syndrome: Syndrome::Ack { credit }, msn });
@@ -450,7 +452,7 @@ fn without_credits_one_packet_at_a_time_is_sent() {
     assert_eq!(sent(&mut end, NOW), ["RcSendFirst 101!"]);
     credit(&mut end, 101, 1, 0);
     assert_eq!(sent(&mut end, NOW), ["RcSendLast 102!"]);
-    // One more receive was posted: an unasked acknowledgement of what is acknowledged already says so.
+    // One more receive was posted: a repeated acknowledgement carries the new credit.
     credit(&mut end, 102, 2, 1);
     assert_eq!(sent(&mut end, NOW), ["RcSendFirst 103", "RcSendLast 104!"]);
     credit(&mut end, 104, 3, 31);
@@ -518,7 +520,7 @@ fn sqd_finishes_requests_in_flight_and_rts_resumes() {
     assert_eq!(sent(&mut end, NOW), ["RcSendOnly 101!"]);
 }
 
-/// A limit of none, set while reads wait for their turn, is one for new work: what was taken goes on.
+/// A limit of 0 that is set while READs wait refuses new READs. READs that were taken from the queue before go on.
 #[test]
 fn reads_in_flight_finish_when_their_limit_becomes_zero() {
     let mut end = requester(&with_attr(|a| a.max_rd_atomic = 1));
@@ -540,7 +542,7 @@ fn reads_in_flight_finish_when_their_limit_becomes_zero() {
 fn impossible_queue_indices_raise_qp_fatal_once() {
     let setup = Setup::default();
     let mut end = requester(&setup);
-    // More entries than the queue has: a program that does not heed its limits, or means harm.
+    // More entries than the queue has: a faulty or malicious program.
     for wr_id in 0..=u64::from(end.sq.spec().entries()) {
         end.sq.free_all();
         post(&mut end, WrOpcode::Send, wr_id, 4);
@@ -562,7 +564,7 @@ fn a_lost_completion_fails_the_queue_pair_once_and_flushes_the_rest() {
     assert_eq!((end.qp.state(), end.fx.events.clone()), (QpState::Err, vec![EventType::QpFatal]));
     assert_eq!(sent(&mut end, NOW), [""; 0]);
     assert_eq!(end.statuses(), [WcStatus::WrFlushErr; 3]);
-    // One that was moved on meanwhile is not concerned.
+    // A queue pair in RESET is not affected.
     end.move_to(QpState::Reset);
     end.lose_completion(NOW);
     assert_eq!((end.qp.state(), end.fx.events.len()), (QpState::Reset, 1));

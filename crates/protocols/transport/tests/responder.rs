@@ -1,5 +1,5 @@
-//! The responder, packet by packet: this arrives, this must happen. In order, duplicate, gap, stale, malformed, at the
-//! limit, after close.
+//! The responder, packet by packet: in order, duplicate, gap, stale, malformed, at the limit, after close. Each test gives
+//! packets and checks the answers.
 mod common;
 
 use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, WrOpcode, access, attr_mask};
@@ -158,7 +158,7 @@ fn requests_that_break_a_rule_are_refused_by_the_right_nak_and_end_the_queue_pai
         assert_eq!(end.receive_statuses(), [WcStatus::WrFlushErr], "{what}");
         let event = if code == NakCode::RemoteAccess { EventType::QpAccessErr } else { EventType::QpReqErr };
         assert_eq!(end.fx.events, [event], "{what}");
-        // After close: nothing is answered.
+        // After close there is no answer.
         assert_eq!(feed(&mut end, &bytes), [""; 0], "{what}");
         assert_eq!(end.fx.count_of(Reason::WrongState), 1, "{what}");
     }
@@ -244,7 +244,7 @@ fn a_repeated_read_is_answered_again_in_whole_and_in_part() {
     let part = rest(102, 2 * MTU as u64, 2 * MTU as u32);
     assert_eq!(feed(&mut end, &part), ["RcReadResponseFirst 102", "RcReadResponseLast 103"]);
     assert_eq!(feed(&mut end, &rest(103, 3 * MTU as u64, MTU as u32)), ["RcReadResponseOnly 103"]);
-    // Not a part of what was asked for: dropped.
+    // A range outside the first request is dropped.
     for bad in [rest(102, 0, 2 * MTU as u32), rest(102, 2 * MTU as u64, 3 * MTU as u32), rest(99, 0, 4)] {
         assert_eq!(feed(&mut end, &bad), [""; 0]);
     }
@@ -295,7 +295,7 @@ fn repeated_reads_among_many_are_answered_in_psn_order() {
     let past = 100 + u32::from(RD_ATOMIC_MAX);
     (100..past).for_each(|psn| end.receive_from(NOW, ip_of(0), &request(Opcode::RcReadRequest, psn, reth, b"")));
     assert_eq!(answers(&mut end), (100..past).map(answer).collect::<Vec<_>>());
-    // One more pushes the oldest out; the later of two repetitions is the earlier READ.
+    // One more READ replaces the oldest; the later of two repetitions is the earlier READ.
     for psn in [past, past - 10, 101] {
         end.receive_from(NOW, ip_of(0), &request(Opcode::RcReadRequest, psn, reth, b""));
     }
@@ -323,7 +323,7 @@ fn requests_are_sent_while_the_peer_reads_without_pause() {
     let mut end = responder(&Setup::default(), QpState::Rts);
     let (rkey, sge) = (Rkey(end.lkey), end.sge(0, 100));
     let read = |psn| request(Opcode::RcReadRequest, psn, Reth { addr: 0, rkey, len: 128 << 10 }, &[]);
-    // Always three READs are owed.
+    // Three READ responses are always pending.
     let mut asked = 100;
     for _ in 0..3 {
         end.receive_from(NOW, ip_of(0), &read(asked));
@@ -348,7 +348,7 @@ fn requests_are_sent_while_the_peer_reads_without_pause() {
             break;
         }
     }
-    // What was left of the turn is the READs' again.
+    // READ responses get the rest of the turn.
     let left = end.drain(NOW);
     assert!(left.len() > 2 * 128 && left.iter().all(|bytes| bytes[0] != Opcode::RcSendOnly.number()));
 }

@@ -1,4 +1,4 @@
-//! UC and UD: what arrives whole is delivered, what does not is dropped; and shared receive queues.
+//! UC and UD: complete messages are delivered, others are dropped. Shared receive queues.
 mod common;
 
 use burst_base::verbs::{
@@ -74,7 +74,7 @@ fn the_send_queue_of_an_unreliable_service_drains_with_an_event() {
         let len = if setup.qp_type == QpType::Uc { 5000 } else { 500 };
         post(&mut end, WrOpcode::Send, 1, len);
         post(&mut end, WrOpcode::Send, 2, len);
-        // The first has been begun, or taken, and no more.
+        // Only the first request was begun or taken.
         let bytes = if setup.qp_type == QpType::Uc { 1000 } else { 0 };
         end.poll(NOW, &mut TxBudget { wqes: 8, bytes, window_bytes: 0 });
         let sqd = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
@@ -117,7 +117,7 @@ fn uc_refuses_requests_that_need_answers() {
         post(&mut pair.ends[0], WrOpcode::Send, 2, 8);
         pair.settle();
         assert_eq!(pair.ends[0].statuses(), [WcStatus::LocQpOpErr, WcStatus::WrFlushErr]);
-        // Only the send queue is in error; it can be put right.
+        // Only the send queue is in error, and moving to RTS restores it.
         assert_eq!(pair.ends[0].qp.state(), QpState::Sqe);
         pair.ends[0].move_to(QpState::Rts);
         post(&mut pair.ends[0], WrOpcode::Send, 3, 8);
@@ -139,7 +139,7 @@ fn datagrams_arrive_behind_their_route_header() {
     let (cqe, _) = pair.ends[1].fx.receives[0];
     assert_eq!((cqe.byte_len, cqe.src_qpn, cqe.imm), (48, qpn_of(0).get(), 0x0a0b));
     assert_eq!(cqe.wc_flags, wc_flags::GRH | wc_flags::WITH_IMM);
-    // By UDP and IPv4, as RNICs say it.
+    // The code for UDP and IPv4, as RNICs give it.
     assert_eq!(cqe.sl, 0xa);
     let got = pair.ends[1].memory(100_000, 48);
     assert_eq!(got[..20], [0; 20]);
@@ -159,7 +159,7 @@ fn datagrams_longer_than_their_receive_are_dropped() {
     pair.settle();
     let wrong = SendWqe { remote_qkey: 0x99, ..wqe(WrOpcode::Send, 3) };
     pair.ends[0].post(&wrong, &[]);
-    // Bit 31: the queue pair's own Q_Key.
+    // Bit 31 selects the queue pair's own Q_Key.
     let own = SendWqe { remote_qkey: 1 << 31, ..wqe(WrOpcode::Send, 4) };
     pair.ends[0].post(&own, &[]);
     pair.settle();
@@ -228,7 +228,7 @@ fn an_error_flushes_no_receive_of_a_shared_queue() {
         end.receive_from(NOW, ip_of(0), &packet);
     }
     end.drain(NOW);
-    // The first was received; the second is too long for its receive; the third receive is not this queue pair's.
+    // The first message was received; the second is longer than its receive; the third receive stays in the shared queue.
     assert_eq!(end.receive_statuses(), [WcStatus::Success, WcStatus::LocLenErr]);
     assert_eq!(end.fx.events, [EventType::QpLastWqeReached]);
 }

@@ -1,4 +1,4 @@
-//! Memory windows: bound and closed by work requests, in order with what surrounds them, once.
+//! Memory windows: work requests bind and invalidate them once, in order with other requests.
 mod common;
 
 use burst_base::verbs::{MwType, WcOpcode, WcStatus, WrOpcode, send_flags};
@@ -18,7 +18,7 @@ fn pair() -> Pair {
     Pair::new(&Setup::default(), 1, LinkFaults::default())
 }
 
-/// End 0 writes one byte through `rkey`; how that ended.
+/// End 0 writes one byte through `rkey`; returns the status.
 fn write(pair: &mut Pair, rkey: u32, addr: u64) -> WcStatus {
     let before = pair.ends[0].statuses().len();
     let wqe = SendWqe { rkey, remote_addr: addr, ..request(WrOpcode::RdmaWrite, 9) };

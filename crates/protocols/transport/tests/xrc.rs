@@ -1,4 +1,4 @@
-//! Extended reliable connections: requests name the receive queue they are for, and reach what its domain may reach.
+//! Extended reliable connections: each request names a shared receive queue, whose protection domain gives access to memory.
 mod common;
 
 use burst_base::verbs::{QpAttr, QpState, QpType, WcStatus, WrOpcode, attr_mask as m, send_flags};
@@ -52,7 +52,7 @@ fn attributes_of_the_missing_half_are_ignored() {
     }
 }
 
-/// Adds a shared receive queue with four receives of 4 KiB to the target's world.
+/// Adds a shared receive queue with four receives of 4 KiB to the target.
 fn srq(end: &mut End, srqn: u32, domain: u32, pd: u32, cq: u32) -> RqProducer {
     let (mut app, queue) = testing::srq(4, 1);
     for n in 0..4 {
@@ -74,7 +74,7 @@ fn wqe(opcode: WrOpcode, srqn: u32) -> SendWqe {
     }
 }
 
-/// Packets go to and fro until both are silent; opcodes on the way, in order.
+/// Exchanges packets until neither end sends any, and returns their opcodes in order.
 fn exchange(a: &mut End, b: &mut End) -> Vec<Opcode> {
     let mut seen = Vec::new();
     for _ in 0..100 {
@@ -165,7 +165,7 @@ fn the_queue_stays_the_same_within_a_message() {
     forged[15] = 2;
     b.receive_from(NOW, ip_of(1), &forged);
     assert_eq!((b.fx.count_of(Reason::InvalidOpcodeSequence), b.qp.state()), (1, QpState::Err));
-    // The receive that was begun is flushed.
+    // The loaded receive is flushed.
     b.drain(NOW);
     assert_eq!(b.receive_statuses(), [WcStatus::WrFlushErr]);
 }

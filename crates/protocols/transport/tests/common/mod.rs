@@ -1,8 +1,8 @@
 //! Two queue pairs over an in-memory link in virtual time: the harness of the transport's tests.
 //!
 //! [`End`] is one host: a queue pair, the application's ends of its queues, a memory region table, and everything the
-//! protocol reported ([`RecordedEffects`]). [`Pair`] joins two ends by a [`Link`] that can lose, repeat, delay and reorder packets, with
-//! one seeded generator. [`Pair::run`] plays events in time order until nothing is left to do before a given time.
+//! protocol reported ([`RecordedEffects`]). [`Pair`] joins two ends by a [`Link`] that can lose, repeat, delay and reorder
+//! packets, with one seeded generator. [`Pair::run`] plays events in time order until nothing is left to do before a given time.
 #![allow(dead_code)]
 
 use burst_base::rng::Rng;
@@ -82,7 +82,7 @@ impl Effects for RecordedEffects {
     }
 }
 
-/// How an [`End`] is made.
+/// Parameters of an [`End`].
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub qp_type: QpType,
@@ -133,7 +133,7 @@ pub struct End {
     pub lkey: u32,
     pub window: u64,
     pub last: TxState,
-    /// Packets that were carried out together with others.
+    /// Packets that were executed together with others.
     pub carried: u64,
 }
 
@@ -159,7 +159,7 @@ pub fn qpn_of(index: u8) -> Qpn {
     Qpn::new(0x100 + u32::from(index))
 }
 
-/// A region of zeroed memory, mapped as the daemon maps an application's; its addresses begin at 0.
+/// A region of zeroed memory, mapped as the daemon maps an application's memory. Its addresses begin at 0.
 fn region(keys: &mut KeySpace, len: usize, rights: u32) -> Arc<Region> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
@@ -322,14 +322,14 @@ impl End {
         }
     }
 
-    /// One turn; the frames stay in `tx`.
+    /// One turn. The frames stay in `tx`.
     pub fn poll(&mut self, now: Nanos, budget: &mut TxBudget) -> TxState {
         let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.last = self.qp.poll_tx(budget, &mut env);
         self.last
     }
 
-    /// Turns until the queue pair wants none; the packets made.
+    /// Runs turns until the queue pair wants none, and returns the packets.
     pub fn drain(&mut self, now: Nanos) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         for _ in 0..10_000 {
@@ -420,7 +420,7 @@ pub fn describe(bytes: &[u8]) -> String {
     text
 }
 
-/// What the link does to packets, in ten-thousandths.
+/// Probabilities of faults of the link, in ten-thousandths.
 #[derive(Clone, Copy, Default)]
 pub struct LinkFaults {
     pub loss: u64,
@@ -454,7 +454,7 @@ impl Ord for InFlight {
     }
 }
 
-/// The link: packets on their way, and a seeded generator for their fate.
+/// The link: packets in flight, and a seeded generator for their faults.
 pub struct Link {
     pub faults: LinkFaults,
     pub rng: Rng,
@@ -510,7 +510,7 @@ impl Pair {
         Pair { ends, link: Link::new(seed, faults), now: Nanos(0) }
     }
 
-    /// Lets both ends send what they want to send.
+    /// Lets both ends send.
     pub fn pump(&mut self) {
         for index in 0..2 {
             for turn in 0.. {
@@ -527,7 +527,7 @@ impl Pair {
         }
     }
 
-    /// When something happens next.
+    /// Time of the next event.
     pub fn next_event(&self) -> Nanos {
         let arrival = self.link.on_way.peek().map_or(Nanos::NEVER, |p| p.0.at);
         self.ends.iter().map(|end| end.qp.next_deadline()).fold(arrival, Nanos::min)
@@ -565,7 +565,7 @@ impl Pair {
         true
     }
 
-    /// Plays until nothing happens any more, or `until`.
+    /// Plays until there are no more events, or until `until`.
     pub fn run(&mut self, until: Nanos) {
         while self.step(until) {}
         self.now = if until == Nanos::NEVER { self.now } else { self.now.max(until) };
