@@ -1,11 +1,12 @@
-//! Page swapping against the kernel: every kind of memory, concurrent writers, forks, overlaps, misuse.
+//! Page swapping against the kernel: all kinds of memory, concurrent writers, forks, overlaps, misuse.
 //!
-//! The daemon's view is a real `Region` over the registration's pieces. Run as root, the whole file is run once
-//! more as an unprivileged user (`again_without_privileges`), where userfaultfd is lent for user-mode faults only.
+//! The daemon's view is a real `Region` over the registration's pieces. As root, the whole file is run a second time as an
+//! unprivileged user (`again_without_privileges`), where userfaultfd works for user-mode faults only.
+
 use burst_base::verbs::access;
 use burst_mem::region::{MapPiece, MapRefused};
 use burst_mem::swap::{PieceSource, RegisterError, Registration, register, release};
-use burst_mem::{Mapping, ProcessMemory, Region};
+use burst_mem::{ProcessMemory, Region};
 use std::io::Write as _;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 const PAGE: usize = 4096;
 const ALL: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE;
 
-/// The daemon's side of a registration.
+/// The daemon's region over a registration.
 fn map(reg: &Registration, rights: u32) -> Result<Region, MapRefused> {
     let pieces: Vec<MapPiece> = reg
         .pieces()
@@ -42,23 +43,48 @@ fn put(region: &Region, addr: usize, bytes: &[u8]) {
 
 fn anon(len: usize, flags: i32) -> *mut u8 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let p = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     assert_ne!(p, libc::MAP_FAILED);
     p.cast()
 }
 
 fn bytes<'a>(p: *mut u8, len: usize) -> &'a mut [u8] {
+    // SAFETY: memory that the test has mapped or allocated.
     unsafe { std::slice::from_raw_parts_mut(p, len) }
+}
+
+fn unmap(p: *mut u8, len: usize) {
+    // SAFETY: memory of this test, used no more at these addresses.
+    assert_eq!(unsafe { libc::munmap(p.cast(), len) }, 0);
+}
+
+/// Private pages read as zero afterwards.
+fn discard(p: *mut u8, len: usize) {
+    // SAFETY: memory of this test.
+    unsafe { libc::madvise(p.cast(), len, libc::MADV_DONTNEED) };
+}
+
+fn protect(p: *mut u8, len: usize, rights: i32) {
+    // SAFETY: memory of this test, used by these rights afterwards.
+    assert_eq!(unsafe { libc::mprotect(p.cast(), len, rights) }, 0);
+}
+
+fn is_root() -> bool {
+    // SAFETY: asks for a number.
+    unsafe { libc::geteuid() == 0 }
 }
 
 /// Bytes that a file holds.
 fn allocated(fd: BorrowedFd) -> i64 {
+    // SAFETY: all zeroes is a valid `stat`.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is writable.
     assert_eq!(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut st) }, 0);
     st.st_blocks * 512
 }
 
-/// Tests that measure, or that load all cores, run alone.
+/// Tests that measure, or that load all cores, hold this lock for writing.
 static ALONE: RwLock<()> = RwLock::new(());
 
 fn alone() -> RwLockWriteGuard<'static, ()> {
@@ -76,7 +102,7 @@ fn can_swap() -> bool {
     can
 }
 
-/// Both directions, before and after.
+/// Registers a range and checks that both sides see each other's writes, and that the contents survive.
 fn check_swapped(p: *mut u8, len: usize) {
     let memory = bytes(p, len);
     let pattern: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
@@ -87,7 +113,9 @@ fn check_swapped(p: *mut u8, len: usize) {
     let region = map(&reg, ALL).expect("mapped");
     assert!(get(&region, p as usize, len) == pattern, "the daemon sees what was there");
     put(&region, p as usize + len / 2, &[0xEE]);
+    // SAFETY: inside the memory of this test.
     assert_eq!(unsafe { p.add(len / 2).read_volatile() }, 0xEE, "the program sees the daemon's write");
+    // SAFETY: inside the memory of this test.
     unsafe { p.add(len - 1).write_volatile(0xDD) };
     assert_eq!(get(&region, p as usize + len - 1, 1), [0xDD], "the daemon sees the program's write");
     drop(region);
@@ -151,6 +179,7 @@ fn transparent_huge_pages() {
     let _shared = ALONE.read();
     if can_swap() {
         let p = anon(8 << 20, 0);
+        // SAFETY: memory of this test.
         unsafe { libc::madvise(p.cast(), 8 << 20, libc::MADV_HUGEPAGE) };
         check_swapped(p.wrapping_add(12_345), 5 << 20);
     }
@@ -161,6 +190,7 @@ fn locked() {
     let _shared = ALONE.read();
     if can_swap() {
         let p = anon(16 * PAGE, 0);
+        // SAFETY: memory of this test.
         assert_eq!(unsafe { libc::mlock(p.cast(), 16 * PAGE) }, 0);
         check_swapped(p, 16 * PAGE);
     }
@@ -185,6 +215,7 @@ fn huge_pages() {
     let _shared = ALONE.read();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_POPULATE;
     let len = 4 << 20;
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let p = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if p == libc::MAP_FAILED {
         let _ = writeln!(std::io::stderr(), "SKIP: no free huge pages (vm.nr_hugepages)");
@@ -194,7 +225,7 @@ fn huge_pages() {
         check_swapped(p.cast(), len);
         check_swapped(p.cast::<u8>().wrapping_add(100), 5000);
     }
-    unsafe { libc::munmap(p, len) };
+    unmap(p.cast(), len);
 }
 
 #[test]
@@ -205,19 +236,22 @@ fn read_only_stays_read_only() {
     }
     let p = anon(4 * PAGE, 0);
     bytes(p, PAGE).fill(9);
-    unsafe { libc::mprotect(p.cast(), 4 * PAGE, libc::PROT_READ) };
+    protect(p, 4 * PAGE, libc::PROT_READ);
     assert_eq!(register(p as usize, PAGE, true).err(), Some(RegisterError::Fault));
     let reg = register(p as usize, 4 * PAGE, false).expect("registered");
     let region = map(&reg, 0).expect("mapped");
     assert_eq!(get(&region, p as usize, 2), [9, 9]);
-    // Still not writable: the kernel refuses to write there for us.
+    // Still not writable: the kernel refuses to write there.
     let zero = std::fs::File::open("/dev/zero").expect("/dev/zero");
+    // SAFETY: the kernel checks the address.
     assert_eq!(unsafe { libc::read(zero.as_raw_fd(), p.cast(), 1) }, -1);
     release(reg);
+    // SAFETY: the kernel checks the address.
     assert_eq!(unsafe { libc::read(zero.as_raw_fd(), p.cast(), 1) }, -1);
 }
 
 fn memfd(len: usize, seal: bool) -> OwnedFd {
+    // SAFETY: a constant name, and numbers; the descriptor is fresh.
     unsafe {
         let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert!(fd >= 0 && libc::ftruncate(fd, len as i64) == 0);
@@ -231,6 +265,7 @@ fn memfd(len: usize, seal: bool) -> OwnedFd {
 fn shared(fd: i32, len: usize) -> *mut u8 {
     let anon = if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
     let flags = libc::MAP_SHARED | anon;
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let p = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
     assert_ne!(p, libc::MAP_FAILED);
     p.cast()
@@ -257,24 +292,25 @@ fn shared_memory_is_never_swapped() {
 }
 
 #[test]
-fn what_cannot_be_mapped_is_left_alone() {
+fn memory_that_cannot_be_mapped_is_not_swapped() {
     let _shared = ALONE.read();
     static mut DATA: [u8; 3 * PAGE] = [1; 3 * PAGE];
     let data = (&raw mut DATA) as usize;
     assert!(register(data, PAGE, true).expect("registered").is_in_process(), ".data");
-    // A private range followed by a private file mapping: as a whole in the process, and nothing swapped.
+    // A private range followed by a private file mapping: the whole range is reached in the process, no page is swapped.
     let p = anon(2 * PAGE, 0);
     let file = std::fs::File::open("/proc/self/exe").expect("exe");
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    // SAFETY: replaces pages of this test.
     let q = unsafe { libc::mmap(p.add(PAGE).cast(), PAGE, libc::PROT_READ, flags, file.as_raw_fd(), 0) };
     assert_ne!(q, libc::MAP_FAILED);
     let reg = register(p as usize, 2 * PAGE, false).expect("registered");
     assert!(reg.is_in_process() && reg.fds() == 0);
     bytes(p, 1)[0] = 1;
-    unsafe { libc::madvise(p.cast(), PAGE, libc::MADV_DONTNEED) };
+    discard(p, PAGE);
     assert_eq!(bytes(p, 1)[0], 0, "was not swapped");
     release(reg);
-    // By system calls the daemon reads it all the same.
+    // The daemon reads it by system calls.
     let own = Arc::new(ProcessMemory::own().expect("own memory"));
     let region = Region::new(1, 1, p as u64, PAGE as u64, 0, Region::in_process(own, p as u64));
     bytes(p, 3).copy_from_slice(&[1, 2, 3]);
@@ -283,16 +319,16 @@ fn what_cannot_be_mapped_is_left_alone() {
 
 #[test]
 fn bad_ranges_are_refused() {
-    // Nobody else may map something into the hole.
+    // Alone, so that no other test maps memory into the hole.
     let _alone = alone();
     let p = anon(3 * PAGE, 0);
-    unsafe { libc::munmap(p.add(PAGE).cast(), PAGE) };
+    unmap(p.wrapping_add(PAGE), PAGE);
     assert_eq!(register(p as usize, 3 * PAGE, true).err(), Some(RegisterError::Fault));
     assert_eq!(register(p as usize, 0, true).err(), Some(RegisterError::BadRange));
     assert_eq!(register(usize::MAX - 10, 100, true).err(), Some(RegisterError::BadRange));
     assert_eq!(register(p as usize, 1 << 50, true).err(), Some(RegisterError::BadRange));
     let none = anon(PAGE, 0);
-    unsafe { libc::mprotect(none.cast(), PAGE, libc::PROT_NONE) };
+    protect(none, PAGE, libc::PROT_NONE);
     assert_eq!(register(none as usize, PAGE, false).err(), Some(RegisterError::Fault));
 }
 
@@ -310,14 +346,14 @@ fn private_again_after_the_last_release() {
     let region = map(&middle, ALL).expect("mapped");
     release(whole);
     // The middle is still shared, the rest private.
-    unsafe { libc::madvise(p.cast(), len, libc::MADV_DONTNEED) };
+    discard(p, len);
     let now = bytes(p, len);
     assert!(now[..4 * PAGE].iter().chain(&now[6 * PAGE..]).all(|b| *b == 0), "DONTNEED zeroes private pages");
     assert!(now[4 * PAGE..6 * PAGE].iter().all(|b| *b == 77), "registered pages keep their contents");
     now[4 * PAGE] = 78;
     assert_eq!(get(&region, p as usize + 4 * PAGE, 1), [78]);
     release(middle);
-    unsafe { libc::madvise(p.cast(), len, libc::MADV_DONTNEED) };
+    discard(p, len);
     assert!(bytes(p, len).iter().all(|b| *b == 0));
 }
 
@@ -347,7 +383,7 @@ fn overlapping_registrations_in_any_order() {
         release(reg);
     }
     assert_eq!(bytes(p, len)[31 * PAGE], 31);
-    unsafe { libc::madvise(p.cast(), len, libc::MADV_DONTNEED) };
+    discard(p, len);
     assert!(bytes(p, len).iter().all(|b| *b == 0));
 }
 
@@ -363,14 +399,15 @@ fn unmapped_or_moved_while_registered() {
     bytes(p, len).fill(1);
     let keep = register(anon(PAGE, 0) as usize, PAGE, true).expect("registered");
     let reg = register(p as usize, len, true).expect("registered");
-    unsafe { libc::munmap(p.cast(), len) };
+    unmap(p, len);
     release(reg);
-    // Replaced by something else in part: that is not touched.
+    // Replaced in part by another mapping, which is not touched.
     let p = anon(len, 0);
     bytes(p, len).fill(2);
     let reg = register(p as usize, len, true).expect("registered");
     let fixed = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: replaces pages of this test.
     unsafe { libc::mmap(p.add(8 * PAGE).cast(), 8 * PAGE, prot, fixed, -1, 0) };
     bytes(p, len)[8 * PAGE] = 3;
     let again = register(p as usize, len, true).expect("registered");
@@ -382,6 +419,7 @@ fn unmapped_or_moved_while_registered() {
     assert_eq!((bytes(p, len)[0], bytes(p, len)[8 * PAGE]), (2, 3));
     // Moved: the moved pages keep their contents.
     let reg = register(p as usize, len, true).expect("registered");
+    // SAFETY: memory of this test, used at the new address only.
     let q = unsafe { libc::mremap(p.cast(), len, 2 * len, libc::MREMAP_MAYMOVE) }.cast::<u8>();
     if q.cast() != libc::MAP_FAILED {
         release(reg);
@@ -403,7 +441,9 @@ fn realloc_of_registered_memory() {
     let len = 36 << 20;
     let object = |len: usize, fill: u8| {
         // The compiler knows `malloc`, and that nobody reads in front of what it returns.
+        // SAFETY: allocates.
         let p = std::hint::black_box(unsafe { libc::malloc(len) }.cast::<u8>());
+        // SAFETY: the word before an object is the allocator's.
         assert_eq!(unsafe { p.cast::<usize>().sub(1).read() } & 7, 2, "a mapping of its own");
         bytes(p, len).fill(fill);
         p
@@ -411,6 +451,7 @@ fn realloc_of_registered_memory() {
     let (upper, lower) = (object(len, 1), object(len, 2));
     let registered = [upper, lower].map(|p| register(p as usize, len, true).expect("registered"));
     // Grown, perhaps elsewhere, and its old place taken by another object that is registered, too.
+    // SAFETY: an object of `malloc`, used at the new address only.
     let grown = std::hint::black_box(unsafe { libc::realloc(lower.cast(), 2 * len) }.cast::<u8>());
     bytes(grown, 2 * len)[len..].fill(3);
     let other = object(len, 4);
@@ -425,6 +466,7 @@ fn realloc_of_registered_memory() {
     registered.into_iter().for_each(release);
     release(third);
     check();
+    // SAFETY: objects of `malloc`, used no more.
     [upper, grown, other].into_iter().for_each(|p| unsafe { libc::free(p.cast()) });
 }
 
@@ -436,14 +478,14 @@ fn memory_is_given_back() {
     }
     let len = 4096 * PAGE;
     let probe = register(anon(PAGE, 0) as usize, PAGE, true).expect("registered");
-    for unmap in [false, true] {
+    for unmapped in [false, true] {
         let p = anon(len, 0);
         bytes(p, len).fill(1);
         let reg = register(p as usize, len, true).expect("registered");
         let full = allocated(probe.fd(0).expect("pool"));
         assert!(full >= len as i64);
-        if unmap {
-            unsafe { libc::munmap(p.cast(), len) };
+        if unmapped {
+            unmap(p, len);
         }
         release(reg);
         let left = allocated(probe.fd(0).expect("pool"));
@@ -453,14 +495,17 @@ fn memory_is_given_back() {
     release(probe);
 }
 
-/// Runs `f` in a forked child; the child's exit status says whether it returned true.
+/// Runs `f` in a forked child and asserts that it returns true there.
 fn in_child(f: impl FnOnce() -> bool) {
+    // SAFETY: the child only calls `f` and ends.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let ok = f();
+        // SAFETY: ends the child.
         unsafe { libc::_exit(if ok { 0 } else { 1 }) };
     }
     let mut status = 0;
+    // SAFETY: a child of this test; `status` is writable.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert_eq!(status, 0, "the child's checks");
 }
@@ -495,8 +540,10 @@ fn a_forked_child_has_its_own_copy() {
             seen && get(&region, p as usize, len).iter().all(|b| *b == 9)
         });
         assert_eq!((bytes(p, len)[0], bytes(p, len)[len - 1]), (round, 6), "the child's writes stay there");
+        // SAFETY: inside the memory of this test.
         assert_eq!((unsafe { here.read_volatile() }, get(&region, p as usize + 1, 1)[0]), (round, 6));
         // Still shared with the daemon, also the stack pages that were private for the fork.
+        // SAFETY: inside the memory of this test.
         unsafe { here.write_volatile(round ^ 0xFF) };
         assert_eq!(get(&stack_region, here as usize, 1), [round ^ 0xFF]);
     }
@@ -505,7 +552,7 @@ fn a_forked_child_has_its_own_copy() {
     assert_eq!(on_stack[1], 6);
 }
 
-/// What this process has had of processors: what others on the machine take is not in it.
+/// Processor time of this process, which does not depend on the load of the machine.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes to `time`.
@@ -536,10 +583,10 @@ fn registers_256_mib_in_under_a_second() {
     let _ = writeln!(std::io::stderr(), "{line}");
     assert!(first.as_millis() < 1000, "{line}");
     assert_eq!(bytes(p, len)[len - PAGE], 1);
-    unsafe { libc::munmap(p.cast(), len) };
+    unmap(p, len);
 }
 
-/// Writers that own every n-th counter of a range and know what each must hold.
+/// Writers that own every n-th counter of a range and know the value of each.
 struct Writers {
     base: usize,
     slots: usize,
@@ -572,17 +619,20 @@ impl Writers {
                 let counter = (self.base + 8 * i) as *mut u64;
                 let want = self.shadow[i].load(Relaxed);
                 if x & 1 == 0 {
+                    // SAFETY: a counter of this writer, inside the range.
                     let had = unsafe { counter.read_volatile() };
                     self.lost.fetch_add(u64::from(had != want), Relaxed);
+                    // SAFETY: a counter of this writer, inside the range.
                     unsafe { counter.write_volatile(want + 1) };
                 } else {
+                    // SAFETY: as above.
                     let had = unsafe { AtomicU64::from_ptr(counter) }.fetch_add(1, Relaxed);
                     self.lost.fetch_add(u64::from(had != want), Relaxed);
                 }
                 self.shadow[i].store(want + 1, Relaxed);
             }
             self.writes.fetch_add(64, Relaxed);
-            // More writers than cores: let the next one on.
+            // There are more writers than cores.
             std::thread::yield_now();
         }
         let _ = i;
@@ -634,7 +684,7 @@ fn a_thousand_swaps_lose_no_write() {
             let region = map(&reg, ALL).expect("mapped");
             writers.pause();
             bad += usize::from(!writers.matches(&get(&region, p as usize, len)));
-            // Swapped back while they write: so must the program's.
+            // Swapped out while they write: the program's view must hold every write.
             writers.run();
             drop(region);
             release(reg);
@@ -665,6 +715,7 @@ fn system_calls_meanwhile() {
             let zero = std::fs::File::open("/dev/zero").expect("/dev/zero");
             let (mut calls, mut faults) = (0u64, 0u64);
             while !quit.load(Relaxed) {
+                // SAFETY: the kernel checks the address.
                 let n = unsafe { libc::read(zero.as_raw_fd(), p as *mut _, len) };
                 calls += 1;
                 if n != len as isize {
@@ -680,7 +731,7 @@ fn system_calls_meanwhile() {
         }
         quit.store(true, Relaxed);
         let (calls, faults) = reader.join().expect("reader");
-        let root = unsafe { libc::geteuid() } == 0;
+        let root = is_root();
         let _ = writeln!(std::io::stderr(), "{calls} reads during 400 swaps, {faults} short or EFAULT, root: {root}");
         assert!(!root || faults == 0, "full userfaultfd: no call fails");
     });
@@ -709,49 +760,15 @@ fn many_threads_register_and_release() {
             });
         }
     });
-    unsafe { libc::madvise(p as *mut _, len, libc::MADV_DONTNEED) };
+    discard(p as *mut u8, len);
     assert!(bytes(p as *mut u8, len).iter().all(|b| *b == 0), "all is private again");
-}
-
-#[test]
-fn the_daemon_refuses_what_could_shrink() {
-    let _shared = ALONE.read();
-    let unsealed = memfd(PAGE, false);
-    let sealed = memfd(4 * PAGE, true);
-    let piece = |fd: &OwnedFd, offset, len| {
-        let fd = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
-        Region::map(&[MapPiece { fd, offset, len }], ALL).err()
-    };
-    assert_eq!(piece(&unsealed, 0, PAGE as u64), Some(MapRefused::Unsealed));
-    assert_eq!(piece(&sealed, 0, 5 * PAGE as u64), Some(MapRefused::OutOfFile));
-    assert_eq!(piece(&sealed, u64::MAX, 2), Some(MapRefused::OutOfFile));
-    assert_eq!(piece(&sealed, 0, 0), Some(MapRefused::OutOfFile));
-    assert_eq!(piece(&sealed, 100, PAGE as u64), None);
-    assert_eq!(Region::map(&[], ALL).err(), Some(MapRefused::NotContiguous));
-    let file = std::fs::File::open("/proc/self/exe").expect("exe");
-    assert_eq!(piece(&OwnedFd::from(file), 0, 1), Some(MapRefused::Unsealed));
-    // Pieces join only at page boundaries.
-    let fd = unsafe { BorrowedFd::borrow_raw(sealed.as_raw_fd()) };
-    let pieces = |len| [MapPiece { fd, offset: 10, len }, MapPiece { fd, offset: 8192, len: 20 }];
-    assert_eq!(Region::map(&pieces(100), ALL).err(), Some(MapRefused::NotContiguous));
-    let good = Region::map(&pieces(PAGE as u64 - 10), ALL).expect("joined");
-    assert!(matches!(good, Mapping::Local(_)));
-    let region = Region::new(1, 1, 0, PAGE as u64 + 10, ALL, good);
-    put(&region, PAGE - 10, &[7]);
-    assert_eq!(shared_byte(&sealed, 8192), 7);
-}
-
-fn shared_byte(fd: &OwnedFd, offset: i64) -> u8 {
-    let mut byte = [0u8];
-    assert_eq!(unsafe { libc::pread(fd.as_raw_fd(), byte.as_mut_ptr().cast(), 1, offset) }, 1);
-    byte[0]
 }
 
 #[test]
 fn again_without_privileges() {
     let _alone = alone();
     use std::os::unix::{fs::PermissionsExt, process::CommandExt};
-    if unsafe { libc::geteuid() } != 0 {
+    if !is_root() {
         return;
     }
     let nobody = 65534;

@@ -119,7 +119,7 @@ pub struct SwitchRefused;
 
 /// State that all clones of a [`CqProducer`] share.
 #[derive(Debug)]
-struct CqShared {
+struct CqState {
     /// [`protocol::head_word`]: ring generation and next index.
     head: AtomicU64,
     /// The ring of generation g is in slot g & 1; the other is null or the ring before.
@@ -130,14 +130,14 @@ struct CqShared {
 
 /// The daemon's end; clones share the queue.
 #[derive(Clone, Debug)]
-pub struct CqProducer(Arc<CqShared>);
+pub struct CqProducer(Arc<CqState>);
 
 impl CqProducer {
     /// The end of a new queue. None when `area` is too small.
     pub fn new(area: Area, spec: CqSpec) -> Option<CqProducer> {
         let ring = Arc::new(CqRing::new(area, spec)?);
         let rings = [AtomicPtr::new(Arc::as_ptr(&ring).cast_mut()), AtomicPtr::new(null_mut())];
-        Some(CqProducer(Arc::new(CqShared { head: AtomicU64::new(0), rings, owned: Mutex::new(vec![ring]) })))
+        Some(CqProducer(Arc::new(CqState { head: AtomicU64::new(0), rings, owned: Mutex::new(vec![ring]) })))
     }
     fn ring(&self, generation: u32) -> Option<&CqRing> {
         let ptr = self.0.rings[(generation & 1) as usize].load(Acquire);

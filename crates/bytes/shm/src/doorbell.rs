@@ -98,8 +98,8 @@ impl DoorbellDrain {
         }
         n
     }
-    /// Takes the next non-empty leaf word into `self.leaf`; false if there is none. The scan is bounded: each shared word is swapped at most
-    /// once per bit above it, and the top word at most once per call of `drain`'s loop.
+    /// Takes the next non-empty leaf word into `self.leaf`; false if there is none. The scan is bounded: each shared word is
+    /// swapped at most once per bit above it, and the top word at most once per call.
     fn refill(&mut self) -> bool {
         if self.leaf != 0 {
             return true;

@@ -55,7 +55,8 @@ pub struct SleepFlag {
 }
 
 impl SleepFlag {
-    /// Announces sleep. The worker must look at every doorbell once more before it waits; if one rings, call [`SleepFlag::awake`].
+    /// Announces sleep. The worker must look at every doorbell once more before it waits; if one rings, call
+    /// [`SleepFlag::awake`].
     pub fn set_sleeping(&self) {
         protocol::go_to_sleep(self.area.word32(self.offset));
     }

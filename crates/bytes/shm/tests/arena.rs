@@ -13,6 +13,7 @@ fn dup(fd: std::os::fd::BorrowedFd) -> OwnedFd {
 
 #[allow(clippy::mut_from_ref, reason = "shared memory, used by one thread here")]
 fn bytes(area: &burst_shm::Area) -> &mut [u8] {
+    // SAFETY: the area is mapped as long as `area` is borrowed.
     unsafe { std::slice::from_raw_parts_mut(area.as_ptr(), area.len()) }
 }
 

@@ -85,6 +85,7 @@ fn a_hostile_producer_index_is_corrupt_and_takes_nothing() {
     let area = testing::area(spec.bytes());
     let mut daemon = burst_shm::sq::SqConsumer::new(area.clone(), spec).expect("fits");
     let (mut out, mut sges) = (SendWqe::default(), NO_SGES);
+    // SAFETY: the first word of the queue, which is aligned; accessed atomically only.
     let producer = unsafe { AtomicU32::from_ptr(area.as_ptr().cast()) };
     for bad in [5, 1 << 31, u32::MAX] {
         producer.store(bad, Relaxed);
@@ -92,7 +93,9 @@ fn a_hostile_producer_index_is_corrupt_and_takes_nothing() {
         assert!(daemon.pending() <= 4);
     }
     // A possible index with an impossible entry.
+    // SAFETY: the first slot lies inside the area.
     let entry = unsafe { area.as_ptr().add(QUEUE_HEADER_BYTES).cast::<SendWqe>() };
+    // SAFETY: a slot is as long as a head, and aligned.
     unsafe { entry.write(SendWqe { wr_id: 9, num_sge: 3, ..SendWqe::default() }) };
     producer.store(1, Relaxed);
     assert_eq!(daemon.fetch(&mut out, &mut sges), Fetch::Malformed(0));
@@ -109,6 +112,7 @@ proptest! {
         let area = testing::area(spec.bytes());
         let mut daemon = burst_shm::sq::SqConsumer::new(area.clone(), spec).expect("fits");
         let n = bytes.len().min(area.len());
+        // SAFETY: both are at least `n` bytes long.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), area.as_ptr(), n) };
         let (mut out, mut sges) = (SendWqe::default(), NO_SGES);
         for _ in 0..turns {
@@ -266,6 +270,7 @@ fn a_hostile_consumer_index_only_hurts_itself() {
     let spec = CqSpec::new(4).expect("spec");
     let area = testing::area(spec.bytes());
     let daemon = CqProducer::new(area.clone(), spec).expect("fits");
+    // SAFETY: the first word of the queue, which is aligned; accessed atomically only.
     let consumer = unsafe { AtomicU32::from_ptr(area.as_ptr().cast()) };
     for value in [1, 5, 1 << 31, u32::MAX, 0] {
         consumer.store(value, Relaxed);
