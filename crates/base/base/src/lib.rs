@@ -17,6 +17,7 @@
 //! | `wheel` | a hierarchical timing wheel |
 #![forbid(unsafe_code)]
 
+pub mod gid;
 pub mod num;
 pub mod reason;
 pub mod rng;

@@ -10,6 +10,7 @@
 pub mod client;
 pub mod cm;
 pub mod commands;
+pub mod events;
 pub mod frame;
 pub mod messages;
 pub mod monitor;

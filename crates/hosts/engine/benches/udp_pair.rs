@@ -2,14 +2,14 @@
 //!
 //! No application processes: this is what the engine and the `udp` port alone can carry. Figures are medians of three
 //! rounds; compare the ratios, not the Gbit/s. `cargo bench -p burst-engine --bench udp_pair [-- SIZE…]`
-#[path = "../tests/house/mod.rs"]
+#[path = "../tests/harness/mod.rs"]
 // The tests use more of it than this benchmark.
-mod house;
+mod harness;
 
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_base::{DeviceId, Nanos};
 use burst_port::{Encapsulation, PortSpec, open};
-use house::{BASE, Host, poll, request};
+use harness::{BASE, Host, poll, request};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;

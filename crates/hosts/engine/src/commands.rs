@@ -2,20 +2,20 @@
 //!
 //! Tables are indexed by numbers that the control thread gives out; a table grows here, outside the data path.
 
+use crate::calls::{Completions, Egress};
 use crate::counters::Counters;
-use crate::effects::{Fx, SlotView};
 use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
 use crate::path::Path;
 use crate::qpn::slot_of;
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
-use crate::worker::{Core, PortSlot, Worker};
+use crate::worker::{Core, DataPath, PortSlot, Worker};
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_frame::Flow;
 use burst_mem::{MrTable, Region, Window};
 use burst_port::{NeighbourState, PortCaps};
-use burst_transport::{Env, ModifyError};
+use burst_transport::{Env, ModifyError, Qp};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -133,7 +133,7 @@ impl Worker {
     pub fn add_qp(&mut self, slot: Box<QpSlot>) {
         let index = slot_of(slot.qpn);
         if slot.doorbell != NO_DOORBELL
-            && let Some(context) = self.core.contexts.get_mut(slot.context as usize).and_then(Option::as_mut)
+            && let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
         {
             let doorbell = slot.doorbell as usize;
             if context.queues.len() <= doorbell {
@@ -149,14 +149,12 @@ impl Worker {
 
     /// Gives back the room of objects that have gone. For quiet times: it allocates, and so will the next objects.
     pub fn shrink(&mut self) {
-        let Core { qps, cqs, ahs, wheel, cm, .. } = &mut self.core;
+        let Core { qps, cqs, ahs, wheel, .. } = &mut self.core;
         shrink(qps);
         shrink(cqs);
         shrink(ahs);
         wheel.shrink(qps.len().next_power_of_two() as u32);
-        if let Some(cm) = cm {
-            cm.shrink();
-        }
+        self.agent.shrink();
     }
 
     /// Changes attributes; `flow` is the resolved address vector when the mask has one.
@@ -171,35 +169,10 @@ impl Worker {
         mask: u32,
         flow: Option<Flow>,
     ) -> Result<QpAttr, ModifyError> {
-        let result = self.modify_qp_unsent(now, qpn, attr, mask, flow);
-        self.flush_all(now);
+        let mut data_path = self.data_path();
+        let result = data_path.modify_qp(now, qpn, attr, mask, flow);
+        data_path.flush_all(now);
         result
-    }
-
-    /// As above; what the change wants sent leaves with the next burst.
-    pub(crate) fn modify_qp_unsent(
-        &mut self,
-        now: Nanos,
-        qpn: Qpn,
-        attr: &QpAttr,
-        mask: u32,
-        flow: Option<Flow>,
-    ) -> Result<QpAttr, ModifyError> {
-        self.follow_port(qpn);
-        let result = self
-            .with_qp(qpn, now, |slot, env| slot.qp.modify(attr, mask, flow, env).map(|()| slot.qp.query()))
-            .unwrap_or(Err(ModifyError::Value(0)));
-        if let (Ok(_), Some(flow)) = (&result, flow) {
-            self.join_path(now, qpn, flow);
-        }
-        self.core.settle(now, slot_of(qpn));
-        result
-    }
-
-    /// The interface's MTU may have changed since the queue pair was made.
-    pub(crate) fn follow_port(&mut self, qpn: Qpn) {
-        let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut) else { return };
-        slot.qp.follow_port(self.ports[slot.device.index()].port.caps().active_mtu());
     }
 
     /// A shared receive queue has moved to another ring: its queue pairs follow.
@@ -207,7 +180,7 @@ impl Worker {
         for slot in self.core.qps.iter_mut().flatten() {
             if slot.srq.as_ref().is_some_and(|srq| Arc::ptr_eq(srq, old)) {
                 slot.srq = Some(new.clone());
-                slot.qp.follow_srq(new.consumer.clone());
+                slot.endpoint.qp_mut().follow_srq(new.consumer.clone());
             }
         }
         for entry in self.core.xrc.iter_mut().flatten().filter(|e| Arc::ptr_eq(&e.shared, old)) {
@@ -218,61 +191,92 @@ impl Worker {
 
     /// Attributes as they are.
     pub fn query_qp(&self, qpn: Qpn) -> Option<QpAttr> {
-        Some(self.slot(qpn)?.qp.query())
+        Some(self.core.slot(qpn)?.endpoint.qp().query())
     }
 
     /// Takes a queue pair out. With `unclean`, its peer is told and told again for a while.
     pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn, unclean: bool) -> Option<Box<QpSlot>> {
-        self.with_qp(qpn, now, |slot, env| slot.qp.send_pending_ack(env))?;
-        self.flush_all(now);
+        let mut data_path = self.data_path();
+        data_path.call_qp(now, qpn, |qp, env| qp.send_pending_ack(env))?;
+        data_path.flush_all(now);
         let index = slot_of(qpn);
         let mut slot = take(&mut self.core.qps, index)?;
         self.core.wheel.cancel(index);
         if slot.ticket != NO_TICKET {
             let Core { sched, qps, .. } = &mut self.core;
-            sched.remove(slot.context, |place| is_ready(qps, place));
+            sched.remove(slot.holder.context, |place| is_ready(qps, place));
         }
-        self.leave_path(now, &mut slot, index);
-        if let Some(context) = self.core.contexts.get_mut(slot.context as usize).and_then(Option::as_mut)
+        self.core.leave_path(now, &mut slot, index);
+        if let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
             && let Some(q) = context.queues.get_mut(slot.doorbell as usize)
         {
             *q = u32::MAX;
         }
         if unclean {
-            self.bury(now, &slot);
+            self.add_tombstone(now, &slot);
         }
         Some(slot)
     }
 
-    /// Runs `f` on a queue pair with the world around it.
-    pub(crate) fn with_qp<T>(
-        &mut self,
-        qpn: Qpn,
-        now: Nanos,
-        f: impl FnOnce(&mut QpSlot, &mut Env<'_>) -> T,
-    ) -> Option<T> {
-        self.slot(qpn)?;
-        let Core { qps, cqs, ahs, xrc, mem, outbox, .. } = &mut self.core;
-        let slot = qps[slot_of(qpn) as usize].as_mut()?;
+    /// Announces the death of a queue pair's process to its peer, and keeps a tombstone that answers further requests.
+    fn add_tombstone(&mut self, now: Nanos, slot: &QpSlot) {
+        let qp = slot.endpoint.qp();
+        let attr = qp.query();
+        let connected = matches!(attr.qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        let (true, QpType::Rc) = (connected, qp.qp_type()) else { return };
+        let stone = Tombstone { qpn: slot.qpn, peer: attr.dest_qpn, flow: *qp.flow(), until: now + LINGER };
         let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
-        let (pipe, event_cookie, others) = (slot.async_events.clone(), slot.event_cookie, slot.others.clone());
-        let view = SlotView { async_events: &pipe, event_cookie, others: &others };
-        let mut fx = Fx { cqs, ahs, xrc, counters, outbox, slot: view, signal: None, defer: true };
-        Some(f(slot, &mut Env { now, mem, tx: batch, fx: &mut fx }))
+        tombstone::nak(&stone, attr.rq_psn, batch);
+        counters.count(Reason::ProcessDied);
+        self.core.tombstones.add(stone);
+        self.flush_all(now);
+    }
+}
+
+impl DataPath<'_> {
+    /// Calls a queue pair outside of turns and bursts. Its completions become visible when the batches are flushed next. `None` if
+    /// there is no such queue pair.
+    pub fn call_qp<T>(&mut self, now: Nanos, qpn: Qpn, f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T) -> Option<T> {
+        let (slot, tables) = self.core.slot_and_tables(now, slot_of(qpn));
+        let slot = slot.filter(|slot| slot.qpn == qpn)?;
+        let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
+        Some(tables.call_qp(slot, Egress { batch, counters }, Completions::AfterBatch, f))
     }
 
-    pub(crate) fn slot(&self, qpn: Qpn) -> Option<&QpSlot> {
-        let slot = self.core.qps.get(slot_of(qpn) as usize)?.as_deref()?;
-        (slot.qpn == qpn).then_some(slot)
+    /// As [`Worker::modify_qp`], but packets and completions of the change leave with the next flush.
+    pub fn modify_qp(
+        &mut self,
+        now: Nanos,
+        qpn: Qpn,
+        attr: &QpAttr,
+        mask: u32,
+        flow: Option<Flow>,
+    ) -> Result<QpAttr, ModifyError> {
+        self.follow_port(qpn);
+        let result = self
+            .call_qp(now, qpn, |qp, env| qp.modify(attr, mask, flow, env).map(|()| qp.query()))
+            .unwrap_or(Err(ModifyError::Value(0)));
+        if let (Ok(_), Some(flow)) = (&result, flow) {
+            self.join_path(now, qpn, flow);
+        }
+        self.core.settle(now, slot_of(qpn));
+        result
+    }
+
+    /// Gives a queue pair the MTU of its port, which may have changed since the queue pair was created.
+    pub fn follow_port(&mut self, qpn: Qpn) {
+        let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut) else { return };
+        let mtu = self.ports[slot.device.index()].port.caps().active_mtu();
+        slot.endpoint.qp_mut().follow_port(mtu);
     }
 
     /// Puts a newly connected queue pair on the path to its peer.
-    pub(crate) fn join_path(&mut self, now: Nanos, qpn: Qpn, flow: Flow) {
+    pub fn join_path(&mut self, now: Nanos, qpn: Qpn, flow: Flow) {
         let index = slot_of(qpn);
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
-        self.leave_path(now, &mut slot, index);
+        self.core.leave_path(now, &mut slot, index);
         self.ports[slot.device.index()].port.prepare(&flow);
-        let Core { paths, options, .. } = &mut self.core;
+        let Core { paths, options, .. } = &mut *self.core;
         let found = paths.iter().position(|p| p.peer == flow.dst && p.device == slot.device);
         let reusable = || paths.iter().position(|p| p.users == 0);
         let at = found.or_else(reusable).unwrap_or(paths.len());
@@ -284,32 +288,27 @@ impl Worker {
         slot.path = at as u32;
         put(&mut self.core.qps, index, slot);
     }
+}
 
-    /// Takes a queue pair off its path, with what it has in flight there and its place in the line.
+impl Core {
+    /// The slot of a queue pair.
+    pub(crate) fn slot(&self, qpn: Qpn) -> Option<&QpSlot> {
+        let slot = self.qps.get(slot_of(qpn) as usize)?.as_deref()?;
+        (slot.qpn == qpn).then_some(slot)
+    }
+
+    /// Takes a queue pair off its path, together with its bytes in flight and its place in the line for the window.
     fn leave_path(&mut self, now: Nanos, slot: &mut QpSlot, index: u32) {
         if slot.path == NO_PATH {
             return;
         }
-        let path = &mut self.core.paths[slot.path as usize];
+        let path = &mut self.paths[slot.path as usize];
         path.moved(now, slot.inflight_seen, 0);
+        assert!(path.users > 0, "a queue pair leaves a path that nobody uses");
         path.users -= 1;
         if slot.waiting {
             path.waiting.retain(|q| *q != index);
         }
         (slot.path, slot.inflight_seen, slot.waiting) = (NO_PATH, 0, false);
-    }
-
-    /// Tells the peer of a queue pair whose process died.
-    fn bury(&mut self, now: Nanos, slot: &QpSlot) {
-        let attr = slot.qp.query();
-        let connected = matches!(attr.qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        let (true, QpType::Rc) = (connected, slot.qp.qp_type()) else { return };
-        let flow = *slot.qp.flow();
-        let stone = Tombstone { qpn: slot.qpn, peer: attr.dest_qpn, flow, until: now + LINGER };
-        let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
-        tombstone::nak(&stone, attr.rq_psn, batch);
-        counters.count(Reason::ProcessDied);
-        self.core.graves.bury(stone);
-        self.flush_all(now);
     }
 }

@@ -1,10 +1,12 @@
 //! From verbs addresses to flows: GIDs, GID indices, traffic class.
 
+pub use burst_base::gid::{gid_of, ip_of};
+
 use burst_base::Qpn;
 use burst_base::verbs::AhAttr;
 use burst_frame::Flow;
 use burst_port::PortCaps;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 /// Hop limit when the application gives none.
 pub const HOP_LIMIT_DEFAULT: u8 = 64;
@@ -14,20 +16,6 @@ const SRC_PORT_FIRST: u16 = 0xC000;
 /// Why an address cannot be used, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowError(pub String);
-
-/// The GID of an address: IPv6 as it is, IPv4 mapped.
-pub fn gid_of(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
-
-/// The address of a GID.
-pub fn ip_of(gid: [u8; 16]) -> IpAddr {
-    let v6 = Ipv6Addr::from(gid);
-    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
-}
 
 /// What spreads connected queue pairs over UDP source ports, 20 bits. Programs that begin together have the same
 /// numbers at both ends, so their difference says nothing; the pair of them is mixed.

@@ -16,7 +16,7 @@ const FRAMES: usize = 512;
 const BYTES_MAX: usize = 4096 + burst_frame::HEAD_MAX + 3;
 
 /// A packet on its way between workers.
-struct Handed {
+struct HandedFrame {
     device: DeviceId,
     flow: Flow,
     len: usize,
@@ -26,8 +26,8 @@ struct Handed {
 /// What other workers have for one worker, and the eventfd by which the daemon's threads wake it.
 pub struct Inbox {
     wake: OwnedFd,
-    filled: ArrayQueue<Box<Handed>>,
-    empty: ArrayQueue<Box<Handed>>,
+    filled: ArrayQueue<Box<HandedFrame>>,
+    empty: ArrayQueue<Box<HandedFrame>>,
 }
 
 impl Inbox {
@@ -43,7 +43,7 @@ impl Inbox {
             empty: ArrayQueue::new(frames),
         };
         while workers > 1 && !inbox.empty.is_full() {
-            let frame = Handed { device: DeviceId(0), flow: Flow::default(), len: 0, bytes: [0; BYTES_MAX] };
+            let frame = HandedFrame { device: DeviceId(0), flow: Flow::default(), len: 0, bytes: [0; BYTES_MAX] };
             // The loop ends when it is full.
             let _ = inbox.empty.push(Box::new(frame));
         }
@@ -64,7 +64,7 @@ impl Inbox {
     ///
     /// # Errors
     /// [`Reason::HandoverFull`] without a free frame, [`Reason::InvalidLength`] for a packet longer than any MTU.
-    pub fn hand(&self, device: DeviceId, frame: &RxFrame<'_>) -> Result<(), Reason> {
+    pub fn hand_over(&self, device: DeviceId, frame: &RxFrame<'_>) -> Result<(), Reason> {
         if frame.bytes.len() > BYTES_MAX {
             return Err(Reason::InvalidLength);
         }
@@ -114,10 +114,10 @@ mod tests {
             RxFrame { flow: Flow::default(), bytes }
         }
         for i in 0..FRAMES {
-            inbox.hand(DeviceId(3), &frame(&[i as u8; 20])).expect("room");
+            inbox.hand_over(DeviceId(3), &frame(&[i as u8; 20])).expect("room");
         }
-        assert_eq!(inbox.hand(DeviceId(3), &frame(&[0; 20])), Err(Reason::HandoverFull));
-        assert_eq!(inbox.hand(DeviceId(3), &frame(&[0; 5000])), Err(Reason::InvalidLength));
+        assert_eq!(inbox.hand_over(DeviceId(3), &frame(&[0; 20])), Err(Reason::HandoverFull));
+        assert_eq!(inbox.hand_over(DeviceId(3), &frame(&[0; 5000])), Err(Reason::InvalidLength));
         let mut next = 0;
         assert_eq!(
             inbox.drain(10, |device, f| {
@@ -126,7 +126,7 @@ mod tests {
             }),
             10
         );
-        inbox.hand(DeviceId(3), &frame(&[0; 20])).expect("room again");
+        inbox.hand_over(DeviceId(3), &frame(&[0; 20])).expect("room again");
         assert!(!inbox.is_empty());
     }
 }

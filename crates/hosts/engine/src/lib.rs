@@ -1,13 +1,31 @@
-//! The conductor (storey 3): one worker's loop over transport, memory, shared queues and ports.
+//! The engine (storey 3): one worker's loop over transport, memory, shared queues and ports.
 //!
-//! [`Worker::run_once`] is the whole of it: commands, doorbells, receive, timers, transmit, publish. A worker owns
-//! its queue pairs, its replica of the key table and its ports; nothing on its path is shared with another worker
-//! but completion queues and shared receive queues, which are lock-free. It reads no clock: the caller passes `now`.
-//! [`runner`] gives a worker a thread, a clock and sleep; the in-memory harness and the simulator call it directly.
+//! [`Worker::run_once`] is one pass: doorbells, transmit, receive, management, timers, publish. A worker owns its queue pairs, its
+//! copy of the key table and its ports; nothing on its path is shared with another worker but completion queues and shared receive
+//! queues, which are lock-free. A worker reads no clock and draws no random numbers: the caller passes `now`, and the secret in
+//! [`WorkerOptions`] is the seed of everything random. [`runner`] gives a worker a thread, a clock and sleep; tests and a simulator
+//! call it directly.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `worker` | [`Worker`]: tables, the pass, events |
+//! | `calls` | calls to queue pairs; their completions, events, counts and signals |
+//! | `endpoint` | [`Endpoint`]: one end of a transport protocol |
+//! | `objects` | what the tables hold |
+//! | `commands` | what the control thread does to a worker between two passes |
+//! | `transmit`, `sched` | turns, timers, bursts; fair order |
+//! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
+//! | `ack_delay` | ACKs that wait for the program's answer |
+//! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
+//! | `management` | the worker's side of the GSI agent (crate `gsi`) |
+//! | `tombstone` | answers for queue pairs whose process died |
+//! | `xrc` | shared receive queues and targets of XRC |
+//! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
+//! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
 
-pub mod cm;
+pub mod clock;
 pub mod counters;
-pub mod events;
+pub mod endpoint;
 pub mod flow;
 pub mod handover;
 pub mod multicast;
@@ -16,18 +34,22 @@ pub mod path;
 pub mod qpn;
 pub mod runner;
 pub mod sched;
+pub mod signals;
 pub mod tombstone;
 pub mod wakes;
 pub mod worker;
 
+mod ack_delay;
+mod calls;
 mod commands;
-mod effects;
-mod hold;
+mod management;
 mod receive;
 mod transmit;
 mod xrc;
 
+pub use burst_gsi as gsi;
 pub use counters::Counters;
-pub use objects::{AddressHandle, ContextSlot, CqShared, QpSlot};
+pub use endpoint::Endpoint;
+pub use objects::{AddressHandle, ContextSlot, CqShared, QpHolder, QpSlot};
 pub use runner::{RunnerOptions, WorkerHandle};
 pub use worker::{Worker, WorkerOptions};

@@ -1,20 +1,21 @@
 //! What a worker's tables hold. Made by the control thread, handed over by commands, shared by `Arc` where several
 //! workers use one (completion queues).
 
-use crate::events::EventPipe;
-use crate::hold::Hold;
+use crate::ack_delay::AckDelay;
+use crate::endpoint::Endpoint;
 use crate::qpn::slot_of;
-use crate::sched::{NO_TICKET, Place};
+use crate::sched::{NO_TICKET, ReadyPlace};
 use crate::wakes::Wake;
-use burst_base::verbs::{EventType, QpState, QpType};
+use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
+use burst_control::events::EventSink;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_frame::Flow;
 use burst_shm::cq::CqProducer;
 use burst_shm::doorbell::DoorbellDrain;
 use burst_shm::rq::SrqConsumer;
-use burst_transport::{Qp, XrcSrq};
+use burst_transport::XrcSrq;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -30,13 +31,13 @@ pub struct CqShared {
     /// The ring.
     pub producer: CqProducer,
     /// Where events go, if the queue has a channel.
-    pub channel: Option<Arc<EventPipe>>,
+    pub channel: Option<Arc<dyn EventSink>>,
     /// Written to the channel for each event.
     pub cookie: u64,
     /// The context's asynchronous events.
-    pub async_events: Arc<EventPipe>,
+    pub async_events: Arc<dyn EventSink>,
     /// Whether the overrun has been reported.
-    pub overrun_said: AtomicBool,
+    pub overrun_reported: AtomicBool,
 }
 
 /// An address handle.
@@ -56,7 +57,7 @@ pub struct ContextSlot {
     /// Queue pair slot behind each doorbell number.
     pub queues: Vec<u32>,
     /// Asynchronous events.
-    pub async_events: Arc<EventPipe>,
+    pub async_events: Arc<dyn EventSink>,
     /// How its program wakes the worker; none in a worker that does not sleep.
     pub wake: Option<Wake>,
 }
@@ -90,38 +91,34 @@ pub struct XrcEntry {
     /// Its limit; the ring is `srq.queue` too.
     pub shared: Arc<SrqShared>,
     /// Asynchronous events of its context.
-    pub async_events: Arc<EventPipe>,
+    pub async_events: Arc<dyn EventSink>,
 }
 
-/// Who holds a queue pair, and learns of its events.
+/// A context that holds a queue pair and gets its events.
 #[derive(Clone, Debug)]
-pub struct Holder {
+pub struct QpHolder {
     /// Context.
     pub context: u32,
     /// Asynchronous events of the context.
-    pub async_events: Arc<EventPipe>,
+    pub async_events: Arc<dyn EventSink>,
     /// In asynchronous events.
     pub event_cookie: u64,
 }
 
 /// A queue pair in a worker's table.
 pub struct QpSlot {
-    /// The protocol.
-    pub qp: Qp,
+    /// The protocol's end.
+    pub endpoint: Endpoint,
     /// Its number, generation included.
     pub qpn: burst_base::Qpn,
-    /// Context.
-    pub context: u32,
     /// Device.
     pub device: DeviceId,
     /// Doorbell number in its context, or [`NO_DOORBELL`].
     pub doorbell: u32,
-    /// In asynchronous events.
-    pub event_cookie: u64,
-    /// Asynchronous events of its context.
-    pub async_events: Arc<EventPipe>,
-    /// Further holders: an XRC target may be opened by many contexts.
-    pub others: Vec<Holder>,
+    /// The context that is charged for its turns.
+    pub holder: QpHolder,
+    /// Further contexts that hold it: an XRC target may be opened by many.
+    pub other_holders: Vec<QpHolder>,
     /// Its shared receive queue.
     pub srq: Option<Arc<SrqShared>>,
     /// What making it took, at most 4 s; for the probe of its connection.
@@ -132,36 +129,33 @@ pub struct QpSlot {
     /// Its place in line for a turn, or [`NO_TICKET`].
     pub(crate) ticket: u32,
     pub(crate) waiting: bool,
+    /// Whether it got packets in this burst.
     pub(crate) touched: bool,
-    pub(crate) hold: Hold,
+    pub(crate) ack_delay: AckDelay,
     pub(crate) armed: Nanos,
 }
 
 /// Whether the queue pair of a slot stands in line for a turn by this place.
-pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], place: Place) -> bool {
+pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], place: ReadyPlace) -> bool {
     qps.get(place.qp as usize).and_then(Option::as_ref).is_some_and(|slot| slot.ticket == place.ticket)
 }
 
 impl QpSlot {
     /// A slot for a queue pair that has not been scheduled yet.
     pub fn new(
-        qp: Qp,
+        endpoint: impl Into<Endpoint>,
         qpn: burst_base::Qpn,
-        context: u32,
         device: DeviceId,
         doorbell: u32,
-        event_cookie: u64,
-        async_events: Arc<EventPipe>,
+        holder: QpHolder,
     ) -> QpSlot {
         QpSlot {
-            qp,
+            endpoint: endpoint.into(),
             qpn,
-            context,
             device,
             doorbell,
-            event_cookie,
-            async_events,
-            others: Vec::new(),
+            holder,
+            other_holders: Vec::new(),
             srq: None,
             made_ns: 0,
             path: NO_PATH,
@@ -169,17 +163,13 @@ impl QpSlot {
             ticket: NO_TICKET,
             waiting: false,
             touched: false,
-            hold: Hold::default(),
+            ack_delay: AckDelay::default(),
             armed: Nanos::NEVER,
         }
     }
 }
 
 impl QpSlot {
-    /// Whether what it sends next is lost for good if it is lost. What it has to flush is not sent.
-    pub(crate) fn sends_unacknowledged(&self) -> bool {
-        self.qp.qp_type() == QpType::Uc && matches!(self.qp.state(), QpState::Rts | QpState::Sqd)
-    }
     /// Looks after it at `at`, or before.
     pub(crate) fn wake_by(&mut self, wheel: &mut Wheel, at: Nanos) {
         if at < self.armed {
@@ -190,6 +180,6 @@ impl QpSlot {
 }
 
 /// Writes an asynchronous event; a lost one is the application's own loss.
-pub fn write_async(pipe: &EventPipe, event: EventType, object: AsyncObject, cookie: u64) -> bool {
-    pipe.write(&AsyncRecord { event: event as u32, object, cookie }.to_bytes()).is_ok()
+pub fn write_async(sink: &dyn EventSink, event: EventType, object: AsyncObject, cookie: u64) -> bool {
+    sink.write(&AsyncRecord { event: event as u32, object, cookie }.to_bytes()).is_ok()
 }

@@ -21,17 +21,17 @@ const WQE_BYTES: u64 = 512;
 /// Time without unacknowledged messages after which a port may have forgotten the next hop: sooner than any does.
 pub const IDLE: Nanos = Nanos::from_ms(20_000);
 /// Longest wait for a next hop. A kernel asks three times, a second apart.
-pub const SEEKING_MAX: Nanos = Nanos::from_ms(4_000);
+pub const RESOLVING_MAX: Nanos = Nanos::from_ms(4_000);
 
 /// What is known of the next hop, for unacknowledged messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NextHop {
+enum HopKnowledge {
     /// It was asked for, or need not be.
     Found,
     /// Nobody has asked; so much has been sent meanwhile.
     Unknown(u64),
     /// It is being asked for, since then.
-    Sought(Nanos),
+    Resolving(Nanos),
 }
 
 /// The window towards one address.
@@ -45,7 +45,7 @@ pub struct Path {
     pub users: u32,
     controller: Controller,
     inflight: u64,
-    hop: NextHop,
+    hop: HopKnowledge,
     /// When an unacknowledged message was last to be sent.
     used_at: Nanos,
     /// Queue pairs that wait for room, in order.
@@ -62,7 +62,7 @@ impl Path {
             users: 0,
             controller: Controller::new(&params, Nanos(0), 0, 0),
             inflight: 0,
-            hop: NextHop::Unknown(0),
+            hop: HopKnowledge::Unknown(0),
             used_at: Nanos(0),
             waiting: std::collections::VecDeque::new(),
         }
@@ -95,25 +95,25 @@ impl Path {
     /// finds out.
     pub fn may_send(&mut self, now: Nanos, is_resolving: impl FnOnce() -> bool) -> u64 {
         if now.since(self.used_at) >= IDLE {
-            self.hop = NextHop::Unknown(0);
+            self.hop = HopKnowledge::Unknown(0);
         }
         self.used_at = now;
         let since = match self.hop {
-            NextHop::Found => return u64::MAX,
-            NextHop::Unknown(sent) if sent < UNRESOLVED_BYTES => return UNRESOLVED_BYTES - sent,
-            NextHop::Unknown(_) => now,
-            NextHop::Sought(since) => since,
+            HopKnowledge::Found => return u64::MAX,
+            HopKnowledge::Unknown(sent) if sent < UNRESOLVED_BYTES => return UNRESOLVED_BYTES - sent,
+            HopKnowledge::Unknown(_) => now,
+            HopKnowledge::Resolving(since) => since,
         };
-        if now.since(since) < SEEKING_MAX && is_resolving() {
-            self.hop = NextHop::Sought(since);
+        if now.since(since) < RESOLVING_MAX && is_resolving() {
+            self.hop = HopKnowledge::Resolving(since);
             return 0;
         }
-        self.hop = NextHop::Found;
+        self.hop = HopKnowledge::Found;
         u64::MAX
     }
     /// Unacknowledged messages were sent: this payload, of so many work requests.
     pub fn sent(&mut self, bytes: u64, wqes: u32) {
-        if let NextHop::Unknown(sent) = &mut self.hop {
+        if let HopKnowledge::Unknown(sent) = &mut self.hop {
             *sent += bytes + u64::from(wqes) * WQE_BYTES;
         }
     }
@@ -178,7 +178,7 @@ mod tests {
         p.sent(UNRESOLVED_BYTES, 0);
         // Not for ever: what cannot be found is dropped by the port, with its reason.
         assert_eq!(p.may_send(late, || true), 0);
-        assert_eq!(p.may_send(late + SEEKING_MAX, unasked), u64::MAX);
+        assert_eq!(p.may_send(late + RESOLVING_MAX, unasked), u64::MAX);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! sleeps at once instead, because the kernel lets a woken sleeper run before a spinner that has given way
 //! (`burst_base::sharing`).
 
+use crate::clock::monotonic;
 use crate::handover::Inbox;
 use crate::wakes::{Wake, Wakes};
 use crate::worker::Worker;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How a runner spins.
 #[derive(Clone, Copy, Debug)]
@@ -60,14 +61,12 @@ impl WorkerHandle {
     ///
     /// # Errors
     /// When the system gives no thread or eventfd.
-    pub fn start(mut worker: Worker, options: RunnerOptions, sleeper: SleepFlag) -> std::io::Result<WorkerHandle> {
+    pub fn start(worker: Worker, options: RunnerOptions, sleeper: SleepFlag) -> std::io::Result<WorkerHandle> {
         let (inbox, wakes) = (worker.inbox().clone(), Wakes::new()?);
         let (sender, jobs) = channel();
         let pending = Arc::new(AtomicBool::new(false));
         let asleep = Arc::new(AtomicBool::new(false));
         let stop = Arc::new(AtomicBool::new(false));
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        worker.set_clock_base(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
         let mut runner = Runner {
             worker,
             options,
@@ -79,7 +78,6 @@ impl WorkerHandle {
             inbox: inbox.clone(),
             wakes: wakes.clone(),
             stop: stop.clone(),
-            start: Instant::now(),
         };
         let thread = std::thread::Builder::new().name("burst-worker".into()).spawn(move || runner.run())?;
         Ok(WorkerHandle { jobs: sender, pending, asleep, inbox, wakes, stop, thread: Some(thread) })
@@ -158,24 +156,19 @@ struct Runner {
     inbox: Arc<Inbox>,
     wakes: Wakes,
     stop: Arc<AtomicBool>,
-    start: Instant,
 }
 
 impl Runner {
-    fn now(&self) -> Nanos {
-        Nanos(self.start.elapsed().as_nanos() as u64)
-    }
-
     fn run(&mut self) {
         let spin = Nanos(self.options.spin.as_nanos() as u64);
         // Time spun without work. A pass counts for little however long it took: while other pollers share the
         // processor, most of the time between two passes was theirs.
         let mut spun = Nanos(0);
-        let mut before = self.now();
+        let mut before = monotonic();
         let mut sharing = Sharing::new();
         let mut idle = 0u32;
         while !self.stop.load(Ordering::Relaxed) {
-            let now = self.now();
+            let now = monotonic();
             let busy = self.run_jobs(now) | self.worker.run_once(now);
             if busy {
                 (spun, idle) = (Nanos(0), 0);
@@ -198,9 +191,9 @@ impl Runner {
 
     /// Lets others run, and learns whether there were any.
     fn give_way(&self, sharing: &mut Sharing) {
-        let before = self.now();
+        let before = monotonic();
         std::thread::yield_now();
-        let now = self.now();
+        let now = monotonic();
         if sharing.yielded(now, now.since(before)) {
             sharing.sample(switches());
         }
@@ -235,7 +228,7 @@ impl Runner {
     }
 
     fn wait(&self) {
-        let until = self.worker.next_deadline().since(self.now());
+        let until = self.worker.next_deadline().since(monotonic());
         let time = Duration::from_nanos(until.0).min(SLEEP_MAX);
         let raw: Vec<RawFd> = self.worker.wait_fds();
         // SAFETY: the descriptors belong to ports that this thread owns and does not close while it polls.

@@ -17,7 +17,7 @@ pub const NO_TICKET: u32 = 0;
 
 /// A place in a queue. It is over when its queue pair has another ticket or none, whoever has the slot by then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ReadyPlace {
     /// Slot of the queue pair.
     pub qp: u32,
     /// What [`Scheduler::push`] gave it.
@@ -26,8 +26,8 @@ pub struct Place {
 
 /// The queue pairs of one context.
 #[derive(Debug, Default)]
-struct Ready {
-    queue: VecDeque<Place>,
+struct ReadyQueue {
+    queue: VecDeque<ReadyPlace>,
     /// How many of them are over, at most.
     over: usize,
 }
@@ -35,7 +35,7 @@ struct Ready {
 /// The ready queues. Handles are table indices of the worker.
 #[derive(Debug, Default)]
 pub struct Scheduler {
-    ready: Vec<Ready>,
+    ready: Vec<ReadyQueue>,
     line: VecDeque<u32>,
     in_line: Vec<bool>,
     tickets: u32,
@@ -46,18 +46,18 @@ impl Scheduler {
     pub fn add_context(&mut self, context: u32) {
         let len = context as usize + 1;
         if self.ready.len() < len {
-            self.ready.resize_with(len, Ready::default);
+            self.ready.resize_with(len, ReadyQueue::default);
             self.in_line.resize(len, false);
         }
     }
     /// Forgets what context `context` had ready.
     pub fn remove_context(&mut self, context: u32) {
-        self.ready[context as usize] = Ready::default();
+        self.ready[context as usize] = ReadyQueue::default();
     }
     /// Queue pair `qp` of `context` is ready; returns its ticket. The caller sees to it that it is queued once.
     pub fn push(&mut self, context: u32, qp: u32) -> u32 {
         self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);
-        let place = Place { qp, ticket: self.tickets };
+        let place = ReadyPlace { qp, ticket: self.tickets };
         self.ready[context as usize].queue.push_back(place);
         if !self.in_line[context as usize] {
             self.in_line[context as usize] = true;
@@ -66,9 +66,9 @@ impl Scheduler {
         place.ticket
     }
     /// The next turn, of a queue pair that is `still` ready.
-    pub fn take_turn(&mut self, still: impl Fn(Place) -> bool) -> Option<u32> {
+    pub fn take_turn(&mut self, still: impl Fn(ReadyPlace) -> bool) -> Option<u32> {
         while let Some(context) = self.line.pop_front() {
-            let Ready { queue, over } = &mut self.ready[context as usize];
+            let ReadyQueue { queue, over } = &mut self.ready[context as usize];
             let mut qp = queue.pop_front();
             while qp.is_some_and(|q| !still(q)) {
                 *over = over.saturating_sub(1);
@@ -91,8 +91,8 @@ impl Scheduler {
         self.line.is_empty()
     }
     /// A ready queue pair of `context` is over; those that are `still` ready keep their places.
-    pub fn remove(&mut self, context: u32, still: impl Fn(Place) -> bool) {
-        let Ready { queue, over } = &mut self.ready[context as usize];
+    pub fn remove(&mut self, context: u32, still: impl Fn(ReadyPlace) -> bool) {
+        let ReadyQueue { queue, over } = &mut self.ready[context as usize];
         *over += 1;
         if *over >= SWEPT_FROM && *over > queue.len() / 2 {
             queue.retain(|q| still(*q));
@@ -142,7 +142,7 @@ mod tests {
         let first = s.push(0, 7);
         s.remove(0, |place| place.ticket != first);
         let second = s.push(0, 7);
-        let still = |place: Place| place == Place { qp: 7, ticket: second };
+        let still = |place: ReadyPlace| place == ReadyPlace { qp: 7, ticket: second };
         assert_eq!((s.take_turn(still), s.take_turn(still)), (Some(7), None));
         s.tickets = u32::MAX;
         assert_ne!(s.push(0, 7), NO_TICKET);

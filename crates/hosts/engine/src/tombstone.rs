@@ -27,15 +27,15 @@ pub struct Tombstone {
     pub until: Nanos,
 }
 
-/// The dead of one worker.
+/// The tombstones of one worker.
 #[derive(Debug, Default)]
-pub struct Graveyard {
+pub struct Tombstones {
     stones: VecDeque<Tombstone>,
 }
 
-impl Graveyard {
+impl Tombstones {
     /// Remembers a dead queue pair; the oldest is forgotten when there are too many.
-    pub fn bury(&mut self, stone: Tombstone) {
+    pub fn add(&mut self, stone: Tombstone) {
         if self.stones.len() == TOMBSTONES_MAX {
             self.stones.pop_front();
         }

@@ -1,29 +1,28 @@
-//! The worker: tables, and the loop that reads top to bottom.
+//! The worker: its tables, and the loop that reads top to bottom.
 //!
-//! The control thread changes the tables by closures that run at the top of the loop ([`crate::runner`]), so that no
-//! table needs a lock. Spans made in a turn are used up by `tx_burst` in the same turn; `MrTable::reclaim` runs first
-//! thing in the next one.
+//! The control thread changes the tables by closures that run between two passes ([`crate::runner`]), so no table needs a lock. Spans
+//! made in a turn are used up by `tx_burst` in the same turn; `MrTable::reclaim` runs first in the next pass.
 
-use crate::cm::CmHost;
-use crate::counters::Counters;
-use crate::events::EventPipe;
+use crate::ack_delay::DelayedAcks;
+use crate::calls::DeferredCompletion;
+use crate::counters::{Counters, Traffic};
 use crate::handover::Inbox;
-use crate::hold::Held;
-use crate::multicast::Groups;
+use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
 use crate::qpn::slot_of;
 use crate::sched::{NO_TICKET, Scheduler};
-use crate::tombstone::Graveyard;
+use crate::tombstone::Tombstones;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{Nanos, Qpn};
 use burst_cm::Secret;
 use burst_control::AsyncObject;
+use burst_control::events::EventSink;
 use burst_frame::TxBatch;
+use burst_gsi::GsiAgent;
 use burst_mem::MrTable;
 use burst_port::Port;
-use burst_shm::Cqe;
 use std::sync::{Arc, Weak};
 
 /// Frames of one transmit batch.
@@ -34,16 +33,16 @@ pub const RX_BUDGET: usize = 256;
 /// Doorbells answered for one context in one pass.
 const DOORBELLS_PER_PASS: usize = 256;
 
-/// Queue pairs noted in one pass for a lost completion; one more is noted when it loses the next.
+/// Queue pairs noted in one pass for a lost completion. A further one is noted when it loses its next completion.
 const LOST_MAX: usize = 1024;
 
-/// Time between two looks whether a program has read its events, so that those it had no room for can be written.
+/// Time between two attempts to write events for which a program has not made room.
 const EVENTS_PAUSE: Nanos = Nanos::from_ms(1);
 
-/// What a worker is told at its start.
+/// Options of a worker. Everything random in a worker comes from `cm_secret`; its time comes with each call.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerOptions {
-    /// Its number.
+    /// Number of the worker.
     pub id: u32,
     /// Bytes in flight to one peer, at most.
     pub window_bytes: u64,
@@ -57,28 +56,37 @@ impl Default for WorkerOptions {
     }
 }
 
-/// Things to write at the end of a turn.
-#[derive(Debug, Default)]
+/// What is written at the end of a turn, burst or pass.
+#[derive(Debug)]
 pub(crate) struct Outbox {
     /// Completion queues that owe an event.
     pub events: Vec<u32>,
-    /// Completions that must not be seen before the batch has left.
-    pub completions: Vec<(u32, Cqe, bool)>,
-    /// Queue pairs whose completions were lost, because a completion queue was full.
+    /// Completions that must not be visible before the batch has left, or before the receive burst has ended.
+    pub completions: Vec<DeferredCompletion>,
+    /// Queue pairs that lost a completion because a completion queue was full.
     pub lost: Vec<Qpn>,
     /// Completion channels that had no room for an event.
-    pub full: Vec<Weak<EventPipe>>,
+    pub full: Vec<Weak<dyn EventSink>>,
     /// When events that had no room are tried again; never, if there are none.
     pub retry_at: Nanos,
-    /// Completions were written since this was last asked.
+    /// Whether completions were written since [`Worker::has_delivered`] was last called.
     pub delivered: bool,
-    /// What the worker's time 0 is on the clock that completions are stamped with (CLOCK_MONOTONIC).
-    pub clock_base_ns: u64,
 }
 
 impl Outbox {
+    fn new() -> Outbox {
+        Outbox {
+            events: Vec::with_capacity(1024),
+            completions: Vec::with_capacity(1024),
+            lost: Vec::with_capacity(LOST_MAX),
+            full: Vec::new(),
+            retry_at: Nanos::NEVER,
+            delivered: false,
+        }
+    }
+
     /// Notes that a queue pair lost a completion.
-    pub fn lose(&mut self, qpn: Qpn) {
+    pub fn note_lost_completion(&mut self, qpn: Qpn) {
         if self.lost.len() < LOST_MAX && self.lost.last() != Some(&qpn) {
             self.lost.push(qpn);
         }
@@ -92,7 +100,7 @@ pub(crate) struct PortSlot {
     pub counters: Arc<Counters>,
 }
 
-/// Everything but the ports, so that a port can be borrowed beside it.
+/// All tables of a worker. Ports and agent lie beside it, so that they can be borrowed at the same time.
 pub(crate) struct Core {
     pub options: WorkerOptions,
     pub qps: Vec<Option<Box<QpSlot>>>,
@@ -105,108 +113,107 @@ pub(crate) struct Core {
     pub sched: Scheduler,
     pub wheel: Wheel,
     pub paths: Vec<Path>,
-    pub graves: Graveyard,
-    pub groups: Groups,
-    pub held: Held,
+    pub tombstones: Tombstones,
+    pub groups: GroupTable,
+    pub delayed_acks: DelayedAcks,
     pub outbox: Outbox,
     /// Queue pairs that got packets in this burst.
     pub touched: Vec<u32>,
-    /// Every worker's inbox, by worker.
+    /// The inboxes of all workers, by worker.
     pub inboxes: Vec<Arc<Inbox>>,
-    /// Workers that were handed packets in this burst, one bit each.
+    /// Workers that packets of this burst were handed over to, one bit each.
     pub handed_to: u32,
-    /// Whether packets of queue pairs came since the connection manager ran.
+    /// Whether packets of queue pairs came since the agent ran.
     pub data_came: bool,
-    /// The last burst left packets where they were.
+    /// Whether the last burst left packets in a port.
     pub unread: bool,
-    /// Connection management; taken out while it works on the rest of the worker.
-    pub cm: Option<Box<CmHost>>,
 }
 
 /// One worker. See the crate's documentation.
 pub struct Worker {
     pub(crate) core: Core,
     pub(crate) ports: Vec<PortSlot>,
+    pub(crate) agent: GsiAgent,
+}
+
+/// A worker's tables and ports, borrowed while its agent runs.
+pub(crate) struct DataPath<'a> {
+    pub core: &'a mut Core,
+    pub ports: &'a mut [PortSlot],
+}
+
+impl Core {
+    fn new(options: WorkerOptions, mem: MrTable, inboxes: Vec<Arc<Inbox>>) -> Core {
+        Core {
+            options,
+            qps: Vec::new(),
+            cqs: Vec::new(),
+            ahs: Vec::new(),
+            xrc: Vec::new(),
+            contexts: Vec::new(),
+            mem,
+            sched: Scheduler::default(),
+            wheel: Wheel::new(64),
+            paths: Vec::new(),
+            tombstones: Tombstones::default(),
+            groups: GroupTable::default(),
+            delayed_acks: DelayedAcks::default(),
+            outbox: Outbox::new(),
+            touched: Vec::with_capacity(RX_BUDGET),
+            inboxes,
+            handed_to: 0,
+            data_came: false,
+            unread: false,
+        }
+    }
 }
 
 impl Worker {
-    /// A worker with its key table, its ports (one per device, in device order), and every worker's inbox.
+    /// A worker with its key table, its ports (one per device, in device order), and the inboxes of all workers.
     pub fn new(options: WorkerOptions, mem: MrTable, ports: Vec<Box<dyn Port>>, inboxes: Vec<Arc<Inbox>>) -> Worker {
         assert!((options.id as usize) < inboxes.len());
-        let cm = CmHost::new(options.id, options.cm_secret, ports.len());
+        let agent = GsiAgent::new(options.id, options.cm_secret, ports.len(), BATCH_FRAMES);
         let slot = |port| PortSlot { port, batch: TxBatch::new(BATCH_FRAMES), counters: Arc::new(Counters::default()) };
-        Worker {
-            core: Core {
-                options,
-                qps: Vec::new(),
-                cqs: Vec::new(),
-                ahs: Vec::new(),
-                xrc: Vec::new(),
-                contexts: Vec::new(),
-                mem,
-                sched: Scheduler::default(),
-                wheel: Wheel::new(64),
-                paths: Vec::new(),
-                graves: Graveyard::default(),
-                groups: Groups::default(),
-                held: Held::default(),
-                outbox: Outbox {
-                    events: Vec::with_capacity(1024),
-                    completions: Vec::with_capacity(1024),
-                    lost: Vec::with_capacity(LOST_MAX),
-                    full: Vec::new(),
-                    retry_at: Nanos::NEVER,
-                    delivered: false,
-                    clock_base_ns: 0,
-                },
-                touched: Vec::with_capacity(RX_BUDGET),
-                inboxes,
-                handed_to: 0,
-                data_came: false,
-                unread: false,
-                cm: Some(Box::new(cm)),
-            },
-            ports: ports.into_iter().map(slot).collect(),
-        }
+        Worker { core: Core::new(options, mem, inboxes), ports: ports.into_iter().map(slot).collect(), agent }
     }
 
-    /// One pass: doorbells, transmit, receive, timers, publish. Returns whether anything was done.
+    /// Tables and ports without the agent.
+    #[inline]
+    pub(crate) fn data_path(&mut self) -> DataPath<'_> {
+        DataPath { core: &mut self.core, ports: &mut self.ports }
+    }
+
+    /// One pass: doorbells, transmit, receive, management, timers, publish. Returns whether anything was done.
     ///
-    /// Transmit comes before receive: what was posted leaves without waiting for a look at the sockets, and an
-    /// acknowledgement waits until the program has had a chance to answer ([`Worker::has_delivered`]), so that both
-    /// leave in one system call and arrive as one.
+    /// Transmit comes before receive: posted requests leave without waiting for a look at the sockets, and an ACK waits until the
+    /// program has had a chance to answer ([`Worker::has_delivered`]), so that both leave in one system call and arrive as one.
     pub fn run_once(&mut self, now: Nanos) -> bool {
         self.core.mem.reclaim();
         let mut busy = self.core.take_doorbells();
-        self.core.release_held(now);
+        self.core.release_delayed_acks(now);
         busy |= self.transmit(now);
         busy |= self.receive(now);
-        busy |= self.run_cm(now);
+        busy |= self.run_agent(now);
         busy |= self.run_timers(now);
-        busy |= self.fail_unheard(now);
+        busy |= self.fail_overrun(now);
         busy | self.core.publish(now, &self.ports)
     }
 
-    /// Queue pairs that lost a completion go to error.
-    fn fail_unheard(&mut self, now: Nanos) -> bool {
+    /// Moves queue pairs that lost a completion to ERR.
+    fn fail_overrun(&mut self, now: Nanos) -> bool {
         let any = !self.core.outbox.lost.is_empty();
         while let Some(qpn) = self.core.outbox.lost.pop() {
-            // It may have been destroyed since.
-            let _ = self.with_qp(qpn, now, |slot, env| slot.qp.on_lost_completion(env));
+            // The queue pair may have been destroyed since.
+            let _ = self.data_path().call_qp(now, qpn, |qp, env| qp.on_lost_completion(env));
             self.core.settle(now, slot_of(qpn));
         }
         any
     }
 
-    /// The first half of a pass: what programs have posted until now leaves, as far as a pass allows.
+    /// The first half of a pass: requests that programs have posted until now leave, as far as the limits of a pass allow.
     pub fn send_posted(&mut self, now: Nanos) {
         self.core.take_doorbells();
         self.transmit(now);
-    }
-
-    /// Says what time 0 of `now` is on CLOCK_MONOTONIC: completions carry that clock's time to the programs.
-    pub fn set_clock_base(&mut self, base_ns: u64) {
-        self.core.outbox.clock_base_ns = base_ns;
     }
 
     /// Whether the last pass wrote completions: a program on the same processor should run before the next pass.
@@ -217,9 +224,9 @@ impl Worker {
     /// When the next pass is due if nothing else happens before.
     pub fn next_deadline(&self) -> Nanos {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
-        let cm = self.core.cm.as_ref().map_or(Nanos::NEVER, |host| host.next_deadline());
-        let Core { wheel, held, outbox, .. } = &self.core;
-        ports.min(wheel.next_deadline()).min(cm).min(held.next_deadline()).min(outbox.retry_at)
+        let Core { wheel, delayed_acks, outbox, .. } = &self.core;
+        let tables = wheel.next_deadline().min(delayed_acks.next_deadline()).min(outbox.retry_at);
+        ports.min(self.agent.next_deadline()).min(tables)
     }
 
     /// This worker's inbox, with the eventfd that wakes it.
@@ -227,7 +234,7 @@ impl Worker {
         &self.core.inboxes[self.core.options.id as usize]
     }
 
-    /// Tells the ports that the worker sleeps next. True if one of them has something.
+    /// Announces to the ports that the worker sleeps next. True if one of them has packets.
     pub(crate) fn before_sleep(&mut self) -> bool {
         self.ports.iter_mut().fold(false, |any, slot| any | slot.port.before_sleep())
     }
@@ -235,8 +242,8 @@ impl Worker {
     /// Whether some queue pair is ready now (the worker must not sleep).
     pub fn has_work(&mut self) -> bool {
         let inbox = &self.core.inboxes[self.core.options.id as usize];
-        let owed = !inbox.is_empty() || !self.core.outbox.lost.is_empty();
-        owed || self.core.take_doorbells() || !self.core.sched.is_empty()
+        let pending = !inbox.is_empty() || !self.core.outbox.lost.is_empty();
+        pending || self.core.take_doorbells() || !self.core.sched.is_empty()
     }
 }
 
@@ -253,8 +260,8 @@ impl Core {
                 else {
                     return;
                 };
-                qp.qp.on_doorbell();
-                qp.hold.answered();
+                qp.endpoint.on_doorbell();
+                qp.ack_delay.on_post();
                 if qp.ticket == NO_TICKET {
                     qp.ticket = sched.push(context as u32, queues[queue as usize]);
                 }
@@ -264,11 +271,11 @@ impl Core {
         any
     }
 
-    /// Acknowledgements that have waited long enough.
-    fn release_held(&mut self, now: Nanos) {
-        while let Some((index, at)) = self.held.pop_due(now) {
+    /// Makes queue pairs ready whose delayed ACK is due.
+    fn release_delayed_acks(&mut self, now: Nanos) {
+        while let Some((index, at)) = self.delayed_acks.pop_due(now) {
             let slot = self.qps.get_mut(index as usize).and_then(Option::as_mut);
-            if slot.is_some_and(|s| s.hold.expire(at)) {
+            if slot.is_some_and(|s| s.ack_delay.expire(at)) {
                 self.make_ready(index);
             }
         }
@@ -279,14 +286,14 @@ impl Core {
         if let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut)
             && slot.ticket == NO_TICKET
         {
-            slot.ticket = self.sched.push(slot.context, index);
+            slot.ticket = self.sched.push(slot.holder.context, index);
         }
     }
 
-    /// After a queue pair was called: its bytes in flight, its timer, its wish to send.
+    /// To be called after each call to a queue pair: brings the path's bytes in flight, the timer and the ready queue up to date.
     pub(crate) fn settle(&mut self, now: Nanos, index: u32) {
         let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
-        let inflight = slot.qp.inflight_bytes();
+        let inflight = slot.endpoint.inflight_bytes();
         if inflight != slot.inflight_seen {
             if let Some(path) = self.paths.get_mut(slot.path as usize) {
                 path.moved(now, slot.inflight_seen, inflight);
@@ -296,25 +303,25 @@ impl Core {
         if let Some(srq) = &slot.srq
             && srq.limit_reached()
         {
-            write_async(&slot.async_events, EventType::SrqLimitReached, AsyncObject::Srq, srq.cookie);
+            write_async(&*slot.holder.async_events, EventType::SrqLimitReached, AsyncObject::Srq, srq.cookie);
         }
-        if let Some(srqn) = slot.qp.srqn()
+        if let Some(srqn) = slot.endpoint.qp().srqn()
             && let Some(entry) = self.xrc.get(srqn as usize).and_then(Option::as_ref)
             && entry.shared.limit_reached()
         {
-            write_async(&entry.async_events, EventType::SrqLimitReached, AsyncObject::Srq, entry.shared.cookie);
+            write_async(&*entry.async_events, EventType::SrqLimitReached, AsyncObject::Srq, entry.shared.cookie);
         }
-        slot.wake_by(&mut self.wheel, slot.qp.next_deadline());
-        // Also while it waits for a window: it says yes then only if it owes an answer, or was answered itself.
-        let waits = slot.qp.ack_may_wait() && self.held.wait(index, &mut slot.hold, now);
-        let (ready, path) = (slot.qp.wants_tx() && !waits, slot.path);
+        slot.wake_by(&mut self.wheel, slot.endpoint.next_deadline());
+        // A queue pair that waits for a window wants to send only if it owes an answer, or got one.
+        let delayed = slot.endpoint.ack_may_wait() && self.delayed_acks.delay(index, &mut slot.ack_delay, now);
+        let (ready, path) = (slot.endpoint.wants_tx() && !delayed, slot.path);
         if ready {
             self.make_ready(index);
         }
         self.wake_waiting(path);
     }
 
-    /// Lets queue pairs that wait for a path's window try again, as long as there is room.
+    /// Makes the first queue pair ready that waits for a path's window, if the window has room for its next packet.
     fn wake_waiting(&mut self, path: u32) {
         if path == NO_PATH {
             return;
@@ -322,10 +329,10 @@ impl Core {
         let p = &mut self.paths[path as usize];
         let Some(index) = p.waiting.front().copied() else { return };
         let first = self.qps.get_mut(index as usize).and_then(Option::as_mut);
-        if first.as_ref().is_some_and(|slot| !p.has_room(slot.inflight_seen, slot.qp.next_bytes())) {
+        if first.as_ref().is_some_and(|slot| !p.has_room(slot.inflight_seen, slot.endpoint.next_bytes())) {
             return;
         }
-        // One at a time: the next is woken when this one has settled.
+        // One at a time: the next is made ready when this one has settled.
         p.waiting.pop_front();
         if let Some(slot) = first {
             slot.waiting = false;
@@ -333,7 +340,7 @@ impl Core {
         }
     }
 
-    /// Writes the events of this pass; records a full pipe could not take are tried again later.
+    /// Writes the events of this pass. A full sink keeps its records, and `retry_events` tries them again.
     fn publish(&mut self, now: Nanos, ports: &[PortSlot]) -> bool {
         self.retry_events(now);
         let any = !self.outbox.events.is_empty();
@@ -341,24 +348,26 @@ impl Core {
             let Some(shared) = self.cqs.get(cq as usize).and_then(Option::as_ref) else { continue };
             let Some(channel) = &shared.channel else { continue };
             if channel.write(&shared.cookie.to_ne_bytes()).is_ok() {
-                ports[0].counters.add(crate::counters::Traffic::Events, 1);
+                ports[0].counters.add(Traffic::Events, 1);
             }
-            if channel.has_backlog() && !self.outbox.full.iter().any(|known| known.as_ptr() == Arc::as_ptr(channel)) {
+            if channel.has_backlog()
+                && !self.outbox.full.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(channel)))
+            {
                 self.outbox.full.push(Arc::downgrade(channel));
             }
         }
-        if self.outbox.retry_at == Nanos::NEVER && self.owes_events() {
+        if self.outbox.retry_at == Nanos::NEVER && self.has_event_backlog() {
             self.outbox.retry_at = now + EVENTS_PAUSE;
         }
         any
     }
 
-    /// Whether some program has no room for its events.
-    fn owes_events(&self) -> bool {
+    /// Whether events wait for some program to make room.
+    fn has_event_backlog(&self) -> bool {
         !self.outbox.full.is_empty() || self.contexts.iter().flatten().any(|c| c.async_events.has_backlog())
     }
 
-    /// Now and then: writes what pipes had no room for, as far as their programs have read.
+    /// Writes events that had no room, as far as their programs have read; at most once per `EVENTS_PAUSE`.
     fn retry_events(&mut self, now: Nanos) {
         if now < self.outbox.retry_at {
             return;
@@ -367,7 +376,7 @@ impl Core {
         for context in self.contexts.iter().flatten().filter(|c| c.async_events.has_backlog()) {
             context.async_events.retry();
         }
-        // A channel that was destroyed owes nothing.
+        // A channel that was destroyed has no backlog.
         self.outbox.full.retain(|channel| {
             channel.upgrade().is_some_and(|channel| {
                 channel.retry();

@@ -3,7 +3,7 @@
 //! Every worker has all shared receive queues of all XRC domains: a target of any worker may be told to use one. A target
 //! is in line with the context that has held it longest; when that one lets go, the next takes its place.
 
-use crate::objects::{Holder, XrcEntry, is_ready};
+use crate::objects::{QpHolder, XrcEntry, is_ready};
 use crate::qpn::slot_of;
 use crate::sched::NO_TICKET;
 use crate::worker::{Core, Worker};
@@ -25,16 +25,16 @@ impl Worker {
             *entry = None;
         }
         for slot in self.core.qps.iter_mut().flatten() {
-            slot.qp.forget_srq(srqn);
+            slot.endpoint.qp_mut().forget_srq(srqn);
         }
     }
 
     /// One more context holds a target queue pair.
-    pub fn hold_qp(&mut self, qpn: Qpn, holder: Holder) {
+    pub fn hold_qp(&mut self, qpn: Qpn, holder: QpHolder) {
         if let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut)
             && slot.qpn == qpn
         {
-            slot.others.push(holder);
+            slot.other_holders.push(holder);
         }
     }
 
@@ -45,15 +45,14 @@ impl Worker {
             return;
         };
         let leaves = |c: u32, cookie: u64| c == context && cookie == event_cookie;
-        if !leaves(slot.context, slot.event_cookie) {
-            return slot.others.retain(|o| !leaves(o.context, o.event_cookie));
+        if !leaves(slot.holder.context, slot.holder.event_cookie) {
+            return slot.other_holders.retain(|o| !leaves(o.context, o.event_cookie));
         }
-        if slot.others.is_empty() {
+        if slot.other_holders.is_empty() {
             return;
         }
-        let next = slot.others.remove(0);
-        let was = std::mem::replace(&mut slot.context, next.context);
-        (slot.async_events, slot.event_cookie) = (next.async_events, next.event_cookie);
+        let next = slot.other_holders.remove(0);
+        let was = std::mem::replace(&mut slot.holder, next).context;
         if std::mem::replace(&mut slot.ticket, NO_TICKET) != NO_TICKET {
             let Core { sched, qps, .. } = &mut self.core;
             sched.remove(was, |place| is_ready(qps, place));

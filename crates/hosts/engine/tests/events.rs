@@ -1,11 +1,13 @@
 //! Completion events when the program does not read its channel: none is lost, and nobody spins meanwhile.
-mod house;
+mod harness;
 
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_control::events::EventQueue;
 use burst_port::mem::{MemConfig, pair};
-use house::{BASE, Host, poll, request};
+use harness::{BASE, Host, poll, request};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// Bytes of a record in a completion channel.
 const RECORD: usize = 8;
@@ -54,4 +56,25 @@ fn events_that_a_full_channel_could_not_take_come_when_it_is_read() {
     }
     assert_eq!(read, events);
     assert_eq!(host.worker.next_deadline(), Nanos::NEVER, "nothing is owed any more");
+}
+
+/// A simulator, or an engine in the program's own process, has no pipes: events go into a queue in memory.
+#[test]
+fn events_go_into_a_queue_in_memory_as_into_a_pipe() {
+    let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let caps = burst_port::Port::caps(&pb).clone();
+    let mut host = Host::new(Box::new(pa), 1 << 16);
+    let queue = Arc::new(EventQueue::new());
+    let mut qp = host.create_with_channel(QpType::Rc, queue.clone(), ());
+    host.connect(&qp, qp.qpn, &caps, Mtu::B1024);
+    assert!(host.fail_qp(Nanos(0), &qp));
+    for i in 0..3 {
+        qp.cq.arm(false);
+        host.post(&mut qp, request(WrOpcode::Send, i, BASE, 0), &[]);
+        host.worker.run_once(Nanos(i));
+        assert_eq!(poll(&mut qp).expect("flushed").wr_id, i);
+    }
+    let cookie = 0xc0de_u64.to_ne_bytes().to_vec();
+    assert_eq!(std::iter::from_fn(|| queue.pop()).collect::<Vec<_>>(), vec![cookie; 3]);
+    assert_eq!(host.worker.next_deadline(), Nanos::NEVER, "nobody retries a queue");
 }

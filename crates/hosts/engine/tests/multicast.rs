@@ -1,15 +1,15 @@
 //! Datagrams to groups reach every member of every worker once, and nobody else.
-mod house;
+mod harness;
 
 use burst_base::verbs::{AhAttr, QpAttr, QpState, QpType, WcStatus, WrOpcode, attr_mask};
 use burst_base::{DeviceId, Nanos, Qkey, Qpn, Reason};
 use burst_engine::AddressHandle;
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
-use burst_engine::multicast::Group;
+use burst_engine::multicast::MulticastGroup;
 use burst_port::mem::{Hub, MemConfig};
 use burst_shm::{Cqe, SendWqe};
-use house::{AppQp, Host, PD, poll, request};
+use harness::{AppQp, Host, PD, poll, request};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ fn member(host: &mut Host) -> AppQp {
     qp
 }
 
-fn group(members: &[Qpn], workers: u32) -> Group {
-    Group { device: DeviceId(0), ip: GROUP.into(), members: members.to_vec(), workers }
+fn group(members: &[Qpn], workers: u32) -> MulticastGroup {
+    MulticastGroup { device: DeviceId(0), ip: GROUP.into(), members: members.to_vec(), workers }
 }
 
 /// Sends one datagram to the group.

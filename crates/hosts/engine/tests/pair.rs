@@ -1,5 +1,5 @@
 //! Whole workers, two hosts, no kernel in between: bytes move, events come, loss is survived, deaths are told.
-mod house;
+mod harness;
 
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
@@ -9,7 +9,7 @@ use burst_port::Port;
 use burst_port::impair::Impair;
 use burst_port::mem::{Hub, MemConfig, pair};
 use burst_port::spec::{ImpairSpec, Ppm};
-use house::{AppQp, BASE, Host, poll, request, run};
+use harness::{AppQp, BASE, Host, poll, request, run};
 use std::net::IpAddr;
 use std::sync::Arc;
 

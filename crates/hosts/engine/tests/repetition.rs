@@ -1,15 +1,15 @@
 //! A request is not repeated while packets that have come are unread: its answer may be among them.
-mod house;
+mod harness;
 
 use burst_base::verbs::{Mtu, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::{PathRecord, service};
 use burst_control::cm::{CmParam, PortSpace};
-use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmRequest, CmSession};
+use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmRequest, CmSession};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::mem::{Hub, MemConfig, MemPort};
 use burst_port::{Port, RxSink};
-use house::Host;
+use harness::Host;
 use std::net::IpAddr;
 use std::sync::Arc;
 

@@ -1,12 +1,13 @@
 //! A worker on a thread of its own: what commands find when they are carried out.
-mod house;
+mod harness;
 
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_engine::clock::monotonic;
 use burst_engine::{RunnerOptions, WorkerHandle};
 use burst_port::mem::{MemConfig, pair};
 use burst_shm::status::StatusOwner;
-use house::{BASE, Host, request};
+use harness::{BASE, Host, request};
 use std::net::IpAddr;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -42,7 +43,7 @@ fn what_was_posted_while_another_command_ran_leaves_before_the_next() {
     end.send(()).expect("alive");
     handle.call(|_, _| ()).expect("alive");
 
-    b.worker.run_once(Nanos::from_ms(60_000));
+    b.worker.run_once(monotonic() + Nanos::from_ms(60_000));
     let mut seen = [0; BYTES as usize];
     b.memory.read_to(&mut seen).expect("local");
     assert!(seen == [7; BYTES as usize], "posted before the command, and lost");

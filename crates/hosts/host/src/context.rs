@@ -14,11 +14,10 @@ use crate::host::Host;
 use crate::session::refuse;
 use burst_base::verbs::{EventType, QpType};
 use burst_base::{DeviceId, Qpn};
+use burst_control::events::{EventPipe, EventSink};
 use burst_control::{AsyncObject, Refusal, Request, Response};
-use burst_engine::events::EventPipe;
-use burst_engine::objects::SrqShared;
-use burst_engine::objects::write_async;
-use burst_engine::{AddressHandle, ContextSlot, CqShared};
+use burst_engine::objects::{SrqShared, write_async};
+use burst_engine::{AddressHandle, ContextSlot, CqShared, QpHolder};
 use burst_mem::ProcessMemory;
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
@@ -119,12 +118,12 @@ pub struct Context {
     arena: Arena,
     /// Segments that the client has been sent.
     segments_sent: usize,
-    async_events: Arc<EventPipe>,
+    async_events: Arc<dyn EventSink>,
     pds: HandleTable<InUse<u32>>,
     mrs: HandleTable<HostMr>,
     mws: HandleTable<HostMw>,
     dms: HandleTable<()>,
-    channels: HandleTable<InUse<Arc<EventPipe>>>,
+    channels: HandleTable<InUse<Arc<dyn EventSink>>>,
     cqs: HandleTable<InUse<HostCq>>,
     srqs: HandleTable<InUse<HostSrq>>,
     xrcds: HandleTable<InUse<u32>>,
@@ -160,7 +159,7 @@ impl Context {
         let arena = Arena::new()
             .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
         let (pipe, events_fd) = EventPipe::new().map_err(system("make the event pipe"))?;
-        let async_events = Arc::new(pipe);
+        let async_events: Arc<dyn EventSink> = Arc::new(pipe);
         let mut fds = vec![status_fd(host)?, events_fd];
         let mut wakes = Vec::new();
         for worker in host.workers() {
@@ -225,9 +224,14 @@ impl Context {
         self.arena.trim();
     }
 
+    /// This context as a holder of a queue pair whose asynchronous events carry `event_cookie`.
+    fn qp_holder(&self, event_cookie: u64) -> QpHolder {
+        QpHolder { context: self.id, async_events: self.async_events.clone(), event_cookie }
+    }
+
     /// Writes an asynchronous event.
     pub fn tell(&self, event: EventType, object: AsyncObject, cookie: u64) {
-        write_async(&self.async_events, event, object, cookie);
+        write_async(&*self.async_events, event, object, cookie);
     }
 
     /// Segments that the client does not have yet.
@@ -383,7 +387,7 @@ impl Context {
 
     fn resolve_mac(&self, host: &Host, attr: burst_base::verbs::AhAttr) -> Result<ReplyParts, Refusal> {
         let caps = &host.devices[self.device.index()].caps;
-        let ip = burst_engine::flow::ip_of(attr.dgid);
+        let ip = burst_base::gid::ip_of(attr.dgid);
         if caps.addrs.iter().any(|a| a.ip == ip) {
             return Ok(Response::Mac(caps.mac).into());
         }

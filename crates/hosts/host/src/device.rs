@@ -2,8 +2,8 @@
 
 use crate::groups::{GROUP_QPS_MAX, GROUPS_MAX};
 use burst_base::DeviceId;
+use burst_base::gid::gid_of;
 use burst_control::{DeviceInfo, GidInfo, Limits};
-use burst_engine::flow::gid_of;
 use burst_port::{PortAddr, PortCaps};
 use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
 use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};

@@ -5,10 +5,10 @@
 
 use crate::host::Host;
 use crate::session::refuse;
+use burst_base::gid::ip_of;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
-use burst_engine::flow::ip_of;
-use burst_engine::multicast::Group;
+use burst_engine::multicast::MulticastGroup;
 use burst_engine::qpn::worker_of;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -111,7 +111,7 @@ impl Host {
         let workers = members.qps.iter().fold(0u32, |bits, q| bits | 1 << worker_of(*q));
         for worker in 0..self.workers().len() {
             let own = members.qps.iter().copied().filter(|q| worker_of(*q) as usize == worker).collect();
-            let group = Group { device, ip, members: own, workers };
+            let group = MulticastGroup { device, ip, members: own, workers };
             self.on_worker(worker, move |w, _| w.set_group(group));
         }
     }

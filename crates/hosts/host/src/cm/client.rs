@@ -12,7 +12,7 @@ use burst_control::cm::{
     CM_COMMANDS_MAX, CmAddr, CmCommand, CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace,
 };
 use burst_control::{Refusal, Response};
-use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmSession};
+use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmSession};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;

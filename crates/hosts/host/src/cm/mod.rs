@@ -22,8 +22,8 @@ use burst_cm::Fold;
 use burst_control::Response;
 use burst_control::cm::{CmEvent, CmId};
 use burst_control::monitor::{CM_PAGE, CmCursor, CmStats};
-use burst_engine::cm::probes::{self, CmProbe};
-use burst_engine::cm::{CmChannel, CmEntry, CmJob, CmPhase, CmTimes};
+use burst_engine::gsi::probes::{self, CmProbe};
+use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmPhase, CmTimes};
 use ports::PortTable;
 use route::RouteTable;
 use std::collections::HashMap;
@@ -177,9 +177,7 @@ impl Host {
         for worker in 0..self.workers().len() {
             let (times, count) = self.on_worker(worker, |w, _| (w.cm_times(), u64::from(w.cm_connections())));
             connections += count;
-            if let Some(times) = times {
-                times.add_to(&mut steps);
-            }
+            times.add_to(&mut steps);
         }
         let numbers = [
             ("ids", self.cm.ids),

@@ -7,10 +7,10 @@ use super::client::CmClient;
 use super::resolve::device_of;
 use crate::host::Host;
 use crate::session::refuse;
+use burst_base::gid::gid_of;
 use burst_base::verbs::QpType;
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmConn, CmEvent, CmEventKind, CmId, CmReply, CmRoute};
-use burst_engine::flow::gid_of;
 
 /// Q_Key of all ids of the datagram port space (`RDMA_UDP_QKEY` of rdma_cma.h).
 const DATAGRAM_QKEY: u32 = 0x0123_4567;

@@ -10,9 +10,9 @@ use crate::session::refuse;
 use burst_base::Qpn;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};
 use burst_control::{QPS_AT_ONCE, QpCookies, QpGrant, QpInitAttr, QueuePlace, Refusal, Response};
-use burst_engine::cm::CmPhase;
-use burst_engine::cm::probes::CmProbe;
 use burst_engine::flow::{entropy_of, flow_of};
+use burst_engine::gsi::CmPhase;
+use burst_engine::gsi::probes::CmProbe;
 use burst_engine::objects::SrqShared;
 use burst_engine::{QpSlot, Worker};
 use burst_shm::rq::{RqConsumer, RqSpec};
@@ -160,9 +160,8 @@ impl Context {
             sq,
             rq,
         };
-        let pipe = self.async_events.clone();
-        let (context, device) = (self.id, self.device);
-        let mut slot = Box::new(QpSlot::new(Qp::new(config), qpn, context, device, doorbell, name.event_cookie, pipe));
+        let holder = self.qp_holder(name.event_cookie);
+        let mut slot = Box::new(QpSlot::new(Qp::new(config), qpn, self.device, doorbell, holder));
         slot.srq = plan.srq.clone();
         let QpInitAttr { pd, send_cq, recv_cq, srq, .. } = plan.init;
         self.add_users(pd, [send_cq, recv_cq], srq, 1);

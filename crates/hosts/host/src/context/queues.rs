@@ -69,7 +69,7 @@ impl Context {
             channel: pipe,
             cookie,
             async_events: self.async_events.clone(),
-            overrun_said: AtomicBool::new(false),
+            overrun_reported: AtomicBool::new(false),
         });
         let for_workers = shared.clone();
         host.on_all(move |w| w.add_cq(number, for_workers.clone()));

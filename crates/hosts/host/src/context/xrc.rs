@@ -8,7 +8,7 @@ use burst_base::Qpn;
 use burst_base::verbs::{QpCap, QpType};
 use burst_control::{Refusal, Response};
 use burst_engine::QpSlot;
-use burst_engine::objects::{Holder, NO_DOORBELL, SrqShared, XrcEntry};
+use burst_engine::objects::{NO_DOORBELL, SrqShared, XrcEntry};
 use burst_shm::sq::SqConsumer;
 use burst_transport::{Qp, QpConfig, RecvQueue, XrcSrq};
 use std::os::fd::OwnedFd;
@@ -114,8 +114,7 @@ impl Context {
             sq,
             rq: RecvQueue::Xrc { domain },
         };
-        let pipe = self.async_events.clone();
-        let slot = QpSlot::new(Qp::new(config), qpn, self.id, self.device, NO_DOORBELL, cookie, pipe);
+        let slot = QpSlot::new(Qp::new(config), qpn, self.device, NO_DOORBELL, self.qp_holder(cookie));
         host.post(worker, move |w, _| w.add_qp(Box::new(slot)));
         host.xrc.targets.insert(qpn, XrcTarget { domain, worker, holders: 1 });
         Ok(self.hold_target(qpn, worker, xrcd, cookie))
@@ -130,7 +129,7 @@ impl Context {
         };
         target.holders += 1;
         let worker = target.worker;
-        let holder = Holder { context: self.id, async_events: self.async_events.clone(), event_cookie: cookie };
+        let holder = self.qp_holder(cookie);
         host.on_worker(worker, move |w, _| w.hold_qp(qpn, holder));
         Ok(self.hold_target(qpn, worker, xrcd, cookie))
     }

@@ -8,12 +8,12 @@
 //! their ids in the order in which they left time-wait, and if the next ones were told, each destroy would find a record to
 //! take out.
 
-use super::channel::News;
-use super::entry::CmEntry;
+use crate::channel::PendingEvent;
+use crate::entry::CmEntry;
 use burst_base::Nanos;
 use burst_base::rng::Rng;
 use burst_control::cm::{CmEvent, CmEventKind, CmRoute};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Unread records with which a channel gets no more news of this kind.
@@ -27,16 +27,16 @@ const TRY_AFTER_MAX: Nanos = Nanos::from_ms(128);
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct LateNews {
+pub(crate) struct TimewaitExits {
     waiting: VecDeque<Arc<CmEntry>>,
     pub due: Nanos,
     interval: Nanos,
     lots: Rng,
 }
 
-impl LateNews {
-    pub fn new() -> LateNews {
-        LateNews { waiting: VecDeque::new(), due: Nanos::NEVER, interval: TRY_AFTER, lots: Rng::new(0) }
+impl TimewaitExits {
+    pub fn new(seed: u64) -> TimewaitExits {
+        TimewaitExits { waiting: VecDeque::new(), due: Nanos::NEVER, interval: TRY_AFTER, lots: Rng::new(seed) }
     }
 
     /// An id has left time-wait.
@@ -48,10 +48,10 @@ impl LateNews {
     }
 
     /// Hands what has room to `write`.
-    pub fn tell(&mut self, now: Nanos, mut write: impl FnMut(News)) {
+    pub fn report(&mut self, now: Nanos, mut write: impl FnMut(PendingEvent)) {
         let mut told = false;
         // By channel, because what is written here is not in the channel yet.
-        let mut rooms = HashMap::new();
+        let mut rooms = BTreeMap::new();
         for _ in 0..self.waiting.len().min(TRIED_AT_ONCE) {
             let lot = self.lots.below(self.waiting.len() as u64) as usize;
             let Some(entry) = self.waiting.swap_remove_back(lot) else { break };
@@ -69,7 +69,7 @@ impl LateNews {
             *left -= 1;
             told = true;
             let event = event_of(&entry);
-            write(News { entry, channel, event });
+            write(PendingEvent { entry, channel, event });
         }
         self.interval = if told { TRY_AFTER } else { Nanos(self.interval.0 * 2).min(TRY_AFTER_MAX) };
         self.due = if self.waiting.is_empty() { Nanos::NEVER } else { now + self.interval };
@@ -86,9 +86,9 @@ fn event_of(entry: &CmEntry) -> CmEvent {
 
 #[cfg(test)]
 mod tests {
-    use super::super::channel::CmChannel;
-    use super::super::entry::CmSession;
     use super::*;
+    use crate::channel::CmChannel;
+    use crate::entry::CmSession;
     use burst_base::verbs::QpType;
     use burst_control::cm::PortSpace;
     use std::os::fd::AsFd;
@@ -111,14 +111,14 @@ mod tests {
         ids
     }
 
-    fn tell(late: &mut LateNews, now: Nanos) {
-        late.tell(now, |news| news.channel.write(&news.event.to_bytes()).expect("kept"));
+    fn tell(late: &mut TimewaitExits, now: Nanos) {
+        late.report(now, |news| news.channel.write(&news.event.to_bytes()).expect("kept"));
     }
 
     #[test]
     fn a_channel_that_is_not_read_gets_a_portion_and_one_that_is_read_gets_all() {
         let channel = Arc::new(CmChannel::new().expect("channel"));
-        let mut late = LateNews::new();
+        let mut late = TimewaitExits::new(0);
         let all = entries(&channel, 100);
         all.iter().for_each(|e| late.add(Nanos(1), e));
         assert_eq!(late.due, Nanos(1), "the first portion at once");
@@ -145,12 +145,12 @@ mod tests {
     #[test]
     fn channels_in_turn_get_a_portion_each() {
         let channels = [0; 2].map(|_| Arc::new(CmChannel::new().expect("channel")));
-        let mut late = LateNews::new();
+        let mut late = TimewaitExits::new(0);
         let all = channels.each_ref().map(|channel| entries(channel, 200));
         all[0].iter().zip(&all[1]).for_each(|(a, b)| [a, b].map(|e| late.add(Nanos(1), e)).into_iter().collect());
         // Written at the end of the pass, as the worker does.
         let mut news = Vec::new();
-        late.tell(Nanos(1), |n| news.push(n));
+        late.report(Nanos(1), |n| news.push(n));
         news.iter().for_each(|n| n.channel.write(&n.event.to_bytes()).expect("kept"));
         assert_eq!(channels.map(|channel| channel.unread()), [UNREAD_MAX; 2]);
     }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_program_that_destroys_its_ids_in_order_seldom_meets_an_untold_one() {
         let channel = Arc::new(CmChannel::new().expect("channel"));
-        let mut late = LateNews::new();
+        let mut late = TimewaitExits::new(0);
         let all = entries(&channel, 4000);
         all.iter().for_each(|e| late.add(Nanos(1), e));
         let (mut now, mut met) = (Nanos(1), 0);
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn destroyed_ids_are_passed_over() {
         let channel = Arc::new(CmChannel::new().expect("channel"));
-        let mut late = LateNews::new();
+        let mut late = TimewaitExits::new(0);
         let all = entries(&channel, 10);
         all.iter().for_each(|e| late.add(Nanos(1), e));
         all[..9].iter().for_each(|e| e.end());

@@ -1,10 +1,10 @@
 //! What a worker and the control thread share of an id: whom to tell, and what it is about.
 
-use super::channel::CmChannel;
+use crate::channel::CmChannel;
 use burst_base::Qpn;
 use burst_base::verbs::QpType;
 use burst_cm::{BacklogPlace, Negotiated, PathRecord};
-use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
+use burst_control::cm::{CmParam, CmRoute, DAEMON_IDS, PortSpace};
 use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -27,7 +27,7 @@ pub struct CmSession {
     ended: AtomicBool,
     next: AtomicU32,
     /// Writes that wait for room in the program's channels, all together.
-    pub(super) owed: Arc<AtomicUsize>,
+    pub(crate) owed: Arc<AtomicUsize>,
     /// Ids that came with requests, for the control thread.
     pub arrivals: SegQueue<Arc<CmEntry>>,
 }
@@ -46,7 +46,7 @@ impl CmSession {
         self.owed.load(Ordering::Relaxed)
     }
     /// A number for an id that comes with a request.
-    pub(super) fn next_id(&self) -> u32 {
+    pub(crate) fn next_id(&self) -> u32 {
         DAEMON_IDS | self.next.fetch_add(1, Ordering::Relaxed)
     }
 }
@@ -83,7 +83,7 @@ pub struct CmEntry {
     /// Worker that has the connection.
     pub worker: AtomicU32,
     /// The connection's communication id in that worker, 0 none. Written by the worker.
-    pub(super) conn: AtomicU32,
+    pub(crate) conn: AtomicU32,
     /// For one that came with a request: its program has accepted it. Written by the worker.
     accepted: AtomicBool,
     /// For one that came with a request that the peer has taken back: its place in the listener's backlog.
@@ -91,7 +91,7 @@ pub struct CmEntry {
     /// Records of it (for a listener: and of requests to it) put into channels so far.
     written: AtomicU32,
     /// The program has destroyed it.
-    pub(super) over: AtomicBool,
+    pub(crate) over: AtomicBool,
 }
 
 impl CmEntry {
@@ -120,8 +120,20 @@ impl CmEntry {
         }
     }
 
+    /// The connection that this id's program may accept with `param`: the peer's parameters, limited by the program's. `None` if the id
+    /// did not come with a request.
+    pub fn negotiated(&self, param: &CmParam) -> Option<Negotiated> {
+        let asked = self.wishes.as_ref()?;
+        Some(Negotiated {
+            responder_resources: asked.responder_resources.min(param.responder_resources),
+            initiator_depth: asked.initiator_depth.min(param.initiator_depth),
+            peer_rnr_retry_count: param.rnr_retry_count,
+            ..self.adjust(*asked)
+        })
+    }
+
     /// The connection as its program wants it.
-    pub(super) fn adjust(&self, conn: Negotiated) -> Negotiated {
+    pub(crate) fn adjust(&self, conn: Negotiated) -> Negotiated {
         match self.ack_timeout.load(Ordering::Relaxed) {
             u8::MAX => conn,
             ack_timeout => Negotiated { ack_timeout, ..conn },
@@ -129,14 +141,14 @@ impl CmEntry {
     }
 
     /// The program has accepted the request.
-    pub(super) fn accept(&self) {
+    pub(crate) fn accept(&self) {
         // Relaxed: the worker that writes it is the one that reads it.
         self.accepted.store(true, Ordering::Relaxed);
     }
 
     /// Whether it came with a request that is not accepted. Programs are told nothing of such an id, as the kernel has it: its
     /// context is still its listener's, for whose event they would take it. An accept fails later.
-    pub(super) fn is_requested(&self) -> bool {
+    pub(crate) fn is_requested(&self) -> bool {
         self.listener != 0 && !self.accepted.load(Ordering::Relaxed)
     }
 
@@ -148,12 +160,12 @@ impl CmEntry {
     }
 
     /// Its request was taken back before its program has said anything.
-    pub(super) fn keep_place(&self, place: BacklogPlace) {
+    pub(crate) fn keep_place(&self, place: BacklogPlace) {
         *self.place.lock().unwrap_or_else(|e| e.into_inner()) = Some(place);
     }
 
     /// Its program has answered its request, or has destroyed it.
-    pub(super) fn leave_place(&self) {
+    pub(crate) fn leave_place(&self) {
         drop(self.place.lock().unwrap_or_else(|e| e.into_inner()).take());
     }
 
@@ -169,7 +181,7 @@ impl CmEntry {
     }
 
     /// How many records of it were written.
-    pub(super) fn written(&self) -> u32 {
+    pub(crate) fn written(&self) -> u32 {
         self.written.load(Ordering::Relaxed)
     }
 
@@ -179,7 +191,7 @@ impl CmEntry {
     }
 
     /// The connection's id, if there is one.
-    pub(super) fn conn(&self) -> u32 {
+    pub(crate) fn conn(&self) -> u32 {
         self.conn.load(Ordering::Relaxed)
     }
 }

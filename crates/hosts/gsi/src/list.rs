@@ -1,8 +1,7 @@
 //! Connections and listeners of a worker, as `burst cm --connections` shows them.
 
-use super::entry::CmEntry;
-use super::host::CmHost;
-use crate::worker::Worker;
+use crate::agent::GsiAgent;
+use crate::entry::CmEntry;
 use burst_base::Nanos;
 use burst_cm::conn_view::ConnView;
 use burst_cm::service::{PS_IB, PS_UDP, parse_service_id};
@@ -86,17 +85,16 @@ fn listener(of: &Listener<Arc<CmEntry>>) -> CmConnection {
     }
 }
 
-impl Worker {
+impl GsiAgent {
     /// Up to `most` connections from a place in the table on, and where the next ones begin.
-    pub fn cm_page(&mut self, now: Nanos, from: u32, most: usize) -> (Vec<CmConnection>, Option<u32>) {
-        let Some(CmHost { machine, .. }) = self.core.cm.as_deref_mut() else { return (Vec::new(), None) };
+    pub fn page(&mut self, now: Nanos, from: u32, most: usize) -> (Vec<CmConnection>, Option<u32>) {
         let mut page = Vec::with_capacity(most);
-        let next = machine.view(from, most, |view| page.push(connection(now, view)));
+        let next = self.machine.view(from, most, |view| page.push(connection(now, view)));
         (page, next)
     }
 
     /// The listeners, which are the same in every worker.
-    pub fn cm_listeners(&self, most: usize) -> Vec<CmConnection> {
-        self.core.cm.as_ref().map_or_else(Vec::new, |host| host.machine.listeners().take(most).map(listener).collect())
+    pub fn listeners(&self, most: usize) -> Vec<CmConnection> {
+        self.machine.listeners().take(most).map(listener).collect()
     }
 }

@@ -1,14 +1,14 @@
-//! What the machine wants done, done in a worker.
+//! Carries out what the state machine decides: MADs into the port's batch, events to programs, queue pairs to RTS.
 
-use super::channel::News;
-use super::entry::{CmEntry, CmSession};
-use super::host::Rest;
-use super::probes::{self, CmProbe};
-use super::stats::CmPhase;
-use crate::flow::gid_of;
-use crate::worker::Worker;
+use crate::access::WorkerAccess;
+use crate::agent::AgentIo;
+use crate::channel::PendingEvent;
+use crate::entry::{CmEntry, CmSession};
+use crate::probes::{self, CmProbe};
+use crate::stats::CmPhase;
+use burst_base::gid::gid_of;
 use burst_base::verbs::{Mtu, QpType};
-use burst_base::{DeviceId, Nanos, Psn, Qkey, Qpn, Reason};
+use burst_base::{DeviceId, Nanos, Qkey, Qpn, Reason};
 use burst_cm::message::CmMessage;
 use burst_cm::service::parse_service_id;
 use burst_cm::{
@@ -21,33 +21,29 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The well-known Q_Key of QP1.
-pub(crate) const GSI_QKEY: Qkey = Qkey(0x8001_0000);
+/// The well-known Q_Key of QP1 (IBA 10.2.5).
+pub const GSI_QKEY: Qkey = Qkey(0x8001_0000);
 
 /// Status of an unreachable peer, as the kernel reports it.
 const TIMED_OUT: i32 = -(rustix::io::Errno::TIMEDOUT.raw_os_error());
 const NO_MEMORY: i32 = -(rustix::io::Errno::NOMEM.raw_os_error());
 
-/// The world, as the machine sees it during one call.
-pub(super) struct CmFx<'a> {
+/// The agent and its worker, as the state machine sees them during one call.
+pub(crate) struct AgentEffects<'a> {
     pub now: Nanos,
-    pub worker: &'a mut Worker,
-    pub rest: &'a mut Rest,
+    pub worker: &'a mut dyn WorkerAccess,
+    pub io: &'a mut AgentIo,
 }
 
-impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
+impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
     fn send(&mut self, path: &PathRecord, _message: &CmMessage, mad: &[u8; MAD_LEN]) {
-        let port = path.device.index();
-        if !self.worker.ports[port].batch.has_room() {
-            self.worker.flush_all(self.now);
-        }
-        self.rest.mads.psn = self.rest.mads.psn.next();
-        let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::new(self.rest.mads.psn.get()));
+        let mads = &mut self.io.mads;
+        mads.psn = mads.psn.next();
+        let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, mads.psn);
         let head = HeadBuf::new(&bth).deth(Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI });
-        let span = self.rest.mads.put(mad);
-        let slot = &mut self.worker.ports[port];
-        if !slot.batch.push(&path.flow, head.as_slice(), &[span], 0) {
-            slot.counters.count(Reason::SendQueueFull);
+        let span = mads.put(mad);
+        if !self.worker.send(self.now, path.device, &path.flow, head.as_slice(), span) {
+            self.worker.count(path.device, Reason::SendQueueFull);
         }
     }
 
@@ -56,7 +52,7 @@ impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
             return;
         }
         if event.kind == ConnEventKind::TimewaitExit {
-            return self.rest.late.add(self.now, owner);
+            return self.io.timewait_exits.add(self.now, owner);
         }
         let kind = match event.kind {
             ConnEventKind::Response => CmEventKind::ConnectResponse,
@@ -78,7 +74,7 @@ impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
         };
         let route = owner.route.get().copied().unwrap_or_else(|| self.route_of(path, None, None));
         let cookie = match kind {
-            CmEventKind::Disconnected => self.worker.core.outbox.clock_base_ns + self.now.0,
+            CmEventKind::Disconnected => self.now.0,
             _ => 0,
         };
         // As the kernel has it, programs do not see what an RTU, a DREQ or a DREP carries.
@@ -95,7 +91,7 @@ impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
             data: if silent { CmData::EMPTY } else { CmData::new(event.data).unwrap_or_default() },
             ..CmEvent::new(kind, owner.id)
         };
-        self.rest.events.push(News { entry: owner.clone(), channel: owner.channel(), event });
+        self.io.events.push(PendingEvent { entry: owner.clone(), channel: owner.channel(), event });
     }
 
     fn incoming(&mut self, listener: &Arc<CmEntry>, request: &ConnRequest<'_>) -> Option<Arc<CmEntry>> {
@@ -120,7 +116,7 @@ impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
         route.mtu = request.conn.mtu;
         route.ack_timeout = request.conn.ack_timeout;
         (entry.route, entry.wishes, entry.path) = (route.into(), Some(request.conn), Some(request.path));
-        entry.worker.store(self.rest.worker_id, Ordering::Relaxed);
+        entry.worker.store(self.io.worker_id, Ordering::Relaxed);
         entry.conn.store(request.id, Ordering::Relaxed);
         let entry = Arc::new(entry);
         session.arrivals.push(entry.clone());
@@ -131,14 +127,14 @@ impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
             data: CmData::new(request.data).unwrap_or_default(),
             ..CmEvent::new(CmEventKind::ConnectRequest, id)
         };
-        self.rest.events.push(News { entry: listener.clone(), channel, event });
+        self.io.events.push(PendingEvent { entry: listener.clone(), channel, event });
         Some(entry)
     }
 
     fn unread(&self, listener: &Arc<CmEntry>) -> u32 {
         let channel = listener.channel();
         // What this pass will write is unread, too.
-        let coming = self.rest.events.iter().filter(|news| Arc::ptr_eq(&news.channel, &channel)).count();
+        let coming = self.io.events.iter().filter(|e| Arc::ptr_eq(&e.channel, &channel)).count();
         if channel.has_backlog() { u32::MAX } else { (channel.unread() + coming) as u32 }
     }
 
@@ -152,33 +148,33 @@ impl CmEffects<Arc<CmEntry>> for CmFx<'_> {
     }
 
     fn mtu(&self, device: DeviceId) -> Mtu {
-        Mtu::for_link(self.worker.ports[device.index()].port.caps().link_mtu).unwrap_or(Mtu::B256)
+        Mtu::for_link(self.worker.caps(device).link_mtu).unwrap_or(Mtu::B256)
     }
 
     fn count(&mut self, device: DeviceId, reason: Reason) {
-        self.worker.ports[device.index()].counters.count(reason);
+        self.worker.count(device, reason);
     }
 
     fn step(&mut self, owner: Option<&Arc<CmEntry>>, path: &PathRecord, id: u32, step: CmStep, took: StepTime) {
         if let Some(phase) = CmPhase::ended_by(step) {
-            self.rest.times.note(phase, took.elapsed);
+            self.io.times.note(phase, took.elapsed);
         }
         let owner_id = owner.map_or(0, |o| o.id);
         match CmProbe::of(step) {
             Some(probe) => probes::fire(probe, owner_id, id, path.flow.dst, took.elapsed),
             None => {
-                let worker = &self.worker;
+                let worker = &*self.worker;
                 probes::established(owner_id, id, path.flow.dst, took, || prepared(worker, owner));
-                self.rest.setups.note(owner_id, took, || prepared(worker, owner));
+                self.io.setups.note(owner_id, took, || prepared(worker, owner));
             }
         }
     }
 }
 
-impl CmFx<'_> {
+impl AgentEffects<'_> {
     /// Where a connection is, as seen from its packets.
     fn route_of(&self, path: &PathRecord, src: Option<CmAddr>, dst: Option<CmAddr>) -> CmRoute {
-        let caps = self.worker.ports[path.device.index()].port.caps();
+        let caps = self.worker.caps(path.device);
         let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);
         CmRoute {
             src,
@@ -195,9 +191,9 @@ impl CmFx<'_> {
 }
 
 /// What came before the request: the time of address, route and queue pair. 0 where it is not known.
-fn prepared(worker: &Worker, owner: Option<&Arc<CmEntry>>) -> [u64; 3] {
+fn prepared(worker: &dyn WorkerAccess, owner: Option<&Arc<CmEntry>>) -> [u64; 3] {
     let Some(owner) = owner else { return [0; 3] };
-    let made = owner.qp.get().and_then(|qp| worker.slot(qp.qpn)).map_or(0, |slot| slot.made_ns);
+    let made = owner.qp.get().map_or(0, |qp| worker.creation_ns(qp.qpn));
     let ns = |cell: &AtomicU32| u64::from(cell.load(Ordering::Relaxed));
     [ns(&owner.address_ns), ns(&owner.route_ns), u64::from(made)]
 }

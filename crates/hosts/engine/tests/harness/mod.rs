@@ -4,11 +4,11 @@
 use burst_base::verbs::WrOpcode;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, attr_mask, send_flags};
 use burst_base::{DeviceId, Nanos, Psn, Qpn};
-use burst_engine::events::EventPipe;
+use burst_control::events::{EventPipe, EventSink};
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
-use burst_engine::{ContextSlot, CqShared, QpSlot, Worker, WorkerOptions};
+use burst_engine::{ContextSlot, CqShared, QpHolder, QpSlot, Worker, WorkerOptions};
 use burst_mem::{KeySpace, MapPiece, MrTable, Region, Span};
 use burst_port::{Port, PortCaps};
 use burst_shm::cq::CqConsumer;
@@ -33,7 +33,7 @@ pub struct Host {
     pub key: u32,
     pub memory: Span,
     qpns: QpnSpace,
-    async_events: Arc<EventPipe>,
+    async_events: Arc<dyn EventSink>,
     next_cq: u32,
     next_doorbell: u32,
     /// Keeps the test's own view of the memory.
@@ -41,13 +41,13 @@ pub struct Host {
 }
 
 /// An application's ends of a queue pair.
-pub struct AppQp {
+pub struct AppQp<C = OwnedFd> {
     pub qpn: Qpn,
     pub doorbell: u32,
     pub sq: SqProducer,
     pub rq: RqProducer,
     pub cq: CqConsumer,
-    pub channel: OwnedFd,
+    pub channel: C,
 }
 
 fn shared_memory(bytes: u64) -> OwnedFd {
@@ -70,7 +70,7 @@ impl Host {
         let options = WorkerOptions { id, ..WorkerOptions::default() };
         let mut worker = Worker::new(options, MrTable::new(keys.cipher()), vec![port], inboxes);
         let (pipe, _unread) = EventPipe::new().expect("pipe");
-        let async_events = Arc::new(pipe);
+        let async_events: Arc<dyn EventSink> = Arc::new(pipe);
         let (bells, drain) = testing::doorbells(id as usize);
         let events = async_events.clone();
         worker.add_context(0, ContextSlot { doorbells: drain, queues: Vec::new(), async_events: events, wake: None });
@@ -86,18 +86,23 @@ impl Host {
     }
 
     pub fn create(&mut self, qp_type: QpType) -> AppQp {
+        let (pipe, channel) = EventPipe::new().expect("pipe");
+        self.create_with_channel(qp_type, Arc::new(pipe), channel)
+    }
+
+    /// A queue pair whose completion events go into `sink`; `channel` is the program's end of it.
+    pub fn create_with_channel<C>(&mut self, qp_type: QpType, sink: Arc<dyn EventSink>, channel: C) -> AppQp<C> {
         let (sq, sq_end) = testing::sq(CAP.max_send_wr, CAP.max_send_sge, CAP.max_inline_data);
         let (rq, rq_end) = testing::rq(CAP.max_recv_wr, CAP.max_recv_sge);
         let (producer, cq) = testing::cq(512);
-        let (channel_pipe, channel) = EventPipe::new().expect("pipe");
         let number = self.next_cq;
         self.next_cq += 1;
         let shared = CqShared {
             producer,
-            channel: Some(Arc::new(channel_pipe)),
+            channel: Some(sink),
             cookie: 0xc0de + u64::from(number),
             async_events: self.async_events.clone(),
-            overrun_said: Default::default(),
+            overrun_reported: Default::default(),
         };
         self.worker.add_cq(number, Arc::new(shared));
         let (qpn, doorbell) = (self.qpns.take().expect("qpn"), self.next_doorbell);
@@ -114,13 +119,14 @@ impl Host {
             sq: sq_end,
             rq: RecvQueue::Own(rq_end),
         };
-        let slot = QpSlot::new(Qp::new(config), qpn, 0, DeviceId(0), doorbell, 77, self.async_events.clone());
+        let holder = QpHolder { context: 0, async_events: self.async_events.clone(), event_cookie: 77 };
+        let slot = QpSlot::new(Qp::new(config), qpn, DeviceId(0), doorbell, holder);
         self.worker.add_qp(Box::new(slot));
         AppQp { qpn, doorbell, sq, rq, cq, channel }
     }
 
     /// RESET to RTS towards `peer` on `peer_caps`.
-    pub fn connect(&mut self, qp: &AppQp, peer: Qpn, peer_caps: &PortCaps, mtu: Mtu) {
+    pub fn connect<C>(&mut self, qp: &AppQp<C>, peer: Qpn, peer_caps: &PortCaps, mtu: Mtu) {
         use attr_mask as m;
         let ah = AhAttr { dgid: gid_of(peer_caps.addrs[0].ip), is_global: true, port_num: 1, ..AhAttr::default() };
         let attr = QpAttr {
@@ -153,7 +159,7 @@ impl Host {
 
     /// Moves a queue pair to the error state.
     #[allow(dead_code)] // not every test file does
-    pub fn fail_qp(&mut self, now: Nanos, qp: &AppQp) -> bool {
+    pub fn fail_qp<C>(&mut self, now: Nanos, qp: &AppQp<C>) -> bool {
         let attr = QpAttr { qp_state: QpState::Err, ..QpAttr::default() };
         self.worker.modify_qp(now, qp.qpn, &attr, burst_base::verbs::attr_mask::STATE, None).is_ok()
     }
@@ -170,7 +176,7 @@ impl Host {
     }
 
     /// Posts and rings if asked.
-    pub fn post(&mut self, qp: &mut AppQp, wqe: SendWqe, sges: &[Sge]) {
+    pub fn post<C>(&mut self, qp: &mut AppQp<C>, wqe: SendWqe, sges: &[Sge]) {
         qp.sq.write(&wqe, sges).expect("room");
         if qp.sq.post() {
             self.bells.ring(0, qp.doorbell);
@@ -208,7 +214,7 @@ pub fn run(a: &mut Host, b: &mut Host, now: &mut Nanos, mut done: impl FnMut(&mu
 }
 
 /// Takes one completion.
-pub fn poll(qp: &mut AppQp) -> Option<Cqe> {
+pub fn poll<C>(qp: &mut AppQp<C>) -> Option<Cqe> {
     let mut cqe = Cqe::default();
     qp.cq.poll(&mut cqe).then(|| {
         if cqe.is_recv == 0 {

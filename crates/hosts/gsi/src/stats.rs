@@ -36,7 +36,7 @@ phases! {
 
 impl CmPhase {
     /// The phase that ends with a step of the protocol, if any.
-    pub(super) fn ended_by(step: CmStep) -> Option<CmPhase> {
+    pub(crate) fn ended_by(step: CmStep) -> Option<CmPhase> {
         match step {
             CmStep::RepReceived => Some(CmPhase::Reply),
             CmStep::RtuSent => Some(CmPhase::Ready),

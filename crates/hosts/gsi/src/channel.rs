@@ -1,8 +1,8 @@
 //! Event channels of the connection manager: pipes of whole records, with a way to move an id's records elsewhere.
 
-use super::entry::{CmEntry, CmSession};
-use crate::events::{EventLost, EventPipe, OWED_MAX};
+use crate::entry::{CmEntry, CmSession};
 use burst_control::cm::{CmEvent, CmEventKey, CmEventKind, CmId};
+use burst_control::events::{BACKLOG_MAX, EventLost, EventPipe, EventSink};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const PIPE_BYTES: usize = 256 << 10;
 
 /// Records of one write: PIPE_BUF.
-pub(super) const RECORDS_PER_WRITE: usize = 4096 / CmEvent::BYTES;
+pub(crate) const RECORDS_PER_WRITE: usize = 4096 / CmEvent::BYTES;
 
 /// A record as it lies in a channel.
 type Record = [u8; CmEvent::BYTES];
 
 /// A record on its way to a channel.
 #[derive(Debug)]
-pub(super) struct News {
+pub(crate) struct PendingEvent {
     /// Whom it is told: nobody, when the id is destroyed before it is written.
     pub entry: Arc<CmEntry>,
     pub channel: Arc<CmChannel>,
@@ -34,7 +34,7 @@ pub struct CmChannel {
     /// One writer at a time, so that a migration keeps the order of records. Inside: the writes that this channel has added
     /// to `owed`.
     gate: Mutex<usize>,
-    /// Writes that wait for room in all channels of the program: [`OWED_MAX`] at most, so that one that makes many channels and
+    /// Writes that wait for room in all channels of the program: [`BACKLOG_MAX`] at most, so that one that makes many channels and
     /// reads none costs the daemon no more memory than one channel.
     owed: Arc<AtomicUsize>,
     /// The program has ended it.
@@ -83,7 +83,7 @@ impl CmChannel {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if self.pipe.has_backlog() && self.owed.load(Ordering::Relaxed) >= OWED_MAX {
+        if self.pipe.has_backlog() && self.owed.load(Ordering::Relaxed) >= BACKLOG_MAX {
             return Err(EventLost);
         }
         let written = self.pipe.write(records);
@@ -96,13 +96,13 @@ impl CmChannel {
     pub fn close(&self) {
         let mut gate = self.enter();
         self.closed.store(true, Ordering::Relaxed);
-        self.pipe.forget_owed();
+        self.pipe.drop_backlog();
         self.settle(&mut gate);
     }
 
     /// Brings the program's sum up to date.
     fn settle(&self, gate: &mut usize) {
-        let now = self.pipe.owed();
+        let now = self.pipe.backlog_len();
         let before = std::mem::replace(gate, now);
         // Relaxed: the sum guards nothing but itself. It wraps in between at most.
         self.owed.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
@@ -118,13 +118,13 @@ impl CmChannel {
 
     /// Writes at most [`RECORDS_PER_WRITE`] records, but none of an id that is over. Whoever marks an id as over and takes its
     /// records out afterwards ([`CmChannel::take_records`]) has taken all there will ever be.
-    pub(super) fn write_news(&self, news: &[News]) -> Result<(), EventLost> {
+    pub(crate) fn write_events(&self, events: &[PendingEvent]) -> Result<(), EventLost> {
         let mut records = [[0; CmEvent::BYTES]; RECORDS_PER_WRITE];
         let mut gate = self.enter();
         let mut count = 0;
-        for (n, record) in news.iter().filter(|n| !n.entry.is_over()).zip(&mut records) {
-            n.entry.note_record();
-            n.event.write_to(record);
+        for (e, record) in events.iter().filter(|e| !e.entry.is_over()).zip(&mut records) {
+            e.entry.note_record();
+            e.event.write_to(record);
             count += 1;
         }
         if count == 0 { Ok(()) } else { self.put(&mut gate, records[..count].as_flattened()) }
@@ -174,7 +174,7 @@ impl CmChannel {
         let (kept, mut more) = take(&self.all_in_pipe());
         self.pipe.put_back(kept.chunks(RECORDS_PER_WRITE * CmEvent::BYTES));
         if more {
-            self.pipe.edit_owed(|records| {
+            self.pipe.edit_backlog(|records| {
                 if records.as_chunks().0.iter().any(is_wanted) {
                     (*records, more) = take(records);
                 }
@@ -263,16 +263,16 @@ mod tests {
         let session = Arc::new(CmSession::default());
         let entry = |id| Arc::new(CmEntry::new(session.clone(), id, PortSpace::Tcp, QpType::Rc, channel.clone()));
         let (one, other) = (entry(1), entry(2));
-        let news = |entry: &Arc<CmEntry>| News {
+        let event = |entry: &Arc<CmEntry>| PendingEvent {
             entry: entry.clone(),
             channel: channel.clone(),
             event: CmEvent::new(CmEventKind::Established, entry.id),
         };
         assert_eq!(channel.unread_of(&one, 0), 0, "nothing was written");
-        channel.write_news(&[news(&one), news(&other), news(&one)]).expect("kept");
+        channel.write_events(&[event(&one), event(&other), event(&one)]).expect("kept");
         assert_eq!([0, 1, 2].map(|read| channel.unread_of(&one, read)), [2, 1, 0]);
         one.end();
-        channel.write_news(&[news(&one), news(&other)]).expect("kept");
+        channel.write_events(&[event(&one), event(&other)]).expect("kept");
         assert_eq!(channel.unread_of(&one, 2), 0, "an id that is over gets no more");
         assert_eq!((channel.unread_of(&other, 2), channel.unread()), (0, 4));
     }
@@ -306,12 +306,12 @@ mod tests {
         for id in 0..10_000 {
             channel.write(&CmEvent::new(CmEventKind::AddrResolved, id).to_bytes()).expect("kept");
         }
-        let owed = channel.pipe.owed();
+        let owed = channel.pipe.backlog_len();
         assert!(owed > 9_000);
         assert_eq!(channel.take_records(1, |e| e.id == 7).len(), 1);
-        assert_eq!(channel.pipe.owed(), owed, "it was in the pipe");
+        assert_eq!(channel.pipe.backlog_len(), owed, "it was in the pipe");
         assert_eq!(channel.take_records(1, |e| e.id == 9_990).len(), 1);
-        assert_eq!(channel.pipe.owed(), owed - 1, "it was owed");
+        assert_eq!(channel.pipe.backlog_len(), owed - 1, "it was owed");
         let mut left = Vec::new();
         while let Some(event) = read_one(&channel) {
             left.push(event.id);
@@ -359,13 +359,13 @@ mod tests {
         assert_eq!((lost(&channels[0]), lost(&channels[1])), (0, 0));
         assert!(lost(&channels[2]) > 20_000, "the third reads nothing, either");
         let sum = || session.owed.load(Ordering::Relaxed);
-        assert_eq!(sum(), OWED_MAX);
+        assert_eq!(sum(), BACKLOG_MAX);
         assert!(CmChannel::new().expect("channel").write(&record).is_ok(), "other programs have their own");
         // What is read makes room.
         while read_one(&channels[0]).is_some() {
             channels[0].retry();
         }
-        assert!(sum() < OWED_MAX - 25_000 && channels[2].write(&record).is_ok());
+        assert!(sum() < BACKLOG_MAX - 25_000 && channels[2].write(&record).is_ok());
         // Those that still hold a channel when its program has gone have nothing left to write.
         channels.iter().for_each(CmChannel::close);
         assert_eq!((sum(), channels.iter().any(CmChannel::has_backlog)), (0, false));

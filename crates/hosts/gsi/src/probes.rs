@@ -124,7 +124,7 @@ probes! {
 
 impl CmProbe {
     /// The probe of a step of the protocol; `Established` has one of its own.
-    pub(super) const fn of(step: CmStep) -> Option<CmProbe> {
+    pub(crate) const fn of(step: CmStep) -> Option<CmProbe> {
         let probe = match step {
             CmStep::ReqSent => CmProbe::ReqSent,
             CmStep::ReqReceived => CmProbe::ReqReceived,
@@ -152,7 +152,7 @@ impl CmProbe {
 
 /// Fires the probe of an established connection; `prepared` is asked only if somebody watches it.
 #[inline(never)]
-pub(super) fn established(id: u32, conn: u32, peer: IpAddr, took: StepTime, prepared: impl FnOnce() -> [u64; 3]) {
+pub(crate) fn established(id: u32, conn: u32, peer: IpAddr, took: StepTime, prepared: impl FnOnce() -> [u64; 3]) {
     let text;
     let times;
     probe::probe_lazy!(
@@ -180,7 +180,7 @@ pub const SETUPS_MAX: usize = 32;
 const ROW: usize = 7;
 
 /// The connections set up in this pass, to be told together.
-pub(super) struct Setups {
+pub(crate) struct Setups {
     rows: Box<[[u64; ROW]; SETUPS_MAX]>,
     count: usize,
     /// Somebody watched when it was last looked.
@@ -202,14 +202,14 @@ impl Setups {
         self.rows[self.count] = [u64::from(id), took.elapsed.0, reply, rest, address, route, qp];
         self.count += 1;
         if self.count == SETUPS_MAX {
-            self.tell();
+            self.report();
         }
     }
 
     /// The end of a pass: tells what there is. Every connection takes several passes, so whoever begins to watch is seen
     /// before the first that is to be told.
     #[inline(never)]
-    pub fn tell(&mut self) {
+    pub fn report(&mut self) {
         if self.count > 0 || !self.watched {
             self.watched = probe::probe_lazy!(burst, setups, self.count, self.rows.as_ptr());
             self.count = 0;

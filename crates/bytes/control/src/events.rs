@@ -1,0 +1,243 @@
+//! Sinks of events: where records for a program go (completion events, asynchronous events, events of connections).
+//!
+//! [`EventSink`] is the interface. [`EventPipe`] is a real descriptor: the daemon holds the write end, non-blocking, and the
+//! program reads whole records, by `poll` and `read` as verbs promise. [`EventQueue`] keeps records in memory, for the simulator, and
+//! for an engine in the program's own process. A sink that is full keeps records as its *backlog* up to [`BACKLOG_MAX`]; a program that
+//! never reads loses only its own events beyond that, and the caller counts the loss.
+
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// Records, or groups of records, that a full sink keeps.
+pub const BACKLOG_MAX: usize = 65_536;
+
+/// A program does not read its events: one was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventLost;
+
+/// Takes the records of a program's events, in order. Shared by workers.
+pub trait EventSink: Send + Sync + std::fmt::Debug {
+    /// Writes one record, or adds it to the backlog.
+    ///
+    /// # Errors
+    /// [`EventLost`] when the backlog is full.
+    fn write(&self, record: &[u8]) -> Result<(), EventLost>;
+    /// Whether records wait for room: [`EventSink::retry`] must be called now and then.
+    fn has_backlog(&self) -> bool;
+    /// Writes the backlog, as far as there is room.
+    fn retry(&self);
+}
+
+/// Records in memory, in the order of writing.
+#[derive(Debug, Default)]
+pub struct EventQueue {
+    records: Mutex<VecDeque<Vec<u8>>>,
+}
+
+impl EventQueue {
+    /// An empty queue.
+    pub fn new() -> EventQueue {
+        EventQueue::default()
+    }
+
+    fn records(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
+        self.records.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Takes the oldest record.
+    pub fn pop(&self) -> Option<Vec<u8>> {
+        self.records().pop_front()
+    }
+
+    /// Number of records.
+    pub fn len(&self) -> usize {
+        self.records().len()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.records().is_empty()
+    }
+}
+
+impl EventSink for EventQueue {
+    fn write(&self, record: &[u8]) -> Result<(), EventLost> {
+        let mut records = self.records();
+        if records.len() >= BACKLOG_MAX {
+            return Err(EventLost);
+        }
+        records.push_back(record.to_vec());
+        Ok(())
+    }
+
+    // Every kept record can be read at once, so nothing waits for room.
+    fn has_backlog(&self) -> bool {
+        false
+    }
+
+    fn retry(&self) {}
+}
+
+/// The write end of an event pipe. The lock is only taken while the pipe is full.
+#[derive(Debug)]
+pub struct EventPipe {
+    fd: OwnedFd,
+    has_backlog: AtomicBool,
+    backlog: Mutex<VecDeque<Vec<u8>>>,
+}
+
+impl EventSink for EventPipe {
+    fn write(&self, record: &[u8]) -> Result<(), EventLost> {
+        if !self.has_backlog() {
+            match self.write_now(record) {
+                Ok(()) => return Ok(()),
+                Err(Errno::AGAIN) => {}
+                // The program has closed its end and wants no more events.
+                Err(_) => return Ok(()),
+            }
+        }
+        let mut backlog = self.backlog();
+        if backlog.len() >= BACKLOG_MAX {
+            return Err(EventLost);
+        }
+        backlog.push_back(record.to_vec());
+        self.has_backlog.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.has_backlog.load(Ordering::Acquire)
+    }
+
+    fn retry(&self) {
+        let mut backlog = self.backlog();
+        while let Some(record) = backlog.front() {
+            if self.write_now(record) == Err(Errno::AGAIN) {
+                return;
+            }
+            backlog.pop_front();
+        }
+        self.has_backlog.store(false, Ordering::Release);
+    }
+}
+
+impl EventPipe {
+    /// A pipe; returns the write side and the read end for the program.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn new() -> std::io::Result<(EventPipe, OwnedFd)> {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let flags = rustix::fs::fcntl_getfl(&write)?;
+        rustix::fs::fcntl_setfl(&write, flags | rustix::fs::OFlags::NONBLOCK)?;
+        let pipe = EventPipe { fd: write, has_backlog: AtomicBool::new(false), backlog: Mutex::default() };
+        Ok((pipe, read))
+    }
+
+    fn backlog(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
+        self.backlog.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Records, or groups of records, that wait for room.
+    pub fn backlog_len(&self) -> usize {
+        if self.has_backlog() { self.backlog().len() } else { 0 }
+    }
+
+    /// Drops the backlog.
+    pub fn drop_backlog(&self) {
+        self.backlog().clear();
+        self.has_backlog.store(false, Ordering::Release);
+    }
+
+    /// Lets `edit` take records out of each write of the backlog, in order, until it returns false.
+    pub fn edit_backlog(&self, mut edit: impl FnMut(&mut Vec<u8>) -> bool) {
+        let mut backlog = self.backlog();
+        let _ = backlog.iter_mut().all(&mut edit);
+        backlog.retain(|records| !records.is_empty());
+        self.has_backlog.store(!backlog.is_empty(), Ordering::Release);
+    }
+
+    /// Writes records again that were taken out of the pipe, in pieces of at most PIPE_BUF bytes. They go before the backlog.
+    pub fn put_back<'a>(&self, pieces: impl DoubleEndedIterator<Item = &'a [u8]>) {
+        let mut pieces = pieces.peekable();
+        while pieces.peek().is_some_and(|piece| self.write_now(piece) != Err(Errno::AGAIN)) {
+            pieces.next();
+        }
+        // There was room for them before; if pieces are left, the program has made its pipe smaller.
+        let mut backlog = self.backlog();
+        pieces.rev().for_each(|piece| backlog.push_front(piece.to_vec()));
+        self.has_backlog.store(!backlog.is_empty(), Ordering::Release);
+    }
+
+    /// Records are at most PIPE_BUF bytes, so a write is whole or not at all (pipe(7)).
+    fn write_now(&self, record: &[u8]) -> Result<(), Errno> {
+        loop {
+            match rustix::io::write(&self.fd, record) {
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+}
+
+impl AsFd for EventPipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_pipe_keeps_records_in_order() {
+        let (pipe, read) = EventPipe::new().expect("pipe");
+        let total = 20_000u64;
+        for i in 0..total {
+            pipe.write(&i.to_ne_bytes()).expect("kept");
+        }
+        assert!(pipe.has_backlog());
+        let mut buffer = [0; 8];
+        for i in 0..total {
+            assert_eq!(rustix::io::read(&read, &mut buffer), Ok(8));
+            assert_eq!(u64::from_ne_bytes(buffer), i);
+            pipe.retry();
+        }
+        assert!(!pipe.has_backlog());
+    }
+
+    #[test]
+    fn a_record_beyond_the_limit_is_lost_and_reported() {
+        let (pipe, _read) = EventPipe::new().expect("pipe");
+        let lost = (0..BACKLOG_MAX + 20_000).filter(|_| pipe.write(&[0; 8]) == Err(EventLost)).count();
+        assert!(lost > 0);
+    }
+
+    #[test]
+    fn closed_reader_is_no_error() {
+        let (pipe, read) = EventPipe::new().expect("pipe");
+        drop(read);
+        assert_eq!(pipe.write(&[0; 8]), Ok(()));
+    }
+
+    #[test]
+    fn a_queue_gives_records_in_order_and_is_bounded() {
+        let queue = EventQueue::new();
+        let sink: &dyn EventSink = &queue;
+        assert_eq!((queue.pop(), queue.is_empty()), (None, true));
+        for i in 0..BACKLOG_MAX as u64 {
+            assert_eq!(sink.write(&i.to_ne_bytes()), Ok(()));
+        }
+        assert_eq!((sink.write(&[0; 8]), queue.len()), (Err(EventLost), BACKLOG_MAX));
+        assert!(!sink.has_backlog(), "a reader finds all records: nobody must retry");
+        for i in 0..BACKLOG_MAX as u64 {
+            assert_eq!(queue.pop(), Some(i.to_ne_bytes().to_vec()));
+        }
+        assert_eq!((queue.pop(), sink.write(&[1])), (None, Ok(())));
+    }
+}

@@ -1,0 +1,198 @@
+//! Calls to queue pairs: the one place where a queue pair meets the worker's tables, and where its decisions are carried out.
+//!
+//! [`Core::slot_and_tables`] splits the worker's tables into one slot and everything that a call needs besides;
+//! [`Tables::call_qp`] makes the call. Completions go into rings, events into their sinks, reasons into counters, and every signal
+//! of the call to the congestion controller of the queue pair's path.
+
+use crate::counters::{Counters, Traffic};
+use crate::endpoint::Endpoint;
+use crate::objects::{AddressHandle, CqShared, QpHolder, QpSlot, XrcEntry, write_async};
+use crate::path::Path;
+use crate::signals::Signals;
+use crate::worker::{Core, Outbox, PortSlot};
+use burst_base::verbs::EventType;
+use burst_base::wheel::Wheel;
+use burst_base::{DeviceId, Nanos, Qpn, Reason};
+use burst_control::AsyncObject;
+use burst_frame::{Flow, TxBatch};
+use burst_mem::MrTable;
+use burst_shm::Cqe;
+use burst_shm::cq::Push;
+use burst_transport::{Effects, Env, Qp, Signal, XrcSrq};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// When the completions of a call become visible to the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completions {
+    /// At once.
+    Visible,
+    /// After the batch has been sent: frames of this turn still point into the application's memory.
+    AfterBatch,
+}
+
+/// A completion that waits for the end of a batch or burst.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeferredCompletion {
+    cq: u32,
+    solicited: bool,
+    device: DeviceId,
+    cqe: Cqe,
+}
+
+/// Where a call's packets and counts go.
+pub(crate) struct Egress<'a> {
+    pub batch: &'a mut TxBatch,
+    pub counters: &'a Counters,
+}
+
+/// The worker's tables without the slots of its queue pairs.
+pub(crate) struct Tables<'a> {
+    pub now: Nanos,
+    cqs: &'a [Option<Arc<CqShared>>],
+    ahs: &'a [Option<AddressHandle>],
+    xrc: &'a [Option<XrcEntry>],
+    mem: &'a MrTable,
+    outbox: &'a mut Outbox,
+    pub paths: &'a mut [Path],
+    pub wheel: &'a mut Wheel,
+    touched: &'a mut Vec<u32>,
+}
+
+impl Core {
+    /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
+    #[inline]
+    pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, .. } = self;
+        let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
+        (slot, Tables { now, cqs, ahs, xrc, mem, outbox, paths, wheel, touched })
+    }
+
+    /// Makes the completions visible that waited for the end of a batch or burst.
+    #[inline]
+    pub fn show_completions(&mut self, ports: &[PortSlot]) {
+        if self.outbox.completions.is_empty() {
+            return;
+        }
+        let mut completions = std::mem::take(&mut self.outbox.completions);
+        for DeferredCompletion { cq, solicited, device, cqe } in completions.drain(..) {
+            write_completion(&self.cqs, &ports[device.index()].counters, &mut self.outbox, cq, &cqe, solicited);
+        }
+        self.outbox.completions = completions;
+    }
+}
+
+impl Tables<'_> {
+    /// Calls the queue pair of a slot.
+    #[inline]
+    pub fn call_qp<T>(
+        self,
+        slot: &mut QpSlot,
+        egress: Egress<'_>,
+        completions: Completions,
+        f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T,
+    ) -> T {
+        let Tables { now, cqs, ahs, xrc, mem, outbox, paths, .. } = self;
+        let Egress { batch, counters } = egress;
+        let QpSlot { endpoint: Endpoint::Roce(qp), holder, other_holders, device, path, .. } = slot;
+        let signals = Signals::default();
+        let mut fx =
+            QpEffects { cqs, ahs, xrc, counters, outbox, holder, other_holders, device: *device, signals, completions };
+        let result = f(qp, &mut Env { now, mem, tx: batch, fx: &mut fx });
+        let signals = fx.signals;
+        if !signals.is_empty()
+            && let Some(path) = paths.get_mut(*path as usize)
+        {
+            signals.for_each(|signal| path.on_signal(now, signal));
+        }
+        result
+    }
+
+    /// Notes that a queue pair gets packets in this burst, and returns when the completions of these packets become visible.
+    #[inline]
+    pub fn touch(&mut self, slot: &mut QpSlot, index: u32) -> Completions {
+        if !slot.touched {
+            slot.touched = true;
+            self.touched.push(index);
+        }
+        Completions::Visible
+    }
+}
+
+/// Takes the decisions of one queue pair during one call.
+struct QpEffects<'a> {
+    cqs: &'a [Option<Arc<CqShared>>],
+    ahs: &'a [Option<AddressHandle>],
+    xrc: &'a [Option<XrcEntry>],
+    counters: &'a Counters,
+    outbox: &'a mut Outbox,
+    holder: &'a QpHolder,
+    other_holders: &'a [QpHolder],
+    device: DeviceId,
+    signals: Signals,
+    completions: Completions,
+}
+
+impl Effects for QpEffects<'_> {
+    fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool) {
+        let deferred = match self.completions {
+            Completions::Visible => false,
+            Completions::AfterBatch => true,
+        };
+        if deferred {
+            let device = self.device;
+            self.outbox.completions.push(DeferredCompletion { cq, solicited, device, cqe });
+            return;
+        }
+        write_completion(self.cqs, self.counters, self.outbox, cq, &cqe, solicited);
+    }
+
+    fn event(&mut self, _qpn: Qpn, event: EventType) {
+        for holder in std::iter::once(self.holder).chain(self.other_holders) {
+            write_async(&*holder.async_events, event, AsyncObject::Qp, holder.event_cookie);
+        }
+    }
+
+    fn count(&mut self, reason: Reason) {
+        self.counters.count(reason);
+    }
+
+    fn ah_flow(&self, pd: u32, ah: u32) -> Option<Flow> {
+        let handle = self.ahs.get(ah as usize)?.as_ref()?;
+        (handle.pd == pd).then_some(handle.flow)
+    }
+
+    fn xrc_srq(&self, domain: u32, srqn: u32) -> Option<&XrcSrq> {
+        let entry = self.xrc.get(srqn as usize)?.as_ref()?;
+        (entry.srq.domain == domain).then_some(&entry.srq)
+    }
+
+    fn congestion(&mut self, signal: Signal) {
+        self.signals.add(signal);
+    }
+}
+
+/// Writes a completion into its ring, and notes the event that the queue owes its program.
+fn write_completion(
+    cqs: &[Option<Arc<CqShared>>],
+    counters: &Counters,
+    outbox: &mut Outbox,
+    cq: u32,
+    cqe: &Cqe,
+    solicited: bool,
+) {
+    let Some(shared) = cqs.get(cq as usize).and_then(Option::as_ref) else { return };
+    counters.add(Traffic::Completions, 1);
+    outbox.delivered = true;
+    match shared.producer.push(cqe, solicited) {
+        Push::Quiet => {}
+        Push::Event => outbox.events.push(cq),
+        Push::Overrun => {
+            counters.count(Reason::CqOverrun);
+            outbox.note_lost_completion(Qpn::new(cqe.qpn));
+            if !shared.overrun_reported.swap(true, Ordering::Relaxed) {
+                write_async(&*shared.async_events, EventType::CqErr, AsyncObject::Cq, shared.cookie);
+            }
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What the agent needs of the worker that it serves: its ports' batches, and its queue pairs' states.
+
+use crate::entry::CmQpRef;
+use burst_base::{DeviceId, Nanos, Qpn, Reason};
+use burst_cm::{Negotiated, PathRecord};
+use burst_frame::Flow;
+use burst_port::PortCaps;
+use burst_span::Span;
+
+/// The worker, as the agent sees it during one call. The engine implements it over its tables and ports; tests may do with less.
+pub trait WorkerAccess {
+    /// Appends a packet to the batch of the device's port, and sends the batches first if that one is full. `payload` must stay
+    /// valid until the batch has been sent. False if the packet could not be appended.
+    fn send(&mut self, now: Nanos, device: DeviceId, flow: &Flow, head: &[u8], payload: Span) -> bool;
+    /// Address, MTU and link state of the device's port.
+    fn caps(&self, device: DeviceId) -> &PortCaps;
+    /// Counts a reason at the device.
+    fn count(&mut self, device: DeviceId, reason: Reason);
+    /// Moves a queue pair from RESET or INIT to RTS. False if it is not this worker's, belongs to another context, is in another
+    /// state, or refuses the attributes.
+    fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &PathRecord, conn: &Negotiated) -> bool;
+    /// Moves a queue pair to ERR, if it is this worker's and belongs to the context.
+    fn fail_qp(&mut self, now: Nanos, qp: &CmQpRef);
+    /// Nanoseconds that the creation of a queue pair took, 0 if unknown.
+    fn creation_ns(&self, qpn: Qpn) -> u32;
+}

@@ -1,0 +1,253 @@
+//! The agent of one worker: the state machine, MADs that were received and MADs that leave, events to write.
+
+use crate::access::WorkerAccess;
+use crate::channel::{CmChannel, PendingEvent, RECORDS_PER_WRITE};
+use crate::effects::{AgentEffects, GSI_QKEY};
+use crate::entry::CmEntry;
+use crate::probes::Setups;
+use crate::stats::CmTimes;
+use crate::timewait::TimewaitExits;
+use burst_base::{DeviceId, Nanos, Psn, Reason};
+use burst_cm::{Cm, PathRecord, Secret};
+use burst_frame::Flow;
+use burst_span::Span;
+use burst_wire::{MAD_LEN, Opcode, Packet};
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Received MADs that may wait, of all ports together. Further ones are dropped and counted.
+const RECEIVED_MAX: usize = 4096;
+/// MADs served in one pass.
+const MADS_PER_PASS: usize = 512;
+/// MADs served in a pass in which data packets came: in a flood of requests, established queue pairs still get most of the
+/// worker's time.
+const MADS_BESIDE_DATA: usize = 16;
+/// Overdue connections served in one pass.
+const TIMERS_PER_PASS: usize = 256;
+/// Longest time that timers wait for packets that the port holds unread: answers may be among those packets.
+const UNREAD_MAX: Nanos = Nanos::from_ms(250);
+/// Time until a full channel is tried again.
+const RETRY_AFTER: Nanos = Nanos::from_ms(1);
+/// Domain of the number that seeds the random choice of [`TimewaitExits`]; `cm` uses 0 to 2.
+const TIMEWAIT_DOMAIN: u8 = 3;
+
+/// A received MAD that the machine has not seen yet.
+struct ReceivedMad {
+    device: DeviceId,
+    flow: Flow,
+    bytes: [u8; MAD_LEN],
+}
+
+/// Buffers of MADs that leave.
+///
+/// A buffer must not change while a batch points to it. The ring has twice as many buffers as all ports' batches have places, so a
+/// buffer is written again only after its batch has been sent.
+pub(crate) struct MadRing {
+    buffers: Box<[[u8; MAD_LEN]]>,
+    next: usize,
+    pub psn: Psn,
+}
+
+impl MadRing {
+    fn new(places: usize) -> MadRing {
+        let buffers = vec![[0; MAD_LEN]; places.max(1).next_power_of_two() * 2].into_boxed_slice();
+        MadRing { buffers, next: 0, psn: Psn::new(0) }
+    }
+
+    /// Copies a MAD into the next buffer.
+    pub fn put(&mut self, mad: &[u8; MAD_LEN]) -> Span {
+        self.next = (self.next + 1) % self.buffers.len();
+        let buffer = &mut self.buffers[self.next];
+        *buffer = *mad;
+        // SAFETY: the buffer is boxed, lives as long as the worker and never moves. It is written again only after twice as
+        // many MADs as all batches hold, hence after the batch with this span has been sent.
+        unsafe { Span::local(buffer.as_mut_ptr(), MAD_LEN as u32) }
+    }
+}
+
+/// What else the worker did in this pass: the agent yields to data.
+#[derive(Clone, Copy, Debug)]
+pub struct PassLoad {
+    /// Packets of queue pairs came.
+    pub data_came: bool,
+    /// A port still holds packets that were not taken.
+    pub unread: bool,
+}
+
+/// The General Services Interface agent of one worker.
+pub struct GsiAgent {
+    pub(crate) machine: Cm<Arc<CmEntry>>,
+    pub(crate) io: AgentIo,
+    received: VecDeque<ReceivedMad>,
+    /// When timers were last served, or nothing was unread.
+    timers_served_at: Nanos,
+    secret: Secret,
+}
+
+/// The agent without its machine, so that effects can use it while the machine runs.
+pub(crate) struct AgentIo {
+    pub worker_id: u32,
+    pub mads: MadRing,
+    /// Events of this pass.
+    pub events: Vec<PendingEvent>,
+    /// Channels with records for which the program has not made room.
+    backlogged: Vec<Arc<CmChannel>>,
+    retry_at: Nanos,
+    pub timewait_exits: TimewaitExits,
+    pub times: Arc<CmTimes>,
+    pub setups: Setups,
+    /// GUIDs of the devices.
+    pub guids: Vec<u64>,
+}
+
+impl GsiAgent {
+    /// The agent of worker `worker` with `devices` ports, whose batches have `batch_frames` places each.
+    ///
+    /// All randomness comes from `secret`: communication ids, first PSNs, hash keys and the order of time-wait events.
+    pub fn new(worker: u32, secret: Secret, devices: usize, batch_frames: usize) -> GsiAgent {
+        let io = AgentIo {
+            worker_id: worker,
+            mads: MadRing::new(batch_frames * devices.max(1)),
+            events: Vec::with_capacity(256),
+            backlogged: Vec::new(),
+            retry_at: Nanos::NEVER,
+            timewait_exits: TimewaitExits::new(secret.number((TIMEWAIT_DOMAIN, worker))),
+            times: Arc::default(),
+            setups: Setups::new(),
+            guids: vec![0; devices],
+        };
+        let machine = Cm::new(worker, secret);
+        GsiAgent { machine, io, received: VecDeque::new(), timers_served_at: Nanos(0), secret }
+    }
+
+    /// The MAD in a packet to QP1.
+    ///
+    /// # Errors
+    /// The reason for which the packet is dropped: wrong length, or not a datagram with QP1's Q_Key.
+    pub fn parse<'a>(packet: &Packet<'a>) -> Result<&'a [u8; MAD_LEN], Reason> {
+        let sized = packet.payload.first_chunk::<MAD_LEN>().filter(|_| packet.payload.len() == MAD_LEN);
+        let mad = sized.ok_or(Reason::MadMalformed)?;
+        let has_key = packet.deth().is_some_and(|deth| deth.qkey == GSI_QKEY);
+        if has_key && packet.info.opcode == Opcode::UdSendOnly { Ok(mad) } else { Err(Reason::BadQkey) }
+    }
+
+    /// The worker that a MAD from `src` belongs to, of `workers`: the one with the connection, or the one that shall have it. `None`
+    /// if each of them may have it.
+    pub fn owner_of(&self, src: IpAddr, mad: &[u8; MAD_LEN], workers: u32) -> Option<u32> {
+        Cm::<()>::worker_of(&self.secret, src, mad, workers)
+    }
+
+    /// Keeps a MAD for the next [`GsiAgent::run`].
+    ///
+    /// # Errors
+    /// [`Reason::MadQueueFull`] when too many wait.
+    pub fn receive(&mut self, device: DeviceId, flow: &Flow, mad: &[u8; MAD_LEN]) -> Result<(), Reason> {
+        if self.received.len() == RECEIVED_MAX {
+            return Err(Reason::MadQueueFull);
+        }
+        self.received.push_back(ReceivedMad { device, flow: *flow, bytes: *mad });
+        Ok(())
+    }
+
+    /// Gives received MADs and due timers to the machine, and writes the events. To be called when [`GsiAgent::next_deadline`]
+    /// has come.
+    pub fn run(&mut self, now: Nanos, load: PassLoad, worker: &mut dyn WorkerAccess) {
+        let budget = if load.data_came { MADS_BESIDE_DATA } else { MADS_PER_PASS };
+        let GsiAgent { machine, io, received, timers_served_at, .. } = self;
+        for ReceivedMad { device, flow, bytes } in received.drain(..received.len().min(budget)) {
+            // An answer goes back to the sender, without the congestion bits of its request.
+            let back = Flow { src: flow.dst, dst: flow.src, tos: flow.tos & !3, ..flow };
+            machine.on_mad(now, &PathRecord { device, flow: back }, &bytes, &mut AgentEffects { now, worker, io });
+        }
+        if (!load.unread && received.is_empty()) || now.since(*timers_served_at) > UNREAD_MAX {
+            *timers_served_at = now;
+            machine.on_timer(now, TIMERS_PER_PASS, &mut AgentEffects { now, worker, io });
+        }
+        self.finish(now, worker);
+    }
+
+    /// The end of every call: reports setups to the tracer and writes the events.
+    pub(crate) fn finish(&mut self, now: Nanos, worker: &mut dyn WorkerAccess) {
+        self.io.setups.report();
+        for _ in 0..self.io.publish(now) {
+            worker.count(DeviceId(0), Reason::CmEventLost);
+        }
+        debug_assert!(self.io.events.is_empty(), "events outlive their pass");
+    }
+
+    /// Returns memory that is not in use.
+    pub fn shrink(&mut self) {
+        self.machine.shrink();
+        self.received.shrink_to_fit();
+    }
+
+    /// When [`GsiAgent::run`] has something to do; 0 if it has now.
+    pub fn next_deadline(&self) -> Nanos {
+        if !self.received.is_empty() {
+            return Nanos(0);
+        }
+        self.machine.next_deadline().min(self.io.retry_at).min(self.io.timewait_exits.due)
+    }
+
+    /// Times of the steps of connection setup, for the control thread.
+    pub fn times(&self) -> Arc<CmTimes> {
+        self.io.times.clone()
+    }
+
+    /// Number of connections in any state.
+    pub fn connections(&self) -> u32 {
+        self.machine.len()
+    }
+
+    /// Sets the GUIDs of the devices, in device order; requests and replies carry them.
+    pub fn set_guids(&mut self, guids: Vec<u64>) {
+        self.io.guids = guids;
+    }
+}
+
+impl AgentIo {
+    /// Writes the events of this pass; returns how many were lost.
+    fn publish(&mut self, now: Nanos) -> usize {
+        if self.timewait_exits.due <= now {
+            let AgentIo { timewait_exits, events, .. } = self;
+            timewait_exits.report(now, |event| events.push(event));
+        }
+        let mut lost = 0;
+        let mut at = 0;
+        while at < self.events.len() {
+            let channel = self.events[at].channel.clone();
+            let same =
+                self.events[at..].iter().take(RECORDS_PER_WRITE).take_while(|e| Arc::ptr_eq(&e.channel, &channel));
+            let count = same.count();
+            if channel.write_events(&self.events[at..at + count]).is_err() {
+                lost += count;
+            }
+            if channel.has_backlog() {
+                self.retry_later(now, channel);
+            }
+            at += count;
+        }
+        self.events.clear();
+        if self.retry_at <= now {
+            self.retry(now);
+        }
+        lost
+    }
+
+    /// Notes a full channel.
+    pub fn retry_later(&mut self, now: Nanos, channel: Arc<CmChannel>) {
+        if !self.backlogged.iter().any(|c| Arc::ptr_eq(c, &channel)) {
+            self.backlogged.push(channel);
+            self.retry_at = now + RETRY_AFTER;
+        }
+    }
+
+    fn retry(&mut self, now: Nanos) {
+        self.backlogged.retain(|channel| {
+            channel.retry();
+            channel.has_backlog()
+        });
+        self.retry_at = if self.backlogged.is_empty() { Nanos::NEVER } else { now + RETRY_AFTER };
+    }
+}
