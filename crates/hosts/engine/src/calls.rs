@@ -29,6 +29,11 @@ pub(crate) enum Completions {
     Visible,
     /// After the batch has been sent: frames of this turn still point into the application's memory.
     AfterBatch,
+    /// Send completions at once, receive completions at the end of the receive burst.
+    ///
+    /// A peer that answers a message sends its ACK behind the answer in one train (`transport::Qp::poll_tx`). The program must see
+    /// its request completed before it sees the answer: programs free or reuse the request's buffer when the answer comes.
+    ReceivesLast,
 }
 
 /// A completion that waits for the end of a batch or burst.
@@ -113,9 +118,11 @@ impl Tables<'_> {
     pub fn touch(&mut self, slot: &mut QpSlot, index: u32) -> Completions {
         if !slot.touched {
             slot.touched = true;
+            // Decided once per burst, so that receive completions of one burst keep their order.
+            slot.receives_last = slot.endpoint.awaits_acknowledgement();
             self.touched.push(index);
         }
-        Completions::Visible
+        if slot.receives_last { Completions::ReceivesLast } else { Completions::Visible }
     }
 }
 
@@ -138,6 +145,7 @@ impl Effects for QpEffects<'_> {
         let deferred = match self.completions {
             Completions::Visible => false,
             Completions::AfterBatch => true,
+            Completions::ReceivesLast => cqe.is_recv != 0,
         };
         if deferred {
             let device = self.device;

@@ -62,6 +62,14 @@ impl Endpoint {
         }
     }
 
+    /// Whether requests were sent that the peer has not acknowledged.
+    #[inline]
+    pub(crate) fn awaits_acknowledgement(&self) -> bool {
+        match self {
+            Endpoint::Roce(qp) => qp.awaits_acknowledgement(),
+        }
+    }
+
     /// Bytes sent, or asked for, that are not yet acknowledged.
     #[inline]
     pub(crate) fn inflight_bytes(&self) -> u64 {

@@ -131,6 +131,8 @@ pub struct QpSlot {
     pub(crate) waiting: bool,
     /// Whether it got packets in this burst.
     pub(crate) touched: bool,
+    /// Whether the receive completions of this burst wait for its end.
+    pub(crate) receives_last: bool,
     pub(crate) ack_delay: AckDelay,
     pub(crate) armed: Nanos,
 }
@@ -163,6 +165,7 @@ impl QpSlot {
             ticket: NO_TICKET,
             waiting: false,
             touched: false,
+            receives_last: false,
             ack_delay: AckDelay::default(),
             armed: Nanos::NEVER,
         }

@@ -296,6 +296,11 @@ impl Qp {
         }
     }
 
+    /// Whether requests of a reliable service were sent that the peer has not acknowledged.
+    pub fn awaits_acknowledgement(&self) -> bool {
+        self.id.qp_type.is_reliable() && self.req.recovery.is_outstanding()
+    }
+
     /// Payload bytes sent, or asked for by READs, that are not yet acknowledged.
     pub fn inflight_bytes(&self) -> u64 {
         if self.id.qp_type.is_reliable() { self.req.recovery.inflight_bytes(self.mtu) } else { 0 }
