@@ -1,4 +1,4 @@
-/* See shim.h. Everything here runs on memory that DPDK owns; the rules of who may call what are in src/ffi.rs. */
+/* The functions of shim.h. All of them work on memory that DPDK owns; src/ffi.rs has the rules for callers. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -19,13 +19,13 @@
 
 #include "shim.h"
 
-/* Packets asked for by one call of a driver. */
+/* Most packets requested by one call of a driver. */
 #define BURST 32
-/* Buffers that a thread keeps at hand. */
+/* Buffers in the cache of a thread. */
 #define CACHE 64
 /* Bytes of a head or tail: Ethernet, VLAN, IPv6, UDP and the longest transport head, rounded up. */
 #define PART_ROOM 128
-/* Cache lines of a packet that are fetched ahead: Ethernet to the end of the transport head. */
+/* Cache lines of a packet that are prefetched: from Ethernet to the end of the transport head. */
 #define PREFETCH_LINES 2
 
 _Static_assert(sizeof(struct bd_packet) == 24, "src/ffi.rs has the same layout");
@@ -49,7 +49,7 @@ int bd_log_to(bd_log_line line, uint32_t level) {
     return rte_openlog_stream(stream);
 }
 
-/* DPDK sometimes forgets to say which error. */
+/* Some functions of DPDK fail without setting rte_errno. */
 static int last_error(void) { return rte_errno != 0 ? -rte_errno : -EIO; }
 
 int bd_eal_init(int argc, char **argv) { return rte_eal_init(argc, argv) < 0 ? last_error() : 0; }
@@ -62,7 +62,7 @@ int bd_probe(const char *devargs, const char *name, uint16_t *port) {
         return error < 0 ? error : -error;
     if (rte_eth_dev_get_port_by_name(name, port) == 0)
         return 0;
-    /* A device may name its ports differently (representors, buses): the first that is matched by the arguments. */
+    /* A port may have another name than its device (representors, buses): take the first that the arguments match. */
     struct rte_dev_iterator found;
     RTE_ETH_FOREACH_MATCHING_DEV(*port, devargs, &found) {
         rte_eth_iterator_cleanup(&found);
@@ -105,7 +105,7 @@ static struct rte_mempool *pool(uint16_t port, uint16_t queue, const char *what,
                                    rte_eth_dev_socket_id(port));
 }
 
-/* The borrower count of lent memory never reaches zero, because we hold one: there is nothing to call back. */
+/* The reference count of lent memory never reaches zero, because the shim keeps one reference: DPDK never calls this. */
 static void nothing_to_free(void *memory, void *opaque) {
     (void)memory;
     (void)opaque;
@@ -132,7 +132,7 @@ void bd_free_pools(struct bd_pools *pools) {
     memset(pools, 0, sizeof *pools);
 }
 
-/* Receive interrupts are asked for first; a driver that has none refuses, and is configured again without. */
+/* Receive interrupts are requested first; a driver without them refuses, and is configured again without. */
 static int configure_queues(uint16_t port, const struct bd_setup *setup, const struct rte_eth_dev_info *info) {
     struct rte_eth_conf conf;
     memset(&conf, 0, sizeof conf);
@@ -173,7 +173,7 @@ int bd_configure(uint16_t port, const struct bd_setup *setup, struct bd_pools *p
 
 int bd_start(uint16_t port) {
     int error = rte_eth_dev_start(port);
-    /* For neighbour discovery; devices that filter nothing do not know it. */
+    /* Neighbour discovery needs multicast; devices without a filter do not support this call. */
     if (error == 0)
         rte_eth_allmulticast_enable(port);
     return error;
@@ -189,7 +189,7 @@ int bd_link(uint16_t port, uint32_t *speed_mbps) {
     return link.link_status == RTE_ETH_LINK_UP;
 }
 
-/* Interrupts arrive at a descriptor of our own, because DPDK knows how each kind of device wants its event consumed. */
+/* Interrupts arrive at an epoll descriptor of the shim, because DPDK knows how the event of each kind of device is consumed. */
 int bd_rx_event_open(uint16_t port, uint16_t queue) {
     int events = epoll_create1(EPOLL_CLOEXEC);
     if (events < 0)

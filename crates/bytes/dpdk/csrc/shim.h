@@ -1,4 +1,4 @@
-/* The shim over DPDK: what is inline or a macro there, as functions with plain types. src/ffi.rs mirrors this file. */
+/* The shim over DPDK: functions with plain types for DPDK's inline functions and macros. src/ffi.rs mirrors this file. */
 #ifndef BURST_DPDK_SHIM_H
 #define BURST_DPDK_SHIM_H
 
@@ -13,7 +13,7 @@ struct bd_packet {
     uint32_t segments; /* 1: `data` holds all of `len` */
 };
 
-/* What a device is and offers. */
+/* Properties of a device. */
 struct bd_facts {
     char driver[32];
     uint8_t mac[6];
@@ -27,12 +27,12 @@ struct bd_facts {
     uint8_t rx_scatter;
 };
 
-/* What a device shall be. */
+/* The wanted configuration of a device. */
 struct bd_setup {
     uint16_t queues;
     uint16_t rx_descriptors;
     uint16_t tx_descriptors;
-    uint16_t mtu; /* 0: as it is */
+    uint16_t mtu; /* 0: unchanged */
     uint32_t room; /* bytes of a receive buffer without headroom */
     uint32_t rx_buffers;
     uint32_t tx_buffers;
@@ -43,7 +43,7 @@ struct bd_pools {
     void *rx;   /* receive buffers */
     void *tx;   /* whole frames to send */
     void *part; /* heads, tails and lent memory */
-    void *share; /* counts who still looks at lent memory */
+    void *share; /* counts the references to lent memory */
 };
 
 typedef void (*bd_log_line)(uint32_t level, const char *text, size_t length);
@@ -54,7 +54,7 @@ int bd_eal_init(int argc, char **argv);
 int bd_thread_register(void);
 void bd_thread_unregister(void);
 
-/* Devices: 0 or a negative errno. */
+/* Devices: the functions return 0 or a negative errno. */
 int bd_probe(const char *devargs, const char *name, uint16_t *port);
 int bd_remove(uint16_t port);
 int bd_facts(uint16_t port, struct bd_facts *facts);

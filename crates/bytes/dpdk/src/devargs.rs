@@ -1,8 +1,10 @@
-//! The words that name a device, and what is known of drivers before DPDK is asked.
+//! The arguments that name a DPDK device, and the properties of drivers that DPDK cannot report.
 //!
 //! A device is named as on DPDK's command line: `net_memif0,role=server,socket=/run/x.sock`, `net_tap0,iface=tap7`,
-//! `0000:03:00.0`. Some drivers' defaults do not carry a 4 KiB RoCEv2 packet; [`DevArgs::completed`] adds what the user
-//! did not say. [`DRIVERS`] is the table of what differs between drivers and cannot be asked for.
+//! `0000:03:00.0`. The defaults
+//! of some drivers do not carry a 4 KiB RoCEv2 packet; [`DevArgs::completed`] adds the arguments that the user left out.
+//! [`DRIVERS`] is the
+//! table of the differences between drivers that cannot be queried.
 
 use core::fmt;
 use std::io::ErrorKind;
@@ -10,95 +12,96 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Where the driver of memif waits if nothing is said.
+/// The path at which the memif driver listens by default.
 const MEMIF_SOCKET: &str = "/run/memif.sock";
 
-/// What is behind DPDK's memory.
+/// The pages of DPDK's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Pages {
-    /// Huge pages if enough are free, else small ones where the device allows.
+    /// Huge pages if enough are free, else small pages where the device allows them.
     #[default]
     Auto,
-    /// Huge pages or nothing.
+    /// Huge pages; without enough of them opening the device fails.
     Huge,
     /// Small pages.
     Small,
 }
 
-/// What cannot be asked of a driver.
+/// Properties of a driver that cannot be queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Driver {
-    /// Its name, without the number of the device.
+pub struct DriverTraits {
+    /// Name of the driver, without the number of the device.
     pub name: &'static str,
-    /// It has copied (or written) a packet when `tx_burst` returns: registered memory may be lent to it.
-    pub takes_at_once: bool,
-    /// A wire of our own: MTU when nobody says, with room for a RoCEv2 MTU of 4096. 0: what the device says.
+    /// Whether the driver has copied or written a packet when `tx_burst` returns, so that registered memory may be lent to it.
+    pub done_at_return: bool,
+    /// For drivers of links between processes: the default MTU in bytes, with room for a RoCEv2 MTU of 4096. 0: the device's MTU.
     pub mtu: u16,
-    /// It takes frames of any length whatever its MTU, and refuses to be told another one.
+    /// Whether the driver accepts frames of any length whatever its MTU is, and refuses to set another MTU.
     pub ignores_mtu: bool,
-    /// A client that has lost its server is started anew.
+    /// Whether a client that has lost its server must be restarted.
     pub reconnects: bool,
-    /// Arguments added when they are missing.
+    /// Arguments that are added when they are missing.
     pub defaults: &'static [(&'static str, &'static str)],
-    /// Arguments that there are, where the driver takes no notice of a wrong one. Empty: it says so itself.
+    /// The valid arguments, for a driver that ignores wrong ones. Empty: the driver reports them itself.
     pub arguments: &'static [&'static str],
 }
 
-/// IP packet of a wire of our own: 40 IPv6 + 8 UDP + 28 transport + 4096 + 4 ICRC, rounded up.
+/// MTU of links between processes, in bytes: 40 IPv6 + 8 UDP + 28 transport + 4096 + 4 ICRC, rounded up.
 const OWN_MTU: u16 = 4200;
 
-/// Drivers that are special; all others are physical for us: they own a packet until they return it.
-pub const DRIVERS: &[Driver] = &[
-    Driver {
+/// The special drivers. Every other driver counts as physical: it owns a packet until it returns it.
+pub const DRIVERS: &[DriverTraits] = &[
+    DriverTraits {
         name: "net_memif",
-        takes_at_once: true,
+        done_at_return: true,
         mtu: OWN_MTU,
         ignores_mtu: true,
         reconnects: true,
-        // A frame in one buffer: the driver of DPDK 22.11 forgets to end chains. The ring stays at its 1024 packets: one
-        // of 256 fits the L2 cache, but was measured a little slower, because the sender waits for the receiver.
+        // A frame fits one buffer, because the driver of DPDK 22.11 does not end chains of buffers. The ring keeps its default of
+        // 1024 packets:
+        // a ring of 256 fits the L2 cache but was a little slower, because the sender waits for the receiver.
         defaults: &[("bsize", "4224"), ("socket-abstract", "no")],
         arguments: &["role", "id", "bsize", "rsize", "socket", "socket-abstract", "mac", "secret", "zero-copy"],
     },
-    Driver {
+    DriverTraits {
         name: "net_ring",
-        takes_at_once: false,
+        done_at_return: false,
         mtu: OWN_MTU,
         ignores_mtu: true,
         reconnects: false,
         defaults: &[],
         arguments: &[],
     },
-    Driver {
+    DriverTraits {
         name: "net_null",
-        takes_at_once: true,
+        done_at_return: true,
         mtu: OWN_MTU,
         ignores_mtu: true,
         reconnects: false,
         defaults: &[],
         arguments: &[],
     },
-    Driver {
+    DriverTraits {
         name: "net_tap",
-        takes_at_once: true,
+        done_at_return: true,
         mtu: 0,
         ignores_mtu: false,
         reconnects: false,
         defaults: &[],
         arguments: &[],
     },
-    Driver {
+    DriverTraits {
         name: "net_af_packet",
-        takes_at_once: true,
+        done_at_return: true,
         mtu: 0,
         ignores_mtu: true,
         reconnects: false,
         defaults: &[("blocksz", "16384"), ("framesz", "8192"), ("framecnt", "512"), ("qdisc_bypass", "1")],
         arguments: &[],
     },
-    Driver {
+    DriverTraits {
         name: "net_pcap",
-        takes_at_once: true,
+        done_at_return: true,
         mtu: 0,
         ignores_mtu: true,
         reconnects: false,
@@ -107,10 +110,10 @@ pub const DRIVERS: &[Driver] = &[
     },
 ];
 
-/// A driver that is not in the table.
-const PHYSICAL: Driver = Driver {
+/// Properties of a driver that is not in the table.
+const PHYSICAL: DriverTraits = DriverTraits {
     name: "",
-    takes_at_once: false,
+    done_at_return: false,
     mtu: 0,
     ignores_mtu: false,
     reconnects: false,
@@ -118,17 +121,17 @@ const PHYSICAL: Driver = Driver {
     arguments: &[],
 };
 
-/// A device's name and arguments.
+/// Name and arguments of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevArgs {
     text: String,
 }
 
 impl DevArgs {
-    /// Takes what the user wrote.
+    /// Parses the text that the user wrote.
     ///
     /// # Errors
-    /// A sentence without a name.
+    /// A sentence that leaves out the subject, for the caller to complete.
     pub fn parse(text: &str) -> Result<DevArgs, String> {
         let text = text.trim().trim_end_matches(',');
         if text.split(',').next().is_none_or(|name| name.trim().is_empty()) {
@@ -144,39 +147,40 @@ impl DevArgs {
     pub fn get(&self, key: &str) -> Option<&str> {
         self.text.split(',').skip(1).filter_map(|pair| pair.split_once('=')).find(|(k, _)| *k == key).map(|(_, v)| v)
     }
-    /// What is known of the driver, by the name.
-    pub fn driver(&self) -> Driver {
+    /// Properties of the driver, found by the device's name.
+    pub fn driver(&self) -> DriverTraits {
         let stem = self.name().trim_end_matches(|c: char| c.is_ascii_digit());
         DRIVERS.iter().find(|d| d.name == stem).copied().unwrap_or(PHYSICAL)
     }
-    /// Whether the name is that of a virtual device: needs neither huge pages nor a bus address.
+    /// Whether the name is that of a virtual device, which needs neither huge pages nor a bus address.
     pub fn is_virtual(&self) -> bool {
         !self.name().contains(':')
     }
-    /// Whether registered memory may be lent: the driver takes packets at once, and not by reference.
+    /// Whether registered memory may be lent: the driver is done with a packet at once, and does not pass it on by reference.
     pub fn may_lend(&self) -> bool {
-        self.driver().takes_at_once && self.get("zero-copy") != Some("yes")
+        self.driver().done_at_return && self.get("zero-copy") != Some("yes")
     }
-    /// Whether this end of the device looks for the other.
+    /// Whether this end of the device connects to the other end.
     pub fn is_client(&self) -> bool {
         self.driver().reconnects && !matches!(self.get("role"), Some("server" | "master"))
     }
-    /// The file at which this end of a memif waits for the other.
+    /// The path at which this end of a memif listens for the other.
     pub fn server_socket(&self) -> Option<&Path> {
         let waits = self.driver().reconnects && !self.is_client() && self.get("socket-abstract") == Some("no");
         waits.then(|| Path::new(self.get("socket").unwrap_or(MEMIF_SOCKET)))
     }
-    /// Removes that file if a killed process has left it: nobody listens there any more, and the driver would refuse it.
-    pub fn clear_the_way(&self) {
+    /// Removes the socket file of a process that was killed: no process listens there any more, and the driver would refuse the
+    /// file.
+    pub fn remove_stale_socket(&self) {
         let Some(path) = self.server_socket() else { return };
         let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
         let is_dead = || UnixStream::connect(path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused);
-        // Where it cannot be removed the driver says what it thinks of it.
+        // If the file cannot be removed, the driver reports it.
         if is_socket && is_dead() && std::fs::remove_file(path).is_ok() {
             tracing::info!("{}: removed the socket file of a process that is gone", path.display());
         }
     }
-    /// With the driver's defaults for what was not said.
+    /// The arguments with the driver's defaults for those that are missing.
     #[must_use]
     pub fn completed(&self) -> DevArgs {
         let mut text = self.text.clone();
@@ -185,10 +189,10 @@ impl DevArgs {
         }
         DevArgs { text }
     }
-    /// Finds what the driver would overlook.
+    /// Finds mistakes that the driver would ignore.
     ///
     /// # Errors
-    /// A sentence that names the wrong argument and those that there are.
+    /// A sentence that names the wrong argument and the valid ones.
     pub fn check(&self) -> Result<(), String> {
         let known = self.driver().arguments;
         let wrong = |pair: &&str| !known.contains(&pair.split('=').next().unwrap_or(pair));
@@ -199,14 +203,14 @@ impl DevArgs {
             }
         }
     }
-    /// Bytes that a receive buffer must have, whatever the MTU.
+    /// Bytes that a receive buffer must have, whatever the MTU is.
     pub fn room_min(&self) -> u32 {
         let framesz = self.get("framesz").and_then(|v| v.parse().ok());
         framesz.filter(|_| self.driver().name == "net_af_packet").unwrap_or(0)
     }
-    /// Longest frame that the arguments allow, if they bound it.
+    /// Bytes of the longest frame that the arguments allow, if they limit it.
     pub fn frame_max(&self) -> Option<u32> {
-        /// What an AF_PACKET ring puts before a frame.
+        /// Bytes that an AF_PACKET ring puts before a frame.
         const RING_HEADER: u32 = 64;
         let number = |key| self.get(key).and_then(|v| v.parse::<u32>().ok());
         match self.driver().name {
@@ -233,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_arguments_are_found() {
+    fn names_and_arguments_are_parsed() {
         let memif = args("net_memif0,role=server,socket=/tmp/a.sock");
         assert_eq!((memif.name(), memif.get("role"), memif.get("rol")), ("net_memif0", Some("server"), None));
         assert_eq!(memif.driver().name, "net_memif");
@@ -243,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn physical_devices_keep_what_they_are_given() {
+    fn physical_devices_keep_their_arguments() {
         let nic = args("0000:03:00.0,txq_inline=128");
         assert!(!nic.is_virtual() && !nic.may_lend() && !nic.is_client());
         assert_eq!(nic.completed(), nic);
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_added_unless_said() {
+    fn defaults_are_added_for_missing_arguments() {
         let memif = args("net_memif0,bsize=8192").completed();
         assert_eq!((memif.get("bsize"), memif.get("socket-abstract")), (Some("8192"), Some("no")));
         assert_eq!(args("net_memif0").completed().frame_max(), Some(4224));
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_file_of_the_dead_is_removed_and_nothing_else() {
+    fn only_the_socket_file_of_a_dead_process_is_removed() {
         let directory = std::env::temp_dir().join(format!("burst-devargs-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
         let [dead, alive, file] = ["dead", "alive", "file"].map(|name| directory.join(name));
@@ -269,7 +273,7 @@ mod tests {
         for path in [&dead, &alive, &file] {
             let server = args(&format!("net_memif0,role=server,socket={}", path.display())).completed();
             assert_eq!(server.server_socket(), Some(path.as_path()));
-            server.clear_the_way();
+            server.remove_stale_socket();
         }
         assert_eq!([&dead, &alive, &file].map(|path| path.exists()), [false, true, true]);
         std::fs::remove_dir_all(&directory).unwrap();
@@ -280,14 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_would_overlook_is_found() {
+    fn mistakes_that_a_driver_would_ignore_are_found() {
         assert!(args("net_memif0,role=server,socket=/x").check().is_ok());
         assert!(args("net_memif0,rol=server").check().unwrap_err().contains("no argument 'rol=server'; it has role, "));
         assert!(args("net_tap0,anything=1").check().is_ok(), "the driver says so itself");
     }
 
     #[test]
-    fn a_wire_of_our_own_carries_the_largest_roce_packet() {
+    fn the_default_mtu_carries_the_largest_roce_packet() {
         // Ethernet, IPv6, UDP, BTH and RETH, payload, ICRC.
         let frame = 14 + 40 + 8 + 12 + 16 + 4096 + 4;
         assert!(args("net_memif0").completed().frame_max().is_some_and(|max| max >= frame));

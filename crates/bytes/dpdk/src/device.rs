@@ -1,13 +1,13 @@
-//! A device: probed, set up with one queue pair per worker, started, and looked after.
+//! An Ethernet device of DPDK: probing, configuration with one queue pair per worker, start, link state, reconnection.
 //!
-//! Control functions run one at a time (`control`). A device may be stopped and started while workers poll it (a
-//! memif client looks for its server that way): the [`Gate`] keeps workers out meanwhile, at the price of one ordered
-//! store per burst. Everything ends with the last queue pair: stop, removal, pools.
+//! DeviceControl functions run one at a time (`control`). A device may be stopped and started while workers poll it, which is how
+//! a memif client looks for its server. The [`RunGate`] keeps workers out meanwhile; it costs one ordered store per burst. With
+//! the last queue pair the device is stopped and removed, and its pools are freed.
 
 use crate::devargs::{DevArgs, Pages};
 use crate::eal;
-use crate::ffi::{self, Facts, Pools, Setup};
-use crate::queue::QueuePair;
+use crate::ffi::{self, DeviceFacts, DeviceSetup, QueuePools};
+use crate::queue::EthQueue;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,31 +16,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 const RX_DESCRIPTORS: u16 = 256;
 /// Descriptors of a send queue.
 const TX_DESCRIPTORS: u16 = 512;
-/// Receive buffers beyond the descriptors: a burst in work, and what threads keep at hand.
+/// Receive buffers beyond the descriptors: for a burst in work, and for the caches of threads.
 const RX_SPARE: u32 = 256;
-/// Ethernet header, VLAN tag, frame check sequence.
+/// Bytes of Ethernet header, VLAN tag and frame check sequence.
 const LINK_OVERHEAD: u32 = 14 + 4 + 4;
-/// Receive buffers are whole cache lines.
+/// Bytes of a cache line; receive buffers are whole cache lines.
 const LINE: u32 = 64;
-/// Looks ([`eal::start`]'s pace) at a client without a link before it is started anew.
-const PATIENCE: u32 = 10;
+/// Maintenance calls (at [`eal::start`]'s interval) without a link after which a client is restarted.
+const RESTART_AFTER: u32 = 10;
 
-/// What a device shall be.
+/// The wanted properties of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
     /// Name and arguments.
     pub args: DevArgs,
-    /// Queue pairs: one per worker.
+    /// Queue pairs, one per worker.
     pub queues: u16,
-    /// MTU of the link; `None`: the driver's.
+    /// MTU of the link in bytes; `None`: the driver's.
     pub mtu: Option<u16>,
-    /// Memory.
+    /// Pages of DPDK's memory.
     pub pages: Pages,
 }
 
 /// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct LinkState {
     /// Whether packets can pass.
     pub up: bool,
     /// Mbit/s, 0 if unknown.
@@ -48,72 +48,73 @@ pub struct Link {
 }
 
 /// Keeps workers out of a device that is not running.
-struct Gate {
+struct RunGate {
     open: AtomicBool,
-    inside: Vec<Padded>,
+    inside: Vec<PaddedFlag>,
 }
 
-/// A cache line of its own for each worker's word.
+/// A worker's flag on a cache line of its own.
 #[repr(align(64))]
-struct Padded(AtomicBool);
+struct PaddedFlag(AtomicBool);
 
-/// See the module.
-pub struct Device {
+/// An open device.
+pub struct EthDev {
     args: DevArgs,
     port: u16,
-    facts: Facts,
+    facts: DeviceFacts,
     mtu: u16,
-    pools: Vec<Pools>,
-    gate: Gate,
-    /// Held while a control function runs; how many looks the link has been down.
-    control: Mutex<Control>,
-    /// [`UP`] and the speed.
+    pools: Vec<QueuePools>,
+    gate: RunGate,
+    /// Locked while a control function runs.
+    control: Mutex<DeviceControl>,
+    /// [`UP`] and the speed in Mbit/s.
     link: AtomicU32,
 }
 
 #[derive(Default)]
-struct Control {
+struct DeviceControl {
     started: bool,
-    looks_down: u32,
+    checks_down: u32,
 }
 
-// SAFETY: the pools are pointers to DPDK's memory, which any thread may use under the rules of `ffi`: the queue pairs,
-// one owner each, take their pools; the device only frees them, after the last queue pair.
-unsafe impl Send for Device {}
-// SAFETY: as above; all else is atomic or locked.
-unsafe impl Sync for Device {}
+// SAFETY: the pools are pointers to DPDK's memory, which any thread may use under the rules of `ffi`: each queue pair has one
+// owner and uses
+// its own pools; the device only frees the pools, after the last queue pair has ended.
+unsafe impl Send for EthDev {}
+// SAFETY: as above; every other field is atomic or locked.
+unsafe impl Sync for EthDev {}
 
-/// In `Device::link`: the link is up.
+/// Bit of `EthDev::link`: the link is up.
 const UP: u32 = 1 << 31;
 
-/// Devices that are open.
-static DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
+/// The open devices.
+static DEVICES: Mutex<Vec<Weak<EthDev>>> = Mutex::new(Vec::new());
 
-/// Devices are plugged in and out one at a time.
+/// Held while a device is probed or removed.
 static PLUG: Mutex<()> = Mutex::new(());
 
 fn plug() -> MutexGuard<'static, ()> {
     PLUG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn devices() -> MutexGuard<'static, Vec<Weak<Device>>> {
+fn devices() -> MutexGuard<'static, Vec<Weak<EthDev>>> {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks after all devices; DPDK's own thread calls it.
-fn tend() {
-    let all: Vec<Arc<Device>> = devices().iter().filter_map(Weak::upgrade).collect();
-    all.iter().for_each(|device| device.tend());
+/// Maintains all devices; called by DPDK's main thread.
+fn maintain() {
+    let all: Vec<Arc<EthDev>> = devices().iter().filter_map(Weak::upgrade).collect();
+    all.iter().for_each(|device| device.maintain());
 }
 
-impl Gate {
-    fn new(queues: u16) -> Gate {
-        let inside = (0..queues).map(|_| Padded(AtomicBool::new(false))).collect();
-        Gate { open: AtomicBool::new(false), inside }
+impl RunGate {
+    fn new(queues: u16) -> RunGate {
+        let inside = (0..queues).map(|_| PaddedFlag(AtomicBool::new(false))).collect();
+        RunGate { open: AtomicBool::new(false), inside }
     }
-    /// Closes it, and returns when nobody is inside.
+    /// Closes the gate, and returns when no worker is inside.
     fn close(&self) {
-        // Pairs with `enter`: either the worker sees it closed, or we see the worker.
+        // Pairs with `EthDev::enter`: either the worker sees the gate closed, or this thread sees the worker inside.
         self.open.store(false, Ordering::SeqCst);
         for worker in &self.inside {
             while worker.0.load(Ordering::SeqCst) {
@@ -123,28 +124,28 @@ impl Gate {
     }
 }
 
-/// A worker is inside the gate as long as this lives.
-pub struct Inside<'a>(&'a AtomicBool);
+/// A worker is inside the gate while this value lives.
+pub struct InsideGate<'a>(&'a AtomicBool);
 
-impl Drop for Inside<'_> {
+impl Drop for InsideGate<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
 }
 
-impl Device {
-    /// Opens a device, starting DPDK if it is not running.
+impl EthDev {
+    /// Opens a device; starts DPDK if it is not running.
     ///
     /// # Errors
-    /// A sentence.
-    pub fn open(options: &DeviceOptions) -> Result<Arc<Device>, String> {
-        if Device::find(options.args.name()).is_some() {
+    /// One sentence.
+    pub fn open(options: &DeviceOptions) -> Result<Arc<EthDev>, String> {
+        if EthDev::find(options.args.name()).is_some() {
             return Err(format!("DPDK device {} has a port already", options.args.name()));
         }
         options.args.check()?;
-        eal::start(options.pages, &options.args, tend)?;
+        eal::start(options.pages, &options.args, maintain)?;
         let args = options.args.completed();
-        args.clear_the_way();
+        args.remove_stale_socket();
         let port = probe(&args)?;
         match set_up(&args, port, options) {
             Ok(device) => {
@@ -157,7 +158,7 @@ impl Device {
             }
             Err(sentence) => {
                 let _one = plug();
-                // SAFETY: nobody uses the port; what cannot be removed stays unused.
+                // SAFETY: the port has no user; a port that cannot be removed stays unused.
                 unsafe { ffi::bd_remove(port) };
                 Err(sentence)
             }
@@ -165,22 +166,22 @@ impl Device {
     }
 
     /// The open device of this name.
-    pub fn find(name: &str) -> Option<Arc<Device>> {
+    pub fn find(name: &str) -> Option<Arc<EthDev>> {
         devices().iter().filter_map(Weak::upgrade).find(|d| d.args.name() == name)
     }
 
-    /// The queue pair of worker `index`, which is its only user.
-    pub fn queue_pair(self: &Arc<Device>, index: u16) -> QueuePair {
+    /// The queue pair of worker `index`; the caller becomes its only user.
+    pub fn queue_pair(self: &Arc<EthDev>, index: u16) -> EthQueue {
         let pools = self.pools[usize::from(index)];
         let lends = self.args.may_lend() && self.facts.is_multi_segment != 0;
-        QueuePair::new(self.clone(), index, pools, usize::from(self.mtu) + 14, lends)
+        EthQueue::new(self.clone(), index, pools, usize::from(self.mtu) + 14, lends)
     }
 
     /// MAC address.
     pub fn mac(&self) -> [u8; 6] {
         self.facts.mac
     }
-    /// MTU of the link: bytes of an IP packet.
+    /// MTU of the link: bytes of the longest IP packet.
     pub fn mtu(&self) -> u16 {
         self.mtu
     }
@@ -188,15 +189,15 @@ impl Device {
     pub fn if_index(&self) -> u32 {
         self.facts.if_index
     }
-    /// The link when it was last looked at.
-    pub fn link(&self) -> Link {
+    /// State of the link at the last check.
+    pub fn link(&self) -> LinkState {
         let word = self.link.load(Ordering::Relaxed);
-        Link { up: word & UP != 0, speed_mbps: word & !UP }
+        LinkState { up: word & UP != 0, speed_mbps: word & !UP }
     }
-    /// Looks at the link.
-    pub fn refresh(&self) -> Link {
+    /// Checks the link.
+    pub fn refresh(&self) -> LinkState {
         let mut control = self.control();
-        self.look(&mut control);
+        self.check_link(&mut control);
         self.link()
     }
 
@@ -206,52 +207,52 @@ impl Device {
 
     /// Enters the gate as worker `queue`; `None` while the device is not running.
     #[inline]
-    pub(crate) fn enter(&self, queue: u16) -> Option<Inside<'_>> {
-        let inside = Inside(&self.gate.inside[usize::from(queue)].0);
-        // Pairs with `Gate::close`. A dropped `inside` says that we are out again.
+    pub(crate) fn enter(&self, queue: u16) -> Option<InsideGate<'_>> {
+        let inside = InsideGate(&self.gate.inside[usize::from(queue)].0);
+        // Pairs with `RunGate::close`. Dropping `inside` clears the flag again.
         inside.0.store(true, Ordering::SeqCst);
         self.gate.open.load(Ordering::SeqCst).then_some(inside)
     }
 
-    fn control(&self) -> MutexGuard<'_, Control> {
+    fn control(&self) -> MutexGuard<'_, DeviceControl> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts it for the first time. A client may start without its server.
+    /// Starts the device for the first time. A client may start without its server.
     fn start(&self) -> Result<(), String> {
         let mut control = self.control();
         let error = self.start_locked(&mut control);
         if error == 0 {
-            self.look(&mut control);
+            self.check_link(&mut control);
             return Ok(());
         }
         if self.args.is_client() {
-            tracing::info!("DPDK device {} waits for its server{}", self.args.name(), eal::complaint());
+            tracing::info!("DPDK device {} waits for its server{}", self.args.name(), eal::last_error());
             return Ok(());
         }
         Err(refused("start", &self.args, error))
     }
 
-    fn start_locked(&self, control: &mut Control) -> i32 {
-        // SAFETY: control functions run one at a time, and nobody is inside the gate.
+    fn start_locked(&self, control: &mut DeviceControl) -> i32 {
+        // SAFETY: control functions run one at a time, and no worker is inside the gate.
         let error = unsafe { ffi::bd_start(self.port) };
         control.started = error == 0;
-        control.looks_down = 0;
+        control.checks_down = 0;
         self.gate.open.store(control.started, Ordering::SeqCst);
         error
     }
 
-    fn stop_locked(&self, control: &mut Control) {
+    fn stop_locked(&self, control: &mut DeviceControl) {
         self.gate.close();
         if control.started {
-            // SAFETY: as in `start_locked`. A device that does not stop is removed or started all the same.
+            // SAFETY: as in `start_locked`. A device that cannot be stopped is removed or started nevertheless.
             unsafe { ffi::bd_stop(self.port) };
             control.started = false;
         }
     }
 
-    /// Reads the link's state.
-    fn look(&self, control: &mut Control) {
+    /// Reads the state of the link.
+    fn check_link(&self, control: &mut DeviceControl) {
         let mut speed = 0;
         // SAFETY: `speed` is written by the call.
         let up = control.started && unsafe { ffi::bd_link(self.port, &mut speed) } == 1;
@@ -263,35 +264,35 @@ impl Device {
         }
     }
 
-    /// One look: link, and a client's way back to its server.
-    fn tend(&self) {
+    /// Checks the link, and restarts a client that has lost its server.
+    fn maintain(&self) {
         let mut control = self.control();
-        self.look(&mut control);
+        self.check_link(&mut control);
         if self.link().up || !self.args.is_client() {
-            control.looks_down = 0;
+            control.checks_down = 0;
             return;
         }
-        control.looks_down += 1;
-        if !control.started || control.looks_down >= PATIENCE {
+        control.checks_down += 1;
+        if !control.started || control.checks_down >= RESTART_AFTER {
             self.stop_locked(&mut control);
-            // It tries again at the next look; the complaint is the same each time.
+            // The next maintenance call tries again. The driver's last_error is the same each time, so it is discarded.
             self.start_locked(&mut control);
-            eal::complaint();
+            eal::last_error();
         }
     }
 }
 
-impl Drop for Device {
+impl Drop for EthDev {
     fn drop(&mut self) {
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         self.gate.close();
         if control.started {
-            // SAFETY: the last user is gone.
+            // SAFETY: the device has no user any more.
             unsafe { ffi::bd_stop(self.port) };
             control.started = false;
         }
         let _one = plug();
-        // SAFETY: as above; the pools are freed after the queues that used them.
+        // SAFETY: as above; the pools are freed after the queues that used them were closed.
         unsafe {
             ffi::bd_remove(self.port);
             self.pools.iter_mut().for_each(|pools| ffi::bd_free_pools(pools));
@@ -301,24 +302,24 @@ impl Drop for Device {
 
 fn refused(what: &str, args: &DevArgs, error: i32) -> String {
     let error = std::io::Error::from_raw_os_error(-error);
-    format!("DPDK cannot {what} device '{args}': {error}{}", eal::complaint())
+    format!("DPDK cannot {what} device '{args}': {error}{}", eal::last_error())
 }
 
-/// Plugs the device in.
+/// Probes the device; returns its port number.
 fn probe(args: &DevArgs) -> Result<u16, String> {
     let text = CString::new(args.to_string()).map_err(|_| "a device's arguments hold a zero byte".to_owned())?;
     let name = CString::new(args.name()).map_err(|_| "a device's name holds a zero byte".to_owned())?;
     let mut port = 0;
     let _one = plug();
-    eal::complaint();
+    eal::last_error();
     // SAFETY: the strings live during the call, which writes `port`.
     let error = unsafe { ffi::bd_probe(text.as_ptr(), name.as_ptr(), &mut port) };
     if error == 0 { Ok(port) } else { Err(refused("take", args, error)) }
 }
 
-/// MTU, queues, pools.
-fn set_up(args: &DevArgs, port: u16, options: &DeviceOptions) -> Result<Device, String> {
-    let mut facts = Facts::default();
+/// Configures MTU, queues and pools.
+fn set_up(args: &DevArgs, port: u16, options: &DeviceOptions) -> Result<EthDev, String> {
+    let mut facts = DeviceFacts::default();
     // SAFETY: `facts` is written by the call.
     let error = unsafe { ffi::bd_facts(port, &mut facts) };
     if error != 0 {
@@ -335,7 +336,7 @@ fn set_up(args: &DevArgs, port: u16, options: &DeviceOptions) -> Result<Device, 
     let mtu = mtu_of(args, &facts, options.mtu)?;
     let tell = if args.driver().ignores_mtu { 0 } else { options.mtu.unwrap_or(0) };
     let room = (u32::from(mtu) + LINK_OVERHEAD).max(args.room_min()).next_multiple_of(LINE);
-    let setup = Setup {
+    let setup = DeviceSetup {
         queues: options.queues,
         rx_descriptors: RX_DESCRIPTORS,
         tx_descriptors: TX_DESCRIPTORS,
@@ -344,32 +345,32 @@ fn set_up(args: &DevArgs, port: u16, options: &DeviceOptions) -> Result<Device, 
         rx_buffers: u32::from(RX_DESCRIPTORS) + RX_SPARE,
         tx_buffers: u32::from(TX_DESCRIPTORS) + RX_SPARE,
     };
-    let mut pools = vec![Pools::NONE; usize::from(options.queues)];
-    // SAFETY: `pools` has a place for each queue.
+    let mut pools = vec![QueuePools::NONE; usize::from(options.queues)];
+    // SAFETY: `pools` has an element for each queue.
     let error = unsafe { ffi::bd_configure(port, &setup, pools.as_mut_ptr()) };
     if error != 0 {
-        // SAFETY: the queues that were set up are closed with the device by the caller, which nobody has started.
+        // SAFETY: the device was never started; the caller removes it, which closes the queues.
         unsafe { pools.iter_mut().for_each(|pools| ffi::bd_free_pools(pools)) };
         return Err(refused("set up", args, error));
     }
-    Ok(Device {
+    Ok(EthDev {
         args: args.clone(),
         port,
         facts,
         mtu,
         pools,
-        gate: Gate::new(options.queues),
+        gate: RunGate::new(options.queues),
         control: Mutex::default(),
         link: AtomicU32::new(0),
     })
 }
 
-/// The link's MTU: asked for, or the driver's, or the device's, as far as frames of that length fit.
-fn mtu_of(args: &DevArgs, facts: &Facts, wish: Option<u16>) -> Result<u16, String> {
+/// MTU of the link: the requested one, or the driver's, or the device's, limited to frames that the device carries.
+fn mtu_of(args: &DevArgs, facts: &DeviceFacts, requested: Option<u16>) -> Result<u16, String> {
     let own = if args.driver().mtu != 0 { args.driver().mtu } else { facts.mtu };
     let most = args.frame_max().map_or(u32::MAX, |frame| frame.saturating_sub(LINK_OVERHEAD - 4));
-    let mtu = u32::from(wish.unwrap_or(own));
-    if wish.is_some() && mtu > most {
+    let mtu = u32::from(requested.unwrap_or(own));
+    if requested.is_some() && mtu > most {
         return Err(format!("mtu={mtu} does not fit the device's buffers: '{args}' carries up to {most}"));
     }
     Ok(mtu.min(most) as u16)

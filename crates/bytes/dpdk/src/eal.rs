@@ -1,10 +1,13 @@
-//! DPDK's start, once per process: memory, processors, log.
+//! Starts DPDK once per process: memory, processors, log.
 //!
-//! Memory: huge pages if enough are free (`--in-memory`, which needs no mounted hugetlbfs), else small pages
-//! (`--no-huge`), which every virtual device takes. Processors: DPDK gets one lcore that is our own sleeping thread and
-//! may float over all processors of the process; the workers register themselves and stay unpinned. No device is
-//! probed at the start: the list of allowed ones names an address that cannot exist, and [`crate::Device`] adds its
-//! own. Log: every line goes to `tracing`; the last complaint is kept for the sentence of a refusal.
+//! Memory: huge pages if enough are free (`--in-memory`, which needs no mounted hugetlbfs), else small pages (`--no-huge`), with
+//! which every
+//! virtual device works. Processors: DPDK gets one lcore, a sleeping thread of ours that may run on all processors of the
+//! process; the
+//! workers register themselves and are not pinned. No device is probed at the start: the list of allowed devices names an address
+//! that cannot
+//! exist, and [`crate::EthDev`] probes its own. Log: every line goes to `tracing`; the last error is kept for the sentence of a
+//! refusal.
 
 use crate::devargs::{DevArgs, Pages};
 use crate::ffi;
@@ -14,34 +17,34 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-/// Huge pages that must be free before they are used.
+/// Bytes of huge pages that must be free for them to be used.
 const HUGE_BYTES_MIN: u64 = 64 << 20;
-/// Small pages reserved (address space; what is not used costs nothing).
+/// MiB of small pages reserved; this is address space, and unused pages cost nothing.
 const SMALL_MIB: u32 = 512;
-/// A PCI address that no device has: only what is named is probed.
-const NOBODY: &str = "ffff:ff:1f.7";
-/// `RTE_LOG_ERR`, `RTE_LOG_WARNING`, `RTE_LOG_INFO`.
+/// A PCI address that no device has, so that only named devices are probed.
+const NO_DEVICE: &str = "ffff:ff:1f.7";
+/// Log levels `RTE_LOG_ERR`, `RTE_LOG_WARNING`, `RTE_LOG_INFO`.
 const LEVEL_ERROR: u32 = 4;
 const LEVEL_WARNING: u32 = 5;
 const LEVEL_INFO: u32 = 7;
-/// How often devices without a link are looked after.
-const TEND_EVERY: Duration = Duration::from_millis(200);
+/// Interval of the maintenance of devices.
+const MAINTAIN_EVERY: Duration = Duration::from_millis(200);
 
 /// The last line that DPDK logged as an error.
-static COMPLAINT: Mutex<String> = Mutex::new(String::new());
+static LAST_ERROR: Mutex<String> = Mutex::new(String::new());
 static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
 
 fn complaint_slot() -> MutexGuard<'static, String> {
-    COMPLAINT.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    LAST_ERROR.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// The last complaint, in parentheses, or nothing; forgets it.
-pub fn complaint() -> String {
+/// Returns the last error line in parentheses, or nothing, and discards it.
+pub fn last_error() -> String {
     let said = std::mem::take(&mut *complaint_slot());
     if said.is_empty() { said } else { format!(" ({said})") }
 }
 
-/// A line of DPDK's log.
+/// Receives a line of DPDK's log.
 unsafe extern "C" fn log_line(level: u32, text: *const c_char, length: usize) {
     // SAFETY: the shim passes a buffer of `length` bytes that lives during the call.
     let bytes = unsafe { core::slice::from_raw_parts(text.cast::<u8>(), length) };
@@ -54,13 +57,13 @@ unsafe extern "C" fn log_line(level: u32, text: *const c_char, length: usize) {
     }
 }
 
-/// Starts DPDK if it is not running. What it needs depends on the first device.
+/// Starts DPDK if it is not running. The choice of memory depends on the first device.
 ///
 /// # Errors
-/// A sentence; the same one ever after.
-pub fn start(pages: Pages, device: &DevArgs, tend: fn()) -> Result<(), String> {
+/// One sentence; after a failure every later call returns the same one.
+pub fn start(pages: Pages, device: &DevArgs, maintain: fn()) -> Result<(), String> {
     let huge = huge_pages(pages, device)?;
-    STARTED.get_or_init(|| start_thread(huge, tend)).clone()
+    STARTED.get_or_init(|| start_thread(huge, maintain)).clone()
 }
 
 /// Whether to use huge pages.
@@ -87,7 +90,7 @@ fn huge_pages(pages: Pages, device: &DevArgs) -> Result<bool, String> {
     }
 }
 
-/// Bytes of huge pages that nobody uses, of all sizes.
+/// Bytes of free huge pages of all sizes.
 fn free_huge_bytes() -> u64 {
     let Ok(sizes) = std::fs::read_dir("/sys/kernel/mm/hugepages") else { return 0 };
     let free = |entry: std::fs::DirEntry| {
@@ -99,20 +102,20 @@ fn free_huge_bytes() -> u64 {
     sizes.flatten().filter_map(free).sum()
 }
 
-/// DPDK's main thread: starts it, says how that went, then looks after devices without a link.
-fn start_thread(huge: bool, tend: fn()) -> Result<(), String> {
+/// DPDK's main thread: starts DPDK, reports the result, then maintains the devices.
+fn start_thread(huge: bool, maintain: fn()) -> Result<(), String> {
     let (sender, answer) = sync_channel(1);
     let run = move || {
         let result = initialise(&words(huge));
         let alive = result.is_ok();
-        // The starter waits for this one message.
+        // The starting thread waits for this one message.
         let _ = sender.send(result);
         if !alive {
             return;
         }
         loop {
-            std::thread::sleep(TEND_EVERY);
-            tend();
+            std::thread::sleep(MAINTAIN_EVERY);
+            maintain();
         }
     };
     let thread = std::thread::Builder::new().name("burst-dpdk".into()).spawn(run);
@@ -123,7 +126,7 @@ fn start_thread(huge: bool, tend: fn()) -> Result<(), String> {
 /// DPDK's command line.
 fn words(huge: bool) -> Vec<String> {
     let memory = if huge { vec!["--in-memory".into(), "--single-file-segments".into()] } else { small_pages() };
-    let fixed = ["burstd", "--no-telemetry", "--allow", NOBODY, "--lcores"].map(str::to_owned);
+    let fixed = ["burstd", "--no-telemetry", "--allow", NO_DEVICE, "--lcores"].map(str::to_owned);
     let prefix = ["--file-prefix".to_owned(), format!("burst{}", std::process::id())];
     [fixed.to_vec(), vec![format!("0@({})", processors())], prefix.to_vec(), memory].concat()
 }
@@ -136,7 +139,7 @@ fn small_pages() -> Vec<String> {
         .collect()
 }
 
-/// The processors this process may use, as a list for DPDK.
+/// The processors that this process may use, as a list for DPDK.
 fn processors() -> String {
     // SAFETY: `set` is plain data of the size given, which the call fills.
     let set = unsafe {
@@ -152,7 +155,7 @@ fn processors() -> String {
 
 fn initialise(words: &[String]) -> Result<(), String> {
     let level = if tracing::enabled!(tracing::Level::DEBUG) { LEVEL_INFO } else { LEVEL_WARNING };
-    // SAFETY: `log_line` may be called from any thread for ever.
+    // SAFETY: `log_line` may be called from any thread, at any time.
     if unsafe { ffi::bd_log_to(log_line, level) } != 0 {
         return Err("cannot take DPDK's log".into());
     }
@@ -162,11 +165,11 @@ fn initialise(words: &[String]) -> Result<(), String> {
     argv.push(core::ptr::null_mut());
     // SAFETY: `argv` has `argc` strings and a null; DPDK may permute them, and copies what it keeps.
     let error = unsafe { ffi::bd_eal_init(strings.len() as c_int, argv.as_mut_ptr()) };
-    // DPDK keeps pointers into the program's arguments, as those of `main` live for ever.
+    // DPDK keeps pointers to these strings, as to the arguments of `main`.
     std::mem::forget(strings);
     if error == 0 {
         return Ok(());
     }
     let error = std::io::Error::from_raw_os_error(-error);
-    Err(format!("DPDK does not start: {error}{}; --log-level debug shows what it says", complaint()))
+    Err(format!("DPDK does not start: {error}{}; --log-level debug shows what it says", last_error()))
 }

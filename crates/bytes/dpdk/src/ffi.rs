@@ -1,32 +1,34 @@
-//! The shim's functions, as `csrc/shim.h` declares them; the layouts are checked there and here.
+//! The shim's functions, as `csrc/shim.h` declares them; both sides check the layouts.
 //!
-//! Rules that callers keep: device functions are called by one thread at a time per device; `bd_rx`, `bd_tx` and what
-//! belongs to a queue by the queue's owner only, while the device is started; an mbuf is used only by who got it from
-//! `bd_alloc` or `bd_rx`, until it is given to `bd_tx`, `bd_free` or `bd_rx_done`.
+//! Rules for callers: the functions of a device are called by one thread at a time; `bd_rx`, `bd_tx` and the other functions of a
+//! queue only by
+//! the queue's owner, while the device is started; an mbuf is used only by the thread that got it from `bd_alloc` or `bd_rx`,
+//! until it is
+//! passed to `bd_tx`, `bd_free` or `bd_rx_done`.
 
 use core::ffi::{c_char, c_int, c_void};
 
 /// A received packet: its first segment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Packet {
+pub struct RxPacket {
     pub mbuf: *mut c_void,
     pub data: *const u8,
-    /// Of all segments.
+    /// Bytes of all segments.
     pub len: u32,
     pub segments: u32,
 }
 
-impl Packet {
-    pub const NONE: Packet = Packet { mbuf: core::ptr::null_mut(), data: core::ptr::null(), len: 0, segments: 0 };
+impl RxPacket {
+    pub const NONE: RxPacket = RxPacket { mbuf: core::ptr::null_mut(), data: core::ptr::null(), len: 0, segments: 0 };
 }
 
-const _: () = assert!(size_of::<Packet>() == 24);
+const _: () = assert!(size_of::<RxPacket>() == 24);
 
-/// What a device is and offers.
+/// Properties of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Facts {
+pub struct DeviceFacts {
     pub driver: [u8; 32],
     pub mac: [u8; 6],
     pub mtu: u16,
@@ -39,14 +41,14 @@ pub struct Facts {
     pub rx_scatter: u8,
 }
 
-/// What a device shall be.
+/// The wanted configuration of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
+pub struct DeviceSetup {
     pub queues: u16,
     pub rx_descriptors: u16,
     pub tx_descriptors: u16,
-    /// 0: as it is.
+    /// MTU in bytes; 0 leaves it unchanged.
     pub mtu: u16,
     /// Bytes of a receive buffer without headroom.
     pub room: u32,
@@ -54,18 +56,18 @@ pub struct Setup {
     pub tx_buffers: u32,
 }
 
-/// The pools of one queue pair.
+/// The memory pools of one queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Pools {
+pub struct QueuePools {
     pub rx: *mut c_void,
     pub tx: *mut c_void,
     pub part: *mut c_void,
     pub share: *mut c_void,
 }
 
-impl Pools {
-    pub const NONE: Pools = Pools {
+impl QueuePools {
+    pub const NONE: QueuePools = QueuePools {
         rx: core::ptr::null_mut(),
         tx: core::ptr::null_mut(),
         part: core::ptr::null_mut(),
@@ -75,6 +77,7 @@ impl Pools {
 
 pub type LogLine = unsafe extern "C" fn(level: u32, text: *const c_char, length: usize);
 
+// SAFETY: the signatures are those of csrc/shim.h; callers keep the rules at the top of this file.
 unsafe extern "C" {
     pub fn bd_log_to(line: LogLine, level: u32) -> c_int;
     pub fn bd_eal_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
@@ -83,19 +86,19 @@ unsafe extern "C" {
 
     pub fn bd_probe(devargs: *const c_char, name: *const c_char, port: *mut u16) -> c_int;
     pub fn bd_remove(port: u16) -> c_int;
-    pub fn bd_facts(port: u16, facts: *mut Facts) -> c_int;
-    pub fn bd_configure(port: u16, setup: *const Setup, pools: *mut Pools) -> c_int;
+    pub fn bd_facts(port: u16, facts: *mut DeviceFacts) -> c_int;
+    pub fn bd_configure(port: u16, setup: *const DeviceSetup, pools: *mut QueuePools) -> c_int;
     pub fn bd_start(port: u16) -> c_int;
     pub fn bd_stop(port: u16) -> c_int;
     pub fn bd_link(port: u16, speed_mbps: *mut u32) -> c_int;
-    pub fn bd_free_pools(pools: *mut Pools);
+    pub fn bd_free_pools(pools: *mut QueuePools);
     pub fn bd_rx_event_open(port: u16, queue: u16) -> c_int;
     pub fn bd_rx_event_arm(port: u16, queue: u16) -> c_int;
     pub fn bd_rx_event_drain(port: u16, queue: u16, events: c_int);
     pub fn bd_rx_waiting(port: u16, queue: u16) -> c_int;
 
-    pub fn bd_rx(port: u16, queue: u16, out: *mut Packet, n: u16) -> u16;
-    pub fn bd_rx_done(packets: *const Packet, n: u16);
+    pub fn bd_rx(port: u16, queue: u16, out: *mut RxPacket, n: u16) -> u16;
+    pub fn bd_rx_done(packets: *const RxPacket, n: u16);
     pub fn bd_flatten(mbuf: *const c_void, out: *mut u8, max: u32) -> u32;
     pub fn bd_alloc(pool: *mut c_void, mbufs: *mut *mut c_void, n: u16) -> c_int;
     pub fn bd_free(mbufs: *mut *mut c_void, n: u16);

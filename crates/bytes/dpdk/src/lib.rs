@@ -1,17 +1,19 @@
-//! DPDK's Ethernet devices (storey 1): the only crate that knows DPDK.
+//! Ethernet devices of DPDK (storey 1): the only crate that knows DPDK.
 //!
-//! What comes out is plain: a `Device` has one queue pair per worker, a `QueuePair` hands out received frames as byte
-//! slices and takes frames to send. What a frame means (Ethernet, IP, RoCEv2) is for `port`, which makes a port of it.
+//! Its interface is plain: an `EthDev` has one queue pair per worker, and an `EthQueue` delivers received frames as byte slices
+//! and takes
+//! frames to send. The crate `port` interprets the frames (Ethernet, IP, RoCEv2).
 //!
-//! The feature `linked` links libdpdk (Debian: libdpdk-dev); without it only [`devargs`] is here, so that the rest of
-//! Burst builds and understands a port's specification anywhere.
+//! The feature `linked` links libdpdk (Debian: libdpdk-dev). Without it the crate contains only [`devargs`], so that the rest of
+//! RxBurst builds
+//! and parses port specifications on every machine.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`devargs`] | the words that name a device, what we add to them, what is known of drivers |
-//! | `eal` | DPDK's start, once per process: memory, processors, log |
-//! | `device` | a device: probe, set-up, link, reconnection |
-//! | `queue` | a queue pair: receive, build, lend, send |
+//! | [`devargs`] | arguments that name a device, added defaults, properties of drivers |
+//! | `eal` | starts DPDK once per process: memory, processors, log |
+//! | `device` | a device: probing, configuration, link, reconnection |
+//! | `queue` | a queue pair: receiving, making, lending and sending frames |
 //! | `ffi` | the shim's functions (`csrc/shim.h`) |
 
 pub mod devargs;
@@ -26,6 +28,6 @@ mod queue;
 
 pub use devargs::{DevArgs, Pages};
 #[cfg(feature = "linked")]
-pub use device::{Device, DeviceOptions, Link};
+pub use device::{DeviceOptions, EthDev, LinkState};
 #[cfg(feature = "linked")]
-pub use queue::{FrameBuf, QueuePair, Sent};
+pub use queue::{EthQueue, FlushResult, FrameBuf};

@@ -1,12 +1,12 @@
 //! Next hops for the control plane, which must know that a peer's next hop answers before it sends anything.
 //!
-//! [`Hops::unresolved`] finds the next hop of a route that has no usable neighbour entry, [`Hops::resolve`] makes the kernel resolve it
-//! (ARP, neighbour discovery), and [`Hops::events`] reports the next hops that have changed. No function here waits.
+//! [`Hops::unresolved`] finds the next hop of a route that has no usable neighbour entry, [`Hops::resolve`] makes the kernel
+//! resolve it (ARP, neighbour discovery), and [`Hops::events`] reports the next hops that have changed. No function here waits.
 //!
-//! With CAP_NET_ADMIN the kernel accepts a request to resolve a neighbour, and sends nothing else. Without that capability an empty UDP
-//! datagram is sent to the discard port (RFC 863) of the next hop, with hop limit 1, so that no router passes it on; the kernel queues
-//! it until the neighbour answers, as it does with every packet. Most hosts reply to it with an ICMP error, which is not read.
-//! Links without neighbours (loopback, tunnels, `NOARP`) have no next hop that could be unresolved.
+//! With CAP_NET_ADMIN the kernel accepts a request to resolve a neighbour, and sends nothing else. Without that capability an
+//! empty UDP datagram is sent to the discard port (RFC 863) of the next hop, with hop limit 1, so that no router passes it on;
+//! the kernel queues it until the neighbour answers, as it does with every packet. Most hosts reply to it with an ICMP error,
+//! which is not read. Links without neighbours (loopback, tunnels, `NOARP`) have no next hop that could be unresolved.
 #![forbid(unsafe_code)]
 
 use crate::is_link_local;
@@ -70,8 +70,8 @@ impl Hops {
         Ok(Hops { requests: RequestSocket::open()?, events: None })
     }
 
-    /// The next hop from `src` to `dst` by interface `ifindex`, if its link-layer address is unknown. `None` also where there is no next
-    /// hop: the destination is this host, the link has no neighbours, or there is no route, which is reported elsewhere.
+    /// The next hop from `src` to `dst` by interface `ifindex`, if its link-layer address is unknown. `None` also where there is
+    /// no next hop: the destination is this host, the link has no neighbours, or there is no route, which is reported elsewhere.
     pub fn unresolved(&mut self, src: IpAddr, dst: IpAddr, ifindex: u32) -> Option<Hop> {
         let KernelRoute::Via { ifindex, hop, .. } = self.requests.route(src, dst, ifindex) else { return None };
         let hop = Hop { ifindex, ip: hop };
@@ -135,8 +135,8 @@ fn has_neighbours(ifindex: u32) -> bool {
     flags(ifindex).is_none_or(|flags| flags & IFF_NO_NEIGHBOURS == 0)
 }
 
-/// Whether the interface has a link-local IPv6 address. The kernel needs one as the source of a neighbour solicitation that no packet
-/// has caused.
+/// Whether the interface has a link-local IPv6 address. The kernel needs one as the source of a neighbour solicitation that no
+/// packet has caused.
 fn has_link_local(ifindex: u32) -> bool {
     let interfaces = crate::iface::list().unwrap_or_default();
     let is_v6_link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if is_link_local(ip));

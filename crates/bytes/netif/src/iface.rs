@@ -1,9 +1,9 @@
 //! Interfaces of this host: addresses, MTU, state, speed; and the choice of an interface when the user names none.
 //!
 //! Addresses come from `getifaddrs`; `/proc/net/if_inet6` tells which of them are tentative or duplicates; the MTU comes from an
-//! `ioctl`, the speed from `/sys/class/net`, the default route from `/proc/net/route` and `/proc/net/ipv6_route`. All of these follow
-//! the network namespace of the calling thread except `/sys`, which shows the namespace in which it was mounted. For that reason only
-//! the speed, which nothing depends on, is read there.
+//! `ioctl`, the speed from `/sys/class/net`, the default route from `/proc/net/route` and `/proc/net/ipv6_route`. All of these
+//! follow the network namespace of the calling thread except `/sys`, which shows the namespace in which it was mounted. For that
+//! reason only the speed, which nothing depends on, is read there.
 
 use crate::error::NetifError;
 use crate::{is_link_local, sys};
@@ -154,8 +154,8 @@ fn default_route_v4(text: &str) -> Option<String> {
     rows.min_by_key(|(metric, _)| *metric).map(|(_, name)| name.to_owned())
 }
 
-/// Reads `/proc/net/ipv6_route`. Columns: destination, prefix length, source, prefix length, next hop, metric, references, use, flags,
-/// interface. The route by `lo` is left out: it is the kernel's unreachable default route.
+/// Reads `/proc/net/ipv6_route`. Columns: destination, prefix length, source, prefix length, next hop, metric, references, use,
+/// flags, interface. The route by `lo` is left out: it is the kernel's unreachable default route.
 fn default_route_v6(text: &str) -> Option<String> {
     let rows = text.lines().filter_map(|line| {
         let w: Vec<&str> = line.split_whitespace().collect();

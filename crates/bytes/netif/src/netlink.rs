@@ -1,5 +1,5 @@
-//! rtnetlink (RFC 3549): requests about routes and neighbours, and events about links, addresses, routes and neighbours. Messages are
-//! written and read by hand.
+//! rtnetlink (RFC 3549): requests about routes and neighbours, and events about links, addresses, routes and neighbours. Messages
+//! are written and read by hand.
 //!
 //! The netlink crates build messages on the heap and block for replies. Here a worker sends requests within `tx_burst`, for each
 //! destination that is new to it, from buffers allocated once; and the few fields that a port needs are a page of code.
@@ -45,8 +45,8 @@ const RTAX_MTU: u16 = 2;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 
-// States of a neighbour. `NUD_VALID` are the states in which its link-layer address may be used; `NUD_STALE`, one of them, asks for
-// confirmation. In the states `NUD_INCOMPLETE` and `NUD_FAILED` there is no address.
+// States of a neighbour. `NUD_VALID` are the states in which its link-layer address may be used; `NUD_STALE`, one of them, asks
+// for confirmation. In the states `NUD_INCOMPLETE` and `NUD_FAILED` there is no address.
 const NUD_INCOMPLETE: u16 = 0x01;
 const NUD_STALE: u16 = 0x04;
 const NUD_FAILED: u16 = 0x20;
@@ -167,8 +167,8 @@ impl RequestSocket {
     pub fn open() -> io::Result<RequestSocket> {
         Ok(RequestSocket { socket: sys::open(0)?, buffer: vec![0; BUFFER_BYTES] })
     }
-    /// Whether the kernel is resolving the next hop from `src` to `dst` by interface `ifindex`. Meanwhile it queues a few packets, and
-    /// drops the oldest when more come.
+    /// Whether the kernel is resolving the next hop from `src` to `dst` by interface `ifindex`. Meanwhile it queues a few
+    /// packets, and drops the oldest when more come.
     pub fn is_resolving(&mut self, src: IpAddr, dst: IpAddr, ifindex: u32) -> bool {
         match self.route(src, dst, ifindex) {
             KernelRoute::Via { ifindex, hop, .. } => self.neighbour(hop, ifindex).is_some_and(|n| n.incomplete),
@@ -177,9 +177,9 @@ impl RequestSocket {
     }
     /// The route from `src` to `dst` by interface `ifindex`.
     pub fn route(&mut self, src: IpAddr, dst: IpAddr, ifindex: u32) -> KernelRoute {
-        // Where no route leads over the interface, the kernel assumes that the destination is on the interface's link. Only a request
-        // for the matching table entry shows that there is no route. Such a request, however, does not tell which of several next hops
-        // the kernel would select, so a second, plain request follows.
+        // Where no route leads over the interface, the kernel assumes that the destination is on the interface's link. Only a
+        // request for the matching table entry shows that there is no route. Such a request, however, does not tell which of
+        // several next hops the kernel would select, so a second, plain request follows.
         match self.request_route(src, dst, ifindex, RTM_F_FIB_MATCH) {
             KernelRoute::None => KernelRoute::None,
             _ => self.request_route(src, dst, ifindex, 0),
@@ -214,8 +214,8 @@ impl RequestSocket {
         });
         found
     }
-    /// Makes the kernel resolve a neighbour; no packet but the ARP request or neighbour solicitation is sent. Without CAP_NET_ADMIN
-    /// this has no effect.
+    /// Makes the kernel resolve a neighbour; no packet but the ARP request or neighbour solicitation is sent. Without
+    /// CAP_NET_ADMIN this has no effect.
     pub fn resolve_neighbour(&mut self, ip: IpAddr, ifindex: u32) {
         let mut request = RequestMessage::new(RTM_NEWNEIGH, family(&ip));
         request.bytes[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_CREATE).to_ne_bytes());
@@ -283,7 +283,8 @@ impl RequestMessage {
     }
 }
 
-/// Calls `each` with type and body of each message of a datagram; error messages are left out, and a message cut short ends the loop.
+/// Calls `each` with type and body of each message of a datagram; error messages are left out, and a message cut short ends the
+/// loop.
 fn messages(mut rest: &[u8], each: &mut dyn FnMut(u16, &[u8])) {
     while rest.len() >= HEADER {
         let len = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
@@ -364,7 +365,8 @@ fn neighbour(body: &[u8]) -> Option<NeighbourEntry> {
     })
 }
 
-/// Reads a route message: family, prefix lengths of destination and source, TOS, table, protocol, scope, type, flags (4); attributes.
+/// Reads a route message: family, prefix lengths of destination and source, TOS, table, protocol, scope, type, flags (4);
+/// attributes.
 fn route(body: &[u8], dst: IpAddr) -> KernelRoute {
     let Some((fixed, rest)) = body.split_at_checked(FIXED) else { return KernelRoute::None };
     let (mut hop, mut ifindex, mut mtu) = (dst, 0, 0);

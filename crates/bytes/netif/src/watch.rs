@@ -1,4 +1,5 @@
-//! Wakes the control plane when the kernel reports a change of interfaces or addresses, so that the control plane need not poll them.
+//! Wakes the control plane when the kernel reports a change of interfaces or addresses, so that the control plane need not poll
+//! them.
 //!
 //! [`Watch`] is a netlink socket of the groups for links and addresses. It does not read what has changed: the caller lists all
 //! interfaces again.

@@ -1,5 +1,5 @@
-//! Packet I/O benchmark: Gbit/s and Mpps of the `udp` and `packet` ports, one sending and one receiving thread, compared in the same
-//! run with plain UDP_SEGMENT/UDP_GRO sockets that make no packets and no ICRC.
+//! Packet I/O benchmark: Gbit/s and Mpps of the `udp` and `packet` ports, one sending and one receiving thread, compared in the
+//! same run with plain UDP_SEGMENT/UDP_GRO sockets that make no packets and no ICRC.
 //!
 //! ```text
 //! cargo run --release -p burst-port --example pktbench -- [lo|veth] [seconds] [rounds] [payload,...]
@@ -26,14 +26,14 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// BTH and RETH: the head of most packets of a WRITE is shorter, of a first one this long.
+/// Bytes of a BTH, the head of most packets of a WRITE.
 const HEAD: usize = 12;
 const TRAILER: usize = 4;
 const WINDOW_BYTES: u64 = 768 << 10;
 const BATCH: usize = 64;
-const HEAR_EVERY: u32 = 16;
+const EVENTS_EVERY: u32 = 16;
 const STALL: Duration = Duration::from_millis(200);
-/// The application's buffer from which the sender takes payload.
+/// Bytes of the application's buffer from which the sender takes payload.
 const AREA: usize = 1 << 20;
 const PORT: u16 = 4791;
 
@@ -83,7 +83,7 @@ impl RxSink for Count<'_> {
 }
 
 fn main() {
-    // On a shared machine, before whatever else runs: `nice` alone acts only within the login's group.
+    // Priority over other logins on a shared machine: `nice` alone acts within the login's autogroup only.
     let _ = std::fs::write("/proc/self/autogroup", "-15");
     let args: Vec<String> = std::env::args().skip(1).collect();
     let veth = args.first().is_none_or(|a| a != "lo");
@@ -117,7 +117,7 @@ fn main() {
     }
 }
 
-/// Payload bytes per second that arrived, and nanoseconds of processor time per packet.
+/// Received payload bytes per second, and nanoseconds of processor time per packet.
 struct Sample {
     rate: f64,
     tx_ns: f64,
@@ -221,69 +221,73 @@ fn receive(setup: &Setup, shared: &Shared) -> [f64; 2] {
     [rate, busy_ns as f64 / count.frames.max(1) as f64]
 }
 
+/// Sends a batch of packets by a plain UDP socket: one iovec per train, and nothing is computed.
+fn plain_turn(setup: &Setup, src: IpAddr, dst: IpAddr) -> Box<dyn FnMut()> {
+    let socket = plain_socket(src);
+    socket.connect((dst, PORT)).unwrap();
+    let packet = setup.payload + HEAD + TRAILER;
+    let train = (65_507 / packet).min(64);
+    set(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, packet as i32);
+    let bytes: Vec<u8> = vec![7; AREA + (1 << 18)];
+    let mut at = 0;
+    Box::new(move || {
+        let mut left = BATCH;
+        while left > 0 {
+            let n = left.min(train) * packet;
+            at = if at > AREA { 0 } else { at };
+            let _ = socket.send(&bytes[at..at + n]);
+            at += n;
+            left -= left.min(train);
+        }
+    })
+}
+
+/// Sends a batch of packets by a port.
+fn port_turn(setup: &Setup, src: IpAddr, dst: IpAddr) -> Box<dyn FnMut()> {
+    let payload = setup.payload;
+    let area: Vec<u8> = (0..AREA).map(|i| (i * 31) as u8).collect();
+    let mut at = 0;
+    let mut port = open(setup, "pva", src);
+    let flow = Flow { src, dst, ..Flow::default() };
+    let mut batch = TxBatch::new(BATCH);
+    let mut turns = 0u32;
+    Box::new(move || {
+        batch.clear();
+        if at + BATCH * payload > AREA {
+            at = 0;
+        }
+        for piece in area[at..at + BATCH * payload].chunks(payload) {
+            // SAFETY: the closure owns the area, which outlives the call, and nothing writes to it.
+            let span = unsafe { Span::local(piece.as_ptr().cast_mut(), piece.len() as u32) };
+            assert!(batch.push(&flow, &[0x0a; HEAD], &[span], 0));
+        }
+        at += BATCH * payload;
+        port.tx_burst(Nanos(0), &batch, &mut |reason| eprintln!("dropped: {reason}"));
+        // Receiving lets the sender's port apply the kernel's events.
+        turns += 1;
+        if turns.is_multiple_of(EVENTS_EVERY) {
+            port.rx_burst(Nanos(0), 1, &mut Count::default());
+        }
+    })
+}
+
 fn send(setup: &Setup, shared: &Shared) -> f64 {
     let (src, dst) = addresses(setup);
-    // The kernel tells the queues some time after the command that the link is up; until then it drops.
+    // The kernel enables the queues some time after the command that sets the link up; until then it drops packets.
     let dev = if setup.veth { "pva" } else { "lo" };
     while !burst_netif::iface::find(dev).unwrap().up {
         thread::sleep(Duration::from_millis(1));
     }
-    let area: Vec<u8> = (0..AREA).map(|i| (i * 31) as u8).collect();
     let payload = setup.payload;
-    let mut at = 0;
-    let mut next = || {
-        if at + BATCH * payload > AREA {
-            at = 0;
-        }
-        at += BATCH * payload;
-        &area[at - BATCH * payload..at]
-    };
-    let mut turn: Box<dyn FnMut()> = if setup.method == Method::Plain {
-        let socket = plain_socket(src);
-        socket.connect((dst, PORT)).unwrap();
-        let packet = payload + HEAD + TRAILER;
-        let train = (65_507 / packet).min(64);
-        set(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, packet as i32);
-        let bytes: Vec<u8> = vec![7; AREA + (1 << 18)];
-        let mut at = 0;
-        Box::new(move || {
-            let mut left = BATCH;
-            while left > 0 {
-                let n = left.min(train) * packet;
-                at = if at > AREA { 0 } else { at };
-                let _ = socket.send(&bytes[at..at + n]);
-                at += n;
-                left -= left.min(train);
-            }
-        })
-    } else {
-        let mut port = open(setup, "pva", src);
-        let flow = Flow { src, dst, ..Flow::default() };
-        let mut batch = TxBatch::new(BATCH);
-        let mut turns = 0u32;
-        Box::new(move || {
-            batch.clear();
-            for piece in next().chunks(payload) {
-                // SAFETY: the area outlives the closure, and nobody writes to it.
-                let span = unsafe { Span::local(piece.as_ptr().cast_mut(), piece.len() as u32) };
-                assert!(batch.push(&flow, &[0x0a; HEAD], &[span], 0));
-            }
-            port.tx_burst(Nanos(0), &batch, &mut |reason| eprintln!("dropped: {reason}"));
-            // A port that has news of the link to hear hears it when it receives.
-            turns += 1;
-            if turns.is_multiple_of(HEAR_EVERY) {
-                port.rx_burst(Nanos(0), 1, &mut Count::default());
-            }
-        })
-    };
+    let mut turn = if setup.method == Method::Plain { plain_turn(setup, src, dst) } else { port_turn(setup, src, dst) };
     shared.barrier.wait();
     let start = Instant::now();
     let (mut busy_ns, mut packets) = (0, 0);
-    let (mut sent, mut heard, mut stalled) = (0u64, 0, Instant::now());
+    let (mut sent, mut seen, mut stalled) = (0u64, 0, Instant::now());
     while start.elapsed() < Duration::from_secs_f64(setup.seconds) {
         let received = shared.received.load(Ordering::Acquire);
-        if received != heard {
-            (heard, stalled) = (received, Instant::now());
+        if received != seen {
+            (seen, stalled) = (received, Instant::now());
         }
         if sent.saturating_sub(received) < WINDOW_BYTES {
             let began = cpu_ns();

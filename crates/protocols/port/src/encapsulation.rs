@@ -1,21 +1,21 @@
 //! How a transport's packets are encapsulated in UDP: everything that a port must know of the transport whose packets it carries.
 //!
-//! RoCEv2 ([`Encapsulation::ROCE`]) is the only member today. A second transport in UDP gives its own description when its ports are
-//! opened ([`crate::open_all`]). A port looks at these fields when it is opened, and once per flow or per received train; the fields are
-//! plain values, so that the path per packet has no indirect call.
+//! RoCEv2 ([`Encapsulation::ROCE`]) is the only member today. A second transport in UDP gives its own description when its ports
+//! are opened ([`crate::open_all`]). A port looks at these fields when it is opened, and once per flow or per received train; the
+//! fields are plain values, so that the path per packet has no indirect call.
 //!
 //! | what | belongs to |
 //! |---|---|
-//! | addresses, next hops, trains, IP and UDP headers, UDP checksum, loopback, multicast membership | any encapsulation |
+//! | addresses, next hops, trains, IP and UDP headers and checksums, loopback, multicast | any encapsulation |
 //! | destination UDP port, by which received packets are classified | this description |
-//! | checksum behind each packet: ICRC (IBA 7.8.1, annex A17), sealed by the sending and verified by the receiving port | this description |
+//! | checksum behind each packet: for RoCEv2 the ICRC (IBA 7.8.1, annex A17) | this description |
 //! | position of the word that names the worker of the destination | this description |
 
 use crate::ether::{IcrcSeal, TRANSPORT_MIN};
 use std::net::IpAddr;
 
-/// The checksum that a port seals and verifies at the end of each packet. In every case the packet ends with the four bytes of the
-/// trailer, for which [`burst_frame::TxFrame::udp_payload_len`] counts.
+/// The checksum that a port seals and verifies at the end of each packet. In every case the packet ends with the four bytes of
+/// the trailer, for which [`burst_frame::TxFrame::udp_payload_len`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketChecksum {
     /// The invariant CRC of RoCEv2, which covers addresses, ports and the IPv4 identification too.
@@ -33,8 +33,8 @@ pub struct Encapsulation {
     pub checksum: PacketChecksum,
     /// Bytes of the shortest packet, trailer included.
     pub packet_min: usize,
-    /// Offset in the UDP payload of the big-endian 32-bit word whose low four bits name the worker of the destination. In RoCEv2 it is
-    /// the BTH's second word, with the destination queue pair.
+    /// Offset in the UDP payload of the big-endian 32-bit word whose low four bits name the worker of the destination. In RoCEv2
+    /// it is the BTH's second word, with the destination queue pair.
     pub worker_word_at: u32,
 }
 

@@ -1,15 +1,15 @@
-//! Why a port could not be opened: one sentence that names the thing, then the cure.
+//! Errors of opening a port: each is one sentence that names the object, and then the remedy.
 
-/// A port that could not be described or opened. `Display` is one sentence for the user.
+/// A port that cannot be specified or opened. `Display` is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// The specification has a mistake; the text names the wrong word and the nearest valid one.
     #[error("{0}")]
     Spec(String),
-    /// The interface does not exist, has no address, or the kernel does not list it.
+    /// The interface does not exist, has no address, or cannot be listed.
     #[error(transparent)]
     Netif(#[from] burst_netif::NetifError),
-    /// Somebody else has the UDP port.
+    /// Another process has bound the UDP port.
     #[error(
         "UDP port {port} on {addr} is taken: another burstd, or the kernel's soft-RoCE (rdma_rxe), holds it; \
          stop it, or give this port another address with addr=IP"
@@ -20,43 +20,43 @@ pub enum PortError {
         /// UDP port.
         port: u16,
     },
-    /// The system refused for lack of rights.
+    /// The system refused for lack of privileges.
     #[error("no permission to {what}; run as root or grant CAP_NET_ADMIN/CAP_NET_RAW")]
     Permission {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
     },
-    /// This kind of port cannot do what was asked.
+    /// This kind of port does not support the operation.
     #[error("a port of kind '{kind}' cannot {what}")]
     Unsupported {
-        /// The port, as the user wrote it.
+        /// The port's specification.
         kind: String,
-        /// What was asked.
+        /// The operation.
         what: &'static str,
     },
-    /// A device refuses, or its driver does.
+    /// A device or its driver refuses.
     #[error("{0}")]
     Device(String),
-    /// A kind of port that was not built in.
+    /// The kind of port was not built in.
     #[error("this burstd was built without {kind}; {cure}")]
     Absent {
         /// Kind of port.
         kind: &'static str,
-        /// What to do.
+        /// The remedy.
         cure: &'static str,
     },
-    /// Any other refusal of the system.
+    /// Any other error of the system.
     #[error("cannot {what}: {source}; check the interface with: ip addr")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl PortError {
-    /// The error for a failed system call, by its number.
+    /// The error for a failed system call, by its error number.
     pub(crate) fn from_io(what: impl Into<String>, source: std::io::Error) -> PortError {
         let what = what.into();
         match source.kind() {

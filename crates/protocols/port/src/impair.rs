@@ -1,22 +1,25 @@
-//! `impair`: a bad network around any port, seeded, for tests and experiments.
+//! `impair`: simulates a bad network around any port, with a seed, for tests and experiments.
 //!
-//! Each frame is judged once per direction, by one random sequence of that direction: lost, damaged, marked, doubled,
-//! and how long it is held. Two runs with the same seed, clock and frames are equal.
+//! The fate of each frame is drawn once per direction, from one random sequence of that direction: whether it is lost, corrupted,
+//! marked or
+//! duplicated, and how long it is delayed. Two runs with the same seed, clock and frames are equal.
 //!
-//! - **loss**: the frame vanishes, counted as `impaired`.
-//! - **corrupt**: a bit flipped after the ICRC was made. The wrapper sits above the port that makes and checks the ICRC, so
-//!   it shows what the receiver would do: received frames become `BadIcrc`; frames to send vanish as `impaired`.
-//! - **ecn**: ECT(0) or ECT(1) becomes CE; frames that are not ECN-capable stay as they are.
+//! - **loss**: the frame is dropped, counted as `impaired`.
+//! - **corrupt**: a bit is flipped after the ICRC was computed. The wrapper is above the port that computes and verifies the
+//! ICRC, so it has
+//!   the effect that the receiver would see: received frames become `BadIcrc`; sent frames are dropped as `impaired`.
+//! - **ecn**: ECT(0) or ECT(1) becomes CE; frames that are not ECN-capable are not changed.
 //! - **dup**: the frame passes twice, the second time with a delay of its own.
-//! - **delay**, **jitter**: the frame is held `delay` plus a uniform part of `jitter`.
-//! - **reorder**: the frame is held [`REORDER_NS`] more or less, so that those behind overtake it.
+//! - **delay**, **jitter**: the frame is delayed by `delay` plus a uniform random part of `jitter`.
+//! - **reorder**: the frame is delayed by a further random time in [`REORDER_NS`], so that later frames overtake it.
 //!
-//! Held frames are copied into slots made at the start (only if something can be held at all); [`Port::next_event`] says
-//! when the next one is due, `rx_burst` and `tx_burst` let due frames pass. A full store drops: `SendQueueFull` or
-//! `ReceiveOverflow`. Frames longer than [`HELD_BYTES`] are never held.
+//! Delayed frames are copied into slots allocated at opening, and only if the options can delay a frame at all.
+//! [`Port::next_event`] returns
+//! when the next one is due; `rx_burst` and `tx_burst` release due frames. A full store drops frames as `SendQueueFull` or
+//! `ReceiveOverflow`. Frames longer than [`DELAYED_BYTES`] are never delayed.
 
 use crate::spec::{Direction, ImpairSpec, Ppm};
-use crate::sys::lend::{HeldFrame, send_held};
+use crate::sys::lend::{DelayedFrame, send_delayed};
 use crate::{NeighbourState, Port, PortCaps, PortError, RxSink};
 use burst_base::rng::Rng;
 use burst_base::{Nanos, Reason};
@@ -26,62 +29,62 @@ use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-/// Frames held at once in a direction.
-pub const HELD_MAX: usize = 2048;
-/// Longest frame that can be held: a 4 KiB path MTU with its headers and padding.
-pub const HELD_BYTES: usize = HEAD_MAX + 4096 + 4;
-/// How long a reordered frame is held beyond its delay.
+/// Most frames delayed at once in one direction.
+pub const DELAYED_MAX: usize = 2048;
+/// Bytes of the longest frame that can be delayed: a 4 KiB path MTU with its headers and padding.
+pub const DELAYED_BYTES: usize = HEAD_MAX + 4096 + 4;
+/// Further delay of a reordered frame, in nanoseconds.
 pub const REORDER_NS: core::ops::RangeInclusive<u64> = 20_000..=120_000;
-/// Frames passed on to the port below in one batch.
+/// Frames given to the wrapped port in one batch.
 const BATCH: usize = 256;
-/// Released frames handed out per call, whatever the budget.
-const RELEASE_MAX: usize = HELD_MAX;
+/// Most delayed frames released by one call, whatever the budget.
+const RELEASE_MAX: usize = DELAYED_MAX;
 
-const _: () = assert!(BATCH >= SPANS_MAX && RELEASE_MAX <= HELD_MAX);
+const _: () = assert!(BATCH >= SPANS_MAX && RELEASE_MAX <= DELAYED_MAX);
 
-/// What happens to one frame.
+/// The fate of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum FrameFate {
     Lost,
     Damaged,
     Pass {
         mark: bool,
-        hold_ns: u64,
-        /// The second copy and how long it is held.
+        delay_ns: u64,
+        /// Whether the frame is duplicated, and the delay of the second copy in nanoseconds.
         twice: Option<u64>,
     },
 }
 
 /// The random choices of one direction.
-struct Judge {
+struct FateSequence {
     spec: ImpairSpec,
     active: bool,
     rng: Rng,
 }
 
-impl Judge {
-    fn new(spec: ImpairSpec, active: bool, salt: u64) -> Judge {
-        Judge { spec, active, rng: Rng::new(spec.seed ^ salt) }
+impl FateSequence {
+    fn new(spec: ImpairSpec, active: bool, salt: u64) -> FateSequence {
+        FateSequence { spec, active, rng: Rng::new(spec.seed ^ salt) }
     }
 
-    fn judge(&mut self, ecn: Ecn) -> Verdict {
+    fn draw(&mut self, ecn: Ecn) -> FrameFate {
         if !self.active {
-            return Verdict::Pass { mark: false, hold_ns: 0, twice: None };
+            return FrameFate::Pass { mark: false, delay_ns: 0, twice: None };
         }
         let spec = self.spec;
         if self.happens(spec.loss) {
-            return Verdict::Lost;
+            return FrameFate::Lost;
         }
         if self.happens(spec.corrupt) {
-            return Verdict::Damaged;
+            return FrameFate::Damaged;
         }
         let mark = self.happens(spec.ecn) && matches!(ecn, Ecn::Ect0 | Ecn::Ect1);
-        let hold_ns = self.hold_ns();
-        let twice = self.happens(spec.dup).then(|| self.hold_ns());
-        Verdict::Pass { mark, hold_ns, twice }
+        let delay_ns = self.delay_ns();
+        let twice = self.happens(spec.dup).then(|| self.delay_ns());
+        FrameFate::Pass { mark, delay_ns, twice }
     }
 
-    fn hold_ns(&mut self) -> u64 {
+    fn delay_ns(&mut self) -> u64 {
         let spec = self.spec;
         let extra =
             if self.happens(spec.reorder) { self.rng.between(*REORDER_NS.start(), *REORDER_NS.end()) } else { 0 };
@@ -89,32 +92,33 @@ impl Judge {
         spec.delay_ns + jitter + extra
     }
 
-    /// Draws only for rates above zero, so that one option does not shift another's sequence more than needed.
+    /// Draws a number only for rates above zero, so that an unused option does not shift the sequence of the others.
     fn happens(&mut self, rate: Ppm) -> bool {
         rate.0 > 0 && self.rng.chance(u64::from(rate.0), u64::from(Ppm::ONE.0))
     }
 }
 
-/// Frames held until they are due.
-struct Store {
-    slots: Vec<Slot>,
+/// Delayed frames of one direction until they are due.
+struct DelayStore {
+    slots: Vec<DelaySlot>,
     free: Vec<u32>,
-    /// (due, sequence number, slot): earliest first, first come first served.
+    /// (due time, sequence number, slot): the earliest first, equal times in order of arrival.
     due: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
     sequence: u64,
 }
 
-struct Slot {
+struct DelaySlot {
     flow: Flow,
     head_len: u8,
     pad: u8,
     bytes: Vec<u8>,
 }
 
-impl Store {
-    fn new(capacity: usize) -> Store {
-        let slot = |_| Slot { flow: Flow::default(), head_len: 0, pad: 0, bytes: Vec::with_capacity(HELD_BYTES) };
-        Store {
+impl DelayStore {
+    fn new(capacity: usize) -> DelayStore {
+        let slot =
+            |_| DelaySlot { flow: Flow::default(), head_len: 0, pad: 0, bytes: Vec::with_capacity(DELAYED_BYTES) };
+        DelayStore {
             slots: (0..capacity).map(slot).collect(),
             free: (0..capacity as u32).rev().collect(),
             due: BinaryHeap::with_capacity(capacity),
@@ -122,8 +126,8 @@ impl Store {
         }
     }
 
-    /// A free slot, filled by `fill`; false when there is none, or when `fill` says so.
-    fn hold(&mut self, due: Nanos, fill: impl FnOnce(&mut Slot) -> bool) -> bool {
+    /// Lets `fill` fill a free slot; false when there is none, or when `fill` returns false.
+    fn insert(&mut self, due: Nanos, fill: impl FnOnce(&mut DelaySlot) -> bool) -> bool {
         let Some(at) = self.free.pop() else { return false };
         if !fill(&mut self.slots[at as usize]) {
             self.free.push(at);
@@ -134,7 +138,7 @@ impl Store {
         true
     }
 
-    /// The next slot that is due at `now`; the caller gives it back by `free`.
+    /// Takes the next slot that is due at `now`; the caller returns it by `free`.
     fn pop_due(&mut self, now: Nanos) -> Option<u32> {
         if self.due.peek()?.0.0 > now {
             return None;
@@ -147,13 +151,13 @@ impl Store {
     }
 }
 
-/// A port whose frames suffer.
+/// A port with impairments around it.
 pub struct Impair {
     inner: Box<dyn Port>,
-    tx: Judge,
-    rx: Judge,
-    tx_held: Store,
-    rx_held: Store,
+    tx: FateSequence,
+    rx: FateSequence,
+    tx_delayed: DelayStore,
+    rx_delayed: DelayStore,
     batch: TxBatch,
     single: TxBatch,
 }
@@ -161,21 +165,21 @@ pub struct Impair {
 impl Impair {
     /// Wraps `inner`.
     pub fn new(inner: Box<dyn Port>, spec: ImpairSpec) -> Impair {
-        let holds = spec.delay_ns > 0 || spec.jitter_ns > 0 || spec.reorder > Ppm(0);
-        let capacity = |acts: bool| if holds && acts { HELD_MAX } else { 0 };
+        let delays = spec.delay_ns > 0 || spec.jitter_ns > 0 || spec.reorder > Ppm(0);
+        let capacity = |acts: bool| if delays && acts { DELAYED_MAX } else { 0 };
         let (tx, rx) = (spec.dir != Direction::Rx, spec.dir != Direction::Tx);
         Impair {
             inner,
-            tx: Judge::new(spec, tx, 0x7478),
-            rx: Judge::new(spec, rx, 0x7278),
-            tx_held: Store::new(capacity(tx)),
-            rx_held: Store::new(capacity(rx)),
+            tx: FateSequence::new(spec, tx, 0x7478),
+            rx: FateSequence::new(spec, rx, 0x7278),
+            tx_delayed: DelayStore::new(capacity(tx)),
+            rx_delayed: DelayStore::new(capacity(rx)),
             batch: TxBatch::new(BATCH),
             single: TxBatch::new(1),
         }
     }
 
-    /// Sends what is in the batch below.
+    /// Sends the batch by the wrapped port.
     fn flush(&mut self, now: Nanos, dropped: &mut dyn FnMut(Reason)) {
         if !self.batch.is_empty() {
             self.inner.tx_burst(now, &self.batch, dropped);
@@ -183,25 +187,25 @@ impl Impair {
         }
     }
 
-    /// Passes one copy of a frame on, at once or later.
+    /// Passes one copy of a frame on, at once or delayed.
     fn pass_tx(
         &mut self,
         now: Nanos,
         from: (&TxBatch, &TxFrame),
         flow: &Flow,
-        hold_ns: u64,
+        delay_ns: u64,
         dropped: &mut dyn FnMut(Reason),
     ) {
         let (batch, frame) = from;
         let length = usize::from(frame.head_len) + usize::from(frame.payload_len);
-        if hold_ns > 0 && length + usize::from(frame.pad) <= HELD_BYTES {
-            let held = self.tx_held.hold(now + Nanos(hold_ns), |slot| {
+        if delay_ns > 0 && length + usize::from(frame.pad) <= DELAYED_BYTES {
+            let delayed = self.tx_delayed.insert(now + Nanos(delay_ns), |slot| {
                 (slot.flow, slot.head_len, slot.pad) = (*flow, frame.head_len, frame.pad);
                 slot.bytes.clear();
                 slot.bytes.extend_from_slice(frame.head());
                 append_spans(&mut slot.bytes, batch, frame)
             });
-            if !held {
+            if !delayed {
                 dropped(Reason::SendQueueFull);
             }
             return;
@@ -214,25 +218,25 @@ impl Impair {
         }
     }
 
-    /// Sends held frames that are due.
+    /// Sends the delayed frames that are due.
     fn release_tx(&mut self, now: Nanos, dropped: &mut dyn FnMut(Reason)) {
         for _ in 0..RELEASE_MAX {
-            let Some(at) = self.tx_held.pop_due(now) else { return };
-            let slot = &self.tx_held.slots[at as usize];
+            let Some(at) = self.tx_delayed.pop_due(now) else { return };
+            let slot = &self.tx_delayed.slots[at as usize];
             let (head, payload) = slot.bytes.split_at(usize::from(slot.head_len));
-            let frame = HeldFrame { flow: slot.flow, head, payload, pad: slot.pad };
-            send_held(&mut *self.inner, now, &mut self.single, &frame, dropped);
-            self.tx_held.free.push(at);
+            let frame = DelayedFrame { flow: slot.flow, head, payload, pad: slot.pad };
+            send_delayed(&mut *self.inner, now, &mut self.single, &frame, dropped);
+            self.tx_delayed.free.push(at);
         }
     }
 
-    /// Hands out held received frames that are due; returns how many.
+    /// Delivers the delayed received frames that are due; returns how many.
     fn release_rx(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
         for done in 0..budget.min(RELEASE_MAX) {
-            let Some(at) = self.rx_held.pop_due(now) else { return done };
-            let slot = &self.rx_held.slots[at as usize];
+            let Some(at) = self.rx_delayed.pop_due(now) else { return done };
+            let slot = &self.rx_delayed.slots[at as usize];
             sink.frame(&RxFrame { flow: slot.flow, bytes: &slot.bytes });
-            self.rx_held.free.push(at);
+            self.rx_delayed.free.push(at);
         }
         budget.min(RELEASE_MAX)
     }
@@ -246,7 +250,7 @@ fn append_spans(bytes: &mut Vec<u8>, batch: &TxBatch, frame: &TxFrame) -> bool {
     })
 }
 
-/// The flow with the ECN codepoint set to CE.
+/// The flow with its ECN codepoint set to CE if `mark`.
 fn marked(flow: &Flow, mark: bool) -> Flow {
     Flow { tos: if mark { flow.tos | Ecn::Ce as u8 } else { flow.tos }, ..*flow }
 }
@@ -255,41 +259,41 @@ fn ecn_of(tos: u8) -> Ecn {
     RxFrame { flow: Flow { tos, ..Flow::default() }, bytes: &[] }.ecn()
 }
 
-/// Judges received frames on their way to the sink.
-struct Filter<'a> {
+/// Draws the fate of received frames on their way to the sink.
+struct ImpairSink<'a> {
     now: Nanos,
-    judge: &'a mut Judge,
-    held: &'a mut Store,
+    draw: &'a mut FateSequence,
+    delayed: &'a mut DelayStore,
     sink: &'a mut dyn RxSink,
 }
 
-impl Filter<'_> {
-    fn pass(&mut self, frame: &RxFrame<'_>, hold_ns: u64) {
-        if hold_ns == 0 || frame.bytes.len() > HELD_BYTES {
+impl ImpairSink<'_> {
+    fn pass(&mut self, frame: &RxFrame<'_>, delay_ns: u64) {
+        if delay_ns == 0 || frame.bytes.len() > DELAYED_BYTES {
             return self.sink.frame(frame);
         }
-        let held = self.held.hold(self.now + Nanos(hold_ns), |slot| {
+        let delayed = self.delayed.insert(self.now + Nanos(delay_ns), |slot| {
             slot.flow = frame.flow;
             slot.bytes.clear();
             slot.bytes.extend_from_slice(frame.bytes);
             true
         });
-        if !held {
+        if !delayed {
             self.sink.dropped(Reason::ReceiveOverflow);
         }
     }
 }
 
-impl RxSink for Filter<'_> {
+impl RxSink for ImpairSink<'_> {
     fn frame(&mut self, frame: &RxFrame<'_>) {
-        match self.judge.judge(frame.ecn()) {
-            Verdict::Lost => self.sink.dropped(Reason::Impaired),
-            Verdict::Damaged => self.sink.dropped(Reason::BadIcrc),
-            Verdict::Pass { mark, hold_ns, twice } => {
+        match self.draw.draw(frame.ecn()) {
+            FrameFate::Lost => self.sink.dropped(Reason::Impaired),
+            FrameFate::Damaged => self.sink.dropped(Reason::BadIcrc),
+            FrameFate::Pass { mark, delay_ns, twice } => {
                 let frame = RxFrame { flow: marked(&frame.flow, mark), bytes: frame.bytes };
-                self.pass(&frame, hold_ns);
-                if let Some(hold_ns) = twice {
-                    self.pass(&frame, hold_ns);
+                self.pass(&frame, delay_ns);
+                if let Some(delay_ns) = twice {
+                    self.pass(&frame, delay_ns);
                 }
             }
         }
@@ -321,20 +325,20 @@ impl Port for Impair {
         if released == budget {
             return released;
         }
-        let mut filter = Filter { now, judge: &mut self.rx, held: &mut self.rx_held, sink };
-        released + self.inner.rx_burst(now, budget - released, &mut filter)
+        let mut receiver = ImpairSink { now, draw: &mut self.rx, delayed: &mut self.rx_delayed, sink };
+        released + self.inner.rx_burst(now, budget - released, &mut receiver)
     }
 
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
         self.release_tx(now, dropped);
         for frame in batch.frames() {
-            match self.tx.judge(ecn_of(frame.flow.tos)) {
-                Verdict::Lost | Verdict::Damaged => dropped(Reason::Impaired),
-                Verdict::Pass { mark, hold_ns, twice } => {
+            match self.tx.draw(ecn_of(frame.flow.tos)) {
+                FrameFate::Lost | FrameFate::Damaged => dropped(Reason::Impaired),
+                FrameFate::Pass { mark, delay_ns, twice } => {
                     let flow = marked(&frame.flow, mark);
-                    self.pass_tx(now, (batch, frame), &flow, hold_ns, dropped);
-                    if let Some(hold_ns) = twice {
-                        self.pass_tx(now, (batch, frame), &flow, hold_ns, dropped);
+                    self.pass_tx(now, (batch, frame), &flow, delay_ns, dropped);
+                    if let Some(delay_ns) = twice {
+                        self.pass_tx(now, (batch, frame), &flow, delay_ns, dropped);
                     }
                 }
             }
@@ -363,7 +367,7 @@ impl Port for Impair {
     }
 
     fn next_event(&self) -> Nanos {
-        self.inner.next_event().min(self.tx_held.next()).min(self.rx_held.next())
+        self.inner.next_event().min(self.tx_delayed.next()).min(self.rx_delayed.next())
     }
 
     fn refresh(&mut self) -> bool {
@@ -388,7 +392,7 @@ mod tests {
         (Impair::new(Box::new(a), spec.impair[0]), b)
     }
 
-    /// Sends `count` numbered frames, one per microsecond, and collects what comes out within a second.
+    /// Sends `count` numbered frames, one per microsecond, and collects the frames that pass within a second.
     fn send(options: &str, count: u32, tos: u8) -> (Collect, Vec<Reason>) {
         let (mut a, mut b) = wrapped(options);
         let (mut sink, mut reasons) = (Collect::default(), Vec::new());
@@ -414,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_for_changes_nothing() {
+    fn without_options_nothing_changes() {
         let (sink, reasons) = send("seed=3", 1000, 2);
         assert_eq!(numbers(&sink), (0..1000).collect::<Vec<_>>());
         assert!(reasons.is_empty() && sink.frames.iter().all(|(f, _)| f.tos == 2));
@@ -422,7 +426,7 @@ mod tests {
 
     #[test]
     fn rates_are_kept_within_statistics() {
-        // 20 000 trials at 5 %: mean 1000, standard deviation 31.
+        // 20,000 trials at 5 %: mean 1,000, standard deviation 31.
         let (sink, reasons) = send("loss=5%,seed=1", 20_000, 0);
         assert!((850..1150).contains(&reasons.len()), "{}", reasons.len());
         assert_eq!(sink.frames.len() + reasons.len(), 20_000);
@@ -446,14 +450,14 @@ mod tests {
     }
 
     #[test]
-    fn same_seed_same_run() {
+    fn the_same_seed_gives_the_same_run() {
         let options = "loss=2%,dup=2%,reorder=2%,jitter=5us,delay=10us,seed=9";
         assert_eq!(numbers(&send(options, 3000, 0).0), numbers(&send(options, 3000, 0).0));
         assert_ne!(numbers(&send(options, 3000, 0).0), numbers(&send("loss=2%,seed=10", 3000, 0).0));
     }
 
     #[test]
-    fn marks_only_what_is_ecn_capable() {
+    fn only_ecn_capable_frames_are_marked() {
         let (sink, _) = send("ecn=100%", 10, 0x6a);
         assert!(sink.frames.iter().all(|(f, _)| f.tos == 0x6b));
         let (sink, _) = send("ecn=100%", 10, 0x68);
@@ -461,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delayed_frame_comes_when_it_is_due() {
+    fn a_delayed_frame_arrives_when_it_is_due() {
         let (mut a, mut b) = wrapped("delay=100us,dir=tx");
         let payload = vec![7u8; 33];
         a.tx_burst(Nanos(0), &batch_of(&flow(A, B), core::slice::from_ref(&payload)), &mut |r| panic!("{r}"));
@@ -475,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn received_frames_suffer_too() {
+    fn received_frames_are_impaired_too() {
         let (a, mut b) = pair(MemConfig::default(), A.parse().unwrap(), B.parse().unwrap());
         let spec = ImpairSpec { corrupt: Ppm(500_000), seed: 1, dir: Direction::Rx, ..ImpairSpec::default() };
         let mut a = Impair::new(Box::new(a), spec);
@@ -488,13 +492,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_store_drops_by_name() {
+    fn a_full_store_drops_with_a_reason() {
         let (mut a, _b) = wrapped("delay=1s,dir=tx");
         let payload = vec![0u8; 4];
         let mut reasons = Vec::new();
-        let mut batch = TxBatch::new(HELD_MAX + 3);
+        let mut batch = TxBatch::new(DELAYED_MAX + 3);
         while push(&mut batch, &flow(A, B), &payload) {}
-        assert_eq!(batch.len(), HELD_MAX + 3);
+        assert_eq!(batch.len(), DELAYED_MAX + 3);
         a.tx_burst(Nanos(0), &batch, &mut |r| reasons.push(r));
         assert_eq!(reasons, [Reason::SendQueueFull; 3]);
     }

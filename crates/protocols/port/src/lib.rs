@@ -1,21 +1,25 @@
-//! Ports: where frames leave and arrive (storey 2). One trait; one file per backend.
+//! Ports: the interface through which packets leave and arrive (storey 2). One trait, one file or folder per kind of port.
 //!
-//! A port is driven by one worker: `tx_burst` sends a batch, `rx_burst` hands over what arrived, `wait_fds` gives
-//! what to sleep on. Wrappers ([`impair`]) are ports around a port. [`open`] makes a port out of what the user wrote
-//! ([`PortSpec`]); [`mem`] ports are made by the program that holds both ends.
+//! One worker drives a port: `tx_burst` sends a batch, `rx_burst` delivers received packets, `wait_fds` returns the descriptors
+//! on which the worker sleeps. Wrappers ([`impair`], [`loopback`]) are ports around a port. [`open`] opens the port that a
+//! specification of the user ([`PortSpec`]) describes, for the packets of one [`Encapsulation`]; a program that holds both ends
+//! makes [`mem`] ports.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`spec`] | `udp:dev=eth0`, `impair:loss=1%/udp`: parsing, one table of options per kind |
-//! | [`udp`] | UDP sockets on 4791, trains by UDP_SEGMENT and UDP_GRO: no privileges |
+//! | [`spec`] | `udp:dev=eth0`, `impair:loss=1%/udp`: the grammar, with one table of options per kind |
+//! | [`encapsulation`] | what a port must know of the transport in UDP: UDP port, checksum, shortest packet, worker; RoCEv2's |
+//! | [`error`] | [`PortError`] |
+//! | [`udp`] | UDP sockets, trains by UDP_SEGMENT and UDP_GRO: no privileges |
 //! | [`packet`] | whole frames by AF_PACKET: exact headers, needs CAP_NET_RAW |
-//! | `dpdk` | devices of DPDK (with the feature of that name) |
-//! | [`mem`] | frames between engines of one process, in virtual or real time |
-//! | [`ether`] | Ethernet, IP and UDP headers made and checked, the ICRC sealed: for ports that own their frames |
+//! | `dpdk` | devices of DPDK (with the feature `dpdk`) |
+//! | [`mem`] | packets between engines of one process, in virtual or real time |
+//! | [`ether`] | Ethernet, IP and UDP headers written and checked, the ICRC: for ports that own their frames |
 //! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
-//! | [`loopback`] | what a port sends to itself turns round in it |
-//! | [`impair`] | loss, duplication, reordering, delay, damage, ECN marks around any port |
-//! | `sys` | the system calls; the only module with `unsafe` |
+//! | [`loopback`] | packets to the port's own addresses, delivered by memory |
+//! | [`impair`] | loss, duplication, reordering, delay, corruption, ECN marks around any port |
+//! | `tx_train`, `rx_train` | trains sent by `sendmmsg` and received by `recvmmsg`, for `udp` and `packet` |
+//! | `sys` | system calls; the only module with `unsafe` |
 #![deny(unsafe_code)]
 
 #[cfg(feature = "dpdk")]
@@ -49,36 +53,36 @@ use burst_netif::iface::{self, Interface};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
-/// An address of a port: one GID table entry.
+/// An address of a port: an entry of the GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortAddr {
-    /// The address.
+    /// The IP address.
     pub ip: IpAddr,
-    /// Interface index, for link-local scope.
+    /// Interface index, which is the scope of a link-local address.
     pub ifindex: u32,
     /// Interface name.
     pub ifname: String,
-    /// Where the port itself finds the way; `None`: the kernel's routes tell.
+    /// Destinations that the port itself can reach; `None`: the kernel's routes decide.
     pub reach: Option<Reach>,
 }
 
-/// Where the packets of an address of a port can go that owns its interface.
+/// Destinations that a port which owns its interface can reach from one of its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// The address and its network.
+    /// The address, and the network on its link.
     pub prefix: lan::Prefix,
-    /// Whether a gateway leads everywhere else.
+    /// Whether a gateway leads to all other networks.
     pub gateway: bool,
 }
 
-/// What a port is and can do.
+/// Properties of a port.
 #[derive(Clone, Debug)]
 pub struct PortCaps {
-    /// Kind and argument, as the user wrote it: `udp:dev=eth0`.
+    /// The specification as the user wrote it: `udp:dev=eth0`.
     pub name: String,
-    /// Addresses, default first: IPv4 before global IPv6 before link-local.
+    /// Addresses, the default one first: IPv4, global IPv6, link-local IPv6.
     pub addrs: Vec<PortAddr>,
-    /// MTU of the link in bytes (IP packet).
+    /// MTU of the link: bytes of the longest IP packet.
     pub link_mtu: u32,
     /// Whether the link is up.
     pub up: bool,
@@ -86,98 +90,98 @@ pub struct PortCaps {
     pub speed_mbps: u32,
     /// Interface name, empty if none.
     pub ifname: String,
-    /// MAC address, zero if none.
+    /// MAC address, all zero if there is none.
     pub mac: [u8; 6],
 }
 
 impl PortCaps {
-    /// RDMA MTU that fits the link; 256 is assumed for links that are too small to carry any.
+    /// The largest RDMA MTU that fits the link; 256 for a link that is too small for any.
     pub fn active_mtu(&self) -> Mtu {
         Mtu::for_link(self.link_mtu).unwrap_or(Mtu::B256)
     }
 }
 
-/// Takes received frames and drop reasons from `rx_burst`.
+/// Receiver of packets and drop reasons from [`Port::rx_burst`].
 pub trait RxSink {
-    /// A frame with a correct ICRC.
+    /// Called with a packet whose checksum is right.
     fn frame(&mut self, frame: &RxFrame<'_>);
-    /// A train of frames of one length and one flow with correct ICRCs: one every `stride` bytes of `train`, followed by four
-    /// bytes that are none of its (its ICRC).
+    /// Called with a train: packets of one flow and one length whose checksums are right. One packet begins every `stride` bytes
+    /// of `train`; the last four of those bytes are the packet's trailer (its ICRC), not part of the packet.
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
         for packet in train.chunks_exact(stride) {
             self.frame(&RxFrame { flow: *flow, bytes: &packet[..stride - ether::icrc::ICRC] });
         }
     }
-    /// A packet that was dropped by the port.
+    /// Called for each packet that the port drops.
     fn dropped(&mut self, reason: Reason);
-    /// So many of the frames of this burst were sent by the port itself.
+    /// Called when `packets` of this burst were looped back within the port.
     fn looped_back(&mut self, _packets: usize) {}
 }
 
 /// A port, driven by one thread.
 pub trait Port: Send {
-    /// What it is now (addresses, MTU and state may change: see `poll_changes`).
+    /// Present properties. Addresses, MTU and link state may change: see [`Port::refresh`].
     fn caps(&self) -> &PortCaps;
-    /// Receives up to `budget` frames; returns how many packets were taken from the port. Never blocks.
+    /// Receives up to `budget` packets; returns how many were taken from the port. Does not block.
     fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize;
-    /// Sends every frame of the batch, in order, or drops it with a reason. Never blocks. The batch is left as it is;
-    /// spans are not used after return.
+    /// Sends every packet of the batch, in order, or drops it with a reason. Blocks for a few milliseconds at most, for room in a
+    /// socket. The batch is not changed; its spans are not used after the call.
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason));
-    /// Descriptors that become readable when `rx_burst` has something.
+    /// Descriptors that become readable when `rx_burst` has packets.
     fn wait_fds(&self) -> Vec<RawFd>;
-    /// When `rx_burst` should be called even if no descriptor is readable (simulated links), else `Nanos::NEVER`.
+    /// When `rx_burst` should be called even if no descriptor is readable, or `Nanos::NEVER`.
     fn next_event(&self) -> Nanos {
         Nanos::NEVER
     }
-    /// Takes part in a multicast group from now on: frames sent to it arrive, those of this host included, and the network
-    /// learns of the membership (IGMP, MLD). Only worker 0's port is asked. Without an implementation of its own a port
-    /// cannot take part in groups.
+    /// Joins a multicast group: packets to the group are received from now on, those of this host included, and the network
+    /// learns of the membership (IGMP, MLD). Only worker 0's port is called. The default implementation refuses.
     ///
     /// # Errors
-    /// [`PortError::Unsupported`] by default; otherwise why the system refuses.
+    /// [`PortError::Unsupported`] by default; otherwise the system's error.
     fn join(&mut self, _group: IpAddr) -> Result<(), PortError> {
         Err(PortError::Unsupported { kind: self.caps().name.clone(), what: "join a multicast group" })
     }
-    /// Takes part no more. A group that was not joined is no error.
+    /// Leaves a multicast group. A group that was not joined is no error.
     fn leave(&mut self, _group: IpAddr) {}
-    /// Frames of this flow are to be expected: what takes time before the first one can begin now. Flows of other ports'
-    /// addresses are left alone.
+    /// Announces that packets of this flow will follow, so that slow preparations (resolving the next hop) can begin. A flow from
+    /// an address that is not the port's is ignored.
     fn prepare(&mut self, _flow: &Flow) {}
-    /// Whether the next hop of a flow is being asked for: frames to it wait in a store, which keeps [`UNRESOLVED_BYTES`] but little
-    /// more. Sending a frame, or [`Port::prepare`], is what makes a port ask.
+    /// Whether the next hop of a flow is being resolved. Packets to it meanwhile wait in a queue for [`UNRESOLVED_BYTES`] and
+    /// little more. Sending a packet, or [`Port::prepare`], makes a port resolve a next hop.
     fn is_resolving(&mut self, _now: Nanos, _flow: &Flow) -> bool {
         false
     }
-    /// The state of the next hop to `dst`; an unresolved one is resolved from now on. A port for which the kernel resolves next hops
-    /// answers [`NeighbourState::Resolved`]: the caller asks the kernel ([`burst_netif::hops`]).
+    /// The state of the next hop to `dst`; a port resolves an unresolved one from now on. A port for which the kernel resolves
+    /// next hops returns [`NeighbourState::Resolved`]: the caller asks the kernel ([`burst_netif::hops`]).
     fn next_hop(&mut self, _now: Nanos, _dst: IpAddr) -> NeighbourState {
         NeighbourState::Resolved
     }
-    /// The worker is about to sleep on `wait_fds` until `next_event` at the latest: what is needed for that. True when
-    /// something has arrived meanwhile.
+    /// Prepares for a sleep of the worker on `wait_fds`, until `next_event` at the latest. True when packets have arrived
+    /// meanwhile.
     fn before_sleep(&mut self) -> bool {
         false
     }
-    /// Re-reads addresses, MTU and link state; true when something changed. Called from the control thread's pace.
+    /// Reads addresses, MTU and link state again; true when one has changed. Called after an event from the kernel, and about
+    /// once a second.
     fn refresh(&mut self) -> bool {
         false
     }
 }
 
-/// Payload in packets of any path MTU that every port keeps for a next hop that is being asked for. The kernel's store is the
-/// smallest: 208 KiB by default, in which a packet of 256 bytes takes a KiB and one of 4 KiB eight.
+/// Bytes of payload, in packets of any path MTU, that every port queues for a next hop that is being resolved. The kernel's queue
+/// is the smallest: 208 KiB of memory by default, of which a packet of 256 bytes takes 1 KiB and a packet of 4 KiB takes 8 KiB.
 pub const UNRESOLVED_BYTES: u64 = 32 << 10;
 
-/// Which of how many workers a port serves.
+/// The worker that a port serves, and the number of workers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkerShare {
-    /// From 0.
+    /// Number of the worker, from 0.
     pub worker: usize,
-    /// At least 1.
+    /// Number of workers, at least 1.
     pub workers: usize,
 }
 
-/// The interface that the specification means.
+/// Finds the interface that the specification names, or chooses one.
 pub(crate) fn choose(dev: Option<&str>, addr: Option<IpAddr>) -> Result<Interface, PortError> {
     match (dev, addr) {
         (Some(dev), _) => Ok(iface::find(dev)?),
@@ -194,10 +198,10 @@ pub(crate) fn choose(dev: Option<&str>, addr: Option<IpAddr>) -> Result<Interfac
     }
 }
 
-/// The addresses that are served: all of the interface's, or the one asked for.
+/// The addresses that the port serves: all of the interface's, at most `most`, or only the given one.
 pub(crate) fn wanted(only: Option<IpAddr>, interface: &Interface, most: usize) -> Vec<PortAddr> {
     match only {
-        // All of 127.0.0.0/8 is local, listed or not; any other address must be bindable, which `add` finds out.
+        // All of 127.0.0.0/8 is local, listed or not. Any other address must be bindable, as opening its socket shows.
         Some(ip) => vec![addr_of(interface, ip)],
         None => interface.addrs.iter().take(most).map(|ip| addr_of(interface, *ip)).collect(),
     }
@@ -208,7 +212,7 @@ fn addr_of(interface: &Interface, ip: IpAddr) -> PortAddr {
     PortAddr { ip, ifindex: interface.index, ifname: interface.name.clone(), reach: None }
 }
 
-/// Capabilities of a port on `interface`.
+/// Properties of a port on `interface`.
 pub(crate) fn caps_of(name: &str, interface: &Interface, addrs: Vec<PortAddr>) -> PortCaps {
     PortCaps {
         name: name.to_owned(),
@@ -221,7 +225,7 @@ pub(crate) fn caps_of(name: &str, interface: &Interface, addrs: Vec<PortAddr>) -
     }
 }
 
-/// What `refresh` compares.
+/// The properties that [`Port::refresh`] compares.
 pub(crate) fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6]) {
     (caps.addrs.iter().map(|a| a.ip).collect(), caps.link_mtu, caps.up, caps.speed_mbps, caps.mac)
 }
@@ -236,9 +240,9 @@ pub fn open(spec: &PortSpec, encapsulation: &Encapsulation) -> Result<Box<dyn Po
 
 /// Opens the port that `spec` describes, once for each of `workers` workers; returns the ports in order of the workers' numbers.
 ///
-/// Where the kernel can tell, received packets go to the worker of their destination (`Qpn::worker`); a packet may still arrive at
-/// another worker (trains of mixed queue pairs), so the engine must be able to hand it over. Packets from one worker to a queue pair of
-/// another one of this host go to that worker's port directly ([`loopback`]).
+/// Where the kernel can tell, received packets go to the worker of their destination (`Qpn::worker`); a packet may still arrive
+/// at another worker (trains of mixed queue pairs), so the engine must be able to hand it over. Packets from one worker to a
+/// queue pair of another one of this host go to that worker's port directly ([`loopback`]).
 ///
 /// # Errors
 /// As [`open`].

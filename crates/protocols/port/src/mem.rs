@@ -1,15 +1,18 @@
-//! `mem`: ports of one process, joined by a hub, without a kernel in between.
+//! `mem`: ports of one process, joined by a hub, without a kernel between them.
 //!
-//! A [`Hub`] knows which port has which addresses. Sending copies the frame into a slot of the sender's pool and puts the
-//! slot into the receiver's bounded inbox; the receiver gives the slot back to its owner. Pools and inboxes are made
-//! once, so nothing is allocated afterwards. A frame is handed out no earlier than `latency` after it was sent, in the
-//! order of sending; with the caller's virtual clock two runs are equal. Who uses several threads may ask for descriptors
-//! that wake a sleeping receiver.
+//! A [`Hub`] knows the addresses of every port. Sending copies the frame into a slot of the sender's pool and puts the slot into
+//! the
+//! receiver's bounded inbox; the receiver returns the slot to its owner. Pools and inboxes are allocated once. A frame is
+//! delivered no
+//! earlier than `latency` after it was sent, in order of sending; with the caller's virtual clock two runs are equal. A caller
+//! with several
+//! threads can ask for descriptors that wake a sleeping receiver.
 //!
 //! A port that joins a multicast group gets a copy of each frame to it, the sender's own port included.
 //!
-//! Dropped, with a reason: a destination nobody has (`SendFailed`), a frame longer than the link (`SendTooLong`), a
-//! sender without free slots (`SendQueueFull`), a full inbox (`ReceiveOverflow`, reported where it was sent).
+//! Drop reasons: no port has the destination (`SendFailed`), the frame is longer than the link's MTU (`SendTooLong`), the sender
+//! has no free
+//! slot (`SendQueueFull`), the inbox is full (`ReceiveOverflow`, reported to the sender).
 
 use crate::{Port, PortAddr, PortCaps, PortError, RxSink};
 use burst_base::{Nanos, Reason};
@@ -23,19 +26,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 
-/// IP and UDP headers that a frame would have on a wire, with the ICRC: what `link_mtu` must hold beside the frame.
+/// Bytes of IP and UDP headers and ICRC that a frame would have on a link: `link_mtu` must hold them beside the frame.
 const WIRE_OVERHEAD: u32 = 40 + 8 + 4;
 
-/// What a hub is made of.
+/// Properties of a hub.
 #[derive(Clone, Copy, Debug)]
 pub struct MemConfig {
-    /// Frames that a port may have on the way, and that its inbox holds.
+    /// Most frames of a port in flight, and most frames in its inbox.
     pub depth: usize,
     /// MTU of the link in bytes, as an interface would have it.
     pub link_mtu: u32,
     /// Time from sending to receiving.
     pub latency: Nanos,
-    /// Whether ports have a descriptor to sleep on (a system call per burst and receiver).
+    /// Whether ports have a descriptor on which a receiver can sleep; it costs a system call per burst and receiver.
     pub wake: bool,
 }
 
@@ -45,45 +48,45 @@ impl Default for MemConfig {
     }
 }
 
-/// A frame on the way.
-struct Slot {
+/// A frame in flight.
+struct MemFrame {
     flow: Flow,
     due: Nanos,
     bytes: Vec<u8>,
-    home: SyncSender<Box<Slot>>,
+    home: SyncSender<Box<MemFrame>>,
 }
 
-/// What others need in order to send to a port.
+/// An address in the hub, and what is needed to send to its port.
 #[derive(Clone)]
-struct Peer {
+struct HubEntry {
     /// An address of the port, or a group that it has joined.
     ip: IpAddr,
     /// Number of the port in the hub.
     port: u32,
-    inbox: SyncSender<Box<Slot>>,
-    bell: Option<Arc<Bell>>,
+    inbox: SyncSender<Box<MemFrame>>,
+    event: Option<Arc<ReceiveEvent>>,
 }
 
-/// A descriptor that is readable while `rung`.
-struct Bell {
+/// A descriptor that is readable while `signalled` is set.
+struct ReceiveEvent {
     fd: OwnedFd,
-    rung: AtomicBool,
+    signalled: AtomicBool,
 }
 
-impl Bell {
-    /// Makes the descriptor readable; free if it is already.
-    fn ring(&self) {
-        // Pairs with the swap in `quiet`: what was put into the inbox before is seen after it.
-        if !self.rung.swap(true, Ordering::AcqRel) {
+impl ReceiveEvent {
+    /// Makes the descriptor readable; no system call if it is readable already.
+    fn signal(&self) {
+        // Pairs with the swap in `reset`: what was put into the inbox before this swap is seen after that one.
+        if !self.signalled.swap(true, Ordering::AcqRel) {
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
-    /// Makes it unreadable, before the inbox is looked at.
-    fn quiet(&self) {
-        if self.rung.load(Ordering::Acquire) {
+    /// Makes the descriptor unreadable. The caller looks at the inbox afterwards.
+    fn reset(&self) {
+        if self.signalled.load(Ordering::Acquire) {
             let mut count = [0u8; 8];
             let _ = rustix::io::read(&self.fd, &mut count);
-            self.rung.swap(false, Ordering::AcqRel);
+            self.signalled.swap(false, Ordering::AcqRel);
         }
     }
 }
@@ -92,7 +95,7 @@ impl Bell {
 #[derive(Clone)]
 pub struct Hub {
     config: MemConfig,
-    peers: Arc<Mutex<Vec<Peer>>>,
+    entries: Arc<Mutex<Vec<HubEntry>>>,
     ports: Arc<AtomicU32>,
     generation: Arc<AtomicU32>,
 }
@@ -102,46 +105,50 @@ pub struct MemPort {
     caps: PortCaps,
     config: MemConfig,
     hub: Hub,
-    /// This port as others see it.
-    own: Peer,
-    /// Copy of the hub's peers as of `generation`.
-    peers: Vec<Peer>,
+    /// This port's entry in the hub.
+    own: HubEntry,
+    /// Copy of the hub's entries as of `generation`.
+    entries: Vec<HubEntry>,
     generation: u32,
-    /// Boxed as on their way, so that a slot moves as one word.
+    /// Slots are boxed, so that a slot moves as one word.
     #[allow(clippy::vec_box)]
-    pool: Vec<Box<Slot>>,
-    returns: Receiver<Box<Slot>>,
-    inbox: Receiver<Box<Slot>>,
-    /// First frame of the inbox, taken out to see when it is due.
-    head: RefCell<Option<Box<Slot>>>,
-    bell: Option<Arc<Bell>>,
+    pool: Vec<Box<MemFrame>>,
+    returns: Receiver<Box<MemFrame>>,
+    inbox: Receiver<Box<MemFrame>>,
+    /// First frame of the inbox, taken out to read its time.
+    head: RefCell<Option<Box<MemFrame>>>,
+    event: Option<Arc<ReceiveEvent>>,
 }
 
 impl Hub {
-    /// A hub without ports.
+    /// Makes a hub without ports.
     pub fn new(config: MemConfig) -> Hub {
-        Hub { config, peers: Arc::default(), ports: Arc::default(), generation: Arc::default() }
+        Hub { config, entries: Arc::default(), ports: Arc::default(), generation: Arc::default() }
     }
-    /// A new port with these addresses. Panics on an address that the hub already has, and when the process is out of
+    /// Makes a port with these addresses. Panics on an address that the hub already has, and when the process is out of
     /// descriptors.
     pub fn port(&self, name: &str, addrs: &[IpAddr]) -> MemPort {
         let (inbox_in, inbox) = sync_channel(self.config.depth);
         let (home, returns) = sync_channel(self.config.depth);
-        let bell = self.config.wake.then(|| {
+        let event = self.config.wake.then(|| {
             let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("a descriptor is free");
-            Arc::new(Bell { fd, rung: AtomicBool::new(false) })
+            Arc::new(ReceiveEvent { fd, signalled: AtomicBool::new(false) })
         });
         let port = self.ports.fetch_add(1, Ordering::Relaxed);
-        let own = Peer { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, inbox: inbox_in, bell: bell.clone() };
-        let mut peers = self.peers.lock().expect("no port was made halfway");
+        let own = HubEntry { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, inbox: inbox_in, event: event.clone() };
+        let mut entries = self.entries.lock().expect("no port was made halfway");
         for &ip in addrs {
-            assert!(peers.iter().all(|p| p.ip != ip), "{ip} is already on this hub");
-            peers.push(Peer { ip, ..own.clone() });
+            assert!(entries.iter().all(|p| p.ip != ip), "{ip} is already on this hub");
+            entries.push(HubEntry { ip, ..own.clone() });
         }
         self.generation.fetch_add(1, Ordering::Release);
         let frame_max = self.config.link_mtu as usize;
-        let slot =
-            || Slot { flow: Flow::default(), due: Nanos(0), bytes: Vec::with_capacity(frame_max), home: home.clone() };
+        let slot = || MemFrame {
+            flow: Flow::default(),
+            due: Nanos(0),
+            bytes: Vec::with_capacity(frame_max),
+            home: home.clone(),
+        };
         let pool = (0..self.config.depth).map(|_| Box::new(slot())).collect();
         let port_addr = |&ip: &IpAddr| PortAddr { ip, ifindex: 0, ifname: name.to_owned(), reach: None };
         MemPort {
@@ -157,13 +164,13 @@ impl Hub {
             config: self.config,
             hub: self.clone(),
             own,
-            peers: Vec::new(),
+            entries: Vec::new(),
             generation: 0,
             pool,
             returns,
             inbox,
             head: RefCell::new(None),
-            bell,
+            event,
         }
     }
 }
@@ -175,27 +182,28 @@ pub fn pair(config: MemConfig, a: IpAddr, b: IpAddr) -> (MemPort, MemPort) {
 }
 
 impl MemPort {
-    /// Follows ports that were added to the hub. Only then it allocates and locks.
+    /// Takes over ports that were added to the hub. It allocates and locks only if there are any.
     fn follow(&mut self) {
         let generation = self.hub.generation.load(Ordering::Acquire);
         if generation != self.generation {
-            self.peers = self.hub.peers.lock().expect("no port was made halfway").clone();
+            self.entries = self.hub.entries.lock().expect("no port was made halfway").clone();
             self.generation = generation;
         }
     }
 
-    /// To the one port that has the destination's address, or to all in the group; a group without members is no error.
+    /// Sends to the one port that has the destination's address, or to all members of the group; a group without members is no
+    /// error.
     fn send(&mut self, now: Nanos, batch: &TxBatch, frame: &TxFrame) -> Result<(), Reason> {
         let dst = frame.flow.dst;
         if dst.is_multicast() {
-            for at in 0..self.peers.len() {
-                if self.peers[at].ip == dst {
+            for at in 0..self.entries.len() {
+                if self.entries[at].ip == dst {
                     self.send_to(at, now, batch, frame)?;
                 }
             }
             return Ok(());
         }
-        let at = self.peers.iter().position(|p| p.ip == dst).ok_or(Reason::SendFailed)?;
+        let at = self.entries.iter().position(|p| p.ip == dst).ok_or(Reason::SendFailed)?;
         self.send_to(at, now, batch, frame)
     }
 
@@ -213,10 +221,10 @@ impl MemPort {
         }
         slot.flow = frame.flow;
         slot.due = now + self.config.latency;
-        match self.peers[at].inbox.try_send(slot) {
+        match self.entries[at].inbox.try_send(slot) {
             Ok(()) => {
-                if let Some(bell) = &self.peers[at].bell {
-                    bell.ring();
+                if let Some(event) = &self.entries[at].event {
+                    event.signal();
                 }
                 Ok(())
             }
@@ -232,7 +240,7 @@ impl MemPort {
     }
 }
 
-/// Head, payload and padding, one after the other. False when the application's memory is gone.
+/// Writes head, payload and padding, one after the other. False when the application's memory is gone.
 fn fill(bytes: &mut Vec<u8>, batch: &TxBatch, frame: &TxFrame) -> bool {
     bytes.clear();
     bytes.extend_from_slice(frame.head());
@@ -253,23 +261,23 @@ impl Port for MemPort {
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
-        let mut peers = self.hub.peers.lock().expect("no port was made halfway");
-        if !peers.iter().any(|p| p.ip == group && p.port == self.own.port) {
-            peers.push(Peer { ip: group, ..self.own.clone() });
+        let mut entries = self.hub.entries.lock().expect("no port was made halfway");
+        if !entries.iter().any(|p| p.ip == group && p.port == self.own.port) {
+            entries.push(HubEntry { ip: group, ..self.own.clone() });
         }
         self.hub.generation.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
     fn leave(&mut self, group: IpAddr) {
-        let mut peers = self.hub.peers.lock().expect("no port was made halfway");
-        peers.retain(|p| p.ip != group || p.port != self.own.port);
+        let mut entries = self.hub.entries.lock().expect("no port was made halfway");
+        entries.retain(|p| p.ip != group || p.port != self.own.port);
         self.hub.generation.fetch_add(1, Ordering::Release);
     }
 
     fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
-        if let Some(bell) = &self.bell {
-            bell.quiet();
+        if let Some(event) = &self.event {
+            event.reset();
         }
         for taken in 0..budget {
             let Some(slot) = self.head.take().or_else(|| self.inbox.try_recv().ok()) else { return taken };
@@ -279,11 +287,11 @@ impl Port for MemPort {
             }
             sink.frame(&RxFrame { flow: slot.flow, bytes: &slot.bytes });
             let home = slot.home.clone();
-            // The owner's channel holds all its slots, so it is never full; an owner that is gone needs none.
+            // The owner's channel has room for all its slots, so it is never full; an owner that has ended needs no slots.
             let _ = home.try_send(slot);
         }
-        if let Some(bell) = &self.bell {
-            bell.ring();
+        if let Some(event) = &self.event {
+            event.signal();
         }
         budget
     }
@@ -298,7 +306,7 @@ impl Port for MemPort {
     }
 
     fn wait_fds(&self) -> Vec<RawFd> {
-        self.bell.iter().map(|bell| bell.fd.as_raw_fd()).collect()
+        self.event.iter().map(|event| event.fd.as_raw_fd()).collect()
     }
 
     fn next_event(&self) -> Nanos {
@@ -347,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_reported_by_name() {
+    fn limits_have_their_drop_reasons() {
         let (mut a, mut b) = two(MemConfig { depth: 4, ..MemConfig::default() });
         let mut reasons = Vec::new();
         a.tx_burst(Nanos(0), &batch_of(&flow(A, "10.9.9.9"), &[vec![0; 4]]), &mut |r| reasons.push(r));
@@ -360,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_gone_is_a_failed_send() {
+    fn a_port_that_has_ended_is_a_failed_send() {
         let (mut a, b) = two(MemConfig::default());
         drop(b);
         let mut reasons = Vec::new();
@@ -373,8 +381,8 @@ mod tests {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let (mut a, mut b) = two(MemConfig { wake: true, ..MemConfig::default() });
         let readable = |p: &MemPort| {
-            let bell = p.bell.as_ref().unwrap();
-            let mut fds = [PollFd::new(&bell.fd, PollFlags::IN)];
+            let event = p.event.as_ref().unwrap();
+            let mut fds = [PollFd::new(&event.fd, PollFlags::IN)];
             poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
         };
         assert!(!readable(&b));
@@ -388,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_lose_nothing() {
+    fn two_threads_lose_no_frame() {
         let (mut a, mut b) = two(MemConfig { depth: 64, ..MemConfig::default() });
         let sender = std::thread::spawn(move || {
             let mut sent = 0u32;

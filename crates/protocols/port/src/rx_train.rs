@@ -1,14 +1,18 @@
-//! What ports that receive by `recvmmsg` share: how many messages to ask for, how far they have been handed out, and
-//! what becomes of their packets.
+//! Received messages and trains, for the ports that receive by `recvmmsg`: how many messages one call asks for, how far they have
+//! been
+//! delivered, and how their packets are verified.
 //!
-//! Few buffers are used for long trains, so that what the kernel has just copied is still in the L2 cache when the ICRC
-//! is computed and the engine copies it on; many for short packets, of which only the first lines are touched. The number
-//! follows the length of the messages seen last. Packets that do not fit the caller's budget stay where they are until
-//! the next call ([`RxMessages`]).
+//! For long trains few buffers are used, so that the bytes that the kernel has just copied are still in the L2 cache when the
+//! ICRC is computed
+//! and the engine copies them on; for short packets, of which only the first cache lines are read, many are used. The number
+//! follows from the
+//! length of the last messages. Packets beyond the caller's budget stay in the buffers until the next call ([`RxMessages`]).
 //!
-//! A *train* is one message of packets of one length, the last of which may be shorter. Packets of full length whose
-//! ICRCs are all right, with identifications as expected, are found so by one CRC and go to the engine in one call.
-//! All others go one by one, each to the engine or into a counter ([`PacketVerifier`]).
+//! A *train* is one message of packets of one length; the last packet may be shorter. If all packets of full length have right
+//! ICRCs with
+//! the expected identifications, one CRC shows it and they go to the engine in one call. Otherwise each packet goes by itself, to
+//! the engine
+//! or into a counter ([`PacketVerifier`]).
 
 use crate::ether::{ICRC, IcrcChecker, IcrcSeal, IpId, check_length};
 use crate::sys::recv::{Message, RecvRing};
@@ -18,107 +22,108 @@ use burst_frame::{Flow, RxFrame};
 use std::io;
 use std::os::fd::RawFd;
 
-/// Buffers.
+/// Receive buffers.
 const MESSAGES: usize = 32;
 /// Bytes that one `recvmmsg` should bring: a part of an L2 cache.
 const HOT_BYTES: usize = 64 << 10;
-/// Lost packets reported per message.
+/// Most lost packets reported per message.
 const LOST_REPORTED_MAX: u32 = 4096;
 
-/// Messages, and how far they have been handed out.
+/// The received messages, and how far they have been delivered.
 pub struct RxMessages {
     ring: RecvRing,
-    /// Messages of the last `recvmmsg`, the one being handed out, and the byte of its packets at which it goes on.
+    /// Number of messages of the last `recvmmsg`, index of the present one, and offset in its bytes at which delivery continues.
     have: usize,
     at: usize,
     offset: usize,
-    /// Bytes of the messages before it.
+    /// Bytes of the messages before the present one.
     bytes: usize,
 }
 
 impl RxMessages {
-    /// Nothing received yet.
+    /// Without messages.
     pub fn new() -> RxMessages {
         RxMessages { ring: RecvRing::new(MESSAGES), have: 0, at: 0, offset: 0, bytes: 0 }
     }
-    /// Receives at most `budget` messages, once those before have been handed out. False if no more are waiting.
+    /// Receives at most `budget` messages, after all earlier ones were delivered. False if no more are waiting.
     pub fn fill(&mut self, fd: RawFd, budget: usize) -> io::Result<bool> {
         debug_assert!(self.at == self.have);
-        // As many as should fit the cache, if they are as long as those before.
+        // As many messages as fit the cache, if they are as long as the last ones.
         let average = (self.bytes / self.have.max(1)).max(1);
         let asked = (HOT_BYTES / average).clamp(1, MESSAGES).min(budget).max(1);
         let have = self.ring.recv(fd, asked)?;
         (self.have, self.at, self.offset, self.bytes) = (have, 0, 0, 0);
         Ok(have == asked)
     }
-    /// The message to go on with, and the byte of its packets.
+    /// The present message, and the offset in its bytes.
     #[inline]
     pub fn current(&self) -> Option<(Message<'_>, usize)> {
         (self.at < self.have).then(|| (self.ring.message(self.at), self.offset))
     }
-    /// So many bytes of the current message's packets have been handed out, and whether that was the end of them.
+    /// Notes that `bytes` of the present message were delivered, and whether that was the end of the message.
     #[inline]
-    pub fn handed_out(&mut self, bytes: usize, all: bool) {
+    pub fn delivered(&mut self, bytes: usize, all: bool) {
         self.offset += bytes;
         if all {
             self.next();
         }
     }
-    /// The current message is done with.
+    /// Goes on to the next message.
     #[inline]
     pub fn next(&mut self) {
         self.bytes += self.ring.message(self.at).bytes.len();
         (self.at, self.offset) = (self.at + 1, 0);
     }
-    /// Forgets what has not been handed out.
+    /// Discards the messages that are not delivered.
     pub fn forget(&mut self) {
         (self.have, self.at, self.offset, self.bytes) = (0, 0, 0, 0);
     }
 }
 
-/// Reports packets that the kernel dropped since the last report; `lost` is its count, `seen` what it was then.
+/// Reports the packets that the kernel has dropped since the last report. `lost` is the kernel's count, `seen` the count at the
+/// last report.
 pub fn report_lost(seen: &mut u32, lost: u32, sink: &mut dyn RxSink) {
     let new = lost.wrapping_sub(*seen).min(LOST_REPORTED_MAX);
     *seen = lost;
     (0..new).for_each(|_| sink.dropped(Reason::ReceiveOverflow));
 }
 
-/// Packets of one flow side by side: a message from where it goes on.
+/// Packets of one flow side by side: a message from the offset at which delivery continues.
 #[derive(Clone, Copy, Debug)]
 pub struct RxTrain<'a> {
-    /// Their flow.
+    /// Flow of the packets.
     pub flow: Flow,
-    /// From the first BTH to the last ICRC.
+    /// Bytes from the first packet to the last packet's trailer.
     pub bytes: &'a [u8],
     /// Bytes of each packet but the last, which may be shorter; not 0.
     pub segment: usize,
 }
 
-/// Lets packets through to the engine whose lengths and ICRCs are right.
+/// Verifies lengths and checksums of received packets, and delivers the right ones.
 pub struct PacketVerifier {
     checker: IcrcChecker,
-    /// Longest packet.
+    /// Bytes of the longest packet.
     len_max: usize,
     encapsulation: Encapsulation,
-    /// Of the flow last received.
+    /// Seal of the last flow.
     seal: Option<IcrcSeal>,
 }
 
 impl PacketVerifier {
-    /// For packets of at most `len_max` bytes. `icrc`: check it. `strict`: see [`crate::ether::icrc`].
+    /// For packets of `encapsulation` of at most `len_max` bytes. `strict`: see [`crate::ether::icrc`].
     pub fn new(encapsulation: &Encapsulation, len_max: usize, strict: bool) -> PacketVerifier {
         PacketVerifier { checker: IcrcChecker::new(strict), len_max, encapsulation: *encapsulation, seal: None }
     }
-    /// Identifications that had to be recovered.
+    /// Number of identifications that had to be recovered.
     pub fn recovered(&self) -> u64 {
         self.checker.recovered
     }
-    /// A message begins: packets of `flow` to this UDP port, under `header`.
+    /// Begins a message: packets of `flow` with the identification `header`.
     pub fn begin(&mut self, flow: &Flow, header: IpId) {
         self.seal = IcrcSeal::reuse(self.seal, flow.src, flow.dst, flow.src_port, self.encapsulation.udp_port);
         self.checker.begin_train(header);
     }
-    /// Hands out the next packets of the message that has begun, at most `budget`; returns how many, and their bytes.
+    /// Delivers the next packets of the present message, at most `budget`; returns how many, and their bytes.
     pub fn pass(&mut self, train: &RxTrain<'_>, budget: usize, sink: &mut dyn RxSink) -> (usize, usize) {
         let RxTrain { flow, bytes, segment } = *train;
         let (mut taken, mut rest) = (0, bytes);
@@ -136,13 +141,13 @@ impl PacketVerifier {
         }
         (taken, (taken * segment).min(bytes.len()))
     }
-    /// Whether packets of one length are all good. False says nothing about any of them.
+    /// Whether packets of one length are all right. False does not say which one is wrong.
     fn all_good(&mut self, packets: &[u8], stride: usize) -> bool {
         (self.encapsulation.packet_min..=self.len_max).contains(&stride)
             && (!self.encapsulation.is_sealed()
                 || self.seal.as_mut().is_some_and(|seal| self.checker.check_train(seal, packets, stride)))
     }
-    /// A packet without its ICRC, if it is good.
+    /// The packet without its trailer, if it is right.
     #[inline]
     fn check<'a>(&mut self, packet: &'a [u8]) -> Result<&'a [u8], Reason> {
         check_length(packet, self.encapsulation.packet_min, self.len_max)?;
@@ -164,7 +169,7 @@ mod tests {
     const STRIDE: usize = 300;
     const ROCE: &Encapsulation = &Encapsulation::ROCE;
     const UNSEALED: &Encapsulation = &Encapsulation { checksum: PacketChecksum::None, ..Encapsulation::ROCE };
-    /// IPv4 from a socket, IPv4 with its header, IPv6; each with the identifications of its packets.
+    /// IPv4 from a socket, IPv4 with its header, IPv6; each with the identification of the first packet.
     const KINDS: [(bool, IpId, u16); 3] =
         [(false, IpId::Unknown, 0), (false, seen(700), 700), (true, IpId::Unknown, 0)];
 
@@ -177,7 +182,7 @@ mod tests {
         Flow { src_port: 50_000, ..flow }
     }
 
-    /// A packet of `len` bytes, whose body tells its number.
+    /// A packet of `len` bytes whose body depends on `number`.
     fn sealed(v6: bool, id: u16, number: usize, len: usize) -> Vec<u8> {
         let Flow { src, dst, src_port, .. } = flow_of(v6);
         let mut packet: Vec<u8> = (0..len - ICRC).map(|i| (i * i + 31 * number) as u8).collect();
@@ -186,20 +191,20 @@ mod tests {
         packet
     }
 
-    /// Packets of one length and a shorter one behind them, with identifications from `id` on.
+    /// `count` packets of one length and a shorter last one, with identifications from `id` on.
     fn packets(v6: bool, id: u16, count: usize) -> Vec<Vec<u8>> {
         let len = |number| if number == count { 120 } else { STRIDE };
         (0..=count).map(|number| sealed(v6, id + number as u16, number, len(number))).collect()
     }
 
-    /// Hands the packets out as one message, `budget` at a time.
-    fn pass(gate: &mut PacketVerifier, v6: bool, header: IpId, packets: &[Vec<u8>], budget: usize) -> Collect {
+    /// Delivers the packets as one message, `budget` at a time.
+    fn pass(verifier: &mut PacketVerifier, v6: bool, header: IpId, packets: &[Vec<u8>], budget: usize) -> Collect {
         let (flow, bytes, mut sink) = (flow_of(v6), packets.concat(), Collect::default());
         let (mut offset, mut left) = (0, packets.len());
-        gate.begin(&flow, header);
+        verifier.begin(&flow, header);
         while left > 0 {
             let train = RxTrain { flow, bytes: &bytes[offset..], segment: packets[0].len() };
-            let (taken, length) = gate.pass(&train, budget, &mut sink);
+            let (taken, length) = verifier.pass(&train, budget, &mut sink);
             assert_eq!(taken, left.min(budget));
             (offset, left) = (offset + length, left - taken);
         }
@@ -207,7 +212,7 @@ mod tests {
         sink
     }
 
-    /// Whether all of `packets` have come, in order, but those at `missing`.
+    /// Whether all of `packets` were delivered, in order, except those at the indices `missing`.
     fn came(sink: &Collect, packets: &[Vec<u8>], missing: &[usize]) -> bool {
         let bodies =
             packets.iter().enumerate().filter(|(i, _)| !missing.contains(i)).map(|(_, p)| &p[..p.len() - ICRC]);
@@ -215,31 +220,31 @@ mod tests {
     }
 
     #[test]
-    fn a_regular_train_goes_as_one_and_its_odd_last_packet_alone() {
+    fn a_regular_train_is_delivered_whole_and_its_short_last_packet_alone() {
         for (v6, header, id) in KINDS {
             let packets = packets(v6, id, 40);
             for (budget, trains) in [(64, &[40][..]), (40, &[40]), (25, &[25, 15]), (13, &[13, 13, 13]), (1, &[])] {
-                let mut gate = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
-                let sink = pass(&mut gate, v6, header, &packets, budget);
+                let mut verifier = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
+                let sink = pass(&mut verifier, v6, header, &packets, budget);
                 assert!(came(&sink, &packets, &[]) && sink.dropped.is_empty(), "{header:?} {budget}");
-                assert_eq!((&sink.trains[..], gate.recovered()), (trains, 0), "{header:?} {budget}");
+                assert_eq!((&sink.trains[..], verifier.recovered()), (trains, 0), "{header:?} {budget}");
             }
         }
     }
 
     #[test]
-    fn a_damaged_packet_is_refused_alone_wherever_it_is() {
+    fn only_the_damaged_packet_of_a_train_is_refused() {
         for (v6, header, id) in KINDS {
             let good = packets(v6, id, 20);
             for at in [0, 1, 7, 16, 19, 20] {
                 for byte in [0, 5, 60, 118] {
                     let mut bad = good.clone();
                     bad[at][byte] ^= 0x10;
-                    let mut gate = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
-                    let sink = pass(&mut gate, v6, header, &bad, 64);
+                    let mut verifier = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
+                    let sink = pass(&mut verifier, v6, header, &bad, 64);
                     assert!(came(&sink, &good, &[at]), "{header:?} {at} {byte}");
-                    assert_eq!((&sink.dropped[..], gate.recovered()), (&[Reason::BadIcrc][..], 0));
-                    // The odd one says nothing about those before it.
+                    assert_eq!((&sink.dropped[..], verifier.recovered()), (&[Reason::BadIcrc][..], 0));
+                    // The damaged last packet does not affect the others.
                     assert_eq!(sink.trains, if at == 20 { vec![20] } else { vec![] });
                 }
             }
@@ -247,27 +252,27 @@ mod tests {
     }
 
     #[test]
-    fn identifications_that_do_not_count_on_are_recovered_or_refused() {
+    fn identifications_that_do_not_count_up_are_recovered_or_refused() {
         let ids = |of: &dyn Fn(usize) -> u16| (0..8).map(|i| sealed(false, of(i), i, STRIDE)).collect::<Vec<_>>();
         let (jump, same) = (ids(&|i| if i < 3 { 700 + i as u16 } else { 900 + i as u16 }), ids(&|_| 0));
-        let mut gate = PacketVerifier::new(ROCE, TRANSPORT_MAX, false);
-        let sink = pass(&mut gate, false, seen(700), &jump, 64);
+        let mut verifier = PacketVerifier::new(ROCE, TRANSPORT_MAX, false);
+        let sink = pass(&mut verifier, false, seen(700), &jump, 64);
         assert!(came(&sink, &jump, &[]) && sink.trains.is_empty() && sink.dropped.is_empty());
-        assert_eq!(gate.recovered(), 1);
-        let sink = pass(&mut gate, false, seen(0), &same, 64);
+        assert_eq!(verifier.recovered(), 1);
+        let sink = pass(&mut verifier, false, seen(0), &same, 64);
         assert!(came(&sink, &same, &[]) && sink.dropped.is_empty());
-        assert_eq!(gate.recovered(), 2);
+        assert_eq!(verifier.recovered(), 2);
         let mut strict = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
         let sink = pass(&mut strict, false, seen(700), &jump, 64);
         assert!(came(&sink, &jump, &[3, 4, 5, 6, 7]) && strict.recovered() == 0);
         assert_eq!(sink.dropped, [Reason::BadIcrc; 5]);
-        // What the header itself says is not to be explained away.
+        // An identification in the header itself is never replaced by a recovered one.
         let sink = pass(&mut PacketVerifier::new(ROCE, TRANSPORT_MAX, false), false, seen(699), &jump, 64);
         assert!(came(&sink, &jump, &[0]) && sink.dropped == [Reason::BadIcrc]);
     }
 
     #[test]
-    fn packets_without_df_and_of_other_lengths_go_one_by_one() {
+    fn packets_without_df_or_of_wrong_length_go_one_by_one() {
         let Flow { src_port, .. } = flow_of(false);
         let header = IpId::Known { id: 5, flags_fragment: 0 };
         let pseudo = PseudoV4::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), src_port);
@@ -277,27 +282,27 @@ mod tests {
             packet.extend_from_slice(&icrc);
             packet
         };
-        let mut gate = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
+        let mut verifier = PacketVerifier::new(ROCE, TRANSPORT_MAX, true);
         let packets = [unfragmented(5), unfragmented(6), unfragmented(9), unfragmented(8)];
-        let sink = pass(&mut gate, false, header, &packets, 3);
+        let sink = pass(&mut verifier, false, header, &packets, 3);
         assert!(came(&sink, &packets, &[2]) && sink.dropped == [Reason::BadIcrc] && sink.trains.is_empty());
         for (len, reason) in [(TRANSPORT_MIN - 1, Reason::Truncated), (TRANSPORT_MAX + 1, Reason::Oversize)] {
-            for mut gate in
+            for mut verifier in
                 [PacketVerifier::new(ROCE, TRANSPORT_MAX, true), PacketVerifier::new(UNSEALED, TRANSPORT_MAX, true)]
             {
-                let sink = pass(&mut gate, true, IpId::Unknown, &vec![vec![0; len]; 5], 64);
+                let sink = pass(&mut verifier, true, IpId::Unknown, &vec![vec![0; len]; 5], 64);
                 assert!(sink.frames.is_empty() && sink.dropped == [reason; 5], "{len}");
             }
         }
         for (len, trains) in [(TRANSPORT_MIN, &[][..]), (TRANSPORT_MAX - 3, &[5]), (TRANSPORT_MAX, &[])] {
             let packets: Vec<_> = (0..5).map(|i| sealed(true, 0, i, len)).collect();
-            let sink = pass(&mut gate, true, IpId::Unknown, &packets, 64);
+            let sink = pass(&mut verifier, true, IpId::Unknown, &packets, 64);
             assert!(came(&sink, &packets, &[]) && sink.trains == trains, "{len}");
         }
     }
 
     #[test]
-    fn without_icrcs_every_length_goes_as_one() {
+    fn without_checksums_every_train_is_delivered_whole() {
         let mut bad = packets(false, 0, 6);
         bad[2][50] ^= 1;
         let sink = pass(&mut PacketVerifier::new(UNSEALED, TRANSPORT_MAX, true), false, IpId::Unknown, &bad, 64);
@@ -305,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_packets_are_reported_once_and_not_without_end() {
+    fn lost_packets_are_reported_once_and_bounded() {
         let (mut seen, mut sink) = (u32::MAX, Collect::default());
         report_lost(&mut seen, 2, &mut sink);
         report_lost(&mut seen, 2, &mut sink);

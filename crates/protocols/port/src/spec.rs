@@ -1,4 +1,4 @@
-//! What the user writes to name a port, and what it means.
+//! The grammar of port specifications, and the options of each kind of port.
 //!
 //! ```text
 //! SPEC    = { "impair:" OPTIONS "/" } KIND [ ":" OPTIONS ]
@@ -7,9 +7,11 @@
 //! ```
 //! Examples: `udp`, `udp:dev=eth0`, `udp:dev=lo,addr=127.0.0.2`, `packet:dev=eth0`, `impair:loss=1%,seed=7/udp:dev=eth0`.
 //!
-//! The options of each kind are rows of one table ([`UDP_OPTIONS`], [`PACKET_OPTIONS`], [`IMPAIR_OPTIONS`]): key, value, help, and how to
-//! set it. Parsing, error texts and documentation use nothing else. A rate is written as `1%`, `5‰`, `300ppm` or a
-//! fraction `0.01`; a time as `100us`, `1ms`, `50ns`; a size as `4M`, `512K` or bytes.
+//! The options of each kind are the rows of one table ([`UDP_OPTIONS`], [`PACKET_OPTIONS`], [`DPDK_OPTIONS`],
+//! [`IMPAIR_OPTIONS`]): key, value,
+//! help, and a function that sets the option. Parsing, error texts and documentation use these tables only. A rate is written as
+//! `1%`, `5‰`,
+//! `300ppm` or a fraction `0.01`; a time as `100us`, `1ms`, `50ns`; a size as `4M`, `512K` or bytes.
 
 use crate::error::PortError;
 use crate::{Encapsulation, PacketChecksum};
@@ -32,7 +34,7 @@ pub struct PortSpec {
     pub impair: Vec<ImpairSpec>,
     /// The port itself.
     pub kind: PortKind,
-    /// As the user wrote it.
+    /// The text that the user wrote.
     text: String,
 }
 
@@ -57,7 +59,7 @@ impl UdpSpec {
 }
 
 impl PortKind {
-    /// Whether what the port sends to its own addresses turns round in it ([`crate::loopback`]).
+    /// Whether packets to the port's own addresses are looped back in the daemon ([`crate::loopback`]).
     pub fn loops_back(&self) -> bool {
         match self {
             PortKind::Udp(udp) => udp.loopback,
@@ -67,26 +69,26 @@ impl PortKind {
     }
 }
 
-/// Help of the option `loopback`, which all kinds have.
+/// Help of the option `loopback` of all kinds.
 const LOOPBACK: &str =
     "what it sends to its own addresses turns round in the daemon; off: below, where captures see it";
 
 /// Options of `packet`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PacketSpec {
-    /// Interface; `None` chooses as [`UdpSpec::dev`] does.
+    /// Interface; `None`: chosen as for [`UdpSpec::dev`].
     pub dev: Option<String>,
-    /// Only this address instead of all of the interface's.
+    /// The only address to serve; `None`: all of the interface's.
     pub addr: Option<IpAddr>,
-    /// Send trains.
+    /// Whether to send trains.
     pub gso: bool,
-    /// Accept trains that were merged on the way, whose IPv4 identifications only the ICRC tells.
+    /// Whether to accept trains that were joined on the way, in which only the ICRC tells the IPv4 identifications.
     pub gro: bool,
-    /// Receive buffer, bytes.
+    /// Receive buffer in bytes.
     pub rcvbuf: u32,
-    /// Send buffer, bytes.
+    /// Send buffer in bytes.
     pub sndbuf: u32,
-    /// Frames to its own addresses turn round in it.
+    /// Whether packets to own addresses are looped back in the daemon.
     pub loopback: bool,
 }
 
@@ -99,25 +101,25 @@ impl Default for PacketSpec {
 /// Options of `udp`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UdpSpec {
-    /// Interface; `None` chooses: default route, else the first that is up with an address, else `lo`.
+    /// Interface; `None`: the default route's, else the first that is up and has an address, else `lo`.
     pub dev: Option<String>,
-    /// Only this address instead of all of the interface's.
+    /// The only address to serve; `None`: all of the interface's.
     pub addr: Option<IpAddr>,
-    /// Send trains by UDP_SEGMENT.
+    /// Whether to send trains by UDP_SEGMENT.
     pub gso: bool,
-    /// Receive trains by UDP_GRO.
+    /// Whether to receive trains by UDP_GRO.
     pub gro: bool,
-    /// Refuse IPv4 identifications that cannot be predicted (no recovery from the ICRC).
+    /// Whether to refuse IPv4 identifications that cannot be predicted, instead of recovering them from the ICRC.
     pub strict_id: bool,
-    /// Do not compute or check the ICRC (measurements only: nobody else understands such packets).
+    /// Whether to leave out the ICRC; for measurements only, because no other stack accepts such packets.
     pub no_icrc: bool,
-    /// Socket receive buffer, bytes.
+    /// Receive buffer of the socket in bytes.
     pub rcvbuf: u32,
-    /// Socket send buffer, bytes.
+    /// Send buffer of the socket in bytes.
     pub sndbuf: u32,
-    /// UDP port (4791, except in tests).
+    /// UDP port; `None`: the encapsulation's. Tests use others.
     pub udp_port: Option<u16>,
-    /// Frames to its own addresses turn round in it.
+    /// Whether packets to own addresses are looped back in the daemon.
     pub loopback: bool,
 }
 
@@ -138,15 +140,15 @@ impl Default for UdpSpec {
     }
 }
 
-/// In which direction an impairment acts.
+/// The direction in which an impairment acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Direction {
-    /// Frames sent and received.
+    /// Sent and received frames.
     #[default]
     Both,
-    /// Frames sent.
+    /// Sent frames.
     Tx,
-    /// Frames received.
+    /// Received frames.
     Rx,
 }
 
@@ -155,26 +157,27 @@ pub enum Direction {
 pub struct Ppm(pub u32);
 
 impl Ppm {
-    /// Certainty.
+    /// Probability 1.
     pub const ONE: Ppm = Ppm(1_000_000);
 }
 
 /// Options of `impair`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ImpairSpec {
-    /// Frames lost.
+    /// Rate of lost frames.
     pub loss: Ppm,
-    /// Frames delivered twice.
+    /// Rate of frames that are delivered twice.
     pub dup: Ppm,
-    /// Frames held back so that later ones overtake them.
+    /// Rate of frames that are delayed so that later ones overtake them.
     pub reorder: Ppm,
-    /// Frames damaged: the receiver drops them as `BadIcrc`.
+    /// Rate of corrupted frames, which the receiver drops as `BadIcrc`.
     pub corrupt: Ppm,
-    /// ECN-capable frames marked CE.
+    /// Rate of ECN-capable frames that are marked CE.
     pub ecn: Ppm,
-    /// Delay of every frame, nanoseconds.
+    /// Delay of every frame in nanoseconds.
     pub delay_ns: u64,
-    /// Up to so much more, uniformly, nanoseconds. Order is not kept when it exceeds the gaps between frames.
+    /// Largest additional random delay in nanoseconds, uniformly distributed. Frames are reordered when it exceeds the gaps
+    /// between them.
     pub jitter_ns: u64,
     /// Seed of the random sequence.
     pub seed: u64,
@@ -184,9 +187,9 @@ pub struct ImpairSpec {
 
 /// One option of a kind of port.
 pub struct OptionRow<S: 'static> {
-    /// Key.
+    /// The key.
     pub key: &'static str,
-    /// What the value looks like.
+    /// Form of the value.
     pub value: &'static str,
     /// One line of help.
     pub help: &'static str,
@@ -253,9 +256,9 @@ pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
     option!("dir", "both|tx|rx", "direction in which it acts", dir = direction),
 ];
 
-/// Kinds of ports and wrappers, for error texts.
+/// Names of kinds of ports and wrappers, for error texts.
 const KINDS: &[&str] = &["udp", "packet", "dpdk", "impair"];
-/// A kind with more mistakes than this is taken for another word.
+/// A word with a larger edit distance from every kind is taken for an interface's name.
 const KIND_EDITS_MAX: usize = 2;
 
 impl PortSpec {
@@ -293,7 +296,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     let mut impair = Vec::new();
     let mut rest = text.trim();
     loop {
-        // What a device of DPDK is told may hold slashes.
+        // The arguments of a DPDK device may contain slashes.
         if let Some(options) = rest.strip_prefix("dpdk:").or_else(|| (rest == "dpdk").then_some("")) {
             let kind = PortKind::Dpdk(dpdk::parse(options)?);
             return Ok(PortSpec { impair, kind, text: text.trim().to_owned() });
@@ -326,7 +329,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     }
 }
 
-/// A word that is like no kind is probably the interface's name.
+/// The error for a word that is not a kind. A word unlike all kinds is probably the interface's name.
 fn unknown_kind(word: &str) -> String {
     let lower = word.to_ascii_lowercase();
     let near = nearest(&lower, KINDS.iter().copied());
@@ -345,7 +348,7 @@ fn apply<S>(mut spec: S, table: &'static [OptionRow<S>], kind: &str, options: &s
         let key = key.trim();
         let Some(row) = table.iter().find(|row| row.key == key) else {
             let near = nearest(key, table.iter().map(|row| row.key));
-            // A bare word may be meant as the interface's name.
+            // A word without a value may be meant as the interface's name.
             let bare = option == key && table.iter().any(|row| row.key == "dev");
             let or = if bare { format!(" or '{kind}:dev={key}'") } else { String::new() };
             return Err(format!("{kind} has no option '{key}'; did you mean '{near}'{or}?"));
@@ -439,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_names_and_options_are_understood() {
+    fn plain_names_and_options_are_parsed() {
         assert_eq!(udp("udp"), UdpSpec::default());
         assert_eq!(udp("udp:"), UdpSpec::default());
         let spec = udp("udp:dev=eth0, addr=10.0.0.1,gso=off,rcvbuf=2M,strict_id");
@@ -462,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_name_the_word_and_the_nearest_valid_one() {
+    fn mistakes_name_the_wrong_word_and_the_nearest_valid_one() {
         assert!(why("upd:dev=eth0").contains("unknown kind 'upd'; did you mean 'udp'?"));
         assert!(why("udp:dve=eth0").contains("no option 'dve'; did you mean 'dev'?"));
         assert!(why("impair:los=1%/udp").contains("did you mean 'loss'?"));
@@ -485,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_unique_and_helped() {
+    fn keys_are_unique_and_have_help() {
         fn check<S>(table: &[OptionRow<S>]) {
             for (i, row) in table.iter().enumerate() {
                 assert!(!row.help.is_empty() && !row.value.is_empty());

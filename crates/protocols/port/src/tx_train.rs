@@ -1,8 +1,10 @@
-//! What ports that send by `sendmmsg` share: packets of a batch appended to the message under construction, messages
-//! sent in order, and what is done about what the kernel answers.
+//! Messages and trains to send, for the ports that send by `sendmmsg`: packets are appended to the message under construction,
+//! messages are
+//! sent in order, and errors of the kernel are handled.
 //!
-//! A *train* is one message that the kernel or the NIC cuts into packets. Where a train is refused, the caller sends its
-//! packets one by one; see [`SendErrorAction`].
+//! A *train* is one message that the kernel or the NIC segments into packets. When the kernel refuses a train, the caller sends
+//! its packets
+//! one by one; see [`SendErrorAction`].
 
 use crate::ether::icrc::{ICRC, IcrcSeal};
 use crate::sys::send::SendRing;
@@ -12,22 +14,23 @@ use burst_frame::{TxBatch, TxFrame};
 use burst_wire::Icrc;
 use std::os::fd::RawFd;
 
-/// Payload up to here is copied rather than lent: at 512 bytes copying carried 1.2 to 2 times as many packets in four
-/// alternating runs of `pktbench`, at 1024 neither was ahead.
+/// Payload up to this length in bytes is copied instead of lent. At 512 bytes copying carried 1.2 to 2 times as many packets in
+/// four
+/// alternating runs of `pktbench`; at 1024 bytes neither was ahead.
 const COPY_MAX: usize = 768;
-/// Waits for room in the socket before a message is given up.
+/// Waits for room in the socket before a message is dropped.
 const WAITS_MAX: u32 = 4;
-/// Length of one such wait.
+/// Milliseconds of one such wait.
 const WAIT_MS: i32 = 1;
 
 /// What to do about an error of `sendmmsg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendErrorAction {
-    /// The socket's buffer or a queue below is full: wait, then try again.
+    /// The socket's buffer or a queue below it is full: wait, then try again.
     Wait,
-    /// A signal came: try again.
+    /// A signal interrupted the call: try again.
     Again,
-    /// Too long for the path, or trains are refused on it: send the packets one by one.
+    /// The message is too long for the path, or the path refuses trains: send the packets one by one.
     Singly,
     /// An error of an earlier packet, or no route: empty the error queue, try once more, then drop.
     Failed,
@@ -42,27 +45,28 @@ fn answer(errno: i32) -> SendErrorAction {
     }
 }
 
-/// Frames `first .. first + frames` of the batch, of which `packets` are in the message.
+/// One message: packets `first .. first + frames` of the batch, of which `packets` are in the message.
 #[derive(Clone, Copy, Debug)]
 pub struct TxTrain {
-    /// First frame.
+    /// Index of the first packet in the batch.
     pub first: usize,
-    /// Frames taken.
+    /// Number of packets of the batch that were taken.
     pub frames: usize,
-    /// Packets in the message: frames whose memory is gone are not among them.
+    /// Number of packets in the message; packets whose memory is gone were taken and are not in it.
     pub packets: usize,
 }
 
-/// How far the messages of the ring came.
+/// How far the messages of the ring were sent.
 pub enum TxProgress {
     /// All were sent or dropped.
     Done,
-    /// The train was refused, with this error; it and those after it have not been sent.
+    /// The kernel refused this train, with this error number; it and the messages after it were not sent.
     Refused(TxTrain, i32),
 }
 
-/// Appends one packet, from its head to its ICRC, to the message under construction. The ICRC is zero without a seal.
-/// False, leaving nothing, if its memory is gone.
+/// Appends one packet, from its head to its trailer, to the message under construction. Without a seal the trailer is zero.
+/// False, and
+/// nothing is appended, if the payload's memory is gone.
 #[inline]
 pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let spans = batch.spans_of(frame);
@@ -71,7 +75,7 @@ pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Optio
         && span.len() > COPY_MAX
         && frame.pad == 0
     {
-        // Most packets of trains.
+        // The usual packet of a train.
         let icrc = seal.map(|seal| seal.begin(id, frame.udp_payload_len(), frame.head()));
         let icrc = icrc.map(|icrc| icrc.update_span(span).unwrap_or(icrc));
         ring.packet(frame.head(), span, icrc.map_or([0; ICRC], Icrc::finish));
@@ -96,7 +100,7 @@ pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Optio
     true
 }
 
-/// [`append`] by copying all of the packet.
+/// [`append`] by copying the whole packet.
 fn append_copy(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let len = frame.udp_payload_len();
     if !write(ring.scratch(len), batch, frame, seal, id) {
@@ -106,7 +110,7 @@ fn append_copy(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Opti
     true
 }
 
-/// Writes one packet, from its head to its ICRC, into `packet`, which has its length. False if its memory is gone.
+/// Writes one packet, from its head to its trailer, into `packet`, which has its length. False if the payload's memory is gone.
 #[inline]
 pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let len = packet.len();
@@ -127,8 +131,9 @@ pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&
     true
 }
 
-/// Sends the messages of the ring in order, dropping what cannot be sent, until a train is refused. `complain` takes
-/// what the socket has to say about earlier packets, and tells whether there was anything.
+/// Sends the messages of the ring in order, dropping those that cannot be sent, until the kernel refuses a train. `complain`
+/// reports the
+/// errors of earlier packets from the socket's error queue, and returns whether there were any.
 pub fn transmit(
     ring: &mut SendRing,
     trains: &[TxTrain],

@@ -1,7 +1,8 @@
-//! A `dpdk` port on net_ring, which gives back what it is given: this process talks to itself. net_ring passes packets by
-//! reference, so this is the way of a NIC's driver: payload copied into the device's buffers.
+//! A `dpdk` port on net_ring, which returns every packet: the process exchanges packets with itself. net_ring passes packets by
+//! reference, so
+//! payload is copied into the device's buffers, as for the driver of a NIC.
 //!
-//! DPDK starts once for all tests of the process; each has a device of its own.
+//! DPDK starts once for all tests of the process; each test has a device of its own.
 #![cfg(feature = "dpdk")]
 
 mod common;
@@ -12,7 +13,7 @@ use burst_port::dpdk::DpdkPort;
 use burst_port::{Encapsulation, Port, PortKind, PortSpec, RxSink, open, open_all};
 use common::{Collect, flow, push};
 
-/// Opens the port of one worker on ring number `ring`, without the one around it that keeps packets to ourselves off it.
+/// Opens the port of one worker on ring number `ring`, without the wrapper that would loop packets to own addresses back.
 fn ring(ring: u32) -> DpdkPort {
     let text = format!("dpdk:dev=net_ring{ring},addr=10.0.0.1/24,addr=fd00::1/64,huge=off");
     let spec = PortSpec::parse(&text).unwrap();
@@ -20,7 +21,7 @@ fn ring(ring: u32) -> DpdkPort {
     DpdkPort::open(dpdk, &Encapsulation::ROCE, &text, 0, 1).unwrap()
 }
 
-/// Sends the payloads at `now`; the reasons for what was dropped.
+/// Sends the payloads at `now`; returns the reasons of drops.
 fn send(port: &mut dyn Port, now: Nanos, flow: &Flow, payloads: &[Vec<u8>]) -> Vec<Reason> {
     let mut batch = TxBatch::new(payloads.len());
     payloads.iter().for_each(|p| push(&mut batch, flow, p));
@@ -33,7 +34,7 @@ fn payloads(count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|i| (0..i * 131 % 4097).map(|at| (i * 7 + at) as u8).collect()).collect()
 }
 
-/// Says which payload is wrong without showing all of them.
+/// Names the first wrong payload, instead of printing all of them.
 fn assert_same(got: &[Vec<u8>], want: &[Vec<u8>]) {
     let lengths = |all: &[Vec<u8>]| all.iter().map(Vec::len).collect::<Vec<_>>();
     assert_eq!(lengths(got), lengths(want));
@@ -41,28 +42,28 @@ fn assert_same(got: &[Vec<u8>], want: &[Vec<u8>]) {
     assert!(wrong.is_empty(), "payloads {wrong:?} are damaged");
 }
 
-/// Receives until nothing comes any more.
+/// Receives until no packet arrives any more.
 fn receive(port: &mut dyn Port, now: Nanos, sink: &mut dyn RxSink) {
     while port.rx_burst(now, 256, sink) > 0 {}
 }
 
 #[test]
-fn frames_come_back_whole_once_the_neighbour_is_known() {
+fn frames_arrive_whole_once_the_neighbour_is_resolved() {
     let mut port = ring(0);
     assert_eq!((port.caps().link_mtu, port.caps().addrs.len(), port.caps().up), (4200, 2, true));
     let now = Nanos::from_ms(5);
     for address in ["10.0.0.1", "fd00::1"] {
         let flow = Flow { src_port: 50_000, tos: 2, ..flow(address, address) };
         let want = payloads(100);
-        // The first ones wait for the answer to the question who has the address: ours, in the same ring.
+        // The first packets wait for the answer to the ARP request, which this port itself gives through the ring.
         let mut sink = Collect::default();
         assert_eq!(send(&mut port, now, &flow, &want), []);
         receive(&mut port, now, &mut sink);
-        // Our own answers and announcements come back as well, and are nobody's.
+        // The port's own replies and announcements arrive as well, and are not for it.
         assert!(sink.dropped.iter().all(|r| *r == Reason::NotOurs), "{:?}", sink.dropped);
         assert_same(&sink.payloads(), &want);
         assert!(sink.frames.iter().all(|(f, _)| *f == flow));
-        // The others do not.
+        // Later packets do not wait.
         let mut sink = Collect::default();
         for part in want.chunks(40) {
             assert_eq!(send(&mut port, now, &flow, part), []);
@@ -73,7 +74,7 @@ fn frames_come_back_whole_once_the_neighbour_is_known() {
 }
 
 #[test]
-fn what_cannot_be_sent_has_a_reason() {
+fn packets_that_cannot_be_sent_have_a_reason() {
     let mut port = ring(1);
     let one = payloads(2);
     let foreign = flow("10.0.0.7", "10.0.0.1");
@@ -82,7 +83,7 @@ fn what_cannot_be_sent_has_a_reason() {
     assert_eq!(send(&mut port, Nanos(0), &nowhere, &one), [Reason::NoRoute; 2]);
     let long = vec![vec![0; 4180]];
     assert_eq!(send(&mut port, Nanos(0), &flow("10.0.0.1", "10.0.0.1"), &long), [Reason::SendTooLong]);
-    // Nobody answers: what waits is dropped after three questions, what comes later at once.
+    // No host answers: waiting packets are dropped after three solicitations, later packets at once.
     let silent = flow("10.0.0.1", "10.0.0.99");
     assert_eq!(send(&mut port, Nanos(0), &silent, &one), []);
     let mut sink = Collect::default();

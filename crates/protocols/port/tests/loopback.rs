@@ -1,5 +1,6 @@
-//! Real sockets on loopback: what is sent arrives whole, in order, with its addresses, over IPv4 and IPv6, with and
-//! without trains; what cannot be sent, is damaged or too short is named.
+//! Real sockets on the loopback interface: sent packets arrive whole, in order, with their addresses, over IPv4 and IPv6, with
+//! and without
+//! trains; packets that cannot be sent, are damaged or too short have a drop reason.
 
 mod common;
 
@@ -11,23 +12,23 @@ use common::{Collect, flow, open, open_worker, payloads, push_qpn, receive, send
 use proptest::prelude::*;
 use std::net::UdpSocket;
 
-/// The UDP port of this process for a test's number: tests of another checkout may run on this machine.
+/// A UDP port of this process for a test's number, because tests of another checkout may run on this machine.
 fn here(number: u16) -> u16 {
     number + (std::process::id() % 200) as u16 * 100
 }
 
-/// A port on an address, on a UDP port of the test's own, so that tests do not meet each other.
+/// A port on an address, with a UDP port of the test's own, so that tests do not receive each other's packets.
 fn lo(addr: &str, number: u16, more: &str) -> burst_port::udp::UdpPort {
     open(&format!("udp:dev=lo,addr={addr},udp_port={}{more}", here(number)))
 }
 
-/// Sends the payloads of these lengths from one port to another and expects them there.
+/// Sends payloads of these lengths from one port to another and expects them there.
 fn transfer(src: &str, dst: &str, udp_port: u16, options: [&str; 2], lengths: &[usize]) {
     let mut a = lo(src, udp_port, options[0]);
     let mut b = if src == dst { None } else { Some(lo(dst, udp_port, options[1])) };
     let sent = payloads(lengths);
     let flow = Flow { tos: 0x6a, hop_limit: 33, ..flow(src, dst) };
-    // Few at a time: without a reader in between, the socket's buffer is the limit.
+    // Few at a time: nothing reads in between, so the socket's buffer is the limit.
     for part in sent.chunks(48) {
         assert_eq!(send(&mut a, &flow, part), []);
         let got = receive(b.as_mut().unwrap_or(&mut a), part.len());
@@ -39,7 +40,7 @@ fn transfer(src: &str, dst: &str, udp_port: u16, options: [&str; 2], lengths: &[
         }
     }
     let recovered = a.ids_recovered() + b.map_or(0, |b| b.ids_recovered());
-    // Without GRO a train arrives in pieces, whose positions nobody tells.
+    // Without GRO a train arrives in pieces, whose positions in the train are unknown.
     let cut = options == ["", ",gro=off"];
     assert!(cut || recovered == 0, "identifications are predicted, {recovered} were not");
 }
@@ -111,7 +112,7 @@ fn many_spans_and_foreign_memory_are_gathered() {
 }
 
 #[test]
-fn damage_and_short_packets_are_named() {
+fn damaged_and_short_packets_have_a_reason() {
     let mut b = lo("127.0.0.2", 10_796, "");
     let raw = UdpSocket::bind("127.0.0.1:0").unwrap();
     raw.send_to(&[0xff; 64], ("127.0.0.2", here(10_796))).unwrap();
@@ -123,7 +124,7 @@ fn damage_and_short_packets_are_named() {
 }
 
 #[test]
-fn foreign_source_addresses_and_families_do_not_leave() {
+fn packets_from_foreign_addresses_or_mixed_families_are_not_sent() {
     let mut a = lo("127.0.0.1", 10_797, "");
     let payload = payloads(&[8]);
     assert_eq!(send(&mut a, &flow("127.0.0.9", "127.0.0.2"), &payload), [Reason::SendFailed]);
@@ -131,7 +132,7 @@ fn foreign_source_addresses_and_families_do_not_leave() {
 }
 
 #[test]
-fn nobody_listening_is_told_once_and_does_not_stick() {
+fn an_unbound_destination_is_reported_once_and_does_not_persist() {
     let mut a = lo("127.0.0.1", 10_798, "");
     let payload = payloads(&[8]);
     let mut told = 0;
@@ -161,7 +162,7 @@ fn an_overflow_is_counted() {
 }
 
 #[test]
-fn a_second_daemon_is_told_who_has_the_port() {
+fn a_second_daemon_gets_a_sentence_about_the_bound_port() {
     let _a = lo("127.0.0.1", 10_800, "");
     let spec = PortSpec::parse(&format!("udp:dev=lo,addr=127.0.0.1,udp_port={}", here(10_800))).unwrap();
     for workers in [1, 2] {
@@ -188,7 +189,7 @@ fn workers_share_an_address_by_qpn() {
     let mut workers: Vec<_> = (0..3).map(|i| open_worker(text, i, 3)).collect();
     let payload = payloads(&[64]);
     let mut batch = TxBatch::new(30);
-    // The worker is in the low four bits, beside which slots and generations count.
+    // The low four bits name the worker; slots and generations are in the other bits.
     for qpn in (0..10).flat_map(|slot| (0..3).map(move |worker| slot << 4 | worker)) {
         push_qpn(&mut batch, &flow("127.0.0.1", "127.0.0.2"), &payload[0], qpn);
     }
@@ -201,7 +202,7 @@ fn workers_share_an_address_by_qpn() {
 }
 
 #[test]
-fn the_wait_descriptor_is_readable_when_something_is_there() {
+fn the_wait_descriptor_is_readable_when_packets_wait() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::BorrowedFd;
     let mut a = lo("127.0.0.1", 10_802, "");
@@ -233,7 +234,7 @@ fn a_specification_with_wrappers_opens_them() {
 }
 
 #[test]
-fn empty_ports_have_nothing() {
+fn ports_without_packets_deliver_nothing() {
     let mut a = lo("127.0.0.1", 10_803, "");
     let mut sink = Collect::default();
     assert_eq!(a.rx_burst(Nanos(0), 64, &mut sink), 0);
@@ -244,14 +245,14 @@ fn empty_ports_have_nothing() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-    /// Any mixture of lengths arrives as it was sent, however it is cut into trains.
+    /// Packets of any lengths arrive as they were sent, in whatever trains they travel.
     #[test]
     fn any_lengths_arrive(lengths in prop::collection::vec(prop_oneof![0usize..80, 900usize..1100, Just(4096usize), 0usize..20_000], 1..60)) {
         transfer("127.0.0.1", "127.0.0.2", 10_804, ["", ""], &lengths);
     }
 }
 
-/// All ports of the group get a copy, the sender's own included, with the group as destination.
+/// All ports of the group get a copy, the sender's own included, with the group as the destination.
 fn group(src: [&str; 2], group: &str, udp_port: u16) {
     let (mut a, mut b) = (lo(src[0], udp_port, ""), lo(src[1], udp_port, ""));
     let ip: std::net::IpAddr = group.parse().unwrap();
@@ -280,10 +281,10 @@ fn groups_get_copies_until_they_are_left() {
 }
 
 #[test]
-fn ordinary_addresses_are_no_groups() {
+fn unicast_addresses_cannot_be_joined() {
     let mut a = lo("127.0.0.1", 10_812, "");
     assert!(a.join("10.1.2.3".parse().unwrap()).is_err());
-    // Leaving what was not joined changes nothing.
+    // Leaving a group that was not joined changes nothing.
     a.leave("127.0.0.1".parse().unwrap());
     assert_eq!(send(&mut a, &flow("127.0.0.1", "127.0.0.1"), &payloads(&[5])), []);
     assert_eq!(receive(&mut a, 1).frames.len(), 1);

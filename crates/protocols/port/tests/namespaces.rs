@@ -1,9 +1,10 @@
-//! Two network namespaces joined by a veth: what is really on the wire, and peers that are not Burst.
+//! Two network namespaces joined by a veth: the packets on the wire, and peers that are not Burst.
 //!
-//! The claim on which the ICRC over IPv4 rests: with DF on an unconnected socket, the kernel sends identification 0 in
-//! a packet of its own and 0, 1, 2, … along a train that it segments. `gso_max_segs 1` on the sender's veth makes the
-//! kernel segment trains before the wire, where a packet socket captures them. Needs root; skipped with a message
-//! otherwise. The namespaces belong to threads and end with them.
+//! The ICRC over IPv4 relies on this: with DF on an unconnected socket, the kernel sends identification 0 in a single packet and
+//! 0, 1, 2, …
+//! along a train that it segments. `gso_max_segs 1` on the sender's veth makes the kernel segment trains before the wire, where a
+//! packet
+//! socket captures them. Needs root; skipped with a message otherwise. The namespaces belong to threads and end with them.
 
 mod common;
 
@@ -14,7 +15,7 @@ use common::wire::{Capture, ETHERNET, IPV4, UDP, in_namespaces, ip};
 use common::{flow, open, payloads, receive, send};
 use std::os::fd::FromRawFd;
 
-/// Identification of an IPv4 frame; checks DF and, with the real identification, the ICRC.
+/// Returns the identification of an IPv4 frame; checks DF and, with that identification, the ICRC.
 fn checked_id(frame: &[u8]) -> u16 {
     let ip = &frame[ETHERNET..];
     let be16 = |at: usize| u16::from_be_bytes([ip[at], ip[at + 1]]);
@@ -83,7 +84,7 @@ fn trains_pass_a_veth_whole() {
     );
 }
 
-/// An IPv4 packet as another stack sends it: its own identification and source port. `udp_checksum` 0 as rxe does.
+/// An IPv4 packet as another stack sends it: its own identification and source port, and UDP checksum 0 as soft-RoCE sends it.
 fn foreign_v4(id: u16, body: &[u8]) -> Vec<u8> {
     let src_port = 51_234;
     let pseudo = PseudoV4 { id, ..PseudoV4::new("10.77.0.1".parse().unwrap(), "10.77.0.2".parse().unwrap(), src_port) };
@@ -119,13 +120,13 @@ fn send_raw(v6: bool, to: &str, packet: &[u8]) {
     // SAFETY: no pointers.
     let fd = unsafe { libc::socket(family, libc::SOCK_RAW, protocol) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a fresh descriptor; std's type only passes buffers to send_to.
+    // SAFETY: a new descriptor without another owner; std's type only passes buffers to send_to.
     let socket = unsafe { std::net::UdpSocket::from_raw_fd(fd) };
     assert_eq!(socket.send_to(packet, (to, 0)).unwrap(), packet.len());
 }
 
 #[test]
-fn other_stacks_are_understood() {
+fn packets_of_other_stacks_are_accepted() {
     let body = |i: u8| {
         let mut body = vec![i; 12 + 1024];
         body[1] = 0;
@@ -174,7 +175,7 @@ fn other_stacks_are_understood() {
 }
 
 #[test]
-fn packets_longer_than_the_path_are_named() {
+fn packets_longer_than_the_path_have_a_reason() {
     in_namespaces(
         1500,
         |wire| {
@@ -202,7 +203,7 @@ fn packets_longer_than_the_path_are_named() {
 }
 
 #[test]
-fn addresses_mtu_and_state_are_followed() {
+fn changes_of_addresses_mtu_and_state_are_applied() {
     in_namespaces(
         1500,
         |wire| {
@@ -219,7 +220,7 @@ fn addresses_mtu_and_state_are_followed() {
             assert!(has(&port, "10.77.9.1") && !has(&port, "10.77.0.1"));
             assert_eq!(ips(&port)[0], "10.77.9.1", "IPv4 first");
             assert!(!port.refresh());
-            // The new socket works: to ourselves.
+            // The new socket works, for packets to its own address.
             assert_eq!(send(&mut port, &flow("10.77.9.1", "10.77.9.1"), &payloads(&[512; 4])), []);
             assert_eq!(receive(&mut port, 4).frames.len(), 4);
             assert_eq!(send(&mut port, &flow("10.77.0.1", "10.77.9.1"), &payloads(&[4])), [Reason::SendFailed]);
@@ -246,7 +247,7 @@ fn interfaces_without_addresses_and_link_local_ones() {
                 PortSpec::parse("udp:dev=va").and_then(|s| burst_port::open(&s, &Encapsulation::ROCE)).err().unwrap();
             assert!(matches!(error, PortError::Netif(burst_netif::NetifError::NoAddress { .. })), "{error}");
             assert!(error.to_string().contains("ip addr add"), "{error}");
-            // Nothing but lo has an address: it is chosen.
+            // Only lo has an address, so it is chosen.
             assert_eq!(burst_netif::iface::choose().unwrap().name, "lo");
             ip("addr add fe80::77/64 dev va nodad");
             assert_eq!(burst_netif::iface::choose().unwrap().name, "va");

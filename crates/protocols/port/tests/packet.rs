@@ -1,5 +1,6 @@
-//! The `packet` port on a veth between two network namespaces: what it puts on the wire, what it takes from it, and what
-//! happens when the link, its addresses and its neighbours change. Needs root; skipped with a message otherwise.
+//! The `packet` port on a veth between two network namespaces: the frames that it sends, the frames that it accepts, and changes
+//! of the link,
+//! its addresses and its neighbours. Needs root; skipped with a message otherwise.
 
 mod common;
 
@@ -24,7 +25,7 @@ fn open_worker(text: &str, worker: usize, workers: usize) -> PacketPort {
     PacketPort::open(packet, &Encapsulation::ROCE, text, worker, workers).unwrap()
 }
 
-/// Sends one packet and waits until it is through: the next hop is resolved then.
+/// Sends one packet and waits until it has arrived; the next hop is resolved then.
 fn meet(port: &mut PacketPort, flow: &Flow) {
     assert_eq!(send(port, flow, &payloads(&[8])), []);
     let mut patience = Patience::new(Duration::from_millis(300));
@@ -43,7 +44,7 @@ fn frames_on_the_wire_are_exact() {
     in_namespaces(
         9000,
         move |wire| {
-            // The kernel cuts trains before the wire.
+            // The kernel segments trains before the wire.
             run("ethtool", "-K va tx-checksum-ip-generic off");
             let mut port = open("packet:dev=va");
             for family in [V4, V6] {
@@ -142,7 +143,7 @@ fn trains_pass_whole_between_ports_of_both_kinds() {
     );
 }
 
-/// A frame from 10.77.0.1 or fd77::1 to vb, good in every way, with a body of `len` bytes after the BTH.
+/// A valid frame from 10.77.0.1 or fd77::1 to vb, with `len` bytes after the BTH.
 fn good(v6: bool, dst_mac: [u8; 6], len: usize, id: u16) -> Vec<u8> {
     let (src, dst) = if v6 { V6 } else { V4 };
     let flow = Flow { src_port: 50_000, ..flow(src, dst) };
@@ -159,28 +160,30 @@ fn good(v6: bool, dst_mac: [u8; 6], len: usize, id: u16) -> Vec<u8> {
     frame
 }
 
-/// Makes the IPv4 header's checksum right again.
+/// Corrects the IPv4 header's checksum.
 fn fix_ip(frame: &mut [u8]) {
     let header = burst_wire::Ipv4::parse(&frame[ETHERNET..]).unwrap();
     frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&header.computed_checksum().to_be_bytes());
 }
 
-/// Frames, each with what must become of it.
+/// `frame` after `change`; the IPv4 header's checksum is corrected afterwards if `fix`.
+fn changed(mut frame: Vec<u8>, fix: bool, change: &dyn Fn(&mut Vec<u8>)) -> Vec<u8> {
+    change(&mut frame);
+    if fix {
+        fix_ip(&mut frame);
+    }
+    frame
+}
+
+/// Frames, each with its expected result.
 fn defects(mac: [u8; 6]) -> Vec<(&'static str, Vec<u8>, Option<Reason>)> {
     let v4 = || good(false, mac, 64, 0x1234);
     let v6 = || good(true, mac, 64, 0);
-    let changed = |mut frame: Vec<u8>, fix: bool, change: &dyn Fn(&mut Vec<u8>)| {
-        change(&mut frame);
-        if fix {
-            fix_ip(&mut frame);
-        }
-        frame
-    };
     let udp4 = ETHERNET + IPV4;
     let no_checksum = move |f: &mut Vec<u8>| f[udp4 + 6..udp4 + 8].fill(0);
     vec![
-        ("a good one", v4(), None),
-        ("a good one", v6(), None),
+        ("a valid frame", v4(), None),
+        ("a valid frame", v6(), None),
         ("without a UDP checksum", changed(v4(), false, &no_checksum), None),
         ("with Ethernet padding", changed(v4(), false, &|f| f.extend_from_slice(&[0; 7])), None),
         ("another MAC address", changed(v4(), false, &|f| f[5] ^= 1), Some(Reason::NotOurs)),
@@ -220,9 +223,13 @@ fn defects(mac: [u8; 6]) -> Vec<(&'static str, Vec<u8>, Option<Reason>)> {
             Some(Reason::BadIcrc),
         ),
         ("an identification changed on the way", changed(v4(), true, &|f| f[ETHERNET + 5] ^= 1), Some(Reason::BadIcrc)),
-        ("our own address as source", changed(v4(), true, &|f| f[ETHERNET + 15] = 2), Some(Reason::BadUdpChecksum)),
         (
-            "our own address as source, no checksum",
+            "the port's own address as source",
+            changed(v4(), true, &|f| f[ETHERNET + 15] = 2),
+            Some(Reason::BadUdpChecksum),
+        ),
+        (
+            "the port's own address as source, no checksum",
             changed(v4(), true, &|f| {
                 no_checksum(f);
                 f[ETHERNET + 15] = 2;
@@ -261,7 +268,7 @@ fn every_defect_is_dropped_with_its_reason() {
     in_namespaces(
         9000,
         |wire| {
-            // The other side shows frames to any address, as a switch that floods would.
+            // The other side sends frames to any MAC address, as a switch that floods does.
             wire.wait();
             let mac: [u8; 6] = std::array::from_fn(|i| [2, 0, 0, 0, 0, 2][i]);
             let mut injector = Injector::new("va");
@@ -303,8 +310,9 @@ fn every_defect_is_dropped_with_its_reason() {
 /// Bytes of each packet in [`train`], from BTH to ICRC; the last one has fewer.
 const STRIDE: usize = 1040;
 
-/// A virtio header and a train from 10.77.0.1 or fd77::1 to vb whose header says `id`: packets made with `ids`, the last of
-/// them shorter. The one of number `damage` has a wrong bit.
+/// A virtio header and a train from 10.77.0.1 or fd77::1 to vb with identification `id` in its header: packets whose ICRCs cover
+/// `ids`, the last
+/// of them shorter. Packet number `damage` has a flipped bit.
 fn train(v6: bool, mac: [u8; 6], id: u16, ids: &[u16], damage: Option<usize>) -> Vec<u8> {
     let (src, dst) = if v6 { V6 } else { V4 };
     let flow = Flow { src_port: 50_000, ..flow(src, dst) };
@@ -322,7 +330,7 @@ fn train(v6: bool, mac: [u8; 6], id: u16, ids: &[u16], damage: Option<usize>) ->
             packets[at + 77] ^= 4;
         }
     }
-    // One packet's checksum is left to be done by whoever cuts the train: at the UDP header, 6 bytes behind its begin.
+    // The kernel or the NIC completes each packet's checksum at `udp_at`, 6 bytes behind the begin of the UDP header.
     let (header_len, udp_at) = (template.header_len() as u16, template.udp_at() as u16);
     let mut bytes = vec![1, 5];
     for field in [header_len, STRIDE as u16, udp_at, 6] {
@@ -338,15 +346,15 @@ fn train(v6: bool, mac: [u8; 6], id: u16, ids: &[u16], damage: Option<usize>) ->
 /// Packets of full length in a train.
 const FULL: usize = 30;
 
-/// A train, and what must become of it.
+/// A train and its expected result.
 struct Case {
     what: &'static str,
     bytes: Vec<u8>,
-    /// The packet that is not good.
+    /// Index of the packet that is refused.
     refused: Option<usize>,
-    /// Whether all packets of full length come as one.
+    /// Whether all packets of full length are delivered as one train.
     whole: bool,
-    /// Identifications that had to be recovered.
+    /// Number of identifications that are recovered.
     recovered: u64,
 }
 
@@ -386,7 +394,7 @@ fn cases(mac: [u8; 6]) -> Vec<Case> {
 }
 
 #[test]
-fn trains_are_whole_or_each_packet_has_its_verdict() {
+fn trains_are_delivered_whole_or_packet_by_packet() {
     in_namespaces(
         9000,
         |wire| {
@@ -401,7 +409,7 @@ fn trains_are_whole_or_each_packet_has_its_verdict() {
         |wire| {
             ip("link set vb address 02:00:00:00:00:02 promisc on");
             for Case { what, refused, whole, recovered, .. } in cases(mac_of("vb")) {
-                // A port that has not met a bad train yet.
+                // A new port, which has not seen a bad train yet.
                 let mut port = open("packet:dev=vb");
                 wire.go();
                 wire.wait();
@@ -431,23 +439,23 @@ fn tagged(frame: &[u8], tag: u16) -> Vec<u8> {
 }
 
 #[test]
-fn next_hops_are_found_followed_and_missed() {
+fn next_hops_are_resolved_updated_and_reported_as_failed() {
     in_namespaces(
         1500,
         |wire| {
             let mut port = open("packet:dev=va");
             wire.wait();
-            // Nobody has been asked for yet: the first packet goes all the same.
+            // The next hop is unresolved: the first packets are sent nevertheless.
             assert_eq!(send(&mut port, &flow(V4.0, V4.1), &payloads(&[100; 3])), []);
             wire.go();
             wire.wait();
-            // The peer has another Ethernet address now, and says so.
+            // The peer has a new MAC address, and announces it.
             let got = receive_for(&mut port, Duration::from_millis(100));
             assert_eq!(got.dropped, []);
             assert_eq!(send(&mut port, &flow(V4.0, V4.1), &payloads(&[100; 3])), []);
             wire.go();
             wire.wait();
-            // Nobody there, and nowhere to go.
+            // There is no such neighbour, and no such route.
             assert_eq!(send(&mut port, &flow(V4.0, "10.77.0.99"), &payloads(&[100])), []);
             assert_eq!(send(&mut port, &flow(V4.0, "192.0.2.1"), &payloads(&[100])), [Reason::NoRoute]);
             assert_eq!(send(&mut port, &flow(V4.0, V4.1), &payloads(&[1600])), [Reason::SendTooLong]);
@@ -456,7 +464,7 @@ fn next_hops_are_found_followed_and_missed() {
                 reasons = receive_for(&mut port, Duration::from_millis(20)).dropped;
             }
             assert_eq!(reasons, [Reason::NoNeighbour]);
-            // A route that appears is used; the gateway is the peer.
+            // A new route is used; its gateway is the peer.
             ip("route add 192.0.2.0/24 via 10.77.0.2");
             receive_for(&mut port, Duration::from_millis(50));
             assert_eq!(send(&mut port, &flow(V4.0, "192.0.2.1"), &payloads(&[100])), []);
@@ -485,7 +493,7 @@ fn next_hops_are_found_followed_and_missed() {
     );
 }
 
-/// 10.77.0.2 asks for itself, so that everybody learns its new address.
+/// 10.77.0.2 solicits its own address, so that all hosts learn its new MAC address.
 fn gratuitous_arp(mac: [u8; 6]) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend_from_slice(&mac);
@@ -498,7 +506,7 @@ fn gratuitous_arp(mac: [u8; 6]) -> Vec<u8> {
 }
 
 #[test]
-fn packets_to_ourselves_come_home() {
+fn packets_to_own_addresses_are_delivered() {
     in_namespaces(
         1500,
         |wire| {
@@ -510,7 +518,7 @@ fn packets_to_ourselves_come_home() {
             let got = receive(&mut port, 40);
             assert_eq!((got.payloads(), got.frames[0].0.tos), (payloads(&[1024; 40]), 0x43));
             assert_eq!(port.next_event(), Nanos::NEVER);
-            // On the loopback interface itself: two ports, frames over lo.
+            // On the loopback interface: two ports, frames over lo.
             let (mut one, mut two) = (open("packet:dev=lo,addr=127.0.0.1"), open("packet:dev=lo,addr=127.0.0.2"));
             assert_eq!(send(&mut one, &flow("127.0.0.1", "127.0.0.2"), &payloads(&[4096; 40])), []);
             let got = receive(&mut two, 40);
@@ -538,7 +546,7 @@ fn groups_are_joined_and_left() {
                 wire.go();
             }
             wire.wait();
-            // Ours come home once we take part.
+            // The port's own packets to the group are delivered once it has joined.
             port.join(groups[0].parse().unwrap()).unwrap();
             assert_eq!(send(&mut port, &flow(froms[0], groups[0]), &payloads(&[64; 2])), []);
             assert_eq!(receive(&mut port, 2).payloads(), payloads(&[64; 2]));
@@ -580,7 +588,7 @@ fn workers_share_frames_by_queue_pair() {
                 let bytes = payloads(&[100; 30]);
                 let mut batch = TxBatch::new(30);
                 for (i, payload) in bytes.iter().enumerate() {
-                    // One packet at a time: a train goes to the worker of its first packet.
+                    // One packet at a time, because a train goes to the worker of its first packet.
                     batch.clear();
                     push_qpn(&mut batch, &flow(src, dst), payload, 0x100 + i as u32 % 3);
                     port.tx_burst(Nanos(0), &batch, &mut |reason| panic!("{reason}"));
@@ -608,7 +616,7 @@ fn workers_share_frames_by_queue_pair() {
 }
 
 #[test]
-fn the_interface_may_change_go_and_come_back() {
+fn the_interface_may_change_vanish_and_come_back() {
     in_namespaces(
         1500,
         |wire| {
@@ -619,7 +627,7 @@ fn the_interface_may_change_go_and_come_back() {
             ip("addr add 10.77.9.1/24 dev va");
             ip("addr del 10.77.0.1/24 dev va");
             ip("link set va mtu 9000");
-            // Netlink tells the port before anybody asks it to look.
+            // The port applies the netlink event before `refresh` is called.
             receive_for(&mut port, Duration::from_millis(50));
             assert!(port.caps().link_mtu == 9000 && ips(&port)[0] == "10.77.9.1", "{:?}", ips(&port));
             assert!(port.refresh() && !port.refresh());
@@ -644,7 +652,7 @@ fn the_interface_may_change_go_and_come_back() {
             let mut capture = Capture::new();
             assert_eq!(send(&mut port, &flow(V4.0, "10.77.0.7"), &payloads(&[256; 4])), []);
             assert!(!capture.take(1).is_empty());
-            // And it hears.
+            // The port receives again.
             let mut frame = good(false, mac_of("va"), 20, 1);
             frame[ETHERNET + 12..ETHERNET + 20].copy_from_slice(&[10, 77, 0, 2, 10, 77, 0, 1]);
             fix_ip(&mut frame);
@@ -661,7 +669,7 @@ fn the_interface_may_change_go_and_come_back() {
 }
 
 #[test]
-fn the_kernel_keeps_silent_and_refusals_are_sentences() {
+fn the_kernel_sends_no_errors_and_refusals_are_sentences() {
     in_namespaces(
         9000,
         |wire| {
@@ -676,7 +684,7 @@ fn the_kernel_keeps_silent_and_refusals_are_sentences() {
             wire.wait();
             let answers: Vec<_> = capture.all(Duration::from_millis(200)).into_iter().filter(|f| is_error(f)).collect();
             assert!(answers.is_empty(), "{answers:x?}");
-            // The port is taken: by whom, and what to do.
+            // The UDP port is taken: the sentence names the holder and the remedy.
             let error = burst_port::open(&PortSpec::parse("udp:dev=va").unwrap(), &Encapsulation::ROCE).err().unwrap();
             assert!(matches!(error, PortError::InUse { .. }), "{error}");
             let error =
@@ -701,7 +709,7 @@ fn the_kernel_keeps_silent_and_refusals_are_sentences() {
     );
 }
 
-/// ICMP destination unreachable, or ICMPv6.
+/// Whether a frame is ICMP or ICMPv6 destination unreachable.
 fn is_error(frame: &[u8]) -> bool {
     match frame.get(12..14) {
         Some([0x08, 0x00]) => frame[ETHERNET + 9] == 1 && frame[ETHERNET + 20] == 3,

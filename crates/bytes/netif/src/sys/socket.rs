@@ -7,8 +7,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const IP_UNICAST_IF: i32 = 50;
 const IPV6_UNICAST_IF: i32 = 76;
 
-/// Makes unicast packets of the socket leave by interface `ifindex`, whatever the routes are. Unlike `SO_BINDTODEVICE`, this needs
-/// no privilege.
+/// Makes unicast packets of the socket leave by interface `ifindex`, whatever the routes are. Unlike `SO_BINDTODEVICE`, this
+/// needs no privilege.
 pub fn leave_by(fd: &OwnedFd, v6: bool, ifindex: u32) -> io::Result<()> {
     let (level, option) = if v6 { (libc::IPPROTO_IPV6, IPV6_UNICAST_IF) } else { (libc::IPPROTO_IP, IP_UNICAST_IF) };
     // The kernel reads the index of both options in network byte order.

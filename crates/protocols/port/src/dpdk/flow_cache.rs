@@ -1,5 +1,5 @@
-//! Caches the headers, the next hop's state and the seal of the flows that were sent last. A direct-mapped table: two flows with the same
-//! hash replace each other.
+//! Caches the headers, the next hop's state and the seal of the flows that were sent last. A direct-mapped table: two flows with
+//! the same hash replace each other.
 
 use crate::Encapsulation;
 use crate::ether::{HeaderTemplate, IcrcSeal, LinkHeader};
@@ -39,7 +39,8 @@ impl FlowCache {
         FlowCache { slots: vec![None; SLOTS], encapsulation: *encapsulation }
     }
 
-    /// The entry of `flow`. It is made now if it is missing, if an address on the LAN has changed, or if its next hop was incomplete.
+    /// The entry of `flow`. It is made now if it is missing, if an address on the LAN has changed, or if its next hop was
+    /// incomplete.
     ///
     /// # Errors
     /// The reason why no packet can be sent to the destination.

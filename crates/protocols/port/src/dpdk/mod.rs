@@ -5,12 +5,13 @@
 //! - `flow_cache`: headers, next hop and seal of the flows that were sent last;
 //! - `poll_backoff`: when to poll next, on devices without receive interrupts.
 //!
-//! Each worker has a queue pair of its own. The device spreads received packets over the queues as it can (RSS by addresses and ports;
-//! memif: the queue of the sender); the engine hands a packet that reaches the wrong worker over. No kernel answers for the addresses: ARP,
-//! neighbour discovery and echo are done by [`crate::lan`]. Packets to an incomplete next hop wait until it is resolved.
+//! Each worker has a queue pair of its own. The device spreads received packets over the queues as it can (RSS by addresses and
+//! ports; memif: the queue of the sender); the engine hands a packet that reaches the wrong worker over. No kernel answers for
+//! the addresses: ARP, neighbour discovery and echo are done by [`crate::lan`]. Packets to an incomplete next hop wait until it
+//! is resolved.
 //!
-//! A pass takes the packets that are there and continues ("run to completion"): bursts of 32, buffers that fit the L2 cache, first cache
-//! lines prefetched, payload copied and its ICRC computed in one loop.
+//! A pass takes the packets that are there and continues ("run to completion"): bursts of 32, buffers that fit the L2 cache,
+//! first cache lines prefetched, payload copied and its ICRC computed in one loop.
 
 mod flow_cache;
 mod poll_backoff;
@@ -22,7 +23,7 @@ use crate::lan::{Lan, LanHost, LanNeighbour, SharedNeighbours};
 use crate::spec::DpdkSpec;
 use crate::{Encapsulation, NeighbourState, Port, PortAddr, PortCaps, Reach, RxSink};
 use burst_base::{Nanos, Reason};
-use burst_dpdk::{DevArgs, Device, DeviceOptions, QueuePair};
+use burst_dpdk::{DevArgs, DeviceOptions, EthDev, EthQueue};
 use burst_frame::{Flow, TxBatch};
 use burst_wire::MacAddr;
 use std::net::IpAddr;
@@ -32,7 +33,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// A port on one queue pair of a DPDK device.
 pub struct DpdkPort {
     caps: PortCaps,
-    queue: QueuePair,
+    queue: EthQueue,
     lan: Lan,
     tx: tx::DpdkTx,
     rx: rx::DpdkRx,
@@ -62,10 +63,10 @@ impl DpdkPort {
         let device = if worker == 0 {
             let options =
                 DeviceOptions { args: args.clone(), queues: workers as u16, mtu: spec.mtu, pages: spec.pages };
-            Device::open(&options).map_err(PortError::Device)?
+            EthDev::open(&options).map_err(PortError::Device)?
         } else {
             let gone = || PortError::Device(format!("DPDK device {} is closed", args.name()));
-            Device::find(args.name()).ok_or_else(gone)?
+            EthDev::find(args.name()).ok_or_else(gone)?
         };
         let mac = MacAddr(device.mac());
         let host = LanHost { mac, addrs: spec.addrs.clone(), gateways: spec.gateways.clone() };
@@ -114,7 +115,7 @@ fn shared(device: &str, new: bool) -> Arc<SharedNeighbours> {
 }
 
 /// Stages a frame of the LAN. Without a free buffer the frame is lost, as it may be on any link, and is repeated later.
-fn emit(queue: &mut QueuePair, frame: &[u8]) {
+fn emit(queue: &mut EthQueue, frame: &[u8]) {
     if queue.is_full() {
         queue.flush();
     }
@@ -123,7 +124,7 @@ fn emit(queue: &mut QueuePair, frame: &[u8]) {
     }
 }
 
-fn caps_of(name: &str, args: &DevArgs, host: &LanHost, device: &Device) -> PortCaps {
+fn caps_of(name: &str, args: &DevArgs, host: &LanHost, device: &EthDev) -> PortCaps {
     let link = device.link();
     let gateway = |v4: bool| host.gateways.iter().any(|g| g.is_ipv4() == v4);
     let addrs = host.addrs.iter().map(|p| PortAddr {

@@ -1,8 +1,9 @@
 //! The time of the next poll of a device that cannot wake a sleeping worker (memif, ring).
 //!
-//! A worker without work sleeps, and a worker that shares its processor with a computing thread sleeps early; the device must be polled
-//! nevertheless. The pause between polls doubles from [`PAUSE_MIN`] to [`PAUSE_MAX`], and to [`PAUSE_LONG`] once no packet has arrived for
-//! [`LONG_AFTER`]. A packet is late by at most the pause; an idle worker costs one poll, and the spinning after it, per pause.
+//! A worker without work sleeps, and a worker that shares its processor with a computing thread sleeps early; the device must be
+//! polled nevertheless. The pause between polls doubles from [`PAUSE_MIN`] to [`PAUSE_MAX`], and to [`PAUSE_LONG`] once no packet
+//! has arrived for [`LONG_AFTER`]. A packet is late by at most the pause; an idle worker costs one poll, and the spinning after
+//! it, per pause.
 
 use burst_base::Nanos;
 

@@ -1,8 +1,8 @@
 //! Receiving of the `dpdk` port: checks the frames, verifies the ICRC, and delivers to the engine or to the LAN.
 //!
-//! A packet of the encapsulation to one of the port's addresses with the right ICRC goes to the engine from the device's buffer. The UDP
-//! checksum is not verified, because the ICRC covers everything that it covers. A frame that is not of the encapsulation may be for the
-//! LAN. It is put aside until the end of the burst, because replies are sent through the same queue.
+//! A packet of the encapsulation to one of the port's addresses with the right ICRC goes to the engine from the device's buffer.
+//! The UDP checksum is not verified, because the ICRC covers everything that it covers. A frame that is not of the encapsulation
+//! may be for the LAN. It is put aside until the end of the burst, because replies are sent through the same queue.
 
 use crate::ether::{ChecksumState, Datagram, ICRC, IcrcChecker, IcrcSeal, TRANSPORT_MAX, check_length, parse};
 use crate::lan::{Lan, LanHost, SendFrame, host, is_for};

@@ -1,19 +1,19 @@
 //! Sending of the `dpdk` port: packets of the engine become frames of the device.
 //!
-//! Payload in registered memory is lent to drivers that are done with a packet when `tx_burst` of DPDK returns (memif, tap, AF_PACKET: they
-//! copy or write it within the call); the frame is then a head, the memory, and a tail. For other drivers the payload is copied once into
-//! a buffer of the device, and the ICRC is computed while copying: such drivers keep a packet for an unbounded time, and the engine may
-//! return the memory to its program right after the burst.
+//! Payload in registered memory is lent to drivers that are done with a packet when `tx_burst` of DPDK returns (memif, tap,
+//! AF_PACKET: they copy or write it within the call); the frame is then a head, the memory, and a tail. For other drivers the
+//! payload is copied once into a buffer of the device, and the ICRC is computed while copying: such drivers keep a packet for an
+//! unbounded time, and the engine may return the memory to its program right after the burst.
 //!
-//! IPv4 packets have identification 0 and no UDP checksum, as RoCEv2 allows; IPv6 packets have a UDP checksum, because hosts whose kernel
-//! receives the datagrams demand one.
+//! IPv4 packets have identification 0 and no UDP checksum, as RoCEv2 allows; IPv6 packets have a UDP checksum, because hosts
+//! whose kernel receives the datagrams demand one.
 
 use super::flow_cache::{CachedFlow, FlowCache};
 use crate::Encapsulation;
 use crate::ether::{ICRC, UdpChecksum};
 use crate::lan::Lan;
 use burst_base::{Nanos, Reason};
-use burst_dpdk::{FrameBuf, QueuePair, Sent};
+use burst_dpdk::{EthQueue, FlushResult, FrameBuf};
 use burst_frame::{TxBatch, TxFrame};
 use burst_wire::Icrc;
 
@@ -41,7 +41,7 @@ impl DpdkTx {
     pub fn burst(
         &mut self,
         now: Nanos,
-        queue: &mut QueuePair,
+        queue: &mut EthQueue,
         lan: &mut Lan,
         batch: &TxBatch,
         dropped: &mut dyn FnMut(Reason),
@@ -65,7 +65,7 @@ impl DpdkTx {
     fn stage(
         &mut self,
         now: Nanos,
-        queue: &mut QueuePair,
+        queue: &mut EthQueue,
         lan: &mut Lan,
         batch: &TxBatch,
         frame: &TxFrame,
@@ -96,7 +96,7 @@ impl DpdkTx {
         let buffer = queue.frame(len).ok_or(Reason::SendQueueFull)?;
         let filled = fill(cached, batch, frame, buffer.head);
         if filled.is_err() {
-            queue.unframe();
+            queue.discard_frame();
         }
         filled
     }
@@ -148,7 +148,7 @@ fn finish(icrc: Icrc, tail: &mut [u8]) {
 
 /// Reports the packets that a flush could not send.
 #[inline]
-pub fn report(sent: Sent, dropped: &mut dyn FnMut(Reason)) {
+pub fn report(sent: FlushResult, dropped: &mut dyn FnMut(Reason)) {
     (0..sent.down).for_each(|_| dropped(Reason::SendFailed));
     (0..sent.full).for_each(|_| dropped(Reason::SendQueueFull));
 }

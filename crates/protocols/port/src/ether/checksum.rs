@@ -1,16 +1,17 @@
 //! The internet checksum (RFC 1071) of UDP over IPv4 and IPv6.
 //!
-//! A sum is kept as a 64-bit number of 16-bit words and folded at the end, so that the compiler can add many words at
-//! once. Words are taken in the machine's order: the checksum does not care, as long as it is written back likewise.
+//! A sum is kept in 64 bits and folded to 16 bits at the end, so that the compiler can vectorise the loop. Words are added in the
+//! machine's
+//! byte order; the result is right if it is written back in that order.
 
 use std::net::IpAddr;
 
-/// A sum in the making.
+/// An unfinished sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InternetSum(u64);
 
 impl InternetSum {
-    /// Adds bytes; a last odd one counts as if a zero followed, so only the last piece may be odd.
+    /// Adds bytes. A last odd byte counts as if a zero followed, so only the last piece may have an odd length.
     #[must_use]
     pub fn over(self, bytes: &[u8]) -> InternetSum {
         let mut sum = self.0;
@@ -27,7 +28,7 @@ impl InternetSum {
         }
         InternetSum(sum)
     }
-    /// Adds the pseudo header of UDP (RFC 768, RFC 8200 8.1). Both addresses must be of one family.
+    /// Adds the pseudo header of UDP (RFC 768, RFC 8200 section 8.1). Both addresses must be of one family.
     #[must_use]
     pub fn pseudo(self, src: &IpAddr, dst: &IpAddr, udp_len: usize) -> InternetSum {
         let sum = match (src, dst) {
@@ -37,7 +38,7 @@ impl InternetSum {
         };
         sum.over(&[0, burst_wire::IP_PROTOCOL_UDP]).over(&(udp_len as u32).to_be_bytes())
     }
-    /// The folded sum as it is written into a header: what a device completes when the checksum is left to it.
+    /// The folded sum as it is written into a header when a device completes the checksum.
     pub fn partial(self) -> [u8; 2] {
         let mut sum = self.0;
         while sum > 0xffff {
@@ -45,7 +46,7 @@ impl InternetSum {
         }
         (sum as u16).to_ne_bytes()
     }
-    /// The checksum: the complement, and all ones where it would be zero, which means "none" to UDP.
+    /// The checksum: the complement of the sum; all ones where it would be zero, because zero means "no checksum" in UDP.
     pub fn finish(self) -> [u8; 2] {
         let [a, b] = self.partial();
         if (a, b) == (0xff, 0xff) { [0xff, 0xff] } else { [!a, !b] }
@@ -60,7 +61,7 @@ impl InternetSum {
 mod tests {
     use super::*;
 
-    /// The checksum word by word, as RFC 1071 writes it.
+    /// The checksum word by word, as RFC 1071 defines it.
     fn plain(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for pair in bytes.chunks(2) {
@@ -86,8 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_of_rfc_768_is_right_with_its_checksum_only() {
-        // An IPv6 datagram with the checksum that the kernel computed.
+    fn a_datagram_of_rfc_768_is_right_only_with_its_checksum() {
+        // An IPv6 datagram with the checksum that the kernel has computed.
         let (src, dst) = ("fd77::1".parse().unwrap(), "fd77::2".parse().unwrap());
         let mut udp = vec![0x12, 0xb7, 0x12, 0xb7, 0, 11, 0, 0, 1, 2, 3];
         let checksum = InternetSum::default().pseudo(&src, &dst, udp.len()).over(&udp).finish();

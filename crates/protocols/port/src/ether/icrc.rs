@@ -1,12 +1,18 @@
-//! The ICRC of a flow's packets: which identification is in it when it is made, which ones are believed when checked.
+//! The ICRC of a flow's packets: the IPv4 identification that a sender covers, and the identifications that a receiver accepts.
 //!
-//! A UDP socket neither sets nor sees the IPv4 identification that the ICRC covers. With DF set on an unconnected socket
-//! Linux sends 0 in a packet of its own and counts from 0 along a train that it segments (`tests/namespaces.rs` looks at
-//! the wire). So the sender knows it, and a receiver that gets a train whole can predict it as the position in the
-//! train. Where a train was cut on its way, or the peer is another stack with real identifications, the one that
-//! explains the ICRC is recovered from the ICRC itself, and the next packets are expected to follow it. A recovered
-//! identification costs protection: a damaged packet passes with probability 2^-16 instead of 2^-32 (the UDP checksum
-//! still stands before it); `strict_id` accepts recovered ones only below [`TRAIN_MAX`], as cut trains have them.
+//! A UDP socket neither sets nor reports the IPv4 identification that the ICRC covers. With DF set on an unconnected socket,
+//! Linux sends
+//! identification 0 in a single packet and counts from 0 along a train that it segments (`tests/namespaces.rs` captures such
+//! packets). So the
+//! sender knows the identification, and a receiver that gets a whole train predicts it as the position in the train. Where a
+//! train was
+//! split on its way, or the peer is another stack with other identifications, the identification is recovered from the ICRC
+//! itself, and the
+//! next packets are expected to count up from it. Recovery weakens the protection: a corrupted packet passes with probability
+//! 2^-16 instead
+//! of 2^-32 (the UDP checksum is verified before). `strict_id` accepts recovered identifications only below [`TRAIN_MAX`], as
+//! packets of
+//! split trains have them.
 
 use burst_wire::icrc::{IdDelta, Prepared, PseudoV4, PseudoV6};
 use burst_wire::{Icrc, Ipv4, TrainCheck};
@@ -14,12 +20,12 @@ use std::net::IpAddr;
 
 /// Most packets of a train: the kernel's `UDP_MAX_SEGMENTS` (64 before Linux 6.9).
 pub const TRAIN_MAX: usize = 64;
-/// Trains that are checked packet by packet after one that was not good as a whole.
+/// Trains that are verified packet by packet after a train that could not be verified whole.
 const DOUBTED: u32 = 64;
 /// Bytes of the ICRC.
 pub const ICRC: usize = burst_wire::ICRC_LEN;
 
-/// The ICRCs of packets of one flow; those of one length share their beginning.
+/// Computes the ICRCs of packets of one flow. Packets of one length share the prepared beginning of the CRC.
 #[derive(Clone, Copy, Debug)]
 pub struct IcrcSeal {
     pseudo: IcrcAddresses,
@@ -27,7 +33,7 @@ pub struct IcrcSeal {
     prepared: Prepared,
 }
 
-/// The addresses that an ICRC covers.
+/// The pseudo header that an ICRC covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IcrcAddresses {
     V4(PseudoV4),
@@ -35,7 +41,7 @@ enum IcrcAddresses {
 }
 
 impl IcrcSeal {
-    /// For packets from `src` to `dst`; `None` when one is IPv4 and the other IPv6.
+    /// For packets from `src` to `dst`; `None` when one address is IPv4 and the other IPv6.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<IcrcSeal> {
         let pseudo = match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -48,7 +54,7 @@ impl IcrcSeal {
         };
         Some(IcrcSeal { pseudo, len: 0, prepared: prepare(&pseudo, 0) })
     }
-    /// The seal of this flow: `last`, if it is of the same flow.
+    /// Returns `last` if it is of the same flow, else a new seal.
     pub fn reuse(last: Option<IcrcSeal>, src: IpAddr, dst: IpAddr, src_port: u16, dst_port: u16) -> Option<IcrcSeal> {
         let same = last.is_some_and(|seal| match (&seal.pseudo, src, dst) {
             (IcrcAddresses::V4(p), IpAddr::V4(s), IpAddr::V4(d)) => {
@@ -61,13 +67,13 @@ impl IcrcSeal {
         });
         if same { last } else { IcrcSeal::new(src, dst, src_port, dst_port) }
     }
-    /// Begins the ICRC of a packet with `udp_payload_len` bytes, ICRC included; `transport` begins with the BTH.
+    /// Begins the ICRC of a packet of `udp_payload_len` bytes, ICRC included; `transport` are its first bytes, from the BTH on.
     #[inline]
     pub fn begin(&mut self, id: u16, udp_payload_len: usize, transport: &[u8]) -> Icrc {
         let id = if self.is_v6() { 0 } else { id };
         self.of_length(udp_payload_len).begin(id, transport)
     }
-    /// What all packets of this length begin with.
+    /// The prepared beginning for packets of this length.
     #[inline]
     fn of_length(&mut self, udp_payload_len: usize) -> &Prepared {
         if udp_payload_len != self.len {
@@ -79,7 +85,7 @@ impl IcrcSeal {
     fn is_v6(&self) -> bool {
         matches!(self.pseudo, IcrcAddresses::V6(_))
     }
-    /// The ICRC of a packet with other flags than DF, which is not prepared for; `None` over IPv6.
+    /// The ICRC of a packet with other flags than DF, for which nothing is prepared; `None` over IPv6.
     #[cold]
     fn unusual(&self, id: u16, flags_fragment: u16, udp_payload_len: usize, transport: &[u8]) -> Option<Icrc> {
         let IcrcAddresses::V4(pseudo) = self.pseudo else { return None };
@@ -94,42 +100,42 @@ fn prepare(pseudo: &IcrcAddresses, udp_payload_len: usize) -> Prepared {
     }
 }
 
-/// What is known of the IPv4 header of a packet, or of a train, whose packets count on from its identification.
+/// The IPv4 identification of a packet, or of the first packet of a train, whose packets count up from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IpId {
-    /// Nothing, as sockets show none; or there is none, over IPv6.
+    /// Unknown, as with sockets; or there is none, over IPv6.
     #[default]
     Unknown,
-    /// What the ICRC covers.
+    /// Known from the IPv4 header.
     Known {
-        /// Identification.
+        /// The identification.
         id: u16,
         /// Flags and fragment offset: DF, or none from some devices.
         flags_fragment: u16,
     },
 }
 
-/// Checks the packets of one train after the other.
+/// Verifies the packets of one train after another.
 pub struct IcrcChecker {
     strict: bool,
-    /// The identification expected next, and what is added after it.
+    /// The identification expected next, and the difference to the one after it.
     next: u16,
     step: u16,
-    /// It is in the packet's own header.
+    /// Whether `next` was read from the packet's own header.
     exact: bool,
-    /// Flags and fragment offset of all packets.
+    /// Flags and fragment offset of all packets of the train.
     flags_fragment: u16,
-    /// Deltas of the length that was last recovered.
+    /// Tables for the packet length for which an identification was recovered last.
     delta: Option<(usize, IdDelta)>,
-    /// Identifications recovered so far.
+    /// Number of recovered identifications.
     pub recovered: u64,
     sums: TrainCheck,
-    /// Trains that are not worth checking as a whole, because one was found bad: the peer numbers its packets otherwise.
+    /// Trains still to be verified packet by packet, because the peer does not count identifications as expected.
     doubted: u32,
 }
 
 impl IcrcChecker {
-    /// `strict`: see the module's description.
+    /// `strict`: see the description of this module.
     pub fn new(strict: bool) -> IcrcChecker {
         IcrcChecker {
             strict,
@@ -143,7 +149,7 @@ impl IcrcChecker {
             doubted: 0,
         }
     }
-    /// A new train begins, or a packet of its own.
+    /// Begins a train or a single packet.
     #[inline]
     pub fn begin_train(&mut self, header: IpId) {
         (self.next, self.step) = (0, 1);
@@ -152,8 +158,9 @@ impl IcrcChecker {
             (self.next, self.exact, self.flags_fragment) = (id, true, flags_fragment);
         }
     }
-    /// Whether the ICRCs of all packets of `train`, `stride` bytes each, are right, with identifications as predicted. False
-    /// says nothing: the packets are to be checked one by one.
+    /// Whether the ICRCs of all packets of `train`, `stride` bytes each, are right with the predicted identifications. False does
+    /// not tell
+    /// which is wrong: the caller then verifies the packets one by one.
     pub fn check_train(&mut self, seal: &mut IcrcSeal, train: &[u8], stride: usize) -> bool {
         if self.flags_fragment != Ipv4::DONT_FRAGMENT {
             return false;
@@ -172,8 +179,8 @@ impl IcrcChecker {
         }
         good
     }
-    /// Whether the ICRC at the end of `packet` (BTH to ICRC, at least [`ICRC`] + 12 bytes) is right. It is the next one of
-    /// the train.
+    /// Whether the ICRC at the end of the train's next packet is right. `packet` reaches from BTH to ICRC, at least [`ICRC`] + 12
+    /// bytes.
     #[inline]
     pub fn check(&mut self, seal: &mut IcrcSeal, packet: &[u8]) -> bool {
         let (body, trailer) = packet.split_at(packet.len() - ICRC);
@@ -187,7 +194,7 @@ impl IcrcChecker {
         icrc.finish() == trailer || (!exact && self.recover(seal, icrc, id, packet.len(), trailer))
     }
 
-    /// Looks for another identification that makes the ICRC right.
+    /// Looks for another identification with which the ICRC is right.
     #[cold]
     fn recover(&mut self, seal: &IcrcSeal, icrc: Icrc, id: u16, len: usize, trailer: &[u8]) -> bool {
         if seal.is_v6() {
@@ -199,12 +206,12 @@ impl IcrcChecker {
         let Some((_, delta)) = &self.delta else { return false };
         let mut received = [0; ICRC];
         received.copy_from_slice(trailer);
-        // The delta of `id` leads from the ICRC with `id` to the one with 0 as well.
+        // The difference table leads from the ICRC with `id` to the ICRC with 0 as well.
         let Some(found) = delta.recover(icrc.finish_with_id(delta, id), received) else { return false };
         if self.strict && usize::from(found) >= TRAIN_MAX {
             return false;
         }
-        // Stacks that send identification 0 always are as common as those that count.
+        // Peers that always send identification 0 are as common as peers that count.
         self.step = u16::from(found != 0);
         self.next = found.wrapping_add(self.step);
         self.recovered += 1;
@@ -227,7 +234,7 @@ mod tests {
         packet
     }
 
-    /// Checks packets with these identifications as one train; returns the verdicts and how many were recovered.
+    /// Verifies packets with these identifications as one train; returns the results and the number of recovered identifications.
     fn train(strict: bool, ids: &[u16]) -> (Vec<bool>, u64) {
         let mut checker = IcrcChecker::new(strict);
         checker.begin_train(IpId::Unknown);
@@ -242,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn a_train_is_checked_as_a_whole_until_one_is_bad() {
+    fn a_train_is_verified_whole_until_one_is_wrong() {
         let mut checker = IcrcChecker::new(true);
         let good: Vec<u8> = (0..40).flat_map(|id| sealed(id, 296)).collect();
         let mut bad = good.clone();
         bad[7 * 300 + 50] ^= 1;
         checker.begin_train(IpId::Unknown);
         assert!(checker.check_train(&mut seal(), &good, 300));
-        // What follows in the train has the identifications that follow.
+        // The packets behind it have the identifications that follow.
         assert!(checker.check(&mut seal(), &sealed(40, 100)) && checker.recovered == 0);
         checker.begin_train(IpId::Unknown);
         assert!(!checker.check_train(&mut seal(), &bad, 300));
@@ -265,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_train_is_recovered_once() {
+    fn a_split_train_is_recovered_once() {
         assert_eq!(train(true, &[40, 41, 42, 43]), (vec![true; 4], 1));
     }
 
@@ -281,10 +288,10 @@ mod tests {
     }
 
     #[test]
-    fn every_damaged_bit_is_noticed() {
+    fn every_flipped_bit_is_noticed() {
         let good = sealed(0, 60);
         for bit in 0..good.len() * 8 {
-            // Byte 4 of the BTH is not covered.
+            // The ICRC does not cover byte 4 of the BTH.
             if bit / 8 == 4 {
                 continue;
             }
@@ -300,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn known_identifications_are_exact_and_lead_a_train() {
+    fn known_identifications_are_exact_and_begin_a_train() {
         let mut checker = IcrcChecker::new(false);
         checker.begin_train(seen(700, Ipv4::DONT_FRAGMENT));
         assert!(checker.check(&mut seal(), &sealed(700, 100)));
@@ -317,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_without_df_are_checked_with_what_they_have() {
+    fn packets_without_df_are_verified_with_their_own_flags() {
         let pseudo = |id| PseudoV4 {
             id,
             flags_fragment: 0,

@@ -3,13 +3,14 @@
 //! | module | what |
 //! |---|---|
 //! | [`template`] | the headers of a flow, made once: Ethernet, 802.1Q, IPv4 or IPv6, UDP |
-//! | [`parse`] | a received frame down to the UDP payload, each defect with its reason |
-//! | [`checksum`] | the internet checksum: sums, pseudo headers, what is left to a device |
-//! | [`seal`] | the ICRC of a flow's packets, and the IPv4 identifications that it covers |
+//! | [`parse`] | parses a received frame down to the UDP payload; each defect has its reason |
+//! | [`checksum`] | the internet checksum: sums, pseudo headers, partial sums for devices |
+//! | [`icrc`] | the ICRC of a flow's packets, and the IPv4 identification that it covers |
 //!
-//! To send: [`HeaderTemplate::new`] per flow, [`HeaderTemplate::write`] per packet or train, then the transport part and the ICRC
-//! that [`seal::IcrcSeal`] makes of it with the same identification. To receive: [`parse::parse`], then
-//! [`seal::IcrcChecker::begin_train`] with the header found, and [`seal::IcrcChecker::check`].
+//! To send: [`HeaderTemplate::new`] per flow, [`HeaderTemplate::write`] per packet or train, then the transport's bytes and the
+//! ICRC that
+//! [`IcrcSeal`] computes with the same identification. To receive: [`parse::parse`], then [`IcrcChecker::begin_train`] with the
+//! identification found, and [`IcrcChecker::check`] per packet.
 #![forbid(unsafe_code)]
 
 pub mod checksum;
@@ -23,15 +24,15 @@ pub use template::{HEADERS_MAX, HeaderTemplate, LinkHeader, UdpChecksum};
 
 use burst_base::Reason;
 
-/// Longest transport part of a RoCEv2 packet, ICRC included: headers, 4096 bytes, padding.
+/// Bytes of the longest RoCEv2 packet, ICRC included: headers, 4096 bytes of payload, padding.
 pub const TRANSPORT_MAX: usize = burst_frame::HEAD_MAX + 4096 + 3 + ICRC;
-/// Shortest transport part: BTH and ICRC.
+/// Bytes of the shortest RoCEv2 packet: BTH and ICRC.
 pub const TRANSPORT_MIN: usize = 12 + ICRC;
 
-/// Whether a transport part can be one of RoCEv2; `len_max` is [`TRANSPORT_MAX`] where longer ones are to be refused.
+/// Checks the length of a packet, trailer included.
 ///
 /// # Errors
-/// Why not.
+/// [`Reason::Truncated`] below `len_min`, [`Reason::Oversize`] above `len_max`.
 #[inline]
 pub fn check_length(packet: &[u8], len_min: usize, len_max: usize) -> Result<(), Reason> {
     if packet.len() < len_min {

@@ -1,13 +1,16 @@
-//! A received frame down to the UDP payload; everything that is wrong with it has a reason of its own.
+//! Parses a received frame down to the UDP payload; each defect has a reason of its own.
 //!
-//! In order: Ethernet and its type (a tag inside the frame is foreign: the interface has removed those that are its
-//! own; but one of VLAN 0 says a priority only, IEEE 802.1Q 6.9), the IP header (version, length, options, checksum),
-//! fragments, the protocol, lengths against what is there, the UDP port, the UDP checksum where nobody has verified it
-//! yet. A train that the kernel or a device has made of equal packets is one datagram here; its packets are cut by the
-//! caller. Whether the addresses are ours is the caller's question.
+//! Checks, in order: Ethernet and its type (a VLAN tag inside the frame is foreign, because the interface has removed its own
+//! tags; but a tag
+//! with VLAN ID 0 is a priority tag, IEEE 802.1Q section 6.9), the IP header (version, length, options, checksum), fragments, the
+//! protocol,
+//! lengths against the frame's length, the UDP port, and the UDP checksum unless it was verified before. A train that the kernel
+//! or a device
+//! has joined of equal packets is one datagram here; the caller splits it. The caller also checks the addresses.
 //!
-//! IPv6: checksum 0 is accepted, as soft-RoCE of the Linux kernel sends it; the ICRC protects more. Extension headers
-//! other than a fragment header are not carried by RoCEv2 and not looked through.
+//! IPv6: UDP checksum 0 is accepted, because the kernel's soft-RoCE sends it and the ICRC protects more. RoCEv2 does not use
+//! extension headers
+//! other than a fragment header, and they are not parsed.
 
 use super::checksum::InternetSum;
 use super::icrc::IpId;
@@ -16,19 +19,19 @@ use burst_frame::Flow;
 use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, Udp, Vlan};
 use std::net::IpAddr;
 
-/// Next header of an IPv6 fragment.
+/// Next header value of an IPv6 fragment header.
 const IPV6_FRAGMENT: u8 = 44;
-/// More fragments, or an offset: not a whole packet. (The DF bit and the reserved one are not in it.)
+/// More fragments, or a fragment offset: not a whole packet. The mask leaves out the DF bit and the reserved bit.
 const FRAGMENT_BITS: u16 = 0x3fff;
 /// Bytes of the two Ethernet addresses.
 pub const ADDRESSES: usize = 12;
 /// 802.1ad service tag.
 const SERVICE_TAG: EtherType = EtherType(0x88a8);
 
-/// What is known of a frame's UDP checksum.
+/// Whether a frame's UDP checksum was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChecksumState {
-    /// Nothing: it is computed here.
+    /// It was not: the checksum is verified here.
     Unknown,
     /// A device has verified it, or it was never completed because the frame has not left this host.
     Trusted,
@@ -49,18 +52,18 @@ pub struct Datagram<'a> {
     pub mac_src: MacAddr,
     /// Ethernet destination.
     pub mac_dst: MacAddr,
-    /// As on the wire; the scope is 0.
+    /// Addresses and header fields as on the wire; the scope is 0.
     pub flow: Flow,
-    /// What the IPv4 header (of the first packet of a train) says that the ICRC covers.
+    /// Identification of the packet, or of the first packet of a train.
     pub header: IpId,
-    /// BTH to ICRC.
+    /// The packet from its transport header to its trailer.
     pub payload: &'a [u8],
 }
 
-/// Takes `frame` apart. Bytes after the IP packet (Ethernet padding) are ignored.
+/// Parses `frame`. Bytes behind the IP packet (Ethernet padding) are ignored.
 ///
 /// # Errors
-/// The reason why the frame is no datagram for a RoCEv2 port.
+/// The reason why the frame is not a datagram to `udp_port`.
 pub fn parse(frame: &[u8], checksums: ChecksumState, udp_port: u16) -> Result<Datagram<'_>, Reason> {
     let expected = Expected { udp_port, checksums };
     let ethernet = Ethernet::parse(frame).ok_or(Reason::Truncated)?;
@@ -73,8 +76,7 @@ pub fn parse(frame: &[u8], checksums: ChecksumState, udp_port: u16) -> Result<Da
     Ok(datagram)
 }
 
-/// The frame from its type on, without the tag that says a priority. `frame` is one in which [`parse`] has found no
-/// other tag.
+/// The frame from its type on, without a priority tag. [`parse`] must have found no other tag in `frame`.
 pub fn from_type(frame: &[u8]) -> &[u8] {
     match frame.get(ADDRESSES..) {
         Some([0x81, 0x00, _, _, rest @ ..]) => rest,
@@ -103,7 +105,7 @@ fn network(kind: EtherType, bytes: &[u8], expected: Expected) -> Result<Datagram
 
 fn ipv4(bytes: &[u8], expected: Expected) -> Result<Datagram<'_>, Reason> {
     let header = bytes.first_chunk::<{ Ipv4::LEN }>().ok_or(Reason::Truncated)?;
-    // Another version, or options, which RoCEv2 does not have.
+    // Another version, or options, which RoCEv2 does not use.
     let ip = Ipv4::parse(header).ok_or(Reason::BadIpHeader)?;
     if !InternetSum::default().over(header).is_right() {
         return Err(Reason::BadIpHeader);
@@ -179,7 +181,7 @@ mod tests {
 
     const ETHERNET: usize = Ethernet::LEN;
 
-    /// A good frame with a complete UDP checksum and 40 bytes of UDP payload.
+    /// A valid frame with a complete UDP checksum and 40 bytes of UDP payload.
     fn good(src: &str, dst: &str) -> Vec<u8> {
         let link = LinkHeader { src: MacAddr([2; 6]), dst: MacAddr([4; 6]), vlan: None };
         let template = HeaderTemplate::new(&link, &flow(src, dst), 50_000, ROCE_PORT).unwrap();
@@ -197,7 +199,7 @@ mod tests {
         good("fd00::1", "fd00::2")
     }
 
-    /// The reason for the frame after `change`, with the IPv4 checksum made right again if `fix`.
+    /// The result for the frame after `change`; the IPv4 checksum is corrected afterwards if `fix`.
     fn after(mut frame: Vec<u8>, fix: bool, change: impl FnOnce(&mut Vec<u8>)) -> Result<usize, Reason> {
         change(&mut frame);
         if fix {
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn good_frames_are_taken_and_ethernet_padding_is_ignored() {
+    fn valid_frames_are_accepted_and_ethernet_padding_is_ignored() {
         for frame in [v4(), v6()] {
             assert_eq!(after(frame.clone(), false, |_| ()), Ok(40));
             assert_eq!(after(frame, false, |f| f.extend_from_slice(&[0; 9])), Ok(40));
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_is_no_vlan() {
+    fn a_priority_tag_is_not_a_vlan() {
         let tagged = |tags: &[u8]| {
             let mut frame = v6();
             frame.splice(12..12, tags.iter().copied());
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_changed_at_random_are_taken_or_named_but_never_more_than_is_there() {
+    fn randomly_changed_frames_are_accepted_or_refused_within_their_length() {
         let mut rng = burst_base::rng::Rng::new(7);
         let (mut taken, mut dropped) = (0, 0);
         for round in 0..40_000 {
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_ports_lengths_and_checksums_are_looked_at() {
+    fn udp_ports_lengths_and_checksums_are_checked() {
         for frame in [v4(), v6()] {
             let udp = frame.len() - 48;
             assert_eq!(after(frame.clone(), false, |f| f[udp + 3] ^= 1), Err(Reason::NotOurs));

@@ -1,38 +1,40 @@
 //! The headers of a flow, made once and copied before each packet or train: Ethernet, a VLAN tag, IPv4 or IPv6, UDP.
 //!
-//! IPv4 packets carry DF and an identification that the caller chooses (RFC 6864 lets a packet that is never fragmented
-//! have any): Burst's ports send 0, and count from 0 along a train, which is what a kernel does that segments one
-//! and what a UDP socket of Burst sends. Per packet only lengths, the identification and checksums differ.
+//! IPv4 packets carry DF and an identification that the caller chooses (RFC 6864 allows any in a packet that is never
+//! fragmented). Burst's
+//! ports send 0, and count from 0 along a train, as a kernel does that segments a train and as a UDP socket of Burst does. Only
+//! lengths, the
+//! identification and checksums differ from packet to packet.
 
 use super::checksum::InternetSum;
 use burst_frame::Flow;
 use burst_wire::{EtherType, Ethernet, IP_PROTOCOL_UDP, Ipv4, Ipv6, MacAddr, Udp, Vlan};
 use std::net::IpAddr;
 
-/// Longest headers: Ethernet, one tag, IPv6, UDP.
+/// Bytes of the longest headers: Ethernet, one VLAN tag, IPv6, UDP.
 pub const HEADERS_MAX: usize = Ethernet::LEN + Vlan::LEN + Ipv6::LEN + Udp::LEN;
 /// TTL or hop limit of flows that name none.
 const HOPS_DEFAULT: u8 = 64;
-/// Highest bit pattern of a flow label.
+/// Largest flow label.
 const FLOW_LABEL_MASK: u32 = 0xf_ffff;
 
-/// The Ethernet side of a flow.
+/// The Ethernet addresses and the VLAN of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkHeader {
-    /// The port's own address.
+    /// MAC address of the port.
     pub src: MacAddr,
-    /// The next hop's address.
+    /// MAC address of the next hop.
     pub dst: MacAddr,
-    /// VLAN id (1..=4094), where the port itself writes tags; `None` where an interface below does, or nobody.
+    /// VLAN ID (1..=4094) if the port itself writes tags; `None` if an interface below does, or there is no VLAN.
     pub vlan: Option<u16>,
 }
 
-/// What is written into the UDP checksum.
+/// The content of the UDP checksum field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpChecksum {
-    /// Zero: none. Allowed over IPv4; over IPv6 between tunnels and RDMA stacks only.
+    /// Zero: no checksum. Allowed over IPv4; over IPv6 only between tunnels and RDMA stacks.
     Zero,
-    /// The sum of the pseudo header: the kernel or the device completes it.
+    /// The sum of the pseudo header; the kernel or the device completes it.
     Partial,
 }
 
@@ -48,7 +50,7 @@ pub struct HeaderTemplate {
 }
 
 impl HeaderTemplate {
-    /// The headers of packets of `flow` from UDP port `src_port` to `dst_port`; `None` when one address is IPv4 and the
+    /// Makes the headers of packets of `flow` from UDP port `src_port` to `dst_port`; `None` when one address is IPv4 and the
     /// other IPv6.
     pub fn new(link: &LinkHeader, flow: &Flow, src_port: u16, dst_port: u16) -> Option<HeaderTemplate> {
         let mut bytes = [0; HEADERS_MAX];
@@ -98,16 +100,16 @@ impl HeaderTemplate {
         let len = (udp_at + Udp::LEN) as u8;
         Some(HeaderTemplate { bytes, len, ip_at: ip_at as u8, v6, src: flow.src, dst: flow.dst })
     }
-    /// Bytes of the headers: where the transport part begins.
+    /// Bytes of the headers: the offset of the transport header.
     #[inline]
     pub const fn header_len(&self) -> usize {
         self.len as usize
     }
-    /// Where the IP header begins.
+    /// Offset of the IP header.
     pub const fn ip_at(&self) -> usize {
         self.ip_at as usize
     }
-    /// Where the UDP header begins, and in it the checksum: `csum_start` and `csum_offset` of a virtio header.
+    /// Offset of the UDP header, which is `csum_start` of a virtio header.
     pub const fn udp_at(&self) -> usize {
         self.len as usize - Udp::LEN
     }
@@ -115,12 +117,12 @@ impl HeaderTemplate {
     pub const fn is_v6(&self) -> bool {
         self.v6
     }
-    /// Bytes of the IP packet with this UDP payload: what an MTU limits.
+    /// Bytes of the IP packet with this UDP payload, which the MTU limits.
     pub const fn ip_len(&self, udp_payload_len: usize) -> usize {
         self.header_len() - self.ip_at() + udp_payload_len
     }
-    /// Writes the headers of a packet, or of a train, with `udp_payload_len` bytes after them (ICRCs included) into the
-    /// first [`HeaderTemplate::header_len`] bytes of `out`. `id` counts over IPv4 only.
+    /// Writes the headers of a packet or a train, followed by `udp_payload_len` bytes (ICRCs included), into the first
+    /// [`HeaderTemplate::header_len`] bytes of `out`. `id` is used over IPv4 only.
     #[inline]
     pub fn write(&self, out: &mut [u8], id: u16, udp_payload_len: usize, checksum: UdpChecksum) {
         let out = &mut out[..self.header_len()];
@@ -140,7 +142,7 @@ impl HeaderTemplate {
             udp[6..8].copy_from_slice(&self.pseudo(udp_len).partial());
         }
     }
-    /// Completes the UDP checksum of a whole packet: headers as [`HeaderTemplate::write`] made them, and what follows.
+    /// Completes the UDP checksum of a whole packet whose headers [`HeaderTemplate::write`] has written.
     pub fn complete_checksum(&self, packet: &mut [u8]) {
         let udp = &mut packet[self.udp_at()..];
         udp[6..8].fill(0);
@@ -163,7 +165,7 @@ mod tests {
     const LINK: LinkHeader =
         LinkHeader { src: MacAddr([2, 0, 0, 0, 0, 1]), dst: MacAddr([2, 0, 0, 0, 0, 2]), vlan: None };
 
-    /// A sealed frame of `flow` with this body.
+    /// A frame of `flow` with this body and its ICRC.
     fn frame(link: &LinkHeader, flow: &Flow, id: u16, body: &[u8]) -> Vec<u8> {
         let template = HeaderTemplate::new(link, flow, flow.src_port, ROCE_PORT).unwrap();
         let len = body.len() + ICRC;
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_are_right_whoever_completes_them() {
+    fn checksums_completed_here_and_by_a_device_are_equal() {
         for flow in [flow("10.0.0.1", "10.0.0.2"), flow("fd00::1", "fd00::2")] {
             let flow = Flow { src_port: 4791, ..flow };
             for len in [12, 13, 1040] {
@@ -207,7 +209,7 @@ mod tests {
                 template.complete_checksum(&mut bytes);
                 assert!(parse(&bytes, ChecksumState::Unknown, ROCE_PORT).is_ok());
                 let complete = bytes.clone();
-                // A device: the sum from the UDP header on, over what the partial sum left in its field.
+                // As a device does it: the sum from the UDP header on, including the partial sum in the checksum field.
                 let udp_at = template.udp_at();
                 let udp_payload = bytes.len() - template.header_len();
                 template.write(&mut bytes, 9, udp_payload, UdpChecksum::Partial);

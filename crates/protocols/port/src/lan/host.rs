@@ -84,7 +84,8 @@ impl LanHost {
     }
 }
 
-/// The MAC address of a multicast group or of the IPv4 broadcast address (RFC 1112 section 6.4, RFC 2464 section 7); `None` for unicast.
+/// The MAC address of a multicast group or of the IPv4 broadcast address (RFC 1112 section 6.4, RFC 2464 section 7); `None` for
+/// unicast.
 pub fn multicast_mac(ip: IpAddr) -> Option<MacAddr> {
     match ip {
         IpAddr::V4(ip) if ip.is_broadcast() => Some(MacAddr::BROADCAST),

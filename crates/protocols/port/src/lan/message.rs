@@ -1,7 +1,7 @@
 //! ARP, neighbour discovery and ICMP echo messages, read and written by smoltcp's wire types.
 //!
-//! Received messages are not trusted. A message that does not parse, has a wrong checksum, is for another host, or has a hop limit
-//! below 255 where RFC 4861 section 7.1 demands 255, is not handled.
+//! Received messages are not trusted. A message that does not parse, has a wrong checksum, is for another host, or has a hop
+//! limit below 255 where RFC 4861 section 7.1 demands 255, is not handled.
 
 use super::host::{LanHost, multicast_mac_v6};
 use burst_wire::MacAddr;
@@ -186,8 +186,8 @@ fn own(host: &LanHost) -> EthernetAddress {
     EthernetAddress(host.mac.0)
 }
 
-/// Writes a solicitation for a neighbour: by broadcast or multicast, or by unicast to the MAC address `known`. False if this host has no
-/// address of the family.
+/// Writes a solicitation for a neighbour: by broadcast or multicast, or by unicast to the MAC address `known`. False if this host
+/// has no address of the family.
 pub fn solicitation(host: &LanHost, neighbour: IpAddr, known: Option<MacAddr>, out: &mut Vec<u8>) -> bool {
     match (neighbour, host.source_for(neighbour)) {
         (IpAddr::V4(target), Some(IpAddr::V4(source))) => {

@@ -4,9 +4,10 @@
 //! - [`neighbours`]: the neighbour table: solicitations, retries, confirmation, frames that wait for a neighbour;
 //! - `message`: ARP (RFC 826), neighbour discovery (RFC 4861) and ICMP echo, by smoltcp's wire types.
 //!
-//! [`Lan`] joins them for one worker. The workers of a port share the addresses that they learn ([`neighbours::SharedNeighbours`]),
-//! because an advertisement arrives at whichever queue the device chooses. Not implemented: duplicate address detection, router
-//! advertisements, redirects, multicast listener reports; addresses and gateways are configured, not discovered.
+//! [`Lan`] joins them for one worker. The workers of a port share the addresses that they learn
+//! ([`neighbours::SharedNeighbours`]), because an advertisement arrives at whichever queue the device chooses. Not implemented:
+//! duplicate address detection, router advertisements, redirects, multicast listener reports; addresses and gateways are
+//! configured, not discovered.
 #![forbid(unsafe_code)]
 
 pub mod host;
@@ -52,7 +53,8 @@ impl Lan {
         self.neighbours.version()
     }
 
-    /// The state of the next hop to `dst`; an unknown next hop is solicited. While it is incomplete, frames can wait ([`Lan::enqueue`]).
+    /// The state of the next hop to `dst`; an unknown next hop is solicited. While it is incomplete, frames can wait
+    /// ([`Lan::enqueue`]).
     ///
     /// # Errors
     /// [`Reason::NoRoute`] when neither a prefix nor a gateway leads to `dst`.

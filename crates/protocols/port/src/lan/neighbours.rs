@@ -1,12 +1,12 @@
 //! The neighbour table of one worker: which MAC address an IP address has (ARP, neighbour discovery).
 //!
-//! An unresolved neighbour is solicited up to [`TRIES`] times, [`RETRY`] apart, and has then failed for [`FAILED_TIME`]. A resolved one
-//! that is still in use is solicited again after [`FRESH`], first by unicast and then by broadcast or multicast, and keeps its address
-//! meanwhile; one that is not in use is removed. Frames to an unresolved neighbour wait in a queue of fixed size, so that the first
-//! packets to a peer are late and not lost.
+//! An unresolved neighbour is solicited up to [`TRIES`] times, [`RETRY`] apart, and has then failed for [`FAILED_TIME`]. A
+//! resolved one that is still in use is solicited again after [`FRESH`], first by unicast and then by broadcast or multicast, and
+//! keeps its address meanwhile; one that is not in use is removed. Frames to an unresolved neighbour wait in a queue of fixed
+//! size, so that the first packets to a peer are late and not lost.
 //!
-//! Each worker has a table of its own, without locks. Learnt addresses also go to [`SharedNeighbours`], whose generation the other
-//! workers compare in each pass.
+//! Each worker has a table of its own, without locks. Learnt addresses also go to [`SharedNeighbours`], whose generation the
+//! other workers compare in each pass.
 
 use super::SendFrame;
 use burst_base::{Nanos, Reason};
@@ -216,7 +216,8 @@ impl NeighbourTable {
         }
     }
 
-    /// Returns the next solicitation that is due; removes entries that are not in use, and drops the frames to neighbours that fail.
+    /// Returns the next solicitation that is due; removes entries that are not in use, and drops the frames to neighbours that
+    /// fail.
     pub fn due(&mut self, now: Nanos, dropped: &mut dyn FnMut(Reason)) -> Option<Solicitation> {
         if now < self.next {
             return None;

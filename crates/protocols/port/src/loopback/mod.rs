@@ -1,17 +1,18 @@
 //! `loopback`: a wrapper that delivers the packets of a port to the port's own addresses by memory, as an adapter does.
 //!
-//! Such packets reach neither the wire nor the kernel: `tx_burst` copies them, and the next `rx_burst` delivers them, as trains where
-//! consecutive packets have one flow and one length. They carry no checksum, because nothing outside this process touches them. Ports
-//! that cannot reach their own addresses at all (whole frames on an interface) can do so by this wrapper.
+//! Such packets reach neither the wire nor the kernel: `tx_burst` copies them, and the next `rx_burst` delivers them, as trains
+//! where consecutive packets have one flow and one length. They carry no checksum, because nothing outside this process touches
+//! them. Ports that cannot reach their own addresses at all (whole frames on an interface) can do so by this wrapper.
 //!
 //! The destination queue pair number tells the worker that has the queue pair. Packets for the worker itself wait in a store
-//! (`store`); packets for another worker go through a queue (`worker_queue`) to that worker's port of the same device. All packets of
-//! one sender to one queue pair thus take one route and keep their order. [`crate::impair`] wraps this wrapper, so that its loss and
-//! delay apply to looped back packets too. A packet without room is dropped as `ReceiveOverflow`, as a socket drops it.
+//! (`store`); packets for another worker go through a queue (`worker_queue`) to that worker's port of the same device. All
+//! packets of one sender to one queue pair thus take one route and keep their order. [`crate::impair`] wraps this wrapper, so
+//! that its loss and delay apply to looped back packets too. A packet without room is dropped as `ReceiveOverflow`, as a socket
+//! drops it.
 //!
-//! Multicast of interface-local scope (ff01::/16) spans a single interface and serves loopback only (RFC 4291 section 2.7). Packets to
-//! such a group are therefore looped back and never sent on the link. The sending worker delivers them; the engine copies them to the
-//! members, on other workers too.
+//! Multicast of interface-local scope (ff01::/16) spans a single interface and serves loopback only (RFC 4291 section 2.7).
+//! Packets to such a group are therefore looped back and never sent on the link. The sending worker delivers them; the engine
+//! copies them to the members, on other workers too.
 //!
 //! In each pass the store and every queue get equal shares of the receive budget, and the wrapped port gets a quarter at least.
 

@@ -1,7 +1,7 @@
 //! The store: packets from a worker to its own queue pairs, between `tx_burst` and `rx_burst`.
 //!
-//! A ring of bytes allocated once. Only the pages in use are touched, and the ring starts at offset 0 again whenever it is empty, so
-//! that it stays in the cache.
+//! A ring of bytes allocated once. Only the pages in use are touched, and the ring starts at offset 0 again whenever it is empty,
+//! so that it stays in the cache.
 
 use super::train::{self, LoopbackTrain};
 use crate::RxSink;
@@ -19,7 +19,8 @@ const _: () = assert!(STORE_BYTES < u32::MAX as usize);
 /// Packets between sending and receiving.
 pub(super) struct LoopbackStore {
     bytes: Vec<u8>,
-    /// Trains in order of sending. The bytes from the first train's offset to `tail` are in use, round the end of the ring if need be.
+    /// Trains in order of sending. The bytes from the first train's offset to `tail` are in use, round the end of the ring if
+    /// need be.
     trains: VecDeque<LoopbackTrain>,
     /// Offset behind the last packet.
     tail: usize,
@@ -34,7 +35,8 @@ impl LoopbackStore {
         self.trains.is_empty()
     }
 
-    /// Offset at which `len` contiguous bytes are free. `tail` never reaches the first packet's offset, so equal offsets mean empty.
+    /// Offset at which `len` contiguous bytes are free. `tail` never reaches the first packet's offset, so equal offsets mean
+    /// empty.
     fn find_room(&mut self, len: usize) -> Option<usize> {
         let Some(head) = self.trains.front().map(LoopbackTrain::at) else {
             self.tail = 0;
@@ -93,7 +95,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// For any lengths and any interleaving of sending and receiving, the packets that are not dropped arrive whole and in order.
+        /// For any lengths and any interleaving of sending and receiving, the packets that are not dropped arrive whole and in
+        /// order.
         #[test]
         fn the_store_keeps_order(
             steps in prop::collection::vec((prop::collection::vec(0usize..700, 0..12), 0usize..14), 1..60)

@@ -347,8 +347,8 @@ fn the_link_is_received_from_beside_looped_back_packets() {
 }
 
 proptest! {
-    /// For any lengths, any workers and any interleaving of sending, receiving and sleeping: the packets of one worker to one queue
-    /// pair that are not dropped arrive whole and in order.
+    /// For any lengths, any workers and any interleaving of sending, receiving and sleeping: the packets of one worker to one
+    /// queue pair that are not dropped arrive whole and in order.
     #[test]
     fn queues_keep_order(
         steps in prop::collection::vec((0usize..3, 0u32..3, prop::collection::vec(0usize..5000, 0..12), 0usize..9, any::<bool>()), 1..80)

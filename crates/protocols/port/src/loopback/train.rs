@@ -23,8 +23,8 @@ impl LoopbackTrain {
         LoopbackTrain { flow: frame.flow, at: at as u32, stride: frame.udp_payload_len() as u32, packets: 1 }
     }
 
-    /// Whether `frame`, copied to offset `at`, can be appended to this train. `frame.continues` cannot be used: the frame before it in
-    /// its batch may have been dropped for want of room.
+    /// Whether `frame`, copied to offset `at`, can be appended to this train. `frame.continues` cannot be used: the frame before
+    /// it in its batch may have been dropped for want of room.
     pub fn is_continued_by(&self, frame: &TxFrame, at: usize) -> bool {
         self.stride as usize == frame.udp_payload_len()
             && (self.at + self.stride * self.packets) as usize == at

@@ -1,8 +1,9 @@
 //! Wakes a sleeping worker when another worker has put packets in the queue to it.
 //!
-//! A word in memory says whether the worker is about to sleep; an eventfd wakes it. The rules are those of [`burst_shm::protocol`], with
-//! its models: the sleeper sets the word and then looks at its queues once more; a sender puts packets in a queue and then looks at the
-//! word. Of several senders only one writes the eventfd, and none does while the worker is awake.
+//! A word in memory says whether the worker is about to sleep; an eventfd wakes it. The rules are those of
+//! [`burst_shm::protocol`], with its models: the sleeper sets the word and then looks at its queues once more; a sender puts
+//! packets in a queue and then looks at the word. Of several senders only one writes the eventfd, and none does while the worker
+//! is awake.
 
 use crate::PortError;
 use burst_shm::protocol::{claim_wake, go_to_sleep, rise};

@@ -1,17 +1,17 @@
 //! Worker queues: packets from one worker to queue pairs of another worker of the same daemon by the same port.
 //!
-//! Packets are copied into *blocks* of [`BLOCK_BYTES`]. A block belongs to one worker at a time: the sender fills it and passes it on
-//! through a ring of one producer and one consumer; the receiver delivers its packets, as trains, and returns the block through a
-//! second such ring. The rings are all that two workers share.
+//! Packets are copied into *blocks* of [`BLOCK_BYTES`]. A block belongs to one worker at a time: the sender fills it and passes
+//! it on through a ring of one producer and one consumer; the receiver delivers its packets, as trains, and returns the block
+//! through a second such ring. The rings are all that two workers share.
 //!
-//! A worker has [`BLOCKS`] blocks for all its queues. It fills the block that was returned last, which is still in a cache; the memory
-//! of the others is not touched before they are needed. A queue may have as many blocks in flight as are left (Choudhury and Hahne,
-//! Dynamic queue length thresholds, 1998), so that a worker that gets no processor does not block the queues to the others. A packet
-//! for which there is no block is dropped as `ReceiveOverflow`, as a socket drops it.
+//! A worker has [`BLOCKS`] blocks for all its queues. It fills the block that was returned last, which is still in a cache; the
+//! memory of the others is not touched before they are needed. A queue may have as many blocks in flight as are left (Choudhury
+//! and Hahne, Dynamic queue length thresholds, 1998), so that a worker that gets no processor does not block the queues to the
+//! others. A packet for which there is no block is dropped as `ReceiveOverflow`, as a socket drops it.
 //!
-//! A block is passed on at the end of the burst that began it, however little it holds. But while [`UNREAD_MAX`] blocks wait unread,
-//! the reader has enough work, so the next block stays open for the following bursts until it is full or the reader has caught up. Many
-//! small bursts therefore need few blocks.
+//! A block is passed on at the end of the burst that began it, however little it holds. But while [`UNREAD_MAX`] blocks wait
+//! unread, the reader has enough work, so the next block stays open for the following bursts until it is full or the reader has
+//! caught up. Many small bursts therefore need few blocks.
 
 use super::train::{self, LoopbackTrain};
 use super::wakeup::{WorkerSleep, WorkerWakeup};
@@ -35,7 +35,8 @@ const _: () = assert!(BLOCK_BYTES > u16::MAX as usize + burst_frame::HEAD_MAX + 
 
 /// Packets in order of sending.
 struct FrameBlock {
-    /// Memory of the packets. Its length is the most that was ever in use, so that fresh pages are not zeroed before they are needed.
+    /// Memory of the packets. Its length is the most that was ever in use, so that fresh pages are not zeroed before they are
+    /// needed.
     bytes: Vec<u8>,
     /// Bytes in use.
     used: usize,
@@ -225,8 +226,8 @@ impl WorkerQueues {
         Ok(all)
     }
 
-    /// The route to a queue pair. The worker of a management datagram follows from its contents, not from its queue pair number, so it
-    /// is delivered by the sending worker; so is a multicast datagram.
+    /// The route to a queue pair. The worker of a management datagram follows from its contents, not from its queue pair number,
+    /// so it is delivered by the sending worker; so is a multicast datagram.
     pub(super) fn route(&self, qpn: Qpn) -> LoopbackRoute {
         let worker = qpn.worker() as usize;
         let is_here = qpn == Qpn::GSI || qpn == Qpn::MULTICAST || worker == self.worker || worker >= self.senders.len();

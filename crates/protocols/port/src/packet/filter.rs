@@ -1,8 +1,8 @@
 //! Classic BPF programs of the packet socket: which frames the kernel gives to the port, and to which worker.
 //!
-//! [`receive`] accepts UDP datagrams to the encapsulation's port over IPv4 or IPv6. First fragments of such datagrams are accepted too, so
-//! that the port can count them. Of frames to another Ethernet address, which a promiscuous interface receives, only the beginning is
-//! copied. Frames that this host sends are rejected.
+//! [`receive`] accepts UDP datagrams to the encapsulation's port over IPv4 or IPv6. First fragments of such datagrams are
+//! accepted too, so that the port can count them. Of frames to another Ethernet address, which a promiscuous interface receives,
+//! only the beginning is copied. Frames that this host sends are rejected.
 //!
 //! [`steer`] chooses the worker by the low four bits of the word that the encapsulation names.
 
@@ -135,8 +135,9 @@ fn assemble(lines: &[FilterLine]) -> Vec<Insn> {
     code
 }
 
-/// The program of a fanout group, which returns the number of a worker: the low four bits of the 32-bit word at offset `word_at` of the UDP
-/// payload. Offsets count from the IP header, because the program of a group sees frames without their Ethernet header.
+/// The program of a fanout group, which returns the number of a worker: the low four bits of the 32-bit word at offset `word_at`
+/// of the UDP payload. Offsets count from the IP header, because the program of a group sees frames without their Ethernet
+/// header.
 pub fn steer(word_at: u32) -> [Insn; 8] {
     let jump = |k: u32, jt: u8, jf: u8| Insn { jt, jf, ..op(BPF_JMP | BPF_JEQ | BPF_K, k) };
     [

@@ -1,7 +1,7 @@
 //! Sends packets to unresolved next hops through the kernel, by raw IP sockets, with the port's own headers.
 //!
-//! The kernel solicits the neighbour, queues a few packets meanwhile, and takes its own route. A netlink event reports a neighbour that
-//! has failed ([`super::route_cache`]).
+//! The kernel solicits the neighbour, queues a few packets meanwhile, and takes its own route. A netlink event reports a
+//! neighbour that has failed ([`super::route_cache`]).
 
 use super::LocalLink;
 use crate::PortError;

@@ -1,7 +1,8 @@
-//! A ring of packets that the port delivers itself: to its own addresses, and copies of packets to multicast groups that it has joined.
+//! A ring of packets that the port delivers itself: to its own addresses, and copies of packets to multicast groups that it has
+//! joined.
 //!
-//! Such packets never leave the port. `tx_burst` fills the ring, and the next `rx_burst` of the same worker empties it; the engine hands
-//! packets over to the worker that has the queue pair. The memory is allocated once.
+//! Such packets never leave the port. `tx_burst` fills the ring, and the next `rx_burst` of the same worker empties it; the
+//! engine hands packets over to the worker that has the queue pair. The memory is allocated once.
 
 use crate::RxSink;
 use crate::ether::ICRC;

@@ -1,9 +1,10 @@
-//! The `packet` port: whole Ethernet frames by AF_PACKET, with the port's own headers, on an interface that the kernel goes on using. It
-//! needs CAP_NET_RAW.
+//! The `packet` port: whole Ethernet frames by AF_PACKET, with the port's own headers, on an interface that the kernel goes on
+//! using. It needs CAP_NET_RAW.
 //!
-//! Compared with the `udp` port it gives: a UDP source port and a flow label chosen by the application, or a source port per queue pair, so
-//! that the network spreads queue pairs over its paths (packets of several queue pairs therefore share no train); exact ICRCs in both
-//! directions with every peer, because the port writes and sees the IPv4 identification; and a reason for every dropped packet.
+//! Compared with the `udp` port it gives: a UDP source port and a flow label chosen by the application, or a source port per
+//! queue pair, so that the network spreads queue pairs over its paths (packets of several queue pairs therefore share no train);
+//! exact ICRCs in both directions with every peer, because the port writes and sees the IPv4 identification; and a reason for
+//! every dropped packet.
 //!
 //! - `socks`, `filter`: the packet socket, the frames that the kernel gives to it, and how workers share it;
 //! - `tx`, `vnet`: trains as Ethernet frames of 64 KiB; `rx`: received trains, verified whole or split (`crate::rx_train`);
@@ -11,12 +12,12 @@
 //! - `kernel_send`: packets to next hops that the kernel must resolve first;
 //! - `local_ring`: packets to the port's own addresses.
 //!
-//! VLANs: name the VLAN's interface (`packet:dev=eth0.5`); the kernel writes and removes the tag. Frames with other tags are dropped. IP
-//! options and fragments are not received. A UDP socket that receives nothing joins each multicast group, so that the kernel speaks IGMP
-//! and MLD.
+//! VLANs: name the VLAN's interface (`packet:dev=eth0.5`); the kernel writes and removes the tag. Frames with other tags are
+//! dropped. IP options and fragments are not received. A UDP socket that receives nothing joins each multicast group, so that the
+//! kernel speaks IGMP and MLD.
 //!
-//! The interface may go down, lose addresses, change its MTU, vanish and come back under its name. The kernel reports this by netlink, and
-//! the next `rx_burst` updates the port; listing the interfaces then takes a moment within the data path.
+//! The interface may go down, lose addresses, change its MTU, vanish and come back under its name. The kernel reports this by
+//! netlink, and the next `rx_burst` updates the port; listing the interfaces then takes a moment within the data path.
 
 mod filter;
 mod kernel_send;
@@ -62,7 +63,8 @@ struct LocalLink {
     addrs: Vec<IpAddr>,
     /// Multicast groups that the port has joined.
     groups: Vec<IpAddr>,
-    /// Whether packets to every group are accepted. Only worker 0 joins groups; the other workers accept what the interface receives.
+    /// Whether packets to every group are accepted. Only worker 0 joins groups; the other workers accept what the interface
+    /// receives.
     any_group: bool,
 }
 
@@ -279,7 +281,7 @@ impl Port for PacketPort {
     }
 
     fn rx_burst(&mut self, _now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
-        let mut taken = self.rx.leftover(&self.own, budget, sink);
+        let mut taken = self.rx.deliver_rest(&self.own, budget, sink);
         taken += self.local.deliver(budget - taken, sink);
         if taken >= budget {
             return taken;

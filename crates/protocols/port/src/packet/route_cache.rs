@@ -1,10 +1,10 @@
 //! Caches the route of each destination: the MAC address of its next hop, as the kernel knows it.
 //!
-//! A new destination is looked up once (route, then neighbour); from then on the cache follows the kernel's events: an event about a
-//! neighbour changes that neighbour's entries, and any change of routes, links or addresses empties the cache. A packet to an unresolved
-//! next hop goes through the kernel ([`super::kernel_send`]), which resolves the next hop, queues the packet and sends it. The next
-//! packet after the kernel has called a neighbour stale takes the same route, so that the kernel confirms the neighbour as it does for
-//! its own traffic.
+//! A new destination is looked up once (route, then neighbour); from then on the cache follows the kernel's events: an event
+//! about a neighbour changes that neighbour's entries, and any change of routes, links or addresses empties the cache. A packet
+//! to an unresolved next hop goes through the kernel ([`super::kernel_send`]), which resolves the next hop, queues the packet and
+//! sends it. The next packet after the kernel has called a neighbour stale takes the same route, so that the kernel confirms the
+//! neighbour as it does for its own traffic.
 //!
 //! The table has a fixed size; when it is three quarters full, all entries are removed.
 

@@ -1,9 +1,10 @@
-//! Receiving of the `packet` port: one `recvmmsg` at a time; frames are parsed, trains split, and each packet's ICRC is verified while the
-//! packet is in the cache ([`crate::rx_train`]).
+//! Receiving of the `packet` port: one `recvmmsg` at a time; frames are parsed, trains split, and each packet's ICRC is verified
+//! while the packet is in the cache ([`crate::rx_train`]).
 //!
 //! The IPv4 identification of a single packet is in its header, so its ICRC is verified exactly. A train has one header: the
-//! identifications of its other packets are expected to count up from it, as they do in a train that was never segmented. Where GRO has
-//! joined packets with other identifications, these are recovered from the ICRC ([`crate::ether::icrc`]; `gro=off` refuses them).
+//! identifications of its other packets are expected to count up from it, as they do in a train that was never segmented. Where
+//! GRO has joined packets with other identifications, these are recovered from the ICRC ([`crate::ether::icrc`]; `gro=off`
+//! refuses them).
 
 use super::{LocalLink, vnet};
 use crate::ether::{ChecksumState, Datagram, TRANSPORT_MAX, parse};
@@ -21,8 +22,8 @@ const VLAN_ID: u16 = 0xfff;
 
 /// The receiving half of the port.
 pub struct PacketRx {
-    inbox: RxMessages,
-    gate: PacketVerifier,
+    messages: RxMessages,
+    verifier: PacketVerifier,
     /// The kernel's count of dropped frames at the last report.
     lost_seen: u32,
 }
@@ -36,23 +37,23 @@ struct ReceivedFrame<'a> {
 impl PacketRx {
     /// `strict`: refuse packets of a train whose identification does not count up from its header.
     pub fn new(encapsulation: &Encapsulation, strict: bool) -> PacketRx {
-        let gate = PacketVerifier::new(encapsulation, TRANSPORT_MAX, strict);
-        PacketRx { inbox: RxMessages::new(), gate, lost_seen: 0 }
+        let verifier = PacketVerifier::new(encapsulation, TRANSPORT_MAX, strict);
+        PacketRx { messages: RxMessages::new(), verifier, lost_seen: 0 }
     }
 
     /// Number of identifications that had to be recovered.
     pub fn recovered(&self) -> u64 {
-        self.gate.recovered()
+        self.verifier.recovered()
     }
 
     /// Discards the messages of the former socket.
     pub fn forget(&mut self) {
-        self.inbox.forget();
+        self.messages.forget();
         self.lost_seen = 0;
     }
 
     /// Delivers the rest of the last messages; returns how many packets.
-    pub fn leftover(&mut self, own: &LocalLink, budget: usize, sink: &mut dyn RxSink) -> usize {
+    pub fn deliver_rest(&mut self, own: &LocalLink, budget: usize, sink: &mut dyn RxSink) -> usize {
         let mut taken = 0;
         while taken < budget
             && let Some(packets) = self.split(own, budget - taken, sink)
@@ -66,7 +67,7 @@ impl PacketRx {
     pub fn burst(&mut self, fd: RawFd, own: &LocalLink, budget: usize, sink: &mut dyn RxSink) -> usize {
         let (mut taken, mut more) = (0, true);
         while more && taken < budget {
-            match self.inbox.fill(fd, budget - taken) {
+            match self.messages.fill(fd, budget - taken) {
                 Ok(waiting) => more = waiting,
                 Err(error) => {
                     // Kernels before Linux 6.2 cannot describe trains of UDP packets.
@@ -76,14 +77,14 @@ impl PacketRx {
                     return taken;
                 }
             }
-            taken += self.leftover(own, budget - taken, sink);
+            taken += self.deliver_rest(own, budget - taken, sink);
         }
         taken
     }
 
     /// Delivers packets of the current message, up to `budget`; `None` without a message.
     fn split(&mut self, own: &LocalLink, budget: usize, sink: &mut dyn RxSink) -> Option<usize> {
-        let (message, offset) = self.inbox.current()?;
+        let (message, offset) = self.messages.current()?;
         if offset == 0
             && let Some(lost) = message.facts.lost
         {
@@ -93,17 +94,17 @@ impl PacketRx {
             Ok(arrival) => arrival,
             Err(reason) => {
                 sink.dropped(reason);
-                self.inbox.next();
+                self.messages.next();
                 return Some(1);
             }
         };
         if offset == 0 {
-            self.gate.begin(&datagram.flow, datagram.header);
+            self.verifier.begin(&datagram.flow, datagram.header);
         }
         let train = RxTrain { flow: datagram.flow, bytes: &datagram.payload[offset..], segment };
-        let (taken, bytes) = self.gate.pass(&train, budget, sink);
+        let (taken, bytes) = self.verifier.pass(&train, budget, sink);
         let all = bytes == train.bytes.len();
-        self.inbox.handed_out(bytes, all);
+        self.messages.delivered(bytes, all);
         Some(taken)
     }
 }

@@ -1,8 +1,9 @@
 //! The sockets of a port: the packet socket of each worker, and one UDP socket per address that receives nothing.
 //!
-//! The UDP socket reserves the encapsulation's UDP port. Without it the kernel, which receives every packet too, would answer each one
-//! with an ICMP error. The socket also shows the owner of the port (`ss -u`), and makes a second Burst or the kernel's soft-RoCE fail to
-//! bind the same address. It accepts trains (UDP_GRO), so that the kernel need not cut trains only to discard the pieces.
+//! The UDP socket reserves the encapsulation's UDP port. Without it the kernel, which receives every packet too, would answer
+//! each one with an ICMP error. The socket also shows the owner of the port (`ss -u`), and makes a second Burst or the kernel's
+//! soft-RoCE fail to bind the same address. It accepts trains (UDP_GRO), so that the kernel need not cut trains only to discard
+//! the pieces.
 
 use super::{LocalLink, filter};
 use crate::error::PortError;
@@ -65,6 +66,6 @@ pub fn reserve(addr: &PortAddr, port: u16) -> Result<OwnedFd, PortError> {
         Some(libc::EADDRINUSE) => PortError::InUse { addr: addr.ip, port },
         _ => PortError::from_io(format!("reserve UDP port {port} on {}", addr.ip), error),
     })?;
-    socket::take_nothing(&fd).map_err(|e| PortError::from_io("attach a filter to a socket", e))?;
+    socket::receive_nothing(&fd).map_err(|e| PortError::from_io("attach a filter to a socket", e))?;
     Ok(fd)
 }

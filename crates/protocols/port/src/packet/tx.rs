@@ -1,12 +1,14 @@
-//! Sending of the `packet` port: packets are joined to trains, trains become Ethernet frames of up to 64 KiB with a virtio header, and one
+//! Sending of the `packet` port: packets are joined to trains, trains become Ethernet frames of up to 64 KiB with a virtio
+//! header, and one
 //! `sendmmsg` sends them.
 //!
-//! Consecutive packets of one flow and one length (the last may be shorter) become a train. The kernel or the NIC segments it, and counts
-//! the IPv4 identification up from 0. Headers and trailers are written into a scratch area; payload is lent or copied
-//! ([`crate::tx_train`]). A single packet over IPv4 has no UDP checksum, which saves work on every device; over IPv6 the kernel or the NIC
-//! completes its UDP checksum, as in trains.
+//! Consecutive packets of one flow and one length (the last may be shorter) become a train. The kernel or the NIC segments it,
+//! and counts the IPv4 identification up from 0. Headers and trailers are written into a scratch area; payload is lent or copied
+//! ([`crate::tx_train`]). A single packet over IPv4 has no UDP checksum, which saves work on every device; over IPv6 the kernel
+//! or the NIC completes its UDP checksum, as in trains.
 //!
-//! The kernel segments such trains from Linux 6.2 on. An older kernel refuses the first train, and packets are then sent one by one.
+//! The kernel segments such trains from Linux 6.2 on. An older kernel refuses the first train, and packets are then sent one by
+//! one.
 
 use super::kernel_send::KernelSender;
 use super::local_ring::LocalRing;
@@ -24,8 +26,8 @@ use burst_wire::MacAddr;
 use core::ops::Range;
 use std::os::fd::RawFd;
 
-/// Most bytes of UDP payload in a train. With its headers the train stays below the 64 KiB (`gso_max_size`) above which the kernel would
-/// segment it in software.
+/// Most bytes of UDP payload in a train. With its headers the train stays below the 64 KiB (`gso_max_size`) above which the
+/// kernel would segment it in software.
 const PAYLOAD_MAX: usize = 65_000;
 /// Most messages of one `sendmmsg`.
 const MESSAGES: usize = 128;
@@ -33,7 +35,8 @@ const MESSAGES: usize = 128;
 const IOVS: usize = 2048;
 /// Scratch bytes of one `sendmmsg`; the longest train fits.
 const SCRATCH: usize = 128 << 10;
-/// Bytes of one `sendmmsg` after which no message is added, so that the bytes are still in the L2 cache when the kernel copies them.
+/// Bytes of one `sendmmsg` after which no message is added, so that the bytes are still in the L2 cache when the kernel copies
+/// them.
 const HOT_BYTES: usize = 60 << 10;
 
 const _: () = assert!(SCRATCH > PAYLOAD_MAX + HOT_BYTES && TRAIN_MAX <= 64);
@@ -139,8 +142,8 @@ impl PacketTx {
         self.train_max = 1;
     }
 
-    /// Fills the ring with trains of the packets in `range`, up to a packet that is not sent on the link. Returns the index of the first
-    /// packet that is not in the ring.
+    /// Fills the ring with trains of the packets in `range`, up to a packet that is not sent on the link. Returns the index of
+    /// the first packet that is not in the ring.
     fn build(
         &mut self,
         out: &mut PacketOutputs<'_>,

@@ -44,9 +44,9 @@ pub fn read(header: &[u8; LEN]) -> Result<VnetHeader, Reason> {
     Ok(VnetHeader { checksums, segment })
 }
 
-/// Writes the header of a frame to send: a train of packets with `segment` bytes of UDP payload each, or a single packet. The kernel or the
-/// NIC completes the checksums of a train, so the UDP checksum field of a train must hold the partial sum; so must that of a single packet
-/// if `partial`.
+/// Writes the header of a frame to send: a train of packets with `segment` bytes of UDP payload each, or a single packet. The
+/// kernel or the NIC completes the checksums of a train, so the UDP checksum field of a train must hold the partial sum; so must
+/// that of a single packet if `partial`.
 pub fn write(header: &mut [u8], template: &HeaderTemplate, segment: Option<usize>, partial: bool) {
     let header = &mut header[..LEN];
     header.fill(0);

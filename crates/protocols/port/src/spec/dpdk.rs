@@ -1,31 +1,33 @@
-//! Options of the kind `dpdk`, and how they are told from the device's own arguments.
+//! Options of the kind `dpdk`, and how they are separated from the device's own arguments.
 //!
-//! A device's arguments are separated by commas as ours are. Ours are the keys of [`DPDK_OPTIONS`]; every other word
-//! after `dev=` belongs to the device: `dpdk:dev=net_memif0,role=server,socket=/run/m.sock,addr=10.0.0.1/24`. `addr` and
-//! `gw` may be given several times.
+//! Commas separate the arguments of a DPDK device and the options of a port alike. Options of the port are the keys of
+//! [`DPDK_OPTIONS`]; every
+//! other word after `dev=` belongs to the device: `dpdk:dev=net_memif0,role=server,socket=/run/m.sock,addr=10.0.0.1/24`. `addr`
+//! and `gw` may
+//! be given several times.
 
 use super::{LOOPBACK, OptionRow, apply, nonempty, set, switch};
 use crate::lan::Prefix;
 use burst_dpdk::{DevArgs, Pages};
 use std::net::IpAddr;
 
-/// Smallest and largest MTU that is accepted: an RDMA MTU of 256, and a jumbo frame.
+/// Accepted MTUs in bytes, from the least for an RDMA MTU of 256 to a jumbo frame.
 const MTU_RANGE: core::ops::RangeInclusive<u16> = 576..=9600;
 
 /// Options of `dpdk`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DpdkSpec {
-    /// The device's name and arguments, as for DPDK's `--vdev` or `--allow`.
+    /// Name and arguments of the device, as for DPDK's `--vdev` or `--allow`.
     pub dev: String,
-    /// Addresses with their prefixes, default first.
+    /// Addresses with their prefixes, the default one first.
     pub addrs: Vec<Prefix>,
-    /// Gateways, one per family.
+    /// Gateways, at most one per address family.
     pub gateways: Vec<IpAddr>,
-    /// MTU of the link.
+    /// MTU of the link in bytes; `None`: the device's.
     pub mtu: Option<u16>,
-    /// Memory.
+    /// Pages of DPDK's memory.
     pub pages: Pages,
-    /// Frames to its own addresses turn round in it.
+    /// Whether packets to own addresses are looped back in the daemon.
     pub loopback: bool,
 }
 
@@ -82,7 +84,7 @@ pub const DPDK_OPTIONS: &[OptionRow<DpdkSpec>] = &[
     OptionRow { key: "loopback", value: "on|off", help: LOOPBACK, set: |s, v| set(&mut s.loopback, switch(v)) },
 ];
 
-/// Reads what follows `dpdk:`.
+/// Parses the options after `dpdk:`.
 pub(super) fn parse(options: &str) -> Result<DpdkSpec, String> {
     let is_ours = |word: &str| DPDK_OPTIONS.iter().any(|row| row.key == word.split('=').next().unwrap_or(word).trim());
     let (mut ours, mut device, mut named) = (Vec::new(), Vec::new(), false);
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_devices_words_and_ours_are_told_apart() {
+    fn options_of_the_device_and_of_the_port_are_separated() {
         let text =
             "dpdk:dev=net_memif0,role=server,socket=/run/a/m.sock,addr=10.0.0.1/24,bsize=8192,addr=fd00::1/64,mtu=4000";
         let spec = dpdk(text);
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn it_can_be_wrapped_and_shows_itself() {
+    fn it_can_be_wrapped_and_displays_its_text() {
         let text = "impair:loss=1%/dpdk:dev=net_ring0,addr=10.0.0.1/24";
         let spec = PortSpec::parse(text).unwrap();
         assert_eq!((spec.impair.len(), spec.to_string().as_str()), (1, text));

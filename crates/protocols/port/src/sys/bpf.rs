@@ -6,14 +6,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// One instruction.
 pub type Insn = libc::sock_filter;
 
-/// What a program is for: the socket option that takes it.
+/// The socket option that takes a program, and so its purpose.
 #[derive(Clone, Copy, Debug)]
 pub enum Attach {
-    /// Which packets a socket takes, and how much of them (`SO_ATTACH_FILTER`).
+    /// Decides which packets a socket receives, and how much of them (`SO_ATTACH_FILTER`).
     Filter,
-    /// Which socket of a reuse group takes a datagram (`SO_ATTACH_REUSEPORT_CBPF`).
+    /// Decides which socket of a reuse group receives a datagram (`SO_ATTACH_REUSEPORT_CBPF`).
     ReusePort,
-    /// Which socket of a fanout group takes a frame (`PACKET_FANOUT_DATA`).
+    /// Decides which socket of a fanout group receives a frame (`PACKET_FANOUT_DATA`).
     Fanout,
 }
 

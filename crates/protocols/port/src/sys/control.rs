@@ -1,12 +1,12 @@
-//! ControlBuffer messages (`cmsg`) of UDP sockets, written and read by hand: no pointers, only bytes.
+//! Control messages (`cmsg`) of sockets, written and read by hand: bytes only, no pointers.
 
-/// Room for the control messages of one datagram or train: four of them, each with a value of up to 8 bytes.
+/// Bytes for the control messages of one datagram or train: four messages, each with a value of up to 8 bytes.
 pub const CONTROL_MAX: usize = 128;
 /// `struct cmsghdr` on 64-bit Linux: length (8), level (4), type (4).
 const HEADER: usize = 16;
 /// `CMSG_ALIGN`.
 const ALIGN: usize = 8;
-/// `struct tpacket_auxdata`: a status word, lengths, offsets, and at byte 16 the tag.
+/// Control message type of `struct tpacket_auxdata`: a status word, lengths, offsets, and the VLAN tag at byte 16.
 const PACKET_AUXDATA: i32 = 8;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 const AUXDATA_TCI: usize = 16;
@@ -16,16 +16,16 @@ const SO_RXQ_OVFL: i32 = 40;
 const _: () = assert!(size_of::<libc::cmsghdr>() == HEADER && size_of::<usize>() == ALIGN);
 const _: () = assert!(4 * (HEADER + ALIGN) <= CONTROL_MAX);
 
-/// The buffer of one message.
+/// The control messages of one message.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub struct ControlBuffer(pub [u8; CONTROL_MAX]);
 
 impl ControlBuffer {
-    /// An empty one.
+    /// Without control messages.
     pub const EMPTY: ControlBuffer = ControlBuffer([0; CONTROL_MAX]);
 
-    /// Appends a control message at `at` and returns where the next one goes.
+    /// Appends a control message at offset `at`; returns the offset behind it.
     fn put(&mut self, at: usize, level: i32, kind: i32, value: &[u8]) -> usize {
         let next = at + HEADER + value.len().next_multiple_of(ALIGN);
         let place = &mut self.0[at..next];
@@ -36,7 +36,7 @@ impl ControlBuffer {
         next
     }
 
-    /// What a message to send asks for; returns the bytes used, 0 when it asks for nothing.
+    /// Writes the options of a message to send; returns the bytes used, 0 without options.
     pub fn write(&mut self, v6: bool, segment: Option<u16>, tos: Option<u8>, hops: Option<u8>) -> usize {
         let mut at = 0;
         if let Some(bytes) = segment {
@@ -56,7 +56,7 @@ impl ControlBuffer {
         at
     }
 
-    /// What came with a message, out of the first `len` bytes.
+    /// Reads the first `len` bytes of a received message's control messages.
     pub fn read(&self, len: usize) -> ReceivedControl {
         let mut got = ReceivedControl::default();
         let mut rest = &self.0[..len.min(CONTROL_MAX)];
@@ -74,7 +74,7 @@ impl ControlBuffer {
     }
 }
 
-/// The little number in a control message: one byte (`IP_TOS`), two, or four.
+/// The number in a control message: one byte (`IP_TOS`), two, or four.
 fn number(value: &[u8]) -> u32 {
     match value {
         [] => 0,
@@ -85,18 +85,18 @@ fn number(value: &[u8]) -> u32 {
     }
 }
 
-/// Facts about a received message.
+/// Facts about a received message, from its control messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceivedControl {
     /// Bytes per packet if the message is a train.
     pub segment: Option<u16>,
     /// TOS or traffic class.
     pub tos: u8,
-    /// TTL or hop limit, 0 if it did not come.
+    /// TTL or hop limit, 0 if it was not reported.
     pub hops: u8,
-    /// Packets that this socket has lost since it was opened.
+    /// Packets that the socket has lost since it was opened.
     pub lost: Option<u32>,
-    /// Tag (priority and VLAN id) that the kernel took off a frame.
+    /// VLAN tag (priority and VLAN ID) that the kernel has removed from a frame.
     pub vlan: Option<u16>,
 }
 
@@ -121,19 +121,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_asked_for_is_no_bytes() {
+    fn without_options_nothing_is_written() {
         let mut control = ControlBuffer::EMPTY;
         assert_eq!(control.write(false, None, None, None), 0);
         assert_eq!(ControlBuffer::EMPTY.read(0), ReceivedControl::default());
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn written_messages_are_read_back() {
         for v6 in [false, true] {
             let mut control = ControlBuffer::EMPTY;
             let len = control.write(v6, Some(4124), Some(0x6a), Some(7));
             assert_eq!(len, 3 * 24);
-            // Sending says UDP_SEGMENT where receiving says UDP_GRO.
+            // The option UDP_SEGMENT of a sender corresponds to UDP_GRO of a receiver.
             assert_eq!(
                 control.read(len),
                 ReceivedControl { segment: None, tos: 0x6a, hops: 7, ..ReceivedControl::default() }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_that_the_kernel_took_off_are_seen() {
+    fn removed_vlan_tags_are_read() {
         let aux = |status: u32| {
             let mut aux = [0u8; 20];
             aux[..4].copy_from_slice(&status.to_ne_bytes());
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_does_not_run_away() {
+    fn malformed_messages_end_the_loop() {
         for fill in [0u8, 1, 15, 17, 0xff] {
             let _ = ControlBuffer([fill; CONTROL_MAX]).read(CONTROL_MAX);
         }

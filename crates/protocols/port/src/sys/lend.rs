@@ -1,28 +1,28 @@
-//! Lending bytes that a port wrapper holds to the port below, for one call.
+//! Lends bytes that a wrapper holds to the wrapped port, for one call.
 
 use crate::Port;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, HEAD_MAX, TxBatch};
 use burst_span::Span;
 
-/// A frame whose bytes the caller holds: head, then payload, then `pad` zero bytes that are not stored.
-pub struct HeldFrame<'a> {
-    /// Where to.
+/// A frame in the wrapper's memory: head, payload, and `pad` zero bytes that are not stored.
+pub struct DelayedFrame<'a> {
+    /// Flow of the frame.
     pub flow: Flow,
-    /// BTH and extension headers, at most [`HEAD_MAX`] bytes.
+    /// Transport headers, at most [`HEAD_MAX`] bytes.
     pub head: &'a [u8],
     /// Payload without padding.
     pub payload: &'a [u8],
-    /// Pad count.
+    /// Number of padding bytes.
     pub pad: u8,
 }
 
 /// Sends `frame` by `port`, using `batch`, which must be empty and is left empty.
-pub fn send_held(
+pub fn send_delayed(
     port: &mut dyn Port,
     now: Nanos,
     batch: &mut TxBatch,
-    frame: &HeldFrame<'_>,
+    frame: &DelayedFrame<'_>,
     dropped: &mut dyn FnMut(Reason),
 ) {
     assert!(batch.is_empty() && frame.head.len() <= HEAD_MAX);

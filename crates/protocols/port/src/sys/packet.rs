@@ -13,19 +13,19 @@ const PACKET_IGNORE_OUTGOING: i32 = 23;
 const PACKET_FANOUT_CBPF: i32 = 6;
 const SO_RXQ_OVFL: i32 = 40;
 
-/// A packet socket that sees nothing yet.
+/// Opens a packet socket that receives nothing until it is bound.
 pub fn open(rcvbuf: u32, sndbuf: u32) -> io::Result<OwnedFd> {
     let fd = socket(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
     set_buffers(&fd, rcvbuf, sndbuf)?;
     set(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
     set(&fd, libc::SOL_PACKET, PACKET_AUXDATA, 1)?;
     set(&fd, libc::SOL_SOCKET, SO_RXQ_OVFL, 1)?;
-    // Linux before 4.20 has none; the filter leaves out what this host sends in any case.
+    // Linux before 4.20 lacks the option; the filter rejects this host's own frames in any case.
     let _ = set(&fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
     Ok(fd)
 }
 
-/// Lets the socket see and send frames of interface `ifindex`; returns the kind of link (`ARPHRD_*`).
+/// Binds the socket to interface `ifindex`; returns the type of the link (`ARPHRD_*`).
 pub fn bind(fd: &OwnedFd, ifindex: u32) -> io::Result<u16> {
     // SAFETY: all zero is a valid sockaddr_ll.
     let mut name: libc::sockaddr_ll = unsafe { core::mem::zeroed() };
@@ -43,14 +43,14 @@ pub fn bind(fd: &OwnedFd, ifindex: u32) -> io::Result<u16> {
     if rc == 0 { Ok(name.sll_hatype) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Shares frames with the other sockets of group `id`: `code` says which of them takes a frame.
+/// Joins fanout group `id`; the program `code` decides which socket of the group receives a frame.
 pub fn join_group(fd: &OwnedFd, id: u16, code: &[Insn]) -> io::Result<()> {
     set(fd, libc::SOL_PACKET, PACKET_FANOUT, i32::from(id) | PACKET_FANOUT_CBPF << 16)?;
     bpf::attach(fd, Attach::Fanout, code)
 }
 
-/// A socket for whole IP packets that the kernel routes, resolves and queues; it receives none. Bound to interface
-/// `device`.
+/// Opens a socket, bound to interface `device`, for whole IP packets that the kernel routes, resolves and queues. It receives
+/// nothing.
 pub fn open_raw(v6: bool, device: &str, sndbuf: u32) -> io::Result<OwnedFd> {
     let fd = socket(if v6 { libc::AF_INET6 } else { libc::AF_INET }, libc::SOCK_RAW, libc::IPPROTO_RAW)?;
     set_buffers(&fd, 0, sndbuf)?;
@@ -68,7 +68,7 @@ fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a new descriptor that has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

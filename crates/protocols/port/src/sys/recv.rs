@@ -1,7 +1,7 @@
 //! Messages of one `recvmmsg`, in buffers made once; and the error queue.
 //!
-//! A buffer holds the longest train (64 KiB, and headers). Buffers are spaced so that their beginnings do not share cache sets: small
-//! packets touch only the beginnings.
+//! A buffer holds the longest train (64 KiB, and headers). Buffers are spaced so that their beginnings do not share cache sets:
+//! small packets touch only the beginnings.
 
 use super::control::{CONTROL_MAX, ControlBuffer, ReceivedControl};
 use super::socket::SockAddr;
@@ -29,18 +29,18 @@ unsafe impl Send for RecvRing {}
 
 /// A received datagram or train.
 pub struct Message<'a> {
-    /// Sender.
+    /// Sender's address.
     pub from: &'a SockAddr,
     /// The datagrams, one after the other.
     pub bytes: &'a [u8],
     /// Facts from the control messages.
     pub facts: ReceivedControl,
-    /// The datagram was longer than the buffer.
+    /// Whether the datagram was longer than the buffer.
     pub truncated: bool,
 }
 
 impl RecvRing {
-    /// A ring of `count` buffers.
+    /// Makes a ring of `count` buffers.
     pub fn new(count: usize) -> RecvRing {
         let mut ring = RecvRing {
             buffers: vec![0; count * STRIDE],
@@ -66,7 +66,7 @@ impl RecvRing {
         ring.renew();
         ring
     }
-    /// Makes the messages that were filled ready again: the kernel wrote the lengths of what it found.
+    /// Restores the lengths of the used messages, which the kernel has overwritten.
     fn renew(&mut self) {
         for msg in &mut self.msgs[..self.used] {
             let header = &mut msg.msg_hdr;
@@ -80,7 +80,7 @@ impl RecvRing {
     pub fn capacity(&self) -> usize {
         self.msgs.len()
     }
-    /// Receives up to `count` messages, overwriting those before; never blocks.
+    /// Receives up to `count` messages, which replace the last ones. Does not block.
     pub fn recv(&mut self, fd: RawFd, count: usize) -> io::Result<usize> {
         assert!(count <= self.capacity());
         self.renew();
@@ -106,12 +106,12 @@ impl RecvRing {
     }
 }
 
-/// Error of a packet sent earlier, reported by the network (`errno` value, from ICMP) or by this host.
+/// An error of an earlier packet (`errno` value), reported by the network (ICMP) or by this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuedError {
-    /// What happened.
+    /// The error number.
     pub errno: i32,
-    /// A router or the peer said it, not this host.
+    /// Whether a router or the peer has reported it, not this host.
     pub remote: bool,
 }
 

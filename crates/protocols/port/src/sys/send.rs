@@ -1,9 +1,10 @@
 //! Messages for one `sendmmsg`, gathered without copying payload.
 //!
-//! A [`SendRing`] holds a scratch area and tables of iovecs, messages, addresses and control messages, all made once.
-//! Bytes are appended to the message under construction either into the scratch area ([`SendRing::scratch`]) or by
-//! reference ([`SendRing::lend`]). Neighbouring scratch bytes share one iovec, so the trailer of one packet of a train
-//! and the head of the next cost one together.
+//! A [`SendRing`] holds a scratch area and tables of iovecs, messages, addresses and control messages, all allocated once. Bytes
+//! are appended
+//! to the message under construction either in the scratch area ([`SendRing::scratch`]) or by reference ([`SendRing::lend`]).
+//! Adjacent scratch
+//! bytes share one iovec, so the trailer of one packet of a train and the head of the next take one iovec together.
 
 use super::control::ControlBuffer;
 use super::socket::SockAddr;
@@ -11,20 +12,20 @@ use burst_span::Span;
 use std::io;
 use std::os::fd::RawFd;
 
-/// `UIO_MAXIOV`: iovecs of one message.
+/// `UIO_MAXIOV`: most iovecs of one message.
 pub const IOV_MAX: usize = 1024;
 
-/// Preallocated messages.
+/// Messages, preallocated.
 pub struct SendRing {
     scratch: Box<[u8]>,
     used: usize,
-    /// Start of the scratch bytes that no iovec covers yet.
+    /// Offset of the first scratch byte that no iovec covers yet.
     open: usize,
     iovs: Vec<libc::iovec>,
     msgs: Vec<libc::mmsghdr>,
     names: Vec<SockAddr>,
     controls: Vec<ControlBuffer>,
-    /// First iovec of the message under construction.
+    /// Index of the first iovec of the message under construction.
     first_iov: usize,
     iov_capacity: usize,
     msg_capacity: usize,
@@ -35,7 +36,7 @@ pub struct SendRing {
 unsafe impl Send for SendRing {}
 
 impl SendRing {
-    /// A ring for `msgs` messages of `iovs` iovecs altogether.
+    /// Makes a ring for `msgs` messages of `iovs` iovecs altogether.
     pub fn new(msgs: usize, iovs: usize, scratch: usize) -> SendRing {
         SendRing {
             scratch: vec![0; scratch].into_boxed_slice(),
@@ -50,7 +51,7 @@ impl SendRing {
             msg_capacity: msgs,
         }
     }
-    /// Forgets everything.
+    /// Removes all messages.
     pub fn clear(&mut self) {
         (self.used, self.open, self.first_iov) = (0, 0, 0);
         self.iovs.clear();
@@ -58,7 +59,7 @@ impl SendRing {
         self.names.clear();
         self.controls.clear();
     }
-    /// Complete messages.
+    /// Number of complete messages.
     pub fn messages(&self) -> usize {
         self.msgs.len()
     }
@@ -66,35 +67,36 @@ impl SendRing {
     pub fn has_message(&self) -> bool {
         self.msgs.len() < self.msg_capacity
     }
-    /// Whether the message under construction takes another packet with `spans` lent spans and `bytes` scratch bytes.
+    /// Whether the message under construction has room for another packet with `spans` lent spans and `bytes` scratch bytes.
     #[inline]
     pub fn has_room(&self, spans: usize, bytes: usize) -> bool {
-        // A lent span closes the scratch bytes before it, and the end closes the last ones.
+        // A lent span ends the scratch iovec before it, and the end of the message ends the last one.
         let more = 2 * spans + 2;
         let iovs = self.iovs.len() + more;
         iovs - self.first_iov <= IOV_MAX && iovs <= self.iov_capacity && self.used + bytes <= self.scratch.len()
     }
-    /// `len` bytes of the scratch area, appended to the message under construction, to be filled by the caller.
+    /// Appends `len` bytes of the scratch area to the message under construction, for the caller to fill.
     #[inline]
     pub fn scratch(&mut self, len: usize) -> &mut [u8] {
         let at = self.used;
         self.used += len;
         &mut self.scratch[at..at + len]
     }
-    /// Takes back the last `len` scratch bytes, which must belong to the message under construction.
+    /// Removes the last `len` scratch bytes, which must belong to the message under construction.
     pub fn unscratch(&mut self, len: usize) {
         assert!(self.used - self.open >= len);
         self.used -= len;
     }
-    /// Appends a local span by reference: the ring keeps a copy of the span until it is cleared, and the kernel reads the
-    /// bytes in [`SendRing::send`]. (Whoever makes a local span promises that it is valid as long as copies are used.)
+    /// Appends a local span by reference: the ring keeps a copy of the span until it is cleared, and the kernel reads the bytes
+    /// in
+    /// [`SendRing::send`]. (The maker of a local span promises that the span is valid as long as copies of it are used.)
     #[inline]
     pub fn lend(&mut self, span: &Span) {
         assert!(span.is_local());
         self.close();
         self.iovs.push(libc::iovec { iov_base: span.as_ptr().cast(), iov_len: span.len() });
     }
-    /// Appends a whole packet: a head, a local span by reference as [`SendRing::lend`] does, and what comes behind it.
+    /// Appends a whole packet: a head, a local span by reference as in [`SendRing::lend`], and the bytes behind it.
     #[inline]
     pub fn packet<const N: usize>(&mut self, head: &[u8], span: &Span, tail: [u8; N]) {
         assert!(span.is_local());
@@ -115,22 +117,22 @@ impl SendRing {
             self.open = self.used;
         }
     }
-    /// Where the next scratch byte goes: for [`SendRing::patch`].
+    /// Offset of the next scratch byte, for [`SendRing::patch`].
     pub fn mark(&self) -> usize {
         self.used
     }
-    /// Scratch bytes appended before, to be written again.
+    /// Scratch bytes that were appended before, to be overwritten.
     pub fn patch(&mut self, at: usize, len: usize) -> &mut [u8] {
         assert!(at + len <= self.used);
         &mut self.scratch[at..at + len]
     }
-    /// Ends the message under construction, which goes where the socket is bound to.
+    /// Ends the message under construction, which is sent to the address to which the socket is bound.
     pub fn end_bound(&mut self) {
         let at = self.push_message();
         self.first_iov = self.iovs.len();
         debug_assert!(self.msgs[at].msg_hdr.msg_name.is_null());
     }
-    /// Ends the message under construction: where it goes and what it asks for.
+    /// Ends the message under construction, with its destination and options.
     pub fn end(&mut self, to: &SockAddr, segment: Option<u16>, tos: Option<u8>, hops: Option<u8>) {
         let at = self.push_message();
         self.names[at] = *to;
@@ -145,7 +147,7 @@ impl SendRing {
         }
         self.first_iov = self.iovs.len();
     }
-    /// A message of the iovecs since the last one; returns its number.
+    /// Adds a message of the iovecs since the last one; returns its index.
     fn push_message(&mut self) -> usize {
         self.close();
         assert!(self.msgs.len() < self.msg_capacity && self.iovs.len() <= self.iov_capacity);
@@ -159,7 +161,7 @@ impl SendRing {
         self.msgs.push(msg);
         at
     }
-    /// Sends messages from number `first` on; returns how many went. An error is the first of them's.
+    /// Sends messages from index `first` on; returns how many were sent. An error is that of the first message.
     pub fn send(&mut self, fd: RawFd, first: usize) -> io::Result<usize> {
         let msgs = &mut self.msgs[first..];
         // SAFETY: every pointer in `msgs` leads into this ring's tables, which have not been reallocated (their capacity

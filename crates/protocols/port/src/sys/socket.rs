@@ -1,4 +1,4 @@
-//! UDP sockets with the options that a RoCEv2 port wants.
+//! UDP sockets with the options that the ports need.
 
 use super::bpf::{self, Attach, op};
 use burst_base::Qpn;
@@ -12,24 +12,24 @@ const SO_RXQ_OVFL: i32 = 40;
 const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_MULTICAST_ALL: i32 = 29;
 
-/// What a socket is opened for.
+/// Options of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketOptions {
-    /// Where to bind; the scope of link-local addresses included.
+    /// The address to bind, with the scope of a link-local one.
     pub addr: SocketAddr,
-    /// Ask for trains.
+    /// Whether to receive trains (UDP_GRO).
     pub gro: bool,
-    /// WorkerShare the address with the other workers' sockets.
+    /// Whether to share the address with the other workers' sockets.
     pub reuse: bool,
-    /// Interface by which multicast leaves, and on which a group address is joined.
+    /// Interface by which multicast packets leave, and on which a group address is joined.
     pub ifindex: u32,
-    /// Receive buffer, bytes.
+    /// Receive buffer in bytes.
     pub rcvbuf: u32,
-    /// Send buffer, bytes.
+    /// Send buffer in bytes.
     pub sndbuf: u32,
 }
 
-/// A socket bound to `options.addr`, non-blocking.
+/// Opens a non-blocking socket bound to `options.addr`.
 pub fn open(options: &SocketOptions) -> io::Result<OwnedFd> {
     let v6 = options.addr.is_ipv6();
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
@@ -38,12 +38,12 @@ pub fn open(options: &SocketOptions) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a new descriptor that has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     set_common(&fd, options)?;
     let group = options.addr.ip().is_multicast();
     if group {
-        // Each of several sockets of a group gets its copy.
+        // Each of several sockets of a group gets its own copy of a packet.
         set(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     }
     if v6 {
@@ -62,23 +62,23 @@ pub fn open(options: &SocketOptions) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Makes the interface take part in a group as long as the socket lives: the kernel speaks IGMP or MLD.
+/// Joins a group on the interface as long as the socket lives; the kernel speaks IGMP or MLD.
 fn join(fd: &OwnedFd, group: &IpAddr, ifindex: u32) -> io::Result<()> {
     match group {
         IpAddr::V4(group) => {
-            let wish = libc::ip_mreqn {
+            let request = libc::ip_mreqn {
                 imr_multiaddr: libc::in_addr { s_addr: u32::from(*group).to_be() },
                 imr_address: libc::in_addr { s_addr: 0 },
                 imr_ifindex: ifindex as i32,
             };
-            set_bytes(fd, libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &wish)?;
-            // Only what came by this interface, whatever others have joined.
+            set_bytes(fd, libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &request)?;
+            // Receive only packets that arrive by this interface, whatever other sockets have joined.
             set(fd, libc::IPPROTO_IP, IP_MULTICAST_ALL, 0)
         }
         IpAddr::V6(group) => {
             let address = libc::in6_addr { s6_addr: group.octets() };
-            let wish = libc::ipv6_mreq { ipv6mr_multiaddr: address, ipv6mr_interface: ifindex };
-            set_bytes(fd, libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, &wish)?;
+            let request = libc::ipv6_mreq { ipv6mr_multiaddr: address, ipv6mr_interface: ifindex };
+            set_bytes(fd, libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, &request)?;
             // Kernels before 4.20 have no such option.
             let _ = set(fd, libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0);
             Ok(())
@@ -93,7 +93,7 @@ fn set_common(fd: &OwnedFd, options: &SocketOptions) -> io::Result<()> {
     set_buffers(fd, options.rcvbuf, options.sndbuf)?;
     set(fd, libc::SOL_SOCKET, SO_RXQ_OVFL, 1)?;
     if options.gro {
-        // Kernels before 5.0 have none: then every packet comes alone.
+        // Kernels before 5.0 lack the option: every packet then arrives alone.
         let _ = set(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
     Ok(())
@@ -104,7 +104,7 @@ pub fn set_buffers(fd: &OwnedFd, rcvbuf: u32, sndbuf: u32) -> io::Result<()> {
     for (force, plain, bytes) in
         [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, rcvbuf), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, sndbuf)]
     {
-        // The kernel doubles the value itself; without CAP_NET_ADMIN it stops at rmem_max or wmem_max.
+        // The kernel doubles the value. Without CAP_NET_ADMIN it limits it to rmem_max or wmem_max.
         let bytes = i32::try_from(bytes / 2).unwrap_or(i32::MAX);
         if set(fd, libc::SOL_SOCKET, force, bytes).is_err() {
             set(fd, libc::SOL_SOCKET, plain, bytes)?;
@@ -115,7 +115,7 @@ pub fn set_buffers(fd: &OwnedFd, rcvbuf: u32, sndbuf: u32) -> io::Result<()> {
 
 const NO_ADDRESS: libc::in_addr = libc::in_addr { s_addr: 0 };
 
-/// DF always set: the IPv4 identification is then 0 (or counts from 0 along a train), which the ICRC relies on.
+/// DF is always set. The IPv4 identification is then 0, or counts from 0 along a train, on which the ICRC relies.
 fn set_v4(fd: &OwnedFd, ifindex: u32) -> io::Result<()> {
     set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
     set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
@@ -127,7 +127,7 @@ fn set_v4(fd: &OwnedFd, ifindex: u32) -> io::Result<()> {
     set(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)
 }
 
-/// Peers such as the kernel's soft-RoCE send UDP checksum 0 over IPv6.
+/// Accepts UDP checksum 0 over IPv6, which peers such as the kernel's soft-RoCE send.
 fn set_v6(fd: &OwnedFd, ifindex: u32) -> io::Result<()> {
     set(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
     set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
@@ -140,7 +140,7 @@ fn set_v6(fd: &OwnedFd, ifindex: u32) -> io::Result<()> {
     set(fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)
 }
 
-/// TTL and hop limit of packets sent without another one.
+/// TTL and hop limit of packets whose flow names none.
 pub const DEFAULT_HOPS: u8 = 64;
 
 /// Receive buffer that the kernel granted, in bytes.
@@ -154,13 +154,13 @@ pub fn receive_buffer(fd: &OwnedFd) -> u32 {
     if rc == 0 { u32::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// Makes the kernel refuse trains on the socket, as some paths do: UDP_SEGMENT needs checksums.
+/// Makes the kernel refuse trains on the socket, as some paths do: UDP_SEGMENT needs UDP checksums.
 #[cfg(test)]
 pub fn refuse_trains(fd: &OwnedFd) {
     set(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("an option for everybody");
 }
 
-/// Sets an option whose value is an int.
+/// Sets an option that has an `int` as its value.
 pub fn set(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     set_bytes(fd, level, name, &value)
 }
@@ -172,8 +172,9 @@ fn set_bytes<T: Copy>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Res
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Steers each datagram to the socket of its destination's worker ([`Qpn::worker`]) in the reuse group, whose sockets were bound in the
-/// order of workers; numbers that no worker has are spread. The program sees the UDP payload; the low four bits of its word at offset
+/// Steers each datagram to the socket of its destination's worker ([`Qpn::worker`]) in the reuse group, whose sockets were bound
+/// in the order of workers; numbers that no worker has are spread. The program sees the UDP payload; the low four bits of its
+/// word at offset
 /// `word_at` name the worker.
 pub fn steer_to_workers(fd: &OwnedFd, word_at: u32, workers: u32) -> io::Result<()> {
     let code = [
@@ -185,19 +186,19 @@ pub fn steer_to_workers(fd: &OwnedFd, word_at: u32, workers: u32) -> io::Result<
     bpf::attach(fd, Attach::ReusePort, &code)
 }
 
-/// Lets the socket take nothing: it only holds its port.
-pub fn take_nothing(fd: &OwnedFd) -> io::Result<()> {
+/// Makes the socket receive nothing, so that it only reserves its UDP port.
+pub fn receive_nothing(fd: &OwnedFd) -> io::Result<()> {
     bpf::attach(fd, Attach::Filter, &[op(libc::BPF_RET | libc::BPF_K, 0)])
 }
 
-/// Waits until the socket takes more, at most `timeout_ms`.
+/// Waits until the socket has room, at most `timeout_ms` milliseconds.
 pub fn wait_writable(fd: RawFd, timeout_ms: i32) {
     let mut request = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one pollfd that lives during the call.
     unsafe { libc::poll(&mut request, 1, timeout_ms) };
 }
 
-/// A socket address as the kernel wants it.
+/// A socket address in the kernel's format.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union SockAddr {
@@ -206,7 +207,7 @@ pub union SockAddr {
 }
 
 impl SockAddr {
-    /// All zero.
+    /// An all-zero address.
     pub const fn zero() -> SockAddr {
         // SAFETY: all zero bytes are valid for these plain structures.
         unsafe { core::mem::zeroed() }
@@ -243,7 +244,7 @@ impl SockAddr {
         }
         name
     }
-    /// Address, port and scope.
+    /// Returns address, port and scope.
     pub fn parts(&self) -> (IpAddr, u16, u32) {
         // SAFETY: the family comes first in both; every bit pattern of both structures is valid, and all of the union
         // is initialised (it is only made by `zero`, or filled by the kernel over that).
@@ -257,11 +258,11 @@ impl SockAddr {
             }
         }
     }
-    /// For system calls.
+    /// Pointer for system calls.
     pub fn as_ptr(&self) -> *const libc::sockaddr {
         (&raw const *self).cast()
     }
-    /// Bytes that count.
+    /// Number of bytes in use.
     pub fn len(&self) -> libc::socklen_t {
         // SAFETY: as in `parts`.
         let v6 = i32::from(unsafe { self.v4.sin_family }) == libc::AF_INET6;

@@ -1,16 +1,17 @@
-//! The `udp` port: RoCEv2 by ordinary UDP sockets, on any interface, without privileges.
+//! The `udp` port: packets by ordinary UDP sockets, on any interface, without privileges.
 //!
-//! - `socks`: one unconnected socket per address of the interface and per multicast group, on port 4791;
+//! - `socks`: one unconnected socket per address of the interface and per multicast group, on the encapsulation's UDP port;
 //! - `tx`: trains by UDP_SEGMENT, all of a batch in one `sendmmsg`, payload not copied;
-//! - `rx`: trains by UDP_GRO, checked as one or split (`crate::rx_train`);
+//! - `rx`: trains by UDP_GRO, verified whole or split (`crate::rx_train`);
 //! - [`crate::ether::icrc`]: the ICRC and the IPv4 identification that it covers.
 //!
-//! Limits of a socket: the source port is always our own port (no entropy for ECMP), the IPv6 flow label is the
-//! kernel's choice when sending and not seen when receiving. Neither is part of what RoCEv2 needs.
+//! Limits of a socket: the UDP source port is always the port's own (so ECMP cannot spread flows by it); the kernel chooses the
+//! IPv6 flow
+//! label when sending and does not report it when receiving. RoCEv2 needs neither.
 //!
-//! Sending waits only for room in the socket's send buffer, a few milliseconds at most, before it drops.
+//! Sending waits for room in the socket's send buffer, a few milliseconds at most, and then drops.
 //!
-//! `wait_fds` is one epoll descriptor that stays the same while sockets come and go with the interface's addresses.
+//! `wait_fds` is one epoll descriptor, which stays the same while sockets are opened and closed with the interface's addresses.
 
 mod rx;
 mod socks;
@@ -32,32 +33,32 @@ use std::os::fd::RawFd;
 pub const ADDRS_MAX: usize = 64;
 /// Most multicast groups of a port.
 pub const GROUPS_MAX: usize = 256;
-/// Sockets looked at in one call; the kernel begins with another one next time.
+/// Most sockets served by one call; the kernel begins with another one next time.
 const READY_MAX: usize = 16;
 const NO_WAIT: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// UDP sockets on an interface's addresses.
+/// A port of UDP sockets on an interface's addresses.
 pub struct UdpPort {
     spec: UdpSpec,
     /// The encapsulation, with the UDP port and the checksum of the specification.
     encapsulation: Encapsulation,
     share: WorkerShare,
     caps: PortCaps,
-    /// Of addresses, and of groups.
+    /// Sockets of addresses and of multicast groups.
     socks: Vec<socks::UdpSocket>,
     ifindex: u32,
     epoll: OwnedFd,
-    /// Tells what becomes of packets to new neighbours, where a sandbox allows such questions.
+    /// Requests to the kernel about the state of next hops; `None` in a sandbox that allows no netlink socket.
     netlink: Option<RequestSocket>,
     tx: tx::UdpTx,
     rx: rx::UdpRx,
 }
 
 impl UdpPort {
-    /// Opens the sockets of worker `worker` of `workers`; `name` is what the user wrote.
+    /// Opens the sockets of worker `worker` of `workers`; `name` is the specification as the user wrote it.
     ///
     /// # Errors
-    /// See [`PortError`].
+    /// [`PortError`]: one sentence.
     pub fn open(
         spec: &UdpSpec,
         encapsulation: &Encapsulation,
@@ -67,7 +68,7 @@ impl UdpPort {
     ) -> Result<UdpPort, PortError> {
         assert!(worker < workers, "worker index out of range");
         let interface = choose(spec.dev.as_deref(), spec.addr)?;
-        // From here on the interface is fixed, whatever happens to the default route.
+        // From here on the interface is fixed, even if the default route changes.
         let spec = UdpSpec { dev: Some(interface.name.clone()), ..spec.clone() };
         let encapsulation = spec.encapsulation(encapsulation);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -95,32 +96,33 @@ impl UdpPort {
         Ok(port)
     }
 
-    /// Receive buffer of the sockets as granted by the kernel, in bytes of its own accounting (a 64 KiB train takes up to
-    /// twice its length). What a peer sends beyond it while this worker is busy is lost.
+    /// Receive buffer that the kernel has granted to the sockets, in bytes of its own accounting (a 64 KiB train takes up to
+    /// twice its
+    /// length). Packets that arrive while this worker is busy and the buffer is full are lost.
     pub fn receive_buffer(&self) -> u32 {
         self.socks.iter().map(|s| crate::sys::socket::receive_buffer(&s.fd)).min().unwrap_or(0)
     }
 
-    /// IPv4 identifications that had to be recovered from the ICRC: not zero with peers that are not Burst.
+    /// Number of IPv4 identifications that had to be recovered from the ICRC; not zero with peers that are not Burst.
     pub fn ids_recovered(&self) -> u64 {
         self.rx.recovered()
     }
 
     fn add(&mut self, addr: &PortAddr) -> Result<(), PortError> {
         let sock = socks::open(&self.spec, &self.encapsulation, addr, self.share)?;
-        self.watch(sock)
+        self.add_socket(sock)
     }
 
-    fn watch(&mut self, sock: socks::UdpSocket) -> Result<(), PortError> {
+    fn add_socket(&mut self, sock: socks::UdpSocket) -> Result<(), PortError> {
         let token = epoll::EventData::new_u64(sock.fd.as_raw_fd() as u64);
         epoll::add(&self.epoll, &sock.fd, token, epoll::EventFlags::IN)
-            .map_err(|e| PortError::from_io("watch a socket", e.into()))?;
+            .map_err(|e| PortError::from_io("add_socket a socket", e.into()))?;
         self.socks.push(sock);
         Ok(())
     }
 
-    /// Closes sockets of addresses that are gone, opens those of new ones; returns the addresses that have a socket.
-    fn follow(&mut self, addrs: &[PortAddr]) -> Vec<PortAddr> {
+    /// Closes sockets of former addresses, opens sockets of new ones; returns the addresses that have a socket.
+    fn update_sockets(&mut self, addrs: &[PortAddr]) -> Vec<PortAddr> {
         let stays = |s: &socks::UdpSocket| s.ip.is_multicast() || addrs.iter().any(|a| a.ip == s.ip);
         if !self.socks.iter().all(stays) {
             self.rx.forget();
@@ -140,8 +142,8 @@ impl UdpPort {
 }
 
 impl UdpPort {
-    /// The interface came back under another number: its groups are joined anew.
-    fn follow_index(&mut self, index: u32) {
+    /// Joins the groups again if the interface exists under another index.
+    fn update_index(&mut self, index: u32) {
         if std::mem::replace(&mut self.ifindex, index) == index {
             return;
         }
@@ -161,17 +163,17 @@ impl Port for UdpPort {
     }
 
     fn rx_burst(&mut self, _now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
-        let mut taken = self.rx.leftover(&mut self.socks, budget, sink);
+        let mut taken = self.rx.deliver_rest(&mut self.socks, budget, sink);
         if taken >= budget {
             return taken;
         }
-        // One look at all sockets costs a third of an empty recvmmsg on one.
+        // One epoll call for all sockets costs a third of an empty recvmmsg on one.
         let mut ready =
             [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; READY_MAX];
         let found = epoll::wait(&self.epoll, &mut ready[..], Some(&NO_WAIT)).unwrap_or(0);
         for event in &ready[..found] {
             let token = event.data.u64();
-            // A socket may have been closed since.
+            // The socket may have been closed since the event.
             let Some(index) = self.socks.iter().position(|s| s.fd.as_raw_fd() as u64 == token) else { continue };
             if taken < budget {
                 taken += self.rx.burst(&mut self.socks, index, budget - taken, sink);
@@ -195,7 +197,7 @@ impl Port for UdpPort {
             return Err(PortError::Spec(format!("a port takes part in at most {GROUPS_MAX} multicast groups")));
         }
         let sock = socks::open_group(&self.spec, &self.encapsulation, group, self.ifindex)?;
-        self.watch(sock)
+        self.add_socket(sock)
     }
 
     fn leave(&mut self, group: IpAddr) {
@@ -219,13 +221,13 @@ impl Port for UdpPort {
         let before = essence(&self.caps);
         match all.iter().find(|i| Some(&i.name) == self.spec.dev.as_ref()) {
             Some(interface) => {
-                self.follow_index(interface.index);
-                let addrs = self.follow(&wanted(self.spec.addr, interface, ADDRS_MAX));
+                self.update_index(interface.index);
+                let addrs = self.update_sockets(&wanted(self.spec.addr, interface, ADDRS_MAX));
                 self.caps = caps_of(&self.caps.name, interface, addrs);
             }
-            // The interface itself is gone; it may come back under its name.
+            // The interface does not exist any more; it may come back under its name.
             None => {
-                self.caps.addrs = self.follow(&[]);
+                self.caps.addrs = self.update_sockets(&[]);
                 self.caps.up = false;
             }
         }

@@ -1,5 +1,6 @@
-//! Receiving: one `recvmmsg` at a time, trains split, each packet's ICRC checked while it is in the cache
-//! ([`crate::rx_train`]). A socket does not show the identifications that the ICRC covers.
+//! Receiving of the `udp` port: one `recvmmsg` at a time, trains split, and each packet's ICRC verified while the packet is in
+//! the cache
+//! ([`crate::rx_train`]). A socket does not report the IPv4 identification that the ICRC covers.
 
 use super::socks::UdpSocket;
 use crate::ether::IpId;
@@ -11,27 +12,31 @@ use std::os::fd::AsRawFd;
 
 /// The receiving half of the port.
 pub struct UdpRx {
-    inbox: RxMessages,
-    gate: PacketVerifier,
-    /// Socket from which the messages came.
+    messages: RxMessages,
+    verifier: PacketVerifier,
+    /// Index of the socket from which the messages came.
     sock: usize,
 }
 
 impl UdpRx {
-    /// `icrc`: check it. `strict_id`: see [`crate::ether::icrc`].
+    /// `strict_id`: see [`crate::ether::icrc`].
     pub fn new(encapsulation: &Encapsulation, strict_id: bool) -> UdpRx {
-        UdpRx { inbox: RxMessages::new(), gate: PacketVerifier::new(encapsulation, usize::MAX, strict_id), sock: 0 }
+        UdpRx {
+            messages: RxMessages::new(),
+            verifier: PacketVerifier::new(encapsulation, usize::MAX, strict_id),
+            sock: 0,
+        }
     }
 
-    /// Identifications that had to be recovered.
+    /// Number of identifications that had to be recovered.
     pub fn recovered(&self) -> u64 {
-        self.gate.recovered()
+        self.verifier.recovered()
     }
 
-    /// Hands out what is left of the last messages; returns how many packets.
-    pub fn leftover(&mut self, socks: &mut [UdpSocket], budget: usize, sink: &mut dyn RxSink) -> usize {
+    /// Delivers the rest of the last messages; returns how many packets.
+    pub fn deliver_rest(&mut self, socks: &mut [UdpSocket], budget: usize, sink: &mut dyn RxSink) -> usize {
         let mut taken = 0;
-        // The socket may have been closed by a refresh: its messages go with it.
+        // A refresh may have closed the socket: its messages are then discarded.
         while taken < budget
             && let Some(sock) = socks.get_mut(self.sock)
             && let Some(packets) = self.split(sock, budget - taken, sink)
@@ -41,9 +46,9 @@ impl UdpRx {
         taken
     }
 
-    /// Forgets what is left of the last messages.
+    /// Discards the rest of the last messages.
     pub fn forget(&mut self) {
-        self.inbox.forget();
+        self.messages.forget();
     }
 
     /// Receives from socket `index` until it is empty or the budget is used; returns how many packets.
@@ -52,7 +57,7 @@ impl UdpRx {
         self.sock = index;
         let (mut taken, mut more) = (0, true);
         while more && taken < budget {
-            match self.inbox.fill(fd, budget - taken) {
+            match self.messages.fill(fd, budget - taken) {
                 Ok(waiting) => more = waiting,
                 Err(error) => {
                     if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
@@ -61,14 +66,14 @@ impl UdpRx {
                     return taken;
                 }
             }
-            taken += self.leftover(socks, budget - taken, sink);
+            taken += self.deliver_rest(socks, budget - taken, sink);
         }
         taken
     }
 
-    /// Hands out packets of the current message, up to `budget`; `None` without a message.
+    /// Delivers packets of the present message, up to `budget`; `None` without a message.
     fn split(&mut self, sock: &mut UdpSocket, budget: usize, sink: &mut dyn RxSink) -> Option<usize> {
-        let (message, offset) = self.inbox.current()?;
+        let (message, offset) = self.messages.current()?;
         let (src, src_port, scope) = message.from.parts();
         let facts = &message.facts;
         let flow = Flow { src, dst: sock.ip, src_port, tos: facts.tos, hop_limit: facts.hops, flow_label: 0, scope };
@@ -78,16 +83,16 @@ impl UdpRx {
             }
             if message.bytes.is_empty() || message.truncated {
                 sink.dropped(Reason::Truncated);
-                self.inbox.next();
+                self.messages.next();
                 return Some(1);
             }
-            self.gate.begin(&flow, IpId::Unknown);
+            self.verifier.begin(&flow, IpId::Unknown);
         }
         let segment = facts.segment.map_or(message.bytes.len(), usize::from).max(1);
         let train = RxTrain { flow, bytes: &message.bytes[offset..], segment };
-        let (taken, bytes) = self.gate.pass(&train, budget, sink);
+        let (taken, bytes) = self.verifier.pass(&train, budget, sink);
         let all = bytes == train.bytes.len();
-        self.inbox.handed_out(bytes, all);
+        self.messages.delivered(bytes, all);
         Some(taken)
     }
 }

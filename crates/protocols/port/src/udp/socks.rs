@@ -1,5 +1,6 @@
-//! The sockets of a port: one per address, and one per multicast group that was joined, so that the socket tells to
-//! which address a packet was sent.
+//! The sockets of a port: one per address and one per joined multicast group, so that the socket tells the address to which a
+//! packet was
+//! sent.
 
 use crate::error::PortError;
 use crate::spec::UdpSpec;
@@ -12,19 +13,21 @@ use std::os::fd::OwnedFd;
 
 /// A socket and its address.
 pub struct UdpSocket {
-    /// The address it is bound to.
+    /// The address to which the socket is bound.
     pub ip: IpAddr,
     /// The socket.
     pub fd: OwnedFd,
-    /// The kernel's count of packets lost for want of buffer, as last reported.
+    /// The kernel's count of packets lost for want of buffer, at the last report.
     pub lost_seen: u32,
 }
 
 /// Opens the socket of `addr`.
 ///
-/// With several workers the sockets of one address form a reuse group, and the kernel steers by destination QPN. Such a
-/// group would hide another program that already has the port from us and us from it, so worker 0 first tries whether
-/// the port is free.
+/// With several workers the sockets of one address form a reuse group, and the kernel steers datagrams by the worker word. A
+/// reuse group
+/// would also accept another program that has bound the same UDP port with reuse, so worker 0 first tests, without reuse, whether
+/// the UDP
+/// port is free.
 pub fn open(
     spec: &UdpSpec,
     encapsulation: &Encapsulation,
@@ -62,7 +65,7 @@ pub fn open(
     Ok(UdpSocket { ip: addr.ip, fd, lost_seen: 0 })
 }
 
-/// Opens the socket of a multicast group on interface `ifindex`; it receives only.
+/// Opens the socket of a multicast group on interface `ifindex`; the socket only receives.
 pub fn open_group(
     spec: &UdpSpec,
     encapsulation: &Encapsulation,

@@ -1,13 +1,16 @@
-//! Sending: frames to trains, trains to messages, messages to one `sendmmsg`.
+//! Sending of the `udp` port: packets are joined to trains, a train becomes one message, and one `sendmmsg` sends the messages.
 //!
-//! Consecutive frames of one flow and one length (the last may be shorter) become a train: one message with
-//! `UDP_SEGMENT`, which the kernel, or the NIC, cuts into packets again. Heads and trailers are written into a scratch
-//! area; payload is lent to the kernel where it lies, except short payload, which is cheaper to copy than to describe,
-//! and payload of another process, which is read into the scratch area. The ICRC is computed in the same walk; if the
-//! application changes its buffer between that and the kernel's copy, the receiver drops the packet and it is sent
-//! again, as verbs allow.
+//! Consecutive packets of one flow and one length (the last may be shorter) become a train: one message with `UDP_SEGMENT`, which
+//! the kernel
+//! or the NIC segments into packets again. Heads and trailers are written into a scratch area. Payload is lent to the kernel
+//! where it lies,
+//! with two exceptions: short payload, which costs less to copy than to describe, and payload of another process, which is read
+//! into the
+//! scratch area. The ICRC is computed in the same loop. If the application changes its buffer between that and the kernel's copy,
+//! the
+//! receiver drops the packet and it is sent again, as verbs allow.
 //!
-//! What the kernel answers, and what is done: see [`crate::tx_train`].
+//! Errors of the kernel are handled in [`crate::tx_train`].
 
 use super::socks::UdpSocket;
 use crate::Encapsulation;
@@ -20,18 +23,19 @@ use burst_base::Reason;
 use burst_frame::{Flow, TxBatch, TxFrame};
 use std::os::fd::{AsRawFd, RawFd};
 
-/// Longest message: an IPv4 datagram's UDP payload.
+/// Bytes of the longest message: the UDP payload of an IPv4 datagram.
 const MESSAGE_MAX: usize = 65_507;
-/// Messages of one `sendmmsg`.
+/// Most messages of one `sendmmsg`.
 const MESSAGES: usize = 128;
-/// iovecs of one `sendmmsg`.
+/// Most iovecs of one `sendmmsg`.
 const IOVS: usize = 2048;
-/// Scratch bytes of one `sendmmsg`; holds the longest frame whole.
+/// Scratch bytes of one `sendmmsg`; the longest packet fits whole.
 const SCRATCH: usize = 128 << 10;
-/// Bytes of one `sendmmsg` after which no message is added: they should still be in the L2 cache, where computing the
-/// ICRC brought them, when the kernel copies them.
+/// Bytes of one `sendmmsg` after which no message is added, so that the bytes are still in the L2 cache, where computing the ICRC
+/// has brought
+/// them, when the kernel copies them.
 const HOT_BYTES: usize = 60 << 10;
-/// Errors taken off the error queue at once.
+/// Most entries taken off the error queue at once.
 const ERRORS_MAX: usize = 64;
 
 const _: () = assert!(SCRATCH > 2 * MESSAGE_MAX - 1 && TRAIN_MAX <= 64);
@@ -40,17 +44,17 @@ const _: () = assert!(SCRATCH > 2 * MESSAGE_MAX - 1 && TRAIN_MAX <= 64);
 pub struct UdpTx {
     ring: SendRing,
     trains: Vec<TxTrain>,
-    /// Packets of a train: [`TRAIN_MAX`], or 1 when the kernel refuses trains.
+    /// Most packets of a train: [`TRAIN_MAX`], or 1 after the kernel has refused trains.
     train_max: usize,
     encapsulation: Encapsulation,
-    /// Bytes in the ring.
+    /// UDP payload bytes in the ring.
     bytes: usize,
-    /// Of the flow last sent.
+    /// Seal of the flow that was sent last.
     seal: Option<IcrcSeal>,
 }
 
 impl UdpTx {
-    /// `gso`: use trains. `icrc`: compute the ICRC (else zero).
+    /// `gso`: whether to send trains.
     pub fn new(gso: bool, encapsulation: &Encapsulation) -> UdpTx {
         UdpTx {
             ring: SendRing::new(MESSAGES, IOVS, SCRATCH),
@@ -65,7 +69,7 @@ impl UdpTx {
     /// Sends the whole batch.
     pub fn burst(&mut self, socks: &[UdpSocket], batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
         let frames = batch.frames();
-        // Frames below `singly_to` are sent one by one because their train was refused.
+        // Packets with an index below `singly_to` are sent one by one, because the kernel has refused their train.
         let (mut at, mut singly_to, mut refused) = (0, 0, None);
         while at < frames.len() {
             let Some(sock) = socks.iter().find(|s| s.ip == frames[at].flow.src) else {
@@ -95,7 +99,7 @@ impl UdpTx {
         }
     }
 
-    /// After the packets of a refused train went well one by one: trains do not work here.
+    /// After the packets of a refused train were sent one by one without an error: sends no trains any more.
     fn give_up_trains(&mut self, errno: Option<i32>) {
         if let Some(errno) = errno.filter(|e| *e != libc::EMSGSIZE) {
             if self.train_max > 1 {
@@ -106,7 +110,8 @@ impl UdpTx {
         }
     }
 
-    /// Fills the ring with trains of `range`, all of one source address; returns the first frame that is not in it.
+    /// Fills the ring with trains of the packets in `range` from one source address. Returns the index of the first packet that
+    /// is not in the ring.
     fn build(
         &mut self,
         batch: &TxBatch,
@@ -130,7 +135,7 @@ impl UdpTx {
         at
     }
 
-    /// Makes one message of the frames that fit together; returns how many frames were taken.
+    /// Makes one message of the packets that can share a train; returns how many packets of the batch were taken.
     fn build_train(
         &mut self,
         batch: &TxBatch,
@@ -180,18 +185,17 @@ impl UdpTx {
     }
 }
 
-/// Whether frames of the two flows may share a train: everything that the port puts on the wire agrees.
+/// Whether packets of the two flows may share a train: every field that the port sends is equal.
 #[inline]
 fn same(a: &Flow, b: &Flow) -> bool {
     a.dst == b.dst && a.src == b.src && a.tos == b.tos && a.hop_limit == b.hop_limit && a.scope == b.scope
 }
 
-/// Takes everything off the error queue, counting what the network said about packets sent earlier. True if there was
-/// anything.
+/// Empties the socket's error queue, and reports the network's errors about earlier packets. True if there was an entry.
 pub fn empty_error_queue(fd: RawFd, dropped: &mut dyn FnMut(Reason)) -> bool {
     for taken in 0..ERRORS_MAX {
         let Some(error) = take_error(fd) else { return taken > 0 };
-        // What this host says itself is also the answer of the call, and counted there.
+        // This host's own errors are also results of calls, and are counted there.
         if error.remote {
             dropped(if error.errno == libc::EMSGSIZE { Reason::SendTooLong } else { Reason::SendFailed });
         }
@@ -204,7 +208,7 @@ mod tests {
     use super::*;
     use crate::testing::{batch_of, flow, push};
 
-    /// Packets of the trains that are built of frames with these payload lengths.
+    /// Numbers of packets of the trains that are made of packets with these payload lengths.
     fn trains(lengths: &[usize], train_max: usize) -> Vec<usize> {
         let payloads: Vec<Vec<u8>> = lengths.iter().map(|l| vec![1; *l]).collect();
         let batch = batch_of(&flow("10.0.0.1", "10.0.0.2"), &payloads);
@@ -229,7 +233,7 @@ mod tests {
     #[test]
     fn a_train_keeps_the_kernels_limits() {
         assert_eq!(trains(&[4; 150], 64), [64, 64, 22]);
-        // 4096 + 12 + 4 = 4112 bytes: 15 fit into 65507.
+        // 4096 + 12 + 4 = 4112 bytes: 15 packets fit into 65,507 bytes.
         assert_eq!(trains(&[4096; 40], 64), [15, 15, 10]);
         assert_eq!(trains(&[4096; 3], 1), [1, 1, 1]);
     }
@@ -241,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_wire_shows_separates_trains_and_the_source_port_does_not() {
+    fn fields_on_the_wire_separate_trains_and_the_source_port_does_not() {
         let payload = vec![0u8; 512];
         let base = flow("10.0.0.1", "10.0.0.2");
         let flows = [
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_gone_costs_one_frame_only() {
+    fn memory_that_is_gone_drops_only_its_own_packet() {
         let memory = burst_span::ProcessMemory::own().expect("own memory");
         let payload = vec![9u8; 300];
         let flow = flow("10.0.0.1", "10.0.0.2");

@@ -1,4 +1,4 @@
-//! What the tests with real sockets share: ports on loopback or in namespaces, payloads, a sink.
+//! Shared by the tests with real sockets: ports on loopback or in namespaces, payloads, a sink.
 #![allow(dead_code)]
 
 pub mod wire;
@@ -31,12 +31,12 @@ pub fn flow(src: &str, dst: &str) -> Flow {
     Flow { src: src.parse().unwrap(), dst: dst.parse().unwrap(), ..Flow::default() }
 }
 
-/// Appends a frame whose payload is `payload`, which must live until the batch is sent.
+/// Appends a frame with this payload, which must live until the batch is sent.
 pub fn push(batch: &mut TxBatch, flow: &Flow, payload: &[u8]) {
     push_qpn(batch, flow, payload, 17);
 }
 
-/// [`push`] with a destination QPN.
+/// [`push`] with a destination queue pair number.
 pub fn push_qpn(batch: &mut TxBatch, flow: &Flow, payload: &[u8], qpn: u32) {
     let pad = (4 - payload.len() % 4) as u8 % 4;
     let mut head = [0u8; HEAD];
@@ -47,17 +47,17 @@ pub fn push_qpn(batch: &mut TxBatch, flow: &Flow, payload: &[u8], qpn: u32) {
     assert!(batch.push(flow, &head, &[span], pad));
 }
 
-/// Keeps what arrives.
+/// Keeps the delivered packets and drop reasons.
 #[derive(Default)]
 pub struct Collect {
     pub frames: Vec<(Flow, Vec<u8>)>,
     pub dropped: Vec<Reason>,
-    /// Lengths of the trains that came as one, in packets; their frames are among the frames.
+    /// Numbers of packets of the trains that were delivered whole; their packets are among the frames.
     pub trains: Vec<usize>,
 }
 
 impl Collect {
-    /// Payloads without heads and padding.
+    /// The payloads, without heads and padding.
     pub fn payloads(&self) -> Vec<Vec<u8>> {
         self.frames.iter().map(|(_, b)| b[HEAD..b.len() - usize::from(b[1] >> 4 & 3)].to_vec()).collect()
     }
@@ -76,7 +76,7 @@ impl RxSink for Collect {
     }
 }
 
-/// Sends the payloads in one batch.
+/// Sends the payloads in one batch; returns the reasons of drops.
 pub fn send(port: &mut dyn Port, flow: &Flow, payloads: &[Vec<u8>]) -> Vec<Reason> {
     let mut batch = TxBatch::new(payloads.len().max(1));
     payloads.iter().for_each(|p| push(&mut batch, flow, p));
@@ -85,8 +85,9 @@ pub fn send(port: &mut dyn Port, flow: &Flow, payloads: &[Vec<u8>]) -> Vec<Reaso
     reasons
 }
 
-/// Some time, which is over when the clock says so and one has slept for so long: on a busy machine, or one that stood still,
-/// the clock alone says nothing about what anybody had the time to do.
+/// A time limit that ends when the clock has passed it and the test has slept that long. On a busy machine, or one that stood
+/// still, the
+/// clock alone does not show whether other threads had time to run.
 pub struct Patience {
     end: Instant,
     naps: u128,
@@ -96,7 +97,7 @@ impl Patience {
     pub fn new(time: Duration) -> Patience {
         Patience { end: Instant::now() + time, naps: time.as_millis() }
     }
-    /// Sleeps a little; whether there is some left.
+    /// Sleeps a millisecond; returns whether time is left.
     pub fn nap(&mut self) -> bool {
         std::thread::sleep(Duration::from_millis(1));
         self.naps = self.naps.saturating_sub(1);
@@ -104,7 +105,7 @@ impl Patience {
     }
 }
 
-/// Receives until `count` frames or drops are there, at most two seconds, a few at a time.
+/// Receives a few packets at a time until `count` packets or drops have arrived, at most two seconds.
 pub fn receive(port: &mut dyn Port, count: usize) -> Collect {
     let (mut sink, mut patience) = (Collect::default(), Patience::new(Duration::from_secs(2)));
     let mut budget = 1;
@@ -119,7 +120,7 @@ pub fn receive(port: &mut dyn Port, count: usize) -> Collect {
     sink
 }
 
-/// Everything that arrives within this time.
+/// Receives everything that arrives within this time.
 pub fn receive_for(port: &mut dyn Port, time: Duration) -> Collect {
     let (mut sink, mut patience) = (Collect::default(), Patience::new(time));
     while patience.nap() {

@@ -1,4 +1,4 @@
-//! Two network namespaces joined by a veth, and what is on the wire between them.
+//! Two network namespaces joined by a veth, and capturing and injecting frames between them.
 
 use super::Patience;
 use std::fs::File;
@@ -15,8 +15,9 @@ pub const IPV4: usize = 20;
 pub const IPV6: usize = 40;
 pub const UDP: usize = 8;
 
-/// Runs `a` and `b` in threads with a namespace each, joined by a veth `va`-`vb` of this MTU, addresses 10.77.0.1 and
-/// 10.77.0.2, fd77::1 and fd77::2. False, with a message, when that is not allowed here.
+/// Runs `a` and `b` in threads with a namespace each, joined by a veth `va`-`vb` of this MTU, with addresses 10.77.0.1 and
+/// 10.77.0.2, fd77::1
+/// and fd77::2. False, with a message, without the privilege for it.
 pub fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl FnOnce(Wire) + Send + 'static) -> bool {
     // SAFETY: no arguments, no effect.
     if unsafe { libc::geteuid() } != 0 {
@@ -51,7 +52,7 @@ pub fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl Fn
         ip("addr add fd77::1/64 dev va nodad");
         wire.go();
         wire.wait();
-        // The kernel tells the queues some time after the command that the link is up; until then it drops.
+        // The kernel enables the queues some time after the command that sets the link up; until then it drops packets.
         while !burst_netif::iface::find("va").unwrap().up {
             thread::sleep(Duration::from_millis(1));
         }
@@ -95,7 +96,7 @@ pub fn run(program: &str, arguments: &str) {
     assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Captures what arrives in this namespace.
+/// Captures the frames that arrive in this namespace.
 pub struct Capture(File);
 
 impl Capture {
@@ -107,7 +108,7 @@ impl Capture {
         // SAFETY: a fresh descriptor.
         Capture(unsafe { File::from_raw_fd(fd) })
     }
-    /// `count` frames to UDP port 4791, within two seconds.
+    /// Returns `count` frames to UDP port 4791 that arrive within two seconds.
     pub fn take(&mut self, count: usize) -> Vec<Vec<u8>> {
         let (mut frames, mut patience) = (Vec::new(), Patience::new(Duration::from_secs(2)));
         let mut buffer = vec![0; 70_000];
@@ -124,7 +125,7 @@ impl Capture {
 }
 
 impl Capture {
-    /// Every frame within this time.
+    /// Returns every frame that arrives within this time.
     pub fn all(&mut self, time: Duration) -> Vec<Vec<u8>> {
         let (mut frames, mut patience) = (Vec::new(), Patience::new(time));
         let mut buffer = vec![0; 70_000];
@@ -138,7 +139,7 @@ impl Capture {
     }
 }
 
-/// Whether a frame is for the RoCEv2 port.
+/// Whether a frame is to UDP port 4791.
 pub fn is_roce(frame: &[u8]) -> bool {
     let udp = match frame.get(12..14) {
         Some([0x08, 0x00]) => ETHERNET + IPV4,
@@ -148,7 +149,7 @@ pub fn is_roce(frame: &[u8]) -> bool {
     frame.get(udp + 2..udp + 4) == Some(&4791u16.to_be_bytes())
 }
 
-/// Sends whole frames by an interface.
+/// Sends whole frames on an interface.
 pub struct Injector(File);
 
 impl Injector {
@@ -167,7 +168,7 @@ impl Injector {
         // SAFETY: a fresh descriptor.
         Injector(unsafe { File::from_raw_fd(fd) })
     }
-    /// Sends whole trains: a virtio header comes before each frame.
+    /// Sends whole trains: a virtio header precedes each frame.
     pub fn of_trains(device: &str) -> Injector {
         let injector = Injector::new(device);
         let (fd, on) = (injector.0.as_raw_fd(), 1i32);
