@@ -28,6 +28,8 @@ states! {
     Listening "listening";
     /// REQ sent, the peer's answer awaited.
     ReqSent "req-sent";
+    /// REQ or SIDR_REQ received, waits for a place in the backlog of the listener.
+    Queued "queued";
     /// REQ received, our program's answer awaited.
     ReqReceived "req-received";
     /// REP sent, RTU awaited.

@@ -81,8 +81,8 @@ impl Worker {
         self.agent.times()
     }
 
-    /// Number of connections in any state.
-    pub fn cm_connections(&self) -> u32 {
+    /// Number of connections in any state, and of requests that are queued because their listener's backlog is full.
+    pub fn cm_connections(&self) -> (u32, u32) {
         self.agent.connections()
     }
 

@@ -160,6 +160,8 @@ impl GsiAgent {
             let back = Flow { src: flow.dst, dst: flow.src, tos: flow.tos & !3, ..flow };
             machine.on_mad(now, &PathRecord { device, flow: back }, &bytes, &mut AgentEffects { now, worker, io });
         }
+        // At once, not with the timers: the program has accepted requests and can take more.
+        machine.show_queued(now, budget, &mut AgentEffects { now, worker, io });
         if (!load.unread && received.is_empty()) || now.since(*timers_served_at) > UNREAD_MAX {
             *timers_served_at = now;
             machine.on_timer(now, TIMERS_PER_PASS, &mut AgentEffects { now, worker, io });
@@ -195,9 +197,9 @@ impl GsiAgent {
         self.io.times.clone()
     }
 
-    /// Number of connections in any state.
-    pub fn connections(&self) -> u32 {
-        self.machine.len()
+    /// Number of connections in any state, and of requests that are queued because their listener's backlog is full.
+    pub fn connections(&self) -> (u32, u32) {
+        (self.machine.len() - self.machine.queued(), self.machine.queued())
     }
 
     /// Sets the GUIDs of the devices, in device order; requests and replies carry them.

@@ -15,6 +15,7 @@ const fn state_of(state: CmState) -> CmConnectionState {
     match state {
         CmState::ReqSent => CmConnectionState::ReqSent,
         CmState::RepReceived => CmConnectionState::RepReceived,
+        CmState::Queued => CmConnectionState::Queued,
         CmState::ReqReceived => CmConnectionState::ReqReceived,
         CmState::RepSent => CmConnectionState::RepSent,
         CmState::Established => CmConnectionState::Established,

@@ -212,16 +212,13 @@ impl<O> Cm<O> {
         match state {
             CmState::ReqSent if rej.reason == reject::INVALID_MTU && self.try_smaller_mtu(now, id, rej, fx) => {}
             CmState::ReqSent => self.rejected(now, id, rej.reason, mad.data, fx),
-            CmState::ReqReceived | CmState::RepSent | CmState::RepReceived if named => {
+            CmState::Queued | CmState::ReqReceived | CmState::RepSent | CmState::RepReceived if named => {
                 self.rejected(now, id, rej.reason, mad.data, fx);
             }
-            // The peer gave up waiting for the RTU, or has forgotten us.
-            CmState::Established if named => {
-                fx.count(path.device, Reason::CmRejected);
-                self.step(now, id, CmStep::RejReceived, fx);
-                self.enter_timewait(now, id, mad.data, fx);
+            // The peer gave up waiting for the RTU, or has forgotten the connection.
+            CmState::Established | CmState::DreqSent if named => {
+                self.rejected_after_setup(now, id, rej.reason, mad.data, fx);
             }
-            CmState::DreqSent if named => self.enter_timewait(now, id, mad.data, fx),
             _ => fx.count(path.device, Reason::CmUnexpected),
         }
     }
@@ -241,6 +238,19 @@ impl<O> Cm<O> {
         self.step(now, id, CmStep::RejReceived, fx);
         self.report(id, ConnEventKind::Rejected, reason, data, fx);
         self.withdraw(id, fx);
+    }
+
+    /// A REJ ends a connection that was established: REJECTED is reported, and no TIMEWAIT_EXIT after it (Linux: `cm_rej_handler`,
+    /// `cma_ib_handler`).
+    fn rejected_after_setup(&mut self, now: Nanos, id: u32, reason: u16, data: &[u8], fx: &mut impl CmEffects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        fx.count(conn.path.device, Reason::CmRejected);
+        self.step(now, id, CmStep::RejReceived, fx);
+        self.report(id, ConnEventKind::Rejected, reason, data, fx);
+        self.begin_timewait(now, id);
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.owner = None;
+        }
     }
 
     /// The peer's link is smaller than ours: the REJ says by how much, and the request is made again, once.

@@ -1,6 +1,6 @@
 //! What goes in and out of the machine: parameters, events, and the effects it asks for.
 
-use crate::conn::BacklogPlace;
+use crate::backlog::BacklogPlace;
 use crate::message::CmMessage;
 use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Reason};

@@ -5,13 +5,12 @@
 //! `max_cm_retries` of other stacks. An MRA stops the clock for the time it names.
 
 use crate::api::{Negotiated, PathRecord, PeerClass, Transport};
+use crate::backlog::{BacklogPlace, QueuePlace};
 use crate::message::Mad;
 use crate::table::ConnKey;
 use burst_base::Nanos;
 use burst_base::verbs::Mtu;
 use burst_wire::MAD_LEN;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// First wait for an answer: many round trips of a data centre, and a scheduler's bad moment.
 pub const FIRST_TIMEOUT: Nanos = Nanos::from_ms(80);
@@ -34,52 +33,6 @@ pub const fn time_of(code: u8) -> Nanos {
     Nanos(4_096 << (code & 31))
 }
 
-/// Requests that may wait for their accept, if the program has read their events, however small the backlog is.
-pub const READ_MIN: u32 = 128;
-
-/// How many requests of a listener wait for their accept. Shared by the workers. A program counts on room for so many whose events it
-/// has not read (ucma of Linux): it may gather a few more than its backlog before it accepts the first.
-#[derive(Debug)]
-pub struct Backlog {
-    limit: u32,
-    waiting: AtomicU32,
-}
-
-impl Backlog {
-    /// A backlog of at most `limit`.
-    pub const fn new(limit: u32) -> Backlog {
-        Backlog { limit, waiting: AtomicU32::new(0) }
-    }
-    /// Takes a place; `unread` is asked how many events may be unread, if that matters.
-    fn enter(&self, unread: impl FnOnce() -> u32) -> bool {
-        // Relaxed: the count guards nothing but itself.
-        let take = |most: u32| {
-            self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1)).is_ok()
-        };
-        take(self.limit) || self.limit < READ_MIN && unread() < self.limit && take(READ_MIN)
-    }
-    /// How many wait.
-    pub fn waiting(&self) -> u32 {
-        self.waiting.load(Ordering::Relaxed)
-    }
-}
-
-/// A place in a backlog, given back when dropped.
-#[derive(Debug)]
-pub struct BacklogPlace(Arc<Backlog>);
-
-impl BacklogPlace {
-    pub(crate) fn enter(backlog: &Arc<Backlog>, unread: impl FnOnce() -> u32) -> Option<BacklogPlace> {
-        backlog.enter(unread).then(|| BacklogPlace(backlog.clone()))
-    }
-}
-
-impl Drop for BacklogPlace {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Where a connection is (IBA 12.9.6, 12.9.7, without the states of RD and path migration).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmState {
@@ -87,6 +40,8 @@ pub enum CmState {
     ReqSent,
     /// Active: REP came, the program readies its queue pair.
     RepReceived,
+    /// Passive: REQ or SIDR_REQ received, waits for a place in the listener's backlog.
+    Queued,
     /// Passive: REQ came, the program decides.
     ReqReceived,
     /// Passive: REP sent, RTU awaited.
@@ -123,6 +78,8 @@ pub(crate) struct Conn<O> {
     pub conn: Negotiated,
     /// Place in the listener's backlog, until the accept.
     pub waiting: Option<BacklogPlace>,
+    /// Place in the queue behind the backlog, in state `Queued`.
+    pub queued: Option<QueuePlace>,
     /// Times that `mad` was sent again.
     pub retries: u8,
     /// Wait before the next time.
@@ -159,6 +116,7 @@ impl<O> Conn<O> {
             transport: Transport::Rc,
             conn: NOTHING,
             waiting: None,
+            queued: None,
             retries: 0,
             interval: FIRST_TIMEOUT,
             begun: now,

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod backlog;
 pub mod conn;
 pub mod conn_view;
 pub mod fields;
@@ -22,15 +23,18 @@ mod active;
 mod early;
 mod fold;
 mod passive;
+mod queue;
 mod release;
 mod rto;
+mod show;
 mod sidr;
 
 pub use api::{
     BURST_VENDOR, CmEffects, CmStep, ConnEvent, ConnEventKind, ConnRequest, ConnectParams, EndParams, Negotiated,
     PathRecord, PeerClass, QpSetup, SidrParams, StepTime, Transport,
 };
-pub use conn::{Backlog, BacklogPlace, CmState};
+pub use backlog::{Backlog, BacklogPlace};
+pub use conn::CmState;
 pub use fold::Fold;
 pub use machine::{Cm, CmError, Listener};
 pub use message::{CmMessage, Mad};

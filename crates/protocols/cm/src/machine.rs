@@ -5,10 +5,12 @@
 //! services. This file has what is common: sending, sending again, events, timers, and the entrance for messages.
 
 use crate::api::{CmEffects, CmStep, ConnEvent, ConnEventKind, PathRecord, StepTime, Transport};
-use crate::conn::{Backlog, CmState, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX};
+use crate::backlog::Backlog;
+use crate::conn::{CmState, Conn, FIRST_TIMEOUT, LONGEST_TIMEOUT, RETRIES_MAX};
 use crate::early::EarlyRequests;
 use crate::fold::Fold;
 use crate::message::{CmMessage, Mad, Rej, reject};
+use crate::queue::RequestQueue;
 use crate::rto::RtoEstimator;
 use crate::table::{Secret, Table};
 use burst_base::{DeviceId, Nanos, Reason};
@@ -59,6 +61,7 @@ pub struct Cm<O> {
     pub(crate) limit: u32,
     pub(crate) rto: RtoEstimator,
     pub(crate) early: EarlyRequests,
+    pub(crate) queue: RequestQueue,
 }
 
 /// Connections of one worker, unless it is told otherwise.
@@ -73,6 +76,7 @@ impl<O> Cm<O> {
             limit: LIMIT_DEFAULT,
             rto: RtoEstimator::default(),
             early: EarlyRequests::new(),
+            queue: RequestQueue::new(),
         }
     }
 
@@ -86,6 +90,11 @@ impl<O> Cm<O> {
         self.table.len()
     }
 
+    /// How many of them are requests that wait for a place in their listener's backlog.
+    pub fn queued(&self) -> u32 {
+        self.queue.len() as u32
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.table.len() == 0
@@ -94,6 +103,7 @@ impl<O> Cm<O> {
     /// Gives back room that is not in use. For quiet times: the next connections take it anew.
     pub fn shrink(&mut self) {
         self.table.shrink();
+        self.queue.shrink();
     }
 
     /// The state of a connection.
@@ -136,6 +146,8 @@ impl<O> Cm<O> {
             all.retain(|l| !whose(&l.owner));
             !all.is_empty()
         });
+        // Queued requests to a listener that has ended are refused.
+        self.queue.look();
     }
 
     /// The listener for a request; one with the address goes before one for all.
@@ -150,13 +162,14 @@ impl<O> Cm<O> {
 
     /// When [`Cm::on_timer`] is due.
     pub fn next_deadline(&self) -> Nanos {
-        self.table.wheel.next_deadline().min(self.early.next_deadline())
+        self.table.wheel.next_deadline().min(self.early.next_deadline()).min(self.queue.next_deadline())
     }
 
     /// Sends again what is overdue and ends what has waited long enough; at most `budget` connections in one call.
     /// Returns how many were due.
     pub fn on_timer(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
         let mut fired = self.on_early(now, budget, fx);
+        fired += self.show_queued(now, budget - fired.min(budget), fx);
         while fired < budget
             && let Some(slot) = self.table.wheel.pop_due(now)
         {
@@ -166,6 +179,7 @@ impl<O> Cm<O> {
             match conn.state {
                 CmState::TimeWait => self.forget_after_timewait(now, id, fx),
                 CmState::SidrDone => drop(self.forget(id)),
+                CmState::Queued => self.expire_queued(id, fx),
                 CmState::ReqReceived | CmState::RepReceived | CmState::SidrReceived | CmState::Established => {}
                 _ if conn.retries == 0 && rto.until(now, conn.sent) > now => {
                     let until = rto.until(now, conn.sent);
@@ -326,7 +340,14 @@ impl<O> Cm<O> {
     /// Takes a connection out of the table.
     pub(crate) fn forget(&mut self, id: u32) -> Option<Conn<O>> {
         let keys = self.table.get_mut(id)?.keys;
-        self.table.remove(id, keys)
+        let conn = self.table.remove(id, keys)?;
+        if let Some(place) = &conn.queued {
+            self.queue.remove(place.backlog(), id);
+        }
+        if conn.waiting.is_some() {
+            self.queue.look();
+        }
+        Some(conn)
     }
 
     /// Room for another connection.

@@ -1,13 +1,12 @@
 //! The passive end: REQ checked and shown to a listener, REP or REJ sent, RTU awaited (IBA 12.9.7).
 
 use crate::active::{ece_seen, ece_to_send};
-use crate::api::{
-    CmEffects, CmStep, ConnEventKind, ConnRequest, EndParams, Negotiated, PathRecord, PeerClass, Transport,
-};
-use crate::conn::{BacklogPlace, CmState, Conn, SERVICE_TIMEOUT};
+use crate::api::{CmEffects, CmStep, ConnEventKind, EndParams, Negotiated, PathRecord, PeerClass, Transport};
+use crate::conn::{CmState, Conn, SERVICE_TIMEOUT};
 use crate::machine::{Cm, CmError};
 use crate::message::{CmMessage, Mad, Mra, Rej, Rep, Req, Rtu, reject};
 use crate::service::{self, PrivateDataHeader};
+use crate::show::Arrival;
 use crate::table::ConnKey;
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
@@ -36,7 +35,7 @@ impl<O> Cm<O> {
         let peer = path.flow.dst;
         let request = ConnKey::Request { peer, ca_guid: req.ca_guid, id: req.local_id };
         if let Some(id) = self.table.find(&request) {
-            return self.repeated_req(path, id, mad, req, fx);
+            return self.repeated_req(now, path, id, mad, req, fx);
         }
         let checked = match check_req(mad, req, fx.mtu(path.device)) {
             Ok(checked) => checked,
@@ -67,17 +66,13 @@ impl<O> Cm<O> {
             fx.count(path.device, Reason::CmBadRequest);
             return Self::refuse(path, mad.tid, rej_of(req, reject::INVALID_TRANSPORT), fx);
         }
-        let Some(waiting) = BacklogPlace::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
-            // No answer: the peer asks again, and there may be room then.
-            return fx.count(path.device, Reason::CmBacklogFull);
-        };
+        let backlog = listener.backlog.clone();
         let mut conn = Conn::new(CmState::ReqReceived, *path, now);
-        conn.waiting = Some(waiting);
         (conn.remote_id, conn.remote_guid, conn.tid) = (req.local_id, req.ca_guid, mad.tid);
         (conn.service_id, conn.transport) = (req.service_id, checked.transport);
         conn.conn = Negotiated { rq_psn: self.draw_psn(), ..wishes_of(mad, req, checked.mtu) };
         conn.path.flow.tos = req.traffic_class;
-        self.show_request(now, conn, [request, pair], &checked, mad, fx);
+        self.admit(now, &backlog, Arrival { conn, keys: [Some(request), Some(pair)], mad }, fx);
     }
 
     /// Requests that were early: shown if they have a listener now, rejected if they have had time enough. Returns how many.
@@ -110,55 +105,21 @@ impl<O> Cm<O> {
         seen
     }
 
-    fn refuse_nobodys(path: &PathRecord, tid: u64, req: &Req, fx: &mut impl CmEffects<O>) {
+    pub(crate) fn refuse_nobodys(path: &PathRecord, tid: u64, req: &Req, fx: &mut impl CmEffects<O>) {
         fx.count(path.device, Reason::CmNobodyListens);
         Self::refuse(path, tid, rej_of(req, reject::INVALID_SERVICE_ID), fx);
     }
 
-    /// Puts the connection into the table and shows it to its listener.
-    fn show_request(
+    /// The same request again: our answer was lost, or there is none yet.
+    fn repeated_req(
         &mut self,
         now: Nanos,
-        conn: Conn<O>,
-        keys: [ConnKey; 2],
-        checked: &CheckedReq,
+        path: &PathRecord,
+        id: u32,
         mad: &Mad<'_>,
+        req: &Req,
         fx: &mut impl CmEffects<O>,
     ) {
-        let (path, service_id, negotiated) = (conn.path, conn.service_id, conn.conn);
-        let Ok(id) = self.add(conn) else { return fx.count(path.device, Reason::CmNoRoom) };
-        for (at, key) in keys.into_iter().enumerate() {
-            if self.table.know(key, id)
-                && let Some(conn) = self.table.get_mut(id)
-            {
-                conn.keys[at] = Some(key);
-            }
-        }
-        let skip = checked.header.map_or(0, |_| service::HEADER_LEN);
-        let incoming = ConnRequest {
-            id,
-            path,
-            src: checked.header.map(|h| (h.src, h.port)),
-            service_id,
-            transport: Some(checked.transport),
-            conn: negotiated,
-            data: &mad.data[skip..],
-        };
-        let asked = asked_address(checked.header, &path);
-        let owner = self.listener(service_id, asked, path.device, false).and_then(|l| fx.incoming(&l.owner, &incoming));
-        let Some(owner) = owner else {
-            fx.count(path.device, Reason::CmNoRoom);
-            self.forget(id);
-            return;
-        };
-        if let Some(conn) = self.table.get_mut(id) {
-            conn.owner = Some(owner);
-        }
-        self.step(now, id, CmStep::ReqReceived, fx);
-    }
-
-    /// The same request again: our answer was lost, or there is none yet.
-    fn repeated_req(&mut self, path: &PathRecord, id: u32, mad: &Mad<'_>, req: &Req, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         if conn.conn.remote_qpn != req.qpn || conn.tid != mad.tid {
             fx.count(path.device, Reason::CmBadRequest);
@@ -166,9 +127,12 @@ impl<O> Cm<O> {
         }
         fx.count(path.device, Reason::CmDuplicate);
         match conn.state {
-            CmState::ReqReceived => {
+            state @ (CmState::Queued | CmState::ReqReceived) => {
                 let mra = Mra { local_id: id, remote_id: req.local_id, message: 0, service_timeout: SERVICE_TIMEOUT };
                 Self::answer(path, mad.tid, mra.into(), &[], fx);
+                if state == CmState::Queued {
+                    self.keep_queued(now, id, &mad.message);
+                }
             }
             CmState::RepSent => Self::repeat(conn, fx),
             CmState::TimeWait => Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), fx),
@@ -197,8 +161,10 @@ impl<O> Cm<O> {
         if conn.state != CmState::ReqReceived {
             return Err(CmError::WrongState);
         }
+        debug_assert!(conn.waiting.is_some() && conn.queued.is_none());
         conn.state = CmState::RepSent;
         conn.waiting = None;
+        self.queue.look();
         (conn.local_qpn, conn.local_guid) = (end.qpn, end.ca_guid);
         let end = &limited(conn.transport, end);
         let (qpn, eecn) = if conn.transport == Transport::Xrc { (0, end.qpn) } else { (end.qpn, 0) };

@@ -102,9 +102,14 @@ impl<O> Cm<O> {
     fn over(&mut self, now: Nanos, id: u32, status: u16, data: &[u8], fx: &mut impl CmEffects<O>) {
         self.step(now, id, CmStep::Disconnected, fx);
         self.report(id, ConnEventKind::Disconnected, status, data, fx);
+        self.begin_timewait(now, id);
+    }
+
+    /// Moves a connection to TIMEWAIT, whose end a timer brings.
+    pub(crate) fn begin_timewait(&mut self, now: Nanos, id: u32) {
         if let Some(conn) = self.table.get_mut(id) {
+            debug_assert!(conn.waiting.is_none() && conn.queued.is_none(), "an accept gives the place back");
             conn.state = CmState::TimeWait;
-            conn.waiting = None;
         }
         self.table.arm(id, now + TIME_WAIT);
     }
@@ -123,7 +128,7 @@ impl<O> Cm<O> {
                 // The state allows it.
                 let _ = self.disconnect(now, id, fx);
             }
-            CmState::ReqReceived => {
+            CmState::Queued | CmState::ReqReceived => {
                 self.report(id, ConnEventKind::Rejected, reject::STALE_CONNECTION, &[], fx);
                 self.withdraw(id, fx);
             }
@@ -177,7 +182,7 @@ impl<O> Cm<O> {
                 // The state allows it, and there is no data.
                 let _ = self.reject_sidr(now, id, &[], fx);
             }
-            CmState::SidrSent => drop(self.forget(id)),
+            CmState::SidrSent | CmState::Queued => drop(self.forget(id)),
             CmState::DreqSent | CmState::TimeWait | CmState::SidrDone => {}
         }
     }

@@ -1,11 +1,12 @@
 //! Datagram services: SIDR_REQ asks which queue pair and Q_Key serve a port, SIDR_REP says (IBA 12.11).
 
 use crate::active::{ece_seen, ece_to_send};
-use crate::api::{CmEffects, CmStep, ConnEventKind, ConnRequest, EndParams, PathRecord, SidrParams};
-use crate::conn::{BacklogPlace, CmState, Conn, TIME_WAIT};
+use crate::api::{CmEffects, CmStep, ConnEventKind, EndParams, PathRecord, SidrParams};
+use crate::conn::{CmState, Conn, TIME_WAIT};
 use crate::machine::{Cm, CmError};
 use crate::message::{Mad, SidrRep, SidrReq};
 use crate::service::{self, PrivateDataHeader};
+use crate::show::Arrival;
 use crate::table::ConnKey;
 use burst_base::{Nanos, Reason};
 use burst_wire::DEFAULT_PKEY;
@@ -55,8 +56,10 @@ impl<O> Cm<O> {
         let key = ConnKey::Sidr { peer: path.flow.dst, id: req.request_id };
         if let Some(id) = self.table.find(&key) {
             fx.count(path.device, Reason::CmDuplicate);
-            if let Some(conn) = self.table.get_mut(id).filter(|c| c.state == CmState::SidrDone) {
-                Self::repeat(conn, fx);
+            match self.table.get_mut(id) {
+                Some(conn) if conn.state == CmState::SidrDone => Self::repeat(conn, fx),
+                Some(conn) if conn.state == CmState::Queued => self.keep_queued(now, id, &mad.message),
+                _ => {}
             }
             return;
         }
@@ -71,19 +74,10 @@ impl<O> Cm<O> {
                 false => Self::refuse_nobodys_sidr(path, mad.tid, req, fx),
             };
         };
-        let Some(waiting) = BacklogPlace::enter(&listener.backlog, || fx.unread(&listener.owner)) else {
-            return fx.count(path.device, Reason::CmBacklogFull);
-        };
+        let backlog = listener.backlog.clone();
         let mut conn = Conn::new(CmState::SidrReceived, *path, now);
-        conn.waiting = Some(waiting);
         (conn.remote_id, conn.tid, conn.service_id) = (req.request_id, mad.tid, req.service_id);
-        let Ok(id) = self.add(conn) else { return fx.count(path.device, Reason::CmNoRoom) };
-        if self.table.know(key, id)
-            && let Some(conn) = self.table.get_mut(id)
-        {
-            conn.keys[0] = Some(key);
-        }
-        self.show_sidr(now, id, asked, header, mad, fx);
+        self.admit(now, &backlog, Arrival { conn, keys: [Some(key), None], mad }, fx);
     }
 
     pub(crate) fn refuse_nobodys_sidr(path: &PathRecord, tid: u64, req: &SidrReq, fx: &mut impl CmEffects<O>) {
@@ -91,37 +85,6 @@ impl<O> Cm<O> {
         let (request_id, service_id) = (req.request_id, req.service_id);
         let rep = SidrRep { request_id, status: SIDR_UNSUPPORTED, service_id, ..SidrRep::default() };
         Self::answer(path, tid, rep.into(), &[], fx);
-    }
-
-    fn show_sidr(
-        &mut self,
-        now: Nanos,
-        id: u32,
-        asked: std::net::IpAddr,
-        header: Option<PrivateDataHeader>,
-        mad: &Mad<'_>,
-        fx: &mut impl CmEffects<O>,
-    ) {
-        let Some(conn) = self.table.get_mut(id) else { return };
-        let incoming = ConnRequest {
-            id,
-            path: conn.path,
-            src: header.map(|h| (h.src, h.port)),
-            service_id: conn.service_id,
-            transport: None,
-            conn: conn.conn,
-            data: &mad.data[header.map_or(0, |_| service::HEADER_LEN)..],
-        };
-        let listener = self.listener(incoming.service_id, asked, incoming.path.device, true);
-        let Some(owner) = listener.and_then(|l| fx.incoming(&l.owner, &incoming)) else {
-            fx.count(incoming.path.device, Reason::CmNoRoom);
-            self.forget(id);
-            return;
-        };
-        if let Some(conn) = self.table.get_mut(id) {
-            conn.owner = Some(owner);
-        }
-        self.step(now, id, CmStep::SidrReqReceived, fx);
     }
 
     /// Tells which queue pair serves.
@@ -175,6 +138,7 @@ impl<O> Cm<O> {
         }
         conn.state = CmState::SidrDone;
         conn.waiting = None;
+        self.queue.look();
         let rep = SidrRep { request_id: conn.remote_id, service_id: conn.service_id, ..rep };
         let tid = conn.tid;
         self.send_kept(now, id, &Mad { tid, modifier, message: rep.into(), data }, false, fx);

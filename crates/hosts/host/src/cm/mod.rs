@@ -173,16 +173,17 @@ impl Host {
     pub fn cm_stats(&self) -> CmStats {
         let mut steps = Vec::new();
         self.cm.times.add_to(&mut steps);
-        let mut connections = 0;
+        let (mut connections, mut queued) = (0, 0);
         for worker in 0..self.workers().len() {
-            let (times, count) = self.on_worker(worker, |w, _| (w.cm_times(), u64::from(w.cm_connections())));
-            connections += count;
+            let (times, counts) = self.on_worker(worker, |w, _| (w.cm_times(), w.cm_connections()));
+            (connections, queued) = (connections + u64::from(counts.0), queued + u64::from(counts.1));
             times.add_to(&mut steps);
         }
         let numbers = [
             ("ids", self.cm.ids),
             ("listeners", self.cm.listeners),
             ("connections", connections),
+            ("queued requests", queued),
             ("waiting for next hops", self.cm.hops.waiting()),
             ("refused", self.cm.refused),
             ("event writes lost", self.cm.lost),

@@ -1,0 +1,186 @@
+//! Requests and their listeners: a REQ or SIDR_REQ is shown to its listener, or queued while the listener's backlog is full.
+
+use crate::api::{CmEffects, CmStep, ConnRequest};
+use crate::backlog::{Backlog, BacklogPlace};
+use crate::conn::{CmState, Conn, SERVICE_TIME_MAX, time_of};
+use crate::machine::{Cm, Listener};
+use crate::message::{CmMessage, Mad};
+use crate::service::{self, PrivateDataHeader};
+use crate::table::ConnKey;
+use burst_base::{Nanos, Reason};
+use std::sync::Arc;
+
+/// A request that may be shown: its connection, the keys of a repetition, and the message.
+pub(crate) struct Arrival<'a, O> {
+    pub conn: Conn<O>,
+    pub keys: [Option<ConnKey>; 2],
+    pub mad: &'a Mad<'a>,
+}
+
+/// What became of a queued request.
+#[derive(PartialEq, Eq)]
+enum Taken {
+    /// It has left the queue.
+    Out,
+    /// Its listener's backlog is full.
+    Full,
+}
+
+impl<O> Cm<O> {
+    /// Takes a request for the listener with this backlog: shown at once if there is a place, else queued, else dropped. A drop
+    /// has no answer: the peer repeats its request, and there may be room then.
+    pub(crate) fn admit(
+        &mut self,
+        now: Nanos,
+        backlog: &Arc<Backlog>,
+        arrival: Arrival<'_, O>,
+        fx: &mut impl CmEffects<O>,
+    ) {
+        let Arrival { mut conn, keys, mad } = arrival;
+        let (device, state) = (conn.path.device, conn.state);
+        conn.waiting = if self.queue.has(backlog) { None } else { self.place(conn.service_id, backlog, fx) };
+        if conn.waiting.is_none() {
+            conn.queued = self.queue.reserve(backlog);
+            conn.state = CmState::Queued;
+            if conn.queued.is_none() {
+                return fx.count(device, Reason::CmBacklogFull);
+            }
+            mad.emit(&mut conn.mad);
+        }
+        let is_queued = conn.queued.is_some();
+        debug_assert!(is_queued || conn.state == state);
+        let Ok(id) = self.add(conn) else { return fx.count(device, Reason::CmNoRoom) };
+        for (at, key) in keys.into_iter().enumerate() {
+            if let Some(key) = key
+                && self.table.know(key, id)
+                && let Some(conn) = self.table.get_mut(id)
+            {
+                conn.keys[at] = Some(key);
+            }
+        }
+        if is_queued {
+            self.queue.push(now, backlog, id);
+            self.table.arm(id, now + given_up_after(&mad.message));
+        } else {
+            self.show(now, id, backlog, mad.data, fx);
+        }
+    }
+
+    /// Shows queued requests to listeners whose backlogs have places again; at most `budget` in one call. Returns how many
+    /// requests have left the queue. [`Cm::on_timer`] does this, too; a host whose timers may have to wait calls it by itself.
+    pub fn show_queued(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
+        let mut shown = 0;
+        for _ in 0..self.queue.lines_due(now) {
+            let Some((_, backlog)) = self.queue.first() else { break };
+            while let Some((id, _)) = self.queue.first().filter(|(_, line)| Arc::ptr_eq(line, &backlog)) {
+                if shown == budget {
+                    self.queue.look();
+                    return shown;
+                }
+                if self.take_queued(now, id, &backlog, fx) == Taken::Full {
+                    self.queue.rotate(&backlog);
+                    break;
+                }
+                shown += 1;
+            }
+        }
+        shown
+    }
+
+    /// Shows a queued request if its listener has a place, and refuses it if the listener has ended.
+    fn take_queued(&mut self, now: Nanos, id: u32, backlog: &Arc<Backlog>, fx: &mut impl CmEffects<O>) -> Taken {
+        let Some(conn) = self.table.get_mut(id) else {
+            debug_assert!(false, "a queued request is in the table");
+            self.queue.remove(backlog, id);
+            return Taken::Out;
+        };
+        debug_assert_eq!(conn.state, CmState::Queued);
+        let (path, service_id, bytes) = (conn.path, conn.service_id, conn.mad);
+        let Ok(mad) = Mad::parse(&bytes) else {
+            self.forget(id);
+            return Taken::Out;
+        };
+        if self.listener_of(service_id, backlog).is_none() {
+            self.forget(id);
+            match mad.message {
+                CmMessage::Req(req) => Self::refuse_nobodys(&path, mad.tid, &req, fx),
+                CmMessage::SidrReq(req) => Self::refuse_nobodys_sidr(&path, mad.tid, &req, fx),
+                _ => {}
+            }
+            return Taken::Out;
+        }
+        let Some(place) = self.place(service_id, backlog, fx) else { return Taken::Full };
+        self.queue.remove(backlog, id);
+        self.table.arm(id, Nanos::NEVER);
+        if let Some(conn) = self.table.get_mut(id) {
+            let is_req = matches!(mad.message, CmMessage::Req(_));
+            conn.state = if is_req { CmState::ReqReceived } else { CmState::SidrReceived };
+            (conn.waiting, conn.queued) = (Some(place), None);
+        }
+        self.show(now, id, backlog, mad.data, fx);
+        Taken::Out
+    }
+
+    /// A queued request was repeated: its peer still waits, and asks again less soon.
+    pub(crate) fn keep_queued(&mut self, now: Nanos, id: u32, message: &CmMessage) {
+        debug_assert_eq!(self.state(id), Some(CmState::Queued));
+        self.table.arm(id, now + given_up_after(message));
+    }
+
+    /// The peer of a queued request has certainly given up.
+    pub(crate) fn expire_queued(&mut self, id: u32, fx: &mut impl CmEffects<O>) {
+        if let Some(conn) = self.forget(id) {
+            fx.count(conn.path.device, Reason::CmBacklogFull);
+        }
+    }
+
+    /// The listener with this backlog.
+    fn listener_of(&self, service_id: u64, backlog: &Arc<Backlog>) -> Option<&Listener<O>> {
+        self.listeners.get(&service_id)?.iter().find(|l| Arc::ptr_eq(&l.backlog, backlog))
+    }
+
+    /// A place in the backlog of a listener that has not ended.
+    fn place(&self, service_id: u64, backlog: &Arc<Backlog>, fx: &impl CmEffects<O>) -> Option<BacklogPlace> {
+        let listener = self.listener_of(service_id, backlog)?;
+        BacklogPlace::enter(backlog, || fx.unread(&listener.owner))
+    }
+
+    /// Shows a request to its listener.
+    fn show(&mut self, now: Nanos, id: u32, backlog: &Arc<Backlog>, data: &[u8], fx: &mut impl CmEffects<O>) {
+        let Some(conn) = self.table.get_mut(id) else { return };
+        debug_assert!(conn.owner.is_none() && conn.waiting.is_some() && conn.queued.is_none());
+        let is_sidr = conn.state == CmState::SidrReceived;
+        let header = PrivateDataHeader::parse(data);
+        let request = ConnRequest {
+            id,
+            path: conn.path,
+            src: header.map(|h| (h.src, h.port)),
+            service_id: conn.service_id,
+            transport: (!is_sidr).then_some(conn.transport),
+            conn: conn.conn,
+            data: &data[header.map_or(0, |_| service::HEADER_LEN)..],
+        };
+        let owner = self.listener_of(request.service_id, backlog).and_then(|l| fx.incoming(&l.owner, &request));
+        let Some(owner) = owner else {
+            fx.count(request.path.device, Reason::CmNoRoom);
+            self.forget(id);
+            return;
+        };
+        if let Some(conn) = self.table.get_mut(id) {
+            conn.owner = Some(owner);
+        }
+        self.step(now, id, if is_sidr { CmStep::SidrReqReceived } else { CmStep::ReqReceived }, fx);
+    }
+}
+
+/// The time after which a peer that has had no answer to its request has certainly given up: all its retries, as far as its
+/// message says (IBA 12.6.5, Remote CM Response Timeout and Max CM Retries).
+fn given_up_after(request: &CmMessage) -> Nanos {
+    match request {
+        CmMessage::Req(req) => {
+            let waits = u64::from(req.cm_retries) + 1;
+            Nanos(time_of(req.remote_response_timeout).0.saturating_mul(waits)).min(SERVICE_TIME_MAX)
+        }
+        _ => SERVICE_TIME_MAX,
+    }
+}
