@@ -14,7 +14,7 @@ use crate::id::Id;
 use crate::ids::IdTable;
 use crate::sys;
 use burst_client::ClientError;
-use burst_client::raw::session::CmConnection;
+use burst_client::raw::session::CmControl;
 use burst_control::client::ClientReply;
 use burst_control::cm::{CmCommand, CmId, CmReply};
 use burst_control::{ControlError, Request, socket_path};
@@ -25,7 +25,7 @@ static CURRENT: AtomicPtr<DaemonSession> = AtomicPtr::new(null_mut());
 
 /// A session with the daemon.
 pub struct DaemonSession {
-    connection: CmConnection,
+    connection: CmControl,
     /// Devices opened so far.
     pub devices: Opened,
     ids: IdTable,
@@ -81,7 +81,7 @@ fn errno_of(error: ClientError) -> Errno {
 impl DaemonSession {
     fn connect() -> Outcome<DaemonSession> {
         let opened =
-            socket_path::candidates().iter().map(|path| CmConnection::open(path)).find_map(|result| match result {
+            socket_path::candidates().iter().map(|path| CmControl::open(path)).find_map(|result| match result {
                 Ok(connection) => Some(Ok(connection)),
                 Err(ClientError::Control(
                     ControlError::Connect { .. } | ControlError::Version { .. } | ControlError::Closed,

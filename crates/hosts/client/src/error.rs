@@ -1,5 +1,7 @@
 //! The error of every call of this crate: a sentence for a person, and the errno that the same verbs call would report.
 
+use burst_base::Reason;
+use burst_base::verbs::WcStatus;
 use burst_control::ControlError;
 use burst_mem::swap::RegisterError;
 use burst_shm::WriteError;
@@ -25,6 +27,16 @@ pub enum ClientError {
     /// A work queue has no room for the request (ENOMEM), or the request is too large for its entries (EINVAL).
     #[error("the work request cannot be posted: {}", post_text(.0))]
     Post(WriteError),
+    /// A work request completed in error (EIO).
+    #[error("work request {wr_id} failed: {status:?}{}", reason_text(.reason))]
+    WorkRequest {
+        /// The program's number of the request.
+        wr_id: u64,
+        /// The kind of failure.
+        status: WcStatus,
+        /// Why, as the daemon knows it.
+        reason: Option<Reason>,
+    },
     /// A system call failed.
     #[error("{0}")]
     System(#[from] std::io::Error),
@@ -34,6 +46,10 @@ pub enum ClientError {
     /// The peer or the network ended a connection or refused it (ECONNREFUSED).
     #[error("the connection failed: {0}")]
     Connection(String),
+}
+
+fn reason_text(reason: &Option<Reason>) -> String {
+    reason.map_or_else(String::new, |r| format!(": {} {}", r.explanation(), r.cure()))
 }
 
 fn post_text(error: &WriteError) -> &'static str {
@@ -55,7 +71,7 @@ impl ClientError {
     pub fn errno(&self) -> i32 {
         match self {
             ClientError::Control(e) => e.errno(),
-            ClientError::Forked | ClientError::Unexpected(_) => libc::EIO,
+            ClientError::Forked | ClientError::Unexpected(_) | ClientError::WorkRequest { .. } => libc::EIO,
             ClientError::Invalid(_) => libc::EINVAL,
             ClientError::Memory(RegisterError::Fault | RegisterError::Device) => libc::EFAULT,
             ClientError::Memory(RegisterError::BadRange) => libc::EINVAL,

@@ -1,7 +1,7 @@
 //! The connection manager's connection to the daemon: one for all ids of a process, beside the connections of its contexts.
 //!
-//! A request waits for the daemon's answer, one caller at a time ([`CmConnection::call`]). A command has no answer and goes by a
-//! ring in shared memory ([`CmConnection::send`]), which costs no system call while the daemon is awake.
+//! A request waits for the daemon's answer, one caller at a time ([`CmControl::call`]). A command has no answer and goes by a
+//! ring in shared memory ([`CmControl::send`]), which costs no system call while the daemon is awake.
 
 use super::lock::lock;
 use crate::error::{ClientError, Result};
@@ -15,22 +15,22 @@ use std::sync::Mutex;
 
 /// A connection to the daemon for connection management.
 #[derive(Debug)]
-pub struct CmConnection {
+pub struct CmControl {
     life: LifePage,
     client: Mutex<Client>,
     sender: CommandSender,
 }
 
-impl CmConnection {
+impl CmControl {
     /// Connects to the daemon behind a socket.
     ///
     /// # Errors
     /// When no daemon answers.
-    pub fn open(socket: &Path) -> Result<CmConnection> {
+    pub fn open(socket: &Path) -> Result<CmControl> {
         let mut client = Client::connect(socket, &super::program_name())?;
         let life = LifePage::new().map_err(std::io::Error::from)?;
         let sender = client.command_sender()?;
-        Ok(CmConnection { life, client: Mutex::new(client), sender })
+        Ok(CmControl { life, client: Mutex::new(client), sender })
     }
 
     /// Whether this process opened the connection: false in a child after fork.
@@ -89,7 +89,7 @@ impl CmConnection {
     /// Opens event channel number `channel` (chosen by the program): the read end of its pipe.
     ///
     /// # Errors
-    /// As [`CmConnection::call`].
+    /// As [`CmControl::call`].
     pub fn open_channel(&self, channel: u32) -> Result<OwnedFd> {
         let mut reply = self.call(&Request::CmChannel { channel })?;
         reply.fds.pop().ok_or(ClientError::Unexpected("an event channel without a descriptor"))

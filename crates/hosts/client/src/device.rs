@@ -1,0 +1,183 @@
+//! The daemon as tools see it, and its devices.
+
+use crate::context::ClientContext;
+use crate::error::{ClientError, Result};
+use crate::raw::program_name;
+use burst_control::cm::CmAddr;
+use burst_control::monitor::{CmConnection, CmStats};
+use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
+use std::path::{Path, PathBuf};
+
+/// A connection to a daemon for questions that need no context: its version, devices, counters, connections.
+#[derive(Debug)]
+pub struct Daemon {
+    socket: PathBuf,
+    client: Client,
+}
+
+impl Daemon {
+    /// Connects to the daemon behind `socket`, under this program's name.
+    ///
+    /// # Errors
+    /// [`ControlError::Connect`] when no daemon listens there, [`ControlError::Version`] when it speaks another version.
+    pub fn connect(socket: &Path) -> Result<Daemon> {
+        Daemon::connect_as(socket, &program_name())
+    }
+
+    /// As [`Daemon::connect`], under a name for the daemon's log.
+    ///
+    /// # Errors
+    /// As [`Daemon::connect`].
+    pub fn connect_as(socket: &Path, program: &str) -> Result<Daemon> {
+        Ok(Daemon { socket: socket.to_owned(), client: Client::connect(socket, program)? })
+    }
+
+    /// Connects to the first daemon that answers: at `BURST_SOCKET` if that is set, else at the places of
+    /// [`socket_path::candidates`].
+    ///
+    /// # Errors
+    /// The last failure, when no daemon answers.
+    pub fn find() -> Result<Daemon> {
+        let mut last = None;
+        for socket in socket_path::candidates() {
+            match Daemon::connect(&socket) {
+                Ok(daemon) => return Ok(daemon),
+                Err(e) => last = Some(e),
+            }
+        }
+        Err(last.unwrap_or(ClientError::Control(ControlError::Closed)))
+    }
+
+    /// The socket of the daemon.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The daemon as it introduced itself when this connection began.
+    pub fn info(&self) -> &DaemonInfo {
+        self.client.daemon()
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Response> {
+        Ok(self.client.call(request, &[])?.response)
+    }
+
+    /// The daemon as it is now.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn info_now(&mut self) -> Result<DaemonInfo> {
+        match self.ask(&Request::DaemonInfo)? {
+            Response::Daemon(info) => Ok(info),
+            _ => Err(ClientError::Unexpected("no description of the daemon")),
+        }
+    }
+
+    /// The devices as they are now, with their addresses and limits.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
+        match self.ask(&Request::ListDevices)? {
+            Response::Devices(devices) => Ok(devices),
+            _ => Err(ClientError::Unexpected("no list of devices")),
+        }
+    }
+
+    /// The counters: traffic, and one for each reason of a drop or an error.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn counters(&mut self) -> Result<Vec<Counter>> {
+        match self.ask(&Request::Stats)? {
+            Response::Stats(counters) => Ok(counters),
+            _ => Err(ClientError::Unexpected("no counters")),
+        }
+    }
+
+    /// Histograms of connection setup.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn cm_stats(&mut self) -> Result<CmStats> {
+        match self.ask(&Request::CmStats)? {
+            Response::CmStats(stats) => Ok(stats),
+            _ => Err(ClientError::Unexpected("no histograms of connection setup")),
+        }
+    }
+
+    /// All connections and listeners of the connection manager.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn cm_connections(&mut self) -> Result<Vec<CmConnection>> {
+        let mut all = Vec::new();
+        let mut from = Default::default();
+        loop {
+            let Response::CmConnections { connections, next } = self.ask(&Request::CmConnections { from })? else {
+                return Err(ClientError::Unexpected("no list of connections"));
+            };
+            all.extend(connections);
+            match next {
+                Some(next) => from = next,
+                None => return Ok(all),
+            }
+        }
+    }
+}
+
+/// A device of a daemon.
+#[derive(Clone, Debug)]
+pub struct Device {
+    socket: PathBuf,
+    info: DeviceInfo,
+}
+
+impl Device {
+    /// The devices of the first daemon that answers ([`Daemon::find`]).
+    ///
+    /// # Errors
+    /// When no daemon answers.
+    pub fn list() -> Result<Vec<Device>> {
+        let mut daemon = Daemon::find()?;
+        let devices = daemon.devices()?;
+        Ok(devices.into_iter().map(|info| Device { socket: daemon.socket.clone(), info }).collect())
+    }
+
+    /// The device with this name (`burst0`).
+    ///
+    /// # Errors
+    /// When no daemon answers, or it has no such device.
+    pub fn by_name(name: &str) -> Result<Device> {
+        let found = Device::list()?.into_iter().find(|device| device.info.name == name);
+        found.ok_or(ClientError::Invalid("the daemon has no device of this name"))
+    }
+
+    /// Name, addresses, link state and limits, as they were when the device was listed.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// When the daemon refuses, or has ended.
+    pub fn open(&self) -> Result<ClientContext> {
+        ClientContext::open(&self.socket, self.info.index)
+    }
+
+    /// The address that peers connect to: the device's first GID.
+    pub fn address(&self) -> Option<std::net::IpAddr> {
+        let gid = std::net::Ipv6Addr::from(self.info.gids.first()?.gid);
+        Some(gid.to_ipv4_mapped().map_or(gid.into(), Into::into))
+    }
+}
+
+/// A socket address as the connection manager takes it.
+pub(crate) fn cm_addr(addr: std::net::SocketAddr) -> CmAddr {
+    let scope = match addr {
+        std::net::SocketAddr::V6(v6) => v6.scope_id(),
+        std::net::SocketAddr::V4(_) => 0,
+    };
+    CmAddr { ip: addr.ip(), port: addr.port(), scope }
+}

@@ -1,0 +1,174 @@
+//! The safe API and both examples against a real daemon.
+//!
+//! The daemon runs on the loopback interface of a network namespace of its own; where that cannot be made (no root, no user
+//! namespaces) or the daemon is not built (`cargo build -p burstd`), the tests say so and pass.
+
+use burst_client::*;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The process, which ends by itself after the last context, and its socket.
+struct TestDaemon {
+    _process: Child,
+    socket: PathBuf,
+}
+
+/// Starts the daemon once for all tests of this process, and names it in the environment.
+fn daemon() -> Option<&'static Path> {
+    static DAEMON: OnceLock<Option<TestDaemon>> = OnceLock::new();
+    DAEMON.get_or_init(start).as_ref().map(|d| d.socket.as_path())
+}
+
+fn target() -> PathBuf {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target");
+    std::env::var_os("CARGO_TARGET_DIR").map_or(target, PathBuf::from)
+}
+
+fn start() -> Option<TestDaemon> {
+    let built = ["debug", "release"].iter().map(|p| target().join(p).join("burstd")).find(|p| p.exists());
+    let Some(burstd) = std::env::var_os("BURST_DAEMON").map(PathBuf::from).or(built) else {
+        eprintln!("skipped: burstd is not built");
+        return None;
+    };
+    let socket = std::env::temp_dir().join(format!("burst-client-{}.sock", std::process::id()));
+    let script = "ip link set lo up && exec \"$0\" --socket \"$1\" --port udp:dev=lo --idle-exit 10s --log-level warn";
+    // SAFETY: asks for this process's user.
+    let root = unsafe { libc::geteuid() } == 0;
+    let mut command = Command::new("unshare");
+    command.args(if root { &["-n"][..] } else { &["-rn"][..] }).args(["sh", "-c", script]).arg(burstd).arg(&socket);
+    let mut child = command.stdin(Stdio::null()).spawn().ok()?;
+    let begin = Instant::now();
+    while !socket.exists() {
+        if begin.elapsed() > LIMIT || child.try_wait().ok()?.is_some() {
+            eprintln!("skipped: no daemon in a namespace of its own");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // SAFETY: done once, before any test reads the environment.
+    unsafe { std::env::set_var("BURST_SOCKET", &socket) };
+    Some(TestDaemon { _process: child, socket })
+}
+
+fn open() -> Option<ClientContext> {
+    daemon()?;
+    Some(Device::by_name("burst0").unwrap().open().unwrap())
+}
+
+/// An example's program, built beside this test.
+fn example(name: &str) -> Command {
+    let deps = std::env::current_exe().unwrap();
+    let mut command = Command::new(deps.parent().unwrap().parent().unwrap().join("examples").join(name));
+    command.stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn the_write_example_runs() {
+    if daemon().is_none() {
+        return;
+    }
+    let output = example("write").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.starts_with("100000 bytes written"), "{output:?}");
+}
+
+#[test]
+fn the_echo_example_runs() {
+    if daemon().is_none() {
+        return;
+    }
+    let mut server = example("echo").args(["serve", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening at ").unwrap().to_owned();
+    let output = example("echo").args([&address, "one", "two words", "three"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "one\ntwo words\nthree\n", "{output:?}");
+    assert!(output.status.success() && server.wait().unwrap().success());
+}
+
+#[test]
+fn a_failed_request_tells_why_and_objects_end_in_any_order() {
+    let Some(context) = open() else { return };
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let [a, b] = [0; 2].map(|_| pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap());
+    a.connect(&b.endpoint().unwrap()).unwrap();
+    b.connect(&a.endpoint().unwrap()).unwrap();
+    let mr = pd.alloc_mr(64, access::LOCAL_WRITE).unwrap();
+    // The peer gave no right to write.
+    a.post_send(7, WorkRequest::Write(&[mr.slice(0..8).unwrap()], mr.remote(8..16).unwrap())).unwrap();
+    let error = cq.wait(LIMIT).unwrap().ok().unwrap_err();
+    assert!(matches!(error, ClientError::WorkRequest { wr_id: 7, reason: Some(_), .. }), "{error}");
+    // The domain, the queue and the context live on in the queue pairs.
+    drop((context, pd, cq, mr));
+    assert!(a.query().is_ok());
+}
+
+#[test]
+fn arguments_are_checked_before_anything_is_posted() {
+    let Some(context) = open() else { return };
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let qp = pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+    let mr = pd.alloc_mr(100, access::LOCAL_WRITE).unwrap();
+    assert!(pd.alloc_mr(0, access::LOCAL_WRITE).is_err());
+    assert!(pd.alloc_mr(8, access::REMOTE_WRITE).is_err(), "a remote right without the local one");
+    assert!(mr.slice(90..101).is_err() && mr.remote(101..101).is_err() && mr.slice(100..100).is_ok());
+    assert!(mr.read(99, &mut [0; 2]).is_err() && mr.write(usize::MAX, &[0]).is_err());
+    assert!(mr.word(4).is_err() && mr.word(96).is_err() && mr.word(88).is_ok());
+    let one = [mr.slice(0..8).unwrap()];
+    assert_eq!(qp.post_send(1, WorkRequest::Send(&one)).unwrap_err().errno(), libc::EINVAL, "not connected");
+    assert_eq!(qp.post_recv(1, &[mr.slice(0..8).unwrap(); 5]).unwrap_err().errno(), libc::EINVAL, "five SGEs of four");
+    let other = open().unwrap();
+    let foreign = other.create_cq(1).unwrap();
+    assert!(pd.create_qp(&foreign, &cq, &QpOptions::default()).is_err());
+    let timeout = Duration::from_millis(20);
+    assert!(matches!(cq.wait(timeout), Err(ClientError::TimedOut(_))));
+}
+
+#[test]
+fn memory_is_copied_whatever_its_alignment() {
+    let Some(context) = open() else { return };
+    let mr = context.alloc_pd().unwrap().alloc_mr(300, access::LOCAL_WRITE).unwrap();
+    for (offset, len) in [(0, 300), (1, 7), (3, 29), (8, 8), (9, 0), (299, 1)] {
+        let bytes: Vec<u8> = (0..len).map(|i| (i + offset) as u8 ^ 0x5a).collect();
+        mr.write(offset, &bytes).unwrap();
+        let mut back = vec![0; len];
+        mr.read(offset, &mut back).unwrap();
+        assert_eq!(back, bytes, "{len} bytes at {offset}");
+    }
+}
+
+#[test]
+fn a_refused_client_learns_it() {
+    let Some(context) = open() else { return };
+    let manager = context.connection_manager().unwrap();
+    let listener = manager.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let addr = listener.local_addr();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let qp = pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| manager.connect(addr, &qp, b"hello", LIMIT));
+        let request = listener.next_request(LIMIT).unwrap();
+        assert_eq!(&request.private_data()[..5], b"hello");
+        assert!(request.peer().is_some());
+        request.reject(b"no").unwrap();
+        let error = client.join().unwrap().unwrap_err();
+        assert!(matches!(&error, ClientError::Connection(text) if text.contains("Rejected")), "{error}");
+    });
+}
+
+#[test]
+fn tools_see_the_daemon_and_its_devices() {
+    let Some(socket) = daemon() else { return };
+    let mut daemon = Daemon::connect(socket).unwrap();
+    assert!(daemon.info().pid > 0 && daemon.info_now().unwrap().workers > 0);
+    assert_eq!(daemon.devices().unwrap()[0].name, "burst0");
+    assert!(!daemon.counters().unwrap().is_empty());
+    daemon.cm_stats().unwrap();
+    daemon.cm_connections().unwrap();
+}
