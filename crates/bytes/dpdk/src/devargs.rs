@@ -269,7 +269,7 @@ mod tests {
         let [dead, alive, file] = ["dead", "alive", "file"].map(|name| directory.join(name));
         drop(UnixListener::bind(&dead).unwrap());
         let _listener = UnixListener::bind(&alive).unwrap();
-        std::fs::write(&file, "somebody's").unwrap();
+        std::fs::write(&file, "a regular file").unwrap();
         for path in [&dead, &alive, &file] {
             let server = args(&format!("net_memif0,role=server,socket={}", path.display())).completed();
             assert_eq!(server.server_socket(), Some(path.as_path()));

@@ -153,7 +153,7 @@ impl EthQueue {
             let asked = (budget - taken).min(BURST) as u16;
             // SAFETY: this thread is the queue's owner and inside the gate; `packets` has BURST elements.
             let got = unsafe { ffi::bd_rx(device.port(), *queue, packets.as_mut_ptr(), asked) };
-            let burst = RxBurst(&packets[..usize::from(got)]);
+            let burst = ReceivedBurst(&packets[..usize::from(got)]);
             for packet in burst.0 {
                 each(bytes_of(packet, flat));
             }
@@ -343,9 +343,9 @@ fn send(device: &EthDev, queue: u16, frames: &mut [*mut c_void], stuck: &mut boo
 const PART_ROOM: usize = 128;
 
 /// Received packets, freed when this value is dropped.
-struct RxBurst<'a>(&'a [RxPacket]);
+struct ReceivedBurst<'a>(&'a [RxPacket]);
 
-impl Drop for RxBurst<'_> {
+impl Drop for ReceivedBurst<'_> {
     fn drop(&mut self) {
         // SAFETY: `bd_rx` returned these packets, and they are not used any more.
         unsafe { ffi::bd_rx_done(self.0.as_ptr(), self.0.len() as u16) };

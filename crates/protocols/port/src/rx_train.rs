@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_without_df_or_of_wrong_length_go_one_by_one() {
+    fn packets_without_df_go_one_by_one_and_wrong_lengths_are_refused() {
         let Flow { src_port, .. } = flow_of(false);
         let header = IpId::Known { id: 5, flags_fragment: 0 };
         let pseudo = PseudoV4::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), src_port);
@@ -294,7 +294,7 @@ mod tests {
                 assert!(sink.frames.is_empty() && sink.dropped == [reason; 5], "{len}");
             }
         }
-        for (len, trains) in [(TRANSPORT_MIN, &[][..]), (TRANSPORT_MAX - 3, &[5]), (TRANSPORT_MAX, &[])] {
+        for (len, trains) in [(TRANSPORT_MIN, &[][..]), (TRANSPORT_MAX - 3, &[5]), (TRANSPORT_MAX, &[5])] {
             let packets: Vec<_> = (0..5).map(|i| sealed(true, 0, i, len)).collect();
             let sink = pass(&mut verifier, true, IpId::Unknown, &packets, 64);
             assert!(came(&sink, &packets, &[]) && sink.trains == trains, "{len}");

@@ -281,6 +281,21 @@ fn groups_get_copies_until_they_are_left() {
 }
 
 #[test]
+fn a_group_of_interface_local_scope_is_looped_back_by_every_kind_of_port() {
+    // The default group of perftest. The port has no IPv6 address, and neither the kernel nor the link is needed.
+    let group = "ff01:0:0:2:c985::";
+    let text = format!("udp:dev=lo,addr=127.0.0.1,udp_port={}", here(10_806));
+    let mut port = burst_port::open(&PortSpec::parse(&text).unwrap(), &Encapsulation::ROCE).unwrap();
+    port.join(group.parse().unwrap()).unwrap();
+    let sent = payloads(&[100, 100, 2000]);
+    assert_eq!(send(port.as_mut(), &flow("::1", group), &sent), []);
+    let got = receive(port.as_mut(), 3);
+    assert_eq!((got.payloads(), got.dropped), (sent, vec![]));
+    assert!(got.frames.iter().all(|(f, _)| f.dst == group.parse::<std::net::IpAddr>().unwrap()));
+    port.leave(group.parse().unwrap());
+}
+
+#[test]
 fn unicast_addresses_cannot_be_joined() {
     let mut a = lo("127.0.0.1", 10_812, "");
     assert!(a.join("10.1.2.3".parse().unwrap()).is_err());

@@ -149,8 +149,8 @@ fn frames_go_to_the_worker_of_their_queue_pair() {
 #[test]
 fn a_run_through_a_queue_is_delivered_as_a_train_and_counted() {
     #[derive(Default)]
-    struct Counted(Collect, usize);
-    impl RxSink for Counted {
+    struct CountingSink(Collect, usize);
+    impl RxSink for CountingSink {
         fn frame(&mut self, frame: &RxFrame<'_>) {
             self.0.frame(frame);
         }
@@ -167,7 +167,7 @@ fn a_run_through_a_queue_is_delivered_as_a_train_and_counted() {
     let (mut ports, _peer) = joined(2);
     let payloads = numbered(40, 4096);
     assert_eq!(send(&mut ports[0], &batch_to(0x101, &payloads)), []);
-    let mut sink = Counted::default();
+    let mut sink = CountingSink::default();
     assert_eq!(ports[1].rx_burst(Nanos(0), 20, &mut sink), 15);
     assert_eq!(ports[1].next_event(), Nanos(0));
     while ports[1].rx_burst(Nanos(0), 64, &mut sink) > 0 {}
