@@ -1,4 +1,4 @@
-"""The command line and the daemon's flags: what they show, and what they say when the line is wrong."""
+"""The command line and the daemon's flags: their output, and their messages for wrong arguments."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_an_interface_that_does_not_exist(tmp_path):
     assert done.returncode not in (0, 101) and "nosuch0" in done.stderr and "lo" in done.stderr
 
 
-def test_no_daemon_is_a_sentence_not_a_crash():
+def test_without_a_daemon_there_is_one_sentence():
     env = {**NO_DAEMON, "LD_LIBRARY_PATH": str(BUILD / "lib")}
     done = subprocess.run(["ibv_devices"], env=env, capture_output=True, text=True, timeout=10)
     said = [line for line in done.stderr.splitlines() if "/nonexistent/burstd.sock" in line]
@@ -58,7 +58,7 @@ def test_no_daemon_is_a_sentence_not_a_crash():
 
 
 @pytest.mark.parametrize("command", ["ls", "stats"])
-def test_commands_say_which_socket_they_tried(burst, command):
+def test_commands_name_the_sockets_that_they_tried(burst, command):
     done = burst(command, env=NO_DAEMON)
     assert done.returncode == 1 and "/nonexistent/burstd.sock" in done.stderr
 
@@ -84,7 +84,7 @@ def test_why_explains_the_status_that_programs_print(burst):
 
 
 @pytest.mark.parametrize("words,code", [(["why"], 0), (["doctor"], 0), (["doctor", "--json"], 0), (["--help"], 0)])
-def test_a_reader_that_has_gone_has_seen_enough(words, code):
+def test_a_closed_pipe_at_the_reader_is_no_error(words, code):
     reader, writer = os.pipe()
     os.close(reader)
     command = [BUILD / "burst", *words]
@@ -93,16 +93,16 @@ def test_a_reader_that_has_gone_has_seen_enough(words, code):
     assert (done.returncode, done.stderr) == (code, "")
 
 
-def test_a_full_disk_is_a_sentence():
+def test_a_full_disk_gives_one_sentence():
     with open("/dev/full", "w") as full:
         done = subprocess.run([BUILD / "burst", "why"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=10)
     assert done.returncode == 1 and "No space left" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_the_daemon_outlives_its_log(make_fabric):
-    """Its stderr is on a full disk; when the terminal closes it ends as if asked to."""
+    """The daemon's stderr is on a full disk. When the terminal closes, the daemon ends as on SIGTERM."""
     fabric = make_fabric(daemons=False)
-    # Under nohup it would stay, as it should: here as a terminal starts it.
+    # SIGHUP has its default action here, as in a terminal; under nohup the daemon continues.
     script = ["env", "--default-signal=HUP", "sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
     host = fabric.a
     host.daemon = Daemon([*host.prefix(), *script], host.socket, "udp:dev=eth0")
@@ -112,7 +112,7 @@ def test_the_daemon_outlives_its_log(make_fabric):
     assert not host.socket.exists()
 
 
-def test_a_program_says_why_its_devices_are_gone(make_fabric):
+def test_a_program_prints_why_its_devices_are_gone(make_fabric):
     host = make_fabric().a
     watchers = [host.start("ibv_asyncwatch", "-d", "burst0"), host.start("rping", "-s")]
     host.daemon.wait_for_text('program="ibv_asyncwatch"', 10)
@@ -122,8 +122,8 @@ def test_a_program_says_why_its_devices_are_gone(make_fabric):
         watcher.wait_for_text("the daemon has ended", 10)
 
 
-def test_a_refused_call_says_why_to_who_asks(fabric):
-    """The program knows no more than EINVAL; the log knows always."""
+def test_a_refused_call_is_explained_on_request(fabric):
+    """The program gets EINVAL only; the daemon's log always has the reason."""
     explain = {"BURST_EXPLAIN": "1"}
     server = fabric.a.start("ibv_rc_pingpong", "-d", "burst0", env=explain)
     try:
@@ -136,7 +136,7 @@ def test_a_refused_call_says_why_to_who_asks(fabric):
     assert "refused: RoCE needs a global address" in fabric.a.daemon.text()
 
 
-def test_the_log_knows_why_an_address_is_not_reached(fabric):
+def test_the_log_has_the_reason_for_an_unreachable_address(fabric):
     code, text = fabric.a.run("rping", "-c", "-C", "1", "-a", "10.55.0.1")
     assert code != 0 and "ADDR_ERROR" in text
     fabric.a.daemon.wait_for_text("there is no route to 10.55.0.1", 5)
@@ -153,13 +153,13 @@ def test_ls(fabric):
     assert code == 0 and "burst0 (default)" in text and fabric.a.address in text
 
 
-def test_doctor_is_content(fabric):
+def test_doctor_finds_no_fault(fabric):
     code, text = fabric.a.burst("doctor")
     assert code == 0, text
     assert "FAIL" not in text and "arrived intact" in text and "skip" not in text
 
 
-def test_doctor_sees_a_taken_port(make_fabric):
+def test_doctor_reports_a_port_in_use(make_fabric):
     fabric = make_fabric(daemons=False)
     holder = fabric.a.start("python3", "-c", HOLD_4791, plain=True)
     holder.wait_for_text("held", 10)

@@ -11,7 +11,7 @@ from lab.perftest import await_listener
 from test_middleware import BURST_RUN, fi_pingpong, needs
 
 SECONDS = 20
-# Where programs listen when nobody says.
+# The ports on which programs listen by default.
 RPING, COMMON, MCKEY = 7174, 7471, 7174
 
 # Server's host, client's host, the address of the server that both use.
@@ -32,7 +32,7 @@ def way(request, fabric):
 
 
 def connections(host):
-    """What `burst cm --connections` lists."""
+    """The rows of `burst cm --connections`."""
     code, text = host.burst("cm", "--connections", "--json")
     assert code == 0, text
     return json.loads(text)["connections"]
@@ -46,13 +46,13 @@ def steps(host):
 
 
 def await_cm_listener(host, program, port):
-    """Waits until somebody listens on the port of the connection manager."""
+    """Waits until a program listens on the port of the connection manager."""
     listens = lambda: any(c["state"] == "listening" and c["local"]["port"] == port for c in connections(host))  # noqa: E731
     wait_until(listens, program=program)
 
 
 def pair(way, port, server_words, client_words, *, ends=True, env=None):
-    """Runs both, which must end well (or, without `ends`, the client only); what the client wrote."""
+    """Runs server and client; both must exit with 0 (without `ends` only the client). Returns the client's output."""
     server_host, client_host, _ = way
     server = server_host.start(*server_words, env=env)
     client = None
@@ -90,14 +90,14 @@ def test_udaddy(way, words):
 
 
 def test_cmtime(way):
-    # Its server serves for ever.
+    # cmtime's server does not end by itself.
     text = pair(way, COMMON, ["cmtime", "-b", way[2]], ["cmtime", "-s", way[2], "-c", 50], ends=False)
     rows = {line.split(":")[0].strip(): line.split(":")[1].split() for line in text.splitlines() if ":" in line}
     assert {"resolve addr", "create qp", "connect", "disconnect"} <= rows.keys() and float(rows["connect"][0]) > 0
 
 
 def test_rdma_server(way):
-    # Without -s it takes the first any-address, which is IPv4's.
+    # Without -s it listens on the first wildcard address, which is IPv4's.
     server = ["rdma_server", *(["-s", "::"] if ":" in way[2] else [])]
     assert "rdma_client: end 0" in pair(way, COMMON, server, ["rdma_client", "-s", way[2]])
 
@@ -129,7 +129,7 @@ def test_mckey(fabric):
             program.stop()
 
 
-# perftest 4.5 takes the addresses of -R from IPv4 alone, whatever its --ipv6 says; and nothing but RC and UD.
+# perftest 4.5 with -R supports IPv4 only, even with --ipv6, and only RC and UD.
 @pytest.mark.parametrize(
     "words",
     [["ib_write_bw"], ["ib_read_lat"], ["ib_send_lat"], ["ib_atomic_bw"], ["ib_send_bw", "-q", 4], ["ib_send_bw", "-c", "UD", "-s", 512]],
@@ -141,8 +141,8 @@ def test_perftest(fabric, words):
     pair(way, 18515, words, [*words, way[2]])
 
 
-# qperf connects its reliable tests by the connection manager; its datagram and UC tests ignore -cm, and address their
-# peers by LID, which RoCE does not have.
+# qperf connects its RC tests by the connection manager. Its UD and UC tests ignore -cm and address their peers by LID, which RoCE does
+# not have.
 @needs("qperf", "qperf")
 def test_qperf(fabric):
     server = fabric.b.start("qperf", "-lp", 19000)
@@ -166,10 +166,10 @@ def test_fi_pingpong(fabric, endpoint, local):
     fi_pingpong(fabric.b, client, "-p", "verbs", "-e", endpoint, "-S", 4096)
 
 
-# io_demo listens on IPv4 alone.
+# io_demo listens on IPv4 only.
 @needs("io_demo", "ucx-utils")
 def test_ucx_connects_by_rdmacm(fabric):
-    # Nothing but verbs, and so no other connection manager than rdmacm.
+    # Verbs only, so rdmacm is the only connection manager.
     env = {"UCX_NET_DEVICES": "burst0:1", "UCX_TLS": "rc_verbs", "UCX_SOCKADDR_TLS_PRIORITY": "rdmacm"}
     before = steps(fabric.a)["REQ to established"]["count"]
     words = [*BURST_RUN, "io_demo", "-p", 1337, "-q", "-d", "1000:50000"]
@@ -197,13 +197,13 @@ def test_steps_are_counted_at_both_ends(fabric):
     def grown(host, old):
         return {name: row["count"] - old[name]["count"] for name, row in steps(host).items()}
 
-    # The server's end of the last connections may come a moment later, and so may the end of the client's.
+    # The server, and then the client, may count the end of the last connections a moment later.
     wait_until(lambda: grown(fabric.b, before[1])["REQ to established"] >= 40, said=lambda: grown(fabric.b, before[1]))
     wait_until(lambda: grown(fabric.a, before[0])["DREQ sent to DREP received"] >= 40, said=lambda: grown(fabric.a, before[0]))
     active, passive = (grown(host, old) for host, old in zip((fabric.a, fabric.b), before))
     for name in ("resolve address", "resolve route", "REQ sent to REP received", "REQ to established"):
         assert active[name] == 40, (name, active)
-    # The library may make some ahead.
+    # The library may preallocate queue pairs.
     assert active["create queue pair"] >= 40, active
     assert active["REQ received to REP sent"] == 0 and active["DREQ sent to DREP received"] == 40, active
     for name in ("REQ received to REP sent", "REP sent to RTU received", "REQ to established"):
@@ -229,7 +229,7 @@ def test_connections_are_listed_by_state(fabric):
         code, text = fabric.a.burst("cm", "--connections", "--state", "established")
         assert code == 0 and text.splitlines()[-1] == "1 established", text
         client.stop()
-        # The peer is told, and its end goes through time-wait.
+        # The peer gets a DREQ, and its connection passes through TIMEWAIT.
         quiet = lambda: all(c["state"] == "listening" for c in connections(fabric.b))  # noqa: E731
         wait_until(quiet, said=lambda: connections(fabric.b))
     finally:
@@ -245,12 +245,12 @@ def established(host, program):
 
 
 def shown(watch):
-    """What it has shown, whole lines of it."""
+    """Its output so far, whole lines only."""
     return [json.loads(line) for line in watch.text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def counts(watch):
-    """Connections made in each interval but the first."""
+    """The number of connections in each interval except the first."""
     return [row["count"] for one in shown(watch)[1:] for row in one["steps"] if row["step"] == "REQ to established"]
 
 
@@ -260,7 +260,7 @@ def test_watch_shows_what_happened_since(fabric):
         wait_until(watch.text, program=watch)
         way = fabric.b, fabric.a, fabric.b.address
         pair(way, RPING, ["rping", "-s", "-a", way[2], "-C", 3], ["rping", "-c", "-a", way[2], "-C", 3])
-        # It is shown once, and not again in what is shown after it.
+        # An interval shows its own connections only.
         wait_until(lambda: sum(counts(watch)) > 0 and counts(watch)[-2:] == [0, 0], program=watch)
     finally:
         watch.stop()

@@ -35,19 +35,19 @@ def outcomes(report):
 
 
 def connections(host):
-    """Connections that the daemon knows, in any state, without the listeners."""
+    """The daemon's connections in any state, without listeners."""
     code, text = host.burst("cm", "--connections", "--json")
     assert code == 0, text
     return sum(row["state"] != "listening" for row in json.loads(text)["connections"])
 
 
 def rss(fabric):
-    """Memory of the daemons' own, in KiB: without pages of files, of which there are more when more code has run."""
+    """Anonymous memory of the daemons in KiB. Pages of files are not counted, because their number grows with the code that has run."""
     return [host.daemon.rss_kib(files=False) for host in fabric.hosts]
 
 
 def ten_thousand(fabric, server, idle):
-    """All of them up at once, then down; memory while they are up."""
+    """Establishes all connections, then closes them; returns the memory while they exist."""
     client = fabric.a.start(MANY, "-t", 2, "-c", COUNT, "-k", 1, fabric.b.address)
     client.wait_for_text("up", 60)
     up = rss(fabric)
@@ -65,8 +65,8 @@ def test_ten_thousand_connections_leave_nothing_behind(make_fabric):
     server = serve(fabric.b, "-t", 2)
     up = ten_thousand(fabric, server, COUNT)
     assert min(up) > 6 * max(fresh), "a test of nothing"
-    # Free memory goes back in pages: a page stays when anything of it is in use. A tenth is all that may stay, and ten thousand
-    # more leave no more than the first did (a leak of two hundred bytes each would).
+    # Memory is freed in pages; a page with one used byte stays. At most a tenth may stay, and another ten thousand connections may add
+    # nothing to it (a leak of 200 bytes per connection would).
     kept = lambda: [now - was for now, was in zip(rss(fabric), fresh)]
     assert await_true(lambda: max(kept()) < min(up) / 10), f"{fresh} KiB became {rss(fabric)}, with {up} in between"
     time.sleep(1)
@@ -84,10 +84,10 @@ def test_a_storm_over_a_lossy_wire_ends(make_fabric):
     report = connect(fabric, "-t", 2, "-c", COUNT, "-d", 60)
     ended = outcomes(report)
     assert ended["stuck"] == 0 and sum(ended.values()) == COUNT, report
-    # Fifteen retries at 5 % loss: whoever asks is heard.
+    # With fifteen retries at 5 % loss every request succeeds.
     assert ended["established"] > COUNT * 0.99, report
     assert fabric.a.stats()["impaired"] > COUNT // 20
-    # Neither end believes in a connection that the other does not know.
+    # Both ends have the same connections.
     assert await_true(lambda: connections(fabric.a) + connections(fabric.b) == 0, 40)
     server.stop()
 
@@ -106,7 +106,7 @@ def test_a_flood_of_requests_is_bounded_and_the_data_flows(make_fabric):
     fabric = make_fabric()
     backlog = 256
     server = serve(fabric.b, "-m", "-b", backlog)
-    # In turns, because other things happen on this machine; the sender of the flood costs the same in both.
+    # In turns, because the machine has other load; the sender of the flood costs the same in both.
     alone, flooded = [], []
     while len(alone) < 5 and not (flooded and max(flooded) >= 0.8 * max(alone)):
         alone.append(bandwidth_during_flood(fabric, DISCARD))
@@ -122,7 +122,7 @@ def test_a_flood_of_requests_is_bounded_and_the_data_flows(make_fabric):
 
 @pytest.fixture
 def hosts(fabric):
-    """The file's fabric, with nothing going on."""
+    """The file's fabric, without connections."""
     assert await_true(lambda: connections(fabric.a) + connections(fabric.b) == 0)
     return fabric
 
@@ -132,13 +132,13 @@ def test_a_client_that_dies_while_it_waits_leaves_nothing(hosts):
     client = hosts.a.start(MANY, "-c", 500, hosts.b.address)
     assert await_true(lambda: connections(hosts.b) >= 400)
     client.stop(signal.SIGKILL)
-    # The requests are withdrawn by REJ.
+    # The daemon withdraws the requests by REJ.
     assert await_true(lambda: connections(hosts.a) + connections(hosts.b) == 0), hosts.b.stats()
     server.stop()
 
 
-def test_requests_are_withdrawn_from_whichever_worker_has_them(make_fabric):
-    # A REJ that withdraws a request names no connection of the receiver's.
+def test_requests_are_withdrawn_from_every_worker(make_fabric):
+    # A REJ that withdraws a request does not contain a communication id of the receiver.
     fabric = make_fabric(extra=("--workers", 3))
     test_a_client_that_dies_while_it_waits_leaves_nothing(fabric)
 
@@ -153,12 +153,12 @@ def test_a_client_that_dies_connected_is_disconnected(hosts):
     server.stop()
 
 
-def test_a_server_that_dies_is_an_end_for_its_clients(hosts):
+def test_clients_of_a_dead_server_are_disconnected(hosts):
     server = serve(hosts.b)
     client = hosts.a.start(MANY, "-c", 300, "-k", 3, "-d", 20, hosts.b.address)
     client.wait_for_text("up", 30)
     server.stop(signal.SIGKILL)
-    # The peer's DREQs come while it sleeps; nothing of it waits for the other end.
+    # The peer's DREQs arrive while the program sleeps; it need not handle them.
     assert client.wait(40) == 0, client.text()
     assert outcomes(json.loads(client.text().splitlines()[-1]))["stuck"] == 0
     assert await_true(lambda: connections(hosts.a) + connections(hosts.b) == 0)
@@ -172,8 +172,8 @@ def test_a_program_without_listener_is_refused_with_a_reason(hosts):
 def test_the_successor_of_a_killed_daemon_connects(make_fabric):
     fabric = make_fabric()
     server = serve(fabric.b)
-    # The peer still knows the queue pairs of the daemon before. Its successor numbers its own in another way, seven times of
-    # eight; else the peer finds them stale, once.
+    # The peer still has connections with the queue pairs of the killed daemon. The new daemon starts at another queue pair number seven
+    # times of eight; otherwise the peer finds the connection stale once.
     for _ in range(6):
         client = fabric.a.start(MANY, "-c", 20, "-k", 60, fabric.b.address)
         client.wait_for_text("up", 30)

@@ -1,4 +1,4 @@
-"""An address is resolved when its next hop is known to answer: hosts and gateways that are not there, that answer late, that
+"""An address is resolved when its next hop answers: hosts and gateways that do not exist, that answer late, that
 need not be asked; and many ids that wait for one."""
 
 import json
@@ -17,15 +17,15 @@ from test_packet import errors_sent
 
 RESOLVE = build_directory() / "programs" / "cm_resolve"
 EXPLAIN = {"BURST_EXPLAIN": "1"}
-#: A kernel asks three times, a second apart.
+#: The kernel sends three requests, one second apart.
 KERNEL_GIVES_UP_MS = 3000
 NO_ANSWER, TIMED_OUT = -113, -110
-#: The programs wait for two seconds; without an answer from its next hop a connection would take 25. With room for a busy machine.
+#: The programs wait for two seconds; without resolution of the next hop a connection would fail after 25. With a margin for a busy machine.
 SOON = 8
 
 
 def dead(host, family):
-    """An address on the host's network that nobody has."""
+    """An unused address of the host's network."""
     return host.address.rpartition(".")[0] + ".99" if family == 4 else host.address6.rpartition(":")[0] + ":99"
 
 
@@ -45,7 +45,7 @@ def numbers(host):
 
 
 def resolved(host, *words):
-    """That it is."""
+    """Asserts that it is."""
     assert [row[:3] for row in resolve(host, *words)] == [(1, "ADDR_RESOLVED", 0)]
 
 
@@ -73,11 +73,11 @@ def test_ucmatose_to_a_host_that_is_not_there(fabric):
 
 
 @pytest.mark.parametrize("kind", [(), ("-u",)], ids=["connections", "datagrams"])
-def test_whichever_comes_first_ends_the_wait(fabric, kind):
+def test_the_first_of_answer_and_timeout_ends_the_wait(fabric, kind):
     a = fabric.a
     [(ids, event, status, ms)] = resolve(a, *kind, "-t", 300, dead(a, 4))
     assert (ids, event, status) == (1, "ADDR_ERROR", TIMED_OUT) and 300 <= ms < KERNEL_GIVES_UP_MS
-    # The kernel's, which has begun with the first.
+    # The kernel's timeout, which began with the first request.
     [(ids, event, status, ms)] = resolve(a, *kind, "-t", 20000, dead(a, 4))
     assert (ids, event, status) == (1, "ADDR_ERROR", NO_ANSWER) and ms < 4 * KERNEL_GIVES_UP_MS
 
@@ -116,7 +116,7 @@ def test_a_host_that_answers_late(make_fabric, kind, family):
 
 @pytest.mark.parametrize("kind", ["udp", "packet"])
 def test_gateways(make_fabric, kind):
-    """It is the gateway that must answer, whoever is behind it."""
+    """The gateway must answer, not the host behind it."""
     a, b = make_fabric(ports=(f"{kind}:dev=eth0",) * 2).hosts
     gone, gone6 = dead(a, 4), dead(a, 6)
     for network, gateway in (("10.55.0.0/24", b.address), ("10.56.0.0/24", gone), ("fd55::/64", b.address6), ("fd56::/64", gone6),
@@ -128,15 +128,15 @@ def test_gateways(make_fabric, kind):
         assert [row[1:3] for row in resolve(a, "-t", 200, not_there)] == [("ADDR_ERROR", TIMED_OUT)], not_there
         a.daemon.wait_for_text(f"no answer from next hop {gateway} on eth0", 5)
         assert f", which leads to {not_there}" in a.daemon.text()
-    # While it waits the route changes to a gateway that is there.
+    # During the wait the route changes to a gateway that exists.
     program = a.start(RESOLVE, "-t", 20000, "10.56.0.7")
     time.sleep(0.3)
     a.ip(f"route replace 10.56.0.0/24 via {b.address}")
     assert program.wait(10) == 0 and "1 RDMA_CM_EVENT_ADDR_RESOLVED 0 in" in program.text(), program.text()
 
 
-def test_who_need_not_be_asked(make_fabric):
-    """An entry that the administrator made, and a link without neighbours."""
+def test_next_hops_that_need_no_resolution(make_fabric):
+    """A permanent neighbour entry, and a link without neighbours."""
     fabric = make_fabric(daemons=False)
     a = fabric.a
     a.ip("link add alone type veth peer name other")
@@ -151,8 +151,8 @@ def test_who_need_not_be_asked(make_fabric):
 
 
 @pytest.mark.parametrize("privileged", [True, False])
-def test_the_kernel_asks_with_and_without_privileges(make_fabric, privileged):
-    """With, ARP and neighbour discovery are all that reaches the next hop; without, a datagram that it may refuse."""
+def test_the_kernel_resolves_with_and_without_privileges(make_fabric, privileged):
+    """With privileges only ARP and neighbour discovery reach the next hop; without, also a datagram to a closed port."""
     fabric = make_fabric(daemons=False)
     a, b = fabric.hosts
     without = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
@@ -167,7 +167,7 @@ def test_the_kernel_asks_with_and_without_privileges(make_fabric, privileged):
         assert not privileged or errors_sent(b) == refused
 
 
-def test_neighbours_are_asked_where_no_address_is_link_local(make_fabric):
+def test_neighbours_are_resolved_without_a_link_local_address(make_fabric):
     a, b = make_fabric(daemons=False).hosts
     for host in (a, b):
         host.ip("addr flush dev eth0 scope link")
@@ -180,7 +180,7 @@ def test_a_group_has_no_next_hop(fabric):
     resolved(fabric.a, "-u", "239.1.2.3")
 
 
-def test_ten_thousand_wait_for_one_host_and_nobody_else_does(fabric):
+def test_ten_thousand_ids_that_wait_for_one_host_delay_no_others(fabric):
     a, b = fabric.hosts
     before, frames = a.stats()["cm_no_next_hop"], sent(a)
     program = a.start(RESOLVE, "-n", 10000, "-t", 20000, dead(a, 4))
@@ -210,7 +210,7 @@ def test_destroyed_ids_leave_nothing(fabric):
     program.wait_for_text("destroyed", 10)
     assert numbers(a)["waiting for next hops"] == 0
     assert program.wait(10) == 0, program.text()
-    # Nor do those of a program that dies.
+    # The same for a program that dies.
     program = a.start(RESOLVE, "-n", 500, "-t", 20000, dead(a, 6))
     limit = time.monotonic() + 10
     while numbers(a)["waiting for next hops"] < 500:

@@ -1,4 +1,4 @@
-"""The static probes of connection setup: that they are in the daemon, and what the shipped bpftrace scripts make of them."""
+"""The static probes of connection setup: their presence in the daemon, and the output of the shipped bpftrace scripts."""
 
 import re
 import signal
@@ -30,14 +30,14 @@ def test_the_notes_are_in_the_binary():
             found[name] = place
     assert sorted(found) == sorted(STEPS)
     for name, place in found.items():
-        # Arguments of eight bytes, and a semaphore, so that a probe costs nothing while nobody watches.
+        # Arguments of eight bytes, and a semaphore, so that an unattached probe costs a load and a branch.
         assert len(re.findall(r"-8@", place)) == {"established": 6, "setups": 2}.get(name, 5), (name, place)
         assert not re.search(r"Semaphore: 0x0+\b", place), (name, place)
 
 
 @pytest.fixture
 def bpftrace(fabric):
-    """Starts a shipped script on our daemons' file; skips where the kernel has no uprobes for us."""
+    """Attaches a shipped script to the daemons' executable; skips where the kernel offers no uprobes."""
     refused = subprocess.run(
         ["bpftrace", "-e", f"usdt:{BURSTD}:burst:failed {{ }} BEGIN {{ exit(); }}"], capture_output=True, text=True, timeout=30,
     )
@@ -49,7 +49,7 @@ def bpftrace(fabric):
         program = Program(["bpftrace", ROOT / "share" / script, BURSTD])
         started.append(program)
         program.wait_for_text(ready, 20)
-        # It says so before the probes are attached.
+        # The script prints this line before the probes are attached.
         time.sleep(1)
         return program
 
@@ -59,7 +59,7 @@ def bpftrace(fabric):
 
 
 def ended(program):
-    """What a script has printed by its end."""
+    """The output of a script when it has ended."""
     program.stop(signal.SIGINT)
     return program.text()
 
@@ -79,7 +79,7 @@ def test_each_step_is_traced(fabric, bpftrace):
     script = bpftrace("cm-trace.bt", "took us")
     connect(fabric)
     reject(fabric)
-    # Time-wait takes a quarter of a second.
+    # TIMEWAIT takes 250 ms.
     wait_until(lambda: "timewait_exit" in script.text() and "rej_received" in script.text(), program=script)
     lines = [line.split() for line in ended(script).splitlines()]
     rows = [dict(zip(("at", "pid", "id", "comm", "step", "took", "peer"), line)) for line in lines if len(line) == 7 and line[4] in STEPS]

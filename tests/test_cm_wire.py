@@ -1,4 +1,4 @@
-"""What a hostile or broken peer can say to the connection manager of a real daemon, by packets made by hand: each is
+"""Packets of a hostile or broken peer to the connection manager of a real daemon, made by hand: each is
 answered as IBA 12 says, or dropped with a named reason; and the daemon goes on."""
 
 import random
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from lab import Fabric, Patience, await_true, roce, wait_until
+from lab import Fabric, Deadline, await_true, roce, wait_until
 from test_cm import await_cm_listener, connections
 
 PORT = 7174
@@ -49,16 +49,16 @@ def counts(wire):
 
 @pytest.fixture(scope="module")
 def server(wire):
-    """A program that accepts what comes."""
+    """A program that accepts every request."""
     program = wire[1].start("rping", "-s", "-a", "0.0.0.0", "-P")
     await_cm_listener(wire[1], program, PORT)
     yield program
     program.stop()
 
 
-def request(peer, local_id, qpn, port=PORT, tid=TID, *, header={}, **wishes):
+def request(peer, local_id, qpn, port=PORT, tid=TID, *, header={}, **fields):
     data = roce.cm_header(peer.address, peer.peer, 40000, **header) + DATA
-    peer.send("REQ", roce.req(local_id, qpn, port, data, **wishes), tid)
+    peer.send("REQ", roce.req(local_id, qpn, port, data, **fields), tid)
 
 
 # Envelope
@@ -85,23 +85,23 @@ def test_qp1_has_its_key(peer, counts):
 
 
 @pytest.mark.parametrize("mgmt_class", [0x00, 0x01, 0x03, 0x04, 0x81, 0xFF])
-def test_other_classes_are_not_carried(peer, counts, mgmt_class):
+def test_other_classes_are_dropped(peer, counts, mgmt_class):
     drop(peer, counts, peer.packet(roce.mad(b"", 0x10, mgmt_class=mgmt_class)), "mad_unknown_class")
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])
-def test_other_versions_are_not_spoken(peer, counts, version):
+def test_other_versions_are_dropped(peer, counts, version):
     drop(peer, counts, peer.packet(roce.mad(b"", 0x10, version=version)), "mad_unknown_version")
 
 
 @pytest.mark.parametrize("attribute, method", [(0x10, 0x01), (0x10, 0x81), (0x0F, 3), (0x1B, 3), (0xFFFF, 3)])
-def test_other_attributes_and_methods_are_not_known(peer, counts, attribute, method):
+def test_other_attributes_and_methods_are_dropped(peer, counts, attribute, method):
     drop(peer, counts, peer.packet(roce.mad(b"", attribute, method=method)), "mad_unknown_attribute")
 
 
 # Requests
 
-def test_a_request_for_nobody_is_rejected_with_reason_8(peer, counts):
+def test_a_request_without_a_listener_is_rejected_with_reason_8(peer, counts):
     request(peer, 0x51, 77, port=4711)
     rej = peer.expect("REJ")
     assert (rej.tid, rej.remote_id, rej.reason, rej.body[8] >> 6) == (TID, 0x51, NOBODY, 0)
@@ -122,33 +122,33 @@ BAD_REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("wishes, reason", BAD_REQUESTS, ids=str)
-def test_a_request_that_cannot_be_served_is_rejected(peer, server, counts, wishes, reason):
-    request(peer, 0x52, 78, **wishes)
+@pytest.mark.parametrize("fields, reason", BAD_REQUESTS, ids=str)
+def test_a_request_that_cannot_be_served_is_rejected(peer, server, counts, fields, reason):
+    request(peer, 0x52, 78, **fields)
     rej = peer.expect("REJ")
     assert (rej.tid, rej.remote_id, rej.reason) == (TID, 0x52, reason)
     if reason == BAD_MTU:
-        # The MTU that would do: 4096, as additional information of one byte.
+        # The supported MTU, 4096, is in the additional information, one byte.
         assert (rej.body[9] >> 1, rej.body[12]) == (1, 5)
     counts("cm_bad_request")
 
 
 @pytest.mark.parametrize("local_id, qpn", [(0, 79), (0x53, 0), (0x53, 1)])
-def test_ids_and_queue_pairs_that_cannot_be(peer, server, counts, local_id, qpn):
+def test_invalid_ids_and_queue_pairs(peer, server, counts, local_id, qpn):
     request(peer, local_id, qpn)
     assert peer.expect("REJ").reason == UNSUPPORTED
     counts("cm_bad_request")
 
 
 @pytest.mark.parametrize("space", [0x0002, 0x0107, 0x0000, 0xFFFF])
-def test_services_of_other_spaces_do_not_exist(peer, server, space):
+def test_services_of_other_port_spaces_are_rejected(peer, server, space):
     body = bytearray(roce.req(0x54, 80, PORT, roce.cm_header(peer.address, peer.peer, 40000)))
     body[8:16] = roce.service_id(PORT, space)
     peer.send("REQ", bytes(body), TID)
     assert peer.expect("REJ").reason == NOBODY
 
 
-def test_a_datagram_service_of_nobody(peer, counts):
+def test_a_datagram_service_without_a_listener(peer, counts):
     body = roce.put({0: roce.u32(0x55), 4: b"\xff\xff", 8: roce.service_id(4711, 0x0111), 16: roce.cm_header(peer.address, peer.peer, 1)})
     peer.send("SIDR_REQ", body, TID)
     rep = peer.expect("SIDR_REP")
@@ -156,10 +156,10 @@ def test_a_datagram_service_of_nobody(peer, counts):
     counts("cm_nobody_listens")
 
 
-# A connection, and what can be said of it
+# An established connection
 
 class Connection:
-    """Established by hand; rping is at the other end."""
+    """A connection established by hand; rping is the peer."""
 
     def __init__(self, peer, local_id, qpn):
         self.peer, self.local_id, self.qpn = peer, local_id, qpn
@@ -189,7 +189,7 @@ def connection(peer, server, wire):
     wait_until(lambda: established() == [made.local_id], said=lambda: connections(wire[1]))
     yield made
     made.part()
-    # rping disconnects as well; what it asks is answered, so that it does not ask for long.
+    # rping disconnects as well; its DREQ is answered, so that it does not retry.
     for answer in peer.drain(0.1):
         if answer.name == "DREQ":
             peer.send("DREP", roce.ids(answer.remote_id, answer.local_id), answer.tid)
@@ -220,7 +220,7 @@ def test_a_communication_id_that_is_in_use(peer, server, connection, counts, oth
 def test_a_queue_pair_that_is_connected_already(peer, server, counts):
     made = Connection(peer, 0x62, next(QPNS))
     made.say("RTU")
-    # As if the peer had restarted: another id, the same queue pair.
+    # A restarted peer: another communication id, the same queue pair.
     request(peer, 0x63, made.qpn)
     answers = {answer.name: answer for answer in [peer.receive(), peer.receive()]}
     assert answers["REJ"].reason == STALE and answers["REJ"].remote_id == 0x63, answers
@@ -230,7 +230,7 @@ def test_a_queue_pair_that_is_connected_already(peer, server, counts):
     counts("cm_stale")
 
 
-def test_a_connection_survives_what_is_not_its_peers(wire, peer, connection, counts):
+def test_a_connection_ignores_messages_of_other_hosts(wire, peer, connection, counts):
     stranger = roce.Peer(wire[2], wire[1], "10.99.0.77")
     try:
         parting = roce.u24(connection.remote_qpn)
@@ -264,8 +264,8 @@ def test_an_alternate_path_is_declined(wire, peer, connection):
     assert state_of(wire, connection) == ["established"]
 
 
-def test_a_program_that_stands_still_is_asked_no_more_than_it_has_room_for(wire, peer, counts):
-    # rping has room for three. Who asks, and takes back what was asked, has asked all the same.
+def test_a_stopped_program_gets_no_more_requests_than_its_backlog(wire, peer, counts):
+    # rping's backlog is three. A request that is withdrawn keeps its place in the backlog.
     program = wire[1].start("rping", "-s", "-a", "0.0.0.0", "-p", PORT + 1)
     try:
         await_cm_listener(wire[1], program, PORT + 1)
@@ -281,19 +281,19 @@ def test_a_program_that_stands_still_is_asked_no_more_than_it_has_room_for(wire,
         program.stop(signal.SIGKILL)
 
 
-# Connections that nobody has
+# Messages for connections that do not exist
 
 STRANGER = 0x7A7A7A7A
 
 
-def test_a_reply_to_nobody_is_rejected(peer, counts):
+def test_a_rep_for_an_unknown_connection_is_rejected(peer, counts):
     peer.send("REP", roce.ids(0x64, STRANGER), TID)
     rej = peer.expect("REJ")
     assert (rej.reason, rej.remote_id, rej.body[8] >> 6) == (UNKNOWN_ID, 0x64, 1)
     counts("cm_unknown_id")
 
 
-def test_parting_from_nobody_is_granted(peer, counts):
+def test_a_dreq_for_an_unknown_connection_is_answered(peer, counts):
     peer.send("DREQ", roce.ids(0x65, STRANGER, roce.u24(99)), TID)
     drep = peer.expect("DREP")
     assert (drep.tid, drep.local_id, drep.remote_id) == (TID, STRANGER, 0x65)
@@ -301,13 +301,13 @@ def test_parting_from_nobody_is_granted(peer, counts):
 
 
 @pytest.mark.parametrize("name", ["RTU", "REJ", "MRA", "DREP", "SIDR_REP"])
-def test_others_to_nobody_are_dropped(peer, counts, name):
+def test_other_messages_for_an_unknown_connection_are_dropped(peer, counts, name):
     peer.send(name, roce.ids(STRANGER if name == "SIDR_REP" else 0x66, STRANGER), TID)
     counts("cm_unknown_id")
     assert peer.receive(0.05) is None
 
 
-def test_an_alternate_path_of_nobody(peer):
+def test_a_lap_for_an_unknown_connection(peer):
     peer.send("LAP", roce.ids(0x67, STRANGER), TID)
     assert peer.expect("APR").body[9] == 1
 
@@ -320,17 +320,17 @@ def test_noise_leaves_nothing_behind(wire, peer, server):
         attribute = noise.choice(list(roce.ATTRIBUTES.values()))
         body = bytearray(noise.randbytes(232))
         if attribute == 0x10 and noise.random() < 0.5:
-            # Close to something good.
+            # Almost a valid message.
             header = roce.cm_header(peer.address, peer.peer, 40000)
             body = bytearray(roce.req(noise.randrange(1 << 32), noise.randrange(1 << 24), PORT, header))
             body[noise.randrange(232)] ^= 1 << noise.randrange(8)
         peer.send_raw(peer.packet(roce.mad(bytes(body), attribute, noise.randrange(1 << 64))))
     assert peer.drain(0.3), "nothing was answered"
-    # What rping accepted waits for an RTU that never comes; its end ends it.
+    # Connections that rping accepted wait for an RTU that never arrives; they end with rping.
     server.stop()
-    patience = Patience(15)
+    deadline = Deadline(15)
     while connections(wire[1]):
         for answer in peer.drain(0.02):
             if answer.name == "DREQ":
                 peer.send("DREP", roce.ids(answer.remote_id, answer.local_id), answer.tid)
-        assert patience.left(), connections(wire[1])[:3]
+        assert deadline.left(), connections(wire[1])[:3]

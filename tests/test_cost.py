@@ -1,4 +1,4 @@
-"""What the daemon costs while nothing happens, and the library when a program posts and polls."""
+"""The cost of an idle daemon, and of posting and polling in the library."""
 
 import shutil
 import time
@@ -19,7 +19,7 @@ def idle_share(daemon):
     return (daemon.cpu_seconds() - before) / IDLE_SECONDS
 
 
-def test_an_idle_daemon_costs_next_to_nothing(make_fabric):
+def test_an_idle_daemon_uses_almost_no_processor_time(make_fabric):
     fabric = make_fabric()
     assert idle_share(fabric.a.daemon) < 0.005
     assert fabric.a.daemon.rss_kib() < 64 << 10

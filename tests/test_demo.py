@@ -1,4 +1,4 @@
-"""The demo's promise to leave nothing behind, however it is ended. What it measures is not tested here."""
+"""The demo leaves no process, interface or file behind, however it ends. Its measurements are not tested here."""
 
 import os
 import shutil
@@ -16,15 +16,15 @@ from lab.fabric import ROOT
 
 
 class Place:
-    """Where a demo leaves its traces: a directory for its temporary files, by whose name its processes are known, too."""
+    """A directory for a demo's temporary files. Its name, in the environment, identifies the demo's processes."""
 
     def __init__(self):
-        # Sockets lie in it, whose paths are short.
+        # It contains sockets, and their paths must be short.
         self.directory = tempfile.mkdtemp(prefix="burst-demo-")
         self.interfaces = set(os.listdir("/sys/class/net"))
 
     def start(self, delay):
-        """A demo that has served for a while."""
+        """A running demo whose daemons serve."""
         words, env = [sys.executable, ROOT / "scripts" / "demo"], {**os.environ, "TMPDIR": self.directory}
         demo = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=env
@@ -79,5 +79,5 @@ def test_a_killed_demo_leaves_no_process(place):
     demo = place.start(3)
     demo.kill()
     demo.communicate(timeout=20)
-    # Nobody can remove a directory after SIGKILL; it holds two sockets.
+    # After SIGKILL the directory with two sockets stays.
     place.await_clean(files=False)

@@ -36,7 +36,7 @@ def pair(dpdk, tmp_path_factory):
 
 
 def refused(port, directory):
-    """What burstd says that does not start with this port."""
+    """The message of a burstd that cannot start with this port."""
     words = [build_directory() / "burstd", "--socket", directory / "refused.ctl", "--port", port]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2, done.stderr
@@ -72,7 +72,7 @@ def test_data_is_verified(pair, program, gid):
     meet(a, b, [program, "-d", "burst0", "-g", gid, "-s", size, "-n", 200, "-c"])
 
 
-def test_connections_find_a_network_that_the_kernel_does_not_know(pair):
+def test_connections_over_a_network_unknown_to_the_kernel(pair):
     """rping resolves the address, connects by librdmacm, and verifies its data."""
     a, b = pair
     server = a.start("rping", "-s", "-a", a.roce, "-V", "-C", 20)
@@ -85,8 +85,8 @@ def test_connections_find_a_network_that_the_kernel_does_not_know(pair):
         server.stop()
 
 
-def test_a_host_that_is_not_there(pair):
-    """Here the port itself asks, and gives up sooner than a kernel."""
+def test_a_host_that_does_not_exist(pair):
+    """The port resolves neighbours itself, with a shorter timeout than the kernel."""
     a, b = pair
     gone = a.roce.rpartition(".")[0] + ".99"
     client = b.start(build_directory() / "programs" / "cm_resolve", "-n", 100, "-t", 20000, gone, a.roce)
@@ -97,7 +97,7 @@ def test_a_host_that_is_not_there(pair):
 
 
 def test_nothing_was_damaged(pair):
-    """After all of the above: what arrived was right."""
+    """After all of the above: no packet was damaged."""
     for wire in pair:
         stats = wire.stats()
         assert stats["rx_packets"] > 1000
@@ -105,7 +105,7 @@ def test_nothing_was_damaged(pair):
             assert stats.get(name, 0) == 0, stats
 
 
-def test_an_idle_daemon_takes_naps(pair):
+def test_an_idle_daemon_sleeps(pair):
     time.sleep(0.5)
     for wire in pair:
         before, began = wire.daemon.cpu_seconds(), time.monotonic()
@@ -115,13 +115,13 @@ def test_an_idle_daemon_takes_naps(pair):
 
 
 def await_events(watch, expected):
-    """Waits until ibv_asyncwatch has been told of these events of the port."""
+    """Waits until ibv_asyncwatch has printed these events of the port."""
     told = lambda: [word.removeprefix("IBV_EVENT_") for word in watch.text().split() if word.startswith("IBV_EVENT_")]  # noqa: E731
     wait_until(lambda: told() == expected, program=watch)
 
 
 def test_the_peer_comes_back(dpdk, tmp_path):
-    """Either end may start first, and may be started anew, a killed one, too; programs are told of the link."""
+    """Either end may start first and may be restarted, also after SIGKILL; programs get events of the link."""
     client = Wire("b", tmp_path, memif(tmp_path, "client")).start_daemon()
     watch = client.start("stdbuf", "-oL", "ibv_asyncwatch", "-d", "burst0")
     try:
@@ -179,7 +179,7 @@ def test_no_huge_pages_is_one_sentence(dpdk, tmp_path):
         for page in Path("/sys/kernel/mm/hugepages").glob("hugepages-*/free_hugepages")
     )
     if free >= 64 << 10:
-        # With enough of them the refusal cannot be seen; that they are used can.
+        # With enough huge pages there is no refusal; then the test checks that they are used.
         wire = Wire("a", tmp_path, "net_null0", options=",huge=on").start_daemon()
         assert "on huge pages" in wire.daemon.text()
         wire.daemon.stop()
@@ -209,7 +209,7 @@ class Beside:
 
 
 def on_af_packet(fabric):
-    """Burst owns eth0 of b, whose kernel keeps a wire of its own for the programs' TCP: (owner, spec, network, dev)."""
+    """Burst owns eth0 of b; the kernel of b has another wire for the programs' TCP: (owner, spec, network, dev)."""
     a, b = fabric.hosts
     a.ip(f"link add ctl0 type veth peer name ctl0 netns {b.keeper.pid}")
     for number, host in enumerate(fabric.hosts, start=1):

@@ -1,4 +1,4 @@
-"""Asynchronous events as programs see them: which, about what, in which order, and how often."""
+"""Asynchronous events as programs get them: type, object, order and number."""
 
 from lab import build_directory, wait_until
 
@@ -46,7 +46,7 @@ def test_events_of_queues_come_once_and_in_order(fabric):
 
 
 def await_lines(program, lines):
-    """Waits until the program has said these lines, in this order and nothing else after the first."""
+    """Waits until the program has printed these lines, in this order, and no others after the first."""
     said = lambda: [line.strip().split(",")[0] for line in program.text().splitlines() if "event_type" in line]  # noqa: E731
     wait_until(lambda: len(said()) >= len(lines), program=program)
     assert said() == [f"event_type {line}" for line in lines], program.text()
@@ -60,7 +60,7 @@ def test_events_of_the_port(make_fabric):
     for change, lines in [
         ("addr add 10.99.7.1/24 dev eth0", ["IBV_EVENT_GID_CHANGE (18)"]),
         ("addr del 10.99.7.1/24 dev eth0", ["IBV_EVENT_GID_CHANGE (18)"]),
-        # Without a link IPv6 addresses go; they come back some time after it.
+        # Without a link the IPv6 addresses are removed; they return some time after the link.
         ("link set eth0 down", ["IBV_EVENT_PORT_ERR (10)", "IBV_EVENT_GID_CHANGE (18)"]),
     ]:
         host.ip(change)

@@ -22,7 +22,7 @@ def test_ping_pong(fabric, program, events):
 
 @pytest.mark.parametrize("events", [[], ["-e"]], ids=["polling", "events"])
 def test_xrc_ping_pong(fabric, events):
-    # It says "success" when every message of every client has come back.
+    # It prints "success" when every message of every client has returned.
     result = run_pair(fabric.b, fabric.a, ["ibv_xsrq_pingpong", "-d", "burst0", "-g", 0, "-n", 500, *events])
     assert "success" in result.client and "success" in result.server
 

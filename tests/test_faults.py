@@ -1,4 +1,4 @@
-"""What dies, and what everybody else notices of it."""
+"""Programs and daemons that die, and the effect on the others."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ LONG = ["-d", "burst0", "-F", "-s", 65536, "-D", 30]
 
 @pytest.fixture
 def pair(make_fabric):
-    """A fabric of the test's own: what is killed here must not be missed elsewhere."""
+    """A separate fabric per test, because the tests kill its programs and daemons."""
     return make_fabric()
 
 
@@ -48,7 +48,7 @@ def test_a_killed_server_is_an_error_at_the_client(pair, tool):
     still_serves(pair)
 
 
-def test_a_killed_client_harms_nobody(pair):
+def test_a_killed_client_does_not_disturb_others(pair):
     server, client = start_transfer(pair)
     client.stop(signal.SIGKILL)
     server.stop()
@@ -77,11 +77,11 @@ def test_children_come_and_go(pair):
     still_serves(pair)
 
 
-def test_who_steals_wake_ups_robs_nobody_but_himself(pair):
+def test_a_program_that_steals_wake_ups_delays_only_itself(pair):
     thieves = [host.start(build_directory() / "programs" / "thief", "burst0") for host in pair.hosts]
     for thief in thieves:
         thief.wait_for_text("ready", 10)
-    # Workers are asleep again when the next program comes.
+    # Workers are asleep again when the next program starts.
     for size in (64, 65536):
         time.sleep(0.2)
         result = run_pair(pair.b, pair.a, ["ib_send_lat", "-d", "burst0", "-F", "-e", "-s", size, "-n", 200], seconds=20)
@@ -90,7 +90,7 @@ def test_who_steals_wake_ups_robs_nobody_but_himself(pair):
     assert all(thief.running() for thief in thieves)
 
 
-def test_who_hoards_descriptors_keeps_none_from_others(pair):
+def test_a_program_that_hoards_descriptors_leaves_enough_for_others(pair):
     host = pair.a
     host.daemon.stop()
     few = [*host.prefix(), "prlimit", "--nofile=800"]
@@ -99,7 +99,7 @@ def test_who_hoards_descriptors_keeps_none_from_others(pair):
     hoarder.wait_for_text("ready", 20)
     assert hoarder.text().split()[1:3] == ["200", str(errno.EMFILE)], hoarder.text()
     still_serves(pair)
-    # Clients, until there is not one descriptor left: who comes then is turned away at once, and the daemon is not busy with it.
+    # Clients until no descriptor is left: further clients are refused at once, at no cost for the daemon.
     crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(700)]
     for client in crowd:
         client.connect(str(host.socket))
@@ -135,7 +135,7 @@ def test_a_program_gets_new_ids_from_a_new_daemon(pair):
     assert program.wait(15) == 0, program.text()
 
 
-def test_a_terminated_daemon_drains_and_goes(pair):
+def test_a_terminated_daemon_drains_and_ends(pair):
     server, client = start_transfer(pair)
     began = time.monotonic()
     os.kill(pair.a.daemon.pid, signal.SIGTERM)
@@ -187,7 +187,7 @@ def test_silent_and_vanishing_connections(pair):
 
 
 def test_garbage_on_the_wire(pair):
-    """Whatever comes to port 4791 is counted and not answered."""
+    """Garbage on UDP port 4791 is counted and not answered."""
     rng = random.Random(2)
     packets = [rng.randbytes(rng.randrange(0, 1500)).hex() for _ in range(500)]
     code, text = pair.b.run("python3", "-c", SEND, pair.a.address, *packets, plain=True)
@@ -212,7 +212,7 @@ except TimeoutError:
 
 
 def test_many_programs_come_and_die(pair):
-    """Half of them are killed at a random moment; the daemons carry on and give everything back."""
+    """Half of the programs are killed at a random moment; the daemons continue and free all resources."""
     rng = random.Random(3)
     program = build_directory() / "programs" / "idle_qps"
     before = pair.a.daemon.rss_kib()

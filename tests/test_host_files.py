@@ -1,4 +1,4 @@
-"""What programs read behind the library's back: /dev/infiniband and /sys/class/infiniband, for one program or for all."""
+"""Files that programs read without the library: /dev/infiniband and /sys/class/infiniband, for one program or for all."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from lab import run_pair
 
 NOBODY = 65534
 
-# What UCX and Mooncake ask of a node, and what several programs read below /sys.
+# The properties of the node that UCX and Mooncake check, and the files below /sys that several programs read.
 PROBE = """
 import json, os, stat
 root = "/sys/class/infiniband/burst0"
@@ -40,7 +40,7 @@ print(json.dumps({
 
 
 def look(host, *words, user=None):
-    """What a program sees: started by `burst run WORDS`, or plainly if there are no words."""
+    """The files as a program sees them: started by `burst run WORDS`, or directly if there are no words."""
     drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"] if user else []
     run = [burst_of(host), "run", "--socket", host.socket, *words, "--"] if words else []
     code, text = host.run(*drop, *run, "/usr/bin/python3", "-c", PROBE)
@@ -48,7 +48,7 @@ def look(host, *words, user=None):
 
 
 def burst_of(host):
-    """A copy that everybody may execute (a checkout in /root is not)."""
+    """A copy that every user may execute (a checkout in /root is not accessible)."""
     place = host.directory / "install"
     if not place.exists():
         shutil.copytree(BUILD / "lib", place / "lib", ignore=lambda _, names: [n for n in names if ".so" not in n])
@@ -82,7 +82,7 @@ def test_a_program_under_run_sees_the_device(host, user):
 
 
 @pytest.mark.parametrize("user", [None, NOBODY], ids=["root", "nobody"])
-def test_everything_else_is_as_it_was(host, user):
+def test_all_other_files_are_unchanged(host, user):
     _, plain = look_plain(host, user)
     _, seen = look(host, "--no-start", user=user)
     assert seen["interfaces"] == plain["interfaces"]
@@ -113,7 +113,7 @@ def test_the_host_sees_nothing(host):
     assert look_plain(host, None)[0] == 0
 
 
-def test_run_in_run_makes_them_once(host):
+def test_nested_burst_run_creates_the_files_once(host):
     inner = [burst_of(host), "run", "--socket", host.socket, "--no-start", "--"]
     script = "readlink /proc/self/ns/mnt"
     code, text = host.run(*inner, "sh", "-c", f'{script}; "$@" sh -c "{script}"', "x", *inner)
@@ -124,7 +124,7 @@ def test_run_in_run_makes_them_once(host):
 
 REFUSALS = {
     "root": ["setpriv", "--bounding-set=-sys_admin"],
-    # A user namespace that may have none below.
+    # A user namespace that may have no nested ones.
     "nobody": [
         "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "unshare", "--user", "--map-current-user",
         "--keep-caps", "sh", "-c", 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "x",
@@ -133,7 +133,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("who", REFUSALS)
-def test_a_kernel_that_refuses_costs_one_sentence(host, who):
+def test_a_kernel_that_refuses_namespaces_gives_one_sentence(host, who):
     run = [burst_of(host), "run", "--socket", host.socket, "--no-start", "--", "sh", "-c", "echo ran"]
     code, text = host.run(*REFUSALS[who], *run)
     lines = text.splitlines()
@@ -153,7 +153,7 @@ exec cat
 
 @pytest.fixture
 def whole_host(host):
-    """`burst host-files` in the host's mount namespace, with a /run and a /dev of the test's own."""
+    """`burst host-files` in the host's mount namespace, with the test's own /run and /dev."""
     keeper = subprocess.Popen(
         [*host.prefix(), "unshare", "--mount", "sh", "-c", MAKE_RUN_AND_DEV], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )
@@ -184,21 +184,21 @@ def test_host_files_on_and_off(whole_host):
         seen = json.loads(text)
         assert seen["character"] and seen["access"] and seen["number"] == [1, 7] and seen["listing"] == ["burst0"]
         assert seen["interfaces"] == ["eth0", "lo"]
-    # Programs under `burst run` use these; no namespace is made.
+    # Programs under `burst run` use these files; no namespace is created.
     code, text = whole_host(burst, "run", "--no-start", "--", "/usr/bin/python3", "-c", PROBE)
     assert code == 0 and json.loads(text)["mount_namespace"] == seen["mount_namespace"], text
     for _ in range(2):
         assert whole_host(burst, "host-files", "off") == (0, "")
         assert whole_host("cat", "/proc/mounts") == mounts
         assert whole_host("ls", "-la", "--time-style=+", "/dev") == devices
-        # mount(8) itself keeps a directory there.
+        # mount(8) keeps its own directory there.
         assert whole_host("ls", "/run") == (0, "mount\n")
 
 
 @pytest.mark.skipif(not shutil.which("ucx_info"), reason="ucx_info is missing: apt-get install ucx-utils")
 @pytest.mark.parametrize("env", [{}, {"LD_LIBRARY_PATH": "", "LD_PRELOAD": f"{BUILD / 'lib/libibverbs.so.1'}"}], ids=["library-path", "preload"])
 def test_ucx_finds_the_device_without_burst_run(whole_host, env):
-    """It reads /dev/infiniband and /sys/class/infiniband itself, and drops a device that is not there."""
+    """UCX reads /dev/infiniband and /sys/class/infiniband itself, and ignores a device that is missing there."""
     look = ["env", "UCX_NET_DEVICES=burst0:1", *(f"{k}={v}" for k, v in env.items()), "ucx_info", "-d"]
     assert "rc_verbs" not in whole_host(*look)[1]
     assert whole_host(BUILD / "burst", "host-files", "on") == (0, "")
@@ -206,8 +206,8 @@ def test_ucx_finds_the_device_without_burst_run(whole_host, env):
     assert code == 0 and "Transport: rc_verbs" in text and "Transport: ud_verbs" in text, text
 
 
-def test_host_files_leave_strangers_alone(whole_host):
-    """A directory that was there, and what somebody put into ours, stay."""
+def test_host_files_keep_other_files(whole_host):
+    """A directory that existed before, and files that others put into Burst's directory, stay."""
     burst = BUILD / "burst"
     assert whole_host(burst, "host-files", "on") == (0, "")
     try:

@@ -1,4 +1,4 @@
-"""What happens to the interface while queue pairs use it: it goes down, loses its address, gets another MTU, disappears. Programs
+"""Changes of the interface while queue pairs use it: it goes down, loses its address, gets another MTU, disappears. Programs
 are told by a port event; queue pairs try again as long as their time-outs allow, and go on when it is back."""
 
 import time
@@ -33,7 +33,7 @@ class Watch:
 
 @pytest.fixture(params=["udp", "packet"])
 def wire(request, make_fabric):
-    """Hosts a and b with this port, and who watches the events of a."""
+    """Hosts a and b with this port, and ibv_asyncwatch on a."""
     port = f"{request.param}:dev=eth0"
     fabric = make_fabric(ports=(port, port), mtu=MTU)
     watch = Watch(fabric.a)
@@ -43,7 +43,7 @@ def wire(request, make_fabric):
 
 @pytest.fixture
 def traffic(wire):
-    """Writes from a to b during a test, which must all succeed."""
+    """Writes from a to b during a test; all must succeed."""
     fabric, _ = wire
     server = fabric.b.start(*WORDS)
     await_listener(fabric.b, server, 18515)
@@ -56,7 +56,7 @@ def traffic(wire):
 
 
 def silent(host):
-    """Whether nothing comes to the host any more."""
+    """Whether the host receives no more packets."""
     before = host.stats()["rx_packets"]
     time.sleep(0.1)
     return host.stats()["rx_packets"] == before
@@ -66,7 +66,7 @@ def test_it_goes_down(wire, traffic):
     (fabric, watch), a = wire, wire[0].a
     a.ip("link set eth0 down")
     watch.await_event("PORT_ERR")
-    # What had come before it went down is still read.
+    # Packets that arrived before the interface went down are still read.
     wait_until(lambda: silent(a))
     a.ip("link set eth0 up")
     watch.await_event("PORT_ACTIVE")
@@ -93,8 +93,8 @@ def test_its_mtu_changes(wire, traffic):
     wait_until(lambda: a.devices()[0]["path_mtu"] == 4096)
 
 
-def test_programs_see_the_mtu_as_it_is(wire):
-    """No event tells of it (rxe, siw and erdma raise none): who asks again learns it, and queue pairs made before follow."""
+def test_programs_see_the_present_mtu(wire):
+    """There is no event (rxe, siw and erdma raise none either): a new query returns the MTU, and existing queue pairs can use it."""
     (fabric, watch), a = wire, wire[0].a
     program = a.start(build_directory() / "programs" / "mtu", "burst0", 0)
     small, large = "mtu 1024, paths 256 512 1024", "mtu 4096, paths 256 512 1024 2048 4096"
@@ -108,7 +108,7 @@ def test_programs_see_the_mtu_as_it_is(wire):
     program.stop()
 
 
-def test_packets_that_do_not_fit_any_more_end_with_a_reason(wire):
+def test_packets_over_a_reduced_mtu_end_with_a_reason(wire):
     (fabric, watch), (a, b) = wire, wire[0].hosts
     quick = [*LARGE, "-u", 10, "-n", 5_000_000]
     server = b.start(*quick)
@@ -121,7 +121,7 @@ def test_packets_that_do_not_fit_any_more_end_with_a_reason(wire):
     counted = a.stats()
     assert counted["send_too_long"] > counted["ack_timeout"] > 1 == counted["retry_exhausted"]
     assert "MTU" in a.burst("why", "send_too_long")[1]
-    # Nothing stays behind: larger packets go again, many at once, as soon as they fit.
+    # No state remains: larger packets are sent again, in trains, as soon as they fit.
     a.ip(f"link set eth0 mtu {MTU}")
     wait_until(lambda: a.devices()[0]["path_mtu"] == 4096)
     before = a.stats()
@@ -147,15 +147,15 @@ def test_it_disappears(wire):
     wait_until(lambda: all(h.devices()[0]["gids"] for h in fabric.hosts))
     assert a.devices()[0]["path_mtu"] == 1024
     run_pair(b, a, [EXERCISE, "-n", 200])
-    # Another address is served as well as the first.
+    # The port serves another address like the first one.
     a.ip(f"addr del {a.address}/24 dev eth0")
     a.ip("addr add 10.99.0.33/24 dev eth0")
     wait_until(lambda: a.devices()[0]["gids"][0]["address"] == "10.99.0.33")
     run_pair(a, b, [EXERCISE, "-n", 200], address="10.99.0.33")
 
 
-def test_changes_are_seen_at_once(wire):
-    """A look every two seconds would take four at least."""
+def test_changes_are_noticed_at_once(wire):
+    """Polling every two seconds would take at least four seconds."""
     fabric, watch = wire
     begun = time.monotonic()
     for number in range(1, 4):

@@ -1,4 +1,4 @@
-"""One host, one daemon: what a port sends to itself turns round in the daemon, or goes through the kernel if asked to."""
+"""One host, one daemon: packets to the port's own addresses are looped back in the daemon, or sent through the kernel with loopback=off."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PORTS = ["udp:dev=eth0", "packet:dev=eth0"]
 
 
 def interface_packets(host):
-    """Packets that the kernel has counted on `lo`, where its own traffic to itself goes, and on `eth0`."""
+    """Packets that the kernel has counted on `lo`, where it sends packets to its own addresses, and on `eth0`."""
     lines = host.run("cat", "/proc/net/dev")[1].splitlines()
     rows = (re.match(r"\s*(lo|eth0):(.*)", line) for line in lines)
     return sum(int(row[2].split()[1]) + int(row[2].split()[9]) for row in rows if row)
@@ -27,11 +27,11 @@ def test_every_operation_within_a_host(make_fabric, port):
     run_pair(a, a, [EXERCISE, "-n", 5000, "-s", 9])
     stats = a.stats()
     assert stats["loopback_packets"] == stats["rx_packets"] == stats["tx_packets"] > 5000
-    # What else speaks there (neighbour discovery, the programs' own TCP) is little beside this.
+    # Other traffic (neighbour discovery, the programs' own TCP) is small in comparison.
     assert interface_packets(a) - before < 500
 
 
-def test_through_the_kernel_if_asked(make_fabric):
+def test_through_the_kernel_with_loopback_off(make_fabric):
     port = "udp:dev=eth0,loopback=off"
     a = make_fabric(ports=(port, port)).a
     before = interface_packets(a)
@@ -42,7 +42,7 @@ def test_through_the_kernel_if_asked(make_fabric):
 
 @pytest.mark.parametrize("port", PORTS, ids=["udp", "packet"])
 def test_several_workers(make_fabric, port):
-    """Whichever workers the queue pairs have: nothing between them sees the kernel."""
+    """Packets between queue pairs of any two workers bypass the kernel."""
     a = make_fabric(ports=(port, port), extra=("--workers", 3)).a
     before = interface_packets(a)
     # A queue pair joined to itself, two of two workers, and sixteen.
@@ -55,7 +55,7 @@ def test_several_workers(make_fabric, port):
     assert interface_packets(a) - before < 500
 
 
-def test_several_workers_through_the_kernel_if_asked(make_fabric):
+def test_several_workers_through_the_kernel_with_loopback_off(make_fabric):
     port = "udp:dev=eth0,loopback=off"
     a = make_fabric(ports=(port, port), extra=("--workers", 3)).a
     run_pair(a, a, [EXERCISE, "-n", 2000])
@@ -64,7 +64,7 @@ def test_several_workers_through_the_kernel_if_asked(make_fabric):
 
 
 def test_connections_within_a_host_of_several_workers(make_fabric):
-    """Management datagrams turn round, too, and find the worker that has the connection."""
+    """Management datagrams are looped back, too, and reach the worker of the connection."""
     a = make_fabric(extra=("--workers", 3)).a
     server = a.start(MANY)
     server.wait_for_text("listening", 20)
@@ -72,13 +72,13 @@ def test_connections_within_a_host_of_several_workers(make_fabric):
     assert code == 0, text
     assert json.loads(text.splitlines()[-1])["established"] == 300
     stats = a.stats()
-    # Request, reply, ready to use; the ends may still be on their way.
+    # REQ, REP, RTU; messages of the end may still be in flight.
     assert stats["loopback_packets"] >= 900 and stats["rx_packets"] <= stats["tx_packets"]
     assert a.stats().get("unknown_qpn", 0) == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bad_wire_is_bad_within_a_host_too(make_fabric, workers):
+def test_impairment_applies_within_a_host(make_fabric, workers):
     port = "impair:loss=1%,dup=1%,reorder=1%,corrupt=1%,seed=21/udp:dev=eth0"
     a = make_fabric(ports=(port, port), extra=("--workers", workers)).a
     run_pair(a, a, [EXERCISE, "-n", 5000, "-s", 4], seconds=120)
@@ -87,7 +87,7 @@ def test_a_bad_wire_is_bad_within_a_host_too(make_fabric, workers):
 
 
 def test_beside_a_peer_on_the_wire(fabric):
-    """A daemon that is busy with itself serves another host as well."""
+    """A daemon that loops back packets also serves another host."""
     a, b = fabric.a, fabric.b
     with ThreadPoolExecutor() as beside:
         within = beside.submit(run_pair, a, a, ["ib_write_bw", "-d", "burst0", "-F", "-s", 65536, "-D", 4, "-p", 19000])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import Patience, roce, run_pair, wait_until
+from lab import Deadline, roce, run_pair, wait_until
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "interop"))
 
@@ -63,10 +63,10 @@ class Capture:
 
     def settle(self):
         """Waits until the file has stopped growing: packets come to it in blocks."""
-        size, patience = -1, Patience(QUIET_SECONDS)
-        while patience.left():
+        size, deadline = -1, Deadline(QUIET_SECONDS)
+        while deadline.left():
             if self.path.stat().st_size != size:
-                size, patience = self.path.stat().st_size, Patience(QUIET_SECONDS)
+                size, deadline = self.path.stat().st_size, Deadline(QUIET_SECONDS)
             time.sleep(0.05)
 
     def rows(self):

@@ -7,9 +7,9 @@ pipe), and every process is killed by the kernel when its parent dies (`setpriv 
 
 from .fabric import Daemon, Fabric, Host, Program, build_directory, namespaces_refused
 from .perftest import Result, run_pair
-from .waiting import LabError, Patience, await_true, wait_until
+from .waiting import LabError, Deadline, await_true, wait_until
 
 __all__ = [
-    "Daemon", "Fabric", "Host", "LabError", "Patience", "Program", "Result", "await_true", "build_directory", "namespaces_refused",
+    "Daemon", "Fabric", "Host", "LabError", "Deadline", "Program", "Result", "await_true", "build_directory", "namespaces_refused",
     "run_pair", "wait_until",
 ]

@@ -11,7 +11,7 @@ import struct
 import threading
 import zlib
 
-from .waiting import LOOK_SECONDS, LabError, Patience
+from .waiting import LOOK_SECONDS, LabError, Deadline
 
 PORT = 4791
 UD_SEND_ONLY = 0x64
@@ -141,9 +141,9 @@ class Peer:
     def receive(self, seconds=3, *, again=False):
         """The next management datagram, whose ICRC must be right; None if nothing comes. Others (a dead program's queue
         pair answers by NAKs) are skipped, and, unless `again`, what came before: a daemon repeats itself after 80 ms."""
-        patience = Patience(seconds)
-        while patience.left():
-            self.socket.settimeout(min(max(patience.seconds, 0.001), LOOK_SECONDS))
+        deadline = Deadline(seconds)
+        while deadline.left():
+            self.socket.settimeout(min(max(deadline.seconds, 0.001), LOOK_SECONDS))
             try:
                 packet, (source, port) = self.socket.recvfrom(4096)
             except TimeoutError:
@@ -169,8 +169,8 @@ class Peer:
 
     def drain(self, seconds=0.05):
         """Everything that comes until nothing comes for so long; it is forgotten then."""
-        patience, all_of_them = Patience(5), []
-        while patience.left() and (answer := self.receive(seconds, again=True)) is not None:
+        deadline, all_of_them = Deadline(5), []
+        while deadline.left() and (answer := self.receive(seconds, again=True)) is not None:
             all_of_them.append(answer)
         self.seen.clear()
         return all_of_them

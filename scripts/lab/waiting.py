@@ -1,7 +1,7 @@
-"""Waiting for what must come about, on machines that are busy and that stand still at times.
+"""Waiting for a condition with a deadline, on machines that are busy or paused at times.
 
-A host of virtual machines may stop one for seconds. Nobody has done anything meanwhile, so nobody is late: patience runs by the
-clock, but no more than `LOOK_SECONDS` of it between two looks.
+The host of a virtual machine may pause it for seconds, in which no program can make progress. A deadline therefore advances with the
+clock, but by at most `LOOK_SECONDS` between two looks.
 """
 
 import time
@@ -11,17 +11,17 @@ EVERY_SECONDS = 0.02
 
 
 class LabError(Exception):
-    """Something of the laboratory itself does not work."""
+    """A part of the test set-up itself does not work."""
 
 
-class Patience:
-    """Seconds in which something must come about."""
+class Deadline:
+    """A number of seconds within which a condition must hold."""
 
     def __init__(self, seconds):
         self.seconds, self.since = seconds, time.monotonic()
 
     def left(self):
-        """Whether there is some left; looks at the clock."""
+        """Whether time is left. Reads the clock."""
         now = time.monotonic()
         self.seconds -= min(now - self.since, LOOK_SECONDS)
         self.since = now
@@ -29,25 +29,25 @@ class Patience:
 
 
 def await_true(what, seconds=15, every=EVERY_SECONDS):
-    """Waits until `what()` is true; its last value, true or not."""
-    patience = Patience(seconds)
-    while not (value := what()) and patience.left():
+    """Waits until `what()` is true; returns its last value, true or not."""
+    deadline = Deadline(seconds)
+    while not (value := what()) and deadline.left():
         time.sleep(every)
     return value
 
 
 def wait_until(what, seconds=15, said=None, program=None):
-    """Waits until `what()` is true, and returns that. LabError, with what `said()` says, if that does not come about in time, or if
-    `program` ends before."""
-    patience = Patience(seconds)
+    """Waits until `what()` is true, and returns its value. Raises LabError with the text of `said()` if that does not happen in time, or if
+    `program` ends first."""
+    deadline = Deadline(seconds)
     while True:
-        # Before the look: what a program did last counts, too.
+        # Read before `what()`, so that the last action of a program that ends counts.
         running = program is None or program.running()
         if value := what():
             return value
-        if not running or not patience.left():
+        if not running or not deadline.left():
             break
         time.sleep(EVERY_SECONDS)
-    why = "does not come about" if running else f"{' '.join(program.words)} has ended"
+    why = "the condition did not become true" if running else f"{' '.join(program.words)} has ended"
     details = said() if said else program.text() if program else ""
     raise LabError(f"{why}\n{details}".strip())

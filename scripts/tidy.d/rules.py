@@ -187,7 +187,7 @@ def subjects(tree):
     for commit, subject in tree.subjects:
         if len(subject) > SUBJECT_COLUMNS_MAX:
             yield commit, f"the subject has {len(subject)} characters; {SUBJECT_COLUMNS_MAX} are allowed: {subject}"
-        if not re.match(r"[a-z.][A-Za-z0-9_./, -]*: \S", subject):
+        if not re.match(r"[A-Za-z.][A-Za-z0-9_./, -]*: \S", subject):
             yield commit, f"the subject is not of the form `crate: what changed`: {subject}"
 
 
