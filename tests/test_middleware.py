@@ -210,7 +210,7 @@ def fi_pingpong(server_host, client_host, *words):
 
 
 def fi_pingpong_once(server_host, client_host, words):
-    """Exit codes of client and server, or what did not end; and what they said."""
+    """Exit codes of client and server, or the error of the program that did not end; and their output."""
     tool = [*BURST_RUN, "stdbuf", "-oL", "fi_pingpong", *words, "-c", "-I", 20]
     server = server_host.start(*tool)
     try:
@@ -267,7 +267,7 @@ def mpi_program(tmp_path_factory):
     return program
 
 
-# UCX or nothing: no shared memory, no TCP, no libfabric.
+# UCX only: no shared memory, no TCP, no libfabric.
 UCX_ONLY = ["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "btl", "self"]
 # rc_verbs is wired up over ud_verbs.
 MPI_TRANSPORTS = pytest.mark.parametrize("transports", ["rc_verbs,ud_verbs,self", "ud_verbs,self"], ids=["rc", "ud"])
@@ -293,7 +293,7 @@ def test_open_mpi_on_one_host(fabric, mpi_program, transports):
 
 @pytest.fixture
 def agent(fabric, tmp_path):
-    """What mpirun takes for ssh: `agent HOST COMMAND...` runs the command on host b, under another host name."""
+    """A replacement for ssh, for mpirun: `agent HOST COMMAND...` runs the command on host b, under another host name."""
     path = tmp_path / "agent"
     enter = " ".join(map(str, fabric.b.prefix()))
     environment = f"BURST_SOCKET={fabric.b.socket} LD_LIBRARY_PATH={BUILD / 'lib'}"

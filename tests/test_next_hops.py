@@ -1,5 +1,5 @@
-"""Next hops of the `packet` port, which the kernel knows and changes while data flows: gateways, neighbours that get another
-Ethernet address or fall silent, addresses that come and go, a firewall, a daemon that dies."""
+"""Next hops of the `packet` port, which the kernel resolves and changes while data flows: gateways, neighbours that get another
+Ethernet address or stop answering, addresses that are added and removed, a firewall, a daemon that dies."""
 
 import contextlib
 
@@ -77,7 +77,7 @@ def test_a_gateway_in_between(routed):
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_another_gateway(routed, family):
-    """The old one is gone, address and all, and the new one has an Ethernet address that nobody knows yet."""
+    """The old next hop is gone with its address, and the new one has an unresolved Ethernet address."""
     a, b, router = routed
     length, old, new = (24, "10.91.0.254", "10.91.0.253") if family == 4 else (64, "fd91::254", "fd91::253")
     with writes(a, b, "-x", a.gid_index(a.address if family == 4 else a.address6)):
@@ -124,8 +124,8 @@ def test_a_neighbour_falls_silent_and_speaks_again(pair):
     assert "lladdr" in state()
 
 
-def test_several_addresses_that_come_and_go(pair):
-    """Each is served as soon as it is there, IPv6 after the kernel has found that nobody else has it."""
+def test_addresses_that_are_added_and_removed(pair):
+    """Each address is served as soon as it is configured, an IPv6 address after the kernel's duplicate address detection."""
     a, b = pair
     for number, host in enumerate(pair, start=1):
         host.ip(f"addr add 10.98.0.{number}/24 dev eth0")
@@ -150,8 +150,8 @@ FIREWALL = """table inet filter {
 """
 
 
-def test_a_firewall_of_the_host_stops_nobody(pair, tmp_path):
-    """Frames come to the port before the kernel's rules; that those answer the peer with errors does no harm."""
+def test_a_firewall_of_the_host_does_not_affect_the_port(pair, tmp_path):
+    """The port receives frames before the kernel's rules apply. Errors that these rules send to the peer are harmless."""
     a, b = pair
     (tmp_path / "rules").write_text(FIREWALL)
     for host in pair:
@@ -162,7 +162,7 @@ def test_a_firewall_of_the_host_stops_nobody(pair, tmp_path):
     assert rping(b, a, b.address6) < 5
 
 
-def test_nothing_of_a_killed_daemon_stays(pair):
+def test_a_killed_daemon_leaves_nothing(pair):
     """The kernel answers for the port from then on, and a new daemon has it at once."""
     a, b = pair
     run_pair(b, a, [EXERCISE, "-n", 200])

@@ -56,7 +56,7 @@ def test_connection_manager_and_first_contact(pair):
     for host in pair.hosts:
         host.ip("neigh flush dev eth0")
     for address in (b.address, b.address6):
-        # The very first packet must not be lost; the connection manager would ask again.
+        # The very first packet must not be lost; the connection manager would hide the loss by a retry.
         assert rping(b, a, address) < 3
     for host in pair.hosts:
         host.ip("neigh flush dev eth0")
@@ -91,7 +91,7 @@ def test_no_permission_is_a_sentence(namespaces, tmp_path):
     assert "CAP_NET_RAW" in lines[0] and "packet socket" in lines[0]
 
 
-def test_commands_know_the_port(pair):
+def test_commands_show_the_port(pair):
     a = pair.a
     code, text = a.burst("ls")
     assert code == 0 and a.devices()[0]["port"].split(":")[0] in text

@@ -33,12 +33,12 @@ def test_link_local(fabric):
 
 @pytest.mark.parametrize("kind", ["udp", "packet"])
 def test_a_long_first_message_waits_for_a_neighbour_that_answers_late(make_fabric, kind):
-    """UC repairs nothing, and little is kept of what is sent before the next hop has answered: the rest must wait."""
+    """UC does not retransmit, and few packets are queued before the next hop has answered: the rest must wait at the queue pair."""
     fabric = make_fabric(daemons=False)
     a, b = fabric.hosts
     for number, (host, peer) in enumerate([(a, b), (b, a)], start=1):
         host.ip(f"addr add 10.98.0.{number}/24 dev eth0")
-        # perftest's own conversation is over addresses that are known.
+        # perftest's own TCP connection uses resolved addresses.
         assert host.run("ping", "-c", 1, "-W", 5, peer.address, plain=True)[0] == 0
         host.ip(f"neigh change {peer.address} dev eth0 nud permanent")
         host.start_daemon(f"{kind}:dev=eth0")

@@ -1,4 +1,4 @@
-"""Others put rubbish on the wire: each frame is dropped, counted under its name, and harms nobody. Over the ports that see whole
+"""Malformed frames on the wire: each is dropped and counted under its reason, and has no other effect. Over the ports that see whole
 frames: `packet`, and `dpdk` on an AF_PACKET device."""
 
 import sys
@@ -26,7 +26,7 @@ TIMES = 3
 
 
 class Scene:
-    """Who sends rubbish (`sender`) and whom it meets (`victim`); both ends' addresses."""
+    """The host that sends malformed frames (`sender`), the host that receives them (`victim`), and both addresses."""
 
     def __init__(self, sender, victim, victim_mac):
         self.sender, self.victim, self.macs = sender, victim, (mac_of(sender), victim_mac)
@@ -38,12 +38,12 @@ class Scene:
         return roce_frame(*self.macs, **{**ends, **changes}, opcode=opcode, qpn=qpn, psn=5, payload=body)
 
     def rubbish(self):
-        """{reason: frames}, each good but for one thing; and some with nothing wrong but the number of the queue pair."""
+        """{reason: frames}, each frame with one fault; some frames have only a wrong queue pair number."""
         good, good6, short = self.frame(), self.frame(family=6), self.frame(ACKNOWLEDGE, body=bytes(4))
         return {
             "bad_icrc": [changed(good, 80, 0xFF), changed(good6, 100, 1), with_field(good, 18, b"\x12\x34")],
             "unknown_opcode": [self.frame(NO_OPCODE, body=b"")],
-            # A priority without a VLAN is nobody else's: the frame is looked at. What Ethernet adds to short frames is not.
+            # A tag with a priority and VLAN 0 is accepted. Ethernet's padding of short frames is ignored.
             # Over IPv6 soft-RoCE leaves out the UDP checksum, too.
             "unknown_qpn": [good, good6, tagged(good, 0x8100, 7 << 13), tagged(good6, 0x8100, 0), padded(short)],
             "not_ours": [self.frame(dst="10.99.0.77"), self.frame(dst="fd99::77", family=6)],
@@ -69,14 +69,14 @@ def grown(host, before, names):
 
 
 def settles(what, expected):
-    """What comes out as expected in time, else what came out last."""
+    """The expected value if it appears in time, else the last value."""
     await_true(lambda: what() == expected)
     return what()
 
 
 def test_the_packet_port_counts_rubbish_by_name(make_fabric):
     a, b = make_fabric(ports=("packet:dev=eth0", "packet:dev=eth0")).hosts
-    # Whose queue pair lives as long as we like, however long the machine takes for the rubbish.
+    # A program with a queue pair that exists for the whole test, however slow the machine is.
     ends = [Peer(host, "burst0", 0) for host in (a, b)]
     qpn, _ = connect(*ends)
     server = a.start(*WRITE)
@@ -111,7 +111,7 @@ def test_the_dpdk_port_counts_rubbish_by_name(make_fabric, tmp_path):
     rubbish = scene.rubbish()
     # DPDK's driver lets the kernel put fragments of IPv4 together, which hides them.
     rubbish["ip_fragment"] = rubbish["ip_fragment"][1:]
-    # What the other side's kernel says to groups is nobody's, too.
+    # Multicast of the other side's kernel is not for the port either.
     rubbish.pop("not_ours")
     scene.meets(rubbish)
     assert a.run("ping", "-c", 3, "-i", 0.2, "-W", 2, b.address, plain=True)[0] == 0

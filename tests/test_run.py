@@ -1,4 +1,4 @@
-"""`burst run`: without root, without configuration, on one host; and changing nothing for other programs."""
+"""`burst run`: without root, without configuration, on one host; and without an effect on other programs."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ PLACE = Path(f"/tmp/burst-{NOBODY}")
 
 @pytest.fixture
 def clean():
-    """The environment of somebody who never heard of Burst; daemons started meanwhile end with the test."""
+    """An environment without variables of Burst; daemons that the test starts end with it."""
     end_daemon(PLACE)
     shutil.rmtree(PLACE, ignore_errors=True)
     yield {k: v for k, v in os.environ.items() if not k.startswith("BURST_") and k not in ("XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")}
@@ -45,7 +45,7 @@ def daemons_of(directory):
 
 
 def end_daemon(directory):
-    """Asks them to end, which takes up to five seconds while a program still has a device open."""
+    """Sends SIGTERM; the daemons take up to five seconds to end while a program has a device open."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for pid in daemons_of(directory):
             with contextlib.suppress(ProcessLookupError):
@@ -55,7 +55,7 @@ def end_daemon(directory):
 
 
 class Nobody:
-    """A user without any right, in a network namespace with nothing but `lo`; called with words, starts a program."""
+    """The user nobody, in a network namespace with only `lo`; called with words, starts a program."""
 
     def __init__(self, env):
         self.env, self.started = {**env, "HOME": "/nonexistent"}, []
@@ -93,7 +93,7 @@ def nobody(clean, reachable):
 
 @pytest.fixture
 def reachable(tmp_path_factory):
-    """A copy of what was built that everybody may execute (a checkout in /root is not)."""
+    """A copy of the build that every user may execute (a checkout in /root is not accessible)."""
     place = Path(f"/tmp/burst-test-install-{os.getpid()}")
     shutil.rmtree(place, ignore_errors=True)
     (place / "bin").mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_two_terminals_without_root(nobody, reachable):
 
 
 def test_root_of_a_user_namespace(nobody, reachable):
-    """It is no root for /run: its daemon goes where any user's goes."""
+    """Root of a user namespace may not write to /run: its daemon uses a user's socket path."""
     directory = Path(f"/tmp/burst-test-runtime-{os.getpid()}")
     directory.mkdir()
     os.chown(directory, NOBODY, NOBODY)
@@ -131,7 +131,7 @@ def test_root_of_a_user_namespace(nobody, reachable):
         shutil.rmtree(directory)
 
 
-def test_somebody_elses_socket_is_said_to_be_so(nobody, reachable, make_fabric):
+def test_another_users_socket_is_reported(nobody, reachable, make_fabric):
     host = make_fabric(daemons=False).a
     host.start_daemon(extra=["--socket-mode", "0600"])
     program = nobody(reachable, "run", "--", "true", BURST_SOCKET=str(host.socket))
@@ -150,7 +150,7 @@ def test_the_daemon_ends_when_idle(nobody, reachable):
     assert await_true(lambda: not daemons_of(PLACE)), "the daemon is still there"
 
 
-def test_a_dead_daemons_socket_is_in_nobodys_way(nobody, reachable):
+def test_a_dead_daemons_socket_is_skipped(nobody, reachable):
     assert nobody(reachable, "run", "--", "ibv_devices").wait(20) == 0
     for pid in daemons_of(PLACE):
         os.kill(pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_a_dead_daemons_socket_is_in_nobodys_way(nobody, reachable):
     assert again.wait(20) == 0 and "burst0" in again.text(), again.text()
 
 
-def test_two_at_once_start_one_daemon(nobody, reachable):
+def test_two_burst_run_at_once_start_one_daemon(nobody, reachable):
     both = [nobody(reachable, "run", "--", "ibv_devices") for _ in range(4)]
     for program in both:
         assert program.wait(30) == 0 and "burst0" in program.text(), program.text()
@@ -185,7 +185,7 @@ def test_the_exit_code_is_the_programs(burst, own_daemon):
     assert killed.returncode == -signal.SIGKILL
 
 
-def test_a_program_without_rdma_notices_nothing(burst, own_daemon):
+def test_a_program_without_rdma_runs_unchanged(burst, own_daemon):
     script = 'read line; echo "got $line"; echo oops >&2; wait; echo "$#:$1:$2"'
     done = burst("run", "--", "sh", "-c", script, "x", "a b", "--json", env=own_daemon, input="hello\n")
     assert done.stdout == "got hello\n2:a b:--json\n" and done.stderr == "oops\n"
@@ -214,7 +214,7 @@ def test_a_missing_program_is_127(burst, own_daemon):
     assert done.returncode == 127 and "no-such-program" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_no_start_starts_nothing(burst, own_daemon, tmp_path):
+def test_no_start_starts_no_daemon(burst, own_daemon, tmp_path):
     done = burst("run", "--no-start", "--", "true", env=own_daemon)
     assert done.returncode == 125 and str(tmp_path / "d.sock") in done.stderr
     assert not daemons_of(tmp_path)
@@ -226,7 +226,7 @@ def test_a_daemon_that_cannot_start_says_why(burst, own_daemon):
 
 
 def test_pipes_close_when_the_program_ends(own_daemon):
-    """The daemon must not hold on to the pipe that the program's output goes to."""
+    """The daemon must not keep the pipe of the program's output open."""
     pipe = subprocess.Popen([BUILD / "burst", "run", "--", "echo", "x"], env=own_daemon, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     text = []
     reader = threading.Thread(target=lambda: text.append(pipe.stdout.read()), daemon=True)

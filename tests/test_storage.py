@@ -21,7 +21,7 @@ SECONDS = 30
 ALL = os.environ.get("BURST_MATRIX") == "1"
 
 
-# fio: the server does what its client names.
+# fio: the client names the operation, the server executes it.
 
 FIO_BLOCKS, FIO_BLOCK = 80, 256 << 10
 
@@ -33,7 +33,7 @@ def fio(name, *words):
 
 @pytest.mark.parametrize("verb", ["write", "read", "send"])
 def test_fio(fabric, verb):
-    # The server's depth is the deeper one: fio's clients give up when a SEND finds no receive.
+    # The server has the greater depth, because fio's clients fail when a SEND finds no receive.
     server = fabric.b.start(*fio("server", "--iodepth=16", "--rw=read"))
     try:
         server.wait_for_text("waiting for connection", SECONDS)
@@ -75,7 +75,7 @@ def disk(fabric, tmp_path_factory):
         for words in (
             ["--mode", "logicalunit", "--op", "new", "--lun", 1, "-b", image],
             ["--mode", "target", "--op", "bind", "-I", "ALL"],
-            # This version of tgt asks for the initiator's name, too, when it serves iSER.
+            # For iSER this version of tgt also checks the initiator's name.
             ["--mode", "target", "--op", "bind", "-Q", INITIATOR],
         ):
             code, text = admin(*words)
@@ -112,7 +112,7 @@ def test_iser_keeps_a_queue_full(fabric, disk):
     assert fabric.b.stats()["tx_bytes"] > before + (1 << 20), "the data did not go over Burst"
 
 
-# QEMU: a guest that counts in its memory moves to the other host, and goes on counting there.
+# QEMU: a guest that counts in its memory migrates to the other host and continues to count there.
 
 GUEST_MIB = 192
 PATTERN_AT, PATTERN_BYTES = 32 << 20, 64 << 20
@@ -146,7 +146,7 @@ class Guest:
         self.ask("qmp_capabilities")
 
     def ask(self, command, **arguments):
-        """What a command returns; events are passed over."""
+        """The reply to a command; events are skipped."""
         print(json.dumps({"execute": command, "arguments": arguments}), file=self.lines, flush=True)
         while True:
             answer = json.loads(self.lines.readline())

@@ -16,7 +16,7 @@ PRELOAD = {"LD_PRELOAD": f"{LIB / 'libibverbs.so.1'}:{LIB / 'librdmacm.so.1'}"}
 
 
 def plainly(host, *words, env):
-    """Runs a program that knows nothing of Burst but the environment given: (exit code, output)."""
+    """Runs a program with only the given environment and the socket: (exit code, output)."""
     return host.run(*words, env={"BURST_SOCKET": str(host.socket), **env}, plain=True)
 
 
@@ -25,7 +25,7 @@ def test_a_linked_program(fabric, env):
     code, text = plainly(fabric.a, "ibv_devinfo", "-d", "burst0", env=env)
     assert code == 0 and "PORT_ACTIVE" in text, text
 
-def test_without_them_the_program_finds_nothing_of_ours(fabric):
+def test_without_them_the_program_finds_no_device_of_burst(fabric):
     code, text = plainly(fabric.a, "ibv_devices", env={})
     assert "burst0" not in text, text
 
@@ -64,14 +64,14 @@ def test_loaded_again_and_again(fabric, name):
     """By dlopen, from threads, and in children."""
     code, text = fabric.a.run(PROGRAMS / "reload", name, "burst0")
     assert (code, text) == (0, "loaded and closed\n")
-    # The daemon is left with nobody.
+    # The daemon serves other programs afterwards.
     code, text = fabric.a.run("ibv_devices")
     assert code == 0 and "burst0" in text
 
 
 @pytest.mark.skipif(not shutil.which("python3"), reason="python3 is missing")
 def test_by_name_and_version(fabric):
-    """As NCCL does: dlopen, then dlvsym for each function, here all that the library says it has."""
+    """As NCCL does: dlopen, then dlvsym for each function; here for all public functions of the library."""
     script = (
         "import ctypes, sys\n"
         "libc = ctypes.CDLL(None); libc.dlvsym.restype = ctypes.c_void_p\n"

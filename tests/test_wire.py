@@ -1,4 +1,4 @@
-"""What Burst sends, judged by third parties: tshark's dissectors and scapy's ICRC.
+"""Packets that Burst sends, checked by third parties: tshark's dissectors and scapy's ICRC.
 
 Two hosts exchange at least one packet of every kind that Burst emits, over IPv4 and IPv6 and over a wire that loses packets; the
 interface's trains of datagrams are cut apart in the kernel before the capture, so that it holds what a wire would.
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "interop"))
 
 from rig.peer import Peer, connect  # noqa: E402
 
-# Opcodes: RC (send, write, read, acknowledgements, atomics, send with invalidate), UC, UD, XRC's SEND.
+# Opcodes: RC (SEND, WRITE, READ, ACK, atomics, SEND with invalidate), UC, UD, XRC SEND.
 RELIABLE = {*range(0x15), 0x16, 0x17}
 UNRELIABLE = {*range(0x20, 0x2C)}
 DATAGRAMS = {0x64, 0x65}
@@ -62,7 +62,7 @@ class Capture:
         self.program.wait_for_text("File:", 20)
 
     def settle(self):
-        """Waits until the file has stopped growing: packets come to it in blocks."""
+        """Waits until the file has stopped growing: tshark writes packets in blocks."""
         size, deadline = -1, Deadline(QUIET_SECONDS)
         while deadline.left():
             if self.path.stat().st_size != size:
@@ -207,7 +207,7 @@ def test_every_packet_of_the_transports(wire, ends, tmp_path, port, family):
 
 
 def test_packets_of_recovery(wire, ends, tmp_path):
-    """Repeated requests, NAKs of gaps, READs asked for again from the middle."""
+    """Repeated requests, NAKs for gaps, READs repeated from the middle."""
     fabric = wire(ports=("impair:loss=10%,seed=3/udp:dev=eth0", "impair:loss=10%,seed=4/udp:dev=eth0"))
     capture = Capture(fabric.b, tmp_path / "loss.pcap")
     a, b, there = ends(fabric)
@@ -243,7 +243,7 @@ def test_every_message_of_connection_management(wire, tmp_path, family):
 
 
 def test_messages_that_others_provoke(wire, tmp_path):
-    """A request comes again while its program thinks (MRA); somebody wishes for another path (APR)."""
+    """A request arrives again before its program answers (MRA); a peer requests another path (APR)."""
     a, b = wire(daemons=False).hosts
     b.start_daemon()
     peer = roce.Peer(a, b)
@@ -290,5 +290,5 @@ def test_packets_of_xrc(wire, tmp_path):
 
 
 def await_listener(host):
-    """Waits until a program there listens by rdma_cm."""
+    """Waits until a program on that host listens by rdma_cm."""
     wait_until(lambda: '"listening"' in host.burst("cm", "--connections", "--json")[1], 20)

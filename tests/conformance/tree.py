@@ -20,7 +20,7 @@ CYTHON = "3.0.12"
 
 
 class Missing(Exception):
-    """Something is not there and cannot be made."""
+    """A part is missing and cannot be built."""
 
 
 def cache():
@@ -50,7 +50,7 @@ class Tree:
 
 
 def prepare(say):
-    """The tree, made if it is not there."""
+    """The source tree, created if it is missing."""
     tree = Tree(cache())
     done = tree.place / "complete"
     if done.exists():
@@ -81,7 +81,7 @@ def fetch(tree):
 
 
 def build(tree):
-    """Unoptimised: the suite measures nothing, and most of the time would go into compiling."""
+    """Built without optimization: the suite measures nothing, and compiling takes most of the time."""
     run([
         "cmake", "-S", tree.source, "-B", tree.build, "-G", "Ninja", "-DNO_MAN_PAGES=1", "-DNO_PYVERBS=0",
         "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_FLAGS=-O0", "-DCMAKE_SKIP_RPATH=ON",

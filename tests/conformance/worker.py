@@ -11,7 +11,7 @@ import os
 import sys
 import unittest
 
-# Other vendors' own interfaces; everything else in the tree is generic.
+# Interfaces of other vendors; the other files of the tree are generic.
 NOT_GENERIC = ("test_mlx5_", "test_efa")
 
 
@@ -83,7 +83,7 @@ def generic(tree):
 
 
 def our_libraries_are_loaded():
-    """The directories from which the verbs libraries really come."""
+    """The directories from which the verbs libraries were loaded."""
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "libibverbs.so" in line or "librdmacm.so" in line}
     return sorted(paths)
@@ -108,7 +108,7 @@ def main():
     if not wanted:
         tell(["cases", sorted(found)])
         return
-    # The suite's own runner shares nothing between cases; neither do we: setUpClass and the like run per case.
+    # As with the suite's own runner, cases share nothing: setUpClass and the like run per case.
     for name in wanted:
         unittest.TestSuite([found[name]]).run(Reporter(tell))
 

@@ -1,4 +1,4 @@
-"""Fixtures of the interoperation tests: a rig for each kernel, MTU and port that is asked for.
+"""Fixtures of the interoperation tests: a rig for each requested kernel, MTU and port.
 
 They run by `make interop`, not by `make test`. BURST_INTEROP_PORTS (default: udp,packet) says over which ports burstd is tried.
 """
@@ -31,7 +31,7 @@ def shapes(mtus):
 
 
 def pytest_generate_tests(metafunc):
-    """A module says in MTUS for which it wants to run; the others run at 1500 (path MTU 1024), where messages are many packets."""
+    """A module lists its MTUs in MTUS; other modules run at 1500 (path MTU 1024), where a message is many packets."""
     if "rig" in metafunc.fixturenames:
         metafunc.parametrize("rig", shapes(getattr(metafunc.module, "MTUS", (1500,))), indirect=True, scope="session")
 

@@ -1,4 +1,4 @@
-"""What Burst costs beside the kernel's rxe, in instructions: both in one emulated machine whose clock counts them.
+"""Instructions of Burst and of the kernel's rxe: both in one emulated machine whose clock counts instructions.
 
     cost.py [--kernel 6.1] [--only PATTERN] [--json FILE]      (make bench-rxe; needs what scripts/install-deps --interop installs)
 
@@ -58,7 +58,7 @@ def message_cost(guest, side, tool, size, mtu):
 
 
 def connection_steps(guest, side):
-    """What a connection costs by cmtime, step by step, in us of the guest's time."""
+    """The cost of a connection by cmtime, step by step, in us of the guest's time."""
     address, env = SIDES[side]["address"], SIDES[side]["env"]
     server = guest.start("cmtime", "-b", address, "-p", CM_PORT, env=env)
     try:

@@ -1,4 +1,4 @@
-"""How connections are refused and how they end: who rejects, who disconnects first, and what the other end is told.
+"""How connections are refused and how they end: the end that rejects or disconnects first, and the events at the other end.
 
 `tests/programs/cm_peer.c` runs on both sides and says each event with its status and private data.
 """
@@ -58,7 +58,7 @@ def test_one_end_disconnects(talk, first):
 
 
 def test_the_peer_has_no_extended_connections(rig):
-    """So XRC is tried between Bursts only. The day a kernel's rxe offers it, this says so."""
+    """XRC is tested between Bursts only. This test fails when a kernel's rxe offers XRC."""
     _, ours = rig.host.run("ibv_devinfo", "-v", "-d", "burst0")
     _, theirs = rig.guest.run("ibv_devinfo", "-v", "-d", "rxe0")
     assert "device_cap_flags" in theirs

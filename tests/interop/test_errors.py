@@ -1,4 +1,4 @@
-"""What each side answers to a request that it must refuse, and what the other makes of the answer."""
+"""The answer of each side to a request that it must refuse, and the completion at the other side."""
 
 import time
 
@@ -78,7 +78,7 @@ def test_a_receive_that_is_too_short(ends, size):
     assert ends.b.failed() == (2 if ends.requester == "burst" else LENGTH)
 
 
-def test_nobody_answers(ends):
+def test_no_answer(ends):
     qp = ends.connect(rts={"timeout": 12, "retries": 2})
     ends.b("state", qp=qp, to="reset")
     began = time.monotonic()
@@ -89,12 +89,12 @@ def test_nobody_answers(ends):
 
 
 def test_the_peer_is_killed(ends):
-    """Burst's daemon answers for a dead program; a dead program on rxe answers nothing."""
+    """Burst's daemon answers for a dead program; with rxe there is no answer."""
     qp = ends.connect(rts={"timeout": 12, "retries": 2})
     ends.a("post", qp=qp, op="write", region="m", bytes=8, **ends.at())
     ends.a.done()
     ends.b.kill()
-    # Its memory stands until the daemon, or the kernel, has seen the end.
+    # The memory exists until the daemon or the kernel has noticed the end.
     limit = time.monotonic() + 10
     status = 0
     while not status and time.monotonic() < limit:

@@ -1,4 +1,4 @@
-"""Frames that no program would send, to each side: what must be dropped is, and the connection stays whole.
+"""Forged frames to each side: frames that must be dropped are dropped, and the connection continues.
 
 Each test ends with the same frame without its fault, which is executed: so the fault alone was the reason. (An unknown
 opcode makes rxe refuse, and its queue pair then takes nothing more.)
@@ -37,7 +37,7 @@ class Forger:
         self.ends.rig.inject(made[:len(made) - cut])
 
     def holds(self, data, ms=3000):
-        """Whether the region comes to hold these bytes."""
+        """Whether the region contains these bytes in time."""
         return self.ends.b.becomes("m", 0, data, ms)
 
 

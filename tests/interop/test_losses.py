@@ -1,4 +1,4 @@
-"""Exactly one packet of a kind is lost on the wire; the connection recovers and nothing is done twice."""
+"""Exactly one packet of a kind is lost on the wire; the connection recovers and no request is executed twice."""
 
 import pytest
 

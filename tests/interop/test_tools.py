@@ -8,7 +8,7 @@ from rig.pairs import CLIENTS, FAMILIES, address_of, by_cm, by_gid
 
 RELIABLE = ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw", "ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_atomic_lat"]
 PERFTEST_PORT, RPING_PORT = 18515, 7174
-# perftest connects twice by rdma_cm, and its server listens for the second a little later than a fast client asks.
+# perftest connects twice by rdma_cm, and its server listens for the second connection a little after a fast client's request.
 TOO_EARLY = ("RDMA_CM_EVENT_REJECTED; error: 8", "RDMA_CM_EVENT_UNREACHABLE; error: 1")
 ATTEMPTS = 4
 # Attributes of a connection's request and of a datagram service's.
@@ -62,7 +62,7 @@ def test_perftest_by_rdma_cm(rig, words, client):
         except LabError as error:
             if attempt + 1 == ATTEMPTS or not any(said in str(error) for said in TOO_EARLY):
                 raise
-            # The second request is lost, and comes again when the server listens. (For UD it is the first of its kind.)
+            # The second request is lost and repeated when the server listens. (For UD it is the first SIDR request.)
             late = {"loss": Loss(attribute=SIDR_REQ), "skip": 0} if "UD" in words else {"loss": Loss(attribute=REQ), "skip": 1}
             rig.lose(**late, to_guest=client == "burst")
 

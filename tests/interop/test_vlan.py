@@ -1,4 +1,4 @@
-"""Burst on the interface of a VLAN, beside rxe in the same VLAN. Both are guests: the kernel of a host need not know VLANs."""
+"""Burst on the interface of a VLAN, with rxe in the same VLAN. Both are guests, so the host's kernel need not support VLANs."""
 
 import ipaddress
 import re
