@@ -28,7 +28,7 @@ pub enum Backing {
     Local,
     /// Memory of the process whose `/proc/PID/mem` this is; the address is one of that process.
     Remote(MemoryFd),
-    /// No memory: writes vanish and reads give zeroes (`ibv_alloc_null_mr`). The address means nothing.
+    /// No memory: writes vanish and reads give zeroes (`ibv_alloc_null_mr`). The address has no meaning.
     Null,
 }
 
@@ -54,7 +54,7 @@ impl Span {
     ///
     /// # Safety
     /// `addr .. addr + len` must stay mapped readable and writable (or only readable, if the maker has checked that
-    /// nobody writes through it) for as long as copies of the span are used.
+    /// no copy of the span is written through) for as long as copies of the span are used.
     pub unsafe fn local(addr: *mut u8, len: u32) -> Span {
         Span { addr: addr as u64, len, backing: Backing::Local }
     }
@@ -62,7 +62,7 @@ impl Span {
     pub const fn null(len: u32) -> Span {
         Span { addr: 0, len, backing: Backing::Null }
     }
-    /// No bytes, at no address.
+    /// A span of length 0.
     pub const fn nothing() -> Span {
         // Well aligned and not null, for the kernel's iovecs.
         Span { addr: align_of::<u64>() as u64, len: 0, backing: Backing::Local }
@@ -128,7 +128,7 @@ impl Span {
     pub fn write_from(&self, src: &[u8]) -> Result<(), Gone> {
         assert_eq!(src.len(), self.len());
         match self.backing {
-            // SAFETY: the maker of a local span promised `addr .. addr + len` is writable for whoever writes through it;
+            // SAFETY: the maker of a local span promised `addr .. addr + len` is writable if it is written through;
             // `src` has the same length and cannot overlap application memory because it is a Rust reference.
             Backing::Local => unsafe { copy::raw(self.as_ptr(), src.as_ptr(), src.len()) },
             Backing::Remote(memory) => remote::write(memory, self.addr, src)?,
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn null_span_swallows_writes_and_reads_zeroes() {
+    fn writes_to_a_null_span_vanish_and_reads_give_zeroes() {
         let span = Span::null(24);
         let mut out = [7; 24];
         span.write_from(&[1; 24]).unwrap();
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn a_train_that_meets_an_unmapped_page_is_gone() {
         let own = ProcessMemory::own().unwrap();
-        // SAFETY: two fresh pages, the second of which is unmapped again; nobody else knows them.
+        // SAFETY: two fresh pages that only this test knows; the second is unmapped again.
         let at = unsafe {
             let rights = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -68,14 +68,14 @@ impl Staging {
     /// The bytes of `run`, which finds room, as a local span; `None` if they cannot be read.
     fn read(&mut self, run: &Span) -> Option<Span> {
         let place = self.part(self.used, run.len());
-        // SAFETY: inside the buffer, initialised, and nobody has a span of these bytes: they lie behind `used`.
+        // SAFETY: inside the buffer and initialised; no span of these bytes exists, because they lie behind `used`.
         run.read_to(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), run.len()) }).ok()?;
         self.used += run.len();
         debug_assert!(self.used <= STAGING_BYTES, "`run` has looked for room");
         // SAFETY: inside the buffer, which lives until `clear` and drop allow; only this type writes there.
         Some(unsafe { Span::local(place.as_ptr(), run.len() as u32) })
     }
-    /// First of `len` bytes of the buffer from `offset` on.
+    /// Address of `len` bytes of the buffer from `offset` on.
     fn part(&mut self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset <= STAGING_BYTES && len <= STAGING_BYTES - offset);
         let make = || NonNull::from(Box::leak(vec![0; STAGING_BYTES].into_boxed_slice()));
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn packets_of_a_train_are_read_by_one_call() {
-        let memory: Vec<u8> = (0..70_000).map(|i| (i * 7 >> 3) as u8).collect();
+        let memory: Vec<u8> = (0..70_000).map(|i| ((i * 7) >> 3) as u8).collect();
         let own = ProcessMemory::own().expect("own memory");
         let all = own.span(memory.as_ptr() as u64, memory.len() as u32);
         // SAFETY: `memory` outlives the span.
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(spans.iter().filter(|s| s.is_local()).count(), 18);
         assert_eq!((spans[0].as_ptr(), spans[18].is_local()), (local.as_ptr(), false), "these stay as they are");
         assert!(bytes(&spans) == expect);
-        assert_eq!(staging.fetch(&mut spans), 0, "nothing is remote any more");
+        assert_eq!(staging.fetch(&mut spans), 0, "no span is remote any more");
         // A second batch while the first is alive lies elsewhere.
         let mut more: Vec<Span> = train().collect();
         assert_eq!(staging.fetch(&mut more), 1);

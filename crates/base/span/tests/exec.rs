@@ -1,4 +1,5 @@
-//! What a process gave of its memory ends with the program that it runs, whatever has its number later.
+//! An open `/proc/PID/mem` reaches one program only: neither a program that the process runs later by `exec`, nor another
+//! process that gets the same number.
 
 use burst_span::{Gone, ProcessMemory};
 use std::io::{BufRead, BufReader, Write};
@@ -14,8 +15,8 @@ fn mapped(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_program_that_another_has_made_way_for_is_not_reached() {
-    // A shell that says when it is there, and becomes another program when it is told to.
+fn the_program_after_exec_is_not_reached() {
+    // A shell that writes a line when it runs, and executes another shell when it reads a line.
     let mut child = Command::new("sh")
         .args(["-c", "echo; read line; exec sh -c 'echo; read line'"])
         .stdin(Stdio::piped())
@@ -25,21 +26,21 @@ fn a_program_that_another_has_made_way_for_is_not_reached() {
     let (mut to, mut from) = (child.stdin.take().expect("stdin"), BufReader::new(child.stdout.take().expect("stdout")));
     let mut line = String::new();
     let owner = std::fs::metadata(format!("/proc/{}", child.id())).expect("there").uid();
-    let mut step = || from.read_line(&mut line).expect("it speaks");
+    let mut step = || from.read_line(&mut line).expect("a line");
     step();
     let memory = ProcessMemory::open(child.id(), owner).expect("ours");
     let mut out = [0; 8];
     let at = mapped(child.id());
     assert_eq!(memory.span(at, 8).read_to(&mut out), Ok(()));
     assert_eq!(memory.span(at, 8).write_from(&out), Ok(()));
-    to.write_all(b"\n").expect("it listens");
+    to.write_all(b"\n").expect("written");
     step();
     let again = ProcessMemory::open(child.id(), owner).expect("ours");
     let at = mapped(child.id());
     assert_eq!(again.span(at, 8).read_to(&mut out), Ok(()), "the number reaches the new program");
-    assert_eq!(memory.span(at, 8).read_to(&mut out), Err(Gone), "what the old one gave does not");
+    assert_eq!(memory.span(at, 8).read_to(&mut out), Err(Gone), "the file opened before does not");
     assert_eq!(memory.span(at, 8).write_from(&out), Err(Gone));
     drop(to);
-    child.wait().expect("it ends");
+    child.wait().expect("ended");
     assert_eq!(again.span(at, 8).read_to(&mut out), Err(Gone));
 }

@@ -2,9 +2,9 @@
 //!
 //! High 24 bits: a permutation, keyed per daemon, of (generation, index). Low 8 bits: random. The permutation is a
 //! Feistel network of four rounds over two 12-bit halves with a multiplicative round function: not cryptography
-//! (24 bits can be tried out anyway), but neighbours in time have nothing in common. What protects a region is the
-//! full 32-bit comparison, the protection domain and the access rights; the key makes guessing expensive and a
-//! stale key harmless.
+//! (24 bits can be tried out anyway), but keys that are allocated one after the other look unrelated. A region is protected
+//! by the comparison of all 32 bits, the protection domain and the access rights; the key makes guessing expensive and
+//! a stale key harmless.
 
 /// Bits of the index in a key.
 const INDEX_BITS: u32 = 17;
@@ -103,7 +103,7 @@ impl KeySpace {
         let low = 1 + ((self.random)() % 255) as u32;
         Some(self.cipher.permute(plain) << 8 | low)
     }
-    /// An index never used before, or the one that has been free for the longest time.
+    /// An index never used before, or the index that has been free for the longest time.
     fn fresh_or_oldest(&mut self) -> Option<u32> {
         // A freed key stays invalid for REUSE_AFTER frees times the number of generations.
         if self.generations.len() < INDEX_MAX && self.free.len() < REUSE_AFTER {

@@ -1,7 +1,7 @@
 //! Memory regions and windows: keys, access checks, translation (daemon side).
 //!
 //! **Keys.** A key is 32 bits. The high 24 are (index, generation) under a keyed permutation, so that a peer that
-//! knows one key knows nothing of the others; the low 8 are random and belong to the variant (`ibv_inc_rkey`
+//! knows one key cannot compute others; the low 8 are random and belong to the variant (`ibv_inc_rkey`
 //! changes only them). lkey and rkey of a region are the same number. [`crate::KeySpace`] hands keys out (control thread).
 //!
 //! **Table.** Each worker has its own [`MrTable`], a replica with the same regions ([`Region`]s are shared). A
@@ -119,7 +119,7 @@ impl MrTable {
         self.len() == 0
     }
     /// Translates a local SGE that needs the rights `access` (`base::verbs::access` bits; 0 for reading). A length
-    /// of 0 is always fine, whatever the key (IBA 10.6.3.1).
+    /// of 0 is always allowed, with any key (IBA 10.6.3.1).
     #[inline]
     pub fn local(&self, pd: u32, lkey: Lkey, addr: u64, len: u32, access: u32) -> Result<Span, Reason> {
         if len == 0 {

@@ -1,5 +1,6 @@
-//! Fork handlers of others run while ours hold the registry: UCX, for one, deregisters what it has cached before every fork, in
-//! a handler that was installed before the first registration and therefore runs after ours.
+//! Fork handlers of other libraries run while the handlers of `swap` hold the registry. UCX deregisters its cached regions
+//! before every fork, in a handler that was installed before the first registration and therefore runs later.
+
 use burst_mem::swap::{Registration, register, release};
 use std::io::Write as _;
 use std::sync::Mutex;
@@ -21,7 +22,7 @@ unsafe extern "C" fn fill_the_cache() {
 }
 
 #[test]
-fn handlers_of_others_may_register_and_release() {
+fn other_fork_handlers_may_register_and_release() {
     // SAFETY: functions of this program, which never goes away.
     let installed = unsafe { libc::pthread_atfork(Some(empty_the_cache), Some(fill_the_cache), Some(fill_the_cache)) };
     assert_eq!(installed, 0);
@@ -42,7 +43,7 @@ fn handlers_of_others_may_register_and_release() {
         return release(first);
     }
     CACHED.lock().expect("no panic").push(first);
-    // A deadlock would be for ever.
+    // Ends a deadlock.
     std::thread::spawn(|| {
         std::thread::sleep(Duration::from_secs(20));
         let _ = writeln!(std::io::stderr(), "fork does not return");

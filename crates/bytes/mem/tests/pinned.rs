@@ -52,7 +52,7 @@ fn bytes<'a>(at: *mut u8, len: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(at, len) }
 }
 
-/// The daemon's view of a registration, whichever way it goes.
+/// The daemon's region over a registration, mapped or reached in the process.
 fn daemon(reg: &Registration) -> Region {
     let (first, len) = (reg.pieces()[0].addr as u64, reg.pieces().iter().map(|p| p.len as u64).sum());
     let piece = |p: &burst_mem::swap::Piece| match p.kind {
@@ -133,7 +133,7 @@ fn every_order(device: &mut dyn Device) {
     release(reg);
     // Not pinned any more: swapped as ever. Then pinned while registered, deregistered first.
     let reg = register(at as usize, len, true).expect("registered");
-    assert!(!reg.is_in_process(), "what nobody has pinned is swapped");
+    assert!(!reg.is_in_process(), "memory that is not pinned is swapped");
     device.pin(at, len);
     let region = daemon(&reg);
     assert!(sees_the_program(device, at, len) && is_shared(&region, at));

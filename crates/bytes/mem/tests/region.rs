@@ -70,7 +70,7 @@ fn pieces_join_only_at_page_boundaries() {
     assert_eq!(refusal(&two(10, PAGE - 10, 2 * PAGE)), None);
     let middle = [piece(&sealed, 0, PAGE), piece(&sealed, PAGE, 100), piece(&sealed, 4 * PAGE, PAGE)];
     assert_eq!(refusal(&middle), Some(MapRefused::NotContiguous), "a piece in the middle ends inside a page");
-    // Different pages of the file in another order, each where its piece says.
+    // Pages of the file in another order, each at the offset of its piece.
     let most: Vec<_> = (0..PIECES_MAX as u64).map(|i| piece(&sealed, (15 - 2 * i) * PAGE, PAGE)).collect();
     let mapping = Region::map(&most, ALL).expect("as many as there may be");
     let region = Region::new(1, 1, 0x10_0000, PIECES_MAX as u64 * PAGE, ALL, mapping);

@@ -440,7 +440,7 @@ fn realloc_of_registered_memory() {
     // Beyond the largest threshold that glibc chooses by itself.
     let len = 36 << 20;
     let object = |len: usize, fill: u8| {
-        // The compiler knows `malloc`, and that nobody reads in front of what it returns.
+        // Hidden from the compiler, which knows that programs do not read in front of an object of `malloc`.
         // SAFETY: allocates.
         let p = std::hint::black_box(unsafe { libc::malloc(len) }.cast::<u8>());
         // SAFETY: the word before an object is the allocator's.
@@ -700,7 +700,7 @@ fn a_thousand_swaps_lose_no_write() {
 }
 
 /// System calls that write into a range while it is swapped: with full userfaultfd they wait; with user-mode faults
-/// only they may fail with EFAULT, and nothing worse.
+/// only they may fail with EFAULT.
 #[test]
 fn system_calls_meanwhile() {
     let _alone = alone();

@@ -48,7 +48,7 @@ fn local_checks() {
     assert_eq!(local(7, key ^ 1, 0x1000, 1, 0), no, "another variant");
     assert_eq!(local(7, key ^ 0x100, 0x1000, 1, 0), no, "another key");
     assert_eq!(local(7, key, 0x1000, 1, REMOTE_READ), no, "a right it lacks");
-    assert!(local(9, 0, 0, 0, LOCAL_WRITE).is_ok(), "nothing is always allowed");
+    assert!(local(9, 0, 0, 0, LOCAL_WRITE).is_ok(), "a length of 0 is always allowed");
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn remote_checks() {
 }
 
 #[test]
-fn windows_open_a_part_of_a_region_to_those_they_obey() {
+fn windows_open_a_part_of_a_region_to_their_queue_pairs() {
     let mut keys = keys(2);
     let (key, window) = (keys.alloc().expect("key"), keys.alloc().expect("key"));
     for (mw_type, others) in [(MwType::One, true), (MwType::Two, false)] {

@@ -140,7 +140,7 @@ impl Area {
     /// Copies `len` bytes from `src` to `offset`, a place that the peer does not look at yet.
     ///
     /// # Safety
-    /// `src .. src + len` is readable and nobody else in this process accesses the destination.
+    /// `src .. src + len` is readable, and no other code of this process accesses the destination.
     #[inline]
     pub(crate) unsafe fn write_bytes(&self, offset: usize, src: *const u8, len: usize) {
         // SAFETY: the destination is in bounds; the rest is the caller's promise.

@@ -122,7 +122,7 @@ impl Segment {
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0)? };
         Ok(Segment { fd: Some(fd), base: NonNull::new(base.cast()).ok_or(SegmentError::BadSize)?, len })
     }
-    /// Memory of this process only: nothing can be sent to another process.
+    /// Memory of this process only, without a descriptor to send.
     pub fn anonymous(bytes: usize) -> Result<Segment, SegmentError> {
         let len = bytes.next_multiple_of(PAGE);
         let prot = ProtFlags::READ | ProtFlags::WRITE;

@@ -14,9 +14,9 @@
 //! **Resize.** Indices go on across rings, and the reservation word holds the ring's generation:
 //! 1. the daemon allocates a ring and calls [`CqProducer::switch_to`], which makes the two visible at one instant;
 //!    entries from the returned `base` on go to the new ring;
-//! 2. the library, told the new ring and `base`, calls [`CqConsumer::switch_to`] under its CQ lock: it drains the old
+//! 2. the library gets the new ring and `base`, and calls [`CqConsumer::switch_to`] under its CQ lock: it drains the old
 //!    ring up to `base`, then goes on in the new one;
-//! 3. when [`CqConsumer::is_draining`] is false the library says so, and the daemon calls
+//! 3. when [`CqConsumer::is_draining`] is false the library reports it, and the daemon calls
 //!    [`CqProducer::retire_old`] and frees the old ring, after each worker has ended a turn.
 //!
 //! Until step 3, producers look at the `armed` and `consumer` words of both rings, so that no event is lost and no overrun

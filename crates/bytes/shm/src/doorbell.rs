@@ -4,7 +4,7 @@
 //! middle, leaf. A ring costs the same for one queue and for a hundred thousand, and an idle context costs the
 //! daemon one load.
 //!
-//! A process that dies while it rings blocks nobody. The shared doorbell queue of the BURST paper (appendix A.1.2) has a
+//! A process that dies while it rings blocks no other. The shared doorbell queue of the BURST paper (appendix A.1.2) has a
 //! reserve step and a commit step: a producer that dies between them blocks every later one, so a watchdog must guess
 //! and reclaim. Here nothing is reserved. A process that dies after the leaf and before the top leaves a leaf bit that no
 //! upper level shows. The bit belongs to a queue of that process; rings of its other threads set the same upper words,

@@ -1,4 +1,4 @@
-//! Formats of everything that lies in shared memory. Changing any of them, or a control message, changes [`ABI_VERSION`].
+//! Formats of all data in shared memory. Changing any of them, or a control message, changes [`ABI_VERSION`].
 //!
 //! All integers are native-endian; both ends run on one host. Offsets and sizes are fixed by `const` assertions.
 //! Ring headers keep the application-written and the daemon-written words on different cache lines.

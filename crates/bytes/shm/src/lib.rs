@@ -1,7 +1,7 @@
 //! The shared-memory contract between an application and the daemon (storey 1).
 //!
 //! A context owns an *arena*: a few large sealed memfd segments made by the daemon ([`arena`]). Queues lie in it
-//! at offsets that the daemon chose ([`ShmRef`]). Everything an application writes is hostile: the daemon copies
+//! at offsets that the daemon chose ([`ShmRef`]). All data that an application writes is hostile: the daemon copies
 //! an entry, checks the copy and uses the copy. [`layout`] gives the formats; [`sq`], [`rq`], [`cq`], [`doorbell`],
 //! [`record_ring`] and [`status`] have the two ends of each structure; [`protocol`] has the few rules about shared words
 //! that all of them follow, written once so that loom can check them (`scripts/loom`).

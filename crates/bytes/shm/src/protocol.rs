@@ -23,7 +23,7 @@ pub const ARMED_SOLICITED: u32 = 1;
 /// `armed` value: the next completion of any kind makes an event.
 pub const ARMED_ANY: u32 = 2;
 
-/// Application: publishes entries up to `index` and says whether the daemon, idle on this queue, must be rung.
+/// Application: publishes entries up to `index`. True: the queue is idle and the daemon must be rung.
 #[inline]
 pub fn post(producer: &AtomicU32, idle: &AtomicU32, index: u32) -> bool {
     // Release: pairs with the Acquire load of `producer` in `fetch` and `try_idle`; the entries come first.
@@ -33,7 +33,7 @@ pub fn post(producer: &AtomicU32, idle: &AtomicU32, index: u32) -> bool {
     idle.load(Relaxed) != 0 && idle.swap(0, AcqRel) != 0
 }
 
-/// Daemon: declares the queue idle after having taken everything up to `taken`. True: the next [`post`] will ring.
+/// Daemon: declares the queue idle after all entries up to `taken` were taken. True: the next [`post`] will ring.
 /// False: something arrived meanwhile; the queue is not idle (a needless ring may follow).
 pub fn try_idle(producer: &AtomicU32, idle: &AtomicU32, taken: u32) -> bool {
     // A swap, not a store, here and below: each writer of `idle` reads the value that it overwrites, so that the writes of
@@ -97,7 +97,7 @@ pub fn rise(sleeping: &AtomicU32) -> bool {
 }
 
 /// Application: sets one queue's bit, from the leaf up. A death between two steps leaves bits below a clear bit:
-/// they are found by the next ring that passes there, and nobody else depends on them.
+/// the next ring that sets the same upper bit makes them visible, and no other process depends on them.
 #[inline]
 pub fn ring_bit(leaf: &AtomicU64, mid: &AtomicU64, top: &AtomicU64, leaf_bit: u32, mid_bit: u32, top_bit: u32) {
     // Release at each level: a daemon that takes a bit with Acquire sees the level below, and the posted entries.

@@ -121,7 +121,7 @@ impl RecordRingConsumer {
     pub fn try_idle(&mut self) -> bool {
         protocol::try_idle(self.area.word32(PRODUCER), self.area.word32(IDLE), self.taken)
     }
-    /// Ends the request of [`RecordRingConsumer::try_idle`]: records wake nobody.
+    /// Ends the request of [`RecordRingConsumer::try_idle`]: records do not wake the daemon.
     pub fn stay_awake(&mut self) {
         self.area.word32(IDLE).store(0, Relaxed);
     }

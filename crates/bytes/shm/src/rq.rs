@@ -172,7 +172,7 @@ impl RqConsumer {
         }
         fetch
     }
-    /// Number of receives that are posted and not taken; at most the number of slots, whatever the application writes.
+    /// Number of receives that are posted and not taken; at most the number of slots, even if the producer index is impossible.
     pub fn pending(&self) -> u32 {
         self.area.word32(PRODUCER).load(Acquire).wrapping_sub(self.taken).min(self.spec.entries)
     }

@@ -445,7 +445,7 @@ impl SqConsumer {
         // (spans live for one turn; queues are destroyed between turns).
         unsafe { Span::local(self.area.as_ptr().add(offset), len) }
     }
-    /// Number of entries that are posted and not taken; at most the number of slots, whatever the application writes.
+    /// Number of entries that are posted and not taken; at most the number of slots, even if the producer index is impossible.
     pub fn pending(&self) -> u32 {
         self.area.word32(PRODUCER).load(Acquire).wrapping_sub(self.taken).min(self.spec.entries)
     }

@@ -88,7 +88,7 @@ fn foreign_descriptors_are_verified() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
-    /// Areas never overlap, are zero when handed out, and everything freed can be had again.
+    /// Areas never overlap, are zero when handed out, and freed space is handed out again.
     #[test]
     fn allocator_like_a_model(ops in prop::collection::vec((1usize..20_000, any::<bool>()), 1..80)) {
         let mut arena = Arena::new().expect("arena");
@@ -113,7 +113,7 @@ proptest! {
         prop_assert!(arena.alloc(60 << 20).expect("room").segment == 0, "merged again");
     }
 
-    /// Every ringing queue is handed over exactly once, with any budget.
+    /// Each ringing queue is handed over exactly once, with any budget.
     #[test]
     fn doorbells_like_a_set(
         rings in prop::collection::vec((0..DOORBELL_QUEUES, 0u32..4), 0..200),
@@ -125,19 +125,19 @@ proptest! {
             bells.ring(2, 5);
         }
         prop_assert_eq!(drain.is_ringing(), !rings.is_empty());
-        let mut heard = Vec::new();
-        while drain.drain(budget, |queue| heard.push(queue)) > 0 {}
-        heard.sort_unstable();
+        let mut drained = Vec::new();
+        while drain.drain(budget, |queue| drained.push(queue)) > 0 {}
+        drained.sort_unstable();
         let mut expect: Vec<u32> = rings.iter().map(|(queue, near)| queue ^ near).collect();
         expect.sort_unstable();
         expect.dedup();
-        prop_assert_eq!(heard, expect);
+        prop_assert_eq!(drained, expect);
         prop_assert!(!drain.is_ringing());
     }
 }
 
 #[test]
-fn bells_out_of_range_ring_nobody() {
+fn rings_out_of_range_change_nothing() {
     let (bells, mut drain) = testing::doorbells(0);
     bells.ring(WORKER_MAX, 0);
     bells.ring(0, DOORBELL_QUEUES);
@@ -147,10 +147,10 @@ fn bells_out_of_range_ring_nobody() {
 }
 
 #[test]
-fn no_bell_is_lost_between_threads() {
+fn no_ring_is_lost_between_threads() {
     const RINGS: u32 = 50_000;
     let (bells, mut drain) = testing::doorbells(1);
-    // Each queue's work is a counter that only grows; a bell says: look.
+    // The work of a queue is a counter that only grows; a ring announces a change.
     let posted: Vec<std::sync::atomic::AtomicU32> = (0..512).map(|_| Default::default()).collect();
     std::thread::scope(|scope| {
         for t in 0..2u32 {
@@ -169,7 +169,7 @@ fn no_bell_is_lost_between_threads() {
             drain.drain(64, |queue| {
                 done[queue as usize] = posted[queue as usize].load(std::sync::atomic::Ordering::Relaxed);
             });
-            assert!(start.elapsed().as_secs() < 30, "work that no bell announces");
+            assert!(start.elapsed().as_secs() < 30, "work that no ring announces");
         }
     });
 }

@@ -20,8 +20,8 @@ struct Words {
     top: AtomicU64,
 }
 
-/// The daemon's turn: takes what is there, rests if nothing is, and starts again if resting fails. Returns how many
-/// entries it has taken when it rests.
+/// The daemon's turn: takes posted entries, declares the queue idle when there is none, and starts again if that fails.
+/// Returns the number of entries taken before the queue is idle.
 fn serve(w: &Words, mut taken: u32) -> u32 {
     loop {
         let posted = w.producer.load(Acquire);
@@ -77,7 +77,7 @@ fn an_armed_queue_makes_an_event() {
         let seen = (0..2).take_while(|i| slots[*i].load(Acquire) == *i as u32 + 1).count();
         let events = workers.into_iter().map(|t| t.join().unwrap()).filter(|due| *due).count();
         assert!(events <= 1, "armed once");
-        assert!(seen == 2 || events == 1, "waits for an event that nobody sends");
+        assert!(seen == 2 || events == 1, "waits for an event that no worker sends");
         assert!((0..2).all(|i| slots[i].load(Acquire) == i as u32 + 1), "each index was given once");
     });
 }
@@ -125,7 +125,7 @@ fn drain(w: &Words) -> bool {
 }
 
 #[test]
-fn a_bell_is_heard_before_sleep_or_wakes() {
+fn a_ring_is_drained_before_sleep_or_wakes_the_worker() {
     loom::model(|| {
         let w = Arc::new(Words::default());
         let daemon = {
@@ -135,7 +135,7 @@ fn a_bell_is_heard_before_sleep_or_wakes() {
                 protocol::go_to_sleep(&w.sleeping);
                 heard |= drain(&w);
                 if heard {
-                    assert_eq!(w.entry.load(Relaxed), 1, "the work is visible to whoever hears the bell");
+                    assert_eq!(w.entry.load(Relaxed), 1, "the work is visible with the bell");
                 }
                 heard
             })
@@ -145,13 +145,13 @@ fn a_bell_is_heard_before_sleep_or_wakes() {
         let woken = protocol::needs_wake(&w.sleeping);
         let heard = daemon.join().unwrap();
         assert!(heard || woken, "the worker sleeps on a ringing bell");
-        // The wake-up finds the bell, unless it was heard.
+        // The woken worker finds the bell, unless it was drained before.
         assert!(heard || drain(&w));
     });
 }
 
-/// A worker that sleeps on a descriptor as soon as it finds nothing new; returns which of the things in `given` it has
-/// seen when it sleeps, or none if it never does.
+/// A worker that sleeps on a descriptor as soon as it finds no new work. Returns which of the words in `given` it has seen
+/// when it sleeps; `None` if it never sleeps.
 fn sleep_and_look(sleeping: &AtomicU32, fd: &AtomicU32, given: &[AtomicU32; 2]) -> Option<[bool; 2]> {
     // Writes that were announced and not read.
     let mut owed = 0;
@@ -173,7 +173,7 @@ fn sleep_and_look(sleeping: &AtomicU32, fd: &AtomicU32, given: &[AtomicU32; 2]) 
 }
 
 #[test]
-fn workers_that_give_something_wake_a_sleeping_one() {
+fn passing_work_wakes_a_sleeping_worker() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -193,12 +193,12 @@ fn workers_that_give_something_wake_a_sleeping_one() {
         let (sleeping, fd, given) = &*all;
         let seen = sleep_and_look(sleeping, fd, given).expect("three things can happen, each wakes once or twice");
         givers.into_iter().for_each(|t| t.join().unwrap());
-        assert!(seen == [true; 2] || fd.load(Acquire) > 0, "the worker sleeps and nobody wakes it: {seen:?}");
+        assert!(seen == [true; 2] || fd.load(Acquire) > 0, "the worker sleeps and is not woken: {seen:?}");
     });
 }
 
 #[test]
-fn bells_of_one_word_do_not_silence_each_other() {
+fn rings_in_one_word_are_all_kept() {
     loom::model(|| {
         let w = Arc::new(Words::default());
         let ringers: Vec<_> = (0..2)

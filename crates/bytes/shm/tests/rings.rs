@@ -105,7 +105,7 @@ fn a_hostile_producer_index_is_corrupt_and_takes_nothing() {
 }
 
 proptest! {
-    /// Whatever bytes an application writes into its queue, the daemon's end neither panics nor reads outside.
+    /// With any bytes in the queue, the daemon's end neither panics nor reads outside.
     #[test]
     fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 1..700), turns in 1usize..20) {
         let spec = SqSpec::new(4, 2, 40).expect("spec");
@@ -166,14 +166,14 @@ fn receives_free_their_slots_when_taken() {
     let (mut out, mut sges) = (RecvWqe::default(), NO_SGES);
     for i in 0..100u64 {
         app.write(i, &[sge(i)]).expect("room");
-        assert!(!app.post(), "receives ring nobody");
+        assert!(!app.post(), "receives ring no doorbell");
         assert_eq!(app.room(), 3);
         assert_eq!(daemon.fetch(&mut out, &mut sges), Fetch::Taken(i as u32));
         assert_eq!((out.wr_id, out.num_sge, sges[0]), (i, 1, sge(i)));
         assert_eq!(app.room(), 4);
     }
     assert_eq!(app.write(0, &[sge(0); 3]), Err(WriteError::TooManySges));
-    // A queue pair in error wants to hear of receives.
+    // A queue pair in error asks for a doorbell.
     assert!(daemon.try_idle());
     app.write(1, &[]).expect("room");
     assert!(app.post());

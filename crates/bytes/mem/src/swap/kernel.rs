@@ -40,7 +40,7 @@ pub(crate) unsafe fn map_over(at: usize, len: usize, prot: i32, fd: i32, offset:
     unsafe { rustix::mm::mmap(at as *mut _, len, prot, flags, BorrowedFd::borrow_raw(fd), offset as u64) }.is_ok()
 }
 
-/// Moves the mapping at `from` over the one at `to`, in one step, with the rights `prot`.
+/// Moves the mapping at `from` over the mapping at `to`, in one step, with the rights `prot`.
 ///
 /// # Safety
 /// The caller must own both mappings.
@@ -58,7 +58,7 @@ pub(crate) unsafe fn move_over(from: *mut u8, len: usize, to: usize, prot: i32) 
 /// # Safety
 /// The mapping must not be used any more.
 pub(crate) unsafe fn unmap(at: *mut u8, len: usize) {
-    // SAFETY: by the caller's promise. It fails only if nothing is mapped there.
+    // SAFETY: by the caller's promise. It fails only if no mapping is there.
     let _ = unsafe { rustix::mm::munmap(at.cast(), len) };
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct ForkLockGuard<'a, T> {
 
 /// Identity of the calling thread, never 0.
 fn this_thread() -> usize {
-    // SAFETY: no precondition. A child's only thread has the identity of the one that forked.
+    // SAFETY: no precondition. The only thread of a child has the identity of the thread that forked.
     unsafe { libc::pthread_self() as usize }
 }
 

@@ -4,7 +4,7 @@
 //! moment. If other pages are mapped there later, the processor and the device see different memory, without an error.
 //! The kernel does not say which pages are pinned, so three questions are asked before pages are swapped in or out:
 //!
-//! | who pins | question | covers |
+//! | pinned by | question | covers |
 //! |---|---|---|
 //! | io_uring, iommufd, RDMA adapters | `VmPin` in `/proc/self/status` is not 0 | the whole process |
 //! | VFIO containers | `VmLck` is not 0 and the process has `/dev/vfio/...` open | the whole process |

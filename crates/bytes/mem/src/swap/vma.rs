@@ -170,7 +170,7 @@ impl Maps {
             name_len: (query.vma_name_size as usize).saturating_sub(1).min(NAME_MAX),
         })
     }
-    /// Calls `f` for each line until it says true. Returns whether it did.
+    /// Calls `f` for each line until it returns true. Returns whether it did.
     fn each_line(&self, mut f: impl FnMut(&Vma) -> bool) -> bool {
         let mut buffer = [0u8; LINE_MAX];
         let (mut have, mut offset) = (0, 0);
