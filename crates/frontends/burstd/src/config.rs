@@ -166,6 +166,7 @@ fn assemble(values: &ConfigValues) -> Config {
             workers: values.number("workers") as usize,
             spin: Duration::from_nanos(values.number("spin")),
             window_bytes: values.number("window") as u32,
+            seed: None,
         },
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),
         ready_fd: values.first("ready_fd").map(|v| v.number() as RawFd),

@@ -1,13 +1,17 @@
 //! `burstd`: the daemon that carries RoCEv2 for the verbs programs of one host.
 //!
 //! The control plane is the crate `burst_host`. This binary adds what a daemon needs: [`config`] reads the settings,
-//! [`log`] writes lines to stderr, [`server`] owns the control socket, the event loop and the signals.
+//! [`log`] writes lines to stderr, [`server`] owns the event loop, [`listener`] the control socket's file, [`conversation`] a
+//! client's socket, [`signals`] the signals.
 
 use std::process::ExitCode;
 
 mod config;
+mod conversation;
+mod listener;
 mod log;
 mod server;
+mod signals;
 
 fn main() -> ExitCode {
     let config = match config::load() {
@@ -25,12 +29,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Objects are made on the control thread and ended on it, but grow on workers: with one heap for all threads they
-/// are freed where they came from, and the heap grows by large steps instead of page by page.
+/// Makes all threads use one heap, which grows by large steps. The control thread creates and frees objects, but they grow on
+/// workers: with one heap their memory is freed to the heap that it came from.
 #[cfg(target_env = "gnu")]
 fn one_heap() {
     const GROW_BY: i32 = 1 << 20;
-    // SAFETY: plain settings of the allocator, made before there is a second thread. If it refuses, it only is slower.
+    // SAFETY: settings of the allocator, made before there is a second thread. If it refuses them, the daemon is only slower.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_TOP_PAD, GROW_BY);
@@ -40,8 +44,8 @@ fn one_heap() {
 #[cfg(not(target_env = "gnu"))]
 fn one_heap() {}
 
-/// Gives free pages of the heap back to the system.
-fn give_heap_back() {
+/// Returns free pages of the heap to the system.
+fn return_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no arguments but the bytes to keep; the allocator locks itself.
     unsafe {
@@ -51,7 +55,7 @@ fn give_heap_back() {
 
 /// Opens everything, serves, and returns when asked to end.
 fn run(config: &config::Config) -> Result<(), String> {
-    let host = burst_host::Host::open(&config.host)?;
+    let host = burst_host::Host::open(&config.host, burst_host::Clock::Monotonic)?;
     let mut server = server::Server::bind(config, host)?;
     server.announce(config.ready_fd)?;
     server.serve()

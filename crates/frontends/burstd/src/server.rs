@@ -1,60 +1,54 @@
-//! The control socket: accept, one event loop for all clients, signals, and the end.
+//! The control socket of the daemon: it accepts clients, serves them in one event loop, handles signals, and ends.
 //!
-//! Everything is non-blocking; a client that sends half a message or none only wastes its own time. A message that
-//! cannot be decoded ends that client's connection, with a logged sentence. SIGTERM, SIGINT and SIGHUP stop the accepting,
-//! tell every context (device fatal), wait up to [`DRAIN_MAX`] for programs to finish, and end; a second signal ends at once.
+//! Everything is non-blocking: a client that sends half a message delays only itself. SIGTERM, SIGINT and SIGHUP stop accepting
+//! and write the event IBV_EVENT_DEVICE_FATAL to every context; the daemon then waits up to [`DRAIN_MAX`] for programs to exit,
+//! and ends. A second signal ends it at once.
 
 use crate::config::Config;
+use crate::conversation::{Conversation, ConversationState};
+use crate::listener::{bind_socket, remove_socket};
+use crate::signals::signal_pipe;
+use burst_base::Nanos;
 use burst_control::MESSAGE_MAX;
-use burst_host::Host;
 use burst_host::descriptors;
-use burst_host::{Session, SessionState};
-use burst_netif::watch::Watch;
+use burst_host::host::WORKER_GONE;
+use burst_host::{Host, Session, Upkeep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
-use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use rustix::net::{SocketFlags, accept_with};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
 use tracing::{info, warn};
 
-/// Programs may finish for this long after the first signal.
-pub const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// How often interfaces are looked at while programs are connected, whatever the kernel tells.
-const REFRESH_EVERY: Duration = Duration::from_secs(2);
-/// How long after the first news from the kernel: changes come in bursts.
-const SETTLE: Duration = Duration::from_millis(50);
-/// Clients at once.
+/// How long programs may take to exit after the first signal.
+pub const DRAIN_MAX: Nanos = Nanos::from_ms(5000);
+/// Maximum number of clients.
 const CLIENTS_MAX: usize = 16_384;
-const BACKLOG: i32 = 256;
-/// Clients wait until there is a descriptor at least to turn them away.
-const NOTHING: PollFlags = PollFlags::empty();
 
-/// See the module.
+/// The daemon's event loop and everything that it owns.
 pub struct Server {
     path: PathBuf,
+    /// `None` once the daemon drains.
     listener: Option<OwnedFd>,
     signals: OwnedFd,
-    clients: Vec<Session>,
+    clients: Vec<Conversation>,
     host: Host,
-    /// Given up to turn a client away when there is no other.
+    upkeep: Upkeep,
+    /// A descriptor that is closed to accept and refuse a client when no other is left.
     spare: Option<OwnedFd>,
-    /// For one control message.
+    /// Room for one control message.
     buffer: Vec<u8>,
-    idle_exit: Option<Duration>,
-    idle_since: Instant,
-    refreshed: Instant,
-    /// Tells of changes of interfaces, where a sandbox allows it.
-    watch: Option<Watch>,
-    /// When it told of one that has not been looked at.
-    changed: Option<Instant>,
-    draining: Option<Instant>,
+    /// The daemon ends when there has been no client for this long.
+    idle_exit: Option<Nanos>,
+    /// When the last client left, or the daemon started.
+    idle_since: Nanos,
+    /// When the first signal came.
+    draining: Option<Nanos>,
 }
 
 impl Server {
-    /// Binds the socket. A socket file that nobody listens on is replaced.
+    /// Binds the control socket. A socket file on which no process listens is replaced.
     ///
     /// # Errors
     /// A sentence.
@@ -62,25 +56,23 @@ impl Server {
         let path = config.socket.clone();
         let listener = bind_socket(&path, config.socket_mode)?;
         let signals = signal_pipe().map_err(|e| format!("cannot take signals: {e}"))?;
-        let now = Instant::now();
+        let now = host.now();
         Ok(Server {
             path,
             listener: Some(listener),
             signals,
             clients: Vec::new(),
             host,
+            upkeep: Upkeep::new(now),
             spare: descriptors::spare(),
             buffer: vec![0; MESSAGE_MAX],
-            idle_exit: config.idle_exit,
+            idle_exit: config.idle_exit.map(|limit| Nanos(limit.as_nanos() as u64)),
             idle_since: now,
-            refreshed: now,
-            watch: Watch::open().ok(),
-            changed: None,
             draining: None,
         })
     }
 
-    /// Says that the daemon serves: a log line, and `ready` on the descriptor that the starter gave.
+    /// Announces that the daemon serves: log lines, and `ready` on the descriptor that the starter gave.
     ///
     /// # Errors
     /// A sentence when the descriptor cannot be written.
@@ -105,7 +97,7 @@ impl Server {
         Ok(())
     }
 
-    /// Serves until the end.
+    /// Serves until the daemon is asked to end or has been idle for long enough.
     ///
     /// # Errors
     /// A sentence when a worker has died.
@@ -118,22 +110,15 @@ impl Server {
             if ready.accept {
                 self.accept();
             }
-            if ready.changed {
-                self.watch.iter().for_each(Watch::drain);
-                self.changed.get_or_insert_with(Instant::now);
+            if ready.interfaces {
+                self.upkeep.note_interface_events(self.host.now());
             }
             self.serve_clients(&ready);
-            self.follow_hops(ready.hops);
-            // One post per worker for all that programs asked in this pass.
-            self.host.post_cm_jobs();
-            self.every_so_often();
-            if self.host.trimmer.is_due() {
-                self.clients.iter_mut().for_each(Session::shrink);
-                self.host.shrink();
-                crate::give_heap_back();
+            if self.upkeep.run(&mut self.host, &mut self.clients, ready.hops) {
+                crate::return_heap();
             }
             if self.host.workers().iter().any(|w| !w.is_alive()) {
-                return Err(burst_host::host::WORKER_GONE.into());
+                return Err(WORKER_GONE.into());
             }
             if self.is_over() {
                 break;
@@ -143,71 +128,60 @@ impl Server {
         Ok(())
     }
 
-    /// Sleeps until something is readable or a clock runs out.
-    fn wait(&mut self) -> ReadySet {
+    /// Sleeps until a descriptor is readable or something is due.
+    fn wait(&mut self) -> PollResult {
         if self.spare.is_none() {
             self.spare = descriptors::spare();
         }
-        // Of two rules one holds: a program finds us idle and rings, or we see its wish here.
-        let wishing: Vec<usize> = (0..self.clients.len()).filter(|i| !self.clients[*i].try_idle()).collect();
-        let mut ready = self.sleep(wishing.is_empty());
-        self.clients.iter_mut().for_each(Session::stay_awake);
-        ready.clients.extend(wishing);
+        // Either a program sees that we are idle and wakes us for its next command, or we see the command here.
+        let with_commands: Vec<usize> =
+            (0..self.clients.len()).filter(|i| !self.clients[*i].session_mut().try_idle()).collect();
+        let mut ready = self.sleep(with_commands.is_empty());
+        self.clients.iter_mut().for_each(|c| c.session_mut().stay_awake());
+        ready.clients.extend(with_commands);
         ready
     }
 
-    fn sleep(&self, may_sleep: bool) -> ReadySet {
+    fn sleep(&self, may_sleep: bool) -> PollResult {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         fds.extend(self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
-        fds.extend(
-            self.listener.as_ref().map(|l| PollFd::new(l, if self.spare.is_some() { PollFlags::IN } else { NOTHING })),
-        );
-        let watch_at = fds.len();
-        fds.extend(
-            self.watch
-                .as_ref()
-                .filter(|_| !self.clients.is_empty())
-                .map(|w| PollFd::from_borrowed_fd(w.fd(), PollFlags::IN)),
-        );
+        // Without a spare descriptor no client can be accepted or refused: clients wait in the backlog.
+        let accept = if self.spare.is_some() { PollFlags::IN } else { PollFlags::empty() };
+        fds.extend(self.listener.as_ref().map(|l| PollFd::new(l, accept)));
+        let interfaces_at = fds.len();
+        let interfaces = self.upkeep.interface_events().filter(|_| !self.clients.is_empty());
+        fds.extend(interfaces.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let hops_at = fds.len();
         fds.extend(self.host.cm.hops.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let lives = self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.life()?)));
-        let (living, lives): (Vec<_>, Vec<_>) =
-            lives.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
-        let lives_at = fds.len();
-        fds.extend(lives);
+        let exits_at = fds.len();
+        let exits = self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.process_exit()?)));
+        let (processes, exits): (Vec<_>, Vec<_>) =
+            exits.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
+        fds.extend(exits);
         let timeout = if may_sleep { self.timeout() } else { Some(Duration::ZERO) };
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
-        // An interrupted poll is a pass without news.
+        // An interrupted poll is a pass in which nothing is readable.
         if poll(&mut fds, timeout.as_ref()).is_err() {
-            return ReadySet::default();
+            return PollResult::default();
         }
-        let hot = |f: &PollFd<'_>| !f.revents().is_empty();
+        let readable = |f: &PollFd<'_>| !f.revents().is_empty();
         let n = self.clients.len();
-        ReadySet {
-            signal: hot(&fds[0]),
-            accept: self.listener.is_some() && hot(&fds[n + 1]),
-            changed: watch_at < hops_at && hot(&fds[watch_at]),
-            hops: hops_at < lives_at && hot(&fds[hops_at]),
-            clients: (0..n).filter(|i| hot(&fds[i + 1])).collect(),
-            ended: living.into_iter().zip(&fds[lives_at..]).filter(|(_, f)| hot(f)).map(|(i, _)| i).collect(),
+        PollResult {
+            signal: readable(&fds[0]),
+            accept: self.listener.is_some() && readable(&fds[n + 1]),
+            interfaces: interfaces_at < hops_at && readable(&fds[interfaces_at]),
+            hops: hops_at < exits_at && readable(&fds[hops_at]),
+            clients: (0..n).filter(|i| readable(&fds[i + 1])).collect(),
+            exited: processes.into_iter().zip(&fds[exits_at..]).filter(|(_, f)| readable(f)).map(|(i, _)| i).collect(),
         }
     }
 
+    /// The time until something is due; `None`: nothing is.
     fn timeout(&self) -> Option<Duration> {
-        let drain = self.draining.map(|since| DRAIN_MAX.saturating_sub(since.elapsed()));
-        let idle = self
-            .idle_exit
-            .filter(|_| self.clients.is_empty())
-            .map(|limit| limit.saturating_sub(self.idle_since.elapsed()));
-        let refresh = (!self.clients.is_empty()).then(|| self.refresh_in());
-        [drain, idle, refresh, self.host.trimmer.due_in(), self.hops_due()].into_iter().flatten().min()
-    }
-
-    /// Until interfaces are looked at again.
-    fn refresh_in(&self) -> Duration {
-        let by_clock = REFRESH_EVERY.saturating_sub(self.refreshed.elapsed());
-        self.changed.map_or(by_clock, |since| by_clock.min(SETTLE.saturating_sub(since.elapsed())))
+        let drain = self.draining.map(|since| since + DRAIN_MAX);
+        let idle = self.idle_exit.filter(|_| self.clients.is_empty()).map(|limit| self.idle_since + limit);
+        let due = [drain, idle, self.upkeep.due_at(&self.host, &self.clients)].into_iter().flatten().min()?;
+        Some(burst_host::clock::duration(due.since(self.host.now())))
     }
 
     fn accept(&mut self) {
@@ -215,12 +189,12 @@ impl Server {
         loop {
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(_) if self.clients.len() >= CLIENTS_MAX => warn!("more than {CLIENTS_MAX} clients: refused one"),
-                Ok(socket) => self.clients.push(Session::new(socket)),
+                Ok(socket) => self.clients.push(Conversation::new(socket)),
                 Err(Errno::MFILE | Errno::NFILE) => {
                     drop(self.spare.take());
-                    let turned_away = accept_with(listener, SocketFlags::CLOEXEC).is_ok();
+                    let refused = accept_with(listener, SocketFlags::CLOEXEC).is_ok();
                     self.spare = descriptors::spare();
-                    if !turned_away || self.spare.is_none() {
+                    if !refused || self.spare.is_none() {
                         return;
                     }
                     warn!(
@@ -232,91 +206,59 @@ impl Server {
         }
     }
 
-    /// From the last to the first, so that those that go do not move those still to be looked at.
-    /// Serves who has something to say. What a program asked of the connection manager before it asks something of a queue
-    /// pair comes first, and is in force then: the two have sockets of their own.
-    fn serve_clients(&mut self, ready: &ReadySet) {
-        let mut all: Vec<usize> = ready.clients.iter().chain(&ready.ended).copied().collect();
+    /// Serves the clients whose descriptors are readable, then ends the sessions of those that have left.
+    ///
+    /// A program's connection management and its context have connections of their own. Commands of connection management that
+    /// were sent before a request on a queue pair must be in force when the request is carried out. So clients without a context
+    /// are served first, and the commands of programs whose contexts have requests are carried out even if their descriptors are
+    /// not readable.
+    fn serve_clients(&mut self, ready: &PollResult) {
+        let mut all: Vec<usize> = ready.clients.iter().chain(&ready.exited).copied().collect();
         all.sort_unstable();
         all.dedup();
         let (contexts, first): (Vec<usize>, Vec<usize>) =
-            all.iter().partition(|index| self.clients[**index].has_context());
-        let mut ended = ready.ended.clone();
-        if !contexts.is_empty() {
-            let is_theirs = |c: &Session| c.has_cm() && contexts.iter().any(|i| self.clients[*i].pid() == c.pid());
-            let theirs = (0..self.clients.len()).filter(|index| is_theirs(&self.clients[*index]));
-            let silent: Vec<usize> = theirs.filter(|index| all.binary_search(index).is_err()).collect();
-            for index in silent {
-                if self.clients[index].serve_wishes(&mut self.host) == SessionState::Closed {
-                    ended.push(index);
-                }
+            all.iter().partition(|index| self.clients[**index].session().has_context());
+        // The last requests of a process are carried out; then its exit counts, whichever child still holds the socket.
+        let mut ended = ready.exited.clone();
+        for index in self.other_connections(&all, &contexts) {
+            if self.clients[index].serve_commands(&mut self.host) == ConversationState::Closed {
+                ended.push(index);
             }
         }
         for (at, index) in first.iter().chain(&contexts).enumerate() {
             if at == first.len() {
                 self.host.post_cm_jobs();
             }
-            if self.clients[*index].serve(&mut self.host, &mut self.buffer) == SessionState::Closed {
+            if self.clients[*index].serve(&mut self.host, &mut self.buffer) == ConversationState::Closed {
                 ended.push(*index);
             }
         }
-        // What a process said last is heard, then its end counts, whoever else holds the socket.
         ended.sort_unstable();
         ended.dedup();
+        // From the last to the first, so that removing one does not move those still to be removed.
         for index in ended.into_iter().rev() {
             let mut gone = self.clients.swap_remove(index);
-            gone.end(&mut self.host);
-            self.idle_since = Instant::now();
+            gone.session_mut().end(&mut self.host);
+            self.idle_since = self.host.now();
         }
     }
 
-    /// Goes on with addresses whose next hops have answered, or did not.
-    fn follow_hops(&mut self, readable: bool) {
-        if !self.host.cm.hops.is_waited_for() {
-            return;
+    /// The connections for connection management of the programs that own `contexts`, as far as they are not among `served`.
+    fn other_connections(&self, served: &[usize], contexts: &[usize]) -> Vec<usize> {
+        if contexts.is_empty() {
+            return Vec::new();
         }
-        let now = Instant::now();
-        let news = self.host.news_of_hops(now, readable);
-        for client in &mut self.clients {
-            client.resolve_on(&mut self.host, now, &news);
-        }
-        self.host.count_unanswered();
+        debug_assert!(served.is_sorted());
+        let pid = |session: &Session| session.process().pid;
+        let owns = |session: &Session| contexts.iter().any(|i| pid(self.clients[*i].session()) == pid(session));
+        let is_other = |index: &usize| {
+            let session = self.clients[*index].session();
+            session.has_cm() && owns(session) && served.binary_search(index).is_err()
+        };
+        (0..self.clients.len()).filter(is_other).collect()
     }
 
-    /// When the wait for a next hop ends, or a port is asked again.
-    fn hops_due(&self) -> Option<Duration> {
-        let hops = &self.host.cm.hops;
-        if !hops.is_waited_for() {
-            return None;
-        }
-        let first = self.clients.iter().filter_map(Session::gives_up_at).chain(hops.due()).min()?;
-        Some(first.saturating_duration_since(Instant::now()))
-    }
-
-    /// Interfaces may have changed; tell the contexts.
-    fn every_so_often(&mut self) {
-        if self.clients.is_empty() || !self.refresh_in().is_zero() {
-            return;
-        }
-        self.refreshed = Instant::now();
-        self.changed = None;
-        self.host.refresh();
-        for d in &mut self.host.devices {
-            let Some(news) = d.news() else { continue };
-            info!(
-                device = d.info().name,
-                up = d.caps.up,
-                addresses = d.caps.addrs.len(),
-                mtu = d.caps.link_mtu,
-                "port changed"
-            );
-            for client in &mut self.clients {
-                client.port_changed(d.id, news);
-            }
-        }
-    }
-
-    /// True when the daemon shall end at once.
+    /// Begins to drain. Returns true when the daemon must end at once.
     fn on_signal(&mut self) -> bool {
         let mut drain = [0; 64];
         let _ = rustix::io::read(&self.signals, &mut drain);
@@ -324,139 +266,54 @@ impl Server {
             return true;
         }
         info!(clients = self.clients.len(), "asked to end: draining");
-        self.draining = Some(Instant::now());
+        self.draining = Some(self.host.now());
         self.listener = None;
         remove_socket(&self.path);
         for client in &mut self.clients {
-            client.device_fatal();
+            client.session_mut().device_fatal();
         }
         false
     }
 
     fn is_over(&self) -> bool {
+        let now = self.host.now();
         if let Some(since) = self.draining {
-            return self.clients.iter().all(|c| !c.has_context()) || since.elapsed() >= DRAIN_MAX;
+            return self.clients.iter().all(|c| !c.session().has_context()) || now.since(since) >= DRAIN_MAX;
         }
-        let idle = self.idle_exit.is_some_and(|limit| self.clients.is_empty() && self.idle_since.elapsed() >= limit);
+        let idle = self.idle_exit.is_some_and(|limit| self.clients.is_empty() && now.since(self.idle_since) >= limit);
         if idle {
             info!("idle: ending");
         }
         idle
     }
 
-    /// Ends what is left: queue pairs are flushed and their peers told, because the applications still look.
+    /// Ends the sessions that are left. Queue pairs are flushed and their peers notified, because the programs still run.
     fn close(&mut self) {
         if self.listener.take().is_some() {
             remove_socket(&self.path);
         }
         for mut client in std::mem::take(&mut self.clients) {
-            client.fail_queue_pairs(&mut self.host);
-            client.end(&mut self.host);
+            client.session_mut().fail_queue_pairs(&mut self.host);
+            client.session_mut().end(&mut self.host);
         }
         self.host.post_cm_jobs();
         info!("ended");
     }
 }
 
-/// What `wait` found.
+/// What [`Server::wait`] found readable.
 #[derive(Default)]
-struct ReadySet {
+struct PollResult {
+    /// A signal has come.
     signal: bool,
+    /// A client has connected.
     accept: bool,
-    /// Interfaces.
-    changed: bool,
-    /// Next hops that are waited for.
+    /// The kernel has events of interfaces.
+    interfaces: bool,
+    /// The kernel has events of next hops.
     hops: bool,
-    /// With something to read.
+    /// Indices of clients that have sent something.
     clients: Vec<usize>,
-    /// Whose processes have ended, in ascending order.
-    ended: Vec<usize>,
-}
-
-fn remove_socket(path: &Path) {
-    if let Err(e) = fs::remove_file(path) {
-        warn!("cannot remove {}: {e}", path.display());
-    }
-}
-
-/// A pipe that gets a byte for SIGTERM and SIGINT, and for SIGHUP (the terminal closes) unless `nohup` had it ignored.
-fn signal_pipe() -> std::io::Result<OwnedFd> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let (read, write) = std::os::unix::net::UnixStream::pair()?;
-    read.set_nonblocking(true)?;
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        if signal != SIGHUP || !is_ignored(&status, signal) {
-            signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
-        }
-    }
-    Ok(read.into())
-}
-
-/// Whether the status of a process (`/proc/PID/status`) says that it ignores a signal.
-fn is_ignored(status: &str, signal: i32) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
-    mask >> (signal - 1) & 1 == 1
-}
-
-/// Binds and listens; replaces a dead socket, refuses a live one.
-fn bind_socket(path: &Path, mode: u32) -> Result<OwnedFd, String> {
-    let say = |what: &str, e: std::io::Error| format!("cannot {what} {}: {e}", path.display());
-    if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty() && !d.exists()) {
-        fs::create_dir_all(dir).map_err(|e| say("make the directory of", e))?;
-        let dir_mode = if rustix::process::geteuid().is_root() { 0o755 } else { 0o700 };
-        fs::set_permissions(dir, fs::Permissions::from_mode(dir_mode))
-            .map_err(|e| say("set the mode of the directory of", e))?;
-    }
-    let address = SocketAddrUnix::new(path).map_err(|e| say("use the socket path", e.into()))?;
-    let new_socket =
-        || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
-    let listener = new_socket().map_err(|e| say("make the socket", e.into()))?;
-    if let Ok(found) = path.symlink_metadata() {
-        if !found.file_type().is_socket() {
-            return Err(format!("{} is there already and is no socket; choose another --socket", path.display()));
-        }
-        let probe = new_socket().map_err(|e| say("make the socket", e.into()))?;
-        match rustix::net::connect(&probe, &address) {
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                fs::remove_file(path).map_err(|e| say("replace the dead socket", e))?
-            }
-            Ok(()) | Err(rustix::io::Errno::AGAIN) => {
-                return Err(format!("another burstd serves {}; stop it, or choose another --socket", path.display()));
-            }
-            Err(e) => return Err(say("probe", e.into())),
-        }
-    }
-    bind(&listener, &address).map_err(|e| say("bind", e.into()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(|e| say("set the mode of", e))?;
-    listen(listener.as_fd(), BACKLOG).map_err(|e| say("listen on", e.into()))?;
-    Ok(listener)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nohup_is_seen() {
-        use signal_hook::consts::{SIGHUP, SIGTERM};
-        let status = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n";
-        assert!(is_ignored(status, SIGHUP) && !is_ignored(status, SIGTERM) && !is_ignored("", SIGHUP));
-    }
-
-    #[test]
-    fn only_a_socket_is_replaced() {
-        let directory = std::env::temp_dir().join(format!("burstd-bind-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
-        let file = directory.join("precious");
-        fs::write(&file, "data").unwrap();
-        let why = bind_socket(&file, 0o600).unwrap_err();
-        assert!(why.contains("is no socket"), "{why}");
-        assert_eq!(fs::read_to_string(&file).unwrap(), "data");
-        let socket = directory.join("socket");
-        drop(bind_socket(&socket, 0o600).unwrap());
-        bind_socket(&socket, 0o600).expect("a dead socket is replaced");
-        fs::remove_dir_all(directory).unwrap();
-    }
+    /// Indices of clients whose processes have exited, in ascending order.
+    exited: Vec<usize>,
 }

@@ -1,27 +1,27 @@
-//! Descriptors: each program costs the daemon a few, and there are only as many as the host allows.
+//! File descriptors of the daemon: each program costs a few, and the system limits their number.
 //!
-//! The daemon takes all that it may have ([`raise_limit`]), whatever the limit it was started with. A context may hold a share
-//! of them for what only costs a request (channels, device memory, domains), so that one program that makes channels without
-//! end does not keep all others out. When there is none left for another client, the spare one turns it away, with a sentence
-//! in the log: a client that was left waiting would wake the daemon for ever.
+//! The daemon raises its soft limit to the hard limit ([`raise_limit`]). One context may hold a quarter of the descriptors for
+//! objects that cost only a request (channels, device memory, XRC domains), so that a program that creates channels without
+//! end does not exclude all others. When no descriptor is left for another client, the spare descriptor is closed to accept and
+//! refuse the client, with a sentence in the log: a client left in the backlog would wake the daemon again and again.
 
-use crate::session::refuse;
+use crate::refusal::refuse;
 use burst_control::Refusal;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::OwnedFd;
 
-/// A context may hold one in so many.
+/// A context may hold one in this many of the daemon's descriptors.
 const SHARE: u64 = 4;
 
-/// Raises the limit as far as the host lets us; returns what it is.
+/// Raises the soft limit of open files to the hard limit. Returns the limit in force.
 pub fn raise_limit() -> u64 {
     let was = getrlimit(Resource::Nofile);
-    // A refusal leaves what was there.
+    // A refusal leaves the limit as it was.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: was.maximum, ..was });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Whether a context that holds `held` may hold one more, where the daemon may have `limit`.
+/// Checks that a context with `held` descriptors may hold one more, where the daemon may open `limit`.
 ///
 /// # Errors
 /// EMFILE.
@@ -38,7 +38,7 @@ pub fn check_share(held: usize, limit: u64) -> Result<(), Refusal> {
     )
 }
 
-/// A descriptor that can be given up for another.
+/// A descriptor that can be closed to make room for another.
 pub fn spare() -> Option<OwnedFd> {
     std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
 }
@@ -48,14 +48,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_ends_before_the_limit() {
+    fn the_share_of_a_context_ends_before_the_limit() {
         assert!(check_share(0, 4).is_ok() && check_share(255, 1024).is_ok() && check_share(1 << 20, u64::MAX).is_ok());
         assert_eq!(check_share(256, 1024).expect_err("no more").errno, libc::EMFILE);
         assert!(check_share(0, 3).is_err());
     }
 
     #[test]
-    fn the_limit_is_what_the_host_allows() {
+    fn the_soft_limit_is_raised_to_the_hard_limit() {
         let limit = raise_limit();
         assert_eq!(getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX), limit);
         assert!(spare().is_some());

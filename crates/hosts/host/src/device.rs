@@ -1,58 +1,104 @@
 //! Devices: one per configured port, named `burst0`, `burst1`, …
 
-use crate::groups::{GROUP_QPS_MAX, GROUPS_MAX};
+use crate::limits::LIMITS;
+use crate::refusal::refuse;
 use burst_base::DeviceId;
 use burst_base::gid::gid_of;
-use burst_control::{DeviceInfo, GidInfo, Limits};
+use burst_control::{DeviceInfo, GidInfo, Refusal};
 use burst_port::{PortAddr, PortCaps};
-use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
-use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};
 
-/// What every device allows.
-pub const LIMITS: Limits = Limits {
-    max_qp: 100_000,
-    max_qp_wr: WR_MAX,
-    max_sge: SGE_MAX,
-    max_inline: INLINE_MAX,
-    max_cq: 1 << 17,
-    max_cqe: CQE_MAX,
-    max_mr: 1 << 19,
-    max_pd: 1 << 16,
-    max_ah: 1 << 17,
-    max_srq: 1 << 16,
-    max_srq_wr: WR_MAX,
-    max_rd_atomic: RD_ATOMIC_MAX as u32,
-    max_msg_sz: MESSAGE_BYTES_MAX as u32,
-    max_mr_size: 1 << 40,
-    max_dm_size: 1 << 20,
-    max_mcast_grp: GROUPS_MAX,
-    max_mcast_qp_attach: GROUP_QPS_MAX,
-};
-
-const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);
-
-/// A device and what its port was when last asked.
+/// A device, and the state of its port as of the last refresh.
 #[derive(Debug)]
 pub struct HostDevice {
-    /// Number.
+    /// Number of the device: N in `burstN`.
     pub id: DeviceId,
-    /// Port as it is.
+    /// Addresses, link and MTU of the port as of the last refresh.
     pub caps: PortCaps,
-    /// What programs were last told of it.
+    /// The state that the last events to programs described.
     last_reported: PortReport,
+    /// How many objects all contexts have on the device.
+    pub objects: DeviceObjects,
 }
 
-/// What programs learn of by events.
+/// A kind of object whose number per device is limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceObject {
+    /// Queue pairs.
+    Qp,
+    /// Completion queues.
+    Cq,
+    /// Memory regions.
+    Mr,
+    /// Protection domains.
+    Pd,
+    /// Address handles.
+    Ah,
+    /// Shared receive queues.
+    Srq,
+}
+
+impl DeviceObject {
+    /// The objects' name, the name of the limit in `ibv_query_device`, and the limit.
+    const fn limit(self) -> (&'static str, &'static str, u32) {
+        match self {
+            DeviceObject::Qp => ("queue pairs", "max_qp", LIMITS.max_qp),
+            DeviceObject::Cq => ("completion queues", "max_cq", LIMITS.max_cq),
+            DeviceObject::Mr => ("memory regions", "max_mr", LIMITS.max_mr),
+            DeviceObject::Pd => ("protection domains", "max_pd", LIMITS.max_pd),
+            DeviceObject::Ah => ("address handles", "max_ah", LIMITS.max_ah),
+            DeviceObject::Srq => ("shared receive queues", "max_srq", LIMITS.max_srq),
+        }
+    }
+}
+
+/// Counts of a device's objects, of all contexts together: as in the kernel, the limits that `ibv_query_device` reports are
+/// the device's, not a context's.
+#[derive(Debug, Default)]
+pub struct DeviceObjects {
+    counts: [u32; 6],
+}
+
+impl DeviceObjects {
+    /// Counts a new object of device `id`.
+    ///
+    /// # Errors
+    /// ENOMEM when the device has as many as its limit allows.
+    pub fn add(&mut self, id: DeviceId, object: DeviceObject) -> Result<(), Refusal> {
+        let (name, limit, max) = object.limit();
+        let count = &mut self.counts[object as usize];
+        assert!(*count <= max);
+        if *count == max {
+            let sentence = format!("device burst{id} has {max} {name}, its limit ({limit}), in all programs together");
+            return refuse(libc::ENOMEM, sentence);
+        }
+        *count += 1;
+        Ok(())
+    }
+
+    /// Uncounts an object that has ended.
+    pub fn remove(&mut self, object: DeviceObject) {
+        let count = &mut self.counts[object as usize];
+        assert!(*count > 0, "a device has no {object:?} that could end");
+        *count -= 1;
+    }
+
+    /// How many objects of a kind the device has.
+    pub fn count(&self, object: DeviceObject) -> u32 {
+        self.counts[object as usize]
+    }
+}
+
+/// The part of a port's state that programs learn by asynchronous events.
 #[derive(Debug, PartialEq, Eq)]
 struct PortReport {
     up: bool,
     addrs: Vec<PortAddr>,
 }
 
-/// What programs shall be told of a port.
+/// Changes of a port that programs must learn by asynchronous events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortChanges {
-    /// The link went up or down.
+    /// The new state of the link, if it changed.
     pub up: Option<bool>,
     /// The GID table changed.
     pub gids: bool,
@@ -62,11 +108,11 @@ impl HostDevice {
     /// A device whose port is `caps`.
     pub fn new(id: DeviceId, caps: PortCaps) -> HostDevice {
         let last_reported = PortReport { up: caps.up, addrs: caps.addrs.clone() };
-        HostDevice { id, caps, last_reported }
+        HostDevice { id, caps, last_reported, objects: DeviceObjects::default() }
     }
 
-    /// What has changed since this was last asked; `None` if nothing has.
-    pub fn news(&mut self) -> Option<PortChanges> {
+    /// The changes since the last call; `None` if nothing has changed.
+    pub fn take_changes(&mut self) -> Option<PortChanges> {
         let now = PortReport { up: self.caps.up, addrs: self.caps.addrs.clone() };
         let before = std::mem::replace(&mut self.last_reported, now);
         let (up, gids) = (self.last_reported.up, self.last_reported.addrs != before.addrs);
@@ -75,7 +121,7 @@ impl HostDevice {
 }
 
 impl HostDevice {
-    /// As told to applications.
+    /// The description of the device for programs.
     pub fn info(&self) -> DeviceInfo {
         let gid =
             |a: &burst_port::PortAddr| GidInfo { gid: gid_of(a.ip), ifname: a.ifname.clone(), ifindex: a.ifindex };
@@ -95,7 +141,7 @@ impl HostDevice {
         }
     }
 
-    /// EUI-64 of the MAC address (IBA 4.1), with the device number in the filler when there is no MAC.
+    /// The EUI-64 of the MAC address (IBA 4.1.1). Without a MAC address: the process id and the device number.
     fn guid(&self) -> u64 {
         let m = self.caps.mac;
         if m == [0; 6] {
@@ -111,7 +157,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_change_is_news_once() {
+    fn objects_are_counted_to_the_limit_of_the_device() {
+        let mut objects = DeviceObjects::default();
+        for _ in 0..LIMITS.max_pd {
+            objects.add(DeviceId(0), DeviceObject::Pd).expect("below the limit");
+        }
+        let refusal = objects.add(DeviceId(0), DeviceObject::Pd).expect_err("full");
+        assert_eq!(refusal.errno, libc::ENOMEM);
+        assert!(refusal.sentence.contains("burst0") && refusal.sentence.contains("max_pd"), "{}", refusal.sentence);
+        assert!(objects.add(DeviceId(0), DeviceObject::Cq).is_ok(), "each kind has its own limit");
+        objects.remove(DeviceObject::Pd);
+        assert_eq!(objects.count(DeviceObject::Pd), LIMITS.max_pd - 1);
+        assert!(objects.add(DeviceId(0), DeviceObject::Pd).is_ok());
+    }
+
+    #[test]
+    fn each_change_is_reported_once() {
         let addr = |ip: &str| PortAddr { ip: ip.parse().expect("ip"), ifindex: 1, ifname: "x".into(), reach: None };
         let caps = PortCaps {
             name: "udp".into(),
@@ -123,16 +184,16 @@ mod tests {
             mac: [0; 6],
         };
         let mut device = HostDevice::new(DeviceId(0), caps);
-        assert_eq!(device.news(), None);
+        assert_eq!(device.take_changes(), None);
         device.caps.link_mtu = 1500;
-        assert_eq!(device.news(), None);
+        assert_eq!(device.take_changes(), None);
         device.caps.addrs.push(addr("192.0.2.2"));
-        assert_eq!(device.news(), Some(PortChanges { up: None, gids: true }));
+        assert_eq!(device.take_changes(), Some(PortChanges { up: None, gids: true }));
         device.caps.up = false;
-        assert_eq!(device.news(), Some(PortChanges { up: Some(false), gids: false }));
+        assert_eq!(device.take_changes(), Some(PortChanges { up: Some(false), gids: false }));
         device.caps.up = true;
         device.caps.addrs.pop();
-        assert_eq!(device.news(), Some(PortChanges { up: Some(true), gids: true }));
-        assert_eq!(device.news(), None);
+        assert_eq!(device.take_changes(), Some(PortChanges { up: Some(true), gids: true }));
+        assert_eq!(device.take_changes(), None);
     }
 }

@@ -1,19 +1,35 @@
-//! The host: devices, workers, and the numbers that all contexts share.
+//! The state of one host: devices, workers, and the numbers that all contexts share.
 //!
-//! Belongs to the control thread. A change to a worker's tables is a closure run by the worker
-//! ([`Host::on_worker`], [`Host::on_all`]); when such a call returns, the change is in force.
+//! A `Host` belongs to the control thread. To change a worker's tables, the control thread sends the worker a closure
+//! ([`Host::on_worker`], [`Host::on_all`]); when such a call returns, the change is in force. [`Host::post`] does not wait.
+//!
+//! | part | contents |
+//! |---|---|
+//! | `host.rs` | opening, workers, devices |
+//! | `host/cm.rs` | events and jobs of connection management, its statistics |
+//! | `host/hops.rs` | next hops: the questions that need a worker or a device |
+//! | `host/multicast.rs` | membership in multicast groups |
+//! | `host/stats.rs` | counters and the description of the host |
 
+mod cm;
+mod hops;
+mod multicast;
+mod stats;
+
+use crate::clock::Clock;
 use crate::cm::CmService;
-
-use crate::device::{HostDevice, LIMITS};
+use crate::device::{DeviceObject, HostDevice};
+use crate::exports::Exports;
 use crate::groups::MulticastGroups;
 use crate::id_allocator::IdAllocator;
+use crate::limits::LIMITS;
 use crate::options::HostOptions;
+use crate::random::RandomSource;
 use crate::trim::Trimmer;
 use crate::xrc::XrcTable;
 use burst_base::{DeviceId, Nanos};
 use burst_cm::Secret;
-use burst_control::DaemonInfo;
+use burst_control::Refusal;
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
@@ -21,121 +37,156 @@ use burst_mem::{KeySpace, MrTable};
 use burst_port::{Encapsulation, Port, PortSpec, open_all};
 use burst_shm::status::StatusOwner;
 use std::sync::{Arc, Barrier};
-use std::time::Instant;
 
-/// See the module.
+/// Maximum number of contexts of all devices.
+const CONTEXTS_MAX: u32 = 1 << 16;
+
+/// The ports of each worker, in the order of the devices.
+pub type WorkerPorts = Vec<Box<dyn Port>>;
+
+/// The control plane of one host.
 pub struct Host {
-    /// In order of their numbers.
+    /// Devices, by number.
     pub devices: Vec<HostDevice>,
     workers: Vec<WorkerHandle>,
-    /// The page that tells applications which workers sleep.
+    /// The shared page in which workers note that they sleep.
     pub status: StatusOwner,
     /// Queue pair numbers, by worker.
     pub qpns: Vec<QpnSpace>,
     /// Memory keys.
     pub keys: KeySpace,
-    /// Contexts.
+    /// Numbers of contexts.
     pub contexts: IdAllocator,
-    /// Protection domains.
+    /// Numbers of protection domains.
     pub pds: IdAllocator,
-    /// What contexts lend to others.
-    pub exports: crate::exports::Exports,
-    /// Completion queues.
+    /// Objects that contexts export to others.
+    pub exports: Exports,
+    /// Numbers of completion queues.
     pub cqs: IdAllocator,
-    /// Address handles.
+    /// Numbers of address handles.
     pub ahs: IdAllocator,
     /// Multicast groups.
     pub groups: MulticastGroups,
-    /// XRC domains and targets.
+    /// XRC domains and target queue pairs.
     pub xrc: XrcTable,
     /// Connection management.
     pub cm: CmService,
-    /// Memory that may be given back.
+    /// When to return memory to the system.
     pub trimmer: Trimmer,
+    /// How many descriptors the process may open.
+    pub descriptors: u64,
+    clock: Clock,
+    random: RandomSource,
     cm_secret: Secret,
     next_worker: usize,
-    /// How many descriptors the daemon may have.
-    pub descriptors: u64,
-    started: Instant,
+    started: Nanos,
 }
 
-/// A worker's thread has ended; the daemon cannot go on.
+/// The sentence for the end of a worker's thread: the host cannot go on.
 pub const WORKER_GONE: &str = "a worker thread has died";
-
-/// A random number of the system.
-pub(crate) fn random_number() -> Result<u64, String> {
-    let mut bytes = [0; 8];
-    match rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) {
-        Ok(8) => Ok(u64::from_ne_bytes(bytes)),
-        _ => Err("the system gives no random numbers".into()),
-    }
-}
 
 impl Host {
     /// Opens every port for every worker and starts the workers.
     ///
     /// # Errors
-    /// A sentence.
-    pub fn open(options: &HostOptions) -> Result<Host, String> {
+    /// A sentence: a port specification is wrong, a port cannot be opened, a worker cannot start.
+    pub fn open(options: &HostOptions, clock: Clock) -> Result<Host, String> {
         let specs = options.ports.iter().map(|p| PortSpec::parse(p)).collect::<Result<Vec<_>, _>>();
-        let specs = specs.map_err(|e| e.to_string())?;
-        let status = StatusOwner::create().map_err(|e| format!("cannot make the status page: {e}"))?;
-        let keys = KeySpace::from_system();
-        let mut host = Host {
-            devices: Vec::new(),
-            workers: Vec::new(),
-            status,
-            qpns: Vec::new(),
-            keys,
-            contexts: IdAllocator::new(1 << 16),
-            pds: IdAllocator::new(LIMITS.max_pd),
-            exports: Default::default(),
-            cqs: IdAllocator::new(LIMITS.max_cq),
-            ahs: IdAllocator::new(LIMITS.max_ah),
-            groups: MulticastGroups::default(),
-            xrc: XrcTable::default(),
-            cm: CmService::default(),
-            trimmer: Trimmer::default(),
-            cm_secret: Secret::new([random_number()?, random_number()?]),
-            next_worker: 0,
-            descriptors: crate::descriptors::raise_limit(),
-            started: Instant::now(),
-        };
-        let inboxes =
-            (0..options.workers).map(|_| Inbox::new(options.workers).map(Arc::new)).collect::<Result<Vec<_>, _>>();
-        let inboxes = inboxes.map_err(|e| format!("cannot make the workers' inboxes: {e}"))?;
-        // By worker, then by device.
-        let mut ports: Vec<Vec<Box<dyn Port>>> = (0..options.workers).map(|_| Vec::new()).collect();
-        for spec in &specs {
+        let mut ports: Vec<WorkerPorts> = (0..options.workers).map(|_| Vec::new()).collect();
+        for spec in &specs.map_err(|e| e.to_string())? {
             let opened = open_all(spec, &Encapsulation::ROCE, options.workers).map_err(|e| e.to_string())?;
             ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
         }
-        host.devices = ports[0].iter().zip(0..).map(|(p, n)| HostDevice::new(DeviceId(n), p.caps().clone())).collect();
+        Host::with_ports(options, clock, ports)
+    }
+
+    /// Starts a host on ports that are open already: one list per worker, all lists in the order of the devices.
+    /// `options.ports` is not used.
+    ///
+    /// # Errors
+    /// A sentence: there is no worker, the lists differ in length, a worker cannot start.
+    pub fn with_ports(options: &HostOptions, clock: Clock, ports: Vec<WorkerPorts>) -> Result<Host, String> {
+        let Some(devices) = ports.first().map(Vec::len).filter(|n| ports.iter().all(|of| of.len() == *n)) else {
+            return Err("every worker needs a port of every device".into());
+        };
+        let inboxes = (0..ports.len()).map(|_| Inbox::new(ports.len()).map(Arc::new)).collect::<Result<Vec<_>, _>>();
+        let inboxes = inboxes.map_err(|e| format!("cannot make the workers' inboxes: {e}"))?;
+        let mut host = Host::empty(options, clock, devices as u32)?;
+        host.devices = ports[0]
+            .iter()
+            .enumerate()
+            .map(|(index, port)| HostDevice::new(DeviceId::from_index(index), port.caps().clone()))
+            .collect();
         for (id, ports) in ports.into_iter().enumerate() {
             host.start_worker(options, id, ports, &inboxes)?;
         }
         Ok(host)
     }
 
+    /// A host without devices and workers, with room for the objects of `devices` devices.
+    fn empty(options: &HostOptions, clock: Clock, devices: u32) -> Result<Host, String> {
+        let mut random = RandomSource::new(options.seed);
+        let keys = match random.fork() {
+            RandomSource::System => KeySpace::from_system(),
+            RandomSource::Seeded(mut rng) => KeySpace::new(Box::new(move || rng.next_u64())),
+        };
+        Ok(Host {
+            devices: Vec::new(),
+            workers: Vec::new(),
+            status: StatusOwner::create().map_err(|e| format!("cannot make the status page: {e}"))?,
+            qpns: Vec::new(),
+            keys,
+            contexts: IdAllocator::new(CONTEXTS_MAX),
+            pds: IdAllocator::new(LIMITS.max_pd.saturating_mul(devices)),
+            exports: Exports::default(),
+            cqs: IdAllocator::new(LIMITS.max_cq.saturating_mul(devices)),
+            ahs: IdAllocator::new(LIMITS.max_ah.saturating_mul(devices)),
+            groups: MulticastGroups::default(),
+            xrc: XrcTable::default(),
+            cm: CmService::new(clock.clone()),
+            trimmer: Trimmer::default(),
+            descriptors: crate::descriptors::raise_limit(),
+            started: clock.now(),
+            clock,
+            cm_secret: Secret::new([random.next()?, random.next()?]),
+            random,
+            next_worker: 0,
+        })
+    }
+
     fn start_worker(
         &mut self,
         options: &HostOptions,
         id: usize,
-        ports: Vec<Box<dyn Port>>,
+        ports: WorkerPorts,
         inboxes: &[Arc<Inbox>],
     ) -> Result<(), String> {
         let worker_options =
             WorkerOptions { id: id as u32, window_bytes: u64::from(options.window_bytes), cm_secret: self.cm_secret };
         let worker = Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());
         let runner = RunnerOptions { spin: options.spin };
-        let sleeper = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
-        let handle = WorkerHandle::start(worker, runner, sleeper).map_err(|e| format!("cannot start a worker: {e}"))?;
+        let flag = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
+        let handle = WorkerHandle::start(worker, runner, flag).map_err(|e| format!("cannot start a worker: {e}"))?;
         self.workers.push(handle);
-        self.qpns.push(QpnSpace::new(id as u32, random_number()?));
+        self.qpns.push(QpnSpace::new(id as u32, self.random.next()?));
+        assert_eq!(self.workers.len(), self.qpns.len());
         Ok(())
     }
 
-    /// Workers.
+    /// The time.
+    pub fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// A random number for a secret.
+    ///
+    /// # Errors
+    /// A sentence when the system has no random numbers.
+    pub fn random_number(&mut self) -> Result<u64, String> {
+        self.random.next()
+    }
+
+    /// The handles of the workers, by number.
     pub fn workers(&self) -> &[WorkerHandle] {
         &self.workers
     }
@@ -146,7 +197,7 @@ impl Host {
         self.next_worker
     }
 
-    /// Runs `f` on one worker.
+    /// Runs `f` on one worker and waits for the result.
     pub fn on_worker<T: Send + 'static>(
         &self,
         worker: usize,
@@ -155,12 +206,12 @@ impl Host {
         self.workers[worker].call(f).expect(WORKER_GONE)
     }
 
-    /// Runs `f` on one worker soon, after what was asked of it before.
+    /// Runs `f` on one worker without waiting for it. The closures of one worker run in the order of these calls.
     pub fn post(&self, worker: usize, f: impl FnOnce(&mut Worker, Nanos) + Send + 'static) {
         self.workers[worker].post(f).expect(WORKER_GONE);
     }
 
-    /// Runs a copy of `f` on every worker, one after the other.
+    /// Runs a copy of `f` on every worker, one after the other, and waits for all.
     pub fn on_all(&self, f: impl Fn(&mut Worker) + Send + Clone + 'static) {
         for worker in &self.workers {
             let f = f.clone();
@@ -168,13 +219,7 @@ impl Host {
         }
     }
 
-    /// Gives back the room of what has ended.
-    pub fn shrink(&mut self) {
-        self.qpns.iter_mut().for_each(QpnSpace::shrink);
-        self.on_all(Worker::shrink);
-    }
-
-    /// Runs `f` on worker 0 while all others stand still between two passes.
+    /// Runs `f` on worker 0 while all other workers stand still between two passes.
     pub fn while_all_stand<T: Send + 'static>(&self, f: impl FnOnce(&mut Worker) -> T + Send + 'static) -> T {
         let arrived = Arc::new(Barrier::new(self.workers.len()));
         let finished = Arc::new(Barrier::new(self.workers.len()));
@@ -198,30 +243,42 @@ impl Host {
         })
     }
 
-    /// Re-reads addresses and links.
-    pub fn refresh(&mut self) {
-        for index in 0..self.devices.len() {
-            for worker in (1..self.workers.len()).rev() {
-                self.on_worker(worker, move |w, _| drop(w.refresh_port(DeviceId::from_index(index))));
-            }
-            let caps = self.on_worker(0, move |w, _| w.refresh_port(DeviceId::from_index(index)));
-            self.devices[index].caps = caps;
-            if self.contexts.taken() == 0 {
-                // Nobody to tell: who comes later begins with what is.
-                self.devices[index].news();
-            }
-        }
+    /// Counts a new object of a device.
+    ///
+    /// # Errors
+    /// ENOMEM when the device has as many objects of this kind as its limit allows.
+    pub fn count_object(&mut self, device: DeviceId, object: DeviceObject) -> Result<(), Refusal> {
+        self.devices[device.index()].objects.add(device, object)
     }
 
-    /// Who is there.
-    pub fn info(&self) -> DaemonInfo {
-        DaemonInfo {
-            version: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
-            uid: rustix::process::getuid().as_raw(),
-            uptime_s: self.started.elapsed().as_secs(),
-            workers: self.workers.len() as u32,
-            contexts: self.contexts.taken(),
+    /// Uncounts an object that has ended.
+    pub fn uncount_object(&mut self, device: DeviceId, object: DeviceObject) {
+        self.devices[device.index()].objects.remove(object);
+    }
+
+    /// Notes that `count` objects have ended, so that memory is trimmed after many of them.
+    pub fn note_ended(&mut self, count: usize) {
+        self.trimmer.note_ended(self.clock.now(), count);
+    }
+
+    /// Returns the memory of ended objects to the heap.
+    pub fn shrink(&mut self) {
+        self.qpns.iter_mut().for_each(QpnSpace::shrink);
+        self.on_all(Worker::shrink);
+    }
+
+    /// Reads the addresses and the link state of every port again.
+    pub fn refresh(&mut self) {
+        for index in 0..self.devices.len() {
+            let device = DeviceId::from_index(index);
+            for worker in (1..self.workers.len()).rev() {
+                self.on_worker(worker, move |w, _| drop(w.refresh_port(device)));
+            }
+            self.devices[index].caps = self.on_worker(0, move |w, _| w.refresh_port(device));
+            if self.contexts.taken() == 0 {
+                // No context exists that could get an event; a later context starts with the present state.
+                self.devices[index].take_changes();
+            }
         }
     }
 }

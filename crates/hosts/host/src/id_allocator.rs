@@ -1,21 +1,26 @@
-//! Small numbers that come back: table indices shared by the control thread and the workers.
+//! Allocation of small numbers: indices of tables that the control thread shares with the workers.
 
-/// Hands out numbers from 0, the smallest free one first, up to a limit.
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Allocates numbers from 0 up to a limit, the smallest free number first.
 #[derive(Debug)]
 pub struct IdAllocator {
+    /// The smallest number that was never allocated.
     next: u32,
     limit: u32,
-    free: std::collections::BinaryHeap<std::cmp::Reverse<u32>>,
+    free: BinaryHeap<Reverse<u32>>,
 }
 
 impl IdAllocator {
-    /// IdAllocator `0..limit`.
+    /// An allocator of the numbers `0..limit`.
     pub fn new(limit: u32) -> IdAllocator {
-        IdAllocator { next: 0, limit, free: std::collections::BinaryHeap::new() }
+        IdAllocator { next: 0, limit, free: BinaryHeap::new() }
     }
-    /// The smallest free number.
+    /// Allocates the smallest free number; `None` when all are in use.
     pub fn take(&mut self) -> Option<u32> {
-        if let Some(std::cmp::Reverse(n)) = self.free.pop() {
+        if let Some(Reverse(n)) = self.free.pop() {
+            debug_assert!(n < self.next);
             return Some(n);
         }
         (self.next < self.limit).then(|| {
@@ -23,16 +28,16 @@ impl IdAllocator {
             self.next - 1
         })
     }
-    /// Gives a number back.
+    /// Frees a number that [`IdAllocator::take`] returned.
     pub fn put(&mut self, n: u32) {
-        debug_assert!(n < self.next);
-        self.free.push(std::cmp::Reverse(n));
+        assert!(n < self.next, "number {n} was never allocated");
+        self.free.push(Reverse(n));
     }
-    /// One more than the largest number ever given out.
+    /// One more than the largest number ever allocated.
     pub fn taken_end(&self) -> u32 {
         self.next
     }
-    /// How many are taken.
+    /// How many numbers are in use.
     pub fn taken(&self) -> u32 {
         self.next - self.free.len() as u32
     }
@@ -43,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smallest_first_and_limited() {
+    fn the_smallest_free_number_comes_first_and_the_limit_holds() {
         let mut n = IdAllocator::new(3);
         assert_eq!([n.take(), n.take(), n.take(), n.take()], [Some(0), Some(1), Some(2), None]);
         n.put(2);

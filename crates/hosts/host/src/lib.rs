@@ -1,8 +1,27 @@
 //! The control plane of one host: devices, sessions of programs and their objects, connection management.
 //!
-//! [`host`] owns devices, workers and numbers; [`session`] one client's requests; [`context`] the objects of one client.
-//! All of it runs on one thread, the caller's; the data path runs on the workers' threads and never waits for it.
+//! A [`Host`] opens ports and starts workers; a [`Session`] carries out the requests of one client; [`Upkeep`] does the periodic
+//! work. All of it runs on one thread, the caller's. The data path runs on the workers and never waits for it. Nothing here
+//! owns a socket for clients: a daemon, a simulator and a library inside a program can drive the same code. The time comes from
+//! [`Clock`], random numbers from [`random::RandomSource`]; both can be set for a simulation.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`host`] | devices, workers, and the numbers that contexts share |
+//! | [`options`] | settings |
+//! | [`session`] | one client |
+//! | [`context`] | the objects of one context |
+//! | [`cm`] | connection management |
+//! | [`upkeep`] | periodic work |
+//! | [`device`], [`limits`] | devices, their limits and object counts |
+//! | [`clock`], [`random`] | time and random numbers |
+//! | [`descriptors`] | limits of file descriptors |
+//! | [`trim`] | when to return memory to the system |
+//! | [`reply`], [`refusal`] | replies and their errors |
+//! | [`id_allocator`] | small numbers |
+//! | `exports`, `groups`, `xrc` | objects that contexts share |
 
+pub mod clock;
 pub mod cm;
 pub mod context;
 pub mod descriptors;
@@ -11,11 +30,19 @@ mod exports;
 mod groups;
 pub mod host;
 pub mod id_allocator;
+pub mod limits;
 pub mod options;
+pub mod random;
+pub mod refusal;
+pub mod reply;
 pub mod session;
 pub mod trim;
+pub mod upkeep;
 mod xrc;
 
+pub use clock::Clock;
+pub use context::ClientProcess;
 pub use host::Host;
 pub use options::HostOptions;
-pub use session::{Session, SessionState};
+pub use session::Session;
+pub use upkeep::Upkeep;

@@ -1,16 +1,22 @@
-//! The settings of a host, as a plain struct: the caller decides where they come from.
+//! The settings of a host as a plain struct. The caller decides where they come from: flags, a file, a test.
 
 use std::time::Duration;
 
-/// Settings of a host.
+/// The settings of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostOptions {
-    /// Port specifications as written, at least one; `burst_port` parses them.
+    /// Port specifications as written, one per device, at least one; `burst_port` parses them.
     pub ports: Vec<String>,
     /// Number of workers, 1 to `burst_shm::layout::WORKER_MAX`.
     pub workers: usize,
     /// How long an idle worker spins before it sleeps.
     pub spin: Duration,
-    /// Most unacknowledged bytes to one peer address.
+    /// Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together. The engine uses at
+    /// least [`WINDOW_BYTES_MIN`].
     pub window_bytes: u32,
+    /// Seed of all random numbers, for simulations and tests; `None`: the system's generator.
+    pub seed: Option<u64>,
 }
+
+/// The smallest window of a peer address, in bytes: one GSO send.
+pub const WINDOW_BYTES_MIN: u32 = 64 << 10;

@@ -1,232 +1,115 @@
-//! One client: its conversation, and its context if it opened one.
+//! One client: what it has said of itself, its context and its connection management.
+//!
+//! A session knows no socket: a request reaches it by [`Session::answer`] from a daemon's socket, from a simulator or from the
+//! same process. Commands of connection management without a reply come through shared memory
+//! ([`Session::receive_commands`]).
 
 use crate::cm::{CmClient, HopChanges};
-use crate::context::{Context, ReplyParts};
+use crate::context::{ClientProcess, Context};
 use crate::device::PortChanges;
 use crate::host::Host;
-use burst_base::DeviceId;
+use crate::refusal::{refuse, system};
+use crate::reply::ReplyParts;
 use burst_base::verbs::EventType;
+use burst_base::{DeviceId, Nanos};
 use burst_control::commands::CommandReceiver;
-use burst_control::frame::{self, ControlHeader, ControlPacket};
-use burst_control::{AsyncObject, ControlError, Counter, Refusal, Reply, Request, Response};
-use rustix::net::{RecvFlags, SendFlags};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
-use tracing::{debug, info, warn};
+use burst_control::{AsyncObject, ControlError, Refusal, Reply, Request, Response};
+use std::os::fd::OwnedFd;
+use tracing::{debug, info};
 
-/// Whether a client stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SessionState {
-    /// It stays.
-    Open,
-    /// The conversation is over.
-    Closed,
-}
-
-/// Requests answered before other clients get their turn.
-const REQUESTS_PER_PASS: usize = 64;
-/// Refusals of one client that are logged at level info.
+/// Maximum number of refusals of one client that are logged at level info.
 const REFUSALS_LOGGED_MAX: u32 = 16;
+/// Maximum length of a program's name, in characters.
+const PROGRAM_MAX: usize = 64;
 
-/// See the module.
+/// A reply and the descriptors to send with it.
+pub type ReplyWithFds = (Reply, Vec<OwnedFd>);
+
+/// One client.
 pub struct Session {
-    socket: OwnedFd,
-    /// The process that said hello: readable when it has ended. A child that inherited the socket must not hide that.
-    life: Option<OwnedFd>,
-    pid: u32,
-    uid: u32,
+    process: ClientProcess,
     program: String,
     said_hello: bool,
+    /// How many requests were refused.
     refusals: u32,
     context: Option<Context>,
+    /// The number by which other connections of the program name the context.
     token: Option<u64>,
     cm: Option<CmClient>,
-    wishes: Option<CommandReceiver>,
-}
-
-/// A refusal with its errno.
-pub fn refuse<T>(errno: i32, sentence: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal { errno, sentence: sentence.into() })
+    commands: Option<CommandReceiver>,
 }
 
 impl Session {
     /// A client that has just connected.
-    pub fn new(socket: OwnedFd) -> Session {
-        let peer = rustix::net::sockopt::socket_peercred(&socket);
-        let (pid, uid) = peer.map_or((0, u32::MAX), |c| (c.pid.as_raw_nonzero().get() as u32, c.uid.as_raw()));
+    pub fn new(process: ClientProcess) -> Session {
         Session {
-            socket,
-            life: None,
-            pid,
-            uid,
+            process,
             program: String::new(),
             said_hello: false,
             refusals: 0,
             context: None,
             token: None,
             cm: None,
-            wishes: None,
+            commands: None,
         }
     }
 
-    /// What to wait on for the end of the process; none before hello, or for a process that cannot be seen from here.
-    pub fn life(&self) -> Option<BorrowedFd<'_>> {
-        self.life.as_ref().map(AsFd::as_fd)
+    /// The client's process.
+    pub fn process(&self) -> ClientProcess {
+        self.process
     }
 
-    /// The socket, to wait on.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    /// The name of the client's program, as it says.
+    pub fn program(&self) -> &str {
+        &self.program
     }
 
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.pid
+    /// Whether the client has sent its hello.
+    pub fn has_said_hello(&self) -> bool {
+        self.said_hello
     }
 
-    /// Whether it has to do with connection management.
+    /// Whether the client uses connection management.
     pub fn has_cm(&self) -> bool {
         self.cm.is_some()
     }
 
-    /// Whether it has a context.
+    /// Whether the client has a context.
     pub fn has_context(&self) -> bool {
         self.context.is_some()
     }
 
-    /// Answers what has arrived.
-    pub fn serve(&mut self, host: &mut Host, buffer: &mut [u8]) -> SessionState {
-        let mut turns = REQUESTS_PER_PASS;
-        let mut verdict = self.carry_out_wishes(host, &mut turns);
-        while verdict == SessionState::Open && turns > 0 {
-            turns -= 1;
-            verdict = match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
-                Ok(packet) => match self.carry_out_wishes(host, &mut turns) {
-                    SessionState::Open if !(packet.is_bell() && self.said_hello) => self.answer(host, packet),
-                    other => other,
-                },
-                Err(ControlError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => return SessionState::Open,
-                Err(ControlError::Closed) => {
-                    // What it wished last counts.
-                    self.carry_out_wishes(host, &mut turns);
-                    SessionState::Closed
-                }
-                Err(e) => self.disconnected(&e),
-            };
-        }
-        verdict
-    }
-
-    /// Carries out what was wished until now, at the cost of `turns`. CommandReceiver have no answer; their failures become events.
-    fn carry_out_wishes(&mut self, host: &mut Host, turns: &mut usize) -> SessionState {
-        let (Some(wishes), Some(cm)) = (&mut self.wishes, &mut self.cm) else { return SessionState::Open };
-        match wishes.receive(|op| cm.wish(host, &op)) {
-            Ok(count) => {
-                *turns = turns.saturating_sub(count as usize);
-                SessionState::Open
-            }
-            Err(e) => self.disconnected(&e),
-        }
-    }
-
-    /// Carries out what was wished until now; nothing else that the program has to say.
-    pub fn serve_wishes(&mut self, host: &mut Host) -> SessionState {
-        self.carry_out_wishes(host, &mut 0)
-    }
-
-    /// When the next of its ids gives its next hop up, if any waits for one.
-    pub fn gives_up_at(&self) -> Option<Instant> {
-        self.cm.as_ref().and_then(CmClient::gives_up_at)
-    }
-
-    /// Tells its ids what has become of the next hops that they wait for.
-    pub fn resolve_on(&mut self, host: &mut Host, now: Instant, news: &HopChanges) {
-        if let Some(cm) = &mut self.cm {
-            cm.resolve_on(host, now, news);
-        }
-    }
-
-    /// Before the daemon sleeps: this program's next wish shall wake it. False: there are wishes already.
-    pub fn try_idle(&mut self) -> bool {
-        self.wishes.as_mut().is_none_or(CommandReceiver::try_idle)
-    }
-
-    /// The daemon is awake.
-    pub fn stay_awake(&mut self) {
-        if let Some(wishes) = &mut self.wishes {
-            wishes.stay_awake();
-        }
-    }
-
-    fn disconnected(&self, why: &ControlError) -> SessionState {
-        warn!(pid = self.pid, uid = self.uid, program = self.program, "client disconnected: {why}");
-        SessionState::Closed
-    }
-
-    fn answer(&mut self, host: &mut Host, mut packet: ControlPacket<'_>) -> SessionState {
-        let sequence = packet.header.sequence;
-        let request = match packet.decode::<Request>() {
-            Ok(request) => request,
-            Err(ControlError::Version { theirs, .. }) => return self.refuse_version(sequence, theirs),
-            Err(e) => return self.disconnected(&e),
-        };
-        debug!(pid = self.pid, ?request, "request");
-        let fds = std::mem::take(&mut packet.fds);
+    /// Carries out a request. Returns the reply and its descriptors; `None` for a request that has no reply.
+    pub fn answer(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Option<ReplyWithFds> {
+        debug!(pid = self.process.pid, ?request, "request");
         if request.is_without_reply() && self.said_hello {
-            self.quietly(host, request);
-            return SessionState::Open;
+            self.handle_without_reply(host, request);
+            return None;
         }
-        let (result, out, segments) = match self.handle(host, request, fds) {
-            Ok(ReplyParts { response, fds, segments }) => (Ok(response), fds, segments),
+        let ReplyParts { response, mut fds, segments } = match self.handle(host, request, fds) {
+            Ok(parts) => parts,
             Err(refusal) => {
                 self.log_refusal(&refusal);
-                (Err(refusal), Vec::new(), Vec::new())
+                return Some((Reply { new_segments: 0, result: Err(refusal) }, Vec::new()));
             }
         };
-        let reply = Reply { new_segments: segments.len() as u32, result };
-        let all: Vec<BorrowedFd<'_>> = out.iter().chain(&segments).map(AsFd::as_fd).collect();
-        match frame::send(&self.socket, sequence, &reply, &all, SendFlags::DONTWAIT) {
-            Ok(()) => SessionState::Open,
-            Err(e) => {
-                warn!(pid = self.pid, program = self.program, "client disconnected: it does not take its answers: {e}");
-                SessionState::Closed
-            }
-        }
+        let reply = Reply { new_segments: segments.len() as u32, result: Ok(response) };
+        fds.extend(segments);
+        Some((reply, fds))
     }
 
-    /// The program learns a number only, so the sentence stands in the log; a program that goes on asking does not fill it.
-    fn log_refusal(&mut self, refusal: &Refusal) {
-        self.refusals = self.refusals.saturating_add(1);
-        let (pid, errno, program) = (self.pid, refusal.errno, &self.program);
-        if self.refusals <= REFUSALS_LOGGED_MAX {
-            info!(pid, program, errno, "refused: {}", refusal.sentence);
-        } else {
-            debug!(pid, program, errno, "refused: {}", refusal.sentence);
-        }
-    }
-
-    fn refuse_version(&self, sequence: u32, theirs: u32) -> SessionState {
-        let sentence = format!(
-            "burstd {} speaks version {}, your library version {theirs}; use the library that came with the daemon",
-            env!("CARGO_PKG_VERSION"),
-            burst_shm::ABI_VERSION
-        );
-        warn!(pid = self.pid, "client refused: {sentence}");
-        // The client is turned away in any case.
-        let _ =
-            frame::send_raw(&self.socket, ControlHeader::new(sequence), sentence.as_bytes(), &[], SendFlags::DONTWAIT);
-        SessionState::Closed
-    }
-
-    fn handle(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
+    /// Carries out a request that has a reply.
+    ///
+    /// # Errors
+    /// The refusal for the client.
+    pub fn handle(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
         if !self.said_hello && !matches!(request, Request::Hello { .. }) {
             return refuse(libc::EPROTO, "say hello first");
         }
         match request {
             Request::Hello { program } => {
                 self.said_hello = true;
-                self.life = life_of(self.pid);
-                self.program = program.chars().filter(|c| !c.is_control()).take(64).collect();
+                self.program = program.chars().filter(|c| !c.is_control()).take(PROGRAM_MAX).collect();
                 Ok(Response::Daemon(host.info()).into())
             }
             Request::DaemonInfo => Ok(Response::Daemon(host.info()).into()),
@@ -234,12 +117,12 @@ impl Session {
                 host.refresh();
                 Ok(Response::Devices(host.devices.iter().map(|d| d.info()).collect()).into())
             }
-            Request::Stats => Ok(Response::Stats(stats(host)).into()),
-            Request::OpenContext { device } => self.open(host, device),
+            Request::Stats => Ok(Response::Stats(host.stats()).into()),
+            Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
             Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
             Request::CmConnections { from } => Ok(host.cm_connections(from).into()),
-            Request::CmCommandRing => self.lane(),
+            Request::CmCommandRing => self.create_command_ring(),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
             Request::Cm { commands } => Ok(Response::Cm(self.cm().carry_out(host, &commands)).into()),
@@ -250,88 +133,131 @@ impl Session {
         }
     }
 
-    /// Its ids and event channels.
-    fn cm(&mut self) -> &mut CmClient {
-        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.pid))
-    }
-
-    /// The way of its wishes.
-    fn lane(&mut self) -> Result<ReplyParts, Refusal> {
-        if self.wishes.is_some() {
-            return refuse(libc::EEXIST, "this connection has a lane already");
-        }
-        let made = CommandReceiver::create().map_err(|e| Refusal {
-            errno: e.raw_os_error().unwrap_or(libc::ENOMEM),
-            sentence: format!("cannot make a lane for wishes: {e}"),
-        });
-        let (fd, wishes) = made?;
-        self.cm();
-        self.wishes = Some(wishes);
-        Ok(ReplyParts { response: Response::Done, fds: vec![fd], segments: Vec::new() })
-    }
-
-    /// Operations on queue pairs without replies.
-    fn quietly(&mut self, host: &mut Host, request: Request) {
+    /// Carries out a request on queue pairs that has no reply.
+    fn handle_without_reply(&mut self, host: &mut Host, request: Request) {
         match (request, &mut self.context) {
             (Request::ModifyQpWithoutReply { qp, attr, mask }, Some(context)) => {
-                context.modify_qp_quietly(host, qp, attr, mask)
+                context.modify_qp_without_reply(host, qp, attr, mask)
             }
             (Request::DropQps { qps }, Some(context)) => context.drop_qps(host, &qps),
-            (other, _) => debug!(pid = self.pid, request = ?other, "nobody to carry this out"),
+            (other, _) => debug!(pid = self.process.pid, request = ?other, "ignored: the client has no context"),
         }
     }
 
-    /// A number that proves that a queue pair of this context is the caller's.
+    /// Logs a refusal: the program learns only its errno. A program that repeats refused requests does not fill the log.
+    fn log_refusal(&mut self, refusal: &Refusal) {
+        self.refusals = self.refusals.saturating_add(1);
+        let (pid, errno, program) = (self.process.pid, refusal.errno, &self.program);
+        if self.refusals <= REFUSALS_LOGGED_MAX {
+            info!(pid, program, errno, "refused: {}", refusal.sentence);
+        } else {
+            debug!(pid, program, errno, "refused: {}", refusal.sentence);
+        }
+    }
+
+    /// The client's ids and event channels.
+    fn cm(&mut self) -> &mut CmClient {
+        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.process.pid))
+    }
+
+    /// Creates the ring for commands without replies.
+    fn create_command_ring(&mut self) -> Result<ReplyParts, Refusal> {
+        if self.commands.is_some() {
+            return refuse(libc::EEXIST, "this connection has a ring for commands already");
+        }
+        let (fd, commands) = CommandReceiver::create().map_err(system("make a ring for commands"))?;
+        self.cm();
+        self.commands = Some(commands);
+        Ok(ReplyParts::with_fds(Response::Done, vec![fd]))
+    }
+
+    /// A number by which other connections of the program name this context. It cannot be guessed.
     fn token(&mut self, host: &mut Host) -> Result<ReplyParts, Refusal> {
         let Some(context) = &self.context else { return refuse(libc::EPROTO, "open a context first") };
         let token = match self.token {
             Some(token) => token,
-            None => crate::host::random_number().or_else(|e| refuse(libc::EIO, e))?,
+            None => host.random_number().or_else(|e| refuse(libc::EIO, e))?,
         };
         self.token = Some(token);
-        host.cm.know_token(token, context.number());
+        host.cm.add_token(token, context.number());
         Ok(Response::Token(token).into())
     }
 
-    fn open(&mut self, host: &mut Host, device: u32) -> Result<ReplyParts, Refusal> {
+    fn open_context(&mut self, host: &mut Host, device: u32) -> Result<ReplyParts, Refusal> {
         if self.context.is_some() {
             return refuse(libc::EPROTO, "this connection has a context already");
         }
-        let (context, outcome) = Context::open(host, device, (self.pid, self.uid))?;
-        info!(pid = self.pid, uid = self.uid, program = self.program, device, "context opened");
+        let (context, reply) = Context::open(host, device, self.process)?;
+        let ClientProcess { pid, uid } = self.process;
+        info!(pid, uid, program = self.program, device, "context opened");
         self.context = Some(context);
-        Ok(outcome)
+        Ok(reply)
     }
 
-    /// The device's port went up or down, or changed addresses: first a loss, then addresses, then that it works again.
-    pub fn port_changed(&mut self, device: DeviceId, news: PortChanges) {
+    /// Carries out the commands in the ring. They have no replies; failures become events. Returns how many there were.
+    ///
+    /// # Errors
+    /// The ring is damaged: the session must end.
+    pub fn receive_commands(&mut self, host: &mut Host) -> Result<u32, ControlError> {
+        let (Some(commands), Some(cm)) = (&mut self.commands, &mut self.cm) else { return Ok(0) };
+        commands.receive(|command| cm.carry_out_without_reply(host, &command))
+    }
+
+    /// Call this before the control thread sleeps: the program's next command will wake it. Returns false if there are commands
+    /// already.
+    pub fn try_idle(&mut self) -> bool {
+        self.commands.as_mut().is_none_or(CommandReceiver::try_idle)
+    }
+
+    /// Call this when the control thread is awake again: commands need not wake it.
+    pub fn stay_awake(&mut self) {
+        if let Some(commands) = &mut self.commands {
+            commands.stay_awake();
+        }
+    }
+
+    /// The earliest time at which an id stops waiting for its next hop; `None` if no id waits.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.cm.as_ref().and_then(CmClient::next_deadline)
+    }
+
+    /// Continues with the ids whose next hop has changed, and ends waits whose time is over.
+    pub fn continue_resolving(&mut self, host: &mut Host, now: Nanos, changes: &HopChanges) {
+        if let Some(cm) = &mut self.cm {
+            cm.continue_resolving(host, now, changes);
+        }
+    }
+
+    /// Writes asynchronous events for changes of a device's port: first that the link is down, then that addresses have changed,
+    /// then that the link is up.
+    pub fn port_changed(&mut self, device: DeviceId, changes: PortChanges) {
         let Some(context) = self.context.as_ref().filter(|c| c.device() == device) else { return };
-        if news.up == Some(false) {
-            context.tell(EventType::PortErr, AsyncObject::Port, 1);
+        if changes.up == Some(false) {
+            context.write_event(EventType::PortErr, AsyncObject::Port, 1);
         }
-        if news.gids {
-            context.tell(EventType::GidChange, AsyncObject::Port, 1);
+        if changes.gids {
+            context.write_event(EventType::GidChange, AsyncObject::Port, 1);
         }
-        if news.up == Some(true) {
-            context.tell(EventType::PortActive, AsyncObject::Port, 1);
+        if changes.up == Some(true) {
+            context.write_event(EventType::PortActive, AsyncObject::Port, 1);
         }
     }
 
-    /// The daemon is about to end.
+    /// Writes the event IBV_EVENT_DEVICE_FATAL: the host is about to end.
     pub fn device_fatal(&mut self) {
         if let Some(context) = &self.context {
-            context.tell(EventType::DeviceFatal, AsyncObject::Device, 0);
+            context.write_event(EventType::DeviceFatal, AsyncObject::Device, 0);
         }
     }
 
-    /// Moves all queue pairs to error, so that their completions are flushed.
+    /// Moves all queue pairs to the error state, so that their work requests are flushed.
     pub fn fail_queue_pairs(&mut self, host: &mut Host) {
         if let Some(context) = &mut self.context {
             context.fail_queue_pairs(host);
         }
     }
 
-    /// Gives back the room of what has ended.
+    /// Returns the memory of ended objects to the system.
     pub fn shrink(&mut self) {
         if let Some(cm) = &mut self.cm {
             cm.shrink();
@@ -341,48 +267,17 @@ impl Session {
         }
     }
 
-    /// Gives everything back. What the program had not closed itself was left by its death.
+    /// Releases all objects, also those that the program has left behind by dying.
     pub fn end(&mut self, host: &mut Host) {
         if let Some(mut cm) = self.cm.take() {
             cm.end(host);
         }
         if let Some(token) = self.token.take() {
-            host.cm.forget_token(token);
+            host.cm.remove_token(token);
         }
         if let Some(mut context) = self.context.take() {
             let left = context.close(host);
-            info!(pid = self.pid, program = self.program, left, "context closed");
+            info!(pid = self.process.pid, program = self.program, left, "context closed");
         }
     }
-}
-
-/// A descriptor of a process. Kernels before 5.3 have none, nor has a process in a foreign PID namespace: then only the
-/// socket tells of its end.
-fn life_of(pid: u32) -> Option<OwnedFd> {
-    let pid = rustix::process::Pid::from_raw(pid as i32)?;
-    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
-}
-
-/// Sum over workers of every counter of every device.
-fn stats(host: &Host) -> Vec<Counter> {
-    let mut all = Vec::new();
-    for device in &host.devices {
-        let id = device.id;
-        let mut sums: Vec<(&'static str, u64)> = Vec::new();
-        for worker in 0..host.workers().len() {
-            let one = host.on_worker(worker, move |w, _| w.counters(id)).snapshot();
-            if sums.is_empty() {
-                sums = one;
-            } else {
-                sums.iter_mut().zip(one).for_each(|(s, o)| s.1 += o.1);
-            }
-        }
-        let name = format!("burst{}", device.id);
-        all.extend(sums.into_iter().map(|(counter, value)| Counter {
-            name: counter.into(),
-            device: name.clone(),
-            value,
-        }));
-    }
-    all
 }

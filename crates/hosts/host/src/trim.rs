@@ -1,40 +1,43 @@
-//! Memory back to the system after many objects have ended.
+//! When to return free memory to the system: after many objects have ended and none has ended for a while.
 //!
-//! The heap keeps what was freed for the next objects, which is right for a program that opens and closes connections all the
-//! time, and wrong after ten thousand connections of a program that has gone. So when many objects have ended
-//! ([`WORTH`]) and none ended for a while ([`QUIET`], longer than time-wait), free pages are given back, once.
+//! The heap keeps freed memory for the next objects. That is right for a program that opens and closes connections all the
+//! time, and wrong after ten thousand connections of a program that has exited. So when at least [`OBJECTS_MIN`] objects have
+//! ended and then none ends for [`QUIET`] (longer than TIMEWAIT), free pages are returned once.
 
-use std::time::{Duration, Instant};
+use burst_base::Nanos;
 
-/// Ended objects that are worth the work.
-const WORTH: usize = 1024;
-/// Nothing has ended for this long.
-const QUIET: Duration = Duration::from_millis(700);
+/// Number of ended objects that make trimming worth its cost.
+const OBJECTS_MIN: usize = 1024;
+/// Time without an ended object before memory is trimmed.
+const QUIET: Nanos = Nanos::from_ms(700);
 
-/// See the module.
+/// Decides when to trim.
 #[derive(Debug, Default)]
 pub struct Trimmer {
+    /// Objects that have ended since the last trim.
     ended: usize,
-    last: Option<Instant>,
+    /// When the last of them ended; `None` while there are fewer than [`OBJECTS_MIN`].
+    last: Option<Nanos>,
 }
 
 impl Trimmer {
-    /// Objects have ended.
-    pub fn ended(&mut self, count: usize) {
+    /// Notes that `count` objects ended at `now`.
+    pub fn note_ended(&mut self, now: Nanos, count: usize) {
         self.ended += count;
-        if self.ended >= WORTH {
-            self.last = Some(Instant::now());
+        if self.ended >= OBJECTS_MIN {
+            self.last = Some(now);
         }
     }
 
-    /// Time until it may be worth the work; none if nothing is to do.
-    pub fn due_in(&self) -> Option<Duration> {
-        self.last.map(|last| QUIET.saturating_sub(last.elapsed()))
+    /// When trimming may be due; `None` if there is nothing to trim.
+    pub fn due_at(&self) -> Option<Nanos> {
+        debug_assert!(self.last.is_none() || self.ended >= OBJECTS_MIN);
+        self.last.map(|last| last + QUIET)
     }
 
-    /// Whether it is due now; if so, it begins anew.
-    pub fn is_due(&mut self) -> bool {
-        let due = self.due_in().is_some_and(|left| left.is_zero());
+    /// Whether trimming is due at `now`. If it is, counting starts again from 0.
+    pub fn take_due(&mut self, now: Nanos) -> bool {
+        let due = self.due_at().is_some_and(|at| at <= now);
         if due {
             *self = Trimmer::default();
         }
@@ -47,14 +50,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_objects_are_not_worth_it_and_many_wait_for_quiet() {
-        let mut trimmer = Trimmer::default();
-        trimmer.ended(WORTH - 1);
-        assert_eq!((trimmer.due_in(), trimmer.is_due()), (None, false));
-        trimmer.ended(1);
-        assert!(trimmer.due_in().is_some_and(|left| left > QUIET / 2) && !trimmer.is_due());
-        trimmer.last = Instant::now().checked_sub(QUIET);
-        assert!(trimmer.is_due());
-        assert_eq!((trimmer.due_in(), trimmer.is_due()), (None, false), "once");
+    fn memory_is_trimmed_once_after_many_objects_and_a_quiet_time() {
+        let (mut trimmer, now) = (Trimmer::default(), Nanos::from_ms(5));
+        trimmer.note_ended(now, OBJECTS_MIN - 1);
+        assert_eq!((trimmer.due_at(), trimmer.take_due(now + QUIET)), (None, false));
+        trimmer.note_ended(now, 1);
+        assert_eq!(trimmer.due_at(), Some(now + QUIET));
+        assert!(!trimmer.take_due(now + Nanos(QUIET.0 - 1)));
+        assert!(trimmer.take_due(now + QUIET));
+        assert_eq!((trimmer.due_at(), trimmer.take_due(now + QUIET)), (None, false), "once");
     }
 }

@@ -1,19 +1,19 @@
-//! What XRC shares between contexts (IBA annex A14): domains, numbers of shared receive queues, target queue pairs.
+//! XRC objects that contexts share (IBA annex A14): domains, numbers of shared receive queues, target queue pairs.
 //!
-//! A domain is found by a file: whoever opens one with a descriptor of the same file gets the same domain. Without a file
-//! it is its context's own. A domain lives until its last holder closes it, a target queue pair until its last holder
-//! destroys it, whoever made it.
+//! A file names a domain: all contexts that open a domain with a descriptor of the same file share it. A domain that is opened
+//! without a file belongs to its context alone. A domain exists until its last holder closes it, a target queue pair until its
+//! last holder destroys it; the creator has no special rights.
 
 use crate::id_allocator::IdAllocator;
-use crate::session::refuse;
+use crate::refusal::refuse;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-/// XRC domains of the daemon.
+/// Maximum number of XRC domains of the host.
 const DOMAINS_MAX: u32 = 1 << 16;
-/// Shared receive queues in XRC domains.
+/// Maximum number of shared receive queues in XRC domains.
 const SRQS_MAX: u32 = 1 << 16;
 
 /// Device, file system and inode.
@@ -21,26 +21,27 @@ type FileKey = (DeviceId, u64, u64);
 
 #[derive(Debug)]
 struct XrcDomain {
+    /// How many contexts have it open.
     holders: u32,
-    /// The file that names it, kept open so that its inode is nobody else's.
+    /// The file that names it. It is kept open so that its inode number is not reused.
     file: Option<(FileKey, OwnedFd)>,
 }
 
-/// A target queue pair.
+/// A target queue pair (IBA A14.3.2).
 #[derive(Clone, Copy, Debug)]
 pub struct XrcTarget {
-    /// Its domain.
+    /// Number of its domain.
     pub domain: u32,
-    /// Its worker.
+    /// Index of its worker.
     pub worker: usize,
-    /// Handles to it in all contexts.
+    /// How many handles refer to it, in all contexts.
     pub holders: u32,
 }
 
-/// See the module.
+/// The XRC objects of all contexts.
 #[derive(Debug)]
 pub struct XrcTable {
-    numbers: IdAllocator,
+    ids: IdAllocator,
     domains: HashMap<u32, XrcDomain>,
     by_file: HashMap<FileKey, u32>,
     srqns: IdAllocator,
@@ -51,10 +52,10 @@ pub struct XrcTable {
 impl Default for XrcTable {
     fn default() -> XrcTable {
         let mut srqns = IdAllocator::new(SRQS_MAX);
-        // Number 0 names none.
+        // SRQ number 0 means "no shared receive queue".
         srqns.take();
         XrcTable {
-            numbers: IdAllocator::new(DOMAINS_MAX),
+            ids: IdAllocator::new(DOMAINS_MAX),
             domains: HashMap::new(),
             by_file: HashMap::new(),
             srqns,
@@ -64,10 +65,12 @@ impl Default for XrcTable {
 }
 
 impl XrcTable {
-    /// Opens the domain of a file, or a new one without a file. `create` and `exclusive` as for open(2).
+    /// Opens the domain that a file names, or a new domain without a file. `create` and `exclusive` mean what O_CREAT and
+    /// O_EXCL mean to open(2).
     ///
     /// # Errors
-    /// EAGAIN for a file without a domain that is not to be created, EINVAL for one that has a domain already.
+    /// EAGAIN: the file has no domain and `create` is false. EINVAL: the file has a domain and `exclusive` is true. ENOMEM:
+    /// there are too many domains.
     pub fn open(
         &mut self,
         device: DeviceId,
@@ -95,37 +98,38 @@ impl XrcTable {
     }
 
     fn make(&mut self, file: Option<(FileKey, OwnedFd)>) -> Result<u32, Refusal> {
-        let Some(number) = self.numbers.take() else {
+        let Some(number) = self.ids.take() else {
             return refuse(libc::ENOMEM, format!("there are at most {DOMAINS_MAX} XRC domains"));
         };
         self.domains.insert(number, XrcDomain { holders: 1, file });
         Ok(number)
     }
 
-    /// One holder less.
+    /// Removes a holder of a domain; the last one ends it.
     pub fn close(&mut self, number: u32) {
         let Some(domain) = self.domains.get_mut(&number) else { return };
+        assert!(domain.holders > 0, "an XRC domain without a holder");
         domain.holders -= 1;
         if domain.holders == 0 {
             if let Some((key, _)) = self.domains.remove(&number).and_then(|d| d.file) {
                 self.by_file.remove(&key);
             }
-            self.numbers.put(number);
+            self.ids.put(number);
         }
     }
 
-    /// A number for a shared receive queue.
+    /// Allocates a number for a shared receive queue.
     pub fn take_srqn(&mut self) -> Option<u32> {
         self.srqns.take()
     }
 
-    /// Gives it back.
+    /// Frees the number of a shared receive queue.
     pub fn put_srqn(&mut self, srqn: u32) {
         self.srqns.put(srqn);
     }
 }
 
-/// What is the same for all descriptors of a file. Only what the kernel knows: no file server is asked.
+/// The identity of a file, equal for all descriptors of it. AT_STATX_DONT_SYNC: a network file system is not asked.
 fn key_of(device: DeviceId, fd: &OwnedFd) -> Result<FileKey, Refusal> {
     use rustix::fs::{AtFlags, StatxFlags, statx};
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -146,26 +150,26 @@ mod tests {
     }
 
     #[test]
-    fn a_file_names_one_domain_until_its_last_holder_has_gone() {
-        let mut host = XrcTable::default();
+    fn a_file_names_one_domain_until_its_last_holder_closes_it() {
+        let mut xrc = XrcTable::default();
         let errno = |r: Result<u32, Refusal>| r.expect_err("refused").errno;
-        assert_eq!(errno(host.open(DeviceId(0), file("/proc/self/maps"), false, false)), libc::EAGAIN);
-        let first = host.open(DeviceId(0), file("/etc/passwd"), true, false).expect("made");
-        assert_eq!(host.open(DeviceId(0), file("/etc/passwd"), false, false).expect("found"), first);
-        assert_eq!(errno(host.open(DeviceId(0), file("/etc/passwd"), true, true)), libc::EINVAL);
-        assert_ne!(host.open(DeviceId(1), file("/etc/passwd"), true, false).expect("another device's"), first);
-        host.close(first);
-        assert_eq!(host.open(DeviceId(0), file("/etc/passwd"), false, false).expect("still there"), first);
-        host.close(first);
-        host.close(first);
-        assert_eq!(errno(host.open(DeviceId(0), file("/etc/passwd"), false, false)), libc::EAGAIN);
+        assert_eq!(errno(xrc.open(DeviceId(0), file("/proc/self/maps"), false, false)), libc::EAGAIN);
+        let first = xrc.open(DeviceId(0), file("/etc/passwd"), true, false).expect("made");
+        assert_eq!(xrc.open(DeviceId(0), file("/etc/passwd"), false, false).expect("found"), first);
+        assert_eq!(errno(xrc.open(DeviceId(0), file("/etc/passwd"), true, true)), libc::EINVAL);
+        assert_ne!(xrc.open(DeviceId(1), file("/etc/passwd"), true, false).expect("another device's"), first);
+        xrc.close(first);
+        assert_eq!(xrc.open(DeviceId(0), file("/etc/passwd"), false, false).expect("still there"), first);
+        xrc.close(first);
+        xrc.close(first);
+        assert_eq!(errno(xrc.open(DeviceId(0), file("/etc/passwd"), false, false)), libc::EAGAIN);
     }
 
     #[test]
     fn without_a_file_each_domain_is_new() {
-        let mut host = XrcTable::default();
-        let (a, b) = (host.open(DeviceId(0), None, true, false), host.open(DeviceId(0), None, false, false));
+        let mut xrc = XrcTable::default();
+        let (a, b) = (xrc.open(DeviceId(0), None, true, false), xrc.open(DeviceId(0), None, false, false));
         assert_ne!(a.expect("made"), b.expect("made"));
-        assert_ne!(host.take_srqn(), Some(0));
+        assert_ne!(xrc.take_srqn(), Some(0));
     }
 }

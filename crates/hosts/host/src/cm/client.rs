@@ -1,16 +1,13 @@
-//! The ids and channels of one program.
+//! The ids and event channels of one program.
 
-use super::ports::PortBinding;
-use super::waits::{HopWait, HopWaits};
-use crate::context::ReplyParts;
+use super::id::{CmIdStage, HostCmId};
+use super::waits::HopWaits;
 use crate::host::Host;
-use crate::session::refuse;
-use burst_base::DeviceId;
+use crate::refusal::{refuse, system};
+use crate::reply::ReplyParts;
 use burst_base::verbs::QpType;
 use burst_cm::Fold;
-use burst_control::cm::{
-    CM_COMMANDS_MAX, CmAddr, CmCommand, CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace,
-};
+use burst_control::cm::{CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace};
 use burst_control::{Refusal, Response};
 use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmSession};
 use std::collections::HashMap;
@@ -18,77 +15,49 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Ids of one program.
+/// Maximum number of ids of one program.
 const IDS_MAX: usize = 1 << 17;
-/// Channels of one program.
+/// Maximum number of event channels of one program.
 const CHANNELS_MAX: usize = 4096;
+/// Maximum length of a program's name in characters, so that a page of connections fits into one message.
+const NAME_MAX: usize = 32;
 
-/// How far an id has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CmIdStage {
-    /// Created, perhaps bound.
-    Idle,
-    /// It waits for the next hop to its destination.
-    AddrResolution,
-    /// It knows device and destination.
-    Addressed,
-    /// It listens.
-    Listening,
-    /// A worker has its connection, or had it.
-    Connected,
-    /// A request that came, not yet answered.
-    Requested,
-}
-
-/// CmIdOptions of an id.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CmIdOptions {
-    pub tos: u8,
-    pub reuse: bool,
-    pub only_v6: bool,
-    pub ack_timeout: Option<u8>,
-}
-
-/// One id.
-#[derive(Debug)]
-pub(super) struct HostCmId {
-    pub entry: Arc<CmEntry>,
-    pub stage: CmIdStage,
-    pub route: CmRoute,
-    pub options: CmIdOptions,
-    pub binding: Option<PortBinding>,
-    /// What it waits for, while it is resolved.
-    pub wait: Option<Box<HopWait>>,
-    /// Multicast groups that it has joined, by device.
-    pub groups: Vec<(DeviceId, CmAddr)>,
-}
-
-/// See the module.
+/// The connection management of one program.
 #[derive(Debug, Default)]
 pub struct CmClient {
     pub(super) session: Arc<CmSession>,
     channels: HashMap<u32, Arc<CmChannel>, Fold>,
     pub(super) ids: HashMap<CmId, HostCmId, Fold>,
-    /// Those of them that wait for a next hop.
+    /// The ids that wait for a next hop.
     pub(super) waits: HopWaits,
 }
 
-pub(super) fn system(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
-    move |e| Refusal { errno: e.raw_os_error().unwrap_or(libc::EIO), sentence: format!("cannot {what}: {e}") }
+/// The attributes of a new id (`rdma_create_id`).
+pub(super) struct NewCmId {
+    /// The program's number of the id.
+    pub id: CmId,
+    /// Its event channel.
+    pub channel: u32,
+    /// Its port space.
+    pub ps: PortSpace,
+    /// The type of its queue pair.
+    pub qp_type: QpType,
 }
 
 impl CmClient {
-    /// Of a program.
+    /// Connection management for process `pid`, which runs `program`.
     pub fn new(program: &str, pid: u32) -> CmClient {
         let client = CmClient::default();
-        // Short, so that a page of connections fits into a message.
-        let program = program.chars().filter(char::is_ascii).take(32).collect();
-        // Set once: the session has just been made.
+        let program = program.chars().filter(char::is_ascii).take(NAME_MAX).collect();
+        // The first and only `set`: the session is new.
         let _ = client.session.who.set((program, pid));
         client
     }
 
-    /// A new event channel.
+    /// Creates an event channel.
+    ///
+    /// # Errors
+    /// EMFILE: the program has too many. EEXIST: the number is in use. Otherwise the system's errno.
     pub fn create_channel(&mut self, channel: u32) -> Result<ReplyParts, Refusal> {
         if self.channels.len() >= CHANNELS_MAX {
             return refuse(libc::EMFILE, format!("a program has at most {CHANNELS_MAX} event channels"));
@@ -99,10 +68,13 @@ impl CmClient {
         let made = CmChannel::of(&self.session).map_err(system("make an event channel"))?;
         let end = made.end().map_err(system("share an event channel"))?;
         place.insert(Arc::new(made));
-        Ok(ReplyParts { response: Response::Done, fds: vec![end], segments: Vec::new() })
+        Ok(ReplyParts::with_fds(Response::Done, vec![end]))
     }
 
-    /// Ends a channel; ids that still use it write into the void.
+    /// Destroys an event channel. Later events of ids that still use it are discarded.
+    ///
+    /// # Errors
+    /// EINVAL: there is no such channel.
     pub fn close_channel(&mut self, channel: u32) -> Result<ReplyParts, Refusal> {
         match self.channels.remove(&channel) {
             Some(ended) => {
@@ -113,67 +85,17 @@ impl CmClient {
         }
     }
 
-    /// Carries out operations in order. One reply each.
-    pub fn carry_out(&mut self, host: &mut Host, ops: &[CmCommand]) -> Vec<CmReply> {
-        if ops.len() > CM_COMMANDS_MAX {
-            let sentence = format!("more than {CM_COMMANDS_MAX} operations in one request");
-            return vec![CmReply::Failed { errno: libc::E2BIG, sentence }];
-        }
-        ops.iter().map(|op| self.one(host, op, false).unwrap_or_else(|refusal| refused(host, op, refusal))).collect()
-    }
-
-    /// Carries out a wish: a failure becomes an event.
-    pub fn wish(&mut self, host: &mut Host, op: &CmCommand) {
-        let Err(refusal) = self.one(host, op, true) else { return };
-        let (status, sentence) = (-refusal.errno, refusal.sentence.clone());
-        refused(host, op, refusal);
-        if let (Some(kind), Some(id)) = (op.failure_event(), self.ids.get(&op.id())) {
-            let event = CmEvent { status, route: id.route, ..CmEvent::new(kind, id.entry.id) };
-            host.cm.write(&id.entry, &event.with_sentence(&sentence));
-        }
-    }
-
-    fn one(&mut self, host: &mut Host, op: &CmCommand, quiet: bool) -> Result<CmReply, Refusal> {
-        match *op {
-            CmCommand::Create { id, channel, ps, qp_type } => self.create(host, id, channel, ps, qp_type),
-            CmCommand::Destroy { id, read } => self.destroy(host, id, read, quiet),
-            CmCommand::Migrate { id, channel } => self.migrate(host, id, channel),
-            CmCommand::Bind { id, addr } => self.bind(host, id, addr),
-            CmCommand::ResolveAddr { id, src, dst, timeout_ms } => self.resolve_addr(host, id, (src, dst), timeout_ms),
-            CmCommand::ResolveRoute { id, .. } => self.resolve_route(host, id),
-            CmCommand::Connect { id, qp, ref param } => self.connect(host, id, qp, param),
-            CmCommand::Listen { id, backlog } => self.listen(host, id, backlog),
-            CmCommand::Accept { id, qp, ref param } => self.accept(host, id, qp, param),
-            CmCommand::Reject { id, reason, ref data } => self.reject(host, id, reason, data),
-            CmCommand::Establish { id } => self.pass_on(host, id, CmJob::Establish),
-            CmCommand::Notify { id } => self.pass_on(host, id, CmJob::Notify),
-            CmCommand::Disconnect { id } => self.disconnect(host, id),
-            CmCommand::SetOption { id, option } => self.set_option(host, id, option),
-            CmCommand::Join { id, addr, cookie } => self.join(host, id, addr, cookie),
-            CmCommand::Leave { id, addr } => self.leave(host, id, addr),
-            CmCommand::Query { id } => Ok(CmReply::Route(self.id(id)?.route)),
-            CmCommand::QueryConn { .. } => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
-        }
-    }
-
-    /// Ids that came with requests since the last look.
+    /// Takes over the ids that workers created for connection requests since the last call.
     fn take_arrivals(&mut self, host: &mut Host) {
         while let Some(entry) = self.session.arrivals.pop() {
             host.cm.ids += 1;
             let route = entry.route.get().copied().unwrap_or_default();
-            let id = HostCmId {
-                stage: CmIdStage::Requested,
-                route,
-                options: CmIdOptions::default(),
-                binding: None,
-                wait: None,
-                groups: Vec::new(),
-                entry,
-            };
-            self.ids.insert(id.entry.id, id);
+            debug_assert!(entry.id >= DAEMON_IDS);
+            self.ids.insert(entry.id, HostCmId::new(entry, CmIdStage::Requested, route));
         }
     }
 
+    /// An id of the program.
     pub(super) fn id(&mut self, id: CmId) -> Result<&mut HostCmId, Refusal> {
         match self.ids.get_mut(&id) {
             Some(found) => Ok(found),
@@ -181,7 +103,7 @@ impl CmClient {
         }
     }
 
-    /// An id that may have come with a request.
+    /// An id of the program, which a worker may have created for a connection request.
     pub(super) fn arrived(&mut self, host: &mut Host, id: CmId) -> Result<&mut HostCmId, Refusal> {
         if id >= DAEMON_IDS && !self.ids.contains_key(&id) {
             self.take_arrivals(host);
@@ -195,14 +117,9 @@ impl CmClient {
             .map_or_else(|| refuse(libc::EINVAL, format!("there is no event channel {channel}")), |c| Ok(c.clone()))
     }
 
-    fn create(
-        &mut self,
-        host: &mut Host,
-        id: CmId,
-        channel: u32,
-        ps: PortSpace,
-        qp_type: QpType,
-    ) -> Result<CmReply, Refusal> {
+    /// Creates an id.
+    pub(super) fn create(&mut self, host: &mut Host, new: &NewCmId) -> Result<CmReply, Refusal> {
+        let NewCmId { id, channel, ps, qp_type } = *new;
         let channel = self.channel(channel)?;
         let datagrams = qp_type == QpType::Ud;
         if matches!((ps, datagrams), (PortSpace::Tcp, true) | (PortSpace::Udp, false)) {
@@ -212,17 +129,23 @@ impl CmClient {
             return refuse(libc::ENOMEM, format!("a program has at most {IDS_MAX} ids"));
         }
         if id >= DAEMON_IDS || self.ids.contains_key(&id) {
-            return refuse(libc::EEXIST, format!("id {id} is taken, or not for programs to choose"));
+            return refuse(libc::EEXIST, format!("id {id} exists, or is reserved for connection requests"));
         }
         let entry = Arc::new(CmEntry::new(self.session.clone(), id, ps, qp_type, channel));
-        let route = CmRoute::default();
-        let (stage, options) = (CmIdStage::Idle, CmIdOptions::default());
-        self.ids.insert(id, HostCmId { entry, stage, route, options, binding: None, wait: None, groups: Vec::new() });
+        self.ids.insert(id, HostCmId::new(entry, CmIdStage::Idle, CmRoute::default()));
         host.cm.ids += 1;
         Ok(CmReply::Done)
     }
 
-    fn destroy(&mut self, host: &mut Host, id: CmId, read: u32, quiet: bool) -> Result<CmReply, Refusal> {
+    /// Destroys an id. `read` is how many of its events the program has read. `without_reply`: the command came without a
+    /// reply, by which the program says that none of its events is unread.
+    pub(super) fn destroy(
+        &mut self,
+        host: &mut Host,
+        id: CmId,
+        read: u32,
+        without_reply: bool,
+    ) -> Result<CmReply, Refusal> {
         self.arrived(host, id)?;
         if let Some(gone) = self.ids.remove(&id) {
             let entry = gone.entry.clone();
@@ -230,23 +153,22 @@ impl CmClient {
                 self.waits.remove(id, wait);
             }
             end_id(host, gone);
-            // A quiet wish says that nothing is unread.
-            if !quiet {
-                self.take_back_events(host, &entry, read);
+            if !without_reply {
+                self.remove_unread_events(host, &entry, read);
             }
         }
         Ok(CmReply::Done)
     }
 
-    /// Takes the unread events of an id that has ended out of its channel; nobody will accept the requests among them. The
-    /// program has read so many.
-    fn take_back_events(&mut self, host: &mut Host, entry: &Arc<CmEntry>, read: u32) {
+    /// Removes the unread events of a destroyed id from its channel. The program has read `read` of them. Connection requests
+    /// among them can never be accepted: their ids end too.
+    fn remove_unread_events(&mut self, host: &mut Host, entry: &Arc<CmEntry>, read: u32) {
         let channel = entry.channel();
         if channel.unread_of(entry, read) == 0 {
             return;
         }
         host.cm.write_events();
-        // The id is over: what a worker has not written yet it does not write any more.
+        // The id has ended: workers write no more events of it.
         let taken = channel.take_records(channel.unread_of(entry, read), |e| entry.is_of(e));
         for request in taken.iter().filter_map(CmEvent::from_bytes).filter(|e| e.kind == CmEventKind::ConnectRequest) {
             self.take_arrivals(host);
@@ -256,13 +178,14 @@ impl CmClient {
         }
     }
 
-    /// The events not yet read go along, and so do the ids of a listener's requests among them.
-    fn migrate(&mut self, host: &mut Host, id: CmId, channel: u32) -> Result<CmReply, Refusal> {
+    /// Moves an id to another event channel (`rdma_migrate_id`), with its unread events. The ids of unread connection requests
+    /// of a listener move too.
+    pub(super) fn migrate(&mut self, host: &mut Host, id: CmId, channel: u32) -> Result<CmReply, Refusal> {
         let to = self.channel(channel)?;
         let id = self.arrived(host, id)?;
         let (entry, listens) = (id.entry.clone(), id.stage == CmIdStage::Listening);
         host.cm.write_events();
-        // Between two passes of its worker, so that no event is on its way into the old channel. A listener has all workers.
+        // The worker is between two passes, so that it is not writing to the old channel. All workers know a listener.
         let worker = entry.worker.load(Ordering::Relaxed) as usize;
         let target = to.clone();
         let (requests, lost) = if listens {
@@ -276,25 +199,25 @@ impl CmClient {
         }
         self.take_arrivals(host);
         for id in requests.iter().filter_map(|id| self.ids.get(id)) {
-            // Nothing is written of it before it is accepted.
+            // No event of the new id is written before it is accepted.
             *id.entry.channel.lock().unwrap_or_else(|e| e.into_inner()) = to.clone();
         }
         Ok(CmReply::Done)
     }
 
-    /// Each has its time, as the kernel has it.
-    fn set_option(&mut self, host: &mut Host, id: CmId, option: CmIdOption) -> Result<CmReply, Refusal> {
+    /// Sets an option (`rdma_set_option`). As in the kernel, some options can be set only in some states.
+    pub(super) fn set_option(&mut self, host: &mut Host, id: CmId, option: CmIdOption) -> Result<CmReply, Refusal> {
         let id = self.arrived(host, id)?;
         let acknowledged = matches!(id.entry.qp_type, QpType::Rc | QpType::XrcSend);
         match option {
             CmIdOption::ReuseAddr(true) | CmIdOption::AfOnly(_) if id.stage == CmIdStage::Listening => {
-                return refuse(libc::EINVAL, "the id listens: say it before");
+                return refuse(libc::EINVAL, "the id listens: set the option before");
             }
             CmIdOption::AfOnly(_) if id.stage != CmIdStage::Idle => {
-                return refuse(libc::EINVAL, "the id has its address: say it before");
+                return refuse(libc::EINVAL, "the id has its address: set the option before");
             }
             CmIdOption::AckTimeout(_) if !acknowledged => {
-                return refuse(libc::EINVAL, "ACK timeouts are of IBV_QPT_RC and IBV_QPT_XRC_SEND");
+                return refuse(libc::EINVAL, "only IBV_QPT_RC and IBV_QPT_XRC_SEND have an ACK timeout");
             }
             CmIdOption::Tos(tos) => {
                 id.options.tos = tos;
@@ -308,17 +231,17 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
-    /// Gives back the room of ids that are gone.
+    /// Returns the memory of ended ids to the heap.
     pub fn shrink(&mut self) {
         self.ids.shrink_to_fit();
     }
 
-    /// The program has gone: its peers are told.
+    /// Ends all ids: the program has exited. Peers of connected ids are disconnected.
     pub fn end(&mut self, host: &mut Host) {
         self.session.end();
-        host.trimmer.ended(self.session.owed());
+        host.note_ended(self.session.owed());
         if self.ids.values().any(|id| id.stage == CmIdStage::Listening) {
-            // When this returns no worker makes another id for the session.
+            // When this returns, no worker creates another id for the session.
             let session = self.session.clone();
             host.on_all(move |w| w.cm_end_listeners(&session));
         }
@@ -334,19 +257,13 @@ impl CmClient {
     }
 }
 
-/// Notes that an operation was refused; the reply that says so.
-fn refused(host: &mut Host, op: &CmCommand, Refusal { errno, sentence }: Refusal) -> CmReply {
-    host.cm.refused += 1;
-    host.cm.log_refusal(op.id(), errno, &sentence);
-    CmReply::Failed { errno, sentence }
-}
-
-/// Gives back what an id holds.
+/// Releases everything that an id holds.
 fn end_id(host: &mut Host, id: HostCmId) {
+    assert!(host.cm.ids > 0, "an id that was not counted");
     host.cm.ids -= 1;
-    host.trimmer.ended(1);
+    host.note_ended(1);
     if id.stage == CmIdStage::Listening {
-        // Before it is over: a worker drops events of ids that are over, and a request shown at this moment would be nobody's.
+        // Before the entry ends: a worker drops events of ended entries, and a request delivered at this moment would be lost.
         let entry = id.entry.clone();
         host.on_all(move |w| w.cm_unlisten(&entry));
     }
@@ -366,6 +283,6 @@ fn end_id(host: &mut Host, id: HostCmId) {
             let worker = id.entry.worker.load(Ordering::Relaxed);
             host.cm.job(worker, CmJob::Destroy(id.entry));
         }
-        CmIdStage::Idle | CmIdStage::AddrResolution | CmIdStage::Addressed => {}
+        CmIdStage::Idle | CmIdStage::Resolving | CmIdStage::Addressed => {}
     }
 }

@@ -1,17 +1,19 @@
 //! Connections: what a program asks is checked here and passed on to the worker that has, or shall have, the connection.
 
-use super::client::{CmClient, CmIdStage, HostCmId};
+use super::client::CmClient;
+use super::id::{CmIdStage, HostCmId};
 use super::resolve::{ACK_TIMEOUT, device_of};
 use crate::host::Host;
-use crate::session::refuse;
+use crate::refusal::refuse;
 use burst_base::Qpn;
+use burst_base::gid::ip_of;
 use burst_base::verbs::{AhAttr, QpType};
 use burst_cm::Backlog;
 use burst_cm::message::{Rej, Rep, Req, SidrRep, SidrReq};
 use burst_cm::service::{HEADER_LEN, PrivateDataHeader};
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmData, CmId, CmParam, CmQp, CmReply, CmRoute, PortSpace};
-use burst_engine::flow::{flow_of, ip_of};
+use burst_engine::flow::flow_of;
 use burst_engine::gsi::{CmEntry, CmJob, CmQpRef, CmRequest};
 use burst_engine::qpn::worker_of;
 use burst_transport::RD_ATOMIC_MAX;
@@ -49,10 +51,10 @@ impl CmClient {
     /// The queue pair that an operation names, if the token is good. Whether it is the context's is for its worker to say.
     fn queue_pair(host: &Host, entry: &CmEntry, qp: Option<CmQp>) -> Result<Option<CmQpRef>, Refusal> {
         let Some(CmQp { token, qpn }) = qp else { return Ok(None) };
-        let Some(context) = host.cm.tokens.get(&token) else {
+        let Some(context) = host.cm.context_of(token) else {
             return refuse(libc::EACCES, "the token is not a context's");
         };
-        let reference = CmQpRef { qpn: Qpn::new(qpn), context: *context };
+        let reference = CmQpRef { qpn: Qpn::new(qpn), context };
         if worker_of(reference.qpn) as usize >= host.workers().len() {
             return refuse(libc::EINVAL, format!("there is no queue pair {qpn:#x}"));
         }
@@ -193,7 +195,7 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
-    pub(super) fn pass_on(
+    pub(super) fn send_job(
         &mut self,
         host: &mut Host,
         id: CmId,

@@ -6,7 +6,7 @@
 use super::client::CmClient;
 use super::resolve::device_of;
 use crate::host::Host;
-use crate::session::refuse;
+use crate::refusal::refuse;
 use burst_base::gid::gid_of;
 use burst_base::verbs::QpType;
 use burst_control::Refusal;

@@ -1,17 +1,19 @@
-//! From a destination address to a device: the kernel's routing table is asked (rtnetlink, RTM_GETROUTE), because it
-//! owns the interfaces. Answers are kept for a moment, so that a storm of connects to one host asks once.
+//! The kernel's routes (rtnetlink, RTM_GETROUTE): which interface and source address packets to a destination use.
+//!
+//! The kernel owns the interfaces, so its routing table decides. An answer is kept for [`CACHE_TIME`], so that a storm of
+//! connects to one host asks once.
 
+use burst_base::Nanos;
 use burst_cm::Fold;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
 
-/// How long an answer holds.
-const HOLDS: Duration = Duration::from_millis(200);
-/// Answers kept.
-const KEPT_MAX: usize = 4096;
+/// How long an answer is kept.
+const CACHE_TIME: Nanos = Nanos::from_ms(200);
+/// Maximum number of answers kept.
+const ROUTES_MAX: usize = 4096;
 
 const RTM_GETROUTE: u16 = 26;
 const NLMSG_ERROR: u16 = 2;
@@ -22,27 +24,35 @@ const RTA_OIF: u16 = 4;
 const RTA_PREFSRC: u16 = 7;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-/// Bytes of `struct nlmsghdr` and `struct rtmsg`.
+/// Length of `struct nlmsghdr` and `struct rtmsg`, in bytes.
 const HEADERS: usize = 16 + 12;
 
-/// What the kernel says of a destination.
+/// The kernel's route to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Interface that packets leave by.
+    /// Index of the interface that packets leave by.
     pub oif: u32,
-    /// Source address they get.
+    /// Source address of the packets, if the route prefers one.
     pub src: Option<IpAddr>,
 }
 
-/// A question: destination, source if bound, interface if the address needs one.
-type RouteQuery = (IpAddr, Option<IpAddr>, u32);
+/// A query of the routing table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct RouteQuery {
+    dst: IpAddr,
+    /// Source, if the id is bound.
+    src: Option<IpAddr>,
+    /// Index of the interface if the address needs one, else 0.
+    scope: u32,
+}
 
-/// See the module.
+/// The kernel's routes, with the answers of the last moments.
 #[derive(Debug, Default)]
 pub struct RouteTable {
     socket: Option<OwnedFd>,
     sequence: u32,
-    kept: HashMap<RouteQuery, (Instant, Result<Route, i32>), Fold>,
+    /// When each query was answered, and the answer.
+    answers: HashMap<RouteQuery, (Nanos, Result<Route, i32>), Fold>,
 }
 
 impl RouteTable {
@@ -50,23 +60,23 @@ impl RouteTable {
     ///
     /// # Errors
     /// The errno of the kernel: ENETUNREACH, EHOSTUNREACH, …
-    pub fn ask(&mut self, dst: IpAddr, src: Option<IpAddr>, scope: u32) -> Result<Route, i32> {
-        let now = Instant::now();
-        let question = (dst, src, scope);
-        if let Some((asked, answer)) = self.kept.get(&question)
-            && now.duration_since(*asked) < HOLDS
+    pub fn lookup(&mut self, now: Nanos, dst: IpAddr, src: Option<IpAddr>, scope: u32) -> Result<Route, i32> {
+        let query = RouteQuery { dst, src, scope };
+        if let Some((answered, answer)) = self.answers.get(&query)
+            && now.since(*answered) < CACHE_TIME
         {
             return *answer;
         }
-        let answer = self.ask_kernel(question);
-        if self.kept.len() >= KEPT_MAX {
-            self.kept.clear();
+        let answer = self.ask_kernel(query);
+        if self.answers.len() >= ROUTES_MAX {
+            self.answers.clear();
         }
-        self.kept.insert(question, (now, answer));
+        self.answers.insert(query, (now, answer));
+        debug_assert!(self.answers.len() <= ROUTES_MAX);
         answer
     }
 
-    fn ask_kernel(&mut self, question: RouteQuery) -> Result<Route, i32> {
+    fn ask_kernel(&mut self, query: RouteQuery) -> Result<Route, i32> {
         let raw = |e: rustix::io::Errno| e.raw_os_error();
         if self.socket.is_none() {
             let made = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None);
@@ -74,10 +84,10 @@ impl RouteTable {
         }
         let Some(socket) = &self.socket else { return Err(libc::ENOBUFS) };
         self.sequence = self.sequence.wrapping_add(1);
-        send(socket, &request(question, self.sequence), SendFlags::empty()).map_err(raw)?;
+        send(socket, &request(query, self.sequence), SendFlags::empty()).map_err(raw)?;
         let mut buffer = [0u8; 4096];
         loop {
-            // The kernel answers within the send: this never waits.
+            // The kernel has written the answer when `send` returns: `recv` does not wait.
             let (n, _) = recv(socket, &mut buffer[..], RecvFlags::DONTWAIT).map_err(raw)?;
             if let Some(answer) = parse(&buffer[..n], self.sequence) {
                 return answer;
@@ -86,6 +96,7 @@ impl RouteTable {
     }
 }
 
+/// Appends a routing attribute (`struct rtattr`), padded to 4 bytes.
 fn attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.extend((4 + value.len() as u16).to_ne_bytes());
     message.extend(kind.to_ne_bytes());
@@ -100,7 +111,8 @@ fn bytes_of(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-fn request((dst, src, scope): RouteQuery, sequence: u32) -> Vec<u8> {
+/// An RTM_GETROUTE request.
+fn request(RouteQuery { dst, src, scope }: RouteQuery, sequence: u32) -> Vec<u8> {
     let family = if dst.is_ipv4() { AF_INET } else { AF_INET6 };
     let bits = |ip: IpAddr| if ip.is_ipv4() { 32 } else { 128 };
     let mut message = vec![0; 16];
@@ -128,7 +140,7 @@ fn half(b: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*b.get(at..)?.first_chunk()?))
 }
 
-/// The answer in a datagram, unless it is to an older question.
+/// The answer in a netlink message; `None` if it answers another request or is malformed.
 fn parse(bytes: &[u8], sequence: u32) -> Option<Result<Route, i32>> {
     if word(bytes, 8)? != sequence {
         return None;
@@ -162,18 +174,22 @@ fn ip_of(value: &[u8]) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
+    const NOW: Nanos = Nanos::from_ms(1);
+
     #[test]
-    fn loopback_has_a_way_and_the_answer_is_kept() {
+    fn loopback_has_a_route_and_the_answer_is_kept() {
         let mut routes = RouteTable::default();
         let dst: IpAddr = "127.0.0.1".parse().expect("ip");
-        let route = routes.ask(dst, None, 0).expect("a route to itself");
+        let route = routes.lookup(NOW, dst, None, 0).expect("a route to itself");
         assert_eq!((route.oif, route.src), (1, Some(dst)));
-        assert_eq!(routes.ask(dst, None, 0), Ok(route));
+        assert_eq!(routes.lookup(NOW, dst, None, 0), Ok(route));
         assert_eq!(routes.sequence, 1);
+        assert_eq!(routes.lookup(NOW + CACHE_TIME, dst, None, 0), Ok(route));
+        assert_eq!(routes.sequence, 2, "the answer is too old");
     }
 
     #[test]
-    fn junk_is_no_answer() {
+    fn malformed_messages_are_no_answer() {
         assert_eq!(parse(&[], 1), None);
         assert_eq!(parse(&[0; 40], 1), None);
         let mut refused = [0; 36];

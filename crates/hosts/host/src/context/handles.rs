@@ -1,38 +1,39 @@
-//! A table from handles to objects.
+//! Tables from handles to objects.
 
 use crate::id_allocator::IdAllocator;
 use std::collections::BTreeMap;
 
-/// Objects of one kind in one context.
+/// The objects of one kind in one context, by handle.
 #[derive(Debug)]
 pub struct HandleTable<T> {
-    numbers: IdAllocator,
+    handles: IdAllocator,
     objects: BTreeMap<u32, T>,
 }
 
 impl<T> Default for HandleTable<T> {
     fn default() -> Self {
-        HandleTable { numbers: IdAllocator::new(u32::MAX), objects: BTreeMap::new() }
+        HandleTable { handles: IdAllocator::new(u32::MAX), objects: BTreeMap::new() }
     }
 }
 
 impl<T> HandleTable<T> {
-    /// Adds an object; its handle is the smallest free one.
+    /// Adds an object. Its handle is the smallest free number.
     pub fn insert(&mut self, object: T) -> u32 {
-        // The limit is never reached: every kind of object is limited by the host.
-        let handle = self.numbers.take().unwrap_or(u32::MAX);
-        self.objects.insert(handle, object);
+        // The limit is never reached: the device or the host limits every kind of object.
+        let handle = self.handles.take().unwrap_or(u32::MAX);
+        let before = self.objects.insert(handle, object);
+        assert!(before.is_none(), "handle {handle} is in use");
         handle
     }
-    /// Adds an object under a number that comes from elsewhere. A table uses either `insert` or `put`.
+    /// Adds an object under a number that is allocated elsewhere. A table uses either `insert` or `put`.
     pub fn put(&mut self, handle: u32, object: T) {
         self.objects.insert(handle, object);
     }
-    /// Takes an object out.
+    /// Removes an object.
     pub fn remove(&mut self, handle: u32) -> Option<T> {
         let object = self.objects.remove(&handle)?;
-        if handle < self.numbers.taken_end() {
-            self.numbers.put(handle);
+        if handle < self.handles.taken_end() {
+            self.handles.put(handle);
         }
         Some(object)
     }
@@ -44,15 +45,15 @@ impl<T> HandleTable<T> {
     pub fn get_mut(&mut self, handle: u32) -> Option<&mut T> {
         self.objects.get_mut(&handle)
     }
-    /// All handles.
+    /// All handles, in ascending order.
     pub fn handles(&self) -> Vec<u32> {
         self.objects.keys().copied().collect()
     }
-    /// All objects.
+    /// All objects, in the order of their handles.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.objects.values()
     }
-    /// How many.
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.objects.len()
     }

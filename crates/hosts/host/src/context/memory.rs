@@ -1,35 +1,46 @@
-//! Memory regions and windows: what the client says is checked, mapped, and put into every worker's table.
+//! Memory regions, memory windows and device memory: a registration is checked, mapped, and added to every worker's table.
 
-use super::{Context, HostMr, HostMw, ReplyParts, no_room, unknown};
+use super::state::{Context, HostMr, HostMw};
+use crate::device::DeviceObject;
 use crate::exports::{ExportedDm, ExportedMr};
 use crate::host::Host;
-use crate::session::refuse;
+use crate::limits::LIMITS;
+use crate::refusal::{no_room, refuse, system, unknown};
+use crate::reply::ReplyParts;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
 use burst_mem::{MapPiece, Mapping, ProcessMemory, Region, Window};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// A registration as asked for.
-pub struct MrRequest {
+/// The attributes of a registration (`ibv_reg_mr`), as the client sent them.
+pub(super) struct MrRequest {
+    /// Handle of the protection domain.
     pub pd: u32,
+    /// First byte in the program's address space.
     pub addr: u64,
+    /// Length in bytes.
     pub len: u64,
+    /// First address that work requests use.
     pub iova: u64,
+    /// Access rights: bits of `burst_base::verbs::access`.
     pub access: u32,
+    /// The files that hold the memory, in order; none: the memory is reached through the process.
     pub pieces: Vec<MrPiece>,
+    /// The descriptors that the pieces name.
     pub fds: Vec<OwnedFd>,
 }
 
+/// Rights that let a peer change the memory.
 const REMOTE_WRITES: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 
-/// Rights and range of a registration.
+/// Checks the rights and the range of a registration.
 fn check(r: &MrRequest) -> Result<(), Refusal> {
     if r.access & REMOTE_WRITES != 0 && r.access & access::LOCAL_WRITE == 0 {
         return refuse(libc::EINVAL, "remote write and atomic access need IBV_ACCESS_LOCAL_WRITE too");
     }
-    // On demand, a region may be the whole address space: nothing of it is mapped here.
-    let too_long = r.len > crate::device::LIMITS.max_mr_size && r.access & access::ON_DEMAND == 0;
+    // An on-demand region may cover the whole address space: none of it is mapped here.
+    let too_long = r.len > LIMITS.max_mr_size && r.access & access::ON_DEMAND == 0;
     if r.addr.checked_add(r.len).is_none() || r.iova.checked_add(r.len).is_none() || too_long {
         return refuse(libc::EINVAL, "the region is longer than an address space or max_mr_size");
     }
@@ -37,28 +48,31 @@ fn check(r: &MrRequest) -> Result<(), Refusal> {
 }
 
 impl Context {
-    /// Registers memory.
+    /// Registers a memory region.
     pub(super) fn reg_mr(&mut self, host: &mut Host, r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
-        let Some(key) = host.keys.alloc() else { return no_room("memory region") };
+        host.count_object(self.device, DeviceObject::Mr)?;
+        let Some(key) = host.keys.alloc() else {
+            host.uncount_object(self.device, DeviceObject::Mr);
+            return no_room("memory region");
+        };
         let region = match self.region(&r, key, number) {
             Ok(region) => region,
             Err(refusal) => {
                 host.keys.release(key);
+                host.uncount_object(self.device, DeviceObject::Mr);
                 return Err(refusal);
             }
         };
         host.on_all(move |w| w.add_region(region.clone()));
-        if let Some(p) = self.pds.get_mut(r.pd) {
-            p.users += 1;
-        }
+        self.use_pd(r.pd);
         let mr = self.mrs.insert(HostMr { key, pd: r.pd });
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
-    /// Puts a region in the place of another: the keys stay, windows bound to it too.
+    /// Replaces a region (`ibv_rereg_mr`). Its keys stay, and so do the windows that are bound to it.
     pub(super) fn rereg_mr(&mut self, host: &mut Host, mr: u32, r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
@@ -68,9 +82,7 @@ impl Context {
             w.remove_region(key);
             w.add_region(region.clone());
         });
-        if let Some(p) = self.pds.get_mut(r.pd) {
-            p.users += 1;
-        }
+        self.use_pd(r.pd);
         self.release_pd(old_pd);
         if let Some(object) = self.mrs.get_mut(mr) {
             object.pd = r.pd;
@@ -85,12 +97,12 @@ impl Context {
         Ok(Arc::new(Region::new(key, pd_number, iova, r.len, r.access, mapping)))
     }
 
-    /// Maps the pieces, or remembers the process; both at once cannot be.
+    /// Maps the pieces, or opens the memory of the process; a region cannot consist of both.
     fn map(&mut self, r: &MrRequest) -> Result<Mapping, Refusal> {
         if r.pieces.is_empty() || r.pieces.iter().any(|p| p.kind == MrPieceKind::InProcess) {
             return self.in_process(r);
         }
-        // The mapping must be as long as the region: this is what makes every span lie inside it.
+        // The mapping must be as long as the region: this is what makes every span lie inside object.
         if r.pieces.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len)) != Some(r.len) {
             return refuse(libc::EINVAL, "the pieces are not as long as the region");
         }
@@ -106,24 +118,26 @@ impl Context {
         Region::map(&pieces, r.access).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.to_string() })
     }
 
-    /// Reaches a registration through the memory of the process that said hello.
+    /// Reaches the memory through the process that sent the hello.
     fn in_process(&mut self, r: &MrRequest) -> Result<Mapping, Refusal> {
         if r.len == 0 {
             return Ok(Mapping::Nothing);
         }
         let memory = match &self.memory {
             Some(memory) => memory.clone(),
-            None => Arc::new(ProcessMemory::open(self.pid, self.uid).map_err(super::system("reach its memory"))?),
+            None => {
+                Arc::new(ProcessMemory::open(self.process.pid, self.process.uid).map_err(system("reach its memory"))?)
+            }
         };
         self.memory = Some(memory.clone());
         Ok(Region::in_process(memory, r.addr))
     }
 
-    /// Remembers device memory, so that others can import it.
+    /// Remembers device memory, so that others can import object.
     pub(super) fn alloc_dm(&mut self, host: &mut Host, len: u64, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
-        self.another_descriptor(host)?;
+        self.check_descriptor_share(host)?;
         let mut fds = fds.into_iter();
-        let (Some(fd), true) = (fds.next(), len <= crate::device::LIMITS.max_dm_size) else {
+        let (Some(fd), true) = (fds.next(), len <= LIMITS.max_dm_size) else {
             return refuse(libc::EINVAL, "device memory is a descriptor of at most max_dm_size bytes");
         };
         let dm = self.dms.insert(());
@@ -131,6 +145,7 @@ impl Context {
         Ok(Response::Handle(dm).into())
     }
 
+    /// Ends device memory. Importers keep their descriptors.
     pub(super) fn free_dm(&mut self, host: &mut Host, dm: u32) -> Result<ReplyParts, Refusal> {
         if self.dms.remove(dm).is_none() {
             return unknown("device memory", dm);
@@ -139,7 +154,7 @@ impl Context {
         Ok(Response::Done.into())
     }
 
-    /// Finds an object of the context with this token.
+    /// Imports an object of the context with this token.
     pub(super) fn import(&mut self, host: &mut Host, token: u64, object: ImportObject) -> Result<ReplyParts, Refusal> {
         let missing = || Refusal { errno: libc::EINVAL, sentence: format!("there is no {object:?} to import") };
         let owner = host.cm.context_of(token).ok_or_else(missing)?;
@@ -156,37 +171,36 @@ impl Context {
             }
             ImportObject::Dm(dm) => {
                 let ExportedDm { fd, len } = lent.dms.get(&dm).ok_or_else(missing)?.clone();
-                let fd = fd.try_clone().map_err(super::system("share device memory"))?;
+                let fd = fd.try_clone().map_err(system("share device memory"))?;
                 let response = Response::Imported { handle: dm, key: 0, len };
-                Ok(ReplyParts { response, fds: vec![fd], segments: Vec::new() })
+                Ok(ReplyParts::with_fds(response, vec![fd]))
             }
         }
     }
 
-    /// Ends a registration. On return no worker uses the memory.
+    /// Deregisters a region. When this returns, no worker uses the memory.
     pub(super) fn dereg_mr(&mut self, host: &mut Host, mr: u32) -> Result<ReplyParts, Refusal> {
         let Some(HostMr { key, pd }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
         host.on_all(move |w| w.remove_region(key));
         host.exports.of(self.id).mrs.remove(&mr);
         host.keys.release(key);
+        host.uncount_object(self.device, DeviceObject::Mr);
         self.release_pd(pd);
         Ok(Response::Done.into())
     }
 
-    /// A memory window: a place in every worker's table. Binding it is the workers' business.
+    /// Allocates a memory window: an entry in every worker's table. The workers carry out binds.
     pub(super) fn alloc_mw(&mut self, host: &mut Host, pd: u32, mw_type: MwType) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
         let Some(key) = host.keys.alloc() else { return no_room("memory window") };
         let window = Arc::new(Window::new(key, number, mw_type));
         host.on_all(move |w| w.add_window(window.clone()));
-        if let Some(p) = self.pds.get_mut(pd) {
-            p.users += 1;
-        }
+        self.use_pd(pd);
         let mw = self.mws.insert(HostMw { key, pd });
         Ok(Response::Mw { mw, rkey: key }.into())
     }
 
-    /// Ends a memory window, bound or not.
+    /// Deallocates a memory window, bound or not.
     pub(super) fn dealloc_mw(&mut self, host: &mut Host, mw: u32) -> Result<ReplyParts, Refusal> {
         let Some(HostMw { key, pd }) = self.mws.remove(mw) else { return unknown("memory window", mw) };
         host.on_all(move |w| w.remove_window(key));

@@ -1,12 +1,14 @@
-//! Queue pairs: capacities granted, queues laid out, numbers taken, and the worker told.
+//! Queue pairs: capacities are granted, queues laid out in the arena, numbers allocated, and the slot is sent to its worker.
 
 use super::queues::made;
-use super::{Context, HostQp, ReplyParts, no_room, unknown};
-use crate::cm::UNKNOWN_PEER;
-use crate::device::LIMITS;
+use super::state::{Context, HostQp};
+use crate::cm::{FinishedStep, UNKNOWN_PEER};
+use crate::device::DeviceObject;
 use crate::groups::group_of;
 use crate::host::Host;
-use crate::session::refuse;
+use crate::limits::LIMITS;
+use crate::refusal::{no_room, refuse, unknown};
+use crate::reply::ReplyParts;
 use burst_base::Qpn;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpType, attr_mask};
 use burst_control::{QPS_AT_ONCE, QpCookies, QpGrant, QpInitAttr, QueuePlace, Refusal, Response};
@@ -20,27 +22,28 @@ use burst_shm::sq::{SqConsumer, SqSpec};
 use burst_shm::{ShmRef, rq_stride, sq_stride};
 use burst_transport::{Qp, QpConfig, RecvQueue};
 use std::sync::Arc;
-use std::time::Instant;
 
-/// What all queue pairs of one request have in common.
+/// The checked attributes that all queue pairs of one request share.
 struct QpPlan {
     init: QpInitAttr,
+    /// Number of the protection domain in the workers' tables; the same for the completion queues.
     pd: u32,
     send_cq: u32,
     recv_cq: u32,
     srq: Option<Arc<SrqShared>>,
+    /// Capacities as granted.
     cap: QpCap,
     port_mtu: Mtu,
     sq: SqSpec,
     rq: Option<RqSpec>,
 }
 
-/// Where a queue is, for the application.
+/// The place of a queue, for the program.
 fn queue_place(place: ShmRef, entries: u32, stride: u32, max_sge: u32) -> QueuePlace {
     QueuePlace { place: place.into(), entries, stride, max_sge }
 }
 
-/// Capacities as granted: at least as asked for.
+/// The capacities to grant: at least those that the program asked for.
 fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
     let over = [
         ("max_send_wr", cap.max_send_wr, LIMITS.max_qp_wr),
@@ -53,21 +56,28 @@ fn grant(cap: &QpCap, has_srq: bool) -> Result<QpCap, Refusal> {
         return refuse(libc::EINVAL, format!("{name} of {value} is over the device's {max}"));
     }
     let (max_send_sge, stride) = (cap.max_send_sge.max(1), sq_stride(cap.max_send_sge.max(1), cap.max_inline_data));
-    // What the rings have room for anyway.
+    // The rings have a power of two of entries: grant all of them.
     let whole = |wr: u32| if wr == 0 { 0 } else { wr.next_power_of_two() };
     Ok(QpCap {
         max_send_wr: whole(cap.max_send_wr),
         max_recv_wr: if has_srq { 0 } else { whole(cap.max_recv_wr) },
         max_send_sge,
         max_recv_sge: if has_srq { 0 } else { cap.max_recv_sge.max(1) },
-        // What the entry has room for anyway.
+        // The entries have this much room in any case.
         max_inline_data: (stride - 64).min(LIMITS.max_inline),
     })
 }
 
+/// The numbers of a new queue pair.
+struct QpNumbers {
+    worker: usize,
+    qpn: Qpn,
+    doorbell: u32,
+}
+
 impl Context {
-    /// Makes one queue pair for each name; fewer when there is no more room, but not none.
-    /// How long each took is noted.
+    /// Creates one queue pair for each element of `names`: fewer when resources are exhausted, but at least one. The duration of
+    /// each creation is recorded.
     pub(super) fn create_qps(
         &mut self,
         host: &mut Host,
@@ -82,11 +92,12 @@ impl Context {
         fresh.resize_with(host.workers().len(), Vec::new);
         let mut grants = Vec::with_capacity(names.len());
         for name in names {
-            let begun = Instant::now();
-            match self.one_qp(host, &plan, *name) {
+            let begun = host.now();
+            match self.create_qp(host, &plan, *name) {
                 Ok((mut slot, grant)) => {
+                    let (phase, probe, peer) = (CmPhase::CreateQp, CmProbe::QpCreated, UNKNOWN_PEER);
                     slot.made_ns =
-                        host.cm.took(CmPhase::CreateQp, CmProbe::QpCreated, (0, grant.qpn), UNKNOWN_PEER, begun);
+                        host.cm.record_step(FinishedStep { phase, probe, id: 0, qpn: grant.qpn, peer, begun });
                     fresh[grant.worker as usize].push(slot);
                     grants.push(grant);
                 }
@@ -95,20 +106,21 @@ impl Context {
             }
         }
         for (worker, slots) in fresh.into_iter().enumerate().filter(|(_, slots)| !slots.is_empty()) {
-            // Nobody waits: whatever is asked of the queue pairs later is behind this in the worker's line.
+            // No need to wait: later requests on the queue pairs are behind this one in the worker's queue.
             host.post(worker, move |w, _| slots.into_iter().for_each(|slot| w.add_qp(slot)));
         }
         self.with_segments(Response::Qps(grants))
     }
 
-    /// Checks the attributes of a request.
+    /// Checks the attributes of a request and looks up the objects that it names.
     fn plan(&self, host: &Host, init: QpInitAttr) -> Result<QpPlan, Refusal> {
         let cap = grant(&init.cap, init.srq.is_some() || init.qp_type == QpType::XrcSend)?;
-        let cq_number = |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.it.number));
+        let cq_number =
+            |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.object.number));
         let srq = match init.srq {
             Some(s) => match self.srqs.get(s) {
                 None => return unknown("shared receive queue", s),
-                Some(used) => Some(used.it.shared.clone()),
+                Some(used) => Some(used.object.shared.clone()),
             },
             None => None,
         };
@@ -130,15 +142,23 @@ impl Context {
         })
     }
 
-    /// A queue pair, for its worker and for the program.
-    fn one_qp(&mut self, host: &mut Host, plan: &QpPlan, name: QpCookies) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
-        // Both queues in one piece.
+    /// Creates a queue pair: the slot for its worker, and the grant for the program.
+    fn create_qp(
+        &mut self,
+        host: &mut Host,
+        plan: &QpPlan,
+        name: QpCookies,
+    ) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
+        // One allocation holds both queues.
         let sq_bytes = plan.sq.bytes().next_multiple_of(64);
         let sq_place = self.room(sq_bytes + plan.rq.map_or(0, |spec| spec.bytes()))?;
         let rq_place = ShmRef { offset: sq_place.offset + sq_bytes as u32, ..sq_place };
-        let Some((worker, qpn, doorbell)) = self.take_numbers(host) else {
-            self.arena.free(sq_place);
-            return no_room("queue pair");
+        let QpNumbers { worker, qpn, doorbell } = match self.take_numbers(host) {
+            Ok(numbers) => numbers,
+            Err(refusal) => {
+                self.arena.free(sq_place);
+                return Err(refusal);
+            }
         };
         let sq = made(SqConsumer::new(made(self.arena.area(sq_place, plan.sq.bytes()))?, plan.sq))?;
         let rq = match (plan.rq, &plan.srq) {
@@ -186,22 +206,23 @@ impl Context {
         Ok((slot, grant))
     }
 
-    /// A worker, a queue pair number and a doorbell.
-    fn take_numbers(&mut self, host: &mut Host) -> Option<(usize, Qpn, u32)> {
+    /// Chooses a worker, and allocates a queue pair number and a doorbell.
+    fn take_numbers(&mut self, host: &mut Host) -> Result<QpNumbers, Refusal> {
+        host.count_object(self.device, DeviceObject::Qp)?;
         let worker = host.pick_worker();
-        let doorbell = self.doorbells[worker].take()?;
-        match host.qpns[worker].take() {
-            Some(qpn) => Some((worker, qpn, doorbell)),
-            None => {
-                self.doorbells[worker].put(doorbell);
-                None
+        if let Some(doorbell) = self.doorbells[worker].take() {
+            if let Some(qpn) = host.qpns[worker].take() {
+                return Ok(QpNumbers { worker, qpn, doorbell });
             }
+            self.doorbells[worker].put(doorbell);
         }
+        host.uncount_object(self.device, DeviceObject::Qp);
+        no_room("queue pair")
     }
 
-    /// A queue pair uses its domain, its queues.
+    /// Adds `by` to the counts of objects that refer to a queue pair's protection domain and queues.
     fn add_users(&mut self, pd: u32, cqs: [u32; 2], srq: Option<u32>, by: i32) {
-        let add = |users: &mut u32| *users = users.wrapping_add_signed(by);
+        let add = |users: &mut u32| *users = users.checked_add_signed(by).expect("an object that nobody uses");
         if let Some(p) = self.pds.get_mut(pd) {
             add(&mut p.users);
         }
@@ -215,6 +236,7 @@ impl Context {
         }
     }
 
+    /// Changes attributes of a queue pair and waits for the result.
     pub(super) fn modify_qp(
         &mut self,
         host: &mut Host,
@@ -238,17 +260,18 @@ impl Context {
         }
     }
 
-    /// Changes attributes soon; nobody waits, and nobody learns of a refusal.
-    pub fn modify_qp_quietly(&self, host: &Host, qp: u32, attr: QpAttr, mask: u32) {
+    /// Changes attributes of a queue pair without waiting. A refusal is only logged.
+    pub fn modify_qp_without_reply(&self, host: &Host, qp: u32, attr: QpAttr, mask: u32) {
         let Some(object) = self.qps.get(qp) else { return };
         let qpn = object.qpn;
         host.post(object.worker, move |w, now| {
             if let Err(e) = w.modify_qp(now, qpn, &attr, mask & !attr_mask::AV, None) {
-                tracing::debug!(qpn = qpn.get(), "quiet change refused: {e}");
+                tracing::debug!(qpn = qpn.get(), "change without a reply refused: {e}");
             }
         });
     }
 
+    /// The attributes of a queue pair.
     pub(super) fn query_qp(&mut self, host: &mut Host, qp: u32) -> Result<ReplyParts, Refusal> {
         let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
         let qpn = object.qpn;
@@ -258,6 +281,7 @@ impl Context {
         }
     }
 
+    /// Destroys a queue pair.
     pub(super) fn destroy_qp(&mut self, host: &mut Host, qp: u32) -> Result<ReplyParts, Refusal> {
         if let Some(n) = self.qps.get(qp).map(|q| q.groups.len()).filter(|n| *n > 0) {
             return refuse(libc::EBUSY, format!("the queue pair is attached to {n} multicast group(s)"));
@@ -292,8 +316,8 @@ impl Context {
         Ok(Response::Done.into())
     }
 
-    /// Ends queue pairs that can do nothing any more; nobody waits, and nobody learns of a refusal. Whatever takes their
-    /// numbers or room reaches their worker later than this.
+    /// Destroys queue pairs that can reach no memory any more, without waiting. Unknown handles are ignored. A later user of
+    /// their numbers or their room in the arena reaches the worker after this.
     pub fn drop_qps(&mut self, host: &mut Host, qps: &[u32]) {
         let attached = |context: &Context, qp: u32| context.qps.get(qp).is_some_and(|q| !q.groups.is_empty());
         let qps: Vec<u32> = qps.iter().copied().take(QPS_AT_ONCE).filter(|qp| !attached(self, *qp)).collect();
@@ -302,17 +326,18 @@ impl Context {
         });
     }
 
-    /// Takes queue pairs out of their workers and gives their room and numbers back. Returns how many there were.
+    /// Removes queue pairs from their workers and releases their numbers and queues. Returns how many there were.
     pub(super) fn end_qps(&mut self, host: &mut Host, qps: &[u32], unclean: bool) -> usize {
         self.end_with(host, qps, |host, worker, qpns| {
             let end = move |w: &mut Worker, now| {
                 qpns.into_iter().map(|qpn| w.destroy_qp(now, qpn, unclean)).collect::<Vec<_>>()
             };
-            // The queue pairs themselves are dropped here, on the control thread.
+            // The queue pairs themselves are dropped here, on the control thread, which allocated them.
             drop(host.on_worker(worker, end));
         })
     }
 
+    /// As [`Context::end_qps`]; `end` removes queue pairs from a worker.
     fn end_with(&mut self, host: &mut Host, qps: &[u32], end: impl Fn(&Host, usize, Vec<Qpn>)) -> usize {
         let objects: Vec<HostQp> = qps.iter().filter_map(|qp| self.qps.remove(*qp)).collect();
         let (targets, objects): (Vec<_>, Vec<_>) = objects.into_iter().partition(|o| o.qp_type == QpType::XrcRecv);
@@ -327,9 +352,10 @@ impl Context {
             }
         }
         let ended = targets.len() + objects.len();
-        host.trimmer.ended(ended);
+        host.note_ended(ended);
         for object in objects {
             host.qpns[object.worker].put(object.qpn);
+            host.uncount_object(self.device, DeviceObject::Qp);
             self.doorbells[object.worker].put(object.doorbell);
             if let Some(place) = object.place {
                 self.arena.free(place);

@@ -1,8 +1,10 @@
-//! XRC objects of a context: domains, shared receive queues in them, and target queue pairs, its own or opened.
+//! XRC objects of a context (IBA annex A14): domains, shared receive queues in them, and target queue pairs, created or opened.
 
-use super::{Context, HostQp, InUse, ReplyParts, SrqInDomain, no_room, unknown};
+use super::state::{Context, HostQp, InUse, SrqInDomain};
+use crate::device::DeviceObject;
 use crate::host::Host;
-use crate::session::refuse;
+use crate::refusal::{busy, no_room, refuse, unknown};
+use crate::reply::ReplyParts;
 use crate::xrc::XrcTarget;
 use burst_base::Qpn;
 use burst_base::verbs::{QpCap, QpType};
@@ -14,10 +16,11 @@ use burst_transport::{Qp, QpConfig, RecvQueue, XrcSrq};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A handle or number where there is none.
+/// The handle or number of an object that a target queue pair does not have.
 const NONE: u32 = u32::MAX;
 
 impl Context {
+    /// Opens an XRC domain. `flags` are open(2)'s.
     pub(super) fn open_xrcd(
         &mut self,
         host: &mut Host,
@@ -25,39 +28,43 @@ impl Context {
         flags: i32,
         fds: Vec<OwnedFd>,
     ) -> Result<ReplyParts, Refusal> {
-        self.another_descriptor(host)?;
+        self.check_descriptor_share(host)?;
         let file = fds.into_iter().next().filter(|_| with_file);
         if with_file && file.is_none() {
             return refuse(libc::EINVAL, "the descriptor of the XRC domain's file was not sent");
         }
         let (create, exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
         let number = host.xrc.open(self.device, file, create, exclusive)?;
-        Ok(Response::Handle(self.xrcds.insert(InUse { users: 0, it: number })).into())
+        Ok(Response::Handle(self.xrcds.insert(InUse::new(number))).into())
     }
 
+    /// Closes an XRC domain.
     pub(super) fn close_xrcd(&mut self, host: &mut Host, xrcd: u32) -> Result<ReplyParts, Refusal> {
         match self.xrcds.get(xrcd) {
             None => unknown("XRC domain", xrcd),
-            Some(x) if x.users > 0 => super::busy("XRC domain", x.users),
+            Some(x) if x.users > 0 => busy("XRC domain", x.users),
             Some(x) => {
-                host.xrc.close(x.it);
+                host.xrc.close(x.object);
                 self.xrcds.remove(xrcd);
                 Ok(Response::Done.into())
             }
         }
     }
 
+    /// The number of an XRC domain.
     fn domain(&self, xrcd: u32) -> Result<u32, Refusal> {
-        self.xrcds.get(xrcd).map_or_else(|| unknown("XRC domain", xrcd), |x| Ok(x.it))
+        self.xrcds.get(xrcd).map_or_else(|| unknown("XRC domain", xrcd), |x| Ok(x.object))
     }
 
+    /// Adds `by` to the count of objects that refer to a domain.
     fn use_xrcd(&mut self, xrcd: u32, by: i32) {
         if let Some(x) = self.xrcds.get_mut(xrcd) {
-            x.users = x.users.wrapping_add_signed(by);
+            let users = x.users.checked_add_signed(by);
+            x.users = users.expect("an XRC domain that nobody uses");
         }
     }
 
-    /// Checks what a shared receive queue in an XRC domain names, and takes a number for it.
+    /// Checks what a shared receive queue in an XRC domain names, and takes a number for object.
     pub(super) fn enter_domain(&mut self, host: &mut Host, xrcd: u32, cq: u32) -> Result<SrqInDomain, Refusal> {
         self.domain(xrcd)?;
         if self.cqs.get(cq).is_none() {
@@ -67,47 +74,51 @@ impl Context {
         Ok(SrqInDomain { srqn, xrcd, cq })
     }
 
-    /// Tells all workers of a shared receive queue in an XRC domain.
+    /// Adds a shared receive queue in an XRC domain to all workers.
     pub(super) fn announce_srq(&mut self, host: &Host, of: &SrqInDomain, pd: u32, shared: &Arc<SrqShared>) {
         let (Some(domain), Some(cq), Some(pd)) =
-            (self.xrcds.get(of.xrcd).map(|x| x.it), self.cqs.get(of.cq).map(|c| c.it.number), self.pds.get(pd))
+            (self.xrcds.get(of.xrcd).map(|x| x.object), self.cqs.get(of.cq).map(|c| c.object.number), self.pds.get(pd))
         else {
             return;
         };
-        let srq = XrcSrq { domain, pd: pd.it, cq, queue: shared.consumer.clone() };
+        let srq = XrcSrq { domain, pd: pd.object, cq, queue: shared.consumer.clone() };
         let entry = XrcEntry { srq, shared: shared.clone(), async_events: self.async_events.clone() };
         let srqn = of.srqn;
         host.on_all(move |w| w.add_xrc_srq(srqn, entry.clone()));
         self.use_xrcd(of.xrcd, 1);
         if let Some(c) = self.cqs.get_mut(of.cq) {
-            c.users += 1;
+            c.add_user();
         }
     }
 
-    /// A shared receive queue leaves its XRC domain.
+    /// Removes a shared receive queue from its XRC domain and from all workers.
     pub(super) fn leave_domain(&mut self, host: &mut Host, of: &SrqInDomain) {
         let srqn = of.srqn;
         host.on_all(move |w| w.remove_xrc_srq(srqn));
         host.xrc.put_srqn(srqn);
         self.use_xrcd(of.xrcd, -1);
         if let Some(c) = self.cqs.get_mut(of.cq) {
-            c.users -= 1;
+            c.remove_user();
         }
     }
 
-    /// A target queue pair: it has no queues, and receives into those of its domain.
+    /// Creates a target queue pair: it has no queues, and receives into the shared receive queues of its domain.
     pub(super) fn create_target(&mut self, host: &mut Host, xrcd: u32, cookie: u64) -> Result<ReplyParts, Refusal> {
         let domain = self.domain(xrcd)?;
         let Some(sq) = SqConsumer::detached() else { return no_room("queue pair") };
+        host.count_object(self.device, DeviceObject::Qp)?;
         let worker = host.pick_worker();
-        let Some(qpn) = host.qpns[worker].take() else { return no_room("queue pair") };
+        let Some(qpn) = host.qpns[worker].take() else {
+            host.uncount_object(self.device, DeviceObject::Qp);
+            return no_room("queue pair");
+        };
         let config = QpConfig {
             qpn,
             qp_type: QpType::XrcRecv,
             pd: NONE,
             send_cq: NONE,
             recv_cq: NONE,
-            // Its completions belong to shared receive queues.
+            // Completions of a target carry the cookie of the shared receive queue.
             cookie: 0,
             cap: QpCap::default(),
             port_mtu: host.devices[self.device.index()].caps.active_mtu(),
@@ -120,7 +131,7 @@ impl Context {
         Ok(self.hold_target(qpn, worker, xrcd, cookie))
     }
 
-    /// Opens a target queue pair that another context may have made.
+    /// Opens a target queue pair that another context may have created.
     pub(super) fn open_qp(&mut self, host: &mut Host, xrcd: u32, qpn: u32, cookie: u64) -> Result<ReplyParts, Refusal> {
         let domain = self.domain(xrcd)?;
         let qpn = Qpn::new(qpn);
@@ -134,6 +145,7 @@ impl Context {
         Ok(self.hold_target(qpn, worker, xrcd, cookie))
     }
 
+    /// Adds a target queue pair to this context.
     fn hold_target(&mut self, qpn: Qpn, worker: usize, xrcd: u32, event_cookie: u64) -> ReplyParts {
         self.use_xrcd(xrcd, 1);
         let qp = self.qps.insert(HostQp {
@@ -153,13 +165,14 @@ impl Context {
         Response::Target { qp, qpn: qpn.get() }.into()
     }
 
-    /// Lets go of a target queue pair; the last holder ends it.
+    /// Lets go of a target queue pair; the last holder ends object.
     pub(super) fn end_target(&mut self, host: &mut Host, object: &HostQp) {
         let (qpn, context, cookie) = (object.qpn, self.id, object.event_cookie);
         if let Some(xrcd) = object.xrcd {
             self.use_xrcd(xrcd, -1);
         }
         let left = host.xrc.targets.get_mut(&qpn).map_or(0, |t| {
+            assert!(t.holders > 0, "a target queue pair without a holder");
             t.holders -= 1;
             t.holders
         });
@@ -170,5 +183,6 @@ impl Context {
         host.xrc.targets.remove(&qpn);
         drop(host.on_worker(object.worker, move |w, now| w.destroy_qp(now, qpn, false)));
         host.qpns[object.worker].put(qpn);
+        host.uncount_object(self.device, DeviceObject::Qp);
     }
 }

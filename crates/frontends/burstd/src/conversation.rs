@@ -1,0 +1,168 @@
+//! The conversation with one client: its socket, the end of its process, and its session.
+//!
+//! The socket is non-blocking. A message that cannot be decoded ends the conversation, with a line in the log. The process is
+//! watched by a pidfd beside the socket: a child that has inherited the socket must not hide that the program has exited.
+
+use burst_control::frame::{self, ControlHeader, ControlPacket};
+use burst_control::{ControlError, Request};
+use burst_host::{ClientProcess, Host, Session};
+use rustix::net::{RecvFlags, SendFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use tracing::warn;
+
+/// Requests of one client that are answered before other clients are served.
+const REQUESTS_PER_PASS: usize = 64;
+
+/// Whether a conversation goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConversationState {
+    /// It goes on.
+    Open,
+    /// It has ended: the session must end too.
+    Closed,
+}
+
+/// The conversation with one client.
+pub struct Conversation {
+    socket: OwnedFd,
+    /// The process that sent the hello; readable when it has exited.
+    process: Option<OwnedFd>,
+    session: Session,
+}
+
+impl Conversation {
+    /// A client that has just connected.
+    pub fn new(socket: OwnedFd) -> Conversation {
+        let peer = rustix::net::sockopt::socket_peercred(&socket);
+        let (pid, uid) = peer.map_or((0, u32::MAX), |c| (c.pid.as_raw_nonzero().get() as u32, c.uid.as_raw()));
+        Conversation { socket, process: None, session: Session::new(ClientProcess { pid, uid }) }
+    }
+
+    /// The socket, to wait on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// A descriptor that is readable when the process has exited. `None` before the hello, and for a process that cannot be seen
+    /// from here.
+    pub fn process_exit(&self) -> Option<BorrowedFd<'_>> {
+        self.process.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The session of the client.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The session of the client, to change.
+    pub fn session_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    /// Answers the requests that have arrived, at most [`REQUESTS_PER_PASS`].
+    pub fn serve(&mut self, host: &mut Host, buffer: &mut [u8]) -> ConversationState {
+        let mut requests_left = REQUESTS_PER_PASS;
+        let mut state = self.receive_commands(host, &mut requests_left);
+        while state == ConversationState::Open && requests_left > 0 {
+            requests_left -= 1;
+            state = match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
+                // Commands in the ring were sent before this message: they come first.
+                Ok(packet) => match self.receive_commands(host, &mut requests_left) {
+                    ConversationState::Open if !(packet.is_bell() && self.session.has_said_hello()) => {
+                        self.answer(host, packet)
+                    }
+                    other => other,
+                },
+                Err(ControlError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    return ConversationState::Open;
+                }
+                Err(ControlError::Closed) => {
+                    // The last commands of the program count.
+                    self.receive_commands(host, &mut requests_left);
+                    ConversationState::Closed
+                }
+                Err(e) => self.disconnected(&e),
+            };
+        }
+        state
+    }
+
+    /// Carries out the commands in the ring, and nothing else of the client.
+    pub fn serve_commands(&mut self, host: &mut Host) -> ConversationState {
+        self.receive_commands(host, &mut 0)
+    }
+
+    /// Carries out the commands in the ring; each counts as a request.
+    fn receive_commands(&mut self, host: &mut Host, requests_left: &mut usize) -> ConversationState {
+        match self.session.receive_commands(host) {
+            Ok(count) => {
+                *requests_left = requests_left.saturating_sub(count as usize);
+                ConversationState::Open
+            }
+            Err(e) => self.disconnected(&e),
+        }
+    }
+
+    fn disconnected(&self, why: &ControlError) -> ConversationState {
+        let ClientProcess { pid, uid } = self.session.process();
+        warn!(pid, uid, program = self.session.program(), "client disconnected: {why}");
+        ConversationState::Closed
+    }
+
+    /// Decodes a message, carries the request out and sends the reply.
+    fn answer(&mut self, host: &mut Host, mut packet: ControlPacket<'_>) -> ConversationState {
+        let sequence = packet.header.sequence;
+        let request = match packet.decode::<Request>() {
+            Ok(request) => request,
+            Err(ControlError::Version { theirs, .. }) => return self.refuse_version(sequence, theirs),
+            Err(e) => return self.disconnected(&e),
+        };
+        if matches!(request, Request::Hello { .. }) {
+            self.process = pidfd_of(self.session.process().pid);
+        }
+        let fds = std::mem::take(&mut packet.fds);
+        let Some((reply, fds)) = self.session.answer(host, request, fds) else { return ConversationState::Open };
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        match frame::send(&self.socket, sequence, &reply, &fds, SendFlags::DONTWAIT) {
+            Ok(()) => ConversationState::Open,
+            Err(e) => {
+                let pid = self.session.process().pid;
+                warn!(pid, program = self.session.program(), "client disconnected: it does not read its replies: {e}");
+                ConversationState::Closed
+            }
+        }
+    }
+
+    /// Refuses a client whose library has another version of the control messages.
+    fn refuse_version(&self, sequence: u32, theirs: u32) -> ConversationState {
+        let sentence = format!(
+            "burstd {} speaks version {}, your library version {theirs}; use the library that came with the daemon",
+            env!("CARGO_PKG_VERSION"),
+            burst_shm::ABI_VERSION
+        );
+        warn!(pid = self.session.process().pid, "client refused: {sentence}");
+        // The conversation ends whether or not the client reads the sentence.
+        let header = ControlHeader::new(sequence);
+        let _ = frame::send_raw(&self.socket, header, sentence.as_bytes(), &[], SendFlags::DONTWAIT);
+        ConversationState::Closed
+    }
+}
+
+impl AsRef<Session> for Conversation {
+    fn as_ref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl AsMut<Session> for Conversation {
+    fn as_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+/// A pidfd of a process. `None` on kernels before 5.3 and for a process in a foreign PID namespace: then only the socket tells
+/// when the program has exited.
+fn pidfd_of(pid: u32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid as i32)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}

@@ -1,0 +1,70 @@
+//! Requests of a program on its context: each is carried out by a function of [`Context`].
+
+use super::memory::MrRequest;
+use super::state::Context;
+use crate::host::Host;
+use crate::refusal::refuse;
+use crate::reply::ReplyParts;
+use burst_control::{Refusal, Request};
+use std::os::fd::OwnedFd;
+
+impl Context {
+    /// Carries out a request on this context's objects.
+    pub fn handle(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
+        match request {
+            Request::AllocPd => self.alloc_pd(host),
+            Request::DeallocPd { pd } => self.dealloc_pd(host, pd),
+            Request::RegMr { pd, addr, len, iova, access, pieces, replaces } => {
+                let registration = MrRequest { pd, addr, len, iova, access, pieces, fds };
+                match replaces {
+                    None => self.reg_mr(host, registration),
+                    Some(mr) => self.rereg_mr(host, mr, registration),
+                }
+            }
+            Request::AllocDm { len } => self.alloc_dm(host, len, fds),
+            Request::FreeDm { dm } => self.free_dm(host, dm),
+            Request::Import { token, object } => self.import(host, token, object),
+            Request::DeregMr { mr } => self.dereg_mr(host, mr),
+            Request::AllocMw { pd, mw_type } => self.alloc_mw(host, pd, mw_type),
+            Request::DeallocMw { mw } => self.dealloc_mw(host, mw),
+            Request::CreateChannel => self.create_channel(host),
+            Request::DestroyChannel { channel } => self.destroy_channel(channel),
+            Request::CreateCq(init) => self.create_cq(host, &init),
+            Request::ResizeCq { cq, entries } => self.resize_cq(host, cq, entries),
+            Request::RetireCq { cq } => self.retire_cq(host, cq),
+            Request::DestroyCq { cq } => self.destroy_cq(host, cq),
+            Request::OpenXrcd { with_file, flags } => self.open_xrcd(host, with_file, flags, fds),
+            Request::CloseXrcd { xrcd } => self.close_xrcd(host, xrcd),
+            Request::CreateTarget { xrcd, event_cookie } => self.create_target(host, xrcd, event_cookie),
+            Request::OpenQp { xrcd, qpn, event_cookie } => self.open_qp(host, xrcd, qpn, event_cookie),
+            Request::CreateSrq(init) => self.create_srq(host, init),
+            Request::ModifySrq { srq, limit } => self.modify_srq(srq, limit),
+            Request::ResizeSrq { srq, max_wr } => self.resize_srq(host, srq, max_wr),
+            Request::QuerySrq { srq } => self.query_srq(srq),
+            Request::DestroySrq { srq } => self.destroy_srq(host, srq),
+            Request::CreateQp { init, names } => self.create_qps(host, init, &names),
+            Request::ModifyQp { qp, attr, mask } => self.modify_qp(host, qp, attr, mask),
+            Request::QueryQp { qp } => self.query_qp(host, qp),
+            Request::DestroyQp { qp } => self.destroy_qp(host, qp),
+            Request::AttachMcast { qp, gid } => self.attach_mcast(host, qp, gid),
+            Request::DetachMcast { qp, gid } => self.detach_mcast(host, qp, gid),
+            Request::CreateAh { pd, attr } => self.create_ah(host, pd, attr),
+            Request::DestroyAh { ah } => self.destroy_ah(host, ah),
+            Request::ResolveMac { attr } => self.resolve_mac(host, attr),
+            Request::Hello { .. }
+            | Request::DaemonInfo
+            | Request::ListDevices
+            | Request::Stats
+            | Request::OpenContext { .. }
+            | Request::Token
+            | Request::CmCommandRing
+            | Request::CmChannel { .. }
+            | Request::CmCloseChannel { .. }
+            | Request::Cm { .. }
+            | Request::ModifyQpWithoutReply { .. }
+            | Request::DropQps { .. }
+            | Request::CmStats
+            | Request::CmConnections { .. } => refuse(libc::EPROTO, "not a request to a context"),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The tables of a context: which objects it has, and what each of them refers to.
+
+use super::handles::HandleTable;
+use crate::host::Host;
+use crate::id_allocator::IdAllocator;
+use crate::refusal::{no_room, refuse, system};
+use crate::reply::ReplyParts;
+use burst_base::verbs::{EventType, QpType};
+use burst_base::{DeviceId, Qpn};
+use burst_control::events::{EventPipe, EventSink};
+use burst_control::{AsyncObject, Refusal, Response};
+use burst_engine::objects::{SrqShared, write_async};
+use burst_engine::{ContextSlot, CqShared, QpHolder};
+use burst_mem::ProcessMemory;
+use burst_shm::ShmRef;
+use burst_shm::arena::Arena;
+use burst_shm::doorbell::DoorbellDrain;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// An object and how many other objects refer to it.
+pub(super) struct InUse<T> {
+    /// How many objects refer to it.
+    pub users: u32,
+    /// The object.
+    pub object: T,
+}
+
+impl<T> InUse<T> {
+    /// An object that no other object refers to.
+    pub fn new(object: T) -> InUse<T> {
+        InUse { users: 0, object }
+    }
+
+    /// One more object refers to it.
+    pub fn add_user(&mut self) {
+        self.users += 1;
+    }
+
+    /// An object that referred to it has ended.
+    pub fn remove_user(&mut self) {
+        assert!(self.users > 0, "an object that nobody uses");
+        self.users -= 1;
+    }
+}
+
+/// A completion queue.
+pub(super) struct HostCq {
+    /// Its number in the workers' tables.
+    pub number: u32,
+    /// The part that workers share.
+    pub shared: Arc<CqShared>,
+    /// Its ring in the arena.
+    pub place: ShmRef,
+    /// Rings from before a resize, which the program still reads.
+    pub old: Vec<ShmRef>,
+    /// Handle of its completion channel.
+    pub channel: Option<u32>,
+}
+
+/// A shared receive queue.
+pub(super) struct HostSrq {
+    /// The part that workers share.
+    pub shared: Arc<SrqShared>,
+    /// Its ring in the arena.
+    pub place: ShmRef,
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Its XRC domain, if it has one.
+    pub domain: Option<SrqInDomain>,
+}
+
+/// A shared receive queue in an XRC domain.
+#[derive(Clone, Copy)]
+pub(super) struct SrqInDomain {
+    /// Number of the shared receive queue.
+    pub srqn: u32,
+    /// Handle of the XRC domain.
+    pub xrcd: u32,
+    /// Handle of the completion queue.
+    pub cq: u32,
+}
+
+/// A queue pair.
+pub(super) struct HostQp {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Its type.
+    pub qp_type: QpType,
+    /// Index of its worker.
+    pub worker: usize,
+    /// Number of its doorbell.
+    pub doorbell: u32,
+    /// Its queues in the arena; an XRC target has none.
+    pub place: Option<ShmRef>,
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Handle of the completion queue of its send queue.
+    pub send_cq: u32,
+    /// Handle of the completion queue of its receive queue.
+    pub recv_cq: u32,
+    /// Handle of its shared receive queue.
+    pub srq: Option<u32>,
+    /// Handle of the XRC domain of an XRC target.
+    pub xrcd: Option<u32>,
+    /// The program's word for asynchronous events.
+    pub event_cookie: u64,
+    /// Multicast groups that it is attached to.
+    pub groups: Vec<IpAddr>,
+}
+
+/// A memory region.
+pub(super) struct HostMr {
+    /// Its lkey and rkey, which are the same number.
+    pub key: u32,
+    /// Handle of its protection domain.
+    pub pd: u32,
+}
+
+/// A memory window.
+pub(super) struct HostMw {
+    /// Its key when it was allocated.
+    pub key: u32,
+    /// Handle of its protection domain.
+    pub pd: u32,
+}
+
+/// An address handle.
+pub(super) struct HostAh {
+    /// Its number in the workers' tables.
+    pub number: u32,
+    /// Handle of its protection domain.
+    pub pd: u32,
+}
+
+/// The process that opened a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientProcess {
+    /// Process id, as seen by the daemon; 0: not visible.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+}
+
+/// The objects of one `ibv_context`.
+pub struct Context {
+    pub(super) id: u32,
+    pub(super) device: DeviceId,
+    pub(super) process: ClientProcess,
+    /// Memory of the process, opened when a region needs it.
+    pub(super) memory: Option<Arc<ProcessMemory>>,
+    pub(super) arena: Arena,
+    /// How many segments of the arena the client has.
+    segments_sent: usize,
+    pub(super) async_events: Arc<dyn EventSink>,
+    pub(super) pds: HandleTable<InUse<u32>>,
+    pub(super) mrs: HandleTable<HostMr>,
+    pub(super) mws: HandleTable<HostMw>,
+    pub(super) dms: HandleTable<()>,
+    pub(super) channels: HandleTable<InUse<Arc<dyn EventSink>>>,
+    pub(super) cqs: HandleTable<InUse<HostCq>>,
+    pub(super) srqs: HandleTable<InUse<HostSrq>>,
+    pub(super) xrcds: HandleTable<InUse<u32>>,
+    pub(super) qps: HandleTable<HostQp>,
+    pub(super) ahs: HandleTable<HostAh>,
+    /// Doorbell numbers, by worker.
+    pub(super) doorbells: Vec<IdAllocator>,
+}
+
+impl Context {
+    /// Opens a context on device number `device` for `process`.
+    ///
+    /// # Errors
+    /// ENODEV: there is no such device. ENOMEM, EMFILE: resources are exhausted.
+    pub fn open(host: &mut Host, device: u32, process: ClientProcess) -> Result<(Context, ReplyParts), Refusal> {
+        let Some(dev) = host.devices.get(device as usize) else {
+            return refuse(libc::ENODEV, format!("there is no device {device}"));
+        };
+        let (device, info) = (dev.id, dev.info());
+        let arena = Arena::new()
+            .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
+        let segments = segments_from(&arena, 0)?;
+        let (pipe, events_fd) = EventPipe::new().map_err(system("make the event pipe"))?;
+        let async_events: Arc<dyn EventSink> = Arc::new(pipe);
+        let mut fds = vec![status_fd(host)?, events_fd];
+        let mut slots = Vec::new();
+        for (index, worker) in host.workers().iter().enumerate() {
+            let (wake, fd) = worker.lend_wake().map_err(system("make a wake descriptor"))?;
+            fds.push(fd);
+            let Some(doorbells) = DoorbellDrain::new(arena.context(), index) else { return no_room("worker") };
+            let async_events = async_events.clone();
+            slots.push(ContextSlot { doorbells, queues: Vec::new(), async_events, wake: Some(wake) });
+        }
+        let workers = slots.len();
+        let Some(id) = host.contexts.take() else { return no_room("context") };
+        for (worker, slot) in slots.into_iter().enumerate() {
+            host.on_worker(worker, move |w, _| w.add_context(id, slot));
+        }
+        let context = Context {
+            id,
+            device,
+            process,
+            memory: None,
+            arena,
+            segments_sent: segments.len(),
+            async_events,
+            pds: HandleTable::default(),
+            mrs: HandleTable::default(),
+            mws: HandleTable::default(),
+            dms: HandleTable::default(),
+            channels: HandleTable::default(),
+            cqs: HandleTable::default(),
+            srqs: HandleTable::default(),
+            xrcds: HandleTable::default(),
+            qps: HandleTable::default(),
+            ahs: HandleTable::default(),
+            doorbells: (0..workers).map(|_| IdAllocator::new(burst_shm::DOORBELL_QUEUES)).collect(),
+        };
+        let response = Response::Context { workers: workers as u32, device: info };
+        Ok((context, ReplyParts { response, fds, segments }))
+    }
+
+    /// Its number in the workers' tables.
+    pub fn number(&self) -> u32 {
+        self.id
+    }
+
+    /// This context as a holder of a queue pair whose asynchronous events carry `event_cookie`.
+    pub(super) fn qp_holder(&self, event_cookie: u64) -> QpHolder {
+        QpHolder { context: self.id, async_events: self.async_events.clone(), event_cookie }
+    }
+
+    /// Its device.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Returns the memory of ended objects to the system.
+    pub fn shrink(&self) {
+        self.arena.trim();
+    }
+
+    /// Writes an asynchronous event.
+    pub fn write_event(&self, event: EventType, object: AsyncObject, cookie: u64) {
+        write_async(&*self.async_events, event, object, cookie);
+    }
+
+    /// A response, with the arena segments that the client does not have yet: the response may refer to them.
+    pub(super) fn with_segments(&mut self, response: Response) -> Result<ReplyParts, Refusal> {
+        let segments = segments_from(&self.arena, self.segments_sent)?;
+        self.segments_sent += segments.len();
+        Ok(ReplyParts { response, fds: Vec::new(), segments })
+    }
+
+    /// Allocates room in the arena.
+    pub(super) fn room(&mut self, bytes: usize) -> Result<ShmRef, Refusal> {
+        self.arena
+            .alloc(bytes)
+            .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("the arena is full: {e}") })
+    }
+
+    /// Checks that the context may hold one more descriptor of the kinds that cost only a request.
+    pub(super) fn check_descriptor_share(&self, host: &Host) -> Result<(), Refusal> {
+        let held = self.channels.len() + self.dms.len() + self.xrcds.len();
+        crate::descriptors::check_share(held, host.descriptors)
+    }
+
+    /// One more object refers to a protection domain.
+    pub(super) fn use_pd(&mut self, pd: u32) {
+        if let Some(p) = self.pds.get_mut(pd) {
+            p.add_user();
+        }
+    }
+
+    /// An object that referred to a protection domain has ended.
+    pub(super) fn release_pd(&mut self, pd: u32) {
+        if let Some(p) = self.pds.get_mut(pd) {
+            p.remove_user();
+        }
+    }
+}
+
+/// Descriptors of the arena's segments from number `first` on.
+fn segments_from(arena: &Arena, first: usize) -> Result<Vec<OwnedFd>, Refusal> {
+    let fds = (first..arena.segments()).filter_map(|n| arena.segment_fd(n)).map(|fd| fd.try_clone_to_owned());
+    fds.collect::<Result<Vec<_>, _>>().map_err(system("share an arena segment"))
+}
+
+/// A descriptor of the status page.
+fn status_fd(host: &Host) -> Result<OwnedFd, Refusal> {
+    let fd = host.status.fd().map(|fd| fd.try_clone_to_owned());
+    fd.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into())).map_err(system("share the status page"))
+}

@@ -1,0 +1,97 @@
+//! Membership in multicast groups: the port joins and leaves, the workers learn the members.
+//!
+//! Only the port of worker 0 joins a group. Worker 0 copies a datagram to its own members and hands one copy to each other
+//! worker that has members.
+
+use super::Host;
+use crate::limits::{GROUP_QPS_MAX, GROUPS_MAX};
+use crate::refusal::refuse;
+use burst_base::{DeviceId, Qpn};
+use burst_control::Refusal;
+use burst_engine::multicast::MulticastGroup;
+use burst_engine::qpn::worker_of;
+use std::net::IpAddr;
+
+impl Host {
+    /// Attaches a queue pair to a group. Attaching it again changes nothing.
+    ///
+    /// # Errors
+    /// ENOMEM when there are too many groups or members; the port's errno when it cannot join.
+    pub fn attach(&mut self, device: DeviceId, ip: IpAddr, qpn: Qpn) -> Result<(), Refusal> {
+        self.join_port(device, ip)?;
+        let members = self.groups.groups.entry((device, ip)).or_default();
+        if members.qps.len() >= GROUP_QPS_MAX as usize {
+            return refuse(libc::ENOMEM, format!("a multicast group has at most {GROUP_QPS_MAX} queue pairs"));
+        }
+        if !members.qps.contains(&qpn) {
+            members.qps.push(qpn);
+        }
+        self.update_workers(device, ip);
+        Ok(())
+    }
+
+    /// Detaches a queue pair from a group.
+    pub fn detach(&mut self, device: DeviceId, ip: IpAddr, qpn: Qpn) {
+        if let Some(members) = self.groups.groups.get_mut(&(device, ip)) {
+            members.qps.retain(|q| *q != qpn);
+        }
+        self.update_workers(device, ip);
+        self.leave_port_if_empty(device, ip);
+    }
+
+    /// Adds an id to a group.
+    ///
+    /// # Errors
+    /// As [`Host::attach`].
+    pub fn join(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
+        self.join_port(device, ip)?;
+        self.groups.groups.entry((device, ip)).or_default().joins += 1;
+        Ok(())
+    }
+
+    /// Removes an id that had joined from a group.
+    pub fn leave(&mut self, device: DeviceId, ip: IpAddr) {
+        if let Some(members) = self.groups.groups.get_mut(&(device, ip)) {
+            debug_assert!(members.joins > 0, "no id has joined {ip}");
+            members.joins = members.joins.saturating_sub(1);
+        }
+        self.leave_port_if_empty(device, ip);
+    }
+
+    /// Makes the port take part in the group, unless it does already.
+    fn join_port(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
+        if self.groups.groups.contains_key(&(device, ip)) {
+            return Ok(());
+        }
+        if self.groups.groups.len() >= GROUPS_MAX as usize {
+            return refuse(libc::ENOMEM, format!("there are at most {GROUPS_MAX} multicast groups"));
+        }
+        self.on_worker(0, move |w, _| w.join_group(device, ip)).map_err(|e| {
+            let errno = match &e {
+                burst_port::PortError::Unsupported { .. } => libc::EOPNOTSUPP,
+                burst_port::PortError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+                _ => libc::ENOMEM,
+            };
+            Refusal { errno, sentence: e.to_string() }
+        })
+    }
+
+    fn leave_port_if_empty(&mut self, device: DeviceId, ip: IpAddr) {
+        let key = (device, ip);
+        if self.groups.groups.get(&key).is_some_and(|m| m.qps.is_empty() && m.joins == 0) {
+            self.groups.groups.remove(&key);
+            self.on_worker(0, move |w, _| w.leave_group(device, ip));
+        }
+    }
+
+    /// Gives every worker its members of the group, and the set of workers that have members.
+    fn update_workers(&self, device: DeviceId, ip: IpAddr) {
+        let Some(members) = self.groups.groups.get(&(device, ip)) else { return };
+        let workers = members.qps.iter().fold(0u32, |bits, q| bits | 1 << worker_of(*q));
+        for worker in 0..self.workers.len() {
+            let own = members.qps.iter().copied().filter(|q| worker_of(*q) as usize == worker).collect();
+            let group = MulticastGroup { device, ip, members: own, workers };
+            self.on_worker(worker, move |w, _| w.set_group(group));
+        }
+    }
+}

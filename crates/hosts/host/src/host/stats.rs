@@ -1,0 +1,44 @@
+//! Counters of all devices, and the description of the host for `burst ls` and the hello.
+
+use super::Host;
+use burst_control::{Counter, DaemonInfo};
+use std::time::Duration;
+
+impl Host {
+    /// Version, process, uptime, and how many contexts are open.
+    pub fn info(&self) -> DaemonInfo {
+        DaemonInfo {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uid: rustix::process::getuid().as_raw(),
+            uptime_s: Duration::from_nanos(self.clock.now().since(self.started).0).as_secs(),
+            workers: self.workers.len() as u32,
+            contexts: self.contexts.taken(),
+        }
+    }
+
+    /// Every counter of every device, summed over the workers.
+    pub fn stats(&self) -> Vec<Counter> {
+        let mut all = Vec::new();
+        for device in &self.devices {
+            let id = device.id;
+            let mut sums: Vec<(&'static str, u64)> = Vec::new();
+            for worker in 0..self.workers.len() {
+                let one = self.on_worker(worker, move |w, _| w.counters(id)).snapshot();
+                if sums.is_empty() {
+                    sums = one;
+                } else {
+                    debug_assert_eq!(sums.len(), one.len(), "all workers have the same counters");
+                    sums.iter_mut().zip(one).for_each(|(sum, of_worker)| sum.1 += of_worker.1);
+                }
+            }
+            let name = format!("burst{id}");
+            all.extend(sums.into_iter().map(|(counter, value)| Counter {
+                name: counter.into(),
+                device: name.clone(),
+                value,
+            }));
+        }
+        all
+    }
+}

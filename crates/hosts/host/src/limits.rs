@@ -1,0 +1,33 @@
+//! The limits of every device, as `ibv_query_device` reports them.
+
+use burst_control::Limits;
+use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
+use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};
+
+/// Maximum number of multicast groups of the host.
+pub const GROUPS_MAX: u32 = 256;
+/// Maximum number of queue pairs attached to one multicast group.
+pub const GROUP_QPS_MAX: u32 = 1024;
+
+/// The limits of one device.
+pub const LIMITS: Limits = Limits {
+    max_qp: 100_000,
+    max_qp_wr: WR_MAX,
+    max_sge: SGE_MAX,
+    max_inline: INLINE_MAX,
+    max_cq: 1 << 17,
+    max_cqe: CQE_MAX,
+    max_mr: 1 << 19,
+    max_pd: 1 << 16,
+    max_ah: 1 << 17,
+    max_srq: 1 << 16,
+    max_srq_wr: WR_MAX,
+    max_rd_atomic: RD_ATOMIC_MAX as u32,
+    max_msg_sz: MESSAGE_BYTES_MAX as u32,
+    max_mr_size: 1 << 40,
+    max_dm_size: 1 << 20,
+    max_mcast_grp: GROUPS_MAX,
+    max_mcast_qp_attach: GROUP_QPS_MAX,
+};
+
+const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);

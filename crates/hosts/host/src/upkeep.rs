@@ -1,0 +1,134 @@
+//! Periodic work of the control thread, for any loop that drives a host: a daemon's, a simulator's, or one inside a program.
+//!
+//! [`Upkeep::run`] continues with resolved next hops, posts jobs of connection management, reads interfaces again and trims
+//! memory. [`Upkeep::due_at`] says when it must run next although no descriptor is readable. Interfaces are read
+//! [`SETTLE_TIME`] after the kernel's first event, because changes come in bursts, and every [`REFRESH_INTERVAL`] in any case,
+//! because a sandbox may hide the events.
+
+use crate::host::Host;
+use crate::session::Session;
+use burst_base::Nanos;
+use burst_netif::watch::Watch;
+use std::os::fd::BorrowedFd;
+use tracing::info;
+
+/// Maximum time between two reads of the interfaces while there are clients.
+const REFRESH_INTERVAL: Nanos = Nanos::from_ms(2000);
+/// Time from the kernel's first event of a change to the read of the interfaces.
+const SETTLE_TIME: Nanos = Nanos::from_ms(50);
+
+/// The state of the periodic work.
+pub struct Upkeep {
+    /// The kernel's events of changed interfaces; `None` where a sandbox forbids them.
+    watch: Option<Watch>,
+    /// When interfaces were last read.
+    refreshed: Nanos,
+    /// When the first event came that no read has followed.
+    changed: Option<Nanos>,
+}
+
+impl Upkeep {
+    /// Upkeep that follows the kernel's events of changed interfaces.
+    pub fn new(now: Nanos) -> Upkeep {
+        Upkeep { watch: Watch::open().ok(), ..Upkeep::without_events(now) }
+    }
+
+    /// Upkeep by the clock alone, for a host whose ports are not the kernel's.
+    pub fn without_events(now: Nanos) -> Upkeep {
+        Upkeep { watch: None, refreshed: now, changed: None }
+    }
+
+    /// A descriptor that is readable when an interface has changed.
+    pub fn interface_events(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(Watch::fd)
+    }
+
+    /// Reads the events of [`Upkeep::interface_events`].
+    pub fn note_interface_events(&mut self, now: Nanos) {
+        self.watch.iter().for_each(Watch::drain);
+        self.changed.get_or_insert(now);
+    }
+
+    /// When [`Upkeep::run`] must be called next; `None`: not before a descriptor is readable or a client connects.
+    pub fn due_at<S: AsRef<Session>>(&self, host: &Host, sessions: &[S]) -> Option<Nanos> {
+        let refresh = (!sessions.is_empty()).then(|| self.refresh_at());
+        [refresh, host.trimmer.due_at(), hops_due_at(host, sessions)].into_iter().flatten().min()
+    }
+
+    /// Carries out what is due. `hops_readable`: the kernel has events of next hops. Returns whether memory was trimmed, so that
+    /// the caller can return its heap to the system.
+    pub fn run<S: AsMut<Session>>(&mut self, host: &mut Host, sessions: &mut [S], hops_readable: bool) -> bool {
+        continue_resolving(host, sessions, hops_readable);
+        // One post per worker for all commands of this pass.
+        host.post_cm_jobs();
+        let now = host.now();
+        if !sessions.is_empty() && self.refresh_at() <= now {
+            (self.refreshed, self.changed) = (now, None);
+            refresh(host, sessions);
+        }
+        let trims = host.trimmer.take_due(now);
+        if trims {
+            sessions.iter_mut().for_each(|s| s.as_mut().shrink());
+            host.shrink();
+        }
+        trims
+    }
+
+    fn refresh_at(&self) -> Nanos {
+        let by_clock = self.refreshed + REFRESH_INTERVAL;
+        self.changed.map_or(by_clock, |since| by_clock.min(since + SETTLE_TIME))
+    }
+}
+
+/// Continues with addresses whose next hops have answered or failed.
+fn continue_resolving<S: AsMut<Session>>(host: &mut Host, sessions: &mut [S], readable: bool) {
+    if !host.cm.hops.is_waited_for() {
+        return;
+    }
+    let now = host.now();
+    let changes = host.hop_changes(now, readable);
+    for session in sessions {
+        session.as_mut().continue_resolving(host, now, &changes);
+    }
+    host.count_unanswered();
+}
+
+/// When the wait of an id ends, or a port must be asked again.
+fn hops_due_at<S: AsRef<Session>>(host: &Host, sessions: &[S]) -> Option<Nanos> {
+    let hops = &host.cm.hops;
+    if !hops.is_waited_for() {
+        return None;
+    }
+    sessions.iter().filter_map(|s| s.as_ref().next_deadline()).chain(hops.due_at(host.now())).min()
+}
+
+/// Reads the interfaces again and writes asynchronous events for what has changed.
+fn refresh<S: AsMut<Session>>(host: &mut Host, sessions: &mut [S]) {
+    host.refresh();
+    for device in &mut host.devices {
+        let Some(changes) = device.take_changes() else { continue };
+        let caps = &device.caps;
+        info!(
+            device = device.info().name,
+            up = caps.up,
+            addresses = caps.addrs.len(),
+            mtu = caps.link_mtu,
+            "port changed"
+        );
+        for session in &mut *sessions {
+            session.as_mut().port_changed(device.id, changes);
+        }
+    }
+}
+
+impl AsRef<Session> for Session {
+    fn as_ref(&self) -> &Session {
+        self
+    }
+}
+
+impl AsMut<Session> for Session {
+    fn as_mut(&mut self) -> &mut Session {
+        self
+    }
+}
