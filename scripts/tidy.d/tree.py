@@ -9,6 +9,8 @@ from rust import Source
 
 #: Folders whose files come from elsewhere and keep their form.
 FOREIGN = ("tests/programs/third-party/",)
+#: In a repository without tag and origin/main subjects are judged from the commit on that added this file.
+SUBJECTS_SINCE = "scripts/tidy.d/README.md"
 
 
 class Tree:
@@ -40,10 +42,10 @@ class Tree:
     @cached_property
     def subjects(self):
         """(hash, subject) of the commits that the rule about subjects judges: those after the last tag, or that are not in
-        origin/main; without either those after the commit that brought this script."""
+        origin/main; without either those after the commit that added `SUBJECTS_SINCE`."""
         base = self._git("rev-parse", "--verify", "--quiet", "origin/main^{commit}", may_fail=True)
         base = base or self._git("describe", "--tags", "--abbrev=0", may_fail=True)
-        base = base or self._git("log", "--diff-filter=A", "--format=%H", "--", "scripts/tidy", may_fail=True).split("\n")[-1]
+        base = base or self._git("log", "--diff-filter=A", "--format=%H", "--", SUBJECTS_SINCE, may_fail=True).split("\n")[-1]
         if not base:
             return []
         log = self._git("log", "--no-merges", "--format=%h %s", f"{base.strip()}..HEAD", may_fail=True)
