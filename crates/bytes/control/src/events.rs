@@ -1,9 +1,9 @@
 //! Sinks of events: where records for a program go (completion events, asynchronous events, events of connections).
 //!
 //! [`EventSink`] is the interface. [`EventPipe`] is a real descriptor: the daemon holds the write end, non-blocking, and the
-//! program reads whole records, by `poll` and `read` as verbs promise. [`EventQueue`] keeps records in memory, for the simulator, and
-//! for an engine in the program's own process. A sink that is full keeps records as its *backlog* up to [`BACKLOG_MAX`]; a program that
-//! never reads loses only its own events beyond that, and the caller counts the loss.
+//! program reads whole records, by `poll` and `read` as verbs promise. [`EventQueue`] keeps records in memory, for the
+//! simulator, and for an engine in the program's own process. A sink that is full keeps records as its *backlog* up to
+//! [`BACKLOG_MAX`]; a program that never reads loses only its own events beyond that, and the caller counts the loss.
 
 use rustix::io::Errno;
 use std::collections::VecDeque;

@@ -1,9 +1,9 @@
 //! Delayed acknowledgements: an ACK waits a moment for the program's answer.
 //!
-//! A program that answers each message (a ping-pong, an RPC server) posts a few microseconds after its receive completed.
-//! If the ACK waits that long, both leave in one train and arrive as one: half the system calls, half the wake-ups. A program that
-//! does not answer would only be slowed down; so a queue pair whose delay expired without an answer acknowledges its next [`SKIP`]
-//! messages at once (as TCP leaves its "ping-pong" mode).
+//! A program that answers each message (a ping-pong, an RPC server) posts a few microseconds after its receive completed. If
+//! the ACK waits that long, both leave in one train and arrive as one: half the system calls, half the wake-ups. A program that
+//! does not answer would only be slowed down; so a queue pair whose delay expired without an answer acknowledges its next
+//! [`SKIP`] messages at once (as TCP leaves its "ping-pong" mode).
 
 use burst_base::Nanos;
 use std::collections::VecDeque;

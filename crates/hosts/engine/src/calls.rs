@@ -1,12 +1,12 @@
 //! Calls to queue pairs: the one place where a queue pair meets the worker's tables, and where its decisions are carried out.
 //!
 //! [`Core::slot_and_tables`] splits the worker's tables into one slot and everything that a call needs besides;
-//! [`Tables::call_qp`] makes the call. Completions go into rings, events into their sinks, reasons into counters, and every signal
-//! of the call to the congestion controller of the queue pair's path.
+//! [`Tables::call_qp`] makes the call. Completions go into rings, events into their sinks, reasons into counters, and every
+//! signal of the call to the congestion controller of the queue pair's path.
 
 use crate::counters::{Counters, Traffic};
 use crate::endpoint::Endpoint;
-use crate::objects::{AddressHandle, CqShared, QpHolder, QpSlot, XrcEntry, write_async};
+use crate::objects::{AddressHandle, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
 use crate::signals::Signals;
 use crate::worker::{Core, Outbox, PortSlot};
@@ -31,8 +31,8 @@ pub(crate) enum Completions {
     AfterBatch,
     /// Send completions at once, receive completions at the end of the receive burst.
     ///
-    /// A peer that answers a message sends its ACK behind the answer in one train (`transport::Qp::poll_tx`). The program must see
-    /// its request completed before it sees the answer: programs free or reuse the request's buffer when the answer comes.
+    /// A peer that answers a message sends its ACK behind the answer in one train (`transport::Qp::poll_tx`). The program must
+    /// see its request completed before it sees the answer: programs free or reuse the request's buffer when the answer comes.
     ReceivesLast,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Egress<'a> {
 /// The worker's tables without the slots of its queue pairs.
 pub(crate) struct Tables<'a> {
     pub now: Nanos,
-    cqs: &'a [Option<Arc<CqShared>>],
+    cqs: &'a [Option<Arc<EngineCq>>],
     ahs: &'a [Option<AddressHandle>],
     xrc: &'a [Option<XrcEntry>],
     mem: &'a MrTable,
@@ -128,7 +128,7 @@ impl Tables<'_> {
 
 /// Takes the decisions of one queue pair during one call.
 struct QpEffects<'a> {
-    cqs: &'a [Option<Arc<CqShared>>],
+    cqs: &'a [Option<Arc<EngineCq>>],
     ahs: &'a [Option<AddressHandle>],
     xrc: &'a [Option<XrcEntry>],
     counters: &'a Counters,
@@ -182,7 +182,7 @@ impl Effects for QpEffects<'_> {
 
 /// Writes a completion into its ring, and notes the event that the queue owes its program.
 fn write_completion(
-    cqs: &[Option<Arc<CqShared>>],
+    cqs: &[Option<Arc<EngineCq>>],
     counters: &Counters,
     outbox: &mut Outbox,
     cq: u32,

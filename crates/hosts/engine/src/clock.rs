@@ -1,8 +1,8 @@
 //! The one clock that a worker's thread reads: CLOCK_MONOTONIC.
 //!
 //! [`crate::Worker`] reads no clock; its caller passes the time. Everything that compares times uses this clock: timers,
-//! completion timestamps (programs read the same clock), times of events. A process that takes over from another one can therefore
-//! go on with the times of its predecessor.
+//! completion timestamps (programs read the same clock), times of events. A process that takes over from another one can
+//! therefore go on with the times of its predecessor.
 
 use burst_base::Nanos;
 use rustix::time::{ClockId, clock_gettime};

@@ -1,10 +1,10 @@
-//! What the control thread asks of a worker, between two passes of the loop.
+//! Commands of the control thread, which run on the worker between two passes.
 //!
-//! Tables are indexed by numbers that the control thread gives out; a table grows here, outside the data path.
+//! Tables are indexed by numbers that the control thread gives out. A table grows only here, outside the data path.
 
 use crate::calls::{Completions, Egress};
 use crate::counters::Counters;
-use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
+use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
 use crate::path::Path;
 use crate::qpn::slot_of;
 use crate::sched::NO_TICKET;
@@ -25,79 +25,80 @@ fn put<T>(table: &mut Vec<Option<T>>, index: u32, value: T) {
     if table.len() <= index {
         table.resize_with(index + 1, || None);
     }
-    debug_assert!(table[index].is_none(), "slot {index} is taken");
+    assert!(table[index].is_none(), "slot {index} is in use");
     table[index] = Some(value);
 }
 
-/// Gives back the room after the last that is there.
+/// Returns the memory behind the last entry in use.
 fn shrink<T>(table: &mut Vec<Option<T>>) {
     let used = table.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
     table.truncate(used);
     table.shrink_to_fit();
 }
 
+/// Takes the entry at `index` out of a table of options.
 fn take<T>(table: &mut [Option<T>], index: u32) -> Option<T> {
     table.get_mut(index as usize).and_then(Option::take)
 }
 
 impl Worker {
-    /// A context that this worker shall serve.
+    /// Adds a context.
     pub fn add_context(&mut self, context: u32, slot: ContextSlot) {
         self.core.sched.add_context(context);
         put(&mut self.core.contexts, context, slot);
     }
 
-    /// Forgets a context whose queue pairs are gone.
+    /// Removes a context whose queue pairs have been destroyed.
     pub fn remove_context(&mut self, context: u32) {
         take(&mut self.core.contexts, context);
         self.core.sched.remove_context(context);
     }
 
-    /// A completion queue that queue pairs of this worker may use.
-    pub fn add_cq(&mut self, cq: u32, shared: Arc<CqShared>) {
+    /// Adds a completion queue, for queue pairs of this worker.
+    pub fn add_cq(&mut self, cq: u32, shared: Arc<EngineCq>) {
         put(&mut self.core.cqs, cq, shared);
     }
 
-    /// Forgets a completion queue.
+    /// Removes a completion queue.
     pub fn remove_cq(&mut self, cq: u32) {
         take(&mut self.core.cqs, cq);
     }
 
-    /// A completion queue, to be resized between passes.
-    pub fn cq(&self, cq: u32) -> Option<&Arc<CqShared>> {
+    /// A completion queue, to be resized.
+    pub fn cq(&self, cq: u32) -> Option<&Arc<EngineCq>> {
         self.core.cqs.get(cq as usize).and_then(Option::as_ref)
     }
 
-    /// An address handle.
+    /// Adds an address handle.
     pub fn add_ah(&mut self, ah: u32, handle: AddressHandle) {
         self.ports.iter_mut().for_each(|slot| slot.port.prepare(&handle.flow));
         put(&mut self.core.ahs, ah, handle);
     }
 
-    /// Forgets an address handle.
+    /// Removes an address handle.
     pub fn remove_ah(&mut self, ah: u32) {
         take(&mut self.core.ahs, ah);
     }
 
-    /// A memory region, for this worker's replica of the table.
+    /// Adds a memory region to this worker's copy of the key table.
     pub fn add_region(&mut self, region: Arc<Region>) {
         let fresh = self.core.mem.insert(region);
-        debug_assert!(fresh, "the key space gave out a key twice");
+        assert!(fresh, "the key space gave out a key twice");
     }
 
-    /// Forgets a memory region; its mapping ends with the last worker's.
+    /// Removes a memory region. Its mapping ends when the last worker has removed it.
     pub fn remove_region(&mut self, key: u32) {
         self.core.mem.remove(key);
         self.core.mem.reclaim();
     }
 
-    /// A memory window, for this worker's replica of the table.
+    /// Adds a memory window to this worker's copy of the key table.
     pub fn add_window(&mut self, window: Arc<Window>) {
         let fresh = self.core.mem.insert_window(window);
-        debug_assert!(fresh, "the key space gave out a key twice");
+        assert!(fresh, "the key space gave out a key twice");
     }
 
-    /// Forgets a memory window.
+    /// Removes a memory window.
     pub fn remove_window(&mut self, key: u32) {
         self.core.mem.remove_window(key);
     }
@@ -112,12 +113,12 @@ impl Worker {
         self.ports[device.index()].counters.clone()
     }
 
-    /// What the port of `device` knows of the next hop to `dst`; asks for it if that is nothing.
+    /// State of the next hop to `dst` at the port of `device`. The port begins to resolve an unknown next hop.
     pub fn next_hop(&mut self, now: Nanos, device: DeviceId, dst: IpAddr) -> NeighbourState {
         self.ports[device.index()].port.next_hop(now, dst)
     }
 
-    /// What the port of `device` is now; re-reads addresses and link state first.
+    /// Address, MTU and link state of the port of `device`, read again.
     pub fn refresh_port(&mut self, device: DeviceId) -> PortCaps {
         let slot = &mut self.ports[device.index()];
         slot.port.refresh();
@@ -129,7 +130,7 @@ impl Worker {
         self.ports.iter().flat_map(|p| p.port.wait_fds()).collect()
     }
 
-    /// A queue pair of this worker; its number names the slot.
+    /// Adds a queue pair. Its number names the slot.
     pub fn add_qp(&mut self, slot: Box<QpSlot>) {
         let index = slot_of(slot.qpn);
         if slot.doorbell != NO_DOORBELL
@@ -147,7 +148,8 @@ impl Worker {
         put(&mut self.core.qps, index, slot);
     }
 
-    /// Gives back the room of objects that have gone. For quiet times: it allocates, and so will the next objects.
+    /// Returns memory of destroyed objects. For times without traffic: it allocates, and so will the creation of the next
+    /// objects.
     pub fn shrink(&mut self) {
         let Core { qps, cqs, ahs, wheel, .. } = &mut self.core;
         shrink(qps);
@@ -160,7 +162,7 @@ impl Worker {
     /// Changes attributes; `flow` is the resolved address vector when the mask has one.
     ///
     /// # Errors
-    /// As the transport says, or [`ModifyError::Value`] of nothing for an unknown number.
+    /// The transport's error; [`ModifyError::Value`] with an empty mask for an unknown number.
     pub fn modify_qp(
         &mut self,
         now: Nanos,
@@ -175,7 +177,7 @@ impl Worker {
         result
     }
 
-    /// A shared receive queue has moved to another ring: its queue pairs follow.
+    /// Replaces the ring of a shared receive queue in all of its queue pairs.
     pub fn replace_srq(&mut self, old: &Arc<SrqShared>, new: &Arc<SrqShared>) {
         for slot in self.core.qps.iter_mut().flatten() {
             if slot.srq.as_ref().is_some_and(|srq| Arc::ptr_eq(srq, old)) {
@@ -189,12 +191,13 @@ impl Worker {
         }
     }
 
-    /// Attributes as they are.
+    /// The present attributes of a queue pair.
     pub fn query_qp(&self, qpn: Qpn) -> Option<QpAttr> {
         Some(self.core.slot(qpn)?.endpoint.qp().query())
     }
 
-    /// Takes a queue pair out. With `unclean`, its peer is told and told again for a while.
+    /// Destroys a queue pair and returns its slot. With `unclean` its process has died: the peer is notified, and a tombstone
+    /// answers further requests for a while.
     pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn, unclean: bool) -> Option<Box<QpSlot>> {
         let mut data_path = self.data_path();
         data_path.call_qp(now, qpn, |qp, env| qp.send_pending_ack(env))?;
@@ -234,8 +237,8 @@ impl Worker {
 }
 
 impl DataPath<'_> {
-    /// Calls a queue pair outside of turns and bursts. Its completions become visible when the batches are flushed next. `None` if
-    /// there is no such queue pair.
+    /// Calls a queue pair outside of turns and bursts. Its completions become visible when the batches are flushed next. `None`
+    /// if there is no such queue pair.
     pub fn call_qp<T>(&mut self, now: Nanos, qpn: Qpn, f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T) -> Option<T> {
         let (slot, tables) = self.core.slot_and_tables(now, slot_of(qpn));
         let slot = slot.filter(|slot| slot.qpn == qpn)?;

@@ -1,9 +1,9 @@
-//! Counters of one worker and device: one per reason, and the traffic. Written by the worker alone, read by anyone.
+//! Counters of one worker and device: one per reason, and the traffic. The worker writes them; any thread may read them.
 
 use burst_base::Reason;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What is counted besides reasons, in order of [`Counters::traffic`].
+/// Names of the traffic counters, in order of [`Traffic`].
 pub const TRAFFIC: [&str; 7] =
     ["rx_packets", "rx_bytes", "tx_packets", "tx_bytes", "completions", "events", "loopback_packets"];
 
@@ -23,7 +23,7 @@ pub enum Traffic {
     Completions = 4,
     /// Completion events written.
     Events = 5,
-    /// Packets of the port to itself, which were neither on a wire nor in the kernel; they are among those received and sent.
+    /// Packets that the port looped back, which reached neither a wire nor the kernel. They count as received and as sent, too.
     LoopbackPackets = 6,
 }
 
@@ -43,7 +43,7 @@ impl Default for Counters {
     }
 }
 
-/// Adds without a locked instruction: there is one writer.
+/// Adds without a locked instruction, because there is one writer.
 fn add(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Relaxed).wrapping_add(n), Relaxed);
 }
@@ -57,11 +57,11 @@ impl Counters {
     pub fn add(&self, what: Traffic, n: u64) {
         add(&self.traffic[what as usize], n);
     }
-    /// A reason's count.
+    /// The count of a reason.
     pub fn reason(&self, reason: Reason) -> u64 {
         self.reasons[reason.index()].load(Relaxed)
     }
-    /// A traffic count.
+    /// The count of a traffic counter.
     pub fn traffic(&self, what: Traffic) -> u64 {
         self.traffic[what as usize].load(Relaxed)
     }

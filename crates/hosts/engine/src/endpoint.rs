@@ -1,9 +1,10 @@
 //! What a worker's table holds: one end of a transport protocol.
 //!
-//! The worker schedules endpoints, arms their timers and counts their bytes in flight, whatever their protocol. Today there is one
-//! protocol, RoCEv2. An enum and not a trait object: with one member its match is free, with two it is one predictable branch, and
-//! the calls stay visible to the compiler. Code that needs a RoCE queue pair says so by the pattern `Endpoint::Roce(qp)`, which the
-//! compiler refuses as soon as there is a second member: these are the places where a second protocol must be decided.
+//! The worker schedules endpoints, arms their timers and counts their bytes in flight, whatever their protocol. Today there is
+//! one protocol, RoCEv2. An enum and not a trait object: with one member its match is free, with two it is one predictable
+//! branch, and the calls stay visible to the compiler. Code that needs a RoCE queue pair says so by the pattern
+//! `Endpoint::Roce(qp)`, which the compiler refuses as soon as there is a second member: these are the places where a second
+//! protocol must be decided.
 
 use burst_base::Nanos;
 use burst_base::verbs::{QpState, QpType};
@@ -94,7 +95,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether a message that is lost stays lost, so that it must wait until the next hop is known. Flushed requests are not sent.
+    /// Whether a message that is lost stays lost, so that it must wait until the next hop is known. Flushed requests are not
+    /// sent.
     #[inline]
     pub(crate) fn sends_unacknowledged(&self) -> bool {
         match self {

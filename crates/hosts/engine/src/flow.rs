@@ -17,15 +17,15 @@ const SRC_PORT_FIRST: u16 = 0xC000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowError(pub String);
 
-/// What spreads connected queue pairs over UDP source ports, 20 bits. Programs that begin together have the same
-/// numbers at both ends, so their difference says nothing; the pair of them is mixed.
+/// 20 bits that spread connected queue pairs over UDP source ports. Programs that start together often have the same queue pair
+/// numbers at both ends, so the difference of both would not spread them; a multiplicative hash of both does.
 pub fn entropy_of(local: Qpn, remote: Qpn) -> u32 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
     let pair = u64::from(local.get()) << 24 | u64::from(remote.get());
     (pair.wrapping_mul(ODD) >> 44) as u32
 }
 
-/// The flow that an address vector names on a port. `entropy` ([`entropy_of`]) spreads flows over UDP source ports when
+/// The flow that an address vector means on a port. `entropy` ([`entropy_of`]) spreads flows over UDP source ports when
 /// the application gave no flow label.
 ///
 /// # Errors
@@ -62,7 +62,7 @@ pub fn flow_of(caps: &PortCaps, attr: &AhAttr, entropy: u32) -> Result<Flow, Flo
     })
 }
 
-/// 20 bits of label into 14 bits of port.
+/// Folds 20 bits of flow label into 14 bits of port number.
 fn fold(label: u32) -> u16 {
     let low = label & 0x3fff;
     let high = (label & 0xf_c000) >> 14;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_why() {
+    fn refusals_name_their_cause() {
         let say = |a: &AhAttr| flow_of(&caps(), a, 0).expect_err("refused").0;
         assert!(say(&attr("10.0.0.2", 9)).contains("does not exist"));
         assert!(say(&attr("10.0.0.2", 1)).contains("family"));

@@ -1,8 +1,8 @@
-//! Packets that arrived at the wrong worker go to the right one by a ring.
+//! Hand-over of packets that arrived at the wrong worker.
 //!
-//! The kernel steers by UDP ports, or by a filter on the queue pair number, and GRO may still put packets of several
-//! queue pairs into one train. A worker that gets a packet of another's queue pair copies it into a preallocated
-//! frame of the owner's inbox; an inbox without free frames drops, as a full NIC queue would.
+//! The kernel steers packets by UDP ports, or by a filter on the queue pair number, and GRO may still put packets of several
+//! queue pairs into one train. A worker that gets a packet for another worker's queue pair copies it into a preallocated frame of
+//! the owner's inbox. An inbox without free frames drops the packet, as a full NIC queue would.
 
 use burst_base::{DeviceId, Reason};
 use burst_frame::{Flow, RxFrame};
@@ -15,7 +15,7 @@ const FRAMES: usize = 512;
 /// Longest frame: the largest payload with the longest head and padding.
 const BYTES_MAX: usize = 4096 + burst_frame::HEAD_MAX + 3;
 
-/// A packet on its way between workers.
+/// A packet between two workers.
 struct HandedFrame {
     device: DeviceId,
     flow: Flow,
@@ -23,7 +23,7 @@ struct HandedFrame {
     bytes: [u8; BYTES_MAX],
 }
 
-/// What other workers have for one worker, and the eventfd by which the daemon's threads wake it.
+/// Packets that other workers hand over to one worker, and the eventfd by which the daemon's threads wake that worker.
 pub struct Inbox {
     wake: OwnedFd,
     filled: ArrayQueue<Box<HandedFrame>>,
@@ -44,7 +44,7 @@ impl Inbox {
         };
         while workers > 1 && !inbox.empty.is_full() {
             let frame = HandedFrame { device: DeviceId(0), flow: Flow::default(), len: 0, bytes: [0; BYTES_MAX] };
-            // The loop ends when it is full.
+            // Succeeds: the loop ends when the queue is full.
             let _ = inbox.empty.push(Box::new(frame));
         }
         Ok(inbox)
@@ -60,7 +60,7 @@ impl Inbox {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Copies a packet in. The caller wakes the owner at the end of its burst.
+    /// Copies a packet into the inbox. The caller wakes the owner at the end of its burst.
     ///
     /// # Errors
     /// [`Reason::HandoverFull`] without a free frame, [`Reason::InvalidLength`] for a packet longer than any MTU.
@@ -73,25 +73,25 @@ impl Inbox {
         handed.flow = frame.flow;
         handed.len = frame.bytes.len();
         handed.bytes[..frame.bytes.len()].copy_from_slice(frame.bytes);
-        // There are as many places as frames.
+        // Succeeds: there are as many places as frames.
         self.filled.push(handed).map_err(|_| Reason::HandoverFull)
     }
 
-    /// Gives up to `budget` packets to `take`; returns how many.
+    /// Gives up to `budget` packets to `take`; returns their number.
     pub fn drain(&self, budget: usize, mut take: impl FnMut(DeviceId, &RxFrame<'_>)) -> usize {
         let mut count = 0;
         while count < budget
             && let Some(handed) = self.filled.pop()
         {
             take(handed.device, &RxFrame { flow: handed.flow, bytes: &handed.bytes[..handed.len] });
-            // There are as many places as frames.
+            // Succeeds: there are as many places as frames.
             let _ = self.empty.push(handed);
             count += 1;
         }
         count
     }
 
-    /// Whether packets wait.
+    /// Whether no packet waits.
     pub fn is_empty(&self) -> bool {
         self.filled.is_empty()
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_arrive_in_order_and_a_full_inbox_says_so() {
+    fn packets_arrive_in_order_and_a_full_inbox_refuses() {
         let inbox = Inbox::new(2).expect("inbox");
         fn frame(bytes: &[u8]) -> RxFrame<'_> {
             RxFrame { flow: Flow::default(), bytes }

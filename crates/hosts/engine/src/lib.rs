@@ -1,10 +1,10 @@
 //! The engine (storey 3): one worker's loop over transport, memory, shared queues and ports.
 //!
-//! [`Worker::run_once`] is one pass: doorbells, transmit, receive, management, timers, publish. A worker owns its queue pairs, its
-//! copy of the key table and its ports; nothing on its path is shared with another worker but completion queues and shared receive
-//! queues, which are lock-free. A worker reads no clock and draws no random numbers: the caller passes `now`, and the secret in
-//! [`WorkerOptions`] is the seed of everything random. [`runner`] gives a worker a thread, a clock and sleep; tests and a simulator
-//! call it directly.
+//! [`Worker::run_once`] is one pass: doorbells, transmit, receive, management, timers, publish. A worker owns its queue pairs,
+//! its copy of the key table and its ports; nothing on its path is shared with another worker but completion queues and shared
+//! receive queues, which are lock-free. A worker reads no clock and draws no random numbers: the caller passes `now`, and the
+//! secret in [`WorkerOptions`] is the seed of everything random. [`runner`] gives a worker a thread, a clock and sleep; tests
+//! and a simulator call it directly.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -50,6 +50,6 @@ mod xrc;
 pub use burst_gsi as gsi;
 pub use counters::Counters;
 pub use endpoint::Endpoint;
-pub use objects::{AddressHandle, ContextSlot, CqShared, QpHolder, QpSlot};
+pub use objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot};
 pub use runner::{RunnerOptions, WorkerHandle};
 pub use worker::{Worker, WorkerOptions};

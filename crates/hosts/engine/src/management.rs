@@ -39,8 +39,8 @@ impl Worker {
         data_path.flush_all(now);
     }
 
-    /// Moves the queue pair of an id that came with a request to RTS, before its accept; for a queue pair that is not on the worker
-    /// of the connection. False when that is not possible.
+    /// Moves the queue pair of an id that came with a request to RTS, before its accept; for a queue pair that is not on the
+    /// worker of the connection. False when that is not possible.
     pub fn cm_ready(&mut self, now: Nanos, entry: &CmEntry, param: &CmParam) -> bool {
         let (Some(qp), Some(path), Some(negotiated)) = (entry.qp.get(), &entry.path, entry.negotiated(param)) else {
             return false;

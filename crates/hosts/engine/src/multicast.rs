@@ -1,8 +1,8 @@
 //! Multicast groups: which queue pairs get a copy of a datagram to a group (IBA 10.5).
 //!
-//! Each worker has the same groups and its own members. A datagram arrives at one worker, whichever the port chose; it
-//! delivers to its members and hands one copy to each other worker that has members too ([`crate::handover`]). The queue
-//! pair that sent it gets its copy as the others do, if it is attached.
+//! Each worker has all groups and its own members. A datagram arrives at one worker, which delivers it to its members and
+//! hands one copy to each other worker that has members ([`crate::handover`]). A queue pair that is attached to the group gets
+//! a copy of its own datagrams, too.
 
 use crate::calls::Egress;
 use crate::qpn::slot_of;
@@ -14,14 +14,14 @@ use burst_port::PortError;
 use burst_wire::Packet;
 use std::net::IpAddr;
 
-/// A group of one port, as one worker sees it.
+/// A group of one device, in one worker's table.
 #[derive(Clone, Debug)]
 pub struct MulticastGroup {
     /// Device.
     pub device: DeviceId,
     /// Address.
     pub ip: IpAddr,
-    /// Members that this worker owns.
+    /// Members that belong to this worker.
     pub members: Vec<Qpn>,
     /// Workers that have members, one bit each.
     pub workers: u32,
@@ -40,7 +40,7 @@ impl GroupTable {
 }
 
 impl Worker {
-    /// Says who is in a group now; without members anywhere it is forgotten.
+    /// Replaces a group. A group without members on any worker is removed.
     pub fn set_group(&mut self, group: MulticastGroup) {
         let groups = &mut self.core.groups.groups;
         groups.retain(|g| g.device != group.device || g.ip != group.ip);
@@ -52,7 +52,7 @@ impl Worker {
     /// Makes a port take part in a group.
     ///
     /// # Errors
-    /// What the port says.
+    /// The port's error.
     pub fn join_group(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), PortError> {
         self.ports[device.index()].port.join(ip)
     }
@@ -64,7 +64,7 @@ impl Worker {
 }
 
 impl RxBurst<'_> {
-    /// A datagram to a group: to all members, here and on other workers.
+    /// Delivers a datagram to all members of its group, here and on other workers.
     pub(crate) fn multicast(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>) {
         let own = self.core.options.id;
         let Some(group) = self.core.groups.find(self.device, frame.flow.dst) else {

@@ -1,5 +1,5 @@
-//! What a worker's tables hold. Made by the control thread, handed over by commands, shared by `Arc` where several
-//! workers use one (completion queues).
+//! Entries of a worker's tables. The control thread makes them and passes them by commands; completion queues and shared receive
+//! queues, which several workers use, are shared by `Arc`.
 
 use crate::ack_delay::AckDelay;
 use crate::endpoint::Endpoint;
@@ -19,22 +19,22 @@ use burst_transport::XrcSrq;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// No path: the queue pair is not connected.
+/// Instead of a path's index: the queue pair is not connected.
 pub const NO_PATH: u32 = u32::MAX;
 
-/// No doorbell: nothing is posted to the queue pair itself.
+/// Instead of a doorbell's number: programs post nothing to the queue pair itself.
 pub const NO_DOORBELL: u32 = u32::MAX;
 
-/// A completion queue, as all workers see it.
+/// A completion queue, as all workers share it.
 #[derive(Debug)]
-pub struct CqShared {
+pub struct EngineCq {
     /// The ring.
     pub producer: CqProducer,
-    /// Where events go, if the queue has a channel.
+    /// The completion channel, if the queue has one.
     pub channel: Option<Arc<dyn EventSink>>,
-    /// Written to the channel for each event.
+    /// The record of each completion event.
     pub cookie: u64,
-    /// The context's asynchronous events.
+    /// Sink of the context's asynchronous events.
     pub async_events: Arc<dyn EventSink>,
     /// Whether the overrun has been reported.
     pub overrun_reported: AtomicBool,
@@ -43,38 +43,38 @@ pub struct CqShared {
 /// An address handle.
 #[derive(Clone, Copy, Debug)]
 pub struct AddressHandle {
-    /// Its protection domain.
+    /// Number of the protection domain.
     pub pd: u32,
-    /// Where to.
+    /// The flow to the destination.
     pub flow: Flow,
 }
 
-/// A context, as a worker sees it.
+/// A context in a worker's table.
 #[derive(Debug)]
 pub struct ContextSlot {
-    /// This worker's doorbells of the context.
+    /// The doorbells of the context at this worker.
     pub doorbells: DoorbellDrain,
-    /// Queue pair slot behind each doorbell number.
+    /// Queue pair slot of each doorbell number.
     pub queues: Vec<u32>,
     /// Asynchronous events.
     pub async_events: Arc<dyn EventSink>,
-    /// How its program wakes the worker; none in a worker that does not sleep.
+    /// The program's wake-up of the worker; none in a worker that does not sleep.
     pub wake: Option<Wake>,
 }
 
-/// A shared receive queue, as the queue pairs that use it see it.
+/// A shared receive queue, as its queue pairs share it.
 #[derive(Debug)]
 pub struct SrqShared {
     /// The ring.
     pub consumer: Arc<SrqConsumer>,
-    /// An event is owed when fewer receives are left; 0: no.
+    /// SRQ_LIMIT_REACHED is reported when fewer receives than this are left; 0: never.
     pub limit: AtomicU32,
-    /// In the event.
+    /// Identifies the queue in asynchronous events.
     pub cookie: u64,
 }
 
 impl SrqShared {
-    /// Whether the limit has just been reached; disarms it then.
+    /// Whether the limit has been reached; disarms it then.
     pub fn limit_reached(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         limit > 0
@@ -83,25 +83,25 @@ impl SrqShared {
     }
 }
 
-/// A shared receive queue of an XRC domain, as all workers see it.
+/// A shared receive queue of an XRC domain, as all workers have it.
 #[derive(Clone, Debug)]
 pub struct XrcEntry {
-    /// What requests to it use.
+    /// The part that the transport uses.
     pub srq: XrcSrq,
-    /// Its limit; the ring is `srq.queue` too.
+    /// Ring and limit. The ring is the same as `srq.queue`.
     pub shared: Arc<SrqShared>,
-    /// Asynchronous events of its context.
+    /// Sink of the asynchronous events of its context.
     pub async_events: Arc<dyn EventSink>,
 }
 
 /// A context that holds a queue pair and gets its events.
 #[derive(Clone, Debug)]
 pub struct QpHolder {
-    /// Context.
+    /// Number of the context.
     pub context: u32,
-    /// Asynchronous events of the context.
+    /// Sink of the asynchronous events of the context.
     pub async_events: Arc<dyn EventSink>,
-    /// In asynchronous events.
+    /// Identifies the queue pair in asynchronous events.
     pub event_cookie: u64,
 }
 
@@ -109,35 +109,38 @@ pub struct QpHolder {
 pub struct QpSlot {
     /// The protocol's end.
     pub endpoint: Endpoint,
-    /// Its number, generation included.
+    /// Queue pair number, generation included.
     pub qpn: burst_base::Qpn,
     /// Device.
     pub device: DeviceId,
-    /// Doorbell number in its context, or [`NO_DOORBELL`].
+    /// Number of its doorbell in its context, or [`NO_DOORBELL`].
     pub doorbell: u32,
     /// The context that is charged for its turns.
     pub holder: QpHolder,
     /// Further contexts that hold it: an XRC target may be opened by many.
     pub other_holders: Vec<QpHolder>,
-    /// Its shared receive queue.
+    /// The shared receive queue, if it has one.
     pub srq: Option<Arc<SrqShared>>,
-    /// What making it took, at most 4 s; for the probe of its connection.
+    /// Nanoseconds that its creation took, 4 s at most. For the tracepoint of its connection.
     pub made_ns: u32,
-    /// Path to the peer, or [`NO_PATH`].
+    /// Index of the path to the peer, or [`NO_PATH`].
     pub(crate) path: u32,
+    /// Its bytes in flight when it last settled, which its path has counted.
     pub(crate) inflight_seen: u64,
-    /// Its place in line for a turn, or [`NO_TICKET`].
+    /// Ticket of its place in the ready queue, or [`NO_TICKET`].
     pub(crate) ticket: u32,
+    /// Whether it waits for the window of its path.
     pub(crate) waiting: bool,
     /// Whether it got packets in this burst.
     pub(crate) touched: bool,
     /// Whether the receive completions of this burst wait for its end.
     pub(crate) receives_last: bool,
     pub(crate) ack_delay: AckDelay,
+    /// Deadline of its timer in the wheel, [`Nanos::NEVER`] if it has none.
     pub(crate) armed: Nanos,
 }
 
-/// Whether the queue pair of a slot stands in line for a turn by this place.
+/// Whether the queue pair at this place of the ready queue is still ready by it.
 pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], place: ReadyPlace) -> bool {
     qps.get(place.qp as usize).and_then(Option::as_ref).is_some_and(|slot| slot.ticket == place.ticket)
 }
@@ -173,7 +176,7 @@ impl QpSlot {
 }
 
 impl QpSlot {
-    /// Looks after it at `at`, or before.
+    /// Sets its timer to `at`, unless the timer is due before.
     pub(crate) fn wake_by(&mut self, wheel: &mut Wheel, at: Nanos) {
         if at < self.armed {
             self.armed = at;
@@ -182,7 +185,7 @@ impl QpSlot {
     }
 }
 
-/// Writes an asynchronous event; a lost one is the application's own loss.
+/// Writes an asynchronous event. Returns false if it was lost because the program does not read its events.
 pub fn write_async(sink: &dyn EventSink, event: EventType, object: AsyncObject, cookie: u64) -> bool {
     sink.write(&AsyncRecord { event: event as u32, object, cookie }.to_bytes()).is_ok()
 }

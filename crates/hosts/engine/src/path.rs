@@ -3,9 +3,9 @@
 //! The window of the path's controller (crate `cc`) bounds the bytes in flight to the peer. A queue pair may always have
 //! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others.
 //!
-//! What is sent while the peer's next hop is still being asked for waits in a small store of the port, or of the kernel, which
-//! drops what is too much. RC repairs that; for unacknowledged services a path lets only [`UNRESOLVED_BYTES`] go before it
-//! asks the port whether there is an answer ([`Path::may_send`]).
+//! While the peer's next hop is being resolved, packets wait in a small store of the port or of the kernel, which drops what
+//! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
+//! asks the port whether the next hop is resolved ([`Path::may_send`]).
 
 use burst_base::{DeviceId, Nanos};
 use burst_cc::{AckSample, Algorithm, Controller, LossKind, Params};
@@ -13,31 +13,31 @@ use burst_port::UNRESOLVED_BYTES;
 use burst_transport::Signal;
 use std::net::IpAddr;
 
-/// Bytes a queue pair may have in flight whatever the window says.
+/// Bytes that a queue pair may have in flight whatever the window is.
 pub const QP_MIN_BYTES: u64 = 16 << 10;
 
-/// What a work request takes of a store besides its payload: a store counts what it takes to keep a packet.
+/// Bytes that a work request takes in that store besides its payload: stores count the memory that keeps a packet.
 const WQE_BYTES: u64 = 512;
-/// Time without unacknowledged messages after which a port may have forgotten the next hop: sooner than any does.
+/// Time without unacknowledged messages after which a next hop counts as unknown again. Ports and kernels keep it longer.
 pub const IDLE: Nanos = Nanos::from_ms(20_000);
-/// Longest wait for a next hop. A kernel asks three times, a second apart.
+/// Longest wait for a next hop. A kernel asks three times at intervals of a second.
 pub const RESOLVING_MAX: Nanos = Nanos::from_ms(4_000);
 
-/// What is known of the next hop, for unacknowledged messages.
+/// State of the next hop, for unacknowledged messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HopKnowledge {
-    /// It was asked for, or need not be.
+    /// It is resolved, or resolving it was given up.
     Found,
-    /// Nobody has asked; so much has been sent meanwhile.
+    /// It is unknown; so many bytes have been sent meanwhile.
     Unknown(u64),
-    /// It is being asked for, since then.
+    /// It is being resolved since this time.
     Resolving(Nanos),
 }
 
-/// The window towards one address.
+/// The path to one address on one device.
 #[derive(Debug)]
 pub struct Path {
-    /// The peer.
+    /// The peer's address.
     pub peer: IpAddr,
     /// Device.
     pub device: DeviceId,
@@ -46,9 +46,9 @@ pub struct Path {
     controller: Controller,
     inflight: u64,
     hop: HopKnowledge,
-    /// When an unacknowledged message was last to be sent.
+    /// When an unacknowledged message was last about to be sent.
     used_at: Nanos,
-    /// Queue pairs that wait for room, in order.
+    /// Queue pairs that wait for room in the window, in order.
     pub waiting: std::collections::VecDeque<u32>,
 }
 
@@ -72,18 +72,19 @@ impl Path {
         let shared = self.window().saturating_sub(self.inflight);
         shared.max(QP_MIN_BYTES.saturating_sub(own))
     }
-    /// A queue pair's bytes in flight went from `before` to `after`.
+    /// A queue pair's bytes in flight have changed from `before` to `after`.
     pub fn moved(&mut self, now: Nanos, before: u64, after: u64) {
         if after >= before {
             self.inflight += after - before;
             return;
         }
         let acked_bytes = before - after;
+        debug_assert!(acked_bytes <= self.inflight, "more bytes acknowledged than in flight");
         self.inflight = self.inflight.saturating_sub(acked_bytes);
         let sample = AckSample { acked_bytes, inflight_bytes: self.inflight, ..AckSample::default() };
         self.controller.on_ack(now, &sample);
     }
-    /// A queue pair reported something about the path: the controller is told.
+    /// Passes a signal of a queue pair to the controller.
     pub fn on_signal(&mut self, now: Nanos, signal: Signal) {
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),
@@ -91,8 +92,8 @@ impl Path {
             Signal::Cnp => self.controller.on_cnp(now),
         }
     }
-    /// Bytes of unacknowledged messages that may be sent now; none while the next hop is being asked for, which `is_resolving`
-    /// finds out.
+    /// Bytes of unacknowledged messages that may be sent now; 0 while the next hop is being resolved, which `is_resolving` asks
+    /// the port.
     pub fn may_send(&mut self, now: Nanos, is_resolving: impl FnOnce() -> bool) -> u64 {
         if now.since(self.used_at) >= IDLE {
             self.hop = HopKnowledge::Unknown(0);
@@ -111,7 +112,7 @@ impl Path {
         self.hop = HopKnowledge::Found;
         u64::MAX
     }
-    /// Unacknowledged messages were sent: this payload, of so many work requests.
+    /// Unacknowledged messages were sent: `bytes` of payload in `wqes` work requests.
     pub fn sent(&mut self, bytes: u64, wqes: u32) {
         if let HopKnowledge::Unknown(sent) = &mut self.hop {
             *sent += bytes + u64::from(wqes) * WQE_BYTES;
@@ -125,8 +126,9 @@ impl Path {
     pub fn window(&self) -> u64 {
         self.controller.limits().window_bytes
     }
-    /// Whether a waiting queue pair with `own` bytes in flight has room for `next` more. Any room is enough for one with none
-    /// in flight; to others less than they need is none: they would be woken again and again, for nothing.
+    /// Whether a waiting queue pair with `own` bytes in flight may send `next` more bytes. A queue pair with nothing in flight
+    /// may send whenever the window is open. Others are woken only if their whole next packet fits; otherwise they would be
+    /// woken again and again without sending.
     pub fn has_room(&self, own: u64, next: u64) -> bool {
         let room = self.room(own);
         room >= next.max(1) || (own == 0 && room > 0)
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken_by_room_for_what_it_sends_next() {
+    fn a_waiting_queue_pair_is_woken_by_room_for_its_next_packet() {
         let mut p = path();
         p.moved(Nanos(0), 0, 512 << 10);
         assert!(!p.has_room(QP_MIN_BYTES, 1) && !p.has_room(QP_MIN_BYTES, 0) && p.has_room(0, 64 << 10));
@@ -172,11 +174,11 @@ mod tests {
         let soon = begin + Nanos::from_ms(1);
         assert_eq!((p.may_send(begin, || true), p.may_send(soon, || true)), (0, 0));
         assert_eq!((p.may_send(soon, || false), p.may_send(soon, unasked)), (u64::MAX, u64::MAX));
-        // After a while without any it may have been forgotten.
+        // After a pause the next hop counts as unknown again.
         let late = soon + IDLE;
         assert_eq!(p.may_send(late, unasked), UNRESOLVED_BYTES);
         p.sent(UNRESOLVED_BYTES, 0);
-        // Not for ever: what cannot be found is dropped by the port, with its reason.
+        // The wait is bounded: the port drops packets to an unresolved next hop, with a reason.
         assert_eq!(p.may_send(late, || true), 0);
         assert_eq!(p.may_send(late + RESOLVING_MAX, unasked), u64::MAX);
     }

@@ -1,8 +1,8 @@
-//! Queue pair numbers: which worker, which slot, which generation.
+//! Queue pair numbers: worker, slot and generation in 24 bits.
 //!
-//! 24 bits: worker in bits 0..4, slot in bits 4..21, generation in bits 21..24. Slots begin at [`FIRST_SLOT`], so the
-//! management numbers 0 and 1 and the multicast number never come out. A freed slot goes to the end of the queue and
-//! returns with the next generation, so that late packets of the dead find nobody.
+//! The worker is in bits 0..4, the slot in bits 4..21, the generation in bits 21..24. Slots begin at [`FIRST_SLOT`], so the
+//! management numbers 0 and 1 and the multicast number are never given out. A freed slot goes to the end of a queue and returns
+//! with the next generation, so late packets for a destroyed queue pair find no queue pair.
 
 use burst_base::Qpn;
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ pub const fn slot_of(qpn: Qpn) -> u32 {
     (qpn.get() >> 4) & (SLOT_MAX - 1)
 }
 
-/// Hands out the numbers of one worker. Belongs to the control thread.
+/// Gives out the numbers of one worker. Belongs to the control thread.
 #[derive(Debug)]
 pub struct QpnSpace {
     worker: u32,
@@ -36,16 +36,16 @@ pub struct QpnSpace {
 }
 
 impl QpnSpace {
-    /// The numbers of worker `worker`. `lot`: any number, another one in each life of a daemon. It chooses the first
-    /// generation, so that a daemon that comes back seldom gives the numbers that its peers still know from before: they
-    /// would find the connections of such numbers stale.
+    /// The numbers of worker `worker`. `lot` is a random number of the daemon's start. It selects the first generation, so that
+    /// a restarted daemon seldom gives out numbers that its peers remember from before the restart: they would consider
+    /// connections of such numbers stale (IBA 12.9.8.3.1).
     pub fn new(worker: u32, lot: u64) -> Self {
         assert!((worker as usize) < burst_shm::WORKER_MAX);
         let first = (lot % u64::from(GENERATIONS)) as u32;
         QpnSpace { worker, first, fresh: FIRST_SLOT, freed: VecDeque::new() }
     }
-    /// A number nobody has, or `None` when all are taken. A freed slot rests until [`REST`] others are freed too,
-    /// or no fresh one is left.
+    /// A free number, or `None` when all are in use. A freed slot rests until [`REST`] further slots have been freed, or no fresh
+    /// slot is left.
     pub fn take(&mut self) -> Option<Qpn> {
         let rested = self.freed.len() > REST;
         // The last slot is never used: with the last generation and worker 15 it would be the multicast number.
@@ -55,19 +55,20 @@ impl QpnSpace {
         }
         self.freed.pop_front()
     }
-    /// Gives a number back.
+    /// Returns a number.
     pub fn put(&mut self, qpn: Qpn) {
-        debug_assert_eq!(worker_of(qpn), self.worker);
+        assert_eq!(worker_of(qpn), self.worker, "a number of another worker");
+        assert!((FIRST_SLOT..self.fresh).contains(&slot_of(qpn)), "a number that was never given out");
         let generation = ((qpn.get() >> 21) + 1) % GENERATIONS;
         self.freed.push_back(Qpn::new((generation << 21) | (slot_of(qpn) << 4) | self.worker));
     }
-    /// Gives back room that is not in use.
+    /// Returns memory that is not in use.
     pub fn shrink(&mut self) {
         self.freed.shrink_to_fit();
     }
 }
 
-/// Freed numbers that rest before the oldest of them is used again.
+/// Freed slots that rest before the oldest of them is used again.
 pub const REST: usize = 1024;
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
 //! A thread for a worker: clock, commands, spinning and sleep.
 //!
-//! The control thread calls [`WorkerHandle::call`] with a closure; it runs on the worker between two passes. After
-//! [`RunnerOptions::spin`] without work the worker sleeps on its ports' descriptors, its wake-ups and the next
-//! timer; applications see `sleeping` in the status page and write their eventfd after ringing a doorbell ([`crate::wakes`]).
-//! While it spins it yields the processor, because pollers may outnumber cores; on a processor that somebody computes on it
-//! sleeps at once instead, because the kernel lets a woken sleeper run before a spinner that has given way
-//! (`burst_base::sharing`).
+//! The control thread calls [`WorkerHandle::call`] with a closure, which runs on the worker between two passes. After
+//! [`RunnerOptions::spin`] without work the worker sleeps on its ports' descriptors, its wake-ups and the next timer.
+//! Applications see `sleeping` in the status page and write their eventfd after ringing a doorbell ([`crate::wakes`]). While
+//! the worker spins it yields the processor, because pollers may outnumber cores. On a processor that another thread computes
+//! on, it sleeps at once instead: the kernel runs a woken sleeper before a spinner that has yielded (`burst_base::sharing`).
 
 use crate::clock::monotonic;
 use crate::handover::Inbox;
@@ -22,20 +21,20 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How a runner spins.
+/// Options of a worker's thread.
 #[derive(Clone, Copy, Debug)]
 pub struct RunnerOptions {
     /// Time without work before the worker sleeps.
     pub spin: Duration,
 }
 
-/// Longest sleep, so that a lost wake-up could only delay, never hang. It costs one pass a second.
+/// Longest sleep. A lost wake-up would delay a worker by this time and not stop it. It costs one pass a second.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// What one idle pass counts as spinning, at most.
+/// Longest time that one idle pass counts as spinning.
 const PASS_COUNTS_MAX: Nanos = Nanos::from_us(2);
 
-/// Idle passes between two yields while nobody else wants the processor.
+/// Idle passes between two yields while no other thread wants the processor.
 const YIELD_EVERY: u32 = 4;
 
 type Job = Box<dyn FnOnce(&mut Worker, Nanos) + Send>;
@@ -83,7 +82,7 @@ impl WorkerHandle {
         Ok(WorkerHandle { jobs: sender, pending, asleep, inbox, wakes, stop, thread: Some(thread) })
     }
 
-    /// A way for one more program to wake the worker, and the descriptor to send to it.
+    /// The wake-up of one more context, and the descriptor to send to its program.
     ///
     /// # Errors
     /// When the system has no descriptor.
@@ -101,14 +100,14 @@ impl WorkerHandle {
     ) -> Result<T, WorkerGone> {
         let (sender, answer) = std::sync::mpsc::sync_channel(1);
         let job: Job = Box::new(move |worker, now| {
-            // The caller waits; if it is gone nobody wants the answer.
+            // Fails if the caller has gone; then the answer is not needed.
             let _ = sender.send(f(worker, now));
         });
         self.send(job)?;
         answer.recv().map_err(|_| WorkerGone)
     }
 
-    /// Runs `f` on the worker soon, after everything asked before. Nobody waits for it.
+    /// Runs `f` on the worker, after all earlier calls and posts, and does not wait for it.
     ///
     /// # Errors
     /// [`WorkerGone`] if the thread has ended.
@@ -119,14 +118,14 @@ impl WorkerHandle {
     fn send(&self, job: Job) -> Result<(), WorkerGone> {
         self.jobs.send(job).map_err(|_| WorkerGone)?;
         self.pending.store(true, Ordering::SeqCst);
-        // Sequential consistency on both sides: either the worker sees `pending` before it sleeps, or we see `asleep`.
+        // Sequentially consistent on both sides: either the worker sees `pending` before it sleeps, or this thread sees `asleep`.
         if self.asleep.load(Ordering::SeqCst) {
             self.inbox.wake();
         }
         Ok(())
     }
 
-    /// Whether the thread runs.
+    /// Whether the thread is running.
     pub fn is_alive(&self) -> bool {
         self.thread.as_ref().is_some_and(|t| !t.is_finished())
     }
@@ -148,10 +147,10 @@ struct Runner {
     options: RunnerOptions,
     sleeper: SleepFlag,
     jobs: Receiver<Job>,
-    /// Those that are about to be carried out.
+    /// Jobs of this pass.
     taken: Vec<Job>,
     pending: Arc<AtomicBool>,
-    /// Set before the worker's last look at `pending`.
+    /// Set before the worker tests `pending` for the last time before it sleeps.
     asleep: Arc<AtomicBool>,
     inbox: Arc<Inbox>,
     wakes: Wakes,
@@ -161,8 +160,8 @@ struct Runner {
 impl Runner {
     fn run(&mut self) {
         let spin = Nanos(self.options.spin.as_nanos() as u64);
-        // Time spun without work. A pass counts for little however long it took: while other pollers share the
-        // processor, most of the time between two passes was theirs.
+        // Time spun without work. A long pass counts as a short one: while other pollers share the processor, most of the time
+        // between two passes was theirs.
         let mut spun = Nanos(0);
         let mut before = monotonic();
         let mut sharing = Sharing::new();
@@ -173,13 +172,13 @@ impl Runner {
             if busy {
                 (spun, idle) = (Nanos(0), 0);
                 if self.worker.has_delivered() && !sharing.is_contended(now) {
-                    self.give_way(&mut sharing);
+                    self.yield_now(&mut sharing);
                 }
             } else if spun < spin && !sharing.is_contended(now) {
                 spun = spun + now.since(before).min(PASS_COUNTS_MAX);
                 idle = idle.wrapping_add(1);
                 if sharing.is_shared() || idle.is_multiple_of(YIELD_EVERY) {
-                    self.give_way(&mut sharing);
+                    self.yield_now(&mut sharing);
                 }
             } else {
                 self.sleep();
@@ -189,8 +188,8 @@ impl Runner {
         }
     }
 
-    /// Lets others run, and learns whether there were any.
-    fn give_way(&self, sharing: &mut Sharing) {
+    /// Yields the processor, and learns whether another thread ran.
+    fn yield_now(&self, sharing: &mut Sharing) {
         let before = monotonic();
         std::thread::yield_now();
         let now = monotonic();
@@ -203,15 +202,16 @@ impl Runner {
         if !self.pending.load(Ordering::Relaxed) || !self.pending.swap(false, Ordering::SeqCst) {
             return false;
         }
-        // A program may destroy an address handle or a queue pair right after posting to it, as mckey does: what was
-        // posted before the command leaves before it. Commands that come meanwhile wait for the next pass.
+        // A program may destroy an address handle or a queue pair right after posting to it, as mckey does: requests posted
+        // before the command leave before it. Commands that arrive from now on wait for the next pass.
         self.taken.extend(self.jobs.try_iter());
         self.worker.send_posted(now);
         self.taken.drain(..).for_each(|job| job(&mut self.worker, now));
         true
     }
 
-    /// Sleeps until a descriptor, a timer or a command; says so first, and looks again after saying it.
+    /// Sleeps until a descriptor is readable, a timer is due or a command comes. It announces the sleep first and looks for
+    /// work once more after that.
     fn sleep(&mut self) {
         self.sleeper.set_sleeping();
         self.asleep.store(true, Ordering::SeqCst);
@@ -237,7 +237,7 @@ impl Runner {
         let own = fds.len();
         fds.extend([self.inbox.wake_fd(), self.wakes.fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-        // An error (a signal) is a wake-up.
+        // An error (a signal) counts as a wake-up.
         let _ = poll(&mut fds, Some(&timeout));
         let [by_daemon, by_programs] = [own, own + 1].map(|at| !fds[at].revents().is_empty());
         if by_daemon {

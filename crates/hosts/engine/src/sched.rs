@@ -1,26 +1,28 @@
-//! Whose turn it is: contexts first, queue pairs second.
+//! Order of turns: round robin over contexts, and over the ready queue pairs of each context.
 //!
-//! Each context has a queue of ready queue pairs; contexts with a non-empty queue stand in line themselves. One turn
-//! goes to the first queue pair of the first context; then both go to the back. So a process with a thousand queue
-//! pairs gets no more than one with a single queue pair (SRNIC's ready queues, one level higher).
+//! Each context has a queue of ready queue pairs, and contexts with a non-empty queue are queued themselves. One turn goes to the
+//! first queue pair of the first context; then both go to the back. So a process with a thousand queue pairs gets no more turns
+//! than one with a single queue pair (SRNIC's ready queues, one level higher).
 //!
-//! A queue pair that ends is not searched for: who takes turns knows who is still ready, and what is over is passed over. Only
-//! when more than half of a queue is over is it swept, so that the end of thousands at once costs each the same.
+//! A destroyed queue pair is not searched for in its queue. Its place becomes void, and [`Scheduler::take_turn`] skips void
+//! places. A queue is swept only when more than half of its places are void, so each of thousands of queue pairs that end at
+//! once costs constant time.
 
 use std::collections::VecDeque;
 
-/// A queue with fewer that are over is not swept.
+/// A queue with fewer void places is not swept.
 const SWEPT_FROM: usize = 64;
 
-/// The ticket of whoever does not stand in line.
+/// Ticket of a queue pair that is in no ready queue.
 pub const NO_TICKET: u32 = 0;
 
-/// A place in a queue. It is over when its queue pair has another ticket or none, whoever has the slot by then.
+/// A place in a ready queue. It is void when the slot's queue pair has another ticket or none, also if the slot has a new queue
+/// pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyPlace {
     /// Slot of the queue pair.
     pub qp: u32,
-    /// What [`Scheduler::push`] gave it.
+    /// Ticket from [`Scheduler::push`].
     pub ticket: u32,
 }
 
@@ -28,16 +30,18 @@ pub struct ReadyPlace {
 #[derive(Debug, Default)]
 struct ReadyQueue {
     queue: VecDeque<ReadyPlace>,
-    /// How many of them are over, at most.
-    over: usize,
+    /// Upper bound on the number of void places.
+    void: usize,
 }
 
-/// The ready queues. Handles are table indices of the worker.
+/// The ready queues. Contexts and queue pairs are named by their indices in the worker's tables.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     ready: Vec<ReadyQueue>,
-    line: VecDeque<u32>,
-    in_line: Vec<bool>,
+    /// Contexts with ready queue pairs, in order of their turns.
+    queued: VecDeque<u32>,
+    /// By context: whether it is in `queued`.
+    is_queued: Vec<bool>,
     tickets: u32,
 }
 
@@ -47,38 +51,38 @@ impl Scheduler {
         let len = context as usize + 1;
         if self.ready.len() < len {
             self.ready.resize_with(len, ReadyQueue::default);
-            self.in_line.resize(len, false);
+            self.is_queued.resize(len, false);
         }
     }
-    /// Forgets what context `context` had ready.
+    /// Empties the ready queue of context `context`.
     pub fn remove_context(&mut self, context: u32) {
         self.ready[context as usize] = ReadyQueue::default();
     }
-    /// Queue pair `qp` of `context` is ready; returns its ticket. The caller sees to it that it is queued once.
+    /// Appends queue pair `qp` of `context`, which must not be queued, and returns its ticket.
     pub fn push(&mut self, context: u32, qp: u32) -> u32 {
         self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);
         let place = ReadyPlace { qp, ticket: self.tickets };
         self.ready[context as usize].queue.push_back(place);
-        if !self.in_line[context as usize] {
-            self.in_line[context as usize] = true;
-            self.line.push_back(context);
+        if !self.is_queued[context as usize] {
+            self.is_queued[context as usize] = true;
+            self.queued.push_back(context);
         }
         place.ticket
     }
-    /// The next turn, of a queue pair that is `still` ready.
+    /// Takes the queue pair that has the next turn, of those that are `still` ready.
     pub fn take_turn(&mut self, still: impl Fn(ReadyPlace) -> bool) -> Option<u32> {
-        while let Some(context) = self.line.pop_front() {
-            let ReadyQueue { queue, over } = &mut self.ready[context as usize];
+        while let Some(context) = self.queued.pop_front() {
+            let ReadyQueue { queue, void } = &mut self.ready[context as usize];
             let mut qp = queue.pop_front();
             while qp.is_some_and(|q| !still(q)) {
-                *over = over.saturating_sub(1);
+                *void = void.saturating_sub(1);
                 qp = queue.pop_front();
             }
             if queue.is_empty() {
-                *over = 0;
-                self.in_line[context as usize] = false;
+                *void = 0;
+                self.is_queued[context as usize] = false;
             } else {
-                self.line.push_back(context);
+                self.queued.push_back(context);
             }
             if let Some(place) = qp {
                 return Some(place.qp);
@@ -86,17 +90,17 @@ impl Scheduler {
         }
         None
     }
-    /// Whether nobody is ready.
+    /// Whether no context is queued.
     pub fn is_empty(&self) -> bool {
-        self.line.is_empty()
+        self.queued.is_empty()
     }
-    /// A ready queue pair of `context` is over; those that are `still` ready keep their places.
+    /// Notes that a place of `context` has become void. Places that are `still` valid keep their order.
     pub fn remove(&mut self, context: u32, still: impl Fn(ReadyPlace) -> bool) {
-        let ReadyQueue { queue, over } = &mut self.ready[context as usize];
-        *over += 1;
-        if *over >= SWEPT_FROM && *over > queue.len() / 2 {
+        let ReadyQueue { queue, void } = &mut self.ready[context as usize];
+        *void += 1;
+        if *void >= SWEPT_FROM && *void > queue.len() / 2 {
             queue.retain(|q| still(*q));
-            *over = 0;
+            *void = 0;
         }
     }
 }
@@ -106,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contexts_alternate_whatever_their_size() {
+    fn contexts_alternate_whatever_their_number_of_queue_pairs() {
         let mut s = Scheduler::default();
         s.add_context(0);
         s.add_context(1);
@@ -121,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_are_skipped() {
+    fn void_places_are_skipped() {
         let mut s = Scheduler::default();
         s.add_context(3);
         s.push(3, 7);
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_the_slot_next_has_one_turn() {
+    fn the_next_queue_pair_in_a_slot_has_one_turn() {
         let mut s = Scheduler::default();
         s.add_context(0);
         let first = s.push(0, 7);
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_that_end_at_once_are_each_looked_at_a_few_times() {
+    fn each_of_thousands_that_end_at_once_costs_a_few_looks() {
         use std::cell::Cell;
         let mut s = Scheduler::default();
         s.add_context(0);

@@ -33,8 +33,8 @@ impl Signals {
         self.losses | self.timeouts | self.notifications == 0
     }
 
-    /// Gives each signal to `take`, kind by kind. The order of their arrival is not kept: it would not matter, because all of them
-    /// belong to one moment.
+    /// Gives each signal to `take`, kind by kind. The order of their arrival is not kept: it would not matter, because all of
+    /// them belong to one moment.
     pub fn for_each(&self, mut take: impl FnMut(Signal)) {
         for (signal, count) in
             [(Signal::Loss, self.losses), (Signal::Timeout, self.timeouts), (Signal::Cnp, self.notifications)]

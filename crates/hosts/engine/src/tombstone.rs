@@ -1,29 +1,29 @@
-//! Queue pairs whose process died: their peers are told.
+//! Tombstones of queue pairs whose process died: they answer the peers.
 //!
-//! IBA drops packets to unknown queue pairs in silence, so a peer would find out only after all its retries. For
-//! [`LINGER`] after an unclean death the worker answers requests to the dead number by NAK remote operational error,
-//! which ends the peer's requests at once. A queue pair that its program destroyed leaves no tombstone.
+//! IBA drops packets to unknown queue pairs silently, so a peer would notice the death only after all its retries. For
+//! [`LINGER`] after an unclean death the worker answers requests to the dead number by NAK remote operational error (IBA
+//! 9.7.5.2.8), which ends the peer's requests at once. A queue pair that its program destroyed leaves no tombstone.
 
 use burst_base::{Nanos, Psn, Qpn};
 use burst_frame::{Flow, TxBatch};
 use burst_wire::{Aeth, Bth, HeadBuf, NakCode, Opcode, Packet, Service, Syndrome};
 use std::collections::VecDeque;
 
-/// How long the dead answer.
+/// Lifetime of a tombstone.
 pub const LINGER: Nanos = Nanos::from_ms(10_000);
-/// How many are remembered.
+/// Most tombstones of one worker.
 pub const TOMBSTONES_MAX: usize = 4096;
 
 /// A dead connected queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Tombstone {
-    /// Its number.
+    /// Number of the dead queue pair.
     pub qpn: Qpn,
-    /// Its peer's number.
+    /// Number of the peer's queue pair.
     pub peer: Qpn,
-    /// The way to its peer.
+    /// Flow to the peer.
     pub flow: Flow,
-    /// Until when it answers.
+    /// End of its lifetime.
     pub until: Nanos,
 }
 
@@ -34,7 +34,7 @@ pub struct Tombstones {
 }
 
 impl Tombstones {
-    /// Remembers a dead queue pair; the oldest is forgotten when there are too many.
+    /// Adds a tombstone; the oldest goes when there are too many.
     pub fn add(&mut self, stone: Tombstone) {
         if self.stones.len() == TOMBSTONES_MAX {
             self.stones.pop_front();
@@ -42,7 +42,7 @@ impl Tombstones {
         self.stones.push_back(stone);
     }
 
-    /// Answers a request to a dead queue pair. True when the number is known here.
+    /// Answers a request to a dead queue pair. True if there is a tombstone for the packet's destination.
     pub fn answer(&mut self, now: Nanos, packet: &Packet<'_>, batch: &mut TxBatch) -> bool {
         while self.stones.front().is_some_and(|s| s.until < now) {
             self.stones.pop_front();
@@ -57,10 +57,11 @@ impl Tombstones {
     }
 }
 
-/// Tells the peer of a dying queue pair at once; `psn` is the one it would be asked next.
+/// Appends the NAK of a tombstone for the request with number `psn`. At the moment of death this is the request that the queue
+/// pair expected next, so that the peer learns of the death at once if it has requests outstanding.
 pub fn nak(stone: &Tombstone, psn: Psn, batch: &mut TxBatch) {
     let aeth = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteOperation), msn: 0 };
     let head = HeadBuf::new(&Bth::new(Opcode::RcAck, stone.peer, psn)).aeth(aeth);
-    // A full batch only means that the peer learns it from its next request.
+    // If the batch is full, the peer learns of the death from the answer to its next request.
     let _ = batch.push(&stone.flow, head.as_slice(), &[], 0);
 }

@@ -1,9 +1,9 @@
-//! What programs write to wake a sleeping worker: an eventfd for each, all of them watched by one epoll descriptor.
+//! Wake-ups of a sleeping worker by programs: an eventfd for each context, all of them watched by one epoll descriptor.
 //!
-//! Whoever holds an eventfd may read it as well as write it, and may make it block: its flags belong to the open file. With
-//! one for all, a program could take the others' wake-ups, and stop a worker that reads. So each has its own, which the
-//! daemon never reads: every write is news to an edge-triggered epoll, whatever the count. Between a context's end and the
-//! next sleep nothing is left to be done; a program that keeps its descriptor wakes nobody any more.
+//! The holder of an eventfd can read it as well as write it, and can make it blocking, because the flags belong to the open file.
+//! With one eventfd for all programs, a program could take the wake-ups of others, or block a worker that reads it. So each
+//! context has its own, which the daemon never reads: every write is an event of an edge-triggered epoll, whatever the count. A
+//! program that keeps the descriptor of a closed context wakes no worker.
 
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -11,14 +11,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Wake-ups looked at in one call; more are found by the next.
+/// Wake-ups consumed in one call; the next call consumes further ones.
 const EVENTS_MAX: usize = 64;
 
-/// The wake-ups of one worker. Clones are the same.
+/// The wake-ups of one worker. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Wakes(Arc<OwnedFd>);
 
-/// A program's way to wake a worker, which ends with this.
+/// The wake-up of one context, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Wake {
     all: Wakes,
@@ -26,14 +26,14 @@ pub struct Wake {
 }
 
 impl Wakes {
-    /// Nobody's yet.
+    /// No wake-ups yet.
     ///
     /// # Errors
     /// When the system has no descriptor.
     pub fn new() -> io::Result<Wakes> {
         Ok(Wakes(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)))
     }
-    /// A way for one more program, and the descriptor to send to it.
+    /// The wake-up of one more context, and the descriptor to send to its program.
     ///
     /// # Errors
     /// When the system has no descriptor, or watches no more.
@@ -47,17 +47,17 @@ impl Wakes {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
-    /// Forgets the wake-ups so far: the worker is awake.
+    /// Consumes the wake-ups so far, because the worker is awake.
     pub fn take(&self) {
         let mut events = [const { Event { flags: EventFlags::empty(), data: EventData::new_u64(0) } }; EVENTS_MAX];
-        // What is left, or an error, is one look more before the next sleep.
+        // Events that are left, or an error, cost one more pass before the next sleep.
         let _ = epoll::wait(&*self.0, &mut events[..], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     }
 }
 
 impl Drop for Wake {
     fn drop(&mut self) {
-        // It was added; closing alone would not do, because the program may have kept its copy.
+        // Closing the descriptor would not remove it from the epoll, because the program may have kept its copy.
         let _ = epoll::delete(&*self.all.0, &self.fd);
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn every_write_wakes_and_is_forgotten_once_taken() {
+    fn every_write_wakes_until_it_is_consumed() {
         let wakes = Wakes::new().expect("wakes");
         let lent: Vec<_> = (0..3).map(|_| wakes.lend().expect("lent")).collect();
         assert!(!is_woken(&wakes));
@@ -94,21 +94,21 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_anothers_wake_up() {
+    fn a_program_cannot_take_the_wake_up_of_another() {
         let wakes = Wakes::new().expect("wakes");
         let ((_thief, stolen), (_honest, own)) = (wakes.lend().expect("lent"), wakes.lend().expect("lent"));
-        rustix::fs::fcntl_setfl(&stolen, OFlags::empty()).expect("it blocks");
+        rustix::fs::fcntl_setfl(&stolen, OFlags::empty()).expect("set to blocking");
         write(&stolen);
         write(&own);
         assert_eq!(rustix::io::read(&stolen, &mut [0; 8]), Ok(8));
-        assert!(is_woken(&wakes), "the other's");
+        assert!(is_woken(&wakes), "by the other program");
         wakes.take();
-        assert!(!is_woken(&wakes), "and taking does not wait");
+        assert!(!is_woken(&wakes), "and consuming does not block");
         assert!(rustix::fs::fcntl_getfl(&own).expect("flags").contains(OFlags::NONBLOCK));
     }
 
     #[test]
-    fn who_keeps_the_descriptor_of_a_closed_context_wakes_nobody() {
+    fn a_kept_descriptor_of_a_closed_context_wakes_no_worker() {
         let wakes = Wakes::new().expect("wakes");
         let (wake, kept) = wakes.lend().expect("lent");
         write(&kept);

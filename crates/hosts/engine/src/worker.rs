@@ -1,14 +1,14 @@
 //! The worker: its tables, and the loop that reads top to bottom.
 //!
-//! The control thread changes the tables by closures that run between two passes ([`crate::runner`]), so no table needs a lock. Spans
-//! made in a turn are used up by `tx_burst` in the same turn; `MrTable::reclaim` runs first in the next pass.
+//! The control thread changes the tables by closures that run between two passes ([`crate::runner`]), so no table needs a lock.
+//! Spans made in a turn are used up by `tx_burst` in the same turn; `MrTable::reclaim` runs first in the next pass.
 
 use crate::ack_delay::DelayedAcks;
 use crate::calls::DeferredCompletion;
 use crate::counters::{Counters, Traffic};
 use crate::handover::Inbox;
 use crate::multicast::GroupTable;
-use crate::objects::{AddressHandle, ContextSlot, CqShared, NO_PATH, QpSlot, XrcEntry, write_async};
+use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
 use crate::qpn::slot_of;
 use crate::sched::{NO_TICKET, Scheduler};
@@ -104,7 +104,7 @@ pub(crate) struct PortSlot {
 pub(crate) struct Core {
     pub options: WorkerOptions,
     pub qps: Vec<Option<Box<QpSlot>>>,
-    pub cqs: Vec<Option<Arc<CqShared>>>,
+    pub cqs: Vec<Option<Arc<EngineCq>>>,
     pub ahs: Vec<Option<AddressHandle>>,
     /// Shared receive queues of XRC domains, by number.
     pub xrc: Vec<Option<XrcEntry>>,

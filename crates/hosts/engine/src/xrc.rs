@@ -1,7 +1,8 @@
 //! XRC in a worker's tables: shared receive queues by number, and target queue pairs that several contexts hold.
 //!
-//! Every worker has all shared receive queues of all XRC domains: a target of any worker may be told to use one. A target
-//! is in line with the context that has held it longest; when that one lets go, the next takes its place.
+//! Every worker has all shared receive queues of all XRC domains, because a request to a target of any worker may name any of
+//! them. A target takes its turns in the name of the context that has held it longest. When that context releases it, the next
+//! one follows.
 
 use crate::objects::{QpHolder, XrcEntry, is_ready};
 use crate::qpn::slot_of;
@@ -10,7 +11,7 @@ use crate::worker::{Core, Worker};
 use burst_base::Qpn;
 
 impl Worker {
-    /// A shared receive queue of an XRC domain.
+    /// Adds a shared receive queue of an XRC domain.
     pub fn add_xrc_srq(&mut self, srqn: u32, entry: XrcEntry) {
         let table = &mut self.core.xrc;
         if table.len() <= srqn as usize {
@@ -19,7 +20,7 @@ impl Worker {
         table[srqn as usize] = Some(entry);
     }
 
-    /// Forgets a shared receive queue, and with it what targets hold of it.
+    /// Removes a shared receive queue, also from the targets that use it.
     pub fn remove_xrc_srq(&mut self, srqn: u32) {
         if let Some(entry) = self.core.xrc.get_mut(srqn as usize) {
             *entry = None;
@@ -29,7 +30,7 @@ impl Worker {
         }
     }
 
-    /// One more context holds a target queue pair.
+    /// Adds a context that holds a target queue pair.
     pub fn hold_qp(&mut self, qpn: Qpn, holder: QpHolder) {
         if let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut)
             && slot.qpn == qpn
@@ -38,7 +39,7 @@ impl Worker {
         }
     }
 
-    /// A context lets go of a target queue pair that others hold.
+    /// Removes a context that holds a target queue pair, if others hold it, too.
     pub fn let_go_of_qp(&mut self, qpn: Qpn, context: u32, event_cookie: u64) {
         let index = slot_of(qpn);
         let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut).filter(|s| s.qpn == qpn) else {

@@ -1,4 +1,5 @@
-//! Completion events when the program does not read its channel: none is lost, and nobody spins meanwhile.
+//! Completion events: a program that does not read its channel loses none and costs the worker no passes; a queue in memory takes
+//! the place of a pipe.
 mod harness;
 
 use burst_base::Nanos;
@@ -22,7 +23,7 @@ fn read_all(channel: &std::os::fd::OwnedFd) -> usize {
 }
 
 #[test]
-fn events_that_a_full_channel_could_not_take_come_when_it_is_read() {
+fn events_beyond_the_room_of_a_channel_come_when_it_is_read() {
     let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
     let caps = burst_port::Port::caps(&pb).clone();
     let mut host = Host::new(Box::new(pa), 1 << 16);
@@ -32,7 +33,7 @@ fn events_that_a_full_channel_could_not_take_come_when_it_is_read() {
     rustix::io::ioctl_fionbio(&qp.channel, true).expect("non-blocking");
     let mut now = Nanos(0);
     assert!(host.fail_qp(now, &qp));
-    // Each request is flushed, and each of these completions is announced.
+    // Each request is flushed, and each of its completions makes an event.
     let events = size / RECORD + 100;
     for i in 0..events as u64 {
         qp.cq.arm(false);
@@ -47,7 +48,7 @@ fn events_that_a_full_channel_could_not_take_come_when_it_is_read() {
     }
     let due = host.worker.next_deadline();
     assert!(due > now, "a program that does not read must not keep the worker awake");
-    assert!(due <= now + Nanos::from_ms(100), "somebody must look whether it has read");
+    assert!(due <= now + Nanos::from_ms(100), "the worker must retry now and then");
     let mut read = 0;
     for _ in 0..100 {
         read += read_all(&qp.channel);
@@ -55,7 +56,7 @@ fn events_that_a_full_channel_could_not_take_come_when_it_is_read() {
         host.worker.run_once(now);
     }
     assert_eq!(read, events);
-    assert_eq!(host.worker.next_deadline(), Nanos::NEVER, "nothing is owed any more");
+    assert_eq!(host.worker.next_deadline(), Nanos::NEVER, "there is no backlog any more");
 }
 
 /// A simulator, or an engine in the program's own process, has no pipes: events go into a queue in memory.
@@ -76,5 +77,5 @@ fn events_go_into_a_queue_in_memory_as_into_a_pipe() {
     }
     let cookie = 0xc0de_u64.to_ne_bytes().to_vec();
     assert_eq!(std::iter::from_fn(|| queue.pop()).collect::<Vec<_>>(), vec![cookie; 3]);
-    assert_eq!(host.worker.next_deadline(), Nanos::NEVER, "nobody retries a queue");
+    assert_eq!(host.worker.next_deadline(), Nanos::NEVER, "a queue needs no retry");
 }

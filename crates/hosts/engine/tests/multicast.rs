@@ -1,4 +1,4 @@
-//! Datagrams to groups reach every member of every worker once, and nobody else.
+//! Datagrams to a group reach each member on each worker once, and no other queue pair.
 mod harness;
 
 use burst_base::verbs::{AhAttr, QpAttr, QpState, QpType, WcStatus, WrOpcode, attr_mask};
@@ -84,7 +84,7 @@ fn every_member_of_every_worker_gets_one_copy() {
 }
 
 #[test]
-fn a_group_that_was_left_gets_nothing_and_an_unknown_one_is_named() {
+fn datagrams_to_unknown_and_left_groups_are_dropped_with_a_reason() {
     let hub = Hub::new(MemConfig::default());
     let mut a = Host::new(Box::new(hub.port("a", &[ip(1)])), 8192);
     let mut b = Host::new(Box::new(hub.port("b", &[ip(2)])), 8192);

@@ -1,4 +1,4 @@
-//! Whole workers, two hosts, no kernel in between: bytes move, events come, loss is survived, deaths are told.
+//! Whole workers of two hosts over the `mem` port: data transfer, events, recovery from loss, death of a process.
 mod harness;
 
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
@@ -64,7 +64,7 @@ fn wait(a: &mut Host, b: &mut Host, qp: &mut AppQp, now: &mut Nanos) -> burst_sh
 }
 
 #[test]
-fn a_write_moves_a_megabyte_and_a_read_brings_it_back() {
+fn a_write_moves_a_megabyte_and_a_read_moves_it_back() {
     let (mut a, mut b) = hosts(None);
     let (mut qa, _qb) = connected(&mut a, &mut b, Mtu::B4096);
     let bytes = fill(&a, 7);
@@ -102,7 +102,7 @@ fn a_send_completes_both_ends_and_writes_the_event() {
 }
 
 #[test]
-fn a_thousand_writes_survive_a_bad_link() {
+fn a_thousand_writes_complete_over_a_lossy_link() {
     let spec = ImpairSpec {
         loss: Ppm(10_000),
         dup: Ppm(10_000),
@@ -150,9 +150,9 @@ fn the_peer_of_a_dead_process_gets_an_error_at_once() {
     assert_eq!(b.worker.counters(DeviceId(0)).reason(Reason::ProcessDied), 1);
 }
 
-/// A program that has its last message may end at once; the sender must not see an error for a message that arrived.
+/// A program may end as soon as it has received its last message. The sender must not see an error for a message that arrived.
 #[test]
-fn what_the_program_has_received_is_acknowledged_before_the_end() {
+fn a_received_message_is_acknowledged_before_its_queue_pair_ends() {
     type End = fn(&mut Host, Nanos, &AppQp);
     let destroy: End = |b, now, qp| drop(b.worker.destroy_qp(now, qp.qpn, false));
     let fail: End = |b, now, qp| assert!(b.fail_qp(now, qp));
@@ -173,7 +173,7 @@ fn what_the_program_has_received_is_acknowledged_before_the_end() {
 }
 
 #[test]
-fn a_cleanly_destroyed_queue_pair_is_silent() {
+fn a_cleanly_destroyed_queue_pair_does_not_answer() {
     let (mut a, mut b) = hosts(None);
     let (mut qa, qb) = connected(&mut a, &mut b, Mtu::B4096);
     let mut now = Nanos(0);
@@ -196,7 +196,7 @@ fn packets_at_the_wrong_worker_are_handed_over() {
     let (mut qa, qb) = (a.create(QpType::Rc), right.create(QpType::Rc));
     let (caps_a, caps_wrong) = (a.caps.clone(), wrong.caps.clone());
     a.connect(&qa, qb.qpn, &caps_wrong, Mtu::B4096);
-    // The owner answers from its own address: let it claim the address that the peer talks to.
+    // The owner answers from its own address, so it gets the address to which the peer sends.
     right.caps = caps_wrong;
     right.connect(&qb, qa.qpn, &caps_a, Mtu::B4096);
     let bytes = fill(&a, 5);
@@ -211,8 +211,8 @@ fn packets_at_the_wrong_worker_are_handed_over() {
     assert_eq!(contents(&right)[..9000], bytes[..9000]);
 }
 
-/// Others' acknowledgements make room in the window that all queue pairs towards a host share, and wake who waits for it:
-/// also a queue pair that waited before, was reset and connected again.
+/// ACKs to one queue pair make room in the window that all queue pairs towards a host share, and wake those that wait for the
+/// window. This includes a queue pair that waited before, was reset and connected again.
 #[test]
 fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
     let (mut a, mut b) = hosts(None);
@@ -226,7 +226,7 @@ fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
         a.worker.run_once(now);
     }
     for _ in 0..2 {
-        // Nobody answers this one: only what the other is answered makes room.
+        // This queue pair gets no answers: only ACKs to the other one make room.
         a.connect(&waits, nobody, &caps, Mtu::B4096);
         a.post(&mut waits, request(WrOpcode::RdmaWrite, 2, BASE, rkey), &[part]);
         a.worker.run_once(now);
@@ -245,12 +245,12 @@ fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
 }
 
 #[test]
-fn reads_that_wait_for_their_window_leave_the_worker_alone() {
+fn reads_that_wait_for_the_window_cost_no_passes() {
     const LENGTH: u32 = 96 << 10;
     let (mut a, mut b) = hosts(None);
     let (mut qa, _qb) = connected(&mut a, &mut b, Mtu::B4096);
     let (sge, key) = (a.sge(0, LENGTH), b.key);
-    // The window of 1 MiB has room for ten, and then for less than another one.
+    // The window of 1 MiB has room for ten READs and for a part of another one.
     for wr_id in 0..16 {
         a.post(&mut qa, request(WrOpcode::RdmaRead, wr_id, BASE, key), &[sge]);
     }
@@ -263,9 +263,9 @@ fn reads_that_wait_for_their_window_leave_the_worker_alone() {
     assert_eq!(b.worker.counters(DeviceId(0)).reason(Reason::DuplicateRequest), 0);
 }
 
-/// A program may destroy what it has just posted to: commands find it sent.
+/// A program may destroy a queue pair right after posting to it: the request leaves before the command runs.
 #[test]
-fn what_was_posted_leaves_before_a_command_is_carried_out() {
+fn a_posted_request_leaves_before_a_command_runs() {
     let (mut a, mut b) = hosts(None);
     let (mut qa, _qb) = connected(&mut a, &mut b, Mtu::B1024);
     let bytes = fill(&a, 5);

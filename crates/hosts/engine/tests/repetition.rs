@@ -1,4 +1,4 @@
-//! A request is not repeated while packets that have come are unread: its answer may be among them.
+//! A CM request is not repeated while received packets are unread: the answer may be among them.
 mod harness;
 
 use burst_base::verbs::{Mtu, QpType};
@@ -17,7 +17,7 @@ const OWN: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
 const FIRST_TIMEOUT_IS_OVER: Nanos = Nanos::from_ms(200);
 
-/// Counts what goes to QP1.
+/// Counts packets to QP1.
 #[derive(Default)]
 struct Mads(usize);
 
@@ -36,7 +36,7 @@ fn mads(peer: &mut MemPort, now: Nanos) -> usize {
     sink.0
 }
 
-/// Packets that are for nobody, and cost the host a look each.
+/// Sends packets to an unknown queue pair, which the host must receive and drop.
 fn distract(peer: &mut MemPort, now: Nanos, count: usize) {
     let flow = Flow { src: PEER.into(), dst: OWN.into(), ..Flow::default() };
     let mut head = [0; 12];
@@ -48,7 +48,7 @@ fn distract(peer: &mut MemPort, now: Nanos, count: usize) {
     }
 }
 
-/// A host that has asked for a connection, and the peer that it asked.
+/// A host that has sent a request, and the peer that got it.
 fn asking() -> (Host, MemPort) {
     let hub = Hub::new(MemConfig::default());
     let mut host = Host::new(Box::new(hub.port("own", &[OWN.into()])), 4096);
@@ -72,18 +72,18 @@ fn asking() -> (Host, MemPort) {
 }
 
 #[test]
-fn what_is_unread_comes_first() {
+fn unread_packets_delay_the_repetition() {
     let (mut host, mut peer) = asking();
     distract(&mut peer, Nanos(0), 300);
     let now = FIRST_TIMEOUT_IS_OVER;
     host.worker.run_once(now);
-    assert_eq!(mads(&mut peer, now), 0, "some packets are unread");
+    assert_eq!(mads(&mut peer, now), 0, "packets are unread");
     host.worker.run_once(now);
-    assert_eq!(mads(&mut peer, now), 1, "none is");
+    assert_eq!(mads(&mut peer, now), 1, "none is unread");
 }
 
 #[test]
-fn a_flood_does_not_silence_it() {
+fn a_flood_of_packets_does_not_prevent_the_repetition() {
     let (mut host, mut peer) = asking();
     let mut repeated = 0;
     for ms in 0..1000 {

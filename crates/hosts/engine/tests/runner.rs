@@ -1,4 +1,4 @@
-//! A worker on a thread of its own: what commands find when they are carried out.
+//! A worker on its own thread: requests posted before a command leave before it.
 mod harness;
 
 use burst_base::Nanos;
@@ -15,7 +15,7 @@ use std::time::Duration;
 const BYTES: u32 = 4096;
 
 #[test]
-fn what_was_posted_while_another_command_ran_leaves_before_the_next() {
+fn a_request_posted_while_a_command_runs_leaves_before_the_next_command() {
     let (pa, pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
     let (mut a, mut b) = (Host::new(Box::new(pa), BYTES), Host::new(Box::new(pb), BYTES));
     let (mut qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
@@ -35,7 +35,7 @@ fn what_was_posted_while_another_command_ran_leaves_before_the_next() {
     };
     handle.post(move |_, _| busy()).expect("alive");
     has_begun.recv().expect("begun");
-    // The worker is busy with that command: a program posts, and destroys its queue pair at once.
+    // While the worker runs that command, a program posts and destroys its queue pair at once.
     qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
     assert!(qa.sq.post());
     bells.ring(0, qa.doorbell);

@@ -41,8 +41,8 @@ struct ReceivedMad {
 
 /// Buffers of MADs that leave.
 ///
-/// A buffer must not change while a batch points to it. The ring has twice as many buffers as all ports' batches have places, so a
-/// buffer is written again only after its batch has been sent.
+/// A buffer must not change while a batch points to it. The ring has twice as many buffers as all ports' batches have places,
+/// so a buffer is written again only after its batch has been sent.
 pub(crate) struct MadRing {
     buffers: Box<[[u8; MAD_LEN]]>,
     next: usize,
@@ -132,8 +132,8 @@ impl GsiAgent {
         if has_key && packet.info.opcode == Opcode::UdSendOnly { Ok(mad) } else { Err(Reason::BadQkey) }
     }
 
-    /// The worker that a MAD from `src` belongs to, of `workers`: the one with the connection, or the one that shall have it. `None`
-    /// if each of them may have it.
+    /// The worker that a MAD from `src` belongs to, of `workers`: the one with the connection, or the one that shall have it.
+    /// `None` if each of them may have it.
     pub fn owner_of(&self, src: IpAddr, mad: &[u8; MAD_LEN], workers: u32) -> Option<u32> {
         Cm::<()>::worker_of(&self.secret, src, mad, workers)
     }

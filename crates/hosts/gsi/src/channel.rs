@@ -1,4 +1,5 @@
-//! Event channels of the connection manager: pipes of whole records, with a way to move an id's records elsewhere.
+//! Event channels of the connection manager: pipes of whole records. The records of one id can be taken out again, because
+//! `rdma_destroy_id` and `rdma_migrate_id` must remove or move events that the program has not read.
 
 use crate::entry::{CmEntry, CmSession};
 use burst_control::cm::{CmEvent, CmEventKey, CmEventKind, CmId};
@@ -13,13 +14,13 @@ const PIPE_BYTES: usize = 256 << 10;
 /// Records of one write: PIPE_BUF.
 pub(crate) const RECORDS_PER_WRITE: usize = 4096 / CmEvent::BYTES;
 
-/// A record as it lies in a channel.
+/// An event as it lies in a channel.
 type Record = [u8; CmEvent::BYTES];
 
-/// A record on its way to a channel.
+/// An event that will be written to a channel at the end of the pass.
 #[derive(Debug)]
 pub(crate) struct PendingEvent {
-    /// Whom it is told: nobody, when the id is destroyed before it is written.
+    /// The id that the event counts for. If the id is destroyed before the event is written, the event is dropped.
     pub entry: Arc<CmEntry>,
     pub channel: Arc<CmChannel>,
     pub event: CmEvent,
@@ -29,20 +30,20 @@ pub(crate) struct PendingEvent {
 #[derive(Debug)]
 pub struct CmChannel {
     pipe: EventPipe,
-    /// The program's end, for migration.
+    /// The program's end, from which unread records are taken.
     read: OwnedFd,
-    /// One writer at a time, so that a migration keeps the order of records. Inside: the writes that this channel has added
-    /// to `owed`.
+    /// Admits one writer at a time, so that a migration keeps the order of records. Holds the length of this channel's backlog as
+    /// it was last added to `backlog_sum`.
     gate: Mutex<usize>,
-    /// Writes that wait for room in all channels of the program: [`BACKLOG_MAX`] at most, so that one that makes many channels and
+    /// Length of the backlogs of all channels of the program, [`BACKLOG_MAX`] at most: a program that makes many channels and
     /// reads none costs the daemon no more memory than one channel.
-    owed: Arc<AtomicUsize>,
-    /// The program has ended it.
+    backlog_sum: Arc<AtomicUsize>,
+    /// Whether the program has closed the channel.
     closed: AtomicBool,
 }
 
 impl CmChannel {
-    /// A channel.
+    /// A channel of its own.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -50,23 +51,23 @@ impl CmChannel {
         CmChannel::sharing(Arc::default())
     }
 
-    /// A channel of a program.
+    /// A channel of a program, which shares the limit of the program's backlogs.
     ///
     /// # Errors
     /// As [`CmChannel::new`].
     pub fn of(session: &CmSession) -> std::io::Result<CmChannel> {
-        CmChannel::sharing(session.owed.clone())
+        CmChannel::sharing(session.backlog_sum.clone())
     }
 
-    fn sharing(owed: Arc<AtomicUsize>) -> std::io::Result<CmChannel> {
+    fn sharing(backlog_sum: Arc<AtomicUsize>) -> std::io::Result<CmChannel> {
         let (pipe, read) = EventPipe::new()?;
-        // A smaller pipe only means that records are kept here earlier.
+        // With a smaller pipe, records only go into the backlog earlier.
         let _ = rustix::pipe::fcntl_setpipe_size(&read, PIPE_BYTES);
-        Ok(CmChannel { pipe, read, gate: Mutex::new(0), owed, closed: AtomicBool::new(false) })
+        Ok(CmChannel { pipe, read, gate: Mutex::new(0), backlog_sum, closed: AtomicBool::new(false) })
     }
 
-    /// The program's end: the one to read, and nothing else. A program with the other one could make it blocking, and so stop
-    /// whoever writes events.
+    /// A descriptor of the program's end, read-only. With a descriptor of the write end, a program could make that end
+    /// blocking, and a worker that writes an event would stop.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -78,12 +79,12 @@ impl CmChannel {
         self.gate.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Writes records, unless too many wait already.
+    /// Writes records, unless the backlog is full.
     fn put(&self, gate: &mut usize, records: &[u8]) -> Result<(), EventLost> {
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if self.pipe.has_backlog() && self.owed.load(Ordering::Relaxed) >= BACKLOG_MAX {
+        if self.pipe.has_backlog() && self.backlog_sum.load(Ordering::Relaxed) >= BACKLOG_MAX {
             return Err(EventLost);
         }
         let written = self.pipe.write(records);
@@ -91,8 +92,8 @@ impl CmChannel {
         written
     }
 
-    /// The program has ended it, or has ended: what waits is dropped, and what is still to come goes nowhere. Without this,
-    /// workers would try for ever: the pipe has a reader as long as the channel lives.
+    /// Closes the channel, because the program has closed it or has ended: drops the backlog and all later records. Without this,
+    /// workers would retry for ever, because the pipe has a reader as long as this value lives.
     pub fn close(&self) {
         let mut gate = self.enter();
         self.closed.store(true, Ordering::Relaxed);
@@ -100,12 +101,12 @@ impl CmChannel {
         self.settle(&mut gate);
     }
 
-    /// Brings the program's sum up to date.
+    /// Brings the sum of the program's backlogs up to date.
     fn settle(&self, gate: &mut usize) {
         let now = self.pipe.backlog_len();
         let before = std::mem::replace(gate, now);
-        // Relaxed: the sum guards nothing but itself. It wraps in between at most.
-        self.owed.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        // Relaxed: no other data depends on the sum. The addition may wrap for a moment.
+        self.backlog_sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
     }
 
     /// Writes whole records, at most PIPE_BUF bytes of them.
@@ -116,8 +117,8 @@ impl CmChannel {
         self.put(&mut self.enter(), records)
     }
 
-    /// Writes at most [`RECORDS_PER_WRITE`] records, but none of an id that is over. Whoever marks an id as over and takes its
-    /// records out afterwards ([`CmChannel::take_records`]) has taken all there will ever be.
+    /// Writes at most [`RECORDS_PER_WRITE`] events, without those of destroyed ids. A thread that marks an id as destroyed and
+    /// then takes its records out ([`CmChannel::take_records`]) has therefore taken all records that the id will ever have.
     pub(crate) fn write_events(&self, events: &[PendingEvent]) -> Result<(), EventLost> {
         let mut records = [[0; CmEvent::BYTES]; RECORDS_PER_WRITE];
         let mut gate = self.enter();
@@ -130,13 +131,13 @@ impl CmChannel {
         if count == 0 { Ok(()) } else { self.put(&mut gate, records[..count].as_flattened()) }
     }
 
-    /// How many records of an id that is over a program has still to read that has read so many of it.
+    /// Unread records of a destroyed id, of which the program has read `read`.
     pub fn unread_of(&self, entry: &CmEntry, read: u32) -> usize {
         let _gate = self.enter();
         entry.written().wrapping_sub(read) as usize
     }
 
-    /// Whether records wait for room.
+    /// Whether the channel has a backlog.
     pub fn has_backlog(&self) -> bool {
         self.pipe.has_backlog()
     }
@@ -146,16 +147,16 @@ impl CmChannel {
         rustix::io::ioctl_fionread(&self.read).map_or(0, |bytes| bytes as usize / CmEvent::BYTES)
     }
 
-    /// Writes what is owed, as far as there is room.
+    /// Writes the backlog, as far as there is room.
     pub fn retry(&self) {
         let mut gate = self.enter();
         self.pipe.retry();
         self.settle(&mut gate);
     }
 
-    /// Takes records out that the program has not read and that are `wanted`, in order, until it has found `most`, and returns
-    /// them; what else is there stays in order. The program must not read the channel meanwhile, or it may miss that a record
-    /// has moved.
+    /// Takes out up to `most` records that the program has not read and that are `wanted`, and returns them in order. The other
+    /// records keep their order. The program must not read the channel during the call: it could find the pipe empty while
+    /// records are being put back.
     pub fn take_records(&self, most: usize, wanted: impl Fn(&CmEventKey) -> bool) -> Vec<Record> {
         let mut gate = self.enter();
         let is_wanted = |record: &Record| CmEventKey::of(record).is_some_and(|whose| wanted(&whose));
@@ -185,15 +186,15 @@ impl CmChannel {
         taken
     }
 
-    /// Empties the pipe.
+    /// Reads all records from the pipe.
     fn all_in_pipe(&self) -> Vec<u8> {
         use rustix::io::ReadWriteFlags;
-        // What is there at the beginning: a program that writes into its own pipe must not keep us here.
+        // Only the records that are there now: a program that writes into its own pipe must not keep this loop running.
         let mut all = vec![0; self.unread() * CmEvent::BYTES];
         let mut read = 0;
         while read < all.len() {
             let mut slices = [std::io::IoSliceMut::new(&mut all[read..])];
-            // No offset (-1) and no waiting, whatever flags the program has set on its end.
+            // No offset (-1), and RWF_NOWAIT whatever flags the program has set on its end.
             match rustix::io::preadv2(&self.read, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT) {
                 Ok(n) if n > 0 => read += n,
                 _ => break,
@@ -205,14 +206,14 @@ impl CmChannel {
 }
 
 impl CmEntry {
-    /// Whether a record is one of this id's; of a listener, the requests to it are.
+    /// Whether a record belongs to this id. A connect request belongs to the listener.
     pub fn is_of(&self, event: &CmEventKey) -> bool {
         self.id == if event.kind == CmEventKind::ConnectRequest { event.listener } else { event.id }
     }
 
-    /// Sends the id's records to another channel, those not yet read included and first. No worker may have news of the id
-    /// that it has not written: this is called between two passes. Returns the ids of the requests that have moved, and
-    /// how many records were lost.
+    /// Moves the id to another channel, together with its unread records, which come first there. To be called between two
+    /// passes, when no worker has unwritten events of the id. Returns the ids of the connect requests that have moved, and the
+    /// number of records that were lost.
     pub fn migrate(&self, to: &Arc<CmChannel>) -> (Vec<CmId>, u64) {
         let mut place = self.channel.lock().unwrap_or_else(|e| e.into_inner());
         let old = std::mem::replace(&mut *place, to.clone());
@@ -231,7 +232,7 @@ impl CmEntry {
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
-        self.owed.fetch_sub(*self.enter(), Ordering::Relaxed);
+        self.backlog_sum.fetch_sub(*self.enter(), Ordering::Relaxed);
     }
 }
 
@@ -281,7 +282,7 @@ mod tests {
     fn a_migrated_id_takes_its_records_along_and_the_order_stays() {
         let channel = CmChannel::new().expect("channel");
         let event = |id: u32, status: i32| CmEvent { status, ..CmEvent::new(CmEventKind::Established, id) };
-        // More than the pipe holds, so that some are owed.
+        // More than the pipe holds, so that there is a backlog.
         let total = 2_000;
         for n in 0..total {
             channel.write(&event(n % 3, n as i32).to_bytes()).expect("kept");
@@ -301,17 +302,17 @@ mod tests {
     }
     /// Ten thousand ids with unread events may end one after the other.
     #[test]
-    fn one_record_is_found_without_carrying_the_others_about() {
+    fn one_record_is_taken_without_moving_the_others() {
         let channel = CmChannel::new().expect("channel");
         for id in 0..10_000 {
             channel.write(&CmEvent::new(CmEventKind::AddrResolved, id).to_bytes()).expect("kept");
         }
-        let owed = channel.pipe.backlog_len();
-        assert!(owed > 9_000);
+        let backlog = channel.pipe.backlog_len();
+        assert!(backlog > 9_000);
         assert_eq!(channel.take_records(1, |e| e.id == 7).len(), 1);
-        assert_eq!(channel.pipe.backlog_len(), owed, "it was in the pipe");
+        assert_eq!(channel.pipe.backlog_len(), backlog, "it was in the pipe");
         assert_eq!(channel.take_records(1, |e| e.id == 9_990).len(), 1);
-        assert_eq!(channel.pipe.backlog_len(), owed - 1, "it was owed");
+        assert_eq!(channel.pipe.backlog_len(), backlog - 1, "it was in the backlog");
         let mut left = Vec::new();
         while let Some(event) = read_one(&channel) {
             left.push(event.id);
@@ -336,7 +337,7 @@ mod tests {
         assert!(channel.has_backlog());
     }
 
-    /// Records are taken out while somebody goes on writing.
+    /// Records are taken out while another thread continues to write.
     #[test]
     fn taking_records_out_has_an_end() {
         let channel = CmChannel::new().expect("channel");
@@ -351,22 +352,22 @@ mod tests {
     }
 
     #[test]
-    fn channels_of_a_program_share_what_may_be_owed() {
+    fn channels_of_a_program_share_the_limit_of_the_backlog() {
         let session = CmSession::default();
         let channels = [0; 3].map(|_| CmChannel::of(&session).expect("channel"));
         let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
         let lost = |channel: &CmChannel| (0..30_000).filter(|_| channel.write(&record) == Err(EventLost)).count();
         assert_eq!((lost(&channels[0]), lost(&channels[1])), (0, 0));
-        assert!(lost(&channels[2]) > 20_000, "the third reads nothing, either");
-        let sum = || session.owed.load(Ordering::Relaxed);
+        assert!(lost(&channels[2]) > 20_000, "the third is not read, either");
+        let sum = || session.backlog_sum.load(Ordering::Relaxed);
         assert_eq!(sum(), BACKLOG_MAX);
-        assert!(CmChannel::new().expect("channel").write(&record).is_ok(), "other programs have their own");
-        // What is read makes room.
+        assert!(CmChannel::new().expect("channel").write(&record).is_ok(), "other programs have a limit of their own");
+        // Reading makes room.
         while read_one(&channels[0]).is_some() {
             channels[0].retry();
         }
         assert!(sum() < BACKLOG_MAX - 25_000 && channels[2].write(&record).is_ok());
-        // Those that still hold a channel when its program has gone have nothing left to write.
+        // After the program has gone, channels that workers still hold have no backlog.
         channels.iter().for_each(CmChannel::close);
         assert_eq!((sum(), channels.iter().any(CmChannel::has_backlog)), (0, false));
         assert_eq!((lost(&channels[1]), sum()), (0, 0));

@@ -57,7 +57,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         let kind = match event.kind {
             ConnEventKind::Response => CmEventKind::ConnectResponse,
             ConnEventKind::Established => CmEventKind::Established,
-            // A datagram service that refuses is unreachable, as the kernel has it.
+            // As in Linux, a datagram service that refuses is reported as unreachable.
             ConnEventKind::Rejected if owner.qp_type == QpType::Ud => CmEventKind::Unreachable,
             ConnEventKind::Rejected => CmEventKind::Rejected,
             ConnEventKind::Unreachable => CmEventKind::Unreachable,
@@ -77,8 +77,8 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
             CmEventKind::Disconnected => self.now.0,
             _ => 0,
         };
-        // As the kernel has it, programs do not see what an RTU, a DREQ or a DREP carries.
-        let silent = match kind {
+        // As in Linux, programs do not see the private data of an RTU, a DREQ or a DREP.
+        let hides_data = match kind {
             CmEventKind::Disconnected => true,
             CmEventKind::Established => owner.listener != 0,
             _ => false,
@@ -88,7 +88,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
             cookie,
             route: CmRoute { mtu: event.conn.mtu, ..route },
             conn: conn_of(&event.conn),
-            data: if silent { CmData::EMPTY } else { CmData::new(event.data).unwrap_or_default() },
+            data: if hides_data { CmData::EMPTY } else { CmData::new(event.data).unwrap_or_default() },
             ..CmEvent::new(kind, owner.id)
         };
         self.io.events.push(PendingEvent { entry: owner.clone(), channel: owner.channel(), event });
@@ -115,7 +115,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         let mut route = self.route_of(&request.path, Some(src), dst);
         route.mtu = request.conn.mtu;
         route.ack_timeout = request.conn.ack_timeout;
-        (entry.route, entry.wishes, entry.path) = (route.into(), Some(request.conn), Some(request.path));
+        (entry.route, entry.requested, entry.path) = (route.into(), Some(request.conn), Some(request.path));
         entry.worker.store(self.io.worker_id, Ordering::Relaxed);
         entry.conn.store(request.id, Ordering::Relaxed);
         let entry = Arc::new(entry);
@@ -133,7 +133,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
 
     fn unread(&self, listener: &Arc<CmEntry>) -> u32 {
         let channel = listener.channel();
-        // What this pass will write is unread, too.
+        // Events that will be written at the end of this pass are unread, too.
         let coming = self.io.events.iter().filter(|e| Arc::ptr_eq(&e.channel, &channel)).count();
         if channel.has_backlog() { u32::MAX } else { (channel.unread() + coming) as u32 }
     }
@@ -172,7 +172,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
 }
 
 impl AgentEffects<'_> {
-    /// Where a connection is, as seen from its packets.
+    /// The route of a connection, made from the path of its packets.
     fn route_of(&self, path: &PathRecord, src: Option<CmAddr>, dst: Option<CmAddr>) -> CmRoute {
         let caps = self.worker.caps(path.device);
         let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);
@@ -190,7 +190,7 @@ impl AgentEffects<'_> {
     }
 }
 
-/// What came before the request: the time of address, route and queue pair. 0 where it is not known.
+/// Nanoseconds that resolving the address, resolving the route and creating the queue pair took. 0 where unknown.
 fn prepared(worker: &dyn WorkerAccess, owner: Option<&Arc<CmEntry>>) -> [u64; 3] {
     let Some(owner) = owner else { return [0; 3] };
     let made = owner.qp.get().map_or(0, |qp| worker.creation_ns(qp.qpn));
@@ -203,7 +203,7 @@ fn address(path: &PathRecord, ip: IpAddr, port: u16) -> CmAddr {
     CmAddr { ip, port, scope: if link_local { path.flow.scope } else { 0 } }
 }
 
-/// As programs are told.
+/// The parameters of a connection, as its events carry them.
 fn conn_of(n: &Negotiated) -> CmConn {
     CmConn {
         remote_qpn: n.remote_qpn,

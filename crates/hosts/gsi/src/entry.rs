@@ -1,4 +1,4 @@
-//! What a worker and the control thread share of an id: whom to tell, and what it is about.
+//! An id (`rdma_cm_id`), as control thread and worker share it: its program, its event channel, its route and its queue pair.
 
 use crate::channel::CmChannel;
 use burst_base::Qpn;
@@ -9,31 +9,31 @@ use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// A queue pair that the daemon moves.
+/// A queue pair that the daemon moves through its states for the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmQpRef {
-    /// Its number.
+    /// Queue pair number.
     pub qpn: Qpn,
-    /// Context that it must belong to.
+    /// Context that the queue pair must belong to.
     pub context: u32,
 }
 
-/// One program's connection to the daemon, as the workers see it.
+/// A program's session with the daemon, as the workers see it.
 #[derive(Debug, Default)]
 pub struct CmSession {
     /// Name and process id of the program.
     pub who: OnceLock<(String, u32)>,
-    /// The program has gone: no new ids.
+    /// Whether the program has gone, so that it gets no new ids.
     ended: AtomicBool,
     next: AtomicU32,
-    /// Writes that wait for room in the program's channels, all together.
-    pub(crate) owed: Arc<AtomicUsize>,
-    /// Ids that came with requests, for the control thread.
+    /// Length of the backlogs of all of the program's channels.
+    pub(crate) backlog_sum: Arc<AtomicUsize>,
+    /// Ids made for connect requests, for the control thread.
     pub arrivals: SegQueue<Arc<CmEntry>>,
 }
 
 impl CmSession {
-    /// No new ids from now on.
+    /// Marks the program as gone: it gets no new ids.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
@@ -41,56 +41,56 @@ impl CmSession {
     pub fn is_over(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
-    /// Writes that wait for room in the program's channels.
-    pub fn owed(&self) -> usize {
-        self.owed.load(Ordering::Relaxed)
+    /// Length of the backlogs of all of the program's channels.
+    pub fn backlog_len(&self) -> usize {
+        self.backlog_sum.load(Ordering::Relaxed)
     }
-    /// A number for an id that comes with a request.
+    /// A number for an id that is made for a connect request.
     pub(crate) fn next_id(&self) -> u32 {
         DAEMON_IDS | self.next.fetch_add(1, Ordering::Relaxed)
     }
 }
 
-/// See the module.
+/// An id, as control thread and worker share it.
 #[derive(Debug)]
 pub struct CmEntry {
-    /// Its program.
+    /// The id's program.
     pub session: Arc<CmSession>,
-    /// Its number there.
+    /// Number of the id in its program.
     pub id: u32,
-    /// Id that listened, for one that came with a request.
+    /// The listening id, if this id was made for a connect request; else 0.
     pub listener: u32,
     /// Port space.
     pub ps: PortSpace,
-    /// Service.
+    /// Service type.
     pub qp_type: QpType,
-    /// Where its events go. Locked for the time of a clone; only a migration changes it.
+    /// The event channel. Locked for the time of a clone; only a migration changes it.
     pub channel: Mutex<Arc<CmChannel>>,
     /// Addresses and path, once they are known.
     pub route: OnceLock<CmRoute>,
-    /// Queue pair that the daemon moves.
+    /// The queue pair, if the daemon moves it for the program.
     pub qp: OnceLock<CmQpRef>,
-    /// Way of its packets, in an id that came with a request.
+    /// Path to the peer, if this id was made for a connect request.
     pub path: Option<PathRecord>,
-    /// What the peer wishes, in an id that came with a request.
-    pub wishes: Option<Negotiated>,
-    /// Local ACK timeout code that the program of one that came with a request has set, else 0xff: the peer's holds.
+    /// Parameters that the peer requested, if this id was made for a connect request.
+    pub requested: Option<Negotiated>,
+    /// Local ACK timeout code set by the program of an id that was made for a connect request; 0xff: the peer's code holds.
     pub ack_timeout: AtomicU8,
-    /// What resolving its address and route took, at most 4 s; for the probe of its connection.
+    /// Nanoseconds that resolving the address took, 4 s at most. For the tracepoint of the connection.
     pub address_ns: AtomicU32,
-    /// As above.
+    /// Nanoseconds that resolving the route took, 4 s at most.
     pub route_ns: AtomicU32,
-    /// Worker that has the connection.
+    /// Number of the worker that has the connection.
     pub worker: AtomicU32,
-    /// The connection's communication id in that worker, 0 none. Written by the worker.
+    /// Communication id of the connection in that worker, 0 if there is none. Written by the worker.
     pub(crate) conn: AtomicU32,
-    /// For one that came with a request: its program has accepted it. Written by the worker.
+    /// Whether the program has accepted the connect request for which this id was made. Written by the worker.
     accepted: AtomicBool,
-    /// For one that came with a request that the peer has taken back: its place in the listener's backlog.
+    /// The place in the listener's backlog of a connect request that the peer has withdrawn.
     place: Mutex<Option<BacklogPlace>>,
-    /// Records of it (for a listener: and of requests to it) put into channels so far.
+    /// Events of this id that were written so far; for a listener, connect requests to it are among them.
     written: AtomicU32,
-    /// The program has destroyed it.
+    /// Whether the program has destroyed the id.
     pub(crate) over: AtomicBool,
 }
 
@@ -107,7 +107,7 @@ impl CmEntry {
             route: OnceLock::new(),
             qp: OnceLock::new(),
             path: None,
-            wishes: None,
+            requested: None,
             ack_timeout: AtomicU8::new(u8::MAX),
             address_ns: AtomicU32::new(0),
             route_ns: AtomicU32::new(0),
@@ -120,10 +120,10 @@ impl CmEntry {
         }
     }
 
-    /// The connection that this id's program may accept with `param`: the peer's parameters, limited by the program's. `None` if the id
-    /// did not come with a request.
+    /// The connection that this id's program may accept with `param`: the peer's parameters, limited by the program's. `None`
+    /// if the id did not come with a request.
     pub fn negotiated(&self, param: &CmParam) -> Option<Negotiated> {
-        let asked = self.wishes.as_ref()?;
+        let asked = self.requested.as_ref()?;
         Some(Negotiated {
             responder_resources: asked.responder_resources.min(param.responder_resources),
             initiator_depth: asked.initiator_depth.min(param.initiator_depth),
@@ -132,7 +132,7 @@ impl CmEntry {
         })
     }
 
-    /// The connection as its program wants it.
+    /// Replaces the local ACK timeout by the program's, if it has set one.
     pub(crate) fn adjust(&self, conn: Negotiated) -> Negotiated {
         match self.ack_timeout.load(Ordering::Relaxed) {
             u8::MAX => conn,
@@ -140,57 +140,58 @@ impl CmEntry {
         }
     }
 
-    /// The program has accepted the request.
+    /// Notes that the program has accepted the connect request.
     pub(crate) fn accept(&self) {
         // Relaxed: the worker that writes it is the one that reads it.
         self.accepted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it came with a request that is not accepted. Programs are told nothing of such an id, as the kernel has it: its
-    /// context is still its listener's, for whose event they would take it. An accept fails later.
+    /// Whether this id was made for a connect request that the program has not accepted. As in Linux, no events are delivered for
+    /// such an id: `id->context` still points to the listener's, so the program would attribute the event to the listener. The
+    /// program learns of a failure when its accept fails.
     pub(crate) fn is_requested(&self) -> bool {
         self.listener != 0 && !self.accepted.load(Ordering::Relaxed)
     }
 
-    /// The program has destroyed it: there is nobody to tell anything.
+    /// Marks the id as destroyed: it gets no further events.
     pub fn end(&self) {
         // Relaxed: the channel's gate orders it (`CmChannel::write_news`).
         self.over.store(true, Ordering::Relaxed);
         self.leave_place();
     }
 
-    /// Its request was taken back before its program has said anything.
+    /// Keeps the place in the backlog of a connect request that the peer withdrew before the program answered.
     pub(crate) fn keep_place(&self, place: BacklogPlace) {
         *self.place.lock().unwrap_or_else(|e| e.into_inner()) = Some(place);
     }
 
-    /// Its program has answered its request, or has destroyed it.
+    /// Gives that place up: the program has answered the request, or has destroyed the id.
     pub(crate) fn leave_place(&self) {
         drop(self.place.lock().unwrap_or_else(|e| e.into_inner()).take());
     }
 
-    /// Whether the program has destroyed it.
+    /// Whether the program has destroyed the id.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Another record of it goes into a channel. Whoever counts on `written` writes under the channel's gate, or
-    /// on the thread that asks.
+    /// Counts an event that goes into a channel. A caller that reads the count later must count under the channel's gate, or on
+    /// the thread that reads it.
     pub fn note_record(&self) {
         self.written.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many records of it were written.
+    /// Events of this id that were written.
     pub(crate) fn written(&self) -> u32 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Where its events go now.
+    /// The present event channel.
     pub fn channel(&self) -> Arc<CmChannel> {
         self.channel.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// The connection's id, if there is one.
+    /// Communication id of the connection, 0 if there is none.
     pub(crate) fn conn(&self) -> u32 {
         self.conn.load(Ordering::Relaxed)
     }

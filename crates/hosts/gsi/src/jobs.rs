@@ -1,4 +1,4 @@
-//! What programs ask of their connections, as the control thread passes it on: many at a time, without waiting.
+//! Requests of programs concerning their connections. The control thread passes them to the worker in batches and does not wait.
 
 use crate::access::WorkerAccess;
 use crate::agent::GsiAgent;
@@ -15,43 +15,44 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Where a connection or datagram service is asked for.
+/// Parameters of a REQ or SIDR_REQ.
 #[derive(Clone, Copy, Debug)]
 pub struct CmRequest {
-    /// Way to the peer.
+    /// Path to the peer.
     pub path: PathRecord,
-    /// Addresses and our port for the RDMA-CM header; none for a program that speaks InfiniBand addresses.
+    /// Addresses and our port for the RDMA-CM header (IBA annex A11). With an unspecified source address and port space IB, the
+    /// request has no such header.
     pub header: service::PrivateDataHeader,
-    /// The peer's port.
+    /// Port number of the peer's service.
     pub port: u16,
-    /// MTU of our end.
+    /// Path MTU that our end can use.
     pub mtu: Mtu,
     /// Local ACK timeout code.
     pub ack_timeout: u8,
-    /// Parameters.
+    /// Parameters of `rdma_connect`.
     pub param: CmParam,
 }
 
-/// One wish.
+/// One request of a program, or of the control thread for it.
 #[derive(Debug)]
 pub enum CmJob {
-    /// REQ or SIDR_REQ.
+    /// Sends a REQ or SIDR_REQ.
     Connect(Arc<CmEntry>, Box<CmRequest>),
-    /// REP or SIDR_REP. If the queue pair is the daemon's to move, it belongs to this worker, or is ready.
+    /// Sends a REP or SIDR_REP. A queue pair that the daemon moves must belong to this worker, or be in RTS.
     Accept(Arc<CmEntry>, Box<CmParam>),
-    /// REJ.
+    /// Sends a REJ with this reason.
     Reject(Arc<CmEntry>, u16, Box<CmParam>),
-    /// RTU.
+    /// Sends an RTU.
     Establish(Arc<CmEntry>),
-    /// Data came.
+    /// Establishes the connection, because data came before the RTU (`rdma_notify`).
     Notify(Arc<CmEntry>),
-    /// DREQ.
+    /// Sends a DREQ.
     Disconnect(Arc<CmEntry>),
-    /// The id is over.
+    /// Ends the id's connection, whatever its state.
     Destroy(Arc<CmEntry>),
-    /// To ERR, if it is this worker's.
+    /// Moves a queue pair to ERR, if it is this worker's.
     FailQp(CmQpRef),
-    /// The channel is full: it shall be tried again.
+    /// Retries a full channel from now on.
     Retry(Arc<CmChannel>),
 }
 
@@ -102,18 +103,18 @@ impl GsiAgent {
             CmJob::Reject(entry, reason, param) => {
                 let mut fx = AgentEffects { now, worker, io };
                 entry.leave_place();
-                // The peer may have gone meanwhile: then there is nobody to refuse.
+                // Fails if the peer has withdrawn the request: then no REJ is needed.
                 let _ = machine.reject(now, conn(entry), *reason, param.data.as_slice(), &mut fx);
                 None
             }
             CmJob::Establish(entry) => machine.establish(now, conn(entry), &mut AgentEffects { now, worker, io }).err(),
             CmJob::Notify(entry) => {
-                // Established already, or over: either is no news.
+                // Fails if the connection is established already, or has ended: then there is nothing to do.
                 let _ = machine.notify(now, conn(entry), &mut AgentEffects { now, worker, io });
                 None
             }
             CmJob::Disconnect(entry) => {
-                // A connection that is over is disconnected.
+                // Fails if the connection has ended: then it is disconnected.
                 let _ = machine.disconnect(now, conn(entry), &mut AgentEffects { now, worker, io });
                 None
             }
@@ -135,7 +136,7 @@ impl GsiAgent {
         }
     }
 
-    /// An accept or establish that came too late, or cannot be.
+    /// Reports a failed connect, accept or establish by an event.
     fn report_failure(&mut self, entry: &Arc<CmEntry>, error: CmError) {
         let errno = match error {
             CmError::Gone => rustix::io::Errno::CONNRESET,
@@ -169,7 +170,7 @@ impl GsiAgent {
             machine.resolve(now, entry.clone(), &request.path, service, data, &mut fx)
         } else {
             let flow = &request.path.flow;
-            let wish = ConnectParams {
+            let params = ConnectParams {
                 path: request.path,
                 service_id: service,
                 transport: transport_of(entry.qp_type),
@@ -179,7 +180,7 @@ impl GsiAgent {
                 ack_timeout: request.ack_timeout,
                 gids: (gid_of(flow.src), gid_of(flow.dst)),
             };
-            machine.connect(now, entry.clone(), &wish, &mut fx)
+            machine.connect(now, entry.clone(), &params, &mut fx)
         };
         match made {
             Ok(id) => entry.conn.store(id, Ordering::Relaxed),
@@ -217,7 +218,7 @@ impl GsiAgent {
     }
 }
 
-/// The service of connected queue pairs.
+/// The transport service of connected queue pairs.
 fn transport_of(qp_type: QpType) -> Transport {
     match qp_type {
         QpType::Uc => Transport::Uc,

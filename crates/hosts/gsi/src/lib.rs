@@ -1,7 +1,7 @@
 //! General Services Interface agent (storey 3): connection management on QP1 for one worker (IBA 13.5 and chapter 12).
 //!
-//! A [`GsiAgent`] owns the connection manager's state machine (crate `cm`). The worker hands it the management datagrams
-//! (MADs) of each receive burst by [`GsiAgent::receive`]; [`GsiAgent::run`] gives them to the machine after the burst, because the
+//! A [`GsiAgent`] owns the connection manager's state machine (crate `cm`). The worker hands it the management datagrams (MADs)
+//! of each receive burst by [`GsiAgent::receive`]; [`GsiAgent::run`] gives them to the machine after the burst, because the
 //! machine may move queue pairs. Outgoing MADs lie in a ring of buffers until the port has sent them; events are collected
 //! during a pass and written at its end, up to eight records of one channel by one system call.
 //!

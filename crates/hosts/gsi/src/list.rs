@@ -36,7 +36,7 @@ fn space_of(service_id: u64) -> (&'static str, u16) {
     }
 }
 
-/// What is known of the program.
+/// Name and process id of an id's program, and the number of the id. Empty if the connection has no id.
 fn program_of(entry: Option<&Arc<CmEntry>>) -> (String, u32, u32) {
     let Some(entry) = entry else { return (String::new(), 0, 0) };
     let (program, pid) = entry.session.who.get().cloned().unwrap_or_default();
@@ -48,7 +48,7 @@ fn connection(now: Nanos, view: &ConnView<'_, Arc<CmEntry>>) -> CmConnection {
     let (program, pid, id) = program_of(view.owner);
     let route = view.owner.and_then(|entry| entry.route.get());
     let flow = &view.path.flow;
-    // The one who asks knows the port of the service, the one who is asked knows both from the header.
+    // The active end knows the port of the service; the passive end knows both addresses from the header.
     let bare = |ip: IpAddr| CmAddr { ip, port: 0, scope: 0 };
     let local = route.and_then(|r| r.src).unwrap_or_else(|| CmAddr { port, ..bare(flow.src) });
     let peer = route.and_then(|r| r.dst).unwrap_or_else(|| bare(flow.dst));
@@ -87,14 +87,14 @@ fn listener(of: &Listener<Arc<CmEntry>>) -> CmConnection {
 }
 
 impl GsiAgent {
-    /// Up to `most` connections from a place in the table on, and where the next ones begin.
+    /// Up to `most` connections, beginning at place `from` of the table, and the place of the next one.
     pub fn page(&mut self, now: Nanos, from: u32, most: usize) -> (Vec<CmConnection>, Option<u32>) {
         let mut page = Vec::with_capacity(most);
         let next = self.machine.view(from, most, |view| page.push(connection(now, view)));
         (page, next)
     }
 
-    /// The listeners, which are the same in every worker.
+    /// Up to `most` listeners, which are the same in every worker.
     pub fn listeners(&self, most: usize) -> Vec<CmConnection> {
         self.machine.listeners().take(most).map(listener).collect()
     }

@@ -1,53 +1,53 @@
 //! Static tracepoints of connection setup: SystemTap notes (USDT) of provider `burst` in the daemon's binary.
 //!
 //! Each step is a probe of its own, so that `bpftrace -l 'usdt:/path/to/burstd:burst:*'` and `readelf -n` list them. A
-//! probe that nobody watches costs one load and a branch: its arguments are made only while its semaphore says that
-//! somebody is attached. Arguments:
+//! probe without a tracer costs one load and a branch: its arguments are computed only while its semaphore says that a tracer
+//! is attached. Arguments:
 //!
-//! | arg | what |
+//! | arg | value |
 //! |---|---|
-//! | 0 | the program's number of the id, from 2^31 up for ids that came with a request; 0 when the program has gone |
+//! | 0 | number of the id in its program, from 2^31 up for ids made for connect requests; 0 if the program has gone |
 //! | 1 | communication id on the wire, 0 before there is one; in `qp_created` the queue pair's number |
 //! | 2 | name of the step (C string) |
-//! | 3 | address of the peer (C string), 0.0.0.0 if it is not known yet |
-//! | 4 | nanoseconds since the step before; in `established`, since the REQ; before the REQ, what the step took |
+//! | 3 | address of the peer (C string), 0.0.0.0 while it is unknown |
+//! | 4 | nanoseconds since the previous step; in `established`, since the REQ; before the REQ, the duration of the step |
 //!
-//! `established` tells the whole story of a setup: argument 5 points to five 64-bit numbers of nanoseconds, which are from the
-//! REQ to the REP, from the REP to the RTU, and what resolving the address, resolving the route and making the queue pair
-//! took (0 if not known). A pointer, because tracers on x86-64 read six arguments.
+//! `established` has the times of the whole setup: argument 5 points to five 64-bit numbers of nanoseconds. They are the times
+//! from the REQ to the REP, from the REP to the RTU, and those of resolving the address, resolving the route and creating the
+//! queue pair (0 if unknown). It is a pointer because tracers on x86-64 read six arguments at most.
 //!
-//! `setups` tells the same for all connections that a worker has set up in one pass, for where thousands are made in a
-//! second: being watched costs microseconds each time, whatever there is to tell. Argument 0 is the number of rows, 1 to
-//! [`SETUPS_MAX`]; argument 1 points to them. A row has seven 64-bit numbers: the id, nanoseconds since the REQ, and the five of
-//! `established`.
+//! `setups` has the same numbers for all connections that a worker has set up in one pass. It is for thousands of setups per
+//! second: each firing costs microseconds while a tracer is attached, however much it reports. Argument 0 is the number of rows,
+//! 1 to [`SETUPS_MAX`]; argument 1 points to them. A row has seven 64-bit numbers: the id, nanoseconds since the REQ, and the
+//! five of `established`.
 
 use burst_base::Nanos;
 use burst_cm::{CmStep, StepTime};
 use std::fmt::Write;
 use std::net::IpAddr;
 
-/// The longest text of an address: an IPv4-mapped one, in full, and its end.
+/// Bytes of the longest address text, an IPv4-mapped IPv6 address in full, with the terminating 0.
 const TEXT_MAX: usize = 48;
 
-/// An address as C text, on the stack.
-struct Text {
+/// An address as a C string on the stack.
+struct AddressText {
     bytes: [u8; TEXT_MAX],
     len: usize,
 }
 
-impl Text {
-    fn of(peer: IpAddr) -> Text {
-        let mut text = Text { bytes: [0; TEXT_MAX], len: 0 };
+impl AddressText {
+    fn of(peer: IpAddr) -> AddressText {
+        let mut text = AddressText { bytes: [0; TEXT_MAX], len: 0 };
         match peer {
-            // By hand, because it is done for each step of a watched daemon.
+            // Without `fmt`, because it is done for each step while a tracer is attached.
             IpAddr::V4(v4) => v4.octets().into_iter().for_each(|octet| text.octet(octet)),
-            // The longest address fits; a test holds it to that.
+            // The longest address fits: see the test.
             IpAddr::V6(_) => drop(write!(text, "{peer}")),
         }
         text
     }
 
-    /// A number, after a dot unless it is the first.
+    /// Appends a number, after a dot unless it is the first.
     fn octet(&mut self, octet: u8) {
         if self.len > 0 {
             self.digit(b'.');
@@ -65,7 +65,7 @@ impl Text {
     }
 }
 
-impl Write for Text {
+impl Write for AddressText {
     fn write_str(&mut self, s: &str) -> std::fmt::Result {
         // The last byte stays 0.
         let room = self.bytes.get_mut(self.len..TEXT_MAX - 1).ok_or(std::fmt::Error)?;
@@ -77,12 +77,12 @@ impl Write for Text {
 
 macro_rules! probes {
     ($($step:ident $name:ident;)+) => {
-        /// What can be watched.
+        /// A probe.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs)] // the names say it
         pub enum CmProbe { $($step),+ }
 
-        /// Fires a probe, if somebody watches it.
+        /// Fires a probe, if a tracer is attached to it.
         #[inline(never)]
         pub fn fire(probe: CmProbe, id: u32, conn: u32, peer: IpAddr, elapsed: Nanos) {
             match probe {
@@ -90,7 +90,7 @@ macro_rules! probes {
                     let text;
                     probe::probe_lazy!(
                         burst, $name, id, conn, concat!(stringify!($name), "\0").as_ptr(),
-                        { text = Text::of(peer); text.bytes.as_ptr() }, elapsed.0
+                        { text = AddressText::of(peer); text.bytes.as_ptr() }, elapsed.0
                     );
                 })+
             }
@@ -123,7 +123,7 @@ probes! {
 }
 
 impl CmProbe {
-    /// The probe of a step of the protocol; `Established` has one of its own.
+    /// The probe of a step of the protocol. `Established` has a function of its own.
     pub(crate) const fn of(step: CmStep) -> Option<CmProbe> {
         let probe = match step {
             CmStep::ReqSent => CmProbe::ReqSent,
@@ -150,7 +150,7 @@ impl CmProbe {
     }
 }
 
-/// Fires the probe of an established connection; `prepared` is asked only if somebody watches it.
+/// Fires the probe of an established connection. `prepared` is called only if a tracer is attached.
 #[inline(never)]
 pub(crate) fn established(id: u32, conn: u32, peer: IpAddr, took: StepTime, prepared: impl FnOnce() -> [u64; 3]) {
     let text;
@@ -162,7 +162,7 @@ pub(crate) fn established(id: u32, conn: u32, peer: IpAddr, took: StepTime, prep
         conn,
         c"established".as_ptr(),
         {
-            text = Text::of(peer);
+            text = AddressText::of(peer);
             text.bytes.as_ptr()
         },
         took.elapsed.0,
@@ -174,16 +174,16 @@ pub(crate) fn established(id: u32, conn: u32, peer: IpAddr, took: StepTime, prep
     );
 }
 
-/// Most rows of one `setups`.
+/// Largest number of rows in one `setups`.
 pub const SETUPS_MAX: usize = 32;
 /// Numbers in a row of `setups`.
 const ROW: usize = 7;
 
-/// The connections set up in this pass, to be told together.
+/// The connections that were set up in this pass, for one `setups`.
 pub(crate) struct Setups {
     rows: Box<[[u64; ROW]; SETUPS_MAX]>,
     count: usize,
-    /// Somebody watched when it was last looked.
+    /// Whether a tracer was attached when the probe was last tested.
     watched: bool,
 }
 
@@ -192,7 +192,7 @@ impl Setups {
         Setups { rows: Box::new([[0; ROW]; SETUPS_MAX]), count: 0, watched: false }
     }
 
-    /// A connection of this pass; `prepared` is asked only if somebody watches.
+    /// Adds a connection of this pass. `prepared` is called only if a tracer is attached.
     pub fn note(&mut self, id: u32, took: StepTime, prepared: impl FnOnce() -> [u64; 3]) {
         if !self.watched {
             return;
@@ -206,8 +206,8 @@ impl Setups {
         }
     }
 
-    /// The end of a pass: tells what there is. Every connection takes several passes, so whoever begins to watch is seen
-    /// before the first that is to be told.
+    /// Fires `setups` at the end of a pass. Every setup takes several passes, so a new tracer is noticed before the first setup
+    /// that begins after it was attached has ended.
     #[inline(never)]
     pub fn report(&mut self) {
         if self.count > 0 || !self.watched {
@@ -222,10 +222,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_address_is_text_with_an_end() {
+    fn every_address_becomes_a_terminated_string() {
         let longest = "1111:2222:3333:4444:5555:6666:7777:8888";
         for ip in ["10.0.0.1", "0.9.100.255", "255.255.255.255", "::1", longest, "::ffff:255.255.255.255"] {
-            let text = Text::of(ip.parse().expect("ip"));
+            let text = AddressText::of(ip.parse().expect("ip"));
             assert_eq!((&text.bytes[..text.len], text.bytes[text.len]), (ip.as_bytes(), 0));
         }
     }

@@ -1,7 +1,7 @@
-//! Times of the steps of connection setup: one set per worker, and one of the control thread. One writer each.
+//! Times of the steps of connection setup: one set per worker, and one of the control thread. Each set has one writer.
 //!
-//! A histogram is a row of counters, without a lock or a locked instruction: the writer adds, anybody may read. Times are
-//! those of the worker's passes, because the machine reads no clock: what happens within one pass takes 0.
+//! A histogram is a row of counters without a lock or a locked instruction: its one writer adds, and any thread may read. The
+//! state machine reads no clock and gets the time of the worker's pass, so two steps in one pass are 0 ns apart.
 
 use burst_base::Nanos;
 use burst_cm::CmStep;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! phases {
     ($($v:ident $name:literal;)+) => {
-        /// What is measured.
+        /// A measured part of a connection setup.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(usize)]
         #[allow(missing_docs)] // the names say it
@@ -59,7 +59,7 @@ struct Histogram {
     buckets: [AtomicU64; BUCKETS],
 }
 
-/// See the module.
+/// One set of histograms, one for each phase.
 #[derive(Debug)]
 pub struct CmTimes {
     phases: Vec<Histogram>,
@@ -77,13 +77,13 @@ impl Default for CmTimes {
     }
 }
 
-/// Adds without a locked instruction: there is one writer.
+/// Adds without a locked instruction, because there is one writer.
 fn add(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
 impl CmTimes {
-    /// Notes a time. For the one writer only.
+    /// Adds a time to the histogram of a phase. Only the writer may call this.
     pub fn note(&self, phase: CmPhase, time: Nanos) {
         let h = &self.phases[phase as usize];
         add(&h.count, 1);
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_fall_into_their_buckets() {
+    fn each_time_is_counted_in_its_bucket() {
         let times = CmTimes::default();
         for ns in [0, 1, 2, 3, 1024, u64::MAX] {
             times.note(CmPhase::Rtu, Nanos(ns));

@@ -1,12 +1,13 @@
-//! News that nobody waits for: the ends of time-wait, told in portions.
+//! Ends of time-wait, reported in portions.
 //!
 //! Ten thousand connections that end together leave time-wait together, a quarter of a second later, while their program is
-//! destroying its ids. An id's unread records are taken out of its channel when it is destroyed, so a channel full of such
-//! news would be searched ten thousand times. Therefore a channel with [`UNREAD_MAX`] unread records gets no more of
-//! them; the rest waits here, where an id that was destroyed meanwhile is simply passed over. A program that reads is told
-//! a millisecond later at worst; for one that does not, the tries become rare. Whom a portion tells is drawn: programs destroy
-//! their ids in the order in which they left time-wait, and if the next ones were told, each destroy would find a record to
-//! take out.
+//! destroying its ids. When an id is destroyed, its unread records are taken out of its channel, so a channel full of
+//! TIMEWAIT_EXIT records would be searched ten thousand times. Therefore a channel with [`UNREAD_MAX`] unread records gets no
+//! further TIMEWAIT_EXIT. The remaining ids wait here, where an id that was destroyed meanwhile is skipped at no cost. A program
+//! that reads gets its events a millisecond later at worst; for a program that does not read, attempts become rare.
+//!
+//! Recipients are picked at random. Programs destroy ids in the order in which these left time-wait; reporting in that order
+//! would leave an unread event for nearly every id about to be destroyed, and removing one is expensive.
 
 use crate::channel::PendingEvent;
 use crate::entry::CmEntry;
@@ -16,30 +17,32 @@ use burst_control::cm::{CmEvent, CmEventKind, CmRoute};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Unread records with which a channel gets no more news of this kind.
+/// Unread records with which a channel gets no further TIMEWAIT_EXIT.
 const UNREAD_MAX: usize = 32;
-/// Ids looked at in one try.
+/// Ids examined in one attempt.
 const TRIED_AT_ONCE: usize = 1024;
-/// Time between two tries while programs read.
+/// Time between two attempts while programs read.
 const TRY_AFTER: Nanos = Nanos::from_ms(1);
-/// Time between two tries when none reads.
+/// Longest time between two attempts while no program reads.
 const TRY_AFTER_MAX: Nanos = Nanos::from_ms(128);
 
-/// See the module.
+/// Ids that have left time-wait and whose programs have not been notified.
 #[derive(Debug)]
 pub(crate) struct TimewaitExits {
     waiting: VecDeque<Arc<CmEntry>>,
+    /// When [`TimewaitExits::report`] is due; never while no id waits.
     pub due: Nanos,
     interval: Nanos,
-    lots: Rng,
+    rng: Rng,
 }
 
 impl TimewaitExits {
+    /// No ids. `seed` decides the order in which ids are picked.
     pub fn new(seed: u64) -> TimewaitExits {
-        TimewaitExits { waiting: VecDeque::new(), due: Nanos::NEVER, interval: TRY_AFTER, lots: Rng::new(seed) }
+        TimewaitExits { waiting: VecDeque::new(), due: Nanos::NEVER, interval: TRY_AFTER, rng: Rng::new(seed) }
     }
 
-    /// An id has left time-wait.
+    /// Adds an id that has left time-wait.
     pub fn add(&mut self, now: Nanos, entry: &Arc<CmEntry>) {
         self.waiting.push_back(entry.clone());
         if self.due == Nanos::NEVER {
@@ -47,14 +50,14 @@ impl TimewaitExits {
         }
     }
 
-    /// Hands what has room to `write`.
+    /// Gives the events whose channels have room to `write`.
     pub fn report(&mut self, now: Nanos, mut write: impl FnMut(PendingEvent)) {
-        let mut told = false;
-        // By channel, because what is written here is not in the channel yet.
+        let mut reported = false;
+        // Room by channel: events given to `write` in this call are not in their channels yet.
         let mut rooms = BTreeMap::new();
         for _ in 0..self.waiting.len().min(TRIED_AT_ONCE) {
-            let lot = self.lots.below(self.waiting.len() as u64) as usize;
-            let Some(entry) = self.waiting.swap_remove_back(lot) else { break };
+            let at = self.rng.below(self.waiting.len() as u64) as usize;
+            let Some(entry) = self.waiting.swap_remove_back(at) else { break };
             if entry.is_over() || entry.session.is_over() {
                 continue;
             }
@@ -67,11 +70,11 @@ impl TimewaitExits {
                 continue;
             }
             *left -= 1;
-            told = true;
+            reported = true;
             let event = event_of(&entry);
             write(PendingEvent { entry, channel, event });
         }
-        self.interval = if told { TRY_AFTER } else { Nanos(self.interval.0 * 2).min(TRY_AFTER_MAX) };
+        self.interval = if reported { TRY_AFTER } else { Nanos(self.interval.0 * 2).min(TRY_AFTER_MAX) };
         self.due = if self.waiting.is_empty() { Nanos::NEVER } else { now + self.interval };
         if self.waiting.is_empty() {
             self.waiting = VecDeque::new();
@@ -111,31 +114,31 @@ mod tests {
         ids
     }
 
-    fn tell(late: &mut TimewaitExits, now: Nanos) {
-        late.report(now, |news| news.channel.write(&news.event.to_bytes()).expect("kept"));
+    fn report(exits: &mut TimewaitExits, now: Nanos) {
+        exits.report(now, |pending| pending.channel.write(&pending.event.to_bytes()).expect("kept"));
     }
 
     #[test]
     fn a_channel_that_is_not_read_gets_a_portion_and_one_that_is_read_gets_all() {
         let channel = Arc::new(CmChannel::new().expect("channel"));
-        let mut late = TimewaitExits::new(0);
+        let mut exits = TimewaitExits::new(0);
         let all = entries(&channel, 100);
-        all.iter().for_each(|e| late.add(Nanos(1), e));
-        assert_eq!(late.due, Nanos(1), "the first portion at once");
-        tell(&mut late, Nanos(1));
+        all.iter().for_each(|e| exits.add(Nanos(1), e));
+        assert_eq!(exits.due, Nanos(1), "the first portion at once");
+        report(&mut exits, Nanos(1));
         assert_eq!(channel.unread(), UNREAD_MAX);
-        assert_eq!(late.due, Nanos(1) + TRY_AFTER);
-        let mut now = late.due;
+        assert_eq!(exits.due, Nanos(1) + TRY_AFTER);
+        let mut now = exits.due;
         for _ in 0..20 {
-            tell(&mut late, now);
+            report(&mut exits, now);
             assert_eq!(channel.unread(), UNREAD_MAX);
-            now = late.due;
+            now = exits.due;
         }
-        assert_eq!(late.interval, TRY_AFTER_MAX, "tries become rare");
+        assert_eq!(exits.interval, TRY_AFTER_MAX, "attempts become rare");
         let mut seen = Vec::new();
-        while late.due != Nanos::NEVER {
+        while exits.due != Nanos::NEVER {
             seen.extend(read_all(&channel));
-            tell(&mut late, now);
+            report(&mut exits, now);
         }
         seen.extend(read_all(&channel));
         seen.sort_unstable();
@@ -143,28 +146,28 @@ mod tests {
     }
 
     #[test]
-    fn channels_in_turn_get_a_portion_each() {
+    fn each_of_two_channels_gets_its_portion() {
         let channels = [0; 2].map(|_| Arc::new(CmChannel::new().expect("channel")));
-        let mut late = TimewaitExits::new(0);
+        let mut exits = TimewaitExits::new(0);
         let all = channels.each_ref().map(|channel| entries(channel, 200));
-        all[0].iter().zip(&all[1]).for_each(|(a, b)| [a, b].map(|e| late.add(Nanos(1), e)).into_iter().collect());
+        all[0].iter().zip(&all[1]).for_each(|(a, b)| [a, b].map(|e| exits.add(Nanos(1), e)).into_iter().collect());
         // Written at the end of the pass, as the worker does.
-        let mut news = Vec::new();
-        late.report(Nanos(1), |n| news.push(n));
-        news.iter().for_each(|n| n.channel.write(&n.event.to_bytes()).expect("kept"));
+        let mut events = Vec::new();
+        exits.report(Nanos(1), |e| events.push(e));
+        events.iter().for_each(|e| e.channel.write(&e.event.to_bytes()).expect("kept"));
         assert_eq!(channels.map(|channel| channel.unread()), [UNREAD_MAX; 2]);
     }
 
     #[test]
-    fn a_program_that_destroys_its_ids_in_order_seldom_meets_an_untold_one() {
+    fn a_program_that_destroys_its_ids_in_order_seldom_has_an_unread_event_of_the_next() {
         let channel = Arc::new(CmChannel::new().expect("channel"));
-        let mut late = TimewaitExits::new(0);
+        let mut exits = TimewaitExits::new(0);
         let all = entries(&channel, 4000);
-        all.iter().for_each(|e| late.add(Nanos(1), e));
+        all.iter().for_each(|e| exits.add(Nanos(1), e));
         let (mut now, mut met) = (Nanos(1), 0);
         for (n, entry) in all.iter().enumerate() {
             if n % 8 == 0 {
-                tell(&mut late, now);
+                report(&mut exits, now);
                 now = now + TRY_AFTER_MAX;
             }
             entry.end();
@@ -176,17 +179,17 @@ mod tests {
     }
 
     #[test]
-    fn destroyed_ids_are_passed_over() {
+    fn destroyed_ids_are_skipped() {
         let channel = Arc::new(CmChannel::new().expect("channel"));
-        let mut late = TimewaitExits::new(0);
+        let mut exits = TimewaitExits::new(0);
         let all = entries(&channel, 10);
-        all.iter().for_each(|e| late.add(Nanos(1), e));
+        all.iter().for_each(|e| exits.add(Nanos(1), e));
         all[..9].iter().for_each(|e| e.end());
-        tell(&mut late, Nanos(1));
-        assert_eq!((read_all(&channel), late.due), (vec![10], Nanos::NEVER));
-        all.iter().for_each(|e| late.add(Nanos(2), e));
+        report(&mut exits, Nanos(1));
+        assert_eq!((read_all(&channel), exits.due), (vec![10], Nanos::NEVER));
+        all.iter().for_each(|e| exits.add(Nanos(2), e));
         all[0].session.end();
-        tell(&mut late, Nanos(2));
-        assert_eq!((channel.unread(), late.due), (0, Nanos::NEVER));
+        report(&mut exits, Nanos(2));
+        assert_eq!((channel.unread(), exits.due), (0, Nanos::NEVER));
     }
 }

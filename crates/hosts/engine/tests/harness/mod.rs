@@ -1,4 +1,4 @@
-//! Two hosts in one process: whole workers over `mem` ports, with the application's ends of every queue.
+//! Test harness: hosts in one process, whole workers over `mem` ports, with the application's end of every queue.
 #![allow(dead_code)] // each test uses a part of it
 
 use burst_base::verbs::WrOpcode;
@@ -8,7 +8,7 @@ use burst_control::events::{EventPipe, EventSink};
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
-use burst_engine::{ContextSlot, CqShared, QpHolder, QpSlot, Worker, WorkerOptions};
+use burst_engine::{ContextSlot, EngineCq, QpHolder, QpSlot, Worker, WorkerOptions};
 use burst_mem::{KeySpace, MapPiece, MrTable, Region, Span};
 use burst_port::{Port, PortCaps};
 use burst_shm::cq::CqConsumer;
@@ -25,7 +25,7 @@ pub const CAP: QpCap =
     QpCap { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
 const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
 
-/// A host: worker 0 of one, one context.
+/// A host with one worker and one context.
 pub struct Host {
     pub worker: Worker,
     pub caps: PortCaps,
@@ -97,7 +97,7 @@ impl Host {
         let (producer, cq) = testing::cq(512);
         let number = self.next_cq;
         self.next_cq += 1;
-        let shared = CqShared {
+        let shared = EngineCq {
             producer,
             channel: Some(sink),
             cookie: 0xc0de + u64::from(number),
@@ -125,7 +125,7 @@ impl Host {
         AppQp { qpn, doorbell, sq, rq, cq, channel }
     }
 
-    /// RESET to RTS towards `peer` on `peer_caps`.
+    /// Moves a queue pair from RESET to RTS, connected to `peer` at the first address of `peer_caps`.
     pub fn connect<C>(&mut self, qp: &AppQp<C>, peer: Qpn, peer_caps: &PortCaps, mtu: Mtu) {
         use attr_mask as m;
         let ah = AhAttr { dgid: gid_of(peer_caps.addrs[0].ip), is_global: true, port_num: 1, ..AhAttr::default() };
@@ -157,14 +157,14 @@ impl Host {
         }
     }
 
-    /// Moves a queue pair to the error state.
+    /// Moves a queue pair to ERR.
     #[allow(dead_code)] // not every test file does
     pub fn fail_qp<C>(&mut self, now: Nanos, qp: &AppQp<C>) -> bool {
         let attr = QpAttr { qp_state: QpState::Err, ..QpAttr::default() };
         self.worker.modify_qp(now, qp.qpn, &attr, burst_base::verbs::attr_mask::STATE, None).is_ok()
     }
 
-    /// Moves a queue pair to RESET and forgets what was posted, as the library does.
+    /// Moves a queue pair to RESET and frees its send queue, as the library does.
     pub fn reset_qp(&mut self, now: Nanos, qp: &mut AppQp) {
         let attr = QpAttr { qp_state: QpState::Reset, ..QpAttr::default() };
         self.worker.modify_qp(now, qp.qpn, &attr, attr_mask::STATE, None).expect("any state may be reset");
@@ -175,7 +175,7 @@ impl Host {
         Sge { addr: BASE + offset, length, lkey: self.key }
     }
 
-    /// Posts and rings if asked.
+    /// Posts a request, and rings the doorbell if the queue is idle.
     pub fn post<C>(&mut self, qp: &mut AppQp<C>, wqe: SendWqe, sges: &[Sge]) {
         qp.sq.write(&wqe, sges).expect("room");
         if qp.sq.post() {
@@ -199,7 +199,7 @@ pub fn request(opcode: WrOpcode, wr_id: u64, remote: u64, rkey: u32) -> SendWqe 
     }
 }
 
-/// Runs both hosts, advancing time, until `done` or a second has passed.
+/// Runs both hosts in simulated time until `done`, for 20 seconds at most. Returns whether it was done.
 pub fn run(a: &mut Host, b: &mut Host, now: &mut Nanos, mut done: impl FnMut(&mut Host, &mut Host) -> bool) -> bool {
     let end = *now + Nanos::from_ms(20_000);
     while *now < end {

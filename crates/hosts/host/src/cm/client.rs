@@ -239,7 +239,7 @@ impl CmClient {
     /// Ends all ids: the program has exited. Peers of connected ids are disconnected.
     pub fn end(&mut self, host: &mut Host) {
         self.session.end();
-        host.note_ended(self.session.owed());
+        host.note_ended(self.session.backlog_len());
         if self.ids.values().any(|id| id.stage == CmIdStage::Listening) {
             // When this returns, no worker creates another id for the session.
             let session = self.session.clone();

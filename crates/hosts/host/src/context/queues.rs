@@ -7,7 +7,7 @@ use crate::limits::LIMITS;
 use crate::refusal::{busy, no_room, refuse, unknown};
 use crate::reply::ReplyParts;
 use burst_control::{CqInitAttr, CqPlace, QueuePlace, Refusal, Response, SrqInitAttr};
-use burst_engine::CqShared;
+use burst_engine::EngineCq;
 use burst_engine::objects::SrqShared;
 use burst_shm::cq::{CqProducer, CqSpec};
 use burst_shm::rq::{RqSpec, SrqConsumer};
@@ -66,7 +66,7 @@ impl Context {
                     return Err(refusal);
                 }
             };
-        let shared = Arc::new(CqShared {
+        let shared = Arc::new(EngineCq {
             producer,
             channel: pipe,
             cookie,

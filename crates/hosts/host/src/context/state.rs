@@ -10,7 +10,7 @@ use burst_base::{DeviceId, Qpn};
 use burst_control::events::{EventPipe, EventSink};
 use burst_control::{AsyncObject, Refusal, Response};
 use burst_engine::objects::{SrqShared, write_async};
-use burst_engine::{ContextSlot, CqShared, QpHolder};
+use burst_engine::{ContextSlot, EngineCq, QpHolder};
 use burst_mem::ProcessMemory;
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
@@ -50,7 +50,7 @@ pub(super) struct HostCq {
     /// Its number in the workers' tables.
     pub number: u32,
     /// The part that workers share.
-    pub shared: Arc<CqShared>,
+    pub shared: Arc<EngineCq>,
     /// Its ring in the arena.
     pub place: ShmRef,
     /// Rings from before a resize, which the program still reads.
