@@ -31,8 +31,9 @@ const PAGE: usize = 4096;
 /// Alignment of all that the arena hands out, and unit of its lengths.
 const ALIGN: usize = 64;
 // Offsets in a segment fit `ShmRef::offset`, and a segment divides into the unit of allocation.
-const _: () =
-    assert!(SEGMENT_BYTES_MAX - 1 <= u32::MAX as u64 && SEGMENT_BYTES <= SEGMENT_BYTES_MAX && PAGE % ALIGN == 0);
+const _: () = assert!(
+    SEGMENT_BYTES_MAX - 1 <= u32::MAX as u64 && SEGMENT_BYTES <= SEGMENT_BYTES_MAX && PAGE.is_multiple_of(ALIGN)
+);
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Why a segment could not be made or was refused.
@@ -438,6 +439,7 @@ mod tests {
         assert!(given(&[(0, UNITS)]).is_ok() && given(&[(1, UNITS)]).is_err() && given(&[(UNITS + 1, 0)]).is_err());
     }
 
+    #[allow(clippy::mut_from_ref, reason = "shared memory, used by one thread here")]
     fn filled(segment: &Segment) -> &mut [u8] {
         // SAFETY: one thread, one slice at a time.
         unsafe { core::slice::from_raw_parts_mut(segment.base.as_ptr(), segment.len) }

@@ -25,7 +25,7 @@ const MID: usize = offset_of!(DoorbellTree, mid);
 const LEAF: usize = offset_of!(DoorbellTree, leaf);
 const TREES: usize = offset_of!(ContextPage, doorbells);
 // `drain` computes offsets from bits: three levels of 64, and 64-bit words.
-const _: () = assert!(DOORBELL_QUEUES == 64 * 64 * 64 && MID % 8 == 0 && LEAF % 8 == 0 && TREES % 8 == 0);
+const _: () = assert!(DOORBELL_QUEUES == 64 * 64 * 64 && (MID | LEAF | TREES).is_multiple_of(8));
 
 /// The application's end: the trees of all workers in its context.
 #[derive(Clone, Debug)]

@@ -22,7 +22,7 @@ const SLOT_BYTES: usize = 320;
 const LENGTH_BYTES: usize = 8;
 const BYTES: usize = (QUEUE_HEADER_BYTES + RECORD_RING_ENTRIES as usize * SLOT_BYTES).next_multiple_of(4096);
 // An index is masked to its slot, and the words of a slot are aligned.
-const _: () = assert!(RECORD_RING_ENTRIES.is_power_of_two() && SLOT_BYTES % 8 == 0 && LENGTH_BYTES == 8);
+const _: () = assert!(RECORD_RING_ENTRIES.is_power_of_two() && SLOT_BYTES.is_multiple_of(8) && LENGTH_BYTES == 8);
 
 /// Offset of the slot of a record.
 fn slot(index: u32) -> usize {
