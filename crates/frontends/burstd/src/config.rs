@@ -1,17 +1,16 @@
-//! What the daemon was told: flags over environment over TOML file over defaults.
+//! The configuration of the daemon: flags over environment over TOML file over defaults.
 //!
 //! One table ([`keys::KEYS`]) lists every key: its flag, variable, place in the file, type, default, range and help.
 //! Clap's arguments, the reading of the environment and of the file, and `docs/configuration.md` are derived from
-//! it; a test keeps the document in step. Something wrong gets one sentence that names where it was written, what is
-//! wrong and the nearest valid word, and exit code 2; the daemon never starts on a guess.
+//! it; a test keeps the document in step. An error is one sentence with the place, the mistake and the nearest valid word, and
+//! exit code 2. The daemon does not start with a configuration that it had to guess.
 
 mod file;
 mod keys;
 mod value;
 
 use burst_host::HostOptions;
-use keys::{ConfigKey, KEYS};
-use std::collections::BTreeMap;
+use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -22,38 +21,49 @@ use value::ConfigValue;
 /// The daemon's settings, all checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Control socket. Its directory is made by the server if it is missing (mode 0755 for root, else 0700).
+    /// Control socket. The server creates its directory if it is missing (mode 0755 for root, else 0700).
     pub socket: PathBuf,
     /// Permission bits of the control socket.
     pub socket_mode: u32,
     /// Ports, workers and windows.
     pub host: HostOptions,
-    /// End when no program has been connected for so long; `None`: never.
+    /// The daemon ends when no program has been connected for this long; `None`: never.
     pub idle_exit: Option<Duration>,
-    /// Descriptor that gets one line (`ready\n`) when the daemon serves, and is closed then.
+    /// Descriptor that gets one line (`ready\n`) when the daemon serves and is closed then.
     pub ready_fd: Option<RawFd>,
     /// Least severe line that is logged.
     pub log_level: LogLevel,
-    /// Shape of log lines.
+    /// Format of log lines.
     pub log_format: LogFormat,
 }
 
-/// Severities, most severe first.
+impl Config {
+    /// The sentence to log if the window is smaller than the smallest one and therefore raised.
+    pub fn raised_window(&self) -> Option<String> {
+        let (wanted, used) = (self.host.window_bytes, self.host.window_in_force());
+        let show = |bytes: u32| burst_grammar::show_bytes(bytes.into());
+        (used != wanted).then(|| {
+            format!("window: {} is raised to {}, the smallest window of a peer address", show(wanted), show(used))
+        })
+    }
+}
+
+/// Severities of log lines, most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Something failed.
+    /// An operation of the daemon has failed.
     Error,
-    /// Something is odd.
+    /// A condition that a person should know.
     Warn,
-    /// Start, stop, clients.
+    /// Start, stop, clients, refusals.
     Info,
-    /// Objects and states.
+    /// Requests, objects and states.
     Debug,
     /// Everything.
     Trace,
 }
 
-/// Shapes of log lines, both on stderr.
+/// Formats of log lines, both on stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.
@@ -65,7 +75,7 @@ pub enum LogFormat {
 /// Reads flags, environment and file of this process.
 ///
 /// # Errors
-/// The exit code; the sentence (or help, or version) has been printed.
+/// The exit code; the sentence, the help or the version has been printed.
 pub fn load() -> Result<Config, ExitCode> {
     let env = |name: &str| std::env::var_os(name);
     let matches = burst_args::parse(command(), std::env::args_os()).map_err(ExitCode::from)?;
@@ -103,18 +113,15 @@ fn argument(key: &'static ConfigKey) -> clap::Arg {
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Every key's value by precedence, then the typed whole.
+/// Reads every key by precedence and makes the configuration.
 fn resolve(matches: &clap::ArgMatches, env: Env) -> Result<Config, String> {
     let chosen = matches.get_one::<String>("config").map(PathBuf::from);
     let file = file::read(chosen, env)?;
-    let mut values = BTreeMap::new();
-    for key in KEYS {
-        values.insert(key.name, key_values(key, matches, env, &file)?);
-    }
+    let values = KEYS.iter().map(|key| key_values(key, matches, env, &file)).collect::<Result<Vec<_>, _>>()?;
     Ok(assemble(&ConfigValues(values)))
 }
 
-/// What one key was set to: the first source that names it.
+/// The values of one key, from the first source that sets it.
 fn key_values(
     key: &ConfigKey,
     matches: &clap::ArgMatches,
@@ -136,48 +143,67 @@ fn key_values(
     texts.iter().map(|t| key.kind.read(t).map_err(|why| format!("{source}: {why}"))).collect()
 }
 
-/// Checked values by key name.
-struct ConfigValues(BTreeMap<&'static str, Vec<ConfigValue>>);
+/// The checked values of each key, in the order of [`KEYS`].
+struct ConfigValues(Vec<Vec<ConfigValue>>);
 
 impl ConfigValues {
-    fn first(&self, name: &str) -> Option<&ConfigValue> {
-        self.0.get(name).and_then(|v| v.first())
+    /// The number that a key is set to; `None` if it is not set and has no default.
+    fn number(&self, key: NumberKey) -> Option<u64> {
+        match self.0[key.index()].first()? {
+            ConfigValue::Number(number) => Some(*number),
+            ConfigValue::Text(text) => unreachable!("{key:?} has the value {text:?}"),
+        }
     }
-    fn number(&self, name: &str) -> u64 {
-        self.first(name).map_or(0, ConfigValue::number)
+    /// The number of a key that has a default.
+    fn number_or_default(&self, key: NumberKey) -> u64 {
+        self.number(key).expect("the key has a default")
     }
-    fn text(&self, name: &str) -> &str {
-        self.first(name).map_or("", ConfigValue::text)
+    /// The texts that a key is set to.
+    fn texts(&self, key: TextKey) -> impl Iterator<Item = &str> {
+        self.0[key.index()].iter().map(move |value| match value {
+            ConfigValue::Text(text) => text.as_str(),
+            ConfigValue::Number(number) => unreachable!("{key:?} has the value {number}"),
+        })
+    }
+    /// The first text that a key is set to.
+    fn text(&self, key: TextKey) -> Option<&str> {
+        self.texts(key).next()
     }
 }
 
+const SOCKET: TextKey = TextKey::new(KeyId::Socket);
+const SOCKET_MODE: NumberKey = NumberKey::new(KeyId::SocketMode);
+const PORT: TextKey = TextKey::new(KeyId::Port);
+const WORKERS: NumberKey = NumberKey::new(KeyId::Workers);
+const SPIN: NumberKey = NumberKey::new(KeyId::Spin);
+const WINDOW: NumberKey = NumberKey::new(KeyId::Window);
+const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
+const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
+const LOG_LEVEL: TextKey = TextKey::new(KeyId::LogLevel);
+const LOG_FORMAT: TextKey = TextKey::new(KeyId::LogFormat);
+
 fn assemble(values: &ConfigValues) -> Config {
-    let socket = match values.first("socket") {
-        Some(path) => PathBuf::from(path.text()),
-        None => burst_control::socket_path::daemon_socket(),
-    };
-    let idle_ns = values.number("idle_exit");
-    let ports = values.0.get("port").map(|v| v.iter().map(|p| p.text().to_owned()).collect());
+    let idle_ns = values.number_or_default(IDLE_EXIT);
     Config {
-        socket,
-        socket_mode: values.number("socket_mode") as u32,
+        socket: values.text(SOCKET).map_or_else(burst_control::socket_path::daemon_socket, PathBuf::from),
+        socket_mode: values.number_or_default(SOCKET_MODE) as u32,
         host: HostOptions {
-            ports: ports.unwrap_or_default(),
-            workers: values.number("workers") as usize,
-            spin: Duration::from_nanos(values.number("spin")),
-            window_bytes: values.number("window") as u32,
+            ports: values.texts(PORT).map(str::to_owned).collect(),
+            workers: values.number_or_default(WORKERS) as usize,
+            spin: Duration::from_nanos(values.number_or_default(SPIN)),
+            window_bytes: values.number_or_default(WINDOW) as u32,
             seed: None,
         },
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),
-        ready_fd: values.first("ready_fd").map(|v| v.number() as RawFd),
-        log_level: match values.text("log.level") {
-            "error" => LogLevel::Error,
-            "warn" => LogLevel::Warn,
-            "debug" => LogLevel::Debug,
-            "trace" => LogLevel::Trace,
+        ready_fd: values.number(READY_FD).map(|fd| fd as RawFd),
+        log_level: match values.text(LOG_LEVEL) {
+            Some("error") => LogLevel::Error,
+            Some("warn") => LogLevel::Warn,
+            Some("debug") => LogLevel::Debug,
+            Some("trace") => LogLevel::Trace,
             _ => LogLevel::Info,
         },
-        log_format: if values.text("log.format") == "json" { LogFormat::Json } else { LogFormat::Text },
+        log_format: if values.text(LOG_FORMAT) == Some("json") { LogFormat::Json } else { LogFormat::Text },
     }
 }
 

@@ -20,6 +20,9 @@ fn main() -> ExitCode {
     };
     one_heap();
     log::init(config.log_level, config.log_format);
+    if let Some(sentence) = config.raised_window() {
+        tracing::warn!("{sentence}");
+    }
     match run(&config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(sentence) => {

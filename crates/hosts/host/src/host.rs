@@ -161,8 +161,11 @@ impl Host {
         ports: WorkerPorts,
         inboxes: &[Arc<Inbox>],
     ) -> Result<(), String> {
-        let worker_options =
-            WorkerOptions { id: id as u32, window_bytes: u64::from(options.window_bytes), cm_secret: self.cm_secret };
+        let worker_options = WorkerOptions {
+            id: id as u32,
+            window_bytes: u64::from(options.window_in_force()),
+            cm_secret: self.cm_secret,
+        };
         let worker = Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());
         let runner = RunnerOptions { spin: options.spin };
         let flag = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;

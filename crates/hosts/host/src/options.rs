@@ -11,8 +11,8 @@ pub struct HostOptions {
     pub workers: usize,
     /// How long an idle worker spins before it sleeps.
     pub spin: Duration,
-    /// Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together. The engine uses at
-    /// least [`WINDOW_BYTES_MIN`].
+    /// Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together. A value under
+    /// [`WINDOW_BYTES_MIN`] is raised to it: see [`HostOptions::window_in_force`].
     pub window_bytes: u32,
     /// Seed of all random numbers, for simulations and tests; `None`: the system's generator.
     pub seed: Option<u64>,
@@ -20,3 +20,12 @@ pub struct HostOptions {
 
 /// The smallest window of a peer address, in bytes: one GSO send.
 pub const WINDOW_BYTES_MIN: u32 = 64 << 10;
+
+const _: () = assert!(WINDOW_BYTES_MIN as u64 == burst_cc::WINDOW_MIN);
+
+impl HostOptions {
+    /// The window that the engine uses: `window_bytes`, raised to [`WINDOW_BYTES_MIN`] if it is smaller.
+    pub fn window_in_force(&self) -> u32 {
+        self.window_bytes.max(WINDOW_BYTES_MIN)
+    }
+}

@@ -1,4 +1,4 @@
-//! The TOML file: found, read, flattened to `table.key`, and checked for keys nobody knows.
+//! The TOML file: found, read, flattened to `table.key`, and checked for unknown keys.
 
 use super::Env;
 use super::keys::KEYS;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// System-wide file.
 const SYSTEM_FILE: &str = "/etc/burst/burstd.toml";
-/// Largest file that is read: a configuration has no reason to be longer.
+/// Maximum size of a file in bytes; a configuration needs a fraction of it.
 const FILE_MAX: u64 = 1 << 20;
 
 /// A file's settings, as text; empty when there is no file.
@@ -18,7 +18,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// The file's name and what it says for a key.
+    /// The name of the file and the values that it sets a key to.
     pub fn get(&self, name: &str) -> Option<(&str, Vec<String>)> {
         self.values.get(name).map(|v| (self.path.as_str(), v.clone()))
     }
@@ -47,7 +47,7 @@ fn read_file(path: &Path) -> Result<ConfigFile, String> {
     Ok(ConfigFile { path: shown.to_string(), values })
 }
 
-/// Flattens the tables and refuses keys that are not in the table of keys.
+/// Flattens the TOML tables and refuses keys that are not in [`KEYS`].
 fn parse(text: &str) -> Result<BTreeMap<String, Vec<String>>, String> {
     let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
         let line = e.span().map_or(1, |s| text[..s.start].matches('\n').count() + 1);
@@ -73,7 +73,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Vec<String>>, String> {
     }
 }
 
-/// A value as the text a flag would have.
+/// A value as the text that a flag would have.
 fn texts(name: &str, value: &toml::Value) -> Result<Vec<String>, String> {
     let one = |v: &toml::Value| match v {
         toml::Value::String(s) => Ok(s.clone()),

@@ -1,11 +1,42 @@
-//! The table of keys: add a row here and a field in [`super::Config`]; everything else follows.
+//! The table of keys. A new key needs a row here, a variant of [`KeyId`] and a field in [`super::Config`]; flags, variables, the
+//! file and the document are derived from the table.
+//!
+//! The values are looked up by [`NumberKey`] and [`TextKey`], which the compiler checks: a misspelt key, or a key of the other
+//! type, does not compile.
 
 use super::value::ValueKind;
+
+/// A key, as an index of [`KEYS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyId {
+    /// `socket`.
+    Socket,
+    /// `socket_mode`.
+    SocketMode,
+    /// `port`.
+    Port,
+    /// `workers`.
+    Workers,
+    /// `spin`.
+    Spin,
+    /// `window`.
+    Window,
+    /// `idle_exit`.
+    IdleExit,
+    /// `ready_fd`.
+    ReadyFd,
+    /// `log.level`.
+    LogLevel,
+    /// `log.format`.
+    LogFormat,
+}
 
 /// One setting.
 #[derive(Debug)]
 pub struct ConfigKey {
-    /// Name, which is also the path in the TOML file (`log.level` is `level` in `[log]`).
+    /// Its index in the table.
+    pub id: KeyId,
+    /// Name and path in the TOML file (`log.level` is `level` in `[log]`).
     pub name: &'static str,
     /// Long flag without dashes.
     pub flag: &'static str,
@@ -15,18 +46,19 @@ pub struct ConfigKey {
     pub kind: ValueKind,
     /// May be given several times (an array in the file, words in the variable).
     pub many: bool,
-    /// Default as a user would write it; empty when `help` tells.
+    /// Default as a user would write it; empty when `help` describes it.
     pub default: &'static str,
-    /// One line.
+    /// What the key does, in one line.
     pub help: &'static str,
 }
 
-/// Most workers.
+/// Maximum number of workers.
 const WORKERS: u64 = burst_shm::layout::WORKER_MAX as u64;
 
 /// Every key, in the order of help and document.
 pub const KEYS: &[ConfigKey] = &[
     ConfigKey {
+        id: KeyId::Socket,
         name: "socket",
         flag: "socket",
         env: "BURST_SOCKET",
@@ -36,6 +68,7 @@ pub const KEYS: &[ConfigKey] = &[
         help: "Control socket; default for root /run/burst/burstd.sock, else $XDG_RUNTIME_DIR/burst/burstd.sock or /tmp/burst-UID/burstd.sock",
     },
     ConfigKey {
+        id: KeyId::SocketMode,
         name: "socket_mode",
         flag: "socket-mode",
         env: "BURST_SOCKET_MODE",
@@ -45,6 +78,7 @@ pub const KEYS: &[ConfigKey] = &[
         help: "Who may connect, as permission bits of the socket (0600: only the daemon's user)",
     },
     ConfigKey {
+        id: KeyId::Port,
         name: "port",
         flag: "port",
         env: "BURST_PORT",
@@ -54,42 +88,47 @@ pub const KEYS: &[ConfigKey] = &[
         help: "Port to serve, once per device: udp (chooses the interface), udp:dev=eth0, packet:dev=eth0 (whole frames, needs CAP_NET_RAW), impair:loss=1%/udp:dev=eth0",
     },
     ConfigKey {
+        id: KeyId::Workers,
         name: "workers",
         flag: "workers",
         env: "BURST_WORKERS",
         kind: ValueKind::Count { min: 1, max: WORKERS },
         many: false,
         default: "1",
-        help: "Worker threads, each of which can fill one core",
+        help: "Number of worker threads; each can use one core",
     },
     ConfigKey {
+        id: KeyId::Spin,
         name: "spin",
         flag: "spin",
         env: "BURST_SPIN",
         kind: ValueKind::Duration { max_ns: 1_000_000_000 },
         many: false,
         default: "50us",
-        help: "How long a worker with nothing to do spins before it sleeps",
+        help: "How long an idle worker spins before it sleeps",
     },
     ConfigKey {
+        id: KeyId::Window,
         name: "window",
         flag: "window",
         env: "BURST_WINDOW",
         kind: ValueKind::Bytes { min: 4 << 10, max: 1 << 30 },
         many: false,
         default: "1MiB",
-        help: "Most unacknowledged bytes of one queue pair",
+        help: "Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together; a value under 64KiB is raised to 64KiB",
     },
     ConfigKey {
+        id: KeyId::IdleExit,
         name: "idle_exit",
         flag: "idle-exit",
         env: "BURST_IDLE_EXIT",
         kind: ValueKind::Duration { max_ns: 86_400_000_000_000 },
         many: false,
         default: "0",
-        help: "End when no program has been connected for so long; 0: never",
+        help: "End when no program has been connected for this long; 0: never",
     },
     ConfigKey {
+        id: KeyId::ReadyFd,
         name: "ready_fd",
         flag: "ready-fd",
         env: "BURST_READY_FD",
@@ -99,6 +138,7 @@ pub const KEYS: &[ConfigKey] = &[
         help: "Descriptor that gets the line \"ready\" once the daemon serves; default none",
     },
     ConfigKey {
+        id: KeyId::LogLevel,
         name: "log.level",
         flag: "log-level",
         env: "BURST_LOG_LEVEL",
@@ -108,12 +148,54 @@ pub const KEYS: &[ConfigKey] = &[
         help: "Least severe line that is logged",
     },
     ConfigKey {
+        id: KeyId::LogFormat,
         name: "log.format",
         flag: "log-format",
         env: "BURST_LOG_FORMAT",
         kind: ValueKind::Choice(&["text", "json"]),
         many: false,
         default: "text",
-        help: "Shape of log lines",
+        help: "Format of log lines",
     },
 ];
+
+/// A key whose value is a number.
+#[derive(Clone, Copy, Debug)]
+pub struct NumberKey(KeyId);
+
+/// A key whose value is a text.
+#[derive(Clone, Copy, Debug)]
+pub struct TextKey(KeyId);
+
+impl NumberKey {
+    /// The key `id`. In a constant, a key of the other type does not compile.
+    pub const fn new(id: KeyId) -> NumberKey {
+        assert!(KEYS[id as usize].kind.is_number(), "the value of this key is a text");
+        NumberKey(id)
+    }
+    /// Its index in the table.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl TextKey {
+    /// The key `id`. In a constant, a key of the other type does not compile.
+    pub const fn new(id: KeyId) -> TextKey {
+        assert!(!KEYS[id as usize].kind.is_number(), "the value of this key is a number");
+        TextKey(id)
+    }
+    /// Its index in the table.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+// The variants of KeyId are the indices of the table.
+const _: () = {
+    let mut index = 0;
+    while index < KEYS.len() {
+        assert!(KEYS[index].id as usize == index, "a row of KEYS is not at the place of its KeyId");
+        index += 1;
+    }
+};

@@ -89,6 +89,41 @@ fn every_key_is_whole() {
     }
 }
 
+/// A value of each key that differs from its default.
+fn other_value(id: KeyId) -> &'static str {
+    match id {
+        KeyId::Socket => "/tmp/other.sock",
+        KeyId::SocketMode => "0600",
+        KeyId::Port => "udp:dev=other",
+        KeyId::Workers => "3",
+        KeyId::Spin => "7us",
+        KeyId::Window => "3MiB",
+        KeyId::IdleExit => "9s",
+        KeyId::ReadyFd => "5",
+        KeyId::LogLevel => "trace",
+        KeyId::LogFormat => "json",
+    }
+}
+
+#[test]
+fn every_key_changes_the_configuration() {
+    let defaults = read(&[], &[]).unwrap();
+    for key in KEYS {
+        let flag = format!("--{}={}", key.flag, other_value(key.id));
+        assert_ne!(read(&[&flag], &[]).unwrap(), defaults, "{} is read but not used", key.name);
+    }
+}
+
+#[test]
+fn a_window_under_the_smallest_is_raised_and_reported() {
+    let small = read(&["--window", "16KiB"], &[]).unwrap();
+    assert_eq!((small.host.window_bytes, small.host.window_in_force()), (16 << 10, 64 << 10));
+    let said = small.raised_window().expect("a sentence");
+    assert_eq!(said, "window: 16KiB is raised to 64KiB, the smallest window of a peer address");
+    let large = read(&["--window", "64KiB"], &[]).unwrap();
+    assert_eq!((large.host.window_in_force(), large.raised_window()), (64 << 10, None));
+}
+
 #[test]
 fn document_is_in_step() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/configuration.md");

@@ -6,27 +6,27 @@ use std::time::Duration;
 /// Type and range of a key.
 #[derive(Clone, Copy, Debug)]
 pub enum ValueKind {
-    /// Any text but the empty one.
+    /// A text that is not empty.
     Text,
     /// A file path.
     Path,
     /// A whole number.
     Count {
-        /// Least.
+        /// Minimum.
         min: u64,
-        /// Most.
+        /// Maximum.
         max: u64,
     },
     /// A size in bytes.
     Bytes {
-        /// Least.
+        /// Minimum.
         min: u64,
-        /// Most.
+        /// Maximum.
         max: u64,
     },
     /// A duration from 0.
     Duration {
-        /// Most, in nanoseconds.
+        /// Maximum, in nanoseconds.
         max_ns: u64,
     },
     /// Permission bits in octal.
@@ -44,25 +44,19 @@ pub enum ConfigValue {
     Number(u64),
 }
 
-impl ConfigValue {
-    /// The number, 0 for a text.
-    pub fn number(&self) -> u64 {
-        match self {
-            ConfigValue::Number(n) => *n,
-            ConfigValue::Text(_) => 0,
-        }
-    }
-    /// The text, empty for a number.
-    pub fn text(&self) -> &str {
-        match self {
-            ConfigValue::Text(t) => t,
-            ConfigValue::Number(_) => "",
-        }
-    }
-}
-
 impl ValueKind {
-    /// Reads and checks what somebody wrote.
+    /// Whether values are numbers: counts, bytes, nanoseconds or permission bits.
+    pub const fn is_number(self) -> bool {
+        match self {
+            ValueKind::Text | ValueKind::Path | ValueKind::Choice(_) => false,
+            ValueKind::Count { .. } | ValueKind::Bytes { .. } | ValueKind::Duration { .. } | ValueKind::Mode => true,
+        }
+    }
+
+    /// Reads and checks a value as a person wrote it.
+    ///
+    /// # Errors
+    /// A clause that says what is wrong.
     pub fn read(self, text: &str) -> Result<ConfigValue, String> {
         let wrong = |clause: &str| format!("{text:?} {clause}");
         match self {
@@ -86,7 +80,7 @@ impl ValueKind {
         }
     }
 
-    /// What stands for the value in help.
+    /// The placeholder for the value in help.
     pub fn placeholder(self) -> &'static str {
         match self {
             ValueKind::Text => "SPEC",
