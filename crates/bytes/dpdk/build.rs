@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-/// What the shim calls; the drivers are plug-ins that EAL loads by itself.
+/// Libraries that the shim calls. Drivers are plug-ins that the EAL loads itself.
 const LIBRARIES: [&str; 6] = ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_kvargs"];
 
 fn main() {
@@ -15,7 +15,7 @@ fn main() {
     let flags = pkg_config("--cflags");
     let mut build = cc::Build::new();
     build.file("csrc/shim.c").warnings(true).extra_warnings(true).opt_level(3);
-    // DPDK's own headers are not free of warnings.
+    // DPDK's own headers cause warnings.
     for flag in flags.split_whitespace() {
         match flag.strip_prefix("-I") {
             Some(directory) => build.flag("-isystem").flag(directory),
@@ -31,9 +31,9 @@ fn main() {
     }
 }
 
-/// What pkg-config says about libdpdk; the build ends with its sentence if it knows nothing.
-fn pkg_config(question: &str) -> String {
-    let output = Command::new("pkg-config").args([question, "libdpdk"]).output();
+/// Runs pkg-config for libdpdk; the build fails with pkg-config's message if there is none.
+fn pkg_config(option: &str) -> String {
+    let output = Command::new("pkg-config").args([option, "libdpdk"]).output();
     let output = output.unwrap_or_else(|e| panic!("the feature dpdk needs pkg-config: {e}"));
     assert!(
         output.status.success(),

@@ -1,10 +1,8 @@
 //! The arguments that name a DPDK device, and the properties of drivers that DPDK cannot report.
 //!
 //! A device is named as on DPDK's command line: `net_memif0,role=server,socket=/run/x.sock`, `net_tap0,iface=tap7`,
-//! `0000:03:00.0`. The defaults
-//! of some drivers do not carry a 4 KiB RoCEv2 packet; [`DevArgs::completed`] adds the arguments that the user left out.
-//! [`DRIVERS`] is the
-//! table of the differences between drivers that cannot be queried.
+//! `0000:03:00.0`. The defaults of some drivers do not carry a 4 KiB RoCEv2 packet; [`DevArgs::completed`] adds the arguments
+//! that the user left out. [`DRIVERS`] is the table of the differences between drivers that cannot be queried.
 
 use core::fmt;
 use std::io::ErrorKind;

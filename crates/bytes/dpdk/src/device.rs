@@ -78,8 +78,7 @@ struct DeviceControl {
 }
 
 // SAFETY: the pools are pointers to DPDK's memory, which any thread may use under the rules of `ffi`: each queue pair has one
-// owner and uses
-// its own pools; the device only frees the pools, after the last queue pair has ended.
+// owner and uses its own pools; the device only frees the pools, after the last queue pair has ended.
 unsafe impl Send for EthDev {}
 // SAFETY: as above; every other field is atomic or locked.
 unsafe impl Sync for EthDev {}
@@ -234,6 +233,7 @@ impl EthDev {
     }
 
     fn start_locked(&self, control: &mut DeviceControl) -> i32 {
+        debug_assert!(!control.started && !self.gate.open.load(Ordering::SeqCst), "stopped, and the gate is closed");
         // SAFETY: control functions run one at a time, and no worker is inside the gate.
         let error = unsafe { ffi::bd_start(self.port) };
         control.started = error == 0;
@@ -249,6 +249,7 @@ impl EthDev {
             unsafe { ffi::bd_stop(self.port) };
             control.started = false;
         }
+        debug_assert!(!self.gate.open.load(Ordering::SeqCst));
     }
 
     /// Reads the state of the link.

@@ -1,13 +1,10 @@
 //! Starts DPDK once per process: memory, processors, log.
 //!
 //! Memory: huge pages if enough are free (`--in-memory`, which needs no mounted hugetlbfs), else small pages (`--no-huge`), with
-//! which every
-//! virtual device works. Processors: DPDK gets one lcore, a sleeping thread of ours that may run on all processors of the
-//! process; the
-//! workers register themselves and are not pinned. No device is probed at the start: the list of allowed devices names an address
-//! that cannot
-//! exist, and [`crate::EthDev`] probes its own. Log: every line goes to `tracing`; the last error is kept for the sentence of a
-//! refusal.
+//! which every virtual device works. Processors: DPDK gets one lcore, a sleeping thread of this crate that may run on all
+//! processors of the process; the workers register themselves and are not pinned. No device is probed at the start: the list of
+//! allowed devices names an address that cannot exist, and [`crate::EthDev`] probes its own. Log: every line goes to `tracing`;
+//! the last error is kept for the sentence of a refusal.
 
 use crate::devargs::{DevArgs, Pages};
 use crate::ffi;

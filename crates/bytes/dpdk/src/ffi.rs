@@ -1,10 +1,8 @@
 //! The shim's functions, as `csrc/shim.h` declares them; both sides check the layouts.
 //!
 //! Rules for callers: the functions of a device are called by one thread at a time; `bd_rx`, `bd_tx` and the other functions of a
-//! queue only by
-//! the queue's owner, while the device is started; an mbuf is used only by the thread that got it from `bd_alloc` or `bd_rx`,
-//! until it is
-//! passed to `bd_tx`, `bd_free` or `bd_rx_done`.
+//! queue only by the queue's owner, while the device is started; an mbuf is used only by the thread that got it from `bd_alloc`
+//! or `bd_rx`, until it is passed to `bd_tx`, `bd_free` or `bd_rx_done`.
 
 use core::ffi::{c_char, c_int, c_void};
 

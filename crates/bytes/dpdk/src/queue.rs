@@ -1,12 +1,10 @@
 //! A queue pair of a device: bursts of received frames, and frames to send.
 //!
 //! Frames are received in bursts of [`BURST`] packets: few enough that their first cache lines, which the shim prefetches, are
-//! still in the L1
-//! cache when the protocol reads them. A frame to send is copied whole ([`EthQueue::frame`]), or made of a head, lent memory and
-//! a tail
-//! ([`EthQueue::lend`]) where the driver is done with packets at once: when [`EthQueue::flush`] returns, nothing reads the lent
-//! memory any
-//! more, as a port promises. If a driver does keep lent memory, the queue waits for it, and copies from then on.
+//! still in the L1 cache when the protocol reads them. A frame to send is copied whole ([`EthQueue::frame`]), or made of a head,
+//! lent memory and a tail ([`EthQueue::lend`]) where the driver is done with packets at once: when [`EthQueue::flush`] returns,
+//! nothing reads the lent memory any more, as a port promises. If a driver does keep lent memory, the queue waits for it, and
+//! copies from then on.
 
 use crate::device::EthDev;
 use crate::ffi::{self, QueuePools, RxPacket};
@@ -21,8 +19,7 @@ pub const BURST: usize = 32;
 /// Most spans lent by one frame.
 pub const LENT_MAX: usize = 8;
 /// Longest wait for a full send queue before packets are dropped: a peer that naps or waits for its processor runs within this
-/// time. A
-/// queue that stayed full for so long is not waited for again until the driver has taken a packet.
+/// time. A queue that stayed full for so long is not waited for again until the driver has taken a packet.
 const FULL_WAIT: Duration = Duration::from_millis(20);
 /// Longest wait for memory that a driver should have returned.
 const RETURN_WAIT: Duration = Duration::from_secs(1);
@@ -94,8 +91,7 @@ pub struct EthQueue {
 }
 
 // SAFETY: the pointers are to DPDK's memory, of which the queue pair is the only user; any thread may call DPDK's functions, one
-// at a time
-// per queue.
+// at a time per queue.
 unsafe impl Send for EthQueue {}
 
 impl EthQueue {
@@ -157,6 +153,7 @@ impl EthQueue {
             for packet in burst.0 {
                 each(bytes_of(packet, flat));
             }
+            debug_assert!(got <= asked);
             taken += usize::from(got);
             if got < asked {
                 break;
@@ -183,14 +180,14 @@ impl EthQueue {
             return None;
         }
         self.staged.push(mbuf);
+        debug_assert!(self.staged.len() <= BURST);
         // SAFETY: the mbuf is new and has room for `frame_max` bytes, which belong to this queue until the mbuf is sent.
         let head = unsafe { core::slice::from_raw_parts_mut(ffi::bd_fill(mbuf, len as u16), len) };
         Some(FrameBuf { head, tail: &mut [] })
     }
 
     /// Makes a frame of `head` bytes to fill, the bytes of `spans`, and `tail` bytes to fill. `None` as for [`EthQueue::frame`],
-    /// and if a span is
-    /// empty or in another process.
+    /// and if a span is empty or in another process.
     pub fn lend(&mut self, head: usize, spans: &[Span], tail: usize) -> Option<FrameBuf<'_>> {
         let usable = spans.iter().all(|s| s.is_local() && s.len() > 0 && s.len() <= usize::from(u16::MAX));
         if !self.lends || !usable || self.is_full() || spans.len() > LENT_MAX || head.max(tail) > PART_ROOM {
@@ -205,8 +202,7 @@ impl EthQueue {
         }
         let [first, rest @ ..] = &mut mbufs[..count] else { return None };
         // SAFETY: the mbufs are new, and heads and tails fit their room. The spans are mapped in this process as long as the
-        // batch is being sent,
-        // and `flush` does not return while anything reads them.
+        // batch is being sent, and `flush` does not return while anything reads them.
         let (head, tail) = unsafe {
             let head = core::slice::from_raw_parts_mut(ffi::bd_fill(*first, head as u16), head);
             let mut last = *first;
@@ -221,6 +217,7 @@ impl EthQueue {
             (head, tail)
         };
         self.staged.push(*first);
+        debug_assert!(self.staged.len() <= BURST);
         self.lent = true;
         Some(FrameBuf { head, tail })
     }
@@ -244,6 +241,7 @@ impl EthQueue {
             None => self.staged.len(),
         };
         if left > 0 {
+            debug_assert!(left <= self.staged.len());
             let at = self.staged.len() - left;
             let is_up = self.device.link().up;
             *(if is_up { &mut sent.full } else { &mut sent.down }) = left;

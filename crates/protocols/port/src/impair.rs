@@ -1,8 +1,7 @@
 //! `impair`: simulates a bad network around any port, with a seed, for tests and experiments.
 //!
 //! The fate of each frame is drawn once per direction, from one random sequence of that direction: whether it is lost, corrupted,
-//! marked or
-//! duplicated, and how long it is delayed. Two runs with the same seed, clock and frames are equal.
+//! marked or duplicated, and how long it is delayed. Two runs with the same seed, clock and frames are equal.
 //!
 //! - **loss**: the frame is dropped, counted as `impaired`.
 //! - **corrupt**: a bit is flipped after the ICRC was computed. The wrapper is above the port that computes and verifies the
@@ -14,9 +13,8 @@
 //! - **reorder**: the frame is delayed by a further random time in [`REORDER_NS`], so that later frames overtake it.
 //!
 //! Delayed frames are copied into slots allocated at opening, and only if the options can delay a frame at all.
-//! [`Port::next_event`] returns
-//! when the next one is due; `rx_burst` and `tx_burst` release due frames. A full store drops frames as `SendQueueFull` or
-//! `ReceiveOverflow`. Frames longer than [`DELAYED_BYTES`] are never delayed.
+//! [`Port::next_event`] returns when the next one is due; `rx_burst` and `tx_burst` release due frames. A full store drops frames
+//! as `SendQueueFull` or `ReceiveOverflow`. Frames longer than [`DELAYED_BYTES`] are never delayed.
 
 use crate::spec::{Direction, ImpairSpec, Ppm};
 use crate::sys::lend::{DelayedFrame, send_delayed};
@@ -128,6 +126,7 @@ impl DelayStore {
 
     /// Lets `fill` fill a free slot; false when there is none, or when `fill` returns false.
     fn insert(&mut self, due: Nanos, fill: impl FnOnce(&mut DelaySlot) -> bool) -> bool {
+        debug_assert!(self.free.len() + self.due.len() <= self.slots.len(), "a slot is free or in use, not both");
         let Some(at) = self.free.pop() else { return false };
         if !fill(&mut self.slots[at as usize]) {
             self.free.push(at);
@@ -135,6 +134,7 @@ impl DelayStore {
         }
         self.sequence += 1;
         self.due.push(Reverse((due, self.sequence, at)));
+        debug_assert!(self.due.len() <= self.slots.len());
         true
     }
 

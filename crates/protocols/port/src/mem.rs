@@ -1,18 +1,14 @@
 //! `mem`: ports of one process, joined by a hub, without a kernel between them.
 //!
 //! A [`Hub`] knows the addresses of every port. Sending copies the frame into a slot of the sender's pool and puts the slot into
-//! the
-//! receiver's bounded inbox; the receiver returns the slot to its owner. Pools and inboxes are allocated once. A frame is
-//! delivered no
-//! earlier than `latency` after it was sent, in order of sending; with the caller's virtual clock two runs are equal. A caller
-//! with several
-//! threads can ask for descriptors that wake a sleeping receiver.
+//! the receiver's bounded inbox; the receiver returns the slot to its owner. Pools and inboxes are allocated once. A frame is
+//! delivered no earlier than `latency` after it was sent, in order of sending; with the caller's virtual clock two runs are
+//! equal. A caller with several threads can ask for descriptors that wake a sleeping receiver.
 //!
 //! A port that joins a multicast group gets a copy of each frame to it, the sender's own port included.
 //!
 //! Drop reasons: no port has the destination (`SendFailed`), the frame is longer than the link's MTU (`SendTooLong`), the sender
-//! has no free
-//! slot (`SendQueueFull`), the inbox is full (`ReceiveOverflow`, reported to the sender).
+//! has no free slot (`SendQueueFull`), the inbox is full (`ReceiveOverflow`, reported to the sender).
 
 use crate::{Port, PortAddr, PortCaps, PortError, RxSink};
 use burst_base::{Nanos, Reason};
@@ -53,7 +49,7 @@ struct MemFrame {
     flow: Flow,
     due: Nanos,
     bytes: Vec<u8>,
-    home: SyncSender<Box<MemFrame>>,
+    owner: SyncSender<Box<MemFrame>>,
 }
 
 /// An address in the hub, and what is needed to send to its port.
@@ -129,14 +125,14 @@ impl Hub {
     /// descriptors.
     pub fn port(&self, name: &str, addrs: &[IpAddr]) -> MemPort {
         let (inbox_in, inbox) = sync_channel(self.config.depth);
-        let (home, returns) = sync_channel(self.config.depth);
+        let (owner, returns) = sync_channel(self.config.depth);
         let event = self.config.wake.then(|| {
             let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("a descriptor is free");
             Arc::new(ReceiveEvent { fd, signalled: AtomicBool::new(false) })
         });
         let port = self.ports.fetch_add(1, Ordering::Relaxed);
         let own = HubEntry { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, inbox: inbox_in, event: event.clone() };
-        let mut entries = self.entries.lock().expect("no port was made halfway");
+        let mut entries = self.entries.lock().expect("the lock is not poisoned");
         for &ip in addrs {
             assert!(entries.iter().all(|p| p.ip != ip), "{ip} is already on this hub");
             entries.push(HubEntry { ip, ..own.clone() });
@@ -147,7 +143,7 @@ impl Hub {
             flow: Flow::default(),
             due: Nanos(0),
             bytes: Vec::with_capacity(frame_max),
-            home: home.clone(),
+            owner: owner.clone(),
         };
         let pool = (0..self.config.depth).map(|_| Box::new(slot())).collect();
         let port_addr = |&ip: &IpAddr| PortAddr { ip, ifindex: 0, ifname: name.to_owned(), reach: None };
@@ -186,7 +182,7 @@ impl MemPort {
     fn follow(&mut self) {
         let generation = self.hub.generation.load(Ordering::Acquire);
         if generation != self.generation {
-            self.entries = self.hub.entries.lock().expect("no port was made halfway").clone();
+            self.entries = self.hub.entries.lock().expect("the lock is not poisoned").clone();
             self.generation = generation;
         }
     }
@@ -214,11 +210,13 @@ impl MemPort {
         while let Ok(slot) = self.returns.try_recv() {
             self.pool.push(slot);
         }
+        debug_assert!(self.pool.len() <= self.config.depth, "a slot was returned twice");
         let mut slot = self.pool.pop().ok_or(Reason::SendQueueFull)?;
         if !fill(&mut slot.bytes, batch, frame) {
             self.pool.push(slot);
             return Err(Reason::SendFailed);
         }
+        debug_assert!(slot.bytes.len() + 4 == frame.udp_payload_len(), "head, payload and padding");
         slot.flow = frame.flow;
         slot.due = now + self.config.latency;
         match self.entries[at].inbox.try_send(slot) {
@@ -261,7 +259,7 @@ impl Port for MemPort {
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), PortError> {
-        let mut entries = self.hub.entries.lock().expect("no port was made halfway");
+        let mut entries = self.hub.entries.lock().expect("the lock is not poisoned");
         if !entries.iter().any(|p| p.ip == group && p.port == self.own.port) {
             entries.push(HubEntry { ip: group, ..self.own.clone() });
         }
@@ -270,7 +268,7 @@ impl Port for MemPort {
     }
 
     fn leave(&mut self, group: IpAddr) {
-        let mut entries = self.hub.entries.lock().expect("no port was made halfway");
+        let mut entries = self.hub.entries.lock().expect("the lock is not poisoned");
         entries.retain(|p| p.ip != group || p.port != self.own.port);
         self.hub.generation.fetch_add(1, Ordering::Release);
     }
@@ -285,10 +283,11 @@ impl Port for MemPort {
                 self.head.replace(Some(slot));
                 return taken;
             }
+            debug_assert!(slot.due <= now);
             sink.frame(&RxFrame { flow: slot.flow, bytes: &slot.bytes });
-            let home = slot.home.clone();
+            let owner = slot.owner.clone();
             // The owner's channel has room for all its slots, so it is never full; an owner that has ended needs no slots.
-            let _ = home.try_send(slot);
+            let _ = owner.try_send(slot);
         }
         if let Some(event) = &self.event {
             event.signal();

@@ -1,18 +1,14 @@
 //! Received messages and trains, for the ports that receive by `recvmmsg`: how many messages one call asks for, how far they have
-//! been
-//! delivered, and how their packets are verified.
+//! been delivered, and how their packets are verified.
 //!
 //! For long trains few buffers are used, so that the bytes that the kernel has just copied are still in the L2 cache when the
-//! ICRC is computed
-//! and the engine copies them on; for short packets, of which only the first cache lines are read, many are used. The number
-//! follows from the
-//! length of the last messages. Packets beyond the caller's budget stay in the buffers until the next call ([`RxMessages`]).
+//! ICRC is computed and the engine copies them on; for short packets, of which only the first cache lines are read, many are
+//! used. The number follows from the length of the last messages. Packets beyond the caller's budget stay in the buffers until
+//! the next call ([`RxMessages`]).
 //!
 //! A *train* is one message of packets of one length; the last packet may be shorter. If all packets of full length have right
-//! ICRCs with
-//! the expected identifications, one CRC shows it and they go to the engine in one call. Otherwise each packet goes by itself, to
-//! the engine
-//! or into a counter ([`PacketVerifier`]).
+//! ICRCs with the expected identifications, one CRC shows it and they go to the engine in one call. Otherwise each packet goes by
+//! itself, to the engine or into a counter ([`PacketVerifier`]).
 
 use crate::ether::{ICRC, IcrcChecker, IcrcSeal, IpId, check_length};
 use crate::sys::recv::{Message, RecvRing};
@@ -63,6 +59,7 @@ impl RxMessages {
     /// Notes that `bytes` of the present message were delivered, and whether that was the end of the message.
     #[inline]
     pub fn delivered(&mut self, bytes: usize, all: bool) {
+        debug_assert!(self.at < self.have);
         self.offset += bytes;
         if all {
             self.next();
@@ -126,6 +123,7 @@ impl PacketVerifier {
     /// Delivers the next packets of the present message, at most `budget`; returns how many, and their bytes.
     pub fn pass(&mut self, train: &RxTrain<'_>, budget: usize, sink: &mut dyn RxSink) -> (usize, usize) {
         let RxTrain { flow, bytes, segment } = *train;
+        debug_assert!(segment > 0 && budget > 0);
         let (mut taken, mut rest) = (0, bytes);
         let whole = (bytes.len() / segment).min(budget) * segment;
         if whole > segment && self.all_good(&bytes[..whole], segment) {

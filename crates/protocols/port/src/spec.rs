@@ -8,10 +8,9 @@
 //! Examples: `udp`, `udp:dev=eth0`, `udp:dev=lo,addr=127.0.0.2`, `packet:dev=eth0`, `impair:loss=1%,seed=7/udp:dev=eth0`.
 //!
 //! The options of each kind are the rows of one table ([`UDP_OPTIONS`], [`PACKET_OPTIONS`], [`DPDK_OPTIONS`],
-//! [`IMPAIR_OPTIONS`]): key, value,
-//! help, and a function that sets the option. Parsing, error texts and documentation use these tables only. A rate is written as
-//! `1%`, `5‰`,
-//! `300ppm` or a fraction `0.01`; a time as `100us`, `1ms`, `50ns`; a size as `4M`, `512K` or bytes.
+//! [`IMPAIR_OPTIONS`]): key, value, help, and a function that sets the option. Parsing, error texts and documentation use these
+//! tables only. A rate is written as `1%`, `5‰`, `300ppm` or a fraction `0.01`; a time as `100us`, `1ms`, `50ns`; a size as `4M`,
+//! `512K` or bytes.
 
 use crate::error::PortError;
 use crate::{Encapsulation, PacketChecksum};
@@ -71,7 +70,7 @@ impl PortKind {
 
 /// Help of the option `loopback` of all kinds.
 const LOOPBACK: &str =
-    "what it sends to its own addresses turns round in the daemon; off: below, where captures see it";
+    "packets to its own addresses are looped back in the daemon; off: they are sent below, where captures see them";
 
 /// Options of `packet`.
 #[derive(Clone, Debug, PartialEq)]
@@ -218,7 +217,7 @@ pub const UDP_OPTIONS: &[OptionRow<UdpSpec>] = &[
     option!(
         "no_icrc",
         "on|off",
-        "neither make nor check the ICRC: for measurements between two such ports only",
+        "neither compute nor verify the ICRC: for measurements between two such ports only",
         no_icrc = switch
     ),
     option!("rcvbuf", "SIZE", "socket receive buffer", rcvbuf = size),
@@ -231,11 +230,11 @@ pub const UDP_OPTIONS: &[OptionRow<UdpSpec>] = &[
 pub const PACKET_OPTIONS: &[OptionRow<PacketSpec>] = &[
     option!("dev", "IFACE", "Ethernet interface, VLAN interfaces included; default: as for udp", dev = name),
     option!("addr", "IP", "only this address of the interface", addr = address),
-    option!("gso", "on|off", "send trains of packets as one frame that the kernel or the NIC cuts", gso = switch),
+    option!("gso", "on|off", "send trains of packets as one frame that the kernel or the NIC segments", gso = switch),
     option!(
         "gro",
         "on|off",
-        "accept trains merged on the way whose IPv4 identifications do not count up",
+        "accept trains joined on the way whose IPv4 identifications do not count up",
         gro = switch
     ),
     option!("rcvbuf", "SIZE", "socket receive buffer", rcvbuf = size),
@@ -248,12 +247,12 @@ pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
     option!("loss", "RATE", "frames lost", loss = rate),
     option!("dup", "RATE", "frames delivered twice", dup = rate),
     option!("reorder", "RATE", "frames overtaken by later ones", reorder = rate),
-    option!("corrupt", "RATE", "frames damaged, so that the receiver drops them", corrupt = rate),
+    option!("corrupt", "RATE", "frames corrupted, so that the receiver drops them", corrupt = rate),
     option!("ecn", "RATE", "ECN-capable frames marked CE", ecn = rate),
     option!("delay", "TIME", "delay of every frame", delay_ns = time_ns),
-    option!("jitter", "TIME", "up to so much more delay", jitter_ns = time_ns),
+    option!("jitter", "TIME", "largest additional random delay", jitter_ns = time_ns),
     option!("seed", "NUMBER", "seed of the random sequence", seed = number),
-    option!("dir", "both|tx|rx", "direction in which it acts", dir = direction),
+    option!("dir", "both|tx|rx", "direction of the frames that it affects", dir = direction),
 ];
 
 /// Names of kinds of ports and wrappers, for error texts.
@@ -333,12 +332,12 @@ fn parse(text: &str) -> Result<PortSpec, String> {
 fn unknown_kind(word: &str) -> String {
     let lower = word.to_ascii_lowercase();
     let near = nearest(&lower, KINDS.iter().copied());
-    let said = format!("unknown kind '{word}'; did you mean '{near}'");
+    let sentence = format!("unknown kind '{word}'; did you mean '{near}'");
     let is_name = !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "._-@".contains(c));
     if is_name && burst_grammar::nearest_within(&lower, KINDS.iter().copied(), KIND_EDITS_MAX).is_none() {
         return format!("unknown kind '{word}'; did you mean 'udp:dev={word}'?");
     }
-    said + "?"
+    sentence + "?"
 }
 
 /// Sets every `key=value` of `options` by the table.

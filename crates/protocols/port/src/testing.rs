@@ -32,19 +32,19 @@ pub fn push(batch: &mut TxBatch, flow: &Flow, payload: &[u8]) -> bool {
     head[0] = 0x04;
     head[1] = pad << 4;
     head[2..4].fill(0xff);
-    // SAFETY: the tests keep the payload alive until the batch is sent; nobody writes through the span.
+    // SAFETY: the tests keep the payload alive until the batch is sent; nothing writes through the span.
     let span = unsafe { Span::local(payload.as_ptr().cast_mut(), payload.len() as u32) };
     batch.push(flow, &head, &[span], pad)
 }
 
-/// Keeps what arrives.
+/// Keeps the delivered packets and drop reasons.
 #[derive(Default)]
 pub struct Collect {
-    /// Frames, as they came.
+    /// Delivered packets, in order.
     pub frames: Vec<(Flow, Vec<u8>)>,
     /// Reasons of drops.
     pub dropped: Vec<Reason>,
-    /// Lengths of the trains that came as one, in packets; their frames are among the frames.
+    /// Numbers of packets of the trains that were delivered whole; their packets are among the frames.
     pub trains: Vec<usize>,
 }
 

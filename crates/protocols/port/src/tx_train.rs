@@ -1,10 +1,8 @@
 //! Messages and trains to send, for the ports that send by `sendmmsg`: packets are appended to the message under construction,
-//! messages are
-//! sent in order, and errors of the kernel are handled.
+//! messages are sent in order, and errors of the kernel are handled.
 //!
 //! A *train* is one message that the kernel or the NIC segments into packets. When the kernel refuses a train, the caller sends
-//! its packets
-//! one by one; see [`SendErrorAction`].
+//! its packets one by one; see [`SendErrorAction`].
 
 use crate::ether::icrc::{ICRC, IcrcSeal};
 use crate::sys::send::SendRing;
@@ -15,8 +13,7 @@ use burst_wire::Icrc;
 use std::os::fd::RawFd;
 
 /// Payload up to this length in bytes is copied instead of lent. At 512 bytes copying carried 1.2 to 2 times as many packets in
-/// four
-/// alternating runs of `pktbench`; at 1024 bytes neither was ahead.
+/// four alternating runs of `pktbench`; at 1024 bytes neither was ahead.
 const COPY_MAX: usize = 768;
 /// Waits for room in the socket before a message is dropped.
 const WAITS_MAX: u32 = 4;
@@ -65,8 +62,7 @@ pub enum TxProgress {
 }
 
 /// Appends one packet, from its head to its trailer, to the message under construction. Without a seal the trailer is zero.
-/// False, and
-/// nothing is appended, if the payload's memory is gone.
+/// False, and nothing is appended, if the payload's memory is gone.
 #[inline]
 pub fn append(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let spans = batch.spans_of(frame);
@@ -114,6 +110,7 @@ fn append_copy(ring: &mut SendRing, batch: &TxBatch, frame: &TxFrame, seal: Opti
 #[inline]
 pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&mut IcrcSeal>, id: u16) -> bool {
     let len = packet.len();
+    debug_assert!(len == frame.udp_payload_len());
     let head = frame.head();
     packet[..head.len()].copy_from_slice(head);
     let mut at = head.len();
@@ -132,8 +129,7 @@ pub fn write(packet: &mut [u8], batch: &TxBatch, frame: &TxFrame, seal: Option<&
 }
 
 /// Sends the messages of the ring in order, dropping those that cannot be sent, until the kernel refuses a train. `complain`
-/// reports the
-/// errors of earlier packets from the socket's error queue, and returns whether there were any.
+/// reports the errors of earlier packets from the socket's error queue, and returns whether there were any.
 pub fn transmit(
     ring: &mut SendRing,
     trains: &[TxTrain],
@@ -141,6 +137,7 @@ pub fn transmit(
     complain: fn(RawFd, &mut dyn FnMut(Reason)) -> bool,
     dropped: &mut dyn FnMut(Reason),
 ) -> TxProgress {
+    debug_assert!(trains.len() == ring.messages(), "each message is one train");
     let (mut at, mut waits, mut failures) = (0, 0, 0);
     while at < ring.messages() {
         let errno = match ring.send(fd, at) {

@@ -1,6 +1,5 @@
 //! A `dpdk` port on net_ring, which returns every packet: the process exchanges packets with itself. net_ring passes packets by
-//! reference, so
-//! payload is copied into the device's buffers, as for the driver of a NIC.
+//! reference, so payload is copied into the device's buffers, as for the driver of a NIC.
 //!
 //! DPDK starts once for all tests of the process; each test has a device of its own.
 #![cfg(feature = "dpdk")]

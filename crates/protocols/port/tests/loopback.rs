@@ -1,6 +1,5 @@
 //! Real sockets on the loopback interface: sent packets arrive whole, in order, with their addresses, over IPv4 and IPv6, with
-//! and without
-//! trains; packets that cannot be sent, are damaged or too short have a drop reason.
+//! and without trains; packets that cannot be sent, are damaged or too short have a drop reason.
 
 mod common;
 

@@ -1,10 +1,9 @@
 //! Two network namespaces joined by a veth: the packets on the wire, and peers that are not Burst.
 //!
 //! The ICRC over IPv4 relies on this: with DF on an unconnected socket, the kernel sends identification 0 in a single packet and
-//! 0, 1, 2, …
-//! along a train that it segments. `gso_max_segs 1` on the sender's veth makes the kernel segment trains before the wire, where a
-//! packet
-//! socket captures them. Needs root; skipped with a message otherwise. The namespaces belong to threads and end with them.
+//! 0, 1, 2, … along a train that it segments. `gso_max_segs 1` on the sender's veth makes the kernel segment trains before the
+//! wire, where a packet socket captures them. Needs root; skipped with a message otherwise. The namespaces belong to threads and
+//! end with them.
 
 mod common;
 

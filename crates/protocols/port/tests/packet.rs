@@ -1,6 +1,5 @@
 //! The `packet` port on a veth between two network namespaces: the frames that it sends, the frames that it accepts, and changes
-//! of the link,
-//! its addresses and its neighbours. Needs root; skipped with a message otherwise.
+//! of the link, its addresses and its neighbours. Needs root; skipped with a message otherwise.
 
 mod common;
 
@@ -11,7 +10,7 @@ use burst_port::packet::PacketPort;
 use burst_port::{Encapsulation, Port, PortError, PortKind, PortSpec};
 use burst_wire::{Ip, Layers, MacAddr};
 use common::wire::{Capture, ETHERNET, IPV4, Injector, in_namespaces, ip, mac_of, run};
-use common::{Collect, Patience, flow, payloads, push_qpn, receive, receive_for, send};
+use common::{Collect, Deadline, flow, payloads, push_qpn, receive, receive_for, send};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -26,10 +25,10 @@ fn open_worker(text: &str, worker: usize, workers: usize) -> PacketPort {
 }
 
 /// Sends one packet and waits until it has arrived; the next hop is resolved then.
-fn meet(port: &mut PacketPort, flow: &Flow) {
+fn resolve_next_hop(port: &mut PacketPort, flow: &Flow) {
     assert_eq!(send(port, flow, &payloads(&[8])), []);
-    let mut patience = Patience::new(Duration::from_millis(300));
-    while patience.nap() {
+    let mut deadline = Deadline::new(Duration::from_millis(300));
+    while deadline.nap() {
         let _ = port.rx_burst(Nanos(0), 1, &mut Collect::default());
     }
 }
@@ -49,7 +48,7 @@ fn frames_on_the_wire_are_exact() {
             let mut port = open("packet:dev=va");
             for family in [V4, V6] {
                 wire.wait();
-                meet(&mut port, &wish(family));
+                resolve_next_hop(&mut port, &wish(family));
                 wire.go();
                 for part in lengths {
                     wire.wait();
@@ -311,8 +310,7 @@ fn every_defect_is_dropped_with_its_reason() {
 const STRIDE: usize = 1040;
 
 /// A virtio header and a train from 10.77.0.1 or fd77::1 to vb with identification `id` in its header: packets whose ICRCs cover
-/// `ids`, the last
-/// of them shorter. Packet number `damage` has a flipped bit.
+/// `ids`, the last of them shorter. Packet number `damage` has a flipped bit.
 fn train(v6: bool, mac: [u8; 6], id: u16, ids: &[u16], damage: Option<usize>) -> Vec<u8> {
     let (src, dst) = if v6 { V6 } else { V4 };
     let flow = Flow { src_port: 50_000, ..flow(src, dst) };
@@ -413,8 +411,8 @@ fn trains_are_delivered_whole_or_packet_by_packet() {
                 let mut port = open("packet:dev=vb");
                 wire.go();
                 wire.wait();
-                let (mut got, mut patience) = (Collect::default(), Patience::new(Duration::from_secs(2)));
-                while got.frames.len() + got.dropped.len() < FULL + 1 && patience.nap() {
+                let (mut got, mut deadline) = (Collect::default(), Deadline::new(Duration::from_secs(2)));
+                while got.frames.len() + got.dropped.len() < FULL + 1 && deadline.nap() {
                     port.rx_burst(Nanos(0), 64, &mut got);
                 }
                 assert_eq!(got.dropped, vec![Reason::BadIcrc; refused.into_iter().len()], "{what}");
@@ -584,7 +582,7 @@ fn workers_share_frames_by_queue_pair() {
             let mut port = open("packet:dev=va");
             for (src, dst) in [V4, V6] {
                 wire.wait();
-                meet(&mut port, &flow(src, dst));
+                resolve_next_hop(&mut port, &flow(src, dst));
                 let bytes = payloads(&[100; 30]);
                 let mut batch = TxBatch::new(30);
                 for (i, payload) in bytes.iter().enumerate() {
@@ -677,7 +675,7 @@ fn the_kernel_sends_no_errors_and_refusals_are_sentences() {
             let mut capture = Capture::new();
             wire.wait();
             for (src, dst) in [V4, V6] {
-                meet(&mut port, &flow(src, dst));
+                resolve_next_hop(&mut port, &flow(src, dst));
                 assert_eq!(send(&mut port, &flow(src, dst), &payloads(&[4096; 30])), []);
             }
             wire.go();

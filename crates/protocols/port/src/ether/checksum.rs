@@ -1,8 +1,7 @@
 //! The internet checksum (RFC 1071) of UDP over IPv4 and IPv6.
 //!
 //! A sum is kept in 64 bits and folded to 16 bits at the end, so that the compiler can vectorise the loop. Words are added in the
-//! machine's
-//! byte order; the result is right if it is written back in that order.
+//! machine's byte order; the result is right if it is written back in that order.
 
 use std::net::IpAddr;
 

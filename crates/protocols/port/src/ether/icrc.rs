@@ -1,18 +1,12 @@
 //! The ICRC of a flow's packets: the IPv4 identification that a sender covers, and the identifications that a receiver accepts.
 //!
 //! A UDP socket neither sets nor reports the IPv4 identification that the ICRC covers. With DF set on an unconnected socket,
-//! Linux sends
-//! identification 0 in a single packet and counts from 0 along a train that it segments (`tests/namespaces.rs` captures such
-//! packets). So the
-//! sender knows the identification, and a receiver that gets a whole train predicts it as the position in the train. Where a
-//! train was
-//! split on its way, or the peer is another stack with other identifications, the identification is recovered from the ICRC
-//! itself, and the
-//! next packets are expected to count up from it. Recovery weakens the protection: a corrupted packet passes with probability
-//! 2^-16 instead
-//! of 2^-32 (the UDP checksum is verified before). `strict_id` accepts recovered identifications only below [`TRAIN_MAX`], as
-//! packets of
-//! split trains have them.
+//! Linux sends identification 0 in a single packet and counts from 0 along a train that it segments (`tests/namespaces.rs`
+//! captures such packets). So the sender knows the identification, and a receiver that gets a whole train predicts it as the
+//! position in the train. Where a train was split on its way, or the peer is another stack with other identifications, the
+//! identification is recovered from the ICRC itself, and the next packets are expected to count up from it. Recovery weakens the
+//! protection: a corrupted packet passes with probability 2^-16 instead of 2^-32 (the UDP checksum is verified before).
+//! `strict_id` accepts recovered identifications only below [`TRAIN_MAX`], as packets of split trains have them.
 
 use burst_wire::icrc::{IdDelta, Prepared, PseudoV4, PseudoV6};
 use burst_wire::{Icrc, Ipv4, TrainCheck};
@@ -159,8 +153,7 @@ impl IcrcChecker {
         }
     }
     /// Whether the ICRCs of all packets of `train`, `stride` bytes each, are right with the predicted identifications. False does
-    /// not tell
-    /// which is wrong: the caller then verifies the packets one by one.
+    /// not tell which is wrong: the caller then verifies the packets one by one.
     pub fn check_train(&mut self, seal: &mut IcrcSeal, train: &[u8], stride: usize) -> bool {
         if self.flags_fragment != Ipv4::DONT_FRAGMENT {
             return false;

@@ -8,9 +8,8 @@
 //! | [`icrc`] | the ICRC of a flow's packets, and the IPv4 identification that it covers |
 //!
 //! To send: [`HeaderTemplate::new`] per flow, [`HeaderTemplate::write`] per packet or train, then the transport's bytes and the
-//! ICRC that
-//! [`IcrcSeal`] computes with the same identification. To receive: [`parse::parse`], then [`IcrcChecker::begin_train`] with the
-//! identification found, and [`IcrcChecker::check`] per packet.
+//! ICRC that [`IcrcSeal`] computes with the same identification. To receive: [`parse::parse`], then [`IcrcChecker::begin_train`]
+//! with the identification found, and [`IcrcChecker::check`] per packet.
 #![forbid(unsafe_code)]
 
 pub mod checksum;

@@ -1,16 +1,13 @@
 //! Parses a received frame down to the UDP payload; each defect has a reason of its own.
 //!
 //! Checks, in order: Ethernet and its type (a VLAN tag inside the frame is foreign, because the interface has removed its own
-//! tags; but a tag
-//! with VLAN ID 0 is a priority tag, IEEE 802.1Q section 6.9), the IP header (version, length, options, checksum), fragments, the
-//! protocol,
-//! lengths against the frame's length, the UDP port, and the UDP checksum unless it was verified before. A train that the kernel
-//! or a device
-//! has joined of equal packets is one datagram here; the caller splits it. The caller also checks the addresses.
+//! tags; but a tag with VLAN ID 0 is a priority tag, IEEE 802.1Q section 6.9), the IP header (version, length, options,
+//! checksum), fragments, the protocol, lengths against the frame's length, the UDP port, and the UDP checksum unless it was
+//! verified before. A train that the kernel or a device has joined of equal packets is one datagram here; the caller splits it.
+//! The caller also checks the addresses.
 //!
 //! IPv6: UDP checksum 0 is accepted, because the kernel's soft-RoCE sends it and the ICRC protects more. RoCEv2 does not use
-//! extension headers
-//! other than a fragment header, and they are not parsed.
+//! extension headers other than a fragment header, and they are not parsed.
 
 use super::checksum::InternetSum;
 use super::icrc::IpId;

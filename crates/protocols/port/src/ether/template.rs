@@ -1,10 +1,8 @@
 //! The headers of a flow, made once and copied before each packet or train: Ethernet, a VLAN tag, IPv4 or IPv6, UDP.
 //!
 //! IPv4 packets carry DF and an identification that the caller chooses (RFC 6864 allows any in a packet that is never
-//! fragmented). Burst's
-//! ports send 0, and count from 0 along a train, as a kernel does that segments a train and as a UDP socket of Burst does. Only
-//! lengths, the
-//! identification and checksums differ from packet to packet.
+//! fragmented). Burst's ports send 0, and count from 0 along a train, as a kernel does that segments a train and as a UDP socket
+//! of Burst does. Only lengths, the identification and checksums differ from packet to packet.
 
 use super::checksum::InternetSum;
 use burst_frame::Flow;

@@ -23,7 +23,7 @@ pub const RETRY: Nanos = Nanos::from_ms(200);
 pub const FAILED_TIME: Nanos = Nanos::from_ms(1000);
 /// Time for which a learnt address is used without being confirmed.
 pub const FRESH: Nanos = Nanos::from_ms(30_000);
-/// NeighbourTable that one worker knows.
+/// Most entries of the table.
 pub const NEIGHBOURS_MAX: usize = 4096;
 /// Most frames that wait: a batch of the engine.
 pub const WAITING_MAX: usize = 256;

@@ -38,7 +38,7 @@ fn push_qpn(batch: &mut TxBatch, qpn: u32, payload: &[u8]) {
     head[4..8].copy_from_slice(&qpn.to_be_bytes());
     let pad = (4 - payload.len() % 4) as u8 % 4;
     head[1] = pad << 4;
-    // SAFETY: the tests keep the payload alive until the batch is sent; nobody writes through the span.
+    // SAFETY: the tests keep the payload alive until the batch is sent; nothing writes through the span.
     #[allow(unsafe_code)]
     let span = unsafe { Span::local(payload.as_ptr().cast_mut(), payload.len() as u32) };
     assert!(batch.push(&flow(OWN, OWN), &head, &[span], pad));

@@ -103,6 +103,7 @@ impl RouteCache {
             self.clear();
         }
         self.len += 1;
+        debug_assert!(self.len <= ENTRIES_MAX);
         self.slots[at] = Some(look_up(flow, own, netlink));
         at
     }
@@ -122,6 +123,7 @@ impl RouteCache {
     }
     /// Applies a neighbour's new state to its entries; returns how many packets to it were lost.
     fn neighbour(&mut self, neighbour: &NeighbourEntry) -> usize {
+        debug_assert!(!neighbour.failed || neighbour.mac.is_none(), "a failed neighbour has no address");
         for route in self.slots.iter_mut().flatten() {
             if route.hop == neighbour.ip && matches!(route.forwarding, Forwarding::Wire { .. } | Forwarding::Kernel) {
                 route.forwarding = neighbour

@@ -1,6 +1,5 @@
 //! Sending of the `packet` port: packets are joined to trains, trains become Ethernet frames of up to 64 KiB with a virtio
-//! header, and one
-//! `sendmmsg` sends them.
+//! header, and one `sendmmsg` sends them.
 //!
 //! Consecutive packets of one flow and one length (the last may be shorter) become a train. The kernel or the NIC segments it,
 //! and counts the IPv4 identification up from 0. Headers and trailers are written into a scratch area; payload is lent or copied

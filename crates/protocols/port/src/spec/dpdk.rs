@@ -1,10 +1,8 @@
 //! Options of the kind `dpdk`, and how they are separated from the device's own arguments.
 //!
 //! Commas separate the arguments of a DPDK device and the options of a port alike. Options of the port are the keys of
-//! [`DPDK_OPTIONS`]; every
-//! other word after `dev=` belongs to the device: `dpdk:dev=net_memif0,role=server,socket=/run/m.sock,addr=10.0.0.1/24`. `addr`
-//! and `gw` may
-//! be given several times.
+//! [`DPDK_OPTIONS`]; every other word after `dev=` belongs to the device:
+//! `dpdk:dev=net_memif0,role=server,socket=/run/m.sock,addr=10.0.0.1/24`. `addr` and `gw` may be given several times.
 
 use super::{LOOPBACK, OptionRow, apply, nonempty, set, switch};
 use crate::lan::Prefix;
@@ -61,7 +59,7 @@ pub const DPDK_OPTIONS: &[OptionRow<DpdkSpec>] = &[
     OptionRow {
         key: "mtu",
         value: "BYTES",
-        help: "MTU of the link; default: 4200 on memif and ring, else what the device says",
+        help: "MTU of the link; default: 4200 on memif and ring, else the device's",
         set: |s, v| {
             let mtu = v.parse().ok().filter(|mtu| MTU_RANGE.contains(mtu));
             set(&mut s.mtu, mtu.map(Some).ok_or("is not from 576 to 9600".into()))
@@ -70,7 +68,7 @@ pub const DPDK_OPTIONS: &[OptionRow<DpdkSpec>] = &[
     OptionRow {
         key: "huge",
         value: "auto|on|off",
-        help: "huge pages; auto takes them when 64 MiB are free, physical devices need them",
+        help: "huge pages; auto uses them when 64 MiB are free; physical devices need them",
         set: |s, v| {
             let pages = match v {
                 "auto" => Ok(Pages::Auto),
@@ -106,7 +104,7 @@ pub(super) fn parse(options: &str) -> Result<DpdkSpec, String> {
     }
     for v4 in [true, false] {
         if spec.gateways.iter().filter(|g| g.is_ipv4() == v4).count() > 1 {
-            return Err("gw= is given twice for one family".into());
+            return Err("gw= is given twice for one address family".into());
         }
     }
     if let Some(lost) = spec.gateways.iter().find(|g| !spec.addrs.iter().any(|p| p.contains(**g))) {

@@ -1,16 +1,16 @@
-//! Messages of one `recvmmsg`, in buffers made once; and the error queue.
+//! Messages of one `recvmmsg`, in buffers allocated once; and the error queue of a socket.
 //!
-//! A buffer holds the longest train (64 KiB, and headers). Buffers are spaced so that their beginnings do not share cache sets:
-//! small packets touch only the beginnings.
+//! The longest train (64 KiB, and headers) fits a buffer. Small packets touch only the beginnings of buffers, so buffers are
+//! spaced such that their beginnings fall into different cache sets.
 
 use super::control::{CONTROL_MAX, ControlBuffer, ReceivedControl};
 use super::socket::SockAddr;
 use std::io;
 use std::os::fd::RawFd;
 
-/// Longest datagram or train, and the headers that come with a frame.
+/// Bytes of the longest datagram or train, with the headers of a frame.
 pub const BUFFER: usize = 65_536 + 64;
-/// Distance between buffers: a few cache lines more, so that their beginnings fall into different sets.
+/// Bytes from one buffer to the next: a few cache lines more than a buffer.
 const STRIDE: usize = BUFFER + 5 * 64;
 
 /// Preallocated buffers.
@@ -20,11 +20,11 @@ pub struct RecvRing {
     msgs: Vec<libc::mmsghdr>,
     names: Vec<SockAddr>,
     controls: Vec<ControlBuffer>,
-    /// Messages that the last call filled.
+    /// Number of messages that the last call has filled.
     used: usize,
 }
 
-// SAFETY: the raw pointers lead into the ring's own heap blocks, which are never reallocated and move with it.
+// SAFETY: the raw pointers point into the ring's own heap blocks, which are never reallocated and move with it.
 unsafe impl Send for RecvRing {}
 
 /// A received datagram or train.
@@ -89,6 +89,7 @@ impl RecvRing {
             libc::recvmmsg(fd, self.msgs.as_mut_ptr(), count as u32, libc::MSG_DONTWAIT, core::ptr::null_mut())
         };
         let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+        debug_assert!(n <= count);
         self.used = n;
         Ok(n)
     }

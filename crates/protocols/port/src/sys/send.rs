@@ -1,10 +1,9 @@
 //! Messages for one `sendmmsg`, gathered without copying payload.
 //!
 //! A [`SendRing`] holds a scratch area and tables of iovecs, messages, addresses and control messages, all allocated once. Bytes
-//! are appended
-//! to the message under construction either in the scratch area ([`SendRing::scratch`]) or by reference ([`SendRing::lend`]).
-//! Adjacent scratch
-//! bytes share one iovec, so the trailer of one packet of a train and the head of the next take one iovec together.
+//! are appended to the message under construction either in the scratch area ([`SendRing::scratch`]) or by reference
+//! ([`SendRing::lend`]). Adjacent scratch bytes share one iovec, so the trailer of one packet of a train and the head of the next
+//! take one iovec together.
 
 use super::control::ControlBuffer;
 use super::socket::SockAddr;
@@ -88,8 +87,7 @@ impl SendRing {
         self.used -= len;
     }
     /// Appends a local span by reference: the ring keeps a copy of the span until it is cleared, and the kernel reads the bytes
-    /// in
-    /// [`SendRing::send`]. (The maker of a local span promises that the span is valid as long as copies of it are used.)
+    /// in [`SendRing::send`]. (The maker of a local span promises that the span is valid as long as copies of it are used.)
     #[inline]
     pub fn lend(&mut self, span: &Span) {
         assert!(span.is_local());

@@ -157,7 +157,7 @@ pub fn receive_buffer(fd: &OwnedFd) -> u32 {
 /// Makes the kernel refuse trains on the socket, as some paths do: UDP_SEGMENT needs UDP checksums.
 #[cfg(test)]
 pub fn refuse_trains(fd: &OwnedFd) {
-    set(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("an option for everybody");
+    set(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).expect("the option needs no privilege");
 }
 
 /// Sets an option that has an `int` as its value.
@@ -174,8 +174,7 @@ fn set_bytes<T: Copy>(fd: &OwnedFd, level: i32, name: i32, value: &T) -> io::Res
 
 /// Steers each datagram to the socket of its destination's worker ([`Qpn::worker`]) in the reuse group, whose sockets were bound
 /// in the order of workers; numbers that no worker has are spread. The program sees the UDP payload; the low four bits of its
-/// word at offset
-/// `word_at` name the worker.
+/// word at offset `word_at` name the worker.
 pub fn steer_to_workers(fd: &OwnedFd, word_at: u32, workers: u32) -> io::Result<()> {
     let code = [
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, word_at),

@@ -6,8 +6,7 @@
 //! - [`crate::ether::icrc`]: the ICRC and the IPv4 identification that it covers.
 //!
 //! Limits of a socket: the UDP source port is always the port's own (so ECMP cannot spread flows by it); the kernel chooses the
-//! IPv6 flow
-//! label when sending and does not report it when receiving. RoCEv2 needs neither.
+//! IPv6 flow label when sending and does not report it when receiving. RoCEv2 needs neither.
 //!
 //! Sending waits for room in the socket's send buffer, a few milliseconds at most, and then drops.
 //!
@@ -97,8 +96,7 @@ impl UdpPort {
     }
 
     /// Receive buffer that the kernel has granted to the sockets, in bytes of its own accounting (a 64 KiB train takes up to
-    /// twice its
-    /// length). Packets that arrive while this worker is busy and the buffer is full are lost.
+    /// twice its length). Packets that arrive while this worker is busy and the buffer is full are lost.
     pub fn receive_buffer(&self) -> u32 {
         self.socks.iter().map(|s| crate::sys::socket::receive_buffer(&s.fd)).min().unwrap_or(0)
     }
@@ -116,7 +114,7 @@ impl UdpPort {
     fn add_socket(&mut self, sock: socks::UdpSocket) -> Result<(), PortError> {
         let token = epoll::EventData::new_u64(sock.fd.as_raw_fd() as u64);
         epoll::add(&self.epoll, &sock.fd, token, epoll::EventFlags::IN)
-            .map_err(|e| PortError::from_io("add_socket a socket", e.into()))?;
+            .map_err(|e| PortError::from_io("watch a socket", e.into()))?;
         self.socks.push(sock);
         Ok(())
     }
@@ -151,7 +149,7 @@ impl UdpPort {
         for group in groups {
             self.leave(group);
             if let Err(error) = self.join(group) {
-                tracing::warn!("multicast group {group} is left: {error}");
+                tracing::warn!("multicast group {group} could not be joined again: {error}");
             }
         }
     }
@@ -194,7 +192,7 @@ impl Port for UdpPort {
             return Ok(());
         }
         if self.socks.iter().filter(|s| s.ip.is_multicast()).count() == GROUPS_MAX {
-            return Err(PortError::Spec(format!("a port takes part in at most {GROUPS_MAX} multicast groups")));
+            return Err(PortError::Spec(format!("a port joins at most {GROUPS_MAX} multicast groups")));
         }
         let sock = socks::open_group(&self.spec, &self.encapsulation, group, self.ifindex)?;
         self.add_socket(sock)

@@ -1,6 +1,5 @@
 //! Receiving of the `udp` port: one `recvmmsg` at a time, trains split, and each packet's ICRC verified while the packet is in
-//! the cache
-//! ([`crate::rx_train`]). A socket does not report the IPv4 identification that the ICRC covers.
+//! the cache ([`crate::rx_train`]). A socket does not report the IPv4 identification that the ICRC covers.
 
 use super::socks::UdpSocket;
 use crate::ether::IpId;

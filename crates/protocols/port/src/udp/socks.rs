@@ -1,6 +1,5 @@
 //! The sockets of a port: one per address and one per joined multicast group, so that the socket tells the address to which a
-//! packet was
-//! sent.
+//! packet was sent.
 
 use crate::error::PortError;
 use crate::spec::UdpSpec;
@@ -24,10 +23,8 @@ pub struct UdpSocket {
 /// Opens the socket of `addr`.
 ///
 /// With several workers the sockets of one address form a reuse group, and the kernel steers datagrams by the worker word. A
-/// reuse group
-/// would also accept another program that has bound the same UDP port with reuse, so worker 0 first tests, without reuse, whether
-/// the UDP
-/// port is free.
+/// reuse group would also accept another program that has bound the same UDP port with reuse, so worker 0 first tests, without
+/// reuse, whether the UDP port is free.
 pub fn open(
     spec: &UdpSpec,
     encapsulation: &Encapsulation,

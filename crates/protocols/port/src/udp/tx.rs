@@ -1,14 +1,10 @@
 //! Sending of the `udp` port: packets are joined to trains, a train becomes one message, and one `sendmmsg` sends the messages.
 //!
 //! Consecutive packets of one flow and one length (the last may be shorter) become a train: one message with `UDP_SEGMENT`, which
-//! the kernel
-//! or the NIC segments into packets again. Heads and trailers are written into a scratch area. Payload is lent to the kernel
-//! where it lies,
-//! with two exceptions: short payload, which costs less to copy than to describe, and payload of another process, which is read
-//! into the
-//! scratch area. The ICRC is computed in the same loop. If the application changes its buffer between that and the kernel's copy,
-//! the
-//! receiver drops the packet and it is sent again, as verbs allow.
+//! the kernel or the NIC segments into packets again. Heads and trailers are written into a scratch area. Payload is lent to the
+//! kernel where it lies, with two exceptions: short payload, which costs less to copy than to describe, and payload of another
+//! process, which is read into the scratch area. The ICRC is computed in the same loop. If the application changes its buffer
+//! between that and the kernel's copy, the receiver drops the packet and it is sent again, as verbs allow.
 //!
 //! Errors of the kernel are handled in [`crate::tx_train`].
 
@@ -32,8 +28,7 @@ const IOVS: usize = 2048;
 /// Scratch bytes of one `sendmmsg`; the longest packet fits whole.
 const SCRATCH: usize = 128 << 10;
 /// Bytes of one `sendmmsg` after which no message is added, so that the bytes are still in the L2 cache, where computing the ICRC
-/// has brought
-/// them, when the kernel copies them.
+/// has brought them, when the kernel copies them.
 const HOT_BYTES: usize = 60 << 10;
 /// Most entries taken off the error queue at once.
 const ERRORS_MAX: usize = 64;

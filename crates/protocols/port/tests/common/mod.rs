@@ -42,7 +42,7 @@ pub fn push_qpn(batch: &mut TxBatch, flow: &Flow, payload: &[u8], qpn: u32) {
     let mut head = [0u8; HEAD];
     (head[0], head[1]) = (0x0a, pad << 4);
     head[4..8].copy_from_slice(&qpn.to_be_bytes());
-    // SAFETY: the caller keeps the payload alive until the batch is sent; nobody writes through the span.
+    // SAFETY: the caller keeps the payload alive until the batch is sent; nothing writes through the span.
     let span = unsafe { Span::local(payload.as_ptr().cast_mut(), payload.len() as u32) };
     assert!(batch.push(flow, &head, &[span], pad));
 }
@@ -86,16 +86,15 @@ pub fn send(port: &mut dyn Port, flow: &Flow, payloads: &[Vec<u8>]) -> Vec<Reaso
 }
 
 /// A time limit that ends when the clock has passed it and the test has slept that long. On a busy machine, or one that stood
-/// still, the
-/// clock alone does not show whether other threads had time to run.
-pub struct Patience {
+/// still, the clock alone does not show whether other threads had time to run.
+pub struct Deadline {
     end: Instant,
     naps: u128,
 }
 
-impl Patience {
-    pub fn new(time: Duration) -> Patience {
-        Patience { end: Instant::now() + time, naps: time.as_millis() }
+impl Deadline {
+    pub fn new(time: Duration) -> Deadline {
+        Deadline { end: Instant::now() + time, naps: time.as_millis() }
     }
     /// Sleeps a millisecond; returns whether time is left.
     pub fn nap(&mut self) -> bool {
@@ -107,13 +106,13 @@ impl Patience {
 
 /// Receives a few packets at a time until `count` packets or drops have arrived, at most two seconds.
 pub fn receive(port: &mut dyn Port, count: usize) -> Collect {
-    let (mut sink, mut patience) = (Collect::default(), Patience::new(Duration::from_secs(2)));
+    let (mut sink, mut deadline) = (Collect::default(), Deadline::new(Duration::from_secs(2)));
     let mut budget = 1;
     while sink.frames.len() + sink.dropped.len() < count {
         let taken = port.rx_burst(Nanos(0), budget, &mut sink);
         assert!(taken <= budget);
         budget = budget % 37 + 3;
-        if taken == 0 && !patience.nap() {
+        if taken == 0 && !deadline.nap() {
             break;
         }
     }
@@ -122,8 +121,8 @@ pub fn receive(port: &mut dyn Port, count: usize) -> Collect {
 
 /// Receives everything that arrives within this time.
 pub fn receive_for(port: &mut dyn Port, time: Duration) -> Collect {
-    let (mut sink, mut patience) = (Collect::default(), Patience::new(time));
-    while patience.nap() {
+    let (mut sink, mut deadline) = (Collect::default(), Deadline::new(time));
+    while deadline.nap() {
         port.rx_burst(Nanos(0), 64, &mut sink);
     }
     sink

@@ -1,6 +1,6 @@
 //! Two network namespaces joined by a veth, and capturing and injecting frames between them.
 
-use super::Patience;
+use super::Deadline;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -16,8 +16,7 @@ pub const IPV6: usize = 40;
 pub const UDP: usize = 8;
 
 /// Runs `a` and `b` in threads with a namespace each, joined by a veth `va`-`vb` of this MTU, with addresses 10.77.0.1 and
-/// 10.77.0.2, fd77::1
-/// and fd77::2. False, with a message, without the privilege for it.
+/// 10.77.0.2, fd77::1 and fd77::2. False, with a message, without the privilege for it.
 pub fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl FnOnce(Wire) + Send + 'static) -> bool {
     // SAFETY: no arguments, no effect.
     if unsafe { libc::geteuid() } != 0 {
@@ -110,13 +109,13 @@ impl Capture {
     }
     /// Returns `count` frames to UDP port 4791 that arrive within two seconds.
     pub fn take(&mut self, count: usize) -> Vec<Vec<u8>> {
-        let (mut frames, mut patience) = (Vec::new(), Patience::new(Duration::from_secs(2)));
+        let (mut frames, mut deadline) = (Vec::new(), Deadline::new(Duration::from_secs(2)));
         let mut buffer = vec![0; 70_000];
         while frames.len() < count {
             match self.0.read(&mut buffer) {
                 Ok(n) if is_roce(&buffer[..n]) => frames.push(buffer[..n].to_vec()),
                 Ok(_) => {}
-                Err(_) if patience.nap() => {}
+                Err(_) if deadline.nap() => {}
                 Err(_) => break,
             }
         }
@@ -127,12 +126,12 @@ impl Capture {
 impl Capture {
     /// Returns every frame that arrives within this time.
     pub fn all(&mut self, time: Duration) -> Vec<Vec<u8>> {
-        let (mut frames, mut patience) = (Vec::new(), Patience::new(time));
+        let (mut frames, mut deadline) = (Vec::new(), Deadline::new(time));
         let mut buffer = vec![0; 70_000];
         loop {
             match self.0.read(&mut buffer) {
                 Ok(n) => frames.push(buffer[..n].to_vec()),
-                Err(_) if patience.nap() => {}
+                Err(_) if deadline.nap() => {}
                 Err(_) => return frames,
             }
         }
