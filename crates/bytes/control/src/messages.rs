@@ -193,6 +193,11 @@ pub enum Request {
         /// Handle of the region that this one takes the place of: the keys stay (re-registration).
         replaces: Option<u32>,
     },
+    /// Allocates a null memory region: writes through its local key vanish, reads give zeroes. Answer: `Response::Mr`.
+    AllocNullMr {
+        /// Handle of the protection domain.
+        pd: u32,
+    },
     /// Ends a registration; on return the daemon has unmapped the memory.
     DeregMr {
         /// Handle.

@@ -22,6 +22,7 @@ fn operations() -> verbs_context {
         modify_cq: Some(crate::cq_ex::modify_cq),
         query_rt_values: Some(crate::cq_ex::query_rt_values),
         advise_mr: Some(crate::rereg::advise_mr),
+        alloc_null_mr: Some(crate::pd_mr::alloc_null_mr),
         alloc_dm: Some(crate::dm::alloc_dm),
         free_dm: Some(crate::dm::free_dm),
         reg_dm_mr: Some(crate::dm::reg_dm_mr),

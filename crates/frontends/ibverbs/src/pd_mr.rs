@@ -182,6 +182,25 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
+/// `ibv_alloc_null_mr`: a region without memory, for this program's work requests. What they write vanishes, what they read is
+/// zero, at any address and of any length.
+///
+/// # Safety
+/// `pd` must be alive.
+pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    boundary::pointer(|| {
+        // SAFETY: the caller gives a live PD.
+        let (context, pd_handle) = unsafe { pd_of(pd) }?;
+        let Response::Mr { mr: handle, lkey, .. } = context.ask(&Request::AllocNullMr { pd: pd_handle })? else {
+            return Err(EIO);
+        };
+        // No remote key: the region is for local use only.
+        let base = ibv_mr { context: context.as_ibv(), pd, handle, lkey, ..Default::default() };
+        let mr = VerbsMr { base, access: access::LOCAL_WRITE, iova: 0, registration: None };
+        Ok(Box::into_raw(Box::new(mr)).cast())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

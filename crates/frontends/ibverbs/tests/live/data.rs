@@ -2,7 +2,7 @@
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
-use burst_ibverbs::{cq, qp};
+use burst_ibverbs::{boundary, cq, pd_mr, qp};
 
 #[test]
 fn each_opcode_moves_bytes() {
@@ -100,4 +100,38 @@ fn attributes_can_be_read_back() {
     }
     assert_eq!((attr.qp_state, attr.path_mtu, attr.timeout, attr.retry_cnt), (IBV_QPS_RTS, IBV_MTU_1024, 14, 7));
     assert!(init.send_cq == cq && init.sq_sig_all == 1 && init.cap.max_send_sge >= 2);
+}
+
+#[test]
+fn a_null_region_reads_zeroes_and_discards_writes() {
+    let Some(open) = Open::new() else { return };
+    let cq = open.cq(64);
+    let (a, b) = open.pair(cq);
+    let mut bytes: Vec<u8> = (0..16_384).map(|i| i as u8 | 1).collect();
+    let mr = open.mr(&mut bytes);
+    // SAFETY: a live PD; the region is ended below, after the last request that uses it.
+    let null = unsafe { pd_mr::alloc_null_mr(open.pd) };
+    assert!(!null.is_null(), "{:?}", boundary::errno());
+    // SAFETY: a live region.
+    let lkey = unsafe { (*null).lkey };
+    // Any address, more than one packet.
+    let nowhere = |length: u32| ibv_sge { addr: 0xdead_beef_0000, length, lkey };
+    // WRITE from the null region: zeroes at the target.
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [nowhere(6000)]), mr, 0)), (0, false));
+    assert_eq!(complete(cq).status, IBV_WC_SUCCESS);
+    assert!(bytes[..6000].iter().all(|b| *b == 0) && bytes[6000..].iter().all(|b| *b != 0));
+    // READ into the null region, and a message into it: both succeed, and nothing is written anywhere.
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_READ, &mut [nowhere(9000)]), mr, 6000)), (0, false));
+    assert_eq!(complete(cq).status, IBV_WC_SUCCESS);
+    assert_eq!(recv(b, 7, &mut [nowhere(9000)]), 0);
+    assert_eq!(send(a, &mut wr(IBV_WR_SEND, &mut [sge(mr, 6000, 9000)])), (0, false));
+    let done = complete_all(cq, 2);
+    assert!(done.iter().all(|wc| wc.status == IBV_WC_SUCCESS));
+    assert!(done.iter().any(|wc| wc.wr_id == 7 && wc.byte_len == 9000));
+    assert!(bytes[6000..].iter().all(|b| *b != 0));
+    // SAFETY: the last use.
+    assert_eq!(unsafe { pd_mr::ibv_dereg_mr(null) }, 0);
+    // Its key opens nothing any more.
+    assert_eq!(send(a, &mut to(wr(IBV_WR_RDMA_WRITE, &mut [nowhere(8)]), mr, 0)), (0, false));
+    assert_eq!(complete(cq).status, IBV_WC_LOC_PROT_ERR);
 }

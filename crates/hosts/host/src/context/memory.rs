@@ -72,6 +72,19 @@ impl Context {
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
+    /// Allocates a null memory region: no memory, for local use only.
+    pub(super) fn alloc_null_mr(&mut self, host: &mut Host, pd: u32) -> Result<ReplyParts, Refusal> {
+        let number = self.pd_number(pd)?;
+        let Some(key) = host.keys.alloc() else { return no_room("memory region") };
+        let region = Arc::new(Region::null(key, number));
+        host.on_all(move |w| w.add_region(region.clone()));
+        if let Some(p) = self.pds.get_mut(pd) {
+            p.users += 1;
+        }
+        let mr = self.mrs.insert(HostMr { key, pd });
+        Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
+    }
+
     /// Replaces a region (`ibv_rereg_mr`). Its keys stay, and so do the windows that are bound to it.
     pub(super) fn rereg_mr(&mut self, host: &mut Host, mr: u32, r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;

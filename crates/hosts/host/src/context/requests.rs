@@ -21,6 +21,7 @@ impl Context {
                     Some(mr) => self.rereg_mr(host, mr, registration),
                 }
             }
+            Request::AllocNullMr { pd } => self.alloc_null_mr(host, pd),
             Request::AllocDm { len } => self.alloc_dm(host, len, fds),
             Request::FreeDm { dm } => self.free_dm(host, dm),
             Request::Import { token, object } => self.import(host, token, object),
