@@ -6,7 +6,7 @@ use crate::calls::{Completions, Egress};
 use crate::counters::Counters;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
 use crate::path::Path;
-use crate::qpn::slot_of;
+use crate::qpn::{slot_of, worker_of};
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::worker::{Core, DataPath, PortSlot, Worker};
@@ -132,6 +132,8 @@ impl Worker {
 
     /// Adds a queue pair. Its number names the slot.
     pub fn add_qp(&mut self, slot: Box<QpSlot>) {
+        assert_eq!(worker_of(slot.qpn), self.core.options.id, "a queue pair of another worker");
+        assert!(slot.ticket == NO_TICKET && slot.path == NO_PATH && !slot.waiting, "a queue pair that is in use");
         let index = slot_of(slot.qpn);
         if slot.doorbell != NO_DOORBELL
             && let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
@@ -312,6 +314,7 @@ impl Core {
         if slot.waiting {
             path.waiting.retain(|q| *q != index);
         }
+        debug_assert!(path.users > 0 || path.inflight() == 0, "bytes in flight on a path without users");
         (slot.path, slot.inflight_seen, slot.waiting) = (NO_PATH, 0, false);
     }
 }

@@ -83,6 +83,7 @@ impl Inbox {
         while count < budget
             && let Some(handed) = self.filled.pop()
         {
+            debug_assert!(handed.len <= BYTES_MAX);
             take(handed.device, &RxFrame { flow: handed.flow, bytes: &handed.bytes[..handed.len] });
             // Succeeds: there are as many places as frames.
             let _ = self.empty.push(handed);

@@ -5,7 +5,7 @@
 //! a copy of its own datagrams, too.
 
 use crate::calls::Egress;
-use crate::qpn::slot_of;
+use crate::qpn::{slot_of, worker_of};
 use crate::receive::RxBurst;
 use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn, Reason};
@@ -42,6 +42,9 @@ impl GroupTable {
 impl Worker {
     /// Replaces a group. A group without members on any worker is removed.
     pub fn set_group(&mut self, group: MulticastGroup) {
+        let own = self.core.options.id;
+        assert!(group.members.iter().all(|qpn| worker_of(*qpn) == own), "a member of another worker");
+        assert!(group.members.is_empty() || group.workers & 1 << own != 0, "members of a worker without its bit");
         let groups = &mut self.core.groups.groups;
         groups.retain(|g| g.device != group.device || g.ip != group.ip);
         if group.workers != 0 {

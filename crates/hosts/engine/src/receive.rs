@@ -39,6 +39,7 @@ impl Worker {
         taken += self.take_inbox(now);
         self.wake_workers_handed_to();
         self.core.show_completions(&self.ports);
+        debug_assert!(self.core.outbox.completions.is_empty() && self.core.handed_to == 0, "a burst has not ended");
         while let Some(qp) = self.core.touched.pop() {
             if let Some(slot) = self.core.qps.get_mut(qp as usize).and_then(Option::as_mut) {
                 slot.touched = false;

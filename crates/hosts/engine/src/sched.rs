@@ -60,6 +60,7 @@ impl Scheduler {
     }
     /// Appends queue pair `qp` of `context`, which must not be queued, and returns its ticket.
     pub fn push(&mut self, context: u32, qp: u32) -> u32 {
+        assert!((context as usize) < self.ready.len(), "context {context} was not added");
         self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);
         let place = ReadyPlace { qp, ticket: self.tickets };
         self.ready[context as usize].queue.push_back(place);
@@ -72,6 +73,7 @@ impl Scheduler {
     /// Takes the queue pair that has the next turn, of those that are `still` ready.
     pub fn take_turn(&mut self, still: impl Fn(ReadyPlace) -> bool) -> Option<u32> {
         while let Some(context) = self.queued.pop_front() {
+            debug_assert!(self.is_queued[context as usize], "context {context} is queued without its mark");
             let ReadyQueue { queue, void } = &mut self.ready[context as usize];
             let mut qp = queue.pop_front();
             while qp.is_some_and(|q| !still(q)) {
@@ -88,6 +90,7 @@ impl Scheduler {
                 return Some(place.qp);
             }
         }
+        debug_assert!(self.is_queued.iter().all(|queued| !queued), "a context is marked and not queued");
         None
     }
     /// Whether no context is queued.

@@ -40,6 +40,7 @@ impl Tombstones {
             self.stones.pop_front();
         }
         self.stones.push_back(stone);
+        debug_assert!(self.stones.len() <= TOMBSTONES_MAX);
     }
 
     /// Answers a request to a dead queue pair. True if there is a tombstone for the packet's destination.

@@ -49,6 +49,7 @@ impl Worker {
     fn turn(&mut self, now: Nanos, index: u32) -> usize {
         let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return 0 };
         let port = &mut self.ports[slot.device.index()];
+        debug_assert_ne!(slot.ticket, NO_TICKET, "a turn without a place in the ready queue");
         slot.ticket = NO_TICKET;
         let (mut bytes, mut window_bytes) = (TURN_BYTES, TURN_BYTES);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {

@@ -311,6 +311,7 @@ impl Core {
         {
             write_async(&*entry.async_events, EventType::SrqLimitReached, AsyncObject::Srq, entry.shared.cookie);
         }
+        debug_assert!(slot.path == NO_PATH || self.paths[slot.path as usize].users > 0, "a path without users");
         slot.wake_by(&mut self.wheel, slot.endpoint.next_deadline());
         // A queue pair that waits for a window wants to send only if it owes an answer, or got one.
         let delayed = slot.endpoint.ack_may_wait() && self.delayed_acks.delay(index, &mut slot.ack_delay, now);
@@ -335,6 +336,10 @@ impl Core {
         // One at a time: the next is made ready when this one has settled.
         p.waiting.pop_front();
         if let Some(slot) = first {
+            debug_assert!(
+                slot.waiting && slot.path == path,
+                "a queue pair in the line of a path that it does not wait for"
+            );
             slot.waiting = false;
             self.make_ready(index);
         }

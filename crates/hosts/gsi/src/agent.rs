@@ -52,6 +52,7 @@ pub(crate) struct MadRing {
 impl MadRing {
     fn new(places: usize) -> MadRing {
         let buffers = vec![[0; MAD_LEN]; places.max(1).next_power_of_two() * 2].into_boxed_slice();
+        assert!(buffers.len() >= 2 * places, "a buffer could change before its batch is sent");
         MadRing { buffers, next: 0, psn: Psn::new(0) }
     }
 
@@ -146,6 +147,7 @@ impl GsiAgent {
         if self.received.len() == RECEIVED_MAX {
             return Err(Reason::MadQueueFull);
         }
+        debug_assert!(device.index() < self.io.guids.len(), "a MAD of an unknown device");
         self.received.push_back(ReceivedMad { device, flow: *flow, bytes: *mad });
         Ok(())
     }
@@ -204,6 +206,7 @@ impl GsiAgent {
 
     /// Sets the GUIDs of the devices, in device order; requests and replies carry them.
     pub fn set_guids(&mut self, guids: Vec<u64>) {
+        assert_eq!(guids.len(), self.io.guids.len(), "one GUID per device");
         self.io.guids = guids;
     }
 }
@@ -222,6 +225,7 @@ impl AgentIo {
             let same =
                 self.events[at..].iter().take(RECORDS_PER_WRITE).take_while(|e| Arc::ptr_eq(&e.channel, &channel));
             let count = same.count();
+            debug_assert!((1..=RECORDS_PER_WRITE).contains(&count));
             if channel.write_events(&self.events[at..at + count]).is_err() {
                 lost += count;
             }
@@ -250,6 +254,7 @@ impl AgentIo {
             channel.retry();
             channel.has_backlog()
         });
+        debug_assert!(self.backlogged.iter().all(|c| c.has_backlog()));
         self.retry_at = if self.backlogged.is_empty() { Nanos::NEVER } else { now + RETRY_AFTER };
     }
 }

@@ -81,6 +81,10 @@ impl CmChannel {
 
     /// Writes records, unless the backlog is full.
     fn put(&self, gate: &mut usize, records: &[u8]) -> Result<(), EventLost> {
+        debug_assert!(
+            records.len() <= 4096 && records.len().is_multiple_of(CmEvent::BYTES),
+            "not whole records of one write"
+        );
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -120,6 +124,7 @@ impl CmChannel {
     /// Writes at most [`RECORDS_PER_WRITE`] events, without those of destroyed ids. A thread that marks an id as destroyed and
     /// then takes its records out ([`CmChannel::take_records`]) has therefore taken all records that the id will ever have.
     pub(crate) fn write_events(&self, events: &[PendingEvent]) -> Result<(), EventLost> {
+        assert!(events.len() <= RECORDS_PER_WRITE, "more events than one write takes");
         let mut records = [[0; CmEvent::BYTES]; RECORDS_PER_WRITE];
         let mut gate = self.enter();
         let mut count = 0;

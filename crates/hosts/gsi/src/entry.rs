@@ -162,6 +162,7 @@ impl CmEntry {
 
     /// Keeps the place in the backlog of a connect request that the peer withdrew before the program answered.
     pub(crate) fn keep_place(&self, place: BacklogPlace) {
+        debug_assert_ne!(self.listener, 0, "a place in a backlog for an id that no listener got");
         *self.place.lock().unwrap_or_else(|e| e.into_inner()) = Some(place);
     }
 

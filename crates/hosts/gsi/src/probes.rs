@@ -197,6 +197,7 @@ impl Setups {
         if !self.watched {
             return;
         }
+        debug_assert!(self.count < SETUPS_MAX, "rows that were not reported");
         let [address, route, qp] = prepared();
         let (reply, rest) = (took.reply.0, took.elapsed.since(took.reply).0);
         self.rows[self.count] = [u64::from(id), took.elapsed.0, reply, rest, address, route, qp];

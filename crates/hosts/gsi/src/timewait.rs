@@ -76,6 +76,7 @@ impl TimewaitExits {
         }
         self.interval = if reported { TRY_AFTER } else { Nanos(self.interval.0 * 2).min(TRY_AFTER_MAX) };
         self.due = if self.waiting.is_empty() { Nanos::NEVER } else { now + self.interval };
+        debug_assert_eq!(self.waiting.is_empty(), self.due == Nanos::NEVER, "ids wait without a time");
         if self.waiting.is_empty() {
             self.waiting = VecDeque::new();
         }

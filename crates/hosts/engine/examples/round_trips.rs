@@ -1,0 +1,60 @@
+//! Whole workers over the `mem` port, for counting instructions: `round_trips [pings|stream] COUNT`.
+//!
+//! `pings` are round trips of 64-byte SENDs, `stream` is one-way SENDs of 64 bytes in bursts of 16. Nothing here depends on
+//! time, so two counts differ by the instructions of the additional rounds alone: run it with two counts under
+//! `valgrind --tool=callgrind` (or `perf stat -e instructions:u`) and subtract.
+#[path = "../tests/harness/mod.rs"]
+mod harness;
+
+use burst_base::Nanos;
+use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_port::mem::{MemConfig, pair};
+use harness::{AppQp, Host, poll, request};
+use std::net::IpAddr;
+
+fn post_receive(host: &Host, qp: &mut AppQp) {
+    qp.rq.write(0, &[host.sge(8192, 64)]).expect("room");
+    let _ = qp.rq.post();
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let stream = args.next().as_deref() == Some("stream");
+    let count: u64 = args.next().and_then(|n| n.parse().ok()).unwrap_or(1000);
+    let [ip_a, ip_b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let (pa, pb) = pair(MemConfig::default(), ip_a, ip_b);
+    let (mut a, mut b) = (Host::new(Box::new(pa), 1 << 16), Host::new(Box::new(pb), 1 << 16));
+    let (mut qa, mut qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    let (caps_a, caps_b) = (a.caps.clone(), b.caps.clone());
+    a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
+    b.connect(&qb, qa.qpn, &caps_a, Mtu::B1024);
+    let mut now = Nanos(0);
+    for round in 0..count {
+        let (sge_a, sge_b) = (a.sge(0, 64), b.sge(0, 64));
+        let burst = if stream { 16 } else { 1 };
+        for _ in 0..burst {
+            post_receive(&b, &mut qb);
+            a.post(&mut qa, request(WrOpcode::Send, round, 0, 0), &[sge_a]);
+        }
+        if !stream {
+            post_receive(&a, &mut qa);
+        }
+        let (mut sent, mut received, mut answers) = (0, 0, 0);
+        while sent < burst || received < burst || (!stream && answers < 2) {
+            now = now + Nanos(1_000);
+            a.worker.run_once(now);
+            b.worker.run_once(now);
+            while let Some(cqe) = poll(&mut qb) {
+                received += u32::from(cqe.is_recv);
+                answers += u32::from(cqe.is_recv == 0);
+                if cqe.is_recv == 1 && !stream {
+                    b.post(&mut qb, request(WrOpcode::Send, round, 0, 0), &[sge_b]);
+                }
+            }
+            while let Some(cqe) = poll(&mut qa) {
+                sent += u32::from(cqe.is_recv == 0);
+                answers += u32::from(cqe.is_recv);
+            }
+        }
+    }
+}
