@@ -116,7 +116,7 @@ unsafe fn attr_from_wc(
     // SAFETY: the caller gives an open context, a completion, and the GRH if the completion says so.
     let (context, wc) = unsafe { (VerbsContext::from_ibv(context)?, wc.as_ref().ok_or(EINVAL)?) };
     check_port(port.into())?;
-    // The service level of a received datagram tells its IP version, not a priority to answer with.
+    // The service level of a received datagram encodes its IP version; it is no priority to answer with.
     let mut attr =
         ibv_ah_attr { dlid: wc.slid, src_path_bits: wc.dlid_path_bits, port_num: port, ..Default::default() };
     if wc.wc_flags & IBV_WC_GRH == 0 || grh.is_null() {

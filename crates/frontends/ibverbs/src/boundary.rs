@@ -1,7 +1,8 @@
-//! The threshold between C and Rust: how a call reports an error. ([`burst_ffi`]: neither panic nor cancellation crosses it.)
+//! The FFI boundary of libibverbs: how a call from C reports an error.
 //!
-//! Verbs functions report in three ways: an errno value (0 is success), NULL with `errno` set, or -1 with `errno` set.
-//! A panic inside a door is a bug in this library; the caller sees EIO instead of an abort.
+//! Verbs functions report in three ways: an errno value (0 is success), NULL with `errno` set, or -1 with `errno` set. A panic is a
+//! bug in this library; the caller sees EIO instead of an abort. Neither panics nor cancellation cross the boundary
+//! ([`burst_ffi`]).
 
 use burst_ffi::guarded;
 pub use burst_ffi::{EINVAL, EIO, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, set_errno};
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_reported_in_the_function_s_way() {
+    fn each_kind_of_function_reports_errors_in_its_way() {
         assert_eq!(value(|| Ok(())), 0);
         assert_eq!(value(|| Err(EINVAL)), libc::EINVAL);
         assert!(pointer::<u8>(|| Err(ENOMEM)).is_null());

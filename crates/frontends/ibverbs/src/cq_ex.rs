@@ -5,8 +5,8 @@
 //! holds the CQ's lock, unless the program promised to use the CQ from one thread only. The completion is copied out of the
 //! ring once; its slot is freed by `end_poll`.
 //!
-//! Timestamps are CLOCK_MONOTONIC nanoseconds, the device's clock (1 GHz). The wall clock is told by adding the present
-//! distance of the two clocks.
+//! Timestamps are CLOCK_MONOTONIC nanoseconds, the device's clock (1 GHz). A wall clock time is the timestamp plus the present
+//! difference of the two clocks.
 
 use crate::boundary::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
 use crate::context::VerbsContext;
@@ -111,7 +111,7 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
     if LOCKED {
         ours.inner.acquire();
     }
-    // SAFETY: the lock is held, or the program promised that nobody else polls.
+    // SAFETY: the lock is held, or the program promised to poll from one thread only.
     let found = unsafe { step(cq, ours, context) };
     if found {
         found_one();

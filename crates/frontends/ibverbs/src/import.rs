@@ -33,7 +33,7 @@ pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, handle: u32) -
 /// `pd` must come from `ibv_import_pd`; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
-    // SAFETY: the caller's promise. A domain that is still in use stays, as there is nobody to tell.
+    // SAFETY: the caller's promise. A domain that is still in use stays: the function has no way to report an error.
     unsafe { domain::ibv_dealloc_pd(pd) };
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A window of type 1 is bound by `ibv_bind_mw`, which posts the request and chooses the next key; one of type 2 by a work
 //! request whose key the program chooses: the window's own with another low byte (`ibv_inc_rkey`). The worker that carries
-//! the request out checks it; what can be told wrong here is refused at once.
+//! the request out checks it; errors that this library can see are refused at once.
 
 use crate::boundary::{self, EINVAL, EIO, Outcome};
 use crate::context::VerbsContext;

@@ -13,7 +13,7 @@ use burst_control::{Request, Response};
 use burst_mem::swap::Registration;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Rights that let somebody write.
+/// Rights that let the program or a peer write.
 const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 /// Rights that only make sense together with a local write right (IBA 10.6.3.1).
 const NEED_LOCAL_WRITE: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
@@ -91,7 +91,7 @@ pub fn check_access(wanted: u32) -> Outcome<u32> {
     Ok(wanted)
 }
 
-/// Registers a range and makes the object. `shown` is the address that the object tells.
+/// Registers a range and makes the object. `shown` is the address in the public struct.
 ///
 /// # Safety
 /// `pd` must be alive; the range must stay mapped until `ibv_dereg_mr`.

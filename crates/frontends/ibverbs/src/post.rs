@@ -67,7 +67,7 @@ pub const fn allowed(qp_type: QpType) -> u32 {
     }
 }
 
-/// Opcodes of a service whose requests need no more than a [`ShortWqe`]: all that is not rare.
+/// Opcodes of a service whose requests need no more than a [`ShortWqe`]: the frequent ones.
 pub const fn short(qp_type: QpType) -> u32 {
     match qp_type {
         // Datagrams and XRC name more.
@@ -99,7 +99,7 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int, max: u32) -> Option<&'a [
     Some(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
-/// Fills in what depends on the opcode: addresses and operands. `None` for a datagram without address handle, or a window
+/// The entry of a request: the fields that depend on the opcode are addresses and operands. `None` for a datagram without address handle, or a window
 /// that cannot be bound so.
 #[inline]
 unsafe fn head_of(qp: &VerbsQp, wr: &ibv_send_wr) -> Option<SendWqe> {
@@ -296,7 +296,7 @@ unsafe fn recv_on_qp(qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> (c_int, *mut ibv_
     (rc, bad)
 }
 
-/// Posts a list of receives to a shared queue, which nobody rings: workers look when a message arrives.
+/// Posts a list of receives to a shared queue. It has no doorbell: workers look into the queue when a message arrives.
 ///
 /// # Safety
 /// `srq` must be alive, `wr` a valid list, `bad_wr` writable.

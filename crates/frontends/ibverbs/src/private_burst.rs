@@ -1,8 +1,8 @@
-//! What our own `librdmacm.so.1` asks of this library beyond verbs: the version node BURST_PRIVATE_1.
+//! Functions for Burst's own `librdmacm.so.1` beyond verbs: the version node BURST_PRIVATE_1.
 //!
-//! The connection manager talks to the daemon over a connection of its own. What it must prove there is that a queue pair is
-//! this program's: by the token of the context, which only the context's connection can ask for. And it moves fresh queue
-//! pairs to their first states, which cannot fail and so needs no answer.
+//! The connection manager has its own connection to the daemon. There it proves that a queue pair is this program's by the token
+//! of the context, which only the context's connection can ask for. It also moves fresh queue pairs to their first states; such
+//! a move cannot fail and needs no answer.
 
 use crate::attr;
 use crate::boundary::{self, EINVAL, EIO};
@@ -28,14 +28,14 @@ pub unsafe extern "C" fn burst_context_token(context: *mut ibv_context, token: *
     })
 }
 
-/// Changes attributes without waiting for the daemon: for a queue pair just created, and changes that it cannot refuse. What
-/// is asked later on this context comes after it. That a connected queue pair is in INIT the daemon learns only when it
-/// is asked something else about it, and not at all if the connection manager moves it on. Returns an errno value.
+/// Changes attributes without waiting for the daemon: for a queue pair just created, and for changes that the daemon cannot
+/// refuse. Later requests of this context are handled after the change. A move of a connected queue pair to INIT is sent only
+/// with the next request for this queue pair, and not at all if the connection manager moves it on. Returns an errno value.
 ///
 /// # Safety
 /// `qp` must be alive and `attr` valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn burst_modify_qp_quietly(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn burst_modify_qp_without_reply(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     boundary::value(|| {
         // SAFETY: the caller gives a live queue pair of an open context and a valid struct.
         let (ours, given) = unsafe { (VerbsQp::from_ibv(qp)?, attr.as_ref().ok_or(EINVAL)?) };
@@ -44,9 +44,9 @@ pub unsafe extern "C" fn burst_modify_qp_quietly(qp: *mut ibv_qp, attr: *mut ibv
         let mask = mask as u32;
         let attr = attr::qp_from_ibv(given, mask)?;
         if mask & attr_mask::STATE != 0 && attr.qp_state == QpState::Init && ours.qp_type != QpType::Ud {
-            ours.owe(attr, mask);
+            ours.defer_init(attr, mask);
         } else {
-            ours.tell_change(context, attr, mask)?;
+            ours.modify_without_reply(context, attr, mask)?;
         }
         if mask & attr_mask::STATE != 0 {
             // SAFETY: an aligned word of a live struct; applications only read it.

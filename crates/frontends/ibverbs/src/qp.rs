@@ -34,13 +34,13 @@ pub struct VerbsQp {
     newer_operations: [usize; 8],
     cookie: u32,
     event_cookie: u64,
-    /// Service.
+    /// Service type.
     pub qp_type: QpType,
     /// Send flags that every request has: SIGNALED, if each send makes a completion.
     pub always: u32,
-    /// Opcodes that take the short way ([`crate::post::short`]).
+    /// Set of opcodes whose requests are written in the short form ([`crate::post::short`]).
     pub short: u32,
-    /// Whether the extended posting interface was asked for.
+    /// Whether the queue pair was created with the extended posting interface.
     extended: bool,
     cap: QpCap,
     /// Posting end of the send queue.
@@ -49,8 +49,8 @@ pub struct VerbsQp {
     pub rq: Option<SpinLock<RqProducer>>,
     /// Asynchronous events.
     pub events: EventCount,
-    /// A move to INIT that the daemon has not been told of yet.
-    owed: SpinLock<Option<Box<(QpAttr, u32)>>>,
+    /// A move to INIT that the daemon does not know yet: the attributes and their mask.
+    deferred_init: SpinLock<Option<Box<(QpAttr, u32)>>>,
 }
 
 impl VerbsQp {
@@ -99,37 +99,37 @@ impl VerbsQp {
         // SAFETY: CQs outlive their queue pairs (EBUSY).
         [Some(send), second].into_iter().flatten().filter_map(|cq| unsafe { VerbsCq::from_ibv(cq) }.ok())
     }
-    /// Moves a queue pair to INIT without telling the daemon: until it is told something else, INIT is as good as RESET to
-    /// it, because nothing is sent or received in either.
-    pub fn owe(&self, attr: QpAttr, mask: u32) {
-        *self.owed.lock() = Some(Box::new((attr, mask)));
+    /// Moves the queue pair to INIT here and not yet at the daemon. The daemon need not know before its next request for this
+    /// queue pair: a queue pair sends and receives nothing in RESET and in INIT alike.
+    pub fn defer_init(&self, attr: QpAttr, mask: u32) {
+        *self.deferred_init.lock() = Some(Box::new((attr, mask)));
     }
-    /// Tells the daemon what it must know before it is asked about the queue pair.
-    fn pay(&self, context: &VerbsContext) -> Outcome<()> {
-        let owed = self.owed.lock().take();
-        owed.map_or(Ok(()), |owed| {
-            Ok(context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr: owed.0, mask: owed.1 })?)
+    /// Sends a deferred move to INIT: before any other request for this queue pair.
+    fn send_deferred_init(&self, context: &VerbsContext) -> Outcome<()> {
+        let deferred = self.deferred_init.lock().take();
+        deferred.map_or(Ok(()), |deferred| {
+            Ok(context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr: deferred.0, mask: deferred.1 })?)
         })
     }
     /// Changes attributes without waiting for the daemon.
-    pub fn tell_change(&self, context: &VerbsContext, attr: QpAttr, mask: u32) -> Outcome<()> {
-        self.pay(context)?;
+    pub fn modify_without_reply(&self, context: &VerbsContext, attr: QpAttr, mask: u32) -> Outcome<()> {
+        self.send_deferred_init(context)?;
         Ok(context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr, mask })?)
     }
-    /// Whether it can write to no memory of the program whatever its peer does, so that its end need not be waited for:
-    /// nothing was ever posted, and there is no memory to be reached.
+    /// Whether the queue pair cannot write to any memory of the program, whatever its peer does: nothing was ever posted, and no
+    /// memory is registered. Its end then need not wait for the daemon.
     fn is_harmless(&self, context: &VerbsContext) -> bool {
         let received = self.rq.as_ref().is_none_or(|rq| rq.lock().written() != 0);
         !context.has_memory() && !received && self.qp_type != QpType::Ud && !self.sq.was_used()
     }
-    /// Follows the daemon's idea of the state.
-    unsafe fn follow(&self, attr: &QpAttr) {
+    /// Writes the daemon's state of the queue pair into the public struct.
+    unsafe fn set_public_state(&self, attr: &QpAttr) {
         // SAFETY: an aligned word of a live struct; concurrent readers are the application's own race.
         unsafe { (*self.as_ibv()).state = attr.qp_state as ibv_qp_state };
     }
 }
 
-/// The parts of the two creation structs that matter here.
+/// The fields that both creation structs have in common.
 struct QpArguments {
     qp_context: *mut c_void,
     send_cq: *mut ibv_cq,
@@ -164,7 +164,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_
         if !wanted.srq.is_null() {
             return Err(EINVAL);
         }
-        // It receives nothing.
+        // An XRC initiator has no receive queue.
         (wanted.recv_cq, wanted.cap.max_recv_wr, wanted.cap.max_recv_sge) = (wanted.send_cq, 0, 0);
     }
     // SAFETY: the caller gives live objects of one open context.
@@ -216,7 +216,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_
         extended: wanted.send_ops != 0,
         rq: rq.map(SpinLock::new),
         events: EventCount::default(),
-        owed: SpinLock::new(None),
+        deferred_init: SpinLock::new(None),
     }));
     // SAFETY: a fresh queue pair.
     unsafe { VerbsQp::meter(qp.cast()).init() };
@@ -332,7 +332,7 @@ pub fn new_target(
         extended: false,
         rq: None,
         events: EventCount::default(),
-        owed: SpinLock::new(None),
+        deferred_init: SpinLock::new(None),
     }));
     // SAFETY: a fresh queue pair.
     unsafe { VerbsQp::meter(qp.cast()).init() };
@@ -373,12 +373,12 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             return Err(EINVAL);
         }
         let attr = attr::qp_from_ibv(given, mask)?;
-        ours.pay(context)?;
+        ours.send_deferred_init(context)?;
         let request = Request::ModifyQp { qp: ours.handle(), attr, mask };
         let Response::QpAttr(now) = context.ask(&request)? else { return Err(EIO) };
         if mask & attr_mask::STATE != 0 {
             // SAFETY: the queue pair is alive.
-            unsafe { ours.follow(&now) };
+            unsafe { ours.set_public_state(&now) };
             if now.qp_state == QpState::Reset {
                 forget_posted(ours);
             }
@@ -413,13 +413,13 @@ pub unsafe extern "C" fn ibv_query_qp(
         let ours = unsafe { VerbsQp::from_ibv(qp) }?;
         // SAFETY: as above.
         let context = unsafe { ours.context() }?;
-        ours.pay(context)?;
+        ours.send_deferred_init(context)?;
         let Response::QpAttr(mut now) = context.ask(&Request::QueryQp { qp: ours.handle() })? else { return Err(EIO) };
         now.cap = ours.cap;
         // SAFETY: the queue pair is alive; the caller gives NULL or writable places.
         unsafe {
             if mask as u32 & attr_mask::STATE != 0 {
-                ours.follow(&now);
+                ours.set_public_state(&now);
             }
             if let Some(attr) = attr.as_mut() {
                 *attr = attr::qp_to_ibv(&now);

@@ -1,7 +1,7 @@
-//! What the names of `abi/legacy.txt` and `abi/private.txt` lead to, and the public functions that do not exist here yet.
+//! The functions behind the names of `abi/legacy.txt` and `abi/private.txt`, and the public functions that are not offered yet.
 //!
 //! The private nodes connect rdma-core's own library with its providers. Real providers may be loaded beside us (perftest
-//! links libmlx5 and libefa), find no device of theirs, and never call further; whoever calls all the same is refused.
+//! links libmlx5 and libefa), find no device of theirs, and call nothing else; a call all the same is refused.
 
 use crate::context::VerbsContext;
 use crate::sys::{ibv_context, ibv_wr_opcode};

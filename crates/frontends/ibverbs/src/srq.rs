@@ -147,7 +147,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
     })
 }
 
-/// Moves the queue to a ring of another size; nobody posts meanwhile.
+/// Moves the queue to a ring of another size. The queue's lock keeps other threads from posting meanwhile.
 fn resize(context: &VerbsContext, srq: &VerbsSrq, max_wr: u32) -> Outcome<()> {
     let mut end = srq.queue.lock();
     let answer = context.ask(&Request::ResizeSrq { srq: srq.handle(), max_wr })?;

@@ -128,7 +128,7 @@ pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_i
     })
 }
 
-/// `ibv_open_qp`: a target queue pair of the domain, whoever made it.
+/// `ibv_open_qp`: a target queue pair of the domain, also one that another process has made.
 ///
 /// # Safety
 /// `context` must be open and `attr` valid, with a live domain in it.

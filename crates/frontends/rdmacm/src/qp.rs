@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 
 unsafe extern "C" {
     /// Our libibverbs, version node BURST_PRIVATE_1.
-    fn burst_modify_qp_quietly(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
+    fn burst_modify_qp_without_reply(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
 }
 
 /// How the daemon names the id's queue pair; `None` if the id has none.
@@ -139,7 +139,7 @@ fn make_ready(id: &Id, qp: *mut ibv_qp) -> Outcome<()> {
     for state in states {
         let (mut values, mask) = attr::for_state(&lock(&id.known), id.public().qp_type, *state)?;
         // SAFETY: a live queue pair, made just now: these changes cannot be refused.
-        verbs(unsafe { burst_modify_qp_quietly(qp, &mut values, mask as c_int) })?;
+        verbs(unsafe { burst_modify_qp_without_reply(qp, &mut values, mask as c_int) })?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Calls that may wait for long, and so be the place where a thread is cancelled (pthread_cancel).
+//! System calls that may wait long, during which a thread may be cancelled (pthread_cancel).
 //!
-//! Cancellation unwinds the stack by force. That is allowed through frames that own nothing, and through no others: `catch_unwind`
-//! would stop it, which ends the process. So doors forbid cancellation while they run ([`crate::guarded`]), and the few that
-//! wait do it here, between two such parts, in functions of the "C-unwind" ABI without destructors.
+//! Cancellation unwinds the stack by force. It may only pass frames that own nothing: `catch_unwind` would stop it, which ends
+//! the process. Calls therefore disable cancellation while Rust code runs ([`crate::guarded`]). The few calls that wait do so
+//! here, between two such parts, in functions of the "C-unwind" ABI without destructors.
 
 use std::ffi::{c_int, c_void};
 
@@ -29,7 +29,7 @@ pub unsafe fn until_readable(fd: c_int) -> c_int {
     unsafe { poll(&mut wanted, 1, -1) }
 }
 
-/// Waits for ever.
+/// Waits without end.
 ///
 /// # Safety
 /// The caller's frame owns nothing.
@@ -40,12 +40,12 @@ pub unsafe fn for_ever() -> ! {
     }
 }
 
-/// While it lives, this thread cannot be cancelled.
+/// While a value of this type lives, its thread cannot be cancelled.
 #[derive(Debug)]
 pub struct NotNow(c_int);
 
 impl NotNow {
-    /// From now on.
+    /// Disables cancellation of this thread until the value is dropped.
     pub fn begin() -> NotNow {
         let mut old = 0;
         // SAFETY: a writable place; the call cannot fail for a valid state.

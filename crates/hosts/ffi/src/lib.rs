@@ -1,8 +1,8 @@
-//! What the two drop-in libraries share at the threshold between C and Rust (storey 2).
+//! What the two drop-in libraries share at their FFI boundary, between C and Rust (storey 3).
 //!
-//! [`guarded`] runs the inside of a door: a panic there is a bug of ours, and the caller sees EIO instead of an abort; a
-//! cancelled thread (pthread_cancel) ends before or after it, not within ([`block`]). [`say`] tells a person what a number
-//! cannot. How the result is reported (an errno value, -1, NULL) is each library's own.
+//! [`guarded`] runs the Rust part of a call: a panic there is a bug in Burst, and the caller sees EIO instead of an abort; a cancelled
+//! thread (pthread_cancel) ends before or after the Rust part, not within ([`block`]). [`say`] writes sentences to stderr where
+//! an errno is not enough. Each library reports results in its own way (an errno value, -1, NULL).
 
 pub mod block;
 pub mod say;
@@ -15,18 +15,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub c_int);
 
-/// Result of the inside of a door.
+/// Result of the Rust part of a call.
 pub type Outcome<T> = Result<T, Errno>;
 
 /// The argument is wrong, or the object is not in a state for this.
 pub const EINVAL: Errno = Errno(libc::EINVAL);
-/// No room.
+/// No memory, or no room in a queue.
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
 /// Not offered.
 pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 /// No device, or no daemon.
 pub const ENODEV: Errno = Errno(libc::ENODEV);
-/// The conversation with the daemon broke, or the object belongs to the parent process.
+/// The connection to the daemon failed, or the object belongs to the parent process.
 pub const EIO: Errno = Errno(libc::EIO);
 
 impl From<burst_control::ControlError> for Errno {

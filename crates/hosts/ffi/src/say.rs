@@ -1,17 +1,17 @@
-//! What the libraries say to a person, on stderr: the C ABI has room for a number only.
+//! Sentences of the libraries on stderr, for people: the C ABI has room for a number only.
 //!
-//! A device that goes away is said once, because few programs tell it from any other error. Why a call was refused the daemon
-//! knows and logs; a program started with `BURST_EXPLAIN=1` shows it itself (programs try what may be refused, so not by
-//! default). `BURST_QUIET=1` silences the first kind.
+//! The end of the daemon is reported once, because few programs distinguish it from other errors. The reason of a refused call is
+//! in the daemon's log; a program started with `BURST_EXPLAIN=1` prints it as well (not by default, because programs make calls
+//! that may be refused). `BURST_QUIET=1` silences the first kind.
 
 use burst_control::ControlError;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Variable that silences what is said unasked.
+/// Variable that silences the sentences that are printed by default.
 const QUIET_ENV: &str = "BURST_QUIET";
-/// Variable that asks for the daemon's sentence with every refused call.
+/// Variable that makes every refused call print the daemon's sentence.
 const EXPLAIN_ENV: &str = "BURST_EXPLAIN";
 
 /// Whether a variable is set, and not to 0.
@@ -19,14 +19,14 @@ fn is_on(value: Option<OsString>) -> bool {
     value.is_some_and(|v| !v.is_empty() && v != "0")
 }
 
-/// Says a sentence unless it was said before or the user wants silence; `said` remembers.
+/// Prints a sentence, unless `said` shows that it was printed before or the user wants silence.
 pub fn once(said: &AtomicBool, sentence: &str) {
     if !is_on(std::env::var_os(QUIET_ENV)) && !said.swap(true, Ordering::Relaxed) {
         line(&format!("{sentence} ({QUIET_ENV}=1 silences this)."));
     }
 }
 
-/// Says, once per library, that the daemon has ended.
+/// Prints, once per library, that the daemon has ended.
 pub fn daemon_gone() {
     static SAID: AtomicBool = AtomicBool::new(false);
     once(
@@ -35,7 +35,7 @@ pub fn daemon_gone() {
     );
 }
 
-/// Says what a failed call to the daemon is about, as far as anybody wants to know.
+/// Prints why a call to the daemon failed, as far as the user wants to know.
 pub fn why(error: &ControlError) {
     match error {
         ControlError::Closed | ControlError::Io(_) => daemon_gone(),
@@ -43,14 +43,14 @@ pub fn why(error: &ControlError) {
     }
 }
 
-/// Says why something failed, if the program was started to be told.
+/// Prints why a call failed, if `BURST_EXPLAIN` is on.
 pub fn explain(sentence: impl Display) {
     if is_on(std::env::var_os(EXPLAIN_ENV)) {
         line(&format!("{sentence}."));
     }
 }
 
-/// Writes a line in one piece; a closed stderr is no concern of ours.
+/// Writes a line by one system call; errors are ignored.
 fn line(sentence: &str) {
     let text = format!("burst: {sentence}\n");
     let before = crate::errno();

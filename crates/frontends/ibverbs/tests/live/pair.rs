@@ -8,8 +8,8 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Patience with anything that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a test waits for anything that must happen.
+pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The process, which ends by itself, and its socket.
 struct Daemon {
@@ -34,7 +34,7 @@ fn start() -> Option<Daemon> {
         return None;
     };
     let socket = std::env::temp_dir().join(format!("burst-live-{}.sock", std::process::id()));
-    // It outlives pauses between tests on a busy machine, in which nobody has a context.
+    // The daemon outlives pauses between tests on a busy machine, during which no context is open.
     let script = "ip link set lo up && exec \"$0\" --socket \"$1\" --port udp:dev=lo --idle-exit 10s --log-level warn";
     // SAFETY: asks for this process's user.
     let root = unsafe { libc::geteuid() } == 0;
@@ -43,7 +43,7 @@ fn start() -> Option<Daemon> {
     let mut child = command.stdin(Stdio::null()).spawn().ok()?;
     let begin = Instant::now();
     while !socket.exists() {
-        if begin.elapsed() > PATIENCE || child.try_wait().ok()?.is_some() {
+        if begin.elapsed() > DEADLINE || child.try_wait().ok()?.is_some() {
             eprintln!("skipped: no daemon in a namespace of its own");
             return None;
         }
@@ -252,7 +252,7 @@ pub fn complete(cq: *mut ibv_cq) -> ibv_wc {
         if let Some(wc) = poll_once(cq) {
             return wc;
         }
-        assert!(begin.elapsed() < PATIENCE, "no completion");
+        assert!(begin.elapsed() < DEADLINE, "no completion");
     }
 }
 

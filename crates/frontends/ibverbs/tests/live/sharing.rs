@@ -66,7 +66,7 @@ fn device_memory_is_registered_copied_and_checked() {
 }
 
 #[test]
-fn objects_are_imported_by_whoever_has_the_descriptor() {
+fn a_process_with_the_descriptor_can_import_objects() {
     let Some(open) = Open::new() else { return };
     let mut bytes = vec![1u8; 4096];
     let mr = open.mr(&mut bytes);

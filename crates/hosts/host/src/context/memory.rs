@@ -75,12 +75,14 @@ impl Context {
     /// Allocates a null memory region: no memory, for local use only.
     pub(super) fn alloc_null_mr(&mut self, host: &mut Host, pd: u32) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
-        let Some(key) = host.keys.alloc() else { return no_room("memory region") };
+        host.count_object(self.device, DeviceObject::Mr)?;
+        let Some(key) = host.keys.alloc() else {
+            host.uncount_object(self.device, DeviceObject::Mr);
+            return no_room("memory region");
+        };
         let region = Arc::new(Region::null(key, number));
         host.on_all(move |w| w.add_region(region.clone()));
-        if let Some(p) = self.pds.get_mut(pd) {
-            p.users += 1;
-        }
+        self.use_pd(pd);
         let mr = self.mrs.insert(HostMr { key, pd });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
