@@ -1,9 +1,9 @@
-//! Log lines on stderr, by `tracing`. A line that cannot be written (a full disk) is lost; the daemon goes on.
+//! The log: lines on stderr, written by `tracing`. A line that cannot be written (a full disk) is lost; the daemon continues.
 
 use crate::config::{LogFormat, LogLevel};
 use tracing::level_filters::LevelFilter;
 
-/// Sets the log up for the life of the process.
+/// Starts the log, for the life of the process.
 pub fn init(level: LogLevel, format: LogFormat) {
     let filter = match level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -13,7 +13,7 @@ pub fn init(level: LogLevel, format: LogFormat) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let builder = tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).with_target(false);
-    // It would say so on stderr, and panic there.
+    // tracing would report a failed write on stderr, which would panic.
     let builder = builder.log_internal_errors(false);
     match format {
         LogFormat::Text => builder.with_ansi(false).init(),

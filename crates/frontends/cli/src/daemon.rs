@@ -1,12 +1,12 @@
-//! Starting a daemon for this user.
+//! Starting a daemon for this user, as `burst run` does when none runs.
 //!
-//! Two `burst run` at once must not start two: the starter holds a lock file beside the socket, and looks once more
-//! for a daemon after it got the lock. The daemon must be no child of the program that `burst run` becomes (a shell's
-//! `wait` would meet a stranger), so a second `burst` ([`DETACH`]) opens a session, starts it and ends at once. Its
-//! log goes to a file beside the socket: an inherited stderr would keep pipes open long after the program ended.
+//! Two `burst run` at the same time must start one daemon: the starter holds a lock file beside the socket, and looks for a
+//! daemon again after it has the lock. The daemon must not be a child of the program (a shell's `wait` would wait for it), so a
+//! second `burst` ([`DETACH`]) opens a session, starts the daemon and exits. The daemon's log is a file beside the socket: an
+//! inherited stderr would keep pipes open long after the program has exited.
 
 use crate::install;
-use crate::sockets::{self, Found};
+use crate::sockets::{self, FoundDaemon};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -20,21 +20,21 @@ use std::process::{ExitCode, Stdio};
 
 /// Hidden command that starts a daemon in a session of its own.
 pub const DETACH: &str = "detach-daemon";
-/// How long a daemon may take until it serves.
+/// How long a daemon may take to serve, in seconds.
 const READY_TIMEOUT_S: i64 = 15;
-/// How long a daemon started here stays without programs.
+/// How long a daemon started here stays when no program is connected.
 const IDLE_EXIT: &str = "30s";
 /// Variable that overrides it.
 const IDLE_EXIT_ENV: &str = "BURST_IDLE_EXIT";
 
-/// Starts a daemon that listens at `socket`, unless one appeared meanwhile; returns when it serves.
+/// Starts a daemon that listens at `socket`, unless another process has started one meanwhile. Returns when it serves.
 ///
 /// # Errors
 /// A sentence.
 pub fn start(socket: &Path, ports: &[String]) -> Result<(), String> {
     make_directory(socket)?;
     let _lock = lock(socket)?;
-    if matches!(sockets::try_socket(socket), Found::Alive(_)) {
+    if matches!(sockets::try_socket(socket), FoundDaemon::Alive(_)) {
         return Ok(());
     }
     let program = install::daemon_program()?;
@@ -48,7 +48,7 @@ pub fn start(socket: &Path, ports: &[String]) -> Result<(), String> {
     })
 }
 
-/// Makes the socket's directory, and refuses one in /tmp that belongs to somebody else.
+/// Creates the socket's directory. Refuses a directory in /tmp that belongs to another user.
 fn make_directory(socket: &Path) -> Result<(), String> {
     let Some(directory) = socket.parent().filter(|d| !d.as_os_str().is_empty()) else { return Ok(()) };
     let root = rustix::process::geteuid().is_root();
@@ -58,7 +58,7 @@ fn make_directory(socket: &Path) -> Result<(), String> {
     let private = directory.file_name().is_some_and(|n| n.to_string_lossy().starts_with("burst"));
     let meta = directory.symlink_metadata().map_err(|e| format!("{}: {e}", directory.display()))?;
     if private && (meta.file_type().is_symlink() || meta.uid() != rustix::process::geteuid().as_raw()) {
-        return Err(format!("{} belongs to somebody else: name a socket with --socket", directory.display()));
+        return Err(format!("{} belongs to another user: name a socket with --socket", directory.display()));
     }
     Ok(())
 }
@@ -83,7 +83,7 @@ fn lock(socket: &Path) -> Result<OwnedFd, String> {
     }
 }
 
-/// Runs `burst detach-daemon` with the daemon's line and waits for it, not for the daemon.
+/// Runs `burst detach-daemon` with the daemon's command line and waits for it, not for the daemon.
 fn spawn_detached(
     program: &Path,
     socket: &Path,
@@ -121,7 +121,7 @@ fn open_log(path: &Path) -> Result<File, String> {
     opened.map(File::from).map_err(|e| format!("cannot write {}: {e}", path.display()))
 }
 
-/// Reads the daemon's line from the pipe.
+/// Waits for the daemon's line in the pipe.
 fn await_ready(ready: OwnedFd) -> Result<(), String> {
     let limit = Timespec { tv_sec: READY_TIMEOUT_S, tv_nsec: 0 };
     let polled = loop {
@@ -158,7 +158,7 @@ pub fn detach_command() -> Command {
     )
 }
 
-/// Opens a session, starts the daemon in it and ends, so that the daemon is nobody's child.
+/// Opens a session, starts the daemon in it and exits, so that the daemon is not a child of the program.
 pub fn detach(matches: &ArgMatches) -> ExitCode {
     let mut words = matches.get_many::<OsString>("line").into_iter().flatten();
     let Some(program) = words.next() else { return ExitCode::FAILURE };

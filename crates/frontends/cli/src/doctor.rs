@@ -1,6 +1,6 @@
 //! `burst doctor`: what a new user can get wrong, checked in the order in which it stands in the way.
 //!
-//! One table of checks; each looks at the [`Patient`] and gives a [`Finding`]. A check that makes no sense because an
+//! One table of checks; each looks at the [`Inspection`] and gives a [`Finding`]. A check that makes no sense because an
 //! earlier one failed says so and fails nobody. The last one moves real bytes through a queue pair, in a program of
 //! its own (`burst-pair`, plain verbs in C), so that a library that crashes or hangs is a finding and not our end.
 
@@ -10,7 +10,7 @@ mod udp;
 
 use crate::install;
 use crate::ls;
-use crate::sockets::{self, Found};
+use crate::sockets::{self, FoundDaemon};
 use burst_control::DeviceInfo;
 use clap::ArgMatches;
 use serde_json::json;
@@ -34,13 +34,13 @@ pub enum Finding {
 }
 
 /// What the checks look at.
-struct Patient {
-    tried: Vec<(PathBuf, Found)>,
+struct Inspection {
+    tried: Vec<(PathBuf, FoundDaemon)>,
     devices: Result<Vec<DeviceInfo>, String>,
     libraries: Result<PathBuf, String>,
 }
 
-type Check = fn(&Patient) -> Finding;
+type Check = fn(&Inspection) -> Finding;
 
 /// The checks, in order.
 const CHECKS: &[(&str, Check)] = &[
@@ -77,13 +77,13 @@ pub fn doctor(matches: &ArgMatches) -> ExitCode {
     if failed == 0 { printed } else { ExitCode::FAILURE }
 }
 
-fn examine(matches: &ArgMatches) -> Patient {
+fn examine(matches: &ArgMatches) -> Inspection {
     let mut tried = sockets::find(crate::chosen_socket(matches).as_deref());
     let devices = match tried.last_mut() {
-        Some((_, Found::Alive(client))) => ls::devices(client),
+        Some((_, FoundDaemon::Alive(client))) => ls::devices(client),
         _ => Err("no daemon".to_owned()),
     };
-    Patient { tried, devices, libraries: install::library_directory() }
+    Inspection { tried, devices, libraries: install::library_directory() }
 }
 
 fn as_line(name: &str, finding: &Finding) -> String {
@@ -108,11 +108,11 @@ fn fail(seen: impl Into<String>, cure: impl Into<String>) -> Finding {
     Finding::Fail(seen.into(), cure.into())
 }
 
-impl Patient {
+impl Inspection {
     /// The daemon that answered, with its socket.
     fn daemon(&self) -> Option<(&PathBuf, &burst_control::Client)> {
         self.tried.iter().find_map(|(path, found)| match found {
-            Found::Alive(client) => Some((path, client)),
+            FoundDaemon::Alive(client) => Some((path, client)),
             _ => None,
         })
     }
@@ -124,12 +124,12 @@ impl Patient {
     }
 }
 
-fn socket(patient: &Patient) -> Finding {
+fn socket(patient: &Inspection) -> Finding {
     if let Some((path, client)) = patient.daemon() {
         return Finding::Ok(format!("{} is served by daemon {}", path.display(), client.daemon().pid));
     }
     let tried = sockets::tried_clause(&patient.tried);
-    if patient.tried.iter().any(|(_, f)| matches!(f, Found::Forbidden | Found::Strange(_))) {
+    if patient.tried.iter().any(|(_, f)| matches!(f, FoundDaemon::Forbidden | FoundDaemon::Strange(_))) {
         return Finding::Ok(format!("there is one: {tried}"));
     }
     fail(
@@ -138,11 +138,11 @@ fn socket(patient: &Patient) -> Finding {
     )
 }
 
-fn permission(patient: &Patient) -> Finding {
+fn permission(patient: &Inspection) -> Finding {
     if patient.daemon().is_some() {
         return Finding::Ok("this user may connect".to_owned());
     }
-    match patient.tried.iter().find(|(_, f)| matches!(f, Found::Forbidden)) {
+    match patient.tried.iter().find(|(_, f)| matches!(f, FoundDaemon::Forbidden)) {
         None => Finding::Skip("no socket to connect to".to_owned()),
         Some((path, _)) => fail(
             format!("this user may not connect to {}", path.display()),
@@ -151,13 +151,13 @@ fn permission(patient: &Patient) -> Finding {
     }
 }
 
-fn version(patient: &Patient) -> Finding {
+fn version(patient: &Inspection) -> Finding {
     if let Some((_, client)) = patient.daemon() {
         let theirs = &client.daemon().version;
         return Finding::Ok(format!("burst {} and burstd {theirs} speak the same protocol", env!("CARGO_PKG_VERSION")));
     }
     let strange = patient.tried.iter().find_map(|(path, found)| match found {
-        Found::Strange(why) => Some((path, why)),
+        FoundDaemon::Strange(why) => Some((path, why)),
         _ => None,
     });
     match strange {
@@ -169,7 +169,7 @@ fn version(patient: &Patient) -> Finding {
     }
 }
 
-fn device(patient: &Patient) -> Finding {
+fn device(patient: &Inspection) -> Finding {
     match &patient.devices {
         Err(why) if patient.daemon().is_none() => Finding::Skip(why.clone()),
         Err(why) => fail(why, "look at the daemon's log"),
@@ -187,7 +187,7 @@ fn device(patient: &Patient) -> Finding {
     }
 }
 
-fn address(patient: &Patient) -> Finding {
+fn address(patient: &Inspection) -> Finding {
     let device = match patient.device() {
         Ok(device) => device,
         Err(finding) => return finding,
@@ -210,7 +210,7 @@ fn address(patient: &Patient) -> Finding {
     ))
 }
 
-fn mtu(patient: &Patient) -> Finding {
+fn mtu(patient: &Inspection) -> Finding {
     let device = match patient.device() {
         Ok(device) => device,
         Err(finding) => return finding,
@@ -230,19 +230,19 @@ fn mtu(patient: &Patient) -> Finding {
     Finding::Ok(format!("link {link}, RDMA path {path}{hint}"))
 }
 
-fn port_4791(patient: &Patient) -> Finding {
+fn port_4791(patient: &Inspection) -> Finding {
     udp::check(patient.daemon().map(|(_, client)| client.daemon().pid))
 }
 
-fn memlock(_: &Patient) -> Finding {
+fn memlock(_: &Inspection) -> Finding {
     Finding::Ok("not needed: Burst registers memory without locking it, ulimit -l may be anything".to_owned())
 }
 
-fn scheduling(patient: &Patient) -> Finding {
+fn scheduling(patient: &Inspection) -> Finding {
     scheduler::check(patient.daemon().map(|(_, client)| client.daemon().pid))
 }
 
-fn library_in_place(patient: &Patient) -> Finding {
+fn library_in_place(patient: &Inspection) -> Finding {
     match &patient.libraries {
         Err(why) => {
             let (seen, cure) = why.split_once(": ").unwrap_or((why, "install Burst again"));
@@ -252,7 +252,7 @@ fn library_in_place(patient: &Patient) -> Finding {
     }
 }
 
-fn transfer(patient: &Patient) -> Finding {
+fn transfer(patient: &Inspection) -> Finding {
     match (patient.daemon(), patient.device(), &patient.libraries) {
         (None, ..) => Finding::Skip("no daemon".to_owned()),
         (_, Err(finding), _) => finding,
@@ -265,13 +265,17 @@ fn transfer(patient: &Patient) -> Finding {
 mod tests {
     use super::*;
 
-    fn nobody(found: Found) -> Patient {
-        Patient { tried: vec![("/x".into(), found)], devices: Err("no daemon".into()), libraries: Err("gone".into()) }
+    fn nobody(found: FoundDaemon) -> Inspection {
+        Inspection {
+            tried: vec![("/x".into(), found)],
+            devices: Err("no daemon".into()),
+            libraries: Err("gone".into()),
+        }
     }
 
     #[test]
     fn no_daemon_fails_once_and_skips_what_depends_on_it() {
-        let patient = nobody(Found::Absent);
+        let patient = nobody(FoundDaemon::Absent);
         assert!(matches!(socket(&patient), Finding::Fail(..)));
         for check in [permission, version, device, address, mtu, scheduling, transfer] {
             assert!(matches!(check(&patient), Finding::Skip(_)));
@@ -280,14 +284,14 @@ mod tests {
 
     #[test]
     fn a_forbidden_socket_is_a_matter_of_permission() {
-        let patient = nobody(Found::Forbidden);
+        let patient = nobody(FoundDaemon::Forbidden);
         assert!(matches!(socket(&patient), Finding::Ok(_)));
         assert!(matches!(permission(&patient), Finding::Fail(..)));
     }
 
     #[test]
     fn another_version_is_said() {
-        let patient = nobody(Found::Strange("version mismatch".into()));
+        let patient = nobody(FoundDaemon::Strange("version mismatch".into()));
         assert!(matches!(version(&patient), Finding::Fail(seen, _) if seen.contains("mismatch")));
     }
 

@@ -13,6 +13,7 @@ mod host_files;
 mod install;
 mod ls;
 mod run;
+mod sharing;
 mod sockets;
 mod stats;
 mod why;

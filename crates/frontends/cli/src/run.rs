@@ -1,9 +1,10 @@
-//! `burst run`: find or start the daemon, set the environment, show the host files, become the program.
+//! `burst run`: finds or starts the daemon, sets the environment, mounts the host files and executes the program.
 
 use crate::daemon;
 use crate::host_files::{Picture, private};
 use crate::install;
-use crate::sockets::{self, Found};
+use crate::sharing;
+use crate::sockets::{self, FoundDaemon};
 use burst_control::socket_path::SOCKET_ENV;
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
@@ -12,14 +13,14 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Burst could not do its part; same number as `env`, `nohup` and container tools use.
+/// Exit code when Burst itself has failed; `env`, `nohup` and container tools use the same number.
 const EXIT_OURS: u8 = 125;
-/// The program exists but cannot be executed.
+/// Exit code when the program exists but cannot be executed.
 const EXIT_NOT_EXECUTABLE: u8 = 126;
-/// There is no such program.
+/// Exit code when there is no such program.
 const EXIT_NOT_FOUND: u8 = 127;
 
-/// Becomes the program, or says why not.
+/// Replaces this process by the program. Returns only on failure, after a sentence on stderr.
 pub fn run(matches: &ArgMatches) -> ExitCode {
     let chosen = crate::chosen_socket(matches);
     let ports: Vec<String> = matches.get_many::<String>("port").into_iter().flatten().cloned().collect();
@@ -39,16 +40,18 @@ pub fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// The socket of a daemon that answers, one being started if need be.
+/// The socket of a running daemon. Starts a daemon if none runs.
 fn daemon_socket(chosen: Option<&Path>, ports: &[String], no_start: bool) -> Result<PathBuf, String> {
     let tried = sockets::find(chosen);
-    if let Some((path, Found::Alive(_))) = tried.last() {
+    if let Some((path, FoundDaemon::Alive(_))) = tried.last() {
         if !ports.is_empty() {
             eprintln!("burst: a daemon already runs at {}; --port is for one that has to be started", path.display());
         }
         return absolute(path);
     }
-    if let Some((path, Found::Strange(why))) = tried.iter().find(|(_, found)| matches!(found, Found::Strange(_))) {
+    if let Some((path, FoundDaemon::Strange(why))) =
+        tried.iter().find(|(_, found)| matches!(found, FoundDaemon::Strange(_)))
+    {
         return Err(format!("{}: {why}", path.display()));
     }
     if no_start {
@@ -60,7 +63,7 @@ fn daemon_socket(chosen: Option<&Path>, ports: &[String], no_start: bool) -> Res
     let named = chosen
         .map(Path::to_owned)
         .or_else(|| std::env::var_os(SOCKET_ENV).filter(|v| !v.is_empty()).map(PathBuf::from));
-    let forbidden = tried.iter().find(|(_, found)| matches!(found, Found::Forbidden)).map(|(path, _)| path);
+    let forbidden = tried.iter().find(|(_, found)| matches!(found, FoundDaemon::Forbidden)).map(|(path, _)| path);
     let refused = forbidden.map(|path| {
         format!(
             "this user may not connect to {}: ask its owner to start burstd with --socket-mode 0666",
@@ -71,17 +74,20 @@ fn daemon_socket(chosen: Option<&Path>, ports: &[String], no_start: bool) -> Res
         return Err(format!("{refused}, or name another socket"));
     }
     let socket = absolute(&named.unwrap_or_else(burst_control::socket_path::daemon_socket))?;
-    // One of our own may fail because the other has the UDP port.
-    daemon::start(&socket, ports).map_err(|why| refused.map_or(why.clone(), |refused| format!("{why}; {refused}")))?;
+    // A daemon of this user may fail because another user's daemon holds the UDP port: both must share one then.
+    daemon::start(&socket, ports).map_err(|why| match refused.or_else(|| sharing::cure(&why, &socket)) {
+        Some(cure) => format!("{why}; {cure}"),
+        None => why,
+    })?;
     Ok(socket)
 }
 
-/// The daemon and the program may have other working directories than we.
+/// Makes a path absolute: the daemon and the program may have other working directories.
 fn absolute(path: &Path) -> Result<PathBuf, String> {
     std::path::absolute(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Makes the host files; without them most programs run all the same.
+/// Mounts the host files. A failure is only reported: most programs run without them.
 fn show_host_files(socket: &Path) {
     let shown = sockets::connect(Some(socket)).and_then(|mut client| Picture::take(&mut client));
     if let Err(why) = shown.and_then(|picture| private::enter(&picture)) {
@@ -108,7 +114,7 @@ fn become_program(matches: &ArgMatches, libraries: &Path, socket: &Path) -> Exit
     ExitCode::from(code)
 }
 
-/// The library search path with our directory first, and once.
+/// The library search path with our directory at the front and nowhere else.
 fn with_ours_first(ours: &Path, rest: Option<&OsStr>) -> OsString {
     let mut path = ours.as_os_str().to_owned();
     for other in rest.filter(|r| !r.is_empty()).into_iter().flat_map(std::env::split_paths).filter(|p| p != ours) {

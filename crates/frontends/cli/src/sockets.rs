@@ -1,20 +1,20 @@
-//! Finding the running daemon: which sockets are tried, and what each attempt says.
+//! Finding the running daemon: which sockets are tried, and the result of each attempt.
 
 use burst_control::{Client, ControlError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Name that this program gives in its hello.
+/// The name of this program in its hello.
 const PROGRAM: &str = "burst";
 
 /// What was found at one socket.
 #[derive(Debug)]
-pub enum Found {
+pub enum FoundDaemon {
     /// A daemon that answers.
     Alive(Client),
-    /// Nothing there.
+    /// There is no socket.
     Absent,
-    /// A socket that nobody listens on: its daemon is dead.
+    /// No process listens on the socket: its daemon has died.
     Stale,
     /// This user may not connect.
     Forbidden,
@@ -22,15 +22,15 @@ pub enum Found {
     Strange(String),
 }
 
-impl Found {
+impl FoundDaemon {
     /// In a few words.
     pub fn describe(&self) -> String {
         match self {
-            Found::Alive(client) => format!("daemon {}", client.daemon().pid),
-            Found::Absent => "nothing there".to_owned(),
-            Found::Stale => "its daemon is dead".to_owned(),
-            Found::Forbidden => "permission denied".to_owned(),
-            Found::Strange(sentence) => sentence.clone(),
+            FoundDaemon::Alive(client) => format!("daemon {}", client.daemon().pid),
+            FoundDaemon::Absent => "nothing there".to_owned(),
+            FoundDaemon::Stale => "its daemon is dead".to_owned(),
+            FoundDaemon::Forbidden => "permission denied".to_owned(),
+            FoundDaemon::Strange(sentence) => sentence.clone(),
         }
     }
 }
@@ -41,26 +41,26 @@ pub fn candidates(chosen: Option<&Path>) -> Vec<PathBuf> {
 }
 
 /// Tries one socket.
-pub fn try_socket(path: &Path) -> Found {
+pub fn try_socket(path: &Path) -> FoundDaemon {
     match Client::connect(path, PROGRAM) {
-        Ok(client) => Found::Alive(client),
+        Ok(client) => FoundDaemon::Alive(client),
         Err(ControlError::Connect { source, .. }) => match source.kind() {
-            ErrorKind::NotFound | ErrorKind::NotADirectory => Found::Absent,
-            ErrorKind::ConnectionRefused => Found::Stale,
-            ErrorKind::PermissionDenied => Found::Forbidden,
-            _ => Found::Strange(source.to_string()),
+            ErrorKind::NotFound | ErrorKind::NotADirectory => FoundDaemon::Absent,
+            ErrorKind::ConnectionRefused => FoundDaemon::Stale,
+            ErrorKind::PermissionDenied => FoundDaemon::Forbidden,
+            _ => FoundDaemon::Strange(source.to_string()),
         },
-        Err(ControlError::Closed) => Found::Stale,
-        Err(other) => Found::Strange(other.to_string()),
+        Err(ControlError::Closed) => FoundDaemon::Stale,
+        Err(other) => FoundDaemon::Strange(other.to_string()),
     }
 }
 
 /// Tries all of them until one answers; every attempt is in the list.
-pub fn find(chosen: Option<&Path>) -> Vec<(PathBuf, Found)> {
+pub fn find(chosen: Option<&Path>) -> Vec<(PathBuf, FoundDaemon)> {
     let mut tried = Vec::new();
     for path in candidates(chosen) {
         let found = try_socket(&path);
-        let alive = matches!(found, Found::Alive(_));
+        let alive = matches!(found, FoundDaemon::Alive(_));
         tried.push((path, found));
         if alive {
             break;
@@ -70,7 +70,7 @@ pub fn find(chosen: Option<&Path>) -> Vec<(PathBuf, Found)> {
 }
 
 /// What was tried, in one clause.
-pub fn tried_clause(tried: &[(PathBuf, Found)]) -> String {
+pub fn tried_clause(tried: &[(PathBuf, FoundDaemon)]) -> String {
     let parts: Vec<String> = tried.iter().map(|(p, f)| format!("{} ({})", p.display(), f.describe())).collect();
     parts.join(", ")
 }
@@ -79,7 +79,7 @@ pub fn tried_clause(tried: &[(PathBuf, Found)]) -> String {
 pub fn connect(chosen: Option<&Path>) -> Result<Client, String> {
     let mut tried = find(chosen);
     match tried.pop() {
-        Some((_, Found::Alive(client))) => Ok(client),
+        Some((_, FoundDaemon::Alive(client))) => Ok(client),
         last => {
             tried.extend(last);
             Err(format!(
@@ -104,12 +104,12 @@ mod tests {
     #[test]
     fn absent_and_stale_are_told_apart() {
         let path = scratch("sock");
-        assert!(matches!(try_socket(&path), Found::Absent));
+        assert!(matches!(try_socket(&path), FoundDaemon::Absent));
         let kind = rustix::net::SocketType::SEQPACKET;
         let dead = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
         rustix::net::bind(&dead, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
         drop(dead);
-        assert!(matches!(try_socket(&path), Found::Stale));
+        assert!(matches!(try_socket(&path), FoundDaemon::Stale));
         std::fs::remove_file(path).unwrap();
     }
 
@@ -117,7 +117,7 @@ mod tests {
     fn something_that_is_no_daemon_is_strange() {
         let path = scratch("stream");
         let _listener = UnixListener::bind(&path).unwrap();
-        assert!(matches!(try_socket(&path), Found::Strange(_)));
+        assert!(matches!(try_socket(&path), FoundDaemon::Strange(_)));
         let sentence = connect(Some(&path)).unwrap_err();
         assert!(sentence.contains(path.to_str().unwrap()), "{sentence}");
         std::fs::remove_file(path).unwrap();

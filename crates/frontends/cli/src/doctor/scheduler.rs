@@ -11,18 +11,18 @@ const FEW: usize = 4;
 const ROOT_GROUP: &str = "0::/";
 
 /// What is known of a process: its line of `/proc/PID/autogroup`, and whether it is in the root control group.
-struct Group {
+struct AutoGroup {
     auto: String,
     root: bool,
 }
 
-impl Group {
-    fn of(who: &str) -> Option<Group> {
+impl AutoGroup {
+    fn of(who: &str) -> Option<AutoGroup> {
         let auto = read_to_string(format!("/proc/{who}/autogroup")).ok()?;
         // "/autogroup-12 nice 0"
         let auto = auto.split_whitespace().next()?.to_owned();
         let groups = read_to_string(format!("/proc/{who}/cgroup")).unwrap_or_default();
-        Some(Group { auto, root: groups.lines().any(|line| line == ROOT_GROUP) || groups.is_empty() })
+        Some(AutoGroup { auto, root: groups.lines().any(|line| line == ROOT_GROUP) || groups.is_empty() })
     }
 }
 
@@ -32,10 +32,10 @@ pub fn check(daemon: Option<u32>) -> Finding {
     let enabled =
         read_to_string(format!("/proc/sys/{}", SWITCH.replace('.', "/"))).is_ok_and(|text| text.trim() == "1");
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    judge(enabled, processors, Group::of("self"), Group::of(&daemon.to_string()))
+    judge(enabled, processors, AutoGroup::of("self"), AutoGroup::of(&daemon.to_string()))
 }
 
-fn judge(enabled: bool, processors: usize, own: Option<Group>, daemon: Option<Group>) -> Finding {
+fn judge(enabled: bool, processors: usize, own: Option<AutoGroup>, daemon: Option<AutoGroup>) -> Finding {
     let seen = format!("{processors} processors");
     match (own, daemon) {
         (Some(own), Some(daemon))
@@ -54,8 +54,8 @@ fn judge(enabled: bool, processors: usize, own: Option<Group>, daemon: Option<Gr
 mod tests {
     use super::*;
 
-    fn group(auto: &str, root: bool) -> Option<Group> {
-        Some(Group { auto: auto.to_owned(), root })
+    fn group(auto: &str, root: bool) -> Option<AutoGroup> {
+        Some(AutoGroup { auto: auto.to_owned(), root })
     }
 
     #[test]
@@ -74,6 +74,6 @@ mod tests {
     fn our_own_group_can_be_read() {
         // Kernels without CONFIG_SCHED_AUTOGROUP have no such file; to a process in no autogroup it reads empty.
         let line = read_to_string("/proc/self/autogroup").unwrap_or_default();
-        assert_eq!(Group::of("self").is_some(), line.starts_with("/autogroup-"), "{line:?}");
+        assert_eq!(AutoGroup::of("self").is_some(), line.starts_with("/autogroup-"), "{line:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Who holds UDP port 4791 (RoCEv2) in this network namespace, from /proc.
+//! The process that holds UDP port 4791 (RoCEv2) in this network namespace, by /proc.
 
 use super::{Finding, fail};
 use std::path::Path;
@@ -6,28 +6,28 @@ use std::path::Path;
 /// RoCEv2's port, as /proc/net/udp writes it.
 const PORT_HEX: &str = ":12B7";
 
-/// Who holds a socket.
+/// The holder of a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Holder {
+enum SocketHolder {
     /// A process of this host.
     Process(u32, String),
     /// The kernel itself: soft-RoCE.
     Kernel,
-    /// A process that this user may not look into.
+    /// A process whose descriptors this user may not see.
     Hidden,
 }
 
-/// Fine if nobody or the daemon holds it.
+/// Passes if the port is free or the daemon holds it.
 pub fn check(daemon: Option<u32>) -> Finding {
     if let Some(pid) = daemon.filter(|pid| other_namespace(*pid)) {
         return Finding::Skip(format!("daemon {pid} runs in another network namespace"));
     }
-    let holders: Vec<Holder> = inodes().into_iter().map(|inode| holder(inode, daemon)).collect();
-    let mine = |h: &Holder| matches!((h, daemon), (Holder::Process(pid, _), Some(d)) if *pid == d);
+    let holders: Vec<SocketHolder> = inodes().into_iter().map(|inode| holder(inode, daemon)).collect();
+    let mine = |h: &SocketHolder| matches!((h, daemon), (SocketHolder::Process(pid, _), Some(d)) if *pid == d);
     let stranger = holders.iter().find(|h| !mine(h));
     match (stranger, daemon, holders.is_empty()) {
         (_, Some(_), _) if holders.iter().any(mine) => Finding::Ok("held by the daemon".to_owned()),
-        (Some(Holder::Hidden), Some(_), _) => {
+        (Some(SocketHolder::Hidden), Some(_), _) => {
             Finding::Ok("taken, by a process that this user may not look into".to_owned())
         }
         (Some(other), ..) => taken(other),
@@ -36,17 +36,24 @@ pub fn check(daemon: Option<u32>) -> Finding {
     }
 }
 
-fn taken(holder: &Holder) -> Finding {
+fn taken(holder: &SocketHolder) -> Finding {
     match holder {
-        Holder::Kernel => {
+        SocketHolder::Kernel => {
             fail("taken by the kernel's soft-RoCE", "remove it (rdma link delete NAME), or use another interface")
         }
-        Holder::Process(pid, name) if name == "burstd" => {
+        SocketHolder::Process(pid, name) if name == "burstd" => {
             fail(format!("taken by another burstd ({pid})"), format!("use that one (--socket), or end it: kill {pid}"))
         }
-        Holder::Process(pid, name) => fail(format!("taken by {name} ({pid})"), format!("end that program: kill {pid}")),
-        Holder::Hidden => {
-            fail("taken by a process of another user", "use that user's burstd (--socket), or ask for it to be ended")
+        SocketHolder::Process(pid, name) => {
+            fail(format!("taken by {name} ({pid})"), format!("end that program: kill {pid}"))
+        }
+        SocketHolder::Hidden => {
+            let cure = "share that user's daemon: its owner makes the socket accessible (chmod 666 SOCKET, chmod o+x on its \
+                        directories), then run `burst run --socket SOCKET PROGRAM`";
+            fail(
+                "taken by a process of another user",
+                crate::sharing::cure("4791", Path::new("")).unwrap_or(cure.into()),
+            )
         }
     }
 }
@@ -72,16 +79,16 @@ fn inodes_in(table: &str) -> Vec<u64> {
 }
 
 /// Finds the process with this socket, the daemon first: it is the likely one.
-fn holder(inode: u64, daemon: Option<u32>) -> Holder {
+fn holder(inode: u64, daemon: Option<u32>) -> SocketHolder {
     if inode == 0 {
-        return Holder::Kernel;
+        return SocketHolder::Kernel;
     }
     let listed = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let all = listed.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
     let found = daemon.into_iter().chain(all).find(|pid| has_socket(*pid, inode));
-    found.map_or(Holder::Hidden, |pid| {
+    found.map_or(SocketHolder::Hidden, |pid| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        Holder::Process(pid, name.trim().to_owned())
+        SocketHolder::Process(pid, name.trim().to_owned())
     })
 }
 
@@ -113,7 +120,7 @@ mod tests {
         let text = link.to_string_lossy().into_owned();
         let inode: u64 = text.trim_start_matches("socket:[").trim_end_matches(']').parse().unwrap();
         let me = std::process::id();
-        assert!(matches!(holder(inode, Some(me)), Holder::Process(pid, _) if pid == me));
-        assert_eq!(holder(0, None), Holder::Kernel);
+        assert!(matches!(holder(inode, Some(me)), SocketHolder::Process(pid, _) if pid == me));
+        assert_eq!(holder(0, None), SocketHolder::Kernel);
     }
 }

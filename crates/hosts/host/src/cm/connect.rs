@@ -1,4 +1,4 @@
-//! Connections: what a program asks is checked here and passed on to the worker that has, or shall have, the connection.
+//! Connections: a command is checked here and becomes a job for the worker that has, or will have, the connection.
 
 use super::client::CmClient;
 use super::id::{CmIdStage, HostCmId};
@@ -21,20 +21,22 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Requests that may wait when the program names no number.
+/// Backlog of a listener when the program gives 0.
 const BACKLOG_DEFAULT: u32 = 1024;
-/// Most requests that may wait for one listener.
+/// Maximum backlog of a listener.
 const BACKLOG_MAX: u32 = 65_536;
 /// The Q_Key of RDMA-CM's datagram queue pairs (`RDMA_UDP_QKEY`).
 const UDP_QKEY: u32 = 0x0123_4567;
-/// Spreads nothing: all MADs to a peer leave by one UDP port, so that they travel in trains.
+/// Entropy of the flow of management datagrams, the same for all: all datagrams to a peer use one UDP source port, so that they
+/// travel in trains.
 const MAD_ENTROPY: u32 = 1;
 
+/// EINVAL: the private data is too long for the message.
 fn too_long<T>(len: usize, room: usize) -> Result<T, Refusal> {
     refuse(libc::EINVAL, format!("{len} bytes of private data do not fit into {room}"))
 }
 
-/// What the device can do at most, where the program asks for the most.
+/// The parameters, limited to what the device can do.
 fn granted(param: &CmParam) -> CmParam {
     let most = RD_ATOMIC_MAX;
     CmParam {
@@ -48,7 +50,7 @@ fn granted(param: &CmParam) -> CmParam {
 }
 
 impl CmClient {
-    /// The queue pair that an operation names, if the token is good. Whether it is the context's is for its worker to say.
+    /// The queue pair that a command names, if its token is a context's. The worker checks that the queue pair belongs to the context.
     fn queue_pair(host: &Host, entry: &CmEntry, qp: Option<CmQp>) -> Result<Option<CmQpRef>, Refusal> {
         let Some(CmQp { token, qpn }) = qp else { return Ok(None) };
         let Some(context) = host.cm.context_of(token) else {
@@ -64,6 +66,7 @@ impl CmClient {
         Ok(Some(reference))
     }
 
+    /// Asks for a connection (`rdma_connect`).
     pub(super) fn connect(
         &mut self,
         host: &mut Host,
@@ -90,13 +93,14 @@ impl CmClient {
             None => host.pick_worker() as u32,
         };
         id.entry.worker.store(worker, Ordering::Relaxed);
-        // Set once: an id connects once.
+        // The first and only `set`: an id connects once.
         let _ = id.entry.route.set(id.route);
         id.stage = CmIdStage::Connected;
         host.cm.job(worker, CmJob::Connect(id.entry.clone(), request));
         Ok(CmReply::Done)
     }
 
+    /// Listens (`rdma_listen`) on all workers.
     pub(super) fn listen(&mut self, host: &mut Host, id: CmId, backlog: u32) -> Result<CmReply, Refusal> {
         if self.id(id)?.binding.is_none() {
             let any =
@@ -112,7 +116,7 @@ impl CmClient {
         }
         let limit = if backlog == 0 { BACKLOG_DEFAULT } else { backlog.min(BACKLOG_MAX) };
         let backlog = Arc::new(Backlog::new(limit));
-        // `::` without the option is for both families.
+        // `::` without RDMA_OPTION_ID_AFONLY listens for both families.
         let both = binding.ip.is_ipv6() && binding.ip.is_unspecified() && !binding.only_v6;
         let addr = (!both).then_some(binding.ip);
         let (entry, device) = (id.entry.clone(), device_of(&id.route));
@@ -124,7 +128,7 @@ impl CmClient {
                     let entry = entry.clone();
                     move |w| w.cm_unlisten(&entry)
                 });
-                return refuse(libc::EADDRINUSE, format!("somebody listens on port {}", binding.port));
+                return refuse(libc::EADDRINUSE, format!("another id listens on port {}", binding.port));
             }
         }
         self.id(id_of(&entry))?.stage = CmIdStage::Listening;
@@ -132,6 +136,7 @@ impl CmClient {
         Ok(CmReply::Route(self.id(id_of(&entry))?.route))
     }
 
+    /// Accepts a connection request (`rdma_accept`).
     pub(super) fn accept(
         &mut self,
         host: &mut Host,
@@ -166,6 +171,7 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
+    /// Rejects a connection request (`rdma_reject`).
     pub(super) fn reject(&mut self, host: &mut Host, id: CmId, reason: u16, data: &CmData) -> Result<CmReply, Refusal> {
         let id = self.arrived(host, id)?;
         let room = if id.entry.qp_type == QpType::Ud { SidrRep::DATA_LEN } else { Rej::DATA_LEN };
@@ -181,13 +187,14 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
+    /// Disconnects (`rdma_disconnect`).
     pub(super) fn disconnect(&mut self, host: &mut Host, id: CmId) -> Result<CmReply, Refusal> {
         let id = self.arrived(host, id)?;
         if id.stage != CmIdStage::Connected {
             return refuse(libc::EINVAL, "the id is not connected");
         }
         let worker = id.entry.worker.load(Ordering::Relaxed);
-        // The queue pair first: nothing is sent on it after the DREQ.
+        // The queue pair first: it must send nothing after the DREQ.
         if let Some(qp) = id.entry.qp.get() {
             host.cm.job(worker_of(qp.qpn), CmJob::FailQp(*qp));
         }
@@ -195,6 +202,7 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
+    /// Sends a job to the worker of a connected id.
     pub(super) fn send_job(
         &mut self,
         host: &mut Host,
@@ -214,7 +222,7 @@ fn id_of(entry: &CmEntry) -> CmId {
     entry.id
 }
 
-/// Everything that the worker needs for a REQ or SIDR_REQ.
+/// The request that the worker sends in a REQ or SIDR_REQ.
 fn request(host: &Host, id: &HostCmId, param: CmParam) -> Result<CmRequest, Refusal> {
     let (CmRoute { src: Some(src), dst: Some(dst), .. }, Some(device)) = (id.route, device_of(&id.route)) else {
         return refuse(libc::EINVAL, "resolve the address first");
@@ -224,7 +232,7 @@ fn request(host: &Host, id: &HostCmId, param: CmParam) -> Result<CmRequest, Refu
         return refuse(libc::ENODEV, "the device is gone");
     };
     let flow = flow_of(caps, &ah, MAD_ENTROPY).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;
-    // The peer sees the addresses of the wire, except that a loopback address is named as such to oneself.
+    // The header carries the addresses on the wire, except for connections of the host to its own loopback address.
     let own_loopback = dst.ip.is_loopback();
     let on_wire = |seen: IpAddr, gid: [u8; 16]| if own_loopback { seen } else { ip_of(gid) };
     let header =

@@ -1,7 +1,7 @@
 //! Ids in multicast groups: `rdma_join_multicast` and `rdma_leave_multicast`.
 //!
-//! On Ethernet nobody is asked: the group's GID is its IP address, and joining is IGMP or MLD of the port. The event says
-//! what a program needs in order to send: the group's GID, and the Q_Key that all ids of the port space share.
+//! Ethernet has no subnet administrator to ask: the group's GID is its IP address, and the port joins by IGMP or MLD. The event
+//! carries what a program needs to send: the group's GID, and the Q_Key that all ids of the port space share.
 
 use super::client::CmClient;
 use super::resolve::device_of;
@@ -14,10 +14,11 @@ use burst_control::cm::{CmAddr, CmConn, CmEvent, CmEventKind, CmId, CmReply, CmR
 
 /// Q_Key of all ids of the datagram port space (`RDMA_UDP_QKEY` of rdma_cma.h).
 const DATAGRAM_QKEY: u32 = 0x0123_4567;
-/// Groups of one id.
+/// Maximum number of groups of one id.
 const GROUPS_MAX: usize = 256;
 
 impl CmClient {
+    /// Joins a group (`rdma_join_multicast`). The result comes as an event.
     pub(super) fn join(&mut self, host: &mut Host, id: CmId, addr: CmAddr, cookie: u64) -> Result<CmReply, Refusal> {
         let id = self.id(id)?;
         if id.entry.qp_type != QpType::Ud {
@@ -32,7 +33,7 @@ impl CmClient {
         if id.groups.len() >= GROUPS_MAX {
             return refuse(libc::ENOMEM, format!("an id is in at most {GROUPS_MAX} multicast groups"));
         }
-        // The program asked well; whether the port can is told by the event.
+        // The command itself was valid: whether the port could join is in the event.
         let (kind, status) = match host.join(device, addr.ip) {
             Ok(()) => {
                 id.groups.push((device, addr));
@@ -50,6 +51,7 @@ impl CmClient {
         Ok(CmReply::Done)
     }
 
+    /// Leaves a group (`rdma_leave_multicast`).
     pub(super) fn leave(&mut self, host: &mut Host, id: CmId, addr: CmAddr) -> Result<CmReply, Refusal> {
         let id = self.id(id)?;
         let Some(at) = id.groups.iter().position(|(_, a)| a.ip == addr.ip) else {

@@ -1,13 +1,13 @@
-//! Port numbers of each port space: who has bound which address, and free numbers.
+//! Port numbers of each port space: which addresses are bound, and which numbers are free.
 //!
-//! Only explicit binds, sources that name a port, and listeners hold one. An id that connects without a bind gets a number
-//! that is merely likely to be free: nothing is ever demultiplexed by it.
+//! Only explicit binds, sources that name a port, and listeners hold a number. An id that connects without a bind gets a number
+//! that is likely to be free, but is not reserved: no packet is ever demultiplexed by it.
 
 use burst_control::cm::PortSpace;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// First and last of the numbers given to those who do not choose, as Linux has them.
+/// The ephemeral ports, as in Linux: the numbers for ids that choose none.
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
 /// A bound address.
@@ -15,13 +15,13 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 pub struct PortBinding {
     /// Port space.
     pub ps: PortSpace,
-    /// Address, unspecified for all of its family.
+    /// Address; an unspecified one means all addresses of its family.
     pub ip: IpAddr,
     /// Port.
     pub port: u16,
     /// `::` does not include IPv4.
     pub only_v6: bool,
-    /// May be shared with others that say so.
+    /// The address may be shared with bindings that allow it too.
     pub reuse: bool,
 }
 
@@ -35,7 +35,7 @@ impl PortBinding {
     }
 }
 
-/// See the module.
+/// The bound addresses of all port spaces.
 #[derive(Debug)]
 pub struct PortTable {
     bound: HashMap<(PortSpace, u16), Vec<PortBinding>>,
@@ -49,38 +49,37 @@ impl Default for PortTable {
 }
 
 impl PortTable {
-    /// A number for somebody who does not care and holds nothing.
+    /// A number for an id that is not bound. It is not reserved.
     pub fn any(&mut self) -> u16 {
         let port = self.next;
         self.next = if port == *EPHEMERAL.end() { *EPHEMERAL.start() } else { port + 1 };
         port
     }
 
-    /// Takes an address; port 0 takes a free one. Returns what was taken, or `None` when it is in use.
-    pub fn bind(&mut self, wish: PortBinding) -> Option<PortBinding> {
-        if wish.port != 0 {
-            return self.take(wish).then_some(wish);
+    /// Binds an address; port 0 chooses a free number. Returns the binding, or `None` when the address is in use.
+    pub fn bind(&mut self, wanted: PortBinding) -> Option<PortBinding> {
+        if wanted.port != 0 {
+            return self.take(wanted).then_some(wanted);
         }
         for _ in EPHEMERAL {
-            let binding = PortBinding { port: self.any(), reuse: false, ..wish };
+            let binding = PortBinding { port: self.any(), reuse: false, ..wanted };
             if self.take(binding) {
-                // What was given exclusively may be shared later on.
                 return Some(binding);
             }
         }
         None
     }
 
-    fn take(&mut self, wish: PortBinding) -> bool {
-        let others = self.bound.entry((wish.ps, wish.port)).or_default();
-        let free = others.iter().all(|o| !o.overlaps(&wish) || o.reuse && wish.reuse);
+    fn take(&mut self, wanted: PortBinding) -> bool {
+        let others = self.bound.entry((wanted.ps, wanted.port)).or_default();
+        let free = others.iter().all(|o| !o.overlaps(&wanted) || o.reuse && wanted.reuse);
         if free {
-            others.push(wish);
+            others.push(wanted);
         }
         free
     }
 
-    /// Gives an address back.
+    /// Releases an address.
     pub fn release(&mut self, binding: &PortBinding) {
         if let Some(others) = self.bound.get_mut(&(binding.ps, binding.port)) {
             if let Some(at) = others.iter().position(|o| o == binding) {
