@@ -86,3 +86,51 @@ fn pause() {
     #[cfg(loom)]
     loom::thread::yield_now();
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+
+    #[test]
+    fn words_change_together_and_results_are_returned() {
+        let words = SeqWords::<3>::default();
+        assert_eq!(words.read(), Some([0; 3]));
+        assert_eq!(words.change(|w| core::mem::replace(w, [1, 2, 3])), Some([0; 3]));
+        assert_eq!(words.change(|w| w[1] += 5), Some(()));
+        assert_eq!((words.read(), words.version.load(Ordering::Relaxed)), (Some([1, 7, 3]), 4));
+    }
+
+    #[test]
+    fn a_writer_at_work_makes_others_give_up() {
+        let words = SeqWords::<2>::default();
+        let version = words.begin().expect("no other writer");
+        assert_eq!((version, words.version.load(Ordering::Relaxed)), (0, 1));
+        assert_eq!((words.read(), words.change(|_| ()), words.begin()), (None, None, None));
+        words.version.store(u32::MAX - 1, Ordering::Release);
+        assert_eq!(words.change(|w| w[0] = 9), Some(()));
+        assert_eq!((words.version.load(Ordering::Relaxed), words.read()), (0, Some([9, 0])), "the version wraps");
+    }
+
+    #[test]
+    fn no_reader_sees_half_a_change() {
+        let (words, end) = (SeqWords::<4>::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !end.load(Ordering::Relaxed) {
+                    if let Some(copy) = words.read() {
+                        assert!(copy.iter().all(|word| *word == copy[0]), "{copy:?}");
+                    }
+                }
+            });
+            let writers = [(); 2].map(|()| {
+                scope.spawn(|| {
+                    (0..20_000).filter(|_| words.change(|w| w.iter_mut().for_each(|x| *x += 1)).is_some()).count()
+                })
+            });
+            let changes: usize = writers.into_iter().map(|writer| writer.join().expect("a writer")).sum();
+            end.store(true, Ordering::Relaxed);
+            assert_eq!(words.read(), Some([changes as u64; 4]), "no change is lost");
+        });
+    }
+}

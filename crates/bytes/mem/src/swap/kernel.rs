@@ -1,10 +1,10 @@
 //! The system calls that change mappings, made without libc.
 //!
 //! Programs interpose `mmap`, `munmap`, `mremap` and `madvise` to learn which registrations have ended: UCX patches them in
-//! libc's own code. Swapping pages does not concern such a program, because the memory is the same before and after. Its replacements
-//! may also be incomplete: UCX's `mremap` has four parameters, so the fifth argument, the address that MREMAP_FIXED moves
-//! to, is the random contents of a register. So these calls go to the kernel directly (rustix makes them without libc),
-//! which also keeps `errno` unchanged.
+//! libc's own code. Swapping pages does not concern such a program, because the memory is the same before and after. Its
+//! replacements may also be incomplete: UCX's `mremap` has four parameters, so the fifth argument, the address that
+//! MREMAP_FIXED moves to, is the random contents of a register. So these calls go to the kernel directly (rustix makes them
+//! without libc), which also keeps `errno` unchanged.
 
 use core::ptr::null_mut;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
