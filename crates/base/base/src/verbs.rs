@@ -386,7 +386,7 @@ pub struct QpAttr {
     pub sq_draining: bool,
     /// Reads and atomics outstanding as requester.
     pub max_rd_atomic: u8,
-    /// Reads and atomics held as responder.
+    /// READs and ATOMICs kept as responder.
     pub max_dest_rd_atomic: u8,
     /// RNR timer code sent in RNR NAKs (IBA table 45).
     pub min_rnr_timer: u8,

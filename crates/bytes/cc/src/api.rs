@@ -1,11 +1,11 @@
-//! What a caller reports to a controller, and the limits that the controller gives back.
+//! Arguments and results of a controller.
 
 use burst_base::Nanos;
 
 /// The rate of [`SendLimits::rate_bps`] that means "send as fast as the window allows".
 pub const RATE_UNPACED: u64 = 0;
 
-/// What one acknowledgement, or several handled together, says about the path.
+/// Measurements of the path from one acknowledgement, or from several handled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AckSample {
     /// Payload bytes that are acknowledged, or received as READ responses, for the first time.
@@ -24,7 +24,7 @@ pub struct AckSample {
     pub pressure: u8,
 }
 
-/// How a loss was noticed.
+/// How a loss was detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossKind {
     /// By a NAK or by a gap in the acknowledgements: later packets arrived.
@@ -35,7 +35,7 @@ pub enum LossKind {
     LocalDrop,
 }
 
-/// What may be sent.
+/// Limits on sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendLimits {
     /// Most bytes in flight.

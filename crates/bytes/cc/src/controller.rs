@@ -64,7 +64,7 @@ impl Controller {
         Nanos::NEVER
     }
 
-    /// What may be sent now.
+    /// Limits on sending now.
     #[inline]
     pub fn limits(&self) -> SendLimits {
         match self {

@@ -1,6 +1,6 @@
 //! Congestion controllers: how many bytes, and at which rate, may be in flight towards one peer.
 //!
-//! A [`Controller`] is told what happened (acknowledgements, congestion notifications, losses, timers) and answers with
+//! A [`Controller`] gets events (acknowledgements, congestion notifications, losses, timers) and returns
 //! [`SendLimits`]. The caller owns everything else: the bytes in flight, the queue pairs that wait, the pacing. One controller
 //! serves all queue pairs that share a path.
 //!

@@ -115,7 +115,7 @@ impl Syndrome {
 /// Acknowledge extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// What it says.
+    /// ACK, RNR NAK or NAK, with its code.
     pub syndrome: Syndrome,
     /// Message sequence number, 24 bits: requests completed so far.
     pub msn: u32,

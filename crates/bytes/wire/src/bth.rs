@@ -26,7 +26,7 @@ pub struct Bth {
     pub becn: bool,
     /// Destination queue pair.
     pub dest_qpn: Qpn,
-    /// An acknowledgement is asked for.
+    /// The packet requests an acknowledgement.
     pub ack_req: bool,
     /// Packet sequence number.
     pub psn: Psn,
@@ -36,7 +36,7 @@ impl Bth {
     /// Bytes.
     pub const LEN: usize = 12;
 
-    /// The header that most packets have: default partition, MigReq set, nothing else.
+    /// The usual header: default partition, MigReq set, all other flags clear.
     pub const fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Bth {
         Bth {
             opcode,

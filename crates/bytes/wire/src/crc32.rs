@@ -120,13 +120,13 @@ const fn field_nibbles(mut power: u32) -> [[u32; 16]; 4] {
     nibbles
 }
 
-/// What to exclusive-or to the CRC of what comes before, so that byte 4 of what follows counts as ones whatever it is:
-/// by the value of that byte.
+/// The value to exclusive-or to the CRC at a point of a message, so that byte 4 after that point counts as ones. Indexed by the
+/// value of that byte.
 pub(crate) static MASK_BYTE_4: [u32; 256] = {
     let mut table = [0; 256];
     let mut value = 0;
     while value < 256 {
-        // A CRC with the difference D * x^-32 has, four bytes later, the difference D: what the byte would have changed.
+        // A CRC with the difference D * x^-32 has, four bytes later, the difference D, which is the change by the byte.
         table[value] = times(value as u32 ^ 0xff, X_MINUS_32);
         value += 1;
     }

@@ -193,7 +193,7 @@ impl Icrc {
     /// because each piece is still in the first cache when the CRC reads it.
     pub fn copy_span(self, span: &Span, dst: &mut [u8]) -> Result<Icrc, Gone> {
         assert_eq!(dst.len(), span.len());
-        // One system call for another process's memory, small pieces for ours.
+        // One system call for another process's memory, small pieces for this process's.
         let piece = if span.is_local() { burst_span::PIECE } else { usize::MAX };
         let mut icrc = self;
         let mut done = 0;

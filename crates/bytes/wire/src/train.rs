@@ -44,7 +44,7 @@ static GOOD: [u32; GROUP + 1] = {
     sums
 };
 
-/// The CRC register before the first byte of a packet that lies as it was received: what the CRC covers before that byte, and
+/// The CRC register before the first byte of an unchanged received packet: everything that the CRC covers before that byte, and
 /// the difference that masked bytes of the packet make.
 pub trait FirstRegister {
     /// The register of `packet`, sent with IPv4 identification `id`.

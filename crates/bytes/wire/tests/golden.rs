@@ -1,4 +1,4 @@
-//! Real packets: what Linux soft-RoCE sends is parsed, written again byte for byte, and its ICRC verified.
+//! Captured packets of Linux soft-RoCE are parsed, written again byte for byte, and their ICRCs verified.
 
 use burst_base::Reason;
 use burst_wire::icrc::{IdDelta, PseudoV4, len_after_id, recover_ipv4_id};

@@ -1,6 +1,6 @@
 //! The end of work requests: completions in order, the error states, flushing, draining.
 //!
-//! A request that cannot be carried out ends with its own status when all before it have ended. Then the queue pair
+//! A request that cannot be executed ends with its own status when all before it have ended. Then the queue pair
 //! (RC) or its send queue (UC, UD) is in error, and everything behind is flushed (IBA 10.8.2.2, 10.3.1). Flushing is
 //! spread over turns, because a queue may hold 32,768 entries. Entries posted later are flushed as well.
 
@@ -52,7 +52,7 @@ impl Qp {
         }
     }
 
-    /// Ends the oldest requests as long as they are local operations that were carried out: no acknowledgement ends them.
+    /// Ends the oldest requests as long as they are executed local operations: no acknowledgement ends those.
     pub(crate) fn retire_local(&mut self, env: &mut Env<'_>) {
         while self.req.recovery.oldest().is_some_and(|request| request.done) {
             self.retire_oldest(env);
@@ -89,7 +89,7 @@ impl Qp {
         env.fx.complete(self.id.send_cq, cqe, end.status != WcStatus::Success);
     }
 
-    /// Ends the oldest request if it cannot be carried out: everything before it has ended now.
+    /// Ends the oldest request if it cannot be executed: everything before it has ended now.
     pub(crate) fn end_failed_oldest(&mut self, env: &mut Env<'_>) {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return;

@@ -11,7 +11,7 @@
 //! | `state` | the table of `modify_qp` |
 //! | `requester` | work requests, and the limits on sending |
 //! | `send` | packets of work requests |
-//! | `recovery` | the requests in flight, and what is sent again after a loss |
+//! | `recovery` | the requests in flight, and repetition after a loss |
 //! | `completer` | acknowledgements, responses, NAKs, time-outs |
 //! | `finish` | completions, errors, flushing, draining |
 //! | `responder` | request packets: checks and execution |

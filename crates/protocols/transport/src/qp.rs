@@ -213,7 +213,7 @@ impl Qp {
         if pkt.info.service != service && pkt.info.service != Service::Cnp {
             return Err(Reason::WrongTransport);
         }
-        // The low 15 bits name the partition; two limited members may not talk, and we are a full one.
+        // The low 15 bits are the partition. Only two limited members may not communicate, and Burst is a full member.
         if pkt.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {
             return Err(Reason::BadPkey);
         }
@@ -233,9 +233,9 @@ impl Qp {
     /// stop them.
     pub fn poll_tx(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> TxState {
         let has_requests = self.wants_requests();
-        let ack_last = self.resp.owes_only_ack() && has_requests;
+        let ack_last = self.resp.has_only_ack_pending() && has_requests;
         let mut answered = true;
-        if !ack_last && self.resp.owes() {
+        if !ack_last && self.resp.has_pending() {
             let kept = if has_requests { budget.bytes / 2 } else { 0 };
             budget.bytes -= kept;
             answered = self.poll_responses(budget, env);
@@ -249,7 +249,7 @@ impl Qp {
             _ => TxState::Idle,
         };
         // Responses get what the requests have left of the budget.
-        if (ack_last || !answered) && self.resp.owes() {
+        if (ack_last || !answered) && self.resp.has_pending() {
             answered = self.poll_responses(budget, env);
         }
         if self.wants_flush() {
@@ -262,13 +262,16 @@ impl Qp {
     /// Whether `poll_tx` would do something now. False for a queue pair that waits for its window, until an acknowledgement
     /// comes, unless an answer is pending: answers never wait for a window.
     pub fn wants_tx(&self) -> bool {
-        self.resp.owes() || self.wants_requests() || self.wants_flush()
+        self.resp.has_pending() || self.wants_requests() || self.wants_flush()
     }
 
     /// Whether the only thing to send is an acknowledgement of a message that has just completed a receive. A program that
     /// answers each message posts soon; then one system call and one wake-up of the peer carry answer and acknowledgement.
     pub fn ack_may_wait(&self) -> bool {
-        self.resp.ack_follows_receive && self.resp.owes_only_ack() && !self.wants_requests() && !self.wants_flush()
+        self.resp.ack_follows_receive
+            && self.resp.has_only_ack_pending()
+            && !self.wants_requests()
+            && !self.wants_flush()
     }
 
     /// The application posted to an idle send queue, or to the receive queue of a queue pair in ERR.
@@ -301,7 +304,7 @@ impl Qp {
         self.id.qp_type.is_reliable() && self.req.recovery.is_outstanding()
     }
 
-    /// Payload bytes sent, or asked for by READs, that are not yet acknowledged.
+    /// Payload bytes sent, or requested by READs, that are not yet acknowledged or received.
     pub fn inflight_bytes(&self) -> u64 {
         if self.id.qp_type.is_reliable() { self.req.recovery.inflight_bytes(self.mtu) } else { 0 }
     }

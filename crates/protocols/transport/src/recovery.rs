@@ -1,4 +1,4 @@
-//! The requests in flight, and which packets are sent again after a loss: go-back-N (IBA 9.7.5.1).
+//! Loss recovery: keeps the requests in flight, and selects the packets to repeat after a loss. Go-back-N (IBA 9.7.5.1).
 //!
 //! [`Recovery`] keeps the work requests that were taken from the send queue and have not ended, in order, and two positions
 //! among them. A position is a request and the index of one of its packets. *una* is the oldest unacknowledged packet, the
@@ -55,7 +55,7 @@ pub(crate) struct InflightWqe {
     reads_before: u32,
     /// Send sequence number of its first message (IBA 9.7.7.2.1).
     pub(crate) ssn: u32,
-    /// A local operation that was carried out. Going back does not repeat it.
+    /// A local operation was executed. Going back does not repeat it.
     pub(crate) done: bool,
     /// The error with which it ends when all requests before it have ended.
     pub(crate) fail: Option<(WcStatus, Reason)>,
@@ -224,7 +224,7 @@ impl Recovery {
     }
 }
 
-/// What is sent, and what is sent next.
+/// Sending.
 impl Recovery {
     /// Appends a request with these scatter/gather entries; there must be room ([`Recovery::has_room`]).
     pub(crate) fn push(&mut self, new: NewRequest, sges: &[Sge]) {
@@ -282,7 +282,7 @@ impl Recovery {
         }
         debug_assert!(self.is_consistent());
     }
-    /// All packets of the next request were sent, or it was carried out locally.
+    /// All packets of the next request were sent, or it was executed locally.
     #[inline]
     pub(crate) fn on_request_sent(&mut self) {
         debug_assert!(self.has_next());
@@ -290,19 +290,19 @@ impl Recovery {
         self.cursor = self.cursor.wrapping_add(1);
         self.cursor_pkt = 0;
     }
-    /// The next request cannot be carried out: it ends with this error when all before it have ended.
+    /// The next request cannot be executed: it ends with this error when all before it have ended.
     pub(crate) fn fail_next(&mut self, status: WcStatus, reason: Reason) {
         debug_assert!(self.has_next());
         self.wqes.get_mut(self.cursor).fail = Some((status, reason));
     }
-    /// The next request, a local operation, was carried out.
+    /// The next request, a local operation, was executed.
     pub(crate) fn mark_next_done(&mut self) {
         debug_assert!(self.next().is_some_and(|request| request.work == Work::Local));
         self.wqes.get_mut(self.cursor).done = true;
     }
 }
 
-/// What is acknowledged, and what is lost.
+/// Acknowledgement and loss.
 impl Recovery {
     /// The oldest request in flight.
     #[inline]
@@ -325,7 +325,8 @@ impl Recovery {
         self.una_pkt = 0;
         request
     }
-    /// Acknowledgements have passed the cursor, which had gone back: what they cover is not sent again.
+    /// Moves the cursor forward to *una* if acknowledgements have passed it after it went back: acknowledged packets are not
+    /// sent again.
     pub(crate) fn sync_cursor(&mut self) {
         let behind = self.cursor.wrapping_sub(self.head) as i32;
         if behind < 0 || (behind == 0 && self.cursor_pkt < self.una_pkt) {

@@ -1,4 +1,4 @@
-//! The sending half of a queue pair: takes work requests from the send queue and decides what is sent next.
+//! The sending half of a queue pair: takes work requests from the send queue and applies the limits on sending.
 //!
 //! A work request is copied out of the shared queue once, checked, and given to [`Recovery`], which knows the packet that comes
 //! next. `send` makes the packets. After a loss the same requests pass again through the same code.
@@ -21,7 +21,7 @@ pub(crate) const PSN_DISTANCE_MAX: i32 = 1 << 22;
 
 const BAD_REQUEST: (WcStatus, Reason) = (WcStatus::LocQpOpErr, Reason::LocalOperation);
 const TOO_LONG: (WcStatus, Reason) = (WcStatus::LocLenErr, Reason::LocalLength);
-/// What a checked work request does, its opcode, and how many bytes it moves.
+/// Operation, opcode and bytes of a checked work request.
 type CheckedRequest = (Work, WrOpcode, u32);
 
 /// State of the sending half.
@@ -239,7 +239,7 @@ impl Qp {
         recovery.push(new, &scratch[..usize::from(count)]);
     }
 
-    /// Checks a copied work request: what it does, and how many bytes it moves (IBA 10.8.2, 11.4.1.1).
+    /// Checks a copied work request, and returns its operation and its bytes (IBA 10.8.2, 11.4.1.1).
     fn check_wqe(&self, wqe: &SendWqe) -> Result<CheckedRequest, (WcStatus, Reason)> {
         let opcode = WrOpcode::from_number(u32::from(wqe.opcode)).ok_or(BAD_REQUEST)?;
         let work = Work::of(opcode);

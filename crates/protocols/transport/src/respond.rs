@@ -17,14 +17,14 @@ impl Qp {
     /// Sends pending answers; false if budget or batch ended before all were sent.
     pub(crate) fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
         if let Some((psn, msn)) = self.resp.ack_due
-            && self.resp.owing().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next)))
+            && self.resp.oldest_pending().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next)))
         {
             if !self.push_ack(psn, msn, Syndrome::ACK, env) {
                 return false;
             }
             self.resp.ack_due = None;
         }
-        while let Some(resource) = self.resp.owing().copied() {
+        while let Some(resource) = self.resp.oldest_pending().copied() {
             let done = match resource.kind {
                 OpKind::ReadRequest => self.push_read_response(resource, budget, env),
                 _ => self.push_atomic_response(resource, env),
@@ -32,8 +32,8 @@ impl Qp {
             if !done {
                 return false;
             }
-            debug_assert!(self.resp.owed > 0);
-            self.resp.owed = self.resp.owed.saturating_sub(1);
+            debug_assert!(self.resp.pending > 0);
+            self.resp.pending = self.resp.pending.saturating_sub(1);
         }
         if let Some((psn, msn)) = self.resp.ack_due {
             if !self.push_ack(psn, msn, Syndrome::ACK, env) {
@@ -54,7 +54,7 @@ impl Qp {
     /// it has its last message, and the sender must not see an error for a message that arrived.
     pub fn send_pending_ack(&mut self, env: &mut Env<'_>) {
         if let Some((psn, msn)) = self.resp.ack_due
-            && self.resp.owes_only_ack()
+            && self.resp.has_only_ack_pending()
             && self.push_ack(psn, msn, Syndrome::ACK, env)
         {
             self.resp.ack_due = None;
@@ -76,9 +76,9 @@ impl Qp {
             .aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn })
             .atomic_ack(AtomicAckEth { original: resource.original });
         let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
-        if pushed && let Some(owing) = self.resp.owing() {
-            owing.next = 1;
-            owing.answered = true;
+        if pushed && let Some(resource) = self.resp.oldest_pending() {
+            resource.next = 1;
+            resource.answered = true;
         }
         pushed
     }
@@ -129,9 +129,9 @@ impl Qp {
             next += 1;
         }
         debug_assert!(next <= resource.end);
-        if let Some(owing) = self.resp.owing() {
-            owing.next = next;
-            owing.answered |= next == owing.packets;
+        if let Some(resource) = self.resp.oldest_pending() {
+            resource.next = next;
+            resource.answered |= next == resource.packets;
         }
         next == resource.end
     }
@@ -178,7 +178,7 @@ impl Qp {
     /// Answers a READ by a NAK because its region was deregistered after the request. The queue pair goes to ERR.
     fn refuse_read(&mut self, resource: &Resource, env: &mut Env<'_>) {
         env.fx.count(Reason::RemoteAccess);
-        self.resp.forget_owed();
+        self.resp.drop_pending();
         self.resp.ack_due = None;
         self.resp.nak_due = Some((resource.psn.add(resource.next), Syndrome::Nak(NakCode::RemoteAccess)));
         env.fx.event(self.id.qpn, burst_base::verbs::EventType::QpAccessErr);

@@ -73,7 +73,7 @@ pub(crate) struct Responder {
     /// Number of the oldest resources that have nothing pending.
     served: usize,
     /// Resources with pending packets.
-    pub(crate) owed: u32,
+    pub(crate) pending: u32,
     /// COMM_EST was raised.
     pub(crate) established: bool,
 }
@@ -91,7 +91,7 @@ pub(crate) enum RequestRefusal {
 pub(crate) type CheckResult = Result<(), RequestRefusal>;
 
 impl Resource {
-    fn owes(&self) -> bool {
+    fn has_pending(&self) -> bool {
         self.next < self.end
     }
 }
@@ -128,7 +128,7 @@ impl Responder {
             first: 0,
             count: 0,
             served: 0,
-            owed: 0,
+            pending: 0,
             established: false,
         }
     }
@@ -142,14 +142,14 @@ impl Responder {
         self.message = None;
         self.ack_due = None;
         if self.nak_due.is_none() {
-            self.forget_owed();
+            self.drop_pending();
         }
     }
     /// Drops the pending responses.
-    pub(crate) fn forget_owed(&mut self) {
+    pub(crate) fn drop_pending(&mut self) {
         self.count = 0;
         self.served = 0;
-        self.owed = 0;
+        self.pending = 0;
     }
     /// Ends access to memory for requests that named this shared receive queue.
     pub(crate) fn revoke(&mut self, srqn: u32) {
@@ -158,19 +158,19 @@ impl Responder {
         }
     }
     /// Whether an answer is pending.
-    pub(crate) fn owes(&self) -> bool {
-        self.ack_due.is_some() || self.nak_due.is_some() || self.owed > 0
+    pub(crate) fn has_pending(&self) -> bool {
+        self.ack_due.is_some() || self.nak_due.is_some() || self.pending > 0
     }
     /// Whether an acknowledgement is pending and nothing else.
-    pub(crate) fn owes_only_ack(&self) -> bool {
-        self.ack_due.is_some() && self.nak_due.is_none() && self.owed == 0
+    pub(crate) fn has_only_ack_pending(&self) -> bool {
+        self.ack_due.is_some() && self.nak_due.is_none() && self.pending == 0
     }
     /// The oldest resource with pending packets.
-    pub(crate) fn owing(&mut self) -> Option<&mut Resource> {
-        if self.owed == 0 {
+    pub(crate) fn oldest_pending(&mut self) -> Option<&mut Resource> {
+        if self.pending == 0 {
             return None;
         }
-        let age = (self.served..self.count).find(|&age| self.resources[self.place(age)].owes())?;
+        let age = (self.served..self.count).find(|&age| self.resources[self.place(age)].has_pending())?;
         // Responses are sent in order: older resources need not be searched again unless one is rewound.
         self.served = age;
         let place = self.place(age);
@@ -187,10 +187,10 @@ impl Responder {
     }
     /// Stores a resource, over the oldest if no place is free.
     fn store(&mut self, resource: Resource) {
-        debug_assert!(self.has_place() && resource.owes());
+        debug_assert!(self.has_place() && resource.has_pending());
         if self.count == self.depth {
-            if self.resources[self.first].owes() {
-                self.owed -= 1;
+            if self.resources[self.first].has_pending() {
+                self.pending -= 1;
             }
             self.first = self.place(1);
             self.count -= 1;
@@ -202,7 +202,7 @@ impl Responder {
             place => self.resources[place] = resource,
         }
         self.count += 1;
-        self.owed += 1;
+        self.pending += 1;
     }
     /// Age and index of the resource that contains `psn`. If several do, the youngest: PSNs wrap, and a resource may stay for
     /// longer than that takes.
@@ -218,8 +218,8 @@ impl Responder {
         let place = self.place(age);
         let resource = &mut self.resources[place];
         debug_assert!(index < end && end <= resource.packets);
-        if !resource.owes() {
-            self.owed += 1;
+        if !resource.has_pending() {
+            self.pending += 1;
         }
         (resource.start, resource.next, resource.end) = (index, index, end);
         self.served = self.served.min(age);
@@ -269,10 +269,10 @@ impl Qp {
         }
         env.fx.count(Reason::SequenceGap);
         self.resp.nak_given = true;
-        self.owe_nak(Syndrome::Nak(NakCode::PsnSequence));
+        self.set_nak_due(Syndrome::Nak(NakCode::PsnSequence));
     }
 
-    fn owe_nak(&mut self, syndrome: Syndrome) {
+    fn set_nak_due(&mut self, syndrome: Syndrome) {
         debug_assert!(self.resp.nak_given || matches!(syndrome, Syndrome::Nak(_)));
         self.resp.nak_due = Some((self.resp.expected, syndrome));
         // A NAK acknowledges everything before it.
@@ -284,11 +284,11 @@ impl Qp {
             RequestRefusal::NotReady => {
                 env.fx.count(Reason::ReceiverNotReady);
                 self.resp.nak_given = true;
-                self.owe_nak(Syndrome::Rnr { timer: self.attr.min_rnr_timer });
+                self.set_nak_due(Syndrome::Rnr { timer: self.attr.min_rnr_timer });
             }
             RequestRefusal::Refuse(code, reason) => {
                 env.fx.count(reason);
-                self.owe_nak(Syndrome::Nak(code));
+                self.set_nak_due(Syndrome::Nak(code));
                 let event = match code {
                     NakCode::RemoteAccess => EventType::QpAccessErr,
                     NakCode::RemoteOperation => EventType::QpFatal,
@@ -298,7 +298,7 @@ impl Qp {
                 self.enter_error();
             }
             RequestRefusal::RefuseReceive(code, status, reason) => {
-                self.owe_nak(Syndrome::Nak(code));
+                self.set_nak_due(Syndrome::Nak(code));
                 self.complete_receive_error(status, reason, env);
                 self.enter_error();
             }
@@ -580,7 +580,7 @@ impl Qp {
             return None;
         }
         let end = index + reth.len.div_ceil(mtu).max(1);
-        if !resource.owes() {
+        if !resource.has_pending() {
             self.resp.rewind(age, index, end);
         } else if index < resource.next {
             self.resp.rewind(age, index, resource.end.max(end));
@@ -593,7 +593,7 @@ impl Qp {
         let kind = pkt.info.kind;
         let (age, place) = self.resp.find(pkt.bth.psn)?;
         let resource = Some(&self.resp.resources[place]).filter(|r| r.kind == kind && r.addr == atomic.addr)?;
-        if !resource.owes() {
+        if !resource.has_pending() {
             self.resp.rewind(age, 0, 1);
         }
         Some(())

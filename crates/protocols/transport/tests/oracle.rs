@@ -2,7 +2,7 @@
 //!
 //! The model is the guarantee of the verbs API: requests of one direction are executed in order, each exactly once. Each end's
 //! memory has a constant pool (source of everything sent, and of unfenced READs), a target that only the peer writes
-//! (WRITE, atomics; READ from it makes the next request fenced, because a READ may otherwise see what follows it), receive
+//! (WRITE, atomics; READ from it makes the next request fenced, because a READ may otherwise see a later request), receive
 //! slots, and a ring of destinations for READ and atomic results. Checked: bytes of each receive and READ, results of
 //! atomics, order, number and fields of completions, the targets at the end, and that no request hangs.
 //!

@@ -123,7 +123,7 @@ fn without_a_receive_the_answer_is_receiver_not_ready_until_one_is_posted() {
     assert_eq!(end.fx.receives[1].0.byte_len, MTU as u32 + 1);
 }
 
-/// Each row: what arrives at PSN 100 (a READ, WRITE or atomic uses the good key unless it says otherwise), and the NAK.
+/// Each row: the packet at PSN 100 (a READ, WRITE or atomic uses the valid key unless given another), and the NAK.
 #[test]
 fn requests_that_break_a_rule_are_refused_by_the_right_nak_and_end_the_queue_pair() {
     let setup = Setup::default();

@@ -1,4 +1,4 @@
-//! Extended reliable connections: each request names a shared receive queue, whose protection domain gives access to memory.
+//! Extended reliable connections: each request names a shared receive queue. Its protection domain gives access to memory.
 mod common;
 
 use burst_base::verbs::{QpAttr, QpState, QpType, WcStatus, WrOpcode, attr_mask as m, send_flags};
