@@ -13,7 +13,7 @@ use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Psn, Rkey};
 use burst_shm::layout::{SendWqe, Sge};
 use burst_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, Opcode, Reth, Syndrome};
-use common::{Pair, Setup, LinkFaults, ip_of, qpn_of};
+use common::{LinkFaults, Pair, Setup, ip_of, qpn_of};
 use libfuzzer_sys::fuzz_target;
 
 const MEMORY: usize = 64 << 10;

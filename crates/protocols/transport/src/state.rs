@@ -253,6 +253,70 @@ mod tests {
         }
     }
 
+    /// The table in numbers of `enum ibv_qp_attr_mask`, written from IBA tables 91-96 and the kernel's `qp_state_table`, not from
+    /// the constants above: required and optional attributes of RC, UC, UD, XRC initiator and XRC target.
+    #[test]
+    fn the_table_holds_the_kernels_masks() {
+        const RATE: u32 = 1 << 25;
+        let all = |required, optional| [Some((required, optional)); 5];
+        let rows: [(QpState, QpState, [Option<(u32, u32)>; 5]); 9] = [
+            (Reset, Init, [Some((0x38, 0)), Some((0x38, 0)), Some((0x70, 0)), Some((0x38, 0)), Some((0x38, 0))]),
+            (Init, Init, [Some((0, 0x38)), Some((0, 0x38)), Some((0, 0x70)), Some((0, 0x38)), Some((0, 0x38))]),
+            (
+                Init,
+                Rtr,
+                [
+                    Some((0x12_9180, 0x4018)),
+                    Some((0x10_1180, 0x4018)),
+                    Some((0, 0x50)),
+                    Some((0x10_1180, 0x4018)),
+                    Some((0x12_9180, 0x4018)),
+                ],
+            ),
+            (
+                Rtr,
+                Rts,
+                [
+                    Some((0x1_2e00, 0x4_c00a | RATE)),
+                    Some((0x1_0000, 0x4_400a | RATE)),
+                    Some((0x1_0000, 0x42 | RATE)),
+                    Some((0x1_2e00, 0x4_400a)),
+                    Some((0x1_0200, 0x4_c00a)),
+                ],
+            ),
+            (
+                Rts,
+                Rts,
+                [
+                    Some((0, 0x4_c00a | RATE)),
+                    Some((0, 0x4_400a | RATE)),
+                    Some((0, 0x42 | RATE)),
+                    Some((0, 0x4_400a)),
+                    Some((0, 0x4_c00a)),
+                ],
+            ),
+            (Rts, Sqd, all(0, 4)),
+            (
+                Sqd,
+                Sqd,
+                [Some((0, 0x6_eeb8)), Some((0, 0x4_4098)), Some((0, 0x50)), Some((0, 0x4_6eb8)), Some((0, 0x6_c2b8))],
+            ),
+            (
+                Sqd,
+                Rts,
+                [Some((0, 0x4_c00a)), Some((0, 0x4_400a)), Some((0, 0x42)), Some((0, 0x4_400a)), Some((0, 0x4_c00a))],
+            ),
+            (Sqe, Rts, [None, Some((0, 0xa)), Some((0, 0x42)), None, None]),
+        ];
+        assert_eq!(TRANSITIONS.len(), rows.len());
+        for (from, to, expected) in rows {
+            for (qp_type, expected) in QpType::ALL.iter().map(|t| (*t, expected[column(*t)])) {
+                let rule = find(qp_type, from, to).map(|rule| (rule.required, rule.optional));
+                assert_eq!(rule, expected, "{qp_type:?} {from:?} to {to:?}");
+            }
+        }
+    }
+
     #[test]
     fn every_state_goes_to_reset_and_to_error() {
         for &from in QpState::ALL {
