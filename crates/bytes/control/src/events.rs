@@ -234,7 +234,7 @@ mod tests {
             assert_eq!(sink.write(&i.to_ne_bytes()), Ok(()));
         }
         assert_eq!((sink.write(&[0; 8]), queue.len()), (Err(EventLost), BACKLOG_MAX));
-        assert!(!sink.has_backlog(), "a reader finds all records: nobody must retry");
+        assert!(!sink.has_backlog(), "all records can be read: there is nothing to retry");
         for i in 0..BACKLOG_MAX as u64 {
             assert_eq!(queue.pop(), Some(i.to_ne_bytes().to_vec()));
         }

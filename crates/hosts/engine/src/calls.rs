@@ -180,7 +180,7 @@ impl Effects for QpEffects<'_> {
     }
 }
 
-/// Writes a completion into its ring, and notes the event that the queue owes its program.
+/// Writes a completion into its ring, and notes the completion event that must follow.
 fn write_completion(
     cqs: &[Option<Arc<EngineCq>>],
     counters: &Counters,

@@ -309,7 +309,7 @@ impl Core {
         }
         let path = &mut self.paths[slot.path as usize];
         path.moved(now, slot.inflight_seen, 0);
-        assert!(path.users > 0, "a queue pair leaves a path that nobody uses");
+        assert!(path.users > 0, "a queue pair leaves a path without users");
         path.users -= 1;
         if slot.waiting {
             path.waiting.retain(|q| *q != index);

@@ -59,7 +59,7 @@ impl Default for WorkerOptions {
 /// What is written at the end of a turn, burst or pass.
 #[derive(Debug)]
 pub(crate) struct Outbox {
-    /// Completion queues that owe an event.
+    /// Completion queues whose programs must get an event.
     pub events: Vec<u32>,
     /// Completions that must not be visible before the batch has left, or before the receive burst has ended.
     pub completions: Vec<DeferredCompletion>,
@@ -313,7 +313,7 @@ impl Core {
         }
         debug_assert!(slot.path == NO_PATH || self.paths[slot.path as usize].users > 0, "a path without users");
         slot.wake_by(&mut self.wheel, slot.endpoint.next_deadline());
-        // A queue pair that waits for a window wants to send only if it owes an answer, or got one.
+        // A queue pair that waits for a window wants to send only if it must answer its peer, or got an answer.
         let delayed = slot.endpoint.ack_may_wait() && self.delayed_acks.delay(index, &mut slot.ack_delay, now);
         let (ready, path) = (slot.endpoint.wants_tx() && !delayed, slot.path);
         if ready {

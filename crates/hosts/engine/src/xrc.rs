@@ -40,7 +40,7 @@ impl Worker {
     }
 
     /// Removes a context that holds a target queue pair, if others hold it, too.
-    pub fn let_go_of_qp(&mut self, qpn: Qpn, context: u32, event_cookie: u64) {
+    pub fn release_qp(&mut self, qpn: Qpn, context: u32, event_cookie: u64) {
         let index = slot_of(qpn);
         let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut).filter(|s| s.qpn == qpn) else {
             return;

@@ -218,7 +218,7 @@ fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
     let (mut a, mut b) = hosts(None);
     let (mut busy, _qb) = connected(&mut a, &mut b, Mtu::B4096);
     let mut waits = a.create(QpType::Rc);
-    let (caps, nobody) = (b.caps.clone(), Qpn::new(0x00ab_cdf0));
+    let (caps, unknown) = (b.caps.clone(), Qpn::new(0x00ab_cdf0));
     let (all, part, rkey) = (a.sge(0, BYTES), a.sge(0, 64 << 10), b.key);
     let mut now = Nanos(0);
     a.post(&mut busy, request(WrOpcode::RdmaWrite, 1, BASE, rkey), &[all]);
@@ -227,12 +227,12 @@ fn a_queue_pair_that_was_reset_while_it_waited_is_woken_again() {
     }
     for _ in 0..2 {
         // This queue pair gets no answers: only ACKs to the other one make room.
-        a.connect(&waits, nobody, &caps, Mtu::B4096);
+        a.connect(&waits, unknown, &caps, Mtu::B4096);
         a.post(&mut waits, request(WrOpcode::RdmaWrite, 2, BASE, rkey), &[part]);
         a.worker.run_once(now);
         a.reset_qp(now, &mut waits);
     }
-    a.connect(&waits, nobody, &caps, Mtu::B4096);
+    a.connect(&waits, unknown, &caps, Mtu::B4096);
     a.post(&mut waits, request(WrOpcode::RdmaWrite, 3, BASE, rkey), &[part]);
     a.worker.run_once(now);
     let sent_at_once = QP_MIN_BYTES / 4096;

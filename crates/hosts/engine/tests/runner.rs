@@ -31,7 +31,7 @@ fn a_request_posted_while_a_command_runs_leaves_before_the_next_command() {
     let ((begun, has_begun), (end, may_end)) = (channel(), channel::<()>());
     let busy = move || {
         begun.send(()).expect("awaited");
-        may_end.recv().expect("told");
+        may_end.recv().expect("the sender is alive");
     };
     handle.post(move |_, _| busy()).expect("alive");
     has_begun.recv().expect("begun");

@@ -177,7 +177,7 @@ impl Context {
             t.holders
         });
         if left > 0 {
-            host.on_worker(object.worker, move |w, _| w.let_go_of_qp(qpn, context, cookie));
+            host.on_worker(object.worker, move |w, _| w.release_qp(qpn, context, cookie));
             return;
         }
         host.xrc.targets.remove(&qpn);
