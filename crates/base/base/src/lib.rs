@@ -7,6 +7,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `conn` | parameters of a connection, room for private data |
 //! | `num` | newtypes: PSN, QPN, keys, device number |
 //! | `reason` | the table of reasons for drops and errors |
 //! | `rng` | a seeded random number generator |
@@ -17,6 +18,7 @@
 //! | `wheel` | a hierarchical timing wheel |
 #![forbid(unsafe_code)]
 
+pub mod conn;
 pub mod gid;
 pub mod num;
 pub mod reason;

@@ -16,6 +16,7 @@
 //! program gets [`CmEventKind::ConnectResponse`], moves its queue pair by the attributes in the event, and says
 //! [`CmCommand::Establish`].
 
+pub use burst_base::conn::ConnAttr;
 use burst_base::verbs::{AhAttr, Mtu, QpType};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
@@ -341,7 +342,7 @@ pub enum CmReply {
     /// Where the id is now.
     Route(CmRoute),
     /// What the id knows of its connection.
-    Conn(CmConn),
+    Conn(ConnAttr),
     /// Refused.
     Failed {
         /// errno for the call.
@@ -408,37 +409,6 @@ impl CmRoute {
     }
 }
 
-/// A connection as negotiated so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CmConn {
-    /// The peer's queue pair.
-    pub remote_qpn: u32,
-    /// First PSN that this end sends.
-    pub sq_psn: u32,
-    /// First PSN that this end expects.
-    pub rq_psn: u32,
-    /// `max_dest_rd_atomic` of the queue pair: as negotiated; in a request, the peer's initiator depth.
-    pub responder_resources: u8,
-    /// `max_rd_atomic` of the queue pair: as negotiated; in a request, the peer's responder resources.
-    pub initiator_depth: u8,
-    /// `retry_cnt` of the queue pair.
-    pub retry_count: u8,
-    /// `rnr_retry` of the queue pair.
-    pub rnr_retry_count: u8,
-    /// `rnr_retry` of the peer's queue pair, as far as known.
-    pub peer_rnr_retry_count: u8,
-    /// `timeout` of the queue pair.
-    pub timeout: u8,
-    /// Whether the peer wants end-to-end flow control.
-    pub flow_control: bool,
-    /// Whether the peer's queue pair has a shared receive queue.
-    pub srq: bool,
-    /// Q_Key of the peer (datagrams) or group.
-    pub qkey: u32,
-    /// The peer's vendor id and options.
-    pub ece: (u32, u32),
-}
-
 macro_rules! event_kinds {
     ($($kind:ident = $number:literal,)+) => {
         /// `enum rdma_cm_event_type`, by number.
@@ -489,7 +459,7 @@ pub struct CmEvent {
     /// Addresses and path.
     pub route: CmRoute,
     /// The connection.
-    pub conn: CmConn,
+    pub conn: ConnAttr,
     /// Private data; padded to the message's whole room as received.
     pub data: CmData,
 }
@@ -518,7 +488,7 @@ impl CmEvent {
             status: 0,
             cookie: 0,
             route: CmRoute::default(),
-            conn: CmConn::default(),
+            conn: ConnAttr::default(),
             data: CmData::default(),
         }
     }

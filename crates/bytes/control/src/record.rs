@@ -7,8 +7,10 @@
 //! (`burst_shm::layout::ABI_VERSION`), so the bytes are in this machine's order. Whatever does not decode is no event, and no wish.
 
 use crate::cm::{
-    CmAddr, CmCommand, CmConn, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, PortSpace,
+    CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, ConnAttr,
+    PortSpace,
 };
+use burst_base::conn::PeerClass;
 use burst_base::verbs::{Mtu, QpType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -83,9 +85,9 @@ numbers! { u8 u16 u32 u64 i32 }
 structs! {
     CmAddr { ip port scope }
     CmRoute { src dst device sgid dgid sgid_index mtu traffic_class hop_limit ack_timeout }
-    CmConn {
+    ConnAttr {
         remote_qpn sq_psn rq_psn responder_resources initiator_depth retry_count rnr_retry_count peer_rnr_retry_count
-        timeout flow_control srq qkey ece
+        ack_timeout flow_control srq qkey mtu ece peer
     }
     CmEvent { kind id listener status cookie route conn data }
     CmQp { token qpn }
@@ -230,6 +232,15 @@ impl RecordField for Mtu {
     }
     fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
         Mtu::from_number(u8::take(reader)?.into())
+    }
+}
+
+impl RecordField for PeerClass {
+    fn put(&self, writer: &mut RecordWriter<'_>) {
+        (*self == PeerClass::Burst).put(writer);
+    }
+    fn take(reader: &mut RecordReader<'_>) -> Option<Self> {
+        Some(if bool::take(reader)? { PeerClass::Burst } else { PeerClass::Standard })
     }
 }
 

@@ -2,8 +2,9 @@
 
 mod shape;
 
+use burst_base::conn::PeerClass;
 use burst_base::verbs::{Mtu, QpType};
-use burst_control::cm::{CmAddr, CmCommand, CmConn, CmData, CmEvent, CmEventKind, CmRoute};
+use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmRoute, ConnAttr};
 use burst_control::frame::{BELL_MAGIC, HEADER_BYTES, MAGIC};
 use burst_control::{AsyncObject, AsyncRecord, CommandSender, FDS_MAX, MESSAGE_MAX, Reply, Request};
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RECORD_RING_ENTRIES};
@@ -15,7 +16,7 @@ use std::fmt::Write;
 /// The version whose contract [`RECORDED_HASH`] describes.
 const RECORDED_VERSION: u32 = 6;
 /// Hash of the contract of that version.
-const RECORDED_HASH: u64 = 0x3d1e_1c53_f3b7_4a7a;
+const RECORDED_HASH: u64 = 0xb06e_e6cb_e341_c688;
 
 #[test]
 fn abi_version_changes_with_the_contract() {
@@ -84,7 +85,7 @@ fn event() -> CmEvent {
         hop_limit: 8,
         ack_timeout: 9,
     };
-    let conn = CmConn {
+    let conn = ConnAttr {
         remote_qpn: 10,
         sq_psn: 11,
         rq_psn: 12,
@@ -93,11 +94,13 @@ fn event() -> CmEvent {
         retry_count: 15,
         rnr_retry_count: 16,
         peer_rnr_retry_count: 17,
-        timeout: 18,
+        ack_timeout: 18,
         flow_control: true,
         srq: false,
         qkey: 19,
+        mtu: Mtu::B4096,
         ece: (20, 21),
+        peer: PeerClass::Burst,
     };
     let data = CmData::new(b"data").expect("it fits");
     CmEvent { listener: 22, status: 23, cookie: 24, route, conn, data, ..CmEvent::new(CmEventKind::Rejected, 25) }

@@ -1,8 +1,10 @@
 //! Records of event channels: the longest fits, and what is written is read.
 
+use burst_base::conn::PeerClass;
 use burst_base::verbs::{Mtu, QpType};
 use burst_control::cm::{
-    CM_DATA_MAX, CmAddr, CmCommand, CmConn, CmData, CmEvent, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, PortSpace,
+    CM_DATA_MAX, CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, ConnAttr,
+    PortSpace,
 };
 use burst_control::commands::CommandReceiver;
 use burst_control::frame::{self, ControlHeader};
@@ -27,7 +29,7 @@ fn longest() -> CmEvent {
         ack_timeout: 255,
     };
     let max = u32::MAX;
-    let conn = CmConn {
+    let conn = ConnAttr {
         remote_qpn: max,
         sq_psn: max,
         rq_psn: max,
@@ -36,11 +38,13 @@ fn longest() -> CmEvent {
         retry_count: 255,
         rnr_retry_count: 255,
         peer_rnr_retry_count: 255,
-        timeout: 255,
+        ack_timeout: 255,
         flow_control: true,
         srq: true,
         qkey: max,
+        mtu: Mtu::B4096,
         ece: (max, max),
+        peer: PeerClass::Burst,
     };
     CmEvent {
         kind: CmEventKind::TimewaitExit,
@@ -76,14 +80,14 @@ fn every_kind_comes_back_under_its_number() {
 #[test]
 fn junk_is_no_event_and_private_data_has_a_limit() {
     assert_eq!(CmEvent::from_bytes(&[0xff; CmEvent::BYTES]), None);
-    // A byte that says what follows (the kind, an option, a family, a truth, a length) is checked; others are values.
+    // A byte that says what follows (the kind, an option, a family, an MTU, a truth, a length) is checked; others are values.
     let good = longest().to_bytes();
     let refused = (0..CmEvent::BYTES).filter(|at| {
         let mut bad = good;
         bad[*at] = 0xfe;
         CmEvent::from_bytes(&bad).is_none()
     });
-    assert_eq!(refused.count(), 10);
+    assert_eq!(refused.count(), 12);
     assert!(CmData::new(&[0; CM_DATA_MAX + 1]).is_none());
     let too_long = postcard::to_stdvec(&vec![0u8; CM_DATA_MAX + 1]).expect("encodes");
     assert!(postcard::from_bytes::<CmData>(&too_long).is_err());

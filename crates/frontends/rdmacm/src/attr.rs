@@ -94,7 +94,7 @@ pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Ou
             a.sq_psn = conn.sq_psn;
             mask |= IBV_QP_SQ_PSN;
             if reliable {
-                a.timeout = known.ack_timeout.unwrap_or(conn.timeout);
+                a.timeout = known.ack_timeout.unwrap_or(conn.ack_timeout);
                 mask |= IBV_QP_TIMEOUT;
             }
             if sends {
@@ -134,17 +134,17 @@ pub unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_q
 mod tests {
     use super::*;
     use burst_base::verbs::Mtu;
-    use burst_control::cm::CmConn;
+    use burst_control::cm::ConnAttr;
 
     fn known() -> Known {
-        let conn = CmConn {
+        let conn = ConnAttr {
             remote_qpn: 0x11,
             sq_psn: 1,
             rq_psn: 2,
             responder_resources: 3,
             initiator_depth: 4,
-            timeout: 14,
-            ..CmConn::default()
+            ack_timeout: 14,
+            ..ConnAttr::default()
         };
         let route = CmRoute { dgid: [7; 16], sgid_index: 2, mtu: Mtu::B4096, ..CmRoute::default() };
         Known { conn, route, ..Known::default() }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!((a.dest_qp_num, a.rq_psn, a.max_dest_rd_atomic, a.path_mtu), (0x11, 2, 3, IBV_MTU_4096));
         // A peer that gives up after some retries is told to wait long.
         assert_eq!(a.min_rnr_timer, 0);
-        let patient = CmConn { peer_rnr_retry_count: 7, ..known.conn };
+        let patient = ConnAttr { peer_rnr_retry_count: 7, ..known.conn };
         let patient = Known { conn: patient, route: known.route, ..Known::default() };
         assert_eq!(for_state(&patient, IBV_QPT_RC, IBV_QPS_RTR).unwrap().0.min_rnr_timer, 12);
         assert_eq!((a.ah_attr.is_global, a.ah_attr.grh.sgid_index, a.ah_attr.port_num), (1, 2, 1));

@@ -7,17 +7,9 @@ use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
 use crate::id::Id;
 use crate::qp;
 use crate::sys::*;
+use burst_base::conn::private_data_room as room;
 use burst_control::cm::{CmCommand, CmData, CmParam, PortSpace};
 use std::ffi::{c_int, c_void};
-
-/// Private data that fits each message, after RDMA-CM's own header (IBA 12.6, rdma_connect(3)).
-mod room {
-    pub const REQ: usize = 56;
-    pub const REP: usize = 196;
-    pub const REJ: usize = 148;
-    pub const SIDR_REQ: usize = 180;
-    pub const SIDR_REP: usize = 136;
-}
 
 /// IBA table 112: rejected by the program.
 const REASON_CONSUMER: u16 = 28;

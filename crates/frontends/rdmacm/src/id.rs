@@ -14,7 +14,7 @@ use crate::event;
 use crate::session::DaemonSession;
 use crate::sys::*;
 use burst_base::verbs::QpType;
-use burst_control::cm::{CmCommand, CmConn, CmEvent, CmEventKind, CmId, CmReply, CmRoute, PortSpace};
+use burst_control::cm::{CmCommand, CmEvent, CmEventKind, CmId, CmReply, CmRoute, ConnAttr, PortSpace};
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -166,7 +166,7 @@ pub struct Known {
     /// Addresses and path.
     pub route: CmRoute,
     /// The connection, as the last event told.
-    pub conn: CmConn,
+    pub conn: ConnAttr,
     /// The device, once there is one.
     pub device: Option<&'static Device>,
     /// Protection domain and queue pair wanted for requests (`rdma_create_ep` of a passive id).

@@ -7,7 +7,7 @@ use crate::qpn::slot_of;
 use crate::worker::{DataPath, Worker};
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
-use burst_cm::{Backlog, CmError, Negotiated, PathRecord};
+use burst_cm::{Backlog, CmError, ConnAttr, PathRecord};
 use burst_control::cm::CmParam;
 use burst_control::monitor::CmConnection;
 use burst_frame::Flow;
@@ -118,7 +118,7 @@ impl WorkerAccess for DataPath<'_> {
         self.ports[device.index()].counters.count(reason);
     }
 
-    fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &PathRecord, conn: &Negotiated) -> bool {
+    fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &PathRecord, conn: &ConnAttr) -> bool {
         let Some((qp_type, state)) = self.owned_qp(qp) else { return false };
         let caps = self.ports[path.device.index()].port.caps();
         let index = caps.addrs.iter().position(|a| a.ip == path.flow.src).unwrap_or(0);
@@ -199,7 +199,7 @@ fn needed(qp_type: QpType) -> (u32, u32) {
     }
 }
 
-fn attributes(conn: &Negotiated, ah: AhAttr, path_mtu: Mtu) -> QpAttr {
+fn attributes(conn: &ConnAttr, ah: AhAttr, path_mtu: Mtu) -> QpAttr {
     let reads = if conn.responder_resources > 0 { access::REMOTE_READ | access::REMOTE_ATOMIC } else { 0 };
     QpAttr {
         path_mtu,

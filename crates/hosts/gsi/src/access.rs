@@ -2,7 +2,7 @@
 
 use crate::entry::CmQpRef;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
-use burst_cm::{Negotiated, PathRecord};
+use burst_cm::{ConnAttr, PathRecord};
 use burst_frame::Flow;
 use burst_port::PortCaps;
 use burst_span::Span;
@@ -18,7 +18,7 @@ pub trait WorkerAccess {
     fn count(&mut self, device: DeviceId, reason: Reason);
     /// Moves a queue pair from RESET or INIT to RTS. False if it is not this worker's, belongs to another context, is in another
     /// state, or refuses the attributes.
-    fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &PathRecord, conn: &Negotiated) -> bool;
+    fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &PathRecord, conn: &ConnAttr) -> bool;
     /// Moves a queue pair to ERR, if it is this worker's and belongs to the context.
     fn fail_qp(&mut self, now: Nanos, qp: &CmQpRef);
     /// Nanoseconds that the creation of a queue pair took, 0 if unknown.

@@ -12,10 +12,10 @@ use burst_base::{DeviceId, Nanos, Qkey, Qpn, Reason};
 use burst_cm::message::CmMessage;
 use burst_cm::service::parse_service_id;
 use burst_cm::{
-    BacklogPlace, CmEffects, CmStep, ConnEvent, ConnEventKind, ConnRequest, Negotiated, PathRecord, QpSetup, StepTime,
+    BacklogPlace, CmEffects, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest, PathRecord, QpSetup, StepTime,
     Transport,
 };
-use burst_control::cm::{CmAddr, CmConn, CmData, CmEvent, CmEventKind, CmRoute};
+use burst_control::cm::{CmAddr, CmData, CmEvent, CmEventKind, CmRoute};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
             status,
             cookie,
             route: CmRoute { mtu: event.conn.mtu, ..route },
-            conn: conn_of(&event.conn),
+            conn: event.conn,
             data: if hides_data { CmData::EMPTY } else { CmData::new(event.data).unwrap_or_default() },
             ..CmEvent::new(kind, owner.id)
         };
@@ -123,7 +123,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         let event = CmEvent {
             listener: listener.id,
             route,
-            conn: conn_of(&request.conn),
+            conn: request.conn,
             data: CmData::new(request.data).unwrap_or_default(),
             ..CmEvent::new(CmEventKind::ConnectRequest, id)
         };
@@ -142,7 +142,7 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         owner.keep_place(place);
     }
 
-    fn ready(&mut self, owner: &Arc<CmEntry>, path: &PathRecord, conn: &Negotiated) -> QpSetup {
+    fn ready(&mut self, owner: &Arc<CmEntry>, path: &PathRecord, conn: &ConnAttr) -> QpSetup {
         let Some(qp) = owner.qp.get() else { return QpSetup::ByProgram };
         if self.worker.connect_qp(self.now, qp, path, conn) { QpSetup::Done } else { QpSetup::Failed }
     }
@@ -201,23 +201,4 @@ fn prepared(worker: &dyn WorkerAccess, owner: Option<&Arc<CmEntry>>) -> [u64; 3]
 fn address(path: &PathRecord, ip: IpAddr, port: u16) -> CmAddr {
     let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     CmAddr { ip, port, scope: if link_local { path.flow.scope } else { 0 } }
-}
-
-/// The parameters of a connection, as its events carry them.
-fn conn_of(n: &Negotiated) -> CmConn {
-    CmConn {
-        remote_qpn: n.remote_qpn,
-        sq_psn: n.sq_psn,
-        rq_psn: n.rq_psn,
-        responder_resources: n.responder_resources,
-        initiator_depth: n.initiator_depth,
-        retry_count: n.retry_count,
-        rnr_retry_count: n.rnr_retry_count,
-        peer_rnr_retry_count: n.peer_rnr_retry_count,
-        timeout: n.ack_timeout,
-        flow_control: n.flow_control,
-        srq: n.srq,
-        qkey: n.qkey,
-        ece: n.ece,
-    }
 }

@@ -3,7 +3,7 @@
 use crate::channel::CmChannel;
 use burst_base::Qpn;
 use burst_base::verbs::QpType;
-use burst_cm::{BacklogPlace, Negotiated, PathRecord};
+use burst_cm::{BacklogPlace, ConnAttr, PathRecord};
 use burst_control::cm::{CmParam, CmRoute, DAEMON_IDS, PortSpace};
 use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
@@ -73,7 +73,7 @@ pub struct CmEntry {
     /// Path to the peer, if this id was made for a connect request.
     pub path: Option<PathRecord>,
     /// Parameters that the peer requested, if this id was made for a connect request.
-    pub requested: Option<Negotiated>,
+    pub requested: Option<ConnAttr>,
     /// Local ACK timeout code set by the program of an id that was made for a connect request; 0xff: the peer's code holds.
     pub ack_timeout: AtomicU8,
     /// Nanoseconds that resolving the address took, 4 s at most. For the tracepoint of the connection.
@@ -122,21 +122,17 @@ impl CmEntry {
 
     /// The connection that this id's program may accept with `param`: the peer's parameters, limited by the program's. `None`
     /// if the id did not come with a request.
-    pub fn negotiated(&self, param: &CmParam) -> Option<Negotiated> {
-        let asked = self.requested.as_ref()?;
-        Some(Negotiated {
-            responder_resources: asked.responder_resources.min(param.responder_resources),
-            initiator_depth: asked.initiator_depth.min(param.initiator_depth),
-            peer_rnr_retry_count: param.rnr_retry_count,
-            ..self.adjust(*asked)
-        })
+    pub fn negotiated(&self, param: &CmParam) -> Option<ConnAttr> {
+        let mut conn = self.adjust(*self.requested.as_ref()?);
+        conn.limit(param.responder_resources, param.initiator_depth, param.rnr_retry_count);
+        Some(conn)
     }
 
     /// Replaces the local ACK timeout by the program's, if it has set one.
-    pub(crate) fn adjust(&self, conn: Negotiated) -> Negotiated {
+    pub(crate) fn adjust(&self, conn: ConnAttr) -> ConnAttr {
         match self.ack_timeout.load(Ordering::Relaxed) {
             u8::MAX => conn,
-            ack_timeout => Negotiated { ack_timeout, ..conn },
+            ack_timeout => ConnAttr { ack_timeout, ..conn },
         }
     }
 

@@ -2,38 +2,12 @@
 
 use crate::backlog::BacklogPlace;
 use crate::message::CmMessage;
+pub use burst_base::conn::{BURST_VENDOR, ConnAttr, PeerClass};
 use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_frame::Flow;
 use burst_wire::MAD_LEN;
 use std::net::IpAddr;
-
-/// The vendor id that Burst sends ("BUR"; the locally administered bit is set, so it is nobody's OUI).
-pub const BURST_VENDOR: u32 = 0x0042_5552;
-
-/// What the peer is, as far as its vendor id says: the congestion controller chooses by it (BURST, section 4.5).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PeerClass {
-    /// Another Burst: whatever both are configured for.
-    Burst,
-    /// No vendor id, or one that nobody knows: both ends use DCQCN, and the answer carries vendor id 0.
-    #[default]
-    Standard,
-}
-
-impl PeerClass {
-    /// Of a vendor id.
-    pub const fn of(vendor_id: u32) -> PeerClass {
-        if vendor_id == BURST_VENDOR { PeerClass::Burst } else { PeerClass::Standard }
-    }
-    /// The vendor id to answer with: an id that is not understood makes both ends fall back.
-    pub const fn answer(self) -> u32 {
-        match self {
-            PeerClass::Burst => BURST_VENDOR,
-            PeerClass::Standard => 0,
-        }
-    }
-}
 
 /// Where messages go: device and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,41 +109,6 @@ pub struct SidrParams<'a> {
     pub data: &'a [u8],
 }
 
-/// A connection as negotiated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Negotiated {
-    /// The peer's queue pair.
-    pub remote_qpn: u32,
-    /// First PSN we send.
-    pub sq_psn: u32,
-    /// First PSN we expect.
-    pub rq_psn: u32,
-    /// READs and atomics we take.
-    pub responder_resources: u8,
-    /// READs and atomics we may have outstanding.
-    pub initiator_depth: u8,
-    /// Retries of the transport.
-    pub retry_count: u8,
-    /// RNR retries that we make: what the peer asked for.
-    pub rnr_retry_count: u8,
-    /// RNR retries that the peer makes: what we asked for, or its own wish as long as we have not said anything.
-    pub peer_rnr_retry_count: u8,
-    /// Local ACK timeout code.
-    pub ack_timeout: u8,
-    /// End-to-end flow control.
-    pub flow_control: bool,
-    /// The peer has a shared receive queue.
-    pub srq: bool,
-    /// Q_Key of a datagram service.
-    pub qkey: u32,
-    /// Path MTU.
-    pub mtu: Mtu,
-    /// The peer's vendor id and options, zeros if it is a Burst whose program set none.
-    pub ece: (u32, u32),
-    /// What the peer is.
-    pub peer: PeerClass,
-}
-
 /// What the owner of a connection is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnEventKind {
@@ -197,7 +136,7 @@ pub struct ConnEvent<'a> {
     /// 0, or the number that `kind` promises.
     pub status: u16,
     /// What is known of the connection.
-    pub conn: Negotiated,
+    pub conn: ConnAttr,
     /// Private data with its padding.
     pub data: &'a [u8],
 }
@@ -216,7 +155,7 @@ pub struct ConnRequest<'a> {
     /// Transport, or `None` for a datagram service.
     pub transport: Option<Transport>,
     /// The peer's wishes, seen from this end.
-    pub conn: Negotiated,
+    pub conn: ConnAttr,
     /// Private data after the header, with its padding.
     pub data: &'a [u8],
 }
@@ -282,7 +221,7 @@ pub trait CmEffects<O> {
     /// is kept. Otherwise a peer that asks and takes back could make owners without end.
     fn keep_place(&mut self, _owner: &O, _place: BacklogPlace) {}
     /// Makes the owner's queue pair ready to send (a reply has come).
-    fn ready(&mut self, owner: &O, path: &PathRecord, conn: &Negotiated) -> QpSetup;
+    fn ready(&mut self, owner: &O, path: &PathRecord, conn: &ConnAttr) -> QpSetup;
     /// The MTU of a device.
     fn mtu(&self, device: DeviceId) -> Mtu;
     /// Counts a reason.

@@ -4,12 +4,11 @@
 //! [`LONGEST_TIMEOUT`], a quarter more or less by chance so that a storm does not repeat itself; [`RETRIES_MAX`] times, the
 //! `max_cm_retries` of other stacks. An MRA stops the clock for the time it names.
 
-use crate::api::{Negotiated, PathRecord, PeerClass, Transport};
+use crate::api::{ConnAttr, PathRecord, Transport};
 use crate::backlog::{BacklogPlace, QueuePlace};
 use crate::message::Mad;
 use crate::table::ConnKey;
 use burst_base::Nanos;
-use burst_base::verbs::Mtu;
 use burst_wire::MAD_LEN;
 
 /// First wait for an answer: many round trips of a data centre, and a scheduler's bad moment.
@@ -75,7 +74,7 @@ pub(crate) struct Conn<O> {
     pub service_id: u64,
     pub transport: Transport,
     /// As negotiated so far; in a passive connection before its accept, as the peer wishes.
-    pub conn: Negotiated,
+    pub conn: ConnAttr,
     /// Place in the listener's backlog, until the accept.
     pub waiting: Option<BacklogPlace>,
     /// Place in the queue behind the backlog, in state `Queued`.
@@ -114,7 +113,7 @@ impl<O> Conn<O> {
             tid: 0,
             service_id: 0,
             transport: Transport::Rc,
-            conn: NOTHING,
+            conn: ConnAttr::NONE,
             waiting: None,
             queued: None,
             retries: 0,
@@ -134,22 +133,3 @@ impl<O> Conn<O> {
         Mad::parse(&self.mad).ok()
     }
 }
-
-/// Nothing negotiated yet.
-pub const NOTHING: Negotiated = Negotiated {
-    remote_qpn: 0,
-    sq_psn: 0,
-    rq_psn: 0,
-    responder_resources: 0,
-    initiator_depth: 0,
-    retry_count: 0,
-    rnr_retry_count: 0,
-    peer_rnr_retry_count: 0,
-    ack_timeout: 0,
-    flow_control: false,
-    srq: false,
-    qkey: 0,
-    mtu: Mtu::B1024,
-    ece: (0, 0),
-    peer: PeerClass::Standard,
-};

@@ -30,7 +30,7 @@ mod show;
 mod sidr;
 
 pub use api::{
-    BURST_VENDOR, CmEffects, CmStep, ConnEvent, ConnEventKind, ConnRequest, ConnectParams, EndParams, Negotiated,
+    BURST_VENDOR, CmEffects, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest, ConnectParams, EndParams,
     PathRecord, PeerClass, QpSetup, SidrParams, StepTime, Transport,
 };
 pub use backlog::{Backlog, BacklogPlace};

@@ -1,7 +1,7 @@
 //! The passive end: REQ checked and shown to a listener, REP or REJ sent, RTU awaited (IBA 12.9.7).
 
 use crate::active::{ece_seen, ece_to_send};
-use crate::api::{CmEffects, CmStep, ConnEventKind, EndParams, Negotiated, PathRecord, PeerClass, Transport};
+use crate::api::{CmEffects, CmStep, ConnAttr, ConnEventKind, EndParams, PathRecord, PeerClass, Transport};
 use crate::conn::{CmState, Conn, SERVICE_TIMEOUT};
 use crate::machine::{Cm, CmError};
 use crate::message::{CmMessage, Mad, Mra, Rej, Rep, Req, Rtu, reject};
@@ -70,7 +70,7 @@ impl<O> Cm<O> {
         let mut conn = Conn::new(CmState::ReqReceived, *path, now);
         (conn.remote_id, conn.remote_guid, conn.tid) = (req.local_id, req.ca_guid, mad.tid);
         (conn.service_id, conn.transport) = (req.service_id, checked.transport);
-        conn.conn = Negotiated { rq_psn: self.draw_psn(), ..wishes_of(mad, req, checked.mtu) };
+        conn.conn = ConnAttr { rq_psn: self.draw_psn(), ..wishes_of(mad, req, checked.mtu) };
         conn.path.flow.tos = req.traffic_class;
         self.admit(now, &backlog, Arrival { conn, keys: [Some(request), Some(pair)], mad }, fx);
     }
@@ -168,7 +168,7 @@ impl<O> Cm<O> {
         (conn.local_qpn, conn.local_guid) = (end.qpn, end.ca_guid);
         let end = &limited(conn.transport, end);
         let (qpn, eecn) = if conn.transport == Transport::Xrc { (0, end.qpn) } else { (end.qpn, 0) };
-        limit(&mut conn.conn, end);
+        conn.conn.limit(end.responder_resources, end.initiator_depth, end.rnr_retry_count);
         let (mut vendor_id, mut modifier) = ece_to_send(end);
         if end.ece == (0, 0) {
             (vendor_id, modifier) = (conn.conn.peer.answer(), 0);
@@ -199,13 +199,14 @@ impl<O> Cm<O> {
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
-    pub fn offer(&mut self, id: u32, end: &EndParams<'_>) -> Result<(PathRecord, Negotiated), CmError> {
+    pub fn offer(&mut self, id: u32, end: &EndParams<'_>) -> Result<(PathRecord, ConnAttr), CmError> {
         let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
         if conn.state != CmState::ReqReceived {
             return Err(CmError::WrongState);
         }
         let mut negotiated = conn.conn;
-        limit(&mut negotiated, &limited(conn.transport, end));
+        let end = limited(conn.transport, end);
+        negotiated.limit(end.responder_resources, end.initiator_depth, end.rnr_retry_count);
         Ok((conn.path, negotiated))
     }
 
@@ -294,13 +295,6 @@ fn limited<'a>(transport: Transport, end: &EndParams<'a>) -> EndParams<'a> {
     }
 }
 
-/// Neither end asks for more than the other gives, nor gives more than is asked for.
-fn limit(conn: &mut Negotiated, end: &EndParams<'_>) {
-    conn.responder_resources = conn.responder_resources.min(end.responder_resources);
-    conn.initiator_depth = conn.initiator_depth.min(end.initiator_depth);
-    conn.peer_rnr_retry_count = end.rnr_retry_count;
-}
-
 /// The address that is asked for: the packet's, except that a host may name its own loopback address to itself.
 pub(crate) fn asked_address(header: Option<PrivateDataHeader>, path: &PathRecord) -> IpAddr {
     let to_itself = path.flow.src == path.flow.dst;
@@ -341,8 +335,8 @@ fn too_large(req: &Req, mtu: Mtu) -> Rej {
 }
 
 /// The peer's wishes, seen from this end.
-fn wishes_of(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Negotiated {
-    Negotiated {
+fn wishes_of(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> ConnAttr {
+    ConnAttr {
         remote_qpn: req.qpn,
         sq_psn: req.psn,
         rq_psn: 0,

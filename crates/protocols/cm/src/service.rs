@@ -2,10 +2,21 @@
 //! header of 36 bytes at the start of a request's private data with the addresses of both ends.
 
 use crate::fields::{be16, raw};
+use crate::message::{Rej, Rep, Req, SidrRep, SidrReq};
+use burst_base::conn::private_data_room;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Bytes of the header.
-pub const HEADER_LEN: usize = 36;
+pub const HEADER_LEN: usize = private_data_room::HEADER;
+
+const _: () = {
+    assert!(
+        Req::DATA_LEN == private_data_room::REQ + HEADER_LEN
+            && SidrReq::DATA_LEN == private_data_room::SIDR_REQ + HEADER_LEN
+    );
+    assert!(Rep::DATA_LEN == private_data_room::REP && SidrRep::DATA_LEN == private_data_room::SIDR_REP);
+    assert!(Rej::DATA_LEN == private_data_room::REJ);
+};
 
 /// Port space of datagram services over IPoIB: not carried over Ethernet.
 pub const PS_IPOIB: u16 = 0x0002;

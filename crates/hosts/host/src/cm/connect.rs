@@ -6,11 +6,11 @@ use super::resolve::{ACK_TIMEOUT, device_of};
 use crate::host::Host;
 use crate::refusal::refuse;
 use burst_base::Qpn;
+use burst_base::conn::private_data_room;
 use burst_base::gid::ip_of;
 use burst_base::verbs::{AhAttr, QpType};
 use burst_cm::Backlog;
-use burst_cm::message::{Rej, Rep, Req, SidrRep, SidrReq};
-use burst_cm::service::{HEADER_LEN, PrivateDataHeader};
+use burst_cm::service::PrivateDataHeader;
 use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmData, CmId, CmParam, CmQp, CmReply, CmRoute, PortSpace};
 use burst_engine::flow::flow_of;
@@ -82,7 +82,7 @@ impl CmClient {
             return refuse(libc::EINVAL, "an XRC target does not ask for connections: use an id of IBV_QPT_XRC_SEND");
         }
         let datagrams = id.entry.qp_type == QpType::Ud;
-        let room = if datagrams { SidrReq::DATA_LEN } else { Req::DATA_LEN } - HEADER_LEN;
+        let room = private_data_room::request(datagrams);
         if param.data.as_slice().len() > room {
             return too_long(param.data.as_slice().len(), room);
         }
@@ -149,7 +149,7 @@ impl CmClient {
             return refuse(libc::EINVAL, "there is no request to accept");
         }
         let datagrams = id.entry.qp_type == QpType::Ud;
-        let room = if datagrams { SidrRep::DATA_LEN } else { Rep::DATA_LEN };
+        let room = private_data_room::accept(datagrams);
         if param.data.as_slice().len() > room {
             return too_long(param.data.as_slice().len(), room);
         }
@@ -174,7 +174,7 @@ impl CmClient {
     /// Rejects a connection request (`rdma_reject`).
     pub(super) fn reject(&mut self, host: &mut Host, id: CmId, reason: u16, data: &CmData) -> Result<CmReply, Refusal> {
         let id = self.arrived(host, id)?;
-        let room = if id.entry.qp_type == QpType::Ud { SidrRep::DATA_LEN } else { Rej::DATA_LEN };
+        let room = private_data_room::reject(id.entry.qp_type == QpType::Ud);
         if data.as_slice().len() > room {
             return too_long(data.as_slice().len(), room);
         }

@@ -10,7 +10,7 @@ use crate::refusal::refuse;
 use burst_base::gid::gid_of;
 use burst_base::verbs::QpType;
 use burst_control::Refusal;
-use burst_control::cm::{CmAddr, CmConn, CmEvent, CmEventKind, CmId, CmReply, CmRoute};
+use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmId, CmReply, CmRoute, ConnAttr};
 
 /// Q_Key of all ids of the datagram port space (`RDMA_UDP_QKEY` of rdma_cma.h).
 const DATAGRAM_QKEY: u32 = 0x0123_4567;
@@ -45,7 +45,7 @@ impl CmClient {
             }
         };
         let route = CmRoute { dst: Some(addr), dgid: gid_of(addr.ip), ..id.route };
-        let conn = CmConn { qkey: DATAGRAM_QKEY, ..CmConn::default() };
+        let conn = ConnAttr { qkey: DATAGRAM_QKEY, ..ConnAttr::default() };
         let event = CmEvent { status, cookie, route, conn, ..CmEvent::new(kind, id.entry.id) };
         host.cm.write(&id.entry, &event);
         Ok(CmReply::Done)

@@ -6,8 +6,8 @@ use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::{
-    Backlog, BacklogPlace, Cm, CmEffects, CmMessage, CmStep, ConnEvent, ConnEventKind, ConnRequest, ConnectParams,
-    EndParams, Listener, Negotiated, PathRecord, QpSetup, Secret, StepTime, Transport,
+    Backlog, BacklogPlace, Cm, CmEffects, CmMessage, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest,
+    ConnectParams, EndParams, Listener, PathRecord, QpSetup, Secret, StepTime, Transport,
 };
 use burst_frame::Flow;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -23,7 +23,7 @@ pub const PORT: u16 = 7174;
 pub struct Story {
     pub conn: u32,
     pub events: Vec<(ConnEventKind, u16)>,
-    pub negotiated: Option<Negotiated>,
+    pub negotiated: Option<ConnAttr>,
     pub passive: bool,
     pub data: Vec<u8>,
     pub peer_port: u16,
@@ -89,7 +89,7 @@ impl CmEffects<u32> for World {
     fn keep_place(&mut self, _: &u32, place: BacklogPlace) {
         self.places.push(place);
     }
-    fn ready(&mut self, _: &u32, _: &PathRecord, _: &Negotiated) -> QpSetup {
+    fn ready(&mut self, _: &u32, _: &PathRecord, _: &ConnAttr) -> QpSetup {
         self.ready
     }
     fn mtu(&self, _: DeviceId) -> Mtu {
