@@ -148,6 +148,12 @@ mod tests {
     }
 
     #[test]
+    fn lengths_from_256_to_the_longest_packet_are_worth_while() {
+        let worth = [255, 256, 4096 + 64 + 4, 4096 + 64 + 5].map(TrainCheck::is_worth_while);
+        assert_eq!(worth, [false, true, true, false]);
+    }
+
+    #[test]
     fn trains_of_good_packets_pass_at_any_length() {
         for count in 1..70 {
             assert!(is_good(&train(count)), "{count}");
