@@ -1,0 +1,144 @@
+//! The machine's choices: which listener a request meets, which listeners end, which worker owns a message, when a timer is due.
+
+mod harness;
+
+use burst_base::{DeviceId, Nanos};
+use burst_cm::message::{CmMessage, Mad, Rej, Rep, Req, SidrReq};
+use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
+use burst_cm::table::Table;
+use burst_cm::{Backlog, Cm, CmError, Listener, PathRecord, Secret, Transport};
+use burst_frame::Flow;
+use harness::Host;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+const NOW: Nanos = Nanos::from_ms(1);
+const SERVICE: u64 = service_id(PS_TCP, 9);
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn listener(owner: u32, addr: Option<&str>, device: Option<u16>) -> (Listener<u32>, Arc<Backlog>) {
+    let backlog = Arc::new(Backlog::new(8));
+    let (addr, device, transport) = (addr.map(ip), device.map(DeviceId), Transport::Rc);
+    let of = Listener { owner, service_id: SERVICE, addr, device, sidr: false, transport, backlog: backlog.clone() };
+    (of, backlog)
+}
+
+/// Gives a request for `to` on `device`.
+fn ask(host: &mut Host, number: u32, to: &str, device: u16) {
+    let (to, from) = (ip(to), if ip(to).is_ipv4() { ip("10.0.0.9") } else { ip("fd00::9") });
+    let path = PathRecord { device: DeviceId(device), flow: Flow { src: to, dst: from, ..Flow::default() } };
+    let req = Req {
+        local_id: number,
+        service_id: SERVICE,
+        ca_guid: 99,
+        qpn: 50 + number,
+        pkey: 0xffff,
+        mtu: 3,
+        ..Req::default()
+    };
+    let data = PrivateDataHeader { src: from, port: 5, dst: to }.to_bytes();
+    let mut bytes = [0; 256];
+    Mad { tid: 7, modifier: 0, message: req.into(), data: &data }.emit(&mut bytes);
+    host.cm.on_mad(NOW, &path, &bytes, &mut host.world);
+}
+
+#[test]
+fn a_request_meets_the_listener_with_the_closest_address() {
+    let mut host = Host::new(1);
+    let made = [
+        listener(1, None, None),
+        listener(2, Some("0.0.0.0"), None),
+        listener(3, Some("10.0.0.1"), None),
+        listener(4, Some("10.0.0.2"), Some(1)),
+    ];
+    let backlogs = made.map(|(listener, backlog)| {
+        host.cm.listen(listener).expect("free");
+        backlog
+    });
+    let waiting = || backlogs.each_ref().map(|b| b.waiting());
+    ask(&mut host, 1, "fd00::1", 0);
+    assert_eq!(waiting(), [1, 0, 0, 0], "all addresses");
+    ask(&mut host, 2, "10.0.0.5", 0);
+    assert_eq!(waiting(), [1, 1, 0, 0], "all addresses of its family go before all addresses");
+    ask(&mut host, 3, "10.0.0.1", 0);
+    assert_eq!(waiting(), [1, 1, 1, 0], "its address goes before all addresses of its family");
+    ask(&mut host, 4, "10.0.0.2", 1);
+    assert_eq!(waiting(), [1, 1, 1, 1]);
+    ask(&mut host, 5, "10.0.0.2", 0);
+    assert_eq!(waiting(), [1, 2, 1, 1], "another device");
+    assert_eq!(host.world.stories.len(), 5);
+}
+
+#[test]
+fn an_address_has_one_listener_and_unlisten_ends_those_it_is_asked_to() {
+    let mut cm: Cm<u32> = Cm::new(0, Secret::new([1, 2]));
+    let all =
+        [(1, None, None), (2, Some("0.0.0.0"), None), (3, Some("10.0.0.1"), None), (4, Some("10.0.0.1"), Some(1))];
+    for (owner, addr, device) in all {
+        cm.listen(listener(owner, addr, device).0).expect("free");
+        assert_eq!(cm.listen(listener(9, addr, device).0), Err(CmError::InUse));
+    }
+    let datagrams = Listener { sidr: true, ..listener(5, None, None).0 };
+    cm.listen(datagrams).expect("another kind of service");
+    cm.unlisten(|owner| *owner == 2 || *owner == 4);
+    let mut left: Vec<u32> = cm.listeners().map(|l| l.owner).collect();
+    left.sort_unstable();
+    assert_eq!(left, [1, 3, 5]);
+    cm.listen(listener(6, Some("0.0.0.0"), None).0).expect("free again");
+    cm.unlisten(|_| true);
+    assert_eq!(cm.listeners().count(), 0);
+}
+
+fn mad_of(message: impl Into<CmMessage>) -> [u8; 256] {
+    let mut bytes = [0; 256];
+    Mad { tid: 1, modifier: 0, message: message.into(), data: &[] }.emit(&mut bytes);
+    bytes
+}
+
+#[test]
+fn a_message_goes_to_the_worker_that_owns_its_connection() {
+    let secret = Secret::new([0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321]);
+    let peer = ip("10.0.0.9");
+    let worker_of = |mad: &[u8]| Cm::<u32>::worker_of(&secret, peer, mad, 4);
+    for worker in 0..4 {
+        let id = Table::new(worker, secret).insert(()).expect("room");
+        assert_eq!(worker_of(&mad_of(Rep { local_id: 1, remote_id: id, ..Rep::default() })), Some(worker));
+        assert_eq!(worker_of(&mad_of(Rej { local_id: 1, remote_id: id, ..Rej::default() })), Some(worker));
+    }
+    // An id of a worker that does not exist: worker 0 counts it.
+    let id = Table::new(9, secret).insert(()).expect("room");
+    assert_eq!(worker_of(&mad_of(Rep { remote_id: id, ..Rep::default() })), Some(0));
+    // A REJ that withdraws a request names no connection of this host: all workers look.
+    assert_eq!(worker_of(&mad_of(Rej { local_id: 1, ..Rej::default() })), None);
+    assert_eq!(worker_of(&[0; 256]), Some(0));
+    // Requests spread by queue pair or request id, and a repetition meets the same worker.
+    let requests =
+        |n: u32| [mad_of(Req { qpn: n, ..Req::default() }), mad_of(SidrReq { request_id: n, ..SidrReq::default() })];
+    for kind in 0..2 {
+        let owners: Vec<Option<u32>> = (2..66).map(|n| worker_of(&requests(n)[kind])).collect();
+        assert!((0..4).all(|worker| owners.contains(&Some(worker))), "{owners:?}");
+        assert_eq!(owners, (2..66).map(|n| worker_of(&requests(n)[kind])).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn the_next_deadline_is_the_earliest_of_all_timers() {
+    let mut host = Host::new(1);
+    assert_eq!(host.cm.next_deadline(), Nanos::NEVER, "nothing waits");
+    host.connect(NOW, ip("10.0.0.9"), &[]);
+    let resend = host.cm.next_deadline();
+    assert!(
+        resend > Nanos(0) && resend <= NOW + Nanos::from_ms(100),
+        "the first timeout is 80 ms and a quarter: {resend:?}"
+    );
+    // A request without listener is rejected after 50 ms, which may be earlier.
+    ask(&mut host, 1, "10.0.0.1", 0);
+    assert!(host.cm.next_deadline() <= NOW + Nanos::from_ms(50));
+    host.cm.listen(listener(1, None, None).0).expect("free");
+    assert_eq!(host.cm.next_deadline(), Nanos(0), "it may have a listener now");
+    assert_eq!(host.cm.on_timer(NOW, 10, &mut host.world), 1);
+    assert_eq!((host.world.stories.len(), host.cm.next_deadline()), (2, resend));
+}
