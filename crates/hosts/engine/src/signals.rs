@@ -1,7 +1,7 @@
 //! What a queue pair reports about its path during one call.
 //!
 //! One call may report several signals: a NAK that shows a loss and a congestion notification, or two losses in one train. The
-//! congestion controller must get each of them, because controllers count notifications and distinguish a timeout from a fast loss.
+//! congestion controller must get each of them: controllers count notifications and distinguish a timeout from a fast loss.
 
 use burst_transport::Signal;
 
