@@ -6,8 +6,8 @@
 mod connections;
 mod steps;
 
+use burst_client::Daemon;
 use burst_control::monitor::CmStats;
-use burst_control::{Client, Request, Response};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -67,7 +67,7 @@ pub fn cm(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-fn show(mut client: Client, matches: &ArgMatches) -> Result<(), String> {
+fn show(mut client: Daemon, matches: &ArgMatches) -> Result<(), String> {
     let watch = matches.get_one::<Duration>("watch").copied();
     let json = matches.get_flag("json");
     let mut before = None;
@@ -99,11 +99,8 @@ fn out(json: bool, many: bool, value: impl FnOnce() -> Value, text: impl FnOnce(
     crate::print(&written)
 }
 
-fn ask(client: &mut Client) -> Result<CmStats, String> {
-    match client.call(&Request::CmStats, &[]).map_err(|e| e.to_string())?.response {
-        Response::CmStats(stats) => Ok(stats),
-        other => Err(format!("the daemon gave an unexpected answer: {other:?}")),
-    }
+fn ask(client: &mut Daemon) -> Result<CmStats, String> {
+    client.cm_stats().map_err(|e| e.to_string())
 }
 
 fn stats_json(stats: &CmStats) -> Value {

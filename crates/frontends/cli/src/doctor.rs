@@ -110,7 +110,7 @@ fn fail(seen: impl Into<String>, cure: impl Into<String>) -> Finding {
 
 impl Inspection {
     /// The daemon that answered, with its socket.
-    fn daemon(&self) -> Option<(&PathBuf, &burst_control::Client)> {
+    fn daemon(&self) -> Option<(&PathBuf, &burst_client::Daemon)> {
         self.tried.iter().find_map(|(path, found)| match found {
             FoundDaemon::Alive(client) => Some((path, client)),
             _ => None,
@@ -126,7 +126,7 @@ impl Inspection {
 
 fn socket(patient: &Inspection) -> Finding {
     if let Some((path, client)) = patient.daemon() {
-        return Finding::Ok(format!("{} is served by daemon {}", path.display(), client.daemon().pid));
+        return Finding::Ok(format!("{} is served by daemon {}", path.display(), client.info().pid));
     }
     let tried = sockets::tried_clause(&patient.tried);
     if patient.tried.iter().any(|(_, f)| matches!(f, FoundDaemon::Forbidden | FoundDaemon::Strange(_))) {
@@ -153,7 +153,7 @@ fn permission(patient: &Inspection) -> Finding {
 
 fn version(patient: &Inspection) -> Finding {
     if let Some((_, client)) = patient.daemon() {
-        let theirs = &client.daemon().version;
+        let theirs = &client.info().version;
         return Finding::Ok(format!("burst {} and burstd {theirs} speak the same protocol", env!("CARGO_PKG_VERSION")));
     }
     let strange = patient.tried.iter().find_map(|(path, found)| match found {
@@ -231,7 +231,7 @@ fn mtu(patient: &Inspection) -> Finding {
 }
 
 fn port_4791(patient: &Inspection) -> Finding {
-    udp::check(patient.daemon().map(|(_, client)| client.daemon().pid))
+    udp::check(patient.daemon().map(|(_, client)| client.info().pid))
 }
 
 fn memlock(_: &Inspection) -> Finding {
@@ -239,7 +239,7 @@ fn memlock(_: &Inspection) -> Finding {
 }
 
 fn scheduling(patient: &Inspection) -> Finding {
-    scheduler::check(patient.daemon().map(|(_, client)| client.daemon().pid))
+    scheduler::check(patient.daemon().map(|(_, client)| client.info().pid))
 }
 
 fn library_in_place(patient: &Inspection) -> Finding {

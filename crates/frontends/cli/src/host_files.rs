@@ -16,7 +16,8 @@ pub mod private;
 pub mod system;
 mod tree;
 
-use burst_control::{Client, Counter, DeviceInfo, Request, Response, socket_path};
+use burst_client::Daemon;
+use burst_control::{Counter, DeviceInfo, socket_path};
 use rustix::fs::FileType;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -41,12 +42,9 @@ impl Picture {
     ///
     /// # Errors
     /// A sentence.
-    pub fn take(client: &mut Client) -> Result<Picture, String> {
+    pub fn take(client: &mut Daemon) -> Result<Picture, String> {
         let devices = crate::ls::devices(client)?;
-        match client.call(&Request::Stats, &[]).map_err(|e| e.to_string())?.response {
-            Response::Stats(counters) => Ok(Picture { devices, counters }),
-            other => Err(format!("the daemon gave an unexpected answer: {other:?}")),
-        }
+        Ok(Picture { devices, counters: client.counters().map_err(|e| e.to_string())? })
     }
 
     /// Names of the character nodes.

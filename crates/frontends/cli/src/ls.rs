@@ -1,6 +1,7 @@
 //! `burst ls`: devices, ports, addresses.
 
-use burst_control::{Client, DeviceInfo, GidInfo, Request, Response};
+use burst_client::Daemon;
+use burst_control::{DeviceInfo, GidInfo};
 use clap::ArgMatches;
 use serde_json::{Value, json};
 use std::net::Ipv6Addr;
@@ -23,11 +24,8 @@ pub fn ls(matches: &ArgMatches) -> ExitCode {
 ///
 /// # Errors
 /// A sentence.
-pub fn devices(client: &mut Client) -> Result<Vec<DeviceInfo>, String> {
-    match client.call(&Request::ListDevices, &[]).map_err(|e| e.to_string())?.response {
-        Response::Devices(list) => Ok(list),
-        other => Err(format!("the daemon gave an unexpected answer: {other:?}")),
-    }
+pub fn devices(daemon: &mut Daemon) -> Result<Vec<DeviceInfo>, String> {
+    daemon.devices().map_err(|e| e.to_string())
 }
 
 /// A GID as an address; IPv4 is shown as such.

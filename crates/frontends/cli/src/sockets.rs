@@ -1,6 +1,7 @@
 //! Finding the running daemon: which sockets are tried, and the result of each attempt.
 
-use burst_control::{Client, ControlError};
+use burst_client::{ClientError, Daemon};
+use burst_control::ControlError;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ const PROGRAM: &str = "burst";
 #[derive(Debug)]
 pub enum FoundDaemon {
     /// A daemon that answers.
-    Alive(Client),
+    Alive(Daemon),
     /// There is no socket.
     Absent,
     /// No process listens on the socket: its daemon has died.
@@ -26,7 +27,7 @@ impl FoundDaemon {
     /// In a few words.
     pub fn describe(&self) -> String {
         match self {
-            FoundDaemon::Alive(client) => format!("daemon {}", client.daemon().pid),
+            FoundDaemon::Alive(client) => format!("daemon {}", client.info().pid),
             FoundDaemon::Absent => "nothing there".to_owned(),
             FoundDaemon::Stale => "its daemon is dead".to_owned(),
             FoundDaemon::Forbidden => "permission denied".to_owned(),
@@ -42,15 +43,15 @@ pub fn candidates(chosen: Option<&Path>) -> Vec<PathBuf> {
 
 /// Tries one socket.
 pub fn try_socket(path: &Path) -> FoundDaemon {
-    match Client::connect(path, PROGRAM) {
+    match Daemon::connect_as(path, PROGRAM) {
         Ok(client) => FoundDaemon::Alive(client),
-        Err(ControlError::Connect { source, .. }) => match source.kind() {
+        Err(ClientError::Control(ControlError::Connect { source, .. })) => match source.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => FoundDaemon::Absent,
             ErrorKind::ConnectionRefused => FoundDaemon::Stale,
             ErrorKind::PermissionDenied => FoundDaemon::Forbidden,
             _ => FoundDaemon::Strange(source.to_string()),
         },
-        Err(ControlError::Closed) => FoundDaemon::Stale,
+        Err(ClientError::Control(ControlError::Closed)) => FoundDaemon::Stale,
         Err(other) => FoundDaemon::Strange(other.to_string()),
     }
 }
@@ -76,7 +77,7 @@ pub fn tried_clause(tried: &[(PathBuf, FoundDaemon)]) -> String {
 }
 
 /// The daemon, or the sentence that says where it was looked for and what to do.
-pub fn connect(chosen: Option<&Path>) -> Result<Client, String> {
+pub fn connect(chosen: Option<&Path>) -> Result<Daemon, String> {
     let mut tried = find(chosen);
     match tried.pop() {
         Some((_, FoundDaemon::Alive(client))) => Ok(client),

@@ -1,6 +1,6 @@
 //! `burst stats`: the daemon's counters.
 
-use burst_control::{Counter, Request, Response};
+use burst_control::Counter;
 use clap::ArgMatches;
 use serde_json::json;
 use std::process::ExitCode;
@@ -28,9 +28,6 @@ fn as_line(c: &Counter) -> String {
 }
 
 fn ask(matches: &ArgMatches) -> Result<Vec<Counter>, String> {
-    let mut client = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
-    match client.call(&Request::Stats, &[]).map_err(|e| e.to_string())?.response {
-        Response::Stats(counters) => Ok(counters),
-        other => Err(format!("the daemon gave an unexpected answer: {other:?}")),
-    }
+    let mut daemon = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
+    daemon.counters().map_err(|e| e.to_string())
 }

@@ -4,7 +4,7 @@ use crate::context::ClientContext;
 use crate::error::{ClientError, Result};
 use crate::raw::program_name;
 use burst_control::cm::CmAddr;
-use burst_control::monitor::{CmConnection, CmStats};
+use burst_control::monitor::{CmConnection, CmCursor, CmStats};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
 use std::path::{Path, PathBuf};
 
@@ -112,14 +112,15 @@ impl Daemon {
     /// When the connection fails.
     pub fn cm_connections(&mut self) -> Result<Vec<CmConnection>> {
         let mut all = Vec::new();
-        let mut from = Default::default();
+        let mut from = CmCursor::default();
         loop {
             let Response::CmConnections { connections, next } = self.ask(&Request::CmConnections { from })? else {
                 return Err(ClientError::Unexpected("no list of connections"));
             };
             all.extend(connections);
             match next {
-                Some(next) => from = next,
+                Some(next) if next > from => from = next,
+                Some(_) => return Err(ClientError::Unexpected("a list of connections that does not end")),
                 None => return Ok(all),
             }
         }

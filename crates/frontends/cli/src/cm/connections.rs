@@ -1,9 +1,9 @@
 //! The list of connections.
 
 use super::steps::time;
+use burst_client::Daemon;
 use burst_control::cm::CmAddr;
 use burst_control::monitor::{CmConnection, CmConnectionState};
-use burst_control::{Client, Request, Response};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -13,25 +13,13 @@ pub fn state_names() -> Vec<&'static str> {
     CmConnectionState::ALL.iter().map(|s| s.name()).collect()
 }
 
-/// Asks for all connections, page by page; sorted by state, then address.
+/// All connections, or those in one state; sorted by state, then address.
 ///
 /// # Errors
 /// A sentence.
-pub fn ask(client: &mut Client, state: Option<&str>) -> Result<Vec<CmConnection>, String> {
-    let mut all = Vec::new();
-    let mut from = (0, 0);
-    loop {
-        let answer = client.call(&Request::CmConnections { from }, &[]).map_err(|e| e.to_string())?.response;
-        let Response::CmConnections { connections, next } = answer else {
-            return Err(format!("the daemon gave an unexpected answer: {answer:?}"));
-        };
-        all.extend(connections.into_iter().filter(|c| state.is_none_or(|s| s == c.state.name())));
-        match next {
-            Some(place) if place > from => from = place,
-            Some(_) => return Err("the daemon's list of connections does not end".into()),
-            None => break,
-        }
-    }
+pub fn ask(client: &mut Daemon, state: Option<&str>) -> Result<Vec<CmConnection>, String> {
+    let mut all = client.cm_connections().map_err(|e| e.to_string())?;
+    all.retain(|c| state.is_none_or(|s| s == c.state.name()));
     all.sort_by_key(|c| (c.state as u8, c.local.map(|a| (a.ip, a.port)), c.peer.map(|a| (a.ip, a.port))));
     Ok(all)
 }
