@@ -1,12 +1,13 @@
-//! One-way requests: operations of the connection manager that have no answer.
+//! One-way requests of the connection manager: commands without a reply.
 //!
-//! Two of them set up a connection, and the daemon reads them all on one thread; so they are records of fixed fields
-//! (`record.rs`) that neither end takes memory for, and they go by a lane in shared memory ([`burst_shm::record_ring`]), which costs no
-//! system call while the daemon is awake. A daemon that sleeps is woken by a packet without content on the control socket, the
-//! *bell* ([`frame::BELL_MAGIC`](crate::frame::BELL_MAGIC)).
+//! Each connection setup takes two commands, and one daemon thread reads those of all programs. Commands are therefore records of
+//! fixed fields (`record.rs`), which neither end allocates memory for, and travel by a ring in shared memory
+//! ([`burst_shm::record_ring`]), which needs no system call while the daemon is awake. The sender wakes a sleeping daemon by a
+//! packet without content on the control socket, the *bell* ([`frame::BELL_MAGIC`](crate::frame::BELL_MAGIC)).
 //!
-//! Before it handles any packet of a program the daemon takes what is in the program's lane: what was wished before something
-//! was asked is carried out before it. So whoever finds the lane full asks something, and has room when the answer comes.
+//! The daemon takes all commands from a program's ring before it handles any packet of that program, so commands sent before
+//! a request are carried out before the request. A sender that finds the ring full sends any request: when the reply comes, the
+//! ring has room.
 
 use crate::ControlError;
 use crate::cm::CmCommand;
@@ -21,52 +22,53 @@ use rustix::net::{SendFlags, send};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 
-/// Says what has no answer over a [`Client`](crate::Client)'s connection, from any thread.
+/// Sends commands over the connection of a [`Client`](crate::Client), from any thread.
 #[derive(Debug)]
 pub struct CommandSender {
     socket: OwnedFd,
-    lane: Mutex<RecordRingProducer>,
+    ring: Mutex<RecordRingProducer>,
 }
 
 impl CommandSender {
-    /// Over a socket that leads to the daemon, and the lane that it made.
+    /// A sender for a socket that leads to the daemon and the ring that the daemon made.
     ///
     /// # Errors
-    /// A segment that is no lane.
-    pub fn new(socket: OwnedFd, lane: OwnedFd) -> Result<CommandSender, ControlError> {
-        let malformed = |e| ControlError::Malformed(format!("a lane: {e}"));
-        let lane = Segment::map(lane).and_then(RecordRingProducer::new).map_err(malformed)?;
-        Ok(CommandSender { socket, lane: Mutex::new(lane) })
+    /// `Malformed` if the segment is not a record ring.
+    pub fn new(socket: OwnedFd, ring: OwnedFd) -> Result<CommandSender, ControlError> {
+        let malformed = |e| ControlError::Malformed(format!("a record ring: {e}"));
+        let ring = Segment::map(ring).and_then(RecordRingProducer::new).map_err(malformed)?;
+        Ok(CommandSender { socket, ring: Mutex::new(ring) })
     }
 
     /// Whether the daemon is still at the other end.
     pub fn is_connected(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // What cannot be asked is found out by the next call.
+        // If poll fails, the next call finds out.
         poll(&mut fds, Some(&now)).is_err() || fds[0].revents().is_empty()
     }
 
-    /// Says up to [`RECORD_RING_ENTRIES`] wishes, to be carried out in order; none of another thread comes between them. Never waits
-    /// long. False: there is no room, nothing was said; after [`Client::flush_commands`](crate::Client::flush_commands) there will be.
+    /// Sends up to [`RECORD_RING_ENTRIES`] commands, to be carried out in order, with none of another thread between them. Does not
+    /// wait for the daemon. Returns false, and sends nothing, if the ring has no room; after
+    /// [`Client::flush_commands`](crate::Client::flush_commands) it has.
     ///
     /// # Errors
-    /// Any error means that the connection is unusable. That the daemon has gone need not show here.
+    /// Any error means that the connection is unusable. A daemon that has ended is not always noticed here.
     pub fn send(&self, ops: &[CmCommand]) -> Result<bool, ControlError> {
         debug_assert!(ops.len() <= RECORD_RING_ENTRIES as usize);
-        let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-        if !lane.has_room(ops.len() as u32) {
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        if !ring.has_room(ops.len() as u32) {
             return Ok(false);
         }
-        ops.iter().try_for_each(|op| write(&mut lane, op))?;
-        if lane.post() {
+        ops.iter().try_for_each(|op| write(&mut ring, op))?;
+        if ring.post() {
             self.ring()?;
         }
         Ok(true)
     }
 
     fn ring(&self) -> Result<(), ControlError> {
-        // The number is repeated in replies only, so any will do.
+        // A bell has no reply, so its sequence number has no meaning.
         let bell: [u8; HEADER_BYTES] = ControlHeader::new(0).to_bell();
         loop {
             match send(&self.socket, &bell, SendFlags::NOSIGNAL) {
@@ -78,66 +80,66 @@ impl CommandSender {
     }
 }
 
-fn write(lane: &mut RecordRingProducer, op: &CmCommand) -> Result<(), ControlError> {
+fn write(ring: &mut RecordRingProducer, op: &CmCommand) -> Result<(), ControlError> {
     let mut record = [0; RECORD_BYTES_MAX];
     let mut writer = RecordWriter { record: &mut record, at: 0 };
     op.put(&mut writer);
     let len = writer.at;
-    lane.write(record.get(..len).ok_or_else(|| ControlError::Malformed("an operation is too long".into()))?);
+    ring.write(record.get(..len).ok_or_else(|| ControlError::Malformed("an operation is too long".into()))?);
     Ok(())
 }
 
-/// The daemon's end of a program's wishes.
+/// The daemon's end of a program's command ring.
 #[derive(Debug)]
 pub struct CommandReceiver {
-    lane: RecordRingConsumer,
+    ring: RecordRingConsumer,
 }
 
 impl From<RecordRingConsumer> for CommandReceiver {
-    fn from(lane: RecordRingConsumer) -> CommandReceiver {
-        CommandReceiver { lane }
+    fn from(ring: RecordRingConsumer) -> CommandReceiver {
+        CommandReceiver { ring }
     }
 }
 
 impl From<CorruptRing> for ControlError {
     fn from(_: CorruptRing) -> ControlError {
-        ControlError::Malformed("the lane of wishes holds what cannot be".into())
+        ControlError::Malformed("the command ring holds impossible indices or lengths".into())
     }
 }
 
 impl CommandReceiver {
-    /// A new lane: its descriptor for the program, and the daemon's end.
+    /// A new ring: the descriptor for the program, and the daemon's end.
     ///
     /// # Errors
     /// When the system has no memory or descriptor for it.
     pub fn create() -> Result<(OwnedFd, CommandReceiver), std::io::Error> {
-        let (segment, lane) = burst_shm::record_ring::create().map_err(std::io::Error::other)?;
-        let fd = segment.fd().ok_or_else(|| std::io::Error::other("a lane without descriptor"))?;
-        Ok((fd.try_clone_to_owned()?, lane.into()))
+        let (segment, ring) = burst_shm::record_ring::create().map_err(std::io::Error::other)?;
+        let fd = segment.fd().ok_or_else(|| std::io::Error::other("a record ring without descriptor"))?;
+        Ok((fd.try_clone_to_owned()?, ring.into()))
     }
 
-    /// Gives what has been wished until now to `carry_out`; returns how many wishes that were.
+    /// Passes the commands sent until now to `carry_out`, in order; returns their number.
     ///
     /// # Errors
-    /// What is there is no wish. Those before it have been given.
+    /// `Malformed` if a record is not a command; the commands before it have been passed on.
     pub fn receive(&mut self, mut carry_out: impl FnMut(CmCommand)) -> Result<u32, ControlError> {
-        let pending = self.lane.pending()?;
+        let pending = self.ring.pending()?;
         let mut buffer = [0; RECORD_BYTES_MAX];
         for _ in 0..pending {
-            let mut reader = RecordReader { rest: self.lane.take(&mut buffer)? };
+            let mut reader = RecordReader { rest: self.ring.take(&mut buffer)? };
             let op = CmCommand::take(&mut reader).filter(|_| reader.rest.is_empty());
-            carry_out(op.ok_or_else(|| ControlError::Malformed("not a wish".into()))?);
+            carry_out(op.ok_or_else(|| ControlError::Malformed("not a command".into()))?);
         }
         Ok(pending)
     }
 
-    /// Before the daemon sleeps: the next wish shall ring. False: there are wishes already.
+    /// To be called before the daemon sleeps: the next command rings the bell. False if commands are waiting already.
     pub fn try_idle(&mut self) -> bool {
-        self.lane.try_idle()
+        self.ring.try_idle()
     }
 
-    /// The daemon is awake.
+    /// To be called when the daemon wakes: commands need not ring the bell.
     pub fn stay_awake(&mut self) {
-        self.lane.stay_awake();
+        self.ring.stay_awake();
     }
 }
