@@ -55,7 +55,7 @@ impl Program {
         (made[0].qp, CmQp { token: self.token, qpn: made[0].qpn })
     }
 
-    fn quietly(&mut self, ops: Vec<CmCommand>) {
+    fn without_reply(&mut self, ops: Vec<CmCommand>) {
         while !self.sender.send(&ops).expect("sent") {
             self.cm.flush_commands().expect("the daemon answers");
         }
@@ -78,7 +78,7 @@ fn param() -> CmParam {
 
 fn serve(socket: &Path, addr: CmAddr) {
     let mut p = Program::new(socket);
-    p.quietly(vec![
+    p.without_reply(vec![
         CmCommand::Create { id: 1, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc },
         CmCommand::Bind { id: 1, addr },
         CmCommand::Listen { id: 1, backlog: 65_536 },
@@ -90,11 +90,11 @@ fn serve(socket: &Path, addr: CmAddr) {
             CmEventKind::ConnectRequest => {
                 let (handle, qp) = p.create_qp();
                 qps.insert(event.id, handle);
-                p.quietly(vec![CmCommand::Accept { id: event.id, qp: Some(qp), param: param() }]);
+                p.without_reply(vec![CmCommand::Accept { id: event.id, qp: Some(qp), param: param() }]);
             }
             CmEventKind::Established => {}
             CmEventKind::Disconnected => {
-                p.quietly(vec![CmCommand::Destroy { id: event.id, read: 0 }]);
+                p.without_reply(vec![CmCommand::Destroy { id: event.id, read: 0 }]);
                 if let Some(qp) = qps.remove(&event.id) {
                     call(&mut p.verbs, &Request::DestroyQp { qp });
                 }
@@ -116,7 +116,7 @@ fn drive(socket: &Path, dst: CmAddr, count: u32, window: u32) -> [f64; 2] {
             asked += 1;
             let (handle, qp) = p.create_qp();
             handles.push(handle);
-            p.quietly(vec![
+            p.without_reply(vec![
                 CmCommand::Create { id: asked, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc },
                 CmCommand::ResolveAddr { id: asked, src: None, dst, timeout_ms: 2000 },
                 CmCommand::ResolveRoute { id: asked, timeout_ms: 2000 },
@@ -133,7 +133,7 @@ fn drive(socket: &Path, dst: CmAddr, count: u32, window: u32) -> [f64; 2] {
     let setup = begun.elapsed().as_secs_f64();
     let begun = Instant::now();
     for ids in (1..=count).collect::<Vec<_>>().chunks(64) {
-        p.quietly(ids.iter().map(|id| CmCommand::Disconnect { id: *id }).collect());
+        p.without_reply(ids.iter().map(|id| CmCommand::Disconnect { id: *id }).collect());
     }
     let mut ended = 0;
     while ended < count {
@@ -142,7 +142,7 @@ fn drive(socket: &Path, dst: CmAddr, count: u32, window: u32) -> [f64; 2] {
         }
     }
     for ids in (1..=count).collect::<Vec<_>>().chunks(64) {
-        p.quietly(ids.iter().map(|id| CmCommand::Destroy { id: *id, read: 0 }).collect());
+        p.without_reply(ids.iter().map(|id| CmCommand::Destroy { id: *id, read: 0 }).collect());
     }
     for qp in handles {
         call(&mut p.verbs, &Request::DestroyQp { qp });

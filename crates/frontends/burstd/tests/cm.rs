@@ -1,4 +1,4 @@
-//! Connection management between programs of one daemon: the whole way by control socket, worker, port and back.
+//! Connection management between programs of one daemon: from the control socket through worker and port, and back.
 
 mod common;
 
@@ -47,7 +47,7 @@ fn a_connection_is_made_and_ended() {
     assert_eq!(client.op(CmCommand::Disconnect { id: active }), CmReply::Done);
     client.expect(K::Disconnected, active);
     server.expect(K::Disconnected, passive);
-    // What the server says now is no error: it is over already.
+    // Disconnecting an ended connection is no error.
     assert_eq!(server.op(CmCommand::Disconnect { id: passive }), CmReply::Done);
     client.expect(K::TimewaitExit, active);
     server.expect(K::TimewaitExit, passive);
@@ -75,8 +75,8 @@ fn private_data_goes_both_ways_and_refusals_carry_it() {
 }
 
 #[test]
-fn nobody_listens() {
-    let daemon = Daemon::start("nobody", 1);
+fn a_request_without_a_listener_is_rejected() {
+    let daemon = Daemon::start("unheard", 1);
     let mut client = daemon.program();
     let id = client.connect(PortSpace::Tcp, addr(HERE, 9), param(100));
     assert_eq!(client.expect(K::Rejected, id).status, 8);
@@ -141,18 +141,18 @@ fn addresses_are_taken_once_and_checked() {
         two.errno(CmCommand::Create { id: 99, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Ud }),
         libc::EINVAL
     );
-    // The program asked well; the network says no, by an event.
+    // The command was valid: the failure of the network is an event.
     let id = two.new_id(PortSpace::Tcp, QpType::Rc);
     two.op(CmCommand::ResolveAddr { id, src: Some(addr("192.0.2.1", 0)), dst: addr(HERE, 1), timeout_ms: 0 });
     assert_eq!(two.expect(K::AddrError, id).status, -libc::ENODEV);
 }
 
 #[test]
-fn quiet_failures_become_events() {
-    let daemon = Daemon::start("quiet", 1);
+fn failures_of_commands_without_a_reply_become_events() {
+    let daemon = Daemon::start("without", 1);
     let mut client = daemon.program();
     let id = client.new_id(PortSpace::Tcp, QpType::Rc);
-    client.quietly(vec![CmCommand::Connect { id, qp: None, param: param(1) }, CmCommand::Disconnect { id }]);
+    client.without_reply(vec![CmCommand::Connect { id, qp: None, param: param(1) }, CmCommand::Disconnect { id }]);
     assert_eq!(client.expect(K::ConnectError, id).status, -libc::EINVAL);
     // The conversation goes on.
     assert!(matches!(client.op(CmCommand::Query { id }), CmReply::Route(_)));
@@ -194,19 +194,19 @@ fn several_workers_share_the_work() {
 }
 
 #[test]
-fn bad_wishes_end_their_own_conversation_only() {
+fn malformed_commands_end_only_their_own_conversation() {
     use burst_control::frame::ControlHeader;
     use burst_control::{ControlError, Request};
     use burst_shm::arena::Segment;
     use burst_shm::record_ring::RecordRingProducer;
     use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
     use std::os::fd::{AsFd, BorrowedFd};
-    let daemon = Daemon::start("wishes", 1);
+    let daemon = Daemon::start("malformed", 1);
     let (mut server, mut client) = pair(&daemon);
     server.listen(PortSpace::Tcp, addr("0.0.0.0", 7175), 0);
     let ended = |socket: BorrowedFd<'_>| {
         let mut bytes = [0; 64];
-        // Whatever it is told before, the conversation ends.
+        // The conversation ends, whatever came before.
         (0..4).any(|_| !matches!(rustix::io::read(socket, &mut bytes), Ok(1..)))
     };
     let bell = ControlHeader::new(0).to_bell();

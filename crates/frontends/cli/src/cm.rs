@@ -1,4 +1,4 @@
-//! `burst cm`: what connection setup costs, step by step, and who is connected to whom.
+//! `burst cm`: the cost of each step of connection setup, and the connections with their peers.
 //!
 //! Without options a table of the steps since the daemon's start, with median, 99th percentile and longest time. `--watch`
 //! prints what happened in each interval instead. `--connections` lists connections and listeners by state.

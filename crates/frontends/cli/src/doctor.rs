@@ -1,8 +1,8 @@
-//! `burst doctor`: what a new user can get wrong, checked in the order in which it stands in the way.
+//! `burst doctor`: checks everything that a verbs program needs, in the order in which a missing part stops the program.
 //!
-//! One table of checks; each looks at the [`Inspection`] and gives a [`Finding`]. A check that makes no sense because an
-//! earlier one failed says so and fails nobody. The last one moves real bytes through a queue pair, in a program of
-//! its own (`burst-pair`, plain verbs in C), so that a library that crashes or hangs is a finding and not our end.
+//! There is one table of checks. Each reads the [`Inspection`] and returns a [`Finding`]. A check that makes no sense because an
+//! earlier one has failed is skipped with a reason. The last check moves real bytes through a queue pair, in a separate program
+//! (`burst-pair`, plain verbs in C), so that a library that crashes or hangs is a finding and does not end the doctor.
 
 mod library;
 mod scheduler;
@@ -20,20 +20,20 @@ use std::process::ExitCode;
 /// Smallest MTU of a link that carries the largest RDMA MTU (`Mtu::for_link` knows the headers).
 const LINK_MTU_FULL: u32 = 4188;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Fine: what was seen.
+    /// Passed: what was seen.
     Ok(String),
-    /// Wrong: what was seen, and the cure.
+    /// Failed: what was seen, and the cure.
     Fail(String, String),
-    /// Works, but could be better: what was seen, and how.
+    /// Passed, but it could be better: what was seen, and the improvement.
     Hint(String, String),
-    /// Cannot be checked: why.
+    /// Cannot be checked: the reason.
     Skip(String),
 }
 
-/// What the checks look at.
+/// The state of the machine that the checks read.
 struct Inspection {
     tried: Vec<(PathBuf, FoundDaemon)>,
     devices: Result<Vec<DeviceInfo>, String>,
@@ -59,8 +59,8 @@ const CHECKS: &[(&str, Check)] = &[
 
 /// Runs every check.
 pub fn doctor(matches: &ArgMatches) -> ExitCode {
-    let patient = examine(matches);
-    let findings: Vec<(&str, Finding)> = CHECKS.iter().map(|(name, check)| (*name, check(&patient))).collect();
+    let inspection = examine(matches);
+    let findings: Vec<(&str, Finding)> = CHECKS.iter().map(|(name, check)| (*name, check(&inspection))).collect();
     let failed = findings.iter().filter(|(_, f)| matches!(f, Finding::Fail(..))).count();
     let text = if matches.get_flag("json") {
         let rows = findings.iter().map(|(name, finding)| as_json(name, finding));
@@ -124,12 +124,12 @@ impl Inspection {
     }
 }
 
-fn socket(patient: &Inspection) -> Finding {
-    if let Some((path, client)) = patient.daemon() {
+fn socket(inspection: &Inspection) -> Finding {
+    if let Some((path, client)) = inspection.daemon() {
         return Finding::Ok(format!("{} is served by daemon {}", path.display(), client.info().pid));
     }
-    let tried = sockets::tried_clause(&patient.tried);
-    if patient.tried.iter().any(|(_, f)| matches!(f, FoundDaemon::Forbidden | FoundDaemon::Strange(_))) {
+    let tried = sockets::tried_clause(&inspection.tried);
+    if inspection.tried.iter().any(|(_, f)| matches!(f, FoundDaemon::Forbidden | FoundDaemon::Strange(_))) {
         return Finding::Ok(format!("there is one: {tried}"));
     }
     fail(
@@ -138,11 +138,11 @@ fn socket(patient: &Inspection) -> Finding {
     )
 }
 
-fn permission(patient: &Inspection) -> Finding {
-    if patient.daemon().is_some() {
+fn permission(inspection: &Inspection) -> Finding {
+    if inspection.daemon().is_some() {
         return Finding::Ok("this user may connect".to_owned());
     }
-    match patient.tried.iter().find(|(_, f)| matches!(f, FoundDaemon::Forbidden)) {
+    match inspection.tried.iter().find(|(_, f)| matches!(f, FoundDaemon::Forbidden)) {
         None => Finding::Skip("no socket to connect to".to_owned()),
         Some((path, _)) => fail(
             format!("this user may not connect to {}", path.display()),
@@ -151,12 +151,12 @@ fn permission(patient: &Inspection) -> Finding {
     }
 }
 
-fn version(patient: &Inspection) -> Finding {
-    if let Some((_, client)) = patient.daemon() {
+fn version(inspection: &Inspection) -> Finding {
+    if let Some((_, client)) = inspection.daemon() {
         let theirs = &client.info().version;
         return Finding::Ok(format!("burst {} and burstd {theirs} speak the same protocol", env!("CARGO_PKG_VERSION")));
     }
-    let strange = patient.tried.iter().find_map(|(path, found)| match found {
+    let strange = inspection.tried.iter().find_map(|(path, found)| match found {
         FoundDaemon::Strange(why) => Some((path, why)),
         _ => None,
     });
@@ -169,9 +169,9 @@ fn version(patient: &Inspection) -> Finding {
     }
 }
 
-fn device(patient: &Inspection) -> Finding {
-    match &patient.devices {
-        Err(why) if patient.daemon().is_none() => Finding::Skip(why.clone()),
+fn device(inspection: &Inspection) -> Finding {
+    match &inspection.devices {
+        Err(why) if inspection.daemon().is_none() => Finding::Skip(why.clone()),
         Err(why) => fail(why, "look at the daemon's log"),
         Ok(list) if list.is_empty() => fail("the daemon has no device", "start burstd with --port udp"),
         Ok(list) => match list.iter().find(|d| !d.up) {
@@ -187,8 +187,8 @@ fn device(patient: &Inspection) -> Finding {
     }
 }
 
-fn address(patient: &Inspection) -> Finding {
-    let device = match patient.device() {
+fn address(inspection: &Inspection) -> Finding {
+    let device = match inspection.device() {
         Ok(device) => device,
         Err(finding) => return finding,
     };
@@ -210,8 +210,8 @@ fn address(patient: &Inspection) -> Finding {
     ))
 }
 
-fn mtu(patient: &Inspection) -> Finding {
-    let device = match patient.device() {
+fn mtu(inspection: &Inspection) -> Finding {
+    let device = match inspection.device() {
         Ok(device) => device,
         Err(finding) => return finding,
     };
@@ -230,20 +230,20 @@ fn mtu(patient: &Inspection) -> Finding {
     Finding::Ok(format!("link {link}, RDMA path {path}{hint}"))
 }
 
-fn port_4791(patient: &Inspection) -> Finding {
-    udp::check(patient.daemon().map(|(_, client)| client.info().pid))
+fn port_4791(inspection: &Inspection) -> Finding {
+    udp::check(inspection.daemon().map(|(_, client)| client.info().pid))
 }
 
 fn memlock(_: &Inspection) -> Finding {
     Finding::Ok("not needed: Burst registers memory without locking it, ulimit -l may be anything".to_owned())
 }
 
-fn scheduling(patient: &Inspection) -> Finding {
-    scheduler::check(patient.daemon().map(|(_, client)| client.info().pid))
+fn scheduling(inspection: &Inspection) -> Finding {
+    scheduler::check(inspection.daemon().map(|(_, client)| client.info().pid))
 }
 
-fn library_in_place(patient: &Inspection) -> Finding {
-    match &patient.libraries {
+fn library_in_place(inspection: &Inspection) -> Finding {
+    match &inspection.libraries {
         Err(why) => {
             let (seen, cure) = why.split_once(": ").unwrap_or((why, "install Burst again"));
             fail(seen, cure)
@@ -252,8 +252,8 @@ fn library_in_place(patient: &Inspection) -> Finding {
     }
 }
 
-fn transfer(patient: &Inspection) -> Finding {
-    match (patient.daemon(), patient.device(), &patient.libraries) {
+fn transfer(inspection: &Inspection) -> Finding {
+    match (inspection.daemon(), inspection.device(), &inspection.libraries) {
         (None, ..) => Finding::Skip("no daemon".to_owned()),
         (_, Err(finding), _) => finding,
         (_, _, Err(_)) => Finding::Skip("no library".to_owned()),
@@ -265,7 +265,7 @@ fn transfer(patient: &Inspection) -> Finding {
 mod tests {
     use super::*;
 
-    fn nobody(found: FoundDaemon) -> Inspection {
+    fn without_daemon(found: FoundDaemon) -> Inspection {
         Inspection {
             tried: vec![("/x".into(), found)],
             devices: Err("no daemon".into()),
@@ -275,24 +275,24 @@ mod tests {
 
     #[test]
     fn no_daemon_fails_once_and_skips_what_depends_on_it() {
-        let patient = nobody(FoundDaemon::Absent);
-        assert!(matches!(socket(&patient), Finding::Fail(..)));
+        let inspection = without_daemon(FoundDaemon::Absent);
+        assert!(matches!(socket(&inspection), Finding::Fail(..)));
         for check in [permission, version, device, address, mtu, scheduling, transfer] {
-            assert!(matches!(check(&patient), Finding::Skip(_)));
+            assert!(matches!(check(&inspection), Finding::Skip(_)));
         }
     }
 
     #[test]
     fn a_forbidden_socket_is_a_matter_of_permission() {
-        let patient = nobody(FoundDaemon::Forbidden);
-        assert!(matches!(socket(&patient), Finding::Ok(_)));
-        assert!(matches!(permission(&patient), Finding::Fail(..)));
+        let inspection = without_daemon(FoundDaemon::Forbidden);
+        assert!(matches!(socket(&inspection), Finding::Ok(_)));
+        assert!(matches!(permission(&inspection), Finding::Fail(..)));
     }
 
     #[test]
     fn another_version_is_said() {
-        let patient = nobody(FoundDaemon::Strange("version mismatch".into()));
-        assert!(matches!(version(&patient), Finding::Fail(seen, _) if seen.contains("mismatch")));
+        let inspection = without_daemon(FoundDaemon::Strange("version mismatch".into()));
+        assert!(matches!(version(&inspection), Finding::Fail(seen, _) if seen.contains("mismatch")));
     }
 
     #[test]

@@ -29,7 +29,7 @@ const CLASSES: &str = "/sys/class";
 /// Name of our mounts in the kernel's table.
 const MOUNT_NAME: &str = "burst";
 
-/// What the files tell.
+/// The contents of the host files.
 pub struct Picture {
     /// The devices.
     pub devices: Vec<DeviceInfo>,

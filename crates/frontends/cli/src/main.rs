@@ -163,7 +163,7 @@ fn finish(text: &str) -> ExitCode {
     print(text).map_or_else(fail, |()| ExitCode::SUCCESS)
 }
 
-/// One sentence on stderr; if nobody can read it, it is lost.
+/// Prints one sentence to stderr. A closed stderr loses it.
 fn complain(sentence: impl std::fmt::Display) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "burst: {sentence}");

@@ -76,7 +76,7 @@ pub fn tried_clause(tried: &[(PathBuf, FoundDaemon)]) -> String {
     parts.join(", ")
 }
 
-/// The daemon, or the sentence that says where it was looked for and what to do.
+/// The daemon, or a sentence with the sockets that were tried and the cure.
 pub fn connect(chosen: Option<&Path>) -> Result<Daemon, String> {
     let mut tried = find(chosen);
     match tried.pop() {

@@ -44,7 +44,7 @@ fn explain(word: &str) -> Result<String, String> {
     if let Some((name, number, reasons)) = status_named(word) {
         let reasons: String = reasons.iter().map(|r| as_text(*r)).collect();
         return Ok(format!(
-            "{name} is status {number} of a completion; its vendor_err tells the reason, here:\n{reasons}"
+            "{name} is status {number} of a completion; its vendor_err gives the reason, one of:\n{reasons}"
         ));
     }
     let reason = find(word)?;

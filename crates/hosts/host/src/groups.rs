@@ -1,7 +1,7 @@
 //! The members of multicast groups: queue pairs that are attached and ids that have joined.
 //!
 //! A port takes part in a group as long as a queue pair is attached to it (`ibv_attach_mcast`) or an id has joined it
-//! (`rdma_join_multicast`). `host/multicast.rs` tells the port and the workers.
+//! (`rdma_join_multicast`). `host/multicast.rs` passes changes on to the port and the workers.
 
 use crate::refusal::refuse;
 use burst_base::gid::ip_of;

@@ -59,7 +59,7 @@ impl Session {
         self.process
     }
 
-    /// The name of the client's program, as it says.
+    /// The name of the client's program, from its hello.
     pub fn program(&self) -> &str {
         &self.program
     }

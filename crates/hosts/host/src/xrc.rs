@@ -135,7 +135,7 @@ fn key_of(device: DeviceId, fd: &OwnedFd) -> Result<FileKey, Refusal> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, "", flags, StatxFlags::INO).map_err(|e| Refusal {
         errno: e.raw_os_error(),
-        sentence: format!("cannot tell which file names the XRC domain: {e}"),
+        sentence: format!("cannot find out which file names the XRC domain: {e}"),
     })?;
     let system = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
     Ok((device, system, stat.stx_ino))

@@ -75,7 +75,7 @@ pub const KEYS: &[ConfigKey] = &[
         kind: ValueKind::Mode,
         many: false,
         default: "0666",
-        help: "Who may connect, as permission bits of the socket (0600: only the daemon's user)",
+        help: "Users that may connect, as permission bits of the socket (0600: only the daemon's user)",
     },
     ConfigKey {
         id: KeyId::Port,

@@ -1,4 +1,4 @@
-//! A daemon on the loopback interface, and programs that speak to it by control messages.
+//! A daemon on the loopback interface, and programs that send control messages to it.
 #![allow(dead_code)] // each test file uses its own part
 
 use burst_base::verbs::QpType;
@@ -101,7 +101,7 @@ impl Program {
         }
     }
 
-    pub fn quietly(&mut self, ops: Vec<CmCommand>) {
+    pub fn without_reply(&mut self, ops: Vec<CmCommand>) {
         assert!(self.sender.send(&ops).expect("sent"), "the lane is full");
     }
 

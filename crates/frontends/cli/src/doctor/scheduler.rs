@@ -17,11 +17,11 @@ struct AutoGroup {
 }
 
 impl AutoGroup {
-    fn of(who: &str) -> Option<AutoGroup> {
-        let auto = read_to_string(format!("/proc/{who}/autogroup")).ok()?;
+    fn of(process: &str) -> Option<AutoGroup> {
+        let auto = read_to_string(format!("/proc/{process}/autogroup")).ok()?;
         // "/autogroup-12 nice 0"
         let auto = auto.split_whitespace().next()?.to_owned();
-        let groups = read_to_string(format!("/proc/{who}/cgroup")).unwrap_or_default();
+        let groups = read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
         Some(AutoGroup { auto, root: groups.lines().any(|line| line == ROOT_GROUP) || groups.is_empty() })
     }
 }

@@ -59,7 +59,7 @@ fn taken(holder: &SocketHolder) -> Finding {
 }
 
 fn other_namespace(pid: u32) -> bool {
-    let link = |who: String| std::fs::read_link(format!("/proc/{who}/ns/net")).ok();
+    let link = |process: String| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
     match (link("self".to_owned()), link(pid.to_string())) {
         (Some(ours), Some(theirs)) => ours != theirs,
         _ => false,

@@ -72,7 +72,7 @@ fn show(picture: &Picture) -> Result<(), String> {
     for node in made.iter().filter(|n| *n != nodes) {
         let (kind, number) = full_number();
         rustix::fs::mknodat(CWD, node, kind, Mode::from_raw_mode(0o666), number).map_err(failed("make", node))?;
-        // The mask of new files does not apply: everybody may use the device.
+        // The umask does not apply: all users may use the device.
         fs::set_permissions(node, fs::Permissions::from_mode(0o666)).map_err(failed("open to all", node))?;
     }
     overlay_classes(&classes)
@@ -98,7 +98,7 @@ fn off() -> Result<(), String> {
 fn remove_made(path: &Path) -> io::Result<()> {
     match path.symlink_metadata() {
         Ok(meta) if meta.is_dir() => match fs::remove_dir(path) {
-            // Somebody else has something there.
+            // Another program has put a file there.
             Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
             done => done,
         },

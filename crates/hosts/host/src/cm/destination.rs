@@ -23,18 +23,18 @@ pub struct Destination {
     pub src: IpAddr,
     /// Destination address on the wire.
     pub dst: IpAddr,
-    /// Who resolves the next hop.
+    /// How the next hop is resolved.
     pub via: ResolveMethod,
 }
 
-/// Who resolves a next hop.
+/// How a next hop is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResolveMethod {
-    /// Nobody: the destination is this host or a multicast group.
+    /// Not at all: the destination is this host or a multicast group.
     Local,
-    /// The kernel.
+    /// By the kernel.
     Kernel,
-    /// The port, which owns its interface.
+    /// By the port, which owns its interface.
     Port,
 }
 

@@ -222,7 +222,7 @@ impl Context {
 
     /// Adds `by` to the counts of objects that refer to a queue pair's protection domain and queues.
     fn add_users(&mut self, pd: u32, cqs: [u32; 2], srq: Option<u32>, by: i32) {
-        let add = |users: &mut u32| *users = users.checked_add_signed(by).expect("an object that nobody uses");
+        let add = |users: &mut u32| *users = users.checked_add_signed(by).expect("an object without users");
         if let Some(p) = self.pds.get_mut(pd) {
             add(&mut p.users);
         }

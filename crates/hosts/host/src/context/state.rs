@@ -40,7 +40,7 @@ impl<T> InUse<T> {
 
     /// An object that referred to it has ended.
     pub fn remove_user(&mut self) {
-        assert!(self.users > 0, "an object that nobody uses");
+        assert!(self.users > 0, "an object without users");
         self.users -= 1;
     }
 }

@@ -60,7 +60,7 @@ impl Context {
     fn use_xrcd(&mut self, xrcd: u32, by: i32) {
         if let Some(x) = self.xrcds.get_mut(xrcd) {
             let users = x.users.checked_add_signed(by);
-            x.users = users.expect("an XRC domain that nobody uses");
+            x.users = users.expect("an XRC domain without users");
         }
     }
 
