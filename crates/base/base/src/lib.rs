@@ -8,6 +8,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `conn` | parameters of a connection, room for private data |
+//! | `gid` | GIDs and IP addresses |
 //! | `num` | newtypes: PSN, QPN, keys, device number |
 //! | `reason` | the table of reasons for drops and errors |
 //! | `rng` | a seeded random number generator |

@@ -259,7 +259,8 @@ mod tests {
     fn the_table_holds_the_kernels_masks() {
         const RATE: u32 = 1 << 25;
         let all = |required, optional| [Some((required, optional)); 5];
-        let rows: [(QpState, QpState, [Option<(u32, u32)>; 5]); 9] = [
+        type Masks = Option<(u32, u32)>;
+        let rows: [(QpState, QpState, [Masks; 5]); 9] = [
             (Reset, Init, [Some((0x38, 0)), Some((0x38, 0)), Some((0x70, 0)), Some((0x38, 0)), Some((0x38, 0))]),
             (Init, Init, [Some((0, 0x38)), Some((0, 0x38)), Some((0, 0x70)), Some((0, 0x38)), Some((0, 0x38))]),
             (
