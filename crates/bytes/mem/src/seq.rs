@@ -1,9 +1,10 @@
-//! A few words that one worker changes and others read at the same time, without a lock: a sequence lock.
+//! A sequence lock: a few words that one worker changes and others read at the same time.
 //!
 //! The version is odd while a writer is at work. A reader copies the words and looks at the version again; a copy made
-//! meanwhile is thrown away. Writers exclude each other by making the version odd with compare-and-swap. Both sides try a
-//! bounded number of times: a writer is at work for some instructions, so giving up means that it was interrupted just
-//! there. Checked exhaustively by loom (`tests/loom.rs`, run by `scripts/loom`).
+//! during a change is discarded. Writers exclude each other by making the version odd with compare-and-swap. Both sides try
+//! a bounded number of times: a writer is at work for a few instructions, so giving up means that the writer was interrupted
+//! just then. Tests run it under threads; it builds with loom's atomics (`--cfg loom`), but no loom model exists yet.
+
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
