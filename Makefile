@@ -1,4 +1,4 @@
-# One command for each thing. `make help` lists them.
+# One command for each task. `make help` lists them.
 
 SHELL := /bin/bash
 CARGO ?= cargo

@@ -25,7 +25,7 @@ newer() {
     for i; do [ "$o" -nt "$i" ] || return 1; done
 }
 
-# link CRATE SONAME ARCHIVE [LIBRARY...]: LIBRARY is one made before, which the new one needs.
+# link CRATE SONAME ARCHIVE [LIBRARY...]: LIBRARY is a library linked before, on which the new one depends.
 link() {
     abi=$root/crates/frontends/$1/abi
     name=$1
@@ -42,7 +42,7 @@ link() {
     mv "$lib.$$" "$lib"
 }
 
-# unversioned SONAME: the name without version leads to the library.
+# unversioned SONAME: makes the link without version.
 unversioned() {
     ln -sf "$1" "$out/${1%.1}"
 }

@@ -34,7 +34,7 @@ END {
     if (want == "map") {
         for (i = 1; i <= publics; i++) {
             printf "%s {\n    global:\n%s", order[i], public[order[i]]
-            # Not in a node that has aliases: there the pattern would hide them.
+            # Only in the last node: in a node that has aliases the pattern would hide them.
             if (i == publics) printf "    local: *;\n"
             printf "}%s;\n", (i == 1 ? "" : " " order[i - 1])
         }

@@ -1,4 +1,4 @@
-"""Namespaces, wires, daemons, programs, and their end."""
+"""Start and end of namespaces, wires, daemons and programs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from .waiting import LabError, await_true, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_SECONDS = 15
-# A daemon that is asked to end gives its programs five seconds.
+# On SIGTERM a daemon gives its programs five seconds.
 STOP_SECONDS = 10
 
 
@@ -49,7 +49,7 @@ class Program:
 
     def text(self):
         """What it has written so far."""
-        # At places of our own: the program writes where the file's offset is, which seeking would move under it.
+        # pread keeps the file's offset, at which the program writes.
         size = os.fstat(self.output.fileno()).st_size
         return os.pread(self.output.fileno(), size, 0).decode(errors="replace")
 
@@ -69,7 +69,7 @@ class Program:
         wait_until(lambda: text in self.text(), seconds, said, self)
 
     def stand_still(self):
-        """Stops it by SIGSTOP, and waits until it is: a thread that waits for data may still take what comes before it has a
+        """Sends SIGSTOP and waits until all threads are stopped: a waiting thread may still take data that arrives before it has a
         processor to stop on."""
         os.kill(self.pid, signal.SIGSTOP)
         state = lambda thread: (thread / "stat").read_text().rsplit(")", 1)[1].split()[0]  # noqa: E731
@@ -88,7 +88,7 @@ class Program:
 
 
 class Daemon(Program):
-    """A burstd that serves."""
+    """A running burstd."""
 
     def __init__(self, prefix, socket, port, extra=(), env=None):
         ready, announce = os.pipe()
@@ -110,14 +110,14 @@ class Daemon(Program):
     def _await(self, ready):
         with os.fdopen(ready, "rb", buffering=0) as pipe:
             os.set_blocking(pipe.fileno(), False)
-            # None: nothing yet; nothing at all: it has ended.
+            # None: no data yet; empty: the daemon has ended.
             if await_true(lambda: (said := pipe.read()) is not None and (said or b"ended"), READY_SECONDS, 0.005) == b"ready\n":
                 return
         self.stop()
         raise LabError(f"burstd does not serve: {self.text().strip() or 'it said nothing'}")
 
     def rss_kib(self, files=True):
-        """Resident memory; without `files` only what is no page of a file."""
+        """Resident memory in KiB; without `files`, anonymous memory only."""
         kinds = ("RssAnon:", "RssShmem:", *(["RssFile:"] if files else []))
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         found = [int(line.split()[1]) for line in lines if line.startswith(kinds)]
@@ -132,7 +132,7 @@ class Daemon(Program):
 
 
 class Host:
-    """One end: a namespace with an interface `eth0`, and what runs there."""
+    """One end: a namespace with an interface `eth0`, its daemon and its programs."""
 
     def __init__(self, name, directory, cpu=None):
         self.name = name
@@ -143,7 +143,7 @@ class Host:
         self.address = None
         self.address6 = None
         script = "mount -t sysfs sysfs /sys 2>/dev/null; ip link set lo up; echo ready; exec cat"
-        # The pipe to `cat` is the life of the namespace.
+        # The namespace exists as long as `cat` reads from this pipe.
         self.keeper = subprocess.Popen(
             ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", script],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
@@ -199,7 +199,7 @@ class Host:
         return self.run(build_directory() / "burst", *words, seconds=seconds)
 
     def devices(self):
-        """What `burst ls --json` says."""
+        """The devices of `burst ls --json`."""
         code, text = self.burst("ls", "--json")
         if code:
             raise LabError(text)
@@ -210,7 +210,7 @@ class Host:
         return next(gid["index"] for gid in self.devices()[0]["gids"] if gid["address"] == address)
 
     def stats(self):
-        """Counters by name, summed over devices; those that nothing has counted yet are 0."""
+        """Counters by name, summed over devices; a missing counter is 0."""
         code, text = self.burst("stats", "--json")
         if code:
             raise LabError(text)
@@ -233,7 +233,7 @@ class Host:
 
 
 class Fabric:
-    """Hosts `a` and `b`, joined by a wire; a context manager. `cpus`: a processor for each host, all that runs there."""
+    """Hosts `a` and `b`, joined by a wire; a context manager. `cpus`: the processor to which each host's processes are pinned."""
 
     def __init__(self, mtu=9000, ports=("udp:dev=eth0", "udp:dev=eth0"), daemons=True, extra=(), delay=None, cpus=None):
         self.mtu, self.ports, self.daemons, self.extra, self.delay = mtu, ports, daemons, extra, delay
@@ -268,7 +268,7 @@ class Fabric:
                 host.start_daemon(port, self.extra)
 
     def _await_links(self):
-        """Waits for the addresses that the kernel makes itself, and for it to know that nobody else has them."""
+        """Waits until the link-local addresses exist and duplicate address detection has ended."""
         for host in self.hosts:
             shown = lambda h=host: h.run("ip", "-6", "addr", "show", "dev", "eth0", plain=True)[1]  # noqa: E731
             wait_until(lambda: "inet6 fe80:" in (text := shown()) and "tentative" not in text, said=shown)

@@ -1,4 +1,4 @@
-"""Frames made by hand: RoCEv2 packets with an ICRC of their own, what is wrong with them, and the way onto a wire.
+"""Frames made by hand: RoCEv2 packets with a correct ICRC, functions that damage them, and a sender for raw frames.
 
 They go out by AF_PACKET behind a virtio header, as a machine's own trains do, so that one frame may be a train.
 """
@@ -24,7 +24,7 @@ for line in sys.stdin:
 
 
 def ones_sum(data):
-    """The sum of which an Internet checksum is the complement."""
+    """The one's complement sum of an Internet checksum, before the complement."""
     total = sum(struct.unpack(f">{len(data) // 2}H", data))
     total = (total & 0xFFFF) + (total >> 16)
     return (total & 0xFFFF) + (total >> 16)
@@ -46,7 +46,7 @@ def ip_header(source, destination, length, ip_id):
 
 
 def roce_frame(mac_src, mac_dst, src, dst, opcode, qpn, psn, payload=b"", ip_id=77):
-    """An Ethernet frame with a RoCEv2 packet, ICRC and all; no UDP checksum."""
+    """An Ethernet frame with a RoCEv2 packet and its ICRC, without UDP checksum."""
     bth = struct.pack(">BBHII", opcode, 0, 0xFFFF, qpn, psn) + payload
     length = UDP + len(bth) + 4
     ip, udp = ip_header(src, dst, length, ip_id), struct.pack(">HHHH", SOURCE_PORT, ROCE_PORT, length, 0)
@@ -69,7 +69,7 @@ def changed(frame, at, bits):
 
 
 def with_field(frame, at, field):
-    """The frame with another field in its IPv4 header, whose checksum is right."""
+    """The frame with another field in its IPv4 header, and a correct header checksum."""
     frame = frame[:at] + field + frame[at + len(field):]
     return frame[:24] + ip_checksum(frame[14:24] + b"\0\0" + frame[26:34]) + frame[26:]
 
@@ -82,7 +82,7 @@ def with_options(frame):
 
 
 def with_fragment_header(frame):
-    """The first fragment of an IPv6 packet (RFC 8200 4.5): more are said to follow."""
+    """The first fragment of an IPv6 packet (RFC 8200 4.5), with the flag for more fragments."""
     length = struct.unpack(">H", frame[18:20])[0] + 8
     return frame[:18] + struct.pack(">H", length) + b"\x2c" + frame[21:54] + b"\x11\0\0\x01\0\0\0\x07" + frame[54:]
 
@@ -93,7 +93,7 @@ def tagged(frame, kind, tag):
 
 
 def padded(frame):
-    """The frame as long as Ethernet has it at least, without its check sequence."""
+    """The frame padded to the minimum length of Ethernet, without frame check sequence."""
     return frame.ljust(60, b"\x5a")
 
 
@@ -104,7 +104,7 @@ def train_of(packets, segment=None):
     udp = UDP + len(bodies)
     head[16:18], head[38:40] = struct.pack(">H", IPV4 + udp), struct.pack(">H", udp)
     head[24:26] = ip_checksum(bytes(head[14:24]) + b"\0\0" + bytes(head[26:34]))
-    # The checksum is left to whoever cuts the train: so far it is the sum of the pseudo header.
+    # The kernel or NIC that segments the train completes the checksum; here it is the sum of the pseudo header.
     head[40:42] = struct.pack(">H", ones_sum(bytes(head[26:34]) + struct.pack(">HH", 17, udp)))
     virtio = struct.pack("=BBHHHH", 1, 5, 42, segment or len(packets[0]) - 42, 34, 6)
     return virtio + bytes(head) + bodies

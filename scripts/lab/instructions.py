@@ -1,4 +1,4 @@
-"""Counting the instructions that a program spends in the drop-in library, by callgrind: the same in each run, busy or not."""
+"""Counts the instructions that a program executes in the drop-in library, by callgrind. The count is independent of other load."""
 
 import re
 import tempfile
@@ -21,7 +21,7 @@ def by_object(profile):
         elif line.startswith("calls="):
             inclusive = True
         elif line[:1] in "+-*0123456789" and line:
-            # The line after "calls=" is the callee's cost, which has lines of its own.
+            # The line after "calls=" is the callee's cost, which is also counted in the callee's own lines.
             if not inclusive:
                 sums[Path(here).name] = sums.get(Path(here).name, 0) + int(line.split()[-1])
             inclusive = False

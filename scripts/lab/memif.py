@@ -81,12 +81,12 @@ def wires(directory, extra=(), cpus=None):
 
 
 def meet(server, client, words):
-    """Runs a pair; no namespace keeps its TCP port apart from other programs of this machine."""
+    """Runs a pair with a free TCP port, because there is no namespace and other programs may use perftest's default port."""
     return run_pair(server, client, [*words, "-p", free_port()])
 
 
 def free_port():
-    """A TCP port that nobody listens on; below those that kernels give to clients, who could take it before the server does."""
+    """A free TCP port below the kernel's ephemeral range, so that no client takes it before the server binds it."""
     while True:
         port = random.randrange(*PORTS)
         try:
@@ -97,7 +97,7 @@ def free_port():
 
 
 def without_dpdk(directory):
-    """What burstd says when it was built without DPDK, else None."""
+    """The message of a burstd that was built without DPDK, else None."""
     words = [build_directory() / "burstd", "--socket", Path(directory) / "probe.ctl", "--port"]
     done = subprocess.run([*words, "dpdk:dev=nothing0,addr=10.0.0.1/24"], capture_output=True, text=True, timeout=30)
     return done.stderr.strip() if "built without dpdk" in done.stderr else None

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from .waiting import LabError, wait_until
 
 SERVER_SECONDS = 60
-# perftest's deviation may be the root of a rounding error: "-nan".
+# perftest may print a deviation of "-nan", the root of a negative rounding error.
 NUMBERS = re.compile(r"^[ \t]*\d+([ \t]+-?([\d.]+(e[+-]?\d+)?|nan|inf))+[ \t]*$", re.M)
 
 
 @dataclass
 class Result:
-    """What a pair printed and, for perftest, its row of numbers."""
+    """The output of a pair and, for perftest, its rows of numbers."""
 
     client: str
     server: str
@@ -21,7 +21,7 @@ class Result:
 
     @property
     def impossible(self):
-        """Whether a bandwidth is 0.00: less than 10 KB/s, of a run that had a minute."""
+        """Whether a bandwidth is 0.00, which means less than 10 KB/s."""
         bandwidth = "BW average" in self.client
         return bandwidth and any(row[3] == 0 and row[0] * row[1] >= 1 << 20 for row in self.rows)
 
@@ -66,7 +66,7 @@ def run_pair(server_host, client_host, words, **options):
 
 
 def run_pair_once(server_host, client_host, words, *, address=None, seconds=60, server_words=None, env=None):
-    """What `run_pair` does, whatever the figures are."""
+    """As `run_pair`, without checking the figures."""
     port = words_port(words)
     server = server_host.start(*(server_words or words), env=env)
     try:
@@ -116,7 +116,7 @@ def words_port(words):
 
 
 def await_listener(host, program, port, seconds=SERVER_SECONDS):
-    """Waits until something listens on the TCP port there."""
+    """Waits until a program of that host listens on the TCP port."""
     want = f":{port:04X}"
 
     def listens():

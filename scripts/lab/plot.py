@@ -18,7 +18,7 @@ def size_label(size):
 
 
 def nice_ceiling(value):
-    """The next round number to end an axis with."""
+    """The next round number, for the end of an axis."""
     step = 10 ** (len(str(int(value))) - 1) if value >= 1 else 1
     return max(step, ceil(value / step) * step)
 

@@ -1,4 +1,4 @@
-"""RoCEv2 by hand: management datagrams with a correct ICRC from a host that has no burstd, and what comes back.
+"""RoCEv2 by hand: sends management datagrams with a correct ICRC from a host without burstd, and receives the answers.
 
 Nothing here knows Burst: the bytes are put together as the InfiniBand specification has them (chapters 5 and 12, annex
 A17), so that tests can send what no well-behaved peer would.
@@ -26,7 +26,7 @@ ATTRIBUTES = {
 NAMES = {number: name for name, number in ATTRIBUTES.items()}
 CLONE_NEWNET = 0x40000000
 IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
-# The kernel numbers the packets of one GSO send from 0; a socket does not see their numbers.
+# The kernel numbers the packets of one GSO send from 0; a socket cannot read these identifications.
 TRAIN_MAX = 128
 
 
@@ -63,7 +63,7 @@ def u32(number):
 
 
 def cm_header(source, destination, port, *, version=0, family=4):
-    """What RDMA-CM puts before the private data of a request (annex A11)."""
+    """The RDMA-CM header before the private data of a request (IBA annex A11)."""
     addresses = bytes(12) + socket.inet_aton(source) + bytes(12) + socket.inet_aton(destination)
     return bytes([version, family << 4]) + port.to_bytes(2, "big") + addresses
 
@@ -88,7 +88,7 @@ def ids(local_id, remote_id, more=b""):
 
 
 class Answer:
-    """A management datagram that came."""
+    """A received management datagram."""
 
     def __init__(self, packet):
         transport = packet[:-4]
@@ -101,7 +101,7 @@ class Answer:
 
     @property
     def reason(self):
-        """Of a REJ."""
+        """The reason of a REJ."""
         return int.from_bytes(self.body[10:12], "big")
 
     def __repr__(self):
@@ -109,7 +109,7 @@ class Answer:
 
 
 class Peer:
-    """A host of the fabric that speaks RoCEv2 by hand. Its own burstd must not run."""
+    """A host of the fabric that sends RoCEv2 packets by hand. Its burstd must not run."""
 
     def __init__(self, host, peer, address=None):
         self.address, self.peer = address or host.address, peer.address
@@ -118,7 +118,7 @@ class Peer:
         self.socket.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
         self.socket.bind((self.address, PORT))
         self.psn = 0
-        # What came since the last `drain`.
+        # Messages received since the last `drain`.
         self.seen = set()
 
     def close(self):
@@ -139,7 +139,7 @@ class Peer:
         self.send_raw(self.packet(mad(body, ATTRIBUTES[name], tid, **options)))
 
     def receive(self, seconds=3, *, again=False):
-        """The next management datagram, whose ICRC must be right; None if nothing comes. Others (a dead program's queue
+        """The next management datagram, whose ICRC must be correct; None if none arrives. Others (a dead program's queue
         pair answers by NAKs) are skipped, and, unless `again`, what came before: a daemon repeats itself after 80 ms."""
         deadline = Deadline(seconds)
         while deadline.left():
@@ -168,7 +168,7 @@ class Peer:
         return answer
 
     def drain(self, seconds=0.05):
-        """Everything that comes until nothing comes for so long; it is forgotten then."""
+        """Returns and forgets all messages until none has arrived for `seconds`."""
         deadline, all_of_them = Deadline(5), []
         while deadline.left() and (answer := self.receive(seconds, again=True)) is not None:
             all_of_them.append(answer)

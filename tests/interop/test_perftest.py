@@ -15,7 +15,7 @@ UNRELIABLE = [
 ]
 ROUNDS = 50
 # An emulated processor may be away for longer than perftest's usual 67 ms seven times; this is 0.5 s.
-PATIENCE = ["-u", 17]
+TIMEOUT = ["-u", 17]
 ATTEMPTS = 3
 MTUS = (1500, 4200, 9000)
 
@@ -40,6 +40,6 @@ def patiently(rig, words, family, client):
 def test_perftest(rig, words, family, client):
     size = 8 if "atomic" in words[0] else 1024 if "UD" in words else 65536 if "bw" in words[0] else 64
     sized = [] if "atomic" in words[0] else ["-s", size]
-    words = [*words, "-F", *PATIENCE, *sized, "-n", ROUNDS]
+    words = [*words, "-F", *TIMEOUT, *sized, "-n", ROUNDS]
     result = patiently(rig, words, family, client) if "-c" in words else by_gid(rig, words, family, client)
     assert result.row[0] == size and result.row[1] == ROUNDS
