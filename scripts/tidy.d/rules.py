@@ -161,8 +161,8 @@ def explained(source, at):
         if begin < 0 or source.code[begin] == ";":
             return False
         if source.code[begin] == "}":
-            # `if … { … } else`, `match … { … }.method()`: the same statement goes on.
-            if not re.match(r"\s*(else\b|[.?)])", source.code[begin + 1 :]):
+            # `if … { … } else`, `match … { … }.method()`, `let S { a } = …`: the same statement goes on.
+            if not re.match(r"\s*(else\b|[.?)=])", source.code[begin + 1 :]):
                 return False
             at = source.opening(begin)
         elif re.search(r"\b(fn|impl|trait|mod)\b[^;{}]*$", source.code[:begin]):

@@ -86,7 +86,7 @@ SAMPLES = [
     ("safety", rust("struct A;\nunsafe impl Send for A {}\n"), 1),
     ("safety", rust("/// Does it.\npub unsafe fn f() {}\n"), 1),
     ("safety", rust('unsafe extern "C" {\n    fn f();\n}\n'), 1),
-    ("safety", rust("fn f() {\n    // SAFETY: alive.\n    let a = if b { 0 } else { unsafe { g() } };\n    let c = S {\n        // SAFETY: alive.\n        d: unsafe { g() },\n    };\n}\n"), 0),
+    ("safety", rust("fn f() {\n    // SAFETY: alive.\n    let a = if b { 0 } else { unsafe { g() } };\n    let c = S {\n        // SAFETY: alive.\n        d: unsafe { g() },\n    };\n    // SAFETY: alive.\n    let S { d } = *unsafe { h() };\n}\n"), 0),
     ("safety", rust('// SAFETY: plain data.\nunsafe impl Send for A {}\n/// Does it.\n///\n/// # Safety\n/// Live.\n#[inline]\npub unsafe fn f() {}\nunsafe fn g() {}\n#[unsafe(no_mangle)]\nfn h(x: unsafe fn(u8)) {}\nlet s = "unsafe { }";\n'), 0),
     ("safety", rust("//! A sample.\n//!\n//! SAFETY: of all blocks: memory of this test.\nfn f() {\n    unsafe { g() }\n}\n", TEST), 0),
     ("circles", ring(9, through_root=False), 1),

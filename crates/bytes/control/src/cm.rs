@@ -4,9 +4,9 @@
 //! numbers that the program chooses ([`CmId`], below [`DAEMON_IDS`]); ids of incoming requests are chosen by the daemon,
 //! from [`DAEMON_IDS`] up. A number should not be used again soon after its end: late events name it.
 //!
-//! [`crate::Request::Cm`] carries any number of [`CmCommand`]s, carried out in order; they never wait for the network. One [`CmReply`]
-//! per operation comes back. Operations may also be said as wishes ([`crate::commands`]), which have no reply at all: one that
-//! fails then becomes an event of its id ([`CmCommand::failure_event`]) with a negative errno as status.
+//! [`crate::Request::Cm`] carries any number of [`CmCommand`]s, carried out in order; they never wait for the network. One
+//! [`CmReply`] per operation comes back. Operations may also be said as wishes ([`crate::commands`]), which have no reply at all:
+//! one that fails then becomes an event of its id ([`CmCommand::failure_event`]) with a negative errno as status.
 //!
 //! Events are records of [`CmEvent::BYTES`] bytes in the pipe of the id's channel; each says all that the program may
 //! ask about it, so that neither `rdma_get_cm_event` nor `rdma_init_qp_attr` needs a question.

@@ -48,8 +48,8 @@ impl CommandSender {
         poll(&mut fds, Some(&now)).is_err() || fds[0].revents().is_empty()
     }
 
-    /// Sends up to [`RECORD_RING_ENTRIES`] commands, to be carried out in order, with none of another thread between them. Does not
-    /// wait for the daemon. Returns false, and sends nothing, if the ring has no room; after
+    /// Sends up to [`RECORD_RING_ENTRIES`] commands, to be carried out in order, with none of another thread between them. Does
+    /// not wait for the daemon. Returns false, and sends nothing, if the ring has no room; after
     /// [`Client::flush_commands`](crate::Client::flush_commands) it has.
     ///
     /// # Errors

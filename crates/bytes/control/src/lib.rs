@@ -1,10 +1,9 @@
 //! The control conversation between applications and the daemon (storey 1).
 //!
-//! One `SOCK_SEQPACKET` Unix socket per daemon. A packet is a fixed [`frame::ControlHeader`] (magic, version, sequence)
-//! followed by a postcard-encoded [`Request`] or [`Reply`]; descriptors travel by `SCM_RIGHTS`. The header alone is
-//! readable across versions, so that a mismatch can be refused with a sentence. Requests are answered in order; [`commands`] of the
-//! connection manager have no answer and a form of their own.
-//! The data path never passes here.
+//! One `SOCK_SEQPACKET` Unix socket per daemon. A packet is a fixed [`frame::ControlHeader`] (magic, version, sequence) followed
+//! by a postcard-encoded [`Request`] or [`Reply`]; descriptors travel by `SCM_RIGHTS`. The header alone is readable across
+//! versions, so that a mismatch can be refused with a sentence. Requests are answered in order; [`commands`] of the connection
+//! manager have no answer and a form of their own. The data path never passes here.
 #![forbid(unsafe_code)]
 
 pub mod client;

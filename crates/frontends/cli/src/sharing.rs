@@ -16,8 +16,8 @@ const SOCKET_NAME: &str = "burstd.sock";
 /// Permission bit: other users may enter the directory.
 const OTHERS_MAY_ENTER: u32 = 0o001;
 
-/// What to do if a daemon could not start because of `why`, and `own` is the socket that it would have had. `None` if the UDP port
-/// is not the reason, or no other daemon is seen.
+/// What to do if a daemon could not start because of `why`, and `own` is the socket that it would have had. `None` if the UDP
+/// port is not the reason, or no other daemon is seen.
 pub fn cure(why: &str, own: &Path) -> Option<String> {
     if !why.contains("4791") {
         return None;

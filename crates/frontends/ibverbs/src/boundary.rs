@@ -1,7 +1,7 @@
 //! The FFI boundary of libibverbs: how a call from C reports an error.
 //!
-//! Verbs functions report in three ways: an errno value (0 is success), NULL with `errno` set, or -1 with `errno` set. A panic is a
-//! bug in this library; the caller sees EIO instead of an abort. Neither panics nor cancellation cross the boundary
+//! Verbs functions report in three ways: an errno value (0 is success), NULL with `errno` set, or -1 with `errno` set. A panic is
+//! a bug in this library; the caller sees EIO instead of an abort. Neither panics nor cancellation cross the boundary
 //! ([`burst_ffi`]).
 
 use burst_ffi::guarded;

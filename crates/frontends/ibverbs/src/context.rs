@@ -1,7 +1,7 @@
 //! An open device as programs hold it: rdma-core's `verbs_context` around the client's context.
 //!
-//! [`VerbsContext`] begins with rdma-core's `verbs_context`, whose last field is the `ibv_context` that programs hold a pointer to.
-//! All else is [`RawContext`]'s: the control connection, the arena, the doorbells, the tables.
+//! [`VerbsContext`] begins with rdma-core's `verbs_context`, whose last field is the `ibv_context` that programs hold a pointer
+//! to. All else is [`RawContext`]'s: the control connection, the arena, the doorbells, the tables.
 
 use crate::boundary::{EINVAL, EIO, ENOMEM, Outcome};
 use crate::context_name::name_file;

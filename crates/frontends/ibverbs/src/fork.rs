@@ -1,8 +1,8 @@
 //! After fork: a child inherits the mappings, but the contexts are its parent's.
 //!
-//! Each context holds a [`LifePage`]. Every call, also of the data path, checks it first; in a child it reads 0 and the call fails
-//! with EIO and takes no lock. There is no fork handler, so nothing runs in a child that does not use verbs.
-//! Registered memory needs none of the traditional `ibv_fork_init` machinery: pages are shared by descriptor, not pinned.
+//! Each context holds a [`LifePage`]. Every call, also of the data path, checks it first; in a child it reads 0 and the call
+//! fails with EIO and takes no lock. There is no fork handler, so nothing runs in a child that does not use verbs. Registered
+//! memory needs none of the traditional `ibv_fork_init` machinery: pages are shared by descriptor, not pinned.
 
 pub use burst_shm::life::LifePage;
 use std::ffi::{c_int, c_void};

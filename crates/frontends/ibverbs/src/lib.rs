@@ -1,16 +1,17 @@
 //! The drop-in `libibverbs.so.1` (storey 4): the verbs API for unmodified programs, over the Burst daemon.
 //!
-//! `scripts/build-libs.sh` links this crate's static library into the shared one and gives its symbols the versions that
-//! programs were linked against (tables in `abi/`). The mechanism is that of the crate [`burst_client`]; this crate adds the C
-//! structs and functions. Control calls are requests to the daemon over the context's socket ([`context`]); the data path
-//! ([`post`], [`poll`]) only touches shared memory. The module [`ops`] holds the table of operations, and only it knows all others.
+//! `scripts/build-libs.sh` links this crate's static library into the shared one and gives its symbols the versions that programs
+//! were linked against (tables in `abi/`). The mechanism is that of the crate [`burst_client`]; this crate adds the C structs and
+//! functions. Control calls are requests to the daemon over the context's socket ([`context`]); the data path ([`post`],
+//! [`poll`]) only touches shared memory. The module [`ops`] holds the table of operations, and only it knows all others.
 //!
 //! Objects that applications hold are `repr(C)` structs whose first field is the public struct. Errors are errno values; no
 //! panic and no output crosses the C boundary ([`boundary`]), except the one sentence that explains an empty device list
 //! ([`device`]). After fork, a child's objects are dead ([`fork`]).
 //!
-//! No lock is held while another is taken, except the lock of the preallocated queue pairs ([`burst_client::raw::prealloc`]), which is always taken
-//! first. The data path takes one lock per object (queue pair, CQ, SRQ) and never waits for a worker of the daemon.
+//! No lock is held while another is taken, except the lock of the preallocated queue pairs ([`burst_client::raw::prealloc`]),
+//! which is always taken first. The data path takes one lock per object (queue pair, CQ, SRQ) and never waits for a worker of the
+//! daemon.
 
 pub mod ah;
 pub mod attr;

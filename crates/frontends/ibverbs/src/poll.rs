@@ -1,7 +1,7 @@
 //! Taking completions and arming completion queues: the receiving half of the data path ([`burst_client::raw::completion`]).
 //!
-//! A poll that finds nothing may yield the processor, and now and then checks that the daemon lives ([`burst_client::raw::idle`]):
-//! it returns -1 when the daemon has ended.
+//! A poll that finds nothing may yield the processor, and now and then checks that the daemon lives
+//! ([`burst_client::raw::idle`]): it returns -1 when the daemon has ended.
 
 use crate::cq::VerbsCq;
 use crate::sys::*;

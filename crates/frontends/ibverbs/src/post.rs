@@ -99,8 +99,8 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int, max: u32) -> Option<&'a [
     Some(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
-/// The entry of a request: the fields that depend on the opcode are addresses and operands. `None` for a datagram without address handle, or a window
-/// that cannot be bound so.
+/// The entry of a request: the fields that depend on the opcode are addresses and operands. `None` for a datagram without address
+/// handle, or a window that cannot be bound so.
 #[inline]
 unsafe fn head_of(qp: &VerbsQp, wr: &ibv_send_wr) -> Option<SendWqe> {
     let flags = wr.send_flags & FLAGS | qp.always;

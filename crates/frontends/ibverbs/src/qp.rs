@@ -154,6 +154,33 @@ fn enter_source(context: &VerbsContext, event_cookie: u64, qp: *mut VerbsQp) {
     }
 }
 
+/// The struct that the program sees, of a new queue pair with this handle and number, in RESET.
+fn public_part(
+    context: &VerbsContext,
+    pd: *mut ibv_pd,
+    wanted: &QpArguments,
+    (handle, qp_num): (u32, u32),
+) -> ibv_qp_ex {
+    let qp_base = ibv_qp {
+        context: context.as_ibv(),
+        qp_context: wanted.qp_context,
+        pd,
+        send_cq: wanted.send_cq,
+        recv_cq: wanted.recv_cq,
+        srq: wanted.srq,
+        handle,
+        qp_num,
+        state: IBV_QPS_RESET,
+        qp_type: wanted.qp_type,
+        ..Default::default()
+    };
+    let mut base = ibv_qp_ex { qp_base, ..Default::default() };
+    if wanted.send_ops != 0 {
+        qp_ex::fill(&mut base);
+    }
+    base
+}
+
 unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_qp> {
     let qp_type = service_of(wanted.qp_type)?;
     if qp_type == QpType::XrcRecv {
@@ -186,23 +213,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_
     let RawQp { made: PreallocQp { grant: granted, name }, sq, rq } = create_qp(context, &init)?;
     let QpCookies { cookie, event_cookie } = name;
     wanted.cap = attr::cap_to_ibv(&granted.cap);
-    let qp_base = ibv_qp {
-        context: context.as_ibv(),
-        qp_context: wanted.qp_context,
-        pd,
-        send_cq: wanted.send_cq,
-        recv_cq: wanted.recv_cq,
-        srq: wanted.srq,
-        handle: granted.qp,
-        qp_num: granted.qpn,
-        state: IBV_QPS_RESET,
-        qp_type: wanted.qp_type,
-        ..Default::default()
-    };
-    let mut base = ibv_qp_ex { qp_base, ..Default::default() };
-    if wanted.send_ops != 0 {
-        qp_ex::fill(&mut base);
-    }
+    let base = public_part(context, pd, wanted, (granted.qp, granted.qpn));
     let qp = Box::into_raw(Box::new(VerbsQp {
         base,
         newer_operations: [0; 8],
@@ -220,8 +231,8 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_
     }));
     // SAFETY: a fresh queue pair.
     unsafe { VerbsQp::meter(qp.cast()).init() };
-    // SAFETY: the queue pair was just made; `ibv_destroy_qp` takes it out and passes through its completion queues' locks before it
-    // frees it.
+    // SAFETY: the queue pair was just made; `ibv_destroy_qp` takes it out and passes through its completion queues' locks before
+    // it frees it.
     unsafe { context.send_slots.put(cookie, NonNull::from(&(*qp).sq.slots)) };
     enter_source(context, event_cookie, qp);
     Ok(qp.cast())

@@ -2,8 +2,8 @@
 //! `ibv_wr_complete`.
 //!
 //! From `wr_start` to `wr_complete` or `wr_abort` the calling thread holds the send queue's lock. Operations and setters write
-//! straight into the ring, which the daemon does not read before the batch is published. The first error is remembered and everything
-//! after it ignored; `wr_complete` reports it and nothing of the batch is posted.
+//! straight into the ring, which the daemon does not read before the batch is published. The first error is remembered and
+//! everything after it ignored; `wr_complete` reports it and nothing of the batch is posted.
 //!
 //! All operations that the service carries are offered, whatever `send_ops_flags` names; the others record EOPNOTSUPP.
 

@@ -139,6 +139,7 @@ fn open() -> *mut libc::c_void {
     handle
 }
 
+// SAFETY: as in dlfcn.h.
 unsafe extern "C" {
     fn dlvsym(handle: *mut libc::c_void, name: *const libc::c_char, version: *const libc::c_char) -> *mut libc::c_void;
 }

@@ -10,6 +10,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+// SAFETY: as defined by crate `ibverbs`, which is loaded with this library.
 unsafe extern "C" {
     /// Our libibverbs, version node BURST_PRIVATE_1.
     fn burst_context_token(context: *mut ibv_context, token: *mut u64) -> c_int;
@@ -17,7 +18,7 @@ unsafe extern "C" {
 
 /// An open device.
 #[derive(Debug)]
-pub struct Device {
+pub struct RdmaDevice {
     /// The daemon's number.
     index: u32,
     /// The context of all ids on it.
@@ -33,16 +34,16 @@ pub struct Device {
 }
 
 // SAFETY: the pointers are to objects of libibverbs that live for ever and that it protects itself.
-unsafe impl Send for Device {}
+unsafe impl Send for RdmaDevice {}
 // SAFETY: as above.
-unsafe impl Sync for Device {}
+unsafe impl Sync for RdmaDevice {}
 
-impl Device {
+impl RdmaDevice {
     /// Opens a device of a list.
     ///
     /// # Safety
     /// `device` must be in a list that is not freed yet.
-    unsafe fn open(device: *mut ibv_device, index: u32) -> Outcome<&'static Device> {
+    unsafe fn open(device: *mut ibv_device, index: u32) -> Outcome<&'static RdmaDevice> {
         // SAFETY: the caller's promise; each object is made from the one before.
         unsafe {
             let context = ibv_open_device(device);
@@ -65,12 +66,12 @@ impl Device {
             }
             let max_rd_atomic = u8::try_from(attr.max_qp_rd_atom).unwrap_or(u8::MAX);
             let xrcd = Mutex::default();
-            Ok(Box::leak(Box::new(Device { index, context, pd, token, max_rd_atomic, xrcd })))
+            Ok(Box::leak(Box::new(RdmaDevice { index, context, pd, token, max_rd_atomic, xrcd })))
         }
     }
 }
 
-impl Device {
+impl RdmaDevice {
     /// One of the calls that are not functions of the library, but fields of an open context.
     ///
     /// # Errors
@@ -107,7 +108,7 @@ const DEVICES_MAX: usize = 256;
 /// The devices that a session has opened, by the daemon's numbers. Looking one up takes no lock.
 #[derive(Debug)]
 pub struct Opened {
-    all: [AtomicPtr<Device>; DEVICES_MAX],
+    all: [AtomicPtr<RdmaDevice>; DEVICES_MAX],
     /// Held while one is opened, so that each is opened once.
     opening: Mutex<()>,
 }
@@ -119,20 +120,20 @@ impl Default for Opened {
 }
 
 impl Opened {
-    fn get(&self, index: u32) -> Option<&'static Device> {
+    fn get(&self, index: u32) -> Option<&'static RdmaDevice> {
         // Acquire pairs with the Release in `put`.
         let found = self.all.get(index as usize)?.load(Ordering::Acquire);
         // SAFETY: NULL, or a device that is never freed.
         unsafe { found.as_ref() }
     }
 
-    fn put(&self, device: &'static Device) {
+    fn put(&self, device: &'static RdmaDevice) {
         if let Some(place) = self.all.get(device.index as usize) {
             place.store(std::ptr::from_ref(device).cast_mut(), Ordering::Release);
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = &'static Device> + '_ {
+    fn iter(&self) -> impl Iterator<Item = &'static RdmaDevice> + '_ {
         (0..DEVICES_MAX as u32).filter_map(|index| self.get(index))
     }
 }
@@ -175,7 +176,7 @@ impl DaemonSession {
     ///
     /// # Errors
     /// ENODEV if there is none, or the reason why it does not open.
-    pub fn device(&self, index: u32) -> Outcome<&'static Device> {
+    pub fn device(&self, index: u32) -> Outcome<&'static RdmaDevice> {
         if !self.is_alive() {
             return Err(EIO);
         }
@@ -192,13 +193,13 @@ impl DaemonSession {
         let list = List::new()?;
         let (device, index) = list.iter().find(|(_, i)| *i == index).ok_or(ENODEV)?;
         // SAFETY: the list is not freed yet.
-        let made = unsafe { Device::open(device, index) }?;
+        let made = unsafe { RdmaDevice::open(device, index) }?;
         self.devices.put(made);
         Ok(made)
     }
 
     /// The device of a context.
-    pub fn device_of(&self, context: *mut ibv_context) -> Option<&'static Device> {
+    pub fn device_of(&self, context: *mut ibv_context) -> Option<&'static RdmaDevice> {
         self.devices.iter().find(|d| d.context == context)
     }
 }

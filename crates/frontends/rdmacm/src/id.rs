@@ -8,7 +8,7 @@
 
 use crate::addr;
 use crate::channel::Channel;
-use crate::device::Device;
+use crate::device::RdmaDevice;
 use crate::door::{self, EINVAL, EIO, ENODEV, Errno, Outcome, lock};
 use crate::event;
 use crate::session::DaemonSession;
@@ -168,11 +168,11 @@ pub struct Known {
     /// The connection, as the last event told.
     pub conn: ConnAttr,
     /// The device, once there is one.
-    pub device: Option<&'static Device>,
+    pub device: Option<&'static RdmaDevice>,
     /// Protection domain and queue pair wanted for requests (`rdma_create_ep` of a passive id).
     pub endpoint: Option<(*mut ibv_pd, ibv_qp_init_attr)>,
     /// Groups joined.
-    pub groups: Vec<crate::multicast::Group>,
+    pub groups: Vec<crate::multicast::JoinedGroup>,
     /// Local ACK timeout code, if the program has set one.
     pub ack_timeout: Option<u8>,
     /// Own enhancements, to be told at connection.
@@ -388,7 +388,7 @@ impl Id {
     ///
     /// # Errors
     /// ENODEV before one is known.
-    pub fn device(&self) -> Outcome<&'static Device> {
+    pub fn device(&self) -> Outcome<&'static RdmaDevice> {
         lock(&self.known).device.ok_or(ENODEV)
     }
 

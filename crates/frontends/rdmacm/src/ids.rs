@@ -1,10 +1,10 @@
-//! Ids by number: what an event names becomes the application's object.
+//! Ids by number: an event contains a number, and the application needs the object.
 //!
-//! Threads that work on different ids do not wait for each other: the table is cut into `SHARDS` by the number, each with a lock
-//! of its own, which is held for as long as it takes to look up an id and count an event at it.
+//! The table has `SHARDS` parts, chosen by the number, each with a lock, so that threads which work on different ids do not wait
+//! for each other. A lock is held while an id is looked up and an event is counted at it. The table is generic over the object,
+//! so that this file does not depend on the file of the id.
 
 use crate::door::lock;
-use crate::id::Id;
 use burst_control::cm::{CmId, DAEMON_IDS};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Parts of the table, a power of two.
 const SHARDS: usize = 64;
 
-/// An empty part keeps room for so many.
+/// Capacity up to which an empty part keeps its memory.
 const KEPT: usize = 32;
 
 /// Numbers are given out in order, by this library or by the daemon, so a multiplication spreads them well enough.
@@ -36,32 +36,31 @@ impl Hasher for Spread {
 }
 
 /// Only the holder of the lock may use a pointer that it finds.
-#[derive(Default)]
-struct Shard {
-    map: HashMap<CmId, NonNull<Id>, BuildHasherDefault<Spread>>,
+struct Shard<T> {
+    map: HashMap<CmId, NonNull<T>, BuildHasherDefault<Spread>>,
 }
 
 // SAFETY: the pointers are used under the lock, and an id leaves the map before it is freed.
-unsafe impl Send for Shard {}
+unsafe impl<T> Send for Shard<T> {}
 
-/// See the module.
-pub struct IdTable {
+/// Objects of type `T` by number.
+pub struct IdTable<T> {
     last: AtomicU32,
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Mutex<Shard<T>>; SHARDS],
 }
 
-impl Default for IdTable {
-    fn default() -> IdTable {
+impl<T> Default for IdTable<T> {
+    fn default() -> IdTable<T> {
         IdTable { last: AtomicU32::new(0), shards: [const { Mutex::new(Shard::EMPTY) }; SHARDS] }
     }
 }
 
-impl Shard {
-    const EMPTY: Shard = Shard { map: HashMap::with_hasher(BuildHasherDefault::new()) };
+impl<T> Shard<T> {
+    const EMPTY: Shard<T> = Shard { map: HashMap::with_hasher(BuildHasherDefault::new()) };
 }
 
-impl IdTable {
-    fn shard(&self, number: CmId) -> &Mutex<Shard> {
+impl<T> IdTable<T> {
+    fn shard(&self, number: CmId) -> &Mutex<Shard<T>> {
         &self.shards[number as usize % SHARDS]
     }
 
@@ -77,7 +76,7 @@ impl IdTable {
     }
 
     /// Makes an id known under its number.
-    pub fn put(&self, number: CmId, id: NonNull<Id>) {
+    pub fn put(&self, number: CmId, id: NonNull<T>) {
         lock(self.shard(number)).map.insert(number, id);
     }
 
@@ -86,13 +85,13 @@ impl IdTable {
         let mut shard = lock(self.shard(number));
         shard.map.remove(&number);
         if shard.map.is_empty() && shard.map.capacity() > KEPT {
-            // What a thousand ids needed is not kept for none.
+            // Memory for a thousand ids is not kept for none.
             shard.map = HashMap::default();
         }
     }
 
     /// Does something with an id while it cannot be destroyed.
-    pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&Id) -> R) -> Option<R> {
+    pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&T) -> R) -> Option<R> {
         let shard = lock(self.shard(number));
         // SAFETY: an id leaves the map under this lock before it is freed.
         shard.map.get(&number).map(|id| inside(unsafe { id.as_ref() }))
@@ -106,8 +105,8 @@ mod tests {
 
     #[test]
     fn numbers_are_given_once_while_they_are_taken() {
-        let table = IdTable::default();
-        let taken = NonNull::<Id>::dangling();
+        let table = IdTable::<u8>::default();
+        let taken = NonNull::dangling();
         assert_eq!(table.number(), 1);
         // The next to come is taken already, from the last time round.
         table.put(2, taken);
@@ -119,7 +118,7 @@ mod tests {
 
     #[test]
     fn what_is_removed_is_not_found() {
-        let table = IdTable::default();
+        let table = IdTable::<u8>::default();
         let (first, second) = (7, 7 + SHARDS as u32);
         let knows = |number| lock(table.shard(number)).map.contains_key(&number);
         table.put(first, NonNull::dangling());

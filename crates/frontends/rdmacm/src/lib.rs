@@ -2,8 +2,8 @@
 //!
 //! `scripts/build-libs.sh` links this crate's static library into the shared one, with the versions of `abi/public.txt`, against
 //! our `libibverbs.so.1`, whose public functions make devices, queues and queue pairs. The protocol runs in the daemon: calls
-//! become [`burst_control::cm::CmCommand`]s ([`session`], [`id`]), and what happens comes back as records in the pipes that are the
-//! application's event channels ([`channel`], [`event`]). There is no thread here.
+//! become [`burst_control::cm::CmCommand`]s ([`session`], [`id`]), and what happens comes back as records in the pipes that are
+//! the application's event channels ([`channel`], [`event`]). There is no thread here.
 //!
 //! Objects that applications hold are `repr(C)` structs whose first field is the public struct. Errors are errno values; no
 //! panic and no output crosses the C boundary ([`door`]). After fork, a child's inherited objects are dead, and it may make

@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_void};
 pub const GROUP_QPN: u32 = 0xff_ffff;
 
 /// A group of an id.
-pub struct Group {
+pub struct JoinedGroup {
     addr: CmAddr,
     /// In the join and its event.
     cookie: u64,
@@ -24,7 +24,7 @@ pub struct Group {
 }
 
 // SAFETY: the pointers are the program's; they are used in calls on behalf of the program only.
-unsafe impl Send for Group {}
+unsafe impl Send for JoinedGroup {}
 
 fn join(id: &Id, to: CmAddr, context: *mut c_void, receives: bool) -> Outcome<()> {
     let cookie = {
@@ -33,7 +33,7 @@ fn join(id: &Id, to: CmAddr, context: *mut c_void, receives: bool) -> Outcome<()
             return Err(ENODEV);
         }
         let cookie = known.groups.iter().map(|g| g.cookie).max().unwrap_or(0) + 1;
-        known.groups.push(Group { addr: to, cookie, context, receives, attached: None });
+        known.groups.push(JoinedGroup { addr: to, cookie, context, receives, attached: None });
         cookie
     };
     let asked = id.ask(vec![CmCommand::Join { id: id.number, addr: to, cookie }]);

@@ -3,7 +3,7 @@
 //! it uses no completion queues, so those of its id belong to the id's shared receive queue, if there is one.
 
 use crate::attr;
-use crate::device::Device;
+use crate::device::RdmaDevice;
 use crate::door::{self, EINVAL, Outcome, errno, lock, verbs};
 use crate::id::Id;
 use crate::sys::*;
@@ -12,6 +12,7 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr::null_mut;
 
+// SAFETY: as defined by crate `ibverbs`, which is loaded with this library.
 unsafe extern "C" {
     /// Our libibverbs, version node BURST_PRIVATE_1.
     fn burst_modify_qp_without_reply(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
@@ -54,7 +55,7 @@ pub fn fail(id: &Id) {
 }
 
 /// The domain that a call names, or the id's default one; it must be of the id's context.
-pub fn domain(id: &Id, device: &Device, given: *mut ibv_pd) -> Outcome<*mut ibv_pd> {
+pub fn domain(id: &Id, device: &RdmaDevice, given: *mut ibv_pd) -> Outcome<*mut ibv_pd> {
     let own = id.public().pd;
     let pd = if given.is_null() { own } else { given };
     // SAFETY: the caller gives a live domain; the default one lives for ever.
@@ -62,7 +63,7 @@ pub fn domain(id: &Id, device: &Device, given: *mut ibv_pd) -> Outcome<*mut ibv_
 }
 
 /// A channel and a completion queue for `entries`, as the inline functions of `rdma_verbs.h` expect them.
-pub fn make_queue(id: &Id, device: &Device, entries: u32) -> Outcome<(*mut ibv_comp_channel, *mut ibv_cq)> {
+pub fn make_queue(id: &Id, device: &RdmaDevice, entries: u32) -> Outcome<(*mut ibv_comp_channel, *mut ibv_cq)> {
     // SAFETY: an open context; the queue's context is the id, as `rdma_get_recv_comp` demands.
     unsafe {
         let channel = ibv_create_comp_channel(device.context);
@@ -107,7 +108,7 @@ pub fn end_queues(id: &Id) {
 }
 
 /// Makes the default completion queues that `init` lacks and puts all queues into both structs.
-fn complete_init(id: &Id, device: &Device, init: &mut ibv_qp_init_attr) -> Outcome<()> {
+fn complete_init(id: &Id, device: &RdmaDevice, init: &mut ibv_qp_init_attr) -> Outcome<()> {
     let public = id.as_rdma();
     // The ends of extended reliable connections lack one side.
     let xrc = [IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV].contains(&init.qp_type);
@@ -145,7 +146,7 @@ fn make_ready(id: &Id, qp: *mut ibv_qp) -> Outcome<()> {
 }
 
 /// How a queue pair is made, given the completed attributes.
-type Make<'a> = dyn FnOnce(&Device, *mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp + 'a;
+type Make<'a> = dyn FnOnce(&RdmaDevice, *mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp + 'a;
 
 fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<Make<'_>>) -> Outcome<()> {
     let public = id.as_rdma();
@@ -208,7 +209,7 @@ pub fn create(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Outcome<
 ///
 /// # Safety
 /// `init` must be valid up to the fields that its mask names, and writable up to the domain.
-unsafe fn complete_target(device: &Device, init: *mut ibv_qp_init_attr_ex) -> Outcome<()> {
+unsafe fn complete_target(device: &RdmaDevice, init: *mut ibv_qp_init_attr_ex) -> Outcome<()> {
     // SAFETY: the caller's promise.
     unsafe {
         let named = (*init).comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 && !(*init).xrcd.is_null();
@@ -230,7 +231,7 @@ unsafe fn create_extended(id: &Id, init: *mut ibv_qp_init_attr_ex) -> Outcome<()
     } else {
         null_mut()
     };
-    let make = |device: &Device, pd: *mut ibv_pd, plain: &mut ibv_qp_init_attr| {
+    let make = |device: &RdmaDevice, pd: *mut ibv_pd, plain: &mut ibv_qp_init_attr| {
         // SAFETY: the common fields are copied to and fro; the rest is the caller's promise.
         unsafe {
             init.cast::<ibv_qp_init_attr>().write(*plain);

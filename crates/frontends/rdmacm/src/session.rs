@@ -5,8 +5,8 @@
 //! devices stay open as long as the library is loaded. When the daemon ends, the session's objects are dead as well, and the
 //! next call that makes an object opens a session with the daemon's successor.
 //!
-//! [`DaemonSession::ask`] waits for an answer, one caller at a time. [`DaemonSession::tell`] does not wait, and makes no system call
-//! while the daemon is awake.
+//! [`DaemonSession::ask`] waits for an answer, one caller at a time. [`DaemonSession::tell`] does not wait, and makes no system
+//! call while the daemon is awake.
 
 use crate::device::Opened;
 use crate::door::{EIO, ENODEV, Errno, Outcome};
@@ -28,7 +28,7 @@ pub struct DaemonSession {
     connection: CmControl,
     /// Devices opened so far.
     pub devices: Opened,
-    ids: IdTable,
+    ids: IdTable<Id>,
     next_channel: AtomicU32,
 }
 

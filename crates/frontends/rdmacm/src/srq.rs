@@ -1,7 +1,7 @@
 //! Shared receive queues of an id. That of an id of `IBV_QPT_XRC_RECV` is in an XRC domain, the device's own if the program
 //! names none, and has a completion queue: the program's, or the id's (`rdma_get_recv_comp` reads that one).
 
-use crate::device::Device;
+use crate::device::RdmaDevice;
 use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, errno};
 use crate::id::Id;
 use crate::qp::{domain, end_queue, end_queues, make_queue};
@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 /// Sees to it that the id has a completion queue with room for `entries` receives.
-fn own_queue(id: &Id, device: &Device, entries: u32) -> Outcome<*mut ibv_cq> {
+fn own_queue(id: &Id, device: &RdmaDevice, entries: u32) -> Outcome<*mut ibv_cq> {
     let public = id.as_rdma();
     // SAFETY: fields of a live struct, which other threads leave alone while its objects are made; a queue is alive.
     unsafe {
@@ -31,7 +31,7 @@ fn own_queue(id: &Id, device: &Device, entries: u32) -> Outcome<*mut ibv_cq> {
 ///
 /// # Safety
 /// `init` must be valid up to the fields that its mask names, and writable up to the completion queue.
-unsafe fn in_domain(id: &Id, device: &Device, init: *mut ibv_srq_init_attr_ex) -> Outcome<*mut ibv_srq> {
+unsafe fn in_domain(id: &Id, device: &RdmaDevice, init: *mut ibv_srq_init_attr_ex) -> Outcome<*mut ibv_srq> {
     let create = device.extended(|calls| calls.create_srq_ex)?;
     // SAFETY: the caller's promise; an open context.
     unsafe {

@@ -88,7 +88,7 @@ impl ConnectionManager {
     ///
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, or when the daemon has ended.
-    pub fn listen(&self, addr: SocketAddr) -> Result<Listener> {
+    pub fn listen(&self, addr: SocketAddr) -> Result<ConnectionListener> {
         let id = self.create_id()?;
         let bind = CmCommand::Bind { id: id.id, addr: cm_addr(addr) };
         let route = self.0.control.ask(vec![bind])?;
@@ -97,7 +97,7 @@ impl ConnectionManager {
             return Err(ClientError::Unexpected("a bound id without address"));
         };
         let local = route.src.map(socket_addr).ok_or(ClientError::Unexpected("a bound id without address"))?;
-        Ok(Listener { id, local })
+        Ok(ConnectionListener { id, local })
     }
 
     /// Connects a queue pair to a listening server, with up to 56 bytes of private data for it.
@@ -180,12 +180,12 @@ impl IdOwner {
 
 /// A server's listening id.
 #[derive(Debug)]
-pub struct Listener {
+pub struct ConnectionListener {
     id: IdOwner,
     local: SocketAddr,
 }
 
-impl Listener {
+impl ConnectionListener {
     /// The address, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
@@ -206,7 +206,7 @@ impl Listener {
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for ConnectionListener {
     /// Readable when a request is there.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.pipe.as_fd()

@@ -1,11 +1,11 @@
 //! Safe Rust client of the Burst daemon: devices, memory regions, queue pairs, completions, connections.
 //!
-//! The same daemon serves unmodified verbs programs through `libibverbs.so.1`; this crate is for programs written in Rust, and both
-//! drop-in libraries are built on its lower half ([`raw`]). Control calls ask the daemon over a Unix socket. Posting and polling
-//! touch shared memory only: no system call unless a worker of the daemon sleeps.
+//! The same daemon serves unmodified verbs programs through `libibverbs.so.1`; this crate is for programs written in Rust, and
+//! both drop-in libraries are built on its lower half ([`raw`]). Control calls ask the daemon over a Unix socket. Posting and
+//! polling touch shared memory only: no system call unless a worker of the daemon sleeps.
 //!
-//! Objects keep alive what they use, so they can be dropped in any order. All calls are safe: memory that peers write to is owned by
-//! its [`MemoryRegion`] and copied in and out, never borrowed. After fork a child's objects give [`ClientError::Forked`].
+//! Objects keep alive what they use, so they can be dropped in any order. All calls are safe: memory that peers write to is owned
+//! by its [`MemoryRegion`] and copied in and out, never borrowed. After fork a child's objects give [`ClientError::Forked`].
 //!
 //! # Example
 //! Two queue pairs of one process, a WRITE from one to the other's memory:
@@ -60,7 +60,7 @@ pub mod memory;
 pub mod qp;
 pub mod raw;
 
-pub use cm::{ConnectRequest, ConnectionId, ConnectionManager, Listener};
+pub use cm::{ConnectRequest, ConnectionId, ConnectionListener, ConnectionManager};
 pub use context::ClientContext;
 pub use cq::{Completion, CompletionQueue};
 pub use device::{Daemon, Device};

@@ -231,7 +231,8 @@ impl MemoryRegion {
         unsafe { AtomicU8::from_ptr(self.at(offset).as_ptr()) }
     }
 
-    /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing at the time may be old or new, each by itself.
+    /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing at the time may be old or new, each by
+    /// itself.
     ///
     /// # Errors
     /// EINVAL when the bytes are not all inside the region.

@@ -1,7 +1,7 @@
 //! Connected queue pairs (RC, UC): posting, and connecting without the connection manager.
 //!
-//! A queue pair is made in state INIT. [`QueuePair::connect`] moves it to RTS towards a peer whose [`QpEndpoint`] the program got by
-//! its own means (a socket, a file); [`crate::cm`] does the same by the connection manager's messages.
+//! A queue pair is made in state INIT. [`QueuePair::connect`] moves it to RTS towards a peer whose [`QpEndpoint`] the program got
+//! by its own means (a socket, a file); [`crate::cm`] does the same by the connection manager's messages.
 
 use crate::cq::CompletionQueue;
 use crate::error::{ClientError, Result};

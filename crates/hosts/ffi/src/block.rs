@@ -6,12 +6,14 @@
 
 use std::ffi::{c_int, c_void};
 
+// SAFETY: as in unistd.h and poll.h.
 unsafe extern "C-unwind" {
     /// read(2).
     pub fn read(fd: c_int, to: *mut c_void, len: usize) -> isize;
     fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int;
 }
 
+// SAFETY: as in pthread.h.
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }

@@ -1,8 +1,8 @@
 //! What the two drop-in libraries share at their FFI boundary, between C and Rust (storey 3).
 //!
-//! [`guarded`] runs the Rust part of a call: a panic there is a bug in Burst, and the caller sees EIO instead of an abort; a cancelled
-//! thread (pthread_cancel) ends before or after the Rust part, not within ([`block`]). [`say`] writes sentences to stderr where
-//! an errno is not enough. Each library reports results in its own way (an errno value, -1, NULL).
+//! [`guarded`] runs the Rust part of a call: a panic there is a bug in Burst, and the caller sees EIO instead of an abort; a
+//! cancelled thread (pthread_cancel) ends before or after the Rust part, not within ([`block`]). [`say`] writes sentences to
+//! stderr where an errno is not enough. Each library reports results in its own way (an errno value, -1, NULL).
 
 pub mod block;
 pub mod say;

@@ -240,8 +240,8 @@ impl<O> Cm<O> {
         self.withdraw(id, fx);
     }
 
-    /// A REJ ends a connection that was established: REJECTED is reported, and no TIMEWAIT_EXIT after it (Linux: `cm_rej_handler`,
-    /// `cma_ib_handler`).
+    /// A REJ ends a connection that was established: REJECTED is reported, and no TIMEWAIT_EXIT after it (Linux:
+    /// `cm_rej_handler`, `cma_ib_handler`).
     fn rejected_after_setup(&mut self, now: Nanos, id: u32, reason: u16, data: &[u8], fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         fx.count(conn.path.device, Reason::CmRejected);

@@ -81,11 +81,11 @@ impl Drop for BacklogPlace {
 
 /// A place in the queue behind a backlog, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct QueuePlace(Arc<Backlog>);
+pub(crate) struct RequestPlace(Arc<Backlog>);
 
-impl QueuePlace {
-    pub fn enter(backlog: &Arc<Backlog>) -> Option<QueuePlace> {
-        take(&backlog.queued, backlog.queue_limit()).then(|| QueuePlace(backlog.clone()))
+impl RequestPlace {
+    pub fn enter(backlog: &Arc<Backlog>) -> Option<RequestPlace> {
+        take(&backlog.queued, backlog.queue_limit()).then(|| RequestPlace(backlog.clone()))
     }
 
     pub fn backlog(&self) -> &Arc<Backlog> {
@@ -93,7 +93,7 @@ impl QueuePlace {
     }
 }
 
-impl Drop for QueuePlace {
+impl Drop for RequestPlace {
     fn drop(&mut self) {
         give_back(&self.0.queued);
     }

@@ -5,7 +5,7 @@
 //! `max_cm_retries` of other stacks. An MRA stops the clock for the time it names.
 
 use crate::api::{ConnAttr, PathRecord, Transport};
-use crate::backlog::{BacklogPlace, QueuePlace};
+use crate::backlog::{BacklogPlace, RequestPlace};
 use crate::message::Mad;
 use crate::table::ConnKey;
 use burst_base::Nanos;
@@ -78,7 +78,7 @@ pub(crate) struct Conn<O> {
     /// Place in the listener's backlog, until the accept.
     pub waiting: Option<BacklogPlace>,
     /// Place in the queue behind the backlog, in state `Queued`.
-    pub queued: Option<QueuePlace>,
+    pub queued: Option<RequestPlace>,
     /// Times that `mad` was sent again.
     pub retries: u8,
     /// Wait before the next time.

@@ -1,9 +1,9 @@
 //! Requests that came before their listener.
 //!
-//! Two programs that have agreed by other means often go on at the same moment, one to connect and one to listen (perftest's
-//! `-R` does so for its second connection). Where connecting takes milliseconds the listener is there in time; here it
-//! takes microseconds, and a program on a busy host may come second. So a request for a service that nobody has, a REQ or
-//! a SIDR_REQ, is kept for [`GRACE`] before it is rejected. The time is short against any timeout of connection management, and the room is
+//! Two programs that have agreed by other means often go on at the same moment, one to connect and one to listen (perftest's `-R`
+//! does so for its second connection). Where connecting takes milliseconds the listener is there in time; here it takes
+//! microseconds, and a program on a busy host may come second. So a request for a service that nobody has, a REQ or a SIDR_REQ,
+//! is kept for [`GRACE`] before it is rejected. The time is short against any timeout of connection management, and the room is
 //! bounded: what finds it full is rejected at once.
 
 use crate::api::PathRecord;

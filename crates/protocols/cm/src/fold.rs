@@ -1,5 +1,5 @@
-//! A keyed hash for keys of a few words that strangers choose: each word is added to the state and multiplied by a secret, and the
-//! halves of the product are folded together. Who does not know the secret cannot choose words that meet in one place of a
+//! A keyed hash for keys of a few words that strangers choose: each word is added to the state and multiplied by a secret, and
+//! the halves of the product are folded together. Who does not know the secret cannot choose words that meet in one place of a
 //! table; it costs a multiplication a word, where SipHash costs a hundred instructions. Not for numbers that others see.
 
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -9,7 +9,7 @@
 //! control thread, or because a program with a small backlog has read its events; none of these wakes this worker, so
 //! non-empty lines are looked at every [`LOOK_INTERVAL`] as well.
 
-use crate::backlog::{Backlog, QueuePlace};
+use crate::backlog::{Backlog, RequestPlace};
 use burst_base::Nanos;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ impl RequestQueue {
     }
 
     /// A place for another request, unless the line or the worker's store is full.
-    pub fn reserve(&self, backlog: &Arc<Backlog>) -> Option<QueuePlace> {
-        if self.len < WORKER_QUEUE_MAX { QueuePlace::enter(backlog) } else { None }
+    pub fn reserve(&self, backlog: &Arc<Backlog>) -> Option<RequestPlace> {
+        if self.len < WORKER_QUEUE_MAX { RequestPlace::enter(backlog) } else { None }
     }
 
     /// Appends a request to the line of its listener.

@@ -4,8 +4,9 @@
 //! marked or duplicated, and how long it is delayed. Two runs with the same seed, clock and frames are equal.
 //!
 //! - **loss**: the frame is dropped, counted as `impaired`.
-//! - **corrupt**: a bit is flipped after the ICRC was computed. The wrapper is above the port that computes and verifies the ICRC,
-//!   so it has the effect that the receiver would see: received frames become `BadIcrc`; sent frames are dropped as `impaired`.
+//! - **corrupt**: a bit is flipped after the ICRC was computed. The wrapper is above the port that computes and verifies the
+//!   ICRC, so it has the effect that the receiver would see: received frames become `BadIcrc`; sent frames are dropped as
+//!   `impaired`.
 //! - **ecn**: ECT(0) or ECT(1) becomes CE; frames that are not ECN-capable are not changed.
 //! - **dup**: the frame passes twice, the second time with a delay of its own.
 //! - **delay**, **jitter**: the frame is delayed by `delay` plus a uniform random part of `jitter`.

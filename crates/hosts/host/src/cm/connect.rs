@@ -50,7 +50,8 @@ fn granted(param: &CmParam) -> CmParam {
 }
 
 impl CmClient {
-    /// The queue pair that a command names, if its token is a context's. The worker checks that the queue pair belongs to the context.
+    /// The queue pair that a command names, if its token is a context's. The worker checks that the queue pair belongs to the
+    /// context.
     fn queue_pair(host: &Host, entry: &CmEntry, qp: Option<CmQp>) -> Result<Option<CmQpRef>, Refusal> {
         let Some(CmQp { token, qpn }) = qp else { return Ok(None) };
         let Some(context) = host.cm.context_of(token) else {
