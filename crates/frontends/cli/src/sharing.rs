@@ -16,8 +16,8 @@ const SOCKET_NAME: &str = "burstd.sock";
 /// Permission bit: other users may enter the directory.
 const OTHERS_MAY_ENTER: u32 = 0o001;
 
-/// What to do if a daemon could not start because of `why`, and `own` is the socket that it would have had. `None` if the UDP
-/// port is not the reason, or no other daemon is seen.
+/// The cure if a daemon could not start because of `why`; `own` is the socket that it would have had. `None` if the UDP port is
+/// not the reason, or no other daemon is seen.
 pub fn cure(why: &str, own: &Path) -> Option<String> {
     if !why.contains("4791") {
         return None;
@@ -90,8 +90,9 @@ mod tests {
         let set = |path: &Path, mode| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         };
-        (set(&top, 0o700), set(&inner, 0o755));
-        assert_eq!(closed_directories(&inner.join(SOCKET_NAME)), [top.clone()]);
+        set(&top, 0o700);
+        set(&inner, 0o755);
+        assert_eq!(closed_directories(&inner.join(SOCKET_NAME)), [top.as_path()]);
         set(&top, 0o711);
         assert!(closed_directories(&inner.join(SOCKET_NAME)).is_empty());
         std::fs::remove_dir_all(top).unwrap();

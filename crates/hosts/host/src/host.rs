@@ -148,7 +148,7 @@ impl Host {
             descriptors: crate::descriptors::raise_limit(),
             started: clock.now(),
             clock,
-            cm_secret: Secret::new([random.next()?, random.next()?]),
+            cm_secret: Secret::new([random.number()?, random.number()?]),
             random,
             next_worker: 0,
         })
@@ -171,7 +171,7 @@ impl Host {
         let flag = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
         let handle = WorkerHandle::start(worker, runner, flag).map_err(|e| format!("cannot start a worker: {e}"))?;
         self.workers.push(handle);
-        self.qpns.push(QpnSpace::new(id as u32, self.random.next()?));
+        self.qpns.push(QpnSpace::new(id as u32, self.random.number()?));
         assert_eq!(self.workers.len(), self.qpns.len());
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Host {
     /// # Errors
     /// A sentence when the system has no random numbers.
     pub fn random_number(&mut self) -> Result<u64, String> {
-        self.random.next()
+        self.random.number()
     }
 
     /// The handles of the workers, by number.

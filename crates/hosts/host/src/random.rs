@@ -23,7 +23,7 @@ impl RandomSource {
     ///
     /// # Errors
     /// A sentence when the system has no random numbers.
-    pub fn next(&mut self) -> Result<u64, String> {
+    pub fn number(&mut self) -> Result<u64, String> {
         match self {
             RandomSource::Seeded(rng) => Ok(rng.next_u64()),
             RandomSource::System => {
@@ -54,7 +54,7 @@ mod tests {
     fn a_seed_gives_the_same_numbers_and_the_system_does_not() {
         let numbers = |seed| {
             let mut source = RandomSource::new(seed);
-            (0..4).map(|_| source.next().expect("a number")).collect::<Vec<_>>()
+            (0..4).map(|_| source.number().expect("a number")).collect::<Vec<_>>()
         };
         assert_eq!(numbers(Some(7)), numbers(Some(7)));
         assert_ne!(numbers(Some(7)), numbers(Some(8)));
@@ -65,6 +65,6 @@ mod tests {
     fn a_fork_is_independent() {
         let mut source = RandomSource::new(Some(7));
         let mut fork = source.fork();
-        assert_ne!(source.next(), fork.next());
+        assert_ne!(source.number(), fork.number());
     }
 }
