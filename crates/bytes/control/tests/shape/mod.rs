@@ -54,7 +54,7 @@ impl Tracer {
         }
         let incomplete = |inner: &&'static str| self.explored[*inner].0 < self.explored[*inner].1;
         let leads_on =
-            |index: &usize| self.inside.get(&(name, *index)).is_some_and(|all| all.iter().any(|e| incomplete(e)));
+            |index: &usize| self.inside.get(&(name, *index)).is_some_and(|all| all.iter().any(incomplete));
         (0..count).find(leads_on).unwrap_or(0)
     }
 }
