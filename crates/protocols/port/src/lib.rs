@@ -252,9 +252,11 @@ pub fn open_all(
     workers: usize,
 ) -> Result<Vec<Box<dyn Port>>, PortError> {
     let ports: Result<Vec<_>, _> = (0..workers).map(|worker| open_kind(spec, encapsulation, worker, workers)).collect();
+    // A port that cannot be opened for so many workers refuses first, with its own sentence.
+    let ports = ports?;
     let joined = workers > 1 && spec.kind.loops_back();
     let mut queues = if joined { loopback::WorkerQueues::between(workers)? } else { Vec::new() }.into_iter();
-    Ok(ports?.into_iter().enumerate().map(|(worker, port)| wrap(spec, port, queues.next(), worker)).collect())
+    Ok(ports.into_iter().enumerate().map(|(worker, port)| wrap(spec, port, queues.next(), worker)).collect())
 }
 
 /// Puts the wrappers of the specification around a worker's port.

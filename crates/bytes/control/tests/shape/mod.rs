@@ -53,8 +53,7 @@ impl Tracer {
             return *next - 1;
         }
         let incomplete = |inner: &&'static str| self.explored[*inner].0 < self.explored[*inner].1;
-        let leads_on =
-            |index: &usize| self.inside.get(&(name, *index)).is_some_and(|all| all.iter().any(incomplete));
+        let leads_on = |index: &usize| self.inside.get(&(name, *index)).is_some_and(|all| all.iter().any(incomplete));
         (0..count).find(leads_on).unwrap_or(0)
     }
 }
