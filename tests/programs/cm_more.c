@@ -222,7 +222,7 @@ static void test_early_data(void)
 	CHECK(expect_ack(b, RDMA_CM_EVENT_ESTABLISHED) == passive);
 	/* A response may still be refused; then the other end is over. */
 	CHECK(rdma_reject(active, NULL, 0) == 0);
-	CHECK(expect_ack(b, RDMA_CM_EVENT_DISCONNECTED) == passive);
+	CHECK(expect_ack(b, RDMA_CM_EVENT_REJECTED) == passive);
 	end(passive);
 	CHECK(rdma_destroy_id(active) == 0 && rdma_destroy_id(listen_id) == 0);
 	rdma_destroy_event_channel(a);
