@@ -22,10 +22,10 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     let mut inner = cq.inner.lock();
     let done = if wanted == 1 {
         // SAFETY: the caller gives a writable entry.
-        inner.take_one(&context.send_slots, |cqe| unsafe { wc.write(wc_of(cqe)) })
+        inner.take_one(&context.send_slots, move |cqe| unsafe { wc.write(wc_of(cqe)) })
     } else {
         // SAFETY: the caller gives `wanted` writable entries, and `i` is below `wanted`.
-        inner.take(&context.send_slots, wanted, |i, cqe| unsafe { wc.add(i).write(wc_of(cqe)) })
+        inner.take(&context.send_slots, wanted, move |i, cqe| unsafe { wc.add(i).write(wc_of(cqe)) })
     };
     drop(inner);
     if done > 0 {
