@@ -76,13 +76,18 @@ impl Core {
     /// Makes the completions visible that waited for the end of a batch or burst.
     #[inline]
     pub fn show_completions(&mut self, ports: &[PortSlot]) {
-        if self.outbox.completions.is_empty() {
-            return;
+        if !self.outbox.completions.is_empty() {
+            self.write_deferred(ports);
         }
+    }
+
+    fn write_deferred(&mut self, ports: &[PortSlot]) {
+        // Taken out, because writing needs the outbox, too. It adds no completions.
         let mut completions = std::mem::take(&mut self.outbox.completions);
-        for DeferredCompletion { cq, solicited, device, cqe } in completions.drain(..) {
-            write_completion(&self.cqs, &ports[device.index()].counters, &mut self.outbox, cq, &cqe, solicited);
+        for DeferredCompletion { cq, solicited, device, cqe } in &completions {
+            write_completion(&self.cqs, &ports[device.index()].counters, &mut self.outbox, *cq, cqe, *solicited);
         }
+        completions.clear();
         self.outbox.completions = completions;
     }
 }

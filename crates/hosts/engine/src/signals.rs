@@ -6,40 +6,45 @@
 use burst_transport::Signal;
 
 /// The signals of one call, counted by kind.
+///
+/// The counts lie in one word, because almost every call has none and each call is asked: bits 0..16 for losses, 16..32 for
+/// timeouts, 32..64 for congestion notifications. One call sees a packet or a train of at most 64 KiB, so no count overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Signals {
-    /// Losses reported by the peer, or shown by a gap in its answers.
-    pub losses: u32,
-    /// Acknowledgement timeouts.
-    pub timeouts: u32,
-    /// Congestion notification packets.
-    pub notifications: u32,
-}
+pub struct Signals(u64);
+
+/// First bit and width of the count of each kind.
+const KINDS: [(Signal, u32, u32); 3] = [(Signal::Loss, 0, 16), (Signal::Timeout, 16, 16), (Signal::Cnp, 32, 32)];
 
 impl Signals {
     /// Adds a signal.
     pub fn add(&mut self, signal: Signal) {
-        let count = match signal {
-            Signal::Loss => &mut self.losses,
-            Signal::Timeout => &mut self.timeouts,
-            Signal::Cnp => &mut self.notifications,
+        let shift = match signal {
+            Signal::Loss => 0,
+            Signal::Timeout => 16,
+            Signal::Cnp => 32,
         };
-        *count += 1;
+        self.0 += 1 << shift;
+        debug_assert!(self.count(signal) > 0, "a count has overflowed");
     }
 
     /// Whether there was none.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.losses | self.timeouts | self.notifications == 0
+        self.0 == 0
+    }
+
+    /// Number of signals of one kind.
+    pub fn count(&self, signal: Signal) -> u32 {
+        let count = |(_, first, bits): &(Signal, u32, u32)| (self.0 >> first & ((1 << bits) - 1)) as u32;
+        KINDS.iter().find(|kind| kind.0 == signal).map_or(0, count)
     }
 
     /// Gives each signal to `take`, kind by kind. The order of their arrival is not kept: it would not matter, because all of
     /// them belong to one moment.
+    #[cold]
     pub fn for_each(&self, mut take: impl FnMut(Signal)) {
-        for (signal, count) in
-            [(Signal::Loss, self.losses), (Signal::Timeout, self.timeouts), (Signal::Cnp, self.notifications)]
-        {
-            (0..count).for_each(|_| take(signal));
+        for (signal, ..) in KINDS {
+            (0..self.count(signal)).for_each(|_| take(signal));
         }
     }
 }
@@ -53,7 +58,7 @@ mod tests {
         let mut signals = Signals::default();
         assert!(signals.is_empty());
         [Signal::Loss, Signal::Cnp, Signal::Cnp, Signal::Timeout, Signal::Cnp].into_iter().for_each(|s| signals.add(s));
-        assert_eq!(signals, Signals { losses: 1, timeouts: 1, notifications: 3 });
+        assert_eq!([Signal::Loss, Signal::Timeout, Signal::Cnp].map(|kind| signals.count(kind)), [1, 1, 3]);
         let mut seen = Vec::new();
         signals.for_each(|s| seen.push(s));
         assert_eq!(seen, [Signal::Loss, Signal::Timeout, Signal::Cnp, Signal::Cnp, Signal::Cnp]);

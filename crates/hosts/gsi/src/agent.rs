@@ -187,6 +187,7 @@ impl GsiAgent {
     }
 
     /// When [`GsiAgent::run`] has something to do; 0 if it has now.
+    #[inline]
     pub fn next_deadline(&self) -> Nanos {
         if !self.received.is_empty() {
             return Nanos(0);
