@@ -3,10 +3,10 @@
 mod harness;
 
 use burst_base::{DeviceId, Nanos};
-use burst_cm::message::{CmMessage, Mad, Rej, Rep, Req, SidrReq};
+use burst_cm::message::{CmMessage, Mad, Rej, Rep, Req, SidrReq, reject};
 use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::table::Table;
-use burst_cm::{Backlog, Cm, CmError, Listener, PathRecord, Secret, Transport};
+use burst_cm::{Backlog, Cm, CmError, CmStep, ConnEventKind, Listener, PathRecord, Secret, Transport};
 use burst_frame::Flow;
 use harness::Host;
 use std::net::IpAddr;
@@ -73,6 +73,20 @@ fn a_request_meets_the_listener_with_the_closest_address() {
 }
 
 #[test]
+fn the_order_of_listeners_does_not_matter() {
+    let mut host = Host::new(1);
+    let made = [listener(1, Some("10.0.0.1"), None), listener(2, Some("0.0.0.0"), None), listener(3, None, None)];
+    let backlogs = made.map(|(listener, backlog)| {
+        host.cm.listen(listener).expect("free");
+        backlog
+    });
+    ask(&mut host, 1, "10.0.0.1", 0);
+    ask(&mut host, 2, "10.0.0.5", 0);
+    ask(&mut host, 3, "fd00::1", 0);
+    assert_eq!(backlogs.each_ref().map(|b| b.waiting()), [1, 1, 1]);
+}
+
+#[test]
 fn an_address_has_one_listener_and_unlisten_ends_those_it_is_asked_to() {
     let mut cm: Cm<u32> = Cm::new(0, Secret::new([1, 2]));
     let all =
@@ -109,8 +123,10 @@ fn a_message_goes_to_the_worker_that_owns_its_connection() {
         assert_eq!(worker_of(&mad_of(Rej { local_id: 1, remote_id: id, ..Rej::default() })), Some(worker));
     }
     // An id of a worker that does not exist: worker 0 counts it.
-    let id = Table::new(9, secret).insert(()).expect("room");
-    assert_eq!(worker_of(&mad_of(Rep { remote_id: id, ..Rep::default() })), Some(0));
+    for beyond in [4, 9] {
+        let id = Table::new(beyond, secret).insert(()).expect("room");
+        assert_eq!(worker_of(&mad_of(Rep { remote_id: id, ..Rep::default() })), Some(0));
+    }
     // A REJ that withdraws a request names no connection of this host: all workers look.
     assert_eq!(worker_of(&mad_of(Rej { local_id: 1, ..Rej::default() })), None);
     assert_eq!(worker_of(&[0; 256]), Some(0));
@@ -141,4 +157,44 @@ fn the_next_deadline_is_the_earliest_of_all_timers() {
     assert_eq!(host.cm.next_deadline(), Nanos(0), "it may have a listener now");
     assert_eq!(host.cm.on_timer(NOW, 10, &mut host.world), 1);
     assert_eq!((host.world.stories.len(), host.cm.next_deadline()), (2, resend));
+}
+
+#[test]
+fn a_reply_that_is_never_answered_is_rejected_after_all_retries() {
+    let mut host = Host::new(1);
+    host.cm.listen(listener(1, None, None).0).expect("free");
+    ask(&mut host, 3, "10.0.0.1", 0);
+    let accepted_at = NOW + Nanos::from_ms(7);
+    host.accept(accepted_at, 0);
+    let [(_, rep)] = host.world.sent[..] else { panic!("no REP") };
+    let CmMessage::Rep(rep) = Mad::parse(&rep).expect("well formed").message else { panic!("no REP") };
+    while !host.cm.is_empty() {
+        let now = host.cm.next_deadline().max(accepted_at);
+        assert!(now < Nanos::from_ms(60_000), "no end of retries");
+        host.cm.on_timer(now, 10, &mut host.world);
+    }
+    let (_, last) = host.world.sent.last().expect("a message");
+    let CmMessage::Rej(rej) = Mad::parse(last).expect("well formed").message else { panic!("no REJ") };
+    let expected = Rej { local_id: rep.local_id, remote_id: 3, message: 1, reason: reject::TIMEOUT, ..Rej::default() };
+    assert_eq!(rej, expected);
+    assert_eq!(host.world.sent.len(), 17, "the REP, 15 retries and the REJ");
+    assert_eq!(host.world.stories[0].events, [(ConnEventKind::Unreachable, 0)]);
+}
+
+#[test]
+fn steps_carry_the_time_since_the_step_before() {
+    let mut host = Host::new(1);
+    host.cm.listen(listener(1, None, None).0).expect("free");
+    ask(&mut host, 3, "10.0.0.1", 0);
+    host.accept(NOW + Nanos::from_ms(7), 0);
+    let id = host.world.stories[0].conn;
+    host.cm.notify(NOW + Nanos::from_ms(9), id, &mut host.world).expect("accepted");
+    let time = |step| {
+        let found = host.world.steps.iter().find(|(_, s, _)| *s == step);
+        found.map(|(_, _, time)| (time.elapsed, time.reply)).expect("a step")
+    };
+    assert_eq!(time(CmStep::ReqReceived), (Nanos(0), Nanos(0)));
+    assert_eq!(time(CmStep::RepSent), (Nanos::from_ms(7), Nanos(0)));
+    assert_eq!(time(CmStep::RtuReceived), (Nanos::from_ms(2), Nanos(0)));
+    assert_eq!(time(CmStep::Established), (Nanos::from_ms(9), Nanos::from_ms(7)), "since the REQ");
 }

@@ -47,7 +47,7 @@ pub struct World {
     pub reasons: HashMap<Reason, u64>,
     /// Places of requests that were taken back, until the programs have noticed.
     pub places: Vec<BacklogPlace>,
-    pub steps: Vec<(u32, CmStep)>,
+    pub steps: Vec<(u32, CmStep, StepTime)>,
     pub mtu: Mtu,
     /// Whether queue pairs are made ready at once, by the program, or not at all.
     pub ready: QpSetup,
@@ -101,8 +101,8 @@ impl CmEffects<u32> for World {
     fn count(&mut self, _: DeviceId, reason: Reason) {
         *self.reasons.entry(reason).or_default() += 1;
     }
-    fn step(&mut self, _: Option<&u32>, _: &PathRecord, id: u32, step: CmStep, _: StepTime) {
-        self.steps.push((id, step));
+    fn step(&mut self, _: Option<&u32>, _: &PathRecord, id: u32, step: CmStep, took: StepTime) {
+        self.steps.push((id, step, took));
     }
 }
 
