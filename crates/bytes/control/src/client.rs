@@ -31,7 +31,7 @@ impl Client {
     /// Connects to the daemon at `path` and says hello as `program`.
     ///
     /// # Errors
-    /// `Connect` if nobody listens there, `Version` if the daemon is of another version.
+    /// `Connect` if there is no daemon, `Version` if the daemon is of another version.
     pub fn connect(path: &Path, program: &str) -> Result<Client, ControlError> {
         let wrap = |e: rustix::io::Errno| ControlError::Connect { path: path.display().to_string(), source: e.into() };
         let socket =
@@ -76,7 +76,7 @@ impl Client {
         frame::send(&self.socket, 0, request, &[], SendFlags::empty())
     }
 
-    /// Waits until all is carried out that was wished before ([`CommandSender`]).
+    /// Waits until the daemon has carried out all commands sent before ([`CommandSender`]).
     ///
     /// # Errors
     /// As [`Client::call`].
@@ -84,16 +84,16 @@ impl Client {
         self.call(&Request::DaemonInfo, &[]).map(drop)
     }
 
-    /// A second way into the same connection, for what has no answer: it waits for nobody's answers. One for each connection.
+    /// A sender of one-way commands over the same connection; it never waits for replies. One for each connection.
     ///
     /// # Errors
     /// `Refused` when there is one, or no room for it; anything else means that the connection is unusable.
     pub fn command_sender(&mut self) -> Result<CommandSender, ControlError> {
         let mut answer = self.call(&Request::CmCommandRing, &[])?;
-        let (Response::Done, Some(lane)) = (answer.response, answer.fds.pop()) else {
-            return Err(ControlError::Malformed("no lane came".into()));
+        let (Response::Done, Some(ring)) = (answer.response, answer.fds.pop()) else {
+            return Err(ControlError::Malformed("the reply has no descriptor of a ring".into()));
         };
-        CommandSender::new(self.socket.try_clone()?, lane)
+        CommandSender::new(self.socket.try_clone()?, ring)
     }
 }
 

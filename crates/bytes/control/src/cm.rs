@@ -1,20 +1,19 @@
-//! Connection management: what a program asks, what the daemon answers, and the records in event channels.
+//! Connection management: commands of programs, replies of the daemon, and the records in event channels.
 //!
-//! A program keeps one connection to the daemon for all its ids (no context is needed on it). Ids and channels are
-//! numbers that the program chooses ([`CmId`], below [`DAEMON_IDS`]); ids of incoming requests are chosen by the daemon,
-//! from [`DAEMON_IDS`] up. A number should not be used again soon after its end: late events name it.
+//! A program keeps one connection to the daemon for all its ids; the connection needs no context. The program chooses the
+//! numbers of ids ([`CmId`], below [`DAEMON_IDS`]) and channels; the daemon chooses the ids of connect requests, from
+//! [`DAEMON_IDS`] up. A number should not be used again soon after its end, because late events may name it.
 //!
-//! [`crate::Request::Cm`] carries any number of [`CmCommand`]s, carried out in order; they never wait for the network. One
-//! [`CmReply`] per operation comes back. Operations may also be said as wishes ([`crate::commands`]), which have no reply at all:
-//! one that fails then becomes an event of its id ([`CmCommand::failure_event`]) with a negative errno as status.
+//! [`crate::Request::Cm`] carries any number of [`CmCommand`]s, which are carried out in order and never wait for the
+//! network. Its reply has one [`CmReply`] per command. Commands may also be sent one-way ([`crate::commands`]): there is no
+//! reply, and a failure becomes an event of the id ([`CmCommand::failure_event`]) with a negative errno as status.
 //!
-//! Events are records of [`CmEvent::BYTES`] bytes in the pipe of the id's channel; each says all that the program may
-//! ask about it, so that neither `rdma_get_cm_event` nor `rdma_init_qp_attr` needs a question.
+//! Events are records of [`CmEvent::BYTES`] bytes in the pipe of the id's channel. Each contains everything that the program
+//! may ask about it, so neither `rdma_get_cm_event` nor `rdma_init_qp_attr` asks the daemon.
 //!
-//! Queue pairs: an operation that names one ([`CmQp`]) makes the daemon move it (INIT, RTR, RTS, or ERR on disconnect) at
-//! the right moment, on the worker that owns it, and RTU leaves without the program's help. Without one the
-//! program gets [`CmEventKind::ConnectResponse`], moves its queue pair by the attributes in the event, and says
-//! [`CmCommand::Establish`].
+//! Queue pairs: if a command names one ([`CmQp`]), the daemon moves it (to INIT, RTR and RTS, or to ERR on disconnect) on the
+//! worker that owns it, and sends the RTU by itself. If a command names none, the program gets
+//! [`CmEventKind::ConnectResponse`], moves its queue pair by the attributes in the event, and sends [`CmCommand::Establish`].
 
 pub use burst_base::conn::ConnAttr;
 use burst_base::verbs::{AhAttr, Mtu, QpType};
@@ -144,7 +143,7 @@ pub struct CmParam {
     pub ece: (u32, u32),
 }
 
-/// One wish.
+/// An operation on an id: a one-way request by the command ring, or part of [`crate::Request::Cm`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CmCommand {
     /// A new id.
@@ -287,7 +286,7 @@ pub enum CmCommand {
 pub enum CmIdOption {
     /// Type of service of the packets.
     Tos(u8),
-    /// The address may be bound again by ids that say so too.
+    /// The address may be bound by several ids that all set this option.
     ReuseAddr(bool),
     /// An IPv6 any-address does not include IPv4.
     AfOnly(bool),
@@ -320,7 +319,7 @@ impl CmCommand {
         }
     }
 
-    /// The event by which a failure of this operation as a wish is told, if it is told at all.
+    /// The event that reports the failure of this operation when it was sent one-way; `None` if it is not reported.
     pub fn failure_event(&self) -> Option<CmEventKind> {
         match self {
             CmCommand::ResolveAddr { .. } | CmCommand::Bind { .. } => Some(CmEventKind::AddrError),
@@ -443,7 +442,7 @@ event_kinds! {
     TimewaitExit = 15,
 }
 
-/// A record in an event channel; `record.rs` says how it lies there.
+/// A record in an event channel; `record.rs` has its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmEvent {
     /// What happened.
@@ -479,7 +478,7 @@ impl CmEvent {
     /// Bytes of a record in the pipe; eight of them are PIPE_BUF.
     pub const BYTES: usize = 512;
 
-    /// An event of `id` that says nothing else.
+    /// An event of `id` without further content.
     pub fn new(kind: CmEventKind, id: CmId) -> CmEvent {
         CmEvent {
             kind,

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// "BCTL".
 pub const MAGIC: u32 = 0x4243_544c;
-/// "BCTB": nothing follows, and nothing is meant but that there are wishes ([`crate::commands`]).
+/// "BCTB": the bell, a header without body. It wakes the daemon because there are commands in the ring ([`crate::commands`]).
 pub const BELL_MAGIC: u32 = 0x4243_5442;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
@@ -80,7 +80,7 @@ impl ControlPacket<'_> {
         Ok(())
     }
 
-    /// Whether it is a bell of this version: it says only that there are wishes.
+    /// Whether it is a bell of this version.
     pub fn is_bell(&self) -> bool {
         self.is_bell && self.body.is_empty() && self.header.version == ABI_VERSION
     }

@@ -28,7 +28,7 @@ pub enum ControlError {
     Connect {
         /// The socket tried.
         path: String,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The conversation broke off.
@@ -44,7 +44,7 @@ pub enum ControlError {
         ours: u32,
         /// Version of the other end.
         theirs: u32,
-        /// What the other end said.
+        /// The sentence of the other end.
         sentence: String,
     },
     /// A packet that cannot be decoded.

@@ -1,4 +1,4 @@
-//! What is said: requests, responses, and the records in event pipes.
+//! The control messages: requests, responses, and the records in event pipes.
 //!
 //! Handles (`pd`, `cq`, …) are small numbers of one context, given by the daemon; a handle of another context means
 //! nothing. All of them are checked by the daemon on every use.
@@ -213,7 +213,7 @@ pub enum Request {
         /// Handle.
         dm: u32,
     },
-    /// An object of another context, whose token the caller has.
+    /// Imports an object of another context. The caller proves its right by the token of that context.
     Import {
         /// The other context's.
         token: u64,
@@ -396,7 +396,8 @@ pub enum Request {
         /// Which.
         channel: u32,
     },
-    /// The lane of this connection's wishes ([`crate::commands`]); its memory comes along. Once.
+    /// Makes the ring for the one-way commands of this connection ([`crate::commands`]), once per connection. The reply brings the
+    /// descriptor of the ring.
     CmCommandRing,
     /// Connection management, see [`crate::cm`].
     Cm {
@@ -407,7 +408,7 @@ pub enum Request {
     CmStats,
     /// Connections and listeners, a page at a time.
     CmConnections {
-        /// Where to begin: as the page before said, or zeros.
+        /// Where the page begins: `next` of the page before, or zeros.
         from: CmCursor,
     },
 }
@@ -450,7 +451,7 @@ pub struct QpGrant {
 /// What the daemon answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Response {
-    /// Done, nothing to say.
+    /// Done; there is no result.
     Done,
     /// To `Hello` and `DaemonInfo`.
     Daemon(DaemonInfo),

@@ -1,6 +1,6 @@
 //! What can be seen of connection management: times of its steps, numbers, and the connections as they are.
 //!
-//! [`CmStats`] answers how long the steps take; [`CmConnection`]s say who is connected to whom, page by page, because a
+//! [`CmStats`] answers how long the steps take; [`CmConnection`]s say which queue pairs are connected, page by page, because a
 //! daemon may have more of them than one message holds.
 
 use crate::cm::CmAddr;
@@ -65,7 +65,7 @@ pub struct CmConnection {
     pub device: Option<u32>,
     /// Our address and port, unspecified for a listener on all addresses.
     pub local: Option<CmAddr>,
-    /// The peer's, port 0 if it did not say.
+    /// The peer's address and port; port 0 if it is unknown.
     pub peer: Option<CmAddr>,
     /// Port space: `tcp`, `udp` or `ib`.
     pub space: String,

@@ -1,11 +1,11 @@
-//! Records of fixed fields: events as they lie in an event channel, wishes as they travel ([`crate::commands`]). Fields in the
-//! order of the structs, at their own width, without padding between them; an event has zeros up to [`CmEvent::BYTES`].
+//! Records of fixed fields: the format of events in event channels and of one-way commands ([`crate::commands`]). Fields are
+//! in the order of the structs, at their own width, without padding; an event is padded with zeros to [`CmEvent::BYTES`].
 //!
-//! Three events are written and read for each connection, by two programs and a worker that serves them all; so they are not
-//! encoded by serde, which takes an address apart into sixteen numbers. An option is a byte 0 or 1 and the value; an address is a
-//! byte 4 or 6 and sixteen bytes; private data is its length and bytes. Both sides are of one version
-//! (`burst_shm::layout::ABI_VERSION`), so the bytes are in this machine's order. Whatever does not decode is no event, and no
-//! wish.
+//! Each connection setup writes and reads three events and two commands, and one worker serves all programs; records are
+//! therefore not encoded by serde, which handles an address as sixteen numbers. An option is a byte 0 or 1 and the value; an
+//! address is a byte 4 or 6 and sixteen bytes; private data is its length and its bytes. Both ends have the same version
+//! (`burst_shm::layout::ABI_VERSION`) and run on one machine, so numbers are in its byte order. Bytes that do not decode are
+//! refused.
 
 use crate::cm::{
     CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, ConnAttr,

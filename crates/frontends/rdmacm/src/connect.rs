@@ -98,7 +98,7 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn
         let most = if id.is_datagram() { room::SIDR_REQ } else { room::REQ };
         // SAFETY: as above.
         let param = unsafe { param_of(id, param, most) }?;
-        id.wish(CmCommand::Connect { id: id.number, qp: qp::named(id)?, param })?;
+        id.send_command(CmCommand::Connect { id: id.number, qp: qp::named(id)?, param })?;
         id.complete()
     })
 }
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
             (wanted.responder_resources, wanted.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
         }
         // Work posted before the worker has moved the queue pair waits in the queue until then.
-        id.wish(CmCommand::Accept { id: id.number, qp: qp::named(id)?, param: wanted })?;
+        id.send_command(CmCommand::Accept { id: id.number, qp: qp::named(id)?, param: wanted })?;
         if datagram {
             return Ok(());
         }
@@ -138,7 +138,7 @@ unsafe fn reject(id: *mut rdma_cm_id, reason: u16, data: *const c_void, len: u8)
     let most = if id.is_datagram() { room::SIDR_REP } else { room::REJ };
     // SAFETY: as above.
     let data = unsafe { data_of(data, len, most) }?;
-    id.wish(CmCommand::Reject { id: id.number, reason, data })
+    id.send_command(CmCommand::Reject { id: id.number, reason, data })
 }
 
 /// Refuses a request, or a response.
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
             return Err(EINVAL);
         }
         id.due.check_met()?;
-        id.wish(CmCommand::Establish { id: id.number })
+        id.send_command(CmCommand::Establish { id: id.number })
     })
 }
 
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
             // There is no connection, and no event would end the wait.
             return Err(EINVAL);
         }
-        id.wish(CmCommand::Disconnect { id: id.number })?;
+        id.send_command(CmCommand::Disconnect { id: id.number })?;
         qp::note_state(id, IBV_QPS_ERR);
         id.complete()
     })
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type)
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         match event {
-            IBV_EVENT_COMM_EST => id.wish(CmCommand::Notify { id: id.number }),
+            IBV_EVENT_COMM_EST => id.send_command(CmCommand::Notify { id: id.number }),
             IBV_EVENT_PATH_MIG => Ok(()),
             _ => Err(EINVAL),
         }

@@ -1,8 +1,8 @@
-//! Ids: what applications hold as `rdma_cm_id`, and how their wishes reach the daemon.
+//! Ids: the objects behind `rdma_cm_id`, and the sending of their commands to the daemon.
 //!
-//! An id is made here and told to the daemon together with its first wish. Wishes of asynchronous ids do not wait for the
+//! An id is made here and created in the daemon together with its first command. Commands of asynchronous ids do not wait for the
 //! daemon: failures come as events. A synchronous id (made without a channel) has a channel of its own; each of its
-//! wishes waits for the answer, and then for the event that ends it ([`Id::complete`]).
+//! commands waits for the answer, and then for the event that ends it ([`Id::complete`]).
 //!
 //! Events handed out are counted; destroying an id waits until as many were acknowledged.
 
@@ -71,7 +71,7 @@ impl Counted {
 /// Which events may come, so that ending an id waits for the daemon only if a record of it may lie in the channel.
 #[derive(Debug, Default)]
 pub struct Due {
-    /// Answers to wishes that are not read yet.
+    /// Number of commands whose event was not read yet.
     answers: AtomicI32,
     /// Whether the peer or the network may cause events: it listens, or has a connection.
     live: AtomicBool,
@@ -93,8 +93,8 @@ fn now_ns() -> u64 {
 const TIMEWAIT_MIN_NS: u64 = 50_000_000;
 
 impl Due {
-    /// A wish is about to be sent.
-    fn wished(&self, op: &CmCommand) {
+    /// To be called before a command is sent.
+    fn note_sent(&self, op: &CmCommand) {
         match op {
             CmCommand::ResolveAddr { .. } | CmCommand::ResolveRoute { .. } | CmCommand::Join { .. } => {
                 self.answers.fetch_add(1, Ordering::Relaxed);
@@ -314,12 +314,12 @@ impl Id {
 
     /// Sends operations, after the id's creation if the daemon does not know it yet.
     fn after_creation<R>(&self, ops: &[CmCommand], send: impl FnOnce(&[CmCommand]) -> Outcome<R>) -> Outcome<R> {
-        ops.iter().for_each(|op| self.due.wished(op));
+        ops.iter().for_each(|op| self.due.note_sent(op));
         // Acquire pairs with the Release below.
         if self.told.load(Ordering::Acquire) {
             return send(ops);
         }
-        // Held while sending, so that no other thread's wish overtakes the creation.
+        // Held while sending, so that no other thread's command overtakes the creation.
         let mut creation = lock(&self.creation);
         let create = |(channel, qp_type)| CmCommand::Create { id: self.number, channel, ps: self.space, qp_type };
         let all: Vec<CmCommand> = creation.take().map(create).into_iter().chain(ops.iter().cloned()).collect();
@@ -336,11 +336,11 @@ impl Id {
         self.after_creation(&ops, |ops| self.session.ask(ops.to_vec()))
     }
 
-    /// Sends a wish: without waiting, unless the id is synchronous. Failures of an asynchronous id become events.
+    /// Sends a command: without waiting, unless the id is synchronous. Failures of an asynchronous id become events.
     ///
     /// # Errors
     /// EIO when the daemon is gone; the daemon's refusal if the id is synchronous.
-    pub fn wish(&self, op: CmCommand) -> Outcome<()> {
+    pub fn send_command(&self, op: CmCommand) -> Outcome<()> {
         if self.is_sync() {
             return self.ask(vec![op]).map(drop);
         }

@@ -23,7 +23,7 @@ pub fn bind(id: &Id, to: CmAddr) -> Outcome<()> {
 pub fn resolve_addr(id: &Id, src: Option<CmAddr>, dst: CmAddr, timeout_ms: c_int) -> Outcome<()> {
     // As the kernel takes it: what is negative is very long.
     let timeout_ms = timeout_ms as u32;
-    id.wish(CmCommand::ResolveAddr { id: id.number, src, dst, timeout_ms })?;
+    id.send_command(CmCommand::ResolveAddr { id: id.number, src, dst, timeout_ms })?;
     // SAFETY: the field of a live struct, which has room for any address.
     unsafe { addr::write(&raw mut (*id.as_rdma()).route.addr.__bindgen_anon_2, &dst) };
     id.complete()
@@ -34,7 +34,7 @@ pub fn resolve_addr(id: &Id, src: Option<CmAddr>, dst: CmAddr, timeout_ms: c_int
 /// # Errors
 /// As [`resolve_addr`].
 pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Outcome<()> {
-    id.wish(CmCommand::ResolveRoute { id: id.number, timeout_ms: timeout_ms.max(0) as u32 })?;
+    id.send_command(CmCommand::ResolveRoute { id: id.number, timeout_ms: timeout_ms.max(0) as u32 })?;
     id.complete()
 }
 

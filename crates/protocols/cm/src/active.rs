@@ -1,4 +1,4 @@
-//! The active end: REQ sent, REP or REJ awaited, RTU sent (IBA 12.9.6).
+//! The active end: sends REQ, awaits REP or REJ, sends RTU (IBA 12.9.6).
 
 use crate::api::{
     BURST_VENDOR, CmEffects, CmStep, ConnEventKind, ConnectParams, EndParams, PathRecord, PeerClass, QpSetup, Transport,
@@ -11,21 +11,21 @@ use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use burst_wire::DEFAULT_PKEY;
 
-/// The LID that means "no LID here".
+/// The permissive LID: RoCE has no LIDs.
 const PERMISSIVE_LID: u16 = 0xffff;
 
-/// Vendor id and options to send: the program's, or that this is Burst.
+/// Vendor id and options to send: the program's, or Burst's if it has set none.
 pub(crate) fn ece_to_send(end: &EndParams<'_>) -> (u32, u32) {
     if end.ece == (0, 0) { (BURST_VENDOR, 0) } else { end.ece }
 }
 
-/// Vendor id and options as programs see them.
+/// Vendor id and options as programs see them: Burst's own are zeros.
 pub(crate) fn ece_seen(vendor_id: u32, options: u32) -> (u32, u32) {
     if vendor_id == BURST_VENDOR { (0, 0) } else { (vendor_id, options) }
 }
 
 impl<O> Cm<O> {
-    /// Asks for a connection; its id.
+    /// Requests a connection by a REQ; returns its id.
     ///
     /// # Errors
     /// [`CmError::NoRoom`], [`CmError::DataTooLong`].
@@ -33,24 +33,24 @@ impl<O> Cm<O> {
         &mut self,
         now: Nanos,
         owner: O,
-        wish: &ConnectParams<'_>,
+        params: &ConnectParams<'_>,
         fx: &mut impl CmEffects<O>,
     ) -> Result<u32, CmError> {
-        if wish.end.data.len() > Req::DATA_LEN {
+        if params.end.data.len() > Req::DATA_LEN {
             return Err(CmError::DataTooLong);
         }
-        let wish = &ConnectParams { end: limited(wish), ..*wish };
-        let mut conn = Conn::new(CmState::ReqSent, wish.path, now);
+        let params = &ConnectParams { end: limited(params), ..*params };
+        let mut conn = Conn::new(CmState::ReqSent, params.path, now);
         conn.owner = Some(owner);
-        (conn.local_guid, conn.local_qpn) = (wish.end.ca_guid, wish.end.qpn);
-        (conn.service_id, conn.transport) = (wish.service_id, wish.transport);
+        (conn.local_guid, conn.local_qpn) = (params.end.ca_guid, params.end.qpn);
+        (conn.service_id, conn.transport) = (params.service_id, params.transport);
         conn.conn.rq_psn = self.draw_psn();
-        conn.conn.responder_resources = wish.end.responder_resources;
-        conn.conn.initiator_depth = wish.end.initiator_depth;
-        conn.conn.retry_count = wish.retry_count & 7;
-        conn.conn.peer_rnr_retry_count = wish.end.rnr_retry_count;
-        conn.conn.ack_timeout = wish.ack_timeout & 31;
-        conn.conn.mtu = wish.mtu;
+        conn.conn.responder_resources = params.end.responder_resources;
+        conn.conn.initiator_depth = params.end.initiator_depth;
+        conn.conn.retry_count = params.retry_count & 7;
+        conn.conn.peer_rnr_retry_count = params.end.rnr_retry_count;
+        conn.conn.ack_timeout = params.ack_timeout & 31;
+        conn.conn.mtu = params.mtu;
         let psn = conn.conn.rq_psn;
         let tid_high = u64::from(self.table.draw()) << 32;
         let id = self.add(conn)?;
@@ -58,14 +58,14 @@ impl<O> Cm<O> {
         if let Some(conn) = self.table.get_mut(id) {
             conn.tid = tid;
         }
-        let (vendor_id, modifier) = ece_to_send(&wish.end);
-        let req = request(wish, id, psn, vendor_id);
-        self.send_kept(now, id, &Mad { tid, modifier, message: req.into(), data: wish.end.data }, true, fx);
+        let (vendor_id, modifier) = ece_to_send(&params.end);
+        let req = request(params, id, psn, vendor_id);
+        self.send_kept(now, id, &Mad { tid, modifier, message: req.into(), data: params.end.data }, true, fx);
         self.step(now, id, CmStep::ReqSent, fx);
         Ok(id)
     }
 
-    /// REP: the other end agrees.
+    /// Handles a REP: the peer accepts.
     pub(crate) fn on_rep(
         &mut self,
         now: Nanos,
@@ -90,13 +90,13 @@ impl<O> Cm<O> {
                 self.answered(now, id);
                 self.accept_rep(now, path, id, mad, rep, fx);
             }
-            // The RTU was lost.
+            // The REP is repeated, because the RTU was lost.
             CmState::Established | CmState::DreqSent | CmState::TimeWait if conn.remote_id == rep.local_id => {
                 let rtu = Rtu { local_id: id, remote_id: rep.local_id };
                 Self::answer(path, conn.tid, rtu.into(), &[], fx);
                 fx.count(path.device, Reason::CmDuplicate);
             }
-            // The program is still at it: the peer shall wait.
+            // The program has not moved its queue pair yet: ask the peer to wait.
             CmState::RepReceived if conn.remote_id == rep.local_id => {
                 let mra = Mra {
                     local_id: id,
@@ -126,14 +126,14 @@ impl<O> Cm<O> {
         if let Some(old) = self.table.find(&key)
             && self.state(old) == Some(CmState::TimeWait)
         {
-            // The peer's queue pair is alive again, so its end of the old connection is over.
+            // The peer uses its queue pair again, so its end of the old connection has left TIMEWAIT.
             self.table.forget_key(&key);
         }
         if !self.table.know(key, id) {
             fx.count(path.device, Reason::CmStale);
             let stale = (1, reject::STALE_CONNECTION, rep.local_id);
             self.reject_now(now, id, stale, ConnEventKind::ConnectError, &[], fx);
-            // The peer has given its queue pair to somebody else, so the old connection is over (IBA 12.9.8.3.1).
+            // The peer uses its queue pair for a new connection, so the old one has ended (IBA 12.9.8.3.1).
             return self.table.find(&key).into_iter().for_each(|old| self.end_stale(now, old, fx));
         }
         let Some(conn) = self.table.get_mut(id) else { return };
@@ -169,7 +169,7 @@ impl<O> Cm<O> {
         }
     }
 
-    /// The program's queue pair is ready: RTU. No event follows: the program knows (rdma_establish(3)).
+    /// Sends the RTU: the program has moved its queue pair to RTS. No event follows (rdma_establish(3)).
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
@@ -192,7 +192,7 @@ impl<O> Cm<O> {
         self.step(now, id, CmStep::Established, fx);
     }
 
-    /// REJ, of a request, a reply or a connection.
+    /// Handles a REJ of a request, a reply or an established connection.
     pub(crate) fn on_rej(
         &mut self,
         now: Nanos,
@@ -203,7 +203,7 @@ impl<O> Cm<O> {
     ) {
         let id = if rej.remote_id != 0 { rej.remote_id } else { self.rejected_early(path, rej) };
         if id == 0 && self.table.worker() != 0 {
-            // All workers look; that nobody knows it is counted once.
+            // All workers look for the request; only worker 0 counts that it is unknown.
             return;
         }
         let Some(conn) = self.known(path, id, fx) else { return };
@@ -223,7 +223,8 @@ impl<O> Cm<O> {
         }
     }
 
-    /// A peer that gave up before it knew our id names its own, and its GUID as additional information.
+    /// Finds the request that a peer withdraws before it knows this end's id: it names its own id, and its GUID as additional
+    /// information.
     fn rejected_early(&mut self, path: &PathRecord, rej: &Rej) -> u32 {
         if rej.reason != reject::TIMEOUT || rej.info_len < 8 {
             return 0;
@@ -253,7 +254,7 @@ impl<O> Cm<O> {
         }
     }
 
-    /// The peer's link is smaller than ours: the REJ says by how much, and the request is made again, once.
+    /// Repeats the request with the MTU that the REJ names, because the peer's link has a smaller one. Once per connection.
     fn try_smaller_mtu(&mut self, now: Nanos, id: u32, rej: &Rej, fx: &mut impl CmEffects<O>) -> bool {
         let Some(conn) = self.table.get_mut(id) else { return false };
         let code = if rej.info[0] > 0xf { rej.info[0] >> 4 } else { rej.info[0] };
@@ -275,7 +276,7 @@ impl<O> Cm<O> {
         true
     }
 
-    /// MRA: the answer takes longer.
+    /// Handles an MRA: the peer's answer takes longer, so the retransmission timer is suspended.
     pub(crate) fn on_mra(&mut self, now: Nanos, path: &PathRecord, mra: &Mra, fx: &mut impl CmEffects<O>) {
         let id = mra.remote_id;
         let Some(conn) = self.known(path, id, fx) else { return };
@@ -291,7 +292,7 @@ impl<O> Cm<O> {
         self.table.arm(id, now + wait);
     }
 
-    /// Rejects and ends a connection whose program is told by an event of `kind`.
+    /// Rejects and ends a connection, and reports an event of `kind` to its program.
     pub(crate) fn reject_now(
         &mut self,
         now: Nanos,
@@ -309,11 +310,11 @@ impl<O> Cm<O> {
     }
 }
 
-/// What an active end can bring: an XRC initiator receives no requests, so the peer needs no wishes about them.
-fn limited<'a>(wish: &ConnectParams<'a>) -> EndParams<'a> {
-    match wish.transport {
-        Transport::Xrc => EndParams { responder_resources: 0, rnr_retry_count: 0, srq: false, ..wish.end },
-        _ => wish.end,
+/// Parameters that an active end can offer: an XRC initiator receives no requests, so it offers nothing for them.
+fn limited<'a>(params: &ConnectParams<'a>) -> EndParams<'a> {
+    match params.transport {
+        Transport::Xrc => EndParams { responder_resources: 0, rnr_retry_count: 0, srq: false, ..params.end },
+        _ => params.end,
     }
 }
 
@@ -323,14 +324,14 @@ fn passive_qpn(transport: Transport, rep: &Rep) -> u32 {
     if transport == Transport::Xrc { rep.eecn } else { rep.qpn }
 }
 
-fn request(wish: &ConnectParams<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
-    let end = &wish.end;
-    let receives = wish.transport != Transport::Xrc;
-    let (transport, extended_transport) = wish.transport.codes();
+fn request(params: &ConnectParams<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
+    let end = &params.end;
+    let receives = params.transport != Transport::Xrc;
+    let (transport, extended_transport) = params.transport.codes();
     Req {
         local_id: id,
         vendor_id,
-        service_id: wish.service_id,
+        service_id: params.service_id,
         ca_guid: end.ca_guid,
         qpn: end.qpn,
         responder_resources: end.responder_resources,
@@ -340,26 +341,27 @@ fn request(wish: &ConnectParams<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
         flow_control: end.flow_control,
         psn,
         local_response_timeout: RESPONSE_TIMEOUT,
-        retry_count: if receives { wish.retry_count } else { 0 },
+        retry_count: if receives { params.retry_count } else { 0 },
         pkey: DEFAULT_PKEY,
-        mtu: wish.mtu as u8,
+        mtu: params.mtu as u8,
         rnr_retry_count: end.rnr_retry_count,
         cm_retries: RETRIES_MAX,
         srq: end.srq,
         extended_transport,
         local_lid: PERMISSIVE_LID,
         remote_lid: PERMISSIVE_LID,
-        local_gid: wish.gids.0,
-        remote_gid: wish.gids.1,
-        flow_label: wish.path.flow.flow_label,
-        traffic_class: wish.path.flow.tos,
-        hop_limit: wish.path.flow.hop_limit,
-        ack_timeout: wish.ack_timeout,
+        local_gid: params.gids.0,
+        remote_gid: params.gids.1,
+        flow_label: params.path.flow.flow_label,
+        traffic_class: params.path.flow.tos,
+        hop_limit: params.path.flow.hop_limit,
+        ack_timeout: params.ack_timeout,
         ..Req::default()
     }
 }
 
-/// A REJ by an active end that gives up before it knows the other's id (IBA 12.6.7.2: the GUID says whose id it is).
+/// The REJ of an active end that gives up before it knows the peer's id (IBA 12.6.7.2: the GUID tells which host the id belongs
+/// to).
 pub(crate) fn timeout_rej(id: u32, ca_guid: u64) -> Rej {
     let mut rej = Rej { local_id: id, reason: reject::TIMEOUT, info_len: 8, ..Rej::default() };
     rej.info[..8].copy_from_slice(&ca_guid.to_be_bytes());

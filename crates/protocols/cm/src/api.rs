@@ -1,4 +1,4 @@
-//! What goes in and out of the machine: parameters, events, and the effects it asks for.
+//! Inputs and outputs of the state machine: parameters of calls, events for programs, and the effects that it requests.
 
 use crate::backlog::BacklogPlace;
 use crate::message::CmMessage;
@@ -9,16 +9,16 @@ use burst_frame::Flow;
 use burst_wire::MAD_LEN;
 use std::net::IpAddr;
 
-/// Where messages go: device and addresses.
+/// The path of a connection's messages: device and addresses (from IBA's path record, which RoCE reduces to these).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathRecord {
-    /// Device.
+    /// Device that sends and receives them.
     pub device: DeviceId,
-    /// Our address is `src`.
+    /// Addresses; `src` is this end's.
     pub flow: Flow,
 }
 
-/// Connected services.
+/// Transport services of connected queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Reliable.
@@ -34,11 +34,11 @@ impl Transport {
     const CODES: [(Transport, (u8, u8)); 3] =
         [(Transport::Rc, (0, 0)), (Transport::Uc, (1, 0)), (Transport::Xrc, (3, 1))];
 
-    /// What a REQ says.
+    /// Transport service type and extended transport type for a REQ.
     pub const fn codes(self) -> (u8, u8) {
         Transport::CODES[self as usize].1
     }
-    /// What a REQ means; `None` for reliable datagrams and what is not known.
+    /// The service that a REQ requests; `None` for reliable datagrams and for unknown codes.
     pub fn of(codes: (u8, u8)) -> Option<Transport> {
         Transport::CODES.iter().find(|row| row.1 == codes).map(|row| row.0)
     }
@@ -52,47 +52,47 @@ const _: () = {
     }
 };
 
-/// What one end brings into a connection.
+/// Parameters that one end contributes to a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndParams<'a> {
-    /// Its queue pair.
+    /// Queue pair number.
     pub qpn: u32,
-    /// GUID of its device.
+    /// GUID of the device.
     pub ca_guid: u64,
-    /// READs and atomics it takes.
+    /// READs and atomics that this end accepts at a time.
     pub responder_resources: u8,
-    /// READs and atomics it wants to have outstanding.
+    /// READs and atomics that this end keeps outstanding.
     pub initiator_depth: u8,
-    /// End-to-end flow control.
+    /// Whether this end wants end-to-end flow control.
     pub flow_control: bool,
     /// RNR retries that the peer should make.
     pub rnr_retry_count: u8,
-    /// Shared receive queue.
+    /// Whether the queue pair has a shared receive queue.
     pub srq: bool,
     /// Vendor id and options, if the program set them.
     pub ece: (u32, u32),
-    /// Private data, whole: with the RDMA-CM header in a request.
+    /// Private data; in a request it begins with the RDMA-CM header.
     pub data: &'a [u8],
 }
 
 /// Parameters of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectParams<'a> {
-    /// Where to.
+    /// Path to the peer.
     pub path: PathRecord,
-    /// What for.
+    /// Service id that is requested.
     pub service_id: u64,
-    /// Service.
+    /// Transport service.
     pub transport: Transport,
-    /// Our end.
+    /// Parameters of this end.
     pub end: EndParams<'a>,
     /// Retries of the transport, for both ends.
     pub retry_count: u8,
-    /// MTU of our end.
+    /// MTU of this end's link.
     pub mtu: Mtu,
     /// Local ACK timeout code.
     pub ack_timeout: u8,
-    /// GIDs.
+    /// GIDs: this end's and the peer's.
     pub gids: ([u8; 16], [u8; 16]),
 }
 
@@ -109,33 +109,33 @@ pub struct SidrParams<'a> {
     pub data: &'a [u8],
 }
 
-/// What the owner of a connection is told.
+/// Events that are reported to the owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnEventKind {
-    /// A reply came; the owner must make its queue pair ready and call `establish`.
+    /// A REP was received; the owner must move its queue pair to RTS and call `establish`.
     Response,
-    /// Connected; or the datagram service is known.
+    /// The connection is established; or the answer of a datagram service was received.
     Established,
-    /// REJ: the status is its reason. SIDR_REP that refuses: its status.
+    /// A REJ was received: the status is its reason. A SIDR_REP that refuses was received: the status is its status.
     Rejected,
     /// No answer after all retries.
     Unreachable,
-    /// The queue pair could not be made ready.
+    /// The queue pair could not be moved to RTS.
     ConnectError,
-    /// The connection is over; the status is the reason for a REJ that nobody sends, 4, if the peer did not answer the DREQ.
+    /// The connection has ended. The status is 0, or 4 (the reason code of a time-out) if the peer did not answer the DREQ.
     Disconnected,
-    /// The queue pair may be used again.
+    /// TIMEWAIT has ended: the queue pair may be used again.
     TimewaitExit,
 }
 
 /// An event of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnEvent<'a> {
-    /// What.
+    /// Kind.
     pub kind: ConnEventKind,
-    /// 0, or the number that `kind` promises.
+    /// 0, or the number that the kind defines.
     pub status: u16,
-    /// What is known of the connection.
+    /// The connection as negotiated so far.
     pub conn: ConnAttr,
     /// Private data with its padding.
     pub data: &'a [u8],
@@ -146,41 +146,41 @@ pub struct ConnEvent<'a> {
 pub struct ConnRequest<'a> {
     /// Id of the new connection.
     pub id: u32,
-    /// The way back.
+    /// Path to the peer.
     pub path: PathRecord,
     /// Addresses and port of the RDMA-CM header; none if the private data has none.
     pub src: Option<(IpAddr, u16)>,
-    /// What was asked for.
+    /// Service id that was requested.
     pub service_id: u64,
     /// Transport, or `None` for a datagram service.
     pub transport: Option<Transport>,
-    /// The peer's wishes, seen from this end.
+    /// Parameters that the peer requested, seen from this end.
     pub conn: ConnAttr,
     /// Private data after the header, with its padding.
     pub data: &'a [u8],
 }
 
-/// What became of a queue pair that should be made ready.
+/// Outcome of [`CmEffects::ready`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpSetup {
-    /// It is ready to send.
+    /// The queue pair is in RTS.
     Done,
-    /// The program does it.
+    /// The program moves its queue pair itself.
     ByProgram,
-    /// It cannot be.
+    /// The queue pair cannot be moved.
     Failed,
 }
 
-/// How long a step took.
+/// Duration of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTime {
-    /// Since the step before; of `Established` since the REQ.
+    /// Time since the step before; for `Established`, since the REQ.
     pub elapsed: Nanos,
-    /// Of `Established`: from the REQ to the REP. Else 0.
+    /// For `Established`, the time from REQ to REP; else 0.
     pub reply: Nanos,
 }
 
-/// Steps whose time is measured.
+/// Steps of the protocol that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it
 pub enum CmStep {
@@ -205,27 +205,27 @@ pub enum CmStep {
     SidrRepReceived,
 }
 
-/// What the machine wants done. `O` names the owner of a connection or listener.
+/// Actions that the machine requests from its host. `O` identifies the owner of a connection or listener.
 pub trait CmEffects<O> {
     /// Sends a MAD.
     fn send(&mut self, path: &PathRecord, message: &CmMessage, mad: &[u8; MAD_LEN]);
-    /// Tells the owner.
+    /// Reports an event to the owner.
     fn event(&mut self, owner: &O, path: &PathRecord, event: &ConnEvent<'_>);
-    /// Somebody asks a listener; the new connection's owner, or `None` when there is no room for one.
+    /// Shows a request to a listener; returns the owner of the new connection, or `None` when the host has no room for one.
     fn incoming(&mut self, listener: &O, request: &ConnRequest<'_>) -> Option<O>;
-    /// How many events a listener's program may not have read; the most there could be if nobody knows.
+    /// Number of events that a listener's program may not have read; `u32::MAX` if it is unknown.
     fn unread(&self, _listener: &O) -> u32 {
         u32::MAX
     }
-    /// The peer has taken a request back, and its owner does not know: the place in the backlog stays taken as long as `place`
-    /// is kept. Otherwise a peer that asks and takes back could make owners without end.
+    /// The peer has withdrawn a request whose owner has not answered it: the place in the backlog stays taken as long as `place`
+    /// is kept. Otherwise a peer that sends and withdraws requests could create owners without limit.
     fn keep_place(&mut self, _owner: &O, _place: BacklogPlace) {}
-    /// Makes the owner's queue pair ready to send (a reply has come).
+    /// Moves the owner's queue pair to RTS, because a REP was received.
     fn ready(&mut self, owner: &O, path: &PathRecord, conn: &ConnAttr) -> QpSetup;
     /// The MTU of a device.
     fn mtu(&self, device: DeviceId) -> Mtu;
     /// Counts a reason.
     fn count(&mut self, device: DeviceId, reason: Reason);
-    /// A step was taken.
+    /// Notes a step of the protocol and its duration.
     fn step(&mut self, owner: Option<&O>, path: &PathRecord, id: u32, step: CmStep, took: StepTime);
 }

@@ -14,8 +14,8 @@ pub const QUEUED_PER_PLACE: u32 = 16;
 /// Most queued requests of one listener, all workers together.
 pub const LISTENER_QUEUE_MAX: u32 = 12 << 10;
 
-/// Counts of a listener's requests that wait. A program counts on room for as many requests as its backlog whose events it has
-/// not read (ucma of Linux): it may gather a few more than its backlog before it accepts the first.
+/// Counts of a listener's requests that wait. Programs rely on room for as many requests as their backlog whose events they have
+/// not read (ucma of Linux): they may collect a few more than the backlog before they accept the first.
 #[derive(Debug)]
 pub struct Backlog {
     limit: u32,

@@ -1,8 +1,8 @@
 //! One connection, or one datagram service request, and the timers of its messages.
 //!
-//! A message that wants an answer is sent again after [`FIRST_TIMEOUT`], then after twice as long each time up to
+//! A message that requires an answer is sent again after [`FIRST_TIMEOUT`], then after twice as long each time up to
 //! [`LONGEST_TIMEOUT`], a quarter more or less by chance so that a storm does not repeat itself; [`RETRIES_MAX`] times, the
-//! `max_cm_retries` of other stacks. An MRA stops the clock for the time it names.
+//! `max_cm_retries` of other stacks. An MRA suspends the timer for the time that it carries.
 
 use crate::api::{ConnAttr, PathRecord, Transport};
 use crate::backlog::{BacklogPlace, RequestPlace};
@@ -11,20 +11,20 @@ use crate::table::ConnKey;
 use burst_base::Nanos;
 use burst_wire::MAD_LEN;
 
-/// First wait for an answer: many round trips of a data centre, and a scheduler's bad moment.
+/// First wait for an answer: many round trips of a data centre, and a scheduling delay of the peer.
 pub const FIRST_TIMEOUT: Nanos = Nanos::from_ms(80);
 /// Longest wait for an answer.
 pub const LONGEST_TIMEOUT: Nanos = Nanos::from_ms(2_000);
-/// How often a message is sent again.
+/// Number of retransmissions of a message.
 pub const RETRIES_MAX: u8 = 15;
-/// How long a connection is remembered after its end: packets of its queue pair may still be on the way. Twice the
-/// life of a packet in a data centre's network, with plenty to spare.
+/// Time in TIMEWAIT after the end of a connection: packets of its queue pair may still be in the network. Twice the
+/// lifetime of a packet in a data centre's network, with a large margin.
 pub const TIME_WAIT: Nanos = Nanos::from_ms(250);
-/// Longest time that an MRA may buy.
+/// Longest time for which an MRA may suspend a timer.
 pub const SERVICE_TIME_MAX: Nanos = Nanos::from_ms(70_000);
-/// Timeout code in our requests for both ends' answers: 4.096 us * 2^20 is 4.3 s.
+/// Response timeout code of both ends in the REQs that this end sends: 4.096 us * 2^20 is 4.3 s.
 pub const RESPONSE_TIMEOUT: u8 = 20;
-/// Service timeout code in our MRAs: 4.096 us * 2^22 is 17 s.
+/// Service timeout code in the MRAs that this end sends: 4.096 us * 2^22 is 17 s.
 pub const SERVICE_TIMEOUT: u8 = 22;
 
 /// The time of a timeout code (IBA 9.7.6.1.3): 4.096 us * 2^code.
@@ -32,34 +32,34 @@ pub const fn time_of(code: u8) -> Nanos {
     Nanos(4_096 << (code & 31))
 }
 
-/// Where a connection is (IBA 12.9.6, 12.9.7, without the states of RD and path migration).
+/// State of a connection (IBA 12.9.6, 12.9.7, without the states of RD and path migration).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmState {
     /// Active: REQ sent, REP awaited.
     ReqSent,
-    /// Active: REP came, the program readies its queue pair.
+    /// Active: REP received, the program moves its queue pair to RTS.
     RepReceived,
     /// Passive: REQ or SIDR_REQ received, waits for a place in the listener's backlog.
     Queued,
-    /// Passive: REQ came, the program decides.
+    /// Passive: REQ received and shown to the program, whose answer is awaited.
     ReqReceived,
     /// Passive: REP sent, RTU awaited.
     RepSent,
-    /// Connected.
+    /// Established.
     Established,
     /// DREQ sent, DREP awaited.
     DreqSent,
-    /// Over; late messages are still answered.
+    /// TIMEWAIT: the connection has ended; late messages are still answered.
     TimeWait,
-    /// Datagram service asked for.
+    /// SIDR_REQ sent, SIDR_REP awaited.
     SidrSent,
-    /// Datagram service asked of us, the program decides.
+    /// SIDR_REQ received and shown to the program, whose answer is awaited.
     SidrReceived,
-    /// Answered; kept for repeated requests.
+    /// SIDR_REP sent; kept to answer repeated SIDR_REQs.
     SidrDone,
 }
 
-/// See the module.
+/// A connection or datagram service request.
 #[derive(Debug)]
 pub(crate) struct Conn<O> {
     pub owner: Option<O>,
@@ -73,29 +73,30 @@ pub(crate) struct Conn<O> {
     pub tid: u64,
     pub service_id: u64,
     pub transport: Transport,
-    /// As negotiated so far; in a passive connection before its accept, as the peer wishes.
+    /// Parameters as negotiated so far; in a passive connection before its accept, as the peer requested.
     pub conn: ConnAttr,
     /// Place in the listener's backlog, until the accept.
     pub waiting: Option<BacklogPlace>,
     /// Place in the queue behind the backlog, in state `Queued`.
     pub queued: Option<RequestPlace>,
-    /// Times that `mad` was sent again.
+    /// Number of retransmissions of `mad` so far.
     pub retries: u8,
-    /// Wait before the next time.
+    /// Wait before the next retransmission.
     pub interval: Nanos,
-    /// When it began.
+    /// Time of the REQ or SIDR_REQ, sent or received.
     pub begun: Nanos,
-    /// When `mad` was sent first.
+    /// Time at which `mad` was sent first.
     pub sent: Nanos,
-    /// When the REP came or went.
+    /// Time at which the REP was received or sent.
     pub replied: Nanos,
-    /// When the last step was taken.
+    /// Time of the last step.
     pub stepped: Nanos,
-    /// Keys in the table.
+    /// Keys under which the table finds this connection.
     pub keys: [Option<ConnKey>; 2],
     /// Whether the REQ was sent again with a smaller MTU.
     pub smaller_mtu: bool,
-    /// The last message that wants an answer, or answers what may be repeated.
+    /// The message to send again: one that requires an answer, or the answer to a request that may be repeated. In state
+    /// `Queued`, the request.
     pub mad: [u8; MAD_LEN],
 }
 

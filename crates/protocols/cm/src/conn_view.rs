@@ -1,32 +1,33 @@
-//! Connections and listeners as they are, for those who look on.
+//! Read access to connections and listeners, for `burst cm`.
 
 use crate::api::PathRecord;
 use crate::conn::CmState;
 use crate::machine::{Cm, Listener};
 use burst_base::Nanos;
 
-/// A connection, or a datagram service request, at one moment.
+/// A snapshot of a connection or datagram service request.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnView<'a, O> {
-    /// Whose; `None` when its owner has gone.
+    /// Owner; `None` when it has ended.
     pub owner: Option<&'a O>,
-    /// Where it is.
+    /// State.
     pub state: CmState,
     /// Device and addresses.
     pub path: PathRecord,
-    /// Communication ids, ours and the peer's.
+    /// Communication ids: this end's and the peer's.
     pub ids: (u32, u32),
-    /// Queue pair numbers, ours and the peer's.
+    /// Queue pair numbers: this end's and the peer's.
     pub qpns: (u32, u32),
-    /// What was asked for.
+    /// Service id.
     pub service_id: u64,
-    /// When it took its last step.
+    /// Time of its last step.
     pub stepped: Nanos,
 }
 
 impl<O> Cm<O> {
-    /// Shows up to `most` connections, from place `from` of the table on; the place to go on from, unless that was all.
-    /// Connections that come or go between two calls may be missed, none is shown twice.
+    /// Passes up to `most` connections to `see`, from slot `from` of the table on. Returns the slot to continue from, or `None`
+    /// at the end.
+    /// Connections that begin or end between two calls may be missed; none is passed twice.
     pub fn view(&mut self, from: u32, most: usize, mut see: impl FnMut(&ConnView<'_, O>)) -> Option<u32> {
         let mut slot = from;
         for _ in 0..most {

@@ -1,10 +1,10 @@
-//! Requests that came before their listener.
+//! Requests that arrived before their listener.
 //!
-//! Two programs that have agreed by other means often go on at the same moment, one to connect and one to listen (perftest's `-R`
-//! does so for its second connection). Where connecting takes milliseconds the listener is there in time; here it takes
-//! microseconds, and a program on a busy host may come second. So a request for a service that nobody has, a REQ or a SIDR_REQ,
-//! is kept for [`GRACE`] before it is rejected. The time is short against any timeout of connection management, and the room is
-//! bounded: what finds it full is rejected at once.
+//! Two programs that have synchronised by other means often call connect and listen at the same moment (perftest's `-R`
+//! does so for its second connection). Where connecting takes milliseconds, the listener exists in time; here it takes
+//! microseconds, and on a busy host the listener may come second. A REQ or SIDR_REQ for a service without listener is therefore
+//! kept for [`GRACE`] before it is rejected. The time is short against any timeout of connection management. At most [`ROOM`]
+//! requests are kept; further ones are rejected at once.
 
 use crate::api::PathRecord;
 use crate::message::Mad;
@@ -12,25 +12,25 @@ use burst_base::Nanos;
 use burst_wire::MAD_LEN;
 use std::collections::VecDeque;
 
-/// How long a request may be early.
+/// Time for which an early request is kept.
 pub(crate) const GRACE: Nanos = Nanos::from_ms(50);
-/// Most requests kept.
+/// Most early requests of a worker.
 pub(crate) const ROOM: usize = 64;
 
-/// A request, as it came.
+/// A request as received.
 #[derive(Debug)]
 pub(crate) struct EarlyRequest {
     pub path: PathRecord,
     pub bytes: [u8; MAD_LEN],
-    /// When it is rejected.
+    /// Time at which the request is rejected.
     pub due: Nanos,
 }
 
-/// The requests, oldest first.
+/// The early requests of a worker, oldest first.
 #[derive(Debug)]
 pub(crate) struct EarlyRequests {
     held: VecDeque<EarlyRequest>,
-    /// How many of them, from the front, are to be looked at because somebody began to listen.
+    /// Number of requests, from the front, to compare with the listeners because a new one exists.
     look: usize,
 }
 
@@ -39,7 +39,7 @@ impl EarlyRequests {
         EarlyRequests { held: VecDeque::with_capacity(ROOM), look: 0 }
     }
 
-    /// Keeps a request; whether there was room.
+    /// Keeps a request. Returns false if there was no room.
     pub fn hold(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>) -> bool {
         if self.held.len() == ROOM {
             return false;
@@ -50,12 +50,12 @@ impl EarlyRequests {
         true
     }
 
-    /// Somebody listens: all must be looked at.
+    /// A new listener exists: all requests must be compared with it.
     pub fn look(&mut self) {
         self.look = self.held.len();
     }
 
-    /// When [`Early::next`] has something.
+    /// Time at which [`EarlyRequests::next`] returns a request.
     pub fn next_deadline(&self) -> Nanos {
         match self.held.front() {
             Some(_) if self.look > 0 => Nanos(0),
@@ -64,7 +64,7 @@ impl EarlyRequests {
         }
     }
 
-    /// The next that is over, or that may have a listener now.
+    /// The next request whose time has passed, or that may have a listener now.
     pub fn next(&mut self, now: Nanos) -> Option<EarlyRequest> {
         if self.next_deadline() > now {
             return None;
@@ -73,7 +73,7 @@ impl EarlyRequests {
         self.held.pop_front()
     }
 
-    /// It has no listener yet. It goes behind the others, so that the order is the old one when all have been looked at.
+    /// Puts back a request without listener. It goes behind the others, so the order is the same again after all were compared.
     pub fn keep(&mut self, held: EarlyRequest) {
         self.held.push_back(held);
     }

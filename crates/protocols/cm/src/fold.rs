@@ -1,10 +1,10 @@
-//! A keyed hash for keys of a few words that strangers choose: each word is added to the state and multiplied by a secret, and
-//! the halves of the product are folded together. Who does not know the secret cannot choose words that meet in one place of a
-//! table; it costs a multiplication a word, where SipHash costs a hundred instructions. Not for numbers that others see.
+//! A keyed hash for keys of a few words that peers choose: each word is added to the state and multiplied by a secret, and
+//! the halves of the product are folded together. A peer that does not know the secret cannot choose keys that collide in a
+//! table. It costs one multiplication per word; SipHash costs a hundred instructions. Its results must not leave the process.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Makes hashers of one secret.
+/// Makes hashers that share one secret.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold {
     start: u64,
@@ -12,7 +12,7 @@ pub struct Fold {
 }
 
 impl Fold {
-    /// Of random bits.
+    /// A hash with a secret of random bits.
     pub const fn new(start: u64, factor: u64) -> Fold {
         // An even factor would lose bits, a small one would not mix.
         Fold { start, factor: factor | 1 << 63 | 1 }
@@ -20,7 +20,7 @@ impl Fold {
 }
 
 impl Default for Fold {
-    /// Of the system's random bits, as the standard tables are.
+    /// A hash with a secret from the system's random bits, as the tables of the standard library have.
     fn default() -> Fold {
         let words = RandomState::new();
         Fold::new(words.hash_one(0), words.hash_one(1))
@@ -34,7 +34,7 @@ impl BuildHasher for Fold {
     }
 }
 
-/// A hash in the making.
+/// State of a hash.
 #[derive(Clone, Copy, Debug)]
 pub struct Folding {
     state: u64,

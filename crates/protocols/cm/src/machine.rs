@@ -1,8 +1,8 @@
-//! The machine of one worker: listeners, connections, and what programs ask.
+//! The state machine of one worker: its listeners, its connections, and the calls of programs.
 //!
 //! No I/O, no clock: `now` comes in, [`CmEffects`] go out. The protocol is IBA 12.9: `active` and
 //! `passive` hold the two ends of a handshake, `release` the end of a connection, `sidr` datagram
-//! services. This file has what is common: sending, sending again, events, timers, and the entrance for messages.
+//! services. This file has the common parts: sending, retransmission, events, timers, and the dispatch of received messages.
 
 use crate::api::{CmEffects, CmStep, ConnEvent, ConnEventKind, PathRecord, StepTime, Transport};
 use crate::backlog::Backlog;
@@ -19,41 +19,41 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Why a call was refused.
+/// Reason for which a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmError {
-    /// No such connection: it is over, or never was.
+    /// There is no such connection, or it has ended.
     Gone,
     /// The connection's state does not allow it.
     WrongState,
-    /// Too many connections.
+    /// The table of connections is full.
     NoRoom,
-    /// The private data is longer than the message's room.
+    /// The private data does not fit the message.
     DataTooLong,
-    /// Somebody listens there already.
+    /// The address has a listener already.
     InUse,
 }
 
-/// Somebody who waits for requests.
+/// A listener.
 #[derive(Debug)]
 pub struct Listener<O> {
-    /// Whom to tell.
+    /// Owner, to whom requests are shown.
     pub owner: O,
     /// Service id.
     pub service_id: u64,
-    /// Address; `None` for all, an unspecified one for all of its family.
+    /// Address; `None` for all addresses, an unspecified address for all addresses of its family.
     pub addr: Option<IpAddr>,
-    /// Device; `None` for all.
+    /// Device; `None` for all devices.
     pub device: Option<DeviceId>,
-    /// For datagrams instead of connections.
+    /// Whether it answers SIDR_REQs instead of REQs.
     pub sidr: bool,
-    /// Connections of this service, if it is not for datagrams.
+    /// Transport service of its connections; meaningless if `sidr`.
     pub transport: Transport,
-    /// Requests that wait.
+    /// Counts of its requests that wait.
     pub backlog: Arc<Backlog>,
 }
 
-/// See the module.
+/// The state machine of one worker.
 #[derive(Debug)]
 pub struct Cm<O> {
     pub(crate) table: Table<Conn<O>>,
@@ -64,7 +64,7 @@ pub struct Cm<O> {
     pub(crate) queue: RequestQueue,
 }
 
-/// Connections of one worker, unless it is told otherwise.
+/// Most connections of one worker, unless [`Cm::set_limit`] changes it.
 pub const LIMIT_DEFAULT: u32 = 100_000;
 
 impl<O> Cm<O> {
@@ -80,27 +80,27 @@ impl<O> Cm<O> {
         }
     }
 
-    /// Limits the connections, for tests and small hosts.
+    /// Limits the number of connections, for tests and small hosts.
     pub fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
     }
 
-    /// How many connections there are, in any state.
+    /// Number of connections in any state.
     pub fn len(&self) -> u32 {
         self.table.len()
     }
 
-    /// How many of them are requests that wait for a place in their listener's backlog.
+    /// Number of connections that are requests waiting for a place in their listener's backlog.
     pub fn queued(&self) -> u32 {
         self.queue.len() as u32
     }
 
-    /// Whether there is none.
+    /// Whether there is no connection.
     pub fn is_empty(&self) -> bool {
         self.table.len() == 0
     }
 
-    /// Gives back room that is not in use. For quiet times: the next connections take it anew.
+    /// Returns unused memory. To be called when the host is idle: the next connections allocate again.
     pub fn shrink(&mut self) {
         self.table.shrink();
         self.queue.shrink();
@@ -111,20 +111,20 @@ impl<O> Cm<O> {
         self.table.get_mut(id).map(|c| c.state)
     }
 
-    /// The worker that owns the connection of a MAD, out of `workers`; `None` if nobody can tell: a REJ that withdraws a request
-    /// names none of our connections, and all workers must look.
+    /// The worker that owns the connection of a MAD, out of `workers`. `None` for a REJ that withdraws a request: it
+    /// names no communication id of this host, so all workers must look for the request.
     pub fn worker_of(secret: &Secret, peer: IpAddr, mad: &[u8], workers: u32) -> Option<u32> {
         match Mad::parse(mad).map(|m| m.message) {
             Ok(CmMessage::Req(m)) => Some(secret.worker_for(peer, m.qpn, workers)),
             Ok(CmMessage::SidrReq(m)) => Some(secret.worker_for(peer, m.request_id, workers)),
             Ok(CmMessage::Rej(m)) if m.remote_id == 0 => None,
             Ok(m) => Some(secret.worker_of(m.receiver_id())).filter(|w| *w < workers).or(Some(0)),
-            // Whoever has it counts it.
+            // Worker 0 counts the malformed MAD.
             Err(_) => Some(0),
         }
     }
 
-    /// Begins to listen. Requests that came a moment too early are shown by the next [`Cm::on_timer`], which is due now if
+    /// Adds a listener. Requests that arrived before it are shown by the next [`Cm::on_timer`], which is due at once if
     /// there are any.
     ///
     /// # Errors
@@ -140,17 +140,17 @@ impl<O> Cm<O> {
         Ok(())
     }
 
-    /// Ends the listening of owners that `whose` says yes to.
-    pub fn unlisten(&mut self, mut whose: impl FnMut(&O) -> bool) {
+    /// Removes the listeners of owners for which `is_ended` is true.
+    pub fn unlisten(&mut self, mut is_ended: impl FnMut(&O) -> bool) {
         self.listeners.retain(|_, all| {
-            all.retain(|l| !whose(&l.owner));
+            all.retain(|l| !is_ended(&l.owner));
             !all.is_empty()
         });
         // Queued requests to a listener that has ended are refused.
         self.queue.look();
     }
 
-    /// The listener for a request; one with the address goes before one for all.
+    /// The listener for a request: the exact address is preferred to all addresses of the family, and these to all addresses.
     pub(crate) fn listener(&self, service_id: u64, addr: IpAddr, device: DeviceId, sidr: bool) -> Option<&Listener<O>> {
         let family = |a: IpAddr| a.is_unspecified() && a.is_ipv4() == addr.is_ipv4();
         let fits = |l: &&Listener<O>| {
@@ -160,13 +160,13 @@ impl<O> Cm<O> {
         self.listeners.get(&service_id)?.iter().filter(fits).max_by_key(rank)
     }
 
-    /// When [`Cm::on_timer`] is due.
+    /// Time at which [`Cm::on_timer`] is due.
     pub fn next_deadline(&self) -> Nanos {
         self.table.wheel.next_deadline().min(self.early.next_deadline()).min(self.queue.next_deadline())
     }
 
-    /// Sends again what is overdue and ends what has waited long enough; at most `budget` connections in one call.
-    /// Returns how many were due.
+    /// Retransmits messages and ends connections whose timers have expired; at most `budget` connections in one call.
+    /// Returns the number of timers served.
     pub fn on_timer(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
         let mut fired = self.on_early(now, budget, fx);
         fired += self.show_queued(now, budget - fired.min(budget), fx);
@@ -192,7 +192,7 @@ impl<O> Cm<O> {
         fired
     }
 
-    /// A MAD has come, from `path.flow.dst` to `path.flow.src` (the way of an answer).
+    /// Handles a received MAD. `path` is the path of an answer: the MAD came from `path.flow.dst` to `path.flow.src`.
     pub fn on_mad(&mut self, now: Nanos, path: &PathRecord, bytes: &[u8], fx: &mut impl CmEffects<O>) {
         let mad = match Mad::parse(bytes) {
             Ok(mad) => mad,
@@ -209,12 +209,12 @@ impl<O> Cm<O> {
             CmMessage::SidrReq(m) => self.on_sidr_req(now, path, &mad, &m, fx),
             CmMessage::SidrRep(m) => self.on_sidr_rep(now, path, &mad, &m, fx),
             CmMessage::Lap(m) => self.on_lap(path, &mad, &m, fx),
-            // Nobody here ever sends a LAP.
+            // This stack never sends a LAP.
             CmMessage::Apr(_) => fx.count(path.device, Reason::CmUnexpected),
         }
     }
 
-    /// The connection that a message names, if the message is its peer's.
+    /// The connection that a message names, if the message comes from its peer.
     pub(crate) fn known(&mut self, path: &PathRecord, id: u32, fx: &mut impl CmEffects<O>) -> Option<&mut Conn<O>> {
         let Some(conn) = self.table.get_mut(id) else {
             fx.count(path.device, Reason::CmUnknownId);
@@ -227,28 +227,28 @@ impl<O> Cm<O> {
         Some(conn)
     }
 
-    /// Sends a message once, without expecting anything.
+    /// Sends a message once; no answer is expected.
     pub(crate) fn answer(path: &PathRecord, tid: u64, message: CmMessage, data: &[u8], fx: &mut impl CmEffects<O>) {
         let mut bytes = [0; MAD_LEN];
         Mad { tid, modifier: 0, message, data }.emit(&mut bytes);
         fx.send(path, &message, &bytes);
     }
 
-    /// Rejects something that has no connection here, or has one no longer.
+    /// Rejects a message that has no connection here, or none any more.
     pub(crate) fn refuse(path: &PathRecord, tid: u64, rej: Rej, fx: &mut impl CmEffects<O>) {
         Self::answer(path, tid, rej.into(), &[], fx);
         fx.step(None, path, rej.local_id, CmStep::RejSent, StepTime::default());
     }
 
-    /// Rejects the peer's message of a connection.
+    /// Rejects the last message of a connection's peer.
     pub(crate) fn reject_conn(&mut self, now: Nanos, id: u32, rej: Rej, data: &[u8], fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         Self::answer(&conn.path, conn.tid, rej.into(), data, fx);
         self.step(now, id, CmStep::RejSent, fx);
     }
 
-    /// Sends a message that is kept, to be sent again after a while. `timed`: unless it is only kept for repeated
-    /// requests.
+    /// Sends a message and keeps it for retransmission: by a timer if `timed`, else only when the peer repeats its
+    /// request.
     pub(crate) fn send_kept(&mut self, now: Nanos, id: u32, mad: &Mad<'_>, timed: bool, fx: &mut impl CmEffects<O>) {
         let chance = self.table.chance();
         let Some(conn) = self.table.get_mut(id) else { return };
@@ -259,7 +259,7 @@ impl<O> Cm<O> {
         self.table.arm(id, due);
     }
 
-    /// What was sent is answered.
+    /// The kept message was answered: the time that this took is a sample for the retransmission timeout.
     pub(crate) fn answered(&mut self, now: Nanos, id: u32) {
         if let Some(conn) = self.table.get_mut(id).filter(|c| c.retries == 0) {
             self.rto.answered(now, now.since(conn.sent));
@@ -277,20 +277,20 @@ impl<O> Cm<O> {
         self.table.arm(id, due);
     }
 
-    /// Sends the stored message as it is.
+    /// Sends the kept message again.
     pub(crate) fn repeat(conn: &Conn<O>, fx: &mut impl CmEffects<O>) {
         if let Some(mad) = conn.stored() {
             fx.send(&conn.path, &mad.message, &conn.mad);
         }
     }
 
-    /// No answer after all retries.
+    /// Ends a connection whose peer has not answered after all retries.
     fn give_up(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         fx.count(conn.path.device, Reason::CmTimeout);
         match conn.state {
-            // Whoever is asked to part and does not answer has parted.
-            CmState::DreqSent => return self.part_unanswered(now, id, fx),
+            // A peer that does not answer a DREQ has ended the connection, too.
+            CmState::DreqSent => return self.end_unanswered(now, id, fx),
             CmState::SidrSent => {}
             CmState::ReqSent => {
                 let rej = crate::active::timeout_rej(id, conn.local_guid);
@@ -307,7 +307,7 @@ impl<O> Cm<O> {
         self.forget(id);
     }
 
-    /// Tells the owner, if there still is one.
+    /// Reports an event to the owner, if there still is one.
     pub(crate) fn report(
         &mut self,
         id: u32,
@@ -322,7 +322,7 @@ impl<O> Cm<O> {
         }
     }
 
-    /// Notes a step and its time.
+    /// Reports a step and its duration.
     pub(crate) fn step(&mut self, now: Nanos, id: u32, step: CmStep, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         let mut took = StepTime { elapsed: now.since(conn.stepped), ..StepTime::default() };
@@ -350,7 +350,7 @@ impl<O> Cm<O> {
         Some(conn)
     }
 
-    /// Room for another connection.
+    /// Puts a connection into the table; returns its id.
     pub(crate) fn add(&mut self, conn: Conn<O>) -> Result<u32, CmError> {
         if self.table.len() >= self.limit {
             return Err(CmError::NoRoom);
@@ -362,13 +362,13 @@ impl<O> Cm<O> {
         Ok(id)
     }
 
-    /// A first sequence number.
+    /// An unpredictable first PSN.
     pub(crate) fn draw_psn(&mut self) -> u32 {
         self.table.draw() & 0x00ff_ffff
     }
 }
 
-/// `interval` and up to a quarter more or less.
+/// `interval`, varied by chance by up to a quarter.
 fn jittered(interval: Nanos, chance: u64) -> Nanos {
     let quarter = interval.0 / 4;
     Nanos(interval.0 - quarter + chance % (2 * quarter + 1))

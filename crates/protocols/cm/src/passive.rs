@@ -1,4 +1,4 @@
-//! The passive end: REQ checked and shown to a listener, REP or REJ sent, RTU awaited (IBA 12.9.7).
+//! The passive end: checks a REQ and shows it to a listener, sends REP or REJ, awaits RTU (IBA 12.9.7).
 
 use crate::active::{ece_seen, ece_to_send};
 use crate::api::{CmEffects, CmStep, ConnAttr, ConnEventKind, EndParams, PathRecord, PeerClass, Transport};
@@ -12,7 +12,7 @@ use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use std::net::IpAddr;
 
-/// Bits of a P_Key that name the partition.
+/// Bits of a P_Key that identify the partition.
 const PARTITION_BITS: u16 = 0x7fff;
 
 /// A request that passed the checks.
@@ -23,7 +23,7 @@ struct CheckedReq {
 }
 
 impl<O> Cm<O> {
-    /// REQ: somebody wants to connect.
+    /// Handles a REQ: a peer requests a connection.
     pub(crate) fn on_req(
         &mut self,
         now: Nanos,
@@ -48,18 +48,18 @@ impl<O> Cm<O> {
         if let Some(old) = self.table.find(&pair) {
             fx.count(path.device, Reason::CmStale);
             if self.state(old) == Some(CmState::TimeWait) {
-                // No answer: the peer asks again, and is welcome when the time-wait is over.
+                // No answer: the peer repeats its REQ, which is accepted after TIMEWAIT.
                 return;
             }
             Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), fx);
-            // The peer does not know the old connection any more: it is over here, too (IBA 12.9.8.3.1).
+            // The peer has forgotten the old connection, so it ends here, too (IBA 12.9.8.3.1).
             return self.end_stale(now, old, fx);
         }
         let asked = asked_address(checked.header, path);
         let Some(listener) = self.listener(req.service_id, asked, path.device, false) else {
             return match self.early.hold(now, path, mad) {
                 true => fx.count(path.device, Reason::CmEarly),
-                false => Self::refuse_nobodys(path, mad.tid, req, fx),
+                false => Self::refuse_without_listener(path, mad.tid, req, fx),
             };
         };
         if listener.transport != checked.transport {
@@ -70,12 +70,12 @@ impl<O> Cm<O> {
         let mut conn = Conn::new(CmState::ReqReceived, *path, now);
         (conn.remote_id, conn.remote_guid, conn.tid) = (req.local_id, req.ca_guid, mad.tid);
         (conn.service_id, conn.transport) = (req.service_id, checked.transport);
-        conn.conn = ConnAttr { rq_psn: self.draw_psn(), ..wishes_of(mad, req, checked.mtu) };
+        conn.conn = ConnAttr { rq_psn: self.draw_psn(), ..requested_by(mad, req, checked.mtu) };
         conn.path.flow.tos = req.traffic_class;
         self.admit(now, &backlog, Arrival { conn, keys: [Some(request), Some(pair)], mad }, fx);
     }
 
-    /// Requests that were early: shown if they have a listener now, rejected if they have had time enough. Returns how many.
+    /// Shows early requests that have a listener now, and rejects those whose time has passed. Returns their number.
     pub(crate) fn on_early(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
         let mut seen = 0;
         while seen < budget
@@ -96,21 +96,21 @@ impl<O> Cm<O> {
             }
             match mad.message {
                 CmMessage::Req(req) if listens => self.on_req(now, &held.path, &mad, &req, fx),
-                CmMessage::Req(req) => Self::refuse_nobodys(&held.path, mad.tid, &req, fx),
+                CmMessage::Req(req) => Self::refuse_without_listener(&held.path, mad.tid, &req, fx),
                 CmMessage::SidrReq(req) if listens => self.on_sidr_req(now, &held.path, &mad, &req, fx),
-                CmMessage::SidrReq(req) => Self::refuse_nobodys_sidr(&held.path, mad.tid, &req, fx),
+                CmMessage::SidrReq(req) => Self::refuse_sidr_without_listener(&held.path, mad.tid, &req, fx),
                 _ => {}
             }
         }
         seen
     }
 
-    pub(crate) fn refuse_nobodys(path: &PathRecord, tid: u64, req: &Req, fx: &mut impl CmEffects<O>) {
+    pub(crate) fn refuse_without_listener(path: &PathRecord, tid: u64, req: &Req, fx: &mut impl CmEffects<O>) {
         fx.count(path.device, Reason::CmNobodyListens);
         Self::refuse(path, tid, rej_of(req, reject::INVALID_SERVICE_ID), fx);
     }
 
-    /// The same request again: our answer was lost, or there is none yet.
+    /// Handles a repeated REQ: the answer was lost, or there is none yet.
     fn repeated_req(
         &mut self,
         now: Nanos,
@@ -136,14 +136,14 @@ impl<O> Cm<O> {
             }
             CmState::RepSent => Self::repeat(conn, fx),
             CmState::TimeWait => Self::refuse(path, mad.tid, rej_of(req, reject::STALE_CONNECTION), fx),
-            // The REP was lost, and the program wants no more. A peer that is connected takes no notice.
+            // The REP was lost, and the program has disconnected. An established peer ignores the REJ.
             CmState::DreqSent => Self::refuse(path, mad.tid, rej_of(req, reject::CONSUMER), fx),
-            // It was sent before the RTU, and is late.
+            // The REQ was sent before the RTU and was delayed.
             _ => {}
         }
     }
 
-    /// Accepts a request whose queue pair is ready to send (or will be before anything is sent on it): REP.
+    /// Accepts a request by a REP. The queue pair must be in RTS, or be moved there before anything is sent on it.
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`], [`CmError::DataTooLong`].
@@ -195,7 +195,7 @@ impl<O> Cm<O> {
         Ok(())
     }
 
-    /// What an accept with `end` would negotiate, so that a queue pair can be made ready before it.
+    /// The parameters that an accept with `end` would negotiate, so that the queue pair can be moved to RTS before the REP.
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
@@ -210,7 +210,7 @@ impl<O> Cm<O> {
         Ok((conn.path, negotiated))
     }
 
-    /// Refuses a request, until the RTU comes, or a reply that the program does not want.
+    /// Rejects a request (possible until the RTU is received), or a REP that the program does not accept.
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`], [`CmError::DataTooLong`].
@@ -226,7 +226,7 @@ impl<O> Cm<O> {
         let message = match conn.state {
             CmState::ReqReceived => 0,
             CmState::RepReceived => 1,
-            // It was accepted, and the other end is not ready yet.
+            // Accepted already, but the RTU was not received yet.
             CmState::RepSent => 2,
             CmState::SidrReceived => return self.reject_sidr(now, id, data, fx),
             _ => return Err(CmError::WrongState),
@@ -240,7 +240,7 @@ impl<O> Cm<O> {
         Ok(())
     }
 
-    /// RTU: the active end is ready.
+    /// Handles an RTU: the active end has moved its queue pair to RTS.
     pub(crate) fn on_rtu(
         &mut self,
         now: Nanos,
@@ -264,7 +264,7 @@ impl<O> Cm<O> {
         }
     }
 
-    /// The first data came before the RTU.
+    /// Establishes a connection whose first data arrived before the RTU.
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
@@ -287,7 +287,7 @@ impl<O> Cm<O> {
     }
 }
 
-/// What a passive end can bring: an XRC target sends no requests, and receives into shared receive queues only.
+/// Parameters that a passive end can offer: an XRC target sends no requests, and receives into shared receive queues only.
 fn limited<'a>(transport: Transport, end: &EndParams<'a>) -> EndParams<'a> {
     match transport {
         Transport::Xrc => EndParams { initiator_depth: 0, flow_control: false, srq: true, ..*end },
@@ -295,7 +295,7 @@ fn limited<'a>(transport: Transport, end: &EndParams<'a>) -> EndParams<'a> {
     }
 }
 
-/// The address that is asked for: the packet's, except that a host may name its own loopback address to itself.
+/// The requested address: the destination of the packet, or a loopback address in the header if the host sends to itself.
 pub(crate) fn asked_address(header: Option<PrivateDataHeader>, path: &PathRecord) -> IpAddr {
     let to_itself = path.flow.src == path.flow.dst;
     header.map(|h| h.dst).filter(|dst| to_itself && dst.is_loopback()).unwrap_or(path.flow.src)
@@ -305,7 +305,7 @@ fn rej_of(req: &Req, reason: u16) -> Rej {
     Rej { remote_id: req.local_id, reason, ..Rej::default() }
 }
 
-/// Is it something that can be carried?
+/// Checks that this end can serve a REQ; the error is the REJ to send.
 fn check_req(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Result<CheckedReq, Rej> {
     let Some(transport) = Transport::of((req.transport, req.extended_transport)) else {
         return Err(rej_of(req, reject::INVALID_TRANSPORT));
@@ -320,22 +320,22 @@ fn check_req(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> Result<CheckedReq, Rej> {
     if header.is_none() && space != service::PS_IB {
         return Err(rej_of(req, reject::UNSUPPORTED));
     }
-    let wished = Mtu::from_number(u32::from(req.mtu)).ok_or_else(|| too_large(req, mtu))?;
-    if wished.bytes() > mtu.bytes() {
+    let requested = Mtu::from_number(u32::from(req.mtu)).ok_or_else(|| too_large(req, mtu))?;
+    if requested.bytes() > mtu.bytes() {
         return Err(too_large(req, mtu));
     }
-    Ok(CheckedReq { transport, header, mtu: wished })
+    Ok(CheckedReq { transport, header, mtu: requested })
 }
 
-/// A REJ that says which MTU would do.
+/// The REJ that names the largest possible MTU.
 fn too_large(req: &Req, mtu: Mtu) -> Rej {
     let mut rej = Rej { info_len: 1, ..rej_of(req, reject::INVALID_MTU) };
     rej.info[0] = mtu as u8;
     rej
 }
 
-/// The peer's wishes, seen from this end.
-fn wishes_of(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> ConnAttr {
+/// The parameters that the peer requests, seen from this end.
+fn requested_by(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> ConnAttr {
     ConnAttr {
         remote_qpn: req.qpn,
         sq_psn: req.psn,
@@ -344,7 +344,7 @@ fn wishes_of(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> ConnAttr {
         initiator_depth: req.responder_resources,
         retry_count: req.retry_count,
         rnr_retry_count: req.rnr_retry_count,
-        // Programs mostly ask for the same at both ends.
+        // Until the accept: programs mostly choose the same number at both ends.
         peer_rnr_retry_count: req.rnr_retry_count,
         ack_timeout: req.ack_timeout,
         flow_control: req.flow_control,

@@ -6,13 +6,13 @@ use crate::machine::{Cm, CmError};
 use crate::message::{Apr, Drep, Dreq, Lap, Mad, Rej, reject};
 use burst_base::{Nanos, Reason};
 
-/// APR status: no such connection.
+/// APR status: the connection is unknown.
 const APR_INVALID_COMM_ID: u8 = 1;
 /// APR status: alternate paths are not supported.
 const APR_UNSUPPORTED: u8 = 2;
 
 impl<O> Cm<O> {
-    /// Parts: DREQ, sent again until the DREP comes. In time-wait there is nothing left to do, and that is no error.
+    /// Disconnects by a DREQ, which is repeated until the DREP is received. In TIMEWAIT this does nothing and is no error.
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
@@ -31,7 +31,7 @@ impl<O> Cm<O> {
         Ok(())
     }
 
-    /// DREQ: answered at once, whatever the program does, so that the peer need not wait for it.
+    /// Handles a DREQ. It is answered at once, so that the peer does not depend on the program.
     pub(crate) fn on_dreq(
         &mut self,
         now: Nanos,
@@ -43,7 +43,7 @@ impl<O> Cm<O> {
         let id = dreq.remote_id;
         let drep = Drep { local_id: dreq.remote_id, remote_id: dreq.local_id };
         let Some(conn) = self.table.get_mut(id) else {
-            // It is over here: that is what the peer wants to hear.
+            // The connection has ended here, so the DREQ is granted.
             fx.count(path.device, Reason::CmUnknownId);
             return Self::answer(path, mad.tid, drep.into(), &[], fx);
         };
@@ -65,7 +65,7 @@ impl<O> Cm<O> {
         }
     }
 
-    /// DREP: the peer agrees.
+    /// Handles a DREP: the peer agrees to the end of the connection.
     pub(crate) fn on_drep(
         &mut self,
         now: Nanos,
@@ -89,13 +89,13 @@ impl<O> Cm<O> {
         }
     }
 
-    /// Over, as the peer has said with `data`; remembered for a while.
+    /// Ends a connection by the peer's DREQ or DREP, which carried `data`.
     pub(crate) fn enter_timewait(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl CmEffects<O>) {
         self.over(now, id, 0, data, fx);
     }
 
-    /// Over, because nobody answers.
-    pub(crate) fn part_unanswered(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
+    /// Ends a connection whose peer does not answer the DREQ.
+    pub(crate) fn end_unanswered(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         self.over(now, id, reject::TIMEOUT, &[], fx);
     }
 
@@ -105,7 +105,7 @@ impl<O> Cm<O> {
         self.begin_timewait(now, id);
     }
 
-    /// Moves a connection to TIMEWAIT, whose end a timer brings.
+    /// Moves a connection to TIMEWAIT, which a timer ends.
     pub(crate) fn begin_timewait(&mut self, now: Nanos, id: u32) {
         if let Some(conn) = self.table.get_mut(id) {
             debug_assert!(conn.waiting.is_none() && conn.queued.is_none(), "an accept gives the place back");
@@ -120,7 +120,7 @@ impl<O> Cm<O> {
         self.forget(id);
     }
 
-    /// A new request shows that the peer has forgotten this connection.
+    /// Ends a connection that the peer has forgotten, as a new request for its queue pair shows.
     pub(crate) fn end_stale(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         match conn.state {
@@ -136,14 +136,15 @@ impl<O> Cm<O> {
         }
     }
 
-    /// Forgets what the peer wants no more. If it was a request, its owner is still to decide, and holds its place.
+    /// Removes a connection that the peer has withdrawn. An unanswered request keeps its place in the backlog until its owner
+    /// answers.
     pub(crate) fn withdraw(&mut self, id: u32, fx: &mut impl CmEffects<O>) {
         if let Some(Conn { owner: Some(owner), waiting: Some(place), .. }) = self.forget(id) {
             fx.keep_place(&owner, place);
         }
     }
 
-    /// LAP: there is one path only.
+    /// Declines a LAP: RoCE connections have one path.
     pub(crate) fn on_lap(&mut self, path: &PathRecord, mad: &Mad<'_>, lap: &Lap, fx: &mut impl CmEffects<O>) {
         let known = self.known(path, lap.remote_id, fx).is_some_and(|c| c.remote_id == lap.local_id);
         let status = if known { APR_UNSUPPORTED } else { APR_INVALID_COMM_ID };
@@ -151,7 +152,7 @@ impl<O> Cm<O> {
         Self::answer(path, mad.tid, apr.into(), &[], fx);
     }
 
-    /// The owner is gone or wants no more: whoever waits at the other end is told, and nobody here.
+    /// Ends a connection whose owner has ended: the peer is notified according to the state; no event is reported here.
     pub fn destroy(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
         conn.owner = None;
@@ -193,11 +194,11 @@ impl<O> Cm<O> {
         }
     }
 
-    /// Ends everything of owners that `whose` says yes to.
-    pub fn destroy_all(&mut self, now: Nanos, mut whose: impl FnMut(&O) -> bool, fx: &mut impl CmEffects<O>) {
-        self.unlisten(&mut whose);
+    /// Ends all listeners and connections of owners for which `is_ended` is true.
+    pub fn destroy_all(&mut self, now: Nanos, mut is_ended: impl FnMut(&O) -> bool, fx: &mut impl CmEffects<O>) {
+        self.unlisten(&mut is_ended);
         for id in self.table.ids() {
-            if self.table.get_mut(id).is_some_and(|c| c.owner.as_ref().is_some_and(&mut whose)) {
+            if self.table.get_mut(id).is_some_and(|c| c.owner.as_ref().is_some_and(&mut is_ended)) {
                 self.destroy(now, id, fx);
             }
         }

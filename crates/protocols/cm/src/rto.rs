@@ -1,19 +1,19 @@
-//! How long an answer takes these days: a peer that is busy with thousands of requests is not asked again and again.
+//! Estimate of the retransmission timeout: requests to a peer that is busy with thousands of them are not repeated needlessly.
 //!
-//! The first wait for an answer ([`FIRST_TIMEOUT`](crate::conn::FIRST_TIMEOUT)) is short, because a lost request shall not
-//! cost the program much. In a storm the answers come in the order of the requests but later and later, and repetitions would
-//! only make them later still. So when a first wait is over, it is prolonged to twice the time that answers have taken lately
-//! (an average that follows new samples by an eighth, as RFC 6298 has it; only answers to what was sent once count, as Karn
-//! demands). What is older than [`HOLDS`] says nothing.
+//! The first wait for an answer ([`FIRST_TIMEOUT`](crate::conn::FIRST_TIMEOUT)) is short, because a lost request should not
+//! cost the program much. In a storm, answers come in the order of the requests but ever later, and repetitions would
+//! delay them further. A first wait that has ended is therefore prolonged to twice the recent time of an answer
+//! (an average that follows new samples by an eighth, RFC 6298; only answers to messages that were sent once are samples: Karn's
+//! algorithm). Samples older than [`HOLDS`] are ignored.
 
 use burst_base::Nanos;
 
-/// How long samples are of use.
+/// Time for which samples are valid.
 const HOLDS: Nanos = Nanos::from_ms(500);
-/// Longest time that an answer is waited for because of it.
+/// Longest prolonged wait.
 const LONGEST: Nanos = Nanos::from_ms(4_000);
 
-/// See the module.
+/// The estimator of one worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RtoEstimator {
     average: u64,
@@ -21,14 +21,14 @@ pub(crate) struct RtoEstimator {
 }
 
 impl RtoEstimator {
-    /// An answer took `time`.
+    /// Adds a sample: an answer took `time`.
     pub fn answered(&mut self, now: Nanos, time: Nanos) {
         let known = if now.since(self.sampled) > HOLDS { time.0 } else { self.average };
         self.average = known - known / 8 + time.0 / 8;
         self.sampled = now;
     }
 
-    /// When something sent first at `sent` is worth being sent again; in the past if it is by now.
+    /// Time before which a message sent first at `sent` should not be repeated; in the past if it may be repeated now.
     pub fn until(&self, now: Nanos, sent: Nanos) -> Nanos {
         if now.since(self.sampled) > HOLDS { sent } else { sent + Nanos(2 * self.average).min(LONGEST) }
     }

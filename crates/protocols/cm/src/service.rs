@@ -1,4 +1,4 @@
-//! What RDMA-CM adds to the InfiniBand connection manager (IBA annex A11): service ids from port spaces and ports, and a
+//! RDMA-CM's additions to the InfiniBand connection manager (IBA annex A11): service ids from port spaces and ports, and a
 //! header of 36 bytes at the start of a request's private data with the addresses of both ends.
 
 use crate::fields::{be16, raw};
@@ -46,7 +46,7 @@ pub struct PrivateDataHeader {
     pub src: IpAddr,
     /// Port of the sender.
     pub port: u16,
-    /// Address that is asked for.
+    /// Address of the requested service.
     pub dst: IpAddr,
 }
 

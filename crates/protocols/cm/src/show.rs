@@ -103,8 +103,8 @@ impl<O> Cm<O> {
         if self.listener_of(service_id, backlog).is_none() {
             self.forget(id);
             match mad.message {
-                CmMessage::Req(req) => Self::refuse_nobodys(&path, mad.tid, &req, fx),
-                CmMessage::SidrReq(req) => Self::refuse_nobodys_sidr(&path, mad.tid, &req, fx),
+                CmMessage::Req(req) => Self::refuse_without_listener(&path, mad.tid, &req, fx),
+                CmMessage::SidrReq(req) => Self::refuse_sidr_without_listener(&path, mad.tid, &req, fx),
                 _ => {}
             }
             return Taken::Out;

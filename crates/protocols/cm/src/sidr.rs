@@ -1,4 +1,4 @@
-//! Datagram services: SIDR_REQ asks which queue pair and Q_Key serve a port, SIDR_REP says (IBA 12.11).
+//! Datagram services: a SIDR_REQ asks for the queue pair and Q_Key of a port, a SIDR_REP carries them (IBA 12.11).
 
 use crate::active::{ece_seen, ece_to_send};
 use crate::api::{CmEffects, CmStep, ConnEventKind, EndParams, PathRecord, SidrParams};
@@ -11,13 +11,13 @@ use crate::table::ConnKey;
 use burst_base::{Nanos, Reason};
 use burst_wire::DEFAULT_PKEY;
 
-/// Status of a SIDR_REP: nobody listens.
+/// Status of a SIDR_REP: the service has no listener.
 pub const SIDR_UNSUPPORTED: u8 = 1;
 /// Status of a SIDR_REP: the program refused.
 pub const SIDR_REJECT: u8 = 2;
 
 impl<O> Cm<O> {
-    /// Asks for a datagram service; the id of the request. The private data begins with the RDMA-CM header.
+    /// Requests a datagram service by a SIDR_REQ; returns the id of the request. The private data begins with the RDMA-CM header.
     ///
     /// # Errors
     /// [`CmError::NoRoom`], [`CmError::DataTooLong`].
@@ -66,12 +66,12 @@ impl<O> Cm<O> {
         let header = PrivateDataHeader::parse(mad.data);
         let asked = crate::passive::asked_address(header, path);
         if service::parse_service_id(req.service_id).is_none() {
-            return Self::refuse_nobodys_sidr(path, mad.tid, req, fx);
+            return Self::refuse_sidr_without_listener(path, mad.tid, req, fx);
         }
         let Some(listener) = self.listener(req.service_id, asked, path.device, true) else {
             return match self.early.hold(now, path, mad) {
                 true => fx.count(path.device, Reason::CmEarly),
-                false => Self::refuse_nobodys_sidr(path, mad.tid, req, fx),
+                false => Self::refuse_sidr_without_listener(path, mad.tid, req, fx),
             };
         };
         let backlog = listener.backlog.clone();
@@ -80,14 +80,14 @@ impl<O> Cm<O> {
         self.admit(now, &backlog, Arrival { conn, keys: [Some(key), None], mad }, fx);
     }
 
-    pub(crate) fn refuse_nobodys_sidr(path: &PathRecord, tid: u64, req: &SidrReq, fx: &mut impl CmEffects<O>) {
+    pub(crate) fn refuse_sidr_without_listener(path: &PathRecord, tid: u64, req: &SidrReq, fx: &mut impl CmEffects<O>) {
         fx.count(path.device, Reason::CmNobodyListens);
         let (request_id, service_id) = (req.request_id, req.service_id);
         let rep = SidrRep { request_id, status: SIDR_UNSUPPORTED, service_id, ..SidrRep::default() };
         Self::answer(path, tid, rep.into(), &[], fx);
     }
 
-    /// Tells which queue pair serves.
+    /// Answers a request by a SIDR_REP with queue pair and Q_Key.
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`], [`CmError::DataTooLong`].

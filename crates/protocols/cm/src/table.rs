@@ -1,8 +1,9 @@
 //! Connections by communication id, by the peer's id and by the peer's queue pair.
 //!
 //! A communication id is the worker in bits 0..4, the slot in bits 4..21 and a salt in bits 21..32, the whole mixed with a
-//! secret, so that ids cannot be guessed and any worker can tell whose a message is. Slots come in chunks that are taken when
-//! they are needed and given back when they are empty: ten thousand connections leave nothing behind.
+//! secret, so that ids cannot be guessed and any worker can tell the owner of a message. Slots come in chunks that are
+//! allocated when
+//! they are needed and freed when they are empty, so ten thousand connections leave no memory in use.
 
 use crate::fold::Fold;
 use burst_base::Nanos;
@@ -19,18 +20,18 @@ const CHUNK: u32 = 1024;
 pub const CONNECTIONS_MAX: u32 = 1 << 17;
 const CHUNKS_MAX: u32 = CONNECTIONS_MAX / CHUNK;
 
-/// A secret from which ids and sequence numbers are made, by SipHash in counter mode, and how keys are hashed.
+/// The secret from which ids, PSNs (SipHash in counter mode) and the hashing of keys are derived.
 #[derive(Clone, Copy, Debug)]
 pub struct Secret {
     key: [u64; 2],
 }
 
 impl Secret {
-    /// From random bits of the system. All workers of a daemon share one.
+    /// A secret from random bits of the system. All workers of a daemon share one.
     pub const fn new(key: [u64; 2]) -> Secret {
         Secret { key }
     }
-    /// A number that only the secret's owner can know.
+    /// A number that cannot be computed without the secret.
     pub fn number(&self, what: impl Hash) -> u64 {
         let mut hasher = DefaultHasher::new();
         hasher.write_u64(self.key[0]);
@@ -38,7 +39,7 @@ impl Secret {
         what.hash(&mut hasher);
         hasher.finish()
     }
-    /// How keys are hashed: by words that are drawn, so that what is seen of a table tells nothing of the secret.
+    /// The hash of keys. Its words are derived, so that observing a table reveals nothing of the secret.
     pub(crate) fn fold(&self) -> Fold {
         Fold::new(self.number(0u8), self.number(1u8))
     }
@@ -49,13 +50,13 @@ impl Secret {
     pub fn worker_of(&self, id: u32) -> u32 {
         (id ^ self.mix()) & 0xf
     }
-    /// The worker that shall own what a peer begins.
+    /// The worker that owns a request of a peer.
     pub fn worker_for(&self, peer: IpAddr, number: u32, workers: u32) -> u32 {
         if workers <= 1 { 0 } else { (self.number((peer, number)) % u64::from(workers)) as u32 }
     }
 }
 
-/// By what a peer's request or queue pair is found again.
+/// Key by which a peer's request or queue pair is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConnKey {
     /// A request by the peer's communication id.
@@ -69,13 +70,13 @@ pub enum ConnKey {
     QueuePair { peer: IpAddr, ca_guid: u64, qpn: u32 },
 }
 
-/// See the module.
+/// The connections of one worker.
 #[derive(Debug)]
 pub struct Table<C> {
     worker: u32,
     secret: Secret,
     drawn: u64,
-    /// The half of the last word that is not given out yet.
+    /// The unused half of the last word.
     spare: Option<u32>,
     chance: Rng,
     chunks: Vec<Option<Slab<(u32, C)>>>,
@@ -102,7 +103,7 @@ impl<C> Table<C> {
         }
     }
 
-    /// The next unpredictable number: half a word of the secret's, because five are drawn for each connection.
+    /// The next unpredictable number: half of a hashed word, because each connection needs five.
     pub fn draw(&mut self) -> u32 {
         if let Some(half) = self.spare.take() {
             return half;
@@ -118,7 +119,7 @@ impl<C> Table<C> {
         self.chance.next_u64()
     }
 
-    /// Whose table it is.
+    /// The worker that owns the table.
     pub fn worker(&self) -> u32 {
         self.worker
     }
@@ -128,17 +129,17 @@ impl<C> Table<C> {
         &self.secret
     }
 
-    /// How many connections there are.
+    /// Number of connections.
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether there is no connection.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds a connection; its id, or `None` when the table is full.
+    /// Adds a connection. Returns its id, or `None` when the table is full.
     pub fn insert(&mut self, connection: C) -> Option<u32> {
         let chunk = self.chunk_with_room()?;
         let salt = self.draw() << 21;
@@ -174,7 +175,7 @@ impl<C> Table<C> {
         Some(free as u32)
     }
 
-    /// The slot that an id names, if it is one of ours; the id may still be a stranger's.
+    /// The slot that an id names, if this worker's table could have issued the id; the slot may hold another connection.
     fn slot_of(&self, id: u32) -> Option<u32> {
         let plain = id ^ self.secret.mix();
         (plain & 0xf == self.worker).then_some(plain >> 4 & (CONNECTIONS_MAX - 1))
@@ -186,7 +187,7 @@ impl<C> Table<C> {
         self.at_mut(slot).filter(|(found, _)| *found == id).map(|(_, c)| c)
     }
 
-    /// Whatever lies in a slot, with its id.
+    /// The connection in a slot, with its id.
     pub fn at_mut(&mut self, slot: u32) -> Option<(u32, &mut C)> {
         let chunk = self.chunks.get_mut((slot / CHUNK) as usize)?.as_mut()?;
         chunk.at_index_mut(slot % CHUNK).map(|(id, c)| (*id, c))
@@ -207,7 +208,7 @@ impl<C> Table<C> {
         self.at_mut(slot).map(|(id, _)| id)
     }
 
-    /// Makes a connection known by a key; false when the key is taken.
+    /// Adds a key of a connection; false when the key is in use.
     pub fn know(&mut self, key: ConnKey, id: u32) -> bool {
         let Some(slot) = self.slot_of(id) else { return false };
         match self.keys.entry(key) {
@@ -219,12 +220,12 @@ impl<C> Table<C> {
         }
     }
 
-    /// Makes a key unknown.
+    /// Removes a key.
     pub fn forget_key(&mut self, key: &ConnKey) {
         self.keys.remove(key);
     }
 
-    /// Takes a connection out; `keys` are those it was known by.
+    /// Removes a connection and its keys.
     pub fn remove(&mut self, id: u32, keys: [Option<ConnKey>; 2]) -> Option<C> {
         let slot = self.slot_of(id)?;
         self.get_mut(id)?;
@@ -248,7 +249,7 @@ impl<C> Table<C> {
         Some(connection)
     }
 
-    /// Gives memory back when nothing is left, but for one chunk.
+    /// Frees memory, except one chunk, when the table is empty.
     fn release(&mut self) {
         self.chunks.iter_mut().skip(1).for_each(|c| *c = None);
         if self.keys.capacity() > 4 * CHUNK as usize {
@@ -256,7 +257,7 @@ impl<C> Table<C> {
         }
     }
 
-    /// Gives back all room that is not in use. See [`crate::Cm::shrink`].
+    /// Frees all unused memory. See [`crate::Cm::shrink`].
     pub fn shrink(&mut self) {
         self.chunks.iter_mut().for_each(|c| drop(c.take_if(|slab| slab.is_empty())));
         let used = self.chunks.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
@@ -265,7 +266,7 @@ impl<C> Table<C> {
         self.keys.shrink_to_fit();
     }
 
-    /// The first place from `slot` on that is taken.
+    /// The first occupied slot from `slot` on.
     pub fn next_slot(&self, slot: u32) -> Option<u32> {
         let end = self.chunks.len() as u32 * CHUNK;
         let mut slot = slot;
