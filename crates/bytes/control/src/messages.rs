@@ -396,8 +396,8 @@ pub enum Request {
         /// Which.
         channel: u32,
     },
-    /// Makes the ring for the one-way commands of this connection ([`crate::commands`]), once per connection. The reply brings the
-    /// descriptor of the ring.
+    /// Makes the ring for the one-way commands of this connection ([`crate::commands`]), once per connection. The reply brings
+    /// its descriptor.
     CmCommandRing,
     /// Connection management, see [`crate::cm`].
     Cm {

@@ -112,7 +112,7 @@ pub enum Push {
 /// Most rings of one queue. Each resize leaves a few words in the daemon until the queue ends, so their number is bounded.
 const RINGS_MAX: usize = 1 << 14;
 
-/// A resize was refused: the queue has had [`RINGS_MAX`] rings, the resize before is not finished (`retire_old`), or the area
+/// A resize was refused: the queue has had `RINGS_MAX` rings, the resize before is not finished (`retire_old`), or the area
 /// is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchRefused;

@@ -1,8 +1,8 @@
 //! When to return free memory to the system: after many objects have ended and none has ended for a while.
 //!
 //! The heap keeps freed memory for the next objects. That is right for a program that opens and closes connections all the
-//! time, and wrong after ten thousand connections of a program that has exited. So when at least [`OBJECTS_MIN`] objects have
-//! ended and then none ends for [`QUIET`] (longer than TIMEWAIT), free pages are returned once.
+//! time, and wrong after ten thousand connections of a program that has exited. So when at least `OBJECTS_MIN` objects have
+//! ended and then none ends for `QUIET` (longer than TIMEWAIT), free pages are returned once.
 
 use burst_base::Nanos;
 

@@ -2,7 +2,7 @@
 //!
 //! [`Upkeep::run`] continues with resolved next hops, posts jobs of connection management, reads interfaces again and trims
 //! memory. [`Upkeep::due_at`] is when it must run next although no descriptor is readable. Interfaces are read
-//! [`SETTLE_TIME`] after the kernel's first event, because changes come in bursts, and every [`REFRESH_INTERVAL`] in any case,
+//! `SETTLE_TIME` after the kernel's first event, because changes come in bursts, and every `REFRESH_INTERVAL` in any case,
 //! because a sandbox may hide the events.
 
 use crate::host::Host;

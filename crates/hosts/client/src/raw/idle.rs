@@ -1,8 +1,8 @@
 //! What a polling thread does when it finds nothing: it yields the processor, and now and then asks whether the daemon lives.
 //!
-//! A thread that finds nothing [`EMPTY_MAX`] times in a row yields now and then: the worker that is to make the completion may
+//! A thread that finds nothing `EMPTY_MAX` times in a row yields now and then: the worker that is to make the completion may
 //! be waiting for this very core. Once a yield shows that another thread was waiting, every empty poll yields. Every
-//! [`CHECK_EVERY`] empty polls the caller is told to check the daemon: a program that only polls would learn in no other way
+//! `CHECK_EVERY` empty polls the caller is told to check the daemon: a program that only polls would learn in no other way
 //! that the daemon has ended, and an error is better than waiting for ever.
 
 use burst_base::sharing::Sharing;

@@ -1,12 +1,12 @@
 //! Preallocated queue pairs: the daemon makes several for one request, and later creations use them without a request.
 //!
 //! Creating a queue pair costs a round trip to the daemon. A program that has created several queue pairs with the same
-//! attributes usually creates more. Each request therefore asks for one more queue pair per [`CREATED_PER_PREALLOC`] created
+//! attributes usually creates more. Each request therefore asks for one more queue pair per `CREATED_PER_PREALLOC` created
 //! so far, up to [`QPS_AT_ONCE`]. A program that creates three queue pairs gets exactly three; a program that creates
 //! thousands sends a sixtieth of the requests.
 //!
 //! A preallocated queue pair uses its protection domain and its queues. It is released before one of these ends
-//! ([`QpPrealloc::release`]), when the daemon is out of room, and when [`POOLS_MAX`] other sets of attributes were used since.
+//! ([`QpPrealloc::release`]), when the daemon is out of room, and when `POOLS_MAX` other sets of attributes were used since.
 //! Releasing does not wait for the daemon: nothing was ever posted to these queue pairs, and no packet can reach them.
 
 use super::RawContext;

@@ -1,8 +1,8 @@
 //! Next hops of addresses that are being resolved: `rdma_resolve_addr` succeeds when the next hop is known to answer.
 //!
 //! The kernel, or a port that owns its interface, knows the state of a next hop. An unresolved next hop is resolved once, however
-//! many ids wait for it ([`HopCache`]). The kernel's events (rtnetlink) report the result; a port is polled every
-//! [`PORT_POLL_INTERVAL`]. When routes change, all ids look their next hops up again, at most every [`RECHECK_INTERVAL`]. Where
+//! many ids wait for it (`HopCache`). The kernel's events (rtnetlink) report the result; a port is polled every
+//! `PORT_POLL_INTERVAL`. When routes change, all ids look their next hops up again, at most every `RECHECK_INTERVAL`. Where
 //! no state can be had (no netlink, a firewall), ids do not wait: the connection will show whether the peer answers.
 
 use super::hop_cache::HopCache;
