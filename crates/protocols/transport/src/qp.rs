@@ -267,11 +267,13 @@ impl Qp {
 
     /// Whether the only thing to send is an acknowledgement of a message that has just completed a receive. A program that
     /// answers each message posts soon; then one system call and one wake-up of the peer carry answer and acknowledgement.
+    /// Never for an XRC target: it has no send queue, so an answer leaves through another queue pair and would pass the ACK.
     pub fn ack_may_wait(&self) -> bool {
         self.resp.ack_follows_receive
             && self.resp.has_only_ack_pending()
             && !self.wants_requests()
             && !self.wants_flush()
+            && self.id.qp_type != QpType::XrcRecv
     }
 
     /// The application posted to an idle send queue, or to the receive queue of a queue pair in ERR.

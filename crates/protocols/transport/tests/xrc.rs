@@ -111,6 +111,19 @@ fn sends_use_the_shared_receive_queue_that_they_name() {
     assert!(b.memory(2 * 65536, 3000) == [7; 3000]);
 }
 
+/// A program answers through its initiator. An acknowledgement that waited at the target would arrive behind the answer.
+#[test]
+fn a_target_acknowledges_at_once() {
+    let (mut a, mut b) = connected();
+    let _queue = srq(&mut b, 1, DOMAIN, PD, 11);
+    assert_eq!(b.drain(NOW).len(), 0, "the first look at the empty send queue");
+    a.post(&wqe(WrOpcode::Send, 1), &[a.sge(0, 10)]);
+    let packets = a.drain(NOW);
+    b.receive_from(NOW, ip_of(1), &packets[0]);
+    assert_eq!(b.fx.receives.len(), 1);
+    assert!(b.qp.wants_tx() && !b.qp.ack_may_wait());
+}
+
 #[test]
 fn reads_writes_and_atomics_name_a_queue_too() {
     let (mut a, mut b) = connected();
