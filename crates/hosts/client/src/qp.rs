@@ -13,6 +13,7 @@ use burst_base::{Psn, Qpn};
 use burst_control::{QpInitAttr, Request, Response};
 use burst_shm::rq::RqProducer;
 use burst_shm::{SGE_MAX, SendWqe, Sge};
+use std::hash::{BuildHasher, RandomState};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,6 +88,12 @@ pub enum WorkRequest<'a> {
     CompareSwap(&'a [LocalSlice<'a>], RemoteSlice, u64, u64),
 }
 
+/// A first PSN that other hosts cannot guess: a forged packet is executed only if it has the PSN that is expected next. The keys of
+/// a `RandomState` come from the system's generator, and each new one has others.
+fn unpredictable_psn() -> u32 {
+    RandomState::new().hash_one(()) as u32 >> 8
+}
+
 /// A connected queue pair.
 #[derive(Debug)]
 pub struct QueuePair {
@@ -158,8 +165,7 @@ impl QueuePair {
             handle: made.grant.qp,
             qpn: made.grant.qpn,
             cookie: made.name.cookie,
-            // Any number serves; the cookie differs between queue pairs that follow one another.
-            psn: made.name.cookie.wrapping_mul(0x9e37_79b1) >> 8,
+            psn: unpredictable_psn(),
             sq: SendQueue::new(sq, doorbell),
             rq: SpinLock::new(rq),
             connected: AtomicBool::new(false),
@@ -333,4 +339,19 @@ fn wqe_of<'a>(request: &WorkRequest<'a>) -> Result<(SendWqe, &'a [LocalSlice<'a>
         return Err(ClientError::Invalid("the request is longer than the remote slice"));
     }
     Ok((wqe, slices))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_psns_have_24_bits_and_do_not_follow_from_each_other() {
+        let psns: Vec<u32> = (0..256).map(|_| unpredictable_psn()).collect();
+        assert!(psns.iter().all(|psn| psn >> 24 == 0));
+        for bit in 0..24 {
+            let flipped = psns.windows(2).filter(|w| (w[0] ^ w[1]) >> bit & 1 == 1).count();
+            assert!((70..185).contains(&flipped), "bit {bit} differs between {flipped} of 255 pairs");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use crate::calls::{Completions, Egress};
 use crate::counters::Counters;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
 use crate::path::Path;
-use crate::qpn::{slot_of, worker_of};
+use crate::qpn::worker_of;
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::worker::{Core, DataPath, PortSlot, Worker};
@@ -130,11 +130,12 @@ impl Worker {
         self.ports.iter().flat_map(|p| p.port.wait_fds()).collect()
     }
 
-    /// Adds a queue pair. Its number names the slot.
-    pub fn add_qp(&mut self, slot: Box<QpSlot>) {
+    /// Adds a queue pair.
+    pub fn add_qp(&mut self, mut slot: Box<QpSlot>) {
         assert_eq!(worker_of(slot.qpn), self.core.options.id, "a queue pair of another worker");
         assert!(slot.ticket == NO_TICKET && slot.path == NO_PATH && !slot.waiting, "a queue pair that is in use");
-        let index = slot_of(slot.qpn);
+        let index = self.core.directory.add(slot.qpn);
+        slot.index = index;
         if slot.doorbell != NO_DOORBELL
             && let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
         {
@@ -153,8 +154,9 @@ impl Worker {
     /// Returns memory of destroyed objects. For times without traffic: it allocates, and so will the creation of the next
     /// objects.
     pub fn shrink(&mut self) {
-        let Core { qps, cqs, ahs, wheel, .. } = &mut self.core;
+        let Core { qps, cqs, ahs, wheel, directory, .. } = &mut self.core;
         shrink(qps);
+        directory.shrink(qps.len() as u32);
         shrink(cqs);
         shrink(ahs);
         wheel.shrink(qps.len().next_power_of_two() as u32);
@@ -204,8 +206,9 @@ impl Worker {
         let mut data_path = self.data_path();
         data_path.call_qp(now, qpn, |qp, env| qp.send_pending_ack(env))?;
         data_path.flush_all(now);
-        let index = slot_of(qpn);
+        let index = self.core.directory.find(qpn);
         let mut slot = take(&mut self.core.qps, index)?;
+        self.core.directory.remove(qpn);
         self.core.wheel.cancel(index);
         if slot.ticket != NO_TICKET {
             let Core { sched, qps, .. } = &mut self.core;
@@ -242,7 +245,7 @@ impl DataPath<'_> {
     /// Calls a queue pair outside of turns and bursts. Its completions become visible when the batches are flushed next. `None`
     /// if there is no such queue pair.
     pub fn call_qp<T>(&mut self, now: Nanos, qpn: Qpn, f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T) -> Option<T> {
-        let (slot, tables) = self.core.slot_and_tables(now, slot_of(qpn));
+        let (slot, tables) = self.core.slot_and_tables(now, self.core.directory.find(qpn));
         let slot = slot.filter(|slot| slot.qpn == qpn)?;
         let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
         Some(tables.call_qp(slot, Egress { batch, counters }, Completions::AfterBatch, f))
@@ -264,20 +267,21 @@ impl DataPath<'_> {
         if let (Ok(_), Some(flow)) = (&result, flow) {
             self.join_path(now, qpn, flow);
         }
-        self.core.settle(now, slot_of(qpn));
+        self.core.settle(now, self.core.directory.find(qpn));
         result
     }
 
     /// Gives a queue pair the MTU of its port, which may have changed since the queue pair was created.
     pub fn follow_port(&mut self, qpn: Qpn) {
-        let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut) else { return };
+        let index = self.core.directory.find(qpn);
+        let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
         let mtu = self.ports[slot.device.index()].port.caps().active_mtu();
         slot.endpoint.qp_mut().follow_port(mtu);
     }
 
     /// Puts a newly connected queue pair on the path to its peer.
     pub fn join_path(&mut self, now: Nanos, qpn: Qpn, flow: Flow) {
-        let index = slot_of(qpn);
+        let index = self.core.directory.find(qpn);
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
         self.core.leave_path(now, &mut slot, index);
         self.ports[slot.device.index()].port.prepare(&flow);
@@ -298,7 +302,7 @@ impl DataPath<'_> {
 impl Core {
     /// The slot of a queue pair.
     pub(crate) fn slot(&self, qpn: Qpn) -> Option<&QpSlot> {
-        let slot = self.qps.get(slot_of(qpn) as usize)?.as_deref()?;
+        let slot = self.qps.get(self.directory.find(qpn) as usize)?.as_deref()?;
         (slot.qpn == qpn).then_some(slot)
     }
 

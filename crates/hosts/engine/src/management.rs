@@ -3,7 +3,6 @@
 //! The agent moves queue pairs for programs that leave it to the daemon: INIT, RTR and RTS in one call, ERR at the end.
 
 use crate::flow::{entropy_of, flow_of, gid_of};
-use crate::qpn::slot_of;
 use crate::worker::{DataPath, Worker};
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
@@ -153,7 +152,7 @@ impl WorkerAccess for DataPath<'_> {
         if moved {
             self.join_path(now, qp.qpn, flow);
         }
-        self.core.settle(now, slot_of(qp.qpn));
+        self.core.settle(now, self.core.directory.find(qp.qpn));
         moved
     }
 

@@ -5,7 +5,7 @@
 //! a copy of its own datagrams, too.
 
 use crate::calls::Egress;
-use crate::qpn::{slot_of, worker_of};
+use crate::qpn::worker_of;
 use crate::receive::RxBurst;
 use crate::worker::Worker;
 use burst_base::{DeviceId, Qpn, Reason};
@@ -86,7 +86,7 @@ impl RxBurst<'_> {
     fn deliver_copy(&mut self, frame: &RxFrame<'_>, packet: &Packet<'_>, member: usize) {
         let group = self.core.groups.find(self.device, frame.flow.dst);
         let Some(&qpn) = group.and_then(|g| g.members.get(member)) else { return };
-        let index = slot_of(qpn);
+        let index = self.core.directory.find(qpn);
         let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
         let Some(slot) = slot.filter(|slot| slot.qpn == qpn) else { return };
         let completions = tables.touch(slot, index);

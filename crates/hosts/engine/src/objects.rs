@@ -3,7 +3,6 @@
 
 use crate::ack_delay::AckDelay;
 use crate::endpoint::Endpoint;
-use crate::qpn::slot_of;
 use crate::sched::{NO_TICKET, ReadyPlace};
 use crate::wakes::Wake;
 use burst_base::verbs::EventType;
@@ -54,7 +53,7 @@ pub struct AddressHandle {
 pub struct ContextSlot {
     /// The doorbells of the context at this worker.
     pub doorbells: DoorbellDrain,
-    /// Queue pair slot of each doorbell number.
+    /// Entry of the queue pair of each doorbell number.
     pub queues: Vec<u32>,
     /// Asynchronous events.
     pub async_events: Arc<dyn EventSink>,
@@ -111,6 +110,8 @@ pub struct QpSlot {
     pub endpoint: Endpoint,
     /// Queue pair number, generation included.
     pub qpn: burst_base::Qpn,
+    /// Its entry in the worker's table.
+    pub(crate) index: u32,
     /// Device.
     pub device: DeviceId,
     /// Number of its doorbell in its context, or [`NO_DOORBELL`].
@@ -157,6 +158,7 @@ impl QpSlot {
         QpSlot {
             endpoint: endpoint.into(),
             qpn,
+            index: 0,
             device,
             doorbell,
             holder,
@@ -180,7 +182,7 @@ impl QpSlot {
     pub(crate) fn wake_by(&mut self, wheel: &mut Wheel, at: Nanos) {
         if at < self.armed {
             self.armed = at;
-            wheel.insert(slot_of(self.qpn), at);
+            wheel.insert(self.index, at);
         }
     }
 }

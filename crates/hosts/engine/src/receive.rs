@@ -2,7 +2,7 @@
 
 use crate::calls::Egress;
 use crate::counters::{Counters, Traffic};
-use crate::qpn::{slot_of, worker_of};
+use crate::qpn::worker_of;
 use crate::worker::{Core, PortSlot, RX_BUDGET, Worker};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
@@ -112,7 +112,7 @@ impl RxBurst<'_> {
         if bth.opcode.info().position != Position::Middle || worker_of(bth.dest_qpn) != self.core.options.id {
             return 0;
         }
-        let index = slot_of(bth.dest_qpn);
+        let index = self.core.directory.find(bth.dest_qpn);
         let (Some(slot), mut tables) = self.core.slot_and_tables(self.now, index) else { return 0 };
         if slot.qpn != bth.dest_qpn || slot.device != self.device {
             return 0;
@@ -142,7 +142,7 @@ impl RxBurst<'_> {
         if owner != self.core.options.id && (owner as usize) < self.core.inboxes.len() {
             return self.hand_over(owner, frame);
         }
-        let index = slot_of(qpn);
+        let index = self.core.directory.find(qpn);
         let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
         let Some(slot) = slot.filter(|slot| slot.qpn == qpn && slot.device == self.device) else {
             if !self.core.tombstones.answer(self.now, packet, self.batch) {

@@ -10,7 +10,7 @@ use crate::handover::Inbox;
 use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
-use crate::qpn::slot_of;
+use crate::qpn::Directory;
 use crate::sched::{NO_TICKET, Scheduler};
 use crate::tombstone::Tombstones;
 use burst_base::verbs::EventType;
@@ -103,7 +103,10 @@ pub(crate) struct PortSlot {
 /// All tables of a worker. Ports and agent lie beside it, so that they can be borrowed at the same time.
 pub(crate) struct Core {
     pub options: WorkerOptions,
+    /// Queue pairs by entry; entry 0 is never used.
     pub qps: Vec<Option<Box<QpSlot>>>,
+    /// Entries of `qps` by queue pair number.
+    pub directory: Directory,
     pub cqs: Vec<Option<Arc<EngineCq>>>,
     pub ahs: Vec<Option<AddressHandle>>,
     /// Shared receive queues of XRC domains, by number.
@@ -147,6 +150,7 @@ impl Core {
         Core {
             options,
             qps: Vec::new(),
+            directory: Directory::new(),
             cqs: Vec::new(),
             ahs: Vec::new(),
             xrc: Vec::new(),
@@ -205,7 +209,7 @@ impl Worker {
         while let Some(qpn) = self.core.outbox.lost.pop() {
             // The queue pair may have been destroyed since.
             let _ = self.data_path().call_qp(now, qpn, |qp, env| qp.on_lost_completion(env));
-            self.core.settle(now, slot_of(qpn));
+            self.core.settle(now, self.core.directory.find(qpn));
         }
         any
     }

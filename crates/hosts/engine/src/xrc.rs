@@ -5,7 +5,6 @@
 //! one follows.
 
 use crate::objects::{QpHolder, XrcEntry, is_ready};
-use crate::qpn::slot_of;
 use crate::sched::NO_TICKET;
 use crate::worker::{Core, Worker};
 use burst_base::Qpn;
@@ -32,7 +31,8 @@ impl Worker {
 
     /// Adds a context that holds a target queue pair.
     pub fn hold_qp(&mut self, qpn: Qpn, holder: QpHolder) {
-        if let Some(slot) = self.core.qps.get_mut(slot_of(qpn) as usize).and_then(Option::as_mut)
+        let index = self.core.directory.find(qpn);
+        if let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut)
             && slot.qpn == qpn
         {
             slot.other_holders.push(holder);
@@ -41,7 +41,7 @@ impl Worker {
 
     /// Removes a context that holds a target queue pair, if others hold it, too.
     pub fn release_qp(&mut self, qpn: Qpn, context: u32, event_cookie: u64) {
-        let index = slot_of(qpn);
+        let index = self.core.directory.find(qpn);
         let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut).filter(|s| s.qpn == qpn) else {
             return;
         };

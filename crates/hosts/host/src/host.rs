@@ -126,10 +126,7 @@ impl Host {
     /// A host without devices and workers, with room for the objects of `devices` devices.
     fn empty(options: &HostOptions, clock: Clock, devices: u32) -> Result<Host, String> {
         let mut random = RandomSource::new(options.seed);
-        let keys = match random.fork() {
-            RandomSource::System => KeySpace::from_system(),
-            RandomSource::Seeded(mut rng) => KeySpace::new(Box::new(move || rng.next_u64())),
-        };
+        let keys = KeySpace::new(random.fork().into_fn());
         Ok(Host {
             devices: Vec::new(),
             workers: Vec::new(),
@@ -171,7 +168,7 @@ impl Host {
         let flag = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
         let handle = WorkerHandle::start(worker, runner, flag).map_err(|e| format!("cannot start a worker: {e}"))?;
         self.workers.push(handle);
-        self.qpns.push(QpnSpace::new(id as u32, self.random.number()?));
+        self.qpns.push(QpnSpace::new(id as u32, self.random.fork().into_fn()));
         assert_eq!(self.workers.len(), self.qpns.len());
         Ok(())
     }
@@ -266,7 +263,6 @@ impl Host {
 
     /// Returns the memory of ended objects to the heap.
     pub fn shrink(&mut self) {
-        self.qpns.iter_mut().for_each(QpnSpace::shrink);
         self.on_all(Worker::shrink);
     }
 

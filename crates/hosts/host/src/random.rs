@@ -36,6 +36,15 @@ impl RandomSource {
         }
     }
 
+    /// The source as a function, for numbers of which each is needed at once.
+    ///
+    /// # Panics
+    /// The function panics if the system has no random numbers. That cannot happen to a host that has started, because the start
+    /// needs them, too.
+    pub fn into_fn(mut self) -> Box<dyn FnMut() -> u64 + Send> {
+        Box::new(move || self.number().expect("the system had random numbers at the start"))
+    }
+
     /// A source for another user, whose numbers are independent of this source's.
     #[must_use]
     pub fn fork(&mut self) -> RandomSource {

@@ -1,9 +1,9 @@
 //! Connections by communication id, by the peer's id and by the peer's queue pair.
 //!
-//! A communication id is the worker in bits 0..4, the slot in bits 4..21 and a salt in bits 21..32, the whole mixed with a
-//! secret, so that ids cannot be guessed and any worker can tell the owner of a message. Slots come in chunks that are
-//! allocated when
-//! they are needed and freed when they are empty, so ten thousand connections leave no memory in use.
+//! A communication id is the worker in bits 0..4, the slot in bits 4..21 and a random salt in bits 21..32, the whole permuted by a
+//! secret ([`IdCipher`]): ids cannot be guessed, not even by a peer that knows some of them, and any worker can tell the owner of
+//! a message. Slots come in chunks that are allocated when they are needed and freed when they are empty, so ten thousand
+//! connections leave no memory in use.
 
 use crate::fold::Fold;
 use burst_base::Nanos;
@@ -20,35 +20,65 @@ const CHUNK: u32 = 1024;
 pub const CONNECTIONS_MAX: u32 = 1 << 17;
 const CHUNKS_MAX: u32 = CONNECTIONS_MAX / CHUNK;
 
+/// A permutation of 32-bit numbers with a secret key: a Feistel network of four rounds over two halves of 16 bits. Its round
+/// function is a multiplication of 64 by 64 bits whose halves are folded together.
+#[derive(Clone, Copy, Debug)]
+struct IdCipher {
+    rounds: [u64; 4],
+}
+
+impl IdCipher {
+    fn mix(half: u32, key: u64) -> u32 {
+        let product = u128::from((u64::from(half) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ key) * u128::from(key | 1);
+        ((product >> 64) as u64 ^ product as u64) as u32 >> 16
+    }
+    fn permute(&self, x: u32) -> u32 {
+        let (mut left, mut right) = (x >> 16, x & 0xffff);
+        for key in self.rounds {
+            (left, right) = (right, left ^ IdCipher::mix(right, key));
+        }
+        left << 16 | right
+    }
+    fn unpermute(&self, x: u32) -> u32 {
+        let (mut left, mut right) = (x >> 16, x & 0xffff);
+        for key in self.rounds.iter().rev() {
+            (left, right) = (right ^ IdCipher::mix(left, *key), left);
+        }
+        left << 16 | right
+    }
+}
+
 /// The secret from which ids, PSNs (SipHash in counter mode) and the hashing of keys are derived.
 #[derive(Clone, Copy, Debug)]
 pub struct Secret {
     key: [u64; 2],
+    ids: IdCipher,
+}
+
+fn number_of(key: [u64; 2], what: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write_u64(key[0]);
+    hasher.write_u64(key[1]);
+    what.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl Secret {
     /// A secret from random bits of the system. All workers of a daemon share one.
-    pub const fn new(key: [u64; 2]) -> Secret {
-        Secret { key }
+    pub fn new(key: [u64; 2]) -> Secret {
+        Secret { key, ids: IdCipher { rounds: [0u32, 1, 2, 3].map(|round| number_of(key, ("id", round))) } }
     }
     /// A number that cannot be computed without the secret.
     pub fn number(&self, what: impl Hash) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        hasher.write_u64(self.key[0]);
-        hasher.write_u64(self.key[1]);
-        what.hash(&mut hasher);
-        hasher.finish()
+        number_of(self.key, what)
     }
     /// The hash of keys. Its words are derived, so that observing a table reveals nothing of the secret.
     pub(crate) fn fold(&self) -> Fold {
         Fold::new(self.number(0u8), self.number(1u8))
     }
-    fn mix(&self) -> u32 {
-        self.key[0] as u32 ^ (self.key[1] >> 32) as u32
-    }
-    /// The worker that made a communication id, out of `workers`.
+    /// The worker that made a communication id.
     pub fn worker_of(&self, id: u32) -> u32 {
-        (id ^ self.mix()) & 0xf
+        self.ids.unpermute(id) & 0xf
     }
     /// The worker that owns a request of a peer.
     pub fn worker_for(&self, peer: IpAddr, number: u32, workers: u32) -> u32 {
@@ -143,13 +173,16 @@ impl<C> Table<C> {
     pub fn insert(&mut self, connection: C) -> Option<u32> {
         let chunk = self.chunk_with_room()?;
         let salt = self.draw() << 21;
-        let (worker, mix) = (self.worker, self.secret.mix());
+        let (worker, cipher) = (self.worker, self.secret.ids);
         let slab = self.chunks[chunk as usize].as_mut()?;
         let mut id = 0;
         let made = slab.insert_with(|handle| {
             let plain = salt | (chunk * CHUNK + handle.index()) << 4 | worker;
-            // 0 means "no id" on the wire; flipping a bit of the salt is as good.
-            id = if plain ^ mix == 0 { (plain ^ 1 << 31) ^ mix } else { plain ^ mix };
+            // 0 means "no id" on the wire; another salt is as good.
+            id = match cipher.permute(plain) {
+                0 => cipher.permute(plain ^ 1 << 31),
+                id => id,
+            };
             (id, connection)
         });
         made.is_ok().then(|| {
@@ -177,7 +210,7 @@ impl<C> Table<C> {
 
     /// The slot that an id names, if this worker's table could have issued the id; the slot may hold another connection.
     fn slot_of(&self, id: u32) -> Option<u32> {
-        let plain = id ^ self.secret.mix();
+        let plain = self.secret.ids.unpermute(id);
         (plain & 0xf == self.worker).then_some(plain >> 4 & (CONNECTIONS_MAX - 1))
     }
 

@@ -70,3 +70,15 @@ fn ids_of_one_slot_differ_and_those_of_two_secrets_too() {
     }
     assert!(seen.len() > 190, "{}", seen.len());
 }
+
+#[test]
+fn ids_of_neighbouring_slots_tell_nothing_about_each_other() {
+    let mut table: Table<()> = Table::new(3, Secret::new([5, 7]));
+    let ids: Vec<u32> = (0..4096).map(|_| table.insert(()).expect("room")).collect();
+    for bit in 0..32 {
+        let flipped = ids.windows(2).filter(|w| (w[0] ^ w[1]) >> bit & 1 == 1).count();
+        assert!((1850..2250).contains(&flipped), "bit {bit} differs between {flipped} of 4095 pairs");
+    }
+    let differences: std::collections::HashSet<u32> = ids.windows(2).map(|w| w[0] ^ w[1]).collect();
+    assert!(differences.len() > 4000, "{} different differences", differences.len());
+}

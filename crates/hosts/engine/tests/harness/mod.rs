@@ -81,7 +81,8 @@ impl Host {
         worker.add_region(Arc::new(Region::new(key, PD, BASE, u64::from(bytes), ALL_RIGHTS, map())));
         let view = Arc::new(Region::new(key, PD, BASE, u64::from(bytes), ALL_RIGHTS, map()));
         let memory = view.span(BASE, bytes).expect("whole");
-        let qpns = QpnSpace::new(id, 0);
+        let mut rng = burst_base::rng::Rng::new(id.into());
+        let qpns = QpnSpace::new(id, Box::new(move || rng.next_u64()));
         Host { worker, caps, bells, key, memory, qpns, async_events, next_cq: 0, next_doorbell: 0, _view: view }
     }
 
