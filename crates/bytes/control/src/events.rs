@@ -193,6 +193,7 @@ impl AsFd for EventPipe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn full_pipe_keeps_records_in_order() {
@@ -218,6 +219,93 @@ mod tests {
         assert!(lost > 0);
     }
 
+    /// What can be read now, in records of `N` bytes.
+    fn read_all<const N: usize>(read: &OwnedFd) -> Vec<[u8; N]> {
+        let flags = rustix::fs::fcntl_getfl(read).expect("flags");
+        rustix::fs::fcntl_setfl(read, flags | rustix::fs::OFlags::NONBLOCK).expect("non-blocking");
+        let (mut all, mut record) = (Vec::new(), [0; N]);
+        while rustix::io::read(read, &mut record) == Ok(N) {
+            all.push(record);
+        }
+        all
+    }
+
+    /// A full pipe, and the number of its records, with a backlog of `waiting` records, numbered on.
+    fn full(waiting: u64) -> (EventPipe, OwnedFd, u64) {
+        let (pipe, read) = EventPipe::new().expect("pipe");
+        let mut count = 0u64;
+        while !pipe.has_backlog() {
+            pipe.write(&count.to_ne_bytes()).expect("kept");
+            count += 1;
+        }
+        for i in 1..waiting {
+            pipe.write(&(count - 1 + i).to_ne_bytes()).expect("kept");
+        }
+        assert_eq!(pipe.backlog_len() as u64, waiting);
+        (pipe, read, count - 1)
+    }
+
+    #[test]
+    fn a_dropped_backlog_is_never_written() {
+        let (pipe, read, count) = full(3);
+        pipe.drop_backlog();
+        assert_eq!((pipe.has_backlog(), pipe.backlog_len()), (false, 0));
+        assert_eq!(read_all::<8>(&read).len() as u64, count);
+        pipe.retry();
+        pipe.write(&[7; 8]).expect("room");
+        assert_eq!(read_all(&read), [[7; 8]]);
+    }
+
+    #[test]
+    fn records_can_be_taken_out_of_the_backlog_until_enough_are_found() {
+        let (pipe, read, count) = full(4);
+        let mut seen = Vec::new();
+        pipe.edit_backlog(|record| {
+            seen.push(u64::from_ne_bytes(record[..].try_into().expect("8 bytes")));
+            record.clear();
+            seen.len() < 2
+        });
+        assert_eq!(seen, [count, count + 1]);
+        assert_eq!((pipe.has_backlog(), pipe.backlog_len()), (true, 2));
+        assert_eq!(read_all::<8>(&read).len() as u64, count);
+        pipe.retry();
+        assert_eq!(read_all(&read), [(count + 2).to_ne_bytes(), (count + 3).to_ne_bytes()]);
+
+        let (pipe, _read, _) = full(4);
+        pipe.edit_backlog(|record| {
+            record.clear();
+            true
+        });
+        assert_eq!((pipe.has_backlog(), pipe.backlog_len()), (false, 0), "nothing is left to retry");
+    }
+
+    #[test]
+    fn records_that_are_put_back_come_before_the_backlog() {
+        let (pipe, read, count) = full(1);
+        let first: [_; 2] = [[1; 8], [2; 8]];
+        assert_eq!(read_all::<8>(&read).len() as u64, count);
+        pipe.put_back(first.iter().map(|record| &record[..]));
+        assert_eq!((read_all(&read), pipe.backlog_len()), (first.to_vec(), 1), "there was room");
+
+        let (pipe, read, count) = full(1);
+        pipe.put_back(first.iter().map(|record| &record[..]));
+        assert_eq!((read_all::<8>(&read).len() as u64, pipe.backlog_len()), (count, 3));
+        pipe.retry();
+        assert_eq!(read_all(&read), [first[0], first[1], count.to_ne_bytes()]);
+
+        let (pipe, _read) = EventPipe::new().expect("pipe");
+        pipe.put_back(first.iter().map(|record| &record[..]));
+        assert!(!pipe.has_backlog(), "an empty pipe takes all");
+    }
+
+    #[test]
+    fn only_a_pipe_with_records_in_the_backlog_has_one() {
+        let (pipe, _read) = EventPipe::new().expect("pipe");
+        pipe.write(&[0; 8]).expect("room");
+        assert_eq!((pipe.has_backlog(), pipe.backlog_len()), (false, 0));
+        assert_eq!(pipe.as_fd().as_raw_fd(), pipe.fd.as_raw_fd());
+    }
+
     #[test]
     fn closed_reader_is_no_error() {
         let (pipe, read) = EventPipe::new().expect("pipe");
@@ -230,6 +318,7 @@ mod tests {
         let queue = EventQueue::new();
         let sink: &dyn EventSink = &queue;
         assert_eq!((queue.pop(), queue.is_empty()), (None, true));
+        assert_eq!((sink.write(&[9]), queue.is_empty(), queue.pop()), (Ok(()), false, Some(vec![9])));
         for i in 0..BACKLOG_MAX as u64 {
             assert_eq!(sink.write(&i.to_ne_bytes()), Ok(()));
         }

@@ -1,10 +1,10 @@
 //! Records of event channels: the longest fits, and what is written is read.
 
 use burst_base::conn::PeerClass;
-use burst_base::verbs::{Mtu, QpType};
+use burst_base::verbs::{AhAttr, Mtu, QpType};
 use burst_control::cm::{
-    CM_DATA_MAX, CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, ConnAttr,
-    PortSpace,
+    CM_DATA_MAX, CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute,
+    ConnAttr, PortSpace,
 };
 use burst_control::commands::CommandReceiver;
 use burst_control::frame::{self, ControlHeader};
@@ -12,6 +12,8 @@ use burst_control::{CommandSender, ControlError, MESSAGE_MAX, Request};
 use burst_shm::arena::Segment;
 use burst_shm::record_ring::RecordRingProducer;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use serde::Deserialize;
+use serde::de::value::BytesDeserializer;
 use std::os::fd::OwnedFd;
 
 fn longest() -> CmEvent {
@@ -138,6 +140,72 @@ fn every_command() -> Vec<CmCommand> {
         CmCommand::Query { id },
         CmCommand::QueryConn { id },
     ]
+}
+
+#[test]
+fn private_data_is_shown_by_its_length_and_refused_with_the_limit() {
+    let data = CmData::new(&[7; 3]).expect("fits");
+    assert_eq!((format!("{data:?}"), format!("{:?}", CmData::EMPTY)), ("3 bytes".into(), "0 bytes".into()));
+    let too_long = BytesDeserializer::<serde::de::value::Error>::new(&[0; CM_DATA_MAX + 1]);
+    let error = CmData::deserialize(too_long).expect_err("too long").to_string();
+    assert!(error.contains("225") && error.contains("at most 224 bytes"), "{error}");
+}
+
+#[test]
+fn every_command_names_its_id() {
+    let ids: Vec<_> = every_command().iter().map(CmCommand::id).collect();
+    assert_eq!(ids[0], 7);
+    assert!(ids[1..].iter().all(|id| *id == u32::MAX), "{ids:?}");
+}
+
+#[test]
+fn a_command_that_fails_is_reported_by_the_event_that_its_call_awaits() {
+    use CmEventKind::{AddrError, ConnectError, MulticastError, RouteError};
+    for command in every_command() {
+        let event = match command {
+            CmCommand::Bind { .. } | CmCommand::ResolveAddr { .. } => Some(AddrError),
+            CmCommand::ResolveRoute { .. } => Some(RouteError),
+            CmCommand::Connect { .. } | CmCommand::Accept { .. } | CmCommand::Establish { .. } => Some(ConnectError),
+            CmCommand::Join { .. } => Some(MulticastError),
+            _ => None,
+        };
+        assert_eq!(command.failure_event(), event, "{command:?}");
+    }
+}
+
+#[test]
+fn the_address_vector_of_a_route_is_global_and_its_port_is_1() {
+    let route = CmRoute { dgid: [5; 16], sgid_index: 6, traffic_class: 7, hop_limit: 8, ..CmRoute::default() };
+    let expected = AhAttr {
+        dgid: [5; 16],
+        sgid_index: 6,
+        traffic_class: 7,
+        hop_limit: 8,
+        is_global: true,
+        port_num: 1,
+        ..AhAttr::default()
+    };
+    assert_eq!(route.ah(), expected);
+}
+
+#[test]
+fn a_sentence_travels_in_address_errors_only_and_is_cut_to_the_room_for_private_data() {
+    let error = CmEvent::new(CmEventKind::AddrError, 1);
+    assert_eq!(error.sentence(), None);
+    assert_eq!(error.with_sentence("no route").sentence(), Some("no route".into()));
+    let long = "x".repeat(CM_DATA_MAX + 1);
+    assert_eq!(error.with_sentence(&long).sentence(), Some(long[1..].into()));
+    let data = CmData::new(b"private").expect("fits");
+    let rejected = CmEvent { data, ..CmEvent::new(CmEventKind::Rejected, 1) };
+    assert_eq!((rejected.with_sentence("no route"), rejected.sentence()), (rejected, None));
+}
+
+#[test]
+fn kind_id_and_listener_are_read_without_the_rest() {
+    let event = CmEvent { listener: 3, ..CmEvent::new(CmEventKind::ConnectRequest, 2) };
+    let key = CmEventKey { kind: CmEventKind::ConnectRequest, id: 2, listener: 3 };
+    assert_eq!(CmEventKey::of(&event.to_bytes()), Some(key));
+    assert_eq!(CmEventKey::of(&[0xff; CmEvent::BYTES]), None);
 }
 
 /// A program's end and the daemon's, and the daemon's socket.
