@@ -57,8 +57,8 @@ lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and 
 	scripts/check-fuzz
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
-mutants: ## Mutation test of one crate: make mutants CRATE=wire [SHARD=0/4] [FILE=src/packet.rs]; survivors in tests/mutants
-	@CRATE=$(CRATE) SHARD=$(SHARD) FILE=$(FILE) JOBS=$(or $(JOBS),1) scripts/mutants
+mutants: ## Mutation test of one crate: make mutants CRATE=wire [SHARD=0/4] [FILE=src/packet.rs] [RE=...]; survivors in tests/mutants
+	@CRATE=$(CRATE) SHARD=$(SHARD) FILE=$(FILE) RE='$(RE)' JOBS=$(or $(JOBS),1) scripts/mutants
 
 doc: ## Build the API documentation; warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
