@@ -7,7 +7,7 @@ use crate::entry::CmEntry;
 use crate::probes::Setups;
 use crate::stats::CmTimes;
 use crate::timewait::TimewaitExits;
-use burst_base::{DeviceId, Nanos, Psn, Reason};
+use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
 use burst_cm::{Cm, PathRecord, Secret};
 use burst_frame::Flow;
 use burst_span::Span;
@@ -125,12 +125,14 @@ impl GsiAgent {
     /// The MAD in a packet to QP1.
     ///
     /// # Errors
-    /// The reason for which the packet is dropped: wrong length, or not a datagram with QP1's Q_Key.
+    /// The reason for which the packet is dropped: wrong length, not a datagram with QP1's Q_Key, or not from QP1.
     pub fn parse<'a>(packet: &Packet<'a>) -> Result<&'a [u8; MAD_LEN], Reason> {
         let sized = packet.payload.first_chunk::<MAD_LEN>().filter(|_| packet.payload.len() == MAD_LEN);
         let mad = sized.ok_or(Reason::MadMalformed)?;
-        let has_key = packet.deth().is_some_and(|deth| deth.qkey == GSI_QKEY);
-        if has_key && packet.info.opcode == Opcode::UdSendOnly { Ok(mad) } else { Err(Reason::BadQkey) }
+        let deth = packet.deth().filter(|_| packet.info.opcode == Opcode::UdSendOnly);
+        let deth = deth.filter(|deth| deth.qkey == GSI_QKEY).ok_or(Reason::BadQkey)?;
+        // Its sender's host gives QP1 to no program. A host that does not guard the Q_Key still marks what its programs send.
+        if deth.src_qpn == Qpn::GSI { Ok(mad) } else { Err(Reason::MadSource) }
     }
 
     /// The worker that a MAD from `src` belongs to, of `workers`: the one with the connection, or the one that shall have it.
@@ -257,5 +259,28 @@ impl AgentIo {
         });
         debug_assert!(self.backlogged.iter().all(|c| c.has_backlog()));
         self.retry_at = if self.backlogged.is_empty() { Nanos::NEVER } else { now + RETRY_AFTER };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_base::Qkey;
+    use burst_wire::{Bth, Deth, HeadBuf};
+
+    /// A datagram to QP1, without its ICRC.
+    fn datagram(qkey: Qkey, src_qpn: Qpn, len: usize) -> Vec<u8> {
+        let bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, Psn::new(0));
+        let head = HeadBuf::new(&bth).deth(Deth { qkey, src_qpn });
+        [head.as_slice(), &vec![0; len]].concat()
+    }
+
+    #[test]
+    fn only_datagrams_of_qp1_with_its_key_and_the_right_length_are_management_datagrams() {
+        let parse = |bytes: &[u8]| GsiAgent::parse(&Packet::parse(bytes).expect("a packet")).map(|_| ());
+        assert_eq!(parse(&datagram(GSI_QKEY, Qpn::GSI, MAD_LEN)), Ok(()));
+        assert_eq!(parse(&datagram(GSI_QKEY, Qpn::new(0x1234), MAD_LEN)), Err(Reason::MadSource));
+        assert_eq!(parse(&datagram(Qkey(1), Qpn::GSI, MAD_LEN)), Err(Reason::BadQkey));
+        assert_eq!(parse(&datagram(GSI_QKEY, Qpn::GSI, MAD_LEN - 4)), Err(Reason::MadMalformed));
     }
 }
