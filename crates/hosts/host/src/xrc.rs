@@ -69,7 +69,7 @@ impl XrcTable {
     /// O_EXCL mean to open(2).
     ///
     /// # Errors
-    /// EAGAIN: the file has no domain and `create` is false. EINVAL: the file has a domain and `exclusive` is true. ENOMEM:
+    /// EBADF: the descriptor only names the file. EAGAIN: the file has no domain and `create` is false. EINVAL: the file has a domain and `exclusive` is true. ENOMEM:
     /// there are too many domains.
     pub fn open(
         &mut self,
@@ -79,6 +79,7 @@ impl XrcTable {
         exclusive: bool,
     ) -> Result<u32, Refusal> {
         let Some(fd) = file else { return self.make(None) };
+        check_access(&fd)?;
         let key = key_of(device, &fd)?;
         match self.by_file.get(&key).copied() {
             Some(_) if exclusive => refuse(libc::EINVAL, "the file has an XRC domain already"),
@@ -129,6 +130,21 @@ impl XrcTable {
     }
 }
 
+/// Checks that the descriptor was opened with access to the file. The kernel checks rights when a file is opened, except with
+/// O_PATH: such a descriptor names any file that can be found, also one of another user with mode 0600. As in Linux, any other
+/// descriptor will do, whether it reads or writes.
+fn check_access(fd: &OwnedFd) -> Result<(), Refusal> {
+    use rustix::fs::{OFlags, fcntl_getfl};
+    match fcntl_getfl(fd) {
+        Ok(flags) if !flags.contains(OFlags::PATH) => Ok(()),
+        Ok(_) => refuse(
+            libc::EBADF,
+            "the descriptor of the XRC domain's file was opened with O_PATH: open the file to read it",
+        ),
+        Err(e) => refuse(e.raw_os_error(), format!("cannot find out how the XRC domain's file was opened: {e}")),
+    }
+}
+
 /// The identity of a file, equal for all descriptors of it. AT_STATX_DONT_SYNC: a network file system is not asked.
 fn key_of(device: DeviceId, fd: &OwnedFd) -> Result<FileKey, Refusal> {
     use rustix::fs::{AtFlags, StatxFlags, statx};
@@ -163,6 +179,16 @@ mod tests {
         xrc.close(first);
         xrc.close(first);
         assert_eq!(errno(xrc.open(DeviceId(0), file("/etc/passwd"), false, false)), libc::EAGAIN);
+    }
+
+    #[test]
+    fn a_descriptor_that_only_names_the_file_opens_no_domain() {
+        use rustix::fs::{CWD, Mode, OFlags, openat};
+        let named = || Some(openat(CWD, "/etc/passwd", OFlags::PATH, Mode::empty()).expect("found"));
+        let mut xrc = XrcTable::default();
+        assert_eq!(xrc.open(DeviceId(0), named(), true, false).expect_err("no access").errno, libc::EBADF);
+        xrc.open(DeviceId(0), file("/etc/passwd"), true, false).expect("made");
+        assert_eq!(xrc.open(DeviceId(0), named(), false, false).expect_err("no access").errno, libc::EBADF);
     }
 
     #[test]
