@@ -549,6 +549,8 @@ pub enum Response {
     CmConnections {
         /// Some of them.
         connections: Vec<CmConnection>,
+        /// How many connections of other users this page leaves out.
+        hidden: u32,
         /// Where the next page begins, unless this is the last.
         next: Option<CmCursor>,
     },

@@ -73,6 +73,8 @@ pub struct CmConnection {
     pub program: String,
     /// Its process id, 0 when it has gone.
     pub pid: u32,
+    /// Its user id, none when it has gone.
+    pub uid: Option<u32>,
     /// The program's number of the id, 0 when it has gone.
     pub id: u32,
     /// Communication ids on the wire, ours and the peer's; 0 where there is none.

@@ -6,6 +6,7 @@
 use burst_control::frame::{self, ControlHeader, ControlPacket};
 use burst_control::{ControlError, Request};
 use burst_host::{ClientProcess, Host, Session};
+use burst_peer::{PeerCredentials, PeerProcess, credentials};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tracing::warn;
@@ -25,17 +26,17 @@ pub enum ConversationState {
 /// The conversation with one client.
 pub struct Conversation {
     socket: OwnedFd,
-    /// The process that sent the hello; readable when it has exited.
-    process: Option<OwnedFd>,
     session: Session,
 }
 
 impl Conversation {
     /// A client that has just connected.
     pub fn new(socket: OwnedFd) -> Conversation {
-        let peer = rustix::net::sockopt::socket_peercred(&socket);
-        let (pid, uid) = peer.map_or((0, u32::MAX), |c| (c.pid.as_raw_nonzero().get() as u32, c.uid.as_raw()));
-        Conversation { socket, process: None, session: Session::new(ClientProcess { pid, uid }) }
+        let process = match credentials::of(&socket) {
+            Ok(PeerCredentials { pid, uid }) => ClientProcess { pid, uid },
+            Err(_) => ClientProcess { pid: 0, uid: u32::MAX },
+        };
+        Conversation { socket, session: Session::new(process) }
     }
 
     /// The socket, to wait on.
@@ -46,7 +47,7 @@ impl Conversation {
     /// A descriptor that is readable when the process has exited. `None` before the hello, and for a process that cannot be seen
     /// from here.
     pub fn process_exit(&self) -> Option<BorrowedFd<'_>> {
-        self.process.as_ref().map(AsFd::as_fd)
+        self.session.peer().map(PeerProcess::exit)
     }
 
     /// The session of the client.
@@ -117,8 +118,10 @@ impl Conversation {
             Err(ControlError::Version { theirs, .. }) => return self.refuse_version(sequence, theirs),
             Err(e) => return self.disconnected(&e),
         };
-        if matches!(request, Request::Hello { .. }) {
-            self.process = pidfd_of(self.session.process().pid);
+        if matches!(request, Request::Hello { .. })
+            && let Some(peer) = PeerProcess::of(&self.socket)
+        {
+            self.session.set_peer(peer);
         }
         let fds = std::mem::take(&mut packet.fds);
         let Some((reply, fds)) = self.session.answer(host, request, fds) else { return ConversationState::Open };
@@ -158,11 +161,4 @@ impl AsMut<Session> for Conversation {
     fn as_mut(&mut self) -> &mut Session {
         &mut self.session
     }
-}
-
-/// A pidfd of a process. `None` on kernels before 5.3 and for a process in a foreign PID namespace: then only the socket tells
-/// when the program has exited.
-fn pidfd_of(pid: u32) -> Option<OwnedFd> {
-    let pid = rustix::process::Pid::from_raw(pid as i32)?;
-    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }

@@ -106,22 +106,24 @@ impl Daemon {
         }
     }
 
-    /// All connections and listeners of the connection manager.
+    /// All connections and listeners of the connection manager that this user may see, and the number of the others.
     ///
     /// # Errors
     /// When the connection fails.
-    pub fn cm_connections(&mut self) -> Result<Vec<CmConnection>> {
-        let mut all = Vec::new();
+    pub fn cm_connections(&mut self) -> Result<(Vec<CmConnection>, u64)> {
+        let (mut all, mut others) = (Vec::new(), 0);
         let mut from = CmCursor::default();
         loop {
-            let Response::CmConnections { connections, next } = self.ask(&Request::CmConnections { from })? else {
+            let Response::CmConnections { connections, hidden, next } = self.ask(&Request::CmConnections { from })?
+            else {
                 return Err(ClientError::Unexpected("no list of connections"));
             };
             all.extend(connections);
+            others += u64::from(hidden);
             match next {
                 Some(next) if next > from => from = next,
                 Some(_) => return Err(ClientError::Unexpected("a list of connections that does not end")),
-                None => return Ok(all),
+                None => return Ok((all, others)),
             }
         }
     }

@@ -18,11 +18,22 @@ pub struct CmQpRef {
     pub context: u32,
 }
 
+/// The program of a session, as `burst cm` shows it.
+#[derive(Clone, Debug, Default)]
+pub struct CmProgram {
+    /// Name.
+    pub name: String,
+    /// Process id.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+}
+
 /// A program's session with the daemon, as the workers see it.
 #[derive(Debug, Default)]
 pub struct CmSession {
-    /// Name and process id of the program.
-    pub who: OnceLock<(String, u32)>,
+    /// The program.
+    pub program: CmProgram,
     /// Whether the program has gone, so that it gets no new ids.
     ended: AtomicBool,
     next: AtomicU32,
@@ -33,6 +44,10 @@ pub struct CmSession {
 }
 
 impl CmSession {
+    /// A session of a program.
+    pub fn new(program: CmProgram) -> CmSession {
+        CmSession { program, ..CmSession::default() }
+    }
     /// Marks the program as gone: it gets no new ids.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);

@@ -35,6 +35,6 @@ pub use access::WorkerAccess;
 pub use agent::{GsiAgent, PassLoad};
 pub use channel::CmChannel;
 pub use effects::GSI_QKEY;
-pub use entry::{CmEntry, CmQpRef, CmSession};
+pub use entry::{CmEntry, CmProgram, CmQpRef, CmSession};
 pub use jobs::{CmJob, CmRequest};
 pub use stats::{CmPhase, CmTimes};

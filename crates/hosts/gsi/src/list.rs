@@ -1,7 +1,7 @@
 //! Connections and listeners of a worker, as `burst cm --connections` shows them.
 
 use crate::agent::GsiAgent;
-use crate::entry::CmEntry;
+use crate::entry::{CmEntry, CmProgram};
 use burst_base::Nanos;
 use burst_cm::conn_view::ConnView;
 use burst_cm::service::{PS_IB, PS_UDP, parse_service_id};
@@ -36,16 +36,14 @@ fn space_of(service_id: u64) -> (&'static str, u16) {
     }
 }
 
-/// Name and process id of an id's program, and the number of the id. Empty if the connection has no id.
-fn program_of(entry: Option<&Arc<CmEntry>>) -> (String, u32, u32) {
-    let Some(entry) = entry else { return (String::new(), 0, 0) };
-    let (program, pid) = entry.session.who.get().cloned().unwrap_or_default();
-    (program, pid, entry.id)
+/// An id's program, and the number of the id. Empty if the connection has no id.
+fn program_of(entry: Option<&Arc<CmEntry>>) -> (CmProgram, u32) {
+    entry.map(|entry| (entry.session.program.clone(), entry.id)).unwrap_or_default()
 }
 
 fn connection(now: Nanos, view: &ConnView<'_, Arc<CmEntry>>) -> CmConnection {
     let (space, port) = space_of(view.service_id);
-    let (program, pid, id) = program_of(view.owner);
+    let (CmProgram { name, pid, uid }, id) = program_of(view.owner);
     let route = view.owner.and_then(|entry| entry.route.get());
     let flow = &view.path.flow;
     // The active end knows the port of the service; the passive end knows both addresses from the header.
@@ -58,8 +56,9 @@ fn connection(now: Nanos, view: &ConnView<'_, Arc<CmEntry>>) -> CmConnection {
         local: Some(local),
         peer: Some(peer),
         space: space.into(),
-        program,
+        program: name,
         pid,
+        uid: view.owner.map(|_| uid),
         id,
         comm_ids: view.ids,
         qpns: view.qpns,
@@ -69,7 +68,7 @@ fn connection(now: Nanos, view: &ConnView<'_, Arc<CmEntry>>) -> CmConnection {
 
 fn listener(of: &Listener<Arc<CmEntry>>) -> CmConnection {
     let (space, port) = space_of(of.service_id);
-    let (program, pid, id) = program_of(Some(&of.owner));
+    let (CmProgram { name, pid, uid }, id) = program_of(Some(&of.owner));
     let ip = of.addr.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
     CmConnection {
         state: CmConnectionState::Listening,
@@ -77,8 +76,9 @@ fn listener(of: &Listener<Arc<CmEntry>>) -> CmConnection {
         local: Some(CmAddr { ip, port, scope: 0 }),
         peer: None,
         space: space.into(),
-        program,
+        program: name,
         pid,
+        uid: Some(uid),
         id,
         comm_ids: (0, 0),
         qpns: (0, 0),

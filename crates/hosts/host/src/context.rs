@@ -26,4 +26,4 @@ mod requests;
 mod state;
 mod xrc;
 
-pub use state::{ClientProcess, Context};
+pub use state::Context;

@@ -16,6 +16,7 @@ mod hops;
 mod multicast;
 mod stats;
 
+use crate::authority::Authority;
 use crate::clock::Clock;
 use crate::cm::CmService;
 use crate::device::{DeviceObject, HostDevice};
@@ -71,6 +72,8 @@ pub struct Host {
     pub xrc: XrcTable,
     /// Connection management.
     pub cm: CmService,
+    /// Which users see what, and which programs have a privilege.
+    pub authority: Authority,
     /// When to return memory to the system.
     pub trimmer: Trimmer,
     /// How many descriptors the process may open.
@@ -141,6 +144,7 @@ impl Host {
             groups: MulticastGroups::default(),
             xrc: XrcTable::default(),
             cm: CmService::new(clock.clone()),
+            authority: Authority::of_this_process(),
             trimmer: Trimmer::default(),
             descriptors: crate::descriptors::raise_limit(),
             started: clock.now(),

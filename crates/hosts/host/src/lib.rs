@@ -10,6 +10,7 @@
 //! | [`host`] | devices, workers, and the numbers that contexts share |
 //! | [`options`] | settings |
 //! | [`session`] | one client |
+//! | [`authority`] | which users see what, and which programs have a privilege |
 //! | [`context`] | the objects of one context |
 //! | [`cm`] | connection management |
 //! | [`upkeep`] | periodic work |
@@ -21,6 +22,7 @@
 //! | [`id_allocator`] | small numbers |
 //! | `exports`, `groups`, `xrc` | objects that contexts share |
 
+pub mod authority;
 pub mod clock;
 pub mod cm;
 pub mod context;
@@ -40,8 +42,8 @@ pub mod trim;
 pub mod upkeep;
 mod xrc;
 
+pub use authority::{Authority, Caller, ClientProcess};
 pub use clock::Clock;
-pub use context::ClientProcess;
 pub use host::Host;
 pub use options::HostOptions;
 pub use session::Session;

@@ -4,8 +4,9 @@
 //! same process. Commands of connection management without a reply come through shared memory
 //! ([`Session::receive_commands`]).
 
+use crate::authority::{Caller, ClientProcess};
 use crate::cm::{CmClient, HopChanges};
-use crate::context::{ClientProcess, Context};
+use crate::context::Context;
 use crate::device::PortChanges;
 use crate::host::Host;
 use crate::refusal::{refuse, system};
@@ -14,7 +15,9 @@ use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos};
 use burst_control::commands::CommandReceiver;
 use burst_control::{AsyncObject, ControlError, Refusal, Reply, Request, Response};
+use burst_peer::PeerProcess;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use tracing::{debug, info};
 
 /// Maximum number of refusals of one client that are logged at level info.
@@ -27,7 +30,7 @@ pub type ReplyWithFds = (Reply, Vec<OwnedFd>);
 
 /// One client.
 pub struct Session {
-    process: ClientProcess,
+    caller: Caller,
     program: String,
     said_hello: bool,
     /// How many requests were refused.
@@ -43,7 +46,7 @@ impl Session {
     /// A client that has just connected.
     pub fn new(process: ClientProcess) -> Session {
         Session {
-            process,
+            caller: Caller { process, peer: None },
             program: String::new(),
             said_hello: false,
             refusals: 0,
@@ -56,7 +59,17 @@ impl Session {
 
     /// The client's process.
     pub fn process(&self) -> ClientProcess {
-        self.process
+        self.caller.process
+    }
+
+    /// Adds what the kernel says of the client's process. Without it, only the owner of a private daemon has privileges.
+    pub fn set_peer(&mut self, peer: PeerProcess) {
+        self.caller.peer = Some(Arc::new(peer));
+    }
+
+    /// What the kernel says of the client's process.
+    pub fn peer(&self) -> Option<&PeerProcess> {
+        self.caller.peer.as_deref()
     }
 
     /// The name of the client's program, from its hello.
@@ -81,7 +94,7 @@ impl Session {
 
     /// Carries out a request. Returns the reply and its descriptors; `None` for a request that has no reply.
     pub fn answer(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Option<ReplyWithFds> {
-        debug!(pid = self.process.pid, ?request, "request");
+        debug!(pid = self.caller.process.pid, ?request, "request");
         if request.is_without_reply() && self.said_hello {
             self.handle_without_reply(host, request);
             return None;
@@ -121,7 +134,7 @@ impl Session {
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
             Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
-            Request::CmConnections { from } => Ok(host.cm_connections(from).into()),
+            Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),
             Request::CmCommandRing => self.create_command_ring(),
             Request::CmChannel { channel } => self.cm().create_channel(channel),
             Request::CmCloseChannel { channel } => self.cm().close_channel(channel),
@@ -140,14 +153,14 @@ impl Session {
                 context.modify_qp_without_reply(host, qp, attr, mask)
             }
             (Request::DropQps { qps }, Some(context)) => context.drop_qps(host, &qps),
-            (other, _) => debug!(pid = self.process.pid, request = ?other, "ignored: the client has no context"),
+            (other, _) => debug!(pid = self.caller.process.pid, request = ?other, "ignored: the client has no context"),
         }
     }
 
     /// Logs a refusal: the program learns only its errno. A program that repeats refused requests does not fill the log.
     fn log_refusal(&mut self, refusal: &Refusal) {
         self.refusals = self.refusals.saturating_add(1);
-        let (pid, errno, program) = (self.process.pid, refusal.errno, &self.program);
+        let (pid, errno, program) = (self.caller.process.pid, refusal.errno, &self.program);
         if self.refusals <= REFUSALS_LOGGED_MAX {
             info!(pid, program, errno, "refused: {}", refusal.sentence);
         } else {
@@ -157,7 +170,7 @@ impl Session {
 
     /// The client's ids and event channels.
     fn cm(&mut self) -> &mut CmClient {
-        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.process.pid))
+        self.cm.get_or_insert_with(|| CmClient::new(&self.program, self.caller.clone()))
     }
 
     /// Creates the ring for commands without replies.
@@ -187,8 +200,8 @@ impl Session {
         if self.context.is_some() {
             return refuse(libc::EPROTO, "this connection has a context already");
         }
-        let (context, reply) = Context::open(host, device, self.process)?;
-        let ClientProcess { pid, uid } = self.process;
+        let (context, reply) = Context::open(host, device, self.caller.clone())?;
+        let ClientProcess { pid, uid } = self.caller.process;
         info!(pid, uid, program = self.program, device, "context opened");
         self.context = Some(context);
         Ok(reply)
@@ -277,7 +290,7 @@ impl Session {
         }
         if let Some(mut context) = self.context.take() {
             let left = context.close(host);
-            info!(pid = self.process.pid, program = self.program, left, "context closed");
+            info!(pid = self.caller.process.pid, program = self.program, left, "context closed");
         }
     }
 }

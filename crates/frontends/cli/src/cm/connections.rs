@@ -13,15 +13,23 @@ pub fn state_names() -> Vec<&'static str> {
     CmConnectionState::ALL.iter().map(|s| s.name()).collect()
 }
 
-/// All connections, or those in one state; sorted by state, then address.
+/// The connections that this user may see.
+pub struct ShownConnections {
+    /// All of them, or those in one state; sorted by state, then address.
+    pub list: Vec<CmConnection>,
+    /// How many connections of other users, in any state, there are besides.
+    pub hidden: u64,
+}
+
+/// Asks for the connections, or those in one state.
 ///
 /// # Errors
 /// A sentence.
-pub fn ask(client: &mut Daemon, state: Option<&str>) -> Result<Vec<CmConnection>, String> {
-    let mut all = client.cm_connections().map_err(|e| e.to_string())?;
-    all.retain(|c| state.is_none_or(|s| s == c.state.name()));
-    all.sort_by_key(|c| (c.state as u8, c.local.map(|a| (a.ip, a.port)), c.peer.map(|a| (a.ip, a.port))));
-    Ok(all)
+pub fn ask(client: &mut Daemon, state: Option<&str>) -> Result<ShownConnections, String> {
+    let (mut list, hidden) = client.cm_connections().map_err(|e| e.to_string())?;
+    list.retain(|c| state.is_none_or(|s| s == c.state.name()));
+    list.sort_by_key(|c| (c.state as u8, c.local.map(|a| (a.ip, a.port)), c.peer.map(|a| (a.ip, a.port))));
+    Ok(ShownConnections { list, hidden })
 }
 
 fn address(addr: Option<CmAddr>) -> String {
@@ -38,13 +46,13 @@ fn device(index: Option<u32>) -> String {
 }
 
 /// The table, and how many there are in each state.
-pub fn as_text(all: &[CmConnection]) -> String {
+pub fn as_text(shown: &ShownConnections) -> String {
     let mut text = format!(
         "{:<14} {:<5} {:<8} {:<28} {:<28} {:>8} {:>8} {:>9}  {}\n",
         "state", "space", "device", "local", "peer", "qpn", "peer qpn", "since", "program"
     );
     let number = |n: u32| if n == 0 { "-".to_owned() } else { n.to_string() };
-    for c in all {
+    for c in &shown.list {
         let since = if c.state == CmConnectionState::Listening { "-".to_owned() } else { time(c.since_ns) };
         let program = if c.pid == 0 { "-".to_owned() } else { format!("{} ({})", c.program, c.pid) };
         // Writing to a string cannot fail.
@@ -63,18 +71,21 @@ pub fn as_text(all: &[CmConnection]) -> String {
         );
     }
     let counts = CmConnectionState::ALL.iter().filter_map(|state| {
-        let count = all.iter().filter(|c| c.state == *state).count();
+        let count = shown.list.iter().filter(|c| c.state == *state).count();
         (count > 0).then(|| format!("{count} {}", state.name()))
     });
     let counts: Vec<String> = counts.collect();
     let _ = writeln!(text, "{}", if counts.is_empty() { "no connections".to_owned() } else { counts.join(", ") });
+    if shown.hidden > 0 {
+        let _ = writeln!(text, "{} connections of other users are not shown; root sees them", shown.hidden);
+    }
     text
 }
 
 /// The same for programs.
-pub fn as_json(all: &[CmConnection]) -> Value {
+pub fn as_json(shown: &ShownConnections) -> Value {
     let end = |addr: Option<CmAddr>| addr.map(|a| json!({ "address": a.ip.to_string(), "port": a.port }));
-    let rows = all.iter().map(|c| {
+    let rows = shown.list.iter().map(|c| {
         json!({
             "state": c.state.name(),
             "space": c.space,
@@ -89,9 +100,10 @@ pub fn as_json(all: &[CmConnection]) -> Value {
             "since_ns": c.since_ns,
             "program": c.program,
             "pid": c.pid,
+            "uid": c.uid,
         })
     });
-    json!({ "connections": rows.collect::<Vec<_>>() })
+    json!({ "connections": rows.collect::<Vec<_>>(), "not_shown": shown.hidden })
 }
 
 #[cfg(test)]
@@ -109,6 +121,7 @@ mod tests {
             space: "tcp".into(),
             program: "rping".into(),
             pid: 42,
+            uid: Some(1000),
             id: 1,
             comm_ids: (5, 6),
             qpns: (17, 0),
@@ -116,9 +129,15 @@ mod tests {
         };
         let listener =
             CmConnection { state: CmConnectionState::Listening, device: None, peer: None, qpns: (0, 0), ..one.clone() };
-        let text = as_text(&[listener, one.clone(), one]);
+        let mut shown = ShownConnections { list: vec![listener, one.clone(), one], hidden: 0 };
+        let text = as_text(&shown);
         assert!(text.ends_with("1 listening, 2 established\n"), "{text}");
         assert!(text.contains("[fd00::2]:40000") && text.contains("burst1") && text.contains("rping (42)"), "{text}");
-        assert!(as_text(&[]).ends_with("no connections\n"));
+        shown.hidden = 7;
+        let text = as_text(&shown);
+        assert!(text.ends_with("\n7 connections of other users are not shown; root sees them\n"), "{text}");
+        assert_eq!(as_json(&shown)["not_shown"], 7);
+        shown = ShownConnections { list: Vec::new(), hidden: 0 };
+        assert!(as_text(&shown).ends_with("no connections\n"));
     }
 }

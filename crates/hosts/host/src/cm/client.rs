@@ -2,6 +2,7 @@
 
 use super::id::{CmIdStage, HostCmId};
 use super::waits::HopWaits;
+use crate::authority::{Caller, ClientProcess};
 use crate::host::Host;
 use crate::refusal::{refuse, system};
 use crate::reply::ReplyParts;
@@ -9,7 +10,7 @@ use burst_base::verbs::QpType;
 use burst_cm::Fold;
 use burst_control::cm::{CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace};
 use burst_control::{Refusal, Response};
-use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmSession};
+use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmProgram, CmSession};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -23,9 +24,11 @@ const CHANNELS_MAX: usize = 4096;
 const NAME_MAX: usize = 32;
 
 /// The connection management of one program.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CmClient {
     pub(super) session: Arc<CmSession>,
+    /// The program's process.
+    pub(super) caller: Caller,
     channels: HashMap<u32, Arc<CmChannel>, Fold>,
     pub(super) ids: HashMap<CmId, HostCmId, Fold>,
     /// The ids that wait for a next hop.
@@ -45,13 +48,17 @@ pub(super) struct NewCmId {
 }
 
 impl CmClient {
-    /// Connection management for process `pid`, which runs `program`.
-    pub fn new(program: &str, pid: u32) -> CmClient {
-        let client = CmClient::default();
-        let program = program.chars().filter(char::is_ascii).take(NAME_MAX).collect();
-        // The first and only `set`: the session is new.
-        let _ = client.session.who.set((program, pid));
-        client
+    /// Connection management for a process, which runs `program`.
+    pub fn new(program: &str, caller: Caller) -> CmClient {
+        let name = program.chars().filter(char::is_ascii).take(NAME_MAX).collect();
+        let ClientProcess { pid, uid } = caller.process;
+        CmClient {
+            session: Arc::new(CmSession::new(CmProgram { name, pid, uid })),
+            caller,
+            channels: HashMap::default(),
+            ids: HashMap::default(),
+            waits: HopWaits::default(),
+        }
     }
 
     /// Creates an event channel.

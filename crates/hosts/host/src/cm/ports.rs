@@ -10,6 +10,21 @@ use std::net::IpAddr;
 /// The ephemeral ports, as in Linux: the numbers for ids that choose none.
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
+/// The first port that needs no privilege where the kernel does not tell.
+const UNPRIVILEGED_START: u16 = 1024;
+
+/// Whether binding to a port needs CAP_NET_BIND_SERVICE. As for sockets, `net.ipv4.ip_unprivileged_port_start` of this process's
+/// network namespace sets the limit, for IPv6 too; port 0 chooses a free number and is not privileged.
+pub fn is_privileged(port: u16) -> bool {
+    port != 0 && u32::from(port) < unprivileged_start()
+}
+
+/// The value may be 65536, when all ports are privileged.
+fn unprivileged_start() -> u32 {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap_or_default();
+    text.trim().parse().unwrap_or(UNPRIVILEGED_START.into())
+}
+
 /// A bound address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortBinding {

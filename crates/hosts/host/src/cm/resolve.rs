@@ -4,7 +4,7 @@ use super::client::CmClient;
 use super::destination::{self, Destination, is_link_local};
 use super::hops::{HopChanges, PendingHop};
 use super::id::{AddrPair, AddrResolution, CmIdStage, HopWait, HostCmId};
-use super::ports::PortBinding;
+use super::ports::{PortBinding, is_privileged};
 use super::service::{FinishedStep, UNKNOWN_PEER};
 use crate::device::HostDevice;
 use crate::host::Host;
@@ -15,6 +15,7 @@ use burst_control::Refusal;
 use burst_control::cm::{CmAddr, CmEvent, CmEventKind, CmId, CmReply, CmRoute};
 use burst_engine::gsi::CmPhase;
 use burst_engine::gsi::probes::CmProbe;
+use burst_peer::Capability;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
@@ -39,6 +40,11 @@ impl CmClient {
             }
             ip => Some(destination::owner_of(&host.devices, ip, addr.scope).map_or_else(no_device(ip), Ok)?),
         };
+        if is_privileged(addr.port) {
+            let what = format!("port {}", addr.port);
+            host.authority.check(&self.caller, Capability::NetBindService, libc::EACCES, &what)?;
+        }
+        let found = self.id(id)?;
         let wanted = PortBinding {
             ps: found.entry.ps,
             ip: addr.ip,

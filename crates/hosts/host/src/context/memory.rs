@@ -9,7 +9,7 @@ use crate::refusal::{no_room, refuse, system, unknown};
 use crate::reply::ReplyParts;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
-use burst_mem::{MapPiece, Mapping, ProcessMemory, Region, Window};
+use burst_mem::{MapPiece, Mapping, Region, Window};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -140,9 +140,7 @@ impl Context {
         }
         let memory = match &self.memory {
             Some(memory) => memory.clone(),
-            None => {
-                Arc::new(ProcessMemory::open(self.process.pid, self.process.uid).map_err(system("reach its memory"))?)
-            }
+            None => Arc::new(self.caller.open_memory().map_err(system("reach its memory"))?),
         };
         self.memory = Some(memory.clone());
         Ok(Region::in_process(memory, r.addr))

@@ -17,11 +17,15 @@ use burst_engine::gsi::CmPhase;
 use burst_engine::gsi::probes::CmProbe;
 use burst_engine::objects::SrqShared;
 use burst_engine::{QpSlot, Worker};
+use burst_peer::Capability;
 use burst_shm::rq::{RqConsumer, RqSpec};
 use burst_shm::sq::{SqConsumer, SqSpec};
 use burst_shm::{ShmRef, rq_stride, sq_stride};
 use burst_transport::{Qp, QpConfig, RecvQueue};
 use std::sync::Arc;
+
+/// The bit of privileged ("controlled") Q_Keys (IBA 3.5.3): the management datagrams of QP1 have one.
+const PRIVILEGED_QKEY: u32 = 1 << 31;
 
 /// The checked attributes that all queue pairs of one request share.
 struct QpPlan {
@@ -245,6 +249,7 @@ impl Context {
         mask: u32,
     ) -> Result<ReplyParts, Refusal> {
         let Some(object) = self.qps.get(qp) else { return unknown("queue pair", qp) };
+        self.check_qkey(host, &attr, mask)?;
         let flow = if mask & attr_mask::AV != 0 {
             let caps = &host.devices[self.device.index()].caps;
             let entropy = entropy_of(object.qpn, attr.dest_qpn);
@@ -260,10 +265,21 @@ impl Context {
         }
     }
 
+    /// Checks that the program may set a privileged Q_Key (IBA 10.2.5), if `mask` sets one.
+    fn check_qkey(&self, host: &Host, attr: &QpAttr, mask: u32) -> Result<(), Refusal> {
+        if mask & attr_mask::QKEY == 0 || attr.qkey.0 & PRIVILEGED_QKEY == 0 {
+            return Ok(());
+        }
+        host.authority.check(&self.caller, Capability::NetRaw, libc::EPERM, "a Q_Key with the highest bit set")
+    }
+
     /// Changes attributes of a queue pair without waiting. A refusal is only logged.
     pub fn modify_qp_without_reply(&self, host: &Host, qp: u32, attr: QpAttr, mask: u32) {
         let Some(object) = self.qps.get(qp) else { return };
         let qpn = object.qpn;
+        if let Err(refusal) = self.check_qkey(host, &attr, mask) {
+            return tracing::debug!(qpn = qpn.get(), "change without a reply refused: {}", refusal.sentence);
+        }
         host.post(object.worker, move |w, now| {
             if let Err(e) = w.modify_qp(now, qpn, &attr, mask & !attr_mask::AV, None) {
                 tracing::debug!(qpn = qpn.get(), "change without a reply refused: {e}");

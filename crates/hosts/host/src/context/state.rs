@@ -1,6 +1,7 @@
 //! The tables of a context: which objects it has, and what each of them refers to.
 
 use super::handles::HandleTable;
+use crate::authority::Caller;
 use crate::host::Host;
 use crate::id_allocator::IdAllocator;
 use crate::refusal::{no_room, refuse, system};
@@ -134,20 +135,11 @@ pub(super) struct HostAh {
     pub pd: u32,
 }
 
-/// The process that opened a context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClientProcess {
-    /// Process id, as seen by the daemon; 0: not visible.
-    pub pid: u32,
-    /// User id.
-    pub uid: u32,
-}
-
 /// The objects of one `ibv_context`.
 pub struct Context {
     pub(super) id: u32,
     pub(super) device: DeviceId,
-    pub(super) process: ClientProcess,
+    pub(super) caller: Caller,
     /// Memory of the process, opened when a region needs it.
     pub(super) memory: Option<Arc<ProcessMemory>>,
     pub(super) arena: Arena,
@@ -169,11 +161,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a context on device number `device` for `process`.
+    /// Opens a context on device number `device` for `caller`.
     ///
     /// # Errors
     /// ENODEV: there is no such device. ENOMEM, EMFILE: resources are exhausted.
-    pub fn open(host: &mut Host, device: u32, process: ClientProcess) -> Result<(Context, ReplyParts), Refusal> {
+    pub fn open(host: &mut Host, device: u32, caller: Caller) -> Result<(Context, ReplyParts), Refusal> {
         let Some(dev) = host.devices.get(device as usize) else {
             return refuse(libc::ENODEV, format!("there is no device {device}"));
         };
@@ -200,7 +192,7 @@ impl Context {
         let context = Context {
             id,
             device,
-            process,
+            caller,
             memory: None,
             arena,
             segments_sent: segments.len(),

@@ -14,9 +14,10 @@ impl Host {
         }
     }
 
-    /// A page of the connections of all workers, for `burst cm`. Listeners come first, fewer than a page, so that the cursor of
+    /// A page of the connections of all workers, for `burst cm`, as a user may see them: of other users' connections only the
+    /// number. Listeners come first, fewer than a page, so that the cursor of
     /// the next page differs from the first page's.
-    pub fn cm_connections(&self, from: CmCursor) -> Response {
+    pub fn cm_connections(&self, viewer: u32, from: CmCursor) -> Response {
         let (mut worker, mut slot) = from;
         let mut connections = Vec::new();
         if from == (0, 0) {
@@ -30,7 +31,10 @@ impl Host {
             (worker, slot) = next.map_or((worker + 1, 0), |slot| (worker, slot));
         }
         let more = (worker as usize) < self.workers().len();
-        Response::CmConnections { connections, next: more.then_some((worker, slot)) }
+        let found = connections.len();
+        connections.retain(|c| self.authority.may_see(viewer, c.uid));
+        let hidden = (found - connections.len()) as u32;
+        Response::CmConnections { connections, hidden, next: more.then_some((worker, slot)) }
     }
 
     /// Histograms and counts of all workers and of the control thread.
