@@ -63,6 +63,43 @@ impl PeerClass {
     }
 }
 
+/// Enhanced connection establishment (ECE), `struct ibv_ece`: options of one vendor, which REQ, REP and SIDR_REP carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ece {
+    /// Vendor id, 24 bits.
+    pub vendor_id: u32,
+    /// Options, defined by the vendor.
+    pub options: u32,
+}
+
+impl Ece {
+    /// The program has set none.
+    pub const NONE: Ece = Ece { vendor_id: 0, options: 0 };
+}
+
+/// Parameters that the program of one end gives for a connection: `struct rdma_conn_param` without its private data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnParam {
+    /// READs and atomics that this end accepts at a time. 255 from a program means the device's maximum.
+    pub responder_resources: u8,
+    /// READs and atomics that this end keeps outstanding. 255 from a program means the device's maximum.
+    pub initiator_depth: u8,
+    /// Whether this end wants end-to-end flow control.
+    pub flow_control: bool,
+    /// Retries of the transport, 0..=7; the active end's choice holds for both ends.
+    pub retry_count: u8,
+    /// Retries on RNR NAK that the peer should make, 0..=7.
+    pub rnr_retry_count: u8,
+    /// Whether the queue pair has a shared receive queue.
+    pub srq: bool,
+    /// Queue pair number.
+    pub qpn: u32,
+    /// Q_Key of a datagram service. 0 from a program means the RDMA-CM default, 0x01234567.
+    pub qkey: u32,
+    /// ECE options that the program has set.
+    pub ece: Ece,
+}
+
 /// A connection as negotiated so far, seen from this end. In a request that the program has not answered: what the peer offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnAttr {
@@ -92,8 +129,8 @@ pub struct ConnAttr {
     pub qkey: u32,
     /// Path MTU.
     pub mtu: Mtu,
-    /// The peer's vendor id and options (enhanced connection establishment); zeros for a Burst whose program set none.
-    pub ece: (u32, u32),
+    /// The peer's ECE options; [`Ece::NONE`] if the peer is a Burst whose program set none.
+    pub ece: Ece,
     /// Class of the peer.
     pub peer: PeerClass,
 }
@@ -114,16 +151,16 @@ impl ConnAttr {
         srq: false,
         qkey: 0,
         mtu: Mtu::B1024,
-        ece: (0, 0),
+        ece: Ece::NONE,
         peer: PeerClass::Standard,
     };
 
     /// Limits both depths to what this end offers: neither end asks for more than the other gives, nor gives more than is asked
     /// for. `rnr_retry_count` is this end's choice for the peer.
-    pub fn limit(&mut self, responder_resources: u8, initiator_depth: u8, rnr_retry_count: u8) {
-        self.responder_resources = self.responder_resources.min(responder_resources);
-        self.initiator_depth = self.initiator_depth.min(initiator_depth);
-        self.peer_rnr_retry_count = rnr_retry_count;
+    pub fn limit(&mut self, own: &ConnParam) {
+        self.responder_resources = self.responder_resources.min(own.responder_resources);
+        self.initiator_depth = self.initiator_depth.min(own.initiator_depth);
+        self.peer_rnr_retry_count = own.rnr_retry_count;
     }
 }
 

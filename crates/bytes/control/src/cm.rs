@@ -15,7 +15,7 @@
 //! worker that owns it, and sends the RTU by itself. If a command names none, the program gets
 //! [`CmEventKind::ConnectResponse`], moves its queue pair by the attributes in the event, and sends [`CmCommand::Establish`].
 
-pub use burst_base::conn::ConnAttr;
+pub use burst_base::conn::{ConnAttr, ConnParam, Ece};
 use burst_base::verbs::{AhAttr, Mtu, QpType};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
@@ -118,31 +118,6 @@ pub struct CmQp {
     pub qpn: u32,
 }
 
-/// `struct rdma_conn_param`, and what options add to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CmParam {
-    /// READs and atomics that this end takes from its peer; 255 means the most that is possible.
-    pub responder_resources: u8,
-    /// READs and atomics that this end asks of its peer; 255 means the most that is possible.
-    pub initiator_depth: u8,
-    /// End-to-end flow control.
-    pub flow_control: bool,
-    /// Retries of the transport, 0..=7 (the connecting end's choice holds for both).
-    pub retry_count: u8,
-    /// Retries on RNR NAK that this end asks of its peer.
-    pub rnr_retry_count: u8,
-    /// Whether the queue pair has a shared receive queue.
-    pub srq: bool,
-    /// The queue pair's number; ignored when the operation names a [`CmQp`].
-    pub qp_num: u32,
-    /// Q_Key of a datagram id; 0 means the RDMA-CM default, 0x01234567.
-    pub qkey: u32,
-    /// Private data.
-    pub data: CmData,
-    /// Enhanced connection establishment: vendor id (24 bits) and options; zeros are legal.
-    pub ece: (u32, u32),
-}
-
 /// An operation on an id: a one-way request by the command ring, or part of [`crate::Request::Cm`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CmCommand {
@@ -203,8 +178,10 @@ pub enum CmCommand {
         id: CmId,
         /// Moved by the daemon if given.
         qp: Option<CmQp>,
-        /// Parameters.
-        param: CmParam,
+        /// Parameters of this end.
+        param: ConnParam,
+        /// Private data.
+        data: CmData,
     },
     /// `rdma_listen`.
     Listen {
@@ -219,8 +196,10 @@ pub enum CmCommand {
         id: CmId,
         /// Moved by the daemon if given.
         qp: Option<CmQp>,
-        /// Parameters.
-        param: CmParam,
+        /// Parameters of this end.
+        param: ConnParam,
+        /// Private data.
+        data: CmData,
     },
     /// `rdma_reject`. The id stays until it is destroyed.
     Reject {

@@ -8,7 +8,7 @@
 //! refused.
 
 use crate::cm::{
-    CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute, ConnAttr,
+    CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmQp, CmRoute, ConnAttr, ConnParam, Ece,
     PortSpace,
 };
 use burst_base::conn::PeerClass;
@@ -86,14 +86,15 @@ numbers! { u8 u16 u32 u64 i32 }
 structs! {
     CmAddr { ip port scope }
     CmRoute { src dst device sgid dgid sgid_index mtu traffic_class hop_limit ack_timeout }
+    Ece { vendor_id options }
     ConnAttr {
         remote_qpn sq_psn rq_psn responder_resources initiator_depth retry_count rnr_retry_count peer_rnr_retry_count
         ack_timeout flow_control srq qkey mtu ece peer
     }
     CmEvent { kind id listener status cookie route conn data }
     CmQp { token qpn }
-    CmParam {
-        responder_resources initiator_depth flow_control retry_count rnr_retry_count srq qp_num qkey data ece
+    ConnParam {
+        responder_resources initiator_depth flow_control retry_count rnr_retry_count srq qpn qkey ece
     }
 }
 
@@ -128,9 +129,9 @@ choices! { CmCommand {
     3 = Bind { id addr }
     4 = ResolveAddr { id src dst timeout_ms }
     5 = ResolveRoute { id timeout_ms }
-    6 = Connect { id qp param }
+    6 = Connect { id qp param data }
     7 = Listen { id backlog }
-    8 = Accept { id qp param }
+    8 = Accept { id qp param data }
     9 = Reject { id reason data }
     10 = Establish { id }
     11 = Notify { id }

@@ -4,7 +4,7 @@ mod shape;
 
 use burst_base::conn::PeerClass;
 use burst_base::verbs::{Mtu, QpType};
-use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmRoute, ConnAttr};
+use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmRoute, ConnAttr, Ece};
 use burst_control::frame::{BELL_MAGIC, HEADER_BYTES, MAGIC};
 use burst_control::{AsyncObject, AsyncRecord, CommandSender, FDS_MAX, MESSAGE_MAX, Reply, Request};
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RECORD_RING_ENTRIES};
@@ -99,7 +99,7 @@ fn event() -> CmEvent {
         srq: false,
         qkey: 19,
         mtu: Mtu::B4096,
-        ece: (20, 21),
+        ece: Ece { vendor_id: 20, options: 21 },
         peer: PeerClass::Burst,
     };
     let data = CmData::new(b"data").expect("it fits");

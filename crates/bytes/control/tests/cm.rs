@@ -3,8 +3,8 @@
 use burst_base::conn::PeerClass;
 use burst_base::verbs::{AhAttr, Mtu, QpType};
 use burst_control::cm::{
-    CM_DATA_MAX, CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmParam, CmQp, CmRoute,
-    ConnAttr, PortSpace,
+    CM_DATA_MAX, CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmQp, CmRoute, ConnAttr, ConnParam, Ece,
+    PortSpace,
 };
 use burst_control::commands::CommandReceiver;
 use burst_control::frame::{self, ControlHeader};
@@ -45,7 +45,7 @@ fn longest() -> CmEvent {
         srq: true,
         qkey: max,
         mtu: Mtu::B4096,
-        ece: (max, max),
+        ece: Ece { vendor_id: max, options: max },
         peer: PeerClass::Burst,
     };
     CmEvent {
@@ -100,17 +100,16 @@ fn every_command() -> Vec<CmCommand> {
     let addr = CmAddr { ip: [0xff; 16].into(), port: u16::MAX, scope: max };
     let small = CmAddr { ip: [192, 0, 2, 1].into(), port: 1, scope: 0 };
     let data = CmData::new(&[0xff; CM_DATA_MAX]).expect("fits");
-    let param = CmParam {
+    let param = ConnParam {
         responder_resources: 255,
         initiator_depth: 255,
         flow_control: true,
         retry_count: 255,
         rnr_retry_count: 255,
         srq: true,
-        qp_num: max,
+        qpn: max,
         qkey: max,
-        data,
-        ece: (max, max),
+        ece: Ece { vendor_id: max, options: max },
     };
     let qp = Some(CmQp { token: u64::MAX, qpn: max });
     vec![
@@ -123,10 +122,10 @@ fn every_command() -> Vec<CmCommand> {
         CmCommand::ResolveAddr { id, src: None, dst: small, timeout_ms: 1 },
         CmCommand::ResolveAddr { id, src: Some(small), dst: addr, timeout_ms: max },
         CmCommand::ResolveRoute { id, timeout_ms: max },
-        CmCommand::Connect { id, qp: None, param: CmParam::default() },
-        CmCommand::Connect { id, qp, param },
+        CmCommand::Connect { id, qp: None, param: ConnParam::default(), data: CmData::EMPTY },
+        CmCommand::Connect { id, qp, param, data },
         CmCommand::Listen { id, backlog: 128 },
-        CmCommand::Accept { id, qp, param },
+        CmCommand::Accept { id, qp, param, data },
         CmCommand::Reject { id, reason: 28, data },
         CmCommand::Establish { id },
         CmCommand::Notify { id },

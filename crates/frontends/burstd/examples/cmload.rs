@@ -7,7 +7,7 @@
 //! connections per thread with at most WINDOW under way, then ends them all, and prints both rates.
 
 use burst_base::verbs::{QpCap, QpType};
-use burst_control::cm::{CmAddr, CmCommand, CmEvent, CmEventKind, CmParam, CmQp, PortSpace};
+use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmQp, ConnParam, PortSpace};
 use burst_control::{Client, CommandSender, CqInitAttr, QpCookies, QpInitAttr, Request, Response};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -72,8 +72,8 @@ impl Program {
     }
 }
 
-fn param() -> CmParam {
-    CmParam { responder_resources: 1, initiator_depth: 1, retry_count: 7, rnr_retry_count: 7, ..CmParam::default() }
+fn param() -> ConnParam {
+    ConnParam { responder_resources: 1, initiator_depth: 1, retry_count: 7, rnr_retry_count: 7, ..ConnParam::default() }
 }
 
 fn serve(socket: &Path, addr: CmAddr) {
@@ -90,7 +90,12 @@ fn serve(socket: &Path, addr: CmAddr) {
             CmEventKind::ConnectRequest => {
                 let (handle, qp) = p.create_qp();
                 qps.insert(event.id, handle);
-                p.without_reply(vec![CmCommand::Accept { id: event.id, qp: Some(qp), param: param() }]);
+                p.without_reply(vec![CmCommand::Accept {
+                    id: event.id,
+                    qp: Some(qp),
+                    param: param(),
+                    data: CmData::EMPTY,
+                }]);
             }
             CmEventKind::Established => {}
             CmEventKind::Disconnected => {
@@ -120,7 +125,7 @@ fn drive(socket: &Path, dst: CmAddr, count: u32, window: u32) -> [f64; 2] {
                 CmCommand::Create { id: asked, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc },
                 CmCommand::ResolveAddr { id: asked, src: None, dst, timeout_ms: 2000 },
                 CmCommand::ResolveRoute { id: asked, timeout_ms: 2000 },
-                CmCommand::Connect { id: asked, qp: Some(qp), param: param() },
+                CmCommand::Connect { id: asked, qp: Some(qp), param: param(), data: CmData::EMPTY },
             ]);
         }
         let event = p.event();

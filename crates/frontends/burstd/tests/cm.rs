@@ -3,9 +3,7 @@
 mod common;
 
 use burst_base::verbs::QpType;
-use burst_control::cm::{
-    CmCommand, CmData, CmEvent, CmEventKind as K, CmIdOption, CmParam, CmReply, DAEMON_IDS, PortSpace,
-};
+use burst_control::cm::{CmCommand, CmData, CmEvent, CmEventKind as K, CmIdOption, CmReply, DAEMON_IDS, PortSpace};
 use common::{Daemon, Program, addr, param};
 
 const HERE: &str = "127.0.0.1";
@@ -18,10 +16,13 @@ fn pair(daemon: &Daemon) -> (Program, Program) {
 fn connected(server: &mut Program, client: &mut Program, port: u16) -> (u32, u32, CmEvent, CmEvent) {
     // A queue pair's number rests after its connection: another one each time.
     let qpn = 100 + client.ids();
-    let id = client.connect(PortSpace::Tcp, addr(HERE, port), param(qpn));
+    let id = client.connect(PortSpace::Tcp, addr(HERE, port), param(qpn), CmData::EMPTY);
     let request = server.event();
     assert_eq!((request.kind, request.conn.remote_qpn), (K::ConnectRequest, qpn));
-    assert_eq!(server.op(CmCommand::Accept { id: request.id, qp: None, param: param(100 + qpn) }), CmReply::Done);
+    assert_eq!(
+        server.op(CmCommand::Accept { id: request.id, qp: None, param: param(100 + qpn), data: CmData::EMPTY }),
+        CmReply::Done
+    );
     let response = client.expect(K::ConnectResponse, id);
     // The program knows that it has established: only the other side gets an event.
     assert_eq!(client.op(CmCommand::Establish { id }), CmReply::Done);
@@ -61,26 +62,26 @@ fn private_data_goes_both_ways_and_refusals_carry_it() {
     let (mut server, mut client) = pair(&daemon);
     server.listen(PortSpace::Tcp, addr(HERE, 7174), 0);
     let data = |text: &str| CmData::new(text.as_bytes()).expect("fits");
-    let id = client.connect(PortSpace::Tcp, addr(HERE, 7174), CmParam { data: data("please"), ..param(100) });
+    let id = client.connect(PortSpace::Tcp, addr(HERE, 7174), param(100), data("please"));
     let request = server.event();
     assert_eq!(&request.data.as_slice()[..7], b"please\0");
     let op = CmCommand::Reject { id: request.id, reason: 28, data: data("no") };
     assert_eq!(server.op(op), CmReply::Done);
     let rejected = client.expect(K::Rejected, id);
     assert_eq!((rejected.status, &rejected.data.as_slice()[..3]), (28, &b"no\0"[..]));
-    let long = CmParam { data: CmData::new(&[1; 57]).expect("fits"), ..param(1) };
+    let long = CmData::new(&[1; 57]).expect("fits");
     let id = client.new_id(PortSpace::Tcp, QpType::Rc);
     client.op(CmCommand::ResolveAddr { id, src: None, dst: addr(HERE, 7174), timeout_ms: 0 });
-    assert_eq!(client.errno(CmCommand::Connect { id, qp: None, param: long }), libc::EINVAL);
+    assert_eq!(client.errno(CmCommand::Connect { id, qp: None, param: param(1), data: long }), libc::EINVAL);
 }
 
 #[test]
 fn a_request_without_a_listener_is_rejected() {
     let daemon = Daemon::start("unheard", 1);
     let mut client = daemon.program();
-    let id = client.connect(PortSpace::Tcp, addr(HERE, 9), param(100));
+    let id = client.connect(PortSpace::Tcp, addr(HERE, 9), param(100), CmData::EMPTY);
     assert_eq!(client.expect(K::Rejected, id).status, 8);
-    let id = client.connect(PortSpace::Udp, addr(HERE, 9), param(100));
+    let id = client.connect(PortSpace::Udp, addr(HERE, 9), param(100), CmData::EMPTY);
     assert_eq!(client.expect(K::Unreachable, id).status, 1);
 }
 
@@ -89,10 +90,10 @@ fn datagram_services_tell_queue_pair_and_key() {
     let daemon = Daemon::start("sidr", 1);
     let (mut server, mut client) = pair(&daemon);
     server.listen(PortSpace::Udp, addr(HERE, 7174), 0);
-    let id = client.connect(PortSpace::Udp, addr(HERE, 7174), param(0));
+    let id = client.connect(PortSpace::Udp, addr(HERE, 7174), param(0), CmData::EMPTY);
     let request = server.event();
     assert_eq!((request.kind, request.data.as_slice().len()), (K::ConnectRequest, 180));
-    server.op(CmCommand::Accept { id: request.id, qp: None, param: param(77) });
+    server.op(CmCommand::Accept { id: request.id, qp: None, param: param(77), data: CmData::EMPTY });
     let event = client.expect(K::Established, id);
     assert_eq!((event.conn.remote_qpn, event.conn.qkey), (77, 0x0123_4567));
     assert_eq!(event.data.as_slice().len(), 136);
@@ -104,11 +105,11 @@ fn a_program_that_dies_is_told_about() {
     let (mut server, mut client) = pair(&daemon);
     server.listen(PortSpace::Tcp, addr(HERE, 7174), 0);
     let (_, passive, ..) = connected(&mut server, &mut client, 7174);
-    client.connect(PortSpace::Tcp, addr(HERE, 7174), param(101));
+    client.connect(PortSpace::Tcp, addr(HERE, 7174), param(101), CmData::EMPTY);
     assert_eq!(server.event().kind, K::ConnectRequest);
     drop(client);
     let mut other = daemon.program();
-    let id = other.connect(PortSpace::Tcp, addr(HERE, 7174), param(102));
+    let id = other.connect(PortSpace::Tcp, addr(HERE, 7174), param(102), CmData::EMPTY);
     // The request that was not accepted ends silently.
     let mut seen = [server.event(), server.event(), server.event()].map(|e| (e.kind, e.id));
     seen.sort_by_key(|(kind, _)| *kind as u32);
@@ -116,7 +117,7 @@ fn a_program_that_dies_is_told_about() {
     assert_eq!((request, end), (K::ConnectRequest, [(K::Disconnected, passive), (K::TimewaitExit, passive)]));
     drop(server);
     assert_eq!(other.expect(K::Rejected, id).status, 28);
-    let id = other.connect(PortSpace::Tcp, addr(HERE, 7174), param(103));
+    let id = other.connect(PortSpace::Tcp, addr(HERE, 7174), param(103), CmData::EMPTY);
     assert_eq!(other.expect(K::Rejected, id).status, 8, "its listener is gone");
 }
 
@@ -152,7 +153,10 @@ fn failures_of_commands_without_a_reply_become_events() {
     let daemon = Daemon::start("without", 1);
     let mut client = daemon.program();
     let id = client.new_id(PortSpace::Tcp, QpType::Rc);
-    client.without_reply(vec![CmCommand::Connect { id, qp: None, param: param(1) }, CmCommand::Disconnect { id }]);
+    client.without_reply(vec![
+        CmCommand::Connect { id, qp: None, param: param(1), data: CmData::EMPTY },
+        CmCommand::Disconnect { id },
+    ]);
     assert_eq!(client.expect(K::ConnectError, id).status, -libc::EINVAL);
     // The conversation goes on.
     assert!(matches!(client.op(CmCommand::Query { id }), CmReply::Route(_)));
@@ -164,9 +168,9 @@ fn a_migrated_id_takes_its_events_along() {
     let (mut server, mut client) = pair(&daemon);
     let fds = server.client.call(&burst_control::Request::CmChannel { channel: 2 }, &[]).expect("channel").fds;
     server.listen(PortSpace::Tcp, addr(HERE, 7174), 0);
-    let id = client.connect(PortSpace::Tcp, addr(HERE, 7174), param(100));
+    let id = client.connect(PortSpace::Tcp, addr(HERE, 7174), param(100), CmData::EMPTY);
     let request = server.event();
-    server.op(CmCommand::Accept { id: request.id, qp: None, param: param(200) });
+    server.op(CmCommand::Accept { id: request.id, qp: None, param: param(200), data: CmData::EMPTY });
     client.expect(K::ConnectResponse, id);
     client.op(CmCommand::Establish { id });
     // ESTABLISHED may lie unread in the old channel, or may yet come: it is in the new one in any case.

@@ -7,8 +7,8 @@ use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
 use crate::id::Id;
 use crate::qp;
 use crate::sys::*;
-use burst_base::conn::private_data_room as room;
-use burst_control::cm::{CmCommand, CmData, CmParam, PortSpace};
+use burst_base::conn::{ConnParam, Ece, private_data_room as room};
+use burst_control::cm::{CmCommand, CmData, PortSpace};
 use std::ffi::{c_int, c_void};
 
 /// IBA table 112: rejected by the program.
@@ -17,17 +17,16 @@ const REASON_CONSUMER: u16 = 28;
 const REASON_VENDOR_OPTION: u16 = 35;
 
 /// Parameters when the program gives none: everything that is possible.
-const DEFAULTS: CmParam = CmParam {
+const DEFAULTS: ConnParam = ConnParam {
     responder_resources: RDMA_MAX_RESP_RES as u8,
     initiator_depth: RDMA_MAX_INIT_DEPTH as u8,
     flow_control: false,
     retry_count: 7,
     rnr_retry_count: 7,
     srq: false,
-    qp_num: 0,
+    qpn: 0,
     qkey: 0,
-    data: CmData::EMPTY,
-    ece: (0, 0),
+    ece: Ece::NONE,
 };
 
 /// Private data of a call.
@@ -53,7 +52,7 @@ fn check_depths(id: &Id, param: &rdma_conn_param) -> Outcome<()> {
 }
 
 /// Parameters of a call.
-unsafe fn param_of(id: &Id, given: *const rdma_conn_param, most: usize) -> Outcome<CmParam> {
+unsafe fn param_of(id: &Id, given: *const rdma_conn_param, most: usize) -> Outcome<(ConnParam, CmData)> {
     let ece = lock(&id.known).ece;
     // SAFETY: NULL, or a valid struct.
     let Some(p) = (unsafe { given.as_ref() }) else {
@@ -61,23 +60,23 @@ unsafe fn param_of(id: &Id, given: *const rdma_conn_param, most: usize) -> Outco
             // Nobody says which queue pair.
             return Err(EINVAL);
         }
-        return Ok(CmParam { ece, srq: has_srq(id), ..DEFAULTS });
+        return Ok((ConnParam { ece, srq: has_srq(id), ..DEFAULTS }, CmData::EMPTY));
     };
     check_depths(id, p)?;
     // SAFETY: the caller's promise.
     let data = unsafe { data_of(p.private_data, p.private_data_len, most) }?;
-    Ok(CmParam {
+    let param = ConnParam {
         responder_resources: p.responder_resources,
         initiator_depth: p.initiator_depth,
         flow_control: p.flow_control != 0,
         retry_count: p.retry_count.min(7),
         rnr_retry_count: p.rnr_retry_count.min(7),
         srq: p.srq != 0 || has_srq(id),
-        qp_num: p.qp_num,
+        qpn: p.qp_num,
         qkey: 0,
-        data,
         ece,
-    })
+    };
+    Ok((param, data))
 }
 
 fn has_srq(id: &Id) -> bool {
@@ -97,8 +96,8 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn
         let id = unsafe { Id::from_rdma(id) }?;
         let most = if id.is_datagram() { room::SIDR_REQ } else { room::REQ };
         // SAFETY: as above.
-        let param = unsafe { param_of(id, param, most) }?;
-        id.send_command(CmCommand::Connect { id: id.number, qp: qp::named(id)?, param })?;
+        let (param, data) = unsafe { param_of(id, param, most) }?;
+        id.send_command(CmCommand::Connect { id: id.number, qp: qp::named(id)?, param, data })?;
         id.complete()
     })
 }
@@ -115,14 +114,14 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
         let datagram = id.is_datagram();
         let most = if datagram { room::SIDR_REP } else { room::REP };
         // SAFETY: as above.
-        let mut wanted = unsafe { param_of(id, param, most) }?;
+        let (mut wanted, data) = unsafe { param_of(id, param, most) }?;
         if param.is_null() {
             // What the peer asked for.
             let conn = lock(&id.known).conn;
             (wanted.responder_resources, wanted.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
         }
         // Work posted before the worker has moved the queue pair waits in the queue until then.
-        id.send_command(CmCommand::Accept { id: id.number, qp: qp::named(id)?, param: wanted })?;
+        id.send_command(CmCommand::Accept { id: id.number, qp: qp::named(id)?, param: wanted, data })?;
         if datagram {
             return Ok(());
         }
@@ -227,7 +226,7 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
         if ece.comp_mask != 0 {
             return Err(EOPNOTSUPP);
         }
-        lock(&id.known).ece = (ece.vendor_id, ece.options);
+        lock(&id.known).ece = Ece { vendor_id: ece.vendor_id, options: ece.options };
         Ok(())
     })
 }
@@ -241,7 +240,7 @@ pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_
     door::status(|| {
         // SAFETY: the caller's promise.
         let (id, ece) = unsafe { (Id::from_rdma(id)?, ece.as_mut().ok_or(EINVAL)?) };
-        let (vendor_id, options) = lock(&id.known).conn.ece;
+        let Ece { vendor_id, options } = lock(&id.known).conn.ece;
         *ece = ibv_ece { vendor_id, options, comp_mask: 0 };
         Ok(())
     })

@@ -14,7 +14,7 @@ use crate::event;
 use crate::session::DaemonSession;
 use crate::sys::*;
 use burst_base::verbs::QpType;
-use burst_control::cm::{CmCommand, CmEvent, CmEventKind, CmId, CmReply, CmRoute, ConnAttr, PortSpace};
+use burst_control::cm::{CmCommand, CmEvent, CmEventKind, CmId, CmReply, CmRoute, ConnAttr, Ece, PortSpace};
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -176,7 +176,7 @@ pub struct Known {
     /// Local ACK timeout code, if the program has set one.
     pub ack_timeout: Option<u8>,
     /// Own enhancements, to be told at connection.
-    pub ece: (u32, u32),
+    pub ece: Ece,
 }
 
 /// An id.

@@ -10,7 +10,7 @@ use crate::qp::QueuePair;
 use crate::raw::session::CmControl;
 use burst_base::verbs::QpType;
 use burst_control::Request;
-use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmId, CmParam, CmQp, PortSpace};
+use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmId, CmQp, ConnParam, Ece, PortSpace};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -113,8 +113,8 @@ impl ConnectionManager {
         id.expect(CmEventKind::AddrResolved, timeout)?;
         self.0.control.ask(vec![CmCommand::ResolveRoute { id: id.id, timeout_ms }])?;
         id.expect(CmEventKind::RouteResolved, timeout.saturating_sub(begin.elapsed()))?;
-        let param = param(data, REQ_DATA_MAX)?;
-        self.0.control.ask(vec![CmCommand::Connect { id: id.id, qp: Some(named(qp)), param }])?;
+        let data = private_data(data, REQ_DATA_MAX)?;
+        self.0.control.ask(vec![CmCommand::Connect { id: id.id, qp: Some(named(qp)), param: PARAM, data }])?;
         let event = id.expect(CmEventKind::Established, timeout.saturating_sub(begin.elapsed()))?;
         qp.set_connected();
         Ok(ConnectionId { id, peer: event.route.dst.map(socket_addr), data: event.data })
@@ -141,16 +141,21 @@ fn named(qp: &QueuePair) -> CmQp {
 }
 
 /// Parameters of a connection: as many READs in flight as both devices allow, and seven retries.
-fn param(data: &[u8], data_max: usize) -> Result<CmParam> {
+const PARAM: ConnParam = ConnParam {
+    responder_resources: u8::MAX,
+    initiator_depth: u8::MAX,
+    flow_control: false,
+    retry_count: 7,
+    rnr_retry_count: 7,
+    srq: false,
+    qpn: 0,
+    qkey: 0,
+    ece: Ece::NONE,
+};
+
+fn private_data(data: &[u8], data_max: usize) -> Result<CmData> {
     let data = CmData::new(data).filter(|_| data.len() <= data_max);
-    Ok(CmParam {
-        responder_resources: u8::MAX,
-        initiator_depth: u8::MAX,
-        retry_count: 7,
-        rnr_retry_count: 7,
-        data: data.ok_or(ClientError::Invalid("the private data does not fit into the message"))?,
-        ..CmParam::default()
-    })
+    data.ok_or(ClientError::Invalid("the private data does not fit into the message"))
 }
 
 impl IdOwner {
@@ -238,8 +243,8 @@ impl ConnectRequest {
     /// [`ClientError::Connection`] when the client has given up; [`ClientError::TimedOut`].
     pub fn accept(self, qp: &QueuePair, data: &[u8], timeout: Duration) -> Result<ConnectionId> {
         let ConnectRequest { id, peer, data: request } = self;
-        let param = param(data, REP_DATA_MAX)?;
-        id.manager.0.control.ask(vec![CmCommand::Accept { id: id.id, qp: Some(named(qp)), param }])?;
+        let data = private_data(data, REP_DATA_MAX)?;
+        id.manager.0.control.ask(vec![CmCommand::Accept { id: id.id, qp: Some(named(qp)), param: PARAM, data }])?;
         id.expect(CmEventKind::Established, timeout)?;
         qp.set_connected();
         Ok(ConnectionId { id, peer, data: request })

@@ -4,10 +4,10 @@
 
 use crate::flow::{entropy_of, flow_of, gid_of};
 use crate::worker::{DataPath, Worker};
+use burst_base::conn::ConnParam;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
 use burst_cm::{Backlog, CmError, ConnAttr, PathRecord};
-use burst_control::cm::CmParam;
 use burst_control::monitor::CmConnection;
 use burst_frame::Flow;
 use burst_gsi::{CmEntry, CmJob, CmQpRef, CmSession, CmTimes, PassLoad, WorkerAccess};
@@ -40,7 +40,7 @@ impl Worker {
 
     /// Moves the queue pair of an id that came with a request to RTS, before its accept; for a queue pair that is not on the
     /// worker of the connection. False when that is not possible.
-    pub fn cm_ready(&mut self, now: Nanos, entry: &CmEntry, param: &CmParam) -> bool {
+    pub fn cm_ready(&mut self, now: Nanos, entry: &CmEntry, param: &ConnParam) -> bool {
         let (Some(qp), Some(path), Some(negotiated)) = (entry.qp.get(), &entry.path, entry.negotiated(param)) else {
             return false;
         };

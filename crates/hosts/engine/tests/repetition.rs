@@ -1,10 +1,11 @@
 //! A CM request is not repeated while received packets are unread: the answer may be among them.
 mod harness;
 
+use burst_base::conn::ConnParam;
 use burst_base::verbs::{Mtu, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::{PathRecord, service};
-use burst_control::cm::{CmParam, PortSpace};
+use burst_control::cm::{CmData, PortSpace};
 use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmRequest, CmSession};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::mem::{Hub, MemConfig, MemPort};
@@ -63,7 +64,8 @@ fn asking() -> (Host, MemPort) {
         port: 7174,
         mtu: Mtu::B1024,
         ack_timeout: 14,
-        param: CmParam::default(),
+        param: ConnParam::default(),
+        data: CmData::EMPTY,
     };
     host.worker.cm_jobs(Nanos(0), vec![CmJob::Connect(Arc::new(entry), Box::new(request))]);
     host.worker.run_once(Nanos(0));

@@ -3,8 +3,8 @@
 use crate::channel::CmChannel;
 use burst_base::Qpn;
 use burst_base::verbs::QpType;
-use burst_cm::{BacklogPlace, ConnAttr, PathRecord};
-use burst_control::cm::{CmParam, CmRoute, DAEMON_IDS, PortSpace};
+use burst_cm::{BacklogPlace, ConnAttr, ConnParam, PathRecord};
+use burst_control::cm::{CmRoute, DAEMON_IDS, PortSpace};
 use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -137,9 +137,9 @@ impl CmEntry {
 
     /// The connection that this id's program may accept with `param`: the peer's parameters, limited by the program's. `None`
     /// if the id did not come with a request.
-    pub fn negotiated(&self, param: &CmParam) -> Option<ConnAttr> {
+    pub fn negotiated(&self, param: &ConnParam) -> Option<ConnAttr> {
         let mut conn = self.adjust(*self.requested.as_ref()?);
-        conn.limit(param.responder_resources, param.initiator_depth, param.rnr_retry_count);
+        conn.limit(param);
         Some(conn)
     }
 

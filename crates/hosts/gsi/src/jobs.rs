@@ -5,12 +5,11 @@ use crate::agent::GsiAgent;
 use crate::channel::{CmChannel, PendingEvent};
 use crate::effects::AgentEffects;
 use crate::entry::{CmEntry, CmQpRef, CmSession};
-use burst_base::gid::gid_of;
 use burst_base::verbs::{Mtu, QpType};
 use burst_base::{DeviceId, Nanos};
 use burst_cm::service::{self, service_id};
-use burst_cm::{Backlog, CmError, ConnectParams, EndParams, Listener, PathRecord, SidrParams, Transport};
-use burst_control::cm::{CmEvent, CmEventKind, CmParam, PortSpace};
+use burst_cm::{Backlog, CmError, ConnParam, ConnectParams, EndParams, Listener, PathRecord, Transport};
+use burst_control::cm::{CmData, CmEvent, CmEventKind, PortSpace};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,7 +29,9 @@ pub struct CmRequest {
     /// Local ACK timeout code.
     pub ack_timeout: u8,
     /// Parameters of `rdma_connect`.
-    pub param: CmParam,
+    pub param: ConnParam,
+    /// Private data of `rdma_connect`.
+    pub data: CmData,
 }
 
 /// One request of a program, or of the control thread for it.
@@ -39,9 +40,9 @@ pub enum CmJob {
     /// Sends a REQ or SIDR_REQ.
     Connect(Arc<CmEntry>, Box<CmRequest>),
     /// Sends a REP or SIDR_REP. A queue pair that the daemon moves must belong to this worker, or be in RTS.
-    Accept(Arc<CmEntry>, Box<CmParam>),
+    Accept(Arc<CmEntry>, ConnParam, Box<CmData>),
     /// Sends a REJ with this reason.
-    Reject(Arc<CmEntry>, u16, Box<CmParam>),
+    Reject(Arc<CmEntry>, u16, Box<CmData>),
     /// Sends an RTU.
     Establish(Arc<CmEntry>),
     /// Establishes the connection, because data came before the RTU (`rdma_notify`).
@@ -99,12 +100,12 @@ impl GsiAgent {
         let conn = |entry: &Arc<CmEntry>| entry.conn();
         let failed = match &job {
             CmJob::Connect(entry, request) => return self.connect(now, worker, entry, request),
-            CmJob::Accept(entry, param) => self.accept(now, worker, entry, param).err(),
-            CmJob::Reject(entry, reason, param) => {
+            CmJob::Accept(entry, param, data) => self.accept(now, worker, entry, param, data).err(),
+            CmJob::Reject(entry, reason, data) => {
                 let mut fx = AgentEffects { now, worker, io };
                 entry.leave_place();
                 // Fails if the peer has withdrawn the request: then no REJ is needed.
-                let _ = machine.reject(now, conn(entry), *reason, param.data.as_slice(), &mut fx);
+                let _ = machine.reject(now, conn(entry), *reason, data.as_slice(), &mut fx);
                 None
             }
             CmJob::Establish(entry) => machine.establish(now, conn(entry), &mut AgentEffects { now, worker, io }).err(),
@@ -131,7 +132,7 @@ impl GsiAgent {
                 None
             }
         };
-        if let (Some(error), CmJob::Accept(entry, _) | CmJob::Establish(entry)) = (failed, &job) {
+        if let (Some(error), CmJob::Accept(entry, ..) | CmJob::Establish(entry)) = (failed, &job) {
             self.report_failure(entry, error);
         }
     }
@@ -155,12 +156,11 @@ impl GsiAgent {
 
     fn connect(&mut self, now: Nanos, worker: &mut dyn WorkerAccess, entry: &Arc<CmEntry>, request: &CmRequest) {
         let GsiAgent { machine, io, .. } = self;
-        let param = &request.param;
         let mut data = [0; service::HEADER_LEN + burst_control::cm::CM_DATA_MAX];
         let skip =
             if entry.ps == PortSpace::Ib && request.header.src.is_unspecified() { 0 } else { service::HEADER_LEN };
         data[..skip].copy_from_slice(&request.header.to_bytes()[..skip]);
-        let user = param.data.as_slice();
+        let user = request.data.as_slice();
         data[skip..skip + user.len()].copy_from_slice(user);
         let data = &data[..skip + user.len()];
         let service = service_id(entry.ps as u16, request.port);
@@ -169,16 +169,13 @@ impl GsiAgent {
         let made = if entry.qp_type == QpType::Ud {
             machine.resolve(now, entry.clone(), &request.path, service, data, &mut fx)
         } else {
-            let flow = &request.path.flow;
             let params = ConnectParams {
                 path: request.path,
                 service_id: service,
                 transport: transport_of(entry.qp_type),
-                end: end_of(entry, param, guid, data),
-                retry_count: param.retry_count,
+                end: end_of(entry, &request.param, guid, data),
                 mtu: request.mtu,
                 ack_timeout: request.ack_timeout,
-                gids: (gid_of(flow.src), gid_of(flow.dst)),
             };
             machine.connect(now, entry.clone(), &params, &mut fx)
         };
@@ -193,19 +190,17 @@ impl GsiAgent {
         now: Nanos,
         worker: &mut dyn WorkerAccess,
         entry: &Arc<CmEntry>,
-        param: &CmParam,
+        param: &ConnParam,
+        data: &CmData,
     ) -> Result<(), CmError> {
         let GsiAgent { machine, io, .. } = self;
-        let data = param.data.as_slice();
         entry.leave_place();
+        let device = entry.route.get().and_then(|r| r.device).unwrap_or(0);
+        let end = end_of(entry, param, io.guids[device as usize], data.as_slice());
         if entry.qp_type == QpType::Ud {
-            let qpn = entry.qp.get().map_or(param.qp_num, |qp| qp.qpn.get());
-            let params = SidrParams { qpn, qkey: param.qkey, ece: param.ece, data };
-            return machine.serve(now, entry.conn(), &params, &mut AgentEffects { now, worker, io });
+            return machine.serve(now, entry.conn(), &end, &mut AgentEffects { now, worker, io });
         }
-        let port = entry.route.get().and_then(|r| r.device).unwrap_or(0);
-        let end = end_of(entry, param, io.guids[port as usize], data);
-        let (path, negotiated) = machine.offer(entry.conn(), &end)?;
+        let (path, negotiated) = machine.offer(entry.conn(), &end.param)?;
         if let Some(qp) = entry.qp.get()
             && qp.qpn.worker() == io.worker_id
             && !worker.connect_qp(now, qp, &path, &entry.adjust(negotiated))
@@ -227,16 +222,8 @@ fn transport_of(qp_type: QpType) -> Transport {
     }
 }
 
-fn end_of<'a>(entry: &CmEntry, param: &CmParam, ca_guid: u64, data: &'a [u8]) -> EndParams<'a> {
-    EndParams {
-        qpn: entry.qp.get().map_or(param.qp_num, |qp| qp.qpn.get()),
-        ca_guid,
-        responder_resources: param.responder_resources,
-        initiator_depth: param.initiator_depth,
-        flow_control: param.flow_control,
-        rnr_retry_count: param.rnr_retry_count,
-        srq: param.srq,
-        ece: param.ece,
-        data,
-    }
+/// What this end contributes: the program's parameters, with the number of the queue pair that the daemon moves, if it moves one.
+fn end_of<'a>(entry: &CmEntry, param: &ConnParam, ca_guid: u64, data: &'a [u8]) -> EndParams<'a> {
+    let qpn = entry.qp.get().map_or(param.qpn, |qp| qp.qpn.get());
+    EndParams { param: ConnParam { qpn, ..*param }, ca_guid, data }
 }

@@ -1,12 +1,14 @@
 //! The active end: sends REQ, awaits REP or REJ, sends RTU (IBA 12.9.6).
 
 use crate::api::{
-    BURST_VENDOR, CmEffects, CmStep, ConnEventKind, ConnectParams, EndParams, PathRecord, PeerClass, QpSetup, Transport,
+    BURST_VENDOR, CmEffects, CmStep, ConnEventKind, ConnParam, ConnectParams, Ece, EndParams, PathRecord, PeerClass,
+    QpSetup, Transport,
 };
 use crate::conn::{CmState, Conn, RESPONSE_TIMEOUT, RETRIES_MAX, SERVICE_TIME_MAX, time_of};
 use crate::machine::{Cm, CmError};
 use crate::message::{CmMessage, Mad, Mra, Rej, Rep, Req, Rtu, reject};
 use crate::table::ConnKey;
+use burst_base::gid::gid_of;
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
 use burst_wire::DEFAULT_PKEY;
@@ -14,14 +16,14 @@ use burst_wire::DEFAULT_PKEY;
 /// The permissive LID: RoCE has no LIDs.
 const PERMISSIVE_LID: u16 = 0xffff;
 
-/// Vendor id and options to send: the program's, or Burst's if it has set none.
-pub(crate) fn ece_to_send(end: &EndParams<'_>) -> (u32, u32) {
-    if end.ece == (0, 0) { (BURST_VENDOR, 0) } else { end.ece }
+/// ECE options to send: the program's; if it has set none, Burst's vendor id without options.
+pub(crate) fn ece_to_send(of_program: Ece) -> Ece {
+    if of_program == Ece::NONE { Ece { vendor_id: BURST_VENDOR, options: 0 } } else { of_program }
 }
 
-/// Vendor id and options as programs see them: Burst's own are zeros.
-pub(crate) fn ece_seen(vendor_id: u32, options: u32) -> (u32, u32) {
-    if vendor_id == BURST_VENDOR { (0, 0) } else { (vendor_id, options) }
+/// ECE options of the peer for the program: Burst's vendor id is not one that a program has set.
+pub(crate) fn ece_for_program(received: Ece) -> Ece {
+    if received.vendor_id == BURST_VENDOR { Ece::NONE } else { received }
 }
 
 impl<O> Cm<O> {
@@ -42,13 +44,13 @@ impl<O> Cm<O> {
         let params = &ConnectParams { end: limited(params), ..*params };
         let mut conn = Conn::new(CmState::ReqSent, params.path, now);
         conn.owner = Some(owner);
-        (conn.local_guid, conn.local_qpn) = (params.end.ca_guid, params.end.qpn);
+        (conn.local_guid, conn.local_qpn) = (params.end.ca_guid, params.end.param.qpn);
         (conn.service_id, conn.transport) = (params.service_id, params.transport);
         conn.conn.rq_psn = self.draw_psn();
-        conn.conn.responder_resources = params.end.responder_resources;
-        conn.conn.initiator_depth = params.end.initiator_depth;
-        conn.conn.retry_count = params.retry_count & 7;
-        conn.conn.peer_rnr_retry_count = params.end.rnr_retry_count;
+        conn.conn.responder_resources = params.end.param.responder_resources;
+        conn.conn.initiator_depth = params.end.param.initiator_depth;
+        conn.conn.retry_count = params.end.param.retry_count & 7;
+        conn.conn.peer_rnr_retry_count = params.end.param.rnr_retry_count;
         conn.conn.ack_timeout = params.ack_timeout & 31;
         conn.conn.mtu = params.mtu;
         let psn = conn.conn.rq_psn;
@@ -58,7 +60,7 @@ impl<O> Cm<O> {
         if let Some(conn) = self.table.get_mut(id) {
             conn.tid = tid;
         }
-        let (vendor_id, modifier) = ece_to_send(&params.end);
+        let Ece { vendor_id, options: modifier } = ece_to_send(params.end.param.ece);
         let req = request(params, id, psn, vendor_id);
         self.send_kept(now, id, &Mad { tid, modifier, message: req.into(), data: params.end.data }, true, fx);
         self.step(now, id, CmStep::ReqSent, fx);
@@ -147,7 +149,7 @@ impl<O> Cm<O> {
         conn.conn.rnr_retry_count = rep.rnr_retry_count;
         (conn.conn.flow_control, conn.conn.srq) = (rep.flow_control, rep.srq);
         conn.conn.peer = PeerClass::of(rep.vendor_id);
-        conn.conn.ece = ece_seen(rep.vendor_id, mad.modifier);
+        conn.conn.ece = ece_for_program(Ece { vendor_id: rep.vendor_id, options: mad.modifier });
         let (way, negotiated) = (conn.path, conn.conn);
         let verdict = conn.owner.as_ref().map_or(QpSetup::Failed, |owner| fx.ready(owner, &way, &negotiated));
         self.step(now, id, CmStep::RepReceived, fx);
@@ -313,7 +315,10 @@ impl<O> Cm<O> {
 /// Parameters that an active end can offer: an XRC initiator receives no requests, so it offers nothing for them.
 fn limited<'a>(params: &ConnectParams<'a>) -> EndParams<'a> {
     match params.transport {
-        Transport::Xrc => EndParams { responder_resources: 0, rnr_retry_count: 0, srq: false, ..params.end },
+        Transport::Xrc => {
+            let param = ConnParam { responder_resources: 0, rnr_retry_count: 0, srq: false, ..params.end.param };
+            EndParams { param, ..params.end }
+        }
         _ => params.end,
     }
 }
@@ -325,36 +330,37 @@ fn passive_qpn(transport: Transport, rep: &Rep) -> u32 {
 }
 
 fn request(params: &ConnectParams<'_>, id: u32, psn: u32, vendor_id: u32) -> Req {
-    let end = &params.end;
+    let EndParams { param, ca_guid, .. } = &params.end;
+    let flow = &params.path.flow;
     let receives = params.transport != Transport::Xrc;
     let (transport, extended_transport) = params.transport.codes();
     Req {
         local_id: id,
         vendor_id,
         service_id: params.service_id,
-        ca_guid: end.ca_guid,
-        qpn: end.qpn,
-        responder_resources: end.responder_resources,
-        initiator_depth: end.initiator_depth,
+        ca_guid: *ca_guid,
+        qpn: param.qpn,
+        responder_resources: param.responder_resources,
+        initiator_depth: param.initiator_depth,
         remote_response_timeout: RESPONSE_TIMEOUT,
         transport,
-        flow_control: end.flow_control,
+        flow_control: param.flow_control,
         psn,
         local_response_timeout: RESPONSE_TIMEOUT,
-        retry_count: if receives { params.retry_count } else { 0 },
+        retry_count: if receives { param.retry_count } else { 0 },
         pkey: DEFAULT_PKEY,
         mtu: params.mtu as u8,
-        rnr_retry_count: end.rnr_retry_count,
+        rnr_retry_count: param.rnr_retry_count,
         cm_retries: RETRIES_MAX,
-        srq: end.srq,
+        srq: param.srq,
         extended_transport,
         local_lid: PERMISSIVE_LID,
         remote_lid: PERMISSIVE_LID,
-        local_gid: params.gids.0,
-        remote_gid: params.gids.1,
-        flow_label: params.path.flow.flow_label,
-        traffic_class: params.path.flow.tos,
-        hop_limit: params.path.flow.hop_limit,
+        local_gid: gid_of(flow.src),
+        remote_gid: gid_of(flow.dst),
+        flow_label: flow.flow_label,
+        traffic_class: flow.tos,
+        hop_limit: flow.hop_limit,
         ack_timeout: params.ack_timeout,
         ..Req::default()
     }

@@ -2,7 +2,7 @@
 
 use crate::backlog::BacklogPlace;
 use crate::message::CmMessage;
-pub use burst_base::conn::{BURST_VENDOR, ConnAttr, PeerClass};
+pub use burst_base::conn::{BURST_VENDOR, ConnAttr, ConnParam, Ece, PeerClass};
 use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_frame::Flow;
@@ -52,26 +52,14 @@ const _: () = {
     }
 };
 
-/// Parameters that one end contributes to a connection.
+/// What one end contributes to a connection or to a datagram service by its REQ, REP or SIDR_REP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndParams<'a> {
-    /// Queue pair number.
-    pub qpn: u32,
-    /// GUID of the device.
+    /// Parameters of the program, limited to what the device can do.
+    pub param: ConnParam,
+    /// GUID of the device (REQ and REP).
     pub ca_guid: u64,
-    /// READs and atomics that this end accepts at a time.
-    pub responder_resources: u8,
-    /// READs and atomics that this end keeps outstanding.
-    pub initiator_depth: u8,
-    /// Whether this end wants end-to-end flow control.
-    pub flow_control: bool,
-    /// RNR retries that the peer should make.
-    pub rnr_retry_count: u8,
-    /// Whether the queue pair has a shared receive queue.
-    pub srq: bool,
-    /// Vendor id and options, if the program set them.
-    pub ece: (u32, u32),
-    /// Private data; in a request it begins with the RDMA-CM header.
+    /// Private data; in a REQ it begins with the RDMA-CM header.
     pub data: &'a [u8],
 }
 
@@ -86,27 +74,10 @@ pub struct ConnectParams<'a> {
     pub transport: Transport,
     /// Parameters of this end.
     pub end: EndParams<'a>,
-    /// Retries of the transport, for both ends.
-    pub retry_count: u8,
     /// MTU of this end's link.
     pub mtu: Mtu,
     /// Local ACK timeout code.
     pub ack_timeout: u8,
-    /// GIDs: this end's and the peer's.
-    pub gids: ([u8; 16], [u8; 16]),
-}
-
-/// Parameters of a datagram service request or reply.
-#[derive(Clone, Copy, Debug)]
-pub struct SidrParams<'a> {
-    /// Queue pair of the service (reply).
-    pub qpn: u32,
-    /// Its Q_Key (reply).
-    pub qkey: u32,
-    /// Vendor id and options (reply).
-    pub ece: (u32, u32),
-    /// Private data.
-    pub data: &'a [u8],
 }
 
 /// Events that are reported to the owner of a connection.

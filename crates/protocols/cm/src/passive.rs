@@ -1,7 +1,9 @@
 //! The passive end: checks a REQ and shows it to a listener, sends REP or REJ, awaits RTU (IBA 12.9.7).
 
-use crate::active::{ece_seen, ece_to_send};
-use crate::api::{CmEffects, CmStep, ConnAttr, ConnEventKind, EndParams, PathRecord, PeerClass, Transport};
+use crate::active::ece_for_program;
+use crate::api::{
+    CmEffects, CmStep, ConnAttr, ConnEventKind, ConnParam, Ece, EndParams, PathRecord, PeerClass, Transport,
+};
 use crate::conn::{CmState, Conn, SERVICE_TIMEOUT};
 use crate::machine::{Cm, CmError};
 use crate::message::{CmMessage, Mad, Mra, Rej, Rep, Req, Rtu, reject};
@@ -165,48 +167,47 @@ impl<O> Cm<O> {
         conn.state = CmState::RepSent;
         conn.waiting = None;
         self.queue.look();
-        (conn.local_qpn, conn.local_guid) = (end.qpn, end.ca_guid);
-        let end = &limited(conn.transport, end);
-        let (qpn, eecn) = if conn.transport == Transport::Xrc { (0, end.qpn) } else { (end.qpn, 0) };
-        conn.conn.limit(end.responder_resources, end.initiator_depth, end.rnr_retry_count);
-        let (mut vendor_id, mut modifier) = ece_to_send(end);
-        if end.ece == (0, 0) {
-            (vendor_id, modifier) = (conn.conn.peer.answer(), 0);
-        }
+        (conn.local_qpn, conn.local_guid) = (end.param.qpn, end.ca_guid);
+        let param = limited(conn.transport, &end.param);
+        let (qpn, eecn) = if conn.transport == Transport::Xrc { (0, param.qpn) } else { (param.qpn, 0) };
+        conn.conn.limit(&param);
+        let ece = match param.ece {
+            Ece::NONE => Ece { vendor_id: conn.conn.peer.answer(), options: 0 },
+            of_program => of_program,
+        };
         let rep = Rep {
             local_id: id,
             remote_id: conn.remote_id,
             qpn,
             eecn,
-            vendor_id,
+            vendor_id: ece.vendor_id,
             psn: conn.conn.rq_psn,
             responder_resources: conn.conn.responder_resources,
             initiator_depth: conn.conn.initiator_depth,
             ack_delay: 15,
-            flow_control: end.flow_control,
-            rnr_retry_count: end.rnr_retry_count,
-            srq: end.srq,
+            flow_control: param.flow_control,
+            rnr_retry_count: param.rnr_retry_count,
+            srq: param.srq,
             ca_guid: end.ca_guid,
             ..Rep::default()
         };
-        let mad = Mad { tid: conn.tid, modifier, message: rep.into(), data: end.data };
+        let mad = Mad { tid: conn.tid, modifier: ece.options, message: rep.into(), data: end.data };
         self.send_kept(now, id, &mad, true, fx);
         self.step(now, id, CmStep::RepSent, fx);
         Ok(())
     }
 
-    /// The parameters that an accept with `end` would negotiate, so that the queue pair can be moved to RTS before the REP.
+    /// The parameters that an accept with `param` would negotiate, so that the queue pair can be moved to RTS before the REP.
     ///
     /// # Errors
     /// [`CmError::Gone`], [`CmError::WrongState`].
-    pub fn offer(&mut self, id: u32, end: &EndParams<'_>) -> Result<(PathRecord, ConnAttr), CmError> {
+    pub fn offer(&mut self, id: u32, param: &ConnParam) -> Result<(PathRecord, ConnAttr), CmError> {
         let conn = self.table.get_mut(id).ok_or(CmError::Gone)?;
         if conn.state != CmState::ReqReceived {
             return Err(CmError::WrongState);
         }
         let mut negotiated = conn.conn;
-        let end = limited(conn.transport, end);
-        negotiated.limit(end.responder_resources, end.initiator_depth, end.rnr_retry_count);
+        negotiated.limit(&limited(conn.transport, param));
         Ok((conn.path, negotiated))
     }
 
@@ -288,10 +289,10 @@ impl<O> Cm<O> {
 }
 
 /// Parameters that a passive end can offer: an XRC target sends no requests, and receives into shared receive queues only.
-fn limited<'a>(transport: Transport, end: &EndParams<'a>) -> EndParams<'a> {
+fn limited(transport: Transport, param: &ConnParam) -> ConnParam {
     match transport {
-        Transport::Xrc => EndParams { initiator_depth: 0, flow_control: false, srq: true, ..*end },
-        _ => *end,
+        Transport::Xrc => ConnParam { initiator_depth: 0, flow_control: false, srq: true, ..*param },
+        _ => *param,
     }
 }
 
@@ -351,7 +352,7 @@ fn requested_by(mad: &Mad<'_>, req: &Req, mtu: Mtu) -> ConnAttr {
         srq: req.srq,
         qkey: 0,
         mtu,
-        ece: ece_seen(req.vendor_id, mad.modifier),
+        ece: ece_for_program(Ece { vendor_id: req.vendor_id, options: mad.modifier }),
         peer: PeerClass::of(req.vendor_id),
     }
 }

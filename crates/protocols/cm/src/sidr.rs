@@ -1,7 +1,7 @@
 //! Datagram services: a SIDR_REQ asks for the queue pair and Q_Key of a port, a SIDR_REP carries them (IBA 12.11).
 
-use crate::active::{ece_seen, ece_to_send};
-use crate::api::{CmEffects, CmStep, ConnEventKind, EndParams, PathRecord, SidrParams};
+use crate::active::{ece_for_program, ece_to_send};
+use crate::api::{CmEffects, CmStep, ConnEventKind, Ece, EndParams, PathRecord};
 use crate::conn::{CmState, Conn, TIME_WAIT};
 use crate::machine::{Cm, CmError};
 use crate::message::{Mad, SidrRep, SidrReq};
@@ -95,19 +95,18 @@ impl<O> Cm<O> {
         &mut self,
         now: Nanos,
         id: u32,
-        params: &SidrParams<'_>,
+        end: &EndParams<'_>,
         fx: &mut impl CmEffects<O>,
     ) -> Result<(), CmError> {
-        let end = EndParams { ece: params.ece, ..EndParams::default() };
-        let (vendor, modifier) = ece_to_send(&end);
+        let ece = ece_to_send(end.param.ece);
         let rep = SidrRep {
-            qpn: params.qpn,
-            qkey: params.qkey,
-            vendor_low: vendor as u16,
-            vendor_high: (vendor >> 16) as u8,
+            qpn: end.param.qpn,
+            qkey: end.param.qkey,
+            vendor_low: ece.vendor_id as u16,
+            vendor_high: (ece.vendor_id >> 16) as u8,
             ..SidrRep::default()
         };
-        self.answer_sidr(now, id, rep, modifier, params.data, fx)
+        self.answer_sidr(now, id, rep, ece.options, end.data, fx)
     }
 
     pub(crate) fn reject_sidr(
@@ -161,8 +160,8 @@ impl<O> Cm<O> {
             return fx.count(path.device, Reason::CmUnexpected);
         }
         (conn.conn.remote_qpn, conn.conn.qkey) = (rep.qpn, rep.qkey);
-        let vendor = u32::from(rep.vendor_high) << 16 | u32::from(rep.vendor_low);
-        conn.conn.ece = ece_seen(vendor, mad.modifier);
+        let vendor_id = u32::from(rep.vendor_high) << 16 | u32::from(rep.vendor_low);
+        conn.conn.ece = ece_for_program(Ece { vendor_id, options: mad.modifier });
         self.step(now, id, CmStep::SidrRepReceived, fx);
         if rep.status == 0 {
             self.report(id, ConnEventKind::Established, 0, mad.data, fx);

@@ -9,8 +9,8 @@ use burst_cm::backlog::{LISTENER_QUEUE_MAX, QUEUED_PER_PLACE, READ_MIN};
 use burst_cm::message::{Apr, CmMessage, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, reject};
 use burst_cm::service::{HEADER_LEN, PS_TCP, PS_UDP, PrivateDataHeader, service_id};
 use burst_cm::{
-    BURST_VENDOR, Backlog, CmError, CmState, ConnEventKind as K, Listener, PathRecord, PeerClass, QpSetup, SidrParams,
-    Transport,
+    BURST_VENDOR, Backlog, CmError, CmState, ConnEventKind as K, ConnParam, EndParams, Listener, PathRecord, PeerClass,
+    QpSetup, Transport,
 };
 use burst_frame::Flow;
 use harness::{Harness, Host, PORT, Weather};
@@ -671,7 +671,8 @@ fn datagram_services_are_asked_and_answered() {
     let story = &host.world.stories[0];
     assert_eq!((story.last(), story.negotiated.map(|n| (n.remote_qpn, n.qkey))), (Some(K::Established), Some((5, 6))));
     assert!(host.cm.is_empty());
-    let params = SidrParams { qpn: 1, qkey: 2, ece: (0, 0), data: &[] };
+    let param = ConnParam { qpn: 1, qkey: 2, ..ConnParam::default() };
+    let params = EndParams { param, ..EndParams::default() };
     assert_eq!(host.cm.serve(NOW, id, &params, &mut host.world), Err(CmError::Gone));
 }
 
@@ -702,13 +703,12 @@ fn a_datagram_service_may_be_asked_for_a_moment_before_its_listener() {
 
 #[test]
 fn how_often_the_peer_tries_again_is_what_we_ask_of_it() {
-    use burst_cm::EndParams;
     let mut host = Host::new(1);
     ask(&mut host, req(1, 50));
     let id = host.world.stories[0].conn;
     let wishes = host.world.stories[0].negotiated.expect("wishes");
     assert_eq!((wishes.rnr_retry_count, wishes.peer_rnr_retry_count), (4, 4), "ours is not said yet");
-    let (_, offer) = host.cm.offer(id, &EndParams { rnr_retry_count: 7, ..EndParams::default() }).expect("in time");
+    let (_, offer) = host.cm.offer(id, &ConnParam { rnr_retry_count: 7, ..ConnParam::default() }).expect("in time");
     assert_eq!((offer.rnr_retry_count, offer.peer_rnr_retry_count), (4, 7));
 }
 

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test file uses its own part
 
 use burst_base::verbs::QpType;
-use burst_control::cm::{CmAddr, CmCommand, CmEvent, CmEventKind, CmId, CmParam, CmReply, PortSpace};
+use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmId, CmReply, ConnParam, PortSpace};
 use burst_control::{Client, CommandSender, Request, Response};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{BufRead, BufReader};
@@ -137,12 +137,12 @@ impl Program {
     }
 
     /// Resolved and asked for.
-    pub fn connect(&mut self, ps: PortSpace, dst: CmAddr, param: CmParam) -> CmId {
+    pub fn connect(&mut self, ps: PortSpace, dst: CmAddr, param: ConnParam, data: CmData) -> CmId {
         let id = self.new_id(ps, if ps == PortSpace::Udp { QpType::Ud } else { QpType::Rc });
         let replies = self.ops(vec![
             CmCommand::ResolveAddr { id, src: None, dst, timeout_ms: 1000 },
             CmCommand::ResolveRoute { id, timeout_ms: 1000 },
-            CmCommand::Connect { id, qp: None, param },
+            CmCommand::Connect { id, qp: None, param, data },
         ]);
         assert!(matches!(replies[..], [CmReply::Route(_), CmReply::Route(_), CmReply::Done]), "{replies:?}");
         assert_eq!(self.expect(CmEventKind::AddrResolved, id).status, 0);
@@ -155,13 +155,13 @@ pub fn addr(ip: &str, port: u16) -> CmAddr {
     CmAddr { ip: ip.parse().expect("ip"), port, scope: 0 }
 }
 
-pub fn param(qp_num: u32) -> CmParam {
-    CmParam {
-        qp_num,
+pub fn param(qpn: u32) -> ConnParam {
+    ConnParam {
+        qpn,
         responder_resources: 4,
         initiator_depth: 4,
         retry_count: 7,
         rnr_retry_count: 7,
-        ..CmParam::default()
+        ..ConnParam::default()
     }
 }

@@ -40,9 +40,9 @@ impl CmClient {
                 self.resolve_addr(host, id, AddrPair { src, dst }, timeout_ms)
             }
             CmCommand::ResolveRoute { id, .. } => self.resolve_route(host, id),
-            CmCommand::Connect { id, qp, ref param } => self.connect(host, id, qp, param),
+            CmCommand::Connect { id, qp, ref param, ref data } => self.connect(host, id, qp, param, data),
             CmCommand::Listen { id, backlog } => self.listen(host, id, backlog),
-            CmCommand::Accept { id, qp, ref param } => self.accept(host, id, qp, param),
+            CmCommand::Accept { id, qp, ref param, ref data } => self.accept(host, id, qp, param, data),
             CmCommand::Reject { id, reason, ref data } => self.reject(host, id, reason, data),
             CmCommand::Establish { id } => self.send_job(host, id, CmJob::Establish),
             CmCommand::Notify { id } => self.send_job(host, id, CmJob::Notify),

@@ -12,7 +12,7 @@ use burst_base::verbs::{AhAttr, QpType};
 use burst_cm::Backlog;
 use burst_cm::service::PrivateDataHeader;
 use burst_control::Refusal;
-use burst_control::cm::{CmAddr, CmData, CmId, CmParam, CmQp, CmReply, CmRoute, PortSpace};
+use burst_control::cm::{CmAddr, CmData, CmId, CmQp, CmReply, CmRoute, ConnParam, PortSpace};
 use burst_engine::flow::flow_of;
 use burst_engine::gsi::{CmEntry, CmJob, CmQpRef, CmRequest};
 use burst_engine::qpn::worker_of;
@@ -37,9 +37,9 @@ fn too_long<T>(len: usize, room: usize) -> Result<T, Refusal> {
 }
 
 /// The parameters, limited to what the device can do.
-fn granted(param: &CmParam) -> CmParam {
+fn granted(param: &ConnParam) -> ConnParam {
     let most = RD_ATOMIC_MAX;
-    CmParam {
+    ConnParam {
         responder_resources: param.responder_resources.min(most),
         initiator_depth: param.initiator_depth.min(most),
         retry_count: param.retry_count.min(7),
@@ -73,7 +73,8 @@ impl CmClient {
         host: &mut Host,
         id: CmId,
         qp: Option<CmQp>,
-        param: &CmParam,
+        param: &ConnParam,
+        data: &CmData,
     ) -> Result<CmReply, Refusal> {
         let id = self.id(id)?;
         if id.stage != CmIdStage::Addressed {
@@ -84,10 +85,10 @@ impl CmClient {
         }
         let datagrams = id.entry.qp_type == QpType::Ud;
         let room = private_data_room::request(datagrams);
-        if param.data.as_slice().len() > room {
-            return too_long(param.data.as_slice().len(), room);
+        if data.as_slice().len() > room {
+            return too_long(data.as_slice().len(), room);
         }
-        let request = Box::new(request(host, id, granted(param))?);
+        let request = Box::new(request(host, id, granted(param), *data)?);
         let qp = Self::queue_pair(host, &id.entry, qp)?;
         let worker = match qp {
             Some(qp) => worker_of(qp.qpn),
@@ -143,7 +144,8 @@ impl CmClient {
         host: &mut Host,
         id: CmId,
         qp: Option<CmQp>,
-        param: &CmParam,
+        param: &ConnParam,
+        data: &CmData,
     ) -> Result<CmReply, Refusal> {
         let id = self.arrived(host, id)?;
         if id.stage != CmIdStage::Requested {
@@ -151,24 +153,24 @@ impl CmClient {
         }
         let datagrams = id.entry.qp_type == QpType::Ud;
         let room = private_data_room::accept(datagrams);
-        if param.data.as_slice().len() > room {
-            return too_long(param.data.as_slice().len(), room);
+        if data.as_slice().len() > room {
+            return too_long(data.as_slice().len(), room);
         }
-        let param = Box::new(granted(param));
+        let param = granted(param);
         let qp = Self::queue_pair(host, &id.entry, qp)?;
         if let Some(code) = id.options.ack_timeout {
             id.entry.ack_timeout.store(code, Ordering::Relaxed);
         }
         let worker = id.entry.worker.load(Ordering::Relaxed);
         if let Some(qp) = qp.filter(|qp| worker_of(qp.qpn) != worker && !datagrams) {
-            let (entry, param) = (id.entry.clone(), param.clone());
+            let entry = id.entry.clone();
             let ready = host.on_worker(worker_of(qp.qpn) as usize, move |w, now| w.cm_ready(now, &entry, &param));
             if !ready {
                 return refuse(libc::EINVAL, "the queue pair cannot be made ready");
             }
         }
         id.stage = CmIdStage::Connected;
-        host.cm.job(worker, CmJob::Accept(id.entry.clone(), param));
+        host.cm.job(worker, CmJob::Accept(id.entry.clone(), param, Box::new(*data)));
         Ok(CmReply::Done)
     }
 
@@ -183,8 +185,7 @@ impl CmClient {
             return refuse(libc::EINVAL, "there is nothing to reject");
         }
         let worker = id.entry.worker.load(Ordering::Relaxed);
-        let param = Box::new(CmParam { data: *data, ..CmParam::default() });
-        host.cm.job(worker, CmJob::Reject(id.entry.clone(), reason, param));
+        host.cm.job(worker, CmJob::Reject(id.entry.clone(), reason, Box::new(*data)));
         Ok(CmReply::Done)
     }
 
@@ -224,7 +225,7 @@ fn id_of(entry: &CmEntry) -> CmId {
 }
 
 /// The request that the worker sends in a REQ or SIDR_REQ.
-fn request(host: &Host, id: &HostCmId, param: CmParam) -> Result<CmRequest, Refusal> {
+fn request(host: &Host, id: &HostCmId, param: ConnParam, data: CmData) -> Result<CmRequest, Refusal> {
     let (CmRoute { src: Some(src), dst: Some(dst), .. }, Some(device)) = (id.route, device_of(&id.route)) else {
         return refuse(libc::EINVAL, "resolve the address first");
     };
@@ -247,5 +248,6 @@ fn request(host: &Host, id: &HostCmId, param: CmParam) -> Result<CmRequest, Refu
         mtu: id.route.mtu,
         ack_timeout: id.options.ack_timeout.unwrap_or(ACK_TIMEOUT),
         param,
+        data,
     })
 }

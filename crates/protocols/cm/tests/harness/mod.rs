@@ -6,8 +6,8 @@ use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::{
-    Backlog, BacklogPlace, Cm, CmEffects, CmMessage, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest,
-    ConnectParams, EndParams, Listener, PathRecord, QpSetup, Secret, StepTime, Transport,
+    Backlog, BacklogPlace, Cm, CmEffects, CmMessage, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnParam,
+    ConnRequest, ConnectParams, EndParams, Listener, PathRecord, QpSetup, Secret, StepTime, Transport,
 };
 use burst_frame::Flow;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -176,33 +176,34 @@ impl Host {
         let header = PrivateDataHeader { src: self.ip, port: 1000 + owner as u16 % 60_000, dst: peer };
         let data = [&header.to_bytes()[..], data].concat();
         let qpn = self.qpn();
-        let wish = ConnectParams {
+        let params = ConnectParams {
             path: self.path_to(peer),
             service_id: service_id(PS_TCP, PORT),
             transport: self.transport(),
             end: EndParams {
-                qpn,
+                param: ConnParam {
+                    qpn,
+                    responder_resources: 8,
+                    initiator_depth: 4,
+                    retry_count: 7,
+                    ..ConnParam::default()
+                },
                 ca_guid: self.guid,
-                responder_resources: 8,
-                initiator_depth: 4,
                 data: &data,
-                ..EndParams::default()
             },
-            retry_count: 7,
             mtu: self.world.mtu,
             ack_timeout: 14,
-            gids: ([0; 16], [0; 16]),
         };
         self.world.stories.push(Story::default());
-        let conn = self.cm.connect(now, owner, &wish, &mut self.world).expect("room");
+        let conn = self.cm.connect(now, owner, &params, &mut self.world).expect("room");
         self.world.stories[owner as usize].conn = conn;
         owner
     }
 
     pub fn accept(&mut self, now: Nanos, owner: u32) {
         let (qpn, conn) = (self.qpn(), self.world.stories[owner as usize].conn);
-        let end =
-            EndParams { qpn, ca_guid: self.guid, responder_resources: 2, initiator_depth: 16, ..EndParams::default() };
+        let param = ConnParam { qpn, responder_resources: 2, initiator_depth: 16, ..ConnParam::default() };
+        let end = EndParams { param, ca_guid: self.guid, data: &[] };
         // The peer may have given up meanwhile.
         let _ = self.cm.accept(now, conn, &end, &mut self.world);
     }

@@ -149,7 +149,8 @@ fn datagram_service_requests_are_queued_as_well() {
         assert!(give(&mut host, SidrReq { request_id: id, pkey: 0xffff, service_id }).is_empty());
     }
     assert_eq!((backlog.waiting(), backlog.queued(), host.count(Reason::CmDuplicate)), (1, 1, 1));
-    let params = SidrParams { qpn: 1, qkey: 2, ece: (0, 0), data: &[] };
+    let param = ConnParam { qpn: 1, qkey: 2, ..ConnParam::default() };
+    let params = EndParams { param, ..EndParams::default() };
     for story in 0..2 {
         let id = host.world.stories[story].conn;
         host.cm.serve(NOW, id, &params, &mut host.world).expect("shown");
