@@ -50,8 +50,14 @@ states! {
     SidrAnswered "sidr-answered";
 }
 
-/// Where the next page of connections begins: worker and place in its table.
-pub type CmCursor = (u32, u32);
+/// Where a page of the list of connections begins. The default is the beginning of the list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CmCursor {
+    /// Worker.
+    pub worker: u32,
+    /// Slot of the worker's table of connections.
+    pub slot: u32,
+}
 
 /// Most connections in one answer.
 pub const CM_PAGE: usize = 256;
@@ -77,10 +83,14 @@ pub struct CmConnection {
     pub uid: Option<u32>,
     /// The program's number of the id, 0 when it has gone.
     pub id: u32,
-    /// Communication ids on the wire, ours and the peer's; 0 where there is none.
-    pub comm_ids: (u32, u32),
-    /// Queue pair numbers, ours and the peer's; 0 where there is none yet.
-    pub qpns: (u32, u32),
+    /// Communication id of this end; 0 for a listener.
+    pub comm_id: u32,
+    /// Communication id of the peer; 0 until it is known.
+    pub peer_comm_id: u32,
+    /// Queue pair number of this end; 0 until it is known.
+    pub qpn: u32,
+    /// Queue pair number of the peer; 0 until it is known.
+    pub peer_qpn: u32,
     /// Time since its last step.
     pub since_ns: u64,
 }

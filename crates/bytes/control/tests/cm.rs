@@ -3,8 +3,8 @@
 use burst_base::conn::PeerClass;
 use burst_base::verbs::{AhAttr, Mtu, QpType};
 use burst_control::cm::{
-    CM_DATA_MAX, CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmQp, CmRoute, ConnAttr, ConnParam, Ece,
-    PortSpace,
+    CM_DATA_MAX, CmAddr, CmCommand, CmData, CmEvent, CmEventKey, CmEventKind, CmIdOption, CmQp, CmRoute, ConnAttr,
+    ConnParam, Ece, PortSpace,
 };
 use burst_control::commands::CommandReceiver;
 use burst_control::frame::{self, ControlHeader};

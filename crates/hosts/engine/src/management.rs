@@ -10,7 +10,7 @@ use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
 use burst_cm::{Backlog, CmError, ConnAttr, PathRecord};
 use burst_control::monitor::CmConnection;
 use burst_frame::Flow;
-use burst_gsi::{CmEntry, CmJob, CmQpRef, CmSession, CmTimes, PassLoad, WorkerAccess};
+use burst_gsi::{CmEntry, CmJob, CmQpRef, CmSession, CmTimes, ConnCounts, PassLoad, WorkerAccess};
 use burst_port::PortCaps;
 use burst_span::Span;
 use std::net::IpAddr;
@@ -80,9 +80,9 @@ impl Worker {
         self.agent.times()
     }
 
-    /// Number of connections in any state, and of requests that are queued because their listener's backlog is full.
-    pub fn cm_connections(&self) -> (u32, u32) {
-        self.agent.connections()
+    /// Number of connections and of queued requests.
+    pub fn cm_conn_counts(&self) -> ConnCounts {
+        self.agent.conn_counts()
     }
 
     /// Up to `most` connections from a place in the table on, and where the next ones begin.

@@ -32,6 +32,15 @@ const RETRY_AFTER: Nanos = Nanos::from_ms(1);
 /// Domain of the number that seeds the random choice of [`TimewaitExits`]; `cm` uses 0 to 2.
 const TIMEWAIT_DOMAIN: u8 = 3;
 
+/// Connections of one worker, for statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnCounts {
+    /// Connections in any state, queued requests excepted.
+    pub connections: u32,
+    /// Requests that are queued because their listener's backlog is full.
+    pub queued: u32,
+}
+
 /// A received MAD that the machine has not seen yet.
 struct ReceivedMad {
     device: DeviceId,
@@ -202,9 +211,10 @@ impl GsiAgent {
         self.io.times.clone()
     }
 
-    /// Number of connections in any state, and of requests that are queued because their listener's backlog is full.
-    pub fn connections(&self) -> (u32, u32) {
-        (self.machine.len() - self.machine.queued(), self.machine.queued())
+    /// Number of connections and of queued requests.
+    pub fn conn_counts(&self) -> ConnCounts {
+        let queued = self.machine.queued();
+        ConnCounts { connections: self.machine.len() - queued, queued }
     }
 
     /// Sets the GUIDs of the devices, in device order; requests and replies carry them.

@@ -60,8 +60,10 @@ fn connection(now: Nanos, view: &ConnView<'_, Arc<CmEntry>>) -> CmConnection {
         pid,
         uid: view.owner.map(|_| uid),
         id,
-        comm_ids: view.ids,
-        qpns: view.qpns,
+        comm_id: view.comm_id,
+        peer_comm_id: view.peer_comm_id,
+        qpn: view.qpn,
+        peer_qpn: view.peer_qpn,
         since_ns: now.since(view.stepped).0,
     }
 }
@@ -80,8 +82,10 @@ fn listener(of: &Listener<Arc<CmEntry>>) -> CmConnection {
         pid,
         uid: Some(uid),
         id,
-        comm_ids: (0, 0),
-        qpns: (0, 0),
+        comm_id: 0,
+        peer_comm_id: 0,
+        qpn: 0,
+        peer_qpn: 0,
         since_ns: 0,
     }
 }

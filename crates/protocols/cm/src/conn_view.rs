@@ -14,10 +14,14 @@ pub struct ConnView<'a, O> {
     pub state: CmState,
     /// Device and addresses.
     pub path: PathRecord,
-    /// Communication ids: this end's and the peer's.
-    pub ids: (u32, u32),
-    /// Queue pair numbers: this end's and the peer's.
-    pub qpns: (u32, u32),
+    /// Communication id of this end.
+    pub comm_id: u32,
+    /// Communication id of the peer; 0 until it is known.
+    pub peer_comm_id: u32,
+    /// Queue pair number of this end; 0 until it is known.
+    pub qpn: u32,
+    /// Queue pair number of the peer; 0 until it is known.
+    pub peer_qpn: u32,
     /// Service id.
     pub service_id: u64,
     /// Time of its last step.
@@ -37,8 +41,10 @@ impl<O> Cm<O> {
                     owner: conn.owner.as_ref(),
                     state: conn.state,
                     path: conn.path,
-                    ids: (id, conn.remote_id),
-                    qpns: (conn.local_qpn, conn.conn.remote_qpn),
+                    comm_id: id,
+                    peer_comm_id: conn.remote_id,
+                    qpn: conn.local_qpn,
+                    peer_qpn: conn.conn.remote_qpn,
                     service_id: conn.service_id,
                     stepped: conn.stepped,
                 });

@@ -64,8 +64,8 @@ pub fn as_text(shown: &ShownConnections) -> String {
             device(c.device),
             address(c.local),
             address(c.peer),
-            number(c.qpns.0),
-            number(c.qpns.1),
+            number(c.qpn),
+            number(c.peer_qpn),
             since,
             program
         );
@@ -92,10 +92,10 @@ pub fn as_json(shown: &ShownConnections) -> Value {
             "device": c.device.map(|n| device(Some(n))),
             "local": end(c.local),
             "peer": end(c.peer),
-            "qpn": c.qpns.0,
-            "peer_qpn": c.qpns.1,
-            "comm_id": c.comm_ids.0,
-            "peer_comm_id": c.comm_ids.1,
+            "qpn": c.qpn,
+            "peer_qpn": c.peer_qpn,
+            "comm_id": c.comm_id,
+            "peer_comm_id": c.peer_comm_id,
             "id": c.id,
             "since_ns": c.since_ns,
             "program": c.program,
@@ -123,12 +123,14 @@ mod tests {
             pid: 42,
             uid: Some(1000),
             id: 1,
-            comm_ids: (5, 6),
-            qpns: (17, 0),
+            comm_id: 5,
+            peer_comm_id: 6,
+            qpn: 17,
+            peer_qpn: 0,
             since_ns: 1_500,
         };
         let listener =
-            CmConnection { state: CmConnectionState::Listening, device: None, peer: None, qpns: (0, 0), ..one.clone() };
+            CmConnection { state: CmConnectionState::Listening, device: None, peer: None, qpn: 0, ..one.clone() };
         let mut shown = ShownConnections { list: vec![listener, one.clone(), one], hidden: 0 };
         let text = as_text(&shown);
         assert!(text.ends_with("1 listening, 2 established\n"), "{text}");

@@ -18,9 +18,9 @@ impl Host {
     /// number. Listeners come first, fewer than a page, so that the cursor of
     /// the next page differs from the first page's.
     pub fn cm_connections(&self, viewer: u32, from: CmCursor) -> Response {
-        let (mut worker, mut slot) = from;
+        let CmCursor { mut worker, mut slot } = from;
         let mut connections = Vec::new();
-        if from == (0, 0) {
+        if from == CmCursor::default() {
             connections = self.on_worker(0, |w, _| w.cm_listeners(CM_PAGE - 1));
         }
         let room = CM_PAGE;
@@ -34,7 +34,7 @@ impl Host {
         let found = connections.len();
         connections.retain(|c| self.authority.may_see(viewer, c.uid));
         let hidden = (found - connections.len()) as u32;
-        Response::CmConnections { connections, hidden, next: more.then_some((worker, slot)) }
+        Response::CmConnections { connections, hidden, next: more.then_some(CmCursor { worker, slot }) }
     }
 
     /// Histograms and counts of all workers and of the control thread.
@@ -43,8 +43,8 @@ impl Host {
         self.cm.times().add_to(&mut steps);
         let (mut connections, mut queued) = (0, 0);
         for worker in 0..self.workers().len() {
-            let (times, counts) = self.on_worker(worker, |w, _| (w.cm_times(), w.cm_connections()));
-            (connections, queued) = (connections + u64::from(counts.0), queued + u64::from(counts.1));
+            let (times, counts) = self.on_worker(worker, |w, _| (w.cm_times(), w.cm_conn_counts()));
+            (connections, queued) = (connections + u64::from(counts.connections), queued + u64::from(counts.queued));
             times.add_to(&mut steps);
         }
         let numbers = [
