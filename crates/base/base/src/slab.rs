@@ -76,6 +76,7 @@ impl<T> Slab<T> {
             return Err(make(Handle { index: NONE, generation: 0 }));
         };
         let handle = Handle { index, generation: slot.generation };
+        debug_assert!(matches!(slot.state, SlotState::Free(_)), "the free list holds free slots only");
         if let SlotState::Free(next) = slot.state {
             self.free_first = next;
         }
@@ -84,6 +85,7 @@ impl<T> Slab<T> {
         }
         slot.state = SlotState::Used(make(handle));
         self.len += 1;
+        self.check();
         Ok(handle)
     }
     /// Removes and returns an object. Its handle finds nothing from then on.
@@ -98,10 +100,18 @@ impl<T> Slab<T> {
         }
         self.free_last = handle.index;
         self.len -= 1;
+        self.check();
         match old {
             SlotState::Used(value) => Some(value),
             SlotState::Free(_) => None,
         }
+    }
+    /// The free list is empty if the slab is full, and only then; its last slot has no successor.
+    fn check(&self) {
+        debug_assert!(self.len <= self.capacity());
+        debug_assert_eq!(self.free_first == NONE, self.len == self.capacity());
+        debug_assert_eq!(self.free_last == NONE, self.len == self.capacity());
+        debug_assert!(self.slots.get(self.free_last as usize).is_none_or(|s| matches!(s.state, SlotState::Free(NONE))));
     }
     /// The object, if it has not been removed.
     pub fn get(&self, handle: Handle) -> Option<&T> {

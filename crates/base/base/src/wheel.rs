@@ -165,6 +165,7 @@ impl Wheel {
             self.empty_slot(list);
         }
         self.present = self.present.max(target);
+        debug_assert!(self.next_slot().is_none_or(|(_, begin)| begin > self.present), "no slot is behind the present");
     }
     /// Moves every timer of a slot that the present has reached to a finer level or to the due list.
     fn empty_slot(&mut self, list: u16) {
@@ -180,6 +181,7 @@ impl Wheel {
     /// Appends a timer that is in no list to the list of its deadline.
     fn place(&mut self, key: u32) {
         let tick = tick_of(self.timers[key as usize].deadline);
+        debug_assert!(self.timers[key as usize].deadline != Nanos::NEVER);
         let home = if tick <= self.present {
             DUE
         } else {
@@ -188,7 +190,9 @@ impl Wheel {
             self.occupied[level as usize] |= 1 << slot;
             (level as usize * LEVEL_SLOTS + slot) as u16
         };
+        debug_assert!(home <= DUE);
         let list = &mut self.lists[usize::from(home)];
+        debug_assert_eq!(list.first == NONE, list.last == NONE, "a list has both ends or none");
         let last = core::mem::replace(&mut list.last, key);
         match self.timers.get_mut(last as usize) {
             Some(before) => before.next = key,
@@ -200,6 +204,7 @@ impl Wheel {
     /// Removes a timer from its list.
     fn unlink(&mut self, key: u32) {
         let Timer { next, prev, home, .. } = self.timers[key as usize];
+        debug_assert!(home != IDLE && self.armed > 0);
         let list = &mut self.lists[usize::from(home)];
         match self.timers.get_mut(prev as usize) {
             Some(before) => before.next = next,
@@ -212,6 +217,7 @@ impl Wheel {
         if list.first == NONE && home != DUE {
             self.occupied[usize::from(home) / LEVEL_SLOTS] &= !(1 << (usize::from(home) % LEVEL_SLOTS));
         }
+        debug_assert_eq!(list.first == NONE, list.last == NONE, "a list has both ends or none");
         self.timers[key as usize].home = IDLE;
     }
     fn take_due(&mut self) -> Option<u32> {

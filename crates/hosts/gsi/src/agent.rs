@@ -247,6 +247,7 @@ impl AgentIo {
             }
             at += count;
         }
+        debug_assert_eq!(at, self.events.len(), "each event is written once");
         self.events.clear();
         if self.retry_at <= now {
             self.retry(now);
@@ -260,6 +261,7 @@ impl AgentIo {
             self.backlogged.push(channel);
             self.retry_at = now + RETRY_AFTER;
         }
+        debug_assert!(self.retry_at != Nanos::NEVER, "a channel waits without a time");
     }
 
     fn retry(&mut self, now: Nanos) {

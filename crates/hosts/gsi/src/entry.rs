@@ -153,6 +153,7 @@ impl CmEntry {
 
     /// Notes that the program has accepted the connect request.
     pub(crate) fn accept(&self) {
+        debug_assert_ne!(self.listener, 0, "only an id made for a connect request is accepted");
         // Relaxed: the worker that writes it is the one that reads it.
         self.accepted.store(true, Ordering::Relaxed);
     }

@@ -180,7 +180,10 @@ impl GsiAgent {
             machine.connect(now, entry.clone(), &params, &mut fx)
         };
         match made {
-            Ok(id) => entry.conn.store(id, Ordering::Relaxed),
+            Ok(id) => {
+                debug_assert_ne!(id, 0, "0 means that there is no connection");
+                entry.conn.store(id, Ordering::Relaxed);
+            }
             Err(error) => self.report_failure(entry, error),
         }
     }

@@ -95,6 +95,7 @@ impl GsiAgent {
     pub fn page(&mut self, now: Nanos, from: u32, most: usize) -> (Vec<CmConnection>, Option<u32>) {
         let mut page = Vec::with_capacity(most);
         let next = self.machine.view(from, most, |view| page.push(connection(now, view)));
+        debug_assert!(page.len() <= most && next.is_none_or(|next| next > from), "the next page begins after this one");
         (page, next)
     }
 

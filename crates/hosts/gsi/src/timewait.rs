@@ -44,6 +44,7 @@ impl TimewaitExits {
 
     /// Adds an id that has left time-wait.
     pub fn add(&mut self, now: Nanos, entry: &Arc<CmEntry>) {
+        debug_assert_eq!(self.waiting.is_empty(), self.due == Nanos::NEVER, "ids wait without a time");
         self.waiting.push_back(entry.clone());
         if self.due == Nanos::NEVER {
             (self.due, self.interval) = (now, TRY_AFTER);

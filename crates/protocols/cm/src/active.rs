@@ -139,6 +139,7 @@ impl<O> Cm<O> {
             return self.table.find(&key).into_iter().for_each(|old| self.end_stale(now, old, fx));
         }
         let Some(conn) = self.table.get_mut(id) else { return };
+        debug_assert!(conn.state == CmState::ReqSent && conn.keys == [None; 2]);
         conn.keys[1] = Some(key);
         (conn.remote_id, conn.remote_guid) = (rep.local_id, rep.ca_guid);
         conn.conn.remote_qpn = qpn;
@@ -186,6 +187,7 @@ impl<O> Cm<O> {
 
     fn send_rtu(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
+        debug_assert!(matches!(conn.state, CmState::ReqSent | CmState::RepReceived) && conn.remote_id != 0);
         conn.state = CmState::Established;
         let rtu = Rtu { local_id: id, remote_id: conn.remote_id };
         Self::answer(&conn.path, conn.tid, rtu.into(), &[], fx);
@@ -290,6 +292,7 @@ impl<O> Cm<O> {
         if !fits {
             return fx.count(path.device, Reason::CmUnexpected);
         }
+        debug_assert!(conn.state.awaits_answer());
         let wait = time_of(mra.service_timeout).min(SERVICE_TIME_MAX) + conn.interval;
         self.table.arm(id, now + wait);
     }

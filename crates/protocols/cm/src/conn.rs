@@ -59,6 +59,13 @@ pub enum CmState {
     SidrDone,
 }
 
+impl CmState {
+    /// Whether a message was sent that the peer must answer, and that a timer repeats.
+    pub(crate) const fn awaits_answer(self) -> bool {
+        matches!(self, CmState::ReqSent | CmState::RepSent | CmState::DreqSent | CmState::SidrSent)
+    }
+}
+
 /// A connection or datagram service request.
 #[derive(Debug)]
 pub(crate) struct Conn<O> {

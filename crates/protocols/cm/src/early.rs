@@ -53,6 +53,7 @@ impl EarlyRequests {
     /// A new listener exists: all requests must be compared with it.
     pub fn look(&mut self) {
         self.look = self.held.len();
+        debug_assert!(self.look <= ROOM);
     }
 
     /// Time at which [`EarlyRequests::next`] returns a request.
@@ -70,11 +71,14 @@ impl EarlyRequests {
             return None;
         }
         self.look = self.look.saturating_sub(1);
-        self.held.pop_front()
+        let first = self.held.pop_front();
+        debug_assert!(self.look <= self.held.len(), "only requests in the store are compared");
+        first
     }
 
     /// Puts back a request without listener. It goes behind the others, so the order is the same again after all were compared.
     pub fn keep(&mut self, held: EarlyRequest) {
+        debug_assert!(self.held.len() < ROOM, "it was in the store a moment ago");
         self.held.push_back(held);
     }
 }

@@ -189,6 +189,7 @@ impl<O> Cm<O> {
                 _ => self.send_again(now, id, fx),
             }
         }
+        debug_assert!(fired <= budget);
         fired
     }
 
@@ -252,6 +253,12 @@ impl<O> Cm<O> {
     pub(crate) fn send_kept(&mut self, now: Nanos, id: u32, mad: &Mad<'_>, timed: bool, fx: &mut impl CmEffects<O>) {
         let chance = self.table.chance();
         let Some(conn) = self.table.get_mut(id) else { return };
+        debug_assert!(
+            if timed { conn.state.awaits_answer() } else { conn.state == CmState::SidrDone },
+            "{:?} does not match a message that is {} by a timer",
+            conn.state,
+            if timed { "repeated" } else { "not repeated" }
+        );
         mad.emit(&mut conn.mad);
         (conn.retries, conn.interval, conn.sent) = (0, FIRST_TIMEOUT, now);
         fx.send(&conn.path, &mad.message, &conn.mad);
@@ -269,6 +276,8 @@ impl<O> Cm<O> {
     fn send_again(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let chance = self.table.chance();
         let Some(conn) = self.table.get_mut(id) else { return };
+        debug_assert!(conn.state.awaits_answer() && conn.retries < RETRIES_MAX);
+        debug_assert!((FIRST_TIMEOUT..=LONGEST_TIMEOUT).contains(&conn.interval));
         conn.retries += 1;
         conn.interval = Nanos((conn.interval.0 * 2).min(LONGEST_TIMEOUT.0));
         let due = now + jittered(conn.interval, chance);
@@ -287,6 +296,7 @@ impl<O> Cm<O> {
     /// Ends a connection whose peer has not answered after all retries.
     fn give_up(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
+        debug_assert!(conn.state.awaits_answer() && conn.retries == RETRIES_MAX);
         fx.count(conn.path.device, Reason::CmTimeout);
         match conn.state {
             // A peer that does not answer a DREQ has ended the connection, too.
@@ -341,6 +351,8 @@ impl<O> Cm<O> {
     pub(crate) fn forget(&mut self, id: u32) -> Option<Conn<O>> {
         let keys = self.table.get_mut(id)?.keys;
         let conn = self.table.remove(id, keys)?;
+        debug_assert_eq!(conn.id, id);
+        debug_assert!(conn.waiting.is_none() || conn.queued.is_none(), "a request has one place");
         if let Some(place) = &conn.queued {
             self.queue.remove(place.backlog(), id);
         }
@@ -355,6 +367,7 @@ impl<O> Cm<O> {
         if self.table.len() >= self.limit {
             return Err(CmError::NoRoom);
         }
+        debug_assert_eq!(conn.state == CmState::Queued, conn.queued.is_some());
         let id = self.table.insert(conn).ok_or(CmError::NoRoom)?;
         if let Some(conn) = self.table.get_mut(id) {
             conn.id = id;

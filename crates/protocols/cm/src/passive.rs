@@ -280,6 +280,7 @@ impl<O> Cm<O> {
 
     fn connected(&mut self, now: Nanos, id: u32, data: &[u8], fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
+        debug_assert!(conn.state == CmState::RepSent && conn.waiting.is_none());
         conn.state = CmState::Established;
         self.table.arm(id, Nanos::NEVER);
         self.step(now, id, CmStep::RtuReceived, fx);

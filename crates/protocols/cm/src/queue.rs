@@ -61,7 +61,7 @@ impl RequestQueue {
 
     /// Appends a request to the line of its listener.
     pub fn push(&mut self, now: Nanos, backlog: &Arc<Backlog>, id: u32) {
-        debug_assert!(self.len < WORKER_QUEUE_MAX);
+        debug_assert!(self.len < WORKER_QUEUE_MAX && backlog.queued() > 0, "the caller has reserved a place");
         self.len += 1;
         if self.lines.is_empty() {
             self.look_at = now + LOOK_INTERVAL;

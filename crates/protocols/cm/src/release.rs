@@ -109,12 +109,14 @@ impl<O> Cm<O> {
     pub(crate) fn begin_timewait(&mut self, now: Nanos, id: u32) {
         if let Some(conn) = self.table.get_mut(id) {
             debug_assert!(conn.waiting.is_none() && conn.queued.is_none(), "an accept gives the place back");
+            debug_assert!(conn.state != CmState::TimeWait, "TIMEWAIT is not prolonged");
             conn.state = CmState::TimeWait;
         }
         self.table.arm(id, now + TIME_WAIT);
     }
 
     pub(crate) fn forget_after_timewait(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
+        debug_assert_eq!(self.state(id), Some(CmState::TimeWait));
         self.step(now, id, CmStep::TimewaitExit, fx);
         self.report(id, ConnEventKind::TimewaitExit, 0, &[], fx);
         self.forget(id);

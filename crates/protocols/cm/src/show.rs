@@ -84,6 +84,7 @@ impl<O> Cm<O> {
                 shown += 1;
             }
         }
+        debug_assert!(shown <= budget);
         shown
     }
 
@@ -129,6 +130,7 @@ impl<O> Cm<O> {
 
     /// The peer of a queued request has certainly given up.
     pub(crate) fn expire_queued(&mut self, id: u32, fx: &mut impl CmEffects<O>) {
+        debug_assert_eq!(self.state(id), Some(CmState::Queued));
         if let Some(conn) = self.forget(id) {
             fx.count(conn.path.device, Reason::CmBacklogFull);
         }

@@ -135,6 +135,7 @@ impl<O> Cm<O> {
         if conn.state != CmState::SidrReceived {
             return Err(CmError::WrongState);
         }
+        debug_assert!(conn.waiting.is_some() && conn.queued.is_none());
         conn.state = CmState::SidrDone;
         conn.waiting = None;
         self.queue.look();

@@ -185,8 +185,10 @@ impl<C> Table<C> {
             };
             (id, connection)
         });
-        made.is_ok().then(|| {
+        made.ok().map(|handle| {
             self.len += 1;
+            debug_assert!(id != 0 && self.slot_of(id) == Some(chunk * CHUNK + handle.index()), "the id names its slot");
+            debug_assert_eq!(self.len, self.chunks.iter().flatten().map(Slab::len).sum());
             id
         })
     }
@@ -231,6 +233,7 @@ impl<C> Table<C> {
         if let Some(slot) = self.slot_of(id)
             && slot < self.wheel.capacity()
         {
+            debug_assert!(self.get_mut(id).is_some(), "the timer of a slot belongs to its present connection");
             self.wheel.insert(slot, deadline);
         }
     }
@@ -244,6 +247,7 @@ impl<C> Table<C> {
     /// Adds a key of a connection; false when the key is in use.
     pub fn know(&mut self, key: ConnKey, id: u32) -> bool {
         let Some(slot) = self.slot_of(id) else { return false };
+        debug_assert!(self.get_mut(id).is_some(), "only a connection in the table has keys");
         match self.keys.entry(key) {
             std::collections::hash_map::Entry::Occupied(_) => false,
             std::collections::hash_map::Entry::Vacant(entry) => {
@@ -272,6 +276,7 @@ impl<C> Table<C> {
         let slab = self.chunks[chunk].as_mut()?;
         let (handle, _) = slab.at_index(slot % CHUNK)?;
         let (_, connection) = slab.remove(handle)?;
+        debug_assert!(self.len > 0 && self.wheel.deadline_of(slot).is_none());
         self.len -= 1;
         if slab.is_empty() && self.chunks.iter().flatten().filter(|s| s.is_empty()).count() > 1 {
             self.chunks[chunk] = None;
@@ -284,6 +289,7 @@ impl<C> Table<C> {
 
     /// Frees memory, except one chunk, when the table is empty.
     fn release(&mut self) {
+        debug_assert!(self.keys.is_empty() && self.wheel.is_empty(), "keys and timers belong to connections");
         self.chunks.iter_mut().skip(1).for_each(|c| *c = None);
         if self.keys.capacity() > 4 * CHUNK as usize {
             self.keys = HashMap::with_hasher(self.secret.fold());
@@ -296,6 +302,7 @@ impl<C> Table<C> {
         let used = self.chunks.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         self.chunks.truncate(used);
         self.wheel.shrink(used.max(1) as u32 * CHUNK);
+        debug_assert!(self.wheel.capacity() as usize >= used * CHUNK as usize, "each slot has a timer");
         self.keys.shrink_to_fit();
     }
 
