@@ -82,7 +82,7 @@ fn device_attr(device: &DeviceInfo) -> ibv_device_attr {
         max_cq: limits.max_cq as c_int,
         max_cqe: limits.max_cqe as c_int,
         max_mr: limits.max_mr as c_int,
-        max_mw: limits.max_mr as c_int,
+        max_mw: limits.max_mw as c_int,
         max_pd: limits.max_pd as c_int,
         max_qp_rd_atom: limits.max_rd_atomic as c_int,
         max_res_rd_atom: limits.max_rd_atomic.saturating_mul(limits.max_qp).min(c_int::MAX as u32) as c_int,

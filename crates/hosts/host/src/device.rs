@@ -35,6 +35,8 @@ pub enum DeviceObject {
     Ah,
     /// Shared receive queues.
     Srq,
+    /// Memory windows.
+    Mw,
 }
 
 impl DeviceObject {
@@ -47,6 +49,7 @@ impl DeviceObject {
             DeviceObject::Pd => ("protection domains", "max_pd", LIMITS.max_pd),
             DeviceObject::Ah => ("address handles", "max_ah", LIMITS.max_ah),
             DeviceObject::Srq => ("shared receive queues", "max_srq", LIMITS.max_srq),
+            DeviceObject::Mw => ("memory windows", "max_mw", LIMITS.max_mw),
         }
     }
 }
@@ -55,7 +58,7 @@ impl DeviceObject {
 /// the device's, not a context's.
 #[derive(Debug, Default)]
 pub struct DeviceObjects {
-    counts: [u32; 6],
+    counts: [u32; 7],
 }
 
 impl DeviceObjects {

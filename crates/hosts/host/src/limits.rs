@@ -1,6 +1,7 @@
 //! The limits of every device, as `ibv_query_device` reports them.
 
 use burst_control::Limits;
+use burst_mem::key::INDEX_MAX;
 use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
 use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};
 
@@ -17,7 +18,8 @@ pub const LIMITS: Limits = Limits {
     max_inline: INLINE_MAX,
     max_cq: 1 << 17,
     max_cqe: CQE_MAX,
-    max_mr: 1 << 19,
+    max_mr: INDEX_MAX as u32,
+    max_mw: 1 << 16,
     max_pd: 1 << 16,
     max_ah: 1 << 17,
     max_srq: 1 << 16,
@@ -31,3 +33,5 @@ pub const LIMITS: Limits = Limits {
 };
 
 const _: () = assert!(MESSAGE_BYTES_MAX <= u32::MAX as u64);
+// Regions and windows share the keys of the daemon: a device cannot have more of either.
+const _: () = assert!(LIMITS.max_mr as usize <= INDEX_MAX && LIMITS.max_mw as usize <= INDEX_MAX);

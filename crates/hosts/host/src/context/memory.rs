@@ -205,7 +205,11 @@ impl Context {
     /// Allocates a memory window: an entry in every worker's table. The workers carry out binds.
     pub(super) fn alloc_mw(&mut self, host: &mut Host, pd: u32, mw_type: MwType) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
-        let Some(key) = host.keys.alloc() else { return no_room("memory window") };
+        host.count_object(self.device, DeviceObject::Mw)?;
+        let Some(key) = host.keys.alloc() else {
+            host.uncount_object(self.device, DeviceObject::Mw);
+            return no_room("memory window");
+        };
         let window = Arc::new(Window::new(key, number, mw_type));
         host.on_all(move |w| w.add_window(window.clone()));
         self.use_pd(pd);
@@ -218,6 +222,7 @@ impl Context {
         let Some(HostMw { key, pd }) = self.mws.remove(mw) else { return unknown("memory window", mw) };
         host.on_all(move |w| w.remove_window(key));
         host.keys.release(key);
+        host.uncount_object(self.device, DeviceObject::Mw);
         self.release_pd(pd);
         Ok(Response::Done.into())
     }
