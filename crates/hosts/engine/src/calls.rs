@@ -19,6 +19,7 @@ use burst_mem::MrTable;
 use burst_shm::Cqe;
 use burst_shm::cq::Push;
 use burst_transport::{Effects, Env, Qp, Signal, XrcSrq};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -139,7 +140,7 @@ struct QpEffects<'a> {
     counters: &'a Counters,
     outbox: &'a mut Outbox,
     holder: &'a QpHolder,
-    other_holders: &'a [QpHolder],
+    other_holders: &'a BTreeMap<u64, QpHolder>,
     device: DeviceId,
     signals: Signals,
     completions: Completions,
@@ -161,7 +162,7 @@ impl Effects for QpEffects<'_> {
     }
 
     fn event(&mut self, _qpn: Qpn, event: EventType) {
-        for holder in std::iter::once(self.holder).chain(self.other_holders) {
+        for holder in std::iter::once(self.holder).chain(self.other_holders.values()) {
             write_async(&*holder.async_events, event, AsyncObject::Qp, holder.event_cookie);
         }
     }

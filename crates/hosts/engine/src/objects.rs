@@ -15,6 +15,7 @@ use burst_shm::cq::CqProducer;
 use burst_shm::doorbell::DoorbellDrain;
 use burst_shm::rq::SrqConsumer;
 use burst_transport::XrcSrq;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -102,6 +103,8 @@ pub struct QpHolder {
     pub async_events: Arc<dyn EventSink>,
     /// Identifies the queue pair in asynchronous events.
     pub event_cookie: u64,
+    /// Number of the hold, which rises with each holder of the same queue pair. 0 for the first.
+    pub hold: u64,
 }
 
 /// A queue pair in a worker's table.
@@ -118,8 +121,8 @@ pub struct QpSlot {
     pub doorbell: u32,
     /// The context that is charged for its turns.
     pub holder: QpHolder,
-    /// Further contexts that hold it: an XRC target may be opened by many.
-    pub other_holders: Vec<QpHolder>,
+    /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
+    pub other_holders: BTreeMap<u64, QpHolder>,
     /// The shared receive queue, if it has one.
     pub srq: Option<Arc<SrqShared>>,
     /// Nanoseconds that its creation took, 4 s at most. For the tracepoint of its connection.
@@ -162,7 +165,7 @@ impl QpSlot {
             device,
             doorbell,
             holder,
-            other_holders: Vec::new(),
+            other_holders: BTreeMap::new(),
             srq: None,
             made_ns: 0,
             path: NO_PATH,

@@ -35,24 +35,23 @@ impl Worker {
         if let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut)
             && slot.qpn == qpn
         {
-            slot.other_holders.push(holder);
+            let before = slot.other_holders.insert(holder.hold, holder);
+            assert!(before.is_none(), "two holds of one queue pair have the same number");
         }
     }
 
-    /// Removes a context that holds a target queue pair, if others hold it, too.
-    pub fn release_qp(&mut self, qpn: Qpn, context: u32, event_cookie: u64) {
+    /// Ends one hold of a target queue pair, if there are others. Takes time for the logarithm of their number: a program may have
+    /// thousands when it ends.
+    pub fn release_qp(&mut self, qpn: Qpn, hold: u64) {
         let index = self.core.directory.find(qpn);
         let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut).filter(|s| s.qpn == qpn) else {
             return;
         };
-        let leaves = |c: u32, cookie: u64| c == context && cookie == event_cookie;
-        if !leaves(slot.holder.context, slot.holder.event_cookie) {
-            return slot.other_holders.retain(|o| !leaves(o.context, o.event_cookie));
-        }
-        if slot.other_holders.is_empty() {
+        if slot.holder.hold != hold {
+            slot.other_holders.remove(&hold);
             return;
         }
-        let next = slot.other_holders.remove(0);
+        let Some((_, next)) = slot.other_holders.pop_first() else { return };
         let was = std::mem::replace(&mut slot.holder, next).context;
         if std::mem::replace(&mut slot.ticket, NO_TICKET) != NO_TICKET {
             let Core { sched, qps, .. } = &mut self.core;

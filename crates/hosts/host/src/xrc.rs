@@ -16,6 +16,9 @@ const DOMAINS_MAX: u32 = 1 << 16;
 /// Maximum number of shared receive queues in XRC domains.
 const SRQS_MAX: u32 = 1 << 16;
 
+/// Maximum number of handles that refer to one target queue pair, in all contexts.
+pub const HOLDS_MAX: u32 = 1024;
+
 /// Device, file system and inode.
 type FileKey = (DeviceId, u64, u64);
 
@@ -35,7 +38,36 @@ pub struct XrcTarget {
     /// Index of its worker.
     pub worker: usize,
     /// How many handles refer to it, in all contexts.
-    pub holders: u32,
+    holders: u32,
+    /// Number of the last hold.
+    last_hold: u64,
+}
+
+impl XrcTarget {
+    /// A target held by its creator. The number of that hold is 0.
+    pub fn new(domain: u32, worker: usize) -> XrcTarget {
+        XrcTarget { domain, worker, holders: 1, last_hold: 0 }
+    }
+
+    /// Adds a hold; returns its number.
+    ///
+    /// # Errors
+    /// ENOMEM when there are [`HOLDS_MAX`]. An event of the target goes to all of its holders, so their number is time of a worker.
+    pub fn add_hold(&mut self) -> Result<u64, Refusal> {
+        if self.holders == HOLDS_MAX {
+            return refuse(libc::ENOMEM, format!("an XRC target may be open {HOLDS_MAX} times"));
+        }
+        self.holders += 1;
+        self.last_hold += 1;
+        Ok(self.last_hold)
+    }
+
+    /// Ends a hold. Returns whether there are others.
+    pub fn end_hold(&mut self) -> bool {
+        assert!(self.holders > 0, "a target queue pair without a holder");
+        self.holders -= 1;
+        self.holders > 0
+    }
 }
 
 /// The XRC objects of all contexts.
@@ -189,6 +221,17 @@ mod tests {
         assert_eq!(xrc.open(DeviceId(0), named(), true, false).expect_err("no access").errno, libc::EBADF);
         xrc.open(DeviceId(0), file("/etc/passwd"), true, false).expect("made");
         assert_eq!(xrc.open(DeviceId(0), named(), false, false).expect_err("no access").errno, libc::EBADF);
+    }
+
+    #[test]
+    fn a_target_has_a_limit_of_holds_and_their_numbers_do_not_return() {
+        let mut target = XrcTarget::new(3, 1);
+        let holds: Vec<u64> = (1..HOLDS_MAX).map(|_| target.add_hold().expect("room")).collect();
+        assert!(holds.is_sorted() && holds[0] == 1);
+        assert_eq!(target.add_hold().expect_err("full").errno, libc::ENOMEM);
+        assert!(target.end_hold());
+        assert_eq!(target.add_hold().expect("room again"), u64::from(HOLDS_MAX));
+        assert_eq!((0..HOLDS_MAX).filter(|_| target.end_hold()).count(), HOLDS_MAX as usize - 1);
     }
 
     #[test]

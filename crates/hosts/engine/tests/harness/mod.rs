@@ -120,7 +120,7 @@ impl Host {
             sq: sq_end,
             rq: RecvQueue::Own(rq_end),
         };
-        let holder = QpHolder { context: 0, async_events: self.async_events.clone(), event_cookie: 77 };
+        let holder = QpHolder { context: 0, async_events: self.async_events.clone(), event_cookie: 77, hold: 0 };
         let slot = QpSlot::new(Qp::new(config), qpn, DeviceId(0), doorbell, holder);
         self.worker.add_qp(Box::new(slot));
         AppQp { qpn, doorbell, sq, rq, cq, channel }

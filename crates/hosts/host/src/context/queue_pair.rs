@@ -203,7 +203,7 @@ impl Context {
             recv_cq,
             srq,
             xrcd: None,
-            event_cookie: name.event_cookie,
+            hold: 0,
             groups: Vec::new(),
         });
         let grant = QpGrant { qp, qpn: qpn.get(), sq, rq, cap: plan.cap, doorbell, worker: worker as u32 };

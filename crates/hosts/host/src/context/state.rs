@@ -105,8 +105,8 @@ pub(super) struct HostQp {
     pub srq: Option<u32>,
     /// Handle of the XRC domain of an XRC target.
     pub xrcd: Option<u32>,
-    /// The program's word for asynchronous events.
-    pub event_cookie: u64,
+    /// XRC target: number of this hold.
+    pub hold: u64,
     /// Multicast groups that it is attached to.
     pub groups: Vec<IpAddr>,
 }
@@ -155,6 +155,8 @@ pub struct Context {
     pub(super) srqs: HandleTable<InUse<HostSrq>>,
     pub(super) xrcds: HandleTable<InUse<u32>>,
     pub(super) qps: HandleTable<HostQp>,
+    /// How many of `qps` are target queue pairs that it opened.
+    pub(super) targets_open: u32,
     pub(super) ahs: HandleTable<HostAh>,
     /// Doorbell numbers, by worker.
     pub(super) doorbells: Vec<IdAllocator>,
@@ -206,6 +208,7 @@ impl Context {
             srqs: HandleTable::default(),
             xrcds: HandleTable::default(),
             qps: HandleTable::default(),
+            targets_open: 0,
             ahs: HandleTable::default(),
             doorbells: (0..workers).map(|_| IdAllocator::new(burst_shm::DOORBELL_QUEUES)).collect(),
         };
@@ -220,7 +223,7 @@ impl Context {
 
     /// This context as a holder of a queue pair whose asynchronous events carry `event_cookie`.
     pub(super) fn qp_holder(&self, event_cookie: u64) -> QpHolder {
-        QpHolder { context: self.id, async_events: self.async_events.clone(), event_cookie }
+        QpHolder { context: self.id, async_events: self.async_events.clone(), event_cookie, hold: 0 }
     }
 
     /// Its device.

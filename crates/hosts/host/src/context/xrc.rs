@@ -9,8 +9,8 @@ use crate::xrc::XrcTarget;
 use burst_base::Qpn;
 use burst_base::verbs::{QpCap, QpType};
 use burst_control::{Refusal, Response};
-use burst_engine::QpSlot;
 use burst_engine::objects::{NO_DOORBELL, SrqShared, XrcEntry};
+use burst_engine::{QpHolder, QpSlot};
 use burst_shm::sq::SqConsumer;
 use burst_transport::{Qp, QpConfig, RecvQueue, XrcSrq};
 use std::os::fd::OwnedFd;
@@ -18,6 +18,8 @@ use std::sync::Arc;
 
 /// The handle or number of an object that a target queue pair does not have.
 const NONE: u32 = u32::MAX;
+/// Target queue pairs of others that a context may have open, counted once for each `ibv_open_qp`.
+const TARGETS_OPEN_MAX: u32 = 4096;
 
 impl Context {
     /// Opens an XRC domain. `flags` are open(2)'s.
@@ -127,8 +129,8 @@ impl Context {
         };
         let slot = QpSlot::new(Qp::new(config), qpn, self.device, NO_DOORBELL, self.qp_holder(cookie));
         host.post(worker, move |w, _| w.add_qp(Box::new(slot)));
-        host.xrc.targets.insert(qpn, XrcTarget { domain, worker, holders: 1 });
-        Ok(self.hold_target(qpn, worker, xrcd, cookie))
+        host.xrc.targets.insert(qpn, XrcTarget::new(domain, worker));
+        Ok(self.hold_target(qpn, worker, xrcd, 0))
     }
 
     /// Opens a target queue pair that another context may have created.
@@ -138,15 +140,19 @@ impl Context {
         let Some(target) = host.xrc.targets.get_mut(&qpn).filter(|t| t.domain == domain) else {
             return refuse(libc::EINVAL, format!("queue pair {} is no target of this XRC domain", qpn.get()));
         };
-        target.holders += 1;
+        if self.targets_open == TARGETS_OPEN_MAX {
+            return refuse(libc::ENOMEM, format!("a context may have {TARGETS_OPEN_MAX} XRC targets open"));
+        }
+        let hold = target.add_hold()?;
         let worker = target.worker;
-        let holder = self.qp_holder(cookie);
-        host.on_worker(worker, move |w, _| w.hold_qp(qpn, holder));
-        Ok(self.hold_target(qpn, worker, xrcd, cookie))
+        let holder = QpHolder { hold, ..self.qp_holder(cookie) };
+        self.targets_open += 1;
+        host.post(worker, move |w, _| w.hold_qp(qpn, holder));
+        Ok(self.hold_target(qpn, worker, xrcd, hold))
     }
 
     /// Adds a target queue pair to this context.
-    fn hold_target(&mut self, qpn: Qpn, worker: usize, xrcd: u32, event_cookie: u64) -> ReplyParts {
+    fn hold_target(&mut self, qpn: Qpn, worker: usize, xrcd: u32, hold: u64) -> ReplyParts {
         self.use_xrcd(xrcd, 1);
         let qp = self.qps.insert(HostQp {
             qpn,
@@ -159,7 +165,7 @@ impl Context {
             recv_cq: NONE,
             srq: None,
             xrcd: Some(xrcd),
-            event_cookie,
+            hold,
             groups: Vec::new(),
         });
         Response::Target { qp, qpn: qpn.get() }.into()
@@ -167,17 +173,14 @@ impl Context {
 
     /// Lets go of a target queue pair; the last holder ends object.
     pub(super) fn end_target(&mut self, host: &mut Host, object: &HostQp) {
-        let (qpn, context, cookie) = (object.qpn, self.id, object.event_cookie);
+        let (qpn, hold) = (object.qpn, object.hold);
+        self.targets_open -= u32::from(hold != 0);
         if let Some(xrcd) = object.xrcd {
             self.use_xrcd(xrcd, -1);
         }
-        let left = host.xrc.targets.get_mut(&qpn).map_or(0, |t| {
-            assert!(t.holders > 0, "a target queue pair without a holder");
-            t.holders -= 1;
-            t.holders
-        });
-        if left > 0 {
-            host.on_worker(object.worker, move |w, _| w.release_qp(qpn, context, cookie));
+        if host.xrc.targets.get_mut(&qpn).is_some_and(XrcTarget::end_hold) {
+            // Not waited for: a program may end thousands of holds at once. Its context leaves the worker after them.
+            host.post(object.worker, move |w, _| w.release_qp(qpn, hold));
             return;
         }
         host.xrc.targets.remove(&qpn);
