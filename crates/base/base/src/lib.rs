@@ -7,6 +7,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `bucket` | token buckets: limits on how often something is done |
 //! | `conn` | parameters of a connection, room for private data |
 //! | `gid` | GIDs and IP addresses |
 //! | `num` | newtypes: PSN, QPN, keys, device number |
@@ -19,6 +20,7 @@
 //! | `wheel` | a hierarchical timing wheel |
 #![forbid(unsafe_code)]
 
+pub mod bucket;
 pub mod conn;
 pub mod gid;
 pub mod num;
@@ -30,6 +32,7 @@ pub mod time;
 pub mod verbs;
 pub mod wheel;
 
+pub use bucket::TokenBucket;
 pub use num::{DeviceId, Lkey, Psn, Qkey, Qpn, Rkey};
 pub use reason::Reason;
 pub use time::Nanos;

@@ -135,6 +135,11 @@ reasons! {
     NoNeighbour, "no_neighbour", Drop, "The next hop does not answer ARP or neighbour discovery.", "Check that the peer is up and on the same network, and check the route to it.";
     NoRoute, "no_route", Drop, "No route to the destination leaves by the port's interface.", "Check ip route get; a port sends by its own interface only.";
     NotOurs, "not_ours", Drop, "A packet is for an address or UDP port that the port does not serve.", "Nothing.";
+    // --- answers and senders that are limited
+    CnpReceived, "cnp_received", Note, "A congestion notification packet arrived.", "The network marks packets as congested; the congestion controller reduces the window.";
+    SourcePortChanged, "source_port_changed", Note, "A peer's packets come from another UDP source port than before.", "Nothing if rare: the peer or its network changed the path. If often, look for a host that forges the peer's address.";
+    SourcePortShut, "source_port_shut", Drop, "A packet came from another UDP source port than the peer's, shortly after many such packets with PSNs far from the expected ones.", "Look for a host that forges the peer's address and tries PSNs.";
+    AnswerWithheld, "answer_withheld", Drop, "A repeated or out-of-order request was not answered again, because the queue pair has sent too many such answers.", "Look for a host that repeats the peer's requests, or for a path that loses most packets.";
 }
 
 impl core::fmt::Display for Reason {

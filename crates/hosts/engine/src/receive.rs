@@ -145,8 +145,8 @@ impl RxBurst<'_> {
         let index = self.core.directory.find(qpn);
         let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
         let Some(slot) = slot.filter(|slot| slot.qpn == qpn && slot.device == self.device) else {
-            if !self.core.tombstones.answer(self.now, packet, self.batch) {
-                self.counters.count(Reason::UnknownQpn);
+            if let Err(reason) = self.core.tombstones.answer(self.now, frame.flow.src, packet, self.batch) {
+                self.counters.count(reason);
             }
             return;
         };

@@ -4,10 +4,11 @@
 //! [`LINGER`] after an unclean death the worker answers requests to the dead number by NAK remote operational error (IBA
 //! 9.7.5.2.8), which ends the peer's requests at once. A queue pair that its program destroyed leaves no tombstone.
 
-use burst_base::{Nanos, Psn, Qpn};
+use burst_base::{Nanos, Psn, Qpn, Reason, TokenBucket};
 use burst_frame::{Flow, TxBatch};
 use burst_wire::{Aeth, Bth, HeadBuf, NakCode, Opcode, Packet, Service, Syndrome};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 
 /// Lifetime of a tombstone.
 pub const LINGER: Nanos = Nanos::from_ms(10_000);
@@ -27,34 +28,56 @@ pub struct Tombstone {
     pub until: Nanos,
 }
 
+/// Answers of one tombstone: 256 at once and 1,000 per second. The first ends all requests of the peer.
+type NakBudget = TokenBucket<256, 1_000_000>;
+
 /// The tombstones of one worker.
 #[derive(Debug, Default)]
 pub struct Tombstones {
-    stones: VecDeque<Tombstone>,
+    stones: HashMap<Qpn, (Tombstone, NakBudget)>,
+    /// Their numbers, the oldest first.
+    order: VecDeque<(Nanos, Qpn)>,
 }
 
 impl Tombstones {
     /// Adds a tombstone; the oldest goes when there are too many.
     pub fn add(&mut self, stone: Tombstone) {
-        if self.stones.len() == TOMBSTONES_MAX {
-            self.stones.pop_front();
+        if self.order.len() == TOMBSTONES_MAX {
+            self.remove_oldest();
         }
-        self.stones.push_back(stone);
-        debug_assert!(self.stones.len() <= TOMBSTONES_MAX);
+        self.order.push_back((stone.until, stone.qpn));
+        self.stones.insert(stone.qpn, (stone, NakBudget::default()));
+        debug_assert!(self.stones.len() <= self.order.len() && self.order.len() <= TOMBSTONES_MAX);
     }
 
-    /// Answers a request to a dead queue pair. True if there is a tombstone for the packet's destination.
-    pub fn answer(&mut self, now: Nanos, packet: &Packet<'_>, batch: &mut TxBatch) -> bool {
-        while self.stones.front().is_some_and(|s| s.until < now) {
-            self.stones.pop_front();
+    fn remove_oldest(&mut self) {
+        let Some((until, qpn)) = self.order.pop_front() else { return };
+        // A later tombstone may have the same number.
+        if self.stones.get(&qpn).is_some_and(|(stone, _)| stone.until == until) {
+            self.stones.remove(&qpn);
         }
-        let Some(stone) = self.stones.iter().find(|s| s.qpn == packet.bth.dest_qpn) else {
-            return false;
-        };
-        if packet.info.service == Service::Rc && packet.info.kind.is_request() {
-            nak(stone, packet.bth.psn, batch);
+    }
+
+    /// Answers a request of the peer to a dead queue pair.
+    ///
+    /// # Errors
+    /// The reason for which there is no answer: no tombstone for the packet's destination, no request, another sender, or too
+    /// many answers.
+    pub fn answer(&mut self, now: Nanos, src: IpAddr, packet: &Packet<'_>, batch: &mut TxBatch) -> Result<(), Reason> {
+        while self.order.front().is_some_and(|(until, _)| *until < now) {
+            self.remove_oldest();
         }
-        true
+        if self.stones.is_empty() {
+            return Err(Reason::UnknownQpn);
+        }
+        let stone = self.stones.get_mut(&packet.bth.dest_qpn).filter(|(stone, _)| stone.flow.dst == src);
+        let is_request = packet.info.service == Service::Rc && packet.info.kind.is_request();
+        let (stone, naks) = stone.filter(|_| is_request).ok_or(Reason::UnknownQpn)?;
+        if !naks.take(now) {
+            return Err(Reason::AnswerWithheld);
+        }
+        nak(stone, packet.bth.psn, batch);
+        Ok(())
     }
 }
 
@@ -65,4 +88,50 @@ pub fn nak(stone: &Tombstone, psn: Psn, batch: &mut TxBatch) {
     let head = HeadBuf::new(&Bth::new(Opcode::RcAck, stone.peer, psn)).aeth(aeth);
     // If the batch is full, the peer learns of the death from the answer to its next request.
     let _ = batch.push(&stone.flow, head.as_slice(), &[], 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stone(qpn: u32, until: u64) -> Tombstone {
+        let flow = Flow { dst: IpAddr::from([10, 0, 0, 2]), ..Flow::default() };
+        Tombstone { qpn: Qpn::new(qpn), peer: Qpn::new(77), flow, until: Nanos(until) }
+    }
+
+    fn ask(stones: &mut Tombstones, now: u64, src: [u8; 4], opcode: Opcode, qpn: u32) -> Result<(), Reason> {
+        let head = HeadBuf::new(&Bth::new(opcode, Qpn::new(qpn), Psn::new(5)));
+        let packet = Packet::parse(head.as_slice()).expect("a packet");
+        let mut batch = TxBatch::new(4);
+        let result = stones.answer(Nanos(now), IpAddr::from(src), &packet, &mut batch);
+        assert_eq!(result.is_ok(), !batch.frames().is_empty());
+        result
+    }
+
+    #[test]
+    fn only_requests_of_the_peer_are_answered_and_not_for_ever() {
+        let mut stones = Tombstones::default();
+        stones.add(stone(0x500, 1_000));
+        let peer = [10, 0, 0, 2];
+        assert_eq!(ask(&mut stones, 1, peer, Opcode::RcSendOnly, 0x500), Ok(()));
+        assert_eq!(ask(&mut stones, 1, peer, Opcode::RcSendOnly, 0x510), Err(Reason::UnknownQpn));
+        assert_eq!(
+            ask(&mut stones, 1, [10, 0, 0, 3], Opcode::RcSendOnly, 0x500),
+            Err(Reason::UnknownQpn),
+            "a stranger"
+        );
+        assert_eq!(ask(&mut stones, 1, peer, Opcode::UcSendOnly, 0x500), Err(Reason::UnknownQpn));
+        let answered = (0..1000).filter(|_| ask(&mut stones, 2, peer, Opcode::RcSendOnly, 0x500).is_ok()).count();
+        assert_eq!(answered, 255, "256 with the first");
+        assert_eq!(ask(&mut stones, 2, peer, Opcode::RcSendOnly, 0x500), Err(Reason::AnswerWithheld));
+        assert_eq!(ask(&mut stones, 1_001, peer, Opcode::RcSendOnly, 0x500), Err(Reason::UnknownQpn), "expired");
+    }
+
+    #[test]
+    fn the_oldest_goes_when_there_are_too_many() {
+        let mut stones = Tombstones::default();
+        (0..=TOMBSTONES_MAX as u32).for_each(|n| stones.add(stone(n << 4, 10 + u64::from(n))));
+        let mut answers = |n: u32| ask(&mut stones, 1, [10, 0, 0, 2], Opcode::RcSendOnly, n << 4).is_ok();
+        assert_eq!([answers(0), answers(1), answers(TOMBSTONES_MAX as u32)], [false, true, true]);
+    }
 }

@@ -18,6 +18,7 @@
 //! | `respond` | acknowledgements, NAKs, READ and ATOMIC responses |
 //! | `receive` | the receive queue |
 //! | `middles` | middle packets of a train, executed together |
+//! | `peer_port` | the UDP source port of the peer's packets |
 //! | `uc`, `ud`, `xrc` | unreliable connections, datagrams, XRC targets |
 //! | `gather`, `ring`, `head` | scatter/gather lists, rings of requests in flight, opcodes and headers |
 //!
@@ -35,6 +36,7 @@ mod finish;
 mod gather;
 mod head;
 mod middles;
+mod peer_port;
 mod qp;
 mod receive;
 mod recovery;

@@ -34,7 +34,8 @@ impl Qp {
     /// for no acknowledgement. Returns how many; the packet after them is for [`Qp::on_packet`].
     pub fn on_middles(&mut self, flow: &Flow, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
         let stride = Bth::LEN + self.mtu as usize + burst_wire::ICRC_LEN;
-        if self.id.qp_type != QpType::Rc || flow.src != self.flow.dst || train.stride != stride {
+        let is_peer = flow.src == self.flow.dst && flow.src_port == self.peer_port.port;
+        if self.id.qp_type != QpType::Rc || !is_peer || train.stride != stride {
             return 0;
         }
         match train.bytes.first() {

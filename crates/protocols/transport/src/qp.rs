@@ -5,6 +5,7 @@
 //! states by the rules of [`crate::state`]. A queue pair shares no state with another.
 
 use crate::api::{ACK_TIMEOUT_MIN, Env, ModifyError, PKEY_DEFAULT, QpConfig, Signal, TxBudget, TxState};
+use crate::peer_port::PeerPort;
 use crate::receive::Receiver;
 use crate::requester::Requester;
 use crate::responder::Responder;
@@ -38,6 +39,7 @@ pub struct Qp {
     pub(crate) state: QpState,
     pub(crate) attr: QpAttr,
     pub(crate) flow: Flow,
+    pub(crate) peer_port: PeerPort,
     /// Payload bytes per packet.
     pub(crate) mtu: u32,
     pub(crate) ack_timeout: Nanos,
@@ -62,6 +64,7 @@ impl Qp {
             state: QpState::Reset,
             attr: QpAttr { cap, ..QpAttr::default() },
             flow: Flow::default(),
+            peer_port: PeerPort::default(),
             mtu: port_mtu.bytes(),
             ack_timeout: Nanos::NEVER,
             sq,
@@ -129,6 +132,7 @@ impl Qp {
         let to = state::check(self.id.qp_type, self.state, self.id.port_mtu, attr, mask)?;
         if mask & attr_mask::AV != 0 {
             self.flow = flow.ok_or(ModifyError::NoFlow)?;
+            self.peer_port = PeerPort::default();
         }
         state::apply(&mut self.attr, attr, mask);
         if self.id.qp_type != QpType::Ud {
@@ -178,6 +182,7 @@ impl Qp {
         self.resp = Responder::new();
         self.attr = QpAttr { cap: self.id.cap, ..QpAttr::default() };
         self.flow = Flow::default();
+        self.peer_port = PeerPort::default();
         self.mtu = self.id.port_mtu.bytes();
         self.ack_timeout = Nanos::NEVER;
         self.state = QpState::Reset;
@@ -191,8 +196,19 @@ impl Qp {
         if let Err(reason) = self.check_packet(frame, pkt) {
             return env.fx.count(reason);
         }
+        if frame.flow.src_port != self.peer_port.port {
+            return self.on_other_port(frame, pkt, env);
+        }
+        self.dispatch(frame, pkt, env);
+    }
+
+    /// Handles a packet that has passed the checks.
+    pub(crate) fn dispatch(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         match (self.id.qp_type, pkt.info.kind) {
-            (_, OpKind::Cnp) => env.fx.congestion(Signal::Cnp),
+            (_, OpKind::Cnp) => {
+                env.fx.count(Reason::CnpReceived);
+                env.fx.congestion(Signal::Cnp);
+            }
             (QpType::Ud, _) => self.on_datagram(frame, pkt, env),
             (QpType::Uc, _) => self.on_uc_packet(pkt, env),
             (QpType::Rc | QpType::XrcRecv, kind) if kind.is_request() => self.on_request(pkt, env),

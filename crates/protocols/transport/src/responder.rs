@@ -8,13 +8,25 @@
 //! A resource stays after it was answered, so that a repeated READ (any part of it) or ATOMIC (the saved result) can be
 //! answered again (9.7.5.1.3). A repeated request rewinds its resource; responses behind it that are still pending
 //! follow in order. Repeated SENDs and WRITEs are acknowledged again and not executed.
+//!
+//! Whoever can forge the peer's packets can make this half send answers to the peer. They are bounded: acknowledgements of repeated
+//! packets and NAKs of gaps by a token bucket ([`AnswerBudget`]), repeated READ responses by [`READ_REPEATS_MAX`] times the bytes
+//! of the READ. Withheld answers cost an honest peer nothing: acknowledgements are cumulative, and a gap that stays is reported
+//! with the next token.
 
 use crate::api::Env;
 use crate::qp::Qp;
 use crate::receive::{Load, ReceivedMessage};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
-use burst_base::{Psn, Reason, Rkey};
+use burst_base::{Psn, Reason, Rkey, TokenBucket};
 use burst_wire::{NakCode, OpKind, Packet, Position, Syndrome};
+
+/// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets one
+/// such answer in a turn, because answers coalesce.
+type AnswerBudget = TokenBucket<1024, 100_000>;
+/// A READ's response is repeated up to this many times its length in all. A peer whose requests go back by a whole window for each
+/// lost packet reaches this on a path that loses every second packet, where its retries end first.
+const READ_REPEATS_MAX: u64 = 64;
 
 /// A SEND or WRITE of which some packets have arrived.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +61,8 @@ pub(crate) struct Resource {
     pub(crate) msn: u32,
     /// Its whole response was sent once.
     pub(crate) answered: bool,
+    /// READ: bytes of its response that may still be repeated.
+    repeats_left: u64,
 }
 
 /// State of the receiving half.
@@ -76,6 +90,7 @@ pub(crate) struct Responder {
     pub(crate) pending: u32,
     /// COMM_EST was raised.
     pub(crate) established: bool,
+    answers: AnswerBudget,
 }
 
 /// Why a packet is not executed.
@@ -111,6 +126,7 @@ const EMPTY: Resource = Resource {
     original: 0,
     msn: 0,
     answered: true,
+    repeats_left: 0,
 };
 
 impl Responder {
@@ -130,6 +146,7 @@ impl Responder {
             served: 0,
             pending: 0,
             established: false,
+            answers: AnswerBudget::default(),
         }
     }
     /// Begins at `psn`, with places for `depth` READs and ATOMICs (the queue pair enters RTR).
@@ -266,6 +283,9 @@ impl Qp {
     fn on_gap(&mut self, env: &mut Env<'_>) {
         if self.resp.nak_given {
             return env.fx.count(Reason::GapRepeated);
+        }
+        if !self.resp.answers.take(env.now) {
+            return env.fx.count(Reason::AnswerWithheld);
         }
         env.fx.count(Reason::SequenceGap);
         self.resp.nak_given = true;
@@ -481,6 +501,7 @@ impl Qp {
             length: reth.len,
             msn: self.resp.msn,
             answered: false,
+            repeats_left: READ_REPEATS_MAX * u64::from(packets) * u64::from(self.mtu),
             ..EMPTY
         });
         Ok(())
@@ -551,10 +572,14 @@ impl Qp {
     fn on_duplicate(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         env.fx.count(Reason::DuplicateRequest);
         let again = match pkt.info.kind {
-            OpKind::ReadRequest => self.repeat_read(pkt),
+            OpKind::ReadRequest => self.repeat_read(pkt, env),
             OpKind::CmpSwap | OpKind::FetchAdd => self.repeat_atomic(pkt),
             _ => {
-                if self.resp.nak_due.is_none() {
+                let answer = self.resp.nak_due.is_none();
+                if answer && self.resp.ack_due.is_none() && !self.resp.answers.take(env.now) {
+                    return env.fx.count(Reason::AnswerWithheld);
+                }
+                if answer {
                     self.resp.ack_due = Some((self.resp.expected.prev(), self.resp.msn));
                     self.resp.ack_follows_receive = false;
                 }
@@ -566,7 +591,8 @@ impl Qp {
         }
     }
 
-    fn repeat_read(&mut self, pkt: &Packet<'_>) -> Option<()> {
+    /// The executed READ of which a request asks for a part: age and index of its resource, first packet and end of the part.
+    pub(crate) fn names_read(&self, pkt: &Packet<'_>) -> Option<(usize, usize, u32, u32)> {
         let mtu = self.mtu;
         let reth = pkt.reth()?;
         let (age, place) = self.resp.find(pkt.bth.psn)?;
@@ -576,15 +602,26 @@ impl Qp {
         let is_part = reth.rkey == resource.rkey
             && reth.addr == resource.addr.wrapping_add(u64::from(offset))
             && reth.len <= resource.length - offset;
-        if !is_part {
-            return None;
+        is_part.then(|| (age, place, index, index + reth.len.div_ceil(mtu).max(1)))
+    }
+
+    fn repeat_read(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Option<()> {
+        let (age, place, index, end) = self.names_read(pkt)?;
+        let mtu = u64::from(self.mtu);
+        let resource = &mut self.resp.resources[place];
+        let (again, end) = match resource.has_pending() {
+            false => (end - index, end),
+            true => (resource.next.saturating_sub(index), resource.end.max(end)),
+        };
+        if again == 0 {
+            return Some(());
         }
-        let end = index + reth.len.div_ceil(mtu).max(1);
-        if !resource.has_pending() {
-            self.resp.rewind(age, index, end);
-        } else if index < resource.next {
-            self.resp.rewind(age, index, resource.end.max(end));
-        }
+        let Some(left) = resource.repeats_left.checked_sub(u64::from(again) * mtu) else {
+            env.fx.count(Reason::AnswerWithheld);
+            return Some(());
+        };
+        resource.repeats_left = left;
+        self.resp.rewind(age, index, end);
         Some(())
     }
 

@@ -350,11 +350,16 @@ impl End {
 
     /// A packet arrives from `src`.
     pub fn receive_from(&mut self, now: Nanos, src: IpAddr, bytes: &[u8]) {
+        self.receive_from_port(now, src, Flow::default().src_port, bytes);
+    }
+
+    /// A packet arrives from this address and UDP source port.
+    pub fn receive_from_port(&mut self, now: Nanos, src: IpAddr, src_port: u16, bytes: &[u8]) {
         let packet = match Packet::parse(bytes) {
             Ok(packet) => packet,
             Err(reason) => return self.fx.count(reason),
         };
-        let frame = RxFrame { flow: Flow { src, dst: self.ip, ..Flow::default() }, bytes };
+        let frame = RxFrame { flow: Flow { src, src_port, dst: self.ip, ..Flow::default() }, bytes };
         let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.qp.on_packet(&frame, &packet, &mut env);
     }
