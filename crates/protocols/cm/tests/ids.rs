@@ -82,3 +82,20 @@ fn ids_of_neighbouring_slots_tell_nothing_about_each_other() {
     let differences: std::collections::HashSet<u32> = ids.windows(2).map(|w| w[0] ^ w[1]).collect();
     assert!(differences.len() > 4000, "{} different differences", differences.len());
 }
+
+#[test]
+fn numbers_drawn_one_after_the_other_are_all_different() {
+    let draw = |worker| {
+        let mut table: Table<()> = Table::new(worker, Secret::new([1, 2]));
+        (0..1000).map(|_| table.draw()).collect::<Vec<u32>>()
+    };
+    // 2,000 words of 32 bits: two are equal by chance with a probability of 1 in 2,000; with this secret none are.
+    let mut drawn = [draw(0), draw(1)].concat();
+    drawn.sort_unstable();
+    drawn.dedup();
+    assert_eq!(drawn.len(), 2000);
+    for bit in 0..32 {
+        let ones = drawn.iter().filter(|word| **word >> bit & 1 == 1).count();
+        assert!((850..1150).contains(&ones), "bit {bit} is 1 in {ones} of 2000");
+    }
+}

@@ -2,13 +2,17 @@
 
 mod harness;
 
-use burst_base::{DeviceId, Nanos};
+use burst_base::verbs::Mtu;
+use burst_base::{DeviceId, Nanos, Reason};
 use burst_cm::message::{CmMessage, Mad, Rej, Rep, Req, SidrReq, reject};
 use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::table::Table;
-use burst_cm::{Backlog, Cm, CmError, CmStep, ConnEventKind, Listener, PathRecord, Secret, Transport};
+use burst_cm::{
+    Backlog, Cm, CmEffects, CmError, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest, Listener, PathRecord,
+    QpSetup, Secret, StepTime, Transport,
+};
 use burst_frame::Flow;
-use harness::Host;
+use harness::{Host, World};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -26,8 +30,8 @@ fn listener(owner: u32, addr: Option<&str>, device: Option<u16>) -> (Listener<u3
     (of, backlog)
 }
 
-/// Gives a request for `to` on `device`.
-fn ask(host: &mut Host, number: u32, to: &str, device: u16) {
+/// A request for `to` on `device`, and the path of its answer.
+fn request(number: u32, to: &str, device: u16) -> (PathRecord, [u8; 256]) {
     let (to, from) = (ip(to), if ip(to).is_ipv4() { ip("10.0.0.9") } else { ip("fd00::9") });
     let path = PathRecord { device: DeviceId(device), flow: Flow { src: to, dst: from, ..Flow::default() } };
     let req = Req {
@@ -42,6 +46,12 @@ fn ask(host: &mut Host, number: u32, to: &str, device: u16) {
     let data = PrivateDataHeader { src: from, port: 5, dst: to }.to_bytes();
     let mut bytes = [0; 256];
     Mad { tid: 7, modifier: 0, message: req.into(), data: &data }.emit(&mut bytes);
+    (path, bytes)
+}
+
+/// Gives a request for `to` on `device`.
+fn ask(host: &mut Host, number: u32, to: &str, device: u16) {
+    let (path, bytes) = request(number, to, device);
     host.cm.on_mad(NOW, &path, &bytes, &mut host.world);
 }
 
@@ -197,4 +207,65 @@ fn steps_carry_the_time_since_the_step_before() {
     assert_eq!(time(CmStep::RepSent), (Nanos::from_ms(7), Nanos(0)));
     assert_eq!(time(CmStep::RtuReceived), (Nanos::from_ms(2), Nanos(0)));
     assert_eq!(time(CmStep::Established), (Nanos::from_ms(9), Nanos::from_ms(7)), "since the REQ");
+}
+
+#[test]
+fn a_request_is_repeated_at_the_very_end_of_its_prolonged_wait() {
+    let mut host = Host::new(1);
+    let (peer, asked_at) = (ip("10.0.0.9"), Nanos::from_ms(10_000));
+    host.connect(asked_at, peer, &[]);
+    let id = host.world.stories[0].conn;
+    let answered_at = asked_at + Nanos::from_ms(56);
+    let rep = Rep { local_id: 9, remote_id: id, qpn: 60, ca_guid: 99, ..Rep::default() };
+    let path = host.path_to(peer);
+    host.cm.on_mad(answered_at, &path, &mad_of(rep), &mut host.world);
+    assert_eq!(host.world.stories[0].last(), Some(ConnEventKind::Established));
+
+    host.connect(answered_at, peer, &[]);
+    // The first wait is 100 ms at most; twice the recent time of an answer is 112 ms.
+    let prolonged = answered_at + Nanos::from_ms(112);
+    host.world.sent.clear();
+    assert_eq!(host.cm.on_timer(prolonged, 100, &mut host.world), 1, "one timer, served once");
+    assert_eq!(host.world.sent.len(), 1, "the request is repeated");
+}
+
+/// Effects of a host that does not say how many events are unread, and keeps no places of withdrawn requests.
+struct Silent(World);
+
+impl CmEffects<u32> for Silent {
+    fn send(&mut self, path: &PathRecord, message: &CmMessage, mad: &[u8; 256]) {
+        self.0.send(path, message, mad);
+    }
+    fn event(&mut self, owner: &u32, path: &PathRecord, event: &ConnEvent<'_>) {
+        self.0.event(owner, path, event);
+    }
+    fn incoming(&mut self, listener: &u32, request: &ConnRequest<'_>) -> Option<u32> {
+        self.0.incoming(listener, request)
+    }
+    fn ready(&mut self, owner: &u32, path: &PathRecord, conn: &ConnAttr) -> QpSetup {
+        self.0.ready(owner, path, conn)
+    }
+    fn mtu(&self, device: DeviceId) -> Mtu {
+        self.0.mtu(device)
+    }
+    fn count(&mut self, device: DeviceId, reason: Reason) {
+        self.0.count(device, reason);
+    }
+    fn step(&mut self, owner: Option<&u32>, path: &PathRecord, id: u32, step: CmStep, took: StepTime) {
+        self.0.step(owner, path, id, step, took);
+    }
+}
+
+#[test]
+fn a_backlog_is_not_exceeded_while_the_number_of_unread_events_is_unknown() {
+    let mut host = Host::new(1);
+    let (one, backlog) = listener(1, None, None);
+    host.cm.listen(one).expect("free");
+    let Host { mut cm, world, .. } = host;
+    let mut fx = Silent(world);
+    for number in 1..=9 {
+        let (path, mad) = request(number, "10.0.0.1", 0);
+        cm.on_mad(NOW, &path, &mad, &mut fx);
+    }
+    assert_eq!((backlog.waiting(), backlog.queued()), (8, 1), "the ninth waits in the queue");
 }
