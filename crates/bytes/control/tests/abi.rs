@@ -4,7 +4,7 @@ mod shape;
 
 use burst_base::conn::PeerClass;
 use burst_base::verbs::{Mtu, QpType};
-use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmRoute, ConnAttr, Ece};
+use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmRoute, ConnAttr, DAEMON_IDS, Ece};
 use burst_control::frame::{BELL_MAGIC, HEADER_BYTES, MAGIC};
 use burst_control::{AsyncObject, AsyncRecord, CommandSender, FDS_MAX, MESSAGE_MAX, Reply, Request};
 use burst_shm::record_ring::{RECORD_BYTES_MAX, RECORD_RING_ENTRIES};
@@ -137,6 +137,12 @@ fn code_of(source: &str) -> String {
 /// FNV-1a, 64 bits.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The numbers of ids that programs choose and those that the daemon chooses halve the range.
+#[test]
+fn ids_of_the_daemon_have_the_highest_bit() {
+    assert_eq!(DAEMON_IDS, 0x8000_0000);
 }
 
 /// The types of queue pairs have the numbers of `enum ibv_qp_type` in records.

@@ -1,11 +1,13 @@
 //! The arena, segments and doorbells: allocation, reuse, limits, and descriptors that must be refused.
 #![cfg(not(loom))]
-use burst_shm::arena::{Arena, ArenaView, PUNCH_BYTES_MIN, Segment, SegmentError};
+use burst_shm::arena::{Arena, ArenaView, PUNCH_BYTES_MIN, SEGMENT_BYTES_MAX, Segment, SegmentError};
 use burst_shm::doorbell::{DoorbellDrain, Doorbells};
+use burst_shm::life::LifePage;
 use burst_shm::status::{StatusOwner, WorkerView};
-use burst_shm::{ContextPage, DOORBELL_QUEUES, SEGMENT_BYTES, ShmRef, WORKER_MAX, testing};
+use burst_shm::{Area, ContextPage, DOORBELL_QUEUES, SEGMENT_BYTES, ShmRef, WORKER_MAX, testing};
 use proptest::prelude::*;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 fn dup(fd: std::os::fd::BorrowedFd) -> OwnedFd {
     fd.try_clone_to_owned().expect("duplicated")
@@ -81,9 +83,51 @@ fn foreign_descriptors_are_verified() {
     let odd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("memfd");
     rustix::fs::fcntl_add_seals(&odd, rustix::fs::SealFlags::SHRINK).expect("sealed");
     assert_eq!(Segment::map(dup(odd.as_fd())).err(), Some(SegmentError::BadSize));
+    rustix::fs::ftruncate(&odd, 4097).expect("size");
+    assert_eq!(Segment::map(dup(odd.as_fd())).err(), Some(SegmentError::BadSize), "no whole pages");
     // Ours cannot be cut.
     let ours = Segment::create(8192).expect("segment");
     assert!(rustix::fs::ftruncate(ours.fd().expect("fd"), 4096).is_err());
+}
+
+#[test]
+fn a_segment_has_whole_pages_and_at_most_2_gib() {
+    for bytes in [0, 100, 4097, SEGMENT_BYTES_MAX as usize + 4096] {
+        assert_eq!(Segment::create(bytes).err(), Some(SegmentError::BadSize), "{bytes} bytes");
+    }
+    // Sparse: it takes no memory.
+    let longest = Segment::create(SEGMENT_BYTES_MAX as usize).expect("the longest");
+    assert_eq!(longest.len() as u64, SEGMENT_BYTES_MAX);
+    let too_long = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("memfd");
+    rustix::fs::ftruncate(&too_long, SEGMENT_BYTES_MAX + 4096).expect("size");
+    rustix::fs::fcntl_add_seals(&too_long, rustix::fs::SealFlags::SHRINK).expect("sealed");
+    assert_eq!(Segment::map(too_long).err(), Some(SegmentError::BadSize));
+}
+
+#[test]
+fn an_area_may_end_where_its_segment_ends() {
+    let segment = Arc::new(Segment::create(8192).expect("segment"));
+    assert!(Area::new(&segment, 64, 8192 - 64).is_some_and(|area| area.len() == 8192 - 64));
+    assert!(Area::new(&segment, 64, 8192 - 63).is_none());
+    assert!(Area::new(&segment, 8192, 0).is_some() && Area::new(&segment, 32, 64).is_none());
+}
+
+/// A page that tells a process from its forked children.
+#[test]
+fn a_forked_child_finds_the_page_of_its_parent_dead() {
+    let page = LifePage::new().expect("page");
+    assert!(page.is_alive());
+    // SAFETY: the child only reads one word of its memory and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends this process without running anything of it.
+        unsafe { libc::_exit(i32::from(page.is_alive())) };
+    }
+    let mut status = 0;
+    // SAFETY: the child of this process, and a place for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "alive in the child: {status}");
+    assert!(page.is_alive());
 }
 
 proptest! {
