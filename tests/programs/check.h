@@ -1,4 +1,4 @@
-/* What a test program expects: anything else is a sentence on standard error and exit code 1. */
+/* CHECK(condition, ...): if the condition is false, prints a sentence to standard error and exits with code 1. */
 #pragma once
 #include <errno.h>
 #include <stdio.h>

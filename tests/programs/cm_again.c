@@ -1,12 +1,12 @@
 /*
- * cm_again ADDRESS: outlives a daemon. Says "first" when it has an id bound to the address, "gone" when there is no daemon any
- * more, and "back" when the daemon's successor has given it another one, with a device.
+   * cm_again ADDRESS: runs longer than the daemon. Prints "first" when an id is bound to ADDRESS and listens, "gone" when no
+   * daemon answers any more, and "back" when a new daemon has bound another id to ADDRESS and assigned it a device.
  */
 #include "cm_check.h"
 
 #define TRIES 500
 
-/* Whether a daemon gives an id with a device that answers; one may end at any point of this. */
+/* Whether a daemon binds a new id to the address and its device can be queried. The daemon may end between any two calls. */
 static bool has_id(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -41,7 +41,7 @@ static void test_successor(void)
 		usleep(20000);
 	CHECK(left, "no new id");
 	puts("back");
-	/* What was the old daemon's is dead, and can be given back. */
+	/* Ids and channels of the old daemon refuse all calls except destruction. */
 	CHECK(rdma_listen(id, 1) == -1);
 	CHECK(rdma_get_cm_event(old, &event) == -1);
 	CHECK(rdma_destroy_id(id) == 0);

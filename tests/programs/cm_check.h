@@ -1,7 +1,7 @@
 /*
- * What the programs that check the rules of librdmacm have in common: ids that connect to each other by way of one
- * address, which is this host's, and the loop over the rules. Each rule that holds says "ok NAME"; the first broken one
- * ends the program with a sentence.
+   * Common parts of the programs that check the rules of librdmacm: ids that connect to each other by one address of this host,
+   * and the loop over the rules. Prints "ok NAME" for each rule that holds; the first broken rule ends the program with a
+   * sentence.
  */
 #pragma once
 #define _GNU_SOURCE
@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PATIENCE_MS 5000
+#define TIMEOUT_MS 5000
 #define SIZE 4096
 
 static const char *running;
@@ -37,7 +37,7 @@ static struct sockaddr_storage local;
 
 static inline struct sockaddr *at_port(uint16_t port)
 {
-	((struct sockaddr_in *)&local)->sin_port = port; /* the same place for both families */
+	((struct sockaddr_in *)&local)->sin_port = port; /* the port has the same offset in both families */
 	return (struct sockaddr *)&local;
 }
 
@@ -48,12 +48,12 @@ static inline bool readable(struct rdma_event_channel *channel, int ms)
 	return poll(&p, 1, ms) == 1 && (p.revents & POLLIN);
 }
 
-/* The next event, which must be of this type. */
+/* Waits for the next event and checks its type. */
 static inline struct rdma_cm_event *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type type)
 {
 	struct rdma_cm_event *event;
 
-	CHECK(readable(channel, PATIENCE_MS), "waiting for %s", rdma_event_str(type));
+	CHECK(readable(channel, TIMEOUT_MS), "waiting for %s", rdma_event_str(type));
 	CHECK(rdma_get_cm_event(channel, &event) == 0);
 	CHECK(event->event == type, "%s instead of %s, status %d", rdma_event_str(event->event), rdma_event_str(type),
 	      event->status);
@@ -101,10 +101,10 @@ static inline struct rdma_cm_id *resolved(struct rdma_event_channel *channel, en
 {
 	struct rdma_cm_id *id = new_id(channel, ps);
 
-	CHECK(rdma_resolve_addr(id, NULL, at_port(port), PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, at_port(port), TIMEOUT_MS) == 0);
 	CHECK(expect_ack(channel, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
 	CHECK(id->verbs && id->port_num == 1 && id->pd);
-	CHECK(rdma_resolve_route(id, PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_route(id, TIMEOUT_MS) == 0);
 	CHECK(expect_ack(channel, RDMA_CM_EVENT_ROUTE_RESOLVED) == id);
 	CHECK(id->route.num_paths == 1 && id->route.path_rec && id->route.path_rec->mtu >= IBV_MTU_256);
 	CHECK(rdma_get_peer_addr(id)->sa_family == local.ss_family && rdma_get_dst_port(id) == port);
@@ -128,7 +128,7 @@ static inline void end(struct rdma_cm_id *id)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
-/* Bytes that differ by place and round. */
+/* Bytes that depend on their offset and on the round. */
 static inline void fill(uint8_t *at, size_t len, int salt)
 {
 	for (size_t i = 0; i < len; i++)
@@ -152,7 +152,7 @@ static inline void send_and_compare(struct rdma_cm_id *from, struct rdma_cm_id *
 	CHECK(rdma_dereg_mr(out_mr) == 0 && rdma_dereg_mr(in_mr) == 0);
 }
 
-/* Two ends, connected. */
+/* Makes two connected ids. */
 struct pair {
 	struct rdma_event_channel *active_channel, *passive_channel;
 	struct rdma_cm_id *listener, *active, *passive;
@@ -209,13 +209,13 @@ static inline void end_pair(struct pair *p)
 	rdma_destroy_event_channel(p->passive_channel);
 }
 
-/* A rule and its name. */
+/* A rule, and its name on the command line. */
 struct rule {
 	const char *name;
 	void (*run)(void);
 };
 
-/* Checks the rules that the command line names, all if it names none: PROGRAM ADDRESS [NAME...] */
+/* Checks the rules named on the command line, or all: PROGRAM ADDRESS [NAME...] */
 static inline int check_rules(const struct rule *rules, size_t count, int argc, char **argv)
 {
 	struct addrinfo hints = { .ai_flags = AI_NUMERICHOST }, *info;

@@ -1,11 +1,14 @@
 /*
- * cm_edge ADDRESS [NAME...]: rules of librdmacm that programs rely on without noticing: whose events come when, and where,
- * after a migration, a refusal, a late look at the channel. As cm_exercise, all within one process.
+  * cm_edge ADDRESS [NAME...]: rules of librdmacm about events: which id, channel and order, after a migration, a rejection, or
+  * when the program reads the channel late. Both ends are in one process, as in cm_exercise.
  */
 #include "cm_check.h"
 
-/* A peer has parted some time ago: the end of time-wait follows its news, but not beyond the end of the id. */
-static void test_late_readers_are_not_woken_for_the_dead(void)
+/*
+ * The peer has disconnected and TIMEWAIT is over before the program reads the channel. TIMEWAIT_EXIT comes after DISCONNECTED,
+ * and no event comes for a destroyed id.
+ */
+static void test_destroyed_ids_have_no_events(void)
 {
 	struct pair p;
 
@@ -14,7 +17,7 @@ static void test_late_readers_are_not_woken_for_the_dead(void)
 	usleep(600000);
 	CHECK(expect_ack(p.passive_channel, RDMA_CM_EVENT_DISCONNECTED) == p.passive);
 	end(p.passive);
-	CHECK(!readable(p.passive_channel, 100), "whoever reads now waits for ever");
+	CHECK(!readable(p.passive_channel, 100), "the channel is readable for a destroyed id: rdma_get_cm_event would block");
 	end(p.active);
 	CHECK(!readable(p.active_channel, 100));
 	CHECK(rdma_destroy_id(p.listener) == 0);
@@ -39,7 +42,7 @@ static void test_rejection_flushes(void)
 	end_pair(&p);
 }
 
-/* The context of such an id is still its listener's: programs would take the event for one of the listener. */
+/* id->context of such an id still points to the listener's: the program would attribute the event to the listener. */
 static void test_requests_that_are_not_accepted_have_no_events(void)
 {
 	struct pair p;
@@ -48,7 +51,7 @@ static void test_requests_that_are_not_accepted_have_no_events(void)
 	end(p.active);
 	CHECK(!readable(p.passive_channel, 300), "an event of an id that was not accepted");
 	new_qp(p.passive);
-	/* It cannot succeed; the call or an event says so. */
+	/* The peer has ended: the accept fails, by the call or by an event. */
 	if (rdma_accept(p.passive, NULL) == 0)
 		rdma_ack_cm_event(expect(p.passive_channel, RDMA_CM_EVENT_CONNECT_ERROR));
 	end(p.passive);
@@ -57,7 +60,7 @@ static void test_requests_that_are_not_accepted_have_no_events(void)
 	rdma_destroy_event_channel(p.passive_channel);
 }
 
-/* Requests not read yet move with their listener, and so do the ids that they bring. */
+/* A migration of the listener moves its unread requests, and so the ids that come with them, to the new channel. */
 static void test_requests_migrate_with_their_listener(void)
 {
 	struct rdma_event_channel *a = new_channel(), *b = new_channel(), *c = new_channel();
@@ -69,7 +72,7 @@ static void test_requests_migrate_with_their_listener(void)
 		new_qp(active[i]);
 		CHECK(rdma_connect(active[i], NULL) == 0);
 	}
-	CHECK(readable(b, PATIENCE_MS));
+	CHECK(readable(b, TIMEOUT_MS));
 	usleep(20000);
 	CHECK(rdma_migrate_id(listen_id, c) == 0 && listen_id->channel == c);
 	CHECK(!readable(b, 50), "requests stay in the old channel");
@@ -93,7 +96,7 @@ static void test_requests_migrate_with_their_listener(void)
 	rdma_destroy_event_channel(c);
 }
 
-static void test_news_without_private_data(void)
+static void test_events_without_private_data(void)
 {
 	struct rdma_cm_event *event;
 	struct pair p;
@@ -116,7 +119,7 @@ static void test_news_without_private_data(void)
 	end_pair(&p);
 }
 
-/* Whoever takes a request sets its timeout, too. */
+/* RDMA_OPTION_ID_ACK_TIMEOUT holds for the passive end as well. */
 static void test_timeout_of_the_passive_end(void)
 {
 	struct ibv_qp_init_attr init;
@@ -134,8 +137,8 @@ static void test_timeout_of_the_passive_end(void)
 	end_pair(&p);
 }
 
-/* A source port is bound, as by rdma_bind_addr. */
-static void test_sources_are_bound(void)
+/* A source port in rdma_resolve_addr is bound, as by rdma_bind_addr. */
+static void test_source_ports_are_bound(void)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_cm_id *first = new_id(channel, RDMA_PS_TCP), *second = new_id(channel, RDMA_PS_TCP);
@@ -143,10 +146,10 @@ static void test_sources_are_bound(void)
 	struct rdma_cm_event *event;
 
 	memcpy(&src, at_port(htons(7997)), sizeof(src));
-	CHECK(rdma_resolve_addr(first, (struct sockaddr *)&src, at_port(htons(9)), PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_addr(first, (struct sockaddr *)&src, at_port(htons(9)), TIMEOUT_MS) == 0);
 	expect_ack(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(rdma_get_src_port(first) == htons(7997));
-	if (rdma_resolve_addr(second, (struct sockaddr *)&src, at_port(htons(9)), PATIENCE_MS) == 0) {
+	if (rdma_resolve_addr(second, (struct sockaddr *)&src, at_port(htons(9)), TIMEOUT_MS) == 0) {
 		event = expect(channel, RDMA_CM_EVENT_ADDR_ERROR);
 		CHECK(event->status == -EADDRINUSE, "status %d", event->status);
 		rdma_ack_cm_event(event);
@@ -159,14 +162,14 @@ static void test_sources_are_bound(void)
 	rdma_destroy_event_channel(channel);
 }
 
-static void test_names_that_do_not_exist(void)
+static void test_unknown_host_names(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *info;
 
 	CHECK(rdma_getaddrinfo("no.address", "1", &hints, &info) == EAI_NONAME, "programs ask gai_strerror");
 }
 
-static void test_somebody_names_the_queue_pair(void)
+static void test_connect_needs_a_queue_pair(void)
 {
 	struct pair p;
 
@@ -195,16 +198,16 @@ static void test_calls_without_a_peer(void)
 }
 
 static const struct rule rules[] = {
-	{ "late_reader", test_late_readers_are_not_woken_for_the_dead },
+	{ "late_reader", test_destroyed_ids_have_no_events },
 	{ "reject_flushes", test_rejection_flushes },
 	{ "not_accepted", test_requests_that_are_not_accepted_have_no_events },
 	{ "migrating_listener", test_requests_migrate_with_their_listener },
-	{ "no_data", test_news_without_private_data },
+	{ "no_data", test_events_without_private_data },
 	{ "passive_timeout", test_timeout_of_the_passive_end },
-	{ "sources", test_sources_are_bound },
-	{ "nameless", test_somebody_names_the_queue_pair },
+	{ "sources", test_source_ports_are_bound },
+	{ "no_queue_pair", test_connect_needs_a_queue_pair },
 	{ "without_peer", test_calls_without_a_peer },
-	{ "names", test_names_that_do_not_exist },
+	{ "names", test_unknown_host_names },
 };
 
 int main(int argc, char **argv)

@@ -1,6 +1,7 @@
 /*
- * cm_exercise ADDRESS [NAME...]: the rules of librdmacm, one function each, within one process: its ids connect to each
- * other by way of ADDRESS, which is this host's. Says "ok NAME" after each; the first broken rule ends it with a sentence.
+   * cm_exercise ADDRESS [NAME...]: the rules of librdmacm, one function each. Both ends of each connection are in this process
+   * and use ADDRESS, an address of this host. Prints "ok NAME" after each rule; the first broken rule ends the program with a
+   * sentence.
  */
 #include "cm_check.h"
 
@@ -116,7 +117,7 @@ static void test_reject(void)
 static void test_no_listener(void)
 {
 	struct rdma_event_channel *channel = new_channel();
-	struct rdma_cm_id *id = resolved(channel, RDMA_PS_TCP, htons(1)); /* nobody may bind it by chance */
+	struct rdma_cm_id *id = resolved(channel, RDMA_PS_TCP, htons(1)); /* a privileged port: no other test binds it */
 	struct rdma_conn_param param = { .retry_count = 7 };
 	struct rdma_cm_event *event;
 
@@ -160,7 +161,7 @@ static void test_destroy_waits_for_acknowledgement(void)
 	struct timespec soon;
 	pthread_t thread;
 
-	CHECK(rdma_resolve_addr(id, NULL, at_port(htons(9)), PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, at_port(htons(9)), TIMEOUT_MS) == 0);
 	event = expect(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(pthread_create(&thread, NULL, destroy_later, id) == 0);
 	clock_gettime(CLOCK_REALTIME, &soon);
@@ -173,13 +174,13 @@ static void test_destroy_waits_for_acknowledgement(void)
 	rdma_destroy_event_channel(channel);
 }
 
-static void test_events_of_the_dead_are_gone(void)
+static void test_events_of_destroyed_ids_are_removed(void)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_cm_id *id = new_id(channel, RDMA_PS_TCP);
 
-	CHECK(rdma_resolve_addr(id, NULL, at_port(htons(9)), PATIENCE_MS) == 0);
-	CHECK(readable(channel, PATIENCE_MS));
+	CHECK(rdma_resolve_addr(id, NULL, at_port(htons(9)), TIMEOUT_MS) == 0);
+	CHECK(readable(channel, TIMEOUT_MS));
 	CHECK(rdma_destroy_id(id) == 0);
 	CHECK(!readable(channel, 100), "a destroyed id's event makes the channel readable");
 	rdma_destroy_event_channel(channel);
@@ -190,15 +191,15 @@ static void test_migration(void)
 	struct rdma_event_channel *first = new_channel(), *second = new_channel();
 	struct rdma_cm_id *id = new_id(first, RDMA_PS_TCP), *other = new_id(first, RDMA_PS_TCP);
 
-	CHECK(rdma_resolve_addr(id, NULL, at_port(htons(9)), PATIENCE_MS) == 0);
-	CHECK(rdma_resolve_addr(other, NULL, at_port(htons(9)), PATIENCE_MS) == 0);
-	CHECK(readable(first, PATIENCE_MS));
+	CHECK(rdma_resolve_addr(id, NULL, at_port(htons(9)), TIMEOUT_MS) == 0);
+	CHECK(rdma_resolve_addr(other, NULL, at_port(htons(9)), TIMEOUT_MS) == 0);
+	CHECK(readable(first, TIMEOUT_MS));
 	CHECK(rdma_migrate_id(id, second) == 0 && id->channel == second);
 	CHECK(expect_ack(second, RDMA_CM_EVENT_ADDR_RESOLVED) == id);
 	CHECK(expect_ack(first, RDMA_CM_EVENT_ADDR_RESOLVED) == other);
 	CHECK(!readable(first, 50) && !readable(second, 50));
 	CHECK(rdma_migrate_id(id, NULL) == 0 && id->channel && id->channel != second);
-	CHECK(rdma_resolve_route(id, PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_route(id, TIMEOUT_MS) == 0);
 	CHECK(id->event && id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED);
 	CHECK(rdma_destroy_id(id) == 0 && rdma_destroy_id(other) == 0);
 	rdma_destroy_event_channel(first);
@@ -270,7 +271,7 @@ static void test_sync_errors(void)
 	rdma_destroy_ep(id);
 }
 
-/* A queue pair that the program moves itself. */
+/* A queue pair whose states the program changes itself. */
 static struct ibv_qp *external_qp(struct rdma_cm_id *id, struct ibv_cq *cq)
 {
 	struct ibv_qp_init_attr init = endpoint_init();
@@ -513,8 +514,8 @@ static void test_threads_can_be_cancelled(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* As with the kernel, the destruction of a channel does not wake its reader: programs exit on errors. */
-static void test_channel_destroyed_under_its_reader(void)
+/* As in Linux, the destruction of a channel does not wake a thread that reads it: programs exit on errors of the read. */
+static void test_channel_destroyed_while_it_is_read(void)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct timespec soon;
@@ -542,7 +543,7 @@ static const struct rule rules[] = {
 	{ "no_listener", test_no_listener },
 	{ "private_data_limit", test_private_data_limit },
 	{ "destroy_waits", test_destroy_waits_for_acknowledgement },
-	{ "dead_events", test_events_of_the_dead_are_gone },
+	{ "destroyed_events", test_events_of_destroyed_ids_are_removed },
 	{ "migration", test_migration },
 	{ "endpoints", test_endpoints },
 	{ "sync_errors", test_sync_errors },
@@ -550,7 +551,7 @@ static const struct rule rules[] = {
 	{ "datagrams", test_datagrams },
 	{ "fork", test_fork },
 	{ "cancel", test_threads_can_be_cancelled },
-	{ "destroyed_channel", test_channel_destroyed_under_its_reader },
+	{ "destroyed_channel", test_channel_destroyed_while_it_is_read },
 };
 
 int main(int argc, char **argv)

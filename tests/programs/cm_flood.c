@@ -1,9 +1,10 @@
-/* A flood of connection requests from somebody who never answers: well-formed REQs of the IB connection management protocol
- * in RoCEv2 packets (IBA 12.6.5, annexes A11 and A17), each with a communication id and a queue pair of its own.
+/* A flood of connection requests from a peer that never answers: well-formed REQs of the IB connection management protocol in
+ * RoCEv2 packets (IBA 12.6.5, annexes A11 and A17), each with its own communication id and queue pair number.
  *
  *   cm_flood FROM TO UDP-PORT CM-PORT RATE SECONDS      RATE requests per second, 0: as fast as possible
  *
- * UDP-PORT is 4791, or another one for a flood that costs the sender the same and nobody listens to. Prints the number sent.
+   * UDP-PORT is 4791, or a closed UDP port for comparison: the sender's cost is the same, and no socket receives. Prints the
+   * number of requests sent.
  */
 #include <arpa/inet.h>
 #include <stdint.h>
@@ -43,7 +44,7 @@ static void put(uint8_t *at, uint64_t value, int bytes)
     }
 }
 
-/* The fields that all requests share. */
+/* Fields that are equal in all requests. */
 static void prepare(uint8_t *packet, struct in_addr from, struct in_addr to, int cm_port)
 {
     uint8_t *mad = packet + BTH + DETH, *req = mad + 24, *header = req + 140;
@@ -72,7 +73,7 @@ static void prepare(uint8_t *packet, struct in_addr from, struct in_addr to, int
     memcpy(header + 16, &from, 4), memcpy(header + 32, &to, 4);
 }
 
-/* The headers in front, as the ICRC sees them: what changes on the way counts as ones. */
+/* IP and UDP headers for the ICRC: fields that may change on the way are ones (IBA annex A17). */
 static uint32_t crc_of_headers(struct in_addr from, struct in_addr to, int port)
 {
     uint8_t lead[8 + IP_UDP];
@@ -87,7 +88,7 @@ static uint32_t crc_of_headers(struct in_addr from, struct in_addr to, int port)
     return crc(0xffffffff, lead, sizeof lead);
 }
 
-/* One request, unlike all others. */
+/* One request; communication id, queue pair number and PSN differ from those of all others. */
 static void finish(uint8_t *packet, uint32_t number, uint32_t lead)
 {
     uint8_t *mad = packet + BTH + DETH, *req = mad + 24;
@@ -135,7 +136,7 @@ int main(int argc, char **argv)
             usleep(500);
         for (int burst = 0; burst < 256 && sent < due; burst++) {
             finish(packet, ++sent, lead);
-            /* A closed port answers by ICMP, which is an error of a later send. */
+            /* A closed UDP port is reported by ICMP, as an error of a later send. */
             sendto(sock, packet, sizeof packet, 0, (struct sockaddr *)&to, sizeof to);
         }
     }

@@ -1,19 +1,19 @@
-/* Many connections at once, by the RDMA-CM API: how fast they are set up and torn down, and what became of each.
+/* Many connections at once, by the RDMA-CM API: measures setup and teardown, and counts the outcomes.
  *
- *   cm_many [options]            serves, until it is killed
+  *   cm_many [options]            serves until it is killed
  *   cm_many [options] ADDRESS    connects, then disconnects
  *
- *   -t THREADS   threads, each with an event channel and a port of its own (default 1)
+  *   -t THREADS   threads, each with its own event channel and port (default 1)
  *   -c COUNT     connections of all threads together (default 1000)
  *   -w WINDOW    connections under way at a time, per thread; 0: each step for all connections before the next step (default 0)
  *   -p PORT      first port (default 7200)
  *   -k SECONDS   keeps the connections for a while (default 0)
- *   -d SECONDS   patience: what has no end by then is stuck (default 60)
+  *   -d SECONDS   deadline: connections without outcome by then count as stuck (default 60)
  *   -b BACKLOG   of the listeners (default 65535)
- *   -m           the server makes no answer at all: requests stay in the backlog
+  *   -m           the server answers no request: all stay in the backlog
  *
- * The client prints one JSON object: seconds per step, and outcomes. The server prints "idle N" whenever its last connection
- * has gone, N being the number of those accepted so far.
+  * The client prints one JSON object: seconds per step, and outcomes. The server prints "idle N" whenever its last connection has
+  * ended; N is the number of connections accepted so far.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static const char *const step_names[STEPS] = {"create_id", "resolve_addr", "reso
 enum outcome { UNDER_WAY, UP, REJECTED, UNREACHABLE, FAILED, OUTCOMES };
 static const char *const outcome_names[OUTCOMES] = {"stuck", "established", "rejected", "unreachable", "failed"};
 
-static int threads = 1, count = 1000, window, port = 7200, keep, patience = 60, backlog = 65535;
+static int threads = 1, count = 1000, window, port = 7200, keep, deadline_s = 60, backlog = 65535;
 static bool mute;
 static const char *server;
 static pthread_barrier_t together;
@@ -88,7 +88,7 @@ static struct rdma_conn_param param(void)
         .responder_resources = 1, .initiator_depth = 1, .retry_count = 5, .rnr_retry_count = 5};
 }
 
-/* One event of the server. */
+/* Handles one event of the server. */
 static void answer(struct worker *w, struct rdma_cm_id *id, enum rdma_cm_event_type kind)
 {
     struct rdma_conn_param accept = param();
@@ -141,7 +141,7 @@ static void *serve(void *arg)
     return NULL;
 }
 
-/* What an event means for its connection; true when a step of it has ended. */
+/* Records an event in its connection. True if the event ends a step of the connection. */
 static bool follow(struct conn *c, enum rdma_cm_event_type kind)
 {
     switch (kind) {
@@ -168,7 +168,7 @@ static bool follow(struct conn *c, enum rdma_cm_event_type kind)
     }
 }
 
-/* The next event before the deadline: its connection, or NULL. */
+/* Waits for the next event; returns its connection, or NULL at the deadline. */
 static struct conn *next(struct worker *w, double deadline, enum rdma_cm_event_type *kind)
 {
     struct rdma_cm_event *event;
@@ -219,7 +219,7 @@ static void begin(struct worker *w, struct conn *c, enum step step)
         die(step_names[step]);
 }
 
-/* One step for all connections that are still in the race. */
+/* Takes one step with all connections that have not failed. */
 static void together_now(struct worker *w, enum step step, double deadline)
 {
     int asked = 0, done = 0;
@@ -244,7 +244,7 @@ static void together_now(struct worker *w, enum step step, double deadline)
     w->ended[step] = now();
 }
 
-/* Every connection at its own pace, at most `window` at a time. */
+/* Each connection takes its next step as soon as the last one is done; at most `window` connections are under way. */
 static void in_a_window(struct worker *w, double deadline)
 {
     int begun = 0, done = 0;
@@ -274,7 +274,7 @@ static void in_a_window(struct worker *w, double deadline)
 static void *ask(void *arg)
 {
     struct worker *w = arg;
-    double deadline = now() + patience;
+    double deadline = now() + deadline_s;
     if (window)
         in_a_window(w, deadline);
     else
@@ -290,7 +290,7 @@ static void *ask(void *arg)
         }
         sleep(keep);
     }
-    deadline = now() + patience;
+    deadline = now() + deadline_s;
     together_now(w, DISCONNECT, deadline);
     for (int i = 0; i < w->mine; i++)
         if (w->conns[i].outcome == UP && !w->conns[i].gone)
@@ -347,7 +347,7 @@ int main(int argc, char **argv)
         case 'w': window = value; break;
         case 'p': port = value; break;
         case 'k': keep = value; break;
-        case 'd': patience = value; break;
+        case 'd': deadline_s = value; break;
         case 'b': backlog = value; break;
         case 'm': mute = true; break;
         default: return 2;

@@ -1,6 +1,6 @@
 /*
- * cm_more ADDRESS [NAME...]: rules of librdmacm beyond connecting: enhancements (ECE), shared receive queues, XRC, backlog,
- * early data, options, requests given up, loopback. As cm_exercise, all within one process.
+  * cm_more ADDRESS [NAME...]: rules of librdmacm beyond connecting: ECE options, shared receive queues, XRC, backlog, early data,
+  * options, requests withdrawn, loopback. Both ends are in one process, as in cm_exercise.
  */
 #include "cm_check.h"
 
@@ -16,7 +16,7 @@ static void accept_pair(struct pair *p)
 	expect_ack(p->passive_channel, RDMA_CM_EVENT_ESTABLISHED);
 }
 
-/* An id that is resolved to a listener, with a queue pair, not connected. */
+/* Makes a listener and an id that has resolved the listener's address and has a queue pair, but has sent no request. */
 static void before_request(struct pair *p, int backlog)
 {
 	p->active_channel = new_channel();
@@ -27,7 +27,7 @@ static void before_request(struct pair *p, int backlog)
 	new_qp(p->active);
 }
 
-static void test_enhancements_travel(void)
+static void test_ece_options_are_exchanged(void)
 {
 	struct ibv_ece mine = { .vendor_id = 0x123456, .options = 0xcafe }, theirs = { .vendor_id = 0x654321, .options = 7 };
 	struct ibv_ece wrong = { .comp_mask = 1 }, seen;
@@ -46,7 +46,7 @@ static void test_enhancements_travel(void)
 	end_pair(&p);
 }
 
-static void test_rejection_for_enhancements(void)
+static void test_rejection_for_ece(void)
 {
 	struct rdma_cm_event *event;
 	struct pair p;
@@ -72,7 +72,7 @@ static void test_shared_receive_queue(void)
 	request(&p, NULL, 0);
 	CHECK(rdma_create_srq(p.passive, NULL, &attr) == 0 && p.passive->srq && p.passive->pd);
 	CHECK(rdma_create_srq(p.passive, NULL, &attr) == -1 && errno == EINVAL);
-	/* The id's queue is taken when the attributes name none. */
+	/* Without an SRQ in the attributes, the id's SRQ is used. */
 	CHECK(rdma_create_qp(p.passive, NULL, &init) == 0 && p.passive->qp->srq == p.passive->srq);
 	CHECK(rdma_accept(p.passive, &param) == 0);
 	event = expect(p.active_channel, RDMA_CM_EVENT_ESTABLISHED);
@@ -86,7 +86,7 @@ static void test_shared_receive_queue(void)
 	end_pair(&p);
 }
 
-/* An endpoint at or to the local address, its events in a channel. */
+/* An endpoint that listens on the local address or connects to it; its events go to `channel`. */
 static struct rdma_cm_id *xrc_endpoint(struct rdma_event_channel *channel, enum ibv_qp_type type, uint16_t port)
 {
 	bool passive = type == IBV_QPT_XRC_RECV;
@@ -110,7 +110,7 @@ static struct rdma_cm_id *xrc_endpoint(struct rdma_event_channel *channel, enum 
 	return id;
 }
 
-/* The queue takes the place of the small default queue of a target, and outlives the target. */
+/* XRC. The program's SRQ replaces the small default SRQ of a target, and exists longer than the target. */
 static void test_extended_reliable(void)
 {
 	static uint8_t out[SIZE], in[SIZE];
@@ -178,7 +178,7 @@ static void test_extended_queue_pair(void)
 	end_pair(&p);
 }
 
-/* The backlog is of requests that are not read: a program may read several before it accepts one. */
+/* The backlog limits unread requests: a program may read several before it accepts one. */
 static void test_backlog(void)
 {
 	struct rdma_cm_id *second, *late;
@@ -188,9 +188,9 @@ static void test_backlog(void)
 	second = resolved(p.active_channel, RDMA_PS_TCP, rdma_get_src_port(p.listener));
 	new_qp(second);
 	CHECK(rdma_connect(p.active, NULL) == 0);
-	CHECK(readable(p.passive_channel, PATIENCE_MS));
+	CHECK(readable(p.passive_channel, TIMEOUT_MS));
 	CHECK(rdma_connect(second, NULL) == 0);
-	/* Whoever finds it full asks again. */
+	/* The second request waits until the backlog has room. */
 	usleep(20000);
 	p.passive = expect_ack(p.passive_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	late = expect_ack(p.passive_channel, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -208,7 +208,7 @@ static void test_early_data(void)
 	struct rdma_event_channel *a = new_channel(), *b = new_channel();
 	struct rdma_cm_id *listen_id = listener(b, RDMA_PS_TCP), *passive;
 	struct rdma_cm_id *active = resolved(a, RDMA_PS_TCP, rdma_get_src_port(listen_id));
-	/* A queue pair of the program's own: it has not said that it is ready, so no RTU comes. */
+	/* The program moves the queue pair itself and does not call rdma_establish: no RTU is sent. */
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .qp_num = 0x4321 };
 
 	CHECK(rdma_connect(active, &param) == 0);
@@ -220,7 +220,7 @@ static void test_early_data(void)
 	CHECK(!readable(b, 50));
 	CHECK(rdma_notify(passive, IBV_EVENT_COMM_EST) == 0);
 	CHECK(expect_ack(b, RDMA_CM_EVENT_ESTABLISHED) == passive);
-	/* A response may still be refused; then the other end is over. */
+	/* The active end may still reject the response; then the connection of the passive end has ended. */
 	CHECK(rdma_reject(active, NULL, 0) == 0);
 	CHECK(expect_ack(b, RDMA_CM_EVENT_REJECTED) == passive);
 	end(passive);
@@ -229,7 +229,7 @@ static void test_early_data(void)
 	rdma_destroy_event_channel(b);
 }
 
-/* rdma-core refuses depths over the device's at the call; 255 asks for the device's own. */
+/* Like rdma-core, the call refuses depths above the device's maximum; 255 asks for the maximum. */
 static void test_depths_over_the_maximum(void)
 {
 	struct rdma_conn_param param = { .retry_count = 7 };
@@ -272,9 +272,9 @@ static void test_options_have_effect(void)
 	p.active = new_id(p.active_channel, RDMA_PS_TCP);
 	CHECK(rdma_set_option(p.active, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof(tos)) == 0);
 	CHECK(rdma_set_option(p.active, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof(timeout)) == 0);
-	CHECK(rdma_resolve_addr(p.active, NULL, at_port(rdma_get_src_port(p.listener)), PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_addr(p.active, NULL, at_port(rdma_get_src_port(p.listener)), TIMEOUT_MS) == 0);
 	expect_ack(p.active_channel, RDMA_CM_EVENT_ADDR_RESOLVED);
-	CHECK(rdma_resolve_route(p.active, PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_route(p.active, TIMEOUT_MS) == 0);
 	expect_ack(p.active_channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
 	CHECK(p.active->route.path_rec->traffic_class == tos);
 	new_qp(p.active);
@@ -287,7 +287,7 @@ static void test_options_have_effect(void)
 	end_pair(&p);
 }
 
-static void test_addresses_are_shared_by_consent(void)
+static void test_addresses_are_shared_if_all_allow_it(void)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_cm_id *first = new_id(channel, RDMA_PS_TCP), *second = new_id(channel, RDMA_PS_TCP);
@@ -303,7 +303,7 @@ static void test_addresses_are_shared_by_consent(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* An id bound to a loopback address has no device; whoever connects to it has. */
+/* A listener bound to a loopback address has no device; the two ids of a connection to it have one. */
 static void test_loopback(void)
 {
 	struct rdma_event_channel *a = new_channel(), *b = new_channel();
@@ -313,9 +313,9 @@ static void test_loopback(void)
 	CHECK(rdma_bind_addr(listen_id, (struct sockaddr *)&lo) == 0 && listen_id->verbs == NULL);
 	CHECK(rdma_listen(listen_id, 1) == 0);
 	lo.sin_port = rdma_get_src_port(listen_id);
-	CHECK(rdma_resolve_addr(active, NULL, (struct sockaddr *)&lo, PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_addr(active, NULL, (struct sockaddr *)&lo, TIMEOUT_MS) == 0);
 	expect_ack(a, RDMA_CM_EVENT_ADDR_RESOLVED);
-	CHECK(active->verbs && rdma_resolve_route(active, PATIENCE_MS) == 0);
+	CHECK(active->verbs && rdma_resolve_route(active, TIMEOUT_MS) == 0);
 	expect_ack(a, RDMA_CM_EVENT_ROUTE_RESOLVED);
 	new_qp(active);
 	CHECK(rdma_connect(active, NULL) == 0);
@@ -330,7 +330,7 @@ static void test_loopback(void)
 	rdma_destroy_event_channel(b);
 }
 
-static void test_groups_that_nobody_is_in(void)
+static void test_groups_without_members(void)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_cm_id *id = new_id(channel, RDMA_PS_UDP);
@@ -360,8 +360,8 @@ static void test_calls_out_of_order(void)
 }
 
 static const struct rule rules[] = {
-	{ "enhancements", test_enhancements_travel },
-	{ "reject_ece", test_rejection_for_enhancements },
+	{ "ece", test_ece_options_are_exchanged },
+	{ "reject_ece", test_rejection_for_ece },
 	{ "srq", test_shared_receive_queue },
 	{ "extended", test_extended_queue_pair },
 	{ "xrc", test_extended_reliable },
@@ -369,9 +369,9 @@ static const struct rule rules[] = {
 	{ "early_data", test_early_data },
 	{ "depths", test_depths_over_the_maximum },
 	{ "effects", test_options_have_effect },
-	{ "sharing", test_addresses_are_shared_by_consent },
+	{ "sharing", test_addresses_are_shared_if_all_allow_it },
 	{ "loopback", test_loopback },
-	{ "groups", test_groups_that_nobody_is_in },
+	{ "groups", test_groups_without_members },
 	{ "order", test_calls_out_of_order },
 };
 

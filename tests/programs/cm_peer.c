@@ -1,11 +1,11 @@
 /*
- * One end of a connection by librdmacm, which says what happens to it:
+  * One end of a connection by librdmacm, which prints its events:
  *
  *     cm_peer server ADDRESS PORT HOW        cm_peer client ADDRESS PORT HOW
  *
- * HOW is "reject" (the server refuses), "server" or "client" (who disconnects first). Connected, the client sends a message;
- * both ends have two receives more than they need, which are flushed when the connection ends. Private data goes with each
- * step that can carry it. Each event is a line: its name, its status, its private data.
+   * HOW is "reject" (the server rejects), or the end that disconnects first: "server" or "client". Once connected, the client
+   * sends a message. Each end has posted two receives more than it needs; they are flushed when the connection ends. Each step
+   * that can carry private data does. Each event is a line: name, status, private data.
  */
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATIENCE_MS = 60000, RECEIVES = 3, SIZE = 64 };
+enum { TIMEOUT_MS = 60000, RECEIVES = 3, SIZE = 64 };
 
 static struct rdma_event_channel *channel;
 static struct ibv_pd *pd;
@@ -46,19 +46,19 @@ static void say(const char *format, ...)
 	fflush(stdout);
 }
 
-/* Waits for an event and says it; the id that it is about. Anything but `wanted` ends the program. */
+/* Waits for an event, prints it, and returns its id. An event other than `wanted` ends the program. */
 static struct rdma_cm_id *expect(enum rdma_cm_event_type wanted)
 {
 	struct pollfd p = { .fd = channel->fd, .events = POLLIN };
 	struct rdma_cm_event *event;
 
-	if (poll(&p, 1, PATIENCE_MS) != 1)
+	if (poll(&p, 1, TIMEOUT_MS) != 1)
 		fail(rdma_event_str(wanted));
 	must(rdma_get_cm_event(channel, &event), "rdma_get_cm_event");
 	struct rdma_cm_id *id = event->id;
 	const struct rdma_conn_param *conn = &event->param.conn;
 
-	/* Private data comes padded with zeros to the size of its message. */
+	/* Received private data is padded with zeros to the size of the message. */
 	say("%s %d %.*s\n", rdma_event_str(event->event), event->status, conn->private_data ? conn->private_data_len : 0,
 	    conn->private_data ? (const char *)conn->private_data : "");
 	int right = event->event == wanted;
@@ -74,7 +74,7 @@ static struct rdma_conn_param with_data(const char *data)
 					 .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
 }
 
-/* A queue pair with receives posted. */
+/* Makes a queue pair and posts its receives. */
 static void equip(struct rdma_cm_id *id)
 {
 	pd = ibv_alloc_pd(id->verbs);
@@ -94,12 +94,12 @@ static void equip(struct rdma_cm_id *id)
 	}
 }
 
-/* The next completion. */
+/* Waits for the next completion. */
 static struct ibv_wc completion(void)
 {
 	struct ibv_wc wc;
 
-	for (int waited = 0; waited < PATIENCE_MS; waited++) {
+	for (int waited = 0; waited < TIMEOUT_MS; waited++) {
 		if (ibv_poll_cq(cq, 1, &wc) == 1)
 			return wc;
 		usleep(1000);
@@ -119,7 +119,7 @@ static void send_message(struct rdma_cm_id *id)
 	say("sent %d\n", completion().status);
 }
 
-/* The end, whoever begins it: both call rdma_disconnect, both are told, what was posted is flushed. */
+/* Ends the connection: both ends call rdma_disconnect and get DISCONNECTED, and posted receives are flushed. */
 static void part(struct rdma_cm_id *id, int first, int posted)
 {
 	if (first)
@@ -158,9 +158,9 @@ static void serve(struct rdma_cm_id *listener, struct sockaddr *address, const c
 
 static void ask(struct rdma_cm_id *id, struct sockaddr *address, const char *how)
 {
-	must(rdma_resolve_addr(id, NULL, address, PATIENCE_MS), "rdma_resolve_addr");
+	must(rdma_resolve_addr(id, NULL, address, TIMEOUT_MS), "rdma_resolve_addr");
 	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
-	must(rdma_resolve_route(id, PATIENCE_MS), "rdma_resolve_route");
+	must(rdma_resolve_route(id, TIMEOUT_MS), "rdma_resolve_route");
 	expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
 	equip(id);
 	struct rdma_conn_param param = with_data("hello");

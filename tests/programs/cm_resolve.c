@@ -1,12 +1,12 @@
 /*
- * Resolves an address by many ids at once and says what came of them: a line for each kind of event and status, with the
- * time until the last one. What an id must not do while it is being resolved is checked on the way.
+  * Resolves an address by many ids at once. Prints a line for each run of equal events: count, event, status, and the time until
+  * the last one. Also checks that an id refuses other calls while it is being resolved.
  *
  *   cm_resolve [-n IDS] [-t TIMEOUT_MS] [-u] [-s] [-d MS] ADDRESS [NEXT]
  *
- *   -u  datagram ids        -s  a synchronous id, with its error in place of the event
- *   -d  destroys all ids after so many milliseconds, without looking at their events
- *   NEXT is resolved by the first id after ADDRESS has failed.
+  *   -u  datagram ids        -s  one synchronous id: prints the error of the call instead of an event
+  *   -d  destroys all ids after MS milliseconds, without reading their events
+  *   NEXT  second address: the first id resolves it after ADDRESS has failed
  */
 #include "cm_check.h"
 #include <time.h>
@@ -48,7 +48,7 @@ static void synchronous(void)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
-/* Counts events until each id has had one; what came of the last. */
+/* Reads one event per id and prints the runs of equal ones. Returns the type of the last. */
 static enum rdma_cm_event_type count(struct rdma_event_channel *channel, int wanted, long begun)
 {
 	enum rdma_cm_event_type type = 0;
@@ -74,7 +74,7 @@ static enum rdma_cm_event_type count(struct rdma_event_channel *channel, int wan
 	return type;
 }
 
-/* Connecting, binding, listening and a second resolving fail; each as a call or as an event, of which there is one too many. */
+/* An id that is being resolved can neither be bound nor listen. */
 static void rules(struct rdma_cm_id *id)
 {
 	struct sockaddr_storage any = { .ss_family = local.ss_family };
@@ -128,7 +128,7 @@ int main(int argc, char **argv)
 	if (destroyed_after >= 0) {
 		printf("destroyed\n");
 		fflush(stdout);
-		/* Nothing comes of what was destroyed. */
+		/* Destroyed ids have no events. */
 		CHECK(!readable(channel, 4000));
 	}
 	rdma_destroy_event_channel(channel);

@@ -1,6 +1,6 @@
 /*
- * cm_strict ADDRESS [NAME...]: rules of librdmacm about calls at the wrong time, twice, or in vain: none hangs, none leaves
- * something behind, and each says what the kernel's connection manager would say. As cm_exercise, all within one process.
+  * cm_strict ADDRESS [NAME...]: rules of librdmacm about calls that are early, late, repeated or fail: none blocks, none leaks an
+  * object, and each returns the errno of the kernel's connection manager. Both ends are in one process, as in cm_exercise.
  */
 #include "cm_check.h"
 
@@ -16,13 +16,13 @@ static struct rdma_cm_id *sync_resolved(enum rdma_port_space ps, uint16_t port)
 {
 	struct rdma_cm_id *id = sync_id(ps);
 
-	CHECK(rdma_resolve_addr(id, NULL, at_port(port), PATIENCE_MS) == 0);
-	CHECK(rdma_resolve_route(id, PATIENCE_MS) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, at_port(port), TIMEOUT_MS) == 0);
+	CHECK(rdma_resolve_route(id, TIMEOUT_MS) == 0);
 	return id;
 }
 
-/* Nothing will ever be heard of a connection that was refused: whoever waited for it would wait for ever. */
-static void test_parting_without_a_connection(void)
+/* No event follows for a rejected connection: rdma_disconnect must fail, or a synchronous id would wait for ever. */
+static void test_disconnect_after_rejection(void)
 {
 	struct rdma_cm_id *id = sync_resolved(RDMA_PS_TCP, htons(9));
 
@@ -32,7 +32,7 @@ static void test_parting_without_a_connection(void)
 	rdma_destroy_ep(id);
 }
 
-/* A connection that is over is over for the one who has not noticed, too. */
+/* The peer has disconnected, and this end has not read the event: rdma_disconnect succeeds, and the event is DISCONNECTED. */
 static void *serve_one(void *listener)
 {
 	struct rdma_cm_id *id;
@@ -45,7 +45,7 @@ static void *serve_one(void *listener)
 	return NULL;
 }
 
-static void test_parting_many_times(void)
+static void test_disconnect_twice(void)
 {
 	struct rdma_cm_id *listener = sync_id(RDMA_PS_TCP), *id;
 	pthread_t server;
@@ -111,7 +111,7 @@ static void test_groups_joined_twice(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* The context of a join is the program's again when it has left. */
+/* After rdma_leave_multicast no event refers to the context of the join: the program may free it. */
 static void test_groups_left_before_their_event(void)
 {
 	struct rdma_event_channel *channel = new_channel();
@@ -121,7 +121,7 @@ static void test_groups_left_before_their_event(void)
 	int context;
 
 	group(&to);
-	CHECK(rdma_join_multicast(id, (struct sockaddr *)&to, &context) == 0 && readable(channel, PATIENCE_MS));
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&to, &context) == 0 && readable(channel, TIMEOUT_MS));
 	CHECK(rdma_leave_multicast(id, (struct sockaddr *)&to) == 0);
 	CHECK(fcntl(channel->fd, F_SETFL, O_NONBLOCK) == 0);
 	CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN, "%s", rdma_event_str(event->event));
@@ -150,7 +150,7 @@ static int set(struct rdma_cm_id *id, int option, int value)
 	return rdma_set_option(id, RDMA_OPTION_ID, option, &value, sizeof(value));
 }
 
-static void test_options_have_their_time(void)
+static void test_options_set_too_late(void)
 {
 	struct rdma_event_channel *channel = new_channel();
 	struct rdma_cm_id *id = new_id(channel, RDMA_PS_TCP), *datagrams = new_id(channel, RDMA_PS_UDP);
@@ -170,8 +170,8 @@ static void test_options_have_their_time(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* Until the other end has said that it is ready, who accepted may think better of it. */
-static void test_second_thoughts(void)
+/* The passive end may reject a connection that it has accepted, until the RTU is received. */
+static void test_reject_after_accept(void)
 {
 	struct rdma_conn_param param = { .qp_num = 0x4711, .responder_resources = 1, .initiator_depth = 1 };
 	struct rdma_event_channel *a = new_channel(), *b = new_channel();
@@ -195,8 +195,8 @@ static void test_second_thoughts(void)
 	rdma_destroy_event_channel(b);
 }
 
-/* What was made for a queue pair that could not be made is gone, and the caller's struct does not name it. */
-static void test_queue_pairs_made_in_vain(void)
+/* If the queue pair cannot be created, the completion queues made for it are destroyed, and the caller's struct is unchanged. */
+static void test_failed_queue_pairs(void)
 {
 	struct ibv_qp_init_attr init = { .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 10000, .max_recv_sge = 1 },
 					 .qp_type = IBV_QPT_RC };
@@ -214,19 +214,19 @@ static void test_queue_pairs_made_in_vain(void)
 }
 
 static const struct rule rules[] = {
-	{ "part_refused", test_parting_without_a_connection },
-	{ "part_often", test_parting_many_times },
+	{ "disconnect_rejected", test_disconnect_after_rejection },
+	{ "disconnect_twice", test_disconnect_twice },
 	{ "groups_twice", test_groups_joined_twice },
 	{ "groups_left", test_groups_left_before_their_event },
 	{ "groups_rc", test_groups_are_for_datagrams },
-	{ "options", test_options_have_their_time },
-	{ "second_thoughts", test_second_thoughts },
-	{ "qp_in_vain", test_queue_pairs_made_in_vain },
+	{ "options", test_options_set_too_late },
+	{ "reject_after_accept", test_reject_after_accept },
+	{ "qp_failed", test_failed_queue_pairs },
 };
 
 int main(int argc, char **argv)
 {
-	/* Most of these rules are about calls that never return. */
+	/* A broken rule of this program is usually a call that never returns. */
 	alarm(30);
 	return check_rules(rules, sizeof(rules) / sizeof(rules[0]), argc, argv);
 }

@@ -1,8 +1,8 @@
 /*
- * events: what ibv_get_async_event tells, in which order, of things that a program does to itself.
+  * events: which asynchronous events ibv_get_async_event returns, and in which order, for what one process does.
  *
  * Usage: events DEVICE GID_INDEX. Each scenario prints its name, then one line per event, `NAME object`, then `end`; a
- * scenario ends when nothing has come for a while. Anything unexpected is a sentence on standard error and exit code 1.
+  * scenario ends when no event has come for a while. Any other outcome is a sentence on standard error and exit code 1.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 
 #include "check.h"
 
-enum { BYTES = 4096, QUIET_MS = 300, PATIENCE_MS = 10000 };
+enum { BYTES = 4096, QUIET_MS = 300, TIMEOUT_MS = 10000 };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -26,7 +26,7 @@ static struct ibv_srq *srq;
 static int gid_index;
 static union ibv_gid gid;
 static char bytes[BYTES];
-/* What the events are about, by name. */
+/* Objects that events name. */
 static struct ibv_qp *sender, *receiver;
 
 static struct ibv_qp *new_qp(struct ibv_cq *its_cq, struct ibv_srq *its_srq)
@@ -70,7 +70,7 @@ static void to_rts(struct ibv_qp *qp)
 			     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* Joins two; the one that answers stays in RTR. */
+/* Connects two queue pairs; the responder stays in RTR. */
 static void join(struct ibv_qp *asks, struct ibv_qp *answers)
 {
 	to_rtr(answers, asks->qp_num);
@@ -78,7 +78,7 @@ static void join(struct ibv_qp *asks, struct ibv_qp *answers)
 	to_rts(asks);
 }
 
-/* A sender, and a receiver on the shared queue. */
+/* Makes a sender, and a receiver on the shared receive queue. */
 static void new_pair(void)
 {
 	sender = new_qp(cq, NULL);
@@ -112,7 +112,7 @@ static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint32_t rkey)
 	CHECK(!ibv_post_send(qp, &wr, &bad));
 }
 
-/* Waits for that many completions of a queue with this status. */
+/* Waits for `count` completions with this status from a queue. */
 static void complete_on(struct ibv_cq *queue, int count, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
@@ -120,7 +120,7 @@ static void complete_on(struct ibv_cq *queue, int count, enum ibv_wc_status stat
 	for (int waited = 0; count; waited++) {
 		int got = ibv_poll_cq(queue, 1, &wc);
 
-		CHECK(got >= 0 && waited < PATIENCE_MS);
+		CHECK(got >= 0 && waited < TIMEOUT_MS);
 		if (got) {
 			CHECK(wc.status == status);
 			count--;
@@ -210,7 +210,7 @@ static void limit_once(void)
 	drop_pair();
 }
 
-/* What the shared queue still holds is another queue pair's to take. */
+/* IBV_EVENT_QP_LAST_WQE_REACHED. The receives that are left in the shared receive queue serve another queue pair. */
 static void last_request_of_a_failed_one(void)
 {
 	new_pair();
@@ -261,7 +261,7 @@ static void drained(void)
 	drop_pair();
 }
 
-/* The queue pair that lost a completion goes to error, and no other; what fits again is flushed. */
+/* A queue pair whose completion did not fit goes to ERR, and no other does; later completions are flushed and fit again. */
 static void full_completion_queue_of_sends(void)
 {
 	struct ibv_cq *small = ibv_create_cq(context, 4, NULL, NULL, 0);
@@ -284,7 +284,10 @@ static void full_completion_queue_of_sends(void)
 	CHECK(!ibv_destroy_cq(small));
 }
 
-/* Two receivers share a queue that is full: each goes to error when it loses a completion. The message is not acknowledged. */
+/*
+ * Two receivers share a full completion queue: each goes to ERR when its completion does not fit. The message is not
+ * acknowledged.
+ */
 static void full_completion_queue_of_receives(void)
 {
 	struct ibv_cq *small = ibv_create_cq(context, 4, NULL, NULL, 0);
@@ -317,7 +320,7 @@ static void full_completion_queue_of_receives(void)
 	CHECK(!ibv_destroy_qp(first) && !ibv_destroy_qp(its_sender) && !ibv_destroy_cq(small));
 }
 
-/* Both contexts that hold a target learn of it, and either may go first. */
+/* Both contexts that have opened an XRC target get its events, and either may close it first. */
 static void target_of_two(struct ibv_device *device)
 {
 	char name[] = "/tmp/events-XXXXXX";
@@ -371,7 +374,7 @@ static void target_of_two(struct ibv_device *device)
 	complete(2, IBV_WC_SUCCESS);
 	print_events(context);
 	print_events(other);
-	/* Its maker lets go of the target; it goes on, because the other context holds it. */
+	/* The creator destroys its handle of the target; the target works on, because the other context has it open. */
 	CHECK(!ibv_destroy_qp(receiver));
 	CHECK(!ibv_post_send(sender, &send, &bad));
 	complete(2, IBV_WC_SUCCESS);

@@ -3,15 +3,15 @@
  *
  *     exercise [-d DEVICE] [-x GID_INDEX] [-p TCP_PORT] [-n OPERATIONS] [-s SEED] [-e] [HOST]
  *
- * Each end asks N operations of the other: SEND and WRITE with and without immediate data, READ, compare-and-swap,
- * fetch-and-add; 0 to 128 KiB, 1 to 4 pieces, inline or not, signaled or not. Everything follows from the seed, so
- * each end can replay the other's list: the receiver knows which message comes next, with which bytes; the requester
- * keeps a model of what its writes and atomics made of the peer's memory. Checked are: every signaled completion
- * comes exactly once and in order, with the right opcode and length; every byte received, read or returned by an
- * atomic; and in the end the peer's memory against the model. Nothing may take longer than LIMIT_SECONDS.
+  * Each end posts N operations: SEND and WRITE with and without immediate data, READ, compare-and-swap, fetch-and-add; 0 to
+  * 128 KiB, 1 to 4 SGEs, inline or not, signaled or not. The seed determines the list of operations, so each end can compute the
+  * peer's list: the receiver knows which message comes next, with which bytes; the requester keeps a model of the peer's memory
+  * after its WRITEs and atomics. Checks: each signaled completion comes exactly once and in order, with the right opcode and
+   * length; every byte received, read or returned by an atomic; at the end the peer's memory against the model. The program
+   * is ended by SIGALRM after LIMIT_SECONDS.
  *
- * Memory of an end, all in one region:
- *   source   fixed random bytes, gathered from by SEND and WRITE
+  * Memory of one end, in one region:
+  *   source   fixed random bytes, gathered by SEND and WRITE
  *   constant fixed random bytes, the target of the peer's READs
  *   written  target of the peer's WRITEs
  *   words    target of the peer's atomics
@@ -72,7 +72,7 @@ struct address {
 	uint8_t gid[16];
 };
 
-/* What the other end's memory and list are, replayed from the seed. */
+/* The peer's memory and list of operations, computed from the seed. */
 struct replay {
 	uint64_t rng;
 	uint64_t left;
@@ -162,7 +162,7 @@ static int takes_receive(enum kind kind)
 	return kind == SEND || kind == SEND_IMM || kind == WRITE_IMM;
 }
 
-/* ---- out of band */
+/* ---- TCP connection for setup */
 
 static void tcp_connect(const char *host, const char *port)
 {
@@ -282,7 +282,7 @@ static void join(void)
 		fail("RTS: %s", strerror(error));
 }
 
-/* ---- asking */
+/* ---- requester */
 
 static void post_receive(uint64_t slot)
 {
@@ -299,7 +299,7 @@ static uint64_t remote(const void *local)
 	return there.base + ((const uint8_t *)local - (const uint8_t *)mine);
 }
 
-/* Pieces of a READ's slot are filled back to front, so that a wrong order of pieces shows. */
+/* The SGEs of a READ fill its slot back to front, so that a wrong order of SGEs is noticed. */
 static uint32_t slot_offset(const struct op *op, unsigned piece)
 {
 	uint32_t after = 0;
@@ -340,14 +340,14 @@ static void post(uint64_t number, struct op *op, int force_signal)
 	if (op->kind >= CAS) {
 		wr.wr.atomic.remote_addr = remote(&mine->words[op->target]);
 		wr.wr.atomic.rkey = there.rkey;
-		/* Half of the swaps compare with what the word will hold, the others with something else. */
+		/* Half of the swaps compare with the value that the word will have, the others with a different value. */
 		wr.wr.atomic.compare_add = op->kind == ADD ? op->operand : model_words[op->target] + !op->swap_hits;
 		wr.wr.atomic.swap = op->operand;
 		op->imm = 0;
 		memset(slot, 0xee, 8);
 		uint64_t old = model_words[op->target];
 		model_words[op->target] = op->kind == ADD ? old + op->operand : op->swap_hits ? op->operand : old;
-		op->operand = old; /* what must come back */
+		op->operand = old; /* the value to be returned */
 	} else {
 		wr.wr.rdma.remote_addr = remote(op->kind == READ ? mine->constant + op->target : mine->written + op->target);
 		wr.wr.rdma.rkey = there.rkey;
@@ -376,7 +376,7 @@ static void check_result(uint64_t number, const struct op *op)
 	}
 }
 
-/* ---- being asked */
+/* ---- responder */
 
 static void check_receive(const struct ibv_wc *wc, struct replay *peer)
 {
@@ -404,7 +404,7 @@ static void check_receive(const struct ibv_wc *wc, struct replay *peer)
 	}
 }
 
-/* ---- the whole */
+/* ---- main loop */
 
 static uint64_t count_receives(uint64_t rng, uint64_t operations)
 {
@@ -479,7 +479,7 @@ static void compare_memories(int first)
 
 	if (!theirs)
 		fail("no memory");
-	/* One speaks first: two that send a megabyte to each other at once would both wait. */
+	/* One end sends first: if both sent a megabyte at once, both would block on full socket buffers. */
 	for (int turn = 0; turn < 2; turn++) {
 		if (turn == !first) {
 			tcp_send(model_written, AREA);

@@ -1,9 +1,9 @@
 /*
- * forks DEVICE orphan: opens the device with a queue pair, forks a child that keeps every descriptor, prints "child PID", and
- * is killed. The daemon must notice.
+  * forks DEVICE orphan: opens the device with a queue pair, forks a child that keeps all descriptors, prints "child PID", and is
+  * killed. The daemon must notice the death although the child keeps the connection open.
  *
- * forks DEVICE children: forks children that end in all the ways children end, while the parent writes and polls. What the
- * parent owns must go on, and a child's writes must not reach it.
+   * forks DEVICE children: forks children that end by _exit, exit, a signal or exec, while the parent writes and polls. The
+   * parent's objects must go on working, and a child's writes must not reach the parent's memory.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -17,7 +17,7 @@
 
 #define PAGE 4096
 
-/* Exported, and declared in no header that is installed. */
+/* Exported by libibverbs, but declared in no installed header. */
 int ibv_dontfork_range(void *base, size_t size);
 int ibv_dofork_range(void *base, size_t size);
 
@@ -80,7 +80,7 @@ static int post(void)
 	return ibv_post_send(qp, &wr, &bad);
 }
 
-/* One write from the first page to the second, and its arrival. */
+/* Writes from the first page to the second by RDMA, and checks the data. */
 static void write_and_check(int round)
 {
 	struct ibv_wc wc;
@@ -95,7 +95,7 @@ static void write_and_check(int round)
 	must(!memcmp(data, data + PAGE, 64), "data");
 }
 
-/* Each way in which a child may end; what it calls must refuse, and reach nobody. */
+/* A child: its verbs calls must fail and have no effect on the parent; then it ends, by one of five ways. */
 static void child(int way)
 {
 	struct ibv_wc wc;
@@ -109,7 +109,7 @@ static void child(int way)
 		_exit(0);
 	case 1:
 		exit(0);
-	case 2: /* As a tidy program ends. */
+	case 2: /* destroys all objects first */
 		_exit(ibv_destroy_qp(qp) || ibv_destroy_cq(cq) || ibv_dereg_mr(mr) || ibv_dealloc_pd(pd) ||
 		      ibv_close_device(context));
 	case 3:
@@ -125,7 +125,7 @@ static void children(void)
 {
 	must(!ibv_fork_init(), "ibv_fork_init");
 	must(ibv_is_fork_initialized() == IBV_FORK_UNNEEDED || ibv_is_fork_initialized() == IBV_FORK_ENABLED, "fork status");
-	/* A library that brings its own list of what a child must not see calls these. */
+	/* Libraries that manage MADV_DONTFORK ranges themselves call these. */
 	must(!ibv_dontfork_range(data, sizeof data), "ibv_dontfork_range");
 	must(!ibv_dontfork_range(data + 2 * PAGE, 100), "ibv_dontfork_range of a part");
 	for (int round = 0; round < 20; round++) {

@@ -1,6 +1,6 @@
 /*
- * idle_qps DEVICE COUNT: creates COUNT RC queue pairs, joins each to itself (RTS), says "ready" and does nothing more
- * until it is killed. What they cost the daemon is the test's question.
+  * idle_qps DEVICE COUNT: creates COUNT RC queue pairs, connects each to itself (RTS), prints "ready" and sleeps until it is
+  * killed. The test measures what idle queue pairs cost the daemon.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>

@@ -1,9 +1,9 @@
 /*
- * mtu: what a program sees of its port's MTU while others change it.
+  * mtu: prints what a program learns of its port's MTU while the MTU of the interface is changed.
  *
- * Usage: mtu DEVICE GID_INDEX. Asks for the active MTU again and again, in one context; a line for each that is new: the
- * MTU, and the path MTUs that a queue pair made at the very beginning takes on its way to RTR. A line for each asynchronous
- * event, too. Goes on until it is ended.
+  * Usage: mtu DEVICE GID_INDEX. Queries the active MTU repeatedly, in one context. Prints a line for each change: the active MTU,
+  * and the path MTUs with which a queue pair that was created at the start can be moved to RTR. Also prints a line for each
+  * asynchronous event. Runs until it is killed.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -26,7 +26,7 @@ static int bytes_of(int mtu)
 	return 128 << mtu;
 }
 
-/* Whether the early queue pair takes this path MTU; it is in RESET before and after. */
+/* Whether the queue pair can be moved to RTR with this path MTU. It is in RESET before and after. */
 static int takes(int mtu)
 {
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 }, reset = { .qp_state = IBV_QPS_RESET };

@@ -1,6 +1,6 @@
 /*
- * old_layout DEVICE: what a program compiled years ago, or years from now, hands to the library: structs that are shorter or longer
- * than those of today's headers. The library may write what the caller has room for and not a byte more.
+  * old_layout DEVICE: programs compiled with older or newer headers pass structs that are shorter or longer than those of the
+  * present headers. The library must not write beyond the size that the caller passed.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -39,7 +39,7 @@ static void *guarded(void)
 	return memset(room, GUARD, ROOM);
 }
 
-/* Bytes written from the start on; the rest must be the guard. */
+/* Number of bytes written at the start; the rest must be unchanged guard bytes. */
 static void only(size_t size, const char *what)
 {
 	for (size_t i = size; i < ROOM; i++)
@@ -56,7 +56,7 @@ static void ports(struct ibv_context *context)
 	struct port_attr_v17 *old = guarded(), by_symbol;
 	struct ibv_port_attr now;
 
-	/* The symbol: what programs of v17 call. */
+	/* The exported symbol, which programs of v17 call. */
 	must(!ibv_query_port(context, 1, (struct _compat_ibv_port_attr *)old), "ibv_query_port, the symbol");
 	only(sizeof *old, "ibv_query_port, the symbol");
 	by_symbol = *old;
@@ -64,7 +64,7 @@ static void ports(struct ibv_context *context)
 	must(by_symbol.gid_tbl_len > 0 && by_symbol.pkey_tbl_len == 1 && by_symbol.max_msg_sz >= 1u << 30, "limits");
 	must(ibv_query_port(context, 0, (struct _compat_ibv_port_attr *)old) == EINVAL, "port 0");
 	must(ibv_query_port(context, 2, (struct _compat_ibv_port_attr *)old) == EINVAL, "port 2");
-	/* The operation, with every size that there was, and one to come. */
+	/* The context operation, with every size that releases have had, and a larger one. */
 	must(!!verbs, "query_port");
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		must(!verbs->query_port(context, 1, guarded(), sizes[i]), "query_port");
@@ -98,7 +98,7 @@ static void gids(struct ibv_context *context)
 	must(!_ibv_query_gid_ex(context, 1, 0, entry, 0, sizeof *entry), "_ibv_query_gid_ex");
 	only(sizeof *entry, "_ibv_query_gid_ex");
 	must(!memcmp(&entry->gid, &gid, sizeof gid) && entry->gid_type == IBV_GID_TYPE_ROCE_V2, "the entry");
-	/* Entries of a release to come: the known part, at the caller's distance. */
+	/* Entries of a future release: the known fields, at the caller's entry size. */
 	const size_t longer = sizeof *entry + 16;
 	ssize_t n = _ibv_query_gid_table(context, guarded(), ROOM / longer, 0, longer);
 

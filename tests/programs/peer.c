@@ -1,10 +1,9 @@
 /*
- * peer: verbs by lines on standard input, so that a test says exactly what one end of a connection does.
+  * peer: executes verbs calls that it reads from standard input, so that a test controls each call of one end of a connection.
  *
  * A line is a command and `key=value` words; each gets one line of answer: `key=value` words, or `error SENTENCE`. Objects
- * have names given by the test (`name=`). Numbers are decimal or 0x hexadecimal. The commands are the rows of `commands` below,
- * with what they take. Everything is 64-bit little endian, single-threaded, and as direct as it can be: it asks what it is told
- * to ask, sensible or not.
+  * have names given by the test (`name=`). Numbers are decimal or 0x hexadecimal. The table `commands` below lists the commands
+  * with their arguments. 64-bit little endian hosts only; one thread. Arguments are passed to verbs unchecked, valid or not.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -59,7 +58,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 	fflush(stdout);
 }
 
-/* The answer to a call that returned an error number, or set errno if `code` is negative. */
+/* Prints the answer for a call that returned the errno `code`; a negative `code` means errno itself. */
 static void result(const char *what, int code)
 {
 	if (code == 0)
@@ -92,7 +91,7 @@ static int is(const char *key, const char *value)
 	return text && !strcmp(text, value);
 }
 
-/* The object that word `key` names; NULL (and an answer) if there is none of this kind. */
+/* The object that the word `key` names. If there is none of this kind: prints an error and returns NULL. */
 static struct object *named(const char *key, enum kind kind)
 {
 	const char *name = word(key);
@@ -179,7 +178,7 @@ static void do_region(void)
 		result("reg_mr", -1);
 }
 
-/* Byte i of a pattern is a function of i and the seed that repeats at no power of two. */
+/* Byte i of a pattern depends on i and on the seed; its period is no power of two, so that misplaced pages are noticed. */
 static void do_fill(void)
 {
 	struct object *object = named("region", REGION);
@@ -360,7 +359,7 @@ static void do_receive(void)
 	result("post_recv", word("srq") ? ibv_post_srq_recv(to->shared, &request, &bad) : ibv_post_recv(to->queue, &request, &bad));
 }
 
-/* The next work requests of one queue pair, as many as `count` says, are posted by one call. */
+/* The next `count` work requests of one queue pair are posted by one call. */
 static void do_chain(void)
 {
 	chain_wanted = number("count", 1);
@@ -377,7 +376,7 @@ static const struct { const char *name; enum ibv_wr_opcode code; } opcodes[] = {
 	{ "bind", IBV_WR_BIND_MW }, { "invalidate", IBV_WR_LOCAL_INV },
 };
 
-/* Fills what depends on the operation; 0 if something named is missing (which has been answered). */
+/* Fills the fields that depend on the operation. Returns 0, after printing an error, if a named object does not exist. */
 static int operation(struct ibv_send_wr *request)
 {
 	struct object *region, *other;
@@ -449,7 +448,7 @@ static void post_chain(struct ibv_qp *queue)
 
 	int code = ibv_post_send(queue, chain, &bad);
 
-	/* A bound window has its new key from the moment of posting. */
+	/* The library sets the window's new key when the bind is posted. */
 	if (!code && last->opcode == IBV_WR_BIND_MW) {
 		last->bind_mw.mw->rkey = last->bind_mw.rkey;
 		say("rkey=%#x", last->bind_mw.rkey);
@@ -491,7 +490,7 @@ static void do_post(void)
 		post_chain(queue->queue);
 }
 
-/* One completion, or an error after `ms`. */
+/* Prints one completion, or an error after `ms` milliseconds. */
 static void do_poll(void)
 {
 	struct ibv_wc wc;

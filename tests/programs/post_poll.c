@@ -1,9 +1,9 @@
 /*
- * post_poll DEVICE classic|extended COUNT [BATCH]: posts COUNT RDMA WRITEs of 64 bytes on a queue pair joined to itself, BATCH
- * (1) at a time, waits for the completion of each batch's last one by an event, and polls them.
+   * post_poll DEVICE classic|extended COUNT [BATCH]: posts COUNT RDMA WRITEs of 64 bytes on a queue pair connected to itself,
+   * BATCH (default 1) at a time, waits by an event for the completion of the last request of each batch, and polls.
  *
- * Each kind of call is in a function of its own, measured_*, which callgrind is told to count (--toggle-collect): what
- * post_send and poll_cq cost the program, without waiting. At the end the data must have arrived.
+  * Each kind of call is in its own function, measured_*, which callgrind counts (--toggle-collect): the instructions of
+  * ibv_post_send and ibv_poll_cq without waiting. At the end the data must have arrived.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -57,7 +57,7 @@ MEASURED int measured_post_extended(int count)
 	return ibv_wr_complete(qpx);
 }
 
-/* What a program takes of a completion of its send: status, number, opcode. */
+/* The fields that a program reads of the completion of a send: status, wr_id, opcode. */
 MEASURED int measured_poll_extended(int count)
 {
 	struct ibv_poll_cq_attr attr = {};
@@ -116,7 +116,7 @@ static void create(struct ibv_context *context, struct ibv_comp_channel *channel
 		fail("qp_ex, mr", errno);
 }
 
-/* Waits for an event of the queue, and arms it again. */
+/* Waits for an event of the completion queue, and arms the queue again. */
 static void wait_and_arm(struct ibv_comp_channel *channel)
 {
 	struct ibv_cq *of;

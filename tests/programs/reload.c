@@ -1,6 +1,6 @@
 /*
- * reload LIBRARY DEVICE: loads the library, opens the device by it, closes both, again and again: in four threads at once, in a
- * child after that, and in a child's child whose parent had it open. Nothing of the verbs is linked.
+  * reload LIBRARY DEVICE: loads the library, opens the device by it and closes both, repeatedly: in four threads at once, then in
+  * a child, and in a grandchild whose parent had the device open. The program is not linked with libibverbs.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -93,11 +93,11 @@ int main(int argc, char **argv)
 	must(argc == 3, "usage: reload LIBRARY DEVICE");
 	library = argv[1];
 	device = argv[2];
-	/* First in a child, of a process that has never loaded it. */
+	/* First in a child of a process that has never loaded the library. */
 	in_child(round_trip);
 	for (int i = 0; i < THREADS; i++)
 		must(!pthread_create(&threads[i], NULL, rounds, NULL), "pthread_create");
-	/* A fork while threads load and open. */
+	/* Forks while threads load the library and open the device. */
 	in_child(round_trip);
 	for (int i = 0; i < THREADS; i++)
 		must(!pthread_join(threads[i], NULL), "pthread_join");
