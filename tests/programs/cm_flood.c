@@ -88,7 +88,7 @@ static uint32_t crc_of_headers(struct in_addr from, struct in_addr to, int port)
     return crc(0xffffffff, lead, sizeof lead);
 }
 
-/* One request; communication id, queue pair number and PSN differ from those of all others. */
+/* Completes a request: PSN, transaction id, communication id and queue pair number differ from those of all others. */
 static void finish(uint8_t *packet, uint32_t number, uint32_t lead)
 {
     uint8_t *mad = packet + BTH + DETH, *req = mad + 24;

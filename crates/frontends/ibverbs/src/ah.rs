@@ -1,7 +1,7 @@
 //! Address handles, and making one from a received datagram.
 //!
-//! A UD receive starts with 40 bytes of room for the GRH. RoCE v2 over IPv6 fills it with the IPv6 header; over IPv4 the last 20
-//! bytes hold the IPv4 header and the first 20 are undefined (IBA annex A17.4.5.2).
+//! The first 40 bytes of a UD receive are the GRH area. RoCE v2 over IPv6 fills it with the IPv6 header; over IPv4 the last 20
+//! bytes are the IPv4 header and the first 20 are undefined (IBA annex A17.4.5.2).
 
 use crate::attr;
 use crate::boundary::{self, EINVAL, EIO, Outcome};
@@ -14,10 +14,10 @@ use std::ffi::c_int;
 
 /// Bytes of the GRH area of a UD receive.
 const GRH_BYTES: usize = 40;
-/// Where the IPv4 header lies in it.
+/// Offset of the IPv4 header in the GRH area.
 const IPV4_AT: usize = 20;
 
-/// Daemon's number of an address handle.
+/// The daemon's handle of an address handle.
 ///
 /// # Safety
 /// `ah` must be NULL or alive.
@@ -30,7 +30,7 @@ pub unsafe fn number_of(ah: *mut ibv_ah) -> Option<u32> {
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Outcome<*mut ibv_ah> {
     // SAFETY: the caller gives a live PD.
     let (context, pd_handle) = unsafe { pd_of(pd) }?;
-    // RoCE has no addresses but GIDs (IBA annex A16).
+    // RoCE addresses are GIDs: an address vector without GRH has no address (IBA annex A16).
     if attr.is_global == 0 {
         return Err(EINVAL);
     }
@@ -41,7 +41,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Outcome<*mut ibv_ah> {
     Ok(Box::into_raw(Box::new(ibv_ah { context: context.as_ibv(), pd, handle })))
 }
 
-/// New address handle.
+/// `ibv_create_ah`: creates an address handle.
 ///
 /// # Safety
 /// `pd` must be alive and `attr` valid.
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     boundary::pointer(|| unsafe { create(pd, attr.as_ref().ok_or(EINVAL)?) })
 }
 
-/// Ends an address handle.
+/// `ibv_destroy_ah`: destroys an address handle.
 ///
 /// # Safety
 /// `ah` must be alive; it is gone afterwards.
@@ -62,14 +62,14 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
         let ours = unsafe { ah.as_ref() }.ok_or(EINVAL)?;
         // SAFETY: as above.
         let context = unsafe { VerbsContext::even_dead(ours.context) }?;
-        context.tell_end(&Request::DestroyAh { ah: ours.handle })?;
+        context.end_object(&Request::DestroyAh { ah: ours.handle })?;
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
         drop(unsafe { Box::from_raw(ah) });
         Ok(())
     })
 }
 
-/// Addresses found in a received GRH.
+/// Addresses and traffic class of a received GRH.
 #[derive(Debug, PartialEq, Eq)]
 struct ReceivedHeaders {
     source: [u8; 16],
@@ -116,7 +116,7 @@ unsafe fn attr_from_wc(
     // SAFETY: the caller gives an open context, a completion, and the GRH if the completion says so.
     let (context, wc) = unsafe { (VerbsContext::from_ibv(context)?, wc.as_ref().ok_or(EINVAL)?) };
     check_port(port.into())?;
-    // The service level of a received datagram encodes its IP version; it is no priority to answer with.
+    // `wc->sl` of a datagram encodes its IP version; it is not a service level for the reply.
     let mut attr =
         ibv_ah_attr { dlid: wc.slid, src_path_bits: wc.dlid_path_bits, port_num: port, ..Default::default() };
     if wc.wc_flags & IBV_WC_GRH == 0 || grh.is_null() {
@@ -131,14 +131,14 @@ unsafe fn attr_from_wc(
         dgid: ibv_gid { raw: received.source },
         flow_label: received.flow_label,
         sgid_index: index as u8,
-        // A reply may travel as far as it has to.
+        // The reply gets the largest hop limit: the hop limit of the received datagram says nothing about the way back.
         hop_limit: 255,
         traffic_class: received.traffic_class,
     };
     Ok(attr)
 }
 
-/// Address of the sender of a datagram.
+/// `ibv_init_ah_from_wc`: the address vector of a datagram's sender.
 ///
 /// # Safety
 /// `context` must be open, `wc` and `attr` valid, `grh` the start of the receive buffer if the completion has a GRH.
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     })
 }
 
-/// Address handle to the sender of a datagram.
+/// `ibv_create_ah_from_wc`: creates an address handle of a datagram's sender.
 ///
 /// # Safety
 /// As for `ibv_init_ah_from_wc`, and `pd` must be alive.

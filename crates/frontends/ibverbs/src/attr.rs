@@ -1,11 +1,11 @@
-//! Between the C structs of QP attributes and address vectors and the types that travel to the daemon.
+//! Conversions between the C structs of QP attributes and address vectors and the types of the control messages.
 
 use crate::boundary::{EINVAL, Outcome};
 use crate::sys::*;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, attr_mask};
 use burst_base::{Psn, Qkey, Qpn};
 
-/// An address vector for the daemon.
+/// Converts an address vector for the daemon.
 pub fn ah_from_ibv(a: &ibv_ah_attr) -> AhAttr {
     AhAttr {
         // SAFETY: every bit pattern is a valid `raw`.
@@ -23,7 +23,7 @@ pub fn ah_from_ibv(a: &ibv_ah_attr) -> AhAttr {
     }
 }
 
-/// An address vector for the application.
+/// Converts an address vector for the application.
 pub fn ah_to_ibv(a: &AhAttr) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
@@ -42,7 +42,7 @@ pub fn ah_to_ibv(a: &AhAttr) -> ibv_ah_attr {
     }
 }
 
-/// Capacities for the daemon.
+/// Converts capacities for the daemon.
 pub fn cap_from_ibv(c: &ibv_qp_cap) -> QpCap {
     QpCap {
         max_send_wr: c.max_send_wr,
@@ -53,7 +53,7 @@ pub fn cap_from_ibv(c: &ibv_qp_cap) -> QpCap {
     }
 }
 
-/// Capacities for the application.
+/// Converts capacities for the application.
 pub fn cap_to_ibv(c: &QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: c.max_send_wr,
@@ -64,7 +64,7 @@ pub fn cap_to_ibv(c: &QpCap) -> ibv_qp_cap {
     }
 }
 
-/// The attributes that `mask` names; the others keep their defaults, whatever the application's struct holds there.
+/// Converts the attributes that `mask` names; the others get defaults, because the application need not set them.
 pub fn qp_from_ibv(a: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
     let given = |bit: u32| mask & bit != 0;
     let mut q = QpAttr::default();
@@ -103,7 +103,7 @@ pub fn qp_from_ibv(a: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
     Ok(q)
 }
 
-/// All attributes for the application.
+/// Converts all attributes for the application.
 pub fn qp_to_ibv(q: &QpAttr) -> ibv_qp_attr {
     ibv_qp_attr {
         qp_state: q.qp_state as ibv_qp_state,

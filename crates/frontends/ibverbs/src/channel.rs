@@ -1,5 +1,5 @@
-//! Completion channels: pipes whose read end the program holds and may poll. The daemon writes the 8-byte cookie of a completion
-//! queue for each event of it.
+//! Completion channels. A channel is a pipe; the program has its read end and may poll it. For each completion event the daemon
+//! writes the 8-byte cookie of the completion queue.
 
 use crate::boundary::{self, EIO, Errno, Outcome};
 use crate::context::VerbsContext;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[repr(C)]
 pub struct VerbsChannel {
     base: ibv_comp_channel,
-    /// Daemon's number.
+    /// The daemon's handle.
     pub handle: u32,
     pipe: OwnedFd,
     users: AtomicU32,
@@ -43,7 +43,7 @@ impl VerbsChannel {
         (&raw const self.base.refcnt).cast_mut()
     }
 
-    /// Counts a CQ that uses this channel. `refcnt` is public, and kept for those who look.
+    /// Counts a CQ that uses this channel. `refcnt` is a public field: programs may read it.
     pub fn attach(&self) {
         let now = self.users.fetch_add(1, Ordering::AcqRel) + 1;
         // SAFETY: an aligned word of a live struct; applications only read it.
@@ -58,7 +58,7 @@ impl VerbsChannel {
     }
 }
 
-/// A completion channel, whose `fd` becomes readable when an event is there.
+/// `ibv_create_comp_channel`: creates a channel. Its `fd` is readable while events are unread.
 ///
 /// # Safety
 /// `context` must be open.
@@ -70,21 +70,21 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         let mut answer = ours.call(&Request::CreateChannel, &[])?;
         let Response::Channel { channel: handle } = answer.response else { return Err(EIO) };
         let pipe = answer.fds.pop().ok_or(EIO)?;
-        // The application owns the blocking mode; a channel starts out blocking.
+        // The application may change the blocking mode; a new channel blocks.
         set_blocking(pipe.as_raw_fd())?;
         let base = ibv_comp_channel { context, fd: pipe.as_raw_fd(), refcnt: 0 };
         Ok(Box::into_raw(Box::new(VerbsChannel { base, handle, pipe, users: AtomicU32::new(0) })).cast())
     })
 }
 
-/// Makes a pipe's read end blocking.
+/// Sets the read end of a pipe to blocking mode.
 pub fn set_blocking(fd: RawFd) -> Outcome<()> {
     // SAFETY: descriptor flags of a descriptor that we own.
     let rc = unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
     if rc < 0 { Err(boundary::errno()) } else { Ok(()) }
 }
 
-/// Ends a channel; EBUSY while a CQ uses it.
+/// `ibv_destroy_comp_channel`: EBUSY while a CQ uses the channel.
 ///
 /// # Safety
 /// `channel` must be alive; it is gone afterwards.
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
         }
         // SAFETY: the channel's context is open.
         let context = unsafe { VerbsContext::even_dead(ours.base.context) }?;
-        context.tell_end(&Request::DestroyChannel { channel: ours.handle })?;
+        context.end_object(&Request::DestroyChannel { channel: ours.handle })?;
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
         drop(unsafe { Box::from_raw(channel.cast::<VerbsChannel>()) });
         Ok(())

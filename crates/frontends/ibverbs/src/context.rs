@@ -17,10 +17,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-/// `abi_compat` of a context whose extended operations are there (`__VERBS_ABI_IS_EXTENDED`).
+/// `abi_compat` of a context that has extended operations (`__VERBS_ABI_IS_EXTENDED`).
 const EXTENDED: usize = usize::MAX;
 
-/// An object that events are about. The pointers stay valid while their entry is in the table.
+/// An object that asynchronous events refer to. The pointers are valid while their entry is in the table.
 #[derive(Clone, Copy, Debug)]
 pub enum EventSource {
     /// A completion queue.
@@ -58,7 +58,7 @@ impl VerbsContext {
     /// context whose token is `exporter`.
     pub fn open(device: &VerbsDevice, exporter: Option<u64>, mut verbs: verbs_context) -> Outcome<*mut ibv_context> {
         let raw = RawContext::open(&device.socket, device.info.index, exporter)?;
-        // An imported context names the one that its objects come from: it can be passed on.
+        // The file of an imported context names the exporting context, so that it can be passed on to a third process.
         let name = name_file(exporter.unwrap_or(raw.token()), device.info.index, &device.socket)?;
         let public = &mut verbs.context;
         public.device = device.as_ibv();
@@ -75,7 +75,7 @@ impl VerbsContext {
         Ok(Box::into_raw(context).cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())
     }
 
-    /// Whether the daemon has ended; the first time, a sentence on stderr says so.
+    /// Whether the daemon has ended. The first call that finds this out prints a sentence to stderr.
     #[cold]
     pub fn daemon_is_gone(&self) -> bool {
         let gone = self.daemon_has_ended();
@@ -85,7 +85,7 @@ impl VerbsContext {
         gone
     }
 
-    /// Ends a context.
+    /// Closes a context.
     ///
     /// # Safety
     /// `context` must come from [`VerbsContext::open`], once, and not be used afterwards.
@@ -96,7 +96,7 @@ impl VerbsContext {
         // SAFETY: the pointer was derived from the box in `open` by this distance.
         let context = unsafe { Box::from_raw(whole(context)) };
         let device = context.verbs.context.device;
-        // The daemon ends the objects of a closed context as those of a crashed program; these were never used.
+        // The daemon counts queue pairs that a closed context has left as a crash; the preallocated ones are destroyed first.
         context.release_prealloc(|_| true);
         // In a child the connection is the parent's: dropping the child's copy of the descriptors does not end it.
         drop(context);
@@ -116,7 +116,7 @@ impl VerbsContext {
         if context.is_alive() { Ok(context) } else { Err(EIO) }
     }
 
-    /// As [`VerbsContext::from_ibv`], also in a child process: for calls that only free memory.
+    /// As [`VerbsContext::from_ibv`], but also valid in a child process: for calls that only free memory.
     ///
     /// # Safety
     /// As for [`VerbsContext::from_ibv`].
@@ -129,7 +129,7 @@ impl VerbsContext {
         Ok(unsafe { VerbsContext::of(context) })
     }
 
-    /// As [`VerbsContext::even_dead`], for a pointer that an object of this library holds, which is never NULL.
+    /// As [`VerbsContext::even_dead`], for the context pointer of an object of this library, which is never NULL.
     ///
     /// # Safety
     /// As for [`VerbsContext::from_ibv`].

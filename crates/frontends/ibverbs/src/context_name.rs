@@ -1,7 +1,7 @@
-//! The file that names a context: the daemon's socket, the device, and the context's token.
+//! The file that identifies a context: it has the path of the daemon's socket, the device number, and the context's token.
 //!
-//! `cmd_fd` of a context is this file, a sealed memfd. Only a process that has the descriptor knows the token; a program passes
-//! the descriptor on (`SCM_RIGHTS`), and `ibv_import_device` opens a context of its own by it.
+//! `cmd_fd` of a context is the descriptor of this file, a sealed memfd. Only a process that has the descriptor knows the token.
+//! A program passes the descriptor on (`SCM_RIGHTS`); the receiver's `ibv_import_device` opens another context by it.
 
 use crate::boundary::{EINVAL, ENOMEM, Errno, Outcome};
 use std::ffi::c_int;
@@ -17,7 +17,7 @@ const MAGIC: &[u8; 8] = b"BURSTCTX";
 /// Most bytes of the file: the numbers and a path.
 const FILE_MAX: u64 = 4096;
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ContextName {
     /// The context's token.
@@ -48,7 +48,7 @@ impl ContextName {
     }
 }
 
-/// The file that names a context.
+/// Makes the file.
 pub fn name_file(token: u64, device: u32, socket: &Path) -> Outcome<OwnedFd> {
     let bytes = ContextName { token, device, socket: socket.to_owned() }.to_bytes();
     // SAFETY: a C string; then a descriptor that is ours alone.
@@ -68,7 +68,7 @@ pub fn name_file(token: u64, device: u32, socket: &Path) -> Outcome<OwnedFd> {
     Ok(file.into())
 }
 
-/// What a file says that `name_file` made.
+/// Reads a file that `name_file` made.
 pub fn read_name(fd: c_int) -> Outcome<ContextName> {
     // SAFETY: borrowed for this function only; a bad number makes the read fail.
     let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });

@@ -1,7 +1,7 @@
 //! Completion queues: creation, resizing, destruction, and the removal of a dead queue pair's completions.
 //!
-//! The ring is in shared memory ([`burst_shm::cq`]); [`CompletionRing`] adds the completions that had to leave it before the
-//! program polled them.
+//! The ring is in shared memory ([`burst_shm::cq`]). [`CompletionRing`] adds the completions that a resize or a purge took out of
+//! the ring before the program polled them.
 
 use crate::boundary::{self, EINVAL, EIO, Outcome};
 use crate::channel::VerbsChannel;
@@ -17,14 +17,14 @@ use burst_shm::CQE_MAX;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-/// A completion queue. Room for the extended interface is part of it, so that a cast works both ways.
+/// A completion queue. It includes the extended struct, so that `ibv_cq` and `ibv_cq_ex` can be cast into each other.
 #[repr(C)]
 pub struct VerbsCq {
     base: ibv_cq_ex,
-    /// Daemon's number.
+    /// The daemon's handle.
     pub handle: u32,
     cookie: u64,
-    /// The consuming end.
+    /// The consumer's end of the ring.
     pub inner: SpinLock<CompletionRing>,
     /// Completion events.
     pub comp_events: EventCount,
@@ -58,7 +58,7 @@ impl VerbsCq {
         unsafe { VerbsContext::from_ibv(self.base.context) }
     }
 
-    /// The context, where it has been looked for before: by [`VerbsCq::context`], on behalf of the same caller.
+    /// As [`VerbsCq::context`], without its check: for callers for which that check has succeeded.
     ///
     /// # Safety
     /// As for [`VerbsCq::context`].
@@ -68,7 +68,7 @@ impl VerbsCq {
         unsafe { VerbsContext::of(self.base.context) }
     }
 
-    /// Where completion events are acknowledged.
+    /// The count of acknowledged completion events.
     ///
     /// # Safety
     /// `cq` must be alive.
@@ -77,7 +77,7 @@ impl VerbsCq {
         unsafe { EventMeter::new(&raw mut (*cq).mutex, &raw mut (*cq).cond, &raw mut (*cq).comp_events_completed) }
     }
 
-    /// Where asynchronous events are acknowledged.
+    /// The count of acknowledged asynchronous events.
     ///
     /// # Safety
     /// `cq` must be alive.
@@ -101,7 +101,7 @@ fn check_entries(cqe: u32) -> Outcome<u32> {
     Some(cqe).filter(|n| (1..=CQE_MAX).contains(n)).ok_or(EINVAL)
 }
 
-/// Makes a completion queue.
+/// Creates a completion queue.
 ///
 /// # Safety
 /// `context` must be open, the channel NULL or alive.
@@ -141,7 +141,7 @@ pub unsafe fn create(
     Ok(cq.cast())
 }
 
-/// New completion queue.
+/// `ibv_create_cq`.
 ///
 /// # Safety
 /// `context` must be open, `channel` NULL or alive.
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     })
 }
 
-/// Changes the capacity. Completions in the old ring are carried over.
+/// `ibv_resize_cq`: changes the capacity. Completions in the old ring are kept.
 ///
 /// # Safety
 /// `cq` must be alive.
@@ -181,18 +181,18 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
         if !inner.ring.switch_to(area, spec, old_end) {
             return Err(EIO);
         }
-        // A worker may have reserved an entry of the old ring and not written it yet; that takes it some instructions.
+        // A worker may have reserved an entry of the old ring that it writes a few instructions later: wait for it.
         while inner.ring.is_draining() {
             inner.carry(|_| true);
             yield_now();
         }
         drop(inner);
         ours.set_cqe(spec.entries());
-        Ok(context.tell(&Request::RetireCq { cq: ours.handle })?)
+        Ok(context.execute(&Request::RetireCq { cq: ours.handle })?)
     })
 }
 
-/// Ends a completion queue, after its events were acknowledged; EBUSY while a queue uses it.
+/// `ibv_destroy_cq`: waits until its events are acknowledged; EBUSY while a queue pair or SRQ uses it.
 ///
 /// # Safety
 /// `cq` must be alive; it is gone afterwards.
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         // SAFETY: as above.
         let context = unsafe { VerbsContext::even_dead(ours.base.context) }?;
         context.release_prealloc(|init| [init.send_cq, init.recv_cq].contains(&ours.handle));
-        context.tell_end(&Request::DestroyCq { cq: ours.handle })?;
+        context.end_object(&Request::DestroyCq { cq: ours.handle })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.cookie);
             // SAFETY: the CQ is alive and has left the table: no more events are handed out.

@@ -1,9 +1,9 @@
-//! Extended completion queues: polling one completion at a time, each field read by a function of its own.
+//! Extended completion queues: completions are polled one at a time, and a function reads each field.
 //!
-//! Every CQ here carries the extended struct, so `ibv_cq_ex_to_cq` and the classic poll work on all of them; what
-//! `ibv_create_cq_ex` adds is the function pointers. From `start_poll` that found something to `end_poll` the calling thread
+//! Every CQ of this library has the extended struct, so `ibv_cq_ex_to_cq` and the classic poll work on all of them;
+//! `ibv_create_cq_ex` adds the function pointers. From a `start_poll` that found a completion to `end_poll` the calling thread
 //! holds the CQ's lock, unless the program promised to use the CQ from one thread only. The completion is copied out of the
-//! ring once; its slot is freed by `end_poll`.
+//! ring once; `end_poll` frees its slot.
 //!
 //! Timestamps are CLOCK_MONOTONIC nanoseconds, the device's clock (1 GHz). A wall clock time is the timestamp plus the present
 //! difference of the two clocks.
@@ -16,7 +16,7 @@ use burst_client::raw::idle::{found as found_one, pause};
 use burst_shm::Cqe;
 use std::ffi::{c_int, c_uint};
 
-/// Fields that completions have.
+/// Fields that completions can have.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_IMM
     | IBV_WC_EX_WITH_QP_NUM
@@ -26,10 +26,10 @@ const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_DLID_PATH_BITS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
-/// Creation flags. A program that asks to ignore overruns promises that there are none.
+/// Creation flags that are accepted. IGNORE_OVERRUN needs no action: the program promises that there are no overruns.
 const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 const SECOND: i64 = 1_000_000_000;
 
 /// `ibv_create_cq_ex`.
@@ -81,7 +81,7 @@ fn fill(cq: &mut ibv_cq_ex, single_threaded: bool) {
     cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
 }
 
-/// Takes a completion and shows the two fields that applications read directly. The caller holds the lock.
+/// Takes a completion and sets the two fields that applications read directly. The caller holds the lock.
 #[inline(always)]
 unsafe fn step(cq: *mut ibv_cq_ex, ours: &VerbsCq, context: &VerbsContext) -> bool {
     // SAFETY: the caller holds the lock, and has no other reference to what it guards.
@@ -97,7 +97,7 @@ unsafe fn step(cq: *mut ibv_cq_ex, ours: &VerbsCq, context: &VerbsContext) -> bo
     found
 }
 
-/// Begins to poll; ENOENT when there is nothing, and then `end_poll` is not called.
+/// `ibv_start_poll`: ENOENT when there is no completion; then the program must not call `end_poll`.
 unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the caller gives a live CQ of an open context, and NULL or a valid attribute.
     let (ours, context) = unsafe {
@@ -124,7 +124,7 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
     if pause() && context.daemon_is_gone() { libc::EIO } else { libc::ENOENT }
 }
 
-/// The next completion; ENOENT when there is none. `end_poll` is due in both cases.
+/// `ibv_next_poll`: ENOENT when there is no completion. The program must call `end_poll` in both cases.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller gives a CQ that it is polling: it holds the lock, and `start_poll` has found CQ and context.
     unsafe {
@@ -133,7 +133,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     }
 }
 
-/// Ends polling: other threads may poll.
+/// `ibv_end_poll`: frees the slots and lets other threads poll.
 unsafe extern "C" fn end_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex) {
     if LOCKED {
         // SAFETY: the caller gives a CQ that it is polling, and so holds its lock.
@@ -166,7 +166,7 @@ read! {
     read_opcode -> ibv_wc_opcode { |cqe| cqe.opcode.into() }
     read_vendor_err -> u32 { |cqe| cqe.vendor_err }
     read_byte_len -> u32 { |cqe| cqe.byte_len }
-    /// Immediate data, or the invalidated key in the program's byte order, as the flags say.
+    /// Immediate data in network byte order, or the invalidated key in the program's byte order; the flags say which.
     read_imm_data -> __be32 { |cqe| cqe.imm }
     read_qp_num -> u32 { |cqe| cqe.qpn }
     read_src_qp -> u32 { |cqe| cqe.src_qpn }
@@ -179,7 +179,7 @@ read! {
     read_completion_wallclock_ns -> u64 { |cqe| wall_clock(cqe.timestamp_ns) }
 }
 
-/// A clock's time in nanoseconds.
+/// The time of a clock in nanoseconds.
 pub fn clock_ns(clock: libc::clockid_t) -> i64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a writable place; both clocks exist on every Linux.
@@ -192,7 +192,7 @@ fn wall_clock(monotonic_ns: u64) -> u64 {
     monotonic_ns.wrapping_add_signed(distance)
 }
 
-/// `ibv_query_rt_values_ex`: the device's clock as it is now.
+/// `ibv_query_rt_values_ex`: the present time of the device's clock.
 ///
 /// # Safety
 /// `context` must be open and `values` valid.
@@ -208,14 +208,14 @@ pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut
         }
         if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
             let now = clock_ns(libc::CLOCK_MONOTONIC);
-            // Seconds stay 0 on devices whose clock has no epoch: readers take the nanoseconds as cycles.
+            // The device's clock has no epoch: `tv_sec` is 0, and `tv_nsec` counts cycles, of 1 ns each.
             (values.raw_clock.tv_sec, values.raw_clock.tv_nsec) = (0, now);
         }
         Ok(())
     })
 }
 
-/// `ibv_modify_cq`: moderation is accepted; one event per armed CQ and pass of a worker is moderate already.
+/// `ibv_modify_cq`: moderation is accepted without effect, because a worker writes at most one event per armed CQ and pass.
 ///
 /// # Safety
 /// `cq` must be alive and `attr` valid.

@@ -1,7 +1,7 @@
 //! The device list: finding the daemon, and the `ibv_device` objects that applications hold.
 //!
-//! A list asks the daemon afresh. Its devices live until the list is freed and no context made from them is open
-//! (each holds a reference). Without a daemon the list is empty, and one sentence per process says so.
+//! `ibv_get_device_list` queries the daemon each time. A device lives until the list is freed and no context made from it is
+//! open; list and contexts have a reference each. Without a daemon the list is empty, and the process prints one sentence.
 
 use crate::boundary::{self, EINVAL, Outcome};
 use crate::sys::*;
@@ -12,18 +12,18 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// An `ibv_device`, and what belongs to it.
+/// An `ibv_device`, followed by fields of this library.
 #[repr(C)]
 pub struct VerbsDevice {
     base: ibv_device,
-    /// Real providers compare this word (`verbs_device.ops`) with their own table's address to recognise their devices.
+    /// rdma-core's providers compare this word (`verbs_device.ops`) with their own table's address to recognise their devices.
     provider_ops: *const c_void,
-    /// Room for the rest of rdma-core's private `verbs_device`, which a provider's code may peek at. Zero.
+    /// Zeros in place of the rest of rdma-core's private `verbs_device`, which a provider's code may read.
     provider_room: [usize; 8],
     references: AtomicUsize,
     /// Socket of the device's daemon.
     pub socket: PathBuf,
-    /// As listed.
+    /// The daemon's description, as of the list.
     pub info: DeviceInfo,
 }
 
@@ -59,12 +59,12 @@ impl VerbsDevice {
         (&raw const self.base).cast_mut()
     }
 
-    /// One more user.
+    /// Adds a reference.
     pub fn retain(&self) {
         self.references.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One user less; the last one frees the device.
+    /// Drops a reference; the last one frees the device.
     ///
     /// # Safety
     /// The caller owns one reference and does not use the device afterwards.
@@ -87,7 +87,7 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
     }
 }
 
-/// Connects to the first daemon that answers; else the reason for each socket tried.
+/// Connects to the first daemon that answers. If none does: the reason for each socket.
 fn find_daemon() -> Result<(PathBuf, Client), Vec<ControlError>> {
     let mut failures = Vec::new();
     for path in socket_path::candidates() {
@@ -99,7 +99,7 @@ fn find_daemon() -> Result<(PathBuf, Client), Vec<ControlError>> {
     Err(failures)
 }
 
-/// Says once per process why there is no device.
+/// Prints once per process why there is no device.
 fn explain(failures: &[ControlError]) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let tried: Vec<String> = failures.iter().map(ToString::to_string).collect();
@@ -111,7 +111,7 @@ fn explain(failures: &[ControlError]) {
     say::once(&SAID, &sentence);
 }
 
-/// Device number `index` of the daemon behind a socket, with one reference.
+/// Queries device number `index` of the daemon behind a socket. The caller owns the one reference.
 pub fn device_at(socket: &Path, index: u32) -> Outcome<*mut ibv_device> {
     let mut client = Client::connect(socket, &program_name())?;
     let Response::Devices(list) = client.call(&Request::ListDevices, &[])?.response else { return Err(boundary::EIO) };
@@ -134,7 +134,7 @@ fn list_devices() -> Vec<*mut ibv_device> {
     Vec::new()
 }
 
-/// The devices of the daemon found, as a NULL-terminated array for `ibv_free_device_list`.
+/// `ibv_get_device_list`: the daemon's devices, as a NULL-terminated array for `ibv_free_device_list`.
 ///
 /// # Safety
 /// `count` must be NULL or writable.
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
     })
 }
 
-/// Frees a list; devices with an open context live on until it is closed.
+/// `ibv_free_device_list`: devices with open contexts live until these are closed.
 ///
 /// # Safety
 /// `list` must be NULL or come from `ibv_get_device_list`, once.
@@ -174,13 +174,13 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     });
 }
 
-/// Version of the protocol that this library speaks with the daemon (`burst_shm::ABI_VERSION`); tools compare it.
+/// Version of the contract between this library and the daemon (`burst_shm::ABI_VERSION`), for tools that compare it.
 #[unsafe(no_mangle)]
 pub extern "C" fn burst_abi_version() -> u32 {
     burst_shm::ABI_VERSION
 }
 
-/// The device's name, `burst0`.
+/// `ibv_get_device_name`: `burst0`.
 ///
 /// # Safety
 /// `device` must come from a list.
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
     unsafe { device.as_ref() }.map_or(std::ptr::null(), |d| d.name.as_ptr())
 }
 
-/// The daemon's number of the device.
+/// `ibv_get_device_index`: the daemon's number of the device.
 ///
 /// # Safety
 /// `device` must come from a list.
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int 
     unsafe { VerbsDevice::from_ibv(device) }.map_or(-1, |d| d.info.index as c_int)
 }
 
-/// Node GUID, big-endian.
+/// `ibv_get_device_guid`: the node GUID, big-endian.
 ///
 /// # Safety
 /// `device` must come from a list.

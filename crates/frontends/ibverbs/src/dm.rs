@@ -1,7 +1,8 @@
-//! Device memory: there is none, so it is a sealed memfd, which registration and import treat as any shared memory.
+//! Device memory. A software device has none: a sealed memfd takes its place, which registration and import treat as any shared
+//! memory.
 //!
-//! A child after fork may allocate as well, as where devices are reached by an inherited descriptor: the memory is its own,
-//! for copies only, because the context is its parent's.
+//! A child after fork may allocate device memory too, as with kernel drivers, where it inherits the device's descriptor. Such
+//! memory is for copies only: it cannot be registered, because the context is the parent's.
 
 use crate::boundary::{self, EINVAL, EIO, ENOMEM, EOPNOTSUPP, Outcome};
 use crate::context::VerbsContext;
@@ -14,7 +15,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-/// Offsets and lengths of copies are whole words, as on devices that have such memory.
+/// Unit in bytes of offsets and lengths of copies, as on adapters that have device memory.
 const WORD: u64 = 4;
 
 /// Device memory.
@@ -38,7 +39,7 @@ unsafe fn ours<'a>(dm: *mut ibv_dm) -> Outcome<&'a VerbsDm> {
     unsafe { dm.cast::<VerbsDm>().as_ref() }.ok_or(EINVAL)
 }
 
-/// A memfd of `len` zero bytes that cannot shrink.
+/// Makes a memfd of `len` zero bytes whose size is sealed.
 fn memfd(len: usize) -> Outcome<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: a C string; then a descriptor that is ours alone.
@@ -100,13 +101,13 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
 /// `ibv_free_dm`.
 ///
 /// # Safety
-/// `dm` must be alive; it and what was registered of it are gone afterwards.
+/// `dm` must be alive; neither it nor its regions may be used afterwards.
 pub unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     boundary::value(|| {
         // SAFETY: the caller gives live device memory of an open context.
         let (this, context) = unsafe { (ours(dm)?, VerbsContext::even_dead((*dm).context)?) };
         if !this.imported {
-            context.tell_end(&Request::FreeDm { dm: this.base.handle })?;
+            context.end_object(&Request::FreeDm { dm: this.base.handle })?;
         }
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
         drop(unsafe { Box::from_raw(dm.cast::<VerbsDm>()) });
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn reg_dm_mr(
 }
 
 impl VerbsDm {
-    /// The address of a range that is all inside.
+    /// The address of a range; EINVAL unless the range is within the memory.
     fn place(&self, offset: u64, length: usize) -> Outcome<NonNull<u8>> {
         let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
         if offset > self.len || length > self.len - offset {
@@ -150,7 +151,7 @@ impl VerbsDm {
         Ok(unsafe { self.memory.add(offset) })
     }
 
-    /// As [`VerbsDm::place`], for a copy.
+    /// As [`VerbsDm::place`], and checks the alignment that copies need.
     fn words(&self, offset: u64, length: usize) -> Outcome<NonNull<u8>> {
         if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
             return Err(EINVAL);
@@ -181,7 +182,7 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u6
     })
 }
 
-/// Device memory of another context, by its handle there.
+/// `ibv_import_dm`: imports device memory of another context, by its handle there.
 ///
 /// # Safety
 /// `context` must come from `ibv_import_device`.
@@ -197,7 +198,7 @@ pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, handle: u32) -
     })
 }
 
-/// Ends an import; the memory stays with its owner.
+/// `ibv_unimport_dm`: ends an import; the memory of the exporting context is unaffected.
 ///
 /// # Safety
 /// `dm` must come from `ibv_import_dm`; it is gone afterwards.

@@ -1,8 +1,8 @@
-//! Protection domains as objects, parent domains, thread domains.
+//! The objects of protection domains, parent domains and thread domains.
 //!
-//! A parent domain is a protection domain with promises attached: a thread domain (its objects are used by one thread at a
-//! time) and allocators for queue memory. Locks here cost a few instructions and queues lie in memory that the daemon made,
-//! so both are accepted and change nothing: the parent domain is another name of its protection domain at the daemon.
+//! A parent domain adds to a protection domain a thread domain (one thread at a time uses its objects) and allocators for queue
+//! memory. Both are accepted without effect: locks cost a few instructions here, and queues are in the daemon's memory. At the
+//! daemon a parent domain is its protection domain.
 
 use crate::boundary::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
 use crate::context::VerbsContext;
@@ -19,9 +19,9 @@ const EBUSY: Errno = Errno(libc::EBUSY);
 #[repr(C)]
 struct VerbsPd {
     base: ibv_pd,
-    /// Parent domains made of it.
+    /// Number of parent domains of this protection domain.
     children: AtomicU32,
-    /// Of a parent domain: what it was made of. NULL: a protection domain.
+    /// Of a parent domain: its protection domain. NULL in a protection domain.
     pd: *mut ibv_pd,
     td: *mut ibv_td,
 }
@@ -30,7 +30,7 @@ struct VerbsPd {
 #[repr(C)]
 struct VerbsTd {
     base: ibv_td,
-    /// Parent domains that name it.
+    /// Number of parent domains that name this thread domain.
     users: AtomicU32,
 }
 
@@ -39,7 +39,7 @@ fn make(context: *mut ibv_context, handle: u32, pd: *mut ibv_pd, td: *mut ibv_td
     Box::into_raw(Box::new(VerbsPd { base, children: AtomicU32::new(0), pd, td })).cast()
 }
 
-/// The object of a protection domain that the daemon calls `handle`.
+/// Makes the object of the protection domain with the daemon's handle `handle`.
 pub fn new_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     make(context, handle, null_mut(), null_mut())
 }
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
     })
 }
 
-/// Ends a protection domain or a parent domain; EBUSY while something uses it.
+/// `ibv_dealloc_pd`, also for parent domains: EBUSY while an object uses it.
 ///
 /// # Safety
 /// `pd` must be alive; it is gone afterwards.
@@ -94,7 +94,7 @@ unsafe fn dealloc(pd: *mut ibv_pd) -> Outcome<()> {
     }
     if this.pd.is_null() {
         context.release_prealloc(|init| init.pd == handle);
-        context.tell_end(&Request::DeallocPd { pd: handle })?;
+        context.end_object(&Request::DeallocPd { pd: handle })?;
     }
     // SAFETY: made by `Box::into_raw`, and the caller gives it up; what a parent domain was made of outlives it.
     unsafe {

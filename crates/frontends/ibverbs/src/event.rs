@@ -1,8 +1,8 @@
-//! Reading and acknowledging events: those of completion channels, and asynchronous ones. Both come through pipes whose read end
-//! the program may poll.
+//! Reading and acknowledging completion events and asynchronous events. Both come through pipes; the program may poll the read
+//! ends.
 //!
-//! A channel's pipe carries 8-byte cookies, the async pipe [`AsyncRecord`]s. A cookie whose object has ended is skipped. Each
-//! event handed to the program is counted at its object ([`EventCount`](crate::meter::EventCount)).
+//! A channel's pipe carries 8-byte cookies, the pipe of asynchronous events [`AsyncRecord`]s. A cookie whose object was destroyed
+//! is skipped. Each event that a program gets is counted at its object ([`EventCount`](crate::meter::EventCount)).
 
 use crate::boundary::{self, EIO, Outcome};
 use crate::channel::VerbsChannel;
@@ -18,16 +18,16 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::null_mut;
 
-/// Reads a record; the writer writes records whole. As read(2) returns.
+/// Reads a record, and returns what read(2) returns. The daemon writes whole records.
 ///
 /// # Safety
-/// The caller's frame owns nothing, so that the thread may be cancelled.
+/// The caller's frame must own nothing, because the thread may be cancelled here.
 unsafe fn read_record<const N: usize>(fd: RawFd, record: &mut [u8; N]) -> isize {
     // SAFETY: N writable bytes.
     unsafe { block::read(fd, record.as_mut_ptr().cast(), N) }
 }
 
-/// What became of a read of `len` bytes.
+/// Interprets the result of a read of `len` bytes.
 fn read_outcome(got: isize, len: usize) -> Outcome<()> {
     match got {
         n if n == len as isize => Ok(()),
@@ -39,8 +39,8 @@ fn read_outcome(got: isize, len: usize) -> Outcome<()> {
     }
 }
 
-/// The next event of a channel: waits unless the descriptor is non-blocking (EAGAIN). The thread may be cancelled while it
-/// waits.
+/// `ibv_get_cq_event`: waits for the next event of a channel, unless the descriptor is non-blocking (EAGAIN). The thread may be
+/// cancelled while it waits.
 ///
 /// # Safety
 /// `channel` must be alive, `cq` and `cq_context` writable.
@@ -86,7 +86,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     }
 }
 
-/// The CQ of a completion event, counted there; `None` if it is gone.
+/// Finds the CQ of a completion event and counts the event there. `None` if the CQ was destroyed.
 fn source_of(context: &VerbsContext, cookie: u64) -> Option<(*mut ibv_cq, *mut c_void)> {
     let sources = lock(&context.sources);
     let Some(EventSource::Cq(cq)) = sources.get(cookie) else { return None };
@@ -97,7 +97,7 @@ fn source_of(context: &VerbsContext, cookie: u64) -> Option<(*mut ibv_cq, *mut c
     }
 }
 
-/// Acknowledges completion events.
+/// `ibv_ack_cq_events`.
 ///
 /// # Safety
 /// `cq` must be alive.
@@ -111,8 +111,8 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     });
 }
 
-/// The next asynchronous event: waits unless `async_fd` is non-blocking (EAGAIN). The thread may be cancelled while it
-/// waits.
+/// `ibv_get_async_event`: waits for the next asynchronous event, unless `async_fd` is non-blocking (EAGAIN). The thread may be
+/// cancelled while it waits.
 ///
 /// # Safety
 /// `context` must be open and `event` writable.
@@ -151,7 +151,7 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, e
     }
 }
 
-/// Names the object of an event for the application and counts the event there; `None` if the object is gone.
+/// Finds the object of an event and counts the event there. `None` if the object was destroyed.
 fn element_of(context: &VerbsContext, record: &AsyncRecord) -> Option<ibv_async_event__bindgen_ty_1> {
     let sources = lock(&context.sources);
     let found = match record.object {
@@ -178,7 +178,7 @@ fn element_of(context: &VerbsContext, record: &AsyncRecord) -> Option<ibv_async_
     })
 }
 
-/// Acknowledges an asynchronous event.
+/// `ibv_ack_async_event`.
 ///
 /// # Safety
 /// `event` must come from `ibv_get_async_event`, and its object be alive.

@@ -1,7 +1,7 @@
-//! Objects of another context, also of another process, by their handles there.
+//! Imports of objects of another context of this or another process, by their handles there.
 //!
-//! The context comes from `ibv_import_device` ([`crate::ops`]). Both contexts hold an imported protection domain; a region's
-//! keys are good as long as the exporter keeps it.
+//! The importing context comes from `ibv_import_device` ([`crate::ops`]). An imported protection domain lives until neither
+//! context uses it; the keys of an imported region are valid until the exporter deregisters it.
 
 use crate::boundary::{self, EIO};
 use crate::context::VerbsContext;
@@ -12,7 +12,7 @@ use burst_client::raw::Answer;
 use burst_control::{ImportObject, Response};
 use std::ptr::null_mut;
 
-/// A protection domain of the exporting context.
+/// `ibv_import_pd`: imports a protection domain of the exporting context.
 ///
 /// # Safety
 /// `context` must come from `ibv_import_device`.
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, handle: u32) -
     })
 }
 
-/// Ends an import; the exporter keeps its protection domain.
+/// `ibv_unimport_pd`: ends an import; the exporter's protection domain is unaffected.
 ///
 /// # Safety
 /// `pd` must come from `ibv_import_pd`; it is gone afterwards.
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     unsafe { domain::ibv_dealloc_pd(pd) };
 }
 
-/// A region of the exporting context: its keys and length.
+/// `ibv_import_mr`: imports keys and length of a region of the exporting context.
 ///
 /// # Safety
 /// `pd` must come from `ibv_import_pd`.
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
     })
 }
 
-/// Ends an import; the exporter keeps its region.
+/// `ibv_unimport_mr`: ends an import; the exporter's region is unaffected.
 ///
 /// # Safety
 /// `mr` must come from `ibv_import_mr`; it is gone afterwards.

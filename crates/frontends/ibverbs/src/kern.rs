@@ -1,4 +1,5 @@
-//! Conversions from the kernel's address, QP attribute and path record layouts, which a real librdmacm asks for.
+//! Conversions between the kernel's and the verbs' layouts of address vectors, QP attributes and path records. rdma-core's
+//! librdmacm calls them.
 
 use crate::sys::*;
 use std::ffi::c_int;
@@ -21,7 +22,7 @@ fn ah_attr(src: &ib_uverbs_ah_attr) -> ibv_ah_attr {
     dst
 }
 
-/// Kernel address vector to verbs.
+/// `ibv_copy_ah_attr_from_kern`: converts an address vector of the kernel.
 ///
 /// # Safety
 /// Both pointers must be valid.
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(dst: *mut ibv_ah_attr, src: 
     unsafe { *dst = ah_attr(&*src) }
 }
 
-/// Kernel QP attributes to verbs.
+/// `ibv_copy_qp_attr_from_kern`: converts QP attributes of the kernel.
 ///
 /// # Safety
 /// Both pointers must be valid.
@@ -75,7 +76,7 @@ pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(dst: *mut ibv_qp_attr, src: 
     };
 }
 
-/// Kernel path record to verbs.
+/// `ibv_copy_path_rec_from_kern`: converts a path record of the kernel.
 ///
 /// # Safety
 /// Both pointers must be valid.
@@ -106,7 +107,7 @@ pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(dst: *mut ibv_sa_path_rec, 
     };
 }
 
-/// Verbs path record to the kernel's layout.
+/// `ibv_copy_path_rec_to_kern`: converts a path record for the kernel.
 ///
 /// # Safety
 /// Both pointers must be valid.

@@ -1,4 +1,4 @@
-//! Multicast groups: the daemon joins them and copies what arrives to every queue pair attached.
+//! Multicast groups. The daemon joins a group and copies each datagram to every attached queue pair.
 
 use crate::boundary::{self, EINVAL, Outcome};
 use crate::qp::VerbsQp;
@@ -10,12 +10,12 @@ unsafe fn change(qp: *mut ibv_qp, gid: *const ibv_gid, make: impl FnOnce(u32, [u
     // SAFETY: the caller gives a live queue pair of an open context and NULL or a valid GID.
     unsafe {
         let (ours, gid) = (VerbsQp::from_ibv(qp)?, gid.as_ref().ok_or(EINVAL)?);
-        Ok(ours.context()?.tell(&make((*qp).handle, gid.raw))?)
+        Ok(ours.context()?.execute(&make((*qp).handle, gid.raw))?)
     }
 }
 
-/// Attaches a datagram queue pair to a multicast group, whose GID is an IPv6 multicast address or an IPv4 one mapped. The
-/// LID means nothing on Ethernet.
+/// `ibv_attach_mcast`: attaches a datagram queue pair to a multicast group. The GID is an IPv6 multicast address or a mapped
+/// IPv4 multicast address; the LID has no meaning on Ethernet.
 ///
 /// # Safety
 /// `qp` must be alive and `gid` valid.
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
     boundary::value(|| unsafe { change(qp, gid, |qp, gid| Request::AttachMcast { qp, gid }) })
 }
 
-/// Detaches a queue pair; EINVAL if it is not attached.
+/// `ibv_detach_mcast`: EINVAL if the queue pair is not attached.
 ///
 /// # Safety
 /// `qp` must be alive and `gid` valid.

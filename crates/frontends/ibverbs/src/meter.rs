@@ -1,19 +1,19 @@
-//! Events of one object: how many were handed to the program, and how many it has acknowledged.
+//! Counts of the events of one object: given to the program, and acknowledged by it.
 //!
-//! Destroying an object waits until the program has acknowledged as many events of it as it was given, as verbs demand. The
-//! count of acknowledgements lies in the public struct, beside the mutex and the condition variable that the struct carries.
+//! As verbs demand, the destruction of an object waits until the program has acknowledged all events that it was given. The count
+//! of acknowledgements is in the public struct, with its mutex and condition variable.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Events of one object: handed out, and acknowledged under the mutex that the verbs struct carries.
+/// Number of events of one object that the program was given.
 ///
-/// `completed` lies in the public struct (`events_completed`), beside its mutex and condition variable.
+/// The number of acknowledged events is in the public struct (`events_completed`), with its mutex and condition variable.
 #[derive(Debug, Default)]
 pub struct EventCount {
     handed_out: AtomicU32,
 }
 
-/// The three public fields of a struct that counts events.
+/// The three fields of a public struct that count acknowledged events.
 #[derive(Clone, Copy, Debug)]
 pub struct EventMeter {
     mutex: *mut libc::pthread_mutex_t,
@@ -22,12 +22,12 @@ pub struct EventMeter {
 }
 
 impl EventMeter {
-    /// The meter made of these fields of one struct.
+    /// The meter of a struct with these fields.
     pub fn new<M, C>(mutex: *mut M, cond: *mut C, completed: *mut u32) -> EventMeter {
         EventMeter { mutex: mutex.cast(), cond: cond.cast(), completed }
     }
 
-    /// Prepares the fields of a fresh struct.
+    /// Initializes the fields of a new struct.
     ///
     /// # Safety
     /// The fields must be writable and unused.
@@ -53,7 +53,7 @@ impl EventMeter {
         }
     }
 
-    /// Waits until every event handed out is acknowledged.
+    /// Waits until all events that the program was given are acknowledged.
     ///
     /// # Safety
     /// The struct must be alive and no further events be handed out.
@@ -72,7 +72,7 @@ impl EventMeter {
 }
 
 impl EventCount {
-    /// Counts an event that is handed to the program.
+    /// Counts an event that the program is given.
     pub fn hand_out(&self) {
         self.handed_out.fetch_add(1, Ordering::Release);
     }

@@ -1,9 +1,8 @@
-//! Memory windows: a part of a region, opened to peers by a work request and closed by another, without the daemon's control
-//! thread.
+//! Memory windows: work requests open a part of a region to peers and close it again, without the daemon's control thread.
 //!
-//! A window of type 1 is bound by `ibv_bind_mw`, which posts the request and chooses the next key; one of type 2 by a work
-//! request whose key the program chooses: the window's own with another low byte (`ibv_inc_rkey`). The worker that carries
-//! the request out checks it; errors that this library can see are refused at once.
+//! `ibv_bind_mw` binds a window of type 1: it posts the request and chooses the next key. A window of type 2 is bound by a work
+//! request of the program, which chooses the low byte of the new key (`ibv_inc_rkey`). The worker checks the request when it
+//! executes it; errors that this library can see are refused at once.
 
 use crate::boundary::{self, EINVAL, EIO, Outcome};
 use crate::context::VerbsContext;
@@ -16,7 +15,7 @@ use burst_control::{Request, Response};
 use burst_shm::SendWqe;
 use std::ffi::c_int;
 
-/// Rights that a window can give, and the bit for addresses that begin at 0.
+/// Rights that a window can give, and `IBV_ACCESS_ZERO_BASED`.
 const RIGHTS: u32 = access::LOCAL_WRITE
     | access::REMOTE_WRITE
     | access::REMOTE_READ
@@ -41,7 +40,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ib
     })
 }
 
-/// `ibv_dealloc_mw`: a bound window is closed.
+/// `ibv_dealloc_mw`, also for bound windows.
 ///
 /// # Safety
 /// `mw` must be alive; it is gone afterwards.
@@ -51,14 +50,14 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
         let ours = unsafe { mw.as_ref() }.ok_or(EINVAL)?;
         // SAFETY: as above.
         let context = unsafe { VerbsContext::even_dead(ours.context) }?;
-        context.tell_end(&Request::DeallocMw { mw: ours.handle })?;
+        context.end_object(&Request::DeallocMw { mw: ours.handle })?;
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
         drop(unsafe { Box::from_raw(mw) });
         Ok(())
     })
 }
 
-/// The parts of a bind request's queue entry.
+/// Checks a bind request; returns the fields of its queue entry.
 ///
 /// # Safety
 /// `mw` must be NULL or alive, `bind` NULL or valid.
@@ -89,12 +88,12 @@ pub unsafe fn bind_fields(mw: *mut ibv_mw, rkey: u32, bind: *const ibv_mw_bind_i
     })
 }
 
-/// The next key of a window: the low byte counts.
+/// The next key of a window: its low byte is incremented.
 fn next_key(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
-/// `ibv_bind_mw`: binds a window of type 1. A length of 0 closes it.
+/// `ibv_bind_mw`: binds a window of type 1. A length of 0 unbinds it.
 ///
 /// # Safety
 /// `qp` and `mw` must be alive, `bind` valid.

@@ -1,7 +1,7 @@
-//! Opening and closing contexts, and the table of operations that each open context carries.
+//! Opening and closing contexts, and the table of operations in each open context.
 //!
-//! This is the only module that knows all others: inline functions of the verbs headers reach most operations through the table,
-//! and [`VerbsContext::open`] gets the table as an argument, so no other module depends on this one.
+//! Inline functions of the verbs headers call most operations through the table. Only this module depends on all others:
+//! [`VerbsContext::open`] gets the table as an argument, so that no module depends on this one.
 
 use crate::boundary::{self, EINVAL};
 use crate::context::VerbsContext;
@@ -49,7 +49,7 @@ fn operations() -> verbs_context {
     verbs
 }
 
-/// Opens a context: a connection of its own to the daemon.
+/// `ibv_open_device`: opens a context, which has its own connection to the daemon.
 ///
 /// # Safety
 /// `device` must come from a list that is not freed yet.
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     })
 }
 
-/// Closes a context. Objects that were not destroyed die with it.
+/// `ibv_close_device`. The daemon destroys the objects that the program has left.
 ///
 /// # Safety
 /// `context` must be open; nothing of it may be used afterwards.
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     })
 }
 
-/// A context of this process beside the one that `cmd_fd` names.
+/// `ibv_import_device`: opens a context that can import objects of the context of `cmd_fd`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     boundary::pointer(|| {
@@ -89,7 +89,7 @@ pub extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
         };
         // SAFETY: as above.
         unsafe { VerbsDevice::release(device) };
-        // The descriptor is the library's from now on, as verbs say; the context has made one of its own.
+        // As verbs say, the library owns `cmd_fd` after this call; the new context has a file of its own.
         // SAFETY: the caller gives it up.
         opened.inspect(|_| unsafe { drop(OwnedFd::from_raw_fd(cmd_fd)) })
     })

@@ -1,7 +1,7 @@
-//! Protection domains and memory regions (more of the latter: [`crate::rereg`], [`crate::dm`]).
+//! Protection domains and memory regions. [`crate::rereg`] and [`crate::dm`] have other kinds of registration.
 //!
-//! A registration makes the application's pages reachable for the daemon ([`burst_mem::swap`]), sends it the descriptors, and
-//! keeps what is needed to undo that. The daemon lets go first, then the pages become private again.
+//! A registration makes the application's pages reachable for the daemon ([`burst_mem::swap`]) and sends it the descriptors.
+//! Deregistration goes the other way: the daemon unmaps the pages first, then they become private again.
 
 use crate::boundary::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
 use crate::context::VerbsContext;
@@ -13,28 +13,28 @@ use burst_control::{Request, Response};
 use burst_mem::swap::Registration;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Rights that let the program or a peer write.
+/// Access bits for which the memory must be writable.
 const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
-/// Rights that only make sense together with a local write right (IBA 10.6.3.1).
+/// Access bits that need IBV_ACCESS_LOCAL_WRITE (IBA 10.6.3.1).
 const NEED_LOCAL_WRITE: u32 = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
-/// Bits that are understood. Optional ones are dropped before.
+/// Access bits that are known, without the optional ones.
 const KNOWN: u32 =
     WRITES | access::REMOTE_READ | access::MW_BIND | access::ZERO_BASED | access::HUGETLB | access::ON_DEMAND;
 
 /// A memory region.
 #[repr(C)]
 pub struct VerbsMr {
-    /// What applications see.
+    /// The public struct.
     pub base: ibv_mr,
     /// Rights.
     pub access: u32,
-    /// Address that requests use for the first byte.
+    /// Address of the first byte in work requests.
     pub iova: u64,
-    /// How the pages are shared; none for regions that are reached in the process, or were imported.
+    /// How the pages are shared; `None` if the daemon reaches them by the process's memory file, or if the region was imported.
     pub registration: Option<Registration>,
 }
 
-/// New protection domain.
+/// `ibv_alloc_pd`.
 ///
 /// # Safety
 /// `context` must be open.
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     })
 }
 
-/// A PD's context and daemon number, also in a child process.
+/// As [`pd_of`], also in a child process.
 ///
 /// # Safety
 /// As for [`pd_of`].
@@ -60,7 +60,7 @@ pub unsafe fn pd_even_dead<'a>(pd: *mut ibv_pd) -> Outcome<(&'a VerbsContext, u3
     }
 }
 
-/// A PD's context and daemon number.
+/// The context of a PD and its handle at the daemon.
 ///
 /// # Safety
 /// `pd` must be NULL or a live PD of an open context.
@@ -70,7 +70,7 @@ pub unsafe fn pd_of<'a>(pd: *mut ibv_pd) -> Outcome<(&'a VerbsContext, u32)> {
     if context.is_alive() { Ok((context, handle)) } else { Err(EIO) }
 }
 
-/// The rights that a region was registered with.
+/// The access bits of a region.
 ///
 /// # Safety
 /// `mr` must be a live region of this library.
@@ -79,7 +79,7 @@ pub unsafe fn access_of(mr: *mut ibv_mr) -> u32 {
     unsafe { (*mr.cast::<VerbsMr>()).access }
 }
 
-/// Rights as the daemon gets them: optional bits dropped, unknown ones refused.
+/// Access bits for the daemon: optional bits are dropped, unknown ones refused.
 pub fn check_access(wanted: u32) -> Outcome<u32> {
     let wanted = wanted & !access::OPTIONAL;
     if wanted & !KNOWN != 0 {
@@ -91,7 +91,7 @@ pub fn check_access(wanted: u32) -> Outcome<u32> {
     Ok(wanted)
 }
 
-/// Registers a range and makes the object. `shown` is the address in the public struct.
+/// Registers a range and makes the object. `shown` is the address for the public struct.
 ///
 /// # Safety
 /// `pd` must be alive; the range must stay mapped until `ibv_dereg_mr`.
@@ -119,7 +119,7 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, len: usize, iova: u64, ac
     unsafe { new_mr(pd, MemoryRange { addr: addr as usize, len, iova, access, replaces: None }, addr) }
 }
 
-/// Registers memory.
+/// `ibv_reg_mr`.
 ///
 /// # Safety
 /// `pd` must be alive; the range must stay mapped until `ibv_dereg_mr`.
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: 
     boundary::pointer(|| unsafe { register(pd, addr, length, addr as u64, access as u32) })
 }
 
-/// Registers memory that work requests address from `iova` on.
+/// `ibv_reg_mr_iova`: `iova` is the address of the first byte in work requests.
 ///
 /// # Safety
 /// As for `ibv_reg_mr`.
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     boundary::pointer(|| unsafe { register(pd, addr, length, iova, access as u32) })
 }
 
-/// As `ibv_reg_mr_iova`, with optional access bits.
+/// `ibv_reg_mr_iova2`: `ibv_reg_mr_iova` with optional access bits.
 ///
 /// # Safety
 /// As for `ibv_reg_mr`.
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     boundary::pointer(|| unsafe { register(pd, addr, length, iova, access) })
 }
 
-/// Ends a registration.
+/// `ibv_dereg_mr`.
 ///
 /// # Safety
 /// `mr` must be alive; it is gone afterwards.
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         // SAFETY: the caller gives a live region of an open context.
         let context = unsafe { VerbsContext::even_dead((*mr).context) }?;
         // SAFETY: as above.
-        context.tell_end(&Request::DeregMr { mr: unsafe { (*mr).handle } })?;
+        context.end_object(&Request::DeregMr { mr: unsafe { (*mr).handle } })?;
         // SAFETY: made by `Box::into_raw` of an `VerbsMr`, and the caller gives it up.
         let mr = unsafe { Box::from_raw(mr.cast::<VerbsMr>()) };
         memory::unshare(context, mr.registration);
@@ -182,8 +182,8 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// `ibv_alloc_null_mr`: a region without memory, for this program's work requests. What they write vanishes, what they read is
-/// zero, at any address and of any length.
+/// `ibv_alloc_null_mr`: a region without memory, for SGEs of this program. Data written to it vanishes, and reads return zeros,
+/// at any address and for any length.
 ///
 /// # Safety
 /// `pd` must be alive.

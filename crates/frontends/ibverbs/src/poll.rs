@@ -1,7 +1,7 @@
-//! Taking completions and arming completion queues: the receiving half of the data path ([`burst_client::raw::completion`]).
+//! Polling and arming completion queues: the receiving half of the data path ([`burst_client::raw::completion`]).
 //!
-//! A poll that finds nothing may yield the processor, and now and then checks that the daemon lives
-//! ([`burst_client::raw::idle`]): it returns -1 when the daemon has ended.
+//! A poll that finds no completion may yield the processor, and checks from time to time whether the daemon runs
+//! ([`burst_client::raw::idle`]): poll returns -1 when the daemon has ended.
 
 use crate::cq::VerbsCq;
 use crate::sys::*;
@@ -9,7 +9,7 @@ use burst_client::raw::idle::{found, pause};
 use burst_shm::Cqe;
 use std::ffi::c_int;
 
-/// Takes up to `count` completions; how many there were, or -1.
+/// `ibv_poll_cq`: takes up to `count` completions. Returns their number, or -1.
 ///
 /// # Safety
 /// `cq` must be alive and `wc` writable for `count` entries.
@@ -55,7 +55,7 @@ fn wc_of(cqe: &Cqe) -> ibv_wc {
     }
 }
 
-/// Asks for an event at the next completion.
+/// `ibv_req_notify_cq`: requests an event at the next completion.
 ///
 /// # Safety
 /// `cq` must be alive.

@@ -1,7 +1,7 @@
-//! Queries: device limits, port attributes, GID and P_Key tables, and their size-limited copies.
+//! Queries of device limits, port attributes, GID and P_Key tables.
 //!
-//! Applications of different ages hand in structs of different lengths (`ibv_port_attr` was 48, is 52 or 56 bytes). Each
-//! answer is made in the newest layout and copied up to the length given.
+//! Applications compiled with different headers pass structs of different lengths (`ibv_port_attr` has 48, 52 or 56 bytes). Each
+//! answer is made in the newest layout; its first bytes, as many as the application's struct has, are copied.
 
 use crate::attr;
 use crate::boundary::{self, EINVAL, Errno, Outcome};
@@ -12,28 +12,28 @@ use burst_base::verbs::AhAttr;
 use burst_control::{DeviceInfo, GidInfo, Request, Response};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Entries of the GID table that a port announces; unused ones read as zero.
+/// Length of the GID table that a port reports; unused entries read as zero.
 pub const GID_TABLE_LEN: u32 = 16;
-/// The one partition key: default partition, full member.
+/// The only P_Key: default partition, full member.
 const PKEY: u16 = 0xffff;
-/// Length of the port attributes that the exported `ibv_query_port` may write (rdma-core v17's struct).
+/// Bytes that the exported `ibv_query_port` may write: the struct of rdma-core v17.
 const PORT_ATTR_V17: usize = 48;
-/// Length of the port attributes known here; the last word is `active_speed_ex`.
+/// Length of the newest struct of port attributes; its last word is `active_speed_ex`.
 const PORT_ATTR_MAX: usize = 56;
 
-/// Vendor of the device, "BUR", as connection management messages carry it: no company has this number.
+/// Vendor id of the device, "BUR", also in connection management messages. No company has this OUI.
 const VENDOR: u32 = 0x0042_5552;
-/// The first and only model.
+/// Vendor part id.
 const PART: u32 = 1;
-/// The device's clock ticks in nanoseconds; verbs ask for kHz.
+/// Frequency of the device's clock in kHz, as verbs report it: one tick per nanosecond.
 const CLOCK_KHZ: u64 = 1_000_000;
-/// Longest moderation period and count that `ibv_modify_cq` takes.
+/// Maximum moderation period and count of `ibv_modify_cq`.
 const MODERATION_MAX: u16 = u16::MAX;
 
 /// Port flag `IBV_QPF_GRH_REQUIRED`, a macro of the header.
 const GRH_REQUIRED: u8 = 1;
 
-/// Port numbers start at 1 and there is one port.
+/// Checks a port number: a device has port 1 only.
 pub fn check_port(port: u32) -> Outcome<()> {
     if port == 1 { Ok(()) } else { Err(EINVAL) }
 }
@@ -42,7 +42,7 @@ fn gid_at(device: &DeviceInfo, index: u32) -> Option<&GidInfo> {
     device.gids.get(index as usize).filter(|_| index < GID_TABLE_LEN)
 }
 
-/// Copies the first `len` bytes of `from`; bytes beyond what we know are zeroed.
+/// Copies the first `len` bytes of `from`. If `len` is larger than `from`, the rest is zeroed.
 ///
 /// # Safety
 /// `to` must be writable for `len` bytes.
@@ -104,7 +104,7 @@ fn device_attr(device: &DeviceInfo) -> ibv_device_attr {
     a
 }
 
-/// On-demand regions are reached in the process itself: everything that others can do, implicit regions too.
+/// On-demand paging: the daemon reaches the memory of the process, so all operations and implicit regions are supported.
 fn odp_caps() -> ibv_odp_caps {
     let datagrams = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
     let unreliable = datagrams | IBV_ODP_SUPPORT_WRITE;
@@ -132,7 +132,7 @@ fn port_attr(device: &DeviceInfo) -> [u8; PORT_ATTR_MAX] {
         max_vl_num: 1,
         active_width,
         active_speed,
-        // 5 link up, 3 disabled.
+        // Physical state: 5 is LinkUp, 3 is Disabled.
         phys_state: if device.up { 5 } else { 3 },
         link_layer: IBV_LINK_LAYER_ETHERNET as u8,
         flags: GRH_REQUIRED,
@@ -147,7 +147,7 @@ fn port_attr(device: &DeviceInfo) -> [u8; PORT_ATTR_MAX] {
     bytes
 }
 
-/// Limits of the device.
+/// `ibv_query_device`.
 ///
 /// # Safety
 /// `context` must be open and `attr` writable.
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn query_port(
     })
 }
 
-/// The exported function, which old applications call with the 48-byte struct.
+/// The exported `ibv_query_port`, which applications compiled with old headers call with the 48-byte struct.
 ///
 /// # Safety
 /// `context` must be open and `attr` writable for 48 bytes.
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, port, attr.cast(), PORT_ATTR_V17) }
 }
 
-/// Speed of the port in units of 100 Mbit/s.
+/// `ibv_query_port_speed`: in units of 100 Mbit/s.
 ///
 /// # Safety
 /// `context` must be open and `speed` writable.
@@ -251,7 +251,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u
     })
 }
 
-/// A GID; unused entries read as zero.
+/// `ibv_query_gid`: unused entries read as zero.
 ///
 /// # Safety
 /// `context` must be open and `gid` writable.
@@ -280,7 +280,7 @@ fn gid_entry(index: u32, gid: &GidInfo) -> ibv_gid_entry {
     }
 }
 
-/// A GID table entry with its type and interface.
+/// `_ibv_query_gid_ex`: a GID table entry with its type and interface.
 ///
 /// # Safety
 /// `context` must be open and `entry` writable for `entry_size` bytes.
@@ -308,7 +308,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// All used GID table entries; the number written, or a negative errno value.
+/// `_ibv_query_gid_table`: writes all used entries. Returns their number, or a negative errno value.
 ///
 /// # Safety
 /// `context` must be open and `entries` writable for `max_entries` times `entry_size` bytes.
@@ -345,7 +345,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     if rc == 0 { written } else { -(rc as isize) }
 }
 
-/// A partition key, big-endian.
+/// `ibv_query_pkey`: the P_Key is big-endian.
 ///
 /// # Safety
 /// `context` must be open and `pkey` writable.
@@ -364,7 +364,7 @@ pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, ind
     })
 }
 
-/// Index of a partition key, -1 if it is not in the table.
+/// `ibv_get_pkey_index`: -1 if the P_Key is not in the table.
 ///
 /// # Safety
 /// `context` must be open.
@@ -378,7 +378,7 @@ pub unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8,
     })
 }
 
-/// Ethernet address and VLAN behind an address vector; 0xffff is "no VLAN".
+/// `ibv_resolve_eth_l2_from_gid`: next hop's Ethernet address and VLAN of an address vector; VLAN 0xffff means none.
 ///
 /// # Safety
 /// `context` must be open, `attr` valid, `mac` writable for 6 bytes, `vlan` NULL or writable.
@@ -405,7 +405,7 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     })
 }
 
-/// Checks that a GID table index exists, for address handles and QPs.
+/// Checks a GID table index of an address handle or QP.
 pub fn check_gid_index(index: u8) -> Outcome<()> {
     if c_uint::from(index) < GID_TABLE_LEN { Ok(()) } else { Err(EINVAL) }
 }

@@ -1,7 +1,7 @@
-//! Posting work requests: the sending half of the data path. No allocation, no system call unless a worker sleeps.
+//! Posting work requests: the sending half of the data path. It does not allocate, and makes a system call only to wake a worker.
 //!
-//! Requests of one call are written into the ring one after the other and published together. The first that cannot be
-//! written ends the call: those before it are posted, `bad_wr` names it.
+//! The requests of one call are written into the ring one after the other and published together. The first request that cannot
+//! be written ends the call: the requests before it are posted, and `bad_wr` points to it.
 
 use crate::ah;
 use crate::boundary::{EINVAL, Errno, Outcome};
@@ -23,10 +23,10 @@ const _: () = assert!(
         && offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey)
 );
 
-/// Flags that travel; checksum offload means nothing to RC, UC and UD.
+/// Send flags that the queue entry has. Checksum offload has no meaning for RC, UC and UD.
 const FLAGS: u32 = send_flags::FENCE | send_flags::SIGNALED | send_flags::SOLICITED | send_flags::INLINE;
 
-/// The set with these members.
+/// The bit set of these opcodes.
 pub const fn bits(opcodes: &[WrOpcode]) -> u32 {
     let mut set = 0;
     let mut i = 0;
@@ -37,7 +37,7 @@ pub const fn bits(opcodes: &[WrOpcode]) -> u32 {
     set
 }
 
-/// The set of one opcode number; empty for numbers beyond any set.
+/// The bit set of one opcode; empty for numbers beyond the width of a set.
 #[inline]
 pub const fn bit_of(opcode: u32) -> u32 {
     if opcode < u32::BITS { 1 << opcode } else { 0 }
@@ -57,7 +57,7 @@ const UC_OK: u32 = INLINE_OK & !bits(&[WrOpcode::SendWithInv]) | WINDOWS;
 const RC_OK: u32 =
     INLINE_OK | WINDOWS | bits(&[WrOpcode::RdmaRead, WrOpcode::AtomicCmpAndSwp, WrOpcode::AtomicFetchAndAdd]);
 
-/// What a service can carry (IBA table 3.4 of the transport functions), and the local operations on keys.
+/// Opcodes that a service supports (IBA table 3.4, transport functions), and the local operations on keys.
 pub const fn allowed(qp_type: QpType) -> u32 {
     match qp_type {
         QpType::Rc | QpType::XrcSend => RC_OK,
@@ -67,10 +67,10 @@ pub const fn allowed(qp_type: QpType) -> u32 {
     }
 }
 
-/// Opcodes of a service whose requests need no more than a [`ShortWqe`]: the frequent ones.
+/// Opcodes of a service whose requests fit a [`ShortWqe`]: the most frequent ones.
 pub const fn short(qp_type: QpType) -> u32 {
     match qp_type {
-        // Datagrams and XRC name more.
+        // Requests of UD and XRC have more fields.
         QpType::Ud | QpType::XrcSend | QpType::XrcRecv => 0,
         _ => allowed(qp_type) & (INLINE_OK | bits(&[WrOpcode::RdmaRead])),
     }
@@ -84,7 +84,7 @@ fn errno_of(e: WriteError) -> c_int {
     }
 }
 
-/// The SGE list of a request: `None` when it is longer than `max` or not there.
+/// The SGE list of a request: `None` if it is longer than `max`, or NULL.
 ///
 /// # Safety
 /// `list` must be valid for `count` entries.
@@ -99,8 +99,8 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int, max: u32) -> Option<&'a [
     Some(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
-/// The entry of a request: the fields that depend on the opcode are addresses and operands. `None` for a datagram without address
-/// handle, or a window that cannot be bound so.
+/// The queue entry of a request: addresses and operands depend on the opcode. `None` for a datagram without address handle, or a
+/// memory window that cannot be bound as requested.
 #[inline]
 unsafe fn head_of(qp: &VerbsQp, wr: &ibv_send_wr) -> Option<SendWqe> {
     let flags = wr.send_flags & FLAGS | qp.always;
@@ -170,7 +170,7 @@ unsafe fn write_send(qp: &VerbsQp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Res
     sq.write_short(&head, list).map_err(errno_of)
 }
 
-/// Writes a request of any kind: datagrams, atomics, windows, inline data, and what is not allowed.
+/// Writes a request of any kind: datagrams, atomics, memory windows, inline data. Refuses invalid ones.
 ///
 /// # Safety
 /// As for [`write_send`].
@@ -194,7 +194,7 @@ unsafe fn write_rare(qp: &VerbsQp, sq: &mut SqProducer, wr: &ibv_send_wr) -> Res
     unsafe { sq.write_inline(&wqe, parts) }.map_err(errno_of)
 }
 
-/// Posts one request to bind a window.
+/// Posts one request to bind a memory window.
 ///
 /// # Safety
 /// `qp` must be alive.
@@ -209,7 +209,7 @@ pub unsafe fn bind(qp: &VerbsQp, wr_id: u64, flags: u32, fields: SendWqe) -> Out
     qp.sq.post(context, |ring| ring.write(&wqe, &[])).map_err(|e| Errno(errno_of(e)))
 }
 
-/// Posts a list of send requests.
+/// `ibv_post_send`: posts a list of send requests.
 ///
 /// # Safety
 /// `qp` must be alive, `wr` a valid list, `bad_wr` writable.
@@ -249,7 +249,7 @@ unsafe fn send_list(qp: &VerbsQp, mut wr: *mut ibv_send_wr) -> (c_int, *mut ibv_
     (rc, wr)
 }
 
-/// Writes a list of receives; the error and the request that met it. The last element says whether to ring.
+/// Writes a list of receives. Returns the error, the request that caused it, and whether the doorbell must be rung.
 #[inline]
 unsafe fn recv_list(rq: &mut RqProducer, mut wr: *mut ibv_recv_wr) -> (c_int, *mut ibv_recv_wr, bool) {
     let mut rc = 0;
@@ -267,7 +267,7 @@ unsafe fn recv_list(rq: &mut RqProducer, mut wr: *mut ibv_recv_wr) -> (c_int, *m
     (rc, wr, rq.written() != before && rq.post())
 }
 
-/// Posts a list of receives.
+/// `ibv_post_recv`.
 ///
 /// # Safety
 /// `qp` must be alive, `wr` a valid list, `bad_wr` writable.
@@ -296,7 +296,7 @@ unsafe fn recv_on_qp(qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> (c_int, *mut ibv_
     (rc, bad)
 }
 
-/// Posts a list of receives to a shared queue. It has no doorbell: workers look into the queue when a message arrives.
+/// `ibv_post_srq_recv`. An SRQ has no doorbell: workers read the queue when a message arrives.
 ///
 /// # Safety
 /// `srq` must be alive, `wr` a valid list, `bad_wr` writable.

@@ -1,8 +1,8 @@
-//! Functions for Burst's own `librdmacm.so.1` beyond verbs: the version node BURST_PRIVATE_1.
+//! Functions for Burst's `librdmacm.so.1` that verbs do not have: the version node BURST_PRIVATE_1.
 //!
-//! The connection manager has its own connection to the daemon. There it proves that a queue pair is this program's by the token
-//! of the context, which only the context's connection can ask for. It also moves fresh queue pairs to their first states; such
-//! a move cannot fail and needs no answer.
+//! The connection manager has its own connection to the daemon. The token of a context, which only the context's connection can
+//! request, proves there that a queue pair is this program's. The connection manager also moves new queue pairs to their first
+//! states; such a move cannot fail and needs no reply.
 
 use crate::attr;
 use crate::boundary::{self, EINVAL, EIO};
@@ -13,7 +13,7 @@ use burst_base::verbs::{QpState, QpType, attr_mask};
 use burst_control::{Request, Response};
 use std::ffi::c_int;
 
-/// The token of a context, for [`burst_control::cm::CmQp`]. Returns an errno value.
+/// Gets the token of a context, for [`burst_control::cm::CmQp`]. Returns an errno value.
 ///
 /// # Safety
 /// `context` must be open, `token` writable.
@@ -28,9 +28,9 @@ pub unsafe extern "C" fn burst_context_token(context: *mut ibv_context, token: *
     })
 }
 
-/// Changes attributes without waiting for the daemon: for a queue pair just created, and for changes that the daemon cannot
-/// refuse. Later requests of this context are handled after the change. A move of a connected queue pair to INIT is sent only
-/// with the next request for this queue pair, and not at all if the connection manager moves it on. Returns an errno value.
+/// Changes attributes without waiting for the daemon: for new queue pairs, and for changes that the daemon cannot refuse. The
+/// daemon handles later requests of this context after the change. A move to INIT, except of a UD queue pair, is sent only before
+/// the next request for this queue pair, and not at all if the connection manager moves it on. Returns an errno value.
 ///
 /// # Safety
 /// `qp` must be alive and `attr` valid.

@@ -1,6 +1,6 @@
 //! Queue pairs: creation, attributes, destruction.
 //!
-//! The state machine and its rules live in the daemon; the struct's public `state` follows what the daemon answers.
+//! The daemon has the state machine and its rules; the public field `state` follows the daemon's replies.
 
 use crate::attr;
 use crate::boundary::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
@@ -23,11 +23,11 @@ use burst_shm::sq::SqProducer;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-/// Attributes that this library knows to exist.
+/// Attribute mask bits that are known.
 const KNOWN_ATTRS: u32 = (1 << 26) - 1;
 
-/// A queue pair. The extended interface's struct comes first, with room for what newer headers append to it, so that a cast works
-/// both ways.
+/// A queue pair. It begins with the struct of the extended interface, so that `ibv_qp` and `ibv_qp_ex` can be cast into each
+/// other; space follows for fields that newer headers append.
 #[repr(C)]
 pub struct VerbsQp {
     base: ibv_qp_ex,
@@ -36,20 +36,20 @@ pub struct VerbsQp {
     event_cookie: u64,
     /// Service type.
     pub qp_type: QpType,
-    /// Send flags that every request has: SIGNALED, if each send makes a completion.
+    /// Send flags of every request: SIGNALED if `sq_sig_all` is set.
     pub always: u32,
     /// Set of opcodes whose requests are written in the short form ([`crate::post::short`]).
     pub short: u32,
     /// Whether the queue pair was created with the extended posting interface.
     extended: bool,
     cap: QpCap,
-    /// Posting end of the send queue.
+    /// Producer's end of the send queue.
     pub sq: SendQueue<WrBatch>,
-    /// Posting end of the receive queue, none with an SRQ.
+    /// Producer's end of the receive queue; `None` with an SRQ.
     pub rq: Option<SpinLock<RqProducer>>,
     /// Asynchronous events.
     pub events: EventCount,
-    /// A move to INIT that the daemon does not know yet: the attributes and their mask.
+    /// A move to INIT that was not sent to the daemon yet: the attributes and their mask.
     deferred_init: SpinLock<Option<Box<(QpAttr, u32)>>>,
 }
 
@@ -79,12 +79,12 @@ impl VerbsQp {
     fn handle(&self) -> u32 {
         self.base.qp_base.handle
     }
-    /// State number, as the application last learned it.
+    /// State number in the public struct.
     #[inline]
     pub fn state(&self) -> u32 {
         self.base.qp_base.state
     }
-    /// Where events are acknowledged.
+    /// The count of acknowledged events.
     ///
     /// # Safety
     /// `qp` must be alive.
@@ -92,32 +92,36 @@ impl VerbsQp {
         // SAFETY: field addresses of a live struct.
         unsafe { EventMeter::new(&raw mut (*qp).mutex, &raw mut (*qp).cond, &raw mut (*qp).events_completed) }
     }
-    /// Its one or two CQs.
+    /// Its CQs: one or two.
     unsafe fn cqs<'a>(&self) -> impl Iterator<Item = &'a VerbsCq> + use<'a> {
         let (send, recv) = (self.base.qp_base.send_cq, self.base.qp_base.recv_cq);
         let second = (recv != send).then_some(recv);
         // SAFETY: CQs outlive their queue pairs (EBUSY).
         [Some(send), second].into_iter().flatten().filter_map(|cq| unsafe { VerbsCq::from_ibv(cq) }.ok())
     }
-    /// Moves the queue pair to INIT here and not yet at the daemon. The daemon need not know before its next request for this
-    /// queue pair: a queue pair sends and receives nothing in RESET and in INIT alike.
+    /// Moves the queue pair to INIT in this library, but not at the daemon before the next request for this queue pair: in both
+    /// RESET and INIT it sends and receives nothing.
     pub fn defer_init(&self, attr: QpAttr, mask: u32) {
         *self.deferred_init.lock() = Some(Box::new((attr, mask)));
     }
-    /// Sends a deferred move to INIT: before any other request for this queue pair.
+    /// Sends a deferred move to INIT. Called before any other request for this queue pair.
     fn send_deferred_init(&self, context: &VerbsContext) -> Outcome<()> {
         let deferred = self.deferred_init.lock().take();
         deferred.map_or(Ok(()), |deferred| {
-            Ok(context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr: deferred.0, mask: deferred.1 })?)
+            Ok(context.send_without_reply(&Request::ModifyQpWithoutReply {
+                qp: self.handle(),
+                attr: deferred.0,
+                mask: deferred.1,
+            })?)
         })
     }
     /// Changes attributes without waiting for the daemon.
     pub fn modify_without_reply(&self, context: &VerbsContext, attr: QpAttr, mask: u32) -> Outcome<()> {
         self.send_deferred_init(context)?;
-        Ok(context.say(&Request::ModifyQpWithoutReply { qp: self.handle(), attr, mask })?)
+        Ok(context.send_without_reply(&Request::ModifyQpWithoutReply { qp: self.handle(), attr, mask })?)
     }
-    /// Whether the queue pair cannot write to any memory of the program, whatever its peer does: nothing was ever posted, and no
-    /// memory is registered. Its end then need not wait for the daemon.
+    /// Whether the queue pair cannot write to any memory of the program, whatever its peer sends: no request was ever posted, and
+    /// no memory is registered. Then its destruction need not wait for the daemon.
     fn is_harmless(&self, context: &VerbsContext) -> bool {
         let received = self.rq.as_ref().is_none_or(|rq| rq.lock().written() != 0);
         !context.has_memory() && !received && self.qp_type != QpType::Ud && !self.sq.was_used()
@@ -129,7 +133,7 @@ impl VerbsQp {
     }
 }
 
-/// The fields that both creation structs have in common.
+/// Fields of both creation structs.
 struct QpArguments {
     qp_context: *mut c_void,
     send_cq: *mut ibv_cq,
@@ -138,23 +142,23 @@ struct QpArguments {
     cap: ibv_qp_cap,
     qp_type: ibv_qp_type,
     sq_sig_all: c_int,
-    /// Operations of the extended posting interface, 0 without it.
+    /// `send_ops_flags` of the extended posting interface; 0 without it.
     send_ops: u64,
 }
 
 fn service_of(qp_type: ibv_qp_type) -> Outcome<QpType> {
-    // Raw packet and driver queue pairs exist in the interface, but not here.
+    // Raw packet and driver queue pairs are not supported.
     QpType::from_number(qp_type).ok_or(if (2..=10).contains(&qp_type) { EOPNOTSUPP } else { EINVAL })
 }
 
-/// Makes a queue pair known to those who read events.
+/// Enters a queue pair into the table of objects that events refer to.
 fn enter_source(context: &VerbsContext, event_cookie: u64, qp: *mut VerbsQp) {
     if let Some(qp) = NonNull::new(qp.cast()) {
         lock(&context.sources).put(event_cookie, EventSource::Qp(qp));
     }
 }
 
-/// The struct that the program sees, of a new queue pair with this handle and number, in RESET.
+/// The public struct of a new queue pair with this handle and number, in RESET.
 fn public_part(
     context: &VerbsContext,
     pd: *mut ibv_pd,
@@ -184,7 +188,7 @@ fn public_part(
 unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_qp> {
     let qp_type = service_of(wanted.qp_type)?;
     if qp_type == QpType::XrcRecv {
-        // A target is made in an XRC domain, not in a protection domain.
+        // An XRC target is created in an XRC domain, not in a protection domain.
         return Err(EINVAL);
     }
     if qp_type == QpType::XrcSend {
@@ -238,7 +242,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_
     Ok(qp.cast())
 }
 
-/// New queue pair in RESET. The struct's capacities become what was granted.
+/// `ibv_create_qp`: creates a queue pair in RESET and writes the granted capacities to `init`.
 ///
 /// # Safety
 /// `pd` must be alive and `init` valid.
@@ -264,7 +268,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
     })
 }
 
-/// `ibv_create_qp_ex`: only fields that `comp_mask` names are read, as older callers' structs are shorter.
+/// `ibv_create_qp_ex`: reads only fields that `comp_mask` names, because the structs of older callers are shorter.
 ///
 /// # Safety
 /// `context` must be open and `init` valid up to the fields that its mask names.
@@ -311,7 +315,7 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_
     })
 }
 
-/// An XRC target, made or opened by what `request` asks: nothing is posted to it.
+/// Makes the object of an XRC target that `request` creates or opens. Programs post nothing to it.
 pub fn new_target(
     context: &VerbsContext,
     qp_context: *mut c_void,
@@ -368,7 +372,7 @@ unsafe fn create_target(context: *mut ibv_context, init: *mut ibv_qp_init_attr_e
     new_target(context, qp_context, |event_cookie| Request::CreateTarget { xrcd, event_cookie })
 }
 
-/// Changes attributes.
+/// `ibv_modify_qp`.
 ///
 /// # Safety
 /// `qp` must be alive and `attr` valid.
@@ -398,7 +402,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     })
 }
 
-/// After a move to RESET: nothing posted before will complete, and completions not yet polled are gone.
+/// After a move to RESET: requests posted before do not complete, and completions that were not polled are removed.
 fn forget_posted(qp: &VerbsQp) {
     // SAFETY: the queue pair's CQs are alive.
     for cq in unsafe { qp.cqs() } {
@@ -407,8 +411,8 @@ fn forget_posted(qp: &VerbsQp) {
     qp.sq.free_all();
 }
 
-/// All attributes as the daemon has them, whatever the mask names. The public `state` changes only if the mask names it, as
-/// in rdma-core: programs compare it with the state that they asked for last.
+/// `ibv_query_qp`: gets all attributes, whatever the mask names. As in rdma-core, the public field `state` changes only if the
+/// mask names it: programs compare it with the state that they set last.
 ///
 /// # Safety
 /// `qp` must be alive, `attr` and `init` writable or NULL.
@@ -452,7 +456,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Ends a queue pair, after its events were acknowledged. Its completions vanish from the CQs.
+/// `ibv_destroy_qp`: waits until its events are acknowledged, and removes its completions from the CQs.
 ///
 /// # Safety
 /// `qp` must be alive; it is gone afterwards.
@@ -464,17 +468,17 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         // SAFETY: as above.
         let context = unsafe { VerbsContext::even_dead(ours.base.qp_base.context) }?;
         if context.is_alive() && ours.is_harmless(context) {
-            // A daemon that is gone has no queue pairs.
-            let _ = context.say(&Request::DropQps { qps: vec![ours.handle()] });
+            // A failure means that the daemon has ended, and the queue pair with it.
+            let _ = context.send_without_reply(&Request::DropQps { qps: vec![ours.handle()] });
         } else {
-            context.tell_end(&Request::DestroyQp { qp: ours.handle() })?;
+            context.end_object(&Request::DestroyQp { qp: ours.handle() })?;
         }
         if context.is_alive() {
             lock(&context.sources).remove(ours.event_cookie);
             if ours.cookie != NO_COOKIE {
                 context.send_slots.remove(ours.cookie);
             }
-            // Each purge passes through the CQ's lock: a poller that found the queue pair before is done with it.
+            // Each purge takes the CQ's lock: afterwards no poller uses the queue pair.
             // SAFETY: the queue pair's CQs are alive.
             for cq in unsafe { ours.cqs() } {
                 cq.purge(ours.cookie);
@@ -488,7 +492,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     })
 }
 
-/// The extended posting interface of a queue pair that was created with it.
+/// `ibv_qp_to_qp_ex`: only for a queue pair that was created with the extended posting interface.
 ///
 /// # Safety
 /// `qp` must be alive.
@@ -500,20 +504,20 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     })
 }
 
-/// 0: nothing is promised about the order in which bytes become visible.
+/// `ibv_query_qp_data_in_order`: 0, because the bytes of a message may become visible in any order.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
     0
 }
 
-/// EOPNOTSUPP: enhanced connection establishment is not offered. `ibv_query_ece` refuses as well, because programs take a
-/// device that accepts the empty set for one that accepts any (UCX, `UCX_RC_ECE`).
+/// `ibv_set_ece`: EOPNOTSUPP, because the device has no ECE options. `ibv_query_ece` fails as well: programs assume that a device
+/// that returns the empty set accepts any set (UCX, `UCX_RC_ECE`).
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
     boundary::value(|| Err(EOPNOTSUPP))
 }
 
-/// EOPNOTSUPP, as [`ibv_set_ece`].
+/// `ibv_query_ece`: EOPNOTSUPP, as [`ibv_set_ece`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
     boundary::value(|| Err(EOPNOTSUPP))

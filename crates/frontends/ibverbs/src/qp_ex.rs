@@ -1,11 +1,10 @@
-//! Extended posting: a work request is begun by `ibv_wr_<operation>`, completed by setters, and a batch is published by
-//! `ibv_wr_complete`.
+//! Extended posting: `ibv_wr_<operation>` begins a work request, setters complete it, and `ibv_wr_complete` publishes the batch.
 //!
 //! From `wr_start` to `wr_complete` or `wr_abort` the calling thread holds the send queue's lock. Operations and setters write
-//! straight into the ring, which the daemon does not read before the batch is published. The first error is remembered and
-//! everything after it ignored; `wr_complete` reports it and nothing of the batch is posted.
+//! into the ring, which the daemon does not read before the batch is published. After the first error all further calls are
+//! ignored; `wr_complete` returns the error, and no request of the batch is posted.
 //!
-//! All operations that the service carries are offered, whatever `send_ops_flags` names; the others record EOPNOTSUPP.
+//! All operations that the service supports are available, whatever `send_ops_flags` names; the others record EOPNOTSUPP.
 
 use crate::ah;
 use crate::mw;
@@ -18,13 +17,13 @@ use burst_shm::sq::{ShortWqe, Staged};
 use burst_shm::{SendWqe, Sge, WriteError};
 use std::ffi::{c_int, c_void};
 
-/// Flags of `wr_flags` that mean something; inline is the business of the setters.
+/// Flags of `wr_flags` that have an effect. INLINE has none: the setters decide.
 const FLAGS: u32 = send_flags::FENCE | send_flags::SIGNALED | send_flags::SOLICITED;
 
-/// A batch being built. Guarded by the send queue's lock.
+/// The batch that is being built. The send queue's lock guards it.
 #[derive(Debug, Default)]
 pub struct WrBatch {
-    /// The request that setters may still complete; none after an error.
+    /// The request that setters complete; `None` after an error.
     open: Option<Staged>,
     /// First error of the batch, as errno.
     error: c_int,
@@ -42,7 +41,7 @@ impl WrBatch {
     }
 }
 
-/// Operations that a service carries, in the numbering of `send_ops_flags`.
+/// Operations that a service supports, as bits of `send_ops_flags`.
 pub const fn offered(qp_type: QpType) -> u64 {
     let basic = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     let connected = basic | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -93,7 +92,7 @@ fn errno_of(e: WriteError) -> c_int {
     }
 }
 
-/// The queue pair whose batch the caller builds.
+/// The queue pair of a batch.
 ///
 /// # Safety
 /// `qp` must be alive and of this library.
@@ -103,7 +102,7 @@ unsafe fn ours<'a>(qp: *mut ibv_qp_ex) -> &'a VerbsQp {
     unsafe { &*qp.cast::<VerbsQp>() }
 }
 
-/// Adds an SGE to the open request.
+/// Adds an SGE to the request.
 #[inline]
 fn put_sge(side: &mut SendSide<WrBatch>, sge: &Sge) {
     let Some(open) = &mut side.extra.open else { return };
@@ -115,7 +114,7 @@ fn put_sge(side: &mut SendSide<WrBatch>, sge: &Sge) {
     }
 }
 
-/// Adds inline data to the open request.
+/// Adds inline data to the request.
 ///
 /// # Safety
 /// `from` must be readable for `len` bytes.
@@ -131,10 +130,10 @@ unsafe fn put_inline(side: &mut SendSide<WrBatch>, from: *const u8, len: usize) 
     }
 }
 
-/// Opens a request of `opcode`, which most services carry in the short form.
+/// Begins a request of `opcode`, in the short form if the service allows it.
 ///
 /// # Safety
-/// The caller builds a batch on `qp`.
+/// The caller must be between `wr_start` and `wr_complete` of `qp`.
 #[inline(always)]
 unsafe fn begin(qp: *mut ibv_qp_ex, opcode: WrOpcode, fields: ShortWqe) {
     // SAFETY: the caller's promise: the lock is held.
@@ -156,10 +155,10 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: WrOpcode, fields: ShortWqe) {
     }
 }
 
-/// Opens a request of `opcode`, if the service carries it.
+/// Begins a request of `opcode`, if the service supports it.
 ///
 /// # Safety
-/// The caller builds a batch on `qp`.
+/// The caller must be between `wr_start` and `wr_complete` of `qp`.
 #[inline(never)]
 unsafe fn begin_whole(qp: *mut ibv_qp_ex, opcode: WrOpcode, fields: &SendWqe) {
     // SAFETY: the caller's promise: the lock is held.
@@ -184,7 +183,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     let ours = unsafe { ours(qp) };
     // SAFETY: as above.
     let alive = unsafe { ours.context() }.is_ok();
-    // A child process is alone with its copy, in which a thread that does not exist there may hold the lock.
+    // In a child process the lock may be held by a thread that does not exist there: no lock is taken.
     if alive {
         ours.sq.side.acquire();
     }

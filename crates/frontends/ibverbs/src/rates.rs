@@ -1,11 +1,11 @@
-//! `enum ibv_rate` in multiples of 2.5 Gbit/s and in Mbit/s; speeds of a port in the API's width and speed codes.
+//! Conversions of `enum ibv_rate` to multiples of 2.5 Gbit/s and to Mbit/s; width and speed codes of a port.
 
 use crate::sys::{ibv_rate, *};
 use std::ffi::c_int;
 
 struct RateRow {
     code: ibv_rate,
-    /// Of 2.5 Gbit/s; 0 where the API has no multiple.
+    /// Multiple of 2.5 Gbit/s; 0 if the API defines none.
     multiple: c_int,
     mbps: c_int,
 }
@@ -14,7 +14,7 @@ const fn rate(code: ibv_rate, multiple: c_int, mbps: c_int) -> RateRow {
     RateRow { code, multiple, mbps }
 }
 
-/// The line rates of IBA and its extended speeds (encoded bits: 14.0625, 25.78125, 53.125 and 106.25 Gbit/s lanes).
+/// Line rates of IBA and of its extended speeds (lanes of 14.0625, 25.78125, 53.125 and 106.25 Gbit/s, encoded).
 const RATES: &[RateRow] = &[
     rate(IBV_RATE_2_5_GBPS, 1, 2_500),
     rate(IBV_RATE_5_GBPS, 2, 5_000),
@@ -41,32 +41,32 @@ const RATES: &[RateRow] = &[
     rate(IBV_RATE_1200_GBPS, 480, 1_275_000),
 ];
 
-/// Multiple of 2.5 Gbit/s, -1 if the rate is not one.
+/// `ibv_rate_to_mult`: -1 if the rate is no multiple of 2.5 Gbit/s.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_rate_to_mult(code: ibv_rate) -> c_int {
     RATES.iter().find(|r| r.code == code && r.multiple > 0).map_or(-1, |r| r.multiple)
 }
 
-/// The rate that is `multiple` times 2.5 Gbit/s, `IBV_RATE_MAX` if there is none.
+/// `mult_to_ibv_rate`: `IBV_RATE_MAX` if no rate is `multiple` times 2.5 Gbit/s.
 #[unsafe(no_mangle)]
 pub extern "C" fn mult_to_ibv_rate(multiple: c_int) -> ibv_rate {
     RATES.iter().find(|r| r.multiple == multiple && multiple > 0).map_or(IBV_RATE_MAX, |r| r.code)
 }
 
-/// Mbit/s, -1 for an unknown rate.
+/// `ibv_rate_to_mbps`: -1 for an unknown rate.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_rate_to_mbps(code: ibv_rate) -> c_int {
     RATES.iter().find(|r| r.code == code).map_or(-1, |r| r.mbps)
 }
 
-/// The rate of `mbps` Mbit/s, `IBV_RATE_MAX` if there is none.
+/// `mbps_to_ibv_rate`: `IBV_RATE_MAX` if no rate has `mbps` Mbit/s.
 #[unsafe(no_mangle)]
 pub extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate {
     RATES.iter().find(|r| r.mbps == mbps).map_or(IBV_RATE_MAX, |r| r.code)
 }
 
-/// Width and speed codes of a port: the combination whose product comes nearest to `mbps` from below.
-/// Unknown speeds read as 1x at 2.5 Gbit/s, as other drivers say.
+/// Width and speed codes of a port: the combination whose product is the largest that is not above `mbps`. An unknown speed (0)
+/// reads as 1x at 2.5 Gbit/s, as in Linux drivers.
 pub fn width_and_speed(mbps: u32) -> (u8, u8) {
     // Width codes: 1 = 1x, 2 = 4x. Speed codes: per-lane Gbit/s, nominal.
     const TABLE: &[(u32, u8, u8)] = &[

@@ -1,27 +1,27 @@
-//! The functions behind the names of `abi/legacy.txt` and `abi/private.txt`, and the public functions that are not offered yet.
+//! Functions for the symbols of `abi/legacy.txt` and `abi/private.txt`, and public functions that are not supported.
 //!
-//! The private nodes connect rdma-core's own library with its providers. Real providers may be loaded beside us (perftest
-//! links libmlx5 and libefa), find no device of theirs, and call nothing else; a call all the same is refused.
+//! The private version nodes connect rdma-core's libibverbs with its providers. Providers may be loaded into a process with this
+//! library (perftest links libmlx5 and libefa): they find no device and make no other calls. If one does, the call fails.
 
 use crate::context::VerbsContext;
 use crate::sys::{ibv_context, ibv_wr_opcode};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Private and legacy functions that return an errno value.
+/// For private and legacy functions that return an errno value.
 #[unsafe(no_mangle)]
 pub extern "C" fn burst_refuse_int() -> c_int {
     crate::boundary::set_errno(crate::boundary::Errno(libc::ENOSYS));
     libc::ENOSYS
 }
 
-/// Private and legacy functions that return a pointer.
+/// For private and legacy functions that return a pointer.
 #[unsafe(no_mangle)]
 pub extern "C" fn burst_refuse_ptr() -> *mut c_void {
     crate::boundary::set_errno(crate::boundary::Errno(libc::ENOSYS));
     std::ptr::null_mut()
 }
 
-/// Private and legacy functions that return nothing, driver registration among them.
+/// For private and legacy functions that return nothing, such as the registration of drivers.
 #[unsafe(no_mangle)]
 pub extern "C" fn burst_refuse_none() {}
 
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn burst_query_gid_type(
     })
 }
 
-/// `ibv_read_ibdev_sysfs_file` of the private nodes: there is no such directory.
+/// `ibv_read_ibdev_sysfs_file` of the private nodes: fails, because the device has no sysfs directory.
 #[unsafe(no_mangle)]
 pub extern "C" fn burst_read_ibdev_sysfs_file() -> c_int {
     crate::boundary::set_errno(crate::boundary::Errno(libc::ENOENT));
@@ -66,21 +66,21 @@ pub extern "C" fn burst_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
 
 macro_rules! absent {
     ($($name:ident -> $kind:ident,)+) => { $(absent!(@one $name $kind);)+
-        /// Public functions that refuse for now, for tests and documentation.
+        /// Public functions that are not supported, for tests and documentation.
         pub const ABSENT: &[&str] = &[$(stringify!($name)),+];
     };
     (@one $name:ident value) => {
-        /// Not offered: EOPNOTSUPP.
+        /// Not supported: returns EOPNOTSUPP.
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> c_int { crate::boundary::value(|| Err(crate::boundary::EOPNOTSUPP)) }
     };
     (@one $name:ident pointer) => {
-        /// Not offered: NULL and EOPNOTSUPP.
+        /// Not supported: returns NULL with errno EOPNOTSUPP.
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> *mut c_void { crate::boundary::pointer(|| Err(crate::boundary::EOPNOTSUPP)) }
     };
     (@one $name:ident number) => {
-        /// Not offered: -1 and EOPNOTSUPP.
+        /// Not supported: returns -1 with errno EOPNOTSUPP.
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> c_int { crate::boundary::number(|| Err(crate::boundary::EOPNOTSUPP)) }
     };

@@ -1,7 +1,7 @@
-//! Re-registration, and advice about regions.
+//! `ibv_rereg_mr` and `ibv_advise_mr`.
 //!
-//! A re-registered region keeps its handle and its keys: the daemon puts the new region in the place of the old one, in every
-//! worker's table, before the old pages are let go.
+//! A re-registered region keeps its handle and keys. The daemon replaces the old region by the new one in every worker's table
+//! before the old pages become private again.
 
 use crate::boundary::{self, EINVAL, EOPNOTSUPP, Outcome};
 use crate::context::VerbsContext;
@@ -11,10 +11,10 @@ use burst_base::verbs::access;
 use burst_client::raw::memory::{self, MemoryRange};
 use std::ffi::{c_int, c_void};
 
-/// Everything that `ibv_rereg_mr` can change.
+/// All flags of `ibv_rereg_mr`.
 const CHANGES: u32 = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
 
-/// Changes a region's range, PD or rights; the keys stay.
+/// `ibv_rereg_mr`: changes range, PD or access bits of a region; the keys stay.
 ///
 /// # Safety
 /// `mr` must be alive, and `pd` if it is to change; no work request may use the region meanwhile.
@@ -59,8 +59,7 @@ unsafe fn change(mr: *mut ibv_mr, flags: u32, new: &ibv_mr, access: u32) -> Outc
     Ok(())
 }
 
-/// Advice about on-demand regions: pages are taken when they are needed, so there is nothing to fetch before. Ranges are
-/// checked, as prefetching would.
+/// `ibv_advise_mr`: checks the ranges, as a prefetch would, but fetches nothing: the daemon reaches pages on demand.
 ///
 /// # Safety
 /// `pd` must be alive and `list` valid for `count` entries.
@@ -84,7 +83,7 @@ pub unsafe extern "C" fn advise_mr(
     })
 }
 
-/// The last kind of advice: prefetch for reading, for writing, without faults.
+/// The last kind of advice. The kinds are prefetch for reading, for writing, and without faults.
 const ADVICE_LAST: u32 = 2;
-/// The flag to wait until the advice is carried out.
+/// Flag: wait until the advice is carried out.
 const ADVICE_FLUSH: u32 = 1;

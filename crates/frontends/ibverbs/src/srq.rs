@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 pub struct VerbsSrq {
     base: ibv_srq,
     cookie: u64,
-    /// Number in its XRC domain, or 0.
+    /// SRQ number of an XRC SRQ; 0 for a basic one.
     srqn: u32,
     max_wr: AtomicU32,
     max_sge: u32,
-    /// The posting end.
+    /// The producer's end of the ring.
     pub queue: SpinLock<RqProducer>,
     /// Asynchronous events.
     pub events: EventCount,
@@ -51,15 +51,15 @@ impl VerbsSrq {
         // SAFETY: the caller's promise.
         unsafe { VerbsContext::from_ibv(self.base.context) }
     }
-    /// Number in its XRC domain, or 0.
+    /// SRQ number of an XRC SRQ; 0 for a basic one.
     pub fn srqn(&self) -> u32 {
         self.srqn
     }
-    /// Daemon's number.
+    /// The daemon's handle.
     pub fn handle(&self) -> u32 {
         self.base.handle
     }
-    /// Where events are acknowledged.
+    /// The count of acknowledged events.
     ///
     /// # Safety
     /// `srq` must be alive.
@@ -69,7 +69,7 @@ impl VerbsSrq {
     }
 }
 
-/// New shared receive queue.
+/// `ibv_create_srq`.
 ///
 /// # Safety
 /// `pd` must be alive and `init` valid.
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init
     })
 }
 
-/// Makes a shared receive queue; `xrc` is given for XRC shared receive queues only.
+/// Creates a shared receive queue; `xrc` is given for XRC shared receive queues only.
 ///
 /// # Safety
 /// `pd` must be alive.
@@ -119,7 +119,7 @@ pub unsafe fn create(
     Ok(srq.cast())
 }
 
-/// Changes the capacity, arms the limit event. What was posted stays posted.
+/// `ibv_modify_srq`: changes the capacity and arms the limit event. Posted receives are kept.
 ///
 /// # Safety
 /// `srq` must be alive and `attr` valid.
@@ -143,11 +143,11 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
         if attr.srq_limit > ours.max_wr.load(Relaxed) {
             return Err(EINVAL);
         }
-        Ok(context.tell(&Request::ModifySrq { srq: ours.handle(), limit: Some(attr.srq_limit) })?)
+        Ok(context.execute(&Request::ModifySrq { srq: ours.handle(), limit: Some(attr.srq_limit) })?)
     })
 }
 
-/// Moves the queue to a ring of another size. The queue's lock keeps other threads from posting meanwhile.
+/// Moves the queue to a ring of another size. Holds the queue's lock meanwhile, so that no thread posts.
 fn resize(context: &VerbsContext, srq: &VerbsSrq, max_wr: u32) -> Outcome<()> {
     let mut end = srq.queue.lock();
     let answer = context.ask(&Request::ResizeSrq { srq: srq.handle(), max_wr })?;
@@ -157,7 +157,7 @@ fn resize(context: &VerbsContext, srq: &VerbsSrq, max_wr: u32) -> Outcome<()> {
     Ok(())
 }
 
-/// Capacities and the limit.
+/// `ibv_query_srq`.
 ///
 /// # Safety
 /// `srq` must be alive and `attr` writable.
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     })
 }
 
-/// Ends a shared receive queue; EBUSY while a queue pair uses it.
+/// `ibv_destroy_srq`: EBUSY while a queue pair uses it.
 ///
 /// # Safety
 /// `srq` must be alive; it is gone afterwards.
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         // SAFETY: as above.
         let context = unsafe { VerbsContext::even_dead(ours.base.context) }?;
         context.release_prealloc(|init| init.srq == Some(ours.handle()));
-        context.tell_end(&Request::DestroySrq { srq: ours.handle() })?;
+        context.end_object(&Request::DestroySrq { srq: ours.handle() })?;
         if context.is_alive() {
             lock(&context.sources).remove(ours.cookie);
             // SAFETY: the SRQ is alive and has left the table.

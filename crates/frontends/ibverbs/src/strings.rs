@@ -1,4 +1,4 @@
-//! Enumerations as words: one table each, indexed by number.
+//! Names of the values of enumerations: one table each, indexed by number.
 
 use crate::sys::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_wc_status, ibv_wr_opcode};
 use std::ffi::{CStr, c_char};
@@ -86,30 +86,30 @@ fn word(table: &'static [&'static CStr], index: i64, otherwise: &'static CStr) -
     usize::try_from(index).ok().and_then(|i| table.get(i).copied()).unwrap_or(otherwise)
 }
 
-/// Word for a send opcode.
+/// `ibv_wr_opcode_str`: the name of a send opcode.
 pub fn wr_opcode(opcode: ibv_wr_opcode) -> &'static CStr {
     word(WR_OPCODES, opcode.into(), c"unknown")
 }
 
-/// Word for `node_type`.
+/// `ibv_node_type_str`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
     word(NODE_TYPES, node_type.into(), c"unknown").as_ptr()
 }
 
-/// Word for `port_state`.
+/// `ibv_port_state_str`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_port_state_str(port_state: ibv_port_state) -> *const c_char {
     word(PORT_STATES, port_state.into(), c"unknown").as_ptr()
 }
 
-/// Word for an async event.
+/// `ibv_event_type_str`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
     word(EVENTS, event.into(), c"unknown").as_ptr()
 }
 
-/// Word for a completion status.
+/// `ibv_wc_status_str`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     word(WC_STATUSES, status.into(), c"unknown").as_ptr()

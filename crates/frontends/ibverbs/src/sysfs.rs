@@ -1,15 +1,15 @@
-//! The two functions that read sysfs for their callers. There is no kernel device behind ours: the few files that programs ask
-//! for are answered from memory, everything else from the real tree.
+//! `ibv_get_sysfs_path` and `ibv_read_sysfs_file`. Burst's devices have no directory in sysfs: the contents of the few files that
+//! programs read of them come from memory, all others from sysfs.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 
-/// What devices of ours hold under `/sys/class/infiniband/<name>`.
+/// Files of Burst's devices under `/sys/class/infiniband/<name>`, and their contents.
 const FILES: &[(&str, &str)] = &[("board_id", "burst"), ("hca_type", "burst"), ("fw_ver", env!("CARGO_PKG_VERSION"))];
-/// Where devices of ours would be.
+/// Directory in which a kernel device would have its own directory.
 const OURS: &str = "/sys/class/infiniband/burst";
 
-/// Where sysfs is mounted.
+/// Mount point of sysfs.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
@@ -23,7 +23,8 @@ fn content(dir: &str, file: &str) -> Option<Vec<u8>> {
     Some(text.as_bytes().to_vec())
 }
 
-/// Reads `dir`/`file` into `buf` without its last newline, zero-terminated if there is room; its length, or -1.
+/// `ibv_read_sysfs_file`: reads `dir`/`file` into `buf` without the last newline, zero-terminated if it fits. Returns the length,
+/// or -1.
 ///
 /// # Safety
 /// `dir` and `file` must be C strings, `buf` writable for `size` bytes.

@@ -1,4 +1,4 @@
-//! Extended reliable connections: domains, shared receive queues in them, target queue pairs of other processes.
+//! Extended reliable connections (XRC): domains, their shared receive queues, and target queue pairs of other processes.
 
 use crate::boundary::{self, EINVAL, EIO, EOPNOTSUPP, Outcome};
 use crate::context::VerbsContext;
@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 #[repr(C)]
 pub struct VerbsXrcd {
     base: ibv_xrcd,
-    /// Daemon's number.
+    /// The daemon's handle.
     pub handle: u32,
 }
 
@@ -29,7 +29,7 @@ impl VerbsXrcd {
     }
 }
 
-/// `ibv_open_xrcd`: the domain that a file names, or one of this context's own (descriptor -1).
+/// `ibv_open_xrcd`: opens the domain of a file, or creates one that only this context has (descriptor -1).
 ///
 /// # Safety
 /// `context` must be open and `attr` valid.
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrc
     })
 }
 
-/// `ibv_close_xrcd`; EBUSY while something of this context is in the domain.
+/// `ibv_close_xrcd`: EBUSY while this context has objects in the domain.
 ///
 /// # Safety
 /// `xrcd` must be alive; it is gone afterwards.
@@ -69,14 +69,14 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
         let ours = unsafe { VerbsXrcd::from_ibv(xrcd) }?;
         // SAFETY: as above.
         let context = unsafe { VerbsContext::even_dead(ours.base.context) }?;
-        context.tell_end(&Request::CloseXrcd { xrcd: ours.handle })?;
+        context.end_object(&Request::CloseXrcd { xrcd: ours.handle })?;
         // SAFETY: made by `Box::into_raw`, and the caller gives it up.
         drop(unsafe { Box::from_raw(xrcd.cast::<VerbsXrcd>()) });
         Ok(())
     })
 }
 
-/// `ibv_create_srq_ex`: basic shared receive queues, and those of XRC domains. Tag matching is not offered.
+/// `ibv_create_srq_ex`: creates basic and XRC shared receive queues. Tag matching is not supported.
 ///
 /// # Safety
 /// `context` must be open and `init` valid, with live objects in it.
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, init: *mut ibv
     })
 }
 
-/// `ibv_get_srq_num`: what initiators write into their requests; only queues in XRC domains have a number.
+/// `ibv_get_srq_num`: the number that initiators name in their requests. Only XRC shared receive queues have one.
 ///
 /// # Safety
 /// `srq` must be alive and `number` writable.
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_i
     })
 }
 
-/// `ibv_open_qp`: a target queue pair of the domain, also one that another process has made.
+/// `ibv_open_qp`: opens a target queue pair of the domain that this or another process has created.
 ///
 /// # Safety
 /// `context` must be open and `attr` valid, with a live domain in it.

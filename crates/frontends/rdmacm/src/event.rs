@@ -71,7 +71,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     let Some(counted_at) = found else {
         if request {
             // Nobody will accept it.
-            let _ = channel.session.tell(&[CmCommand::Destroy { id: event.id, read: 0 }]);
+            let _ = channel.session.send(&[CmCommand::Destroy { id: event.id, read: 0 }]);
         }
         return None;
     };

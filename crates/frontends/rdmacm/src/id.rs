@@ -344,7 +344,7 @@ impl Id {
         if self.is_sync() {
             return self.ask(vec![op]).map(drop);
         }
-        self.after_creation(&[op], |ops| self.session.tell(ops))
+        self.after_creation(&[op], |ops| self.session.send(ops))
     }
 
     /// Takes over what an answer or event tells of the addresses and the device.
@@ -484,7 +484,7 @@ impl Id {
                 let _ = if ours.due.may_come() {
                     ours.session.ask(vec![destroy]).map(drop)
                 } else {
-                    ours.session.tell(&[destroy])
+                    ours.session.send(&[destroy])
                 };
             }
             ours.forget_event();

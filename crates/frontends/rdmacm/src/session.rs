@@ -122,7 +122,7 @@ impl DaemonSession {
     ///
     /// # Errors
     /// EIO when the daemon has ended.
-    pub fn tell(&self, commands: &[CmCommand]) -> Outcome<()> {
+    pub fn send(&self, commands: &[CmCommand]) -> Outcome<()> {
         self.connection.send(commands).map_err(errno_of)
     }
 

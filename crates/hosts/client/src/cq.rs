@@ -35,8 +35,8 @@ impl Drop for CqOwner {
         let raw = self.context.raw();
         raw.release_prealloc(|init| [init.send_cq, init.recv_cq].contains(&self.handle));
         // Nothing uses the queue any more, so the daemon does not refuse.
-        let _ = raw.tell_end(&Request::DestroyCq { cq: self.handle });
-        let _ = raw.tell_end(&Request::DestroyChannel { channel: self.channel.0 });
+        let _ = raw.end_object(&Request::DestroyCq { cq: self.handle });
+        let _ = raw.end_object(&Request::DestroyChannel { channel: self.channel.0 });
     }
 }
 
@@ -95,7 +95,7 @@ impl CompletionQueue {
         };
         let init = CqInitAttr { entries, channel: Some(channel), cookie: raw.event_cookie(), vector: 0 };
         let created = create_cq(raw, init).inspect_err(|_| {
-            let _ = raw.tell_end(&Request::DestroyChannel { channel });
+            let _ = raw.end_object(&Request::DestroyChannel { channel });
         });
         let (handle, ring) = created?;
         let inner = SpinLock::new(CompletionRing::new(ring));

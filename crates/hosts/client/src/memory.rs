@@ -40,7 +40,7 @@ impl Drop for PdOwner {
         let raw = self.context.raw();
         raw.release_prealloc(|init| init.pd == self.handle);
         // Nothing uses the domain any more, so the daemon does not refuse.
-        let _ = raw.tell_end(&Request::DeallocPd { pd: self.handle });
+        let _ = raw.end_object(&Request::DeallocPd { pd: self.handle });
     }
 }
 
@@ -295,7 +295,7 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         let Some((pages, raw)) = self.parts.take() else { return };
         let context = self.pd.context().raw();
-        match context.tell_end(&Request::DeregMr { mr: raw.handle }) {
+        match context.end_object(&Request::DeregMr { mr: raw.handle }) {
             Ok(()) => {
                 memory::unshare(context, raw.registration);
                 drop(pages);

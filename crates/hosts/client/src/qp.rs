@@ -122,7 +122,7 @@ impl Drop for QpOwner {
         let raw = self.pd.context().raw();
         // On return the daemon writes no completion of the queue pair any more. A refusal (it is attached to something) leaves it
         // idle at the daemon until the context is closed.
-        let _ = raw.tell_end(&Request::DestroyQp { qp: self.handle });
+        let _ = raw.end_object(&Request::DestroyQp { qp: self.handle });
         raw.send_slots.remove(self.cookie);
         // Passing through the locks of both completion queues: a poll that found the send queue before is done with it.
         for cq in [&self.send_cq, &self.recv_cq] {

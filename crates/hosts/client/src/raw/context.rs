@@ -210,7 +210,7 @@ impl RawContext {
     ///
     /// # Errors
     /// As [`RawContext::call`].
-    pub fn tell(&self, request: &Request) -> Result<()> {
+    pub fn execute(&self, request: &Request) -> Result<()> {
         match self.ask(request)? {
             Response::Done => Ok(()),
             _ => Err(ClientError::Unexpected("more than \"done\"")),
@@ -221,7 +221,7 @@ impl RawContext {
     ///
     /// # Errors
     /// When the daemon has ended, or [`ClientError::Forked`].
-    pub fn say(&self, request: &Request) -> Result<()> {
+    pub fn send_without_reply(&self, request: &Request) -> Result<()> {
         self.check_alive()?;
         Ok(lock(&self.control).client.send_without_reply(request)?)
     }
@@ -231,7 +231,7 @@ impl RawContext {
     ///
     /// # Errors
     /// The daemon's refusal: the object lives on.
-    pub fn tell_end(&self, request: &Request) -> Result<()> {
+    pub fn end_object(&self, request: &Request) -> Result<()> {
         if !self.is_alive() {
             return Ok(());
         }

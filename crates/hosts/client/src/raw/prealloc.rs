@@ -140,7 +140,7 @@ fn request(context: &RawContext, init: &QpInitAttr, count: usize) -> Result<Vec<
 fn drop_qps(context: &RawContext, qps: &[PreallocQp]) {
     for some in qps.chunks(QPS_AT_ONCE) {
         // An error means that the daemon has ended, and its queue pairs with it.
-        let _ = context.say(&Request::DropQps { qps: some.iter().map(|qp| qp.grant.qp).collect() });
+        let _ = context.send_without_reply(&Request::DropQps { qps: some.iter().map(|qp| qp.grant.qp).collect() });
         some.iter().for_each(|qp| context.send_slots.remove(qp.name.cookie));
     }
 }
