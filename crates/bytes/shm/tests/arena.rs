@@ -181,6 +181,20 @@ proptest! {
 }
 
 #[test]
+fn a_partly_drained_tree_rings_on() {
+    // After the first queue the words of two levels are equal: of groups and of words in a group, or of words and of queues.
+    for rings in [[0, 64, 4096], [0, 1, 64]] {
+        let (bells, mut drain) = testing::doorbells(1);
+        rings.iter().for_each(|queue| bells.ring(1, *queue));
+        let mut drained = Vec::new();
+        assert_eq!(drain.drain(1, |queue| drained.push(queue)), 1);
+        assert!(drain.is_ringing(), "{rings:?}");
+        assert_eq!(drain.drain(10, |queue| drained.push(queue)), 2, "{rings:?}");
+        assert!(drained == rings && !drain.is_ringing());
+    }
+}
+
+#[test]
 fn rings_out_of_range_change_nothing() {
     let (bells, mut drain) = testing::doorbells(0);
     bells.ring(WORKER_MAX, 0);
