@@ -2,10 +2,12 @@
 #![cfg(not(loom))]
 use burst_base::verbs::send_flags;
 use burst_shm::cq::{CqConsumer, CqProducer, CqSpec, Push};
+use burst_shm::layout::{CQ_HEADER_BYTES, rq_stride, sq_stride};
 use burst_shm::rq::{RqProducer, RqSpec};
-use burst_shm::sq::SqSpec;
-use burst_shm::{Cqe, Fetch, QUEUE_HEADER_BYTES, RecvWqe, SGE_MAX, SendWqe, Sge, WriteError, protocol, testing};
+use burst_shm::sq::{SqProducer, SqSpec};
+use burst_shm::{Area, Cqe, Fetch, QUEUE_HEADER_BYTES, RecvWqe, SGE_MAX, SendWqe, Sge, WriteError, protocol, testing};
 use proptest::prelude::*;
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 const NO_SGES: [Sge; SGE_MAX as usize] = [Sge { addr: 0, length: 0, lkey: 0 }; SGE_MAX as usize];
@@ -494,4 +496,42 @@ fn a_shared_receive_queue_does_not_move_where_it_does_not_fit() {
         let spec = RqSpec::new(max_wr, max_sge).expect("within limits");
         assert!(old.move_to(testing::area(spec.bytes().min(bytes)), spec).is_none());
     }
+}
+
+/// The word at `offset` of a queue that nobody uses at the moment.
+fn word(area: &Area, offset: usize) -> u64 {
+    assert!(offset.is_multiple_of(8) && offset + 8 <= area.len());
+    // SAFETY: inside the area and aligned; accessed atomically only.
+    unsafe { AtomicU64::from_ptr(area.as_ptr().add(offset).cast()) }.load(Relaxed)
+}
+
+/// Library and daemon of different builds meet at these offsets.
+#[test]
+fn entries_lie_one_after_the_other_behind_the_header() {
+    let spec = CqSpec::new(3).expect("spec");
+    assert_eq!(spec.entries(), 4, "a power of two");
+    let area = testing::area(spec.bytes());
+    let completions = CqProducer::new(area.clone(), spec).expect("fits");
+    (0..4).for_each(|i| assert_eq!(completions.push(&cqe(100 + i), false), Push::Quiet));
+    let at = |i| CQ_HEADER_BYTES + i * size_of::<Cqe>() + offset_of!(Cqe, wr_id);
+    assert_eq!([0, 1, 2, 3].map(|i| word(&area, at(i))), [100, 101, 102, 103]);
+    assert_eq!(area.len(), at(4) - offset_of!(Cqe, wr_id));
+
+    let spec = SqSpec::new(4, 2, 0).expect("spec");
+    let area = testing::area(spec.bytes());
+    let mut sends = SqProducer::new(area.clone(), spec).expect("fits");
+    (0..4).for_each(|i| sends.write(&wqe(100 + i), &[sge(i)]).expect("room"));
+    let stride = sq_stride(2, 0) as usize;
+    let at = |i| QUEUE_HEADER_BYTES + i * stride + offset_of!(SendWqe, wr_id);
+    assert_eq!([0, 1, 2, 3].map(|i| word(&area, at(i))), [100, 101, 102, 103]);
+    assert_eq!([0, 1, 2, 3].map(|i| word(&area, QUEUE_HEADER_BYTES + i * stride + size_of::<SendWqe>())), [0, 1, 2, 3]);
+
+    let spec = RqSpec::new(4, 2).expect("spec");
+    let area = testing::area(spec.bytes());
+    let mut receives = RqProducer::new(area.clone(), spec).expect("fits");
+    (0..4).for_each(|i| receives.write(100 + i, &[sge(i)]).expect("room"));
+    let stride = rq_stride(2) as usize;
+    let at = |i| QUEUE_HEADER_BYTES + i * stride + offset_of!(RecvWqe, wr_id);
+    assert_eq!([0, 1, 2, 3].map(|i| word(&area, at(i))), [100, 101, 102, 103]);
+    assert_eq!([0, 1, 2, 3].map(|i| word(&area, QUEUE_HEADER_BYTES + i * stride + size_of::<RecvWqe>())), [0, 1, 2, 3]);
 }
