@@ -77,7 +77,7 @@ impl<O> Cm<O> {
         fx: &mut impl CmEffects<O>,
     ) {
         let id = rep.remote_id;
-        let Some(conn) = self.known(path, id, fx) else {
+        let Some(conn) = self.known(now, path, id, fx) else {
             let rej = Rej {
                 local_id: rep.remote_id,
                 remote_id: rep.local_id,
@@ -210,7 +210,7 @@ impl<O> Cm<O> {
             // All workers look for the request; only worker 0 counts that it is unknown.
             return;
         }
-        let Some(conn) = self.known(path, id, fx) else { return };
+        let Some(conn) = self.known(now, path, id, fx) else { return };
         let named = conn.remote_id == rej.local_id;
         let state = conn.state;
         match state {
@@ -283,7 +283,7 @@ impl<O> Cm<O> {
     /// Handles an MRA: the peer's answer takes longer, so the retransmission timer is suspended.
     pub(crate) fn on_mra(&mut self, now: Nanos, path: &PathRecord, mra: &Mra, fx: &mut impl CmEffects<O>) {
         let id = mra.remote_id;
-        let Some(conn) = self.known(path, id, fx) else { return };
+        let Some(conn) = self.known(now, path, id, fx) else { return };
         let fits = match conn.state {
             CmState::ReqSent => mra.message == 0,
             CmState::RepSent => mra.message == 1 && mra.local_id == conn.remote_id,

@@ -100,6 +100,10 @@ pub(crate) struct Conn<O> {
     pub stepped: Nanos,
     /// Keys under which the table finds this connection.
     pub keys: [Option<ConnKey>; 2],
+    /// Whether a message of the peer had an id of ours: its address is no forgery.
+    pub is_proven: bool,
+    /// Whether it counts in [`Sources::unproven`](crate::source).
+    pub counts_unproven: bool,
     /// Whether the REQ was sent again with a smaller MTU.
     pub smaller_mtu: bool,
     /// The message to send again: one that requires an answer, or the answer to a request that may be repeated. In state
@@ -131,6 +135,8 @@ impl<O> Conn<O> {
             replied: now,
             stepped: now,
             keys: [None; 2],
+            is_proven: false,
+            counts_unproven: false,
             smaller_mtu: false,
             mad: [0; MAD_LEN],
         }

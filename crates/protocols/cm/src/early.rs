@@ -8,6 +8,7 @@
 
 use crate::api::PathRecord;
 use crate::message::Mad;
+use crate::source::Source;
 use burst_base::Nanos;
 use burst_wire::MAD_LEN;
 use std::collections::VecDeque;
@@ -15,7 +16,9 @@ use std::collections::VecDeque;
 /// Time for which an early request is kept.
 pub(crate) const GRACE: Nanos = Nanos::from_ms(50);
 /// Most early requests of a worker.
-pub(crate) const ROOM: usize = 64;
+pub(crate) const ROOM: usize = 128;
+/// Most early requests of one source.
+const SOURCE_ROOM: usize = 64;
 
 /// A request as received.
 #[derive(Debug)]
@@ -41,7 +44,9 @@ impl EarlyRequests {
 
     /// Keeps a request. Returns false if there was no room.
     pub fn hold(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>) -> bool {
-        if self.held.len() == ROOM {
+        let source = Source::of(path.flow.dst);
+        let same = self.held.iter().filter(|held| Source::of(held.path.flow.dst) == source).count();
+        if self.held.len() == ROOM || same == SOURCE_ROOM {
             return false;
         }
         let mut bytes = [0; MAD_LEN];

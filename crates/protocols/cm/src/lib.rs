@@ -18,6 +18,7 @@ pub mod fields;
 pub mod machine;
 pub mod message;
 pub mod service;
+pub mod source;
 pub mod table;
 
 mod active;
@@ -39,4 +40,5 @@ pub use conn::CmState;
 pub use fold::Fold;
 pub use machine::{Cm, CmError, Listener};
 pub use message::{CmMessage, Mad};
+pub use source::Source;
 pub use table::Secret;

@@ -12,6 +12,7 @@ use crate::fold::Fold;
 use crate::message::{CmMessage, Mad, Rej, reject};
 use crate::queue::RequestQueue;
 use crate::rto::RtoEstimator;
+use crate::source::Sources;
 use crate::table::{Secret, Table};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_wire::MAD_LEN;
@@ -62,6 +63,7 @@ pub struct Cm<O> {
     pub(crate) rto: RtoEstimator,
     pub(crate) early: EarlyRequests,
     pub(crate) queue: RequestQueue,
+    pub(crate) sources: Sources,
 }
 
 /// Most connections of one worker, unless [`Cm::set_limit`] changes it.
@@ -77,6 +79,7 @@ impl<O> Cm<O> {
             rto: RtoEstimator::default(),
             early: EarlyRequests::new(),
             queue: RequestQueue::new(),
+            sources: Sources::new(worker, secret),
         }
     }
 
@@ -104,6 +107,7 @@ impl<O> Cm<O> {
     pub fn shrink(&mut self) {
         self.table.shrink();
         self.queue.shrink();
+        self.sources.shrink();
     }
 
     /// The state of a connection.
@@ -209,14 +213,21 @@ impl<O> Cm<O> {
             CmMessage::Drep(m) => self.on_drep(now, path, &mad, &m, fx),
             CmMessage::SidrReq(m) => self.on_sidr_req(now, path, &mad, &m, fx),
             CmMessage::SidrRep(m) => self.on_sidr_rep(now, path, &mad, &m, fx),
-            CmMessage::Lap(m) => self.on_lap(path, &mad, &m, fx),
+            CmMessage::Lap(m) => self.on_lap(now, path, &mad, &m, fx),
             // This stack never sends a LAP.
             CmMessage::Apr(_) => fx.count(path.device, Reason::CmUnexpected),
         }
     }
 
-    /// The connection that a message names, if the message comes from its peer.
-    pub(crate) fn known(&mut self, path: &PathRecord, id: u32, fx: &mut impl CmEffects<O>) -> Option<&mut Conn<O>> {
+    /// The connection that a message names, if the message comes from its peer. Ids cannot be guessed: the peer has received
+    /// something at its address.
+    pub(crate) fn known(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        id: u32,
+        fx: &mut impl CmEffects<O>,
+    ) -> Option<&mut Conn<O>> {
         let Some(conn) = self.table.get_mut(id) else {
             fx.count(path.device, Reason::CmUnknownId);
             return None;
@@ -224,6 +235,13 @@ impl<O> Cm<O> {
         if conn.path.flow.dst != path.flow.dst {
             fx.count(path.device, Reason::CmForged);
             return None;
+        }
+        if !conn.is_proven {
+            conn.is_proven = true;
+            if std::mem::take(&mut conn.counts_unproven) {
+                self.sources.remove_unproven(path.flow.dst);
+            }
+            self.sources.prove(now, path.flow.dst);
         }
         Some(conn)
     }
@@ -354,7 +372,11 @@ impl<O> Cm<O> {
         debug_assert_eq!(conn.id, id);
         debug_assert!(conn.waiting.is_none() || conn.queued.is_none(), "a request has one place");
         if let Some(place) = &conn.queued {
-            self.queue.remove(place.backlog(), id);
+            debug_assert!(place.backlog().queued() > 0, "a queued request that its listener does not count");
+            self.queue.remove(id);
+        }
+        if conn.counts_unproven {
+            self.sources.remove_unproven(conn.path.flow.dst);
         }
         if conn.waiting.is_some() {
             self.queue.look();

@@ -251,7 +251,7 @@ impl<O> Cm<O> {
         fx: &mut impl CmEffects<O>,
     ) {
         let id = rtu.remote_id;
-        let Some(conn) = self.known(path, id, fx) else { return };
+        let Some(conn) = self.known(now, path, id, fx) else { return };
         if conn.remote_id != rtu.local_id {
             return fx.count(path.device, Reason::CmForged);
         }

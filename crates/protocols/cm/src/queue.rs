@@ -1,137 +1,349 @@
 //! Requests of one worker that wait for a place in their listener's backlog.
 //!
-//! One first-in-first-out line per listener holds the ids of connections in `CmState::Queued`; each keeps its REQ or SIDR_REQ.
-//! A request leaves its line when its listener has a place, when the peer withdraws it (REJ) or has certainly given up (a
-//! timer), and when the listener ends. Nothing is sent for a queued request except one MRA for each repetition of it, so a
-//! queue amplifies nothing. A line is bounded by [`Backlog::queue_limit`], all lines of a worker by [`WORKER_QUEUE_MAX`].
+//! Each listener has a first-in-first-out line per source of requests ([`Source`]); a line holds the ids of connections in
+//! `CmState::Queued`, and each of these keeps its REQ or SIDR_REQ. Sources take turns, those that have proved their address before
+//! those that have not, so a source that floods a listener delays only itself. A request leaves its line when its listener has a
+//! place, when the peer withdraws it (REJ) or has certainly given up (a timer), when the listener ends, and when another source
+//! needs the room and has far fewer. Nothing is sent for a queued request except one MRA for each repetition of it, so a
+//! queue amplifies nothing. The lines of a listener are bounded by [`Backlog::queue_limit`], all lines of a worker by
+//! [`WORKER_QUEUE_MAX`].
+//!
+//! Listeners and requests are found by hash. A request that leaves from the middle of its line stays there as a dead id until it
+//! comes to the front or the dead outnumber the living.
 //!
 //! A place that this worker frees is given away in the same or the next pass. A place may also be freed by another worker, by the
 //! control thread, or because a program with a small backlog has read its events; none of these wakes this worker, so
 //! non-empty lines are looked at every [`LOOK_INTERVAL`] as well.
 
 use crate::backlog::{Backlog, RequestPlace};
+use crate::source::Source;
 use burst_base::Nanos;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Most queued requests of one worker.
 pub(crate) const WORKER_QUEUE_MAX: usize = 16 << 10;
 /// Longest time until a place that something else has freed is given away.
 pub(crate) const LOOK_INTERVAL: Nanos = Nanos::from_ms(10);
+/// Lines that are compared to find a long one.
+const COMPARED: usize = 8;
+/// Dead entries that are kept, beside as many as there are living ones.
+const DEAD_KEPT: usize = 32;
 
 const _: () =
     assert!((crate::backlog::LISTENER_QUEUE_MAX as usize) < WORKER_QUEUE_MAX, "one listener leaves room for others");
 
-/// Queued requests of one listener, oldest first. Never empty.
+/// Requests of one source to one listener, oldest first, dead ids among them.
+#[derive(Debug, Default)]
+struct Line {
+    ids: VecDeque<u32>,
+    living: usize,
+    is_proven: bool,
+}
+
+/// Queued requests of one listener.
 #[derive(Debug)]
-pub(crate) struct Line {
-    pub backlog: Arc<Backlog>,
-    pub ids: VecDeque<u32>,
+struct ListenerLines {
+    backlog: Arc<Backlog>,
+    lines: HashMap<Source, Line>,
+    /// Sources in order of their turns: those that have not proved their address, and those that have. Each living line is in the
+    /// order that fits it.
+    turns: [VecDeque<Source>; 2],
+    living: usize,
+}
+
+impl ListenerLines {
+    /// The oldest request of the source whose turn it is.
+    fn first(&mut self, is_living: impl Fn(u32) -> bool) -> Option<u32> {
+        for proven in [true, false] {
+            while let Some(source) = self.turns[usize::from(proven)].front().copied() {
+                let line = self.lines.get_mut(&source).filter(|line| line.is_proven == proven);
+                let Some(line) = line else {
+                    self.turns[usize::from(proven)].pop_front();
+                    continue;
+                };
+                while let Some(id) = line.ids.front().copied() {
+                    if is_living(id) {
+                        return Some(id);
+                    }
+                    line.ids.pop_front();
+                }
+                self.lines.remove(&source);
+            }
+        }
+        None
+    }
+
+    /// The turn passes to the next source.
+    fn pass_turn(&mut self) {
+        let turns = &mut self.turns;
+        let order = if turns[1].is_empty() { &mut turns[0] } else { &mut turns[1] };
+        if !order.is_empty() {
+            order.rotate_left(1);
+        }
+    }
+
+    fn push(&mut self, source: Source, is_proven: bool, id: u32) {
+        // A line is in the order of turns as long as it is in the map.
+        let is_new = !self.lines.contains_key(&source);
+        let line = self.lines.entry(source).or_default();
+        if is_new || (is_proven && !line.is_proven) {
+            line.is_proven = is_proven;
+            self.turns[usize::from(is_proven)].push_back(source);
+        }
+        line.ids.push_back(id);
+        line.living += 1;
+        self.living += 1;
+    }
+
+    /// Forgets dead entries if there are many.
+    fn sweep(&mut self, source: Source, is_living: impl Fn(u32) -> bool) {
+        if let Some(line) = self.lines.get_mut(&source)
+            && line.ids.len() > 2 * line.living + DEAD_KEPT
+        {
+            line.ids.retain(|id| is_living(*id));
+        }
+        let entries = self.turns[0].len() + self.turns[1].len();
+        if entries > 2 * self.living + DEAD_KEPT {
+            self.lines.retain(|_, line| line.living > 0);
+            for (proven, order) in [false, true].into_iter().zip(&mut self.turns) {
+                let mut seen = std::collections::HashSet::new();
+                let fits = |source: &Source| self.lines.get(source).is_some_and(|line| line.is_proven == proven);
+                order.retain(|source| fits(source) && seen.insert(*source));
+            }
+        }
+    }
+
+    /// A source with more than one request more than `source` has: of a few, the one with most. With `is_proven`, any source that
+    /// has not proved its address comes first.
+    fn long_line(&self, source: Source, is_proven: bool, chance: usize) -> Option<Source> {
+        let living = |other: &Source| self.lines.get(other).map_or(0, |line| line.living);
+        let longest = |order: &VecDeque<Source>| {
+            let few = (0..COMPARED.min(order.len())).map(|k| order[(chance + k) % order.len()]);
+            few.filter(|other| *other != source && living(other) > 0).max_by_key(living)
+        };
+        let unproven = longest(&self.turns[0]);
+        if is_proven && unproven.is_some() {
+            return unproven;
+        }
+        let candidates = [unproven, longest(&self.turns[1])].into_iter().flatten();
+        candidates.max_by_key(living).filter(|other| living(other) > living(&source) + 1)
+    }
 }
 
 /// The lines of one worker.
 #[derive(Debug)]
 pub(crate) struct RequestQueue {
-    lines: VecDeque<Line>,
-    len: usize,
+    /// By address of the backlog, which lives as long as its entry.
+    listeners: HashMap<usize, ListenerLines>,
+    /// Listeners in order of their turns.
+    turns: VecDeque<usize>,
+    /// Listener and source of each queued request.
+    queued: HashMap<u32, (usize, Source)>,
     /// When the lines are looked at.
     look_at: Nanos,
+    /// Where the comparison of lines begins.
+    chance: usize,
+}
+
+fn key_of(backlog: &Arc<Backlog>) -> usize {
+    Arc::as_ptr(backlog).addr()
 }
 
 impl RequestQueue {
     pub fn new() -> RequestQueue {
-        RequestQueue { lines: VecDeque::new(), len: 0, look_at: Nanos::NEVER }
+        RequestQueue {
+            listeners: HashMap::new(),
+            turns: VecDeque::new(),
+            queued: HashMap::new(),
+            look_at: Nanos::NEVER,
+            chance: 0,
+        }
     }
 
     /// Queued requests of all listeners.
     pub fn len(&self) -> usize {
-        self.len
+        self.queued.len()
     }
 
     /// Whether a request of this listener is queued here: a later one must not overtake it.
     pub fn has(&self, backlog: &Arc<Backlog>) -> bool {
-        // Listeners with queued requests are few, so a search is cheap.
-        backlog.queued() > 0 && self.lines.iter().any(|line| Arc::ptr_eq(&line.backlog, backlog))
+        backlog.queued() > 0 && self.listeners.get(&key_of(backlog)).is_some_and(|of| of.living > 0)
     }
 
-    /// A place for another request, unless the line or the worker's store is full.
+    /// A place for another request, unless the listener's lines or the worker's store are full.
     pub fn reserve(&self, backlog: &Arc<Backlog>) -> Option<RequestPlace> {
-        if self.len < WORKER_QUEUE_MAX { RequestPlace::enter(backlog) } else { None }
+        if self.len() < WORKER_QUEUE_MAX { RequestPlace::enter(backlog) } else { None }
     }
 
-    /// Appends a request to the line of its listener.
-    pub fn push(&mut self, now: Nanos, backlog: &Arc<Backlog>, id: u32) {
-        debug_assert!(self.len < WORKER_QUEUE_MAX && backlog.queued() > 0, "the caller has reserved a place");
-        self.len += 1;
-        if self.lines.is_empty() {
+    /// A request that must make room for one of `source`, which has far fewer: the newest of a long line.
+    pub fn victim(&mut self, backlog: &Arc<Backlog>, source: Source, is_proven: bool) -> Option<u32> {
+        self.chance = self.chance.wrapping_add(COMPARED);
+        let of = self.listeners.get_mut(&key_of(backlog))?;
+        let long = of.long_line(source, is_proven, self.chance)?;
+        of.lines.get(&long)?.ids.iter().rev().copied().find(|id| self.queued.contains_key(id))
+    }
+
+    /// Whether requests of several sources wait for this listener.
+    pub fn has_several_sources(&self, backlog: &Arc<Backlog>) -> bool {
+        let of = self.listeners.get(&key_of(backlog));
+        of.is_some_and(|of| of.lines.values().filter(|line| line.living > 0).nth(1).is_some())
+    }
+
+    /// Appends a request to its source's line of its listener.
+    pub fn push(&mut self, now: Nanos, backlog: &Arc<Backlog>, source: Source, is_proven: bool, id: u32) {
+        debug_assert!(self.len() < WORKER_QUEUE_MAX);
+        if self.queued.is_empty() {
             self.look_at = now + LOOK_INTERVAL;
         }
-        match self.lines.iter_mut().find(|line| Arc::ptr_eq(&line.backlog, backlog)) {
-            Some(line) => line.ids.push_back(id),
-            None => self.lines.push_back(Line { backlog: backlog.clone(), ids: VecDeque::from([id]) }),
-        }
+        let key = key_of(backlog);
+        let of = self.listeners.entry(key).or_insert_with(|| {
+            self.turns.push_back(key);
+            ListenerLines { backlog: backlog.clone(), lines: HashMap::new(), turns: Default::default(), living: 0 }
+        });
+        of.push(source, is_proven, id);
+        let before = self.queued.insert(id, (key, source));
+        debug_assert!(before.is_none(), "a request is queued twice");
     }
 
     /// Takes out a request, wherever it stands in its line.
-    pub fn remove(&mut self, backlog: &Arc<Backlog>, id: u32) {
-        let Some(at) = self.lines.iter().position(|line| Arc::ptr_eq(&line.backlog, backlog)) else { return };
-        let ids = &mut self.lines[at].ids;
-        // Peers withdraw the oldest requests first, so the search is short.
-        let Some(place) = ids.iter().position(|other| *other == id) else { return };
-        ids.remove(place);
-        self.len -= 1;
-        if ids.is_empty() {
-            self.lines.remove(at);
+    pub fn remove(&mut self, id: u32) {
+        let Some((key, source)) = self.queued.remove(&id) else { return };
+        if let Some(of) = self.listeners.get_mut(&key) {
+            of.living -= 1;
+            if let Some(line) = of.lines.get_mut(&source) {
+                line.living -= 1;
+            }
+            of.sweep(source, |id| self.queued.contains_key(&id));
         }
         self.check();
     }
 
     /// A place may have become free, or a listener may have ended: the lines are looked at in the next pass.
     pub fn look(&mut self) {
-        if !self.lines.is_empty() {
+        if !self.queued.is_empty() {
             self.look_at = Nanos(0);
         }
     }
 
-    /// When [`RequestQueue::lines_due`] has lines.
+    /// When [`RequestQueue::listeners_due`] has listeners.
     pub fn next_deadline(&self) -> Nanos {
         self.look_at
     }
 
-    /// How many lines are to be looked at now.
-    pub fn lines_due(&mut self, now: Nanos) -> usize {
+    /// How many listeners are to be looked at now.
+    pub fn listeners_due(&mut self, now: Nanos) -> usize {
         if self.look_at > now {
             return 0;
         }
         self.look_at = now + LOOK_INTERVAL;
         self.check();
-        self.lines.len()
+        self.turns.len()
     }
 
-    /// The first line's oldest request, with its listener's backlog.
-    pub fn first(&self) -> Option<(u32, Arc<Backlog>)> {
-        let line = self.lines.front()?;
-        line.ids.front().map(|id| (*id, line.backlog.clone()))
+    /// The request whose turn it is, of the listener whose turn it is, with that listener's backlog.
+    pub fn first(&mut self) -> Option<(u32, Arc<Backlog>)> {
+        while let Some(key) = self.turns.front() {
+            if let Some(of) = self.listeners.get_mut(key)
+                && let Some(id) = of.first(|id| self.queued.contains_key(&id))
+            {
+                return Some((id, of.backlog.clone()));
+            }
+            self.listeners.remove(key);
+            self.turns.pop_front();
+        }
+        None
     }
 
-    /// Moves the first line behind the others, if it is the line of `backlog`.
+    /// The turn passes to the listener's next source.
+    pub fn pass_turn(&mut self, backlog: &Arc<Backlog>) {
+        if let Some(of) = self.listeners.get_mut(&key_of(backlog)) {
+            of.pass_turn();
+        }
+    }
+
+    /// Moves the first listener behind the others, if it is the one with this backlog.
     pub fn rotate(&mut self, backlog: &Arc<Backlog>) {
-        if self.lines.front().is_some_and(|line| Arc::ptr_eq(&line.backlog, backlog)) {
-            self.lines.rotate_left(1);
+        if self.turns.front() == Some(&key_of(backlog)) {
+            self.turns.rotate_left(1);
         }
     }
 
     /// Gives back room that is not in use.
     pub fn shrink(&mut self) {
-        self.lines.iter_mut().for_each(|line| line.ids.shrink_to_fit());
-        self.lines.shrink_to_fit();
+        self.check();
+        self.queued.shrink_to_fit();
+        self.listeners.shrink_to_fit();
+        self.turns.shrink_to_fit();
     }
 
     fn check(&mut self) {
-        if self.lines.is_empty() {
+        if self.queued.is_empty() {
             self.look_at = Nanos::NEVER;
+            self.listeners.clear();
+            self.turns.clear();
         }
-        debug_assert_eq!(self.len, self.lines.iter().map(|line| line.ids.len()).sum());
-        debug_assert!(self.lines.iter().all(|line| !line.ids.is_empty()));
+        debug_assert!(self.listeners.len() == self.turns.len(), "a listener without a turn");
+        debug_assert_eq!(self.len(), self.listeners.values().map(|of| of.living).sum::<usize>());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(last: u8) -> Source {
+        Source::of(std::net::IpAddr::from([10, 0, 0, last]))
+    }
+
+    /// Takes all requests in order of their turns.
+    fn order(queue: &mut RequestQueue) -> Vec<u32> {
+        std::iter::from_fn(|| {
+            let (id, backlog) = queue.first()?;
+            queue.remove(id);
+            queue.pass_turn(&backlog);
+            Some(id)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn sources_take_turns_and_proven_ones_come_first() {
+        let (mut queue, backlog) = (RequestQueue::new(), Arc::new(Backlog::new(100)));
+        (10..20).for_each(|id| queue.push(Nanos(0), &backlog, source(1), false, id));
+        (20..22).for_each(|id| queue.push(Nanos(0), &backlog, source(2), false, id));
+        (30..32).for_each(|id| queue.push(Nanos(0), &backlog, source(3), true, id));
+        // A source that proves itself moves to the others that have.
+        queue.push(Nanos(0), &backlog, source(4), false, 40);
+        queue.push(Nanos(0), &backlog, source(4), true, 41);
+        assert_eq!(order(&mut queue), [30, 40, 31, 41, 10, 20, 11, 21, 12, 13, 14, 15, 16, 17, 18, 19]);
+        assert_eq!((queue.len(), queue.next_deadline()), (0, Nanos::NEVER));
+    }
+
+    #[test]
+    fn a_long_line_makes_room_for_a_short_one_and_not_the_other_way_round() {
+        let (mut queue, backlog) = (RequestQueue::new(), Arc::new(Backlog::new(100)));
+        (10..20).for_each(|id| queue.push(Nanos(0), &backlog, source(1), false, id));
+        queue.push(Nanos(0), &backlog, source(2), false, 20);
+        assert_eq!(queue.victim(&backlog, source(2), false), Some(19), "the newest of the longest");
+        assert_eq!(queue.victim(&backlog, source(1), false), None);
+        assert_eq!(queue.victim(&backlog, source(1), true), Some(20), "proven before unproven");
+        assert!(queue.has_several_sources(&backlog));
+        queue.remove(20);
+        assert!(!queue.has_several_sources(&backlog));
+    }
+
+    #[test]
+    fn requests_that_come_and_go_leave_nothing() {
+        let (mut queue, backlog) = (RequestQueue::new(), Arc::new(Backlog::new(100)));
+        queue.push(Nanos(0), &backlog, source(0), false, 1);
+        for id in 2..20_000u32 {
+            queue.push(Nanos(0), &backlog, source(id as u8), id % 3 == 0, id);
+            queue.remove(id);
+        }
+        let of = &queue.listeners[&key_of(&backlog)];
+        let entries: usize = of.lines.values().map(|line| line.ids.len()).sum();
+        assert!(entries < 4096 && of.turns.iter().map(VecDeque::len).sum::<usize>() < 100, "{entries} dead ids");
+        assert_eq!(order(&mut queue), [1]);
     }
 }

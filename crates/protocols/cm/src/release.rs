@@ -4,6 +4,7 @@ use crate::api::{CmEffects, CmStep, ConnEventKind, PathRecord};
 use crate::conn::{CmState, Conn, TIME_WAIT};
 use crate::machine::{Cm, CmError};
 use crate::message::{Apr, Drep, Dreq, Lap, Mad, Rej, reject};
+use crate::source::Question;
 use burst_base::{Nanos, Reason};
 
 /// APR status: the connection is unknown.
@@ -75,7 +76,11 @@ impl<O> Cm<O> {
         fx: &mut impl CmEffects<O>,
     ) {
         let id = drep.remote_id;
-        let Some(conn) = self.known(path, id, fx) else { return };
+        let answer = Question { local_id: id, remote_id: drep.local_id, tid: mad.tid };
+        if self.state(id).is_none() && self.sources.is_answer(now, path.flow.dst, answer) {
+            return self.on_proof(now, path, fx);
+        }
+        let Some(conn) = self.known(now, path, id, fx) else { return };
         if conn.remote_id != drep.local_id {
             return fx.count(path.device, Reason::CmForged);
         }
@@ -147,8 +152,15 @@ impl<O> Cm<O> {
     }
 
     /// Declines a LAP: RoCE connections have one path.
-    pub(crate) fn on_lap(&mut self, path: &PathRecord, mad: &Mad<'_>, lap: &Lap, fx: &mut impl CmEffects<O>) {
-        let known = self.known(path, lap.remote_id, fx).is_some_and(|c| c.remote_id == lap.local_id);
+    pub(crate) fn on_lap(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        mad: &Mad<'_>,
+        lap: &Lap,
+        fx: &mut impl CmEffects<O>,
+    ) {
+        let known = self.known(now, path, lap.remote_id, fx).is_some_and(|c| c.remote_id == lap.local_id);
         let status = if known { APR_UNSUPPORTED } else { APR_INVALID_COMM_ID };
         let apr = Apr { local_id: lap.remote_id, remote_id: lap.local_id, status, ..Apr::default() };
         Self::answer(path, mad.tid, apr.into(), &[], fx);

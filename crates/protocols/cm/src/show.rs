@@ -1,11 +1,12 @@
 //! Requests and their listeners: a REQ or SIDR_REQ is shown to its listener, or queued while the listener's backlog is full.
 
-use crate::api::{CmEffects, CmStep, ConnRequest};
-use crate::backlog::{Backlog, BacklogPlace};
+use crate::api::{CmEffects, CmStep, ConnRequest, PathRecord};
+use crate::backlog::{Backlog, BacklogPlace, RequestPlace};
 use crate::conn::{CmState, Conn, SERVICE_TIME_MAX, time_of};
 use crate::machine::{Cm, Listener};
-use crate::message::{CmMessage, Mad};
+use crate::message::{CmMessage, Dreq, Mad};
 use crate::service::{self, PrivateDataHeader};
+use crate::source::{Question, Source};
 use crate::table::ConnKey;
 use burst_base::{Nanos, Reason};
 use std::sync::Arc;
@@ -37,11 +38,21 @@ impl<O> Cm<O> {
         fx: &mut impl CmEffects<O>,
     ) {
         let Arrival { mut conn, keys, mad } = arrival;
-        let (device, state) = (conn.path.device, conn.state);
+        let (device, state, peer) = (conn.path.device, conn.state, conn.path.flow.dst);
+        let is_proven = self.sources.is_proven(now, peer);
+        if !is_proven && self.sources.is_pressed(self.limit) {
+            return self.ask_source(now, &conn.path, mad, fx);
+        }
         conn.waiting = if self.queue.has(backlog) { None } else { self.place(conn.service_id, backlog, fx) };
         if conn.waiting.is_none() {
             conn.queued = self.queue.reserve(backlog);
+            if conn.queued.is_none() {
+                conn.queued = self.make_room(backlog, Source::of(peer), is_proven, fx);
+            }
             conn.state = CmState::Queued;
+            if conn.queued.is_none() && !is_proven && self.queue.has_several_sources(backlog) {
+                return self.ask_source(now, &conn.path, mad, fx);
+            }
             if conn.queued.is_none() {
                 return fx.count(device, Reason::CmBacklogFull);
             }
@@ -49,7 +60,11 @@ impl<O> Cm<O> {
         }
         let is_queued = conn.queued.is_some();
         debug_assert!(is_queued || conn.state == state);
+        (conn.is_proven, conn.counts_unproven) = (is_proven, !is_proven);
         let Ok(id) = self.add(conn) else { return fx.count(device, Reason::CmNoRoom) };
+        if !is_proven {
+            self.sources.add_unproven(peer);
+        }
         for (at, key) in keys.into_iter().enumerate() {
             if let Some(key) = key
                 && self.table.know(key, id)
@@ -59,10 +74,50 @@ impl<O> Cm<O> {
             }
         }
         if is_queued {
-            self.queue.push(now, backlog, id);
+            self.queue.push(now, backlog, Source::of(peer), is_proven, id);
             self.table.arm(id, now + given_up_after(&mad.message));
         } else {
             self.show(now, id, backlog, mad.data, fx);
+        }
+    }
+
+    /// A place in a full queue, for a request of a source that has far fewer requests there than another: the newest of those is
+    /// dropped. Its peer repeats it.
+    fn make_room(
+        &mut self,
+        backlog: &Arc<Backlog>,
+        source: Source,
+        is_proven: bool,
+        fx: &mut impl CmEffects<O>,
+    ) -> Option<RequestPlace> {
+        let victim = self.queue.victim(backlog, source, is_proven)?;
+        self.expire_queued(victim, fx);
+        self.queue.reserve(backlog)
+    }
+
+    /// Holds a request until its sender has proved its address (see [`crate::source`]).
+    fn ask_source(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>, fx: &mut impl CmEffects<O>) {
+        fx.count(path.device, Reason::CmAddressAsked);
+        if let Some(Question { local_id, remote_id, tid }) = self.sources.hold(now, path, mad) {
+            let dreq = Dreq { local_id, remote_id, ..Dreq::default() };
+            Self::answer(path, tid, dreq.into(), &[], fx);
+        }
+    }
+
+    /// A peer has proved its address: its held requests go on.
+    pub(crate) fn on_proof(&mut self, now: Nanos, path: &PathRecord, fx: &mut impl CmEffects<O>) {
+        let peer = path.flow.dst;
+        if self.sources.is_proven(now, peer) {
+            return fx.count(path.device, Reason::CmDuplicate);
+        }
+        self.sources.prove(now, peer);
+        for held in self.sources.take_held(peer) {
+            let Ok(mad) = Mad::parse(&held.bytes) else { continue };
+            match mad.message {
+                CmMessage::Req(req) => self.on_req(now, &held.path, &mad, &req, fx),
+                CmMessage::SidrReq(req) => self.on_sidr_req(now, &held.path, &mad, &req, fx),
+                _ => debug_assert!(false, "only requests are held"),
+            }
         }
     }
 
@@ -70,7 +125,7 @@ impl<O> Cm<O> {
     /// requests have left the queue. [`Cm::on_timer`] does this, too; a host whose timers may have to wait calls it by itself.
     pub fn show_queued(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
         let mut shown = 0;
-        for _ in 0..self.queue.lines_due(now) {
+        for _ in 0..self.queue.listeners_due(now) {
             let Some((_, backlog)) = self.queue.first() else { break };
             while let Some((id, _)) = self.queue.first().filter(|(_, line)| Arc::ptr_eq(line, &backlog)) {
                 if shown == budget {
@@ -92,7 +147,7 @@ impl<O> Cm<O> {
     fn take_queued(&mut self, now: Nanos, id: u32, backlog: &Arc<Backlog>, fx: &mut impl CmEffects<O>) -> Taken {
         let Some(conn) = self.table.get_mut(id) else {
             debug_assert!(false, "a queued request is in the table");
-            self.queue.remove(backlog, id);
+            self.queue.remove(id);
             return Taken::Out;
         };
         debug_assert_eq!(conn.state, CmState::Queued);
@@ -111,7 +166,8 @@ impl<O> Cm<O> {
             return Taken::Out;
         }
         let Some(place) = self.place(service_id, backlog, fx) else { return Taken::Full };
-        self.queue.remove(backlog, id);
+        self.queue.remove(id);
+        self.queue.pass_turn(backlog);
         self.table.arm(id, Nanos::NEVER);
         if let Some(conn) = self.table.get_mut(id) {
             let is_req = matches!(mad.message, CmMessage::Req(_));

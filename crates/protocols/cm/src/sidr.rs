@@ -156,7 +156,7 @@ impl<O> Cm<O> {
         fx: &mut impl CmEffects<O>,
     ) {
         let id = rep.request_id;
-        let Some(conn) = self.known(path, id, fx) else { return };
+        let Some(conn) = self.known(now, path, id, fx) else { return };
         if conn.state != CmState::SidrSent || conn.service_id != rep.service_id {
             return fx.count(path.device, Reason::CmUnexpected);
         }

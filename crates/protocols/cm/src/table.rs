@@ -80,6 +80,11 @@ impl Secret {
     pub fn worker_of(&self, id: u32) -> u32 {
         self.ids.unpermute(id) & 0xf
     }
+    /// An id that messages to this worker may carry, from 28 bits of a hash. It is the id of no connection, except by a chance of
+    /// one in millions.
+    pub(crate) fn id_of(&self, worker: u32, hash: u32) -> u32 {
+        self.ids.permute(hash << 4 | worker)
+    }
     /// The worker that owns a request of a peer.
     pub fn worker_for(&self, peer: IpAddr, number: u32, workers: u32) -> u32 {
         if workers <= 1 { 0 } else { (self.number((peer, number)) % u64::from(workers)) as u32 }
