@@ -1,6 +1,6 @@
-//! Socket addresses: between C's `sockaddr`, of which the caller says nothing but the family, and [`CmAddr`].
+//! Conversions of socket addresses between C's `sockaddr`, whose family determines its length, and [`CmAddr`].
 
-use crate::door::{EINVAL, Errno, Outcome};
+use crate::boundary::{EINVAL, Errno, Outcome};
 use crate::sys::rdma_addr;
 use burst_control::cm::{CmAddr, CmRoute};
 use libc::{sockaddr_in, sockaddr_in6};
@@ -9,10 +9,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The default partition, big-endian as in `rdma_ib_addr`.
 const PKEY: u16 = 0xffff;
 
-/// InfiniBand's own address family, which this device does not speak.
+/// The address family AF_IB, which Burst does not support.
 pub const AF_IB: i32 = 27;
 
-/// Length of an address of a family that is understood; 0 for others.
+/// Length of an address of a supported family; 0 for others.
 pub fn len_of(addr: &CmAddr) -> usize {
     match addr.ip {
         IpAddr::V4(_) => size_of::<sockaddr_in>(),
@@ -76,7 +76,7 @@ pub unsafe fn write<T>(to: *mut T, addr: &CmAddr) {
     }
 }
 
-/// Fills the public addresses of an id with what is known.
+/// Fills the public addresses of an id with those that are known.
 ///
 /// # Safety
 /// `to` must be writable.

@@ -1,24 +1,24 @@
-//! Queue pair attributes and paths, from what an id knows: the values of `rdma_init_qp_attr` by target state.
+//! Queue pair attributes and path records of an id: the attributes that `rdma_init_qp_attr` returns for each state.
 
-use crate::door::{self, EINVAL, ENODEV, Outcome, lock};
+use crate::boundary::{self, EINVAL, ENODEV, Outcome, lock};
 use crate::id::{Id, Known};
 use crate::sys::*;
 use burst_base::verbs::min_rnr_timer;
 use burst_control::cm::CmRoute;
 use std::ffi::c_int;
 
-/// The one partition.
+/// The default P_Key, the only one.
 const PKEY: u16 = 0xffff;
-/// "Exactly", for the values of a path record that have a selector.
+/// Selector "exactly" of the fields of a path record that have a selector.
 const SELECT_EXACT: u8 = 2;
-/// 10 Gbit/s, `enum ibv_rate`; a software port has no rate of its own.
+/// 10 Gbit/s in `enum ibv_rate`, for every path: a software port has no line rate.
 const RATE: u8 = 3;
-/// Life time code of a packet when no ACK timeout is set, 4.096 us * 2^16.
+/// Packet life time code when no ACK timeout is set: 4.096 us * 2^16.
 const LIFE_TIME: u8 = 16;
-/// What a peer may do with a connected queue pair's memory; memory regions decide.
+/// Access flags of a connected queue pair: all, because memory regions have their own.
 pub const REMOTE_ACCESS: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// An address vector.
+/// The address vector to the peer of an id.
 pub fn ah_of(route: &CmRoute) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
@@ -34,7 +34,7 @@ pub fn ah_of(route: &CmRoute) -> ibv_ah_attr {
     }
 }
 
-/// A path record.
+/// The path record of an id.
 pub fn path_of(route: &CmRoute) -> ibv_sa_path_rec {
     ibv_sa_path_rec {
         dgid: ibv_gid { raw: route.dgid },
@@ -57,7 +57,7 @@ pub fn path_of(route: &CmRoute) -> ibv_sa_path_rec {
     }
 }
 
-/// Attributes and mask that move a queue pair of an id to `state`.
+/// Attributes and mask with which a queue pair of an id moves to `state`.
 pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Outcome<(ibv_qp_attr, u32)> {
     let datagram = qp_type == IBV_QPT_UD;
     // An initiator of extended reliable connections receives no requests, a target sends none.
@@ -110,13 +110,13 @@ pub fn for_state(known: &Known, qp_type: ibv_qp_type, state: ibv_qp_state) -> Ou
     Ok((a, mask))
 }
 
-/// Attributes and mask for a queue pair that the program moves itself; `attr.qp_state` names the state.
+/// `rdma_init_qp_attr`: attributes and mask for a program that moves the queue pair itself; `attr.qp_state` names the state.
 ///
 /// # Safety
 /// `id` must be alive, `attr` and `mask` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, attr: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, attr, mask) =
             unsafe { (Id::from_rdma(id)?, attr.as_mut().ok_or(EINVAL)?, mask.as_mut().ok_or(EINVAL)?) };
@@ -158,7 +158,7 @@ mod tests {
         let (a, mask) = for_state(&known, IBV_QPT_RC, IBV_QPS_RTR).unwrap();
         assert_eq!(mask & IBV_QP_AV, IBV_QP_AV);
         assert_eq!((a.dest_qp_num, a.rq_psn, a.max_dest_rd_atomic, a.path_mtu), (0x11, 2, 3, IBV_MTU_4096));
-        // A peer that gives up after some retries is told to wait long.
+        // If the peer gives up after some RNR retries, the RNR NAKs name a long time.
         assert_eq!(a.min_rnr_timer, 0);
         let patient = ConnAttr { peer_rnr_retry_count: 7, ..known.conn };
         let patient = Known { conn: patient, route: known.route, ..Known::default() };

@@ -1,10 +1,11 @@
-//! Event channels: a pipe of the daemon's whose read end the application holds, polls and may make non-blocking.
+//! Event channels. A channel is a pipe that the daemon writes; the application has the read end, polls it and may make it
+//! non-blocking.
 //!
-//! Programs destroy channels while another thread of theirs reads them, and end (rping does). With the kernel that thread
-//! would go on waiting; so it does here: a channel that is being read stays open, and the memory of destroyed ones is kept
-//! for a while, so that a thread that comes late finds out.
+//! Some programs destroy a channel while another of their threads reads it, and then exit (rping). As in Linux, that thread goes
+//! on waiting: a channel that is being read stays open. The memory of the last destroyed channels is kept, so that a thread that
+//! reads one later gets an error.
 
-use crate::door::{self, EINVAL, EIO, Outcome, errno, lock};
+use crate::boundary::{self, EINVAL, EIO, Outcome, errno, lock};
 use crate::event::Record;
 use crate::session::{DaemonSession, session};
 use crate::sys::rdma_event_channel;
@@ -17,9 +18,9 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Destroyed channels whose memory is kept.
+/// Number of destroyed channels whose memory is kept.
 const KEPT_MAX: usize = 64;
-/// Marks a destroyed channel in its count of readers.
+/// Bit of `readers` that marks a destroyed channel.
 const ENDED: u32 = 1 << 31;
 
 static KEPT: Mutex<VecDeque<Box<Channel>>> = Mutex::new(VecDeque::new());
@@ -28,27 +29,27 @@ static KEPT: Mutex<VecDeque<Box<Channel>>> = Mutex::new(VecDeque::new());
 #[repr(C)]
 pub struct Channel {
     base: rdma_event_channel,
-    /// Whose.
+    /// The session of the channel.
     pub session: &'static DaemonSession,
-    /// Its number at the daemon.
+    /// The daemon's number of the channel.
     pub number: u32,
-    /// Threads that read it now, and [`ENDED`].
+    /// Number of threads that read the channel now, and the bit [`ENDED`].
     readers: AtomicU32,
 }
 
 impl Channel {
-    /// A new channel, blocking.
+    /// Creates a channel in blocking mode.
     ///
     /// # Errors
-    /// ENODEV without a daemon, or its refusal.
+    /// ENODEV without a daemon, or the daemon's refusal.
     pub fn create() -> Outcome<*mut rdma_event_channel> {
         let session = session()?;
         let number = session.channel_number();
         let answer = session.call(&Request::CmChannel { channel: number })?;
         let Response::Done = answer.response else { return Err(EIO) };
-        // The writing end is not kept: without it, reading ends when the daemon does.
+        // This process does not keep the write end, so that reads end when the daemon ends.
         let pipe = answer.fds.into_iter().next().ok_or(EIO)?;
-        // The application owns the mode of its end; a channel starts out blocking.
+        // The application may change the blocking mode; a new channel blocks.
         // SAFETY: flags of a descriptor that we own.
         if unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, 0) } < 0 {
             return Err(errno());
@@ -57,22 +58,22 @@ impl Channel {
         Ok(Box::into_raw(Box::new(Channel { base, session, number, readers: AtomicU32::new(0) })).cast())
     }
 
-    /// Ends a channel.
+    /// Destroys a channel.
     ///
     /// # Safety
     /// `channel` must come from [`Channel::create`], once, and have no ids.
     pub unsafe fn destroy(channel: *mut rdma_event_channel) {
         // SAFETY: the caller's promise.
         let channel = unsafe { Box::from_raw(channel.cast::<Channel>()) };
-        // Pairs with `enter`: either the reader sees the mark, or we see the reader.
+        // Pairs with `enter`: either the reader sees ENDED, or this thread sees the reader.
         if channel.readers.fetch_or(ENDED, Ordering::SeqCst) != 0 {
-            // It is still being read, and so are its descriptor and memory in use for ever.
+            // A thread reads the channel: its descriptor and memory are never freed.
             Box::leak(channel);
             return;
         }
         // SAFETY: ours, and nobody reads it.
         unsafe { libc::close(channel.base.fd) };
-        // In a child, or when the daemon is gone, there is nothing to say.
+        // In a child process, or if the daemon has ended, no message is sent.
         let _ = channel.session.call(&Request::CmCloseChannel { channel: channel.number });
         let mut kept = lock(&KEPT);
         if kept.len() == KEPT_MAX {
@@ -98,10 +99,10 @@ impl Channel {
         std::ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Counts a reader; the descriptor to read, or `None` if the channel is destroyed.
+    /// Counts a reader. Returns the descriptor to read, or `None` if the channel was destroyed.
     ///
     /// # Errors
-    /// EIO if the channel is the parent process's.
+    /// EIO if the parent process made the channel.
     pub fn enter(&self) -> Outcome<Option<c_int>> {
         if !self.session.is_alive() {
             return Err(EIO);
@@ -112,12 +113,12 @@ impl Channel {
         Ok(Some(self.base.fd))
     }
 
-    /// Uncounts a reader. A thread that is cancelled while it reads stays counted.
+    /// Uncounts a reader. A thread that is cancelled while it reads is never uncounted.
     pub fn leave(&self) {
         self.readers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Reads a record; the caller forbids cancellation, or has nothing on its frame. As read(2) returns.
+    /// Reads a record, and returns what read(2) returns. The caller must disable cancellation, or own nothing in its frame.
     ///
     /// # Safety
     /// `fd` must come from [`Channel::enter`].
@@ -126,10 +127,10 @@ impl Channel {
         unsafe { block::read(fd, record.as_mut_ptr().cast(), record.len()) }
     }
 
-    /// What became of a read.
+    /// Interprets the result of a read.
     ///
     /// # Errors
-    /// EAGAIN, EINTR, or EIO when the daemon is gone.
+    /// EAGAIN, EINTR, or EIO if the daemon has ended.
     pub fn outcome(got: isize) -> Outcome<()> {
         match got {
             n if n == CmEvent::BYTES as isize => Ok(()),
@@ -142,19 +143,19 @@ impl Channel {
     }
 }
 
-/// New event channel; ENODEV without a device.
+/// `rdma_create_event_channel`: ENODEV without a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    door::pointer(Channel::create)
+    boundary::pointer(Channel::create)
 }
 
-/// Ends an event channel, whose ids are destroyed or moved away already.
+/// `rdma_destroy_event_channel`: the program must have destroyed or migrated all ids of the channel.
 ///
 /// # Safety
 /// `channel` must be NULL or alive; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    door::nothing(|| {
+    boundary::nothing(|| {
         if !channel.is_null() {
             // SAFETY: the caller gives a live channel without ids.
             unsafe { Channel::destroy(channel) };

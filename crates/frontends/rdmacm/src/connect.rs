@@ -1,9 +1,9 @@
 //! Connections: connect, accept, reject, disconnect.
 //!
-//! The daemon moves a queue pair that is on the id; for others the program says numbers in the parameters, moves the queue
-//! pair itself and says [`rdma_establish`].
+//! If the queue pair was created on the id, the daemon moves it. Otherwise the program names its number in the parameters, moves
+//! it itself, and calls [`rdma_establish`].
 
-use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
+use crate::boundary::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
 use crate::id::Id;
 use crate::qp;
 use crate::sys::*;
@@ -16,7 +16,7 @@ const REASON_CONSUMER: u16 = 28;
 /// IBA table 112: vendor option not supported.
 const REASON_VENDOR_OPTION: u16 = 35;
 
-/// Parameters when the program gives none: everything that is possible.
+/// Parameters when the program gives none: the maximum of each.
 const DEFAULTS: ConnParam = ConnParam {
     responder_resources: RDMA_MAX_RESP_RES as u8,
     initiator_depth: RDMA_MAX_INIT_DEPTH as u8,
@@ -29,7 +29,7 @@ const DEFAULTS: ConnParam = ConnParam {
     ece: Ece::NONE,
 };
 
-/// Private data of a call.
+/// The private data of a call.
 unsafe fn data_of(data: *const c_void, len: u8, most: usize) -> Outcome<CmData> {
     let len = usize::from(len);
     if data.is_null() || len == 0 {
@@ -51,13 +51,13 @@ fn check_depths(id: &Id, param: &rdma_conn_param) -> Outcome<()> {
     if id.space != PortSpace::Tcp || fit { Ok(()) } else { Err(EINVAL) }
 }
 
-/// Parameters of a call.
+/// The parameters and the private data of a call.
 unsafe fn param_of(id: &Id, given: *const rdma_conn_param, most: usize) -> Outcome<(ConnParam, CmData)> {
     let ece = lock(&id.known).ece;
     // SAFETY: NULL, or a valid struct.
     let Some(p) = (unsafe { given.as_ref() }) else {
         if id.public().qp.is_null() && id.space == PortSpace::Tcp {
-            // Nobody says which queue pair.
+            // Neither the id nor the parameters name a queue pair.
             return Err(EINVAL);
         }
         return Ok((ConnParam { ece, srq: has_srq(id), ..DEFAULTS }, CmData::EMPTY));
@@ -85,13 +85,13 @@ fn has_srq(id: &Id) -> bool {
     !qp.is_null() && unsafe { !(*qp).srq.is_null() }
 }
 
-/// Asks for a connection, or for the queue pair behind a datagram service.
+/// `rdma_connect`: requests a connection, or the queue pair of a datagram service.
 ///
 /// # Safety
 /// `id` must be alive, `param` NULL or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         let most = if id.is_datagram() { room::SIDR_REQ } else { room::REQ };
@@ -102,13 +102,13 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn
     })
 }
 
-/// Accepts a request.
+/// `rdma_accept`.
 ///
 /// # Safety
 /// `id` must come with a request, `param` be NULL or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         let datagram = id.is_datagram();
@@ -116,11 +116,11 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_
         // SAFETY: as above.
         let (mut wanted, data) = unsafe { param_of(id, param, most) }?;
         if param.is_null() {
-            // What the peer asked for.
+            // The depths that the peer requested.
             let conn = lock(&id.known).conn;
             (wanted.responder_resources, wanted.initiator_depth) = (conn.responder_resources, conn.initiator_depth);
         }
-        // Work posted before the worker has moved the queue pair waits in the queue until then.
+        // Requests posted before the worker has moved the queue pair wait in the send queue until then.
         id.send_command(CmCommand::Accept { id: id.number, qp: qp::named(id)?, param: wanted, data })?;
         if datagram {
             return Ok(());
@@ -140,33 +140,33 @@ unsafe fn reject(id: *mut rdma_cm_id, reason: u16, data: *const c_void, len: u8)
     id.send_command(CmCommand::Reject { id: id.number, reason, data })
 }
 
-/// Refuses a request, or a response.
+/// `rdma_reject`: rejects a request, or a response.
 ///
 /// # Safety
 /// `id` must come with a request or have got a response; `data` NULL or `len` readable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     // SAFETY: the caller's promise.
-    door::status(|| unsafe { reject(id, REASON_CONSUMER, data, len) })
+    boundary::status(|| unsafe { reject(id, REASON_CONSUMER, data, len) })
 }
 
-/// As [`rdma_reject`], because of the connection enhancements asked for.
+/// `rdma_reject_ece`: as [`rdma_reject`], with the reason that the ECE options are not supported.
 ///
 /// # Safety
 /// As for [`rdma_reject`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     // SAFETY: the caller's promise.
-    door::status(|| unsafe { reject(id, REASON_VENDOR_OPTION, data, len) })
+    boundary::status(|| unsafe { reject(id, REASON_VENDOR_OPTION, data, len) })
 }
 
-/// Completes a connection whose queue pair is not on the id; EINVAL for others.
+/// `rdma_establish`: completes a connection whose queue pair was not created on the id; EINVAL for others.
 ///
 /// # Safety
 /// `id` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         if !id.public().qp.is_null() {
@@ -177,18 +177,18 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// Ends a connection. Of a synchronous id that has none, or whose last event was read: EINVAL.
+/// `rdma_disconnect`: EINVAL for a synchronous id without connection, or whose last event was read.
 ///
 /// # Safety
 /// `id` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         id.due.check_met()?;
         if id.is_sync() && (id.is_datagram() || !id.due.is_awaited()) {
-            // There is no connection, and no event would end the wait.
+            // Without a connection no event would end the wait.
             return Err(EINVAL);
         }
         id.send_command(CmCommand::Disconnect { id: id.number })?;
@@ -197,13 +197,13 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// Tells that data came before the connection was established; other events are not for this function.
+/// `rdma_notify`: with IBV_EVENT_COMM_EST, establishes a connection whose first data came before the RTU.
 ///
 /// # Safety
 /// `id` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         match event {
@@ -214,13 +214,13 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type)
     })
 }
 
-/// Own connection enhancements, told to the peer at connection.
+/// `rdma_set_local_ece`: ECE options for the REQ or REP of this id.
 ///
 /// # Safety
 /// `id` must be alive, `ece` valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, ece) = unsafe { (Id::from_rdma(id)?, ece.as_ref().ok_or(EINVAL)?) };
         if ece.comp_mask != 0 {
@@ -231,13 +231,13 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
     })
 }
 
-/// The peer's connection enhancements.
+/// `rdma_get_remote_ece`: the peer's ECE options.
 ///
 /// # Safety
 /// `id` must be alive, `ece` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, ece) = unsafe { (Id::from_rdma(id)?, ece.as_mut().ok_or(EINVAL)?) };
         let Ece { vendor_id, options } = lock(&id.known).conn.ece;

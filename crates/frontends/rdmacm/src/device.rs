@@ -1,7 +1,7 @@
-//! Devices: one `ibv_context` of each, shared by all ids (programs compare these pointers and keep things by them), opened
-//! when an id first needs it, and its default protection domain.
+//! Devices. All ids share one `ibv_context` of each device, because programs compare these pointers and use them as keys. It is
+//! opened when an id first needs it, with a default protection domain.
 
-use crate::door::{self, EIO, ENODEV, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, lock};
+use crate::boundary::{self, EIO, ENODEV, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, lock};
 use crate::session::{DaemonSession, session};
 use crate::sys::*;
 use std::ffi::c_int;
@@ -12,24 +12,24 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 // SAFETY: as defined by crate `ibverbs`, which is loaded with this library.
 unsafe extern "C" {
-    /// Our libibverbs, version node BURST_PRIVATE_1.
+    /// Burst's libibverbs, version node BURST_PRIVATE_1.
     fn burst_context_token(context: *mut ibv_context, token: *mut u64) -> c_int;
 }
 
 /// An open device.
 #[derive(Debug)]
 pub struct RdmaDevice {
-    /// The daemon's number.
+    /// The daemon's number of the device.
     index: u32,
-    /// The context of all ids on it.
+    /// The context of all ids on the device.
     pub context: *mut ibv_context,
-    /// The protection domain of ids whose program gives none.
+    /// The default protection domain of ids.
     pub pd: *mut ibv_pd,
-    /// Proof towards the daemon that queue pairs of `context` are ours.
+    /// Token of `context`: it proves to the daemon that queue pairs of `context` are this program's.
     pub token: u64,
-    /// Most READs and atomics in flight, as requester and as responder.
+    /// Maximum number of READs and atomics in flight, as requester and as responder.
     pub max_rd_atomic: u8,
-    /// The XRC domain of ids whose program gives none, once one is needed.
+    /// The default XRC domain of ids, opened at the first use.
     xrcd: Mutex<Option<NonNull<ibv_xrcd>>>,
 }
 
@@ -54,7 +54,7 @@ impl RdmaDevice {
             let pd = ibv_alloc_pd(context);
             let failed = if pd.is_null() { errno().0 } else { burst_context_token(context, &mut token) };
             if failed != 0 {
-                // What was made dies with the context.
+                // Closing the context destroys the objects made so far.
                 ibv_close_device(context);
                 return Err(Errno(failed));
             }
@@ -72,7 +72,7 @@ impl RdmaDevice {
 }
 
 impl RdmaDevice {
-    /// One of the calls that are not functions of the library, but fields of an open context.
+    /// An operation that is not an exported function of libibverbs, but a field of an open context.
     ///
     /// # Errors
     /// EOPNOTSUPP if the context lacks it.
@@ -84,10 +84,10 @@ impl RdmaDevice {
         }
     }
 
-    /// The XRC domain of ids whose program gives none: this process's own.
+    /// The default XRC domain of ids; other processes have no access to it.
     ///
     /// # Errors
-    /// What opening one may give.
+    /// The errno of `ibv_open_xrcd`.
     pub fn xrcd(&self) -> Outcome<*mut ibv_xrcd> {
         let mut own = lock(&self.xrcd);
         if let Some(xrcd) = *own {
@@ -102,14 +102,14 @@ impl RdmaDevice {
     }
 }
 
-/// Devices that a session can have.
+/// Maximum number of devices of a session.
 const DEVICES_MAX: usize = 256;
 
-/// The devices that a session has opened, by the daemon's numbers. Looking one up takes no lock.
+/// The devices that a session has opened, by the daemon's numbers. A look-up takes no lock.
 #[derive(Debug)]
 pub struct Opened {
     all: [AtomicPtr<RdmaDevice>; DEVICES_MAX],
-    /// Held while one is opened, so that each is opened once.
+    /// Held while a device is opened, so that each device is opened once.
     opening: Mutex<()>,
 }
 
@@ -138,7 +138,7 @@ impl Opened {
     }
 }
 
-/// A list of libibverbs, given back at the end.
+/// A device list of libibverbs, freed on drop.
 struct List {
     all: *mut *mut ibv_device,
     count: usize,
@@ -172,10 +172,10 @@ impl Drop for List {
 }
 
 impl DaemonSession {
-    /// The open device with this number.
+    /// The open device with this number; opens it if necessary.
     ///
     /// # Errors
-    /// ENODEV if there is none, or the reason why it does not open.
+    /// ENODEV if there is no such device, or the errno of opening it.
     pub fn device(&self, index: u32) -> Outcome<&'static RdmaDevice> {
         if !self.is_alive() {
             return Err(EIO);
@@ -204,13 +204,13 @@ impl DaemonSession {
     }
 }
 
-/// The contexts of all devices, as a NULL-terminated array for `rdma_free_devices`.
+/// `rdma_get_devices`: the contexts of all devices, as a NULL-terminated array for `rdma_free_devices`.
 ///
 /// # Safety
 /// `count` must be NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    door::pointer(|| {
+    boundary::pointer(|| {
         let session = session()?;
         let indices: Vec<u32> = List::new()?.iter().map(|(_, index)| index).collect();
         let mut contexts = Vec::with_capacity(indices.len() + 1);
@@ -225,7 +225,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
             unsafe { *count = contexts.len() as c_int };
         }
         contexts.push(null_mut());
-        // Programs free the array through us only, but it has no length: the C library's heap needs none.
+        // From the C heap, because `rdma_free_devices` does not get the array's length.
         // SAFETY: the new block has room for all entries.
         unsafe {
             let array = libc::malloc(contexts.len() * size_of::<*mut ibv_context>()).cast::<*mut ibv_context>();
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
     })
 }
 
-/// Frees an array; the devices stay open.
+/// `rdma_free_devices`: frees the array; the devices stay open.
 ///
 /// # Safety
 /// `list` must be NULL or come from [`rdma_get_devices`], once.

@@ -1,6 +1,6 @@
-//! Endpoints: one call for an id that is resolved or bound, with its queue pair.
+//! Endpoints: `rdma_create_ep` makes an id that is resolved or bound, with its queue pair.
 
-use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
+use crate::boundary::{self, EINVAL, EOPNOTSUPP, Outcome, lock};
 use crate::event;
 use crate::id::{Id, Kind};
 use crate::qp;
@@ -11,10 +11,10 @@ use burst_ffi::block;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-/// Patience with address and route.
+/// Timeout for address and route resolution.
 const TIMEOUT_MS: c_int = 2000;
 
-/// Binds or resolves a fresh id as the address list says, and makes its queue pair.
+/// Binds or resolves a new id as the address list says, and creates its queue pair.
 unsafe fn set_up(id: &Id, info: &rdma_addrinfo, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Outcome<()> {
     // SAFETY: the caller gives addresses of the lengths that the list states, and a valid `init` or NULL.
     unsafe {
@@ -41,8 +41,8 @@ unsafe fn set_up(id: &Id, info: &rdma_addrinfo, pd: *mut ibv_pd, init: *mut ibv_
     Ok(())
 }
 
-/// A synchronous id for an address list: bound and ready to listen if the list is passive, else resolved, with a queue pair if
-/// `init` is given.
+/// `rdma_create_ep`: creates a synchronous id for an address list: bound and ready to listen if the list is passive, else
+/// resolved, with a queue pair if `init` is given.
 ///
 /// # Safety
 /// `id` must be writable, `info` of [`crate::info::rdma_getaddrinfo`], `pd` NULL or alive, `init` NULL or valid.
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         unsafe {
             let info = info.as_ref().ok_or(EINVAL)?;
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn rdma_create_ep(
             let kind = Kind { ps: info.ai_port_space as rdma_port_space, qp_type };
             let made = Id::create(null_mut(), null_mut(), kind)?;
             if let Err(e) = set_up(made.as_ref(), info, pd, init) {
-                // The first error is the one to tell.
+                // Report the first error, not that of the destruction.
                 let _ = Id::destroy(made.as_ref().as_rdma());
                 return Err(e);
             }
@@ -74,13 +74,13 @@ pub unsafe extern "C" fn rdma_create_ep(
     })
 }
 
-/// Ends an endpoint with its queues.
+/// `rdma_destroy_ep`: destroys the id and its queues.
 ///
 /// # Safety
 /// `id` must be alive; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
-    door::nothing(|| {
+    boundary::nothing(|| {
         // SAFETY: the caller's promise.
         unsafe {
             let public = Id::from_rdma(id)?.public();
@@ -95,15 +95,15 @@ pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     });
 }
 
-/// The next request of a synchronous listener, with a queue pair if the endpoint was made with attributes for it. The
-/// thread may be cancelled while it waits.
+/// `rdma_get_request`: waits for the next request of a synchronous listener. The id gets a queue pair if the endpoint was created
+/// with attributes for it. The thread may be cancelled while it waits.
 ///
 /// # Safety
 /// `listen` must be alive, `id` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
     let mut fd = -1;
-    let failed = door::status(|| {
+    let failed = boundary::status(|| {
         // SAFETY: the caller's promise.
         let listener = unsafe { Id::from_rdma(listen) }?;
         if !listener.is_sync() || id.is_null() {
@@ -118,7 +118,7 @@ pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     }
     // SAFETY: this frame owns nothing.
     unsafe { block::until_readable(fd) };
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         unsafe {
             *id = next_request(Id::from_rdma(listen)?)?;
@@ -127,7 +127,7 @@ pub unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     })
 }
 
-/// Takes the request that has come.
+/// Takes the request of the event that was read.
 unsafe fn next_request(listener: &Id) -> Outcome<*mut rdma_cm_id> {
     listener.forget_event();
     // SAFETY: a synchronous id's channel is its own; an event and its id are alive until acknowledged.
@@ -139,7 +139,7 @@ unsafe fn next_request(listener: &Id) -> Outcome<*mut rdma_cm_id> {
             if kind == RDMA_CM_EVENT_CONNECT_REQUEST {
                 Id::destroy(new)?;
             }
-            return Err(if status == 0 { EINVAL } else { door::Errno(status.abs()) });
+            return Err(if status == 0 { EINVAL } else { boundary::Errno(status.abs()) });
         }
         (*new).event = event;
         let endpoint = lock(&listener.known).endpoint;
@@ -154,20 +154,20 @@ unsafe fn next_request(listener: &Id) -> Outcome<*mut rdma_cm_id> {
     }
 }
 
-/// Service records are not kept on Ethernet.
+/// `rdma_resolve_addrinfo`: not supported, because Ethernet has no service records.
 #[unsafe(no_mangle)]
 pub extern "C" fn rdma_resolve_addrinfo() -> c_int {
-    door::status(|| Err(EOPNOTSUPP))
+    boundary::status(|| Err(EOPNOTSUPP))
 }
 
 /// As [`rdma_resolve_addrinfo`].
 #[unsafe(no_mangle)]
 pub extern "C" fn rdma_query_addrinfo() -> c_int {
-    door::status(|| Err(EOPNOTSUPP))
+    boundary::status(|| Err(EOPNOTSUPP))
 }
 
-/// Events of the program's own are not offered.
+/// `rdma_write_cm_event`: not supported.
 #[unsafe(no_mangle)]
 pub extern "C" fn rdma_write_cm_event() -> c_int {
-    door::status(|| Err(EOPNOTSUPP))
+    boundary::status(|| Err(EOPNOTSUPP))
 }

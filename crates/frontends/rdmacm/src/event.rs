@@ -1,11 +1,11 @@
-//! Events: from a channel's records to `rdma_cm_event`, with what they change at the id on the way.
+//! Events: conversion of a channel's records to `rdma_cm_event`, and the changes that an event makes to its id.
 //!
-//! A record is parsed and counted at its id before the application sees it. A record whose id is gone is skipped. The event
-//! of a connection request makes the new id; it is counted at the listener.
+//! A record is parsed and counted at its id before the application gets the event. A record whose id was destroyed is skipped.
+//! The event of a connection request creates the new id, and is counted at the listener.
 
 use crate::attr;
+use crate::boundary::{self, EINVAL, Outcome, lock};
 use crate::channel::Channel;
-use crate::door::{self, EINVAL, Outcome, lock};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmCommand, CmData, CmEvent, CmEventKind};
@@ -13,25 +13,25 @@ use burst_ffi::{block, say};
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
-/// A record as it lies in the pipe.
+/// The bytes of a record in the pipe.
 pub type Record = [u8; CmEvent::BYTES];
 
-/// An event in the application's hands.
+/// An event that the application has and did not acknowledge yet.
 #[repr(C)]
 struct Event {
     base: rdma_cm_event,
-    /// Where it is counted.
+    /// The id at which the event is counted.
     counted_at: NonNull<Id>,
     data: CmData,
 }
 
-/// The next event of a channel. Cancellation is forbidden meanwhile.
+/// Waits for the next event of a channel. The caller must have disabled cancellation.
 ///
 /// # Errors
 /// As [`Channel::outcome`].
 ///
 /// # Safety
-/// `channel` must be alive, and nobody else destroy it.
+/// `channel` must be alive; no other thread may destroy it meanwhile.
 pub unsafe fn next(channel: *mut rdma_event_channel) -> Outcome<*mut rdma_cm_event> {
     // SAFETY: the caller's promise.
     let channel = unsafe { Channel::from_rdma(channel) }?;
@@ -48,7 +48,7 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Outcome<*mut rdma_cm_eve
     }
 }
 
-/// Gives an event back.
+/// Acknowledges an event and frees it.
 ///
 /// # Safety
 /// `event` must come from [`next`], once.
@@ -60,7 +60,7 @@ pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
     }
 }
 
-/// Makes an application's event of a record; `None` if its id is gone.
+/// Converts a record to the application's event; `None` if its id was destroyed.
 fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     let request = event.kind == CmEventKind::ConnectRequest;
     let subject = if request { event.listener } else { event.id };
@@ -70,7 +70,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     });
     let Some(counted_at) = found else {
         if request {
-            // Nobody will accept it.
+            // The listener was destroyed: reject the request.
             let _ = channel.session.send(&[CmCommand::Destroy { id: event.id, read: 0 }]);
         }
         return None;
@@ -87,7 +87,7 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     }
     let mut status = follow(id, event);
     if request && counted_id.is_sync() {
-        // The request's id gets a channel of its own, as its listener has.
+        // The listener is synchronous, so the new id is too: it gets its own channel.
         status = id.migrate(null_mut()).map_or_else(|e| -e.0, |()| status);
     }
     let mut boxed = Box::new(Event { base: rdma_cm_event::default(), counted_at, data: private_data(event) });
@@ -99,19 +99,20 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     Some(Box::into_raw(boxed).cast())
 }
 
-/// Whether it tells what came of a join.
+/// Whether the event is the result of a join.
 fn is_of_group(kind: CmEventKind) -> bool {
     matches!(kind, CmEventKind::MulticastJoin | CmEventKind::MulticastError)
 }
 
-/// Private data of an event; the daemon's sentence in its place is for people.
+/// Private data of an event. Events of local failures have the daemon's sentence in its place: it is printed, and the program
+/// gets no private data.
 fn private_data(event: &CmEvent) -> CmData {
     let Some(sentence) = event.sentence() else { return event.data };
     say::explain(format_args!("the address is not resolved: {sentence}"));
     CmData::EMPTY
 }
 
-/// Lets the id follow the event; the status that the application sees.
+/// Updates the id by the event. Returns the status for the application.
 fn follow(id: &Id, event: &CmEvent) -> c_int {
     let mut status = event.status;
     let mut take = |outcome: Outcome<()>| {
@@ -148,7 +149,7 @@ fn follow(id: &Id, event: &CmEvent) -> c_int {
     status
 }
 
-/// The part of an event that depends on the service: connection parameters, or the peer's address for datagrams.
+/// The part of an event that depends on the service: connection parameters, or the peer's address vector for datagrams.
 fn fill_param(boxed: &mut Event, id: &Id, event: &CmEvent) {
     let data = boxed.data.as_slice();
     let (private_data, private_data_len) =
@@ -156,7 +157,7 @@ fn fill_param(boxed: &mut Event, id: &Id, event: &CmEvent) {
     let conn = &event.conn;
     let group = is_of_group(event.kind);
     if group || id.is_datagram() {
-        // The private data of a join is the context that the program gave.
+        // `private_data` of a multicast event is the context that the program passed to the join.
         let private_data = if group { crate::multicast::context_of(id, event.cookie) } else { private_data };
         boxed.base.param.ud = rdma_ud_param {
             private_data,
@@ -180,8 +181,8 @@ fn fill_param(boxed: &mut Event, id: &Id, event: &CmEvent) {
     }
 }
 
-/// The next event of a channel: waits unless its descriptor is non-blocking (EAGAIN). The thread may be cancelled while
-/// it waits.
+/// `rdma_get_cm_event`: waits for the next event of a channel, unless its descriptor is non-blocking (EAGAIN). The thread may be
+/// cancelled while it waits.
 ///
 /// # Safety
 /// `channel` must be alive, `event` writable.
@@ -192,7 +193,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
 ) -> c_int {
     loop {
         let mut entered = None;
-        let failed = door::status(|| {
+        let failed = boundary::status(|| {
             if event.is_null() {
                 return Err(EINVAL);
             }
@@ -209,7 +210,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
         // SAFETY: just entered; this frame owns nothing.
         let got = unsafe { Channel::read(fd, &mut record) };
         let mut found = null_mut();
-        let failed = door::status(|| {
+        let failed = boundary::status(|| {
             let read = Channel::outcome(got);
             // SAFETY: being read, the channel has not gone.
             let channel = unsafe { Channel::from_rdma(channel) }?;
@@ -229,13 +230,13 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     }
 }
 
-/// Acknowledges an event; what it points to is gone afterwards.
+/// `rdma_ack_cm_event`: frees the event and its private data.
 ///
 /// # Safety
 /// `event` must come from [`rdma_get_cm_event`], once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         if event.is_null() {
             return Err(EINVAL);
         }

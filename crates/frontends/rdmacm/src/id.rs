@@ -1,15 +1,15 @@
-//! Ids: the objects behind `rdma_cm_id`, and the sending of their commands to the daemon.
+//! Ids: the objects of `rdma_cm_id`, and the sending of their commands to the daemon.
 //!
-//! An id is made here and created in the daemon together with its first command. Commands of asynchronous ids do not wait for the
-//! daemon: failures come as events. A synchronous id (made without a channel) has a channel of its own; each of its
-//! commands waits for the answer, and then for the event that ends it ([`Id::complete`]).
+//! The daemon creates an id when it receives the id's first command. Commands of asynchronous ids do not wait for the daemon:
+//! failures come as events. A synchronous id (created without a channel) has its own channel; each of its commands waits for the
+//! reply, and then for the event that completes it ([`Id::complete`]).
 //!
-//! Events handed out are counted; destroying an id waits until as many were acknowledged.
+//! Events that the program gets are counted; destroying an id waits until the program has acknowledged them all.
 
 use crate::addr;
+use crate::boundary::{self, EINVAL, EIO, ENODEV, Errno, Outcome, lock};
 use crate::channel::Channel;
 use crate::device::RdmaDevice;
-use crate::door::{self, EINVAL, EIO, ENODEV, Errno, Outcome, lock};
 use crate::event;
 use crate::session::DaemonSession;
 use crate::sys::*;
@@ -20,7 +20,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Events of an id: handed out, and acknowledged.
+/// Counts of an id's events: given to the program, and acknowledged by it.
 #[derive(Debug, Default)]
 pub struct Counted {
     handed_out: AtomicU32,
@@ -31,32 +31,32 @@ pub struct Counted {
 #[derive(Debug, Default)]
 struct Acknowledged {
     count: u32,
-    /// Threads that wait: telling nobody would cost a system call for each event.
+    /// Number of waiting threads: a notification without a waiting thread would cost a system call per event.
     waiting: u32,
 }
 
 impl Counted {
-    /// One more is handed out. Only while the id is in the session's table.
+    /// Counts an event that the program gets. The id must be in the session's table.
     pub fn hand_out(&self) {
         self.handed_out.fetch_add(1, Ordering::Release);
     }
 
-    /// How many were handed out.
+    /// Number of events that the program was given.
     fn handed_out(&self) -> u32 {
         self.handed_out.load(Ordering::Acquire)
     }
 
-    /// One more is acknowledged.
+    /// Counts an acknowledgement.
     pub fn acknowledge(&self) {
         let mut acknowledged = lock(&self.acknowledged);
         acknowledged.count = acknowledged.count.wrapping_add(1);
-        // Told under the lock: the one who waits may free this as soon as it has it.
+        // Notify with the lock held: the waiting thread may free `self` as soon as it gets the lock.
         if acknowledged.waiting != 0 {
             self.changed.notify_all();
         }
     }
 
-    /// Waits until all are acknowledged.
+    /// Waits until all events are acknowledged.
     fn wait(&self) {
         let mut acknowledged = lock(&self.acknowledged);
         acknowledged.waiting += 1;
@@ -68,20 +68,20 @@ impl Counted {
     }
 }
 
-/// Which events may come, so that ending an id waits for the daemon only if a record of it may lie in the channel.
+/// Whether events may still come: the destruction of an id waits for the daemon only if the channel may have a record of the id.
 #[derive(Debug, Default)]
 pub struct Due {
     /// Number of commands whose event was not read yet.
     answers: AtomicI32,
-    /// Whether the peer or the network may cause events: it listens, or has a connection.
+    /// Whether the peer or the network may cause events: the id listens or has a connection.
     live: AtomicBool,
-    /// Whether it has, had or was asked for a connection.
+    /// Whether the id has or had a connection or a connection request.
     met: AtomicBool,
-    /// When the connection ended, on CLOCK_MONOTONIC, 0 while it has not; TIMEWAIT_EXIT follows, but not at once.
+    /// Time of the end of the connection on CLOCK_MONOTONIC; 0 while it has not ended. TIMEWAIT_EXIT follows later.
     ended_ns: AtomicU64,
 }
 
-/// CLOCK_MONOTONIC.
+/// Present time on CLOCK_MONOTONIC in nanoseconds.
 fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a writable place; this clock is always there.
@@ -89,11 +89,11 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Less than any connection stays in time-wait.
+/// Less than the shortest TIMEWAIT of a connection.
 const TIMEWAIT_MIN_NS: u64 = 50_000_000;
 
 impl Due {
-    /// To be called before a command is sent.
+    /// Notes a command. Must be called before the command is sent.
     fn note_sent(&self, op: &CmCommand) {
         match op {
             CmCommand::ResolveAddr { .. } | CmCommand::ResolveRoute { .. } | CmCommand::Join { .. } => {
@@ -105,7 +105,7 @@ impl Due {
         }
     }
 
-    /// An event was read.
+    /// Notes an event that was read.
     pub fn read(&self, event: &CmEvent, datagram: bool) {
         use CmEventKind as K;
         match event.kind {
@@ -119,14 +119,14 @@ impl Due {
             }
             K::Disconnected => {
                 self.live.store(false, Ordering::Relaxed);
-                // It may have waited long to be read.
+                // `cookie` is the time of the event: the program may read it much later.
                 self.ended_ns.store(event.cookie.max(1), Ordering::Relaxed);
             }
             K::TimewaitExit | K::Rejected | K::Unreachable | K::ConnectError => {
                 self.live.store(false, Ordering::Relaxed);
                 self.ended_ns.store(0, Ordering::Relaxed);
             }
-            // A datagram service is known from now on, and there is nothing that could end.
+            // The queue pair of a datagram service is known now; there is no connection that could end.
             K::Established if datagram => self.live.store(false, Ordering::Relaxed),
             K::ConnectRequest => self.meet(),
             _ => (),
@@ -138,15 +138,15 @@ impl Due {
         self.met.store(true, Ordering::Relaxed);
     }
 
-    /// For calls that are about a peer and that no event follows.
+    /// Check of calls that need a peer and that no event follows.
     ///
     /// # Errors
-    /// EINVAL if there never was one.
+    /// EINVAL if the id never had a peer.
     pub fn check_met(&self) -> Outcome<()> {
         if self.met.load(Ordering::Relaxed) { Ok(()) } else { Err(EINVAL) }
     }
 
-    /// Whether the network, or the end of time-wait, will be heard of: a synchronous call would wait for ever for anything else.
+    /// Whether an event of the connection or TIMEWAIT_EXIT will come. If not, a synchronous call must not wait for one.
     pub fn is_awaited(&self) -> bool {
         self.live.load(Ordering::Relaxed) || self.ended_ns.load(Ordering::Relaxed) != 0
     }
@@ -160,22 +160,22 @@ impl Due {
     }
 }
 
-/// What an id knows.
+/// The mutable state of an id.
 #[derive(Default)]
 pub struct Known {
     /// Addresses and path.
     pub route: CmRoute,
-    /// The connection, as the last event told.
+    /// The connection, as of the last event.
     pub conn: ConnAttr,
-    /// The device, once there is one.
+    /// The device, once it is known.
     pub device: Option<&'static RdmaDevice>,
-    /// Protection domain and queue pair wanted for requests (`rdma_create_ep` of a passive id).
+    /// Protection domain and attributes for the queue pairs of requests (`rdma_create_ep` of a passive id).
     pub endpoint: Option<(*mut ibv_pd, ibv_qp_init_attr)>,
-    /// Groups joined.
+    /// Multicast groups that the id has joined.
     pub groups: Vec<crate::multicast::JoinedGroup>,
     /// Local ACK timeout code, if the program has set one.
     pub ack_timeout: Option<u8>,
-    /// Own enhancements, to be told at connection.
+    /// ECE options for the REQ or REP of this id.
     pub ece: Ece,
 }
 
@@ -184,27 +184,27 @@ pub struct Known {
 pub struct Id {
     base: rdma_cm_id,
     path: ibv_sa_path_rec,
-    /// Whose.
+    /// The session of the id.
     pub session: &'static DaemonSession,
-    /// Its number at the daemon.
+    /// The daemon's number of the id.
     pub number: CmId,
     /// Port space.
     pub space: PortSpace,
     sync: AtomicBool,
     told: AtomicBool,
-    /// Channel and service, until the daemon is told of the id.
+    /// Channel and service, until the command that creates the id is sent.
     creation: Mutex<Option<(u32, QpType)>>,
-    /// Its events.
+    /// Counts of the id's events.
     pub counted: Counted,
-    /// Those that may still come.
+    /// Events that may still come.
     pub due: Due,
-    /// What it knows.
+    /// Mutable state.
     pub known: Mutex<Known>,
 }
 
-/// Service of an id's queue pair, by its public field.
+/// Service of the id's queue pair, from the public field.
 fn service_of(qp_type: ibv_qp_type) -> Outcome<QpType> {
-    QpType::from_number(qp_type).ok_or(door::EOPNOTSUPP)
+    QpType::from_number(qp_type).ok_or(boundary::EOPNOTSUPP)
 }
 
 fn space_of(ps: rdma_port_space) -> Outcome<PortSpace> {
@@ -216,7 +216,7 @@ fn space_of(ps: rdma_port_space) -> Outcome<PortSpace> {
     }
 }
 
-/// What a new id is.
+/// Kind of a new id.
 pub struct Kind {
     /// Port space.
     pub ps: rdma_port_space,
@@ -225,10 +225,10 @@ pub struct Kind {
 }
 
 impl Id {
-    /// A new id; without a channel it is synchronous and gets one of its own.
+    /// Creates an id. Without a channel it is synchronous and gets its own channel.
     ///
     /// # Errors
-    /// ENODEV without a daemon, EPROTONOSUPPORT and EOPNOTSUPP for other spaces and services.
+    /// ENODEV without a daemon, EPROTONOSUPPORT and EOPNOTSUPP for port spaces and services that are not supported.
     ///
     /// # Safety
     /// `channel` must be NULL or alive.
@@ -245,7 +245,7 @@ impl Id {
         Ok(Id::allocate(session, channel, context, &kind, (number, ps, sync), Some((channel_number, qp_type))))
     }
 
-    /// The id of an incoming request, which the daemon has made, read from this channel.
+    /// The id of a connection request, which the daemon has created, from an event of this channel.
     pub fn requested(listener: &Id, channel: &Channel, number: CmId) -> NonNull<Id> {
         let b = listener.public();
         let kind = Kind { ps: b.ps, qp_type: b.qp_type };
@@ -291,7 +291,7 @@ impl Id {
         unsafe { id.cast::<Id>().as_ref() }.ok_or(EINVAL)
     }
 
-    /// The pointer that applications hold; its fields are read and written through it.
+    /// The pointer that applications hold. The public fields are read and written through it.
     pub fn as_rdma(&self) -> *mut rdma_cm_id {
         std::ptr::from_ref(self).cast_mut().cast()
     }
@@ -302,24 +302,24 @@ impl Id {
         unsafe { self.as_rdma().read() }
     }
 
-    /// Whether calls on it wait for their events.
+    /// Whether calls wait for their events.
     pub fn is_sync(&self) -> bool {
         self.sync.load(Ordering::Relaxed)
     }
 
-    /// Whether it is for datagrams.
+    /// Whether the id is for datagrams.
     pub fn is_datagram(&self) -> bool {
         self.public().qp_type == IBV_QPT_UD
     }
 
-    /// Sends operations, after the id's creation if the daemon does not know it yet.
+    /// Sends commands. If the daemon has not created the id yet, the command that creates it comes first.
     fn after_creation<R>(&self, ops: &[CmCommand], send: impl FnOnce(&[CmCommand]) -> Outcome<R>) -> Outcome<R> {
         ops.iter().for_each(|op| self.due.note_sent(op));
         // Acquire pairs with the Release below.
         if self.told.load(Ordering::Acquire) {
             return send(ops);
         }
-        // Held while sending, so that no other thread's command overtakes the creation.
+        // Held while sending, so that no other thread sends a command before the creation.
         let mut creation = lock(&self.creation);
         let create = |(channel, qp_type)| CmCommand::Create { id: self.number, channel, ps: self.space, qp_type };
         let all: Vec<CmCommand> = creation.take().map(create).into_iter().chain(ops.iter().cloned()).collect();
@@ -328,7 +328,7 @@ impl Id {
         sent
     }
 
-    /// Carries out operations and gives the last one's answer.
+    /// Executes commands and returns the last one's reply.
     ///
     /// # Errors
     /// The daemon's refusal.
@@ -336,10 +336,10 @@ impl Id {
         self.after_creation(&ops, |ops| self.session.ask(ops.to_vec()))
     }
 
-    /// Sends a command: without waiting, unless the id is synchronous. Failures of an asynchronous id become events.
+    /// Sends a command. Waits for its reply only if the id is synchronous. Failures of asynchronous ids become events.
     ///
     /// # Errors
-    /// EIO when the daemon is gone; the daemon's refusal if the id is synchronous.
+    /// EIO if the daemon has ended; the daemon's refusal if the id is synchronous.
     pub fn send_command(&self, op: CmCommand) -> Outcome<()> {
         if self.is_sync() {
             return self.ask(vec![op]).map(drop);
@@ -347,10 +347,10 @@ impl Id {
         self.after_creation(&[op], |ops| self.session.send(ops))
     }
 
-    /// Takes over what an answer or event tells of the addresses and the device.
+    /// Takes over addresses and device from a reply or event.
     ///
     /// # Errors
-    /// What opening the device may give.
+    /// The errno of opening the device.
     pub fn follow_route(&self, route: &CmRoute) -> Outcome<()> {
         let device = route.device.map(|index| self.session.device(index)).transpose()?;
         let mut known = lock(&self.known);
@@ -371,7 +371,7 @@ impl Id {
         Ok(())
     }
 
-    /// Makes the path record, once the route is resolved.
+    /// Makes the public path record when the route is resolved.
     pub fn publish_path(&self) {
         let route = lock(&self.known).route;
         let id = self.as_rdma();
@@ -387,15 +387,15 @@ impl Id {
     /// The device.
     ///
     /// # Errors
-    /// ENODEV before one is known.
+    /// ENODEV before the device is known.
     pub fn device(&self) -> Outcome<&'static RdmaDevice> {
         lock(&self.known).device.ok_or(ENODEV)
     }
 
-    /// For synchronous ids: waits for the next event, which stays at the id until the next call.
+    /// For synchronous ids: waits for the next event, and stores it in `id->event` until the next call.
     ///
     /// # Errors
-    /// What the event says: ECONNREFUSED for a rejection, else its status.
+    /// The failure that the event reports: ECONNREFUSED for a rejection, else its status.
     pub fn complete(&self) -> Outcome<()> {
         if !self.is_sync() {
             return Ok(());
@@ -413,7 +413,7 @@ impl Id {
         }
     }
 
-    /// Acknowledges the event kept at the id.
+    /// Acknowledges the event in `id->event`.
     pub fn forget_event(&self) {
         // SAFETY: the field is NULL or an event that was not acknowledged yet.
         unsafe {
@@ -427,7 +427,7 @@ impl Id {
     /// Moves the id to another channel; NULL makes it synchronous.
     ///
     /// # Errors
-    /// EINVAL if it is to become what it is, the daemon's refusal.
+    /// EINVAL if a synchronous id is to become synchronous; the daemon's refusal.
     pub fn migrate(&self, channel: *mut rdma_event_channel) -> Outcome<()> {
         let own = channel.is_null();
         if own && self.is_sync() {
@@ -465,7 +465,7 @@ impl Id {
         self.ask(vec![CmCommand::Migrate { id: self.number, channel: to }]).map(drop)
     }
 
-    /// Ends an id.
+    /// Destroys an id.
     ///
     /// # Errors
     /// EINVAL for NULL.
@@ -479,8 +479,8 @@ impl Id {
             ours.session.remove(ours.number);
             if ours.told.load(Ordering::Acquire) {
                 let destroy = CmCommand::Destroy { id: ours.number, read: ours.counted.handed_out() };
-                // A daemon that is gone has no ids, and one that refuses has none of this number. After its answer, no
-                // record of the id is in the channel, so nobody is woken for nothing.
+                // A failure means that the daemon has ended, or has no id of this number. After the reply the channel has no
+                // record of the id, so that no thread wakes without an event.
                 let _ = if ours.due.may_come() {
                     ours.session.ask(vec![destroy]).map(drop)
                 } else {
@@ -501,10 +501,10 @@ impl Id {
         Ok(())
     }
 
-    /// The daemon's answer about addresses, taken over.
+    /// Takes over the route in the daemon's reply.
     ///
     /// # Errors
-    /// EIO if it is another answer.
+    /// EIO for any other reply.
     pub fn follow_reply(&self, reply: &CmReply) -> Outcome<()> {
         match reply {
             CmReply::Route(route) => self.follow_route(route),
@@ -513,7 +513,7 @@ impl Id {
     }
 }
 
-/// New id.
+/// `rdma_create_id`.
 ///
 /// # Safety
 /// `channel` must be NULL or alive, `id` writable.
@@ -524,7 +524,7 @@ pub unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         if id.is_null() {
             return Err(EINVAL);
         }
@@ -536,24 +536,24 @@ pub unsafe extern "C" fn rdma_create_id(
     })
 }
 
-/// Ends an id, after its events were acknowledged.
+/// `rdma_destroy_id`: waits until the id's events are acknowledged.
 ///
 /// # Safety
 /// `id` must be alive and have no queue pair; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's promise.
-    door::status(|| unsafe { Id::destroy(id) })
+    boundary::status(|| unsafe { Id::destroy(id) })
 }
 
-/// Moves an id, with the events not yet read, to another channel; NULL makes it synchronous. Waits until events read
-/// before are acknowledged.
+/// `rdma_migrate_id`: moves an id and its unread events to another channel; NULL makes it synchronous. Waits until the events
+/// read before are acknowledged.
 ///
 /// # Safety
 /// `id` must be alive, `channel` NULL or alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         unsafe { Id::from_rdma(id) }?.migrate(channel)
     })
@@ -576,7 +576,7 @@ mod tests {
                 assert!(!waiter.is_finished());
                 counted.acknowledge();
             });
-            // Nothing is owed any more.
+            // All events are acknowledged: this call does not wait.
             counted.wait();
         }
     }

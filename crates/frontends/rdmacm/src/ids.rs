@@ -1,10 +1,10 @@
-//! Ids by number: an event contains a number, and the application needs the object.
+//! The table of ids by number: events contain the daemon's number of an id.
 //!
 //! The table has `SHARDS` parts, chosen by the number, each with a lock, so that threads which work on different ids do not wait
 //! for each other. A lock is held while an id is looked up and an event is counted at it. The table is generic over the object,
 //! so that this file does not depend on the file of the id.
 
-use crate::door::lock;
+use crate::boundary::lock;
 use burst_control::cm::{CmId, DAEMON_IDS};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -18,7 +18,7 @@ const SHARDS: usize = 64;
 /// Capacity up to which an empty part keeps its memory.
 const KEPT: usize = 32;
 
-/// Numbers are given out in order, by this library or by the daemon, so a multiplication spreads them well enough.
+/// Hash of an id's number. This library and the daemon assign numbers in order, so a multiplication spreads them well enough.
 #[derive(Default)]
 struct Spread(u64);
 
@@ -35,7 +35,7 @@ impl Hasher for Spread {
     }
 }
 
-/// Only the holder of the lock may use a pointer that it finds.
+/// A pointer from the table may be used only while the lock is held.
 struct Shard<T> {
     map: HashMap<CmId, NonNull<T>, BuildHasherDefault<Spread>>,
 }
@@ -64,7 +64,7 @@ impl<T> IdTable<T> {
         &self.shards[number as usize % SHARDS]
     }
 
-    /// A number for an id to come.
+    /// A number for a new id.
     pub fn number(&self) -> CmId {
         loop {
             // Relaxed: the counter orders nothing.
@@ -75,22 +75,22 @@ impl<T> IdTable<T> {
         }
     }
 
-    /// Makes an id known under its number.
+    /// Enters an id under its number.
     pub fn put(&self, number: CmId, id: NonNull<T>) {
         lock(self.shard(number)).map.insert(number, id);
     }
 
-    /// Forgets an id.
+    /// Removes an id.
     pub fn remove(&self, number: CmId) {
         let mut shard = lock(self.shard(number));
         shard.map.remove(&number);
         if shard.map.is_empty() && shard.map.capacity() > KEPT {
-            // Memory for a thousand ids is not kept for none.
+            // An empty part frees its memory if it had many ids.
             shard.map = HashMap::default();
         }
     }
 
-    /// Does something with an id while it cannot be destroyed.
+    /// Calls `inside` with an id; the lock keeps the id from being destroyed meanwhile.
     pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&T) -> R) -> Option<R> {
         let shard = lock(self.shard(number));
         // SAFETY: an id leaves the map under this lock before it is freed.
@@ -108,7 +108,7 @@ mod tests {
         let table = IdTable::<u8>::default();
         let taken = NonNull::dangling();
         assert_eq!(table.number(), 1);
-        // The next to come is taken already, from the last time round.
+        // The next number is still in use: numbers have wrapped around.
         table.put(2, taken);
         assert_eq!(table.number(), 3);
         table.last.store(DAEMON_IDS - 1, Ordering::Relaxed);

@@ -1,17 +1,17 @@
-//! `rdma_getaddrinfo`: names to addresses, by the C library's resolver, in the form that `rdma_create_ep` takes.
+//! `rdma_getaddrinfo`: resolves names by the C library's resolver, for `rdma_create_ep`.
 //!
-//! A result and everything that it points to are from the C allocator, one by one: programs replace the parts by their own,
-//! and give whole lists of their own making to `rdma_freeaddrinfo` (libfabric does).
+//! A result and all parts that it points to are separate blocks of the C heap: programs replace parts, and pass lists that they
+//! have allocated themselves to `rdma_freeaddrinfo` (libfabric does).
 
 use crate::addr;
-use crate::door::{self, EINVAL, ENOMEM, Errno, Outcome, errno};
+use crate::boundary::{self, EINVAL, ENOMEM, Errno, Outcome, errno};
 use crate::resolve::read_sized;
 use crate::sys::*;
 use burst_control::cm::CmAddr;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
 
-/// What the caller wants.
+/// The caller's hints.
 struct Hints {
     flags: c_int,
     family: c_int,
@@ -21,7 +21,7 @@ struct Hints {
     dst: Option<CmAddr>,
 }
 
-/// Port space and service: each follows from the other, and reliable connections are the default.
+/// Port space and service of the hints. A missing one follows from the other; the default is RC.
 fn service(hints: &mut Hints) {
     if hints.port_space == 0 {
         let datagram = hints.qp_type == IBV_QPT_UD as c_int;
@@ -55,7 +55,7 @@ unsafe fn hints_of(given: *const rdma_addrinfo) -> Outcome<Hints> {
     Ok(hints)
 }
 
-/// Why there is no list.
+/// Why the call fails.
 #[derive(Debug, PartialEq)]
 enum Failure {
     /// The resolver's code, for `gai_strerror`: the function's value, as in rdma-core.
@@ -69,7 +69,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// What errno says of a resolver's error.
+/// The errno for a resolver's error.
 fn resolver_error(code: c_int) -> Errno {
     match code {
         libc::EAI_SYSTEM => errno(),
@@ -81,10 +81,10 @@ fn resolver_error(code: c_int) -> Errno {
     }
 }
 
-/// An address found, and its canonical name.
+/// A resolved address, and its canonical name.
 type Found = (CmAddr, Option<CString>);
 
-/// Asks the C library's resolver.
+/// Calls the C library's resolver.
 unsafe fn look_up(node: *const c_char, service: *const c_char, hints: &Hints) -> Result<Vec<Found>, Failure> {
     // SAFETY: plain words, for which zero is a value.
     let mut wanted: libc::addrinfo = unsafe { std::mem::zeroed() };
@@ -116,14 +116,14 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, hints: &Hints) ->
     Ok(found)
 }
 
-/// Zeroed memory that the program may pass to `free`.
+/// Allocates zeroed memory that the program may pass to `free`.
 fn zeroed<T>() -> Outcome<*mut T> {
     // SAFETY: no memory is touched by asking for some.
     let place = unsafe { libc::calloc(1, size_of::<T>()) };
     if place.is_null() { Err(ENOMEM) } else { Ok(place.cast()) }
 }
 
-/// An address in memory of its own, its length and family.
+/// Copies an address to a new block; returns it with its length and family.
 fn address(of: &CmAddr) -> Outcome<(*mut libc::sockaddr_storage, socklen_t, c_int)> {
     let place = zeroed::<libc::sockaddr_storage>()?;
     // SAFETY: fresh, and storage has room for any address.
@@ -220,8 +220,8 @@ unsafe fn resolve(node: *const c_char, service: *const c_char, hints: &Hints) ->
     if list.is_null() { Err(Errno(libc::ENODATA).into()) } else { Ok(list) }
 }
 
-/// Addresses of a node and service, for [`crate::ep::rdma_create_ep`]. Where the resolver finds none its own code is the
-/// value, which programs explain by `gai_strerror`; errno has an equivalent.
+/// `rdma_getaddrinfo`: addresses of a node and service, for [`crate::ep::rdma_create_ep`]. If the resolver fails, returns the
+/// resolver's code, for `gai_strerror`, and sets errno to an equivalent.
 ///
 /// # Safety
 /// `node` and `service` must be NULL or C strings, `hints` NULL or valid, `result` writable.
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
     let mut code = None;
-    let status = door::status(|| {
+    let status = boundary::status(|| {
         if result.is_null() {
             return Err(EINVAL);
         }
@@ -252,13 +252,13 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     code.unwrap_or(status)
 }
 
-/// Frees a list.
+/// `rdma_freeaddrinfo`.
 ///
 /// # Safety
 /// `list` must be NULL, or come from [`rdma_getaddrinfo`] or, part by part, from `malloc`; it is gone afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
-    door::nothing(|| {
+    boundary::nothing(|| {
         let mut at = list;
         while !at.is_null() {
             // SAFETY: the caller's promise.
@@ -285,7 +285,7 @@ mod tests {
                 return Err(errno());
             }
             let first = *list;
-            // Addresses die with the list: look at them first.
+            // The list owns the addresses: check them before it is freed.
             let address = if first.ai_dst_addr.is_null() { first.ai_src_addr } else { first.ai_dst_addr };
             assert_eq!(addr::read(address).unwrap().port, 7174);
             rdma_freeaddrinfo(list);

@@ -1,13 +1,13 @@
 //! The drop-in `librdmacm.so.1` (storey 4): connection management for unmodified programs, over the Burst daemon.
 //!
 //! `scripts/build-libs.sh` links this crate's static library into the shared one, with the versions of `abi/public.txt`, against
-//! our `libibverbs.so.1`, whose public functions make devices, queues and queue pairs. The protocol runs in the daemon: calls
-//! become [`burst_control::cm::CmCommand`]s ([`session`], [`id`]), and what happens comes back as records in the pipes that are
-//! the application's event channels ([`channel`], [`event`]). There is no thread here.
+//! Burst's `libibverbs.so.1`, whose public functions make devices, queues and queue pairs. The protocol runs in the daemon: calls
+//! become [`burst_control::cm::CmCommand`]s ([`session`], [`id`]), and events come back as records in the pipes of the
+//! application's event channels ([`channel`], [`event`]). The library has no thread.
 //!
 //! Objects that applications hold are `repr(C)` structs whose first field is the public struct. Errors are errno values; no
-//! panic and no output crosses the C boundary ([`door`]). After fork, a child's inherited objects are dead, and it may make
-//! its own.
+//! panic and no output crosses the C boundary ([`boundary`]). After fork, a child cannot use inherited objects; it may create new
+//! ones.
 //!
 //! Locks, in the order in which they may be nested: an id's `creation`, the session's `client`; a device's XRC
 //! domain, the table of ids, an id's `known` and its event count are held alone.
@@ -17,10 +17,10 @@ use burst_ibverbs as _;
 
 pub mod addr;
 pub mod attr;
+pub mod boundary;
 pub mod channel;
 pub mod connect;
 pub mod device;
-pub mod door;
 pub mod ep;
 pub mod event;
 pub mod id;

@@ -1,25 +1,25 @@
-//! Multicast groups: joined by the daemon; the id's queue pair is attached when the join's event arrives.
+//! Multicast groups. The daemon joins a group; the id's queue pair is attached when the join's event is read.
 
 use crate::addr;
-use crate::door::{self, EINVAL, ENODEV, Errno, Outcome, lock, verbs};
+use crate::boundary::{self, EINVAL, ENODEV, Errno, Outcome, lock, verbs};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmAddr, CmCommand, CmEvent};
 use std::ffi::{c_int, c_void};
 
-/// Destination of datagrams to a group.
+/// Queue pair number for datagrams to a group.
 pub const GROUP_QPN: u32 = 0xff_ffff;
 
-/// A group of an id.
+/// A group that an id has joined.
 pub struct JoinedGroup {
     addr: CmAddr,
-    /// In the join and its event.
+    /// Number of the join in its command and event.
     cookie: u64,
-    /// The program's, handed back in the event.
+    /// The program's context, which the event returns.
     context: *mut c_void,
-    /// Whether the queue pair receives what is sent to the group.
+    /// Whether the queue pair receives datagrams to the group.
     receives: bool,
-    /// The queue pair attached, and the group's GID.
+    /// The attached queue pair, and the group's GID.
     attached: Option<(*mut ibv_qp, ibv_gid)>,
 }
 
@@ -44,10 +44,10 @@ fn join(id: &Id, to: CmAddr, context: *mut c_void, receives: bool) -> Outcome<()
     id.complete()
 }
 
-/// A join has succeeded: attaches the queue pair.
+/// Attaches the queue pair after a successful join.
 ///
 /// # Errors
-/// What the verbs call says.
+/// The errno of `ibv_attach_mcast`.
 pub fn joined(id: &Id, event: &CmEvent) -> Outcome<()> {
     let qp = id.public().qp;
     let mut known = lock(&id.known);
@@ -62,30 +62,30 @@ pub fn joined(id: &Id, event: &CmEvent) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether the join of an event is still wanted: the context of a group that was left is the program's again.
+/// Whether the id is still in the group of an event. If not, the program may have freed the context of the join.
 pub fn is_wanted(id: &Id, cookie: u64) -> bool {
     lock(&id.known).groups.iter().any(|g| g.cookie == cookie)
 }
 
-/// The context that the program gave with a join.
+/// The context that the program passed to a join.
 pub fn context_of(id: &Id, cookie: u64) -> *const c_void {
     lock(&id.known).groups.iter().find(|g| g.cookie == cookie).map_or(std::ptr::null(), |g| g.context)
 }
 
-/// Joins a group for sending and receiving.
+/// `rdma_join_multicast`: joins a group for sending and receiving.
 ///
 /// # Safety
 /// `id` must be alive, `to` as long as its family demands.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, to: *mut sockaddr, context: *mut c_void) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, to) = unsafe { (Id::from_rdma(id)?, addr::read(to)?) };
         join(id, to, context, true)
     })
 }
 
-/// Joins a group, maybe for sending only.
+/// `rdma_join_multicast_ex`: joins a group for sending and receiving, or for sending only.
 ///
 /// # Safety
 /// `id` must be alive, `attr` valid.
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, attr) = unsafe { (Id::from_rdma(id)?, attr.as_ref().ok_or(EINVAL)?) };
         if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
@@ -113,13 +113,13 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     })
 }
 
-/// Leaves a group; EADDRNOTAVAIL if the id is not in it.
+/// `rdma_leave_multicast`: EADDRNOTAVAIL if the id is not in the group.
 ///
 /// # Safety
 /// `id` must be alive, `to` as long as its family demands.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, to) = unsafe { (Id::from_rdma(id)?, addr::read(to)?) };
         let group = {
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, to: *mut sock
         };
         let joined_again = lock(&id.known).groups.iter().any(|g| g.addr.ip == to.ip && g.attached.is_some());
         if let Some((qp, gid)) = group.attached.filter(|(qp, _)| *qp == id.public().qp && !joined_again) {
-            // Refused only if the program has done it itself; the group is left all the same.
+            // Fails only if the program has detached the queue pair itself.
             // SAFETY: the id's queue pair is alive.
             let _ = unsafe { ibv_detach_mcast(qp, &gid, 0) };
         }

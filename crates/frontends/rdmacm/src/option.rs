@@ -1,6 +1,6 @@
 //! `rdma_set_option`.
 
-use crate::door::{self, EINVAL, Errno, Outcome, lock};
+use crate::boundary::{self, EINVAL, Errno, Outcome, lock};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmCommand, CmIdOption};
@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 /// Largest local ACK timeout code.
 const TIMEOUT_CODE_MAX: u8 = 31;
 
-/// An option's value of exactly its size.
+/// Reads an option's value; its length must be the size of the type.
 unsafe fn value<T: Copy>(at: *const c_void, len: usize) -> Outcome<T> {
     if at.is_null() || len != size_of::<T>() {
         return Err(EINVAL);
@@ -18,7 +18,7 @@ unsafe fn value<T: Copy>(at: *const c_void, len: usize) -> Outcome<T> {
     Ok(unsafe { at.cast::<T>().read_unaligned() })
 }
 
-/// The daemon's name of an option; `None` for one that is taken and means nothing here.
+/// The command's form of an option; `None` for an option that is accepted without effect.
 unsafe fn option_of(level: c_int, name: c_int, at: *const c_void, len: usize) -> Outcome<Option<CmIdOption>> {
     const ID: c_int = RDMA_OPTION_ID as c_int;
     const IB: c_int = RDMA_OPTION_IB as c_int;
@@ -32,14 +32,14 @@ unsafe fn option_of(level: c_int, name: c_int, at: *const c_void, len: usize) ->
                 code @ 0..=TIMEOUT_CODE_MAX => CmIdOption::AckTimeout(code),
                 _ => return Err(EINVAL),
             },
-            // Paths are found by IP routing.
+            // RDMA_OPTION_IB_PATH: accepted without effect, because IP routing determines paths.
             (IB, RDMA_OPTION_IB_PATH) => return Ok(None),
             _ => return Err(Errno(libc::ENOSYS)),
         }))
     }
 }
 
-/// Sets an option of an id.
+/// `rdma_set_option`.
 ///
 /// # Safety
 /// `id` must be alive, `at` have `len` readable bytes.
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn rdma_set_option(
     at: *mut c_void,
     len: usize,
 ) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, option) = unsafe { (Id::from_rdma(id)?, option_of(level, name, at, len)?) };
         match option {

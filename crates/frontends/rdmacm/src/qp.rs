@@ -1,10 +1,10 @@
-//! Queue pairs of an id: made with default objects where the program gives none, and moved to the state in which receives can
-//! be posted. A target of extended reliable connections is made in the device's own XRC domain if the program names none;
-//! it uses no completion queues, so those of its id belong to the id's shared receive queue, if there is one.
+//! Queue pairs of an id. They are created with default objects where the program gives none, and moved to a state in which
+//! receives can be posted. An XRC target is created in the device's default XRC domain if the program names none; it uses no
+//! completion queues, so those of its id serve the id's shared receive queue, if there is one.
 
 use crate::attr;
+use crate::boundary::{self, EINVAL, Outcome, errno, lock, verbs};
 use crate::device::RdmaDevice;
-use crate::door::{self, EINVAL, Outcome, errno, lock, verbs};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::CmQp;
@@ -18,7 +18,7 @@ unsafe extern "C" {
     fn burst_modify_qp_without_reply(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
 }
 
-/// How the daemon names the id's queue pair; `None` if the id has none.
+/// The id's queue pair for a command to the daemon; `None` if the id has none.
 ///
 /// # Errors
 /// EINVAL for a queue pair of a context that is not the id's.
@@ -34,7 +34,7 @@ pub fn named(id: &Id) -> Outcome<Option<CmQp>> {
     Ok(Some(CmQp { token: device.token, qpn }))
 }
 
-/// The daemon has moved the id's connected queue pair: its public `state`, which posting looks at, follows.
+/// Sets the public `state` of the id's connected queue pair, which posting checks, after the daemon has moved the queue pair.
 pub fn note_state(id: &Id, state: ibv_qp_state) {
     let public = id.public();
     if !public.qp.is_null() && public.qp_type != IBV_QPT_UD {
@@ -43,7 +43,7 @@ pub fn note_state(id: &Id, state: ibv_qp_state) {
     }
 }
 
-/// A connection has come to nothing: its queue pair goes to the error state, so that what was posted is flushed.
+/// Moves the queue pair of a failed connection to ERR, so that posted receives are flushed.
 pub fn fail(id: &Id) {
     let public = id.public();
     if !public.qp.is_null() && public.qp_type != IBV_QPT_UD {
@@ -54,7 +54,7 @@ pub fn fail(id: &Id) {
     }
 }
 
-/// The domain that a call names, or the id's default one; it must be of the id's context.
+/// The protection domain of a call, or the default one of the id's device. It must be of the id's context.
 pub fn domain(id: &Id, device: &RdmaDevice, given: *mut ibv_pd) -> Outcome<*mut ibv_pd> {
     let own = id.public().pd;
     let pd = if given.is_null() { own } else { given };
@@ -62,7 +62,7 @@ pub fn domain(id: &Id, device: &RdmaDevice, given: *mut ibv_pd) -> Outcome<*mut 
     if pd.is_null() || unsafe { (*pd).context } != device.context { Err(EINVAL) } else { Ok(pd) }
 }
 
-/// A channel and a completion queue for `entries`, as the inline functions of `rdma_verbs.h` expect them.
+/// Creates a channel and a completion queue of `entries`, as the inline functions of `rdma_verbs.h` expect them.
 pub fn make_queue(id: &Id, device: &RdmaDevice, entries: u32) -> Outcome<(*mut ibv_comp_channel, *mut ibv_cq)> {
     // SAFETY: an open context; the queue's context is the id, as `rdma_get_recv_comp` demands.
     unsafe {
@@ -80,10 +80,10 @@ pub fn make_queue(id: &Id, device: &RdmaDevice, entries: u32) -> Outcome<(*mut i
     }
 }
 
-/// Ends one pair of default objects.
+/// Destroys a default completion queue and its channel.
 ///
 /// # Safety
-/// What is not NULL must be alive, and nothing may use it any more.
+/// Pointers that are not NULL must be alive, and no queue pair may use the objects.
 pub unsafe fn end_queue(channel: &mut *mut ibv_comp_channel, cq: &mut *mut ibv_cq) {
     let (channel, cq) = (std::mem::replace(channel, null_mut()), std::mem::replace(cq, null_mut()));
     // SAFETY: the caller's objects; a channel at the id means that both are ours.
@@ -97,7 +97,7 @@ pub unsafe fn end_queue(channel: &mut *mut ibv_comp_channel, cq: &mut *mut ibv_c
     }
 }
 
-/// Ends the default completion queues of an id.
+/// Destroys the default completion queues of an id.
 pub fn end_queues(id: &Id) {
     let id = id.as_rdma();
     // SAFETY: fields of a live struct, which other threads leave alone now.
@@ -107,10 +107,10 @@ pub fn end_queues(id: &Id) {
     }
 }
 
-/// Makes the default completion queues that `init` lacks and puts all queues into both structs.
+/// Creates the completion queues that `init` lacks, and writes all queues to both structs.
 fn complete_init(id: &Id, device: &RdmaDevice, init: &mut ibv_qp_init_attr) -> Outcome<()> {
     let public = id.as_rdma();
-    // The ends of extended reliable connections lack one side.
+    // An XRC initiator has no receives, an XRC target no sends.
     let xrc = [IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV].contains(&init.qp_type);
     let wanted = |entries: u32| !xrc || entries > 0;
     // SAFETY: fields of a live struct, which other threads leave alone while its queue pair is made.
@@ -133,7 +133,7 @@ fn complete_init(id: &Id, device: &RdmaDevice, init: &mut ibv_qp_init_attr) -> O
     Ok(())
 }
 
-/// A connected queue pair goes to INIT, one for datagrams to RTS.
+/// Moves a new queue pair: to INIT if it is connected, to RTS if it is for datagrams.
 fn make_ready(id: &Id, qp: *mut ibv_qp) -> Outcome<()> {
     let states: &[ibv_qp_state] =
         if id.is_datagram() { &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] } else { &[IBV_QPS_INIT] };
@@ -145,7 +145,7 @@ fn make_ready(id: &Id, qp: *mut ibv_qp) -> Outcome<()> {
     Ok(())
 }
 
-/// How a queue pair is made, given the completed attributes.
+/// Creates the queue pair from the completed attributes.
 type Make<'a> = dyn FnOnce(&RdmaDevice, *mut ibv_pd, &mut ibv_qp_init_attr) -> *mut ibv_qp + 'a;
 
 fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<Make<'_>>) -> Outcome<()> {
@@ -174,7 +174,7 @@ fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<
             Ok(())
         }
         Err(e) => {
-            // The caller may try again with the same struct: it shall not name what is gone.
+            // The caller may try again with the same struct: it must not name destroyed queues.
             (init.send_cq, init.recv_cq) = given;
             end_queues(id);
             Err(e)
@@ -182,13 +182,13 @@ fn create_with(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, make: Box<
     }
 }
 
-/// Makes the id's queue pair.
+/// Creates the id's queue pair.
 ///
 /// # Errors
-/// EINVAL for objects of another context or another service than the id's, ENODEV before a device is known.
+/// EINVAL for objects of another context or for another service than the id's, ENODEV before the device is known.
 pub fn create(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Outcome<()> {
     if init.qp_type == IBV_QPT_XRC_RECV {
-        // Only the extended struct can name a domain.
+        // Only the extended struct can name an XRC domain.
         let mut extended = ibv_qp_init_attr_ex::default();
         // SAFETY: the shorter struct is what the longer one begins with.
         unsafe { (&raw mut extended).cast::<ibv_qp_init_attr>().write(*init) };
@@ -205,7 +205,7 @@ pub fn create(id: &Id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Outcome<
     )
 }
 
-/// Names the device's own XRC domain if the struct of a target names none.
+/// Sets the device's default XRC domain if the struct of a target names none.
 ///
 /// # Safety
 /// `init` must be valid up to the fields that its mask names, and writable up to the domain.
@@ -221,7 +221,7 @@ unsafe fn complete_target(device: &RdmaDevice, init: *mut ibv_qp_init_attr_ex) -
     Ok(())
 }
 
-/// Makes the id's queue pair by the device's extended call, with whatever more the struct asks for.
+/// Creates the id's queue pair by `ibv_create_qp_ex`, with the extended attributes of the struct.
 unsafe fn create_extended(id: &Id, init: *mut ibv_qp_init_attr_ex) -> Outcome<()> {
     // SAFETY: the caller gives a struct that is valid up to what its mask names; both structs begin with the same fields.
     let (mask, mut plain) = unsafe { ((*init).comp_mask, init.cast::<ibv_qp_init_attr>().read()) };
@@ -243,7 +243,7 @@ unsafe fn create_extended(id: &Id, init: *mut ibv_qp_init_attr_ex) -> Outcome<()
             });
             plain.cap = (*init).cap;
             made.unwrap_or_else(|e| {
-                door::set_errno(e);
+                boundary::set_errno(e);
                 null_mut()
             })
         }
@@ -256,26 +256,26 @@ const _: () = {
     assert!(offset_of!(ibv_qp_init_attr_ex, comp_mask) == size_of::<ibv_qp_init_attr>() - 4);
 };
 
-/// Makes the id's queue pair, with completion queues of its own where `init` has none.
+/// `rdma_create_qp`: creates the id's queue pair, with default completion queues where `init` has none.
 ///
 /// # Safety
 /// `id` must be alive, `pd` NULL or alive, `init` valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, init) = unsafe { (Id::from_rdma(id)?, init.as_mut().ok_or(EINVAL)?) };
         create(id, pd, init)
     })
 }
 
-/// As [`rdma_create_qp`], by the extended struct.
+/// `rdma_create_qp_ex`: as [`rdma_create_qp`], with the extended struct.
 ///
 /// # Safety
 /// `id` must be alive, `init` valid up to the fields that its mask names.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         if init.is_null() {
             return Err(EINVAL);
         }
@@ -284,13 +284,13 @@ pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_q
     })
 }
 
-/// Ends the id's queue pair and the completion queues made for it.
+/// `rdma_destroy_qp`: destroys the id's queue pair and its default completion queues.
 ///
 /// # Safety
 /// `id` must be alive and have a queue pair.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
-    door::nothing(|| {
+    boundary::nothing(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         // SAFETY: the field of a live struct; the queue pair is the id's.
@@ -301,11 +301,11 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
             }
         }
         if id.public().qp_type == IBV_QPT_XRC_RECV && !id.public().srq.is_null() {
-            // Its shared receive queue completes into them.
+            // The id's shared receive queue still uses the completion queues.
             return Ok(());
         }
         end_queues(id);
-        // Queues that the program gave are not ours to keep.
+        // Completion queues that are left are the program's: the id forgets them.
         // SAFETY: as above.
         unsafe { ((*id.as_rdma()).send_cq, (*id.as_rdma()).recv_cq) = (null_mut(), null_mut()) };
         Ok(())

@@ -1,7 +1,7 @@
-//! Addresses: binding, resolving, routes, ports.
+//! Binding, resolution of addresses and routes, listening, ports.
 
 use crate::addr;
-use crate::door::{self, EINVAL, Outcome};
+use crate::boundary::{self, EINVAL, Outcome};
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmAddr, CmCommand};
@@ -16,12 +16,12 @@ pub fn bind(id: &Id, to: CmAddr) -> Outcome<()> {
     id.follow_reply(&reply)
 }
 
-/// Resolves a destination; for asynchronous ids the event tells what came of it.
+/// Resolves a destination. For asynchronous ids an event has the result.
 ///
 /// # Errors
-/// EIO when the daemon is gone; for synchronous ids whatever kept it from being resolved.
+/// EIO if the daemon has ended; for synchronous ids also the errno of the resolution.
 pub fn resolve_addr(id: &Id, src: Option<CmAddr>, dst: CmAddr, timeout_ms: c_int) -> Outcome<()> {
-    // As the kernel takes it: what is negative is very long.
+    // As in Linux, a negative timeout is a very long one.
     let timeout_ms = timeout_ms as u32;
     id.send_command(CmCommand::ResolveAddr { id: id.number, src, dst, timeout_ms })?;
     // SAFETY: the field of a live struct, which has room for any address.
@@ -38,20 +38,20 @@ pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Outcome<()> {
     id.complete()
 }
 
-/// Binds an id to a local address; the any-address and port 0 are allowed.
+/// `rdma_bind_addr`: the any-address and port 0 are allowed.
 ///
 /// # Safety
 /// `id` must be alive, `to` as long as its family demands.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, to) = unsafe { (Id::from_rdma(id)?, addr::read(to)?) };
         bind(id, to)
     })
 }
 
-/// Resolves a destination, and binds the id to the source address that leads there.
+/// `rdma_resolve_addr`: resolves a destination, and binds the id to the source address of the route.
 ///
 /// # Safety
 /// `id` must be alive, `src` NULL or an address, `dst` an address, each as long as its family demands.
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     dst: *mut sockaddr,
     timeout_ms: c_int,
 ) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         unsafe {
             let src = if src.is_null() { None } else { Some(addr::read(src)?) };
@@ -71,36 +71,36 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     })
 }
 
-/// Resolves the route to the destination that was resolved before.
+/// `rdma_resolve_route`: resolves the route to the destination of [`rdma_resolve_addr`].
 ///
 /// # Safety
 /// `id` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    door::status(|| resolve_route(unsafe { Id::from_rdma(id) }?, timeout_ms))
+    boundary::status(|| resolve_route(unsafe { Id::from_rdma(id) }?, timeout_ms))
 }
 
-/// Listens.
+/// `rdma_listen`.
 ///
 /// # Safety
 /// `id` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         let listen = CmCommand::Listen { id: id.number, backlog: backlog.max(0) as u32 };
-        // An id that was not bound has a port only now.
+        // Listening binds an unbound id: get its port.
         let reply = id.ask(vec![listen, CmCommand::Query { id: id.number }])?;
         id.follow_reply(&reply)
     })
 }
 
-/// Port of an address of the id, big-endian; 0 if there is none.
+/// The port of one of the id's addresses, big-endian; 0 if there is none.
 unsafe fn port_of(id: *mut rdma_cm_id, of: impl Fn(&mut rdma_addr) -> Outcome<CmAddr>) -> __be16 {
     let mut port = 0;
-    door::nothing(|| {
+    boundary::nothing(|| {
         // SAFETY: the caller gives a live id.
         port = of(unsafe { &mut (*Id::from_rdma(id)?.as_rdma()).route.addr })?.port.to_be();
         Ok(())
@@ -108,7 +108,7 @@ unsafe fn port_of(id: *mut rdma_cm_id, of: impl Fn(&mut rdma_addr) -> Outcome<Cm
     port
 }
 
-/// Local port, big-endian.
+/// `rdma_get_src_port`: the local port, big-endian.
 ///
 /// # Safety
 /// `id` must be alive.
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16 {
     unsafe { port_of(id, |a| addr::read(&raw const a.__bindgen_anon_1)) }
 }
 
-/// The peer's port, big-endian.
+/// `rdma_get_dst_port`: the peer's port, big-endian.
 ///
 /// # Safety
 /// `id` must be alive.
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16 {
     unsafe { port_of(id, |a| addr::read(&raw const a.__bindgen_anon_2)) }
 }
 
-/// Checks an address length that the caller states.
+/// Checks the length of an address against its family.
 ///
 /// # Errors
 /// EINVAL if it is shorter than its family demands.

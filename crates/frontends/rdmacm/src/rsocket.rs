@@ -1,18 +1,18 @@
-//! rsockets: sockets over RDMA. Not offered yet; every symbol is there, so that programs which link them load, and each call
+//! rsockets, sockets over RDMA: not supported. All symbols exist, so that programs linked with them can be loaded; each call
 //! fails with ENOSYS.
 
-use crate::door::{self, Errno};
+use crate::boundary::{self, Errno};
 
 macro_rules! absent {
     ($($name:ident)+) => {
         $(
-            /// Not offered: -1 and ENOSYS.
+            /// Not supported: returns -1 with errno ENOSYS.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name() -> isize {
-                door::status(|| Err(Errno(libc::ENOSYS))) as isize
+                boundary::status(|| Err(Errno(libc::ENOSYS))) as isize
             }
         )+
-        /// The functions that refuse, for tests and documentation.
+        /// The functions that are not supported, for tests and documentation.
         pub const ABSENT: &[&str] = &[$(stringify!($name)),+];
     };
 }

@@ -1,15 +1,15 @@
 //! This process's session with the daemon: one connection for all ids, and the devices opened for them.
 //!
-//! A session belongs to the process that made it. A child after fork makes its own when it needs one and never touches the
-//! parent's locks; the parent's objects are dead in the child (EIO). A session is never freed: rdma_get_devices(3) says that
-//! devices stay open as long as the library is loaded. When the daemon ends, the session's objects are dead as well, and the
-//! next call that makes an object opens a session with the daemon's successor.
+//! A session belongs to the process that made it. A child after fork makes its own when it needs one and never takes the parent's
+//! locks; calls on the parent's objects fail in the child (EIO). A session is never freed: rdma_get_devices(3) says that
+//! devices stay open as long as the library is loaded. When the daemon ends, calls on the session's objects fail as well, and
+//! the next call that creates an object opens a session with the new daemon.
 //!
-//! [`DaemonSession::ask`] waits for an answer, one caller at a time. [`DaemonSession::tell`] does not wait, and makes no system
+//! [`DaemonSession::ask`] waits for a reply, one caller at a time. [`DaemonSession::send`] does not wait, and makes no system
 //! call while the daemon is awake.
 
+use crate::boundary::{EIO, ENODEV, Errno, Outcome};
 use crate::device::Opened;
-use crate::door::{EIO, ENODEV, Errno, Outcome};
 use crate::id::Id;
 use crate::ids::IdTable;
 use crate::sys;
@@ -35,7 +35,7 @@ pub struct DaemonSession {
 /// This process's session.
 ///
 /// # Errors
-/// ENODEV when no daemon answers; `libibverbs` says why on stderr, once.
+/// ENODEV if no daemon answers; `libibverbs` prints the reason to stderr, once.
 pub fn session() -> Outcome<&'static DaemonSession> {
     let found = CURRENT.load(Ordering::Acquire);
     // SAFETY: sessions are never freed. Acquire pairs with the exchange below.
@@ -59,7 +59,7 @@ pub fn session() -> Outcome<&'static DaemonSession> {
     }
 }
 
-/// Lets `libibverbs` say on stderr why there is no device.
+/// Lets `libibverbs` print to stderr why there is no device.
 fn explain() {
     // SAFETY: NULL is allowed; the list is given back at once.
     unsafe {
@@ -70,7 +70,7 @@ fn explain() {
     }
 }
 
-/// The errno of a failed call. A connection that fails means that the daemon has ended: EIO, whatever the system call said.
+/// The errno of a failed call. If the connection fails, the daemon has ended: EIO, whatever errno the system call had.
 fn errno_of(error: ClientError) -> Errno {
     match error {
         ClientError::Control(ControlError::Io(_)) => EIO,
@@ -102,7 +102,7 @@ impl DaemonSession {
         self.connection.is_alive()
     }
 
-    /// Sends a request and waits for the answer.
+    /// Sends a request and waits for the reply.
     ///
     /// # Errors
     /// The daemon's refusal, or EIO.
@@ -110,7 +110,7 @@ impl DaemonSession {
         self.connection.call(request).map_err(errno_of)
     }
 
-    /// Sends commands as one request, which the daemon carries out in order, and gives the last one's answer.
+    /// Sends commands as one request, which the daemon executes in order. Returns the last command's reply.
     ///
     /// # Errors
     /// The first refusal, or EIO.
@@ -131,7 +131,7 @@ impl DaemonSession {
         self.next_channel.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A number for an id to come. Numbers are used again only after all others, so that late events find no other id.
+    /// A number for a new id. A number is used again only after all others, so that late events find no other id.
     pub fn id_number(&self) -> CmId {
         self.ids.number()
     }
@@ -146,7 +146,7 @@ impl DaemonSession {
         self.ids.remove(number);
     }
 
-    /// Calls `inside` with an id that cannot be destroyed meanwhile.
+    /// Calls `inside` with an id, which cannot be destroyed meanwhile.
     pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&Id) -> R) -> Option<R> {
         self.ids.with(number, inside)
     }

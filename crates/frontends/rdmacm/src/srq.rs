@@ -1,15 +1,15 @@
-//! Shared receive queues of an id. That of an id of `IBV_QPT_XRC_RECV` is in an XRC domain, the device's own if the program
-//! names none, and has a completion queue: the program's, or the id's (`rdma_get_recv_comp` reads that one).
+//! Shared receive queues of an id. The SRQ of an id of `IBV_QPT_XRC_RECV` is in an XRC domain, the device's default one if the
+//! program names none, and has a completion queue: the program's, or the id's, which `rdma_get_recv_comp` polls.
 
+use crate::boundary::{self, EINVAL, EOPNOTSUPP, Outcome, errno};
 use crate::device::RdmaDevice;
-use crate::door::{self, EINVAL, EOPNOTSUPP, Outcome, errno};
 use crate::id::Id;
 use crate::qp::{domain, end_queue, end_queues, make_queue};
 use crate::sys::*;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-/// Sees to it that the id has a completion queue with room for `entries` receives.
+/// Makes sure that the id has a completion queue of at least `entries`.
 fn own_queue(id: &Id, device: &RdmaDevice, entries: u32) -> Outcome<*mut ibv_cq> {
     let public = id.as_rdma();
     // SAFETY: fields of a live struct, which other threads leave alone while its objects are made; a queue is alive.
@@ -19,7 +19,7 @@ fn own_queue(id: &Id, device: &RdmaDevice, entries: u32) -> Outcome<*mut ibv_cq>
             return Ok(has);
         }
         let made = make_queue(id, device, entries)?;
-        // What the id has had was made with its target, which uses none.
+        // The id's completion queues were created with its target, which does not use them: replace them.
         let (mut channel, mut small) = ((*public).recv_cq_channel, has);
         end_queue(&mut channel, &mut small);
         ((*public).recv_cq_channel, (*public).recv_cq) = made;
@@ -27,7 +27,7 @@ fn own_queue(id: &Id, device: &RdmaDevice, entries: u32) -> Outcome<*mut ibv_cq>
     }
 }
 
-/// Makes a queue in an XRC domain, with default objects where the struct names none.
+/// Creates an SRQ in an XRC domain, with default objects where the struct names none.
 ///
 /// # Safety
 /// `init` must be valid up to the fields that its mask names, and writable up to the completion queue.
@@ -48,7 +48,7 @@ unsafe fn in_domain(id: &Id, device: &RdmaDevice, init: *mut ibv_srq_init_attr_e
     }
 }
 
-/// Makes the id's shared receive queue.
+/// Creates the id's shared receive queue.
 ///
 /// # Safety
 /// `init` must be valid up to the fields that its mask names, and writable.
@@ -86,13 +86,13 @@ unsafe fn create(id: &Id, init: *mut ibv_srq_init_attr_ex) -> Outcome<()> {
     Ok(())
 }
 
-/// Makes a shared receive queue for the id: in an XRC domain if the id is of `IBV_QPT_XRC_RECV`, else for its queue pair.
+/// `rdma_create_srq`: creates the id's shared receive queue, in an XRC domain if the id is of `IBV_QPT_XRC_RECV`.
 ///
 /// # Safety
 /// `id` must be alive, `pd` NULL or alive, `init` valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         // SAFETY: the caller's promise.
         let (id, init) = unsafe { (Id::from_rdma(id)?, init.as_mut().ok_or(EINVAL)?) };
         let mut extended = ibv_srq_init_attr_ex {
@@ -110,14 +110,14 @@ pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, i
     })
 }
 
-/// As [`rdma_create_srq`], by the extended struct: basic queues, and those of XRC domains.
+/// `rdma_create_srq_ex`: as [`rdma_create_srq`], with the extended struct, which can name an XRC domain and a completion queue.
 ///
 /// # Safety
 /// `id` must be alive, `init` valid up to the fields that its mask names; for a queue in an XRC domain, writable up to the
 /// completion queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
-    door::status(|| {
+    boundary::status(|| {
         if init.is_null() {
             return Err(EINVAL);
         }
@@ -126,13 +126,13 @@ pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_
     })
 }
 
-/// Ends the id's shared receive queue, and the completion queues made for it.
+/// `rdma_destroy_srq`: destroys the id's shared receive queue and its default completion queues.
 ///
 /// # Safety
 /// `id` must be alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
-    door::nothing(|| {
+    boundary::nothing(|| {
         // SAFETY: the caller's promise.
         let id = unsafe { Id::from_rdma(id) }?;
         // SAFETY: the field of a live struct; the queue is the id's.
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
                 ibv_destroy_srq(srq);
             }
         }
-        // Another queue pair than a target completes into them.
+        // The completion queues stay while a queue pair uses them; an XRC target uses none.
         if id.public().qp.is_null() || id.public().qp_type == IBV_QPT_XRC_RECV {
             end_queues(id);
         }

@@ -1,4 +1,4 @@
-//! Names of events.
+//! `rdma_event_str`: names of events.
 
 use crate::sys::*;
 use std::ffi::{CStr, c_char};
@@ -25,7 +25,7 @@ const NAMES: [&CStr; 16] = [
 
 const _: () = assert!(RDMA_CM_EVENT_TIMEWAIT_EXIT as usize + 1 == NAMES.len());
 
-/// The event's name as `rdma_cma.h` has it.
+/// `rdma_event_str`: the event's name in `rdma_cma.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
     NAMES.get(event as usize).copied().unwrap_or(c"UNKNOWN EVENT").as_ptr()

@@ -1,7 +1,7 @@
-//! The threshold between C and Rust: how a call reports an error. ([`burst_ffi`]: neither panic nor cancellation crosses it.)
+//! The FFI boundary of librdmacm: how a call from C reports an error.
 //!
-//! Functions of this library report by -1 or NULL with `errno` set. A panic inside a door is a bug in this library; the
-//! caller sees EIO instead of an abort.
+//! Functions of this library report by -1 or NULL with `errno` set. A panic is a bug in this library; the caller sees EIO instead
+//! of an abort. Neither panics nor cancellation cross the boundary ([`burst_ffi`]).
 
 use burst_ffi::guarded;
 pub use burst_ffi::{EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP, Errno, Outcome, errno, set_errno};
@@ -29,16 +29,16 @@ pub fn pointer<T>(inside: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
 
 /// For functions that return nothing.
 pub fn nothing(inside: impl FnOnce() -> Outcome<()>) {
-    // There is nobody to tell.
+    // The function has no way to report an error.
     let _ = guarded(inside);
 }
 
-/// Locks a mutex; a holder that panicked left nothing half-done that matters.
+/// Locks a mutex, also after a panic of a holder: no holder leaves the data inconsistent.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a verbs function returned as an errno value.
+/// The result of a verbs function that returns an errno value.
 pub fn verbs(returned: c_int) -> Outcome<()> {
     match returned {
         0 => Ok(()),
