@@ -8,11 +8,11 @@
 //! network. Its reply has one [`CmReply`] per command. Commands may also be sent one-way ([`crate::commands`]): there is no
 //! reply, and a failure becomes an event of the id ([`CmCommand::failure_event`]) with a negative errno as status.
 //!
-//! Events are records of [`CmEvent::BYTES`] bytes in the pipe of the id's channel. Each contains everything that the program
-//! may ask about it, so neither `rdma_get_cm_event` nor `rdma_init_qp_attr` asks the daemon.
+//! Events are records of [`CmEvent::BYTES`] bytes in the pipe of the id's channel. A record contains all that the program may
+//! query later, so neither `rdma_get_cm_event` nor `rdma_init_qp_attr` needs the daemon.
 //!
-//! Queue pairs: if a command names one ([`CmQp`]), the daemon moves it (to INIT, RTR and RTS, or to ERR on disconnect) on the
-//! worker that owns it, and sends the RTU by itself. If a command names none, the program gets
+//! Queue pairs: if a command names a queue pair ([`CmQp`]), the daemon moves it (to INIT, RTR and RTS, or to ERR on disconnect)
+//! on the worker that owns it, and sends the RTU by itself. If a command names none, the program gets
 //! [`CmEventKind::ConnectResponse`], moves its queue pair by the attributes in the event, and sends [`CmCommand::Establish`].
 
 pub use burst_base::conn::{ConnAttr, ConnParam, Ece};
@@ -25,12 +25,12 @@ use std::net::IpAddr;
 pub type CmId = u32;
 /// First id that the daemon chooses.
 pub const DAEMON_IDS: CmId = 1 << 31;
-/// Most private data of any message (RTU, DREP).
+/// Maximum length of private data in bytes: that of RTU and DREP.
 pub const CM_DATA_MAX: usize = 224;
-/// Most operations in one request.
+/// Maximum number of commands in one request.
 pub const CM_COMMANDS_MAX: usize = 512;
 
-/// Private data: what is sent, and what was received with the zeros that pad it.
+/// Private data of a message. Received data includes the zeros that pad it to the message's room.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CmData {
     len: u8,
@@ -46,7 +46,7 @@ impl Default for CmData {
 impl CmData {
     /// No data.
     pub const EMPTY: CmData = CmData { len: 0, bytes: [0; CM_DATA_MAX] };
-    /// A copy; `None` above [`CM_DATA_MAX`].
+    /// Copies the bytes; `None` if there are more than [`CM_DATA_MAX`].
     pub fn new(data: &[u8]) -> Option<CmData> {
         let mut bytes = [0; CM_DATA_MAX];
         bytes.get_mut(..data.len())?.copy_from_slice(data);
@@ -93,7 +93,7 @@ pub struct CmAddr {
     pub ip: IpAddr,
     /// Port, host order.
     pub port: u16,
-    /// Interface of a link-local address (`sin6_scope_id`), else 0.
+    /// Index of the interface of a link-local address (`sin6_scope_id`), else 0.
     pub scope: u32,
 }
 
@@ -112,71 +112,71 @@ pub enum PortSpace {
 /// A queue pair that the daemon moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CmQp {
-    /// The context's token ([`crate::Request::Token`] on the context's connection): proof that it is the caller's.
+    /// Token of the context ([`crate::Request::Token`] on the context's connection): proves that the queue pair is the caller's.
     pub token: u64,
     /// Its number.
     pub qpn: u32,
 }
 
-/// An operation on an id: a one-way request by the command ring, or part of [`crate::Request::Cm`].
+/// A command for an id: a one-way request by the command ring, or part of [`crate::Request::Cm`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CmCommand {
-    /// A new id.
+    /// Creates an id.
     Create {
-        /// Its number, free and below [`DAEMON_IDS`].
+        /// Number of the id, unused and below [`DAEMON_IDS`].
         id: CmId,
-        /// Where its events go.
+        /// Number of the channel for the id's events.
         channel: u32,
         /// Port space.
         ps: PortSpace,
-        /// RC, UC or UD.
+        /// Service of the id's queue pair.
         qp_type: QpType,
     },
-    /// Ends an id: a connection is torn down, a pending request is rejected. No event of it is written afterwards.
+    /// Destroys an id: its connection is disconnected, a pending request is rejected. No event of it is written afterwards.
     Destroy {
-        /// Which.
+        /// The id.
         id: CmId,
-        /// Events of the id (for a listener: and requests to it) that the program has read. If that is all of them, its channel
-        /// need not be searched for more.
+        /// Number of events of the id, and of requests to a listener, that the program has read. If these are all, the daemon
+        /// need not search the channel for unread ones.
         read: u32,
     },
-    /// Sends the id's events, those not yet read included, to another channel.
+    /// Moves the id's unread events to another channel, which also gets later events.
     Migrate {
-        /// Which.
+        /// The id.
         id: CmId,
-        /// Where to.
+        /// Number of the new channel.
         channel: u32,
     },
-    /// `rdma_bind_addr`. Answer: [`CmReply::Route`].
+    /// `rdma_bind_addr`. Reply: [`CmReply::Route`].
     Bind {
-        /// Which.
+        /// The id.
         id: CmId,
-        /// Address, any-address included; port 0 asks for a free one.
+        /// Address, or the any-address; port 0 requests a free port.
         addr: CmAddr,
     },
-    /// `rdma_resolve_addr`. Answer: [`CmReply::Route`], as far as it is known, and later the event ADDR_RESOLVED or ADDR_ERROR.
+    /// `rdma_resolve_addr`. Reply: [`CmReply::Route`], as far as it is known, and later the event ADDR_RESOLVED or ADDR_ERROR.
     ResolveAddr {
-        /// Which.
+        /// The id.
         id: CmId,
-        /// Source, if the program chose one.
+        /// Source address, if the program has chosen one.
         src: Option<CmAddr>,
-        /// Destination.
+        /// Destination address.
         dst: CmAddr,
-        /// For the program's patience; the kernel's tables answer at once.
+        /// Maximum time in ms until ADDR_RESOLVED or ADDR_ERROR.
         timeout_ms: u32,
     },
-    /// `rdma_resolve_route`. Answer: [`CmReply::Route`], and the event ROUTE_RESOLVED or ROUTE_ERROR.
+    /// `rdma_resolve_route`. Reply: [`CmReply::Route`], and the event ROUTE_RESOLVED or ROUTE_ERROR.
     ResolveRoute {
-        /// Which.
+        /// The id.
         id: CmId,
-        /// As above.
+        /// Maximum time in ms until ROUTE_RESOLVED or ROUTE_ERROR.
         timeout_ms: u32,
     },
     /// `rdma_connect`: REQ, or SIDR_REQ for a datagram id.
     Connect {
-        /// Which.
+        /// The id.
         id: CmId,
-        /// Moved by the daemon if given.
+        /// Queue pair that the daemon moves; `None` if the program moves it.
         qp: Option<CmQp>,
         /// Parameters of this end.
         param: ConnParam,
@@ -185,16 +185,16 @@ pub enum CmCommand {
     },
     /// `rdma_listen`.
     Listen {
-        /// Which; bound or not.
+        /// The id, bound or not.
         id: CmId,
-        /// Requests that may wait to be read and accepted; 0 means the default.
+        /// Maximum number of unread requests; 0 means the default.
         backlog: u32,
     },
     /// `rdma_accept`: REP, or SIDR_REP for a datagram id.
     Accept {
         /// An id that came with a request.
         id: CmId,
-        /// Moved by the daemon if given.
+        /// Queue pair that the daemon moves; `None` if the program moves it.
         qp: Option<CmQp>,
         /// Parameters of this end.
         param: ConnParam,
@@ -212,50 +212,50 @@ pub enum CmCommand {
     },
     /// `rdma_establish`: RTU, after [`CmEventKind::ConnectResponse`]. The event ESTABLISHED follows.
     Establish {
-        /// Which.
+        /// The id.
         id: CmId,
     },
     /// `rdma_notify` of IBV_EVENT_COMM_EST: the first data came before the RTU.
     Notify {
-        /// Which.
+        /// The id.
         id: CmId,
     },
-    /// `rdma_disconnect`: DREQ, or DREP if the peer asked first. The queue pair goes to ERR if the daemon moves it.
+    /// `rdma_disconnect`: DREQ, or DREP if the peer has sent a DREQ. If the daemon moves the queue pair, it goes to ERR.
     Disconnect {
-        /// Which.
+        /// The id.
         id: CmId,
     },
     /// `rdma_set_option`.
     SetOption {
-        /// Which.
+        /// The id.
         id: CmId,
-        /// What.
+        /// Option and value.
         option: CmIdOption,
     },
     /// `rdma_join_multicast`. The event MULTICAST_JOIN or MULTICAST_ERROR follows; `CmEvent::route.dgid` is the group.
     Join {
-        /// Which; bound or resolved, so that it has a device.
+        /// The id. It must have a device, by being bound or resolved.
         id: CmId,
-        /// Group address.
+        /// Address of the group.
         addr: CmAddr,
-        /// In the event.
+        /// Number that the event returns.
         cookie: u64,
     },
     /// `rdma_leave_multicast`.
     Leave {
-        /// Which.
+        /// The id.
         id: CmId,
-        /// Group address.
+        /// Address of the group.
         addr: CmAddr,
     },
-    /// Where the id is. Answer: [`CmReply::Route`].
+    /// Gets the addresses of the id. Reply: [`CmReply::Route`].
     Query {
-        /// Which.
+        /// The id.
         id: CmId,
     },
-    /// What `rdma_init_qp_attr` needs now. Answer: [`CmReply::Conn`].
+    /// Gets the connection of the id, for `rdma_init_qp_attr`. Reply: [`CmReply::Conn`].
     QueryConn {
-        /// Which.
+        /// The id.
         id: CmId,
     },
 }
@@ -265,16 +265,16 @@ pub enum CmCommand {
 pub enum CmIdOption {
     /// Type of service of the packets.
     Tos(u8),
-    /// The address may be bound by several ids that all set this option.
+    /// Several ids that all set this option may bind one address.
     ReuseAddr(bool),
-    /// An IPv6 any-address does not include IPv4.
+    /// The IPv6 any-address does not include IPv4.
     AfOnly(bool),
     /// Local ACK timeout code of the queue pairs.
     AckTimeout(u8),
 }
 
 impl CmCommand {
-    /// The id that the operation is about.
+    /// The id of the command.
     pub fn id(&self) -> CmId {
         match self {
             CmCommand::Create { id, .. }
@@ -298,7 +298,7 @@ impl CmCommand {
         }
     }
 
-    /// The event that reports the failure of this operation when it was sent one-way; `None` if it is not reported.
+    /// The event that reports the failure of a one-way command; `None` if the failure is not reported.
     pub fn failure_event(&self) -> Option<CmEventKind> {
         match self {
             CmCommand::ResolveAddr { .. } | CmCommand::Bind { .. } => Some(CmEventKind::AddrError),
@@ -312,38 +312,38 @@ impl CmCommand {
     }
 }
 
-/// What an operation came to.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CmReply {
-    /// Done, or on its way.
+    /// Done, or begun: an event has the result.
     Done,
-    /// Where the id is now.
+    /// Addresses and path of the id.
     Route(CmRoute),
-    /// What the id knows of its connection.
+    /// The id's connection.
     Conn(ConnAttr),
-    /// Refused.
+    /// The command failed.
     Failed {
-        /// errno for the call.
+        /// The errno of the call.
         errno: i32,
-        /// Why, and what to do.
+        /// Cause, and what to do.
         sentence: String,
     },
 }
 
-/// Addresses and path of an id. Zeros where nothing is known yet.
+/// Addresses and path of an id. Fields that are not known yet are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CmRoute {
     /// Local address as programs see it, port included.
     pub src: Option<CmAddr>,
-    /// The peer's.
+    /// Address of the peer.
     pub dst: Option<CmAddr>,
     /// Device number, once it is known.
     pub device: Option<u32>,
-    /// GIDs on the wire.
+    /// GID of this end on the wire.
     pub sgid: [u8; 16],
-    /// The peer's, or the multicast group.
+    /// GID of the peer, or of the multicast group.
     pub dgid: [u8; 16],
-    /// Index of `sgid` in the device's table.
+    /// Index of `sgid` in the device's GID table.
     pub sgid_index: u8,
     /// Path MTU.
     pub mtu: Mtu,
@@ -373,7 +373,7 @@ impl Default for CmRoute {
 }
 
 impl CmRoute {
-    /// The address vector of this path.
+    /// The path as an address vector.
     pub fn ah(&self) -> AhAttr {
         AhAttr {
             dgid: self.dgid,
@@ -396,7 +396,7 @@ macro_rules! event_kinds {
         pub enum CmEventKind { $($kind = $number),+ }
 
         impl CmEventKind {
-            /// All, in the order of their numbers, from 0 up without a gap.
+            /// All kinds, in the order of their numbers, from 0 without gaps.
             pub const ALL: &[CmEventKind] = &[$(CmEventKind::$kind),+];
         }
     };
@@ -424,40 +424,40 @@ event_kinds! {
 /// A record in an event channel; `record.rs` has its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmEvent {
-    /// What happened.
+    /// Kind of the event.
     pub kind: CmEventKind,
-    /// To which id; for `ConnectRequest` this is the new id.
+    /// The id of the event; for `ConnectRequest` the new id.
     pub id: CmId,
-    /// For `ConnectRequest`: the listening id.
+    /// The listening id of a `ConnectRequest`.
     pub listener: CmId,
-    /// 0, a negative errno, or the reason of a REJ (28: the program at the other end) or status of a SIDR_REP.
+    /// 0, a negative errno, the reason of a REJ (28: the peer's program), or the status of a SIDR_REP.
     pub status: i32,
-    /// Cookie of the multicast join; of `Disconnected`, when it was (CLOCK_MONOTONIC, nanoseconds).
+    /// Multicast events: the cookie of the join. `Disconnected`: its time (CLOCK_MONOTONIC, nanoseconds).
     pub cookie: u64,
     /// Addresses and path.
     pub route: CmRoute,
     /// The connection.
     pub conn: ConnAttr,
-    /// Private data; padded to the message's whole room as received.
+    /// Private data, with the padding of the message.
     pub data: CmData,
 }
 
-/// Whose a record is, without reading the rest of it: of ten thousand, one may be looked for.
+/// The fields that tell to which id a record belongs. The search for one id's records among ten thousand reads only these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmEventKey {
-    /// As in [`CmEvent`].
+    /// Field of [`CmEvent`].
     pub kind: CmEventKind,
-    /// As in [`CmEvent`].
+    /// Field of [`CmEvent`].
     pub id: CmId,
-    /// As in [`CmEvent`].
+    /// Field of [`CmEvent`].
     pub listener: CmId,
 }
 
 impl CmEvent {
-    /// Bytes of a record in the pipe; eight of them are PIPE_BUF.
+    /// Length of a record in the pipe; eight records are PIPE_BUF.
     pub const BYTES: usize = 512;
 
-    /// An event of `id` without further content.
+    /// An event of `id` whose other fields are zero.
     pub fn new(kind: CmEventKind, id: CmId) -> CmEvent {
         CmEvent {
             kind,
@@ -471,7 +471,7 @@ impl CmEvent {
         }
     }
 
-    /// With a sentence for people, in place of private data, where programs get none: in ADDR_ERROR. What does not fit is cut.
+    /// Puts a sentence for users in place of private data, in ADDR_ERROR, which has none. A long sentence is cut.
     pub fn with_sentence(self, sentence: &str) -> CmEvent {
         if self.kind != CmEventKind::AddrError {
             return self;

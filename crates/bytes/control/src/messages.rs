@@ -1,18 +1,18 @@
 //! The control messages: requests, responses, and the records in event pipes.
 //!
-//! Handles (`pd`, `cq`, …) are small numbers of one context, given by the daemon; a handle of another context means
-//! nothing. All of them are checked by the daemon on every use.
+//! Handles (`pd`, `cq`, …) are small numbers that the daemon assigns to the objects of one context; they are invalid in other
+//! contexts. The daemon checks them on every use.
 
 use crate::cm::{CmCommand, CmReply};
 use crate::monitor::{CmConnection, CmCursor, CmStats};
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
 
-/// Most descriptors in one packet, and so most pieces of one registration.
+/// Maximum number of descriptors in one packet, and so of pieces of one registration.
 pub const FDS_MAX: usize = 64;
-/// Most queue pairs of one [`Request::CreateQp`] or [`Request::DropQps`].
+/// Maximum number of queue pairs in one [`Request::CreateQp`] or [`Request::DropQps`].
 pub const QPS_AT_ONCE: usize = 64;
-/// Longest control packet in bytes.
+/// Maximum length of a control packet in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 
 /// A place in the context's arena (`burst_shm::ShmRef`).
@@ -39,31 +39,31 @@ impl From<ArenaRef> for burst_shm::ShmRef {
 /// A work queue in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuePlace {
-    /// Header; entries follow.
+    /// Place of the header; the entries follow it.
     pub place: ArenaRef,
-    /// Entries, a power of two.
+    /// Number of entries, a power of two.
     pub entries: u32,
-    /// Bytes between entries.
+    /// Distance of entries in bytes.
     pub stride: u32,
-    /// Most SGEs of an entry.
+    /// Maximum number of SGEs of an entry.
     pub max_sge: u32,
 }
 
 /// A completion queue in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CqPlace {
-    /// Header; entries follow.
+    /// Place of the header; the entries follow it.
     pub place: ArenaRef,
-    /// Entries, a power of two.
+    /// Number of entries, a power of two.
     pub entries: u32,
 }
 
 /// One part of a memory registration, in order of addresses, without holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MrPiece {
-    /// Address in the application, page aligned for descriptors.
+    /// Address in the application; page aligned if the piece is in a file.
     pub addr: u64,
-    /// Bytes, whole pages for descriptors.
+    /// Length in bytes; whole pages if the piece is in a file.
     pub len: u64,
     /// Where the bytes are.
     pub kind: MrPieceKind,
@@ -72,23 +72,23 @@ pub struct MrPiece {
 /// Where the bytes of a piece are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MrPieceKind {
-    /// In the file of the `fd`-th descriptor sent along, from `offset`.
+    /// In a file whose descriptor is sent along.
     Fd {
         /// Index among the descriptors of the message.
         fd: u32,
-        /// Byte offset in the file.
+        /// Offset of the piece in the file, in bytes.
         offset: u64,
     },
-    /// In the application, reached through the file of its memory.
+    /// In the application's private memory, which the daemon reaches by `/proc/PID/mem`.
     InProcess,
 }
 
-/// What can be imported, by its handle in the exporting context.
+/// An object to import, by its handle in the exporting context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ImportObject {
     /// A protection domain.
     Pd(u32),
-    /// A memory region; its keys are good as long as the exporter keeps it.
+    /// A memory region; its keys are valid until the exporter deregisters it.
     Mr(u32),
     /// Device memory.
     Dm(u32),
@@ -97,11 +97,11 @@ pub enum ImportObject {
 /// Attributes of a completion queue to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CqInitAttr {
-    /// Least number of entries; the daemon rounds up to a power of two.
+    /// Minimum number of entries; the daemon rounds up to a power of two.
     pub entries: u32,
-    /// Handle of the completion channel that gets the events, if any.
+    /// Handle of the completion channel that gets the completion events, if any.
     pub channel: Option<u32>,
-    /// Number that the daemon writes to the channel's pipe for each event, and to the async event pipe.
+    /// Number that names the queue in completion events and asynchronous events.
     pub cookie: u64,
     /// Completion vector.
     pub vector: u32,
@@ -112,24 +112,24 @@ pub struct CqInitAttr {
 pub struct SrqInitAttr {
     /// Handle of the protection domain.
     pub pd: u32,
-    /// Least number of work requests.
+    /// Minimum number of work requests.
     pub max_wr: u32,
-    /// Most SGEs of a work request.
+    /// Maximum number of SGEs of a work request.
     pub max_sge: u32,
-    /// Number of posted receives below which the limit event comes; 0: no event.
+    /// IBV_EVENT_SRQ_LIMIT_REACHED comes when fewer receives than this are posted; 0: never.
     pub limit: u32,
-    /// Number of the queue in async events.
+    /// Number that names the queue in asynchronous events.
     pub cookie: u64,
-    /// Where the queue belongs if it is an XRC shared receive queue.
+    /// Attributes of an XRC shared receive queue; `None` for a basic one.
     pub xrc: Option<XrcSrqAttr>,
 }
 
-/// What an XRC shared receive queue has and others have not (IBA 10.2.9.3).
+/// Attributes that only XRC shared receive queues have (IBA 10.2.9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XrcSrqAttr {
     /// Handle of the XRC domain.
     pub xrcd: u32,
-    /// Handle of the completion queue of its receives.
+    /// Handle of the completion queue of the receives.
     pub cq: u32,
 }
 
@@ -144,314 +144,314 @@ pub struct QpInitAttr {
     pub send_cq: u32,
     /// Handle of the completion queue of receives.
     pub recv_cq: u32,
-    /// Handle of the shared receive queue, if the queue pairs have none of their own.
+    /// Handle of the shared receive queue; `None` if each queue pair has a receive queue.
     pub srq: Option<u32>,
-    /// Least capacities; the daemon rounds up.
+    /// Minimum capacities; the daemon rounds up.
     pub cap: QpCap,
 }
 
-/// What an application or tool asks.
+/// A request of an application or tool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// Who is there. First message of a connection.
+    /// Introduces the program. First message of a connection.
     Hello {
         /// Program name, for the log.
         program: String,
     },
-    /// Version, process id, uptime.
+    /// Gets version, process id and uptime of the daemon.
     DaemonInfo,
-    /// All devices with ports and GIDs, as they are now.
+    /// Gets all devices with their ports and GIDs.
     ListDevices,
-    /// Counters.
+    /// Gets the counters.
     Stats,
-    /// Makes this connection a context of the device. At most one per connection.
+    /// Opens a context of the device. A connection has at most one context.
     OpenContext {
         /// Device number.
         device: u32,
     },
-    /// New protection domain.
+    /// Allocates a protection domain.
     AllocPd,
-    /// Ends a protection domain.
+    /// Deallocates a protection domain.
     DeallocPd {
-        /// Handle.
+        /// Handle of the protection domain.
         pd: u32,
     },
     /// Registers memory.
     RegMr {
-        /// Protection domain.
+        /// Handle of the protection domain.
         pd: u32,
-        /// First byte, as the application named it.
+        /// Address of the first byte in the application.
         addr: u64,
         /// Bytes.
         len: u64,
-        /// Address that work requests use for the first byte.
+        /// Address of the first byte in work requests.
         iova: u64,
-        /// `access` bits.
+        /// Bits of `burst_base::verbs::access`.
         access: u32,
-        /// Page-aligned cover of the range; empty when `len` is 0.
+        /// Page-aligned pieces that cover the range; empty if `len` is 0.
         pieces: Vec<MrPiece>,
-        /// Handle of the region that this one takes the place of: the keys stay (re-registration).
+        /// Re-registration: handle of the region that this one replaces. Handle and keys stay.
         replaces: Option<u32>,
     },
-    /// Allocates a null memory region: writes through its local key vanish, reads give zeroes. Answer: `Response::Mr`.
+    /// Allocates a null memory region: data written through its local key vanishes, reads return zeros. Reply: `Response::Mr`.
     AllocNullMr {
         /// Handle of the protection domain.
         pd: u32,
     },
-    /// Ends a registration; on return the daemon has unmapped the memory.
+    /// Deregisters a memory region. At the reply the daemon has unmapped the memory.
     DeregMr {
-        /// Handle.
+        /// Handle of the memory region.
         mr: u32,
     },
-    /// Device memory that can be imported: a sealed memfd comes along.
+    /// Allocates device memory that can be imported. The descriptor of a sealed memfd is sent along.
     AllocDm {
         /// Bytes.
         len: u64,
     },
-    /// Ends device memory.
+    /// Frees device memory.
     FreeDm {
-        /// Handle.
+        /// Handle of the device memory.
         dm: u32,
     },
-    /// Imports an object of another context. The caller proves its right by the token of that context.
+    /// Imports an object of another context. The token of that context proves the caller's right.
     Import {
-        /// The other context's.
+        /// Token of the exporting context.
         token: u64,
-        /// Which object.
+        /// The object to import.
         object: ImportObject,
     },
-    /// New memory window, not bound.
+    /// Allocates a memory window, which is not bound.
     AllocMw {
-        /// Protection domain.
+        /// Handle of the protection domain.
         pd: u32,
-        /// Kind.
+        /// Type 1 or 2.
         mw_type: MwType,
     },
-    /// Ends a memory window; on return its key opens nothing.
+    /// Deallocates a memory window. At the reply its key is invalid in all workers.
     DeallocMw {
-        /// Handle.
+        /// Handle of the memory window.
         mw: u32,
     },
-    /// New completion channel; its read end comes along.
+    /// Creates a completion channel. The reply brings the read end of its pipe.
     CreateChannel,
-    /// Ends a channel.
+    /// Destroys a completion channel.
     DestroyChannel {
-        /// Handle.
+        /// Handle of the completion channel.
         channel: u32,
     },
-    /// New completion queue.
+    /// Creates a completion queue.
     CreateCq(CqInitAttr),
-    /// Other capacity. The old ring ends at `Response::CqResized::old_end`; later entries are in the new one.
+    /// Resizes a completion queue. The old ring ends at `Response::CqResized::old_end`; later entries are in the new ring.
     ResizeCq {
-        /// Handle.
+        /// Handle of the completion queue.
         cq: u32,
-        /// Entries wanted.
+        /// Minimum number of entries.
         entries: u32,
     },
-    /// The program has drained the ring from before the last resize: it may go.
+    /// Frees the old ring after a resize: the program has polled all its entries.
     RetireCq {
-        /// Handle.
+        /// Handle of the completion queue.
         cq: u32,
     },
-    /// Ends a completion queue.
+    /// Destroys a completion queue.
     DestroyCq {
-        /// Handle.
+        /// Handle of the completion queue.
         cq: u32,
     },
-    /// Opens an XRC domain; the descriptor of the file that names it comes along if there is one.
+    /// Opens an XRC domain. If a file names the domain, its descriptor is sent along.
     OpenXrcd {
-        /// Whether there is a file.
+        /// Whether a file names the domain.
         with_file: bool,
-        /// `O_CREAT`, `O_EXCL`.
+        /// `O_CREAT` and `O_EXCL`, as in `struct ibv_xrcd_init_attr`.
         flags: i32,
     },
     /// Closes an XRC domain.
     CloseXrcd {
-        /// Handle.
+        /// Handle of the XRC domain.
         xrcd: u32,
     },
-    /// New XRC target queue pair. Answer: `Response::Target`.
+    /// Creates an XRC target queue pair. Reply: `Response::Target`.
     CreateTarget {
-        /// Its domain.
+        /// Handle of the XRC domain.
         xrcd: u32,
-        /// In async events.
+        /// Number that names the queue pair in asynchronous events.
         event_cookie: u64,
     },
-    /// Opens an XRC target queue pair that exists. Answer: `Response::Target`.
+    /// Opens an existing XRC target queue pair. Reply: `Response::Target`.
     OpenQp {
-        /// Its domain.
+        /// Handle of the XRC domain.
         xrcd: u32,
-        /// Its number.
+        /// Queue pair number.
         qpn: u32,
-        /// In async events.
+        /// Number that names the queue pair in asynchronous events.
         event_cookie: u64,
     },
-    /// New shared receive queue.
+    /// Creates a shared receive queue.
     CreateSrq(SrqInitAttr),
-    /// Arms the limit.
+    /// Arms the limit of a shared receive queue.
     ModifySrq {
-        /// Handle.
+        /// Handle of the shared receive queue.
         srq: u32,
-        /// New limit.
+        /// The limit; `None` leaves it.
         limit: Option<u32>,
     },
-    /// Other capacity, while the program posts nothing. What was posted is kept. Answer: `Response::Srq`.
+    /// Resizes a shared receive queue, while the program posts nothing. Posted receives are kept. Reply: `Response::Srq`.
     ResizeSrq {
-        /// Handle.
+        /// Handle of the shared receive queue.
         srq: u32,
-        /// Work requests wanted.
+        /// Minimum number of work requests.
         max_wr: u32,
     },
-    /// Limit as it is.
+    /// Gets the limit of a shared receive queue.
     QuerySrq {
-        /// Handle.
+        /// Handle of the shared receive queue.
         srq: u32,
     },
-    /// Ends a shared receive queue.
+    /// Destroys a shared receive queue.
     DestroySrq {
-        /// Handle.
+        /// Handle of the shared receive queue.
         srq: u32,
     },
-    /// New queue pairs, all alike; as many as there is room for, at least one.
+    /// Creates queue pairs with equal attributes. If room is short, the daemon creates fewer, but at least one.
     CreateQp {
-        /// Attributes of all of them.
+        /// Attributes of each queue pair.
         init: QpInitAttr,
-        /// One for each, at most [`QPS_AT_ONCE`].
+        /// Cookies of each queue pair; at most [`QPS_AT_ONCE`].
         names: Vec<QpCookies>,
     },
-    /// Ends queue pairs that were never used, and has no reply at all.
+    /// Destroys queue pairs that were never used. Has no reply.
     DropQps {
-        /// Handles.
+        /// Handles of the queue pairs.
         qps: Vec<u32>,
     },
-    /// Changes attributes.
+    /// Modifies a queue pair.
     ModifyQp {
-        /// Handle.
+        /// Handle of the queue pair.
         qp: u32,
-        /// Values.
+        /// Values of the attributes.
         attr: QpAttr,
-        /// Which (`attr_mask` bits).
+        /// Attributes to change (`attr_mask` bits).
         mask: u32,
     },
-    /// Changes attributes without a path, after what was asked before, and has no reply at all. Only for changes that
-    /// cannot be refused: a refusal stays unknown.
+    /// Modifies a queue pair after all earlier requests. Has no reply. Only for changes that the daemon cannot refuse, because
+    /// the program does not learn of a refusal. The address vector cannot be changed.
     ModifyQpWithoutReply {
-        /// Handle.
+        /// Handle of the queue pair.
         qp: u32,
-        /// Values.
+        /// Values of the attributes.
         attr: QpAttr,
-        /// Which; the bit of the path is ignored.
+        /// Attributes to change; the bit of the address vector is ignored.
         mask: u32,
     },
-    /// Attributes as they are.
+    /// Gets the attributes of a queue pair.
     QueryQp {
-        /// Handle.
+        /// Handle of the queue pair.
         qp: u32,
     },
-    /// Ends a queue pair; on return no completion of it will be written any more.
+    /// Destroys a queue pair. After the reply the daemon writes no completion of it.
     DestroyQp {
-        /// Handle.
+        /// Handle of the queue pair.
         qp: u32,
     },
     /// Attaches a datagram queue pair to a multicast group.
     AttachMcast {
-        /// Handle.
+        /// Handle of the queue pair.
         qp: u32,
-        /// Group.
+        /// GID of the group.
         gid: [u8; 16],
     },
-    /// Detaches it.
+    /// Detaches a queue pair from a multicast group.
     DetachMcast {
-        /// Handle.
+        /// Handle of the queue pair.
         qp: u32,
-        /// Group.
+        /// GID of the group.
         gid: [u8; 16],
     },
-    /// New address handle.
+    /// Creates an address handle.
     CreateAh {
-        /// Protection domain.
+        /// Handle of the protection domain.
         pd: u32,
-        /// Address.
+        /// Address vector.
         attr: AhAttr,
     },
-    /// Ends an address handle.
+    /// Destroys an address handle.
     DestroyAh {
-        /// Handle.
+        /// Handle of the address handle.
         ah: u32,
     },
-    /// Ethernet address behind a GID (for `ibv_resolve_eth_l2_from_gid`).
+    /// Resolves the Ethernet address of a GID's next hop (`ibv_resolve_eth_l2_from_gid`).
     ResolveMac {
-        /// The address.
+        /// Address vector with the GID.
         attr: AhAttr,
     },
-    /// A number that proves to the connection manager that a queue pair of this context is the caller's.
+    /// Gets the token of this context. It proves to the connection manager that a queue pair of this context is the caller's.
     Token,
-    /// New event channel of the connection manager; the read end of its pipe comes along.
+    /// Creates an event channel of the connection manager. The reply brings the read end of its pipe.
     CmChannel {
-        /// Its number, chosen by the program.
+        /// Number of the channel, chosen by the program.
         channel: u32,
     },
-    /// Ends an event channel; its ids must have been destroyed or migrated.
+    /// Closes an event channel; its ids must have been destroyed or migrated.
     CmCloseChannel {
-        /// Which.
+        /// Number of the channel.
         channel: u32,
     },
-    /// Makes the ring for the one-way commands of this connection ([`crate::commands`]), once per connection. The reply brings
+    /// Creates the ring for the one-way commands of this connection ([`crate::commands`]), once per connection. The reply brings
     /// its descriptor.
     CmCommandRing,
     /// Connection management, see [`crate::cm`].
     Cm {
-        /// In this order; at most [`crate::cm::CM_COMMANDS_MAX`].
+        /// Commands, executed in this order; at most [`crate::cm::CM_COMMANDS_MAX`].
         commands: Vec<CmCommand>,
     },
-    /// Histograms of connection setup.
+    /// Gets the histograms of connection setup.
     CmStats,
-    /// Connections and listeners, a page at a time.
+    /// Gets a page of the list of connections and listeners.
     CmConnections {
-        /// Where the page begins: `next` of the page before, or zeros.
+        /// Beginning of the page: `next` of the page before, or the default.
         from: CmCursor,
     },
 }
 
 impl Request {
-    /// Whether it has no reply at all.
+    /// Whether the request has no reply.
     pub fn is_without_reply(&self) -> bool {
         matches!(self, Request::ModifyQpWithoutReply { .. } | Request::DropQps { .. })
     }
 }
 
-/// What the library calls a queue pair.
+/// Numbers by which the library names a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpCookies {
-    /// Number that the library finds in completions (`Cqe::qp_cookie`).
+    /// Number in completions (`Cqe::qp_cookie`).
     pub cookie: u32,
-    /// In async events.
+    /// Number that names the queue pair in asynchronous events.
     pub event_cookie: u64,
 }
 
-/// A queue pair as made.
+/// A created queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QpGrant {
-    /// Handle.
+    /// Handle of the queue pair.
     pub qp: u32,
     /// Queue pair number.
     pub qpn: u32,
     /// Send queue.
     pub sq: QueuePlace,
-    /// Receive queue, none with an SRQ.
+    /// Receive queue; `None` with an SRQ.
     pub rq: Option<QueuePlace>,
     /// Capacities granted.
     pub cap: QpCap,
-    /// Doorbell number.
+    /// Number of the doorbell.
     pub doorbell: u32,
-    /// Worker that owns it.
+    /// Worker that serves the queue pair.
     pub worker: u32,
 }
 
-/// What the daemon answers.
+/// A reply of the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Response {
-    /// Done; there is no result.
+    /// Success without result.
     Done,
     /// To `Hello` and `DaemonInfo`.
     Daemon(DaemonInfo),
@@ -462,75 +462,75 @@ pub enum Response {
     /// To `OpenContext`. Descriptors: status page, async event pipe (read end), one eventfd per worker, then
     /// arena segment 0 as a new segment.
     Context {
-        /// Workers, and so eventfds.
+        /// Number of workers, and so of eventfds.
         workers: u32,
-        /// The device as it is.
+        /// The context's device.
         device: DeviceInfo,
     },
-    /// A handle (PD, AH).
+    /// To `AllocPd` and `CreateAh`: the handle.
     Handle(u32),
     /// To `RegMr`.
     Mr {
-        /// Handle.
+        /// Handle of the memory region.
         mr: u32,
         /// Local key.
         lkey: u32,
         /// Remote key.
         rkey: u32,
     },
-    /// To `Import`; device memory's descriptor comes along.
+    /// To `Import`. The descriptor of device memory is sent along.
     Imported {
         /// Handle in this context (PD, DM).
         handle: u32,
         /// Local and remote key (MR).
         key: u32,
-        /// Bytes (MR, DM).
+        /// Length in bytes (MR, DM).
         len: u64,
     },
     /// To `AllocMw`.
     Mw {
-        /// Handle.
+        /// Handle of the memory window.
         mw: u32,
-        /// Its first key.
+        /// The window's first key.
         rkey: u32,
     },
     /// To `CreateChannel`, with the read end of the pipe.
     Channel {
-        /// Handle.
+        /// Handle of the completion channel.
         channel: u32,
     },
     /// To `CreateCq`.
     Cq {
-        /// Handle.
+        /// Handle of the completion queue.
         cq: u32,
-        /// Where.
+        /// Place and size of the ring.
         ring: CqPlace,
     },
     /// To `ResizeCq`.
     CqResized {
-        /// The new ring; its indices go on from `old_end`.
+        /// The new ring; its indices continue from `old_end`.
         ring: CqPlace,
         /// First index that is not in the old ring.
         old_end: u32,
     },
     /// To `CreateSrq` and `ResizeSrq`.
     Srq {
-        /// Handle.
+        /// Handle of the shared receive queue.
         srq: u32,
-        /// Where.
+        /// Place and size of the ring.
         queue: QueuePlace,
         /// Work requests granted.
         max_wr: u32,
-        /// Number in its XRC domain, or 0.
+        /// Number of an XRC shared receive queue, else 0.
         srqn: u32,
     },
     /// To `QuerySrq`.
     SrqLimit(u32),
-    /// To `CreateQp`: at least one, in the order of their names.
+    /// To `CreateQp`: at least one queue pair, in the order of the cookies.
     Qps(Vec<QpGrant>),
     /// To `CreateTarget` and `OpenQp`.
     Target {
-        /// Handle.
+        /// Handle of the queue pair.
         qp: u32,
         /// Queue pair number.
         qpn: u32,
@@ -541,22 +541,22 @@ pub enum Response {
     Mac([u8; 6]),
     /// To `Token`.
     Token(u64),
-    /// To `Cm`: one reply per operation.
+    /// To `Cm`: one reply per command.
     Cm(Vec<CmReply>),
     /// To `CmStats`.
     CmStats(CmStats),
     /// To `CmConnections`.
     CmConnections {
-        /// Some of them.
+        /// Connections and listeners of the page.
         connections: Vec<CmConnection>,
         /// How many connections of other users this page leaves out.
         hidden: u32,
-        /// Where the next page begins, unless this is the last.
+        /// Beginning of the next page; `None` after the last page.
         next: Option<CmCursor>,
     },
 }
 
-/// A response or a refusal, and the arena segments that come first among the descriptors.
+/// A response or a refusal, and the number of new arena segments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
     /// How many of the last descriptors are new arena segments, in order of their numbers.
@@ -568,33 +568,33 @@ pub struct Reply {
 /// A refused request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// errno for the verbs call.
+    /// The errno of the verbs call.
     pub errno: i32,
-    /// Why, and what to do.
+    /// Cause, and what to do.
     pub sentence: String,
 }
 
-/// The daemon.
+/// Description of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonInfo {
     /// Package version.
     pub version: String,
     /// Process id.
     pub pid: u32,
-    /// Owner.
+    /// User id.
     pub uid: u32,
-    /// Seconds since start.
+    /// Seconds since the start.
     pub uptime_s: u64,
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
-    /// Contexts open now.
+    /// Number of open contexts.
     pub contexts: u32,
 }
 
 /// A device and its one port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfo {
-    /// Number.
+    /// Number of the device.
     pub index: u32,
     /// Name: `burst0`.
     pub name: String,
@@ -604,19 +604,19 @@ pub struct DeviceInfo {
     pub port: String,
     /// Whether the link is up.
     pub up: bool,
-    /// Interface MTU.
+    /// MTU of the interface.
     pub link_mtu: u32,
-    /// RDMA MTU that fits it.
+    /// Largest RDMA MTU that fits `link_mtu`.
     pub active_mtu: Mtu,
-    /// Mbit/s, 0 unknown.
+    /// Speed in Mbit/s; 0 if unknown.
     pub speed_mbps: u32,
-    /// Interface, or empty.
+    /// Name of the interface; empty if there is none.
     pub ifname: String,
     /// MAC address.
     pub mac: [u8; 6],
-    /// GID table, default first.
+    /// GID table; the default GID is the first.
     pub gids: Vec<GidInfo>,
-    /// Limits.
+    /// Limits of the device.
     pub limits: Limits,
 }
 
@@ -625,13 +625,13 @@ pub struct DeviceInfo {
 pub struct GidInfo {
     /// The GID.
     pub gid: [u8; 16],
-    /// Its interface.
+    /// Name of the interface that has the address.
     pub ifname: String,
-    /// Interface index.
+    /// Index of the interface.
     pub ifindex: u32,
 }
 
-/// What a device allows.
+/// Limits of a device: maximum numbers and sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Queue pairs.
@@ -640,7 +640,7 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// SGEs per work request.
     pub max_sge: u32,
-    /// Inline bytes.
+    /// Bytes of inline data per work request.
     pub max_inline: u32,
     /// Completion queues.
     pub max_cq: u32,
@@ -658,13 +658,13 @@ pub struct Limits {
     pub max_srq: u32,
     /// Work requests per shared receive queue.
     pub max_srq_wr: u32,
-    /// Reads and atomics outstanding per QP, either side.
+    /// READs and atomics in flight per queue pair, as requester and as responder.
     pub max_rd_atomic: u32,
-    /// Largest message.
+    /// Bytes of a message.
     pub max_msg_sz: u32,
-    /// Largest registration.
+    /// Bytes of a memory region.
     pub max_mr_size: u64,
-    /// Largest device memory.
+    /// Bytes of device memory.
     pub max_dm_size: u64,
     /// Multicast groups.
     pub max_mcast_grp: u32,
@@ -675,26 +675,26 @@ pub struct Limits {
 /// A counter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
-    /// `reason` name or traffic counter name.
+    /// Name of a reason or of a traffic counter.
     pub name: String,
-    /// Device name, or empty.
+    /// Name of the device; empty for counters of the daemon.
     pub device: String,
-    /// Value.
+    /// Value of the counter.
     pub value: u64,
 }
 
-/// A record in the async event pipe, 16 bytes native-endian: type, kind, cookie.
+/// A record in the pipe of asynchronous events, 16 bytes native-endian: event type, kind of object, cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncRecord {
-    /// `EventType` number.
+    /// Number of the `EventType`.
     pub event: u32,
-    /// What `cookie` names.
+    /// Kind of object that `cookie` names.
     pub object: AsyncObject,
     /// Cookie of the object, or port number.
     pub cookie: u64,
 }
 
-/// What an async event is about.
+/// Kinds of objects of asynchronous events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AsyncObject {
@@ -711,9 +711,9 @@ pub enum AsyncObject {
 }
 
 impl AsyncRecord {
-    /// Bytes of a record.
+    /// Length of a record.
     pub const BYTES: usize = 16;
-    /// As written to the pipe.
+    /// The record for the pipe.
     pub fn to_bytes(self) -> [u8; 16] {
         let mut b = [0; 16];
         b[..4].copy_from_slice(&self.event.to_ne_bytes());
@@ -721,7 +721,7 @@ impl AsyncRecord {
         b[8..].copy_from_slice(&self.cookie.to_ne_bytes());
         b
     }
-    /// As read from the pipe; `None` for an unknown object kind.
+    /// Parses a record from the pipe; `None` for an unknown kind of object.
     pub fn from_bytes(b: &[u8; 16]) -> Option<AsyncRecord> {
         let word = |i: usize| u32::from_ne_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
         let object = match word(4) {

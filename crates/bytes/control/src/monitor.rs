@@ -1,21 +1,21 @@
-//! What can be seen of connection management: times of its steps, numbers, and the connections as they are.
+//! Statistics of connection management: times of its steps, counts, and the list of connections.
 //!
-//! [`CmStats`] answers how long the steps take; [`CmConnection`]s say which queue pairs are connected, page by page, because a
-//! daemon may have more of them than one message holds.
+//! [`CmStats`] has histograms of the steps. [`CmConnection`]s are listed in pages, because a daemon may have more connections
+//! than fit one message.
 
 use crate::cm::CmAddr;
 use serde::{Deserialize, Serialize};
 
 macro_rules! states {
     ($($(#[$doc:meta])* $v:ident $name:literal;)+) => {
-        /// Where a connection is.
+        /// State of a connection, datagram service request or listener.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum CmConnectionState { $($(#[$doc])* $v),+ }
 
         impl CmConnectionState {
-            /// All of them, in the order of a connection's life.
+            /// All states, in the order in which a connection takes them.
             pub const ALL: &[CmConnectionState] = &[$(CmConnectionState::$v),+];
-            /// As tables have it.
+            /// Name of the state in tables.
             pub const fn name(self) -> &'static str {
                 match self { $(CmConnectionState::$v => $name),+ }
             }
@@ -24,29 +24,29 @@ macro_rules! states {
 }
 
 states! {
-    /// Somebody waits for requests.
+    /// A listener.
     Listening "listening";
-    /// REQ sent, the peer's answer awaited.
+    /// REQ sent, REP awaited.
     ReqSent "req-sent";
     /// REQ or SIDR_REQ received, waits for a place in the backlog of the listener.
     Queued "queued";
-    /// REQ received, our program's answer awaited.
+    /// REQ received; the program has not accepted it yet.
     ReqReceived "req-received";
     /// REP sent, RTU awaited.
     RepSent "rep-sent";
-    /// REP received, our program's queue pair awaited.
+    /// REP received; the program has not moved its queue pair to RTS yet.
     RepReceived "rep-received";
     /// Connected.
     Established "established";
     /// DREQ sent, DREP awaited.
     DreqSent "dreq-sent";
-    /// Over; late messages are still answered.
+    /// TIMEWAIT; repeated DREQs are still answered.
     TimeWait "time-wait";
-    /// Datagram service asked for.
+    /// SIDR_REQ sent, SIDR_REP awaited.
     SidrSent "sidr-sent";
-    /// Datagram service asked of our program.
+    /// SIDR_REQ received; the program has not answered it yet.
     SidrReceived "sidr-received";
-    /// Answered; kept for repeated requests.
+    /// SIDR_REP sent; kept to answer repeated requests.
     SidrAnswered "sidr-answered";
 }
 
@@ -59,29 +59,29 @@ pub struct CmCursor {
     pub slot: u32,
 }
 
-/// Most connections in one answer.
+/// Maximum number of connections in one reply.
 pub const CM_PAGE: usize = 256;
 
 /// A connection, datagram service request or listener.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CmConnection {
-    /// Where it is.
+    /// State.
     pub state: CmConnectionState,
-    /// Device number; none for a listener on all devices.
+    /// Device number; `None` for a listener on all devices.
     pub device: Option<u32>,
-    /// Our address and port, unspecified for a listener on all addresses.
+    /// Address and port of this end; unspecified for a listener on all addresses.
     pub local: Option<CmAddr>,
-    /// The peer's address and port; port 0 if it is unknown.
+    /// Address and port of the peer; port 0 if it is unknown.
     pub peer: Option<CmAddr>,
     /// Port space: `tcp`, `udp` or `ib`.
     pub space: String,
-    /// Our program, empty when it has gone.
+    /// Name of the program at this end; empty if it has ended.
     pub program: String,
-    /// Its process id, 0 when it has gone.
+    /// Process id of the program; 0 if it has ended.
     pub pid: u32,
     /// Its user id, none when it has gone.
     pub uid: Option<u32>,
-    /// The program's number of the id, 0 when it has gone.
+    /// The program's number of the id; 0 if the program has ended.
     pub id: u32,
     /// Communication id of this end; 0 for a listener.
     pub comm_id: u32,
@@ -91,7 +91,7 @@ pub struct CmConnection {
     pub qpn: u32,
     /// Queue pair number of the peer; 0 until it is known.
     pub peer_qpn: u32,
-    /// Time since its last step.
+    /// Time since the last step.
     pub since_ns: u64,
 }
 
@@ -100,11 +100,11 @@ pub struct CmConnection {
 pub struct CmStats {
     /// Time of each step of connection setup.
     pub steps: Vec<CmStepHistogram>,
-    /// Numbers as they are now or since the start: ids, connections, listeners, requests refused, messages by kind.
+    /// Other counts by name: present numbers of ids, listeners and connections, and numbers since the start.
     pub numbers: Vec<(String, u64)>,
 }
 
-/// Buckets of a step's histogram: four to each power of two, up to 18 minutes; the last also for everything longer.
+/// Number of buckets of a histogram: four per power of two, up to 18 minutes; the last bucket also counts longer times.
 pub const STEP_BUCKETS: usize = 4 * 39;
 
 /// A histogram of one step.
@@ -112,18 +112,18 @@ pub const STEP_BUCKETS: usize = 4 * 39;
 pub struct CmStepHistogram {
     /// Name of the step.
     pub name: String,
-    /// How often it was taken.
+    /// Number of times that the step was taken.
     pub count: u64,
     /// Sum of all times.
     pub total_ns: u64,
-    /// Longest.
+    /// Longest time.
     pub max_ns: u64,
     /// Counts by [`CmStepHistogram::bucket`].
     pub buckets: Vec<u64>,
 }
 
 impl CmStepHistogram {
-    /// The bucket of a time: 0 to 7 ns have one each; from there on the highest three bits say it.
+    /// The bucket of a time. Times of 0 to 7 ns have a bucket each; for longer ones the highest three bits determine it.
     pub const fn bucket(ns: u64) -> usize {
         if ns < 8 {
             return ns as usize;
@@ -142,7 +142,7 @@ impl CmStepHistogram {
         ((5 + bucket as u64 % 4) << (octave - 2)) - 1
     }
 
-    /// A time that `percent` of all did not exceed, at most a quarter too long, and never longer than the longest.
+    /// A time that `percent` of all times do not exceed: at most a quarter too long, and never longer than the longest time.
     pub fn percentile_ns(&self, percent: f64) -> u64 {
         let wanted = (self.count as f64 * percent / 100.0).ceil().max(1.0) as u64;
         let mut seen = 0;
