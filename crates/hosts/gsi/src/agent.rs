@@ -4,15 +4,15 @@ use crate::access::WorkerAccess;
 use crate::channel::{CmChannel, PendingEvent, RECORDS_PER_WRITE};
 use crate::effects::{AgentEffects, GSI_QKEY};
 use crate::entry::CmEntry;
+use crate::mad_queue::{MadClass, MadQueue};
 use crate::probes::Setups;
 use crate::stats::CmTimes;
 use crate::timewait::TimewaitExits;
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
-use burst_cm::{Cm, PathRecord, Secret};
+use burst_cm::{Cm, PathRecord, Secret, Source};
 use burst_frame::Flow;
 use burst_span::Span;
 use burst_wire::{MAD_LEN, Opcode, Packet};
-use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ pub struct PassLoad {
 pub struct GsiAgent {
     pub(crate) machine: Cm<Arc<CmEntry>>,
     pub(crate) io: AgentIo,
-    received: VecDeque<ReceivedMad>,
+    received: MadQueue<ReceivedMad>,
     /// When timers were last served, or nothing was unread.
     timers_served_at: Nanos,
     secret: Secret,
@@ -128,7 +128,7 @@ impl GsiAgent {
             guids: vec![0; devices],
         };
         let machine = Cm::new(worker, secret);
-        GsiAgent { machine, io, received: VecDeque::new(), timers_served_at: Nanos(0), secret }
+        GsiAgent { machine, io, received: MadQueue::new(RECEIVED_MAX), timers_served_at: Nanos(0), secret }
     }
 
     /// The MAD in a packet to QP1.
@@ -153,14 +153,18 @@ impl GsiAgent {
     /// Keeps a MAD for the next [`GsiAgent::run`].
     ///
     /// # Errors
-    /// [`Reason::MadQueueFull`] when too many wait.
+    /// [`Reason::MadQueueFull`] when too many wait: this MAD was dropped, or one of a source that has more waiting.
     pub fn receive(&mut self, device: DeviceId, flow: &Flow, mad: &[u8; MAD_LEN]) -> Result<(), Reason> {
-        if self.received.len() == RECEIVED_MAX {
-            return Err(Reason::MadQueueFull);
-        }
         debug_assert!(device.index() < self.io.guids.len(), "a MAD of an unknown device");
-        self.received.push_back(ReceivedMad { device, flow: *flow, bytes: *mad });
-        Ok(())
+        let class = match self.machine.is_proven(flow.src, mad) {
+            true => MadClass::Connection,
+            false => MadClass::New,
+        };
+        let received = ReceivedMad { device, flow: *flow, bytes: *mad };
+        match self.received.push(class, Source::of(flow.src), received) {
+            true => Ok(()),
+            false => Err(Reason::MadQueueFull),
+        }
     }
 
     /// Gives received MADs and due timers to the machine, and writes the events. To be called when [`GsiAgent::next_deadline`]
@@ -168,7 +172,8 @@ impl GsiAgent {
     pub fn run(&mut self, now: Nanos, load: PassLoad, worker: &mut dyn WorkerAccess) {
         let budget = if load.data_came { MADS_BESIDE_DATA } else { MADS_PER_PASS };
         let GsiAgent { machine, io, received, timers_served_at, .. } = self;
-        for ReceivedMad { device, flow, bytes } in received.drain(..received.len().min(budget)) {
+        for _ in 0..received.len().min(budget) {
+            let Some(ReceivedMad { device, flow, bytes }) = received.pop() else { break };
             // An answer goes back to the sender, without the congestion bits of its request.
             let back = Flow { src: flow.dst, dst: flow.src, tos: flow.tos & !3, ..flow };
             machine.on_mad(now, &PathRecord { device, flow: back }, &bytes, &mut AgentEffects { now, worker, io });
@@ -194,7 +199,7 @@ impl GsiAgent {
     /// Returns memory that is not in use.
     pub fn shrink(&mut self) {
         self.machine.shrink();
-        self.received.shrink_to_fit();
+        self.received.shrink();
     }
 
     /// When [`GsiAgent::run`] has something to do; 0 if it has now.

@@ -17,6 +17,7 @@
 //! | `channel` | event channels |
 //! | `timewait` | ends of time-wait, reported in portions |
 //! | `list` | connections and listeners for `burst cm` |
+//! | `mad_queue` | received MADs, with a share for each source |
 //! | `stats` | times of the steps of a setup |
 //! | `probes` | static tracepoints |
 
@@ -27,6 +28,7 @@ mod effects;
 mod entry;
 mod jobs;
 mod list;
+mod mad_queue;
 pub mod probes;
 mod stats;
 mod timewait;

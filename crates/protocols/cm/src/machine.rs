@@ -12,7 +12,7 @@ use crate::fold::Fold;
 use crate::message::{CmMessage, Mad, Rej, reject};
 use crate::queue::RequestQueue;
 use crate::rto::RtoEstimator;
-use crate::source::Sources;
+use crate::source::{Question, Sources};
 use crate::table::{Secret, Table};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_wire::MAD_LEN;
@@ -128,6 +128,22 @@ impl<O> Cm<O> {
         }
     }
 
+    /// Whether a MAD shows that its sender's address is not forged, or the address was proved before: it carries the id of a
+    /// connection with this peer, or of a question to it. Ids cannot be guessed.
+    pub fn is_proven(&mut self, peer: IpAddr, mad: &[u8]) -> bool {
+        let Ok(mad) = Mad::parse(mad) else { return false };
+        let id = mad.message.receiver_id();
+        if id != 0 && self.table.get_mut(id).is_some_and(|conn| conn.path.flow.dst == peer) {
+            return true;
+        }
+        let now = self.sources.now;
+        let answer = match mad.message {
+            CmMessage::Drep(drep) => Some(Question { local_id: id, remote_id: drep.local_id, tid: mad.tid }),
+            _ => None,
+        };
+        answer.is_some_and(|answer| self.sources.is_answer(now, peer, answer)) || self.sources.is_proven(now, peer)
+    }
+
     /// Adds a listener. Requests that arrived before it are shown by the next [`Cm::on_timer`], which is due at once if
     /// there are any.
     ///
@@ -199,6 +215,7 @@ impl<O> Cm<O> {
 
     /// Handles a received MAD. `path` is the path of an answer: the MAD came from `path.flow.dst` to `path.flow.src`.
     pub fn on_mad(&mut self, now: Nanos, path: &PathRecord, bytes: &[u8], fx: &mut impl CmEffects<O>) {
+        self.sources.now = now;
         let mad = match Mad::parse(bytes) {
             Ok(mad) => mad,
             Err(reason) => return fx.count(path.device, reason),

@@ -83,6 +83,8 @@ pub(crate) struct Sources {
     unproven: HashMap<IpAddr, u32, Fold>,
     /// Their sum.
     unproven_sum: u32,
+    /// Time of the last message.
+    pub now: Nanos,
 }
 
 impl Sources {
@@ -97,6 +99,7 @@ impl Sources {
             held: VecDeque::new(),
             unproven: HashMap::with_hasher(fold),
             unproven_sum: 0,
+            now: Nanos(0),
         }
     }
 

@@ -72,6 +72,12 @@ fn flooded(backlog: u32, requests: u32) -> Host {
     host
 }
 
+fn is_proven(host: &mut Host, peer: IpAddr, tid: u64, message: impl Into<CmMessage>) -> bool {
+    let mut bytes = [0; 256];
+    Mad { tid, modifier: 0, message: message.into(), data: &[] }.emit(&mut bytes);
+    host.cm.is_proven(peer, &bytes)
+}
+
 /// What Linux and Burst answer to a DREQ for a connection that does not exist.
 fn answer_to(dreq: &Dreq) -> Drep {
     Drep { local_id: dreq.remote_id, remote_id: dreq.local_id }
@@ -127,7 +133,11 @@ fn an_address_is_asked_once_and_only_its_own_answer_proves_it() {
         assert!(give(&mut host, NOW, peer, tid, answer).is_empty());
     }
     assert_eq!((host.cm.len(), host.count(Reason::CmUnknownId)), (connections, 4));
+    // The answer comes before forged messages, as all later ones from this address do.
+    assert!(is_proven(&mut host, honest(), tid, answer) && !is_proven(&mut host, honest(), TID, req(7)));
+    assert!(!is_proven(&mut host, honest(), tid + 1, answer));
     give(&mut host, NOW, honest(), tid, answer);
+    assert!(is_proven(&mut host, honest(), TID, req(7)) && !is_proven(&mut host, forged(1), TID, req(7)));
     assert_eq!(host.cm.len(), connections + 2, "both requests go on");
     give(&mut host, NOW, honest(), tid, answer);
     assert_eq!((host.cm.len(), host.count(Reason::CmDuplicate)), (connections + 2, 1));
