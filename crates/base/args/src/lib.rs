@@ -14,7 +14,7 @@ pub const EXIT_USAGE: u8 = 2;
 /// Parses `args`; prints help or version (exit code 0) or one sentence about what is wrong (exit code 2).
 ///
 /// # Errors
-/// The code the program must exit with; everything has been printed already.
+/// The exit code of the program; the message was printed.
 pub fn parse(command: clap::Command, args: impl IntoIterator<Item = OsString>) -> Result<clap::ArgMatches, u8> {
     let mut command = command;
     let program = command.get_name().to_owned();
@@ -28,7 +28,7 @@ pub fn parse(command: clap::Command, args: impl IntoIterator<Item = OsString>) -
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     );
     if shown {
-        // A closed pipe (`burst --help | head -1`) is not worth a word.
+        // Ignore errors of the write: the reader may have closed the pipe (`burst --help | head -1`).
         let _ = error.print();
         return Err(if error.use_stderr() { EXIT_USAGE } else { 0 });
     }
@@ -70,7 +70,7 @@ fn sentence(command: &clap::Command, args: &[OsString], error: &clap::Error) -> 
     }
 }
 
-/// The subcommand that `args` had reached, so that its flags are the ones suggested.
+/// The subcommand in `args`: only its flags are suggested.
 fn innermost<'a>(command: &'a clap::Command, args: &[OsString]) -> &'a clap::Command {
     let word = args.iter().skip(1).find_map(|a| command.find_subcommand(a));
     word.unwrap_or(command)
@@ -82,7 +82,7 @@ fn long_flags(command: &clap::Command) -> Vec<String> {
     own.chain(globals).map(|l| format!("--{l}")).collect()
 }
 
-/// Clap's own first line, without its `error:` prefix.
+/// The first line of clap's message, without its `error:` prefix.
 fn first_line(error: &clap::Error) -> String {
     let whole = error.render().to_string();
     let lines: Vec<&str> = whole.lines().map(str::trim).take_while(|l| !l.is_empty()).collect();

@@ -1,4 +1,4 @@
-//! The asking end: blocking calls over one connection. Used by the verbs library and the command line.
+//! The client's end of the control socket: blocking calls over one connection.
 
 use crate::commands::CommandSender;
 use crate::frame::{self, ControlPacket};
@@ -16,19 +16,19 @@ pub struct Client {
     daemon: DaemonInfo,
 }
 
-/// A response with what came along.
+/// A response, and the descriptors that came with it.
 #[derive(Debug)]
 pub struct ClientReply {
     /// The response.
     pub response: Response,
     /// Descriptors that belong to the response.
     pub fds: Vec<OwnedFd>,
-    /// New arena segments, to be mapped in this order before the response's places are used.
+    /// Descriptors of new arena segments, to be mapped in this order before places in the response are used.
     pub segments: Vec<OwnedFd>,
 }
 
 impl Client {
-    /// Connects to the daemon at `path` and says hello as `program`.
+    /// Connects to the daemon at `path`; `program` is the name for the daemon's log.
     ///
     /// # Errors
     /// `Connect` if there is no daemon, `Version` if the daemon is of another version.
@@ -49,15 +49,15 @@ impl Client {
         Ok(client)
     }
 
-    /// The daemon, as it introduced itself.
+    /// The daemon's reply to `Hello`.
     pub fn daemon(&self) -> &DaemonInfo {
         &self.daemon
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the reply.
     ///
     /// # Errors
-    /// `Refused` when the daemon says no; anything else means that the connection is unusable.
+    /// `Refused` if the daemon refuses the request; any other error means that the connection is unusable.
     pub fn call(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<ClientReply, ControlError> {
         debug_assert!(fds.len() <= FDS_MAX);
         self.sequence = self.sequence.wrapping_add(1);
@@ -66,13 +66,13 @@ impl Client {
         take_reply(packet, self.sequence)
     }
 
-    /// Says what has no reply.
+    /// Sends a request that has no reply.
     ///
     /// # Errors
     /// Any error means that the connection is unusable.
     pub fn send_without_reply(&self, request: &Request) -> Result<(), ControlError> {
         debug_assert!(request.is_without_reply());
-        // The number is repeated in replies only, so any will do.
+        // Only replies repeat the sequence number, so its value does not matter.
         frame::send(&self.socket, 0, request, &[], SendFlags::empty())
     }
 
@@ -84,10 +84,10 @@ impl Client {
         self.call(&Request::DaemonInfo, &[]).map(drop)
     }
 
-    /// A sender of one-way commands over the same connection; it never waits for replies. One for each connection.
+    /// Makes the sender of one-way commands over this connection, once per connection.
     ///
     /// # Errors
-    /// `Refused` when there is one, or no room for it; anything else means that the connection is unusable.
+    /// `Refused` if there is one already, or no room for it; any other error means that the connection is unusable.
     pub fn command_sender(&mut self) -> Result<CommandSender, ControlError> {
         let mut answer = self.call(&Request::CmCommandRing, &[])?;
         let (Response::Done, Some(ring)) = (answer.response, answer.fds.pop()) else {
@@ -97,7 +97,7 @@ impl Client {
     }
 }
 
-/// The answer to the request of this number.
+/// Receives the reply to the request with this sequence number.
 fn take_reply(mut packet: ControlPacket<'_>, sequence: u32) -> Result<ClientReply, ControlError> {
     let reply: Reply = packet.decode()?;
     if packet.header.sequence != sequence {

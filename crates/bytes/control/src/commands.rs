@@ -30,7 +30,7 @@ pub struct CommandSender {
 }
 
 impl CommandSender {
-    /// A sender for a socket that leads to the daemon and the ring that the daemon made.
+    /// A sender for the control socket and the ring that the daemon has made.
     ///
     /// # Errors
     /// `Malformed` if the segment is not a record ring.
@@ -40,11 +40,11 @@ impl CommandSender {
         Ok(CommandSender { socket, ring: Mutex::new(ring) })
     }
 
-    /// Whether the daemon is still at the other end.
+    /// Whether the daemon still has its end of the socket open.
     pub fn is_connected(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // If poll fails, the next call finds out.
+        // If poll fails, the next call reports the error.
         poll(&mut fds, Some(&now)).is_err() || fds[0].revents().is_empty()
     }
 
@@ -118,7 +118,7 @@ impl CommandReceiver {
         Ok((fd.try_clone_to_owned()?, ring.into()))
     }
 
-    /// Passes the commands sent until now to `carry_out`, in order; returns their number.
+    /// Passes the commands sent so far to `carry_out`, in order. Returns their number.
     ///
     /// # Errors
     /// `Malformed` if a record is not a command; the commands before it have been passed on.
@@ -133,12 +133,12 @@ impl CommandReceiver {
         Ok(pending)
     }
 
-    /// To be called before the daemon sleeps: the next command rings the bell. False if commands are waiting already.
+    /// Must be called before the daemon sleeps: the next command then rings the bell. False if the ring has commands.
     pub fn try_idle(&mut self) -> bool {
         self.ring.try_idle()
     }
 
-    /// To be called when the daemon wakes: commands need not ring the bell.
+    /// Must be called when the daemon wakes: commands then need not ring the bell.
     pub fn stay_awake(&mut self) {
         self.ring.stay_awake();
     }

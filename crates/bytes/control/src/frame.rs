@@ -18,10 +18,10 @@ pub const BELL_MAGIC: u32 = 0x4243_5442;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 
-/// What precedes every body, in a form that no version may change.
+/// The header before every body. Its format must never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlHeader {
-    /// Speaker's `ABI_VERSION`.
+    /// `ABI_VERSION` of the sender.
     pub version: u32,
     /// Number of the request; a reply repeats it.
     pub sequence: u32,
@@ -35,7 +35,7 @@ impl ControlHeader {
     fn to_bytes(self) -> [u8; HEADER_BYTES] {
         self.with_magic(MAGIC)
     }
-    /// The bell: a header and nothing else.
+    /// The bell: a header without body.
     pub fn to_bell(self) -> [u8; HEADER_BYTES] {
         self.with_magic(BELL_MAGIC)
     }
@@ -46,7 +46,7 @@ impl ControlHeader {
         b[8..].copy_from_slice(&self.sequence.to_le_bytes());
         b
     }
-    /// The header, and whether it is a bell's.
+    /// Parses a header; the flag says whether it is a bell.
     fn from_bytes(b: &[u8]) -> Option<(ControlHeader, bool)> {
         let word = |i: usize| Some(u32::from_le_bytes(b.get(i..i + 4)?.try_into().ok()?));
         let magic = word(0)?;
@@ -55,16 +55,16 @@ impl ControlHeader {
     }
 }
 
-/// A packet as received.
+/// A received packet.
 #[derive(Debug)]
 pub struct ControlPacket<'a> {
-    /// Its header.
+    /// Header.
     pub header: ControlHeader,
     /// Whether it is a bell.
     is_bell: bool,
-    /// Its body, undecoded.
+    /// Body, not decoded.
     pub body: &'a [u8],
-    /// Descriptors that came along.
+    /// Descriptors that came with the packet.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -85,7 +85,7 @@ impl ControlPacket<'_> {
         self.is_bell && self.body.is_empty() && self.header.version == ABI_VERSION
     }
 
-    /// The body as a message of this version; if the other end speaks another one, that is the error.
+    /// Decodes the body. If the other end has another version, that is the error.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, ControlError> {
         self.check_version()?;
         if self.is_bell {
@@ -140,7 +140,7 @@ pub fn send_raw(
     }
 }
 
-/// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. `Closed` at the end of the conversation.
+/// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. `Closed` if the other end has closed the connection.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<ControlPacket<'_>, ControlError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

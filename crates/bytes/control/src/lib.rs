@@ -1,9 +1,9 @@
-//! The control conversation between applications and the daemon (storey 1).
+//! The control protocol between applications and the daemon (storey 1).
 //!
 //! One `SOCK_SEQPACKET` Unix socket per daemon. A packet is a fixed [`frame::ControlHeader`] (magic, version, sequence) followed
 //! by a postcard-encoded [`Request`] or [`Reply`]; descriptors travel by `SCM_RIGHTS`. The header alone is readable across
 //! versions, so that a mismatch can be refused with a sentence. Requests are answered in order; [`commands`] of the connection
-//! manager have no answer and a form of their own. The data path never passes here.
+//! manager have no reply and another encoding. The data path does not use this socket.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -26,12 +26,12 @@ pub enum ControlError {
     /// The socket cannot be reached.
     #[error("cannot connect to {path}: {source}")]
     Connect {
-        /// The socket tried.
+        /// Path of the socket.
         path: String,
-        /// The error of the system.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// The conversation broke off.
+    /// A system call on the socket failed.
     #[error("the connection to the daemon broke: {0}")]
     Io(#[from] std::io::Error),
     /// The daemon closed the connection.
@@ -44,7 +44,7 @@ pub enum ControlError {
         ours: u32,
         /// Version of the other end.
         theirs: u32,
-        /// The sentence of the other end.
+        /// Sentence of the other end.
         sentence: String,
     },
     /// A packet that cannot be decoded.
@@ -55,13 +55,13 @@ pub enum ControlError {
     Refused {
         /// The errno for the verbs call.
         errno: i32,
-        /// Why, and what to do.
+        /// Cause, and what to do.
         sentence: String,
     },
 }
 
 impl ControlError {
-    /// The errno that a verbs call reports for this.
+    /// The errno that a verbs call reports for this error.
     pub fn errno(&self) -> i32 {
         match self {
             ControlError::Refused { errno, .. } => *errno,

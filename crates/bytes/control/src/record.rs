@@ -15,7 +15,7 @@ use burst_base::conn::PeerClass;
 use burst_base::verbs::{Mtu, QpType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Writes a record. What has no room is left out, which a test shows not to happen.
+/// Writes a record. Fields that do not fit are left out; a test shows that all records fit.
 pub(crate) struct RecordWriter<'a> {
     pub record: &'a mut [u8],
     pub at: usize,
@@ -43,7 +43,7 @@ impl RecordReader<'_> {
     }
 }
 
-/// What a record is made of.
+/// A type that can be a field of a record.
 pub(crate) trait RecordField: Sized {
     fn put(&self, writer: &mut RecordWriter<'_>);
     fn take(reader: &mut RecordReader<'_>) -> Option<Self>;
@@ -64,7 +64,7 @@ macro_rules! numbers {
     };
 }
 
-/// A struct is its fields, in this order; the compiler sees to it that none is missing.
+/// A struct is encoded as its fields in this order; the compiler checks that no field is missing.
 macro_rules! structs {
     ($($name:ident { $($field:ident)+ })+) => {
         $(impl RecordField for $name {
@@ -98,7 +98,7 @@ structs! {
     }
 }
 
-/// An enumeration is a byte that says which, and its fields; the compiler sees to it that none is missing.
+/// An enumeration is encoded as the variant's number, one byte, and its fields; the compiler checks that no variant is missing.
 macro_rules! choices {
     ($enum:ident { $($number:literal = $name:ident { $($field:ident)+ })+ }) => {
         impl RecordField for $enum {
@@ -290,10 +290,10 @@ impl RecordField for CmData {
 }
 
 impl CmEventKey {
-    /// Of a record; `None` if it is no event's.
+    /// The key of a record; `None` if the record is no event.
     pub fn of(record: &[u8; CmEvent::BYTES]) -> Option<CmEventKey> {
         let mut reader = RecordReader { rest: record };
-        // The order of `CmEvent`.
+        // The fields in the order of `CmEvent`.
         Some(CmEventKey {
             kind: RecordField::take(&mut reader)?,
             id: RecordField::take(&mut reader)?,
@@ -303,22 +303,22 @@ impl CmEventKey {
 }
 
 impl CmEvent {
-    /// As written to the pipe, padded with zeros.
+    /// The record for the pipe, padded with zeros.
     pub fn to_bytes(&self) -> [u8; CmEvent::BYTES] {
         let mut record = [0; CmEvent::BYTES];
         self.write_to(&mut record);
         record
     }
 
-    /// Writes it over a record of zeros.
+    /// Writes the event over a record of zeros.
     pub fn write_to(&self, record: &mut [u8; CmEvent::BYTES]) {
         let mut writer = RecordWriter { record, at: 0 };
         self.put(&mut writer);
-        // The longest event is shorter than a record; a test holds it to that.
+        // The longest event is shorter than a record, as a test checks.
         debug_assert!(writer.at <= CmEvent::BYTES);
     }
 
-    /// As read from the pipe; `None` for anything that `to_bytes` does not write.
+    /// Parses a record from the pipe; `None` for bytes that `to_bytes` does not write.
     pub fn from_bytes(record: &[u8; CmEvent::BYTES]) -> Option<CmEvent> {
         let mut reader = RecordReader { rest: record };
         CmEvent::take(&mut reader)

@@ -58,7 +58,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     given.ok_or_else(|| "at least 0.01 seconds".to_owned())
 }
 
-/// Shows what was asked for.
+/// Runs the command.
 pub fn cm(matches: &ArgMatches) -> ExitCode {
     let shown = crate::sockets::connect(crate::chosen_socket(matches).as_deref()).and_then(|c| show(c, matches));
     match shown {
@@ -89,7 +89,7 @@ fn show(mut client: Daemon, matches: &ArgMatches) -> Result<(), String> {
     }
 }
 
-/// Prints one answer: one document, or one line of them when there will be more.
+/// Prints one result: a JSON document, or with `--watch` one document per line.
 fn out(json: bool, many: bool, value: impl FnOnce() -> Value, text: impl FnOnce() -> String) -> Result<(), String> {
     let written = match (json, many) {
         (true, false) => format!("{:#}\n", value()),

@@ -18,13 +18,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 
-/// Hidden command that starts a daemon in a session of its own.
+/// Hidden command that starts a daemon in a new session.
 pub const DETACH: &str = "detach-daemon";
-/// How long a daemon may take to serve, in seconds.
+/// Maximum time in seconds until a started daemon serves.
 const READY_TIMEOUT_S: i64 = 15;
-/// How long a daemon started here stays when no program is connected.
+/// Time after which a daemon started here ends if no program is connected.
 const IDLE_EXIT: &str = "30s";
-/// Variable that overrides it.
+/// Environment variable that overrides it.
 const IDLE_EXIT_ENV: &str = "BURST_IDLE_EXIT";
 
 /// Starts a daemon that listens at `socket`, unless another process has started one meanwhile. Returns when it serves.
@@ -63,7 +63,7 @@ fn make_directory(socket: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The file beside a socket with this ending.
+/// Path of the file beside the socket with this ending.
 fn beside(socket: &Path, ending: &str) -> PathBuf {
     socket.with_extension(ending)
 }
@@ -145,7 +145,7 @@ fn last_line(log: &Path) -> Option<String> {
     text.lines().rfind(|l| !l.trim().is_empty()).map(str::to_owned)
 }
 
-/// The hidden command's line.
+/// Command line of the hidden command.
 pub fn detach_command() -> Command {
     Command::new(DETACH).hide(true).arg(
         Arg::new("line")

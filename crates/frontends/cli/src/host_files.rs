@@ -1,16 +1,15 @@
-//! Host files: what programs look for outside the library, in `/dev/infiniband` and `/sys/class/infiniband`.
+//! Host files: the files in `/dev/infiniband` and `/sys/class/infiniband` that some programs read besides calling the library.
 //!
-//! UCX and others drop a device without a character node `/dev/infiniband/NAME`; UCX, NCCL, Mooncake and scripts read
-//! GID types, interfaces, topology and counters from `/sys/class/infiniband`. A kernel driver would make these; here
+//! UCX and others ignore a device without a character node `/dev/infiniband/NAME`; UCX, NCCL, Mooncake and scripts read
+//! GID types, interfaces, topology and counters from `/sys/class/infiniband`. A kernel driver makes these files; Burst has none:
 //!
 //! * `burst run` makes them for its program alone, in a mount namespace ([`private`]);
-//! * `burst host-files on` makes them for the whole host, `off` undoes it ([`system`]).
+//! * `burst host-files on` makes them for the whole host, `off` removes them ([`system`]).
 //!
-//! Both write the same tree ([`tree`]), a picture of the devices at that moment, and lay it over `/sys/class` by
-//! overlayfs: everything else below stays the kernel's own and alive. The character node is `/dev/full` under another
-//! name (1,7): it can be opened, and a library that mistakes it for the kernel's gets errors from every write.
-//! `/sys/class/infiniband_verbs` and `/dev/infiniband/rdma_cm` are left out: with them the real libraries, which some
-//! programs carry inside, would find a device that they have no driver for.
+//! Both write the same tree ([`tree`]), a snapshot of the devices, and mount it over `/sys/class` by overlayfs; all other files
+//! there stay the kernel's. The character node has the device number of `/dev/full` (1,7): it can be opened, and a library
+//! that takes it for the kernel's gets an error from every write. `/sys/class/infiniband_verbs` and `/dev/infiniband/rdma_cm`
+//! are left out: with them a copy of rdma-core that a program contains would find a device for which it has no driver.
 
 pub mod private;
 pub mod system;
@@ -24,21 +23,21 @@ use std::path::{Path, PathBuf};
 
 /// Directory of the character nodes.
 const NODES: &str = "/dev/infiniband";
-/// Directory that the tree is laid over.
+/// Directory over which the tree is mounted.
 const CLASSES: &str = "/sys/class";
-/// Name of our mounts in the kernel's table.
+/// Name of Burst's mounts in the kernel's table.
 const MOUNT_NAME: &str = "burst";
 
 /// The contents of the host files.
 pub struct Picture {
     /// The devices.
     pub devices: Vec<DeviceInfo>,
-    /// Their counters.
+    /// Counters of the devices.
     pub counters: Vec<Counter>,
 }
 
 impl Picture {
-    /// Asks the daemon.
+    /// Gets devices and counters from the daemon.
     ///
     /// # Errors
     /// A sentence.
@@ -52,7 +51,7 @@ impl Picture {
         self.devices.iter().map(|d| socket_path::device_node(&d.name))
     }
 
-    /// Whether this process sees all of it already.
+    /// Whether this process sees all these files already.
     fn is_shown(&self) -> bool {
         let classes = Path::new(CLASSES);
         self.nodes().all(|node| is_character_node(&Path::new(NODES).join(node)))
@@ -64,12 +63,12 @@ fn is_character_node(path: &Path) -> bool {
     path.metadata().is_ok_and(|m| m.file_type().is_char_device())
 }
 
-/// A sentence about a step that failed.
+/// Makes the sentence for a step that failed.
 fn failed<E: std::fmt::Display>(step: &str, path: &Path) -> impl FnOnce(E) -> String {
     move |error| format!("cannot {step} {}: {error}", path.display())
 }
 
-/// Lays the written tree over `/sys/class`.
+/// Mounts the written tree over `/sys/class`.
 fn overlay_classes(tree: &Path) -> Result<(), String> {
     let classes = Path::new(CLASSES);
     let options = format!("lowerdir={}:{CLASSES}", tree.display());
@@ -79,7 +78,7 @@ fn overlay_classes(tree: &Path) -> Result<(), String> {
         .map_err(failed("mount an overlay on", classes))
 }
 
-/// The node that the others are copies of.
+/// The device whose number the character nodes have.
 fn full_node() -> PathBuf {
     PathBuf::from("/dev/full")
 }

@@ -1,4 +1,4 @@
-//! Where Burst's other parts are: beside this program in a build tree, or under the same prefix when installed.
+//! Paths of Burst's other parts: beside this program in a build tree, or under the same prefix when installed.
 //!
 //! | part | build tree | installed |
 //! | --- | --- | --- |
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// The library that programs load.
 pub const VERBS_LIBRARY: &str = "libibverbs.so.1";
-/// The program that `burst doctor` moves bytes with.
+/// The program by which `burst doctor` tests a queue pair.
 pub const PAIR_PROGRAM: &str = "burst-pair";
 
 /// Directory of the running program, symbolic links resolved.
@@ -18,7 +18,7 @@ fn own_directory() -> Result<PathBuf, String> {
     program.parent().map(Path::to_owned).ok_or_else(|| "burst has no directory".to_owned())
 }
 
-/// Directory of our libraries.
+/// Directory of Burst's libraries.
 ///
 /// # Errors
 /// A sentence that names the places where they should be.

@@ -20,7 +20,7 @@ pub fn ls(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// Asks for the devices.
+/// Gets the devices from the daemon.
 ///
 /// # Errors
 /// A sentence.
@@ -28,13 +28,13 @@ pub fn devices(daemon: &mut Daemon) -> Result<Vec<DeviceInfo>, String> {
     daemon.devices().map_err(|e| e.to_string())
 }
 
-/// A GID as an address; IPv4 is shown as such.
+/// A GID in the notation of IPv6 or IPv4 addresses.
 pub fn address(gid: &GidInfo) -> String {
     let ip = Ipv6Addr::from(gid.gid);
     ip.to_ipv4_mapped().map_or_else(|| ip.to_string(), |v4| v4.to_string())
 }
 
-/// First part of a port specification: `udp` of `udp:dev=eth0`; wrappers stay (`impair/udp`).
+/// Kind of a port in its specification: `udp` of `udp:dev=eth0`; wrappers are included (`impair/udp`).
 fn kind(port: &str) -> String {
     let parts = port.split('/').map(|p| p.split(':').next().unwrap_or_default());
     parts.collect::<Vec<_>>().join("/")

@@ -1,9 +1,9 @@
 //! `burst`: the command line.
 //!
-//! `burst run` starts verbs programs on Burst, `ls` and `stats` show what the daemon has, `doctor` finds out what is
-//! wrong, `why` explains a reason. Each command is a file; this one only reads the line and hands over. Output for
-//! people goes to stdout, complaints to stderr; exit codes: 0 done, 1 something is wrong, 2 the line was wrong,
-//! and for `run` the program's own, or 125 (Burst could not start it), 126 (not executable), 127 (not found).
+//! `burst run` starts verbs programs on Burst, `ls` and `stats` show devices and counters, `doctor` finds faults of the set-up,
+//! `why` explains a reason. Each command has a file; this one parses the command line. Results go to stdout, errors to stderr.
+//! Exit codes: 0 success, 1 failure, 2 usage error; for `run` the program's exit code, or 125 (Burst could not start it),
+//! 126 (not executable), 127 (not found).
 #![deny(unsafe_code)]
 
 mod cm;
@@ -135,12 +135,12 @@ fn json() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")
 }
 
-/// The socket that the user named, if any.
+/// The socket of `--socket`, if it was given.
 fn chosen_socket(matches: &ArgMatches) -> Option<PathBuf> {
     matches.get_one::<PathBuf>("socket").cloned()
 }
 
-/// Writes to stdout; whoever reads it and has gone (`| head`) has seen enough, which ends the program well.
+/// Writes to stdout. A closed pipe (`| head`) is no error: the program exits with code 0.
 ///
 /// # Errors
 /// A sentence.
@@ -153,23 +153,23 @@ fn print(text: &str) -> Result<(), String> {
     }
 }
 
-/// A value as JSON for programs.
+/// A value as JSON.
 fn json_text(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
 }
 
-/// Prints a command's answer, which ends the command.
+/// Prints a command's result; returns its exit code.
 fn finish(text: &str) -> ExitCode {
     print(text).map_or_else(fail, |()| ExitCode::SUCCESS)
 }
 
-/// Prints one sentence to stderr. A closed stderr loses it.
+/// Prints one sentence to stderr. Errors of the write are ignored.
 fn complain(sentence: impl std::fmt::Display) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "burst: {sentence}");
 }
 
-/// One sentence on stderr, and exit code 1.
+/// Prints one sentence to stderr; returns exit code 1.
 fn fail(sentence: impl std::fmt::Display) -> ExitCode {
     complain(sentence);
     ExitCode::FAILURE

@@ -114,7 +114,7 @@ fn become_program(matches: &ArgMatches, libraries: &Path, socket: &Path) -> Exit
     ExitCode::from(code)
 }
 
-/// The library search path with our directory at the front and nowhere else.
+/// The library search path with Burst's directory first, and at no other place.
 fn with_ours_first(ours: &Path, rest: Option<&OsStr>) -> OsString {
     let mut path = ours.as_os_str().to_owned();
     for other in rest.filter(|r| !r.is_empty()).into_iter().flat_map(std::env::split_paths).filter(|p| p != ours) {

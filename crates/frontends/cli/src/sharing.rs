@@ -1,4 +1,4 @@
-//! How to share the daemon of another user, which holds UDP port 4791 of this host.
+//! The advice how two users share one daemon, when another user's daemon has bound UDP port 4791.
 //!
 //! `burst run` starts a private daemon: its socket's directory has mode 0700, its socket mode 0600. A second user's daemon cannot
 //! have the UDP port too, so both must use one daemon. `/proc/net/unix` shows every user which sockets exist, and so where that

@@ -5,10 +5,10 @@ use burst_control::ControlError;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The name of this program in its hello.
+/// Name of this program for the daemon's log.
 const PROGRAM: &str = "burst";
 
-/// What was found at one socket.
+/// Result of an attempt to connect to one socket.
 #[derive(Debug)]
 pub enum FoundDaemon {
     /// A daemon that answers.
@@ -19,12 +19,12 @@ pub enum FoundDaemon {
     Stale,
     /// This user may not connect.
     Forbidden,
-    /// A daemon of another version, or something that is no daemon: the sentence.
+    /// A daemon of another version, or a program that is no daemon: the sentence.
     Strange(String),
 }
 
 impl FoundDaemon {
-    /// In a few words.
+    /// The result in a few words.
     pub fn describe(&self) -> String {
         match self {
             FoundDaemon::Alive(client) => format!("daemon {}", client.info().pid),
@@ -56,7 +56,7 @@ pub fn try_socket(path: &Path) -> FoundDaemon {
     }
 }
 
-/// Tries all of them until one answers; every attempt is in the list.
+/// Tries the sockets until a daemon answers; the list has every attempt.
 pub fn find(chosen: Option<&Path>) -> Vec<(PathBuf, FoundDaemon)> {
     let mut tried = Vec::new();
     for path in candidates(chosen) {
@@ -70,7 +70,7 @@ pub fn find(chosen: Option<&Path>) -> Vec<(PathBuf, FoundDaemon)> {
     tried
 }
 
-/// What was tried, in one clause.
+/// The attempts in one clause.
 pub fn tried_clause(tried: &[(PathBuf, FoundDaemon)]) -> String {
     let parts: Vec<String> = tried.iter().map(|(p, f)| format!("{} ({})", p.display(), f.describe())).collect();
     parts.join(", ")

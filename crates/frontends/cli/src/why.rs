@@ -1,4 +1,4 @@
-//! `burst why`: the table of reasons, for people; also by the status of a completion, which is all that some programs print.
+//! `burst why`: explains a reason, also by the status of a completion, because some programs print the status only.
 
 use burst_base::Reason;
 use burst_base::reason::Class;
@@ -39,7 +39,7 @@ fn as_line(reason: Reason) -> String {
     format!("{:4}  {:<28} {}\n", code(reason), reason.name(), reason.explanation())
 }
 
-/// What is known of a reason or of a completion's status.
+/// The explanation of a reason or of a completion's status.
 fn explain(word: &str) -> Result<String, String> {
     if let Some((name, number, reasons)) = status_named(word) {
         let reasons: String = reasons.iter().map(|r| as_text(*r)).collect();
@@ -49,7 +49,7 @@ fn explain(word: &str) -> Result<String, String> {
     }
     let reason = find(word)?;
     let mut text = as_text(reason);
-    // Only completions have a vendor_err, so a number of another class may be meant as a status.
+    // Only reasons of completions are a vendor_err: the number of another class may be meant as a status.
     let same = STATUSES.iter().find(|(_, number, _)| *number == code(reason) && word.parse() == Ok(*number));
     if let Some((name, number, _)) = same {
         text.push_str(&format!("  note: if {number} is the status of a completion: burst why {name}\n"));
@@ -74,7 +74,7 @@ fn status_named(word: &str) -> Option<&'static (&'static str, usize, &'static [R
     STATUSES.iter().find(|(name, ..)| *name == word || name.strip_prefix("IBV_WC_") == Some(&word))
 }
 
-/// The number that `vendor_err` shows.
+/// The reason of a number in `vendor_err`.
 fn code(reason: Reason) -> usize {
     reason.index() + 1
 }

@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long resolving an address and a route may take.
+/// Timeout for the resolution of address and route.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Reason of a REJ: the program at the other end refused (IBA table 112).
+/// Reason of a REJ: rejected by the peer's program (IBA table 112).
 const REASON_CONSUMER: u16 = 28;
-/// Most bytes of private data of a request, an answer, a refusal (rdma_connect(3), IBA 12.6).
+/// Maximum private data in bytes of a request, an accept and a rejection (rdma_connect(3), IBA 12.6).
 const REQ_DATA_MAX: usize = 56;
 const REP_DATA_MAX: usize = 196;
 const REJ_DATA_MAX: usize = 148;
 
-/// A process's way to the connection manager. Clones share one connection to the daemon.
+/// A process's connection to the connection manager of a daemon. Clones share it.
 #[derive(Clone, Debug)]
 pub struct ConnectionManager(Arc<ManagerShared>);
 
@@ -45,7 +45,7 @@ struct IdOwner {
     id: CmId,
     channel: u32,
     pipe: OwnedFd,
-    /// Events of the id that were read.
+    /// Number of the id's events that were read.
     read: AtomicU32,
 }
 
@@ -84,7 +84,7 @@ impl ConnectionManager {
         Ok(IdOwner { manager: self.clone(), id, channel, pipe, read: AtomicU32::new(0) })
     }
 
-    /// Listens at an address of a device, or at all (`0.0.0.0`, `[::]`); port 0 takes a free one.
+    /// Listens at an address of a device, or at all addresses (`0.0.0.0`, `[::]`); port 0 takes a free port.
     ///
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, or when the daemon has ended.
@@ -135,7 +135,7 @@ fn socket_addr(addr: CmAddr) -> SocketAddr {
     SocketAddr::new(addr.ip, addr.port)
 }
 
-/// The queue pair as the daemon's connection manager knows it.
+/// The queue pair for a command to the connection manager.
 fn named(qp: &QueuePair) -> CmQp {
     CmQp { token: qp.pd().context().raw().token(), qpn: qp.number() }
 }
@@ -172,7 +172,7 @@ impl IdOwner {
         CmEvent::from_bytes(&record).ok_or(ClientError::Unexpected("an unknown event of the connection manager"))
     }
 
-    /// The next event, which must be of this kind.
+    /// Waits for the next event, which must be of this kind.
     fn expect(&self, kind: CmEventKind, timeout: Duration) -> Result<CmEvent> {
         let event = self.event(timeout)?;
         if event.kind == kind {
@@ -203,7 +203,7 @@ impl ConnectionListener {
     pub fn next_request(&self, timeout: Duration) -> Result<ConnectRequest> {
         let event = self.id.expect(CmEventKind::ConnectRequest, timeout)?;
         let manager = self.id.manager.clone();
-        // The new id gets a channel of its own.
+        // The new id gets its own channel.
         let (channel, pipe) = manager.channel()?;
         let id = IdOwner { manager, id: event.id, channel, pipe, read: AtomicU32::new(0) };
         id.manager.0.control.ask(vec![CmCommand::Migrate { id: event.id, channel }])?;
@@ -212,7 +212,7 @@ impl ConnectionListener {
 }
 
 impl AsFd for ConnectionListener {
-    /// Readable when a request is there.
+    /// Readable while requests are unread.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.id.pipe.as_fd()
     }

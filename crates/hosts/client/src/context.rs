@@ -53,12 +53,12 @@ impl ClientContext {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The device as it was when the context was opened.
+    /// The device at the time when the context was opened.
     pub fn device(&self) -> &DeviceInfo {
         self.raw().device()
     }
 
-    /// The device as it is now: addresses and link state change.
+    /// The present state of the device: addresses and link state change.
     ///
     /// # Errors
     /// When the connection fails.
@@ -102,7 +102,7 @@ impl ClientContext {
 }
 
 impl AsFd for ClientContext {
-    /// Readable when an asynchronous event is there.
+    /// Readable while asynchronous events are unread.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.raw().async_fd()
     }

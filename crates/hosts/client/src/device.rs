@@ -1,4 +1,4 @@
-//! The daemon as tools see it, and its devices.
+//! Connections of tools to a daemon, and its devices.
 
 use crate::context::ClientContext;
 use crate::error::{ClientError, Result};
@@ -8,7 +8,7 @@ use burst_control::monitor::{CmConnection, CmCursor, CmStats};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
 use std::path::{Path, PathBuf};
 
-/// A connection to a daemon for questions that need no context: its version, devices, counters, connections.
+/// A connection to a daemon for requests that need no context: version, devices, counters, connections.
 #[derive(Debug)]
 pub struct Daemon {
     socket: PathBuf,
@@ -53,7 +53,7 @@ impl Daemon {
         &self.socket
     }
 
-    /// The daemon as it introduced itself when this connection began.
+    /// The daemon's description at the time of the connection.
     pub fn info(&self) -> &DaemonInfo {
         self.client.daemon()
     }
@@ -62,7 +62,7 @@ impl Daemon {
         Ok(self.client.call(request, &[])?.response)
     }
 
-    /// The daemon as it is now.
+    /// The daemon's present description.
     ///
     /// # Errors
     /// When the connection fails.

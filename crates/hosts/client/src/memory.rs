@@ -2,7 +2,7 @@
 //!
 //! A [`MemoryRegion`] owns its memory. A peer may write to it at any time, and so may the daemon for a work request in flight, so
 //! it never gives out a reference: [`MemoryRegion::read`] and [`MemoryRegion::write`] copy by atomic accesses. Dropping a region
-//! while a work request uses it is safe: the daemon lets go of the memory first, and the request completes in error.
+//! while a work request uses it is safe: the daemon stops using the memory first, and the request completes in error.
 
 use crate::context::ClientContext;
 use crate::cq::CompletionQueue;

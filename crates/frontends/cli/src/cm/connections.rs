@@ -8,20 +8,20 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::net::IpAddr;
 
-/// What `--state` takes.
+/// Values of `--state`.
 pub fn state_names() -> Vec<&'static str> {
     CmConnectionState::ALL.iter().map(|s| s.name()).collect()
 }
 
 /// The connections that this user may see.
 pub struct ShownConnections {
-    /// All of them, or those in one state; sorted by state, then address.
+    /// Connections, all or those in one state; sorted by state, then address.
     pub list: Vec<CmConnection>,
-    /// How many connections of other users, in any state, there are besides.
+    /// Number of connections of other users, in any state.
     pub hidden: u64,
 }
 
-/// Asks for the connections, or those in one state.
+/// Gets the connections from the daemon, all or those in one state.
 ///
 /// # Errors
 /// A sentence.
@@ -45,7 +45,7 @@ fn device(index: Option<u32>) -> String {
     index.map_or_else(|| "all".into(), |n| format!("burst{n}"))
 }
 
-/// The table, and how many there are in each state.
+/// The table, and the number of connections in each state.
 pub fn as_text(shown: &ShownConnections) -> String {
     let mut text = format!(
         "{:<14} {:<5} {:<8} {:<28} {:<28} {:>8} {:>8} {:>9}  {}\n",
@@ -82,7 +82,7 @@ pub fn as_text(shown: &ShownConnections) -> String {
     text
 }
 
-/// The same for programs.
+/// The list as JSON.
 pub fn as_json(shown: &ShownConnections) -> Value {
     let end = |addr: Option<CmAddr>| addr.map(|a| json!({ "address": a.ip.to_string(), "port": a.port }));
     let rows = shown.list.iter().map(|c| {

@@ -4,8 +4,7 @@ use burst_control::monitor::{CmStats, CmStepHistogram};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// What happened since an earlier answer. Numbers are as they are now; the longest time of an interval is known to a
-/// quarter only.
+/// Difference of two results. Other counts are present values; the longest time of an interval is known to a quarter only.
 pub fn since(now: &CmStats, before: Option<&CmStats>) -> CmStats {
     let Some(before) = before else { return now.clone() };
     let steps = now.steps.iter().zip(&before.steps).map(|(now, before)| {
@@ -40,7 +39,7 @@ pub fn time(ns: u64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-/// The table, and the numbers below it.
+/// The table, and the other counts below it.
 pub fn as_text(stats: &CmStats) -> String {
     let mut text = format!("{:<32} {:>10} {:>10} {:>10} {:>10}\n", "step", "count", "p50", "p99", "max");
     for step in &stats.steps {
@@ -54,7 +53,7 @@ pub fn as_text(stats: &CmStats) -> String {
     text
 }
 
-/// The same for programs, in nanoseconds.
+/// The steps as JSON, in nanoseconds.
 pub fn as_json(steps: &[CmStepHistogram]) -> Value {
     let rows = steps.iter().map(|step| {
         json!({

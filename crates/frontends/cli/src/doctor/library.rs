@@ -1,4 +1,4 @@
-//! The checks that need our verbs library: run `burst-pair` with it, under a time limit.
+//! The checks that need Burst's libibverbs: they run `burst-pair` with it, under a time limit.
 
 use super::{Finding, fail};
 use crate::install::{PAIR_PROGRAM, VERBS_LIBRARY};
@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest a check may take.
+/// Time limit of a check.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How often its end is looked for.
+/// Interval in which its end is polled.
 const PACE: Duration = Duration::from_millis(10);
 
-/// Does a program that is started with our directory first really get our library, and in this version?
+/// Checks that a program started with Burst's directory first in the search path loads Burst's library, in this version.
 pub fn check(directory: &Path) -> Finding {
     let said = match pair(directory, None, &["--library"]) {
         Ok(said) => said,
@@ -44,7 +44,7 @@ pub fn transfer(directory: &Path, socket: &Path, device: &str) -> Finding {
     }
 }
 
-/// Runs `burst-pair`; its last line of stdout, or the finding.
+/// Runs `burst-pair`. Returns the last line of its stdout, or the finding.
 fn pair(directory: &Path, socket: Option<&Path>, args: &[&str]) -> Result<String, Finding> {
     let program = directory.join(PAIR_PROGRAM);
     let mut command = Command::new(&program);

@@ -1,16 +1,16 @@
-//! How the kernel shares the processors between the daemon and the programs: what costs speed only.
+//! Check of the kernel's scheduling between the daemon and programs that poll. A bad setting costs speed only.
 
 use super::Finding;
 use std::fs::read_to_string;
 
-/// The switch of autogroups.
+/// The sysctl of autogroups.
 const SWITCH: &str = "kernel.sched_autogroup_enabled";
-/// On more processors than these a poller rarely stands in the daemon's way.
+/// With more processors than these a polling program rarely delays the daemon.
 const FEW: usize = 4;
 /// `/proc/PID/cgroup` of a process in the root group: only these have autogroups.
 const ROOT_GROUP: &str = "0::/";
 
-/// What is known of a process: its line of `/proc/PID/autogroup`, and whether it is in the root control group.
+/// Autogroup of a process: its line of `/proc/PID/autogroup`, and whether the process is in the root control group.
 struct AutoGroup {
     auto: String,
     root: bool,
@@ -26,7 +26,7 @@ impl AutoGroup {
     }
 }
 
-/// Warns where a program that polls keeps a processor from the daemon, although it yields.
+/// Warns if a program that polls delays the daemon although it yields, because the kernel shares processors by autogroup.
 pub fn check(daemon: Option<u32>) -> Finding {
     let Some(daemon) = daemon else { return Finding::Skip("no daemon".to_owned()) };
     let enabled =

@@ -1,23 +1,23 @@
-//! The process that holds UDP port 4791 (RoCEv2) in this network namespace, by /proc.
+//! Finds the process that has bound UDP port 4791 (RoCEv2) in this network namespace, by /proc.
 
 use super::{Finding, fail};
 use std::path::Path;
 
-/// RoCEv2's port, as /proc/net/udp writes it.
+/// RoCEv2's UDP port in hexadecimal, as in /proc/net/udp.
 const PORT_HEX: &str = ":12B7";
 
-/// The holder of a socket.
+/// The owner of a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum SocketHolder {
     /// A process of this host.
     Process(u32, String),
-    /// The kernel itself: soft-RoCE.
+    /// The kernel's soft-RoCE.
     Kernel,
     /// A process whose descriptors this user may not see.
     Hidden,
 }
 
-/// Passes if the port is free or the daemon holds it.
+/// Passes if the UDP port is free or the daemon has bound it.
 pub fn check(daemon: Option<u32>) -> Finding {
     if let Some(pid) = daemon.filter(|pid| other_namespace(*pid)) {
         return Finding::Skip(format!("daemon {pid} runs in another network namespace"));
@@ -78,7 +78,7 @@ fn inodes_in(table: &str) -> Vec<u64> {
     ours.filter_map(|columns| columns.get(9)?.parse().ok()).collect()
 }
 
-/// Finds the process with this socket, the daemon first: it is the likely one.
+/// Finds the process that has this socket; looks at the daemon first, which is the most likely one.
 fn holder(inode: u64, daemon: Option<u32>) -> SocketHolder {
     if inode == 0 {
         return SocketHolder::Kernel;

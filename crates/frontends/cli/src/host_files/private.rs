@@ -1,12 +1,12 @@
-//! Host files for one program: a mount namespace that only it and its children live in.
+//! Host files for one program, in a mount namespace of the program and its children.
 //!
-//! Without root a user namespace comes first, in which this user is itself and nobody else; then set-user-ID programs
-//! and other users' files are out of the program's reach, which is why `--no-host-files` exists. Mounts that the host
-//! makes later still arrive (the tree is made a slave); what the program mounts stays inside.
+//! Without root the program also gets a user namespace, which maps this user only. In it set-user-ID programs and files of other
+//! users cannot be used; `--no-host-files` avoids that. Later mounts of the host are seen in the namespace (its tree is a slave);
+//! mounts of the program are not seen outside.
 //!
-//! `/dev` may have no directory `infiniband`, and one cannot be made for a single program: so `/dev` is replaced by a
-//! directory in which every entry is the old one, bound, and one is new. The directory and the tree for `/sys/class`
-//! are made in a small tmpfs that covers `/tmp` meanwhile.
+//! `/dev` may have no directory `infiniband`, and none can be made for a single program. So `/dev` is replaced by a directory
+//! with bind mounts of all old entries and a new entry. This directory and the tree for `/sys/class` are made in a small tmpfs
+//! that covers `/tmp` meanwhile.
 
 use super::{CLASSES, MOUNT_NAME, NODES, Picture, failed, full_node, overlay_classes, tree};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
@@ -15,13 +15,13 @@ use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// Covered while the files are made.
+/// Directory that the tmpfs covers while the files are made.
 const SCRATCH: &str = "/tmp";
 
-/// Moves this process, which must have one thread, to where the host files are; nothing is to be done if it sees them.
+/// Moves this process to namespaces with the host files, unless it sees them already. The process must have one thread.
 ///
 /// # Errors
-/// A sentence. The process can go on: it may be in namespaces of its own already, but whatever was made is complete.
+/// A sentence. The process can go on: it may be in new namespaces, but no mount is half done.
 pub fn enter(picture: &Picture) -> Result<(), String> {
     if picture.is_shown() {
         return Ok(());
@@ -35,7 +35,7 @@ pub fn enter(picture: &Picture) -> Result<(), String> {
     made.and(uncovered)
 }
 
-/// New namespaces, cut off from the host's.
+/// Enters new namespaces whose mounts do not propagate to the host.
 fn leave_the_host() -> Result<(), String> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     if uid.is_root() {
@@ -80,14 +80,14 @@ fn make(picture: &Picture, scratch: &Path) -> Result<(), String> {
     overlay_classes(&classes)
 }
 
-/// Makes `stage` a directory with the same entries as `from`, each the very same object.
+/// Makes `stage` a directory with bind mounts of all entries of `from`.
 fn copy_bound(from: &Path, stage: &Path) -> Result<(), String> {
     fs::create_dir(stage).map_err(failed("make", stage))?;
     for entry in fs::read_dir(from).map_err(failed("read", from))? {
         let entry = entry.map_err(failed("read", from))?;
         let (old, new) = (entry.path(), stage.join(entry.file_name()));
         match bind_entry(&old, &new) {
-            // Gone since the directory was read.
+            // The entry was removed after the directory was read.
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             done => done.map_err(failed("bind", &old))?,
         }

@@ -1,9 +1,9 @@
 //! `burst host-files on|off`: host files for every program of the host, by root.
 //!
-//! The tree is written to [`KEPT`] and laid over `/sys/class`; character nodes are made in `/dev/infiniband`. Beside
-//! the tree stands a list of what was made in `/dev`, so that `off` removes that and nothing else. `on` begins with
-//! `off`: it can be repeated, and then shows the devices as they are now. A crash in between leaves nothing that
-//! `off` does not find: the list is written before what it names is made.
+//! The tree is written to [`KEPT`] and mounted over `/sys/class`; character nodes are made in `/dev/infiniband`. A list beside
+//! the tree names the files made in `/dev`, so that `off` removes these only. `on` first does what `off` does, so it can be
+//! repeated to show the present devices. The list is written before the files that it names are made, so `off` finds them after
+//! a crash.
 
 use super::{CLASSES, MOUNT_NAME, NODES, Picture, failed, full_number, overlay_classes, tree};
 use clap::{Arg, ArgMatches, Command};
@@ -15,7 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Where the tree and the list are kept.
+/// Directory of the tree and the list.
 const KEPT: &str = "/run/burst/host-files";
 
 /// The command line.
@@ -31,7 +31,7 @@ pub fn command() -> Command {
         .arg(crate::socket())
 }
 
-/// Switches.
+/// Runs the command.
 pub fn host_files(matches: &ArgMatches) -> ExitCode {
     if !rustix::process::geteuid().is_root() {
         return crate::fail("host-files changes the whole host and needs root; burst run needs neither");
@@ -72,7 +72,7 @@ fn show(picture: &Picture) -> Result<(), String> {
     for node in made.iter().filter(|n| *n != nodes) {
         let (kind, number) = full_number();
         rustix::fs::mknodat(CWD, node, kind, Mode::from_raw_mode(0o666), number).map_err(failed("make", node))?;
-        // The umask does not apply: all users may use the device.
+        // Without the umask: all users may use the device.
         fs::set_permissions(node, fs::Permissions::from_mode(0o666)).map_err(failed("open to all", node))?;
     }
     overlay_classes(&classes)
@@ -91,14 +91,14 @@ fn off() -> Result<(), String> {
         remove_made(path).map_err(failed("remove", path))?;
     }
     absent_is_fine(fs::remove_dir_all(kept)).map_err(failed("remove", kept))?;
-    // The directory above as well, unless a daemon's socket is in it.
+    // Remove the parent directory as well, unless it has a daemon's socket.
     kept.parent().map_or(Ok(()), |above| remove_made(above).map_err(failed("remove", above)))
 }
 
 fn remove_made(path: &Path) -> io::Result<()> {
     match path.symlink_metadata() {
         Ok(meta) if meta.is_dir() => match fs::remove_dir(path) {
-            // Another program has put a file there.
+            // Another program has made a file there.
             Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
             done => done,
         },
@@ -111,7 +111,7 @@ fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
     done.or_else(|e| if e.kind() == ErrorKind::NotFound { Ok(()) } else { Err(e) })
 }
 
-/// Whether what `/sys/class` shows is an overlay of ours.
+/// Whether `/sys/class` is covered by an overlay of Burst.
 fn overlay_is_on_top() -> Result<bool, String> {
     let table = Path::new("/proc/self/mountinfo");
     let text = fs::read_to_string(table).map_err(failed("read", table))?;

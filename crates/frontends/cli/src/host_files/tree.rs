@@ -1,8 +1,8 @@
 //! The tree under `/sys/class/infiniband`: the files that a kernel driver of a RoCEv2 NIC would have, as text.
 //!
-//! `DEVICE/device` leads to the bus device of the interface if it has one, so that programs learn its place in the
-//! machine; a virtual interface gets a directory with what programs ask such a device for. Counters are the daemon's
-//! at the time of writing: those with a standard name in `counters`, all of them by their own in `hw_counters`.
+//! `DEVICE/device` is a link to the bus device of the interface, if it has one, so that programs learn the topology; for a
+//! virtual interface it is a directory with the files that programs read of a bus device. Counters have the daemon's values at
+//! the time of writing: those with a standard name are in `counters`, all of them by the daemon's names in `hw_counters`.
 
 use burst_control::{Counter, DeviceInfo, GidInfo};
 use std::fs;
@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// Standard counters, what they count in the daemon, and bytes per unit; no name: always 0 in software.
+/// Standard counters, the daemon's counter of each, and bytes per unit. Without a daemon's counter: always 0.
 const COUNTERS: &[(&str, &str, u64)] = &[
     // IBA counts data in words of 4 bytes.
     ("port_xmit_data", "tx_bytes", 4),
@@ -34,7 +34,7 @@ const COUNTERS: &[(&str, &str, u64)] = &[
     ("VL15_dropped", "", 1),
 ];
 
-/// Line rates as sysfs words them: at least so many Mbit/s, text. Same steps as the library's port attributes.
+/// Line rates in the words of sysfs: minimum speed in Mbit/s, and text. The steps are those of the library's port attributes.
 const RATES: &[(u32, &str)] = &[
     (400_000, "400 Gb/sec (4X NDR)"),
     (200_000, "200 Gb/sec (4X HDR)"),
@@ -65,7 +65,7 @@ pub fn write(classes: &Path, devices: &[DeviceInfo], counters: &[Counter]) -> io
     Ok(())
 }
 
-/// Whether a directory shows this device with these addresses.
+/// Whether a directory has this device with these addresses.
 pub fn shows(place: &Path, device: &DeviceInfo) -> bool {
     files(device, &[])
         .iter()
@@ -93,7 +93,7 @@ fn files(device: &DeviceInfo, counters: &[&Counter]) -> Vec<(String, String)> {
         ("ports/1/lid_mask_count", "0"),
         ("ports/1/sm_lid", "0x0"),
         ("ports/1/sm_sl", "0"),
-        // Connection management, and addresses that are IP addresses: bits 16 and 26.
+        // Capability mask: bit 16 is connection management, bit 26 means that GIDs are IP addresses.
         ("ports/1/cap_mask", "0x04010000"),
         ("ports/1/pkeys/0", "0xffff"),
     ]
@@ -119,7 +119,7 @@ fn gid_files(index: usize, gid: &GidInfo) -> [(String, String); 3] {
     ]
 }
 
-/// The device on the bus: the interface's own, or a directory that answers in its place.
+/// The bus device: a link to the interface's, or a directory in its place.
 fn write_bus_device(place: &Path, device: &DeviceInfo) -> io::Result<()> {
     let interface = PathBuf::from("/sys/class/net").join(&device.ifname);
     if !device.ifname.is_empty()
@@ -127,7 +127,7 @@ fn write_bus_device(place: &Path, device: &DeviceInfo) -> io::Result<()> {
     {
         return symlink(real, place);
     }
-    // No processor is nearer than another.
+    // All processors are equally near.
     let local = fs::read_to_string("/sys/devices/system/node/node0/cpumap").unwrap_or_else(|_| "1".to_owned());
     let list = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_else(|_| "0".to_owned());
     let facts = [

@@ -1,25 +1,25 @@
-//! What a polling thread does when it finds nothing: it yields the processor, and now and then asks whether the daemon lives.
+//! Empty polls: the polling thread yields the processor, and from time to time checks that the daemon runs.
 //!
-//! A thread that finds nothing `EMPTY_MAX` times in a row yields now and then: the worker that is to make the completion may
-//! be waiting for this very core. Once a yield shows that another thread was waiting, every empty poll yields. Every
-//! `CHECK_EVERY` empty polls the caller is told to check the daemon: a program that only polls would learn in no other way
-//! that the daemon has ended, and an error is better than waiting for ever.
+//! A thread with `EMPTY_MAX` empty polls in a row yields now and then: the worker that is to write the completion may be waiting
+//! for this processor. Once a yield shows that another thread was waiting, every empty poll yields. Every `CHECK_EVERY` empty
+//! polls the caller must check the daemon: a program that only polls has no other way to learn that the daemon has ended, and
+//! would poll for ever.
 
 use burst_base::sharing::Sharing;
 use std::cell::Cell;
 
 /// Empty polls in a row before a thread yields.
 const EMPTY_MAX: u32 = 24;
-/// Empty polls in a row between two checks that the daemon lives. A check costs a system call, as each yield does.
+/// Empty polls in a row between two checks that the daemon runs. A check costs a system call, as a yield does.
 const CHECK_EVERY: u32 = 1024;
 /// Further empty polls between two yields while no other thread wants the processor.
 const YIELD_EVERY: u32 = 4;
 
-/// What a thread knows of its own polling.
+/// A thread's record of its polls.
 struct IdleState {
-    /// Empty polls since its last completion.
+    /// Empty polls since the thread's last completion.
     empty: Cell<u32>,
-    /// Whether other threads want its processor.
+    /// Whether other threads wait for the thread's processor.
     sharing: Cell<Sharing>,
 }
 
@@ -33,7 +33,7 @@ pub fn found() {
     IDLE.with(|idle| idle.empty.set(0));
 }
 
-/// Notes that this thread has found nothing, and yields when that lasts. True: it is time to check that the daemon lives.
+/// Notes an empty poll of this thread, and yields after many in a row. True: the caller must check that the daemon runs.
 #[inline(never)]
 pub fn pause() -> bool {
     IDLE.with(|idle| {

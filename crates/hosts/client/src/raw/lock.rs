@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Attempts to take the lock before the thread yields.
 const SPINS: u32 = 64;
 
-/// Locks a mutex. A panic of an earlier holder does not matter: no holder leaves anything half done that others rely on.
+/// Locks a mutex, also after a panic of a holder: no holder leaves the data inconsistent.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

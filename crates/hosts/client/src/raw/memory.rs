@@ -1,7 +1,7 @@
 //! Registration of memory.
 //!
 //! A registration makes the program's pages reachable for the daemon ([`burst_mem::swap`]), sends it the descriptors, and keeps
-//! what is needed to undo that. At the end the daemon lets go first; then the pages become private again.
+//! what is needed to undo that. At deregistration the daemon unmaps the pages first; then they become private again.
 
 use super::RawContext;
 use crate::error::{ClientError, Result};
@@ -10,7 +10,7 @@ use burst_control::{MrPiece, MrPieceKind, Request, Response};
 use burst_mem::swap::{self, PieceSource, Registration};
 use std::os::fd::BorrowedFd;
 
-/// Rights that let the program or a peer write.
+/// Access bits for which the memory must be writable.
 const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_ATOMIC;
 
 /// A range to register.
@@ -18,7 +18,7 @@ const WRITES: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_
 pub struct MemoryRange {
     /// Address of the first byte.
     pub addr: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
     /// Address that work requests use for the first byte.
     pub iova: u64,
@@ -37,7 +37,7 @@ pub struct RawMr {
     pub lkey: u32,
     /// Remote key.
     pub rkey: u32,
-    /// How the pages are shared; none if the daemon reaches them through the process.
+    /// How the pages are shared; `None` if the daemon reaches them by `/proc/PID/mem`.
     pub registration: Option<Registration>,
 }
 
@@ -82,7 +82,7 @@ pub fn register(context: &RawContext, pd: u32, range: MemoryRange) -> Result<Raw
     Err(error)
 }
 
-/// Makes the pages of a registration private again, after the daemon has let go of them. In a child after fork the pages and
+/// Makes the pages of a registration private again, after the daemon has unmapped them. In a child after fork the pages and
 /// descriptors are copies that end with the process: nothing is done.
 pub fn unshare(context: &RawContext, registration: Option<Registration>) {
     match registration {

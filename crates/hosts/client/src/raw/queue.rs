@@ -53,7 +53,7 @@ pub fn resumed_receive_queue(context: &RawContext, place: &QueuePlace, written: 
     RqProducer::resume(context.area(place.place, spec.bytes())?, spec, written).ok_or(GEOMETRY)
 }
 
-/// The size of a completion ring as the daemon says it.
+/// The size of a completion ring in the daemon's reply.
 ///
 /// # Errors
 /// As [`send_queue`].
@@ -61,7 +61,7 @@ pub fn cq_spec(place: &CqPlace) -> Result<CqSpec> {
     CqSpec::new(place.entries).filter(|s| s.entries() == place.entries).ok_or(GEOMETRY)
 }
 
-/// Creates a completion queue: the daemon's handle and the consuming end.
+/// Creates a completion queue. Returns the daemon's handle and the consumer's end.
 ///
 /// # Errors
 /// EINVAL for a number of entries out of range; else the daemon's refusal.
@@ -139,19 +139,19 @@ pub struct QueueDoorbell {
 }
 
 impl QueueDoorbell {
-    /// Rings it.
+    /// Rings the doorbell.
     #[inline]
     pub fn ring(self, context: &RawContext) {
         context.doorbells.ring(self.worker, self.number);
     }
 }
 
-/// What the lock of a send queue guards: the ring, and what else its owner needs there.
+/// The data under the lock of a send queue: the ring, and data of the queue's owner.
 #[derive(Debug)]
 pub struct SendSide<X> {
     /// The ring.
     pub ring: SqProducer,
-    /// The owner's own.
+    /// Data of the owner.
     pub extra: X,
 }
 
@@ -173,7 +173,7 @@ impl<X: Default> SendQueue<X> {
         SendQueue { side, slots: SendSlots::default(), doorbell }
     }
 
-    /// Posts what `write` writes into the ring, all requests together.
+    /// Publishes all requests that `write` writes into the ring together.
     #[inline(always)]
     pub fn post<R>(&self, context: &RawContext, write: impl FnOnce(&mut SqProducer) -> R) -> R {
         let mut side = self.side.lock();

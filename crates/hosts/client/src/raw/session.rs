@@ -38,7 +38,7 @@ impl CmControl {
         self.life.is_alive()
     }
 
-    /// Whether the daemon is still at the other end.
+    /// Whether the daemon still has its end of the connection open.
     pub fn is_connected(&self) -> bool {
         self.sender.is_connected()
     }
