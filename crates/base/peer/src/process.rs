@@ -119,6 +119,13 @@ pub fn own_capability(capability: Capability) -> bool {
     ProcessStatus::parse(&text).is_some_and(|status| status.effective & capability.bit() != 0)
 }
 
+/// Whether this process has more rights than the user who started it (set-user-ID, file capabilities), so that it must not
+/// believe its environment (`AT_SECURE`, as in `secure_getenv`).
+pub fn is_secure_execution() -> bool {
+    // SAFETY: reads a number of the auxiliary vector.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// What is read of `/proc/PID/status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProcessStatus {

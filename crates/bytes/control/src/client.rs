@@ -2,6 +2,7 @@
 
 use crate::commands::CommandSender;
 use crate::frame::{self, ControlPacket};
+use crate::trust::TrustedUsers;
 use crate::{ControlError, DaemonInfo, FDS_MAX, MESSAGE_MAX, Reply, Request, Response};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,13 +32,16 @@ impl Client {
     /// Connects to the daemon at `path`; `program` is the name for the daemon's log.
     ///
     /// # Errors
-    /// `Connect` if there is no daemon, `Version` if the daemon is of another version.
+    /// `Connect` if there is no daemon, `Untrusted` if the socket or the daemon belongs to another user than this or root, `Version` if the daemon is of another version.
     pub fn connect(path: &Path, program: &str) -> Result<Client, ControlError> {
         let wrap = |e: rustix::io::Errno| ControlError::Connect { path: path.display().to_string(), source: e.into() };
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(wrap)?;
+        let trusted = TrustedUsers::of_this_process();
+        trusted.check_file(path)?;
         let address = SocketAddrUnix::new(path).map_err(wrap)?;
         connect(&socket, &address).map_err(wrap)?;
+        trusted.check_peer(socket.as_fd(), path)?;
         let daemon = DaemonInfo { version: String::new(), pid: 0, uid: 0, uptime_s: 0, workers: 0, contexts: 0 };
         let mut client = Client { socket, sequence: 0, buffer: vec![0; MESSAGE_MAX], daemon };
         match client.call(&Request::Hello { program: program.to_owned() }, &[])?.response {

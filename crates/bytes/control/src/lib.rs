@@ -15,6 +15,7 @@ pub mod messages;
 pub mod monitor;
 mod record;
 pub mod socket_path;
+pub mod trust;
 
 pub use client::Client;
 pub use commands::CommandSender;
@@ -31,6 +32,9 @@ pub enum ControlError {
         /// Error of the system call.
         source: std::io::Error,
     },
+    /// The socket or the daemon belongs to a user who is not trusted ([`trust`]).
+    #[error("{0}")]
+    Untrusted(String),
     /// A system call on the socket failed.
     #[error("the connection to the daemon broke: {0}")]
     Io(#[from] std::io::Error),
@@ -67,6 +71,7 @@ impl ControlError {
             ControlError::Refused { errno, .. } => *errno,
             ControlError::Connect { source, .. } => source.raw_os_error().unwrap_or(libc::ENODEV),
             ControlError::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
+            ControlError::Untrusted(_) => libc::EPERM,
             ControlError::Closed | ControlError::Malformed(_) => libc::EIO,
             ControlError::Version { .. } => libc::EPROTO,
         }

@@ -6,6 +6,7 @@ use crate::install;
 use crate::sharing;
 use crate::sockets::{self, FoundDaemon};
 use burst_control::socket_path::SOCKET_ENV;
+use burst_control::trust::{self, TRUST_ENV};
 use clap::ArgMatches;
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -102,7 +103,13 @@ fn become_program(matches: &ArgMatches, libraries: &Path, socket: &Path) -> Exit
     let mut words = matches.get_many::<OsString>("program").into_iter().flatten();
     let Some(program) = words.next() else { return ExitCode::from(burst_args::EXIT_USAGE) };
     let search = with_ours_first(libraries, std::env::var_os("LD_LIBRARY_PATH").as_deref());
-    let error = Command::new(program).args(words).env("LD_LIBRARY_PATH", search).env(SOCKET_ENV, socket).exec();
+    let mut command = Command::new(program);
+    command.args(words).env("LD_LIBRARY_PATH", search).env(SOCKET_ENV, socket);
+    // This process has checked the socket before it entered the namespace, where its owner may have no number.
+    if let Some(owner) = trust::unmapped_owner(socket) {
+        command.env(TRUST_ENV, trust::with_user(std::env::var(TRUST_ENV).ok().as_deref(), owner));
+    }
+    let error = command.exec();
     let name = program.to_string_lossy();
     let (sentence, code) = match error.kind() {
         ErrorKind::NotFound => {

@@ -4,7 +4,8 @@
 //! have the UDP port too, so both must use one daemon. `/proc/net/unix` shows every user which sockets exist, and so where that
 //! daemon listens.
 
-use std::os::unix::fs::PermissionsExt;
+use burst_control::trust::TRUST_ENV;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Flag of a listening socket in `/proc/net/unix` (`__SO_ACCEPTCON`).
@@ -24,16 +25,20 @@ pub fn cure(why: &str, own: &Path) -> Option<String> {
     }
     let table = std::fs::read_to_string("/proc/net/unix").ok()?;
     let other = daemon_sockets(&table).into_iter().find(|path| path != own)?;
-    Some(sentence(&other, &closed_directories(&other)))
+    let closed = closed_directories(&other);
+    // Inside a closed directory nothing can be seen; its owner is the daemon's user in the usual places.
+    let owner = closed.first().unwrap_or(&other).metadata().ok()?.uid();
+    Some(sentence(&other, &closed, owner))
 }
 
-/// The commands by which two users share the daemon at `socket`; other users cannot enter `closed`.
-fn sentence(socket: &Path, closed: &[PathBuf]) -> String {
+/// The commands by which two users share the daemon of user `owner` at `socket`; other users cannot enter `closed`.
+fn sentence(socket: &Path, closed: &[PathBuf], owner: u32) -> String {
     let shown = socket.display();
     let enter: String = closed.iter().map(|d| format!("chmod o+x {} && ", d.display())).collect();
     format!(
         "another daemon holds the port and listens at {shown}; to share it, its owner runs \
-         `{enter}chmod 666 {shown}`, then you run `burst run --socket {shown} PROGRAM`"
+         `{enter}chmod 666 {shown}`, then, if you trust user {owner} with the memory of your programs, you run \
+         `{TRUST_ENV}={owner} burst run --socket {shown} PROGRAM`"
     )
 }
 
@@ -77,9 +82,12 @@ mod tests {
     #[test]
     fn the_sentence_has_the_commands_of_both_users() {
         let socket = Path::new("/tmp/burst-1000/burstd.sock");
-        let said = sentence(socket, &[PathBuf::from("/tmp/burst-1000")]);
+        let said = sentence(socket, &[PathBuf::from("/tmp/burst-1000")], 1000);
         assert!(said.contains("`chmod o+x /tmp/burst-1000 && chmod 666 /tmp/burst-1000/burstd.sock`"), "{said}");
-        assert!(said.contains("`burst run --socket /tmp/burst-1000/burstd.sock PROGRAM`"), "{said}");
+        assert!(
+            said.contains("`BURST_TRUST_SOCKET_OF=1000 burst run --socket /tmp/burst-1000/burstd.sock PROGRAM`"),
+            "{said}"
+        );
     }
 
     #[test]

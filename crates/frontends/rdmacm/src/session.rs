@@ -84,7 +84,10 @@ impl DaemonSession {
             socket_path::candidates().iter().map(|path| CmControl::open(path)).find_map(|result| match result {
                 Ok(connection) => Some(Ok(connection)),
                 Err(ClientError::Control(
-                    ControlError::Connect { .. } | ControlError::Version { .. } | ControlError::Closed,
+                    ControlError::Connect { .. }
+                    | ControlError::Untrusted(_)
+                    | ControlError::Version { .. }
+                    | ControlError::Closed,
                 )) => None,
                 Err(e) => Some(Err(e)),
             });
