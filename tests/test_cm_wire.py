@@ -84,6 +84,11 @@ def test_qp1_has_its_key(peer, counts):
     drop(peer, counts, peer.packet(roce.mad(b"", 0x10), qkey=0x12345678), "bad_qkey")
 
 
+def test_only_qp1_sends_management_datagrams(peer, counts):
+    """A program of a host that lets it set the Q_Key has a queue pair number of its own."""
+    drop(peer, counts, peer.packet(roce.mad(b"", 0x10), source_qpn=0x1234), "mad_source")
+
+
 @pytest.mark.parametrize("mgmt_class", [0x00, 0x01, 0x03, 0x04, 0x81, 0xFF])
 def test_other_classes_are_dropped(peer, counts, mgmt_class):
     drop(peer, counts, peer.packet(roce.mad(b"", 0x10, mgmt_class=mgmt_class)), "mad_unknown_class")

@@ -124,11 +124,11 @@ class Peer:
     def close(self):
         self.socket.close()
 
-    def packet(self, payload, *, qkey=GSI_QKEY, qpn=GSI_QPN):
+    def packet(self, payload, *, qkey=GSI_QKEY, qpn=GSI_QPN, source_qpn=GSI_QPN):
         """BTH, DETH, payload and ICRC."""
         self.psn += 1
         bth = struct.pack("!BBHII", UD_SEND_ONLY, 0x40 | (-len(payload) % 4) << 4, 0xFFFF, qpn, self.psn)
-        transport = bth + struct.pack("!II", qkey, GSI_QPN) + payload + bytes(-len(payload) % 4)
+        transport = bth + struct.pack("!II", qkey, source_qpn) + payload + bytes(-len(payload) % 4)
         return transport + icrc(self.address, self.peer, PORT, transport)
 
     def send_raw(self, packet):

@@ -5,6 +5,7 @@
 
 use burst_control::frame::{self, ControlHeader, ControlPacket};
 use burst_control::{ControlError, Request};
+use burst_host::log_limit::LogCause;
 use burst_host::{ClientProcess, Host, Session};
 use burst_peer::{PeerCredentials, PeerProcess, credentials};
 use rustix::net::{RecvFlags, SendFlags};
@@ -82,7 +83,7 @@ impl Conversation {
                     self.receive_commands(host, &mut requests_left);
                     ConversationState::Closed
                 }
-                Err(e) => self.disconnected(&e),
+                Err(e) => self.disconnected(host, &e),
             };
         }
         state
@@ -100,13 +101,15 @@ impl Conversation {
                 *requests_left = requests_left.saturating_sub(count as usize);
                 ConversationState::Open
             }
-            Err(e) => self.disconnected(&e),
+            Err(e) => self.disconnected(host, &e),
         }
     }
 
-    fn disconnected(&self, why: &ControlError) -> ConversationState {
+    fn disconnected(&self, host: &mut Host, why: &ControlError) -> ConversationState {
         let ClientProcess { pid, uid } = self.session.process();
-        warn!(pid, uid, program = self.session.program(), "client disconnected: {why}");
+        if host.may_log(LogCause::Disconnected, uid) {
+            warn!(pid, uid, program = self.session.program(), "client disconnected: {why}");
+        }
         ConversationState::Closed
     }
 
@@ -115,8 +118,8 @@ impl Conversation {
         let sequence = packet.header.sequence;
         let request = match packet.decode::<Request>() {
             Ok(request) => request,
-            Err(ControlError::Version { theirs, .. }) => return self.refuse_version(sequence, theirs),
-            Err(e) => return self.disconnected(&e),
+            Err(ControlError::Version { theirs, .. }) => return self.refuse_version(host, sequence, theirs),
+            Err(e) => return self.disconnected(host, &e),
         };
         if matches!(request, Request::Hello { .. })
             && let Some(peer) = PeerProcess::of(&self.socket)
@@ -129,21 +132,31 @@ impl Conversation {
         match frame::send(&self.socket, sequence, &reply, &fds, SendFlags::DONTWAIT) {
             Ok(()) => ConversationState::Open,
             Err(e) => {
-                let pid = self.session.process().pid;
-                warn!(pid, program = self.session.program(), "client disconnected: it does not read its replies: {e}");
+                let ClientProcess { pid, uid } = self.session.process();
+                if host.may_log(LogCause::Disconnected, uid) {
+                    warn!(
+                        pid,
+                        uid,
+                        program = self.session.program(),
+                        "client disconnected: it does not read its replies: {e}"
+                    );
+                }
                 ConversationState::Closed
             }
         }
     }
 
     /// Refuses a client whose library has another version of the control messages.
-    fn refuse_version(&self, sequence: u32, theirs: u32) -> ConversationState {
+    fn refuse_version(&self, host: &mut Host, sequence: u32, theirs: u32) -> ConversationState {
         let sentence = format!(
             "burstd {} speaks version {}, your library version {theirs}; use the library that came with the daemon",
             env!("CARGO_PKG_VERSION"),
             burst_shm::ABI_VERSION
         );
-        warn!(pid = self.session.process().pid, "client refused: {sentence}");
+        let ClientProcess { pid, uid } = self.session.process();
+        if host.may_log(LogCause::WrongVersion, uid) {
+            warn!(pid, uid, "client refused: {sentence}");
+        }
         // The conversation ends whether or not the client reads the sentence.
         let header = ControlHeader::new(sequence);
         let _ = frame::send_raw(&self.socket, header, sentence.as_bytes(), &[], SendFlags::DONTWAIT);

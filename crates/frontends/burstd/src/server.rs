@@ -12,6 +12,7 @@ use burst_base::Nanos;
 use burst_control::MESSAGE_MAX;
 use burst_host::descriptors;
 use burst_host::host::WORKER_GONE;
+use burst_host::log_limit::LogCause;
 use burst_host::{Host, Session, Upkeep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -188,18 +189,22 @@ impl Server {
         let Some(listener) = &self.listener else { return };
         loop {
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(_) if self.clients.len() >= CLIENTS_MAX => warn!("more than {CLIENTS_MAX} clients: refused one"),
+                Ok(socket) if self.clients.len() >= CLIENTS_MAX => {
+                    if self.host.may_log(LogCause::NoRoom, uid_of(&socket)) {
+                        warn!("more than {CLIENTS_MAX} clients: refused one");
+                    }
+                }
                 Ok(socket) => self.clients.push(Conversation::new(socket)),
                 Err(Errno::MFILE | Errno::NFILE) => {
                     drop(self.spare.take());
-                    let refused = accept_with(listener, SocketFlags::CLOEXEC).is_ok();
+                    let refused = accept_with(listener, SocketFlags::CLOEXEC).map(|socket| uid_of(&socket));
                     self.spare = descriptors::spare();
-                    if !refused || self.spare.is_none() {
-                        return;
+                    let (Ok(uid), true) = (refused, self.spare.is_some()) else { return };
+                    if self.host.may_log(LogCause::NoRoom, uid) {
+                        warn!(
+                            "no descriptor left for another client: raise the limit of open files (LimitNOFILE=, ulimit -Hn)"
+                        );
                     }
-                    warn!(
-                        "no descriptor left for another client: raise the limit of open files (LimitNOFILE=, ulimit -Hn)"
-                    );
                 }
                 Err(_) => return,
             }
@@ -299,6 +304,11 @@ impl Server {
         self.host.post_cm_jobs();
         info!("ended");
     }
+}
+
+/// The user at the other end of a socket.
+fn uid_of(socket: &OwnedFd) -> u32 {
+    burst_peer::credentials::of(socket).map_or(u32::MAX, |peer| peer.uid)
 }
 
 /// What [`Server::wait`] found readable.

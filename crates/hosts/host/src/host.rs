@@ -24,6 +24,7 @@ use crate::exports::Exports;
 use crate::groups::MulticastGroups;
 use crate::id_allocator::IdAllocator;
 use crate::limits::LIMITS;
+use crate::log_limit::{LogCause, LogLimiter};
 use crate::options::HostOptions;
 use crate::random::RandomSource;
 use crate::trim::Trimmer;
@@ -74,6 +75,8 @@ pub struct Host {
     pub cm: CmService,
     /// Which users see what, and which programs have a privilege.
     pub authority: Authority,
+    /// Bounds the log lines that programs cause.
+    pub(crate) log_limiter: LogLimiter,
     /// When to return memory to the system.
     pub trimmer: Trimmer,
     /// How many descriptors the process may open.
@@ -145,6 +148,7 @@ impl Host {
             xrc: XrcTable::default(),
             cm: CmService::new(clock.clone()),
             authority: Authority::of_this_process(),
+            log_limiter: LogLimiter::default(),
             trimmer: Trimmer::default(),
             descriptors: crate::descriptors::raise_limit(),
             started: clock.now(),
@@ -245,6 +249,12 @@ impl Host {
             };
             self.workers[0].call(job).expect(WORKER_GONE)
         })
+    }
+
+    /// Whether a log line may be written that the program of a user has caused. A line that may not is counted, and reported
+    /// later.
+    pub fn may_log(&mut self, cause: LogCause, uid: u32) -> bool {
+        self.log_limiter.admits(self.clock.now(), cause, uid)
     }
 
     /// Counts a new object of a device.

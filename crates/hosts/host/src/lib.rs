@@ -18,6 +18,7 @@
 //! | [`clock`], [`random`] | time and random numbers |
 //! | [`descriptors`] | limits of file descriptors |
 //! | [`trim`] | when to return memory to the system |
+//! | [`log_limit`] | bounds the log lines that programs cause |
 //! | [`reply`], [`refusal`] | replies and their errors |
 //! | [`id_allocator`] | small numbers |
 //! | `exports`, `groups`, `xrc` | objects that contexts share |
@@ -33,6 +34,7 @@ mod groups;
 pub mod host;
 pub mod id_allocator;
 pub mod limits;
+pub mod log_limit;
 pub mod options;
 pub mod random;
 pub mod refusal;

@@ -9,6 +9,7 @@ use crate::cm::{CmClient, HopChanges};
 use crate::context::Context;
 use crate::device::PortChanges;
 use crate::host::Host;
+use crate::log_limit::LogCause;
 use crate::refusal::{refuse, system};
 use crate::reply::ReplyParts;
 use burst_base::verbs::EventType;
@@ -20,8 +21,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::{debug, info};
 
-/// Maximum number of refusals of one client that are logged at level info.
-const REFUSALS_LOGGED_MAX: u32 = 16;
 /// Maximum length of a program's name, in characters.
 const PROGRAM_MAX: usize = 64;
 
@@ -33,8 +32,6 @@ pub struct Session {
     caller: Caller,
     program: String,
     said_hello: bool,
-    /// How many requests were refused.
-    refusals: u32,
     context: Option<Context>,
     /// The number by which other connections of the program name the context.
     token: Option<u64>,
@@ -49,7 +46,6 @@ impl Session {
             caller: Caller { process, peer: None },
             program: String::new(),
             said_hello: false,
-            refusals: 0,
             context: None,
             token: None,
             cm: None,
@@ -102,7 +98,7 @@ impl Session {
         let ReplyParts { response, mut fds, segments } = match self.handle(host, request, fds) {
             Ok(parts) => parts,
             Err(refusal) => {
-                self.log_refusal(&refusal);
+                self.log_refusal(host, &refusal);
                 return Some((Reply { new_segments: 0, result: Err(refusal) }, Vec::new()));
             }
         };
@@ -157,14 +153,13 @@ impl Session {
         }
     }
 
-    /// Logs a refusal: the program learns only its errno. A program that repeats refused requests does not fill the log.
-    fn log_refusal(&mut self, refusal: &Refusal) {
-        self.refusals = self.refusals.saturating_add(1);
-        let (pid, errno, program) = (self.caller.process.pid, refusal.errno, &self.program);
-        if self.refusals <= REFUSALS_LOGGED_MAX {
-            info!(pid, program, errno, "refused: {}", refusal.sentence);
+    /// Logs a refusal: the program learns only its errno.
+    fn log_refusal(&self, host: &mut Host, refusal: &Refusal) {
+        let (ClientProcess { pid, uid }, errno, program) = (self.caller.process, refusal.errno, &self.program);
+        if host.may_log(LogCause::Refused, uid) {
+            info!(pid, uid, program, errno, "refused: {}", refusal.sentence);
         } else {
-            debug!(pid, program, errno, "refused: {}", refusal.sentence);
+            debug!(pid, uid, program, errno, "refused: {}", refusal.sentence);
         }
     }
 
@@ -202,7 +197,9 @@ impl Session {
         }
         let (context, reply) = Context::open(host, device, self.caller.clone())?;
         let ClientProcess { pid, uid } = self.caller.process;
-        info!(pid, uid, program = self.program, device, "context opened");
+        if host.may_log(LogCause::Opened, uid) {
+            info!(pid, uid, program = self.program, device, "context opened");
+        }
         self.context = Some(context);
         Ok(reply)
     }
@@ -290,7 +287,10 @@ impl Session {
         }
         if let Some(mut context) = self.context.take() {
             let left = context.close(host);
-            info!(pid = self.caller.process.pid, program = self.program, left, "context closed");
+            let ClientProcess { pid, uid } = self.caller.process;
+            if host.may_log(LogCause::Closed, uid) {
+                info!(pid, uid, program = self.program, left, "context closed");
+            }
         }
     }
 }

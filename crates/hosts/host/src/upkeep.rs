@@ -1,16 +1,17 @@
 //! Periodic work of the control thread, for any loop that drives a host: a daemon's, a simulator's, or one inside a program.
 //!
-//! [`Upkeep::run`] continues with resolved next hops, posts jobs of connection management, reads interfaces again and trims
-//! memory. [`Upkeep::due_at`] is when it must run next although no descriptor is readable. Interfaces are read
+//! [`Upkeep::run`] continues with resolved next hops, posts jobs of connection management, reads interfaces again, reports
+//! log lines that were left out, and trims memory. [`Upkeep::due_at`] is when it must run next although no descriptor is readable. Interfaces are read
 //! `SETTLE_TIME` after the kernel's first event, because changes come in bursts, and every `REFRESH_INTERVAL` in any case,
 //! because a sandbox may hide the events.
 
 use crate::host::Host;
+use crate::log_limit::{LinesLeftOut, LogCause};
 use crate::session::Session;
 use burst_base::Nanos;
 use burst_netif::watch::Watch;
 use std::os::fd::BorrowedFd;
-use tracing::info;
+use tracing::{info, warn};
 
 /// Maximum time between two reads of the interfaces while there are clients.
 const REFRESH_INTERVAL: Nanos = Nanos::from_ms(2000);
@@ -52,7 +53,10 @@ impl Upkeep {
     /// When [`Upkeep::run`] must be called next; `None`: not before a descriptor is readable or a client connects.
     pub fn due_at<S: AsRef<Session>>(&self, host: &Host, sessions: &[S]) -> Option<Nanos> {
         let refresh = (!sessions.is_empty()).then(|| self.refresh_at());
-        [refresh, host.trimmer.due_at(), hops_due_at(host, sessions)].into_iter().flatten().min()
+        [refresh, host.trimmer.due_at(), host.log_limiter.due_at(), hops_due_at(host, sessions)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Carries out what is due. `hops_readable`: the kernel has events of next hops. Returns whether memory was trimmed, so that
@@ -66,6 +70,7 @@ impl Upkeep {
             (self.refreshed, self.changed) = (now, None);
             refresh(host, sessions);
         }
+        report_lines_left_out(host, now);
         let trims = host.trimmer.take_due(now);
         if trims {
             sessions.iter_mut().for_each(|s| s.as_mut().shrink());
@@ -77,6 +82,15 @@ impl Upkeep {
     fn refresh_at(&self) -> Nanos {
         let by_clock = self.refreshed + REFRESH_INTERVAL;
         self.changed.map_or(by_clock, |since| by_clock.min(since + SETTLE_TIME))
+    }
+}
+
+/// Logs how many lines were left out in the interval that has ended.
+fn report_lines_left_out(host: &mut Host, now: Nanos) {
+    for LinesLeftOut { cause, uid, count } in host.log_limiter.take_left_out(now) {
+        let cause = cause.map_or("several causes", LogCause::name);
+        let uid = uid.map_or_else(|| "several".to_owned(), |uid| uid.to_string());
+        warn!(cause, uid, count, "lines were left out of this log: the programs of one user caused too many");
     }
 }
 

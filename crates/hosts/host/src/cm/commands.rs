@@ -2,10 +2,12 @@
 
 use super::client::{CmClient, NewCmId};
 use super::id::AddrPair;
+use crate::authority::ClientProcess;
 use crate::host::Host;
+use crate::log_limit::LogCause;
 use crate::refusal::refuse;
 use burst_control::Refusal;
-use burst_control::cm::{CM_COMMANDS_MAX, CmCommand, CmEvent, CmReply};
+use burst_control::cm::{CM_COMMANDS_MAX, CmCommand, CmEvent, CmId, CmReply};
 use burst_engine::gsi::CmJob;
 
 impl CmClient {
@@ -15,7 +17,8 @@ impl CmClient {
             let sentence = format!("more than {CM_COMMANDS_MAX} operations in one request");
             return vec![CmReply::Failed { errno: libc::E2BIG, sentence }];
         }
-        let reply = |command| self.dispatch(host, command, false).unwrap_or_else(|why| refused(host, command, why));
+        let reply =
+            |command| self.dispatch(host, command, false).unwrap_or_else(|why| self.refused(host, command, why));
         commands.iter().map(reply).collect()
     }
 
@@ -23,7 +26,7 @@ impl CmClient {
     pub fn carry_out_without_reply(&mut self, host: &mut Host, command: &CmCommand) {
         let Err(refusal) = self.dispatch(host, command, true) else { return };
         let (status, sentence) = (-refusal.errno, refusal.sentence.clone());
-        refused(host, command, refusal);
+        self.refused(host, command, refusal);
         if let (Some(kind), Some(id)) = (command.failure_event(), self.ids.get(&command.id())) {
             let event = CmEvent { status, route: id.route, ..CmEvent::new(kind, id.entry.id) };
             host.cm.write(&id.entry, &event.with_sentence(&sentence));
@@ -54,11 +57,21 @@ impl CmClient {
             CmCommand::QueryConn { .. } => refuse(libc::EOPNOTSUPP, "the connection's attributes are in its events"),
         }
     }
-}
 
-/// Counts and logs a refused command; returns the reply that reports it.
-fn refused(host: &mut Host, command: &CmCommand, Refusal { errno, sentence }: Refusal) -> CmReply {
-    host.cm.refused += 1;
-    host.cm.log_refusal(command.id(), errno, &sentence);
-    CmReply::Failed { errno, sentence }
+    /// Counts and logs a refused command; returns the reply that reports it.
+    fn refused(&self, host: &mut Host, command: &CmCommand, refusal: Refusal) -> CmReply {
+        host.cm.refused += 1;
+        self.log_refusal(host, command.id(), &refusal);
+        CmReply::Failed { errno: refusal.errno, sentence: refusal.sentence }
+    }
+
+    /// Logs why a command was refused: the program learns only the errno.
+    pub(super) fn log_refusal(&self, host: &mut Host, id: CmId, Refusal { errno, sentence }: &Refusal) {
+        let ClientProcess { pid, uid } = self.caller.process;
+        if host.may_log(LogCause::CmRefused, uid) {
+            tracing::info!(pid, uid, id, errno, "connection management refused: {sentence}");
+        } else {
+            tracing::debug!(pid, uid, id, errno, "connection management refused: {sentence}");
+        }
+    }
 }

@@ -116,8 +116,8 @@ impl CmClient {
         resolution: &AddrResolution,
         why: &Refusal,
     ) -> Result<(), Refusal> {
+        self.log_refusal(host, id, why);
         let id = self.id(id)?;
-        host.cm.log_refusal(id.entry.id, why.errno, &why.sentence);
         let route = CmRoute { dst: Some(resolution.addrs.dst), ..id.route };
         let event = CmEvent::new(CmEventKind::AddrError, id.entry.id);
         host.cm.write(&id.entry, &CmEvent { status: -why.errno, route, ..event }.with_sentence(&why.sentence));

@@ -58,15 +58,9 @@ pub struct CmService {
     pub(crate) refused: u64,
     /// How many writes of events failed.
     pub(crate) lost: u64,
-    /// When the current interval of logged refusals began, and how many refusals it has had.
-    logged: Option<(Nanos, u32)>,
     /// Event records to write, all for one channel.
     events: Vec<(Arc<CmChannel>, [u8; CmEvent::BYTES])>,
 }
-
-/// Maximum number of refusals that are logged at level info within [`LOG_INTERVAL`].
-const LOGGED_MAX: u32 = 16;
-const LOG_INTERVAL: Nanos = Nanos::from_ms(10_000);
 
 impl CmService {
     /// Connection management without ids, by this clock.
@@ -83,21 +77,7 @@ impl CmService {
             listeners: 0,
             refused: 0,
             lost: 0,
-            logged: None,
             events: Vec::new(),
-        }
-    }
-
-    /// Logs why a command was refused: the program learns only the errno. At most [`LOGGED_MAX`] refusals per
-    /// [`LOG_INTERVAL`] are logged at level info, so that a program cannot fill the log.
-    pub(crate) fn log_refusal(&mut self, id: CmId, errno: i32, sentence: &str) {
-        let now = self.clock.now();
-        let (since, count) = self.logged.filter(|(since, _)| now.since(*since) < LOG_INTERVAL).unwrap_or((now, 0));
-        self.logged = Some((since, count.saturating_add(1)));
-        if count < LOGGED_MAX {
-            tracing::info!(id, errno, "connection management refused: {sentence}");
-        } else {
-            tracing::debug!(id, errno, "connection management refused: {sentence}");
         }
     }
 

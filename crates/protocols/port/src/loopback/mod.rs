@@ -51,13 +51,15 @@ pub struct Loopback {
     queues: Option<WorkerQueues>,
     /// The packets of a batch that are not looped back, when some of the batch are.
     others: TxBatch,
+    /// Whether a group of interface-local scope has been joined.
+    warned: bool,
 }
 
 impl Loopback {
     /// Wraps `inner`, the port of a worker that has these queues to the other workers.
     pub fn new(inner: Box<dyn Port>, queues: Option<WorkerQueues>) -> Loopback {
         let (store, others) = (LoopbackStore::new(STORE_BYTES), TxBatch::new(BATCH));
-        let mut port = Loopback { inner, own: Vec::new(), store, queues, others };
+        let mut port = Loopback { inner, own: Vec::new(), store, queues, others, warned: false };
         port.update_addresses();
         port
     }
@@ -169,10 +171,13 @@ impl Port for Loopback {
         if !is_interface_local(&group) {
             return self.inner.join(group);
         }
-        tracing::warn!(
-            "multicast group {group} has interface-local scope (RFC 4291): its datagrams reach queue pairs of this device only, \
+        // Once: any program may join.
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(
+                "multicast group {group} has interface-local scope (RFC 4291): its datagrams reach queue pairs of this device only, \
              not other hosts; a group in ff02::/16 reaches the link"
-        );
+            );
+        }
         Ok(())
     }
 
