@@ -119,6 +119,8 @@ reasons! {
     CmNoRoom, "cm_no_room", Drop, "The worker has its maximum number of connections.", "Close connections; the limit protects the host.";
     CmStale, "cm_stale", Refusal, "A connection request came from a queue pair that is already connected here; the old connection was ended.", "Nothing: the peer restarted.";
     CmBadRequest, "cm_bad_request", Refusal, "A connection request has an unsupported transport, partition, MTU or address header.", "Use RC, UC or UD (or XRC if the listener does), the default partition, and RDMA-CM addresses.";
+    UserShare, "user_share", Refusal, "A request was refused because the user's programs use as much of a resource as one user may.", "See burst ls --users; close what is not needed. The daemon's administrator can set user_share and user_reserve (docs/configuration.md).";
+    DaemonFull, "daemon_full", Refusal, "A request was refused because the daemon has no more of a resource for any user.", "See burst ls --users for who uses it; raise the limit that the refusal names (LimitNOFILE=, vm.max_map_count, memory), or add a device.";
     CmEventLost, "cm_event_lost", Drop, "An event was lost because its event channel is full: the program does not read it.", "Read events with rdma_get_cm_event.";
     // --- ports
     SendFailed, "send_failed", Drop, "The kernel refused to send a packet.", "Check that the interface is up and that a route leads to the peer.";

@@ -3,7 +3,7 @@
 use crate::commands::CommandSender;
 use crate::frame::{self, ControlPacket};
 use crate::trust::TrustedUsers;
-use crate::{ControlError, DaemonInfo, FDS_MAX, MESSAGE_MAX, Reply, Request, Response};
+use crate::{ControlError, DaemonInfo, FDS_MAX, FIRST_SEQUENCE, MESSAGE_MAX, Reply, Request, Response};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -43,7 +43,7 @@ impl Client {
         connect(&socket, &address).map_err(wrap)?;
         trusted.check_peer(socket.as_fd(), path)?;
         let daemon = DaemonInfo { version: String::new(), pid: 0, uid: 0, uptime_s: 0, workers: 0, contexts: 0 };
-        let mut client = Client { socket, sequence: 0, buffer: vec![0; MESSAGE_MAX], daemon };
+        let mut client = Client { socket, sequence: FIRST_SEQUENCE - 1, buffer: vec![0; MESSAGE_MAX], daemon };
         match client.call(&Request::Hello { program: program.to_owned() }, &[])?.response {
             Response::Daemon(info) => client.daemon = info,
             other => {
@@ -65,9 +65,13 @@ impl Client {
     pub fn call(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<ClientReply, ControlError> {
         debug_assert!(fds.len() <= FDS_MAX);
         self.sequence = self.sequence.wrapping_add(1);
-        frame::send(&self.socket, self.sequence, request, fds, SendFlags::empty())?;
-        let packet = frame::receive(&self.socket, &mut self.buffer, RecvFlags::empty())?;
-        take_reply(packet, self.sequence)
+        let sent = frame::send(&self.socket, self.sequence, request, fds, SendFlags::empty());
+        // A daemon that refuses a connection says why and closes it, perhaps before the first request is sent.
+        let flags = if sent.is_err() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+        match (frame::receive(&self.socket, &mut self.buffer, flags), sent) {
+            (Ok(packet), _) => take_reply(packet, self.sequence),
+            (Err(_), Err(e)) | (Err(e), Ok(())) => Err(e),
+        }
     }
 
     /// Sends a request that has no reply.

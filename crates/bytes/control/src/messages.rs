@@ -4,7 +4,7 @@
 //! contexts. The daemon checks them on every use.
 
 use crate::cm::{CmCommand, CmReply};
-use crate::monitor::{CmConnection, CmCursor, CmStats};
+use crate::monitor::{CmConnection, CmCursor, CmStats, UserPage};
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub const FDS_MAX: usize = 64;
 /// Maximum number of queue pairs in one [`Request::CreateQp`] or [`Request::DropQps`].
 pub const QPS_AT_ONCE: usize = 64;
+/// Number of the first request of a connection.
+pub const FIRST_SEQUENCE: u32 = 1;
 /// Maximum length of a control packet in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 
@@ -164,6 +166,11 @@ pub enum Request {
     ListDevices,
     /// Gets the counters.
     Stats,
+    /// Asks what users use of the limited resources, from the account number `from` on.
+    Users {
+        /// Number of the first account.
+        from: u32,
+    },
     /// Opens a context of the device. A connection has at most one context.
     OpenContext {
         /// Device number.
@@ -459,6 +466,8 @@ pub enum Response {
     Devices(Vec<DeviceInfo>),
     /// To `Stats`.
     Stats(Vec<Counter>),
+    /// To `Users`.
+    Users(UserPage),
     /// To `OpenContext`. Descriptors: status page, async event pipe (read end), one eventfd per worker, then
     /// arena segment 0 as a new segment.
     Context {

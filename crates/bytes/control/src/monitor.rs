@@ -156,6 +156,39 @@ impl CmStepHistogram {
     }
 }
 
+/// What the programs of one user use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserUse {
+    /// The user or the control group, in words.
+    pub owner: String,
+    /// Whether the daemon's capacity is the only limit.
+    pub privileged: bool,
+    /// How many requests were refused because of a share.
+    pub refused: u64,
+    /// Use and limit of each resource, in the order of `burst_ledger::Resource::ALL`.
+    pub resources: Vec<UserResource>,
+}
+
+/// What a user uses of one resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserResource {
+    /// How much is in use.
+    pub used: u64,
+    /// How much the user may use while other users use what they use now.
+    pub limit: u64,
+}
+
+/// To [`crate::Request::Users`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserPage {
+    /// Users whose use the viewer may see.
+    pub users: Vec<UserUse>,
+    /// How many other users there are.
+    pub hidden: u32,
+    /// Number of the first account of the next page; `None`: there are no more.
+    pub next: Option<u32>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ mod file;
 mod keys;
 mod value;
 
-use burst_host::HostOptions;
+use burst_host::{AccountBy, HostOptions, Policy};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -179,6 +179,9 @@ const SPIN: NumberKey = NumberKey::new(KeyId::Spin);
 const WINDOW: NumberKey = NumberKey::new(KeyId::Window);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
+const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
+const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
+const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
 const LOG_LEVEL: TextKey = TextKey::new(KeyId::LogLevel);
 const LOG_FORMAT: TextKey = TextKey::new(KeyId::LogFormat);
 
@@ -192,6 +195,14 @@ fn assemble(values: &ConfigValues) -> Config {
             workers: values.number_or_default(WORKERS) as usize,
             spin: Duration::from_nanos(values.number_or_default(SPIN)),
             window_bytes: values.number_or_default(WINDOW) as u32,
+            policy: Policy {
+                share_percent: values.number_or_default(USER_SHARE) as u8,
+                reserve_percent: values.number_or_default(USER_RESERVE) as u8,
+            },
+            account_by: match values.text(ACCOUNT_BY) {
+                Some("cgroup") => AccountBy::ControlGroup,
+                _ => AccountBy::User,
+            },
             seed: None,
         },
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),

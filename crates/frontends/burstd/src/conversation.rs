@@ -4,13 +4,13 @@
 //! watched by a pidfd beside the socket: a child that has inherited the socket must not hide that the program has exited.
 
 use burst_control::frame::{self, ControlHeader, ControlPacket};
-use burst_control::{ControlError, Request};
+use burst_control::{ControlError, FIRST_SEQUENCE, Reply, Request};
 use burst_host::log_limit::LogCause;
 use burst_host::{ClientProcess, Host, Session};
 use burst_peer::{PeerCredentials, PeerProcess, credentials};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Requests of one client that are answered before other clients are served.
 const REQUESTS_PER_PASS: usize = 64;
@@ -31,13 +31,25 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// A client that has just connected.
-    pub fn new(socket: OwnedFd) -> Conversation {
+    /// A client that has just connected. `None`: the daemon, or the user, has as many connections as allowed. The client then
+    /// learns why as the reply to its first request, and the socket is closed.
+    pub fn admit(socket: OwnedFd, host: &mut Host) -> Option<Conversation> {
         let process = match credentials::of(&socket) {
             Ok(PeerCredentials { pid, uid }) => ClientProcess { pid, uid },
             Err(_) => ClientProcess { pid: 0, uid: u32::MAX },
         };
-        Conversation { socket, session: Session::new(process) }
+        match Session::admit(host, process) {
+            Ok(session) => Some(Conversation { socket, session }),
+            Err(refusal) => {
+                if host.may_log(LogCause::NoRoom, process.uid) {
+                    info!(pid = process.pid, uid = process.uid, "connection refused: {}", refusal.sentence);
+                }
+                let reply = Reply { new_segments: 0, result: Err(refusal) };
+                // The client has gone, or gets no sentence: the connection ends in any case.
+                let _ = frame::send(&socket, FIRST_SEQUENCE, &reply, &[], SendFlags::DONTWAIT);
+                None
+            }
+        }
     }
 
     /// The socket, to wait on.

@@ -24,8 +24,6 @@ use tracing::{info, warn};
 
 /// How long programs may take to exit after the first signal.
 pub const DRAIN_MAX: Nanos = Nanos::from_ms(5000);
-/// Maximum number of clients.
-const CLIENTS_MAX: usize = 16_384;
 
 /// The daemon's event loop and everything that it owns.
 pub struct Server {
@@ -189,12 +187,7 @@ impl Server {
         let Some(listener) = &self.listener else { return };
         loop {
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) if self.clients.len() >= CLIENTS_MAX => {
-                    if self.host.may_log(LogCause::NoRoom, uid_of(&socket)) {
-                        warn!("more than {CLIENTS_MAX} clients: refused one");
-                    }
-                }
-                Ok(socket) => self.clients.push(Conversation::new(socket)),
+                Ok(socket) => self.clients.extend(Conversation::admit(socket, &mut self.host)),
                 Err(Errno::MFILE | Errno::NFILE) => {
                     drop(self.spare.take());
                     let refused = accept_with(listener, SocketFlags::CLOEXEC).map(|socket| uid_of(&socket));

@@ -9,7 +9,12 @@ use std::process::ExitCode;
 
 /// Lists the devices.
 pub fn ls(matches: &ArgMatches) -> ExitCode {
-    let listed = crate::sockets::connect(crate::chosen_socket(matches).as_deref()).and_then(|mut c| devices(&mut c));
+    let daemon = crate::sockets::connect(crate::chosen_socket(matches).as_deref());
+    if matches.get_flag("users") {
+        let shown = daemon.and_then(|mut c| crate::users::show(&mut c, matches.get_flag("json")));
+        return shown.map_or_else(crate::fail, |text| crate::finish(&text));
+    }
+    let listed = daemon.and_then(|mut c| devices(&mut c));
     match listed {
         Err(sentence) => crate::fail(sentence),
         Ok(list) if matches.get_flag("json") => {

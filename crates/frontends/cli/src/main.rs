@@ -16,6 +16,7 @@ mod run;
 mod sharing;
 mod sockets;
 mod stats;
+mod users;
 mod why;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -52,7 +53,9 @@ fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(run_command())
-        .subcommand(Command::new("ls").about("List devices, their ports and addresses").arg(socket()).arg(json()))
+        .subcommand(
+            Command::new("ls").about("List devices, their ports and addresses").arg(socket()).arg(json()).arg(users()),
+        )
         .subcommand(doctor_command())
         .subcommand(
             Command::new("why")
@@ -129,6 +132,14 @@ fn socket() -> Arg {
         .value_name("PATH")
         .value_parser(clap::value_parser!(PathBuf))
         .help("Control socket [default: $BURST_SOCKET, else the first of the usual places that answers]")
+}
+
+/// `--users` of `ls`.
+fn users() -> Arg {
+    Arg::new("users")
+        .long("users")
+        .action(clap::ArgAction::SetTrue)
+        .help("List what the programs of each user use of the daemon's limited resources, and how much they may use")
 }
 
 fn json() -> Arg {

@@ -4,7 +4,7 @@ use crate::context::ClientContext;
 use crate::error::{ClientError, Result};
 use crate::raw::program_name;
 use burst_control::cm::CmAddr;
-use burst_control::monitor::{CmConnection, CmCursor, CmStats};
+use burst_control::monitor::{CmConnection, CmCursor, CmStats, UserPage, UserUse};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
 use std::path::{Path, PathBuf};
 
@@ -92,6 +92,26 @@ impl Daemon {
         match self.ask(&Request::Stats)? {
             Response::Stats(counters) => Ok(counters),
             _ => Err(ClientError::Unexpected("no counters")),
+        }
+    }
+
+    /// What the programs of each user use of the daemon's limited resources, as far as this user may see it, and the number of
+    /// the other users.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn users(&mut self) -> Result<(Vec<UserUse>, u32)> {
+        let (mut all, mut from) = (Vec::new(), 0);
+        loop {
+            let Response::Users(UserPage { users, hidden, next }) = self.ask(&Request::Users { from })? else {
+                return Err(ClientError::Unexpected("no list of users"));
+            };
+            all.extend(users);
+            match next {
+                Some(next) if next > from => from = next,
+                Some(_) => return Err(ClientError::Unexpected("a list of users that does not end")),
+                None => return Ok((all, hidden)),
+            }
         }
     }
 

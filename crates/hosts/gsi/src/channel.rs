@@ -357,6 +357,20 @@ mod tests {
     }
 
     #[test]
+    fn programs_of_one_user_share_the_limit_of_the_backlog() {
+        let of_user = Arc::new(AtomicUsize::new(0));
+        let sessions = [0; 3].map(|_| CmSession::sharing(crate::entry::CmProgram::default(), of_user.clone()));
+        let channels = [0, 1, 2].map(|n| CmChannel::of(&sessions[n]).expect("channel"));
+        let record = CmEvent::new(CmEventKind::Established, 1).to_bytes();
+        let lost = |channel: &CmChannel| (0..30_000).filter(|_| channel.write(&record) == Err(EventLost)).count();
+        assert_eq!((lost(&channels[0]), lost(&channels[1])), (0, 0));
+        assert!(lost(&channels[2]) > 20_000, "a third program of the user reads no events, either");
+        assert_eq!(of_user.load(Ordering::Relaxed), BACKLOG_MAX);
+        channels.iter().for_each(CmChannel::close);
+        assert_eq!(of_user.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
     fn channels_of_a_program_share_the_limit_of_the_backlog() {
         let session = CmSession::default();
         let channels = [0; 3].map(|_| CmChannel::of(&session).expect("channel"));

@@ -48,6 +48,11 @@ impl CmSession {
     pub fn new(program: CmProgram) -> CmSession {
         CmSession { program, ..CmSession::default() }
     }
+    /// A session of a program whose unread events count against the limit of all programs that share `backlog`: a user who starts
+    /// many programs and reads no events costs the daemon no more memory than one program.
+    pub fn sharing(program: CmProgram, backlog: Arc<AtomicUsize>) -> CmSession {
+        CmSession { program, backlog_sum: backlog, ..CmSession::default() }
+    }
     /// Marks the program as gone: it gets no new ids.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);

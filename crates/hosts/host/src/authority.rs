@@ -11,6 +11,7 @@
 
 use crate::refusal::refuse;
 use burst_control::Refusal;
+use burst_ledger::{Account, Charge, Resource};
 use burst_mem::ProcessMemory;
 use burst_peer::process::own_capability;
 use burst_peer::{Capability, PeerProcess, namespace};
@@ -33,9 +34,19 @@ pub struct Caller {
     pub process: ClientProcess,
     /// The process's pidfd; `None` if the process cannot be seen from here.
     pub peer: Option<Arc<PeerProcess>>,
+    /// The account of the user, or of the control group.
+    pub account: Account,
 }
 
 impl Caller {
+    /// Charges amounts to the caller's account. The charge gives them back when it is dropped.
+    ///
+    /// # Errors
+    /// EMFILE for descriptors, otherwise ENOMEM: the user has the share of one user, or the daemon has no more.
+    pub(crate) fn charge(&self, items: &[(Resource, u64)]) -> Result<Charge, Refusal> {
+        self.account.charge(items).or_else(crate::accounts::refuse_charge)
+    }
+
     /// Opens the memory of the process.
     ///
     /// # Errors
@@ -109,21 +120,28 @@ impl Authority {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burst_ledger::{AccountId, Capacities, Ledger, Policy};
     use std::os::unix::net::UnixStream;
 
     fn authority(owner: u32, unmapped: Option<u32>) -> Authority {
         Authority { owner, unmapped, has: |_| true }
     }
 
+    fn account(uid: u32) -> Account {
+        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
+        ledger.account(AccountId::User(uid), false)
+    }
+
     fn caller(uid: u32) -> Caller {
-        Caller { process: ClientProcess { pid: 1, uid }, peer: None }
+        Caller { process: ClientProcess { pid: 1, uid }, peer: None, account: account(uid) }
     }
 
     fn this_process() -> Caller {
         let (socket, _other) = UnixStream::pair().expect("a pair");
         let peer = PeerProcess::of(&socket).expect("this process");
         let uid = rustix::process::geteuid().as_raw();
-        Caller { process: ClientProcess { pid: peer.pid(), uid }, peer: Some(Arc::new(peer)) }
+        let process = ClientProcess { pid: peer.pid(), uid };
+        Caller { process, peer: Some(Arc::new(peer)), account: account(uid) }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::refusal::refuse;
 use burst_base::DeviceId;
 use burst_base::gid::gid_of;
 use burst_control::{DeviceInfo, GidInfo, Refusal};
+use burst_ledger::Resource;
 use burst_port::{PortAddr, PortCaps};
 
 /// A device, and the state of its port as of the last refresh.
@@ -40,6 +41,18 @@ pub enum DeviceObject {
 }
 
 impl DeviceObject {
+    /// The resource of which it is one.
+    pub const fn resource(self) -> Resource {
+        match self {
+            DeviceObject::Qp => Resource::Qp,
+            DeviceObject::Cq => Resource::Cq,
+            DeviceObject::Mr => Resource::Mr,
+            DeviceObject::Mw => Resource::Mw,
+            DeviceObject::Pd => Resource::Pd,
+            DeviceObject::Ah => Resource::Ah,
+            DeviceObject::Srq => Resource::Srq,
+        }
+    }
     /// The objects' name, the name of the limit in `ibv_query_device`, and the limit.
     const fn limit(self) -> (&'static str, &'static str, u32) {
         match self {

@@ -7,16 +7,26 @@ use crate::refusal::refuse;
 use burst_base::gid::ip_of;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
+use burst_ledger::Charge;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// The members of one group.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct GroupMembers {
     /// Attached queue pairs.
     pub qps: Vec<Qpn>,
     /// How many ids have joined.
     pub joins: u32,
+    /// The charge of the group, to the user whose program was its first member.
+    _charge: Charge,
+}
+
+impl GroupMembers {
+    /// A group without members.
+    pub fn new(charge: Charge) -> GroupMembers {
+        GroupMembers { qps: Vec::new(), joins: 0, _charge: charge }
+    }
 }
 
 /// The multicast groups with members, by device and address.

@@ -16,14 +16,16 @@ mod hops;
 mod multicast;
 mod stats;
 
+use crate::accounts::{AccountBy, capacities};
 use crate::authority::Authority;
+use crate::authority::Caller;
 use crate::clock::Clock;
 use crate::cm::CmService;
 use crate::device::{DeviceObject, HostDevice};
 use crate::exports::Exports;
 use crate::groups::MulticastGroups;
 use crate::id_allocator::IdAllocator;
-use crate::limits::LIMITS;
+use crate::limits::{CONTEXTS_MAX, LIMITS};
 use crate::log_limit::{LogCause, LogLimiter};
 use crate::options::HostOptions;
 use crate::random::RandomSource;
@@ -35,13 +37,11 @@ use burst_control::Refusal;
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
+use burst_ledger::{Charge, Ledger};
 use burst_mem::{KeySpace, MrTable};
 use burst_port::{Encapsulation, Port, PortSpec, open_all};
 use burst_shm::status::StatusOwner;
 use std::sync::{Arc, Barrier};
-
-/// Maximum number of contexts of all devices.
-const CONTEXTS_MAX: u32 = 1 << 16;
 
 /// The ports of each worker, in the order of the devices.
 pub type WorkerPorts = Vec<Box<dyn Port>>;
@@ -81,6 +81,10 @@ pub struct Host {
     pub trimmer: Trimmer,
     /// How many descriptors the process may open.
     pub descriptors: u64,
+    /// What each user uses.
+    pub ledger: Ledger,
+    /// What an account belongs to.
+    pub(crate) account_by: AccountBy,
     clock: Clock,
     random: RandomSource,
     cm_secret: Secret,
@@ -133,6 +137,7 @@ impl Host {
     fn empty(options: &HostOptions, clock: Clock, devices: u32) -> Result<Host, String> {
         let mut random = RandomSource::new(options.seed);
         let keys = KeySpace::new(random.fork().into_fn());
+        let descriptors = crate::descriptors::raise_limit();
         Ok(Host {
             devices: Vec::new(),
             workers: Vec::new(),
@@ -150,7 +155,9 @@ impl Host {
             authority: Authority::of_this_process(),
             log_limiter: LogLimiter::default(),
             trimmer: Trimmer::default(),
-            descriptors: crate::descriptors::raise_limit(),
+            descriptors,
+            ledger: Ledger::new(capacities(devices, descriptors), options.policy),
+            account_by: options.account_by,
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),
@@ -227,27 +234,22 @@ impl Host {
         }
     }
 
-    /// Runs `f` on worker 0 while all other workers stand still between two passes.
+    /// Runs `f` on worker 0 while all other workers stand still between two passes. Nothing in it can fail: it starts no thread.
     pub fn while_all_stand<T: Send + 'static>(&self, f: impl FnOnce(&mut Worker) -> T + Send + 'static) -> T {
         let arrived = Arc::new(Barrier::new(self.workers.len()));
         let finished = Arc::new(Barrier::new(self.workers.len()));
-        std::thread::scope(|scope| {
-            for worker in &self.workers[1..] {
-                let (arrived, finished) = (arrived.clone(), finished.clone());
-                scope.spawn(move || {
-                    worker.call(move |_, _| {
-                        arrived.wait();
-                        finished.wait();
-                    })
-                });
-            }
-            let job = move |w: &mut Worker, _| {
+        for worker in 1..self.workers.len() {
+            let (arrived, finished) = (arrived.clone(), finished.clone());
+            self.post(worker, move |_, _| {
                 arrived.wait();
-                let result = f(w);
                 finished.wait();
-                result
-            };
-            self.workers[0].call(job).expect(WORKER_GONE)
+            });
+        }
+        self.on_worker(0, move |w, _| {
+            arrived.wait();
+            let result = f(w);
+            finished.wait();
+            result
         })
     }
 
@@ -257,12 +259,18 @@ impl Host {
         self.log_limiter.admits(self.clock.now(), cause, uid)
     }
 
-    /// Counts a new object of a device.
+    /// Counts a new object of a device, and charges it to the caller.
     ///
     /// # Errors
-    /// ENOMEM when the device has as many objects of this kind as its limit allows.
-    pub fn count_object(&mut self, device: DeviceId, object: DeviceObject) -> Result<(), Refusal> {
-        self.devices[device.index()].objects.add(device, object)
+    /// ENOMEM when the device has as many objects of this kind as its limit allows, or the caller's user a share's worth.
+    pub(crate) fn count_object(
+        &mut self,
+        caller: &Caller,
+        device: DeviceId,
+        object: DeviceObject,
+    ) -> Result<Charge, Refusal> {
+        self.devices[device.index()].objects.add(device, object)?;
+        caller.charge(&[(object.resource(), 1)]).inspect_err(|_| self.uncount_object(device, object))
     }
 
     /// Uncounts an object that has ended.

@@ -15,6 +15,7 @@
 //! | [`cm`] | connection management |
 //! | [`upkeep`] | periodic work |
 //! | [`device`], [`limits`] | devices, their limits and object counts |
+//! | [`accounts`] | what each user may use |
 //! | [`clock`], [`random`] | time and random numbers |
 //! | [`descriptors`] | limits of file descriptors |
 //! | [`trim`] | when to return memory to the system |
@@ -23,6 +24,7 @@
 //! | [`id_allocator`] | small numbers |
 //! | `exports`, `groups`, `xrc` | objects that contexts share |
 
+pub mod accounts;
 pub mod authority;
 pub mod clock;
 pub mod cm;
@@ -44,7 +46,9 @@ pub mod trim;
 pub mod upkeep;
 mod xrc;
 
+pub use accounts::AccountBy;
 pub use authority::{Authority, Caller, ClientProcess};
+pub use burst_ledger::Policy;
 pub use clock::Clock;
 pub use host::Host;
 pub use options::HostOptions;

@@ -5,6 +5,12 @@ use burst_mem::key::INDEX_MAX;
 use burst_shm::{CQE_MAX, INLINE_MAX, SGE_MAX, WR_MAX};
 use burst_transport::{MESSAGE_BYTES_MAX, RD_ATOMIC_MAX};
 
+/// Maximum number of connections to the daemon.
+pub const SESSIONS_MAX: usize = 16_384;
+/// Maximum number of contexts of all devices.
+pub const CONTEXTS_MAX: u32 = 1 << 16;
+/// Maximum number of communication ids of all programs.
+pub const CM_IDS_MAX: u64 = 1 << 19;
 /// Maximum number of multicast groups of the host.
 pub const GROUPS_MAX: u32 = 256;
 /// Maximum number of queue pairs attached to one multicast group.

@@ -1,5 +1,7 @@
 //! The settings of a host as a plain struct. The caller decides where they come from: flags, a file, a test.
 
+use crate::accounts::AccountBy;
+use burst_ledger::Policy;
 use std::time::Duration;
 
 /// The settings of a host.
@@ -14,6 +16,10 @@ pub struct HostOptions {
     /// Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together. A value under
     /// [`WINDOW_BYTES_MIN`] is raised to it: see [`HostOptions::window_in_force`].
     pub window_bytes: u32,
+    /// How users share what there is.
+    pub policy: Policy,
+    /// What an account of the ledger belongs to.
+    pub account_by: AccountBy,
     /// Seed of all random numbers, for simulations and tests; `None`: the system's generator.
     pub seed: Option<u64>,
 }

@@ -16,6 +16,7 @@ use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos};
 use burst_control::commands::CommandReceiver;
 use burst_control::{AsyncObject, ControlError, Refusal, Reply, Request, Response};
+use burst_ledger::{Charge, Resource};
 use burst_peer::PeerProcess;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,12 +25,17 @@ use tracing::{debug, info};
 /// Maximum length of a program's name, in characters.
 const PROGRAM_MAX: usize = 64;
 
+/// Descriptors of a connection: the socket, the pidfd, and the ring for commands.
+const SESSION_DESCRIPTORS: u64 = 3;
+
 /// A reply and the descriptors to send with it.
 pub type ReplyWithFds = (Reply, Vec<OwnedFd>);
 
 /// One client.
 pub struct Session {
     caller: Caller,
+    /// What the connection itself costs.
+    _charge: Charge,
     program: String,
     said_hello: bool,
     context: Option<Context>,
@@ -41,16 +47,22 @@ pub struct Session {
 
 impl Session {
     /// A client that has just connected.
-    pub fn new(process: ClientProcess) -> Session {
-        Session {
-            caller: Caller { process, peer: None },
+    ///
+    /// # Errors
+    /// EMFILE, ENOMEM: the user has as many connections as one user may have, or the daemon has no room for another.
+    pub fn admit(host: &Host, process: ClientProcess) -> Result<Session, Refusal> {
+        let caller = Caller { process, peer: None, account: host.account_of(process) };
+        let charge = caller.charge(&[(Resource::Session, 1), (Resource::Descriptor, SESSION_DESCRIPTORS)])?;
+        Ok(Session {
+            caller,
+            _charge: charge,
             program: String::new(),
             said_hello: false,
             context: None,
             token: None,
             cm: None,
             commands: None,
-        }
+        })
     }
 
     /// The client's process.
@@ -127,6 +139,7 @@ impl Session {
                 Ok(Response::Devices(host.devices.iter().map(|d| d.info()).collect()).into())
             }
             Request::Stats => Ok(Response::Stats(host.stats()).into()),
+            Request::Users { from } => Ok(host.users(&self.caller.account, self.caller.process.uid, from).into()),
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
             Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),

@@ -25,6 +25,12 @@ pub enum KeyId {
     IdleExit,
     /// `ready_fd`.
     ReadyFd,
+    /// `user_share`.
+    UserShare,
+    /// `user_reserve`.
+    UserReserve,
+    /// `account_by`.
+    AccountBy,
     /// `log.level`.
     LogLevel,
     /// `log.format`.
@@ -136,6 +142,36 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "",
         help: "Descriptor that gets the line \"ready\" once the daemon serves; default none",
+    },
+    ConfigKey {
+        id: KeyId::UserShare,
+        name: "user_share",
+        flag: "user-share",
+        env: "BURST_USER_SHARE",
+        kind: ValueKind::Count { min: 1, max: 100 },
+        many: false,
+        default: "50",
+        help: "Percentage of each resource that the programs of one user may use of what other users and the reserve leave; root and the daemon's user have no such limit",
+    },
+    ConfigKey {
+        id: KeyId::UserReserve,
+        name: "user_reserve",
+        flag: "user-reserve",
+        env: "BURST_USER_RESERVE",
+        kind: ValueKind::Count { min: 0, max: 99 },
+        many: false,
+        default: "10",
+        help: "Percentage of each resource that only root and the daemon's user may use",
+    },
+    ConfigKey {
+        id: KeyId::AccountBy,
+        name: "account_by",
+        flag: "account-by",
+        env: "BURST_ACCOUNT_BY",
+        kind: ValueKind::Choice(&["user", "cgroup"]),
+        many: false,
+        default: "user",
+        help: "Owners of shares: user (each user id), or cgroup (each control group; for containers whose users have the same id)",
     },
     ConfigKey {
         id: KeyId::LogLevel,

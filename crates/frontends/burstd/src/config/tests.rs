@@ -100,6 +100,9 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::Window => "3MiB",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
+        KeyId::UserShare => "33",
+        KeyId::UserReserve => "4",
+        KeyId::AccountBy => "cgroup",
         KeyId::LogLevel => "trace",
         KeyId::LogFormat => "json",
     }

@@ -11,6 +11,7 @@ use burst_cm::Fold;
 use burst_control::cm::{CmEvent, CmEventKind, CmId, CmIdOption, CmReply, CmRoute, DAEMON_IDS, PortSpace};
 use burst_control::{Refusal, Response};
 use burst_engine::gsi::{CmChannel, CmEntry, CmJob, CmProgram, CmSession};
+use burst_ledger::{Charge, Resource};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub struct CmClient {
     pub(super) session: Arc<CmSession>,
     /// The program's process.
     pub(super) caller: Caller,
-    channels: HashMap<u32, Arc<CmChannel>, Fold>,
+    channels: HashMap<u32, (Arc<CmChannel>, Charge), Fold>,
     pub(super) ids: HashMap<CmId, HostCmId, Fold>,
     /// The ids that wait for a next hop.
     pub(super) waits: HopWaits,
@@ -52,8 +53,14 @@ impl CmClient {
     pub fn new(program: &str, caller: Caller) -> CmClient {
         let name = program.chars().filter(char::is_ascii).take(NAME_MAX).collect();
         let ClientProcess { pid, uid } = caller.process;
+        let program = CmProgram { name, pid, uid };
+        // A program of root's or of the daemon's user that reads no events costs other programs of that user nothing.
+        let session = match caller.account.is_privileged() {
+            true => CmSession::new(program),
+            false => CmSession::sharing(program, caller.account.unread_events()),
+        };
         CmClient {
-            session: Arc::new(CmSession::new(CmProgram { name, pid, uid })),
+            session: Arc::new(session),
             caller,
             channels: HashMap::default(),
             ids: HashMap::default(),
@@ -72,9 +79,10 @@ impl CmClient {
         let Entry::Vacant(place) = self.channels.entry(channel) else {
             return refuse(libc::EEXIST, format!("event channel {channel} exists"));
         };
+        let charge = self.caller.charge(&[(Resource::CmChannel, 1), (Resource::Descriptor, 2)])?;
         let made = CmChannel::of(&self.session).map_err(system("make an event channel"))?;
         let end = made.end().map_err(system("share an event channel"))?;
-        place.insert(Arc::new(made));
+        place.insert((Arc::new(made), charge));
         Ok(ReplyParts::with_fds(Response::Done, vec![end]))
     }
 
@@ -84,7 +92,7 @@ impl CmClient {
     /// EINVAL: there is no such channel.
     pub fn close_channel(&mut self, channel: u32) -> Result<ReplyParts, Refusal> {
         match self.channels.remove(&channel) {
-            Some(ended) => {
+            Some((ended, _charge)) => {
                 ended.close();
                 Ok(Response::Done.into())
             }
@@ -95,10 +103,18 @@ impl CmClient {
     /// Takes over the ids that workers created for connection requests since the last call.
     fn take_arrivals(&mut self, host: &mut Host) {
         while let Some(entry) = self.session.arrivals.pop() {
+            debug_assert!(entry.id >= DAEMON_IDS);
+            let charge = match self.caller.charge(&[(Resource::CmId, 1)]) {
+                Ok(charge) => charge,
+                Err(refusal) => {
+                    self.log_refusal(host, entry.id, &refusal);
+                    reject_arrival(host, entry);
+                    continue;
+                }
+            };
             host.cm.ids += 1;
             let route = entry.route.get().copied().unwrap_or_default();
-            debug_assert!(entry.id >= DAEMON_IDS);
-            self.ids.insert(entry.id, HostCmId::new(entry, CmIdStage::Requested, route));
+            self.ids.insert(entry.id, HostCmId::new(entry, CmIdStage::Requested, route, charge));
         }
     }
 
@@ -119,9 +135,10 @@ impl CmClient {
     }
 
     fn channel(&self, channel: u32) -> Result<Arc<CmChannel>, Refusal> {
-        self.channels
-            .get(&channel)
-            .map_or_else(|| refuse(libc::EINVAL, format!("there is no event channel {channel}")), |c| Ok(c.clone()))
+        self.channels.get(&channel).map_or_else(
+            || refuse(libc::EINVAL, format!("there is no event channel {channel}")),
+            |(c, _)| Ok(c.clone()),
+        )
     }
 
     /// Creates an id.
@@ -138,8 +155,9 @@ impl CmClient {
         if id >= DAEMON_IDS || self.ids.contains_key(&id) {
             return refuse(libc::EEXIST, format!("id {id} exists, or is reserved for connection requests"));
         }
+        let charge = self.caller.charge(&[(Resource::CmId, 1)])?;
         let entry = Arc::new(CmEntry::new(self.session.clone(), id, ps, qp_type, channel));
-        self.ids.insert(id, HostCmId::new(entry, CmIdStage::Idle, CmRoute::default()));
+        self.ids.insert(id, HostCmId::new(entry, CmIdStage::Idle, CmRoute::default(), charge));
         host.cm.ids += 1;
         Ok(CmReply::Done)
     }
@@ -260,8 +278,15 @@ impl CmClient {
             }
             end_id(host, gone);
         }
-        self.channels.values().for_each(|channel| channel.close());
+        self.channels.values().for_each(|(channel, _)| channel.close());
     }
+}
+
+/// Rejects a connection request whose id would be over the user's share. The program finds no id when it accepts.
+fn reject_arrival(host: &mut Host, entry: Arc<CmEntry>) {
+    entry.end();
+    let worker = entry.worker.load(Ordering::Relaxed);
+    host.cm.job(worker, CmJob::Destroy(entry));
 }
 
 /// Releases everything that an id holds.

@@ -5,6 +5,7 @@ use super::ports::PortBinding;
 use burst_base::{DeviceId, Nanos};
 use burst_control::cm::{CmAddr, CmRoute};
 use burst_engine::gsi::CmEntry;
+use burst_ledger::Charge;
 use std::sync::Arc;
 
 /// Maximum wait for a next hop, whatever the program allows. The kernel declares a neighbour failed after three seconds.
@@ -57,13 +58,15 @@ pub(super) struct HostCmId {
     pub wait: Option<Box<HopWait>>,
     /// Multicast groups that it has joined, by device.
     pub groups: Vec<(DeviceId, CmAddr)>,
+    /// What the id costs.
+    _charge: Charge,
 }
 
 impl HostCmId {
     /// An id in state `stage`, without options and address.
-    pub fn new(entry: Arc<CmEntry>, stage: CmIdStage, route: CmRoute) -> HostCmId {
+    pub fn new(entry: Arc<CmEntry>, stage: CmIdStage, route: CmRoute, charge: Charge) -> HostCmId {
         let options = CmIdOptions::default();
-        HostCmId { entry, stage, route, options, binding: None, wait: None, groups: Vec::new() }
+        HostCmId { entry, stage, route, options, binding: None, wait: None, groups: Vec::new(), _charge: charge }
     }
 }
 

@@ -20,6 +20,7 @@ const GROUPS_MAX: usize = 256;
 impl CmClient {
     /// Joins a group (`rdma_join_multicast`). The result comes as an event.
     pub(super) fn join(&mut self, host: &mut Host, id: CmId, addr: CmAddr, cookie: u64) -> Result<CmReply, Refusal> {
+        let caller = self.caller.clone();
         let id = self.id(id)?;
         if id.entry.qp_type != QpType::Ud {
             return refuse(libc::EINVAL, "groups are for datagrams: use an id of IBV_QPT_UD");
@@ -34,7 +35,7 @@ impl CmClient {
             return refuse(libc::ENOMEM, format!("an id is in at most {GROUPS_MAX} multicast groups"));
         }
         // The command itself was valid: whether the port could join is in the event.
-        let (kind, status) = match host.join(device, addr.ip) {
+        let (kind, status) = match host.join(&caller, device, addr.ip) {
             Ok(()) => {
                 id.groups.push((device, addr));
                 (CmEventKind::MulticastJoin, 0)

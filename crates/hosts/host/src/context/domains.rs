@@ -11,16 +11,17 @@ use burst_control::events::EventPipe;
 use burst_control::{Refusal, Response};
 use burst_engine::AddressHandle;
 use burst_engine::flow::flow_of;
+use burst_ledger::{Charge, Resource};
 use std::sync::Arc;
 
 impl Context {
     pub(super) fn alloc_pd(&mut self, host: &mut Host) -> Result<ReplyParts, Refusal> {
-        host.count_object(self.device, DeviceObject::Pd)?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Pd)?;
         let Some(number) = host.pds.take() else {
             host.uncount_object(self.device, DeviceObject::Pd);
             return no_room("protection domain");
         };
-        Ok(Response::Handle(self.hold_pd(host, number)).into())
+        Ok(Response::Handle(self.hold_pd(host, number, charge)).into())
     }
 
     pub(super) fn dealloc_pd(&mut self, host: &mut Host, pd: u32) -> Result<ReplyParts, Refusal> {
@@ -38,8 +39,8 @@ impl Context {
     }
 
     /// Adds a protection domain, new or imported, to this context and to its exports. Returns its handle.
-    pub(super) fn hold_pd(&mut self, host: &mut Host, number: u32) -> u32 {
-        let handle = self.pds.insert(InUse::new(number));
+    pub(super) fn hold_pd(&mut self, host: &mut Host, number: u32, charge: Charge) -> u32 {
+        let handle = self.pds.insert(InUse::new(number), charge);
         host.exports.hold_pd(number, self.device);
         host.exports.of(self.id).pds.insert(handle, number);
         handle
@@ -52,8 +53,9 @@ impl Context {
 
     pub(super) fn create_channel(&mut self, host: &Host) -> Result<ReplyParts, Refusal> {
         self.check_descriptor_share(host)?;
+        let charge = self.caller.charge(&[(Resource::Channel, 1), (Resource::Descriptor, 1)])?;
         let (pipe, read) = EventPipe::new().map_err(system("make a completion channel"))?;
-        let channel = self.channels.insert(InUse::new(Arc::new(pipe)));
+        let channel = self.channels.insert(InUse::new(Arc::new(pipe)), charge);
         Ok(ReplyParts::with_fds(Response::Channel { channel }, vec![read]))
     }
 
@@ -72,13 +74,13 @@ impl Context {
         let number = self.pd_number(pd)?;
         let caps = &host.devices[self.device.index()].caps;
         let flow = flow_of(caps, &attr, pd).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.0 })?;
-        host.count_object(self.device, DeviceObject::Ah)?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Ah)?;
         let Some(ah) = host.ahs.take() else {
             host.uncount_object(self.device, DeviceObject::Ah);
             return no_room("address handle");
         };
         host.on_all(move |w| w.add_ah(ah, AddressHandle { pd: number, flow }));
-        self.ahs.put(ah, HostAh { number: ah, pd });
+        self.ahs.put(ah, HostAh { number: ah, pd }, charge);
         self.use_pd(pd);
         Ok(Response::Handle(ah).into())
     }

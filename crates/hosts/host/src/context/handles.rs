@@ -1,13 +1,14 @@
-//! Tables from handles to objects.
+//! Tables from handles to objects. An object lies in its table together with what its user is charged for it.
 
 use crate::id_allocator::IdAllocator;
+use burst_ledger::Charge;
 use std::collections::BTreeMap;
 
 /// The objects of one kind in one context, by handle.
 #[derive(Debug)]
 pub struct HandleTable<T> {
     handles: IdAllocator,
-    objects: BTreeMap<u32, T>,
+    objects: BTreeMap<u32, (T, Charge)>,
 }
 
 impl<T> Default for HandleTable<T> {
@@ -17,21 +18,21 @@ impl<T> Default for HandleTable<T> {
 }
 
 impl<T> HandleTable<T> {
-    /// Adds an object. Its handle is the smallest free number.
-    pub fn insert(&mut self, object: T) -> u32 {
+    /// Adds an object and its charge. Its handle is the smallest free number.
+    pub fn insert(&mut self, object: T, charge: Charge) -> u32 {
         // The limit is never reached: the device or the host limits every kind of object.
         let handle = self.handles.take().unwrap_or(u32::MAX);
-        let before = self.objects.insert(handle, object);
+        let before = self.objects.insert(handle, (object, charge));
         assert!(before.is_none(), "handle {handle} is in use");
         handle
     }
     /// Adds an object under a number that is allocated elsewhere. A table uses either `insert` or `put`.
-    pub fn put(&mut self, handle: u32, object: T) {
-        self.objects.insert(handle, object);
+    pub fn put(&mut self, handle: u32, object: T, charge: Charge) {
+        self.objects.insert(handle, (object, charge));
     }
-    /// Removes an object.
+    /// Removes an object and gives back its charge.
     pub fn remove(&mut self, handle: u32) -> Option<T> {
-        let object = self.objects.remove(&handle)?;
+        let (object, _charge) = self.objects.remove(&handle)?;
         if handle < self.handles.taken_end() {
             self.handles.put(handle);
         }
@@ -39,11 +40,11 @@ impl<T> HandleTable<T> {
     }
     /// An object.
     pub fn get(&self, handle: u32) -> Option<&T> {
-        self.objects.get(&handle)
+        self.objects.get(&handle).map(|(object, _)| object)
     }
     /// An object, to change.
     pub fn get_mut(&mut self, handle: u32) -> Option<&mut T> {
-        self.objects.get_mut(&handle)
+        self.objects.get_mut(&handle).map(|(object, _)| object)
     }
     /// All handles, in ascending order.
     pub fn handles(&self) -> Vec<u32> {
@@ -51,7 +52,7 @@ impl<T> HandleTable<T> {
     }
     /// All objects, in the order of their handles.
     pub fn values(&self) -> impl Iterator<Item = &T> {
-        self.objects.values()
+        self.objects.values().map(|(object, _)| object)
     }
     /// The number of objects.
     pub fn len(&self) -> usize {

@@ -9,6 +9,7 @@ use crate::refusal::{no_room, refuse, system, unknown};
 use crate::reply::ReplyParts;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
+use burst_ledger::{Charge, Resource};
 use burst_mem::{MapPiece, Mapping, Region, Window};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -52,7 +53,8 @@ impl Context {
     pub(super) fn reg_mr(&mut self, host: &mut Host, r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
-        host.count_object(self.device, DeviceObject::Mr)?;
+        let mapping = self.charge_mappings(&r)?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Mr)?;
         let Some(key) = host.keys.alloc() else {
             host.uncount_object(self.device, DeviceObject::Mr);
             return no_room("memory region");
@@ -67,7 +69,7 @@ impl Context {
         };
         host.on_all(move |w| w.add_region(region.clone()));
         self.use_pd(r.pd);
-        let mr = self.mrs.insert(HostMr { key, pd: r.pd });
+        let mr = self.mrs.insert(HostMr { key, pd: r.pd, mapping: Some(mapping) }, charge);
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
@@ -75,7 +77,7 @@ impl Context {
     /// Allocates a null memory region: no memory, for local use only.
     pub(super) fn alloc_null_mr(&mut self, host: &mut Host, pd: u32) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
-        host.count_object(self.device, DeviceObject::Mr)?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Mr)?;
         let Some(key) = host.keys.alloc() else {
             host.uncount_object(self.device, DeviceObject::Mr);
             return no_room("memory region");
@@ -83,7 +85,7 @@ impl Context {
         let region = Arc::new(Region::null(key, number));
         host.on_all(move |w| w.add_region(region.clone()));
         self.use_pd(pd);
-        let mr = self.mrs.insert(HostMr { key, pd });
+        let mr = self.mrs.insert(HostMr { key, pd, mapping: None }, charge);
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
     }
 
@@ -91,7 +93,8 @@ impl Context {
     pub(super) fn rereg_mr(&mut self, host: &mut Host, mr: u32, r: MrRequest) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(r.pd)?;
         check(&r)?;
-        let Some(&HostMr { key, pd: old_pd }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
+        let Some(&HostMr { key, pd: old_pd, .. }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
+        let mapping = self.charge_mappings(&r)?;
         let region = self.region(&r, key, number)?;
         host.on_all(move |w| {
             w.remove_region(key);
@@ -101,9 +104,15 @@ impl Context {
         self.release_pd(old_pd);
         if let Some(object) = self.mrs.get_mut(mr) {
             object.pd = r.pd;
+            object.mapping = Some(mapping);
         }
         host.exports.of(self.id).mrs.insert(mr, ExportedMr { key, len: r.len });
         Ok(Response::Mr { mr, lkey: key, rkey: key }.into())
+    }
+
+    /// Charges the mappings that a registration needs in the daemon: one for each piece, and one that reserves the addresses.
+    fn charge_mappings(&self, r: &MrRequest) -> Result<Charge, Refusal> {
+        self.caller.charge(&[(Resource::Mapping, r.pieces.len() as u64 + 1)])
     }
 
     fn region(&mut self, r: &MrRequest, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
@@ -149,11 +158,12 @@ impl Context {
     /// Remembers device memory, so that others can import object.
     pub(super) fn alloc_dm(&mut self, host: &mut Host, len: u64, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
         self.check_descriptor_share(host)?;
+        let charge = self.caller.charge(&[(Resource::Dm, 1), (Resource::Descriptor, 1)])?;
         let mut fds = fds.into_iter();
         let (Some(fd), true) = (fds.next(), len <= LIMITS.max_dm_size) else {
             return refuse(libc::EINVAL, "device memory is a descriptor of at most max_dm_size bytes");
         };
-        let dm = self.dms.insert(());
+        let dm = self.dms.insert((), charge);
         host.exports.of(self.id).dms.insert(dm, ExportedDm { fd: Arc::new(fd), len });
         Ok(Response::Handle(dm).into())
     }
@@ -175,7 +185,8 @@ impl Context {
         match object {
             ImportObject::Pd(pd) => {
                 let number = *lent.pds.get(&pd).ok_or_else(missing)?;
-                let handle = self.hold_pd(host, number);
+                let charge = self.caller.charge(&[(Resource::Pd, 1)])?;
+                let handle = self.hold_pd(host, number, charge);
                 Ok(Response::Imported { handle, key: 0, len: 0 }.into())
             }
             ImportObject::Mr(mr) => {
@@ -193,8 +204,9 @@ impl Context {
 
     /// Deregisters a region. When this returns, no worker uses the memory.
     pub(super) fn dereg_mr(&mut self, host: &mut Host, mr: u32) -> Result<ReplyParts, Refusal> {
-        let Some(HostMr { key, pd }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
+        let Some(HostMr { key, pd, mapping }) = self.mrs.remove(mr) else { return unknown("memory region", mr) };
         host.on_all(move |w| w.remove_region(key));
+        drop(mapping);
         host.exports.of(self.id).mrs.remove(&mr);
         host.keys.release(key);
         host.uncount_object(self.device, DeviceObject::Mr);
@@ -205,7 +217,7 @@ impl Context {
     /// Allocates a memory window: an entry in every worker's table. The workers carry out binds.
     pub(super) fn alloc_mw(&mut self, host: &mut Host, pd: u32, mw_type: MwType) -> Result<ReplyParts, Refusal> {
         let number = self.pd_number(pd)?;
-        host.count_object(self.device, DeviceObject::Mw)?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Mw)?;
         let Some(key) = host.keys.alloc() else {
             host.uncount_object(self.device, DeviceObject::Mw);
             return no_room("memory window");
@@ -213,7 +225,7 @@ impl Context {
         let window = Arc::new(Window::new(key, number, mw_type));
         host.on_all(move |w| w.add_window(window.clone()));
         self.use_pd(pd);
-        let mw = self.mws.insert(HostMw { key, pd });
+        let mw = self.mws.insert(HostMw { key, pd }, charge);
         Ok(Response::Mw { mw, rkey: key }.into())
     }
 

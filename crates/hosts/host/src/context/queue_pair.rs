@@ -17,6 +17,7 @@ use burst_engine::gsi::CmPhase;
 use burst_engine::gsi::probes::CmProbe;
 use burst_engine::objects::SrqShared;
 use burst_engine::{QpSlot, Worker};
+use burst_ledger::{Charge, Resource};
 use burst_peer::Capability;
 use burst_shm::rq::{RqConsumer, RqSpec};
 use burst_shm::sq::{SqConsumer, SqSpec};
@@ -77,6 +78,7 @@ struct QpNumbers {
     worker: usize,
     qpn: Qpn,
     doorbell: u32,
+    charge: Charge,
 }
 
 impl Context {
@@ -155,9 +157,11 @@ impl Context {
     ) -> Result<(Box<QpSlot>, QpGrant), Refusal> {
         // One allocation holds both queues.
         let sq_bytes = plan.sq.bytes().next_multiple_of(64);
-        let sq_place = self.room(sq_bytes + plan.rq.map_or(0, |spec| spec.bytes()))?;
+        let bytes = sq_bytes + plan.rq.map_or(0, |spec| spec.bytes());
+        let ring = self.caller.charge(&[(Resource::QueueBytes, bytes as u64)])?;
+        let sq_place = self.room(bytes)?;
         let rq_place = ShmRef { offset: sq_place.offset + sq_bytes as u32, ..sq_place };
-        let QpNumbers { worker, qpn, doorbell } = match self.take_numbers(host) {
+        let QpNumbers { worker, qpn, doorbell, charge } = match self.take_numbers(host) {
             Ok(numbers) => numbers,
             Err(refusal) => {
                 self.arena.free(sq_place);
@@ -192,12 +196,13 @@ impl Context {
         let rq = plan.rq.map(|s| queue_place(rq_place, s.entries(), rq_stride(s.max_sge()), s.max_sge()));
         let stride = sq_stride(plan.sq.max_sge(), plan.sq.max_inline());
         let sq = queue_place(sq_place, plan.sq.entries(), stride, plan.sq.max_sge());
-        let qp = self.qps.insert(HostQp {
+        let qp = HostQp {
             qpn,
             qp_type: plan.init.qp_type,
             worker,
             doorbell,
             place: Some(sq_place),
+            _ring: Some(ring),
             pd,
             send_cq,
             recv_cq,
@@ -205,18 +210,19 @@ impl Context {
             xrcd: None,
             hold: 0,
             groups: Vec::new(),
-        });
+        };
+        let qp = self.qps.insert(qp, charge);
         let grant = QpGrant { qp, qpn: qpn.get(), sq, rq, cap: plan.cap, doorbell, worker: worker as u32 };
         Ok((slot, grant))
     }
 
     /// Chooses a worker, and allocates a queue pair number and a doorbell.
     fn take_numbers(&mut self, host: &mut Host) -> Result<QpNumbers, Refusal> {
-        host.count_object(self.device, DeviceObject::Qp)?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
         let worker = host.pick_worker();
         if let Some(doorbell) = self.doorbells[worker].take() {
             if let Some(qpn) = host.qpns[worker].take() {
-                return Ok(QpNumbers { worker, qpn, doorbell });
+                return Ok(QpNumbers { worker, qpn, doorbell, charge });
             }
             self.doorbells[worker].put(doorbell);
         }
@@ -313,7 +319,7 @@ impl Context {
         if object.qp_type != QpType::Ud {
             return refuse(libc::EINVAL, "only datagram queue pairs can be attached to multicast groups");
         }
-        host.attach(device, ip, object.qpn)?;
+        host.attach(&self.caller, device, ip, object.qpn)?;
         if !object.groups.contains(&ip) {
             object.groups.push(ip);
         }

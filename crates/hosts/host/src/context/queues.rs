@@ -9,6 +9,7 @@ use crate::reply::ReplyParts;
 use burst_control::{CqInitAttr, CqPlace, QueuePlace, Refusal, Response, SrqInitAttr};
 use burst_engine::EngineCq;
 use burst_engine::objects::SrqShared;
+use burst_ledger::{Charge, Resource};
 use burst_shm::cq::{CqProducer, CqSpec};
 use burst_shm::rq::{RqSpec, SrqConsumer};
 use burst_shm::{Area, ShmRef, rq_stride};
@@ -35,6 +36,11 @@ pub(super) fn made<T>(end: Option<T>) -> Result<T, Refusal> {
 }
 
 impl Context {
+    /// Charges the bytes of a ring.
+    fn charge_ring(&self, bytes: usize) -> Result<Charge, Refusal> {
+        self.caller.charge(&[(Resource::QueueBytes, bytes as u64)])
+    }
+
     /// Allocates a ring for completions.
     fn new_ring(&mut self, spec: CqSpec) -> Result<(ShmRef, Area), Refusal> {
         let place = self.room(spec.bytes())?;
@@ -52,7 +58,8 @@ impl Context {
                 Some(used) => Some(used.object.clone()),
             },
         };
-        host.count_object(self.device, DeviceObject::Cq)?;
+        let ring = self.charge_ring(spec.bytes())?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Cq)?;
         let Some(number) = host.cqs.take() else {
             host.uncount_object(self.device, DeviceObject::Cq);
             return no_room("completion queue");
@@ -78,7 +85,9 @@ impl Context {
         if let Some(c) = channel.and_then(|c| self.channels.get_mut(c)) {
             c.add_user();
         }
-        let cq = self.cqs.insert(InUse::new(HostCq { number, shared, place, old: Vec::new(), channel }));
+        let cq = self
+            .cqs
+            .insert(InUse::new(HostCq { number, shared, place, old: Vec::new(), rings: vec![ring], channel }), charge);
         self.with_segments(Response::Cq { cq, ring: CqPlace { place: place.into(), entries: spec.entries() } })
     }
 
@@ -88,6 +97,7 @@ impl Context {
         let Some(shared) = self.cqs.get(cq).map(|c| c.object.shared.clone()) else {
             return unknown("completion queue", cq);
         };
+        let ring = self.charge_ring(spec.bytes())?;
         let (place, area) = self.new_ring(spec)?;
         let Ok(old_end) = host.while_all_stand(move |_| shared.producer.switch_to(area, spec)) else {
             self.arena.free(place);
@@ -99,6 +109,7 @@ impl Context {
         // The old ring stays until the program has read it to its end and sends RetireCq.
         if let Some(c) = self.cqs.get_mut(cq) {
             c.object.old.push(std::mem::replace(&mut c.object.place, place));
+            c.object.rings.push(ring);
         }
         self.with_segments(Response::CqResized {
             ring: CqPlace { place: place.into(), entries: spec.entries() },
@@ -115,6 +126,11 @@ impl Context {
         host.on_all(|_| ());
         for place in old {
             self.arena.free(place);
+        }
+        if let Some(c) = self.cqs.get_mut(cq) {
+            let present = c.object.rings.pop();
+            c.object.rings.clear();
+            c.object.rings.extend(present);
         }
         Ok(Response::Done.into())
     }
@@ -156,7 +172,8 @@ impl Context {
             );
         }
         let spec = made(RqSpec::new(max_wr, max_sge.max(1)))?;
-        host.count_object(self.device, DeviceObject::Srq)?;
+        let ring = self.charge_ring(spec.bytes())?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Srq)?;
         let made_place = self.room(spec.bytes());
         let place = made_place.inspect_err(|_| host.uncount_object(self.device, DeviceObject::Srq))?;
         let domain = match xrc.map(|x| self.enter_domain(host, x.xrcd, x.cq)).transpose() {
@@ -174,7 +191,7 @@ impl Context {
         if let Some(domain) = &domain {
             self.announce_srq(host, domain, pd, &shared);
         }
-        let srq = self.srqs.insert(InUse::new(HostSrq { shared, place, pd, domain }));
+        let srq = self.srqs.insert(InUse::new(HostSrq { shared, place, ring, pd, domain }), charge);
         let (entries, max_sge) = (spec.entries(), spec.max_sge());
         let queue = QueuePlace { place: place.into(), entries, stride: rq_stride(max_sge), max_sge };
         self.with_segments(Response::Srq { srq, queue, max_wr: entries, srqn: domain.map_or(0, |d| d.srqn) })
@@ -198,6 +215,7 @@ impl Context {
             return refuse(libc::EINVAL, format!("a shared receive queue has 1 to {max} requests, not {max_wr}"));
         }
         let spec = made(RqSpec::new(max_wr, max_sge))?;
+        let ring = self.charge_ring(spec.bytes())?;
         let place = self.room(spec.bytes())?;
         let Some(consumer) = old.consumer.move_to(made(self.arena.area(place, spec.bytes()))?, spec) else {
             self.arena.free(place);
@@ -211,6 +229,7 @@ impl Context {
         new.consumer.publish_taken();
         if let Some(s) = self.srqs.get_mut(srq) {
             s.object.shared = new;
+            s.object.ring = ring;
             self.arena.free(std::mem::replace(&mut s.object.place, place));
         }
         let queue = QueuePlace { place: place.into(), entries: spec.entries(), stride: rq_stride(max_sge), max_sge };

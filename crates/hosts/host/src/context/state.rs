@@ -12,6 +12,7 @@ use burst_control::events::{EventPipe, EventSink};
 use burst_control::{AsyncObject, Refusal, Response};
 use burst_engine::objects::{SrqShared, write_async};
 use burst_engine::{ContextSlot, EngineCq, QpHolder};
+use burst_ledger::{Charge, Resource};
 use burst_mem::ProcessMemory;
 use burst_shm::ShmRef;
 use burst_shm::arena::Arena;
@@ -19,6 +20,13 @@ use burst_shm::doorbell::DoorbellDrain;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+
+/// Descriptors of a context beside one for each worker: the event pipe, the process's memory, and the arena's segments.
+const CONTEXT_DESCRIPTORS: u64 = 2 + SEGMENTS_MAX;
+/// Mappings of a context: the arena's segments.
+const CONTEXT_MAPPINGS: u64 = SEGMENTS_MAX;
+/// Segments that a context is charged for. An arena's segments double in size, so that few contexts have more.
+const SEGMENTS_MAX: u64 = 4;
 
 /// An object and how many other objects refer to it.
 pub(super) struct InUse<T> {
@@ -56,6 +64,8 @@ pub(super) struct HostCq {
     pub place: ShmRef,
     /// Rings from before a resize, which the program still reads.
     pub old: Vec<ShmRef>,
+    /// The charges of its rings: of those before a resize, then of the present one.
+    pub rings: Vec<Charge>,
     /// Handle of its completion channel.
     pub channel: Option<u32>,
 }
@@ -66,6 +76,8 @@ pub(super) struct HostSrq {
     pub shared: Arc<SrqShared>,
     /// Its ring in the arena.
     pub place: ShmRef,
+    /// The charge of the ring.
+    pub ring: Charge,
     /// Handle of its protection domain.
     pub pd: u32,
     /// Its XRC domain, if it has one.
@@ -95,6 +107,8 @@ pub(super) struct HostQp {
     pub doorbell: u32,
     /// Its queues in the arena; an XRC target has none.
     pub place: Option<ShmRef>,
+    /// The charge of the queues.
+    pub _ring: Option<Charge>,
     /// Handle of its protection domain.
     pub pd: u32,
     /// Handle of the completion queue of its send queue.
@@ -117,6 +131,8 @@ pub(super) struct HostMr {
     pub key: u32,
     /// Handle of its protection domain.
     pub pd: u32,
+    /// The charge of its mappings in the daemon; `None`: it has none.
+    pub mapping: Option<Charge>,
 }
 
 /// A memory window.
@@ -140,6 +156,8 @@ pub struct Context {
     pub(super) id: u32,
     pub(super) device: DeviceId,
     pub(super) caller: Caller,
+    /// What the context itself costs.
+    _charge: Charge,
     /// Memory of the process, opened when a region needs it.
     pub(super) memory: Option<Arc<ProcessMemory>>,
     pub(super) arena: Arena,
@@ -172,6 +190,10 @@ impl Context {
             return refuse(libc::ENODEV, format!("there is no device {device}"));
         };
         let (device, info) = (dev.id, dev.info());
+        let descriptors = CONTEXT_DESCRIPTORS + host.workers().len() as u64;
+        let items =
+            [(Resource::Context, 1), (Resource::Descriptor, descriptors), (Resource::Mapping, CONTEXT_MAPPINGS)];
+        let charge = caller.charge(&items)?;
         let arena = Arena::new()
             .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("cannot make an arena: {e}") })?;
         let segments = segments_from(&arena, 0)?;
@@ -195,6 +217,7 @@ impl Context {
             id,
             device,
             caller,
+            _charge: charge,
             memory: None,
             arena,
             segments_sent: segments.len(),

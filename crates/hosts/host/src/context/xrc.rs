@@ -11,6 +11,7 @@ use burst_base::verbs::{QpCap, QpType};
 use burst_control::{Refusal, Response};
 use burst_engine::objects::{NO_DOORBELL, SrqShared, XrcEntry};
 use burst_engine::{QpHolder, QpSlot};
+use burst_ledger::{Charge, Resource};
 use burst_shm::sq::SqConsumer;
 use burst_transport::{Qp, QpConfig, RecvQueue, XrcSrq};
 use std::os::fd::OwnedFd;
@@ -31,13 +32,14 @@ impl Context {
         fds: Vec<OwnedFd>,
     ) -> Result<ReplyParts, Refusal> {
         self.check_descriptor_share(host)?;
+        let charge = self.caller.charge(&[(Resource::Xrcd, 1), (Resource::Descriptor, 1)])?;
         let file = fds.into_iter().next().filter(|_| with_file);
         if with_file && file.is_none() {
             return refuse(libc::EINVAL, "the descriptor of the XRC domain's file was not sent");
         }
         let (create, exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
         let number = host.xrc.open(self.device, file, create, exclusive)?;
-        Ok(Response::Handle(self.xrcds.insert(InUse::new(number))).into())
+        Ok(Response::Handle(self.xrcds.insert(InUse::new(number), charge)).into())
     }
 
     /// Closes an XRC domain.
@@ -108,7 +110,7 @@ impl Context {
     pub(super) fn create_target(&mut self, host: &mut Host, xrcd: u32, cookie: u64) -> Result<ReplyParts, Refusal> {
         let domain = self.domain(xrcd)?;
         let Some(sq) = SqConsumer::detached() else { return no_room("queue pair") };
-        host.count_object(self.device, DeviceObject::Qp)?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
         let worker = host.pick_worker();
         let Some(qpn) = host.qpns[worker].take() else {
             host.uncount_object(self.device, DeviceObject::Qp);
@@ -130,13 +132,14 @@ impl Context {
         let slot = QpSlot::new(Qp::new(config), qpn, self.device, NO_DOORBELL, self.qp_holder(cookie));
         host.post(worker, move |w, _| w.add_qp(Box::new(slot)));
         host.xrc.targets.insert(qpn, XrcTarget::new(domain, worker));
-        Ok(self.hold_target(qpn, worker, xrcd, 0))
+        Ok(self.hold_target(qpn, worker, xrcd, 0, charge))
     }
 
     /// Opens a target queue pair that another context may have created.
     pub(super) fn open_qp(&mut self, host: &mut Host, xrcd: u32, qpn: u32, cookie: u64) -> Result<ReplyParts, Refusal> {
         let domain = self.domain(xrcd)?;
         let qpn = Qpn::new(qpn);
+        let charge = self.caller.charge(&[(Resource::Qp, 1)])?;
         let Some(target) = host.xrc.targets.get_mut(&qpn).filter(|t| t.domain == domain) else {
             return refuse(libc::EINVAL, format!("queue pair {} is no target of this XRC domain", qpn.get()));
         };
@@ -148,18 +151,19 @@ impl Context {
         let holder = QpHolder { hold, ..self.qp_holder(cookie) };
         self.targets_open += 1;
         host.post(worker, move |w, _| w.hold_qp(qpn, holder));
-        Ok(self.hold_target(qpn, worker, xrcd, hold))
+        Ok(self.hold_target(qpn, worker, xrcd, hold, charge))
     }
 
     /// Adds a target queue pair to this context.
-    fn hold_target(&mut self, qpn: Qpn, worker: usize, xrcd: u32, hold: u64) -> ReplyParts {
+    fn hold_target(&mut self, qpn: Qpn, worker: usize, xrcd: u32, hold: u64, charge: Charge) -> ReplyParts {
         self.use_xrcd(xrcd, 1);
-        let qp = self.qps.insert(HostQp {
+        let qp = HostQp {
             qpn,
             qp_type: QpType::XrcRecv,
             worker,
             doorbell: NO_DOORBELL,
             place: None,
+            _ring: None,
             pd: NONE,
             send_cq: NONE,
             recv_cq: NONE,
@@ -167,7 +171,8 @@ impl Context {
             xrcd: Some(xrcd),
             hold,
             groups: Vec::new(),
-        });
+        };
+        let qp = self.qps.insert(qp, charge);
         Response::Target { qp, qpn: qpn.get() }.into()
     }
 

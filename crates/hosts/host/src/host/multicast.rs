@@ -4,12 +4,16 @@
 //! worker that has members.
 
 use super::Host;
+use crate::authority::Caller;
+use crate::groups::GroupMembers;
 use crate::limits::{GROUP_QPS_MAX, GROUPS_MAX};
 use crate::refusal::refuse;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
 use burst_engine::multicast::MulticastGroup;
 use burst_engine::qpn::worker_of;
+use burst_ledger::{Charge, Resource};
+use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
 impl Host {
@@ -17,9 +21,8 @@ impl Host {
     ///
     /// # Errors
     /// ENOMEM when there are too many groups or members; the port's errno when it cannot join.
-    pub fn attach(&mut self, device: DeviceId, ip: IpAddr, qpn: Qpn) -> Result<(), Refusal> {
-        self.join_port(device, ip)?;
-        let members = self.groups.groups.entry((device, ip)).or_default();
+    pub(crate) fn attach(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr, qpn: Qpn) -> Result<(), Refusal> {
+        let members = self.join_port(caller, device, ip)?;
         if members.qps.len() >= GROUP_QPS_MAX as usize {
             return refuse(libc::ENOMEM, format!("a multicast group has at most {GROUP_QPS_MAX} queue pairs"));
         }
@@ -43,9 +46,8 @@ impl Host {
     ///
     /// # Errors
     /// As [`Host::attach`].
-    pub fn join(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
-        self.join_port(device, ip)?;
-        self.groups.groups.entry((device, ip)).or_default().joins += 1;
+    pub(crate) fn join(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
+        self.join_port(caller, device, ip)?.joins += 1;
         Ok(())
     }
 
@@ -58,15 +60,28 @@ impl Host {
         self.leave_port_if_empty(device, ip);
     }
 
-    /// Makes the port take part in the group, unless it does already.
-    fn join_port(&mut self, device: DeviceId, ip: IpAddr) -> Result<(), Refusal> {
-        if self.groups.groups.contains_key(&(device, ip)) {
-            return Ok(());
+    /// Makes the port take part in the group, unless it does already. Returns the members.
+    fn join_port(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<&mut GroupMembers, Refusal> {
+        let charge = match self.groups.groups.contains_key(&(device, ip)) {
+            true => None,
+            false => Some(self.charge_group(caller, device, ip)?),
+        };
+        let known = self.groups.groups.entry((device, ip));
+        match (known, charge) {
+            (Entry::Occupied(members), _) => Ok(members.into_mut()),
+            (Entry::Vacant(place), Some(charge)) => Ok(place.insert(GroupMembers::new(charge))),
+            (Entry::Vacant(_), None) => unreachable!("a new group has a charge"),
         }
+    }
+
+    /// Charges a new group and makes the port take part in it.
+    fn charge_group(&mut self, caller: &Caller, device: DeviceId, ip: IpAddr) -> Result<Charge, Refusal> {
+        let charge = caller.charge(&[(Resource::Group, 1)])?;
         if self.groups.groups.len() >= GROUPS_MAX as usize {
             return refuse(libc::ENOMEM, format!("there are at most {GROUPS_MAX} multicast groups"));
         }
-        self.on_worker(0, move |w, _| w.join_group(device, ip)).map_err(|e| {
+        let joined = self.on_worker(0, move |w, _| w.join_group(device, ip));
+        joined.map(|()| charge).map_err(|e| {
             let errno = match &e {
                 burst_port::PortError::Unsupported { .. } => libc::EOPNOTSUPP,
                 burst_port::PortError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),

@@ -1,0 +1,330 @@
+//! The ledger, the accounts in it, and charges.
+
+use crate::resource::{Capacities, Resource};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Maximum number of resources of one charge.
+const ITEMS_MAX: usize = 4;
+
+/// How capacities are shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The part of what others and the reserve leave that one account may use: 1 to 100.
+    pub share_percent: u8,
+    /// The part of each capacity that only privileged accounts may use: 0 to 99.
+    pub reserve_percent: u8,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy { share_percent: 50, reserve_percent: 10 }
+    }
+}
+
+/// The owner of an account.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AccountId {
+    /// A user id.
+    User(u32),
+    /// A control group, by its path in the cgroup hierarchy.
+    ControlGroup(String),
+}
+
+impl fmt::Display for AccountId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AccountId::User(uid) => write!(f, "user {uid}"),
+            AccountId::ControlGroup(path) => write!(f, "control group {path}"),
+        }
+    }
+}
+
+/// Amounts of each resource. Workers may charge and give back at the same time as the control thread.
+#[derive(Debug)]
+struct Amounts([AtomicU64; Resource::COUNT]);
+
+impl Default for Amounts {
+    fn default() -> Amounts {
+        Amounts(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Amounts {
+    fn of(&self, resource: Resource) -> u64 {
+        self.0[resource as usize].load(Relaxed)
+    }
+    /// Adds an amount. Returns the sum.
+    fn add(&self, resource: Resource, amount: u64) -> u64 {
+        self.0[resource as usize].fetch_add(amount, Relaxed) + amount
+    }
+    fn subtract(&self, resource: Resource, amount: u64) {
+        let before = self.0[resource as usize].fetch_sub(amount, Relaxed);
+        assert!(before >= amount, "{} were given back that were not in use", resource.words());
+    }
+}
+
+/// What all accounts share.
+#[derive(Debug)]
+struct Books {
+    capacities: Capacities,
+    policy: Policy,
+    used: Amounts,
+}
+
+impl Books {
+    /// What an account that is not privileged may use of a resource while the others use `others`.
+    fn limit(&self, resource: Resource, others: u64) -> u64 {
+        let capacity = self.capacities.of(resource);
+        let reserve = percent(capacity, self.policy.reserve_percent);
+        percent(capacity.saturating_sub(reserve).saturating_sub(others), self.policy.share_percent)
+    }
+}
+
+/// `part` percent of `whole`, rounded down.
+fn percent(whole: u64, part: u8) -> u64 {
+    (u128::from(whole) * u128::from(part) / 100) as u64
+}
+
+/// The accounts of all users.
+#[derive(Debug)]
+pub struct Ledger {
+    books: Arc<Books>,
+    /// The accounts that exist: someone holds them, or a charge does.
+    accounts: Mutex<BTreeMap<AccountId, Weak<AccountBook>>>,
+}
+
+/// The state of one account.
+#[derive(Debug)]
+struct AccountBook {
+    id: AccountId,
+    privileged: bool,
+    used: Amounts,
+    /// How many charges were refused.
+    refused: AtomicU64,
+    unread_events: Arc<AtomicUsize>,
+    books: Arc<Books>,
+}
+
+/// What an account uses of one resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResourceUse {
+    /// The resource.
+    pub resource: Resource,
+    /// How much is in use.
+    pub used: u64,
+    /// How much the account may use while the other accounts use what they use now.
+    pub limit: u64,
+}
+
+/// What an account uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountUse {
+    /// The owner.
+    pub id: AccountId,
+    /// Whether the capacity is the account's only limit.
+    pub privileged: bool,
+    /// How many charges were refused since the account was opened.
+    pub refused: u64,
+    /// Every resource, in table order.
+    pub resources: Vec<ResourceUse>,
+}
+
+impl Ledger {
+    /// A ledger in which nothing is in use.
+    ///
+    /// # Panics
+    /// If a percentage of the policy is out of range.
+    pub fn new(capacities: Capacities, policy: Policy) -> Ledger {
+        assert!((1..=100).contains(&policy.share_percent) && policy.reserve_percent < 100);
+        let books = Books { capacities, policy, used: Amounts::default() };
+        Ledger { books: Arc::new(books), accounts: Mutex::default() }
+    }
+
+    /// The account of an owner, opened if there is none. An account is privileged or not for as long as it exists.
+    pub fn account(&self, id: AccountId, privileged: bool) -> Account {
+        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = accounts.get(&id).and_then(Weak::upgrade) {
+            return Account(known);
+        }
+        // Owners that have gone are forgotten here, so that the list is no longer than the number of accounts in use, plus one.
+        accounts.retain(|_, account| account.strong_count() > 0);
+        let (used, refused, unread_events) = (Amounts::default(), AtomicU64::new(0), Arc::default());
+        let account = Arc::new(AccountBook {
+            id: id.clone(),
+            privileged,
+            used,
+            refused,
+            unread_events,
+            books: self.books.clone(),
+        });
+        accounts.insert(id, Arc::downgrade(&account));
+        Account(account)
+    }
+
+    /// What every account uses, in the order of the owners.
+    pub fn uses(&self) -> Vec<AccountUse> {
+        let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        accounts.values().filter_map(Weak::upgrade).map(|account| Account(account).uses()).collect()
+    }
+
+    /// How much of a resource all accounts use.
+    pub fn used(&self, resource: Resource) -> u64 {
+        self.books.used.of(resource)
+    }
+
+    /// The capacity of a resource.
+    pub fn capacity(&self, resource: Resource) -> u64 {
+        self.books.capacities.of(resource)
+    }
+}
+
+/// The account of one owner.
+#[derive(Clone, Debug)]
+pub struct Account(Arc<AccountBook>);
+
+impl Account {
+    /// The owner.
+    pub fn id(&self) -> &AccountId {
+        &self.0.id
+    }
+
+    /// Whether the capacity is the account's only limit.
+    pub fn is_privileged(&self) -> bool {
+        self.0.privileged
+    }
+
+    /// A count that all programs of the account share: events that wait in the daemon because a program does not read its own.
+    pub fn unread_events(&self) -> Arc<AtomicUsize> {
+        self.0.unread_events.clone()
+    }
+
+    /// How much of a resource the account uses.
+    pub fn used(&self, resource: Resource) -> u64 {
+        self.0.used.of(resource)
+    }
+
+    /// How much of a resource the account may use while the others use what they use now.
+    pub fn limit(&self, resource: Resource) -> u64 {
+        let books = &self.0.books;
+        let others = books.used.of(resource).saturating_sub(self.used(resource));
+        if self.0.privileged {
+            books.capacities.of(resource).saturating_sub(others)
+        } else {
+            books.limit(resource, others)
+        }
+    }
+
+    /// What the account uses.
+    pub fn uses(&self) -> AccountUse {
+        let resource_use = |resource: &Resource| ResourceUse {
+            resource: *resource,
+            used: self.used(*resource),
+            limit: self.limit(*resource),
+        };
+        AccountUse {
+            id: self.0.id.clone(),
+            privileged: self.0.privileged,
+            refused: self.0.refused.load(Relaxed),
+            resources: Resource::ALL.iter().map(resource_use).collect(),
+        }
+    }
+
+    /// Charges amounts of up to four resources: all of them, or none. The [`Charge`] gives them back when it is dropped.
+    ///
+    /// # Errors
+    /// [`Exhausted`]: the account, or the daemon, would use more than it may.
+    pub fn charge(&self, items: &[(Resource, u64)]) -> Result<Charge, Exhausted> {
+        assert!(items.len() <= ITEMS_MAX, "a charge of more than {ITEMS_MAX} resources");
+        let mut charge = Charge { account: self.clone(), items: [None; ITEMS_MAX] };
+        for (place, item) in charge.items.iter_mut().zip(items) {
+            self.add(item.0, item.1).inspect_err(|_| {
+                self.0.refused.fetch_add(1, Relaxed);
+            })?;
+            *place = Some(*item);
+        }
+        Ok(charge)
+    }
+
+    /// Adds an amount, and takes it back if that is too much: two threads that charge at once may both be refused, but never
+    /// both exceed a limit.
+    fn add(&self, resource: Resource, amount: u64) -> Result<(), Exhausted> {
+        let books = &self.0.books;
+        let all = books.used.add(resource, amount);
+        let own = self.0.used.add(resource, amount);
+        debug_assert!(own <= all || all < amount, "an account uses more than all accounts");
+        let capacity = books.capacities.of(resource);
+        let limit = if self.0.privileged { capacity } else { books.limit(resource, all.saturating_sub(own)) };
+        let (full, over_share) = (all > capacity, own > limit);
+        if !full && !over_share {
+            return Ok(());
+        }
+        books.used.subtract(resource, amount);
+        self.0.used.subtract(resource, amount);
+        let (used, owner) = (own - amount, self.0.id.clone());
+        Err(Exhausted { owner, resource, amount, used, limit, capacity, over_share: over_share && !full })
+    }
+}
+
+/// Amounts that are in use. Dropping it gives them back.
+#[derive(Debug)]
+pub struct Charge {
+    account: Account,
+    items: [Option<(Resource, u64)>; ITEMS_MAX],
+}
+
+impl Charge {
+    /// The account that is charged.
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        for (resource, amount) in self.items.into_iter().flatten() {
+            self.account.0.used.subtract(resource, amount);
+            self.account.0.books.used.subtract(resource, amount);
+        }
+    }
+}
+
+/// A charge that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exhausted {
+    /// The owner of the account.
+    pub owner: AccountId,
+    /// The resource.
+    pub resource: Resource,
+    /// How much more was asked for.
+    pub amount: u64,
+    /// How much the account uses.
+    pub used: u64,
+    /// How much the account may use.
+    pub limit: u64,
+    /// How much there is for all.
+    pub capacity: u64,
+    /// True: the account has its share. False: the daemon has no more.
+    pub over_share: bool,
+}
+
+impl fmt::Display for Exhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Exhausted { owner, resource, amount, used, limit, capacity, over_share } = self;
+        let words = resource.words();
+        if *over_share {
+            return write!(
+                f,
+                "{owner} uses {used} {words}, asks for {amount} more, and may use {limit} while other users use what they use now"
+            );
+        }
+        write!(
+            f,
+            "{owner} asks for {amount} more {words}; the daemon has {capacity} for all users, too few of them free"
+        )
+    }
+}
+
+impl std::error::Error for Exhausted {}

@@ -1,0 +1,147 @@
+//! Shares of accounts, the reserve, and charges that come back.
+
+use burst_ledger::{Account, AccountId, Capacities, Charge, Ledger, Policy, Resource};
+use proptest::prelude::*;
+
+const CAPACITY: u64 = 1000;
+
+fn ledger(share_percent: u8, reserve_percent: u8) -> Ledger {
+    Ledger::new(Capacities::new(|_| CAPACITY), Policy { share_percent, reserve_percent })
+}
+
+fn user(ledger: &Ledger, uid: u32) -> Account {
+    ledger.account(AccountId::User(uid), uid == 0)
+}
+
+/// Charges one unit at a time until that is refused.
+fn fill(account: &Account, resource: Resource) -> Vec<Charge> {
+    std::iter::from_fn(|| account.charge(&[(resource, 1)]).ok()).take(CAPACITY as usize + 1).collect()
+}
+
+#[test]
+fn one_user_gets_the_share_of_what_the_reserve_leaves() {
+    let ledger = ledger(50, 10);
+    let hostile = user(&ledger, 1001);
+    let held = fill(&hostile, Resource::Qp);
+    assert_eq!(held.len(), 450);
+    let refused = hostile.charge(&[(Resource::Qp, 1)]).expect_err("over the share");
+    assert!(refused.over_share && refused.limit == 450 && refused.used == 450, "{refused}");
+    let sentence = refused.to_string();
+    assert!(sentence.contains("user 1001") && sentence.contains("450 queue pairs"), "{sentence}");
+    assert_eq!(fill(&hostile, Resource::Cq).len(), 450, "each resource has a share of its own");
+}
+
+#[test]
+fn later_users_get_a_share_of_the_rest_and_root_all_of_it() {
+    let ledger = ledger(50, 10);
+    let mut held: Vec<Charge> = Vec::new();
+    let mut got = Vec::new();
+    for uid in 1..=5 {
+        let charges = fill(&user(&ledger, uid), Resource::Mr);
+        got.push(charges.len());
+        held.extend(charges);
+    }
+    assert_eq!(got, [450, 225, 112, 56, 28]);
+    let root = user(&ledger, 0);
+    let rest = fill(&root, Resource::Mr);
+    assert_eq!(rest.len(), 1000 - 871);
+    assert!(!root.charge(&[(Resource::Mr, 1)]).expect_err("full").over_share, "the daemon has no more");
+    assert_eq!(ledger.used(Resource::Mr), CAPACITY);
+}
+
+#[test]
+fn a_user_who_gives_back_makes_room_for_others() {
+    let ledger = ledger(50, 0);
+    let (one, two) = (user(&ledger, 1), user(&ledger, 2));
+    let mut of_one = fill(&one, Resource::Channel);
+    let of_two = fill(&two, Resource::Channel);
+    assert_eq!((of_one.len(), of_two.len()), (500, 250));
+    of_one.truncate(100);
+    assert_eq!(fill(&two, Resource::Channel).len(), 450 - of_two.len());
+}
+
+#[test]
+fn a_charge_of_several_resources_is_made_whole_or_not_at_all() {
+    let ledger = ledger(50, 0);
+    let account = user(&ledger, 7);
+    let _mappings = account.charge(&[(Resource::Mapping, 499)]).expect("under the share");
+    assert!(account.charge(&[(Resource::Mr, 1), (Resource::Mapping, 2)]).is_err());
+    assert_eq!(account.used(Resource::Mr), 0);
+    let charge = account.charge(&[(Resource::Mr, 1), (Resource::Mapping, 1)]).expect("room for both");
+    assert_eq!((account.used(Resource::Mr), account.used(Resource::Mapping)), (1, 500));
+    drop(charge);
+    assert_eq!((account.used(Resource::Mr), account.used(Resource::Mapping)), (0, 499));
+}
+
+#[test]
+fn the_accounts_in_use_are_listed_with_use_limit_and_refusals() {
+    let ledger = ledger(50, 10);
+    let account = user(&ledger, 42);
+    let _held = account.charge(&[(Resource::Pd, 3)]).expect("room");
+    assert!(account.charge(&[(Resource::Pd, 500)]).is_err());
+    drop(user(&ledger, 43));
+    let group = ledger.account(AccountId::ControlGroup("/system.slice/job".into()), false);
+    let uses = ledger.uses();
+    let ids: Vec<String> = uses.iter().map(|u| u.id.to_string()).collect();
+    assert_eq!(ids, ["user 42", "control group /system.slice/job"], "user 43 holds nothing");
+    let pds = uses[0].resources[Resource::Pd as usize];
+    assert_eq!((pds.resource, pds.used, pds.limit, uses[0].refused), (Resource::Pd, 3, 450, 1));
+    assert_eq!(group.limit(Resource::Pd), (900 - 3) / 2);
+    assert!(user(&ledger, 0).uses().privileged);
+}
+
+#[test]
+fn threads_that_charge_at_once_never_exceed_a_limit() {
+    let ledger = ledger(50, 0);
+    let account = user(&ledger, 9);
+    let charge_many = |account: Account| move || fill(&account, Resource::QueueBytes);
+    let threads: Vec<_> = (0..4).map(|_| std::thread::spawn(charge_many(account.clone()))).collect();
+    let held: Vec<Charge> = threads.into_iter().flat_map(|t| t.join().expect("no panic")).collect();
+    assert!(held.len() <= 500 && account.used(Resource::QueueBytes) == held.len() as u64, "{}", held.len());
+    drop(held);
+    assert_eq!(ledger.used(Resource::QueueBytes), 0);
+}
+
+#[test]
+fn names_of_resources_are_unique() {
+    let mut names: Vec<&str> = Resource::ALL.iter().map(|r| r.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), Resource::COUNT);
+}
+
+proptest! {
+    /// Whatever users do, the sums are right, nobody exceeds the share, and the reserve stays free.
+    #[test]
+    fn sums_hold_after_any_sequence(
+        share in 1u8..=100,
+        reserve in 0u8..50,
+        steps in prop::collection::vec((1u32..5, 1u64..200, any::<bool>()), 1..200),
+    ) {
+        let ledger = ledger(share, reserve);
+        let accounts: Vec<Account> = (1..5).map(|uid| user(&ledger, uid)).collect();
+        let mut held: Vec<(u32, u64, Charge)> = Vec::new();
+        for (uid, amount, gives_back) in steps {
+            if gives_back && !held.is_empty() {
+                held.swap_remove(amount as usize % held.len());
+            } else {
+                let account = &accounts[uid as usize - 1];
+                let limit = account.limit(Resource::Qp);
+                match account.charge(&[(Resource::Qp, amount)]) {
+                    Ok(charge) => {
+                        prop_assert!(account.used(Resource::Qp) <= limit);
+                        held.push((uid, amount, charge));
+                    }
+                    Err(refused) => prop_assert!(account.used(Resource::Qp) + amount > refused.limit),
+                }
+            }
+            let sum: u64 = held.iter().map(|(_, amount, _)| amount).sum();
+            prop_assert_eq!(ledger.used(Resource::Qp), sum);
+            prop_assert!(sum <= CAPACITY - CAPACITY * u64::from(reserve) / 100);
+            for (account, uid) in accounts.iter().zip(1u32..) {
+                let own: u64 = held.iter().filter(|h| h.0 == uid).map(|h| h.1).sum();
+                prop_assert_eq!(account.used(Resource::Qp), own);
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `burst ls --users`: what the programs of each user use of the daemon's limited resources, and how much they may use.
+
+use burst_client::Daemon;
+use burst_control::monitor::UserUse;
+use burst_ledger::Resource;
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+
+/// The users' use, as JSON or as a table.
+///
+/// # Errors
+/// A sentence.
+pub fn show(daemon: &mut Daemon, as_json: bool) -> Result<String, String> {
+    let (users, hidden) = daemon.users().map_err(|e| e.to_string())?;
+    Ok(if as_json { crate::json_text(&json_of(&users, hidden)) } else { text_of(&users, hidden) })
+}
+
+fn json_of(users: &[UserUse], hidden: u32) -> Value {
+    let resources = |user: &UserUse| -> Map<String, Value> {
+        let each = Resource::ALL.iter().zip(&user.resources);
+        each.map(|(r, u)| (r.name().to_owned(), json!({ "used": u.used, "limit": u.limit }))).collect()
+    };
+    let list = users.iter().map(|user| {
+        json!({
+            "owner": user.owner,
+            "privileged": user.privileged,
+            "refused": user.refused,
+            "resources": resources(user),
+        })
+    });
+    json!({ "users": list.collect::<Vec<_>>(), "hidden": hidden })
+}
+
+/// One block for each user; resources that a user does not use are left out.
+fn text_of(users: &[UserUse], hidden: u32) -> String {
+    let mut text = String::new();
+    for user in users {
+        let limit = if user.privileged { "limited by the daemon's capacity alone" } else { "limited to a share" };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{}  {limit}; {} requests refused", user.owner, user.refused);
+        for (resource, used) in Resource::ALL.iter().zip(&user.resources).filter(|(_, u)| u.used > 0) {
+            let _ = writeln!(
+                text,
+                "  {:<12} {:>14} of {:>14}  {}",
+                resource.name(),
+                used.used,
+                used.limit,
+                resource.words()
+            );
+        }
+    }
+    if hidden > 0 {
+        let _ = writeln!(text, "{hidden} other users are not shown; root and the daemon's user see them.");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_control::monitor::UserResource;
+
+    fn user() -> UserUse {
+        let mut resources = vec![UserResource { used: 0, limit: 7 }; Resource::COUNT];
+        resources[Resource::Qp as usize] = UserResource { used: 3, limit: 45_000 };
+        UserUse { owner: "user 1001".into(), privileged: false, refused: 2, resources }
+    }
+
+    #[test]
+    fn the_table_names_what_is_used_and_who_is_hidden() {
+        let text = text_of(&[user()], 4);
+        assert!(text.contains("user 1001") && text.contains("2 requests refused"), "{text}");
+        let row: Vec<&str> = text.lines().nth(1).expect("a row").split_whitespace().collect();
+        assert_eq!(row, ["qps", "3", "of", "45000", "queue", "pairs"]);
+        assert!(text.contains("4 other users are not shown") && text.lines().count() == 3, "{text}");
+    }
+
+    #[test]
+    fn json_has_every_resource() {
+        let value = json_of(&[user()], 0);
+        let resources = value["users"][0]["resources"].as_object().expect("an object");
+        assert_eq!(resources.len(), Resource::COUNT);
+        assert_eq!(resources["qps"], json!({ "used": 3, "limit": 45_000 }));
+    }
+}

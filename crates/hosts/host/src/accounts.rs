@@ -1,0 +1,175 @@
+//! Accounts of users: how much there is of each resource, whose account a process has, and the refusal of what is over a share.
+
+use crate::authority::ClientProcess;
+use crate::host::Host;
+use crate::limits::{CM_IDS_MAX, CONTEXTS_MAX, GROUPS_MAX, LIMITS, SESSIONS_MAX};
+use crate::refusal::refuse;
+use burst_base::Reason;
+use burst_control::monitor::{UserPage, UserResource, UserUse};
+use burst_control::{Refusal, Response};
+use burst_ledger::{Account, AccountId, AccountUse, Capacities, Charge, Exhausted, Resource};
+use std::fs;
+use std::path::Path;
+
+/// Descriptors that are no user's: the listener, signals, netlink, and for each worker its port, its inbox and its timers.
+const OWN_DESCRIPTORS: u64 = 64;
+/// Mappings that are no user's: libraries, stacks and heaps.
+const OWN_MAPPINGS: u64 = 4096;
+/// The part of the memory that queues may take: one in this many bytes.
+const QUEUE_MEMORY_PART: u64 = 4;
+/// Accounts of one reply: 64 KiB hold them, with the longest names.
+const ACCOUNTS_AT_ONCE: usize = 64;
+/// Maximum length of an owner's name in a reply, in characters.
+const OWNER_MAX: usize = 200;
+
+/// What an account belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccountBy {
+    /// One account for each user id.
+    #[default]
+    User,
+    /// One account for each control group (version 2); for root, and where there is none, the user's.
+    ControlGroup,
+}
+
+/// How much there is of each resource on a host with `devices` devices that may open `descriptors` descriptors.
+pub(crate) fn capacities(devices: u32, descriptors: u64) -> Capacities {
+    let devices = u64::from(devices);
+    let per_device = |max: u32| u64::from(max) * devices;
+    let descriptors = descriptors.saturating_sub(OWN_DESCRIPTORS);
+    let mappings = max_map_count();
+    let queue_bytes = memory_bytes() / QUEUE_MEMORY_PART;
+    Capacities::new(|resource| match resource {
+        Resource::Session => SESSIONS_MAX as u64,
+        Resource::Context => u64::from(CONTEXTS_MAX),
+        Resource::Pd => per_device(LIMITS.max_pd),
+        Resource::Mr => per_device(LIMITS.max_mr),
+        Resource::Mw => per_device(LIMITS.max_mw),
+        Resource::Cq => per_device(LIMITS.max_cq),
+        Resource::Qp => per_device(LIMITS.max_qp),
+        Resource::Srq => per_device(LIMITS.max_srq),
+        Resource::Ah => per_device(LIMITS.max_ah),
+        Resource::Channel | Resource::Dm | Resource::Xrcd | Resource::CmChannel | Resource::Descriptor => descriptors,
+        Resource::Group => u64::from(GROUPS_MAX),
+        Resource::CmId => CM_IDS_MAX,
+        Resource::Mapping => mappings,
+        Resource::QueueBytes => queue_bytes,
+    })
+}
+
+/// The mappings that users may have together: the kernel's limit less the daemon's own, at least half of the limit.
+fn max_map_count() -> u64 {
+    /// The kernel's default.
+    const DEFAULT: u64 = 65_530;
+    let limit = number_in(Path::new("/proc/sys/vm/max_map_count")).unwrap_or(DEFAULT);
+    limit.saturating_sub(OWN_MAPPINGS).max(limit / 2)
+}
+
+/// The machine's memory, or the smaller limit of a control group above the daemon.
+fn memory_bytes() -> u64 {
+    let system = rustix::system::sysinfo();
+    let all = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit));
+    let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text));
+    let group = group.unwrap_or_default();
+    let root = Path::new("/sys/fs/cgroup");
+    let limits = Path::new(group.trim_start_matches('/'))
+        .ancestors()
+        .filter_map(|part| number_in(&root.join(part).join("memory.max")));
+    limits.fold(all, u64::min)
+}
+
+/// The number in a file; `None` if it cannot be read or says `max`.
+fn number_in(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The path of a control group (version 2) in the text of `/proc/PID/cgroup`.
+fn group_of(text: &str) -> Option<String> {
+    text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
+}
+
+/// The refusal of a charge.
+///
+/// # Errors
+/// Always: EMFILE for descriptors, otherwise ENOMEM.
+pub(crate) fn refuse_charge(exhausted: Exhausted) -> Result<Charge, Refusal> {
+    let errno = if exhausted.resource == Resource::Descriptor { libc::EMFILE } else { libc::ENOMEM };
+    let reason = if exhausted.over_share { Reason::UserShare } else { Reason::DaemonFull };
+    refuse(errno, format!("{exhausted} ({}; see burst ls --users)", reason.name()))
+}
+
+impl Host {
+    /// The account that pays for a process.
+    pub fn account_of(&self, process: ClientProcess) -> Account {
+        let privileged = self.authority.sees_all(process.uid);
+        let group = (self.account_by == AccountBy::ControlGroup && !privileged && process.pid != 0)
+            .then(|| fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).ok())
+            .flatten()
+            .and_then(|text| group_of(&text));
+        let id = group.map_or(AccountId::User(process.uid), AccountId::ControlGroup);
+        self.ledger.account(id, privileged)
+    }
+
+    /// The accounts from number `from` on that a user may see, and how many are hidden.
+    pub(crate) fn users(&self, viewer: &Account, viewer_uid: u32, from: u32) -> Response {
+        let sees = |account: &AccountUse| match &account.id {
+            AccountId::User(uid) => self.authority.may_see(viewer_uid, Some(*uid)),
+            AccountId::ControlGroup(_) => self.authority.sees_all(viewer_uid) || account.id == *viewer.id(),
+        };
+        let (seen, hidden): (Vec<_>, Vec<_>) = self.ledger.uses().into_iter().partition(sees);
+        let page: Vec<UserUse> = seen.iter().skip(from as usize).take(ACCOUNTS_AT_ONCE).map(user_use).collect();
+        let end = from as usize + page.len();
+        let next = (end < seen.len()).then_some(end as u32);
+        Response::Users(UserPage { users: page, hidden: hidden.len() as u32, next })
+    }
+}
+
+fn user_use(account: &AccountUse) -> UserUse {
+    let resources = account.resources.iter().map(|r| UserResource { used: r.used, limit: r.limit });
+    UserUse {
+        owner: account.id.to_string().chars().take(OWNER_MAX).collect(),
+        privileged: account.privileged,
+        refused: account.refused,
+        resources: resources.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_resource_has_a_capacity() {
+        let all = capacities(1, 1024);
+        for resource in Resource::ALL {
+            assert!(all.of(*resource) > 0, "{resource:?}");
+        }
+        assert_eq!(all.of(Resource::Descriptor), 960);
+        assert_eq!(capacities(2, 1024).of(Resource::Qp), 2 * u64::from(LIMITS.max_qp));
+    }
+
+    #[test]
+    fn the_control_group_is_that_of_version_2() {
+        assert_eq!(group_of("12:cpu:/a\n0::/user.slice/x.scope\n").as_deref(), Some("/user.slice/x.scope"));
+        assert_eq!(group_of("12:cpu:/a\n"), None);
+    }
+
+    #[test]
+    fn a_refusal_names_reason_and_cure() {
+        let exhausted = Exhausted {
+            owner: AccountId::User(7),
+            resource: Resource::Descriptor,
+            amount: 1,
+            used: 5,
+            limit: 5,
+            capacity: 20,
+            over_share: true,
+        };
+        let refusal = refuse_charge(exhausted.clone()).expect_err("a refusal");
+        assert_eq!(refusal.errno, libc::EMFILE);
+        assert!(refusal.sentence.contains("user_share") && refusal.sentence.contains("burst ls --users"));
+        let full = Exhausted { resource: Resource::Qp, over_share: false, ..exhausted };
+        let refusal = refuse_charge(full).expect_err("a refusal");
+        assert!(refusal.errno == libc::ENOMEM && refusal.sentence.contains("daemon_full"), "{}", refusal.sentence);
+    }
+}

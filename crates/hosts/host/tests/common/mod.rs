@@ -1,0 +1,84 @@
+//! A host on a port in memory, and programs that speak to it without sockets.
+
+use burst_base::Nanos;
+use burst_control::{CqInitAttr, Refusal, Request, Response};
+use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session};
+use burst_port::mem::{MemConfig, pair};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// A host with one device, on which one user may use `share` percent.
+pub fn host(share: u8) -> Host {
+    let options = HostOptions {
+        ports: Vec::new(),
+        workers: 1,
+        spin: Duration::ZERO,
+        window_bytes: 1 << 20,
+        policy: Policy { share_percent: share, reserve_percent: 10 },
+        account_by: AccountBy::User,
+        seed: Some(1),
+    };
+    let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let (port, _peer) = pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b);
+    Host::with_ports(&options, Clock::Monotonic, vec![vec![Box::new(port)]]).expect("a host")
+}
+
+/// A file in memory that cannot shrink, as the library sends it.
+pub fn memfd(bytes: u64) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let fd = memfd_create("program", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+    ftruncate(&fd, bytes).expect("its length");
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).expect("seals");
+    fd
+}
+
+/// A program with one connection to the host.
+pub struct Program {
+    session: Session,
+    /// A protection domain.
+    pub pd: u32,
+    /// A completion queue.
+    pub cq: u32,
+    /// A queue pair for datagrams, if one was made.
+    pub datagrams: Option<u32>,
+    /// Whether event channel 0 exists.
+    pub has_events: bool,
+}
+
+impl Program {
+    /// A program that has said hello and opened nothing.
+    pub fn connect(host: &mut Host, uid: u32) -> Result<Program, Refusal> {
+        let session = Session::admit(host, ClientProcess { pid: std::process::id(), uid })?;
+        let mut program = Program { session, pd: 0, cq: 0, datagrams: None, has_events: false };
+        program.ask(host, Request::Hello { program: "test".into() })?;
+        Ok(program)
+    }
+
+    /// A program with a context, a protection domain and a completion queue.
+    pub fn start(host: &mut Host, uid: u32) -> Result<Program, Refusal> {
+        let mut program = Program::connect(host, uid)?;
+        program.ask(host, Request::OpenContext { device: 0 })?;
+        let Response::Handle(pd) = program.ask(host, Request::AllocPd)? else { panic!("no protection domain") };
+        let cq = Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 });
+        let Response::Cq { cq, .. } = program.ask(host, cq)? else { panic!("no completion queue") };
+        (program.pd, program.cq) = (pd, cq);
+        Ok(program)
+    }
+
+    /// Carries out a request.
+    pub fn ask(&mut self, host: &mut Host, request: Request) -> Result<Response, Refusal> {
+        self.ask_with(host, request, Vec::new())
+    }
+
+    /// Carries out a request with descriptors. The descriptors of the reply are closed.
+    pub fn ask_with(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<Response, Refusal> {
+        let reply = self.session.handle(host, request, fds)?;
+        Ok(reply.response)
+    }
+
+    /// The program exits.
+    pub fn end(mut self, host: &mut Host) {
+        self.session.end(host);
+    }
+}
