@@ -96,10 +96,10 @@ static void join(union ibv_gid gid)
 static void create(struct ibv_context *context, struct ibv_comp_channel *channel)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context);
-	struct ibv_cq_init_attr_ex wish = { .cqe = 256, .channel = channel, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_cq_init_attr_ex init = { .cqe = 256, .channel = channel, .wc_flags = IBV_WC_STANDARD_FLAGS };
 	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_RC, .pd = pd };
 
-	cqx = ibv_create_cq_ex(context, &wish);
+	cqx = ibv_create_cq_ex(context, &init);
 	if (!pd || !cqx)
 		fail("pd, cq", errno);
 	cq = ibv_cq_ex_to_cq(cqx);

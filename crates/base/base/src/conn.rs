@@ -39,7 +39,7 @@ pub mod private_data_room {
     }
 }
 
-/// What the peer is, as far as its vendor id tells: the congestion controller is chosen by it.
+/// Class of the peer, from its vendor id; it determines the congestion controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PeerClass {
     /// Another Burst: the controller that both ends are configured for.

@@ -3,7 +3,7 @@
 //! Each row gives the enum variant, the stable name (metric label and `burst why` key), the class, and two
 //! sentences: what happened, and what to do about it. Counters are indexed by [`Reason::index`].
 
-/// What happened to the packet, request or call that a reason explains.
+/// Outcome for the packet, request or call that a reason explains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A received packet was dropped silently.

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn object_knows_its_handle() {
+    fn an_object_has_its_handle() {
         let mut slab = Slab::new(2);
         let h = slab.insert_with(|h| h).unwrap();
         assert_eq!(slab.get(h), Some(&h));

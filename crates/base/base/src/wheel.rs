@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn past_deadline_is_due_at_once_even_if_time_goes_back() {
+    fn a_past_deadline_is_due_at_once_even_if_time_goes_back() {
         let mut wheel = Wheel::new(1);
         wheel.advance(Nanos::from_ms(5), |_| ());
         wheel.insert(0, Nanos(1));

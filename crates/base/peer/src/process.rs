@@ -1,8 +1,9 @@
-//! The capabilities of a peer process, read from `/proc` at the moment at which they are needed, as `capable()` does in the kernel.
+//! The capabilities of a peer process, read from `/proc` at the moment at which they are needed, as `capable()` does in the
+//! kernel.
 //!
-//! The process is named by its pidfd. Its number comes from the pidfd's `fdinfo`, which counts in the PID namespace of the mounted
-//! `/proc` and not in this process's. The pidfd is polled after the files were read: if the process is still alive, its number
-//! was its own all the time, so the files are its files.
+//! The process is named by its pidfd. Its number comes from the pidfd's `fdinfo`, which counts in the PID namespace of the
+//! mounted `/proc` and not in this process's. The pidfd is polled after the files were read: if the process is still alive, its
+//! number was its own all the time, so the files are its files.
 //!
 //! A capability counts if
 //!
@@ -126,7 +127,7 @@ pub fn is_secure_execution() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// What is read of `/proc/PID/status`.
+/// Fields of `/proc/PID/status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProcessStatus {
     /// Effective user id.

@@ -1,4 +1,4 @@
-//! What a train costs in the memory of a process, reached by `/proc/PID/mem`: one system call per packet against one for all.
+//! The cost of a train in memory of another process, reached by `/proc/PID/mem`: one system call per packet against one for all.
 
 use burst_span::{ProcessMemory, STAGING_BYTES, Span, Staging};
 use std::hint::black_box;

@@ -46,7 +46,7 @@ pub struct SendLimits {
     pub burst_bytes: u64,
 }
 
-/// Which controller [`crate::Controller::new`] makes.
+/// The controllers that [`crate::Controller::new`] can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Algorithm {
     /// Additive increase, multiplicative decrease ([`crate::Aimd`]).

@@ -219,7 +219,7 @@ mod tests {
         assert!(lost > 0);
     }
 
-    /// What can be read now, in records of `N` bytes.
+    /// Reads the records of `N` bytes that are in the pipe.
     fn read_all<const N: usize>(read: &OwnedFd) -> Vec<[u8; N]> {
         let flags = rustix::fs::fcntl_getfl(read).expect("flags");
         rustix::fs::fcntl_setfl(read, flags | rustix::fs::OFlags::NONBLOCK).expect("non-blocking");

@@ -22,20 +22,20 @@ pub fn candidates() -> Vec<PathBuf> {
     list
 }
 
-/// Where a daemon listens when nobody says: the host's place for root, the user's own for anybody else, and for a root that may
-/// not write there (in a user namespace, with a read-only `/run`).
+/// Default socket of a daemon: for root the host's path; for other users, and for a root that may not write there (in a user
+/// namespace, or with a read-only `/run`), the user's path.
 pub fn daemon_socket() -> PathBuf {
     let system = rustix::process::geteuid().is_root().then(|| PathBuf::from(SYSTEM_SOCKET));
     system.filter(|path| has_room(path)).unwrap_or_else(user_socket)
 }
 
-/// The user's own place. `XDG_RUNTIME_DIR` may be another user's: `su` and `sudo -E` keep it.
+/// The user's path. `XDG_RUNTIME_DIR` may be another user's, because `su` and `sudo -E` keep it: then the path in /tmp is used.
 fn user_socket() -> PathBuf {
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("burst/burstd.sock"));
     named.filter(|path| has_room(path)).unwrap_or_else(tmp_socket)
 }
 
-/// Whether this process may make a socket of this name, and its directory, if only that is missing.
+/// Whether this process may create a socket at this path, or its directory, if only the directory is missing.
 fn has_room(socket: &Path) -> bool {
     let may_write = |dir: &Path| access(dir, Access::WRITE_OK | Access::EXEC_OK).is_ok();
     socket.parent().is_some_and(|dir| if dir.exists() { may_write(dir) } else { dir.parent().is_some_and(may_write) })
@@ -61,7 +61,7 @@ mod tests {
         std::fs::create_dir_all(base.join("burst")).unwrap();
         assert!(has_room(&base.join("burst/d.sock")) && has_room(&base.join("new/d.sock")));
         assert!(!has_room(&base.join("new/newer/d.sock")));
-        // Nobody writes there, not even root.
+        // No user can write there, not even root.
         assert!(!has_room(Path::new("/proc/sys/burst/d.sock")) && !has_room(Path::new("/proc/sys/d.sock")));
         std::fs::remove_dir_all(base).unwrap();
     }

@@ -64,7 +64,7 @@ impl Drop for Listener {
     }
 }
 
-/// What `program` gets, connected to a daemon that runs `daemon` after its hello.
+/// The result of `program`, connected to a daemon that runs `daemon` after the `Hello`.
 fn with_daemon<T>(daemon: impl FnOnce(Daemon) + Send, program: impl FnOnce(Client) -> T) -> T {
     let listener = Listener::new();
     std::thread::scope(|scope| {
@@ -99,7 +99,7 @@ fn the_daemon_introduces_itself() {
 }
 
 #[test]
-fn nobody_at_the_path_is_an_error_that_names_it() {
+fn a_path_without_daemon_is_an_error_that_names_it() {
     let path = PathBuf::from("/nonexistent/burstd.sock");
     let error = Client::connect(&path, "test").expect_err("no daemon");
     assert_eq!(error.errno(), libc::ENOENT);
@@ -224,7 +224,7 @@ fn errors_have_the_errno_that_a_verbs_call_reports() {
 }
 
 #[test]
-fn only_requests_whose_result_nobody_awaits_have_no_reply() {
+fn only_requests_that_cannot_be_refused_have_no_reply() {
     assert!(Request::DropQps { qps: Vec::new() }.is_without_reply());
     assert!(!Request::DaemonInfo.is_without_reply());
     assert!(!Request::CmStats.is_without_reply());

@@ -208,34 +208,34 @@ fn kind_id_and_listener_are_read_without_the_rest() {
 }
 
 /// A program's end and the daemon's, and the daemon's socket.
-fn lane() -> (CommandSender, CommandReceiver, OwnedFd) {
+fn command_ring() -> (CommandSender, CommandReceiver, OwnedFd) {
     let (program, daemon) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair");
-    let (fd, commands) = CommandReceiver::create().expect("a lane");
-    (CommandSender::new(program, fd).expect("a lane"), commands, daemon)
+    let (fd, commands) = CommandReceiver::create().expect("a command ring");
+    (CommandSender::new(program, fd).expect("a command ring"), commands, daemon)
 }
 
 /// All commands that are there; `None` if one is none.
-fn heard(commands: &mut CommandReceiver) -> Option<Vec<CmCommand>> {
+fn receive_one(commands: &mut CommandReceiver) -> Option<Vec<CmCommand>> {
     let mut all = Vec::new();
     commands.receive(|op| all.push(op)).ok().map(|_| all)
 }
 
 #[test]
-fn every_command_comes_as_it_was_said_and_in_order() {
-    let (sender, mut commands, _daemon) = lane();
+fn every_command_arrives_unchanged_and_in_order() {
+    let (sender, mut commands, _daemon) = command_ring();
     for op in every_command() {
         assert!(sender.send(std::slice::from_ref(&op)).expect("said"));
-        assert_eq!(heard(&mut commands), Some(vec![op]));
+        assert_eq!(receive_one(&mut commands), Some(vec![op]));
     }
     assert!(sender.send(&every_command()).expect("said"));
-    assert_eq!(heard(&mut commands), Some(every_command()));
-    assert_eq!(heard(&mut commands), Some(Vec::new()));
+    assert_eq!(receive_one(&mut commands), Some(every_command()));
+    assert_eq!(receive_one(&mut commands), Some(Vec::new()));
 }
 
 #[test]
-fn a_sleeping_daemon_hears_one_bell() {
-    let (sender, mut commands, daemon) = lane();
+fn a_sleeping_daemon_gets_one_bell() {
+    let (sender, mut commands, daemon) = command_ring();
     let ops = [CmCommand::Establish { id: 1 }];
     let mut buffer = vec![0; MESSAGE_MAX];
     let mut rung = || match frame::receive(&daemon, &mut buffer, RecvFlags::DONTWAIT) {
@@ -249,33 +249,33 @@ fn a_sleeping_daemon_hears_one_bell() {
     assert!(sender.send(&ops).expect("said"));
     assert!(!rung(), "it is awake");
     assert!(!commands.try_idle(), "a command is there");
-    assert_eq!(heard(&mut commands).map(|all| all.len()), Some(1));
+    assert_eq!(receive_one(&mut commands).map(|all| all.len()), Some(1));
     assert!(commands.try_idle());
     assert!(sender.send(&ops).expect("said"));
     assert!(sender.send(&ops).expect("said"));
     assert!(rung() && !rung());
     commands.stay_awake();
-    assert_eq!(heard(&mut commands).map(|all| all.len()), Some(2));
+    assert_eq!(receive_one(&mut commands).map(|all| all.len()), Some(2));
 }
 
 #[test]
 fn a_full_lane_takes_nothing_until_there_is_room() {
-    let (sender, mut commands, _daemon) = lane();
+    let (sender, mut commands, _daemon) = command_ring();
     let said = |id| sender.send(&[CmCommand::Establish { id }, CmCommand::Disconnect { id }]).expect("said");
     let pairs = (0..u32::MAX).take_while(|id| said(*id)).count();
     assert!(pairs > 10);
-    let all = heard(&mut commands).expect("commands");
+    let all = receive_one(&mut commands).expect("commands");
     assert_eq!(all.len(), 2 * pairs);
     assert!(all.chunks(2).zip(0..).all(|(two, id)| two == [CmCommand::Establish { id }, CmCommand::Disconnect { id }]));
     assert!(said(0));
 }
 
 #[test]
-fn junk_is_no_wish() {
-    let (segment, consumer) = burst_shm::record_ring::create().expect("a lane");
+fn records_that_are_no_command_end_the_receiver() {
+    let (segment, consumer) = burst_shm::record_ring::create().expect("a command ring");
     let mut commands = CommandReceiver::from(consumer);
     let fd = segment.fd().expect("a descriptor").try_clone_to_owned().expect("another");
-    let mut lane = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
+    let mut ring = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a command ring");
     // Establish is 10 and an id.
     let establish = [10, 1, 0, 0, 0];
     for (record, is_command) in [
@@ -286,9 +286,9 @@ fn junk_is_no_wish() {
         (&[0xff; 40], false),
         (&establish[..], true),
     ] {
-        lane.write(record);
-        assert!(!lane.post());
-        assert_eq!(heard(&mut commands).is_some(), is_command, "{record:?}");
+        ring.write(record);
+        assert!(!ring.post());
+        assert_eq!(receive_one(&mut commands).is_some(), is_command, "{record:?}");
     }
 }
 

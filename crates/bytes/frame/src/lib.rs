@@ -78,7 +78,7 @@ pub struct TxFrame {
     pub pad: u8,
     /// Payload bytes without padding.
     pub payload_len: u16,
-    /// It belongs to the same run ([`TxBatch::push_run`]) as the frame before it, and has the same flow.
+    /// The frame belongs to the same run ([`TxBatch::push_run`]) as the frame before it, and has the same flow.
     pub continues: bool,
     /// First span in [`TxBatch::spans`].
     span_first: u32,

@@ -26,7 +26,7 @@ fn serve(w: &Words, mut taken: u32) -> u32 {
     loop {
         let posted = w.producer.load(Acquire);
         if posted != taken {
-            // What was published before the index is visible.
+            // Data written before the index is visible.
             assert!(w.entry.load(Relaxed) >= posted);
             taken = posted;
         }

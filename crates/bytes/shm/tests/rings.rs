@@ -498,7 +498,7 @@ fn a_shared_receive_queue_does_not_move_where_it_does_not_fit() {
     }
 }
 
-/// The word at `offset` of a queue that nobody uses at the moment.
+/// The word at `offset` of a queue that no thread uses at the moment.
 fn word(area: &Area, offset: usize) -> u64 {
     assert!(offset.is_multiple_of(8) && offset + 8 <= area.len());
     // SAFETY: inside the area and aligned; accessed atomically only.

@@ -1,4 +1,4 @@
-//! What a packet costs in `wire`: the CRC libraries side by side, the ICRC of a packet, parsing, and the arithmetic of
+//! The cost of a packet in `wire`: the CRC libraries side by side, the ICRC of a packet, parsing, and the arithmetic of
 //! identifications. Prints nanoseconds (best of several rounds) and the ratio to the first row of each group.
 
 use burst_base::{Psn, Qpn, Rkey};

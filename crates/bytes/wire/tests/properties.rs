@@ -1,4 +1,4 @@
-//! Any bytes are parsed without a panic; whatever is written is read back the same.
+//! Any bytes are parsed without a panic; parsing the written bytes of a header gives the same header.
 
 use burst_base::{Psn, Qkey, Qpn, Reason, Rkey};
 use burst_wire::{

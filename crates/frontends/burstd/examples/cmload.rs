@@ -41,7 +41,7 @@ impl Program {
         let request = Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 });
         let Response::Cq { cq, .. } = call(&mut verbs, &request) else { panic!("no queue") };
         let Response::Token(token) = call(&mut verbs, &Request::Token) else { panic!("no token") };
-        let sender = cm.command_sender().expect("a lane");
+        let sender = cm.command_sender().expect("a command ring");
         Program { sender, cm, verbs, events, token, pd, cq, unread: Vec::new() }
     }
 

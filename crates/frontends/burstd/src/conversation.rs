@@ -18,9 +18,9 @@ const REQUESTS_PER_PASS: usize = 64;
 /// Whether a conversation goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConversationState {
-    /// It goes on.
+    /// The connection continues.
     Open,
-    /// It has ended: the session must end too.
+    /// The connection has ended: the session must end too.
     Closed,
 }
 

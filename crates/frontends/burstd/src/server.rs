@@ -304,7 +304,7 @@ fn uid_of(socket: &OwnedFd) -> u32 {
     burst_peer::credentials::of(socket).map_or(u32::MAX, |peer| peer.uid)
 }
 
-/// What [`Server::wait`] found readable.
+/// Descriptors that [`Server::wait`] found readable.
 #[derive(Default)]
 struct PollResult {
     /// A signal has come.

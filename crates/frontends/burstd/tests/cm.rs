@@ -100,7 +100,7 @@ fn datagram_services_tell_queue_pair_and_key() {
 }
 
 #[test]
-fn a_program_that_dies_is_told_about() {
+fn a_dead_program_is_reported_to_the_peer() {
     let daemon = Daemon::start("dies", 1);
     let (mut server, mut client) = pair(&daemon);
     server.listen(PortSpace::Tcp, addr(HERE, 7174), 0);
@@ -219,14 +219,14 @@ fn malformed_commands_end_only_their_own_conversation() {
     connect(&early, &SocketAddrUnix::new(&daemon.socket).expect("an address")).expect("connects");
     send(&early, &bell, SendFlags::NOSIGNAL).expect("sent");
     assert!(ended(early.as_fd()));
-    // A bell with nothing behind it is harmless, and a second lane is refused.
+    // A bell with nothing behind it is harmless, and a second command ring is refused.
     let mut liar = daemon.connect();
     send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
-    let fd = liar.call(&Request::CmCommandRing, &[]).expect("a lane").fds.remove(0);
+    let fd = liar.call(&Request::CmCommandRing, &[]).expect("a command ring").fds.remove(0);
     assert!(matches!(liar.command_sender(), Err(ControlError::Refused { errno: libc::EEXIST, .. })));
-    let mut lane = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a lane");
-    lane.write(&[0xff; 40]);
-    if lane.post() {
+    let mut ring = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a command ring");
+    ring.write(&[0xff; 40]);
+    if ring.post() {
         send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
     }
     assert!(ended(liar.as_fd()));

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_said() {
+    fn another_version_is_reported() {
         let inspection = without_daemon(FoundDaemon::Strange("version mismatch".into()));
         assert!(matches!(version(&inspection), Finding::Fail(seen, _) if seen.contains("mismatch")));
     }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_and_stale_are_told_apart() {
+    fn absent_and_stale_sockets_differ() {
         let path = scratch("sock");
         assert!(matches!(try_socket(&path), FoundDaemon::Absent));
         let kind = rustix::net::SocketType::SEQPACKET;

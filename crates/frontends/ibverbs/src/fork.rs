@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_dead() {
+    fn objects_of_the_parent_are_dead_in_a_child() {
         let page = LifePage::new().unwrap();
         assert!(page.is_alive());
         // SAFETY: the child only reads a word and leaves.

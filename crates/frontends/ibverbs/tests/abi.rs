@@ -118,7 +118,7 @@ fn real_providers_load_beside_it() {
 }
 
 #[test]
-fn without_a_daemon_the_list_is_empty_and_one_sentence_says_why() {
+fn without_a_daemon_the_list_is_empty_and_one_sentence_is_printed() {
     let Some(out) = run("ibv_devices", &[]) else { return };
     let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success());
@@ -151,7 +151,7 @@ fn dlvsym_finds_versions() {
         // SAFETY: a live handle and C strings.
         !unsafe { dlvsym(handle, name.as_ptr(), version.as_ptr()) }.is_null()
     };
-    // What NCCL and NVSHMEM ask for.
+    // Symbols and versions that NCCL and NVSHMEM look up.
     for (name, version) in [
         (c"ibv_get_device_list", c"IBVERBS_1.1"),
         (c"ibv_reg_mr_iova2", c"IBVERBS_1.8"),

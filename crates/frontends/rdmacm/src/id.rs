@@ -564,7 +564,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_ends_an_id_waits_for_the_last_acknowledgement() {
+    fn destruction_waits_for_the_last_acknowledgement() {
         for _ in 0..200 {
             let counted = Counted::default();
             counted.hand_out();

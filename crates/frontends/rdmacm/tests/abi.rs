@@ -78,7 +78,7 @@ fn the_table_and_nothing_else_is_exported() {
 }
 
 #[test]
-fn it_needs_our_libibverbs_and_says_so_to_the_loader() {
+fn the_library_names_burst_libibverbs_to_the_loader() {
     assert!(readelf("-d", &library()).contains("libibverbs.so.1"));
     assert!(readelf("--version-info", &library()).contains("BURST_PRIVATE_1"));
     // No verbs function of its own: one process, one set of contexts.
@@ -99,7 +99,7 @@ fn run(program: &str, arguments: &[&str], env: &[(&str, &str)]) -> Option<Output
 }
 
 #[test]
-fn without_a_daemon_programs_are_told_why_once() {
+fn without_a_daemon_the_reason_is_printed_once() {
     let Some(out) = run("rping", &["-s", "-a", "127.0.0.1"], &[]) else { return };
     let text = String::from_utf8_lossy(&out.stderr);
     assert!(!out.status.success());

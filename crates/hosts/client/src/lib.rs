@@ -18,7 +18,7 @@
 //!     let context = Device::by_name("burst0")?.open()?;
 //!     let pd = context.alloc_pd()?;
 //!     let cq = context.create_cq(16)?;
-//!     // What is sent, and the memory that the peer opens.
+//!     // The source of the WRITE, and the memory that the peer may write.
 //!     let source = pd.alloc_mr(4096, access::LOCAL_WRITE)?;
 //!     let target = pd.alloc_mr(4096, access::LOCAL_WRITE | access::REMOTE_WRITE)?;
 //!     let (a, b) = (pd.create_qp(&cq, &cq, &QpOptions::default())?, pd.create_qp(&cq, &cq, &QpOptions::default())?);

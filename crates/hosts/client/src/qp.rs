@@ -36,14 +36,14 @@ const RNR_TIMER_CODE: u8 = 12;
 /// READs and atomics in flight, either side.
 const READ_DEPTH: u8 = 16;
 
-/// What a queue pair shall be.
+/// Attributes of a queue pair to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
     /// RC or UC.
     pub qp_type: QpType,
     /// Least capacities; the daemon rounds up.
     pub cap: QpCap,
-    /// What the peer may do by this queue pair, within the rights of each region ([`access`]).
+    /// Access rights of the peer through this queue pair, within the rights of each region ([`access`]).
     pub access: u32,
 }
 
@@ -88,8 +88,8 @@ pub enum WorkRequest<'a> {
     CompareSwap(&'a [LocalSlice<'a>], RemoteSlice, u64, u64),
 }
 
-/// A first PSN that other hosts cannot guess: a forged packet is executed only if it has the PSN that is expected next. The keys of
-/// a `RandomState` come from the system's generator, and each new one has others.
+/// A first PSN that other hosts cannot guess: a forged packet is executed only if it has the PSN that is expected next. The keys
+/// of a `RandomState` come from the system's generator, and each new one has others.
 fn unpredictable_psn() -> u32 {
     RandomState::new().hash_one(()) as u32 >> 8
 }
@@ -208,7 +208,7 @@ impl QueuePair {
         }
     }
 
-    /// What the peer must know to connect to this queue pair, by the device's first GID.
+    /// The data that the peer needs to connect to this queue pair, by the device's first GID.
     ///
     /// # Errors
     /// When the device has no address.

@@ -1,4 +1,4 @@
-//! Calls to queue pairs: the one place where a queue pair meets the worker's tables, and where its decisions are carried out.
+//! Calls to queue pairs: only here a queue pair gets the worker's tables, and its decisions are carried out.
 //!
 //! [`Core::slot_and_tables`] splits the worker's tables into one slot and everything that a call needs besides;
 //! [`Tables::call_qp`] makes the call. Completions go into rings, events into their sinks, reasons into counters, and every

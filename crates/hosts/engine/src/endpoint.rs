@@ -1,4 +1,4 @@
-//! What a worker's table holds: one end of a transport protocol.
+//! The entries of a worker's table: ends of a transport protocol.
 //!
 //! The worker schedules endpoints, arms their timers and counts their bytes in flight, whatever their protocol. Today there is
 //! one protocol, RoCEv2. An enum and not a trait object: with one member its match is free, with two it is one predictable

@@ -26,11 +26,11 @@ pub const RESOLVING_MAX: Nanos = Nanos::from_ms(4_000);
 /// State of the next hop, for unacknowledged messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HopKnowledge {
-    /// It is resolved, or resolving it was given up.
+    /// The next hop is resolved, or its resolution was given up.
     Found,
-    /// It is unknown; so many bytes have been sent meanwhile.
+    /// The next hop is unknown. The value is the number of bytes sent meanwhile.
     Unknown(u64),
-    /// It is being resolved since this time.
+    /// The next hop is being resolved since this time.
     Resolving(Nanos),
 }
 

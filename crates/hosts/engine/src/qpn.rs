@@ -1,7 +1,7 @@
 //! Queue pair numbers: worker, slot and generation in 24 bits, drawn at random.
 //!
-//! The worker is in bits 0..4, the slot in bits 4..21, the generation in bits 21..24. RoCEv2 authenticates nothing, so a host that
-//! can forge a peer's address is stopped only by the numbers that it does not know. Slot and first generation are therefore
+//! The worker is in bits 0..4, the slot in bits 4..21, the generation in bits 21..24. RoCEv2 authenticates nothing, so a host
+//! that can forge a peer's address is stopped only by the numbers that it does not know. Slot and first generation are therefore
 //! random: the numbers of a program's own queue pairs tell it nothing about those of others, and a blind sender must try a
 //! million numbers per worker. A restarted daemon gives out other numbers, too; its peers would consider connections of the old
 //! numbers stale (IBA 12.9.8.3.1).
@@ -10,8 +10,8 @@
 //! packets for a destroyed queue pair find no queue pair. The first and the last slot are never used: 0, 1 and 0xFFFFFF, the
 //! numbers of the management queue pairs and of multicast, are in them.
 //!
-//! [`Directory`] finds the entry of a worker's table that belongs to a number. The table is dense, so that its size and that of the
-//! timing wheel follow the number of queue pairs.
+//! [`Directory`] finds the entry of a worker's table that belongs to a number. The table is dense, so that its size and that of
+//! the timing wheel follow the number of queue pairs.
 
 use burst_base::Qpn;
 use std::cmp::Reverse;

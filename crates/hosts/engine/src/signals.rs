@@ -1,4 +1,4 @@
-//! What a queue pair reports about its path during one call.
+//! Signals of a queue pair about its path during one call.
 //!
 //! One call may report several signals: a NAK that shows a loss and a congestion notification, or two losses in one train. The
 //! congestion controller must get each of them: controllers count notifications and distinguish a timeout from a fast loss.

@@ -56,7 +56,7 @@ impl Default for WorkerOptions {
     }
 }
 
-/// What is written at the end of a turn, burst or pass.
+/// Output that is written at the end of a turn, burst or pass.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     /// Completion queues whose programs must get an event.

@@ -40,8 +40,8 @@ impl Worker {
         }
     }
 
-    /// Ends one hold of a target queue pair, if there are others. Takes time for the logarithm of their number: a program may have
-    /// thousands when it ends.
+    /// Ends one hold of a target queue pair, if there are others. Takes time for the logarithm of their number: a program may
+    /// have thousands when it ends.
     pub fn release_qp(&mut self, qpn: Qpn, hold: u64) {
         let index = self.core.directory.find(qpn);
         let Some(slot) = self.core.qps.get_mut(index as usize).and_then(Option::as_mut).filter(|s| s.qpn == qpn) else {

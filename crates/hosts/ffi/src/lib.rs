@@ -1,4 +1,4 @@
-//! What the two drop-in libraries share at their FFI boundary, between C and Rust (storey 3).
+//! Common parts of the FFI boundaries, between C and Rust, of the two drop-in libraries (storey 3).
 //!
 //! [`guarded`] runs the Rust part of a call: a panic there is a bug in Burst, and the caller sees EIO instead of an abort; a
 //! cancelled thread (pthread_cancel) ends before or after the Rust part, not within ([`block`]). [`say`] writes sentences to
@@ -60,7 +60,7 @@ pub fn errno() -> Errno {
     Errno(unsafe { *libc::__errno_location() })
 }
 
-/// What `inside` returns; EIO if it panics.
+/// Calls `inside`, and returns its result; EIO if it panics.
 ///
 /// # Errors
 /// As `inside`, or [`EIO`].

@@ -1,4 +1,4 @@
-//! What the agent needs of the worker that it serves: its ports' batches, and its queue pairs' states.
+//! The parts of a worker that its agent needs: the ports' batches, and the queue pairs' states.
 
 use crate::entry::CmQpRef;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};

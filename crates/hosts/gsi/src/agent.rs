@@ -76,7 +76,7 @@ impl MadRing {
     }
 }
 
-/// What else the worker did in this pass: the agent yields to data.
+/// Other work of the worker in this pass: the agent yields to data.
 #[derive(Clone, Copy, Debug)]
 pub struct PassLoad {
     /// Packets of queue pairs came.

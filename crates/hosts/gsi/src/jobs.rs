@@ -225,7 +225,7 @@ fn transport_of(qp_type: QpType) -> Transport {
     }
 }
 
-/// What this end contributes: the program's parameters, with the number of the queue pair that the daemon moves, if it moves one.
+/// Parameters of this end: the program's, with the number of the queue pair that the daemon moves, if it moves one.
 fn end_of<'a>(entry: &CmEntry, param: &ConnParam, ca_guid: u64, data: &'a [u8]) -> EndParams<'a> {
     let qpn = entry.qp.get().map_or(param.qpn, |qp| qp.qpn.get());
     EndParams { param: ConnParam { qpn, ..*param }, ca_guid, data }

@@ -1,11 +1,14 @@
-//! Received MADs that wait for the state machine: each source has its share, and connections in progress come before new requests.
+//! Received MADs that wait for the state machine: each source has its share, and connections in progress come before new
+//! requests.
 //!
-//! There is one first-in-first-out chain per source and class, and sources take turns. Messages with an id of a connection of their
-//! sender, and requests from addresses that have proved themselves, are a class of their own: forged addresses are not in it, and
-//! three of four turns belong to it. If the queue is full, a MAD of a source that has few waiting displaces the oldest of a source that has many, and a
-//! message of a connection displaces any other. A flood therefore delays and drops its own messages.
+//! There is one first-in-first-out chain per source and class, and sources take turns. Messages with an id of a connection of
+//! their sender, and requests from addresses that have proved themselves, are a class of their own: forged addresses are not in
+//! it, and three of four turns belong to it. If the queue is full, a MAD of a source that has few waiting displaces the oldest of
+//! a source that has many, and a message of a connection displaces any other. A flood therefore delays and drops its own
+//! messages.
 //!
-//! The chains lie in one array of nodes, so a flood with a million source addresses allocates as little as one with a single address.
+//! The chains lie in one array of nodes, so a flood with a million source addresses allocates as little as one with a single
+//! address.
 
 use burst_cm::{Fold, Source};
 use std::collections::{HashMap, VecDeque};
@@ -16,7 +19,7 @@ const NEW_TURN: u32 = 4;
 const COMPARED: usize = 8;
 const NONE: u32 = u32::MAX;
 
-/// Who may have sent a MAD.
+/// Possible senders of a MAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MadClass {
     /// Anybody: nothing shows that the address is not forged.
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_loses_its_own_and_displaces_nobody() {
+    fn a_flood_loses_its_own_messages_and_displaces_no_others() {
         let mut queue = MadQueue::new(64);
         (0..1000).for_each(|n| assert_eq!(queue.push(New, source(1), n), n < 64));
         assert!(!queue.push(New, source(2), 2000), "something was dropped");

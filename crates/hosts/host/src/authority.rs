@@ -1,4 +1,4 @@
-//! Which users see what, and which programs may do what needs a privilege.
+//! Authority: which users see which objects, and which programs may make privileged requests.
 //!
 //! Root and the user who runs the daemon see the objects of all users; other users see their own and the number of the rest.
 //!
@@ -63,7 +63,7 @@ impl Caller {
     }
 }
 
-/// The user who runs the daemon, and the user ids that mean nobody in particular.
+/// The user who runs the daemon, and the user ids that several users share.
 #[derive(Clone, Copy, Debug)]
 pub struct Authority {
     /// Effective user id of this process.
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn users_without_a_number_are_told_apart_by_nobody() {
+    fn users_without_a_number_have_one_user_id() {
         let of = authority(65_534, Some(65_534));
         assert!(!of.may_see(65_534, Some(65_534)), "two users may have this number");
         assert!(of.check(&caller(65_534), Capability::NetRaw, libc::EPERM, "this").is_err());

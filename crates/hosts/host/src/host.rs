@@ -73,7 +73,7 @@ pub struct Host {
     pub xrc: XrcTable,
     /// Connection management.
     pub cm: CmService,
-    /// Which users see what, and which programs have a privilege.
+    /// Rules about which users see which objects, and which programs have a privilege.
     pub authority: Authority,
     /// Bounds the log lines that programs cause.
     pub(crate) log_limiter: LogLimiter,

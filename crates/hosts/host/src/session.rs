@@ -1,4 +1,4 @@
-//! One client: what it has said of itself, its context and its connection management.
+//! One client: its description, its context and its connection management.
 //!
 //! A session knows no socket: a request reaches it by [`Session::answer`] from a daemon's socket, from a simulator or from the
 //! same process. Commands of connection management without a reply come through shared memory
@@ -70,12 +70,12 @@ impl Session {
         self.caller.process
     }
 
-    /// Adds what the kernel says of the client's process. Without it, only the owner of a private daemon has privileges.
+    /// Sets the kernel's description of the client's process. Without it, only the owner of a private daemon has privileges.
     pub fn set_peer(&mut self, peer: PeerProcess) {
         self.caller.peer = Some(Arc::new(peer));
     }
 
-    /// What the kernel says of the client's process.
+    /// The kernel's description of the client's process.
     pub fn peer(&self) -> Option<&PeerProcess> {
         self.caller.peer.as_deref()
     }

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_trimmed_once_after_many_objects_and_a_quiet_time() {
+    fn memory_is_trimmed_once_after_many_objects_and_an_idle_time() {
         let (mut trimmer, now) = (Trimmer::default(), Nanos::from_ms(5));
         trimmer.note_ended(now, OBJECTS_MIN - 1);
         assert_eq!((trimmer.due_at(), trimmer.take_due(now + QUIET)), (None, false));

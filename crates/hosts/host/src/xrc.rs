@@ -52,7 +52,7 @@ impl XrcTarget {
     /// Adds a hold; returns its number.
     ///
     /// # Errors
-    /// ENOMEM when there are [`HOLDS_MAX`]. An event of the target goes to all of its holders, so their number is time of a worker.
+    /// ENOMEM when there are [`HOLDS_MAX`]. A worker writes each event of the target to all holders, so their number is limited.
     pub fn add_hold(&mut self) -> Result<u64, Refusal> {
         if self.holders == HOLDS_MAX {
             return refuse(libc::ENOMEM, format!("an XRC target may be open {HOLDS_MAX} times"));
@@ -101,8 +101,8 @@ impl XrcTable {
     /// O_EXCL mean to open(2).
     ///
     /// # Errors
-    /// EBADF: the descriptor only names the file. EAGAIN: the file has no domain and `create` is false. EINVAL: the file has a domain and `exclusive` is true. ENOMEM:
-    /// there are too many domains.
+    /// EBADF: the descriptor was opened with O_PATH. EAGAIN: the file has no domain and `create` is false. EINVAL: the file has a
+    /// domain and `exclusive` is true. ENOMEM: there are too many domains.
     pub fn open(
         &mut self,
         device: DeviceId,

@@ -71,19 +71,19 @@ messages! {
     Req, 0x0010, data 140 {
         /// The active end's communication id.
         local_id: u32 = be32(0);
-        /// Its vendor id.
+        /// Vendor id of the sender.
         vendor_id: u32 = be24(5);
-        /// What is asked for.
+        /// Requested service.
         service_id: u64 = be64(8);
-        /// GUID of its channel adapter.
+        /// GUID of the sender's channel adapter.
         ca_guid: u64 = be64(16);
-        /// Its Q_Key.
+        /// Q_Key.
         qkey: u32 = be32(28);
-        /// Its queue pair.
+        /// Queue pair number of the sender.
         qpn: u32 = be24(32);
-        /// READs and atomics it takes.
+        /// READs and atomics that the sender accepts at a time (responder resources).
         responder_resources: u8 = byte(35);
-        /// READs and atomics it wants to have outstanding.
+        /// READs and atomics that the sender keeps outstanding (initiator depth).
         initiator_depth: u8 = byte(39);
         /// Time in which the passive end should answer (code).
         remote_response_timeout: u8 = bits(43, 3, 5);
@@ -93,7 +93,7 @@ messages! {
         flow_control: bool = flag(43, 0);
         /// First PSN that the other end shall send (IBA 12.7.31).
         psn: u32 = be24(44);
-        /// Time in which it answers itself (code).
+        /// Time in which the active end answers (code).
         local_response_timeout: u8 = bits(47, 3, 5);
         /// Retries of the transport.
         retry_count: u8 = bits(47, 0, 3);
@@ -105,19 +105,19 @@ messages! {
         rdc_exists: bool = flag(50, 3);
         /// Retries on RNR NAK.
         rnr_retry_count: u8 = bits(50, 0, 3);
-        /// How often CM messages are sent again.
+        /// Maximum number of retransmissions of CM messages.
         cm_retries: u8 = bits(51, 4, 4);
-        /// Its queue pair has a shared receive queue.
+        /// The sender's queue pair has a shared receive queue.
         srq: bool = flag(51, 3);
         /// Extended transport type.
         extended_transport: u8 = bits(51, 0, 3);
-        /// Primary path: its LID.
+        /// Primary path: local LID.
         local_lid: u16 = be16(52);
-        /// Primary path: the other LID.
+        /// Primary path: remote LID.
         remote_lid: u16 = be16(54);
-        /// Primary path: its GID.
+        /// Primary path: local GID.
         local_gid: [u8; 16] = raw(56);
-        /// Primary path: the other GID.
+        /// Primary path: remote GID.
         remote_gid: [u8; 16] = raw(72);
         /// Primary path: flow label.
         flow_label: u32 = top20(88);
@@ -133,7 +133,7 @@ messages! {
         subnet_local: bool = flag(94, 3);
         /// Primary path: local ACK timeout (code).
         ack_timeout: u8 = bits(95, 3, 5);
-        /// Alternate path: LIDs, GIDs, flow label and the rest, as they come.
+        /// Alternate path: LIDs, GIDs, flow label and the other fields, not decoded.
         alternate: [u8; 44] = raw(96);
     }
     /// Message receipt acknowledged: the answer takes longer.
@@ -142,9 +142,9 @@ messages! {
         local_id: u32 = be32(0);
         /// Receiver's id.
         remote_id: u32 = be32(4);
-        /// What was received: 0 REQ, 1 REP, 2 LAP.
+        /// Received message: 0 REQ, 1 REP, 2 LAP.
         message: u8 = bits(8, 6, 2);
-        /// How long the answer may take (code).
+        /// Maximum time until the answer (code).
         service_timeout: u8 = bits(9, 3, 5);
     }
     /// Reject.
@@ -153,11 +153,11 @@ messages! {
         local_id: u32 = be32(0);
         /// Receiver's id.
         remote_id: u32 = be32(4);
-        /// What is rejected: 0 REQ, 1 REP, 2 none of them.
+        /// Rejected message: 0 REQ, 1 REP, 2 another.
         message: u8 = bits(8, 6, 2);
         /// Bytes of `info`.
         info_len: u8 = bits(9, 1, 7);
-        /// Why.
+        /// Reason.
         reason: u16 = be16(10);
         /// Additional reject information.
         info: [u8; 72] = raw(12);
@@ -168,19 +168,19 @@ messages! {
         local_id: u32 = be32(0);
         /// The active end's id.
         remote_id: u32 = be32(4);
-        /// Its Q_Key.
+        /// Q_Key.
         qkey: u32 = be32(8);
-        /// Its queue pair.
+        /// Queue pair number of the sender.
         qpn: u32 = be24(12);
-        /// Its vendor id.
+        /// Vendor id of the sender.
         vendor_id: u32 = scattered24(15, 19, 23);
-        /// Its end-to-end context; an XRC target's queue pair.
+        /// End-to-end context; queue pair number of an XRC target.
         eecn: u32 = be24(16);
         /// First PSN that the other end shall send (IBA 12.7.31).
         psn: u32 = be24(20);
-        /// READs and atomics it takes.
+        /// READs and atomics that the sender accepts at a time (responder resources).
         responder_resources: u8 = byte(24);
-        /// READs and atomics it wants to have outstanding.
+        /// READs and atomics that the sender keeps outstanding (initiator depth).
         initiator_depth: u8 = byte(25);
         /// Target ACK delay (code).
         ack_delay: u8 = bits(26, 3, 5);
@@ -190,9 +190,9 @@ messages! {
         flow_control: bool = flag(26, 0);
         /// Retries on RNR NAK.
         rnr_retry_count: u8 = bits(27, 5, 3);
-        /// Its queue pair has a shared receive queue.
+        /// The sender's queue pair has a shared receive queue.
         srq: bool = flag(27, 4);
-        /// GUID of its channel adapter.
+        /// GUID of the sender's channel adapter.
         ca_guid: u64 = be64(28);
     }
     /// Ready to use.
@@ -211,7 +211,7 @@ messages! {
         /// Receiver's queue pair.
         remote_qpn: u32 = be24(8);
     }
-    /// Reply to it.
+    /// Reply to a request for communication release.
     Drep, 0x0016, data 8 {
         /// Sender's id.
         local_id: u32 = be32(0);
@@ -224,14 +224,14 @@ messages! {
         request_id: u32 = be32(0);
         /// Partition.
         pkey: u16 = be16(4);
-        /// What is asked for.
+        /// Requested service.
         service_id: u64 = be64(8);
     }
     /// Service id resolution response.
     SidrRep, 0x0018, data 96 {
         /// Id of the request.
         request_id: u32 = be32(0);
-        /// 0, or why not.
+        /// 0, or the reason of the refusal.
         status: u8 = byte(4);
         /// Bytes of `info`.
         info_len: u8 = byte(5);
@@ -241,9 +241,9 @@ messages! {
         qpn: u32 = be24(8);
         /// Vendor id, high byte.
         vendor_high: u8 = byte(11);
-        /// What was asked for.
+        /// Requested service.
         service_id: u64 = be64(12);
-        /// Its Q_Key.
+        /// Q_Key.
         qkey: u32 = be32(20);
         /// Additional information.
         info: [u8; 72] = raw(24);
@@ -372,7 +372,7 @@ pub mod reject {
     macro_rules! rejects {
         ($($name:ident = $n:literal, $what:literal;)+) => {
             $(#[doc = $what] pub const $name: u16 = $n;)+
-            /// What a number means.
+            /// The meaning of a reason.
             pub const fn explain(reason: u16) -> &'static str {
                 match reason { $($n => $what,)+ _ => "a reason that the specification does not know" }
             }
@@ -386,7 +386,7 @@ pub mod reject {
         UNSUPPORTED = 5, "unsupported request";
         INVALID_COMM_ID = 6, "no such communication id";
         INVALID_COMM_INSTANCE = 7, "wrong communication instance";
-        INVALID_SERVICE_ID = 8, "nobody listens";
+        INVALID_SERVICE_ID = 8, "the service has no listener";
         INVALID_TRANSPORT = 9, "transport not supported";
         STALE_CONNECTION = 10, "the queue pair is still connected";
         RDC_NOT_EXIST = 11, "no RD channel";

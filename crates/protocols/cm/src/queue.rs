@@ -1,10 +1,10 @@
 //! Requests of one worker that wait for a place in their listener's backlog.
 //!
 //! Each listener has a first-in-first-out line per source of requests ([`Source`]); a line holds the ids of connections in
-//! `CmState::Queued`, and each of these keeps its REQ or SIDR_REQ. Sources take turns, those that have proved their address before
-//! those that have not, so a source that floods a listener delays only itself. A request leaves its line when its listener has a
-//! place, when the peer withdraws it (REJ) or has certainly given up (a timer), when the listener ends, and when another source
-//! needs the room and has far fewer. Nothing is sent for a queued request except one MRA for each repetition of it, so a
+//! `CmState::Queued`, and each of these keeps its REQ or SIDR_REQ. Sources take turns, those that have proved their address
+//! before those that have not, so a source that floods a listener delays only itself. A request leaves its line when its listener
+//! has a place, when the peer withdraws it (REJ) or has certainly given up (a timer), when the listener ends, and when another
+//! source needs the room and has far fewer. Nothing is sent for a queued request except one MRA for each repetition of it, so a
 //! queue amplifies nothing. The lines of a listener are bounded by [`Backlog::queue_limit`], all lines of a worker by
 //! [`WORKER_QUEUE_MAX`].
 //!

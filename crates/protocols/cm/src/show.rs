@@ -18,12 +18,12 @@ pub(crate) struct Arrival<'a, O> {
     pub mad: &'a Mad<'a>,
 }
 
-/// What became of a queued request.
+/// The result of an attempt to show a queued request.
 #[derive(PartialEq, Eq)]
 enum Taken {
-    /// It has left the queue.
+    /// The request has left the queue.
     Out,
-    /// Its listener's backlog is full.
+    /// The listener's backlog is full.
     Full,
 }
 

@@ -1,10 +1,10 @@
 //! Sources of requests: who is charged for them, and whether they have proved that they receive what is sent to them.
 //!
-//! A forged source address costs its sender nothing, so requests from addresses that have proved nothing must not displace others.
-//! An address is proved by any message that carries an id of ours, because ids cannot be guessed: an RTU, a REP, a DREP. Under
-//! pressure a request from another address makes no state. The machine sends a DREQ for a connection that does not exist, whose
-//! ids are a keyed hash of address and time, and holds the request in a ring. Connection managers (IBA 12.9.8; Linux, Burst)
-//! answer such a DREQ by a DREP with the same ids. The DREP is what a cookie is to TCP: it proves the address, and the
+//! A forged source address costs its sender nothing, so requests from addresses that have proved nothing must not displace
+//! others. An address is proved by any message that carries an id of ours, because ids cannot be guessed: an RTU, a REP, a DREP.
+//! Under pressure a request from another address makes no state. The machine sends a DREQ for a connection that does not exist,
+//! whose ids are a keyed hash of address and time, and holds the request in a ring. Connection managers (IBA 12.9.8; Linux,
+//! Burst) answer such a DREQ by a DREP with the same ids. The DREP is what a cookie is to TCP: it proves the address, and the
 //! held requests go on. A peer that does not answer waits until the pressure ends.
 //!
 //! A DREQ is as long as the REQ that caused it, and an address gets at most one in [`ASK_AGAIN`], so nothing is amplified.
@@ -68,7 +68,7 @@ pub(crate) struct Question {
     pub tid: u64,
 }
 
-/// What one worker knows of the addresses of its peers.
+/// One worker's records of the addresses of its peers.
 #[derive(Debug)]
 pub(crate) struct Sources {
     worker: u32,
@@ -120,8 +120,8 @@ impl Sources {
         debug_assert!(self.unproven.len() <= self.unproven_sum as usize);
     }
 
-    /// Whether so many addresses have proved nothing, or have so many of the `limit` connections, that others must prove themselves
-    /// before they get one.
+    /// Whether so many addresses have proved nothing, or have so many of the `limit` connections, that others must prove
+    /// themselves before they get one.
     pub fn is_pressed(&self, limit: u32) -> bool {
         self.unproven.len() >= UNPROVEN_MAX || self.unproven_sum >= (limit / 2).max(UNPROVEN_MAX as u32)
     }

@@ -1,4 +1,4 @@
-//! Properties: parsing and writing are each other's inverse, ids find their connection and nobody else's.
+//! Properties: parsing is the inverse of writing; a communication id finds its own connection only.
 
 use burst_cm::Secret;
 use burst_cm::message::{CmMessage, Mad};

@@ -97,7 +97,7 @@ fn the_order_of_listeners_does_not_matter() {
 }
 
 #[test]
-fn an_address_has_one_listener_and_unlisten_ends_those_it_is_asked_to() {
+fn an_address_has_one_listener_and_unlisten_ends_the_matching_ones() {
     let mut cm: Cm<u32> = Cm::new(0, Secret::new([1, 2]));
     let all =
         [(1, None, None), (2, Some("0.0.0.0"), None), (3, Some("10.0.0.1"), None), (4, Some("10.0.0.1"), Some(1))];

@@ -40,7 +40,7 @@ fn give(host: &mut Host, message: impl Into<CmMessage>) -> Vec<CmMessage> {
     give_at(host, NOW, 7, message, &[])
 }
 
-/// What the host has sent.
+/// Messages that the host has sent.
 fn taken(host: &mut Host) -> Vec<CmMessage> {
     host.world.sent.drain(..).map(|(_, mad)| Mad::parse(&mad).expect("well formed").message).collect()
 }
@@ -113,10 +113,10 @@ fn rep(to: u32) -> Rep {
 }
 
 #[test]
-fn a_request_is_shown_with_the_peers_wishes() {
+fn a_request_is_shown_with_the_peers_parameters() {
     let (host, id, rep) = accepted();
     let story = &host.world.stories[0];
-    let conn = story.negotiated.expect("wishes");
+    let conn = story.negotiated.expect("a request");
     assert_eq!((conn.remote_qpn, conn.sq_psn, conn.mtu, conn.ack_timeout), (50, 77, Mtu::B1024, 12));
     assert_eq!((conn.responder_resources, conn.initiator_depth), (5, 3), "seen from this end");
     assert_eq!((story.peer_port, story.data.len()), (5, 56));
@@ -126,13 +126,13 @@ fn a_request_is_shown_with_the_peers_wishes() {
 }
 
 #[test]
-fn vendors_that_nobody_knows_make_both_ends_fall_back() {
+fn unknown_vendors_make_both_ends_fall_back() {
     for (vendor_id, answer, class) in
         [(0, 0, PeerClass::Standard), (0x1234, 0, PeerClass::Standard), (BURST_VENDOR, BURST_VENDOR, PeerClass::Burst)]
     {
         let mut host = Host::new(1);
         ask(&mut host, Req { vendor_id, ..req(1, 50) });
-        assert_eq!(host.world.stories[0].negotiated.expect("wishes").peer, class);
+        assert_eq!(host.world.stories[0].negotiated.expect("a request").peer, class);
         host.accept(NOW, 0);
         let [CmMessage::Rep(rep)] = taken(&mut host)[..] else { panic!("no REP") };
         assert_eq!(rep.vendor_id, answer);
@@ -182,7 +182,7 @@ fn requests_that_cannot_be_carried_are_rejected_with_the_reason() {
         let mut host = Host::new(1);
         host.world.mtu = Mtu::B2048;
         let mut sent = ask(&mut host, request);
-        // Nobody listens on port 9, but somebody might soon.
+        // Port 9 has no listener, but may get one soon.
         assert_eq!(sent.is_empty(), request.service_id == service_id(PS_TCP, 9));
         host.cm.on_timer(NOW + Nanos::from_ms(60), 10, &mut host.world);
         sent.extend(taken(&mut host));
@@ -235,7 +235,7 @@ fn body(mad: &[u8; 256]) -> &[u8] {
 }
 
 #[test]
-fn an_initiator_asks_for_a_target_and_says_what_it_is() {
+fn an_initiator_requests_a_target_by_the_extended_transport_type() {
     let mut host = Host::new(1);
     host.xrc = true;
     host.connect(NOW, IpAddr::from(PEER), b"data");
@@ -291,7 +291,7 @@ fn a_listener_of_one_kind_refuses_requests_of_the_other() {
 }
 
 #[test]
-fn a_peer_that_has_not_seen_the_reply_is_told_when_the_program_parts() {
+fn a_disconnect_before_the_rtu_reaches_the_peer() {
     let (mut host, id, rep) = accepted();
     host.disconnect(NOW, 0);
     let [CmMessage::Dreq(_)] = taken(&mut host)[..] else { panic!("no DREQ") };
@@ -399,7 +399,7 @@ fn requests_that_are_taken_back_keep_their_places() {
     assert_eq!((host.world.stories.len(), host.backlog.waiting()), (4, 2));
 }
 
-/// The peer has a new queue pair with the number of an old one, whose connection nobody has ended.
+/// The peer has a new queue pair with the number of an old one, whose connection was not ended.
 #[test]
 fn a_stale_connection_is_ended_by_a_reply() {
     let (mut host, id) = asked(QpSetup::Done);
@@ -417,7 +417,7 @@ fn a_stale_connection_is_ended_by_a_reply() {
 }
 
 #[test]
-fn who_accepted_may_reject_until_the_other_end_is_ready() {
+fn an_accepted_connection_may_be_rejected_until_the_rtu() {
     let (mut host, id, _) = accepted();
     host.cm.reject(NOW, id, reject::CONSUMER, b"no", &mut host.world).expect("no RTU came");
     let [CmMessage::Rej(rej)] = taken(&mut host)[..] else { panic!("no REJ") };
@@ -429,7 +429,7 @@ fn who_accepted_may_reject_until_the_other_end_is_ready() {
 }
 
 #[test]
-fn parting_from_one_who_does_not_answer_says_so() {
+fn a_disconnect_without_answer_reports_the_time_out() {
     let (mut host, id) = established();
     host.disconnect(NOW, 0);
     while host.cm.state(id) == Some(CmState::DreqSent) {
@@ -620,13 +620,13 @@ fn alternate_paths_are_declined() {
 }
 
 #[test]
-fn an_owner_that_goes_tells_its_peer_by_state() {
+fn an_ended_owner_sends_the_message_of_the_state() {
     let gone = |mut host: Host, id: u32| {
         host.cm.destroy(NOW, id, &mut host.world);
         let events = host.world.stories[0].events.len();
         let sent = taken(&mut host);
         host.cm.on_timer(Nanos::from_ms(100_000), 100, &mut host.world);
-        assert_eq!(host.world.stories[0].events.len(), events, "nobody is told any more");
+        assert_eq!(host.world.stories[0].events.len(), events, "no further events");
         sent
     };
     let (host, id) = asked(QpSetup::Done);
@@ -656,7 +656,7 @@ fn two_ends_that_ask_each_other_get_two_connections() {
 }
 
 #[test]
-fn datagram_services_are_asked_and_answered() {
+fn datagram_services_are_requested_and_answered() {
     let mut host = Host::new(1);
     let service = service_id(PS_UDP, 5);
     host.world.stories.push(harness::Story::default());
@@ -677,7 +677,7 @@ fn datagram_services_are_asked_and_answered() {
 }
 
 #[test]
-fn a_datagram_service_may_be_asked_for_a_moment_before_its_listener() {
+fn a_datagram_request_may_arrive_just_before_its_listener() {
     use burst_cm::message::SidrReq;
     let mut host = Host::new(1);
     let req = |id, port| SidrReq { request_id: id, pkey: 0xffff, service_id: service_id(PS_UDP, port) };
@@ -706,8 +706,8 @@ fn how_often_the_peer_tries_again_is_what_we_ask_of_it() {
     let mut host = Host::new(1);
     ask(&mut host, req(1, 50));
     let id = host.world.stories[0].conn;
-    let wishes = host.world.stories[0].negotiated.expect("wishes");
-    assert_eq!((wishes.rnr_retry_count, wishes.peer_rnr_retry_count), (4, 4), "ours is not said yet");
+    let requested = host.world.stories[0].negotiated.expect("a request");
+    assert_eq!((requested.rnr_retry_count, requested.peer_rnr_retry_count), (4, 4), "this end has not chosen yet");
     let (_, offer) = host.cm.offer(id, &ConnParam { rnr_retry_count: 7, ..ConnParam::default() }).expect("in time");
     assert_eq!((offer.rnr_retry_count, offer.peer_rnr_retry_count), (4, 7));
 }

@@ -78,7 +78,7 @@ fn is_proven(host: &mut Host, peer: IpAddr, tid: u64, message: impl Into<CmMessa
     host.cm.is_proven(peer, &bytes)
 }
 
-/// What Linux and Burst answer to a DREQ for a connection that does not exist.
+/// The answer of Linux and Burst to a DREQ for a connection that does not exist.
 fn answer_to(dreq: &Dreq) -> Drep {
     Drep { local_id: dreq.remote_id, remote_id: dreq.local_id }
 }
@@ -118,7 +118,7 @@ fn a_flood_with_forged_addresses_makes_little_state_and_a_peer_connects_at_once(
 }
 
 #[test]
-fn an_address_is_asked_once_and_only_its_own_answer_proves_it() {
+fn an_address_is_probed_once_and_only_its_own_answer_proves_it() {
     let mut host = flooded(1 << 20, 5_000);
     let connections = host.cm.len();
     let (tid, dreq) = question(&give(&mut host, NOW, honest(), TID, req(5)));

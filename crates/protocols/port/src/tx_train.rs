@@ -20,7 +20,7 @@ const WAITS_MAX: u32 = 4;
 /// Milliseconds of one such wait.
 const WAIT_MS: i32 = 1;
 
-/// What to do about an error of `sendmmsg`.
+/// The action after an error of `sendmmsg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendErrorAction {
     /// The socket's buffer or a queue below it is full: wait, then try again.

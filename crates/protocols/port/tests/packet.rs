@@ -39,7 +39,8 @@ const V6: (&str, &str) = ("fd77::1", "fd77::2");
 #[test]
 fn frames_on_the_wire_are_exact() {
     let lengths: &[&[usize]] = &[&[1024; 20], &[4096; 15], &[64; 64], &[1024, 1024, 100], &[700], &[0; 5]];
-    let wish = |(src, dst)| Flow { src_port: 50_123, tos: 0x6a, hop_limit: 9, flow_label: 0xabcde, ..flow(src, dst) };
+    let flow_of =
+        |(src, dst)| Flow { src_port: 50_123, tos: 0x6a, hop_limit: 9, flow_label: 0xabcde, ..flow(src, dst) };
     in_namespaces(
         9000,
         move |wire| {
@@ -48,11 +49,11 @@ fn frames_on_the_wire_are_exact() {
             let mut port = open("packet:dev=va");
             for family in [V4, V6] {
                 wire.wait();
-                resolve_next_hop(&mut port, &wish(family));
+                resolve_next_hop(&mut port, &flow_of(family));
                 wire.go();
                 for part in lengths {
                     wire.wait();
-                    assert_eq!(send(&mut port, &wish(family), &payloads(part)), []);
+                    assert_eq!(send(&mut port, &flow_of(family), &payloads(part)), []);
                     wire.go();
                 }
             }

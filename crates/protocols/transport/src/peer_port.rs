@@ -74,7 +74,7 @@ impl Qp {
         }
     }
 
-    /// What changes when a packet is executed or a response is accepted.
+    /// State that changes when a packet is executed or a response is accepted.
     fn progress(&self) -> (Psn, Psn) {
         (self.resp.expected, self.req.recovery.una_psn())
     }

@@ -9,10 +9,10 @@
 //! answered again (9.7.5.1.3). A repeated request rewinds its resource; responses behind it that are still pending
 //! follow in order. Repeated SENDs and WRITEs are acknowledged again and not executed.
 //!
-//! Whoever can forge the peer's packets can make this half send answers to the peer. They are bounded: acknowledgements of repeated
-//! packets and NAKs of gaps by a token bucket ([`AnswerBudget`]), repeated READ responses by [`READ_REPEATS_MAX`] times the bytes
-//! of the READ. Withheld answers cost an honest peer nothing: acknowledgements are cumulative, and a gap that stays is reported
-//! with the next token.
+//! An attacker that forges the peer's packets can make this half send answers to the peer. They are bounded: acknowledgements of
+//! repeated packets and NAKs of gaps by a token bucket ([`AnswerBudget`]), repeated READ responses by [`READ_REPEATS_MAX`] times
+//! the bytes of the READ. Withheld answers cost an honest peer nothing: acknowledgements are cumulative, and a gap that stays is
+//! reported with the next token.
 
 use crate::api::Env;
 use crate::qp::Qp;
@@ -21,11 +21,11 @@ use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
 use burst_base::{Psn, Reason, Rkey, TokenBucket};
 use burst_wire::{NakCode, OpKind, Packet, Position, Syndrome};
 
-/// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets one
-/// such answer in a turn, because answers coalesce.
+/// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets
+/// one such answer in a turn, because answers coalesce.
 type AnswerBudget = TokenBucket<1024, 100_000>;
-/// A READ's response is repeated up to this many times its length in all. A peer whose requests go back by a whole window for each
-/// lost packet reaches this on a path that loses every second packet, where its retries end first.
+/// A READ's response is repeated up to this many times its length in all. A peer whose requests go back by a whole window for
+/// each lost packet reaches this on a path that loses every second packet, where its retries end first.
 const READ_REPEATS_MAX: u64 = 64;
 
 /// A SEND or WRITE of which some packets have arrived.
@@ -95,11 +95,11 @@ pub(crate) struct Responder {
 
 /// Why a packet is not executed.
 pub(crate) enum RequestRefusal {
-    /// It is refused by a NAK, and the queue pair goes to ERR.
+    /// The request is refused by a NAK, and the queue pair goes to ERR.
     Refuse(NakCode, Reason),
     /// No receive is posted: an RNR NAK asks for the packet again.
     NotReady,
-    /// It is refused by a NAK, the loaded receive ends with this status, and the queue pair goes to ERR.
+    /// The request is refused by a NAK, the loaded receive ends with this status, and the queue pair goes to ERR.
     RefuseReceive(NakCode, WcStatus, Reason),
 }
 

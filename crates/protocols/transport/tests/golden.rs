@@ -97,7 +97,7 @@ fn replay(end: &mut End, packets: &[Captured], key: u32, base: u64) -> (Vec<Stri
 }
 
 #[test]
-fn the_responder_answers_as_the_captured_one_did() {
+fn the_responder_answers_as_in_the_capture() {
     for file in [
         "rc-send",
         "rc-write",

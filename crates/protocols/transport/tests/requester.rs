@@ -235,7 +235,7 @@ fn an_rnr_nak_beyond_an_unanswered_read_is_an_implied_nak() {
     answer(&mut end, NOW, 101, Syndrome::Rnr { timer: 1 });
     let counts = |end: &End| (end.fx.count_of(Reason::ImpliedNak), end.fx.count_of(Reason::RnrNakReceived));
     assert_eq!((counts(&end), end.fx.signals.as_slice()), ((1, 0), &[Signal::Loss][..]));
-    // It does not wait: the READ is requested again at once.
+    // The READ is requested again at once, without waiting.
     assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
     assert_eq!(sent(&mut end, NOW), ["RcReadRequest 100!", "RcSendOnly 101!"]);
     read_response(&mut end, Opcode::RcReadResponseOnly, 100, &[1; 4]);

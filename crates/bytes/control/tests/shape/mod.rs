@@ -10,10 +10,10 @@ use serde::de::{
 };
 use std::collections::{HashMap, HashSet};
 
-/// What failed while a value was made up.
+/// The failure while a value was generated.
 pub type Error = de::value::Error;
 
-/// Which variants of each enumeration were given, and the text of the shape.
+/// The variants of each enumeration that were generated, and the text of the shape.
 #[derive(Default)]
 pub struct Tracer {
     explored: HashMap<&'static str, (usize, usize)>,
@@ -207,7 +207,7 @@ impl<'de, 'a> EnumAccess<'de> for Chosen<'a> {
     }
 }
 
-/// What is in a variant.
+/// The contents of a variant.
 pub struct Content<'a> {
     tracer: &'a mut Tracer,
 }

@@ -83,7 +83,7 @@ impl CudaDriver {
     }
 }
 
-/// What is known of pinned memory during one registration or its end.
+/// Pinned memory, as found during one registration or deregistration.
 #[derive(Debug)]
 pub(super) struct Pins {
     cuda: Option<CudaDriver>,

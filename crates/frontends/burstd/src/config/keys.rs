@@ -54,7 +54,7 @@ pub struct ConfigKey {
     pub many: bool,
     /// Default as a user would write it; empty when `help` describes it.
     pub default: &'static str,
-    /// What the key does, in one line.
+    /// Purpose of the key, in one line.
     pub help: &'static str,
 }
 

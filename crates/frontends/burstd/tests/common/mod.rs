@@ -44,7 +44,7 @@ impl Daemon {
     pub fn program(&self) -> Program {
         let mut client = Client::connect(&self.socket, "test").expect("connects");
         let mut fds = client.call(&Request::CmChannel { channel: 1 }, &[]).expect("channel").fds;
-        let sender = client.command_sender().expect("a lane");
+        let sender = client.command_sender().expect("a command ring");
         Program { client, sender, events: fds.remove(0), next: 0 }
     }
 
@@ -55,7 +55,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It is ours, and may have ended already.
+        // Fails if the child has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_file(&self.socket);
@@ -102,7 +102,7 @@ impl Program {
     }
 
     pub fn without_reply(&mut self, ops: Vec<CmCommand>) {
-        assert!(self.sender.send(&ops).expect("sent"), "the lane is full");
+        assert!(self.sender.send(&ops).expect("sent"), "the command ring is full");
     }
 
     /// The next event, which must come.

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_knows_nothing_of_what_was_before() {
+    fn an_interval_excludes_earlier_counts() {
         let step = |times: &[u64]| {
             let mut step =
                 CmStepHistogram { name: "x".into(), buckets: vec![0; STEP_BUCKETS], ..CmStepHistogram::default() };

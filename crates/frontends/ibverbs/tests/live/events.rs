@@ -57,7 +57,7 @@ fn an_armed_cq_makes_one_event_and_destruction_waits_for_its_ack() {
 }
 
 #[test]
-fn an_empty_non_blocking_channel_says_again() {
+fn an_empty_non_blocking_channel_returns_eagain() {
     let Some(open) = Open::new() else { return };
     // SAFETY: live objects throughout.
     unsafe {

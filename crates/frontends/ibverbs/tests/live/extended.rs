@@ -111,7 +111,7 @@ fn fields_are_read_one_by_one_and_end_poll_follows_enoent() {
 }
 
 #[test]
-fn unknown_wishes_are_refused_as_not_supported() {
+fn unknown_attributes_are_refused_as_not_supported() {
     let Some(open) = Open::new() else { return };
     let bad: [fn(&mut ibv_cq_init_attr_ex); 3] = [
         |i| i.wc_flags = u64::from(IBV_WC_EX_WITH_CVLAN),
@@ -169,7 +169,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
         (*ex).wr_start.unwrap()(ex);
         (0..17).for_each(|_| write(104));
         assert_eq!((*ex).wr_complete.unwrap()(ex), libc::ENOMEM);
-        // What is not carried.
+        // Operations that the service does not support.
         (*ex).wr_start.unwrap()(ex);
         (*ex).wr_send_tso.unwrap()(ex, null_mut(), 0, 0);
         assert_eq!((*ex).wr_complete.unwrap()(ex), libc::EOPNOTSUPP);

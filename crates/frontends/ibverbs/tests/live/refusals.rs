@@ -1,4 +1,4 @@
-//! What is refused, and how; objects stay usable.
+//! Refused calls, and their errno; objects stay usable.
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;
@@ -50,7 +50,7 @@ fn a_list_is_posted_up_to_the_bad_request() {
 }
 
 #[test]
-fn a_full_queue_says_so_and_empties() {
+fn a_full_queue_refuses_and_is_drained() {
     let Some(open) = Open::new() else { return };
     let cq = open.cq(64);
     let mut bytes = vec![0u8; 4096];

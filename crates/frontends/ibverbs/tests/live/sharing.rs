@@ -96,7 +96,7 @@ fn a_process_with_the_descriptor_can_import_objects() {
         let mut got = [0u8; 8];
         assert_eq!((*seen).memcpy_from_dm.unwrap()(got.as_mut_ptr().cast(), seen, 0, 8), 0);
         assert_eq!(got, [7; 8]);
-        // What is not there, and descriptors that name nothing.
+        // Objects that do not exist, and descriptors that are no names of contexts.
         assert!(import::ibv_import_pd(context, 999).is_null());
         assert!(import::ibv_import_pd(open.context, (*open.pd).handle).is_null(), "not an imported context");
         assert!(ops::ibv_import_device(-1).is_null());

@@ -34,8 +34,8 @@ unsafe impl<T> Sync for Shared<T> {}
 
 impl Storm {
     fn new(source: *mut ibv_mr, target: *mut ibv_mr) -> Storm {
-        let wish = std::env::var("BURST_COMPLETIONS").map_or(COMPLETIONS, |n| n.parse().expect("a number"));
-        let each = wish / POSTERS;
+        let requested = std::env::var("BURST_COMPLETIONS").map_or(COMPLETIONS, |n| n.parse().expect("a number"));
+        let each = requested / POSTERS;
         let seen = (0..each * POSTERS).map(|_| AtomicU8::new(0)).collect();
         // SAFETY: live regions.
         let (local, remote) =
@@ -44,10 +44,10 @@ impl Storm {
     }
 
     /// Calls `post` for each number of a poster until it succeeds; a full queue is waited for.
-    fn post(&self, lane: usize, post: impl Fn(u64, ibv_sge, u64) -> i32) {
-        let at = lane as u64 * 64;
+    fn post(&self, poster: usize, post: impl Fn(u64, ibv_sge, u64) -> i32) {
+        let at = poster as u64 * 64;
         let piece = ibv_sge { addr: self.local.0 + at, length: 64, lkey: self.local.1 };
-        for number in lane * self.each..(lane + 1) * self.each {
+        for number in poster * self.each..(poster + 1) * self.each {
             loop {
                 match post(number as u64, piece, self.remote.0 + at) {
                     0 => break,
@@ -88,7 +88,7 @@ impl Storm {
     }
 }
 
-/// Bytes that differ from lane to lane.
+/// Bytes that differ from poster to poster.
 fn pattern() -> Vec<u8> {
     (0..4096).map(|i| (i / 64 * 3 + i) as u8).collect()
 }
@@ -103,9 +103,9 @@ fn eight_posters_and_four_pollers_share_a_cq() {
     let pairs: Vec<_> = (0..POSTERS).map(|_| Shared(open.pair(cq.0).0)).collect();
     std::thread::scope(|s| {
         let (storm, cq) = (&storm, &cq);
-        for (lane, qp) in pairs.iter().enumerate() {
+        for (poster, qp) in pairs.iter().enumerate() {
             s.spawn(move || {
-                storm.post(lane, |wr_id, piece, remote_addr| {
+                storm.post(poster, |wr_id, piece, remote_addr| {
                     let mut list = [piece];
                     let mut request = ibv_send_wr { wr_id, ..wr(IBV_WR_RDMA_WRITE, &mut list) };
                     request.wr.rdma.remote_addr = remote_addr;
@@ -175,10 +175,10 @@ fn the_extended_interfaces_are_shared_by_threads_too() {
     let pairs: Vec<_> = (0..POSTERS / 2).map(|_| Shared(pair_ex(&open, cq.0.cast()).0)).collect();
     std::thread::scope(|s| {
         let (storm, cq) = (&storm, &cq);
-        for lane in 0..POSTERS {
-            let qp = &pairs[lane / 2];
+        for poster in 0..POSTERS {
+            let qp = &pairs[poster / 2];
             s.spawn(move || {
-                storm.post(lane, |number, piece, at| write_extended(qp.0, number, &piece, (at, storm.remote.1)))
+                storm.post(poster, |number, piece, at| write_extended(qp.0, number, &piece, (at, storm.remote.1)))
             });
         }
         for _ in 0..POLLERS {

@@ -13,7 +13,7 @@ use burst_shm::{CQE_MAX, Cqe};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
-/// What the lock of a completion queue guards.
+/// The data under the lock of a completion queue.
 #[derive(Debug)]
 pub struct CompletionRing {
     /// The ring.

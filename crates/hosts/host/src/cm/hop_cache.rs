@@ -1,4 +1,4 @@
-//! Memory of next hops: what was found a moment ago, and which next hops are being resolved for how many ids.
+//! Cache of next hops: states that were found a moment ago, and next hops that are being resolved, with their number of ids.
 //!
 //! The state of a next hop is kept for [`CACHE_TIME`], so that a storm of connects to one host asks once. An unresolved next hop
 //! is resolved once, however many ids wait for it. No I/O happens here.
@@ -23,7 +23,7 @@ pub enum PendingHop {
     Port(DeviceId, IpAddr),
 }
 
-/// The way of packets from a source to a destination.
+/// Addresses, device and interface of packets from a source to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HopQuery {
     /// Source address on the wire.
@@ -47,7 +47,7 @@ pub(crate) struct Resolution {
     pub stale: bool,
 }
 
-/// What is known of next hops.
+/// The cached states of next hops.
 #[derive(Debug, Default)]
 pub(crate) struct HopCache {
     /// When each query was answered, and which next hop was unresolved then, if any.

@@ -16,15 +16,15 @@ const WAIT_MAX: Nanos = Nanos::from_ms(30_000);
 pub(super) enum CmIdStage {
     /// Created, perhaps bound.
     Idle,
-    /// It waits for the next hop to its destination.
+    /// Waits for the next hop to its destination.
     Resolving,
     /// Device and destination are known.
     Addressed,
-    /// It listens.
+    /// Listens.
     Listening,
     /// A worker has its connection, or had it.
     Connected,
-    /// It came with a request that the program has not answered.
+    /// Created for a connection request that the program has not answered.
     Requested,
 }
 

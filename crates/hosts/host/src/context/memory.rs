@@ -126,7 +126,7 @@ impl Context {
         if r.pieces.is_empty() || r.pieces.iter().any(|p| p.kind == MrPieceKind::InProcess) {
             return self.in_process(r);
         }
-        // The mapping must be as long as the region: this is what makes every span lie inside object.
+        // The mapping must be as long as the region, so that every span of the region lies within the mapping.
         if r.pieces.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len)) != Some(r.len) {
             return refuse(libc::EINVAL, "the pieces are not as long as the region");
         }
@@ -155,7 +155,7 @@ impl Context {
         Ok(Region::in_process(memory, r.addr))
     }
 
-    /// Remembers device memory, so that others can import object.
+    /// Records device memory, so that other contexts can import it.
     pub(super) fn alloc_dm(&mut self, host: &mut Host, len: u64, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
         self.check_descriptor_share(host)?;
         let charge = self.caller.charge(&[(Resource::Dm, 1), (Resource::Descriptor, 1)])?;

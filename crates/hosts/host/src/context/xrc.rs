@@ -68,7 +68,7 @@ impl Context {
         }
     }
 
-    /// Checks what a shared receive queue in an XRC domain names, and takes a number for object.
+    /// Checks the objects that an XRC shared receive queue names, and allocates its number.
     pub(super) fn enter_domain(&mut self, host: &mut Host, xrcd: u32, cq: u32) -> Result<SrqInDomain, Refusal> {
         self.domain(xrcd)?;
         if self.cqs.get(cq).is_none() {
@@ -176,7 +176,7 @@ impl Context {
         Response::Target { qp, qpn: qpn.get() }.into()
     }
 
-    /// Lets go of a target queue pair; the last holder ends object.
+    /// Releases this context's hold on a target queue pair; the last release destroys the target.
     pub(super) fn end_target(&mut self, host: &mut Host, object: &HostQp) {
         let (qpn, hold) = (object.qpn, object.hold);
         self.targets_open -= u32::from(hold != 0);

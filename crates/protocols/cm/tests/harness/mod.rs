@@ -18,7 +18,7 @@ pub type Mad = [u8; 256];
 /// Port that everybody listens on.
 pub const PORT: u16 = 7174;
 
-/// What a program saw of one of its ids.
+/// Record of the events of one id of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Story {
     pub conn: u32,

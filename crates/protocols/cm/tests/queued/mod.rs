@@ -56,7 +56,7 @@ fn a_withdrawn_request_leaves_the_queue() {
 }
 
 #[test]
-fn a_repeated_request_is_queued_once_and_its_peer_is_asked_for_patience() {
+fn a_repeated_request_is_queued_once_and_answered_by_mra() {
     let mut host = with_queued(2);
     let again = Req { cm_retries: 1, remote_response_timeout: 18, ..req(2, 52) };
     let [CmMessage::Mra(mra)] = ask(&mut host, again)[..] else { panic!("no MRA") };
@@ -83,7 +83,7 @@ fn a_queued_request_expires_when_its_peer_has_given_up() {
     assert_eq!((host.backlog.queued(), host.count(Reason::CmBacklogFull)), (1, 1));
     host.cm.on_timer(NOW + Nanos::from_ms(3_200), 10, &mut host.world);
     assert_eq!((host.backlog.queued(), host.count(Reason::CmBacklogFull)), (0, 2));
-    assert_eq!((host.world.stories.len(), host.cm.len(), taken(&mut host).len()), (1, 1, 0), "nobody is told");
+    assert_eq!((host.world.stories.len(), host.cm.len(), taken(&mut host).len()), (1, 1, 0), "no event");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use burst_wire::Icrc;
 
 /// Payloads up to this length in bytes are copied, because lending them costs more.
 const COPY_MAX: usize = 512;
-/// Interval at which the neighbour table is told which neighbours are in use; well below [`crate::lan::neighbours::FRESH`].
+/// Interval at which used neighbours are marked in the neighbour table; well below [`crate::lan::neighbours::FRESH`].
 const REPORT_EVERY: Nanos = Nanos::from_ms(5_000);
 
 /// The sending half of the port.

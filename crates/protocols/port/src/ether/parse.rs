@@ -28,13 +28,13 @@ const SERVICE_TAG: EtherType = EtherType(0x88a8);
 /// Whether a frame's UDP checksum was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChecksumState {
-    /// It was not: the checksum is verified here.
+    /// The checksum was not verified: it is verified here.
     Unknown,
     /// A device has verified it, or it was never completed because the frame has not left this host.
     Trusted,
 }
 
-/// What a datagram is checked against.
+/// The fields against which a datagram is checked.
 #[derive(Clone, Copy)]
 struct Expected {
     /// Destination UDP port of the encapsulation.

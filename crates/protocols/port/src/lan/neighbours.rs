@@ -33,9 +33,9 @@ pub const WAITING_MAX: usize = 256;
 pub enum LanNeighbour {
     /// Its MAC address is known.
     Resolved(MacAddr),
-    /// It has been solicited and has not answered yet.
+    /// The neighbour was solicited and has not answered yet.
     Incomplete,
-    /// It did not answer.
+    /// The neighbour did not answer.
     Failed,
 }
 

@@ -25,13 +25,13 @@ const WAITING_MAX: usize = 64;
 /// How a packet is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
-    /// It is delivered by the port itself: the destination is its own address.
+    /// The destination is the port's own address: the port delivers the packet itself.
     Local,
-    /// It is sent on the link to the MAC address `mac`; its IP packet may have `mtu` bytes.
+    /// The packet is sent on the link to the MAC address `mac`; the IP packet may have `mtu` bytes.
     Wire { mac: MacAddr, mtu: u32 },
-    /// It is sent through the kernel, which resolves or confirms the next hop.
+    /// The packet is sent through the kernel, which resolves or confirms the next hop.
     Kernel,
-    /// It is dropped.
+    /// The packet is dropped.
     Drop(Reason),
 }
 
