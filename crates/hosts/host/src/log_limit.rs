@@ -1,8 +1,8 @@
 //! Bounds the log lines that programs cause: a program that connects and misbehaves in a loop must not fill the disk.
 //!
 //! Every line that a client can cause has a [`LogCause`]. Of each cause, a user gets [`LINES_PER_USER`] lines in an interval of
-//! [`INTERVAL`], and all users together [`LINES_PER_CAUSE`]: one person may have thousands of user ids (subuid(5)). The lines left
-//! out are counted, and the count is logged when the interval ends. With 7 causes of at most 300 bytes, the worst case is
+//! [`INTERVAL`], and all users together [`LINES_PER_CAUSE`]: one person may have thousands of user ids (subuid(5)). The lines
+//! left out are counted, and the count is logged when the interval ends. With 7 causes of at most 300 bytes, the worst case is
 //! about 10 KiB per second, whatever the number of users.
 //!
 //! Lines at level debug are not limited: whoever asks for them wants them all.

@@ -1,9 +1,9 @@
 //! Periodic work of the control thread, for any loop that drives a host: a daemon's, a simulator's, or one inside a program.
 //!
-//! [`Upkeep::run`] continues with resolved next hops, posts jobs of connection management, reads interfaces again, reports
-//! log lines that were left out, and trims memory. [`Upkeep::due_at`] is when it must run next although no descriptor is readable. Interfaces are read
-//! `SETTLE_TIME` after the kernel's first event, because changes come in bursts, and every `REFRESH_INTERVAL` in any case,
-//! because a sandbox may hide the events.
+//! [`Upkeep::run`] continues with resolved next hops, posts jobs of connection management, reads interfaces again, reports log
+//! lines that were left out, and trims memory. [`Upkeep::due_at`] is when it must run next although no descriptor is readable.
+//! Interfaces are read `SETTLE_TIME` after the kernel's first event, because changes come in bursts, and every `REFRESH_INTERVAL`
+//! in any case, because a sandbox may hide the events.
 
 use crate::host::Host;
 use crate::log_limit::{LinesLeftOut, LogCause};
