@@ -45,11 +45,11 @@ def ip_header(source, destination, length, ip_id):
     return head[:10] + ip_checksum(head) + head[12:]
 
 
-def roce_frame(mac_src, mac_dst, src, dst, opcode, qpn, psn, payload=b"", ip_id=77):
+def roce_frame(mac_src, mac_dst, src, dst, opcode, qpn, psn, payload=b"", ip_id=77, source_port=SOURCE_PORT):
     """An Ethernet frame with a RoCEv2 packet and its ICRC, without UDP checksum."""
     bth = struct.pack(">BBHII", opcode, 0, 0xFFFF, qpn, psn) + payload
     length = UDP + len(bth) + 4
-    ip, udp = ip_header(src, dst, length, ip_id), struct.pack(">HHHH", SOURCE_PORT, ROCE_PORT, length, 0)
+    ip, udp = ip_header(src, dst, length, ip_id), struct.pack(">HHHH", source_port, ROCE_PORT, length, 0)
     masked = bytearray(ip + udp + bth)
     if len(ip) == IPV6:
         masked[0] |= 0x0F

@@ -77,6 +77,12 @@ impl Inbox {
         self.filled.push(handed).map_err(|_| Reason::HandoverFull)
     }
 
+    /// Whether three quarters of the frames are in use. Management datagrams get no more than that, so that a flood of them, which
+    /// arrives at another worker, leaves room for packets of queue pairs.
+    pub fn is_nearly_full(&self) -> bool {
+        4 * self.filled.len() >= 3 * self.filled.capacity()
+    }
+
     /// Gives up to `budget` packets to `take`; returns their number.
     pub fn drain(&self, budget: usize, mut take: impl FnMut(DeviceId, &RxFrame<'_>)) -> usize {
         let mut count = 0;
@@ -115,6 +121,7 @@ mod tests {
             RxFrame { flow: Flow::default(), bytes }
         }
         for i in 0..FRAMES {
+            assert_eq!(inbox.is_nearly_full(), i >= FRAMES / 4 * 3);
             inbox.hand_over(DeviceId(3), &frame(&[i as u8; 20])).expect("room");
         }
         assert_eq!(inbox.hand_over(DeviceId(3), &frame(&[0; 20])), Err(Reason::HandoverFull));

@@ -164,7 +164,7 @@ impl RxBurst<'_> {
         let workers = self.core.inboxes.len() as u32;
         if workers > 1 {
             match self.agent.owner_of(frame.flow.src, mad, workers) {
-                Some(owner) if owner != self.core.options.id => return self.hand_over(owner, frame),
+                Some(owner) if owner != self.core.options.id => return self.hand_over_mad(owner, frame),
                 Some(_) => {}
                 None => self.hand_to_all(frame),
             }
@@ -178,7 +178,15 @@ impl RxBurst<'_> {
     fn hand_to_all(&mut self, frame: &RxFrame<'_>) {
         if !self.handed_over {
             let (own, workers) = (self.core.options.id, self.core.inboxes.len() as u32);
-            (0..workers).filter(|worker| *worker != own).for_each(|worker| self.hand_over(worker, frame));
+            (0..workers).filter(|worker| *worker != own).for_each(|worker| self.hand_over_mad(worker, frame));
+        }
+    }
+
+    /// Copies a management datagram into another worker's inbox, unless packets need the rest of the room.
+    fn hand_over_mad(&mut self, owner: u32, frame: &RxFrame<'_>) {
+        match self.core.inboxes[owner as usize].is_nearly_full() {
+            true => self.counters.count(Reason::MadQueueFull),
+            false => self.hand_over(owner, frame),
         }
     }
 

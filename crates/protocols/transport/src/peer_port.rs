@@ -2,8 +2,10 @@
 //!
 //! Nothing in a RoCEv2 packet proves its sender. A sender that forges the peer's address and knows the queue pair's number can
 //! try all 2^24 PSNs; the one that is expected next would be executed. Stacks keep one source port per queue pair (rxe, adapters,
-//! Burst), from a hash that such a sender does not know, so its packets come from another port. But RoCEv2 permits the port to
-//! change (annex A17 calls it a source of entropy for ECMP): a change alone must not cost an honest peer a packet.
+//! Burst's `packet` and `dpdk` ports), from a hash of numbers that such a sender does not know, so its packets come from another
+//! port. (Burst's `udp` ports send all packets from 4791, which everybody knows: their peers are protected by the queue pair
+//! numbers only.) But RoCEv2 permits the port to change, because switches spread flows by it (annex A17): a change alone must
+//! not cost an honest peer a packet.
 //!
 //! Therefore packets from another port are accepted, and the port follows the packets that make progress. Packets from another
 //! port whose PSNs are more than [`NEAR`] away from the expected ones are counted: a peer that changes its port continues where
