@@ -94,6 +94,94 @@ fn windows_open_a_part_of_a_region_to_their_queue_pairs() {
     }
 }
 
+/// A table with a region of each kind that a bind may name, and a window.
+struct Binds {
+    table: MrTable,
+    window: u32,
+    writable: u32,
+    readable: u32,
+    unbindable: u32,
+    foreign: u32,
+}
+
+impl Binds {
+    fn new(mw_type: MwType) -> Binds {
+        let mut keys = keys(2);
+        let [window, writable, readable, unbindable, foreign] = [(); 5].map(|()| keys.alloc().expect("key"));
+        let mut table = MrTable::new(keys.cipher());
+        let regions = [(writable, LOCAL_WRITE | MW_BIND), (readable, MW_BIND), (unbindable, LOCAL_WRITE)];
+        for (key, access) in regions {
+            assert!(table.insert(Arc::new(region(key, 0x1000, access))));
+        }
+        let other = Region { pd: 8, ..region(foreign, 0x1000, LOCAL_WRITE | MW_BIND) };
+        assert!(table.insert(Arc::new(other)));
+        assert!(table.insert_window(Arc::new(Window::new(window, 7, mw_type))));
+        assert_eq!(table.len(), 5);
+        Binds { table, window, writable, readable, unbindable, foreign }
+    }
+    /// A request that both types of windows accept.
+    fn request(&self) -> BindRequest {
+        let Binds { window, writable: lkey, .. } = *self;
+        BindRequest { window, rkey: window, lkey, addr: 0x1800, len: 0x100, access: REMOTE_WRITE }
+    }
+    fn bind(&self, request: BindRequest) -> bool {
+        self.table.bind(peer(7, 5), &request).is_ok()
+    }
+    /// Whether the window lets a peer write under `rkey`.
+    fn is_open(&self, rkey: u32) -> bool {
+        self.table.remote(peer(7, 5), Rkey(rkey), 0x1800, 0x100, REMOTE_WRITE).is_ok()
+    }
+}
+
+#[test]
+fn a_bind_needs_a_region_that_allows_it_and_holds_the_range() {
+    let binds = Binds::new(MwType::One);
+    let good = binds.request();
+    for (request, what) in [
+        (BindRequest { lkey: good.lkey ^ 0x100, ..good }, "no such region"),
+        (BindRequest { lkey: binds.unbindable, ..good }, "a region without MW_BIND"),
+        (BindRequest { lkey: binds.foreign, ..good }, "a region of another protection domain"),
+        (BindRequest { lkey: binds.readable, ..good }, "writes to a region without LOCAL_WRITE"),
+        (BindRequest { lkey: binds.readable, access: REMOTE_ATOMIC, ..good }, "atomics, as writes"),
+        (BindRequest { addr: 0xfff, len: 1, ..good }, "one byte before the region"),
+        (BindRequest { addr: 0x1fff, len: 2, ..good }, "one byte beyond the region"),
+        (BindRequest { rkey: good.rkey ^ 0x100, ..good }, "a key of another window"),
+        (BindRequest { window: good.window ^ 0x100, ..good }, "no such window"),
+    ] {
+        assert!(!binds.bind(request), "{what}");
+        assert!(!binds.is_open(good.rkey), "{what}: nothing has changed");
+    }
+    assert!(binds.bind(BindRequest { lkey: binds.readable, access: REMOTE_READ, ..good }), "reads need no LOCAL_WRITE");
+    assert!(binds.bind(BindRequest { addr: 0x1000, len: 0x1000, ..good }), "the whole region");
+    assert!(binds.is_open(good.rkey));
+}
+
+#[test]
+fn a_window_of_type_1_is_bound_again_and_closed_by_a_length_of_0() {
+    let binds = Binds::new(MwType::One);
+    let first = binds.request();
+    let second = BindRequest { rkey: first.rkey ^ 1, ..first };
+    assert!(binds.bind(first) && binds.is_open(first.rkey));
+    assert!(binds.bind(second) && binds.is_open(second.rkey) && !binds.is_open(first.rkey));
+    assert!(binds.bind(BindRequest { len: 0, lkey: 0, ..second }), "the region does not matter");
+    assert!(!binds.is_open(second.rkey));
+}
+
+#[test]
+fn a_window_of_type_2_is_bound_once_until_it_is_invalidated() {
+    let binds = Binds::new(MwType::Two);
+    let first = binds.request();
+    let second = BindRequest { rkey: first.rkey ^ 1, ..first };
+    assert!(!binds.bind(BindRequest { len: 0, ..first }), "a length of 0 closes windows of type 1 only");
+    assert!(binds.bind(first) && !binds.bind(second));
+    for (by, rkey) in [(peer(8, 5), first.rkey), (peer(7, 6), first.rkey), (peer(7, 5), second.rkey)] {
+        assert_eq!(binds.table.invalidate(by, Rkey(rkey)), Err(Reason::RemoteAccess));
+    }
+    assert!(binds.is_open(first.rkey));
+    assert_eq!(binds.table.invalidate(peer(7, 5), Rkey(first.rkey)), Ok(()));
+    assert!(binds.bind(second) && binds.is_open(second.rkey) && !binds.is_open(first.rkey));
+}
+
 fn remote_after(table: &MrTable, window: u32) -> Result<u64, Reason> {
     table.remote(peer(7, 5), Rkey(window), 0x1800, 1, REMOTE_WRITE).map(|s| s.as_ptr() as u64)
 }

@@ -535,3 +535,25 @@ fn entries_lie_one_after_the_other_behind_the_header() {
     assert_eq!([0, 1, 2, 3].map(|i| word(&area, at(i))), [100, 101, 102, 103]);
     assert_eq!([0, 1, 2, 3].map(|i| word(&area, QUEUE_HEADER_BYTES + i * stride + size_of::<RecvWqe>())), [0, 1, 2, 3]);
 }
+
+#[test]
+fn places_that_are_freed_in_the_old_ring_count_in_the_new_one() {
+    let (daemon, mut app) = testing::cq(4);
+    assert!(daemon.publish(&cqe(0)) && daemon.publish(&cqe(1)));
+    let spec = CqSpec::new(8).expect("spec");
+    let area = testing::area(spec.bytes());
+    let base = daemon.switch_to(area.clone(), spec).expect("the first resize");
+    assert_eq!(base, 2);
+    (2..8).for_each(|i| assert!(daemon.publish(&cqe(i)), "{i}"));
+    assert!(!daemon.publish(&cqe(8)), "eight completions that the application has not taken");
+    // The application does not know of the new ring yet, and says so in the old one.
+    let mut out = Cqe::default();
+    assert!(app.poll(&mut out) && out.wr_id == 0);
+    assert!(daemon.publish(&cqe(8)), "a place is free");
+    assert!(!daemon.publish(&cqe(9)));
+    assert!(app.switch_to(area, spec, base));
+    for i in 1..9 {
+        assert!(app.poll(&mut out) && out.wr_id == i, "{i}: {out:?}");
+    }
+    assert!(!app.poll(&mut out));
+}
