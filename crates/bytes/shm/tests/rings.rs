@@ -557,3 +557,18 @@ fn places_that_are_freed_in_the_old_ring_count_in_the_new_one() {
     }
     assert!(!app.poll(&mut out));
 }
+
+#[test]
+fn an_arming_goes_along_to_the_new_ring_with_its_kind() {
+    for solicited_only in [true, false] {
+        let (daemon, mut app) = testing::cq(4);
+        app.arm(solicited_only);
+        let spec = CqSpec::new(8).expect("spec");
+        let area = testing::area(spec.bytes());
+        let base = daemon.switch_to(area.clone(), spec).expect("the first resize");
+        assert!(app.switch_to(area, spec, base) && !app.is_draining());
+        daemon.retire_old();
+        assert_eq!(daemon.event_due(false), !solicited_only);
+        assert_eq!(daemon.event_due(true), solicited_only, "one event for one arming");
+    }
+}
