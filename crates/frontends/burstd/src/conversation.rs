@@ -3,6 +3,7 @@
 //! The socket is non-blocking. A message that cannot be decoded ends the conversation, with a line in the log. The process is
 //! watched by a pidfd beside the socket: a child that has inherited the socket must not hide that the program has exited.
 
+use crate::clients::ClientToken;
 use burst_control::frame::{self, ControlHeader, ControlPacket};
 use burst_control::{ControlError, FIRST_SEQUENCE, Reply, Request};
 use burst_host::log_limit::LogCause;
@@ -12,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tracing::{info, warn};
 
-/// Requests of one client that are answered before other clients are served.
+/// Requests of one client that are answered before the next client is served.
 const REQUESTS_PER_PASS: usize = 64;
 
 /// Whether a conversation goes on.
@@ -28,6 +29,12 @@ pub enum ConversationState {
 pub struct Conversation {
     socket: OwnedFd,
     session: Session,
+    /// Its number in the table of clients.
+    pub token: Option<ClientToken>,
+    /// Whether the end of its process is watched.
+    pub watches_exit: bool,
+    /// Whether its ring for commands is not marked as idle.
+    pub is_awake: bool,
 }
 
 impl Conversation {
@@ -39,7 +46,7 @@ impl Conversation {
             Err(_) => ClientProcess { pid: 0, uid: u32::MAX },
         };
         match Session::admit(host, process) {
-            Ok(session) => Some(Conversation { socket, session }),
+            Ok(session) => Some(Conversation { socket, session, token: None, watches_exit: false, is_awake: false }),
             Err(refusal) => {
                 if host.may_log(LogCause::NoRoom, process.uid) {
                     info!(pid = process.pid, uid = process.uid, "connection refused: {}", refusal.sentence);
@@ -73,15 +80,23 @@ impl Conversation {
         &mut self.session
     }
 
-    /// Answers the requests that have arrived, at most [`REQUESTS_PER_PASS`].
-    pub fn serve(&mut self, host: &mut Host, buffer: &mut [u8]) -> ConversationState {
-        let mut requests_left = REQUESTS_PER_PASS;
-        let mut state = self.receive_commands(host, &mut requests_left);
-        while state == ConversationState::Open && requests_left > 0 {
-            requests_left -= 1;
+    /// Answers the requests that have arrived, at most [`REQUESTS_PER_PASS`], and takes them from `budget`. The commands in the ring
+    /// are carried out in any case.
+    pub fn serve(&mut self, host: &mut Host, buffer: &mut [u8], budget: &mut usize) -> ConversationState {
+        let most = REQUESTS_PER_PASS.min(*budget);
+        let mut requests_left = most;
+        let state = self.serve_some(host, buffer, &mut requests_left);
+        *budget -= most - requests_left;
+        state
+    }
+
+    fn serve_some(&mut self, host: &mut Host, buffer: &mut [u8], requests_left: &mut usize) -> ConversationState {
+        let mut state = self.receive_commands(host, requests_left);
+        while state == ConversationState::Open && *requests_left > 0 {
+            *requests_left -= 1;
             state = match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
                 // Commands in the ring were sent before this message: they come first.
-                Ok(packet) => match self.receive_commands(host, &mut requests_left) {
+                Ok(packet) => match self.receive_commands(host, requests_left) {
                     ConversationState::Open if !(packet.is_bell() && self.session.has_said_hello()) => {
                         self.answer(host, packet)
                     }
@@ -92,7 +107,7 @@ impl Conversation {
                 }
                 Err(ControlError::Closed) => {
                     // The last commands of the program count.
-                    self.receive_commands(host, &mut requests_left);
+                    self.receive_commands(host, requests_left);
                     ConversationState::Closed
                 }
                 Err(e) => self.disconnected(host, &e),

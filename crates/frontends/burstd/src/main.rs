@@ -6,6 +6,7 @@
 
 use std::process::ExitCode;
 
+mod clients;
 mod config;
 mod conversation;
 mod listener;

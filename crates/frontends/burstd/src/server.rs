@@ -4,6 +4,7 @@
 //! and write the event IBV_EVENT_DEVICE_FATAL to every context; the daemon then waits up to [`DRAIN_MAX`] for programs to exit,
 //! and ends. A second signal ends it at once.
 
+use crate::clients::{Clients, HELLO_MAX, ReadyClients};
 use crate::config::Config;
 use crate::conversation::{Conversation, ConversationState};
 use crate::listener::{bind_socket, remove_socket};
@@ -13,11 +14,12 @@ use burst_control::MESSAGE_MAX;
 use burst_host::descriptors;
 use burst_host::host::WORKER_GONE;
 use burst_host::log_limit::LogCause;
-use burst_host::{Host, Session, Upkeep};
+use burst_host::{Host, Upkeep};
+use burst_ledger::AccountId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -25,13 +27,16 @@ use tracing::{info, warn};
 /// How long programs may take to exit after the first signal.
 pub const DRAIN_MAX: Nanos = Nanos::from_ms(5000);
 
+/// Requests of the clients of one account that are answered before those of the next account.
+const REQUESTS_PER_ACCOUNT: usize = 256;
+
 /// The daemon's event loop and everything that it owns.
 pub struct Server {
     path: PathBuf,
     /// `None` once the daemon drains.
     listener: Option<OwnedFd>,
     signals: OwnedFd,
-    clients: Vec<Conversation>,
+    clients: Clients,
     host: Host,
     upkeep: Upkeep,
     /// A descriptor that is closed to accept and refuse a client when no other is left.
@@ -44,6 +49,8 @@ pub struct Server {
     idle_since: Nanos,
     /// When the first signal came.
     draining: Option<Nanos>,
+    /// Number of passes.
+    turn: usize,
 }
 
 impl Server {
@@ -60,7 +67,7 @@ impl Server {
             path,
             listener: Some(listener),
             signals,
-            clients: Vec::new(),
+            clients: Clients::default(),
             host,
             upkeep: Upkeep::new(now),
             spare: descriptors::spare(),
@@ -68,6 +75,7 @@ impl Server {
             idle_exit: config.idle_exit.map(|limit| Nanos(limit.as_nanos() as u64)),
             idle_since: now,
             draining: None,
+            turn: 0,
         })
     }
 
@@ -112,8 +120,9 @@ impl Server {
             if ready.interfaces {
                 self.upkeep.note_interface_events(self.host.now());
             }
-            self.serve_clients(&ready);
-            if self.upkeep.run(&mut self.host, &mut self.clients, ready.hops) {
+            let hops = ready.hops;
+            self.serve_clients(ready);
+            if self.upkeep.run(&mut self.host, self.clients.all_mut(), hops) {
                 crate::return_heap();
             }
             if self.host.workers().iter().any(|w| !w.is_alive()) {
@@ -133,30 +142,27 @@ impl Server {
             self.spare = descriptors::spare();
         }
         // Either a program sees that we are idle and wakes us for its next command, or we see the command here.
-        let with_commands: Vec<usize> =
-            (0..self.clients.len()).filter(|i| !self.clients[*i].session_mut().try_idle()).collect();
+        let with_commands = self.clients.idle_rings();
         let mut ready = self.sleep(with_commands.is_empty());
-        self.clients.iter_mut().for_each(|c| c.session_mut().stay_awake());
-        ready.clients.extend(with_commands);
+        ready.with_commands = with_commands;
         ready
     }
 
     fn sleep(&self, may_sleep: bool) -> PollResult {
-        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        fds.extend(self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
+        let has_clients = !self.clients.all().is_empty();
         // Without a spare descriptor no client can be accepted or refused: clients wait in the backlog.
         let accept = if self.spare.is_some() { PollFlags::IN } else { PollFlags::empty() };
-        fds.extend(self.listener.as_ref().map(|l| PollFd::new(l, accept)));
-        let interfaces_at = fds.len();
-        let interfaces = self.upkeep.interface_events().filter(|_| !self.clients.is_empty());
-        fds.extend(interfaces.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let hops_at = fds.len();
-        fds.extend(self.host.cm.hops.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let exits_at = fds.len();
-        let exits = self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.process_exit()?)));
-        let (processes, exits): (Vec<_>, Vec<_>) =
-            exits.map(|(i, fd)| (i, PollFd::from_borrowed_fd(fd, PollFlags::IN))).unzip();
-        fds.extend(exits);
+        let single = [
+            (Some(self.signals.as_fd()), PollFlags::IN),
+            (self.listener.as_ref().map(AsFd::as_fd), accept),
+            (self.upkeep.interface_events().filter(|_| has_clients), PollFlags::IN),
+            (self.host.cm.hops.fd(), PollFlags::IN),
+        ];
+        let accounts: Vec<(&AccountId, BorrowedFd<'_>)> = self.clients.fds().collect();
+        let mut fds: Vec<PollFd<'_>> =
+            single.iter().filter_map(|(fd, flags)| fd.map(|fd| PollFd::from_borrowed_fd(fd, *flags))).collect();
+        let of_accounts = fds.len();
+        fds.extend(accounts.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let timeout = if may_sleep { self.timeout() } else { Some(Duration::ZERO) };
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         // An interrupted poll is a pass in which nothing is readable.
@@ -164,30 +170,30 @@ impl Server {
             return PollResult::default();
         }
         let readable = |f: &PollFd<'_>| !f.revents().is_empty();
-        let n = self.clients.len();
-        PollResult {
-            signal: readable(&fds[0]),
-            accept: self.listener.is_some() && readable(&fds[n + 1]),
-            interfaces: interfaces_at < hops_at && readable(&fds[interfaces_at]),
-            hops: hops_at < exits_at && readable(&fds[hops_at]),
-            clients: (0..n).filter(|i| readable(&fds[i + 1])).collect(),
-            exited: processes.into_iter().zip(&fds[exits_at..]).filter(|(_, f)| readable(f)).map(|(i, _)| i).collect(),
-        }
+        let mut results = fds[..of_accounts].iter().map(readable);
+        let [signal, accept, interfaces, hops] =
+            single.map(|(fd, _)| fd.is_some() && results.next().is_some_and(|is_readable| is_readable));
+        let ready = accounts.iter().zip(&fds[of_accounts..]).filter(|(_, fd)| readable(fd));
+        let accounts = ready.map(|((account, _), _)| (*account).clone()).collect();
+        PollResult { signal, accept, interfaces, hops, accounts, with_commands: Vec::new() }
     }
 
     /// The time until something is due; `None`: nothing is.
     fn timeout(&self) -> Option<Duration> {
         let drain = self.draining.map(|since| since + DRAIN_MAX);
-        let idle = self.idle_exit.filter(|_| self.clients.is_empty()).map(|limit| self.idle_since + limit);
-        let due = [drain, idle, self.upkeep.due_at(&self.host, &self.clients)].into_iter().flatten().min()?;
+        let idle = self.idle_exit.filter(|_| self.clients.all().is_empty()).map(|limit| self.idle_since + limit);
+        let due = [drain, idle, self.upkeep.due_at(&self.host, self.clients.all()), self.clients.silent_at()]
+            .into_iter()
+            .flatten()
+            .min()?;
         Some(burst_host::clock::duration(due.since(self.host.now())))
     }
 
     fn accept(&mut self) {
-        let Some(listener) = &self.listener else { return };
         loop {
+            let Some(listener) = &self.listener else { return };
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.clients.extend(Conversation::admit(socket, &mut self.host)),
+                Ok(socket) => self.admit(socket),
                 Err(Errno::MFILE | Errno::NFILE) => {
                     drop(self.spare.take());
                     let refused = accept_with(listener, SocketFlags::CLOEXEC).map(|socket| uid_of(&socket));
@@ -204,56 +210,93 @@ impl Server {
         }
     }
 
-    /// Serves the clients whose descriptors are readable, then ends the sessions of those that have left.
+    fn admit(&mut self, socket: OwnedFd) {
+        let Some(client) = Conversation::admit(socket, &mut self.host) else { return };
+        let uid = client.session().process().uid;
+        if let Err(error) = self.clients.add(client, self.host.now())
+            && self.host.may_log(LogCause::NoRoom, uid)
+        {
+            warn!(uid, "a client cannot be watched, and was disconnected: {error}");
+        }
+    }
+
+    /// Serves the clients of every account that has something to read, the accounts in turn, and ends the sessions of clients that
+    /// have left.
+    fn serve_clients(&mut self, ready: PollResult) {
+        let PollResult { mut accounts, with_commands, .. } = ready;
+        // Another account is the first in each pass.
+        self.turn = self.turn.wrapping_add(1);
+        let first = self.turn % accounts.len().max(1);
+        accounts.rotate_left(first);
+        let mut ended = Vec::new();
+        if !with_commands.is_empty() {
+            let readable = ReadyClients { readable: with_commands, exited: Vec::new() };
+            self.serve_account(&readable, &mut ended);
+        }
+        for account in accounts {
+            let ready = self.clients.ready(&account);
+            self.serve_account(&ready, &mut ended);
+            // Indices change when clients are removed: after each account.
+            self.end_clients(&mut ended);
+        }
+        self.end_clients(&mut ended);
+        let silent = self.clients.silent(self.host.now());
+        for index in &silent {
+            let process = self.clients.get_mut(*index).session().process();
+            if self.host.may_log(LogCause::Disconnected, process.uid) {
+                warn!(
+                    pid = process.pid,
+                    uid = process.uid,
+                    "client disconnected: no hello within {} s",
+                    HELLO_MAX.0 / 1_000_000_000
+                );
+            }
+        }
+        ended.extend(silent);
+        self.end_clients(&mut ended);
+    }
+
+    /// Serves clients of one account.
     ///
     /// A program's connection management and its context have connections of their own. Commands of connection management that
     /// were sent before a request on a queue pair must be in force when the request is carried out. So clients without a context
     /// are served first, and the commands of programs whose contexts have requests are carried out even if their descriptors are
     /// not readable.
-    fn serve_clients(&mut self, ready: &PollResult) {
-        let mut all: Vec<usize> = ready.clients.iter().chain(&ready.exited).copied().collect();
+    fn serve_account(&mut self, ready: &ReadyClients, ended: &mut Vec<usize>) {
+        let mut all: Vec<usize> = ready.readable.iter().chain(&ready.exited).copied().collect();
         all.sort_unstable();
         all.dedup();
         let (contexts, first): (Vec<usize>, Vec<usize>) =
-            all.iter().partition(|index| self.clients[**index].session().has_context());
+            all.iter().partition(|index| self.clients.all()[**index].session().has_context());
         // The last requests of a process are carried out; then its exit counts, whichever child still holds the socket.
-        let mut ended = ready.exited.clone();
-        for index in self.other_connections(&all, &contexts) {
-            if self.clients[index].serve_commands(&mut self.host) == ConversationState::Closed {
+        ended.extend(&ready.exited);
+        for index in self.clients.rings_beside(&contexts, &all) {
+            if self.clients.get_mut(index).serve_commands(&mut self.host) == ConversationState::Closed {
                 ended.push(index);
             }
         }
+        let mut budget = REQUESTS_PER_ACCOUNT;
         for (at, index) in first.iter().chain(&contexts).enumerate() {
             if at == first.len() {
                 self.host.post_cm_jobs();
             }
-            if self.clients[*index].serve(&mut self.host, &mut self.buffer) == ConversationState::Closed {
+            let client = self.clients.get_mut(*index);
+            if client.serve(&mut self.host, &mut self.buffer, &mut budget) == ConversationState::Closed {
                 ended.push(*index);
             }
-        }
-        ended.sort_unstable();
-        ended.dedup();
-        // From the last to the first, so that removing one does not move those still to be removed.
-        for index in ended.into_iter().rev() {
-            let mut gone = self.clients.swap_remove(index);
-            gone.session_mut().end(&mut self.host);
-            self.idle_since = self.host.now();
+            self.clients.served(*index);
         }
     }
 
-    /// The connections for connection management of the programs that own `contexts`, as far as they are not among `served`.
-    fn other_connections(&self, served: &[usize], contexts: &[usize]) -> Vec<usize> {
-        if contexts.is_empty() {
-            return Vec::new();
+    /// Removes clients and ends their sessions.
+    fn end_clients(&mut self, ended: &mut Vec<usize>) {
+        ended.sort_unstable();
+        ended.dedup();
+        // From the last to the first, so that removing one does not move those still to be removed.
+        while let Some(index) = ended.pop() {
+            self.clients.remove(index).session_mut().end(&mut self.host);
+            self.idle_since = self.host.now();
         }
-        debug_assert!(served.is_sorted());
-        let pid = |session: &Session| session.process().pid;
-        let owns = |session: &Session| contexts.iter().any(|i| pid(self.clients[*i].session()) == pid(session));
-        let is_other = |index: &usize| {
-            let session = self.clients[*index].session();
-            session.has_cm() && owns(session) && served.binary_search(index).is_err()
-        };
-        (0..self.clients.len()).filter(is_other).collect()
     }
 
     /// Begins to drain. Returns true when the daemon must end at once.
@@ -263,11 +306,11 @@ impl Server {
         if self.draining.is_some() {
             return true;
         }
-        info!(clients = self.clients.len(), "asked to end: draining");
+        info!(clients = self.clients.all().len(), "asked to end: draining");
         self.draining = Some(self.host.now());
         self.listener = None;
         remove_socket(&self.path);
-        for client in &mut self.clients {
+        for client in self.clients.all_mut() {
             client.session_mut().device_fatal();
         }
         false
@@ -276,9 +319,10 @@ impl Server {
     fn is_over(&self) -> bool {
         let now = self.host.now();
         if let Some(since) = self.draining {
-            return self.clients.iter().all(|c| !c.session().has_context()) || now.since(since) >= DRAIN_MAX;
+            return self.clients.all().iter().all(|c| !c.session().has_context()) || now.since(since) >= DRAIN_MAX;
         }
-        let idle = self.idle_exit.is_some_and(|limit| self.clients.is_empty() && now.since(self.idle_since) >= limit);
+        let idle =
+            self.idle_exit.is_some_and(|limit| self.clients.all().is_empty() && now.since(self.idle_since) >= limit);
         if idle {
             info!("idle: ending");
         }
@@ -290,7 +334,7 @@ impl Server {
         if self.listener.take().is_some() {
             remove_socket(&self.path);
         }
-        for mut client in std::mem::take(&mut self.clients) {
+        for mut client in self.clients.take_all() {
             client.session_mut().fail_queue_pairs(&mut self.host);
             client.session_mut().end(&mut self.host);
         }
@@ -315,8 +359,8 @@ struct PollResult {
     interfaces: bool,
     /// The kernel has events of next hops.
     hops: bool,
-    /// Indices of clients that have sent something.
-    clients: Vec<usize>,
-    /// Indices of clients whose processes have exited, in ascending order.
-    exited: Vec<usize>,
+    /// Accounts whose clients have sent something, or have exited.
+    accounts: Vec<AccountId>,
+    /// Indices of clients with commands in their rings.
+    with_commands: Vec<usize>,
 }

@@ -16,7 +16,7 @@ use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos};
 use burst_control::commands::CommandReceiver;
 use burst_control::{AsyncObject, ControlError, Refusal, Reply, Request, Response};
-use burst_ledger::{Charge, Resource};
+use burst_ledger::{AccountId, Charge, Resource};
 use burst_peer::PeerProcess;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -88,6 +88,16 @@ impl Session {
     /// Whether the client has sent its hello.
     pub fn has_said_hello(&self) -> bool {
         self.said_hello
+    }
+
+    /// The owner of the account that pays for the client.
+    pub fn account(&self) -> &AccountId {
+        self.caller.account.id()
+    }
+
+    /// Whether the client has a ring for commands.
+    pub fn has_command_ring(&self) -> bool {
+        self.commands.is_some()
     }
 
     /// Whether the client uses connection management.

@@ -1,0 +1,230 @@
+//! The clients, in one queue for each account: a user with thousands of connections delays only that user's own requests.
+//!
+//! Each account has an epoll instance of its own. A pass takes a bounded number of events from every account that has some, and
+//! serves a bounded number of requests for each. What is left is found by the next pass, after the other accounts' requests. An
+//! idle connection costs a pass nothing.
+
+use crate::conversation::Conversation;
+use burst_base::Nanos;
+use burst_ledger::AccountId;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Maximum number of descriptors of one account that are looked at in one pass.
+const EVENTS_AT_ONCE: usize = 64;
+/// How long a client may take from the connection to its hello.
+pub const HELLO_MAX: Nanos = Nanos::from_ms(10_000);
+
+/// A number of a client that is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientToken(u64);
+
+/// The clients of one account.
+struct AccountQueue {
+    epoll: OwnedFd,
+    clients: usize,
+}
+
+/// The clients of the daemon.
+#[derive(Default)]
+pub struct Clients {
+    list: Vec<Conversation>,
+    /// Index in `list` by token.
+    indices: HashMap<ClientToken, usize>,
+    next_token: u64,
+    queues: HashMap<AccountId, AccountQueue>,
+    /// Clients with rings for commands, by process.
+    rings: HashMap<u32, Vec<ClientToken>>,
+    /// Clients whose rings for commands are not marked as idle.
+    awake: Vec<ClientToken>,
+    /// When clients that have not said hello are disconnected, in order.
+    greetings: VecDeque<(Nanos, ClientToken)>,
+}
+
+/// What is ready at the clients of one account.
+#[derive(Debug, Default)]
+pub struct ReadyClients {
+    /// Indices of clients that have sent something, in ascending order.
+    pub readable: Vec<usize>,
+    /// Indices of clients whose processes have exited, in ascending order.
+    pub exited: Vec<usize>,
+}
+
+impl Clients {
+    /// All clients.
+    pub fn all(&self) -> &[Conversation] {
+        &self.list
+    }
+
+    /// All clients, to change.
+    pub fn all_mut(&mut self) -> &mut [Conversation] {
+        &mut self.list
+    }
+
+    /// A client, to change.
+    pub fn get_mut(&mut self, index: usize) -> &mut Conversation {
+        &mut self.list[index]
+    }
+
+    /// Adds a client that has just connected.
+    ///
+    /// # Errors
+    /// The system's: descriptors or watches are exhausted.
+    pub fn add(&mut self, mut client: Conversation, now: Nanos) -> io::Result<()> {
+        let account = client.session().account().clone();
+        let queue = match self.queues.get_mut(&account) {
+            Some(queue) => queue,
+            None => {
+                let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+                self.queues.entry(account).or_insert(AccountQueue { epoll, clients: 0 })
+            }
+        };
+        let token = ClientToken(self.next_token);
+        let data = epoll::EventData::new_u64(token.0 << 1);
+        let added = epoll::add(&queue.epoll, client.fd(), data, epoll::EventFlags::IN);
+        if let Err(error) = added {
+            self.remove_empty_queues();
+            return Err(error.into());
+        }
+        queue.clients += 1;
+        self.next_token += 1;
+        client.token = Some(token);
+        self.indices.insert(token, self.list.len());
+        self.list.push(client);
+        self.greetings.push_back((now + HELLO_MAX, token));
+        Ok(())
+    }
+
+    /// Removes a client. The caller ends its session.
+    pub fn remove(&mut self, index: usize) -> Conversation {
+        let gone = self.list.swap_remove(index);
+        if let Some(token) = gone.token {
+            self.indices.remove(&token);
+        }
+        if let Some(token) = self.list.get(index).and_then(|moved| moved.token) {
+            self.indices.insert(token, index);
+        }
+        let pid = gone.session().process().pid;
+        if let Some(rings) = self.rings.get_mut(&pid) {
+            rings.retain(|token| Some(*token) != gone.token);
+            if rings.is_empty() {
+                self.rings.remove(&pid);
+            }
+        }
+        if let Some(queue) = self.queues.get_mut(gone.session().account()) {
+            // A child of the program may hold the socket: the watch does not end with our descriptor.
+            let _ = epoll::delete(&queue.epoll, gone.fd());
+            if let Some(exit) = gone.process_exit().filter(|_| gone.watches_exit) {
+                let _ = epoll::delete(&queue.epoll, exit);
+            }
+            queue.clients -= 1;
+        }
+        self.remove_empty_queues();
+        gone
+    }
+
+    fn remove_empty_queues(&mut self) {
+        self.queues.retain(|_, queue| queue.clients > 0);
+    }
+
+    /// A descriptor for each account, to wait on: readable when one of the account's clients is.
+    pub fn fds(&self) -> impl Iterator<Item = (&AccountId, BorrowedFd<'_>)> {
+        self.queues.iter().map(|(account, queue)| (account, queue.epoll.as_fd()))
+    }
+
+    /// What is ready at an account's clients, at most [`EVENTS_AT_ONCE`] descriptors.
+    pub fn ready(&self, account: &AccountId) -> ReadyClients {
+        let mut ready = ReadyClients::default();
+        let Some(queue) = self.queues.get(account) else { return ready };
+        let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An interrupted wait is a pass in which nothing is ready.
+        let _ = epoll::wait(&queue.epoll, spare_capacity(&mut events), Some(&now));
+        for event in &events {
+            let data = event.data.u64();
+            // A client that was removed has no index any more.
+            let Some(index) = self.indices.get(&ClientToken(data >> 1)) else { continue };
+            let list = if data & 1 == 0 { &mut ready.readable } else { &mut ready.exited };
+            list.push(*index);
+        }
+        ready.readable.sort_unstable();
+        ready.exited.sort_unstable();
+        ready
+    }
+
+    /// To be called after a client was served: watches its process once the process is known, and its ring while it is in use.
+    pub fn served(&mut self, index: usize) {
+        let client = &mut self.list[index];
+        if !client.watches_exit
+            && let (Some(exit), Some(token)) = (client.process_exit(), client.token)
+            && let Some(queue) = self.queues.get(client.session().account())
+        {
+            let data = epoll::EventData::new_u64(token.0 << 1 | 1);
+            // Without the watch the end of the socket tells that the program has gone.
+            client.watches_exit = epoll::add(&queue.epoll, exit, data, epoll::EventFlags::IN).is_ok();
+        }
+        if client.is_awake || !client.session().has_command_ring() {
+            return;
+        }
+        client.is_awake = true;
+        client.session_mut().stay_awake();
+        self.awake.extend(client.token);
+        let of_process = self.rings.entry(client.session().process().pid).or_default();
+        if let Some(token) = client.token.filter(|token| !of_process.contains(token)) {
+            of_process.push(token);
+        }
+    }
+
+    /// Marks the rings for commands as idle, so that the next command wakes the daemon. Returns the indices of clients whose rings
+    /// have commands already.
+    pub fn idle_rings(&mut self) -> Vec<usize> {
+        let (mut busy, mut still_awake) = (Vec::new(), Vec::new());
+        for token in std::mem::take(&mut self.awake) {
+            let Some(index) = self.indices.get(&token).copied() else { continue };
+            if self.list[index].session_mut().try_idle() {
+                self.list[index].is_awake = false;
+            } else {
+                busy.push(index);
+                still_awake.push(token);
+            }
+        }
+        self.awake = still_awake;
+        busy
+    }
+
+    /// Indices of the clients with rings for commands whose process owns one of the clients `contexts`, without those in `served`,
+    /// which is in ascending order.
+    pub fn rings_beside(&self, contexts: &[usize], served: &[usize]) -> Vec<usize> {
+        debug_assert!(served.is_sorted());
+        let mut processes: Vec<u32> = contexts.iter().map(|c| self.list[*c].session().process().pid).collect();
+        processes.sort_unstable();
+        processes.dedup();
+        let tokens = processes.iter().filter_map(|pid| self.rings.get(pid)).flatten();
+        let indices = tokens.filter_map(|token| self.indices.get(token).copied());
+        indices.filter(|index| served.binary_search(index).is_err()).collect()
+    }
+
+    /// Indices of the clients whose time for a hello is over, from the last to the first.
+    pub fn silent(&mut self, now: Nanos) -> Vec<usize> {
+        let mut silent = Vec::new();
+        while self.greetings.front().is_some_and(|(at, _)| *at <= now) {
+            let index = self.greetings.pop_front().and_then(|(_, token)| self.indices.get(&token).copied());
+            silent.extend(index.filter(|index| !self.list[*index].session().has_said_hello()));
+        }
+        silent.sort_unstable_by(|a, b| b.cmp(a));
+        silent
+    }
+
+    /// When [`Clients::silent`] must be called next.
+    pub fn silent_at(&self) -> Option<Nanos> {
+        self.greetings.front().map(|(at, _)| *at)
+    }
+
+    /// Removes all clients.
+    pub fn take_all(&mut self) -> Vec<Conversation> {
+        std::mem::take(self).list
+    }
+}
