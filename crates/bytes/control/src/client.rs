@@ -32,7 +32,8 @@ impl Client {
     /// Connects to the daemon at `path`; `program` is the name for the daemon's log.
     ///
     /// # Errors
-    /// `Connect` if there is no daemon, `Untrusted` if the socket or the daemon belongs to another user than this or root, `Version` if the daemon is of another version.
+    /// `Connect` if there is no daemon, `Untrusted` if the socket or the daemon belongs to another user than this or root,
+    /// `Version` if the daemon is of another version.
     pub fn connect(path: &Path, program: &str) -> Result<Client, ControlError> {
         let wrap = |e: rustix::io::Errno| ControlError::Connect { path: path.display().to_string(), source: e.into() };
         let socket =

@@ -1,59 +1,18 @@
-//! The linked library as the loader and strangers see it: symbols, versions, real providers beside it, no daemon.
+//! The linked libibverbs: symbols and versions, providers loaded with it, programs without a daemon.
 //!
 //! Comparisons with Debian's packages are skipped, with a sentence, where those are not installed.
 
-use std::collections::BTreeSet;
+mod linked;
+
+use linked::{lib_dir, run, symbols};
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 const DEBIAN_DIR: &str = "/usr/lib/x86_64-linux-gnu";
 const NODES: [u32; 7] = [25, 33, 34, 57, 59, 64, 65];
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize().unwrap()
-}
-
-/// Folder of the linked library, made once per run.
-fn lib_dir() -> &'static Path {
-    static DIR: OnceLock<PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| {
-        let script = root().join("scripts/build-libs.sh");
-        let out = Command::new(script).arg("debug").output().expect("the script runs");
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-        target.join("debug/lib")
-    })
-}
-
 fn library() -> PathBuf {
     lib_dir().join("libibverbs.so.1")
-}
-
-/// `name@version` of all defined symbols, default or not.
-fn symbols(library: &Path) -> BTreeSet<String> {
-    let out = Command::new("readelf").args(["--dyn-syms", "-W"]).arg(library).output().expect("binutils");
-    String::from_utf8(out.stdout)
-        .unwrap()
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|f| f.len() >= 8 && f[6] != "UND" && f[7].contains('@') && f[6] != "ABS")
-        .map(|f| f[7].replace("@@", "@"))
-        .collect()
-}
-
-fn run(program: &str, env: &[(&str, &str)]) -> Option<Output> {
-    let mut command = Command::new(program);
-    command.env("LD_LIBRARY_PATH", lib_dir()).env("BURST_SOCKET", "/nonexistent/burstd.sock").env_remove("BURST_QUIET");
-    command.envs(env.iter().copied());
-    match command.output() {
-        Ok(out) => Some(out),
-        Err(e) => {
-            eprintln!("skipped: {program}: {e}");
-            None
-        }
-    }
 }
 
 #[test]
@@ -92,15 +51,8 @@ fn every_name_of_the_tables_is_there() {
 
 #[test]
 fn only_versioned_names_are_exported() {
-    let out = Command::new("readelf").args(["--dyn-syms", "-W"]).arg(library()).output().unwrap();
-    let text = String::from_utf8(out.stdout).unwrap();
-    let bare: Vec<_> = text
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|f| f.len() >= 8 && f[4] == "GLOBAL" && f[6] != "UND" && !f[7].contains('@') && f[6] != "ABS")
-        .filter(|f| !f[7].starts_with("IBVERBS_"))
-        .map(|f| f[7].to_owned())
-        .collect();
+    let mut bare = symbols(&library());
+    bare.retain(|name| !name.contains('@') && !name.starts_with("IBVERBS_"));
     assert!(bare.is_empty(), "{bare:?}");
 }
 
@@ -111,7 +63,7 @@ fn real_providers_load_beside_it() {
             eprintln!("skipped: {provider} is not installed");
             continue;
         }
-        let out = run("/bin/true", &[("LD_PRELOAD", provider), ("LD_BIND_NOW", "1")]).unwrap();
+        let out = run("/bin/true", &[], &[("LD_PRELOAD", provider), ("LD_BIND_NOW", "1")]).unwrap();
         assert!(out.status.success());
         assert!(out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
     }
@@ -119,15 +71,15 @@ fn real_providers_load_beside_it() {
 
 #[test]
 fn without_a_daemon_the_list_is_empty_and_one_sentence_is_printed() {
-    let Some(out) = run("ibv_devices", &[]) else { return };
+    let Some(out) = run("ibv_devices", &[], &[]) else { return };
     let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success());
     assert!(!stdout.contains("burst"), "{stdout}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     assert!(stderr.contains("/nonexistent/burstd.sock") && stderr.contains("burst run"), "{stderr}");
-    let Some(out) = run("ibv_devices", &[("BURST_QUIET", "1")]) else { return };
+    let Some(out) = run("ibv_devices", &[], &[("BURST_QUIET", "1")]) else { return };
     assert!(out.stderr.is_empty());
-    let Some(out) = run("ibv_devinfo", &[]) else { return };
+    let Some(out) = run("ibv_devinfo", &[], &[]) else { return };
     assert!(String::from_utf8_lossy(&out.stderr).contains("No IB devices found"));
 }
 

@@ -1,49 +1,25 @@
-//! The linked library as the loader and strangers see it: symbols, versions, refusals, no daemon, fork.
+//! The linked librdmacm: symbols and versions, refused calls, programs without a daemon, fork.
 //!
 //! Comparisons with Debian's package are skipped, with a sentence, where it is not installed.
 
+#[path = "../../ibverbs/tests/linked/mod.rs"]
+mod linked;
+
+use linked::{lib_dir, readelf, run};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::OnceLock;
 
 const DEBIAN: &str = "/usr/lib/x86_64-linux-gnu/librdmacm.so.1";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize().unwrap()
-}
-
-/// Folder of the linked libraries, made once per run.
-fn lib_dir() -> &'static Path {
-    static DIR: OnceLock<PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| {
-        let script = root().join("scripts/build-libs.sh");
-        let out = Command::new(script).arg("debug").output().expect("the script runs");
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-        target.join("debug/lib")
-    })
-}
 
 fn library() -> PathBuf {
     lib_dir().join("librdmacm.so.1")
 }
 
-fn readelf(option: &str, library: &Path) -> String {
-    let out = Command::new("readelf").args([option, "-W"]).arg(library).output().expect("binutils");
-    String::from_utf8(out.stdout).unwrap()
-}
-
-/// `name@version` of all defined symbols.
 fn symbols(library: &Path) -> BTreeSet<String> {
-    readelf("--dyn-syms", library)
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|f| f.len() >= 8 && f[6] != "UND" && f[6] != "ABS" && f[4] == "GLOBAL")
-        .map(|f| f[7].replace("@@", "@"))
-        .filter(|name| !name.starts_with("RDMACM_"))
-        .collect()
+    let mut symbols = linked::symbols(library);
+    symbols.retain(|name| !name.starts_with("RDMACM_"));
+    symbols
 }
 
 /// `name@version` of the table.
@@ -83,19 +59,6 @@ fn the_library_names_burst_libibverbs_to_the_loader() {
     assert!(readelf("--version-info", &library()).contains("BURST_PRIVATE_1"));
     // No verbs function of its own: one process, one set of contexts.
     assert!(symbols(&library()).iter().all(|s| !s.starts_with("ibv_") && !s.starts_with("burst_")));
-}
-
-fn run(program: &str, arguments: &[&str], env: &[(&str, &str)]) -> Option<Output> {
-    let mut command = Command::new(program);
-    command.args(arguments).env("LD_LIBRARY_PATH", lib_dir()).env("BURST_SOCKET", "/nonexistent/burstd.sock");
-    command.env_remove("BURST_QUIET").envs(env.iter().copied());
-    match command.output() {
-        Ok(out) => Some(out),
-        Err(e) => {
-            eprintln!("skipped: {program}: {e}");
-            None
-        }
-    }
 }
 
 #[test]

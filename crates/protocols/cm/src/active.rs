@@ -368,11 +368,3 @@ fn request(params: &ConnectParams<'_>, id: u32, psn: u32, vendor_id: u32) -> Req
         ..Req::default()
     }
 }
-
-/// The REJ of an active end that gives up before it knows the peer's id (IBA 12.6.7.2: the GUID tells which host the id belongs
-/// to).
-pub(crate) fn timeout_rej(id: u32, ca_guid: u64) -> Rej {
-    let mut rej = Rej { local_id: id, reason: reject::TIMEOUT, info_len: 8, ..Rej::default() };
-    rej.info[..8].copy_from_slice(&ca_guid.to_be_bytes());
-    rej
-}

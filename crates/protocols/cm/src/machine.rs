@@ -338,7 +338,7 @@ impl<O> Cm<O> {
             CmState::DreqSent => return self.end_unanswered(now, id, fx),
             CmState::SidrSent => {}
             CmState::ReqSent => {
-                let rej = crate::active::timeout_rej(id, conn.local_guid);
+                let rej = Rej::timeout(id, conn.local_guid);
                 self.reject_conn(now, id, rej, &[], fx);
             }
             _ => {

@@ -172,7 +172,7 @@ impl<O> Cm<O> {
         conn.owner = None;
         match conn.state {
             CmState::ReqSent => {
-                let rej = crate::active::timeout_rej(id, conn.local_guid);
+                let rej = Rej::timeout(id, conn.local_guid);
                 self.reject_and_forget(id, rej, fx);
             }
             CmState::ReqReceived => {

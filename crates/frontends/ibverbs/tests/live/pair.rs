@@ -1,58 +1,11 @@
-//! A daemon, a context, and two connected queue pairs.
+//! A context, and two connected queue pairs.
 
+pub use crate::daemon::DEADLINE;
+use crate::daemon::socket;
 use burst_ibverbs::sys::*;
 use burst_ibverbs::{boundary, context, cq, device, ops, pd_mr, poll, port, post, qp};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
-
-/// How long a test waits for anything that must happen.
-pub const DEADLINE: Duration = Duration::from_secs(20);
-
-/// The process, which ends by itself, and its socket.
-struct Daemon {
-    _process: Child,
-    socket: PathBuf,
-}
-
-/// Starts the daemon once for all tests of this process; it ends by itself after the last context.
-fn daemon() -> Option<&'static Path> {
-    static DAEMON: OnceLock<Option<Daemon>> = OnceLock::new();
-    DAEMON.get_or_init(start).as_ref().map(|d| d.socket.as_path())
-}
-
-fn start() -> Option<Daemon> {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(target, PathBuf::from);
-    let built = ["debug", "release"].iter().map(|p| target.join(p).join("burstd")).find(|p| p.exists());
-    // A daemon that was built otherwise than the test: without the sanitizer, or optimised.
-    let burstd = std::env::var_os("BURST_DAEMON").map(PathBuf::from).or(built);
-    let Some(burstd) = burstd else {
-        eprintln!("skipped: burstd is not built");
-        return None;
-    };
-    let socket = std::env::temp_dir().join(format!("burst-live-{}.sock", std::process::id()));
-    // The daemon outlives pauses between tests on a busy machine, during which no context is open.
-    let script = "ip link set lo up && exec \"$0\" --socket \"$1\" --port udp:dev=lo --idle-exit 10s --log-level warn";
-    // SAFETY: asks for this process's user.
-    let root = unsafe { libc::geteuid() } == 0;
-    let mut command = Command::new("unshare");
-    command.args(if root { &["-n"][..] } else { &["-rn"][..] }).args(["sh", "-c", script]).arg(burstd).arg(&socket);
-    let mut child = command.stdin(Stdio::null()).spawn().ok()?;
-    let begin = Instant::now();
-    while !socket.exists() {
-        if begin.elapsed() > DEADLINE || child.try_wait().ok()?.is_some() {
-            eprintln!("skipped: no daemon in a namespace of its own");
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // SAFETY: done once, before any test reads the environment.
-    unsafe { std::env::set_var("BURST_SOCKET", &socket) };
-    Some(Daemon { _process: child, socket })
-}
+use std::time::Instant;
 
 /// An open device with a PD.
 pub struct Open {
@@ -67,7 +20,7 @@ unsafe impl Sync for Open {}
 impl Open {
     /// Opens the first device, or says why not.
     pub fn new() -> Option<Open> {
-        daemon()?;
+        socket()?;
         // SAFETY: the sequence that the API prescribes.
         unsafe {
             let list = device::ibv_get_device_list(null_mut());

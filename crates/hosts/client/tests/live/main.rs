@@ -1,62 +1,15 @@
 //! The safe API and both examples against a real daemon.
-//!
-//! The daemon runs on the loopback interface of a network namespace of its own; where that cannot be made (no root, no user
-//! namespaces) or the daemon is not built (`cargo build -p burstd`), the tests say so and pass.
+
+mod daemon;
 
 use burst_client::*;
+use daemon::{DEADLINE, socket};
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
-
-const LIMIT: Duration = Duration::from_secs(20);
-
-/// The process, which ends by itself after the last context, and its socket.
-struct TestDaemon {
-    _process: Child,
-    socket: PathBuf,
-}
-
-/// Starts the daemon once for all tests of this process, and names it in the environment.
-fn daemon() -> Option<&'static Path> {
-    static DAEMON: OnceLock<Option<TestDaemon>> = OnceLock::new();
-    DAEMON.get_or_init(start).as_ref().map(|d| d.socket.as_path())
-}
-
-fn target() -> PathBuf {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target");
-    std::env::var_os("CARGO_TARGET_DIR").map_or(target, PathBuf::from)
-}
-
-fn start() -> Option<TestDaemon> {
-    let built = ["debug", "release"].iter().map(|p| target().join(p).join("burstd")).find(|p| p.exists());
-    let Some(burstd) = std::env::var_os("BURST_DAEMON").map(PathBuf::from).or(built) else {
-        eprintln!("skipped: burstd is not built");
-        return None;
-    };
-    let socket = std::env::temp_dir().join(format!("burst-client-{}.sock", std::process::id()));
-    let script = "ip link set lo up && exec \"$0\" --socket \"$1\" --port udp:dev=lo --idle-exit 10s --log-level warn";
-    // SAFETY: asks for this process's user.
-    let root = unsafe { libc::geteuid() } == 0;
-    let mut command = Command::new("unshare");
-    command.args(if root { &["-n"][..] } else { &["-rn"][..] }).args(["sh", "-c", script]).arg(burstd).arg(&socket);
-    let mut child = command.stdin(Stdio::null()).spawn().ok()?;
-    let begin = Instant::now();
-    while !socket.exists() {
-        if begin.elapsed() > LIMIT || child.try_wait().ok()?.is_some() {
-            eprintln!("skipped: no daemon in a namespace of its own");
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    // SAFETY: done once, before any test reads the environment.
-    unsafe { std::env::set_var("BURST_SOCKET", &socket) };
-    Some(TestDaemon { _process: child, socket })
-}
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 fn open() -> Option<ClientContext> {
-    daemon()?;
+    socket()?;
     Some(Device::by_name("burst0").unwrap().open().unwrap())
 }
 
@@ -70,7 +23,7 @@ fn example(name: &str) -> Command {
 
 #[test]
 fn the_write_example_runs() {
-    if daemon().is_none() {
+    if socket().is_none() {
         return;
     }
     let output = example("write").output().unwrap();
@@ -80,7 +33,7 @@ fn the_write_example_runs() {
 
 #[test]
 fn the_echo_example_runs() {
-    if daemon().is_none() {
+    if socket().is_none() {
         return;
     }
     let mut server = example("echo").args(["serve", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
@@ -102,7 +55,7 @@ fn a_failed_request_tells_why_and_objects_end_in_any_order() {
     let mr = pd.alloc_mr(64, access::LOCAL_WRITE).unwrap();
     // The peer gave no right to write.
     a.post_send(7, WorkRequest::Write(&[mr.slice(0..8).unwrap()], mr.remote(8..16).unwrap())).unwrap();
-    let error = cq.wait(LIMIT).unwrap().ok().unwrap_err();
+    let error = cq.wait(DEADLINE).unwrap().ok().unwrap_err();
     assert!(matches!(error, ClientError::WorkRequest { wr_id: 7, reason: Some(_), .. }), "{error}");
     // The domain, the queue and the context live on in the queue pairs.
     drop((context, pd, cq, mr));
@@ -152,8 +105,8 @@ fn a_refused_client_learns_it() {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
     let qp = pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
     std::thread::scope(|scope| {
-        let client = scope.spawn(|| manager.connect(addr, &qp, b"hello", LIMIT));
-        let request = listener.next_request(LIMIT).unwrap();
+        let client = scope.spawn(|| manager.connect(addr, &qp, b"hello", DEADLINE));
+        let request = listener.next_request(DEADLINE).unwrap();
         assert_eq!(&request.private_data()[..5], b"hello");
         assert!(request.peer().is_some());
         request.reject(b"no").unwrap();
@@ -164,7 +117,7 @@ fn a_refused_client_learns_it() {
 
 #[test]
 fn tools_see_the_daemon_and_its_devices() {
-    let Some(socket) = daemon() else { return };
+    let Some(socket) = socket() else { return };
     let mut daemon = Daemon::connect(socket).unwrap();
     assert!(daemon.info().pid > 0 && daemon.info_now().unwrap().workers > 0);
     assert_eq!(daemon.devices().unwrap()[0].name, "burst0");
