@@ -77,8 +77,8 @@ impl Inbox {
         self.filled.push(handed).map_err(|_| Reason::HandoverFull)
     }
 
-    /// Whether three quarters of the frames are in use. Management datagrams get no more than that, so that a flood of them, which
-    /// arrives at another worker, leaves room for packets of queue pairs.
+    /// Whether three quarters of the frames are in use. Management datagrams get no more than that, so that a flood of them that
+    /// arrives at another worker leaves room for packets of queue pairs.
     pub fn is_nearly_full(&self) -> bool {
         4 * self.filled.len() >= 3 * self.filled.capacity()
     }

@@ -53,8 +53,8 @@ fn a_scan_of_all_psns_executes_nothing_and_is_hardly_answered() {
         answers += from(&mut end, now, FORGER, &send((1 << 23) + FIRST + 1 + k)).len();
     }
     assert_eq!(end.fx.receives.len(), 1, "a forged SEND was executed");
-    // Some 1,024 packets in each of 42 s are not dropped at once.
-    assert!(answers < 43 * 1024 && answers < (1 << 20) / 16, "{answers} answers");
+    // At most 1,024 packets with PSNs far away, in each of 42 s, are not dropped at once.
+    assert!(answers < 43 * 1024, "{answers} answers to a million packets");
     assert!(end.fx.count_of(Reason::SourcePortShut) > 900_000, "{:?}", end.fx.reasons());
     // The peer notices nothing, whether it sends in between or afterwards.
     let answer = from(&mut end, now, PEER, &send(FIRST + 1));
