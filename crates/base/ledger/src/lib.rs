@@ -4,11 +4,11 @@
 //! one control group): [`Account::charge`] charges amounts to it and returns a [`Charge`], which gives them back when it is
 //! dropped. An object keeps its charge, so that no way to end an object can forget to give back.
 //!
-//! The limit of an account moves with the use of the others, as the dynamic thresholds of shared switch buffers do (Choudhury
-//! and Hahne, IEEE/ACM ToN 1998): an account may use a fixed part ([`Policy::share_percent`]) of what the other accounts and the
-//! reserve leave. With a part of one half, a single user gets half of the capacity, and whatever a user does, as much as that user
-//! holds stays free for others. Privileged accounts (root, and the user who runs the daemon) are limited by the capacity alone,
-//! and the reserve ([`Policy::reserve_percent`]) is for them.
+//! The limit of an account moves with the use of the others, as the dynamic thresholds of shared switch buffers do (Choudhury and
+//! Hahne, IEEE/ACM ToN 1998): an account may use a fixed part ([`Policy::share_percent`]) of what the other accounts and the
+//! reserve leave. With a part of one half, a single user gets half of the capacity, and whatever a user does, as much as that
+//! user holds stays free for others. Privileged accounts (root, and the user who runs the daemon) are limited by the capacity
+//! alone, and the reserve ([`Policy::reserve_percent`]) is for them.
 //!
 //! | module | contents |
 //! |---|---|

@@ -41,7 +41,7 @@ fn the_hash_sees_names_order_and_types_but_no_comments() {
     assert!(samples.iter().any(|command| matches!(command, CmCommand::Connect { qp: Some(_), .. })));
 }
 
-/// Everything that both ends must agree on, as text.
+/// The contract between library and daemon as text.
 fn contract() -> String {
     let mut text =
         code_of(include_str!("../../shm/src/layout.rs")).replace(&format!("ABI_VERSION:u32={ABI_VERSION}"), "");
@@ -106,7 +106,7 @@ fn event() -> CmEvent {
     CmEvent { listener: 22, status: 23, cookie: 24, route, conn, data, ..CmEvent::new(CmEventKind::Rejected, 25) }
 }
 
-/// A command as it lies in the ring.
+/// The record of a command in the ring.
 fn record_of(command: &CmCommand) -> Vec<u8> {
     let (program, _daemon) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket pair");

@@ -1,4 +1,4 @@
-//! The asking end against a daemon that replies as a test says: which descriptors belong to whom, and which replies are refused.
+//! The client against a daemon whose replies the test determines: distribution of descriptors, and replies that are refused.
 use burst_control::cm::CmCommand;
 use burst_control::commands::CommandReceiver;
 use burst_control::frame::{self, ControlHeader};
@@ -39,7 +39,7 @@ impl Daemon {
     }
 }
 
-/// A listening socket at a path of its own, removed at the end.
+/// A listening socket at its own path, which is removed at the end.
 struct Listener {
     socket: OwnedFd,
     path: PathBuf,

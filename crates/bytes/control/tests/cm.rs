@@ -1,4 +1,4 @@
-//! Records of event channels: the longest fits, and what is written is read.
+//! Records of event channels: the longest one fits, and parsing is the inverse of writing.
 
 use burst_base::conn::PeerClass;
 use burst_base::verbs::{AhAttr, Mtu, QpType};
@@ -82,7 +82,7 @@ fn every_kind_comes_back_under_its_number() {
 #[test]
 fn junk_is_no_event_and_private_data_has_a_limit() {
     assert_eq!(CmEvent::from_bytes(&[0xff; CmEvent::BYTES]), None);
-    // A byte that says what follows (the kind, an option, a family, an MTU, a truth, a length) is checked; others are values.
+    // Bytes that determine what follows (kind, option, family, MTU, bool, length) are checked; all others may have any value.
     let good = longest().to_bytes();
     let refused = (0..CmEvent::BYTES).filter(|at| {
         let mut bad = good;
@@ -207,7 +207,7 @@ fn kind_id_and_listener_are_read_without_the_rest() {
     assert_eq!(CmEventKey::of(&[0xff; CmEvent::BYTES]), None);
 }
 
-/// A program's end and the daemon's, and the daemon's socket.
+/// The program's end and the daemon's end of a command ring, and the daemon's socket.
 fn command_ring() -> (CommandSender, CommandReceiver, OwnedFd) {
     let (program, daemon) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("socketpair");
@@ -215,7 +215,7 @@ fn command_ring() -> (CommandSender, CommandReceiver, OwnedFd) {
     (CommandSender::new(program, fd).expect("a command ring"), commands, daemon)
 }
 
-/// All commands that are there; `None` if one is none.
+/// Receives all commands in the ring; `None` if a record is no command.
 fn receive_one(commands: &mut CommandReceiver) -> Option<Vec<CmCommand>> {
     let mut all = Vec::new();
     commands.receive(|op| all.push(op)).ok().map(|_| all)
@@ -276,7 +276,7 @@ fn records_that_are_no_command_end_the_receiver() {
     let mut commands = CommandReceiver::from(consumer);
     let fd = segment.fd().expect("a descriptor").try_clone_to_owned().expect("another");
     let mut ring = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a command ring");
-    // Establish is 10 and an id.
+    // The record of Establish is the number 10 and an id.
     let establish = [10, 1, 0, 0, 0];
     for (record, is_command) in [
         (&establish[..], true),

@@ -1,4 +1,4 @@
-//! Packets over a real socket pair: what is sent arrives, what is foreign is refused with a reason.
+//! Packets over a real socket pair: sent packets arrive unchanged, and malformed ones are refused with a reason.
 use burst_control::frame::{self, ControlHeader, HEADER_BYTES};
 use burst_control::{AsyncObject, AsyncRecord, ControlError, MESSAGE_MAX, Request, Response};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};

@@ -1,4 +1,4 @@
-//! Connections per second between two daemons, by control messages alone: what the daemons can do, without a library.
+//! Connections per second between two daemons, by control messages only: the daemons' rate without the cost of a library.
 //!
 //!     cmload server SOCKET IP PORT THREADS
 //!     cmload client SOCKET IP PORT THREADS COUNT WINDOW

@@ -178,8 +178,8 @@ impl Clients {
         }
     }
 
-    /// Marks the rings for commands as idle, so that the next command wakes the daemon. Returns the indices of clients whose rings
-    /// have commands already.
+    /// Marks the rings for commands as idle, so that the next command wakes the daemon. Returns the indices of clients whose
+    /// rings have commands already.
     pub fn idle_rings(&mut self) -> Vec<usize> {
         let (mut busy, mut still_awake) = (Vec::new(), Vec::new());
         for token in std::mem::take(&mut self.awake) {
@@ -195,8 +195,8 @@ impl Clients {
         busy
     }
 
-    /// Indices of the clients with rings for commands whose process owns one of the clients `contexts`, without those in `served`,
-    /// which is in ascending order.
+    /// Indices of the clients with rings for commands whose process owns one of the clients `contexts`, without those in
+    /// `served`, which is in ascending order.
     pub fn rings_beside(&self, contexts: &[usize], served: &[usize]) -> Vec<usize> {
         debug_assert!(served.is_sorted());
         let mut processes: Vec<u32> = contexts.iter().map(|c| self.list[*c].session().process().pid).collect();

@@ -80,8 +80,8 @@ impl Conversation {
         &mut self.session
     }
 
-    /// Answers the requests that have arrived, at most [`REQUESTS_PER_PASS`], and takes them from `budget`. The commands in the ring
-    /// are carried out in any case.
+    /// Answers the requests that have arrived, at most [`REQUESTS_PER_PASS`], and takes them from `budget`. The commands in the
+    /// ring are carried out in any case.
     pub fn serve(&mut self, host: &mut Host, buffer: &mut [u8], budget: &mut usize) -> ConversationState {
         let most = REQUESTS_PER_PASS.min(*budget);
         let mut requests_left = most;

@@ -220,8 +220,8 @@ impl Server {
         }
     }
 
-    /// Serves the clients of every account that has something to read, the accounts in turn, and ends the sessions of clients that
-    /// have left.
+    /// Serves the clients of every account that has something to read, the accounts in turn, and ends the sessions of clients
+    /// that have left.
     fn serve_clients(&mut self, ready: PollResult) {
         let PollResult { mut accounts, with_commands, .. } = ready;
         // Another account is the first in each pass.

@@ -12,9 +12,9 @@ fn pair(daemon: &Daemon) -> (Program, Program) {
     (daemon.program(), daemon.program())
 }
 
-/// Connects by `param`s; the ids and both ESTABLISHED events.
+/// Establishes a connection. Returns both ids, the CONNECT_REQUEST and the CONNECT_RESPONSE.
 fn connected(server: &mut Program, client: &mut Program, port: u16) -> (u32, u32, CmEvent, CmEvent) {
-    // A queue pair's number rests after its connection: another one each time.
+    // A queue pair number cannot be used again during TIMEWAIT: take another one each time.
     let qpn = 100 + client.ids();
     let id = client.connect(PortSpace::Tcp, addr(HERE, port), param(qpn), CmData::EMPTY);
     let request = server.event();
@@ -24,7 +24,7 @@ fn connected(server: &mut Program, client: &mut Program, port: u16) -> (u32, u32
         CmReply::Done
     );
     let response = client.expect(K::ConnectResponse, id);
-    // The program knows that it has established: only the other side gets an event.
+    // Only the passive end gets ESTABLISHED: the active end's program has called establish itself.
     assert_eq!(client.op(CmCommand::Establish { id }), CmReply::Done);
     server.expect(K::Established, request.id);
     (id, request.id, request, response)
@@ -158,7 +158,7 @@ fn failures_of_commands_without_a_reply_become_events() {
         CmCommand::Disconnect { id },
     ]);
     assert_eq!(client.expect(K::ConnectError, id).status, -libc::EINVAL);
-    // The conversation goes on.
+    // The connection to the daemon is still usable.
     assert!(matches!(client.op(CmCommand::Query { id }), CmReply::Route(_)));
 }
 
@@ -173,7 +173,7 @@ fn a_migrated_id_takes_its_events_along() {
     server.op(CmCommand::Accept { id: request.id, qp: None, param: param(200), data: CmData::EMPTY });
     client.expect(K::ConnectResponse, id);
     client.op(CmCommand::Establish { id });
-    // ESTABLISHED may lie unread in the old channel, or may yet come: it is in the new one in any case.
+    // ESTABLISHED may be unread in the old channel, or come later: the new channel gets it in both cases.
     assert_eq!(server.op(CmCommand::Migrate { id: request.id, channel: 2 }), CmReply::Done);
     let mut record = [0; CmEvent::BYTES];
     assert_eq!(rustix::io::read(&fds[0], &mut record), Ok(CmEvent::BYTES));
@@ -210,16 +210,16 @@ fn malformed_commands_end_only_their_own_conversation() {
     server.listen(PortSpace::Tcp, addr("0.0.0.0", 7175), 0);
     let ended = |socket: BorrowedFd<'_>| {
         let mut bytes = [0; 64];
-        // The conversation ends, whatever came before.
+        // The daemon closes the connection, after any other packets.
         (0..4).any(|_| !matches!(rustix::io::read(socket, &mut bytes), Ok(1..)))
     };
     let bell = ControlHeader::new(0).to_bell();
-    // No hello, no bell.
+    // A bell before the Hello is refused.
     let early = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
     connect(&early, &SocketAddrUnix::new(&daemon.socket).expect("an address")).expect("connects");
     send(&early, &bell, SendFlags::NOSIGNAL).expect("sent");
     assert!(ended(early.as_fd()));
-    // A bell with nothing behind it is harmless, and a second command ring is refused.
+    // A bell without commands in the ring is ignored, and a second command ring is refused.
     let mut liar = daemon.connect();
     send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
     let fd = liar.call(&Request::CmCommandRing, &[]).expect("a command ring").fds.remove(0);

@@ -107,7 +107,7 @@ fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-/// Runs the ignored test of this name in a child with our libraries first.
+/// Runs the ignored test of this name in a child with Burst's libraries first in the search path.
 fn in_child(name: &str) {
     let me = std::env::current_exe().unwrap();
     let out = run(me.to_str().unwrap(), &["--exact", name, "--ignored", "--nocapture"], &[("BURST_QUIET", "1")]);
@@ -143,7 +143,7 @@ fn child_calls_refuse_without_a_daemon() {
         let result = call(name);
         assert_eq!((result as i32, errno()), (-1, expected), "{name}");
     }
-    // NULL where an object belongs is EINVAL, and no crash.
+    // NULL in place of an object is EINVAL, and no crash.
     for name in [
         "rdma_bind_addr",
         "rdma_resolve_addr",

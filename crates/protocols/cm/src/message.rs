@@ -52,17 +52,7 @@ macro_rules! messages {
         #[allow(clippy::large_enum_variant)] // lives on the stack between parse and handler
         pub enum CmMessage { $($(#[$doc])* $name($name)),+ }
 
-        impl Rej {
-    /// The REJ of an active end that gives up before it knows the peer's id (IBA 12.6.7.2: the GUID says to which host the id
-    /// belongs).
-    pub(crate) fn timeout(id: u32, ca_guid: u64) -> Rej {
-        let mut rej = Rej { local_id: id, reason: reject::TIMEOUT, info_len: 8, ..Rej::default() };
-        rej.info[..8].copy_from_slice(&ca_guid.to_be_bytes());
-        rej
-    }
-}
-
-impl CmMessage {
+        impl CmMessage {
             /// Attribute id.
             pub const fn attr(&self) -> u16 { match self { $(CmMessage::$name(_) => $attr),+ } }
             /// Name in capitals, as the specification writes it.
@@ -340,6 +330,16 @@ impl<'a> Mad<'a> {
         let room = &mut body[self.message.data_at()..];
         let len = self.data.len().min(room.len());
         room[..len].copy_from_slice(&self.data[..len]);
+    }
+}
+
+impl Rej {
+    /// The REJ of an active end that gives up before it knows the peer's id (IBA 12.6.7.2: the GUID says to which host the id
+    /// belongs).
+    pub(crate) fn timeout(id: u32, ca_guid: u64) -> Rej {
+        let mut rej = Rej { local_id: id, reason: reject::TIMEOUT, info_len: 8, ..Rej::default() };
+        rej.info[..8].copy_from_slice(&ca_guid.to_be_bytes());
+        rej
     }
 }
 

@@ -1,4 +1,4 @@
-//! Captures of another stack's connection manager, read and written again; and what they say.
+//! Captures of another stack's connection manager: parsed, written again, and their fields compared.
 
 use burst_cm::message::{CmMessage, Mad};
 use burst_cm::service::{PS_TCP, PS_UDP, PrivateDataHeader, parse_service_id};

@@ -1,4 +1,5 @@
-//! The machine's choices: which listener a request meets, which listeners end, which worker owns a message, when a timer is due.
+//! The machine's choices: the listener of a request, the listeners that `unlisten` ends, the worker of a message, the next
+//! deadline.
 
 mod harness;
 
@@ -30,7 +31,7 @@ fn listener(owner: u32, addr: Option<&str>, device: Option<u16>) -> (Listener<u3
     (of, backlog)
 }
 
-/// A request for `to` on `device`, and the path of its answer.
+/// A request to `to` on `device`, and the path of its answer.
 fn request(number: u32, to: &str, device: u16) -> (PathRecord, [u8; 256]) {
     let (to, from) = (ip(to), if ip(to).is_ipv4() { ip("10.0.0.9") } else { ip("fd00::9") });
     let path = PathRecord { device: DeviceId(device), flow: Flow { src: to, dst: from, ..Flow::default() } };
@@ -49,7 +50,7 @@ fn request(number: u32, to: &str, device: u16) -> (PathRecord, [u8; 256]) {
     (path, bytes)
 }
 
-/// Gives a request for `to` on `device`.
+/// Passes a request to `to` on `device` to the machine.
 fn ask(host: &mut Host, number: u32, to: &str, device: u16) {
     let (path, bytes) = request(number, to, device);
     host.cm.on_mad(NOW, &path, &bytes, &mut host.world);
@@ -132,15 +133,15 @@ fn a_message_goes_to_the_worker_that_owns_its_connection() {
         assert_eq!(worker_of(&mad_of(Rep { local_id: 1, remote_id: id, ..Rep::default() })), Some(worker));
         assert_eq!(worker_of(&mad_of(Rej { local_id: 1, remote_id: id, ..Rej::default() })), Some(worker));
     }
-    // An id of a worker that does not exist: worker 0 counts it.
+    // Worker 0 counts a message with an id of a worker that does not exist.
     for beyond in [4, 9] {
         let id = Table::new(beyond, secret).insert(()).expect("room");
         assert_eq!(worker_of(&mad_of(Rep { remote_id: id, ..Rep::default() })), Some(0));
     }
-    // A REJ that withdraws a request names no connection of this host: all workers look.
+    // A REJ that withdraws a request has no communication id of this host: every worker searches for it.
     assert_eq!(worker_of(&mad_of(Rej { local_id: 1, ..Rej::default() })), None);
     assert_eq!(worker_of(&[0; 256]), Some(0));
-    // Requests spread by queue pair or request id, and a repetition meets the same worker.
+    // Requests are spread by queue pair number or request id; a retransmission goes to the same worker.
     let requests =
         |n: u32| [mad_of(Req { qpn: n, ..Req::default() }), mad_of(SidrReq { request_id: n, ..SidrReq::default() })];
     for kind in 0..2 {
@@ -229,7 +230,7 @@ fn a_request_is_repeated_at_the_very_end_of_its_prolonged_wait() {
     assert_eq!(host.world.sent.len(), 1, "the request is repeated");
 }
 
-/// Effects of a host that does not say how many events are unread, and keeps no places of withdrawn requests.
+/// Effects of a host that does not report unread events, and keeps no backlog places of withdrawn requests.
 struct Silent(World);
 
 impl CmEffects<u32> for Silent {

@@ -1,4 +1,4 @@
-//! Message by message: this arrives, this must happen. In order, repeated, late, malformed, at the limit, after the end.
+//! Each message and its effects: in order, repeated, late, malformed, at a limit, after the end of the connection.
 
 mod harness;
 mod queued;
@@ -21,7 +21,7 @@ const PEER: [u8; 4] = [10, 0, 0, 9];
 const GUID: u64 = 99;
 const NOW: Nanos = Nanos::from_ms(1);
 
-/// The way of answers to the peer that the tests play.
+/// The path of answers to the peer, which the test plays.
 fn path() -> PathRecord {
     PathRecord {
         device: DeviceId(0),
@@ -71,7 +71,7 @@ fn ask(host: &mut Host, req: Req) -> Vec<CmMessage> {
     give_at(host, NOW, 7, req, &header())
 }
 
-/// A host with an accepted request; the connection's id and the REP.
+/// A host that has accepted a request; returns also the connection's id and the REP.
 fn accepted() -> (Host, u32, Rep) {
     let mut host = Host::new(1);
     assert!(ask(&mut host, req(1, 50)).is_empty());
@@ -88,7 +88,7 @@ fn established() -> (Host, u32) {
     (host, id)
 }
 
-/// A host that has asked; the connection's id.
+/// A host that has sent a request; returns also the connection's id.
 fn asked(ready: QpSetup) -> (Host, u32) {
     let mut host = Host::new(1);
     host.world.ready = ready;
@@ -120,7 +120,7 @@ fn a_request_is_shown_with_the_peers_parameters() {
     assert_eq!((conn.remote_qpn, conn.sq_psn, conn.mtu, conn.ack_timeout), (50, 77, Mtu::B1024, 12));
     assert_eq!((conn.responder_resources, conn.initiator_depth), (5, 3), "seen from this end");
     assert_eq!((story.peer_port, story.data.len()), (5, 56));
-    // The program takes 2 and wants 16: neither more than it gives nor more than is asked for.
+    // The program offers 2 and requests 16: each depth becomes the smaller of both ends' values.
     assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 3));
     assert_eq!((rep.local_id, rep.remote_id, rep.psn), (id, 1, conn.rq_psn));
 }
@@ -144,7 +144,7 @@ fn a_repeated_request_gets_what_the_first_got() {
     let mut host = Host::new(1);
     ask(&mut host, req(1, 50));
     let id = host.world.stories[0].conn;
-    // The program has not decided: the peer shall wait.
+    // The program has not accepted yet: an MRA asks the peer to wait.
     let [CmMessage::Mra(mra)] = ask(&mut host, req(1, 50))[..] else { panic!("no MRA") };
     assert_eq!((mra.local_id, mra.remote_id, mra.message), (id, 1, 0));
     host.accept(NOW, 0);
@@ -229,7 +229,7 @@ fn requests_that_come_early_have_little_room() {
     assert!(ask(&mut host, strange(201)).is_empty(), "there is room again");
 }
 
-/// Bytes of a message's body, after the MAD header of 24.
+/// Sets bytes of a message's body, which begins after the MAD header of 24 bytes.
 fn body(mad: &[u8; 256]) -> &[u8] {
     &mad[24..]
 }
@@ -295,7 +295,7 @@ fn a_disconnect_before_the_rtu_reaches_the_peer() {
     let (mut host, id, rep) = accepted();
     host.disconnect(NOW, 0);
     let [CmMessage::Dreq(_)] = taken(&mut host)[..] else { panic!("no DREQ") };
-    // The REP was lost: the peer asks again, and cannot understand the DREQ.
+    // The REP was lost: the peer repeats its REQ, and does not know the id in the DREQ.
     let [CmMessage::Rej(rej)] = ask(&mut host, req(1, 50))[..] else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.remote_id, rej.local_id), (reject::CONSUMER, 1, 0));
     assert_eq!(host.cm.state(id), Some(CmState::DreqSent));
@@ -378,7 +378,7 @@ fn a_small_backlog_is_of_requests_that_are_not_read() {
     assert_eq!((host.backlog.queued(), host.count(Reason::CmBacklogFull)), (QUEUED_PER_PLACE, 12), "not without end");
 }
 
-/// A peer that asks and takes back, again and again, makes no more work for a program than one that only asks.
+/// A peer that sends and withdraws requests repeatedly makes no more work for a program than a peer that only sends requests.
 #[test]
 fn requests_that_are_taken_back_keep_their_places() {
     let mut host = Host::new(1);
@@ -392,7 +392,7 @@ fn requests_that_are_taken_back_keep_their_places() {
     assert_eq!((host.world.stories.len(), host.backlog.queued(), host.count(Reason::CmBacklogFull)), (2, 0, 0));
     assert_eq!((host.cm.len(), host.backlog.waiting()), (0, 2));
     host.world.places.clear();
-    // The same by requests that replace each other: the first is refused, as the peer's queue pair has another.
+    // The same with requests that replace each other: the older one is refused, because the peer's queue pair has a new request.
     for n in 1..=50 {
         ask(&mut host, req(100 + n, 50));
     }
@@ -445,7 +445,7 @@ fn a_stale_connection_is_ended_by_a_new_request() {
     let [CmMessage::Rej(rej), CmMessage::Dreq(dreq)] = sent[..] else { panic!("{sent:?}") };
     assert_eq!((rej.reason, rej.remote_id), (reject::STALE_CONNECTION, 2));
     assert_eq!((dreq.local_id, dreq.remote_id, dreq.remote_qpn), (id, 1, 50));
-    // The peer does not know the old one; then the way is free after the time-wait.
+    // The peer does not know the old connection: a new request is accepted after TIMEWAIT.
     give(&mut host, Drep { local_id: 1, remote_id: id });
     assert!(ask(&mut host, req(2, 50)).is_empty());
     host.cm.on_timer(Nanos::from_ms(600), 10, &mut host.world);
@@ -475,7 +475,7 @@ fn forged_and_unknown_messages_change_nothing() {
     host.cm.on_mad(NOW, &elsewhere, &bytes, &mut host.world);
     assert_eq!(host.cm.state(id), Some(CmState::Established));
     assert_eq!(host.count(Reason::CmForged), 3);
-    // The true one.
+    // The valid message.
     let [CmMessage::Drep(_)] = give(&mut host, message)[..] else { panic!("no DREP") };
     assert_eq!(host.world.stories[0].last(), Some(K::Disconnected));
     let [CmMessage::Drep(_)] = give(&mut host, message)[..] else { panic!("a late one is answered") };
@@ -566,7 +566,7 @@ fn rejects_end_what_they_name() {
     assert_eq!(host.cm.state(id), Some(CmState::RepSent), "another's");
     give(&mut host, Rej { local_id: 1, remote_id: id, message: 1, reason: 28, ..Rej::default() });
     assert_eq!(host.world.stories[0].events, [(K::Rejected, 28)]);
-    // The peer gave up before it knew our id: it names its own and its GUID.
+    // The peer gave up before it knew this end's id: the REJ has the peer's id and GUID.
     let mut host = Host::new(1);
     ask(&mut host, req(1, 50));
     let mut rej = Rej { local_id: 1, reason: reject::TIMEOUT, info_len: 8, ..Rej::default() };

@@ -17,7 +17,7 @@ fn honest() -> IpAddr {
     IpAddr::from([10, 0, 0, 200])
 }
 
-/// Address number `n` of those that a flood forges.
+/// Forged address number `n` of a flood.
 fn forged(n: u32) -> IpAddr {
     IpAddr::from((0x0b00_0000 + n).to_be_bytes())
 }
@@ -26,7 +26,7 @@ fn path_to(peer: IpAddr) -> PathRecord {
     PathRecord { device: DeviceId(0), flow: Flow { src: IpAddr::from([10, 0, 0, 1]), dst: peer, ..Flow::default() } }
 }
 
-/// A message from `peer`; returns what is sent.
+/// Passes a message from `peer` to the machine. Returns the messages that it sends.
 fn give(host: &mut Host, now: Nanos, peer: IpAddr, tid: u64, message: impl Into<CmMessage>) -> Vec<(u64, CmMessage)> {
     let message = message.into();
     let header = PrivateDataHeader { src: peer, port: 5, dst: IpAddr::from([10, 0, 0, 1]) }.to_bytes();

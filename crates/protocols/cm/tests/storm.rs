@@ -9,7 +9,7 @@ use harness::{Harness, Weather};
 
 const BAD: Weather = Weather { loss: 50, duplicate: 20, delay: Nanos::from_ms(30) };
 
-/// Both ends of every connection agree; returns how many are established.
+/// Checks that both ends of every connection agree. Returns the number of established connections.
 fn settled(harness: &mut Harness) -> usize {
     let mut established = [0, 0];
     for (side, host) in harness.hosts.iter_mut().enumerate() {
@@ -17,7 +17,7 @@ fn settled(harness: &mut Harness) -> usize {
             let state = host.cm.state(story.conn);
             match state {
                 Some(CmState::Established) => {
-                    // A program that establishes by itself was told of the reply.
+                    // A program that calls establish itself got the event Response.
                     assert!(story.saw(K::Established) || story.saw(K::Response), "{story:?}");
                     established[side] += 1;
                 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// A daemon of the test's own, ended with it.
+/// A daemon of one test, killed at the end of the test.
 pub struct Daemon {
     child: Child,
     pub socket: PathBuf,
@@ -78,7 +78,7 @@ impl Program {
         id
     }
 
-    /// How many ids there have been.
+    /// Number of ids created so far.
     pub fn ids(&self) -> u32 {
         self.next
     }
@@ -112,7 +112,7 @@ impl Program {
 
     pub fn event_within(&self, seconds: i64) -> Option<CmEvent> {
         let mut fds = [PollFd::new(&self.events, PollFlags::IN)];
-        // Piece by piece: a machine that stands still for a while costs one of them.
+        // In pieces: a machine that stands still for a while uses up one piece only.
         let piece = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
         if (0..4 * seconds).all(|_| poll(&mut fds, Some(&piece)).expect("poll") == 0) {
             return None;
@@ -128,7 +128,7 @@ impl Program {
         event
     }
 
-    /// Bound and listening.
+    /// Makes an id that is bound and listens.
     pub fn listen(&mut self, ps: PortSpace, addr: CmAddr, backlog: u32) -> CmId {
         let id = self.new_id(ps, if ps == PortSpace::Udp { QpType::Ud } else { QpType::Rc });
         assert!(matches!(self.op(CmCommand::Bind { id, addr }), CmReply::Route(_)));
@@ -136,7 +136,7 @@ impl Program {
         id
     }
 
-    /// Resolved and asked for.
+    /// Makes an id, resolves the destination and sends the request.
     pub fn connect(&mut self, ps: PortSpace, dst: CmAddr, param: ConnParam, data: CmData) -> CmId {
         let id = self.new_id(ps, if ps == PortSpace::Udp { QpType::Ud } else { QpType::Rc });
         let replies = self.ops(vec![

@@ -48,7 +48,7 @@ pub fn pair_ex(open: &Open, cq: *mut ibv_cq) -> (*mut ibv_qp_ex, *mut ibv_qp) {
     (ex, b)
 }
 
-/// Starts to poll, waiting until there is something.
+/// Calls `start_poll` until it finds a completion.
 unsafe fn start(cq: *mut ibv_cq_ex) {
     let begin = Instant::now();
     let mut attr = ibv_poll_cq_attr::default();

@@ -18,7 +18,7 @@ unsafe impl Send for Open {}
 unsafe impl Sync for Open {}
 
 impl Open {
-    /// Opens the first device, or says why not.
+    /// Opens the first device. `None`: no daemon can be started.
     pub fn new() -> Option<Open> {
         socket()?;
         // SAFETY: the sequence that the API prescribes.
@@ -127,7 +127,7 @@ impl Open {
         };
         modify(qp, &mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     }
-    /// Two RC queue pairs that talk to each other, completing into `cq`.
+    /// Two connected RC queue pairs with completion queue `cq`.
     pub fn pair(&self, cq: *mut ibv_cq) -> (*mut ibv_qp, *mut ibv_qp) {
         let (a, b) = (self.qp(cq, IBV_QPT_RC), self.qp(cq, IBV_QPT_RC));
         self.connect(a, b);
@@ -157,7 +157,7 @@ pub fn sge(mr: *mut ibv_mr, offset: usize, length: u32) -> ibv_sge {
     unsafe { ibv_sge { addr: (*mr).addr as u64 + offset as u64, length, lkey: (*mr).lkey } }
 }
 
-/// Posts one send request; errno and whether `bad_wr` names it.
+/// Posts one send request. Returns errno, and whether `bad_wr` points to the request.
 pub fn send(qp: *mut ibv_qp, wr: &mut ibv_send_wr) -> (i32, bool) {
     let mut bad = null_mut();
     // SAFETY: a live queue pair and a valid request.
@@ -220,7 +220,7 @@ pub fn complete_all(cq: *mut ibv_cq, count: usize) -> Vec<ibv_wc> {
         .collect()
 }
 
-/// Whether the context refuses as a foreign process's does.
+/// Whether calls on the context fail as in a child process.
 pub fn is_dead(context: *mut ibv_context) -> bool {
     // SAFETY: an open context.
     unsafe { context::VerbsContext::from_ibv(context) }.is_err()

@@ -96,7 +96,7 @@ fn a_wrong_rkey_ends_in_error_completions() {
     assert_ne!(first.vendor_err, 0);
     let second = complete(cq);
     assert_eq!((second.status, second.wr_id), (IBV_WC_WR_FLUSH_ERR, 5));
-    // Posted in error: flushed too.
+    // Requests posted in ERR are flushed too.
     assert_eq!(recv(a, 6, &mut [sge(mr, 0, 8)]), 0);
     assert_eq!(complete(cq).wr_id, 6);
 }
@@ -129,7 +129,7 @@ fn queries_and_creations_check_their_arguments() {
     }
 }
 
-/// The state that the program's struct shows.
+/// The public field `state`.
 fn shown_state(qp: *mut ibv_qp) -> ibv_qp_state {
     // SAFETY: a live queue pair.
     unsafe { (*qp).state }
@@ -142,7 +142,7 @@ fn the_public_state_changes_only_if_the_mask_names_it() {
     let mut bytes = vec![0u8; 4096];
     let mr = open.mr(&mut bytes);
     let (a, _b) = open.pair(cq);
-    // A key that opens nothing moves the queue pair to ERR at the daemon, and the program is told by a completion only.
+    // An invalid key moves the queue pair to ERR at the daemon; the program learns that from a completion only.
     let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8);
     // SAFETY: a WRITE's request holds the `rdma` member.
     unsafe { request.wr.rdma.rkey ^= 0x5555_5500 };

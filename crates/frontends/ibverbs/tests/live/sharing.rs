@@ -1,4 +1,4 @@
-//! Objects with other names: parent domains, device memory, imports; and regions that change.
+//! Parent domains, device memory, imports, and re-registration.
 
 use crate::pair::*;
 use burst_ibverbs::sys::*;

@@ -1,5 +1,5 @@
-//! Many threads post to queue pairs of one CQ and others poll it, by the classic and by the extended interfaces: nothing is lost,
-//! nothing comes twice. `make threads` runs these with ten million completions, and under ThreadSanitizer.
+//! Many threads post to queue pairs of one CQ and others poll it, by the classic and by the extended interfaces: each completion
+//! comes exactly once. `make threads` runs these tests with ten million completions, and under ThreadSanitizer.
 
 use crate::extended::{cq_ex, pair_ex};
 use crate::pair::*;
@@ -9,15 +9,15 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Posters, and pollers of the CQ that all share.
+/// Number of posting threads, and of threads that poll the shared CQ.
 const POSTERS: usize = 8;
 const POLLERS: usize = 4;
 /// Send queue entries of the queue pairs that `pair` makes.
 const SEND_WR: i32 = 16;
-/// Completions of a test, unless BURST_COMPLETIONS says how many.
+/// Completions per test, unless BURST_COMPLETIONS overrides it.
 const COMPLETIONS: usize = 16_000;
 
-/// One test: where data lies, and what was seen.
+/// State of one test: the memory, and the completions counted.
 struct Storm {
     /// Requests of each poster.
     each: usize,
@@ -190,7 +190,7 @@ fn the_extended_interfaces_are_shared_by_threads_too() {
     assert_eq!(target[..POSTERS * 64], source[..POSTERS * 64]);
 }
 
-/// Not a test: `make threads` runs it to see that the sanitizer would see something.
+/// Not a test: `make threads` runs it to check that the sanitizer reports a data race.
 #[test]
 #[ignore = "a data race, for the sanitizer to find"]
 fn a_race_for_the_sanitizer() {

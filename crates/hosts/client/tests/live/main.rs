@@ -53,11 +53,11 @@ fn a_failed_request_tells_why_and_objects_end_in_any_order() {
     a.connect(&b.endpoint().unwrap()).unwrap();
     b.connect(&a.endpoint().unwrap()).unwrap();
     let mr = pd.alloc_mr(64, access::LOCAL_WRITE).unwrap();
-    // The peer gave no right to write.
+    // The peer's region has no right for remote writes.
     a.post_send(7, WorkRequest::Write(&[mr.slice(0..8).unwrap()], mr.remote(8..16).unwrap())).unwrap();
     let error = cq.wait(DEADLINE).unwrap().ok().unwrap_err();
     assert!(matches!(error, ClientError::WorkRequest { wr_id: 7, reason: Some(_), .. }), "{error}");
-    // The domain, the queue and the context live on in the queue pairs.
+    // The queue pairs keep the domain, the completion queue and the context alive.
     drop((context, pd, cq, mr));
     assert!(a.query().is_ok());
 }

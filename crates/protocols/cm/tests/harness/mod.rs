@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 pub type Mad = [u8; 256];
-/// Port that everybody listens on.
+/// Port of all listeners.
 pub const PORT: u16 = 7174;
 
 /// Record of the events of one id of a program.
@@ -45,7 +45,7 @@ pub struct World {
     pub requests: Vec<u32>,
     pub responses: Vec<u32>,
     pub reasons: HashMap<Reason, u64>,
-    /// Places of requests that were taken back, until the programs have noticed.
+    /// Backlog places of withdrawn requests, until the programs have seen the withdrawal.
     pub places: Vec<BacklogPlace>,
     pub steps: Vec<(u32, CmStep, StepTime)>,
     pub mtu: Mtu,
@@ -114,7 +114,7 @@ pub struct Host {
     pub world: World,
     pub backlog: Arc<Backlog>,
     next_qpn: u32,
-    /// Whether it listens and asks for extended reliable connections.
+    /// Whether it listens for and requests XRC connections.
     pub xrc: bool,
 }
 
@@ -170,7 +170,7 @@ impl Host {
         PathRecord { device: DeviceId(0), flow: Flow { src: self.ip, dst: peer, ..Flow::default() } }
     }
 
-    /// Asks `peer`; the id's story.
+    /// Requests a connection to `peer`. Returns the index of the id's record.
     pub fn connect(&mut self, now: Nanos, peer: IpAddr, data: &[u8]) -> u32 {
         let owner = self.world.stories.len() as u32;
         let header = PrivateDataHeader { src: self.ip, port: 1000 + owner as u16 % 60_000, dst: peer };
@@ -218,19 +218,19 @@ impl Host {
     }
 }
 
-/// How bad the link is, in thousandths.
+/// Rates of impairments of the link, in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weather {
     pub loss: u64,
     pub duplicate: u64,
-    /// Longest extra delay.
+    /// Maximum extra delay.
     pub delay: Nanos,
 }
 
 /// A message under way: reversed order, so that the heap gives the earliest first.
 type Flying = std::cmp::Reverse<(u64, u64, usize)>;
 
-/// Both ends and what is between.
+/// Both ends and the link between them.
 pub struct Harness {
     pub hosts: [Host; 2],
     pub now: Nanos,
@@ -273,7 +273,7 @@ impl Harness {
         }
     }
 
-    /// Moves time to the next thing that happens and lets it happen. False when nothing ever will.
+    /// Moves time to the next message or timer and handles it. False if there is none.
     pub fn step(&mut self) -> bool {
         self.depart();
         let arrival = self.flying.peek().map_or(Nanos::NEVER, |f| Nanos(f.0.0));
@@ -299,7 +299,7 @@ impl Harness {
         true
     }
 
-    /// Programs: accept everything, establish what waits for it.
+    /// The programs: they accept all requests and call establish after each Response.
     pub fn programs(&mut self) {
         for host in &mut self.hosts {
             for owner in std::mem::take(&mut host.world.requests) {
@@ -312,7 +312,7 @@ impl Harness {
         }
     }
 
-    /// Runs until nothing happens any more, at most `limit` of virtual time.
+    /// Runs until there is no message or timer any more, for at most `limit` of virtual time.
     pub fn run(&mut self, limit: Nanos) {
         let end = self.now + limit;
         self.programs();

@@ -24,7 +24,7 @@ fn requests_over_the_backlog_wait_and_are_shown_as_the_program_accepts() {
     assert_eq!((passive.backlog.waiting(), passive.backlog.queued()), (0, 0));
 }
 
-/// A host with a backlog of 1 that is taken, and `count` queued requests with ids and queue pairs from 2 and 52 on.
+/// A host with a full backlog of 1, and `count` queued requests, with ids from 2 and queue pair numbers from 52 on.
 fn with_queued(count: u32) -> Host {
     let mut host = Host::new(1);
     host.listen(1);
@@ -129,7 +129,7 @@ fn one_listener_cannot_fill_the_whole_queue() {
         (1024, 16_384 - LISTENER_QUEUE_MAX),
         "the worker's store is full"
     );
-    // Each listener's places go to its own requests.
+    // The places of a listener's backlog are for its own requests.
     host.accept(NOW, 0);
     host.accept(NOW, 1024);
     assert_eq!(host.cm.on_timer(NOW, 100, &mut host.world), 2);
