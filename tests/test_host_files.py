@@ -195,6 +195,22 @@ def test_host_files_on_and_off(whole_host):
         assert whole_host("ls", "/run") == (0, "mount\n")
 
 
+def test_host_files_follow_no_link_of_a_daemons_user(whole_host):
+    """A daemon's user may own /run/burst and put links, or a list of files to be removed, where root's files shall be."""
+    burst, victim = BUILD / "burst", "/run/victim"
+    plant = f"mkdir -p /run/burst {victim}; touch {victim}/file; chown -R {NOBODY}:{NOBODY} /run/burst; "
+    whole_host("sh", "-c", plant + f"ln -sfn {victim} /run/burst/host-files")
+    code, text = whole_host(burst, "host-files", "on")
+    assert whole_host("ls", victim) == (0, "file\n"), "written through a link"
+    whole_host(burst, "host-files", "off")
+    whole_host("sh", "-c", f"rm -rf /run/burst; {plant} mkdir /run/burst/host-files; echo {victim}/file > /run/burst/host-files/made; "
+               f"chown -R {NOBODY}:{NOBODY} /run/burst")
+    code, text = whole_host(burst, "host-files", "off")
+    assert code == 1 and "host-files" in text, text
+    assert whole_host("ls", victim) == (0, "file\n"), "removed by a foreign list"
+    whole_host("rm", "-r", "/run/burst", victim)
+
+
 @pytest.mark.skipif(not shutil.which("ucx_info"), reason="ucx_info is missing: apt-get install ucx-utils")
 @pytest.mark.parametrize("env", [{}, {"LD_LIBRARY_PATH": "", "LD_PRELOAD": f"{BUILD / 'lib/libibverbs.so.1'}"}], ids=["library-path", "preload"])
 def test_ucx_finds_the_device_without_burst_run(whole_host, env):

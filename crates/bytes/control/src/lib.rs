@@ -13,6 +13,7 @@ pub mod events;
 pub mod frame;
 pub mod messages;
 pub mod monitor;
+pub mod names;
 mod record;
 pub mod socket_path;
 pub mod trust;

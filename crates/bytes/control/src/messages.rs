@@ -5,6 +5,7 @@
 
 use crate::cm::{CmCommand, CmReply};
 use crate::monitor::{CmConnection, CmCursor, CmStats, UserPage};
+use crate::names;
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
 
@@ -606,6 +607,7 @@ pub struct DeviceInfo {
     /// Number of the device.
     pub index: u32,
     /// Name: `burst0`.
+    #[serde(deserialize_with = "names::file_name")]
     pub name: String,
     /// Node GUID, host order.
     pub guid: u64,
@@ -620,6 +622,7 @@ pub struct DeviceInfo {
     /// Speed in Mbit/s; 0 if unknown.
     pub speed_mbps: u32,
     /// Name of the interface; empty if there is none.
+    #[serde(deserialize_with = "names::file_name_or_empty")]
     pub ifname: String,
     /// MAC address.
     pub mac: [u8; 6],
@@ -635,6 +638,7 @@ pub struct GidInfo {
     /// The GID.
     pub gid: [u8; 16],
     /// Name of the interface that has the address.
+    #[serde(deserialize_with = "names::file_name_or_empty")]
     pub ifname: String,
     /// Index of the interface.
     pub ifindex: u32,
@@ -685,8 +689,10 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
     /// Name of a reason or of a traffic counter.
+    #[serde(deserialize_with = "names::file_name")]
     pub name: String,
     /// Name of the device; empty for counters of the daemon.
+    #[serde(deserialize_with = "names::file_name_or_empty")]
     pub device: String,
     /// Value of the counter.
     pub value: u64,

@@ -11,12 +11,14 @@
 //! that takes it for the kernel's gets an error from every write. `/sys/class/infiniband_verbs` and `/dev/infiniband/rdma_cm`
 //! are left out: with them a copy of rdma-core that a program contains would find a device for which it has no driver.
 
+mod directory;
 pub mod private;
 pub mod system;
 mod tree;
 
 use burst_client::Daemon;
 use burst_control::{Counter, DeviceInfo, socket_path};
+use directory::OpenDirectory;
 use rustix::fs::FileType;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -69,9 +71,9 @@ fn failed<E: std::fmt::Display>(step: &str, path: &Path) -> impl FnOnce(E) -> St
 }
 
 /// Mounts the written tree over `/sys/class`.
-fn overlay_classes(tree: &Path) -> Result<(), String> {
+fn overlay_classes(tree: &OpenDirectory) -> Result<(), String> {
     let classes = Path::new(CLASSES);
-    let options = format!("lowerdir={}:{CLASSES}", tree.display());
+    let options = format!("lowerdir={}:{CLASSES}", tree.path().display());
     let options = std::ffi::CString::new(options).map_err(|e| e.to_string())?;
     let flags = rustix::mount::MountFlags::empty();
     rustix::mount::mount(MOUNT_NAME, classes, "overlay", flags, options.as_c_str())

@@ -8,6 +8,7 @@
 //! with bind mounts of all old entries and a new entry. This directory and the tree for `/sys/class` are made in a small tmpfs
 //! that covers `/tmp` meanwhile.
 
+use super::directory::OpenDirectory;
 use super::{CLASSES, MOUNT_NAME, NODES, Picture, failed, full_node, overlay_classes, tree};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use std::fs;
@@ -62,7 +63,8 @@ fn unshare(what: rustix::thread::UnshareFlags) -> Result<(), String> {
 }
 
 fn make(picture: &Picture, scratch: &Path) -> Result<(), String> {
-    let classes = scratch.join("class");
+    let classes = OpenDirectory::open(scratch).and_then(|directory| directory.enter("class"));
+    let classes = classes.map_err(failed("make a directory in", scratch))?;
     tree::write(&classes, &picture.devices, &picture.counters)
         .map_err(failed("write the files for", Path::new(CLASSES)))?;
     let nodes = Path::new(NODES);

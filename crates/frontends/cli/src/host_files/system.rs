@@ -5,18 +5,22 @@
 //! repeated to show the present devices. The list is written before the files that it names are made, so `off` finds them after
 //! a crash.
 
+use super::directory::OpenDirectory;
 use super::{CLASSES, MOUNT_NAME, NODES, Picture, failed, full_number, overlay_classes, tree};
+use burst_control::names::is_file_name;
 use clap::{Arg, ArgMatches, Command};
 use rustix::fs::{CWD, Mode};
 use rustix::mount::UnmountFlags;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Directory of the tree and the list.
+/// Directory of the tree and the list. A daemon's user may own `/run/burst`, but not this directory.
 const KEPT: &str = "/run/burst/host-files";
+/// Name of the list in [`KEPT`].
+const LIST: &str = "made";
 
 /// The command line.
 pub fn command() -> Command {
@@ -59,15 +63,16 @@ fn on(matches: &ArgMatches) -> Result<(), String> {
 
 fn show(picture: &Picture) -> Result<(), String> {
     let kept = Path::new(KEPT);
-    let classes = kept.join("class");
-    tree::write(&classes, &picture.devices, &picture.counters).map_err(failed("write", &classes))?;
+    let directory = make_kept().map_err(failed("make", kept))?;
+    let classes = directory.enter("class").map_err(failed("make a directory in", kept))?;
+    tree::write(&classes, &picture.devices, &picture.counters).map_err(failed("write the tree in", kept))?;
     let nodes = Path::new(NODES);
     let mut made: Vec<PathBuf> = picture.nodes().map(|n| nodes.join(n)).filter(|n| !n.exists()).collect();
     if !nodes.exists() {
         made.push(nodes.to_owned());
     }
-    let list: String = made.iter().map(|p| format!("{}\n", p.display())).collect();
-    fs::write(kept.join("made"), list).map_err(failed("write", kept))?;
+    let list: Vec<String> = made.iter().map(|p| p.display().to_string()).collect();
+    directory.put(LIST, &list.join("\n")).map_err(failed("write the list in", kept))?;
     fs::create_dir_all(nodes).map_err(failed("make", nodes))?;
     for node in made.iter().filter(|n| *n != nodes) {
         let (kind, number) = full_number();
@@ -83,16 +88,37 @@ fn off() -> Result<(), String> {
     while overlay_is_on_top()? {
         rustix::mount::unmount(classes, UnmountFlags::DETACH).map_err(failed("unmount", classes))?;
     }
-    let list = match fs::read_to_string(kept.join("made")) {
+    let list = match read_list() {
         Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
         read => read.map_err(failed("read the list in", kept))?,
     };
-    for path in list.lines().map(Path::new) {
+    for path in list.lines().filter(|line| is_node(line)).map(Path::new) {
         remove_made(path).map_err(failed("remove", path))?;
     }
     absent_is_fine(fs::remove_dir_all(kept)).map_err(failed("remove", kept))?;
     // Remove the parent directory as well, unless it has a daemon's socket.
     kept.parent().map_or(Ok(()), |above| remove_made(above).map_err(failed("remove", above)))
+}
+
+/// Makes [`KEPT`], in directories that this process has opened.
+fn make_kept() -> io::Result<OpenDirectory> {
+    let kept = OpenDirectory::open(Path::new("/run"))?.enter("burst")?.enter("host-files")?;
+    kept.check_own()?;
+    Ok(kept)
+}
+
+/// Reads the list, if the directory is this user's: otherwise anybody could name files to remove.
+fn read_list() -> io::Result<String> {
+    let kept = OpenDirectory::open(Path::new(KEPT))?;
+    kept.check_own()?;
+    let mut list = String::new();
+    kept.read(LIST)?.read_to_string(&mut list)?;
+    Ok(list)
+}
+
+/// Whether a line of the list names a node, or the directory of the nodes.
+fn is_node(line: &str) -> bool {
+    line == NODES || line.strip_prefix(NODES).and_then(|rest| rest.strip_prefix('/')).is_some_and(is_file_name)
 }
 
 fn remove_made(path: &Path) -> io::Result<()> {
@@ -130,6 +156,14 @@ fn last_mount_is_ours(mountinfo: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_nodes_are_removed() {
+        assert!(is_node("/dev/infiniband") && is_node("/dev/infiniband/uverbs_burst0"));
+        for other in ["/dev/infiniband/", "/dev/infiniband/../null", "/etc/passwd", "/dev/infiniband2/x", ""] {
+            assert!(!is_node(other), "{other:?}");
+        }
+    }
 
     #[test]
     fn only_our_own_overlay_on_top_is_unmounted() {

@@ -4,10 +4,10 @@
 //! virtual interface it is a directory with the files that programs read of a bus device. Counters have the daemon's values at
 //! the time of writing: those with a standard name are in `counters`, all of them by the daemon's names in `hw_counters`.
 
+use super::directory::OpenDirectory;
 use burst_control::{Counter, DeviceInfo, GidInfo};
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 /// Standard counters, the daemon's counter of each, and bytes per unit. Without a daemon's counter: always 0.
@@ -53,14 +53,15 @@ const RATES: &[(u32, &str)] = &[
 ///
 /// # Errors
 /// The first file that could not be written.
-pub fn write(classes: &Path, devices: &[DeviceInfo], counters: &[Counter]) -> io::Result<()> {
+pub fn write(classes: &OpenDirectory, devices: &[DeviceInfo], counters: &[Counter]) -> io::Result<()> {
+    let infiniband = classes.enter("infiniband")?;
     for device in devices {
         let own: Vec<&Counter> = counters.iter().filter(|c| c.device == device.name).collect();
-        let place = classes.join("infiniband").join(&device.name);
+        let place = infiniband.enter(&device.name)?;
         for (path, text) in files(device, &own) {
-            put(&place.join(path), &text)?;
+            place.put(&path, &text)?;
         }
-        write_bus_device(&place.join("device"), device)?;
+        write_bus_device(&place, device)?;
     }
     Ok(())
 }
@@ -120,12 +121,12 @@ fn gid_files(index: usize, gid: &GidInfo) -> [(String, String); 3] {
 }
 
 /// The bus device: a link to the interface's, or a directory in its place.
-fn write_bus_device(place: &Path, device: &DeviceInfo) -> io::Result<()> {
+fn write_bus_device(place: &OpenDirectory, device: &DeviceInfo) -> io::Result<()> {
     let interface = PathBuf::from("/sys/class/net").join(&device.ifname);
     if !device.ifname.is_empty()
         && let Ok(real) = fs::canonicalize(interface.join("device"))
     {
-        return symlink(real, place);
+        return place.link("device", &real);
     }
     // All processors are equally near.
     let local = fs::read_to_string("/sys/devices/system/node/node0/cpumap").unwrap_or_else(|_| "1".to_owned());
@@ -138,17 +139,10 @@ fn write_bus_device(place: &Path, device: &DeviceInfo) -> io::Result<()> {
         ("device", "0x0000"),
     ];
     for (path, text) in facts {
-        put(&place.join(path), text.trim_end())?;
+        place.put(&format!("device/{path}"), text.trim_end())?;
     }
-    fs::create_dir_all(place.join("net"))?;
-    if device.ifname.is_empty() { Ok(()) } else { symlink(interface, place.join("net").join(&device.ifname)) }
-}
-
-fn put(path: &Path, text: &str) -> io::Result<()> {
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    fs::write(path, format!("{text}\n"))
+    let net = place.enter("device")?.enter("net")?;
+    if device.ifname.is_empty() { Ok(()) } else { net.link(&device.ifname, &interface) }
 }
 
 fn rate(mbps: u32) -> &'static str {
