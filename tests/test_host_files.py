@@ -126,7 +126,8 @@ REFUSALS = {
     "root": ["setpriv", "--bounding-set=-sys_admin"],
     # A user namespace that may have no nested ones.
     "nobody": [
-        "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "unshare", "--user", "--map-current-user",
+        "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", # The host's root has no number in this namespace.
+        "env", f"BURST_TRUST_SOCKET_OF={NOBODY}", "unshare", "--user", "--map-current-user",
         "--keep-caps", "sh", "-c", 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "x",
     ],
 }
