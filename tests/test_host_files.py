@@ -124,11 +124,10 @@ def test_nested_burst_run_creates_the_files_once(host):
 
 REFUSALS = {
     "root": ["setpriv", "--bounding-set=-sys_admin"],
-    # A user namespace that may have no nested ones.
+    # A user namespace that may have no nested ones. The host's root has no number there.
     "nobody": [
-        "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", # The host's root has no number in this namespace.
-        "env", f"BURST_TRUST_SOCKET_OF={NOBODY}", "unshare", "--user", "--map-current-user",
-        "--keep-caps", "sh", "-c", 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "x",
+        "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", f"BURST_TRUST_SOCKET_OF={NOBODY}",
+        "unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "x",
     ],
 }
 
