@@ -1,4 +1,4 @@
-"""What `make demo` and `make bench` print and keep: the words at the end, the plot's labels, the history; and how make builds."""
+"""Output of `make demo` and `make bench`: the last lines, the plot's labels, the history; and how make builds."""
 
 import json
 import os

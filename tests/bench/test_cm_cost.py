@@ -1,4 +1,4 @@
-"""What probes cost (`make bench`): the rate of connections while share/cm-steps.bt watches both daemons, against the rate
+"""The cost of probes (`make bench`): the rate of connections while share/cm-steps.bt watches both daemons, against the rate
 without it, in turns within one run.
 
 Medians of 15 rounds: the processor on which a worker wakes changes a single run by a third.

@@ -1,4 +1,4 @@
-"""Burst in a guest, instead of rxe: for what this machine's kernel lacks, and for counting instructions."""
+"""Burst in a guest, instead of rxe: for features that this machine's kernel lacks, and for counting instructions."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ BURST = {"LD_LIBRARY_PATH": "/burst/lib", "BURST_SOCKET": "/tmp/burst.sock"}
 
 
 def install(guest, port="udp:dev=lo"):
-    """Puts Burst into the guest, where rxe has gone (both want UDP port 4791), and starts a daemon; programs need BURST."""
+        """Copies Burst into the guest, removes rxe (both use UDP port 4791), and starts a daemon; programs need BURST."""
     guest.shell("rdma link delete rxe0 && rmmod rdma_rxe && mkdir -p /burst/lib")
     built = build_directory().resolve()
     with tempfile.TemporaryDirectory() as directory:
@@ -20,7 +20,7 @@ def install(guest, port="udp:dev=lo"):
             bare = Path(directory) / "bare"
             subprocess.run(["strip", "-o", bare, built / part], check=True)
             guest.put(bare, f"/burst/{part}")
-    # What a burstd with the port kind dpdk is linked to, as far as the guest lacks it.
+        # Libraries of a burstd with the port kind dpdk that the guest lacks.
     linked = subprocess.run(["ldd", built / "burstd"], capture_output=True, text=True, check=True).stdout
     for library in re.findall(r"=> (/\S+)", linked):
         if guest.run("test", "-e", library)[0]:

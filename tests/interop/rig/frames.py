@@ -1,4 +1,4 @@
-"""RoCEv2 frames made by hand, for what no program would send."""
+"""RoCEv2 frames made by hand, which no program would send."""
 
 import socket
 import struct

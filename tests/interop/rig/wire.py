@@ -1,4 +1,4 @@
-"""The wire between burstd and the guests, and what may happen to packets on it.
+"""The wire between burstd and the guests: loss, injection and capture of packets.
 
 In the namespace of a `lab.Host` lies a bridge named eth0 (10.77.0.1/24, fd77::1/64), which burstd opens like any other
 interface; guest N (10.77.0.N, fd77::N, N from 2 on) has the port tapN. Datagrams that burstd gives to the kernel in one
@@ -24,7 +24,7 @@ ROCE = "udp dport 4791"
 
 
 class Loss:
-    """What shall be lost: a text of nftables over the first packet that matches all of the given.
+        """A packet to be lost: a rule of nftables for the first packet that matches all given conditions.
 
     `opcode` and `psn` are BTH's; `attribute` is the attribute of a connection management datagram.
     """
@@ -102,7 +102,7 @@ class Rig:
         return done.stdout
 
     def lose(self, loss, to_guest=False, skip=0):
-        """From now on one packet that matches is lost, from guest 2 or on the way to it; `skip` pass before it."""
+                """Loses one packet that matches, from guest 2 or to it, after `skip` others have passed."""
         hook = "egress" if to_guest else "ingress"
         self.keep()
         self._command("nft", "-f", "-", text=(
@@ -111,12 +111,12 @@ class Rig:
         ))
 
     def lost(self):
-        """How many packets `lose` has taken."""
+                """Number of packets that `lose` has lost."""
         text = self._command("nft", "list", "table", "netdev", "burst")
         return int(text.split("counter packets ")[1].split()[0])
 
     def keep(self):
-        """Nothing is lost any more."""
+                """Ends the loss."""
         subprocess.run([*self.host.prefix(), "nft", "delete", "table", "netdev", "burst"], capture_output=True)
 
     def inject(self, frame):
@@ -127,7 +127,7 @@ class Rig:
         self.injector.send(frame)
 
     def capture(self, path, interface="tap2"):
-        """Begins to write RoCEv2 packets into a pcap file; `stop` of what is returned ends it."""
+                """Starts to write RoCEv2 packets into a pcap file; `stop` of the result ends it."""
         words = ["tcpdump", "-U", "-p", "--immediate-mode", "-Z", "root", "-s", "0", "-i", interface, "-w", path, "udp", "port", "4791"]
         program = self.host.start(*words, plain=True)
         self.captures.append(program)
