@@ -26,7 +26,7 @@ def serve(host, *options):
 
 
 def connect(fabric, *options, seconds=100):
-        """Runs the connecting program to its end. Returns its report."""
+    """Runs the connecting program to its end. Returns its report."""
     code, text = fabric.a.run(MANY, *options, fabric.b.address, seconds=seconds)
     assert code == 0, text
     return json.loads(text.splitlines()[-1])

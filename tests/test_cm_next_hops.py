@@ -45,7 +45,7 @@ def numbers(host):
 
 
 def resolved(host, *words):
-        """Asserts the condition."""
+    """Asserts the condition."""
     assert [row[:3] for row in resolve(host, *words)] == [(1, "ADDR_RESOLVED", 0)]
 
 

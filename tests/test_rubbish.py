@@ -32,7 +32,7 @@ class Scene:
         self.sender, self.victim, self.macs = sender, victim, (mac_of(sender), victim_mac)
 
     def frame(self, opcode=WRITE_ONLY, qpn=NOBODY, body=BODY, family=4, **changes):
-                """A valid frame from one end to the other, except for `changes`."""
+        """A valid frame from one end to the other, except for `changes`."""
         ends = {"src": self.sender, "dst": self.victim}
         ends = {name: host.address if family == 4 else host.address6 for name, host in ends.items()}
         return roce_frame(*self.macs, **{**ends, **changes}, opcode=opcode, qpn=qpn, psn=5, payload=body)

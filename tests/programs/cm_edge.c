@@ -1,6 +1,6 @@
 /*
-  * cm_edge ADDRESS [NAME...]: rules of librdmacm about events: which id, channel and order, after a migration, a rejection, or
-  * when the program reads the channel late. Both ends are in one process, as in cm_exercise.
+ * cm_edge ADDRESS [NAME...]: rules of librdmacm about events: which id, channel and order, after a migration, a rejection, or
+ * when the program reads the channel late. Both ends are in one process, as in cm_exercise.
  */
 #include "cm_check.h"
 

@@ -1,19 +1,19 @@
 /* Many connections at once, by the RDMA-CM API: measures setup and teardown, and counts the outcomes.
  *
-  *   cm_many [options]            serves until it is killed
+ *   cm_many [options]            serves until it is killed
  *   cm_many [options] ADDRESS    connects, then disconnects
  *
-  *   -t THREADS   threads, each with its own event channel and port (default 1)
+ *   -t THREADS   threads, each with its own event channel and port (default 1)
  *   -c COUNT     connections of all threads together (default 1000)
  *   -w WINDOW    connections under way at a time, per thread; 0: each step for all connections before the next step (default 0)
  *   -p PORT      first port (default 7200)
  *   -k SECONDS   keeps the connections for a while (default 0)
-  *   -d SECONDS   deadline: connections without outcome by then count as stuck (default 60)
+ *   -d SECONDS   deadline: connections without outcome by then count as stuck (default 60)
  *   -b BACKLOG   of the listeners (default 65535)
-  *   -m           the server answers no request: all stay in the backlog
+ *   -m           the server answers no request: all stay in the backlog
  *
-  * The client prints one JSON object: seconds per step, and outcomes. The server prints "idle N" whenever its last connection has
-  * ended; N is the number of connections accepted so far.
+ * The client prints one JSON object: seconds per step, and outcomes. The server prints "idle N" whenever its last connection has
+ * ended; N is the number of connections accepted so far.
  */
 #include <errno.h>
 #include <fcntl.h>

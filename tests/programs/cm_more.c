@@ -1,6 +1,6 @@
 /*
-  * cm_more ADDRESS [NAME...]: rules of librdmacm beyond connecting: ECE options, shared receive queues, XRC, backlog, early data,
-  * options, requests withdrawn, loopback. Both ends are in one process, as in cm_exercise.
+ * cm_more ADDRESS [NAME...]: rules of librdmacm beyond connecting: ECE options, shared receive queues, XRC, backlog, early data,
+ * options, requests withdrawn, loopback. Both ends are in one process, as in cm_exercise.
  */
 #include "cm_check.h"
 

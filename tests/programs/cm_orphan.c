@@ -1,6 +1,6 @@
 /*
-  * cm_orphan ADDRESS: the daemon dies while the program has a connection, a listener and an id. Calls fail with EIO, no wait
-  * blocks, and all objects can be destroyed. Prints "ready", then waits for the hangup of its event channel.
+ * cm_orphan ADDRESS: the daemon dies while the program has a connection, a listener and an id. Calls fail with EIO, no wait
+ * blocks, and all objects can be destroyed. Prints "ready", then waits for the hangup of its event channel.
  */
 #include "cm_check.h"
 

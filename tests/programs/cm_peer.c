@@ -1,5 +1,5 @@
 /*
-  * One end of a connection by librdmacm, which prints its events:
+ * One end of a connection by librdmacm, which prints its events:
  *
  *     cm_peer server ADDRESS PORT HOW        cm_peer client ADDRESS PORT HOW
  *

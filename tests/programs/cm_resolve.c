@@ -1,12 +1,12 @@
 /*
-  * Resolves an address by many ids at once. Prints a line for each run of equal events: count, event, status, and the time until
-  * the last one. Also checks that an id refuses other calls while it is being resolved.
+ * Resolves an address by many ids at once. Prints a line for each run of equal events: count, event, status, and the time until
+ * the last one. Also checks that an id refuses other calls while it is being resolved.
  *
  *   cm_resolve [-n IDS] [-t TIMEOUT_MS] [-u] [-s] [-d MS] ADDRESS [NEXT]
  *
-  *   -u  datagram ids        -s  one synchronous id: prints the error of the call instead of an event
-  *   -d  destroys all ids after MS milliseconds, without reading their events
-  *   NEXT  second address: the first id resolves it after ADDRESS has failed
+ *   -u  datagram ids        -s  one synchronous id: prints the error of the call instead of an event
+ *   -d  destroys all ids after MS milliseconds, without reading their events
+ *   NEXT  second address: the first id resolves it after ADDRESS has failed
  */
 #include "cm_check.h"
 #include <time.h>

@@ -1,6 +1,6 @@
 /*
-  * cm_strict ADDRESS [NAME...]: rules of librdmacm about calls that are early, late, repeated or fail: none blocks, none leaks an
-  * object, and each returns the errno of the kernel's connection manager. Both ends are in one process, as in cm_exercise.
+ * cm_strict ADDRESS [NAME...]: rules of librdmacm about calls that are early, late, repeated or fail: none blocks, none leaks an
+ * object, and each returns the errno of the kernel's connection manager. Both ends are in one process, as in cm_exercise.
  */
 #include "cm_check.h"
 

@@ -1,8 +1,8 @@
 /*
-  * events: which asynchronous events ibv_get_async_event returns, and in which order, for what one process does.
+ * events: which asynchronous events ibv_get_async_event returns, and in which order, for what one process does.
  *
  * Usage: events DEVICE GID_INDEX. Each scenario prints its name, then one line per event, `NAME object`, then `end`; a
-  * scenario ends when no event has come for a while. Any other outcome is a sentence on standard error and exit code 1.
+ * scenario ends when no event has come for a while. Any other outcome is a sentence on standard error and exit code 1.
  */
 #include <errno.h>
 #include <fcntl.h>

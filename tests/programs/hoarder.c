@@ -1,6 +1,6 @@
 /*
-  * hoarder DEVICE: creates completion channels until one is refused, and closes its own descriptor of each, so that only the
-  * daemon's descriptors are used up. Prints "ready COUNT ERRNO" and sleeps until it is killed.
+ * hoarder DEVICE: creates completion channels until one is refused, and closes its own descriptor of each, so that only the
+ * daemon's descriptors are used up. Prints "ready COUNT ERRNO" and sleeps until it is killed.
  */
 #include "check.h"
 

@@ -1,6 +1,6 @@
 /*
-  * idle_qps DEVICE COUNT: creates COUNT RC queue pairs, connects each to itself (RTS), prints "ready" and sleeps until it is
-  * killed. The test measures what idle queue pairs cost the daemon.
+ * idle_qps DEVICE COUNT: creates COUNT RC queue pairs, connects each to itself (RTS), prints "ready" and sleeps until it is
+ * killed. The test measures what idle queue pairs cost the daemon.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>

@@ -1,9 +1,9 @@
 /*
-  * mtu: prints what a program learns of its port's MTU while the MTU of the interface is changed.
+ * mtu: prints what a program learns of its port's MTU while the MTU of the interface is changed.
  *
-  * Usage: mtu DEVICE GID_INDEX. Queries the active MTU repeatedly, in one context. Prints a line for each change: the active MTU,
-  * and the path MTUs with which a queue pair that was created at the start can be moved to RTR. Also prints a line for each
-  * asynchronous event. Runs until it is killed.
+ * Usage: mtu DEVICE GID_INDEX. Queries the active MTU repeatedly, in one context. Prints a line for each change: the active MTU,
+ * and the path MTUs with which a queue pair that was created at the start can be moved to RTR. Also prints a line for each
+ * asynchronous event. Runs until it is killed.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>

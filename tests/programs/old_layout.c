@@ -1,6 +1,6 @@
 /*
-  * old_layout DEVICE: programs compiled with older or newer headers pass structs that are shorter or longer than those of the
-  * present headers. The library must not write beyond the size that the caller passed.
+ * old_layout DEVICE: programs compiled with older or newer headers pass structs that are shorter or longer than those of the
+ * present headers. The library must not write beyond the size that the caller passed.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>

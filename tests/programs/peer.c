@@ -1,9 +1,9 @@
 /*
-  * peer: executes verbs calls that it reads from standard input, so that a test controls each call of one end of a connection.
+ * peer: executes verbs calls that it reads from standard input, so that a test controls each call of one end of a connection.
  *
  * A line is a command and `key=value` words; each gets one line of answer: `key=value` words, or `error SENTENCE`. Objects
-  * have names given by the test (`name=`). Numbers are decimal or 0x hexadecimal. The table `commands` below lists the commands
-  * with their arguments. 64-bit little endian hosts only; one thread. Arguments are passed to verbs unchecked, valid or not.
+ * have names given by the test (`name=`). Numbers are decimal or 0x hexadecimal. The table `commands` below lists the commands
+ * with their arguments. 64-bit little endian hosts only; one thread. Arguments are passed to verbs unchecked, valid or not.
  */
 #include <arpa/inet.h>
 #include <errno.h>

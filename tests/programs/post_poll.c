@@ -2,8 +2,8 @@
    * post_poll DEVICE classic|extended COUNT [BATCH]: posts COUNT RDMA WRITEs of 64 bytes on a queue pair connected to itself,
    * BATCH (default 1) at a time, waits by an event for the completion of the last request of each batch, and polls.
  *
-  * Each kind of call is in its own function, measured_*, which callgrind counts (--toggle-collect): the instructions of
-  * ibv_post_send and ibv_poll_cq without waiting. At the end the data must have arrived.
+ * Each kind of call is in its own function, measured_*, which callgrind counts (--toggle-collect): the instructions of
+ * ibv_post_send and ibv_poll_cq without waiting. At the end the data must have arrived.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>

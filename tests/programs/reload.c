@@ -1,6 +1,6 @@
 /*
-  * reload LIBRARY DEVICE: loads the library, opens the device by it and closes both, repeatedly: in four threads at once, then in
-  * a child, and in a grandchild whose parent had the device open. The program is not linked with libibverbs.
+ * reload LIBRARY DEVICE: loads the library, opens the device by it and closes both, repeatedly: in four threads at once, then in
+ * a child, and in a grandchild whose parent had the device open. The program is not linked with libibverbs.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -12,7 +12,7 @@ BURST = {"LD_LIBRARY_PATH": "/burst/lib", "BURST_SOCKET": "/tmp/burst.sock"}
 
 
 def install(guest, port="udp:dev=lo"):
-        """Copies Burst into the guest, removes rxe (both use UDP port 4791), and starts a daemon; programs need BURST."""
+    """Copies Burst into the guest, removes rxe (both use UDP port 4791), and starts a daemon; programs need BURST."""
     guest.shell("rdma link delete rxe0 && rmmod rdma_rxe && mkdir -p /burst/lib")
     built = build_directory().resolve()
     with tempfile.TemporaryDirectory() as directory:
@@ -20,7 +20,7 @@ def install(guest, port="udp:dev=lo"):
             bare = Path(directory) / "bare"
             subprocess.run(["strip", "-o", bare, built / part], check=True)
             guest.put(bare, f"/burst/{part}")
-        # Libraries of a burstd with the port kind dpdk that the guest lacks.
+    # Libraries of a burstd with the port kind dpdk that the guest lacks.
     linked = subprocess.run(["ldd", built / "burstd"], capture_output=True, text=True, check=True).stdout
     for library in re.findall(r"=> (/\S+)", linked):
         if guest.run("test", "-e", library)[0]:

@@ -7,7 +7,7 @@ AREA = 64 << 10
 
 
 class Ends:
-        """`a` is the requester and `b` the responder; `requester` names the side of `a`. Both have a region `m` of AREA bytes."""
+    """`a` is the requester and `b` the responder; `requester` names the side of `a`. Both have a region `m` of AREA bytes."""
 
     def __init__(self, rig, requester, family="ipv4"):
         self.rig, self.requester = rig, requester
@@ -36,7 +36,7 @@ class Ends:
         return self.a.sum("m", here, count) == self.b.sum("m", there, count)
 
     def towards_guest(self, from_requester):
-                """Whether packets of one of the two go to the guest."""
+        """Whether packets of one of the two go to the guest."""
         return (self.requester == "burst") == from_requester
 
     def end(self):

@@ -33,7 +33,7 @@ EXIT = re.compile(rb"\nEXIT (\d+)\n\Z")
 
 
 def inside(namespace, work):
-        """Calls `work()` in a network namespace (a path) and returns its result, such as a socket; the calling thread does not move."""
+    """Calls `work()` in a network namespace (a path) and returns its result, such as a socket; the calling thread does not move."""
     result = []
 
     def enter():
@@ -99,7 +99,7 @@ class GuestProgram:
                 return
 
     def write(self, data):
-                """Writes bytes to its standard input."""
+        """Writes bytes to its standard input."""
         self.connection.sendall(data)
 
     def close_input(self):
@@ -107,7 +107,7 @@ class GuestProgram:
         self.connection.shutdown(socket.SHUT_WR)
 
     def text(self):
-                """The text that it has written so far."""
+        """The text that it has written so far."""
         with self.news:
             return EXIT.sub(b"", bytes(self.data)).decode(errors="replace")
 
@@ -202,7 +202,7 @@ class Guest:
         return "\n".join(self.machine.text().splitlines()[-20:])
 
     def start(self, *words, env=None, plain=False, keep_stdin=False):
-                """Starts a program in the guest. `plain` has no effect: all programs use the kernel's verbs."""
+        """Starts a program in the guest. `plain` has no effect: all programs use the kernel's verbs."""
         del plain
         line = " ".join([*(f"{k}={shlex.quote(str(v))}" for k, v in (env or {}).items()), shlex.join(map(str, words))])
         return GuestProgram(self, f"exec env {line}" if env else f"exec {line}", keep_stdin)
@@ -230,7 +230,7 @@ class Guest:
             raise LabError(f"[{self.name}] cannot write {remote}:\n{program.text()}")
 
     def install(self, program):
-                """Copies a program of this machine into the guest's path if it is missing there. Returns its name."""
+        """Copies a program of this machine into the guest's path if it is missing there. Returns its name."""
         if self.run("test", "-x", f"/bin/{program.name}")[0]:
             self.put(program, f"/bin/{program.name}")
         return program.name
@@ -256,5 +256,5 @@ class Guest:
         return self.files("/proc/net/tcp", "/proc/net/tcp6").splitlines()
 
     def end(self):
-                """Switches the guest off."""
+        """Switches the guest off."""
         self.machine.stop(signal.SIGKILL)

@@ -32,11 +32,11 @@ BOOT_SECTOR, PAYLOAD_OFFSET, PAYLOAD_LENGTH = 512, 0x248, 0x24C
 
 
 class ImageError(Exception):
-        """The guest cannot be built; the sentence names the missing part."""
+    """The guest cannot be built; the sentence names the missing part."""
 
 
 def cache():
-        """Directory of packages and finished images."""
+    """Directory of packages and finished images."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "burst-interop"
 
 
@@ -51,7 +51,7 @@ def run(*words, directory=None):
 
 
 def found(program):
-        """Path of a program of the system."""
+    """Path of a program of the system."""
     path = shutil.which(program, path=SYSTEM_PATH)
     if not path:
         raise ImageError(f"{program} is missing: run scripts/install-deps --interop")
@@ -71,7 +71,7 @@ def kernel_package(series):
 
 
 def stamp():
-        """A hash of all files of this machine that an image contains."""
+    """A hash of all files of this machine that an image contains."""
     digest = hashlib.sha256()
     for path in [Path(__file__), *sorted(GUEST.iterdir())]:
         digest.update(path.read_bytes())
@@ -159,7 +159,7 @@ def libraries(files):
 
 
 def copy_programs(root):
-        """Adds programs, libraries, rxe's provider, the first process, and the program that takes commands."""
+    """Adds programs, libraries, rxe's provider, the first process, and the program that takes commands."""
     for name in ("bin", "sbin", "lib64", "proc", "sys", "dev", "etc/libibverbs.d"):
         (root / name).mkdir(parents=True)
     target = root / LIBRARIES.relative_to("/")

@@ -50,7 +50,7 @@ def ends(rig, client):
 
 
 def by_gid(rig, words, family, client, flag="-x", seconds=60, device="-d"):
-        """A pair that exchanges addresses over TCP: perftest and the ibv_ examples; `flag` is their flag for the GID index."""
+    """A pair that exchanges addresses over TCP: perftest and the ibv_ examples; `flag` is their flag for the GID index."""
     server_end, client_end, server, client = ends(rig, client)
     gids = gid_words(rig, family)
 
@@ -62,7 +62,7 @@ def by_gid(rig, words, family, client, flag="-x", seconds=60, device="-d"):
 
 
 def listens(end, port):
-        """Whether a program listens for rdma_cm connections (or datagram requests) at a port there."""
+    """Whether a program listens for rdma_cm connections (or datagram requests) at a port there."""
     if hasattr(end, "burst"):
         code, text = end.burst("cm", "--connections", "--json")
         rows = json.loads(text)["connections"] if code == 0 else []

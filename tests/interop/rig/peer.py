@@ -118,7 +118,7 @@ class Peer:
         return got["status"]
 
     def nothing(self, ms=300):
-                """Checks that no completion comes."""
+        """Checks that no completion comes."""
         try:
             got = self.completion(ms)
         except PeerError:
@@ -148,7 +148,7 @@ class Peer:
 
 
 def connect(a, b, name="q", kind="rc", *, psn=(0x100, 0x200), init=({}, {}), rtr=None, rts=None, queue=({}, {})):
-        """Makes and connects queue pairs of that name on both sides; `psn` has the first PSNs of a and b."""
+    """Makes and connects queue pairs of that name on both sides; `psn` has the first PSNs of a and b."""
     qpns = [end("queue", name=name, kind=kind, **more)["qpn"] for end, more in zip((a, b), queue)]
     for end, more in zip((a, b), init):
         end("init", qp=name, **more)

@@ -24,7 +24,7 @@ ROCE = "udp dport 4791"
 
 
 class Loss:
-        """A packet to be lost: a rule of nftables for the first packet that matches all given conditions.
+    """A packet to be lost: a rule of nftables for the first packet that matches all given conditions.
 
     `opcode` and `psn` are BTH's; `attribute` is the attribute of a connection management datagram.
     """
@@ -102,7 +102,7 @@ class Rig:
         return done.stdout
 
     def lose(self, loss, to_guest=False, skip=0):
-                """Loses one packet that matches, from guest 2 or to it, after `skip` others have passed."""
+        """Loses one packet that matches, from guest 2 or to it, after `skip` others have passed."""
         hook = "egress" if to_guest else "ingress"
         self.keep()
         self._command("nft", "-f", "-", text=(
@@ -111,12 +111,12 @@ class Rig:
         ))
 
     def lost(self):
-                """Number of packets that `lose` has lost."""
+        """Number of packets that `lose` has lost."""
         text = self._command("nft", "list", "table", "netdev", "burst")
         return int(text.split("counter packets ")[1].split()[0])
 
     def keep(self):
-                """Ends the loss."""
+        """Ends the loss."""
         subprocess.run([*self.host.prefix(), "nft", "delete", "table", "netdev", "burst"], capture_output=True)
 
     def inject(self, frame):
@@ -127,7 +127,7 @@ class Rig:
         self.injector.send(frame)
 
     def capture(self, path, interface="tap2"):
-                """Starts to write RoCEv2 packets into a pcap file; `stop` of the result ends it."""
+        """Starts to write RoCEv2 packets into a pcap file; `stop` of the result ends it."""
         words = ["tcpdump", "-U", "-p", "--immediate-mode", "-Z", "root", "-s", "0", "-i", interface, "-w", path, "udp", "port", "4791"]
         program = self.host.start(*words, plain=True)
         self.captures.append(program)
