@@ -1,6 +1,6 @@
 /*
-   * cm_again ADDRESS: runs longer than the daemon. Prints "first" when an id is bound to ADDRESS and listens, "gone" when no
-   * daemon answers any more, and "back" when a new daemon has bound another id to ADDRESS and assigned it a device.
+ * cm_again ADDRESS: runs longer than the daemon. Prints "first" when an id is bound to ADDRESS and listens, "gone" when no
+ * daemon answers any more, and "back" when a new daemon has bound another id to ADDRESS and assigned it a device.
  */
 #include "cm_check.h"
 

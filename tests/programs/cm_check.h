@@ -1,7 +1,7 @@
 /*
-   * Common parts of the programs that check the rules of librdmacm: ids that connect to each other by one address of this host,
-   * and the loop over the rules. Prints "ok NAME" for each rule that holds; the first broken rule ends the program with a
-   * sentence.
+ * Common parts of the programs that check the rules of librdmacm: ids that connect to each other by one address of this host,
+ * and the loop over the rules. Prints "ok NAME" for each rule that holds; the first broken rule ends the program with a
+ * sentence.
  */
 #pragma once
 #define _GNU_SOURCE

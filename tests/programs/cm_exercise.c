@@ -1,7 +1,7 @@
 /*
-   * cm_exercise ADDRESS [NAME...]: the rules of librdmacm, one function each. Both ends of each connection are in this process
-   * and use ADDRESS, an address of this host. Prints "ok NAME" after each rule; the first broken rule ends the program with a
-   * sentence.
+ * cm_exercise ADDRESS [NAME...]: the rules of librdmacm, one function each. Both ends of each connection are in this process
+ * and use ADDRESS, an address of this host. Prints "ok NAME" after each rule; the first broken rule ends the program with a
+ * sentence.
  */
 #include "cm_check.h"
 

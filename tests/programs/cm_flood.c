@@ -3,8 +3,8 @@
  *
  *   cm_flood FROM TO UDP-PORT CM-PORT RATE SECONDS      RATE requests per second, 0: as fast as possible
  *
-   * UDP-PORT is 4791, or a closed UDP port for comparison: the sender's cost is the same, and no socket receives. Prints the
-   * number of requests sent.
+ * UDP-PORT is 4791, or a closed UDP port for comparison: the sender's cost is the same, and no socket receives. Prints the
+ * number of requests sent.
  */
 #include <arpa/inet.h>
 #include <stdint.h>

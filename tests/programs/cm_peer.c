@@ -3,9 +3,9 @@
  *
  *     cm_peer server ADDRESS PORT HOW        cm_peer client ADDRESS PORT HOW
  *
-   * HOW is "reject" (the server rejects), or the end that disconnects first: "server" or "client". Once connected, the client
-   * sends a message. Each end has posted two receives more than it needs; they are flushed when the connection ends. Each step
-   * that can carry private data does. Each event is a line: name, status, private data.
+ * HOW is "reject" (the server rejects), or the end that disconnects first: "server" or "client". Once connected, the client
+ * sends a message. Each end has posted two receives more than it needs; they are flushed when the connection ends. Each step
+ * that can carry private data does. Each event is a line: name, status, private data.
  */
 #include <infiniband/verbs.h>
 #include <poll.h>

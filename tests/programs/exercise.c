@@ -7,8 +7,8 @@
  * 128 KiB, 1 to 4 SGEs, inline or not, signaled or not. The seed determines the list of operations, so each end can compute the
  * peer's list: the receiver knows which message comes next, with which bytes; the requester keeps a model of the peer's memory
  * after its WRITEs and atomics. Checks: each signaled completion comes exactly once and in order, with the right opcode and
-   * length; every byte received, read or returned by an atomic; at the end the peer's memory against the model. The program
-   * is ended by SIGALRM after LIMIT_SECONDS.
+ * length; every byte received, read or returned by an atomic; at the end the peer's memory against the model. The program
+ * is ended by SIGALRM after LIMIT_SECONDS.
  *
  * Memory of one end, in one region:
  *   source   fixed random bytes, gathered by SEND and WRITE

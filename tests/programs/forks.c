@@ -2,8 +2,8 @@
  * forks DEVICE orphan: opens the device with a queue pair, forks a child that keeps all descriptors, prints "child PID", and is
  * killed. The daemon must notice the death although the child keeps the connection open.
  *
-   * forks DEVICE children: forks children that end by _exit, exit, a signal or exec, while the parent writes and polls. The
-   * parent's objects must go on working, and a child's writes must not reach the parent's memory.
+ * forks DEVICE children: forks children that end by _exit, exit, a signal or exec, while the parent writes and polls. The
+ * parent's objects must go on working, and a child's writes must not reach the parent's memory.
  */
 #include <errno.h>
 #include <infiniband/verbs.h>

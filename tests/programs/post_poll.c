@@ -1,6 +1,6 @@
 /*
-   * post_poll DEVICE classic|extended COUNT [BATCH]: posts COUNT RDMA WRITEs of 64 bytes on a queue pair connected to itself,
-   * BATCH (default 1) at a time, waits by an event for the completion of the last request of each batch, and polls.
+ * post_poll DEVICE classic|extended COUNT [BATCH]: posts COUNT RDMA WRITEs of 64 bytes on a queue pair connected to itself,
+ * BATCH (default 1) at a time, waits by an event for the completion of the last request of each batch, and polls.
  *
  * Each kind of call is in its own function, measured_*, which callgrind counts (--toggle-collect): the instructions of
  * ibv_post_send and ibv_poll_cq without waiting. At the end the data must have arrived.
@@ -96,10 +96,10 @@ static void join(union ibv_gid gid)
 static void create(struct ibv_context *context, struct ibv_comp_channel *channel)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context);
-	struct ibv_cq_init_attr_ex init = { .cqe = 256, .channel = channel, .wc_flags = IBV_WC_STANDARD_FLAGS };
+	struct ibv_cq_init_attr_ex cq_init = { .cqe = 256, .channel = channel, .wc_flags = IBV_WC_STANDARD_FLAGS };
 	struct ibv_qp_init_attr_ex init = { .qp_type = IBV_QPT_RC, .pd = pd };
 
-	cqx = ibv_create_cq_ex(context, &init);
+	cqx = ibv_create_cq_ex(context, &cq_init);
 	if (!pd || !cqx)
 		fail("pd, cq", errno);
 	cq = ibv_cq_ex_to_cq(cqx);

@@ -1,6 +1,6 @@
 /*
-   * thief DEVICE: opens the device, makes every event descriptor that it was given blocking, and reads from each in a loop, so
-   * that no other reader of a shared descriptor would get an event. Prints "ready" and runs until it is killed.
+ * thief DEVICE: opens the device, makes every event descriptor that it was given blocking, and reads from each in a loop, so
+ * that no other reader of a shared descriptor would get an event. Prints "ready" and runs until it is killed.
  */
 #include "check.h"
 
