@@ -14,11 +14,13 @@ use burst_control::MESSAGE_MAX;
 use burst_host::descriptors;
 use burst_host::host::WORKER_GONE;
 use burst_host::log_limit::LogCause;
+use burst_host::session::ENDED_AT_ONCE;
 use burst_host::{Host, Upkeep};
 use burst_ledger::AccountId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,6 +31,9 @@ pub const DRAIN_MAX: Nanos = Nanos::from_ms(5000);
 
 /// Requests of the clients of one account that are answered before those of the next account.
 const REQUESTS_PER_ACCOUNT: usize = 256;
+
+/// Sessions of clients that have left of which one pass ends a part.
+const ENDINGS_PER_PASS: usize = 16;
 
 /// The daemon's event loop and everything that it owns.
 pub struct Server {
@@ -49,6 +54,8 @@ pub struct Server {
     idle_since: Nanos,
     /// When the first signal came.
     draining: Option<Nanos>,
+    /// Clients that have left, whose sessions are being ended.
+    ending: VecDeque<Conversation>,
     /// Number of passes.
     turn: usize,
 }
@@ -75,6 +82,7 @@ impl Server {
             idle_exit: config.idle_exit.map(|limit| Nanos(limit.as_nanos() as u64)),
             idle_since: now,
             draining: None,
+            ending: VecDeque::new(),
             turn: 0,
         })
     }
@@ -163,7 +171,7 @@ impl Server {
             single.iter().filter_map(|(fd, flags)| fd.map(|fd| PollFd::from_borrowed_fd(fd, *flags))).collect();
         let of_accounts = fds.len();
         fds.extend(accounts.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
-        let timeout = if may_sleep { self.timeout() } else { Some(Duration::ZERO) };
+        let timeout = if may_sleep && self.ending.is_empty() { self.timeout() } else { Some(Duration::ZERO) };
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
         // An interrupted poll is a pass in which nothing is readable.
         if poll(&mut fds, timeout.as_ref()).is_err() {
@@ -254,6 +262,7 @@ impl Server {
         }
         ended.extend(silent);
         self.end_clients(&mut ended);
+        self.continue_endings();
     }
 
     /// Serves clients of one account.
@@ -294,7 +303,18 @@ impl Server {
         ended.dedup();
         // From the last to the first, so that removing one does not move those still to be removed.
         while let Some(index) = ended.pop() {
-            self.clients.remove(index).session_mut().end(&mut self.host);
+            self.ending.push_back(self.clients.remove(index));
+            self.idle_since = self.host.now();
+        }
+    }
+
+    /// Ends the sessions of clients that have left, each in steps, so that a program with many objects delays no other.
+    fn continue_endings(&mut self) {
+        for _ in 0..ENDINGS_PER_PASS.min(self.ending.len()) {
+            let Some(mut gone) = self.ending.pop_front() else { return };
+            if !gone.session_mut().end_some(&mut self.host, ENDED_AT_ONCE) {
+                self.ending.push_back(gone);
+            }
             self.idle_since = self.host.now();
         }
     }
@@ -319,10 +339,12 @@ impl Server {
     fn is_over(&self) -> bool {
         let now = self.host.now();
         if let Some(since) = self.draining {
-            return self.clients.all().iter().all(|c| !c.session().has_context()) || now.since(since) >= DRAIN_MAX;
+            let all_gone = self.clients.all().iter().chain(&self.ending).all(|c| !c.session().has_context());
+            return all_gone || now.since(since) >= DRAIN_MAX;
         }
-        let idle =
-            self.idle_exit.is_some_and(|limit| self.clients.all().is_empty() && now.since(self.idle_since) >= limit);
+        let idle = self.idle_exit.is_some_and(|limit| {
+            self.clients.all().is_empty() && self.ending.is_empty() && now.since(self.idle_since) >= limit
+        });
         if idle {
             info!("idle: ending");
         }
@@ -333,6 +355,9 @@ impl Server {
     fn close(&mut self) {
         if self.listener.take().is_some() {
             remove_socket(&self.path);
+        }
+        while let Some(mut gone) = self.ending.pop_front() {
+            gone.session_mut().end(&mut self.host);
         }
         for mut client in self.clients.take_all() {
             client.session_mut().fail_queue_pairs(&mut self.host);

@@ -28,6 +28,9 @@ const PROGRAM_MAX: usize = 64;
 /// Descriptors of a connection: the socket, the pidfd, and the ring for commands.
 const SESSION_DESCRIPTORS: u64 = 3;
 
+/// Objects that are released in one step of a session's end.
+pub const ENDED_AT_ONCE: usize = 256;
+
 /// A reply and the descriptors to send with it.
 pub type ReplyWithFds = (Reply, Vec<OwnedFd>);
 
@@ -43,6 +46,8 @@ pub struct Session {
     token: Option<u64>,
     cm: Option<CmClient>,
     commands: Option<CommandReceiver>,
+    /// How many queue pairs the program had when its session began to end.
+    left_behind: Option<usize>,
 }
 
 impl Session {
@@ -62,6 +67,7 @@ impl Session {
             token: None,
             cm: None,
             commands: None,
+            left_behind: None,
         })
     }
 
@@ -302,18 +308,31 @@ impl Session {
 
     /// Releases all objects, also those that the program has left behind by dying.
     pub fn end(&mut self, host: &mut Host) {
-        if let Some(mut cm) = self.cm.take() {
-            cm.end(host);
+        while !self.end_some(host, ENDED_AT_ONCE) {}
+    }
+
+    /// Releases about `budget` objects. Returns true when all have been released. A session that has begun to end serves no more
+    /// requests: nothing else of it may be called.
+    pub fn end_some(&mut self, host: &mut Host, budget: usize) -> bool {
+        if let Some(cm) = &mut self.cm {
+            if !cm.end_some(host, budget) {
+                return false;
+            }
+            self.cm = None;
         }
         if let Some(token) = self.token.take() {
             host.cm.remove_token(token);
         }
-        if let Some(mut context) = self.context.take() {
-            let left = context.close(host);
-            let ClientProcess { pid, uid } = self.caller.process;
-            if host.may_log(LogCause::Closed, uid) {
-                info!(pid, uid, program = self.program, left, "context closed");
-            }
+        let Some(context) = &mut self.context else { return true };
+        let left = *self.left_behind.get_or_insert(context.queue_pairs());
+        if !context.close_some(host, budget) {
+            return false;
         }
+        self.context = None;
+        let ClientProcess { pid, uid } = self.caller.process;
+        if host.may_log(LogCause::Closed, uid) {
+            info!(pid, uid, program = self.program, left, "context closed");
+        }
+        true
     }
 }

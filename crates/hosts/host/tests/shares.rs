@@ -1,12 +1,12 @@
 //! Shares of users: a hostile user drives each resource to the limit, beside a user whose requests must all succeed.
 mod common;
 
-use burst_base::verbs::{AhAttr, MwType, QpCap, QpType};
+use burst_base::verbs::{AhAttr, MwType, QpType};
 use burst_control::cm::{CmCommand, CmReply, PortSpace};
-use burst_control::{CqInitAttr, MrPiece, MrPieceKind, QpCookies, QpInitAttr, Refusal, Request, Response, SrqInitAttr};
+use burst_control::{CqInitAttr, MrPiece, MrPieceKind, Refusal, Request, Response, SrqInitAttr};
 use burst_host::{ClientProcess, Host, Session};
 use burst_ledger::Resource;
-use common::{Program, host, memfd};
+use common::{Program, host, memfd, queue_pair};
 
 const HOSTILE: u32 = 1001;
 const BYSTANDER: u32 = 1002;
@@ -202,9 +202,7 @@ fn an_admitted_session_is_charged_until_it_is_dropped() {
 impl Program {
     /// The request for a queue pair.
     fn queue_pair(&self, qp_type: QpType) -> Request {
-        let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-        let init = QpInitAttr { pd: self.pd, qp_type, send_cq: self.cq, recv_cq: self.cq, srq: None, cap };
-        Request::CreateQp { init, names: vec![QpCookies { cookie: 0, event_cookie: 0 }] }
+        queue_pair(self.pd, self.cq, qp_type)
     }
 
     /// A queue pair for datagrams, made at the first call.

@@ -34,6 +34,8 @@ pub struct CmClient {
     pub(super) ids: HashMap<CmId, HostCmId, Fold>,
     /// The ids that wait for a next hop.
     pub(super) waits: HopWaits,
+    /// The ids that have not ended, after the program has exited; the next is the last.
+    ending: Option<Vec<CmId>>,
 }
 
 /// The attributes of a new id (`rdma_create_id`).
@@ -65,6 +67,7 @@ impl CmClient {
             channels: HashMap::default(),
             ids: HashMap::default(),
             waits: HopWaits::default(),
+            ending: None,
         }
     }
 
@@ -261,24 +264,35 @@ impl CmClient {
         self.ids.shrink_to_fit();
     }
 
-    /// Ends all ids: the program has exited. Peers of connected ids are disconnected.
-    pub fn end(&mut self, host: &mut Host) {
-        self.session.end();
-        host.note_ended(self.session.backlog_len());
-        if self.ids.values().any(|id| id.stage == CmIdStage::Listening) {
-            // When this returns, no worker creates another id for the session.
-            let session = self.session.clone();
-            host.on_all(move |w| w.cm_end_listeners(&session));
+    /// Ends ids, at most `budget` of them: the program has exited. Peers of connected ids are disconnected. Returns true when all
+    /// ids have ended. Listeners end first, so that another program can listen on their ports.
+    pub fn end_some(&mut self, host: &mut Host, budget: usize) -> bool {
+        if self.ending.is_none() {
+            self.session.end();
+            host.note_ended(self.session.backlog_len());
+            if self.ids.values().any(|id| id.stage == CmIdStage::Listening) {
+                // When this returns, no worker creates another id for the session.
+                let session = self.session.clone();
+                host.on_all(move |w| w.cm_end_listeners(&session));
+            }
+            self.take_arrivals(host);
+            let mut ids: Vec<CmId> = self.ids.keys().copied().collect();
+            ids.sort_by_key(|id| self.ids[id].stage == CmIdStage::Listening);
+            self.ending = Some(ids);
         }
-        self.take_arrivals(host);
-        for (_, mut gone) in std::mem::take(&mut self.ids) {
+        for _ in 0..budget.max(1) {
+            let Some(id) = self.ending.as_mut().and_then(Vec::pop) else {
+                self.channels.values().for_each(|(channel, _)| channel.close());
+                return true;
+            };
+            let Some(mut gone) = self.ids.remove(&id) else { continue };
             if gone.stage == CmIdStage::Listening {
                 host.cm.listeners -= 1;
                 gone.stage = CmIdStage::Idle;
             }
             end_id(host, gone);
         }
-        self.channels.values().for_each(|(channel, _)| channel.close());
+        false
     }
 }
 

@@ -20,46 +20,78 @@ impl Context {
         }
     }
 
-    /// Releases all objects, each before the objects that it refers to. Returns how many queue pairs the program had left.
+    /// Releases objects, each before the objects that it refers to: about `budget` of them. Returns true when all have been
+    /// released and the context has ended.
     ///
     /// Errors of single objects are ignored: the handles come from the tables themselves, and no object is in use any more.
-    pub fn close(&mut self, host: &mut Host) -> usize {
-        let left = self.qps.len();
-        for qps in self.qps.handles().chunks(QPS_ENDED_AT_ONCE) {
-            self.end_qps(host, qps, true);
-        }
-        for mw in self.mws.handles() {
-            let _ = self.dealloc_mw(host, mw);
-        }
-        for mr in self.mrs.handles() {
-            let _ = self.dereg_mr(host, mr);
-        }
-        for ah in self.ahs.handles() {
-            let _ = self.destroy_ah(host, ah);
-        }
-        for srq in self.srqs.handles() {
-            let _ = self.destroy_srq(host, srq);
-        }
-        for xrcd in self.xrcds.handles() {
-            let _ = self.close_xrcd(host, xrcd);
-        }
-        for cq in self.cqs.handles() {
-            if let Some(c) = self.cqs.remove(cq) {
-                let number = c.object.number;
-                host.on_all(move |w| w.remove_cq(number));
-                host.cqs.put(number);
-                host.uncount_object(self.device, DeviceObject::Cq);
+    pub fn close_some(&mut self, host: &mut Host, budget: usize) -> bool {
+        let mut left = budget.max(1);
+        while left > 0 {
+            match self.close_next(host, left) {
+                0 => {
+                    self.leave(host);
+                    return true;
+                }
+                closed => left = left.saturating_sub(closed),
             }
         }
-        for pd in self.pds.handles() {
+        false
+    }
+
+    /// Releases one object, or some queue pairs. Returns how many; 0: there are no more.
+    fn close_next(&mut self, host: &mut Host, most: usize) -> usize {
+        let qps = self.qps.first(most.min(QPS_ENDED_AT_ONCE));
+        if !qps.is_empty() {
+            self.end_qps(host, &qps, true);
+            return qps.len();
+        }
+        let next = |handles: Vec<u32>| handles.first().copied();
+        if let Some(mw) = next(self.mws.first(1)) {
+            let _ = self.dealloc_mw(host, mw);
+        } else if let Some(mr) = next(self.mrs.first(1)) {
+            let _ = self.dereg_mr(host, mr);
+        } else if let Some(ah) = next(self.ahs.first(1)) {
+            let _ = self.destroy_ah(host, ah);
+        } else if let Some(srq) = next(self.srqs.first(1)) {
+            let _ = self.destroy_srq(host, srq);
+            debug_assert!(
+                self.srqs.get(srq).is_none(),
+                "a shared receive queue is in use after all queue pairs have ended"
+            );
+        } else if let Some(xrcd) = next(self.xrcds.first(1)) {
+            let _ = self.close_xrcd(host, xrcd);
+            debug_assert!(self.xrcds.get(xrcd).is_none(), "an XRC domain is in use after all queue pairs have ended");
+        } else if let Some(cq) = next(self.cqs.first(1)) {
+            self.end_cq(host, cq);
+        } else if let Some(pd) = next(self.pds.first(1)) {
             if let Some(p) = self.pds.remove(pd) {
                 release_pd_number(host, p.object);
             }
+        } else if let Some(dm) = next(self.dms.first(1)) {
+            let _ = self.free_dm(host, dm);
+        } else if let Some(channel) = next(self.channels.first(1)) {
+            self.channels.remove(channel);
+        } else {
+            return 0;
         }
+        1
+    }
+
+    /// Removes a completion queue, whose ring ends with the context.
+    fn end_cq(&mut self, host: &mut Host, cq: u32) {
+        if let Some(c) = self.cqs.remove(cq) {
+            let number = c.object.number;
+            host.on_all(move |w| w.remove_cq(number));
+            host.cqs.put(number);
+            host.uncount_object(self.device, DeviceObject::Cq);
+        }
+    }
+
+    /// Removes the context itself.
+    fn leave(&mut self, host: &mut Host) {
         let id = self.id;
         host.exports.remove_context(id);
         host.on_all(move |w| w.remove_context(id));
         host.contexts.put(id);
-        left
     }
 }

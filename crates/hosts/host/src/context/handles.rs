@@ -46,9 +46,9 @@ impl<T> HandleTable<T> {
     pub fn get_mut(&mut self, handle: u32) -> Option<&mut T> {
         self.objects.get_mut(&handle).map(|(object, _)| object)
     }
-    /// All handles, in ascending order.
-    pub fn handles(&self) -> Vec<u32> {
-        self.objects.keys().copied().collect()
+    /// The smallest handles, at most `most`, in ascending order.
+    pub fn first(&self, most: usize) -> Vec<u32> {
+        self.objects.keys().copied().take(most).collect()
     }
     /// All objects, in the order of their handles.
     pub fn values(&self) -> impl Iterator<Item = &T> {

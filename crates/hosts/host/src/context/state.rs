@@ -249,6 +249,11 @@ impl Context {
         QpHolder { context: self.id, async_events: self.async_events.clone(), event_cookie, hold: 0 }
     }
 
+    /// How many queue pairs it has.
+    pub fn queue_pairs(&self) -> usize {
+        self.qps.len()
+    }
+
     /// Its device.
     pub fn device(&self) -> DeviceId {
         self.device

@@ -1,7 +1,9 @@
 //! A host on a port in memory, and programs that speak to it without sockets.
+#![allow(dead_code)] // each test file uses its own part
 
 use burst_base::Nanos;
-use burst_control::{CqInitAttr, Refusal, Request, Response};
+use burst_base::verbs::{QpCap, QpType};
+use burst_control::{CqInitAttr, QpCookies, QpInitAttr, Refusal, Request, Response};
 use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session};
 use burst_port::mem::{MemConfig, pair};
 use std::net::IpAddr;
@@ -31,6 +33,13 @@ pub fn memfd(bytes: u64) -> OwnedFd {
     ftruncate(&fd, bytes).expect("its length");
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).expect("seals");
     fd
+}
+
+/// The request for a queue pair of one request each way.
+pub fn queue_pair(pd: u32, cq: u32, qp_type: QpType) -> Request {
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let init = QpInitAttr { pd, qp_type, send_cq: cq, recv_cq: cq, srq: None, cap };
+    Request::CreateQp { init, names: vec![QpCookies { cookie: 0, event_cookie: 0 }] }
 }
 
 /// A program with one connection to the host.
@@ -75,6 +84,11 @@ impl Program {
     pub fn ask_with(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<Response, Refusal> {
         let reply = self.session.handle(host, request, fds)?;
         Ok(reply.response)
+    }
+
+    /// The program has exited: a step of the end of its session.
+    pub fn end_some(&mut self, host: &mut Host, budget: usize) -> bool {
+        self.session.end_some(host, budget)
     }
 
     /// The program exits.
