@@ -45,7 +45,7 @@ impl<const SIZE: u32, const INTERVAL_NS: u64> TokenBucket<SIZE, INTERVAL_NS> {
         self.tokens > 0
     }
 
-    /// Whether all tokens have come back: the bucket remembers nothing.
+    /// Whether the bucket is full: it need not be kept.
     pub fn is_full(&mut self, now: Nanos) -> bool {
         self.refill(now);
         self.tokens == SIZE

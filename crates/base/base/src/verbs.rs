@@ -50,7 +50,7 @@ number_enum!(
 number_enum!(
     /// `enum ibv_wc_status`.
     WcStatus: u8 {
-        /// Done.
+        /// The request completed successfully.
         Success = 0,
         /// A local SGE list is longer than the QP or path allows.
         LocLenErr = 1,
@@ -358,7 +358,7 @@ pub struct QpCap {
 pub struct QpAttr {
     /// State to move to (modify), or the present state (query).
     pub qp_state: QpState,
-    /// State in which the caller believes the QP to be.
+    /// State of the QP that the caller assumes (`cur_qp_state`).
     pub cur_qp_state: QpState,
     /// Path MTU.
     pub path_mtu: Mtu,

@@ -190,7 +190,7 @@ pub enum Request {
         pd: u32,
         /// Address of the first byte in the application.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
         /// Address of the first byte in work requests.
         iova: u64,
@@ -213,7 +213,7 @@ pub enum Request {
     },
     /// Allocates device memory that can be imported. The descriptor of a sealed memfd is sent along.
     AllocDm {
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// Frees device memory.

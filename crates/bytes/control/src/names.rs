@@ -1,8 +1,8 @@
 //! Names in the daemon's answers that become names of files: devices, interfaces, counters.
 //!
 //! `burst host-files` and `burst run` write files of these names below `/sys/class/infiniband` and `/dev/infiniband`, as root in
-//! the first case, and libraries give the names to programs that do the same. A name is checked once, when the message is decoded:
-//! a message with `..` or a slash in such a name is malformed.
+//! the first case, and libraries give the names to programs that do the same. A name is checked once, when the message is
+//! decoded: a message with `..` or a slash in such a name is malformed.
 
 use serde::{Deserialize, Deserializer, de};
 

@@ -39,7 +39,7 @@ pub struct ShmRef {
 pub struct QueueHeader {
     /// Entries ever posted (application writes, release).
     pub producer: u32,
-    /// Non-zero when the daemon has gone idle on this queue and wants a doorbell (both write; SQ only).
+    /// Non-zero when the daemon has stopped reading this queue and needs a doorbell (both ends write; SQ only).
     pub idle: u32,
     _app_line: [u32; 14],
     /// Entries ever taken (daemon writes, release). For an SRQ and RQ the application derives free slots from it.

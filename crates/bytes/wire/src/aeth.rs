@@ -122,7 +122,7 @@ pub struct Aeth {
 }
 
 impl Aeth {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 4;
     /// Reads the first [`Aeth::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<Aeth> {

@@ -33,7 +33,7 @@ pub struct Bth {
 }
 
 impl Bth {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 12;
 
     /// The usual header: default partition, MigReq set, all other flags clear.

@@ -42,7 +42,7 @@ pub struct Ethernet {
 }
 
 impl Ethernet {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 14;
     /// Reads the first [`Ethernet::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<Ethernet> {
@@ -71,7 +71,7 @@ pub struct Vlan {
 }
 
 impl Vlan {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 4;
     /// Reads the first [`Vlan::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<Vlan> {

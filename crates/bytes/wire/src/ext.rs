@@ -13,7 +13,7 @@ pub struct Deth {
 }
 
 impl Deth {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 8;
     /// Reads the first [`Deth::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<Deth> {
@@ -36,7 +36,7 @@ pub struct XrcEth {
 }
 
 impl XrcEth {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 4;
     /// Reads the first [`XrcEth::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<XrcEth> {
@@ -62,7 +62,7 @@ pub struct Reth {
 }
 
 impl Reth {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 16;
     /// Reads the first [`Reth::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<Reth> {
@@ -91,7 +91,7 @@ pub struct AtomicEth {
 }
 
 impl AtomicEth {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 28;
     /// Reads the first [`AtomicEth::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<AtomicEth> {
@@ -115,7 +115,7 @@ pub struct AtomicAckEth {
 }
 
 impl AtomicAckEth {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 8;
     /// Reads the first [`AtomicAckEth::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<AtomicAckEth> {
@@ -136,7 +136,7 @@ pub struct ImmDt {
 }
 
 impl ImmDt {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 4;
     /// From a `__be32` as it lies in memory (a work request).
     pub const fn from_be32(in_memory: u32) -> ImmDt {
@@ -164,7 +164,7 @@ pub struct Ieth {
 }
 
 impl Ieth {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 4;
     /// Reads the first [`Ieth::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<Ieth> {
@@ -185,7 +185,7 @@ pub struct CnpPayload {
 }
 
 impl CnpPayload {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 16;
     /// Reads the first [`CnpPayload::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<CnpPayload> {

@@ -231,7 +231,7 @@ impl Prepared {
         pseudo.emit(udp_payload_len, &mut masked);
         Prepared { crc: Icrc { crc: ONES_8 }.update(&masked).crc }
     }
-    /// Over IPv6.
+    /// A packet over IPv6.
     pub fn ipv6(pseudo: &PseudoV6, udp_payload_len: usize) -> Prepared {
         let mut masked = [0; V6_LEN];
         pseudo.emit(udp_payload_len, &mut masked);

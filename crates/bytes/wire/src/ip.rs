@@ -34,7 +34,7 @@ pub struct Ipv4 {
 }
 
 impl Ipv4 {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 20;
     /// The DF flag in `flags_fragment`.
     pub const DONT_FRAGMENT: u16 = 0x4000;
@@ -97,7 +97,7 @@ pub struct Ipv6 {
 pub type Grh = Ipv6;
 
 impl Ipv6 {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 40;
     /// Next header of a GRH: an InfiniBand transport packet.
     pub const GRH_NEXT_HEADER: u8 = 0x1b;
@@ -148,7 +148,7 @@ pub struct Udp {
 }
 
 impl Udp {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 8;
     /// Reads the first [`Udp::LEN`] bytes.
     pub fn parse(bytes: &[u8]) -> Option<Udp> {

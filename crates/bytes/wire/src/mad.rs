@@ -26,7 +26,7 @@ impl MgmtClass {
 /// Common MAD header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct MadHeader {
-    /// 1.
+    /// Base version, 1.
     pub base_version: u8,
     /// Management class.
     pub mgmt_class: MgmtClass,
@@ -47,7 +47,7 @@ pub struct MadHeader {
 }
 
 impl MadHeader {
-    /// Bytes.
+    /// Length in bytes.
     pub const LEN: usize = 24;
     /// Get.
     pub const METHOD_GET: u8 = 0x01;

@@ -161,7 +161,7 @@ macro_rules! opcodes {
             pub const ALL: &'static [Opcode] = &[$(Opcode::$name),+];
         }
 
-        /// By opcode number.
+        /// Rows of the table by opcode number.
         static TABLE: [Option<OpcodeInfo>; 256] = {
             let mut table = [None; 256];
             $(table[$number] = Some(OpcodeInfo::new(

@@ -55,7 +55,7 @@ pub struct Completion {
     pub imm: Option<u32>,
     /// Number of the local queue pair.
     pub qp_num: u32,
-    /// Why the request failed, as the daemon knows it.
+    /// The daemon's reason for the failure of the request.
     pub reason: Option<Reason>,
 }
 

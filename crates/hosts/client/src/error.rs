@@ -34,7 +34,7 @@ pub enum ClientError {
         wr_id: u64,
         /// The kind of failure.
         status: WcStatus,
-        /// Why, as the daemon knows it.
+        /// The daemon's reason.
         reason: Option<Reason>,
     },
     /// A system call failed.

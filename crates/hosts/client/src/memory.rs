@@ -141,7 +141,7 @@ pub struct LocalSlice<'a> {
 pub struct RemoteSlice {
     /// Address of the first byte in the owner.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Remote key.
     pub rkey: u32,
@@ -187,7 +187,7 @@ impl MemoryRegion {
         Ok(MemoryRegion { pd: pd.clone(), parts: Some((pages, raw)), len, addr: addr as u64, lkey, rkey })
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len

@@ -56,7 +56,7 @@ impl Default for QpOptions {
     }
 }
 
-/// Where a queue pair can be reached: what each end must know of the other.
+/// The address of a queue pair, which the other end needs to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpEndpoint {
     /// GID of the port: an IPv6 address, or an IPv4 address mapped.

@@ -163,7 +163,7 @@ impl WorkerAccess for DataPath<'_> {
             // Refused only if it is in ERR already.
             let _ = self.modify_qp(now, qp.qpn, &attr, m::STATE | mask, None);
         };
-        // The program believes that its queue pair is in INIT, where receives may be posted, and these must be flushed. There is
+        // For the program the queue pair is in INIT, where receives may be posted, and these must be flushed. There is
         // no transition from RESET to ERR (IBA 10.3.1).
         if state == QpState::Reset {
             go(QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS);

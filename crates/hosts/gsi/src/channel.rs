@@ -14,7 +14,7 @@ const PIPE_BYTES: usize = 256 << 10;
 /// Records of one write: PIPE_BUF.
 pub(crate) const RECORDS_PER_WRITE: usize = 4096 / CmEvent::BYTES;
 
-/// An event as it lies in a channel.
+/// The record of an event in a channel.
 type Record = [u8; CmEvent::BYTES];
 
 /// An event that will be written to a channel at the end of the pass.

@@ -5,7 +5,7 @@
 //! machine may move queue pairs. Outgoing MADs lie in a ring of buffers until the port has sent them; events are collected
 //! during a pass and written at its end, up to eight records of one channel by one system call.
 //!
-//! The agent knows neither queue pairs nor ports: what it needs of its worker is the trait [`WorkerAccess`].
+//! The agent has no access to queue pairs and ports, except by the trait [`WorkerAccess`] of its worker.
 //!
 //! | file | what it holds |
 //! |---|---|

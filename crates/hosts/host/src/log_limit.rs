@@ -5,7 +5,7 @@
 //! left out are counted, and the count is logged when the interval ends. With 7 causes of at most 300 bytes, the worst case is
 //! about 10 KiB per second, whatever the number of users.
 //!
-//! Lines at level debug are not limited: whoever asks for them wants them all.
+//! Lines at level debug are not limited.
 
 use burst_base::Nanos;
 use std::collections::BTreeMap;

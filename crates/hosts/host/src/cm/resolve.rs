@@ -237,7 +237,7 @@ fn set_device(route: &mut CmRoute, device: &HostDevice, index: usize) {
     route.mtu = device.caps.active_mtu();
 }
 
-/// Sets what an id knows after its address was resolved.
+/// Sets route and state of an id after its address was resolved.
 fn set_address(host: &mut Host, id: &mut HostCmId, addrs: AddrPair, found: &Destination) {
     let AddrPair { src, dst } = addrs;
     id.stage = CmIdStage::Addressed;
