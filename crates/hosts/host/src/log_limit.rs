@@ -117,7 +117,7 @@ impl LogLimiter {
         self.begun.map(|begun| begun + INTERVAL)
     }
 
-    /// The lines left out in the interval, if it has ended: at most [`REPORTS_MAX`] reports. A new interval begins with the next
+    /// The lines left out in the interval, if it has ended: at most `REPORTS_MAX` reports. A new interval begins with the next
     /// line.
     pub fn take_left_out(&mut self, now: Nanos) -> Vec<LinesLeftOut> {
         if self.due_at().is_none_or(|due| now < due) {
