@@ -129,7 +129,11 @@ fn socket(inspection: &Inspection) -> Finding {
         return Finding::Ok(format!("{} is served by daemon {}", path.display(), client.info().pid));
     }
     let tried = sockets::tried_clause(&inspection.tried);
-    if inspection.tried.iter().any(|(_, f)| matches!(f, FoundDaemon::Forbidden | FoundDaemon::Strange(_))) {
+    if inspection
+        .tried
+        .iter()
+        .any(|(_, f)| matches!(f, FoundDaemon::Forbidden | FoundDaemon::Untrusted(_) | FoundDaemon::Strange(_)))
+    {
         return Finding::Ok(format!("there is one: {tried}"));
     }
     fail(
@@ -142,13 +146,17 @@ fn permission(inspection: &Inspection) -> Finding {
     if inspection.daemon().is_some() {
         return Finding::Ok("this user may connect".to_owned());
     }
-    match inspection.tried.iter().find(|(_, f)| matches!(f, FoundDaemon::Forbidden)) {
-        None => Finding::Skip("no socket to connect to".to_owned()),
-        Some((path, _)) => fail(
+    let refused = inspection.tried.iter().find_map(|(path, found)| match found {
+        FoundDaemon::Forbidden => Some(fail(
             format!("this user may not connect to {}", path.display()),
             "ask its owner to start burstd with --socket-mode 0666, or start one of your own with burst run",
-        ),
-    }
+        )),
+        FoundDaemon::Untrusted(why) => {
+            Some(fail(why.as_str(), "trust that user by the variable, or name another --socket"))
+        }
+        _ => None,
+    });
+    refused.unwrap_or_else(|| Finding::Skip("no socket to connect to".to_owned()))
 }
 
 fn version(inspection: &Inspection) -> Finding {
@@ -287,6 +295,13 @@ mod tests {
         let inspection = without_daemon(FoundDaemon::Forbidden);
         assert!(matches!(socket(&inspection), Finding::Ok(_)));
         assert!(matches!(permission(&inspection), Finding::Fail(..)));
+    }
+
+    #[test]
+    fn a_socket_of_another_user_is_a_matter_of_trust() {
+        let inspection = without_daemon(FoundDaemon::Untrusted("/x belongs to user 1002".into()));
+        assert!(matches!(permission(&inspection), Finding::Fail(seen, _) if seen.contains("user 1002")));
+        assert!(matches!(version(&inspection), Finding::Skip(_)));
     }
 
     #[test]

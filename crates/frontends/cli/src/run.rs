@@ -55,15 +55,23 @@ fn daemon_socket(chosen: Option<&Path>, ports: &[String], no_start: bool) -> Res
     {
         return Err(format!("{}: {why}", path.display()));
     }
+    let named = chosen
+        .map(Path::to_owned)
+        .or_else(|| std::env::var_os(SOCKET_ENV).filter(|v| !v.is_empty()).map(PathBuf::from));
+    for (_, found) in &tried {
+        let FoundDaemon::Untrusted(why) = found else { continue };
+        if named.is_some() {
+            return Err(why.clone());
+        }
+        // A usual place, which another user may have taken: there are others.
+        eprintln!("burst: not used: {why}");
+    }
     if no_start {
         return Err(format!(
             "no daemon runs, and --no-start forbids to start one; tried {}",
             sockets::tried_clause(&tried)
         ));
     }
-    let named = chosen
-        .map(Path::to_owned)
-        .or_else(|| std::env::var_os(SOCKET_ENV).filter(|v| !v.is_empty()).map(PathBuf::from));
     let forbidden = tried.iter().find(|(_, found)| matches!(found, FoundDaemon::Forbidden)).map(|(path, _)| path);
     let refused = forbidden.map(|path| {
         format!(

@@ -19,6 +19,8 @@ pub enum FoundDaemon {
     Stale,
     /// This user may not connect.
     Forbidden,
+    /// The socket or its daemon belongs to a user who is not trusted: the sentence, with the cure.
+    Untrusted(String),
     /// A daemon of another version, or a program that is no daemon: the sentence.
     Strange(String),
 }
@@ -31,7 +33,7 @@ impl FoundDaemon {
             FoundDaemon::Absent => "nothing there".to_owned(),
             FoundDaemon::Stale => "its daemon is dead".to_owned(),
             FoundDaemon::Forbidden => "permission denied".to_owned(),
-            FoundDaemon::Strange(sentence) => sentence.clone(),
+            FoundDaemon::Untrusted(sentence) | FoundDaemon::Strange(sentence) => sentence.clone(),
         }
     }
 }
@@ -51,6 +53,7 @@ pub fn try_socket(path: &Path) -> FoundDaemon {
             ErrorKind::PermissionDenied => FoundDaemon::Forbidden,
             _ => FoundDaemon::Strange(source.to_string()),
         },
+        Err(ClientError::Control(ControlError::Untrusted(sentence))) => FoundDaemon::Untrusted(sentence),
         Err(ClientError::Control(ControlError::Closed)) => FoundDaemon::Stale,
         Err(other) => FoundDaemon::Strange(other.to_string()),
     }
