@@ -24,7 +24,7 @@ ACK_REQUESTED = 1 << 31
 PSNS = 1 << 24
 # Port of the listener that does not answer, and of the one that does.
 SILENT, SERVED = 7175, 7174
-FORGED, CLIENTS = 50_000, 5
+FORGED, FLOOD, CLIENTS = 50_000, 10_000, 5
 
 
 class Forger:
@@ -108,6 +108,42 @@ def test_connections_are_made_under_a_flood_of_forged_requests(fabric):
     assert after["cm_address_asked"] - before["cm_address_asked"] > 1000, after
     assert after["cm_no_room"] == before["cm_no_room"]
     assert a.stats()["cm_unknown_id"] > asked, "the peer was not asked for a proof of its address"
+
+
+@pytest.mark.parametrize("name", ["DREQ", "REQ"])
+def test_connections_are_made_while_one_host_sends_100000_management_datagrams(fabric, name):
+    """Messages for no connection, and requests to a port without listener."""
+    a, b = fabric.hosts
+    forger, stranger = Forger(a, b), "10.99.0.77"
+    served = b.start("rping", "-s", "-a", "0.0.0.0", "-P", "-p", SERVED)
+    await_cm_listener(b, served, SERVED)
+    if name == "REQ":
+        flood = [forger.request(number, 9999, stranger) for number in range(FLOOD)]
+    else:
+        flood = [forger.mad("DREQ", roce.ids(number + 1, 77), stranger) for number in range(FLOOD)]
+    before, sent = b.stats(), threading.Event()
+
+    def send():
+        for _ in range(100_000 // FLOOD):
+            forger.send(flood)
+        sent.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    made = 0
+    try:
+        while not sent.is_set() or made < CLIENTS:
+            code, text = a.run("rping", "-c", "-a", b.address, "-C", 1, "-p", SERVED, seconds=60)
+            assert code == 0, text
+            made += 1
+    finally:
+        thread.join()
+        served.stop(signal.SIGKILL)
+    after = b.stats()
+    came = after["rx_packets"] - before["rx_packets"]
+    retries = a.stats()["cm_retry"]
+    print(f"{made} connections while {came} packets came; {retries} messages were repeated")
+    assert after["cm_timeout"] == before["cm_timeout"]
 
 
 def test_a_scan_of_psns_from_another_port_executes_nothing(fabric, ends):
