@@ -111,14 +111,14 @@ mod tests {
 
     #[test]
     fn a_wrong_flag_names_itself_and_the_nearest() {
-        let said = complaint(&["demo", "--wrokers", "3"]);
-        assert_eq!(said, "unknown flag \"--wrokers\"; the nearest valid one is \"--workers\"");
+        let message = complaint(&["demo", "--wrokers", "3"]);
+        assert_eq!(message, "unknown flag \"--wrokers\"; the nearest valid one is \"--workers\"");
     }
 
     #[test]
     fn a_wrong_flag_of_a_command_suggests_that_commands_flags() {
-        let said = complaint(&["demo", "doctor", "--jsno"]);
-        assert_eq!(said, "unknown flag \"--jsno\"; the nearest valid one is \"--json\"");
+        let message = complaint(&["demo", "doctor", "--jsno"]);
+        assert_eq!(message, "unknown flag \"--jsno\"; the nearest valid one is \"--json\"");
     }
 
     #[test]
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn a_wrong_command_names_the_nearest() {
-        let said = complaint(&["demo", "docter"]);
-        assert_eq!(said, "unknown command \"docter\"; the nearest valid one is \"doctor\"");
+        let message = complaint(&["demo", "docter"]);
+        assert_eq!(message, "unknown command \"docter\"; the nearest valid one is \"doctor\"");
     }
 
     #[test]
     fn a_missing_value_is_one_line() {
-        let said = complaint(&["demo", "--workers"]);
-        assert!(said.contains("--workers") && !said.contains('\n'), "{said}");
+        let message = complaint(&["demo", "--workers"]);
+        assert!(message.contains("--workers") && !message.contains('\n'), "{message}");
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Staging {
     }
     /// The bytes of `run`, which finds room, as a local span; `None` if they cannot be read.
     fn read(&mut self, run: &Span) -> Option<Span> {
-        let place = self.part(self.used, run.len());
+        let place = self.place(self.used, run.len());
         // SAFETY: inside the buffer and initialised; no span of these bytes exists, because they lie behind `used`.
         run.read_to(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), run.len()) }).ok()?;
         self.used += run.len();
@@ -76,7 +76,7 @@ impl Staging {
         Some(unsafe { Span::local(place.as_ptr(), run.len() as u32) })
     }
     /// Address of `len` bytes of the buffer from `offset` on.
-    fn part(&mut self, offset: usize, len: usize) -> NonNull<u8> {
+    fn place(&mut self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset <= STAGING_BYTES && len <= STAGING_BYTES - offset);
         let make = || NonNull::from(Box::leak(vec![0; STAGING_BYTES].into_boxed_slice()));
         // SAFETY: `offset` is inside the buffer or at its end, just asserted.

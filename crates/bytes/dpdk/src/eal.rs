@@ -31,14 +31,14 @@ const MAINTAIN_EVERY: Duration = Duration::from_millis(200);
 static LAST_ERROR: Mutex<String> = Mutex::new(String::new());
 static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
 
-fn complaint_slot() -> MutexGuard<'static, String> {
+fn last_error_slot() -> MutexGuard<'static, String> {
     LAST_ERROR.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Returns the last error line in parentheses, or nothing, and discards it.
 pub fn last_error() -> String {
-    let said = std::mem::take(&mut *complaint_slot());
-    if said.is_empty() { said } else { format!(" ({said})") }
+    let error = std::mem::take(&mut *last_error_slot());
+    if error.is_empty() { error } else { format!(" ({error})") }
 }
 
 /// Receives a line of DPDK's log.
@@ -49,7 +49,7 @@ unsafe extern "C" fn log_line(level: u32, text: *const c_char, length: usize) {
     for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
         tracing::debug!(level, "DPDK: {line}");
         if level <= LEVEL_ERROR {
-            *complaint_slot() = line.trim_end_matches('.').to_owned();
+            *last_error_slot() = line.trim_end_matches('.').to_owned();
         }
     }
 }

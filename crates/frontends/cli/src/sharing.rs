@@ -82,11 +82,11 @@ mod tests {
     #[test]
     fn the_sentence_has_the_commands_of_both_users() {
         let socket = Path::new("/tmp/burst-1000/burstd.sock");
-        let said = sentence(socket, &[PathBuf::from("/tmp/burst-1000")], 1000);
-        assert!(said.contains("`chmod o+x /tmp/burst-1000 && chmod 666 /tmp/burst-1000/burstd.sock`"), "{said}");
+        let text = sentence(socket, &[PathBuf::from("/tmp/burst-1000")], 1000);
+        assert!(text.contains("`chmod o+x /tmp/burst-1000 && chmod 666 /tmp/burst-1000/burstd.sock`"), "{text}");
         assert!(
-            said.contains("`BURST_TRUST_SOCKET_OF=1000 burst run --socket /tmp/burst-1000/burstd.sock PROGRAM`"),
-            "{said}"
+            text.contains("`BURST_TRUST_SOCKET_OF=1000 burst run --socket /tmp/burst-1000/burstd.sock PROGRAM`"),
+            "{text}"
         );
     }
 

@@ -9,7 +9,7 @@ use crate::device::VerbsDevice;
 use crate::sys::*;
 use burst_client::raw::RawContext;
 use burst_client::raw::cookies::EventSources;
-use burst_ffi::say;
+use burst_ffi::report;
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ops::Deref;
@@ -80,7 +80,7 @@ impl VerbsContext {
     pub fn daemon_is_gone(&self) -> bool {
         let gone = self.daemon_has_ended();
         if gone {
-            say::daemon_gone();
+            report::daemon_ended();
         }
         gone
     }

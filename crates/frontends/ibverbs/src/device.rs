@@ -7,7 +7,7 @@ use crate::boundary::{self, EINVAL, Outcome};
 use crate::sys::*;
 use burst_client::raw::program_name;
 use burst_control::{Client, ControlError, DeviceInfo, Request, Response, socket_path};
-use burst_ffi::say;
+use burst_ffi::report;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -108,7 +108,7 @@ fn explain(failures: &[ControlError]) {
          BURST_SOCKET to its socket",
         tried.join("; ")
     );
-    say::once(&SAID, &sentence);
+    report::once(&SAID, &sentence);
 }
 
 /// Queries device number `index` of the daemon behind a socket. The caller owns the one reference.

@@ -13,7 +13,7 @@ use crate::srq::VerbsSrq;
 use crate::sys::*;
 use burst_client::raw::lock::lock;
 use burst_control::{AsyncObject, AsyncRecord};
-use burst_ffi::{block, say};
+use burst_ffi::{block, report};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::null_mut;
@@ -33,7 +33,7 @@ fn read_outcome(got: isize, len: usize) -> Outcome<()> {
         n if n == len as isize => Ok(()),
         n if n < 0 => Err(boundary::errno()),
         _ => {
-            say::daemon_gone();
+            report::daemon_ended();
             Err(EIO)
         }
     }

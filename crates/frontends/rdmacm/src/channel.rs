@@ -11,7 +11,7 @@ use crate::session::{DaemonSession, session};
 use crate::sys::rdma_event_channel;
 use burst_control::cm::CmEvent;
 use burst_control::{Request, Response};
-use burst_ffi::{block, say};
+use burst_ffi::{block, report};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -136,7 +136,7 @@ impl Channel {
             n if n == CmEvent::BYTES as isize => Ok(()),
             n if n < 0 => Err(errno()),
             _ => {
-                say::daemon_gone();
+                report::daemon_ended();
                 Err(EIO)
             }
         }

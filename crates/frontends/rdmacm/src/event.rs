@@ -9,7 +9,7 @@ use crate::channel::Channel;
 use crate::id::Id;
 use crate::sys::*;
 use burst_control::cm::{CmCommand, CmData, CmEvent, CmEventKind};
-use burst_ffi::{block, say};
+use burst_ffi::{block, report};
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
@@ -108,7 +108,7 @@ fn is_of_group(kind: CmEventKind) -> bool {
 /// gets no private data.
 fn private_data(event: &CmEvent) -> CmData {
     let Some(sentence) = event.sentence() else { return event.data };
-    say::explain(format_args!("the address is not resolved: {sentence}"));
+    report::explain(format_args!("the address is not resolved: {sentence}"));
     CmData::EMPTY
 }
 

@@ -1,11 +1,11 @@
 //! Common parts of the FFI boundaries, between C and Rust, of the two drop-in libraries (storey 3).
 //!
 //! [`guarded`] runs the Rust part of a call: a panic there is a bug in Burst, and the caller sees EIO instead of an abort; a
-//! cancelled thread (pthread_cancel) ends before or after the Rust part, not within ([`block`]). [`say`] writes sentences to
+//! cancelled thread (pthread_cancel) ends before or after the Rust part, not within ([`block`]). [`report`] writes sentences to
 //! stderr where an errno is not enough. Each library reports results in its own way (an errno value, -1, NULL).
 
 pub mod block;
-pub mod say;
+pub mod report;
 
 use block::NotNow;
 use std::ffi::c_int;
@@ -31,7 +31,7 @@ pub const EIO: Errno = Errno(libc::EIO);
 
 impl From<burst_control::ControlError> for Errno {
     fn from(e: burst_control::ControlError) -> Errno {
-        say::why(&e);
+        report::refused_call(&e);
         Errno(e.errno())
     }
 }
@@ -41,7 +41,7 @@ impl From<burst_client::ClientError> for Errno {
         match e {
             burst_client::ClientError::Control(e) => e.into(),
             other => {
-                say::explain(&other);
+                report::explain(&other);
                 Errno(other.errno())
             }
         }

@@ -32,38 +32,38 @@ pub(crate) struct EarlyRequest {
 /// The early requests of a worker, oldest first.
 #[derive(Debug)]
 pub(crate) struct EarlyRequests {
-    held: VecDeque<EarlyRequest>,
+    requests: VecDeque<EarlyRequest>,
     /// Number of requests, from the front, to compare with the listeners because a new one exists.
     look: usize,
 }
 
 impl EarlyRequests {
     pub fn new() -> EarlyRequests {
-        EarlyRequests { held: VecDeque::with_capacity(ROOM), look: 0 }
+        EarlyRequests { requests: VecDeque::with_capacity(ROOM), look: 0 }
     }
 
     /// Keeps a request. Returns false if there was no room.
-    pub fn hold(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>) -> bool {
+    pub fn add(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>) -> bool {
         let source = Source::of(path.flow.dst);
-        let same = self.held.iter().filter(|held| Source::of(held.path.flow.dst) == source).count();
-        if self.held.len() == ROOM || same == SOURCE_ROOM {
+        let same = self.requests.iter().filter(|request| Source::of(request.path.flow.dst) == source).count();
+        if self.requests.len() == ROOM || same == SOURCE_ROOM {
             return false;
         }
         let mut bytes = [0; MAD_LEN];
         mad.emit(&mut bytes);
-        self.held.push_back(EarlyRequest { path: *path, bytes, due: now + GRACE });
+        self.requests.push_back(EarlyRequest { path: *path, bytes, due: now + GRACE });
         true
     }
 
     /// A new listener exists: all requests must be compared with it.
     pub fn look(&mut self) {
-        self.look = self.held.len();
+        self.look = self.requests.len();
         debug_assert!(self.look <= ROOM);
     }
 
     /// Time at which [`EarlyRequests::next`] returns a request.
     pub fn next_deadline(&self) -> Nanos {
-        match self.held.front() {
+        match self.requests.front() {
             Some(_) if self.look > 0 => Nanos(0),
             Some(first) => first.due,
             None => Nanos::NEVER,
@@ -76,14 +76,14 @@ impl EarlyRequests {
             return None;
         }
         self.look = self.look.saturating_sub(1);
-        let first = self.held.pop_front();
-        debug_assert!(self.look <= self.held.len(), "only requests in the store are compared");
+        let first = self.requests.pop_front();
+        debug_assert!(self.look <= self.requests.len(), "only requests in the store are compared");
         first
     }
 
     /// Puts back a request without listener. It goes behind the others, so the order is the same again after all were compared.
-    pub fn keep(&mut self, held: EarlyRequest) {
-        debug_assert!(self.held.len() < ROOM, "it was in the store a moment ago");
-        self.held.push_back(held);
+    pub fn put_back(&mut self, request: EarlyRequest) {
+        debug_assert!(self.requests.len() < ROOM, "it was in the store a moment ago");
+        self.requests.push_back(request);
     }
 }

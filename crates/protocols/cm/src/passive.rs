@@ -59,7 +59,7 @@ impl<O> Cm<O> {
         }
         let asked = asked_address(checked.header, path);
         let Some(listener) = self.listener(req.service_id, asked, path.device, false) else {
-            return match self.early.hold(now, path, mad) {
+            return match self.early.add(now, path, mad) {
                 true => fx.count(path.device, Reason::CmEarly),
                 false => Self::refuse_without_listener(path, mad.tid, req, fx),
             };
@@ -81,26 +81,26 @@ impl<O> Cm<O> {
     pub(crate) fn on_early(&mut self, now: Nanos, budget: usize, fx: &mut impl CmEffects<O>) -> usize {
         let mut seen = 0;
         while seen < budget
-            && let Some(held) = self.early.next(now)
+            && let Some(early) = self.early.next(now)
         {
             seen += 1;
-            let Ok(mad) = Mad::parse(&held.bytes) else { continue };
+            let Ok(mad) = Mad::parse(&early.bytes) else { continue };
             let (service_id, sidr) = match mad.message {
                 CmMessage::Req(req) => (req.service_id, false),
                 CmMessage::SidrReq(req) => (req.service_id, true),
                 _ => continue,
             };
-            let asked = asked_address(PrivateDataHeader::parse(mad.data), &held.path);
-            let listens = self.listener(service_id, asked, held.path.device, sidr).is_some();
-            if !listens && held.due > now {
-                self.early.keep(held);
+            let asked = asked_address(PrivateDataHeader::parse(mad.data), &early.path);
+            let listens = self.listener(service_id, asked, early.path.device, sidr).is_some();
+            if !listens && early.due > now {
+                self.early.put_back(early);
                 continue;
             }
             match mad.message {
-                CmMessage::Req(req) if listens => self.on_req(now, &held.path, &mad, &req, fx),
-                CmMessage::Req(req) => Self::refuse_without_listener(&held.path, mad.tid, &req, fx),
-                CmMessage::SidrReq(req) if listens => self.on_sidr_req(now, &held.path, &mad, &req, fx),
-                CmMessage::SidrReq(req) => Self::refuse_sidr_without_listener(&held.path, mad.tid, &req, fx),
+                CmMessage::Req(req) if listens => self.on_req(now, &early.path, &mad, &req, fx),
+                CmMessage::Req(req) => Self::refuse_without_listener(&early.path, mad.tid, &req, fx),
+                CmMessage::SidrReq(req) if listens => self.on_sidr_req(now, &early.path, &mad, &req, fx),
+                CmMessage::SidrReq(req) => Self::refuse_sidr_without_listener(&early.path, mad.tid, &req, fx),
                 _ => {}
             }
         }

@@ -98,7 +98,7 @@ impl<O> Cm<O> {
     /// Holds a request until its sender has proved its address (see [`crate::source`]).
     fn ask_source(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>, fx: &mut impl CmEffects<O>) {
         fx.count(path.device, Reason::CmAddressAsked);
-        if let Some(Question { local_id, remote_id, tid }) = self.sources.hold(now, path, mad) {
+        if let Some(Question { local_id, remote_id, tid }) = self.sources.challenge(now, path, mad) {
             let dreq = Dreq { local_id, remote_id, ..Dreq::default() };
             Self::answer(path, tid, dreq.into(), &[], fx);
         }

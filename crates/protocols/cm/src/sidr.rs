@@ -69,7 +69,7 @@ impl<O> Cm<O> {
             return Self::refuse_sidr_without_listener(path, mad.tid, req, fx);
         }
         let Some(listener) = self.listener(req.service_id, asked, path.device, true) else {
-            return match self.early.hold(now, path, mad) {
+            return match self.early.add(now, path, mad) {
                 true => fx.count(path.device, Reason::CmEarly),
                 false => Self::refuse_sidr_without_listener(path, mad.tid, req, fx),
             };

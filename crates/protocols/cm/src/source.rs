@@ -146,7 +146,7 @@ impl Sources {
     }
 
     /// Holds a request, in place of the oldest if there is no room. Returns the question to ask, unless it was asked lately.
-    pub fn hold(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>) -> Option<Question> {
+    pub fn challenge(&mut self, now: Nanos, path: &PathRecord, mad: &Mad<'_>) -> Option<Question> {
         if self.held.len() == HELD_MAX {
             self.held.pop_front();
         }

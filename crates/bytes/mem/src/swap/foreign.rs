@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A descriptor of the mapping's file, sealed against shrinking; writable if `write`.
 pub(crate) fn descriptor(vma: &Vma, write: bool) -> Option<OwnedFd> {
-    held(vma, write).or_else(|| by_map_files(vma, write)).filter(is_sealed)
+    own_descriptor(vma, write).or_else(|| by_map_files(vma, write)).filter(is_sealed)
 }
 
 fn is_sealed(fd: &OwnedFd) -> bool {
@@ -19,7 +19,7 @@ fn is_sealed(fd: &OwnedFd) -> bool {
 }
 
 /// A duplicate of a descriptor that the program has open for the file of the mapping.
-fn held(vma: &Vma, write: bool) -> Option<OwnedFd> {
+fn own_descriptor(vma: &Vma, write: bool) -> Option<OwnedFd> {
     let names = std::fs::read_dir("/proc/self/fd").ok()?;
     let numbers = names.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     for fd in numbers {

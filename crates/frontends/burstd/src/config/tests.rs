@@ -121,8 +121,8 @@ fn every_key_changes_the_configuration() {
 fn a_window_under_the_smallest_is_raised_and_reported() {
     let small = read(&["--window", "16KiB"], &[]).unwrap();
     assert_eq!((small.host.window_bytes, small.host.window_in_force()), (16 << 10, 64 << 10));
-    let said = small.raised_window().expect("a sentence");
-    assert_eq!(said, "window: 16KiB is raised to 64KiB, the smallest window of a peer address");
+    let sentence = small.raised_window().expect("a sentence");
+    assert_eq!(sentence, "window: 16KiB is raised to 64KiB, the smallest window of a peer address");
     let large = read(&["--window", "64KiB"], &[]).unwrap();
     assert_eq!((large.host.window_in_force(), large.raised_window()), (64 << 10, None));
 }

@@ -13,11 +13,11 @@ const PACE: Duration = Duration::from_millis(10);
 
 /// Checks that a program started with Burst's directory first in the search path loads Burst's library, in this version.
 pub fn check(directory: &Path) -> Finding {
-    let said = match pair(directory, None, &["--library"]) {
-        Ok(said) => said,
+    let answer = match pair(directory, None, &["--library"]) {
+        Ok(answer) => answer,
         Err(finding) => return finding,
     };
-    let mut words = said.split_whitespace();
+    let mut words = answer.split_whitespace();
     let (path, abi) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let ours = directory.join(VERBS_LIBRARY);
     if Path::new(path).canonicalize().ok() != ours.canonicalize().ok() {
@@ -39,7 +39,7 @@ pub fn check(directory: &Path) -> Finding {
 /// Moves bytes through an RC queue pair of the device and compares them.
 pub fn transfer(directory: &Path, socket: &Path, device: &str) -> Finding {
     match pair(directory, Some(socket), &[device]) {
-        Ok(said) => Finding::Ok(said),
+        Ok(answer) => Finding::Ok(answer),
         Err(finding) => finding,
     }
 }
@@ -72,6 +72,6 @@ fn pair(directory: &Path, socket: Option<&Path>, args: &[&str]) -> Result<String
     if output.status.success() {
         return Ok(out.lines().last().unwrap_or_default().to_owned());
     }
-    let why = err.lines().last().unwrap_or("it said nothing").to_owned();
+    let why = err.lines().last().unwrap_or("it answer nothing").to_owned();
     Err(fail(format!("{why} ({})", output.status), "burst why CODE explains a vendor_err; then burst stats"))
 }

@@ -1,4 +1,4 @@
-//! Sentences of the libraries on stderr, for people: the C ABI has room for a number only.
+//! Sentences that the libraries print to stderr, because the C ABI has room for an errno only.
 //!
 //! The end of the daemon is reported once, because few programs distinguish it from other errors. The reason of a refused call is
 //! in the daemon's log; a program started with `BURST_EXPLAIN=1` prints it as well (not by default, because programs make calls
@@ -19,26 +19,26 @@ fn is_on(value: Option<OsString>) -> bool {
     value.is_some_and(|v| !v.is_empty() && v != "0")
 }
 
-/// Prints a sentence, unless `said` shows that it was printed before or the user wants silence.
-pub fn once(said: &AtomicBool, sentence: &str) {
-    if !is_on(std::env::var_os(QUIET_ENV)) && !said.swap(true, Ordering::Relaxed) {
+/// Prints a sentence, unless `printed` is set or the user has silenced it, and sets `printed`.
+pub fn once(printed: &AtomicBool, sentence: &str) {
+    if !is_on(std::env::var_os(QUIET_ENV)) && !printed.swap(true, Ordering::Relaxed) {
         line(&format!("{sentence} ({QUIET_ENV}=1 silences this)."));
     }
 }
 
 /// Prints, once per library, that the daemon has ended.
-pub fn daemon_gone() {
-    static SAID: AtomicBool = AtomicBool::new(false);
+pub fn daemon_ended() {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
     once(
-        &SAID,
+        &PRINTED,
         "the daemon has ended: this program's devices and connections are gone, and it must be started again when a daemon runs",
     );
 }
 
-/// Prints why a call to the daemon failed, as far as the user wants to know.
-pub fn why(error: &ControlError) {
+/// Prints why a call to the daemon failed: always if the daemon has ended, else if `BURST_EXPLAIN` is on.
+pub fn refused_call(error: &ControlError) {
     match error {
-        ControlError::Closed | ControlError::Io(_) => daemon_gone(),
+        ControlError::Closed | ControlError::Io(_) => daemon_ended(),
         _ => explain(format_args!("refused: {error}")),
     }
 }
