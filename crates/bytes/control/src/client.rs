@@ -69,8 +69,9 @@ impl Client {
         let sent = frame::send(&self.socket, self.sequence, request, fds, SendFlags::empty());
         // A daemon that refuses a connection says why and closes it, perhaps before the first request is sent.
         let flags = if sent.is_err() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
-        match (frame::receive(&self.socket, &mut self.buffer, flags), sent) {
-            (Ok(packet), _) => take_reply(packet, self.sequence),
+        let mut fds = Vec::new();
+        match (frame::receive(&self.socket, &mut self.buffer, flags, &mut fds), sent) {
+            (Ok(packet), _) => take_reply(&packet, fds, self.sequence),
             (Err(_), Err(e)) | (Err(e), Ok(())) => Err(e),
         }
     }
@@ -107,12 +108,11 @@ impl Client {
 }
 
 /// Receives the reply to the request with this sequence number.
-fn take_reply(mut packet: ControlPacket<'_>, sequence: u32) -> Result<ClientReply, ControlError> {
+fn take_reply(packet: &ControlPacket<'_>, mut fds: Vec<OwnedFd>, sequence: u32) -> Result<ClientReply, ControlError> {
     let reply: Reply = packet.decode()?;
     if packet.header.sequence != sequence {
         return Err(ControlError::Malformed("an answer to another question".into()));
     }
-    let mut fds = std::mem::take(&mut packet.fds);
     let new = reply.new_segments as usize;
     if new > fds.len() {
         return Err(ControlError::Malformed("segments are missing".into()));

@@ -15,6 +15,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub const MAGIC: u32 = 0x4243_544c;
 /// "BCTB": the bell, a header without body. It wakes the daemon because there are commands in the ring ([`crate::commands`]).
 pub const BELL_MAGIC: u32 = 0x4243_5442;
+/// Maximum number of descriptors that the kernel passes in one packet (SCM_MAX_FD). A receiver with room for fewer would have the
+/// kernel close the rest while it receives, which may block.
+const SCM_MAX_FD: usize = 253;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
 
@@ -64,8 +67,6 @@ pub struct ControlPacket<'a> {
     is_bell: bool,
     /// Body, not decoded.
     pub body: &'a [u8],
-    /// Descriptors that came with the packet.
-    pub fds: Vec<OwnedFd>,
 }
 
 impl ControlPacket<'_> {
@@ -140,9 +141,15 @@ pub fn send_raw(
     }
 }
 
-/// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. `Closed` if the other end has closed the connection.
-pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result<ControlPacket<'_>, ControlError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+/// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. The descriptors that came along are added to `fds`, also if the
+/// packet is refused: closing them can block, so the caller decides where. `Closed` if the other end has closed the connection.
+pub fn receive<'a>(
+    socket: impl AsFd,
+    buffer: &'a mut [u8],
+    flags: RecvFlags,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<ControlPacket<'a>, ControlError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
         match recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
@@ -152,13 +159,16 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result
             Err(e) => return Err(ControlError::Io(e.into())),
         }
     };
-    let fds: Vec<OwnedFd> = ancillary
-        .drain()
-        .filter_map(|m| if let RecvAncillaryMessage::ScmRights(list) = m { Some(list) } else { None })
-        .flatten()
-        .collect();
+    let rights = ancillary.drain().filter_map(|m| match m {
+        RecvAncillaryMessage::ScmRights(list) => Some(list),
+        _ => None,
+    });
+    fds.extend(rights.flatten());
     if got.bytes == 0 {
         return Err(ControlError::Closed);
+    }
+    if fds.len() > FDS_MAX {
+        return Err(ControlError::Malformed(format!("{} descriptors in one packet", fds.len())));
     }
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(ControlError::Malformed("the packet is longer than a control message can be".into()));
@@ -166,5 +176,5 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> Result
     let bytes = &buffer[..got.bytes];
     let (header, is_bell) =
         ControlHeader::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
-    Ok(ControlPacket { header, is_bell, body: &bytes[HEADER_BYTES..], fds })
+    Ok(ControlPacket { header, is_bell, body: &bytes[HEADER_BYTES..] })
 }

@@ -24,7 +24,8 @@ struct Daemon {
 impl Daemon {
     /// The next request and its number.
     fn request(&mut self) -> (Request, u32) {
-        let packet = frame::receive(&self.socket, &mut self.buffer, RecvFlags::empty()).expect("a packet");
+        let packet =
+            frame::receive(&self.socket, &mut self.buffer, RecvFlags::empty(), &mut Vec::new()).expect("a packet");
         (packet.decode().expect("a request"), packet.header.sequence)
     }
     fn reply(&self, sequence: u32, new_segments: u32, result: Result<Response, Refusal>, fds: &[BorrowedFd<'_>]) {

@@ -238,7 +238,7 @@ fn a_sleeping_daemon_gets_one_bell() {
     let (sender, mut commands, daemon) = command_ring();
     let ops = [CmCommand::Establish { id: 1 }];
     let mut buffer = vec![0; MESSAGE_MAX];
-    let mut rung = || match frame::receive(&daemon, &mut buffer, RecvFlags::DONTWAIT) {
+    let mut rung = || match frame::receive(&daemon, &mut buffer, RecvFlags::DONTWAIT, &mut Vec::new()) {
         Ok(packet) => {
             assert!(packet.is_bell());
             assert!(matches!(packet.decode::<Request>(), Err(ControlError::Malformed(_))), "a bell is no request");
@@ -301,6 +301,8 @@ fn a_bell_of_another_version_or_with_content_is_none() {
     for packet in [&bell[..], &long] {
         rustix::net::send(&program, packet, SendFlags::empty()).expect("sent");
         let mut buffer = vec![0; MESSAGE_MAX];
-        assert!(!frame::receive(&daemon, &mut buffer, RecvFlags::empty()).expect("a packet").is_bell());
+        assert!(
+            !frame::receive(&daemon, &mut buffer, RecvFlags::empty(), &mut Vec::new()).expect("a packet").is_bell()
+        );
     }
 }

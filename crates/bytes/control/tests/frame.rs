@@ -9,7 +9,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
 }
 
 fn receive(fd: &OwnedFd) -> Result<frame::ControlPacket<'static>, ControlError> {
-    frame::receive(fd, vec![0; MESSAGE_MAX].leak(), RecvFlags::empty())
+    frame::receive(fd, vec![0; MESSAGE_MAX].leak(), RecvFlags::empty(), &mut Vec::new())
 }
 
 #[test]
@@ -18,9 +18,10 @@ fn request_and_descriptor_arrive() {
     let (r, _w) = rustix::pipe::pipe().expect("pipe");
     let request = Request::Hello { program: "test".into() };
     frame::send(&a, 7, &request, &[r.as_fd()], SendFlags::empty()).expect("send");
-    let packet = receive(&b).expect("receive");
+    let (mut buffer, mut fds) = (vec![0; MESSAGE_MAX], Vec::new());
+    let packet = frame::receive(&b, &mut buffer, RecvFlags::empty(), &mut fds).expect("receive");
     assert_eq!(packet.header, ControlHeader::new(7));
-    assert_eq!(packet.fds.len(), 1);
+    assert_eq!(fds.len(), 1);
     assert_eq!(packet.decode::<Request>().expect("decode"), request);
 }
 
@@ -46,6 +47,25 @@ fn garbage_is_malformed_and_hangup_is_closed() {
     assert!(matches!(receive(&b).expect("header is fine").decode::<Request>(), Err(ControlError::Malformed(_))));
     drop(a);
     assert!(matches!(receive(&b), Err(ControlError::Closed)));
+}
+
+/// Closing a descriptor can block: the receiver gets those of refused packets too, and decides where they are closed.
+#[test]
+fn descriptors_of_refused_packets_arrive() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
+    let (a, b) = pair();
+    let (r, _w) = rustix::pipe::pipe().expect("pipe");
+    for (bytes, count) in [(&b"no control packet"[..], 3), (&[0; 12], 253)] {
+        let many = vec![r.as_fd(); count];
+        let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&many)));
+        sendmsg(&a, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::empty()).expect("sent");
+        let (mut buffer, mut fds) = (vec![0; MESSAGE_MAX], Vec::new());
+        let refused = frame::receive(&b, &mut buffer, RecvFlags::empty(), &mut fds);
+        assert!(matches!(refused, Err(ControlError::Malformed(_))), "{refused:?}");
+        assert_eq!(fds.len(), count);
+    }
 }
 
 #[test]

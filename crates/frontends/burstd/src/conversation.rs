@@ -6,6 +6,7 @@
 use crate::clients::ClientToken;
 use burst_control::frame::{self, ControlHeader, ControlPacket};
 use burst_control::{ControlError, FIRST_SEQUENCE, Reply, Request};
+use burst_host::foreign::ForeignFds;
 use burst_host::log_limit::LogCause;
 use burst_host::{ClientProcess, Host, Session};
 use burst_peer::{PeerCredentials, PeerProcess, credentials};
@@ -54,9 +55,15 @@ impl Conversation {
                 let reply = Reply { new_segments: 0, result: Err(refusal) };
                 // The client has gone, or gets no sentence: the connection ends in any case.
                 let _ = frame::send(&socket, FIRST_SEQUENCE, &reply, &[], SendFlags::DONTWAIT);
+                host.disposal.close_socket(&host.account_of(process), socket);
                 None
             }
         }
+    }
+
+    /// Closes the socket. The session must have ended.
+    pub fn close(self, host: &Host) {
+        self.session.close_socket(host, self.socket);
     }
 
     /// The socket, to wait on.
@@ -94,11 +101,14 @@ impl Conversation {
         let mut state = self.receive_commands(host, requests_left);
         while state == ConversationState::Open && *requests_left > 0 {
             *requests_left -= 1;
-            state = match frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT) {
+            let mut fds = Vec::new();
+            let received = frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT, &mut fds);
+            let fds = self.session.foreign(host, fds);
+            state = match received {
                 // Commands in the ring were sent before this message: they come first.
                 Ok(packet) => match self.receive_commands(host, requests_left) {
                     ConversationState::Open if !(packet.is_bell() && self.session.has_said_hello()) => {
-                        self.answer(host, packet)
+                        self.answer(host, &packet, fds)
                     }
                     other => other,
                 },
@@ -141,7 +151,7 @@ impl Conversation {
     }
 
     /// Decodes a message, carries the request out and sends the reply.
-    fn answer(&mut self, host: &mut Host, mut packet: ControlPacket<'_>) -> ConversationState {
+    fn answer(&mut self, host: &mut Host, packet: &ControlPacket<'_>, fds: ForeignFds) -> ConversationState {
         let sequence = packet.header.sequence;
         let request = match packet.decode::<Request>() {
             Ok(request) => request,
@@ -153,7 +163,6 @@ impl Conversation {
         {
             self.session.set_peer(peer);
         }
-        let fds = std::mem::take(&mut packet.fds);
         let Some((reply, fds)) = self.session.answer(host, request, fds) else { return ConversationState::Open };
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         match frame::send(&self.socket, sequence, &reply, &fds, SendFlags::DONTWAIT) {

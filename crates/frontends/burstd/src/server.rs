@@ -312,7 +312,9 @@ impl Server {
     fn continue_endings(&mut self) {
         for _ in 0..ENDINGS_PER_PASS.min(self.ending.len()) {
             let Some(mut gone) = self.ending.pop_front() else { return };
-            if !gone.session_mut().end_some(&mut self.host, ENDED_AT_ONCE) {
+            if gone.session_mut().end_some(&mut self.host, ENDED_AT_ONCE) {
+                gone.close(&self.host);
+            } else {
                 self.ending.push_back(gone);
             }
             self.idle_since = self.host.now();

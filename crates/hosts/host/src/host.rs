@@ -23,6 +23,7 @@ use crate::clock::Clock;
 use crate::cm::CmService;
 use crate::device::{DeviceObject, HostDevice};
 use crate::exports::Exports;
+use crate::foreign::Disposal;
 use crate::groups::MulticastGroups;
 use crate::id_allocator::IdAllocator;
 use crate::limits::{CONTEXTS_MAX, LIMITS};
@@ -81,6 +82,8 @@ pub struct Host {
     pub trimmer: Trimmer,
     /// How many descriptors the process may open.
     pub descriptors: u64,
+    /// Closes descriptors that programs have sent.
+    pub disposal: Disposal,
     /// What each user uses.
     pub ledger: Ledger,
     /// What an account belongs to.
@@ -156,6 +159,7 @@ impl Host {
             log_limiter: LogLimiter::default(),
             trimmer: Trimmer::default(),
             descriptors,
+            disposal: Disposal::start()?,
             ledger: Ledger::new(capacities(devices, descriptors), options.policy),
             account_by: options.account_by,
             started: clock.now(),
@@ -301,5 +305,11 @@ impl Host {
                 self.devices[index].take_changes();
             }
         }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.disposal.end();
     }
 }

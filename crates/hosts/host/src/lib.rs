@@ -17,6 +17,7 @@
 //! | [`device`], [`limits`] | devices, their limits and object counts |
 //! | [`accounts`] | what each user may use |
 //! | [`clock`], [`random`] | time and random numbers |
+//! | [`foreign`] | descriptors that programs send |
 //! | [`descriptors`] | limits of file descriptors |
 //! | [`trim`] | when to return memory to the system |
 //! | [`log_limit`] | bounds the log lines that programs cause |
@@ -32,6 +33,7 @@ pub mod context;
 pub mod descriptors;
 pub mod device;
 mod exports;
+pub mod foreign;
 mod groups;
 pub mod host;
 pub mod id_allocator;

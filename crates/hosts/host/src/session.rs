@@ -8,6 +8,7 @@ use crate::authority::{Caller, ClientProcess};
 use crate::cm::{CmClient, HopChanges};
 use crate::context::Context;
 use crate::device::PortChanges;
+use crate::foreign::ForeignFds;
 use crate::host::Host;
 use crate::log_limit::LogCause;
 use crate::refusal::{refuse, system};
@@ -116,8 +117,18 @@ impl Session {
         self.context.is_some()
     }
 
+    /// Closes the client's socket, after the session has ended.
+    pub fn close_socket(&self, host: &Host, socket: OwnedFd) {
+        host.disposal.close_socket(&self.caller.account, socket);
+    }
+
+    /// Descriptors that the client has sent.
+    pub fn foreign(&self, host: &Host, fds: Vec<OwnedFd>) -> ForeignFds {
+        ForeignFds::new(fds, &self.caller.account, &host.disposal)
+    }
+
     /// Carries out a request. Returns the reply and its descriptors; `None` for a request that has no reply.
-    pub fn answer(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Option<ReplyWithFds> {
+    pub fn answer(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Option<ReplyWithFds> {
         debug!(pid = self.caller.process.pid, ?request, "request");
         if request.is_without_reply() && self.said_hello {
             self.handle_without_reply(host, request);
@@ -139,7 +150,7 @@ impl Session {
     ///
     /// # Errors
     /// The refusal for the client.
-    pub fn handle(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
+    pub fn handle(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Result<ReplyParts, Refusal> {
         if !self.said_hello && !matches!(request, Request::Hello { .. }) {
             return refuse(libc::EPROTO, "say hello first");
         }

@@ -4,12 +4,13 @@
 //! without a file belongs to its context alone. A domain exists until its last holder closes it, a target queue pair until its
 //! last holder destroys it; the creator has no special rights.
 
+use crate::foreign::ForeignFile;
 use crate::id_allocator::IdAllocator;
 use crate::refusal::refuse;
 use burst_base::{DeviceId, Qpn};
 use burst_control::Refusal;
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 
 /// Maximum number of XRC domains of the host.
 const DOMAINS_MAX: u32 = 1 << 16;
@@ -27,7 +28,7 @@ struct XrcDomain {
     /// How many contexts have it open.
     holders: u32,
     /// The file that names it. It is kept open so that its inode number is not reused.
-    file: Option<(FileKey, OwnedFd)>,
+    file: Option<(FileKey, ForeignFile)>,
 }
 
 /// A target queue pair (IBA A14.3.2).
@@ -106,13 +107,13 @@ impl XrcTable {
     pub fn open(
         &mut self,
         device: DeviceId,
-        file: Option<OwnedFd>,
+        file: Option<ForeignFile>,
         create: bool,
         exclusive: bool,
     ) -> Result<u32, Refusal> {
-        let Some(fd) = file else { return self.make(None) };
-        check_access(&fd)?;
-        let key = key_of(device, &fd)?;
+        let Some(file) = file else { return self.make(None) };
+        check_access(file.fd())?;
+        let key = key_of(device, file.fd())?;
         match self.by_file.get(&key).copied() {
             Some(_) if exclusive => refuse(libc::EINVAL, "the file has an XRC domain already"),
             Some(number) => {
@@ -123,14 +124,14 @@ impl XrcTable {
             }
             None if !create => refuse(libc::EAGAIN, "the file has no XRC domain: create one with O_CREAT"),
             None => {
-                let number = self.make(Some((key, fd)))?;
+                let number = self.make(Some((key, file)))?;
                 self.by_file.insert(key, number);
                 Ok(number)
             }
         }
     }
 
-    fn make(&mut self, file: Option<(FileKey, OwnedFd)>) -> Result<u32, Refusal> {
+    fn make(&mut self, file: Option<(FileKey, ForeignFile)>) -> Result<u32, Refusal> {
         let Some(number) = self.ids.take() else {
             return refuse(libc::ENOMEM, format!("there are at most {DOMAINS_MAX} XRC domains"));
         };
@@ -165,7 +166,7 @@ impl XrcTable {
 /// Checks that the descriptor was opened with access to the file. The kernel checks rights when a file is opened, except with
 /// O_PATH: such a descriptor names any file that can be found, also one of another user with mode 0600. As in Linux, any other
 /// descriptor will do, whether it reads or writes.
-fn check_access(fd: &OwnedFd) -> Result<(), Refusal> {
+fn check_access(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
     use rustix::fs::{OFlags, fcntl_getfl};
     match fcntl_getfl(fd) {
         Ok(flags) if !flags.contains(OFlags::PATH) => Ok(()),
@@ -178,7 +179,7 @@ fn check_access(fd: &OwnedFd) -> Result<(), Refusal> {
 }
 
 /// The identity of a file, equal for all descriptors of it. AT_STATX_DONT_SYNC: a network file system is not asked.
-fn key_of(device: DeviceId, fd: &OwnedFd) -> Result<FileKey, Refusal> {
+fn key_of(device: DeviceId, fd: BorrowedFd<'_>) -> Result<FileKey, Refusal> {
     use rustix::fs::{AtFlags, StatxFlags, statx};
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, "", flags, StatxFlags::INO).map_err(|e| Refusal {
@@ -192,9 +193,21 @@ fn key_of(device: DeviceId, fd: &OwnedFd) -> Result<FileKey, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::foreign::{Disposal, ForeignFds};
+    use burst_ledger::{AccountId, Capacities, Ledger, Policy};
+    use std::os::fd::OwnedFd;
 
-    fn file(path: &str) -> Option<OwnedFd> {
-        Some(std::fs::File::open(path).expect("readable").into())
+    /// A descriptor that a program has sent.
+    fn foreign(fd: OwnedFd) -> Option<ForeignFile> {
+        let ledger = Ledger::new(Capacities::new(|_| 100), Policy::default());
+        let disposal = Disposal::start().expect("threads");
+        let file = ForeignFds::new(vec![fd], &ledger.account(AccountId::User(1), false), &disposal).take_file();
+        disposal.end();
+        file
+    }
+
+    fn file(path: &str) -> Option<ForeignFile> {
+        foreign(std::fs::File::open(path).expect("readable").into())
     }
 
     #[test]
@@ -216,7 +229,7 @@ mod tests {
     #[test]
     fn a_descriptor_that_only_names_the_file_opens_no_domain() {
         use rustix::fs::{CWD, Mode, OFlags, openat};
-        let named = || Some(openat(CWD, "/etc/passwd", OFlags::PATH, Mode::empty()).expect("found"));
+        let named = || foreign(openat(CWD, "/etc/passwd", OFlags::PATH, Mode::empty()).expect("found"));
         let mut xrc = XrcTable::default();
         assert_eq!(xrc.open(DeviceId(0), named(), true, false).expect_err("no access").errno, libc::EBADF);
         xrc.open(DeviceId(0), file("/etc/passwd"), true, false).expect("made");

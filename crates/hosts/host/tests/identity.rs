@@ -26,7 +26,8 @@ fn program(host: &mut Host, uid: u32) -> Session {
 }
 
 fn ask(session: &mut Session, host: &mut Host, request: Request) -> Result<Response, Refusal> {
-    session.handle(host, request, Vec::new()).map(|reply| reply.response)
+    let fds = session.foreign(host, Vec::new());
+    session.handle(host, request, fds).map(|reply| reply.response)
 }
 
 fn attr(qkey: Qkey) -> QpAttr {
@@ -58,7 +59,8 @@ fn a_privileged_qkey_is_refused_with_and_without_a_reply() {
     assert!(refused.sentence.contains("CAP_NET_RAW"), "{}", refused.sentence);
     ask(&mut session, &mut host, Request::ModifyQp { qp, attr: attr(Qkey(7)), mask: MASK }).expect("any other Q_Key");
     let silent = Request::ModifyQpWithoutReply { qp, attr: attr(PRIVILEGED), mask: m::QKEY };
-    assert!(session.answer(&mut host, silent, Vec::new()).is_none());
+    let fds = session.foreign(&host, Vec::new());
+    assert!(session.answer(&mut host, silent, fds).is_none());
     let Ok(Response::QpAttr(now)) = ask(&mut session, &mut host, Request::QueryQp { qp }) else { panic!("no answer") };
     assert_eq!(now.qkey, Qkey(7));
     // Without the mask's bit the value has no meaning.

@@ -3,6 +3,7 @@
 use super::state::{Context, HostMr, HostMw};
 use crate::device::DeviceObject;
 use crate::exports::{ExportedDm, ExportedMr};
+use crate::foreign::ForeignFds;
 use crate::host::Host;
 use crate::limits::LIMITS;
 use crate::refusal::{no_room, refuse, system, unknown};
@@ -11,7 +12,6 @@ use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
 use burst_ledger::{Charge, Resource};
 use burst_mem::{MapPiece, Mapping, Region, Window};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// The attributes of a registration (`ibv_reg_mr`), as the client sent them.
@@ -29,7 +29,7 @@ pub(super) struct MrRequest {
     /// The files that hold the memory, in order; none: the memory is reached through the process.
     pub pieces: Vec<MrPiece>,
     /// The descriptors that the pieces name.
-    pub fds: Vec<OwnedFd>,
+    pub fds: ForeignFds,
 }
 
 /// Rights that let a peer change the memory.
@@ -131,9 +131,7 @@ impl Context {
             return refuse(libc::EINVAL, "the pieces are not as long as the region");
         }
         let piece = |p: &MrPiece| match p.kind {
-            MrPieceKind::Fd { fd, offset } => {
-                r.fds.get(fd as usize).map(|f| MapPiece { fd: f.as_fd(), offset, len: p.len })
-            }
+            MrPieceKind::Fd { fd, offset } => r.fds.get(fd as usize).map(|fd| MapPiece { fd, offset, len: p.len }),
             MrPieceKind::InProcess => None,
         };
         let Some(pieces) = r.pieces.iter().map(piece).collect::<Option<Vec<_>>>() else {
@@ -156,12 +154,14 @@ impl Context {
     }
 
     /// Records device memory, so that other contexts can import it.
-    pub(super) fn alloc_dm(&mut self, host: &mut Host, len: u64, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
+    pub(super) fn alloc_dm(&mut self, host: &mut Host, len: u64, mut fds: ForeignFds) -> Result<ReplyParts, Refusal> {
         self.check_descriptor_share(host)?;
         let charge = self.caller.charge(&[(Resource::Dm, 1), (Resource::Descriptor, 1)])?;
-        let mut fds = fds.into_iter();
-        let (Some(fd), true) = (fds.next(), len <= LIMITS.max_dm_size) else {
-            return refuse(libc::EINVAL, "device memory is a descriptor of at most max_dm_size bytes");
+        let (Some(fd), true) = (fds.take_memory(), len <= LIMITS.max_dm_size) else {
+            return refuse(
+                libc::EINVAL,
+                "device memory is a memfd that is sealed against shrinking, of at most max_dm_size bytes",
+            );
         };
         let dm = self.dms.insert((), charge);
         host.exports.of(self.id).dms.insert(dm, ExportedDm { fd: Arc::new(fd), len });

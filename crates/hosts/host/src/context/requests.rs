@@ -2,15 +2,15 @@
 
 use super::memory::MrRequest;
 use super::state::Context;
+use crate::foreign::ForeignFds;
 use crate::host::Host;
 use crate::refusal::refuse;
 use crate::reply::ReplyParts;
 use burst_control::{Refusal, Request};
-use std::os::fd::OwnedFd;
 
 impl Context {
     /// Carries out a request on this context's objects.
-    pub fn handle(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<ReplyParts, Refusal> {
+    pub fn handle(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Result<ReplyParts, Refusal> {
         match request {
             Request::AllocPd => self.alloc_pd(host),
             Request::DeallocPd { pd } => self.dealloc_pd(host, pd),

@@ -2,6 +2,7 @@
 
 use super::state::{Context, HostQp, InUse, SrqInDomain};
 use crate::device::DeviceObject;
+use crate::foreign::ForeignFds;
 use crate::host::Host;
 use crate::refusal::{busy, no_room, refuse, unknown};
 use crate::reply::ReplyParts;
@@ -14,7 +15,6 @@ use burst_engine::{QpHolder, QpSlot};
 use burst_ledger::{Charge, Resource};
 use burst_shm::sq::SqConsumer;
 use burst_transport::{Qp, QpConfig, RecvQueue, XrcSrq};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// The handle or number of an object that a target queue pair does not have.
@@ -29,11 +29,11 @@ impl Context {
         host: &mut Host,
         with_file: bool,
         flags: i32,
-        fds: Vec<OwnedFd>,
+        mut fds: ForeignFds,
     ) -> Result<ReplyParts, Refusal> {
         self.check_descriptor_share(host)?;
         let charge = self.caller.charge(&[(Resource::Xrcd, 1), (Resource::Descriptor, 1)])?;
-        let file = fds.into_iter().next().filter(|_| with_file);
+        let file = if with_file { fds.take_file() } else { None };
         if with_file && file.is_none() {
             return refuse(libc::EINVAL, "the descriptor of the XRC domain's file was not sent");
         }

@@ -82,6 +82,7 @@ impl Program {
 
     /// Carries out a request with descriptors. The descriptors of the reply are closed.
     pub fn ask_with(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Result<Response, Refusal> {
+        let fds = self.session.foreign(host, fds);
         let reply = self.session.handle(host, request, fds)?;
         Ok(reply.response)
     }
