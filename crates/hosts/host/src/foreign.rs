@@ -1,8 +1,8 @@
 //! Descriptors that programs send: closed where blocking hurts nobody.
 //!
-//! Closing a descriptor can block for as long as its owner likes: a TCP socket with SO_LINGER, a file of the program's own FUSE file
-//! system. The control thread closes sealed memory only, which cannot block; everything else goes to the threads of a [`Disposal`],
-//! of which each account occupies one at most. A descriptor is charged to its account until it is closed.
+//! Closing a descriptor can block for as long as its owner likes: a TCP socket with SO_LINGER, a file of the program's own FUSE
+//! file system. The control thread closes sealed memory only, which cannot block; everything else goes to the threads of a
+//! [`Disposal`], of which each account occupies one at most. A descriptor is charged to its account until it is closed.
 
 use burst_ledger::{Account, AccountId, Charge, Resource};
 use rustix::fs::{SealFlags, fcntl_get_seals};
@@ -96,7 +96,7 @@ impl Disposal {
         self.0.changed.notify_one();
     }
 
-    /// Closes a program's control socket: messages that wait in it may carry descriptors, which the kernel closes with the socket.
+    /// Closes a program's control socket: messages that wait in it may carry descriptors, which the kernel closes with it.
     pub fn close_socket(&self, account: &Account, socket: OwnedFd) {
         // Root and the daemon's own user do not attack the daemon.
         if !account.is_privileged() {
