@@ -71,6 +71,15 @@ mod tests {
     }
 
     #[test]
+    fn a_function_gives_the_numbers_of_its_source() {
+        let mut source = RandomSource::new(Some(7));
+        let mut function = source.clone().into_fn();
+        (0..4).for_each(|_| assert_eq!(function(), source.number().expect("a number")));
+        let (mut one, mut other) = (RandomSource::System.into_fn(), RandomSource::System.into_fn());
+        assert_ne!(one(), other());
+    }
+
+    #[test]
     fn a_fork_is_independent() {
         let mut source = RandomSource::new(Some(7));
         let mut fork = source.fork();
