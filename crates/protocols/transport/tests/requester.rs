@@ -352,6 +352,28 @@ fn a_read_is_requested_again_from_its_first_missing_response() {
 }
 
 #[test]
+fn a_response_acknowledges_the_requests_before_it() {
+    for (opcode, expected) in [(WrOpcode::RdmaRead, [1; 8]), (WrOpcode::AtomicFetchAndAdd, [2; 8])] {
+        let mut end = requester(&Setup::default());
+        post(&mut end, WrOpcode::Send, 1, 4);
+        post(&mut end, WrOpcode::RdmaWrite, 2, 2 * MTU);
+        post(&mut end, opcode, 3, 8);
+        sent(&mut end, NOW);
+        if opcode == WrOpcode::RdmaRead {
+            read_response(&mut end, Opcode::RcReadResponseOnly, 103, &[1; 8]);
+        } else {
+            let head = HeadBuf::new(&Bth::new(Opcode::RcAtomicAck, qpn_of(0), Psn::new(103)))
+                .aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 })
+                .atomic_ack(AtomicAckEth { original: u64::from_ne_bytes([2; 8]) });
+            end.receive_from(NOW, ip_of(1), head.as_slice());
+        }
+        assert_eq!(end.statuses(), [OK; 3], "{opcode:?}");
+        assert_eq!(end.memory(0, 8), expected);
+        assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
+    }
+}
+
+#[test]
 fn an_acknowledgement_does_not_end_a_read_before_it() {
     let mut end = requester(&Setup::default());
     post(&mut end, WrOpcode::RdmaRead, 1, 4);
