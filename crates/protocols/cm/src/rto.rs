@@ -54,4 +54,15 @@ mod tests {
         assert_eq!(rto.until(MS(10_050), MS(10_000)), MS(14_000), "not for ever");
         assert_eq!(rto.until(MS(10_600), MS(10_500)), MS(10_500), "long ago");
     }
+
+    #[test]
+    fn samples_hold_for_half_a_second_inclusive() {
+        let mut rto = RtoEstimator::default();
+        rto.answered(MS(10_000), MS(320));
+        rto.answered(MS(10_500), MS(80));
+        assert_eq!(rto.until(MS(11_000), MS(10_900)), MS(11_480), "an eighth of 80 ms and seven of 320 ms, twice");
+        assert_eq!(rto.until(MS(11_001), MS(10_900)), MS(10_900));
+        rto.answered(MS(11_001), MS(80));
+        assert_eq!(rto.until(MS(11_001), MS(11_001)), MS(11_161), "a new beginning");
+    }
 }

@@ -3,14 +3,16 @@
 
 mod harness;
 
+use burst_base::conn::ConnParam;
+use burst_base::gid::gid_of;
 use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cm::message::{CmMessage, Mad, Rej, Rep, Req, SidrReq, reject};
 use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::table::Table;
 use burst_cm::{
-    Backlog, Cm, CmEffects, CmError, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest, Listener, PathRecord,
-    QpSetup, Secret, StepTime, Transport,
+    BURST_VENDOR, Backlog, Cm, CmEffects, CmError, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnRequest,
+    ConnectParams, EndParams, Listener, PathRecord, QpSetup, Secret, StepTime, Transport,
 };
 use burst_frame::Flow;
 use harness::{Host, World};
@@ -269,4 +271,103 @@ fn a_backlog_is_not_exceeded_while_the_number_of_unread_events_is_unknown() {
         cm.on_mad(NOW, &path, &mad, &mut fx);
     }
     assert_eq!((backlog.waiting(), backlog.queued()), (8, 1), "the ninth waits in the queue");
+}
+
+/// Field by field, because peers of other vendors read all of them.
+#[test]
+fn a_req_carries_what_the_program_asks_and_what_roce_prescribes() {
+    let mut host = Host::new(1);
+    let flow =
+        Flow { src: host.ip, dst: ip("10.0.0.9"), tos: 104, flow_label: 0x12345, hop_limit: 63, ..Flow::default() };
+    let params = ConnectParams {
+        path: PathRecord { device: DeviceId(0), flow },
+        service_id: SERVICE,
+        transport: Transport::Rc,
+        end: EndParams {
+            param: ConnParam {
+                qpn: 50,
+                responder_resources: 8,
+                initiator_depth: 4,
+                flow_control: true,
+                retry_count: 5,
+                rnr_retry_count: 6,
+                srq: true,
+                ..ConnParam::default()
+            },
+            ca_guid: 77,
+            data: b"data",
+        },
+        mtu: Mtu::B2048,
+        ack_timeout: 14,
+    };
+    host.world.stories.push(Default::default());
+    let id = host.cm.connect(NOW, 0, &params, &mut host.world).expect("room");
+    let [(path, bytes)] = host.world.sent[..] else { panic!("one message") };
+    let mad = Mad::parse(&bytes).expect("well formed");
+    let CmMessage::Req(req) = mad.message else { panic!("no REQ") };
+    let expected = Req {
+        local_id: id,
+        vendor_id: BURST_VENDOR,
+        service_id: SERVICE,
+        ca_guid: 77,
+        qpn: 50,
+        responder_resources: 8,
+        initiator_depth: 4,
+        // 4.3 s at both ends.
+        remote_response_timeout: 20,
+        local_response_timeout: 20,
+        flow_control: true,
+        psn: req.psn,
+        retry_count: 5,
+        pkey: 0xffff,
+        mtu: Mtu::B2048 as u8,
+        rnr_retry_count: 6,
+        cm_retries: 15,
+        srq: true,
+        // RoCE has no LIDs: the permissive one.
+        local_lid: 0xffff,
+        remote_lid: 0xffff,
+        local_gid: gid_of(flow.src),
+        remote_gid: gid_of(flow.dst),
+        flow_label: 0x12345,
+        traffic_class: 104,
+        hop_limit: 63,
+        ack_timeout: 14,
+        ..Req::default()
+    };
+    assert_eq!((req, &mad.data[..4], path), (expected, &b"data"[..], params.path));
+}
+
+/// Gives a SIDR_REQ to a host; returns what it has sent.
+fn ask_sidr(host: &mut Host, request_id: u32) -> Vec<CmMessage> {
+    let (path, _) = request(1, "10.0.0.1", 0);
+    let data = PrivateDataHeader { src: ip("10.0.0.9"), port: 5, dst: ip("10.0.0.1") }.to_bytes();
+    let mut bytes = [0; 256];
+    let message = SidrReq { request_id, pkey: 0xffff, service_id: SERVICE };
+    Mad { tid: 7, modifier: 0, message: message.into(), data: &data }.emit(&mut bytes);
+    host.cm.on_mad(NOW, &path, &bytes, &mut host.world);
+    sent_by(host)
+}
+
+fn sent_by(host: &mut Host) -> Vec<CmMessage> {
+    host.world.sent.drain(..).map(|(_, mad)| Mad::parse(&mad).expect("well formed").message).collect()
+}
+
+#[test]
+fn queued_datagram_requests_wait_are_repeated_and_end_with_their_listener() {
+    let mut host = Host::new(1);
+    let backlog = Arc::new(Backlog::new(1));
+    host.cm.listen(Listener { sidr: true, backlog: backlog.clone(), ..listener(1, None, None).0 }).expect("free");
+    assert_eq!((ask_sidr(&mut host, 11), ask_sidr(&mut host, 12)), (vec![], vec![]));
+    assert_eq!((backlog.waiting(), backlog.queued(), host.world.stories.len()), (1, 1, 1));
+    // Repetitions of the shown request and of the queued one.
+    assert_eq!((ask_sidr(&mut host, 11), ask_sidr(&mut host, 12)), (vec![], vec![]));
+    assert_eq!(host.world.reasons.get(&Reason::CmDuplicate), Some(&2));
+    assert_eq!((backlog.waiting(), backlog.queued(), host.world.stories.len()), (1, 1, 1));
+
+    host.cm.unlisten(|owner| *owner == 1);
+    host.cm.on_timer(NOW, 10, &mut host.world);
+    let [CmMessage::SidrRep(rep)] = sent_by(&mut host)[..] else { panic!("one SIDR_REP") };
+    assert_eq!((rep.request_id, rep.status, rep.service_id), (12, 1, SERVICE), "no listener");
+    assert_eq!((backlog.waiting(), backlog.queued()), (1, 0));
 }
