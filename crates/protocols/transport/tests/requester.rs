@@ -8,7 +8,7 @@ use burst_shm::layout::SendWqe;
 use burst_transport::{READ_CHUNK_BYTES, Signal, TxBudget, TxState};
 use burst_wire::aeth::ack_timeout;
 use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, NakCode, Opcode, Packet, Syndrome};
-use common::{End, Setup, ip_of, qpn_of};
+use common::{End, Setup, frame_bytes, ip_of, qpn_of};
 
 const NOW: Nanos = Nanos(1_000);
 const MTU: u32 = 1024;
@@ -454,6 +454,42 @@ fn the_last_packet_before_a_closed_window_asks_for_an_acknowledgement() {
     assert!(!end.qp.wants_tx());
     ack(&mut end, 102);
     assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 103", "RcWriteLast 104!"]);
+}
+
+#[test]
+fn the_last_packet_of_a_turn_asks_for_an_acknowledgement() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaWrite, 1, 5 * MTU);
+    let mut turn = |packets: u64| {
+        end.poll(NOW, &mut TxBudget { wqes: 8, bytes: packets * u64::from(MTU), window_bytes: 1 << 20 });
+        let asks: Vec<bool> = end
+            .tx
+            .frames()
+            .iter()
+            .map(|frame| {
+                let mut bytes = Vec::new();
+                frame_bytes(&end.tx, frame, &mut bytes);
+                Packet::parse(&bytes).expect("well-formed").bth.ack_req
+            })
+            .collect();
+        end.tx.clear();
+        asks
+    };
+    assert_eq!(turn(2), [false, true]);
+    assert_eq!(turn(1), [true]);
+    assert_eq!(turn(9), [false, true], "the last of the message");
+}
+
+#[test]
+fn entries_of_length_0_are_passed_over() {
+    let mut end = requester(&Setup::default());
+    end.write_memory(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let lengths = [(0, 0), (0, 3), (50, 0), (60, 0), (3, 5), (70, 0)];
+    let sges = lengths.map(|(addr, len)| end.sge(addr, len));
+    end.post(&wqe(WrOpcode::Send, 1), &sges);
+    let packets = end.drain(NOW);
+    let payloads: Vec<&[u8]> = packets.iter().map(|bytes| Packet::parse(bytes).expect("well-formed").payload).collect();
+    assert_eq!(payloads, [[1, 2, 3, 4, 5, 6, 7, 8]]);
 }
 
 #[test]

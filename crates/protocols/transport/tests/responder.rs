@@ -70,6 +70,26 @@ fn post(end: &mut End, len: u32) {
 }
 
 #[test]
+fn only_an_acknowledgement_that_follows_a_completed_receive_may_wait() {
+    let reth = |end: &End| Reth { addr: 0, rkey: Rkey(end.lkey), len: 4 };
+    for (opcode, may_wait) in [
+        (Opcode::RcSendOnly, true),
+        (Opcode::RcWriteOnlyImm, true),
+        (Opcode::RcWriteOnly, false),
+        (Opcode::RcSendFirst, false),
+    ] {
+        let mut end = responder(&Setup::default(), QpState::Rts);
+        post(&mut end, 4096);
+        assert_eq!(answers(&mut end), [""; 0], "nothing else is to be sent");
+        let payload = if opcode == Opcode::RcSendFirst { vec![1; MTU] } else { vec![1; 4] };
+        let bytes = request(opcode, 100, reth(&end), &payload);
+        end.receive_from(NOW, ip_of(0), &bytes);
+        assert_eq!(end.qp.ack_may_wait(), may_wait, "{opcode:?}");
+        assert_eq!(answers(&mut end), [ack(100)], "{opcode:?}");
+    }
+}
+
+#[test]
 fn a_burst_gets_one_acknowledgement() {
     let mut end = responder(&Setup::default(), QpState::Rts);
     for psn in 100..103 {
