@@ -7,7 +7,7 @@
 //! Burst) answer such a DREQ by a DREP with the same ids. The DREP is what a cookie is to TCP: it proves the address, and the
 //! held requests go on. A peer that does not answer waits until the pressure ends.
 //!
-//! A DREQ is as long as the REQ that caused it, and an address gets at most one in [`ASK_AGAIN`], so nothing is amplified.
+//! A DREQ is as long as the REQ that caused it, and an address gets at most one in `ASK_AGAIN`, so nothing is amplified.
 
 use crate::api::PathRecord;
 use crate::fold::Fold;

@@ -1,7 +1,7 @@
 //! Connections by communication id, by the peer's id and by the peer's queue pair.
 //!
 //! A communication id is the worker in bits 0..4, the slot in bits 4..21 and a random salt in bits 21..32, the whole permuted by
-//! a secret ([`IdCipher`]): ids cannot be guessed, not even by a peer that knows some of them, and any worker can tell the owner
+//! a secret (`IdCipher`): ids cannot be guessed, not even by a peer that knows some of them, and any worker can tell the owner
 //! of a message. Slots come in chunks that are allocated when they are needed and freed when they are empty, so ten thousand
 //! connections leave no memory in use.
 
