@@ -99,16 +99,19 @@ def users_of(host):
 @pytest.mark.skipif(os.geteuid() != 0, reason="changing the user needs root")
 def test_a_user_with_too_many_connections_is_refused_and_others_are_not(make_fabric):
     host = make_fabric(extra=("--user-share", 1)).a
-    # One percent of what the reserve of 10 % leaves of 16,384 connections.
-    share = (16384 - 1638) // 100
-    hostile, held = connect(host, HOSTILE, 2 * share, share)
-    assert held == share
+    # One percent of what the reserve of 10 % leaves of 16,384 connections; fewer where descriptors are scarce.
+    most = (16384 - 1638) // 100
+    hostile, held = connect(host, HOSTILE, 2 * most, 20)
+    assert 20 < held <= most
     assert "user_share" in hostile.text() and "user 1001" in hostile.text(), hostile.text()
-    bystander, held = connect(host, BYSTANDER, 20, 0)
-    assert held == 20, bystander.text()
+    bystander, others = connect(host, BYSTANDER, 20, 0)
+    assert others == 20, bystander.text()
     users = users_of(host)
-    sessions = users["user 1001"]["resources"]["sessions"]
-    assert sessions["used"] == share and users["user 1001"]["refused"] > 0
+    resources = users["user 1001"]["resources"]
+    sessions, descriptors = resources["sessions"], resources["descriptors"]
+    assert sessions["used"] == held and users["user 1001"]["refused"] > 0
+    # A connection costs two descriptors. The bystander's have made the share a little smaller since.
+    assert sessions["used"] >= sessions["limit"] or descriptors["used"] + 2 > descriptors["limit"]
     assert users["user 1002"]["refused"] == 0 and users["user 0"]["privileged"]
     code, text = host.burst("ls", "--users")
     assert code == 0 and "connections to the daemon" in text

@@ -67,13 +67,18 @@ impl Client {
         debug_assert!(fds.len() <= FDS_MAX);
         self.sequence = self.sequence.wrapping_add(1);
         let sent = frame::send(&self.socket, self.sequence, request, fds, SendFlags::empty());
-        // A daemon that refuses a connection says why and closes it, perhaps before the first request is sent.
-        let flags = if sent.is_err() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
-        let mut fds = Vec::new();
-        match (frame::receive(&self.socket, &mut self.buffer, flags, &mut fds), sent) {
-            (Ok(packet), _) => take_reply(&packet, fds, self.sequence),
-            (Err(_), Err(e)) | (Err(e), Ok(())) => Err(e),
+        // A daemon that refuses a connection says why and closes it, perhaps before the first request is sent or read. The kernel
+        // then reports the end first (EPIPE, ECONNRESET) and the reply after it.
+        let mut error = sent.err();
+        for _ in 0..2 {
+            let flags = if error.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+            let mut fds = Vec::new();
+            match frame::receive(&self.socket, &mut self.buffer, flags, &mut fds) {
+                Ok(packet) => return take_reply(&packet, fds, self.sequence),
+                Err(e) => error = Some(error.unwrap_or(e)),
+            }
         }
+        Err(error.unwrap_or(ControlError::Closed))
     }
 
     /// Sends a request that has no reply.

@@ -99,6 +99,30 @@ fn the_daemon_introduces_itself() {
     assert_eq!(with_daemon(drop, |client| client.daemon().clone()), info());
 }
 
+/// A daemon that refuses a connection replies and closes, before the hello is sent or without reading it.
+#[test]
+fn the_reason_of_a_refused_connection_arrives_although_the_daemon_has_closed_it() {
+    for waits_for_hello in [false, true] {
+        let listener = Listener::new();
+        let error = std::thread::scope(|scope| {
+            let socket = &listener.socket;
+            scope.spawn(move || {
+                let end = Daemon { socket: accept(socket).expect("a program"), buffer: Vec::new() };
+                if waits_for_hello {
+                    let mut first = [0];
+                    rustix::net::recv(&end.socket, &mut first, RecvFlags::PEEK).expect("the hello, which stays unread");
+                }
+                end.reply(1, 0, Err(Refusal { errno: libc::ENOMEM, sentence: "full".into() }), &[]);
+            });
+            Client::connect(&listener.path, "test").expect_err("refused")
+        });
+        assert!(
+            matches!(&error, ControlError::Refused { errno: libc::ENOMEM, sentence } if sentence == "full"),
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn a_path_without_daemon_is_an_error_that_names_it() {
     let path = PathBuf::from("/nonexistent/burstd.sock");

@@ -26,8 +26,8 @@ use tracing::{debug, info};
 /// Maximum length of a program's name, in characters.
 const PROGRAM_MAX: usize = 64;
 
-/// Descriptors of a connection: the socket, the pidfd, and the ring for commands.
-const SESSION_DESCRIPTORS: u64 = 3;
+/// Descriptors of a connection: the socket and the pidfd.
+const SESSION_DESCRIPTORS: u64 = 2;
 
 /// Objects that are released in one step of a session's end.
 pub const ENDED_AT_ONCE: usize = 256;

@@ -26,7 +26,7 @@ const CONTEXT_DESCRIPTORS: u64 = 2 + SEGMENTS_MAX;
 /// Mappings of a context: the arena's segments.
 const CONTEXT_MAPPINGS: u64 = SEGMENTS_MAX;
 /// Segments that a context is charged for. An arena's segments double in size, so that few contexts have more.
-const SEGMENTS_MAX: u64 = 4;
+const SEGMENTS_MAX: u64 = 2;
 
 /// An object and how many other objects refer to it.
 pub(super) struct InUse<T> {
