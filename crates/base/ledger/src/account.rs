@@ -254,7 +254,6 @@ impl Account {
         let books = &self.0.books;
         let all = books.used.add(resource, amount);
         let own = self.0.used.add(resource, amount);
-        debug_assert!(own <= all || all < amount, "an account uses more than all accounts");
         let capacity = books.capacities.of(resource);
         let limit = if self.0.privileged { capacity } else { books.limit(resource, all.saturating_sub(own)) };
         let (full, over_share) = (all > capacity, own > limit);

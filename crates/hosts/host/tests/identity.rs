@@ -1,6 +1,5 @@
 //! Users: what a program of another user than the daemon's may not do, and what it sees of others. Its process is not known to
 //! the kernel here, so it has no capability.
-#[allow(dead_code, reason = "each test file uses a part of it")]
 mod common;
 
 use burst_base::Qkey;

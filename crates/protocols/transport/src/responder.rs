@@ -24,8 +24,9 @@ use burst_wire::{NakCode, OpKind, Packet, Position, Syndrome};
 /// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets
 /// one such answer in a turn, because answers coalesce.
 type AnswerBudget = TokenBucket<1024, 100_000>;
-/// A READ's response is repeated up to this many times its length in all. A peer whose requests go back by a whole window for
-/// each lost packet reaches this on a path that loses every second packet, where its retries end first.
+/// A READ's response is repeated up to this many times its length from any one packet on. A peer that has lost a packet asks from
+/// there on, so each of its repeated requests begins behind the last one, unless the first packet of a repetition is lost too: that
+/// 64 times in a row is more than its retries.
 const READ_REPEATS_MAX: u64 = 64;
 
 /// A SEND or WRITE of which some packets have arrived.
@@ -61,8 +62,10 @@ pub(crate) struct Resource {
     pub(crate) msn: u32,
     /// Its whole response was sent once.
     pub(crate) answered: bool,
-    /// READ: bytes of its response that may still be repeated.
+    /// READ: bytes of its response that may still be repeated without progress.
     repeats_left: u64,
+    /// READ: the last packet from which the response was repeated.
+    repeated_from: u32,
 }
 
 /// State of the receiving half.
@@ -127,6 +130,7 @@ const EMPTY: Resource = Resource {
     msn: 0,
     answered: true,
     repeats_left: 0,
+    repeated_from: 0,
 };
 
 impl Responder {
@@ -501,7 +505,7 @@ impl Qp {
             length: reth.len,
             msn: self.resp.msn,
             answered: false,
-            repeats_left: READ_REPEATS_MAX * u64::from(packets) * u64::from(self.mtu),
+            repeats_left: repeats_of(packets, self.mtu),
             ..EMPTY
         });
         Ok(())
@@ -609,12 +613,17 @@ impl Qp {
         let (age, place, index, end) = self.names_read(pkt)?;
         let mtu = u64::from(self.mtu);
         let resource = &mut self.resp.resources[place];
+        debug_assert!(index <= end && end <= resource.packets, "a part outside of the READ");
         let (again, end) = match resource.has_pending() {
             false => (end - index, end),
             true => (resource.next.saturating_sub(index), resource.end.max(end)),
         };
         if again == 0 {
             return Some(());
+        }
+        if index > resource.repeated_from {
+            resource.repeated_from = index;
+            resource.repeats_left = repeats_of(resource.packets, self.mtu);
         }
         let Some(left) = resource.repeats_left.checked_sub(u64::from(again) * mtu) else {
             env.fx.count(Reason::AnswerWithheld);
@@ -635,6 +644,11 @@ impl Qp {
         }
         Some(())
     }
+}
+
+/// Bytes of a READ's response that may be repeated from one packet on.
+fn repeats_of(packets: u32, mtu: u32) -> u64 {
+    READ_REPEATS_MAX * u64::from(packets) * u64::from(mtu)
 }
 
 #[cfg(test)]

@@ -143,6 +143,21 @@ fn a_repeated_read_is_answered_up_to_a_multiple_of_its_length() {
     assert!(bytes(from(&mut end, Nanos::from_ms(2_000), PEER, &read(FIRST + packets, rkey, 0, LEN))) > LEN as usize);
 }
 
+/// A peer on a bad path asks again for a long READ from each packet that it has lost, more often than the multiple allows in all.
+#[test]
+fn a_read_repeated_further_on_each_time_is_always_answered() {
+    let mut end = responder();
+    const PACKETS: u32 = 256;
+    let rkey = end.lkey;
+    let count = |answers: Vec<Vec<u8>>| answers.len() as u32;
+    assert_eq!(count(from(&mut end, Nanos(1_000), PEER, &read(FIRST, rkey, 0, PACKETS * 1024))), PACKETS);
+    for lost in 1..PACKETS {
+        let rest = read(FIRST + lost, rkey, u64::from(lost) * 1024, (PACKETS - lost) * 1024);
+        assert_eq!(count(from(&mut end, Nanos::from_us(10 * u64::from(lost)), PEER, &rest)), PACKETS - lost, "{lost}");
+    }
+    assert_eq!(end.fx.count_of(Reason::AnswerWithheld), 0);
+}
+
 #[test]
 fn a_congestion_notification_is_counted_and_may_come_from_any_port() {
     let mut end = connected();
