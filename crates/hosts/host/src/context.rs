@@ -1,8 +1,8 @@
 //! The objects of one context: protection domains, regions, channels, queues, queue pairs, address handles.
 //!
 //! A handle is a number of its context alone, and each use looks it up here, so that a program can name only its own objects. An
-//! object that others refer to counts them; destroying it then fails with EBUSY, as verbs documents. [`Context::close_some`] releases
-//! everything in the right order, whatever state the program died in.
+//! object that others refer to counts them; destroying it then fails with EBUSY, as verbs documents. [`Context::close_some`]
+//! releases everything in the right order, whatever state the program died in.
 //!
 //! | module | contents |
 //! |---|---|
