@@ -25,7 +25,7 @@ use burst_wire::{NakCode, OpKind, Packet, Position, Syndrome};
 /// one such answer in a turn, because answers coalesce.
 type AnswerBudget = TokenBucket<1024, 100_000>;
 /// A READ's response is repeated up to this many times its length from any one packet on. A peer that has lost a packet asks from
-/// there on, so each of its repeated requests begins behind the last one, unless the first packet of a repetition is lost too: that
+/// there on, so each of its repeated requests begins behind the last one, unless the first packet of a repetition is lost too:
 /// 64 times in a row is more than its retries.
 const READ_REPEATS_MAX: u64 = 64;
 
