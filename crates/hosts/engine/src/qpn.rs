@@ -10,7 +10,7 @@
 //! packets for a destroyed queue pair find no queue pair. The first and the last slot are never used: 0, 1 and 0xFFFFFF, the
 //! numbers of the management queue pairs and of multicast, are in them.
 //!
-//! [`Directory`] finds the entry of a worker's table that belongs to a number. The table is dense, so that its size and that of
+//! `Directory` finds the entry of a worker's table that belongs to a number. The table is dense, so that its size and that of
 //! the timing wheel follow the number of queue pairs.
 
 use burst_base::Qpn;

@@ -9,10 +9,10 @@
 //! answered again (9.7.5.1.3). A repeated request rewinds its resource; responses behind it that are still pending
 //! follow in order. Repeated SENDs and WRITEs are acknowledged again and not executed.
 //!
-//! An attacker that forges the peer's packets can make this half send answers to the peer. They are bounded: acknowledgements of
-//! repeated packets and NAKs of gaps by a token bucket ([`AnswerBudget`]), repeated READ responses by [`READ_REPEATS_MAX`] times
-//! the bytes of the READ. Withheld answers cost an honest peer nothing: acknowledgements are cumulative, and a gap that stays is
-//! reported with the next token.
+//! An attacker that forges the peer's packets can make this half send answers to the peer. They are bounded: acknowledgements
+//! of repeated packets and NAKs of gaps by a token bucket ([`AnswerBudget`]), repeated READ responses by a multiple of the bytes
+//! of the READ ([`READ_REPEATS_MIN`]). Withheld acknowledgements cost an honest peer nothing: they are cumulative, and a gap that
+//! stays is reported with the next token.
 
 use crate::api::Env;
 use crate::qp::Qp;
@@ -24,10 +24,11 @@ use burst_wire::{NakCode, OpKind, Packet, Position, Syndrome};
 /// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets
 /// one such answer in a turn, because answers coalesce.
 type AnswerBudget = TokenBucket<1024, 100_000>;
-/// A READ's response is repeated up to this many times its length from any one packet on. A peer that has lost a packet asks from
-/// there on, so each of its repeated requests begins behind the last one, unless the first packet of a repetition is lost too:
-/// 64 times in a row is more than its retries.
-const READ_REPEATS_MAX: u64 = 64;
+/// A READ's response is repeated this many times, and [`REPEATS_PER_PACKET`] times for each response packet of this READ and of
+/// those before it. With go-back-N each lost packet of theirs repeats it once.
+const READ_REPEATS_MIN: u64 = 64;
+/// See [`READ_REPEATS_MIN`]. Two: half of all packets may be lost.
+const REPEATS_PER_PACKET: u64 = 2;
 
 /// A SEND or WRITE of which some packets have arrived.
 #[derive(Clone, Copy, Debug)]
@@ -62,10 +63,8 @@ pub(crate) struct Resource {
     pub(crate) msn: u32,
     /// Its whole response was sent once.
     pub(crate) answered: bool,
-    /// READ: bytes of its response that may still be repeated without progress.
-    repeats_left: u64,
-    /// READ: the last packet from which the response was repeated.
-    repeated_from: u32,
+    /// READ: packets of its response that were repeated.
+    repeated: u64,
 }
 
 /// State of the receiving half.
@@ -129,8 +128,7 @@ const EMPTY: Resource = Resource {
     original: 0,
     msn: 0,
     answered: true,
-    repeats_left: 0,
-    repeated_from: 0,
+    repeated: 0,
 };
 
 impl Responder {
@@ -505,7 +503,6 @@ impl Qp {
             length: reth.len,
             msn: self.resp.msn,
             answered: false,
-            repeats_left: repeats_of(packets, self.mtu),
             ..EMPTY
         });
         Ok(())
@@ -611,7 +608,7 @@ impl Qp {
 
     fn repeat_read(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Option<()> {
         let (age, place, index, end) = self.names_read(pkt)?;
-        let mtu = u64::from(self.mtu);
+        let before = (0..=age).map(|age| u64::from(self.resp.resources[self.resp.place(age)].packets)).sum::<u64>();
         let resource = &mut self.resp.resources[place];
         debug_assert!(index <= end && end <= resource.packets, "a part outside of the READ");
         let (again, end) = match resource.has_pending() {
@@ -621,15 +618,12 @@ impl Qp {
         if again == 0 {
             return Some(());
         }
-        if index > resource.repeated_from {
-            resource.repeated_from = index;
-            resource.repeats_left = repeats_of(resource.packets, self.mtu);
-        }
-        let Some(left) = resource.repeats_left.checked_sub(u64::from(again) * mtu) else {
+        let most = (READ_REPEATS_MIN + REPEATS_PER_PACKET * before) * u64::from(resource.packets);
+        if resource.repeated + u64::from(again) > most {
             env.fx.count(Reason::AnswerWithheld);
             return Some(());
-        };
-        resource.repeats_left = left;
+        }
+        resource.repeated += u64::from(again);
         self.resp.rewind(age, index, end);
         Some(())
     }
@@ -644,11 +638,6 @@ impl Qp {
         }
         Some(())
     }
-}
-
-/// Bytes of a READ's response that may be repeated from one packet on.
-fn repeats_of(packets: u32, mtu: u32) -> u64 {
-    READ_REPEATS_MAX * u64::from(packets) * u64::from(mtu)
 }
 
 #[cfg(test)]
