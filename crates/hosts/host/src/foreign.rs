@@ -88,8 +88,10 @@ impl Disposal {
         Ok(Disposal(shared))
     }
 
-    /// Closes a descriptor of an account, later.
+    /// Closes a descriptor of an account, later. A socket loses SO_LINGER first: nobody but the last owner could wait for its peer.
     pub fn close(&self, account: &Account, fd: OwnedFd) {
+        // Fails for anything but a socket, and then there is nothing to turn off.
+        let _ = rustix::net::sockopt::set_socket_linger(&fd, None);
         let charge = account.charge(&[(Resource::Descriptor, 1)]).ok();
         let waiting = Waiting { account: account.id().clone(), _fd: fd, _charge: charge };
         self.0.lock().waiting.push_back(waiting);
@@ -207,6 +209,19 @@ mod tests {
         (ours.into(), peer)
     }
 
+    /// A Unix socket whose close blocks: a lingering socket waits in it, out of reach.
+    fn wrapped() -> (OwnedFd, TcpStream) {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        let (inner, peer) = lingering();
+        let (carrier, sender) = UnixStream::pair().expect("a pair");
+        let rights = [inner.as_fd()];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&rights)));
+        sendmsg(&sender, &[std::io::IoSlice::new(b"x")], &mut ancillary, SendFlags::empty()).expect("sent");
+        (carrier.into(), peer)
+    }
+
     fn is_closed(end: &mut UnixStream) -> bool {
         end.set_read_timeout(Some(Duration::from_secs(20))).expect("a time-out");
         end.read(&mut [0]).is_ok_and(|n| n == 0)
@@ -221,7 +236,7 @@ mod tests {
         let mut peers = Vec::new();
         // More than there are threads.
         for _ in 0..2 * THREADS {
-            let (fd, peer) = lingering();
+            let (fd, peer) = wrapped();
             peers.push(peer);
             drop(ForeignFds::new(vec![fd], &hostile, &disposal));
         }
@@ -231,6 +246,18 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(60), "a close has blocked");
         assert_eq!(ledger.used(Resource::Descriptor), 2 * THREADS as u64, "charged until closed");
         drop(peers);
+        disposal.end();
+    }
+
+    #[test]
+    fn a_lingering_socket_does_not_wait_for_its_peer() {
+        let ledger = Ledger::new(Capacities::new(|_| 1000), Policy::default());
+        let disposal = Disposal::start().expect("threads");
+        let user = account(&ledger, 1);
+        let (sockets, _peers): (Vec<_>, Vec<_>) = (0..2 * THREADS).map(|_| lingering()).unzip();
+        let (last, mut end) = UnixStream::pair().expect("a pair");
+        drop(ForeignFds::new(sockets.into_iter().chain([last.into()]).collect(), &user, &disposal));
+        assert!(is_closed(&mut end), "the descriptor behind the sockets waits");
         disposal.end();
     }
 
