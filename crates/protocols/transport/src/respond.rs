@@ -6,7 +6,7 @@
 use crate::api::{Env, TxBudget};
 use crate::head;
 use crate::qp::Qp;
-use crate::responder::Resource;
+use crate::responder::ResponderResource;
 use burst_base::verbs::access;
 use burst_base::{Psn, Reason};
 use burst_mem::Peer;
@@ -71,7 +71,7 @@ impl Qp {
         env.tx.push(&self.flow, head.as_slice(), &[], 0)
     }
 
-    fn push_atomic_response(&mut self, resource: Resource, env: &mut Env<'_>) -> bool {
+    fn push_atomic_response(&mut self, resource: ResponderResource, env: &mut Env<'_>) -> bool {
         let head = HeadBuf::new(&Bth::new(self.answer_opcode(OpKind::AtomicAck), self.attr.dest_qpn, resource.psn))
             .aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn })
             .atomic_ack(AtomicAckEth { original: resource.original });
@@ -84,7 +84,7 @@ impl Qp {
     }
 
     /// Sends the rest of a READ's response within the budget; true when it is complete.
-    fn push_read_response(&mut self, resource: Resource, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
+    fn push_read_response(&mut self, resource: ResponderResource, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
         let offset = resource.next * self.mtu;
         let rest = (resource.length - offset).min((resource.end - resource.next) * self.mtu);
         let span = if rest == 0 {
@@ -140,7 +140,7 @@ impl Qp {
     /// memory from the payload of packet `next` on. Returns their number.
     fn push_middle_responses(
         &self,
-        resource: &Resource,
+        resource: &ResponderResource,
         next: u32,
         rest: Span,
         budget: &mut TxBudget,
@@ -165,7 +165,7 @@ impl Qp {
         count
     }
 
-    fn read_response_head(&self, resource: &Resource, index: u32, len: u32) -> HeadBuf {
+    fn read_response_head(&self, resource: &ResponderResource, index: u32, len: u32) -> HeadBuf {
         let place = head::position(index == resource.start, index + 1 == resource.end);
         let bth = Bth {
             pad: head::pad_of(len),
@@ -176,7 +176,7 @@ impl Qp {
     }
 
     /// Answers a READ by a NAK because its region was deregistered after the request. The queue pair goes to ERR.
-    fn refuse_read(&mut self, resource: &Resource, env: &mut Env<'_>) {
+    fn refuse_read(&mut self, resource: &ResponderResource, env: &mut Env<'_>) {
         env.fx.count(Reason::RemoteAccess);
         self.resp.drop_pending();
         self.resp.ack_due = None;

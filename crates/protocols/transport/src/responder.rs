@@ -43,7 +43,7 @@ pub(crate) struct InboundMessage {
 
 /// A READ or ATOMIC that was accepted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Resource {
+pub(crate) struct ResponderResource {
     pub(crate) kind: OpKind,
     pub(crate) psn: Psn,
     pub(crate) packets: u32,
@@ -81,7 +81,7 @@ pub(crate) struct Responder {
     /// PSN and syndrome of the pending NAK.
     pub(crate) nak_due: Option<(Psn, Syndrome)>,
     /// Room for `depth` resources. Places that were never used are not touched.
-    resources: Vec<Resource>,
+    resources: Vec<ResponderResource>,
     depth: usize,
     /// Index of the oldest resource; `count` of them follow each other from there.
     first: usize,
@@ -107,13 +107,13 @@ pub(crate) enum RequestRefusal {
 
 pub(crate) type CheckResult = Result<(), RequestRefusal>;
 
-impl Resource {
+impl ResponderResource {
     fn has_pending(&self) -> bool {
         self.next < self.end
     }
 }
 
-const EMPTY: Resource = Resource {
+const EMPTY: ResponderResource = ResponderResource {
     kind: OpKind::ReadRequest,
     psn: Psn::new(0),
     packets: 0,
@@ -185,7 +185,7 @@ impl Responder {
         self.ack_due.is_some() && self.nak_due.is_none() && self.pending == 0
     }
     /// The oldest resource with pending packets.
-    pub(crate) fn oldest_pending(&mut self) -> Option<&mut Resource> {
+    pub(crate) fn oldest_pending(&mut self) -> Option<&mut ResponderResource> {
         if self.pending == 0 {
             return None;
         }
@@ -205,7 +205,7 @@ impl Responder {
         self.depth > 0 && (self.count < self.depth || self.resources[self.first].answered)
     }
     /// Stores a resource, over the oldest if no place is free.
-    fn store(&mut self, resource: Resource) {
+    fn store(&mut self, resource: ResponderResource) {
         debug_assert!(self.has_place() && resource.has_pending());
         if self.count == self.depth {
             if self.resources[self.first].has_pending() {
@@ -492,7 +492,7 @@ impl Qp {
         self.check_remote(reth.rkey, reth.addr, reth.len, access::REMOTE_READ, env)?;
         let packets = reth.len.div_ceil(self.mtu).max(1);
         self.accept(pkt, packets);
-        self.resp.store(Resource {
+        self.resp.store(ResponderResource {
             psn: pkt.bth.psn,
             packets,
             end: packets,
@@ -535,7 +535,7 @@ impl Qp {
         }
         .map_err(|_| REFUSED)?;
         self.accept(pkt, 1);
-        self.resp.store(Resource {
+        self.resp.store(ResponderResource {
             kind: pkt.info.kind,
             psn: pkt.bth.psn,
             packets: 1,
@@ -650,7 +650,14 @@ mod tests {
         resp.start(Psn::new(5), 4);
         // An atomic; then 2^24 PSNs of SENDs and WRITEs, which store nothing; then other atomics.
         for (psn, original) in [(5, 1), (9, 2), (5, 3), (6, 4)] {
-            resp.store(Resource { kind: OpKind::FetchAdd, psn: Psn::new(psn), packets: 1, end: 1, original, ..EMPTY });
+            resp.store(ResponderResource {
+                kind: OpKind::FetchAdd,
+                psn: Psn::new(psn),
+                packets: 1,
+                end: 1,
+                original,
+                ..EMPTY
+            });
         }
         let original = |psn| resp.find(Psn::new(psn)).map(|(_, place)| resp.resources[place].original);
         assert_eq!([5, 6, 9].map(original), [Some(3), Some(4), Some(2)]);
