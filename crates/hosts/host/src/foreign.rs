@@ -88,7 +88,7 @@ impl Disposal {
         Ok(Disposal(shared))
     }
 
-    /// Closes a descriptor of an account, later. A socket loses SO_LINGER first: nobody but the last owner could wait for its peer.
+    /// Closes a descriptor of an account, later. A socket loses SO_LINGER first, so that its close does not wait for the peer.
     pub fn close(&self, account: &Account, fd: OwnedFd) {
         // Fails for anything but a socket, and then there is nothing to turn off.
         let _ = rustix::net::sockopt::set_socket_linger(&fd, None);
