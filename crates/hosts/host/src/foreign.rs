@@ -244,7 +244,7 @@ mod tests {
         drop(ForeignFds::new(vec![ours.into()], &honest, &disposal));
         assert!(is_closed(&mut end), "the honest account's descriptor waits");
         assert!(begun.elapsed() < Duration::from_secs(60), "a close has blocked");
-        assert_eq!(ledger.used(Resource::Descriptor), 2 * THREADS as u64, "charged until closed");
+        assert_eq!(hostile.used(Resource::Descriptor), 2 * THREADS as u64, "charged until closed");
         drop(peers);
         disposal.end();
     }
