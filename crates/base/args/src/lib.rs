@@ -1,4 +1,5 @@
-//! Command-line parsing shared by `burst` and `burstd`: [`parse`] runs clap and reports an error in one sentence.
+//! Command-line parsing shared by `burst` and `burstd`: [`parse`] runs clap and reports an error in one sentence; [`check`] does
+//! the same without printing.
 //!
 //! A wrong flag, command or value is answered by one sentence that names it and the nearest valid word, and by exit code
 //! [`EXIT_USAGE`]. The grammar of values (sizes, durations, names) is the crate `burst_grammar`.
@@ -11,12 +12,48 @@ use std::ffi::OsString;
 /// Exit code of every program for a wrong flag, key or value.
 pub const EXIT_USAGE: u8 = 2;
 
+/// Why [`check`] did not accept a command line.
+#[derive(Debug)]
+pub enum ArgsRefusal {
+    /// The user asked for help or the version, or gave no arguments: clap's text and where it belongs.
+    Shown(clap::Error),
+    /// One sentence about the mistake, with the program's name before it.
+    Wrong(String),
+}
+
+impl ArgsRefusal {
+    /// Prints the text; returns the exit code: 0 for help or version that was asked for, else [`EXIT_USAGE`].
+    pub fn print(&self) -> u8 {
+        match self {
+            ArgsRefusal::Shown(text) => {
+                // Ignore errors of the write: the reader may have closed the pipe (`burst --help | head -1`).
+                let _ = text.print();
+                if text.use_stderr() { EXIT_USAGE } else { 0 }
+            }
+            ArgsRefusal::Wrong(sentence) => {
+                eprintln!("{sentence}");
+                EXIT_USAGE
+            }
+        }
+    }
+}
+
 /// Parses `args`; prints help or version (exit code 0) or one sentence about what is wrong (exit code 2).
 ///
 /// # Errors
 /// The exit code of the program; the message was printed.
 pub fn parse(command: clap::Command, args: impl IntoIterator<Item = OsString>) -> Result<clap::ArgMatches, u8> {
-    let mut command = command;
+    check(command, args).map_err(|refusal| refusal.print())
+}
+
+/// Parses `args` without printing anything.
+///
+/// # Errors
+/// What is to be printed, by [`ArgsRefusal::print`].
+pub fn check(
+    mut command: clap::Command,
+    args: impl IntoIterator<Item = OsString>,
+) -> Result<clap::ArgMatches, ArgsRefusal> {
     let program = command.get_name().to_owned();
     let args: Vec<OsString> = args.into_iter().collect();
     let error = match command.try_get_matches_from_mut(args.iter()) {
@@ -28,12 +65,9 @@ pub fn parse(command: clap::Command, args: impl IntoIterator<Item = OsString>) -
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     );
     if shown {
-        // Ignore errors of the write: the reader may have closed the pipe (`burst --help | head -1`).
-        let _ = error.print();
-        return Err(if error.use_stderr() { EXIT_USAGE } else { 0 });
+        return Err(ArgsRefusal::Shown(error));
     }
-    eprintln!("{program}: {}", sentence(&command, &args, &error));
-    Err(EXIT_USAGE)
+    Err(ArgsRefusal::Wrong(format!("{program}: {}", sentence(&command, &args, &error))))
 }
 
 /// One sentence about a usage error.
@@ -136,6 +170,15 @@ mod tests {
     fn a_missing_value_is_one_line() {
         let message = complaint(&["demo", "--workers"]);
         assert!(message.contains("--workers") && !message.contains('\n'), "{message}");
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_to_be_printed() {
+        let refusal = |words: &[&str]| check(demo(), words.iter().map(OsString::from)).expect_err("refused");
+        let ArgsRefusal::Wrong(sentence) = refusal(&["demo", "--wrokers=3"]) else { panic!("help") };
+        assert!(sentence.starts_with("demo: unknown flag"), "{sentence}");
+        let ArgsRefusal::Shown(text) = refusal(&["demo", "--help"]) else { panic!("a mistake") };
+        assert!(!text.use_stderr() && text.render().to_string().contains("--workers"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod file;
 mod keys;
 mod value;
 
+use burst_args::ArgsRefusal;
 use burst_host::{AccountBy, HostOptions, Policy};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::OsString;
@@ -78,11 +79,16 @@ pub enum LogFormat {
 /// The exit code; the sentence, the help or the version has been printed.
 pub fn load() -> Result<Config, ExitCode> {
     let env = |name: &str| std::env::var_os(name);
-    let matches = burst_args::parse(command(), std::env::args_os()).map_err(ExitCode::from)?;
-    resolve(&matches, &env).map_err(|sentence| {
-        eprintln!("burstd: {sentence}");
-        ExitCode::from(burst_args::EXIT_USAGE)
-    })
+    read_from(std::env::args_os(), &env).map_err(|refusal| ExitCode::from(refusal.print()))
+}
+
+/// Reads the flags in `words`, whose first is the program's name, the variables that `env` returns, and the file.
+///
+/// # Errors
+/// What is to be printed: help or version, or one sentence.
+pub fn read_from(words: impl IntoIterator<Item = OsString>, env: Env) -> Result<Config, ArgsRefusal> {
+    let matches = burst_args::check(command(), words)?;
+    resolve(&matches, env).map_err(|sentence| ArgsRefusal::Wrong(format!("burstd: {sentence}")))
 }
 
 /// The command line, one argument per row of the table.

@@ -23,7 +23,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-fn main() -> ExitCode {
+/// Carries out the command line of this process; returns its exit code.
+pub fn main() -> ExitCode {
     let matches = match burst_args::parse(command(), std::env::args_os()) {
         Ok(matches) => matches,
         Err(code) => return ExitCode::from(code),
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn command() -> Command {
+/// The grammar of the command line.
+pub fn command() -> Command {
     Command::new("burst")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Run RDMA (verbs) programs on any network interface, and see how they fare")
