@@ -12,7 +12,7 @@ export CARGO DPDK
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix interop conformance threads demo bench bench-rxe lint mutants doc install clean
+.PHONY: help deps build test test-matrix interop conformance hunt threads demo bench bench-rxe lint mutants doc install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,10 @@ threads: ## Test ten million completions on many threads, then ThreadSanitizer (
 conformance: build ## Run rdma-core's own test suite (from PyPI) and compare with tests/conformance/expected.txt
 	@scripts/install-deps --conformance
 	@$(PYTHON) tests/conformance/run
+
+hunt: build ## Attack a daemon beside a bystander and search for faults by seeds, for hours (tests/hunt/run; PARTS=attacks SECONDS=60)
+	$(CARGO) build --release --locked -p burst-control --example attack
+	SECONDS_EACH=$(or $(SECONDS),60) tests/hunt/run $(PARTS)
 
 demo: deps build ## Install what is missing, build, and measure Debian's perftest against kernel TCP between two namespaces (target/demo)
 	@scripts/demo

@@ -13,21 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from lab import Daemon, Program, await_true, build_directory, wait_until
+from lab import Daemon, Program, await_true, wait_until
+from lab.users import ALICE, BOB, SECONDS, Users, as_user, public_copy
 
-BUILD = build_directory()
-ALICE, BOB = 1001, 1002
 #: The kernel's number for users without a number in a user namespace.
 OVERFLOW = 65534
 O_PATH = 0o10000000
-SECONDS = 30
-
-
-def as_user(uid, *caps):
-    """Words that run a command as a user; with `caps`, also with these capabilities."""
-    words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    ambient = "".join(f",+{cap}" for cap in caps)
-    return [*words, f"--inh-caps=-all{ambient}", *([f"--ambient-caps={ambient[1:]}"] if caps else [])]
 
 
 @pytest.fixture(scope="module")
@@ -35,47 +26,9 @@ def place(namespaces):
     """A copy of the build that every user may execute."""
     if os.geteuid():
         pytest.skip("changing the user needs root")
-    place = Path(f"/tmp/burst-test-tenants-{os.getpid()}")
-    shutil.rmtree(place, ignore_errors=True)
-    (place / "bin").mkdir(parents=True)
-    (place / "lib/burst").mkdir(parents=True)
-    for program in ("burst", "burstd", "programs/tenant"):
-        shutil.copy(BUILD / program, place / "bin" / Path(program).name)
-    for path in [*BUILD.glob("lib/lib*.so.1"), BUILD / "lib/burst-pair"]:
-        shutil.copy(path, place / "lib/burst" / path.name)
-    os.chmod(place, 0o755)
+    place = public_copy(f"/tmp/burst-test-tenants-{os.getpid()}", "programs/tenant")
     yield place
     shutil.rmtree(place)
-
-
-class Users:
-    """Programs of several users on one host, whose daemon is root's."""
-
-    def __init__(self, host, place):
-        self.host, self.place, self.started = host, place, []
-
-    def environment(self, **env):
-        return {**os.environ, "LD_LIBRARY_PATH": str(self.place / "lib/burst"), "BURST_SOCKET": str(self.host.socket), **env}
-
-    def start(self, user, *words, env=None, pass_fds=()):
-        """`user`: a user id, or words that run a command."""
-        user = as_user(user) if isinstance(user, int) else user
-        words = [self.place / "bin/tenant" if word == "tenant" else word for word in words]
-        program = Program([*self.host.prefix(), *user, *words], self.environment(**(env or {})), pass_fds=pass_fds)
-        self.started.append(program)
-        return program
-
-    def run(self, user, *words, **options):
-        program = self.start(user, *words, **options)
-        program.wait(SECONDS)
-        return program.text()
-
-    def burst(self, user, *words, **options):
-        return self.run(user, self.place / "bin/burst", *words, **options)
-
-    def end(self):
-        for program in self.started:
-            program.stop()
 
 
 @pytest.fixture

@@ -1,0 +1,309 @@
+//! A hostile program: asks the daemon for things without end, by raw control messages, until it is killed (`make hunt`).
+//!
+//! usage: attack KIND SOCKET [FILE]
+//!
+//! It prints "attack KIND" when it begins, and "refused ..." for the first refusal of each kind. Each kind repeats one way
+//! to harm the daemon or its other users; [`KINDS`] says which.
+#![forbid(unsafe_code)]
+
+use burst_base::Qkey;
+use burst_base::verbs::{MwType, QpAttr, QpCap, QpState, QpType, attr_mask};
+use burst_control::client::ClientReply;
+use burst_control::cm::{CmAddr, CmCommand, PortSpace};
+use burst_control::{
+    Client, ControlError, CqInitAttr, ImportObject, MrPiece, MrPieceKind, QpCookies, QpInitAttr, Request, Response,
+};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use std::collections::HashSet;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const PAGE: u64 = 4096;
+/// Requests of one connection before it ends and another begins, where no refusal comes first.
+const ROUND: u32 = 100_000;
+
+type Outcome = Result<(), ControlError>;
+type Attack = fn(&mut Attacker) -> Outcome;
+
+/// Name, and what one round does.
+const KINDS: &[(&str, Attack)] = &[
+    // Regions of eight pieces fill the table of mappings; queues are resized meanwhile.
+    ("regions", regions),
+    // Sockets that linger, sent as memory and as files.
+    ("lingering", lingering),
+    // Shares of an XRC target without end.
+    ("xrc-holders", xrc_holders),
+    // An XRC domain by a descriptor that only names another user's file.
+    ("o-path", o_path),
+    // A privileged Q_Key, for forged management datagrams.
+    ("qkey", qkey),
+    // Protection domains and windows without end.
+    ("objects", objects),
+    // The same protection domain imported without end.
+    ("imports", imports),
+    // Connections that end at once.
+    ("connects", connects),
+    // Connections that send rubbish.
+    ("rubbish", rubbish),
+    // Idle connections, as many as the daemon takes.
+    ("idle", idle),
+    // Events of the connection manager that nobody reads.
+    ("unread", unread),
+];
+
+struct Attacker {
+    socket: PathBuf,
+    file: Option<PathBuf>,
+    /// Refusals that were printed.
+    refusals: HashSet<String>,
+}
+
+impl Attacker {
+    fn connect(&mut self) -> Result<Client, ControlError> {
+        let connected = Client::connect(&self.socket, "attack");
+        self.note(connected.as_ref().err());
+        connected
+    }
+
+    /// A connection with a context.
+    fn context(&mut self) -> Result<Client, ControlError> {
+        let mut client = self.connect()?;
+        self.ask(&mut client, &Request::OpenContext { device: 0 }, &[])?;
+        Ok(client)
+    }
+
+    fn ask(
+        &mut self,
+        client: &mut Client,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<ClientReply, ControlError> {
+        let reply = client.call(request, fds);
+        self.note(reply.as_ref().err());
+        reply
+    }
+
+    fn handle(&mut self, client: &mut Client, request: &Request) -> Result<u32, ControlError> {
+        match self.ask(client, request, &[])?.response {
+            Response::Handle(handle) => Ok(handle),
+            Response::Cq { cq, .. } => Ok(cq),
+            other => Err(ControlError::Malformed(format!("{request:?}: {other:?}"))),
+        }
+    }
+
+    /// Prints a refusal that is the first of its kind. Numbers in a sentence make no new kind.
+    fn note(&mut self, error: Option<&ControlError>) {
+        let Some(error) = error else { return };
+        let sentence = error.to_string();
+        let kind = sentence.chars().filter(|c| !c.is_ascii_digit()).collect();
+        if self.refusals.insert(kind) {
+            println!("refused {sentence}");
+        }
+    }
+}
+
+fn memory(bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("attack", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+    rustix::fs::ftruncate(&fd, bytes).expect("its length");
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).expect("sealed");
+    fd
+}
+
+fn region(pd: u32, pieces: u64) -> Request {
+    // Every other page of the file, so that no two pieces are one mapping.
+    let piece = |n| MrPiece { addr: n * PAGE, len: PAGE, kind: MrPieceKind::Fd { fd: 0, offset: 2 * n * PAGE } };
+    let pieces: Vec<MrPiece> = (0..pieces).map(piece).collect();
+    let len = pieces.iter().map(|piece| piece.len).sum();
+    Request::RegMr { pd, addr: 0, len, iova: 0, access: 1, pieces, replaces: None }
+}
+
+fn regions(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let cq = attacker
+        .handle(&mut client, &Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 }))?;
+    let memory = memory(16 * PAGE);
+    for _ in 0..ROUND {
+        if attacker.ask(&mut client, &region(pd, 8), &[memory.as_fd()]).is_err() {
+            break;
+        }
+    }
+    for entries in [32, 64, 128] {
+        attacker.ask(&mut client, &Request::ResizeCq { cq, entries }, &[])?;
+        attacker.ask(&mut client, &Request::RetireCq { cq }, &[])?;
+    }
+    Ok(())
+}
+
+/// A socket whose close waits a minute for its peer, which is the second value.
+fn lingering_socket() -> std::io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let ours = TcpStream::connect(listener.local_addr()?)?;
+    let (peer, _) = listener.accept()?;
+    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(60)))?;
+    ours.set_nonblocking(true)?;
+    while (&ours).write(&[0; 1 << 16]).is_ok() {}
+    ours.set_nonblocking(false)?;
+    Ok((ours, peer))
+}
+
+fn lingering(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let Ok((socket, _peer)) = lingering_socket() else { return Ok(()) };
+    let requests = [
+        Request::AllocDm { len: PAGE },
+        region(pd, 1),
+        Request::OpenXrcd { with_file: true, flags: libc::O_CREAT },
+        Request::DaemonInfo,
+    ];
+    for request in requests {
+        // Refused; the daemon's copy of the descriptor is closed by a thread that may block.
+        let _ = attacker.ask(&mut client, &request, &[socket.as_fd()]);
+    }
+    // Closing our own copy must not block either.
+    rustix::net::sockopt::set_socket_linger(&socket, None).map_err(|e| ControlError::Malformed(e.to_string()))
+}
+
+fn open_domain(attacker: &mut Attacker, client: &mut Client) -> Result<u32, ControlError> {
+    attacker.handle(client, &Request::OpenXrcd { with_file: false, flags: libc::O_CREAT })
+}
+
+fn xrc_holders(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let xrcd = open_domain(attacker, &mut client)?;
+    let target = attacker.ask(&mut client, &Request::CreateTarget { xrcd, event_cookie: 0 }, &[])?;
+    let Response::Target { qpn, .. } = target.response else { return Ok(()) };
+    for event_cookie in 0..u64::from(ROUND) {
+        attacker.ask(&mut client, &Request::OpenQp { xrcd, qpn, event_cookie }, &[])?;
+    }
+    Ok(())
+}
+
+fn o_path(attacker: &mut Attacker) -> Outcome {
+    let file = attacker.file.clone().expect("the kind o-path needs a file");
+    let named = rustix::fs::open(&file, OFlags::PATH, Mode::empty()).expect("the file has a name");
+    let mut client = attacker.context()?;
+    for _ in 0..1000 {
+        let opened = attacker.ask(&mut client, &Request::OpenXrcd { with_file: true, flags: 0 }, &[named.as_fd()]);
+        assert!(opened.is_err(), "another user's domain was opened");
+    }
+    Ok(())
+}
+
+fn qkey(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let cq = attacker
+        .handle(&mut client, &Request::CreateCq(CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 }))?;
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let init = QpInitAttr { pd, qp_type: QpType::Ud, send_cq: cq, recv_cq: cq, srq: None, cap };
+    let made = attacker.ask(
+        &mut client,
+        &Request::CreateQp { init, names: vec![QpCookies { cookie: 0, event_cookie: 0 }] },
+        &[],
+    )?;
+    let Response::Qps(made) = made.response else { return Ok(()) };
+    let attr = QpAttr { qp_state: QpState::Init, port_num: 1, qkey: Qkey(0x8001_0000), ..Default::default() };
+    let mask = attr_mask::STATE | attr_mask::PORT | attr_mask::PKEY_INDEX | attr_mask::QKEY;
+    for _ in 0..1000 {
+        let set = attacker.ask(&mut client, &Request::ModifyQp { qp: made[0].qp, attr, mask }, &[]);
+        assert!(set.is_err(), "a privileged Q_Key was set");
+    }
+    Ok(())
+}
+
+fn objects(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.context()?;
+    let pd = attacker.handle(&mut client, &Request::AllocPd)?;
+    let mut kinds = vec![Request::AllocPd, Request::AllocMw { pd, mw_type: MwType::Two }];
+    for _ in 0..ROUND {
+        kinds.retain(|request| attacker.ask(&mut client, request, &[]).is_ok());
+        if kinds.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn imports(attacker: &mut Attacker) -> Outcome {
+    let (mut exporter, mut importer) = (attacker.context()?, attacker.context()?);
+    let pd = attacker.handle(&mut exporter, &Request::AllocPd)?;
+    let Response::Token(token) = attacker.ask(&mut exporter, &Request::Token, &[])?.response else { return Ok(()) };
+    for _ in 0..ROUND {
+        attacker.ask(&mut importer, &Request::Import { token, object: ImportObject::Pd(pd) }, &[])?;
+    }
+    Ok(())
+}
+
+fn connects(attacker: &mut Attacker) -> Outcome {
+    attacker.connect().map(drop)
+}
+
+fn rubbish(attacker: &mut Attacker) -> Outcome {
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
+    let rubbish = || -> rustix::io::Result<()> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        connect(&socket, &SocketAddrUnix::new(&attacker.socket)?)?;
+        send(&socket, &[0xA5; 100], SendFlags::NOSIGNAL)?;
+        Ok(())
+    };
+    // A full backlog of the socket and a closed connection are what this asks for.
+    let _ = rubbish();
+    Ok(())
+}
+
+fn idle(attacker: &mut Attacker) -> Outcome {
+    let mut idle = Vec::new();
+    while idle.len() < ROUND as usize {
+        match attacker.connect() {
+            Ok(client) => idle.push(client),
+            Err(_) => break,
+        }
+    }
+    println!("idle {}", idle.len());
+    std::thread::sleep(Duration::from_secs(20));
+    Ok(())
+}
+
+fn unread(attacker: &mut Attacker) -> Outcome {
+    let mut client = attacker.connect()?;
+    let channel = 1;
+    attacker.ask(&mut client, &Request::CmChannel { channel }, &[])?;
+    let dst = CmAddr { ip: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 1, scope: 0 };
+    for id in 1..ROUND {
+        let commands = vec![
+            CmCommand::Create { id, channel, ps: PortSpace::Tcp, qp_type: QpType::Rc },
+            CmCommand::ResolveAddr { id, src: None, dst, timeout_ms: 1 },
+        ];
+        attacker.ask(&mut client, &Request::Cm { commands }, &[])?;
+    }
+    Ok(())
+}
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let known = || KINDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ");
+    let (Some(kind), Some(socket)) = (words.first(), words.get(1)) else {
+        panic!("usage: attack KIND SOCKET [FILE], with KIND one of: {}", known());
+    };
+    let Some((_, attack)) = KINDS.iter().find(|(name, _)| name == kind) else { panic!("KIND is one of: {}", known()) };
+    let mut attacker = Attacker {
+        socket: Path::new(socket).to_owned(),
+        file: words.get(2).map(PathBuf::from),
+        refusals: HashSet::new(),
+    };
+    println!("attack {kind}");
+    let mut rounds = 0u64;
+    loop {
+        // Every refusal was printed; the next round begins with a new connection.
+        let _ = attack(&mut attacker);
+        rounds += 1;
+        if rounds.is_power_of_two() {
+            println!("rounds {rounds}");
+        }
+    }
+}
