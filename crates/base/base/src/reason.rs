@@ -143,6 +143,7 @@ reasons! {
     SourcePortShut, "source_port_shut", Drop, "A packet came from another UDP source port than the peer's, shortly after many such packets with PSNs far from the expected ones.", "Look for a host that forges the peer's address and tries PSNs.";
     AnswerWithheld, "answer_withheld", Drop, "A repeated or out-of-order request was not answered again, because the queue pair has sent too many such answers.", "Look for a host that repeats the peer's requests, or for a path that loses most packets.";
     CmAddressAsked, "cm_address_asked", Note, "A connection request waits until its sender has proved its address by an answer, because too many requests came from addresses that have proved nothing.", "If often, look for a host that sends connection requests with forged source addresses.";
+    DaemonDied, "daemon_died", Completion, "The daemon fell before the request completed: the library ended the request, and whether the peer has executed it is unknown.", "Open the device again; `burst why daemon` shows why the daemon fell.";
 }
 
 impl core::fmt::Display for Reason {

@@ -340,6 +340,11 @@ impl CqConsumer {
         let ring = self.next.as_ref().map_or(&self.ring, |(ring, _)| ring);
         protocol::arm(ring.armed(), if solicited_only { ARMED_SOLICITED } else { ARMED_ANY });
     }
+    /// Withdraws the request of [`CqConsumer::arm`]. True: there was one, and no event has answered it.
+    pub fn disarm(&self) -> bool {
+        let rings = [Some(&self.ring), self.next.as_ref().map(|(ring, _)| ring)];
+        rings.into_iter().flatten().fold(false, |armed, ring| armed | (ring.armed().swap(0, AcqRel) != 0))
+    }
     /// Whether a completion was lost because the queue was full.
     pub fn is_overrun(&self) -> bool {
         self.ring.area.word32(OVERRUN).load(Relaxed) != 0

@@ -112,6 +112,16 @@ impl RqProducer {
     pub fn written(&self) -> u32 {
         self.written
     }
+    /// Frees the slots of the entries before `index`, for a library whose daemon has ended: otherwise only the daemon does.
+    pub fn set_taken(&self, index: u32) {
+        self.area.word32(CONSUMER).store(index, Release);
+    }
+    /// The `wr_id` of the entry `index`, which was written and is not taken.
+    pub fn wr_id(&self, index: u32) -> u64 {
+        let mut wqe = RecvWqe::default();
+        self.area.load(self.spec.slot(index), &mut wqe);
+        wqe.wr_id
+    }
     /// Dimensions.
     #[inline]
     pub fn spec(&self) -> &RqSpec {
@@ -162,11 +172,13 @@ impl RqConsumer {
     pub fn spec(&self) -> &RqSpec {
         &self.spec
     }
-    /// Copies the next entry, once, and frees its slot.
+    /// Copies the next entry, once, and frees its slot. In the copy, `reserved` is the number of entries ever taken.
     pub fn fetch(&mut self, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
         let fetch = self.spec.copy(&self.area, self.taken, wqe, sges);
         if matches!(fetch, Fetch::Taken(_) | Fetch::Malformed(_)) {
             self.taken = self.taken.wrapping_add(1);
+            // The copy tells its place in the queue, whatever the application wrote there.
+            wqe.reserved = self.taken;
             // Release: the copy above comes before the application's reuse of the slot.
             self.area.word32(CONSUMER).store(self.taken, Release);
         }

@@ -236,6 +236,12 @@ impl SqProducer {
     pub fn stage_srqn(&self, to: &Staged, srqn: u32) {
         self.area.store_words(to.slot() + TAIL, [two(srqn, 0)]);
     }
+    /// The head of the entry `index`, which was written and is not free.
+    pub fn entry(&self, index: u32) -> SendWqe {
+        let mut wqe = SendWqe::default();
+        self.area.load(self.spec.slot(index), &mut wqe);
+        wqe
+    }
     /// Drops the requests from index `to` on, which were written and not posted.
     pub fn rewind(&mut self, to: u32) {
         if self.written.wrapping_sub(to) <= self.written.wrapping_sub(self.freed) {

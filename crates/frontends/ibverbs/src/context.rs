@@ -9,7 +9,9 @@ use crate::device::VerbsDevice;
 use crate::sys::*;
 use burst_client::raw::RawContext;
 use burst_client::raw::cookies::EventSources;
+use burst_control::AsyncRecord;
 use burst_ffi::report;
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ops::Deref;
@@ -34,6 +36,9 @@ pub enum EventSource {
 // SAFETY: the table only carries the pointers; each use is guarded as it says.
 unsafe impl Send for EventSource {}
 
+/// A function behind `ibv_poll_cq`.
+pub type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+
 /// An open device.
 #[repr(C)]
 pub struct VerbsContext {
@@ -41,8 +46,19 @@ pub struct VerbsContext {
     raw: RawContext,
     /// Objects by event cookie.
     pub sources: Mutex<EventSources<EventSource>>,
+    /// Events that the library owes the program after the end of the daemon.
+    pub owed: Mutex<OwedEvents>,
     /// The file that names the context; `cmd_fd` is its descriptor number.
     _name: OwnedFd,
+}
+
+/// Asynchronous events that the library makes after the end of the daemon.
+#[derive(Debug, Default)]
+pub struct OwedEvents {
+    /// Whether the program got, or is owed, IBV_EVENT_DEVICE_FATAL.
+    pub fatal: bool,
+    /// Events that the program has not read yet.
+    pub records: VecDeque<AsyncRecord>,
 }
 
 impl Deref for VerbsContext {
@@ -71,7 +87,8 @@ impl VerbsContext {
             return Err(ENOMEM);
         }
         device.retain();
-        let context = Box::new(VerbsContext { verbs, raw, sources: Mutex::default(), _name: name });
+        let context =
+            Box::new(VerbsContext { verbs, raw, sources: Mutex::default(), owed: Mutex::default(), _name: name });
         Ok(Box::into_raw(context).cast::<u8>().wrapping_add(offset_of!(verbs_context, context)).cast())
     }
 
@@ -83,6 +100,12 @@ impl VerbsContext {
             report::daemon_ended();
         }
         gone
+    }
+
+    /// Makes `poll_cq` the function of later calls of `ibv_poll_cq`.
+    pub fn set_poll_cq(&self, poll_cq: PollCq) {
+        // SAFETY: an aligned word of a live struct, which programs only read.
+        unsafe { (&raw mut (*self.as_ibv()).ops.poll_cq).write_volatile(Some(poll_cq)) };
     }
 
     /// Closes a context.

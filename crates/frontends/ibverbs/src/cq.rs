@@ -16,6 +16,7 @@ use burst_control::{CqInitAttr, Request, Response};
 use burst_shm::CQE_MAX;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 
 /// A completion queue. It includes the extended struct, so that `ibv_cq` and `ibv_cq_ex` can be cast into each other.
 #[repr(C)]
@@ -30,6 +31,8 @@ pub struct VerbsCq {
     pub comp_events: EventCount,
     /// Asynchronous events.
     pub async_events: EventCount,
+    /// Whether the program promised to poll from one thread only, so that polls take no lock.
+    pub single_threaded: AtomicBool,
 }
 
 impl VerbsCq {
@@ -66,6 +69,16 @@ impl VerbsCq {
     pub unsafe fn context_found<'a>(&self) -> &'a VerbsContext {
         // SAFETY: the caller's promise; every CQ is made with a context.
         unsafe { VerbsContext::of(self.base.context) }
+    }
+
+    /// Cookie of its events.
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// The completion channel's pointer; NULL without one.
+    pub fn channel(&self) -> *mut ibv_comp_channel {
+        self.base.channel
     }
 
     /// The count of acknowledged completion events.
@@ -129,6 +142,7 @@ pub unsafe fn create(
         inner: SpinLock::new(CompletionRing::new(ring)),
         comp_events: EventCount::default(),
         async_events: EventCount::default(),
+        single_threaded: AtomicBool::new(false),
     }));
     // SAFETY: a fresh CQ; both meters share the mutex and the condition variable.
     unsafe { VerbsCq::comp_meter(cq.cast()).init() };

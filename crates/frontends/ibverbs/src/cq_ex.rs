@@ -11,10 +11,12 @@
 use crate::boundary::{self, EINVAL, EOPNOTSUPP, Errno, Outcome};
 use crate::context::VerbsContext;
 use crate::cq::{VerbsCq, create};
+use crate::flush;
 use crate::sys::*;
 use burst_client::raw::idle::{found as found_one, pause};
 use burst_shm::Cqe;
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::Ordering;
 
 /// Fields that completions can have.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
@@ -51,7 +53,9 @@ pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, init: *mut ibv_
             }
             let (cq_context, channel) = ((*init).cq_context, (*init).channel);
             let cq = create(context, (*init).cqe, (*init).comp_vector, cq_context, channel)?.cast::<ibv_cq_ex>();
-            fill(&mut *cq, flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0);
+            let single_threaded = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0;
+            fill(&mut *cq, single_threaded);
+            (*cq.cast::<VerbsCq>()).single_threaded.store(single_threaded, Ordering::Relaxed);
             Ok(cq)
         }
     })
@@ -121,7 +125,60 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
         // SAFETY: as above; the references are gone.
         unsafe { ours.inner.release() };
     }
-    if pause() && context.daemon_is_gone() { libc::EIO } else { libc::ENOENT }
+    if pause() && context.daemon_is_gone() {
+        flush::flush(context, Some(ours));
+        // SAFETY: as above. What was flushed is found now.
+        return unsafe { start_poll_once::<LOCKED>(cq, ours, context) };
+    }
+    libc::ENOENT
+}
+
+/// Takes the first completion, if there is one.
+///
+/// # Safety
+/// `cq` must be alive; this thread does not poll it.
+#[cold]
+unsafe fn start_poll_once<const LOCKED: bool>(cq: *mut ibv_cq_ex, ours: &VerbsCq, context: &VerbsContext) -> c_int {
+    if LOCKED {
+        ours.inner.acquire();
+    }
+    // SAFETY: the lock is held, or the program promised to poll from one thread only.
+    let found = unsafe { step(cq, ours, context) };
+    if LOCKED && !found {
+        // SAFETY: taken above; the references are gone.
+        unsafe { ours.inner.release() };
+    }
+    if found { 0 } else { libc::ENOENT }
+}
+
+/// `ibv_start_poll` after the end of the daemon: requests that were posted since the last poll are flushed first.
+unsafe extern "C" fn start_poll_flushed<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: as for `start_poll`.
+    unsafe {
+        if attr.as_ref().is_some_and(|a| a.comp_mask != 0) {
+            return libc::EINVAL;
+        }
+        let Ok(ours) = VerbsCq::from_ibv(cq.cast()) else { return libc::EINVAL };
+        let Ok(context) = ours.context() else { return libc::EIO };
+        flush::flush(context, Some(ours));
+        start_poll_once::<LOCKED>(cq, ours, context)
+    }
+}
+
+/// Makes later polls of a CQ flush what was posted since: the daemon has ended.
+///
+/// # Safety
+/// `cq` must be alive.
+pub unsafe fn poll_flushed(cq: *mut ibv_cq) {
+    let cq = cq.cast::<ibv_cq_ex>();
+    // SAFETY: an aligned word of a live struct, which programs only read. A CQ without the extended interface has NULL there.
+    unsafe {
+        let locked = !(*cq.cast::<VerbsCq>()).single_threaded.load(Ordering::Relaxed);
+        if (*cq).start_poll.is_some() {
+            let start = if locked { start_poll_flushed::<true> } else { start_poll_flushed::<false> };
+            (&raw mut (*cq).start_poll).write_volatile(Some(start));
+        }
+    }
 }
 
 /// `ibv_next_poll`: ENOENT when there is no completion. The program must call `end_poll` in both cases.

@@ -8,9 +8,11 @@ use crate::boundary::{self, EIO, Outcome};
 use crate::channel::VerbsChannel;
 use crate::context::{EventSource, VerbsContext};
 use crate::cq::VerbsCq;
+use crate::flush;
 use crate::qp::VerbsQp;
 use crate::srq::VerbsSrq;
 use crate::sys::*;
+use burst_base::verbs::EventType;
 use burst_client::raw::lock::lock;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_ffi::{block, report};
@@ -68,11 +70,17 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         let got = unsafe { read_record(fd, &mut record) };
         let mut found = None;
         let failed = boundary::number(|| {
-            read_outcome(got, record.len())?;
             // SAFETY: the caller gives a live channel.
             let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
             // SAFETY: as above.
-            found = source_of(unsafe { VerbsContext::from_ibv(ours.context()) }?, u64::from_ne_bytes(record));
+            let context = unsafe { VerbsContext::from_ibv(ours.context()) }?;
+            if got == 0 && context.daemon_is_gone() {
+                found =
+                    Some(flush::next_event(context, channel).and_then(|cookie| source_of(context, cookie)).ok_or(EIO)?);
+                return Ok(0);
+            }
+            read_outcome(got, record.len())?;
+            found = source_of(context, u64::from_ne_bytes(record));
             Ok(0)
         });
         if failed != 0 {
@@ -133,11 +141,18 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, e
         let got = unsafe { read_record(fd, &mut record) };
         let mut found = None;
         let failed = boundary::number(|| {
-            read_outcome(got, record.len())?;
             // SAFETY: the caller gives an open context.
             let context = unsafe { VerbsContext::from_ibv(context) }?;
-            found = AsyncRecord::from_bytes(&record)
-                .and_then(|r| element_of(context, &r).map(|element| (element, r.event as ibv_event_type)));
+            let record = if got == 0 && context.daemon_is_gone() {
+                Some(flush::next_async_event(context).ok_or(EIO)?)
+            } else {
+                read_outcome(got, record.len())?;
+                AsyncRecord::from_bytes(&record)
+            };
+            if record.is_some_and(|r| r.event == EventType::DeviceFatal as u32) {
+                lock(&context.owed).fatal = true;
+            }
+            found = record.and_then(|r| element_of(context, &r).map(|element| (element, r.event as ibv_event_type)));
             Ok(0)
         });
         if failed != 0 {

@@ -10,8 +10,8 @@
 //! ([`device`]). After fork, a child's objects are dead ([`fork`]).
 //!
 //! No lock is held while another is taken, except the lock of the preallocated queue pairs ([`burst_client::raw::prealloc`]),
-//! which is always taken first. The data path takes one lock per object (queue pair, CQ, SRQ) and never waits for a worker of the
-//! daemon.
+//! which is always taken first, and except by [`flush`], which tries locks of queues and waits for none of them. The data path
+//! takes one lock per object (queue pair, CQ, SRQ) and never waits for a worker of the daemon.
 
 pub mod ah;
 pub mod attr;
@@ -25,6 +25,7 @@ pub mod device;
 pub mod dm;
 pub mod domain;
 pub mod event;
+pub mod flush;
 pub mod fork;
 pub mod import;
 pub mod kern;

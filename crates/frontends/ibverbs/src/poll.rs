@@ -1,9 +1,10 @@
 //! Polling and arming completion queues: the receiving half of the data path ([`burst_client::raw::completion`]).
 //!
 //! A poll that finds no completion may yield the processor, and checks from time to time whether the daemon runs
-//! ([`burst_client::raw::idle`]): poll returns -1 when the daemon has ended.
+//! ([`burst_client::raw::idle`]). If the daemon has ended, the library flushes what is posted ([`crate::flush`]).
 
 use crate::cq::VerbsCq;
+use crate::flush;
 use crate::sys::*;
 use burst_client::raw::idle::{found, pause};
 use burst_shm::Cqe;
@@ -31,9 +32,26 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     if done > 0 {
         found();
     } else if wanted > 0 && pause() && context.daemon_is_gone() {
-        return -1;
+        // SAFETY: as above.
+        return unsafe { poll_flushed(cq.as_ibv(), count, wc) };
     }
     done as c_int
+}
+
+/// `ibv_poll_cq` after the end of the daemon: requests that were posted since the last poll are flushed first.
+///
+/// # Safety
+/// As for [`poll_cq`].
+#[cold]
+pub unsafe extern "C" fn poll_flushed(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller gives a live CQ of an open context.
+    let Ok(cq) = (unsafe { VerbsCq::from_ibv(cq) }) else { return -1 };
+    // SAFETY: as above.
+    let Ok(context) = (unsafe { cq.context() }) else { return -1 };
+    flush::flush(context, Some(cq));
+    let wanted = count.max(0) as usize;
+    // SAFETY: the caller gives `wanted` writable entries, and `i` is below `wanted`.
+    cq.inner.lock().take(&context.send_slots, wanted, move |i, cqe| unsafe { wc.add(i).write(wc_of(cqe)) }) as c_int
 }
 
 #[inline]

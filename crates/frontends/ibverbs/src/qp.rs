@@ -14,6 +14,7 @@ use crate::sys::*;
 use crate::xrc::VerbsXrcd;
 use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask, send_flags};
 use burst_client::raw::cookies::NO_COOKIE;
+use burst_client::raw::flush::{FlushCursor, FlushedQp};
 use burst_client::raw::lock::{SpinLock, lock};
 use burst_client::raw::prealloc::PreallocQp;
 use burst_client::raw::queue::{QueueDoorbell, RawQp, SendQueue, create_qp};
@@ -51,6 +52,8 @@ pub struct VerbsQp {
     pub events: EventCount,
     /// A move to INIT that was not sent to the daemon yet: the attributes and their mask.
     deferred_init: SpinLock<Option<Box<(QpAttr, u32)>>>,
+    /// How far the queues are flushed after the end of the daemon.
+    pub flushed: SpinLock<FlushCursor>,
 }
 
 impl VerbsQp {
@@ -75,6 +78,31 @@ impl VerbsQp {
     pub unsafe fn context<'a>(&self) -> Outcome<&'a VerbsContext> {
         // SAFETY: the caller's promise.
         unsafe { VerbsContext::from_ibv(self.base.qp_base.context) }
+    }
+    /// Cookie of its completions, and number.
+    pub fn named(&self) -> FlushedQp {
+        FlushedQp { cookie: self.cookie, qpn: self.base.qp_base.qp_num }
+    }
+    /// Cookie of its events.
+    pub fn event_cookie(&self) -> u64 {
+        self.event_cookie
+    }
+    /// The CQs of its sends and of its receives.
+    ///
+    /// # Safety
+    /// The QP must be alive, and no XRC target.
+    pub unsafe fn send_and_recv_cq<'a>(&self) -> Outcome<(&'a VerbsCq, &'a VerbsCq)> {
+        // SAFETY: CQs outlive their queue pairs (EBUSY).
+        unsafe { Ok((VerbsCq::from_ibv(self.base.qp_base.send_cq)?, VerbsCq::from_ibv(self.base.qp_base.recv_cq)?)) }
+    }
+    /// Whether receives come from a shared receive queue.
+    pub fn uses_srq(&self) -> bool {
+        !self.base.qp_base.srq.is_null()
+    }
+    /// Writes a state into the public struct.
+    pub fn set_state(&self, state: u32) {
+        // SAFETY: an aligned word of a live struct; concurrent readers are the application's own race.
+        unsafe { (*self.as_ibv()).state = state };
     }
     fn handle(&self) -> u32 {
         self.base.qp_base.handle
@@ -125,11 +153,6 @@ impl VerbsQp {
     fn is_harmless(&self, context: &VerbsContext) -> bool {
         let received = self.rq.as_ref().is_none_or(|rq| rq.lock().written() != 0);
         !context.has_memory() && !received && self.qp_type != QpType::Ud && !self.sq.was_used()
-    }
-    /// Writes the daemon's state of the queue pair into the public struct.
-    unsafe fn set_public_state(&self, attr: &QpAttr) {
-        // SAFETY: an aligned word of a live struct; concurrent readers are the application's own race.
-        unsafe { (*self.as_ibv()).state = attr.qp_state as ibv_qp_state };
     }
 }
 
@@ -232,6 +255,7 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut QpArguments) -> Outcome<*mut ibv_
         rq: rq.map(SpinLock::new),
         events: EventCount::default(),
         deferred_init: SpinLock::new(None),
+        flushed: SpinLock::default(),
     }));
     // SAFETY: a fresh queue pair.
     unsafe { VerbsQp::meter(qp.cast()).init() };
@@ -348,6 +372,7 @@ pub fn new_target(
         rq: None,
         events: EventCount::default(),
         deferred_init: SpinLock::new(None),
+        flushed: SpinLock::default(),
     }));
     // SAFETY: a fresh queue pair.
     unsafe { VerbsQp::meter(qp.cast()).init() };
@@ -390,10 +415,17 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         let attr = attr::qp_from_ibv(given, mask)?;
         ours.send_deferred_init(context)?;
         let request = Request::ModifyQp { qp: ours.handle(), attr, mask };
-        let Response::QpAttr(now) = context.ask(&request)? else { return Err(EIO) };
+        let answer = match context.ask(&request) {
+            // The queue pair is in ERR already: the library flushes it.
+            Err(_) if mask & attr_mask::STATE != 0 && attr.qp_state == QpState::Err && context.daemon_is_gone() => {
+                ours.set_state(IBV_QPS_ERR);
+                return Ok(());
+            }
+            answer => answer?,
+        };
+        let Response::QpAttr(now) = answer else { return Err(EIO) };
         if mask & attr_mask::STATE != 0 {
-            // SAFETY: the queue pair is alive.
-            unsafe { ours.set_public_state(&now) };
+            ours.set_state(now.qp_state as u32);
             if now.qp_state == QpState::Reset {
                 forget_posted(ours);
             }
@@ -409,6 +441,9 @@ fn forget_posted(qp: &VerbsQp) {
         cq.purge(qp.cookie);
     }
     qp.sq.free_all();
+    if let Some(rq) = &qp.rq {
+        qp.sq.slots.set_received(rq.lock().written());
+    }
 }
 
 /// `ibv_query_qp`: gets all attributes, whatever the mask names. As in rdma-core, the public field `state` changes only if the
@@ -429,12 +464,19 @@ pub unsafe extern "C" fn ibv_query_qp(
         // SAFETY: as above.
         let context = unsafe { ours.context() }?;
         ours.send_deferred_init(context)?;
-        let Response::QpAttr(mut now) = context.ask(&Request::QueryQp { qp: ours.handle() })? else { return Err(EIO) };
+        let mut now = match context.ask(&Request::QueryQp { qp: ours.handle() }) {
+            Ok(Response::QpAttr(now)) => now,
+            Ok(_) => return Err(EIO),
+            Err(_) if context.daemon_is_gone() => {
+                QpAttr { qp_state: QpState::Err, cur_qp_state: QpState::Err, ..QpAttr::default() }
+            }
+            Err(error) => return Err(error.into()),
+        };
         now.cap = ours.cap;
         // SAFETY: the queue pair is alive; the caller gives NULL or writable places.
         unsafe {
             if mask as u32 & attr_mask::STATE != 0 {
-                ours.set_public_state(&now);
+                ours.set_state(now.qp_state as u32);
             }
             if let Some(attr) = attr.as_mut() {
                 *attr = attr::qp_to_ibv(&now);

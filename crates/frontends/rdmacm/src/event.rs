@@ -4,7 +4,7 @@
 //! The event of a connection request creates the new id, and is counted at the listener.
 
 use crate::attr;
-use crate::boundary::{self, EINVAL, Outcome, lock};
+use crate::boundary::{self, EINVAL, EIO, Outcome, lock};
 use crate::channel::Channel;
 use crate::id::Id;
 use crate::sys::*;
@@ -12,6 +12,7 @@ use burst_control::cm::{CmCommand, CmData, CmEvent, CmEventKind};
 use burst_ffi::{block, report};
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::Ordering;
 
 /// The bytes of a record in the pipe.
 pub type Record = [u8; CmEvent::BYTES];
@@ -97,6 +98,13 @@ fn hand_out(channel: &Channel, event: &CmEvent) -> Option<*mut rdma_cm_event> {
     boxed.base.status = status;
     fill_param(&mut boxed, id, event);
     Some(Box::into_raw(boxed).cast())
+}
+
+/// After the end of the daemon: RDMA_CM_EVENT_DEVICE_REMOVAL for an id of the channel that did not get it yet. As in Linux after
+/// the removal of a device, the program should destroy the id.
+fn removal(channel: &Channel) -> Option<CmEvent> {
+    let is_due = |id: &Id| id.is_on(channel) && !id.removal_reported.swap(true, Ordering::Relaxed);
+    channel.session.find(is_due).map(|number| CmEvent::new(CmEventKind::DeviceRemoval, number))
 }
 
 /// Whether the event is the result of a join.
@@ -211,12 +219,18 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
         let got = unsafe { Channel::read(fd, &mut record) };
         let mut found = null_mut();
         let failed = boundary::status(|| {
-            let read = Channel::outcome(got);
+            // The errno of the read, before any other call.
+            let mut read = Channel::outcome(got);
             // SAFETY: being read, the channel has not gone.
             let channel = unsafe { Channel::from_rdma(channel) }?;
+            let mut event = CmEvent::from_bytes(&record);
+            if got == 0 {
+                event = removal(channel);
+                read = event.map(|_| ()).ok_or(EIO);
+            }
             channel.leave();
             read?;
-            found = CmEvent::from_bytes(&record).and_then(|event| hand_out(channel, &event)).unwrap_or(null_mut());
+            found = event.and_then(|event| hand_out(channel, &event)).unwrap_or(null_mut());
             Ok(())
         });
         if failed != 0 {

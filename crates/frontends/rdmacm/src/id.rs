@@ -192,6 +192,8 @@ pub struct Id {
     pub space: PortSpace,
     sync: AtomicBool,
     told: AtomicBool,
+    /// Whether the program got RDMA_CM_EVENT_DEVICE_REMOVAL, because the daemon has ended.
+    pub removal_reported: AtomicBool,
     /// Channel and service, until the command that creates the id is sent.
     creation: Mutex<Option<(u32, QpType)>>,
     /// Counts of the id's events.
@@ -270,6 +272,7 @@ impl Id {
             space,
             sync: AtomicBool::new(sync),
             told: AtomicBool::new(creation.is_none()),
+            removal_reported: AtomicBool::new(false),
             creation: Mutex::new(creation),
             counted: Counted::default(),
             due: Due::default(),
@@ -277,6 +280,11 @@ impl Id {
         })));
         session.put(number, id);
         id
+    }
+
+    /// Whether the id's events go to the channel.
+    pub fn is_on(&self, channel: &Channel) -> bool {
+        std::ptr::eq(self.base.channel, channel.as_rdma())
     }
 
     /// The id behind an application's pointer.

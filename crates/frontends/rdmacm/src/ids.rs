@@ -90,6 +90,15 @@ impl<T> IdTable<T> {
         }
     }
 
+    /// The number of some id that `accepts` accepts.
+    pub fn find(&self, accepts: impl Fn(&T) -> bool) -> Option<CmId> {
+        self.shards.iter().find_map(|shard| {
+            let shard = lock(shard);
+            // SAFETY: an id leaves the map under this lock before it is freed.
+            shard.map.iter().find(|(_, id)| accepts(unsafe { id.as_ref() })).map(|(number, _)| *number)
+        })
+    }
+
     /// Calls `inside` with an id; the lock keeps the id from being destroyed meanwhile.
     pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&T) -> R) -> Option<R> {
         let shard = lock(self.shard(number));

@@ -149,6 +149,11 @@ impl DaemonSession {
         self.ids.remove(number);
     }
 
+    /// The number of some id that `accepts` accepts.
+    pub fn find(&self, accepts: impl Fn(&Id) -> bool) -> Option<CmId> {
+        self.ids.find(accepts)
+    }
+
     /// Calls `inside` with an id, which cannot be destroyed meanwhile.
     pub fn with<R>(&self, number: CmId, inside: impl FnOnce(&Id) -> R) -> Option<R> {
         self.ids.with(number, inside)

@@ -12,6 +12,7 @@
 //! | [`prealloc`] | queue pairs that the daemon makes before the program asks |
 //! | [`queue`] | mapped queue ends, and the core of posting |
 //! | [`completion`] | the core of polling |
+//! | [`flush`] | completions that the library makes after the daemon has fallen |
 //! | [`idle`] | what a thread does when a poll finds nothing |
 //! | [`memory`] | registration of memory |
 //! | [`session`] | the connection manager's connection to the daemon |
@@ -20,6 +21,7 @@
 pub mod completion;
 pub mod context;
 pub mod cookies;
+pub mod flush;
 pub mod idle;
 pub mod lock;
 pub mod memory;

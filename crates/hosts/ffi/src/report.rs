@@ -31,7 +31,7 @@ pub fn daemon_ended() {
     static PRINTED: AtomicBool = AtomicBool::new(false);
     once(
         &PRINTED,
-        "the daemon has ended: this program's devices and connections are gone, and it must be started again when a daemon runs",
+        "the daemon has ended: this program's devices and connections are gone, and it must open them again, or be started again, when a daemon runs",
     );
 }
 

@@ -8,23 +8,10 @@ use crate::api::{Env, TxBudget};
 use crate::qp::Qp;
 use crate::receive::Load;
 use crate::recovery::InflightWqe;
-use burst_base::verbs::{EventType, QpState, WcOpcode, WcStatus, WrOpcode, send_flags};
+use burst_base::verbs::{EventType, QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason};
 use burst_shm::Fetch;
 use burst_shm::layout::{Cqe, SGE_MAX, SendWqe};
-
-/// The completion opcode of a work request.
-fn wc_opcode(opcode: WrOpcode) -> WcOpcode {
-    match opcode {
-        WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => WcOpcode::RdmaWrite,
-        WrOpcode::RdmaRead => WcOpcode::RdmaRead,
-        WrOpcode::AtomicCmpAndSwp => WcOpcode::CompSwap,
-        WrOpcode::AtomicFetchAndAdd => WcOpcode::FetchAdd,
-        WrOpcode::LocalInv => WcOpcode::LocalInv,
-        WrOpcode::BindMw => WcOpcode::BindMw,
-        WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv => WcOpcode::Send,
-    }
-}
 
 /// `vendor_err` of a completion: the number of the reason plus one, 0 for none.
 pub(crate) fn vendor_err(reason: Option<Reason>) -> u32 {
@@ -83,7 +70,7 @@ impl Qp {
             qp_cookie: self.id.cookie,
             sq_consumer: self.req.retired,
             status: end.status as u8,
-            opcode: wc_opcode(end.opcode) as u8,
+            opcode: end.opcode.completion() as u8,
             ..Cqe::default()
         };
         env.fx.complete(self.id.send_cq, cqe, end.status != WcStatus::Success);

@@ -195,6 +195,7 @@ impl Qp {
             qpn: self.id.qpn.get(),
             vendor_err: vendor_err(reason),
             qp_cookie: self.id.cookie,
+            sq_consumer: self.recv.wqe.reserved,
             status: status as u8,
             opcode: opcode as u8,
             is_recv: 1,

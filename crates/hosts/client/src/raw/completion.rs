@@ -82,8 +82,10 @@ impl CompletionRing {
                     }
                     owed = Some((slots, cqe.sq_consumer));
                 }
+                // SAFETY: as in `settle`.
+                Some(slots) => unsafe { slots.as_ref() }.set_received(cqe.sq_consumer),
                 None if cqe.qp_cookie != NO_COOKIE => continue,
-                _ => {}
+                None => {}
             }
             sink(done, &cqe);
             done += 1;
@@ -165,10 +167,13 @@ fn settle(owed: Option<(NonNull<SendSlots>, u32)>) {
 #[inline]
 fn retire(table: &CookieTable<SendSlots>, cqe: &Cqe) -> bool {
     let Some(slots) = table.get(cqe.qp_cookie) else { return cqe.qp_cookie == NO_COOKIE };
+    // SAFETY: the caller holds the lock of this completion queue; the end of a queue pair passes through that lock before its
+    // memory is freed.
+    let slots = unsafe { slots.as_ref() };
     if cqe.is_recv == 0 {
-        // SAFETY: the caller holds the lock of this completion queue; the end of a queue pair passes through that lock before its
-        // memory is freed.
-        unsafe { slots.as_ref() }.set_retired(cqe.sq_consumer);
+        slots.set_retired(cqe.sq_consumer);
+    } else {
+        slots.set_received(cqe.sq_consumer);
     }
     true
 }

@@ -23,21 +23,36 @@ const FREED_MIN: usize = 64;
 /// of queue pairs are never 0.
 pub const NO_COOKIE: u32 = 0;
 
-/// How many entries of a send queue have ever been freed, as completions say.
+/// How many entries of a queue pair's send queue have ever been freed, and how many of its receives have completed, as
+/// completions say.
 #[derive(Debug, Default)]
-pub struct SendSlots(AtomicU32);
+pub struct SendSlots {
+    retired: AtomicU32,
+    received: AtomicU32,
+}
 
 impl SendSlots {
     /// Records the count of a completion. Called under the lock of the send completion queue, so the count only grows.
     #[inline]
     pub fn set_retired(&self, count: u32) {
-        self.0.store(count, Ordering::Release);
+        self.retired.store(count, Ordering::Release);
     }
 
     /// The last recorded count.
     #[inline]
     pub fn retired(&self) -> u32 {
-        self.0.load(Ordering::Acquire)
+        self.retired.load(Ordering::Acquire)
+    }
+
+    /// Records the count of a receive completion. Called under the lock of the receive completion queue.
+    #[inline]
+    pub fn set_received(&self, count: u32) {
+        self.received.store(count, Ordering::Relaxed);
+    }
+
+    /// Receives that have completed. To be called under the lock of the receive completion queue.
+    pub fn received(&self) -> u32 {
+        self.received.load(Ordering::Relaxed)
     }
 }
 
@@ -175,6 +190,10 @@ impl<S: Copy> EventSources<S> {
     /// The object with this cookie.
     pub fn get(&self, cookie: u64) -> Option<S> {
         self.map.get(&cookie).copied()
+    }
+    /// All objects, in no order.
+    pub fn all(&self) -> impl Iterator<Item = S> {
+        self.map.values().copied()
     }
     /// Removes an object; later events of it are dropped.
     pub fn remove(&mut self, cookie: u64) {

@@ -23,6 +23,12 @@ pub struct SpinLock<T> {
     value: UnsafeCell<T>,
 }
 
+impl<T: Default> Default for SpinLock<T> {
+    fn default() -> SpinLock<T> {
+        SpinLock::new(T::default())
+    }
+}
+
 // SAFETY: the lock hands out one reference at a time.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 // SAFETY: the lock owns the value, which may be sent.
@@ -42,6 +48,11 @@ impl<T> SpinLock<T> {
             self.wait();
         }
         SpinGuard(self)
+    }
+
+    /// The lock, unless another holder has it.
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        (!self.taken.swap(true, Ordering::Acquire)).then_some(SpinGuard(self))
     }
 
     #[cold]
