@@ -4,7 +4,7 @@
 //! contexts. The daemon checks them on every use.
 
 use crate::cm::{CmCommand, CmReply};
-use crate::monitor::{CmConnection, CmCursor, CmStats, UserPage};
+use crate::monitor::{CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage};
 use crate::names;
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
@@ -167,6 +167,8 @@ pub enum Request {
     ListDevices,
     /// Gets the counters.
     Stats,
+    /// Asks whether a supervisor runs the daemon, and which daemons have fallen.
+    Crashes,
     /// Asks what users use of the limited resources, from the account number `from` on.
     Users {
         /// Number of the first account.
@@ -467,6 +469,8 @@ pub enum Response {
     Devices(Vec<DeviceInfo>),
     /// To `Stats`.
     Stats(Vec<Counter>),
+    /// To `Crashes`.
+    Crashes(DaemonCrashes),
     /// To `Users`.
     Users(UserPage),
     /// To `OpenContext`. Descriptors: status page, async event pipe (read end), one eventfd per worker, then

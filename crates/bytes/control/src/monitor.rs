@@ -178,6 +178,34 @@ pub struct UserResource {
     pub limit: u64,
 }
 
+/// The fall of a daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CrashReport {
+    /// When it fell: seconds since 1970, UTC.
+    pub unix_s: u64,
+    /// How long it had run, in milliseconds.
+    pub ran_ms: u64,
+    /// Its version.
+    pub version: String,
+    /// How its process ended: a signal or an exit code; and the place of a panic in the source.
+    pub cause: String,
+    /// Message and backtrace of a panic; empty for viewers who may not see other users' data.
+    pub details: String,
+}
+
+/// To [`crate::Request::Crashes`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonCrashes {
+    /// Whether a supervisor runs the daemon.
+    pub guarded: bool,
+    /// Daemons that have fallen since the supervisor started.
+    pub crashes: u64,
+    /// Directory of the reports; `None` if they are in memory only, or the viewer may not see details.
+    pub directory: Option<String>,
+    /// The last falls, also of former supervisors with the same directory, the newest first.
+    pub reports: Vec<CrashReport>,
+}
+
 /// To [`crate::Request::Users`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserPage {

@@ -6,7 +6,7 @@
 use core::mem::size_of;
 
 /// Version of the shared-memory formats and of the control messages; both ends must agree exactly.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 /// Size of a freshly made arena segment (sparse: pages cost memory when touched).
 pub const SEGMENT_BYTES: u64 = 64 << 20;
 /// Cache line.
@@ -163,7 +163,8 @@ pub struct Cqe {
     pub vendor_err: u32,
     /// Library's own number of the QP (given at creation), so that it finds its QP without a search.
     pub qp_cookie: u32,
-    /// Send completions: number of send queue entries ever retired, this one included. The library frees slots by it.
+    /// Number of entries of the work queue that have ever completed, this one included. For sends the library frees slots by it.
+    /// For receives it tells, after a fall of the daemon, which ones have not completed; 0 with a shared receive queue.
     pub sq_consumer: u32,
     /// `WcStatus` number.
     pub status: u8,

@@ -13,11 +13,12 @@ use burst_args::ArgsRefusal;
 use burst_host::{AccountBy, HostOptions, Policy};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::OsString;
+use std::hash::{Hash, Hasher};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use value::ConfigValue;
+use value::{ConfigValue, ValueKind};
 
 /// The daemon's settings, all checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,10 @@ pub struct Config {
     pub idle_exit: Option<Duration>,
     /// Descriptor that gets one line (`ready\n`) when the daemon serves and is closed then.
     pub ready_fd: Option<RawFd>,
+    /// Whether a supervisor starts a successor when the daemon falls.
+    pub guarded: bool,
+    /// Directory of crash reports; `None`: the default one.
+    pub state_dir: Option<PathBuf>,
     /// Least severe line that is logged.
     pub log_level: LogLevel,
     /// Format of log lines.
@@ -39,6 +44,12 @@ pub struct Config {
 }
 
 impl Config {
+    /// The settings that decide which sockets the daemon opens, as one word: a successor with other settings opens its own.
+    pub fn socket_settings(&self) -> String {
+        let mut hasher = std::hash::DefaultHasher::new();
+        (&self.host.ports, self.host.workers).hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    }
     /// The sentence to log if the window is smaller than the smallest one and therefore raised.
     pub fn raised_window(&self) -> Option<String> {
         let (wanted, used) = (self.host.window_bytes, self.host.window_in_force());
@@ -114,6 +125,9 @@ fn argument(key: &'static ConfigKey) -> clap::Arg {
         .value_name(key.kind.placeholder())
         .help(format!("{} [env: {}{default}]", key.help, key.env))
         .allow_hyphen_values(true)
+        .num_args(if matches!(key.kind, ValueKind::Switch) { 0..=1 } else { 1..=1 })
+        .require_equals(matches!(key.kind, ValueKind::Switch))
+        .default_missing_value("yes")
         .action(if key.many { clap::ArgAction::Append } else { clap::ArgAction::Set })
 }
 
@@ -188,6 +202,8 @@ const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
 const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
 const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
+const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
+const STATE_DIR: TextKey = TextKey::new(KeyId::StateDir);
 const LOG_LEVEL: TextKey = TextKey::new(KeyId::LogLevel);
 const LOG_FORMAT: TextKey = TextKey::new(KeyId::LogFormat);
 
@@ -213,6 +229,8 @@ fn assemble(values: &ConfigValues) -> Config {
         },
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),
         ready_fd: values.number(READY_FD).map(|fd| fd as RawFd),
+        guarded: values.number_or_default(GUARDED) == 1,
+        state_dir: values.text(STATE_DIR).map(PathBuf::from),
         log_level: match values.text(LOG_LEVEL) {
             Some("error") => LogLevel::Error,
             Some("warn") => LogLevel::Warn,

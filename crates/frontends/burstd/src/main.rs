@@ -2,9 +2,12 @@
 //!
 //! The control plane is the crate `burst_host`. This binary adds what a daemon needs: [`config`] reads the settings,
 //! [`log`] writes lines to stderr, [`server`] owns the event loop, [`listener`] the control socket's file, [`conversation`] a
-//! client's socket, [`signals`] the signals.
+//! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls.
 
+use burst_port::DescriptorStore;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 mod clients;
 mod config;
@@ -13,6 +16,7 @@ mod listener;
 mod log;
 mod server;
 mod signals;
+mod supervisor;
 
 fn main() -> ExitCode {
     let config = match config::load() {
@@ -24,8 +28,10 @@ fn main() -> ExitCode {
     if let Some(sentence) = config.raised_window() {
         tracing::warn!("{sentence}");
     }
-    match run(&config) {
-        Ok(()) => ExitCode::SUCCESS,
+    let is_supervisor = config.guarded && !supervisor::is_supervised();
+    let result = if is_supervisor { supervisor::supervise(&config) } else { run(&config) };
+    match result {
+        Ok(code) => code,
         Err(sentence) => {
             eprintln!("burstd: {sentence}");
             ExitCode::from(2)
@@ -58,9 +64,30 @@ fn return_heap() {
 }
 
 /// Opens everything, serves, and returns when asked to end.
-fn run(config: &config::Config) -> Result<(), String> {
-    let host = burst_host::Host::open(&config.host, burst_host::Clock::Monotonic)?;
-    let mut server = server::Server::bind(config, host)?;
-    server.announce(config.ready_fd)?;
-    server.serve()
+fn run(config: &config::Config) -> Result<ExitCode, String> {
+    let store = supervisor::SupervisorStore::connect(&config.socket_settings())?.map(Arc::new);
+    let shared = store.clone().map(|store| store as Arc<dyn DescriptorStore>);
+    let crashes = store.as_ref().map(|store| store.crashes()).unwrap_or_default();
+    let mut host = burst_host::Host::open(&config.host, burst_host::Clock::Monotonic, shared)?;
+    let host_crashes = crashes.crashes;
+    host.crashes = crashes;
+    let listener = store.as_ref().and_then(|store| store.take(supervisor::LISTENER));
+    let mut server = server::Server::bind(config, host, listener)?;
+    // Only the first daemon of a supervisor has a starter that waits.
+    let is_first = host_crashes == 0;
+    server.announce(config.ready_fd.filter(|_| is_first))?;
+    if let Some(store) = &store {
+        store.serving();
+    }
+    server.serve()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Takes over a descriptor that the starter of this process has passed by its number; `None` if there is none.
+fn inherited(number: i32) -> Option<OwnedFd> {
+    // SAFETY: the descriptor's flags are read, which changes nothing.
+    let is_open = number >= 0 && unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    // SAFETY: the starter gave the descriptor to this process alone, and nothing else in the process knows its number: numbers
+    // come from the starter only, and each is taken over once.
+    is_open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -61,13 +61,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds the control socket. A socket file on which no process listens is replaced.
+    /// Binds the control socket, unless the supervisor has bound it: then it comes as `listener`. A socket file on which no
+    /// process listens is replaced.
     ///
     /// # Errors
     /// A sentence.
-    pub fn bind(config: &Config, host: Host) -> Result<Server, String> {
+    pub fn bind(config: &Config, host: Host, listener: Option<OwnedFd>) -> Result<Server, String> {
         let path = config.socket.clone();
-        let listener = bind_socket(&path, config.socket_mode)?;
+        let listener = listener.map_or_else(|| bind_socket(&path, config.socket_mode), Ok)?;
         let signals = signal_pipe().map_err(|e| format!("cannot take signals: {e}"))?;
         let now = host.now();
         Ok(Server {
@@ -104,9 +105,8 @@ impl Server {
             );
         }
         info!(socket = %self.path.display(), workers = self.host.workers().len(), "serving");
-        if let Some(fd) = ready_fd {
-            // SAFETY: the starter gave this descriptor to us alone; nothing else in the process knows its number.
-            let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+        if let Some(number) = ready_fd {
+            let fd = crate::inherited(number).ok_or_else(|| format!("the ready descriptor {number} is not open"))?;
             rustix::io::write(&fd, b"ready\n").map_err(|e| format!("cannot write to the ready descriptor: {e}"))?;
         }
         Ok(())

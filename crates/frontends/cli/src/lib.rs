@@ -9,6 +9,7 @@
 mod cm;
 mod daemon;
 mod doctor;
+mod falls;
 mod host_files;
 mod install;
 mod ls;
@@ -63,8 +64,11 @@ pub fn command() -> Command {
             Command::new("why")
                 .about("Explain a reason: its name in counters and logs, or vendor_err or status of a completion")
                 .arg(Arg::new("reason").value_name("NAME|CODE").help(
-                    "Reason, vendor_err (decimal, or 0x and hexadecimal), or IBV_WC_…_ERR; without one all are listed",
-                )),
+                    "Reason, vendor_err (decimal, or 0x and hexadecimal), or IBV_WC_…_ERR; without one all are listed; \
+                     `daemon`: how often, when and why the daemon fell",
+                ))
+                .arg(socket())
+                .arg(json()),
         )
         .subcommand(
             Command::new("stats")

@@ -1,4 +1,5 @@
-//! `burst why`: explains a reason, also by the status of a completion, because some programs print the status only.
+//! `burst why`: explains a reason, also by the status of a completion, because some programs print the status only. The word
+//! `daemon` is no reason: it shows why former daemons fell ([`crate::falls`]).
 
 use burst_base::Reason;
 use burst_base::reason::Class;
@@ -10,7 +11,7 @@ const STATUSES: &[(&str, usize, &[Reason])] = &[
     ("IBV_WC_LOC_LEN_ERR", 1, &[Reason::LocalLength, Reason::ReceiveTooShort]),
     ("IBV_WC_LOC_QP_OP_ERR", 2, &[Reason::LocalOperation, Reason::WindowBind, Reason::QueueCorrupt]),
     ("IBV_WC_LOC_PROT_ERR", 4, &[Reason::LocalProtection, Reason::ReceiveProtection]),
-    ("IBV_WC_WR_FLUSH_ERR", 5, &[Reason::Flushed]),
+    ("IBV_WC_WR_FLUSH_ERR", 5, &[Reason::Flushed, Reason::DaemonDied]),
     ("IBV_WC_MW_BIND_ERR", 6, &[Reason::WindowBind]),
     ("IBV_WC_BAD_RESP_ERR", 7, &[Reason::BadResponse]),
     ("IBV_WC_LOC_ACCESS_ERR", 8, &[Reason::RemoteAccess]),
@@ -23,6 +24,9 @@ const STATUSES: &[(&str, usize, &[Reason])] = &[
 
 /// Explains one reason, or lists all.
 pub fn why(matches: &ArgMatches) -> ExitCode {
+    if matches.get_one::<String>("reason").is_some_and(|word| word == "daemon") {
+        return crate::falls::falls(matches);
+    }
     let Some(word) = matches.get_one::<String>("reason") else {
         return crate::finish(&Reason::ALL.iter().map(|r| as_line(*r)).collect::<String>());
     };

@@ -4,7 +4,7 @@ use crate::context::ClientContext;
 use crate::error::{ClientError, Result};
 use crate::raw::program_name;
 use burst_control::cm::CmAddr;
-use burst_control::monitor::{CmConnection, CmCursor, CmStats, UserPage, UserUse};
+use burst_control::monitor::{CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
 use std::path::{Path, PathBuf};
 
@@ -112,6 +112,17 @@ impl Daemon {
                 Some(_) => return Err(ClientError::Unexpected("a list of users that does not end")),
                 None => return Ok((all, hidden)),
             }
+        }
+    }
+
+    /// Whether a supervisor runs the daemon, and which daemons have fallen.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn crashes(&mut self) -> Result<DaemonCrashes> {
+        match self.ask(&Request::Crashes)? {
+            Response::Crashes(crashes) => Ok(crashes),
+            _ => Err(ClientError::Unexpected("no list of crashes")),
         }
     }
 

@@ -9,13 +9,16 @@ use crate::path::Path;
 use crate::qpn::worker_of;
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
+use crate::tombstone_file::TombstoneFile;
 use crate::worker::{Core, DataPath, PortSlot, Worker};
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
+use burst_cm::PathRecord;
 use burst_frame::Flow;
 use burst_mem::{MrTable, Region, Window};
 use burst_port::{NeighbourState, PortCaps};
 use burst_transport::{Env, ModifyError, Qp};
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -220,10 +223,39 @@ impl Worker {
         {
             *q = u32::MAX;
         }
+        if let Some(file) = &self.core.tombstone_file {
+            file.clear(index);
+        }
         if unclean {
             self.add_tombstone(now, &slot);
         }
         Some(slot)
+    }
+
+    /// Number of this worker.
+    pub fn id(&self) -> u32 {
+        self.core.options.id
+    }
+
+    /// Answers from now on for the queue pairs in the file of this worker's predecessor, and notes its own there. Peers of the
+    /// connection manager are told at once. Returns the numbers of the dead queue pairs.
+    ///
+    /// # Errors
+    /// The system's: the file cannot be read.
+    pub fn bury(&mut self, now: Nanos, file: TombstoneFile) -> io::Result<Vec<Qpn>> {
+        let stones = file.take_over(now, self.core.options.id, self.ports.len())?;
+        stones.iter().for_each(|stone| self.core.tombstones.add(*stone));
+        self.core.tombstone_file = Some(file);
+        self.agent.note_established();
+        let Worker { core, ports, agent } = self;
+        let mut data_path = DataPath { core, ports };
+        for Tombstone { peer, cm, device, flow, .. } in &stones {
+            if let Some(ids) = cm {
+                agent.announce_end(now, &PathRecord { device: *device, flow: *flow }, *ids, *peer, &mut data_path);
+            }
+        }
+        data_path.flush_all(now);
+        Ok(stones.iter().map(|stone| stone.qpn).collect())
     }
 
     /// Announces the death of a queue pair's process to its peer, and keeps a tombstone that answers further requests.
@@ -232,7 +264,8 @@ impl Worker {
         let attr = qp.query();
         let connected = matches!(attr.qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         let (true, QpType::Rc) = (connected, qp.qp_type()) else { return };
-        let stone = Tombstone { qpn: slot.qpn, peer: attr.dest_qpn, flow: *qp.flow(), until: now + LINGER };
+        let (device, until) = (slot.device, now + LINGER);
+        let stone = Tombstone { qpn: slot.qpn, peer: attr.dest_qpn, cm: None, device, flow: *qp.flow(), until };
         let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
         tombstone::nak(&stone, attr.rq_psn, batch);
         counters.count(Reason::ProcessDied);
@@ -295,6 +328,9 @@ impl DataPath<'_> {
         }
         paths[at].users += 1;
         slot.path = at as u32;
+        if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
+            file.write(index, &slot.tombstone(flow, None));
+        }
         put(&mut self.core.qps, index, slot);
     }
 }

@@ -19,6 +19,7 @@
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
 //! | `management` | the worker's side of the GSI agent (crate `gsi`) |
 //! | `tombstone` | answers for queue pairs whose process died |
+//! | `tombstone_file` | connected queue pairs, for a successor of this process |
 //! | `xrc` | shared receive queues and targets of XRC |
 //! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
 //! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
@@ -36,6 +37,7 @@ pub mod runner;
 pub mod sched;
 pub mod signals;
 pub mod tombstone;
+pub mod tombstone_file;
 pub mod wakes;
 pub mod worker;
 

@@ -7,7 +7,7 @@ use crate::worker::{DataPath, Worker};
 use burst_base::conn::ConnParam;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpState, QpType, access, attr_mask as m, min_rnr_timer};
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
-use burst_cm::{Backlog, CmError, ConnAttr, PathRecord};
+use burst_cm::{Backlog, CmError, CmIds, ConnAttr, PathRecord};
 use burst_control::monitor::CmConnection;
 use burst_frame::Flow;
 use burst_gsi::{CmEntry, CmJob, CmQpRef, CmSession, CmTimes, ConnCounts, PassLoad, WorkerAccess};
@@ -169,6 +169,15 @@ impl WorkerAccess for DataPath<'_> {
             go(QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS);
         }
         go(QpState::Err, 0);
+    }
+
+    fn note_connection(&mut self, qpn: Qpn, ids: CmIds) {
+        // A queue pair of another worker has a record without ids.
+        if let (Some(file), Some(slot)) = (&self.core.tombstone_file, self.core.slot(qpn))
+            && slot.endpoint.qp().qp_type() == QpType::Rc
+        {
+            file.write(slot.index, &slot.tombstone(*slot.endpoint.qp().flow(), Some(ids)));
+        }
     }
 
     fn creation_ns(&self, qpn: Qpn) -> u32 {

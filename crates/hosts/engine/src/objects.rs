@@ -4,10 +4,12 @@
 use crate::ack_delay::AckDelay;
 use crate::endpoint::Endpoint;
 use crate::sched::{NO_TICKET, ReadyPlace};
+use crate::tombstone::Tombstone;
 use crate::wakes::Wake;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos};
+use burst_cm::CmIds;
 use burst_control::events::EventSink;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_frame::Flow;
@@ -150,6 +152,12 @@ pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], place: ReadyPlace) -> bool {
 }
 
 impl QpSlot {
+    /// The tombstone of the queue pair, if its process died now.
+    pub(crate) fn tombstone(&self, flow: Flow, cm: Option<CmIds>) -> Tombstone {
+        let peer = self.endpoint.qp().query().dest_qpn;
+        Tombstone { qpn: self.qpn, peer, cm, device: self.device, flow, until: Nanos(0) }
+    }
+
     /// A slot for a queue pair that has not been scheduled yet.
     pub fn new(
         endpoint: impl Into<Endpoint>,

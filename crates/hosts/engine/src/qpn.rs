@@ -108,6 +108,20 @@ impl QpnSpace {
         word as u32 * 64 + self.taken[word].trailing_ones()
     }
 
+    /// Lets the slot of a number rest that a predecessor of this process gave out: its next number has another generation.
+    pub fn avoid(&mut self, qpn: Qpn) {
+        let slot = slot_of(qpn);
+        let is_free = self.taken[slot as usize / 64] >> (slot % 64) & 1 == 0;
+        if worker_of(qpn) == self.worker && is_free {
+            self.taken[slot as usize / 64] |= 1 << (slot % 64);
+            self.generations[slot as usize] = generation_of(qpn) as u8 + 1;
+            self.resting.push_back(slot);
+            if self.resting.len() > REST {
+                self.wake_oldest();
+            }
+        }
+    }
+
     /// Returns a number.
     pub fn put(&mut self, qpn: Qpn) {
         assert_eq!(worker_of(qpn), self.worker, "a number of another worker");

@@ -4,7 +4,8 @@
 //! [`LINGER`] after an unclean death the worker answers requests to the dead number by NAK remote operational error (IBA
 //! 9.7.5.2.8), which ends the peer's requests at once. A queue pair that its program destroyed leaves no tombstone.
 
-use burst_base::{Nanos, Psn, Qpn, Reason, TokenBucket};
+use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason, TokenBucket};
+use burst_cm::CmIds;
 use burst_frame::{Flow, TxBatch};
 use burst_wire::{Aeth, Bth, HeadBuf, NakCode, Opcode, Packet, Service, Syndrome};
 use std::collections::{HashMap, VecDeque};
@@ -16,12 +17,16 @@ pub const LINGER: Nanos = Nanos::from_ms(10_000);
 pub const TOMBSTONES_MAX: usize = 4096;
 
 /// A dead connected queue pair.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tombstone {
     /// Number of the dead queue pair.
     pub qpn: Qpn,
     /// Number of the peer's queue pair.
     pub peer: Qpn,
+    /// Communication ids of the connection, if it was set up by the connection manager.
+    pub cm: Option<CmIds>,
+    /// Device of the queue pair.
+    pub device: DeviceId,
     /// Flow to the peer.
     pub flow: Flow,
     /// End of its lifetime.
@@ -96,7 +101,7 @@ mod tests {
 
     fn stone(qpn: u32, until: u64) -> Tombstone {
         let flow = Flow { dst: IpAddr::from([10, 0, 0, 2]), ..Flow::default() };
-        Tombstone { qpn: Qpn::new(qpn), peer: Qpn::new(77), flow, until: Nanos(until) }
+        Tombstone { qpn: Qpn::new(qpn), peer: Qpn::new(77), cm: None, device: DeviceId(0), flow, until: Nanos(until) }
     }
 
     fn ask(stones: &mut Tombstones, now: u64, src: [u8; 4], opcode: Opcode, qpn: u32) -> Result<(), Reason> {

@@ -13,6 +13,7 @@ use crate::path::Path;
 use crate::qpn::Directory;
 use crate::sched::{NO_TICKET, Scheduler};
 use crate::tombstone::Tombstones;
+use crate::tombstone_file::TombstoneFile;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{Nanos, Qpn};
@@ -117,6 +118,8 @@ pub(crate) struct Core {
     pub wheel: Wheel,
     pub paths: Vec<Path>,
     pub tombstones: Tombstones,
+    /// Notes connected queue pairs for a successor of this process; `None` without a supervisor.
+    pub tombstone_file: Option<TombstoneFile>,
     pub groups: GroupTable,
     pub delayed_acks: DelayedAcks,
     pub outbox: Outbox,
@@ -160,6 +163,7 @@ impl Core {
             wheel: Wheel::new(64),
             paths: Vec::new(),
             tombstones: Tombstones::default(),
+            tombstone_file: None,
             groups: GroupTable::default(),
             delayed_acks: DelayedAcks::default(),
             outbox: Outbox::new(),

@@ -2,7 +2,7 @@
 
 use crate::entry::CmQpRef;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
-use burst_cm::{ConnAttr, PathRecord};
+use burst_cm::{CmIds, ConnAttr, PathRecord};
 use burst_frame::Flow;
 use burst_port::PortCaps;
 use burst_span::Span;
@@ -21,6 +21,9 @@ pub trait WorkerAccess {
     fn connect_qp(&mut self, now: Nanos, qp: &CmQpRef, path: &PathRecord, conn: &ConnAttr) -> bool;
     /// Moves a queue pair to ERR, if it is this worker's and belongs to the context.
     fn fail_qp(&mut self, now: Nanos, qp: &CmQpRef);
+    /// Notes the communication ids of an established connection, for a successor of this process. Only called if the agent was
+    /// asked to ([`crate::GsiAgent::note_established`]).
+    fn note_connection(&mut self, _qpn: Qpn, _ids: CmIds) {}
     /// Nanoseconds that the creation of a queue pair took, 0 if unknown.
     fn creation_ns(&self, qpn: Qpn) -> u32;
 }

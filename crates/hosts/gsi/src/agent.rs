@@ -9,7 +9,7 @@ use crate::probes::Setups;
 use crate::stats::CmTimes;
 use crate::timewait::TimewaitExits;
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason};
-use burst_cm::{Cm, PathRecord, Secret, Source};
+use burst_cm::{Cm, CmIds, PathRecord, Secret, Source};
 use burst_frame::Flow;
 use burst_span::Span;
 use burst_wire::{MAD_LEN, Opcode, Packet};
@@ -109,6 +109,8 @@ pub(crate) struct AgentIo {
     pub setups: Setups,
     /// GUIDs of the devices.
     pub guids: Vec<u64>,
+    /// Connections established in this pass, if they are noted for a successor of this process.
+    pub established: Option<Vec<u32>>,
 }
 
 impl GsiAgent {
@@ -126,6 +128,7 @@ impl GsiAgent {
             times: Arc::default(),
             setups: Setups::new(),
             guids: vec![0; devices],
+            established: None,
         };
         let machine = Cm::new(worker, secret);
         GsiAgent { machine, io, received: MadQueue::new(RECEIVED_MAX), timers_served_at: Nanos(0), secret }
@@ -190,10 +193,33 @@ impl GsiAgent {
     /// The end of every call: reports setups to the tracer and writes the events.
     pub(crate) fn finish(&mut self, now: Nanos, worker: &mut dyn WorkerAccess) {
         self.io.setups.report();
+        if let Some(established) = &mut self.io.established {
+            for (qpn, ids) in established.drain(..).filter_map(|id| self.machine.ids_of(id)) {
+                worker.note_connection(qpn, ids);
+            }
+        }
         for _ in 0..self.io.publish(now) {
             worker.count(DeviceId(0), Reason::CmEventLost);
         }
         debug_assert!(self.io.events.is_empty(), "events outlive their pass");
+    }
+
+    /// From now on [`WorkerAccess::note_connection`] is called for each established connection.
+    pub fn note_established(&mut self) {
+        self.io.established = Some(Vec::new());
+    }
+
+    /// Tells the peer of a connection of this process's predecessor that it has ended, by a DREQ. The DREP finds no connection,
+    /// and is dropped; a lost DREQ is not repeated.
+    pub fn announce_end(
+        &mut self,
+        now: Nanos,
+        path: &PathRecord,
+        ids: CmIds,
+        peer: Qpn,
+        worker: &mut dyn WorkerAccess,
+    ) {
+        Cm::<Arc<CmEntry>>::announce_end(path, ids, peer, &mut AgentEffects { now, worker, io: &mut self.io });
     }
 
     /// Returns memory that is not in use.

@@ -159,6 +159,9 @@ impl CmEffects<Arc<CmEntry>> for AgentEffects<'_> {
         if let Some(phase) = CmPhase::ended_by(step) {
             self.io.times.note(phase, took.elapsed);
         }
+        if let (CmStep::Established, Some(established)) = (step, &mut self.io.established) {
+            established.push(id);
+        }
         let owner_id = owner.map_or(0, |o| o.id);
         match CmProbe::of(step) {
             Some(probe) => probes::fire(probe, owner_id, id, path.flow.dst, took.elapsed),

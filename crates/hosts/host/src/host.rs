@@ -35,12 +35,13 @@ use crate::xrc::XrcTable;
 use burst_base::{DeviceId, Nanos};
 use burst_cm::Secret;
 use burst_control::Refusal;
+use burst_control::monitor::DaemonCrashes;
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
 use burst_ledger::{Charge, Ledger};
 use burst_mem::{KeySpace, MrTable};
-use burst_port::{Encapsulation, Port, PortSpec, open_all};
+use burst_port::{DescriptorStore, Encapsulation, Port, PortSpec, open_all};
 use burst_shm::status::StatusOwner;
 use std::sync::{Arc, Barrier};
 
@@ -88,6 +89,8 @@ pub struct Host {
     pub ledger: Ledger,
     /// What an account belongs to.
     pub(crate) account_by: AccountBy,
+    /// Daemons that fell before this one.
+    pub crashes: DaemonCrashes,
     clock: Clock,
     random: RandomSource,
     cm_secret: Secret,
@@ -99,18 +102,20 @@ pub struct Host {
 pub const WORKER_GONE: &str = "a worker thread has died";
 
 impl Host {
-    /// Opens every port for every worker and starts the workers.
+    /// Opens every port for every worker and starts the workers. With a `store`, the host takes over what a predecessor of
+    /// this process stored there, and stores its own sockets and tombstone files for a successor.
     ///
     /// # Errors
     /// A sentence: a port specification is wrong, a port cannot be opened, a worker cannot start.
-    pub fn open(options: &HostOptions, clock: Clock) -> Result<Host, String> {
+    pub fn open(options: &HostOptions, clock: Clock, store: Option<Arc<dyn DescriptorStore>>) -> Result<Host, String> {
         let specs = options.ports.iter().map(|p| PortSpec::parse(p)).collect::<Result<Vec<_>, _>>();
         let mut ports: Vec<WorkerPorts> = (0..options.workers).map(|_| Vec::new()).collect();
         for spec in &specs.map_err(|e| e.to_string())? {
-            let opened = open_all(spec, &Encapsulation::ROCE, options.workers).map_err(|e| e.to_string())?;
+            let opened = open_all(spec, &Encapsulation::ROCE, options.workers, store.as_ref());
+            let opened = opened.map_err(|e| e.to_string())?;
             ports.iter_mut().zip(opened).for_each(|(of_worker, port)| of_worker.push(port));
         }
-        Host::with_ports(options, clock, ports)
+        Host::start(options, clock, ports, store)
     }
 
     /// Starts a host on ports that are open already: one list per worker, all lists in the order of the devices.
@@ -119,6 +124,15 @@ impl Host {
     /// # Errors
     /// A sentence: there is no worker, the lists differ in length, a worker cannot start.
     pub fn with_ports(options: &HostOptions, clock: Clock, ports: Vec<WorkerPorts>) -> Result<Host, String> {
+        Host::start(options, clock, ports, None)
+    }
+
+    fn start(
+        options: &HostOptions,
+        clock: Clock,
+        ports: Vec<WorkerPorts>,
+        store: Option<Arc<dyn DescriptorStore>>,
+    ) -> Result<Host, String> {
         let Some(devices) = ports.first().map(Vec::len).filter(|n| ports.iter().all(|of| of.len() == *n)) else {
             return Err("every worker needs a port of every device".into());
         };
@@ -131,7 +145,8 @@ impl Host {
             .map(|(index, port)| HostDevice::new(DeviceId::from_index(index), port.caps().clone()))
             .collect();
         for (id, ports) in ports.into_iter().enumerate() {
-            host.start_worker(options, id, ports, &inboxes)?;
+            let worker = host.make_worker(options, id, ports, &inboxes);
+            host.start_worker(options, worker, store.as_deref())?;
         }
         Ok(host)
     }
@@ -162,6 +177,7 @@ impl Host {
             disposal: Disposal::start()?,
             ledger: Ledger::new(capacities(devices, descriptors), options.policy),
             account_by: options.account_by,
+            crashes: DaemonCrashes::default(),
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),
@@ -170,24 +186,32 @@ impl Host {
         })
     }
 
-    fn start_worker(
-        &mut self,
-        options: &HostOptions,
-        id: usize,
-        ports: WorkerPorts,
-        inboxes: &[Arc<Inbox>],
-    ) -> Result<(), String> {
+    fn make_worker(&mut self, options: &HostOptions, id: usize, ports: WorkerPorts, inboxes: &[Arc<Inbox>]) -> Worker {
         let worker_options = WorkerOptions {
             id: id as u32,
             window_bytes: u64::from(options.window_in_force()),
             cm_secret: self.cm_secret,
         };
-        let worker = Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec());
+        Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec())
+    }
+
+    /// Gives the next worker its queue pair numbers, the tombstones of its predecessor, and a thread.
+    fn start_worker(
+        &mut self,
+        options: &HostOptions,
+        mut worker: Worker,
+        store: Option<&dyn DescriptorStore>,
+    ) -> Result<(), String> {
+        let id = self.workers.len();
+        let mut qpns = QpnSpace::new(id as u32, self.random.fork().into_fn());
+        if let Some(store) = store {
+            crate::bury::bury(store, self.now(), &mut worker, &mut qpns)?;
+        }
         let runner = RunnerOptions { spin: options.spin };
         let flag = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
         let handle = WorkerHandle::start(worker, runner, flag).map_err(|e| format!("cannot start a worker: {e}"))?;
         self.workers.push(handle);
-        self.qpns.push(QpnSpace::new(id as u32, self.random.fork().into_fn()));
+        self.qpns.push(qpns);
         assert_eq!(self.workers.len(), self.qpns.len());
         Ok(())
     }

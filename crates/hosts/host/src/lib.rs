@@ -16,6 +16,7 @@
 //! | [`upkeep`] | periodic work |
 //! | [`device`], [`limits`] | devices, their limits and object counts |
 //! | [`accounts`] | what each user may use |
+//! | `bury` | tombstones of queue pairs that died with this process's predecessor |
 //! | [`clock`], [`random`] | time and random numbers |
 //! | [`foreign`] | descriptors that programs send |
 //! | [`descriptors`] | limits of file descriptors |
@@ -27,6 +28,7 @@
 
 pub mod accounts;
 pub mod authority;
+mod bury;
 pub mod clock;
 pub mod cm;
 pub mod context;

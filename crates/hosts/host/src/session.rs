@@ -166,6 +166,7 @@ impl Session {
                 Ok(Response::Devices(host.devices.iter().map(|d| d.info()).collect()).into())
             }
             Request::Stats => Ok(Response::Stats(host.stats()).into()),
+            Request::Crashes => Ok(Response::Crashes(host.crashes_for(self.caller.process.uid)).into()),
             Request::Users { from } => Ok(host.users(&self.caller.account, self.caller.process.uid, from).into()),
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),

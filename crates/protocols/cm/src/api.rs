@@ -99,6 +99,15 @@ pub enum ConnEventKind {
     TimewaitExit,
 }
 
+/// The communication ids of a connection (IBA 12.7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CmIds {
+    /// The id of this end.
+    pub local: u32,
+    /// The id of the peer.
+    pub remote: u32,
+}
+
 /// An event of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnEvent<'a> {

@@ -32,8 +32,8 @@ mod show;
 mod sidr;
 
 pub use api::{
-    BURST_VENDOR, CmEffects, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnParam, ConnRequest, ConnectParams, Ece,
-    EndParams, PathRecord, PeerClass, QpSetup, StepTime, Transport,
+    BURST_VENDOR, CmEffects, CmIds, CmStep, ConnAttr, ConnEvent, ConnEventKind, ConnParam, ConnRequest, ConnectParams,
+    Ece, EndParams, PathRecord, PeerClass, QpSetup, StepTime, Transport,
 };
 pub use backlog::{Backlog, BacklogPlace};
 pub use conn::CmState;

@@ -1,11 +1,11 @@
 //! The end of a connection: DREQ, DREP, time-wait (IBA 12.9.8); alternate paths, which are declined; and an owner's end.
 
-use crate::api::{CmEffects, CmStep, ConnEventKind, PathRecord};
+use crate::api::{CmEffects, CmIds, CmStep, ConnEventKind, PathRecord};
 use crate::conn::{CmState, Conn, TIME_WAIT};
 use crate::machine::{Cm, CmError};
 use crate::message::{Apr, Drep, Dreq, Lap, Mad, Rej, reject};
 use crate::source::Question;
-use burst_base::{Nanos, Reason};
+use burst_base::{Nanos, Qpn, Reason};
 
 /// APR status: the connection is unknown.
 const APR_INVALID_COMM_ID: u8 = 1;
@@ -30,6 +30,19 @@ impl<O> Cm<O> {
         self.send_kept(now, id, &Mad { tid, modifier: 0, message: dreq.into(), data: &[] }, true, fx);
         self.step(now, id, CmStep::DreqSent, fx);
         Ok(())
+    }
+
+    /// The number of a connection's own queue pair, and its ids.
+    pub fn ids_of(&mut self, id: u32) -> Option<(Qpn, CmIds)> {
+        let conn = self.table.get_mut(id)?;
+        Some((Qpn::new(conn.local_qpn), CmIds { local: id, remote: conn.remote_id }))
+    }
+
+    /// Sends the DREQ of a connection that is not in this machine: its machine has died.
+    pub fn announce_end(path: &PathRecord, ids: CmIds, remote_qpn: Qpn, fx: &mut impl CmEffects<O>) {
+        let dreq = Dreq { local_id: ids.local, remote_id: ids.remote, remote_qpn: remote_qpn.get() };
+        let tid = !0 << 63 | u64::from(ids.local);
+        Self::answer(path, tid, dreq.into(), &[], fx);
     }
 
     /// Handles a DREQ. It is answered at once, so that the peer does not depend on the program.

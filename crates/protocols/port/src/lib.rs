@@ -18,6 +18,7 @@
 //! | [`lan`] | ARP, neighbour discovery, echo, gateways: for ports that own their interface |
 //! | [`loopback`] | packets to the port's own addresses, delivered by memory |
 //! | [`impair`] | loss, duplication, reordering, delay, corruption, ECN marks around any port |
+//! | [`store`] | descriptors that a supervisor keeps for the successor of this process |
 //! | `tx_train`, `rx_train` | trains sent by `sendmmsg` and received by `recvmmsg`, for `udp` and `packet` |
 //! | `sys` | system calls; the only module with `unsafe` |
 #![deny(unsafe_code)]
@@ -34,6 +35,7 @@ pub mod mem;
 pub mod packet;
 mod rx_train;
 pub mod spec;
+pub mod store;
 mod sys;
 #[cfg(test)]
 mod testing;
@@ -43,6 +45,7 @@ pub mod udp;
 pub use encapsulation::{Encapsulation, PacketChecksum};
 pub use error::PortError;
 pub use spec::{PortKind, PortSpec};
+pub use store::DescriptorStore;
 
 use burst_base::verbs::Mtu;
 use burst_base::{Nanos, Reason};
@@ -52,6 +55,7 @@ pub use burst_netif::hops::NeighbourState;
 use burst_netif::iface::{self, Interface};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 /// An address of a port: an entry of the GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,13 +176,15 @@ pub trait Port: Send {
 /// is the smallest: 208 KiB of memory by default, of which a packet of 256 bytes takes 1 KiB and a packet of 4 KiB takes 8 KiB.
 pub const UNRESOLVED_BYTES: u64 = 32 << 10;
 
-/// The worker that a port serves, and the number of workers.
-#[derive(Clone, Copy, Debug)]
+/// The worker that a port serves, the number of workers, and the store of descriptors.
+#[derive(Clone, Debug)]
 pub(crate) struct WorkerShare {
     /// Number of the worker, from 0.
     pub worker: usize,
     /// Number of workers, at least 1.
     pub workers: usize,
+    /// Keeps the port's sockets for a successor of this process.
+    pub store: Option<Arc<dyn DescriptorStore>>,
 }
 
 /// Finds the interface that the specification names, or chooses one.
@@ -235,7 +241,8 @@ pub(crate) fn essence(caps: &PortCaps) -> (Vec<IpAddr>, u32, bool, u32, [u8; 6])
 /// # Errors
 /// [`PortError`]: one sentence that names what is missing and what to do.
 pub fn open(spec: &PortSpec, encapsulation: &Encapsulation) -> Result<Box<dyn Port>, PortError> {
-    Ok(wrap(spec, open_kind(spec, encapsulation, 0, 1)?, None, 0))
+    let share = WorkerShare { worker: 0, workers: 1, store: None };
+    Ok(wrap(spec, open_kind(spec, encapsulation, share)?, None, 0))
 }
 
 /// Opens the port that `spec` describes, once for each of `workers` workers; returns the ports in order of the workers' numbers.
@@ -244,14 +251,18 @@ pub fn open(spec: &PortSpec, encapsulation: &Encapsulation) -> Result<Box<dyn Po
 /// at another worker (trains of mixed queue pairs), so the engine must be able to hand it over. Packets from one worker to a
 /// queue pair of another one of this host go to that worker's port directly ([`loopback`]).
 ///
+/// With a `store`, the `udp` port takes over the sockets of the predecessor of this process, and stores its own.
+///
 /// # Errors
 /// As [`open`].
 pub fn open_all(
     spec: &PortSpec,
     encapsulation: &Encapsulation,
     workers: usize,
+    store: Option<&Arc<dyn DescriptorStore>>,
 ) -> Result<Vec<Box<dyn Port>>, PortError> {
-    let ports: Result<Vec<_>, _> = (0..workers).map(|worker| open_kind(spec, encapsulation, worker, workers)).collect();
+    let share = |worker| WorkerShare { worker, workers, store: store.cloned() };
+    let ports: Result<Vec<_>, _> = (0..workers).map(|worker| open_kind(spec, encapsulation, share(worker))).collect();
     // A port that cannot be opened for so many workers refuses first, with its own sentence.
     let ports = ports?;
     let joined = workers > 1 && spec.kind.loops_back();
@@ -278,16 +289,13 @@ fn wrap(
 }
 
 /// Opens the port without wrappers.
-fn open_kind(
-    spec: &PortSpec,
-    encapsulation: &Encapsulation,
-    worker: usize,
-    workers: usize,
-) -> Result<Box<dyn Port>, PortError> {
+fn open_kind(spec: &PortSpec, encapsulation: &Encapsulation, share: WorkerShare) -> Result<Box<dyn Port>, PortError> {
     let name = spec.to_string();
+    #[cfg(feature = "dpdk")]
+    let WorkerShare { worker, workers, .. } = share;
     Ok(match &spec.kind {
-        PortKind::Udp(udp) => Box::new(udp::UdpPort::open(udp, encapsulation, &name, worker, workers)?),
-        PortKind::Packet(packet) => Box::new(packet::PacketPort::open(packet, encapsulation, &name, worker, workers)?),
+        PortKind::Udp(udp) => Box::new(udp::UdpPort::open_share(udp, encapsulation, &name, share)?),
+        PortKind::Packet(packet) => Box::new(packet::PacketPort::open_share(packet, encapsulation, &name, share)?),
         #[cfg(feature = "dpdk")]
         PortKind::Dpdk(dpdk) => Box::new(dpdk::DpdkPort::open(dpdk, encapsulation, &name, worker, workers)?),
         #[cfg(not(feature = "dpdk"))]

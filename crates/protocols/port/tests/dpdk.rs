@@ -99,8 +99,12 @@ fn a_device_has_one_port_and_as_many_workers_as_queues() {
     let _port = ring(2);
     let again = open(&PortSpec::parse("dpdk:dev=net_ring2,addr=10.0.0.1/24").unwrap(), &Encapsulation::ROCE);
     assert!(again.err().is_some_and(|e| e.to_string().contains("has a port already")));
-    let many =
-        open_all(&PortSpec::parse("dpdk:dev=net_ring3,addr=10.0.0.1/24,huge=off").unwrap(), &Encapsulation::ROCE, 64);
+    let many = open_all(
+        &PortSpec::parse("dpdk:dev=net_ring3,addr=10.0.0.1/24,huge=off").unwrap(),
+        &Encapsulation::ROCE,
+        64,
+        None,
+    );
     assert!(many.err().is_some_and(|e| e.to_string().contains("start burstd with --workers")));
     drop(_port);
     drop(ring(2));

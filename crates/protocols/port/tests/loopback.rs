@@ -165,7 +165,7 @@ fn a_second_daemon_gets_a_sentence_about_the_bound_port() {
     let _a = lo("127.0.0.1", 10_800, "");
     let spec = PortSpec::parse(&format!("udp:dev=lo,addr=127.0.0.1,udp_port={}", here(10_800))).unwrap();
     for workers in [1, 2] {
-        match burst_port::open_all(&spec, &Encapsulation::ROCE, workers) {
+        match burst_port::open_all(&spec, &Encapsulation::ROCE, workers, None) {
             Err(error @ PortError::InUse { .. }) => {
                 let text = error.to_string();
                 assert!(

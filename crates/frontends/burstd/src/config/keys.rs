@@ -31,6 +31,10 @@ pub enum KeyId {
     UserReserve,
     /// `account_by`.
     AccountBy,
+    /// `guarded`.
+    Guarded,
+    /// `state_dir`.
+    StateDir,
     /// `log.level`.
     LogLevel,
     /// `log.format`.
@@ -172,6 +176,26 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "user",
         help: "Owners of shares: user (each user id), or cgroup (each control group; for containers whose users have the same id)",
+    },
+    ConfigKey {
+        id: KeyId::Guarded,
+        name: "guarded",
+        flag: "guarded",
+        env: "BURST_GUARDED",
+        kind: ValueKind::Switch,
+        many: false,
+        default: "no",
+        help: "Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls",
+    },
+    ConfigKey {
+        id: KeyId::StateDir,
+        name: "state_dir",
+        flag: "state-dir",
+        env: "BURST_STATE_DIR",
+        kind: ValueKind::Path,
+        many: false,
+        default: "",
+        help: "Directory for the crash reports of a guarded daemon; default $STATE_DIRECTORY, for root /var/lib/burst, else $XDG_STATE_HOME/burst or ~/.local/state/burst",
     },
     ConfigKey {
         id: KeyId::LogLevel,

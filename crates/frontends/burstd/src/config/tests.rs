@@ -103,6 +103,8 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::UserShare => "33",
         KeyId::UserReserve => "4",
         KeyId::AccountBy => "cgroup",
+        KeyId::Guarded => "yes",
+        KeyId::StateDir => "/tmp/other-state",
         KeyId::LogLevel => "trace",
         KeyId::LogFormat => "json",
     }

@@ -33,6 +33,8 @@ pub enum ValueKind {
     Mode,
     /// One of some words.
     Choice(&'static [&'static str]),
+    /// `yes` or `no`; the flag alone means `yes`.
+    Switch,
 }
 
 /// A value that passed its check.
@@ -40,16 +42,20 @@ pub enum ValueKind {
 pub enum ConfigValue {
     /// Text, path or choice.
     Text(String),
-    /// Count, bytes, nanoseconds or mode.
+    /// Count, bytes, nanoseconds, mode, or 0 and 1 of a switch.
     Number(u64),
 }
 
 impl ValueKind {
-    /// Whether values are numbers: counts, bytes, nanoseconds or permission bits.
+    /// Whether values are numbers: counts, bytes, nanoseconds, permission bits, or 0 and 1 of a switch.
     pub const fn is_number(self) -> bool {
         match self {
             ValueKind::Text | ValueKind::Path | ValueKind::Choice(_) => false,
-            ValueKind::Count { .. } | ValueKind::Bytes { .. } | ValueKind::Duration { .. } | ValueKind::Mode => true,
+            ValueKind::Count { .. }
+            | ValueKind::Bytes { .. }
+            | ValueKind::Duration { .. }
+            | ValueKind::Mode
+            | ValueKind::Switch => true,
         }
     }
 
@@ -72,6 +78,11 @@ impl ValueKind {
                 in_range(ns, 0, max_ns, |n| show_duration(Duration::from_nanos(n)))
             }
             ValueKind::Mode => read_mode(text),
+            ValueKind::Switch => match text {
+                "yes" | "true" => Ok(ConfigValue::Number(1)),
+                "no" | "false" => Ok(ConfigValue::Number(0)),
+                _ => Err(format!("{text:?} is neither yes nor no")),
+            },
             ValueKind::Choice(words) if words.contains(&text) => Ok(ConfigValue::Text(text.to_owned())),
             ValueKind::Choice(words) => {
                 let near = nearest(text, words.iter().copied()).unwrap_or_default();
@@ -90,6 +101,7 @@ impl ValueKind {
             ValueKind::Duration { .. } => "TIME",
             ValueKind::Mode => "OCTAL",
             ValueKind::Choice(_) => "WORD",
+            ValueKind::Switch => "yes|no",
         }
     }
 
@@ -106,6 +118,7 @@ impl ValueKind {
             }
             ValueKind::Mode => "octal permission bits, 0000 to 0777".to_owned(),
             ValueKind::Choice(words) => words.join(", "),
+            ValueKind::Switch => "yes, no".to_owned(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Counters of all devices, and the description of the host for `burst ls` and the hello.
 
 use super::Host;
+use burst_control::monitor::DaemonCrashes;
 use burst_control::{Counter, DaemonInfo};
 use std::time::Duration;
 
@@ -15,6 +16,17 @@ impl Host {
             workers: self.workers.len() as u32,
             contexts: self.contexts.taken(),
         }
+    }
+
+    /// Daemons that fell before this one, as a user may see them: messages and backtraces may contain data of other users'
+    /// programs, so that only root and the daemon's user see them.
+    pub fn crashes_for(&self, viewer: u32) -> DaemonCrashes {
+        let mut crashes = self.crashes.clone();
+        if !self.authority.sees_all(viewer) {
+            crashes.directory = None;
+            crashes.reports.iter_mut().for_each(|report| report.details.clear());
+        }
+        crashes
     }
 
     /// Every counter of every device, summed over the workers.

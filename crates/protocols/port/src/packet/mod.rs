@@ -30,7 +30,7 @@ mod vnet;
 
 use crate::error::PortError;
 use crate::spec::PacketSpec;
-use crate::{Encapsulation, Port, PortAddr, PortCaps, RxSink, WorkerShare};
+use crate::{Encapsulation, Port, PortAddr, PortCaps, RxSink, WorkerShare, store};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_netif::NetifError;
@@ -38,7 +38,7 @@ use burst_netif::iface::{self, Interface};
 use burst_netif::netlink::{EventSocket, NetlinkEvent, RequestSocket};
 use burst_wire::MacAddr;
 use rustix::event::epoll;
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 
@@ -116,23 +116,31 @@ impl PacketPort {
         worker: usize,
         workers: usize,
     ) -> Result<PacketPort, PortError> {
-        assert!(worker < workers, "worker index out of range");
+        PacketPort::open_share(spec, encapsulation, name, WorkerShare { worker, workers, store: None })
+    }
+
+    pub(crate) fn open_share(
+        spec: &PacketSpec,
+        encapsulation: &Encapsulation,
+        name: &str,
+        share: WorkerShare,
+    ) -> Result<PacketPort, PortError> {
+        assert!(share.worker < share.workers, "worker index out of range");
         let interface = crate::choose(spec.dev.as_deref(), spec.addr)?;
         // From here on the interface is fixed, even if the default route changes.
         let spec = PacketSpec { dev: Some(interface.name.clone()), ..spec.clone() };
-        let share = WorkerShare { worker, workers };
         let addrs = crate::wanted(spec.addr, &interface, ADDRS_MAX);
         if addrs.is_empty() {
             return Err(NetifError::NoAddress { name: interface.name }.into());
         }
         let groups = Vec::with_capacity(GROUPS_MAX);
-        let own = LocalLink { groups, any_group: worker > 0, ..own_of(encapsulation, &interface, &addrs) };
+        let own = LocalLink { groups, any_group: share.worker > 0, ..own_of(encapsulation, &interface, &addrs) };
         let watch = |e: rustix::io::Errno| PortError::from_io("watch a socket", e.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watch)?;
         let no_netlink = |e| PortError::from_io("open a netlink socket", e);
         let (events, netlink) = (EventSocket::open().map_err(no_netlink)?, RequestSocket::open().map_err(no_netlink)?);
         epoll::add(&epoll, events.fd(), epoll::EventData::new_u64(EVENTS), epoll::EventFlags::IN).map_err(watch)?;
-        let fd = socks::open(&spec, &own, share)?;
+        let fd = socks::open(&spec, &own, &share)?;
         epoll::add(&epoll, &fd, epoll::EventData::new_u64(FRAMES), epoll::EventFlags::IN).map_err(watch)?;
         let mut port = PacketPort {
             tx: tx::PacketTx::new(spec.gso, encapsulation),
@@ -166,9 +174,28 @@ impl PacketPort {
     /// Reserves the UDP port of an address, once for all workers.
     fn reserve(&mut self, addr: &PortAddr) -> Result<(), PortError> {
         if self.share.worker == 0 && self.reserved.iter().all(|(ip, _)| *ip != addr.ip) {
-            self.reserved.push((addr.ip, socks::reserve(addr, self.own.encapsulation.udp_port)?));
+            let port = self.own.encapsulation.udp_port;
+            let name = store::udp_socket(addr.ip, port, addr.ifindex, 0);
+            let stored = self.share.store.as_ref().and_then(|store| store.take(&name));
+            let fd = stored.map_or_else(|| socks::reserve(addr, port), Ok)?;
+            if let Some(store) = &self.share.store {
+                store.store(&name, fd.as_fd());
+            }
+            self.reserved.push((addr.ip, fd));
         }
         Ok(())
+    }
+
+    /// Ends the reservations of addresses that `stays` does not accept.
+    fn end_reservations(&mut self, stays: impl Fn(&IpAddr) -> bool) {
+        let PacketPort { reserved, share, own, .. } = self;
+        reserved.retain(|(ip, _)| {
+            let stays = ip.is_multicast() || stays(ip);
+            if let (false, Some(store)) = (stays, &share.store) {
+                store.remove(&store::udp_socket(*ip, own.encapsulation.udp_port, own.ifindex, 0));
+            }
+            stays
+        });
     }
 
     /// Reads the kernel's events and applies them.
@@ -195,7 +222,7 @@ impl PacketPort {
                 self.caps.up = false;
                 self.caps.addrs.clear();
                 self.own.addrs.clear();
-                self.reserved.retain(|(ip, _)| ip.is_multicast());
+                self.end_reservations(|_| false);
             }
         }
         if crate::essence(&self.caps) != before {
@@ -214,7 +241,7 @@ impl PacketPort {
             tracing::warn!("interface {} exists again but cannot be used: {error}", interface.name);
             return;
         }
-        self.reserved.retain(|(ip, _)| ip.is_multicast() || addrs.iter().any(|a| a.ip == *ip));
+        self.end_reservations(|ip| addrs.iter().any(|a| a.ip == *ip));
         addrs.retain(|addr| match self.reserve(addr) {
             Ok(()) => true,
             Err(error) => {
@@ -234,7 +261,7 @@ impl PacketPort {
     /// Opens the sockets again, on another interface of the same name.
     fn reopen(&mut self, interface: &Interface, addrs: &[PortAddr]) -> Result<(), PortError> {
         let own = own_of(&self.own.encapsulation, interface, addrs);
-        let fd = socks::open(&self.spec, &own, self.share)?;
+        let fd = socks::open(&self.spec, &own, &self.share)?;
         epoll::add(&self.epoll, &fd, epoll::EventData::new_u64(FRAMES), epoll::EventFlags::IN)
             .map_err(|e| PortError::from_io("watch a socket", e.into()))?;
         self.kernel = kernel_send::KernelSender::open(&own.name)?;

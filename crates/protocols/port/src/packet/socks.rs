@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 const ETHERNET: [u16; 2] = [1, 772];
 
 /// Opens the packet socket of a worker on the interface.
-pub fn open(spec: &PacketSpec, own: &LocalLink, share: WorkerShare) -> Result<OwnedFd, PortError> {
+pub fn open(spec: &PacketSpec, own: &LocalLink, share: &WorkerShare) -> Result<OwnedFd, PortError> {
     let device = &own.name;
     let explain = |error| PortError::from_io(format!("open a packet socket on {device}"), error);
     let fd = sys::open(spec.rcvbuf, spec.sndbuf).map_err(explain)?;

@@ -65,7 +65,16 @@ impl UdpPort {
         worker: usize,
         workers: usize,
     ) -> Result<UdpPort, PortError> {
-        assert!(worker < workers, "worker index out of range");
+        UdpPort::open_share(spec, encapsulation, name, WorkerShare { worker, workers, store: None })
+    }
+
+    pub(crate) fn open_share(
+        spec: &UdpSpec,
+        encapsulation: &Encapsulation,
+        name: &str,
+        share: WorkerShare,
+    ) -> Result<UdpPort, PortError> {
+        assert!(share.worker < share.workers, "worker index out of range");
         let interface = choose(spec.dev.as_deref(), spec.addr)?;
         // From here on the interface is fixed, even if the default route changes.
         let spec = UdpSpec { dev: Some(interface.name.clone()), ..spec.clone() };
@@ -76,7 +85,7 @@ impl UdpPort {
             tx: tx::UdpTx::new(spec.gso, &encapsulation),
             rx: rx::UdpRx::new(&encapsulation, spec.strict_id),
             encapsulation,
-            share: WorkerShare { worker, workers },
+            share,
             caps: caps_of(name, &interface, Vec::new()),
             socks: Vec::with_capacity(ADDRS_MAX + GROUPS_MAX),
             ifindex: interface.index,
@@ -107,7 +116,7 @@ impl UdpPort {
     }
 
     fn add(&mut self, addr: &PortAddr) -> Result<(), PortError> {
-        let sock = socks::open(&self.spec, &self.encapsulation, addr, self.share)?;
+        let sock = socks::open(&self.spec, &self.encapsulation, addr, &self.share)?;
         self.add_socket(sock)
     }
 
@@ -124,6 +133,10 @@ impl UdpPort {
         let stays = |s: &socks::UdpSocket| s.ip.is_multicast() || addrs.iter().any(|a| a.ip == s.ip);
         if !self.socks.iter().all(stays) {
             self.rx.forget();
+            if let Some(store) = &self.share.store {
+                let gone = self.socks.iter().filter(|s| !stays(s)).filter_map(|s| s.stored_as.as_deref());
+                gone.for_each(|name| store.remove(name));
+            }
             self.socks.retain(stays);
         }
         let mut have = Vec::new();

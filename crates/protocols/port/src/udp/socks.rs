@@ -4,11 +4,11 @@
 use crate::error::PortError;
 use crate::spec::UdpSpec;
 use crate::sys::socket::{self, SocketOptions};
-use crate::{Encapsulation, PortAddr, WorkerShare};
+use crate::{Encapsulation, PortAddr, WorkerShare, store};
 use burst_netif::is_link_local;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// A socket and its address.
 pub struct UdpSocket {
@@ -18,6 +18,8 @@ pub struct UdpSocket {
     pub fd: OwnedFd,
     /// The kernel's count of packets lost for want of buffer, at the last report.
     pub lost_seen: u32,
+    /// The socket's name in the store of descriptors.
+    pub stored_as: Option<String>,
 }
 
 /// Opens the socket of `addr`.
@@ -25,13 +27,20 @@ pub struct UdpSocket {
 /// With several workers the sockets of one address form a reuse group, and the kernel steers datagrams by the worker word. A
 /// reuse group would also accept another program that has bound the same UDP port with reuse, so worker 0 first tests, without
 /// reuse, whether the UDP port is free.
+///
+/// A socket of this process's predecessor is taken over with its options, its reuse group and its packets.
 pub fn open(
     spec: &UdpSpec,
     encapsulation: &Encapsulation,
     addr: &PortAddr,
-    share: WorkerShare,
+    share: &WorkerShare,
 ) -> Result<UdpSocket, PortError> {
     let udp_port = encapsulation.udp_port;
+    let name = store::udp_socket(addr.ip, udp_port, addr.ifindex, share.worker);
+    let stored_as = share.store.is_some().then(|| name.clone());
+    if let Some(fd) = share.store.as_ref().and_then(|store| store.take(&name)) {
+        return Ok(UdpSocket { ip: addr.ip, fd, lost_seen: 0, stored_as });
+    }
     let options = SocketOptions {
         addr: socket_addr(addr, udp_port),
         gro: spec.gro,
@@ -59,7 +68,10 @@ pub fn open(
             spec.rcvbuf
         );
     }
-    Ok(UdpSocket { ip: addr.ip, fd, lost_seen: 0 })
+    if let Some(store) = &share.store {
+        store.store(&name, fd.as_fd());
+    }
+    Ok(UdpSocket { ip: addr.ip, fd, lost_seen: 0, stored_as })
 }
 
 /// Opens the socket of a multicast group on interface `ifindex`; the socket only receives.
@@ -82,7 +94,7 @@ pub fn open_group(
         ifindex,
     };
     let fd = socket::open(&options).map_err(|e| PortError::from_io(format!("join {group}"), e))?;
-    Ok(UdpSocket { ip: group, fd, lost_seen: 0 })
+    Ok(UdpSocket { ip: group, fd, lost_seen: 0, stored_as: None })
 }
 
 fn socket_addr(addr: &PortAddr, port: u16) -> SocketAddr {

@@ -1,0 +1,274 @@
+//! The tombstone file of a worker: the connected queue pairs, for a successor of this process.
+//!
+//! A supervisor keeps the file, a memfd. The worker writes a record when a queue pair is connected (RTR) and clears it when the
+//! queue pair is destroyed; both are one system call, and nothing is written in between. When the process has fallen, its
+//! successor makes a [`Tombstone`] of each record ([`TombstoneFile::take_over`]) and moves the records to the first part of the
+//! file: if the successor falls as well before their lifetime ends, the next one still answers.
+//!
+//! The file is the memory of a process that crashed: each record has a checksum and each field is checked.
+
+use crate::qpn::{SLOT_MAX, slot_of, worker_of};
+use crate::tombstone::{LINGER, TOMBSTONES_MAX, Tombstone};
+use burst_base::{DeviceId, Nanos, Qpn};
+use burst_cm::CmIds;
+use burst_frame::Flow;
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+/// Bytes of a record.
+const RECORD: usize = 80;
+/// Bytes of the first part: records of former processes.
+const BURIED: u64 = (TOMBSTONES_MAX * RECORD) as u64;
+/// First bytes of a record.
+const MAGIC: [u8; 4] = *b"QPTS";
+
+/// A record's bytes.
+type Record = [u8; RECORD];
+
+/// The tombstone file of a worker.
+#[derive(Debug)]
+pub struct TombstoneFile(File);
+
+impl AsFd for TombstoneFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl TombstoneFile {
+    /// A new, empty file in memory.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn create() -> io::Result<TombstoneFile> {
+        Ok(TombstoneFile(memfd_create("burst-tombstones", MemfdFlags::CLOEXEC)?.into()))
+    }
+
+    /// The file of a predecessor.
+    pub fn from_fd(fd: OwnedFd) -> TombstoneFile {
+        TombstoneFile(fd.into())
+    }
+
+    /// Writes the record of the queue pair in entry `index` of the worker's table.
+    pub fn write(&self, index: u32, stone: &Tombstone) {
+        // Without the record (memory is exhausted) the peer must wait for its retries.
+        let _ = self.0.write_all_at(&encode(stone), place(index));
+    }
+
+    /// Clears the record of entry `index`.
+    pub fn clear(&self, index: u32) {
+        let _ = self.0.write_all_at(&[0; RECORD], place(index));
+    }
+
+    /// The tombstones of a former process that are valid for `worker` with `devices` devices and not older than their lifetime.
+    /// They move to the first part of the file; the second part is empty then.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn take_over(&self, now: Nanos, worker: u32, devices: usize) -> io::Result<Vec<Tombstone>> {
+        let stones = self.read(now, worker, devices)?;
+        let mut buried = vec![0; BURIED as usize];
+        for (record, stone) in buried.chunks_exact_mut(RECORD).zip(&stones) {
+            record.copy_from_slice(&encode(stone));
+        }
+        // In this order: if this process falls in between, records are there twice, and one is used.
+        self.0.write_all_at(&buried, 0)?;
+        self.0.set_len(BURIED)?;
+        Ok(stones)
+    }
+
+    fn read(&self, now: Nanos, worker: u32, devices: usize) -> io::Result<Vec<Tombstone>> {
+        let length = self.0.metadata()?.len().min(place(SLOT_MAX));
+        let mut bytes = vec![0; length as usize];
+        self.0.read_exact_at(&mut bytes, 0)?;
+        let (mut stones, mut known) = (Vec::new(), HashSet::new());
+        for (at, record) in bytes.chunks_exact(RECORD).enumerate() {
+            let is_buried = (at * RECORD) < BURIED as usize;
+            let Some(mut stone) = record.first_chunk().and_then(decode) else { continue };
+            let valid = worker_of(stone.qpn) == worker
+                && (1..SLOT_MAX - 1).contains(&slot_of(stone.qpn))
+                && stone.device.index() < devices;
+            if !is_buried {
+                stone.until = now + LINGER;
+            }
+            let lives = stone.until > now && stone.until <= now + LINGER;
+            if valid && lives && known.insert(stone.qpn) {
+                stones.push(stone);
+            }
+        }
+        // The newest are in the second part.
+        let surplus = stones.len().saturating_sub(TOMBSTONES_MAX);
+        stones.drain(..surplus);
+        Ok(stones)
+    }
+}
+
+/// Offset of the record of entry `index`.
+fn place(index: u32) -> u64 {
+    BURIED + u64::from(index) * RECORD as u64
+}
+
+fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// An address of a host, or `None`.
+fn address(octets: [u8; 16]) -> Option<IpAddr> {
+    let ip = Ipv6Addr::from(octets).to_canonical();
+    let no_host = ip.is_unspecified() || ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+    (!no_host).then_some(ip)
+}
+
+/// FNV-1a, 32 bits (draft-eastlake-fnv): tells a record from stray bytes.
+fn checksum(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+fn encode(stone: &Tombstone) -> Record {
+    let Tombstone { qpn, peer, cm, device, flow, until } = stone;
+    let ids = cm.unwrap_or_default();
+    let mut record = [0; RECORD];
+    record[..4].copy_from_slice(&MAGIC);
+    let mut at = 8;
+    let mut put = |bytes: &[u8]| {
+        record[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
+    };
+    put(&qpn.get().to_le_bytes());
+    put(&peer.get().to_le_bytes());
+    put(&octets(flow.src));
+    put(&octets(flow.dst));
+    put(&until.0.to_le_bytes());
+    put(&flow.flow_label.to_le_bytes());
+    put(&flow.scope.to_le_bytes());
+    put(&ids.local.to_le_bytes());
+    put(&ids.remote.to_le_bytes());
+    put(&flow.src_port.to_le_bytes());
+    put(&[device.0 as u8, flow.tos, flow.hop_limit]);
+    let sum = checksum(&record[8..]);
+    record[4..8].copy_from_slice(&sum.to_le_bytes());
+    record
+}
+
+fn decode(record: &Record) -> Option<Tombstone> {
+    let word = |at: usize| u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]]);
+    if record[..4] != MAGIC || word(4) != checksum(&record[8..]) {
+        return None;
+    }
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+    let octets = |at: usize| -> [u8; 16] { std::array::from_fn(|i| record[at + i]) };
+    let number = |at: usize| Some(word(at)).filter(|n| (2..Qpn::MULTICAST.get()).contains(n)).map(Qpn::new);
+    let (src, dst) = (address(octets(16))?, address(octets(32))?);
+    if src.is_ipv4() != dst.is_ipv4() {
+        return None;
+    }
+    let flow = Flow {
+        src,
+        dst,
+        src_port: u16::from_le_bytes([record[72], record[73]]),
+        tos: record[75],
+        hop_limit: record[76],
+        flow_label: word(56),
+        scope: word(60),
+    };
+    let device = DeviceId::from_index(usize::from(record[74]));
+    let cm = Some(CmIds { local: word(64), remote: word(68) }).filter(|ids| *ids != CmIds::default());
+    Some(Tombstone { qpn: number(8)?, peer: number(12)?, cm, device, flow, until: Nanos(long(48)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Nanos = Nanos::from_ms(100_000);
+
+    fn stone(qpn: u32) -> Tombstone {
+        let flow = Flow {
+            src: IpAddr::from([10, 0, 0, 1]),
+            dst: IpAddr::from([10, 0, 0, 2]),
+            src_port: 50_000,
+            tos: 104,
+            hop_limit: 63,
+            flow_label: 0xabcde,
+            scope: 2,
+        };
+        Tombstone { qpn: Qpn::new(qpn), peer: Qpn::new(77), cm: None, device: DeviceId(1), flow, until: NOW + LINGER }
+    }
+
+    fn numbers(stones: &[Tombstone]) -> Vec<u32> {
+        stones.iter().map(|stone| stone.qpn.get()).collect()
+    }
+
+    #[test]
+    fn a_record_keeps_every_field() {
+        let v6 = Flow { src: "fe80::1".parse().unwrap(), dst: "fd00::2".parse().unwrap(), ..stone(0x500).flow };
+        let cm = Some(CmIds { local: 3, remote: 4 });
+        for stone in [stone(0x500), Tombstone { flow: v6, cm, ..stone(0x510) }] {
+            assert_eq!(decode(&encode(&stone)), Some(stone));
+        }
+    }
+
+    #[test]
+    fn connected_queue_pairs_become_tombstones_and_destroyed_ones_do_not() {
+        let file = TombstoneFile::create().expect("a memfd");
+        (1..=3).for_each(|n| file.write(n, &stone(n << 4)));
+        file.clear(2);
+        let stones = file.take_over(NOW, 0, 2).expect("read");
+        assert_eq!(numbers(&stones), [1 << 4, 3 << 4]);
+        assert!(stones.iter().all(|stone| stone.until == NOW + LINGER));
+    }
+
+    #[test]
+    fn a_second_fall_keeps_the_tombstones_for_the_rest_of_their_lifetime() {
+        let file = TombstoneFile::create().expect("a memfd");
+        file.write(1, &stone(0x500));
+        file.take_over(NOW, 0, 2).expect("read");
+        file.write(1, &stone(0x510));
+        let later = NOW + Nanos(LINGER.0 / 2);
+        assert_eq!(numbers(&file.take_over(later, 0, 2).expect("read")), [0x500, 0x510]);
+        assert_eq!(numbers(&file.take_over(NOW + LINGER, 0, 2).expect("read")), [0x510]);
+        assert!(file.take_over(later + LINGER, 0, 2).expect("read").is_empty());
+    }
+
+    #[test]
+    fn nothing_of_a_crashed_process_is_believed() {
+        let file = TombstoneFile::create().expect("a memfd");
+        let flow = stone(0x500).flow;
+        let wrong = [
+            Tombstone { device: DeviceId(2), ..stone(0x500) },
+            stone(0x501),
+            stone(0x0),
+            stone(0x1fff_f0 | 0xe0_0000),
+            Tombstone { peer: Qpn::new(1), ..stone(0x510) },
+            Tombstone { flow: Flow { dst: IpAddr::from([224, 0, 0, 1]), ..flow }, ..stone(0x520) },
+            Tombstone { flow: Flow { src: IpAddr::from([0; 4]), ..flow }, ..stone(0x530) },
+            Tombstone { flow: Flow { src: "fd00::1".parse().unwrap(), ..flow }, ..stone(0x540) },
+        ];
+        (1..).zip(&wrong).for_each(|(n, stone)| file.write(n, stone));
+        for at in 0..RECORD {
+            let mut bytes = encode(&stone(0x550));
+            bytes[at] ^= 0x10;
+            file.0.write_all_at(&bytes, place(100 + at as u32)).expect("written");
+        }
+        assert_eq!(numbers(&file.take_over(NOW, 0, 2).expect("read")), [0; 0]);
+    }
+
+    #[test]
+    fn a_file_of_any_length_is_read() {
+        for length in [1, BURIED - 1, BURIED + 1, place(SLOT_MAX) + 1, 1 << 40] {
+            let file = TombstoneFile::create().expect("a memfd");
+            file.write(1, &stone(0x500));
+            file.0.set_len(length).expect("a length");
+            let found = file.take_over(NOW, 0, 2).expect("read").len();
+            assert_eq!(found, usize::from(length > place(1)), "{length}");
+        }
+    }
+}
