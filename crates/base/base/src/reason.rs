@@ -144,6 +144,17 @@ reasons! {
     AnswerWithheld, "answer_withheld", Drop, "A repeated or out-of-order request was not answered again, because the queue pair has sent too many such answers.", "Look for a host that repeats the peer's requests, or for a path that loses most packets.";
     CmAddressAsked, "cm_address_asked", Note, "A connection request waits until its sender has proved its address by an answer, because too many requests came from addresses that have proved nothing.", "If often, look for a host that sends connection requests with forged source addresses.";
     DaemonDied, "daemon_died", Completion, "The daemon fell before the request completed: the library ended the request, and whether the peer has executed it is unknown.", "Open the device again; `burst why daemon` shows why the daemon fell.";
+    // --- memory that is reached in its process
+    PageLate, "page_late", Note, "A page of a program's memory was not there in time; the packet is sent or asked for again.", "Nothing if rare: the page is read from a file. If often, register memory that is no mapped file, or touch it before.";
+    PageRemoved, "page_removed", Completion, "A page of registered memory is missing: the program has removed it from its file, or no huge page is free; the daemon may not allocate it.", "Register memory that has been touched, and do not remove pages (MADV_REMOVE, FALLOC_FL_PUNCH_HOLE) while it is registered.";
+    PageMissing, "page_missing", Completion, "A page of a program's memory has not come for a second.", "Look for the file system behind the registered memory: a FUSE or NFS server that does not answer.";
+}
+
+impl Reason {
+    /// Whether the program's key and range are right, but its memory is not there.
+    pub const fn is_of_memory(self) -> bool {
+        matches!(self, Reason::PageMissing | Reason::PageRemoved)
+    }
 }
 
 impl core::fmt::Display for Reason {

@@ -5,19 +5,21 @@
 //! process is reached through the file `/proc/PID/mem` of its process (module `remote`), a run of packets by one system
 //! call ([`Span::write_pieces`], [`Span::joined`]). A null span has no memory: writes vanish, reads give zeroes.
 //!
-//! Every access succeeds or fails as a whole: a transfer that stops half-way reports [`Gone`], and the bytes that it has
+//! Every access succeeds or fails as a whole: a transfer that stops half-way reports [`Unreachable`], and the bytes that it has
 //! already moved are undefined content, as after any failed RDMA operation. Atomics (IBA 9.4.5) are real atomics
 //! on local spans. On remote spans they are a read and a write by system calls: atomic among the workers of this process
 //! as long as one worker serves the responder, never against stores of the owner. The verbs attribute
 //! `IBV_ATOMIC_HCA` promises no more than that.
 
 mod copy;
+mod guarded;
 mod remote;
 mod staging;
 
 pub use copy::{PIECE, copy};
+pub use guarded::{AccessThreads, LATE_MAX, THREADS_MAX, WAIT_MAX, WAIT_PERCENT};
 pub use remote::{MemoryFd, PIECES_PER_CALL, ProcessMemory};
-pub use staging::{STAGING_BYTES, Staging};
+pub use staging::{STAGING_BYTES, StagedReads, Staging};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,9 +47,15 @@ pub struct Span {
 // The batches of the data path copy spans: two registers, as before there were three kinds.
 const _: () = assert!(size_of::<Span>() == 16);
 
-/// The owning process has ended or runs another program, or the range is no longer mapped there.
+/// Why memory was not reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gone;
+pub enum Unreachable {
+    /// The owning process has ended or runs another program, the range is no longer mapped there, or a page has not come for
+    /// [`LATE_MAX`].
+    Gone,
+    /// A page has not come yet. The access may be repeated later.
+    Late,
+}
 
 impl Span {
     /// Memory mapped in this process.
@@ -102,7 +110,7 @@ impl Span {
         adjacent.then_some(Span { len, ..*self })
     }
     /// Copies the span to `dst`, which must have the span's length (panics otherwise).
-    pub fn read_to(&self, dst: &mut [u8]) -> Result<(), Gone> {
+    pub fn read_to(&self, dst: &mut [u8]) -> Result<(), Unreachable> {
         assert_eq!(dst.len(), self.len());
         if !self.is_local() {
             return self.read_elsewhere(dst);
@@ -114,7 +122,7 @@ impl Span {
     }
     /// [`Span::read_to`] for a span that is not local.
     #[cold]
-    fn read_elsewhere(&self, dst: &mut [u8]) -> Result<(), Gone> {
+    fn read_elsewhere(&self, dst: &mut [u8]) -> Result<(), Unreachable> {
         match self.backing {
             Backing::Remote(memory) => remote::read(memory, self.addr, dst),
             Backing::Local | Backing::Null => {
@@ -125,7 +133,7 @@ impl Span {
         }
     }
     /// Copies `src` into the span, which must have the same length (panics otherwise).
-    pub fn write_from(&self, src: &[u8]) -> Result<(), Gone> {
+    pub fn write_from(&self, src: &[u8]) -> Result<(), Unreachable> {
         assert_eq!(src.len(), self.len());
         match self.backing {
             // SAFETY: the maker of a local span promised `addr .. addr + len` is writable if it is written through;
@@ -139,7 +147,7 @@ impl Span {
     /// Copies `pieces` one behind the other into the span. Together they must have the span's length (panics if they are
     /// longer; a shorter sum leaves the rest of the span as it is). Memory of another process costs one system call for
     /// up to [`PIECES_PER_CALL`] pieces, not one for each: the payloads of a train are written together.
-    pub fn write_pieces<'a>(&self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), Gone> {
+    pub fn write_pieces<'a>(&self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), Unreachable> {
         match self.backing {
             Backing::Local => {
                 let mut at = 0;
@@ -169,7 +177,7 @@ impl Span {
         Some(f(unsafe { core::slice::from_raw_parts(self.as_ptr().cast_const(), self.len()) }))
     }
     /// Adds `addend` to the 8 bytes (host byte order) and returns the value before. Panics if the span is not 8 bytes.
-    pub fn fetch_add(&self, addend: u64) -> Result<u64, Gone> {
+    pub fn fetch_add(&self, addend: u64) -> Result<u64, Unreachable> {
         match self.atomic() {
             Some(word) => Ok(word.fetch_add(addend, Ordering::SeqCst)),
             None => self.read_modify_write(|old| Some(old.wrapping_add(addend))),
@@ -177,7 +185,7 @@ impl Span {
     }
     /// Stores `swap` in the 8 bytes (host byte order) if they hold `compare`; returns the value before. Panics if the
     /// span is not 8 bytes.
-    pub fn cmp_swap(&self, compare: u64, swap: u64) -> Result<u64, Gone> {
+    pub fn cmp_swap(&self, compare: u64, swap: u64) -> Result<u64, Unreachable> {
         match self.atomic() {
             Some(word) => Ok(word
                 .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
@@ -197,12 +205,13 @@ impl Span {
         Some(unsafe { AtomicU64::from_ptr(self.as_ptr().cast::<u64>()) })
     }
     /// A read and a write, for words that are not local or not aligned: other processes may store in between.
-    fn read_modify_write(&self, f: impl FnOnce(u64) -> Option<u64>) -> Result<u64, Gone> {
+    fn read_modify_write(&self, f: impl FnOnce(u64) -> Option<u64>) -> Result<u64, Unreachable> {
         let mut bytes = [0; 8];
         self.read_to(&mut bytes)?;
         let old = u64::from_ne_bytes(bytes);
         if let Some(new) = f(old) {
-            self.write_from(&new.to_ne_bytes())?;
+            // A late write may still be carried out. The caller must not repeat the operation then.
+            self.write_from(&new.to_ne_bytes()).map_err(|_| Unreachable::Gone)?;
         }
         Ok(old)
     }
@@ -353,9 +362,9 @@ mod tests {
         let write = |from| own.span(from, 3000).write_pieces(pieces.iter().map(|p| &p[..]));
         assert_eq!((write(at), write(at + 1096)), (Ok(()), Ok(())));
         for from in [at + 1097, at + 2500, at + 4095, at + 4096] {
-            assert_eq!(write(from), Err(Gone));
+            assert_eq!(write(from), Err(Unreachable::Gone));
         }
-        assert_eq!(own.span(u64::MAX - 10, 3000).write_pieces(pieces.iter().map(|p| &p[..])), Err(Gone));
+        assert_eq!(own.span(u64::MAX - 10, 3000).write_pieces(pieces.iter().map(|p| &p[..])), Err(Unreachable::Gone));
     }
 
     #[test]
@@ -364,8 +373,12 @@ mod tests {
         let memory = ProcessMemory::own().unwrap();
         for addr in [8, 4096, 1 << 62, u64::MAX - 3, u64::MAX >> 1] {
             let span = memory.span(addr, 8);
-            assert_eq!((span.read_to(&mut out), span.write_from(&out)), (Err(Gone), Err(Gone)), "{addr:#x}");
-            assert_eq!(span.fetch_add(1), Err(Gone));
+            assert_eq!(
+                (span.read_to(&mut out), span.write_from(&out)),
+                (Err(Unreachable::Gone), Err(Unreachable::Gone)),
+                "{addr:#x}"
+            );
+            assert_eq!(span.fetch_add(1), Err(Unreachable::Gone));
         }
         assert!(ProcessMemory::open(u32::MAX >> 1, 0).is_err());
     }

@@ -7,32 +7,45 @@
 //!
 //! The kernel checks every address; a wrong one is an error and never a fault here. A call may move less than asked
 //! when a later page is unmapped: it is repeated for the rest, so that the end of the mapped part shows as an error, and
-//! any shortfall is [`Gone`].
+//! any shortfall is [`Unreachable::Gone`].
 
-use crate::{Backing, Gone, Span};
+use crate::guarded::{self, AccessThreads, GuardedMemory};
+use crate::{Backing, Span, Unreachable};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 /// Most pieces that one system call writes: as many as the packets of one GSO send.
 pub const PIECES_PER_CALL: usize = 64;
 
-/// Number of a descriptor of `/proc/PID/mem`, in three bytes so that a span stays 16 bytes long.
+/// Number of a descriptor of `/proc/PID/mem`, in three bytes so that a span stays 16 bytes long. The highest bit says that the
+/// memory is reached by threads ([`crate::guarded`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFd([u8; 3]);
 
 impl MemoryFd {
-    /// `None` for numbers of 2^24 and more; `fs.nr_open` is 2^20 on usual systems.
+    const GUARDED: u8 = 0x80;
+
+    /// `None` for numbers of 2^23 and more; `fs.nr_open` is 2^20 on usual systems.
     fn new(fd: RawFd) -> Option<MemoryFd> {
         match u32::try_from(fd).ok()?.to_le_bytes() {
-            [a, b, c, 0] => Some(MemoryFd([a, b, c])),
+            [a, b, c, 0] if c & Self::GUARDED == 0 => Some(MemoryFd([a, b, c])),
             _ => None,
         }
     }
+    fn guarded(self) -> MemoryFd {
+        let MemoryFd([a, b, c]) = self;
+        MemoryFd([a, b, c | Self::GUARDED])
+    }
+    /// The descriptor, if the memory is guarded.
+    fn if_guarded(self) -> Option<u32> {
+        (self.0[2] & Self::GUARDED != 0).then_some(self.raw() as u32)
+    }
     fn raw(self) -> RawFd {
         let MemoryFd([a, b, c]) = self;
-        i32::from_le_bytes([a, b, c, 0])
+        i32::from_le_bytes([a, b, c & !Self::GUARDED, 0])
     }
 }
 
@@ -40,8 +53,18 @@ impl MemoryFd {
 #[derive(Debug)]
 pub struct ProcessMemory {
     /// Keeps the descriptor open.
-    _file: File,
+    file: File,
     fd: MemoryFd,
+    /// The memory as threads reach it, if they do.
+    guarded: Option<Arc<GuardedMemory>>,
+}
+
+impl Drop for ProcessMemory {
+    fn drop(&mut self) {
+        if let Some(number) = self.fd.if_guarded() {
+            GuardedMemory::forget(number);
+        }
+    }
 }
 
 impl ProcessMemory {
@@ -68,7 +91,22 @@ impl ProcessMemory {
     }
     fn of(file: File) -> io::Result<ProcessMemory> {
         let fd = MemoryFd::new(file.as_raw_fd()).ok_or(io::ErrorKind::QuotaExceeded)?;
-        Ok(ProcessMemory { _file: file, fd })
+        Ok(ProcessMemory { file, fd, guarded: None })
+    }
+    /// The same memory, reached by threads: a page that never comes blocks a thread and not the caller of an access.
+    ///
+    /// # Errors
+    /// When the system has no descriptor.
+    pub fn by_threads(mut self, threads: &AccessThreads) -> io::Result<ProcessMemory> {
+        assert!(self.guarded.is_none(), "guarded once");
+        let number = self.fd.raw() as u32;
+        self.guarded = Some(GuardedMemory::register(number, self.file.try_clone()?, threads));
+        self.fd = self.fd.guarded();
+        Ok(self)
+    }
+    /// Whether a page of the memory has not come for [`crate::LATE_MAX`].
+    pub fn has_failed(&self) -> bool {
+        self.guarded.as_ref().is_some_and(|memory| memory.has_failed())
     }
     /// `len` bytes at `addr`. Use the span no longer than `self` lives: the number may be another file's then.
     pub fn span(&self, addr: u64, len: u32) -> Span {
@@ -77,7 +115,10 @@ impl ProcessMemory {
 }
 
 /// Copies `dst.len()` bytes from `addr` of a process.
-pub(crate) fn read(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Gone> {
+pub(crate) fn read(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Unreachable> {
+    if let Some(number) = memory.if_guarded() {
+        return guarded::read(number, addr, dst);
+    }
     let mut done = 0;
     while done < dst.len() {
         let rest = &mut dst[done..];
@@ -89,7 +130,10 @@ pub(crate) fn read(memory: MemoryFd, addr: u64, dst: &mut [u8]) -> Result<(), Go
 }
 
 /// Copies `src` to `addr` of a process.
-pub(crate) fn write(memory: MemoryFd, addr: u64, src: &[u8]) -> Result<(), Gone> {
+pub(crate) fn write(memory: MemoryFd, addr: u64, src: &[u8]) -> Result<(), Unreachable> {
+    if let Some(number) = memory.if_guarded() {
+        return guarded::write(number, addr, &[IoSlice::new(src)]);
+    }
     let mut done = 0;
     while done < src.len() {
         let rest = &src[done..];
@@ -106,7 +150,7 @@ pub(crate) fn write_pieces<'a>(
     addr: u64,
     len: usize,
     mut pieces: impl Iterator<Item = &'a [u8]>,
-) -> Result<(), Gone> {
+) -> Result<(), Unreachable> {
     let mut slices = [IoSlice::new(&[]); PIECES_PER_CALL];
     let mut done = 0;
     loop {
@@ -121,13 +165,16 @@ pub(crate) fn write_pieces<'a>(
             debug_assert_eq!(done, len, "pieces of the span's length");
             return Ok(());
         }
-        write_slices(memory, addr.checked_add(done as u64).ok_or(Gone)?, &mut slices[..count], bytes)?;
+        write_slices(memory, addr.checked_add(done as u64).ok_or(Unreachable::Gone)?, &mut slices[..count], bytes)?;
         done += bytes;
     }
 }
 
 /// Copies `slices`, `len` bytes together, to `addr` of a process.
-fn write_slices(memory: MemoryFd, addr: u64, mut slices: &mut [IoSlice<'_>], len: usize) -> Result<(), Gone> {
+fn write_slices(memory: MemoryFd, addr: u64, mut slices: &mut [IoSlice<'_>], len: usize) -> Result<(), Unreachable> {
+    if let Some(number) = memory.if_guarded() {
+        return guarded::write(number, addr, slices);
+    }
     let mut done = 0;
     while done < len {
         // SAFETY: an `IoSlice` is an `iovec` by contract, and the kernel only reads the live slices that they describe.
@@ -140,14 +187,14 @@ fn write_slices(memory: MemoryFd, addr: u64, mut slices: &mut [IoSlice<'_>], len
     Ok(())
 }
 
-fn at(addr: u64, offset: usize) -> Result<libc::off_t, Gone> {
-    addr.checked_add(offset as u64).and_then(|a| libc::off_t::try_from(a).ok()).ok_or(Gone)
+fn at(addr: u64, offset: usize) -> Result<libc::off_t, Unreachable> {
+    addr.checked_add(offset as u64).and_then(|a| libc::off_t::try_from(a).ok()).ok_or(Unreachable::Gone)
 }
 
 /// Bytes moved by one call that was asked for `asked`; a call that moves none would be repeated for ever.
-fn progress(moved: isize, asked: usize) -> Result<usize, Gone> {
+fn progress(moved: isize, asked: usize) -> Result<usize, Unreachable> {
     debug_assert!(moved <= asked as isize, "the kernel moves no more than it was asked to");
-    usize::try_from(moved).ok().filter(|&n| n > 0).ok_or(Gone)
+    usize::try_from(moved).ok().filter(|&n| n > 0).ok_or(Unreachable::Gone)
 }
 
 #[cfg(test)]
@@ -156,10 +203,12 @@ mod tests {
 
     #[test]
     fn descriptors_of_three_bytes_only() {
-        for fd in [0, 1, 255, 256, 65_536, (1 << 24) - 1] {
+        for fd in [0, 1, 255, 256, 65_536, (1 << 23) - 1] {
             assert_eq!(MemoryFd::new(fd).map(MemoryFd::raw), Some(fd));
+            assert_eq!(MemoryFd::new(fd).and_then(MemoryFd::if_guarded), None);
+            assert_eq!(MemoryFd::new(fd).map(MemoryFd::guarded).and_then(MemoryFd::if_guarded), Some(fd as u32));
         }
-        for fd in [-1, 1 << 24, i32::MAX] {
+        for fd in [-1, 1 << 23, i32::MAX] {
             assert_eq!(MemoryFd::new(fd), None);
         }
     }

@@ -4,11 +4,20 @@
 //! a time. A [`Staging`] buffer reads each run of adjacent remote spans (a turn's packets of one message) by one call
 //! and replaces the spans by local ones, so that ports lend them to the kernel like mapped memory.
 
-use crate::Span;
+use crate::{Span, Unreachable};
 use core::ptr::NonNull;
 
 /// Bytes of a staging buffer: eight turns of 64 KiB. Spans that find no room stay remote; ports read them one by one.
 pub const STAGING_BYTES: usize = 512 << 10;
+
+/// What [`Staging::fetch`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StagedReads {
+    /// Reads that were made.
+    pub reads: usize,
+    /// Reads whose pages were not there in time.
+    pub late: usize,
+}
 
 /// A buffer for the bytes of remote spans. Its memory is allocated when first needed, and then kept.
 #[derive(Debug, Default)]
@@ -33,26 +42,29 @@ impl Drop for Staging {
 impl Staging {
     /// Reads the bytes of the remote spans among `spans` and replaces these spans by local ones in the buffer, which are
     /// good until [`Staging::clear`] or the end of this value. Spans whose process has ended, or that find no room, stay as
-    /// they are. Returns the number of reads that were made.
-    pub fn fetch(&mut self, spans: &mut [Span]) -> usize {
-        let (mut at, mut reads) = (0, 0);
+    /// they are.
+    pub fn fetch(&mut self, spans: &mut [Span]) -> StagedReads {
+        let (mut at, mut fetched) = (0, StagedReads::default());
         while at < spans.len() {
             let (run, count) = self.run(&spans[at..]);
             if count == 0 {
                 at += 1;
                 continue;
             }
-            reads += 1;
-            if let Some(mut local) = self.read(&run) {
-                for span in &mut spans[at..at + count] {
-                    let len = span.len();
-                    *span = local.sub(0, len);
-                    local = local.sub(len, local.len() - len);
+            fetched.reads += 1;
+            match self.read(&run) {
+                Ok(mut local) => {
+                    for span in &mut spans[at..at + count] {
+                        let len = span.len();
+                        *span = local.sub(0, len);
+                        local = local.sub(len, local.len() - len);
+                    }
                 }
+                Err(why) => fetched.late += usize::from(why == Unreachable::Late),
             }
             at += count;
         }
-        reads
+        fetched
     }
     /// The remote spans at the beginning of `spans` that are adjacent and find room, as one; and how many they are.
     fn run(&self, spans: &[Span]) -> (Span, usize) {
@@ -65,15 +77,15 @@ impl Staging {
         }
         (run, count)
     }
-    /// The bytes of `run`, which finds room, as a local span; `None` if they cannot be read.
-    fn read(&mut self, run: &Span) -> Option<Span> {
+    /// The bytes of `run`, which finds room, as a local span.
+    fn read(&mut self, run: &Span) -> Result<Span, Unreachable> {
         let place = self.place(self.used, run.len());
         // SAFETY: inside the buffer and initialised; no span of these bytes exists, because they lie behind `used`.
-        run.read_to(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), run.len()) }).ok()?;
+        run.read_to(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), run.len()) })?;
         self.used += run.len();
         debug_assert!(self.used <= STAGING_BYTES, "`run` has looked for room");
         // SAFETY: inside the buffer, which lives until `clear` and drop allow; only this type writes there.
-        Some(unsafe { Span::local(place.as_ptr(), run.len() as u32) })
+        Ok(unsafe { Span::local(place.as_ptr(), run.len() as u32) })
     }
     /// Address of `len` bytes of the buffer from `offset` on.
     fn place(&mut self, offset: usize, len: usize) -> NonNull<u8> {
@@ -113,14 +125,14 @@ mod tests {
             [local].into_iter().chain(train()).chain([all.sub(69_000, 9), Span::null(5)]).collect();
         let expect = bytes(&spans);
         let mut staging = Staging::default();
-        assert_eq!(staging.fetch(&mut spans), 2, "the train, and the packet behind a gap");
+        assert_eq!(staging.fetch(&mut spans).reads, 2, "the train, and the packet behind a gap");
         assert_eq!(spans.iter().filter(|s| s.is_local()).count(), 18);
         assert_eq!((spans[0].as_ptr(), spans[18].is_local()), (local.as_ptr(), false), "these stay as they are");
         assert!(bytes(&spans) == expect);
-        assert_eq!(staging.fetch(&mut spans), 0, "no span is remote any more");
+        assert_eq!(staging.fetch(&mut spans), StagedReads::default(), "no span is remote any more");
         // A second batch while the first is alive lies elsewhere.
         let mut more: Vec<Span> = train().collect();
-        assert_eq!(staging.fetch(&mut more), 1);
+        assert_eq!(staging.fetch(&mut more).reads, 1);
         assert!(bytes(&spans) == expect && bytes(&more) == memory[..16 * 4096]);
     }
 
@@ -137,9 +149,9 @@ mod tests {
         assert!(bytes(&spans) == memory[..spans.len() * 1000]);
         let mut whole = [all];
         staging.clear();
-        assert_eq!((staging.fetch(&mut whole), whole[0].is_remote()), (0, true), "longer than the buffer");
+        assert_eq!((staging.fetch(&mut whole).reads, whole[0].is_remote()), (0, true), "longer than the buffer");
         let mut exact = [all.sub(0, STAGING_BYTES)];
-        assert_eq!((staging.fetch(&mut exact), exact[0].is_local()), (1, true), "as long as the buffer");
+        assert_eq!((staging.fetch(&mut exact).reads, exact[0].is_local()), (1, true), "as long as the buffer");
         assert!(bytes(&exact) == memory[..STAGING_BYTES]);
     }
 
@@ -148,7 +160,7 @@ mod tests {
         let memory = [5_u8; 64];
         let own = ProcessMemory::own().expect("own memory");
         let mut spans = [own.span(4096, 10), own.span(memory.as_ptr() as u64, 64)];
-        assert_eq!(Staging::default().fetch(&mut spans[..1]), 1);
+        assert_eq!(Staging::default().fetch(&mut spans[..1]), StagedReads { reads: 1, late: 0 });
         assert!(spans[0].is_remote());
         let mut staging = Staging::default();
         staging.fetch(&mut spans);

@@ -1,7 +1,7 @@
 //! An open `/proc/PID/mem` reaches one program only: neither a program that the process runs later by `exec`, nor another
 //! process that gets the same number.
 
-use burst_span::{Gone, ProcessMemory};
+use burst_span::{ProcessMemory, Unreachable};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
@@ -38,9 +38,9 @@ fn the_program_after_exec_is_not_reached() {
     let again = ProcessMemory::open(child.id(), owner).expect("ours");
     let at = mapped(child.id());
     assert_eq!(again.span(at, 8).read_to(&mut out), Ok(()), "the number reaches the new program");
-    assert_eq!(memory.span(at, 8).read_to(&mut out), Err(Gone), "the file opened before does not");
-    assert_eq!(memory.span(at, 8).write_from(&out), Err(Gone));
+    assert_eq!(memory.span(at, 8).read_to(&mut out), Err(Unreachable::Gone), "the file opened before does not");
+    assert_eq!(memory.span(at, 8).write_from(&out), Err(Unreachable::Gone));
     drop(to);
     child.wait().expect("ended");
-    assert_eq!(again.span(at, 8).read_to(&mut out), Err(Gone));
+    assert_eq!(again.span(at, 8).read_to(&mut out), Err(Unreachable::Gone));
 }

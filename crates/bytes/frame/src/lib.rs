@@ -184,12 +184,14 @@ impl TxBatch {
     }
     /// Reads the payload that lies in other processes into memory of this batch, adjacent packets by one system call. All
     /// spans are local then, except for payload that cannot be read or for which there is no room. A port reads such payload
-    /// packet by packet and counts the failures.
-    pub fn fetch_remote(&mut self) {
-        if self.has_remote {
-            self.staging.fetch(&mut self.spans);
-            self.has_remote = false;
+    /// packet by packet and counts the failures. Returns how many of the calls were given up because a page was not there in
+    /// time.
+    pub fn fetch_remote(&mut self) -> usize {
+        if !self.has_remote {
+            return 0;
         }
+        self.has_remote = false;
+        self.staging.fetch(&mut self.spans).late
     }
     /// The frames.
     pub fn frames(&self) -> &[TxFrame] {

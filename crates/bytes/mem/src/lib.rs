@@ -1,9 +1,13 @@
 //! Registered memory (storey 1): memory regions, keys, access checks and translation; and the sharing of an
 //! application's memory with the daemon. A [`window`] opens a part of a region by a key of its own.
 //!
-//! Daemon side: [`key`] makes keys, [`region`] maps an application's memory, [`table`] translates a key, an address
-//! and a length into a [`Span`]. Application side: [`swap`] replaces private pages by a sealed memfd in place, so
+//! Daemon side: [`key`] makes keys, [`region`] maps an application's memory, [`holes`] handles pages of it that are missing,
+//! [`table`] translates a key, an address and a length into a [`Span`].
+//!
+//! Application side: [`swap`] replaces private pages by a sealed memfd in place, so
 //! that the daemon can map the same pages.
+#[cfg(not(loom))]
+pub mod holes;
 #[cfg(not(loom))]
 pub mod key;
 #[cfg(not(loom))]
@@ -16,7 +20,7 @@ pub mod table;
 #[cfg(not(loom))]
 pub mod window;
 
-pub use burst_span::{Backing, ProcessMemory, Span};
+pub use burst_span::{AccessThreads, Backing, ProcessMemory, Span};
 #[cfg(not(loom))]
 pub use key::{KeyCipher, KeySpace};
 #[cfg(not(loom))]

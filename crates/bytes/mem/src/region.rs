@@ -5,6 +5,8 @@
 //! mapped only if it is sealed against shrinking and long enough: otherwise a truncation would be a SIGBUS here.
 //! A region that cannot be mapped is reached in its process, by system calls.
 
+use crate::holes::{FillAllowance, HoleGuard, watch_missing};
+use burst_base::Reason;
 use burst_base::verbs::access;
 use burst_span::{ProcessMemory, Span};
 use rustix::fs::SealFlags;
@@ -44,6 +46,9 @@ pub enum MapRefused {
     /// No pieces, too many, a length of zero, or pieces that do not join at page boundaries.
     #[error("the pieces cannot be mapped one after the other")]
     NotContiguous,
+    /// Missing pages of the memory cannot be watched: a descriptor without the right to write, or too many mappings.
+    #[error("missing pages of the memory cannot be watched: it is reached in its process only")]
+    Unwatched,
     /// A system call failed.
     #[error("mapping failed: {0}")]
     Os(#[from] rustix::io::Errno),
@@ -76,6 +81,8 @@ pub struct LocalMapping {
     reserved: *mut core::ffi::c_void,
     /// Length of the reservation in bytes.
     reserved_len: usize,
+    /// The watch over missing pages; `None` where the table of watches is full.
+    guard: Option<HoleGuard>,
 }
 
 // SAFETY: the memory is reached through spans only; the struct itself is immutable.
@@ -85,6 +92,8 @@ unsafe impl Sync for LocalMapping {}
 
 impl Drop for LocalMapping {
     fn drop(&mut self) {
+        // Before the addresses are free for another mapping.
+        self.guard = None;
         // SAFETY: our own reservation; the table's `reclaim` has waited for the end of the turn.
         let _ = unsafe { rustix::mm::munmap(self.reserved, self.reserved_len) };
     }
@@ -124,17 +133,39 @@ impl Region {
     }
     /// Maps `pieces` one after the other; writable only if `access` has a right to write.
     pub fn map(pieces: &[MapPiece<'_>], access: u32) -> Result<Mapping, MapRefused> {
-        LocalMapping::new(pieces, access & WRITE_RIGHTS != 0).map(Mapping::Local)
+        LocalMapping::new(pieces, access & WRITE_RIGHTS != 0, None).map(Mapping::Local)
+    }
+    /// [`Region::map`] for a program that is not trusted: missing pages are allocated from `allowance` only.
+    pub fn map_untrusted(
+        pieces: &[MapPiece<'_>],
+        access: u32,
+        allowance: &Arc<FillAllowance>,
+    ) -> Result<Mapping, MapRefused> {
+        LocalMapping::new(pieces, access & WRITE_RIGHTS != 0, Some(allowance)).map(Mapping::Local)
     }
     /// Reaches `memory` from `addr` on by system calls.
     pub fn in_process(memory: Arc<ProcessMemory>, addr: u64) -> Mapping {
         Mapping::InProcess { memory, addr }
     }
+    /// Whether a page of the mapping was missing and could not be allocated: the bytes are lost.
+    pub fn is_broken(&self) -> bool {
+        matches!(&self.mapping, Mapping::Local(local) if local.guard.as_ref().is_some_and(HoleGuard::is_broken))
+    }
     /// Whether `len` bytes at `addr` (in the region's own addresses) are all inside.
     pub fn contains(&self, addr: u64, len: u64) -> bool {
         addr.checked_sub(self.iova).is_some_and(|offset| offset <= self.len && len <= self.len - offset)
     }
-    /// `len` bytes at `addr` (in the region's own addresses); None when they are not all inside.
+    /// Why [`Region::span`] gives nothing: `outside`, or that a page of the memory does not come.
+    #[cold]
+    pub(crate) fn refusal(&self, outside: Reason) -> Reason {
+        match &self.mapping {
+            Mapping::InProcess { memory, .. } if memory.has_failed() => Reason::PageMissing,
+            Mapping::Local(_) if self.is_broken() => Reason::PageRemoved,
+            _ => outside,
+        }
+    }
+    /// `len` bytes at `addr` (in the region's own addresses); None when they are not all inside, or when a page of the memory
+    /// does not come.
     #[inline]
     pub fn span(&self, addr: u64, len: u32) -> Option<Span> {
         let offset = addr.checked_sub(self.iova)?;
@@ -146,6 +177,7 @@ impl Region {
             // region is reclaimed between turns. Without a right to write, `local`/`remote` hand the span to readers only.
             Mapping::Local(m) => unsafe { Span::local(m.base.add(offset as usize), len) },
             // The descriptor stays open as long as the region exists.
+            Mapping::InProcess { memory, .. } if memory.has_failed() => return None,
             Mapping::InProcess { memory, addr } => memory.span(addr.wrapping_add(offset), len),
             Mapping::Nothing if len == 0 => Span::nothing(),
             Mapping::Nothing => return None,
@@ -155,7 +187,11 @@ impl Region {
 }
 
 impl LocalMapping {
-    fn new(pieces: &[MapPiece<'_>], writable: bool) -> Result<LocalMapping, MapRefused> {
+    fn new(
+        pieces: &[MapPiece<'_>],
+        writable: bool,
+        allowance: Option<&Arc<FillAllowance>>,
+    ) -> Result<LocalMapping, MapRefused> {
         if pieces.is_empty() || pieces.len() > PIECES_MAX {
             return Err(MapRefused::NotContiguous);
         }
@@ -167,7 +203,11 @@ impl LocalMapping {
         let reserved = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), RESERVE)? };
         // From here on every return unmaps the reservation, by `drop`.
         let start = (reserved as u64).next_multiple_of(align);
-        let mapping = LocalMapping { base: (start + lead) as *mut u8, reserved, reserved_len: len };
+        let guard = HoleGuard::new(reserved as usize, len, allowance);
+        if guard.is_none() && allowance.is_some() {
+            return Err(MapRefused::Unwatched);
+        }
+        let mapping = LocalMapping { base: (start + lead) as *mut u8, reserved, reserved_len: len, guard };
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let mut at = start;
         for piece in pieces {
@@ -185,6 +225,10 @@ impl LocalMapping {
                     first,
                 )?
             };
+            // Huge pages are not charged to the memory of a control group.
+            if allowance.is_some() && size == PAGE && !watch_missing(at as usize, bytes as usize) {
+                return Err(MapRefused::Unwatched);
+            }
             at += bytes;
         }
         assert!(at <= reserved as u64 + len as u64, "the pieces lie inside the reservation");

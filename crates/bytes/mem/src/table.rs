@@ -9,6 +9,7 @@
 //!
 //! **Life.** A region removed during a turn stays mapped until [`MrTable::reclaim`], which the worker calls
 //! between turns, so that spans made in this turn stay valid.
+use crate::holes;
 use crate::key::{INDEX_MAX, KeyCipher};
 use crate::region::Region;
 use crate::window::{BindRequest, KEY_BASE, Window};
@@ -30,6 +31,8 @@ pub struct Peer {
 #[derive(Debug)]
 enum KeyEntry {
     Region(Arc<Region>),
+    /// A region of which a page is missing: its key gives nothing.
+    Broken(Arc<Region>),
     Window(Arc<Window>),
 }
 
@@ -54,12 +57,14 @@ pub struct MrTable {
     cipher: KeyCipher,
     slots: Vec<Option<KeyEntry>>,
     removed: Vec<Arc<Region>>,
+    /// [`holes::broken`] when broken regions were last looked for.
+    broken_seen: u64,
 }
 
 impl MrTable {
     /// An empty table whose keys come from the [`crate::KeySpace`] with this cipher.
     pub fn new(cipher: KeyCipher) -> MrTable {
-        MrTable { cipher, slots: Vec::new(), removed: Vec::new() }
+        MrTable { cipher, slots: Vec::new(), removed: Vec::new(), broken_seen: holes::broken() }
     }
     fn put(&mut self, key: u32, entry: KeyEntry) -> bool {
         let index = self.cipher.index(key);
@@ -87,7 +92,10 @@ impl MrTable {
     /// Removes a region. Its mapping lives at least until [`MrTable::reclaim`].
     pub fn remove(&mut self, key: u32) -> Option<Arc<Region>> {
         let slot = self.slots.get_mut(self.cipher.index(key))?;
-        let region = slot.as_ref()?.region(key)?.clone();
+        let region = match slot.as_ref()? {
+            KeyEntry::Broken(region) if region.key == key => region.clone(),
+            entry => entry.region(key)?.clone(),
+        };
         debug_assert_eq!(region.key, key);
         *slot = None;
         self.removed.push(region.clone());
@@ -102,8 +110,32 @@ impl MrTable {
         Some(window)
     }
     /// Drops the removed regions. Call it between turns, when no span is alive.
+    #[inline]
     pub fn reclaim(&mut self) {
         self.removed.clear();
+        if holes::broken() != self.broken_seen {
+            self.close_broken();
+        }
+    }
+    /// Takes the broken regions out of use.
+    #[cold]
+    fn close_broken(&mut self) {
+        self.broken_seen = holes::broken();
+        for entry in self.slots.iter_mut().flatten() {
+            if let KeyEntry::Region(region) = entry
+                && region.is_broken()
+            {
+                *entry = KeyEntry::Broken(region.clone());
+            }
+        }
+    }
+    /// Why there is no usable region with this key: `unknown`, or that a page of the region is missing.
+    #[cold]
+    fn refusal(&self, key: u32, unknown: Reason) -> Reason {
+        match self.slots.get(self.cipher.index(key)) {
+            Some(Some(KeyEntry::Broken(region))) if region.key == key => region.refusal(unknown),
+            _ => unknown,
+        }
     }
     /// The region with this key.
     #[inline]
@@ -125,11 +157,11 @@ impl MrTable {
         if len == 0 {
             return Ok(Span::nothing());
         }
-        let region = self.get(lkey.0).ok_or(Reason::LocalProtection)?;
+        let region = self.get(lkey.0).ok_or_else(|| self.refusal(lkey.0, Reason::LocalProtection))?;
         if region.pd != pd || region.access & access != access {
             return Err(Reason::LocalProtection);
         }
-        region.span(addr, len).ok_or(Reason::LocalProtection)
+        region.span(addr, len).ok_or_else(|| region.refusal(Reason::LocalProtection))
     }
     /// Translates a remote peer's range that needs the rights `access`. A length of 0 is always fine (IBA 9.7.4.1.5:
     /// the R_Key of a zero-length request is not checked).
@@ -140,7 +172,7 @@ impl MrTable {
         }
         match self.slots.get(self.cipher.index(rkey.0)) {
             Some(Some(KeyEntry::Region(r))) if r.key == rkey.0 && r.pd == by.pd && r.access & access == access => {
-                r.span(addr, len).ok_or(Reason::RemoteAccess)
+                r.span(addr, len).ok_or_else(|| r.refusal(Reason::RemoteAccess))
             }
             Some(Some(KeyEntry::Window(window))) if window.base == rkey.0 & KEY_BASE => {
                 let (key, addr) = window.open(by, rkey.0, addr, len, access).ok_or(Reason::RemoteAccess)?;
@@ -149,9 +181,9 @@ impl MrTable {
                 let rights = rights_to_open(access);
                 let may = |region: &&Arc<Region>| region.pd == by.pd && region.access & rights == rights;
                 let region = self.get(key).filter(may).ok_or(Reason::RemoteAccess)?;
-                region.span(addr, len).ok_or(Reason::RemoteAccess)
+                region.span(addr, len).ok_or_else(|| region.refusal(Reason::RemoteAccess))
             }
-            _ => Err(Reason::RemoteAccess),
+            _ => Err(self.refusal(rkey.0, Reason::RemoteAccess)),
         }
     }
     /// Carries out a bind request (IBA 10.6.7.2.2): the region must allow windows and have the rights that the window gives.

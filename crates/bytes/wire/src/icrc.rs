@@ -23,7 +23,7 @@ use crate::ip::{IP_PROTOCOL_UDP, Ipv4, Ipv6, ROCE_PORT, Udp};
 use crate::train::FirstRegister;
 use crate::{HEAD_MAX, ICRC_LEN};
 use burst_crc::{short, update};
-use burst_span::{Gone, Span};
+use burst_span::{Span, Unreachable};
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 /// Fields of IPv4 and UDP that the ICRC covers, besides the length.
@@ -173,7 +173,7 @@ impl Icrc {
         Icrc { crc }
     }
     /// Adds the bytes of a span. Another process's memory is copied piece by piece to the stack.
-    pub fn update_span(self, span: &Span) -> Result<Icrc, Gone> {
+    pub fn update_span(self, span: &Span) -> Result<Icrc, Unreachable> {
         if let Some(icrc) = span.with_bytes(|bytes| self.update(bytes)) {
             return Ok(icrc);
         }
@@ -191,7 +191,7 @@ impl Icrc {
     /// Copies a span to `dst`, which must have its length (panics otherwise), and adds the copied bytes: the
     /// CRC is correct for the bytes of `dst` even if the application writes to the span meanwhile. The copy costs little,
     /// because each piece is still in the first cache when the CRC reads it.
-    pub fn copy_span(self, span: &Span, dst: &mut [u8]) -> Result<Icrc, Gone> {
+    pub fn copy_span(self, span: &Span, dst: &mut [u8]) -> Result<Icrc, Unreachable> {
         assert_eq!(dst.len(), span.len());
         // One system call for another process's memory, small pieces for this process's.
         let piece = if span.is_local() { burst_span::PIECE } else { usize::MAX };
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(start.copy_span(&remote.sub(12, copy.len()), &mut copy), Ok(whole));
         assert_eq!(copy, body[12..]);
         assert_eq!(start.update_span(&remote.sub(12, body.len() - 12)), Ok(whole));
-        assert_eq!(start.update_span(&memory.span(8, 8)), Err(Gone));
+        assert_eq!(start.update_span(&memory.span(8, 8)), Err(Unreachable::Gone));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The ICRC over memory of an application, mapped here or not.
 
-use burst_span::{Gone, ProcessMemory, Span};
+use burst_span::{ProcessMemory, Span, Unreachable};
 use burst_wire::Icrc;
 use burst_wire::icrc::PseudoV4;
 use std::net::Ipv4Addr;
@@ -30,6 +30,6 @@ fn local_and_remote_spans_agree_with_the_bytes() {
 fn unmapped_memory_is_an_error() {
     let own = ProcessMemory::own().expect("own memory");
     let gone = own.span(8, 8);
-    assert_eq!(start().update_span(&gone), Err(Gone));
-    assert_eq!(start().copy_span(&gone, &mut [0; 8]), Err(Gone));
+    assert_eq!(start().update_span(&gone), Err(Unreachable::Gone));
+    assert_eq!(start().copy_span(&gone, &mut [0; 8]), Err(Unreachable::Gone));
 }

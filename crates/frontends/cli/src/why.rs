@@ -10,7 +10,11 @@ use std::process::ExitCode;
 const STATUSES: &[(&str, usize, &[Reason])] = &[
     ("IBV_WC_LOC_LEN_ERR", 1, &[Reason::LocalLength, Reason::ReceiveTooShort]),
     ("IBV_WC_LOC_QP_OP_ERR", 2, &[Reason::LocalOperation, Reason::WindowBind, Reason::QueueCorrupt]),
-    ("IBV_WC_LOC_PROT_ERR", 4, &[Reason::LocalProtection, Reason::ReceiveProtection]),
+    (
+        "IBV_WC_LOC_PROT_ERR",
+        4,
+        &[Reason::LocalProtection, Reason::ReceiveProtection, Reason::PageMissing, Reason::PageRemoved],
+    ),
     ("IBV_WC_WR_FLUSH_ERR", 5, &[Reason::Flushed, Reason::DaemonDied]),
     ("IBV_WC_MW_BIND_ERR", 6, &[Reason::WindowBind]),
     ("IBV_WC_BAD_RESP_ERR", 7, &[Reason::BadResponse]),

@@ -146,7 +146,9 @@ impl PortSlot {
         let bytes: usize = batch.frames().iter().map(|f| f.udp_payload_len()).sum();
         counters.add(Traffic::TxPackets, batch.len() as u64);
         counters.add(Traffic::TxBytes, bytes as u64);
-        batch.fetch_remote();
+        for _ in 0..batch.fetch_remote() {
+            counters.count(Reason::PageLate);
+        }
         port.tx_burst(now, batch, &mut |reason: Reason| counters.count(reason));
         batch.clear();
         debug_assert!(batch.is_empty());

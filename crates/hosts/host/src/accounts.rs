@@ -9,7 +9,7 @@ use burst_control::monitor::{UserPage, UserResource, UserUse};
 use burst_control::{Refusal, Response};
 use burst_ledger::{Account, AccountId, AccountUse, Capacities, Charge, Exhausted, Resource};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Descriptors that are no user's: the listener, signals, netlink, and for each worker its port, its inbox and its timers.
 const OWN_DESCRIPTORS: u64 = 64;
@@ -66,16 +66,37 @@ fn max_map_count() -> u64 {
 }
 
 /// The machine's memory, or the smaller limit of a control group above the daemon.
-fn memory_bytes() -> u64 {
+pub(crate) fn memory_bytes() -> u64 {
+    memory_limit().0
+}
+
+/// How much of [`memory_bytes`] is in use.
+pub(crate) fn memory_used() -> u64 {
+    let (limit, group) = memory_limit();
+    match group.and_then(|group| number_in(&group.join("memory.current"))) {
+        Some(used) => used,
+        None => limit.saturating_sub(memory_available().unwrap_or(limit)),
+    }
+}
+
+/// The memory, and the control group that limits it; `None`: the machine does.
+fn memory_limit() -> (u64, Option<PathBuf>) {
     let system = rustix::system::sysinfo();
     let all = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit));
     let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| group_of(&text));
     let group = group.unwrap_or_default();
-    let root = Path::new("/sys/fs/cgroup");
-    let limits = Path::new(group.trim_start_matches('/'))
-        .ancestors()
-        .filter_map(|part| number_in(&root.join(part).join("memory.max")));
-    limits.fold(all, u64::min)
+    let groups =
+        Path::new(group.trim_start_matches('/')).ancestors().map(|part| Path::new("/sys/fs/cgroup").join(part));
+    let limits = groups.filter_map(|group| Some((number_in(&group.join("memory.max"))?, Some(group))));
+    limits.fold((all, None), |least, limit| if limit.0 < least.0 { limit } else { least })
+}
+
+/// The machine's memory that is free or can be freed without writing it to a disk.
+fn memory_available() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    kilobytes.checked_mul(1024)
 }
 
 /// The number in a file; `None` if it cannot be read or says `max`.

@@ -29,6 +29,7 @@ use crate::id_allocator::IdAllocator;
 use crate::limits::{CONTEXTS_MAX, LIMITS};
 use crate::log_limit::{LogCause, LogLimiter};
 use crate::options::HostOptions;
+use crate::program_memory::ProgramMemory;
 use crate::random::RandomSource;
 use crate::trim::Trimmer;
 use crate::xrc::XrcTable;
@@ -91,6 +92,8 @@ pub struct Host {
     pub(crate) account_by: AccountBy,
     /// Daemons that fell before this one.
     pub crashes: DaemonCrashes,
+    /// What each account may cost when the daemon reaches its programs' memory.
+    pub(crate) program_memory: ProgramMemory,
     clock: Clock,
     random: RandomSource,
     cm_secret: Secret,
@@ -178,6 +181,7 @@ impl Host {
             ledger: Ledger::new(capacities(devices, descriptors), options.policy),
             account_by: options.account_by,
             crashes: DaemonCrashes::default(),
+            program_memory: ProgramMemory::new(),
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),

@@ -24,6 +24,7 @@
 //! | [`log_limit`] | bounds the log lines that programs cause |
 //! | [`reply`], [`refusal`] | replies and their errors |
 //! | [`id_allocator`] | small numbers |
+//! | `program_memory` | what each account may cost when its programs' memory is reached |
 //! | `exports`, `groups`, `xrc` | objects that contexts share |
 
 pub mod accounts;
@@ -42,6 +43,7 @@ pub mod id_allocator;
 pub mod limits;
 pub mod log_limit;
 pub mod options;
+mod program_memory;
 pub mod random;
 pub mod refusal;
 pub mod reply;

@@ -119,6 +119,7 @@ fn hops_due_at<S: AsRef<Session>>(host: &Host, sessions: &[S]) -> Option<Nanos> 
 /// Reads the interfaces again and writes asynchronous events for what has changed.
 fn refresh<S: AsMut<Session>>(host: &mut Host, sessions: &mut [S]) {
     host.refresh();
+    host.program_memory.renew();
     for device in &mut host.devices {
         let Some(changes) = device.take_changes() else { continue };
         let caps = &device.caps;

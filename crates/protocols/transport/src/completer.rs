@@ -233,8 +233,8 @@ impl Qp {
         if pkt.payload.len() != expected as usize {
             return self.fail_oldest(WcStatus::BadRespErr, Reason::BadResponse, env);
         }
-        if !self.place(offset, pkt.payload, env) {
-            return self.fail_oldest(WcStatus::LocProtErr, Reason::LocalProtection, env);
+        if let Err(reason) = self.place(offset, pkt.payload, env) {
+            return self.not_placed(reason, env);
         }
         self.req.recovery.on_acked(1);
         if self.req.recovery.una_packet() == packets {
@@ -250,8 +250,8 @@ impl Qp {
         let Some(ack) = pkt.atomic_ack() else {
             return self.fail_oldest(WcStatus::BadRespErr, Reason::BadResponse, env);
         };
-        if !self.place(0, &ack.original.to_ne_bytes(), env) {
-            return self.fail_oldest(WcStatus::LocProtErr, Reason::LocalProtection, env);
+        if let Err(reason) = self.place(0, &ack.original.to_ne_bytes(), env) {
+            return self.not_placed(reason, env);
         }
         debug_assert!(self.req.recovery.una_packet() == 0);
         self.req.recovery.on_acked(1);
@@ -259,12 +259,22 @@ impl Qp {
         self.progressed(env);
     }
 
-    /// Writes response bytes at `offset` of the oldest request's scatter list; false if the memory cannot be written.
-    fn place(&mut self, offset: u32, bytes: &[u8], env: &mut Env<'_>) -> bool {
-        let Some(oldest) = self.req.recovery.oldest() else { return false };
+    /// The memory for a response cannot be written. If a page is late, the response is asked for again after the time-out.
+    #[cold]
+    fn not_placed(&mut self, reason: Reason, env: &mut Env<'_>) {
+        match reason {
+            Reason::PageLate => env.fx.count(reason),
+            reason if reason.is_of_memory() => self.fail_oldest(WcStatus::LocProtErr, reason, env),
+            _ => self.fail_oldest(WcStatus::LocProtErr, Reason::LocalProtection, env),
+        }
+    }
+
+    /// Writes response bytes at `offset` of the oldest request's scatter list.
+    fn place(&mut self, offset: u32, bytes: &[u8], env: &mut Env<'_>) -> Result<(), Reason> {
+        let Some(oldest) = self.req.recovery.oldest() else { return Err(Reason::LocalProtection) };
         let sges = self.req.recovery.sges_of(oldest);
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE };
-        SgeCursor::at(sges, u64::from(offset)).scatter(keys, sges, bytes).is_ok()
+        SgeCursor::at(sges, u64::from(offset)).scatter(keys, sges, bytes)
     }
 
     /// Fires the requester's timers that are due.

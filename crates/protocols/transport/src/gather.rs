@@ -8,7 +8,7 @@ use burst_base::{Lkey, Reason};
 use burst_frame::SPANS_MAX;
 use burst_mem::table::MrTable;
 use burst_shm::layout::Sge;
-use burst_span::Span;
+use burst_span::{Span, Unreachable};
 
 /// The spans of one packet.
 pub(crate) struct SpanList {
@@ -39,6 +39,15 @@ pub(crate) struct Keys<'a> {
     pub(crate) pd: u32,
     /// Right that the region must grant: 0 to read it, `LOCAL_WRITE` to write it.
     pub(crate) access: u32,
+}
+
+/// The reason why memory of this side's program cannot be written.
+#[cold]
+pub(crate) fn unreachable_reason(why: Unreachable) -> Reason {
+    match why {
+        Unreachable::Late => Reason::PageLate,
+        Unreachable::Gone => Reason::LocalProtection,
+    }
 }
 
 /// A position in a scatter/gather list.
@@ -124,7 +133,7 @@ impl SgeCursor {
         while !bytes.is_empty() {
             let piece = self.piece(keys, sges, bytes.len() as u32)?;
             let (now, later) = bytes.split_at(piece.len());
-            piece.write_from(now).map_err(|_| Reason::LocalProtection)?;
+            piece.write_from(now).map_err(unreachable_reason)?;
             bytes = later;
         }
         Ok(())

@@ -99,8 +99,8 @@ impl Qp {
                 access::REMOTE_READ,
             ) {
                 Ok(span) => span,
-                Err(_) => {
-                    self.refuse_read(&resource, env);
+                Err(reason) => {
+                    self.refuse_read(&resource, reason, env);
                     return false;
                 }
             }
@@ -175,9 +175,10 @@ impl Qp {
         if place == Position::Middle { head } else { head.aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn }) }
     }
 
-    /// Answers a READ by a NAK because its region was deregistered after the request. The queue pair goes to ERR.
-    fn refuse_read(&mut self, resource: &ResponderResource, env: &mut Env<'_>) {
-        env.fx.count(Reason::RemoteAccess);
+    /// Answers a READ by a NAK because its region was deregistered after the request, or a page of it does not come. The queue
+    /// pair goes to ERR.
+    fn refuse_read(&mut self, resource: &ResponderResource, reason: Reason, env: &mut Env<'_>) {
+        env.fx.count(reason);
         self.resp.drop_pending();
         self.resp.ack_due = None;
         self.resp.nak_due = Some((resource.psn.add(resource.next), Syndrome::Nak(NakCode::RemoteAccess)));

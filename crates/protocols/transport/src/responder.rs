@@ -19,6 +19,7 @@ use crate::qp::Qp;
 use crate::receive::{Load, ReceivedMessage};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
 use burst_base::{Psn, Reason, Rkey, TokenBucket};
+use burst_span::Unreachable;
 use burst_wire::{NakCode, OpKind, Packet, Position, Syndrome};
 
 /// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets
@@ -99,13 +100,33 @@ pub(crate) struct Responder {
 pub(crate) enum RequestRefusal {
     /// The request is refused by a NAK, and the queue pair goes to ERR.
     Refuse(NakCode, Reason),
-    /// No receive is posted: an RNR NAK asks for the packet again.
-    NotReady,
+    /// No receive is posted, or a page of the memory is not there yet: an RNR NAK asks for the packet again.
+    NotReady(Reason),
     /// The request is refused by a NAK, the loaded receive ends with this status, and the queue pair goes to ERR.
     RefuseReceive(NakCode, WcStatus, Reason),
 }
 
 pub(crate) type CheckResult = Result<(), RequestRefusal>;
+
+/// The refusal of a peer's request whose memory a key does not give.
+fn access_refusal(reason: Reason) -> RequestRefusal {
+    RequestRefusal::Refuse(NakCode::RemoteAccess, reason)
+}
+
+/// The refusal of a peer's request whose memory is not reached.
+#[cold]
+fn unreachable_refusal(why: Unreachable) -> RequestRefusal {
+    match why {
+        Unreachable::Late => RequestRefusal::NotReady(Reason::PageLate),
+        Unreachable::Gone => access_refusal(Reason::RemoteAccess),
+    }
+}
+
+/// The reason of a receive that cannot be written.
+#[cold]
+pub(crate) fn receive_reason(reason: Reason) -> Reason {
+    if reason.is_of_memory() { reason } else { Reason::ReceiveProtection }
+}
 
 impl ResponderResource {
     fn has_pending(&self) -> bool {
@@ -303,8 +324,8 @@ impl Qp {
 
     fn refuse(&mut self, refusal: RequestRefusal, env: &mut Env<'_>) {
         match refusal {
-            RequestRefusal::NotReady => {
-                env.fx.count(Reason::ReceiverNotReady);
+            RequestRefusal::NotReady(reason) => {
+                env.fx.count(reason);
                 self.resp.nak_given = true;
                 self.set_nak_due(Syndrome::Rnr { timer: self.attr.min_rnr_timer });
             }
@@ -363,7 +384,7 @@ impl Qp {
             Load::Ready => self.recv.check().map_err(|reason| {
                 RequestRefusal::RefuseReceive(NakCode::RemoteOperation, WcStatus::LocQpOpErr, reason)
             }),
-            Load::Empty => Err(RequestRefusal::NotReady),
+            Load::Empty => Err(RequestRefusal::NotReady(Reason::ReceiverNotReady)),
             Load::Corrupt => Err(RequestRefusal::Refuse(NakCode::RemoteOperation, Reason::QueueCorrupt)),
         }
     }
@@ -374,7 +395,7 @@ impl Qp {
         }
         match env.mem.remote(self.peer(), rkey, addr, len, right) {
             Ok(_) => Ok(()),
-            Err(_) => Err(RequestRefusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess)),
+            Err(reason) => Err(RequestRefusal::Refuse(NakCode::RemoteAccess, reason)),
         }
     }
 
@@ -388,9 +409,12 @@ impl Qp {
             return Err(RequestRefusal::RefuseReceive(NakCode::InvalidRequest, status, reason));
         }
         let keys = self.recv_keys(env);
-        self.recv.scatter(keys, received, pkt.payload).map_err(|_| {
-            let (status, reason) = (WcStatus::LocProtErr, Reason::ReceiveProtection);
-            RequestRefusal::RefuseReceive(NakCode::RemoteOperation, status, reason)
+        self.recv.scatter(keys, received, pkt.payload).map_err(|reason| match reason {
+            Reason::PageLate => RequestRefusal::NotReady(reason),
+            reason => {
+                let reason = receive_reason(reason);
+                RequestRefusal::RefuseReceive(NakCode::RemoteOperation, WcStatus::LocProtErr, reason)
+            }
         })?;
         let total = received + pkt.payload.len() as u64;
         if pkt.info.position.is_end() {
@@ -468,7 +492,6 @@ impl Qp {
 
     /// Writes a packet's payload behind the bytes of the WRITE that have arrived.
     pub(crate) fn write_payload(&self, message: &InboundMessage, payload: &[u8], env: &Env<'_>) -> CheckResult {
-        const REFUSED: RequestRefusal = RequestRefusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
         if payload.is_empty() {
             return Ok(());
         }
@@ -476,8 +499,8 @@ impl Qp {
         let span = env
             .mem
             .remote(self.peer(), message.rkey, addr, payload.len() as u32, access::REMOTE_WRITE)
-            .map_err(|_| REFUSED)?;
-        span.write_from(payload).map_err(|_| REFUSED)
+            .map_err(access_refusal)?;
+        span.write_from(payload).map_err(unreachable_refusal)
     }
 
     fn on_read_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
@@ -517,7 +540,6 @@ impl Qp {
     }
 
     fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
-        const REFUSED: RequestRefusal = RequestRefusal::Refuse(NakCode::RemoteAccess, Reason::RemoteAccess);
         self.check_sequence(pkt)?;
         self.check_right(access::REMOTE_ATOMIC)?;
         let Some(atomic) = pkt.atomic() else {
@@ -528,12 +550,12 @@ impl Qp {
         }
         self.check_place()?;
         let span =
-            env.mem.remote(self.peer(), atomic.rkey, atomic.addr, 8, access::REMOTE_ATOMIC).map_err(|_| REFUSED)?;
+            env.mem.remote(self.peer(), atomic.rkey, atomic.addr, 8, access::REMOTE_ATOMIC).map_err(access_refusal)?;
         let original = match pkt.info.kind {
             OpKind::CmpSwap => span.cmp_swap(atomic.compare, atomic.swap_add),
             _ => span.fetch_add(atomic.swap_add),
         }
-        .map_err(|_| REFUSED)?;
+        .map_err(unreachable_refusal)?;
         self.accept(pkt, 1);
         self.resp.store(ResponderResource {
             kind: pkt.info.kind,

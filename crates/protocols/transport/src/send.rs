@@ -51,8 +51,9 @@ impl Qp {
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
         match cursor.gather(keys, self.req.recovery.sges_of(request), len, &mut turn.spans) {
             Ok(()) => true,
-            Err(_) => {
-                self.req.recovery.fail_next(WcStatus::LocProtErr, Reason::LocalProtection);
+            Err(reason) => {
+                let reason = if reason.is_of_memory() { reason } else { Reason::LocalProtection };
+                self.req.recovery.fail_next(WcStatus::LocProtErr, reason);
                 false
             }
         }

@@ -6,7 +6,7 @@
 use crate::api::Env;
 use crate::qp::Qp;
 use crate::receive::{Load, ReceivedMessage};
-use crate::responder::{InboundMessage, RequestRefusal};
+use crate::responder::{InboundMessage, RequestRefusal, receive_reason};
 use burst_base::verbs::{QpState, WcStatus, access, wc_flags};
 use burst_base::{Reason, Rkey};
 use burst_wire::{OpKind, Packet};
@@ -63,9 +63,13 @@ impl Qp {
             return Ok(());
         }
         let keys = self.recv_keys(env);
-        if self.recv.check().is_err() || self.recv.scatter(keys, received, pkt.payload).is_err() {
-            self.fail_receive(WcStatus::LocProtErr, Reason::ReceiveProtection, env);
-            return Ok(());
+        match self.recv.check().and_then(|()| self.recv.scatter(keys, received, pkt.payload)) {
+            Ok(()) => {}
+            Err(Reason::PageLate) => return Err(Reason::PageLate),
+            Err(reason) => {
+                self.fail_receive(WcStatus::LocProtErr, receive_reason(reason), env);
+                return Ok(());
+            }
         }
         if !pkt.info.position.is_end() {
             let (kind, rkey) = (OpKind::Send, Rkey(0));
@@ -121,7 +125,7 @@ impl RequestRefusal {
     pub(crate) fn into_reason(self) -> Reason {
         match self {
             RequestRefusal::Refuse(_, reason) | RequestRefusal::RefuseReceive(_, _, reason) => reason,
-            RequestRefusal::NotReady => Reason::ReceiverNotReady,
+            RequestRefusal::NotReady(reason) => reason,
         }
     }
 }

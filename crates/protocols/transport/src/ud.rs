@@ -8,6 +8,7 @@ use crate::head;
 use crate::qp::Qp;
 use crate::receive::{Load, ReceivedMessage};
 use crate::recovery::InflightWqe;
+use crate::responder::receive_reason;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Qkey, Qpn, Reason};
 use burst_frame::RxFrame;
@@ -80,10 +81,14 @@ impl Qp {
             .check()
             .and_then(|()| self.recv.scatter(keys, 0, &route_header(frame)))
             .and_then(|()| self.recv.scatter(keys, GRH_BYTES as u64, pkt.payload));
-        if written.is_err() {
-            self.complete_receive_error(WcStatus::LocProtErr, Reason::ReceiveProtection, env);
-            self.enter_error();
-            return Ok(());
+        match written {
+            Ok(()) => {}
+            Err(Reason::PageLate) => return Err(Reason::PageLate),
+            Err(reason) => {
+                self.complete_receive_error(WcStatus::LocProtErr, receive_reason(reason), env);
+                self.enter_error();
+                return Ok(());
+            }
         }
         let imm = pkt.imm();
         let got = ReceivedMessage {

@@ -11,7 +11,8 @@ use crate::reply::ReplyParts;
 use burst_base::verbs::{MwType, access};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Refusal, Response};
 use burst_ledger::{Charge, Resource};
-use burst_mem::{MapPiece, Mapping, Region, Window};
+use burst_mem::region::MapRefused;
+use burst_mem::{MapPiece, Mapping, ProcessMemory, Region, Window};
 use std::sync::Arc;
 
 /// The attributes of a registration (`ibv_reg_mr`), as the client sent them.
@@ -59,7 +60,7 @@ impl Context {
             host.uncount_object(self.device, DeviceObject::Mr);
             return no_room("memory region");
         };
-        let region = match self.region(&r, key, number) {
+        let region = match self.region(host, &r, key, number) {
             Ok(region) => region,
             Err(refusal) => {
                 host.keys.release(key);
@@ -95,7 +96,7 @@ impl Context {
         check(&r)?;
         let Some(&HostMr { key, pd: old_pd, .. }) = self.mrs.get(mr) else { return unknown("memory region", mr) };
         let mapping = self.charge_mappings(&r)?;
-        let region = self.region(&r, key, number)?;
+        let region = self.region(host, &r, key, number)?;
         host.on_all(move |w| {
             w.remove_region(key);
             w.add_region(region.clone());
@@ -115,16 +116,16 @@ impl Context {
         self.caller.charge(&[(Resource::Mapping, r.pieces.len() as u64 + 1)])
     }
 
-    fn region(&mut self, r: &MrRequest, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
-        let mapping = self.map(r)?;
+    fn region(&mut self, host: &mut Host, r: &MrRequest, key: u32, pd_number: u32) -> Result<Arc<Region>, Refusal> {
+        let mapping = self.map(host, r)?;
         let iova = if r.access & access::ZERO_BASED != 0 { 0 } else { r.iova };
         Ok(Arc::new(Region::new(key, pd_number, iova, r.len, r.access, mapping)))
     }
 
     /// Maps the pieces, or opens the memory of the process; a region cannot consist of both.
-    fn map(&mut self, r: &MrRequest) -> Result<Mapping, Refusal> {
+    fn map(&mut self, host: &mut Host, r: &MrRequest) -> Result<Mapping, Refusal> {
         if r.pieces.is_empty() || r.pieces.iter().any(|p| p.kind == MrPieceKind::InProcess) {
-            return self.in_process(r);
+            return self.in_process(host, r);
         }
         // The mapping must be as long as the region, so that every span of the region lies within the mapping.
         if r.pieces.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len)) != Some(r.len) {
@@ -137,17 +138,36 @@ impl Context {
         let Some(pieces) = r.pieces.iter().map(piece).collect::<Option<Vec<_>>>() else {
             return refuse(libc::EINVAL, "a piece names a descriptor that was not sent");
         };
-        Region::map(&pieces, r.access).map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.to_string() })
+        let account = &self.caller.account;
+        let mapped = if account.is_privileged() {
+            Region::map(&pieces, r.access)
+        } else {
+            Region::map_untrusted(&pieces, r.access, &host.program_memory.of(account.id()).allowance)
+        };
+        match mapped {
+            Err(MapRefused::Unwatched) => self.in_process(host, r),
+            mapped => mapped.map_err(|e| Refusal { errno: libc::EINVAL, sentence: e.to_string() }),
+        }
+    }
+
+    /// Opens the memory of the process. Only threads reach it, unless the account is trusted: a page may never come.
+    fn open_memory(&self, host: &mut Host) -> std::io::Result<ProcessMemory> {
+        let memory = self.caller.open_memory()?;
+        let account = &self.caller.account;
+        if account.is_privileged() {
+            return Ok(memory);
+        }
+        memory.by_threads(&host.program_memory.of(account.id()).threads)
     }
 
     /// Reaches the memory through the process that sent the hello.
-    fn in_process(&mut self, r: &MrRequest) -> Result<Mapping, Refusal> {
+    fn in_process(&mut self, host: &mut Host, r: &MrRequest) -> Result<Mapping, Refusal> {
         if r.len == 0 {
             return Ok(Mapping::Nothing);
         }
         let memory = match &self.memory {
             Some(memory) => memory.clone(),
-            None => Arc::new(self.caller.open_memory().map_err(system("reach its memory"))?),
+            None => Arc::new(self.open_memory(host).map_err(system("reach its memory"))?),
         };
         self.memory = Some(memory.clone());
         Ok(Region::in_process(memory, r.addr))

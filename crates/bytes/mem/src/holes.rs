@@ -1,0 +1,277 @@
+//! Holes in the memory of programs: pages of a mapped file that the program has removed, or never touched.
+//!
+//! A program can remove pages of a sealed memfd (`FALLOC_FL_PUNCH_HOLE`). When the daemon touches such a page, the kernel
+//! allocates it and charges the daemon's control group: a program could fill the daemon's memory limit. A huge page that cannot
+//! be allocated is SIGBUS, which would end the daemon. So the daemon handles SIGBUS for the mappings of programs:
+//!
+//! * Mappings of untrusted programs are registered with a `userfaultfd` that turns a missing page into SIGBUS
+//!   (`UFFD_FEATURE_SIGBUS`). Pages that exist are mapped as always, so present memory costs nothing. Huge pages are not charged
+//!   to the memory controller, and are not registered.
+//! * The handler looks for the mapping in a static table. If the program's [`FillAllowance`] has room, it allocates the page and
+//!   returns: programs may register shared memory that they have not touched. Private memory of honest programs has no holes,
+//!   because [`crate::swap`] populates it.
+//! * Otherwise the handler maps private anonymous memory over the whole mapping and marks it as *broken*. The worker removes
+//!   broken regions from its table before its next turn ([`crate::MrTable::reclaim`]): their keys give nothing any more.
+//!
+//! The handler makes system calls and touches atomics only. A SIGBUS anywhere else goes to the handler before this one.
+
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Maximum number of mappings in the table. The kernel's default limit of mappings (`vm.max_map_count`) is lower.
+const SLOTS_MAX: usize = 65_536;
+const PAGE: usize = 4096;
+
+/// A mapping of a program's memory. `start` is 0 while the slot is free.
+struct Slot {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    /// Address of the allowance, or null: no page is allocated.
+    allowance: AtomicPtr<FillAllowance>,
+    /// 1: broken.
+    broken: AtomicUsize,
+}
+
+static SLOTS: [Slot; SLOTS_MAX] = [const {
+    Slot {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        allowance: AtomicPtr::new(core::ptr::null_mut()),
+        broken: AtomicUsize::new(0),
+    }
+}; SLOTS_MAX];
+/// Slots from the first on that were ever used.
+static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
+/// Mappings that were broken since the start.
+static BROKEN: AtomicU64 = AtomicU64::new(0);
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+static UFFD: OnceLock<Option<OwnedFd>> = OnceLock::new();
+
+/// Bytes that the daemon may still allocate for the files of one account's programs.
+#[derive(Debug)]
+pub struct FillAllowance {
+    left: AtomicU64,
+    /// The allowance of all accounts together.
+    total: Option<Arc<FillAllowance>>,
+}
+
+impl FillAllowance {
+    /// An allowance of `bytes`, and no more than `total` has.
+    pub fn new(bytes: u64, total: Option<Arc<FillAllowance>>) -> FillAllowance {
+        FillAllowance { left: AtomicU64::new(bytes), total }
+    }
+    /// Bytes that are left.
+    pub fn left(&self) -> u64 {
+        self.left.load(Relaxed)
+    }
+    /// Sets what is left.
+    pub fn renew(&self, bytes: u64) {
+        self.left.store(bytes, Relaxed);
+    }
+    /// Takes `bytes`. False if there are fewer; then nothing has changed. May be called by a signal handler.
+    pub fn take(&self, bytes: u64) -> bool {
+        let take = |left: &AtomicU64| left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok();
+        if !take(&self.left) {
+            return false;
+        }
+        let taken = self.total.as_ref().is_none_or(|total| take(&total.left));
+        if !taken {
+            self.left.fetch_add(bytes, Relaxed);
+        }
+        taken
+    }
+}
+
+/// The watch over one mapping. It ends when this is dropped, which must be before the mapping ends.
+#[derive(Debug)]
+pub struct HoleGuard {
+    slot: usize,
+    /// Keeps the allowance of the slot alive.
+    _allowance: Option<Arc<FillAllowance>>,
+}
+
+/// How many mappings were broken since the start.
+#[inline]
+pub fn broken() -> u64 {
+    BROKEN.load(Relaxed)
+}
+
+impl HoleGuard {
+    /// Watches a mapping of whole pages. `None` if the table is full.
+    pub(crate) fn new(start: usize, len: usize, allowance: Option<&Arc<FillAllowance>>) -> Option<HoleGuard> {
+        install();
+        let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let slot = match free {
+            Some(slot) => slot,
+            None => SLOTS_USED.fetch_update(SeqCst, SeqCst, |used| (used < SLOTS_MAX).then_some(used + 1)).ok()?,
+        };
+        let place = &SLOTS[slot];
+        debug_assert_eq!(place.start.load(SeqCst), 0, "a free slot");
+        place.broken.store(0, SeqCst);
+        place.allowance.store(allowance.map_or(core::ptr::null_mut(), |a| Arc::as_ptr(a).cast_mut()), SeqCst);
+        place.end.store(start + len, SeqCst);
+        place.start.store(start, SeqCst);
+        Some(HoleGuard { slot, _allowance: allowance.cloned() })
+    }
+
+    /// Whether a page was missing that could not be allocated.
+    pub fn is_broken(&self) -> bool {
+        SLOTS[self.slot].broken.load(SeqCst) != 0
+    }
+}
+
+impl Drop for HoleGuard {
+    fn drop(&mut self) {
+        let place = &SLOTS[self.slot];
+        place.start.store(0, SeqCst);
+        place.allowance.store(core::ptr::null_mut(), SeqCst);
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.slot);
+    }
+}
+
+/// Takes over SIGBUS, once.
+fn install() {
+    BEFORE.get_or_init(|| {
+        // SAFETY: plain structs; the handler has the signature that SA_SIGINFO asks for. It runs on the alternative stack that
+        // the standard library gives each thread.
+        unsafe {
+            let (mut action, mut before): (libc::sigaction, libc::sigaction) = (std::mem::zeroed(), std::mem::zeroed());
+            action.sa_sigaction = on_sigbus as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGBUS, core::ptr::null(), &mut before);
+            libc::sigaction(libc::SIGBUS, &action, core::ptr::null_mut());
+            before
+        }
+    });
+}
+
+extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel gives a valid siginfo with the address of the fault; errno belongs to this thread.
+    let healed = unsafe {
+        let errno = libc::__errno_location();
+        let saved = *errno;
+        let healed = heal((*info).si_addr() as usize);
+        *errno = saved;
+        healed
+    };
+    if healed {
+        return;
+    }
+    let Some(before) = BEFORE.get() else { return };
+    match before.sa_sigaction {
+        // The access is repeated and ends the process as it would have without this handler.
+        // SAFETY: an action that the kernel gave.
+        libc::SIG_DFL | libc::SIG_IGN => unsafe {
+            libc::sigaction(signal, before, core::ptr::null_mut());
+        },
+        handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: a handler that was installed with SA_SIGINFO has these three arguments.
+            let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: a handler that was installed without SA_SIGINFO has one argument.
+            let handler: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+/// Gives a missing page memory, or replaces its mapping. False if the address is in no mapping of the table.
+fn heal(addr: usize) -> bool {
+    let used = SLOTS_USED.load(SeqCst).min(SLOTS_MAX);
+    for slot in &SLOTS[..used] {
+        let (start, end) = (slot.start.load(SeqCst), slot.end.load(SeqCst));
+        if start != 0 && start <= addr && addr < end {
+            return fill(slot, addr) || replace(slot, start, end);
+        }
+    }
+    false
+}
+
+/// Allocates a page if the allowance has room.
+fn fill(slot: &Slot, addr: usize) -> bool {
+    // SAFETY: the guard of the slot keeps the allowance alive. The mapping is in use by this thread, so its guard exists.
+    let Some(allowance) = (unsafe { slot.allowance.load(SeqCst).as_ref() }) else { return false };
+    let Some(Some(uffd)) = UFFD.get() else { return false };
+    if !allowance.take(PAGE as u64) {
+        return false;
+    }
+    let mut request = ZeroPage { start: (addr & !(PAGE - 1)) as u64, len: PAGE as u64, mode: 0, done: 0 };
+    // SAFETY: the request outlives the call; the kernel checks the range.
+    let failed = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_ZEROPAGE, &mut request) } != 0;
+    // Another thread may have allocated the page, or the address space changed meanwhile: the access is repeated.
+    // SAFETY: errno belongs to this thread.
+    !failed || matches!(unsafe { *libc::__errno_location() }, libc::EEXIST | libc::EAGAIN)
+}
+
+/// Maps private anonymous memory over a mapping and marks the mapping as broken.
+fn replace(slot: &Slot, start: usize, end: usize) -> bool {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: the range is a reservation of this process that belongs to the slot.
+    let mapped = unsafe { libc::mmap(start as *mut _, end - start, prot, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
+        return false;
+    }
+    if slot.broken.swap(1, SeqCst) == 0 {
+        BROKEN.fetch_add(1, SeqCst);
+    }
+    true
+}
+
+/// `struct uffdio_zeropage` of linux/userfaultfd.h.
+#[repr(C)]
+struct ZeroPage {
+    start: u64,
+    len: u64,
+    mode: u64,
+    done: i64,
+}
+
+/// `struct uffdio_api`.
+#[repr(C)]
+struct UffdApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_register`.
+#[repr(C)]
+struct UffdRegister {
+    start: u64,
+    len: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+const UFFD_API: u64 = 0xaa;
+const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
+const UFFD_USER_MODE_ONLY: libc::c_int = 1;
+const MODE_MISSING: u64 = 1;
+
+fn open_uffd() -> Option<OwnedFd> {
+    // SAFETY: a system call with a number; the descriptor is fresh. The request outlives the second call.
+    unsafe {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY;
+        let fd = libc::syscall(libc::SYS_userfaultfd, flags) as i32;
+        let fd = (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?;
+        let mut api = UffdApi { api: UFFD_API, features: UFFD_FEATURE_SIGBUS, ioctls: 0 };
+        (libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &mut api) == 0).then_some(fd)
+    }
+}
+
+/// Turns accesses to missing pages of a mapping into SIGBUS. False if the kernel refuses.
+pub(crate) fn watch_missing(start: usize, len: usize) -> bool {
+    let Some(uffd) = UFFD.get_or_init(open_uffd) else { return false };
+    let mut request = UffdRegister { start: start as u64, len: len as u64, mode: MODE_MISSING, ioctls: 0 };
+    // SAFETY: the request outlives the call; the kernel checks the range.
+    unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, &mut request) == 0 }
+}
