@@ -79,3 +79,11 @@ def test_every_path_mtu(fabric, mtu):
     packets = after["tx_packets"] - before["tx_packets"]
     assert packets >= messages * size // mtu
     assert mtu < (after["tx_bytes"] - before["tx_bytes"]) / packets < mtu + 100
+
+
+def test_the_default_multicast_group_reaches_its_host(fabric):
+    """perftest's group is in ff01::/16, the scope of one interface: both programs run on one host. No datagram may find a full queue."""
+    b = fabric.b
+    words = ["ib_send_bw", "-d", "burst0", "-F", "-c", "UD", "-g", "-x", b.gid_index(b.address6), "-s", 64, "-n", 200, "-t", 100, "-r", 512]
+    assert run_pair(b, b, words).row[3] > 0
+    assert "interface-local scope" in b.daemon.text()
