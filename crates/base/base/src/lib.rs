@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `bucket` | token buckets: limits on how often something is done |
 //! | `conn` | parameters of a connection, room for private data |
+//! | `fault` | failures that tests inject |
 //! | `gid` | GIDs and IP addresses |
 //! | `num` | newtypes: PSN, QPN, keys, device number |
 //! | `reason` | the table of reasons for drops and errors |
@@ -22,6 +23,7 @@
 
 pub mod bucket;
 pub mod conn;
+pub mod fault;
 pub mod gid;
 pub mod num;
 pub mod reason;

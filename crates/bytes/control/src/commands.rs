@@ -115,6 +115,7 @@ impl CommandReceiver {
     pub fn create() -> Result<(OwnedFd, CommandReceiver), std::io::Error> {
         let (segment, ring) = burst_shm::record_ring::create().map_err(std::io::Error::other)?;
         let fd = segment.fd().ok_or_else(|| std::io::Error::other("a record ring without descriptor"))?;
+        burst_base::fault::check()?;
         Ok((fd.try_clone_to_owned()?, ring.into()))
     }
 

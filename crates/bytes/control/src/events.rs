@@ -130,6 +130,7 @@ impl EventPipe {
     /// # Errors
     /// When the process is out of descriptors.
     pub fn new() -> std::io::Result<(EventPipe, OwnedFd)> {
+        burst_base::fault::check()?;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let flags = rustix::fs::fcntl_getfl(&write)?;
         rustix::fs::fcntl_setfl(&write, flags | rustix::fs::OFlags::NONBLOCK)?;

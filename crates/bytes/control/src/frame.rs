@@ -69,7 +69,17 @@ pub struct ControlPacket<'a> {
     pub body: &'a [u8],
 }
 
-impl ControlPacket<'_> {
+impl<'a> ControlPacket<'a> {
+    /// The packet in the bytes of a message.
+    ///
+    /// # Errors
+    /// `Malformed` if the bytes do not begin with a header.
+    pub fn parse(bytes: &'a [u8]) -> Result<ControlPacket<'a>, ControlError> {
+        let (header, is_bell) =
+            ControlHeader::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
+        Ok(ControlPacket { header, is_bell, body: &bytes[HEADER_BYTES..] })
+    }
+
     fn check_version(&self) -> Result<(), ControlError> {
         if self.header.version != ABI_VERSION {
             return Err(ControlError::Version {
@@ -96,6 +106,15 @@ impl ControlPacket<'_> {
             postcard::take_from_bytes(self.body).map_err(|e| ControlError::Malformed(e.to_string()))?;
         if rest.is_empty() { Ok(message) } else { Err(ControlError::Malformed("trailing bytes".into())) }
     }
+}
+
+/// The bytes of a message, header included, for a way other than a socket.
+///
+/// # Errors
+/// `Malformed` if the message cannot be encoded.
+pub fn encode<T: Serialize>(sequence: u32, message: &T) -> Result<Vec<u8>, ControlError> {
+    let head = ControlHeader::new(sequence).to_bytes().to_vec();
+    postcard::to_extend(message, head).map_err(|e| ControlError::Malformed(e.to_string()))
 }
 
 /// Sends one message.
@@ -173,8 +192,5 @@ pub fn receive<'a>(
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(ControlError::Malformed("the packet is longer than a control message can be".into()));
     }
-    let bytes = &buffer[..got.bytes];
-    let (header, is_bell) =
-        ControlHeader::from_bytes(bytes).ok_or_else(|| ControlError::Malformed("not a control packet".into()))?;
-    Ok(ControlPacket { header, is_bell, body: &bytes[HEADER_BYTES..] })
+    ControlPacket::parse(&buffer[..got.bytes])
 }

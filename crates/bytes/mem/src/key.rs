@@ -93,6 +93,9 @@ impl KeySpace {
     }
     /// A fresh key. None when [`INDEX_MAX`] regions exist. Never 0.
     pub fn alloc(&mut self) -> Option<u32> {
+        if burst_base::fault::fails() {
+            return None;
+        }
         let index = self.fresh_or_oldest()?;
         assert!(!self.live[index as usize], "an index is allocated once at a time");
         self.live[index as usize] = true;

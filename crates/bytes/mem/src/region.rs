@@ -199,6 +199,7 @@ impl LocalMapping {
         let lead = pieces[0].offset % page_size(&pieces[0])?;
         let total = check_joints(pieces)?;
         let len = usize::try_from(total.next_multiple_of(align) + align).map_err(|_| MapRefused::NotContiguous)?;
+        check_fault()?;
         // SAFETY: a new reservation at an address that the kernel chooses.
         let reserved = unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), RESERVE)? };
         // From here on every return unmaps the reservation, by `drop`.
@@ -214,6 +215,7 @@ impl LocalMapping {
             let size = page_size(piece)?;
             let first = piece.offset / size * size;
             let bytes = (piece.offset + piece.len).next_multiple_of(size) - first;
+            check_fault()?;
             // SAFETY: [at, at + bytes) lies inside our reservation: `check_joints` added up the same numbers.
             unsafe {
                 rustix::mm::mmap(
@@ -241,6 +243,11 @@ impl LocalMapping {
 }
 
 const RESERVE: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
+/// A mapping that a test lets fail.
+fn check_fault() -> Result<(), MapRefused> {
+    if burst_base::fault::fails() { Err(rustix::io::Errno::NOMEM.into()) } else { Ok(()) }
+}
 
 /// Checks that every piece but the last ends, and every piece but the first begins, at a boundary of its pages, and
 /// that huge pieces fall on addresses that suit them. Returns the bytes from the start of the first page on.

@@ -119,6 +119,9 @@ impl Segment {
             return Err(SegmentError::BadSize);
         }
         let len = size as usize;
+        if burst_base::fault::fails() {
+            return Err(rustix::io::Errno::NOMEM.into());
+        }
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, prot, MapFlags::SHARED, &fd, 0)? };
         Ok(Segment { fd: Some(fd), base: NonNull::new(base.cast()).ok_or(SegmentError::BadSize)?, len })
@@ -183,6 +186,9 @@ impl Drop for Segment {
 fn memfd(bytes: usize) -> Result<OwnedFd, SegmentError> {
     if bytes == 0 || bytes as u64 > SEGMENT_BYTES_MAX || !bytes.is_multiple_of(PAGE) {
         return Err(SegmentError::BadSize);
+    }
+    if burst_base::fault::fails() {
+        return Err(rustix::io::Errno::MFILE.into());
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("burst", flags)?;
@@ -269,6 +275,9 @@ impl Arena {
     /// [`Arena::segment_fd`] from the number of segments that it has up to [`Arena::segments`].
     pub fn alloc(&mut self, bytes: usize) -> Result<ShmRef, SegmentError> {
         let len = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(SegmentError::BadSize)?;
+        if burst_base::fault::fails() {
+            return Err(SegmentError::ArenaFull);
+        }
         for (number, room) in self.rooms.iter_mut().enumerate() {
             if let Some(offset) = room.take(len) {
                 return Ok(self.note(number, offset, len));

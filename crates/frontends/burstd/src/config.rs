@@ -10,7 +10,7 @@ mod keys;
 mod value;
 
 use burst_args::ArgsRefusal;
-use burst_host::{AccountBy, HostOptions, Policy};
+use burst_host::{AccountBy, HostOptions, Policy, WorkerMode};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::OsString;
 use std::hash::{Hash, Hasher};
@@ -215,6 +215,7 @@ fn assemble(values: &ConfigValues) -> Config {
         host: HostOptions {
             ports: values.texts(PORT).map(str::to_owned).collect(),
             workers: values.number_or_default(WORKERS) as usize,
+            worker_mode: WorkerMode::Threads,
             spin: Duration::from_nanos(values.number_or_default(SPIN)),
             window_bytes: values.number_or_default(WINDOW) as u32,
             policy: Policy {

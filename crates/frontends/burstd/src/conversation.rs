@@ -5,10 +5,10 @@
 
 use crate::clients::ClientToken;
 use burst_control::frame::{self, ControlHeader, ControlPacket};
-use burst_control::{ControlError, FIRST_SEQUENCE, Reply, Request};
+use burst_control::{ControlError, FIRST_SEQUENCE, Reply};
 use burst_host::foreign::ForeignFds;
 use burst_host::log_limit::LogCause;
-use burst_host::{ClientProcess, Host, Session};
+use burst_host::{ClientProcess, Host, PacketAnswer, Session};
 use burst_peer::{PeerCredentials, PeerProcess, credentials};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -107,10 +107,8 @@ impl Conversation {
             state = match received {
                 // Commands in the ring were sent before this message: they come first.
                 Ok(packet) => match self.receive_commands(host, requests_left) {
-                    ConversationState::Open if !(packet.is_bell() && self.session.has_said_hello()) => {
-                        self.answer(host, &packet, fds)
-                    }
-                    other => other,
+                    ConversationState::Open => self.answer(host, &packet, fds),
+                    ConversationState::Closed => ConversationState::Closed,
                 },
                 Err(ControlError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => {
                     return ConversationState::Open;
@@ -153,17 +151,17 @@ impl Conversation {
     /// Decodes a message, carries the request out and sends the reply.
     fn answer(&mut self, host: &mut Host, packet: &ControlPacket<'_>, fds: ForeignFds) -> ConversationState {
         let sequence = packet.header.sequence;
-        let request = match packet.decode::<Request>() {
-            Ok(request) => request,
-            Err(ControlError::Version { theirs, .. }) => return self.refuse_version(host, sequence, theirs),
-            Err(e) => return self.disconnected(host, &e),
-        };
-        if matches!(request, Request::Hello { .. })
+        if !self.session.has_said_hello()
             && let Some(peer) = PeerProcess::of(&self.socket)
         {
             self.session.set_peer(peer);
         }
-        let Some((reply, fds)) = self.session.answer(host, request, fds) else { return ConversationState::Open };
+        let (reply, fds) = match self.session.answer_packet(host, packet, fds) {
+            PacketAnswer::Nothing => return ConversationState::Open,
+            PacketAnswer::Reply(reply) => reply,
+            PacketAnswer::WrongVersion(sentence) => return self.refuse_version(host, sequence, &sentence),
+            PacketAnswer::Disconnect(why) => return self.disconnected(host, &why),
+        };
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         match frame::send(&self.socket, sequence, &reply, &fds, SendFlags::DONTWAIT) {
             Ok(()) => ConversationState::Open,
@@ -183,12 +181,7 @@ impl Conversation {
     }
 
     /// Refuses a client whose library has another version of the control messages.
-    fn refuse_version(&self, host: &mut Host, sequence: u32, theirs: u32) -> ConversationState {
-        let sentence = format!(
-            "burstd {} speaks version {}, your library version {theirs}; use the library that came with the daemon",
-            env!("CARGO_PKG_VERSION"),
-            burst_shm::ABI_VERSION
-        );
+    fn refuse_version(&self, host: &mut Host, sequence: u32, sentence: &str) -> ConversationState {
         let ClientProcess { pid, uid } = self.session.process();
         if host.may_log(LogCause::WrongVersion, uid) {
             warn!(pid, uid, "client refused: {sentence}");

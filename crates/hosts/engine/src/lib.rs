@@ -3,8 +3,8 @@
 //! [`Worker::run_once`] is one pass: doorbells, transmit, receive, management, timers, publish. A worker owns its queue pairs,
 //! its copy of the key table and its ports; nothing on its path is shared with another worker but completion queues and shared
 //! receive queues, which are lock-free. A worker reads no clock and draws no random numbers: the caller passes `now`, and the
-//! secret in [`WorkerOptions`] is the seed of everything random. [`runner`] gives a worker a thread, a clock and sleep; tests
-//! and a simulator call it directly.
+//! secret in [`WorkerOptions`] is the seed of everything random. [`runner`] gives a worker a thread, a clock and sleep, or lets
+//! its owner run it; tests also call it directly.
 //!
 //! | file | what it holds |
 //! |---|---|

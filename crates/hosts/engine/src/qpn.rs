@@ -73,7 +73,7 @@ impl QpnSpace {
 
     /// A free number, or `None` when all are in use. If no other slot is left, the slot that has rested longest is used.
     pub fn take(&mut self) -> Option<Qpn> {
-        if self.in_use == QPS_MAX {
+        if self.in_use == QPS_MAX || burst_base::fault::fails() {
             return None;
         }
         if self.in_use + self.resting.len() as u32 == QPS_MAX {

@@ -5,6 +5,10 @@
 //! Applications see `sleeping` in the status page and write their eventfd after ringing a doorbell ([`crate::wakes`]). While
 //! the worker spins it yields the processor, because pollers may outnumber cores. On a processor that another thread computes
 //! on, it sleeps at once instead: the kernel runs a woken sleeper before a spinner that has yielded (`burst_base::sharing`).
+//!
+//! [`WorkerHandle::in_place`] makes a worker without a thread, for a simulation and for an engine inside a program: the owner of
+//! the handle runs its passes ([`WorkerHandle::turn`]) by a clock of its own, and decides when it sleeps
+//! ([`WorkerHandle::try_sleep`]). The rules of commands, doorbells and wake-ups are the same.
 
 use crate::clock::monotonic;
 use crate::handover::Inbox;
@@ -15,9 +19,9 @@ use burst_base::sharing::Sharing;
 use burst_shm::status::SleepFlag;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -39,6 +43,26 @@ const YIELD_EVERY: u32 = 4;
 
 type Job = Box<dyn FnOnce(&mut Worker, Nanos) + Send>;
 
+/// The clock of a worker without a thread.
+pub type WorkerClock = Box<dyn Fn() -> Nanos + Send>;
+
+/// What runs the passes of a worker.
+enum WorkerBody {
+    /// A thread; `None` while the handle is dropped.
+    Thread(Option<JoinHandle<()>>),
+    /// The callers of [`WorkerHandle::turn`] and [`WorkerHandle::call`], by this clock.
+    InPlace(Mutex<Runner>, WorkerClock),
+}
+
+impl std::fmt::Debug for WorkerBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            WorkerBody::Thread(_) => "Thread",
+            WorkerBody::InPlace(..) => "InPlace",
+        })
+    }
+}
+
 /// The control thread's end of a worker.
 #[derive(Debug)]
 pub struct WorkerHandle {
@@ -48,7 +72,7 @@ pub struct WorkerHandle {
     inbox: Arc<Inbox>,
     wakes: Wakes,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    body: WorkerBody,
 }
 
 /// The worker's thread has ended (it panicked, or was stopped).
@@ -61,12 +85,32 @@ impl WorkerHandle {
     /// # Errors
     /// When the system gives no thread or eventfd.
     pub fn start(worker: Worker, options: RunnerOptions, sleeper: SleepFlag) -> std::io::Result<WorkerHandle> {
+        let (mut handle, mut runner) = WorkerHandle::with_runner(worker, options, sleeper)?;
+        let thread = std::thread::Builder::new().name("burst-worker".into()).spawn(move || runner.run())?;
+        handle.body = WorkerBody::Thread(Some(thread));
+        Ok(handle)
+    }
+
+    /// A worker without a thread: its passes are run by [`WorkerHandle::turn`].
+    ///
+    /// # Errors
+    /// When the system gives no eventfd.
+    pub fn in_place(worker: Worker, sleeper: SleepFlag, clock: WorkerClock) -> std::io::Result<WorkerHandle> {
+        let (mut handle, runner) = WorkerHandle::with_runner(worker, RunnerOptions { spin: Duration::ZERO }, sleeper)?;
+        handle.body = WorkerBody::InPlace(Mutex::new(runner), clock);
+        Ok(handle)
+    }
+
+    /// A handle whose body is not set yet, and the runner that it belongs to.
+    fn with_runner(
+        worker: Worker,
+        options: RunnerOptions,
+        sleeper: SleepFlag,
+    ) -> std::io::Result<(WorkerHandle, Runner)> {
         let (inbox, wakes) = (worker.inbox().clone(), Wakes::new()?);
         let (sender, jobs) = channel();
-        let pending = Arc::new(AtomicBool::new(false));
-        let asleep = Arc::new(AtomicBool::new(false));
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut runner = Runner {
+        let [pending, asleep, stop] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
+        let runner = Runner {
             worker,
             options,
             sleeper,
@@ -78,8 +122,8 @@ impl WorkerHandle {
             wakes: wakes.clone(),
             stop: stop.clone(),
         };
-        let thread = std::thread::Builder::new().name("burst-worker".into()).spawn(move || runner.run())?;
-        Ok(WorkerHandle { jobs: sender, pending, asleep, inbox, wakes, stop, thread: Some(thread) })
+        let handle = WorkerHandle { jobs: sender, pending, asleep, inbox, wakes, stop, body: WorkerBody::Thread(None) };
+        Ok((handle, runner))
     }
 
     /// The wake-up of one more context, and the descriptor to send to its program.
@@ -90,10 +134,10 @@ impl WorkerHandle {
         self.wakes.lend()
     }
 
-    /// Runs `f` on the worker and waits for its result.
+    /// Runs `f` on the worker, after all earlier calls and posts, and waits for its result.
     ///
     /// # Errors
-    /// [`WorkerGone`] if the thread has ended.
+    /// [`WorkerGone`] if the worker has ended.
     pub fn call<T: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Worker, Nanos) -> T + Send + 'static,
@@ -104,6 +148,9 @@ impl WorkerHandle {
             let _ = sender.send(f(worker, now));
         });
         self.send(job)?;
+        if let Some((mut runner, now)) = self.runner()? {
+            runner.run_jobs(now);
+        }
         answer.recv().map_err(|_| WorkerGone)
     }
 
@@ -125,9 +172,71 @@ impl WorkerHandle {
         Ok(())
     }
 
-    /// Whether the thread is running.
+    /// Whether the worker can still run: its thread has not ended, or no pass of a worker without a thread has panicked.
     pub fn is_alive(&self) -> bool {
-        self.thread.as_ref().is_some_and(|t| !t.is_finished())
+        match &self.body {
+            WorkerBody::Thread(thread) => thread.as_ref().is_some_and(|t| !t.is_finished()),
+            WorkerBody::InPlace(runner, _) => !runner.is_poisoned(),
+        }
+    }
+
+    /// Whether the worker has no thread.
+    pub fn is_in_place(&self) -> bool {
+        matches!(self.body, WorkerBody::InPlace(..))
+    }
+
+    /// The runner of a worker without a thread, and the time; `None` if the worker has a thread.
+    fn runner(&self) -> Result<Option<(MutexGuard<'_, Runner>, Nanos)>, WorkerGone> {
+        match &self.body {
+            WorkerBody::Thread(_) => Ok(None),
+            WorkerBody::InPlace(runner, clock) => {
+                runner.lock().map(|runner| Some((runner, clock()))).map_err(|_| WorkerGone)
+            }
+        }
+    }
+
+    /// One pass of a worker without a thread: the commands so far, then [`Worker::run_once`]. Returns whether anything was done.
+    /// A worker with a thread does nothing.
+    ///
+    /// # Errors
+    /// [`WorkerGone`] if an earlier pass has panicked.
+    pub fn turn(&self) -> Result<bool, WorkerGone> {
+        Ok(self.runner()?.is_some_and(|(mut runner, now)| runner.run_jobs(now) | runner.worker.run_once(now)))
+    }
+
+    /// When the next pass of a worker without a thread is due if nothing wakes it before.
+    pub fn next_deadline(&self) -> Nanos {
+        self.runner().ok().flatten().map_or(Nanos::NEVER, |(runner, _)| runner.worker.next_deadline())
+    }
+
+    /// Announces to programs, ports and the control thread that a worker without a thread sleeps. False: there is work, and it
+    /// does not sleep. A sleeping worker needs no turn until [`WorkerHandle::is_woken`], its next deadline, or a packet; the
+    /// owner then calls [`WorkerHandle::wake`].
+    pub fn try_sleep(&self) -> bool {
+        self.runner().ok().flatten().is_some_and(|(mut runner, _)| {
+            let may_sleep = runner.announce_sleep();
+            if !may_sleep {
+                runner.announce_wake();
+            }
+            may_sleep
+        })
+    }
+
+    /// Whether a program or the control thread has woken a sleeping worker, as its thread would see it: by a descriptor.
+    pub fn is_woken(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [self.inbox.wake_fd(), self.wakes.fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        // An error (a signal) counts as a wake-up.
+        poll(&mut fds, Some(&now)) != Ok(0)
+    }
+
+    /// Ends the sleep of a worker without a thread, and consumes its wake-ups.
+    pub fn wake(&self) {
+        if let Some((runner, _)) = self.runner().ok().flatten() {
+            let _ = rustix::io::read(runner.inbox.wake_fd(), &mut [0; 8]);
+            runner.wakes.take();
+            runner.announce_wake();
+        }
     }
 }
 
@@ -135,7 +244,9 @@ impl Drop for WorkerHandle {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         self.inbox.wake();
-        if let Some(thread) = self.thread.take() {
+        if let WorkerBody::Thread(thread) = &mut self.body
+            && let Some(thread) = thread.take()
+        {
             // A panic has been reported by the thread itself.
             let _ = thread.join();
         }
@@ -210,19 +321,24 @@ impl Runner {
         true
     }
 
-    /// Sleeps until a descriptor is readable, a timer is due or a command comes. It announces the sleep first and looks for
-    /// work once more after that.
+    /// Sleeps until a descriptor is readable, a timer is due or a command comes.
     fn sleep(&mut self) {
+        if self.announce_sleep() {
+            self.wait();
+        }
+        self.announce_wake();
+    }
+
+    /// Announces the sleep, and looks for work once more after that. Returns whether there is none.
+    fn announce_sleep(&mut self) -> bool {
         self.sleeper.set_sleeping();
         self.asleep.store(true, Ordering::SeqCst);
         let arrived = self.worker.before_sleep();
-        if !arrived
-            && !self.worker.has_work()
-            && !self.pending.load(Ordering::SeqCst)
-            && !self.stop.load(Ordering::SeqCst)
-        {
-            self.wait();
-        }
+        !arrived && !self.worker.has_work() && !self.pending.load(Ordering::SeqCst) && !self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Announces that the worker is awake.
+    fn announce_wake(&self) {
         self.asleep.store(false, Ordering::SeqCst);
         self.sleeper.awake();
     }

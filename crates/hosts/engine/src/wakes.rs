@@ -5,6 +5,7 @@
 //! context has its own, which the daemon never reads: every write is an event of an edge-triggered epoll, whatever the count. A
 //! program that keeps the descriptor of a closed context wakes no worker.
 
+use burst_base::fault;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::io;
@@ -38,9 +39,11 @@ impl Wakes {
     /// # Errors
     /// When the system has no descriptor, or watches no more.
     pub fn lend(&self) -> io::Result<(Wake, OwnedFd)> {
+        fault::check()?;
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        fault::check()?;
         epoll::add(&*self.0, &fd, EventData::new_u64(0), EventFlags::IN | EventFlags::ET)?;
-        let sent = fd.try_clone()?;
+        let sent = fault::check().and_then(|()| fd.try_clone())?;
         Ok((Wake { all: self.clone(), fd }, sent))
     }
     /// Readable after a wake-up.

@@ -48,3 +48,34 @@ fn a_request_posted_while_a_command_runs_leaves_before_the_next_command() {
     b.memory.read_to(&mut seen).expect("local");
     assert!(seen == [7; BYTES as usize], "posted before the command, and lost");
 }
+
+#[test]
+fn a_worker_without_a_thread_runs_when_it_is_told_and_wakes_as_one_with_a_thread() {
+    let (pa, _pb) = pair(MemConfig::default(), IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    let a = Host::new(Box::new(pa), BYTES);
+    let status = StatusOwner::create().expect("a status page");
+    let flag = status.sleep_flag(0).expect("a sleep flag");
+    let handle = WorkerHandle::in_place(a.worker, flag, Box::new(|| Nanos(7))).expect("an eventfd");
+    assert!(handle.is_in_place() && handle.is_alive());
+    let (done, order) = channel();
+    let later = done.clone();
+    handle.post(move |_, now| later.send(("posted", now)).expect("awaited")).expect("alive");
+    assert!(order.try_recv().is_err(), "a posted command waits for a turn or a call");
+    assert_eq!(handle.call(move |_, now| done.send(("called", now)).is_ok()), Ok(true));
+    assert_eq!(order.iter().collect::<Vec<_>>(), [("posted", Nanos(7)), ("called", Nanos(7))]);
+    assert_eq!(handle.turn(), Ok(false));
+
+    let (wake, of_program) = handle.lend_wake().expect("a descriptor");
+    assert!(handle.try_sleep() && !handle.is_woken());
+    assert_eq!(rustix::io::write(&of_program, &1u64.to_ne_bytes()), Ok(8));
+    assert!(handle.is_woken());
+    handle.wake();
+    assert!(!handle.is_woken(), "the wake-up is consumed");
+    assert!(handle.try_sleep());
+    handle.post(|_, _| ()).expect("alive");
+    assert!(handle.is_woken(), "a command wakes a sleeping worker");
+    handle.wake();
+    assert!(!handle.try_sleep(), "there is a command");
+    assert_eq!((handle.turn(), handle.try_sleep()), (Ok(true), true));
+    drop(wake);
+}

@@ -72,6 +72,7 @@ impl CmChannel {
     /// # Errors
     /// When the process is out of descriptors.
     pub fn end(&self) -> std::io::Result<OwnedFd> {
+        burst_base::fault::check()?;
         self.read.try_clone()
     }
 

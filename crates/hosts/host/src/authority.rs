@@ -44,6 +44,9 @@ impl Caller {
     /// # Errors
     /// EMFILE for descriptors, otherwise ENOMEM: the user has the share of one user, or the daemon has no more.
     pub(crate) fn charge(&self, items: &[(Resource, u64)]) -> Result<Charge, Refusal> {
+        if burst_base::fault::fails() {
+            return refuse(libc::ENOMEM, "the daemon has no more");
+        }
         self.account.charge(items).or_else(crate::accounts::refuse_charge)
     }
 
@@ -52,6 +55,7 @@ impl Caller {
     /// # Errors
     /// The system's: the process has ended, is not visible here, or belongs to another user.
     pub(crate) fn open_memory(&self) -> io::Result<ProcessMemory> {
+        burst_base::fault::check()?;
         let ClientProcess { pid, uid } = self.process;
         let gone = || io::Error::from_raw_os_error(libc::ESRCH);
         let memory = match self.peer.as_ref().map_or(pid, |peer| peer.pid()) {

@@ -68,8 +68,9 @@ impl DisposalShared {
 }
 
 /// Threads that close descriptors. They are started once and never joined: one that blocks does not delay the end of the process.
+/// `None`: there are no threads, and descriptors are closed at once.
 #[derive(Clone, Debug)]
-pub struct Disposal(Arc<DisposalShared>);
+pub struct Disposal(Option<Arc<DisposalShared>>);
 
 impl Disposal {
     /// Starts the threads.
@@ -85,17 +86,23 @@ impl Disposal {
                 .spawn(move || of_thread.work())
                 .map_err(|e| format!("cannot start a thread that closes descriptors: {e}"))?;
         }
-        Ok(Disposal(shared))
+        Ok(Disposal(Some(shared)))
+    }
+
+    /// A disposal without threads, for a host whose programs are its own process: it closes descriptors at once.
+    pub fn in_place() -> Disposal {
+        Disposal(None)
     }
 
     /// Closes a descriptor of an account, later. A socket loses SO_LINGER first, so that its close does not wait for the peer.
     pub fn close(&self, account: &Account, fd: OwnedFd) {
+        let Some(shared) = &self.0 else { return };
         // Fails for anything but a socket, and then there is nothing to turn off.
         let _ = rustix::net::sockopt::set_socket_linger(&fd, None);
         let charge = account.charge(&[(Resource::Descriptor, 1)]).ok();
         let waiting = Waiting { account: account.id().clone(), _fd: fd, _charge: charge };
-        self.0.lock().waiting.push_back(waiting);
-        self.0.changed.notify_one();
+        shared.lock().waiting.push_back(waiting);
+        shared.changed.notify_one();
     }
 
     /// Closes a program's control socket: messages that wait in it may carry descriptors, which the kernel closes with it.
@@ -108,8 +115,10 @@ impl Disposal {
 
     /// Tells the threads to end. Descriptors that still wait are closed by the end of the process.
     pub fn end(&self) {
-        self.0.lock().ended = true;
-        self.0.changed.notify_all();
+        if let Some(shared) = &self.0 {
+            shared.lock().ended = true;
+            shared.changed.notify_all();
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use crate::groups::MulticastGroups;
 use crate::id_allocator::IdAllocator;
 use crate::limits::{CONTEXTS_MAX, LIMITS};
 use crate::log_limit::{LogCause, LogLimiter};
-use crate::options::HostOptions;
+use crate::options::{HostOptions, WorkerMode};
 use crate::program_memory::ProgramMemory;
 use crate::random::RandomSource;
 use crate::trim::Trimmer;
@@ -177,7 +177,10 @@ impl Host {
             log_limiter: LogLimiter::default(),
             trimmer: Trimmer::default(),
             descriptors,
-            disposal: Disposal::start()?,
+            disposal: match options.worker_mode {
+                WorkerMode::Threads => Disposal::start()?,
+                WorkerMode::InPlace => Disposal::in_place(),
+            },
             ledger: Ledger::new(capacities(devices, descriptors), options.policy),
             account_by: options.account_by,
             crashes: DaemonCrashes::default(),
@@ -211,10 +214,15 @@ impl Host {
         if let Some(store) = store {
             crate::bury::bury(store, self.now(), &mut worker, &mut qpns)?;
         }
-        let runner = RunnerOptions { spin: options.spin };
         let flag = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
-        let handle = WorkerHandle::start(worker, runner, flag).map_err(|e| format!("cannot start a worker: {e}"))?;
-        self.workers.push(handle);
+        let handle = match options.worker_mode {
+            WorkerMode::Threads => WorkerHandle::start(worker, RunnerOptions { spin: options.spin }, flag),
+            WorkerMode::InPlace => {
+                let clock = self.clock.clone();
+                WorkerHandle::in_place(worker, flag, Box::new(move || clock.now()))
+            }
+        };
+        self.workers.push(handle.map_err(|e| format!("cannot start a worker: {e}"))?);
         self.qpns.push(qpns);
         assert_eq!(self.workers.len(), self.qpns.len());
         Ok(())
@@ -268,6 +276,11 @@ impl Host {
 
     /// Runs `f` on worker 0 while all other workers stand still between two passes. Nothing in it can fail: it starts no thread.
     pub fn while_all_stand<T: Send + 'static>(&self, f: impl FnOnce(&mut Worker) -> T + Send + 'static) -> T {
+        if self.workers.iter().all(WorkerHandle::is_in_place) {
+            // They stand still whenever the caller runs. Their earlier commands come first.
+            (1..self.workers.len()).for_each(|worker| self.on_worker(worker, |_, _| ()));
+            return self.on_worker(0, move |w, _| f(w));
+        }
         let arrived = Arc::new(Barrier::new(self.workers.len()));
         let finished = Arc::new(Barrier::new(self.workers.len()));
         for worker in 1..self.workers.len() {

@@ -10,6 +10,7 @@
 //! | [`host`] | devices, workers, and the numbers that contexts share |
 //! | [`options`] | settings |
 //! | [`session`] | one client |
+//! | [`packet`] | its requests as bytes |
 //! | [`authority`] | which users see what, and which programs have a privilege |
 //! | [`context`] | the objects of one context |
 //! | [`cm`] | connection management |
@@ -43,6 +44,7 @@ pub mod id_allocator;
 pub mod limits;
 pub mod log_limit;
 pub mod options;
+pub mod packet;
 mod program_memory;
 pub mod random;
 pub mod refusal;
@@ -57,6 +59,7 @@ pub use authority::{Authority, Caller, ClientProcess};
 pub use burst_ledger::Policy;
 pub use clock::Clock;
 pub use host::Host;
-pub use options::HostOptions;
+pub use options::{HostOptions, WorkerMode};
+pub use packet::PacketAnswer;
 pub use session::Session;
 pub use upkeep::Upkeep;

@@ -4,6 +4,17 @@ use crate::accounts::AccountBy;
 use burst_ledger::Policy;
 use std::time::Duration;
 
+/// Who runs the workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WorkerMode {
+    /// A thread for each worker.
+    #[default]
+    Threads,
+    /// The owner of the host, by `burst_engine::WorkerHandle::turn` and the host's clock. The host starts no thread at all: a
+    /// simulation, or an engine inside a program.
+    InPlace,
+}
+
 /// The settings of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostOptions {
@@ -11,6 +22,8 @@ pub struct HostOptions {
     pub ports: Vec<String>,
     /// Number of workers, 1 to `burst_shm::layout::WORKER_MAX`.
     pub workers: usize,
+    /// Who runs the workers.
+    pub worker_mode: WorkerMode,
     /// How long an idle worker spins before it sleeps.
     pub spin: Duration,
     /// Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together. A value under

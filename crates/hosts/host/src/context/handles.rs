@@ -21,7 +21,7 @@ impl<T> HandleTable<T> {
     /// Adds an object and its charge. Its handle is the smallest free number.
     pub fn insert(&mut self, object: T, charge: Charge) -> u32 {
         // The limit is never reached: the device or the host limits every kind of object.
-        let handle = self.handles.take().unwrap_or(u32::MAX);
+        let handle = self.handles.take_free().unwrap_or(u32::MAX);
         let before = self.objects.insert(handle, (object, charge));
         assert!(before.is_none(), "handle {handle} is in use");
         handle

@@ -215,7 +215,8 @@ impl Context {
             }
             ImportObject::Dm(dm) => {
                 let ExportedDm { fd, len } = lent.dms.get(&dm).ok_or_else(missing)?.clone();
-                let fd = fd.try_clone().map_err(system("share device memory"))?;
+                let fd =
+                    burst_base::fault::check().and_then(|()| fd.try_clone()).map_err(system("share device memory"))?;
                 let response = Response::Imported { handle: dm, key: 0, len };
                 Ok(ReplyParts::with_fds(response, vec![fd]))
             }

@@ -115,7 +115,7 @@ impl Context {
             // No need to wait: later requests on the queue pairs are behind this one in the worker's queue.
             host.post(worker, move |w, _| slots.into_iter().for_each(|slot| w.add_qp(slot)));
         }
-        self.with_segments(Response::Qps(grants))
+        Ok(self.with_segments(Response::Qps(grants)))
     }
 
     /// Checks the attributes of a request and looks up the objects that it names.

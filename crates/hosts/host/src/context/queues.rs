@@ -88,7 +88,7 @@ impl Context {
         let cq = self
             .cqs
             .insert(InUse::new(HostCq { number, shared, place, old: Vec::new(), rings: vec![ring], channel }), charge);
-        self.with_segments(Response::Cq { cq, ring: CqPlace { place: place.into(), entries: spec.entries() } })
+        Ok(self.with_segments(Response::Cq { cq, ring: CqPlace { place: place.into(), entries: spec.entries() } }))
     }
 
     /// Moves a completion queue to another ring.
@@ -111,10 +111,10 @@ impl Context {
             c.object.old.push(std::mem::replace(&mut c.object.place, place));
             c.object.rings.push(ring);
         }
-        self.with_segments(Response::CqResized {
+        Ok(self.with_segments(Response::CqResized {
             ring: CqPlace { place: place.into(), entries: spec.entries() },
             old_end,
-        })
+        }))
     }
 
     /// Frees the rings from before the last resizes: the program has read them.
@@ -194,7 +194,7 @@ impl Context {
         let srq = self.srqs.insert(InUse::new(HostSrq { shared, place, ring, pd, domain }), charge);
         let (entries, max_sge) = (spec.entries(), spec.max_sge());
         let queue = QueuePlace { place: place.into(), entries, stride: rq_stride(max_sge), max_sge };
-        self.with_segments(Response::Srq { srq, queue, max_wr: entries, srqn: domain.map_or(0, |d| d.srqn) })
+        Ok(self.with_segments(Response::Srq { srq, queue, max_wr: entries, srqn: domain.map_or(0, |d| d.srqn) }))
     }
 
     /// Sets the limit of a shared receive queue.
@@ -233,7 +233,7 @@ impl Context {
             self.arena.free(std::mem::replace(&mut s.object.place, place));
         }
         let queue = QueuePlace { place: place.into(), entries: spec.entries(), stride: rq_stride(max_sge), max_sge };
-        self.with_segments(Response::Srq { srq, queue, max_wr: spec.entries(), srqn: 0 })
+        Ok(self.with_segments(Response::Srq { srq, queue, max_wr: spec.entries(), srqn: 0 }))
     }
 
     /// The limit of a shared receive queue.

@@ -161,8 +161,10 @@ pub struct Context {
     /// Memory of the process, opened when a region needs it.
     pub(super) memory: Option<Arc<ProcessMemory>>,
     pub(super) arena: Arena,
-    /// How many segments of the arena the client has.
-    segments_sent: usize,
+    /// How many segments of the arena have a descriptor for the client.
+    segments_shared: usize,
+    /// Descriptors of segments that the client does not have yet: the next reply that may refer to them brings them.
+    fresh_segments: Vec<OwnedFd>,
     pub(super) async_events: Arc<dyn EventSink>,
     pub(super) pds: HandleTable<InUse<u32>>,
     pub(super) mrs: HandleTable<HostMr>,
@@ -220,7 +222,8 @@ impl Context {
             _charge: charge,
             memory: None,
             arena,
-            segments_sent: segments.len(),
+            segments_shared: segments.len(),
+            fresh_segments: Vec::new(),
             async_events,
             pds: HandleTable::default(),
             mrs: HandleTable::default(),
@@ -270,17 +273,23 @@ impl Context {
     }
 
     /// A response, with the arena segments that the client does not have yet: the response may refer to them.
-    pub(super) fn with_segments(&mut self, response: Response) -> Result<ReplyParts, Refusal> {
-        let segments = segments_from(&self.arena, self.segments_sent)?;
-        self.segments_sent += segments.len();
-        Ok(ReplyParts { response, fds: Vec::new(), segments })
+    pub(super) fn with_segments(&mut self, response: Response) -> ReplyParts {
+        ReplyParts { response, fds: Vec::new(), segments: std::mem::take(&mut self.fresh_segments) }
     }
 
-    /// Allocates room in the arena.
+    /// Allocates room in the arena. The descriptors of new segments are made here, not for the reply: a request must fail before
+    /// it changes anything.
     pub(super) fn room(&mut self, bytes: usize) -> Result<ShmRef, Refusal> {
-        self.arena
+        let place = self
+            .arena
             .alloc(bytes)
-            .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("the arena is full: {e}") })
+            .map_err(|e| Refusal { errno: libc::ENOMEM, sentence: format!("the arena is full: {e}") })?;
+        let segments = segments_from(&self.arena, self.segments_shared).inspect_err(|_| {
+            self.arena.free(place);
+        })?;
+        self.segments_shared += segments.len();
+        self.fresh_segments.extend(segments);
+        Ok(place)
     }
 
     /// Checks that the context may hold one more descriptor of the kinds that cost only a request.
@@ -306,12 +315,16 @@ impl Context {
 
 /// Descriptors of the arena's segments from number `first` on.
 fn segments_from(arena: &Arena, first: usize) -> Result<Vec<OwnedFd>, Refusal> {
-    let fds = (first..arena.segments()).filter_map(|n| arena.segment_fd(n)).map(|fd| fd.try_clone_to_owned());
+    let fds = (first..arena.segments()).filter_map(|n| arena.segment_fd(n)).map(|fd| {
+        burst_base::fault::check()?;
+        fd.try_clone_to_owned()
+    });
     fds.collect::<Result<Vec<_>, _>>().map_err(system("share an arena segment"))
 }
 
 /// A descriptor of the status page.
 fn status_fd(host: &Host) -> Result<OwnedFd, Refusal> {
+    burst_base::fault::check().map_err(system("share the status page"))?;
     let fd = host.status.fd().map(|fd| fd.try_clone_to_owned());
     fd.unwrap_or_else(|| Err(std::io::ErrorKind::NotFound.into())).map_err(system("share the status page"))
 }

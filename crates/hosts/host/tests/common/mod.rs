@@ -4,7 +4,7 @@
 use burst_base::Nanos;
 use burst_base::verbs::{QpCap, QpType};
 use burst_control::{CqInitAttr, QpCookies, QpInitAttr, Refusal, Request, Response};
-use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session};
+use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session, WorkerMode};
 use burst_port::mem::{MemConfig, pair};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -15,6 +15,7 @@ pub fn host(share: u8) -> Host {
     let options = HostOptions {
         ports: Vec::new(),
         workers: 1,
+        worker_mode: WorkerMode::Threads,
         spin: Duration::ZERO,
         window_bytes: 1 << 20,
         policy: Policy { share_percent: share, reserve_percent: 10 },
