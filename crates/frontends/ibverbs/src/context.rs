@@ -22,6 +22,9 @@ use std::sync::Mutex;
 /// `abi_compat` of a context that has extended operations (`__VERBS_ABI_IS_EXTENDED`).
 const EXTENDED: usize = usize::MAX;
 
+/// Longest time between the hang-ups of two connections to a daemon that ends.
+const HANG_UP_MS: i32 = 1000;
+
 /// An object that asynchronous events refer to. The pointers are valid while their entry is in the table.
 #[derive(Clone, Copy, Debug)]
 pub enum EventSource {
@@ -100,6 +103,12 @@ impl VerbsContext {
             report::daemon_ended();
         }
         gone
+    }
+
+    /// As [`VerbsContext::daemon_is_gone`], where a connection to the daemon has hung up.
+    #[cold]
+    pub fn daemon_has_hung_up(&self) -> bool {
+        self.daemon_ends_within(HANG_UP_MS) && self.daemon_is_gone()
     }
 
     /// Makes `poll_cq` the function of later calls of `ibv_poll_cq`.

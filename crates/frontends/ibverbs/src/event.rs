@@ -74,7 +74,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
             let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
             // SAFETY: as above.
             let context = unsafe { VerbsContext::from_ibv(ours.context()) }?;
-            if got == 0 && context.daemon_is_gone() {
+            if got == 0 && context.daemon_has_hung_up() {
                 found =
                     Some(flush::next_event(context, channel).and_then(|cookie| source_of(context, cookie)).ok_or(EIO)?);
                 return Ok(0);
@@ -143,7 +143,7 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, e
         let failed = boundary::number(|| {
             // SAFETY: the caller gives an open context.
             let context = unsafe { VerbsContext::from_ibv(context) }?;
-            let record = if got == 0 && context.daemon_is_gone() {
+            let record = if got == 0 && context.daemon_has_hung_up() {
                 Some(flush::next_async_event(context).ok_or(EIO)?)
             } else {
                 read_outcome(got, record.len())?;

@@ -13,12 +13,13 @@ use crate::srq::VerbsSrq;
 use crate::sys::*;
 use crate::xrc::VerbsXrcd;
 use burst_base::verbs::{QpAttr, QpCap, QpState, QpType, attr_mask, send_flags};
+use burst_client::ClientError;
 use burst_client::raw::cookies::NO_COOKIE;
 use burst_client::raw::flush::{FlushCursor, FlushedQp};
 use burst_client::raw::lock::{SpinLock, lock};
 use burst_client::raw::prealloc::PreallocQp;
 use burst_client::raw::queue::{QueueDoorbell, RawQp, SendQueue, create_qp};
-use burst_control::{QpCookies, QpInitAttr, Request, Response};
+use burst_control::{ControlError, QpCookies, QpInitAttr, Request, Response};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
 use std::ffi::{c_int, c_void};
@@ -417,7 +418,9 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         let request = Request::ModifyQp { qp: ours.handle(), attr, mask };
         let answer = match context.ask(&request) {
             // The queue pair is in ERR already: the library flushes it.
-            Err(_) if mask & attr_mask::STATE != 0 && attr.qp_state == QpState::Err && context.daemon_is_gone() => {
+            Err(error)
+                if mask & attr_mask::STATE != 0 && attr.qp_state == QpState::Err && has_ended(context, &error) =>
+            {
                 ours.set_state(IBV_QPS_ERR);
                 return Ok(());
             }
@@ -432,6 +435,11 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         }
         Ok(())
     })
+}
+
+/// Whether a call has failed because the daemon has ended.
+fn has_ended(context: &VerbsContext, error: &ClientError) -> bool {
+    matches!(error, ClientError::Control(ControlError::Closed | ControlError::Io(_))) && context.daemon_has_hung_up()
 }
 
 /// After a move to RESET: requests posted before do not complete, and completions that were not polled are removed.
@@ -467,7 +475,7 @@ pub unsafe extern "C" fn ibv_query_qp(
         let mut now = match context.ask(&Request::QueryQp { qp: ours.handle() }) {
             Ok(Response::QpAttr(now)) => now,
             Ok(_) => return Err(EIO),
-            Err(_) if context.daemon_is_gone() => {
+            Err(error) if has_ended(context, &error) => {
                 QpAttr { qp_state: QpState::Err, cur_qp_state: QpState::Err, ..QpAttr::default() }
             }
             Err(error) => return Err(error.into()),

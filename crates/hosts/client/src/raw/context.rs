@@ -174,9 +174,16 @@ impl RawContext {
     /// Whether the daemon has ended: it held the only write end of the async event pipe.
     #[cold]
     pub fn daemon_has_ended(&self) -> bool {
+        self.daemon_ends_within(0)
+    }
+    /// Whether the daemon has ended, or does so within `ms` milliseconds. The kernel closes the descriptors of a process one by
+    /// one: where another one shows the end, this one follows.
+    /// the other: where another one shows the end, this one follows at once.
+    #[cold]
+    pub fn daemon_ends_within(&self, ms: i32) -> bool {
         let mut entry = libc::pollfd { fd: self.async_pipe.as_raw_fd(), events: 0, revents: 0 };
-        // SAFETY: one valid entry; no waiting.
-        unsafe { libc::poll(&mut entry, 1, 0) == 1 && entry.revents & libc::POLLHUP != 0 }
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&mut entry, 1, ms) == 1 && entry.revents & libc::POLLHUP != 0 }
     }
 
     /// Sends a request with descriptors and waits for the answer. New arena segments are mapped before it returns.
