@@ -41,8 +41,10 @@ static void test_successor(void)
 		usleep(20000);
 	CHECK(left, "no new id");
 	puts("back");
-	/* Ids and channels of the old daemon refuse all calls except destruction. */
+	/* Ids and channels of the old daemon refuse all calls except destruction, and an id is told of the end. */
 	CHECK(rdma_listen(id, 1) == -1);
+	CHECK(rdma_get_cm_event(old, &event) == 0 && event->event == RDMA_CM_EVENT_DEVICE_REMOVAL && event->id == id);
+	CHECK(rdma_ack_cm_event(event) == 0);
 	CHECK(rdma_get_cm_event(old, &event) == -1);
 	CHECK(rdma_destroy_id(id) == 0);
 	rdma_destroy_event_channel(old);
