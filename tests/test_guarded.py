@@ -10,6 +10,7 @@ import pytest
 
 from lab import await_true, build_directory, run_pair, wait_until
 from lab.perftest import await_listener
+from test_cm import await_cm_listener
 
 LONG = ["-d", "burst0", "-F", "-s", 65536, "-D", 30]
 FALLS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT]
@@ -111,6 +112,35 @@ def test_peers_of_a_fallen_daemon_are_told(pair, tool):
     assert server.wait(15) != 0, server.text()
     await_successor(pair.b, pid)
     assert run_pair(pair.b, pair.a, ["ib_write_bw", "-d", "burst0", "-F", "-n", 200, "-p", 18600]).row[3] > 0
+
+
+def test_a_peer_of_the_connection_manager_is_told_without_traffic(pair):
+    idle = build_directory() / "programs" / "cm_idle"
+    server = pair.b.start(idle, "server", pair.b.address, 7471)
+    await_cm_listener(pair.b, server, 7471)
+    client = pair.a.start(idle, "client", pair.b.address, 7471)
+    for program in (client, server):
+        program.wait_for_text("connected", 10)
+    # Both have their event of the established connection: what was noted of it is in the tombstone file.
+    fall(pair.b)
+    assert client.wait(10) == 0 and client.text().split()[-1] == "RDMA_CM_EVENT_DISCONNECTED", client.text()
+    assert server.wait(10) == 0 and server.text().split()[-1] == "RDMA_CM_EVENT_DEVICE_REMOVAL", server.text()
+
+
+def test_workers_each_answer_for_their_queue_pairs(make_fabric, tmp_path):
+    fabric = make_fabric(daemons=False)
+    fabric.a.start_daemon()
+    restart_guarded(fabric.b, tmp_path, "--workers", "2")
+    servers = [fabric.b.start("ib_write_bw", *LONG, "-q", 4, "-p", 18515 + n) for n in range(2)]
+    for n, server in enumerate(servers):
+        await_listener(fabric.b, server, 18515 + n)
+    clients = [fabric.a.start("ib_write_bw", *LONG, "-q", 4, "-p", 18515 + n, fabric.b.address) for n in range(2)]
+    before = fabric.b.stats()["rx_packets"]
+    wait_until(lambda: fabric.b.stats()["rx_packets"] > before + 1000, program=clients[0])
+    pid, began = fall(fabric.b), time.monotonic()
+    assert [client.wait(10) != 0 for client in clients] == [True, True] and time.monotonic() - began < 5
+    await_successor(fabric.b, pid)
+    assert "answering for queue pairs" in fabric.b.daemon.text(), fabric.b.daemon.text()
 
 
 def test_no_icmp_error_answers_packets_while_no_daemon_runs(pair, tmp_path):

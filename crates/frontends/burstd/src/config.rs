@@ -35,6 +35,8 @@ pub struct Config {
     pub ready_fd: Option<RawFd>,
     /// Whether a supervisor starts a successor when the daemon falls.
     pub guarded: bool,
+    /// The longest pause before a successor starts.
+    pub restart_pause: Duration,
     /// Directory of crash reports; `None`: the default one.
     pub state_dir: Option<PathBuf>,
     /// Least severe line that is logged.
@@ -203,6 +205,7 @@ const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
 const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
 const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
 const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
+const RESTART_PAUSE: NumberKey = NumberKey::new(KeyId::RestartPause);
 const STATE_DIR: TextKey = TextKey::new(KeyId::StateDir);
 const LOG_LEVEL: TextKey = TextKey::new(KeyId::LogLevel);
 const LOG_FORMAT: TextKey = TextKey::new(KeyId::LogFormat);
@@ -231,6 +234,7 @@ fn assemble(values: &ConfigValues) -> Config {
         idle_exit: (idle_ns != 0).then(|| Duration::from_nanos(idle_ns)),
         ready_fd: values.number(READY_FD).map(|fd| fd as RawFd),
         guarded: values.number_or_default(GUARDED) == 1,
+        restart_pause: Duration::from_nanos(values.number_or_default(RESTART_PAUSE)),
         state_dir: values.text(STATE_DIR).map(PathBuf::from),
         log_level: match values.text(LOG_LEVEL) {
             Some("error") => LogLevel::Error,

@@ -33,6 +33,8 @@ pub enum KeyId {
     AccountBy,
     /// `guarded`.
     Guarded,
+    /// `restart_pause`.
+    RestartPause,
     /// `state_dir`.
     StateDir,
     /// `log.level`.
@@ -186,6 +188,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "no",
         help: "Run under a supervisor process that keeps the sockets and starts a successor when the daemon falls",
+    },
+    ConfigKey {
+        id: KeyId::RestartPause,
+        name: "restart_pause",
+        flag: "restart-pause",
+        env: "BURST_RESTART_PAUSE",
+        kind: ValueKind::Duration { max_ns: 3_600_000_000_000 },
+        many: false,
+        default: "1m",
+        help: "Longest pause before the successor of a guarded daemon starts; the first three start at once, then pauses double from 1s; 0: no pauses",
     },
     ConfigKey {
         id: KeyId::StateDir,

@@ -104,6 +104,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::UserReserve => "4",
         KeyId::AccountBy => "cgroup",
         KeyId::Guarded => "yes",
+        KeyId::RestartPause => "5s",
         KeyId::StateDir => "/tmp/other-state",
         KeyId::LogLevel => "trace",
         KeyId::LogFormat => "json",

@@ -79,8 +79,8 @@ impl ValueKind {
             }
             ValueKind::Mode => read_mode(text),
             ValueKind::Switch => match text {
-                "yes" | "true" => Ok(ConfigValue::Number(1)),
-                "no" | "false" => Ok(ConfigValue::Number(0)),
+                "yes" | "true" | "1" => Ok(ConfigValue::Number(1)),
+                "no" | "false" | "0" => Ok(ConfigValue::Number(0)),
                 _ => Err(format!("{text:?} is neither yes nor no")),
             },
             ValueKind::Choice(words) if words.contains(&text) => Ok(ConfigValue::Text(text.to_owned())),

@@ -35,3 +35,28 @@ fn describe(info: &PanicHookInfo<'_>) -> String {
     let message = info.payload_as_str().unwrap_or("no message");
     format!("panic at {place} in thread {thread}\n{message}\n\n{}", Backtrace::force_capture())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::report::read_details;
+
+    #[test]
+    fn the_first_panic_leaves_place_thread_message_and_backtrace() {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| ()));
+        let record = record_panics().expect("a memfd");
+        for message in ["the first", "the second"] {
+            let thread = std::thread::Builder::new().name("worker-7".into());
+            let ended = thread.spawn(move || panic!("{message}")).expect("a thread").join();
+            assert!(ended.is_err());
+        }
+        std::panic::set_hook(before);
+        let details = read_details(record);
+        let mut lines = details.lines();
+        let place = lines.next().expect("a line");
+        assert!(place.starts_with("panic at ") && place.contains("panic.rs:") && place.ends_with("in thread worker-7"));
+        assert_eq!((lines.next(), lines.next()), (Some("the first"), Some("")));
+        assert!(lines.next().is_some_and(|line| line.contains("0:")), "a backtrace");
+    }
+}

@@ -176,9 +176,9 @@ impl RawContext {
     pub fn daemon_has_ended(&self) -> bool {
         self.daemon_ends_within(0)
     }
+
     /// Whether the daemon has ended, or does so within `ms` milliseconds. The kernel closes the descriptors of a process one by
     /// one: where another one shows the end, this one follows.
-    /// the other: where another one shows the end, this one follows at once.
     #[cold]
     pub fn daemon_ends_within(&self, ms: i32) -> bool {
         let mut entry = libc::pollfd { fd: self.async_pipe.as_raw_fd(), events: 0, revents: 0 };

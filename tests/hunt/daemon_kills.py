@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Kills a guarded daemon again and again, at random points under load (`make hunt`).
+
+usage: daemon_kills.py [--count N] [--seed N]
+
+Host b has a guarded daemon. In each round, programs on b use it (`falls`: one that polls, one that waits, one with an extended CQ), and a
+program on host a sends to one on b. After a random time the daemon of b is killed by SIGKILL. Expected of every round: the programs on b
+get every posted request flushed once, open the device again and use it; the peer on a is told by an error, without waiting for its retries;
+a bystander (a verified transfer within host a) notices nothing. At the end: descriptors and memory of the supervisor and of a's daemon are
+back, and no kill has a second cause than SIGKILL. It prints how long the peer took to end, and how long the successor took to serve.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "scripts"), str(HERE.parent)]
+
+from lab import Fabric, LabError, await_true, build_directory, wait_until  # noqa: E402
+from lab.perftest import await_listener  # noqa: E402
+from test_guarded import await_successor, child_of  # noqa: E402
+
+TOOLS = ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_send_lat"]
+LOAD = ["-d", "burst0", "-F", "-s", 4096, "-D", 60]
+#: The longest time until the peer's program has ended, without its retries (seconds). The program's own end is part of it.
+TOLD_SECONDS = 5
+
+
+def descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def anonymous_kib(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+
+
+def bystander(host):
+    """A verified transfer within a host, without end."""
+    server = host.start("rping", "-s", "-a", host.address, "-p", 7400)
+    time.sleep(0.5)
+    return server, host.start("rping", "-c", "-a", host.address, "-p", 7400, "-V", "-C", 1 << 30)
+
+
+class Round:
+    """One kill, and what must follow."""
+
+    def __init__(self, fabric, number, choice):
+        self.a, self.b, self.number, self.choice = fabric.a, fabric.b, number, choice
+        self.wrong = []
+
+    def run(self):
+        port, tool = 18515 + self.number % 1000, self.choice.choice(TOOLS)
+        falls = [self.b.start(build_directory() / "programs" / "falls", "burst0", mode) for mode in ("poll", "event", "extended")]
+        server = self.b.start(tool, *LOAD, "-p", port)
+        await_listener(self.b, server, port)
+        client = self.a.start(tool, *LOAD, "-p", port, self.b.address)
+        for program in falls:
+            program.wait_for_text("running", 20)
+        moved = lambda: self.b.stats()["rx_packets"]  # noqa: E731
+        before = moved()
+        wait_until(lambda: moved() > before, 20, client.text, client)
+        time.sleep(self.choice.uniform(0, 0.5))
+        pid, began = child_of(self.b.daemon), time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        told = await_true(lambda: not client.running(), 30) and time.monotonic() - began
+        await_successor(self.b, pid, 30)
+        served = time.monotonic() - began
+        self.judge(client, falls, server, told, tool)
+        for program in (*falls, server, client):
+            program.stop(signal.SIGKILL)
+        return told or float("inf"), served
+
+    def judge(self, client, falls, server, told, tool):
+        if not told or told > TOLD_SECONDS or client.process.returncode == 0:
+            self.wrong.append(f"{tool}: the peer was told after {told} s: {client.text()[-500:]}")
+        for program in falls:
+            try:
+                if program.wait(60) != 0 or "again" not in program.text():
+                    self.wrong.append(f"{program.words[-1]}: {program.text()[-500:]}")
+            except LabError as error:
+                self.wrong.append(str(error)[-500:])
+        if not await_true(lambda: not server.running(), 30):
+            self.wrong.append(f"{tool}: the program of the fallen daemon does not end: {server.text()[-500:]}")
+
+
+def hunt(fabric, state, count, seed):
+    """The kills; returns the sentences of what was not as expected."""
+    choice, wrong, told, served = random.Random(seed), [], [], []
+    a, b = fabric.a, fabric.b
+    b.daemon.stop()
+    b.start_daemon(extra=["--guarded", "--restart-pause", "0", "--state-dir", state, "--log-level", "warn"])
+    beside = bystander(a)
+    before = None
+    for number in range(count):
+        this = Round(fabric, number, choice)
+        times = this.run()
+        told.append(times[0])
+        served.append(times[1])
+        wrong += [f"round {number}: {sentence}" for sentence in this.wrong]
+        wrong += [f"round {number}: the bystander ended: {p.text()[-500:]}" for p in beside if not p.running()]
+        if wrong:
+            break
+        if number == min(9, count - 1):
+            before = figures(a, b)
+    for program in beside:
+        program.stop(signal.SIGKILL)
+    if before and not await_true(lambda: is_back(before, figures(a, b)), 30):
+        wrong.append(f"descriptors and memory (KiB) of the supervisor and of a's daemon: {before} -> {figures(a, b)}")
+    crashes = json.loads(b.burst("why", "daemon", "--json")[1])
+    if crashes["crashes"] != len(told) or any("SIGKILL" not in report["cause"] for report in crashes["reports"]):
+        wrong.append(f"other falls than the kills: {crashes}")
+    for name, times in (("peer ended after", told), ("successor served after", served)):
+        print(f"{name}: median {statistics.median(times) * 1e3:.0f} ms, longest {max(times) * 1e3:.0f} ms, of {len(times)} kills")
+    return wrong
+
+
+def figures(a, b):
+    pids = (b.daemon.pid, a.daemon.pid)
+    return [(descriptors(pid), anonymous_kib(pid)) for pid in pids]
+
+
+def is_back(before, now):
+    return all(fds <= old_fds + 2 and kib <= 1.1 * old_kib + 1024 for (old_fds, old_kib), (fds, kib) in zip(before, now))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with Fabric() as fabric, tempfile.TemporaryDirectory() as state:
+        wrong = hunt(fabric, Path(state) / "crashes", options.count, options.seed)
+    for sentence in wrong:
+        print(f"FAIL: {sentence}")
+    print("FAIL" if wrong else "PASS")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
