@@ -73,6 +73,7 @@ fn run(config: &config::Config) -> Result<ExitCode, String> {
     host.crashes = crashes;
     let listener = store.as_ref().and_then(|store| store.take(supervisor::LISTENER));
     let mut server = server::Server::bind(config, host, listener)?;
+    server.watch()?;
     // Only the first daemon of a supervisor has a starter that waits.
     let is_first = host_crashes == 0;
     server.announce(config.ready_fd.filter(|_| is_first))?;

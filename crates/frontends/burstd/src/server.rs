@@ -88,6 +88,14 @@ impl Server {
         })
     }
 
+    /// Starts the watchdog over this thread and the workers.
+    ///
+    /// # Errors
+    /// A sentence when the system starts no thread.
+    pub fn watch(&mut self) -> Result<(), String> {
+        self.host.start_watchdog()
+    }
+
     /// Announces that the daemon serves: log lines, and `ready` on the descriptor that the starter gave.
     ///
     /// # Errors
@@ -119,6 +127,7 @@ impl Server {
     pub fn serve(&mut self) -> Result<(), String> {
         loop {
             let ready = self.wait();
+            self.host.pulse.beat();
             if ready.signal && self.on_signal() {
                 break;
             }
@@ -173,6 +182,7 @@ impl Server {
         fds.extend(accounts.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         let timeout = if may_sleep && self.ending.is_empty() { self.timeout() } else { Some(Duration::ZERO) };
         let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        self.host.pulse.rest();
         // An interrupted poll is a pass in which nothing is readable.
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return PollResult::default();

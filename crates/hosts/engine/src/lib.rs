@@ -23,6 +23,7 @@
 //! | `xrc` | shared receive queues and targets of XRC |
 //! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
 //! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
+//! | `pulse` | whether a thread goes on, for a watchdog |
 
 pub mod clock;
 pub mod counters;
@@ -32,6 +33,7 @@ pub mod handover;
 pub mod multicast;
 pub mod objects;
 pub mod path;
+pub mod pulse;
 pub mod qpn;
 pub mod runner;
 pub mod sched;

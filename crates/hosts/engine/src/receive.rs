@@ -112,6 +112,7 @@ impl RxBurst<'_> {
         if bth.opcode.info().position != Position::Middle || worker_of(bth.dest_qpn) != self.core.options.id {
             return 0;
         }
+        self.core.pulse.serve_qp(bth.dest_qpn.get());
         let index = self.core.directory.find(bth.dest_qpn);
         let (Some(slot), mut tables) = self.core.slot_and_tables(self.now, index) else { return 0 };
         if slot.qpn != bth.dest_qpn || slot.device != self.device {
@@ -138,6 +139,7 @@ impl RxBurst<'_> {
             return self.multicast(frame, packet);
         }
         self.core.data_came = true;
+        self.core.pulse.serve_qp(qpn.get());
         let owner = worker_of(qpn);
         if owner != self.core.options.id && (owner as usize) < self.core.inboxes.len() {
             return self.hand_over(owner, frame);

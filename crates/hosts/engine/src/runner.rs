@@ -12,6 +12,7 @@
 
 use crate::clock::monotonic;
 use crate::handover::Inbox;
+use crate::pulse::Pulse;
 use crate::wakes::{Wake, Wakes};
 use crate::worker::Worker;
 use burst_base::Nanos;
@@ -72,6 +73,7 @@ pub struct WorkerHandle {
     inbox: Arc<Inbox>,
     wakes: Wakes,
     stop: Arc<AtomicBool>,
+    pulse: Arc<Pulse>,
     body: WorkerBody,
 }
 
@@ -107,7 +109,7 @@ impl WorkerHandle {
         options: RunnerOptions,
         sleeper: SleepFlag,
     ) -> std::io::Result<(WorkerHandle, Runner)> {
-        let (inbox, wakes) = (worker.inbox().clone(), Wakes::new()?);
+        let (inbox, wakes, pulse) = (worker.inbox().clone(), Wakes::new()?, worker.pulse().clone());
         let (sender, jobs) = channel();
         let [pending, asleep, stop] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));
         let runner = Runner {
@@ -121,8 +123,10 @@ impl WorkerHandle {
             inbox: inbox.clone(),
             wakes: wakes.clone(),
             stop: stop.clone(),
+            pulse: pulse.clone(),
         };
-        let handle = WorkerHandle { jobs: sender, pending, asleep, inbox, wakes, stop, body: WorkerBody::Thread(None) };
+        let body = WorkerBody::Thread(None);
+        let handle = WorkerHandle { jobs: sender, pending, asleep, inbox, wakes, stop, pulse, body };
         Ok((handle, runner))
     }
 
@@ -170,6 +174,11 @@ impl WorkerHandle {
             self.inbox.wake();
         }
         Ok(())
+    }
+
+    /// The pulse of the thread.
+    pub fn pulse(&self) -> &Arc<Pulse> {
+        &self.pulse
     }
 
     /// Whether the worker can still run: its thread has not ended, or no pass of a worker without a thread has panicked.
@@ -266,10 +275,12 @@ struct Runner {
     inbox: Arc<Inbox>,
     wakes: Wakes,
     stop: Arc<AtomicBool>,
+    pulse: Arc<Pulse>,
 }
 
 impl Runner {
     fn run(&mut self) {
+        self.pulse.begin();
         let spin = Nanos(self.options.spin.as_nanos() as u64);
         // Time spun without work. A long pass counts as a short one: while other pollers share the processor, most of the time
         // between two passes was theirs.
@@ -279,6 +290,7 @@ impl Runner {
         let mut idle = 0u32;
         while !self.stop.load(Ordering::Relaxed) {
             let now = monotonic();
+            self.pulse.beat();
             let busy = self.run_jobs(now) | self.worker.run_once(now);
             if busy {
                 (spun, idle) = (Nanos(0), 0);
@@ -353,6 +365,7 @@ impl Runner {
         let own = fds.len();
         fds.extend([self.inbox.wake_fd(), self.wakes.fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        self.pulse.rest();
         // An error (a signal) counts as a wake-up.
         let _ = poll(&mut fds, Some(&timeout));
         let [by_daemon, by_programs] = [own, own + 1].map(|at| !fds[at].revents().is_empty());

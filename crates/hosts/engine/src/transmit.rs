@@ -29,6 +29,7 @@ impl Worker {
             let Core { sched, qps, .. } = &mut self.core;
             let Some(index) = sched.take_turn(|place| is_ready(qps, place)) else { break };
             any = true;
+            self.core.pulse.serve_qp(self.core.qps[index as usize].as_ref().map_or(0, |slot| slot.qpn.get()));
             let used = self.turn(now, index);
             bytes_left = bytes_left.saturating_sub(used);
             if bytes_left == 0 {

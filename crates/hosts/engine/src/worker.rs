@@ -10,6 +10,7 @@ use crate::handover::Inbox;
 use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
+use crate::pulse::Pulse;
 use crate::qpn::Directory;
 use crate::sched::{NO_TICKET, Scheduler};
 use crate::tombstone::Tombstones;
@@ -133,6 +134,8 @@ pub(crate) struct Core {
     pub data_came: bool,
     /// Whether the last burst left packets in a port.
     pub unread: bool,
+    /// Tells a watchdog that the worker goes on.
+    pub pulse: Arc<Pulse>,
 }
 
 /// One worker. See the crate's documentation.
@@ -172,6 +175,7 @@ impl Core {
             handed_to: 0,
             data_came: false,
             unread: false,
+            pulse: Arc::new(Pulse::new(format!("worker {}", options.id))),
         }
     }
 }
@@ -235,6 +239,11 @@ impl Worker {
         let Core { wheel, delayed_acks, outbox, .. } = &self.core;
         let tables = wheel.next_deadline().min(delayed_acks.next_deadline()).min(outbox.retry_at);
         ports.min(self.agent.next_deadline()).min(tables)
+    }
+
+    /// The pulse of the thread that runs this worker.
+    pub fn pulse(&self) -> &Arc<Pulse> {
+        &self.core.pulse
     }
 
     /// This worker's inbox, with the eventfd that wakes it.

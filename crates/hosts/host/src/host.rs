@@ -32,12 +32,14 @@ use crate::options::{HostOptions, WorkerMode};
 use crate::program_memory::ProgramMemory;
 use crate::random::RandomSource;
 use crate::trim::Trimmer;
+use crate::watchdog::Watchdog;
 use crate::xrc::XrcTable;
 use burst_base::{DeviceId, Nanos};
 use burst_cm::Secret;
 use burst_control::Refusal;
 use burst_control::monitor::DaemonCrashes;
 use burst_engine::handover::Inbox;
+use burst_engine::pulse::Pulse;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{RunnerOptions, Worker, WorkerHandle, WorkerOptions};
 use burst_ledger::{Charge, Ledger};
@@ -88,6 +90,10 @@ pub struct Host {
     pub disposal: Disposal,
     /// What each user uses.
     pub ledger: Ledger,
+    /// The pulse of the control thread.
+    pub pulse: Arc<Pulse>,
+    /// Watches the control thread and the workers, if it was started.
+    pub(crate) watchdog: Option<Watchdog>,
     /// What an account belongs to.
     pub(crate) account_by: AccountBy,
     /// Daemons that fell before this one.
@@ -182,6 +188,8 @@ impl Host {
                 WorkerMode::InPlace => Disposal::in_place(),
             },
             ledger: Ledger::new(capacities(devices, descriptors), options.policy),
+            pulse: Arc::new(Pulse::new("control".into())),
+            watchdog: None,
             account_by: options.account_by,
             crashes: DaemonCrashes::default(),
             program_memory: ProgramMemory::new(),
@@ -231,6 +239,18 @@ impl Host {
     /// The time.
     pub fn now(&self) -> Nanos {
         self.clock.now()
+    }
+
+    /// Starts the watchdog over the calling thread, which is the control thread, and the workers. Stalls are logged and counted.
+    ///
+    /// # Errors
+    /// A sentence when the system starts no thread.
+    pub fn start_watchdog(&mut self) -> Result<(), String> {
+        self.pulse.begin();
+        let workers = self.workers.iter().map(|worker| worker.pulse().clone());
+        let pulses = std::iter::once(self.pulse.clone()).chain(workers).collect();
+        self.watchdog = Some(Watchdog::start(pulses, |stall| tracing::warn!("{stall}"))?);
+        Ok(())
     }
 
     /// A random number for a secret.

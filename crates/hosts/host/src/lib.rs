@@ -15,6 +15,7 @@
 //! | [`context`] | the objects of one context |
 //! | [`cm`] | connection management |
 //! | [`upkeep`] | periodic work |
+//! | [`watchdog`] | names a thread that stands still |
 //! | [`device`], [`limits`] | devices, their limits and object counts |
 //! | [`accounts`] | what each user may use |
 //! | `bury` | tombstones of queue pairs that died with this process's predecessor |
@@ -52,6 +53,7 @@ pub mod reply;
 pub mod session;
 pub mod trim;
 pub mod upkeep;
+pub mod watchdog;
 mod xrc;
 
 pub use accounts::AccountBy;

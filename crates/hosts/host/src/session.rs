@@ -129,6 +129,7 @@ impl Session {
 
     /// Carries out a request. Returns the reply and its descriptors; `None` for a request that has no reply.
     pub fn answer(&mut self, host: &mut Host, request: Request, fds: ForeignFds) -> Option<ReplyWithFds> {
+        host.pulse.serve_process(self.caller.process.pid, self.caller.process.uid);
         debug!(pid = self.caller.process.pid, ?request, "request");
         if request.is_without_reply() && self.said_hello {
             self.handle_without_reply(host, request);

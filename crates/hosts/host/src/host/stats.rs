@@ -1,6 +1,8 @@
 //! Counters of all devices, and the description of the host for `burst ls` and the hello.
 
 use super::Host;
+use crate::watchdog::Watchdog;
+use burst_base::Reason;
 use burst_control::monitor::DaemonCrashes;
 use burst_control::{Counter, DaemonInfo};
 use std::time::Duration;
@@ -29,9 +31,11 @@ impl Host {
         crashes
     }
 
-    /// Every counter of every device, summed over the workers.
+    /// Every counter of every device, summed over the workers, and those of the daemon.
     pub fn stats(&self) -> Vec<Counter> {
-        let mut all = Vec::new();
+        let stalls = self.watchdog.as_ref().map_or(0, Watchdog::stalls);
+        let stalls = Counter { name: Reason::ThreadStalled.name().into(), device: String::new(), value: stalls };
+        let mut all = vec![stalls];
         for device in &self.devices {
             let id = device.id;
             let mut sums: Vec<(&'static str, u64)> = Vec::new();
