@@ -3,7 +3,7 @@ mod common;
 
 use burst_base::verbs::QpType;
 use burst_control::cm::{CmAddr, CmCommand, CmReply, PortSpace};
-use burst_control::{CqInitAttr, Request, Response};
+use burst_control::{CqInitAttr, Request, Response, SrqInitAttr};
 use burst_host::Host;
 use burst_ledger::Resource;
 use common::{Program, host, queue_pair};
@@ -81,4 +81,20 @@ fn listeners_end_first_so_that_their_ports_are_free() {
     while !program.end_some(&mut host, BUDGET) {}
     successor.end(&mut host);
     assert_eq!(host.ledger.used(Resource::CmId), 0);
+}
+
+#[test]
+fn a_target_is_not_made_as_a_queue_pair_with_queues() {
+    let mut host = host(90);
+    let mut program = Program::start(&mut host, ENDING).expect("a program");
+    let srq = SrqInitAttr { pd: program.pd, max_wr: 1, max_sge: 1, limit: 0, cookie: 0, xrc: None };
+    let Ok(Response::Srq { srq, .. }) = program.ask(&mut host, Request::CreateSrq(srq)) else { panic!("no queue") };
+    let Request::CreateQp { mut init, names } = queue_pair(program.pd, program.cq, QpType::XrcRecv) else {
+        panic!("no queue pair")
+    };
+    init.srq = Some(srq);
+    let refusal = program.ask(&mut host, Request::CreateQp { init, names }).expect_err("a target has no queues");
+    assert_eq!(refusal.errno, libc::EINVAL);
+    program.end(&mut host);
+    assert_eq!(objects(&host), 0);
 }

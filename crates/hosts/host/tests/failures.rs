@@ -91,7 +91,6 @@ impl Setup {
         let Request::CreateQp { mut init, .. } = queue_pair(pd, cq, QpType::Rc) else { panic!("no queue pair") };
         (init.cap.max_send_wr, init.cap.max_recv_wr) = (8192, 8192);
         let addr = CmAddr { ip: [10, 0, 0, 1].into(), port: 0, scope: 0 };
-        let group = CmAddr { ip: [239, 0, 0, 2].into(), ..addr };
         let ah = AhAttr { dgid: gid_of([10, 0, 0, 2].into()), is_global: true, port_num: 1, ..AhAttr::default() };
         vec![
             plain(Request::AllocPd),
@@ -119,7 +118,6 @@ impl Setup {
             plain(command(CmCommand::Create { id: 3, channel: 0, ps: PortSpace::Tcp, qp_type: QpType::Rc })),
             plain(command(CmCommand::Listen { id: 1, backlog: 0 })),
             plain(command(CmCommand::Bind { id: 2, addr })),
-            plain(command(CmCommand::Join { id: 2, addr: group, cookie: 0 })),
         ]
     }
 }

@@ -120,6 +120,9 @@ impl Context {
 
     /// Checks the attributes of a request and looks up the objects that it names.
     fn plan(&self, host: &Host, init: QpInitAttr) -> Result<QpPlan, Refusal> {
+        if init.qp_type == QpType::XrcRecv {
+            return refuse(libc::EINVAL, "an XRC target has no queues: create it in an XRC domain (CreateTarget)");
+        }
         let cap = grant(&init.cap, init.srq.is_some() || init.qp_type == QpType::XrcSend)?;
         let cq_number =
             |c: u32| self.cqs.get(c).map_or_else(|| unknown("completion queue", c), |u| Ok(u.object.number));

@@ -9,6 +9,7 @@ use crate::program::{
     Connection, Device, Memory, ProgramQp, pattern, read_cm_event, read_record, sge, without_waiting,
 };
 use burst_base::Nanos;
+use burst_base::gid::gid_of;
 use burst_base::rng::Rng;
 use burst_base::verbs::{QpCap, QpType, WcOpcode, WcStatus, WrOpcode, send_flags};
 use burst_control::cm::{CmAddr, CmCommand, CmData, CmEvent, CmEventKind, CmId, CmQp, CmReply, ConnParam, PortSpace};
@@ -198,7 +199,7 @@ impl HonestPair {
         let busy = match end.phase {
             Phase::Setup(step) => self.set_up(&mut end, &mut nodes[node], step, which),
             Phase::Ready | Phase::Connecting => self.connect(&mut end, &mut nodes[node], addrs, which),
-            Phase::Connected => self.exchange(&mut end, &mut nodes[node], which),
+            Phase::Connected => self.exchange(&mut end, &mut nodes[node], addrs, which),
             Phase::Leaving(step) => self.leave(&mut end, &mut nodes[node], step),
             Phase::Gone => false,
         };
@@ -265,7 +266,7 @@ impl HonestPair {
     /// Reads one event and acts on it; begins the connection.
     fn connect(&mut self, end: &mut End, node: &mut Node, addrs: &[IpAddr], which: usize) -> bool {
         if let Some(event) = next_event(end) {
-            self.on_event(end, node, &event);
+            self.on_event(end, node, addrs, &event);
             return true;
         }
         let server = self.ends[1].as_ref().filter(|s| s.phase == Phase::Ready);
@@ -280,7 +281,7 @@ impl HonestPair {
         false
     }
 
-    fn on_event(&mut self, end: &mut End, node: &mut Node, event: &CmEvent) {
+    fn on_event(&mut self, end: &mut End, node: &mut Node, addrs: &[IpAddr], event: &CmEvent) {
         use CmEventKind as K;
         let qp =
             || CmQp { token: end.device.as_ref().expect("open").token, qpn: end.qp.as_ref().expect("made").grant.qpn };
@@ -292,8 +293,10 @@ impl HonestPair {
                 self.command(end, node, command);
             }
             K::ConnectRequest => {
-                let theirs = self.ends[0].as_ref().map(own_data);
-                let expected = theirs.is_some_and(|data| event.data.as_slice().starts_with(&data));
+                // A hostile peer may have seen the private data; it has another address.
+                let theirs = self.ends[0].as_ref().map(|client| (own_data(client), gid_of(addrs[client.node])));
+                let expected = theirs
+                    .is_some_and(|(data, gid)| event.data.as_slice().starts_with(&data) && event.route.dgid == gid);
                 if end.id.is_none() && expected && end.phase == Phase::Ready {
                     end.id = Some(event.id);
                     end.peer_key = key_in(event);
@@ -342,7 +345,7 @@ impl HonestPair {
     }
 
     /// Takes a completion, or an event, or posts a request.
-    fn exchange(&mut self, end: &mut End, node: &mut Node, which: usize) -> bool {
+    fn exchange(&mut self, end: &mut End, node: &mut Node, addrs: &[IpAddr], which: usize) -> bool {
         let mut cqe = Cqe::default();
         if end.cq.as_mut().expect("made").1.poll(&mut cqe) {
             self.on_completion(end, &cqe, which);
@@ -353,7 +356,7 @@ impl HonestPair {
             while read_record::<8>(pipe).is_some() {}
         }
         if let Some(event) = next_event(end) {
-            self.on_event(end, node, &event);
+            self.on_event(end, node, addrs, &event);
             return true;
         }
         if end.left > 0 && (end.posted.len() as u64) < SLOTS && self.rng.chance(1, 2) {
