@@ -32,7 +32,9 @@ pub fn record_panics() -> io::Result<OwnedFd> {
 fn describe(info: &PanicHookInfo<'_>) -> String {
     let place = info.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
     let thread = std::thread::current().name().unwrap_or("without a name").to_owned();
-    let message = info.payload_as_str().unwrap_or("no message");
+    let payload = info.payload();
+    let formatted = payload.downcast_ref::<String>().map(String::as_str);
+    let message = formatted.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
     format!("panic at {place} in thread {thread}\n{message}\n\n{}", Backtrace::force_capture())
 }
 
