@@ -5,11 +5,14 @@ mod common;
 
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
-use burst_port::{Encapsulation, Port, PortError, PortSpec};
+use burst_port::{DescriptorStore, Encapsulation, Port, PortError, PortSpec};
 use burst_span::Span;
 use common::{Collect, flow, open, open_worker, payloads, push_qpn, receive, send};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::net::UdpSocket;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
 
 /// A UDP port of this process for a test's number, because tests of another checkout may run on this machine.
 fn here(number: u16) -> u16 {
@@ -179,6 +182,45 @@ fn a_second_daemon_gets_a_sentence_about_the_bound_port() {
     let spec = PortSpec::parse("udp:dev=lo,addr=203.0.113.9").unwrap();
     let text = burst_port::open(&spec, &Encapsulation::ROCE).err().unwrap().to_string();
     assert!(text.contains("203.0.113.9"), "{text}");
+}
+
+/// A store of descriptors in memory.
+#[derive(Debug, Default)]
+struct MemoryStore(Mutex<BTreeMap<String, OwnedFd>>);
+
+impl DescriptorStore for MemoryStore {
+    fn take(&self, name: &str) -> Option<OwnedFd> {
+        self.0.lock().unwrap().get(name).map(|fd| fd.try_clone().unwrap())
+    }
+    fn store(&self, name: &str, fd: BorrowedFd<'_>) {
+        self.0.lock().unwrap().insert(name.to_owned(), fd.try_clone_to_owned().unwrap());
+    }
+    fn remove(&self, name: &str) {
+        self.0.lock().unwrap().remove(name);
+    }
+}
+
+#[test]
+fn a_successor_takes_over_sockets_with_their_packets_and_not_with_their_losses() {
+    let store = Arc::new(MemoryStore::default());
+    let shared: Arc<dyn DescriptorStore> = store.clone();
+    let udp_port = here(10_812);
+    let spec = PortSpec::parse(&format!("udp:dev=lo,addr=127.0.0.2,udp_port={udp_port},rcvbuf=64K")).unwrap();
+    let open = || burst_port::open_all(&spec, &Encapsulation::ROCE, 2, Some(&shared)).unwrap();
+    drop(open());
+    assert_eq!(store.0.lock().unwrap().len(), 2, "one socket for each worker");
+    // No process has the port open: packets wait, and those that find no room are lost.
+    let mut a = lo("127.0.0.1", 10_812, "");
+    let flow = flow("127.0.0.1", "127.0.0.2");
+    assert_eq!(send(&mut a, &flow, &payloads(&[4096; 200])), []);
+    let mut ports = open();
+    let worker = 17 % 2;
+    let mut sink = Collect::default();
+    while ports[worker].rx_burst(Nanos(0), 1000, &mut sink) > 0 {}
+    assert!((1..200).contains(&sink.frames.len()), "{}", sink.frames.len());
+    send(&mut a, &flow, &payloads(&[64]));
+    assert_eq!(receive(ports[worker].as_mut(), 1).dropped, [], "the losses are the predecessor's");
+    assert_eq!(sink.dropped, []);
 }
 
 #[test]

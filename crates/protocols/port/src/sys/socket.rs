@@ -9,6 +9,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 // Numbers of linux/udp.h and asm-generic/socket.h that the libc crate lacks.
 const UDP_NO_CHECK6_RX: i32 = 102;
 const SO_RXQ_OVFL: i32 = 40;
+const SO_MEMINFO: i32 = 55;
+/// Words that SO_MEMINFO gives (linux/sock_diag.h), and the one that counts lost packets.
+const MEMINFO_WORDS: usize = 9;
+const MEMINFO_DROPS: usize = 8;
 const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_MULTICAST_ALL: i32 = 29;
 
@@ -152,6 +156,17 @@ pub fn receive_buffer(fd: &OwnedFd) -> u32 {
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, value, &mut len)
     };
     if rc == 0 { u32::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
+/// Packets that the socket has lost for want of buffer since it was opened; 0 if the kernel does not tell.
+pub fn lost(fd: &OwnedFd) -> u32 {
+    let (mut words, mut len) = ([0u32; MEMINFO_WORDS], size_of::<[u32; MEMINFO_WORDS]>() as libc::socklen_t);
+    // SAFETY: the words and their length live during the call.
+    let rc = unsafe {
+        let value = (&raw mut words).cast();
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, value, &mut len)
+    };
+    if rc == 0 { words[MEMINFO_DROPS] } else { 0 }
 }
 
 /// Makes the kernel refuse trains on the socket, as some paths do: UDP_SEGMENT needs UDP checksums.

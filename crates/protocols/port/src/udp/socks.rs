@@ -39,7 +39,9 @@ pub fn open(
     let name = store::udp_socket(addr.ip, udp_port, addr.ifindex, share.worker);
     let stored_as = share.store.is_some().then(|| name.clone());
     if let Some(fd) = share.store.as_ref().and_then(|store| store.take(&name)) {
-        return Ok(UdpSocket { ip: addr.ip, fd, lost_seen: 0, stored_as });
+        // What it has lost so far, the predecessor has reported.
+        let lost_seen = socket::lost(&fd);
+        return Ok(UdpSocket { ip: addr.ip, fd, lost_seen, stored_as });
     }
     let options = SocketOptions {
         addr: socket_addr(addr, udp_port),
