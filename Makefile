@@ -32,6 +32,7 @@ interop: build ## Test against the kernel's soft-RoCE in an emulated machine, ea
 	@$(PYTHON) tests/interop/run
 
 test-matrix: deps build ## Test all options of perftest, UCX, libfabric, qperf, MPI, QEMU and Mooncake; `make test` runs a part of them
+	@scripts/install-deps --matrix
 	BURST_MATRIX=1 $(PYTHON) -m pytest -q -rs -p no:cacheprovider --durations=5 tests/test_middleware.py tests/test_storage.py tests/test_mooncake.py
 
 threads: ## Test ten million completions on many threads, then ThreadSanitizer (needs a nightly toolchain with rust-src)
