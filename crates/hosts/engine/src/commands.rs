@@ -203,6 +203,11 @@ impl Worker {
         Some(self.core.slot(qpn)?.endpoint.qp().query())
     }
 
+    /// The number of the context that holds a queue pair.
+    pub fn context_of(&self, qpn: Qpn) -> Option<u32> {
+        self.core.slot(qpn).map(|slot| slot.holder.context)
+    }
+
     /// Destroys a queue pair and returns its slot. With `unclean` its process has died: the peer is notified, and a tombstone
     /// answers further requests for a while.
     pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn, unclean: bool) -> Option<Box<QpSlot>> {

@@ -183,6 +183,10 @@ impl WorkerAccess for DataPath<'_> {
     fn creation_ns(&self, qpn: Qpn) -> u32 {
         self.core.slot(qpn).map_or(0, |slot| slot.made_ns)
     }
+
+    fn owns_qp(&self, qp: &CmQpRef) -> bool {
+        self.owned_qp(qp).is_some()
+    }
 }
 
 impl DataPath<'_> {

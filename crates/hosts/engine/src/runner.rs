@@ -52,7 +52,7 @@ enum WorkerBody {
     /// A thread; `None` while the handle is dropped.
     Thread(Option<JoinHandle<()>>),
     /// The callers of [`WorkerHandle::turn`] and [`WorkerHandle::call`], by this clock.
-    InPlace(Mutex<Runner>, WorkerClock),
+    InPlace(Box<Mutex<Runner>>, WorkerClock),
 }
 
 impl std::fmt::Debug for WorkerBody {
@@ -99,7 +99,7 @@ impl WorkerHandle {
     /// When the system gives no eventfd.
     pub fn in_place(worker: Worker, sleeper: SleepFlag, clock: WorkerClock) -> std::io::Result<WorkerHandle> {
         let (mut handle, runner) = WorkerHandle::with_runner(worker, RunnerOptions { spin: Duration::ZERO }, sleeper)?;
-        handle.body = WorkerBody::InPlace(Mutex::new(runner), clock);
+        handle.body = WorkerBody::InPlace(Box::new(Mutex::new(runner)), clock);
         Ok(handle)
     }
 

@@ -26,4 +26,6 @@ pub trait WorkerAccess {
     fn note_connection(&mut self, _qpn: Qpn, _ids: CmIds) {}
     /// Nanoseconds that the creation of a queue pair took, 0 if unknown.
     fn creation_ns(&self, qpn: Qpn) -> u32;
+    /// Whether a queue pair of this worker belongs to the context that `qp` names.
+    fn owns_qp(&self, qp: &CmQpRef) -> bool;
 }

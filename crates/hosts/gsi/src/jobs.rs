@@ -155,6 +155,11 @@ impl GsiAgent {
     }
 
     fn connect(&mut self, now: Nanos, worker: &mut dyn WorkerAccess, entry: &Arc<CmEntry>, request: &CmRequest) {
+        // A peer takes a request that names the queue pair of an existing connection as a sign that this connection is stale, and
+        // ends it (IBA 12.9.8.3.1): a program names its own queue pair.
+        if entry.qp.get().is_some_and(|qp| !worker.owns_qp(qp)) {
+            return self.report_failure(entry, CmError::WrongState);
+        }
         let GsiAgent { machine, io, .. } = self;
         let mut data = [0; service::HEADER_LEN + burst_control::cm::CM_DATA_MAX];
         let skip =

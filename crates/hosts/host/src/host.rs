@@ -46,6 +46,7 @@ use burst_ledger::{Charge, Ledger};
 use burst_mem::{KeySpace, MrTable};
 use burst_port::{DescriptorStore, Encapsulation, Port, PortSpec, open_all};
 use burst_shm::status::StatusOwner;
+use std::collections::HashMap;
 use std::sync::{Arc, Barrier};
 
 /// The ports of each worker, in the order of the devices.
@@ -64,6 +65,8 @@ pub struct Host {
     pub keys: KeySpace,
     /// Numbers of contexts.
     pub contexts: IdAllocator,
+    /// The users of contexts, by number.
+    pub(crate) context_users: HashMap<u32, u32>,
     /// Numbers of protection domains.
     pub pds: IdAllocator,
     /// Objects that contexts export to others.
@@ -172,6 +175,7 @@ impl Host {
             qpns: Vec::new(),
             keys,
             contexts: IdAllocator::new(CONTEXTS_MAX),
+            context_users: HashMap::new(),
             pds: IdAllocator::new(LIMITS.max_pd.saturating_mul(devices)),
             exports: Exports::default(),
             cqs: IdAllocator::new(LIMITS.max_cq.saturating_mul(devices)),

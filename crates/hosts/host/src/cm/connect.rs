@@ -67,6 +67,22 @@ impl CmClient {
         Ok(Some(reference))
     }
 
+    /// Checks that a queue pair which the program moves itself is not another user's. A peer takes a request that names the
+    /// queue pair of an existing connection as a sign that this connection is stale, and ends it (IBA 12.9.8.3.1).
+    fn check_own(&self, host: &Host, qpn: Qpn) -> Result<(), Refusal> {
+        let worker = worker_of(qpn) as usize;
+        if worker >= host.workers().len() {
+            return Ok(());
+        }
+        let context = host.on_worker(worker, move |w, _| w.context_of(qpn));
+        match context.and_then(|context| host.context_users.get(&context)) {
+            Some(uid) if *uid != self.caller.process.uid => {
+                refuse(libc::EACCES, format!("queue pair {:#x} is another user's", qpn.get()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Asks for a connection (`rdma_connect`).
     pub(super) fn connect(
         &mut self,
@@ -76,6 +92,9 @@ impl CmClient {
         param: &ConnParam,
         data: &CmData,
     ) -> Result<CmReply, Refusal> {
+        if qp.is_none() {
+            self.check_own(host, Qpn::new(param.qpn))?;
+        }
         let id = self.id(id)?;
         if id.stage != CmIdStage::Addressed {
             return refuse(libc::EINVAL, "resolve the address first");
@@ -147,6 +166,9 @@ impl CmClient {
         param: &ConnParam,
         data: &CmData,
     ) -> Result<CmReply, Refusal> {
+        if qp.is_none() {
+            self.check_own(host, Qpn::new(param.qpn))?;
+        }
         let id = self.arrived(host, id)?;
         if id.stage != CmIdStage::Requested {
             return refuse(libc::EINVAL, "there is no request to accept");

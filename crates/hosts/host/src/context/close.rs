@@ -92,6 +92,7 @@ impl Context {
         let id = self.id;
         host.exports.remove_context(id);
         host.on_all(move |w| w.remove_context(id));
+        host.context_users.remove(&id);
         host.contexts.put(id);
     }
 }

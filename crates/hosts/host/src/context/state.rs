@@ -212,6 +212,7 @@ impl Context {
         }
         let workers = slots.len();
         let Some(id) = host.contexts.take() else { return no_room("context") };
+        host.context_users.insert(id, caller.process.uid);
         for (worker, slot) in slots.into_iter().enumerate() {
             host.on_worker(worker, move |w, _| w.add_context(id, slot));
         }

@@ -5,9 +5,10 @@
 //! another user's may be in them.
 
 use crate::node::{ClientId, Node, Packet};
-use crate::program::{MEMORY_AT, Memory, parse_reply, without_waiting};
-use crate::requests::{Kind, Numbers};
+use crate::program::{ALL_RIGHTS, MEMORY_AT, Memory, parse_reply, without_waiting};
+use crate::requests::{COMMON_QKEY, Kind, Numbers};
 use burst_base::rng::Rng;
+use burst_base::verbs::QpType;
 use burst_control::cm::{CmCommand, DAEMON_IDS};
 use burst_control::{ArenaRef, CommandSender, FDS_MAX, QueuePlace, Request, Response, frame};
 use burst_shm::{DoorbellTree, QUEUE_HEADER_BYTES};
@@ -45,6 +46,8 @@ struct HostileConnection {
     segments: Vec<OwnedFd>,
     places: Vec<Place>,
     fds: Vec<OwnedFd>,
+    /// Handle, number and type of queue pairs.
+    qps: Vec<(u32, u32, QpType)>,
     commands: Option<CommandSender>,
     ring: Option<OwnedFd>,
     numbers: Numbers,
@@ -110,7 +113,12 @@ impl Hostile {
             return self.steps_left > 0;
         }
         match self.rng.below(64) {
-            0..36 => self.request(node, at),
+            0..30 => self.request(node, at),
+            30..33 => self.raise(node, at),
+            33..36 => {
+                let commands = self.connections[at].numbers.climb();
+                self.connections[at].send(node, Request::Cm { commands }, Vec::new());
+            }
             36 => self.send_mutated(node, at),
             37..49 => self.post_anything(at),
             49..53 => self.scribble(at),
@@ -137,6 +145,7 @@ impl Hostile {
             segments: Vec::new(),
             places: Vec::new(),
             fds: Vec::new(),
+            qps: Vec::new(),
             commands: None,
             ring: None,
             numbers: Numbers::new(self.rng.fork(), self.addrs.clone()),
@@ -147,6 +156,13 @@ impl Hostile {
                 connection.send(node, Request::OpenContext { device: 0 }, Vec::new());
                 connection.send(node, Request::AllocPd, Vec::new());
                 connection.send(node, Request::Token, Vec::new());
+                let (request, fds) = self.memory.registration(0, ALL_RIGHTS);
+                connection.send(node, request, fds);
+            }
+            if self.rng.chance(1, 2) {
+                connection.send(node, Request::CmChannel { channel: 1 }, Vec::new());
+                connection.send(node, Request::CmCommandRing, Vec::new());
+                connection.numbers.learn(Kind::CmChannel, 1);
             }
         }
         self.connections.push(connection);
@@ -174,6 +190,22 @@ impl Hostile {
         crate::take_failure();
         if self.connections[at].asked.len() > UNREAD {
             self.read_replies(node, at);
+        }
+    }
+
+    /// Connects two queue pairs of the program with each other, so that requests posted to them are carried out.
+    fn raise(&mut self, node: &mut Node, at: usize) {
+        let connection = &mut self.connections[at];
+        let Some(&(a, a_number, qp_type)) = connection.qps.last() else { return };
+        let other = connection.qps.iter().rev().skip(1).find(|qp| qp.2 == qp_type);
+        let (b, b_number, _) = other.copied().unwrap_or((a, a_number, qp_type));
+        for (qp, peer) in [(a, b_number), (b, a_number)] {
+            for request in connection.numbers.raise(qp, qp_type, peer, self.node) {
+                connection.send(node, request, Vec::new());
+            }
+        }
+        if self.rng.chance(1, 2) {
+            connection.qps.pop();
         }
     }
 
@@ -404,6 +436,9 @@ impl HostileConnection {
             }
             Response::Qps(grants) => {
                 for grant in grants {
+                    if let Some(Request::CreateQp { init, .. }) = request {
+                        self.qps.push((grant.qp, grant.qpn, init.qp_type));
+                    }
                     self.place(&grant.sq, Some((grant.doorbell, grant.worker)));
                     grant.rq.iter().for_each(|rq| self.place(rq, None));
                 }
@@ -488,7 +523,8 @@ fn send_entry(numbers: &mut Numbers, stride: u32) -> Vec<u8> {
     put(32, &numbers.some(Kind::Mr).to_ne_bytes());
     put(40, &numbers.odd64().to_ne_bytes());
     put(48, &numbers.some(Kind::Qpn).to_ne_bytes());
-    put(52, &numbers.odd().to_ne_bytes());
+    let qkey = if numbers.rng.chance(1, 8) { numbers.odd() } else { COMMON_QKEY };
+    put(52, &qkey.to_ne_bytes());
     put(56, &numbers.some(Kind::Ah).to_ne_bytes());
     for n in 0..usize::from(sges) {
         if 64 + 16 * (n + 1) <= stride as usize {

@@ -6,6 +6,7 @@
 //! | `BURST_SEED` | runs this seed only |
 //! | `BURST_SEEDS` | number of seeds, from `BURST_FIRST_SEED` on |
 //! | `BURST_STEPS` | steps of each seed |
+//! | `BURST_COUNTERS` | prints the counters of all hosts: what a run has reached |
 //!
 //! A seed that fails is printed with its step and the command that repeats it. `kept-seeds` has the seeds that once failed; they
 //! always run. `tests/hunt/whole.sh` looks for new ones.

@@ -32,6 +32,8 @@ pub enum Kind {
     CmChannel,
 }
 
+/// The Q_Key of most datagram queue pairs.
+pub const COMMON_QKEY: u32 = 0x1111;
 /// Numbers kept of each kind.
 const KEPT: usize = 32;
 
@@ -121,7 +123,9 @@ impl Numbers {
     }
 
     fn addr(&mut self) -> CmAddr {
-        let port = [0, 20_000 + self.rng.below(8) as u16, self.rng.next_u32() as u16, 80][self.rng.below(4) as usize];
+        // Ports of other hostile programs, of honest ones, and any.
+        let (hostile, honest) = (20_000 + self.rng.below(8) as u16, 32_768 + self.rng.below(64) as u16);
+        let port = [0, hostile, honest, self.rng.next_u32() as u16][self.rng.below(4) as usize];
         CmAddr { ip: self.ip(), port, scope: if self.rng.chance(1, 8) { self.odd() } else { 0 } }
     }
 
@@ -219,6 +223,61 @@ impl Numbers {
             };
         }
         (attr, mask)
+    }
+
+    /// The changes that bring a queue pair to RTS, towards a peer on a host.
+    pub fn raise(&mut self, qp: u32, qp_type: QpType, peer: u32, host: usize) -> [Request; 3] {
+        use attr_mask as m;
+        let attr = QpAttr {
+            path_mtu: Mtu::B1024,
+            qkey: Qkey(COMMON_QKEY),
+            dest_qpn: Qpn::new(peer),
+            qp_access_flags: ALL_RIGHTS,
+            ah: AhAttr { dgid: gid_of(self.addrs[host]), is_global: true, port_num: 1, ..AhAttr::default() },
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: self.rng.between(1, 4) as u8,
+            min_rnr_timer: 12,
+            port_num: 1,
+            timeout: self.rng.between(8, 14) as u8,
+            retry_cnt: self.rng.below(8) as u8,
+            rnr_retry: self.rng.below(8) as u8,
+            ..QpAttr::default()
+        };
+        let init = m::STATE | m::PKEY_INDEX | m::PORT;
+        let (rtr, rts) = (m::STATE | m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN, m::STATE | m::SQ_PSN);
+        let masks = match qp_type {
+            QpType::Ud => [init | m::QKEY, m::STATE, rts],
+            QpType::Uc => [init | m::ACCESS_FLAGS, rtr, rts],
+            _ => [
+                init | m::ACCESS_FLAGS,
+                rtr | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER,
+                rts | m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC,
+            ],
+        };
+        let states = [QpState::Init, QpState::Rtr, QpState::Rts];
+        [0, 1, 2].map(|n| Request::ModifyQp { qp, attr: QpAttr { qp_state: states[n], ..attr }, mask: masks[n] })
+    }
+
+    /// Commands that listen, or that connect to some listener.
+    pub fn climb(&mut self) -> Vec<CmCommand> {
+        self.next_id += 1;
+        let id = self.next_id;
+        self.learn(Kind::Id, id);
+        let channel = self.some(Kind::CmChannel);
+        let create = CmCommand::Create { id, channel, ps: PortSpace::Tcp, qp_type: QpType::Rc };
+        let at = self.rng.below(self.addrs.len() as u64) as usize;
+        let port = [20_000 + self.rng.below(8) as u16, 32_768 + self.rng.below(64) as u16][self.rng.below(2) as usize];
+        let addr = CmAddr { ip: self.addrs[at], port, scope: 0 };
+        if self.rng.chance(1, 3) {
+            let addr = CmAddr { ip: [0, 0, 0, 0].into(), port: 20_000 + self.rng.below(8) as u16, scope: 0 };
+            return vec![create, CmCommand::Bind { id, addr }, CmCommand::Listen { id, backlog: 1 + self.odd() % 4 }];
+        }
+        vec![
+            create,
+            CmCommand::ResolveAddr { id, src: None, dst: addr, timeout_ms: 100 },
+            CmCommand::ResolveRoute { id, timeout_ms: 100 },
+            CmCommand::Connect { id, qp: self.qp_of_cm(), param: self.param(), data: CmData::EMPTY },
+        ]
     }
 
     fn param(&mut self) -> ConnParam {

@@ -204,6 +204,11 @@ impl World {
             }
             node.check_empty();
         }
+        if std::env::var("BURST_COUNTERS").is_ok() {
+            for c in self.nodes.iter().flat_map(|n| n.host.stats()) {
+                println!("COUNT {} {}", c.name, c.value);
+            }
+        }
         let network = self.network.lock();
         Summary { frames: network.sent, forged: network.forged, virtual_ms: self.now().0 / 1_000_000, ..self.summary }
     }
