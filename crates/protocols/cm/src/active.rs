@@ -187,7 +187,7 @@ impl<O> Cm<O> {
 
     fn send_rtu(&mut self, now: Nanos, id: u32, fx: &mut impl CmEffects<O>) {
         let Some(conn) = self.table.get_mut(id) else { return };
-        debug_assert!(matches!(conn.state, CmState::ReqSent | CmState::RepReceived) && conn.remote_id != 0);
+        debug_assert!(matches!(conn.state, CmState::ReqSent | CmState::RepReceived));
         conn.state = CmState::Established;
         let rtu = Rtu { local_id: id, remote_id: conn.remote_id };
         Self::answer(&conn.path, conn.tid, rtu.into(), &[], fx);

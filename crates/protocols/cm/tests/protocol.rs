@@ -522,6 +522,14 @@ fn a_reply_is_acknowledged_again_when_it_comes_again() {
 }
 
 #[test]
+fn a_peer_may_choose_0_as_its_id() {
+    let (mut host, id) = asked(QpSetup::Done);
+    let rtu = give(&mut host, Rep { local_id: 0, ..rep(id) });
+    assert_eq!(rtu, [CmMessage::Rtu(Rtu { local_id: id, remote_id: 0 })]);
+    assert_eq!(host.world.stories[0].last(), Some(K::Established));
+}
+
+#[test]
 fn a_program_may_ready_its_queue_pair_itself() {
     let (mut host, id) = asked(QpSetup::ByProgram);
     assert!(give(&mut host, rep(id)).is_empty());
