@@ -12,7 +12,7 @@ export CARGO DPDK
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix interop conformance hunt threads demo bench bench-rxe lint mutants doc install clean
+.PHONY: help deps build test test-matrix interop conformance hunt threads demo bench bench-rxe lint fuzz mutants doc install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -62,6 +62,9 @@ lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and 
 	scripts/check-fuzz
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
+fuzz: ## Run the fuzz targets: make fuzz [SECONDS=30] [TARGETS='wire session'] (fuzz/README.md)
+	@scripts/fuzz $(or $(SECONDS),30) $(TARGETS)
+
 mutants: ## Mutation test of one crate: make mutants CRATE=wire [SHARD=0/4] [FILE=src/packet.rs] [RE=...]; survivors in tests/mutants
 	@CRATE=$(CRATE) SHARD=$(SHARD) FILE=$(FILE) RE='$(RE)' JOBS=$(or $(JOBS),1) scripts/mutants
 
@@ -77,6 +80,10 @@ install: build ## Install below PREFIX (default /usr/local)
 	ln -sf librdmacm.so.1 $(DESTDIR)$(PREFIX)/lib/burst/librdmacm.so
 	install -d $(DESTDIR)$(PREFIX)/share/burst
 	install -m 644 share/*.bt $(DESTDIR)$(PREFIX)/share/burst
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/lib/sysusers.d
+	sed 's|/usr/local/|$(PREFIX)/|' share/systemd/burstd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/burstd.service
+	install -m 644 share/systemd/burstd.socket $(DESTDIR)$(PREFIX)/lib/systemd/system
+	install -m 644 share/systemd/burst.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/burst.conf
 
 clean: ## Remove all build output
 	$(CARGO) clean

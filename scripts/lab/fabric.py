@@ -90,9 +90,9 @@ class Program:
 class Daemon(Program):
     """A running burstd."""
 
-    def __init__(self, prefix, socket, port, extra=(), env=None):
+    def __init__(self, prefix, socket, port, extra=(), env=None, pass_fds=(), burstd=None):
         ready, announce = os.pipe()
-        words = [*prefix, build_directory() / "burstd", "--socket", socket, "--ready-fd", announce]
+        words = [*prefix, burstd or build_directory() / "burstd", "--socket", socket, "--ready-fd", announce]
         words += [word for spec in ([port] if isinstance(port, str) else port) for word in ("--port", spec)]
         os.set_inheritable(announce, True)
         self.socket = Path(socket)
@@ -101,7 +101,7 @@ class Daemon(Program):
         try:
             self.process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *self.words], stdin=subprocess.DEVNULL, stdout=self.output,
-                stderr=subprocess.STDOUT, env=env, pass_fds=[announce], start_new_session=True,
+                stderr=subprocess.STDOUT, env=env, pass_fds=[announce, *pass_fds], start_new_session=True,
             )
         finally:
             os.close(announce)

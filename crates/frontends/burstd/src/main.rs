@@ -2,7 +2,8 @@
 //!
 //! The control plane is the crate `burst_host`. This binary adds what a daemon needs: [`config`] reads the settings,
 //! [`log`] writes lines to stderr, [`server`] owns the event loop, [`listener`] the control socket's file, [`conversation`] a
-//! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls.
+//! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls, [`systemd`]
+//! what systemd passes.
 
 use burst_port::DescriptorStore;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -17,6 +18,7 @@ mod log;
 mod server;
 mod signals;
 mod supervisor;
+mod systemd;
 
 fn main() -> ExitCode {
     let config = match config::load() {

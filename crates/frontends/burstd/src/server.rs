@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::conversation::{Conversation, ConversationState};
 use crate::listener::{bind_socket, remove_socket};
 use crate::signals::signal_pipe;
+use crate::systemd::{self, Notifier, Watchdog};
 use burst_base::Nanos;
 use burst_control::MESSAGE_MAX;
 use burst_host::descriptors;
@@ -40,6 +41,10 @@ pub struct Server {
     path: PathBuf,
     /// `None` once the daemon drains.
     listener: Option<OwnedFd>,
+    /// Whether the socket's file is the daemon's own, to be removed at the end; that of a supervisor's socket is not.
+    owns_file: bool,
+    notifier: Notifier,
+    watchdog: Option<Watchdog>,
     signals: OwnedFd,
     clients: Clients,
     host: Host,
@@ -61,19 +66,26 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds the control socket, unless the supervisor has bound it: then it comes as `listener`. A socket file on which no
-    /// process listens is replaced.
+    /// Takes over the control socket that the supervisor keeps, which comes as `listener`, or that systemd has bound; else
+    /// binds it. A socket file on which no process listens is replaced.
     ///
     /// # Errors
     /// A sentence.
     pub fn bind(config: &Config, host: Host, listener: Option<OwnedFd>) -> Result<Server, String> {
         let path = config.socket.clone();
-        let listener = listener.map_or_else(|| bind_socket(&path, config.socket_mode), Ok)?;
+        let passed = systemd::passes_socket(&systemd::own_environment);
+        let inherited =
+            listener.map_or_else(|| systemd::listening_socket(&systemd::own_environment), |l| Ok(Some(l)))?;
+        let listener = inherited.map_or_else(|| bind_socket(&path, config.socket_mode), Ok)?;
+        let owns_file = !passed;
         let signals = signal_pipe().map_err(|e| format!("cannot take signals: {e}"))?;
         let now = host.now();
         Ok(Server {
             path,
             listener: Some(listener),
+            owns_file,
+            notifier: Notifier::new(&systemd::own_environment),
+            watchdog: Watchdog::new(&systemd::own_environment, now, host.workers().len()),
             signals,
             clients: Clients::default(),
             host,
@@ -113,6 +125,8 @@ impl Server {
             );
         }
         info!(socket = %self.path.display(), workers = self.host.workers().len(), "serving");
+        let names: Vec<String> = self.host.devices.iter().map(|d| d.info().name).collect();
+        self.notifier.ready(&format!("serving {} at {}", names.join(", "), self.path.display()));
         if let Some(number) = ready_fd {
             let fd = crate::inherited(number).ok_or_else(|| format!("the ready descriptor {number} is not open"))?;
             rustix::io::write(&fd, b"ready\n").map_err(|e| format!("cannot write to the ready descriptor: {e}"))?;
@@ -144,6 +158,9 @@ impl Server {
             }
             if self.host.workers().iter().any(|w| !w.is_alive()) {
                 return Err(WORKER_GONE.into());
+            }
+            if let Some(watchdog) = &mut self.watchdog {
+                watchdog.run(&self.host, &self.notifier);
             }
             if self.is_over() {
                 break;
@@ -200,7 +217,8 @@ impl Server {
     fn timeout(&self) -> Option<Duration> {
         let drain = self.draining.map(|since| since + DRAIN_MAX);
         let idle = self.idle_exit.filter(|_| self.clients.all().is_empty()).map(|limit| self.idle_since + limit);
-        let due = [drain, idle, self.upkeep.due_at(&self.host, self.clients.all()), self.clients.silent_at()]
+        let watchdog = self.watchdog.as_ref().map(Watchdog::due_at);
+        let due = [drain, idle, watchdog, self.upkeep.due_at(&self.host, self.clients.all()), self.clients.silent_at()]
             .into_iter()
             .flatten()
             .min()?;
@@ -340,12 +358,22 @@ impl Server {
         }
         info!(clients = self.clients.all().len(), "asked to end: draining");
         self.draining = Some(self.host.now());
-        self.listener = None;
-        remove_socket(&self.path);
+        self.stop_listening("waiting for programs to exit");
         for client in self.clients.all_mut() {
             client.session_mut().device_fatal();
         }
         false
+    }
+
+    /// Accepts no more clients, and notifies the supervisor. Has no effect the second time.
+    fn stop_listening(&mut self, status: &str) {
+        if self.listener.take().is_none() {
+            return;
+        }
+        self.notifier.stopping(status);
+        if self.owns_file {
+            remove_socket(&self.path);
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -365,9 +393,7 @@ impl Server {
 
     /// Ends the sessions that are left. Queue pairs are flushed and their peers notified, because the programs still run.
     fn close(&mut self) {
-        if self.listener.take().is_some() {
-            remove_socket(&self.path);
-        }
+        self.stop_listening("ending");
         while let Some(mut gone) = self.ending.pop_front() {
             gone.session_mut().end(&mut self.host);
         }

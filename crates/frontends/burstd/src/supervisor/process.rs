@@ -8,6 +8,7 @@ use super::{LISTENER, PANIC, REPORTS};
 use crate::config::Config;
 use crate::listener::{bind_socket, remove_socket};
 use crate::signals::signal_pipe;
+use crate::systemd;
 use burst_control::monitor::CrashReport;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -60,7 +61,9 @@ struct RunningDaemon {
 pub fn supervise(config: &Config) -> Result<ExitCode, String> {
     burst_host::descriptors::raise_limit();
     let signals = signal_pipe().map_err(|e| format!("cannot take signals: {e}"))?;
-    let listener = bind_socket(&config.socket, config.socket_mode)?;
+    let passed = systemd::listening_socket(&systemd::own_environment)?;
+    let owns_file = passed.is_none();
+    let listener = passed.map_or_else(|| bind_socket(&config.socket, config.socket_mode), Ok)?;
     let mut supervisor = Supervisor {
         config,
         signals,
@@ -75,7 +78,8 @@ pub fn supervise(config: &Config) -> Result<ExitCode, String> {
     };
     supervisor.pass_reports();
     let result = supervisor.run();
-    if !matches!(result, Ok(code) if code == ExitCode::SUCCESS) && supervisor.config.socket.exists() {
+    let is_left = !matches!(result, Ok(code) if code == ExitCode::SUCCESS) && supervisor.config.socket.exists();
+    if is_left && owns_file {
         remove_socket(&supervisor.config.socket);
     }
     result
@@ -133,7 +137,9 @@ impl Supervisor<'_> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         fcntl_setfd(&theirs, FdFlags::empty())?;
-        let child = Command::new(OWN_PROGRAM)
+        let mut command = Command::new(OWN_PROGRAM);
+        systemd::pass_on(&systemd::own_environment, &mut command);
+        let child = command
             .arg0("burstd")
             .args(std::env::args_os().skip(1))
             .env(SUPERVISOR_FD, theirs.as_raw_fd().to_string())

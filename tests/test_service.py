@@ -1,0 +1,145 @@
+"""The service of systemd: its unit files are right and closed enough, burstd speaks systemd's protocols, and with the unit's user, capabilities,
+limits and socket it serves memory of every kind of another user's programs."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab import Daemon, LabError, Program, build_directory
+from lab.service import SERVICE_UID, UNITS, Service, open_files, settings
+
+BUILD = build_directory()
+PROGRAM_UID = 1003
+#: Exposure in tenths, of systemd-analyze security; 10.0 is a service without any protection.
+EXPOSURE_MAX = 30
+SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The unit files, with the path of a burstd that exists."""
+    directory = tmp_path_factory.mktemp("units")
+    for unit in UNITS.iterdir():
+        (directory / unit.name).write_text(unit.read_text().replace("/usr/local/bin/burstd", str(BUILD / "burstd")))
+    return directory
+
+
+def analyze(*words):
+    done = subprocess.run(["systemd-analyze", *map(str, words)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed (package systemd)")
+def test_the_units_are_right_and_closed(installed):
+    said = analyze("verify", "--man=no", installed / "burstd.service", installed / "burstd.socket")
+    # It also reads the units of this machine, which are not ours.
+    assert "burstd" not in said, said
+    said = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", installed / "burstd.service")
+    assert "Overall exposure level" in said
+
+
+def test_the_units_agree_with_each_other_and_with_the_library():
+    service, unit = settings("burstd.service"), settings("burstd.socket")
+    assert f"--socket={unit['ListenSequentialPacket']}" in service["ExecStart"]
+    rust = Path(__file__).parents[1] / "crates/bytes/control/src/socket_path.rs"
+    assert f'SYSTEM_SOCKET: &str = "{unit["ListenSequentialPacket"]}"' in rust.read_text()
+    users = (UNITS / "burst.sysusers").read_text()
+    assert re.search(rf"^u {service['User']} ", users, re.M)
+
+
+def receive(supervisor, seconds=10):
+    supervisor.settimeout(seconds)
+    return supervisor.recv(4096).decode().split("\n")
+
+
+def test_a_supervisor_is_notified(make_fabric, tmp_path):
+    host = make_fabric(daemons=False).a
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(tmp_path / "notify"))
+        env = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        daemon = host.daemon = Daemon(host.prefix(), host.socket, "udp:dev=eth0", env=env)
+        assert receive(supervisor) == ["READY=1", f"STATUS=serving burst0 at {host.socket}"]
+        assert [receive(supervisor, 2) for _ in range(5)] == [["WATCHDOG=1"]] * 5
+        daemon.stand_still()
+        # What was sent before it stopped.
+        supervisor.settimeout(1)
+        with pytest.raises(TimeoutError):
+            while True:
+                supervisor.recv(4096)
+        os.kill(daemon.pid, 18)
+        assert receive(supervisor, 2) == ["WATCHDOG=1"]
+        daemon.process.terminate()
+        while receive(supervisor, 2)[0] != "STOPPING=1":
+            pass
+        assert daemon.wait(SECONDS) == 0
+
+
+def test_a_socket_of_a_supervisor_is_served_and_left(make_fabric):
+    if os.geteuid():
+        pytest.skip("changing the user needs root")
+    host = make_fabric(daemons=False).a
+    host.daemon = Service(host.prefix(), host.socket, "udp:dev=eth0", dict(os.environ))
+    status = Path(f"/proc/{host.daemon.pid}/status").read_text()
+    assert re.search(rf"^Uid:\s+{SERVICE_UID}\s", status, re.M), status
+    limits = Path(f"/proc/{host.daemon.pid}/limits").read_text()
+    assert re.search(rf"^Max open files\s+{open_files(settings('burstd.service'))}\s", limits, re.M), limits
+    # Root's socket: every user trusts it, and no variable is needed.
+    user = ["setpriv", f"--reuid={PROGRAM_UID}", f"--regid={PROGRAM_UID}", "--clear-groups"]
+    code, text = host.run(*user, "ibv_devinfo", "-d", "burst0")
+    assert code == 0 and "PORT_ACTIVE" in text, text
+    # The daemon falls: its successor serves the same socket.
+    [child] = Path(f"/proc/{host.daemon.pid}/task/{host.daemon.pid}/children").read_text().split()
+    os.kill(int(child), 9)
+    code, text = host.run(*user, "ibv_devinfo", "-d", "burst0")
+    assert code == 0 and "PORT_ACTIVE" in text, text + host.daemon.text()
+    assert host.daemon.stop() == 0, host.daemon.text()
+    assert host.socket.is_socket(), "the file belongs to the supervisor"
+
+
+def test_a_wrong_socket_is_refused(make_fabric, tmp_path):
+    host = make_fabric(daemons=False).a
+    with open(os.devnull), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "stream"))
+        listener.listen()
+        prefix = [*host.prefix(), "bash", "-c", 'exec 3<&"$0"; LISTEN_FDS=1 exec "$@"', listener.fileno()]
+        with pytest.raises(LabError, match="ListenSequentialPacket="):
+            Daemon(prefix, host.socket, "udp:dev=eth0", env=os.environ, pass_fds=[listener.fileno()])
+
+
+KINDS = [
+    "heap", "stack", "data", "anonymous-private", "anonymous-shared", "file-shared", "file-private", "shm-file", "memfd", "sysv", "hugetlb-private",
+    "hugetlb-shared", "hugetlb-memfd",
+]
+
+
+@pytest.mark.parametrize("port", ["udp:dev=eth0", "packet:dev=eth0"])
+def test_memory_of_every_kind_of_another_user(make_fabric, port):
+    if os.geteuid():
+        pytest.skip("changing the user needs root")
+    host = make_fabric(daemons=False).a
+    host.daemon = Service(host.prefix(), host.socket, port, dict(os.environ))
+    place = Path(f"/tmp/burst-test-service-{os.getpid()}")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    try:
+        for path in [BUILD / "programs/memories", *BUILD.glob("lib/lib*.so.1")]:
+            shutil.copy(path, place)
+        os.chown(place, PROGRAM_UID, PROGRAM_UID)
+        os.chmod(place, 0o755)
+        user = ["setpriv", f"--reuid={PROGRAM_UID}", f"--regid={PROGRAM_UID}", "--clear-groups"]
+        program = Program([*host.prefix(), *user, place / "memories", "burst0", place], host.environment({"LD_LIBRARY_PATH": str(place)}))
+        assert program.wait(SECONDS) == 0, program.text() + host.daemon.text()
+        lines = dict(line.split(" ", 1) for line in program.text().splitlines())
+    finally:
+        shutil.rmtree(place)
+    assert list(lines) == KINDS
+    wrong = {kind: said for kind, said in lines.items() if said != "ok"}
+    if any(said.startswith("unavailable") for kind, said in wrong.items() if kind.startswith("hugetlb")):
+        pytest.skip(f"too few huge pages: {wrong}")
+    assert not wrong, f"{wrong}\n{host.daemon.text()}"
