@@ -10,27 +10,17 @@
 mod harness;
 
 use burst_base::{DeviceId, Nanos};
-use burst_cm::message::{Drep, Dreq, Lap, Mad, CmMessage, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
-use burst_cm::service::{PrivateDataHeader, PS_TCP, service_id};
+use burst_cm::message::{CmMessage, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
+use burst_cm::service::{PS_TCP, PrivateDataHeader, service_id};
 use burst_cm::{PathRecord, QpSetup};
 use burst_frame::Flow;
+use burst_fuzz::Tape;
 use harness::{Host, PORT};
 use libfuzzer_sys::fuzz_target;
 use std::net::IpAddr;
 
 const ACTIONS_MAX: usize = 300;
 const CONNECTIONS: u32 = 64;
-
-/// Bytes of the input, zeros after its end.
-struct Tape<'a>(&'a [u8]);
-
-impl Tape<'_> {
-    fn byte(&mut self) -> u8 {
-        let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        *first
-    }
-}
 
 fn pick(tape: &mut Tape<'_>, ids: &[u32]) -> u32 {
     let n = tape.byte();

@@ -11,6 +11,7 @@ mod common;
 
 use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Psn, Rkey};
+use burst_fuzz::Tape;
 use burst_shm::layout::{SendWqe, Sge};
 use burst_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, Opcode, Reth, Syndrome};
 use common::{LinkFaults, Pair, Setup, ip_of, qpn_of};
@@ -19,31 +20,25 @@ use libfuzzer_sys::fuzz_target;
 const MEMORY: usize = 64 << 10;
 const ACTIONS_MAX: usize = 400;
 
-/// Bytes of the input, zeros after its end.
-struct Tape<'a>(&'a [u8]);
-
-impl Tape<'_> {
-    fn byte(&mut self) -> u8 {
-        let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        *first
-    }
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-    fn take(&mut self, len: usize) -> Vec<u8> {
-        let (now, later) = self.0.split_at(len.min(self.0.len()));
-        self.0 = later;
-        now.to_vec()
-    }
+/// Operands of actions.
+trait Operands {
     /// Mostly near `from`, sometimes anything.
+    fn psn(&mut self, from: Psn) -> Psn;
+    /// Mostly inside the memory, sometimes anything.
+    fn addr(&mut self) -> u64;
+    /// Mostly short, sometimes anything.
+    fn len(&mut self) -> u32;
+    /// Mostly `good`, sometimes anything.
+    fn key(&mut self, good: u32) -> u32;
+}
+
+impl Operands for Tape<'_> {
     fn psn(&mut self, from: Psn) -> Psn {
         match self.byte() {
             255 => Psn::new(self.word()),
             near => from.add(u32::from(near)).sub(64),
         }
     }
-    /// Mostly inside the memory, sometimes anything.
     fn addr(&mut self) -> u64 {
         match self.byte() {
             255 => u64::from(self.word()) << 32 | u64::from(self.word()),
@@ -225,7 +220,7 @@ fuzz_target!(|data: &[u8]| {
     let mut pair = Pair::new(&setup, u64::from(tape.byte()), faults);
     let mut books = [Book::default(), Book::default()];
     for _ in 0..ACTIONS_MAX {
-        if tape.0.is_empty() {
+        if tape.is_empty() {
             break;
         }
         let action = tape.byte();

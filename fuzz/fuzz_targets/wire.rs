@@ -4,7 +4,9 @@
 
 use burst_base::Reason;
 use burst_wire::icrc::{IdDelta, PseudoV4, len_after_id, recover_ipv4_id};
-use burst_wire::{Bth, Ethernet, HeadBuf, ICRC_LEN, Icrc, Ip, Ipv4, Ipv6, Layers, MAD_LEN, MadHeader, Packet, Udp, Vlan};
+use burst_wire::{
+    Bth, Ethernet, HeadBuf, ICRC_LEN, Icrc, Ip, Ipv4, Ipv6, Layers, MAD_LEN, MadHeader, Packet, Udp, Vlan,
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -89,12 +91,7 @@ fn assert_outer_headers_survive(layers: &Layers<'_>, bytes: &[u8]) {
 }
 
 fn assert_parse_reason(reason: Reason) {
-    let known = [
-        Reason::Truncated,
-        Reason::BadVersion,
-        Reason::UnknownOpcode,
-        Reason::BadPadding,
-        Reason::TrailingBytes,
-    ];
+    let known =
+        [Reason::Truncated, Reason::BadVersion, Reason::UnknownOpcode, Reason::BadPadding, Reason::TrailingBytes];
     assert!(known.contains(&reason), "{reason}");
 }

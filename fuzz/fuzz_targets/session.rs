@@ -1,0 +1,416 @@
+//! Two hostile programs and an honest one on a whole daemon without sockets and threads: control plane, connection manager, a
+//! worker, and two devices joined in memory. The input is a program of requests of any bytes, commands, work requests, doorbells
+//! and writes anywhere into shared memory.
+//!
+//! Nothing panics, the honest program is served, and when the programs have gone nothing is charged to them any more.
+#![no_main]
+
+use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, attr_mask as m};
+use burst_base::{Nanos, Psn, Qpn};
+use burst_control::{CqInitAttr, MrPiece, MrPieceKind, QpCookies, QpInitAttr, QueuePlace, Reply, Request, Response};
+use burst_fuzz::Tape;
+use burst_host::{AccountBy, ClientProcess, Clock, Host, HostOptions, Policy, Session, Upkeep, WorkerMode};
+use burst_port::mem::{MemConfig, pair};
+use burst_shm::arena::Segment;
+use burst_shm::doorbell::Doorbells;
+use burst_shm::record_ring::{RECORD_BYTES_MAX, RecordRingProducer};
+use burst_shm::{Area, ContextPage, QUEUE_HEADER_BYTES};
+use libfuzzer_sys::fuzz_target;
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+const ACTIONS_MAX: usize = 96;
+/// Address and length of the memory that each hostile program registers.
+const BASE: u64 = 0x10_0000;
+const MEMORY: u64 = 64 << 10;
+/// Descriptors of a program that are kept; more replies close theirs at once.
+const KEPT_MAX: usize = 64;
+
+const ADDRESSES: [[u8; 4]; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]];
+
+fn host(time: &Arc<AtomicU64>) -> Host {
+    let options = HostOptions {
+        ports: Vec::new(),
+        workers: 1,
+        worker_mode: WorkerMode::InPlace,
+        spin: Duration::ZERO,
+        window_bytes: 1 << 20,
+        policy: Policy { share_percent: 40, reserve_percent: 10 },
+        account_by: AccountBy::User,
+        seed: Some(1),
+    };
+    let [a, b] = ADDRESSES.map(IpAddr::from);
+    let (left, right) = pair(MemConfig { latency: Nanos(1_000), ..MemConfig::default() }, a, b);
+    Host::with_ports(&options, Clock::Virtual(time.clone()), vec![vec![Box::new(left), Box::new(right)]])
+        .expect("a host")
+}
+
+/// Memory that cannot shrink, as the library sends it; without seals it is refused.
+fn memfd(sealed: bool) -> OwnedFd {
+    let fd = memfd_create("program", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+    ftruncate(&fd, MEMORY).expect("its length");
+    if sealed {
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).expect("seals");
+    }
+    fd
+}
+
+/// A descriptor that a program may send with a request.
+fn foreign(kind: u8) -> OwnedFd {
+    let open = |path: &str, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty());
+    match kind % 6 {
+        0..=2 => memfd(true),
+        3 => memfd(false),
+        4 => open("/dev/null", OFlags::RDWR).expect("opened"),
+        _ => open("/proc/self/exe", OFlags::PATH).expect("opened"),
+    }
+}
+
+/// A queue pair of a hostile program.
+#[derive(Clone, Copy)]
+struct HostileQp {
+    qp: u32,
+    qpn: u32,
+    sq: QueuePlace,
+    doorbell: u32,
+}
+
+/// A program that may do anything.
+struct Hostile {
+    session: Session,
+    segments: Vec<Arc<Segment>>,
+    /// Descriptors of replies, so that pipes keep their readers.
+    kept: Vec<OwnedFd>,
+    ring: Option<RecordRingProducer>,
+    qps: Vec<HostileQp>,
+    /// Places of queues: segment, offset, length.
+    places: Vec<(usize, usize, usize)>,
+    lkey: u32,
+    rkey: u32,
+}
+
+impl AsMut<Session> for Hostile {
+    fn as_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+impl Hostile {
+    fn connect(host: &mut Host, uid: u32) -> Hostile {
+        let session = Session::admit(host, ClientProcess { pid: 0, uid }).expect("admitted");
+        let mut program = Hostile {
+            session,
+            segments: Vec::new(),
+            kept: Vec::new(),
+            ring: None,
+            qps: Vec::new(),
+            places: Vec::new(),
+            lkey: 0,
+            rkey: 0,
+        };
+        program.ask(host, Request::Hello { program: "fuzz".into() }, Vec::new());
+        program
+    }
+
+    /// Carries out a request, and notes what the reply brings.
+    fn ask(&mut self, host: &mut Host, request: Request, fds: Vec<OwnedFd>) -> Option<Response> {
+        let fds = self.session.foreign(host, fds);
+        let wants_ring = matches!(request, Request::CmCommandRing);
+        let (Reply { new_segments, result }, mut fds) = self.session.answer(host, request, fds)?;
+        let at = fds.len() - new_segments as usize;
+        for fd in fds.split_off(at) {
+            self.segments.push(Arc::new(Segment::map(fd).expect("a segment")));
+        }
+        if wants_ring && let Some(fd) = fds.pop() {
+            self.ring = RecordRingProducer::new(Segment::map(fd).expect("a ring")).ok();
+        }
+        self.kept.extend(fds);
+        self.kept.truncate(KEPT_MAX);
+        let response = result.ok()?;
+        self.note(&response);
+        Some(response)
+    }
+
+    fn note(&mut self, response: &Response) {
+        match response {
+            Response::Qps(made) => {
+                for grant in made {
+                    let qp = HostileQp { qp: grant.qp, qpn: grant.qpn, sq: grant.sq, doorbell: grant.doorbell };
+                    self.qps.push(qp);
+                    self.note_queue(grant.sq);
+                    grant.rq.iter().for_each(|rq| self.note_queue(*rq));
+                }
+            }
+            Response::Cq { ring, .. } | Response::CqResized { ring, .. } => {
+                self.places.push((
+                    ring.place.segment as usize,
+                    ring.place.offset as usize,
+                    256 + 64 * ring.entries as usize,
+                ));
+            }
+            Response::Srq { queue, .. } => self.note_queue(*queue),
+            Response::Mr { lkey, rkey, .. } => (self.lkey, self.rkey) = (*lkey, *rkey),
+            _ => {}
+        }
+    }
+
+    fn note_queue(&mut self, queue: QueuePlace) {
+        let len = QUEUE_HEADER_BYTES + queue.entries as usize * queue.stride as usize;
+        self.places.push((queue.place.segment as usize, queue.place.offset as usize, len));
+    }
+
+    /// Opens a context with registered memory, a completion queue and a queue pair.
+    fn open(&mut self, host: &mut Host, device: u32) {
+        self.ask(host, Request::OpenContext { device }, Vec::new());
+        self.ask(host, Request::AllocPd, Vec::new());
+        let pieces = vec![MrPiece { addr: BASE, len: MEMORY, kind: MrPieceKind::Fd { fd: 0, offset: 0 } }];
+        let access = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+        let region = Request::RegMr { pd: 0, addr: BASE, len: MEMORY, iova: BASE, access, pieces, replaces: None };
+        self.ask(host, region, vec![memfd(true)]);
+        let cq = CqInitAttr { entries: 16, channel: None, cookie: 0, vector: 0 };
+        self.ask(host, Request::CreateCq(cq), Vec::new());
+        let cap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
+        let init = QpInitAttr { pd: 0, qp_type: QpType::Rc, send_cq: 0, recv_cq: 0, srq: None, cap };
+        let names = vec![QpCookies { cookie: 0, event_cookie: 0 }];
+        self.ask(host, Request::CreateQp { init, names }, Vec::new());
+    }
+
+    /// Moves its first queue pair to RTS, connected with `peer` at `address`.
+    fn join(&mut self, host: &mut Host, peer: u32, address: [u8; 4]) {
+        let Some(qp) = self.qps.first().copied() else { return };
+        let dgid = burst_base::gid::gid_of(address.into());
+        let attr = QpAttr {
+            qp_access_flags: access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC,
+            path_mtu: Mtu::B1024,
+            rq_psn: Psn::new(1),
+            sq_psn: Psn::new(1),
+            dest_qpn: Qpn::new(peer),
+            ah: AhAttr { dgid, hop_limit: 64, is_global: true, port_num: 1, ..AhAttr::default() },
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            port_num: 1,
+            timeout: 8,
+            retry_cnt: 2,
+            rnr_retry: 2,
+            ..QpAttr::default()
+        };
+        let steps = [
+            (QpState::Init, m::PKEY_INDEX | m::PORT | m::ACCESS_FLAGS),
+            (QpState::Rtr, m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN | m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER),
+            (QpState::Rts, m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::SQ_PSN | m::MAX_QP_RD_ATOMIC),
+        ];
+        for (qp_state, mask) in steps {
+            let attr = QpAttr { qp_state, ..attr };
+            self.ask(host, Request::ModifyQp { qp: qp.qp, attr, mask: mask | m::STATE }, Vec::new());
+        }
+    }
+
+    /// A word of its shared memory; `None` outside of the segments.
+    fn word(&self, segment: usize, at: usize) -> Option<&AtomicU64> {
+        let segment = self.segments.get(segment)?;
+        let at = at / 8 * 8;
+        // SAFETY: inside the segment and aligned, checked here; all accesses to shared memory are atomic.
+        (at + 8 <= segment.len()).then(|| unsafe { AtomicU64::from_ptr(segment.base().as_ptr().add(at).cast()) })
+    }
+
+    /// Writes half a word into a queue, often into its header.
+    fn scribble(&self, tape: &mut Tape<'_>) {
+        let Some(&(segment, offset, len)) = self.places.get(usize::from(tape.byte()) % self.places.len().max(1)) else {
+            return;
+        };
+        let at = match tape.byte() {
+            near @ 0..=127 => usize::from(near) * 4,
+            _ => usize::from(tape.half()) * 4,
+        };
+        let at = offset + at % len.max(8);
+        let Some(word) = self.word(segment, at) else { return };
+        let (value, shift) = (u64::from(tape.limit()), if at % 8 >= 4 { 32 } else { 0 });
+        word.store(word.load(Relaxed) & !(0xffff_ffff << shift) | value << shift, Relaxed);
+    }
+
+    /// Posts a work request of the fuzzer's fields to a queue pair, and rings.
+    fn post(&self, tape: &mut Tape<'_>, peer_key: u32) {
+        let Some(qp) = self.qps.get(usize::from(tape.byte()) % self.qps.len().max(1)) else { return };
+        let (segment, queue) = (qp.sq.place.segment as usize, qp.sq.place.offset as usize);
+        let Some(header) = self.word(segment, queue) else { return };
+        let producer = header.load(Relaxed) as u32;
+        let slot = queue + QUEUE_HEADER_BYTES + (producer & (qp.sq.entries - 1)) as usize * qp.sq.stride as usize;
+        let key = |tape: &mut Tape<'_>, key: u32| u64::from(if tape.byte() % 16 == 0 { tape.word() } else { key });
+        let near = |tape: &mut Tape<'_>| BASE + u64::from(tape.half()) + if tape.byte() % 16 == 0 { MEMORY } else { 0 };
+        let kind = u64::from(tape.byte()) | u64::from(tape.byte() % 4) << 8 | u64::from(tape.byte()) << 16;
+        let words = [
+            tape.long(),
+            kind | key(tape, peer_key) << 32,
+            near(tape),
+            key(tape, peer_key) | u64::from(tape.limit()) << 32,
+            1,
+            2,
+            u64::from(tape.word()),
+            0,
+            near(tape),
+            u64::from(tape.limit()) | key(tape, self.lkey) << 32,
+            near(tape),
+            u64::from(tape.byte()) | key(tape, self.lkey) << 32,
+        ];
+        for (i, value) in words.iter().enumerate() {
+            if let Some(word) = self.word(segment, slot + i * 8) {
+                word.store(*value, Relaxed);
+            }
+        }
+        header.store(u64::from(producer.wrapping_add(1)), Relaxed);
+        self.ring(qp.doorbell);
+    }
+
+    fn ring(&self, doorbell: u32) {
+        let Some(segment) = self.segments.first() else { return };
+        let page = Area::new(segment, 0, size_of::<ContextPage>()).and_then(Doorbells::new);
+        page.iter().for_each(|bells| bells.ring(0, doorbell));
+    }
+
+    /// Writes a record of the input's bytes into the ring for commands.
+    fn command(&mut self, host: &mut Host, tape: &mut Tape<'_>) {
+        let Some(ring) = &mut self.ring else {
+            self.ask(host, Request::CmCommandRing, Vec::new());
+            return;
+        };
+        let record = tape.take(usize::from(tape.0.first().copied().unwrap_or(0)) % RECORD_BYTES_MAX);
+        if ring.has_room(1) {
+            ring.write(record.get(1..).unwrap_or(&[]));
+            let _ = ring.post();
+        }
+    }
+}
+
+/// The daemon, its programs and the time.
+struct World {
+    time: Arc<AtomicU64>,
+    host: Host,
+    upkeep: Upkeep,
+    programs: [Hostile; 2],
+}
+
+/// User ids of the hostile programs.
+const UIDS: [u32; 2] = [70_001, 70_002];
+
+impl World {
+    fn new() -> World {
+        let time = Arc::new(AtomicU64::new(1_000_000_000));
+        let mut host = host(&time);
+        let programs = UIDS.map(|uid| Hostile::connect(&mut host, uid));
+        let upkeep = Upkeep::without_events(host.now());
+        World { time, host, upkeep, programs }
+    }
+
+    fn join(&mut self) {
+        for (device, program) in self.programs.iter_mut().enumerate() {
+            program.open(&mut self.host, device as u32);
+        }
+        let numbers = [0, 1].map(|at: usize| self.programs[at].qps.first().map_or(0, |qp| qp.qpn));
+        for at in 0..2 {
+            self.programs[at].join(&mut self.host, numbers[1 - at], ADDRESSES[1 - at]);
+        }
+    }
+
+    /// Some passes of the worker.
+    fn work(&self) {
+        for _ in 0..4 {
+            self.time.fetch_add(10_000, Relaxed);
+            self.host.workers()[0].turn().expect("alive");
+        }
+    }
+
+    fn restart(&mut self, at: usize) {
+        self.programs[at].session.end(&mut self.host);
+        self.programs[at] = Hostile::connect(&mut self.host, UIDS[at]);
+    }
+
+    fn request(&mut self, at: usize, tape: &mut Tape<'_>) {
+        let fds = (0..tape.byte() % 4).map(|_| foreign(tape.byte())).collect();
+        match postcard::take_from_bytes::<Request>(tape.0) {
+            Ok((request, rest)) => {
+                tape.0 = rest;
+                self.programs[at].ask(&mut self.host, request, fds);
+            }
+            Err(_) => drop(tape.byte()),
+        }
+    }
+
+    fn step(&mut self, tape: &mut Tape<'_>) {
+        let action = tape.byte();
+        let at = usize::from(action >> 7);
+        match action & 0x7f {
+            0..=63 => self.request(at, tape),
+            64..=79 => self.programs[at].scribble(tape),
+            80..=95 => {
+                let key = self.programs[1 - at].rkey;
+                self.programs[at].post(tape, key);
+            }
+            96..=99 => self.programs[at].ring(tape.limit()),
+            100..=107 => self.programs[at].command(&mut self.host, tape),
+            108..=111 => {
+                if self.programs[at].session.receive_commands(&mut self.host).is_err() {
+                    self.restart(at);
+                }
+            }
+            112..=119 => self.work(),
+            120..=123 => {
+                self.time.fetch_add(u64::from(tape.half()) << (tape.byte() % 24), Relaxed);
+                self.upkeep.run(&mut self.host, &mut self.programs, tape.byte() & 1 == 1);
+            }
+            124 | 125 => self.programs[at].session.fail_queue_pairs(&mut self.host),
+            _ => self.restart(at),
+        }
+    }
+
+    /// A program of another user is served as if it were alone.
+    fn check_honest(&mut self) {
+        let mut honest = Hostile::connect(&mut self.host, 70_003);
+        honest.open(&mut self.host, 0);
+        assert_eq!((honest.qps.len(), honest.places.len(), honest.segments.len()), (1, 3, 1), "not served");
+        assert_ne!(honest.lkey, 0);
+        honest.session.end(&mut self.host);
+    }
+
+    /// Ends all programs; nothing may be left.
+    fn end(mut self) {
+        for program in &mut self.programs {
+            program.session.end(&mut self.host);
+        }
+        let World { host, programs, .. } = self;
+        assert_eq!(host.contexts.taken(), 0);
+        drop(programs);
+        for account in host.ledger.uses() {
+            let left =
+                account.resources.iter().filter(|r| r.used != 0 && r.resource != burst_ledger::Resource::Descriptor);
+            assert_eq!(left.count(), 0, "{account:?}");
+        }
+    }
+}
+
+fuzz_target!(
+    init: {
+        // SAFETY: before there is a second thread; as in every Rust program, writes to a pipe without reader fail.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    },
+    |data: &[u8]| {
+        let mut tape = Tape(data);
+        let mut world = World::new();
+        if tape.byte() & 1 == 1 {
+            world.join();
+        }
+        for _ in 0..ACTIONS_MAX {
+            if tape.is_empty() {
+                break;
+            }
+            world.step(&mut tape);
+        }
+        world.work();
+        world.check_honest();
+        world.end();
+    }
+);
