@@ -211,6 +211,16 @@ def test_falls_are_reported_and_reports_are_kept(pair, tmp_path):
     assert code == 0 and "SIGSEGV" in text and "has not fallen since" in text, text
 
 
+def test_a_daemon_that_ends_as_it_should_is_fatal_once_too(make_fabric):
+    host = make_fabric().a
+    program = host.start(build_directory() / "programs" / "falls", "burst0", "event")
+    program.wait_for_text("running", 10)
+    # It waits five seconds for its programs, and flushes their queue pairs itself.
+    host.daemon.stop()
+    host.start_daemon()
+    assert program.wait(40) == 0, program.text()
+
+
 def test_a_daemon_that_is_not_guarded_says_so(make_fabric):
     code, text = make_fabric().a.burst("why", "daemon")
     assert code == 0 and "not guarded" in text, text

@@ -12,7 +12,6 @@ use crate::flush;
 use crate::qp::VerbsQp;
 use crate::srq::VerbsSrq;
 use crate::sys::*;
-use burst_base::verbs::EventType;
 use burst_client::raw::lock::lock;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_ffi::{block, report};
@@ -147,11 +146,8 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(context: *mut ibv_context, e
                 Some(flush::next_async_event(context).ok_or(EIO)?)
             } else {
                 read_outcome(got, record.len())?;
-                AsyncRecord::from_bytes(&record)
+                AsyncRecord::from_bytes(&record).inspect(|record| flush::note_async_event(context, record))
             };
-            if record.is_some_and(|r| r.event == EventType::DeviceFatal as u32) {
-                lock(&context.owed).fatal = true;
-            }
             found = record.and_then(|r| element_of(context, &r).map(|element| (element, r.event as ibv_event_type)));
             Ok(0)
         });

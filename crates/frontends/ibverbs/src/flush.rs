@@ -33,7 +33,9 @@ pub fn flush(context: &VerbsContext, poller: Option<&VerbsCq>) {
     let sources = lock(&context.sources);
     let mut owed = lock(&context.owed);
     context.set_poll_cq(poll::poll_flushed);
-    if !owed.fatal {
+    // A daemon that ends as it should says so, and raises the events of its queue pairs itself.
+    let fell = !owed.fatal;
+    if fell {
         owed.fatal = true;
         let event = EventType::DeviceFatal as u32;
         owed.records.push_back(AsyncRecord { event, object: AsyncObject::Device, cookie: 0 });
@@ -41,12 +43,12 @@ pub fn flush(context: &VerbsContext, poller: Option<&VerbsCq>) {
     let mut completed = Completed::new();
     for source in sources.all() {
         match source {
-            // SAFETY: objects leave the table under its lock before they are completed.
+            // SAFETY: objects leave the table under its lock before they are freed.
             EventSource::Cq(cq) => unsafe { cq_ex::poll_flushed(cq.as_ptr()) },
             EventSource::Qp(qp) => {
                 // SAFETY: as above.
                 let Ok(qp) = (unsafe { VerbsQp::from_ibv(qp.as_ptr()) }) else { continue };
-                if flush_qp(qp, poller, &mut completed) {
+                if flush_qp(qp, poller, &mut completed) && fell {
                     let event = EventType::QpLastWqeReached as u32;
                     owed.records.push_back(AsyncRecord { event, object: AsyncObject::Qp, cookie: qp.event_cookie() });
                 }
@@ -115,7 +117,7 @@ pub fn next_event(context: &VerbsContext, channel: *mut ibv_comp_channel) -> Opt
     flush(context, None);
     let sources = lock(&context.sources);
     let mut cqs = sources.all().filter_map(|source| match source {
-        // SAFETY: objects leave the table under its lock before they are completed.
+        // SAFETY: objects leave the table under its lock before they are freed.
         EventSource::Cq(cq) => unsafe { VerbsCq::from_ibv(cq.as_ptr()) }.ok(),
         _ => None,
     });
@@ -133,4 +135,14 @@ pub fn next_event(context: &VerbsContext, channel: *mut ibv_comp_channel) -> Opt
 pub fn next_async_event(context: &VerbsContext) -> Option<AsyncRecord> {
     flush(context, None);
     lock(&context.owed).records.pop_front()
+}
+
+/// Notes an event that the daemon has written. After DEVICE_FATAL the library owes nothing: the daemon ends as it should, and has
+/// raised the other events itself.
+pub fn note_async_event(context: &VerbsContext, record: &AsyncRecord) {
+    if record.event == EventType::DeviceFatal as u32 {
+        let mut owed = lock(&context.owed);
+        owed.fatal = true;
+        owed.records.clear();
+    }
 }
