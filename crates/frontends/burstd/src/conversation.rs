@@ -4,6 +4,7 @@
 //! watched by a pidfd beside the socket: a child that has inherited the socket must not hide that the program has exited.
 
 use crate::clients::ClientToken;
+use burst_base::Reason;
 use burst_control::frame::{self, ControlHeader, ControlPacket};
 use burst_control::{ControlError, FIRST_SEQUENCE, Reply};
 use burst_host::foreign::ForeignFds;
@@ -101,6 +102,9 @@ impl Conversation {
         let mut state = self.receive_commands(host, requests_left);
         while state == ConversationState::Open && *requests_left > 0 {
             *requests_left -= 1;
+            if host.disposal.refuses_next(self.session.account(), &self.socket) {
+                return self.over_share(host);
+            }
             let mut fds = Vec::new();
             let received = frame::receive(&self.socket, buffer, RecvFlags::DONTWAIT, &mut fds);
             let fds = self.session.foreign(host, fds);
@@ -138,6 +142,19 @@ impl Conversation {
             }
             Err(e) => self.disconnected(host, &e),
         }
+    }
+
+    /// Ends the conversation: descriptors that the user's programs have sent block while they are closed, and there are too many.
+    fn over_share(&self, host: &mut Host) -> ConversationState {
+        let ClientProcess { pid, uid } = self.session.process();
+        if host.may_log(LogCause::Disconnected, uid) {
+            let reason = Reason::UserShare.name();
+            warn!(
+                pid,
+                uid, "client disconnected: too many descriptors that its user sent wait to be closed ({reason})"
+            );
+        }
+        ConversationState::Closed
     }
 
     fn disconnected(&self, host: &mut Host, why: &ControlError) -> ConversationState {

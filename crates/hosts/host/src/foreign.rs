@@ -3,23 +3,50 @@
 //! Closing a descriptor can block for as long as its owner likes: a TCP socket with SO_LINGER, a file of the program's own FUSE
 //! file system. The control thread closes sealed memory only, which cannot block; everything else goes to the threads of a
 //! [`Disposal`], of which each account occupies one at most. A descriptor is charged to its account until it is closed.
+//!
+//! A program may send descriptors faster than they are closed. While an account has [`UNCHARGED_MAX`] descriptors waiting that
+//! its share has no room for, its sessions end when they send more ([`Disposal::refuses_next`]). Their sockets, with the
+//! descriptors that were not received, wait in socket pairs: hundreds of sockets occupy two descriptors of the daemon.
 
 use burst_ledger::{Account, AccountId, Charge, Resource};
 use rustix::fs::{SealFlags, fcntl_get_seals};
-use std::collections::VecDeque;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    Shutdown, SocketFlags, SocketType, recv, recvmsg, sendmsg, shutdown, socketpair,
+};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Threads that close descriptors: as many accounts can block without delaying others' descriptors.
 const THREADS: usize = 4;
 
-/// A descriptor that waits to be closed.
+/// Maximum number of waiting descriptors of an account that its share has no room for, before its sessions may send no more. One
+/// message brings at most 253 (SCM_MAX_FD).
+pub const UNCHARGED_MAX: usize = 1024;
+
+/// What waits to be closed.
+#[derive(Debug)]
+enum Closing {
+    Descriptor {
+        _fd: OwnedFd,
+    },
+    /// A socket pair in which sockets of clients wait: the sending and the receiving end.
+    Parked {
+        sender: OwnedFd,
+        _receiver: OwnedFd,
+    },
+}
+
+/// Something that waits to be closed.
 #[derive(Debug)]
 struct Waiting {
     account: AccountId,
-    _fd: OwnedFd,
+    closing: Closing,
     /// The charge, if the account's share had room for it.
-    _charge: Option<Charge>,
+    charge: Option<Charge>,
 }
 
 #[derive(Debug, Default)]
@@ -27,6 +54,8 @@ struct DisposalState {
     waiting: VecDeque<Waiting>,
     /// The accounts whose descriptors are being closed.
     busy: Vec<AccountId>,
+    /// Descriptors without a charge, by account.
+    uncharged: BTreeMap<AccountId, usize>,
     ended: bool,
 }
 
@@ -34,6 +63,85 @@ struct DisposalState {
 struct DisposalShared {
     state: Mutex<DisposalState>,
     changed: Condvar,
+}
+
+impl DisposalState {
+    fn push(&mut self, account: &Account, closing: Closing) {
+        let charge = account.charge(&[(Resource::Descriptor, 1)]).ok();
+        if charge.is_none() {
+            *self.uncharged.entry(account.id().clone()).or_default() += 1;
+        }
+        self.waiting.push_back(Waiting { account: account.id().clone(), closing, charge });
+    }
+
+    fn closed_uncharged(&mut self, account: &AccountId) {
+        if let Some(count) = self.uncharged.get_mut(account) {
+            assert!(*count > 0, "a descriptor without a charge that was not counted");
+            *count -= 1;
+            if *count == 0 {
+                self.uncharged.remove(account);
+            }
+        }
+    }
+
+    /// Puts a socket into a socket pair of the account that waits, or into a new one. Gives the socket back if the system has no
+    /// room for it there.
+    fn park(&mut self, account: &Account, socket: OwnedFd) -> Result<(), OwnedFd> {
+        let last = self.waiting.iter().rev().filter(|waiting| waiting.account == *account.id());
+        let parked = last.map(|waiting| &waiting.closing).find_map(|closing| match closing {
+            Closing::Parked { sender, .. } => Some(sender),
+            Closing::Descriptor { .. } => None,
+        });
+        if parked.is_some_and(|sender| send_socket(sender, &socket)) {
+            return Ok(());
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok((sender, receiver)) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else {
+            return Err(socket);
+        };
+        if !send_socket(&sender, &socket) {
+            return Err(socket);
+        }
+        self.push(account, Closing::Parked { sender, _receiver: receiver });
+        Ok(())
+    }
+}
+
+/// Sends a copy of a descriptor. False if there is no room for it.
+fn send_socket(sender: &OwnedFd, socket: &OwnedFd) -> bool {
+    let rights = [socket.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&rights))
+        && sendmsg(sender, &[IoSlice::new(b"x")], &mut ancillary, SendFlags::NOSIGNAL).is_ok()
+}
+
+/// Whether the next message that waits in a socket carries descriptors; `None` without a message. The message stays, and no
+/// descriptor is received.
+fn next_has_descriptors(socket: impl AsFd) -> Option<bool> {
+    let mut byte = [0];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut RecvAncillaryBuffer::default(), flags).ok()?;
+    let has = got.flags.contains(ReturnFlags::CTRUNC);
+    (got.bytes > 0 || has).then_some(has)
+}
+
+/// Whether messages that wait in a client's socket carry descriptors. Nothing can be sent to it any more.
+fn holds_descriptors(socket: &OwnedFd) -> bool {
+    /// More messages than a socket's buffer holds.
+    const MESSAGES_MAX: usize = 4096;
+    if shutdown(socket, Shutdown::Both).is_err() {
+        return true;
+    }
+    for _ in 0..MESSAGES_MAX {
+        match next_has_descriptors(socket) {
+            None => return false,
+            Some(true) => return true,
+            // Taking a message without descriptors closes nothing. Without it there is no progress, and the loop ends.
+            Some(false) => _ = recv(socket, &mut [0; 1], RecvFlags::DONTWAIT),
+        }
+    }
+    true
 }
 
 impl DisposalShared {
@@ -59,9 +167,15 @@ impl DisposalShared {
 
     fn work(&self) {
         while let Some(next) = self.next() {
-            let account = next.account.clone();
-            drop(next);
-            self.lock().busy.retain(|busy| *busy != account);
+            let Waiting { account, closing, charge } = next;
+            let is_charged = charge.is_some();
+            drop((closing, charge));
+            let mut state = self.lock();
+            state.busy.retain(|busy| *busy != account);
+            if !is_charged {
+                state.closed_uncharged(&account);
+            }
+            drop(state);
             self.changed.notify_all();
         }
     }
@@ -99,18 +213,31 @@ impl Disposal {
         let Some(shared) = &self.0 else { return };
         // Fails for anything but a socket, and then there is nothing to turn off.
         let _ = rustix::net::sockopt::set_socket_linger(&fd, None);
-        let charge = account.charge(&[(Resource::Descriptor, 1)]).ok();
-        let waiting = Waiting { account: account.id().clone(), _fd: fd, _charge: charge };
-        shared.lock().waiting.push_back(waiting);
-        shared.changed.notify_one();
+        shared.lock().push(account, Closing::Descriptor { _fd: fd });
+        shared.changed.notify_all();
+    }
+
+    /// Whether an account has [`UNCHARGED_MAX`] descriptors waiting that its share has no room for, and the next message in a
+    /// client's socket carries more. The message must not be received then.
+    pub fn refuses_next(&self, account: &AccountId, socket: impl AsFd) -> bool {
+        let Some(shared) = &self.0 else { return false };
+        let is_over = shared.lock().uncharged.get(account).is_some_and(|count| *count >= UNCHARGED_MAX);
+        is_over && next_has_descriptors(socket) == Some(true)
     }
 
     /// Closes a program's control socket: messages that wait in it may carry descriptors, which the kernel closes with it.
     pub fn close_socket(&self, account: &Account, socket: OwnedFd) {
+        let Some(shared) = &self.0 else { return };
         // Root and the daemon's own user do not attack the daemon.
-        if !account.is_privileged() {
-            self.close(account, socket);
+        if account.is_privileged() || !holds_descriptors(&socket) {
+            return;
         }
+        let mut state = shared.lock();
+        if let Err(socket) = state.park(account, socket) {
+            state.push(account, Closing::Descriptor { _fd: socket });
+        }
+        drop(state);
+        shared.changed.notify_all();
     }
 
     /// Tells the threads to end. Descriptors that still wait are closed by the end of the process.
@@ -267,6 +394,70 @@ mod tests {
         let (last, mut end) = UnixStream::pair().expect("a pair");
         drop(ForeignFds::new(sockets.into_iter().chain([last.into()]).collect(), &user, &disposal));
         assert!(is_closed(&mut end), "the descriptor behind the sockets waits");
+        disposal.end();
+    }
+
+    /// A client's socket in which a message with a descriptor waits, if `carried` gives one.
+    fn client_that_sent(carried: Option<&OwnedFd>) -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
+        match carried {
+            Some(fd) => assert!(send_socket(&theirs, fd)),
+            None => assert_eq!(rustix::net::send(&theirs, b"x", SendFlags::empty()), Ok(1)),
+        }
+        (ours, theirs)
+    }
+
+    fn open_descriptors() -> usize {
+        std::fs::read_dir("/proc/self/fd").expect("proc").count()
+    }
+
+    #[test]
+    fn sockets_with_descriptors_behind_one_that_blocks_occupy_few_descriptors() {
+        let ledger = Ledger::new(Capacities::new(|_| 1000), Policy::default());
+        let disposal = Disposal::start().expect("threads");
+        let hostile = account(&ledger, 1);
+        let (blocks, peer) = wrapped();
+        disposal.close(&hostile, blocks);
+        let carried: OwnedFd = std::fs::File::open("/dev/null").expect("null").into();
+        let before = open_descriptors();
+        for _ in 0..400 {
+            let (ours, theirs) = client_that_sent(Some(&carried));
+            drop(theirs);
+            disposal.close_socket(&hostile, ours);
+        }
+        // Other tests of this process open some at the same time.
+        assert!(open_descriptors() < before + 200, "{before} were {}", open_descriptors());
+        assert!(hostile.used(Resource::Descriptor) < 50);
+        // Sockets without descriptors are closed at once.
+        let (ours, theirs) = client_that_sent(None);
+        disposal.close_socket(&hostile, ours);
+        assert_eq!(recv(&theirs, &mut [0; 1], RecvFlags::empty()).map(|(count, _)| count).unwrap_or(0), 0);
+        drop(peer);
+        disposal.end();
+    }
+
+    #[test]
+    fn an_account_with_too_many_descriptors_waiting_may_send_no_more() {
+        let ledger = Ledger::new(Capacities::new(|_| 4), Policy::default());
+        let disposal = Disposal::start().expect("threads");
+        let (hostile, honest) = (account(&ledger, 1), account(&ledger, 2));
+        let (blocks, peer) = wrapped();
+        disposal.close(&hostile, blocks);
+        let null: OwnedFd = std::fs::File::open("/dev/null").expect("null").into();
+        let (with, _others) = client_that_sent(Some(&null));
+        let (without, _more) = client_that_sent(None);
+        let copies: Vec<OwnedFd> = (0..UNCHARGED_MAX / 4).map(|_| null.try_clone().expect("a copy")).collect();
+        let waits = |count: usize| {
+            let mut state = disposal.0.as_ref().expect("threads").lock();
+            state.uncharged.insert(hostile.id().clone(), count);
+        };
+        copies.into_iter().for_each(|fd| disposal.close(&hostile, fd));
+        assert!(!disposal.refuses_next(hostile.id(), &with), "fewer");
+        waits(UNCHARGED_MAX);
+        assert!(disposal.refuses_next(hostile.id(), &with) && !disposal.refuses_next(hostile.id(), &without));
+        assert!(!disposal.refuses_next(honest.id(), &with), "another account");
+        drop(peer);
         disposal.end();
     }
 
