@@ -11,7 +11,7 @@ use burst_frame::{Flow, RxFrame};
 use burst_fuzz::Tape;
 use burst_port::{Encapsulation, RxSink, ether};
 use burst_wire::{MacAddr, ROCE_PORT};
-use ether::{HeaderTemplate, ICRC, IcrcSeal, LinkHeader, UdpChecksum};
+use ether::{HeaderTemplate, ICRC, IcrcSeal, LinkHeader, TRANSPORT_MAX, TRANSPORT_MIN, UdpChecksum};
 use libfuzzer_sys::fuzz_target;
 use packet::{LocalLink, rx::PacketRx, vnet};
 use std::net::IpAddr;
@@ -164,9 +164,9 @@ fuzz_target!(|data: &[u8]| {
                 let len = usize::from(tape.half());
                 tape.take(len).to_vec()
             } else {
-                let segment = 16 + usize::from(tape.half() % 4200);
+                let segment = TRANSPORT_MIN + usize::from(tape.half()) % (TRANSPORT_MAX - TRANSPORT_MIN + 1);
                 let count = (1 + usize::from(tape.byte() % 64)).min((TRAIN_MAX / segment).max(1));
-                let last = 16 + usize::from(tape.half()) % (segment - 15);
+                let last = TRANSPORT_MIN + usize::from(tape.half()) % (segment - TRANSPORT_MIN + 1);
                 let last = if count == 1 { segment } else { last };
                 intact += if kind & 0x3e == 0 { count } else { 0 };
                 train(kind & 0x40 != 0, tape.half(), count, segment, last)

@@ -2,8 +2,8 @@
 //!
 //! The control plane is the crate `burst_host`. This binary adds what a daemon needs: [`config`] reads the settings,
 //! [`log`] writes lines to stderr, [`server`] owns the event loop, [`listener`] the control socket's file, [`conversation`] a
-//! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls, [`systemd`]
-//! what systemd passes.
+//! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
+//! [`systemd`] what systemd passes.
 
 use burst_port::DescriptorStore;
 use std::os::fd::{FromRawFd, OwnedFd};

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::conversation::{Conversation, ConversationState};
 use crate::listener::{bind_socket, remove_socket};
 use crate::signals::signal_pipe;
-use crate::systemd::{self, Notifier, Watchdog};
+use crate::systemd::{self, Notifier, WatchdogNotifier};
 use burst_base::Nanos;
 use burst_control::MESSAGE_MAX;
 use burst_host::descriptors;
@@ -44,7 +44,7 @@ pub struct Server {
     /// Whether the socket's file is the daemon's own, to be removed at the end; that of a supervisor's socket is not.
     owns_file: bool,
     notifier: Notifier,
-    watchdog: Option<Watchdog>,
+    watchdog: Option<WatchdogNotifier>,
     signals: OwnedFd,
     clients: Clients,
     host: Host,
@@ -85,7 +85,7 @@ impl Server {
             listener: Some(listener),
             owns_file,
             notifier: Notifier::new(&systemd::own_environment),
-            watchdog: Watchdog::new(&systemd::own_environment, now, host.workers().len()),
+            watchdog: WatchdogNotifier::new(&systemd::own_environment, now, host.workers().len()),
             signals,
             clients: Clients::default(),
             host,
@@ -217,7 +217,7 @@ impl Server {
     fn timeout(&self) -> Option<Duration> {
         let drain = self.draining.map(|since| since + DRAIN_MAX);
         let idle = self.idle_exit.filter(|_| self.clients.all().is_empty()).map(|limit| self.idle_since + limit);
-        let watchdog = self.watchdog.as_ref().map(Watchdog::due_at);
+        let watchdog = self.watchdog.as_ref().map(WatchdogNotifier::due_at);
         let due = [drain, idle, watchdog, self.upkeep.due_at(&self.host, self.clients.all()), self.clients.silent_at()]
             .into_iter()
             .flatten()

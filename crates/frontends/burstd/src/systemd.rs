@@ -143,7 +143,7 @@ impl Notifier {
 
 /// Notifies the supervisor's watchdog.
 #[derive(Debug)]
-pub struct Watchdog {
+pub struct WatchdogNotifier {
     interval: Nanos,
     /// When the workers are looked at next.
     due: Nanos,
@@ -153,16 +153,16 @@ pub struct Watchdog {
     reported: bool,
 }
 
-impl Watchdog {
+impl WatchdogNotifier {
     /// The watchdog that `WATCHDOG_USEC` asks for; it is notified twice in that time.
-    pub fn new(env: Env<'_>, now: Nanos, workers: usize) -> Option<Watchdog> {
+    pub fn new(env: Env<'_>, now: Nanos, workers: usize) -> Option<WatchdogNotifier> {
         let limit_us = number(env, "WATCHDOG_USEC").filter(|us| *us > 0 && is_for_us(env, "WATCHDOG_PID"))?;
         let interval = Nanos(limit_us.saturating_mul(1_000) / 2).max(INTERVAL_MIN);
         let passed = (0..workers).map(|_| Arc::new(AtomicBool::new(true))).collect();
-        Some(Watchdog { interval, due: now, passed, reported: false })
+        Some(WatchdogNotifier { interval, due: now, passed, reported: false })
     }
 
-    /// When [`Watchdog::run`] must be called.
+    /// When [`WatchdogNotifier::run`] must be called.
     pub fn due_at(&self) -> Nanos {
         self.due
     }
@@ -236,17 +236,17 @@ mod tests {
         Notifier::new(&none).stopping("x");
         Notifier::new(&env(&[("NOTIFY_SOCKET", "@nobody-listens-here")])).ready("x");
         assert!(listening_socket(&none).expect("no socket").is_none());
-        assert!(Watchdog::new(&none, Nanos(0), 1).is_none());
+        assert!(WatchdogNotifier::new(&none, Nanos(0), 1).is_none());
     }
 
     #[test]
     fn variables_for_another_process_are_ignored() {
         let other = [("LISTEN_FDS", "1"), ("LISTEN_PID", "1"), ("WATCHDOG_USEC", "1000000"), ("WATCHDOG_PID", "1")];
         assert!(listening_socket(&env(&other)).expect("for another").is_none());
-        assert!(Watchdog::new(&env(&other), Nanos(0), 1).is_none());
+        assert!(WatchdogNotifier::new(&env(&other), Nanos(0), 1).is_none());
         let own = std::process::id().to_string();
         let ours = [("WATCHDOG_USEC", "1000000"), ("WATCHDOG_PID", own.as_str())];
-        let watchdog = Watchdog::new(&env(&ours), Nanos(7), 2).expect("ours");
+        let watchdog = WatchdogNotifier::new(&env(&ours), Nanos(7), 2).expect("ours");
         assert_eq!((watchdog.interval, watchdog.due_at(), watchdog.passed.len()), (Nanos::from_ms(500), Nanos(7), 2));
         assert!(listening_socket(&env(&[("LISTEN_FDS", "2")])).expect_err("one socket").contains("pass one"));
     }
