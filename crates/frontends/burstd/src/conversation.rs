@@ -175,7 +175,7 @@ impl Conversation {
         }
         let (reply, fds) = match self.session.answer_packet(host, packet, fds) {
             PacketAnswer::Nothing => return ConversationState::Open,
-            PacketAnswer::Reply(reply) => reply,
+            PacketAnswer::Reply(reply) => *reply,
             PacketAnswer::WrongVersion(sentence) => return self.refuse_version(host, sequence, &sentence),
             PacketAnswer::Disconnect(why) => return self.disconnected(host, &why),
         };

@@ -15,7 +15,7 @@ pub enum PacketAnswer {
     /// The packet has no reply.
     Nothing,
     /// The reply, and the descriptors to send with it.
-    Reply(ReplyWithFds),
+    Reply(Box<ReplyWithFds>),
     /// The client's library is of another version: the client gets this sentence in place of a reply, and the connection ends.
     WrongVersion(String),
     /// The packet cannot be decoded: the connection ends.
@@ -39,6 +39,6 @@ impl Session {
             }
             Err(e) => return PacketAnswer::Disconnect(e),
         };
-        self.answer(host, request, fds).map_or(PacketAnswer::Nothing, PacketAnswer::Reply)
+        self.answer(host, request, fds).map_or(PacketAnswer::Nothing, |reply| PacketAnswer::Reply(Box::new(reply)))
     }
 }

@@ -453,16 +453,16 @@ impl HonestPair {
             3 => {
                 from.0 = RESULTS + slot * SLOT;
                 (wqe.remote_addr, wqe.rkey) = remote(CONSTANT);
-                let peer = u64::from(if end.uid % 2 == 0 { end.uid + 1 } else { end.uid - 1 });
+                let peer = u64::from(if end.uid.is_multiple_of(2) { end.uid + 1 } else { end.uid - 1 });
                 (WrOpcode::RdmaRead, WcOpcode::RdmaRead, peer)
             }
             _ => {
                 from = (RESULTS + slot * SLOT, 8);
                 (wqe.remote_addr, wqe.rkey) = remote(WORD);
                 let (before, word) = (self.words[1 - which], &mut self.words[1 - which]);
-                wqe.compare_add = if number % 3 == 0 { before } else { number };
+                wqe.compare_add = if number.is_multiple_of(3) { before } else { number };
                 wqe.swap = number / 3;
-                if number % 2 == 0 {
+                if number.is_multiple_of(2) {
                     *word = before.wrapping_add(wqe.compare_add);
                     (WrOpcode::AtomicFetchAndAdd, WcOpcode::FetchAdd, before)
                 } else {
@@ -600,12 +600,10 @@ fn end_object(end: &mut End, node: &mut Node, step: u32) -> Result<(), Refusal> 
                 end.id = None;
             }
         }
-        1 => {
-            if end.listens {
-                let command = CmCommand::Destroy { id: LISTENER, read: read(end, LISTENER) };
-                end.cm.as_mut().expect("connected").command(node, command)?;
-                end.listens = false;
-            }
+        1 if end.listens => {
+            let command = CmCommand::Destroy { id: LISTENER, read: read(end, LISTENER) };
+            end.cm.as_mut().expect("connected").command(node, command)?;
+            end.listens = false;
         }
         2 => {
             let qp = end.qp.as_ref().expect("made").grant.qp;

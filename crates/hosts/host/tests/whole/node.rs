@@ -213,7 +213,8 @@ impl Node {
             let sequence = packet.header.sequence;
             match client.session.answer_packet(&mut self.host, &packet, fds) {
                 PacketAnswer::Nothing => {}
-                PacketAnswer::Reply((reply, fds)) => {
+                PacketAnswer::Reply(answer) => {
+                    let (reply, fds) = *answer;
                     let bytes = frame::encode(sequence, &reply).expect("a reply can be encoded");
                     assert!(
                         bytes.len() <= MESSAGE_MAX + HEADER_BYTES && fds.len() <= FDS_MAX,
