@@ -170,6 +170,16 @@ impl Node {
         busy | due
     }
 
+    /// Carries out the commands in all rings.
+    pub fn serve_rings(&mut self) {
+        for client in &mut self.clients {
+            if client.session.receive_commands(&mut self.host).is_err() {
+                client.closed = true;
+                client.inbox.clear();
+            }
+        }
+    }
+
     /// Carries out the commands in a client's ring, unless the ring is idle and its bell has not rung.
     fn serve_ring(&mut self, index: usize) -> bool {
         let client = &mut self.clients[index];

@@ -60,6 +60,8 @@ impl Connection {
     pub fn call(&mut self, node: &mut Node, request: &Request, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
         self.sequence += 1;
         node.send(self.id, (frame::encode(self.sequence, request).expect("encoded"), fds));
+        // The failure is for this request, not for commands of others that wait in rings.
+        node.serve_rings();
         let reply = crate::with_failure(|| {
             (0..PASSES_MAX).find_map(|_| {
                 node.pass();
