@@ -177,13 +177,18 @@ impl Region {
             // region is reclaimed between turns. Without a right to write, `local`/`remote` hand the span to readers only.
             Mapping::Local(m) => unsafe { Span::local(m.base.add(offset as usize), len) },
             // The descriptor stays open as long as the region exists.
-            Mapping::InProcess { memory, .. } if memory.has_failed() => return None,
-            Mapping::InProcess { memory, addr } => memory.span(addr.wrapping_add(offset), len),
+            Mapping::InProcess { memory, addr } => return span_in_process(memory, addr.wrapping_add(offset), len),
             Mapping::Nothing if len == 0 => Span::nothing(),
             Mapping::Nothing => return None,
             Mapping::Null => Span::null(len),
         })
     }
+}
+
+/// Memory in another process; `None` if a page of it does not come. Not inlined: it locks, which mapped memory must not pay for.
+#[inline(never)]
+fn span_in_process(memory: &ProcessMemory, addr: u64, len: u32) -> Option<Span> {
+    (!memory.has_failed()).then(|| memory.span(addr, len))
 }
 
 impl LocalMapping {
