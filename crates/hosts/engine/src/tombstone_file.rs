@@ -246,7 +246,7 @@ mod tests {
             Tombstone { device: DeviceId(2), ..stone(0x500) },
             stone(0x501),
             stone(0x0),
-            stone(0x1fff_f0 | 0xe0_0000),
+            stone(0x00ff_fff0),
             Tombstone { peer: Qpn::new(1), ..stone(0x510) },
             Tombstone { flow: Flow { dst: IpAddr::from([224, 0, 0, 1]), ..flow }, ..stone(0x520) },
             Tombstone { flow: Flow { src: IpAddr::from([0; 4]), ..flow }, ..stone(0x530) },

@@ -1,6 +1,6 @@
 //! A thread that names a control or worker thread that stands still.
 //!
-//! Every [`PERIOD`] the watchdog looks at the pulse of each thread. A thread that neither rests nor goes on for [`STALL_MIN`] is
+//! Every 250 ms the watchdog looks at the pulse of each thread. A thread that neither rests nor goes on for [`STALL_MIN`] is
 //! named in the log, with what it does and where it is in the kernel, and counted as `thread_stalled`; again each time that the
 //! duration has doubled, and once more when it goes on. The watchdog changes nothing: a thread that blocks in the kernel cannot
 //! be ended, and to end the daemon is a decision of its administrator.
