@@ -172,23 +172,26 @@ impl Region {
         if offset > self.len || u64::from(len) > self.len - offset {
             return None;
         }
-        Some(match &self.mapping {
-            // SAFETY: inside the mapping, which is as long as the region (asserted in `new`); it stays mapped until the
-            // region is reclaimed between turns. Without a right to write, `local`/`remote` hand the span to readers only.
-            Mapping::Local(m) => unsafe { Span::local(m.base.add(offset as usize), len) },
-            // The descriptor stays open as long as the region exists.
-            Mapping::InProcess { memory, addr } => return span_in_process(memory, addr.wrapping_add(offset), len),
-            Mapping::Nothing if len == 0 => Span::nothing(),
-            Mapping::Nothing => return None,
-            Mapping::Null => Span::null(len),
-        })
+        if let Mapping::Local(m) = &self.mapping {
+            // SAFETY: inside the mapping, which is as long as the region (asserted in `new`); it stays mapped until the region is
+            // reclaimed between turns. Without a right to write, `local`/`remote` hand the span to readers only.
+            return Some(unsafe { Span::local(m.base.add(offset as usize), len) });
+        }
+        self.span_elsewhere(offset, len)
     }
-}
-
-/// Memory in another process; `None` if a page of it does not come. Not inlined: it locks, which mapped memory must not pay for.
-#[inline(never)]
-fn span_in_process(memory: &ProcessMemory, addr: u64, len: u32) -> Option<Span> {
-    (!memory.has_failed()).then(|| memory.span(addr, len))
+    /// [`Region::span`] of a region that is not mapped here. Not inlined: mapped memory must not pay for it.
+    #[cold]
+    #[inline(never)]
+    fn span_elsewhere(&self, offset: u64, len: u32) -> Option<Span> {
+        match &self.mapping {
+            Mapping::InProcess { memory, .. } if memory.has_failed() => None,
+            // The descriptor stays open as long as the region exists.
+            Mapping::InProcess { memory, addr } => Some(memory.span(addr.wrapping_add(offset), len)),
+            Mapping::Null => Some(Span::null(len)),
+            Mapping::Nothing if len == 0 => Some(Span::nothing()),
+            Mapping::Nothing | Mapping::Local(_) => None,
+        }
+    }
 }
 
 impl LocalMapping {
