@@ -185,6 +185,7 @@ impl Hostile {
         crate::plan_failure(&mut self.rng);
         self.connections[at].send(node, request, fds);
         if self.rng.chance(1, 2) {
+            node.serve_rings();
             crate::with_failure(|| node.pass());
         }
         crate::take_failure();
