@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub const PIECES_PER_CALL: usize = 64;
 
 /// Number of a descriptor of `/proc/PID/mem`, in three bytes so that a span stays 16 bytes long. The highest bit says that the
-/// memory is reached by threads ([`crate::guarded`]).
+/// memory is reached by threads (module `guarded`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFd([u8; 3]);
 
