@@ -288,6 +288,8 @@ def main():
     if options.list:
         print("\n".join(itertools.chain(PROGRAMS, WIRE)))
         return
+    # A program that has changed its user does not end with this one: it is ended by `Users.end`, on SIGTERM, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     autogroups = history.autogroups()
     if autogroups:
         history.AUTOGROUPS.write_text("0")
@@ -298,9 +300,11 @@ def main():
             # A daemon for each: what one attack leaves behind must not hide in the next one's figures.
             with Fabric() as fabric:
                 hunt = Hunt(fabric, place, options.seconds)
-                hunt.quiet()
-                wrong = hunt.attack(name)
-                hunt.users.end()
+                try:
+                    hunt.quiet()
+                    wrong = hunt.attack(name)
+                finally:
+                    hunt.users.end()
             for sentence in wrong:
                 print(f"{'':22} FAIL: {sentence}")
             failed += [name] if wrong else []

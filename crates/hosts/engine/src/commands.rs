@@ -247,7 +247,7 @@ impl Worker {
     ///
     /// # Errors
     /// The system's: the file cannot be read.
-    pub fn bury(&mut self, now: Nanos, file: TombstoneFile) -> io::Result<Vec<Qpn>> {
+    pub fn adopt_tombstones(&mut self, now: Nanos, file: TombstoneFile) -> io::Result<Vec<Qpn>> {
         let stones = file.take_over(now, self.core.options.id, self.ports.len())?;
         stones.iter().for_each(|stone| self.core.tombstones.add(*stone));
         self.core.tombstone_file = Some(file);

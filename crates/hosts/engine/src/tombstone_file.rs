@@ -23,7 +23,7 @@ use std::os::unix::fs::FileExt;
 /// Bytes of a record.
 const RECORD: usize = 80;
 /// Bytes of the first part: records of former processes.
-const BURIED: u64 = (TOMBSTONES_MAX * RECORD) as u64;
+const FORMER_BYTES: u64 = (TOMBSTONES_MAX * RECORD) as u64;
 /// First bytes of a record.
 const MAGIC: [u8; 4] = *b"QPTS";
 
@@ -72,13 +72,13 @@ impl TombstoneFile {
     /// The system's.
     pub fn take_over(&self, now: Nanos, worker: u32, devices: usize) -> io::Result<Vec<Tombstone>> {
         let stones = self.read(now, worker, devices)?;
-        let mut buried = vec![0; BURIED as usize];
-        for (record, stone) in buried.chunks_exact_mut(RECORD).zip(&stones) {
+        let mut former = vec![0; FORMER_BYTES as usize];
+        for (record, stone) in former.chunks_exact_mut(RECORD).zip(&stones) {
             record.copy_from_slice(&encode(stone));
         }
         // In this order: if this process falls in between, records are there twice, and one is used.
-        self.0.write_all_at(&buried, 0)?;
-        self.0.set_len(BURIED)?;
+        self.0.write_all_at(&former, 0)?;
+        self.0.set_len(FORMER_BYTES)?;
         Ok(stones)
     }
 
@@ -88,12 +88,12 @@ impl TombstoneFile {
         self.0.read_exact_at(&mut bytes, 0)?;
         let (mut stones, mut known) = (Vec::new(), HashSet::new());
         for (at, record) in bytes.chunks_exact(RECORD).enumerate() {
-            let is_buried = (at * RECORD) < BURIED as usize;
+            let is_of_former = (at * RECORD) < FORMER_BYTES as usize;
             let Some(mut stone) = record.first_chunk().and_then(decode) else { continue };
             let valid = worker_of(stone.qpn) == worker
                 && (1..SLOT_MAX - 1).contains(&slot_of(stone.qpn))
                 && stone.device.index() < devices;
-            if !is_buried {
+            if !is_of_former {
                 stone.until = now + LINGER;
             }
             let lives = stone.until > now && stone.until <= now + LINGER;
@@ -110,7 +110,7 @@ impl TombstoneFile {
 
 /// Offset of the record of entry `index`.
 fn place(index: u32) -> u64 {
-    BURIED + u64::from(index) * RECORD as u64
+    FORMER_BYTES + u64::from(index) * RECORD as u64
 }
 
 fn octets(ip: IpAddr) -> [u8; 16] {
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_file_of_any_length_is_read() {
-        for length in [1, BURIED - 1, BURIED + 1, place(SLOT_MAX) + 1, 1 << 40] {
+        for length in [1, FORMER_BYTES - 1, FORMER_BYTES + 1, place(SLOT_MAX) + 1, 1 << 40] {
             let file = TombstoneFile::create().expect("a memfd");
             file.write(1, &stone(0x500));
             file.0.set_len(length).expect("a length");

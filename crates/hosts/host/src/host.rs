@@ -224,7 +224,7 @@ impl Host {
         let id = self.workers.len();
         let mut qpns = QpnSpace::new(id as u32, self.random.fork().into_fn());
         if let Some(store) = store {
-            crate::bury::bury(store, self.now(), &mut worker, &mut qpns)?;
+            crate::predecessor::adopt_tombstones(store, self.now(), &mut worker, &mut qpns)?;
         }
         let flag = self.status.sleep_flag(id).ok_or_else(|| format!("there can be no worker {id}"))?;
         let handle = match options.worker_mode {

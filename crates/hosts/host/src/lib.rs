@@ -18,7 +18,7 @@
 //! | [`watchdog`] | names a thread that stands still |
 //! | [`device`], [`limits`] | devices, their limits and object counts |
 //! | [`accounts`] | what each user may use |
-//! | `bury` | tombstones of queue pairs that died with this process's predecessor |
+//! | `predecessor` | tombstones of queue pairs that died with this process's predecessor |
 //! | [`clock`], [`random`] | time and random numbers |
 //! | [`foreign`] | descriptors that programs send |
 //! | [`descriptors`] | limits of file descriptors |
@@ -31,7 +31,6 @@
 
 pub mod accounts;
 pub mod authority;
-mod bury;
 pub mod clock;
 pub mod cm;
 pub mod context;
@@ -46,6 +45,7 @@ pub mod limits;
 pub mod log_limit;
 pub mod options;
 pub mod packet;
+mod predecessor;
 mod program_memory;
 pub mod random;
 pub mod refusal;

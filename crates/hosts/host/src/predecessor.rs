@@ -15,7 +15,12 @@ use std::os::fd::AsFd;
 ///
 /// # Errors
 /// A sentence when there can be no file.
-pub fn bury(store: &dyn DescriptorStore, now: Nanos, worker: &mut Worker, qpns: &mut QpnSpace) -> Result<(), String> {
+pub fn adopt_tombstones(
+    store: &dyn DescriptorStore,
+    now: Nanos,
+    worker: &mut Worker,
+    qpns: &mut QpnSpace,
+) -> Result<(), String> {
     let name = format!("tombstones {}", worker.id());
     let file = match store.take(&name) {
         Some(fd) => TombstoneFile::from_fd(fd),
@@ -25,7 +30,7 @@ pub fn bury(store: &dyn DescriptorStore, now: Nanos, worker: &mut Worker, qpns: 
             file
         }
     };
-    let stones = worker.bury(now, file).map_err(|e| format!("cannot read the tombstone file: {e}"))?;
+    let stones = worker.adopt_tombstones(now, file).map_err(|e| format!("cannot read the tombstone file: {e}"))?;
     if !stones.is_empty() {
         tracing::info!(
             worker = worker.id(),
