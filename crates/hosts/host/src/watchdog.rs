@@ -152,7 +152,9 @@ impl WatchdogShared {
             let now = Instant::now();
             for thread in &mut *watched {
                 if let Some(stall) = thread.look(now) {
+                    // First, because `name` may tell a thread that asks.
                     self.stalls.fetch_add(1, Relaxed);
+                    self.is_stalled.store(true, Relaxed);
                     name(&stall);
                 }
             }
