@@ -61,6 +61,19 @@ def pair(make_fabric, tmp_path):
     return fabric
 
 
+def test_a_daemon_whose_supervisor_was_killed_serves_on_and_says_that_it_is_not_guarded(pair):
+    daemon = child_of(pair.a.daemon)
+    assert crashes(pair.a)["guarded"]
+    os.kill(pair.a.daemon.pid, signal.SIGKILL)
+    try:
+        pair.a.daemon.wait(10)
+        assert not crashes(pair.a)["guarded"]
+        assert "not guarded" in pair.a.burst("why", "daemon")[1]
+        assert run_pair(pair.b, pair.a, ["ib_write_bw", "-d", "burst0", "-F", "-n", 200]).row[3] > 0
+    finally:
+        os.kill(daemon, signal.SIGTERM)
+
+
 def test_a_guarded_daemon_serves_and_ends_as_another(pair):
     assert run_pair(pair.b, pair.a, ["ib_write_bw", "-d", "burst0", "-F", "-n", 200]).row[3] > 0
     assert crashes(pair.a)["guarded"] and crashes(pair.a)["crashes"] == 0

@@ -101,6 +101,8 @@ pub struct Host {
     pub(crate) account_by: AccountBy,
     /// Daemons that fell before this one.
     pub crashes: DaemonCrashes,
+    /// The descriptors that a supervisor keeps for a successor.
+    pub(crate) store: Option<Arc<dyn DescriptorStore>>,
     /// What each account may cost when the daemon reaches its programs' memory.
     pub(crate) program_memory: ProgramMemory,
     clock: Clock,
@@ -160,6 +162,7 @@ impl Host {
             let worker = host.make_worker(options, id, ports, &inboxes);
             host.start_worker(options, worker, store.as_deref())?;
         }
+        host.store = store;
         Ok(host)
     }
 
@@ -196,6 +199,7 @@ impl Host {
             watchdog: None,
             account_by: options.account_by,
             crashes: DaemonCrashes::default(),
+            store: None,
             program_memory: ProgramMemory::new(),
             started: clock.now(),
             clock,

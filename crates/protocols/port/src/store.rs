@@ -15,6 +15,8 @@ pub trait DescriptorStore: Send + Sync + std::fmt::Debug {
     fn store(&self, name: &str, fd: BorrowedFd<'_>);
     /// Closes the store's duplicate.
     fn remove(&self, name: &str);
+    /// Whether the supervisor still runs.
+    fn is_kept(&self) -> bool;
 }
 
 /// The name of the UDP socket of a worker on an address.

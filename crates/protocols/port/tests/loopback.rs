@@ -198,6 +198,9 @@ impl DescriptorStore for MemoryStore {
     fn remove(&self, name: &str) {
         self.0.lock().unwrap().remove(name);
     }
+    fn is_kept(&self) -> bool {
+        true
+    }
 }
 
 #[test]

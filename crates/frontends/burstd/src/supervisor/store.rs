@@ -8,6 +8,7 @@ use super::panic::record_panics;
 use super::{PANIC, REPORTS, report};
 use burst_control::monitor::DaemonCrashes;
 use burst_port::DescriptorStore;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::FdFlags;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -104,5 +105,12 @@ impl DescriptorStore for SupervisorStore {
 
     fn remove(&self, name: &str) {
         self.tell(&SupervisorMessage::Remove(name.to_owned()), None);
+    }
+
+    fn is_kept(&self) -> bool {
+        // The supervisor's end of the socket ends with its process.
+        let mut socket = [PollFd::new(&self.supervisor, PollFlags::empty())];
+        let hung_up = PollFlags::HUP | PollFlags::ERR;
+        poll(&mut socket, Some(&Timespec::default())).is_ok() && !socket[0].revents().intersects(hung_up)
     }
 }

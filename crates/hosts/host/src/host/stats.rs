@@ -24,6 +24,8 @@ impl Host {
     /// programs, so that only root and the daemon's user see them.
     pub fn crashes_for(&self, viewer: u32) -> DaemonCrashes {
         let mut crashes = self.crashes.clone();
+        // The supervisor may have ended since.
+        crashes.guarded &= self.store.as_ref().is_some_and(|store| store.is_kept());
         if !self.authority.sees_all(viewer) {
             crashes.directory = None;
             crashes.reports.iter_mut().for_each(|report| report.details.clear());
