@@ -15,6 +15,7 @@ three times the value alone; at the end the daemon's memory is back within a ten
 import argparse
 import itertools
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -293,9 +294,9 @@ def main():
     autogroups = history.autogroups()
     if autogroups:
         history.AUTOGROUPS.write_text("0")
-    failed = []
+    failed, place = [], Path(f"/tmp/burst-hunt-{os.getpid()}")
     try:
-        place = public_copy(f"/tmp/burst-hunt-{os.getpid()}", "programs/calls", "examples/attack")
+        public_copy(place, "programs/calls", "examples/attack")
         for name in options.only or [*PROGRAMS, *WIRE]:
             # A daemon for each: what one attack leaves behind must not hide in the next one's figures.
             with Fabric() as fabric:
@@ -310,6 +311,7 @@ def main():
             failed += [name] if wrong else []
             sys.stdout.flush()
     finally:
+        shutil.rmtree(place, ignore_errors=True)
         if autogroups:
             history.AUTOGROUPS.write_text(str(autogroups))
     print(f"FAIL: {' '.join(failed)}" if failed else "PASS")

@@ -14,6 +14,7 @@ import collections
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -138,8 +139,11 @@ def main():
         kill_inside(options.count, options.seed, options.inside, options.place)
         return
     place = public_copy(f"/tmp/burst-kills-{os.getpid()}", "programs/calls")
-    with Fabric() as fabric:
-        wrong = hunt(fabric, place, options.count, options.seed)
+    try:
+        with Fabric() as fabric:
+            wrong = hunt(fabric, place, options.count, options.seed)
+    finally:
+        shutil.rmtree(place)
     print("\n".join(f"FAIL: {sentence}" for sentence in wrong) or "PASS")
     sys.exit(bool(wrong))
 
