@@ -154,6 +154,16 @@ static void await_flush(struct ibv_wc *wc)
 	must(wc->status == IBV_WC_WR_FLUSH_ERR, "the status of a flush");
 }
 
+/* Ends the program if a completion is not that of the request `wr_id`. */
+static void is_expected(const struct ibv_wc *wc, uint64_t wr_id, const char *what)
+{
+	if (wc->wr_id == wr_id)
+		return;
+	fprintf(stderr, "wrong: %s: request %llu expected, completion of %llu with reason %u\n", what, (unsigned long long)wr_id,
+		(unsigned long long)wc->wr_id, wc->vendor_err);
+	exit(1);
+}
+
 /* Every outstanding request is flushed once, sends and receives each in their order. `first` was polled already. */
 static void all_flushed(const struct ibv_wc *first, uint64_t oldest)
 {
@@ -176,10 +186,10 @@ static void all_flushed(const struct ibv_wc *first, uint64_t oldest)
 	for (int i = 0; i < 3 * RECEIVES; i++) {
 		post_recv(7 + RECEIVE_ID);
 		await_flush(&wc);
-		must(wc.wr_id == 7 + RECEIVE_ID, "a later receive");
+		is_expected(&wc, 7 + RECEIVE_ID, "a later receive");
 		post_send();
 		await_flush(&wc);
-		must(wc.wr_id == next_id - 1, "a later send");
+		is_expected(&wc, next_id - 1, "a later send");
 	}
 	printf("flushed %d %d %u\n", (int)SENDS, (int)(receive - RECEIVE_ID), vendor);
 	fflush(stdout);

@@ -258,12 +258,14 @@ pub struct Arena {
     bytes: u64,
     /// Segment, offset and length of each piece that is handed out: a free must name a piece exactly.
     used: BTreeMap<(u32, u32), usize>,
+    /// Whether [`Arena::keep_contents`] was called.
+    keeps_contents: bool,
 }
 
 impl Arena {
     /// An arena with its first segment, which begins with the [`ContextPage`].
     pub fn new() -> Result<Arena, SegmentError> {
-        let mut arena = Arena { rooms: Vec::new(), bytes: 0, used: BTreeMap::new() };
+        let mut arena = Arena { rooms: Vec::new(), bytes: 0, used: BTreeMap::new(), keeps_contents: false };
         let at = arena.alloc(size_of::<ContextPage>())?;
         assert_eq!(at, ShmRef::default(), "the context page lies at the beginning");
         let page = arena.area(at, size_of::<ContextPage>()).ok_or(SegmentError::BadSize)?;
@@ -306,10 +308,18 @@ impl Arena {
     /// Takes back a piece that [`Arena::alloc`] returned; no queue end may use it any more. False: it was not handed out.
     pub fn free(&mut self, at: ShmRef) -> bool {
         let Some(len) = self.used.remove(&(at.segment, at.offset)) else { return false };
+        if self.keeps_contents {
+            return true;
+        }
         let room = &mut self.rooms[at.segment as usize];
         room.segment.zero(at.offset as usize, len);
         room.give(at.offset as usize, len);
         true
+    }
+    /// From now on a freed piece keeps its bytes, and is not handed out again. For a daemon that ends before its program: the
+    /// program still polls the completions that are in its rings, and reads there which of its requests have none.
+    pub fn keep_contents(&mut self) {
+        self.keeps_contents = true;
     }
     /// Gives the pages of free ranges of at least [`PUNCH_BYTES_MIN`] back to the system. Small queues are only overwritten when
     /// they are freed, so their pages stay until then.
@@ -478,6 +488,20 @@ mod tests {
         for (offset, len) in [(64 * PAGE, 64), (64, 64 * PAGE), (65 * PAGE, 0)] {
             assert!(std::panic::catch_unwind(|| segment.zero(offset, len)).is_err());
         }
+    }
+
+    #[test]
+    fn a_daemon_that_ends_leaves_the_bytes_of_its_program() {
+        let mut arena = Arena::new().expect("an arena");
+        let pieces = [arena.alloc(1024).expect("room"), arena.alloc(2 * PUNCH_BYTES_MIN).expect("room")];
+        let first = |arena: &Arena, at: ShmRef| filled(&arena.rooms[0].segment)[at.offset as usize];
+        filled(&arena.rooms[0].segment).fill(1);
+        arena.keep_contents();
+        assert!(pieces.iter().all(|at| arena.free(*at)));
+        assert_eq!(pieces.map(|at| first(&arena, at)), [1, 1]);
+        assert!(!arena.free(pieces[0]), "freed twice");
+        let later = arena.alloc(1024).expect("room");
+        assert!(!pieces.contains(&later) && first(&arena, pieces[0]) == 1, "not handed out again");
     }
 
     /// Bytes that the system has allocated for a segment.

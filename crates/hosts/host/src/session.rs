@@ -302,7 +302,8 @@ impl Session {
         }
     }
 
-    /// Moves all queue pairs to the error state, so that their work requests are flushed.
+    /// Moves all queue pairs to the error state, so that their work requests are flushed. To be called before the end of the
+    /// host: the shared memory of the program keeps its contents from now on.
     pub fn fail_queue_pairs(&mut self, host: &mut Host) {
         if let Some(context) = &mut self.context {
             context.fail_queue_pairs(host);
