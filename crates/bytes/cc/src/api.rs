@@ -8,9 +8,10 @@ pub const RATE_UNPACED: u64 = 0;
 /// Measurements of the path from one acknowledgement, or from several handled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AckSample {
-    /// Payload bytes that are acknowledged, or received as READ responses, for the first time.
+    /// Payload bytes that are acknowledged, or received as READ responses, for the first time; at most 2^40.
     pub acked_bytes: u64,
-    /// Round-trip time of the newest acknowledged packet. `None` if it was not measured, or if the packet was sent twice.
+    /// Round-trip time of the newest acknowledged packet, without `remote_delay`. `None` if it was not measured, or if the packet
+    /// was sent twice.
     pub rtt: Option<Nanos>,
     /// Time between arrival of the packet at the peer and departure of the acknowledgement; zero if the peer does not say.
     pub remote_delay: Nanos,
@@ -44,23 +45,4 @@ pub struct SendLimits {
     pub rate_bps: u64,
     /// Most bytes that may leave at once where a rate is given.
     pub burst_bytes: u64,
-}
-
-/// The controllers that [`crate::Controller::new`] can make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Algorithm {
-    /// Additive increase, multiplicative decrease ([`crate::Aimd`]).
-    #[default]
-    Aimd,
-    /// A window that never changes.
-    None,
-}
-
-/// Parameters of a controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Params {
-    /// The controller.
-    pub algorithm: Algorithm,
-    /// Largest window in bytes. A controller that reacts begins with it.
-    pub window_max_bytes: u64,
 }

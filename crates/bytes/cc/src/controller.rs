@@ -1,15 +1,25 @@
 //! The enum of all controllers: each call is passed to the controller that the path was given.
 
 use crate::aimd::Aimd;
-use crate::api::{AckSample, Algorithm, LossKind, Params, RATE_UNPACED, SendLimits};
+use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::dcqcn::{Dcqcn, Variant};
+use crate::dctcp::Dctcp;
+use crate::params::{Algorithm, Params};
+use crate::swift::Swift;
+use crate::timely::Timely;
 use burst_base::Nanos;
 
 /// Most bytes that a controller may take: a path is looked at for each turn, and two cache lines hold it then.
 pub const CONTROLLER_BYTES_MAX: usize = 96;
 const _: () = assert!(size_of::<Controller>() <= CONTROLLER_BYTES_MAX);
 
+/// The rate of a link whose rate is unknown, in bits per second.
+pub const LINE_RATE_DEFAULT_BPS: u64 = 100_000_000_000;
+/// Smallest MTU with which a controller calculates, in bytes (IBA's smallest path MTU).
+const MTU_MIN: u32 = 256;
+
 /// A congestion controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Controller {
     /// Additive increase, halved on loss.
     Aimd(Aimd),
@@ -18,50 +28,93 @@ pub enum Controller {
         /// The window.
         window_bytes: u64,
     },
+    /// A rate, reduced by congestion notifications.
+    Dcqcn(Dcqcn),
+    /// A window, reduced by the share of marked packets.
+    Dctcp(Dctcp),
+    /// A window, reduced by delay.
+    Swift(Swift),
+    /// A rate, changed by the gradient of the delay.
+    Timely(Timely),
 }
 
 impl Controller {
-    /// The controller that `params` asks for, at `now`, on a link of `_line_rate_bps` bits per second (0: unknown) and
-    /// `mtu` bytes of payload in a packet. The window is at least one MTU.
-    pub fn new(params: &Params, _now: Nanos, _line_rate_bps: u64, mtu: u32) -> Controller {
-        match params.algorithm {
-            Algorithm::Aimd => Controller::Aimd(Aimd::new(params.window_max_bytes.max(u64::from(mtu)))),
-            Algorithm::None => Controller::Fixed { window_bytes: params.window_max_bytes.max(u64::from(mtu)) },
+    /// The controller that `params` asks for, at `now`, on a link of `line_rate_bps` bits per second (0: unknown) and
+    /// `mtu` bytes of payload in a packet. The window is at least one MTU. Only this call may allocate.
+    pub fn new(params: &Params, now: Nanos, line_rate_bps: u64, mtu: u32) -> Controller {
+        let line_rate = if line_rate_bps == 0 { LINE_RATE_DEFAULT_BPS } else { line_rate_bps } as f64;
+        let window_bytes = params.window_max_bytes.max(u64::from(mtu));
+        let mtu = u64::from(mtu.max(MTU_MIN));
+        match params.algorithm() {
+            Algorithm::Aimd => Controller::Aimd(Aimd::new(window_bytes)),
+            Algorithm::None => Controller::Fixed { window_bytes },
+            Algorithm::Dcqcn => Controller::Dcqcn(Dcqcn::new(Variant::Paper, params, now, line_rate, mtu)),
+            Algorithm::DcqcnNvidia => Controller::Dcqcn(Dcqcn::new(Variant::Nvidia, params, now, line_rate, mtu)),
+            Algorithm::Dctcp => Controller::Dctcp(Dctcp::new(params, mtu)),
+            Algorithm::Swift => Controller::Swift(Swift::new(params, now, mtu)),
+            Algorithm::Timely => Controller::Timely(Timely::new(params, now, line_rate, mtu)),
         }
     }
 
     /// Bytes were acknowledged.
     #[inline]
-    pub fn on_ack(&mut self, _now: Nanos, sample: &AckSample) {
+    pub fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
         match self {
             Controller::Aimd(aimd) => aimd.on_ack(sample),
-            Controller::Fixed { .. } => {}
+            other => other.on_ack_of_others(now, sample),
         }
     }
 
-    /// A congestion notification packet arrived (IBA annex A17.9.3). Neither of today's controllers reacts.
-    pub fn on_cnp(&mut self, _now: Nanos) {}
+    fn on_ack_of_others(&mut self, now: Nanos, sample: &AckSample) {
+        match self {
+            Controller::Aimd(_) | Controller::Fixed { .. } => {}
+            Controller::Dcqcn(dcqcn) => dcqcn.on_ack(now, sample),
+            Controller::Dctcp(dctcp) => dctcp.on_ack(sample),
+            Controller::Swift(swift) => swift.on_ack(now, sample),
+            Controller::Timely(timely) => timely.on_ack(sample),
+        }
+    }
 
-    /// Packets were lost.
+    /// A congestion notification packet arrived (IBA annex A17.9.3). `aimd` and `none` do not react.
+    pub fn on_cnp(&mut self, now: Nanos) {
+        match self {
+            Controller::Aimd(_) | Controller::Fixed { .. } => {}
+            Controller::Dcqcn(dcqcn) => dcqcn.on_cnp(now),
+            Controller::Dctcp(dctcp) => dctcp.on_cnp(),
+            Controller::Swift(swift) => swift.on_cnp(now),
+            Controller::Timely(timely) => timely.on_cnp(now),
+        }
+    }
+
+    /// Packets were lost. `none`, `dcqcn` and `timely` do not react: their publications assume a network without loss, so the caller
+    /// keeps a second window below them.
     pub fn on_loss(&mut self, now: Nanos, kind: LossKind) {
-        match (self, kind) {
-            (Controller::Aimd(aimd), LossKind::Fast | LossKind::Timeout | LossKind::LocalDrop) => aimd.on_loss(now),
-            (Controller::Fixed { .. }, _) => {}
+        match self {
+            Controller::Aimd(aimd) => aimd.on_loss(now),
+            Controller::Dctcp(dctcp) => dctcp.on_loss(kind),
+            Controller::Swift(swift) => swift.on_loss(now, kind),
+            Controller::Fixed { .. } | Controller::Dcqcn(_) | Controller::Timely(_) => {}
         }
     }
 
-    /// The last loss was none: each packet that was sent again had arrived. Neither of today's controllers reacts.
+    /// The last loss was none: each packet that was sent again had arrived. No controller reacts today.
     pub fn on_spurious(&mut self, _now: Nanos) {}
 
-    /// Nothing has been in flight since `_since`. Neither of today's controllers reacts.
-    pub fn on_idle(&mut self, _now: Nanos, _since: Nanos) {}
+    /// Nothing has been in flight since `_since`.
+    pub fn on_idle(&mut self, now: Nanos, _since: Nanos) {
+        self.on_timer(now);
+    }
 
-    /// The time of [`Controller::next_deadline`] has come. Neither of today's controllers has a timer.
-    pub fn on_timer(&mut self, _now: Nanos) {}
+    /// The time of [`Controller::next_deadline`] has come. A late call does what several would have done, in constant time.
+    pub fn on_timer(&mut self, now: Nanos) {
+        if let Controller::Dcqcn(dcqcn) = self {
+            dcqcn.advance(now);
+        }
+    }
 
     /// When [`Controller::on_timer`] should be called; [`Nanos::NEVER`] for no timer.
     pub fn next_deadline(&self) -> Nanos {
-        Nanos::NEVER
+        if let Controller::Dcqcn(dcqcn) = self { dcqcn.next_deadline() } else { Nanos::NEVER }
     }
 
     /// Limits on sending now.
@@ -69,15 +122,34 @@ impl Controller {
     pub fn limits(&self) -> SendLimits {
         match self {
             Controller::Aimd(aimd) => aimd.limits(),
-            Controller::Fixed { window_bytes } => {
-                SendLimits { window_bytes: *window_bytes, rate_bps: RATE_UNPACED, burst_bytes: *window_bytes }
-            }
+            other => other.limits_of_others(),
         }
     }
 
-    /// Passes each variable of the controller to `visit`, by the name that its publication gives it.
+    fn limits_of_others(&self) -> SendLimits {
+        match self {
+            Controller::Aimd(aimd) => aimd.limits(),
+            Controller::Fixed { window_bytes } => {
+                SendLimits { window_bytes: *window_bytes, rate_bps: RATE_UNPACED, burst_bytes: *window_bytes }
+            }
+            Controller::Dcqcn(dcqcn) => dcqcn.limits(),
+            Controller::Dctcp(dctcp) => dctcp.limits(),
+            Controller::Swift(swift) => swift.limits(),
+            Controller::Timely(timely) => timely.limits(),
+        }
+    }
+
+    /// Passes each variable of the controller to `visit`, by the name that its publication gives it, with its unit.
     pub fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) {
-        visit("window_bytes", self.limits().window_bytes as f64);
+        match self {
+            Controller::Aimd(_) | Controller::Fixed { .. } => {
+                visit("window_bytes", self.limits().window_bytes as f64);
+            }
+            Controller::Dcqcn(dcqcn) => dcqcn.observe(visit),
+            Controller::Dctcp(dctcp) => dctcp.observe(visit),
+            Controller::Swift(swift) => swift.observe(visit),
+            Controller::Timely(timely) => timely.observe(visit),
+        }
     }
 }
 
@@ -85,18 +157,17 @@ impl Controller {
 mod tests {
     use super::*;
 
-    const AIMD: Params = Params { algorithm: Algorithm::Aimd, window_max_bytes: 512 << 10 };
-    const NONE: Params = Params { algorithm: Algorithm::None, window_max_bytes: 512 << 10 };
+    const WINDOW: u64 = 512 << 10;
     const LOSSES: [LossKind; 3] = [LossKind::Fast, LossKind::Timeout, LossKind::LocalDrop];
 
-    fn controller(params: &Params) -> Controller {
-        Controller::new(params, Nanos(0), 0, 4096)
+    fn controller(algorithm: Algorithm) -> Controller {
+        Controller::new(&Params::new(algorithm, WINDOW), Nanos(0), 0, 4096)
     }
 
     #[test]
     fn aimd_halves_on_each_kind_of_loss_and_grows_on_acknowledgements() {
         for kind in LOSSES {
-            let mut c = controller(&AIMD);
+            let mut c = controller(Algorithm::Aimd);
             c.on_loss(Nanos::from_ms(5), kind);
             assert_eq!(c.limits().window_bytes, 256 << 10, "{kind:?}");
             c.on_ack(Nanos::from_ms(6), &AckSample { acked_bytes: 256 << 10, ..AckSample::default() });
@@ -106,7 +177,7 @@ mod tests {
 
     #[test]
     fn none_keeps_its_window() {
-        let mut c = controller(&NONE);
+        let mut c = controller(Algorithm::None);
         let before = c.limits();
         assert_eq!(before, SendLimits { window_bytes: 512 << 10, rate_bps: RATE_UNPACED, burst_bytes: 512 << 10 });
         LOSSES.iter().for_each(|kind| c.on_loss(Nanos::from_ms(5), *kind));
@@ -116,30 +187,31 @@ mod tests {
 
     #[test]
     fn no_window_is_below_one_mtu() {
-        for algorithm in [Algorithm::Aimd, Algorithm::None] {
-            let c = Controller::new(&Params { algorithm, window_max_bytes: 0 }, Nanos(0), 0, 4096);
+        for algorithm in Algorithm::ALL {
+            let c = Controller::new(&Params::new(algorithm, 0), Nanos(0), 0, 4096);
             assert!(c.limits().window_bytes >= 4096, "{algorithm:?}");
         }
     }
 
     #[test]
     fn notifications_and_idle_time_change_nothing_and_no_timer_is_set() {
-        for params in [AIMD, NONE] {
-            let mut c = controller(&params);
+        for algorithm in [Algorithm::Aimd, Algorithm::None] {
+            let mut c = controller(algorithm);
             c.on_loss(Nanos::from_ms(5), LossKind::Fast);
-            let before = c;
+            let before = c.clone();
             c.on_cnp(Nanos::from_ms(6));
             c.on_spurious(Nanos::from_ms(6));
             c.on_idle(Nanos::from_ms(60), Nanos::from_ms(6));
             c.on_timer(Nanos::from_ms(60));
-            assert_eq!((c, c.next_deadline()), (before, Nanos::NEVER));
+            assert_eq!(c.next_deadline(), Nanos::NEVER);
+            assert_eq!(c, before);
         }
     }
 
     #[test]
     fn observe_names_the_window() {
         let mut seen = Vec::new();
-        controller(&NONE).observe(&mut |name, value| seen.push((name, value)));
+        controller(Algorithm::None).observe(&mut |name, value| seen.push((name, value)));
         assert_eq!(seen, [("window_bytes", f64::from(512 << 10))]);
     }
 }

@@ -11,8 +11,14 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `api` | samples, kinds of loss, limits, parameters |
+//! | `api` | samples, kinds of loss, limits |
+//! | `params` | [`Algorithm`], [`Params`]: tables of parameters, and how they are written |
 //! | `aimd` | [`Aimd`]: additive increase, halved on loss |
+//! | `dcqcn` | [`Dcqcn`]: a rate, reduced by congestion notifications; as published, and as in NVIDIA's adapters |
+//! | `dctcp` | [`Dctcp`]: a window, reduced by the share of marked packets |
+//! | `swift` | [`Swift`]: two windows that follow delays to their targets |
+//! | `timely` | [`Timely`]: a rate that follows the gradient of round-trip times |
+//! | `math` | arithmetic that is equal on every machine |
 //! | `controller` | [`Controller`]: the enum of all controllers |
 //!
 //! Not here: ECN marks on outgoing packets, generation of congestion notifications, pacing.
@@ -21,7 +27,18 @@
 mod aimd;
 mod api;
 mod controller;
+mod dcqcn;
+mod dctcp;
+mod math;
+mod params;
+mod swift;
+mod timely;
 
 pub use aimd::{Aimd, HALVE_PAUSE, INCREASE_BYTES, WINDOW_MIN};
-pub use api::{AckSample, Algorithm, LossKind, Params, RATE_UNPACED, SendLimits};
-pub use controller::{CONTROLLER_BYTES_MAX, Controller};
+pub use api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+pub use controller::{CONTROLLER_BYTES_MAX, Controller, LINE_RATE_DEFAULT_BPS};
+pub use dcqcn::Dcqcn;
+pub use dctcp::Dctcp;
+pub use params::{Algorithm, PARAMETERS_MAX, Parameter, ParameterUnit, Params};
+pub use swift::Swift;
+pub use timely::Timely;

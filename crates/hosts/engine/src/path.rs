@@ -55,7 +55,7 @@ pub struct Path {
 impl Path {
     /// A path with the largest window, `window_max` bytes.
     pub fn new(peer: IpAddr, device: DeviceId, window_max: u64) -> Path {
-        let params = Params { algorithm: Algorithm::Aimd, window_max_bytes: window_max };
+        let params = Params::new(Algorithm::Aimd, window_max);
         Path {
             peer,
             device,

@@ -1,0 +1,164 @@
+//! DCTCP: a window, reduced in proportion to the share of marked packets.
+//!
+//! Alizadeh et al., SIGCOMM 2010, and RFC 8257. Once per window of acknowledged bytes, F is the share of packets that arrived with CE,
+//! alpha = (1-g) alpha + g F, and the window is multiplied by 1 - alpha/2 if F > 0, else it grows by one MTU. Until the first mark
+//! the window grows by the bytes acknowledged (slow start). A loss halves the window once per window, as RFC 8257 section 3.5 asks;
+//! a timeout sets it to one MTU and begins slow start up to half of the window before.
+//!
+//! F needs a peer that echoes marks ([`AckSample::ce_packets`]). Towards a standard RoCEv2 peer, whose acknowledgements echo nothing,
+//! a window in which a congestion notification packet came counts as F = 1.
+
+use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::math::bounded;
+use crate::params::{Parameter, ParameterUnit, Params};
+use std::sync::Arc;
+
+/// Parameters.
+pub(crate) const PARAMETERS: [Parameter; 4] = [
+    Parameter {
+        name: "g",
+        unit: ParameterUnit::Fraction,
+        min: 1_000,
+        max: 1_000_000,
+        default: 62_500,
+        help: "weight of the newest window in alpha",
+    },
+    Parameter {
+        name: "initial_alpha",
+        unit: ParameterUnit::Fraction,
+        min: 0,
+        max: 1_000_000,
+        default: 1_000_000,
+        help: "alpha before the first window",
+    },
+    Parameter {
+        name: "slow_start",
+        unit: ParameterUnit::Count,
+        min: 0,
+        max: 1,
+        default: 1,
+        help: "1: begin with initial_window and double; 0: begin with the largest window",
+    },
+    Parameter {
+        name: "initial_window",
+        unit: ParameterUnit::Size,
+        min: 4096,
+        max: 64 << 20,
+        default: 64 << 10,
+        help: "window at the beginning of slow start",
+    },
+];
+
+#[derive(Debug, PartialEq)]
+struct DctcpSettings {
+    g: f64,
+    window_max: f64,
+    mtu: f64,
+}
+
+/// State of the controller.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dctcp {
+    settings: Arc<DctcpSettings>,
+    /// In bytes, from one MTU to the largest.
+    window: f64,
+    /// Slow start ends here.
+    threshold: f64,
+    alpha: f64,
+    /// Bytes to be acknowledged until the present window ends.
+    left: u64,
+    packets: u64,
+    ce_packets: u64,
+    /// A congestion notification came in this window.
+    notified: bool,
+    /// A loss has reduced the window in this window.
+    lost: bool,
+}
+
+impl Dctcp {
+    pub(crate) fn new(params: &Params, mtu: u64) -> Dctcp {
+        let window_max = params.window_max_bytes.max(mtu) as f64;
+        let slow = params.value("slow_start") == 1;
+        let first = if slow { params.number("initial_window") } else { window_max };
+        let window = bounded(first, mtu as f64, window_max);
+        Dctcp {
+            settings: Arc::new(DctcpSettings { g: params.fraction("g"), window_max, mtu: mtu as f64 }),
+            window,
+            threshold: if slow { window_max } else { window },
+            alpha: params.fraction("initial_alpha"),
+            left: window as u64,
+            packets: 0,
+            ce_packets: 0,
+            notified: false,
+            lost: false,
+        }
+    }
+
+    /// Bytes were acknowledged.
+    pub(crate) fn on_ack(&mut self, sample: &AckSample) {
+        self.packets = self.packets.saturating_add(u64::from(sample.packets));
+        self.ce_packets = self.ce_packets.saturating_add(u64::from(sample.ce_packets.min(sample.packets)));
+        if self.ce_packets > 0 || self.notified {
+            self.threshold = self.threshold.min(self.window);
+        }
+        if self.window < self.threshold {
+            self.resize(self.window + sample.acked_bytes as f64);
+        }
+        self.left = self.left.saturating_sub(sample.acked_bytes);
+        if self.left == 0 {
+            self.end_window();
+            self.left = sample.inflight_bytes.max(self.settings.mtu as u64);
+        }
+    }
+
+    /// A congestion notification packet.
+    pub(crate) fn on_cnp(&mut self) {
+        self.notified = true;
+    }
+
+    /// Packets were lost.
+    pub(crate) fn on_loss(&mut self, kind: LossKind) {
+        if !self.lost {
+            self.lost = true;
+            self.threshold = bounded(self.window / 2.0, self.settings.mtu, self.settings.window_max);
+            self.resize(self.threshold);
+        }
+        if kind == LossKind::Timeout {
+            self.resize(self.settings.mtu);
+        }
+    }
+
+    /// A window has been acknowledged: alpha and the window follow its marks.
+    fn end_window(&mut self) {
+        let share = match (self.packets, self.notified) {
+            (0, false) => 0.0,
+            (0, true) => 1.0,
+            (packets, _) => self.ce_packets as f64 / packets as f64,
+        };
+        let DctcpSettings { g, mtu, .. } = *self.settings;
+        self.alpha = (1.0 - g) * self.alpha + g * share;
+        if share > 0.0 {
+            self.resize(self.window * (1.0 - self.alpha / 2.0));
+            self.threshold = self.threshold.min(self.window);
+        } else if self.window >= self.threshold {
+            self.resize(self.window + mtu);
+            self.threshold = self.window;
+        }
+        (self.packets, self.ce_packets, self.notified, self.lost) = (0, 0, false, false);
+        debug_assert!((0.0..=1.0).contains(&self.alpha), "alpha {}", self.alpha);
+    }
+
+    fn resize(&mut self, window: f64) {
+        self.window = bounded(window, self.settings.mtu, self.settings.window_max);
+    }
+
+    pub(crate) fn limits(&self) -> SendLimits {
+        let window_bytes = self.window as u64;
+        SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes }
+    }
+
+    pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) {
+        visit("window_bytes", self.window);
+        visit("alpha", self.alpha);
+    }
+}

@@ -1,0 +1,204 @@
+//! Swift: two windows, which follow the delays of the fabric and of the peer to their targets.
+//!
+//! Kumar et al., "Swift: Delay is Simple and Effective for Congestion Control in the Datacenter", SIGCOMM 2020. A delay under its
+//! target adds `ai` packets for each window acknowledged; a delay d over its target t multiplies the window by
+//! max(1 - beta (d - t) / d, 1 - max_mdf), at most once per round trip. The smaller of both windows counts.
+//!
+//! * The fabric's delay is the round trip without the peer's share. Its target is `base_target` + `min_rtts` times the smallest round
+//!   trip seen + flow scaling, fs = clamp(a / sqrt(window) + b, 0, `fs_range`), by which small windows accept more delay, so that many
+//!   flows share fairly. `min_rtts` takes the place of the published term per hop, which is calibrated for one fabric. It is 0
+//!   unless somebody sets it: a flow that begins while the queue is long never sees the true minimum and would accept more delay
+//!   than the others (two flows of the model in `tests/fairness.rs` share by 3 to 1 with `min_rtts` = 2).
+//! * The peer's delay is [`AckSample::remote_delay`], with the fixed target `endpoint_target`. Where the peer's receive buffers are more
+//!   than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target.
+//!
+//! A window under one packet is sent as one packet per round trip / window, so sends are paced. Without measured round trips
+//! the windows change by losses and notifications only.
+
+use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+use crate::math::bounded;
+use crate::params::{Parameter, ParameterUnit, Params};
+use burst_base::Nanos;
+use std::sync::Arc;
+
+/// Parameters.
+pub(crate) const PARAMETERS: [Parameter; 10] = {
+    use ParameterUnit::{Count, Fraction, Time};
+    const US: u64 = 1_000;
+    const fn row(
+        name: &'static str,
+        unit: ParameterUnit,
+        range: (u64, u64),
+        default: u64,
+        help: &'static str,
+    ) -> Parameter {
+        Parameter { name, unit, min: range.0, max: range.1, default, help }
+    }
+    [
+        row("base_target", Time, (US, 1_000_000 * US), 50 * US, "delay of the fabric that is always accepted"),
+        row("min_rtts", Count, (0, 16), 0, "how often the smallest round trip seen is added to base_target"),
+        row("endpoint_target", Time, (US, 1_000_000 * US), 100 * US, "delay of the peer that is accepted"),
+        row("ai", Count, (1, 64), 1, "packets added for each window acknowledged"),
+        row("beta", Fraction, (10_000, 1_000_000), 800_000, "strength of a decrease"),
+        row("max_mdf", Fraction, (10_000, 900_000), 500_000, "largest decrease at once, as a share of the window"),
+        row("fs_range", Time, (0, 1_000_000 * US), 125 * US, "largest delay that flow scaling adds"),
+        row("fs_min", Fraction, (1_000, 1_000_000), 100_000, "window in packets at which flow scaling is largest"),
+        row("fs_max", Count, (2, 1_000_000), 100, "window in packets at which flow scaling ends"),
+        row("min_window", Fraction, (1_000, 1_000_000), 1_000, "smallest window in packets"),
+    ]
+};
+
+/// Timeouts in a row after which the window is the smallest.
+const TIMEOUTS_MAX: u32 = 5;
+/// A round trip that was not measured yet, for the distance of two decreases and for pacing.
+const RTT_UNKNOWN: f64 = 100_000.0;
+/// Shortest round trip with which the controller calculates, in nanoseconds.
+const RTT_MIN: f64 = 1_000.0;
+
+/// Parameters in the units of the arithmetic: nanoseconds and packets.
+#[derive(Debug, PartialEq)]
+struct SwiftSettings {
+    base_target: f64,
+    min_rtts: f64,
+    endpoint_target: f64,
+    ai: f64,
+    beta: f64,
+    max_mdf: f64,
+    fs_range: f64,
+    fs_a: f64,
+    fs_b: f64,
+    window_min: f64,
+    window_max: f64,
+    mtu: u64,
+}
+
+/// One of the two windows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct DelayWindow {
+    packets: f64,
+    decreased_at: Nanos,
+}
+
+/// State of the controller.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Swift {
+    settings: Arc<SwiftSettings>,
+    fabric: DelayWindow,
+    endpoint: DelayWindow,
+    /// The last round trip in nanoseconds.
+    rtt: f64,
+    rtt_min: f64,
+    timeouts: u32,
+}
+
+impl Swift {
+    pub(crate) fn new(params: &Params, now: Nanos, mtu: u64) -> Swift {
+        let (fs_range, fs_min, fs_max) =
+            (params.number("fs_range"), params.fraction("fs_min"), params.number("fs_max"));
+        let fs_a = fs_range / (1.0 / fs_min.sqrt() - 1.0 / fs_max.sqrt());
+        let window_max = params.window_max_bytes.max(mtu) as f64 / mtu as f64;
+        let window = DelayWindow { packets: window_max, decreased_at: now };
+        let settings = SwiftSettings {
+            base_target: params.number("base_target"),
+            min_rtts: params.number("min_rtts"),
+            endpoint_target: params.number("endpoint_target"),
+            ai: params.number("ai"),
+            beta: params.fraction("beta"),
+            max_mdf: params.fraction("max_mdf"),
+            fs_range,
+            fs_a,
+            fs_b: -fs_a / fs_max.sqrt(),
+            window_min: params.fraction("min_window"),
+            window_max,
+            mtu,
+        };
+        let settings = Arc::new(settings);
+        Swift { settings, fabric: window, endpoint: window, rtt: RTT_UNKNOWN, rtt_min: f64::MAX, timeouts: 0 }
+    }
+
+    /// Bytes were acknowledged.
+    pub(crate) fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
+        if sample.acked_bytes > 0 {
+            self.timeouts = 0;
+        }
+        let Some(rtt) = sample.rtt else { return };
+        let rtt = (rtt.0 as f64).max(RTT_MIN);
+        self.rtt_min = self.rtt_min.min(rtt);
+        let packets = sample.acked_bytes as f64 / self.settings.mtu as f64;
+        let target = self.fabric_target();
+        self.rtt = rtt;
+        self.fabric.follow(now, rtt, &self.settings, (rtt, target, packets));
+        let mut remote = sample.remote_delay.0 as f64;
+        if sample.pressure >= 2 {
+            remote = remote.max(2.0 * self.settings.endpoint_target);
+        }
+        self.endpoint.follow(now, rtt, &self.settings, (remote, self.settings.endpoint_target, packets));
+    }
+
+    /// The delay of the fabric that is accepted, in nanoseconds.
+    fn fabric_target(&self) -> f64 {
+        let SwiftSettings { base_target, min_rtts, fs_range, fs_a, fs_b, .. } = *self.settings;
+        let scaling = bounded(fs_a / self.fabric.packets.sqrt() + fs_b, 0.0, fs_range);
+        base_target + min_rtts * self.rtt_min.min(RTT_UNKNOWN) + scaling
+    }
+
+    /// Packets were lost.
+    pub(crate) fn on_loss(&mut self, now: Nanos, kind: LossKind) {
+        if kind == LossKind::Timeout {
+            self.timeouts = self.timeouts.saturating_add(1);
+            if self.timeouts >= TIMEOUTS_MAX {
+                self.fabric = DelayWindow { packets: self.settings.window_min, decreased_at: now };
+                return;
+            }
+        }
+        self.fabric.cut(now, self.rtt, 1.0 - self.settings.max_mdf, &self.settings);
+    }
+
+    /// A congestion notification packet: the largest decrease.
+    pub(crate) fn on_cnp(&mut self, now: Nanos) {
+        self.fabric.cut(now, self.rtt, 1.0 - self.settings.max_mdf, &self.settings);
+    }
+
+    pub(crate) fn limits(&self) -> SendLimits {
+        let packets = self.fabric.packets.min(self.endpoint.packets);
+        let mtu = self.settings.mtu;
+        if packets >= 1.0 {
+            let window_bytes = ((packets * mtu as f64) as u64).max(mtu);
+            return SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes };
+        }
+        let rate = packets * mtu as f64 * 8.0 / (self.rtt * 1e-9);
+        SendLimits { window_bytes: mtu, rate_bps: (rate as u64).max(1), burst_bytes: mtu }
+    }
+
+    pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) {
+        let mtu = self.settings.mtu as f64;
+        visit("fcwnd_bytes", self.fabric.packets * mtu);
+        visit("ecwnd_bytes", self.endpoint.packets * mtu);
+        visit("target_delay_ns", self.fabric_target());
+        visit("rtt_ns", self.rtt);
+    }
+}
+
+impl DelayWindow {
+    /// Follows a delay to its target, both in nanoseconds, after `packets` were acknowledged.
+    fn follow(&mut self, now: Nanos, rtt: f64, settings: &SwiftSettings, (delay, target, packets): (f64, f64, f64)) {
+        if delay < target {
+            let share = if self.packets >= 1.0 { packets / self.packets } else { packets };
+            self.resize(self.packets + settings.ai * share, settings);
+        } else {
+            self.cut(now, rtt, 1.0 - settings.beta * (delay - target) / delay, settings);
+        }
+    }
+
+    /// Multiplies the window by `factor`, unless that was done within the last round trip of `rtt` nanoseconds.
+    fn cut(&mut self, now: Nanos, rtt: f64, factor: f64, settings: &SwiftSettings) {
+        if now.since(self.decreased_at).0 as f64 >= rtt {
+            self.decreased_at = now;
+            self.resize(self.packets * bounded(factor, 1.0 - settings.max_mdf, 1.0), settings);
+        }
+    }
+
+    fn resize(&mut self, packets: f64, settings: &SwiftSettings) {
+        self.packets = bounded(packets, settings.window_min, settings.window_max);
+    }
+}

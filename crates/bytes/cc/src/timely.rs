@@ -1,0 +1,176 @@
+//! TIMELY: a rate that follows the gradient of round-trip times.
+//!
+//! Mittal et al., "TIMELY: RTT-based Congestion Control for the Datacenter", SIGCOMM 2015. For each `segment` of acknowledged bytes:
+//! diff = (1 - `ewma_alpha`) diff + `ewma_alpha` (rtt - last rtt); gradient = diff / `min_rtt`. An rtt under `t_low` adds `add_step`; one
+//! over `t_high` multiplies the rate by 1 - `beta` (1 - `t_high` / rtt); between them, a gradient of zero or less adds N times
+//! `add_step`, N = 5 from the fifth in a row on (hyperactive increase), and a positive one multiplies the rate by 1 - `beta` gradient. One
+//! update at most halves the rate.
+//!
+//! The rates of several flows have no unique fixed point: TIMELY bounds the queue, but flows need not become equal. Without
+//! measured round trips only congestion notifications change the rate: each halves it, at most once per [`CNP_PAUSE`]. While the rate
+//! is the line rate, sends are not paced.
+
+use crate::api::{AckSample, RATE_UNPACED, SendLimits};
+use crate::math::{bounded, burst_bytes};
+use crate::params::{Parameter, ParameterUnit, Params};
+use burst_base::Nanos;
+use std::sync::Arc;
+
+/// Shortest time between two halvings by congestion notifications.
+pub(crate) const CNP_PAUSE: Nanos = Nanos::from_us(50);
+/// Increases in a row from which on each adds [`HYPER_STEPS`] steps.
+const HYPER_FROM: u32 = 5;
+/// Steps of a hyperactive increase.
+const HYPER_STEPS: f64 = 5.0;
+
+/// Parameters.
+pub(crate) const PARAMETERS: [Parameter; 8] = {
+    use ParameterUnit::{BitRate, Fraction, Size, Time};
+    const US: u64 = 1_000;
+    const MBIT: u64 = 1_000_000;
+    const fn row(
+        name: &'static str,
+        unit: ParameterUnit,
+        range: (u64, u64),
+        default: u64,
+        help: &'static str,
+    ) -> Parameter {
+        Parameter { name, unit, min: range.0, max: range.1, default, help }
+    }
+    [
+        row("ewma_alpha", Fraction, (1_000, 1_000_000), 875_000, "weight of the newest difference of round trips"),
+        row("beta", Fraction, (10_000, 1_000_000), 800_000, "strength of a decrease"),
+        row("t_low", Time, (US, 1_000_000 * US), 50 * US, "round trip under which the rate always grows"),
+        row("t_high", Time, (US, 1_000_000 * US), 500 * US, "round trip over which the rate always falls"),
+        row("min_rtt", Time, (US, 1_000_000 * US), 20 * US, "round trip of an empty network"),
+        row("add_step", BitRate, (MBIT, 1_000_000 * MBIT), 10 * MBIT, "additive increase"),
+        row("min_rate", BitRate, (MBIT, 1_000_000 * MBIT), 100 * MBIT, "smallest rate"),
+        row("segment", Size, (4096, 64 << 20), 64 << 10, "acknowledged bytes for each update"),
+    ]
+};
+
+#[derive(Debug, PartialEq)]
+struct TimelySettings {
+    ewma_alpha: f64,
+    beta: f64,
+    t_low: f64,
+    t_high: f64,
+    min_rtt: f64,
+    add_step: f64,
+    min_rate: f64,
+    segment: u64,
+    line_rate: f64,
+    window_bytes: u64,
+    mtu: u64,
+}
+
+/// State of the controller.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timely {
+    settings: Arc<TimelySettings>,
+    rate: f64,
+    /// Smoothed difference of two round trips, in nanoseconds.
+    diff: f64,
+    /// The round trip of the last update in nanoseconds; 0 before the first.
+    last_rtt: f64,
+    /// Bytes acknowledged since the last update.
+    bytes: u64,
+    /// Increases in a row at a gradient of zero or less.
+    increases: u32,
+    notified_at: Nanos,
+}
+
+impl Timely {
+    pub(crate) fn new(params: &Params, now: Nanos, line_rate: f64, mtu: u64) -> Timely {
+        let settings = TimelySettings {
+            ewma_alpha: params.fraction("ewma_alpha"),
+            beta: params.fraction("beta"),
+            t_low: params.number("t_low"),
+            t_high: params.number("t_high"),
+            min_rtt: params.number("min_rtt").max(1.0),
+            add_step: params.number("add_step"),
+            min_rate: params.number("min_rate").min(line_rate),
+            segment: params.value("segment"),
+            line_rate,
+            window_bytes: params.window_max_bytes.max(mtu),
+            mtu,
+        };
+        Timely {
+            settings: Arc::new(settings),
+            rate: line_rate,
+            diff: 0.0,
+            last_rtt: 0.0,
+            bytes: 0,
+            increases: 0,
+            notified_at: now,
+        }
+    }
+
+    /// Bytes were acknowledged.
+    pub(crate) fn on_ack(&mut self, sample: &AckSample) {
+        self.bytes = self.bytes.saturating_add(sample.acked_bytes);
+        let Some(rtt) = sample.rtt else { return };
+        if self.bytes < self.settings.segment {
+            return;
+        }
+        self.bytes = 0;
+        let rtt = (rtt.0 as f64).max(1.0);
+        let last = std::mem::replace(&mut self.last_rtt, rtt);
+        if last > 0.0 {
+            self.update(rtt, rtt - last);
+        }
+    }
+
+    /// A new round trip, in nanoseconds, and its difference from the last.
+    fn update(&mut self, rtt: f64, difference: f64) {
+        let TimelySettings { ewma_alpha, beta, t_low, t_high, min_rtt, add_step, .. } = *self.settings;
+        self.diff = (1.0 - ewma_alpha) * self.diff + ewma_alpha * difference;
+        let gradient = self.diff / min_rtt;
+        if rtt < t_low {
+            self.increases = 0;
+            self.set_rate(self.rate + add_step);
+        } else if rtt > t_high {
+            self.increases = 0;
+            self.decrease(beta * (1.0 - t_high / rtt));
+        } else if gradient <= 0.0 {
+            self.increases = self.increases.saturating_add(1);
+            let steps = if self.increases >= HYPER_FROM { HYPER_STEPS } else { 1.0 };
+            self.set_rate(self.rate + steps * add_step);
+        } else {
+            self.increases = 0;
+            self.decrease(beta * gradient);
+        }
+    }
+
+    /// Reduces the rate by a share, at most by half.
+    fn decrease(&mut self, share: f64) {
+        self.set_rate(self.rate * bounded(1.0 - share, 0.5, 1.0));
+    }
+
+    fn set_rate(&mut self, rate: f64) {
+        self.rate = bounded(rate, self.settings.min_rate, self.settings.line_rate);
+    }
+
+    /// A congestion notification packet.
+    pub(crate) fn on_cnp(&mut self, now: Nanos) {
+        if now.since(self.notified_at) >= CNP_PAUSE {
+            self.notified_at = now;
+            self.increases = 0;
+            self.decrease(0.5);
+        }
+    }
+
+    pub(crate) fn limits(&self) -> SendLimits {
+        let TimelySettings { line_rate, window_bytes, mtu, .. } = *self.settings;
+        if self.rate >= line_rate {
+            return SendLimits { window_bytes, rate_bps: RATE_UNPACED, burst_bytes: window_bytes };
+        }
+        SendLimits { window_bytes, rate_bps: (self.rate as u64).max(1), burst_bytes: burst_bytes(self.rate, mtu) }
+    }
+
+    pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) {
+        visit("rate_bps", self.rate);
+        visit("rtt_ns", self.last_rtt);
+        visit("gradient", self.diff / self.settings.min_rtt);
+    }
+}

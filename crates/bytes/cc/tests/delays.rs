@@ -1,0 +1,252 @@
+//! DCTCP, Swift and TIMELY against the rules of their publications.
+
+use burst_base::Nanos;
+use burst_cc::{AckSample, Controller, LossKind, Params, RATE_UNPACED};
+
+const MTU: u64 = 1000;
+const US: u64 = 1_000;
+
+fn controller(spec: &str) -> Controller {
+    let params = Params::parse(spec, 100 * MTU).expect("a valid specification");
+    Controller::new(&params, Nanos(0), 10_000_000_000, MTU as u32)
+}
+
+fn us(time: u64) -> Nanos {
+    Nanos(time * US)
+}
+
+fn value(c: &Controller, name: &str) -> f64 {
+    let mut found = None;
+    c.observe(&mut |seen, value| {
+        if seen == name {
+            found = Some(value);
+        }
+    });
+    found.expect("a variable of this name")
+}
+
+fn near(left: f64, right: f64) -> bool {
+    (left - right).abs() <= 1e-9 * left.abs().max(right.abs())
+}
+
+/// A window of `packets` acknowledged packets, `marked` of them with CE.
+fn window(packets: u32, marked: u32) -> AckSample {
+    let bytes = u64::from(packets) * MTU;
+    AckSample { acked_bytes: bytes, packets, ce_packets: marked, inflight_bytes: bytes, ..AckSample::default() }
+}
+
+#[test]
+fn dctcp_doubles_until_the_first_mark() {
+    let mut c = controller("dctcp:initial_window=10000,slow_start=1");
+    assert_eq!((c.limits().window_bytes, c.limits().rate_bps), (10_000, RATE_UNPACED));
+    for want in [20_000, 40_000, 80_000, 100_000] {
+        let packets = (c.limits().window_bytes / MTU) as u32;
+        c.on_ack(us(1), &window(packets, 0));
+        assert_eq!(c.limits().window_bytes, want);
+    }
+}
+
+#[test]
+fn dctcp_reduces_the_window_by_half_of_alpha_once_per_window() {
+    let mut c = controller("dctcp:slow_start=0,initial_alpha=0");
+    assert_eq!(c.limits().window_bytes, 100_000);
+    // 100 packets, 80 marked: alpha = 0.8/16.
+    c.on_ack(us(1), &window(100, 80));
+    let alpha = 0.8 / 16.0;
+    assert!(near(value(&c, "alpha"), alpha));
+    assert!(near(value(&c, "window_bytes"), 100_000.0 * (1.0 - alpha / 2.0)));
+    // The next window has no mark: one MTU more, and alpha falls.
+    let before = value(&c, "window_bytes");
+    c.on_ack(us(2), &window(99, 0));
+    assert_eq!(value(&c, "window_bytes"), before, "the window has 100 packets");
+    c.on_ack(us(3), &window(1, 0));
+    assert!(near(value(&c, "alpha"), alpha * 15.0 / 16.0));
+    assert!(near(value(&c, "window_bytes"), before + MTU as f64));
+}
+
+#[test]
+fn dctcp_alpha_converges_to_the_share_of_marks() {
+    let mut c = controller("dctcp");
+    for _ in 0..400 {
+        c.on_ack(us(1), &window(10, 3));
+    }
+    assert!((value(&c, "alpha") - 0.3).abs() < 1e-6, "{}", value(&c, "alpha"));
+    // More marks than packets count as all packets.
+    (0..400).for_each(|_| c.on_ack(us(1), &window(10, 300)));
+    assert!(value(&c, "alpha") <= 1.0 && c.limits().window_bytes == MTU);
+}
+
+#[test]
+fn dctcp_takes_a_notification_of_a_standard_peer_for_a_marked_window() {
+    let silent = AckSample { acked_bytes: 100 * MTU, inflight_bytes: 100 * MTU, ..AckSample::default() };
+    let mut c = controller("dctcp:slow_start=0,initial_alpha=0");
+    (0..3).for_each(|_| c.on_cnp(us(1)));
+    assert_eq!(c.limits().window_bytes, 100_000);
+    c.on_ack(us(2), &silent);
+    assert!(near(value(&c, "alpha"), 1.0 / 16.0));
+    assert!(near(value(&c, "window_bytes"), 100_000.0 * (1.0 - 1.0 / 32.0)));
+    c.on_ack(us(3), &silent);
+    assert!(near(value(&c, "window_bytes"), 100_000.0 * (1.0 - 1.0 / 32.0) + 1000.0));
+}
+
+#[test]
+fn dctcp_halves_on_a_loss_once_per_window_and_starts_anew_after_a_timeout() {
+    let mut c = controller("dctcp:slow_start=0");
+    c.on_loss(us(1), LossKind::Fast);
+    c.on_loss(us(1), LossKind::Fast);
+    assert_eq!(c.limits().window_bytes, 50_000);
+    c.on_ack(us(2), &window(100, 0));
+    assert_eq!(c.limits().window_bytes, 51_000);
+    c.on_loss(us(3), LossKind::Timeout);
+    assert_eq!(c.limits().window_bytes, MTU);
+    // Slow start up to half of 51,000, then one MTU per window.
+    (0..5).for_each(|_| c.on_ack(us(4), &window((c.limits().window_bytes / MTU) as u32, 0)));
+    assert_eq!(c.limits().window_bytes, 32_000);
+    c.on_ack(us(5), &window(100, 0));
+    assert_eq!(c.limits().window_bytes, 33_000);
+}
+
+/// An acknowledgement of `packets` after `rtt` and `remote`, in microseconds.
+fn delay(packets: u64, rtt: u64, remote: u64) -> AckSample {
+    AckSample { acked_bytes: packets * MTU, rtt: Some(us(rtt)), remote_delay: us(remote), ..AckSample::default() }
+}
+
+#[test]
+fn swift_holds_below_the_target_and_reduces_in_proportion_above() {
+    let mut c = controller("swift:base_target=25,fs_range=0,min_rtts=2");
+    assert_eq!((c.limits().window_bytes, c.limits().rate_bps), (100_000, RATE_UNPACED));
+    // The smallest round trip is 10 us: the target is 25 + 20 us.
+    c.on_ack(us(1_000), &delay(1, 10, 0));
+    assert_eq!((value(&c, "target_delay_ns"), c.limits().window_bytes), (45_000.0, 100_000));
+    c.on_ack(us(2_000), &delay(1, 60, 0));
+    let packets = 100.0 * (1.0 - 0.8 * 15.0 / 60.0);
+    assert!(near(value(&c, "fcwnd_bytes"), packets * 1000.0));
+    // Not again within a round trip.
+    c.on_ack(us(2_059), &delay(1, 60, 0));
+    assert!(near(value(&c, "fcwnd_bytes"), packets * 1000.0));
+    // One packet more for each window acknowledged.
+    c.on_ack(us(2_100), &delay(40, 20, 0));
+    assert!(near(value(&c, "fcwnd_bytes"), (packets + 40.0 / packets) * 1000.0));
+    // The largest decrease is a half.
+    let before = value(&c, "fcwnd_bytes");
+    c.on_ack(us(900_000), &delay(1, 60_000, 0));
+    assert!(near(value(&c, "fcwnd_bytes"), before / 2.0));
+}
+
+#[test]
+fn swift_scales_the_target_with_the_window() {
+    let mut c = controller("swift:base_target=25,min_rtts=2,fs_range=100,fs_min=0.25,fs_max=100");
+    c.on_ack(us(1_000), &delay(1, 10, 0));
+    assert!(near(value(&c, "target_delay_ns"), 45_000.0), "a window of 100 packets has no scaling");
+    // a = 100 us / (2 - 0.1), b = -a / 10; 25 packets: a (0.2 - 0.1).
+    c.on_ack(us(200_000), &delay(0, 100_000, 0));
+    c.on_ack(us(400_000), &delay(0, 100_000, 0));
+    assert!(near(value(&c, "fcwnd_bytes"), 25_000.0));
+    assert!((value(&c, "target_delay_ns") - (45_000.0 + 100_000.0 / 1.9 * 0.1)).abs() < 1e-6);
+    for k in 0..40 {
+        c.on_ack(us(600_000 + 200_000 * k), &delay(0, 100_000, 0));
+    }
+    assert!(near(value(&c, "target_delay_ns"), 145_000.0), "the largest scaling");
+}
+
+#[test]
+fn swift_follows_the_delay_of_the_peer_with_a_window_of_its_own() {
+    let mut c = controller("swift:endpoint_target=50");
+    c.on_ack(us(1_000), &delay(1, 10, 100));
+    assert!(near(value(&c, "ecwnd_bytes"), 60_000.0), "{}", value(&c, "ecwnd_bytes"));
+    assert_eq!((value(&c, "fcwnd_bytes"), c.limits().window_bytes), (100_000.0, 60_000));
+    // A full receive buffer counts as twice the target: 1 - 0.8/2.
+    c.on_ack(us(2_000), &AckSample { pressure: 2, ..delay(1, 10, 0) });
+    assert!(near(value(&c, "ecwnd_bytes"), 36_000.0));
+    c.on_ack(us(3_000), &AckSample { pressure: 1, ..delay(36, 10, 0) });
+    assert!(near(value(&c, "ecwnd_bytes"), 37_000.0));
+}
+
+#[test]
+fn swift_paces_windows_under_one_packet() {
+    let mut c = controller("swift:min_window=0.01");
+    for k in 1..20 {
+        c.on_ack(us(10_000 * k), &delay(0, 1_000, 0));
+    }
+    let packets = value(&c, "fcwnd_bytes") / 1000.0;
+    assert!(packets < 1.0, "{packets} packets");
+    let limits = c.limits();
+    assert_eq!((limits.window_bytes, limits.burst_bytes), (MTU, MTU));
+    assert_eq!(limits.rate_bps, (packets * 1000.0 * 8.0 / (1e6 * 1e-9)) as u64);
+    // Below one packet the window grows by `ai` for each packet, not for each window.
+    c.on_ack(us(1_000_000), &delay(1, 1, 0));
+    assert!(near(value(&c, "fcwnd_bytes"), (packets + 1.0) * 1000.0));
+    assert_eq!(c.limits().rate_bps, RATE_UNPACED);
+}
+
+#[test]
+fn swift_reduces_after_losses_notifications_and_five_timeouts() {
+    for event in [|c: &mut Controller| c.on_loss(us(5_000), LossKind::Fast), |c: &mut Controller| c.on_cnp(us(5_000))] {
+        let mut c = controller("swift:max_mdf=0.4");
+        event(&mut c);
+        event(&mut c);
+        assert!(near(value(&c, "fcwnd_bytes"), 60_000.0));
+    }
+    let mut c = controller("swift:min_window=0.5");
+    for k in 1..5 {
+        c.on_loss(us(5_000 * k), LossKind::Timeout);
+    }
+    assert!(near(value(&c, "fcwnd_bytes"), 100_000.0 / 16.0));
+    c.on_loss(us(25_000), LossKind::Timeout);
+    assert!(near(value(&c, "fcwnd_bytes"), 500.0));
+    // An acknowledgement ends the row.
+    c.on_ack(us(26_000), &delay(1, 10, 0));
+    let before = value(&c, "fcwnd_bytes");
+    c.on_loss(us(40_000), LossKind::Timeout);
+    assert!(near(value(&c, "fcwnd_bytes"), before / 2.0));
+}
+
+#[test]
+fn timely_follows_the_gradient_between_its_two_limits() {
+    let segment = 64 << 10;
+    let ack = |rtt: u64| AckSample { acked_bytes: segment, rtt: Some(us(rtt)), ..AckSample::default() };
+    let mut c = controller("timely");
+    let start = 10e9;
+    assert_eq!((value(&c, "rate_bps"), c.limits().rate_bps), (start, RATE_UNPACED));
+    c.on_ack(us(0), &ack(100));
+    // +10 us: gradient 0.875 * 10 / 20, cut 0.8 * that.
+    c.on_ack(us(1), &ack(110));
+    let (first, gradient) = (start * (1.0 - 0.8 * 0.4375), 0.4375);
+    assert!(near(value(&c, "rate_bps"), first) && near(value(&c, "gradient"), gradient));
+    assert_eq!(c.limits().rate_bps, first as u64);
+    // -20 us: the gradient is negative, so one step more; the fifth in a row adds five.
+    let mut expected = first;
+    for k in 0..6u64 {
+        c.on_ack(us(2 + k), &ack(110 - 5 * (k + 1)));
+        expected += if k < 4 { 10e6 } else { 50e6 };
+        assert!(near(value(&c, "rate_bps"), expected), "increase {k}");
+    }
+    // Over t_high: 1 - 0.8 (1 - 500/1000), whatever the gradient; under t_low one step more.
+    c.on_ack(us(10), &ack(1_000));
+    assert!(near(value(&c, "rate_bps"), expected * 0.6));
+    c.on_ack(us(11), &ack(40));
+    assert!(near(value(&c, "rate_bps"), expected * 0.6 + 10e6));
+    // A cut is a half at most.
+    let before = value(&c, "rate_bps");
+    c.on_ack(us(12), &ack(450));
+    assert!(near(value(&c, "rate_bps"), before / 2.0));
+}
+
+#[test]
+fn timely_updates_once_per_segment_and_obeys_notifications() {
+    let mut c = controller("timely:segment=10000");
+    let ack = |bytes, rtt| AckSample { acked_bytes: bytes, rtt: Some(us(rtt)), ..AckSample::default() };
+    c.on_ack(us(0), &ack(10_000, 100));
+    c.on_ack(us(1), &ack(9_999, 110));
+    assert_eq!(value(&c, "rate_bps"), 10e9);
+    c.on_ack(us(2), &ack(1, 110));
+    assert!(value(&c, "rate_bps") < 10e9);
+    let mut c = controller("timely");
+    c.on_cnp(us(1_000));
+    c.on_cnp(us(1_049));
+    assert_eq!(value(&c, "rate_bps"), 5e9);
+    c.on_cnp(us(1_050));
+    assert_eq!(value(&c, "rate_bps"), 2.5e9);
+    (0..100).for_each(|k| c.on_cnp(us(2_000 + 50 * k)));
+    assert_eq!(c.limits().rate_bps, 100_000_000);
+}
