@@ -1,6 +1,7 @@
 //! The ledger, the accounts in it, and charges.
 
 use crate::resource::{Capacities, Resource};
+use crate::time::{TimeRecord, TimeSpent};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -105,6 +106,8 @@ struct AccountBook {
     /// How many charges were refused.
     refused: AtomicU64,
     unread_events: Arc<AtomicUsize>,
+    /// Time that the control thread has spent.
+    control: Mutex<TimeRecord>,
     books: Arc<Books>,
 }
 
@@ -128,6 +131,8 @@ pub struct AccountUse {
     pub privileged: bool,
     /// How many charges were refused since the account was opened.
     pub refused: u64,
+    /// Time that the control thread has spent on the account's programs.
+    pub control: TimeSpent,
     /// Every resource, in table order.
     pub resources: Vec<ResourceUse>,
 }
@@ -158,16 +163,17 @@ impl Ledger {
             used,
             refused,
             unread_events,
+            control: Mutex::default(),
             books: self.books.clone(),
         });
         accounts.insert(id, Arc::downgrade(&account));
         Account(account)
     }
 
-    /// What every account uses, in the order of the owners.
-    pub fn uses(&self) -> Vec<AccountUse> {
+    /// What every account uses at `now_ns`, in the order of the owners.
+    pub fn uses(&self, now_ns: u64) -> Vec<AccountUse> {
         let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
-        accounts.values().filter_map(Weak::upgrade).map(|account| Account(account).uses()).collect()
+        accounts.values().filter_map(Weak::upgrade).map(|account| Account(account).uses(now_ns)).collect()
     }
 
     /// How much of a resource all accounts use.
@@ -217,8 +223,18 @@ impl Account {
         }
     }
 
-    /// What the account uses.
-    pub fn uses(&self) -> AccountUse {
+    /// Notes that the control thread has spent the time from `begin_ns` to `end_ns` on the account's programs.
+    pub fn add_control_time(&self, begin_ns: u64, end_ns: u64) {
+        self.0.control.lock().unwrap_or_else(PoisonError::into_inner).add(begin_ns, end_ns);
+    }
+
+    /// Time that the control thread has spent on the account's programs until `now_ns`.
+    pub fn control_time(&self, now_ns: u64) -> TimeSpent {
+        self.0.control.lock().unwrap_or_else(PoisonError::into_inner).spent(now_ns)
+    }
+
+    /// What the account uses at `now_ns`.
+    pub fn uses(&self, now_ns: u64) -> AccountUse {
         let resource_use = |resource: &Resource| ResourceUse {
             resource: *resource,
             used: self.used(*resource),
@@ -228,6 +244,7 @@ impl Account {
             id: self.0.id.clone(),
             privileged: self.0.privileged,
             refused: self.0.refused.load(Relaxed),
+            control: self.control_time(now_ns),
             resources: Resource::ALL.iter().map(resource_use).collect(),
         }
     }

@@ -14,11 +14,14 @@
 //! |---|---|
 //! | [`resource`] | the resources |
 //! | [`account`] | ledger, accounts and charges |
+//! | [`time`] | time that threads spend on an account |
 
 #![forbid(unsafe_code)]
 
 pub mod account;
 pub mod resource;
+pub mod time;
 
 pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, Policy};
 pub use resource::{Capacities, Resource};
+pub use time::TimeSpent;

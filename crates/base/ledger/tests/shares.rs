@@ -81,13 +81,13 @@ fn the_accounts_in_use_are_listed_with_use_limit_and_refusals() {
     assert!(account.charge(&[(Resource::Pd, 500)]).is_err());
     drop(user(&ledger, 43));
     let group = ledger.account(AccountId::ControlGroup("/system.slice/job".into()), false);
-    let uses = ledger.uses();
+    let uses = ledger.uses(0);
     let ids: Vec<String> = uses.iter().map(|u| u.id.to_string()).collect();
     assert_eq!(ids, ["user 42", "control group /system.slice/job"], "user 43 holds nothing");
     let pds = uses[0].resources[Resource::Pd as usize];
     assert_eq!((pds.resource, pds.used, pds.limit, uses[0].refused), (Resource::Pd, 3, 450, 1));
     assert_eq!(group.limit(Resource::Pd), (900 - 3) / 2);
-    assert!(user(&ledger, 0).uses().privileged);
+    assert!(user(&ledger, 0).uses(0).privileged);
 }
 
 #[test]

@@ -165,8 +165,19 @@ pub struct UserUse {
     pub privileged: bool,
     /// How many requests were refused because of a share.
     pub refused: u64,
+    /// Time that the control thread has spent on the user's programs.
+    pub control: UserTime,
     /// Use and limit of each resource, in the order of `burst_ledger::Resource::ALL`.
     pub resources: Vec<UserResource>,
+}
+
+/// Time that a thread has spent on a user's programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserTime {
+    /// Nanoseconds since the user's first program connected.
+    pub total_ns: u64,
+    /// The part of the last ten seconds, in millionths.
+    pub recent_share: u32,
 }
 
 /// What a user uses of one resource.

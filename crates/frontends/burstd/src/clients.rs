@@ -6,7 +6,7 @@
 
 use crate::conversation::Conversation;
 use burst_base::Nanos;
-use burst_ledger::AccountId;
+use burst_ledger::{Account, AccountId};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use std::collections::{HashMap, VecDeque};
@@ -24,8 +24,11 @@ pub struct ClientToken(u64);
 
 /// The clients of one account.
 struct AccountQueue {
+    account: Account,
     epoll: OwnedFd,
     clients: usize,
+    /// Number of turns that the account has had.
+    turns: usize,
 }
 
 /// The clients of the daemon.
@@ -51,6 +54,8 @@ pub struct ReadyClients {
     pub readable: Vec<usize>,
     /// Indices of clients whose processes have exited, in ascending order.
     pub exited: Vec<usize>,
+    /// Number of the account's turn.
+    pub turn: usize,
 }
 
 impl Clients {
@@ -75,11 +80,11 @@ impl Clients {
     /// The system's: descriptors or watches are exhausted.
     pub fn add(&mut self, mut client: Conversation, now: Nanos) -> io::Result<()> {
         let account = client.session().account().clone();
-        let queue = match self.queues.get_mut(&account) {
+        let queue = match self.queues.get_mut(account.id()) {
             Some(queue) => queue,
             None => {
                 let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-                self.queues.entry(account).or_insert(AccountQueue { epoll, clients: 0 })
+                self.queues.entry(account.id().clone()).or_insert(AccountQueue { account, epoll, clients: 0, turns: 0 })
             }
         };
         let token = ClientToken(self.next_token);
@@ -114,7 +119,7 @@ impl Clients {
                 self.rings.remove(&pid);
             }
         }
-        if let Some(queue) = self.queues.get_mut(gone.session().account()) {
+        if let Some(queue) = self.queues.get_mut(gone.session().account().id()) {
             // A child of the program may hold the socket: the watch does not end with our descriptor.
             let _ = epoll::delete(&queue.epoll, gone.fd());
             if let Some(exit) = gone.process_exit().filter(|_| gone.watches_exit) {
@@ -131,14 +136,16 @@ impl Clients {
     }
 
     /// A descriptor for each account, to wait on: readable when one of the account's clients is.
-    pub fn fds(&self) -> impl Iterator<Item = (&AccountId, BorrowedFd<'_>)> {
-        self.queues.iter().map(|(account, queue)| (account, queue.epoll.as_fd()))
+    pub fn fds(&self) -> impl Iterator<Item = (&Account, BorrowedFd<'_>)> {
+        self.queues.values().map(|queue| (&queue.account, queue.epoll.as_fd()))
     }
 
-    /// What is ready at an account's clients, at most [`EVENTS_AT_ONCE`] descriptors.
-    pub fn ready(&self, account: &AccountId) -> ReadyClients {
+    /// What is ready at an account's clients at the begin of its turn, at most [`EVENTS_AT_ONCE`] descriptors.
+    pub fn ready(&mut self, account: &AccountId) -> ReadyClients {
         let mut ready = ReadyClients::default();
-        let Some(queue) = self.queues.get(account) else { return ready };
+        let Some(queue) = self.queues.get_mut(account) else { return ready };
+        queue.turns = queue.turns.wrapping_add(1);
+        ready.turn = queue.turns;
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // An interrupted wait is a pass in which nothing is ready.
@@ -160,7 +167,7 @@ impl Clients {
         let client = &mut self.list[index];
         if !client.watches_exit
             && let (Some(exit), Some(token)) = (client.process_exit(), client.token)
-            && let Some(queue) = self.queues.get(client.session().account())
+            && let Some(queue) = self.queues.get(client.session().account().id())
         {
             let data = epoll::EventData::new_u64(token.0 << 1 | 1);
             // Without the watch the end of the socket tells that the program has gone.
@@ -178,33 +185,38 @@ impl Clients {
         }
     }
 
-    /// Marks the rings for commands as idle, so that the next command wakes the daemon. Returns the indices of clients whose
-    /// rings have commands already.
-    pub fn idle_rings(&mut self) -> Vec<usize> {
-        let (mut busy, mut still_awake) = (Vec::new(), Vec::new());
+    /// Marks the rings for commands as idle, so that the next command wakes the daemon. Returns whether the rings of some clients
+    /// have commands already: [`Clients::with_commands`].
+    pub fn idle_rings(&mut self) -> bool {
+        let mut still_awake = Vec::new();
         for token in std::mem::take(&mut self.awake) {
             let Some(index) = self.indices.get(&token).copied() else { continue };
             if self.list[index].session_mut().try_idle() {
                 self.list[index].is_awake = false;
             } else {
-                busy.push(index);
                 still_awake.push(token);
             }
         }
         self.awake = still_awake;
-        busy
+        !self.awake.is_empty()
     }
 
-    /// Indices of the clients with rings for commands whose process owns one of the clients `contexts`, without those in
-    /// `served`, which is in ascending order.
-    pub fn rings_beside(&self, contexts: &[usize], served: &[usize]) -> Vec<usize> {
-        debug_assert!(served.is_sorted());
-        let mut processes: Vec<u32> = contexts.iter().map(|c| self.list[*c].session().process().pid).collect();
-        processes.sort_unstable();
-        processes.dedup();
-        let tokens = processes.iter().filter_map(|pid| self.rings.get(pid)).flatten();
-        let indices = tokens.filter_map(|token| self.indices.get(token).copied());
-        indices.filter(|index| served.binary_search(index).is_err()).collect()
+    /// Clients whose rings [`Clients::idle_rings`] has not marked as idle, with their accounts.
+    pub fn with_commands(&self) -> Vec<(Account, ClientToken)> {
+        let index = |token| Some((self.indices.get(token)?, *token));
+        let clients = self.awake.iter().filter_map(index);
+        clients.map(|(index, token)| (self.list[*index].session().account().clone(), token)).collect()
+    }
+
+    /// The index of a client; `None` if it was removed. Indices change when clients are removed.
+    pub fn index_of(&self, token: ClientToken) -> Option<usize> {
+        self.indices.get(&token).copied()
+    }
+
+    /// Indices of the clients with rings for commands whose process is that of a client.
+    pub fn rings_beside(&self, index: usize) -> Vec<usize> {
+        let tokens = self.rings.get(&self.list[index].session().process().pid).into_iter().flatten();
+        tokens.filter_map(|token| self.indices.get(token).copied()).collect()
     }
 
     /// Indices of the clients whose time for a hello is over, from the last to the first.

@@ -4,12 +4,13 @@
 //! watched by a pidfd beside the socket: a child that has inherited the socket must not hide that the program has exited.
 
 use crate::clients::ClientToken;
-use burst_base::Reason;
+use burst_base::{Nanos, Reason};
 use burst_control::frame::{self, ControlHeader, ControlPacket};
 use burst_control::{ControlError, FIRST_SEQUENCE, Reply};
 use burst_host::foreign::ForeignFds;
 use burst_host::log_limit::LogCause;
 use burst_host::{ClientProcess, Host, PacketAnswer, Session};
+use burst_ledger::Account;
 use burst_peer::{PeerCredentials, PeerProcess, credentials};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,6 +18,15 @@ use tracing::{info, warn};
 
 /// Requests of one client that are answered before the next client is served.
 const REQUESTS_PER_PASS: usize = 64;
+
+/// What is left of an account's turn.
+#[derive(Clone, Copy, Debug)]
+pub struct TurnBudget {
+    /// Requests that may be answered.
+    pub requests: usize,
+    /// When the time of the turn is over.
+    pub until: Nanos,
+}
 
 /// Whether a conversation goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,15 +50,18 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// A client that has just connected. `None`: the daemon, or the user, has as many connections as allowed. The client then
-    /// learns why as the reply to its first request, and the socket is closed.
-    pub fn admit(socket: OwnedFd, host: &mut Host) -> Option<Conversation> {
+    /// A client that has just connected.
+    ///
+    /// # Errors
+    /// The client's account: the daemon, or the user, has as many connections as allowed. The client learns why as the reply to
+    /// its first request, and the socket is closed.
+    pub fn admit(socket: OwnedFd, host: &mut Host) -> Result<Conversation, Account> {
         let process = match credentials::of(&socket) {
             Ok(PeerCredentials { pid, uid }) => ClientProcess { pid, uid },
             Err(_) => ClientProcess { pid: 0, uid: u32::MAX },
         };
         match Session::admit(host, process) {
-            Ok(session) => Some(Conversation { socket, session, token: None, watches_exit: false, is_awake: false }),
+            Ok(session) => Ok(Conversation { socket, session, token: None, watches_exit: false, is_awake: false }),
             Err(refusal) => {
                 if host.may_log(LogCause::NoRoom, process.uid) {
                     info!(pid = process.pid, uid = process.uid, "connection refused: {}", refusal.sentence);
@@ -56,8 +69,9 @@ impl Conversation {
                 let reply = Reply { new_segments: 0, result: Err(refusal) };
                 // The client has gone, or gets no sentence: the connection ends in any case.
                 let _ = frame::send(&socket, FIRST_SEQUENCE, &reply, &[], SendFlags::DONTWAIT);
-                host.disposal.close_socket(&host.account_of(process), socket);
-                None
+                let account = host.account_of(process);
+                host.disposal.close_socket(&account, socket);
+                Err(account)
             }
         }
     }
@@ -89,20 +103,27 @@ impl Conversation {
     }
 
     /// Answers the requests that have arrived, at most [`REQUESTS_PER_PASS`], and takes them from `budget`. The commands in the
-    /// ring are carried out in any case.
-    pub fn serve(&mut self, host: &mut Host, buffer: &mut [u8], budget: &mut usize) -> ConversationState {
-        let most = REQUESTS_PER_PASS.min(*budget);
+    /// ring are carried out in any case; after them no request is begun when the time of the turn is over.
+    pub fn serve(&mut self, host: &mut Host, buffer: &mut [u8], budget: &mut TurnBudget) -> ConversationState {
+        let most = REQUESTS_PER_PASS.min(budget.requests);
         let mut requests_left = most;
-        let state = self.serve_some(host, buffer, &mut requests_left);
-        *budget -= most - requests_left;
+        let state = self.serve_some(host, buffer, &mut requests_left, budget.until);
+        budget.requests -= most - requests_left;
         state
     }
 
-    fn serve_some(&mut self, host: &mut Host, buffer: &mut [u8], requests_left: &mut usize) -> ConversationState {
+    fn serve_some(
+        &mut self,
+        host: &mut Host,
+        buffer: &mut [u8],
+        requests_left: &mut usize,
+        until: Nanos,
+    ) -> ConversationState {
         let mut state = self.receive_commands(host, requests_left);
-        while state == ConversationState::Open && *requests_left > 0 {
+        // The clock is read for each request: that costs less than a hundredth of receiving it and sending the reply.
+        while state == ConversationState::Open && *requests_left > 0 && host.now() < until {
             *requests_left -= 1;
-            if host.disposal.refuses_next(self.session.account(), &self.socket) {
+            if host.disposal.refuses_next(self.session.account().id(), &self.socket) {
                 return self.over_share(host);
             }
             let mut fds = Vec::new();

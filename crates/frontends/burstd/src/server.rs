@@ -4,10 +4,12 @@
 //! and write the event IBV_EVENT_DEVICE_FATAL to every context; the daemon then waits up to [`DRAIN_MAX`] for programs to exit,
 //! and ends. A second signal ends it at once.
 
-use crate::clients::{Clients, HELLO_MAX, ReadyClients};
+use crate::clients::{ClientToken, Clients, HELLO_MAX};
 use crate::config::Config;
-use crate::conversation::{Conversation, ConversationState};
+use crate::conversation::{Conversation, ConversationState, TurnBudget};
+use crate::endings::Endings;
 use crate::listener::{bind_socket, remove_socket};
+use crate::rounds::Rounds;
 use crate::signals::signal_pipe;
 use crate::systemd::{self, Notifier, WatchdogNotifier};
 use burst_base::Nanos;
@@ -17,11 +19,11 @@ use burst_host::host::WORKER_GONE;
 use burst_host::log_limit::LogCause;
 use burst_host::session::ENDED_AT_ONCE;
 use burst_host::{Host, Upkeep};
-use burst_ledger::AccountId;
+use burst_ledger::{Account, AccountId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,8 +35,8 @@ pub const DRAIN_MAX: Nanos = Nanos::from_ms(5000);
 /// Requests of the clients of one account that are answered before those of the next account.
 const REQUESTS_PER_ACCOUNT: usize = 256;
 
-/// Sessions of clients that have left of which one pass ends a part.
-const ENDINGS_PER_PASS: usize = 16;
+/// Clients that are accepted in one pass.
+const ACCEPTS_PER_PASS: usize = 64;
 
 /// The daemon's event loop and everything that it owns.
 pub struct Server {
@@ -60,9 +62,11 @@ pub struct Server {
     /// When the first signal came.
     draining: Option<Nanos>,
     /// Clients that have left, whose sessions are being ended.
-    ending: VecDeque<Conversation>,
+    ending: Endings,
+    /// Which accounts have a turn, and for how long.
+    rounds: Rounds,
     /// Number of passes.
-    turn: usize,
+    pass: usize,
 }
 
 impl Server {
@@ -95,8 +99,9 @@ impl Server {
             idle_exit: config.idle_exit.map(|limit| Nanos(limit.as_nanos() as u64)),
             idle_since: now,
             draining: None,
-            ending: VecDeque::new(),
-            turn: 0,
+            ending: Endings::default(),
+            rounds: Rounds::default(),
+            pass: 0,
         })
     }
 
@@ -152,7 +157,7 @@ impl Server {
                 self.upkeep.note_interface_events(self.host.now());
             }
             let hops = ready.hops;
-            self.serve_clients(ready);
+            self.serve_clients(ready.accounts);
             if self.upkeep.run(&mut self.host, self.clients.all_mut(), hops) {
                 crate::return_heap();
             }
@@ -176,10 +181,8 @@ impl Server {
             self.spare = descriptors::spare();
         }
         // Either a program sees that we are idle and wakes us for its next command, or we see the command here.
-        let with_commands = self.clients.idle_rings();
-        let mut ready = self.sleep(with_commands.is_empty());
-        ready.with_commands = with_commands;
-        ready
+        let has_commands = self.clients.idle_rings();
+        self.sleep(!has_commands)
     }
 
     fn sleep(&self, may_sleep: bool) -> PollResult {
@@ -192,7 +195,7 @@ impl Server {
             (self.upkeep.interface_events().filter(|_| has_clients), PollFlags::IN),
             (self.host.cm.hops.fd(), PollFlags::IN),
         ];
-        let accounts: Vec<(&AccountId, BorrowedFd<'_>)> = self.clients.fds().collect();
+        let accounts: Vec<(&Account, BorrowedFd<'_>)> = self.clients.fds().collect();
         let mut fds: Vec<PollFd<'_>> =
             single.iter().filter_map(|(fd, flags)| fd.map(|fd| PollFd::from_borrowed_fd(fd, *flags))).collect();
         let of_accounts = fds.len();
@@ -210,7 +213,7 @@ impl Server {
             single.map(|(fd, _)| fd.is_some() && results.next().is_some_and(|is_readable| is_readable));
         let ready = accounts.iter().zip(&fds[of_accounts..]).filter(|(_, fd)| readable(fd));
         let accounts = ready.map(|((account, _), _)| (*account).clone()).collect();
-        PollResult { signal, accept, interfaces, hops, accounts, with_commands: Vec::new() }
+        PollResult { signal, accept, interfaces, hops, accounts }
     }
 
     /// The time until something is due; `None`: nothing is.
@@ -225,8 +228,9 @@ impl Server {
         Some(burst_host::clock::duration(due.since(self.host.now())))
     }
 
+    /// Accepts some of the clients that wait.
     fn accept(&mut self) {
-        loop {
+        for _ in 0..ACCEPTS_PER_PASS {
             let Some(listener) = &self.listener else { return };
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => self.admit(socket),
@@ -247,36 +251,118 @@ impl Server {
     }
 
     fn admit(&mut self, socket: OwnedFd) {
-        let Some(client) = Conversation::admit(socket, &mut self.host) else { return };
-        let uid = client.session().process().uid;
-        if let Err(error) = self.clients.add(client, self.host.now())
-            && self.host.may_log(LogCause::NoRoom, uid)
-        {
-            warn!(uid, "a client cannot be watched, and was disconnected: {error}");
+        let begin = self.host.now();
+        let account = match Conversation::admit(socket, &mut self.host) {
+            Ok(client) => {
+                let (account, uid) = (client.session().account().clone(), client.session().process().uid);
+                if let Err(error) = self.clients.add(client, begin)
+                    && self.host.may_log(LogCause::NoRoom, uid)
+                {
+                    warn!(uid, "a client cannot be watched, and was disconnected: {error}");
+                }
+                account
+            }
+            Err(account) => account,
+        };
+        let spent = self.account_for(&account, begin);
+        self.rounds.spent_besides(account.id(), spent);
+    }
+
+    /// Accounts for the time from `begin` until now. Returns it.
+    fn account_for(&self, account: &Account, begin: Nanos) -> Nanos {
+        let end = self.host.now();
+        account.add_control_time(begin.0, end.0);
+        end.since(begin)
+    }
+
+    /// Serves the accounts of whose clients some have sent something or have left, in turn: see [`Rounds`].
+    fn serve_clients(&mut self, ready: Vec<Account>) {
+        let mut turns = self.turns(ready);
+        self.rounds.begin(turns.iter().map(|turn| turn.account.id()));
+        // Another account is the first in each pass.
+        self.pass = self.pass.wrapping_add(1);
+        let first = self.pass % turns.len().max(1);
+        turns.rotate_left(first);
+        for turn in turns {
+            let Some(time) = self.rounds.turn(turn.account.id()) else { continue };
+            let begin = self.host.now();
+            self.take_turn(&turn, begin + time);
+            let spent = self.account_for(&turn.account, begin);
+            self.rounds.spent_in_turn(turn.account.id(), time, spent);
+        }
+        self.end_silent();
+    }
+
+    /// The accounts that have something to do, in the order of their owners.
+    fn turns(&self, ready: Vec<Account>) -> Vec<AccountTurn> {
+        let mut turns: BTreeMap<AccountId, AccountTurn> = BTreeMap::new();
+        let endings = self.ending.accounts().cloned().map(|account| (account, None));
+        let commands = self.clients.with_commands().into_iter().map(|(account, token)| (account, Some(token)));
+        for (account, token) in ready.into_iter().map(|account| (account, None)).chain(endings).chain(commands) {
+            let id = account.id().clone();
+            let turn = turns.entry(id).or_insert_with(|| AccountTurn { account, with_commands: Vec::new() });
+            turn.with_commands.extend(token);
+        }
+        turns.into_values().collect()
+    }
+
+    /// One account's turn: its clients' requests and commands, and the ends of its sessions. A step of these comes first, so
+    /// that they go on however many requests there are.
+    fn take_turn(&mut self, turn: &AccountTurn, until: Nanos) {
+        self.continue_ending(turn.account.id());
+        let mut ended = Vec::new();
+        self.serve_account(turn, TurnBudget { requests: REQUESTS_PER_ACCOUNT, until }, &mut ended);
+        // Indices change when clients are removed: after each account.
+        self.end_clients(&mut ended);
+        while self.host.now() < until && self.continue_ending(turn.account.id()) {}
+        self.host.post_cm_jobs();
+    }
+
+    /// Serves clients of one account until its turn is over. Another client is the first in each turn.
+    ///
+    /// A program's connection management and its context have connections of their own. Commands of connection management that
+    /// were sent before a request on a queue pair must be in force when the request is carried out. So the commands of a context's
+    /// program are carried out before its requests, even if their descriptor is not readable.
+    fn serve_account(&mut self, turn: &AccountTurn, mut budget: TurnBudget, ended: &mut Vec<usize>) {
+        let ready = self.clients.ready(turn.account.id());
+        let with_commands = turn.with_commands.iter().filter_map(|token| self.clients.index_of(*token));
+        let mut all: Vec<usize> = ready.readable.iter().chain(&ready.exited).copied().chain(with_commands).collect();
+        all.sort_unstable();
+        all.dedup();
+        // Clients without a context first: the jobs of their commands are posted together.
+        all.sort_by_key(|index| self.clients.all()[*index].session().has_context());
+        let first = ready.turn % all.len().max(1);
+        all.rotate_left(first);
+        for index in all {
+            if self.clients.all()[index].session().has_context() {
+                self.carry_out_commands_beside(index, ended);
+                self.host.post_cm_jobs();
+            }
+            let client = self.clients.get_mut(index);
+            let state = client.serve(&mut self.host, &mut self.buffer, &mut budget);
+            self.clients.served(index);
+            // The last requests of a process are carried out; then its exit counts, whichever child still holds the socket.
+            if state == ConversationState::Closed || ready.exited.binary_search(&index).is_ok() {
+                ended.push(index);
+            }
+            if self.host.now() >= budget.until {
+                return;
+            }
         }
     }
 
-    /// Serves the clients of every account that has something to read, the accounts in turn, and ends the sessions of clients
-    /// that have left.
-    fn serve_clients(&mut self, ready: PollResult) {
-        let PollResult { mut accounts, with_commands, .. } = ready;
-        // Another account is the first in each pass.
-        self.turn = self.turn.wrapping_add(1);
-        let first = self.turn % accounts.len().max(1);
-        accounts.rotate_left(first);
-        let mut ended = Vec::new();
-        if !with_commands.is_empty() {
-            let readable = ReadyClients { readable: with_commands, exited: Vec::new() };
-            self.serve_account(&readable, &mut ended);
+    /// Carries out the commands of the program of a context.
+    fn carry_out_commands_beside(&mut self, context: usize, ended: &mut Vec<usize>) {
+        for index in self.clients.rings_beside(context) {
+            if self.clients.get_mut(index).serve_commands(&mut self.host) == ConversationState::Closed {
+                ended.push(index);
+            }
         }
-        for account in accounts {
-            let ready = self.clients.ready(&account);
-            self.serve_account(&ready, &mut ended);
-            // Indices change when clients are removed: after each account.
-            self.end_clients(&mut ended);
-        }
-        self.end_clients(&mut ended);
-        let silent = self.clients.silent(self.host.now());
+    }
+
+    /// Disconnects clients that have not said hello in time.
+    fn end_silent(&mut self) {
+        let mut silent = self.clients.silent(self.host.now());
         for index in &silent {
             let process = self.clients.get_mut(*index).session().process();
             if self.host.may_log(LogCause::Disconnected, process.uid) {
@@ -288,65 +374,30 @@ impl Server {
                 );
             }
         }
-        ended.extend(silent);
-        self.end_clients(&mut ended);
-        self.continue_endings();
+        self.end_clients(&mut silent);
     }
 
-    /// Serves clients of one account.
-    ///
-    /// A program's connection management and its context have connections of their own. Commands of connection management that
-    /// were sent before a request on a queue pair must be in force when the request is carried out. So clients without a context
-    /// are served first, and the commands of programs whose contexts have requests are carried out even if their descriptors are
-    /// not readable.
-    fn serve_account(&mut self, ready: &ReadyClients, ended: &mut Vec<usize>) {
-        let mut all: Vec<usize> = ready.readable.iter().chain(&ready.exited).copied().collect();
-        all.sort_unstable();
-        all.dedup();
-        let (contexts, first): (Vec<usize>, Vec<usize>) =
-            all.iter().partition(|index| self.clients.all()[**index].session().has_context());
-        // The last requests of a process are carried out; then its exit counts, whichever child still holds the socket.
-        ended.extend(&ready.exited);
-        for index in self.clients.rings_beside(&contexts, &all) {
-            if self.clients.get_mut(index).serve_commands(&mut self.host) == ConversationState::Closed {
-                ended.push(index);
-            }
-        }
-        let mut budget = REQUESTS_PER_ACCOUNT;
-        for (at, index) in first.iter().chain(&contexts).enumerate() {
-            if at == first.len() {
-                self.host.post_cm_jobs();
-            }
-            let client = self.clients.get_mut(*index);
-            if client.serve(&mut self.host, &mut self.buffer, &mut budget) == ConversationState::Closed {
-                ended.push(*index);
-            }
-            self.clients.served(*index);
-        }
-    }
-
-    /// Removes clients and ends their sessions.
+    /// Removes clients; their sessions end in turns of their accounts.
     fn end_clients(&mut self, ended: &mut Vec<usize>) {
         ended.sort_unstable();
         ended.dedup();
         // From the last to the first, so that removing one does not move those still to be removed.
         while let Some(index) = ended.pop() {
-            self.ending.push_back(self.clients.remove(index));
+            self.ending.add(self.clients.remove(index));
             self.idle_since = self.host.now();
         }
     }
 
-    /// Ends the sessions of clients that have left, each in steps, so that a program with many objects delays no other.
-    fn continue_endings(&mut self) {
-        for _ in 0..ENDINGS_PER_PASS.min(self.ending.len()) {
-            let Some(mut gone) = self.ending.pop_front() else { return };
-            if gone.session_mut().end_some(&mut self.host, ENDED_AT_ONCE) {
-                gone.close(&self.host);
-            } else {
-                self.ending.push_back(gone);
-            }
-            self.idle_since = self.host.now();
+    /// Ends a part of a session of a client of the account that has left. Returns false if there is none.
+    fn continue_ending(&mut self, account: &AccountId) -> bool {
+        let Some(mut gone) = self.ending.take(account) else { return false };
+        if gone.session_mut().end_some(&mut self.host, ENDED_AT_ONCE) {
+            gone.close(&self.host);
+        } else {
+            self.ending.add(gone);
         }
+        self.idle_since = self.host.now();
+        true
     }
 
     /// Begins to drain. Returns true when the daemon must end at once.
@@ -379,7 +430,7 @@ impl Server {
     fn is_over(&self) -> bool {
         let now = self.host.now();
         if let Some(since) = self.draining {
-            let all_gone = self.clients.all().iter().chain(&self.ending).all(|c| !c.session().has_context());
+            let all_gone = self.clients.all().iter().chain(self.ending.all()).all(|c| !c.session().has_context());
             return all_gone || now.since(since) >= DRAIN_MAX;
         }
         let idle = self.idle_exit.is_some_and(|limit| {
@@ -394,7 +445,7 @@ impl Server {
     /// Ends the sessions that are left. Queue pairs are flushed and their peers notified, because the programs still run.
     fn close(&mut self) {
         self.stop_listening("ending");
-        while let Some(mut gone) = self.ending.pop_front() {
+        for mut gone in self.ending.take_all() {
             gone.session_mut().end(&mut self.host);
         }
         for mut client in self.clients.take_all() {
@@ -411,6 +462,13 @@ fn uid_of(socket: &OwnedFd) -> u32 {
     burst_peer::credentials::of(socket).map_or(u32::MAX, |peer| peer.uid)
 }
 
+/// What an account has to do in one round.
+struct AccountTurn {
+    account: Account,
+    /// Clients with commands in their rings.
+    with_commands: Vec<ClientToken>,
+}
+
 /// Descriptors that [`Server::wait`] found readable.
 #[derive(Default)]
 struct PollResult {
@@ -423,7 +481,8 @@ struct PollResult {
     /// The kernel has events of next hops.
     hops: bool,
     /// Accounts whose clients have sent something, or have exited.
-    accounts: Vec<AccountId>,
-    /// Indices of clients with commands in their rings.
-    with_commands: Vec<usize>,
+    accounts: Vec<Account>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,8 +3,10 @@
 use burst_client::Daemon;
 use burst_control::monitor::UserUse;
 use burst_ledger::Resource;
+use burst_ledger::time::{RECENT_SECONDS, WHOLE_SHARE};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
+use std::time::Duration;
 
 /// The users' use, as JSON or as a table.
 ///
@@ -25,10 +27,16 @@ fn json_of(users: &[UserUse], hidden: u32) -> Value {
             "owner": user.owner,
             "privileged": user.privileged,
             "refused": user.refused,
+            "control": { "time_ns": user.control.total_ns, "recent_share": share_of(user.control.recent_share) },
             "resources": resources(user),
         })
     });
     json!({ "users": list.collect::<Vec<_>>(), "hidden": hidden })
+}
+
+/// Millionths as a fraction.
+fn share_of(millionths: u32) -> f64 {
+    f64::from(millionths) / f64::from(WHOLE_SHARE)
 }
 
 /// One block for each user; resources that a user does not use are left out.
@@ -38,6 +46,13 @@ fn text_of(users: &[UserUse], hidden: u32) -> String {
         let limit = if user.privileged { "limited by the daemon's capacity alone" } else { "limited to a share" };
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{}  {limit}; {} requests refused", user.owner, user.refused);
+        let seconds = Duration::from_nanos(user.control.total_ns).as_secs_f64();
+        let percent = 100.0 * share_of(user.control.recent_share);
+        let _ = writeln!(
+            text,
+            "  {:<12} {seconds:>12.3} s  of the control thread, {percent:.1} % of the last {RECENT_SECONDS} s",
+            "control_time"
+        );
         for (resource, used) in Resource::ALL.iter().zip(&user.resources).filter(|(_, u)| u.used > 0) {
             let _ = writeln!(
                 text,
@@ -58,21 +73,24 @@ fn text_of(users: &[UserUse], hidden: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burst_control::monitor::UserResource;
+    use burst_control::monitor::{UserResource, UserTime};
 
     fn user() -> UserUse {
         let mut resources = vec![UserResource { used: 0, limit: 7 }; Resource::COUNT];
         resources[Resource::Qp as usize] = UserResource { used: 3, limit: 45_000 };
-        UserUse { owner: "user 1001".into(), privileged: false, refused: 2, resources }
+        let control = UserTime { total_ns: 1_234_567_890, recent_share: 34_400 };
+        UserUse { owner: "user 1001".into(), privileged: false, refused: 2, control, resources }
     }
 
     #[test]
     fn the_table_names_what_is_used_and_who_is_hidden() {
         let text = text_of(&[user()], 4);
         assert!(text.contains("user 1001") && text.contains("2 requests refused"), "{text}");
-        let row: Vec<&str> = text.lines().nth(1).expect("a row").split_whitespace().collect();
+        let time: Vec<&str> = text.lines().nth(1).expect("a row").split_whitespace().collect();
+        assert_eq!(time.join(" "), "control_time 1.235 s of the control thread, 3.4 % of the last 10 s");
+        let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
         assert_eq!(row, ["qps", "3", "of", "45000", "queue", "pairs"]);
-        assert!(text.contains("4 other users are not shown") && text.lines().count() == 3, "{text}");
+        assert!(text.contains("4 other users are not shown") && text.lines().count() == 4, "{text}");
     }
 
     #[test]
@@ -80,6 +98,7 @@ mod tests {
         let value = json_of(&[user()], 0);
         let resources = value["users"][0]["resources"].as_object().expect("an object");
         assert_eq!(resources.len(), Resource::COUNT);
+        assert_eq!(value["users"][0]["control"], json!({ "time_ns": 1_234_567_890u64, "recent_share": 0.0344 }));
         assert_eq!(resources["qps"], json!({ "used": 3, "limit": 45_000 }));
     }
 }

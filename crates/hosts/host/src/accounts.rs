@@ -5,7 +5,7 @@ use crate::host::Host;
 use crate::limits::{CM_IDS_MAX, CONTEXTS_MAX, GROUPS_MAX, LIMITS, SESSIONS_MAX};
 use crate::refusal::refuse;
 use burst_base::Reason;
-use burst_control::monitor::{UserPage, UserResource, UserUse};
+use burst_control::monitor::{UserPage, UserResource, UserTime, UserUse};
 use burst_control::{Refusal, Response};
 use burst_ledger::{Account, AccountId, AccountUse, Capacities, Charge, Exhausted, Resource};
 use std::fs;
@@ -137,7 +137,7 @@ impl Host {
             AccountId::User(uid) => self.authority.may_see(viewer_uid, Some(*uid)),
             AccountId::ControlGroup(_) => self.authority.sees_all(viewer_uid) || account.id == *viewer.id(),
         };
-        let (seen, hidden): (Vec<_>, Vec<_>) = self.ledger.uses().into_iter().partition(sees);
+        let (seen, hidden): (Vec<_>, Vec<_>) = self.ledger.uses(self.now().0).into_iter().partition(sees);
         let page: Vec<UserUse> = seen.iter().skip(from as usize).take(ACCOUNTS_AT_ONCE).map(user_use).collect();
         let end = from as usize + page.len();
         let next = (end < seen.len()).then_some(end as u32);
@@ -151,6 +151,7 @@ fn user_use(account: &AccountUse) -> UserUse {
         owner: account.id.to_string().chars().take(OWNER_MAX).collect(),
         privileged: account.privileged,
         refused: account.refused,
+        control: UserTime { total_ns: account.control.total_ns, recent_share: account.control.recent_share },
         resources: resources.collect(),
     }
 }

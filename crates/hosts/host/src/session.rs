@@ -17,7 +17,7 @@ use burst_base::verbs::EventType;
 use burst_base::{DeviceId, Nanos};
 use burst_control::commands::CommandReceiver;
 use burst_control::{AsyncObject, ControlError, Refusal, Reply, Request, Response};
-use burst_ledger::{AccountId, Charge, Resource};
+use burst_ledger::{Account, Charge, Resource};
 use burst_peer::PeerProcess;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -97,9 +97,9 @@ impl Session {
         self.said_hello
     }
 
-    /// The owner of the account that pays for the client.
-    pub fn account(&self) -> &AccountId {
-        self.caller.account.id()
+    /// The account that pays for the client.
+    pub fn account(&self) -> &Account {
+        &self.caller.account
     }
 
     /// Whether the client has a ring for commands.

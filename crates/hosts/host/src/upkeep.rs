@@ -102,7 +102,12 @@ fn continue_resolving<S: AsMut<Session>>(host: &mut Host, sessions: &mut [S], re
     let now = host.now();
     let changes = host.hop_changes(now, readable);
     for session in sessions {
-        session.as_mut().continue_resolving(host, now, &changes);
+        let session = session.as_mut();
+        let begin = session.next_deadline().map(|_| host.now());
+        session.continue_resolving(host, now, &changes);
+        if let Some(begin) = begin {
+            session.account().add_control_time(begin.0, host.now().0);
+        }
     }
     host.count_unanswered();
 }

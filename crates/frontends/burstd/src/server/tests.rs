@@ -1,0 +1,113 @@
+//! A server in virtual time: its time goes on only while the port of its device is asked for its state. So `ListDevices` is a
+//! dear request, `DaemonInfo` takes no time, and its reply tells when it was answered.
+
+use super::*;
+use burst_base::Reason;
+use burst_control::{Reply, Request, Response, frame};
+use burst_frame::TxBatch;
+use burst_host::{ClientProcess, Clock, WorkerMode};
+use burst_port::mem::{MemConfig, MemPort, pair};
+use burst_port::{Port, PortCaps, RxSink};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, connect, socket_with};
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
+
+/// Time that a look at the port takes.
+const REFRESH: Nanos = Nanos::from_ms(500);
+
+/// A port that costs virtual time.
+struct SlowPort {
+    port: MemPort,
+    time: Arc<AtomicU64>,
+}
+
+impl Port for SlowPort {
+    fn caps(&self) -> &PortCaps {
+        self.port.caps()
+    }
+    fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        self.port.rx_burst(now, budget, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
+        self.port.tx_burst(now, batch, dropped);
+    }
+    fn wait_fds(&self) -> Vec<RawFd> {
+        self.port.wait_fds()
+    }
+    fn refresh(&mut self) -> bool {
+        self.time.fetch_add(REFRESH.0, Relaxed);
+        self.port.refresh()
+    }
+}
+
+/// A server that ends when its last client has left.
+fn server(socket: &Path) -> Server {
+    let words = ["burstd", "--port", "udp:dev=lo", "--socket-mode", "0666", "--socket"].map(OsString::from);
+    let words = words.into_iter().chain([socket.as_os_str().to_owned()]);
+    let mut config = crate::config::read_from(words, &|_| None).expect("a configuration");
+    config.idle_exit = Some(Duration::ZERO);
+    config.host.worker_mode = WorkerMode::InPlace;
+    let time = Arc::new(AtomicU64::new(1));
+    let [a, b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let port = SlowPort { port: pair(MemConfig::default(), a, b).0, time: time.clone() };
+    let host = Host::with_ports(&config.host, Clock::Virtual(time), vec![vec![Box::new(port)]]).expect("a host");
+    Server::bind(&config, host, None).expect("a server")
+}
+
+/// A program of a user that connects, sends its requests at once, and returns the replies. Waits at `sent` meanwhile.
+fn program(socket: &Path, uid: u32, request: &Request, count: u32, sent: &Barrier) -> Vec<Response> {
+    // SAFETY: the call changes the user of this thread alone, which ends with this function. It reads no memory.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }, 0, "another user");
+    let flags = SocketFlags::CLOEXEC;
+    let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+    connect(&client, &SocketAddrUnix::new(socket).expect("an address")).expect("connected");
+    let hello = Request::Hello { program: "test".into() };
+    let requests = std::iter::once(&hello).chain(std::iter::repeat_n(request, count as usize));
+    for (number, request) in (burst_control::FIRST_SEQUENCE..).zip(requests) {
+        frame::send(&client, number, request, &[], SendFlags::empty()).expect("sent");
+    }
+    sent.wait();
+    let mut buffer = vec![0; MESSAGE_MAX];
+    let mut replies = Vec::new();
+    for _ in 0..=count {
+        let packet = frame::receive(&client, &mut buffer, RecvFlags::empty(), &mut Vec::new()).expect("a reply");
+        let reply: Reply = packet.decode().expect("a reply");
+        replies.push(reply.result.expect("no refusal"));
+    }
+    replies
+}
+
+#[test]
+fn an_account_with_dear_requests_does_not_delay_cheap_ones() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: changing the user needs root");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("burstd-rounds-{}.sock", std::process::id()));
+    let mut server = server(&path);
+    let (dear, cheap) = (60, 150);
+    let sent = Barrier::new(3);
+    let accounts = [1001, 1002].map(|uid| server.host.account_of(ClientProcess { pid: 0, uid }));
+    let (listed, answered) = std::thread::scope(|scope| {
+        let hostile = scope.spawn(|| program(&path, 1001, &Request::ListDevices, dear, &sent));
+        let bystander = scope.spawn(|| program(&path, 1002, &Request::DaemonInfo, cheap, &sent));
+        sent.wait();
+        server.serve().expect("served");
+        (hostile.join().expect("replies"), bystander.join().expect("replies"))
+    });
+    assert!(server.host.now() > Nanos(u64::from(dear) * REFRESH.0) && listed.len() as u32 == dear + 1);
+    let uptimes = answered.iter().map(|reply| match reply {
+        Response::Daemon(info) => info.uptime_s,
+        other => panic!("{other:?}"),
+    });
+    let now = server.host.now().0;
+    let times = accounts.map(|account| account.control_time(now).total_ns);
+    assert_eq!(times, [u64::from(dear) * REFRESH.0, 0], "each account's own requests");
+    // The first dear request, and the periodic look at the port, may come before. 64 requests of one client are answered in a
+    // turn: the last cheap one is answered in the third round, and a dear request has used up hundreds of turns.
+    assert!(uptimes.clone().all(|s| s <= 2), "{:?}", uptimes.collect::<Vec<_>>());
+}
