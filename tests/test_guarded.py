@@ -224,6 +224,22 @@ def test_falls_are_reported_and_reports_are_kept(pair, tmp_path):
     assert code == 0 and "SIGSEGV" in text and "has not fallen since" in text, text
 
 
+def test_reports_are_shown_while_no_daemon_answers(pair, tmp_path):
+    await_successor(pair.a, fall(pair.a, signal.SIGSEGV))
+    directory = tmp_path / "state-a"
+    child = child_of(pair.a.daemon)
+    os.kill(child, signal.SIGSTOP)
+    code, text = pair.a.burst("why", "daemon", "--reports", directory)
+    assert code == 1 and "SIGSEGV" in text and "nobody answers" in text, text
+    os.kill(child, signal.SIGCONT)
+    assert pair.a.burst("why", "daemon")[0] == 0
+    pair.a.daemon.stop()
+    code, text = pair.a.burst("why", "daemon", "--reports", directory)
+    assert code == 1 and "SIGSEGV" in text and "no daemon answers" in text, text
+    code, text = pair.a.burst("why", "daemon", "--reports", tmp_path / "missing")
+    assert code == 1 and "SIGSEGV" not in text and "no daemon answers" in text, text
+
+
 def test_a_daemon_that_ends_as_it_should_is_fatal_once_too(make_fabric):
     host = make_fabric().a
     program = host.start(build_directory() / "programs" / "falls", "burst0", "event")

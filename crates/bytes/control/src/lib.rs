@@ -9,6 +9,7 @@
 pub mod client;
 pub mod cm;
 pub mod commands;
+pub mod crash_report;
 pub mod events;
 pub mod frame;
 pub mod messages;

@@ -1,37 +1,80 @@
 //! `burst why daemon`: how often, when and why the daemon fell.
 
+use burst_control::crash_report;
 use burst_control::monitor::{CrashReport, DaemonCrashes};
 use clap::ArgMatches;
 use serde_json::json;
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
 
-/// Prints what the daemon knows of its predecessors.
+/// How long a daemon may take to answer. While a supervisor waits before it starts a successor, the socket accepts, and nobody
+/// answers.
+const ANSWER_MAX: Duration = Duration::from_secs(3);
+
+/// Prints what the daemon knows of its predecessors; without a daemon that answers, the reports in the directory `--reports`.
 pub fn falls(matches: &ArgMatches) -> ExitCode {
-    let asked = crate::sockets::connect(crate::chosen_socket(matches).as_deref())
-        .and_then(|mut daemon| daemon.crashes().map_err(|e| e.to_string()));
-    match asked {
-        Ok(crashes) if matches.get_flag("json") => crate::finish(&crate::json_text(&json_of(&crashes))),
-        Ok(crashes) => crate::finish(&text_of(&crashes)),
-        Err(sentence) => crate::fail(sentence),
-    }
+    let sentence = match ask(crate::chosen_socket(matches)) {
+        Ok(crashes) if matches.get_flag("json") => return crate::finish(&crate::json_text(&json_of(&crashes))),
+        Ok(crashes) => return crate::finish(&text_of(&crashes)),
+        Err(sentence) => sentence,
+    };
+    let chosen = matches.get_one::<PathBuf>("reports").cloned().or_else(crash_report::default_directory);
+    let Some((directory, reports)) = chosen.and_then(|path| Some((path.clone(), kept_in(&path)?))) else {
+        return crate::fail(sentence);
+    };
+    let text = if matches.get_flag("json") {
+        let directory = directory.to_string_lossy();
+        let reports: Vec<_> = reports.iter().map(report_json).collect();
+        crate::json_text(&json!({ "guarded": null, "crashes": null, "directory": directory, "reports": reports }))
+    } else {
+        format!("{}Full reports: {}\n", reports.iter().map(report_text).collect::<String>(), directory.display())
+    };
+    let _ = crate::finish(&text);
+    crate::fail(sentence)
+}
+
+/// Asks the daemon, for at most [`ANSWER_MAX`].
+fn ask(socket: Option<PathBuf>) -> Result<DaemonCrashes, String> {
+    let (sender, answer) = mpsc::channel();
+    std::thread::spawn(move || {
+        let asked = crate::sockets::connect(socket.as_deref())
+            .and_then(|mut daemon| daemon.crashes().map_err(|error| error.to_string()));
+        // The receiver is gone if the answer came too late.
+        let _ = sender.send(asked);
+    });
+    answer.recv_timeout(ANSWER_MAX).unwrap_or_else(|_| {
+        Err(format!(
+            "the daemon's socket accepts, but nobody answers within {} s: the daemon stands still, or it fell several times \
+             and its supervisor waits before it starts the next one; its log tells which",
+            ANSWER_MAX.as_secs()
+        ))
+    })
+}
+
+/// The reports in a directory, the newest first; `None` if there are none that this user can read.
+fn kept_in(directory: &Path) -> Option<Vec<CrashReport>> {
+    crash_report::read_last(directory, usize::MAX).ok().filter(|reports| !reports.is_empty())
 }
 
 fn json_of(crashes: &DaemonCrashes) -> serde_json::Value {
-    let report = |r: &CrashReport| {
-        json!({
-            "time": utc(r.unix_s),
-            "ran_ms": r.ran_ms,
-            "version": r.version,
-            "cause": r.cause,
-            "details": r.details,
-        })
-    };
     json!({
         "guarded": crashes.guarded,
         "crashes": crashes.crashes,
         "directory": crashes.directory,
-        "reports": crashes.reports.iter().map(report).collect::<Vec<_>>(),
+        "reports": crashes.reports.iter().map(report_json).collect::<Vec<_>>(),
+    })
+}
+
+fn report_json(report: &CrashReport) -> serde_json::Value {
+    json!({
+        "time": utc(report.unix_s),
+        "ran_ms": report.ran_ms,
+        "version": report.version,
+        "cause": report.cause,
+        "details": report.details,
     })
 }
 
@@ -46,17 +89,20 @@ fn text_of(crashes: &DaemonCrashes) -> String {
         1 => "The daemon is guarded, and has fallen once since its supervisor started.\n".to_owned(),
         n => format!("The daemon is guarded, and has fallen {n} times since its supervisor started.\n"),
     };
-    for report in &crashes.reports {
-        let CrashReport { unix_s, ran_ms, version, cause, details } = report;
-        let seconds = *ran_ms as f64 / 1000.0;
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{}  {cause}; version {version}, ran for {seconds:.1} s", utc(*unix_s));
-        for line in details.lines() {
-            let _ = writeln!(text, "    {}", printable(line));
-        }
-    }
+    text.extend(crashes.reports.iter().map(report_text));
     if let Some(directory) = &crashes.directory {
         let _ = writeln!(text, "Full reports: {directory}");
+    }
+    text
+}
+
+fn report_text(report: &CrashReport) -> String {
+    let CrashReport { unix_s, ran_ms, version, cause, details } = report;
+    let (cause, version, seconds) = (printable(cause), printable(version), *ran_ms as f64 / 1000.0);
+    let mut text = format!("{}  {cause}; version {version}, ran for {seconds:.1} s\n", utc(*unix_s));
+    for line in details.lines() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "    {}", printable(line));
     }
     text
 }

@@ -68,7 +68,8 @@ pub fn command() -> Command {
                      `daemon`: how often, when and why the daemon fell",
                 ))
                 .arg(socket())
-                .arg(json()),
+                .arg(json())
+                .arg(reports()),
         )
         .subcommand(
             Command::new("stats")
@@ -146,6 +147,13 @@ fn users() -> Arg {
         .long("users")
         .action(clap::ArgAction::SetTrue)
         .help("List what the programs of each user use of the daemon's limited resources, and how much they may use")
+}
+
+/// `--reports` of `why`.
+fn reports() -> Arg {
+    Arg::new("reports").long("reports").value_name("DIR").value_parser(clap::value_parser!(PathBuf)).help(
+        "With `daemon`: the directory of crash reports to read if no daemon answers (state_dir) [default: this user's]",
+    )
 }
 
 fn json() -> Arg {

@@ -1,14 +1,15 @@
 //! Crash reports: when and why a daemon fell, how long it had run, its version, and message and backtrace of its panic.
 //!
-//! A report is text: a head of lines `name: value`, an empty line, and the details. The supervisor keeps the last
-//! [`REPORTS_MAX`] as files, which only its user can read, in a directory that only its user can write; without such a directory
-//! it keeps them in memory. It passes them to the next daemon in a memfd, and the daemon shows them (`burst why daemon`).
+//! The supervisor keeps the last [`REPORTS_MAX`] as files ([`burst_control::crash_report`]), which only its user can read, in a
+//! directory that only its user can write; without such a directory it keeps them in memory. It passes them to the next daemon in
+//! a memfd, and the daemon shows them (`burst why daemon`).
 
+use burst_control::crash_report::{REPORT_BYTES, default_directory, files, parse, read_last, show};
 use burst_control::monitor::CrashReport;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::VecDeque;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -17,11 +18,8 @@ use tracing::warn;
 
 /// Reports that are kept.
 pub const REPORTS_MAX: usize = 8;
-/// Longest report in a file, in bytes.
-const REPORT_BYTES: usize = 64 << 10;
 /// Longest details that the daemon shows, in bytes: all reports fit one control message.
 const SHOWN_BYTES: usize = 6 << 10;
-const FIRST_LINE: &str = "burst crash report 1";
 
 const _: () = assert!(REPORTS_MAX * (SHOWN_BYTES + 1024) <= burst_control::MESSAGE_MAX);
 
@@ -43,11 +41,8 @@ impl CrashLog {
                 None
             }
         });
-        let mut log = CrashLog { directory, reports: VecDeque::new() };
-        for path in log.files().iter().rev().take(REPORTS_MAX) {
-            log.reports.extend(read_file(path).ok().as_deref().and_then(parse).map(|(report, _)| report));
-        }
-        log
+        let kept = directory.as_deref().and_then(|path| read_last(path, REPORTS_MAX).ok());
+        CrashLog { directory, reports: kept.unwrap_or_default().into() }
     }
 
     /// Where the files are; `None`: in memory.
@@ -58,12 +53,10 @@ impl CrashLog {
     /// Adds a report, and removes the oldest ones.
     pub fn add(&mut self, report: CrashReport) {
         if let Some(directory) = &self.directory
-            && let Err(error) = write_file(directory, &report)
+            && let Err(error) = keep_file(directory, &report)
         {
             warn!("the crash report cannot be written to {}: {error}", directory.display());
         }
-        let files = self.files();
-        files.iter().rev().skip(REPORTS_MAX).for_each(|path| drop(std::fs::remove_file(path)));
         self.reports.push_front(report);
         self.reports.truncate(REPORTS_MAX);
     }
@@ -78,17 +71,6 @@ impl CrashLog {
             file.write_all(show(&shortened(report)).as_bytes())?;
         }
         Ok(file.into())
-    }
-
-    /// The files of reports, the oldest first: their names begin with the time.
-    fn files(&self) -> Vec<PathBuf> {
-        let Some(entries) = self.directory.as_ref().and_then(|path| path.read_dir().ok()) else { return Vec::new() };
-        let is_report = |path: &PathBuf| {
-            path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with("crash-") && n.ends_with(".txt"))
-        };
-        let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_report).collect();
-        files.sort();
-        files
     }
 }
 
@@ -123,19 +105,6 @@ pub fn cause_of(status: ExitStatus, details: &str) -> String {
     place.map_or_else(|| status.to_string(), |place| format!("{place}; {status}"))
 }
 
-/// The directory where reports go by default.
-fn default_directory() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    if let Some(list) = set("STATE_DIRECTORY") {
-        return std::env::split_paths(&list).next();
-    }
-    if rustix::process::geteuid().is_root() {
-        return Some(PathBuf::from("/var/lib/burst"));
-    }
-    let home = || set("HOME").map(|home| PathBuf::from(home).join(".local/state"));
-    set("XDG_STATE_HOME").map(PathBuf::from).or_else(home).map(|state| state.join("burst"))
-}
-
 /// Makes the directory if it is missing, and checks that only this user can write to it.
 fn prepare(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
@@ -148,6 +117,12 @@ fn prepare(path: &Path) -> io::Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Writes a report, and removes the oldest ones.
+fn keep_file(directory: &Path, report: &CrashReport) -> io::Result<()> {
+    write_file(directory, report)?;
+    files(directory)?.iter().rev().skip(REPORTS_MAX).try_for_each(std::fs::remove_file)
 }
 
 fn write_file(directory: &Path, report: &CrashReport) -> io::Result<()> {
@@ -163,47 +138,12 @@ fn write_file(directory: &Path, report: &CrashReport) -> io::Result<()> {
     Ok(())
 }
 
-fn read_file(path: &Path) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(REPORT_BYTES as u64).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
 /// The report with as much of its details as the daemon shows.
 fn shortened(report: &CrashReport) -> CrashReport {
     let mut details = report.details.clone();
     let end = (0..=SHOWN_BYTES.min(details.len())).rev().find(|at| details.is_char_boundary(*at));
     details.truncate(end.unwrap_or(0));
     CrashReport { details, ..report.clone() }
-}
-
-/// The report as text.
-fn show(report: &CrashReport) -> String {
-    let CrashReport { unix_s, ran_ms, version, cause, details } = report;
-    let (cause, length) = (cause.replace('\n', " "), details.len());
-    format!(
-        "{FIRST_LINE}\nunix_s: {unix_s}\nran_ms: {ran_ms}\nversion: {version}\ncause: {cause}\nlength: {length}\n\n{details}\n"
-    )
-}
-
-/// Reads a report; returns what follows it.
-fn parse(text: &str) -> Option<(CrashReport, &str)> {
-    let (head, rest) = text.split_once("\n\n")?;
-    let mut lines = head.lines();
-    if lines.next()? != FIRST_LINE {
-        return None;
-    }
-    let mut value = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(": ");
-    let report = CrashReport {
-        unix_s: value("unix_s")?.parse().ok()?,
-        ran_ms: value("ran_ms")?.parse().ok()?,
-        version: value("version")?.chars().take(64).collect(),
-        cause: value("cause")?.chars().take(512).collect(),
-        details: String::new(),
-    };
-    let length: usize = value("length")?.parse().ok()?;
-    let details = rest.get(..length)?.to_owned();
-    Some((CrashReport { details, ..report }, rest.get(length + 1..).unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -228,11 +168,11 @@ mod tests {
         let mut log = CrashLog::open(Some(&path));
         (0..20).for_each(|at| log.add(report(1000 + at / 2)));
         let log = CrashLog::open(Some(&path));
-        assert_eq!(log.files().len(), REPORTS_MAX);
+        assert_eq!(files(&path).expect("read").len(), REPORTS_MAX);
         let passed = read_memfd(log.to_memfd().expect("a memfd"));
         assert_eq!(passed.len(), REPORTS_MAX);
         assert_eq!((&passed[0], passed[1].unix_s, passed[2].unix_s), (&report(1009), 1009, 1008));
-        let file = log.files()[0].metadata().expect("a file");
+        let file = files(&path).expect("read")[0].metadata().expect("a file");
         assert_eq!((file.mode() & 0o777, path.metadata().expect("it").mode() & 0o777), (0o600, 0o700));
         std::fs::remove_dir_all(path).expect("removed");
     }
@@ -250,16 +190,11 @@ mod tests {
     }
 
     #[test]
-    fn long_details_are_cut_and_rubbish_is_no_report() {
+    fn long_details_are_cut() {
         let long = CrashReport { details: "ä".repeat(SHOWN_BYTES), ..report(1) };
         let log = CrashLog { directory: None, reports: VecDeque::from([long, report(2)]) };
         let passed = read_memfd(log.to_memfd().expect("a memfd"));
         assert_eq!((passed[0].details.len(), passed.len()), (SHOWN_BYTES, 2));
-        let good = show(&report(1));
-        assert_eq!(parse(&good), Some((report(1), "")));
-        for text in ["", "\n\n", &good[1..], &good.replace("1234", "-1"), &good.replace("length: ", "length: 9")] {
-            assert_eq!(parse(text), None, "{text}");
-        }
     }
 
     #[test]
