@@ -65,7 +65,7 @@ pub struct KeySpace {
     random: Box<dyn FnMut() -> u64 + Send>,
     /// Generation of each index ever used.
     generations: Vec<u8>,
-    /// Indices in use.
+    /// By index: whether it is in use. No index from its length on is in use or in `free`.
     live: Vec<bool>,
     /// Free indices, oldest first, so that a generation lasts long.
     free: std::collections::VecDeque<u32>,
@@ -73,7 +73,7 @@ pub struct KeySpace {
 
 impl core::fmt::Debug for KeySpace {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("KeySpace").field("used", &self.generations.len()).field("free", &self.free.len()).finish()
+        f.debug_struct("KeySpace").field("used", &self.live.len()).field("free", &self.free.len()).finish()
     }
 }
 
@@ -106,15 +106,30 @@ impl KeySpace {
         let low = 1 + ((self.random)() % 255) as u32;
         Some(self.cipher.permute(plain) << 8 | low)
     }
-    /// An index never used before, or the index that has been free for the longest time.
+    /// An index above all others, or the index that has been free for the longest time.
     fn fresh_or_oldest(&mut self) -> Option<u32> {
         // A freed key stays invalid for REUSE_AFTER frees times the number of generations.
-        if self.generations.len() < INDEX_MAX && self.free.len() < REUSE_AFTER {
-            self.generations.push((self.random)() as u8 & GENERATION_MASK as u8);
+        if self.live.len() < INDEX_MAX && self.free.len() < REUSE_AFTER {
+            let index = self.live.len();
+            // An index that was used before a shrink goes on with its generation.
+            if index == self.generations.len() {
+                self.generations.push((self.random)() as u8 & GENERATION_MASK as u8);
+            }
             self.live.push(false);
-            return Some(self.generations.len() as u32 - 1);
+            return Some(index as u32);
         }
         self.free.pop_front()
+    }
+    /// Returns the memory of free indices above the largest one in use to the heap, except of the first [`REUSE_AFTER`] of them.
+    /// The generations stay, one byte each: a freed key must stay invalid.
+    pub fn shrink(&mut self) {
+        let used = self.live.iter().rposition(|is_live| *is_live).map_or(0, |last| last + 1);
+        let end = self.live.len().min(used + REUSE_AFTER);
+        self.live.truncate(end);
+        self.live.shrink_to_fit();
+        self.free.retain(|index| (*index as usize) < end);
+        self.free.shrink_to_fit();
+        debug_assert!(self.live.iter().filter(|is_live| !**is_live).count() == self.free.len());
     }
     /// Frees a key after all replicas have removed it. False: it was not in use.
     pub fn release(&mut self, key: u32) -> bool {
@@ -124,7 +139,7 @@ impl KeySpace {
             self.live[index] = false;
             self.generations[index] = ((generation + 1) & GENERATION_MASK) as u8;
             self.free.push_back(index as u32);
-            debug_assert!(self.free.len() <= self.generations.len(), "an index is free once");
+            debug_assert!(self.free.len() <= self.live.len(), "an index is free once");
         }
         known
     }

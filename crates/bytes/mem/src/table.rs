@@ -109,6 +109,13 @@ impl MrTable {
         *slot = None;
         Some(window)
     }
+    /// Returns memory behind the last key in use to the heap. For times without traffic: it allocates.
+    pub fn shrink(&mut self) {
+        let used = self.slots.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        self.slots.truncate(used);
+        self.slots.shrink_to_fit();
+        self.removed.shrink_to_fit();
+    }
     /// Drops the removed regions. Call it between turns, when no span is alive.
     #[inline]
     pub fn reclaim(&mut self) {

@@ -312,3 +312,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn keys_stay_unique_and_freed_ones_invalid_after_a_shrink() {
+    let mut keys = keys(5);
+    let first = keys.alloc().expect("a key");
+    let many: Vec<u32> = (0..10_000).map(|_| keys.alloc().expect("a key")).collect();
+    many.iter().for_each(|key| assert!(keys.release(*key)));
+    assert!(format!("{keys:?}").contains("used: 10001"), "{keys:?}");
+    keys.shrink();
+    assert!(format!("{keys:?}").contains("used: 65, free: 64"), "some rest before they are used again: {keys:?}");
+    assert!(many.iter().all(|key| !keys.release(*key)), "they are free");
+    let mut seen: HashSet<u32> = many.iter().chain([&first]).map(|key| key >> 8).collect();
+    for _ in 0..20_000 {
+        let key = keys.alloc().expect("a key");
+        assert!(seen.insert(key >> 8), "the key of an index has another generation, and no index is given twice");
+    }
+    assert!(keys.release(first) && !keys.release(first));
+}
+
+#[test]
+fn a_table_finds_its_regions_after_a_shrink_and_grows_again() {
+    let mut keys = keys(6);
+    let mut table = MrTable::new(keys.cipher());
+    let all: Vec<u32> = (0..5000).map(|_| keys.alloc().expect("a key")).collect();
+    for key in &all {
+        assert!(table.insert(Arc::new(region(*key, 100, 0))));
+    }
+    let (kept, gone) = all.split_at(10);
+    gone.iter().for_each(|key| assert!(table.remove(*key).is_some()));
+    table.reclaim();
+    table.shrink();
+    assert!(kept.iter().all(|key| table.get(*key).is_some()) && gone.iter().all(|key| table.get(*key).is_none()));
+    assert_eq!(table.len(), kept.len());
+    assert!(table.insert(Arc::new(region(gone[4000], 100, 0))) && table.get(gone[4000]).is_some());
+}

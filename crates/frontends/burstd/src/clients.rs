@@ -18,6 +18,9 @@ const EVENTS_AT_ONCE: usize = 64;
 /// How long a client may take from the connection to its hello.
 pub const HELLO_MAX: Nanos = Nanos::from_ms(10_000);
 
+/// So many clients that have connected are remembered in any case until their time for a hello is over.
+const GREETINGS_MIN: usize = 64;
+
 /// A number of a client that is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientToken(u64);
@@ -43,7 +46,8 @@ pub struct Clients {
     rings: HashMap<u32, Vec<ClientToken>>,
     /// Clients whose rings for commands are not marked as idle.
     awake: Vec<ClientToken>,
-    /// When clients that have not said hello are disconnected, in order.
+    /// When clients that have not said hello are disconnected, in order; among them clients that have left or said hello, at most
+    /// twice as many as there are clients.
     greetings: VecDeque<(Nanos, ClientToken)>,
 }
 
@@ -99,8 +103,17 @@ impl Clients {
         client.token = Some(token);
         self.indices.insert(token, self.list.len());
         self.list.push(client);
+        if self.greetings.len() >= 2 * self.list.len().max(GREETINGS_MIN) {
+            self.forget_greetings();
+        }
         self.greetings.push_back((now + HELLO_MAX, token));
         Ok(())
+    }
+
+    /// Forgets the clients that have left or said hello: there may be many more of them within [`HELLO_MAX`] than clients.
+    fn forget_greetings(&mut self) {
+        let Clients { list, indices, greetings, .. } = self;
+        greetings.retain(|(_, token)| indices.get(token).is_some_and(|index| !list[*index].session().has_said_hello()));
     }
 
     /// Removes a client. The caller ends its session.
@@ -233,6 +246,17 @@ impl Clients {
     /// When [`Clients::silent`] must be called next.
     pub fn silent_at(&self) -> Option<Nanos> {
         self.greetings.front().map(|(at, _)| *at)
+    }
+
+    /// Returns the memory of clients that have left to the heap.
+    pub fn shrink(&mut self) {
+        let Clients { list, indices, next_token: _, queues, rings, awake, greetings } = self;
+        list.shrink_to_fit();
+        indices.shrink_to_fit();
+        queues.shrink_to_fit();
+        rings.shrink_to_fit();
+        awake.shrink_to_fit();
+        greetings.shrink_to_fit();
     }
 
     /// Removes all clients.

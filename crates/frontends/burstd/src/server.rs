@@ -159,6 +159,7 @@ impl Server {
             let hops = ready.hops;
             self.serve_clients(ready.accounts);
             if self.upkeep.run(&mut self.host, self.clients.all_mut(), hops) {
+                self.clients.shrink();
                 crate::return_heap();
             }
             if self.host.workers().iter().any(|w| !w.is_alive()) {
@@ -393,6 +394,7 @@ impl Server {
         let Some(mut gone) = self.ending.take(account) else { return false };
         if gone.session_mut().end_some(&mut self.host, ENDED_AT_ONCE) {
             gone.close(&self.host);
+            self.host.note_ended(1);
         } else {
             self.ending.add(gone);
         }

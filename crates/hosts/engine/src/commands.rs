@@ -157,11 +157,15 @@ impl Worker {
     /// Returns memory of destroyed objects. For times without traffic: it allocates, and so will the creation of the next
     /// objects.
     pub fn shrink(&mut self) {
-        let Core { qps, cqs, ahs, wheel, directory, .. } = &mut self.core;
+        let Core { qps, cqs, ahs, xrc, contexts, mem, sched, wheel, directory, .. } = &mut self.core;
         shrink(qps);
         directory.shrink(qps.len() as u32);
         shrink(cqs);
         shrink(ahs);
+        shrink(xrc);
+        shrink(contexts);
+        mem.shrink();
+        sched.shrink(contexts.len());
         wheel.shrink(qps.len().next_power_of_two() as u32);
         self.agent.shrink();
     }

@@ -58,6 +58,18 @@ impl Scheduler {
     pub fn remove_context(&mut self, context: u32) {
         self.ready[context as usize] = ReadyQueue::default();
     }
+    /// Returns memory that is not in use. `contexts` is one more than the largest number of a context that exists.
+    pub fn shrink(&mut self, contexts: usize) {
+        // A removed context may be queued until its next turn.
+        let queued = self.queued.iter().max().map_or(0, |last| *last as usize + 1);
+        let used = contexts.max(queued);
+        self.ready.truncate(used);
+        self.ready.shrink_to_fit();
+        self.is_queued.truncate(used);
+        self.is_queued.shrink_to_fit();
+        self.queued.shrink_to_fit();
+        self.ready.iter_mut().for_each(|ready| ready.queue.shrink_to_fit());
+    }
     /// Appends queue pair `qp` of `context`, which must not be queued, and returns its ticket.
     pub fn push(&mut self, context: u32, qp: u32) -> u32 {
         assert!((context as usize) < self.ready.len(), "context {context} was not added");

@@ -60,6 +60,11 @@ impl Exports {
     pub fn remove_context(&mut self, context: u32) {
         self.contexts.remove(&context);
     }
+    /// Returns the memory of ended exports to the heap.
+    pub fn shrink(&mut self) {
+        self.contexts.shrink_to_fit();
+        self.pd_holders.shrink_to_fit();
+    }
     /// Adds a holder of a protection domain. The first holder's `device` is the domain's.
     pub fn hold_pd(&mut self, number: u32, device: DeviceId) {
         self.pd_holders.entry(number).or_insert((0, device)).0 += 1;

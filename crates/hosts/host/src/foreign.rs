@@ -240,6 +240,13 @@ impl Disposal {
         shared.changed.notify_all();
     }
 
+    /// Returns the memory of closed descriptors' places to the heap.
+    pub fn shrink(&self) {
+        if let Some(shared) = &self.0 {
+            shared.lock().waiting.shrink_to_fit();
+        }
+    }
+
     /// Tells the threads to end. Descriptors that still wait are closed by the end of the process.
     pub fn end(&self) {
         if let Some(shared) = &self.0 {

@@ -346,8 +346,9 @@ impl Host {
         caller.charge(&[(object.resource(), 1)]).inspect_err(|_| self.uncount_object(device, object))
     }
 
-    /// Uncounts an object that has ended.
+    /// Uncounts an object that has ended, or was not made after all.
     pub fn uncount_object(&mut self, device: DeviceId, object: DeviceObject) {
+        self.note_ended(1);
         self.devices[device.index()].objects.remove(object);
     }
 
@@ -359,6 +360,14 @@ impl Host {
     /// Returns the memory of ended objects to the heap.
     pub fn shrink(&mut self) {
         self.on_all(Worker::shrink);
+        [&mut self.contexts, &mut self.pds, &mut self.cqs, &mut self.ahs].into_iter().for_each(IdAllocator::shrink);
+        self.keys.shrink();
+        self.context_users.shrink_to_fit();
+        self.exports.shrink();
+        self.groups.groups.shrink_to_fit();
+        self.xrc.shrink();
+        self.cm.shrink();
+        self.disposal.shrink();
     }
 
     /// Reads the addresses and the link state of every port again.

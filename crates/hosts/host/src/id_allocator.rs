@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 /// Allocates numbers from 0 up to a limit, the smallest free number first.
 #[derive(Debug)]
 pub struct IdAllocator {
-    /// The smallest number that was never allocated.
+    /// All numbers from here on are free and not in `free`.
     next: u32,
     limit: u32,
     free: BinaryHeap<Reverse<u32>>,
@@ -37,7 +37,18 @@ impl IdAllocator {
         assert!(n < self.next, "number {n} was never allocated");
         self.free.push(Reverse(n));
     }
-    /// One more than the largest number ever allocated.
+    /// Returns the memory of free numbers above the largest one in use to the heap.
+    pub fn shrink(&mut self) {
+        let mut free = std::mem::take(&mut self.free).into_vec();
+        free.sort_unstable_by_key(|Reverse(n)| *n);
+        while free.last().is_some_and(|Reverse(n)| n + 1 == self.next) {
+            free.pop();
+            self.next -= 1;
+        }
+        free.shrink_to_fit();
+        self.free = free.into();
+    }
+    /// One more than the largest number allocated since the last [`IdAllocator::shrink`].
     pub fn taken_end(&self) -> u32 {
         self.next
     }
@@ -59,5 +70,18 @@ mod tests {
         n.put(0);
         assert_eq!(n.taken(), 1);
         assert_eq!([n.take(), n.take(), n.take()], [Some(0), Some(2), None]);
+    }
+
+    #[test]
+    fn free_numbers_above_those_in_use_cost_no_memory_after_a_shrink() {
+        let mut n = IdAllocator::new(1000);
+        (0..1000).for_each(|_| drop(n.take()));
+        (0..1000).filter(|number| *number != 5).for_each(|number| n.put(number));
+        assert!(n.free.capacity() >= 999);
+        n.shrink();
+        assert!(n.free.capacity() < 16 && (n.taken_end(), n.taken()) == (6, 1), "{n:?}");
+        assert_eq!([n.take(), n.take()], [Some(0), Some(1)], "the smallest one is still the first");
+        let rest: Vec<u32> = std::iter::from_fn(|| n.take()).collect();
+        assert_eq!(rest, [2, 3, 4].into_iter().chain(6..1000).collect::<Vec<_>>(), "none is lost, none is given twice");
     }
 }

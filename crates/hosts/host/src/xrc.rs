@@ -152,6 +152,15 @@ impl XrcTable {
         }
     }
 
+    /// Returns the memory of ended domains and targets to the heap.
+    pub fn shrink(&mut self) {
+        self.ids.shrink();
+        self.domains.shrink_to_fit();
+        self.by_file.shrink_to_fit();
+        self.srqns.shrink();
+        self.targets.shrink_to_fit();
+    }
+
     /// Allocates a number for a shared receive queue.
     pub fn take_srqn(&mut self) -> Option<u32> {
         self.srqns.take()

@@ -94,6 +94,11 @@ impl PortTable {
         free
     }
 
+    /// Returns the memory of released addresses to the heap.
+    pub fn shrink(&mut self) {
+        self.bound.shrink_to_fit();
+    }
+
     /// Releases an address.
     pub fn release(&mut self, binding: &PortBinding) {
         if let Some(others) = self.bound.get_mut(&(binding.ps, binding.port)) {

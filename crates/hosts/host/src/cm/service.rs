@@ -96,6 +96,14 @@ impl CmService {
         self.tokens.remove(&token);
     }
 
+    /// Returns the memory of ended ids and contexts to the heap.
+    pub fn shrink(&mut self) {
+        self.ports.shrink();
+        self.tokens.shrink_to_fit();
+        self.jobs.iter_mut().for_each(Vec::shrink_to_fit);
+        self.events.shrink_to_fit();
+    }
+
     /// Records the duration of a step that has just ended. Returns it in nanoseconds, at most 4 s.
     pub fn record_step(&self, step: FinishedStep) -> u32 {
         let elapsed = self.clock.now().since(step.begun);

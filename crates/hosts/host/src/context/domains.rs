@@ -110,8 +110,11 @@ impl Context {
 
 /// Releases a context's hold on a protection domain. The last holder frees its number.
 pub(super) fn release_pd_number(host: &mut Host, number: u32) {
-    if let Some(device) = host.exports.release_pd(number) {
-        host.pds.put(number);
-        host.uncount_object(device, DeviceObject::Pd);
+    match host.exports.release_pd(number) {
+        Some(device) => {
+            host.pds.put(number);
+            host.uncount_object(device, DeviceObject::Pd);
+        }
+        None => host.note_ended(1),
     }
 }

@@ -377,7 +377,6 @@ impl Context {
             }
         }
         let ended = targets.len() + objects.len();
-        host.note_ended(ended);
         for object in objects {
             host.qpns[object.worker].put(object.qpn);
             host.uncount_object(self.device, DeviceObject::Qp);

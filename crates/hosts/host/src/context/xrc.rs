@@ -186,6 +186,7 @@ impl Context {
         if host.xrc.targets.get_mut(&qpn).is_some_and(XrcTarget::end_hold) {
             // Not waited for: a program may end thousands of holds at once. Its context leaves the worker after them.
             host.post(object.worker, move |w, _| w.release_qp(qpn, hold));
+            host.note_ended(1);
             return;
         }
         host.xrc.targets.remove(&qpn);
