@@ -79,7 +79,7 @@ install: build ## Install below PREFIX (default /usr/local)
 	ln -sf libibverbs.so.1 $(DESTDIR)$(PREFIX)/lib/burst/libibverbs.so
 	ln -sf librdmacm.so.1 $(DESTDIR)$(PREFIX)/lib/burst/librdmacm.so
 	install -d $(DESTDIR)$(PREFIX)/share/burst
-	install -m 644 share/*.bt $(DESTDIR)$(PREFIX)/share/burst
+	install -m 644 share/*.bt share/wireshark/burst.lua $(DESTDIR)$(PREFIX)/share/burst
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/lib/sysusers.d
 	sed 's|/usr/local/|$(PREFIX)/|' share/systemd/burstd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/burstd.service
 	install -m 644 share/systemd/burstd.socket $(DESTDIR)$(PREFIX)/lib/systemd/system

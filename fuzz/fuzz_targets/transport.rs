@@ -13,7 +13,9 @@ use burst_base::verbs::{Mtu, QpAttr, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Psn, Rkey};
 use burst_fuzz::Tape;
 use burst_shm::layout::{SendWqe, Sge};
-use burst_wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, Opcode, Reth, Syndrome};
+use burst_wire::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, Opcode, Reth, Saeth, Seth, Syndrome, Weth,
+};
 use common::{LinkFaults, Pair, Setup, ip_of, qpn_of};
 use libfuzzer_sys::fuzz_target;
 
@@ -119,6 +121,18 @@ fn post(tape: &mut Tape<'_>, pair: &mut Pair, me: usize, book: &mut Book) {
     }
 }
 
+/// A head with the SETH that this opcode wants, and the WETH.
+fn with_selective(head: HeadBuf, tape: &mut Tape<'_>, opcode: Opcode, weth: Weth) -> HeadBuf {
+    use burst_wire::OpKind;
+    let index = if opcode.position().is_start() { 0 } else { 1 + u32::from(tape.byte()) };
+    let seth = Seth { transmission: tape.byte() & 15, index, ..Seth::default() };
+    match opcode.kind() {
+        OpKind::Ack | OpKind::ReadAck => head,
+        OpKind::Write => head.seth(seth).weth(weth),
+        _ => head.seth(seth),
+    }
+}
+
 /// A packet, or a train of such with numbers that rise, as a peer, or somebody else, might send it.
 fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     let end = &mut pair.ends[me];
@@ -144,11 +158,14 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     if opcode.service() == burst_wire::Service::Ud {
         bytes = bytes.deth(Deth { qkey: common::QKEY, src_qpn: qpn_of(9) });
     }
-    if opcode.service() == burst_wire::Service::Xrc {
+    if matches!(opcode.service(), burst_wire::Service::Xrc | burst_wire::Service::XrcSr) {
         return;
     }
     let starts = opcode.position().is_start();
-    if (kind == OpKind::Write && starts) || kind == OpKind::ReadRequest {
+    if opcode.service().is_selective() {
+        bytes = with_selective(bytes, tape, opcode, Weth { addr, rkey: key });
+    }
+    if (kind == OpKind::Write && starts && !opcode.service().is_selective()) || kind == OpKind::ReadRequest {
         bytes = bytes.reth(Reth { addr, rkey: key, len });
     }
     if kind.is_atomic() {
@@ -159,6 +176,9 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     }
     if kind == OpKind::AtomicAck {
         bytes = bytes.atomic_ack(AtomicAckEth { original: 1 });
+    }
+    if opcode.service().is_selective() && matches!(kind, OpKind::Ack | OpKind::ReadAck) {
+        bytes = bytes.saeth(Saeth { words: (payload_len / 8).min(15) as u8, ..Saeth::default() });
     }
     if opcode.info().has_imm {
         bytes = bytes.imm(ImmDt { bytes: [1, 2, 3, 4] });

@@ -48,7 +48,7 @@ reasons! {
     // --- packets that never reach a queue pair
     Truncated, "truncated", Drop, "The packet is shorter than its headers say.", "Look for a faulty link or a sender that is not RoCEv2.";
     BadVersion, "bad_transport_version", Drop, "The BTH transport version is not 0.", "The sender is not a RoCEv2 stack.";
-    UnknownOpcode, "unknown_opcode", Drop, "The BTH opcode is not an RC, XRC, UC or UD opcode of IBA.", "The sender uses a transport that Burst does not implement.";
+    UnknownOpcode, "unknown_opcode", Drop, "The BTH opcode is neither an RC, XRC, UC or UD opcode of IBA nor one of Burst's own.", "The sender uses a transport that Burst does not implement.";
     BadIcrc, "bad_icrc", Drop, "The invariant CRC does not match.", "The packet was corrupted, or a middle box rewrote fields that the ICRC covers.";
     BadPkey, "bad_pkey", Drop, "The packet's partition key is not the queue pair's.", "Use the default partition (P_Key index 0) on both ends.";
     UnknownQpn, "unknown_qpn", Drop, "No queue pair has the packet's destination number.", "The peer sends to a queue pair that was destroyed, or to the wrong host.";
@@ -149,6 +149,14 @@ reasons! {
     PageLate, "page_late", Note, "A page of a program's memory was not there in time; the packet is sent or asked for again.", "Nothing if rare: the page is read from a file. If often, register memory that is no mapped file, or touch it before.";
     PageRemoved, "page_removed", Completion, "A page of registered memory is missing: the program has removed it from its file, or no huge page is free; the daemon may not allocate it.", "Register memory that has been touched, and do not remove pages (MADV_REMOVE, FALLOC_FL_PUNCH_HOLE) while it is registered.";
     PageMissing, "page_missing", Completion, "A page of a program's memory has not come for a second.", "Look for the file system behind the registered memory: a FUSE or NFS server that does not answer.";
+    // --- selective repeat
+    SrNotNegotiated, "sr_not_negotiated", Drop, "A packet of Burst's selective repeat family arrived, but this queue pair does not use selective repeat.", "If often, look for a peer that runs another version of Burst, or for a host that forges its packets.";
+    SrVersion, "sr_version", Drop, "A selective repeat header has an unknown version, or a lane other than 0.", "Use the same version of Burst on both hosts.";
+    SrFlags, "sr_flags", Drop, "A selective repeat header marks a packet as a probe or as the repair of a READ, and its opcode cannot be that.", "The sender is faulty.";
+    SrIndex, "sr_index", Drop, "The packet index of a selective repeat header does not fit the opcode, or lies behind the longest message.", "The sender is faulty.";
+    SrAddress, "sr_address", Drop, "A selective repeat WRITE packet ends behind the address space.", "The sender is faulty.";
+    SrBitmap, "sr_bitmap", Drop, "The bitmap of a selective repeat acknowledgement is not as long as its header says.", "The sender is faulty.";
+    SrSyndrome, "sr_syndrome", Drop, "A selective repeat acknowledgement has a syndrome that its family does not use.", "The sender is faulty.";
 }
 
 impl Reason {

@@ -4,9 +4,10 @@ use crate::aeth::Aeth;
 use crate::bth::Bth;
 use crate::ext::{AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, Reth, XrcEth};
 use crate::opcode::Opcode;
+use crate::selective::{Saeth, Seth, Weth};
 
-/// Room for the longest head: BTH 12 + XRCETH 4 + AtomicETH 28 is 44.
-pub const HEAD_MAX: usize = 48;
+/// Room for the longest head: BTH 12 + XRCETH 4 + SETH 8 + AtomicETH 28 is 52.
+pub const HEAD_MAX: usize = 56;
 
 /// BTH and extension headers. Build it with [`HeadBuf::new`], then add the headers of the opcode in order.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,12 @@ impl HeadBuf {
         imm: ImmDt;
         /// Adds an IETH.
         ieth: Ieth;
+        /// Adds a SETH.
+        seth: Seth;
+        /// Adds a WETH.
+        weth: Weth;
+        /// Adds a SAETH; its bitmap is payload.
+        saeth: Saeth;
     }
     /// The bytes so far. In debug builds, panics unless their length is that of the opcode's headers.
     pub fn as_slice(&self) -> &[u8] {

@@ -1,4 +1,5 @@
-//! Wire formats of RoCEv2: every header as a plain struct, the opcode table, packets, heads and the ICRC.
+//! Wire formats of RoCEv2: every header as a plain struct, the opcode table, packets, heads and the ICRC; and the headers of
+//! Burst's selective repeat family.
 //!
 //! A header type `H` has `H::LEN`, `H::parse(&[u8]) -> Option<H>` (reads the first `LEN` bytes, `None` if there are
 //! fewer or a version field is foreign) and `h.emit(&mut [u8])` (writes the first `LEN` bytes, panics if there are
@@ -32,6 +33,7 @@ mod layers;
 mod mad;
 mod opcode;
 mod packet;
+pub mod selective;
 pub mod train;
 
 pub use aeth::{Aeth, NakCode, Syndrome};
@@ -45,6 +47,7 @@ pub use layers::{Ip, Layers};
 pub use mad::{MAD_LEN, MadHeader, MgmtClass};
 pub use opcode::{OpKind, Opcode, OpcodeInfo, Position, Service};
 pub use packet::Packet;
+pub use selective::{AckBitmap, Saeth, Seth, Weth};
 pub use train::{FirstRegister, TrainCheck};
 
 /// Bytes of the ICRC.

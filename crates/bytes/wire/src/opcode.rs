@@ -1,8 +1,9 @@
-//! The BTH opcodes (IBA table 38, annex A14 for XRC, annex A17 for CNP): one table, from which the enum, the lookups,
-//! the names and the header layout are derived.
+//! The BTH opcodes (IBA table 38, annex A14 for XRC, annex A17 for CNP, and Burst's selective repeat family): one table, from
+//! which the enum, the lookups, the names and the header layout are derived.
 //!
 //! Each row has the offset of each extension header, so that parsing decides by one indexed load per packet. RD, RESYNC, FLUSH
-//! and ATOMIC WRITE are not supported.
+//! and ATOMIC WRITE are not supported. IBA leaves 0xC0 to 0xFF to manufacturers: `0xC0 | low five bits` of an RC opcode is its
+//! form in the selective repeat family, `0xE0 | low five bits` that of XRC ([`crate::selective`]).
 
 /// Transport service of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +18,17 @@ pub enum Service {
     Xrc,
     /// Congestion notification: no transport service, any queue pair.
     Cnp,
+    /// Reliable connection, selective repeat.
+    RcSr,
+    /// Extended reliable connection, selective repeat.
+    XrcSr,
+}
+
+impl Service {
+    /// Whether it is Burst's own family between Burst peers.
+    pub const fn is_selective(self) -> bool {
+        matches!(self, Service::RcSr | Service::XrcSr)
+    }
 }
 
 /// Operation of a packet.
@@ -40,10 +52,14 @@ pub enum OpKind {
     AtomicAck,
     /// Congestion notification packet.
     Cnp,
+    /// Selective repeat: the requester acknowledges READ responses.
+    ReadAck,
+    /// Selective repeat: the requester asks for an acknowledgement and sends nothing else.
+    Probe,
 }
 
 impl OpKind {
-    /// Whether a responder receives it. A requester receives the others, and CNPs are for neither.
+    /// Whether it is a request, which a responder executes.
     pub const fn is_request(self) -> bool {
         matches!(self, OpKind::Send | OpKind::Write | OpKind::ReadRequest | OpKind::CmpSwap | OpKind::FetchAdd)
     }
@@ -94,8 +110,10 @@ pub struct OpcodeInfo {
     pub kind: OpKind,
     /// Place in the message.
     pub position: Position,
-    /// Whether payload may follow the headers.
+    /// Whether payload may follow the headers. The bitmap of an acknowledgement counts as payload.
     pub has_payload: bool,
+    /// Whether payload may follow and nothing else is to be checked: the most frequent packets.
+    pub(crate) is_plain: bool,
     /// Whether immediate data is carried.
     pub has_imm: bool,
     /// Whether an rkey to invalidate is carried.
@@ -118,10 +136,13 @@ pub(crate) enum Ext {
     AtomicAck,
     Imm,
     Ieth,
+    Seth,
+    Weth,
+    Saeth,
 }
-const EXT_COUNT: usize = 8;
+const EXT_COUNT: usize = 11;
 /// Bytes of each extension header.
-const EXT_LEN: [u8; EXT_COUNT] = [8, 4, 16, 28, 4, 8, 4, 4];
+const EXT_LEN: [u8; EXT_COUNT] = [8, 4, 16, 28, 4, 8, 4, 4, 8, 12, 12];
 const BTH_LEN: u8 = 12;
 
 impl OpcodeInfo {
@@ -145,7 +166,8 @@ impl OpcodeInfo {
             i += 1;
         }
         let (has_imm, has_inv) = (at[Ext::Imm as usize] != 0, at[Ext::Ieth as usize] != 0);
-        OpcodeInfo { opcode, name, service, kind, position, has_payload, has_imm, has_inv, head_len, at }
+        let is_plain = has_payload && !service.is_selective();
+        OpcodeInfo { opcode, name, service, kind, position, has_payload, is_plain, has_imm, has_inv, head_len, at }
     }
 }
 
@@ -242,6 +264,58 @@ opcodes! {
     0xb4 XrcFetchAdd "XRC FetchAdd", Xrc FetchAdd Only, 0, [Xrc Atomic];
     0xb6 XrcSendLastInv "XRC SEND Last with Invalidate", Xrc Send Last, 1, [Xrc Ieth];
     0xb7 XrcSendOnlyInv "XRC SEND Only with Invalidate", Xrc Send Only, 1, [Xrc Ieth];
+
+    0xc0 RcSrSendFirst "RC-SR SEND First", RcSr Send First, 1, [Seth];
+    0xc1 RcSrSendMiddle "RC-SR SEND Middle", RcSr Send Middle, 1, [Seth];
+    0xc2 RcSrSendLast "RC-SR SEND Last", RcSr Send Last, 1, [Seth];
+    0xc3 RcSrSendLastImm "RC-SR SEND Last with Immediate", RcSr Send Last, 1, [Seth Imm];
+    0xc4 RcSrSendOnly "RC-SR SEND Only", RcSr Send Only, 1, [Seth];
+    0xc5 RcSrSendOnlyImm "RC-SR SEND Only with Immediate", RcSr Send Only, 1, [Seth Imm];
+    0xc6 RcSrWriteFirst "RC-SR RDMA WRITE First", RcSr Write First, 1, [Seth Weth];
+    0xc7 RcSrWriteMiddle "RC-SR RDMA WRITE Middle", RcSr Write Middle, 1, [Seth Weth];
+    0xc8 RcSrWriteLast "RC-SR RDMA WRITE Last", RcSr Write Last, 1, [Seth Weth];
+    0xc9 RcSrWriteLastImm "RC-SR RDMA WRITE Last with Immediate", RcSr Write Last, 1, [Seth Weth Imm];
+    0xca RcSrWriteOnly "RC-SR RDMA WRITE Only", RcSr Write Only, 1, [Seth Weth];
+    0xcb RcSrWriteOnlyImm "RC-SR RDMA WRITE Only with Immediate", RcSr Write Only, 1, [Seth Weth Imm];
+    0xcc RcSrReadRequest "RC-SR RDMA READ Request", RcSr ReadRequest Only, 0, [Seth Reth];
+    0xcd RcSrReadResponseFirst "RC-SR RDMA READ Response First", RcSr ReadResponse First, 1, [Seth];
+    0xce RcSrReadResponseMiddle "RC-SR RDMA READ Response Middle", RcSr ReadResponse Middle, 1, [Seth];
+    0xcf RcSrReadResponseLast "RC-SR RDMA READ Response Last", RcSr ReadResponse Last, 1, [Seth];
+    0xd0 RcSrReadResponseOnly "RC-SR RDMA READ Response Only", RcSr ReadResponse Only, 1, [Seth];
+    0xd1 RcSrAck "RC-SR Acknowledge", RcSr Ack Only, 1, [Aeth Saeth];
+    0xd2 RcSrAtomicAck "RC-SR ATOMIC Acknowledge", RcSr AtomicAck Only, 0, [Seth Aeth AtomicAck];
+    0xd3 RcSrCmpSwap "RC-SR CmpSwap", RcSr CmpSwap Only, 0, [Seth Atomic];
+    0xd4 RcSrFetchAdd "RC-SR FetchAdd", RcSr FetchAdd Only, 0, [Seth Atomic];
+    0xd5 RcSrReadAck "RC-SR RDMA READ Acknowledge", RcSr ReadAck Only, 0, [Saeth];
+    0xd6 RcSrSendLastInv "RC-SR SEND Last with Invalidate", RcSr Send Last, 1, [Seth Ieth];
+    0xd7 RcSrSendOnlyInv "RC-SR SEND Only with Invalidate", RcSr Send Only, 1, [Seth Ieth];
+    0xd8 RcSrProbe "RC-SR Probe", RcSr Probe Only, 0, [Seth];
+
+    0xe0 XrcSrSendFirst "XRC-SR SEND First", XrcSr Send First, 1, [Xrc Seth];
+    0xe1 XrcSrSendMiddle "XRC-SR SEND Middle", XrcSr Send Middle, 1, [Xrc Seth];
+    0xe2 XrcSrSendLast "XRC-SR SEND Last", XrcSr Send Last, 1, [Xrc Seth];
+    0xe3 XrcSrSendLastImm "XRC-SR SEND Last with Immediate", XrcSr Send Last, 1, [Xrc Seth Imm];
+    0xe4 XrcSrSendOnly "XRC-SR SEND Only", XrcSr Send Only, 1, [Xrc Seth];
+    0xe5 XrcSrSendOnlyImm "XRC-SR SEND Only with Immediate", XrcSr Send Only, 1, [Xrc Seth Imm];
+    0xe6 XrcSrWriteFirst "XRC-SR RDMA WRITE First", XrcSr Write First, 1, [Xrc Seth Weth];
+    0xe7 XrcSrWriteMiddle "XRC-SR RDMA WRITE Middle", XrcSr Write Middle, 1, [Xrc Seth Weth];
+    0xe8 XrcSrWriteLast "XRC-SR RDMA WRITE Last", XrcSr Write Last, 1, [Xrc Seth Weth];
+    0xe9 XrcSrWriteLastImm "XRC-SR RDMA WRITE Last with Immediate", XrcSr Write Last, 1, [Xrc Seth Weth Imm];
+    0xea XrcSrWriteOnly "XRC-SR RDMA WRITE Only", XrcSr Write Only, 1, [Xrc Seth Weth];
+    0xeb XrcSrWriteOnlyImm "XRC-SR RDMA WRITE Only with Immediate", XrcSr Write Only, 1, [Xrc Seth Weth Imm];
+    0xec XrcSrReadRequest "XRC-SR RDMA READ Request", XrcSr ReadRequest Only, 0, [Xrc Seth Reth];
+    0xed XrcSrReadResponseFirst "XRC-SR RDMA READ Response First", XrcSr ReadResponse First, 1, [Seth];
+    0xee XrcSrReadResponseMiddle "XRC-SR RDMA READ Response Middle", XrcSr ReadResponse Middle, 1, [Seth];
+    0xef XrcSrReadResponseLast "XRC-SR RDMA READ Response Last", XrcSr ReadResponse Last, 1, [Seth];
+    0xf0 XrcSrReadResponseOnly "XRC-SR RDMA READ Response Only", XrcSr ReadResponse Only, 1, [Seth];
+    0xf1 XrcSrAck "XRC-SR Acknowledge", XrcSr Ack Only, 1, [Aeth Saeth];
+    0xf2 XrcSrAtomicAck "XRC-SR ATOMIC Acknowledge", XrcSr AtomicAck Only, 0, [Seth Aeth AtomicAck];
+    0xf3 XrcSrCmpSwap "XRC-SR CmpSwap", XrcSr CmpSwap Only, 0, [Xrc Seth Atomic];
+    0xf4 XrcSrFetchAdd "XRC-SR FetchAdd", XrcSr FetchAdd Only, 0, [Xrc Seth Atomic];
+    0xf5 XrcSrReadAck "XRC-SR RDMA READ Acknowledge", XrcSr ReadAck Only, 0, [Saeth];
+    0xf6 XrcSrSendLastInv "XRC-SR SEND Last with Invalidate", XrcSr Send Last, 1, [Xrc Seth Ieth];
+    0xf7 XrcSrSendOnlyInv "XRC-SR SEND Only with Invalidate", XrcSr Send Only, 1, [Xrc Seth Ieth];
+    0xf8 XrcSrProbe "XRC-SR Probe", XrcSr Probe Only, 0, [Seth];
 }
 
 /// In place of `unreachable!` for a number that is an `Opcode` by construction.
@@ -249,7 +323,7 @@ static NO_INFO: OpcodeInfo =
     OpcodeInfo::new((Opcode::RcSendMiddle, "unassigned"), (Service::Rc, OpKind::Send, Position::Middle), true, &[]);
 
 impl Opcode {
-    /// The opcode with this number, if IBA defines it and Burst supports it.
+    /// The opcode with this number, if IBA defines it and Burst supports it, or if it is one of the selective repeat family.
     pub const fn from_number(number: u8) -> Option<Opcode> {
         match Self::lookup(number) {
             Some(info) => Some(info.opcode),

@@ -1,13 +1,14 @@
 //! Checks a received packet, from the BTH to the end of the payload, and gives access to its headers.
 //!
 //! Checks, in order: 12 bytes of BTH, version, opcode, room for the opcode's headers, whole four-byte
-//! words, padding within the payload, and no payload if the opcode has none. After that nothing can fail, so
-//! the accessors of the headers are a table look-up and a few loads.
+//! words, padding within the payload, no payload if the opcode has none, and the values of the selective repeat headers.
+//! After that nothing can fail, so the accessors of the headers are a table look-up and a few loads.
 
 use crate::aeth::Aeth;
 use crate::bth::Bth;
 use crate::ext::{AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, Reth, XrcEth};
 use crate::opcode::{Ext, Opcode, OpcodeInfo};
+use crate::selective::{self, AckBitmap, Saeth, Seth, Weth};
 use burst_base::Reason;
 
 /// The transport part of a packet.
@@ -38,7 +39,8 @@ macro_rules! accessors {
 
 impl<'a> Packet<'a> {
     /// Parses `bytes`: BTH to the end of the padding, without the ICRC. Fails with [`Reason::Truncated`],
-    /// [`Reason::BadVersion`], [`Reason::UnknownOpcode`], [`Reason::BadPadding`] or [`Reason::TrailingBytes`].
+    /// [`Reason::BadVersion`], [`Reason::UnknownOpcode`], [`Reason::BadPadding`] or [`Reason::TrailingBytes`]; a packet of the
+    /// selective repeat family also with the reasons of its headers, `Reason::Sr…`.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, Reason> {
         let Some(b) = bytes.first_chunk::<{ Bth::LEN }>() else { return Err(Reason::Truncated) };
@@ -52,10 +54,16 @@ impl<'a> Packet<'a> {
         if !bytes.len().is_multiple_of(4) || payload_len > rest.len() {
             return Err(Reason::BadPadding);
         }
-        if !info.has_payload && !rest.is_empty() {
-            return Err(Reason::TrailingBytes);
+        let packet = Packet { bth, info, payload: &rest[..payload_len], head };
+        if !info.is_plain {
+            if !info.has_payload && !rest.is_empty() {
+                return Err(Reason::TrailingBytes);
+            }
+            if info.service.is_selective() {
+                selective::check(&packet)?;
+            }
         }
-        Ok(Packet { bth, info, payload: &rest[..payload_len], head })
+        Ok(packet)
     }
     accessors! {
         /// The DETH of a datagram.
@@ -74,6 +82,16 @@ impl<'a> Packet<'a> {
         imm: Imm ImmDt;
         /// The IETH of a SEND with invalidate.
         ieth: Ieth Ieth;
+        /// The SETH of a packet of the selective repeat family.
+        seth: Seth Seth;
+        /// The WETH of a WRITE of the selective repeat family.
+        weth: Weth Weth;
+        /// The SAETH of an acknowledgement of the selective repeat family.
+        saeth: Saeth Saeth;
+    }
+    /// The bitmap of an acknowledgement of the selective repeat family.
+    pub fn bitmap(&self) -> Option<AckBitmap<'a>> {
+        self.saeth().and_then(|_| AckBitmap::of(self.payload))
     }
     /// BTH and extension headers, as received.
     pub const fn head(&self) -> &'a [u8] {

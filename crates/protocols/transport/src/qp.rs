@@ -33,6 +33,15 @@ pub(crate) struct QpIdentity {
     port_mtu: Mtu,
 }
 
+/// Why a packet of service `got` is dropped by a queue pair of service `own`.
+#[cold]
+fn foreign_service(got: Service, own: Service) -> Reason {
+    match (got, own) {
+        (Service::RcSr, Service::Rc) | (Service::XrcSr, Service::Xrc) => Reason::SrNotNegotiated,
+        _ => Reason::WrongTransport,
+    }
+}
+
 /// A queue pair. One thread drives it; each call gets an [`Env`].
 pub struct Qp {
     pub(crate) id: QpIdentity,
@@ -227,7 +236,7 @@ impl Qp {
             QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
         };
         if pkt.info.service != service && pkt.info.service != Service::Cnp {
-            return Err(Reason::WrongTransport);
+            return Err(foreign_service(pkt.info.service, service));
         }
         // The low 15 bits are the partition. Only two limited members may not communicate, and Burst is a full member.
         if pkt.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {

@@ -3,7 +3,7 @@ mod common;
 
 use burst_base::verbs::QpState;
 use burst_base::{Nanos, Psn, Reason, Rkey};
-use burst_wire::{Aeth, Bth, HeadBuf, NakCode, Opcode, Reth, Syndrome};
+use burst_wire::{Aeth, Bth, HeadBuf, NakCode, Opcode, Reth, Saeth, Seth, Syndrome, Weth};
 use common::{End, Setup, describe, ip_of, qpn_of};
 
 /// Source port of the peer, and of the sender that forges its address.
@@ -169,4 +169,33 @@ fn a_congestion_notification_is_counted_and_may_come_from_any_port() {
     };
     (0..3).for_each(|k| drop(from(&mut end, Nanos(2_000), FORGER + k, &cnp(0))));
     assert_eq!((end.fx.count_of(Reason::CnpReceived), end.fx.count_of(Reason::SourcePortChanged)), (3, 0));
+}
+
+/// A packet of the selective repeat family, whole in itself, whose PSN is the one expected.
+fn selective(opcode: Opcode) -> Vec<u8> {
+    let head = HeadBuf::new(&Bth { ack_req: true, ..Bth::new(opcode, qpn_of(1), Psn::new(FIRST)) });
+    let head = match opcode {
+        Opcode::RcSrAck => head.aeth(Aeth { syndrome: Syndrome::ACK, msn: 1 }).saeth(Saeth::default()),
+        Opcode::RcSrReadAck => head.saeth(Saeth::default()),
+        Opcode::RcSrWriteOnly => head.seth(Seth::default()).weth(Weth::default()),
+        _ => head.seth(Seth::default()),
+    };
+    head.as_slice().to_vec()
+}
+
+#[test]
+fn packets_of_selective_repeat_are_dropped_and_counted() {
+    let mut end = responder();
+    let some = [Opcode::RcSrSendOnly, Opcode::RcSrWriteOnly, Opcode::RcSrAck, Opcode::RcSrReadAck, Opcode::RcSrProbe];
+    for (k, opcode) in (1..).zip(some) {
+        assert_eq!(from(&mut end, Nanos(1_000), PEER, &selective(opcode)), Vec::<Vec<u8>>::new(), "{opcode}");
+        assert_eq!(end.fx.count_of(Reason::SrNotNegotiated), k, "{opcode}");
+    }
+    let other = HeadBuf::new(&Bth::new(Opcode::XrcSrReadAck, qpn_of(1), Psn::new(FIRST))).saeth(Saeth::default());
+    from(&mut end, Nanos(1_000), PEER, other.as_slice());
+    assert_eq!((end.fx.count_of(Reason::SrNotNegotiated), end.fx.count_of(Reason::WrongTransport)), (5, 1));
+    // A train of them is refused packet by packet.
+    end.receive_train(Nanos(1_000), ip_of(0), &vec![selective(Opcode::RcSrSendOnly); 3]);
+    assert_eq!((end.fx.count_of(Reason::SrNotNegotiated), end.fx.receives.len()), (8, 0));
+    assert_eq!(from(&mut end, Nanos(2_000), PEER, &send(FIRST)).len(), 1, "the standard packet is executed");
 }

@@ -1,0 +1,147 @@
+"""The Wireshark dissector of the selective repeat family (share/wireshark/burst.lua) reads one golden packet of each opcode.
+
+`crates/bytes/wire/tests/selective.rs` writes the packets: each field follows from the opcode's number. scapy computes the ICRCs.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "share/wireshark/burst.lua"
+VECTORS = ROOT / "crates/bytes/wire/tests/vectors"
+GOLDEN = VECTORS / "selective-repeat.pcap"
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+SENDS, WRITES, READ_REQUEST, READ_RESPONSES = {*range(0x06), 0x16, 0x17}, {*range(0x06, 0x0C)}, 0x0C, {*range(0x0D, 0x11)}
+ACK, ATOMIC_ACK, CMP_SWAP, FETCH_ADD, READ_ACK, PROBE = 0x11, 0x12, 0x13, 0x14, 0x15, 0x18
+IMMEDIATE, INVALIDATE = {0x03, 0x05, 0x09, 0x0B}, {0x16, 0x17}
+STARTS_NOT = {0x01, 0x02, 0x03, 0x07, 0x08, 0x09, 0x0E, 0x0F, 0x16}
+REQUESTS = SENDS | WRITES | {READ_REQUEST, CMP_SWAP, FETCH_ADD}
+
+FIELDS = """opcode ackreq psn qpn srqn version probe repair xn rsn msn lane poff addr rkey length swap compare original imm invalidate
+syndrome pressure ce words trigger delay ce_packets received trigger_xn sacked payload pad""".split()
+
+pytestmark = pytest.mark.skipif(not shutil.which("tshark"), reason="tshark is not installed (scripts/install-deps installs it)")
+
+
+def tshark(*words, path=GOLDEN):
+    # In namespaces without names a user's own configuration is of no use.
+    done = subprocess.run(["tshark", "-X", f"lua_script:{SCRIPT}", "-r", path, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Lua" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def read(text):
+    """A field as tshark prints it: absent, a number, or several."""
+    values = [int(word, 0) for word in text.split(",") if word]
+    return values[0] if len(values) == 1 else values or None
+
+
+def packets():
+    words = ["-T", "fields", "-E", "separator=|", "-e", "_ws.malformed", "-e", "_ws.expert.message"]
+    for field in FIELDS:
+        words += ["-e", f"burst_sr.{field}"]
+    for line in tshark(*words).splitlines():
+        malformed, expert, *values = line.split("|")
+        assert not malformed and not expert, line
+        row = dict(zip(FIELDS, values, strict=True))
+        payload = row.pop("payload").replace(":", "")
+        yield {name: read(text) for name, text in row.items()} | {"payload": payload or None}
+
+
+def expected(opcode):
+    """The fields of the golden packet of this opcode, by the format table of docs/protocol.md."""
+    low, xrc = opcode & 0x1F, opcode >= 0xE0
+    is_start = low not in STARTS_NOT
+    row = dict.fromkeys(FIELDS)
+    row |= {"opcode": opcode, "psn": 0x100000 + opcode, "qpn": 0x1200 + opcode, "pad": 0}
+    row["ackreq"] = int(low not in {0x00, 0x01, 0x06, 0x07, 0x0D, 0x0E})
+    if xrc and low in REQUESTS:
+        row["srqn"] = 0x040000 + opcode
+    if low not in (ACK, READ_ACK):
+        repair = int(low == READ_REQUEST)
+        row |= {"version": 0, "probe": int(low == PROBE), "repair": repair, "xn": 2, "lane": 0}
+        row["msn" if low in READ_RESPONSES else "rsn"] = 0x010200 + opcode
+        row["poff"] = 0 if is_start and not repair else 0x0500 + opcode
+    if low in WRITES:
+        row |= {"addr": 0x7F00112233440000 + opcode, "rkey": 0xABCD0000 + opcode}
+    if low == READ_REQUEST:
+        row |= {"addr": 0x7E00112233440000 + opcode, "rkey": 0xBCDE0000 + opcode, "length": 0x2000 + opcode}
+    if low in (CMP_SWAP, FETCH_ADD):
+        row |= {"addr": 0x7D00112233445560, "rkey": 0xCDEF0000 + opcode}
+        row |= {"swap": 0x1111000000000000 + opcode, "compare": 0x2222000000000000 + opcode}
+    if low == ATOMIC_ACK:
+        row["original"] = 0x3333000000000000 + opcode
+    if low in IMMEDIATE:
+        row["imm"] = 0xDEADBE00 + opcode
+    if low in INVALIDATE:
+        row["invalidate"] = 0xDEF00000 + opcode
+    if low in (ACK, ATOMIC_ACK):
+        row |= {"syndrome": 0x1F, "msn": 0x030000 + opcode}
+    if low in (ACK, READ_ACK):
+        row |= {"pressure": 2, "ce": 1, "words": 2 if low == ACK else 0, "trigger": 0x200000 + opcode, "delay": 0x300 + opcode}
+        row |= {"ce_packets": 0x400 + opcode, "received": 0x500 + opcode, "trigger_xn": 3}
+    if low == ACK:
+        row["sacked"] = [0x100000 + opcode + 2 + bit for bit in (0, 9, 127)]
+    if low in SENDS | WRITES | READ_RESPONSES:
+        many = low in {0x00, 0x01, 0x06, 0x07, 0x0D, 0x0E}
+        row["payload"] = bytes(range(256)).hex() if many else bytes(range(1, 8)).hex()
+        row["pad"] = 0 if many else 1
+    return row
+
+
+def test_each_golden_packet_is_read_as_the_format_table_says():
+    rows = list(packets())
+    assert [row["opcode"] for row in rows] == [*range(0xC0, 0xD9), *range(0xE0, 0xF9)]
+    for row in rows:
+        assert row == expected(row["opcode"]), hex(row["opcode"])
+
+
+def test_the_icrcs_of_the_golden_packets_are_right_by_scapy():
+    script = Path(__file__).with_name("icrc_by_scapy.py")
+    done = subprocess.run([SYSTEM_PYTHON, script, GOLDEN], capture_output=True, text=True)
+    assert done.stdout.endswith("50 packets, 0 wrong\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("capture", ["rc-mixed-batch", "uc", "cm-rping-ipv6"])
+def test_other_packets_are_read_as_without_the_script(capture):
+    path = VECTORS / f"{capture}.pcap"
+    words = ["-V", "--disable-protocol", "rpcordma"]
+    plain = subprocess.run(["tshark", "-r", path, *words], capture_output=True, text=True, check=True).stdout
+    # The list of protocols of a frame names the dissector that was asked first.
+    assert tshark(*words, path=path).replace("udp:burst_sr:infiniband", "udp:infiniband") == plain
+    assert "InfiniBand" in plain
+
+
+def cut(frame, length):
+    """The first bytes of an IPv4 frame, with lengths that fit them."""
+    ip_len = length - 14
+    return frame[:16] + ip_len.to_bytes(2, "big") + frame[18:38] + (ip_len - 20).to_bytes(2, "big") + frame[40:length]
+
+
+def test_truncated_packets_are_marked(tmp_path):
+    """Cut at every byte behind the UDP header: tshark ends well, and marks each packet that has lost a header or its bitmap."""
+    capture = GOLDEN.read_bytes()
+    header, at, pieces = capture[:24], 24, []
+    while at < len(capture):
+        length = int.from_bytes(capture[at + 8:at + 12], "little")
+        frame = capture[at + 16:at + 16 + length]
+        at += 16 + length
+        if frame[42] in (0xC6, 0xCC, 0xD1, 0xD2, 0xD3, 0xD5, 0xD8) and frame[12:14] == b"\x08\x00":
+            pieces += [cut(frame, end) for end in range(43, min(length, 110))]
+    path = tmp_path / "cut.pcap"
+    records = (bytes(8) + len(piece).to_bytes(4, "little") * 2 + piece for piece in pieces)
+    path.write_bytes(header + b"".join(records))
+    out = tshark("-T", "fields", "-E", "separator=|", "-e", "burst_sr.opcode", "-e", "_ws.malformed", "-e", "_ws.expert.message",
+                 "-e", "burst_sr.payload", path=path).splitlines()
+    assert len(out) == len(pieces)
+    for line, piece in zip(out, pieces, strict=True):
+        assert "Lua Error" not in line, line
+        opcode = piece[42]
+        # A WRITE First only loses payload from its 36th byte on; the others are marked until they are whole.
+        marked = "shorter" in line or "bitmap" in line
+        assert marked != (opcode == 0xC6 and len(piece) - 42 >= 36), (len(piece) - 42, line)
