@@ -217,6 +217,13 @@ pub struct Params {
     values: [u64; PARAMETERS_MAX],
 }
 
+/// `aimd` with a window of 1 MiB.
+impl Default for Params {
+    fn default() -> Params {
+        Params::new(Algorithm::default(), 1 << 20)
+    }
+}
+
 impl Params {
     /// An algorithm with its defaults.
     pub fn new(algorithm: Algorithm, window_max_bytes: u64) -> Params {
@@ -260,6 +267,12 @@ impl Params {
         };
         self.values[at] = rows[at].read(value)?;
         Ok(())
+    }
+
+    /// The same with another largest window.
+    #[must_use]
+    pub fn with_window(self, window_max_bytes: u64) -> Params {
+        Params { window_max_bytes, ..self }
     }
 
     /// The algorithm.
@@ -323,6 +336,8 @@ mod tests {
         assert_eq!(parse(&params.to_string()), Ok(params));
         assert_eq!(parse(" swift ").map(|p| p.to_string()), Ok("swift".to_owned()));
         assert_eq!(parse("aimd:").map(|p| p.window_max_bytes), Ok(1 << 20));
+        assert_eq!(parse("aimd").map(|p| p.with_window(7)), Params::parse("aimd", 7));
+        assert_eq!(parse("aimd"), Ok(Params::default()));
     }
 
     #[test]

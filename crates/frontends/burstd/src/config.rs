@@ -10,6 +10,7 @@ mod keys;
 mod value;
 
 use burst_args::ArgsRefusal;
+use burst_cc::Params;
 use burst_host::{AccountBy, HostOptions, Policy, WorkerMode};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::OsString;
@@ -199,6 +200,7 @@ const PORT: TextKey = TextKey::new(KeyId::Port);
 const WORKERS: NumberKey = NumberKey::new(KeyId::Workers);
 const SPIN: NumberKey = NumberKey::new(KeyId::Spin);
 const WINDOW: NumberKey = NumberKey::new(KeyId::Window);
+const CC: TextKey = TextKey::new(KeyId::Cc);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
@@ -221,6 +223,8 @@ fn assemble(values: &ConfigValues) -> Config {
             worker_mode: WorkerMode::Threads,
             spin: Duration::from_nanos(values.number_or_default(SPIN)),
             window_bytes: values.number_or_default(WINDOW) as u32,
+            // The text was read before; its window is that of the key above.
+            cc: values.text(CC).and_then(|text| Params::parse(text, 0).ok()).unwrap_or_default(),
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,
                 reserve_percent: values.number_or_default(USER_RESERVE) as u8,

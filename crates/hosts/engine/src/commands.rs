@@ -3,9 +3,10 @@
 //! Tables are indexed by numbers that the control thread gives out. A table grows only here, outside the data path.
 
 use crate::calls::{Completions, Egress};
+use crate::congestion::sent_tos;
 use crate::counters::Counters;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
-use crate::path::Path;
+use crate::path::{Path, PathLink};
 use crate::qpn::worker_of;
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
@@ -303,6 +304,8 @@ impl DataPath<'_> {
         flow: Option<Flow>,
     ) -> Result<QpAttr, ModifyError> {
         self.follow_port(qpn);
+        let algorithm = self.core.options.cc.algorithm();
+        let flow = flow.map(|flow| Flow { tos: sent_tos(flow.tos, Some(algorithm)), ..flow });
         let result = self
             .call_qp(now, qpn, |qp, env| qp.modify(attr, mask, flow, env).map(|()| qp.query()))
             .unwrap_or(Err(ModifyError::Value(0)));
@@ -332,7 +335,10 @@ impl DataPath<'_> {
         let reusable = || paths.iter().position(|p| p.users == 0);
         let at = found.or_else(reusable).unwrap_or(paths.len());
         if found.is_none() {
-            let path = Path::new(flow.dst, slot.device, options.window_bytes);
+            let caps = self.ports[slot.device.index()].port.caps();
+            let line_rate_bps = u64::from(caps.speed_mbps) * 1_000_000;
+            let link = PathLink { cc: options.cc, line_rate_bps, mtu: caps.active_mtu().bytes() };
+            let path = Path::new(now, flow.dst, slot.device, &link);
             if at == paths.len() { paths.push(path) } else { paths[at] = path }
         }
         paths[at].users += 1;

@@ -4,8 +4,17 @@ use burst_base::Reason;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Names of the traffic counters, in order of [`Traffic`].
-pub const TRAFFIC: [&str; 7] =
-    ["rx_packets", "rx_bytes", "tx_packets", "tx_bytes", "completions", "events", "loopback_packets"];
+pub const TRAFFIC: [&str; 9] = [
+    "rx_packets",
+    "rx_bytes",
+    "tx_packets",
+    "tx_bytes",
+    "completions",
+    "events",
+    "loopback_packets",
+    "marked_packets",
+    "cnps_sent",
+];
 
 /// Index into the traffic counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +34,10 @@ pub enum Traffic {
     Events = 5,
     /// Packets that the port looped back, which reached neither a wire nor the kernel. They count as received and as sent, too.
     LoopbackPackets = 6,
+    /// Packets for queue pairs that arrived with the ECN codepoint CE; a train of middle packets counts once.
+    MarkedPackets = 7,
+    /// Congestion notification packets sent.
+    CnpsSent = 8,
 }
 
 /// One worker's counters of one device.

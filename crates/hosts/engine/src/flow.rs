@@ -2,6 +2,7 @@
 
 pub use burst_base::gid::{gid_of, ip_of};
 
+use crate::congestion::sent_tos;
 use burst_base::Qpn;
 use burst_base::verbs::AhAttr;
 use burst_frame::Flow;
@@ -55,7 +56,7 @@ pub fn flow_of(caps: &PortCaps, attr: &AhAttr, entropy: u32) -> Result<Flow, Flo
         src: source.ip,
         dst,
         src_port: SRC_PORT_FIRST | (fold(label) & 0x3fff),
-        tos: attr.traffic_class,
+        tos: sent_tos(attr.traffic_class, None),
         hop_limit: if attr.hop_limit == 0 { HOP_LIMIT_DEFAULT } else { attr.hop_limit },
         flow_label: attr.flow_label & 0xf_ffff,
         scope: if link_local { source.ifindex } else { 0 },

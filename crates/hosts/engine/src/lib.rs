@@ -17,6 +17,7 @@
 //! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
 //! | `ack_delay` | ACKs that wait for the program's answer |
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
+//! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
 //! | `management` | the worker's side of the GSI agent (crate `gsi`) |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
@@ -46,12 +47,14 @@ pub mod worker;
 mod ack_delay;
 mod calls;
 mod commands;
+mod congestion;
 mod management;
 mod receive;
 mod transmit;
 mod xrc;
 
 pub use burst_gsi as gsi;
+pub use congestion::{CNP_DSCP, CNP_PATH_INTERVAL, CNP_QP_INTERVAL};
 pub use counters::Counters;
 pub use endpoint::Endpoint;
 pub use objects::{AddressHandle, ContextSlot, EngineCq, QpHolder, QpSlot};

@@ -144,6 +144,8 @@ pub struct QpSlot {
     pub(crate) ack_delay: AckDelay,
     /// Deadline of its timer in the wheel, [`Nanos::NEVER`] if it has none.
     pub(crate) armed: Nanos,
+    /// When a marked packet is next answered by a congestion notification.
+    pub(crate) cnp_from: Nanos,
 }
 
 /// Whether the queue pair at this place of the ready queue is still ready by it.
@@ -184,6 +186,7 @@ impl QpSlot {
             receives_last: false,
             ack_delay: AckDelay::default(),
             armed: Nanos::NEVER,
+            cnp_from: Nanos(0),
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The path to one peer address, shared by all queue pairs that talk to it: its congestion controller and its next hop.
 //!
 //! The window of the path's controller (crate `cc`) bounds the bytes in flight to the peer. A queue pair may always have
-//! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others.
+//! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others. Below a controller other than `aimd` and `none`
+//! the window of `aimd` remains: the receive buffers of a software peer drop packets before a switch marks them. Such a controller also
+//! bounds what a queue pair may always have in flight to one packet, because its windows may be small.
 //!
 //! While the peer's next hop is being resolved, packets wait in a small store of the port or of the kernel, which drops what
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
 //! asks the port whether the next hop is resolved ([`Path::may_send`]).
 
 use burst_base::{DeviceId, Nanos};
-use burst_cc::{AckSample, Algorithm, Controller, LossKind, Params};
+use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params};
 use burst_port::UNRESOLVED_BYTES;
 use burst_transport::Signal;
 use std::net::IpAddr;
@@ -34,6 +36,17 @@ enum HopKnowledge {
     Resolving(Nanos),
 }
 
+/// What a controller must know of the link.
+#[derive(Clone, Copy, Debug)]
+pub struct PathLink {
+    /// The controller.
+    pub cc: Params,
+    /// Bits per second, 0 if unknown.
+    pub line_rate_bps: u64,
+    /// Largest payload of a packet in bytes.
+    pub mtu: u32,
+}
+
 /// The path to one address on one device.
 #[derive(Debug)]
 pub struct Path {
@@ -44,7 +57,13 @@ pub struct Path {
     /// Queue pairs that use it.
     pub users: u32,
     controller: Controller,
+    /// The window against full receive buffers; `None` if the controller is `aimd` or `none`.
+    guard: Option<Aimd>,
+    /// Bytes that a queue pair may have in flight whatever the window is.
+    qp_min_bytes: u64,
     inflight: u64,
+    /// When a marked packet is next answered by a congestion notification.
+    pub(crate) cnp_from: Nanos,
     hop: HopKnowledge,
     /// When an unacknowledged message was last about to be sent.
     used_at: Nanos,
@@ -53,15 +72,19 @@ pub struct Path {
 }
 
 impl Path {
-    /// A path with the largest window, `window_max` bytes.
-    pub fn new(peer: IpAddr, device: DeviceId, window_max: u64) -> Path {
-        let params = Params::new(Algorithm::Aimd, window_max);
+    /// A path with the largest window.
+    pub fn new(now: Nanos, peer: IpAddr, device: DeviceId, link: &PathLink) -> Path {
+        let PathLink { cc, line_rate_bps, mtu } = *link;
+        let plain = matches!(cc.algorithm(), Algorithm::Aimd | Algorithm::None);
         Path {
             peer,
             device,
             users: 0,
-            controller: Controller::new(&params, Nanos(0), 0, 0),
+            controller: Controller::new(&cc, now, line_rate_bps, if plain { 0 } else { mtu }),
+            guard: (!plain).then(|| Aimd::new(cc.window_max_bytes)),
+            qp_min_bytes: if plain { QP_MIN_BYTES } else { u64::from(mtu) },
             inflight: 0,
+            cnp_from: Nanos(0),
             hop: HopKnowledge::Unknown(0),
             used_at: Nanos(0),
             waiting: std::collections::VecDeque::new(),
@@ -70,7 +93,7 @@ impl Path {
     /// Bytes that a queue pair with `own` bytes in flight may add now.
     pub fn room(&self, own: u64) -> u64 {
         let shared = self.window().saturating_sub(self.inflight);
-        shared.max(QP_MIN_BYTES.saturating_sub(own))
+        shared.max(self.qp_min_bytes.saturating_sub(own))
     }
     /// A queue pair's bytes in flight have changed from `before` to `after`.
     pub fn moved(&mut self, now: Nanos, before: u64, after: u64) {
@@ -83,9 +106,15 @@ impl Path {
         self.inflight = self.inflight.saturating_sub(acked_bytes);
         let sample = AckSample { acked_bytes, inflight_bytes: self.inflight, ..AckSample::default() };
         self.controller.on_ack(now, &sample);
+        if let Some(guard) = &mut self.guard {
+            guard.on_ack(&sample);
+        }
     }
     /// Passes a signal of a queue pair to the controller.
     pub fn on_signal(&mut self, now: Nanos, signal: Signal) {
+        if let (Some(guard), Signal::Loss | Signal::Timeout) = (&mut self.guard, signal) {
+            guard.on_loss(now);
+        }
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),
             Signal::Timeout => self.controller.on_loss(now, LossKind::Timeout),
@@ -124,7 +153,8 @@ impl Path {
     }
     /// The window in bytes.
     pub fn window(&self) -> u64 {
-        self.controller.limits().window_bytes
+        let window = self.controller.limits().window_bytes;
+        self.guard.map_or(window, |guard| window.min(guard.limits().window_bytes))
     }
     /// Whether a waiting queue pair with `own` bytes in flight may send `next` more bytes. A queue pair with nothing in flight
     /// may send whenever the window is open. Others are woken only if their whole next packet fits; otherwise they would be
@@ -141,7 +171,27 @@ mod tests {
     use std::net::Ipv4Addr;
 
     fn path() -> Path {
-        Path::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DeviceId(0), 512 << 10)
+        path_with(Algorithm::Aimd)
+    }
+
+    fn path_with(algorithm: Algorithm) -> Path {
+        let link = PathLink { cc: Params::new(algorithm, 512 << 10), line_rate_bps: 10_000_000_000, mtu: 4096 };
+        Path::new(Nanos(0), IpAddr::V4(Ipv4Addr::LOCALHOST), DeviceId(0), &link)
+    }
+
+    #[test]
+    fn below_other_controllers_the_window_against_full_buffers_remains() {
+        for algorithm in Algorithm::ALL {
+            let mut p = path_with(algorithm);
+            for ms in 1..10 {
+                p.on_signal(Nanos::from_ms(10 * ms), Signal::Loss);
+            }
+            let least = if algorithm == Algorithm::None { 512 << 10 } else { burst_cc::WINDOW_MIN };
+            assert!(p.window() <= least, "{algorithm}: {}", p.window());
+            let min = if matches!(algorithm, Algorithm::Aimd | Algorithm::None) { QP_MIN_BYTES } else { 4096 };
+            p.moved(Nanos::from_ms(200), 0, 512 << 10);
+            assert_eq!((p.room(0), p.room(min)), (min, 0), "{algorithm}");
+        }
     }
 
     #[test]

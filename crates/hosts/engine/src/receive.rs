@@ -1,6 +1,7 @@
 //! Receive: from the port to the queue pair that a packet names.
 
 use crate::calls::Egress;
+use crate::congestion::{answer_mark, is_marked};
 use crate::counters::{Counters, Traffic};
 use crate::qpn::worker_of;
 use crate::worker::{Core, PortSlot, RX_BUDGET, Worker};
@@ -9,7 +10,7 @@ use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_gsi::GsiAgent;
 use burst_port::RxSink;
 use burst_transport::MiddleRun;
-use burst_wire::{Bth, ICRC_LEN, Packet, Position};
+use burst_wire::{Bth, ICRC_LEN, Opcode, Packet, Position};
 
 /// One port's burst, on its way into the tables.
 pub(crate) struct RxBurst<'a> {
@@ -125,6 +126,9 @@ impl RxBurst<'_> {
             self.counters.add(Traffic::RxPackets, taken as u64);
             self.counters.add(Traffic::RxBytes, (taken * (run.stride - ICRC_LEN)) as u64);
             self.core.data_came = true;
+            if is_marked(flow) {
+                self.on_mark(flow, index, bth.opcode);
+            }
         }
         taken
     }
@@ -155,6 +159,17 @@ impl RxBurst<'_> {
         let completions = tables.touch(slot, index);
         let egress = Egress { batch: self.batch, counters: self.counters };
         tables.call_qp(slot, egress, completions, |qp, env| qp.on_packet(frame, packet, env));
+        if is_marked(&frame.flow) {
+            self.on_mark(&frame.flow, index, packet.bth.opcode);
+        }
+    }
+
+    /// Answers the mark of a packet for the queue pair in this slot.
+    #[cold]
+    fn on_mark(&mut self, flow: &Flow, index: u32, opcode: Opcode) {
+        let (Some(slot), tables) = self.core.slot_and_tables(self.now, index) else { return };
+        let path = tables.paths.get_mut(slot.path as usize);
+        answer_mark(self.now, (flow.src, opcode), (slot, path), self.batch, self.counters);
     }
 
     /// Gives a management datagram to the worker that has the connection, or shall have it.

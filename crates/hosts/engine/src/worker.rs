@@ -18,6 +18,7 @@ use crate::tombstone_file::TombstoneFile;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{Nanos, Qpn};
+use burst_cc::Params;
 use burst_cm::Secret;
 use burst_control::AsyncObject;
 use burst_control::events::EventSink;
@@ -46,15 +47,15 @@ const EVENTS_PAUSE: Nanos = Nanos::from_ms(1);
 pub struct WorkerOptions {
     /// Number of the worker.
     pub id: u32,
-    /// Bytes in flight to one peer, at most.
-    pub window_bytes: u64,
+    /// Congestion control of each peer address; its largest window bounds the bytes in flight to one peer.
+    pub cc: Params,
     /// Makes communication ids unpredictable; the same for all workers of a daemon.
     pub cm_secret: Secret,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
-        WorkerOptions { id: 0, window_bytes: 1 << 20, cm_secret: Secret::new([0; 2]) }
+        WorkerOptions { id: 0, cc: Params::default(), cm_secret: Secret::new([0; 2]) }
     }
 }
 

@@ -212,7 +212,7 @@ impl Host {
     fn make_worker(&mut self, options: &HostOptions, id: usize, ports: WorkerPorts, inboxes: &[Arc<Inbox>]) -> Worker {
         let worker_options = WorkerOptions {
             id: id as u32,
-            window_bytes: u64::from(options.window_in_force()),
+            cc: options.cc.with_window(u64::from(options.window_in_force())),
             cm_secret: self.cm_secret,
         };
         Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec())

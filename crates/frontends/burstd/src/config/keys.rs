@@ -21,6 +21,8 @@ pub enum KeyId {
     Spin,
     /// `window`.
     Window,
+    /// `cc`.
+    Cc,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -128,6 +130,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "1MiB",
         help: "Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together; a value under 64KiB is raised to 64KiB",
+    },
+    ConfigKey {
+        id: KeyId::Cc,
+        name: "cc",
+        flag: "cc",
+        env: "BURST_CC",
+        kind: ValueKind::Controller,
+        many: false,
+        default: "aimd",
+        help: "Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us",
     },
     ConfigKey {
         id: KeyId::IdleExit,

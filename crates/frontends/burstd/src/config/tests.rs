@@ -98,6 +98,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::Workers => "3",
         KeyId::Spin => "7us",
         KeyId::Window => "3MiB",
+        KeyId::Cc => "swift:beta=0.5",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
         KeyId::UserShare => "33",
@@ -118,6 +119,17 @@ fn every_key_changes_the_configuration() {
         let flag = format!("--{}={}", key.flag, other_value(key.id));
         assert_ne!(read(&[&flag], &[]).unwrap(), defaults, "{} is read but not used", key.name);
     }
+}
+
+#[test]
+fn the_congestion_controller_is_read_with_its_parameters_and_refused_with_the_nearest_name() {
+    assert_eq!(read(&[], &[]).unwrap().host.cc.to_string(), "aimd");
+    let chosen = read(&["--cc", "dcqcn:rpg_time_reset=60"], &[]).unwrap();
+    assert_eq!(chosen.host.cc.to_string(), "dcqcn:rpg_time_reset=60us");
+    let sentence = read(&["--cc", "dcqcn:rpg_time=60"], &[]).unwrap_err();
+    assert!(sentence.contains("--cc: dcqcn has no parameter 'rpg_time'; did you mean 'rpg_time_reset'?"), "{sentence}");
+    let sentence = read(&[], &[("BURST_CC", "swfit")]).unwrap_err();
+    assert!(sentence.contains("BURST_CC") && sentence.contains("did you mean 'swift'?"), "{sentence}");
 }
 
 #[test]
@@ -170,8 +182,29 @@ fn document() -> String {
     options_of("packet", burst_port::spec::PACKET_OPTIONS, &mut text);
     options_of("dpdk", burst_port::spec::DPDK_OPTIONS, &mut text);
     options_of("impair", burst_port::spec::IMPAIR_OPTIONS, &mut text);
+    controllers(&mut text);
     text.push_str("\nA `RATE` is `1%`, `300ppm` or `0.01`; a `TIME` `100us` or `5ms`; a `SIZE` `512K` or `4M`.\n");
     text
+}
+
+fn controllers(text: &mut String) {
+    text.push_str(
+        "\n## Congestion control\n\n\
+         `cc` is the name of an algorithm, or `NAME:PARAMETER=VALUE,PARAMETER=VALUE`. A time without a unit is in microseconds, a bit\n\
+         rate without one in Mbit/s (`40`, `40M`, `2.5G`); a fraction is `0.8` or `80%`. docs/congestion.md says how to choose.\n\n\
+         | algorithm | what it does |\n| --- | --- |\n",
+    );
+    for algorithm in burst_cc::Algorithm::ALL {
+        writeln!(text, "| `{algorithm}` | {} |", algorithm.help()).expect("a string grows");
+    }
+    for algorithm in burst_cc::Algorithm::ALL.into_iter().filter(|algorithm| !algorithm.parameters().is_empty()) {
+        writeln!(text, "\n| parameter of `{algorithm}` | range | default | what it does |\n| --- | --- | --- | --- |")
+            .expect("a string grows");
+        for row in algorithm.parameters() {
+            let [min, max, default] = [row.min, row.max, row.default].map(|value| row.show(value));
+            writeln!(text, "| `{}` | {min} to {max} | `{default}` | {} |", row.name, row.help).expect("a string grows");
+        }
+    }
 }
 
 fn options_of<S>(kind: &str, table: &[burst_port::spec::OptionRow<S>], text: &mut String) {

@@ -1,5 +1,6 @@
 //! Types of configuration values: reading, range, and how the document shows them.
 
+use burst_cc::Params;
 use burst_grammar::{bytes, duration, nearest, show_bytes, show_duration};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub enum ValueKind {
     Mode,
     /// One of some words.
     Choice(&'static [&'static str]),
+    /// A congestion controller with parameters, as `burst_cc::Params` reads it.
+    Controller,
     /// `yes` or `no`; the flag alone means `yes`.
     Switch,
 }
@@ -50,7 +53,7 @@ impl ValueKind {
     /// Whether values are numbers: counts, bytes, nanoseconds, permission bits, or 0 and 1 of a switch.
     pub const fn is_number(self) -> bool {
         match self {
-            ValueKind::Text | ValueKind::Path | ValueKind::Choice(_) => false,
+            ValueKind::Text | ValueKind::Path | ValueKind::Controller | ValueKind::Choice(_) => false,
             ValueKind::Count { .. }
             | ValueKind::Bytes { .. }
             | ValueKind::Duration { .. }
@@ -78,6 +81,7 @@ impl ValueKind {
                 in_range(ns, 0, max_ns, |n| show_duration(Duration::from_nanos(n)))
             }
             ValueKind::Mode => read_mode(text),
+            ValueKind::Controller => Params::parse(text, 0).map(|params| ConfigValue::Text(params.to_string())),
             ValueKind::Switch => match text {
                 "yes" | "true" | "1" => Ok(ConfigValue::Number(1)),
                 "no" | "false" | "0" => Ok(ConfigValue::Number(0)),
@@ -94,7 +98,7 @@ impl ValueKind {
     /// The placeholder for the value in help.
     pub fn placeholder(self) -> &'static str {
         match self {
-            ValueKind::Text => "SPEC",
+            ValueKind::Text | ValueKind::Controller => "SPEC",
             ValueKind::Path => "PATH",
             ValueKind::Count { .. } => "N",
             ValueKind::Bytes { .. } => "SIZE",
@@ -117,6 +121,7 @@ impl ValueKind {
                 format!("duration, 0 to {}", show_duration(Duration::from_nanos(max_ns)))
             }
             ValueKind::Mode => "octal permission bits, 0000 to 0777".to_owned(),
+            ValueKind::Controller => burst_cc::Algorithm::ALL.map(burst_cc::Algorithm::name).join(", "),
             ValueKind::Choice(words) => words.join(", "),
             ValueKind::Switch => "yes, no".to_owned(),
         }

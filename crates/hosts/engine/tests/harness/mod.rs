@@ -4,6 +4,7 @@
 use burst_base::verbs::WrOpcode;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, attr_mask, send_flags};
 use burst_base::{DeviceId, Nanos, Psn, Qpn};
+use burst_cc::Params;
 use burst_control::events::{EventPipe, EventSink};
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
@@ -64,10 +65,20 @@ impl Host {
         Host::with_inboxes(port, bytes, vec![Arc::new(Inbox::new(1).expect("inbox"))], 0)
     }
 
+    /// A host with this congestion control.
+    pub fn with_cc(port: Box<dyn Port>, bytes: u32, cc: Params) -> Host {
+        let inboxes = vec![Arc::new(Inbox::new(1).expect("inbox"))];
+        Host::with_options(port, bytes, inboxes, WorkerOptions { cc, ..WorkerOptions::default() })
+    }
+
     pub fn with_inboxes(port: Box<dyn Port>, bytes: u32, inboxes: Vec<Arc<Inbox>>, id: u32) -> Host {
+        Host::with_options(port, bytes, inboxes, WorkerOptions { id, ..WorkerOptions::default() })
+    }
+
+    fn with_options(port: Box<dyn Port>, bytes: u32, inboxes: Vec<Arc<Inbox>>, options: WorkerOptions) -> Host {
+        let id = options.id;
         let mut keys = KeySpace::from_system();
         let caps = port.caps().clone();
-        let options = WorkerOptions { id, ..WorkerOptions::default() };
         let mut worker = Worker::new(options, MrTable::new(keys.cipher()), vec![port], inboxes);
         let (pipe, _unread) = EventPipe::new().expect("pipe");
         let async_events: Arc<dyn EventSink> = Arc::new(pipe);
