@@ -2,6 +2,7 @@
 
 use crate::resource::{Capacities, Resource};
 use crate::time::{TimeRecord, TimeSpent};
+use crate::work::{WorkCount, WorkSum};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -108,6 +109,8 @@ struct AccountBook {
     unread_events: Arc<AtomicUsize>,
     /// Time that the control thread has spent.
     control: Mutex<TimeRecord>,
+    /// What each worker has done, by its number.
+    work: Mutex<Vec<Arc<WorkCount>>>,
     books: Arc<Books>,
 }
 
@@ -133,6 +136,8 @@ pub struct AccountUse {
     pub refused: u64,
     /// Time that the control thread has spent on the account's programs.
     pub control: TimeSpent,
+    /// What all workers have done for the account's queue pairs.
+    pub work: WorkSum,
     /// Every resource, in table order.
     pub resources: Vec<ResourceUse>,
 }
@@ -164,6 +169,7 @@ impl Ledger {
             refused,
             unread_events,
             control: Mutex::default(),
+            work: Mutex::default(),
             books: self.books.clone(),
         });
         accounts.insert(id, Arc::downgrade(&account));
@@ -233,6 +239,23 @@ impl Account {
         self.0.control.lock().unwrap_or_else(PoisonError::into_inner).spent(now_ns)
     }
 
+    /// The count of what one worker does for the account.
+    pub fn work_count(&self, worker: usize) -> Arc<WorkCount> {
+        let mut counts = self.0.work.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.len() <= worker {
+            counts.resize_with(worker + 1, Arc::default);
+        }
+        counts[worker].clone()
+    }
+
+    /// What all workers have done for the account's queue pairs.
+    pub fn work(&self) -> WorkSum {
+        let mut sum = WorkSum::default();
+        let counts = self.0.work.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.iter().for_each(|count| count.add_to(&mut sum));
+        sum
+    }
+
     /// What the account uses at `now_ns`.
     pub fn uses(&self, now_ns: u64) -> AccountUse {
         let resource_use = |resource: &Resource| ResourceUse {
@@ -245,6 +268,7 @@ impl Account {
             privileged: self.0.privileged,
             refused: self.0.refused.load(Relaxed),
             control: self.control_time(now_ns),
+            work: self.work(),
             resources: Resource::ALL.iter().map(resource_use).collect(),
         }
     }

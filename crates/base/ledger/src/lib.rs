@@ -15,13 +15,16 @@
 //! | [`resource`] | the resources |
 //! | [`account`] | ledger, accounts and charges |
 //! | [`time`] | time that threads spend on an account |
+//! | [`work`] | work that workers do for an account |
 
 #![forbid(unsafe_code)]
 
 pub mod account;
 pub mod resource;
 pub mod time;
+pub mod work;
 
 pub use account::{Account, AccountId, AccountUse, Charge, Exhausted, Ledger, Policy};
 pub use resource::{Capacities, Resource};
 pub use time::TimeSpent;
+pub use work::{WorkCount, WorkSum};

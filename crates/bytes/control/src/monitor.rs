@@ -167,6 +167,8 @@ pub struct UserUse {
     pub refused: u64,
     /// Time that the control thread has spent on the user's programs.
     pub control: UserTime,
+    /// Work of the workers for the user's queue pairs.
+    pub work: UserWork,
     /// Use and limit of each resource, in the order of `burst_ledger::Resource::ALL`.
     pub resources: Vec<UserResource>,
 }
@@ -178,6 +180,17 @@ pub struct UserTime {
     pub total_ns: u64,
     /// The part of the last ten seconds, in millionths.
     pub recent_share: u32,
+}
+
+/// What workers have sent for a user's queue pairs since the user's first program connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserWork {
+    /// Turns of queue pairs.
+    pub turns: u64,
+    /// Work requests that were begun or continued in these turns.
+    pub requests: u64,
+    /// Payload bytes that were sent in these turns, READ responses included.
+    pub bytes: u64,
 }
 
 /// What a user uses of one resource.

@@ -2,9 +2,9 @@
 //!
 //! The control plane is the crate `burst_host`. This binary adds what a daemon needs: [`config`] reads the settings,
 //! [`log`] writes lines to stderr, [`server`] owns the event loop, [`rounds`] shares the loop's time between accounts,
-//! [`clients`] and [`endings`] are the queues of the accounts, [`listener`] the control socket's file, [`conversation`] a client's
-//! socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls, [`systemd`] what
-//! systemd passes.
+//! [`clients`] and [`endings`] are the queues of the accounts, [`listener`] the control socket's file, [`conversation`] a
+//! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
+//! [`systemd`] what systemd passes.
 
 use burst_port::DescriptorStore;
 use std::os::fd::{FromRawFd, OwnedFd};

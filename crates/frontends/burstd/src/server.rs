@@ -322,8 +322,8 @@ impl Server {
     /// Serves clients of one account until its turn is over. Another client is the first in each turn.
     ///
     /// A program's connection management and its context have connections of their own. Commands of connection management that
-    /// were sent before a request on a queue pair must be in force when the request is carried out. So the commands of a context's
-    /// program are carried out before its requests, even if their descriptor is not readable.
+    /// were sent before a request on a queue pair must be in force when the request is carried out. So the commands of a
+    /// context's program are carried out before its requests, even if their descriptor is not readable.
     fn serve_account(&mut self, turn: &AccountTurn, mut budget: TurnBudget, ended: &mut Vec<usize>) {
         let ready = self.clients.ready(turn.account.id());
         let with_commands = turn.with_commands.iter().filter_map(|token| self.clients.index_of(*token));

@@ -1,7 +1,7 @@
 //! `burst ls --users`: what the programs of each user use of the daemon's limited resources, and how much they may use.
 
 use burst_client::Daemon;
-use burst_control::monitor::UserUse;
+use burst_control::monitor::{UserUse, UserWork};
 use burst_ledger::Resource;
 use burst_ledger::time::{RECENT_SECONDS, WHOLE_SHARE};
 use serde_json::{Map, Value, json};
@@ -28,6 +28,7 @@ fn json_of(users: &[UserUse], hidden: u32) -> Value {
             "privileged": user.privileged,
             "refused": user.refused,
             "control": { "time_ns": user.control.total_ns, "recent_share": share_of(user.control.recent_share) },
+            "work": { "turns": user.work.turns, "requests": user.work.requests, "bytes": user.work.bytes },
             "resources": resources(user),
         })
     });
@@ -53,6 +54,14 @@ fn text_of(users: &[UserUse], hidden: u32) -> String {
             "  {:<12} {seconds:>12.3} s  of the control thread, {percent:.1} % of the last {RECENT_SECONDS} s",
             "control_time"
         );
+        let UserWork { turns, requests, bytes } = user.work;
+        if turns > 0 {
+            let _ = writeln!(
+                text,
+                "  {:<12} {turns:>14}  of workers: {requests} work requests, {bytes} bytes sent",
+                "turns"
+            );
+        }
         for (resource, used) in Resource::ALL.iter().zip(&user.resources).filter(|(_, u)| u.used > 0) {
             let _ = writeln!(
                 text,
@@ -79,7 +88,8 @@ mod tests {
         let mut resources = vec![UserResource { used: 0, limit: 7 }; Resource::COUNT];
         resources[Resource::Qp as usize] = UserResource { used: 3, limit: 45_000 };
         let control = UserTime { total_ns: 1_234_567_890, recent_share: 34_400 };
-        UserUse { owner: "user 1001".into(), privileged: false, refused: 2, control, resources }
+        let work = UserWork { turns: 7, requests: 70, bytes: 7000 };
+        UserUse { owner: "user 1001".into(), privileged: false, refused: 2, control, work, resources }
     }
 
     #[test]
@@ -88,9 +98,11 @@ mod tests {
         assert!(text.contains("user 1001") && text.contains("2 requests refused"), "{text}");
         let time: Vec<&str> = text.lines().nth(1).expect("a row").split_whitespace().collect();
         assert_eq!(time.join(" "), "control_time 1.235 s of the control thread, 3.4 % of the last 10 s");
-        let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
+        let work: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
+        assert_eq!(work.join(" "), "turns 7 of workers: 70 work requests, 7000 bytes sent");
+        let row: Vec<&str> = text.lines().nth(3).expect("a row").split_whitespace().collect();
         assert_eq!(row, ["qps", "3", "of", "45000", "queue", "pairs"]);
-        assert!(text.contains("4 other users are not shown") && text.lines().count() == 4, "{text}");
+        assert!(text.contains("4 other users are not shown") && text.lines().count() == 5, "{text}");
     }
 
     #[test]
@@ -99,6 +111,7 @@ mod tests {
         let resources = value["users"][0]["resources"].as_object().expect("an object");
         assert_eq!(resources.len(), Resource::COUNT);
         assert_eq!(value["users"][0]["control"], json!({ "time_ns": 1_234_567_890u64, "recent_share": 0.0344 }));
+        assert_eq!(value["users"][0]["work"], json!({ "turns": 7, "requests": 70, "bytes": 7000 }));
         assert_eq!(resources["qps"], json!({ "used": 3, "limit": 45_000 }));
     }
 }

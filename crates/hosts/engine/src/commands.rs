@@ -48,7 +48,7 @@ fn take<T>(table: &mut [Option<T>], index: u32) -> Option<T> {
 impl Worker {
     /// Adds a context.
     pub fn add_context(&mut self, context: u32, slot: ContextSlot) {
-        self.core.sched.add_context(context);
+        self.core.sched.add_context(context, &slot.account, self.core.options.id as usize);
         put(&mut self.core.contexts, context, slot);
     }
 

@@ -13,6 +13,7 @@ use burst_cm::CmIds;
 use burst_control::events::EventSink;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_frame::Flow;
+use burst_ledger::Account;
 use burst_shm::cq::CqProducer;
 use burst_shm::doorbell::DoorbellDrain;
 use burst_shm::rq::SrqConsumer;
@@ -54,6 +55,8 @@ pub struct AddressHandle {
 /// A context in a worker's table.
 #[derive(Debug)]
 pub struct ContextSlot {
+    /// The account of the program's user.
+    pub account: Account,
     /// The doorbells of the context at this worker.
     pub doorbells: DoorbellDrain,
     /// Entry of the queue pair of each doorbell number.

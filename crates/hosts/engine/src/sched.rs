@@ -1,20 +1,41 @@
-//! Order of turns: round robin over contexts, and over the ready queue pairs of each context.
+//! Order of turns: deficit round robin over accounts, round robin over the contexts of an account, and over the ready queue pairs
+//! of each context.
 //!
-//! Each context has a queue of ready queue pairs, and contexts with a non-empty queue are queued themselves. One turn goes to the
-//! first queue pair of the first context; then both go to the back. So a process with a thousand queue pairs gets no more turns
-//! than one with a single queue pair (SRNIC's ready queues, one level higher).
+//! Each context has a queue of ready queue pairs, each account a queue of its contexts with a non-empty one, and accounts with a
+//! non-empty queue are queued themselves. One turn goes to the first queue pair of the first context of the first account; then
+//! all three go to the back. So a process with a thousand queue pairs gets no more turns than one with a single queue pair, and
+//! a user with a thousand processes no more than a user with one (SRNIC's ready queues, two levels higher).
+//!
+//! Turns differ in cost: [`turn_cost`]. In each round an account may use [`ROUND_COST`], which is one full turn or many short
+//! ones; accounts that have used it wait for the next round (Shreedhar and Varghese, IEEE/ACM ToN 1996). What the last turn took
+//! above it is taken off the next round; what is left of it is not saved.
 //!
 //! A destroyed queue pair is not searched for in its queue. Its place becomes void, and [`Scheduler::take_turn`] skips void
 //! places. A queue is swept only when more than half of its places are void, so each of thousands of queue pairs that end at
 //! once costs constant time.
 
+use burst_ledger::{Account, AccountId, WorkCount};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// A queue with fewer void places is not swept.
 const SWEPT_FROM: usize = 64;
 
 /// Ticket of a queue pair that is in no ready queue.
 pub const NO_TICKET: u32 = 0;
+
+/// What an account may use in one round: the cost of one full turn.
+pub const ROUND_COST: u64 = 64 << 10;
+
+/// What a work request costs at least, in bytes of payload: 64 requests, the limit of a turn, cost as much as its 64 KiB.
+const REQUEST_COST: u64 = 1 << 10;
+
+/// The cost of a turn, in bytes of payload: a turn of many small requests takes a worker about as long as one of large ones. A
+/// turn that sends nothing costs as much as one request.
+#[inline]
+pub fn turn_cost(requests: u32, bytes: u64) -> u64 {
+    (u64::from(requests) * REQUEST_COST).max(bytes).max(REQUEST_COST)
+}
 
 /// A place in a ready queue. It is void when the slot's queue pair has another ticket or none, also if the slot has a new queue
 /// pair.
@@ -26,92 +47,226 @@ pub struct ReadyPlace {
     pub ticket: u32,
 }
 
+/// Instead of an account's index: there is no such context.
+const NO_ACCOUNT: u32 = u32::MAX;
+
 /// The queue pairs of one context.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ReadyQueue {
     queue: VecDeque<ReadyPlace>,
     /// Upper bound on the number of void places.
     void: usize,
+    /// The account that the context belongs to.
+    account: u32,
+    /// Whether it is in the queue of its account.
+    is_queued: bool,
+}
+
+impl Default for ReadyQueue {
+    fn default() -> ReadyQueue {
+        ReadyQueue { queue: VecDeque::new(), void: 0, account: NO_ACCOUNT, is_queued: false }
+    }
+}
+
+/// One account.
+#[derive(Debug)]
+struct ReadyAccount {
+    id: AccountId,
+    work: Arc<WorkCount>,
+    /// Number of its contexts; 0: the place is free.
+    contexts: u32,
+    /// Contexts with ready queue pairs, in order of their turns.
+    queued: VecDeque<u32>,
+    /// Whether it waits for this round's or the next round's turn.
+    is_queued: bool,
+    /// What it may still use in `round`; not above 0: it waits for the next one.
+    credit: i64,
+    round: u64,
 }
 
 /// The ready queues. Contexts and queue pairs are named by their indices in the worker's tables.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     ready: Vec<ReadyQueue>,
-    /// Contexts with ready queue pairs, in order of their turns.
-    queued: VecDeque<u32>,
-    /// By context: whether it is in `queued`.
-    is_queued: Vec<bool>,
+    accounts: Vec<ReadyAccount>,
+    /// Number of contexts with ready queue pairs.
+    queued: u32,
+    /// Accounts that may have ready queue pairs, in order of their turns.
+    this_round: VecDeque<u32>,
+    /// Accounts that have used what they may in this round.
+    next_round: VecDeque<u32>,
+    round: u64,
+    /// The account of the last turn.
+    served: u32,
     tickets: u32,
 }
 
+impl ReadyAccount {
+    fn new(id: AccountId, work: Arc<WorkCount>) -> ReadyAccount {
+        ReadyAccount { id, work, contexts: 0, queued: VecDeque::new(), is_queued: false, credit: 0, round: 0 }
+    }
+    /// Gives it what it may use in this round, less what it has used above it in the round before.
+    #[inline]
+    fn enter(&mut self, round: u64) {
+        if self.round != round {
+            self.round = round;
+            self.credit = self.credit.min(0) + ROUND_COST as i64;
+        }
+    }
+}
+
 impl Scheduler {
-    /// Makes room for context `context`.
-    pub fn add_context(&mut self, context: u32) {
+    /// Makes room for context `context` of an account, at worker number `worker`.
+    pub fn add_context(&mut self, context: u32, account: &Account, worker: usize) {
         let len = context as usize + 1;
         if self.ready.len() < len {
             self.ready.resize_with(len, ReadyQueue::default);
-            self.is_queued.resize(len, false);
         }
+        self.remove_context(context);
+        let known = self.accounts.iter().position(|a| a.contexts > 0 && a.id == *account.id());
+        let at = known.unwrap_or_else(|| {
+            let new = ReadyAccount::new(account.id().clone(), account.work_count(worker));
+            match self.accounts.iter().position(|a| a.contexts == 0) {
+                Some(free) => {
+                    self.accounts[free] = new;
+                    free
+                }
+                None => {
+                    self.accounts.push(new);
+                    self.accounts.len() - 1
+                }
+            }
+        });
+        self.accounts[at].contexts += 1;
+        self.ready[context as usize].account = at as u32;
     }
-    /// Empties the ready queue of context `context`.
+    /// Empties the ready queue of context `context`, and forgets its account with its last context.
     pub fn remove_context(&mut self, context: u32) {
-        self.ready[context as usize] = ReadyQueue::default();
+        let Some(ready) = self.ready.get_mut(context as usize).filter(|ready| ready.account != NO_ACCOUNT) else {
+            return;
+        };
+        let ReadyQueue { account, is_queued, .. } = std::mem::take(ready);
+        let of = &mut self.accounts[account as usize];
+        if is_queued {
+            self.queued -= 1;
+            of.queued.retain(|queued| *queued != context);
+        }
+        assert!(of.contexts > 0, "a context of an account without contexts");
+        of.contexts -= 1;
+        if of.contexts == 0 && std::mem::take(&mut of.is_queued) {
+            self.this_round.retain(|queued| *queued != account);
+            self.next_round.retain(|queued| *queued != account);
+        }
     }
     /// Returns memory that is not in use. `contexts` is one more than the largest number of a context that exists.
     pub fn shrink(&mut self, contexts: usize) {
-        // A removed context may be queued until its next turn.
-        let queued = self.queued.iter().max().map_or(0, |last| *last as usize + 1);
-        let used = contexts.max(queued);
-        self.ready.truncate(used);
+        // A removed context is in no queue.
+        self.ready.truncate(contexts);
         self.ready.shrink_to_fit();
-        self.is_queued.truncate(used);
-        self.is_queued.shrink_to_fit();
-        self.queued.shrink_to_fit();
         self.ready.iter_mut().for_each(|ready| ready.queue.shrink_to_fit());
+        let accounts = self.accounts.iter().rposition(|account| account.contexts > 0).map_or(0, |last| last + 1);
+        self.accounts.truncate(accounts);
+        self.accounts.shrink_to_fit();
+        self.accounts.iter_mut().for_each(|account| account.queued.shrink_to_fit());
+        self.this_round.shrink_to_fit();
+        self.next_round.shrink_to_fit();
     }
     /// Appends queue pair `qp` of `context`, which must not be queued, and returns its ticket.
     pub fn push(&mut self, context: u32, qp: u32) -> u32 {
-        assert!((context as usize) < self.ready.len(), "context {context} was not added");
         self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);
         let place = ReadyPlace { qp, ticket: self.tickets };
-        self.ready[context as usize].queue.push_back(place);
-        if !self.is_queued[context as usize] {
-            self.is_queued[context as usize] = true;
-            self.queued.push_back(context);
+        let ready = &mut self.ready[context as usize];
+        debug_assert!(ready.account != NO_ACCOUNT, "context {context} was not added");
+        ready.queue.push_back(place);
+        if !ready.is_queued {
+            ready.is_queued = true;
+            self.queued += 1;
+            let account = &mut self.accounts[ready.account as usize];
+            account.queued.push_back(context);
+            if !account.is_queued {
+                account.is_queued = true;
+                self.this_round.push_back(ready.account);
+            }
         }
         place.ticket
     }
-    /// Takes the queue pair that has the next turn, of those that are `still` ready.
+    /// Takes the queue pair that has the next turn, of those that are `still` ready. [`Scheduler::charge`] must follow.
+    #[inline]
     pub fn take_turn(&mut self, still: impl Fn(ReadyPlace) -> bool) -> Option<u32> {
-        while let Some(context) = self.queued.pop_front() {
-            debug_assert!(self.is_queued[context as usize], "context {context} is queued without its mark");
-            let ReadyQueue { queue, void } = &mut self.ready[context as usize];
-            let mut qp = queue.pop_front();
-            while qp.is_some_and(|q| !still(q)) {
-                *void = void.saturating_sub(1);
-                qp = queue.pop_front();
-            }
-            if queue.is_empty() {
-                *void = 0;
-                self.is_queued[context as usize] = false;
-            } else {
-                self.queued.push_back(context);
-            }
-            if let Some(place) = qp {
-                return Some(place.qp);
+        while self.queued > 0 {
+            let account = self.next_account();
+            if let Some(qp) = self.take_from(account, &still) {
+                self.served = account;
+                return Some(qp);
             }
         }
-        debug_assert!(self.is_queued.iter().all(|queued| !queued), "a context is marked and not queued");
         None
+    }
+    /// The account that has the next turn. Some context must be queued.
+    #[inline]
+    fn next_account(&mut self) -> u32 {
+        loop {
+            let Some(index) = self.this_round.front().copied() else {
+                assert!(!self.next_round.is_empty(), "a context is queued and its account is not");
+                std::mem::swap(&mut self.this_round, &mut self.next_round);
+                self.round += 1;
+                continue;
+            };
+            let account = &mut self.accounts[index as usize];
+            debug_assert!(account.is_queued, "account {index} is queued without its mark");
+            account.enter(self.round);
+            if account.credit > 0 && !account.queued.is_empty() {
+                // A single account stays in front.
+                if self.this_round.len() > 1 {
+                    self.this_round.pop_front();
+                    self.this_round.push_back(index);
+                }
+                return index;
+            }
+            // An account without ready queue pairs has stayed in its place until now, because most have one again at once.
+            self.this_round.pop_front();
+            if account.queued.is_empty() {
+                account.is_queued = false;
+            } else {
+                self.next_round.push_back(index);
+            }
+        }
+    }
+    /// Takes the first queue pair that is `still` ready from the first context of an account.
+    #[inline]
+    fn take_from(&mut self, account: u32, still: &impl Fn(ReadyPlace) -> bool) -> Option<u32> {
+        let account = &mut self.accounts[account as usize];
+        let context = account.queued.pop_front()?;
+        let ReadyQueue { queue, void, is_queued, .. } = &mut self.ready[context as usize];
+        debug_assert!(*is_queued, "context {context} is queued without its mark");
+        let mut qp = queue.pop_front();
+        while qp.is_some_and(|q| !still(q)) {
+            *void = void.saturating_sub(1);
+            qp = queue.pop_front();
+        }
+        if queue.is_empty() {
+            *void = 0;
+            *is_queued = false;
+            self.queued -= 1;
+        } else {
+            account.queued.push_back(context);
+        }
+        qp.map(|place| place.qp)
+    }
+    /// Charges the turn of the queue pair that [`Scheduler::take_turn`] returned last to its account.
+    #[inline]
+    pub fn charge(&mut self, requests: u32, bytes: u64) {
+        let account = &mut self.accounts[self.served as usize];
+        account.credit -= turn_cost(requests, bytes) as i64;
+        account.work.add_turn(requests, bytes);
     }
     /// Whether no context is queued.
     pub fn is_empty(&self) -> bool {
-        self.queued.is_empty()
+        self.queued == 0
     }
     /// Notes that a place of `context` has become void. Places that are `still` valid keep their order.
     pub fn remove(&mut self, context: u32, still: impl Fn(ReadyPlace) -> bool) {
-        let ReadyQueue { queue, void } = &mut self.ready[context as usize];
+        let ReadyQueue { queue, void, .. } = &mut self.ready[context as usize];
         *void += 1;
         if *void >= SWEPT_FROM && *void > queue.len() / 2 {
             queue.retain(|q| still(*q));
@@ -123,12 +278,111 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burst_ledger::{Capacities, Ledger, Policy};
+
+    /// Adds contexts of the user `uid`.
+    fn add(s: &mut Scheduler, uid: u32, contexts: impl IntoIterator<Item = u32>) {
+        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
+        let account = ledger.account(AccountId::User(uid), false);
+        contexts.into_iter().for_each(|context| s.add_context(context, &account, 0));
+    }
+
+    /// Gives `count` turns to queue pairs that are ready again at once. `cost` gives the requests and bytes of a turn. Returns
+    /// the contexts in order; a queue pair's number is 1000 times its context's, and more.
+    fn turns(s: &mut Scheduler, count: usize, cost: impl Fn(u32) -> (u32, u64)) -> Vec<u32> {
+        let mut order = Vec::new();
+        for _ in 0..count {
+            let qp = s.take_turn(|_| true).expect("a turn");
+            let (requests, bytes) = cost(qp / 1000);
+            s.push(qp / 1000, qp);
+            s.charge(requests, bytes);
+            order.push(qp / 1000);
+        }
+        order
+    }
+
+    fn count(order: &[u32], of: impl Fn(u32) -> bool) -> usize {
+        order.iter().filter(|context| of(**context)).count()
+    }
+
+    #[test]
+    fn accounts_share_turns_whatever_their_numbers_of_contexts_and_queue_pairs() {
+        let mut s = Scheduler::default();
+        add(&mut s, 1001, 0..64);
+        add(&mut s, 1002, [64]);
+        for qp in 0..64 * 16 {
+            s.push(qp / 16, qp / 16 * 1000 + qp % 16);
+        }
+        s.push(64, 64_000);
+        let order = turns(&mut s, 1000, |_| (64, 64 << 10));
+        assert_eq!(count(&order, |context| context == 64), 500);
+        // Within the account each context has its part.
+        assert!((0..64).all(|one| (7..=8).contains(&count(&order, |context| context == one))), "{order:?}");
+    }
+
+    #[test]
+    fn short_turns_are_more_than_long_ones() {
+        let mut s = Scheduler::default();
+        add(&mut s, 1001, [0]);
+        add(&mut s, 1002, [1]);
+        add(&mut s, 1003, [2]);
+        (0..3).for_each(|context| assert_ne!(s.push(context, context * 1000), NO_TICKET));
+        // Many small requests, one large one, few small ones.
+        let order = turns(&mut s, 1000, |context| [(64, 4096), (1, 64 << 10), (4, 100)][context as usize]);
+        let each = [0, 1, 2].map(|one| count(&order, |context| context == one));
+        assert!(each[0].abs_diff(each[1]) <= 1 && each[2].abs_diff(16 * each[0]) <= 16, "{each:?}");
+        // The short turns of a round do not come one after the other while others wait for theirs.
+        assert_ne!(order[..2], [2, 2]);
+    }
+
+    #[test]
+    fn an_idle_account_saves_nothing_and_leaves_nothing_behind() {
+        let mut s = Scheduler::default();
+        add(&mut s, 1001, [0]);
+        add(&mut s, 1002, [1]);
+        s.push(0, 0);
+        turns(&mut s, 1000, |_| (64, 64 << 10));
+        s.push(1, 1000);
+        let order = turns(&mut s, 101, |_| (64, 64 << 10));
+        assert!((50..=51).contains(&count(&order, |context| context == 1)), "{order:?}");
+        s.remove_context(1);
+        assert_eq!(count(&turns(&mut s, 10, |_| (64, 64 << 10)), |context| context == 0), 10);
+        s.remove_context(0);
+        assert!(s.is_empty() && s.take_turn(|_| true).is_none());
+        let accounts = s.accounts.len();
+        s.shrink(0);
+        s.remove_context(0);
+        assert_eq!((accounts, s.accounts.len(), s.ready.len()), (2, 0, 0));
+        add(&mut s, 1001, [0]);
+        add(&mut s, 1002, [1]);
+        s.remove_context(0);
+        s.shrink(2);
+        s.remove_context(1);
+        add(&mut s, 1003, [0, 1]);
+        assert_eq!((s.accounts.len(), s.this_round.len(), s.next_round.len(), s.queued), (2, 0, 0, 0));
+        s.push(1, 1000);
+        assert_eq!(
+            (s.take_turn(|_| true), s.accounts[0].contexts, s.accounts[0].id.clone()),
+            (Some(1000), 2, AccountId::User(1003))
+        );
+    }
+
+    #[test]
+    fn an_overdrawn_round_is_taken_off_the_next() {
+        let mut s = Scheduler::default();
+        add(&mut s, 1001, [0]);
+        add(&mut s, 1002, [1]);
+        (0..2).for_each(|context| assert_ne!(s.push(context, context * 1000), NO_TICKET));
+        // 1.5 rounds in two turns, one round in four.
+        let order = turns(&mut s, 3000, |context| (1, [48 << 10, 16 << 10][context as usize]));
+        let each = [0, 1].map(|one| count(&order, |context| context == one));
+        assert!(each[1].abs_diff(3 * each[0]) <= 4, "{each:?}");
+    }
 
     #[test]
     fn contexts_alternate_whatever_their_number_of_queue_pairs() {
         let mut s = Scheduler::default();
-        s.add_context(0);
-        s.add_context(1);
+        add(&mut s, 1001, [0, 1]);
         for qp in 0..4 {
             s.push(0, qp);
         }
@@ -142,7 +396,7 @@ mod tests {
     #[test]
     fn void_places_are_skipped() {
         let mut s = Scheduler::default();
-        s.add_context(3);
+        add(&mut s, 1001, [3]);
         s.push(3, 7);
         s.push(3, 8);
         s.remove(3, |place| place.qp != 7);
@@ -150,6 +404,7 @@ mod tests {
         s.push(3, 9);
         s.remove_context(3);
         assert_eq!(s.take_turn(|_| true), None);
+        add(&mut s, 1001, [3]);
         s.push(3, 10);
         assert_eq!(s.take_turn(|_| true), Some(10));
     }
@@ -157,7 +412,7 @@ mod tests {
     #[test]
     fn the_next_queue_pair_in_a_slot_has_one_turn() {
         let mut s = Scheduler::default();
-        s.add_context(0);
+        add(&mut s, 1001, [0]);
         let first = s.push(0, 7);
         s.remove(0, |place| place.ticket != first);
         let second = s.push(0, 7);
@@ -171,7 +426,7 @@ mod tests {
     fn each_of_thousands_that_end_at_once_costs_a_few_looks() {
         use std::cell::Cell;
         let mut s = Scheduler::default();
-        s.add_context(0);
+        add(&mut s, 1001, [0]);
         let count = 10_000;
         for qp in 0..count {
             s.push(0, qp);

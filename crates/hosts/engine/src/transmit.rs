@@ -16,21 +16,22 @@ const TURN_BYTES: u64 = 64 << 10;
 /// Time between two questions to a port whether a next hop is resolved.
 const RESOLVING_PAUSE: Nanos = Nanos::from_us(200);
 /// Full turns before the worker looks at its ports again.
-const TURNS_PER_PASS: usize = 4;
+const TURNS_PER_PASS: u64 = 4;
 /// Ready queue pairs served in one pass at most, when their turns are short.
 const SHORT_TURNS_PER_PASS: usize = 64;
 
 impl Worker {
     /// Gives turns to ready queue pairs and sends their packets.
     pub(crate) fn transmit(&mut self, now: Nanos) -> bool {
-        let mut bytes_left = TURN_BYTES as usize * TURNS_PER_PASS;
+        let mut bytes_left = TURN_BYTES * TURNS_PER_PASS;
         let mut any = false;
         for _ in 0..SHORT_TURNS_PER_PASS {
             let Core { sched, qps, .. } = &mut self.core;
             let Some(index) = sched.take_turn(|place| is_ready(qps, place)) else { break };
             any = true;
             self.core.pulse.serve_qp(self.core.qps[index as usize].as_ref().map_or(0, |slot| slot.qpn.get()));
-            let used = self.turn(now, index);
+            let (requests, used) = self.turn(now, index);
+            self.core.sched.charge(requests, used);
             bytes_left = bytes_left.saturating_sub(used);
             if bytes_left == 0 {
                 break;
@@ -46,9 +47,9 @@ impl Worker {
         self.data_path().flush_all(now);
     }
 
-    /// One queue pair's turn. Returns payload bytes that it may have used.
-    fn turn(&mut self, now: Nanos, index: u32) -> usize {
-        let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return 0 };
+    /// One queue pair's turn. Returns how many work requests it has begun or continued, and payload bytes that it may have used.
+    fn turn(&mut self, now: Nanos, index: u32) -> (u32, u64) {
+        let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return (0, 0) };
         let port = &mut self.ports[slot.device.index()];
         debug_assert_ne!(slot.ticket, NO_TICKET, "a turn without a place in the ready queue");
         slot.ticket = NO_TICKET;
@@ -61,22 +62,22 @@ impl Worker {
         }
         if bytes == 0 {
             slot.wake_by(tables.wheel, now + RESOLVING_PAUSE);
-            return 0;
+            return (0, 0);
         }
         let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let egress = Egress { batch: &mut port.batch, counters: &port.counters };
         let state = tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
         let full = !port.batch.has_room();
         let (path, unacknowledged) = (slot.path, slot.endpoint.is_unacknowledged());
-        let used = bytes - budget.bytes.min(bytes);
+        let (requests, used) = (TURN_WQES - budget.wqes, bytes - budget.bytes.min(bytes));
         if unacknowledged && let Some(path) = self.core.paths.get_mut(path as usize) {
-            path.sent(used, TURN_WQES - budget.wqes);
+            path.sent(used, requests);
         }
         self.core.after_turn(now, index, path, state);
         if full {
             self.flush_all(now);
         }
-        used as usize
+        (requests, used)
     }
 
     /// Fires due timers.

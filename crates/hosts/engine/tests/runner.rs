@@ -38,7 +38,7 @@ fn a_request_posted_while_a_command_runs_leaves_before_the_next_command() {
     // While the worker runs that command, a program posts and destroys its queue pair at once.
     qa.sq.write(&request(WrOpcode::RdmaWrite, 1, BASE, b.key), &[sge]).expect("room");
     assert!(qa.sq.post());
-    bells.ring(0, qa.doorbell);
+    bells[0].ring(0, qa.doorbell);
     handle.post(move |worker, now| drop(worker.destroy_qp(now, qpn, false))).expect("alive");
     end.send(()).expect("alive");
     handle.call(|_, _| ()).expect("alive");

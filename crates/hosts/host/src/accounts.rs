@@ -5,9 +5,9 @@ use crate::host::Host;
 use crate::limits::{CM_IDS_MAX, CONTEXTS_MAX, GROUPS_MAX, LIMITS, SESSIONS_MAX};
 use crate::refusal::refuse;
 use burst_base::Reason;
-use burst_control::monitor::{UserPage, UserResource, UserTime, UserUse};
+use burst_control::monitor::{UserPage, UserResource, UserTime, UserUse, UserWork};
 use burst_control::{Refusal, Response};
-use burst_ledger::{Account, AccountId, AccountUse, Capacities, Charge, Exhausted, Resource};
+use burst_ledger::{Account, AccountId, AccountUse, Capacities, Charge, Exhausted, Resource, WorkSum};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -147,11 +147,13 @@ impl Host {
 
 fn user_use(account: &AccountUse) -> UserUse {
     let resources = account.resources.iter().map(|r| UserResource { used: r.used, limit: r.limit });
+    let WorkSum { turns, requests, bytes } = account.work;
     UserUse {
         owner: account.id.to_string().chars().take(OWNER_MAX).collect(),
         privileged: account.privileged,
         refused: account.refused,
         control: UserTime { total_ns: account.control.total_ns, recent_share: account.control.recent_share },
+        work: UserWork { turns, requests, bytes },
         resources: resources.collect(),
     }
 }

@@ -10,6 +10,7 @@ use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{ContextSlot, EngineCq, QpHolder, QpSlot, Worker, WorkerOptions};
+use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy};
 use burst_mem::{KeySpace, MapPiece, MrTable, Region, Span};
 use burst_port::{Port, PortCaps};
 use burst_shm::cq::CqConsumer;
@@ -30,7 +31,10 @@ const ALL_RIGHTS: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REM
 pub struct Host {
     pub worker: Worker,
     pub caps: PortCaps,
-    pub bells: Doorbells,
+    /// The doorbells of each context.
+    pub bells: Vec<Doorbells>,
+    /// The context of the queue pairs that are created.
+    pub context: u32,
     pub key: u32,
     pub memory: Span,
     qpns: QpnSpace,
@@ -44,6 +48,7 @@ pub struct Host {
 /// An application's ends of a queue pair.
 pub struct AppQp<C = OwnedFd> {
     pub qpn: Qpn,
+    pub context: u32,
     pub doorbell: u32,
     pub sq: SqProducer,
     pub rq: RqProducer,
@@ -76,15 +81,11 @@ impl Host {
     }
 
     fn with_options(port: Box<dyn Port>, bytes: u32, inboxes: Vec<Arc<Inbox>>, options: WorkerOptions) -> Host {
-        let id = options.id;
         let mut keys = KeySpace::from_system();
-        let caps = port.caps().clone();
+        let (id, caps) = (options.id, port.caps().clone());
         let mut worker = Worker::new(options, MrTable::new(keys.cipher()), vec![port], inboxes);
         let (pipe, _unread) = EventPipe::new().expect("pipe");
         let async_events: Arc<dyn EventSink> = Arc::new(pipe);
-        let (bells, drain) = testing::doorbells(id as usize);
-        let events = async_events.clone();
-        worker.add_context(0, ContextSlot { doorbells: drain, queues: Vec::new(), async_events: events, wake: None });
         let fd = shared_memory(u64::from(bytes));
         let piece = MapPiece { fd: fd.as_fd(), offset: 0, len: u64::from(bytes) };
         let key = keys.alloc().expect("key");
@@ -93,8 +94,23 @@ impl Host {
         let view = Arc::new(Region::new(key, PD, BASE, u64::from(bytes), ALL_RIGHTS, map()));
         let memory = view.span(BASE, bytes).expect("whole");
         let mut rng = burst_base::rng::Rng::new(id.into());
-        let qpns = QpnSpace::new(id, Box::new(move || rng.next_u64()));
-        Host { worker, caps, bells, key, memory, qpns, async_events, next_cq: 0, next_doorbell: 0, _view: view }
+        let (bells, qpns) = (Vec::new(), QpnSpace::new(id, Box::new(move || rng.next_u64())));
+        let (context, next_cq, next_doorbell) = (0, 0, 0);
+        let mut host =
+            Host { worker, caps, bells, context, key, memory, qpns, async_events, next_cq, next_doorbell, _view: view };
+        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
+        host.add_context(&ledger.account(AccountId::User(0), false));
+        host
+    }
+
+    /// A further context, for the queue pairs that are created from now on.
+    pub fn add_context(&mut self, account: &Account) {
+        let (bells, doorbells) = testing::doorbells(self.worker.id() as usize);
+        let (account, async_events) = (account.clone(), self.async_events.clone());
+        self.context = self.bells.len() as u32;
+        self.bells.push(bells);
+        let slot = ContextSlot { account, doorbells, queues: Vec::new(), async_events, wake: None };
+        self.worker.add_context(self.context, slot);
     }
 
     pub fn create(&mut self, qp_type: QpType) -> AppQp {
@@ -131,10 +147,11 @@ impl Host {
             sq: sq_end,
             rq: RecvQueue::Own(rq_end),
         };
-        let holder = QpHolder { context: 0, async_events: self.async_events.clone(), event_cookie: 77, hold: 0 };
+        let holder =
+            QpHolder { context: self.context, async_events: self.async_events.clone(), event_cookie: 77, hold: 0 };
         let slot = QpSlot::new(Qp::new(config), qpn, DeviceId(0), doorbell, holder);
         self.worker.add_qp(Box::new(slot));
-        AppQp { qpn, doorbell, sq, rq, cq, channel }
+        AppQp { qpn, context: self.context, doorbell, sq, rq, cq, channel }
     }
 
     /// Moves a queue pair from RESET to RTS, connected to `peer` at the first address of `peer_caps`.
@@ -191,7 +208,7 @@ impl Host {
     pub fn post<C>(&mut self, qp: &mut AppQp<C>, wqe: SendWqe, sges: &[Sge]) {
         qp.sq.write(&wqe, sges).expect("room");
         if qp.sq.post() {
-            self.bells.ring(0, qp.doorbell);
+            self.bells[qp.context as usize].ring(0, qp.doorbell);
         }
     }
 }

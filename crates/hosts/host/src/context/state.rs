@@ -208,7 +208,8 @@ impl Context {
             fds.push(fd);
             let Some(doorbells) = DoorbellDrain::new(arena.context(), index) else { return no_room("worker") };
             let async_events = async_events.clone();
-            slots.push(ContextSlot { doorbells, queues: Vec::new(), async_events, wake: Some(wake) });
+            let (account, queues) = (caller.account.clone(), Vec::new());
+            slots.push(ContextSlot { account, doorbells, queues, async_events, wake: Some(wake) });
         }
         let workers = slots.len();
         let Some(id) = host.contexts.take() else { return no_room("context") };
