@@ -86,8 +86,8 @@ impl Controller {
         }
     }
 
-    /// Packets were lost. `none`, `dcqcn` and `timely` do not react: their publications assume a network without loss, so the caller
-    /// keeps a second window below them.
+    /// Packets were lost. `none`, `dcqcn` and `timely` do not react: their publications assume a network without loss, so the
+    /// caller keeps a second window below them.
     pub fn on_loss(&mut self, now: Nanos, kind: LossKind) {
         match self {
             Controller::Aimd(aimd) => aimd.on_loss(now),

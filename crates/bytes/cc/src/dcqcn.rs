@@ -1,23 +1,29 @@
 //! DCQCN: a rate, reduced by congestion notification packets (CNPs), increased by a timer and by bytes.
 //!
-//! Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, and NVIDIA's adapters, whose parameter names
-//! both variants use. The sender has a current rate R_C, a target rate R_T, and alpha, which estimates the share of marked traffic.
+//! Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, and NVIDIA's adapters, whose parameter
+//! names both variants use. The sender has a current rate R_C, a target rate R_T, and alpha, which estimates the share of
+//! marked traffic.
 //!
 //! | event | the paper | NVIDIA |
 //! |---|---|---|
-//! | cut | R_T = R_C; R_C *= 1 - alpha/2; alpha = (1-g) alpha + g | R_T = R_C only if an increase came since the last cut, or with `clamp_tgt_rate`; R_C *= 1 - alpha/2 |
-//! | each `dce_tcp_rtt` | alpha *= 1-g, counted from the last cut | alpha = (1-g) alpha, + g if a CNP came in the period |
-//! | increase | by the timer (T) and by bytes (B); max(T, B) < F: fast recovery; min(T, B) > F: R_T += (min - F) R_HAI; else R_T += R_AI | by the timer: T < F: fast recovery; T = F: R_T += R_AI; T > F: R_T += R_HAI |
+//! | cut | R_T = R_C | R_T = R_C if an increase came since the last cut, or `clamp_tgt_rate` |
+//! | | R_C *= 1 - alpha/2 | the same |
+//! | | alpha = (1-g) alpha + g | alpha is not changed |
+//! | each `dce_tcp_rtt` | alpha *= 1-g, counted from the last cut | alpha *= 1-g, and + g if a CNP came |
+//! | increases come | by the timer (T) and by bytes (B) | by the timer (T) |
+//! | fast recovery | max(T, B) < F | T < F |
+//! | R_T += R_AI | otherwise | T = F |
+//! | hyper increase | min(T, B) > F: R_T += (min - F) R_HAI | T > F: R_T += R_HAI |
 //!
-//! After each increase R_C = (R_T + R_C) / 2. T and B count the increases before the present one, so that there are F fast recoveries.
-//! The first CNP sets alpha to `initial_alpha_value`.
+//! After each increase R_C = (R_T + R_C) / 2. T and B count the increases before the present one, so that there are F fast
+//! recoveries. The first CNP sets alpha to `initial_alpha_value`.
 //!
 //! One controller serves all queue pairs of a path, and each of them gets CNPs. CNPs that arrive within
 //! `rate_reduce_monitor_period` of a cut therefore make one cut at the end of that period. A peer that sends CNPs without end so
 //! stops nothing: the rate stays at `rpg_min_rate`.
 //!
-//! Nothing needs a timer of microseconds: each call first does what would have happened since the call before ([`Dcqcn::advance`]),
-//! in constant time. While R_C is the line rate, sends are not paced.
+//! Nothing needs a timer of microseconds: each call first does what would have happened since the call before
+//! ([`Dcqcn::advance`]), in constant time. While R_C is the line rate, sends are not paced.
 
 use crate::api::{AckSample, RATE_UNPACED, SendLimits};
 use crate::math::{bounded, burst_bytes, power};
@@ -139,8 +145,8 @@ struct DcqcnSettings {
     mtu: u64,
 }
 
-/// Increases that a late call makes one by one. They lead past every `rpg_threshold`, and after the last of them R_C is as near to
-/// R_T as it gets; further ones add to R_T only.
+/// Increases that a late call makes one by one. They lead past every `rpg_threshold`, and after the last of them R_C is as
+/// near to R_T as it gets; further ones add to R_T only.
 const INCREASES_MAX: u64 = 64;
 /// Stages are counted up to here: far above `rpg_threshold`.
 const STAGE_MAX: u32 = 1 << 20;

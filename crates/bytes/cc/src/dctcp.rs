@@ -1,12 +1,12 @@
 //! DCTCP: a window, reduced in proportion to the share of marked packets.
 //!
-//! Alizadeh et al., SIGCOMM 2010, and RFC 8257. Once per window of acknowledged bytes, F is the share of packets that arrived with CE,
-//! alpha = (1-g) alpha + g F, and the window is multiplied by 1 - alpha/2 if F > 0, else it grows by one MTU. Until the first mark
-//! the window grows by the bytes acknowledged (slow start). A loss halves the window once per window, as RFC 8257 section 3.5 asks;
-//! a timeout sets it to one MTU and begins slow start up to half of the window before.
+//! Alizadeh et al., SIGCOMM 2010, and RFC 8257. Once per window of acknowledged bytes, F is the share of packets that arrived
+//! with CE, alpha = (1-g) alpha + g F, and the window is multiplied by 1 - alpha/2 if F > 0, else it grows by one MTU. Until
+//! the first mark the window grows by the bytes acknowledged (slow start). A loss halves the window once per window, as RFC
+//! 8257 section 3.5 asks; a timeout sets it to one MTU and begins slow start up to half of the window before.
 //!
-//! F needs a peer that echoes marks ([`AckSample::ce_packets`]). Towards a standard RoCEv2 peer, whose acknowledgements echo nothing,
-//! a window in which a congestion notification packet came counts as F = 1.
+//! F needs a peer that echoes marks ([`AckSample::ce_packets`]). Towards a standard RoCEv2 peer, whose acknowledgements echo
+//! nothing, a window in which a congestion notification packet came counts as F = 1.
 
 use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::bounded;

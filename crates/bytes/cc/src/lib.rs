@@ -21,7 +21,7 @@
 //! | `math` | arithmetic that is equal on every machine |
 //! | `controller` | [`Controller`]: the enum of all controllers |
 //!
-//! Not here: ECN marks on outgoing packets, generation of congestion notifications, pacing.
+//! Not here, but in the engine: ECN marks on outgoing packets, congestion notifications, measured round trips, pacing.
 #![forbid(unsafe_code)]
 
 mod aimd;

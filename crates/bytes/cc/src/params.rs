@@ -1,9 +1,9 @@
 //! Algorithms, their parameters, and how a person writes both.
 //!
 //! A specification is the name of an algorithm, and parameters that differ from its defaults:
-//! `dcqcn:rpg_time_reset=55us,rpg_ai_rate=40M`. Each algorithm has one table of [`Parameter`]s with name, unit, range and default;
-//! the names are those of the publication, or of NVIDIA's documentation for DCQCN. An unknown name or a value out of range is
-//! refused with the nearest valid name or the range, and nothing changes.
+//! `dcqcn:rpg_time_reset=55us,rpg_ai_rate=40M`. Each algorithm has one table of [`Parameter`]s with name, unit, range and
+//! default; the names are those of the publication, or of NVIDIA's documentation for DCQCN. An unknown name or a value out of
+//! range is refused with the nearest valid name or the range, and nothing changes.
 //!
 //! | unit | written | without a unit |
 //! |---|---|---|

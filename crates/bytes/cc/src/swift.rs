@@ -4,13 +4,14 @@
 //! target adds `ai` packets for each window acknowledged; a delay d over its target t multiplies the window by
 //! max(1 - beta (d - t) / d, 1 - max_mdf), at most once per round trip. The smaller of both windows counts.
 //!
-//! * The fabric's delay is the round trip without the peer's share. Its target is `base_target` + `min_rtts` times the smallest round
-//!   trip seen + flow scaling, fs = clamp(a / sqrt(window) + b, 0, `fs_range`), by which small windows accept more delay, so that many
-//!   flows share fairly. `min_rtts` takes the place of the published term per hop, which is calibrated for one fabric. It is 0
-//!   unless somebody sets it: a flow that begins while the queue is long never sees the true minimum and would accept more delay
-//!   than the others (two flows of the model in `tests/fairness.rs` share by 3 to 1 with `min_rtts` = 2).
-//! * The peer's delay is [`AckSample::remote_delay`], with the fixed target `endpoint_target`. Where the peer's receive buffers are more
-//!   than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target.
+//! * The fabric's delay is the round trip without the peer's share. Its target is `base_target` + `min_rtts` times the
+//!   smallest round trip seen + flow scaling, fs = clamp(a / sqrt(window) + b, 0, `fs_range`), by which small windows accept
+//!   more delay, so that many flows share fairly. `min_rtts` takes the place of the published term per hop, which is
+//!   calibrated for one fabric. It is 0 unless somebody sets it: a flow that begins while the queue is long never sees the
+//!   true minimum and would accept more delay than the others (two flows of the model in `tests/fairness.rs` share by 3 to 1
+//!   with `min_rtts` = 2).
+//! * The peer's delay is [`AckSample::remote_delay`], with the fixed target `endpoint_target`. Where the peer's receive
+//!   buffers are more than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target.
 //!
 //! A window under one packet is sent as one packet per round trip / window, so sends are paced. Without measured round trips
 //! the windows change by losses and notifications only.

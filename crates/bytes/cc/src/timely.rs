@@ -1,14 +1,14 @@
 //! TIMELY: a rate that follows the gradient of round-trip times.
 //!
-//! Mittal et al., "TIMELY: RTT-based Congestion Control for the Datacenter", SIGCOMM 2015. For each `segment` of acknowledged bytes:
-//! diff = (1 - `ewma_alpha`) diff + `ewma_alpha` (rtt - last rtt); gradient = diff / `min_rtt`. An rtt under `t_low` adds `add_step`; one
-//! over `t_high` multiplies the rate by 1 - `beta` (1 - `t_high` / rtt); between them, a gradient of zero or less adds N times
-//! `add_step`, N = 5 from the fifth in a row on (hyperactive increase), and a positive one multiplies the rate by 1 - `beta` gradient. One
-//! update at most halves the rate.
+//! Mittal et al., "TIMELY: RTT-based Congestion Control for the Datacenter", SIGCOMM 2015. For each `segment` of acknowledged
+//! bytes: diff = (1 - `ewma_alpha`) diff + `ewma_alpha` (rtt - last rtt); gradient = diff / `min_rtt`. An rtt under `t_low`
+//! adds `add_step`; one over `t_high` multiplies the rate by 1 - `beta` (1 - `t_high` / rtt); between them, a gradient of zero
+//! or less adds N times `add_step`, N = 5 from the fifth in a row on (hyperactive increase), and a positive one multiplies the
+//! rate by 1 - `beta` gradient. One update at most halves the rate.
 //!
 //! The rates of several flows have no unique fixed point: TIMELY bounds the queue, but flows need not become equal. Without
-//! measured round trips only congestion notifications change the rate: each halves it, at most once per [`CNP_PAUSE`]. While the rate
-//! is the line rate, sends are not paced.
+//! measured round trips only congestion notifications change the rate: each halves it, at most once per [`CNP_PAUSE`]. While
+//! the rate is the line rate, sends are not paced.
 
 use crate::api::{AckSample, RATE_UNPACED, SendLimits};
 use crate::math::{bounded, burst_bytes};

@@ -1,8 +1,9 @@
 //! Two flows share one link: a model of rates and queue lengths in virtual time, in steps of 1 us, without packets.
 //!
-//! The link serves one queue. Each step adds to the queue what the flows send and removes what the link carries. A flow with a window
-//! sends window / round trip; a flow with a rate sends that. Marks and round trips follow from the queue's length. Nothing is
-//! random: where packets are marked with a probability, a flow is notified when its expected number of marked packets reaches one.
+//! The link serves one queue. Each step adds to the queue what the flows send and removes what the link carries. A flow with a
+//! window sends window / round trip; a flow with a rate sends that. Marks and round trips follow from the queue's length.
+//! Nothing is random: where packets are marked with a probability, a flow is notified when its expected number of marked
+//! packets reaches one.
 
 use burst_base::Nanos;
 use burst_cc::{AckSample, Controller, Params, RATE_UNPACED};

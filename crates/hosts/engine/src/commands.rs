@@ -330,7 +330,7 @@ impl DataPath<'_> {
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
         self.core.leave_path(now, &mut slot, index);
         self.ports[slot.device.index()].port.prepare(&flow);
-        let Core { paths, options, .. } = &mut *self.core;
+        let Core { paths, pacing, options, .. } = &mut *self.core;
         let found = paths.iter().position(|p| p.peer == flow.dst && p.device == slot.device);
         let reusable = || paths.iter().position(|p| p.users == 0);
         let at = found.or_else(reusable).unwrap_or(paths.len());
@@ -339,7 +339,13 @@ impl DataPath<'_> {
             let line_rate_bps = u64::from(caps.speed_mbps) * 1_000_000;
             let link = PathLink { cc: options.cc, line_rate_bps, mtu: caps.active_mtu().bytes() };
             let path = Path::new(now, flow.dst, slot.device, &link);
-            if at == paths.len() { paths.push(path) } else { paths[at] = path }
+            if at == paths.len() {
+                paths.push(path)
+            } else {
+                paths[at] = path
+            }
+            // One entry of each path counts, and each path may have followed another with one.
+            pacing.reserve(2 * paths.len());
         }
         paths[at].users += 1;
         slot.path = at as u32;
@@ -363,7 +369,8 @@ impl Core {
             return;
         }
         let path = &mut self.paths[slot.path as usize];
-        path.moved(now, slot.inflight_seen, 0);
+        path.forget(index);
+        path.moved(now, index, slot.inflight_seen, 0);
         assert!(path.users > 0, "a queue pair leaves a path without users");
         path.users -= 1;
         if slot.waiting {

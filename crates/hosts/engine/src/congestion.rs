@@ -1,13 +1,15 @@
-//! Explicit congestion notification (IBA annex A17.9.3): which packets say that they may be marked, and what a mark is answered with.
+//! Explicit congestion notification (IBA annex A17.9.3): which packets say that they may be marked, and what a mark is
+//! answered with.
 //!
-//! A switch marks packets with CE instead of dropping them, if their sender has set an ECN-capable codepoint. Queue pairs of connected
-//! types set ECT(0) where the path's controller reacts to marks ([`sent_tos`]). Datagrams have no controller, so they are sent as the
-//! program says, but no program may send CE: a mark that no switch has set would slow down the peer's own traffic.
+//! A switch marks packets with CE instead of dropping them, if their sender has set an ECN-capable codepoint. Queue pairs of
+//! connected types set ECT(0) where the path's controller reacts to marks ([`sent_tos`]). Datagrams have no controller, so
+//! they are sent as the program says, but no program may send CE: a mark that no switch has set would slow down the peer's own
+//! traffic.
 //!
-//! The receiver of a marked packet sends a congestion notification packet (CNP) to the queue pair that it came from. At most one
-//! in [`CNP_QP_INTERVAL`] for each queue pair, and one in [`CNP_PATH_INTERVAL`] for each peer address, whatever arrives: a peer that
-//! marks its own packets makes this host send no more than that, and only to itself. READ responses are marked as well; their
-//! receiver is the requester. Marked acknowledgements and CNPs are not answered: nothing could slow them down.
+//! The receiver of a marked packet sends a congestion notification packet (CNP) to the queue pair that it came from. At most
+//! one in [`CNP_QP_INTERVAL`] for each queue pair, and one in [`CNP_PATH_INTERVAL`] for each peer address, whatever arrives: a
+//! peer that marks its own packets makes this host send no more than that, and only to itself. READ responses are marked as
+//! well; their receiver is the requester. Marked acknowledgements and CNPs are not answered: nothing could slow them down.
 //!
 //! A CNP is a packet of its own traffic class ([`CNP_DSCP`], not ECN-capable), so it makes a train of its own.
 

@@ -71,6 +71,22 @@ impl Endpoint {
         }
     }
 
+    /// Whether it has failed, so that it sends nothing and its requests are flushed.
+    #[inline]
+    pub(crate) fn is_in_error(&self) -> bool {
+        match self {
+            Endpoint::Roce(qp) => qp.state() == QpState::Err,
+        }
+    }
+
+    /// Whether an acknowledgement or a NAK is to be sent.
+    #[inline]
+    pub(crate) fn owes_acknowledgement(&self) -> bool {
+        match self {
+            Endpoint::Roce(qp) => qp.owes_acknowledgement(),
+        }
+    }
+
     /// Bytes sent, or asked for, that are not yet acknowledged.
     #[inline]
     pub(crate) fn inflight_bytes(&self) -> u64 {

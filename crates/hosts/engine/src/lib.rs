@@ -17,6 +17,7 @@
 //! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
 //! | `ack_delay` | ACKs that wait for the program's answer |
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
+//! | `pacing` | rates: gates of paths, and when they open |
 //! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
 //! | `management` | the worker's side of the GSI agent (crate `gsi`) |
 //! | `tombstone` | answers for queue pairs whose process died |
@@ -49,6 +50,7 @@ mod calls;
 mod commands;
 mod congestion;
 mod management;
+mod pacing;
 mod receive;
 mod transmit;
 mod xrc;

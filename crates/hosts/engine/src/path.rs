@@ -1,16 +1,18 @@
 //! The path to one peer address, shared by all queue pairs that talk to it: its congestion controller and its next hop.
 //!
 //! The window of the path's controller (crate `cc`) bounds the bytes in flight to the peer. A queue pair may always have
-//! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others. Below a controller other than `aimd` and `none`
-//! the window of `aimd` remains: the receive buffers of a software peer drop packets before a switch marks them. Such a controller also
-//! bounds what a queue pair may always have in flight to one packet, because its windows may be small.
+//! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others. Below a controller other than `aimd`
+//! and `none` the window of `aimd` remains: the receive buffers of a software peer drop packets before a switch marks them.
+//! Such a controller also bounds what a queue pair may always have in flight to one packet, because its windows may be small.
 //!
 //! While the peer's next hop is being resolved, packets wait in a small store of the port or of the kernel, which drops what
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
 //! asks the port whether the next hop is resolved ([`Path::may_send`]).
 
+use crate::pacing::{FRAME_OVERHEAD, Pacer};
 use burst_base::{DeviceId, Nanos};
-use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params};
+use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params, RATE_UNPACED, SendLimits};
+use burst_frame::TxFrame;
 use burst_port::UNRESOLVED_BYTES;
 use burst_transport::Signal;
 use std::net::IpAddr;
@@ -47,6 +49,24 @@ pub struct PathLink {
     pub mtu: u32,
 }
 
+/// What a path has for a controller other than `aimd` and `none`.
+#[derive(Debug)]
+struct Tuned {
+    /// The window against full receive buffers.
+    guard: Aimd,
+    pacer: Pacer,
+    probe: Option<RttProbe>,
+}
+
+/// A measurement of the round trip: the bytes that a queue pair had in flight after a turn, and when that was.
+#[derive(Clone, Copy, Debug)]
+struct RttProbe {
+    qp: u32,
+    /// Bytes that are still to be acknowledged.
+    left: u64,
+    at: Nanos,
+}
+
 /// The path to one address on one device.
 #[derive(Debug)]
 pub struct Path {
@@ -57,8 +77,8 @@ pub struct Path {
     /// Queue pairs that use it.
     pub users: u32,
     controller: Controller,
-    /// The window against full receive buffers; `None` if the controller is `aimd` or `none`.
-    guard: Option<Aimd>,
+    /// What controllers other than `aimd` and `none` need besides.
+    tuned: Option<Box<Tuned>>,
     /// Bytes that a queue pair may have in flight whatever the window is.
     qp_min_bytes: u64,
     inflight: u64,
@@ -81,7 +101,10 @@ impl Path {
             device,
             users: 0,
             controller: Controller::new(&cc, now, line_rate_bps, if plain { 0 } else { mtu }),
-            guard: (!plain).then(|| Aimd::new(cc.window_max_bytes)),
+            tuned: (!plain).then(|| {
+                let guard = Aimd::new(cc.window_max_bytes);
+                Box::new(Tuned { guard, pacer: Pacer::default(), probe: None })
+            }),
             qp_min_bytes: if plain { QP_MIN_BYTES } else { u64::from(mtu) },
             inflight: 0,
             cnp_from: Nanos(0),
@@ -95,8 +118,8 @@ impl Path {
         let shared = self.window().saturating_sub(self.inflight);
         shared.max(self.qp_min_bytes.saturating_sub(own))
     }
-    /// A queue pair's bytes in flight have changed from `before` to `after`.
-    pub fn moved(&mut self, now: Nanos, before: u64, after: u64) {
+    /// The bytes in flight of queue pair `qp` have changed from `before` to `after`.
+    pub fn moved(&mut self, now: Nanos, qp: u32, before: u64, after: u64) {
         if after >= before {
             self.inflight += after - before;
             return;
@@ -105,15 +128,83 @@ impl Path {
         debug_assert!(acked_bytes <= self.inflight, "more bytes acknowledged than in flight");
         self.inflight = self.inflight.saturating_sub(acked_bytes);
         let sample = AckSample { acked_bytes, inflight_bytes: self.inflight, ..AckSample::default() };
-        self.controller.on_ack(now, &sample);
-        if let Some(guard) = &mut self.guard {
-            guard.on_ack(&sample);
+        match &mut self.tuned {
+            None => self.controller.on_ack(now, &sample),
+            Some(tuned) => tuned.on_ack(now, qp, &sample, &mut self.controller),
         }
     }
+
+    /// Most bytes that may leave in a turn now; `None` while the rate allows nothing. [`u64::MAX`] if sends are not paced.
+    #[inline]
+    pub(crate) fn burst(&mut self, now: Nanos) -> Option<u64> {
+        if self.tuned.is_none() { Some(u64::MAX) } else { self.paced_burst(now) }
+    }
+
+    #[cold]
+    fn paced_burst(&mut self, now: Nanos) -> Option<u64> {
+        if self.controller.next_deadline() <= now {
+            self.controller.on_timer(now);
+        }
+        let SendLimits { rate_bps, burst_bytes, .. } = self.controller.limits();
+        match &self.tuned {
+            Some(tuned) if rate_bps != RATE_UNPACED => (!tuned.pacer.is_closed(now)).then_some(burst_bytes),
+            _ => Some(u64::MAX),
+        }
+    }
+
+    /// Whether this path is to be told of what leaves ([`Path::left`]).
+    #[inline]
+    pub(crate) fn is_tuned(&self) -> bool {
+        self.tuned.is_some()
+    }
+
+    /// Frames left in a turn of queue pair `qp`, which had `before` bytes in flight and has `after` now.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn left(&mut self, now: Nanos, qp: u32, frames: &[TxFrame], (before, after): (u64, u64)) {
+        let wire_bytes = frames.iter().map(|f| (f.udp_payload_len() + FRAME_OVERHEAD) as u64).sum();
+        let payload = frames.iter().map(|f| u64::from(f.payload_len)).sum();
+        self.left_bytes(now, qp, (wire_bytes, payload), (before, after));
+    }
+
+    /// `wire_bytes` left on the link, `payload` of them of the programs.
+    fn left_bytes(&mut self, now: Nanos, qp: u32, (wire_bytes, payload): (u64, u64), (before, after): (u64, u64)) {
+        let rate = self.controller.limits().rate_bps;
+        let Some(tuned) = &mut self.tuned else { return };
+        if rate != RATE_UNPACED {
+            tuned.pacer.charge(now, wire_bytes, rate);
+        }
+        // What a READ asks for takes longer than a round trip.
+        if tuned.probe.is_none() && after > before && payload >= after - before {
+            tuned.probe = Some(RttProbe { qp, left: after, at: now });
+        }
+    }
+
+    /// Queue pair `qp` leaves the path: what it has in flight measures nothing.
+    pub(crate) fn forget(&mut self, qp: u32) {
+        if let Some(tuned) = &mut self.tuned
+            && tuned.probe.is_some_and(|probe| probe.qp == qp)
+        {
+            tuned.probe = None;
+        }
+    }
+
+    /// The gate, if it is closed.
+    pub(crate) fn closed_gate(&mut self, now: Nanos) -> Option<&mut Pacer> {
+        self.gate().filter(|gate| gate.is_closed(now))
+    }
+
+    /// The gate, if sends may be paced.
+    pub(crate) fn gate(&mut self) -> Option<&mut Pacer> {
+        self.tuned.as_mut().map(|tuned| &mut tuned.pacer)
+    }
+
     /// Passes a signal of a queue pair to the controller.
     pub fn on_signal(&mut self, now: Nanos, signal: Signal) {
-        if let (Some(guard), Signal::Loss | Signal::Timeout) = (&mut self.guard, signal) {
-            guard.on_loss(now);
+        if let (Some(tuned), Signal::Loss | Signal::Timeout) = (&mut self.tuned, signal) {
+            tuned.guard.on_loss(now);
+            // A packet that is sent twice measures nothing.
+            tuned.probe = None;
         }
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),
@@ -154,7 +245,7 @@ impl Path {
     /// The window in bytes.
     pub fn window(&self) -> u64 {
         let window = self.controller.limits().window_bytes;
-        self.guard.map_or(window, |guard| window.min(guard.limits().window_bytes))
+        self.tuned.as_ref().map_or(window, |tuned| window.min(tuned.guard.limits().window_bytes))
     }
     /// Whether a waiting queue pair with `own` bytes in flight may send `next` more bytes. A queue pair with nothing in flight
     /// may send whenever the window is open. Others are woken only if their whole next packet fits; otherwise they would be
@@ -162,6 +253,29 @@ impl Path {
     pub fn has_room(&self, own: u64, next: u64) -> bool {
         let room = self.room(own);
         room >= next.max(1) || (own == 0 && room > 0)
+    }
+}
+
+impl Tuned {
+    /// Bytes of queue pair `qp` were acknowledged.
+    #[cold]
+    #[inline(never)]
+    fn on_ack(&mut self, now: Nanos, qp: u32, sample: &AckSample, controller: &mut Controller) {
+        let sample = AckSample { rtt: self.measure(now, qp, sample.acked_bytes), ..*sample };
+        controller.on_ack(now, &sample);
+        self.guard.on_ack(&sample);
+    }
+
+    /// The round trip, if the bytes of the probe are acknowledged now.
+    fn measure(&mut self, now: Nanos, qp: u32, acked_bytes: u64) -> Option<Nanos> {
+        let probe = self.probe.as_mut().filter(|probe| probe.qp == qp)?;
+        probe.left = probe.left.saturating_sub(acked_bytes);
+        if probe.left > 0 {
+            return None;
+        }
+        let rtt = now.since(probe.at);
+        self.probe = None;
+        Some(rtt)
     }
 }
 
@@ -189,7 +303,7 @@ mod tests {
             let least = if algorithm == Algorithm::None { 512 << 10 } else { burst_cc::WINDOW_MIN };
             assert!(p.window() <= least, "{algorithm}: {}", p.window());
             let min = if matches!(algorithm, Algorithm::Aimd | Algorithm::None) { QP_MIN_BYTES } else { 4096 };
-            p.moved(Nanos::from_ms(200), 0, 512 << 10);
+            p.moved(Nanos::from_ms(200), 1, 0, 512 << 10);
             assert_eq!((p.room(0), p.room(min)), (min, 0), "{algorithm}");
         }
     }
@@ -198,17 +312,69 @@ mod tests {
     fn room_shrinks_with_flight_but_each_keeps_its_minimum() {
         let mut p = path();
         assert_eq!(p.room(0), 512 << 10);
-        p.moved(Nanos(0), 0, 512 << 10);
+        p.moved(Nanos(0), 1, 0, 512 << 10);
         assert_eq!(p.room(0), QP_MIN_BYTES);
         assert_eq!(p.room(QP_MIN_BYTES), 0);
     }
 
     #[test]
+    fn round_trips_are_measured_by_one_queue_pair_at_a_time() {
+        let mut p = path_with(Algorithm::Swift);
+        let rtt = |p: &Path| {
+            let mut found = 0.0;
+            p.controller.observe(&mut |name, value| {
+                if name == "rtt_ns" {
+                    found = value
+                }
+            });
+            found
+        };
+        let unknown = rtt(&p);
+        p.moved(Nanos(0), 1, 0, 8192);
+        p.left_bytes(Nanos(1_000), 1, (8192, 8192), (0, 8192));
+        p.moved(Nanos(2_000), 2, 0, 4096);
+        p.left_bytes(Nanos(2_000), 2, (4096, 4096), (0, 4096));
+        p.moved(Nanos(9_000), 2, 4096, 0);
+        p.moved(Nanos(10_000), 1, 8192, 4096);
+        assert_eq!(rtt(&p), unknown);
+        p.moved(Nanos(31_000), 1, 4096, 0);
+        assert_eq!(rtt(&p), 30_000.0);
+        // A READ asks for more than it sends, a loss and a queue pair that leaves end the measurement.
+        p.moved(Nanos(40_000), 1, 0, 65_536);
+        p.left_bytes(Nanos(40_000), 1, (0, 0), (0, 65_536));
+        p.moved(Nanos(90_000), 1, 65_536, 0);
+        for end in [|p: &mut Path| p.on_signal(Nanos(45_000), Signal::Loss), |p: &mut Path| p.forget(1)] {
+            p.moved(Nanos(40_000), 1, 0, 4096);
+            p.left_bytes(Nanos(40_000), 1, (4096, 4096), (0, 4096));
+            end(&mut p);
+            p.moved(Nanos(90_000), 1, 4096, 0);
+        }
+        assert_eq!(rtt(&p), 30_000.0);
+    }
+
+    #[test]
+    fn a_path_with_a_rate_sends_bursts_with_pauses() {
+        let mut p = path_with(Algorithm::Dcqcn);
+        let now = Nanos::from_ms(1);
+        assert_eq!(p.burst(now), Some(u64::MAX));
+        p.on_signal(now, Signal::Cnp);
+        // 5 Gbit/s: 31,250 bytes in 50 us.
+        assert_eq!(p.burst(now), Some(31_250));
+        // What the lag allows, and 50 us more.
+        p.left_bytes(now, 1, (93_750, 93_750), (0, 93_750));
+        assert!(p.burst(now).is_none() && p.closed_gate(now).is_some());
+        let open = now + Nanos(50_000 - 8_192);
+        assert!(p.burst(open - Nanos(1)).is_none() && p.burst(open).is_some());
+        // Others have no gate.
+        assert!(path().gate().is_none() && path().burst(now) == Some(u64::MAX));
+    }
+
+    #[test]
     fn a_waiting_queue_pair_is_woken_by_room_for_its_next_packet() {
         let mut p = path();
-        p.moved(Nanos(0), 0, 512 << 10);
+        p.moved(Nanos(0), 1, 0, 512 << 10);
         assert!(!p.has_room(QP_MIN_BYTES, 1) && !p.has_room(QP_MIN_BYTES, 0) && p.has_room(0, 64 << 10));
-        p.moved(Nanos(0), 512 << 10, 480 << 10);
+        p.moved(Nanos(0), 1, 512 << 10, 480 << 10);
         assert!(p.has_room(QP_MIN_BYTES, 32 << 10) && !p.has_room(QP_MIN_BYTES, 64 << 10));
     }
 
@@ -247,8 +413,8 @@ mod tests {
         assert!(p.window() >= burst_cc::WINDOW_MIN);
         let small = p.window();
         for _ in 0..10_000 {
-            p.moved(Nanos(0), 0, 4096);
-            p.moved(Nanos(0), 4096, 0);
+            p.moved(Nanos(0), 1, 0, 4096);
+            p.moved(Nanos(0), 1, 4096, 0);
         }
         assert!(p.window() > small);
         assert_eq!(p.inflight(), 0);

@@ -15,6 +15,8 @@ const TURN_WQES: u32 = 64;
 const TURN_BYTES: u64 = 64 << 10;
 /// Time between two questions to a port whether a next hop is resolved.
 const RESOLVING_PAUSE: Nanos = Nanos::from_us(200);
+/// Time between two queue pairs of a line that are made ready by an open gate, if the first did not close it.
+const GATE_PAUSE: Nanos = Nanos::from_us(10);
 /// Full turns before the worker looks at its ports again.
 const TURNS_PER_PASS: u64 = 4;
 /// Ready queue pairs served in one pass at most, when their turns are short.
@@ -53,9 +55,12 @@ impl Worker {
         let port = &mut self.ports[slot.device.index()];
         debug_assert_ne!(slot.ticket, NO_TICKET, "a turn without a place in the ready queue");
         slot.ticket = NO_TICKET;
-        let (mut bytes, mut window_bytes) = (TURN_BYTES, TURN_BYTES);
+        let (mut bytes, mut window_bytes, mut tuned) = (TURN_BYTES, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
             window_bytes = path.room(slot.endpoint.inflight_bytes());
+            let Some(burst) = path.burst(now) else { return self.wait_for_rate(now, index) };
+            bytes = bytes.min(burst);
+            tuned = path.is_tuned();
             if slot.endpoint.sends_unacknowledged() {
                 bytes = bytes.min(path.may_send(now, || port.is_resolving(now, slot.endpoint.qp().flow())));
             }
@@ -66,9 +71,14 @@ impl Worker {
         }
         let mut budget = TxBudget { wqes: TURN_WQES, bytes, window_bytes };
         let egress = Egress { batch: &mut port.batch, counters: &port.counters };
+        let (first, before) = (egress.batch.frames().len(), if tuned { slot.endpoint.inflight_bytes() } else { 0 });
         let state = tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
         let full = !port.batch.has_room();
         let (path, unacknowledged) = (slot.path, slot.endpoint.is_unacknowledged());
+        if tuned {
+            let after = slot.endpoint.inflight_bytes();
+            self.core.paths[path as usize].left(now, index, &port.batch.frames()[first..], (before, after));
+        }
         let (requests, used) = (TURN_WQES - budget.wqes, bytes - budget.bytes.min(bytes));
         if unacknowledged && let Some(path) = self.core.paths.get_mut(path as usize) {
             path.sent(used, requests);
@@ -80,9 +90,69 @@ impl Worker {
         (requests, used)
     }
 
+    /// A turn while the path's rate allows nothing: acknowledgements leave, requests of a failed queue pair are flushed, and
+    /// any other queue pair waits in the path's line.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_rate(&mut self, now: Nanos, index: u32) -> (u32, u64) {
+        let (Some(slot), tables) = self.core.slot_and_tables(now, index) else { return (0, 0) };
+        let path = slot.path;
+        let flushes = slot.endpoint.is_in_error();
+        if flushes || slot.endpoint.owes_acknowledgement() {
+            let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
+            let mut budget = TxBudget { wqes: TURN_WQES, bytes: 0, window_bytes: TURN_BYTES };
+            let egress = Egress { batch, counters };
+            tables.call_qp(slot, egress, Completions::AfterBatch, |qp, env| qp.poll_tx(&mut budget, env));
+            if flushes {
+                self.core.settle(now, index);
+                return (0, 0);
+            }
+        }
+        let Core { qps, wheel, paths, pacing, .. } = &mut self.core;
+        let (Some(slot), Some(path_slot)) = (qps[index as usize].as_mut(), paths.get_mut(path as usize)) else {
+            return (0, 0);
+        };
+        slot.wake_by(wheel, slot.endpoint.next_deadline());
+        if !slot.waiting {
+            slot.waiting = true;
+            path_slot.waiting.push_back(index);
+        }
+        if let Some(gate) = path_slot.gate() {
+            pacing.arm(path, gate, gate.opens_at());
+        }
+        (0, 0)
+    }
+
+    /// Opens the gates that are due: each makes the first queue pair of its line ready, whether or not the window has room for
+    /// its requests, because it may have READ responses to send.
+    #[cold]
+    #[inline(never)]
+    fn open_gates(&mut self, now: Nanos) -> bool {
+        let mut any = false;
+        while let Some((at, index)) = self.core.pacing.pop_due(now) {
+            let Core { paths, pacing, qps, .. } = &mut self.core;
+            let Some(path) = paths.get_mut(index as usize) else { continue };
+            if !path.gate().is_some_and(|gate| gate.take_entry(at)) {
+                continue;
+            }
+            let Some(first) = path.waiting.pop_front() else { continue };
+            any = true;
+            if let Some(slot) = qps.get_mut(first as usize).and_then(Option::as_mut) {
+                slot.waiting = false;
+            }
+            if !path.waiting.is_empty()
+                && let Some(gate) = path.gate()
+            {
+                pacing.arm(index, gate, gate.opens_at().max(now + GATE_PAUSE));
+            }
+            self.core.make_ready(first);
+        }
+        any
+    }
+
     /// Fires due timers.
     pub(crate) fn run_timers(&mut self, now: Nanos) -> bool {
-        let mut any = false;
+        let mut any = self.core.pacing.next_deadline() <= now && self.open_gates(now);
         while let Some(index) = self.core.wheel.pop_due(now) {
             any |= self.fire(now, index);
         }

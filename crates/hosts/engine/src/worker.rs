@@ -9,6 +9,7 @@ use crate::counters::{Counters, Traffic};
 use crate::handover::Inbox;
 use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, write_async};
+use crate::pacing::PaceQueue;
 use crate::path::Path;
 use crate::pulse::Pulse;
 use crate::qpn::Directory;
@@ -119,6 +120,7 @@ pub(crate) struct Core {
     pub sched: Scheduler,
     pub wheel: Wheel,
     pub paths: Vec<Path>,
+    pub pacing: PaceQueue,
     pub tombstones: Tombstones,
     /// Notes connected queue pairs for a successor of this process; `None` without a supervisor.
     pub tombstone_file: Option<TombstoneFile>,
@@ -166,6 +168,7 @@ impl Core {
             sched: Scheduler::default(),
             wheel: Wheel::new(64),
             paths: Vec::new(),
+            pacing: PaceQueue::default(),
             tombstones: Tombstones::default(),
             tombstone_file: None,
             groups: GroupTable::default(),
@@ -237,8 +240,9 @@ impl Worker {
     /// When the next pass is due if nothing else happens before.
     pub fn next_deadline(&self) -> Nanos {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
-        let Core { wheel, delayed_acks, outbox, .. } = &self.core;
-        let tables = wheel.next_deadline().min(delayed_acks.next_deadline()).min(outbox.retry_at);
+        let Core { wheel, pacing, delayed_acks, outbox, .. } = &self.core;
+        let tables =
+            wheel.next_deadline().min(pacing.next_deadline()).min(delayed_acks.next_deadline()).min(outbox.retry_at);
         ports.min(self.agent.next_deadline()).min(tables)
     }
 
@@ -272,6 +276,9 @@ impl Core {
         let Core { contexts, qps, sched, .. } = self;
         for (context, slot) in contexts.iter_mut().enumerate() {
             let Some(ContextSlot { doorbells, queues, .. }) = slot else { continue };
+            if !doorbells.is_ringing() {
+                continue;
+            }
             let rung = doorbells.drain(DOORBELLS_PER_PASS, |queue| {
                 let Some(qp) =
                     queues.get(queue as usize).and_then(|i| qps.get_mut(*i as usize)).and_then(Option::as_mut)
@@ -314,7 +321,7 @@ impl Core {
         let inflight = slot.endpoint.inflight_bytes();
         if inflight != slot.inflight_seen {
             if let Some(path) = self.paths.get_mut(slot.path as usize) {
-                path.moved(now, slot.inflight_seen, inflight);
+                path.moved(now, index, slot.inflight_seen, inflight);
             }
             slot.inflight_seen = inflight;
         }
@@ -337,16 +344,20 @@ impl Core {
         if ready {
             self.make_ready(index);
         }
-        self.wake_waiting(path);
+        self.wake_waiting(now, path);
     }
 
-    /// Makes the first queue pair ready that waits for a path's window, if the window has room for its next packet.
-    fn wake_waiting(&mut self, path: u32) {
+    /// Makes the first queue pair ready that waits for a path's window, if the window has room for its next packet and the rate
+    /// allows a burst.
+    fn wake_waiting(&mut self, now: Nanos, path: u32) {
         if path == NO_PATH {
             return;
         }
         let p = &mut self.paths[path as usize];
         let Some(index) = p.waiting.front().copied() else { return };
+        if let Some(gate) = p.closed_gate(now) {
+            return self.pacing.arm(path, gate, gate.opens_at());
+        }
         let first = self.qps.get_mut(index as usize).and_then(Option::as_mut);
         if first.as_ref().is_some_and(|slot| !p.has_room(slot.inflight_seen, slot.endpoint.next_bytes())) {
             return;

@@ -100,6 +100,105 @@ fn without_a_controller_that_reacts_no_packet_is_ecn_capable() {
     }
 }
 
+/// A sender whose rate was reduced to `rpg_min_rate` = 100 Mbit/s by notifications, with its peer.
+fn slowed_hosts() -> (Host, Host, AppQp, AppQp, Nanos) {
+    let (mut a, mut b) = marked_hosts("dcqcn:rpg_min_rate=100M,rpg_time_reset=1s,rpg_byte_reset=1GiB");
+    let (mut qa, qb) = connected(&mut a, &mut b);
+    let mut now = Nanos::from_ms(1);
+    // Each transfer is marked, and each notification halves the rate; 100 Gbit/s is 2^10 times the smallest.
+    for _ in 0..40 {
+        transfer(&mut a, &mut b, &mut qa, &mut now, WrOpcode::RdmaWrite, 16 << 10);
+        now = now + CNP_QP_INTERVAL;
+    }
+    (a, b, qa, qb, now)
+}
+
+/// 512 KiB in packets of 1024 bytes, each with 12 bytes of BTH, ICRC and frame around it, last 44 ms at 100 Mbit/s.
+#[test]
+fn sends_are_paced_by_the_rate() {
+    let (mut a, mut b, mut qa, _qb, mut now) = slowed_hosts();
+    let begin = now;
+    transfer(&mut a, &mut b, &mut qa, &mut now, WrOpcode::RdmaWrite, 512 << 10);
+    let spent = now.since(begin).0 as f64 / 1e6;
+    let least = f64::from(512 << 10) * 8.0 / 100e6 * 1e3;
+    assert!((least..least * 1.15).contains(&spent), "{spent} ms, {least} ms without headers");
+}
+
+#[test]
+fn read_responses_are_paced_by_the_responder() {
+    let (a, b, qa, mut qb, mut now) = slowed_hosts();
+    // The slowed host answers the other's READ: notifications for its responses come to the same path.
+    let (mut a, mut b) = (a, b);
+    let _keep = qa;
+    let begin = now;
+    transfer(&mut b, &mut a, &mut qb, &mut now, WrOpcode::RdmaRead, 512 << 10);
+    let (spent, least) = (now.since(begin).0 as f64 / 1e6, f64::from(512 << 10) * 8.0 / 100e6 * 1e3);
+    assert!((least * 0.95..least * 1.15).contains(&spent), "{spent} ms, {least} ms without headers");
+}
+
+#[test]
+fn a_slowed_host_acknowledges_at_once() {
+    let (mut a, mut b, mut qa, mut qb, mut now) = slowed_hosts();
+    // Its own transfer keeps the gate shut.
+    let (sge, key) = (a.sge(0, 512 << 10), b.key);
+    a.post(&mut qa, request(WrOpcode::RdmaWrite, 1, BASE, key), &[sge]);
+    for _ in 0..100 {
+        now = now + Nanos(1_000);
+        a.worker.run_once(now);
+        b.worker.run_once(now);
+    }
+    let begin = now;
+    transfer(&mut b, &mut a, &mut qb, &mut now, WrOpcode::RdmaWrite, 64);
+    assert!(now.since(begin) < Nanos::from_us(100), "{:?} for 64 bytes", now.since(begin));
+    assert!(poll(&mut qa).is_none(), "the long transfer goes on");
+    assert!(run(&mut a, &mut b, &mut now, |_, _| poll(&mut qa).is_some()));
+}
+
+#[test]
+fn queue_pairs_of_a_slowed_path_take_turns() {
+    let (mut a, mut b, mut qa, _qb, mut now) = slowed_hosts();
+    let (mut qc, _qd) = connected(&mut a, &mut b);
+    let (sge, key) = (a.sge(0, 256 << 10), b.key);
+    a.post(&mut qa, request(WrOpcode::RdmaWrite, 1, BASE, key), &[sge]);
+    a.post(&mut qc, request(WrOpcode::RdmaWrite, 1, BASE, key), &[sge]);
+    let begin = now;
+    let mut ends = [Nanos(0); 2];
+    let mut clock = now;
+    assert!(run(&mut a, &mut b, &mut now, |_, _| {
+        clock = clock + Nanos(1_000);
+        for (end, qp) in ends.iter_mut().zip([&mut qa, &mut qc]) {
+            if poll(qp).is_some() {
+                *end = clock;
+            }
+        }
+        ends.iter().all(|end| end.0 > 0)
+    }));
+    let both = now.since(begin).0 as f64 / 1e6;
+    assert!((41.9..50.0).contains(&both), "{both} ms");
+}
+
+/// Destroying, and moving to ERR, what waits for the rate leaves nothing behind.
+#[test]
+fn queue_pairs_may_end_while_they_wait_for_the_rate() {
+    let (mut a, mut b, mut qa, _qb, mut now) = slowed_hosts();
+    let (mut qc, _qd) = connected(&mut a, &mut b);
+    let (sge, key) = (a.sge(0, 512 << 10), b.key);
+    for qp in [&mut qa, &mut qc] {
+        a.post(qp, request(WrOpcode::RdmaWrite, 1, BASE, key), &[sge]);
+    }
+    for _ in 0..100 {
+        now = now + Nanos(1_000);
+        a.worker.run_once(now);
+        b.worker.run_once(now);
+    }
+    assert!(a.fail_qp(now, &qa));
+    let begin = now;
+    assert!(run(&mut a, &mut b, &mut now, |_, _| poll(&mut qa).is_some()), "flushed");
+    assert!(now.since(begin) < Nanos::from_ms(5), "{:?}", now.since(begin));
+    assert!(a.worker.destroy_qp(now, qa.qpn, false).is_some());
+    assert!(run(&mut a, &mut b, &mut now, |_, _| poll(&mut qc).is_some()), "the other goes on");
+}
+
 /// What a hand-made peer received.
 #[derive(Default)]
 struct Received(Vec<(Flow, Vec<u8>)>);

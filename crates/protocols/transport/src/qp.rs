@@ -331,6 +331,11 @@ impl Qp {
         self.id.qp_type.is_reliable() && self.req.recovery.is_outstanding()
     }
 
+    /// Whether an acknowledgement or a NAK is to be sent to the peer.
+    pub fn owes_acknowledgement(&self) -> bool {
+        self.resp.ack_due.is_some() || self.resp.nak_due.is_some()
+    }
+
     /// Payload bytes sent, or requested by READs, that are not yet acknowledged or received.
     pub fn inflight_bytes(&self) -> u64 {
         if self.id.qp_type.is_reliable() { self.req.recovery.inflight_bytes(self.mtu) } else { 0 }
