@@ -21,6 +21,7 @@ pub use guarded::{AccessThreads, LATE_MAX, THREADS_MAX, WAIT_MAX, WAIT_PERCENT};
 pub use remote::{MemoryFd, PIECES_PER_CALL, ProcessMemory};
 pub use staging::{STAGING_BYTES, StagedReads, Staging};
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where the bytes of a span are. Memory of a device (a GPU) will be one more variant.
@@ -41,11 +42,45 @@ pub enum Backing {
 pub struct Span {
     addr: u64,
     len: u32,
-    backing: Backing,
+    kind: SpanKind,
 }
 
-// The batches of the data path copy spans: two registers, as before there were three kinds.
-const _: () = assert!(size_of::<Span>() == 16);
+// The batches of the data path copy spans: two registers. A `Backing` as a field has bytes of padding and alignment 1, and the
+// compiler copies it piece by piece, twice as many instructions for each span.
+const _: () = assert!(size_of::<Span>() == 16 && size_of::<Option<Span>>() == 16);
+
+/// A [`Backing`] in one word: 1 local, 2 null, or 3 and the bits of a [`MemoryFd`] above two bits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct SpanKind(NonZeroU32);
+
+impl SpanKind {
+    const LOCAL: SpanKind = SpanKind(NonZeroU32::new(1).unwrap());
+    const NULL: SpanKind = SpanKind(NonZeroU32::new(2).unwrap());
+    const REMOTE: NonZeroU32 = NonZeroU32::new(3).unwrap();
+
+    fn remote(memory: MemoryFd) -> SpanKind {
+        SpanKind(Self::REMOTE | memory.bits() << 2)
+    }
+    const fn is_local(self) -> bool {
+        self.0.get() == 1
+    }
+    const fn is_remote(self) -> bool {
+        self.0.get() & 3 == 3
+    }
+    fn backing(self) -> Backing {
+        match self.0.get() {
+            1 => Backing::Local,
+            2 => Backing::Null,
+            remote => Backing::Remote(MemoryFd::from_bits(remote >> 2)),
+        }
+    }
+}
+
+impl std::fmt::Debug for SpanKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.backing().fmt(f)
+    }
+}
 
 /// Why memory was not reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,16 +99,16 @@ impl Span {
     /// `addr .. addr + len` must stay mapped readable and writable (or only readable, if the maker has checked that
     /// no copy of the span is written through) for as long as copies of the span are used.
     pub unsafe fn local(addr: *mut u8, len: u32) -> Span {
-        Span { addr: addr as u64, len, backing: Backing::Local }
+        Span { addr: addr as u64, len, kind: SpanKind::LOCAL }
     }
     /// `len` bytes without memory: writes vanish and reads give zeroes.
     pub const fn null(len: u32) -> Span {
-        Span { addr: 0, len, backing: Backing::Null }
+        Span { addr: 0, len, kind: SpanKind::NULL }
     }
     /// A span of length 0.
     pub const fn nothing() -> Span {
         // Well aligned and not null, for the kernel's iovecs.
-        Span { addr: align_of::<u64>() as u64, len: 0, backing: Backing::Local }
+        Span { addr: align_of::<u64>() as u64, len: 0, kind: SpanKind::LOCAL }
     }
     /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
@@ -81,16 +116,16 @@ impl Span {
         self.len as usize
     }
     /// Where the bytes are.
-    pub const fn backing(&self) -> Backing {
-        self.backing
+    pub fn backing(&self) -> Backing {
+        self.kind.backing()
     }
     /// Whether the bytes are mapped in this process ([`Span::as_ptr`] may be given to the kernel).
     pub const fn is_local(&self) -> bool {
-        matches!(self.backing, Backing::Local)
+        self.kind.is_local()
     }
     /// Whether the bytes are in another process, so that each access costs a system call.
     pub const fn is_remote(&self) -> bool {
-        matches!(self.backing, Backing::Remote(_))
+        self.kind.is_remote()
     }
     /// Address in this process (local spans) or in the owner (remote spans).
     pub const fn as_ptr(&self) -> *mut u8 {
@@ -100,13 +135,13 @@ impl Span {
     #[must_use]
     pub fn sub(&self, offset: usize, len: usize) -> Span {
         assert!(offset <= self.len() && len <= self.len() - offset);
-        Span { addr: self.addr.wrapping_add(offset as u64), len: len as u32, backing: self.backing }
+        Span { addr: self.addr.wrapping_add(offset as u64), len: len as u32, kind: self.kind }
     }
     /// This span and `next` as one; `None` unless `next` begins where this one ends, in the same memory.
     #[must_use]
     pub fn joined(&self, next: &Span) -> Option<Span> {
         let len = self.len.checked_add(next.len)?;
-        let adjacent = self.backing == next.backing && self.addr.checked_add(u64::from(self.len)) == Some(next.addr);
+        let adjacent = self.kind == next.kind && self.addr.checked_add(u64::from(self.len)) == Some(next.addr);
         adjacent.then_some(Span { len, ..*self })
     }
     /// Copies the span to `dst`, which must have the span's length (panics otherwise).
@@ -123,7 +158,7 @@ impl Span {
     /// [`Span::read_to`] for a span that is not local.
     #[cold]
     fn read_elsewhere(&self, dst: &mut [u8]) -> Result<(), Unreachable> {
-        match self.backing {
+        match self.backing() {
             Backing::Remote(memory) => remote::read(memory, self.addr, dst),
             Backing::Local | Backing::Null => {
                 debug_assert!(!self.is_local(), "local spans are copied by the caller");
@@ -133,22 +168,33 @@ impl Span {
         }
     }
     /// Copies `src` into the span, which must have the same length (panics otherwise).
+    #[inline]
     pub fn write_from(&self, src: &[u8]) -> Result<(), Unreachable> {
         assert_eq!(src.len(), self.len());
-        match self.backing {
-            // SAFETY: the maker of a local span promised `addr .. addr + len` is writable if it is written through;
-            // `src` has the same length and cannot overlap application memory because it is a Rust reference.
-            Backing::Local => unsafe { copy::raw(self.as_ptr(), src.as_ptr(), src.len()) },
-            Backing::Remote(memory) => remote::write(memory, self.addr, src)?,
-            Backing::Null => {}
+        if !self.is_local() {
+            return self.write_elsewhere(src);
         }
+        // SAFETY: the maker of a local span promised `addr .. addr + len` is writable if it is written through;
+        // `src` has the same length and cannot overlap application memory because it is a Rust reference.
+        unsafe { copy::raw(self.as_ptr(), src.as_ptr(), src.len()) };
         Ok(())
+    }
+    /// [`Span::write_from`] for a span that is not local.
+    #[cold]
+    fn write_elsewhere(&self, src: &[u8]) -> Result<(), Unreachable> {
+        match self.backing() {
+            Backing::Remote(memory) => remote::write(memory, self.addr, src),
+            Backing::Local | Backing::Null => {
+                debug_assert!(!self.is_local(), "local spans are copied by the caller");
+                Ok(())
+            }
+        }
     }
     /// Copies `pieces` one behind the other into the span. Together they must have the span's length (panics if they are
     /// longer; a shorter sum leaves the rest of the span as it is). Memory of another process costs one system call for
     /// up to [`PIECES_PER_CALL`] pieces, not one for each: the payloads of a train are written together.
     pub fn write_pieces<'a>(&self, pieces: impl Iterator<Item = &'a [u8]>) -> Result<(), Unreachable> {
-        match self.backing {
+        match self.backing() {
             Backing::Local => {
                 let mut at = 0;
                 for piece in pieces {

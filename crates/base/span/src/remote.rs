@@ -10,7 +10,7 @@
 //! any shortfall is [`Unreachable::Gone`].
 
 use crate::guarded::{self, AccessThreads, GuardedMemory};
-use crate::{Backing, Span, Unreachable};
+use crate::{Span, SpanKind, Unreachable};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, RawFd};
@@ -20,32 +20,36 @@ use std::sync::Arc;
 /// Most pieces that one system call writes: as many as the packets of one GSO send.
 pub const PIECES_PER_CALL: usize = 64;
 
-/// Number of a descriptor of `/proc/PID/mem`, in three bytes so that a span stays 16 bytes long. The highest bit says that the
+/// Number of a descriptor of `/proc/PID/mem`, in 24 bits so that a span stays 16 bytes long. The highest bit says that the
 /// memory is reached by threads (module `guarded`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryFd([u8; 3]);
+pub struct MemoryFd(u32);
 
 impl MemoryFd {
-    const GUARDED: u8 = 0x80;
+    const GUARDED: u32 = 1 << 23;
 
     /// `None` for numbers of 2^23 and more; `fs.nr_open` is 2^20 on usual systems.
     fn new(fd: RawFd) -> Option<MemoryFd> {
-        match u32::try_from(fd).ok()?.to_le_bytes() {
-            [a, b, c, 0] if c & Self::GUARDED == 0 => Some(MemoryFd([a, b, c])),
-            _ => None,
-        }
+        u32::try_from(fd).ok().filter(|fd| *fd < Self::GUARDED).map(MemoryFd)
     }
     fn guarded(self) -> MemoryFd {
-        let MemoryFd([a, b, c]) = self;
-        MemoryFd([a, b, c | Self::GUARDED])
+        MemoryFd(self.0 | Self::GUARDED)
     }
     /// The descriptor, if the memory is guarded.
     fn if_guarded(self) -> Option<u32> {
-        (self.0[2] & Self::GUARDED != 0).then_some(self.raw() as u32)
+        (self.0 & Self::GUARDED != 0).then_some(self.raw() as u32)
     }
     fn raw(self) -> RawFd {
-        let MemoryFd([a, b, c]) = self;
-        i32::from_le_bytes([a, b, c & !Self::GUARDED, 0])
+        (self.0 & !Self::GUARDED) as RawFd
+    }
+    /// All 24 bits.
+    pub(crate) fn bits(self) -> u32 {
+        self.0
+    }
+    /// From [`MemoryFd::bits`].
+    pub(crate) fn from_bits(bits: u32) -> MemoryFd {
+        debug_assert!(bits < 1 << 24);
+        MemoryFd(bits)
     }
 }
 
@@ -110,7 +114,7 @@ impl ProcessMemory {
     }
     /// `len` bytes at `addr`. Use the span no longer than `self` lives: the number may be another file's then.
     pub fn span(&self, addr: u64, len: u32) -> Span {
-        Span { addr, len, backing: Backing::Remote(self.fd) }
+        Span { addr, len, kind: SpanKind::remote(self.fd) }
     }
 }
 

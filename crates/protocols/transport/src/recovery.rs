@@ -227,6 +227,7 @@ impl Recovery {
 /// Sending.
 impl Recovery {
     /// Appends a request with these scatter/gather entries; there must be room ([`Recovery::has_room`]).
+    #[inline]
     pub(crate) fn push(&mut self, new: NewRequest, sges: &[Sge]) {
         debug_assert!(self.has_room(sges.len()) && sges.len() == usize::from(new.wqe.num_sge));
         let (sge_first, sge_end) = self.sges.append(sges);
