@@ -1,6 +1,6 @@
 //! Shares of accounts, the reserve, and charges that come back.
 
-use burst_ledger::{Account, AccountId, Capacities, Charge, Ledger, Policy, Resource};
+use burst_ledger::{Account, AccountId, Capacities, Charge, Ledger, Policy, Resource, WorkSum};
 use proptest::prelude::*;
 
 const CAPACITY: u64 = 1000;
@@ -47,6 +47,37 @@ fn later_users_get_a_share_of_the_rest_and_root_all_of_it() {
     assert_eq!(rest.len(), 1000 - 871);
     assert!(!root.charge(&[(Resource::Mr, 1)]).expect_err("full").over_share, "the daemon has no more");
     assert_eq!(ledger.used(Resource::Mr), CAPACITY);
+}
+
+#[test]
+fn the_reserve_is_left_by_any_number_of_users() {
+    for share in [1, 50, 99, 100] {
+        let ledger = ledger(share, 10);
+        let mut held: Vec<Charge> = Vec::new();
+        // Again and again, because the limit of each changes with the use of the others, and some give back in between.
+        for round in 0..4 {
+            for uid in 1..=300 {
+                held.extend(fill(&user(&ledger, uid), Resource::Descriptor));
+                if uid % 7 == round {
+                    held.truncate(held.len() / 2);
+                }
+            }
+            let left = CAPACITY - ledger.used(Resource::Descriptor);
+            assert!(left >= 100, "{share} percent, round {round}: {left} left");
+            assert_eq!(fill(&user(&ledger, 0), Resource::Descriptor).len() as u64, left, "for root");
+        }
+    }
+}
+
+#[test]
+fn the_work_of_all_workers_is_summed() {
+    let ledger = ledger(50, 10);
+    let account = user(&ledger, 1001);
+    for worker in [3, 0, 3] {
+        account.work_count(worker).add_turn(2, 1000);
+    }
+    let sum = WorkSum { turns: 3, requests: 6, bytes: 3000 };
+    assert_eq!((account.work(), ledger.uses(0)[0].work), (sum, sum));
 }
 
 #[test]

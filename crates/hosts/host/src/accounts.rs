@@ -17,8 +17,8 @@ const OWN_DESCRIPTORS: u64 = 64;
 const OWN_MAPPINGS: u64 = 4096;
 /// The part of the memory that queues may take: one in this many bytes.
 const QUEUE_MEMORY_PART: u64 = 4;
-/// Accounts of one reply: 64 KiB hold them, with the longest names.
-const ACCOUNTS_AT_ONCE: usize = 64;
+/// Accounts of one reply: 64 KiB hold them, with the longest names and the largest numbers.
+const ACCOUNTS_AT_ONCE: usize = 32;
 /// Maximum length of an owner's name in a reply, in characters.
 const OWNER_MAX: usize = 200;
 
