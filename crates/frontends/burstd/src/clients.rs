@@ -259,6 +259,12 @@ impl Clients {
         greetings.shrink_to_fit();
     }
 
+    /// How many clients are remembered until their time for a hello is over.
+    #[cfg(test)]
+    pub fn greetings(&self) -> usize {
+        self.greetings.len()
+    }
+
     /// Removes all clients.
     pub fn take_all(&mut self) -> Vec<Conversation> {
         std::mem::take(self).list

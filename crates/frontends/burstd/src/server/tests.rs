@@ -111,3 +111,26 @@ fn an_account_with_dear_requests_does_not_delay_cheap_ones() {
     // turn: the last cheap one is answered in the third round, and a dear request has used up hundreds of turns.
     assert!(uptimes.clone().all(|s| s <= 2), "{:?}", uptimes.collect::<Vec<_>>());
 }
+
+#[test]
+fn clients_that_connect_and_leave_at_once_leave_no_memory() {
+    const CONNECTS: usize = 2000;
+    let path = std::env::temp_dir().join(format!("burstd-server-{}-leave", std::process::id()));
+    let mut server = server(&path);
+    for _ in 0..CONNECTS {
+        let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        connect(client.as_ref().expect("a socket"), &SocketAddrUnix::new(&path).expect("an address"))
+            .expect("connected");
+        server.accept();
+        drop(client);
+        let ready = server.wait();
+        server.serve_clients(ready.accounts);
+    }
+    while !server.ending.is_empty() {
+        server.serve_clients(Vec::new());
+    }
+    assert!(server.clients.all().is_empty());
+    assert!(server.clients.greetings() <= 128, "{} of clients that have left", server.clients.greetings());
+    assert!(server.host.trimmer.due_at().is_some(), "the server does not notice that many clients have left");
+    server.close();
+}
