@@ -86,6 +86,7 @@ impl DoorbellDrain {
     }
     /// Hands up to `budget` ringing queues to `f`, each once, and clears their bits. Returns their number; when it is `budget`,
     /// more may ring. The queue numbers are below [`DOORBELL_QUEUES`]; apart from that the application chooses them freely.
+    #[inline]
     pub fn drain(&mut self, budget: usize, mut f: impl FnMut(u32)) -> usize {
         let mut n = 0;
         while n < budget && self.refill() {

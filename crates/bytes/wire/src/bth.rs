@@ -81,6 +81,7 @@ impl Bth {
         put24(head, 9, psn.get());
     }
     /// Writes the header to the first [`Bth::LEN`] bytes.
+    #[inline]
     pub fn emit(&self, out: &mut [u8]) {
         out[0] = self.opcode.number();
         out[1] = u8::from(self.solicited) << 7 | u8::from(self.mig_req) << 6 | (self.pad & 3) << 4;

@@ -20,6 +20,7 @@ macro_rules! adders {
     ($($(#[$doc:meta])* $name:ident: $header:ident;)+) => {
         $($(#[$doc])*
         #[must_use]
+        #[inline]
         pub fn $name(mut self, header: $header) -> Self {
             let at = usize::from(self.len);
             header.emit(&mut self.bytes[at..at + $header::LEN]);
@@ -31,6 +32,7 @@ macro_rules! adders {
 
 impl HeadBuf {
     /// A head that begins with this BTH.
+    #[inline]
     pub fn new(bth: &Bth) -> Self {
         let mut bytes = [0; HEAD_MAX];
         bth.emit(&mut bytes[..Bth::LEN]);

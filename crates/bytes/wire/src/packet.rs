@@ -37,6 +37,16 @@ macro_rules! accessors {
     };
 }
 
+/// [`selective::check`] of a packet whose lengths have been checked. It makes a packet of its own: with the address of the one
+/// that [`Packet::parse`] returns, every packet would be built in memory instead of in registers.
+#[cold]
+#[inline(never)]
+fn check_selective(bytes: &[u8], info: &'static OpcodeInfo, payload_len: usize) -> Result<(), Reason> {
+    let (head, rest) = bytes.split_at(usize::from(info.head_len));
+    let bth = Bth::parse(head)?;
+    selective::check(&Packet { bth, info, payload: &rest[..payload_len], head })
+}
+
 impl<'a> Packet<'a> {
     /// Parses `bytes`: BTH to the end of the padding, without the ICRC. Fails with [`Reason::Truncated`],
     /// [`Reason::BadVersion`], [`Reason::UnknownOpcode`], [`Reason::BadPadding`] or [`Reason::TrailingBytes`]; a packet of the
@@ -54,16 +64,15 @@ impl<'a> Packet<'a> {
         if !bytes.len().is_multiple_of(4) || payload_len > rest.len() {
             return Err(Reason::BadPadding);
         }
-        let packet = Packet { bth, info, payload: &rest[..payload_len], head };
         if !info.is_plain {
             if !info.has_payload && !rest.is_empty() {
                 return Err(Reason::TrailingBytes);
             }
             if info.service.is_selective() {
-                selective::check(&packet)?;
+                check_selective(bytes, info, payload_len)?;
             }
         }
-        Ok(packet)
+        Ok(Packet { bth, info, payload: &rest[..payload_len], head })
     }
     accessors! {
         /// The DETH of a datagram.
