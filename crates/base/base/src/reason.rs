@@ -149,7 +149,8 @@ reasons! {
     PageLate, "page_late", Note, "A page of a program's memory was not there in time; the packet is sent or asked for again.", "Nothing if rare: the page is read from a file. If often, register memory that is no mapped file, or touch it before.";
     PageRemoved, "page_removed", Completion, "A page of registered memory is missing: the program has removed it from its file, or no huge page is free; the daemon may not allocate it.", "Register memory that has been touched, and do not remove pages (MADV_REMOVE, FALLOC_FL_PUNCH_HOLE) while it is registered.";
     PageMissing, "page_missing", Completion, "A page of a program's memory has not come for a second.", "Look for the file system behind the registered memory: a FUSE or NFS server that does not answer.";
-    // --- selective repeat
+    // --- recovery from loss
+    ReadRepaired, "read_repaired", Note, "READ responses were missing among others that arrived, and their range was requested again.", "Packets are lost in the network: check the path and socket buffers.";
     SrNotNegotiated, "sr_not_negotiated", Drop, "A packet of Burst's selective repeat family arrived, but this queue pair does not use selective repeat.", "If often, look for a peer that runs another version of Burst, or for a host that forges its packets.";
     SrVersion, "sr_version", Drop, "A selective repeat header has an unknown version, or a lane other than 0.", "Use the same version of Burst on both hosts.";
     SrFlags, "sr_flags", Drop, "A selective repeat header marks a packet as a probe or as the repair of a READ, and its opcode cannot be that.", "The sender is faulty.";

@@ -2,9 +2,9 @@
 //!
 //! Acknowledgement is cumulative (IBA 9.7.5.1.2): it ends everything up to its PSN. A READ or ATOMIC ends only by its own
 //! response. An acknowledgement beyond a missing response is an implied NAK (9.7.5.1.1): the requester goes back to the missing
-//! response, once until there is progress. READ responses are matched by PSN alone: the next expected one is
-//! placed even if its opcode says another position, because a responder may begin a repeated response with a "middle" packet
-//! (rxe does).
+//! response, once until there is progress. READ responses are matched by PSN alone: one is placed even if its opcode says
+//! another position, because a responder may begin a repeated response with a "middle" packet (rxe does). A READ response behind
+//! a gap is placed as well, and only what is missing is requested again ([`crate::ahead`]).
 //!
 //! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet and one for RNR. The first starts when the packet
 //! is sent, restarts on progress and when the latest acknowledgement arrives again, and is longer after each time-out
@@ -201,7 +201,10 @@ impl Qp {
     /// request then, which must be of kind `work`.
     fn ack_before_response(&mut self, pkt: &Packet<'_>, work: Work, env: &mut Env<'_>) -> bool {
         let psn = pkt.bth.psn;
-        if psn != self.req.recovery.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
+        if psn != self.req.recovery.una_psn() && !self.ack_through(psn.prev(), env) {
+            if work != Work::Read || !self.on_read_ahead(pkt, env) {
+                self.on_implied_nak(env);
+            }
             return false;
         }
         // Acknowledging may have moved the queue pair to ERR.
@@ -217,6 +220,64 @@ impl Qp {
             return false;
         }
         true
+    }
+
+    /// A READ response behind a gap: places it, so that only what is missing is requested again. False if it cannot be.
+    #[cold]
+    fn on_read_ahead(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> bool {
+        let psn = pkt.bth.psn;
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return true;
+        }
+        let Some(request) = self.req.recovery.read_behind_gap(psn) else { return false };
+        let offset = psn.diff(request.first_psn) as u32 * self.mtu;
+        if pkt.payload.len() as u32 != (request.length - offset).min(self.mtu) {
+            return false;
+        }
+        if self.req.recovery.is_noted(psn) {
+            env.fx.count(Reason::UnexpectedResponse);
+            return true;
+        }
+        if let Err(reason) = self.place_at(&request, offset, pkt.payload, env) {
+            // It counts as lost; if the cause stays, the response in order meets it again.
+            env.fx.count(reason);
+            return true;
+        }
+        if !self.req.recovery.has_ahead() {
+            env.fx.count(Reason::ImpliedNak);
+            env.fx.congestion(Signal::Loss);
+        }
+        self.req.recovery.note_ahead(psn);
+        // The peer works on these requests. Each PSN is noted once, so this does not put the time-out off for ever.
+        if self.req.ack_deadline != Nanos::NEVER {
+            self.req.ack_deadline = env.now + self.ack_wait();
+        }
+        if self.req.recovery.wants_repair() {
+            self.req.begin_repair();
+        }
+        true
+    }
+
+    /// The gap in front of noted responses is filled: they are received now, and requests between them were executed.
+    #[cold]
+    fn take_ahead(&mut self, env: &mut Env<'_>) {
+        while let Some(oldest) = self.req.recovery.oldest()
+            && self.req.recovery.has_ahead()
+        {
+            let (work, packets, done) = (oldest.work, oldest.packets, oldest.done);
+            match work {
+                Work::Read if self.req.recovery.take_noted() => {
+                    self.req.recovery.on_acked(1);
+                    if self.req.recovery.una_packet() == packets {
+                        self.retire_oldest(env);
+                    }
+                }
+                // The peer executes requests in order: a response behind it shows that it was executed.
+                Work::Send | Work::Write => self.retire_oldest(env),
+                Work::Local if done => self.retire_oldest(env),
+                _ => break,
+            }
+        }
     }
 
     fn on_read_response(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
@@ -239,6 +300,9 @@ impl Qp {
         self.req.recovery.on_acked(1);
         if self.req.recovery.una_packet() == packets {
             self.retire_oldest(env);
+        }
+        if self.req.recovery.has_ahead() {
+            self.take_ahead(env);
         }
         self.progressed(env);
     }
@@ -270,9 +334,14 @@ impl Qp {
     }
 
     /// Writes response bytes at `offset` of the oldest request's scatter list.
-    fn place(&mut self, offset: u32, bytes: &[u8], env: &mut Env<'_>) -> Result<(), Reason> {
+    fn place(&self, offset: u32, bytes: &[u8], env: &Env<'_>) -> Result<(), Reason> {
         let Some(oldest) = self.req.recovery.oldest() else { return Err(Reason::LocalProtection) };
-        let sges = self.req.recovery.sges_of(oldest);
+        self.place_at(oldest, offset, bytes, env)
+    }
+
+    /// Writes response bytes at `offset` of the scatter list of a request in flight.
+    fn place_at(&self, request: &InflightWqe, offset: u32, bytes: &[u8], env: &Env<'_>) -> Result<(), Reason> {
+        let sges = self.req.recovery.sges_of(request);
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE };
         SgeCursor::at(sges, u64::from(offset)).scatter(keys, sges, bytes)
     }
@@ -288,7 +357,13 @@ impl Qp {
             env.fx.congestion(Signal::Timeout);
             self.req.recovery.rearm_implied_loss();
             self.req.timeouts = (self.req.timeouts + 1).min(BACKOFF_STEPS);
-            self.retry(env);
+            if self.req.retry_left > 0 && self.req.recovery.ask_again() {
+                self.req.retry_left -= 1;
+                self.req.ack_deadline = Nanos::NEVER;
+                self.req.begin_repair();
+            } else {
+                self.retry(env);
+            }
         }
     }
 }

@@ -12,6 +12,7 @@
 //! | `requester` | work requests, and the limits on sending |
 //! | `send` | packets of work requests |
 //! | `recovery` | the requests in flight, and repetition after a loss |
+//! | `ahead` | READ responses that arrived behind a gap |
 //! | `completer` | acknowledgements, responses, NAKs, time-outs |
 //! | `finish` | completions, errors, flushing, draining |
 //! | `responder` | request packets: checks and execution |
@@ -30,6 +31,7 @@
 const _: () = assert!(burst_wire::HEAD_MAX <= burst_frame::HEAD_MAX);
 const _: () = assert!(burst_wire::ICRC_LEN == burst_frame::TRAILER_LEN);
 
+mod ahead;
 mod api;
 mod completer;
 mod finish;

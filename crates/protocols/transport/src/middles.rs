@@ -88,6 +88,10 @@ impl Qp {
             return 0;
         }
         let Some(request) = self.req.recovery.oldest().filter(|request| request.work == Work::Read) else { return 0 };
+        // Responses behind a gap are noted one by one.
+        if self.req.recovery.has_ahead() {
+            return 0;
+        }
         let (psn, una_packet) = (self.req.recovery.una_psn(), self.req.recovery.una_packet());
         // Only packets that were requested, and not the last: it ends the request and may be shorter.
         let asked = self.req.recovery.sent_psn().diff(psn).max(0) as u32;

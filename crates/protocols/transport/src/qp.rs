@@ -293,6 +293,7 @@ impl Qp {
     /// Whether the only thing to send is an acknowledgement of a message that has just completed a receive. A program that
     /// answers each message posts soon; then one system call and one wake-up of the peer carry answer and acknowledgement.
     /// Never for an XRC target: it has no send queue, so an answer leaves through another queue pair and would pass the ACK.
+    #[inline]
     pub fn ack_may_wait(&self) -> bool {
         self.resp.ack_follows_receive
             && self.resp.has_only_ack_pending()

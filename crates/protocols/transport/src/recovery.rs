@@ -6,17 +6,24 @@
 //! everything that a packet needs (PSN, offset, opcode) follows from its request and its index. The numbers that flow
 //! control needs (bytes in flight, reads outstanding, PSNs) are differences of two positions, so they cannot drift.
 //!
+//! READ responses that arrive behind a gap are the exception: they are noted ([`ReadAhead`]), and only the missing ranges are
+//! requested again ([`Recovery::next_range`]).
+//!
 //! This is the seam for other recovery schemes: only this file reads or moves the positions. The rest of the requester asks
 //! which packet comes next ([`Recovery::next`], [`Recovery::next_packet`]), reports what happened (`on_sent`, `on_acked`,
 //! `retire_oldest`, `go_back`, `on_implied_loss`), and asks for sums. Selective repeat would answer the same calls:
 //! `next` would return the lowest lost packet before new ones, and `go_back` would mark packets instead of moving the cursor.
 
+use crate::ahead::{AHEAD_MAX, ReadAhead};
 use crate::api::READ_CHUNK_BYTES;
 use crate::head::Work;
 use crate::ring::{InflightRing, SgeRing};
 use burst_base::verbs::{WcStatus, WrOpcode};
 use burst_base::{Psn, Reason};
 use burst_shm::layout::{SendWqe, Sge};
+
+/// Most scatter entries of a READ whose responses are placed behind a gap.
+const SGES_COMPARED_MAX: usize = 4;
 
 /// A work request as it is given to [`Recovery::push`].
 pub(crate) struct NewRequest {
@@ -89,6 +96,14 @@ pub(crate) struct Recovery {
     next_ssn: u32,
     /// *una* at the last implied NAK that moved the cursor, until there is progress.
     implied_at: Option<Psn>,
+    ahead: ReadAhead,
+}
+
+/// A part of a READ in flight that is requested again: packets `first..end` of `request`, within one piece.
+pub(crate) struct MissingRange {
+    pub(crate) request: InflightWqe,
+    pub(crate) first: u32,
+    pub(crate) end: u32,
 }
 
 /// Pieces in which a READ of `length` bytes is requested.
@@ -113,6 +128,7 @@ impl Recovery {
             next_reads: 0,
             next_ssn: 1,
             implied_at: None,
+            ahead: ReadAhead::new(),
         }
     }
     /// Reserves room for `wqes` (a power of two) requests and `sges` scatter/gather entries.
@@ -340,6 +356,7 @@ impl Recovery {
     pub(crate) fn go_back(&mut self) {
         self.cursor = self.head;
         self.cursor_pkt = self.una_pkt;
+        self.ahead.clear();
         debug_assert!(!self.is_outstanding() && self.is_consistent());
     }
     /// An acknowledgement beyond an unanswered READ or ATOMIC: notes it, and returns whether the caller shall go back. It
@@ -356,6 +373,129 @@ impl Recovery {
     #[inline]
     pub(crate) fn rearm_implied_loss(&mut self) {
         self.implied_at = None;
+    }
+}
+
+/// READ responses behind a gap.
+impl Recovery {
+    /// Whether responses behind a gap are noted.
+    #[inline]
+    pub(crate) fn has_ahead(&self) -> bool {
+        !self.ahead.is_empty()
+    }
+    /// Whether missing ranges may have to be requested again.
+    #[inline]
+    pub(crate) fn wants_repair(&self) -> bool {
+        self.ahead.is_due()
+    }
+    /// Whether the response of `psn` is noted.
+    pub(crate) fn is_noted(&self, psn: Psn) -> bool {
+        self.has_ahead() && self.ahead.has(psn)
+    }
+    /// The request in flight that takes `psn`, which is not before *una*.
+    fn request_of(&self, psn: Psn) -> Option<&InflightWqe> {
+        let count = self.tail.wrapping_sub(self.head);
+        let mut requests = (0..count).map(|age| self.wqes.get(self.head.wrapping_add(age)));
+        requests.find(|request| psn.is_within(request.first_psn, request.packets))
+    }
+    /// The READ in flight that a response with `psn` behind a gap belongs to. `None` if the response cannot be placed before
+    /// those in front of it: it is too far on; an ATOMIC is unanswered before it, which only going back repeats; or a response in
+    /// front of it is written to the same bytes of memory, and the later one must win.
+    pub(crate) fn read_behind_gap(&self, psn: Psn) -> Option<InflightWqe> {
+        let distance = psn.diff(self.una_psn());
+        if distance <= 0 || distance >= AHEAD_MAX as i32 {
+            return None;
+        }
+        let count = self.tail.wrapping_sub(self.head);
+        for age in 0..count {
+            let request = self.wqes.get(self.head.wrapping_add(age));
+            let may_wait = age > 0 || request.work == Work::Read;
+            if !may_wait || request.fail.is_some() || request.work == Work::Atomic {
+                return None;
+            }
+            if psn.is_within(request.first_psn, request.packets) {
+                let fits = request.work == Work::Read && !self.memory_overlaps(age);
+                return fits.then_some(*request);
+            }
+        }
+        None
+    }
+    /// Whether a scatter entry of the READ of this age shares addresses with another of its own or of READs before it. Long
+    /// lists count as shared: the comparison takes time, and each response behind a gap needs it.
+    fn memory_overlaps(&self, last: u32) -> bool {
+        let entries = |age: u32| {
+            let request = self.wqes.get(self.head.wrapping_add(age));
+            if request.work == Work::Read { self.sges_of(request) } else { &[] }
+        };
+        let shares = |a: &Sge, b: &Sge| {
+            a.addr < b.addr.saturating_add(u64::from(b.length)) && b.addr < a.addr.saturating_add(u64::from(a.length))
+        };
+        let own = entries(last);
+        if (0..=last).any(|age| entries(age).len() > SGES_COMPARED_MAX) {
+            return true;
+        }
+        let among_own = own.iter().enumerate().any(|(k, a)| own[..k].iter().any(|b| shares(a, b)));
+        among_own || (0..last).any(|age| entries(age).iter().any(|b| own.iter().any(|a| shares(a, b))))
+    }
+    /// The response of `psn` was placed, and *una* is missing.
+    pub(crate) fn note_ahead(&mut self, psn: Psn) {
+        debug_assert!(self.oldest().is_some_and(|oldest| oldest.work == Work::Read));
+        let (una, sent) = (self.una_psn(), self.sent_psn);
+        self.ahead.note(psn, una, sent);
+    }
+    /// Whether the response of *una* was noted; the note is removed.
+    pub(crate) fn take_noted(&mut self) -> bool {
+        let una = self.una_psn();
+        self.ahead.take(una)
+    }
+    /// The next missing range to be requested again.
+    pub(crate) fn next_range(&self, mtu: u32) -> Option<MissingRange> {
+        let (una, end) = (self.una_psn(), self.ahead.end());
+        let mut psn = if self.ahead.asked().is_before(una) { una } else { self.ahead.asked() };
+        while self.has_ahead() && psn.is_before(end) {
+            let request = self.request_of(psn)?;
+            if request.work != Work::Read {
+                psn = request.first_psn.add(request.packets);
+                continue;
+            }
+            if self.ahead.has(psn) {
+                psn = psn.next();
+                continue;
+            }
+            let first = psn.diff(request.first_psn) as u32;
+            let piece = READ_CHUNK_BYTES / mtu;
+            let most = ((first / piece + 1) * piece).min(request.packets);
+            let is_missing = |&at: &u32| {
+                let psn = request.first_psn.add(at);
+                psn.is_before(end) && !self.ahead.has(psn)
+            };
+            let len = (first..most).take_while(is_missing).count() as u32;
+            debug_assert!(len > 0);
+            return Some(MissingRange { request: *request, first, end: first + len });
+        }
+        None
+    }
+    /// The range was requested again.
+    pub(crate) fn on_range_sent(&mut self, range: &MissingRange) {
+        let end = range.request.first_psn.add(range.end);
+        self.ahead.on_asked(end, self.sent_psn);
+    }
+    /// After a time-out, lets all missing ranges be requested again. False, and nothing is done, if no response is noted or
+    /// other requests than READs are in flight: those are repeated by going back.
+    pub(crate) fn ask_again(&mut self) -> bool {
+        let begun = self.cursor.wrapping_sub(self.head) + u32::from(self.cursor_pkt > 0);
+        let mut requests = (0..begun).map(|age| self.wqes.get(self.head.wrapping_add(age)));
+        if !self.has_ahead() || !requests.all(|request| request.work == Work::Read && request.fail.is_none()) {
+            return false;
+        }
+        let una = self.una_psn();
+        let asked = self.psn_distance().min(AHEAD_MAX as i32) as u32;
+        self.ahead.ask_again(una, una.add(asked));
+        true
+    }
+    /// No missing range is left to be requested again.
+    pub(crate) fn on_ranges_sent(&mut self) {
+        self.ahead.all_asked();
     }
 }
 

@@ -42,7 +42,8 @@ pub(crate) struct Requester {
     pub(crate) rnr_deadline: Nanos,
     /// Nothing may be sent until an answer comes or the window opens.
     pub(crate) stalled: bool,
-    /// The send queue may hold work requests: a doorbell rang.
+    /// There may be something to send beside the requests in flight: a doorbell rang, so that the send queue may hold work
+    /// requests, or a part of a READ is to be requested again.
     pub(crate) sq_active: bool,
     /// SQD: the drained event has been raised.
     pub(crate) drained: bool,
@@ -113,6 +114,13 @@ impl Requester {
         self.stalled = false;
     }
 
+    /// Missing parts of READs are to be requested again.
+    pub(crate) fn begin_repair(&mut self) {
+        debug_assert!(self.recovery.wants_repair());
+        self.stalled = false;
+        self.sq_active = true;
+    }
+
     /// Counts a send queue entry that has ended.
     pub(crate) fn count_retired(&mut self) {
         self.retired = self.retired.wrapping_add(1);
@@ -126,7 +134,7 @@ impl Qp {
         let waits = r.rnr_deadline != Nanos::NEVER || r.stalled;
         match self.state {
             QpState::Rts => !waits && (r.recovery.has_next() || r.sq_active),
-            QpState::Sqd => !waits && r.recovery.has_next(),
+            QpState::Sqd => !waits && (r.recovery.has_next() || r.recovery.wants_repair()),
             _ => false,
         }
     }
@@ -146,6 +154,9 @@ impl Qp {
             return TxState::Timer;
         }
         let mut turn = SendTurn { budget, spans: SpanList::new() };
+        if self.req.recovery.wants_repair() && !self.send_repairs(&mut turn, env) {
+            return TxState::More;
+        }
         loop {
             let request = match self.req.recovery.next() {
                 Some(request) => *request,

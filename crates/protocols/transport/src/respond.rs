@@ -32,6 +32,9 @@ impl Qp {
             if !done {
                 return false;
             }
+            if self.resp.continue_rest() {
+                continue;
+            }
             debug_assert!(self.resp.pending > 0);
             self.resp.pending = self.resp.pending.saturating_sub(1);
         }

@@ -52,6 +52,9 @@ pub(crate) struct ResponderResource {
     pub(crate) start: u32,
     pub(crate) next: u32,
     pub(crate) end: u32,
+    /// `start`, `next` and `end` of the response that is continued after these packets, which the peer asked for again while the
+    /// response was being sent.
+    pub(crate) rest: Option<(u32, u32, u32)>,
     pub(crate) addr: u64,
     pub(crate) rkey: Rkey,
     /// Protection domain of the request; for XRC, of the SRQ.
@@ -128,9 +131,37 @@ pub(crate) fn receive_reason(reason: Reason) -> Reason {
     if reason.is_of_memory() { reason } else { Reason::ReceiveProtection }
 }
 
+/// What is sent when packets of a response are asked for again.
+struct RepeatedPart {
+    /// Packets `index..end` are sent, and then `rest`.
+    index: u32,
+    end: u32,
+    rest: Option<(u32, u32, u32)>,
+    /// Packets that are sent once more than they would be otherwise.
+    again: u32,
+}
+
 impl ResponderResource {
     fn has_pending(&self) -> bool {
         self.next < self.end
+    }
+    /// What is to be sent if packets `index..end` are asked for again. A part in front of what is being sent is sent by itself,
+    /// and the response goes on where it was: then the peer repairs a gap. A part that reaches further takes the response back.
+    fn part(&self, index: u32, end: u32) -> RepeatedPart {
+        let whole = |end| RepeatedPart { index, end, rest: None, again: end - index };
+        if !self.has_pending() {
+            return whole(end);
+        }
+        let (start, next, last) = self.rest.unwrap_or((self.start, self.next, self.end));
+        if end > next {
+            return RepeatedPart { again: next.saturating_sub(index), ..whole(last.max(end)) };
+        }
+        // The parts of two repairs are sent as one.
+        let (index, end, pending) = match self.rest {
+            Some(_) => (index.min(self.next), end.max(self.end), self.end - self.next),
+            None => (index, end, 0),
+        };
+        RepeatedPart { index, end, rest: Some((start, next, last)), again: end - index - pending }
     }
 }
 
@@ -141,6 +172,7 @@ const EMPTY: ResponderResource = ResponderResource {
     start: 0,
     next: 0,
     end: 0,
+    rest: None,
     addr: 0,
     rkey: Rkey(0),
     pd: 0,
@@ -243,6 +275,15 @@ impl Responder {
         }
         self.count += 1;
         self.pending += 1;
+    }
+    /// The packets that were asked for again are sent: the response that they interrupted goes on. False if there was none.
+    pub(crate) fn continue_rest(&mut self) -> bool {
+        let place = self.place(self.served);
+        let Some(resource) = self.resources.get_mut(place) else { return false };
+        let Some((start, next, end)) = resource.rest.take() else { return false };
+        debug_assert!(!resource.has_pending() && next < end);
+        (resource.start, resource.next, resource.end) = (start, next, end);
+        true
     }
     /// Age and index of the resource that contains `psn`. If several do, the youngest: PSNs wrap, and a resource may stay for
     /// longer than that takes.
@@ -633,20 +674,18 @@ impl Qp {
         let before = (0..=age).map(|age| u64::from(self.resp.resources[self.resp.place(age)].packets)).sum::<u64>();
         let resource = &mut self.resp.resources[place];
         debug_assert!(index <= end && end <= resource.packets, "a part outside of the READ");
-        let (again, end) = match resource.has_pending() {
-            false => (end - index, end),
-            true => (resource.next.saturating_sub(index), resource.end.max(end)),
-        };
-        if again == 0 {
+        let part = resource.part(index, end);
+        if part.again == 0 {
             return Some(());
         }
         let most = (READ_REPEATS_MIN + REPEATS_PER_PACKET * before) * u64::from(resource.packets);
-        if resource.repeated + u64::from(again) > most {
+        if resource.repeated + u64::from(part.again) > most {
             env.fx.count(Reason::AnswerWithheld);
             return Some(());
         }
-        resource.repeated += u64::from(again);
-        self.resp.rewind(age, index, end);
+        resource.repeated += u64::from(part.again);
+        resource.rest = part.rest;
+        self.resp.rewind(age, part.index, part.end);
         Some(())
     }
 

@@ -218,6 +218,36 @@ impl Qp {
         SendStep::Sent
     }
 
+    /// Requests the missing ranges of READs again, before new requests and without the limits on those: their bytes are in
+    /// flight. False if budget or batch ended before all were sent.
+    #[cold]
+    pub(crate) fn send_repairs(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
+        let opcode = head::single_opcode(self.id.qp_type, OpKind::ReadRequest);
+        while let Some(range) = self.req.recovery.next_range(self.mtu) {
+            if turn.budget.wqes == 0 {
+                return false;
+            }
+            let request = &range.request;
+            let offset = range.first * self.mtu;
+            let len = (request.length - offset).min((range.end - range.first) * self.mtu);
+            debug_assert!(len > 0 && len <= READ_CHUNK_BYTES);
+            let psn = request.first_psn.add(range.first);
+            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, psn) };
+            let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
+            let head = self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len });
+            if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
+                return false;
+            }
+            turn.budget.wqes -= 1;
+            env.fx.count(Reason::ReadRepaired);
+            self.req.recovery.on_range_sent(&range);
+            // The answer to the repair is waited for as long as that to a request.
+            self.req.ack_deadline = env.now + self.ack_wait();
+        }
+        self.req.recovery.on_ranges_sent();
+        true
+    }
+
     pub(crate) fn send_atomic(
         &mut self,
         request: &InflightWqe,

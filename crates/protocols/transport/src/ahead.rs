@@ -1,0 +1,153 @@
+//! READ responses that arrived before those in front of them.
+//!
+//! A gap in READ responses need not repeat the whole READ: IBA lets a requester ask for any part of a READ again (9.4.4,
+//! 9.7.5.1.3). So responses behind a gap are placed at once and noted here, one bit for each PSN, and only the missing ranges are
+//! requested again. `completer` notes, `send` requests. Any peer understands that, because each repair is a READ request.
+//!
+//! A range is requested again once. It is requested once more if a response arrives for a request that was sent after the
+//! repair: responders answer in the order in which requests arrive, so the repair was lost. Otherwise the retransmission timer
+//! decides. If only READs are in flight, it requests all missing ranges; else it goes back and forgets all bits.
+
+use burst_base::Psn;
+
+/// PSNs behind the oldest missing one of which responses are placed: 2 MiB in packets of 1 KiB. Responses further on are an
+/// implied NAK, as without this record.
+pub(crate) const AHEAD_MAX: u32 = 2048;
+const WORDS: usize = (AHEAD_MAX / 64) as usize;
+
+/// The record of one queue pair. The bit of a PSN is its number modulo [`AHEAD_MAX`].
+pub(crate) struct ReadAhead {
+    bits: [u64; WORDS],
+    count: u32,
+    /// Missing PSNs before this one were requested again.
+    asked: Psn,
+    /// The PSN after the newest one placed; after a time-out, after the last one requested.
+    end: Psn,
+    /// The first PSN that had never been sent when the latest range was requested again.
+    mark: Psn,
+    /// There may be ranges to request again.
+    due: bool,
+}
+
+impl ReadAhead {
+    pub(crate) fn new() -> Self {
+        let zero = Psn::new(0);
+        ReadAhead { bits: [0; WORDS], count: 0, asked: zero, end: zero, mark: zero, due: false }
+    }
+    /// Whether no response is noted.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+    /// Whether ranges may have to be requested again.
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        self.due
+    }
+    /// The PSNs in which missing ranges are to be requested again: from here to [`ReadAhead::end`].
+    pub(crate) fn asked(&self) -> Psn {
+        self.asked
+    }
+    /// The PSN after the newest one placed.
+    pub(crate) fn end(&self) -> Psn {
+        self.end
+    }
+    fn bit(psn: Psn) -> (usize, u64) {
+        let at = psn.get() % AHEAD_MAX;
+        ((at / 64) as usize, 1 << (at % 64))
+    }
+    /// Whether the response of `psn` was placed.
+    pub(crate) fn has(&self, psn: Psn) -> bool {
+        let (word, bit) = ReadAhead::bit(psn);
+        self.bits[word] & bit != 0
+    }
+    /// The response of `psn` was placed; `una` is missing, and `sent` is the first PSN that was never sent.
+    pub(crate) fn note(&mut self, psn: Psn, una: Psn, sent: Psn) {
+        debug_assert!(psn.is_after(una) && psn.diff(una) < AHEAD_MAX as i32 && !self.has(psn));
+        if self.count == 0 {
+            (self.asked, self.end, self.mark) = (una, una, sent);
+        } else if !psn.is_before(self.mark) {
+            // It answers a request that was sent after the repairs, so their answers should have come.
+            (self.asked, self.mark, self.due) = (una, sent, true);
+        }
+        let (word, bit) = ReadAhead::bit(psn);
+        self.bits[word] |= bit;
+        self.count += 1;
+        if psn.is_after(self.end) {
+            self.due = true;
+        }
+        if !psn.is_before(self.end) {
+            self.end = psn.next();
+        }
+    }
+    /// Removes the note of `psn`; false if there is none.
+    pub(crate) fn take(&mut self, psn: Psn) -> bool {
+        let (word, bit) = ReadAhead::bit(psn);
+        let noted = self.bits[word] & bit != 0;
+        if noted {
+            self.bits[word] &= !bit;
+            self.count -= 1;
+            self.due &= self.count > 0;
+        }
+        noted
+    }
+    /// Missing PSNs before `end` were requested again; `sent` is the first PSN that was never sent.
+    pub(crate) fn on_asked(&mut self, end: Psn, sent: Psn) {
+        (self.asked, self.mark) = (end, sent);
+    }
+    /// A time-out: all that is missing from `una` to `end` is to be requested again, whether it was already or not.
+    pub(crate) fn ask_again(&mut self, una: Psn, end: Psn) {
+        debug_assert!(!self.is_empty() && end.diff(una) <= AHEAD_MAX as i32);
+        (self.asked, self.due) = (una, true);
+        if end.is_after(self.end) {
+            self.end = end;
+        }
+    }
+    /// Nothing is left to request again.
+    pub(crate) fn all_asked(&mut self) {
+        self.due = false;
+        if self.asked.is_before(self.end) {
+            self.asked = self.end;
+        }
+    }
+    /// Forgets everything: all is requested anew.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        if !self.is_empty() {
+            *self = ReadAhead::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_taken_once_and_wrap_with_the_psns() {
+        let mut ahead = ReadAhead::new();
+        let una = Psn::new(0xff_fffe);
+        for d in [1, 3, AHEAD_MAX - 1] {
+            ahead.note(una.add(d), una, una.add(3000));
+        }
+        assert!(ahead.has(una.add(3)) && !ahead.has(una.add(2)) && ahead.is_due());
+        assert_eq!((ahead.asked(), ahead.end()), (una, una.add(AHEAD_MAX)));
+        assert!(ahead.take(una.add(3)) && !ahead.take(una.add(3)) && !ahead.is_empty());
+        assert!(ahead.take(una.add(1)) && ahead.take(una.add(AHEAD_MAX - 1)));
+        assert!(ahead.is_empty() && !ahead.is_due());
+    }
+
+    #[test]
+    fn a_response_to_a_later_request_asks_again() {
+        let mut ahead = ReadAhead::new();
+        let (una, sent) = (Psn::new(100), Psn::new(120));
+        ahead.note(Psn::new(101), una, sent);
+        ahead.on_asked(Psn::new(101), sent);
+        ahead.all_asked();
+        ahead.note(Psn::new(102), una, Psn::new(140));
+        assert!(!ahead.is_due(), "no new gap, and it was requested before the repair");
+        ahead.note(Psn::new(120), una, Psn::new(140));
+        assert!(ahead.is_due());
+        assert_eq!(ahead.asked(), una);
+    }
+}
