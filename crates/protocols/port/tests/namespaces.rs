@@ -8,6 +8,7 @@
 mod common;
 
 use burst_base::Reason;
+use burst_frame::Flow;
 use burst_port::{Encapsulation, Port, PortError, PortSpec};
 use burst_wire::icrc::{Icrc, PseudoV4, PseudoV6};
 use common::wire::{Capture, ETHERNET, IPV4, UDP, in_namespaces, ip};
@@ -53,6 +54,41 @@ fn identifications_on_the_wire_are_what_the_sender_expects() {
                 assert_eq!(ids, (0..part.len() as u16).collect::<Vec<_>>(), "{part:?}");
                 let got = receive(&mut port, part.len());
                 assert!(got.dropped.is_empty() && got.payloads() == payloads(part), "{part:?} {:?}", got.dropped);
+            }
+            wire.go();
+        },
+    );
+}
+
+/// Not ECN-capable, ECT(1), ECT(0) and CE, each on a train of its own: the kernel neither changes nor joins them.
+#[test]
+fn each_ecn_codepoint_crosses_the_kernel_on_both_versions_of_ip() {
+    const PAIRS: [(&str, &str); 2] = [("10.77.0.1", "10.77.0.2"), ("fd77::1", "fd77::2")];
+    in_namespaces(
+        9000,
+        |wire| {
+            let mut port = open("udp:dev=va");
+            wire.wait();
+            for (src, dst) in PAIRS {
+                for ecn in 0..4u8 {
+                    let marked = Flow { tos: 26 << 2 | ecn, ..flow(src, dst) };
+                    assert_eq!(send(&mut port, &marked, &payloads(&[1024; 5])), []);
+                }
+            }
+            wire.go();
+            wire.wait();
+        },
+        |wire| {
+            let mut port = open("udp:dev=vb");
+            wire.go();
+            wire.wait();
+            let got = receive(&mut port, 40);
+            assert!(got.dropped.is_empty(), "{:?}", got.dropped);
+            for v6 in [false, true] {
+                let seen: Vec<u8> =
+                    got.frames.iter().filter(|(f, _)| f.src.is_ipv6() == v6).map(|(f, _)| f.tos).collect();
+                let sent: Vec<u8> = (0..4).flat_map(|ecn| [26 << 2 | ecn; 5]).collect();
+                assert_eq!(seen, sent, "IPv6: {v6}");
             }
             wire.go();
         },
