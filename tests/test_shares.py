@@ -142,6 +142,22 @@ def test_a_user_who_sends_requests_without_end_leaves_others_their_turn(make_fab
     flood.stop()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing the user needs root")
+def test_the_time_of_the_control_thread_is_shown_for_each_user(make_fabric):
+    host = make_fabric().a
+    flood = host.start(*as_user(HOSTILE, FLOOD, host.socket, 10, HELLO.hex(), DAEMON_INFO.hex()), plain=True)
+    flood.wait_for_text("replies", SECONDS)
+    silent, _ = connect(host, BYSTANDER, 1, 0)
+    users = users_of(host)
+    busy, idle = (users[f"user {uid}"]["control"] for uid in (HOSTILE, BYSTANDER))
+    assert idle["time_ns"] > 0 and busy["time_ns"] > 0 and 0 < busy["recent_share"] <= 1
+    assert users[f"user {HOSTILE}"]["work"] == {"turns": 0, "requests": 0, "bytes": 0}
+    code, text = host.burst("ls", "--users")
+    assert code == 0 and "of the control thread" in text
+    flood.stop()
+    silent.stop()
+
+
 def test_a_client_that_says_no_hello_is_disconnected(fabric):
     """After ten seconds; one that has said hello stays."""
     silent, polite = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
