@@ -120,7 +120,7 @@ impl KeySpace {
         }
         self.free.pop_front()
     }
-    /// Returns the memory of free indices above the largest one in use to the heap, except of the first [`REUSE_AFTER`] of them.
+    /// Returns the memory of free indices above the largest one in use to the heap, except of the first `REUSE_AFTER` of them.
     /// The generations stay, one byte each: a freed key must stay invalid.
     pub fn shrink(&mut self) {
         let used = self.live.iter().rposition(|is_live| *is_live).map_or(0, |last| last + 1);
