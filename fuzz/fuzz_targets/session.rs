@@ -385,7 +385,7 @@ impl World {
         let World { host, programs, .. } = self;
         assert_eq!(host.contexts.taken(), 0);
         drop(programs);
-        for account in host.ledger.uses() {
+        for account in host.ledger.uses(host.now().0) {
             let left =
                 account.resources.iter().filter(|r| r.used != 0 && r.resource != burst_ledger::Resource::Descriptor);
             assert_eq!(left.count(), 0, "{account:?}");
