@@ -154,14 +154,31 @@ impl AccessThreads {
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
+
+    /// Ends the threads that have nothing to do now: their stacks and buffers go back to the system. Later accesses start others.
+    pub fn shrink(&self) {
+        let idle = std::mem::take(&mut *lock(&self.0.free));
+        self.0.threads.fetch_sub(idle.len(), Relaxed);
+        end_all(idle);
+    }
+
+    /// Threads of this account.
+    pub fn threads(&self) -> usize {
+        self.0.threads.load(Relaxed)
+    }
+}
+
+/// Ends the threads of these desks, which carry out no access.
+fn end_all(desks: Vec<Arc<Desk>>) {
+    for desk in desks {
+        lock(&desk.state).ended = true;
+        desk.changed.notify_all();
+    }
 }
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        for desk in lock(&self.free).drain(..) {
-            lock(&desk.state).ended = true;
-            desk.changed.notify_all();
-        }
+        end_all(std::mem::take(&mut *lock(&self.free)));
     }
 }
 
@@ -384,5 +401,27 @@ mod tests {
             credit.spend(WAIT_FREE);
         }
         assert_eq!(credit.refill(start), CREDIT_MAX);
+    }
+    #[test]
+    fn idle_threads_end_and_start_again() {
+        static WORD: u64 = 0x1122_3344;
+        let (threads, number) = (AccessThreads::default(), 7_000_001);
+        let own = File::open("/proc/self/mem").expect("the memory of this process");
+        drop(GuardedMemory::register(number, own, &threads));
+        for _ in 0..3 {
+            assert_eq!(threads.threads(), 0);
+            let mut bytes = [0; 8];
+            // A busy machine may be late.
+            while read(number, &raw const WORD as u64, &mut bytes) == Err(Unreachable::Late) {
+                std::thread::sleep(WAIT_MAX);
+            }
+            assert_eq!(u64::from_ne_bytes(bytes), WORD);
+            // A late access may have left one more thread, which comes back when it has ended.
+            while threads.threads() > 0 {
+                threads.shrink();
+                std::thread::yield_now();
+            }
+        }
+        GuardedMemory::forget(number);
     }
 }

@@ -102,11 +102,12 @@ impl HoleGuard {
     /// Watches a mapping of whole pages. `None` if the table is full.
     pub(crate) fn new(start: usize, len: usize, allowance: Option<&Arc<FillAllowance>>) -> Option<HoleGuard> {
         install();
-        let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let slot = match free {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = match free.pop() {
             Some(slot) => slot,
             None => SLOTS_USED.fetch_update(SeqCst, SeqCst, |used| (used < SLOTS_MAX).then_some(used + 1)).ok()?,
         };
+        drop(free);
         let place = &SLOTS[slot];
         debug_assert_eq!(place.start.load(SeqCst), 0, "a free slot");
         place.broken.store(0, SeqCst);
@@ -128,6 +129,28 @@ impl Drop for HoleGuard {
         place.start.store(0, SeqCst);
         place.allowance.store(core::ptr::null_mut(), SeqCst);
         FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.slot);
+    }
+}
+
+/// Gives the memory of the free slots behind the last one in use back to the system. Control thread.
+pub fn shrink() {
+    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    free.sort_unstable();
+    let before = SLOTS_USED.load(SeqCst);
+    let mut used = before;
+    while used > 0 && free.last() == Some(&(used - 1)) {
+        free.pop();
+        used -= 1;
+    }
+    free.shrink_to_fit();
+    SLOTS_USED.store(used, SeqCst);
+    // The whole pages of the slots `used .. before`. They are zero afterwards, which is what a free slot may be.
+    let slots = SLOTS[used..before].as_ptr_range();
+    let (first, end) = ((slots.start as usize).next_multiple_of(PAGE), slots.end as usize & !(PAGE - 1));
+    if first < end {
+        // SAFETY: zeroed anonymous pages (.bss) that hold free slots only; the lock keeps others from taking one. A handler that
+        // still looks at them sees free slots before and after.
+        unsafe { libc::madvise(first as *mut _, end - first, libc::MADV_DONTNEED) };
     }
 }
 
@@ -274,4 +297,31 @@ pub(crate) fn watch_missing(start: usize, len: usize) -> bool {
     let mut request = UffdRegister { start: start as u64, len: len as u64, mode: MODE_MISSING, ioctls: 0 };
     // SAFETY: the request outlives the call; the kernel checks the range.
     unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, &mut request) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An address that is mapped in no process: the guards of this test meet no fault.
+    const NOWHERE: usize = 1 << 60;
+
+    #[test]
+    fn the_table_gives_back_what_many_mappings_have_used() {
+        let guard = |at: usize| HoleGuard::new(NOWHERE + at * PAGE, PAGE, None).expect("a slot");
+        let mut guards: Vec<HoleGuard> = (0..8000).map(guard).collect();
+        assert!(SLOTS_USED.load(SeqCst) >= 8000);
+        let kept = guards.swap_remove(0);
+        drop(guards);
+        shrink();
+        // Other tests of this process may use some slots behind the kept one.
+        assert!(SLOTS_USED.load(SeqCst) < 4000 && SLOTS_USED.load(SeqCst) > kept.slot);
+        assert_eq!(SLOTS[kept.slot].start.load(SeqCst), NOWHERE, "a slot in use stays");
+        assert!(SLOTS[4000..7500].iter().all(|slot| slot.start.load(SeqCst) == 0 && slot.end.load(SeqCst) == 0));
+        let again: Vec<HoleGuard> = (1..8000).map(guard).collect();
+        let mut slots: Vec<usize> = again.iter().map(|g| g.slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        assert!(slots.len() == 7999 && !slots.contains(&kept.slot), "each slot once");
+    }
 }

@@ -368,6 +368,8 @@ impl Host {
         self.xrc.shrink();
         self.cm.shrink();
         self.disposal.shrink();
+        self.program_memory.shrink();
+        burst_mem::holes::shrink();
     }
 
     /// Reads the addresses and the link state of every port again.

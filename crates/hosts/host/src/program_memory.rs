@@ -68,6 +68,12 @@ impl ProgramMemory {
         });
     }
 
+    /// Gives back what accounts use no more: idle threads, and accounts without regions.
+    pub fn shrink(&mut self) {
+        self.forget_unused();
+        self.accounts.values().for_each(|account| account.threads.shrink());
+    }
+
     /// Renews the allowances if enough memory is free. To be called about once a second while there are clients.
     pub fn renew(&mut self) {
         if self.total.left() < self.fill_bytes && memory_used() <= memory_bytes() / RENEW_PART {
