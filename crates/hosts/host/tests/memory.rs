@@ -5,7 +5,7 @@ mod common;
 
 use burst_base::Nanos;
 use burst_base::verbs::{MwType, QpType};
-use burst_control::cm::{CmCommand, PortSpace};
+use burst_control::cm::{CmAddr, CmCommand, CmReply, PortSpace};
 use burst_control::{ImportObject, MrPiece, MrPieceKind, Request, Response};
 use burst_host::Host;
 use common::{Program, host, memfd, queue_pair};
@@ -71,6 +71,11 @@ const ATTACKS: &[(&str, Attack)] = &[
         let pd = program.pd;
         repeat(program, host, |_| Request::Import { token, object: ImportObject::Pd(pd) });
     }),
+    ("XRC domains", |program, host| {
+        for _ in 0..4000 {
+            program.ask(host, Request::OpenXrcd { with_file: false, flags: libc::O_CREAT }).expect("a domain");
+        }
+    }),
     ("holds of a target", |program, host| {
         let Ok(Response::Handle(xrcd)) =
             program.ask(host, Request::OpenXrcd { with_file: false, flags: libc::O_CREAT })
@@ -97,6 +102,16 @@ const ATTACKS: &[(&str, Attack)] = &[
             let create = CmCommand::Create { id: n + 1, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc };
             Request::Cm { commands: vec![create] }
         });
+    }),
+    ("bound ports", |program, host| {
+        program.ask(host, Request::CmChannel { channel: 1 }).expect("a channel");
+        let addr = CmAddr { ip: "10.0.0.1".parse().expect("an address"), port: 0, scope: 0 };
+        for id in 1..=4000 {
+            let create = CmCommand::Create { id, channel: 1, ps: PortSpace::Tcp, qp_type: QpType::Rc };
+            let answer = program.ask(host, Request::Cm { commands: vec![create, CmCommand::Bind { id, addr }] });
+            let Ok(Response::Cm(replies)) = answer else { panic!("no answer") };
+            assert!(replies.iter().all(|reply| !matches!(reply, CmReply::Failed { .. })), "{replies:?}");
+        }
     }),
 ];
 

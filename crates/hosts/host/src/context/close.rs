@@ -73,6 +73,7 @@ impl Context {
             let _ = self.free_dm(host, dm);
         } else if let Some(channel) = next(self.channels.first(1)) {
             self.channels.remove(channel);
+            host.note_ended(1);
         } else {
             return 0;
         }

@@ -194,6 +194,7 @@ impl Context {
             return unknown("device memory", dm);
         }
         host.exports.of(self.id).dms.remove(&dm);
+        host.note_ended(1);
         Ok(Response::Done.into())
     }
 

@@ -50,6 +50,7 @@ impl Context {
             Some(x) => {
                 host.xrc.close(x.object);
                 self.xrcds.remove(xrcd);
+                host.note_ended(1);
                 Ok(Response::Done.into())
             }
         }
