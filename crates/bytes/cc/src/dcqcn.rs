@@ -49,35 +49,43 @@ struct Defaults {
     clamp: u64,
 }
 
-const fn row(
-    name: &'static str,
-    unit: ParameterUnit,
-    range: (u64, u64),
-    default: u64,
-    help: &'static str,
-) -> Parameter {
-    Parameter { name, unit, min: range.0, max: range.1, default, help }
-}
-
 const fn table(d: Defaults) -> [Parameter; 14] {
     use ParameterUnit::{BitRate, Count, Fraction, Size, Time};
     const SECOND: u64 = 1_000_000_000;
     const RATES: (u64, u64) = (MBIT, 1_000_000 * MBIT);
     [
-        row("dce_tcp_g", Count, (0, 1023), d.g, "1-g in 1024ths: weight of the old alpha in each update"),
-        row("dce_tcp_rtt", Time, (US, SECOND), d.alpha_period, "time between two updates of alpha"),
-        row("rate_reduce_monitor_period", Time, (US, SECOND), d.decrease_period, "shortest time between two cuts"),
-        row("rpg_time_reset", Time, (US, SECOND), d.time_reset, "time between two increases"),
-        row("rpg_byte_reset", Size, (4096, 1 << 40), d.byte_reset, "bytes between two increases (dcqcn only)"),
-        row("rpg_threshold", Count, (1, 31), d.threshold, "F: number of fast recoveries"),
-        row("rpg_ai_rate", BitRate, RATES, d.ai_rate, "R_AI: additive increase"),
-        row("rpg_hai_rate", BitRate, RATES, d.hai_rate, "R_HAI: hyper increase"),
-        row("rpg_min_rate", BitRate, RATES, d.min_rate, "smallest rate"),
-        row("rpg_min_dec_fac", Fraction, (10_000, 1_000_000), 500_000, "smallest ratio of new to old rate in a cut"),
-        row("rpg_gd", Count, (0, 15), 11, "a cut is alpha * 1024 / 2^rpg_gd: 11 for alpha/2"),
-        row("initial_alpha_value", Count, (1, 1024), d.initial_alpha, "alpha at the first CNP, in 1024ths"),
-        row("rate_to_set_on_first_cnp", BitRate, (0, RATES.1), 0, "rate at the first CNP; 0: that of a cut"),
-        row("clamp_tgt_rate", Count, (0, 1), d.clamp, "1: each cut sets R_T (dcqcn-nvidia only)"),
+        Parameter::new("dce_tcp_g", Count, (0, 1023), d.g, "1-g in 1024ths: weight of the old alpha in each update"),
+        Parameter::new("dce_tcp_rtt", Time, (US, SECOND), d.alpha_period, "time between two updates of alpha"),
+        Parameter::new(
+            "rate_reduce_monitor_period",
+            Time,
+            (US, SECOND),
+            d.decrease_period,
+            "shortest time between two cuts",
+        ),
+        Parameter::new("rpg_time_reset", Time, (US, SECOND), d.time_reset, "time between two increases"),
+        Parameter::new(
+            "rpg_byte_reset",
+            Size,
+            (4096, 1 << 40),
+            d.byte_reset,
+            "bytes between two increases (dcqcn only)",
+        ),
+        Parameter::new("rpg_threshold", Count, (1, 31), d.threshold, "F: number of fast recoveries"),
+        Parameter::new("rpg_ai_rate", BitRate, RATES, d.ai_rate, "R_AI: additive increase"),
+        Parameter::new("rpg_hai_rate", BitRate, RATES, d.hai_rate, "R_HAI: hyper increase"),
+        Parameter::new("rpg_min_rate", BitRate, RATES, d.min_rate, "smallest rate"),
+        Parameter::new(
+            "rpg_min_dec_fac",
+            Fraction,
+            (10_000, 1_000_000),
+            500_000,
+            "smallest ratio of new to old rate in a cut",
+        ),
+        Parameter::new("rpg_gd", Count, (0, 15), 11, "a cut is alpha * 1024 / 2^rpg_gd: 11 for alpha/2"),
+        Parameter::new("initial_alpha_value", Count, (1, 1024), d.initial_alpha, "alpha at the first CNP, in 1024ths"),
+        Parameter::new("rate_to_set_on_first_cnp", BitRate, (0, RATES.1), 0, "rate at the first CNP; 0: that of a cut"),
+        Parameter::new("clamp_tgt_rate", Count, (0, 1), d.clamp, "1: each cut sets R_T (dcqcn-nvidia only)"),
     ]
 }
 

@@ -13,7 +13,7 @@ use crate::math::bounded;
 use crate::params::{Parameter, ParameterUnit, Params};
 use std::sync::Arc;
 
-/// Parameters.
+/// What can be set, in the order of the values in [`Params`].
 pub(crate) const PARAMETERS: [Parameter; 4] = [
     Parameter {
         name: "g",

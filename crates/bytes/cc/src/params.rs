@@ -133,6 +133,17 @@ pub struct Parameter {
 }
 
 impl Parameter {
+    /// A parameter with its smallest and largest value.
+    pub(crate) const fn new(
+        name: &'static str,
+        unit: ParameterUnit,
+        (min, max): (u64, u64),
+        default: u64,
+        help: &'static str,
+    ) -> Parameter {
+        Parameter { name, unit, min, max, default, help }
+    }
+
     /// Reads a value.
     ///
     /// # Errors

@@ -22,30 +22,39 @@ use crate::params::{Parameter, ParameterUnit, Params};
 use burst_base::Nanos;
 use std::sync::Arc;
 
-/// Parameters.
+/// What can be set, in the order of the values in [`Params`].
 pub(crate) const PARAMETERS: [Parameter; 10] = {
     use ParameterUnit::{Count, Fraction, Time};
     const US: u64 = 1_000;
-    const fn row(
-        name: &'static str,
-        unit: ParameterUnit,
-        range: (u64, u64),
-        default: u64,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, unit, min: range.0, max: range.1, default, help }
-    }
     [
-        row("base_target", Time, (US, 1_000_000 * US), 50 * US, "delay of the fabric that is always accepted"),
-        row("min_rtts", Count, (0, 16), 0, "how often the smallest round trip seen is added to base_target"),
-        row("endpoint_target", Time, (US, 1_000_000 * US), 100 * US, "delay of the peer that is accepted"),
-        row("ai", Count, (1, 64), 1, "packets added for each window acknowledged"),
-        row("beta", Fraction, (10_000, 1_000_000), 800_000, "strength of a decrease"),
-        row("max_mdf", Fraction, (10_000, 900_000), 500_000, "largest decrease at once, as a share of the window"),
-        row("fs_range", Time, (0, 1_000_000 * US), 125 * US, "largest delay that flow scaling adds"),
-        row("fs_min", Fraction, (1_000, 1_000_000), 100_000, "window in packets at which flow scaling is largest"),
-        row("fs_max", Count, (2, 1_000_000), 100, "window in packets at which flow scaling ends"),
-        row("min_window", Fraction, (1_000, 1_000_000), 1_000, "smallest window in packets"),
+        Parameter::new(
+            "base_target",
+            Time,
+            (US, 1_000_000 * US),
+            50 * US,
+            "delay of the fabric that is always accepted",
+        ),
+        Parameter::new("min_rtts", Count, (0, 16), 0, "how often the smallest round trip seen is added to base_target"),
+        Parameter::new("endpoint_target", Time, (US, 1_000_000 * US), 100 * US, "delay of the peer that is accepted"),
+        Parameter::new("ai", Count, (1, 64), 1, "packets added for each window acknowledged"),
+        Parameter::new("beta", Fraction, (10_000, 1_000_000), 800_000, "strength of a decrease"),
+        Parameter::new(
+            "max_mdf",
+            Fraction,
+            (10_000, 900_000),
+            500_000,
+            "largest decrease at once, as a share of the window",
+        ),
+        Parameter::new("fs_range", Time, (0, 1_000_000 * US), 125 * US, "largest delay that flow scaling adds"),
+        Parameter::new(
+            "fs_min",
+            Fraction,
+            (1_000, 1_000_000),
+            100_000,
+            "window in packets at which flow scaling is largest",
+        ),
+        Parameter::new("fs_max", Count, (2, 1_000_000), 100, "window in packets at which flow scaling ends"),
+        Parameter::new("min_window", Fraction, (1_000, 1_000_000), 1_000, "smallest window in packets"),
     ]
 };
 

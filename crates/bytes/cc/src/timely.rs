@@ -23,29 +23,26 @@ const HYPER_FROM: u32 = 5;
 /// Steps of a hyperactive increase.
 const HYPER_STEPS: f64 = 5.0;
 
-/// Parameters.
+/// What can be set, in the order of the values in [`Params`].
 pub(crate) const PARAMETERS: [Parameter; 8] = {
     use ParameterUnit::{BitRate, Fraction, Size, Time};
     const US: u64 = 1_000;
     const MBIT: u64 = 1_000_000;
-    const fn row(
-        name: &'static str,
-        unit: ParameterUnit,
-        range: (u64, u64),
-        default: u64,
-        help: &'static str,
-    ) -> Parameter {
-        Parameter { name, unit, min: range.0, max: range.1, default, help }
-    }
     [
-        row("ewma_alpha", Fraction, (1_000, 1_000_000), 875_000, "weight of the newest difference of round trips"),
-        row("beta", Fraction, (10_000, 1_000_000), 800_000, "strength of a decrease"),
-        row("t_low", Time, (US, 1_000_000 * US), 50 * US, "round trip under which the rate always grows"),
-        row("t_high", Time, (US, 1_000_000 * US), 500 * US, "round trip over which the rate always falls"),
-        row("min_rtt", Time, (US, 1_000_000 * US), 20 * US, "round trip of an empty network"),
-        row("add_step", BitRate, (MBIT, 1_000_000 * MBIT), 10 * MBIT, "additive increase"),
-        row("min_rate", BitRate, (MBIT, 1_000_000 * MBIT), 100 * MBIT, "smallest rate"),
-        row("segment", Size, (4096, 64 << 20), 64 << 10, "acknowledged bytes for each update"),
+        Parameter::new(
+            "ewma_alpha",
+            Fraction,
+            (1_000, 1_000_000),
+            875_000,
+            "weight of the newest difference of round trips",
+        ),
+        Parameter::new("beta", Fraction, (10_000, 1_000_000), 800_000, "strength of a decrease"),
+        Parameter::new("t_low", Time, (US, 1_000_000 * US), 50 * US, "round trip under which the rate always grows"),
+        Parameter::new("t_high", Time, (US, 1_000_000 * US), 500 * US, "round trip over which the rate always falls"),
+        Parameter::new("min_rtt", Time, (US, 1_000_000 * US), 20 * US, "round trip of an empty network"),
+        Parameter::new("add_step", BitRate, (MBIT, 1_000_000 * MBIT), 10 * MBIT, "additive increase"),
+        Parameter::new("min_rate", BitRate, (MBIT, 1_000_000 * MBIT), 100 * MBIT, "smallest rate"),
+        Parameter::new("segment", Size, (4096, 64 << 20), 64 << 10, "acknowledged bytes for each update"),
     ]
 };
 
