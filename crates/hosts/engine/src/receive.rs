@@ -199,18 +199,23 @@ impl RxBurst<'_> {
         }
     }
 
-    /// Copies a management datagram into another worker's inbox, unless packets need the rest of the room.
+    /// Copies a management datagram into another worker's inbox.
     fn hand_over_mad(&mut self, owner: u32, frame: &RxFrame<'_>) {
-        match self.core.inboxes[owner as usize].is_nearly_full() {
-            true => self.counters.count(Reason::MadQueueFull),
-            false => self.hand_over(owner, frame),
-        }
+        debug_assert_ne!(owner, self.core.options.id, "a datagram handed to its own worker");
+        let handed = self.core.inboxes[owner as usize].hand_over_mad(self.device, frame);
+        self.handed(owner, handed);
     }
 
     /// Copies a packet into another worker's inbox.
     pub(crate) fn hand_over(&mut self, owner: u32, frame: &RxFrame<'_>) {
         debug_assert_ne!(owner, self.core.options.id, "a packet handed to its own worker");
-        match self.core.inboxes[owner as usize].hand_over(self.device, frame) {
+        let handed = self.core.inboxes[owner as usize].hand_over(self.device, frame);
+        self.handed(owner, handed);
+    }
+
+    /// The owner of what was handed over is woken at the end of the burst.
+    fn handed(&mut self, owner: u32, result: Result<(), Reason>) {
+        match result {
             Ok(()) => self.core.handed_to |= 1 << owner,
             Err(reason) => self.counters.count(reason),
         }

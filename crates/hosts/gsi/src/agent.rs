@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Received MADs that may wait, of all ports together. Further ones are dropped and counted.
-const RECEIVED_MAX: usize = 4096;
+pub const RECEIVED_MAX: usize = 4096;
 /// MADs served in one pass.
 const MADS_PER_PASS: usize = 512;
 /// MADs served in a pass in which data packets came: in a flood of requests, established queue pairs still get most of the

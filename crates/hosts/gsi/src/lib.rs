@@ -34,7 +34,7 @@ mod stats;
 mod timewait;
 
 pub use access::WorkerAccess;
-pub use agent::{ConnCounts, GsiAgent, PassLoad};
+pub use agent::{ConnCounts, GsiAgent, PassLoad, RECEIVED_MAX};
 pub use channel::CmChannel;
 pub use effects::GSI_QKEY;
 pub use entry::{CmEntry, CmProgram, CmQpRef, CmSession};
