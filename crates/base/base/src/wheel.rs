@@ -135,6 +135,7 @@ impl Wheel {
     }
     /// Moves to `now`, and disarms and returns one timer that is due. For callers that arm timers between two calls: a
     /// timer armed with a deadline in the past is returned again at once, so the caller must bound its loop.
+    #[inline]
     pub fn pop_due(&mut self, now: Nanos) -> Option<u32> {
         self.move_to(now);
         self.take_due()
@@ -157,14 +158,20 @@ impl Wheel {
         Some(((level * LEVEL_SLOTS) as u16 + slot as u16, above | slot << shift))
     }
     /// Moves every timer whose tick has come to the due list.
+    #[inline]
     fn move_to(&mut self, now: Nanos) {
         let target = now.0 >> TICK_SHIFT;
+        if target > self.present {
+            self.move_on(target);
+        }
+    }
+    fn move_on(&mut self, target: u64) {
         while let Some((list, begin)) = self.next_slot().filter(|&(_, begin)| begin <= target) {
             debug_assert!(begin > self.present);
             self.present = begin;
             self.empty_slot(list);
         }
-        self.present = self.present.max(target);
+        self.present = target;
         debug_assert!(self.next_slot().is_none_or(|(_, begin)| begin > self.present), "no slot is behind the present");
     }
     /// Moves every timer of a slot that the present has reached to a finer level or to the due list.
