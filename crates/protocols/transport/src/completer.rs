@@ -101,8 +101,9 @@ impl Qp {
                 break;
             }
             self.retire_oldest(env);
-            self.retire_local(env);
+            self.retire_done(env);
         }
+        // Moves the cursor, too, if it is behind what was retired.
         if progress {
             self.progressed(env);
         }

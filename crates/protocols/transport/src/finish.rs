@@ -40,10 +40,16 @@ impl Qp {
     }
 
     /// Ends the oldest requests as long as they are executed local operations: no acknowledgement ends those.
-    pub(crate) fn retire_local(&mut self, env: &mut Env<'_>) {
+    #[inline]
+    pub(crate) fn retire_done(&mut self, env: &mut Env<'_>) {
         while self.req.recovery.oldest().is_some_and(|request| request.done) {
             self.retire_oldest(env);
         }
+    }
+
+    /// As [`Qp::retire_done`], after requests were retired or executed.
+    pub(crate) fn retire_local(&mut self, env: &mut Env<'_>) {
+        self.retire_done(env);
         self.req.recovery.sync_cursor();
         self.check_drained(env);
     }

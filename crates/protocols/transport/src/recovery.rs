@@ -26,8 +26,8 @@ use burst_shm::layout::{SendWqe, Sge};
 const SGES_COMPARED_MAX: usize = 4;
 
 /// A work request as it is given to [`Recovery::push`].
-pub(crate) struct NewRequest {
-    pub(crate) wqe: SendWqe,
+pub(crate) struct NewRequest<'a> {
+    pub(crate) wqe: &'a SendWqe,
     pub(crate) work: Work,
     pub(crate) opcode: WrOpcode,
     /// Number of its send queue entry.
@@ -244,12 +244,12 @@ impl Recovery {
 impl Recovery {
     /// Appends a request with these scatter/gather entries; there must be room ([`Recovery::has_room`]).
     #[inline]
-    pub(crate) fn push(&mut self, new: NewRequest, sges: &[Sge]) {
+    pub(crate) fn push(&mut self, new: NewRequest<'_>, sges: &[Sge]) {
         debug_assert!(self.has_room(sges.len()) && sges.len() == usize::from(new.wqe.num_sge));
         let (sge_first, sge_end) = self.sges.append(sges);
         let NewRequest { wqe, work, opcode, sq_index, packets, length, fail } = new;
         let request = InflightWqe {
-            wqe,
+            wqe: *wqe,
             work,
             opcode,
             sq_index,
@@ -514,7 +514,7 @@ mod tests {
 
     fn push(recovery: &mut Recovery, work: Work, packets: u32, length: u32) {
         let new = NewRequest {
-            wqe: SendWqe::default(),
+            wqe: &SendWqe::default(),
             work,
             opcode: WrOpcode::Send,
             sq_index: 0,

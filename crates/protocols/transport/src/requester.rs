@@ -226,12 +226,13 @@ impl Qp {
             }
         };
         let checked = if is_well_formed { self.check_wqe(&wqe) } else { Err(BAD_REQUEST) };
-        self.put_in_flight(wqe, sq_index, checked);
+        self.put_in_flight(&mut wqe, sq_index, checked);
         Fetched::Request
     }
 
-    fn put_in_flight(&mut self, wqe: SendWqe, sq_index: u32, checked: Result<CheckedRequest, (WcStatus, Reason)>) {
+    fn put_in_flight(&mut self, wqe: &mut SendWqe, sq_index: u32, checked: Result<CheckedRequest, (WcStatus, Reason)>) {
         let count = if checked.is_ok() && wqe.flags & send_flags::INLINE as u16 == 0 { wqe.num_sge } else { 0 };
+        wqe.num_sge = count;
         let (work, opcode, length, fail) = match checked {
             Ok((work, opcode, length)) => (work, opcode, length, None),
             Err(fail) => {
@@ -244,7 +245,6 @@ impl Qp {
             Work::Atomic => 1,
             Work::Send | Work::Write | Work::Read => length.div_ceil(self.mtu).max(1),
         };
-        let wqe = SendWqe { num_sge: count, ..wqe };
         let new = NewRequest { wqe, work, opcode, sq_index, packets, length, fail };
         let Requester { recovery, scratch, .. } = &mut self.req;
         recovery.push(new, &scratch[..usize::from(count)]);
@@ -312,11 +312,14 @@ impl Qp {
 
     /// Whether the request must wait for outstanding READs and ATOMICs: because of its fence, or of their limit.
     pub(crate) fn must_wait_for_reads(&self, request: &InflightWqe) -> bool {
+        let is_fenced = request.wqe.flags & send_flags::FENCE as u16 != 0 && self.req.recovery.next_packet() == 0;
+        if !is_fenced && !request.work.has_response() {
+            return false;
+        }
         let outstanding = self.req.recovery.reads_outstanding(self.mtu);
-        let is_first = self.req.recovery.next_packet() == 0;
-        let fenced = request.wqe.flags & send_flags::FENCE as u16 != 0 && is_first && outstanding > 0;
         // SQD may have set the limit to 0. Requests that were begun before go on, one at a time; new ones are refused.
-        fenced || (request.work.has_response() && outstanding >= u32::from(self.attr.max_rd_atomic.max(1)))
+        is_fenced && outstanding > 0
+            || request.work.has_response() && outstanding >= u32::from(self.attr.max_rd_atomic.max(1))
     }
 
     /// How long to wait for an answer now: longer after time-outs without progress.

@@ -49,34 +49,44 @@ pub(crate) struct SgeRing {
     capacity: usize,
     head: usize,
     tail: usize,
+    /// Index of `tail`, 0..=`capacity`.
+    next: usize,
 }
 
 impl SgeRing {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        SgeRing { items: Vec::with_capacity(capacity), capacity, head: 0, tail: 0 }
+        SgeRing { items: Vec::with_capacity(capacity), capacity, head: 0, tail: 0, next: 0 }
     }
-    /// Counter at which `count` contiguous entries would begin: not across the end of the ring.
-    fn place(&self, count: usize) -> usize {
-        let offset = self.tail % self.capacity;
-        if offset + count > self.capacity { self.tail + (self.capacity - offset) } else { self.tail }
+    /// Index and counter at which `count` contiguous entries would begin: not across the end of the ring.
+    #[inline]
+    fn place(&self, count: usize) -> (usize, usize) {
+        if self.next + count > self.capacity {
+            (0, self.tail + (self.capacity - self.next))
+        } else {
+            (self.next, self.tail)
+        }
     }
     /// Whether `count` entries fit.
+    #[inline]
     pub(crate) fn has_room(&self, count: usize) -> bool {
-        count == 0 || self.place(count) + count - self.head <= self.capacity
+        count == 0 || self.place(count).1 + count - self.head <= self.capacity
     }
     /// Appends the entries, for which there must be room. Returns their index and the counter for [`SgeRing::free_to`].
     pub(crate) fn append(&mut self, sges: &[Sge]) -> (u32, usize) {
         if sges.is_empty() {
             return (0, self.tail);
         }
-        assert!(self.has_room(sges.len()));
-        let at = self.place(sges.len());
-        let first = at % self.capacity;
-        self.tail = at + sges.len();
-        if self.items.len() < first + sges.len() {
-            self.items.resize(first + sges.len(), Sge::default());
+        let (first, at) = self.place(sges.len());
+        (self.next, self.tail) = (first + sges.len(), at + sges.len());
+        assert!(self.next <= self.capacity && self.tail - self.head <= self.capacity);
+        if self.items.len() < self.next {
+            self.items.resize(self.next, Sge::default());
         }
-        self.items[first..first + sges.len()].copy_from_slice(sges);
+        match sges {
+            // Most requests have one entry, which is copied without a call.
+            [one] => self.items[first] = *one,
+            _ => self.items[first..self.next].copy_from_slice(sges),
+        }
         (first as u32, self.tail)
     }
     /// Frees everything before counter `end`.

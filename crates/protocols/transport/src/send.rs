@@ -160,8 +160,11 @@ impl Qp {
 
     /// BTH, and for XRC the number of the shared receive queue that the request is for.
     fn request_head(&self, bth: &Bth, request: &InflightWqe) -> HeadBuf {
-        let head = HeadBuf::new(bth);
-        if self.id.qp_type.is_xrc() { head.xrceth(XrcEth { srqn: request.wqe.remote_qpn & MASK_24 }) } else { head }
+        let mut head = HeadBuf::new(bth);
+        if self.id.qp_type.is_xrc() {
+            head = head.xrceth(XrcEth { srqn: request.wqe.remote_qpn & MASK_24 });
+        }
+        head
     }
 
     fn message_head(&self, request: &InflightWqe, is_last: bool, ack_req: bool, len: u32) -> HeadBuf {
@@ -176,13 +179,14 @@ impl Qp {
             ack_req,
             ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt))
         };
-        let head = self.request_head(&bth, request);
-        let head = if info.kind == OpKind::Write && place.is_start() {
-            head.reth(Reth { addr: request.wqe.remote_addr, rkey: Rkey(request.wqe.rkey), len: request.length })
-        } else {
-            head
-        };
-        head::add_tail(head, opcode, &request.wqe)
+        let mut head = self.request_head(&bth, request);
+        if info.kind == OpKind::Write && place.is_start() {
+            head = head.reth(Reth { addr: request.wqe.remote_addr, rkey: Rkey(request.wqe.rkey), len: request.length });
+        }
+        if info.has_imm || info.has_inv {
+            head = head::add_tail(head, opcode, &request.wqe);
+        }
+        head
     }
 
     /// The piece of a READ that is requested next: the index of the packet after it, and its bytes.
