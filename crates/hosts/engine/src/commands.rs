@@ -169,6 +169,7 @@ impl Worker {
         sched.shrink(contexts.len());
         wheel.shrink(qps.len().next_power_of_two() as u32);
         self.agent.shrink();
+        self.ports.iter_mut().for_each(|slot| slot.port.shrink());
     }
 
     /// Changes attributes; `flow` is the resolved address vector when the mask has one.

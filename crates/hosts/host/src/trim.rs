@@ -2,7 +2,8 @@
 //!
 //! The heap keeps freed memory for the next objects. That is right for a program that opens and closes connections all the
 //! time, and wrong after ten thousand connections of a program that has exited. So when at least `OBJECTS_MIN` objects have
-//! ended and then none ends for `QUIET` (longer than TIMEWAIT), free pages are returned once.
+//! ended and then none ends for `QUIET` (longer than TIMEWAIT), free pages are returned once. When the last program has gone,
+//! they are returned after `QUIET`, too: the next program finds a daemon as small as it was before.
 
 use burst_base::Nanos;
 
@@ -16,7 +17,9 @@ const QUIET: Nanos = Nanos::from_ms(700);
 pub struct Trimmer {
     /// Objects that have ended since the last trim.
     ended: usize,
-    /// When the last of them ended; `None` while there are fewer than [`OBJECTS_MIN`].
+    /// Whether the last session has ended since the last trim.
+    left_alone: bool,
+    /// When the last object or session ended; `None` while there are fewer objects than [`OBJECTS_MIN`], and sessions.
     last: Option<Nanos>,
 }
 
@@ -24,14 +27,19 @@ impl Trimmer {
     /// Notes that `count` objects ended at `now`.
     pub fn note_ended(&mut self, now: Nanos, count: usize) {
         self.ended += count;
-        if self.ended >= OBJECTS_MIN {
+        if self.ended >= OBJECTS_MIN || self.left_alone {
             self.last = Some(now);
         }
     }
 
+    /// Notes at `now` that the last session has ended.
+    pub fn note_left_alone(&mut self, now: Nanos) {
+        (self.left_alone, self.last) = (true, Some(now));
+    }
+
     /// When trimming may be due; `None` if there is nothing to trim.
     pub fn due_at(&self) -> Option<Nanos> {
-        debug_assert!(self.last.is_none() || self.ended >= OBJECTS_MIN);
+        debug_assert!(self.last.is_none() || self.ended >= OBJECTS_MIN || self.left_alone);
         self.last.map(|last| last + QUIET)
     }
 
@@ -59,5 +67,18 @@ mod tests {
         assert!(!trimmer.take_due(now + Nanos(QUIET.0 - 1)));
         assert!(trimmer.take_due(now + QUIET));
         assert_eq!((trimmer.due_at(), trimmer.take_due(now + QUIET)), (None, false), "once");
+    }
+
+    #[test]
+    fn memory_is_trimmed_once_after_the_last_session() {
+        let (mut trimmer, now) = (Trimmer::default(), Nanos::from_ms(5));
+        trimmer.note_ended(now, 3);
+        trimmer.note_left_alone(now);
+        let later = now + QUIET;
+        trimmer.note_ended(later, 1);
+        assert!(!trimmer.take_due(later), "an object has ended since");
+        assert!(trimmer.take_due(later + QUIET) && !trimmer.take_due(later + QUIET + QUIET));
+        trimmer.note_ended(later, 1);
+        assert_eq!(trimmer.due_at(), None, "a few objects do not matter before the next session ends");
     }
 }

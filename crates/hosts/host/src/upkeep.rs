@@ -26,6 +26,8 @@ pub struct Upkeep {
     refreshed: Nanos,
     /// When the first event came that no read has followed.
     changed: Option<Nanos>,
+    /// Whether there were sessions in the last run.
+    has_sessions: bool,
 }
 
 impl Upkeep {
@@ -36,7 +38,7 @@ impl Upkeep {
 
     /// Upkeep by the clock alone, for a host whose ports are not the kernel's.
     pub fn without_events(now: Nanos) -> Upkeep {
-        Upkeep { watch: None, refreshed: now, changed: None }
+        Upkeep { watch: None, refreshed: now, changed: None, has_sessions: false }
     }
 
     /// A descriptor that is readable when an interface has changed.
@@ -71,6 +73,9 @@ impl Upkeep {
             refresh(host, sessions);
         }
         report_lines_left_out(host, now);
+        if std::mem::replace(&mut self.has_sessions, !sessions.is_empty()) && sessions.is_empty() {
+            host.trimmer.note_left_alone(now);
+        }
         let trims = host.trimmer.take_due(now);
         if trims {
             sessions.iter_mut().for_each(|s| s.as_mut().shrink());

@@ -373,6 +373,10 @@ impl Port for Impair {
     fn refresh(&mut self) -> bool {
         self.inner.refresh()
     }
+
+    fn shrink(&mut self) {
+        self.inner.shrink();
+    }
 }
 
 #[cfg(test)]

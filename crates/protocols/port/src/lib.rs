@@ -170,6 +170,8 @@ pub trait Port: Send {
     fn refresh(&mut self) -> bool {
         false
     }
+    /// Returns memory of past packets to the system. For times without traffic.
+    fn shrink(&mut self) {}
 }
 
 /// Bytes of payload, in packets of any path MTU, that every port queues for a next hop that is being resolved. The kernel's queue

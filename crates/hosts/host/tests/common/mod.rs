@@ -99,3 +99,9 @@ impl Program {
         self.session.end(host);
     }
 }
+
+impl AsMut<Session> for Program {
+    fn as_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}

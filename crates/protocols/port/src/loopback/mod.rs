@@ -223,4 +223,12 @@ impl Port for Loopback {
         self.update_addresses();
         changed
     }
+
+    fn shrink(&mut self) {
+        self.inner.shrink();
+        self.store.shrink();
+        if let Some(queues) = &mut self.queues {
+            queues.shrink();
+        }
+    }
 }

@@ -5,6 +5,7 @@
 
 use super::train::{self, LoopbackTrain};
 use crate::RxSink;
+use crate::sys::give_back::give_back;
 use burst_base::Reason;
 use burst_frame::{TxBatch, TxFrame};
 use std::collections::VecDeque;
@@ -71,6 +72,19 @@ impl LoopbackStore {
         }
         debug_assert!(self.trains.len() <= TRAINS_MAX);
         Ok(())
+    }
+
+    /// Gives the memory of delivered packets back to the system, if no packet waits.
+    pub fn shrink(&mut self) {
+        if self.is_empty() {
+            give_back(&mut self.bytes);
+        }
+    }
+
+    /// Pages of the ring that are resident.
+    #[cfg(test)]
+    pub fn resident_pages(&self) -> usize {
+        crate::sys::give_back::resident_pages(&self.bytes)
     }
 
     /// Delivers up to `budget` packets; returns how many.

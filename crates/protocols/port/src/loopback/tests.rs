@@ -133,6 +133,28 @@ fn a_run_is_delivered_as_a_train() {
 }
 
 #[test]
+fn the_memory_of_delivered_packets_is_given_back() {
+    let resident =
+        |port: &Loopback| port.store.resident_pages() + port.queues.as_ref().map_or(0, WorkerQueues::resident_pages);
+    let (mut ports, _peer) = joined(2);
+    ports.iter_mut().for_each(Port::shrink);
+    let before = resident(&ports[0]);
+    let payloads = numbered(500, 1024);
+    for round in 1..=2 {
+        // To the worker itself, and to the other one.
+        (16..18).for_each(|qpn| assert_eq!(send(&mut ports[0], &batch_to(qpn, &payloads)), []));
+        ports[0].shrink();
+        let came: Vec<Vec<Vec<u8>>> = ports.iter_mut().map(|port| take(port).payloads()).collect();
+        assert!(came.iter().all(|came| *came == payloads), "round {round}: packets that wait stay");
+        let used = resident(&ports[0]);
+        assert!(used >= before + 100, "round {round}: {used} pages");
+        ports.iter_mut().for_each(Port::shrink);
+        // The first and the last page of a buffer may hold other data, too.
+        assert!(resident(&ports[0]) <= before + 2 * (1 + BLOCKS), "round {round}: {}", resident(&ports[0]));
+    }
+}
+
+#[test]
 fn frames_go_to_the_worker_of_their_queue_pair() {
     let (mut ports, _peer) = joined(3);
     let payload = numbered(1, 64);

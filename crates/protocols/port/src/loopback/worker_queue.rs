@@ -15,6 +15,7 @@
 
 use super::train::{self, LoopbackTrain};
 use super::wakeup::{WorkerSleep, WorkerWakeup};
+use crate::sys::give_back::give_back;
 use crate::{PortError, RxSink};
 use burst_base::{Qpn, Reason};
 use burst_frame::{TxBatch, TxFrame};
@@ -275,6 +276,21 @@ impl WorkerQueues {
             queue.collect(&mut self.free);
         }
         debug_assert!(self.free.len() <= BLOCKS);
+    }
+
+    /// Gives the memory of the free blocks back to the system.
+    pub(super) fn shrink(&mut self) {
+        self.collect_all();
+        for block in &mut self.free {
+            debug_assert!(block.used == 0, "a free block with packets");
+            give_back(&mut block.bytes);
+        }
+    }
+
+    /// Pages of the free blocks that are resident.
+    #[cfg(test)]
+    pub(super) fn resident_pages(&self) -> usize {
+        self.free.iter().map(|block| crate::sys::give_back::resident_pages(&block.bytes)).sum()
     }
 
     /// Number of free blocks.

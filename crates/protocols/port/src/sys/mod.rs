@@ -3,6 +3,7 @@
 
 pub mod bpf;
 pub mod control;
+pub mod give_back;
 pub mod lend;
 pub mod packet;
 pub mod recv;
