@@ -139,24 +139,24 @@ impl CqProducer {
         let rings = [AtomicPtr::new(Arc::as_ptr(&ring).cast_mut()), AtomicPtr::new(null_mut())];
         Some(CqProducer(Arc::new(CqState { head: AtomicU64::new(0), rings, owned: Mutex::new(vec![ring]) })))
     }
+    #[inline]
     fn ring(&self, generation: u32) -> Option<&CqRing> {
         let ptr = self.0.rings[(generation & 1) as usize].load(Acquire);
         // SAFETY: null, or in `owned`, which lives as long as `self`; only shared references to it are ever made.
         unsafe { ptr.as_ref() }
     }
-    /// Entries that the application has not consumed by its own word. Before the resize of `seen` is finished, the later of
+    /// Whether there is room for an entry by the application's own word. Before the resize of `seen` is finished, the later of
     /// the words of both rings counts.
-    fn outstanding(&self, seen: u64) -> u32 {
+    #[inline]
+    fn has_room(&self, seen: u64) -> bool {
         let (generation, index) = ((seen >> 32) as u32, seen as u32);
+        let Some(ring) = self.ring(generation) else { return false };
         // Acquire: pairs with the consumer's Release; its copy of a slot comes before our reuse.
-        let of = |g| self.ring(g).map_or(u32::MAX, |r| index.wrapping_sub(r.consumer().load(Acquire)));
-        let outstanding = of(generation);
-        if outstanding < self.entries(seen) { outstanding } else { outstanding.min(of(generation.wrapping_sub(1))) }
-    }
-    fn entries(&self, seen: u64) -> u32 {
-        self.ring((seen >> 32) as u32).map_or(0, |r| r.entries)
+        let has_room = |by: &CqRing| index.wrapping_sub(by.consumer().load(Acquire)) < ring.entries;
+        has_room(ring) || self.ring(generation.wrapping_sub(1)).is_some_and(has_room)
     }
     /// Makes a completion; `cqe.sequence` is filled in. `solicited`: it is an error or the sender asked for an event.
+    #[inline]
     pub fn push(&self, cqe: &Cqe, solicited: bool) -> Push {
         match self.publish(cqe) {
             false => Push::Overrun,
@@ -166,8 +166,9 @@ impl CqProducer {
     }
     /// Writes a completion without looking whether an event is due: call [`CqProducer::event_due`] after the last of a batch.
     #[must_use = "false: the completion was lost"]
+    #[inline]
     pub fn publish(&self, cqe: &Cqe) -> bool {
-        match protocol::reserve(&self.0.head, |seen| self.outstanding(seen), |seen| self.entries(seen)) {
+        match protocol::reserve(&self.0.head, |seen| self.has_room(seen)) {
             Ok(word) => {
                 // The ring of the reserved word: `head` held its generation from our load until our swap, and a
                 // slot is overwritten only one generation later.
@@ -185,14 +186,15 @@ impl CqProducer {
         }
     }
     /// After publishing: whether an event must be sent.
+    #[inline]
     pub fn event_due(&self, solicited: bool) -> bool {
-        // Pairs with the fence in `protocol::arm`: an application that has armed the ring of a later generation
-        // without seeing our entry did so before this fence, and then the load of `head` sees that generation.
+        // Pairs with the fence in `protocol::arm`, as that of `protocol::event_due`. And an application that has armed the ring
+        // of a later generation without seeing our entry did so before this fence, so the load of `head` sees that generation.
         fence(SeqCst);
         let generation = (self.0.head.load(Acquire) >> 32) as u32;
         let mut due = false;
         for g in [generation, generation.wrapping_sub(1)] {
-            due |= self.ring(g).is_some_and(|r| protocol::event_due(r.armed(), solicited));
+            due |= self.ring(g).is_some_and(|r| protocol::disarm(r.armed(), solicited));
         }
         due
     }

@@ -61,6 +61,12 @@ pub fn arm(armed: &AtomicU32, level: u32) {
 pub fn event_due(armed: &AtomicU32, solicited: bool) -> bool {
     // Pairs with the fence in `arm`: if the load misses the request, the application's next poll sees the entry.
     fence(SeqCst);
+    disarm(armed, solicited)
+}
+
+/// The second half of [`event_due`], behind its fence.
+#[inline]
+pub fn disarm(armed: &AtomicU32, solicited: bool) -> bool {
     let level = armed.load(Relaxed);
     if level == ARMED_NO || (level == ARMED_SOLICITED && !solicited) {
         return false;
@@ -111,16 +117,13 @@ pub const fn head_word(generation: u32, index: u32) -> u64 {
     (generation as u64) << 32 | index as u64
 }
 
-/// Daemon worker: reserves the next entry of a CQ if fewer than `entries` are outstanding. `Err(seen)`: full when the
-/// head was `seen`. A reserved entry cannot be returned, hence compare-and-swap rather than fetch-add.
-pub fn reserve(
-    head: &AtomicU64,
-    mut outstanding: impl FnMut(u64) -> u32,
-    mut entries: impl FnMut(u64) -> u32,
-) -> Result<u64, u64> {
+/// Daemon worker: reserves the next entry of a CQ if it `has_room` at the head's value. `Err(seen)`: full when the head was
+/// `seen`. A reserved entry cannot be returned, hence compare-and-swap rather than fetch-add.
+#[inline]
+pub fn reserve(head: &AtomicU64, mut has_room: impl FnMut(u64) -> bool) -> Result<u64, u64> {
     let mut seen = head.load(Acquire);
     loop {
-        if outstanding(seen) >= entries(seen) {
+        if !has_room(seen) {
             // While this worker was interrupted, other workers may have added entries and the application may have consumed
             // them: the queue is full only if the head has not moved.
             match head.load(Acquire) {

@@ -61,6 +61,7 @@ impl RqSpec {
         QUEUE_HEADER_BYTES + (index & (self.entries - 1)) as usize * self.pairs as usize * PAIR
     }
     /// Copies entry `index` if it is posted, without taking it.
+    #[inline]
     fn copy(&self, area: &Area, index: u32, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
         // Acquire: pairs with the Release in `protocol::post`.
         let posted = area.word32(PRODUCER).load(Acquire).wrapping_sub(index);
@@ -173,6 +174,7 @@ impl RqConsumer {
         &self.spec
     }
     /// Copies the next entry, once, and frees its slot. In the copy, `reserved` is the number of entries ever taken.
+    #[inline]
     pub fn fetch(&mut self, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
         let fetch = self.spec.copy(&self.area, self.taken, wqe, sges);
         if matches!(fetch, Fetch::Taken(_) | Fetch::Malformed(_)) {
