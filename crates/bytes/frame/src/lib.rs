@@ -70,7 +70,7 @@ impl Default for Flow {
 pub struct TxFrame {
     /// Addresses.
     pub flow: Flow,
-    /// The transport's headers in the first `head_len` bytes.
+    /// The transport's headers in the first `head_len` bytes. The others have no meaning.
     pub head: [u8; HEAD_MAX],
     /// Bytes of `head`.
     pub head_len: u8,
@@ -89,9 +89,15 @@ pub struct TxFrame {
 /// Frames of one scheduling turn, in order of sending. Capacity is fixed; nothing is allocated after `new`.
 #[derive(Debug)]
 pub struct TxBatch {
-    frames: Vec<TxFrame>,
+    /// The frames, and behind them places with old contents: a frame is written where it stays.
+    places: Vec<TxFrame>,
+    /// Number of frames.
+    len: usize,
     spans: Vec<Span>,
-    capacity: usize,
+    /// Number of `spans` that belong to frames. Those behind them are the payload of the next frame.
+    framed: usize,
+    /// Bytes of the next frame's payload.
+    payload_len: usize,
     /// Whether a span may lie in another process ([`TxBatch::fetch_remote`]).
     has_remote: bool,
     staging: Staging,
@@ -100,16 +106,17 @@ pub struct TxBatch {
 impl TxBatch {
     /// A batch with room for `capacity` frames.
     pub fn new(capacity: usize) -> Self {
-        let (frames, spans) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity * 2 + SPANS_MAX));
-        TxBatch { frames, spans, capacity, has_remote: false, staging: Staging::default() }
+        let places = vec![TxFrame::default(); capacity];
+        let spans = Vec::with_capacity(capacity * 2 + SPANS_MAX);
+        TxBatch { places, len: 0, spans, framed: 0, payload_len: 0, has_remote: false, staging: Staging::default() }
     }
     /// Whether another frame with up to [`SPANS_MAX`] spans fits.
     pub fn has_room(&self) -> bool {
-        self.frames.len() < self.capacity && self.spans.len() + SPANS_MAX <= self.spans.capacity()
+        self.len < self.places.len() && self.spans.len() + SPANS_MAX <= self.spans.capacity()
     }
     /// Frames that still fit, not counting spans.
     pub fn room(&self) -> usize {
-        self.capacity - self.frames.len()
+        self.places.len() - self.len
     }
     /// Frames of one span each that still fit, if room for one more frame of any kind is to be left.
     pub fn room_for_run(&self) -> usize {
@@ -134,52 +141,72 @@ impl TxBatch {
         }
         let mut frame = TxFrame {
             flow: *flow,
-            head: [0; HEAD_MAX],
             head_len: head.len() as u8,
-            pad: 0,
             payload_len: len,
-            continues: false,
             span_first: self.spans.len() as u32,
             span_count: 1,
+            ..TxFrame::default()
         };
         frame.head[..head.len()].copy_from_slice(head);
         self.has_remote |= payload.is_remote();
         let pieces = (0..count).map(|k| payload.sub(k * usize::from(len), usize::from(len)));
+        debug_assert_eq!(self.framed, self.spans.len(), "payload that belongs to no frame");
         self.spans.extend(pieces);
-        self.frames.extend((0..count as u32).map(|k| {
-            vary(k, &mut frame.head);
-            let made = frame;
+        self.framed = self.spans.len();
+        for (k, place) in self.places[self.len..self.len + count].iter_mut().enumerate() {
+            vary(k as u32, &mut frame.head);
+            *place = frame;
             frame.continues = true;
             frame.span_first += 1;
-            made
-        }));
+        }
+        self.len += count;
         true
     }
     /// Appends a frame. Returns false and changes nothing if the batch is full or a length is out of range.
     #[must_use]
     pub fn push(&mut self, flow: &Flow, head: &[u8], spans: &[Span], pad: u8) -> bool {
-        let payload: usize = spans.iter().map(|s| s.len()).sum();
-        if self.frames.len() == self.capacity
-            || self.spans.len() + spans.len() > self.spans.capacity()
-            || head.len() > HEAD_MAX
-            || payload > usize::from(u16::MAX)
-        {
+        if self.spans.len() + spans.len() > self.spans.capacity() {
             return false;
         }
-        let mut frame = TxFrame {
-            flow: *flow,
-            head: [0; HEAD_MAX],
-            head_len: head.len() as u8,
-            pad,
-            payload_len: payload as u16,
-            continues: false,
-            span_first: self.spans.len() as u32,
-            span_count: spans.len() as u8,
+        spans.iter().for_each(|span| self.add_payload(*span));
+        self.push_payload(flow, head, pad)
+    }
+    /// Appends `span` to the payload of the frame that [`TxBatch::push_payload`] appends next. There must be room: a batch that
+    /// [`TxBatch::has_room`] has it for [`SPANS_MAX`] spans (panics otherwise).
+    #[inline]
+    pub fn add_payload(&mut self, span: Span) {
+        assert!(self.spans.len() < self.spans.capacity(), "room for a span");
+        self.payload_len += span.len();
+        self.has_remote |= span.is_remote();
+        self.spans.push(span);
+    }
+    /// Drops the payload of the next frame.
+    pub fn discard_payload(&mut self) {
+        self.spans.truncate(self.framed);
+        self.payload_len = 0;
+    }
+    /// Appends a frame with the payload that was added since the frame before. Returns false and drops that payload if the batch
+    /// is full or a length is out of range.
+    #[must_use]
+    pub fn push_payload(&mut self, flow: &Flow, head: &[u8], pad: u8) -> bool {
+        let Some(frame) = self.places.get_mut(self.len).filter(|_| head.len() <= HEAD_MAX) else {
+            self.discard_payload();
+            return false;
         };
+        let Ok(payload_len) = u16::try_from(self.payload_len) else {
+            self.discard_payload();
+            return false;
+        };
+        frame.flow = *flow;
         frame.head[..head.len()].copy_from_slice(head);
-        self.has_remote |= spans.iter().any(Span::is_remote);
-        self.spans.extend_from_slice(spans);
-        self.frames.push(frame);
+        frame.head_len = head.len() as u8;
+        frame.pad = pad;
+        frame.payload_len = payload_len;
+        frame.continues = false;
+        frame.span_first = self.framed as u32;
+        frame.span_count = (self.spans.len() - self.framed) as u8;
+        self.len += 1;
+        (self.framed, self.payload_len) = (self.spans.len(), 0);
         true
     }
     /// Reads the payload that lies in other processes into memory of this batch, adjacent packets by one system call. All
@@ -195,7 +222,7 @@ impl TxBatch {
     }
     /// The frames.
     pub fn frames(&self) -> &[TxFrame] {
-        &self.frames
+        &self.places[..self.len]
     }
     /// The payload spans of `frame`, a frame of this batch.
     pub fn spans_of(&self, frame: &TxFrame) -> &[Span] {
@@ -204,18 +231,35 @@ impl TxBatch {
     }
     /// Number of frames.
     pub fn len(&self) -> usize {
-        self.frames.len()
+        self.len
     }
     /// Whether the batch has no frame.
     pub fn is_empty(&self) -> bool {
-        self.frames.is_empty()
+        self.len == 0
     }
     /// Removes all frames.
     pub fn clear(&mut self) {
-        self.frames.clear();
+        self.len = 0;
         self.spans.clear();
+        (self.framed, self.payload_len) = (0, 0);
         self.has_remote = false;
         self.staging.clear();
+    }
+}
+
+impl Default for TxFrame {
+    /// A frame without head and payload.
+    fn default() -> Self {
+        TxFrame {
+            flow: Flow::default(),
+            head: [0; HEAD_MAX],
+            head_len: 0,
+            pad: 0,
+            payload_len: 0,
+            continues: false,
+            span_first: 0,
+            span_count: 0,
+        }
     }
 }
 
@@ -294,6 +338,29 @@ mod tests {
             }
             batch.clear();
         }
+    }
+
+    #[test]
+    fn a_discarded_payload_is_in_no_frame() {
+        let own = burst_span::ProcessMemory::own().expect("own memory");
+        let (flow, mut batch) = (Flow::default(), TxBatch::new(2));
+        batch.add_payload(own.span(8, 300));
+        batch.discard_payload();
+        batch.add_payload(own.span(8, 40));
+        batch.add_payload(own.span(64, 2));
+        assert!(batch.push_payload(&flow, &[7; HEAD_MAX], 1));
+        assert!(!batch.push_payload(&flow, &[0; HEAD_MAX + 1], 0), "the head is too long");
+        (0..3).for_each(|_| batch.add_payload(own.span(8, 30_000)));
+        assert!(!batch.push_payload(&flow, &[0; 12], 0), "the payload is too long");
+        // The frame after a longer one shows nothing of it.
+        assert!(batch.push(&flow, &[1; 12], &[own.span(8, 5)], 3));
+        assert!(!batch.push(&flow, &[2; 12], &[own.span(8, 6)], 0), "full");
+        let lens = |frame| batch.spans_of(frame).iter().map(|s: &Span| s.len()).collect::<Vec<_>>();
+        let frames: Vec<_> = batch.frames().iter().map(|f| (f.head(), f.pad, f.payload_len, lens(f))).collect();
+        assert_eq!(frames, [(&[7; HEAD_MAX][..], 1, 42, vec![40, 2]), (&[1; 12][..], 3, 5, vec![5])]);
+        batch.clear();
+        assert!(batch.is_empty() && batch.push(&flow, &[3; 12], &[], 0));
+        assert!(batch.spans_of(&batch.frames()[0]).is_empty());
     }
 
     #[test]

@@ -5,32 +5,10 @@
 //! in between is noticed (IBA 10.6.7.2).
 
 use burst_base::{Lkey, Reason};
-use burst_frame::SPANS_MAX;
+use burst_frame::TxBatch;
 use burst_mem::table::MrTable;
 use burst_shm::layout::Sge;
 use burst_span::{Span, Unreachable};
-
-/// The spans of one packet.
-pub(crate) struct SpanList {
-    spans: [Span; SPANS_MAX],
-    count: usize,
-}
-
-impl SpanList {
-    pub(crate) fn new() -> Self {
-        SpanList { spans: [Span::nothing(); SPANS_MAX], count: 0 }
-    }
-    pub(crate) fn clear(&mut self) {
-        self.count = 0;
-    }
-    pub(crate) fn push(&mut self, span: Span) {
-        self.spans[self.count] = span;
-        self.count += 1;
-    }
-    pub(crate) fn as_slice(&self) -> &[Span] {
-        &self.spans[..self.count]
-    }
-}
 
 /// The arguments of a key look-up: table, protection domain and right.
 #[derive(Clone, Copy)]
@@ -112,18 +90,18 @@ impl SgeCursor {
         if whole == 0 { None } else { self.piece(keys, sges, whole).ok() }
     }
 
-    /// Appends the spans of the next `len` bytes to `out`.
+    /// Adds the next `len` bytes to the payload of the next frame of `batch`.
     pub(crate) fn gather(
         &mut self,
         keys: Keys<'_>,
         sges: &[Sge],
         mut len: u32,
-        out: &mut SpanList,
+        batch: &mut TxBatch,
     ) -> Result<(), Reason> {
         while len > 0 {
             let piece = self.piece(keys, sges, len)?;
             len -= piece.len() as u32;
-            out.push(piece);
+            batch.add_payload(piece);
         }
         Ok(())
     }

@@ -53,6 +53,7 @@ impl PeerPort {
 impl Qp {
     /// Handles a packet from another source port than the peer's last.
     #[cold]
+    #[inline(never)]
     pub(crate) fn on_other_port(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if self.id.qp_type == QpType::Ud || pkt.info.kind == OpKind::Cnp {
             return self.dispatch(frame, pkt, env);

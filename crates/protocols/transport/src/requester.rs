@@ -7,7 +7,6 @@
 //! PSN distance, end-to-end credits (IBA 9.7.7.2), fence (10.8.3.3), outstanding READs and ATOMICs (9.4.4).
 
 use crate::api::{ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, TxBudget, TxState};
-use crate::gather::SpanList;
 use crate::head::Work;
 use crate::qp::Qp;
 use crate::recovery::{InflightWqe, NewRequest, Recovery};
@@ -69,7 +68,6 @@ enum Fetched {
 /// State of one turn of sending.
 pub(crate) struct SendTurn<'b> {
     pub(crate) budget: &'b mut TxBudget,
-    pub(crate) spans: SpanList,
 }
 
 impl Requester {
@@ -153,7 +151,7 @@ impl Qp {
         if self.req.rnr_deadline != Nanos::NEVER {
             return TxState::Timer;
         }
-        let mut turn = SendTurn { budget, spans: SpanList::new() };
+        let mut turn = SendTurn { budget };
         if self.req.recovery.wants_repair() && !self.send_repairs(&mut turn, env) {
             return TxState::More;
         }

@@ -38,20 +38,13 @@ impl Qp {
         }
     }
 
-    /// Gathers the next `len` bytes. If that fails, the request fails, and the result is false.
-    fn gather(
-        &mut self,
-        request: &InflightWqe,
-        cursor: &mut SgeCursor,
-        len: u32,
-        turn: &mut SendTurn<'_>,
-        env: &Env<'_>,
-    ) -> bool {
-        turn.spans.clear();
+    /// Gathers the next `len` bytes, the payload of the next frame. If that fails, the request fails, and the result is false.
+    fn gather(&mut self, request: &InflightWqe, cursor: &mut SgeCursor, len: u32, env: &mut Env<'_>) -> bool {
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
-        match cursor.gather(keys, self.req.recovery.sges_of(request), len, &mut turn.spans) {
+        match cursor.gather(keys, self.req.recovery.sges_of(request), len, env.tx) {
             Ok(()) => true,
             Err(reason) => {
+                env.tx.discard_payload();
                 let reason = if reason.is_of_memory() { reason } else { Reason::LocalProtection };
                 self.req.recovery.fail_next(WcStatus::LocProtErr, reason);
                 false
@@ -79,13 +72,13 @@ impl Qp {
             if let Some(state) = self.gate(request, len, turn, env) {
                 return SendStep::Stop(state);
             }
-            if !self.gather(request, &mut cursor, len, turn, env) {
+            if !self.gather(request, &mut cursor, len, env) {
                 return SendStep::Stop(TxState::Idle);
             }
             let is_last = pkt + 1 == request.packets;
             let ack_req = self.wants_ack(request, len, is_last, turn.budget, env);
             let head = self.message_head(request, is_last, ack_req, len);
-            if !env.tx.push(&self.flow, head.as_slice(), turn.spans.as_slice(), head::pad_of(len)) {
+            if !env.tx.push_payload(&self.flow, head.as_slice(), head::pad_of(len)) {
                 return SendStep::Stop(TxState::More);
             }
             self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request.saturating_add(len) };
@@ -330,11 +323,11 @@ impl Qp {
             return SendStep::Stop(TxState::Idle);
         };
         let mut cursor = self.payload_cursor(request);
-        if !self.gather(request, &mut cursor, request.length, turn, env) {
+        if !self.gather(request, &mut cursor, request.length, env) {
             return SendStep::Stop(TxState::Idle);
         }
         let head = self.datagram_head(request);
-        if !env.tx.push(&flow, head.as_slice(), turn.spans.as_slice(), head::pad_of(request.length)) {
+        if !env.tx.push_payload(&flow, head.as_slice(), head::pad_of(request.length)) {
             return SendStep::Stop(TxState::More);
         }
         turn.budget.wqes -= 1;
