@@ -143,6 +143,9 @@ impl Wheel {
     /// The time at which to call [`Wheel::advance`] next: at most one tick after the earliest deadline, and earlier if that
     /// deadline is far (the timer then moves to a finer level). [`Nanos::NEVER`] if no timer is armed.
     pub fn next_deadline(&self) -> Nanos {
+        if self.armed == 0 {
+            return Nanos::NEVER;
+        }
         if self.lists[usize::from(DUE)].first != NONE {
             return Nanos(self.present << TICK_SHIFT);
         }
@@ -227,6 +230,7 @@ impl Wheel {
         debug_assert_eq!(list.first == NONE, list.last == NONE, "a list has both ends or none");
         self.timers[key as usize].home = IDLE;
     }
+    #[inline]
     fn take_due(&mut self) -> Option<u32> {
         let key = self.lists[usize::from(DUE)].first;
         (key != NONE).then(|| {

@@ -53,11 +53,11 @@ impl Worker {
     /// Takes the packets that other workers have handed over.
     fn take_inbox(&mut self, now: Nanos) -> usize {
         let Worker { core, ports, agent } = self;
-        let inbox = core.inboxes[core.options.id as usize].clone();
+        let inbox = &core.inboxes[core.options.id as usize];
         if inbox.is_empty() {
             return 0;
         }
-        inbox.drain(RX_BUDGET, |device, frame| {
+        inbox.clone().drain(RX_BUDGET, |device, frame| {
             let PortSlot { batch, counters, .. } = &mut ports[device.index()];
             let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: true };
             if let Ok(packet) = Packet::parse(frame.bytes) {

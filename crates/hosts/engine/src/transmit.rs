@@ -196,7 +196,7 @@ impl Core {
 impl DataPath<'_> {
     /// Sends the batch of every port, then makes the completions visible that waited for it.
     pub(crate) fn flush_all(&mut self, now: Nanos) {
-        for slot in self.ports.iter_mut() {
+        for slot in self.ports.iter_mut().filter(|slot| !slot.batch.is_empty()) {
             slot.flush(now);
         }
         self.core.show_completions(self.ports);
