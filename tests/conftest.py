@@ -111,7 +111,7 @@ def make_fabric(namespaces):
 def burst():
     """Runs the command line in the host's own namespace: burst("ls", "--json") -> CompletedProcess."""
 
-    def run(*words, env=None, seconds=30, **options):
+    def run(*words, env=None, seconds=60, **options):
         command = [str(BUILD / "burst"), *map(str, words)]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, **options)
 

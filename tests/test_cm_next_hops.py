@@ -1,6 +1,7 @@
 """An address is resolved when its next hop answers: hosts and gateways that do not exist, that answer late, that
 need not be asked; and many ids that wait for one."""
 
+import contextlib
 import json
 import re
 import signal
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import build_directory
+from lab import build_directory, wait_until
 from lab.fabric import Daemon
-from lab.perftest import rping
+from lab.perftest import rping, soonest
 from test_cm import steps
 from test_packet import errors_sent
 
@@ -21,7 +22,7 @@ EXPLAIN = {"BURST_EXPLAIN": "1"}
 KERNEL_GIVES_UP_MS = 3000
 NO_ANSWER, TIMED_OUT = -113, -110
 #: The programs wait for two seconds; without resolution of the next hop a connection would fail after 25. With a margin for a busy machine.
-SOON = 8
+SOON = 15
 
 
 def dead(host, family):
@@ -35,6 +36,21 @@ def resolve(host, *words):
     assert code == 0, text
     found = re.findall(r"^(\d+) (\w+) (-?\d+) in (\d+) ms$", text, re.MULTILINE)
     return [(int(ids), event.removeprefix("RDMA_CM_EVENT_"), int(status), int(ms)) for ids, event, status, ms in found]
+
+
+@contextlib.contextmanager
+def patience(host, tries=60):
+    """Meanwhile, the kernel of the host asks each new next hop so many times, a second apart, before it gives up. What a test does while
+    an address is being resolved may take longer than the usual three on a busy machine."""
+    keys = [f"/proc/sys/net/{family}/neigh/eth0/mcast_solicit" for family in ("ipv4", "ipv6")]
+
+    def ask(times):
+        code, text = host.run("sh", "-c", "; ".join(f"echo {times} > {key}" for key in keys), plain=True)
+        assert (code, text) == (0, "")
+
+    ask(tries)
+    yield
+    ask(KERNEL_GIVES_UP_MS // 1000)
 
 
 def numbers(host):
@@ -59,7 +75,7 @@ def test_rping_to_a_host_that_is_not_there(fabric, family):
     assert code != 0 and "RDMA_CM_EVENT_ADDR_ERROR" in text and took < SOON, (took, text)
     why = f"no answer from next hop {address} on eth0 ({'ARP' if family == 4 else 'neighbour discovery'})"
     assert f"burst: the address is not resolved: {why}" in text
-    a.daemon.wait_for_text(why, 5)
+    a.daemon.wait_for_text(why, 60)
     assert a.stats()["cm_no_next_hop"] == before + 1
     assert steps(a)["resolve address"]["max_ns"] > 1e9, "the wait belongs to the step"
     code, text = a.burst("why", "cm_no_next_hop")
@@ -75,11 +91,15 @@ def test_ucmatose_to_a_host_that_is_not_there(fabric):
 @pytest.mark.parametrize("kind", [(), ("-u",)], ids=["connections", "datagrams"])
 def test_the_first_of_answer_and_timeout_ends_the_wait(fabric, kind):
     a = fabric.a
-    [(ids, event, status, ms)] = resolve(a, *kind, "-t", 300, dead(a, 4))
-    assert (ids, event, status) == (1, "ADDR_ERROR", TIMED_OUT) and 300 <= ms < KERNEL_GIVES_UP_MS
+
+    def milliseconds(timeout, error):
+        [(ids, event, status, ms)] = resolve(a, *kind, "-t", timeout, dead(a, 4))
+        assert (ids, event, status) == (1, "ADDR_ERROR", error)
+        return ms
+
+    assert 300 <= soonest(KERNEL_GIVES_UP_MS, lambda: milliseconds(300, TIMED_OUT)) < KERNEL_GIVES_UP_MS
     # The kernel's timeout, which began with the first request.
-    [(ids, event, status, ms)] = resolve(a, *kind, "-t", 20000, dead(a, 4))
-    assert (ids, event, status) == (1, "ADDR_ERROR", NO_ANSWER) and ms < 4 * KERNEL_GIVES_UP_MS
+    assert soonest(4 * KERNEL_GIVES_UP_MS, lambda: milliseconds(20000, NO_ANSWER)) < 4 * KERNEL_GIVES_UP_MS
 
 
 def test_a_synchronous_id_gets_the_error(fabric):
@@ -104,11 +124,13 @@ def test_link_local(fabric):
 def test_a_host_that_answers_late(make_fabric, kind, family):
     a, b = make_fabric(ports=(f"{kind}:dev=eth0",) * 2).hosts
     address = dead(a, family)
-    program = a.start(RESOLVE, "-t", 20000, address)
-    time.sleep(0.7)
-    assert program.running(), program.text()
-    b.ip(f"addr add {address}/24 dev eth0" if family == 4 else f"addr add {address}/64 dev eth0 nodad")
-    assert program.wait(10) == 0 and "1 RDMA_CM_EVENT_ADDR_RESOLVED 0 in" in program.text(), program.text()
+    with patience(a):
+        program = a.start(RESOLVE, "-t", 20000, address)
+        wait_until(lambda: numbers(a)["waiting for next hops"] == 1, program=program)
+        time.sleep(0.7)
+        assert program.running(), program.text()
+        b.ip(f"addr add {address}/24 dev eth0" if family == 4 else f"addr add {address}/64 dev eth0 nodad")
+        assert program.wait(60) == 0 and "1 RDMA_CM_EVENT_ADDR_RESOLVED 0 in" in program.text(), program.text()
     resolved(a, address)
     assert b.gid_index(address) > 0, "the daemon has seen the new address"
     rping(b, a, address)
@@ -126,13 +148,14 @@ def test_gateways(make_fabric, kind):
         resolved(a, there)
     for not_there, gateway in (("10.56.0.7", gone), ("fd56::7", gone6), ("10.58.0.7", gone6)):
         assert [row[1:3] for row in resolve(a, "-t", 200, not_there)] == [("ADDR_ERROR", TIMED_OUT)], not_there
-        a.daemon.wait_for_text(f"no answer from next hop {gateway} on eth0", 5)
+        a.daemon.wait_for_text(f"no answer from next hop {gateway} on eth0", 60)
         assert f", which leads to {not_there}" in a.daemon.text()
     # During the wait the route changes to a gateway that exists.
-    program = a.start(RESOLVE, "-t", 20000, "10.56.0.7")
-    time.sleep(0.3)
-    a.ip(f"route replace 10.56.0.0/24 via {b.address}")
-    assert program.wait(10) == 0 and "1 RDMA_CM_EVENT_ADDR_RESOLVED 0 in" in program.text(), program.text()
+    with patience(a):
+        program = a.start(RESOLVE, "-t", 20000, "10.56.0.7")
+        wait_until(lambda: numbers(a)["waiting for next hops"] == 1, program=program)
+        a.ip(f"route replace 10.56.0.0/24 via {b.address}")
+        assert program.wait(60) == 0 and "1 RDMA_CM_EVENT_ADDR_RESOLVED 0 in" in program.text(), program.text()
 
 
 def test_next_hops_that_need_no_resolution(make_fabric):
@@ -183,17 +206,19 @@ def test_a_group_has_no_next_hop(fabric):
 def test_ten_thousand_ids_that_wait_for_one_host_delay_no_others(fabric):
     a, b = fabric.hosts
     before, frames = a.stats()["cm_no_next_hop"], sent(a)
-    program = a.start(RESOLVE, "-n", 10000, "-t", 20000, dead(a, 4))
+    # The ids' own timeouts do not end before the kernel gives up.
+    program = None
     try:
-        limit = time.monotonic() + 10
-        while numbers(a)["waiting for next hops"] < 5000:
-            assert program.running() and time.monotonic() < limit, program.text()
-            time.sleep(0.02)
-        assert sent(a) - frames < 100, "they are asked for together"
-        rping(b, a, b.address)
-        assert program.wait(30) == 0, program.text()
+        with patience(a):
+            program = a.start(RESOLVE, "-n", 10000, "-t", 200_000, dead(a, 4))
+            wait_until(lambda: numbers(a)["waiting for next hops"] == 10000, 30, program=program)
+            assert sent(a) - frames < 100, "they are asked for together"
+            rping(b, a, b.address)
+            assert program.running(), program.text()
+        assert program.wait(60) == 0, program.text()
     finally:
-        program.stop()
+        if program:
+            program.stop()
     assert f"10000 RDMA_CM_EVENT_ADDR_ERROR {NO_ANSWER} in" in program.text()
     assert a.stats()["cm_no_next_hop"] == before + 10000
     assert numbers(a)["waiting for next hops"] == 0
@@ -206,15 +231,13 @@ def sent(host):
 
 def test_destroyed_ids_leave_nothing(fabric):
     a = fabric.a
-    program = a.start(RESOLVE, "-n", 500, "-t", 20000, "-d", 200, dead(a, 4))
-    program.wait_for_text("destroyed", 10)
-    assert numbers(a)["waiting for next hops"] == 0
-    assert program.wait(10) == 0, program.text()
-    # The same for a program that dies.
-    program = a.start(RESOLVE, "-n", 500, "-t", 20000, dead(a, 6))
-    limit = time.monotonic() + 10
-    while numbers(a)["waiting for next hops"] < 500:
-        assert program.running() and time.monotonic() < limit, program.text()
-    program.stop(how=signal.SIGKILL)
-    while any(numbers(a)[what] for what in ("waiting for next hops", "ids")):
-        assert time.monotonic() < limit
+    with patience(a):
+        program = a.start(RESOLVE, "-n", 500, "-t", 20000, "-d", 200, dead(a, 4))
+        program.wait_for_text("destroyed", 60)
+        assert numbers(a)["waiting for next hops"] == 0
+        assert program.wait(60) == 0, program.text()
+        # The same for a program that dies.
+        program = a.start(RESOLVE, "-n", 500, "-t", 20000, dead(a, 6))
+        wait_until(lambda: numbers(a)["waiting for next hops"] == 500, program=program)
+        program.stop(how=signal.SIGKILL)
+        wait_until(lambda: not any(numbers(a)[what] for what in ("waiting for next hops", "ids")), said=lambda: f"{numbers(a)}")

@@ -3,7 +3,8 @@
 import re
 import signal
 import subprocess
-import time
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
@@ -21,13 +22,34 @@ STEPS = [
 ]
 
 
+def notes():
+    """The probes in the daemon's executable: {name: its places and arguments}."""
+    text = subprocess.run(["readelf", "-n", BURSTD], capture_output=True, text=True, check=True).stdout
+    rows = re.findall(r"Provider: (\S+)\s+Name: (\S+)\s+(.*\n.*)", text)
+    return {name: place for provider, name, place in rows if provider == "burst"}
+
+
+def attached(pid):
+    """The names of the probes that are attached to a daemon: the kernel counts in a semaphore of each."""
+    base = int(next(line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if line.endswith("/burstd")).split("-")[0], 16)
+    names = set()
+    with open(f"/proc/{pid}/mem", "rb") as memory:
+        for name, place in notes().items():
+            memory.seek(base + int(re.search(r"Semaphore: (0x\w+)", place)[1], 16))
+            if any(memory.read(2)):
+                names.add(name)
+    return names
+
+
+def probes_of(script):
+    """The names of the probes that a shipped script attaches."""
+    patterns = re.findall(r"^usdt:\$1:burst:([\w*]+)", (ROOT / "share" / script).read_text(), re.M)
+    return {step for step in STEPS if any(fnmatch(step, pattern) for pattern in patterns)}
+
+
 @needs("readelf", "binutils")
 def test_the_notes_are_in_the_binary():
-    notes = subprocess.run(["readelf", "-n", BURSTD], capture_output=True, text=True, check=True).stdout
-    found = {}
-    for provider, name, place in re.findall(r"Provider: (\S+)\s+Name: (\S+)\s+(.*\n.*)", notes):
-        if provider == "burst":
-            found[name] = place
+    found = notes()
     assert sorted(found) == sorted(STEPS)
     for name, place in found.items():
         # Arguments of eight bytes, and a semaphore, so that an unattached probe costs a load and a branch.
@@ -39,7 +61,7 @@ def test_the_notes_are_in_the_binary():
 def bpftrace(fabric):
     """Attaches a shipped script to the daemons' executable; skips where the kernel offers no uprobes."""
     refused = subprocess.run(
-        ["bpftrace", "-e", f"usdt:{BURSTD}:burst:failed {{ }} BEGIN {{ exit(); }}"], capture_output=True, text=True, timeout=30,
+        ["bpftrace", "-e", f"usdt:{BURSTD}:burst:failed {{ }} BEGIN {{ exit(); }}"], capture_output=True, text=True, timeout=60,
     )
     if refused.returncode:
         pytest.skip(f"the kernel refuses to attach probes: {refused.stderr.strip()[-200:]}")
@@ -48,9 +70,10 @@ def bpftrace(fabric):
     def start(script, ready):
         program = Program(["bpftrace", ROOT / "share" / script, BURSTD])
         started.append(program)
-        program.wait_for_text(ready, 20)
+        program.wait_for_text(ready, 60)
         # The script prints this line before the probes are attached.
-        time.sleep(1)
+        daemons = [host.daemon.pid for host in fabric.hosts]
+        wait_until(lambda: all(probes_of(script) <= attached(pid) for pid in daemons), program=program)
         return program
 
     yield start

@@ -70,7 +70,7 @@ def place(namespaces):
 def test_an_ended_demo_leaves_nothing(place, sign, delay):
     demo = place.start(delay)
     demo.send_signal(sign)
-    text, _ = demo.communicate(timeout=20)
+    text, _ = demo.communicate(timeout=60)
     assert demo.returncode == 1 and f"{sign.name}; everything is taken down" in text
     place.await_clean()
 
@@ -78,6 +78,6 @@ def test_an_ended_demo_leaves_nothing(place, sign, delay):
 def test_a_killed_demo_leaves_no_process(place):
     demo = place.start(3)
     demo.kill()
-    demo.communicate(timeout=20)
+    demo.communicate(timeout=60)
     # After SIGKILL the directory with two sockets stays.
     place.await_clean(files=False)

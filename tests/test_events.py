@@ -55,7 +55,7 @@ def await_lines(program, lines):
 def test_events_of_the_port(make_fabric):
     host = make_fabric().a
     watch = host.start("stdbuf", "-oL", "ibv_asyncwatch", "-d", "burst0")
-    watch.wait_for_text("burst0", 15)
+    watch.wait_for_text("burst0", 60)
     seen = []
     for change, lines in [
         ("addr add 10.99.7.1/24 dev eth0", ["IBV_EVENT_GID_CHANGE (18)"]),
@@ -67,5 +67,5 @@ def test_events_of_the_port(make_fabric):
         seen += lines
         await_lines(watch, seen)
     host.ip("link set eth0 up")
-    watch.wait_for_text("IBV_EVENT_PORT_ACTIVE (9)", 15)
+    watch.wait_for_text("IBV_EVENT_PORT_ACTIVE (9)", 60)
     watch.stop()

@@ -13,7 +13,9 @@ from lab import await_true, build_directory, run_pair, wait_until
 from lab.fabric import Daemon
 from lab.perftest import await_listener
 
-LONG = ["-d", "burst0", "-F", "-s", 65536, "-D", 30]
+LONG = ["-d", "burst0", "-F", "-s", 65536, "-D", 60]
+#: Before the transfer would end by itself.
+SOON = 45
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def still_serves(fabric):
 def test_a_killed_server_is_an_error_at_the_client(pair, tool):
     server, client = start_transfer(pair, tool)
     server.stop(signal.SIGKILL)
-    assert client.wait(15) != 0
+    assert client.wait(SOON) != 0
     assert "Completion with error" in client.text() or "Failed" in client.text(), client.text()
     still_serves(pair)
 
@@ -61,10 +63,10 @@ def forks(fabric, mode):
 
 def test_a_child_that_keeps_the_descriptors_does_not_hide_its_parents_death(pair):
     program = forks(pair, "orphan")
-    assert program.wait(15) == -signal.SIGKILL, program.text()
+    assert program.wait(60) == -signal.SIGKILL, program.text()
     child = int(program.text().split()[1])
     try:
-        pair.a.daemon.wait_for_text("context closed", 5)
+        pair.a.daemon.wait_for_text("context closed", 60)
         os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)
@@ -73,14 +75,14 @@ def test_a_child_that_keeps_the_descriptors_does_not_hide_its_parents_death(pair
 
 def test_children_come_and_go(pair):
     program = forks(pair, "children")
-    assert program.wait(30) == 0, program.text()
+    assert program.wait(60) == 0, program.text()
     still_serves(pair)
 
 
 def test_a_program_that_steals_wake_ups_delays_only_itself(pair):
     thieves = [host.start(build_directory() / "programs" / "thief", "burst0") for host in pair.hosts]
     for thief in thieves:
-        thief.wait_for_text("ready", 10)
+        thief.wait_for_text("ready", 60)
     # Workers are asleep again when the next program starts.
     for size in (64, 65536):
         time.sleep(0.2)
@@ -96,18 +98,22 @@ def test_a_program_that_hoards_descriptors_leaves_enough_for_others(pair):
     few = [*host.prefix(), "prlimit", "--nofile=800"]
     host.daemon = Daemon(few, host.socket, "udp:dev=eth0", (), dict(os.environ))
     hoarder = host.start(build_directory() / "programs" / "hoarder", "burst0")
-    hoarder.wait_for_text("ready", 20)
+    hoarder.wait_for_text("ready", 60)
     assert hoarder.text().split()[1:3] == ["200", str(errno.EMFILE)], hoarder.text()
     still_serves(pair)
     # Clients until no descriptor is left: further clients are refused at once, at no cost for the daemon.
     crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(700)]
     for client in crowd:
         client.connect(str(host.socket))
-    host.daemon.wait_for_text("daemon_full", 10)
-    began = time.monotonic()
-    code, text = host.burst("stats")
-    assert code != 0 and time.monotonic() - began < 5
-    assert "file descriptors of the daemon" in text, "the refused client learns why"
+    host.daemon.wait_for_text("daemon_full", 60)
+    # A client that is not refused at once waits for seconds. The best of several: other programs may have the processors.
+    took = []
+    while len(took) < 5 and not (took and min(took) < 5):
+        began = time.monotonic()
+        code, text = host.burst("stats")
+        took.append(time.monotonic() - began)
+        assert code != 0 and "file descriptors of the daemon" in text, "the refused client learns why"
+    assert min(took) < 5, took
     for client in crowd:
         client.close()
     hoarder.stop(signal.SIGKILL)
@@ -117,47 +123,51 @@ def test_a_program_that_hoards_descriptors_leaves_enough_for_others(pair):
 def test_a_killed_daemon_is_an_error_not_a_hang(pair):
     server, client = start_transfer(pair)
     os.kill(pair.a.daemon.pid, signal.SIGKILL)
-    assert client.wait(15) != 0
+    assert client.wait(SOON) != 0
     server.stop()
 
 
 def test_a_killed_daemon_of_the_peer_is_an_error_not_a_hang(pair):
     server, client = start_transfer(pair)
     os.kill(pair.b.daemon.pid, signal.SIGKILL)
-    assert client.wait(20) != 0
+    assert client.wait(SOON) != 0
     server.stop()
 
 
 def test_a_program_gets_new_ids_from_a_new_daemon(pair):
     program = pair.a.start(build_directory() / "programs" / "cm_again", pair.a.address)
-    program.wait_for_text("first", 10)
+    program.wait_for_text("first", 60)
     pair.a.daemon.stop(signal.SIGKILL)
-    program.wait_for_text("gone", 10)
+    program.wait_for_text("gone", 60)
     pair.a.start_daemon()
-    assert program.wait(15) == 0, program.text()
+    assert program.wait(60) == 0, program.text()
 
 
 def test_a_terminated_daemon_drains_and_ends(pair):
     server, client = start_transfer(pair)
-    began = time.monotonic()
     os.kill(pair.a.daemon.pid, signal.SIGTERM)
+    # It gives its programs five seconds.
     assert pair.a.daemon.wait(10) == 0, pair.a.daemon.text()
-    assert time.monotonic() - began < 10
-    assert client.wait(15) != 0
+    assert client.wait(SOON) != 0
     assert not pair.a.socket.exists(), "the socket is left behind"
     server.stop()
 
 
 def test_an_idle_daemon_ends_on_sigterm_at_once(pair):
-    began = time.monotonic()
-    os.kill(pair.a.daemon.pid, signal.SIGTERM)
-    assert pair.a.daemon.wait(10) == 0
-    assert time.monotonic() - began < 2
+    # Not after the five seconds that it gives to programs. The best of several: other programs may have the processors.
+    took = []
+    while len(took) < 5 and not (took and min(took) < 2):
+        began = time.monotonic()
+        os.kill(pair.a.daemon.pid, signal.SIGTERM)
+        assert pair.a.daemon.wait(60) == 0
+        took.append(time.monotonic() - began)
+        pair.a.start_daemon()
+    assert min(took) < 2, took
 
 
 def connect(host):
     conversation = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    conversation.settimeout(5)
+    conversation.settimeout(60)
     conversation.connect(str(host.socket))
     return conversation
 
@@ -194,8 +204,8 @@ def test_garbage_on_the_wire(pair):
     packets = [rng.randbytes(rng.randrange(0, 1500)).hex() for _ in range(500)]
     code, text = pair.b.run("python3", "-c", SEND, pair.a.address, *packets, plain=True)
     assert code == 0 and text.strip() == "no answer", text
-    stats = pair.a.stats()
-    assert stats.get("truncated", 0) + stats.get("bad_icrc", 0) >= 490, stats
+    counted = lambda: (stats := pair.a.stats())["truncated"] + stats["bad_icrc"]  # noqa: E731
+    wait_until(lambda: counted() >= 490, said=lambda: f"{pair.a.stats()}")
     still_serves(pair)
 
 

@@ -162,14 +162,14 @@ def whole_host(host):
     def inside(*words):
         done = subprocess.run(
             ["nsenter", "-t", str(keeper.pid), "--net", "--mount", *map(str, words)], capture_output=True, text=True,
-            env=host.environment(), timeout=30,
+            env=host.environment(), timeout=60,
         )
         return done.returncode, done.stdout + done.stderr
 
     yield inside
     inside(BUILD / "burst", "host-files", "off")
     keeper.stdin.close()
-    keeper.wait(5)
+    keeper.wait(60)
 
 
 def test_host_files_on_and_off(whole_host):

@@ -151,12 +151,15 @@ def test_a_scan_of_psns_from_another_port_executes_nothing(fabric, ends):
     forger = Forger(*fabric.hosts)
     before = fabric.b.stats()
     b("receive", qp="q", region="m", bytes=64)
-    for _ in range(4):
-        scan = [forger.frame(SEND_ONLY, numbers[1], ACK_REQUESTED | (PSNS // 2 + psn)) for psn in range(5_000)]
+    scan = [forger.frame(SEND_ONLY, numbers[1], ACK_REQUESTED | (PSNS // 2 + psn)) for psn in range(5_000)]
+    shut = lambda: fabric.b.stats()["source_port_shut"] - before["source_port_shut"]  # noqa: E731
+    # Again and again: the socket drops what does not fit while the daemon has no processor.
+    for bursts in range(1, 41):
         forger.send(scan)
+        if bursts >= 4 and shut() > 10_000:
+            break
     b.nothing()
-    shut = fabric.b.stats()["source_port_shut"] - before["source_port_shut"]
-    assert shut > 10_000, shut
+    assert shut() > 10_000, shut()
     a("post", qp="q", region="m", bytes=5, op="send")
     a.done()
     b.done()
@@ -197,7 +200,7 @@ def test_no_kind_of_packet_is_amplified(fabric, ends):
     for kind, made in kinds.items():
         before = fabric.b.stats()
         forger.send(made)
-        wait_until(lambda: fabric.b.stats()["rx_packets"] - before["rx_packets"] >= len(made), 20)
+        wait_until(lambda: fabric.b.stats()["rx_packets"] - before["rx_packets"] >= len(made), 60)
         last = {}
 
         def settled():
@@ -205,7 +208,7 @@ def test_no_kind_of_packet_is_amplified(fabric, ends):
             last["sent"] = now
             return now == earlier
 
-        wait_until(settled, 20)
+        wait_until(settled, 60)
         grown = {name: fabric.b.stats()[name] - before[name] for name in ("rx_bytes", "rx_packets", "tx_bytes")}
         # Received bytes are counted without ICRC.
         received, sent = grown["rx_bytes"] + 4 * grown["rx_packets"], grown["tx_bytes"]

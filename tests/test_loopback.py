@@ -25,8 +25,7 @@ def test_every_operation_within_a_host(make_fabric, port):
     a = make_fabric(ports=(port, port)).a
     before = interface_packets(a)
     run_pair(a, a, [EXERCISE, "-n", 5000, "-s", 9])
-    stats = a.stats()
-    assert stats["loopback_packets"] == stats["rx_packets"] == stats["tx_packets"] > 5000
+    wait_until(lambda: (stats := a.stats())["loopback_packets"] == stats["rx_packets"] == stats["tx_packets"] > 5000, said=lambda: f"{a.stats()}")
     # Other traffic (neighbour discovery, the programs' own TCP) is small in comparison.
     assert interface_packets(a) - before < 500
 
@@ -68,7 +67,7 @@ def test_connections_within_a_host_of_several_workers(make_fabric):
     """Management datagrams are looped back, too, and reach the worker of the connection."""
     a = make_fabric(extra=("--workers", 3)).a
     server = a.start(MANY)
-    server.wait_for_text("listening", 20)
+    server.wait_for_text("listening", 60)
     code, text = a.run(MANY, "-c", 300, a.address, seconds=60)
     assert code == 0, text
     assert json.loads(text.splitlines()[-1])["established"] == 300
@@ -90,10 +89,16 @@ def test_impairment_applies_within_a_host(make_fabric, workers):
 def test_beside_a_peer_on_the_wire(fabric):
     """A daemon that loops back packets also serves another host."""
     a, b = fabric.a, fabric.b
-    with ThreadPoolExecutor() as beside:
-        within = beside.submit(run_pair, a, a, ["ib_write_bw", "-d", "burst0", "-F", "-s", 65536, "-D", 4, "-p", 19000])
-        run_pair(b, a, [EXERCISE, "-n", 3000])
-        assert not within.done()
-        assert within.result().row[3] > 0
+    # Longer, if the other pair did not end meanwhile: other programs may have the processors.
+    for seconds in (4, 12, 36):
+        with ThreadPoolExecutor() as beside:
+            words = ["ib_write_bw", "-d", "burst0", "-F", "-s", 65536, "-D", seconds, "-p", 19000]
+            within = beside.submit(run_pair, a, a, words, seconds=seconds + 60)
+            run_pair(b, a, [EXERCISE, "-n", 3000])
+            in_time = not within.done()
+            assert within.result().row[3] > 0
+        if in_time:
+            break
+    assert in_time
     stats = a.stats()
     assert 0 < stats["loopback_packets"] < stats["rx_packets"] - 3000

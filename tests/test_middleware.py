@@ -17,7 +17,7 @@ from lab import LabError, run_pair
 from lab.perftest import await_listener
 
 BURST_RUN = [BUILD / "burst", "run", "--no-start", "--"]
-SECONDS = 30
+SECONDS = 60
 ALL = os.environ.get("BURST_MATRIX") == "1"
 
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import BUILD
 
 ORDER = BUILD / "programs" / "rpma" / "order"
-PORT, SECONDS, ROUNDS = 7204, 30, 500
+PORT, SECONDS, ROUNDS = 7204, 60, 500
 
 pytestmark = pytest.mark.skipif(not ORDER.exists(), reason="librpma-dev is missing: scripts/install-deps, make build")
 

@@ -89,7 +89,7 @@ def test_the_packet_port_counts_rubbish_by_name(make_fabric):
         "wrong_source": [scene.frame(src="10.99.0.77", qpn=qpn), scene.frame(src=a.address, qpn=qpn)],
         "bad_udp_checksum": [changed(scene.frame(), 40, 0x12)],
     })
-    assert client.wait(30) == 0 and server.wait(30) == 0, client.text() + server.text()
+    assert client.wait(60) == 0 and server.wait(60) == 0, client.text() + server.text()
     there = ends[0].region("m", 4096, rights="lrw")
     ends[1].region("m", 4096, rights="lrw")
     ends[1]("post", qp="q", region="m", bytes=4096, op="write", remote=there["addr"], rkey=there["rkey"])

@@ -132,7 +132,7 @@ def test_the_user_of_a_private_daemon_owns_its_devices(users):
         daemon.stop()
     finally:
         keeper.stdin.close()
-        keeper.wait(15)
+        keeper.wait(60)
         shutil.rmtree(directory)
 
 
@@ -191,7 +191,7 @@ class Trap:
         self.path, ready = path, threading.Event()
         self.listener = None
         threading.Thread(target=self.serve, args=[ready], daemon=True).start()
-        assert ready.wait(10)
+        assert ready.wait(60)
 
     def serve(self, ready):
         # Credentials of one thread: the kernel's call, since Python's changes those of all threads.

@@ -31,7 +31,7 @@ MRA, APR = 0x11, 0x1A
 PORT, TID = 7174, 9
 FIELDS = ["infiniband.bth.opcode", "infiniband.aeth.syndrome", "infiniband.mad.attributeid", "_ws.malformed", "_ws.expert.message"]
 FIELDS += ["udp.srcport"]
-QUIET_SECONDS = 1
+QUIET_SECONDS = 2
 SYSTEM_PYTHON = "/usr/bin/python3"
 
 
@@ -59,7 +59,7 @@ class Capture:
         which = "udp port 4791" + (f" and src host {source}" if source else "")
         words = ["dumpcap", "-q", "-P", "-i", "eth0", "-f", which, "-w", path]
         self.program = host.start(*words, plain=True)
-        self.program.wait_for_text("File:", 20)
+        self.program.wait_for_text("File:", 60)
 
     def settle(self):
         """Waits until the file has stopped growing: tshark writes packets in blocks."""
@@ -211,7 +211,8 @@ def test_packets_of_recovery(wire, ends, tmp_path):
     fabric = wire(ports=("impair:loss=10%,seed=3/udp:dev=eth0", "impair:loss=10%,seed=4/udp:dev=eth0"))
     capture = Capture(fabric.b, tmp_path / "loss.pcap")
     a, b, there = ends(fabric)
-    connect(a, b, "rc", rts={"timeout": 11})
+    # 67 ms, seven times: a peer without a processor is not given up.
+    connect(a, b, "rc", rts={"timeout": 14})
     for _ in range(8):
         for op in ("write", "read"):
             a("post", qp="rc", region="m", bytes=8000, op=op, **there)
@@ -237,7 +238,7 @@ def test_every_message_of_connection_management(wire, tmp_path, family):
         serving = b.start(*server)
         await_listener(b)
         code, text = a.run(*client)
-        assert (code, serving.wait(20)) == (0, 0), text + serving.text()
+        assert (code, serving.wait(60)) == (0, 0), text + serving.text()
     attributes = judge(capture)[2]
     assert attributes == CM
 
@@ -270,9 +271,9 @@ def test_packets_to_groups(wire, tmp_path):
     tool = ["stdbuf", "-oL", "mckey", "-m", "239.1.2.3"]
     try:
         started.append(b.start(*tool, "-b", b.address))
-        started[0].wait_for_text("receiving data transfers", 20)
+        started[0].wait_for_text("receiving data transfers", 60)
         started.append(a.start(*tool, "-s", "-b", a.address))
-        assert [program.wait(30) for program in started] == [0, 0], "".join(program.text() for program in started)
+        assert [program.wait(60) for program in started] == [0, 0], "".join(program.text() for program in started)
     finally:
         for program in started:
             program.stop()
@@ -291,4 +292,4 @@ def test_packets_of_xrc(wire, tmp_path):
 
 def await_listener(host):
     """Waits until a program on that host listens by rdma_cm."""
-    wait_until(lambda: '"listening"' in host.burst("cm", "--connections", "--json")[1], 20)
+    wait_until(lambda: '"listening"' in host.burst("cm", "--connections", "--json")[1], 60)

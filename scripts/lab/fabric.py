@@ -9,12 +9,12 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from .waiting import LabError, await_true, wait_until
+from .waiting import WAIT_SECONDS, LabError, await_true, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_SECONDS = 15
+READY_SECONDS = 60
 # On SIGTERM a daemon gives its programs five seconds.
-STOP_SECONDS = 10
+STOP_SECONDS = 20
 
 
 def build_directory():
@@ -166,7 +166,7 @@ class Host:
         proc = Path(f"/proc/{self.keeper.pid}/net")
         return [line for name in ("tcp", "tcp6") for line in (proc / name).read_text().splitlines()[1:]]
 
-    def await_udp(self, program, port, seconds=10):
+    def await_udp(self, program, port, seconds=WAIT_SECONDS):
         """Waits until a UDP socket is bound to the port here."""
         want = f":{port:04X} "
         said = lambda: f"{' '.join(program.words)} does not bind UDP port {port}:\n{program.text()}"  # noqa: E731
@@ -188,13 +188,13 @@ class Host:
         """Starts a program here, on Burst unless `plain`."""
         return Program([*self.prefix(), *words], {**os.environ, **(env or {})} if plain else self.environment(env))
 
-    def run(self, *words, seconds=30, env=None, plain=False):
+    def run(self, *words, seconds=WAIT_SECONDS, env=None, plain=False):
         """Runs a program to its end: (exit code, output)."""
         program = self.start(*words, env=env, plain=plain)
         code = program.wait(seconds)
         return code, program.text()
 
-    def burst(self, *words, seconds=30):
+    def burst(self, *words, seconds=WAIT_SECONDS):
         """Runs the command line: (exit code, output)."""
         return self.run(build_directory() / "burst", *words, seconds=seconds)
 

@@ -118,5 +118,5 @@ def inject(host, frames, header=SINGLE, interface="eth0"):
     """Puts frames on the wire of a host's interface."""
     lines = "\n".join((header + frame).hex() for frame in frames)
     words = [*host.prefix(), "python3", "-c", SEND, interface]
-    done = subprocess.run(words, input=lines, text=True, capture_output=True, timeout=20)
+    done = subprocess.run(words, input=lines, text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from .perftest import run_pair
 from .waiting import LabError, wait_until
 
 ADDRESSES = {"a": ("10.77.0.1", "fd77::1"), "b": ("10.77.0.2", "fd77::2")}
-LINK_SECONDS = 15
+LINK_SECONDS = 60
 PORTS = 20_000, 32_000
 
 
@@ -46,7 +46,7 @@ class Wire:
 
     def burst(self, *words):
         done = subprocess.run(
-            [build_directory() / "burst", *words], env=self.environment(), capture_output=True, text=True, timeout=30
+            [build_directory() / "burst", *words], env=self.environment(), capture_output=True, text=True, timeout=60
         )
         if done.returncode:
             raise LabError(done.stdout + done.stderr)
@@ -99,5 +99,5 @@ def free_port():
 def without_dpdk(directory):
     """The message of a burstd that was built without DPDK, else None."""
     words = [build_directory() / "burstd", "--socket", Path(directory) / "probe.ctl", "--port"]
-    done = subprocess.run([*words, "dpdk:dev=nothing0,addr=10.0.0.1/24"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*words, "dpdk:dev=nothing0,addr=10.0.0.1/24"], capture_output=True, text=True, timeout=60)
     return done.stderr.strip() if "built without dpdk" in done.stderr else None

@@ -102,11 +102,20 @@ def rping(server_host, client_host, address):
         began = time.monotonic()
         code, text = client_host.run("rping", "-c", "-v", "-C", 5, "-a", address)
         took = time.monotonic() - began
-        assert (code, server.wait(20)) == (0, 0), text + server.text()
+        assert (code, server.wait(60)) == (0, 0), text + server.text()
         wait_until(lambda: all(now <= was for now, was in zip(missing(), before)), said=lambda: f"lost: {before} to {missing()}")
         return took
     finally:
         server.stop()
+
+
+def soonest(bound, run, tries=4):
+    """The least of the times, or other costs, that `run()` returns; it runs again if that is not below `bound`, because other programs may
+    have had the processors."""
+    took = []
+    while len(took) < tries and not (took and min(took) < bound):
+        took.append(run())
+    return min(took)
 
 
 def words_port(words):

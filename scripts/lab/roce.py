@@ -11,7 +11,7 @@ import struct
 import threading
 import zlib
 
-from .waiting import LOOK_SECONDS, LabError, Deadline
+from .waiting import LOOK_SECONDS, WAIT_SECONDS, LabError, Deadline
 
 PORT = 4791
 UD_SEND_ONLY = 0x64
@@ -138,7 +138,7 @@ class Peer:
         """A connection message by its name."""
         self.send_raw(self.packet(mad(body, ATTRIBUTES[name], tid, **options)))
 
-    def receive(self, seconds=3, *, again=False):
+    def receive(self, seconds=WAIT_SECONDS, *, again=False):
         """The next management datagram, whose ICRC must be correct; None if none arrives. Others (a dead program's queue
         pair answers by NAKs) are skipped, and, unless `again`, what came before: a daemon repeats itself after 80 ms."""
         deadline = Deadline(seconds)
@@ -160,7 +160,7 @@ class Peer:
                 return answer
         return None
 
-    def expect(self, name, seconds=3, *, again=False):
+    def expect(self, name, seconds=WAIT_SECONDS, *, again=False):
         """The next datagram, which must be this message."""
         answer = self.receive(seconds, again=again)
         if answer is None or answer.name != name:

@@ -7,7 +7,7 @@ from pathlib import Path
 from .fabric import Program, build_directory
 
 ALICE, BOB = 1001, 1002
-SECONDS = 30
+SECONDS = 60
 
 
 def as_user(uid, *caps):

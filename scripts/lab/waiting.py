@@ -8,6 +8,8 @@ import time
 
 LOOK_SECONDS = 0.25
 EVERY_SECONDS = 0.02
+#: How long a test waits by default. A bound on a hang, not on a duration: other programs may have the processors for seconds.
+WAIT_SECONDS = 60
 
 
 class LabError(Exception):
@@ -28,7 +30,7 @@ class Deadline:
         return self.seconds > 0
 
 
-def await_true(what, seconds=15, every=EVERY_SECONDS):
+def await_true(what, seconds=WAIT_SECONDS, every=EVERY_SECONDS):
     """Waits until `what()` is true; returns its last value, true or not."""
     deadline = Deadline(seconds)
     while not (value := what()) and deadline.left():
@@ -36,7 +38,7 @@ def await_true(what, seconds=15, every=EVERY_SECONDS):
     return value
 
 
-def wait_until(what, seconds=15, said=None, program=None):
+def wait_until(what, seconds=WAIT_SECONDS, said=None, program=None):
     """Waits until `what()` is true, and returns its value. Raises LabError with the text of `said()` if that does not happen in time, or if
     `program` ends first."""
     deadline = Deadline(seconds)

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TIMEOUT_MS 5000
+#define TIMEOUT_MS 30000
 #define SIZE 4096
 
 static const char *running;

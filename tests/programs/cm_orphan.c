@@ -60,6 +60,6 @@ static const struct rule rules[] = {
 
 int main(int argc, char **argv)
 {
-	alarm(30);
+	alarm(120);
 	return check_rules(rules, sizeof(rules) / sizeof(rules[0]), argc, argv);
 }

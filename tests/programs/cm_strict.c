@@ -227,6 +227,6 @@ static const struct rule rules[] = {
 int main(int argc, char **argv)
 {
 	/* A broken rule of this program is usually a call that never returns. */
-	alarm(30);
+	alarm(120);
 	return check_rules(rules, sizeof(rules) / sizeof(rules[0]), argc, argv);
 }

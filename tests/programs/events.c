@@ -16,7 +16,7 @@
 
 #include "check.h"
 
-enum { BYTES = 4096, QUIET_MS = 300, TIMEOUT_MS = 10000 };
+enum { BYTES = 4096, QUIET_MS = 300, TIMEOUT_MS = 30000 };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

@@ -266,11 +266,11 @@ int main(int argc, char **argv)
 		run_polling();
 	is_fatal();
 	close_all();
-	for (end = seconds() + 20; !open_device(argv[1]); usleep(10000))
+	for (end = seconds() + 60; !open_device(argv[1]); usleep(10000))
 		must(seconds() < end, "the device opens again");
 	make_objects();
 	post_send();
-	for (end = seconds() + 20; !poll_one(&wc);)
+	for (end = seconds() + 60; !poll_one(&wc);)
 		must(seconds() < end, "a completion");
 	must(wc.status == IBV_WC_SUCCESS, "a write after the fall");
 	close_all();

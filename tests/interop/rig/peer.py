@@ -39,12 +39,12 @@ class HostPipe:
 
     def kill(self):
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def end(self):
         self.process.stdin.close()
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
         self.process.stdout.close()
@@ -73,7 +73,7 @@ class GuestPipe:
     def end(self):
         if self.program.running():
             self.program.close_input()
-            self.program.wait(10)
+            self.program.wait(60)
         self.program.connection.close()
 
 

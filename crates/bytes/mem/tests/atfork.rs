@@ -45,7 +45,7 @@ fn other_fork_handlers_may_register_and_release() {
     CACHED.lock().expect("no panic").push(first);
     // Ends a deadlock.
     std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_secs(20));
+        std::thread::sleep(Duration::from_secs(120));
         let _ = writeln!(std::io::stderr(), "fork does not return");
         std::process::abort();
     });

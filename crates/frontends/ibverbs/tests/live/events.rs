@@ -32,7 +32,7 @@ fn an_armed_cq_makes_one_event_and_destruction_waits_for_its_ack() {
         assert!(!readable(fd, 50), "not armed");
         assert_eq!(poll::req_notify_cq(cq, 0), 0);
         write();
-        assert!(readable(fd, 5_000));
+        assert!(readable(fd, 60_000));
         let (mut got, mut cq_context) = (null_mut(), null_mut());
         assert_eq!(event::ibv_get_cq_event(channel, &mut got, &mut cq_context), 0);
         assert_eq!(got, cq);
