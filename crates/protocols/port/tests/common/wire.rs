@@ -40,6 +40,8 @@ pub fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl Fn
             thread::sleep(Duration::from_millis(1));
         }
         b(wire);
+        // The namespace, and with it the veth, stays until side `a` has ended, too.
+        File::open("/proc/thread-self/ns/net").unwrap()
     });
     let left = thread::spawn(move || {
         enter_new_namespace();
@@ -59,7 +61,7 @@ pub fn in_namespaces(mtu: u32, a: impl FnOnce(Wire) + Send + 'static, b: impl Fn
     });
     let right = right.join();
     left.join().unwrap();
-    right.unwrap();
+    drop(right.unwrap());
     true
 }
 
