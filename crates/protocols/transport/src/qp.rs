@@ -201,6 +201,7 @@ impl Qp {
     }
 
     /// Handles a packet for this queue pair. Answers become pending, and [`Qp::poll_tx`] sends them: see [`Qp::wants_tx`].
+    #[inline]
     pub fn on_packet(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if let Err(reason) = self.check_packet(frame, pkt) {
             return env.fx.count(reason);
@@ -228,6 +229,7 @@ impl Qp {
     }
 
     /// Checks that every packet must pass (IBA 9.6.1).
+    #[inline]
     fn check_packet(&self, frame: &RxFrame<'_>, pkt: &Packet<'_>) -> Result<(), Reason> {
         let service = match self.id.qp_type {
             QpType::Rc => Service::Rc,
@@ -338,6 +340,7 @@ impl Qp {
     }
 
     /// Payload bytes sent, or requested by READs, that are not yet acknowledged or received.
+    #[inline]
     pub fn inflight_bytes(&self) -> u64 {
         if self.id.qp_type.is_reliable() { self.req.recovery.inflight_bytes(self.mtu) } else { 0 }
     }

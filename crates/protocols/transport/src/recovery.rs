@@ -189,6 +189,7 @@ impl Recovery {
         debug_assert!(distance >= 0);
         distance
     }
+    #[inline]
     fn bytes_at(&self, request: u32, pkt: u32, mtu: u32) -> u64 {
         if request == self.tail {
             return self.next_bytes;
@@ -211,6 +212,7 @@ impl Recovery {
             }
     }
     /// Payload bytes that were sent or requested, and not yet acknowledged or received.
+    #[inline]
     pub(crate) fn inflight_bytes(&self, mtu: u32) -> u64 {
         self.bytes_at(self.cursor, self.cursor_pkt, mtu) - self.bytes_at(self.head, self.una_pkt, mtu)
     }
