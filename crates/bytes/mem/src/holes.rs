@@ -9,19 +9,23 @@
 //!   to the memory controller, and are not registered.
 //! * The handler looks for the mapping in a static table. If the program's [`FillAllowance`] has room, it allocates the page and
 //!   returns: programs may register shared memory that they have not touched. Private memory of honest programs has no holes,
-//!   because [`crate::swap`] populates it.
+//!   because [`crate::swap`] populates it. A signal and two system calls for each page cost more than the copy of 64 KiB. So
+//!   where missing pages follow one another, the handler allocates twice as many as before, up to `FILL_PAGES_MAX`.
+//!   The allowance counts the pages, so that the worker can charge them to the account ([`FillAllowance::take_unpaid`]).
 //! * Otherwise the handler maps private anonymous memory over the whole mapping and marks it as *broken*. The worker removes
 //!   broken regions from its table before its next turn ([`crate::MrTable::reclaim`]): their keys give nothing any more.
 //!
 //! The handler makes system calls and touches atomics only. A SIGBUS anywhere else goes to the handler before this one.
 
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Maximum number of mappings in the table. The kernel's default limit of mappings (`vm.max_map_count`) is lower.
 const SLOTS_MAX: usize = 65_536;
 const PAGE: usize = 4096;
+/// Maximum number of pages that one signal allocates: those of one turn of a queue pair.
+const FILL_PAGES_MAX: usize = 16;
 
 /// A mapping of a program's memory. `start` is 0 while the slot is free.
 struct Slot {
@@ -31,6 +35,10 @@ struct Slot {
     allowance: AtomicPtr<FillAllowance>,
     /// 1: broken.
     broken: AtomicUsize,
+    /// The address behind the pages that were allocated last.
+    next: AtomicUsize,
+    /// How many these were.
+    pages: AtomicUsize,
 }
 
 static SLOTS: [Slot; SLOTS_MAX] = [const {
@@ -39,12 +47,16 @@ static SLOTS: [Slot; SLOTS_MAX] = [const {
         end: AtomicUsize::new(0),
         allowance: AtomicPtr::new(core::ptr::null_mut()),
         broken: AtomicUsize::new(0),
+        next: AtomicUsize::new(0),
+        pages: AtomicUsize::new(0),
     }
 }; SLOTS_MAX];
 /// Slots from the first on that were ever used.
 static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
 /// Mappings that were broken since the start.
 static BROKEN: AtomicU64 = AtomicU64::new(0);
+/// How often pages were allocated or a mapping was broken since the start.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static UFFD: OnceLock<Option<OwnedFd>> = OnceLock::new();
@@ -53,6 +65,8 @@ static UFFD: OnceLock<Option<OwnedFd>> = OnceLock::new();
 #[derive(Debug)]
 pub struct FillAllowance {
     left: AtomicU64,
+    /// Pages that were allocated and that no worker has charged to the account yet.
+    unpaid: AtomicU64,
     /// The allowance of all accounts together.
     total: Option<Arc<FillAllowance>>,
 }
@@ -60,7 +74,7 @@ pub struct FillAllowance {
 impl FillAllowance {
     /// An allowance of `bytes`, and no more than `total` has.
     pub fn new(bytes: u64, total: Option<Arc<FillAllowance>>) -> FillAllowance {
-        FillAllowance { left: AtomicU64::new(bytes), total }
+        FillAllowance { left: AtomicU64::new(bytes), unpaid: AtomicU64::new(0), total }
     }
     /// Bytes that are left.
     pub fn left(&self) -> u64 {
@@ -82,6 +96,22 @@ impl FillAllowance {
         }
         taken
     }
+    /// Gives back bytes that were taken and not used.
+    fn give_back(&self, bytes: u64) {
+        self.left.fetch_add(bytes, Relaxed);
+        if let Some(total) = &self.total {
+            total.left.fetch_add(bytes, Relaxed);
+        }
+    }
+    /// Counts pages that were allocated. May be called by a signal handler.
+    pub fn add_unpaid(&self, pages: u64) {
+        self.unpaid.fetch_add(pages, Relaxed);
+        CHANGES.fetch_add(1, SeqCst);
+    }
+    /// Pages that were allocated since the last call: work that a worker charges to the account.
+    pub fn take_unpaid(&self) -> u64 {
+        self.unpaid.swap(0, Relaxed)
+    }
 }
 
 /// The watch over one mapping. It ends when this is dropped, which must be before the mapping ends.
@@ -92,8 +122,14 @@ pub struct HoleGuard {
     _allowance: Option<Arc<FillAllowance>>,
 }
 
-/// How many mappings were broken since the start.
+/// Changes whenever pages were allocated or a mapping was broken.
 #[inline]
+pub fn changes() -> u64 {
+    // A reader of the new value sees the new `BROKEN`.
+    CHANGES.load(Acquire)
+}
+
+/// How many mappings were broken since the start.
 pub fn broken() -> u64 {
     BROKEN.load(Relaxed)
 }
@@ -111,6 +147,7 @@ impl HoleGuard {
         let place = &SLOTS[slot];
         debug_assert_eq!(place.start.load(SeqCst), 0, "a free slot");
         place.broken.store(0, SeqCst);
+        place.next.store(0, SeqCst);
         place.allowance.store(allowance.map_or(core::ptr::null_mut(), |a| Arc::as_ptr(a).cast_mut()), SeqCst);
         place.end.store(start + len, SeqCst);
         place.start.store(start, SeqCst);
@@ -209,26 +246,54 @@ fn heal(addr: usize) -> bool {
     for slot in &SLOTS[..used] {
         let (start, end) = (slot.start.load(SeqCst), slot.end.load(SeqCst));
         if start != 0 && start <= addr && addr < end {
-            return fill(slot, addr) || replace(slot, start, end);
+            return fill(slot, addr, end) || replace(slot, start, end);
         }
     }
     false
 }
 
-/// Allocates a page if the allowance has room.
-fn fill(slot: &Slot, addr: usize) -> bool {
+/// Allocates the page at `addr` if the allowance has room. If it lies behind the page that was allocated last, the pages behind
+/// it that are missing are allocated, too.
+fn fill(slot: &Slot, addr: usize, end: usize) -> bool {
     // SAFETY: the guard of the slot keeps the allowance alive. The mapping is in use by this thread, so its guard exists.
     let Some(allowance) = (unsafe { slot.allowance.load(SeqCst).as_ref() }) else { return false };
     let Some(Some(uffd)) = UFFD.get() else { return false };
-    if !allowance.take(PAGE as u64) {
-        return false;
+    let page = addr & !(PAGE - 1);
+    let pages = match slot.next.load(SeqCst) == page {
+        true => (slot.pages.load(SeqCst) * 2).clamp(1, FILL_PAGES_MAX).min((end - page) / PAGE),
+        false => 1,
+    };
+    // Pages behind the first are not needed now. Without room for them, or if they belong to another file, there is the first.
+    let filled = match fill_pages(uffd, allowance, page, pages) {
+        Some(0) | None if pages > 1 => fill_pages(uffd, allowance, page, 1),
+        filled => filled,
+    };
+    let Some(filled) = filled else { return false };
+    slot.pages.store(filled, SeqCst);
+    slot.next.store(page + filled * PAGE, SeqCst);
+    true
+}
+
+/// Allocates pages from `page` on, up to the first one that is there. Returns their number; `None` without room or when the
+/// kernel refuses. 0: another thread has allocated the page, or the address space changed meanwhile; the access is repeated.
+fn fill_pages(uffd: &OwnedFd, allowance: &FillAllowance, page: usize, pages: usize) -> Option<usize> {
+    let bytes = pages * PAGE;
+    if !allowance.take(bytes as u64) {
+        return None;
     }
-    let mut request = ZeroPage { start: (addr & !(PAGE - 1)) as u64, len: PAGE as u64, mode: 0, done: 0 };
+    let mut request = ZeroPage { start: page as u64, len: bytes as u64, mode: 0, done: 0 };
     // SAFETY: the request outlives the call; the kernel checks the range.
     let failed = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_ZEROPAGE, &mut request) } != 0;
-    // Another thread may have allocated the page, or the address space changed meanwhile: the access is repeated.
     // SAFETY: errno belongs to this thread.
-    !failed || matches!(unsafe { *libc::__errno_location() }, libc::EEXIST | libc::EAGAIN)
+    let repeat = !failed || matches!(unsafe { *libc::__errno_location() }, libc::EEXIST | libc::EAGAIN);
+    // `done` is the negated error if there is no page.
+    let done = request.done.max(0) as usize;
+    debug_assert!(done <= bytes && done.is_multiple_of(PAGE));
+    allowance.give_back((bytes - done) as u64);
+    if done > 0 {
+        allowance.add_unpaid((done / PAGE) as u64);
+    }
+    repeat.then_some(done / PAGE)
 }
 
 /// Maps private anonymous memory over a mapping and marks the mapping as broken.
@@ -242,6 +307,7 @@ fn replace(slot: &Slot, start: usize, end: usize) -> bool {
     }
     if slot.broken.swap(1, SeqCst) == 0 {
         BROKEN.fetch_add(1, SeqCst);
+        CHANGES.fetch_add(1, SeqCst);
     }
     true
 }

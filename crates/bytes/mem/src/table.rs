@@ -57,6 +57,8 @@ pub struct MrTable {
     cipher: KeyCipher,
     slots: Vec<Option<KeyEntry>>,
     removed: Vec<Arc<Region>>,
+    /// [`holes::changes`] when it was last looked at.
+    changes_seen: u64,
     /// [`holes::broken`] when broken regions were last looked for.
     broken_seen: u64,
 }
@@ -64,7 +66,13 @@ pub struct MrTable {
 impl MrTable {
     /// An empty table whose keys come from the [`crate::KeySpace`] with this cipher.
     pub fn new(cipher: KeyCipher) -> MrTable {
-        MrTable { cipher, slots: Vec::new(), removed: Vec::new(), broken_seen: holes::broken() }
+        MrTable {
+            cipher,
+            slots: Vec::new(),
+            removed: Vec::new(),
+            changes_seen: holes::changes(),
+            broken_seen: holes::broken(),
+        }
     }
     fn put(&mut self, key: u32, entry: KeyEntry) -> bool {
         let index = self.cipher.index(key);
@@ -116,17 +124,24 @@ impl MrTable {
         self.slots.shrink_to_fit();
         self.removed.shrink_to_fit();
     }
-    /// Drops the removed regions. Call it between turns, when no span is alive.
+    /// Drops the removed regions. Call it between turns, when no span is alive. Returns whether missing pages of some program
+    /// were touched since the last call.
     #[inline]
-    pub fn reclaim(&mut self) {
+    pub fn reclaim(&mut self) -> bool {
         self.removed.clear();
-        if holes::broken() != self.broken_seen {
+        let changed = holes::changes() != self.changes_seen;
+        if changed {
             self.close_broken();
         }
+        changed
     }
     /// Takes the broken regions out of use.
     #[cold]
     fn close_broken(&mut self) {
+        self.changes_seen = holes::changes();
+        if holes::broken() == self.broken_seen {
+            return;
+        }
         self.broken_seen = holes::broken();
         for entry in self.slots.iter_mut().flatten() {
             if let KeyEntry::Region(region) = entry

@@ -83,6 +83,40 @@ fn missing_pages_are_allocated_within_the_allowance_only() {
 }
 
 #[test]
+fn pages_that_follow_one_another_are_allocated_together() {
+    const PAGES: u64 = 256;
+    let fd = memfd(PAGES * PAGE, 0).expect("a memfd");
+    // SAFETY: one byte of a live array.
+    assert_eq!(unsafe { libc::pwrite(fd.as_raw_fd(), [5u8].as_ptr().cast(), 1, 100 * PAGE as i64) }, 1);
+    let total = Arc::new(FillAllowance::new(2 * PAGES * PAGE, None));
+    let allowance = Arc::new(FillAllowance::new(PAGES * PAGE, Some(total.clone())));
+    let map = Region::map_untrusted(&[piece(&fd, PAGES * PAGE)], ALL, &allowance).expect("mapped");
+    let (mut table, key) = table_of(map, PAGES * PAGE);
+    // Backwards, or one of two: one page each time.
+    for (written, page) in [255u64, 254, 252, 250, 200].into_iter().enumerate() {
+        assert_eq!((write(&table, key, page * PAGE), pages_of(&fd)), (Ok(()), 2 + written as u64));
+    }
+    assert!(table.reclaim(), "the worker learns of them");
+    assert_eq!((allowance.take_unpaid(), allowance.take_unpaid()), (5, 0));
+    // In order: twice as many each time, as far as the next page that is there.
+    let (mut steps, mut before) = (Vec::new(), pages_of(&fd));
+    for page in 0..PAGES {
+        assert_eq!(write(&table, key, page * PAGE), Ok(()));
+        let now = pages_of(&fd);
+        steps.extend((now > before).then_some(now - before));
+        before = now;
+    }
+    assert_eq!((steps[..6].to_vec(), before), (vec![1, 2, 4, 8, 16, 16], PAGES), "{steps:?}");
+    assert!(steps.len() <= 30 && steps.iter().all(|pages| *pages <= 16), "{steps:?}");
+    assert!(table.reclaim() && allowance.take_unpaid() == PAGES - 6);
+    // What was taken for pages that were there has been given back.
+    assert_eq!((allowance.left(), total.left()), (PAGE, (PAGES + 1) * PAGE));
+    let mut out = [1; 8];
+    table.local(1, Lkey(key), 100 * PAGE, 8, 0).expect("inside").read_to(&mut out).expect("there");
+    assert_eq!(out, [7; 8], "a page that was there stays");
+}
+
+#[test]
 fn punched_pages_are_missing_and_other_regions_stay() {
     let (punched, whole) = (memfd(2 * PAGE, 0).expect("a memfd"), memfd(PAGE, 0).expect("a memfd"));
     let none = Arc::new(FillAllowance::new(0, None));

@@ -48,7 +48,7 @@ fn take<T>(table: &mut [Option<T>], index: u32) -> Option<T> {
 impl Worker {
     /// Adds a context.
     pub fn add_context(&mut self, context: u32, slot: ContextSlot) {
-        self.core.sched.add_context(context, &slot.account, self.core.options.id as usize);
+        self.core.sched.add_context(context, &slot.account, self.core.options.id as usize, slot.fills.clone());
         put(&mut self.core.contexts, context, slot);
     }
 
@@ -93,7 +93,7 @@ impl Worker {
     /// Removes a memory region. Its mapping ends when the last worker has removed it.
     pub fn remove_region(&mut self, key: u32) {
         self.core.mem.remove(key);
-        self.core.mem.reclaim();
+        self.core.reclaim();
     }
 
     /// Adds a memory window to this worker's copy of the key table.

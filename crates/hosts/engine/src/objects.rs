@@ -14,6 +14,7 @@ use burst_control::events::EventSink;
 use burst_control::{AsyncObject, AsyncRecord};
 use burst_frame::Flow;
 use burst_ledger::Account;
+use burst_mem::holes::FillAllowance;
 use burst_shm::cq::CqProducer;
 use burst_shm::doorbell::DoorbellDrain;
 use burst_shm::rq::SrqConsumer;
@@ -57,6 +58,8 @@ pub struct AddressHandle {
 pub struct ContextSlot {
     /// The account of the program's user.
     pub account: Account,
+    /// Counts the pages that this process allocates in the files of the account's programs; none for a trusted account.
+    pub fills: Option<Arc<FillAllowance>>,
     /// The doorbells of the context at this worker.
     pub doorbells: DoorbellDrain,
     /// Entry of the queue pair of each doorbell number.

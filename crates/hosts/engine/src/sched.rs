@@ -10,11 +10,16 @@
 //! ones; accounts that have used it wait for the next round (Shreedhar and Varghese, IEEE/ACM ToN 1996). What the last turn took
 //! above it is taken off the next round; what is left of it is not saved.
 //!
+//! Missing pages that a worker allocates for an account cost [`FILL_COST`] each, whatever packets touch them. That debt may be
+//! longer than a round. So that others are served before it is paid, [`Scheduler::take_turn`] begins no second round in one call:
+//! in each pass, an account that owes gets one round's credit, and packets of others are received.
+//!
 //! A destroyed queue pair is not searched for in its queue. Its place becomes void, and [`Scheduler::take_turn`] skips void
 //! places. A queue is swept only when more than half of its places are void, so each of thousands of queue pairs that end at
 //! once costs constant time.
 
 use burst_ledger::{Account, AccountId, WorkCount};
+use burst_mem::holes::FillAllowance;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -29,6 +34,13 @@ pub const ROUND_COST: u64 = 64 << 10;
 
 /// What a work request costs at least, in bytes of payload: 64 requests, the limit of a turn, cost as much as its 64 KiB.
 const REQUEST_COST: u64 = 1 << 10;
+
+/// What a page costs that the worker allocates in a program's file, in bytes of payload. A lone page takes as long as 20 KiB of
+/// payload, one of many that follow one another as long as 5 KiB (measured on Linux 6.18).
+pub const FILL_COST: u64 = 16 << 10;
+
+/// What an account owes at most: its acknowledgements wait for 16 passes at most.
+const DEBT_MAX: u64 = 16 * ROUND_COST;
 
 /// The cost of a turn, in bytes of payload: a turn of many small requests takes a worker about as long as one of large ones. A
 /// turn that sends nothing costs as much as one request.
@@ -73,6 +85,8 @@ impl Default for ReadyQueue {
 struct ReadyAccount {
     id: AccountId,
     work: Arc<WorkCount>,
+    /// Counts the pages that were allocated for it; none for a trusted account.
+    fills: Option<Arc<FillAllowance>>,
     /// Number of its contexts; 0: the place is free.
     contexts: u32,
     /// Contexts with ready queue pairs, in order of their turns.
@@ -102,8 +116,8 @@ pub struct Scheduler {
 }
 
 impl ReadyAccount {
-    fn new(id: AccountId, work: Arc<WorkCount>) -> ReadyAccount {
-        ReadyAccount { id, work, contexts: 0, queued: VecDeque::new(), is_queued: false, credit: 0, round: 0 }
+    fn new(id: AccountId, work: Arc<WorkCount>, fills: Option<Arc<FillAllowance>>) -> ReadyAccount {
+        ReadyAccount { id, work, fills, contexts: 0, queued: VecDeque::new(), is_queued: false, credit: 0, round: 0 }
     }
     /// Gives it what it may use in this round, less what it has used above it in the round before.
     #[inline]
@@ -116,8 +130,9 @@ impl ReadyAccount {
 }
 
 impl Scheduler {
-    /// Makes room for context `context` of an account, at worker number `worker`.
-    pub fn add_context(&mut self, context: u32, account: &Account, worker: usize) {
+    /// Makes room for context `context` of an account, at worker number `worker`. `fills` counts the pages that are allocated for
+    /// the account.
+    pub fn add_context(&mut self, context: u32, account: &Account, worker: usize, fills: Option<Arc<FillAllowance>>) {
         let len = context as usize + 1;
         if self.ready.len() < len {
             self.ready.resize_with(len, ReadyQueue::default);
@@ -125,7 +140,7 @@ impl Scheduler {
         self.remove_context(context);
         let known = self.accounts.iter().position(|a| a.contexts > 0 && a.id == *account.id());
         let at = known.unwrap_or_else(|| {
-            let new = ReadyAccount::new(account.id().clone(), account.work_count(worker));
+            let new = ReadyAccount::new(account.id().clone(), account.work_count(worker), fills);
             match self.accounts.iter().position(|a| a.contexts == 0) {
                 Some(free) => {
                     self.accounts[free] = new;
@@ -153,6 +168,9 @@ impl Scheduler {
         }
         assert!(of.contexts > 0, "a context of an account without contexts");
         of.contexts -= 1;
+        if of.contexts == 0 {
+            of.fills = None;
+        }
         if of.contexts == 0 && std::mem::take(&mut of.is_queued) {
             self.this_round.retain(|queued| *queued != account);
             self.next_round.retain(|queued| *queued != account);
@@ -190,11 +208,12 @@ impl Scheduler {
         }
         place.ticket
     }
-    /// Takes the queue pair that has the next turn, of those that are `still` ready. [`Scheduler::charge`] must follow.
+    /// Takes the queue pair that has the next turn, of those that are `still` ready. [`Scheduler::charge`] must follow. `None`
+    /// also when all accounts with ready queue pairs owe more than a round: the next call is to come after other work.
     #[inline]
     pub fn take_turn(&mut self, still: impl Fn(ReadyPlace) -> bool) -> Option<u32> {
         while self.queued > 0 {
-            let account = self.next_account();
+            let account = self.next_account()?;
             if let Some(qp) = self.take_from(account, &still) {
                 self.served = account;
                 return Some(qp);
@@ -202,12 +221,17 @@ impl Scheduler {
         }
         None
     }
-    /// The account that has the next turn. Some context must be queued.
+    /// The account that has the next turn; `None` if all owe more than a round. Some context must be queued.
     #[inline]
-    fn next_account(&mut self) -> u32 {
+    fn next_account(&mut self) -> Option<u32> {
+        let mut began = false;
         loop {
             let Some(index) = self.this_round.front().copied() else {
                 assert!(!self.next_round.is_empty(), "a context is queued and its account is not");
+                // A round is more than any turn costs, so only an account with a debt has no credit in a new round.
+                if std::mem::replace(&mut began, true) {
+                    return None;
+                }
                 std::mem::swap(&mut self.this_round, &mut self.next_round);
                 self.round += 1;
                 continue;
@@ -221,7 +245,7 @@ impl Scheduler {
                     self.this_round.pop_front();
                     self.this_round.push_back(index);
                 }
-                return index;
+                return Some(index);
             }
             // An account without ready queue pairs has stayed in its place until now, because most have one again at once.
             self.this_round.pop_front();
@@ -260,6 +284,17 @@ impl Scheduler {
         account.credit -= turn_cost(requests, bytes) as i64;
         account.work.add_turn(requests, bytes);
     }
+    /// Charges the pages that were allocated since the last call to their accounts.
+    #[cold]
+    pub fn charge_fills(&mut self) {
+        for account in &mut self.accounts {
+            let pages = account.fills.as_ref().map_or(0, |fills| fills.take_unpaid());
+            if pages > 0 {
+                let owed = pages.saturating_mul(FILL_COST).min(DEBT_MAX);
+                account.credit = (account.credit - owed as i64).max(-(DEBT_MAX as i64));
+            }
+        }
+    }
     /// Whether no context is queued.
     pub fn is_empty(&self) -> bool {
         self.queued == 0
@@ -284,7 +319,7 @@ mod tests {
     fn add(s: &mut Scheduler, uid: u32, contexts: impl IntoIterator<Item = u32>) {
         let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
         let account = ledger.account(AccountId::User(uid), false);
-        contexts.into_iter().for_each(|context| s.add_context(context, &account, 0));
+        contexts.into_iter().for_each(|context| s.add_context(context, &account, 0, None));
     }
 
     /// Gives `count` turns to queue pairs that are ready again at once. `cost` gives the requests and bytes of a turn. Returns
@@ -420,6 +455,50 @@ mod tests {
         assert_eq!((s.take_turn(still), s.take_turn(still)), (Some(7), None));
         s.tickets = u32::MAX;
         assert_ne!(s.push(0, 7), NO_TICKET);
+    }
+
+    /// An account whose packets touch `pages` missing pages in each turn of 64 KiB runs `passes` passes of four turns at most.
+    /// Returns the bytes of its turns, and those of `other`, if that is ready in each pass.
+    fn passes_with_fills(passes: usize, pages: u64, other: bool) -> [u64; 2] {
+        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
+        let fills = Arc::new(FillAllowance::new(0, None));
+        let (mut s, mut bytes) = (Scheduler::default(), [0; 2]);
+        for (context, uid) in [(0, 1001), (1, 1002)] {
+            let account = ledger.account(AccountId::User(uid), false);
+            s.add_context(context, &account, 0, (context == 0).then(|| fills.clone()));
+        }
+        s.push(0, 0);
+        for pass in 0..passes {
+            s.charge_fills();
+            if other && (pass == 0 || s.ready[1].queue.is_empty()) {
+                s.push(1, 1);
+            }
+            for _ in 0..4 {
+                let Some(context) = s.take_turn(|_| true) else { break };
+                s.charge(1, ROUND_COST);
+                bytes[context as usize] += ROUND_COST;
+                if context == 0 {
+                    fills.add_unpaid(pages);
+                    s.push(0, 0);
+                }
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn an_account_pays_for_missing_pages_before_its_next_turns() {
+        // Without missing pages four turns in each pass, and three beside a turn of another account.
+        assert_eq!(passes_with_fills(1000, 0, false), [4000 * ROUND_COST, 0]);
+        assert_eq!(passes_with_fills(1000, 0, true), [3000 * ROUND_COST, 1000 * ROUND_COST]);
+        // Sixteen pages in each turn: packets that others receive have most of the passes.
+        let [alone, _] = passes_with_fills(1000, 16, false);
+        assert!((200 * ROUND_COST..=300 * ROUND_COST).contains(&alone), "{alone}");
+        let [owes, other] = passes_with_fills(1000, 16, true);
+        assert!(owes >= other / 8 && owes <= other / 3 && other >= 990 * ROUND_COST, "{owes} {other}");
+        // The debt has a limit.
+        let [least, _] = passes_with_fills(1000, 1 << 40, false);
+        assert!(least >= 1000 / 18 * ROUND_COST, "{least}");
     }
 
     #[test]

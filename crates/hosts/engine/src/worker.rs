@@ -204,7 +204,7 @@ impl Worker {
     /// Transmit comes before receive: posted requests leave without waiting for a look at the sockets, and an ACK waits until the
     /// program has had a chance to answer ([`Worker::has_delivered`]), so that both leave in one system call and arrive as one.
     pub fn run_once(&mut self, now: Nanos) -> bool {
-        self.core.mem.reclaim();
+        self.core.reclaim();
         let mut busy = self.core.take_doorbells();
         self.core.release_delayed_acks(now);
         busy |= self.transmit(now);
@@ -270,6 +270,14 @@ impl Worker {
 }
 
 impl Core {
+    /// Drops removed regions, and charges pages that were allocated for programs.
+    #[inline]
+    pub(crate) fn reclaim(&mut self) {
+        if self.mem.reclaim() {
+            self.sched.charge_fills();
+        }
+    }
+
     /// Turns doorbells into ready queue pairs.
     fn take_doorbells(&mut self) -> bool {
         let mut any = false;

@@ -109,7 +109,7 @@ impl Host {
         let (account, async_events) = (account.clone(), self.async_events.clone());
         self.context = self.bells.len() as u32;
         self.bells.push(bells);
-        let slot = ContextSlot { account, doorbells, queues: Vec::new(), async_events, wake: None };
+        let slot = ContextSlot { account, fills: None, doorbells, queues: Vec::new(), async_events, wake: None };
         self.worker.add_context(self.context, slot);
     }
 

@@ -202,14 +202,16 @@ impl Context {
         let (pipe, events_fd) = EventPipe::new().map_err(system("make the event pipe"))?;
         let async_events: Arc<dyn EventSink> = Arc::new(pipe);
         let mut fds = vec![status_fd(host)?, events_fd];
+        let untrusted = !caller.account.is_privileged();
+        let fills = untrusted.then(|| host.program_memory.of(caller.account.id()).allowance);
         let mut slots = Vec::new();
         for (index, worker) in host.workers().iter().enumerate() {
             let (wake, fd) = worker.lend_wake().map_err(system("make a wake descriptor"))?;
             fds.push(fd);
             let Some(doorbells) = DoorbellDrain::new(arena.context(), index) else { return no_room("worker") };
             let async_events = async_events.clone();
-            let (account, queues) = (caller.account.clone(), Vec::new());
-            slots.push(ContextSlot { account, doorbells, queues, async_events, wake: Some(wake) });
+            let (account, fills, queues) = (caller.account.clone(), fills.clone(), Vec::new());
+            slots.push(ContextSlot { account, fills, doorbells, queues, async_events, wake: Some(wake) });
         }
         let workers = slots.len();
         let Some(id) = host.contexts.take() else { return no_room("context") };
