@@ -90,6 +90,8 @@ def test_a_program_that_steals_wake_ups_delays_only_itself(pair):
         assert result.row[4] > 0
     still_serves(pair)
     assert all(thief.running() for thief in thieves)
+    for thief in thieves:
+        thief.stop(signal.SIGKILL)
 
 
 def test_a_program_that_hoards_descriptors_leaves_enough_for_others(pair):

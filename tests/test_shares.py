@@ -150,11 +150,12 @@ def test_a_user_who_sends_requests_without_end_leaves_others_their_turn(make_fab
             for request in (HELLO, *[DAEMON_INFO] * calls):
                 bystander.send(request)
                 bystander.recv(65536)
-        return replies_of(flood) - first
+        # Without a reply the flood had no processor, and nothing was shown.
+        return replies_of(flood) - first or 2 * bound
 
     # The least of several, if the bystander has no processor: the daemon then serves the other user only.
-    least = soonest(bound + 1, served_meanwhile)
-    assert 0 < least <= bound, least
+    least = soonest(bound + 1, served_meanwhile, tries=10)
+    assert least <= bound, least
     flood.stop()
 
 

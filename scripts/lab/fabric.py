@@ -1,5 +1,6 @@
 """Start and end of namespaces, wires, daemons and programs."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -140,6 +141,8 @@ class Host:
         self.pin = ["taskset", "-c", cpu] if cpu else []
         self.socket = directory / f"{name}.sock"
         self.daemon = None
+        #: The programs that may still run; those of a failed test disturb no other.
+        self.processes = []
         self.address = None
         self.address6 = None
         script = "mount -t sysfs sysfs /sys 2>/dev/null; ip link set lo up; echo ready; exec cat"
@@ -186,7 +189,9 @@ class Host:
 
     def start(self, *words, env=None, plain=False):
         """Starts a program here, on Burst unless `plain`."""
-        return Program([*self.prefix(), *words], {**os.environ, **(env or {})} if plain else self.environment(env))
+        program = Program([*self.prefix(), *words], {**os.environ, **(env or {})} if plain else self.environment(env))
+        self.processes = [process for process in self.processes if process.poll() is None] + [program.process]
+        return program
 
     def run(self, *words, seconds=WAIT_SECONDS, env=None, plain=False):
         """Runs a program to its end: (exit code, output)."""
@@ -220,7 +225,11 @@ class Host:
         return sums
 
     def end(self):
-        """Ends the daemon and the namespace."""
+        """Ends the programs, the daemon and the namespace."""
+        for process in self.processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
         if self.daemon:
             self.daemon.stop()
         self.keeper.stdin.close()
