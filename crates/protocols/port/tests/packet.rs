@@ -21,7 +21,19 @@ fn open(text: &str) -> PacketPort {
 fn open_worker(text: &str, worker: usize, workers: usize) -> PacketPort {
     let spec = PortSpec::parse(text).unwrap();
     let PortKind::Packet(packet) = &spec.kind else { panic!("a packet port") };
-    PacketPort::open(packet, &Encapsulation::ROCE, text, worker, workers).unwrap()
+    when_free(|| PacketPort::open(packet, &Encapsulation::ROCE, text, worker, workers))
+}
+
+/// Opens a port, again while its address is in use: a program that a test beside this one starts holds the sockets of a port
+/// that has just been closed from its fork to its exec.
+fn when_free<T>(open: impl Fn() -> Result<T, PortError>) -> T {
+    let mut deadline = Deadline::new(Duration::from_secs(10));
+    loop {
+        match open() {
+            Err(PortError::InUse { .. }) if deadline.nap() => {}
+            result => return result.unwrap_or_else(|error| panic!("{error}")),
+        }
+    }
 }
 
 /// Sends one packet and waits until it has arrived; the next hop is resolved then.
@@ -108,7 +120,7 @@ fn trains_pass_whole_between_ports_of_both_kinds() {
         9000,
         move |wire| {
             for text in ["packet:dev=va", "packet:dev=va", "udp:dev=va"] {
-                let mut port = burst_port::open(&PortSpec::parse(text).unwrap(), &Encapsulation::ROCE).unwrap();
+                let mut port = when_free(|| burst_port::open(&PortSpec::parse(text).unwrap(), &Encapsulation::ROCE));
                 wire.wait();
                 for (src, dst) in [V4, V6] {
                     assert_eq!(send(&mut *port, &flow(src, dst), &payloads(&[12])), []);
@@ -125,7 +137,7 @@ fn trains_pass_whole_between_ports_of_both_kinds() {
         },
         move |wire| {
             for text in ["packet:dev=vb,gro=off", "udp:dev=vb,strict_id", "packet:dev=vb,gro=off"] {
-                let mut port = burst_port::open(&PortSpec::parse(text).unwrap(), &Encapsulation::ROCE).unwrap();
+                let mut port = when_free(|| burst_port::open(&PortSpec::parse(text).unwrap(), &Encapsulation::ROCE));
                 wire.go();
                 for _ in [V4, V6] {
                     wire.wait();
