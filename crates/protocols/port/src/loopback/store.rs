@@ -41,6 +41,8 @@ impl LoopbackStore {
     fn find_room(&mut self, len: usize) -> Option<usize> {
         let Some(head) = self.trains.front().map(LoopbackTrain::at) else {
             self.tail = 0;
+            // The next train takes the first place again, too.
+            self.trains.clear();
             return (len <= self.bytes.len()).then_some(0);
         };
         debug_assert!(self.tail <= self.bytes.len() && self.tail != head);
@@ -107,6 +109,19 @@ mod tests {
     use super::*;
     use crate::testing::{Collect, batch_of, flow};
     use proptest::prelude::*;
+
+    #[test]
+    fn an_empty_store_begins_at_its_first_train() {
+        let (mut store, mut sink) = (LoopbackStore::new(4096), Collect::default());
+        let batch = batch_of(&flow("10.0.0.1", "10.0.0.1"), &[vec![7; 100]]);
+        let mut places = std::collections::BTreeSet::new();
+        for _ in 0..100 {
+            assert!(store.push(&batch, &batch.frames()[0]).is_ok());
+            places.insert(store.trains.as_slices().0.as_ptr());
+            assert_eq!(store.deliver(1, &mut sink), 1);
+        }
+        assert_eq!(places.len(), 1, "the list of trains is touched no further than it is long");
+    }
 
     proptest! {
         /// For any lengths and any interleaving of sending and receiving, the packets that are not dropped arrive whole and in
