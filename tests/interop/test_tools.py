@@ -62,9 +62,10 @@ def test_perftest_by_rdma_cm(rig, words, client):
         except LabError as error:
             if attempt + 1 == ATTEMPTS or not any(said in str(error) for said in TOO_EARLY):
                 raise
-            # The second request is lost and repeated when the server listens. (For UD it is the first SIDR request.)
+            # The second request is lost and repeated when the server listens. (For UD it is the first SIDR request.) A server
+            # without processor listens later: each attempt loses one repetition more.
             late = {"loss": Loss(attribute=SIDR_REQ), "skip": 0} if "UD" in words else {"loss": Loss(attribute=REQ), "skip": 1}
-            rig.lose(**late, to_guest=client == "burst")
+            rig.lose(**late, to_guest=client == "burst", count=attempt + 1)
 
 
 @clients

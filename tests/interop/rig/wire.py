@@ -101,13 +101,13 @@ class Rig:
             raise LabError(f"{' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
 
-    def lose(self, loss, to_guest=False, skip=0):
-        """Loses one packet that matches, from guest 2 or to it, after `skip` others have passed."""
+    def lose(self, loss, to_guest=False, skip=0, count=1):
+        """Loses `count` packets that match, from guest 2 or to it, after `skip` others have passed."""
         hook = "egress" if to_guest else "ingress"
         self.keep()
         self._command("nft", "-f", "-", text=(
             f'table netdev burst {{\nchain loss {{ type filter hook {hook} device "tap2" priority 0; '
-            f"{ROCE} {loss.match} numgen inc mod 16777216 {skip} counter drop;\n}}\n}}\n"
+            f"{ROCE} {loss.match} numgen inc mod 16777216 {skip}-{skip + count - 1} counter drop;\n}}\n}}\n"
         ))
 
     def lost(self):
