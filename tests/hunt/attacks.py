@@ -219,6 +219,7 @@ class Flood:
 
 
 def forger(fabric):
+    """To be called once for all packets of an attack: it runs programs on both hosts."""
     return wire.Forger(_NiceHost(fabric.a), fabric.b)
 
 
@@ -229,8 +230,8 @@ def psns(fabric):
         end.region("m", 65536, rights="lrwab")
     qpn = wire.connect(a, b)[1]
     b("receive", qp="q", region="m", bytes=64)
-    step = wire.PSNS // FLOOD
-    made = [forger(fabric).frame(wire.SEND_ONLY, qpn, wire.ACK_REQUESTED | n * step) for n in range(FLOOD)]
+    step, by = wire.PSNS // FLOOD, forger(fabric)
+    made = [by.frame(wire.SEND_ONLY, qpn, wire.ACK_REQUESTED | n * step) for n in range(FLOOD)]
 
     def after():
         b.nothing()
@@ -242,7 +243,8 @@ def psns(fabric):
 
 
 def mads(fabric):
-    return Flood(fabric, [forger(fabric).mad("DREQ", roce.ids(n + 1, 77), "10.99.0.77") for n in range(FLOOD)])
+    by = forger(fabric)
+    return Flood(fabric, [by.mad("DREQ", roce.ids(n + 1, 77), "10.99.0.77") for n in range(FLOOD)])
 
 
 def requests(fabric):
@@ -250,13 +252,15 @@ def requests(fabric):
     silent = fabric.b.start("cmtime", "-b", fabric.b.address, "-p", CM_PORT)
     await_cm_listener(fabric.b, silent, CM_PORT)
     silent.stand_still()
-    made = [forger(fabric).request(n, CM_PORT, wire.forged_address(n)) for n in range(FLOOD)]
+    by = forger(fabric)
+    made = [by.request(n, CM_PORT, wire.forged_address(n)) for n in range(FLOOD)]
     return Flood(fabric, made, lambda: silent.stop(signal.SIGKILL))
 
 
 def unknown(fabric):
     """Requests to queue pairs that do not exist."""
-    return Flood(fabric, [forger(fabric).frame(wire.SEND_ONLY, 0x5000 + n, wire.ACK_REQUESTED | 1) for n in range(FLOOD)])
+    by = forger(fabric)
+    return Flood(fabric, [by.frame(wire.SEND_ONLY, 0x5000 + n, wire.ACK_REQUESTED | 1) for n in range(FLOOD)])
 
 
 WIRE = {"psns": psns, "mads": mads, "requests": requests, "unknown": unknown}
