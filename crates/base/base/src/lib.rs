@@ -11,6 +11,7 @@
 //! | `conn` | parameters of a connection, room for private data |
 //! | `fault` | failures that tests inject |
 //! | `gid` | GIDs and IP addresses |
+//! | `heap` | freed memory that the allocator keeps for a thread |
 //! | `num` | newtypes: PSN, QPN, keys, device number |
 //! | `reason` | the table of reasons for drops and errors |
 //! | `rng` | a seeded random number generator |
@@ -25,6 +26,7 @@ pub mod bucket;
 pub mod conn;
 pub mod fault;
 pub mod gid;
+pub mod heap;
 pub mod num;
 pub mod reason;
 pub mod rng;

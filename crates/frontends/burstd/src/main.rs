@@ -61,6 +61,7 @@ fn one_heap() {}
 
 /// Returns free pages of the heap to the system.
 fn return_heap() {
+    burst_base::heap::return_thread_cache();
     #[cfg(target_env = "gnu")]
     // SAFETY: no arguments but the bytes to keep; the allocator locks itself.
     unsafe {

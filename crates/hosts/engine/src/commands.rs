@@ -170,6 +170,7 @@ impl Worker {
         wheel.shrink(qps.len().next_power_of_two() as u32);
         self.agent.shrink();
         self.ports.iter_mut().for_each(|slot| slot.port.shrink());
+        burst_base::heap::return_thread_cache();
     }
 
     /// Changes attributes; `flow` is the resolved address vector when the mask has one.
