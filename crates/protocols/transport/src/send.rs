@@ -227,7 +227,7 @@ impl Qp {
             let request = &range.request;
             let offset = range.first * self.mtu;
             let len = (request.length - offset).min((range.end - range.first) * self.mtu);
-            debug_assert!(len > 0 && len <= READ_CHUNK_BYTES);
+            debug_assert!((len > 0 || request.length == 0) && len <= READ_CHUNK_BYTES);
             let psn = request.first_psn.add(range.first);
             let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, psn) };
             let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));

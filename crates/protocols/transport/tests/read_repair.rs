@@ -94,6 +94,17 @@ fn a_lost_end_of_one_read_does_not_repeat_the_next() {
 }
 
 #[test]
+fn a_lost_response_without_bytes_is_requested_again_by_itself() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaRead, 1, 0, 0);
+    post(&mut end, WrOpcode::RdmaRead, 2, u64::from(MTU), 2 * MTU);
+    assert_eq!(asked(&mut end, NOW), [(100, 0), (101, 2)]);
+    response(&mut end, 101);
+    assert_eq!(asked(&mut end, NOW), [(100, 0)]);
+    assert_eq!(end.fx.count_of(Reason::ReadRepaired), 1);
+}
+
+#[test]
 fn a_lost_repair_is_asked_for_again_when_a_later_request_is_answered() {
     let mut end = requester();
     post(&mut end, WrOpcode::RdmaRead, 1, 0, 3 * MTU);
