@@ -11,13 +11,15 @@
 //!   returns: programs may register shared memory that they have not touched. Private memory of honest programs has no holes,
 //!   because [`crate::swap`] populates it. A signal and two system calls for each page cost more than the copy of 64 KiB. So
 //!   where missing pages follow one another, the handler allocates twice as many as before, up to `FILL_PAGES_MAX`.
-//!   The allowance counts the pages, so that the worker can charge them to the account ([`FillAllowance::take_unpaid`]).
+//!   The allowance counts the pages of each worker's thread, so that the worker can charge them to the account
+//!   ([`FillAllowance::take_unpaid`]).
 //! * Otherwise the handler maps private anonymous memory over the whole mapping and marks it as *broken*. The worker removes
 //!   broken regions from its table before its next turn ([`crate::MrTable::reclaim`]): their keys give nothing any more.
 //!
 //! The handler makes system calls and touches atomics only. A SIGBUS anywhere else goes to the handler before this one.
 
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -26,6 +28,14 @@ const SLOTS_MAX: usize = 65_536;
 const PAGE: usize = 4096;
 /// Maximum number of pages that one signal allocates: those of one turn of a queue pair.
 const FILL_PAGES_MAX: usize = 16;
+
+/// Number of threads whose pages are counted apart: as many as a daemon can have workers.
+const SHARES: usize = 16;
+
+thread_local! {
+    /// Index of the counts of this thread. A constant at the beginning, and no destructor: a signal handler may read it.
+    static SHARE: Cell<usize> = const { Cell::new(0) };
+}
 
 /// A mapping of a program's memory. `start` is 0 while the slot is free.
 struct Slot {
@@ -65,8 +75,8 @@ static UFFD: OnceLock<Option<OwnedFd>> = OnceLock::new();
 #[derive(Debug)]
 pub struct FillAllowance {
     left: AtomicU64,
-    /// Pages that were allocated and that no worker has charged to the account yet.
-    unpaid: AtomicU64,
+    /// Pages that each worker's thread has allocated, and has not charged to the account yet.
+    unpaid: [AtomicU64; SHARES],
     /// The allowance of all accounts together.
     total: Option<Arc<FillAllowance>>,
 }
@@ -74,7 +84,7 @@ pub struct FillAllowance {
 impl FillAllowance {
     /// An allowance of `bytes`, and no more than `total` has.
     pub fn new(bytes: u64, total: Option<Arc<FillAllowance>>) -> FillAllowance {
-        FillAllowance { left: AtomicU64::new(bytes), unpaid: AtomicU64::new(0), total }
+        FillAllowance { left: AtomicU64::new(bytes), unpaid: [const { AtomicU64::new(0) }; SHARES], total }
     }
     /// Bytes that are left.
     pub fn left(&self) -> u64 {
@@ -103,15 +113,21 @@ impl FillAllowance {
             total.left.fetch_add(bytes, Relaxed);
         }
     }
-    /// Counts pages that were allocated. May be called by a signal handler.
+    /// Counts pages that this thread has allocated. May be called by a signal handler.
     pub fn add_unpaid(&self, pages: u64) {
-        self.unpaid.fetch_add(pages, Relaxed);
+        self.unpaid[SHARE.get()].fetch_add(pages, Relaxed);
         CHANGES.fetch_add(1, SeqCst);
     }
-    /// Pages that were allocated since the last call: work that a worker charges to the account.
+    /// Pages that this thread has allocated since its last call: work that its worker charges to the account.
     pub fn take_unpaid(&self) -> u64 {
-        self.unpaid.swap(0, Relaxed)
+        self.unpaid[SHARE.get()].swap(0, Relaxed)
     }
+}
+
+/// Makes this thread count the pages that it allocates as those of worker `index`. A thread that does not call this counts them
+/// as worker 0's.
+pub fn count_for_worker(index: usize) {
+    SHARE.set(index % SHARES);
 }
 
 /// The watch over one mapping. It ends when this is dropped, which must be before the mapping ends.

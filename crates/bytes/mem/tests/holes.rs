@@ -3,7 +3,7 @@
 
 use burst_base::verbs::access;
 use burst_base::{Lkey, Qpn, Reason, Rkey};
-use burst_mem::holes::FillAllowance;
+use burst_mem::holes::{self, FillAllowance};
 use burst_mem::{KeySpace, MapPiece, Mapping, MrTable, Peer, Region};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -114,6 +114,27 @@ fn pages_that_follow_one_another_are_allocated_together() {
     let mut out = [1; 8];
     table.local(1, Lkey(key), 100 * PAGE, 8, 0).expect("inside").read_to(&mut out).expect("there");
     assert_eq!(out, [7; 8], "a page that was there stays");
+}
+
+#[test]
+fn each_worker_is_told_of_the_pages_that_its_thread_allocated() {
+    let allowance = Arc::new(FillAllowance::new(100 * PAGE, None));
+    let ready = Arc::new(std::sync::Barrier::new(2));
+    let [first, second] = [(1, 3), (2, 5)].map(|(worker, pages)| {
+        let (allowance, ready) = (allowance.clone(), ready.clone());
+        std::thread::spawn(move || {
+            holes::count_for_worker(worker);
+            let fd = memfd(pages * PAGE, 0).expect("a memfd");
+            let map = Region::map_untrusted(&[piece(&fd, pages * PAGE)], ALL, &allowance).expect("mapped");
+            let (table, key) = table_of(map, pages * PAGE);
+            (0..pages).for_each(|page| assert_eq!(write(&table, key, page * PAGE), Ok(())));
+            // Both have allocated before either asks.
+            ready.wait();
+            allowance.take_unpaid()
+        })
+    });
+    assert_eq!((first.join().expect("no panic"), second.join().expect("no panic")), (3, 5));
+    assert_eq!(allowance.take_unpaid(), 0, "this thread has allocated none");
 }
 
 #[test]

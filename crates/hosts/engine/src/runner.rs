@@ -281,6 +281,7 @@ struct Runner {
 impl Runner {
     fn run(&mut self) {
         self.pulse.begin();
+        self.worker.own_thread();
         let spin = Nanos(self.options.spin.as_nanos() as u64);
         // Time spun without work. A long pass counts as a short one: while other pollers share the processor, most of the time
         // between two passes was theirs.

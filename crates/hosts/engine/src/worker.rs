@@ -199,6 +199,11 @@ impl Worker {
         DataPath { core: &mut self.core, ports: &mut self.ports }
     }
 
+    /// Tells the worker that this thread is its own: the worker charges the missing pages that the thread allocates.
+    pub fn own_thread(&self) {
+        burst_mem::holes::count_for_worker(self.core.options.id as usize);
+    }
+
     /// One pass: doorbells, transmit, receive, management, timers, publish. Returns whether anything was done.
     ///
     /// Transmit comes before receive: posted requests leave without waiting for a look at the sockets, and an ACK waits until the
