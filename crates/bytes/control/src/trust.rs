@@ -196,6 +196,11 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_that_is_not_there_has_no_owner() {
+        assert_eq!(unmapped_owner(Path::new("/nowhere/at/all")), None);
+    }
+
+    #[test]
     fn the_list_grows() {
         assert_eq!(
             (with_user(None, 5), with_user(Some(""), 5), with_user(Some("1,2"), 5)),

@@ -1,6 +1,6 @@
 //! Packets over a real socket pair: sent packets arrive unchanged, and malformed ones are refused with a reason.
 use burst_control::frame::{self, ControlHeader, HEADER_BYTES};
-use burst_control::{AsyncObject, AsyncRecord, ControlError, MESSAGE_MAX, Request, Response};
+use burst_control::{AsyncObject, AsyncRecord, ControlError, FDS_MAX, MESSAGE_MAX, Request, Response};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -74,6 +74,21 @@ fn too_long_is_refused_by_the_sender() {
     let body = vec![0; MESSAGE_MAX - HEADER_BYTES + 1];
     assert!(matches!(
         frame::send_raw(&a, ControlHeader::new(1), &body, &[], SendFlags::empty()),
+        Err(ControlError::Malformed(_))
+    ));
+}
+
+#[test]
+fn the_longest_message_and_the_most_descriptors_arrive() {
+    let (a, b) = pair();
+    let (r, _w) = rustix::pipe::pipe().expect("pipe");
+    let (body, most) = (vec![7; MESSAGE_MAX - HEADER_BYTES], vec![r.as_fd(); FDS_MAX + 1]);
+    frame::send_raw(&a, ControlHeader::new(1), &body, &most[..FDS_MAX], SendFlags::empty()).expect("sent");
+    let (mut buffer, mut fds) = (vec![0; MESSAGE_MAX], Vec::new());
+    let packet = frame::receive(&b, &mut buffer, RecvFlags::empty(), &mut fds).expect("received");
+    assert_eq!((packet.body, fds.len()), (&body[..], FDS_MAX));
+    assert!(matches!(
+        frame::send_raw(&a, ControlHeader::new(2), &body, &most, SendFlags::empty()),
         Err(ControlError::Malformed(_))
     ));
 }
