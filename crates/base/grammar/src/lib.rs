@@ -12,5 +12,5 @@
 pub mod quantity;
 pub mod word;
 
-pub use quantity::{bytes, duration, parts_per_million, show_bytes, show_duration};
+pub use quantity::{bits_per_second, bytes, duration, parts_per_million, show_bytes, show_duration};
 pub use word::{nearest, nearest_within};

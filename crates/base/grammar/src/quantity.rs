@@ -5,6 +5,7 @@
 //! | size | `4096`, `64KiB`, `1MiB`, `2GiB`; `K`, `M` and `G` mean the binary unit too; case does not matter | byte |
 //! | duration | `10ns`, `50us`, `5ms`, `30s`, `2m`, `1h`; `0` needs no unit | nanosecond |
 //! | rate | `1%`, `300ppm`, `0.01` | part per million |
+//! | bit rate | `10Gbit`, `500Mbit`, `2.5Gbps`, `40Gbit/s`; decimal units, case does not matter | bit per second |
 //!
 //! A number may have a decimal fraction (`1.5ms`); what is smaller than the unit of the result is cut off. Signs and exponents
 //! are refused. The text round-trips: `show_bytes` and `show_duration` print the largest unit that divides the value exactly.
@@ -23,6 +24,8 @@ const TIMES: &[(&str, u64)] = &[
     ("ns", 1),
 ];
 const RATES: &[(&str, u64)] = &[("%", 10_000), ("\u{2030}", 1_000), ("ppm", 1), ("", 1_000_000)];
+const BIT_RATES: &[(&str, u64)] =
+    &[("kbit", 1_000), ("Mbit", 1_000_000), ("Gbit", 1_000_000_000), ("Tbit", 1_000_000_000_000)];
 /// All parts of a whole, in parts per million.
 const WHOLE_PPM: u64 = 1_000_000;
 
@@ -64,6 +67,19 @@ pub fn parts_per_million(text: &str) -> Result<u32, &'static str> {
     let known = RATES.iter().find(|(name, _)| *name == unit);
     let ppm = known.and_then(|(_, factor)| number.times(*factor)).filter(|ppm| *ppm <= WHOLE_PPM).ok_or(wrong)?;
     u32::try_from(ppm).map_err(|_| wrong)
+}
+
+/// Reads the rate of a link in bits per second, above zero.
+///
+/// # Errors
+/// A clause that says what a bit rate looks like.
+pub fn bits_per_second(text: &str) -> Result<u64, &'static str> {
+    let wrong = "is not a bit rate: write 500Mbit, 10Gbit or 2.5Gbps";
+    let (number, unit) = Number::parse(text).ok_or(wrong)?;
+    let unit = unit.strip_suffix("/s").unwrap_or(unit);
+    let short = |name: &str| [name.trim_end_matches("it").to_owned() + "ps", name.to_owned()];
+    let known = BIT_RATES.iter().find(|(name, _)| short(name).iter().any(|name| name.eq_ignore_ascii_case(unit)));
+    known.and_then(|(_, factor)| number.times(*factor)).filter(|rate| *rate > 0).ok_or(wrong)
 }
 
 /// Prints a size in the largest unit that divides it exactly.
@@ -125,6 +141,23 @@ fn show(value: u64, units: &[(&str, u64)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bit_rates() {
+        for (text, want) in [
+            ("10Gbit", 10_000_000_000),
+            ("10gbit/s", 10_000_000_000),
+            ("2.5Gbps", 2_500_000_000),
+            ("500 Mbit", 500_000_000),
+            ("56kbit", 56_000),
+            ("1Tbit", 1_000_000_000_000),
+        ] {
+            assert_eq!(bits_per_second(text), Ok(want), "{text}");
+        }
+        for text in ["", "0Gbit", "10", "10G", "10GB", "10Gbits", "-1Gbit", "99999999999Tbit"] {
+            assert!(bits_per_second(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn sizes() {

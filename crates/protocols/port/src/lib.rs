@@ -172,6 +172,10 @@ pub trait Port: Send {
     }
     /// Returns memory of past packets to the system. For times without traffic.
     fn shrink(&mut self) {}
+    /// The wrapper whose options may be changed while the port runs, if this port is one.
+    fn impairment(&mut self) -> Option<&mut impair::Impair> {
+        None
+    }
 }
 
 /// Bytes of payload, in packets of any path MTU, that every port queues for a next hop that is being resolved. The kernel's queue

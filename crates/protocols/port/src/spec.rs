@@ -161,7 +161,7 @@ impl Ppm {
 }
 
 /// Options of `impair`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImpairSpec {
     /// Rate of lost frames.
     pub loss: Ppm,
@@ -178,10 +178,51 @@ pub struct ImpairSpec {
     /// Largest additional random delay in nanoseconds, uniformly distributed. Frames are reordered when it exceeds the gaps
     /// between them.
     pub jitter_ns: u64,
+    /// Rate of a simulated link in bit/s, Ethernet's overhead included; 0: no link is simulated.
+    pub rate: u64,
+    /// Bytes that the queue before the link takes; frames that do not fit are dropped.
+    pub queue: u32,
+    /// Bytes in the queue above which ECN-capable frames begin to be marked CE. Alone it is a step.
+    pub kmin: Option<u32>,
+    /// Bytes in the queue above which every ECN-capable frame is marked CE.
+    pub kmax: Option<u32>,
+    /// Probability of a mark at `kmax`; it rises from 0 at `kmin`.
+    pub pmax: Ppm,
     /// Seed of the random sequence.
     pub seed: u64,
     /// Direction.
     pub dir: Direction,
+}
+
+impl Default for ImpairSpec {
+    fn default() -> ImpairSpec {
+        ImpairSpec {
+            loss: Ppm(0),
+            dup: Ppm(0),
+            reorder: Ppm(0),
+            corrupt: Ppm(0),
+            ecn: Ppm(0),
+            delay_ns: 0,
+            jitter_ns: 0,
+            rate: 0,
+            queue: 1 << 20,
+            kmin: None,
+            kmax: None,
+            pmax: Ppm::ONE,
+            seed: 1,
+            dir: Direction::Both,
+        }
+    }
+}
+
+impl ImpairSpec {
+    /// The options in `text`, separated by commas, as between `impair:` and `/` of a port's specification.
+    ///
+    /// # Errors
+    /// A sentence that names the option and what it may be.
+    pub fn parse(text: &str) -> Result<ImpairSpec, PortError> {
+        apply(ImpairSpec::default(), IMPAIR_OPTIONS, "impair", text).map_err(PortError::Spec)
+    }
 }
 
 /// One option of a kind of port.
@@ -251,6 +292,16 @@ pub const IMPAIR_OPTIONS: &[OptionRow<ImpairSpec>] = &[
     option!("ecn", "RATE", "ECN-capable frames marked CE", ecn = rate),
     option!("delay", "TIME", "delay of every frame", delay_ns = time_ns),
     option!("jitter", "TIME", "largest additional random delay", jitter_ns = time_ns),
+    option!("rate", "BITRATE", "simulated link of this rate (10Gbit), behind a queue", rate = bit_rate),
+    option!("queue", "SIZE", "queue before the link; frames that do not fit are dropped; default 1MiB", queue = size),
+    option!(
+        "kmin",
+        "SIZE",
+        "queue from which on ECN-capable frames are marked CE; alone it is a step",
+        kmin = some_size
+    ),
+    option!("kmax", "SIZE", "queue above which every ECN-capable frame is marked CE", kmax = some_size),
+    option!("pmax", "RATE", "part of the frames marked at kmax, rising from none at kmin; default 100%", pmax = rate),
     option!("seed", "NUMBER", "seed of the random sequence", seed = number),
     option!("dir", "both|tx|rx", "direction of the frames that it affects", dir = direction),
 ];
@@ -309,7 +360,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
                 if impair.len() == WRAPPERS_MAX {
                     return Err(format!("more than {WRAPPERS_MAX} wrappers"));
                 }
-                impair.push(apply(ImpairSpec { seed: 1, ..ImpairSpec::default() }, IMPAIR_OPTIONS, kind, options)?);
+                impair.push(apply(ImpairSpec::default(), IMPAIR_OPTIONS, kind, options)?);
             }
             "impair" => return Err("'impair' wraps a port: write impair:OPTIONS/udp:OPTIONS".into()),
             "udp" if last => {
@@ -407,6 +458,14 @@ fn switch(v: &str) -> Result<bool, String> {
 
 fn rate(v: &str) -> Result<Ppm, String> {
     Ok(Ppm(burst_grammar::parts_per_million(v)?))
+}
+
+fn bit_rate(v: &str) -> Result<u64, String> {
+    Ok(burst_grammar::bits_per_second(v)?)
+}
+
+fn some_size(v: &str) -> Result<Option<u32>, String> {
+    size(v).map(Some)
 }
 
 fn time_ns(v: &str) -> Result<u64, String> {
