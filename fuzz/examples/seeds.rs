@@ -82,6 +82,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("hello", Request::Hello { program: "ib_write_bw".into() }),
         ("devices", Request::ListDevices),
         ("open", Request::OpenContext { device: 0 }),
+        ("impair", Request::Impair { device: 0, options: "loss=1%,rate=10Gbit".into(), time_ns: 1_000_000_000 }),
         ("pd", Request::AllocPd),
         ("channel", Request::CreateChannel),
         ("cq", Request::CreateCq(CqInitAttr { entries: 16, channel: Some(0), cookie: 1, vector: 0 })),
@@ -122,6 +123,7 @@ fn replies() -> [Reply; 2] {
         mac: [2; 6],
         gids: vec![gid],
         limits,
+        impairment: None,
     };
     let counter = Counter { device: "burst0".into(), name: "tx_bytes".into(), value: 9 };
     [Response::Devices(vec![device]), Response::Stats(vec![counter])].map(|r| Reply { new_segments: 0, result: Ok(r) })

@@ -169,6 +169,15 @@ pub enum Request {
     Stats,
     /// Asks whether a supervisor runs the daemon, and which daemons have fallen.
     Crashes,
+    /// Impairs the frames of a device's port for a time, in place of an earlier request; root's and the daemon's user's.
+    Impair {
+        /// Device number.
+        device: u32,
+        /// Options of `impair` in a port's specification: `loss=1%,delay=100us`; empty: the impairment ends now.
+        options: String,
+        /// Time until it ends.
+        time_ns: u64,
+    },
     /// Asks what users use of the limited resources, from the account number `from` on.
     Users {
         /// Number of the first account.
@@ -634,6 +643,17 @@ pub struct DeviceInfo {
     pub gids: Vec<GidInfo>,
     /// Limits of the device.
     pub limits: Limits,
+    /// Impairments set by [`Request::Impair`] that are in force.
+    pub impairment: Option<Impairment>,
+}
+
+/// Impairments of a port that end by themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Impairment {
+    /// Options of `impair`, as they were given.
+    pub options: String,
+    /// Time until they end.
+    pub left_ns: u64,
 }
 
 /// A GID table entry; all are RoCE v2.

@@ -11,6 +11,7 @@ mod daemon;
 mod doctor;
 mod falls;
 mod host_files;
+mod impair;
 mod install;
 mod ls;
 mod run;
@@ -35,6 +36,7 @@ pub fn main() -> ExitCode {
         Some(("ls", m)) => ls::ls(m),
         Some(("doctor", m)) => doctor::doctor(m),
         Some(("why", m)) => why::why(m),
+        Some(("impair", m)) => impair::impair(m),
         Some(("stats", m)) => stats::stats(m),
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
@@ -79,6 +81,7 @@ pub fn command() -> Command {
                 .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0")),
         )
         .subcommand(cm::command())
+        .subcommand(impair::command())
         .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
 }

@@ -86,6 +86,7 @@ fn as_text(device: &DeviceInfo) -> String {
     if device.gids.is_empty() {
         text.push_str("  no GID: the interface has no address\n");
     }
+    text.extend(device.impairment.as_ref().map(crate::impair::as_text));
     text
 }
 
@@ -110,6 +111,7 @@ fn as_json(device: &DeviceInfo) -> Value {
         "path_mtu": path_mtu(device),
         "speed_mbps": device.speed_mbps,
         "guid": guid(device),
+        "impairment": device.impairment.as_ref().map(|i| json!({ "options": i.options, "left_s": i.left_ns as f64 / 1e9 })),
         "gids": gids.collect::<Vec<_>>(),
     })
 }

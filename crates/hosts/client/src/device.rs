@@ -7,6 +7,7 @@ use burst_control::cm::CmAddr;
 use burst_control::monitor::{CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A connection to a daemon for requests that need no context: version, devices, counters, connections.
 #[derive(Debug)]
@@ -92,6 +93,19 @@ impl Daemon {
         match self.ask(&Request::Stats)? {
             Response::Stats(counters) => Ok(counters),
             _ => Err(ClientError::Unexpected("no counters")),
+        }
+    }
+
+    /// Impairs the frames of a device's port for a time, in place of an earlier call: `options` as in a port's specification,
+    /// `loss=1%,delay=100us`. Without options the impairment ends.
+    ///
+    /// # Errors
+    /// When the daemon refuses (the user is neither root nor the daemon's, or an option is wrong), or the connection fails.
+    pub fn impair(&mut self, device: u32, options: &str, time: Duration) -> Result<()> {
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        match self.ask(&Request::Impair { device, options: options.to_owned(), time_ns })? {
+            Response::Done => Ok(()),
+            _ => Err(ClientError::Unexpected("no answer to an impairment")),
         }
     }
 

@@ -17,6 +17,8 @@ use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::PathRecord;
 use burst_frame::Flow;
 use burst_mem::{MrTable, Region, Window};
+use burst_port::impair::Impair;
+use burst_port::spec::ImpairSpec;
 use burst_port::{NeighbourState, PortCaps};
 use burst_transport::{Env, ModifyError, Qp};
 use std::io;
@@ -127,6 +129,19 @@ impl Worker {
         let slot = &mut self.ports[device.index()];
         slot.port.refresh();
         slot.port.caps().clone()
+    }
+
+    /// From now on frames of the port of `device` have the fate that `spec` says, for `time`, beside the impairments of its
+    /// specification; `None` ends this.
+    pub fn impair(&mut self, now: Nanos, device: DeviceId, spec: Option<ImpairSpec>, time: Nanos) {
+        let until = Nanos(now.0.saturating_add(time.0));
+        if self.ports[device.index()].port.impairment().is_none() {
+            let PortSlot { port, batch, counters } = self.ports.remove(device.index());
+            let port = Box::new(Impair::changeable(port));
+            self.ports.insert(device.index(), PortSlot { port, batch, counters });
+        }
+        let wrapper = self.ports[device.index()].port.impairment().expect("a wrapper that was just made");
+        wrapper.set(spec.as_ref(), until);
     }
 
     /// Descriptors to sleep on.

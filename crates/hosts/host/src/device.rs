@@ -2,9 +2,9 @@
 
 use crate::limits::LIMITS;
 use crate::refusal::refuse;
-use burst_base::DeviceId;
 use burst_base::gid::gid_of;
-use burst_control::{DeviceInfo, GidInfo, Refusal};
+use burst_base::{DeviceId, Nanos};
+use burst_control::{DeviceInfo, GidInfo, Impairment, Refusal};
 use burst_ledger::Resource;
 use burst_port::{PortAddr, PortCaps};
 
@@ -19,6 +19,8 @@ pub struct HostDevice {
     last_reported: PortReport,
     /// How many objects all contexts have on the device.
     pub objects: DeviceObjects,
+    /// Options of `impair` that were set while the daemon runs, and when they end.
+    pub impairment: Option<(String, Nanos)>,
 }
 
 /// A kind of object whose number per device is limited.
@@ -124,7 +126,7 @@ impl HostDevice {
     /// A device whose port is `caps`.
     pub fn new(id: DeviceId, caps: PortCaps) -> HostDevice {
         let last_reported = PortReport { up: caps.up, addrs: caps.addrs.clone() };
-        HostDevice { id, caps, last_reported, objects: DeviceObjects::default() }
+        HostDevice { id, caps, last_reported, objects: DeviceObjects::default(), impairment: None }
     }
 
     /// The changes since the last call; `None` if nothing has changed.
@@ -137,6 +139,14 @@ impl HostDevice {
 }
 
 impl HostDevice {
+    /// The description of the device, with the impairment in force at `now`.
+    pub fn info_at(&self, now: Nanos) -> DeviceInfo {
+        let in_force = self.impairment.as_ref().filter(|(_, until)| *until > now);
+        let impairment =
+            in_force.map(|(options, until)| Impairment { options: options.clone(), left_ns: until.since(now).0 });
+        DeviceInfo { impairment, ..self.info() }
+    }
+
     /// The description of the device for programs.
     pub fn info(&self) -> DeviceInfo {
         let gid =
@@ -154,6 +164,7 @@ impl HostDevice {
             mac: self.caps.mac,
             gids: self.caps.addrs.iter().map(gid).collect(),
             limits: LIMITS,
+            impairment: None,
         }
     }
 

@@ -13,6 +13,7 @@
 
 mod cm;
 mod hops;
+mod impair;
 mod multicast;
 mod stats;
 

@@ -164,7 +164,11 @@ impl Session {
             Request::DaemonInfo => Ok(Response::Daemon(host.info()).into()),
             Request::ListDevices => {
                 host.refresh();
-                Ok(Response::Devices(host.devices.iter().map(|d| d.info()).collect()).into())
+                let now = host.now();
+                Ok(Response::Devices(host.devices.iter().map(|d| d.info_at(now)).collect()).into())
+            }
+            Request::Impair { device, options, time_ns } => {
+                host.impair(self.caller.process.uid, device, options, Nanos(time_ns))
             }
             Request::Stats => Ok(Response::Stats(host.stats()).into()),
             Request::Crashes => Ok(Response::Crashes(host.crashes_for(self.caller.process.uid)).into()),

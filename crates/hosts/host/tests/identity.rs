@@ -8,7 +8,7 @@ use burst_control::cm::{CmAddr, CmCommand, CmReply, PortSpace};
 use burst_control::monitor::{CmConnectionState, CmCursor};
 use burst_control::{CqInitAttr, QpCookies, QpInitAttr, Refusal, Request, Response};
 use burst_host::{ClientProcess, Host, Session};
-use common::host;
+use common::{Program, host};
 
 const MASK: u32 = m::STATE | m::PKEY_INDEX | m::PORT | m::QKEY;
 const PRIVILEGED: Qkey = Qkey(0x8001_0000);
@@ -117,4 +117,29 @@ fn listeners_of_other_users_are_a_number() {
         viewer.end(&mut host);
     }
     owner.end(&mut host);
+}
+
+/// What another user's program may not do, and root's may not do wrong: nothing changes.
+#[test]
+fn only_root_and_the_daemons_user_impair_a_port() {
+    let mut host = host(50);
+    let own = rustix::process::geteuid().as_raw();
+    let mut programs = [own, stranger(1)].map(|uid| Program::start(&mut host, uid).expect("a program"));
+    let mut ask = |program: usize, device, options: &str, seconds: u64| {
+        let request = Request::Impair { device, options: options.into(), time_ns: seconds * 1_000_000_000 };
+        let done = programs[program].ask(&mut host, request);
+        let in_force = host.devices[0].info_at(host.now()).impairment.map(|impairment| impairment.options);
+        (done.map(drop).map_err(|refusal| refusal.errno), in_force)
+    };
+    assert_eq!(ask(1, 0, "loss=1%", 10), (Err(libc::EPERM), None));
+    assert_eq!(ask(0, 0, "loss=1%", 10), (Ok(()), Some("loss=1%".into())));
+    assert_eq!(ask(1, 0, "", 0), (Err(libc::EPERM), Some("loss=1%".into())));
+    for (device, options, seconds) in
+        [(1, "loss=2%", 10), (0, "los=2%", 10), (0, &"x".repeat(300), 10), (0, "loss=2%", 90_000)]
+    {
+        let (done, in_force) = ask(0, device, options, seconds);
+        assert!(done.is_err() && in_force.as_deref() == Some("loss=1%"), "{options}: {done:?} {in_force:?}");
+    }
+    assert_eq!(ask(0, 0, "", 0), (Ok(()), None));
+    programs.into_iter().for_each(|program| program.end(&mut host));
 }

@@ -56,6 +56,7 @@ impl Context {
             | Request::DaemonInfo
             | Request::ListDevices
             | Request::Stats
+            | Request::Impair { .. }
             | Request::Crashes
             | Request::Users { .. }
             | Request::OpenContext { .. }

@@ -412,7 +412,7 @@ impl Numbers {
 
     /// A request that needs no context, or little.
     fn general(&mut self, memory: u64) -> Request {
-        match self.rng.below(12) {
+        match self.rng.below(13) {
             0 => Request::Hello { program: "x".repeat(self.rng.below(300) as usize) },
             1 => Request::DaemonInfo,
             2 => Request::ListDevices,
@@ -424,6 +424,7 @@ impl Numbers {
             8 => Request::CmConnections { from: CmCursor { worker: self.odd(), slot: self.odd() } },
             9 => Request::CmCommandRing,
             10 => Request::AllocDm { len: [memory, self.odd64()][self.rng.below(2) as usize] },
+            11 => Request::Impair { device: self.odd(), options: "loss=1%".into(), time_ns: self.odd64() },
             _ => Request::ResolveMac { attr: self.ah() },
         }
     }
