@@ -368,6 +368,20 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_time_is_a_second_or_1000_and_the_largest_rate_a_terabit() {
+        for row in Algorithm::ALL.into_iter().flat_map(Algorithm::parameters) {
+            match row.unit {
+                ParameterUnit::Time => {
+                    assert!([1_000_000_000, 1_000_000_000_000].contains(&row.max), "{} {}", row.name, row.max);
+                }
+                ParameterUnit::BitRate => assert_eq!(row.max, 1_000_000_000_000, "{}", row.name),
+                ParameterUnit::Fraction => assert!(row.max <= 1_000_000, "{}", row.name),
+                ParameterUnit::Size | ParameterUnit::Count => {}
+            }
+        }
+    }
+
+    #[test]
     fn units_may_be_left_out() {
         let read = |unit: ParameterUnit, text| unit.read(text);
         for (text, want) in [("55", 55_000), ("1.5", 1_500), ("2ms", 2_000_000), ("300ns", 300)] {

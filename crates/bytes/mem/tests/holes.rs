@@ -207,3 +207,23 @@ fn take_huge_pages() -> Vec<OwnedFd> {
     }
     taken
 }
+
+/// A process without privileges gets a userfaultfd for faults in user mode only.
+#[test]
+fn missing_pages_are_allocated_without_privileges() {
+    use std::os::unix::{fs::PermissionsExt, process::CommandExt};
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let (nobody, dir) = (65534, std::env::temp_dir().join(format!("burst-holes-test-{}", std::process::id())));
+    std::fs::create_dir(&dir).expect("directory");
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    let copy = dir.join("holes-test");
+    std::fs::copy(std::env::current_exe().expect("own path"), &copy).expect("copied");
+    let mut command = std::process::Command::new(&copy);
+    command.args(["--exact", "missing_pages_are_allocated_within_the_allowance_only"]);
+    let out = command.uid(nobody).gid(nobody).current_dir("/").output();
+    std::fs::remove_dir_all(&dir).expect("removed");
+    let out = out.expect("started");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+}

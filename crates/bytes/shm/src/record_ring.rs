@@ -138,6 +138,13 @@ mod tests {
     }
 
     #[test]
+    fn the_segment_is_as_large_as_header_and_slots_need() {
+        let needed = QUEUE_HEADER_BYTES + RECORD_RING_ENTRIES as usize * (RECORD_BYTES_MAX + LENGTH_BYTES);
+        let (segment, _) = create().expect("a ring");
+        assert!((needed..needed + 4096).contains(&segment.len()), "{} bytes for {needed}", segment.len());
+    }
+
+    #[test]
     fn records_arrive_whole_and_in_order() {
         let (mut producer, mut consumer) = ring();
         let mut buffer = [0; RECORD_BYTES_MAX];

@@ -253,6 +253,23 @@ fn completions_in_order_and_overrun() {
 }
 
 #[test]
+fn completions_that_are_taken_keep_their_slots_until_they_are_released() {
+    let (daemon, mut app) = testing::cq(4);
+    let mut out = Cqe::default();
+    assert!(!app.take_next(&mut out));
+    (0..4).for_each(|i| assert_eq!(daemon.push(&cqe(i), false), Push::Quiet));
+    for i in 0..3 {
+        assert!(app.take_next(&mut out));
+        assert_eq!(out.wr_id, i);
+    }
+    app.release();
+    (4..7).for_each(|i| assert_eq!(daemon.push(&cqe(i), false), Push::Quiet));
+    assert!(app.take_next(&mut out));
+    assert_eq!(daemon.push(&cqe(7), false), Push::Overrun, "the slot of the last one taken is not free yet");
+    assert_eq!(out.wr_id, 3);
+}
+
+#[test]
 fn arming() {
     let (daemon, mut app) = testing::cq(16);
     app.arm(false);

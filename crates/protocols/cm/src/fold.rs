@@ -97,6 +97,27 @@ mod tests {
     }
 
     #[test]
+    fn each_byte_matters() {
+        let hash = |bytes: &[u8]| {
+            let mut folding = Fold::new(3, 5).build_hasher();
+            folding.write(bytes);
+            folding.finish()
+        };
+        for len in 1..20 {
+            let zeros = vec![0; len];
+            for at in 0..len {
+                let mut other = zeros.clone();
+                other[at] = 1;
+                assert_ne!(hash(&zeros), hash(&other), "byte {at} of {len}");
+            }
+        }
+        // Whole words are folded once each, without a word of the empty rest.
+        let mut words = Fold::new(3, 5).build_hasher();
+        words.write_u64(u64::from_ne_bytes([7; 8]));
+        assert_eq!(hash(&[7; 8]), words.finish());
+    }
+
+    #[test]
     fn order_length_and_secret_matter() {
         let fold = Fold::new(3, 5);
         assert_ne!(fold.hash_one((1u32, 2u32)), fold.hash_one((2u32, 1u32)));

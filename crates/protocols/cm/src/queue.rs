@@ -308,6 +308,14 @@ mod tests {
     }
 
     #[test]
+    fn requests_that_another_worker_has_queued_are_not_queued_here() {
+        let (queue, backlog) = (RequestQueue::new(), Arc::new(Backlog::new(100)));
+        let of_another = RequestPlace::enter(&backlog).expect("room");
+        assert_eq!((backlog.queued(), queue.has(&backlog)), (1, false));
+        drop(of_another);
+    }
+
+    #[test]
     fn sources_take_turns_and_proven_ones_come_first() {
         let (mut queue, backlog) = (RequestQueue::new(), Arc::new(Backlog::new(100)));
         (10..20).for_each(|id| queue.push(Nanos(0), &backlog, source(1), false, id));

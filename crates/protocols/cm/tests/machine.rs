@@ -212,8 +212,9 @@ fn steps_carry_the_time_since_the_step_before() {
     assert_eq!(time(CmStep::Established), (Nanos::from_ms(9), Nanos::from_ms(7)), "since the REQ");
 }
 
-#[test]
-fn a_request_is_repeated_at_the_very_end_of_its_prolonged_wait() {
+/// A host with an established connection, whose answer took 56 ms, and a request; and when the request is repeated: its first
+/// wait is 100 ms at most, but twice the recent time of an answer is 112 ms.
+fn with_a_prolonged_wait() -> (Host, Nanos) {
     let mut host = Host::new(1);
     let (peer, asked_at) = (ip("10.0.0.9"), Nanos::from_ms(10_000));
     host.connect(asked_at, peer, &[]);
@@ -225,11 +226,58 @@ fn a_request_is_repeated_at_the_very_end_of_its_prolonged_wait() {
     assert_eq!(host.world.stories[0].last(), Some(ConnEventKind::Established));
 
     host.connect(answered_at, peer, &[]);
-    // The first wait is 100 ms at most; twice the recent time of an answer is 112 ms.
-    let prolonged = answered_at + Nanos::from_ms(112);
     host.world.sent.clear();
+    (host, answered_at + Nanos::from_ms(112))
+}
+
+#[test]
+fn a_request_is_repeated_at_the_very_end_of_its_prolonged_wait() {
+    let (mut host, prolonged) = with_a_prolonged_wait();
     assert_eq!(host.cm.on_timer(prolonged, 100, &mut host.world), 1, "one timer, served once");
     assert_eq!(host.world.sent.len(), 1, "the request is repeated");
+}
+
+#[test]
+fn a_request_is_not_repeated_before_the_end_of_its_prolonged_wait() {
+    let (mut host, prolonged) = with_a_prolonged_wait();
+    let early = Nanos(prolonged.0 - 1);
+    assert_eq!(host.cm.on_timer(early, 100, &mut host.world), 1, "the timer of the first wait");
+    let again = host.cm.next_deadline();
+    assert!(host.world.sent.is_empty() && again >= prolonged, "{again:?}");
+    host.cm.on_timer(again, 100, &mut host.world);
+    assert_eq!(host.world.sent.len(), 1);
+}
+
+#[test]
+fn pages_of_the_list_show_each_connection_once() {
+    let mut host = Host::new(1);
+    for owner in 0..5 {
+        assert_eq!(host.connect(NOW, ip("10.0.0.9"), &[]), owner);
+    }
+    let (mut seen, mut pages, mut next) = (Vec::new(), Vec::new(), Some(0));
+    while let Some(from) = next {
+        let before = seen.len();
+        next = host.cm.view(from, 2, |view| seen.push((*view.owner.expect("an owner"), view.comm_id)));
+        pages.push(seen.len() - before);
+        assert!(pages.len() < 5, "no end of pages");
+    }
+    seen.sort_unstable();
+    let made: Vec<_> = host.world.stories.iter().zip(0..).map(|(story, owner)| (owner, story.conn)).collect();
+    assert_eq!((seen, pages), (made, vec![2, 2, 1]));
+    assert_eq!(Host::new(2).cm.view(0, 2, |_| panic!("no connection")), None);
+}
+
+#[test]
+fn the_answer_to_a_datagram_request_names_the_request_and_the_service() {
+    let mut host = Host::new(1);
+    host.cm.listen(Listener { sidr: true, ..listener(1, None, None).0 }).expect("free");
+    assert_eq!(ask_sidr(&mut host, 11), []);
+    let param = ConnParam { qpn: 5, qkey: 6, ..ConnParam::default() };
+    let params = EndParams { param, ..EndParams::default() };
+    let id = host.world.stories[0].conn;
+    assert_eq!(host.cm.serve(NOW, id, &params, &mut host.world), Ok(()));
+    let [CmMessage::SidrRep(rep)] = sent_by(&mut host)[..] else { panic!("one SIDR_REP") };
+    assert_eq!((rep.request_id, rep.service_id, rep.status, rep.qpn, rep.qkey), (11, SERVICE, 0, 5, 6));
 }
 
 /// Effects of a host that does not report unread events, and keeps no backlog places of withdrawn requests.

@@ -428,6 +428,15 @@ fn an_accepted_connection_may_be_rejected_until_the_rtu() {
     assert_eq!(late, Err(CmError::WrongState));
 }
 
+/// The peer's transactions have other ids: those of the DREQs of this end are its connection's id below the highest bit.
+#[test]
+fn a_disconnect_has_a_transaction_id_of_its_own() {
+    let (mut host, id) = established();
+    host.disconnect(NOW, 0);
+    let [(_, mad)] = host.world.sent[..] else { panic!("no DREQ") };
+    assert_eq!(Mad::parse(&mad).expect("well formed").tid, 1 << 63 | u64::from(id));
+}
+
 #[test]
 fn a_disconnect_without_answer_reports_the_time_out() {
     let (mut host, id) = established();

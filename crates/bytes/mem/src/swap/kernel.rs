@@ -74,3 +74,18 @@ pub(crate) fn set_apart(at: usize, len: usize) {
     // SAFETY: advice about reading ahead; the contents stay.
     let _ = unsafe { rustix::mm::madvise(at as *mut _, len, Advice::Random) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_without_rights_cannot_be_populated() {
+        let at = map_private(4096, 0).expect("mapped");
+        // SAFETY: the mapping made above, which is not read or written.
+        unsafe { rustix::mm::mprotect(at.cast(), 4096, MprotectFlags::empty()) }.expect("protected");
+        assert!(!populate(at as usize, 4096));
+        // SAFETY: as above.
+        unsafe { unmap(at, 4096) };
+    }
+}

@@ -340,3 +340,19 @@ fn each(len: usize, mut transfer: impl FnMut(usize) -> isize) -> bool {
     }
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_is_repeated_until_all_is_done_and_ends_at_a_failure() {
+        let mut calls = Vec::new();
+        assert!(each(8, |done| {
+            calls.push(done);
+            (8 - done).min(3) as isize
+        }));
+        assert_eq!(calls, [0, 3, 6]);
+        assert!(!each(8, |_| -2) && !each(8, |_| 0) && each(0, |_| -2));
+    }
+}
