@@ -91,3 +91,16 @@ impl Vlan {
         put(out, 2, &self.ethertype.0.to_be_bytes());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_address_has_the_lowest_bit_of_its_first_byte() {
+        let first = |byte| MacAddr([byte, 1, 1, 1, 1, 1]);
+        assert!(MacAddr::BROADCAST.is_multicast() && first(0x01).is_multicast() && first(0x33).is_multicast());
+        // The next bit is that of addresses administered locally.
+        assert!(!first(0x00).is_multicast() && !first(0x02).is_multicast() && !first(0xfe).is_multicast());
+    }
+}
