@@ -1,5 +1,8 @@
 """Congestion control between two hosts: ECN bits cross the kernel on each kind of port, and marks come back as notifications."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from lab import build_directory, run_pair, wait_until
@@ -29,3 +32,51 @@ def test_without_a_controller_that_reacts_nothing_is_marked(make_fabric, port):
     fabric = make_fabric(ports=(port, f"impair:ecn=100%,dir=rx/{port}"))
     run_pair(fabric.b, fabric.a, [EXERCISE, "-n", 1000, "-s", 9])
     assert fabric.b.stats()["marked_packets"] == 0
+
+
+def congestion(host, *words):
+    code, text = host.burst("cc", *words, "--json")
+    assert code == 0, text
+    return json.loads(text)
+
+
+def test_the_controller_of_a_running_daemon_is_changed(make_fabric):
+    """Packets of `aimd` are not ECN-capable, those of `dcqcn` are, so the marks that arrive count which controller sent."""
+    fabric = make_fabric(ports=("udp:dev=eth0", "impair:ecn=10%,dir=rx/udp:dev=eth0"))
+    sender, receiver = fabric.a, fabric.b
+    traffic = [EXERCISE, "-n", 2000, "-s", 9]
+    assert congestion(sender) == {"cc": "aimd", "algorithm": "aimd", "peers": [], "not_shown": 0}
+    run_pair(receiver, sender, traffic)
+    assert receiver.stats()["marked_packets"] == 0
+    assert congestion(sender, "dcqcn", "rpg_ai_rate=100M")["cc"] == "dcqcn:rpg_ai_rate=100M"
+    run_pair(receiver, sender, traffic)
+    marked = receiver.stats()["marked_packets"]
+    assert marked > 0
+    wait_until(lambda: sender.stats().get("cnp_received", 0) > 0, said=lambda: f"{sender.stats()}")
+    for words, sentence in (
+        (["dcqnc"], "did you mean 'dcqcn'?"),
+        (["dcqcn", "rpg_ai_rat=1M"], "did you mean 'rpg_ai_rate'?"),
+        (["swift", "base_target=1h"], "write a value from"),
+    ):
+        code, text = sender.burst("cc", *words)
+        assert code == 1 and sentence in text, (words, text)
+    assert congestion(sender)["cc"] == "dcqcn:rpg_ai_rate=100M"
+    assert congestion(sender, "aimd")["algorithm"] == "aimd"
+    run_pair(receiver, sender, traffic)
+    assert receiver.stats()["marked_packets"] == marked
+
+
+def test_traffic_goes_on_while_the_controller_changes(make_fabric):
+    """Every algorithm in turn takes over the connections of a running program, which checks all its data."""
+    port = "impair:ecn=5%,dir=rx/udp:dev=eth0"
+    fabric = make_fabric(ports=(port, port))
+    changes = 0
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_pair, fabric.b, fabric.a, [EXERCISE, "-n", 5000, "-s", 9])
+        while not running.done() or changes < 7:
+            name = ["dcqcn", "swift", "none", "dctcp", "timely", "dcqcn-nvidia", "aimd"][changes % 7]
+            for host in (fabric.a, fabric.b):
+                shown = congestion(host, name)
+                assert shown["algorithm"] == name and all(peer["algorithm"] == name for peer in shown["peers"])
+            changes += 1
+        running.result()

@@ -83,6 +83,8 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("devices", Request::ListDevices),
         ("open", Request::OpenContext { device: 0 }),
         ("impair", Request::Impair { device: 0, options: "loss=1%,rate=10Gbit".into(), time_ns: 1_000_000_000 }),
+        ("cc", Request::Cc { from: Default::default() }),
+        ("set-cc", Request::SetCc { cc: "dcqcn:rpg_ai_rate=100M".into() }),
         ("pd", Request::AllocPd),
         ("channel", Request::CreateChannel),
         ("cq", Request::CreateCq(CqInitAttr { entries: 16, channel: Some(0), cookie: 1, vector: 0 })),

@@ -4,7 +4,7 @@
 //! contexts. The daemon checks them on every use.
 
 use crate::cm::{CmCommand, CmReply};
-use crate::monitor::{CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage};
+use crate::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage};
 use crate::names;
 use burst_base::verbs::{AhAttr, Mtu, MwType, QpAttr, QpCap, QpType};
 use serde::{Deserialize, Serialize};
@@ -425,6 +425,16 @@ pub enum Request {
     },
     /// Gets the histograms of connection setup.
     CmStats,
+    /// Gets the congestion control in force, and a page of the peer addresses.
+    Cc {
+        /// Beginning of the page: `next` of the page before, or the default.
+        from: CmCursor,
+    },
+    /// Changes the congestion control of all peers; root's and the daemon's user's.
+    SetCc {
+        /// As the key `cc` of the configuration: `dcqcn:rpg_ai_rate=100M`.
+        cc: String,
+    },
     /// Gets a page of the list of connections and listeners.
     CmConnections {
         /// Beginning of the page: `next` of the page before, or the default.
@@ -568,6 +578,17 @@ pub enum Response {
     Cm(Vec<CmReply>),
     /// To `CmStats`.
     CmStats(CmStats),
+    /// To `Cc`.
+    Cc {
+        /// Algorithm and parameters.
+        cc: String,
+        /// Peer addresses of the page.
+        peers: Vec<CcPeer>,
+        /// How many this page leaves out, because the user is neither root nor the daemon's.
+        hidden: u32,
+        /// Beginning of the next page; `None` after the last page.
+        next: Option<CmCursor>,
+    },
     /// To `CmConnections`.
     CmConnections {
         /// Connections and listeners of the page.

@@ -5,6 +5,7 @@
 
 use crate::cm::CmAddr;
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
 macro_rules! states {
     ($($(#[$doc:meta])* $v:ident $name:literal;)+) => {
@@ -93,6 +94,39 @@ pub struct CmConnection {
     pub peer_qpn: u32,
     /// Time since the last step.
     pub since_ns: u64,
+}
+
+/// Maximum number of peer addresses in one reply.
+pub const CC_PAGE: usize = 64;
+
+/// Congestion control towards one peer address, of one worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CcPeer {
+    /// Worker.
+    pub worker: u32,
+    /// Device number.
+    pub device: u32,
+    /// Address of the peer.
+    pub peer: IpAddr,
+    /// Connected queue pairs that share the controller.
+    pub queue_pairs: u32,
+    /// Bytes in flight.
+    pub inflight_bytes: u64,
+    /// Most bytes in flight.
+    pub window_bytes: u64,
+    /// Rate in bits per second; 0: sends are not paced.
+    pub rate_bps: u64,
+    /// Variables of the controller.
+    pub variables: Vec<CcVariable>,
+}
+
+/// A variable of a controller.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CcVariable {
+    /// Published name, with its unit.
+    pub name: String,
+    /// Value in millionths of the unit.
+    pub millionths: i64,
 }
 
 /// To [`crate::Request::CmStats`].

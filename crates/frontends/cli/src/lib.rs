@@ -6,6 +6,7 @@
 //! 126 (not executable), 127 (not found).
 #![deny(unsafe_code)]
 
+mod cc;
 mod cm;
 mod daemon;
 mod doctor;
@@ -37,6 +38,7 @@ pub fn main() -> ExitCode {
         Some(("doctor", m)) => doctor::doctor(m),
         Some(("why", m)) => why::why(m),
         Some(("impair", m)) => impair::impair(m),
+        Some(("cc", m)) => cc::cc(m),
         Some(("stats", m)) => stats::stats(m),
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
@@ -80,6 +82,7 @@ pub fn command() -> Command {
                 .arg(json())
                 .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Also counters that are 0")),
         )
+        .subcommand(cc::command())
         .subcommand(cm::command())
         .subcommand(impair::command())
         .subcommand(host_files::system::command())

@@ -4,7 +4,7 @@ use crate::context::ClientContext;
 use crate::error::{ClientError, Result};
 use crate::raw::program_name;
 use burst_control::cm::CmAddr;
-use burst_control::monitor::{CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
+use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
 use burst_control::{Client, ControlError, Counter, DaemonInfo, DeviceInfo, Request, Response, socket_path};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -148,6 +148,37 @@ impl Daemon {
         match self.ask(&Request::CmStats)? {
             Response::CmStats(stats) => Ok(stats),
             _ => Err(ClientError::Unexpected("no histograms of connection setup")),
+        }
+    }
+
+    /// The congestion control in force, the peer addresses that this user may see, and the number of the others.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn congestion(&mut self) -> Result<(String, Vec<CcPeer>, u64)> {
+        let (mut all, mut others) = (Vec::new(), 0);
+        let mut from = CmCursor::default();
+        loop {
+            let Response::Cc { cc, peers, hidden, next } = self.ask(&Request::Cc { from })? else {
+                return Err(ClientError::Unexpected("no list of peers"));
+            };
+            all.extend(peers);
+            others += u64::from(hidden);
+            match next {
+                Some(next) if next > from => from = next,
+                _ => return Ok((cc, all, others)),
+            }
+        }
+    }
+
+    /// Changes the congestion control of all peers: `cc` as the key of the configuration, `dcqcn:rpg_ai_rate=100M`.
+    ///
+    /// # Errors
+    /// When the daemon refuses (the user is neither root nor the daemon's, or a name or value is wrong), or the connection fails.
+    pub fn set_congestion(&mut self, cc: &str) -> Result<()> {
+        match self.ask(&Request::SetCc { cc: cc.to_owned() })? {
+            Response::Done => Ok(()),
+            _ => Err(ClientError::Unexpected("no answer to a change of congestion control")),
         }
     }
 

@@ -19,6 +19,7 @@
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
 //! | `pacing` | rates: gates of paths, and when they open |
 //! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
+//! | `retune` | congestion control shown and changed while the worker runs |
 //! | `management` | the worker's side of the GSI agent (crate `gsi`) |
 //! | `tombstone` | answers for queue pairs whose process died |
 //! | `tombstone_file` | connected queue pairs, for a successor of this process |
@@ -52,6 +53,7 @@ mod congestion;
 mod management;
 mod pacing;
 mod receive;
+mod retune;
 mod transmit;
 mod xrc;
 

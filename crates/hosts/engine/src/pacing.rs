@@ -84,6 +84,12 @@ impl PaceQueue {
         self.heap.reserve(paths);
     }
 
+    /// Removes all entries.
+    pub fn clear(&mut self) {
+        self.heap.clear();
+        self.next = Nanos::NEVER;
+    }
+
     /// Wakes the line of `path` at `at`, unless it is woken before.
     #[cold]
     pub fn arm(&mut self, path: u32, pacer: &mut Pacer, at: Nanos) {

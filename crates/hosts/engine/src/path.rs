@@ -101,10 +101,7 @@ impl Path {
             device,
             users: 0,
             controller: Controller::new(&cc, now, line_rate_bps, if plain { 0 } else { mtu }),
-            tuned: (!plain).then(|| {
-                let guard = Aimd::new(cc.window_max_bytes);
-                Box::new(Tuned { guard, pacer: Pacer::default(), probe: None })
-            }),
+            tuned: (!plain).then(|| Box::new(Tuned::new(&cc))),
             qp_min_bytes: if plain { QP_MIN_BYTES } else { u64::from(mtu) },
             inflight: 0,
             cnp_from: Nanos(0),
@@ -113,6 +110,19 @@ impl Path {
             waiting: std::collections::VecDeque::new(),
         }
     }
+    /// Replaces the controller by one in its first state. The caller gives a turn to the queue pairs that wait, and removes the
+    /// path from the queue of gates.
+    pub(crate) fn retune(&mut self, now: Nanos, link: &PathLink) {
+        let Path { controller, tuned, qp_min_bytes, .. } = Path::new(now, self.peer, self.device, link);
+        (self.controller, self.tuned, self.qp_min_bytes) = (controller, tuned, qp_min_bytes);
+    }
+
+    /// Passes the controller's variables to `visit`; returns its rate in bits per second, 0 for none.
+    pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) -> u64 {
+        self.controller.observe(visit);
+        self.controller.limits().rate_bps
+    }
+
     /// Bytes that a queue pair with `own` bytes in flight may add now.
     pub fn room(&self, own: u64) -> u64 {
         let shared = self.window().saturating_sub(self.inflight);
@@ -257,6 +267,10 @@ impl Path {
 }
 
 impl Tuned {
+    fn new(cc: &Params) -> Tuned {
+        Tuned { guard: Aimd::new(cc.window_max_bytes), pacer: Pacer::default(), probe: None }
+    }
+
     /// Bytes of queue pair `qp` were acknowledged.
     #[cold]
     #[inline(never)]

@@ -306,3 +306,64 @@ fn a_queue_pair_that_does_not_receive_answers_no_mark() {
     hand.host.reset_qp(Nanos(0), &mut qp);
     assert!(hand.send(ip(2), Ecn::Ce, &head(Opcode::RcSendOnly, qp.qpn, 0x00ff_fff0)).is_empty());
 }
+
+/// The one peer of a host.
+fn peer_of(host: &Host) -> burst_control::monitor::CcPeer {
+    let (mut peers, next) = host.worker.cc_peers(0, 8);
+    assert!(peers.len() == 1 && next.is_none(), "{peers:?}");
+    peers.remove(0)
+}
+
+fn set_cc(host: &mut Host, now: Nanos, cc: &str) {
+    host.worker.set_cc(now, Params::parse(cc, 1 << 20).expect("a valid specification"));
+}
+
+/// A queue pair whose transfer has begun goes on under each algorithm, from the closed gate of a rate and from a closed window.
+#[test]
+fn a_change_of_controller_leaves_no_queue_pair_waiting() {
+    let names = ["none", "swift", "dctcp", "timely", "dcqcn-nvidia", "aimd", "dcqcn:rpg_min_rate=100M"];
+    let (mut a, mut b, mut qa, _qb, mut now) = slowed_hosts();
+    let (mut qc, _qd) = connected(&mut a, &mut b);
+    for cc in names {
+        let (sge, key) = (a.sge(0, 512 << 10), b.key);
+        for qp in [&mut qa, &mut qc] {
+            a.post(qp, request(WrOpcode::RdmaWrite, 1, BASE, key), &[sge]);
+        }
+        for _ in 0..20 {
+            now = now + Nanos(1_000);
+            a.worker.run_once(now);
+            b.worker.run_once(now);
+        }
+        set_cc(&mut a, now, cc);
+        assert_eq!(peer_of(&a).queue_pairs, 2);
+        for qp in [&mut qa, &mut qc] {
+            let mut done = None;
+            assert!(run(&mut a, &mut b, &mut now, |_, _| {
+                done = poll(qp);
+                done.is_some()
+            }));
+            assert_eq!(done.map(|cqe| cqe.status), Some(0), "{cc}");
+        }
+        assert_eq!(peer_of(&a).inflight_bytes, 0, "{cc}");
+    }
+}
+
+#[test]
+fn queue_pairs_that_are_connected_become_markable_with_the_controller() {
+    let (mut a, mut b) = marked_hosts("aimd");
+    let (mut qa, _qb) = connected(&mut a, &mut b);
+    let mut now = Nanos(0);
+    transfer(&mut a, &mut b, &mut qa, &mut now, WrOpcode::RdmaWrite, 512 << 10);
+    assert_eq!((traffic(&b, Traffic::MarkedPackets), peer_of(&a).rate_bps), (0, 0));
+    set_cc(&mut a, now, "dcqcn:rpg_time_reset=1s,rpg_byte_reset=1GiB");
+    assert_eq!(peer_of(&a).rate_bps, 0, "the rate of the link is not paced");
+    transfer(&mut a, &mut b, &mut qa, &mut now, WrOpcode::RdmaWrite, 512 << 10);
+    assert!(traffic(&b, Traffic::CnpsSent) > 0);
+    let sent = traffic(&b, Traffic::CnpsSent);
+    assert!(arrive(&mut a, &mut b, &mut now, |a, _| reason(a, Reason::CnpReceived) == sent));
+    let slowed = peer_of(&a);
+    assert!(slowed.rate_bps > 0 && slowed.variables.iter().any(|v| v.name == "alpha"), "{slowed:?}");
+    // The same algorithm again begins in its first state.
+    set_cc(&mut a, now, "dcqcn");
+    assert_eq!(peer_of(&a).rate_bps, 0);
+}

@@ -12,6 +12,7 @@
 //! | `host/stats.rs` | counters and the description of the host |
 
 mod cm;
+mod congestion;
 mod hops;
 mod impair;
 mod multicast;
@@ -109,6 +110,8 @@ pub struct Host {
     clock: Clock,
     random: RandomSource,
     cm_secret: Secret,
+    /// Congestion control of all peers.
+    cc: burst_cc::Params,
     next_worker: usize,
     started: Nanos,
 }
@@ -160,7 +163,7 @@ impl Host {
             .map(|(index, port)| HostDevice::new(DeviceId::from_index(index), port.caps().clone()))
             .collect();
         for (id, ports) in ports.into_iter().enumerate() {
-            let worker = host.make_worker(options, id, ports, &inboxes);
+            let worker = host.make_worker(id, ports, &inboxes);
             host.start_worker(options, worker, store.as_deref())?;
         }
         host.store = store;
@@ -206,16 +209,13 @@ impl Host {
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),
             random,
+            cc: options.cc.with_window(u64::from(options.window_in_force())),
             next_worker: 0,
         })
     }
 
-    fn make_worker(&mut self, options: &HostOptions, id: usize, ports: WorkerPorts, inboxes: &[Arc<Inbox>]) -> Worker {
-        let worker_options = WorkerOptions {
-            id: id as u32,
-            cc: options.cc.with_window(u64::from(options.window_in_force())),
-            cm_secret: self.cm_secret,
-        };
+    fn make_worker(&mut self, id: usize, ports: WorkerPorts, inboxes: &[Arc<Inbox>]) -> Worker {
+        let worker_options = WorkerOptions { id: id as u32, cc: self.cc, cm_secret: self.cm_secret };
         Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec())
     }
 

@@ -143,3 +143,31 @@ fn only_root_and_the_daemons_user_impair_a_port() {
     assert_eq!(ask(0, 0, "", 0), (Ok(()), None));
     programs.into_iter().for_each(|program| program.end(&mut host));
 }
+
+/// Peers are shared by all users: others see how many there are. A wrong name changes nothing.
+#[test]
+fn only_root_and_the_daemons_user_change_the_congestion_control() {
+    let mut host = host(50);
+    let own = rustix::process::geteuid().as_raw();
+    let mut programs = [own, stranger(1)].map(|uid| Program::start(&mut host, uid).expect("a program"));
+    let mut ask = |program: usize, cc: &str| {
+        let done = programs[program].ask(&mut host, Request::SetCc { cc: cc.into() });
+        let Response::Cc { cc, peers, hidden, next } = host.congestion(own, CmCursor::default()) else {
+            panic!("the congestion control")
+        };
+        assert!(peers.is_empty() && hidden == 0 && next.is_none());
+        (done.map(drop).map_err(|refusal| (refusal.errno, refusal.sentence)), cc)
+    };
+    let refused = ask(1, "dcqcn");
+    assert!(matches!(refused.0, Err((libc::EPERM, _))) && refused.1 == "aimd", "{refused:?}");
+    assert_eq!(ask(0, "dcqcn:rpg_ai_rate=100M"), (Ok(()), "dcqcn:rpg_ai_rate=100M".into()));
+    for (text, near) in
+        [("dctpc", "'dctcp'"), ("dcqcn:rpg_ai_rat=1M", "'rpg_ai_rate'"), ("dcqcn:rpg_ai_rate=x", "from")]
+    {
+        let (done, cc) = ask(0, text);
+        let (errno, sentence) = done.expect_err(text);
+        assert!(errno == libc::EINVAL && sentence.contains(near) && cc == "dcqcn:rpg_ai_rate=100M", "{sentence} {cc}");
+    }
+    assert!(ask(0, &"x".repeat(2000)).0.is_err());
+    programs.into_iter().for_each(|program| program.end(&mut host));
+}

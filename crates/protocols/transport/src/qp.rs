@@ -107,6 +107,11 @@ impl Qp {
         &self.flow
     }
 
+    /// Sets the traffic class of packets sent from now on.
+    pub fn set_tos(&mut self, tos: u8) {
+        self.flow.tos = tos;
+    }
+
     /// Sets the port's MTU, the largest path MTU that `modify` accepts and the MTU of a queue pair in RESET.
     pub fn follow_port(&mut self, mtu: Mtu) {
         self.id.port_mtu = mtu;

@@ -68,6 +68,8 @@ impl Context {
             | Request::ModifyQpWithoutReply { .. }
             | Request::DropQps { .. }
             | Request::CmStats
+            | Request::Cc { .. }
+            | Request::SetCc { .. }
             | Request::CmConnections { .. } => refuse(libc::EPROTO, "not a request to a context"),
         }
     }

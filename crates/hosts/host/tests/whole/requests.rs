@@ -412,7 +412,7 @@ impl Numbers {
 
     /// A request that needs no context, or little.
     fn general(&mut self, memory: u64) -> Request {
-        match self.rng.below(13) {
+        match self.rng.below(15) {
             0 => Request::Hello { program: "x".repeat(self.rng.below(300) as usize) },
             1 => Request::DaemonInfo,
             2 => Request::ListDevices,
@@ -425,6 +425,10 @@ impl Numbers {
             9 => Request::CmCommandRing,
             10 => Request::AllocDm { len: [memory, self.odd64()][self.rng.below(2) as usize] },
             11 => Request::Impair { device: self.odd(), options: "loss=1%".into(), time_ns: self.odd64() },
+            12 => Request::Cc { from: CmCursor { worker: self.odd(), slot: self.odd() } },
+            13 => {
+                Request::SetCc { cc: ["swift", "dcqcn", "aimd", "none", "timley"][self.rng.below(5) as usize].into() }
+            }
             _ => Request::ResolveMac { attr: self.ah() },
         }
     }

@@ -1,0 +1,148 @@
+//! `burst cc`: the congestion control of a running daemon, shown and changed.
+
+use burst_control::monitor::CcPeer;
+use clap::{Arg, ArgMatches, Command};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::process::ExitCode;
+
+/// The grammar.
+pub fn command() -> Command {
+    Command::new("cc")
+        .about("Show the congestion control of each peer, or change it for all")
+        .long_about(
+            "Show the congestion control of each peer, or change it for all.\n\n\
+             A change is in force until the daemon ends. Each peer's controller begins in its first state; parameters that \
+             are not named have their defaults. Each worker has its own controller for a peer. Only root and the user who \
+             runs the daemon may change it, and see the peers.",
+        )
+        .after_help("burst cc\nburst cc dcqcn rpg_ai_rate=100M\nburst cc aimd")
+        .arg(Arg::new("algorithm").value_name("ALGORITHM").help("aimd, none, dcqcn, dcqcn-nvidia, dctcp, swift, timely"))
+        .arg(
+            Arg::new("parameters")
+                .value_name("PARAMETER=VALUE")
+                .num_args(0..)
+                .help("Parameters that differ from the algorithm's defaults (docs/congestion.md)"),
+        )
+        .arg(crate::socket())
+        .arg(crate::json())
+}
+
+/// Carries it out.
+pub fn cc(matches: &ArgMatches) -> ExitCode {
+    let done = crate::sockets::connect(crate::chosen_socket(matches).as_deref()).and_then(|mut daemon| {
+        if let Some(algorithm) = matches.get_one::<String>("algorithm") {
+            let parameters = matches.get_many::<String>("parameters").unwrap_or_default().map(String::as_str);
+            daemon.set_congestion(&specification(algorithm, parameters)).map_err(|e| e.to_string())?;
+        }
+        let (cc, peers, hidden) = daemon.congestion().map_err(|e| e.to_string())?;
+        Ok(match matches.get_flag("json") {
+            true => format!("{:#}\n", as_json(&cc, &peers, hidden)),
+            false => as_text(&cc, &peers, hidden),
+        })
+    });
+    done.map_or_else(crate::fail, |text| crate::finish(&text))
+}
+
+/// As the key `cc` of the configuration.
+fn specification<'a>(algorithm: &str, parameters: impl Iterator<Item = &'a str>) -> String {
+    let parameters: Vec<&str> = parameters.collect();
+    match (parameters.is_empty(), algorithm.contains(':')) {
+        (true, _) => algorithm.into(),
+        (false, true) => format!("{algorithm},{}", parameters.join(",")),
+        (false, false) => format!("{algorithm}:{}", parameters.join(",")),
+    }
+}
+
+fn variable(peer: &CcPeer, name: &str) -> Option<f64> {
+    peer.variables.iter().find(|variable| variable.name == name).map(|variable| variable.millionths as f64 / 1e6)
+}
+
+fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
+    let mut text = format!("{cc}\n");
+    if !peers.is_empty() {
+        let _ = writeln!(
+            text,
+            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>8}",
+            "device", "worker", "peer", "qps", "in flight", "window", "Mbit/s", "rtt us", "ce share"
+        );
+    }
+    for peer in peers {
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
+        let rate = (peer.rate_bps > 0).then_some(peer.rate_bps as f64 / 1e6);
+        let _ = writeln!(
+            text,
+            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>8}",
+            format!("burst{}", peer.device),
+            peer.worker,
+            peer.peer.to_string(),
+            peer.queue_pairs,
+            peer.inflight_bytes,
+            peer.window_bytes,
+            number(rate),
+            number(variable(peer, "rtt_ns").map(|rtt| rtt / 1e3)),
+            variable(peer, "alpha").map_or_else(|| "-".to_owned(), |share| format!("{share:.3}")),
+        );
+    }
+    if hidden > 0 {
+        let _ = writeln!(text, "{hidden} peers are not shown; root sees them");
+    }
+    text
+}
+
+fn as_json(cc: &str, peers: &[CcPeer], hidden: u64) -> Value {
+    let algorithm = cc.split(':').next();
+    let rows = peers.iter().map(|peer| {
+        let variables = peer.variables.iter().map(|v| (v.name.clone(), json!(v.millionths as f64 / 1e6))).collect();
+        json!({
+            "device": format!("burst{}", peer.device),
+            "worker": peer.worker,
+            "peer": peer.peer.to_string(),
+            "algorithm": algorithm,
+            "queue_pairs": peer.queue_pairs,
+            "inflight_bytes": peer.inflight_bytes,
+            "window_bytes": peer.window_bytes,
+            "rate_bps": (peer.rate_bps > 0).then_some(peer.rate_bps),
+            "rtt_ns": variable(peer, "rtt_ns"),
+            "ce_share": variable(peer, "alpha"),
+            "variables": Value::Object(variables),
+        })
+    });
+    json!({ "cc": cc, "algorithm": algorithm, "peers": rows.collect::<Vec<_>>(), "not_shown": hidden })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_control::monitor::CcVariable;
+
+    #[test]
+    fn parameters_follow_the_algorithm() {
+        let say = |algorithm, parameters: &[&str]| specification(algorithm, parameters.iter().copied());
+        assert_eq!(say("aimd", &[]), "aimd");
+        assert_eq!(say("dcqcn", &["a=1", "b=2"]), "dcqcn:a=1,b=2");
+        assert_eq!(say("dcqcn:a=1", &["b=2"]), "dcqcn:a=1,b=2");
+    }
+
+    #[test]
+    fn a_peer_shows_what_its_controller_knows() {
+        let alpha = CcVariable { name: "alpha".into(), millionths: 250_000 };
+        let peer = CcPeer {
+            worker: 0,
+            device: 1,
+            peer: [10, 0, 0, 2].into(),
+            queue_pairs: 3,
+            inflight_bytes: 4096,
+            window_bytes: 65_536,
+            rate_bps: 2_500_000_000,
+            variables: vec![alpha],
+        };
+        let text = as_text("dcqcn", std::slice::from_ref(&peer), 0);
+        let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
+        assert_eq!(row, ["burst1", "0", "10.0.0.2", "3", "4096", "65536", "2500.0", "-", "0.250"]);
+        let value = as_json("dcqcn:a=1", &[peer], 2);
+        assert_eq!((&value["algorithm"], &value["not_shown"]), (&json!("dcqcn"), &json!(2)));
+        assert_eq!((&value["peers"][0]["ce_share"], &value["peers"][0]["rtt_ns"]), (&json!(0.25), &Value::Null));
+        assert_eq!(as_text("aimd", &[], 7), "aimd\n7 peers are not shown; root sees them\n");
+    }
+}

@@ -1,0 +1,54 @@
+//! Congestion control of the peers, shown and changed while the daemon runs (`burst cc`).
+
+use super::Host;
+use crate::refusal::refuse;
+use crate::reply::ReplyParts;
+use burst_cc::Params;
+use burst_control::monitor::{CC_PAGE, CmCursor};
+use burst_control::{Refusal, Response};
+
+/// Longest text of an algorithm with its parameters.
+const TEXT_MAX: usize = 1024;
+
+impl Host {
+    /// A page of the peers of all workers, as a user may see them: a path is shared by the queue pairs of all users, so that only
+    /// root and the daemon's user see more than the number.
+    pub fn congestion(&self, viewer: u32, from: CmCursor) -> Response {
+        let CmCursor { mut worker, mut slot } = from;
+        let mut peers = Vec::new();
+        while (worker as usize) < self.workers().len() && peers.len() < CC_PAGE {
+            let most = CC_PAGE - peers.len();
+            let (page, next) = self.on_worker(worker as usize, move |w, _| w.cc_peers(slot, most));
+            peers.extend(page);
+            (worker, slot) = next.map_or((worker + 1, 0), |slot| (worker, slot));
+        }
+        let next = ((worker as usize) < self.workers().len()).then_some(CmCursor { worker, slot });
+        let mut hidden = 0;
+        if !self.authority.sees_all(viewer) {
+            hidden = peers.len() as u32;
+            peers.clear();
+        }
+        Response::Cc { cc: self.cc.to_string(), peers, hidden, next }
+    }
+
+    /// Changes algorithm and parameters for all peers.
+    ///
+    /// # Errors
+    /// EPERM for another user than root and the daemon's, EINVAL for an unknown algorithm or parameter, or a value out of range,
+    /// with the nearest valid name or the range; then nothing has changed.
+    pub fn set_cc(&mut self, uid: u32, text: &str) -> Result<ReplyParts, Refusal> {
+        if !self.authority.sees_all(uid) {
+            return refuse(libc::EPERM, "only root and the user who runs the daemon may change the congestion control");
+        }
+        if text.len() > TEXT_MAX {
+            return refuse(libc::EINVAL, format!("the congestion control has more than {TEXT_MAX} characters"));
+        }
+        let cc = Params::parse(text, self.cc.window_max_bytes).or_else(|why| refuse(libc::EINVAL, why))?;
+        tracing::info!(%cc, "congestion control");
+        self.cc = cc;
+        for worker in 0..self.workers.len() {
+            self.on_worker(worker, move |w, now| w.set_cc(now, cc));
+        }
+        Ok(Response::Done.into())
+    }
+}
