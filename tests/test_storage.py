@@ -33,8 +33,8 @@ def fio(name, *words):
 
 @pytest.mark.parametrize("verb", ["write", "read", "send"])
 def test_fio(fabric, verb):
-    # The server has the greater depth, because fio's clients fail when a SEND finds no receive.
-    server = fabric.b.start(*fio("server", "--iodepth=16", "--rw=read"))
+    # The server has a receive for each block, because fio's clients fail when a SEND finds none.
+    server = fabric.b.start(*fio("server", f"--iodepth={FIO_BLOCKS + 16}", "--rw=read"))
     try:
         server.wait_for_text("waiting for connection", SECONDS)
         before = fabric.a.stats()
