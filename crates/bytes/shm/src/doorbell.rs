@@ -1,6 +1,6 @@
 //! Doorbells: a three-level bitmap per (context, worker); one bit per queue.
 //!
-//! The application rings by three atomic ORs, leaf, middle, top. The daemon drains by three levels of swaps, top,
+//! The application rings by at most three atomic ORs, leaf, middle, top. The daemon drains by three levels of swaps, top,
 //! middle, leaf. A ring costs the same for one queue and for a hundred thousand, and an idle context costs the
 //! daemon one load.
 //!
@@ -19,7 +19,7 @@ use crate::area::Area;
 use crate::layout::{ContextPage, DOORBELL_QUEUES, DoorbellTree, WORKER_MAX};
 use crate::protocol;
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 const MID: usize = offset_of!(DoorbellTree, mid);
 const LEAF: usize = offset_of!(DoorbellTree, leaf);
@@ -109,15 +109,14 @@ impl DoorbellDrain {
             if self.area.word64(self.tree).load(Relaxed) == 0 {
                 return false;
             }
-            // Acquire at each level: pairs with the Releases of `ring_bit`.
-            self.top = self.area.word64(self.tree).swap(0, Acquire);
+            self.top = protocol::take_bits(self.area.word64(self.tree));
         }
         loop {
             while self.mid != 0 {
                 let bit = self.mid.trailing_zeros() as usize;
                 self.mid &= self.mid - 1;
                 self.word = self.group * 64 + bit;
-                self.leaf = self.area.word64(self.tree + LEAF + 8 * self.word).swap(0, Acquire);
+                self.leaf = protocol::take_bits(self.area.word64(self.tree + LEAF + 8 * self.word));
                 if self.leaf != 0 {
                     return true;
                 }
@@ -127,7 +126,7 @@ impl DoorbellDrain {
             }
             self.group = self.top.trailing_zeros() as usize;
             self.top &= self.top - 1;
-            self.mid = self.area.word64(self.tree + MID + 8 * self.group).swap(0, Acquire);
+            self.mid = protocol::take_bits(self.area.word64(self.tree + MID + 8 * self.group));
         }
     }
 }

@@ -104,12 +104,26 @@ pub fn rise(sleeping: &AtomicU32) -> bool {
 
 /// Application: sets one queue's bit, from the leaf up. A death between two steps leaves bits below a clear bit:
 /// the next ring that sets the same upper bit makes them visible, and no other process depends on them.
+///
+/// While the daemon has not come to the bits of earlier rings, a ring changes the leaf only: the words above are shared by all
+/// threads of the program, and a change of one takes its cache line from the others.
 #[inline]
 pub fn ring_bit(leaf: &AtomicU64, mid: &AtomicU64, top: &AtomicU64, leaf_bit: u32, mid_bit: u32, top_bit: u32) {
-    // Release at each level: a daemon that takes a bit with Acquire sees the level below, and the posted entries.
-    leaf.fetch_or(1 << leaf_bit, Release);
+    // Release at each level: a daemon that takes a bit with Acquire sees the level below, and the posted entries. Acquire at the
+    // leaf: if the daemon took the leaf before this bit came, the loads below see that it took the upper bits, too.
+    leaf.fetch_or(1 << leaf_bit, AcqRel);
+    if mid.load(Acquire) & 1 << mid_bit != 0 && top.load(Acquire) & 1 << top_bit != 0 {
+        return;
+    }
     mid.fetch_or(1 << mid_bit, Release);
     top.fetch_or(1 << top_bit, Release);
+}
+
+/// Daemon: takes all bits of a word. To be called from the top down.
+#[inline]
+pub fn take_bits(word: &AtomicU64) -> u64 {
+    // Acquire pairs with the Releases of `ring_bit`, Release with its Acquire.
+    word.swap(0, AcqRel)
 }
 
 /// A CQ's reservation word: generation of the ring in the high half, next index in the low half.

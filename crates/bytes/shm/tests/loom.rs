@@ -119,7 +119,7 @@ fn a_full_queue_gives_nothing() {
 
 /// Top to bottom, as `DoorbellDrain` does.
 fn drain(w: &Words) -> bool {
-    w.top.swap(0, Acquire) != 0 && w.mid.swap(0, Acquire) != 0 && w.leaf.swap(0, Acquire) != 0
+    protocol::take_bits(&w.top) != 0 && protocol::take_bits(&w.mid) != 0 && protocol::take_bits(&w.leaf) != 0
 }
 
 #[test]
@@ -207,8 +207,8 @@ fn rings_in_one_word_are_all_kept() {
             .collect();
         let mut heard = 0;
         let mut hear = || {
-            if w.top.swap(0, Acquire) != 0 && w.mid.swap(0, Acquire) != 0 {
-                heard |= w.leaf.swap(0, Acquire);
+            if protocol::take_bits(&w.top) != 0 && protocol::take_bits(&w.mid) != 0 {
+                heard |= protocol::take_bits(&w.leaf);
             }
         };
         hear();

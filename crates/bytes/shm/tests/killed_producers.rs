@@ -1,0 +1,127 @@
+//! A producer that is killed at any instruction of a ring stops no other producer.
+//!
+//! A child process rings in an endless loop. It is stepped through a random number of instructions and killed there. Meanwhile
+//! other producers, whose queues share every word with the child's, post and ring one item after the other; each waits until the
+//! consumer has seen an item before it posts the next one.
+#![cfg(target_os = "linux")]
+
+use burst_base::rng::Rng;
+use burst_shm::doorbell::Doorbells;
+use burst_shm::testing;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::thread::{scope, yield_now};
+
+const KILLS: u64 = 5000;
+/// The child's instructions before it is killed: more than those of three rings.
+const STEPS_MAX: u64 = 300;
+/// Queue of the child; those of the other producers follow.
+const CHILD_QUEUE: u32 = 128;
+const OTHERS: usize = 3;
+
+/// One producer beside the child.
+#[derive(Default)]
+struct Producer {
+    posted: AtomicU64,
+    seen: AtomicU64,
+}
+
+/// A child process that rings without end and can be stepped. Nothing but atomics of shared memory happens in it: other threads
+/// of this process may have held locks when it was made.
+struct Child(libc::pid_t);
+
+impl Child {
+    fn start(bells: &Doorbells) -> Child {
+        // SAFETY: the child calls system calls and touches atomics only.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: numbers only. The parent continues the child after the stop.
+            unsafe {
+                libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+                libc::raise(libc::SIGSTOP);
+            }
+            loop {
+                bells.ring(0, CHILD_QUEUE);
+            }
+        }
+        assert!(pid > 0, "fork failed");
+        let child = Child(pid);
+        assert!(child.stopped(), "the child stops before its first ring");
+        child
+    }
+    /// Waits until the child has stopped; false if it has ended.
+    fn stopped(&self) -> bool {
+        let mut status = 0;
+        // SAFETY: the status outlives the call.
+        let waited = unsafe { libc::waitpid(self.0, &mut status, libc::__WALL) };
+        waited == self.0 && libc::WIFSTOPPED(status)
+    }
+    /// Runs one instruction.
+    fn step(&self) {
+        // SAFETY: a stopped child of this thread; no memory is passed.
+        assert_eq!(unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.0, 0, 0) }, 0, "a step");
+        assert!(self.stopped());
+    }
+    /// Kills the child where it stands.
+    fn kill(self) {
+        // SAFETY: numbers only; the child is not reaped yet, so the number is its own.
+        assert_eq!(unsafe { libc::kill(self.0, libc::SIGKILL) }, 0);
+        assert!(!self.stopped());
+    }
+}
+
+/// Posts and rings until `end`, each item after the one before was seen.
+fn produce(producer: &Producer, bells: &Doorbells, queue: u32, end: &AtomicBool) {
+    while !end.load(Relaxed) {
+        let item = producer.posted.load(Relaxed) + 1;
+        producer.posted.store(item, Release);
+        bells.ring(0, queue);
+        while producer.seen.load(Acquire) < item && !end.load(Relaxed) {
+            yield_now();
+        }
+    }
+}
+
+#[test]
+fn every_other_producer_completes() {
+    let (bells, mut worker) = testing::doorbells(0);
+    let producers: [Producer; OTHERS] = Default::default();
+    let (end, mut rng) = (AtomicBool::new(false), Rng::new(7));
+    scope(|scope| {
+        for (at, producer) in producers.iter().enumerate() {
+            let (bells, end) = (&bells, &end);
+            scope.spawn(move || produce(producer, bells, CHILD_QUEUE + 1 + at as u32, end));
+        }
+        let consumer = || {
+            while !end.load(Relaxed) {
+                let taken = worker.drain(64, |queue| {
+                    let Some(at) = queue.checked_sub(CHILD_QUEUE + 1) else { return };
+                    let producer = &producers[at as usize];
+                    producer.seen.store(producer.posted.load(Acquire), Release);
+                });
+                if taken == 0 {
+                    yield_now();
+                }
+            }
+        };
+        scope.spawn(consumer);
+        for kill in 0..KILLS {
+            let child = Child::start(&bells);
+            (0..rng.below(STEPS_MAX)).for_each(|_| child.step());
+            child.kill();
+            // Three items after the kill: the first may have been rung before.
+            for (at, producer) in producers.iter().enumerate() {
+                let until = producer.seen.load(Acquire) + 3;
+                let mut looks = 0u64;
+                while producer.seen.load(Acquire) < until {
+                    looks += 1;
+                    if looks > 20_000_000 {
+                        end.store(true, Relaxed);
+                        panic!("producer {at} stands still after kill {kill}");
+                    }
+                    yield_now();
+                }
+            }
+        }
+        end.store(true, Relaxed);
+    });
+}
