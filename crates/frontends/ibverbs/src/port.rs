@@ -264,8 +264,8 @@ pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, inde
         let index = u32::try_from(index).ok().filter(|i| *i < GID_TABLE_LEN).ok_or(EINVAL)?;
         let device = context.device_now()?;
         let raw = gid_at(&device, index).map_or([0; 16], |g| g.gid);
-        // SAFETY: the caller gives a writable place.
-        unsafe { (*gid).raw = raw };
+        // SAFETY: the caller gives a writable place. Programs keep GIDs in messages of their own, where they may lie unaligned.
+        unsafe { gid.write_unaligned(ibv_gid { raw }) };
         Ok(0)
     })
 }
