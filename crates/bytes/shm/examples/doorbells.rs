@@ -18,7 +18,7 @@ use burst_shm::testing;
 use std::collections::{BTreeMap, VecDeque};
 use std::hint::black_box;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::thread::{scope, yield_now};
 use std::time::Instant;
 
@@ -133,68 +133,66 @@ fn counted(drain: impl FnOnce(&mut dyn FnMut(u32))) -> u64 {
     new
 }
 
+/// Nanoseconds for one ring and its part of a drain: `turn` rings the queues of its argument, then drains. It returns how many
+/// queues the drain has seen.
+fn drained(queues: u32, mut turn: impl FnMut([u32; PER_DRAIN as usize]) -> u64) -> f64 {
+    let (mut next, mut seen) = (0u32, 0);
+    let begun = Instant::now();
+    for _ in 0..DRAINS {
+        // An odd stride visits every queue of a power of two.
+        seen += turn(std::array::from_fn(|_| {
+            next = next.wrapping_add(1_000_003);
+            next % queues
+        }));
+    }
+    let ns = begun.elapsed().as_nanos() as f64 / f64::from(DRAINS * PER_DRAIN);
+    // Sixteen queues are rung four times each before a drain: the designs that join rings see each once.
+    assert!(seen >= u64::from(DRAINS * PER_DRAIN.min(queues)));
+    ns
+}
+
 /// What a design costs one thread that has `queues` queue pairs.
 fn with_queues(design: &str, queues: u32) -> f64 {
-    let seen = AtomicU32::new(0);
-    let saw = |queue: u32| {
-        black_box(queue);
-        seen.fetch_add(1, Relaxed);
-    };
     let nobody = || unreachable!("the queue is empty before each turn");
-    let mut turns: Box<dyn FnMut(&[u32])> = match design {
+    match design {
         "bitmap" => {
             let (bells, mut worker) = testing::doorbells(0);
-            Box::new(move |rung| {
+            drained(queues, |rung| {
                 rung.iter().for_each(|queue| bells.ring(0, *queue));
-                worker.drain(4096, saw);
+                counted(|f| _ = worker.drain(4096, f))
             })
         }
         "per_qp" => {
             let per_qp = PerQp::new(queues);
             let mut before = per_qp.seen();
-            Box::new(move |rung| {
+            drained(queues, |rung| {
                 rung.iter().for_each(|queue| per_qp.ring(*queue));
-                per_qp.drain(&mut before, saw);
+                counted(|f| per_qp.drain(&mut before, f))
             })
         }
         "mutex" => {
             let queue = Mutex::new(VecDeque::with_capacity(4096));
-            Box::new(move |rung| {
+            drained(queues, |rung| {
                 rung.iter().for_each(|q| queue.lock().expect("unpoisoned").push_back(*q));
-                queue.lock().expect("unpoisoned").drain(..).for_each(saw);
+                counted(|f| queue.lock().expect("unpoisoned").drain(..).for_each(f))
             })
         }
         "ring" => {
             let ring = OrderedRing::new();
-            Box::new(move |rung| {
+            drained(queues, |rung| {
                 rung.iter().for_each(|queue| ring.ring(*queue, nobody));
-                ring.drain(saw);
+                counted(|f| ring.drain(f))
             })
         }
         "block" => {
             let (ring, mut missing) = (BlockRing::new(), Missing::default());
-            Box::new(move |rung| {
+            drained(queues, |rung| {
                 rung.iter().for_each(|queue| ring.ring(*queue, nobody));
-                ring.drain(&mut missing, saw);
+                counted(|f| ring.drain(&mut missing, f))
             })
         }
         _ => unreachable!("a design"),
-    };
-    let mut next = 0u32;
-    let begun = Instant::now();
-    for _ in 0..DRAINS {
-        // An odd stride visits every queue of a power of two.
-        let rung: [u32; PER_DRAIN as usize] = std::array::from_fn(|_| {
-            next = next.wrapping_add(1_000_003);
-            next % queues
-        });
-        turns(&rung);
     }
-    let ns = begun.elapsed().as_nanos() as f64 / f64::from(DRAINS * PER_DRAIN);
-    drop(turns);
-    // Sixteen queues are rung four times each before a drain: the designs that join rings see each once.
-    assert!(seen.into_inner() >= DRAINS * PER_DRAIN.min(queues));
-    ns
 }
 
 const DESIGNS: [&str; 5] = ["bitmap", "block", "ring", "mutex", "per_qp"];

@@ -93,7 +93,7 @@ impl BlockRing {
         while ticket >= self.consumed.0.load(Acquire) + PLACES {
             wait();
         }
-        self.places[(ticket % PLACES) as usize].store(ticket + 1 << 32 | u64::from(queue), Release);
+        self.places[(ticket % PLACES) as usize].store((ticket + 1) << 32 | u64::from(queue), Release);
     }
     pub fn drain(&self, missing: &mut Missing, mut f: impl FnMut(u32)) {
         let (mut at, to) = (self.consumed.0.load(Relaxed), self.reserved.0.load(Acquire));
