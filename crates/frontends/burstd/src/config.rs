@@ -13,7 +13,7 @@ use burst_args::ArgsRefusal;
 use burst_cc::Params;
 use burst_host::{AccountBy, HostOptions, Policy, WorkerMode};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::hash::{Hash, Hasher};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -144,6 +144,11 @@ fn resolve(matches: &clap::ArgMatches, env: Env) -> Result<Config, String> {
     Ok(assemble(&ConfigValues(values)))
 }
 
+/// Whether a variable is empty, or has spaces only. It counts as not set then.
+fn is_blank(value: &OsStr) -> bool {
+    value.to_str().is_some_and(|text| text.trim().is_empty())
+}
+
 /// The values of one key, from the first source that sets it.
 fn key_values(
     key: &ConfigKey,
@@ -153,7 +158,7 @@ fn key_values(
 ) -> Result<Vec<ConfigValue>, String> {
     let (source, texts): (String, Vec<String>) = if let Some(given) = matches.get_many::<String>(key.name) {
         (format!("--{}", key.flag), given.cloned().collect())
-    } else if let Some(set) = env(key.env).filter(|v| !v.is_empty()) {
+    } else if let Some(set) = env(key.env).filter(|v| !is_blank(v)) {
         let text = set.into_string().map_err(|_| format!("{} is not UTF-8", key.env))?;
         (key.env.to_owned(), if key.many { text.split_whitespace().map(str::to_owned).collect() } else { vec![text] })
     } else if let Some((place, texts)) = file.get(key.name) {

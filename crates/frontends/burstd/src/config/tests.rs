@@ -45,6 +45,10 @@ fn ports_repeat() {
     assert_eq!(flags.host.ports, ["udp:dev=a", "udp:dev=b"]);
     let words = read(&[], &[("BURST_PORT", "udp:dev=c udp:dev=d")]).unwrap();
     assert_eq!(words.host.ports, ["udp:dev=c", "udp:dev=d"]);
+    // A variable without words is not set.
+    for blank in ["", " ", "\r\n"] {
+        assert_eq!(read(&[], &[("BURST_PORT", blank)]).unwrap().host.ports, ["udp"], "{blank:?}");
+    }
 }
 
 #[test]
