@@ -1,6 +1,6 @@
 //! A producer that is killed at any instruction of a ring stops no other producer.
 //!
-//! A child process rings in an endless loop. It is stepped through a random number of instructions and killed there. Meanwhile
+//! A child process rings in an endless loop. When the consumer has seen its ring, it is killed wherever it stands. Meanwhile
 //! other producers, whose queues share every word with the child's, post and ring one item after the other; each waits until the
 //! consumer has seen an item before it posts the next one.
 #![cfg(target_os = "linux")]
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread::{scope, yield_now};
 
 const KILLS: u64 = 5000;
-/// The child's instructions before it is killed: more than those of three rings.
-const STEPS_MAX: u64 = 300;
+/// Looks at the child between its ring and its death, at most: the child rings several times meanwhile.
+const LOOKS_MAX: u64 = 400;
 /// Queue of the child; those of the other producers follow.
 const CHILD_QUEUE: u32 = 128;
 const OTHERS: usize = 3;
@@ -25,47 +25,31 @@ struct Producer {
     seen: AtomicU64,
 }
 
-/// A child process that rings without end and can be stepped. Nothing but atomics of shared memory happens in it: other threads
-/// of this process may have held locks when it was made.
+/// A child process that rings without end. Nothing but atomics of shared memory happens in it: other threads of this process may
+/// have held locks when it was made.
 struct Child(libc::pid_t);
 
 impl Child {
     fn start(bells: &Doorbells) -> Child {
-        // SAFETY: the child calls system calls and touches atomics only.
+        // SAFETY: the child touches atomics only.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: numbers only. The parent continues the child after the stop.
-            unsafe {
-                libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
-                libc::raise(libc::SIGSTOP);
-            }
             loop {
                 bells.ring(0, CHILD_QUEUE);
             }
         }
         assert!(pid > 0, "fork failed");
-        let child = Child(pid);
-        assert!(child.stopped(), "the child stops before its first ring");
-        child
-    }
-    /// Waits until the child has stopped; false if it has ended.
-    fn stopped(&self) -> bool {
-        let mut status = 0;
-        // SAFETY: the status outlives the call.
-        let waited = unsafe { libc::waitpid(self.0, &mut status, libc::__WALL) };
-        waited == self.0 && libc::WIFSTOPPED(status)
-    }
-    /// Runs one instruction.
-    fn step(&self) {
-        // SAFETY: a stopped child of this thread; no memory is passed.
-        assert_eq!(unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.0, 0, 0) }, 0, "a step");
-        assert!(self.stopped());
+        Child(pid)
     }
     /// Kills the child where it stands.
     fn kill(self) {
-        // SAFETY: numbers only; the child is not reaped yet, so the number is its own.
-        assert_eq!(unsafe { libc::kill(self.0, libc::SIGKILL) }, 0);
-        assert!(!self.stopped());
+        let mut status = 0;
+        // SAFETY: the child is not reaped yet, so the number is its own; the status outlives the call.
+        unsafe {
+            assert_eq!(libc::kill(self.0, libc::SIGKILL), 0);
+            assert_eq!(libc::waitpid(self.0, &mut status, 0), self.0);
+        }
+        assert!(libc::WIFSIGNALED(status));
     }
 }
 
@@ -85,7 +69,7 @@ fn produce(producer: &Producer, bells: &Doorbells, queue: u32, end: &AtomicBool)
 fn every_other_producer_completes() {
     let (bells, mut worker) = testing::doorbells(0);
     let producers: [Producer; OTHERS] = Default::default();
-    let (end, mut rng) = (AtomicBool::new(false), Rng::new(7));
+    let (end, child_rings, mut rng) = (AtomicBool::new(false), AtomicU64::new(0), Rng::new(7));
     scope(|scope| {
         for (at, producer) in producers.iter().enumerate() {
             let (bells, end) = (&bells, &end);
@@ -94,7 +78,10 @@ fn every_other_producer_completes() {
         let consumer = || {
             while !end.load(Relaxed) {
                 let taken = worker.drain(64, |queue| {
-                    let Some(at) = queue.checked_sub(CHILD_QUEUE + 1) else { return };
+                    let Some(at) = queue.checked_sub(CHILD_QUEUE + 1) else {
+                        child_rings.fetch_add(1, Release);
+                        return;
+                    };
                     let producer = &producers[at as usize];
                     producer.seen.store(producer.posted.load(Acquire), Release);
                 });
@@ -105,8 +92,12 @@ fn every_other_producer_completes() {
         };
         scope.spawn(consumer);
         for kill in 0..KILLS {
+            let before = child_rings.load(Acquire);
             let child = Child::start(&bells);
-            (0..rng.below(STEPS_MAX)).for_each(|_| child.step());
+            while child_rings.load(Acquire) == before {
+                yield_now();
+            }
+            (0..rng.below(LOOKS_MAX)).for_each(|_| _ = child_rings.load(Acquire));
             child.kill();
             // Three items after the kill: the first may have been rung before.
             for (at, producer) in producers.iter().enumerate() {
