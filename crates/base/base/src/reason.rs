@@ -104,6 +104,8 @@ reasons! {
     MadVersion, "mad_unknown_version", Drop, "A management datagram has another class version than 2.", "Nothing: connection management uses class version 2.";
     MadUnknown, "mad_unknown_attribute", Drop, "A management datagram has an unknown method or attribute.", "Nothing: the sender uses an optional attribute.";
     MadQueueFull, "mad_queue_full", Drop, "The worker's queue of management datagrams was full.", "Nothing if rare: the sender retries.";
+    HelloUnexpected, "hello_unexpected", Drop, "An answer to a hello arrived that nobody has asked for, or too late.", "If often, look for a host that forges its packets.";
+    HelloWithheld, "hello_withheld", Drop, "A hello was not answered, because too many have come.", "Look for a host that sends many.";
     MadSource, "mad_source", Drop, "A management datagram for QP1 was sent by another queue pair than QP1.", "Look for a hostile program on the sender's host: connection managers send from QP1 only.";
     CmUnknownId, "cm_unknown_id", Drop, "A connection message has a communication id that does not exist.", "Nothing: the message was late, or the peer restarted.";
     CmForged, "cm_forged", Drop, "A connection message came from an address or queue pair that is not the peer's.", "Look for a misconfigured or hostile host.";
@@ -158,6 +160,18 @@ reasons! {
     SrAddress, "sr_address", Drop, "A selective repeat WRITE packet ends behind the address space.", "The sender is faulty.";
     SrBitmap, "sr_bitmap", Drop, "The bitmap of a selective repeat acknowledgement is not as long as its header says.", "The sender is faulty.";
     SrSyndrome, "sr_syndrome", Drop, "A selective repeat acknowledgement has a syndrome that its family does not use.", "The sender is faulty.";
+    NakRepeated, "nak_repeated", Drop, "A sequence NAK arrived again for a packet that has been sent again already.", "Nothing: the peer reports a gap more than once.";
+    SrWindow, "sr_window", Drop, "A selective repeat packet is further ahead of the first missing one than this side keeps track of.", "Nothing if rare; if often, the peer ignores the window that the hello gives.";
+    SrPoolEmpty, "sr_pool_empty", Drop, "A packet behind a gap was dropped because all records of packets received early are in use.", "Too many connections lose packets at once: look for the loss.";
+    SrRecordFull, "sr_record_full", Drop, "A packet behind a gap was dropped because the record of its queue pair is full.", "Nothing if rare: the peer sends it again.";
+    SrUnplaced, "sr_unplaced", Drop, "A packet behind a gap could not be placed: no receive is posted for it, or key or range do not allow it. It is judged when its turn comes.", "Post more receives if the messages are SENDs.";
+    SrEarly, "sr_early", Note, "A packet was placed before the packets in front of it had arrived.", "Packets are lost or reordered in the network.";
+    SrRecovery, "sr_recovery", Note, "An acknowledgement showed gaps, and the missing packets are sent again.", "Packets are lost or reordered in the network: check the path and socket buffers.";
+    SrRepeated, "sr_repeated", Note, "A packet was sent again because it was lost.", "Packets are lost in the network: check the path and socket buffers.";
+    SrProbe, "sr_probe", Note, "The last packet was sent again to provoke an acknowledgement.", "The last packets of a message, or their acknowledgement, were lost.";
+    SrTimeout, "sr_timeout", Note, "No acknowledgement came in time, and all unacknowledged packets are sent again.", "The path loses many packets, or the peer does not run.";
+    SrReordered, "sr_reordered", Note, "A packet that was sent again had arrived: the path reorders packets, and the next gaps are waited for.", "Nothing; if often, look for a network that spreads one flow over several paths.";
+    SrRefused, "sr_refused", Note, "The peer does not answer selective repeat packets, and the standard packets are used.", "Use the same version of Burst on both hosts, or look for a firewall that drops BTH opcodes from 0xC0 on.";
 }
 
 impl Reason {

@@ -66,6 +66,18 @@ impl Staging {
         }
         fetched
     }
+    /// A span with a copy of `bytes`, good until [`Staging::clear`] or the end of this value. `None` if they find no room.
+    pub fn put(&mut self, bytes: &[u8]) -> Option<Span> {
+        if bytes.len() > STAGING_BYTES - self.used {
+            return None;
+        }
+        let place = self.place(self.used, bytes.len());
+        // SAFETY: inside the buffer; no span of these bytes exists, because they lie behind `used`.
+        unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), bytes.len()) }.copy_from_slice(bytes);
+        self.used += bytes.len();
+        // SAFETY: inside the buffer, which lives until `clear` and drop allow; only this type writes there.
+        Some(unsafe { Span::local(place.as_ptr(), bytes.len() as u32) })
+    }
     /// The remote spans at the beginning of `spans` that are adjacent and find room, as one; and how many they are.
     fn run(&self, spans: &[Span]) -> (Span, usize) {
         let room = STAGING_BYTES - self.used;
@@ -104,6 +116,16 @@ impl Staging {
 mod tests {
     use super::*;
     use crate::ProcessMemory;
+
+    #[test]
+    fn copies_stay_until_the_buffer_is_cleared_and_end_with_its_room() {
+        let mut staging = Staging::default();
+        let spans: Vec<Span> = (0..100u8).filter_map(|k| staging.put(&[k; 120])).collect();
+        assert_eq!(bytes(&spans), (0..100u8).flat_map(|k| [k; 120]).collect::<Vec<u8>>());
+        assert!(staging.put(&[0; STAGING_BYTES]).is_none());
+        staging.clear();
+        assert!(staging.put(&[0; STAGING_BYTES]).is_some() && staging.put(&[0]).is_none());
+    }
 
     fn bytes(spans: &[Span]) -> Vec<u8> {
         let read = |span: &Span| {

@@ -209,6 +209,15 @@ impl TxBatch {
         (self.framed, self.payload_len) = (self.spans.len(), 0);
         true
     }
+    /// Appends a frame whose payload is a copy of `payload`, kept until [`TxBatch::clear`]. Returns false and changes nothing if
+    /// there is no room, or a length is out of range.
+    #[must_use]
+    pub fn push_copied(&mut self, flow: &Flow, head: &[u8], payload: &[u8]) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        self.staging.put(payload).is_some_and(|span| self.push(flow, head, &[span], 0))
+    }
     /// Reads the payload that lies in other processes into memory of this batch, adjacent packets by one system call. All
     /// spans are local then, except for payload that cannot be read or for which there is no room. A port reads such payload
     /// packet by packet and counts the failures. Returns how many of the calls were given up because a page was not there in
@@ -338,6 +347,18 @@ mod tests {
             }
             batch.clear();
         }
+    }
+
+    #[test]
+    fn copied_payload_does_not_change_with_its_source() {
+        let mut batch = TxBatch::new(2);
+        let mut bytes = [7u8; 8];
+        assert!(batch.push_copied(&Flow::default(), &[1; 12], &bytes));
+        bytes.fill(0);
+        assert!(batch.push_copied(&Flow::default(), &[1; 12], &bytes));
+        assert!(!batch.push_copied(&Flow::default(), &[1; 12], &bytes), "full");
+        let payload = |k: usize| batch.spans_of(&batch.frames()[k])[0].with_bytes(<[u8]>::to_vec);
+        assert_eq!((payload(0), payload(1)), (Some(vec![7; 8]), Some(vec![0; 8])));
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl RqConsumer {
         &self.spec
     }
     /// Copies the next entry, once, and frees its slot. In the copy, `reserved` is the number of entries ever taken.
-    #[inline]
+    #[inline(always)]
     pub fn fetch(&mut self, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
         let fetch = self.spec.copy(&self.area, self.taken, wqe, sges);
         if matches!(fetch, Fetch::Taken(_) | Fetch::Malformed(_)) {

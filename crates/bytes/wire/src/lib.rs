@@ -27,6 +27,7 @@ mod crc32;
 mod eth;
 mod ext;
 mod head;
+pub mod hello;
 pub mod icrc;
 mod ip;
 mod layers;

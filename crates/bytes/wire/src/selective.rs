@@ -72,6 +72,11 @@ impl Seth {
         out[4] = self.lane;
         put24(out, 5, self.index & MASK_24);
     }
+    /// Writes another index into a header that begins at `at`.
+    #[inline]
+    pub fn set_index(out: &mut [u8], at: usize, index: u32) {
+        put24(out, at + 5, index & MASK_24);
+    }
 }
 
 /// Header of a WRITE packet of the family: where its payload goes.
@@ -95,6 +100,11 @@ impl Weth {
     pub fn emit(&self, out: &mut [u8]) {
         put(out, 0, &self.addr.to_be_bytes());
         put(out, 8, &self.rkey.0.to_be_bytes());
+    }
+    /// Writes another address into a header that begins at `at`.
+    #[inline]
+    pub fn set_addr(out: &mut [u8], at: usize, addr: u64) {
+        put(out, at, &addr.to_be_bytes());
     }
 }
 
