@@ -4,6 +4,7 @@
 //! [`Effects`] that receives the results (completions, events, counted reasons). A call never blocks, and keeps no
 //! reference after it returns.
 
+use crate::records::RecordPool;
 use burst_base::verbs::{EventType, Mtu, QpCap, QpState, QpType};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, TxBatch};
@@ -131,6 +132,12 @@ pub trait Effects {
     }
     /// Something happened that congestion control needs.
     fn congestion(&mut self, signal: Signal);
+    /// The records of loss recovery; `None` if there are none, so that queue pairs go back to the first missing packet.
+    fn records(&mut self) -> Option<&mut RecordPool> {
+        None
+    }
+    /// The peer does not answer packets of the selective repeat family. The queue pair uses the standard family from now on.
+    fn selective_refused(&mut self) {}
 }
 
 /// Limits of one turn. Each field is counted down.

@@ -4,7 +4,8 @@
 //! response. An acknowledgement beyond a missing response is an implied NAK (9.7.5.1.1): the requester goes back to the missing
 //! response, once until there is progress. READ responses are matched by PSN alone: one is placed even if its opcode says
 //! another position, because a responder may begin a repeated response with a "middle" packet (rxe does). A READ response behind
-//! a gap is placed as well, and only what is missing is requested again ([`crate::ahead`]).
+//! a gap is placed as well, and only what is missing is requested again ([`crate::ahead`]). After a sequence NAK at most half of
+//! what was in flight is sent until the missing packet is acknowledged: if it is lost again, the rest was sent in vain.
 //!
 //! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet and one for RNR. The first starts when the packet
 //! is sent, restarts on progress and when the latest acknowledgement arrives again, and is longer after each time-out
@@ -43,7 +44,8 @@ impl Qp {
     /// acknowledgement is dropped too, after two effects: its credits may be newer, and it restarts the timer. It shows that the
     /// peer still works on repeated packets; a time-out would only add more of them. The peer sends at most one such
     /// acknowledgement for each packet, so the timer is not put off for ever.
-    fn check_response_psn(&mut self, pkt: &Packet<'_>, now: Nanos) -> Option<Reason> {
+    #[inline(always)]
+    pub(crate) fn check_response_psn(&mut self, pkt: &Packet<'_>, now: Nanos) -> Option<Reason> {
         let una = self.req.recovery.una_psn();
         if pkt.bth.psn.is_before(una) {
             if pkt.bth.psn.next() == una
@@ -60,7 +62,7 @@ impl Qp {
         (!pkt.bth.psn.is_before(self.req.recovery.sent_psn())).then_some(Reason::UnexpectedResponse)
     }
 
-    fn take_credits(&mut self, credit: u8, msn: u32) {
+    pub(crate) fn take_credits(&mut self, credit: u8, msn: u32) {
         let limit = credits_of_code(credit).map(|credits| Psn::new(msn).add(credits).get());
         if limit != self.req.credit_limit {
             self.req.credit_limit = limit;
@@ -84,7 +86,7 @@ impl Qp {
     }
 
     /// Acknowledges up to `psn` inclusive. Stops at an unanswered READ or ATOMIC; the result is false then.
-    fn ack_through(&mut self, psn: Psn, env: &mut Env<'_>) -> bool {
+    pub(crate) fn ack_through(&mut self, psn: Psn, env: &mut Env<'_>) -> bool {
         let mut progress = false;
         let mut complete = true;
         while let Some(oldest) = self.req.recovery.oldest()
@@ -118,6 +120,9 @@ impl Qp {
         self.req.timeouts = 0;
         self.req.stalled = false;
         self.req.recovery.rearm_implied_loss();
+        if self.req.is_back {
+            self.req.set_back(None);
+        }
         self.req.ack_deadline =
             if self.req.recovery.is_outstanding() { env.now + self.ack_timeout } else { Nanos::NEVER };
         self.end_failed_oldest(env);
@@ -141,6 +146,9 @@ impl Qp {
         }
         env.fx.count(Reason::ImpliedNak);
         env.fx.congestion(Signal::Loss);
+        if self.req.sel.active {
+            return self.ask_answer();
+        }
         self.req.go_back();
     }
 
@@ -169,12 +177,18 @@ impl Qp {
         if !self.req.recovery.is_outstanding() || self.req.rnr_deadline != Nanos::NEVER {
             return env.fx.count(Reason::StaleAck);
         }
+        // Once for each packet, until there is progress: each further going back would send the same window once more.
+        let inflight = self.req.recovery.inflight_bytes(self.mtu);
+        if !self.req.recovery.on_implied_loss() {
+            return env.fx.count(Reason::NakRepeated);
+        }
         env.fx.count(Reason::SequenceNakReceived);
         env.fx.congestion(Signal::Loss);
         self.retry(env);
+        self.req.set_back(Some((inflight / 2).max(self.mtu.into())));
     }
 
-    fn on_fatal_nak(&mut self, psn: Psn, code: NakCode, env: &mut Env<'_>) {
+    pub(crate) fn on_fatal_nak(&mut self, psn: Psn, code: NakCode, env: &mut Env<'_>) {
         if psn != self.req.recovery.una_psn() && !self.ack_or_go_back(psn.prev(), env) {
             return;
         }
@@ -195,6 +209,10 @@ impl Qp {
             return self.fail_oldest(WcStatus::RetryExcErr, Reason::RetryExhausted, env);
         }
         self.req.retry_left -= 1;
+        if self.req.sel.active {
+            self.req.ack_deadline = env.now + self.ack_wait();
+            return self.on_selective_timeout(env);
+        }
         self.req.go_back();
     }
 
@@ -275,13 +293,13 @@ impl Qp {
                 }
                 // The peer executes requests in order: a response behind it shows that it was executed.
                 Work::Send | Work::Write => self.retire_oldest(env),
-                Work::Local if done => self.retire_oldest(env),
+                Work::Local | Work::Atomic if done => self.retire_oldest(env),
                 _ => break,
             }
         }
     }
 
-    fn on_read_response(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+    pub(crate) fn on_read_response(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !self.ack_before_response(pkt, Work::Read, env) {
             return;
         }
@@ -308,7 +326,7 @@ impl Qp {
         self.progressed(env);
     }
 
-    fn on_atomic_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+    pub(crate) fn on_atomic_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !self.ack_before_response(pkt, Work::Atomic, env) {
             return;
         }
@@ -341,7 +359,13 @@ impl Qp {
     }
 
     /// Writes response bytes at `offset` of the scatter list of a request in flight.
-    fn place_at(&self, request: &InflightWqe, offset: u32, bytes: &[u8], env: &Env<'_>) -> Result<(), Reason> {
+    pub(crate) fn place_at(
+        &self,
+        request: &InflightWqe,
+        offset: u32,
+        bytes: &[u8],
+        env: &Env<'_>,
+    ) -> Result<(), Reason> {
         let sges = self.req.recovery.sges_of(request);
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE };
         SgeCursor::at(sges, u64::from(offset)).scatter(keys, sges, bytes)
@@ -352,13 +376,19 @@ impl Qp {
         if self.req.rnr_deadline <= env.now {
             self.req.rnr_deadline = Nanos::NEVER;
             self.req.stalled = false;
+            if self.req.sel.active {
+                self.lose_all(env);
+            }
+        }
+        if self.req.sel.deadline <= env.now {
+            self.on_fast_timer(env);
         }
         if self.req.ack_deadline <= env.now {
             env.fx.count(Reason::AckTimeout);
             env.fx.congestion(Signal::Timeout);
             self.req.recovery.rearm_implied_loss();
             self.req.timeouts = (self.req.timeouts + 1).min(BACKOFF_STEPS);
-            if self.req.retry_left > 0 && self.req.recovery.ask_again() {
+            if self.req.retry_left > 0 && !self.req.sel.active && self.req.recovery.ask_again() {
                 self.req.retry_left -= 1;
                 self.req.ack_deadline = Nanos::NEVER;
                 self.req.begin_repair();

@@ -106,6 +106,7 @@ impl Qp {
 
     fn stop_sending(&mut self) {
         self.req.go_back();
+        self.req.stop_selective();
         self.req.rnr_deadline = Nanos::NEVER;
         self.req.credit_limit = None;
         self.req.sq_active = true;
@@ -152,6 +153,7 @@ impl Qp {
     /// Flushes as much as the budget allows.
     pub(crate) fn poll_flush(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) {
         debug_assert!(matches!(self.state, QpState::Err | QpState::Sqe));
+        self.release_recovery(env);
         while budget.wqes > 0 && !self.req.recovery.is_empty() {
             budget.wqes -= 1;
             let request = self.req.recovery.retire_oldest();
@@ -196,6 +198,10 @@ impl Qp {
     /// Flushes the next receive. Of a shared receive queue only the loaded receive is flushed: others serve other
     /// queue pairs.
     fn flush_receive(&mut self, env: &mut Env<'_>) {
+        if !self.recv.is_loaded() {
+            self.recv.load_early(true);
+            self.release_receives(env);
+        }
         if !self.recv.is_loaded() && self.recv.is_shared() {
             self.flush_recv = false;
             if !self.last_wqe_raised {

@@ -17,15 +17,21 @@
 //! | `finish` | completions, errors, flushing, draining |
 //! | `responder` | request packets: checks and execution |
 //! | `respond` | acknowledgements, NAKs, READ and ATOMIC responses |
-//! | `receive` | the receive queue |
-//! | `middles` | middle packets of a train, executed together |
+//! | `receive`, `message` | the receive queue; what a completion tells |
+//! | `middles`, `selective_middles` | middle packets of a train, executed together |
 //! | `peer_port` | the UDP source port of the peer's packets |
 //! | `uc`, `ud`, `xrc` | unreliable connections, datagrams, XRC targets |
+//! | `selective`, `family` | the selective repeat family: what each queue pair keeps; when it is used |
+//! | `selective_requests`, `selective_answers` | its responder, and the acknowledgements |
+//! | `selective_sends`, `selective_acks` | its requester |
+//! | `arrivals`, `early_receives`, `losses`, `psn_bits` | records of packets that arrived early, of receives, of lost packets |
+//! | `records` | the pool of these records |
+//! | `rtt` | round trips and time-outs |
 //! | `gather`, `ring`, `head` | scatter/gather lists, rings of requests in flight, opcodes and headers |
 //!
 //! The rules are those of the InfiniBand Architecture Specification, volume 1, chapter 9, annex A14 (XRC) and annex A17 (RoCEv2).
 //! Memory windows are bound and invalidated here, and `mem` checks them. Not here: RD, atomics other than 8 bytes, automatic
-//! path migration, selective repeat. Multicast groups are the engine's: a datagram to a group arrives as any other.
+//! path migration, selective repeat of XRC. Multicast groups are the engine's: a datagram to a group arrives as any other.
 #![forbid(unsafe_code)]
 
 const _: () = assert!(burst_wire::HEAD_MAX <= burst_frame::HEAD_MAX);
@@ -33,19 +39,33 @@ const _: () = assert!(burst_wire::ICRC_LEN == burst_frame::TRAILER_LEN);
 
 mod ahead;
 mod api;
+mod arrivals;
 mod completer;
+mod early_receives;
+mod family;
 mod finish;
 mod gather;
 mod head;
+mod losses;
+mod message;
 mod middles;
 mod peer_port;
+mod psn_bits;
 mod qp;
 mod receive;
+mod records;
 mod recovery;
 mod requester;
 mod respond;
 mod responder;
 mod ring;
+mod rtt;
+mod selective;
+mod selective_acks;
+mod selective_answers;
+mod selective_middles;
+mod selective_requests;
+mod selective_sends;
 mod send;
 mod state;
 mod uc;
@@ -57,6 +77,9 @@ pub use api::{
     MESSAGE_BYTES_MAX, ModifyError, PKEY_DEFAULT, QpConfig, RD_ATOMIC_MAX, READ_CHUNK_BYTES, RecvQueue, Signal,
     TxBudget, TxState, XrcSrq,
 };
+pub use arrivals::TAIL_BYTES;
 pub use burst_frame::MiddleRun;
+pub use psn_bits::WINDOW_PSNS;
 pub use qp::Qp;
+pub use records::{RECORDS_MAX, RecordPool};
 pub use ud::GRH_BYTES;

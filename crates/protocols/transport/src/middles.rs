@@ -18,9 +18,9 @@ use burst_wire::{Bth, OpKind, Opcode};
 
 /// The bits by which the three words of a BTH tell a middle packet, in host order: opcode, padding, version and partition (not
 /// the solicited and migration bits, not the membership bit); destination; acknowledgement request and PSN.
-const BTH_MASKS: [u32; Bth::LEN / 4] = [0xff3f_7fff, 0x00ff_ffff, 0x80ff_ffff];
+pub(crate) const BTH_MASKS: [u32; Bth::LEN / 4] = [0xff3f_7fff, 0x00ff_ffff, 0x80ff_ffff];
 /// Opcode, padding, version and partition of packets without padding, in the default partition.
-const DEFAULT_PARTITION: u32 = 0x7fff;
+pub(crate) const DEFAULT_PARTITION: u32 = 0x7fff;
 
 /// Counts the packets from the first on that have this opcode, this destination and rising PSNs from `psn`, have no padding and
 /// ask for no acknowledgement; at most `count_max`.
@@ -35,8 +35,11 @@ impl Qp {
     pub fn on_middles(&mut self, flow: &Flow, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
         let stride = Bth::LEN + self.mtu as usize + burst_wire::ICRC_LEN;
         let is_peer = flow.src == self.flow.dst && flow.src_port == self.peer_port.port;
-        if self.id.qp_type != QpType::Rc || !is_peer || train.stride != stride {
+        if self.id.qp_type != QpType::Rc || !is_peer {
             return 0;
+        }
+        if train.stride != stride {
+            return self.on_selective_middles(flow, train, env);
         }
         match train.bytes.first() {
             Some(number) if *number == Opcode::RcReadResponseMiddle.number() => self.on_response_middles(train, env),
@@ -47,12 +50,7 @@ impl Qp {
     /// Executes middle packets of a SEND or WRITE.
     fn on_request_middles(&mut self, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
         let Some(message) = self.resp.message else { return 0 };
-        let receives = match self.state {
-            QpState::Rts | QpState::Sqd => true,
-            QpState::Rtr => self.resp.established,
-            _ => false,
-        };
-        if !receives {
+        if !self.receives_middles() {
             return 0;
         }
         let (opcode, room) = match message.kind {
@@ -80,6 +78,15 @@ impl Qp {
             message.received += span.len() as u64;
         }
         count
+    }
+
+    /// Whether requests are executed in this state, and no event is due for the first.
+    pub(crate) fn receives_middles(&self) -> bool {
+        match self.state {
+            QpState::Rts | QpState::Sqd => true,
+            QpState::Rtr => self.resp.established,
+            _ => false,
+        }
     }
 
     /// Executes middle packets of the response to the oldest request, if that is a READ.
@@ -115,7 +122,7 @@ impl Qp {
     }
 
     /// Memory for the next `count` packets of the message, or fewer if fewer are contiguous.
-    fn middles_span(&self, count: usize, env: &Env<'_>) -> Option<Span> {
+    pub(crate) fn middles_span(&self, count: usize, env: &Env<'_>) -> Option<Span> {
         let message = self.resp.message?;
         if message.kind == OpKind::Send {
             return self.recv.run(self.recv_keys(env), message.received, self.mtu, count as u32);

@@ -56,7 +56,7 @@ impl Qp {
     #[inline(never)]
     pub(crate) fn on_other_port(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if self.id.qp_type == QpType::Ud || pkt.info.kind == OpKind::Cnp {
-            return self.dispatch(frame, pkt, env);
+            return self.dispatch_any(frame, pkt, env);
         }
         if env.now < self.peer_port.shut_until {
             return env.fx.count(Reason::SourcePortShut);
@@ -65,7 +65,7 @@ impl Qp {
         let near = self.is_near(pkt);
         // A blind sender does not know the key of an executed READ.
         let proven = pkt.info.kind == OpKind::ReadRequest && self.names_read(pkt).is_some();
-        self.dispatch(frame, pkt, env);
+        self.dispatch_any(frame, pkt, env);
         if proven || self.id.qp_type == QpType::Uc || self.progress() != before {
             let earlier = self.peer_port.port;
             self.peer_port = PeerPort { port: frame.flow.src_port, ..PeerPort::default() };
@@ -74,6 +74,13 @@ impl Qp {
             }
         } else if self.peer_port.port != 0 && !near {
             self.peer_port.note_far(env.now);
+        }
+    }
+
+    fn dispatch_any(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        match pkt.info.service.is_selective() {
+            true => self.dispatch_selective(frame, pkt, env),
+            false => self.dispatch(frame, pkt, env),
         }
     }
 

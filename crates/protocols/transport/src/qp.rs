@@ -62,6 +62,8 @@ pub struct Qp {
     pub(crate) last_wqe_raised: bool,
     /// The send queue's indices are impossible: it is not read any more.
     pub(crate) corrupt: bool,
+    /// Requests of the selective repeat family are accepted.
+    pub(crate) accepts_selective: bool,
 }
 
 impl Qp {
@@ -83,6 +85,7 @@ impl Qp {
             flush_recv: false,
             last_wqe_raised: false,
             corrupt: false,
+            accepts_selective: false,
         }
     }
 
@@ -162,6 +165,7 @@ impl Qp {
         match to {
             QpState::Reset => {
                 self.send_pending_ack(env);
+                self.release_records(env);
                 return self.reset();
             }
             QpState::Err => {
@@ -171,7 +175,10 @@ impl Qp {
             QpState::Init if from == QpState::Reset => {
                 self.req.allocate(self.id.cap.max_send_wr, self.id.cap.max_send_sge);
             }
-            QpState::Rtr if from == QpState::Init => self.resp.start(self.attr.rq_psn, self.attr.max_dest_rd_atomic),
+            QpState::Rtr if from == QpState::Init => {
+                self.resp.start(self.attr.rq_psn, self.attr.max_dest_rd_atomic);
+                self.recv.consumed = 0;
+            }
             QpState::Rts if from == QpState::Rtr => {
                 self.req.start(self.attr.sq_psn, self.attr.retry_cnt, self.attr.rnr_retry);
                 self.req.sq_active = true;
@@ -191,7 +198,10 @@ impl Qp {
     fn reset(&mut self) {
         self.sq.discard_all();
         self.recv.discard();
+        let window = self.req.sel.window;
         self.req = Requester::new();
+        self.req.sel.window = window;
+        self.req.set_family(false);
         self.req.retired = self.sq.taken();
         self.resp = Responder::new();
         self.attr = QpAttr { cap: self.id.cap, ..QpAttr::default() };
@@ -209,12 +219,38 @@ impl Qp {
     #[inline]
     pub fn on_packet(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if let Err(reason) = self.check_packet(frame, pkt) {
-            return env.fx.count(reason);
+            return self.on_foreign(frame, pkt, reason, env);
         }
         if frame.flow.src_port != self.peer_port.port {
             return self.on_other_port(frame, pkt, env);
         }
         self.dispatch(frame, pkt, env);
+    }
+
+    /// Handles a packet of the selective repeat family; drops any other that has not passed the checks.
+    #[inline(never)]
+    fn on_foreign(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, reason: Reason, env: &mut Env<'_>) {
+        if reason != Reason::SrNotNegotiated || !(self.accepts_selective || self.req.sel.active) {
+            return env.fx.count(reason);
+        }
+        if let Err(reason) = self.check_peer(frame, pkt) {
+            return env.fx.count(reason);
+        }
+        if frame.flow.src_port != self.peer_port.port {
+            return self.on_other_port(frame, pkt, env);
+        }
+        self.dispatch_selective(frame, pkt, env);
+    }
+
+    /// Handles a packet of the selective repeat family that has passed the checks.
+    pub(crate) fn dispatch_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        match pkt.info.kind {
+            kind if kind.is_response() => self.on_selective_response(pkt, env),
+            // Nothing at this side waits for the acknowledgement of READ responses.
+            OpKind::ReadAck => env.fx.count(Reason::UnexpectedResponse),
+            _ if self.accepts_selective => self.on_selective_request(frame, pkt, env),
+            _ => env.fx.count(Reason::SrNotNegotiated),
+        }
     }
 
     /// Handles a packet that has passed the checks.
@@ -245,6 +281,12 @@ impl Qp {
         if pkt.info.service != service && pkt.info.service != Service::Cnp {
             return Err(foreign_service(pkt.info.service, service));
         }
+        self.check_peer(frame, pkt)
+    }
+
+    /// Checks partition, state and source.
+    #[inline(always)]
+    fn check_peer(&self, frame: &RxFrame<'_>, pkt: &Packet<'_>) -> Result<(), Reason> {
         // The low 15 bits are the partition. Only two limited members may not communicate, and Burst is a full member.
         if pkt.bth.pkey & 0x7fff != PKEY_DEFAULT & 0x7fff {
             return Err(Reason::BadPkey);
@@ -324,7 +366,7 @@ impl Qp {
 
     /// The time at which [`Qp::on_timer`] should be called.
     pub fn next_deadline(&self) -> Nanos {
-        self.req.ack_deadline.min(self.req.rnr_deadline)
+        self.req.ack_deadline.min(self.req.rnr_deadline).min(self.req.sel.deadline)
     }
 
     /// Fires the timers that are due.
@@ -347,6 +389,9 @@ impl Qp {
     /// Payload bytes sent, or requested by READs, that are not yet acknowledged or received.
     #[inline]
     pub fn inflight_bytes(&self) -> u64 {
-        if self.id.qp_type.is_reliable() { self.req.recovery.inflight_bytes(self.mtu) } else { 0 }
+        if !self.id.qp_type.is_reliable() {
+            return 0;
+        }
+        self.req.recovery.inflight_bytes(self.mtu).saturating_sub(self.req.sel.covered_bytes)
     }
 }

@@ -4,11 +4,14 @@
 //! message breaks, the receive stays loaded for the next message (IBA 9.8.3: the receive is not consumed).
 
 use crate::api::{Env, RecvQueue, XrcSrq};
+use crate::early_receives::EarlyReceives;
 use crate::finish::vendor_err;
 use crate::gather::{Keys, SgeCursor};
+use crate::message::ReceivedMessage;
 use crate::qp::Qp;
+use burst_base::Reason;
+use burst_base::num::MASK_24;
 use burst_base::verbs::{WcOpcode, WcStatus, access};
-use burst_base::{Qpn, Reason};
 use burst_shm::Fetch;
 use burst_shm::layout::{Cqe, RecvWqe, SGE_MAX, Sge};
 use burst_shm::rq::SrqConsumer;
@@ -39,6 +42,10 @@ pub(crate) struct Receiver {
     malformed: bool,
     /// Bytes for which the loaded receive has room.
     pub(crate) room: u64,
+    /// Receives completed since the queue pair was connected, modulo 2^32. The low 24 bits are the RSN of the next message.
+    pub(crate) consumed: u32,
+    /// Receives taken before their turn.
+    pub(crate) early: Option<Box<EarlyReceives>>,
 }
 
 impl Receiver {
@@ -53,6 +60,8 @@ impl Receiver {
             loaded: false,
             malformed: false,
             room: 0,
+            consumed: 0,
+            early: None,
         }
     }
     pub(crate) fn is_loaded(&self) -> bool {
@@ -84,6 +93,80 @@ impl Receiver {
         self.room = self.entries().iter().map(|sge| u64::from(sge.length)).sum();
         Load::Ready
     }
+    /// Takes the next receive out of the queue, unless there is none: the receive, whether it is malformed, and its entries.
+    fn fetch(&mut self, sges: &mut [Sge; SGE_MAX as usize]) -> Option<(RecvWqe, bool)> {
+        let mut wqe = RecvWqe::default();
+        let fetched = match &mut self.queue {
+            RecvQueue::Own(rq) => rq.fetch(&mut wqe, sges),
+            RecvQueue::Shared(srq) => srq.fetch(&mut wqe, sges),
+            RecvQueue::None | RecvQueue::Xrc { .. } => Fetch::Empty,
+        };
+        match fetched {
+            Fetch::Taken(_) => Some((wqe, false)),
+            Fetch::Malformed(_) => Some((RecvWqe { num_sge: 0, ..wqe }, true)),
+            Fetch::Empty | Fetch::Corrupt => None,
+        }
+    }
+    /// RSN of the next message.
+    pub(crate) fn rsn(&self) -> u32 {
+        self.consumed & MASK_24
+    }
+    /// Takes receive number `rsn` into `early`, unless it is there; of an own queue also those before it. The receive of the
+    /// next message is loaded instead. False if there is no receive or no room for it.
+    pub(crate) fn take_early(&mut self, rsn: u32, early: &mut EarlyReceives) -> bool {
+        let current = self.rsn();
+        if rsn == current {
+            return matches!(self.load(), Load::Ready);
+        }
+        if !self.is_shared() && !matches!(self.load(), Load::Ready) {
+            return false;
+        }
+        let ahead = rsn.wrapping_sub(current) & MASK_24;
+        let first = if self.is_shared() { ahead } else { 1 };
+        for number in (first..=ahead).map(|k| current.wrapping_add(k) & MASK_24) {
+            if early.get(number).is_some() {
+                continue;
+            }
+            let mut sges = [Sge::default(); SGE_MAX as usize];
+            let Some((wqe, malformed)) = early.has_room().then(|| self.fetch(&mut sges)).flatten() else {
+                return false;
+            };
+            early.add(number, wqe, malformed, &sges[..wqe.num_sge as usize]);
+        }
+        true
+    }
+    /// Writes `bytes` at `offset` of receive number `rsn`, which has been taken. False if it has no room there, or cannot be
+    /// written.
+    pub(crate) fn scatter_early(
+        &self,
+        (rsn, early): (u32, &EarlyReceives),
+        keys: Keys<'_>,
+        offset: u64,
+        bytes: &[u8],
+    ) -> bool {
+        let (malformed, sges) = match early.get(rsn) {
+            _ if rsn == self.rsn() => (self.malformed || !self.loaded, self.entries()),
+            Some(receive) => (receive.malformed, receive.sges),
+            None => return false,
+        };
+        let room: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let fits = !malformed && offset + bytes.len() as u64 <= room;
+        fits && SgeCursor::at(sges, offset).scatter(keys, sges, bytes).is_ok()
+    }
+    /// A receive has completed: loads the next one if it was taken early. In error, the order does not matter, and receives are
+    /// loaded in the order in which they were taken.
+    pub(crate) fn load_early(&mut self, in_error: bool) {
+        let next = self.rsn();
+        let Some(early) = &mut self.early else { return };
+        let Some((rsn, taken)) = early.get(next).map(|taken| (next, taken)).or(early.oldest().filter(|_| in_error))
+        else {
+            return;
+        };
+        (self.wqe, self.malformed, self.loaded) = (taken.wqe, taken.malformed, true);
+        self.sges[..taken.sges.len()].copy_from_slice(taken.sges);
+        early.remove(rsn);
+        self.room = self.entries().iter().map(|sge| u64::from(sge.length)).sum();
+    }
     fn entries(&self) -> &[Sge] {
         &self.sges[..self.wqe.num_sge as usize]
     }
@@ -96,6 +179,7 @@ impl Receiver {
     }
     /// Removes all posted receives without completions (the queue pair goes to RESET).
     pub(crate) fn discard(&mut self) {
+        debug_assert!(self.early.is_none(), "records are given back before");
         self.loaded = false;
         if let RecvQueue::Own(rq) = &mut self.queue {
             rq.discard_all();
@@ -140,23 +224,10 @@ impl Receiver {
         SgeCursor::at(self.entries(), offset).run(keys, self.entries(), each, count)
     }
     /// Writes `bytes` at `offset` of the loaded receive.
+    #[inline(always)]
     pub(crate) fn scatter(&self, keys: Keys<'_>, offset: u64, bytes: &[u8]) -> Result<(), Reason> {
         SgeCursor::at(self.entries(), offset).scatter(keys, self.entries(), bytes)
     }
-}
-
-/// The variable part of a receive completion.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct ReceivedMessage {
-    pub(crate) byte_len: u32,
-    /// Immediate data or invalidated key; `wc_flags` says which.
-    pub(crate) imm: u32,
-    pub(crate) wc_flags: u32,
-    pub(crate) src_qpn: Qpn,
-    pub(crate) with_write: bool,
-    pub(crate) solicited: bool,
-    /// Datagrams: code of the IP version ([`crate::ud`]).
-    pub(crate) sl: u8,
 }
 
 impl Qp {
@@ -189,13 +260,18 @@ impl Qp {
     fn receive_cqe(&mut self, status: WcStatus, opcode: WcOpcode, reason: Option<Reason>, env: &Env<'_>) -> Cqe {
         debug_assert!(self.recv.loaded);
         self.recv.loaded = false;
+        self.recv.consumed = self.recv.consumed.wrapping_add(1);
+        let wqe = self.recv.wqe;
+        if self.recv.early.is_some() {
+            self.recv.load_early(status != WcStatus::Success);
+        }
         Cqe {
-            wr_id: self.recv.wqe.wr_id,
+            wr_id: wqe.wr_id,
             timestamp_ns: env.now.0,
             qpn: self.id.qpn.get(),
             vendor_err: vendor_err(reason),
             qp_cookie: self.id.cookie,
-            sq_consumer: self.recv.wqe.reserved,
+            sq_consumer: wqe.reserved,
             status: status as u8,
             opcode: opcode as u8,
             is_recv: 1,

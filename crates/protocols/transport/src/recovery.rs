@@ -40,6 +40,13 @@ pub(crate) struct NewRequest<'a> {
     pub(crate) fail: Option<(WcStatus, Reason)>,
 }
 
+/// The opcodes of requests that consume a receive ([`InflightWqe::takes_credit`]), one bit each. A table, because each request is
+/// looked up in it.
+const CONSUMING: u32 = 1 << WrOpcode::Send as u32
+    | 1 << WrOpcode::SendWithImm as u32
+    | 1 << WrOpcode::SendWithInv as u32
+    | 1 << WrOpcode::RdmaWriteWithImm as u32;
+
 /// A work request in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InflightWqe {
@@ -62,6 +69,8 @@ pub(crate) struct InflightWqe {
     reads_before: u32,
     /// Send sequence number of its first message (IBA 9.7.7.2.1).
     pub(crate) ssn: u32,
+    /// Receives that the requests before it consume.
+    pub(crate) rsn: u32,
     /// A local operation was executed. Going back does not repeat it.
     pub(crate) done: bool,
     /// The error with which it ends when all requests before it have ended.
@@ -94,6 +103,7 @@ pub(crate) struct Recovery {
     next_bytes: u64,
     next_reads: u32,
     next_ssn: u32,
+    next_rsn: u32,
     /// *una* at the last implied NAK that moved the cursor, until there is progress.
     implied_at: Option<Psn>,
     ahead: ReadAhead,
@@ -127,6 +137,7 @@ impl Recovery {
             next_bytes: 0,
             next_reads: 0,
             next_ssn: 1,
+            next_rsn: 0,
             implied_at: None,
             ahead: ReadAhead::new(),
         }
@@ -263,9 +274,11 @@ impl Recovery {
             bytes_before: self.next_bytes,
             reads_before: self.next_reads,
             ssn: self.next_ssn,
+            rsn: self.next_rsn,
             done: false,
             fail,
         };
+        self.next_rsn = self.next_rsn.wrapping_add(CONSUMING >> opcode as u32 & 1);
         self.wqes.store(self.tail, request);
         self.tail = self.tail.wrapping_add(1);
         self.next_psn = self.next_psn.add(packets);
@@ -375,6 +388,78 @@ impl Recovery {
     #[inline]
     pub(crate) fn rearm_implied_loss(&mut self) {
         self.implied_at = None;
+    }
+}
+
+/// Packets of requests in flight, by PSN.
+impl Recovery {
+    /// PSN of the packet that is sent next.
+    pub(crate) fn next_packet_psn(&self) -> Psn {
+        self.cursor_psn()
+    }
+    /// The request in flight that takes `psn`, which is not before *una*, and the packet of which the PSN is one: its index, and
+    /// the number of PSNs that it takes. A READ is requested in pieces, each of which is a packet.
+    pub(crate) fn packet_of(&self, psn: Psn, mtu: u32) -> Option<(&InflightWqe, u32, u32)> {
+        let request = self.request_of(psn)?;
+        let index = psn.diff(request.first_psn) as u32;
+        if request.work != Work::Read {
+            return Some((request, index, 1));
+        }
+        let piece = READ_CHUNK_BYTES / mtu;
+        let first = index / piece * piece;
+        Some((request, first, piece.min(request.packets - first)))
+    }
+    /// The request that takes `psn` cannot be executed: it ends with this error when all before it have ended.
+    pub(crate) fn fail_request_of(&mut self, psn: Psn, status: WcStatus, reason: Reason) {
+        let count = self.tail.wrapping_sub(self.head);
+        let at = (0..count).map(|age| self.head.wrapping_add(age)).find(|&at| {
+            let request = self.wqes.get(at);
+            psn.is_within(request.first_psn, request.packets)
+        });
+        if let Some(at) = at {
+            self.wqes.get_mut(at).fail = Some((status, reason));
+        }
+    }
+    /// The answer to the ATOMIC that takes `psn` has come before those of requests in front of it: it ends when these have.
+    pub(crate) fn mark_answered(&mut self, psn: Psn) {
+        let count = self.tail.wrapping_sub(self.head);
+        let at = (0..count).map(|age| self.head.wrapping_add(age)).find(|&at| self.wqes.get(at).first_psn == psn);
+        if let Some(at) = at.filter(|&at| self.wqes.get(at).work == Work::Atomic) {
+            self.wqes.get_mut(at).done = true;
+        }
+    }
+    /// Payload bytes of SENDs and WRITEs in flight of which `is_covered` says that they need no room in the window: it gets the
+    /// PSNs of a request that were sent and are not acknowledged, and returns how many are covered, and whether the last is.
+    pub(crate) fn covered_bytes(&self, mtu: u32, mut is_covered: impl FnMut(Psn, u32) -> (u32, bool)) -> u64 {
+        let (una, end) = (self.una_psn(), self.cursor_psn());
+        let mut bytes = 0;
+        for age in 0..self.tail.wrapping_sub(self.head) {
+            let request = self.wqes.get(self.head.wrapping_add(age));
+            if !request.first_psn.is_before(end) {
+                break;
+            }
+            if !matches!(request.work, Work::Send | Work::Write) {
+                continue;
+            }
+            let first = if request.first_psn.is_before(una) { una } else { request.first_psn };
+            let behind = request.first_psn.add(request.packets);
+            let is_whole = !behind.is_after(end);
+            let count = if is_whole { behind } else { end }.diff(first).max(0) as u32;
+            let (covered, last) = is_covered(first, count);
+            let short = if last && is_whole { request.packets * mtu - request.length } else { 0 };
+            bytes += u64::from(covered) * u64::from(mtu) - u64::from(short);
+        }
+        bytes
+    }
+    /// Lets all missing parts of READs be requested again. False, and nothing is done, if no response is noted.
+    pub(crate) fn ask_reads_again(&mut self) -> bool {
+        let una = self.una_psn();
+        if !self.has_ahead() || self.oldest().is_none_or(|oldest| oldest.work != Work::Read) {
+            return false;
+        }
+        let asked = self.psn_distance().min(AHEAD_MAX as i32) as u32;
+        self.ahead.ask_again(una, una.add(asked));
+        true
     }
 }
 
@@ -532,6 +617,16 @@ mod tests {
             let packets = request.packets - recovery.next_packet();
             recovery.on_sent(packets);
             recovery.on_request_sent();
+        }
+    }
+
+    #[test]
+    fn the_receives_that_requests_consume_are_counted() {
+        for opcode in (0..32).filter_map(WrOpcode::from_number) {
+            let mut r = recovery();
+            let (wqe, work) = (&SendWqe::default(), Work::of(opcode));
+            r.push(NewRequest { wqe, work, opcode, sq_index: 0, packets: 1, length: 8, fail: None }, &[]);
+            assert_eq!(r.next_rsn == 1, r.next().is_some_and(InflightWqe::takes_credit), "{opcode:?}");
         }
     }
 

@@ -10,6 +10,7 @@ use crate::api::{ACK_BACKOFF_MAX, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX, MES
 use crate::head::Work;
 use crate::qp::Qp;
 use crate::recovery::{InflightWqe, NewRequest, Recovery};
+use crate::selective::SelectiveRequester;
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::Fetch;
@@ -35,6 +36,11 @@ pub(crate) struct Requester {
     pub(crate) since_ack_request: u32,
     pub(crate) retry_left: u8,
     pub(crate) rnr_left: u8,
+    /// After going back, until there is progress, at most `back_limit` bytes are in flight.
+    pub(crate) is_back: bool,
+    /// `is_back`, or requests are of the selective repeat family: more limits apply.
+    pub(crate) is_limited: bool,
+    pub(crate) back_limit: u64,
     /// Time-outs since the last progress, as far as they count ([`Qp::ack_wait`]).
     pub(crate) timeouts: u8,
     pub(crate) ack_deadline: Nanos,
@@ -46,6 +52,8 @@ pub(crate) struct Requester {
     pub(crate) sq_active: bool,
     /// SQD: the drained event has been raised.
     pub(crate) drained: bool,
+    /// The selective repeat family.
+    pub(crate) sel: SelectiveRequester,
 }
 
 /// Result of sending from one request.
@@ -61,7 +69,7 @@ enum Fetched {
     Request,
     /// The queue is empty, or must not be read.
     Nothing,
-    /// There is no room for another request in flight.
+    /// There is no room for another request in flight, or those in flight must end before the family of packets changes.
     Full,
 }
 
@@ -80,12 +88,16 @@ impl Requester {
             since_ack_request: 0,
             retry_left: 0,
             rnr_left: 0,
+            is_back: false,
+            is_limited: false,
+            back_limit: 0,
             timeouts: 0,
             ack_deadline: Nanos::NEVER,
             rnr_deadline: Nanos::NEVER,
             stalled: false,
             sq_active: false,
             drained: false,
+            sel: SelectiveRequester::new(),
         }
     }
 
@@ -127,18 +139,30 @@ impl Requester {
 
 impl Qp {
     /// Whether requests could be sent now.
+    #[inline]
     pub(crate) fn wants_requests(&self) -> bool {
         let r = &self.req;
         let waits = r.rnr_deadline != Nanos::NEVER || r.stalled;
         match self.state {
             QpState::Rts => !waits && (r.recovery.has_next() || r.sq_active),
-            QpState::Sqd => !waits && (r.recovery.has_next() || r.recovery.wants_repair()),
+            QpState::Sqd => !waits && self.wants_requests_draining(),
             _ => false,
         }
     }
 
+    /// The same in SQD.
+    #[cold]
+    #[inline(never)]
+    fn wants_requests_draining(&self) -> bool {
+        let r = &self.req;
+        r.recovery.has_next() || r.recovery.wants_repair() || r.sel.wants_repair()
+    }
+
     /// Bytes that the next packet puts in flight. With less room in the window nothing is sent, unless nothing is in flight.
     pub fn next_bytes(&self) -> u64 {
+        if self.req.sel.active && self.req.sel.wants_repair() {
+            return self.mtu.into();
+        }
         let Some(request) = self.req.recovery.next() else { return 0 };
         u64::from(match request.work {
             Work::Read => self.read_piece(request).1,
@@ -155,6 +179,13 @@ impl Qp {
         if self.req.recovery.wants_repair() && !self.send_repairs(&mut turn, env) {
             return TxState::More;
         }
+        if self.req.sel.active
+            && self.req.sel.wants_repair()
+            && let Some(state) = self.send_repetitions(&mut turn, env)
+        {
+            self.req.stalled = state == TxState::Window;
+            return state;
+        }
         loop {
             let request = match self.req.recovery.next() {
                 Some(request) => *request,
@@ -170,7 +201,10 @@ impl Qp {
             let step = match request.work {
                 _ if request.fail.is_some() => SendStep::Stop(TxState::Idle),
                 _ if self.id.qp_type == QpType::Ud => self.send_datagram(&request, &mut turn, env),
-                Work::Send | Work::Write => self.send_message(&request, &mut turn, env),
+                Work::Send | Work::Write if !self.req.sel.active => {
+                    self.send_message::<false>(&request, &mut turn, env)
+                }
+                Work::Send | Work::Write => self.send_selective_message(&request, &mut turn, env),
                 Work::Read => self.send_read(&request, &mut turn, env),
                 Work::Atomic => self.send_atomic(&request, &mut turn, env),
                 Work::Local => self.run_local(&request, &mut turn, env),
@@ -202,10 +236,13 @@ impl Qp {
 
     /// Takes the next work request from the shared queue, checks it, and puts it in flight.
     fn fetch(&mut self, env: &mut Env<'_>) -> Fetched {
-        let r = &mut self.req;
-        if self.state != QpState::Rts || !r.sq_active {
+        if self.state != QpState::Rts || !self.req.sq_active {
             return Fetched::Nothing;
         }
+        if self.req.sel.switch_due && !self.switch_family() {
+            return Fetched::Full;
+        }
+        let r = &mut self.req;
         if !r.recovery.has_room(self.id.cap.max_send_sge as usize) {
             return Fetched::Full;
         }
@@ -297,7 +334,23 @@ impl Qp {
         if self.is_credit_limited(request) && self.req.recovery.is_outstanding() {
             return Some(TxState::Idle);
         }
+        if self.req.is_limited && self.is_limited_further(request, len) {
+            return Some(TxState::Idle);
+        }
         None
+    }
+
+    /// Limits of the selective repeat family, and after going back.
+    #[cold]
+    #[inline(never)]
+    fn is_limited_further(&self, request: &InflightWqe, len: u32) -> bool {
+        let too_many = self.is_back_limited(len.into()) && self.req.recovery.is_outstanding();
+        too_many || !self.is_in_peer_window(request)
+    }
+
+    /// Whether `bytes` more in flight are too many after going back.
+    pub(crate) fn is_back_limited(&self, bytes: u64) -> bool {
+        self.req.is_back && self.req.recovery.inflight_bytes(self.mtu) + bytes > self.req.back_limit
     }
 
     /// Whether the peer's credits show no receive for this message. Then one packet at a time may be sent as a probe.

@@ -7,17 +7,19 @@ use crate::api::{Env, TxBudget};
 use crate::head;
 use crate::qp::Qp;
 use crate::responder::ResponderResource;
+use crate::selective_answers::selective_form;
 use burst_base::verbs::access;
 use burst_base::{Psn, Reason};
 use burst_mem::Peer;
 use burst_span::Span;
-use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, NakCode, OpKind, Opcode, Position, Syndrome};
+use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, NakCode, OpKind, Opcode, Position, Seth, Syndrome};
 
 impl Qp {
     /// Sends pending answers; false if budget or batch ended before all were sent.
     pub(crate) fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
         if let Some((psn, msn)) = self.resp.ack_due
-            && self.resp.oldest_pending().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next)))
+            && (self.resp.sel.active
+                || self.resp.oldest_pending().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next))))
         {
             if !self.push_ack(psn, msn, Syndrome::ACK, env) {
                 return false;
@@ -69,13 +71,22 @@ impl Qp {
     }
 
     fn push_ack(&mut self, psn: Psn, msn: u32, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
+        if self.resp.sel.active {
+            return self.push_selective_ack(psn, syndrome, env);
+        }
         let head = HeadBuf::new(&Bth::new(self.answer_opcode(OpKind::Ack), self.attr.dest_qpn, psn))
             .aeth(Aeth { syndrome, msn });
         env.tx.push(&self.flow, head.as_slice(), &[], 0)
     }
 
     fn push_atomic_response(&mut self, resource: ResponderResource, env: &mut Env<'_>) -> bool {
-        let head = HeadBuf::new(&Bth::new(self.answer_opcode(OpKind::AtomicAck), self.attr.dest_qpn, resource.psn))
+        let opcode = self.answer_opcode(OpKind::AtomicAck);
+        let bth = |opcode| Bth::new(opcode, self.attr.dest_qpn, resource.psn);
+        let head = match resource.selective {
+            false => HeadBuf::new(&bth(opcode)),
+            true => HeadBuf::new(&bth(selective_form(opcode))).seth(Seth::default()),
+        };
+        let head = head
             .aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn })
             .atomic_ack(AtomicAckEth { original: resource.original });
         let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
@@ -150,7 +161,8 @@ impl Qp {
         env: &mut Env<'_>,
     ) -> u32 {
         debug_assert!(resource.start <= next && next < resource.end);
-        if next == resource.start {
+        // In the selective repeat family the position in the whole READ counts, not that in what is sent now.
+        if next == if resource.selective { 0 } else { resource.start } {
             return 0;
         }
         let most = (resource.end - next - 1) as usize;
@@ -160,7 +172,12 @@ impl Qp {
         }
         let payload = rest.sub(0, (count * self.mtu) as usize);
         let head = self.read_response_head(resource, next, self.mtu);
-        let number = |k, head: &mut [u8; burst_frame::HEAD_MAX]| Bth::set_psn(head, resource.psn.add(next + k));
+        let number = |k, head: &mut [u8; burst_frame::HEAD_MAX]| {
+            Bth::set_psn(head, resource.psn.add(next + k));
+            if resource.selective {
+                Seth::set_index(head, Bth::LEN, next + k);
+            }
+        };
         if !env.tx.push_run(&self.flow, head.as_slice(), &payload, self.mtu as u16, number) {
             return 0;
         }
@@ -169,6 +186,9 @@ impl Qp {
     }
 
     fn read_response_head(&self, resource: &ResponderResource, index: u32, len: u32) -> HeadBuf {
+        if resource.selective {
+            return self.selective_response_head(resource, index, len);
+        }
         let place = head::position(index == resource.start, index + 1 == resource.end);
         let bth = Bth {
             pad: head::pad_of(len),

@@ -15,16 +15,21 @@
 //! stays is reported with the next token.
 
 use crate::api::Env;
+use crate::message::ReceivedMessage;
 use crate::qp::Qp;
-use crate::receive::{Load, ReceivedMessage};
+use crate::receive::Load;
+use crate::selective::SelectiveResponder;
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
-use burst_base::{Psn, Reason, Rkey, TokenBucket};
+use burst_base::{Nanos, Psn, Reason, Rkey, TokenBucket};
 use burst_span::Unreachable;
-use burst_wire::{NakCode, OpKind, Packet, Position, Syndrome};
+use burst_wire::{AtomicEth, NakCode, OpKind, Packet, Position, Reth, Syndrome};
 
 /// Answers to repeated and out-of-order packets: bursts of 1,024, and 10,000 per second. A peer that repeats a whole window gets
 /// one such answer in a turn, because answers coalesce.
-type AnswerBudget = TokenBucket<1024, 100_000>;
+pub(crate) type AnswerBudget = TokenBucket<1024, 100_000>;
+/// A gap that stays this long is reported again when a packet comes: a lost NAK costs the peer a whole ACK timeout otherwise.
+/// A peer that has sent the missing packet again ignores it.
+const NAK_REPEATED_AFTER: Nanos = Nanos::from_us(500);
 /// A READ's response is repeated this many times, and [`REPEATS_PER_PACKET`] times for each response packet of this READ and of
 /// those before it. With go-back-N each lost packet of theirs repeats it once.
 const READ_REPEATS_MIN: u64 = 64;
@@ -67,6 +72,10 @@ pub(crate) struct ResponderResource {
     pub(crate) msn: u32,
     /// Its whole response was sent once.
     pub(crate) answered: bool,
+    /// The request was of the selective repeat family, so the response is.
+    pub(crate) selective: bool,
+    /// The pending packets repair a gap.
+    pub(crate) is_repair: bool,
     /// READ: packets of its response that were repeated.
     repeated: u64,
 }
@@ -77,6 +86,9 @@ pub(crate) struct Responder {
     pub(crate) msn: u32,
     /// A NAK was sent for the expected packet. Later packets are dropped silently until it arrives (IBA 9.7.4.1.2).
     pub(crate) nak_given: bool,
+    /// It was that of a gap, sent at `nak_at`: it may have been lost, and is repeated if the gap stays.
+    nak_is_gap: bool,
+    nak_at: Nanos,
     pub(crate) message: Option<InboundMessage>,
     /// PSN and MSN of the pending acknowledgement.
     pub(crate) ack_due: Option<(Psn, u32)>,
@@ -96,7 +108,9 @@ pub(crate) struct Responder {
     pub(crate) pending: u32,
     /// COMM_EST was raised.
     pub(crate) established: bool,
-    answers: AnswerBudget,
+    pub(crate) answers: AnswerBudget,
+    /// The selective repeat family.
+    pub(crate) sel: SelectiveResponder,
 }
 
 /// Why a packet is not executed.
@@ -112,13 +126,13 @@ pub(crate) enum RequestRefusal {
 pub(crate) type CheckResult = Result<(), RequestRefusal>;
 
 /// The refusal of a peer's request whose memory a key does not give.
-fn access_refusal(reason: Reason) -> RequestRefusal {
+pub(crate) fn access_refusal(reason: Reason) -> RequestRefusal {
     RequestRefusal::Refuse(NakCode::RemoteAccess, reason)
 }
 
 /// The refusal of a peer's request whose memory is not reached.
 #[cold]
-fn unreachable_refusal(why: Unreachable) -> RequestRefusal {
+pub(crate) fn unreachable_refusal(why: Unreachable) -> RequestRefusal {
     match why {
         Unreachable::Late => RequestRefusal::NotReady(Reason::PageLate),
         Unreachable::Gone => access_refusal(Reason::RemoteAccess),
@@ -181,6 +195,8 @@ const EMPTY: ResponderResource = ResponderResource {
     original: 0,
     msn: 0,
     answered: true,
+    selective: false,
+    is_repair: false,
     repeated: 0,
 };
 
@@ -190,6 +206,8 @@ impl Responder {
             expected: Psn::new(0),
             msn: 0,
             nak_given: false,
+            nak_is_gap: false,
+            nak_at: Nanos(0),
             message: None,
             ack_due: None,
             ack_follows_receive: false,
@@ -202,6 +220,7 @@ impl Responder {
             pending: 0,
             established: false,
             answers: AnswerBudget::default(),
+            sel: SelectiveResponder::new(),
         }
     }
     /// Begins at `psn`, with places for `depth` READs and ATOMICs (the queue pair enters RTR).
@@ -308,12 +327,15 @@ impl Responder {
 }
 
 impl Qp {
-    /// Handles a request packet of RC or XRC.
+    /// Handles a request packet of RC or XRC, or one of the selective repeat family whose turn it is.
     pub(crate) fn on_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
         }
         self.establish(env);
+        if self.resp.sel.active && !pkt.info.service.is_selective() {
+            self.leave_selective(env);
+        }
         let distance = pkt.bth.psn.diff(self.resp.expected);
         if distance < 0 {
             return self.on_duplicate(pkt, env);
@@ -327,6 +349,7 @@ impl Qp {
         }
     }
 
+    /// Executes the packet whose turn it is.
     fn execute(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         match pkt.info.kind {
             OpKind::Send => self.on_send(pkt, env),
@@ -345,14 +368,14 @@ impl Qp {
     }
 
     fn on_gap(&mut self, env: &mut Env<'_>) {
-        if self.resp.nak_given {
+        if self.resp.nak_given && !(self.resp.nak_is_gap && env.now.since(self.resp.nak_at) >= NAK_REPEATED_AFTER) {
             return env.fx.count(Reason::GapRepeated);
         }
         if !self.resp.answers.take(env.now) {
             return env.fx.count(Reason::AnswerWithheld);
         }
         env.fx.count(Reason::SequenceGap);
-        self.resp.nak_given = true;
+        (self.resp.nak_given, self.resp.nak_is_gap, self.resp.nak_at) = (true, true, env.now);
         self.set_nak_due(Syndrome::Nak(NakCode::PsnSequence));
     }
 
@@ -363,11 +386,11 @@ impl Qp {
         self.resp.ack_due = None;
     }
 
-    fn refuse(&mut self, refusal: RequestRefusal, env: &mut Env<'_>) {
+    pub(crate) fn refuse(&mut self, refusal: RequestRefusal, env: &mut Env<'_>) {
         match refusal {
             RequestRefusal::NotReady(reason) => {
                 env.fx.count(reason);
-                self.resp.nak_given = true;
+                (self.resp.nak_given, self.resp.nak_is_gap) = (true, false);
                 self.set_nak_due(Syndrome::Rnr { timer: self.attr.min_rnr_timer });
             }
             RequestRefusal::Refuse(code, reason) => {
@@ -391,7 +414,7 @@ impl Qp {
 
     /// Checks that a middle or last packet continues a message of its kind, and that a first or only packet follows a complete
     /// message (IBA 9.7.4.1.3).
-    fn check_sequence(&self, pkt: &Packet<'_>) -> CheckResult {
+    pub(crate) fn check_sequence(&self, pkt: &Packet<'_>) -> CheckResult {
         let fits = match &self.resp.message {
             None => pkt.info.position.is_start(),
             Some(message) => !pkt.info.position.is_start() && message.kind == pkt.info.kind,
@@ -411,7 +434,7 @@ impl Qp {
     }
 
     /// Checks that the queue pair grants the right (IBA 9.7.4.1.4).
-    fn check_right(&self, right: u32) -> CheckResult {
+    pub(crate) fn check_right(&self, right: u32) -> CheckResult {
         if self.attr.qp_access_flags & right != 0 {
             Ok(())
         } else {
@@ -419,7 +442,14 @@ impl Qp {
         }
     }
 
+    /// [`Qp::check_receive`] where a call costs little.
+    #[inline(never)]
+    pub(crate) fn check_receive_apart(&mut self) -> CheckResult {
+        self.check_receive()
+    }
+
     /// Checks that a usable receive is loaded, and loads one if none is (IBA 9.7.4.1.5).
+    #[inline(always)]
     pub(crate) fn check_receive(&mut self) -> CheckResult {
         match self.recv.load() {
             Load::Ready => self.recv.check().map_err(|reason| {
@@ -475,15 +505,21 @@ impl Qp {
             got.imm = imm.to_be32();
             got.wc_flags = wc_flags::WITH_IMM;
         } else if let Some(ieth) = pkt.ieth() {
-            if env.mem.invalidate(self.peer(), ieth.rkey).is_err() {
-                let (status, reason) = (WcStatus::LocAccessErr, Reason::RemoteAccess);
-                return Err(RequestRefusal::RefuseReceive(NakCode::RemoteAccess, status, reason));
-            }
+            self.invalidate(ieth.rkey, env)?;
             got.imm = ieth.rkey.0;
             got.wc_flags = wc_flags::WITH_INV;
         }
         self.complete_receive(got, env);
         Ok(())
+    }
+
+    /// Invalidates the key that a SEND names. If that fails, its receive fails as well.
+    #[inline(never)]
+    pub(crate) fn invalidate(&mut self, rkey: Rkey, env: &mut Env<'_>) -> CheckResult {
+        env.mem.invalidate(self.peer(), rkey).map_err(|_| {
+            let (status, reason) = (WcStatus::LocAccessErr, Reason::RemoteAccess);
+            RequestRefusal::RefuseReceive(NakCode::RemoteAccess, status, reason)
+        })
     }
 
     fn on_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
@@ -547,17 +583,28 @@ impl Qp {
     fn on_read_request(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         const INVALID: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength);
         self.check_sequence(pkt)?;
-        self.check_right(access::REMOTE_READ)?;
         let reth = pkt.reth().ok_or(INVALID)?;
+        let packets = self.check_read(&reth, env)?;
+        self.accept(pkt, packets);
+        self.store_read(pkt.bth.psn, &reth, packets);
+        Ok(())
+    }
+
+    /// Checks a READ request, and returns the number of packets of its response.
+    pub(crate) fn check_read(&mut self, reth: &Reth, env: &Env<'_>) -> Result<u32, RequestRefusal> {
+        self.check_right(access::REMOTE_READ)?;
         if u64::from(reth.len) > crate::api::MESSAGE_BYTES_MAX {
-            return Err(INVALID);
+            return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
         }
         self.check_place()?;
         self.check_remote(reth.rkey, reth.addr, reth.len, access::REMOTE_READ, env)?;
-        let packets = reth.len.div_ceil(self.mtu).max(1);
-        self.accept(pkt, packets);
+        Ok(reth.len.div_ceil(self.mtu).max(1))
+    }
+
+    /// Notes a READ that was accepted.
+    pub(crate) fn store_read(&mut self, psn: Psn, reth: &Reth, packets: u32) {
         self.resp.store(ResponderResource {
-            psn: pkt.bth.psn,
+            psn,
             packets,
             end: packets,
             addr: reth.addr,
@@ -567,9 +614,9 @@ impl Qp {
             length: reth.len,
             msn: self.resp.msn,
             answered: false,
+            selective: self.resp.sel.active,
             ..EMPTY
         });
-        Ok(())
     }
 
     fn check_place(&self) -> CheckResult {
@@ -582,25 +629,41 @@ impl Qp {
 
     fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         self.check_sequence(pkt)?;
-        self.check_right(access::REMOTE_ATOMIC)?;
         let Some(atomic) = pkt.atomic() else {
             return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
         };
-        if atomic.addr % 8 != 0 {
+        let original = self.run_atomic(pkt.info.kind, &atomic, env)?;
+        self.accept(pkt, 1);
+        self.store_atomic(pkt.bth.psn, pkt.info.kind, &atomic, original);
+        Ok(())
+    }
+
+    /// Checks an ATOMIC, executes it, and returns the value before.
+    pub(crate) fn run_atomic(
+        &mut self,
+        kind: OpKind,
+        atomic: &AtomicEth,
+        env: &Env<'_>,
+    ) -> Result<u64, RequestRefusal> {
+        self.check_right(access::REMOTE_ATOMIC)?;
+        if !atomic.addr.is_multiple_of(8) {
             return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::MisalignedAtomic));
         }
         self.check_place()?;
         let span =
             env.mem.remote(self.peer(), atomic.rkey, atomic.addr, 8, access::REMOTE_ATOMIC).map_err(access_refusal)?;
-        let original = match pkt.info.kind {
+        match kind {
             OpKind::CmpSwap => span.cmp_swap(atomic.compare, atomic.swap_add),
             _ => span.fetch_add(atomic.swap_add),
         }
-        .map_err(unreachable_refusal)?;
-        self.accept(pkt, 1);
+        .map_err(unreachable_refusal)
+    }
+
+    /// Notes an ATOMIC that was executed.
+    pub(crate) fn store_atomic(&mut self, psn: Psn, kind: OpKind, atomic: &AtomicEth, original: u64) {
         self.resp.store(ResponderResource {
-            kind: pkt.info.kind,
-            psn: pkt.bth.psn,
+            kind,
+            psn,
             packets: 1,
             end: 1,
             addr: atomic.addr,
@@ -610,13 +673,13 @@ impl Qp {
             original,
             msn: self.resp.msn,
             answered: false,
+            selective: self.resp.sel.active,
             ..EMPTY
         });
-        Ok(())
     }
 
     /// Counts an executed packet that takes `psns` PSNs, and notes an acknowledgement if the packet asks for one.
-    fn accept(&mut self, pkt: &Packet<'_>, psns: u32) {
+    pub(crate) fn accept(&mut self, pkt: &Packet<'_>, psns: u32) {
         debug_assert!(psns > 0 && pkt.bth.psn == self.resp.expected);
         let resp = &mut self.resp;
         resp.expected = resp.expected.add(psns);
@@ -633,7 +696,7 @@ impl Qp {
     }
 
     /// Answers a request again that was executed before (IBA 9.7.5.1.3).
-    fn on_duplicate(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+    pub(crate) fn on_duplicate(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         env.fx.count(Reason::DuplicateRequest);
         let again = match pkt.info.kind {
             OpKind::ReadRequest => self.repeat_read(pkt, env),
@@ -685,6 +748,7 @@ impl Qp {
         }
         resource.repeated += u64::from(part.again);
         resource.rest = part.rest;
+        resource.is_repair = pkt.seth().is_some_and(|seth| seth.is_repair);
         self.resp.rewind(age, part.index, part.end);
         Some(())
     }

@@ -12,15 +12,16 @@ use crate::head;
 use crate::qp::Qp;
 use crate::recovery::InflightWqe;
 use crate::requester::{PSN_DISTANCE_MAX, SendStep, SendTurn};
+use crate::selective_sends::{PacketMarks, atomic_eth};
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason, Rkey};
 use burst_mem::BindRequest;
-use burst_wire::{AtomicEth, Bth, HeadBuf, OpKind, Reth, XrcEth};
+use burst_wire::{Bth, HeadBuf, OpKind, Reth, XrcEth};
 
 impl Qp {
     /// Counts packets that were pushed.
-    fn count_sent(&mut self, turn: &mut SendTurn<'_>, len: u32, packets: u32, env: &Env<'_>) {
+    pub(crate) fn count_sent(&mut self, turn: &mut SendTurn<'_>, len: u32, packets: u32, env: &Env<'_>) {
         turn.budget.window_bytes = turn.budget.window_bytes.saturating_sub(u64::from(len));
         self.req.recovery.on_sent(packets);
         if self.req.ack_deadline == Nanos::NEVER && self.id.qp_type.is_reliable() {
@@ -52,19 +53,22 @@ impl Qp {
         }
     }
 
-    /// Sends the packets of a SEND or WRITE.
-    pub(crate) fn send_message(
+    /// Sends the packets of a SEND or WRITE, of the selective repeat family or of the standard one. Each family has its own copy
+    /// of the code, so that nothing is decided per packet.
+    #[inline(always)]
+    pub(crate) fn send_message<const SELECTIVE: bool>(
         &mut self,
         request: &InflightWqe,
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> SendStep {
+        debug_assert_eq!(self.req.sel.active, SELECTIVE);
         if self.must_wait_for_reads(request) {
             return SendStep::Stop(TxState::Idle);
         }
         let mut cursor = self.payload_cursor(request);
         while self.req.recovery.next_packet() < request.packets {
-            if self.send_middles(request, &mut cursor, turn, env) {
+            if self.send_middles::<SELECTIVE>(request, &mut cursor, turn, env) {
                 continue;
             }
             let pkt = self.req.recovery.next_packet();
@@ -77,29 +81,49 @@ impl Qp {
             }
             let is_last = pkt + 1 == request.packets;
             let ack_req = self.wants_ack(request, len, is_last, turn.budget, env);
-            let head = self.message_head(request, is_last, ack_req, len);
+            let head = match SELECTIVE {
+                false => self.message_head(request, is_last, ack_req, len),
+                true => self.selective_message_head(request, pkt, len, PacketMarks::asking(ack_req)),
+            };
             if !env.tx.push_payload(&self.flow, head.as_slice(), head::pad_of(len)) {
                 return SendStep::Stop(TxState::More);
             }
             self.req.since_ack_request = if ack_req { 0 } else { self.req.since_ack_request.saturating_add(len) };
             turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
             self.count_sent(turn, len, 1, env);
+            if SELECTIVE {
+                self.note_selective_sent(ack_req, env.now);
+            }
         }
         turn.budget.wqes -= 1;
         SendStep::Sent
     }
 
+    /// [`Qp::send_message`] in the selective repeat family.
+    #[inline(never)]
+    pub(crate) fn send_selective_message(
+        &mut self,
+        request: &InflightWqe,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> SendStep {
+        self.send_message::<true>(request, turn, env)
+    }
+
     /// Sends the next middle packets that [`Qp::middles`] allows and that are contiguous in memory. False if there are none.
-    fn send_middles(
+    fn send_middles<const SELECTIVE: bool>(
         &mut self,
         request: &InflightWqe,
         cursor: &mut SgeCursor,
         turn: &mut SendTurn<'_>,
         env: &mut Env<'_>,
     ) -> bool {
-        let count = self.middles(request, turn.budget, env);
+        let count = self.middles::<SELECTIVE>(request, turn.budget, env);
         if count == 0 {
             return false;
+        }
+        if SELECTIVE {
+            return self.send_selective_middles(request, cursor, count, turn, env);
         }
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
         let Some(span) = cursor.run(keys, self.req.recovery.sges_of(request), self.mtu, count) else { return false };
@@ -119,9 +143,9 @@ impl Qp {
 
     /// Number of next packets that are middle packets, that [`Qp::gate`] lets pass, and that need not ask for an
     /// acknowledgement ([`Qp::wants_ack`]).
-    fn middles(&self, request: &InflightWqe, budget: &TxBudget, env: &Env<'_>) -> u32 {
+    fn middles<const SELECTIVE: bool>(&self, request: &InflightWqe, budget: &TxBudget, env: &Env<'_>) -> u32 {
         let next_packet = self.req.recovery.next_packet();
-        if next_packet == 0 || budget.wqes == 0 || self.is_credit_limited(request) {
+        if next_packet == 0 || budget.wqes == 0 || self.is_credit_limited(request) || self.req.is_back {
             return 0;
         }
         let mtu = u64::from(self.mtu);
@@ -132,7 +156,10 @@ impl Qp {
         }
         let window = (budget.window_bytes / mtu).saturating_sub(1);
         let unasked = u64::from((ACK_REQUEST_BYTES - 1).saturating_sub(self.req.since_ack_request)) / mtu;
-        let distance = (PSN_DISTANCE_MAX - self.req.recovery.psn_distance()).max(0) as u64;
+        let distance = match SELECTIVE {
+            false => (PSN_DISTANCE_MAX - self.req.recovery.psn_distance()).max(0) as u64,
+            true => self.peer_window_left().into(),
+        };
         count.min(window).min(unasked).min(distance) as u32
     }
 
@@ -149,6 +176,7 @@ impl Qp {
             || budget.bytes <= u64::from(len)
             || env.tx.room() == 1
             || self.is_credit_limited(request)
+            || self.is_back_limited(next)
     }
 
     /// BTH, and for XRC the number of the shared receive queue that the request is for.
@@ -205,12 +233,18 @@ impl Qp {
             }
             let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt)) };
             let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
-            let head = self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len });
+            let head = match self.req.sel.active {
+                false => self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len }),
+                true => self.selective_read_head(request, (pkt, len), false, 0),
+            };
             if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
                 return SendStep::Stop(TxState::More);
             }
             turn.budget.wqes -= 1;
             self.count_sent(turn, len, end - pkt, env);
+            if self.req.sel.active {
+                self.note_selective_sent(false, env.now);
+            }
         }
         SendStep::Sent
     }
@@ -231,7 +265,10 @@ impl Qp {
             let psn = request.first_psn.add(range.first);
             let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, psn) };
             let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
-            let head = self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len });
+            let head = match self.req.sel.active {
+                false => self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len }),
+                true => self.selective_read_head(request, (range.first, len), true, 1),
+            };
             if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
                 return false;
             }
@@ -257,18 +294,22 @@ impl Qp {
         if let Some(state) = self.gate(request, request.length, turn, env) {
             return SendStep::Stop(state);
         }
-        let wqe = &request.wqe;
         let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
         let opcode = head::single_opcode(self.id.qp_type, if is_cas { OpKind::CmpSwap } else { OpKind::FetchAdd });
         let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn) };
-        let (swap_add, compare) = if is_cas { (wqe.swap, wqe.compare_add) } else { (wqe.compare_add, 0) };
-        let atomic = AtomicEth { addr: wqe.remote_addr, rkey: Rkey(wqe.rkey), swap_add, compare };
-        let head = self.request_head(&bth, request).atomic(atomic);
+        let atomic = atomic_eth(request);
+        let head = match self.req.sel.active {
+            false => self.request_head(&bth, request).atomic(atomic),
+            true => self.selective_atomic_head(request, atomic, 0),
+        };
         if !env.tx.push(&self.flow, head.as_slice(), &[], 0) {
             return SendStep::Stop(TxState::More);
         }
         turn.budget.wqes -= 1;
         self.count_sent(turn, request.length, 1, env);
+        if self.req.sel.active {
+            self.note_selective_sent(false, env.now);
+        }
         SendStep::Sent
     }
 

@@ -4,8 +4,9 @@
 //! the broken message had begun to fill stays loaded for the next message.
 
 use crate::api::Env;
+use crate::message::ReceivedMessage;
 use crate::qp::Qp;
-use crate::receive::{Load, ReceivedMessage};
+use crate::receive::Load;
 use crate::responder::{InboundMessage, RequestRefusal, receive_reason};
 use burst_base::verbs::{QpState, WcStatus, access, wc_flags};
 use burst_base::{Reason, Rkey};

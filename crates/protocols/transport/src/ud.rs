@@ -5,8 +5,9 @@
 
 use crate::api::Env;
 use crate::head;
+use crate::message::ReceivedMessage;
 use crate::qp::Qp;
-use crate::receive::{Load, ReceivedMessage};
+use crate::receive::Load;
 use crate::recovery::InflightWqe;
 use crate::responder::receive_reason;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags, wc_flags};

@@ -13,7 +13,7 @@ use burst_base::rng::Rng;
 use burst_base::verbs::{Mtu, QpAttr, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::layout::{Cqe, SendWqe, Sge};
-use burst_transport::RD_ATOMIC_MAX;
+use burst_transport::{RD_ATOMIC_MAX, RECORDS_MAX, RecordPool};
 use common::{End, LinkFaults, Pair, Setup};
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -44,6 +44,19 @@ const WHAT_MUST_HAPPEN: [Reason; 10] = [
     Reason::SequenceNakReceived,
     Reason::RnrNakReceived,
     Reason::AckTimeout,
+];
+
+const WHAT_MUST_HAPPEN_SELECTIVELY: [Reason; 10] = [
+    Reason::DuplicateRequest,
+    Reason::ReceiverNotReady,
+    Reason::RnrNakReceived,
+    Reason::SrEarly,
+    Reason::SrRecovery,
+    Reason::SrRepeated,
+    Reason::SrProbe,
+    Reason::SrReordered,
+    Reason::SrUnplaced,
+    Reason::SrPoolEmpty,
 ];
 
 /// Bytes that a request moves to a place of its own: the place, and the expected bytes.
@@ -109,6 +122,8 @@ struct Oracle {
     pair: Pair,
     sides: [Side; 2],
     operations: u64,
+    /// Whether the ends use selective repeat.
+    selective: bool,
 }
 
 fn size(rng: &mut Rng, most: u64) -> u64 {
@@ -134,7 +149,7 @@ fn faults(rng: &mut Rng) -> LinkFaults {
 }
 
 impl Oracle {
-    fn new(seed: u64, operations: u64) -> Oracle {
+    fn new(seed: u64, operations: u64, selective: bool) -> Oracle {
         let mut rng = Rng::new(seed);
         let mtus = Mtu::ALL;
         let base = Setup::default();
@@ -147,13 +162,22 @@ impl Oracle {
             mtu: mtus[rng.below(mtus.len() as u64) as usize],
             memory: MEMORY as usize,
             window: 1 << rng.between(13, 20),
+            selective: if selective { burst_transport::WINDOW_PSNS } else { 0 },
             attr: QpAttr { max_rd_atomic: depth, max_dest_rd_atomic: depth, rq_psn: psn, sq_psn: psn, ..base.attr },
             ..base
         };
         let fate = faults(&mut rng);
         let mut pair = Pair::new(&setup, rng.next_u64(), fate);
+        // Without records, or with one of each kind, queue pairs go back to the first missing packet.
+        let records = match selective {
+            true => [0, 1, RECORDS_MAX, RECORDS_MAX][rng.below(4) as usize],
+            false => 0,
+        };
+        for end in &mut pair.ends {
+            end.fx.records = RecordPool::new(records);
+        }
         let sides = [0, 1].map(|index| Side::new(&mut rng, &mut pair.ends[index]));
-        Oracle { rng, pair, sides, operations }
+        Oracle { rng, pair, sides, operations, selective }
     }
 
     /// Plays the whole run, and returns the reasons that either end counted.
@@ -191,6 +215,7 @@ impl Oracle {
             let there = self.pair.ends[1 - me].memory(TARGET, TARGET_LEN as usize);
             assert!(there == self.sides[me].target, "target of end {} differs", 1 - me);
             assert_eq!(self.pair.ends[me].qp.inflight_bytes(), 0);
+            assert_eq!(self.pair.ends[me].fx.records.in_use(), 0, "records are given back");
             assert!(self.pair.ends[me].fx.events.len() <= 1, "{:?}", self.pair.ends[me].fx.events);
         }
         std::array::from_fn(|i| self.pair.ends.iter().map(|end| end.fx.count_of(Reason::ALL[i])).sum())
@@ -350,7 +375,10 @@ impl Oracle {
         let (compare_add, swap) = if is_add { (add, 0) } else { (compare, add) };
         let wqe = SendWqe { remote_addr: TARGET + cell as u64, rkey, compare_add, swap, ..SendWqe::default() };
         let result = Result_ { sges, bytes: before.to_ne_bytes().to_vec() };
-        self.submit(me, opcode, wqe, data, Some((result, ring)), false)
+        let posted = self.submit(me, opcode, wqe, data, Some((result, ring)), false);
+        // Without a fence a later WRITE may be placed before an ATOMIC is executed (IBA 10.8.3.3), if the ATOMIC was lost.
+        self.sides[me].fence_next |= self.selective;
+        posted
     }
 
     /// Random bytes out of the pool, in up to 30 pieces, or inline.
@@ -535,10 +563,20 @@ fn amount(name: &str, default: u64) -> u64 {
 
 #[test]
 fn memory_equals_the_model_and_each_completion_comes_once() {
-    let (seeds, operations) = if cfg!(debug_assertions) { (6, 1_000) } else { (200, 10_000) };
+    check_seeds(false, &WHAT_MUST_HAPPEN);
+}
+
+#[test]
+fn with_selective_repeat_memory_equals_the_model_and_each_completion_comes_once() {
+    check_seeds(true, &WHAT_MUST_HAPPEN_SELECTIVELY);
+}
+
+fn check_seeds(selective: bool, what_must_happen: &[Reason]) {
+    let seeds = if selective { 12 } else { 6 };
+    let (seeds, operations) = if cfg!(debug_assertions) { (seeds, 1_000) } else { (200, 10_000) };
     let (seeds, operations) = (amount("BURST_SEEDS", seeds), amount("BURST_OPS", operations));
     if let Ok(seed) = std::env::var("BURST_SEED") {
-        Oracle::new(seed.parse().expect("a number"), operations).run();
+        Oracle::new(seed.parse().expect("a number"), operations, selective).run();
         return;
     }
     let next = AtomicU64::new(0);
@@ -552,7 +590,7 @@ fn memory_equals_the_model_and_each_completion_comes_once() {
                     if seed >= seeds {
                         return;
                     }
-                    let run = std::panic::catch_unwind(|| Oracle::new(seed, operations).run());
+                    let run = std::panic::catch_unwind(|| Oracle::new(seed, operations, selective).run());
                     match run {
                         Ok(counts) => {
                             let mut totals = totals.lock().expect("not poisoned");
@@ -570,7 +608,7 @@ fn memory_equals_the_model_and_each_completion_comes_once() {
     let failed = failed.into_inner().expect("not poisoned");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}");
     let totals = totals.into_inner().expect("not poisoned");
-    for reason in WHAT_MUST_HAPPEN {
+    for &reason in what_must_happen {
         assert!(totals[reason.index()] > 0, "{} never happened: the test is too kind", reason.name());
     }
     for reason in Reason::ALL {

@@ -105,13 +105,41 @@ fn a_sequence_nak_goes_back_to_its_packet() {
     // The same NAK again, before anything was sent again, is stale.
     answer(&mut end, NOW, 102, Syndrome::Nak(NakCode::PsnSequence));
     let before = end.qp.next_deadline();
-    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102", "RcWriteLast 103!"]);
+    assert_eq!(sent(&mut end, NOW), ["RcWriteMiddle 102!"], "half of what was in flight");
     assert_eq!(end.fx.signals, [Signal::Loss]);
     assert_eq!(
         (before, end.qp.next_deadline()),
         (Nanos::NEVER, NOW + ack_timeout(10)),
         "the peer is there: no longer wait"
     );
+}
+
+#[test]
+fn a_repeated_sequence_nak_is_ignored_until_there_is_progress() {
+    let mut end = requester(&with_attr(|a| a.retry_cnt = 1));
+    post(&mut end, WrOpcode::RdmaWrite, 1, 4 * MTU);
+    sent(&mut end, NOW);
+    answer(&mut end, NOW, 100, Syndrome::Nak(NakCode::PsnSequence));
+    assert_eq!(sent(&mut end, NOW), ["RcWriteFirst 100", "RcWriteMiddle 101!"]);
+    for _ in 0..3 {
+        answer(&mut end, NOW, 100, Syndrome::Nak(NakCode::PsnSequence));
+    }
+    assert_eq!((end.fx.count_of(Reason::NakRepeated), end.statuses(), sent(&mut end, NOW)), (3, vec![], vec![]));
+    answer(&mut end, NOW, 101, Syndrome::Nak(NakCode::PsnSequence));
+    assert_eq!(sent(&mut end, NOW)[0], "RcWriteMiddle 101!", "another packet");
+    assert_eq!(end.fx.count_of(Reason::SequenceNakReceived), 2);
+}
+
+#[test]
+fn after_going_back_half_of_the_window_is_sent_until_the_missing_packet_is_acknowledged() {
+    let mut end = requester(&Setup::default());
+    post(&mut end, WrOpcode::RdmaWrite, 1, 20 * MTU);
+    assert_eq!(sent(&mut end, NOW).len(), 20);
+    answer(&mut end, NOW, 104, Syndrome::Nak(NakCode::PsnSequence));
+    let again = sent(&mut end, NOW);
+    assert_eq!((again.len(), again[7].as_str()), (8, "RcWriteMiddle 111!"), "half of 16; the last asks for an answer");
+    ack(&mut end, 104);
+    assert_eq!(sent(&mut end, NOW).len(), 8, "the rest");
 }
 
 #[test]

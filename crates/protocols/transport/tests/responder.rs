@@ -126,6 +126,22 @@ fn a_gap_is_reported_once_and_repaired_by_the_missing_packet() {
 }
 
 #[test]
+fn a_gap_that_stays_is_reported_again_after_a_while() {
+    let mut end = responder(&Setup::default(), QpState::Rts);
+    let (first, later) = (packet(Opcode::RcSendOnly, 101, b"x"), packet(Opcode::RcSendOnly, 102, b"x"));
+    assert_eq!(feed(&mut end, &first), [nak(100, NakCode::PsnSequence)]);
+    end.receive_from(NOW + Nanos::from_us(499), ip_of(0), &later);
+    assert_eq!(answers(&mut end), [""; 0]);
+    end.receive_from(NOW + Nanos::from_us(500), ip_of(0), &later);
+    assert_eq!(answers(&mut end), [nak(100, NakCode::PsnSequence)]);
+    // A receive that is missing is reported for each attempt, and not for the packets behind it.
+    let mut end = responder(&Setup::default(), QpState::Rts);
+    assert_eq!(feed(&mut end, &packet(Opcode::RcSendOnly, 100, b"x")), [rnr(100)]);
+    end.receive_from(NOW + Nanos::from_ms(5), ip_of(0), &later);
+    assert_eq!(answers(&mut end), [""; 0]);
+}
+
+#[test]
 fn without_a_receive_the_answer_is_receiver_not_ready_until_one_is_posted() {
     let mut end = responder(&Setup::default(), QpState::Rts);
     let send = packet(Opcode::RcSendOnly, 100, b"abc");

@@ -16,7 +16,7 @@ use burst_shm::layout::{Cqe, SendWqe, Sge};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
 use burst_shm::testing;
-use burst_transport::{Effects, Env, Qp, QpConfig, RecvQueue, Signal, TxBudget, TxState, XrcSrq};
+use burst_transport::{Effects, Env, Qp, QpConfig, RecordPool, RecvQueue, Signal, TxBudget, TxState, XrcSrq};
 use burst_wire::{Opcode, Packet};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -45,6 +45,10 @@ pub struct RecordedEffects {
     pub ah: Option<Flow>,
     /// Shared receive queues of XRC domains, by number.
     pub srqs: Vec<(u32, XrcSrq)>,
+    /// Records of selective repeat.
+    pub records: RecordPool,
+    /// Times that the peer refused selective repeat.
+    pub refused: u32,
 }
 
 impl RecordedEffects {
@@ -80,6 +84,12 @@ impl Effects for RecordedEffects {
     fn congestion(&mut self, signal: Signal) {
         self.signals.push(signal);
     }
+    fn records(&mut self) -> Option<&mut RecordPool> {
+        Some(&mut self.records)
+    }
+    fn selective_refused(&mut self) {
+        self.refused += 1;
+    }
 }
 
 /// Parameters of an [`End`].
@@ -92,6 +102,8 @@ pub struct Setup {
     /// Attributes of RTR and RTS.
     pub attr: QpAttr,
     pub window: u64,
+    /// Window of the selective repeat family, which both ends use; 0: they use the standard family.
+    pub selective: u32,
 }
 
 impl Default for Setup {
@@ -116,6 +128,7 @@ impl Default for Setup {
                 ..QpAttr::default()
             },
             window: 1 << 20,
+            selective: 0,
         }
     }
 }
@@ -182,7 +195,7 @@ impl End {
         let main = region(&mut keys, setup.memory, ALL_RIGHTS);
         let lkey = main.key;
         assert!(mem.insert(main));
-        let qp = Qp::new(QpConfig {
+        let mut qp = Qp::new(QpConfig {
             qpn: qpn_of(index),
             qp_type: setup.qp_type,
             pd: PD,
@@ -197,6 +210,8 @@ impl End {
                 _ => RecvQueue::Own(rq_consumer),
             },
         });
+        qp.accept_selective(setup.selective > 0);
+        qp.use_selective(setup.selective);
         let fx = RecordedEffects {
             sends: Vec::new(),
             receives: Vec::new(),
@@ -205,6 +220,8 @@ impl End {
             counts: [0; Reason::COUNT],
             ah: None,
             srqs: Vec::new(),
+            records: RecordPool::default(),
+            refused: 0,
         };
         let (ip, window) = (ip_of(index), setup.window);
         End { qp, sq, rq, mem, keys, fx, tx: TxBatch::new(64), ip, lkey, window, last: TxState::Idle, carried: 0 }

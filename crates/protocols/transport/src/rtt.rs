@@ -1,0 +1,124 @@
+//! Round trips of a queue pair, and the times that follow from them: when to probe, when a time-out has come, how much reordering
+//! is tolerated (selective repeat).
+//!
+//! Smoothed round trip and variation are those of RFC 6298. A measurement is the time from sending a packet to the
+//! acknowledgement that reports it, without the time that the peer says it took to answer. Packets that were repeated measure
+//! nothing (Karn). The tolerance for reordering is that of RFC 8985 (RACK): zero until the path has reordered, then quarters of a
+//! round trip, at most one, and forgotten after [`CLEAN_RECOVERIES`] recoveries without reordering.
+
+use burst_base::Nanos;
+
+/// Shortest retransmission time-out: a software peer sleeps, and shares its processor.
+pub(crate) const RTO_MIN: Nanos = Nanos::from_ms(1);
+/// Retransmission time-out before the first measurement.
+pub(crate) const RTO_FIRST: Nanos = Nanos::from_ms(10);
+/// Shortest time until a probe.
+const PTO_MIN: Nanos = Nanos::from_us(200);
+/// A time-out is doubled at most this often.
+const BACKOFF_MAX: u8 = 6;
+/// Recoveries without reordering after which it is forgotten (RFC 8985, 6.2).
+const CLEAN_RECOVERIES: u8 = 16;
+/// Most quarters of a round trip that are tolerated.
+const QUARTERS_MAX: u8 = 4;
+/// Longest round trip that is believed.
+const RTT_MAX: u64 = 1_000_000_000;
+
+/// Round trips of one queue pair.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RttEstimate {
+    /// Smoothed round trip and variation in nanoseconds; 0 before the first measurement.
+    srtt: u32,
+    rttvar: u32,
+    /// Longest time that the peer took to answer, in nanoseconds.
+    delay_max: u32,
+    /// Quarters of a round trip that are tolerated.
+    quarters: u8,
+    clean: u8,
+}
+
+impl RttEstimate {
+    /// A measurement: `elapsed` from sending to acknowledgement, of which the peer took `delay` to answer.
+    pub(crate) fn measured(&mut self, elapsed: Nanos, delay: Nanos) {
+        let rtt = elapsed.0.saturating_sub(delay.0).clamp(1, RTT_MAX) as u32;
+        self.delay_max = self.delay_max.max(delay.0.min(RTT_MAX) as u32);
+        if self.srtt == 0 {
+            (self.srtt, self.rttvar) = (rtt, rtt / 2);
+            return;
+        }
+        self.rttvar = self.rttvar - self.rttvar / 4 + self.srtt.abs_diff(rtt) / 4;
+        self.srtt = self.srtt - self.srtt / 8 + rtt / 8;
+    }
+    fn base(&self) -> u64 {
+        u64::from(self.srtt) + 4 * u64::from(self.rttvar)
+    }
+    /// How long to wait for an acknowledgement before the last packet is repeated to provoke one.
+    pub(crate) fn probe_after(&self) -> Nanos {
+        if self.srtt == 0 {
+            return RTO_FIRST;
+        }
+        let wait = self.base().max(2 * u64::from(self.srtt)) + u64::from(self.delay_max);
+        Nanos(wait).max(PTO_MIN)
+    }
+    /// How long to wait until all that is unacknowledged is lost, after `backoff` time-outs without progress.
+    pub(crate) fn timeout_after(&self, backoff: u8) -> Nanos {
+        let first = if self.srtt == 0 { RTO_FIRST.0 } else { self.base() + u64::from(self.delay_max) };
+        Nanos(first.max(RTO_MIN.0) << backoff.min(BACKOFF_MAX))
+    }
+    /// How long a missing packet may come after those behind it.
+    pub(crate) fn tolerance(&self) -> Nanos {
+        Nanos(u64::from(self.srtt) / u64::from(QUARTERS_MAX) * u64::from(self.quarters))
+    }
+    /// The path has reordered packets.
+    pub(crate) fn on_reordering(&mut self) {
+        self.quarters = (self.quarters + 1).min(QUARTERS_MAX);
+        self.clean = 0;
+    }
+    /// All that was missing has arrived.
+    pub(crate) fn on_recovered(&mut self) {
+        self.clean += u8::from(self.quarters > 0);
+        if self.clean >= CLEAN_RECOVERIES {
+            (self.quarters, self.clean) = (0, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_follow_the_measured_round_trips() {
+        let mut rtt = RttEstimate::default();
+        assert_eq!((rtt.probe_after(), rtt.timeout_after(0), rtt.tolerance()), (RTO_FIRST, RTO_FIRST, Nanos(0)));
+        (0..100).for_each(|_| rtt.measured(Nanos::from_us(550), Nanos::from_us(50)));
+        let srtt = rtt.srtt;
+        assert!((490_000..=500_000).contains(&srtt), "{srtt}");
+        let probe = rtt.probe_after().0;
+        assert!((1_000_000..1_100_000).contains(&probe), "twice the round trip and the delay: {probe}");
+        assert_eq!(rtt.timeout_after(0), RTO_MIN);
+        assert_eq!(rtt.timeout_after(2), Nanos(4 * RTO_MIN.0));
+        assert_eq!(rtt.timeout_after(200), rtt.timeout_after(BACKOFF_MAX));
+    }
+
+    #[test]
+    fn reordering_is_tolerated_up_to_a_round_trip_and_forgotten() {
+        let mut rtt = RttEstimate::default();
+        rtt.measured(Nanos(8000), Nanos(0));
+        rtt.on_reordering();
+        assert_eq!(rtt.tolerance(), Nanos(2000));
+        (0..9).for_each(|_| rtt.on_reordering());
+        assert_eq!(rtt.tolerance(), Nanos(8000));
+        (0..CLEAN_RECOVERIES - 1).for_each(|_| rtt.on_recovered());
+        assert_eq!(rtt.tolerance(), Nanos(8000));
+        rtt.on_recovered();
+        assert_eq!(rtt.tolerance(), Nanos(0));
+    }
+
+    #[test]
+    fn impossible_measurements_do_no_harm() {
+        let mut rtt = RttEstimate::default();
+        rtt.measured(Nanos(5), Nanos(u64::MAX));
+        rtt.measured(Nanos(u64::MAX), Nanos(0));
+        assert!(rtt.timeout_after(6) < Nanos::from_ms(1_000_000) && rtt.probe_after() >= PTO_MIN);
+    }
+}

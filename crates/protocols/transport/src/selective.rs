@@ -1,0 +1,103 @@
+//! What each queue pair keeps of the selective repeat family while nothing is missing; the records of recovery are in a pool
+//! ([`crate::records`]).
+//!
+//! Nothing is agreed per queue pair. A responder whose host uses the family accepts it at any message boundary, and answers in
+//! the family of the newest request. A requester begins when the peer's hello has said that it may (`Qp::use_selective`) and
+//! nothing is in flight. Several queue pairs of one peer may use different families.
+//!
+//! `selective_requests` is the responder, `selective_answers` its acknowledgements, `selective_sends` and `selective_acks` the
+//! requester. `docs/protocol.md` has formats and rules.
+
+use crate::arrivals::Arrivals;
+use crate::losses::Losses;
+use crate::rtt::RttEstimate;
+use burst_base::{Nanos, Psn};
+
+/// State of a responder.
+pub(crate) struct SelectiveResponder {
+    /// The newest request is of the family, so answers are.
+    pub(crate) active: bool,
+    /// Packets that have arrived before their turn.
+    pub(crate) early: Option<Box<Arrivals>>,
+    /// PSN and transmission number of the newest packet, and when it arrived.
+    pub(crate) trigger: Psn,
+    pub(crate) transmission: u8,
+    pub(crate) arrived_at: Nanos,
+    /// Packets received, and those marked "congestion experienced".
+    pub(crate) received: u16,
+    pub(crate) congested: u16,
+    /// A marked packet came since the last acknowledgement.
+    pub(crate) is_congested: bool,
+}
+
+/// State of a requester.
+pub(crate) struct SelectiveRequester {
+    /// Requests are of the family.
+    pub(crate) active: bool,
+    /// The next request is to be of the other family.
+    pub(crate) switch_due: bool,
+    /// The peer has answered in the family since `active` was set.
+    pub(crate) answered: bool,
+    /// PSNs that the peer keeps track of, from the first missing one on; 0: the family is not to be used.
+    pub(crate) window: u32,
+    pub(crate) losses: Option<Box<Losses>>,
+    /// The first PSN that is not acknowledged cumulatively. The request of an acknowledged PSN may still lack its response.
+    pub(crate) acked: Psn,
+    /// Bytes in flight that need no room in the window: the peer has them, or they are lost and not sent again yet.
+    pub(crate) covered_bytes: u64,
+    pub(crate) rtt: RttEstimate,
+    /// A packet whose acknowledgement measures the round trip: the PSN behind it, and when it was sent.
+    pub(crate) measured: Option<(Psn, Nanos)>,
+    /// When to probe, or when all is lost.
+    pub(crate) deadline: Nanos,
+    /// Probes and time-outs since the last progress.
+    pub(crate) probes: u8,
+    pub(crate) backoff: u8,
+    /// The last packet is to be sent again, to provoke an acknowledgement.
+    pub(crate) probe_due: bool,
+    /// The request of *una* is to be sent again: its response is missing.
+    pub(crate) answer_due: bool,
+}
+
+impl SelectiveResponder {
+    pub(crate) fn new() -> Self {
+        let zero = Psn::new(0);
+        SelectiveResponder {
+            active: false,
+            early: None,
+            trigger: zero,
+            transmission: 0,
+            arrived_at: Nanos(0),
+            received: 0,
+            congested: 0,
+            is_congested: false,
+        }
+    }
+}
+
+impl SelectiveRequester {
+    pub(crate) fn new() -> Self {
+        SelectiveRequester {
+            active: false,
+            switch_due: false,
+            answered: false,
+            window: 0,
+            losses: None,
+            acked: Psn::new(0),
+            covered_bytes: 0,
+            rtt: RttEstimate::default(),
+            measured: None,
+            deadline: Nanos::NEVER,
+            probes: 0,
+            backoff: 0,
+            probe_due: false,
+            answer_due: false,
+        }
+    }
+    /// Whether something is to be sent again.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn wants_repair(&self) -> bool {
+        self.probe_due || self.answer_due || self.losses.as_ref().is_some_and(|losses| losses.has_lost())
+    }
+}

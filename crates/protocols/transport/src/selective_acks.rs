@@ -1,0 +1,397 @@
+//! The requester of the selective repeat family: acknowledgements, responses and time-outs.
+//!
+//! An acknowledgement says three things: everything before ePSN was executed (cumulative), what has arrived behind it (bitmap),
+//! and which packet arrived last (trigger). Gaps are lost packets ([`crate::losses`]). A cumulative acknowledgement beyond a READ
+//! or ATOMIC says that the request was executed, not that its response has come: a response that stays away is asked for again.
+//!
+//! Two timers. The *fast* one follows the round trip: after it the last packet is sent again as a probe, at most twice, and then
+//! all that is unacknowledged is lost. It costs no retry. The local ACK timeout of the queue pair keeps its meaning: without
+//! progress for `retry_cnt` + 1 of them the oldest request fails (IBA 9.7.6.1.3).
+//!
+//! If the peer has never answered in the family and [`SILENT_TIMEOUTS`] time-outs have passed, the requests are sent in the
+//! standard family, from the message at which the family began.
+
+use crate::api::{Env, Signal};
+use crate::head::Work;
+use crate::losses::Losses;
+use crate::qp::Qp;
+use burst_base::verbs::{QpState, WcStatus};
+use burst_base::{Nanos, Psn, Reason};
+use burst_wire::aeth::rnr_timer;
+use burst_wire::selective::DELAY_UNIT_NS;
+use burst_wire::{NakCode, OpKind, Packet, Saeth, Syndrome};
+
+/// Waits of the fast timer that fit into a local ACK timeout at least: two probes and a time-out come before it.
+const FAST_WAITS: u64 = 4;
+/// Probes before a time-out.
+const PROBES_MAX: u8 = 2;
+/// Time-outs without any answer in the family after which the standard family is used.
+const SILENT_TIMEOUTS: u8 = 2;
+
+impl Qp {
+    /// An acknowledgement or a response of the family.
+    pub(crate) fn on_selective_response(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return env.fx.count(Reason::WrongState);
+        }
+        if !self.req.sel.active {
+            return env.fx.count(Reason::SrNotNegotiated);
+        }
+        let before = (self.req.recovery.una_psn(), self.req.sel.acked);
+        let news = match pkt.info.kind {
+            OpKind::Ack => self.on_selective_ack(pkt, env),
+            _ => {
+                if let Some(reason) = self.check_response_psn(pkt, env.now) {
+                    return env.fx.count(reason);
+                }
+                self.req.sel.answered = true;
+                match pkt.info.kind {
+                    OpKind::ReadResponse => self.on_read_response(pkt, env),
+                    _ => self.on_selective_atomic_ack(pkt, env),
+                }
+                false
+            }
+        };
+        if matches!(self.state, QpState::Rts | QpState::Sqd) {
+            self.after_answer(before, news, env);
+        }
+    }
+
+    /// An ATOMIC's answer may come before those of the requests in front of it. Its result is placed, and it ends in its turn.
+    fn on_selective_atomic_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        let psn = pkt.bth.psn;
+        self.ack_through(psn.prev(), env);
+        if psn == self.req.recovery.una_psn() {
+            return self.on_atomic_ack(pkt, env);
+        }
+        let mtu = self.mtu;
+        let answered = self.req.recovery.packet_of(psn, mtu).map(|(request, ..)| *request);
+        let (Some(request), Some(ack)) = (answered.filter(|request| request.work == Work::Atomic), pkt.atomic_ack())
+        else {
+            return env.fx.count(Reason::UnexpectedResponse);
+        };
+        if request.done || request.fail.is_some() {
+            return env.fx.count(Reason::UnexpectedResponse);
+        }
+        match self.place_at(&request, 0, &ack.original.to_ne_bytes(), env) {
+            Ok(()) => self.req.recovery.mark_answered(psn),
+            Err(reason) => env.fx.count(reason),
+        }
+    }
+
+    /// Handles an acknowledgement. Returns whether packets have arrived of which nothing was known.
+    fn on_selective_ack(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> bool {
+        let (Some(aeth), Some(saeth)) = (pkt.aeth(), pkt.saeth()) else {
+            env.fx.count(Reason::BadResponse);
+            return false;
+        };
+        let (psn, sent) = (pkt.bth.psn, self.req.recovery.sent_psn());
+        let (expected, is_known) = match aeth.syndrome {
+            Syndrome::Ack { .. } => (psn.next(), !psn.next().is_after(sent)),
+            Syndrome::Rnr { .. } | Syndrome::Nak(_) => (psn, psn.is_before(sent)),
+            Syndrome::Reserved(_) => (psn, false),
+        };
+        if expected.is_before(self.req.sel.acked) || !is_known {
+            env.fx.count(if is_known { Reason::StaleAck } else { Reason::UnexpectedResponse });
+            return false;
+        }
+        self.note_trigger(&saeth, expected, env);
+        if let Syndrome::Ack { credit } = aeth.syndrome {
+            self.take_credits(credit, aeth.msn);
+        }
+        let progress = expected != self.req.sel.acked;
+        self.advance_acked(expected);
+        self.ack_through(expected.prev(), env);
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return progress;
+        }
+        let arrived = self.take_selective_bitmap(pkt, &saeth, expected, env);
+        match aeth.syndrome {
+            Syndrome::Rnr { timer } => self.on_selective_rnr(timer, env),
+            Syndrome::Nak(code) => self.on_selective_nak(psn, code, env),
+            _ => {}
+        }
+        progress || arrived
+    }
+
+    /// What the newest packet at the peer shows: reordering, the arrival of a repetition, the round trip.
+    fn note_trigger(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
+        let sel = &mut self.req.sel;
+        sel.answered = true;
+        if sel.losses.as_mut().is_some_and(|losses| losses.on_trigger(saeth.trigger, saeth.transmission)) {
+            env.fx.count(Reason::SrReordered);
+            sel.rtt.on_reordering();
+        }
+        if let Some((behind, at)) = sel.measured.filter(|(behind, _)| !expected.is_before(*behind)) {
+            let delay = Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS);
+            // An acknowledgement is often that of a later packet of the same burst; then it measures the burst as well.
+            if !saeth.trigger.next().is_before(behind) && saeth.transmission == 0 {
+                sel.rtt.measured(env.now.since(at), delay);
+            }
+            sel.measured = None;
+        }
+    }
+
+    fn advance_acked(&mut self, expected: Psn) {
+        let sel = &mut self.req.sel;
+        if expected.is_after(sel.acked) {
+            sel.acked = expected;
+            if let Some(losses) = &mut sel.losses {
+                losses.advance(expected);
+            }
+        }
+    }
+
+    /// Takes what has arrived behind the first missing packet. Returns whether that is news.
+    fn take_selective_bitmap(&mut self, pkt: &Packet<'_>, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) -> bool {
+        let Some(bitmap) = pkt.bitmap() else { return false };
+        let refused = bitmap.words() == 0 && !saeth.trigger.is_before(expected);
+        let is_sent = saeth.trigger.is_before(self.req.recovery.sent_psn());
+        if bitmap.words() == 0 && !(refused && is_sent) {
+            return false;
+        }
+        let Some(mut losses) = self.take_losses(expected, env) else {
+            // Without a record everything is sent again; once until there is progress.
+            if self.req.recovery.on_implied_loss() {
+                env.fx.congestion(Signal::Loss);
+                self.req.go_back();
+                self.req.stop_selective();
+            }
+            return false;
+        };
+        let (now, sent, mtu) = (env.now, self.req.recovery.sent_psn(), self.mtu);
+        let tolerance = self.req.sel.rtt.tolerance();
+        let recovery = &self.req.recovery;
+        let packet_of = |psn: Psn| recovery.packet_of(psn, mtu).map(|(r, first, n)| (r.first_psn.add(first), n));
+        let arrived = losses.take_bitmap(bitmap, sent) > 0;
+        let mut found = losses.find(now, tolerance, packet_of);
+        if refused {
+            found += losses.refused(saeth.trigger, saeth.transmission, packet_of);
+        }
+        debug_assert!(losses.is_consistent());
+        self.req.sel.losses = Some(losses);
+        if found > 0 {
+            self.req.begin_repetition();
+        }
+        arrived
+    }
+
+    /// The record of missing packets: a new one, if there is none. That begins a recovery.
+    fn take_losses(&mut self, expected: Psn, env: &mut Env<'_>) -> Option<Box<Losses>> {
+        if let Some(losses) = self.req.sel.losses.take() {
+            return Some(losses);
+        }
+        let mut losses = env.fx.records()?.take_losses()?;
+        losses.begin(expected);
+        self.req.sel.measured = None;
+        env.fx.count(Reason::SrRecovery);
+        env.fx.congestion(Signal::Loss);
+        Some(losses)
+    }
+
+    /// The peer has no receive for the oldest packet: it is sent again after the time that the NAK gives, and with it
+    /// whatever has not arrived by then.
+    fn on_selective_rnr(&mut self, timer: u8, env: &mut Env<'_>) {
+        if self.req.recovery.is_empty() || self.req.rnr_deadline != Nanos::NEVER {
+            return env.fx.count(Reason::StaleAck);
+        }
+        env.fx.count(Reason::RnrNakReceived);
+        match self.req.rnr_left {
+            0 => return self.fail_oldest(WcStatus::RnrRetryExcErr, Reason::RnrRetryExhausted, env),
+            7 => {}
+            left => self.req.rnr_left = left - 1,
+        }
+        self.req.rnr_deadline = env.now + rnr_timer(timer);
+        // The peer answers. Nothing is sent until then, so no time-out runs either.
+        self.req.ack_deadline = Nanos::NEVER;
+    }
+
+    fn on_selective_nak(&mut self, psn: Psn, code: NakCode, env: &mut Env<'_>) {
+        if psn == self.req.recovery.una_psn() {
+            return self.on_fatal_nak(psn, code, env);
+        }
+        // Responses in front of the refused request are missing, and will not come: the peer is in error.
+        env.fx.count(Reason::UnexpectedResponse);
+        self.ask_answer();
+    }
+
+    /// The response of the oldest request is missing: it is asked for again.
+    pub(crate) fn ask_answer(&mut self) {
+        if !self.req.recovery.ask_reads_again() {
+            self.req.sel.answer_due = true;
+        }
+        self.req.begin_repetition();
+    }
+
+    /// After each answer: requests that were acknowledged before end now; the window, the record and the timer follow.
+    pub(crate) fn after_answer(&mut self, (una, acked): (Psn, Psn), news: bool, env: &mut Env<'_>) {
+        let before = self.req.recovery.una_psn();
+        self.advance_acked(before);
+        if before.is_before(self.req.sel.acked) && before != una {
+            self.ack_through(self.req.sel.acked.prev(), env);
+            if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+                return;
+            }
+            self.advance_acked(self.req.recovery.una_psn());
+        }
+        if self.req.recovery.una_psn() != una {
+            self.req.sel.answer_due = false;
+        }
+        if self.req.sel.losses.as_ref().is_some_and(|losses| losses.is_over()) {
+            self.end_recovery(env);
+        }
+        self.recount_covered();
+        if news || self.req.recovery.una_psn() != una || self.req.sel.acked != acked {
+            self.req.stalled = false;
+            (self.req.sel.probes, self.req.sel.backoff) = (0, 0);
+            self.restart_ack_timer(env.now);
+        }
+        self.arm_fast(env.now);
+    }
+
+    /// Nothing is missing any more: the record goes back.
+    fn end_recovery(&mut self, env: &mut Env<'_>) {
+        let Some(losses) = self.req.sel.losses.take() else { return };
+        self.req.sel.rtt.on_recovered();
+        if let Some(pool) = env.fx.records() {
+            pool.give_losses(losses);
+        }
+    }
+
+    fn restart_ack_timer(&mut self, now: Nanos) {
+        if self.req.recovery.is_outstanding() && self.req.rnr_deadline == Nanos::NEVER {
+            self.req.ack_deadline = now + self.ack_wait();
+        }
+    }
+
+    /// Counts the bytes in flight that need no room in the window.
+    pub(crate) fn recount_covered(&mut self) {
+        let sel = &self.req.sel;
+        let (acked, una) = (sel.acked, self.req.recovery.una_psn());
+        if sel.losses.is_none() && !una.is_before(acked) {
+            self.req.sel.covered_bytes = 0;
+            return;
+        }
+        let losses = sel.losses.as_deref();
+        let covered = |first: Psn, count: u32| {
+            let below = acked.diff(first).clamp(0, count as i32) as u32;
+            let Some(losses) = losses else { return (below, count > 0 && below == count) };
+            let (rest, left) = (first.add(below), count - below);
+            let lost = losses.lost().filter(|lost| lost.psn.is_within(rest, left)).count() as u32;
+            let last = first.add(count).prev();
+            let last_lost = left > 0 && losses.lost().any(|lost| lost.psn == last);
+            let last_covered = count > 0 && (left == 0 || last_lost || losses.has_arrived(last));
+            (below + losses.arrived_within(rest, left) + lost, last_covered)
+        };
+        self.req.sel.covered_bytes = self.req.recovery.covered_bytes(self.mtu, covered);
+    }
+}
+
+/// Timers.
+impl Qp {
+    /// Sets the fast timer.
+    fn arm_fast(&mut self, now: Nanos) {
+        let sel = &self.req.sel;
+        if !self.req.recovery.is_outstanding() || self.req.rnr_deadline != Nanos::NEVER {
+            self.req.sel.deadline = Nanos::NEVER;
+            return;
+        }
+        let wait = match sel.probes < PROBES_MAX {
+            true => sel.rtt.probe_after(),
+            false => sel.rtt.timeout_after(sel.backoff),
+        };
+        let due = sel.losses.as_ref().map_or(Nanos::NEVER, |losses| losses.deadline(sel.rtt.tolerance()));
+        let wait = wait.min(self.fast_wait_max());
+        self.req.sel.deadline = (now + wait).min(due.max(now + Nanos(1)));
+    }
+
+    /// Probes and a time-out come before the local ACK timeout.
+    pub(crate) fn fast_wait_max(&self) -> Nanos {
+        Nanos(self.ack_timeout.0 / FAST_WAITS)
+    }
+
+    /// The fast timer is due.
+    #[cold]
+    pub(crate) fn on_fast_timer(&mut self, env: &mut Env<'_>) {
+        let (now, mtu) = (env.now, self.mtu);
+        let tolerance = self.req.sel.rtt.tolerance();
+        let recovery = &self.req.recovery;
+        let packet_of = |psn: Psn| recovery.packet_of(psn, mtu).map(|(r, first, n)| (r.first_psn.add(first), n));
+        let sel = &mut self.req.sel;
+        if let Some(losses) = sel.losses.as_mut().filter(|losses| losses.deadline(tolerance) <= now) {
+            // A gap has stayed for as long as reordering is tolerated.
+            if losses.find(now, tolerance, packet_of) > 0 {
+                self.req.begin_repetition();
+                self.recount_covered();
+            }
+            return self.arm_fast(now);
+        }
+        if !sel.acked.is_before(recovery.next_packet_psn()) {
+            // All requests have arrived, and a response is missing.
+            sel.backoff = sel.backoff.saturating_add(1);
+            sel.probes = PROBES_MAX;
+            self.ask_answer();
+        } else if sel.probes < PROBES_MAX {
+            sel.probes += 1;
+            sel.probe_due = true;
+            self.req.begin_repetition();
+        } else {
+            env.fx.count(Reason::SrTimeout);
+            env.fx.congestion(Signal::Timeout);
+            return self.on_selective_timeout(env);
+        }
+        self.arm_fast(now);
+    }
+
+    /// A time-out: all that is unacknowledged is sent again; in the standard family, if the peer has never answered.
+    pub(crate) fn on_selective_timeout(&mut self, env: &mut Env<'_>) {
+        let sel = &mut self.req.sel;
+        sel.backoff = sel.backoff.saturating_add(1);
+        if !sel.answered && sel.backoff >= SILENT_TIMEOUTS {
+            return self.fall_back(env);
+        }
+        self.lose_all(env);
+    }
+
+    /// All that is unacknowledged is to be sent again.
+    pub(crate) fn lose_all(&mut self, env: &mut Env<'_>) {
+        let held = self.req.sel.losses.take();
+        let acked = self.req.sel.acked;
+        let fresh = || {
+            let mut losses = env.fx.records()?.take_losses()?;
+            losses.begin(acked);
+            Some(losses)
+        };
+        let Some(mut losses) = held.or_else(fresh) else {
+            self.req.go_back();
+            return self.req.stop_selective();
+        };
+        let (end, mtu) = (self.req.recovery.next_packet_psn(), self.mtu);
+        let recovery = &self.req.recovery;
+        losses.mark_all(end, |psn| recovery.packet_of(psn, mtu).map(|(r, first, n)| (r.first_psn.add(first), n)));
+        self.req.sel.losses = Some(losses);
+        self.req.sel.measured = None;
+        if self.req.recovery.una_psn().is_before(acked) {
+            self.ask_answer();
+        }
+        self.recount_covered();
+        self.req.begin_repetition();
+        self.arm_fast(env.now);
+    }
+
+    /// The peer does not know the family: the requests are sent again in the standard one.
+    fn fall_back(&mut self, env: &mut Env<'_>) {
+        env.fx.count(Reason::SrRefused);
+        env.fx.selective_refused();
+        if let Some(losses) = self.req.sel.losses.take()
+            && let Some(pool) = env.fx.records()
+        {
+            pool.give_losses(losses);
+        }
+        self.req.sel.window = 0;
+        self.req.set_family(false);
+        self.req.go_back();
+        self.req.stop_selective();
+        self.req.begin_repetition();
+    }
+}

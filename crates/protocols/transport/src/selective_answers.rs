@@ -1,0 +1,74 @@
+//! Acknowledgements and heads of responses of the selective repeat family.
+//!
+//! An acknowledgement is made when it leaves, so it holds everything that has arrived until then: the cumulative PSN, and while
+//! anything is missing a bitmap of what has arrived behind it.
+
+use crate::api::Env;
+use crate::head;
+use crate::qp::Qp;
+use crate::responder::ResponderResource;
+use burst_base::Psn;
+use burst_wire::selective::{AckBitmap, BITMAP_WORDS_MAX, DELAY_UNIT_NS};
+use burst_wire::{Aeth, Bth, HeadBuf, OpKind, Opcode, Position, Saeth, Seth, Syndrome};
+
+/// The first opcode of the family; the low five bits are those of the RC opcode.
+const FAMILY: u8 = 0xc0;
+
+/// The form of an RC opcode in the family.
+pub(crate) fn selective_form(opcode: Opcode) -> Opcode {
+    let form = Opcode::from_number(FAMILY | opcode.number() & 0x1f);
+    debug_assert!(form.is_some(), "an RC opcode without a form");
+    form.unwrap_or(opcode)
+}
+
+impl Qp {
+    /// Sends an acknowledgement or a NAK. Its PSN is the last one that was executed; that of a NAK is the refused one.
+    #[inline(never)]
+    pub(crate) fn push_selective_ack(&mut self, refused: Psn, syndrome: Syndrome, env: &mut Env<'_>) -> bool {
+        let is_ack = matches!(syndrome, Syndrome::Ack { .. });
+        let psn = if is_ack { self.resp.expected.prev() } else { refused };
+        let mut words = [0; BITMAP_WORDS_MAX];
+        let early = self.resp.sel.early.as_ref().filter(|_| is_ack || refused == self.resp.expected);
+        let count = early.map_or(0, |early| early.bitmap(self.resp.expected, &mut words));
+        let sel = &self.resp.sel;
+        let delay = env.now.since(sel.arrived_at).0 / DELAY_UNIT_NS;
+        let saeth = Saeth {
+            pressure: 0,
+            is_congested: sel.is_congested,
+            words: count as u8,
+            trigger: sel.trigger,
+            delay: delay.min(u16::MAX.into()) as u16,
+            congested_packets: sel.congested,
+            received_packets: sel.received,
+            transmission: sel.transmission,
+        };
+        let opcode = selective_form(head::single_opcode(self.id.qp_type, OpKind::Ack));
+        let head = HeadBuf::new(&Bth::new(opcode, self.attr.dest_qpn, psn))
+            .aeth(Aeth { syndrome, msn: self.resp.msn })
+            .saeth(saeth);
+        let mut bytes = [0; BITMAP_WORDS_MAX * 8];
+        let len = AckBitmap::emit(&words[..count], &mut bytes);
+        let pushed = match len {
+            0 => env.tx.push(&self.flow, head.as_slice(), &[], 0),
+            len => env.tx.push_copied(&self.flow, head.as_slice(), &bytes[..len]),
+        };
+        self.resp.sel.is_congested &= !pushed;
+        pushed
+    }
+
+    /// The head of packet `index` of a READ's response.
+    pub(crate) fn selective_response_head(&self, resource: &ResponderResource, index: u32, len: u32) -> HeadBuf {
+        let place = head::position(index == 0, index + 1 == resource.packets);
+        let opcode = selective_form(head::read_response_opcode(self.id.qp_type, place));
+        let bth = Bth { pad: head::pad_of(len), ..Bth::new(opcode, self.attr.dest_qpn, resource.psn.add(index)) };
+        debug_assert!(place != Position::Middle || len == self.mtu);
+        let seth = Seth {
+            is_repair: resource.is_repair,
+            transmission: u8::from(resource.is_repair),
+            rsn: resource.msn,
+            index,
+            ..Seth::default()
+        };
+        HeadBuf::new(&bth).seth(seth)
+    }
+}

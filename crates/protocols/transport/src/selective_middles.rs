@@ -1,0 +1,132 @@
+//! Middle packets of the selective repeat family, many at a time: as [`crate::middles`], for packets whose turn it is.
+//!
+//! Each packet says its index, and one of a WRITE its address. Both rise with the PSN; a packet of which one does not ends the
+//! run, and is handled as a single packet. While packets are missing, all are handled singly.
+
+use crate::api::{Env, READ_CHUNK_BYTES};
+use crate::gather::{Keys, SgeCursor};
+use crate::head::Work;
+use crate::middles::{BTH_MASKS, DEFAULT_PARTITION};
+use crate::qp::Qp;
+use burst_base::Psn;
+use burst_base::num::MASK_24;
+use burst_base::verbs::{QpState, access};
+use burst_frame::{Flow, MiddleRun};
+use burst_wire::{Bth, ICRC_LEN, OpKind, Opcode, Seth, Weth};
+
+/// Heads of SENDs and READ responses, and of WRITEs.
+const HEAD: usize = Bth::LEN + Seth::LEN;
+const WRITE_HEAD: usize = HEAD + Weth::LEN;
+const WORDS: usize = HEAD / 4;
+const WRITE_WORDS: usize = WRITE_HEAD / 4;
+/// The bits of the heads by which a middle packet is known. The MSN of READ responses is not compared.
+const SEND_MASKS: [u32; WORDS] = [BTH_MASKS[0], BTH_MASKS[1], BTH_MASKS[2], u32::MAX, u32::MAX];
+const READ_MASKS: [u32; WORDS] = [BTH_MASKS[0], BTH_MASKS[1], BTH_MASKS[2], 0xff00_0000, u32::MAX];
+const WRITE_MASKS: [u32; WRITE_WORDS] =
+    [BTH_MASKS[0], BTH_MASKS[1], BTH_MASKS[2], u32::MAX, u32::MAX, u32::MAX, u32::MAX, u32::MAX];
+
+impl Qp {
+    /// The first words of middle packet `k`: of this opcode, PSN, RSN and index.
+    fn middle_words(&self, opcode: Opcode, psn: Psn, rsn: u32, index: u32, k: u32) -> [u32; WORDS] {
+        let first = u32::from(opcode.number()) << 24 | DEFAULT_PARTITION;
+        [first, self.id.qpn.get(), psn.add(k).get(), rsn, (index + k) & MASK_24]
+    }
+
+    /// Executes the packets at the beginning of `train` that are middle packets of the family and whose turn it is.
+    #[inline(never)]
+    pub(crate) fn on_selective_middles(&mut self, flow: &Flow, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
+        let payload = self.mtu as usize + ICRC_LEN;
+        match train.bytes.first() {
+            Some(&number) if number == Opcode::RcSrWriteMiddle.number() && train.stride == WRITE_HEAD + payload => {
+                self.on_selective_request_middles(flow, train, OpKind::Write, env)
+            }
+            Some(&number) if number == Opcode::RcSrSendMiddle.number() && train.stride == HEAD + payload => {
+                self.on_selective_request_middles(flow, train, OpKind::Send, env)
+            }
+            Some(&number) if number == Opcode::RcSrReadResponseMiddle.number() && train.stride == HEAD + payload => {
+                self.on_selective_response_middles(train, env)
+            }
+            _ => 0,
+        }
+    }
+
+    fn on_selective_request_middles(
+        &mut self,
+        flow: &Flow,
+        train: &MiddleRun<'_>,
+        kind: OpKind,
+        env: &mut Env<'_>,
+    ) -> usize {
+        let sel = &self.resp.sel;
+        let Some(message) = self.resp.message.filter(|message| message.kind == kind) else { return 0 };
+        if !sel.active || sel.early.is_some() || !self.accepts_selective || !self.receives_middles() {
+            return 0;
+        }
+        let room = match kind {
+            OpKind::Send if self.recv.is_usable() => self.recv.room,
+            OpKind::Write if self.attr.qp_access_flags & access::REMOTE_WRITE != 0 => crate::api::MESSAGE_BYTES_MAX - 1,
+            _ => return 0,
+        };
+        let most = (room.saturating_sub(message.received) / u64::from(self.mtu)) as usize;
+        let (psn, rsn) = (self.resp.expected, self.recv.rsn());
+        let index = (message.received / u64::from(self.mtu)) as u32;
+        let (count, head) = if kind == OpKind::Send {
+            let words = |k| self.middle_words(Opcode::RcSrSendMiddle, psn, rsn, index, k);
+            (train.count(&SEND_MASKS, words, most), HEAD)
+        } else {
+            let from = message.addr.wrapping_add(message.received);
+            let words = |k: u32| {
+                let [a, b, c, d, e] = self.middle_words(Opcode::RcSrWriteMiddle, psn, rsn, index, k);
+                let addr = from.wrapping_add(u64::from(k) * u64::from(self.mtu));
+                [a, b, c, d, e, (addr >> 32) as u32, addr as u32, message.rkey.0]
+            };
+            (train.count(&WRITE_MASKS, words, most), WRITE_HEAD)
+        };
+        if count == 0 {
+            return 0;
+        }
+        let Some(span) = self.middles_span(count, env) else { return 0 };
+        if !train.write_to(&span, head, self.mtu as usize) {
+            return 0;
+        }
+        let count = span.len() / self.mtu as usize;
+        self.resp.expected = psn.add(count as u32);
+        self.resp.nak_given = false;
+        if let Some(message) = &mut self.resp.message {
+            message.received += span.len() as u64;
+        }
+        self.note_arrivals(flow, (psn.add(count as u32 - 1), 0), count as u16, env.now);
+        count
+    }
+
+    fn on_selective_response_middles(&mut self, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
+        let recovery = &self.req.recovery;
+        let can = matches!(self.state, QpState::Rts | QpState::Sqd) && self.req.sel.active && !recovery.has_ahead();
+        let Some(request) = recovery.oldest().filter(|request| can && request.work == Work::Read) else { return 0 };
+        let (psn, una_packet) = (recovery.una_psn(), recovery.una_packet());
+        let asked = recovery.sent_psn().diff(psn).max(0) as u32;
+        let piece = READ_CHUNK_BYTES / self.mtu;
+        let most = (request.packets - una_packet - 1).min(asked).min(piece - una_packet % piece);
+        let words = |k| self.middle_words(Opcode::RcSrReadResponseMiddle, psn, 0, una_packet % piece, k);
+        let count = train.count(&READ_MASKS, words, most as usize);
+        if count == 0 {
+            return 0;
+        }
+        let keys = Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE };
+        let sges = recovery.sges_of(request);
+        let mut cursor = SgeCursor::at(sges, u64::from(una_packet * self.mtu));
+        let Some(span) = cursor.run(keys, sges, self.mtu, count as u32) else { return 0 };
+        if !train.write_to(&span, HEAD, self.mtu as usize) {
+            return 0;
+        }
+        let done = span.len() / self.mtu as usize;
+        let before = (psn, self.req.sel.acked);
+        self.req.sel.answered = true;
+        self.req.recovery.on_acked(done as u32);
+        self.progressed(env);
+        if matches!(self.state, QpState::Rts | QpState::Sqd) {
+            self.after_answer(before, true, env);
+        }
+        done
+    }
+}

@@ -1,0 +1,540 @@
+//! Request packets of the selective repeat family: checked, placed and executed, in whatever order they arrive.
+//!
+//! The packet whose turn it is (PSN = ePSN) is executed like one of the standard family. One behind a gap is *early*: its payload
+//! goes to its final place at once, and what must not happen before its turn is noted ([`crate::arrivals`]). When the gap is
+//! filled, the early packets behind it are *committed* in the order of PSNs: completions, READs, ATOMICs, invalidations, and the
+//! last bytes of WRITEs.
+//!
+//! An early packet that fails a check is dropped as if it had been lost. It is sent again, and judged when its turn has come.
+
+use crate::api::{Env, MESSAGE_BYTES_MAX};
+use crate::arrivals::{ArrivalKind, ArrivalNote, Arrivals, HeldWork, RemoteRange, TAIL_BYTES};
+use crate::message::ReceivedMessage;
+use crate::psn_bits::WINDOW_PSNS;
+use crate::qp::Qp;
+use crate::responder::{CheckResult, InboundMessage, RequestRefusal, access_refusal, unreachable_refusal};
+use burst_base::num::MASK_24;
+use burst_base::verbs::{QpState, access, wc_flags};
+use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_frame::{Ecn, Flow, RxFrame};
+use burst_span::Span;
+use burst_wire::{NakCode, OpKind, Packet, Reth, Seth};
+
+/// Length of a WRITE whose length was not announced: packets of the family do not say it.
+pub(crate) const UNANNOUNCED: u32 = u32::MAX;
+/// Most bytes of other keys' memory that are kept from being overwritten by one packet.
+const ALIASED_BYTES_MAX: usize = 4096;
+/// Most such ranges.
+const ALIASES_MAX: usize = 8;
+/// Most PSNs of a READ: 128 KiB at a path MTU of 256.
+const READ_PSNS_MAX: u32 = 512;
+
+const BAD_SEQUENCE: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence);
+
+/// Why an early packet is dropped.
+type Dropped = Reason;
+
+impl Qp {
+    /// Handles a request of the family.
+    pub(crate) fn on_selective_request(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            return env.fx.count(Reason::WrongState);
+        }
+        let Some(seth) = pkt.seth() else { return env.fx.count(Reason::Truncated) };
+        self.establish(env);
+        self.resp.sel.active = true;
+        self.note_arrivals(&frame.flow, (pkt.bth.psn, seth.transmission), 1, env.now);
+        let distance = pkt.bth.psn.diff(self.resp.expected);
+        if distance < 0 || pkt.info.kind == OpKind::Probe {
+            return self.on_selective_duplicate(pkt, env);
+        }
+        let psns = pkt.reth().filter(|_| pkt.info.kind == OpKind::ReadRequest).map_or(1, |reth| self.read_psns(&reth));
+        if psns > READ_PSNS_MAX || distance as u32 + psns > WINDOW_PSNS {
+            return env.fx.count(Reason::SrWindow);
+        }
+        if distance > 0 {
+            return self.on_early(pkt, &seth, (distance as u32, psns), env);
+        }
+        match self.execute_next(frame, pkt, (&seth, psns), env) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.resp.nak_given = false;
+                if self.resp.sel.early.is_some() {
+                    self.commit_early(env);
+                }
+            }
+            Err(refusal) => self.refuse(refusal, env),
+        }
+    }
+
+    fn read_psns(&self, reth: &Reth) -> u32 {
+        reth.len.div_ceil(self.mtu).max(1)
+    }
+
+    /// Notes what the next acknowledgement tells of the newest packet: its PSN and transmission number; and counts packets.
+    pub(crate) fn note_arrivals(&mut self, flow: &Flow, newest: (Psn, u8), count: u16, now: Nanos) {
+        let sel = &mut self.resp.sel;
+        (sel.trigger, sel.transmission) = newest;
+        sel.arrived_at = now;
+        sel.received = sel.received.wrapping_add(count);
+        if flow.tos & 3 == Ecn::Ce as u8 {
+            sel.congested = sel.congested.wrapping_add(count);
+            sel.is_congested = true;
+        }
+    }
+
+    /// A packet that was executed before, or a probe: answered again.
+    fn on_selective_duplicate(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        self.on_duplicate(pkt, env);
+    }
+
+    /// A packet of the standard family has arrived: the peer does not use this family any more, and sends everything again
+    /// that it has no acknowledgement for. A message that has begun is received again from its first packet, because this
+    /// family does not announce the length of WRITEs.
+    #[cold]
+    pub(crate) fn leave_selective(&mut self, env: &mut Env<'_>) {
+        self.resp.sel.active = false;
+        if let Some(early) = self.resp.sel.early.take()
+            && let Some(pool) = env.fx.records()
+        {
+            pool.give_arrivals(early);
+        }
+        if let Some(message) = self.resp.message.filter(|message| message.length == UNANNOUNCED) {
+            self.resp.expected = self.resp.expected.sub(self.packets_of(&message));
+            self.resp.message = None;
+        }
+    }
+
+    /// Packets of a message that have arrived; none of them is its last.
+    fn packets_of(&self, message: &InboundMessage) -> u32 {
+        (message.received / u64::from(self.mtu)) as u32
+    }
+
+    fn open_packets(&self) -> u32 {
+        self.resp.message.map_or(0, |message| self.packets_of(&message))
+    }
+}
+
+/// The packet whose turn it is.
+impl Qp {
+    /// Executes the packet, which takes this many PSNs. False if it was refused and the refusal is pending.
+    fn execute_next(
+        &mut self,
+        frame: &RxFrame<'_>,
+        pkt: &Packet<'_>,
+        (seth, psns): (&Seth, u32),
+        env: &mut Env<'_>,
+    ) -> Result<bool, RequestRefusal> {
+        if seth.index != self.open_packets() || seth.rsn != self.recv.rsn() {
+            return Err(BAD_SEQUENCE);
+        }
+        match pkt.info.kind {
+            OpKind::Write => self.on_selective_write(pkt, env)?,
+            // By the way of the standard family: with a second call the compiler would not place the code where it is used.
+            _ => self.dispatch(frame, pkt, env),
+        }
+        if self.resp.expected == pkt.bth.psn {
+            return Ok(false);
+        }
+        if pkt.info.kind == OpKind::Send
+            && let Some(message) = &mut self.resp.message
+        {
+            message.length = UNANNOUNCED;
+        }
+        if psns > 1
+            && let Some(early) = &mut self.resp.sel.early
+        {
+            // Only a faulty peer gives PSNs of a READ to other packets.
+            early.forget(pkt.bth.psn, psns);
+        }
+        Ok(true)
+    }
+
+    fn on_selective_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
+        self.check_sequence(pkt)?;
+        self.check_right(access::REMOTE_WRITE)?;
+        self.check_length(pkt)?;
+        let Some(weth) = pkt.weth() else { return Err(BAD_SEQUENCE) };
+        let before = self.resp.message.map_or(0, |message| message.received);
+        let received = before + pkt.payload.len() as u64;
+        if received > MESSAGE_BYTES_MAX {
+            return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidLength));
+        }
+        if pkt.info.has_imm {
+            self.check_receive_apart()?;
+        }
+        let range = RemoteRange { addr: weth.addr, len: pkt.payload.len() as u32, rkey: weth.rkey };
+        let early = self.resp.sel.early.take();
+        let written = self.write_uncovered(early.as_deref(), pkt.bth.psn, range, pkt.payload, env);
+        self.resp.sel.early = early;
+        written?;
+        let (addr, rkey) = self.resp.message.map_or((weth.addr, weth.rkey), |message| (message.addr, message.rkey));
+        self.resp.message = Some(InboundMessage { kind: OpKind::Write, addr, rkey, length: UNANNOUNCED, received });
+        if pkt.info.has_imm {
+            self.complete_receive(received_by(pkt, received), env);
+        }
+        self.accept(pkt, 1);
+        Ok(())
+    }
+
+    /// Writes the bytes of a WRITE, or its last bytes, except where packets with higher PSNs have written.
+    fn write_uncovered(
+        &self,
+        early: Option<&Arrivals>,
+        psn: Psn,
+        range: RemoteRange,
+        bytes: &[u8],
+        env: &Env<'_>,
+    ) -> CheckResult {
+        let whole = self.remote_range(range, env)?;
+        let Some(early) = early else { return whole.write_from(bytes).map_err(unreachable_refusal) };
+        if early.aliases(psn, range).next().is_some() {
+            return self.write_beside_aliases(early, psn, range, bytes, env);
+        }
+        self.write_parts(early, psn, (range, &whole), bytes)
+    }
+
+    fn write_parts(
+        &self,
+        early: &Arrivals,
+        psn: Psn,
+        (range, whole): (RemoteRange, &Span),
+        bytes: &[u8],
+    ) -> CheckResult {
+        let mut rest = range;
+        while let Some(part) = early.next_uncovered(psn, rest) {
+            let from = (part.addr - range.addr) as usize;
+            let to = from + part.len as usize;
+            whole.sub(from, to - from).write_from(&bytes[from..to]).map_err(unreachable_refusal)?;
+            rest = RemoteRange { addr: range.addr + to as u64, len: range.len - to as u32, ..range };
+        }
+        Ok(())
+    }
+
+    /// Writes where packets with higher PSNs have written to the same addresses by other keys. These may name the same memory, so
+    /// what the later packets have written is read before and put back.
+    #[cold]
+    fn write_beside_aliases(
+        &self,
+        early: &Arrivals,
+        psn: Psn,
+        range: RemoteRange,
+        bytes: &[u8],
+        env: &Env<'_>,
+    ) -> CheckResult {
+        let (mut saved, mut used) = ([0; ALIASED_BYTES_MAX], 0);
+        let (mut spans, mut count) = ([Span::nothing(); ALIASES_MAX], 0);
+        for alias in early.aliases(psn, range).take(ALIASES_MAX) {
+            let Some(place) = saved.get_mut(used..used + alias.len as usize) else { break };
+            if let Ok(span) = self.remote_range(alias, env)
+                && span.read_to(place).is_ok()
+            {
+                spans[count] = span;
+                (count, used) = (count + 1, used + span.len());
+            }
+        }
+        let whole = self.remote_range(range, env)?;
+        self.write_parts(early, psn, (range, &whole), bytes)?;
+        let mut at = 0;
+        for span in &spans[..count] {
+            span.write_from(&saved[at..at + span.len()]).map_err(unreachable_refusal)?;
+            at += span.len();
+        }
+        Ok(())
+    }
+
+    fn remote_range(&self, range: RemoteRange, env: &Env<'_>) -> Result<Span, RequestRefusal> {
+        let RemoteRange { addr, len, rkey } = range;
+        env.mem.remote(self.peer(), rkey, addr, len, access::REMOTE_WRITE).map_err(access_refusal)
+    }
+}
+
+/// The completion of a receive by a packet that ends a message of `total` bytes.
+fn received_by(pkt: &Packet<'_>, total: u64) -> ReceivedMessage {
+    let with_write = pkt.info.kind == OpKind::Write;
+    let mut got = ReceivedMessage {
+        byte_len: total as u32,
+        with_write,
+        solicited: pkt.bth.solicited,
+        ..ReceivedMessage::default()
+    };
+    if let Some(imm) = pkt.imm() {
+        (got.imm, got.wc_flags) = (imm.to_be32(), wc_flags::WITH_IMM);
+    } else if let Some(ieth) = pkt.ieth() {
+        (got.imm, got.wc_flags) = (ieth.rkey.0, wc_flags::WITH_INV);
+    }
+    got
+}
+
+/// Early packets.
+impl Qp {
+    /// A packet behind a gap. `distance` is that from ePSN, `psns` the number of PSNs that the packet takes.
+    #[cold]
+    fn on_early(&mut self, pkt: &Packet<'_>, seth: &Seth, (distance, psns): (u32, u32), env: &mut Env<'_>) {
+        let held = self.resp.sel.early.take();
+        let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals()) else {
+            env.fx.count(Reason::SrPoolEmpty);
+            return self.owe_repeated_ack(env);
+        };
+        if early.has_any(pkt.bth.psn, psns) {
+            env.fx.count(Reason::DuplicateRequest);
+            self.owe_repeated_ack(env);
+        } else {
+            match self.place_early(pkt, seth, distance, &mut early, env) {
+                Ok(note) => {
+                    env.fx.count(Reason::SrEarly);
+                    early.note(pkt.bth.psn, psns, note);
+                    self.owe_ack();
+                }
+                Err(reason) => {
+                    env.fx.count(reason);
+                    self.owe_repeated_ack(env);
+                }
+            }
+        }
+        debug_assert!(early.is_consistent(self.resp.expected), "the record disagrees with its set");
+        self.keep_or_give(early, env);
+    }
+
+    /// Keeps a record that is needed.
+    fn keep_or_give(&mut self, early: Box<Arrivals>, env: &mut Env<'_>) {
+        if !early.is_empty() {
+            self.resp.sel.early = Some(early);
+        } else if let Some(pool) = env.fx.records() {
+            pool.give_arrivals(early);
+        }
+        self.release_receives(env);
+    }
+
+    /// An acknowledgement is sent in this pass.
+    fn owe_ack(&mut self) {
+        if self.resp.nak_due.is_none() {
+            self.resp.ack_due = Some((self.resp.expected.prev(), self.resp.msn));
+        }
+        self.resp.ack_follows_receive = false;
+    }
+
+    /// An acknowledgement for a packet that brought nothing new: a forger must not make this side send many.
+    fn owe_repeated_ack(&mut self, env: &mut Env<'_>) {
+        if self.resp.ack_due.is_some() || self.resp.answers.take(env.now) {
+            self.owe_ack();
+        } else {
+            env.fx.count(Reason::AnswerWithheld);
+        }
+    }
+
+    /// Places the payload of an early packet, and keeps what must wait for its turn.
+    fn place_early(
+        &mut self,
+        pkt: &Packet<'_>,
+        seth: &Seth,
+        distance: u32,
+        early: &mut Arrivals,
+        env: &mut Env<'_>,
+    ) -> Result<ArrivalNote, Dropped> {
+        self.check_length(pkt).map_err(|_| Reason::SrUnplaced)?;
+        let place = pkt.info.position;
+        // The message begins behind what was executed, or it is the one that is being received. Each message before this one
+        // takes a PSN, so there are not more receives than that.
+        let begins = distance as i32 - seth.index as i32;
+        let open = self.open_packets();
+        let receives = seth.rsn.wrapping_sub(self.recv.rsn()) & MASK_24;
+        if !(begins >= 0 || open > 0 && begins == -(open as i32)) || receives > distance {
+            return Err(Reason::SrIndex);
+        }
+        let flags = (place.is_start(), place.is_end());
+        match pkt.info.kind {
+            OpKind::Send => {
+                self.place_early_send(pkt, seth, early, env)?;
+                Ok(ArrivalNote::new(ArrivalKind::Send, flags, seth.index))
+            }
+            OpKind::Write => {
+                self.place_early_write(pkt, seth, early, env)?;
+                Ok(ArrivalNote::new(ArrivalKind::Write, flags, seth.index))
+            }
+            _ => {
+                if !early.has_room(false, false, true) {
+                    return Err(Reason::SrRecordFull);
+                }
+                let work = match (pkt.reth(), pkt.atomic()) {
+                    (Some(reth), _) => HeldWork::Read(RemoteRange { addr: reth.addr, len: reth.len, rkey: reth.rkey }),
+                    (None, Some(atomic)) => HeldWork::Atomic(pkt.info.kind, atomic),
+                    (None, None) => return Err(Reason::SrUnplaced),
+                };
+                early.hold(pkt.bth.psn, work);
+                Ok(ArrivalNote::new(ArrivalKind::Operation, flags, 0))
+            }
+        }
+    }
+
+    /// Takes receive number `rsn` before its turn.
+    fn take_receive(&mut self, rsn: u32, env: &mut Env<'_>) -> Result<(), Dropped> {
+        let held = self.recv.early.take();
+        let mut receives = held.or_else(|| env.fx.records()?.take_receives()).ok_or(Reason::SrPoolEmpty)?;
+        let taken = self.recv.take_early(rsn, &mut receives);
+        self.recv.early = Some(receives);
+        if taken { Ok(()) } else { Err(Reason::SrUnplaced) }
+    }
+
+    fn place_early_send(
+        &mut self,
+        pkt: &Packet<'_>,
+        seth: &Seth,
+        early: &mut Arrivals,
+        env: &mut Env<'_>,
+    ) -> Result<(), Dropped> {
+        let ends = pkt.info.position.is_end();
+        if !early.has_room(false, false, ends) {
+            return Err(Reason::SrRecordFull);
+        }
+        self.take_receive(seth.rsn, env)?;
+        let Some(receives) = self.recv.early.as_deref() else { return Err(Reason::SrUnplaced) };
+        let offset = u64::from(seth.index) * u64::from(self.mtu);
+        if !self.recv.scatter_early((seth.rsn, receives), self.recv_keys(env), offset, pkt.payload) {
+            return Err(Reason::SrUnplaced);
+        }
+        if ends {
+            let got = received_by(pkt, offset + pkt.payload.len() as u64);
+            early.hold(pkt.bth.psn, HeldWork::Receive(got, pkt.ieth().map(|ieth| ieth.rkey)));
+        }
+        Ok(())
+    }
+
+    fn place_early_write(
+        &mut self,
+        pkt: &Packet<'_>,
+        seth: &Seth,
+        early: &mut Arrivals,
+        env: &mut Env<'_>,
+    ) -> Result<(), Dropped> {
+        let Some(weth) = pkt.weth() else { return Err(Reason::SrUnplaced) };
+        let len = pkt.payload.len();
+        let kept = if pkt.info.position.is_end() { len.min(TAIL_BYTES) } else { 0 };
+        if !early.has_room(len > 0, kept > 0, pkt.info.has_imm) {
+            return Err(Reason::SrRecordFull);
+        }
+        let range = RemoteRange { addr: weth.addr, len: len as u32, rkey: weth.rkey };
+        let is_allowed = self.attr.qp_access_flags & access::REMOTE_WRITE != 0 && self.remote_range(range, env).is_ok();
+        if !is_allowed {
+            return Err(Reason::SrUnplaced);
+        }
+        if pkt.info.has_imm {
+            self.take_receive(seth.rsn, env)?;
+        }
+        let (body, tail) = pkt.payload.split_at(len - kept);
+        let front = RemoteRange { len: body.len() as u32, ..range };
+        if !body.is_empty() && self.write_uncovered(Some(early), pkt.bth.psn, front, body, env).is_err() {
+            return Err(Reason::SrUnplaced);
+        }
+        if len > 0 {
+            early.add_run(pkt.bth.psn, range);
+        }
+        if kept > 0 {
+            let behind = RemoteRange { addr: range.addr + body.len() as u64, len: kept as u32, rkey: range.rkey };
+            early.hold_tail(pkt.bth.psn, behind, tail);
+        }
+        if pkt.info.has_imm {
+            let total = u64::from(seth.index) * u64::from(self.mtu) + len as u64;
+            early.hold(pkt.bth.psn, HeldWork::Receive(received_by(pkt, total), None));
+        }
+        Ok(())
+    }
+}
+
+/// Early packets whose turn has come.
+impl Qp {
+    /// The gap is filled: executes the early packets behind it, in order, up to the next gap.
+    #[cold]
+    fn commit_early(&mut self, env: &mut Env<'_>) {
+        let Some(mut early) = self.resp.sel.early.take() else { return };
+        self.owe_ack();
+        while let Some(note) = early.take(self.resp.expected) {
+            if let Err(refusal) = self.commit(note, &mut early, env) {
+                // It is sent again, and judged in its turn.
+                early.withdraw(self.resp.expected);
+                early.forget_before(self.resp.expected);
+                self.keep_or_give(early, env);
+                return self.refuse(refusal, env);
+            }
+        }
+        early.forget_before(self.resp.expected);
+        debug_assert!(early.is_consistent(self.resp.expected), "the record disagrees with its set");
+        self.owe_ack();
+        self.keep_or_give(early, env);
+    }
+
+    /// Executes the early packet whose turn it is.
+    fn commit(&mut self, note: ArrivalNote, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
+        let psn = self.resp.expected;
+        let kind = match note.kind() {
+            ArrivalKind::Send => OpKind::Send,
+            ArrivalKind::Write => OpKind::Write,
+            ArrivalKind::Operation => return self.commit_operation(note, early, env),
+        };
+        let open = self.resp.message;
+        let continues = open.map_or(note.starts(), |message| !note.starts() && message.kind == kind);
+        if !continues || !note.has_index(self.open_packets()) {
+            return Err(BAD_SEQUENCE);
+        }
+        if let Some(run) = early.run_of(psn) {
+            // The key may have been invalidated by a message in front of this one, or its region deregistered.
+            self.remote_range(RemoteRange { addr: run.addr, len: run.len as u32, rkey: run.rkey }, env)?;
+        }
+        if let Some(tail) = early.take_tail(psn) {
+            self.write_uncovered(Some(early), psn, tail.range, tail.bytes(), env)?;
+        }
+        match early.take_work(psn) {
+            Some(HeldWork::Receive(got, invalidate)) => {
+                self.check_receive_apart()?;
+                if let Some(rkey) = invalidate {
+                    self.invalidate(rkey, env)?;
+                }
+                self.complete_receive(got, env);
+            }
+            None if note.ends() && kind == OpKind::Send => return Err(BAD_SEQUENCE),
+            _ => {}
+        }
+        if note.ends() {
+            return self.count_committed(1, true);
+        }
+        let received = open.map_or(0, |message| message.received) + u64::from(self.mtu);
+        let (addr, rkey) = (0, Rkey(0));
+        self.resp.message = Some(InboundMessage { kind, addr, rkey, length: UNANNOUNCED, received });
+        self.count_committed(1, false)
+    }
+
+    /// Executes an early READ or ATOMIC whose turn it is.
+    fn commit_operation(&mut self, _note: ArrivalNote, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
+        if self.resp.message.is_some() {
+            return Err(BAD_SEQUENCE);
+        }
+        let psn = self.resp.expected;
+        match early.take_work(psn) {
+            Some(HeldWork::Read(range)) => {
+                let reth = Reth { addr: range.addr, rkey: range.rkey, len: range.len };
+                let psns = self.check_read(&reth, env)?;
+                early.forget(psn, psns);
+                self.count_committed(psns, true)?;
+                self.store_read(psn, &reth, psns);
+                Ok(())
+            }
+            Some(HeldWork::Atomic(kind, atomic)) => {
+                let original = self.run_atomic(kind, &atomic, env)?;
+                self.count_committed(1, true)?;
+                self.store_atomic(psn, kind, &atomic, original);
+                Ok(())
+            }
+            _ => Err(BAD_SEQUENCE),
+        }
+    }
+
+    /// Moves ePSN over an early packet that was executed.
+    fn count_committed(&mut self, psns: u32, ends: bool) -> CheckResult {
+        self.resp.expected = self.resp.expected.add(psns);
+        if ends {
+            self.resp.msn = (self.resp.msn + 1) & MASK_24;
+            self.resp.message = None;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,355 @@
+//! Requests of the selective repeat family: heads of packets, repetitions.
+//!
+//! New packets pass through the same code as those of the standard family (`send`), with other heads. Repetitions do not move the
+//! cursor: each lost packet is made again from its request and its index, lowest PSN first, before new packets.
+
+use crate::api::{Env, TxState};
+use crate::gather::{Keys, SgeCursor};
+use crate::head::{self, Work};
+use crate::losses::LostPacket;
+use crate::qp::Qp;
+use crate::recovery::InflightWqe;
+use crate::requester::{Requester, SendTurn};
+use crate::selective_answers::selective_form;
+use burst_base::num::MASK_24;
+use burst_base::verbs::{WcStatus, WrOpcode, send_flags};
+use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_wire::selective::TRANSMISSION_MAX;
+use burst_wire::{AtomicEth, Bth, HeadBuf, OpKind, Reth, Seth, Weth};
+
+/// Offset of the WETH in a packet of RC.
+const WETH_AT: usize = Bth::LEN + Seth::LEN;
+
+/// Probes have transmission numbers above this one, so that their arrival tells them from repetitions.
+const PROBE_TRANSMISSION: u8 = 7;
+
+/// What a packet says beside its place.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct PacketMarks {
+    pub(crate) asks_ack: bool,
+    pub(crate) is_probe: bool,
+    pub(crate) transmission: u8,
+}
+
+impl PacketMarks {
+    /// The first transmission of a packet.
+    pub(crate) fn asking(asks_ack: bool) -> PacketMarks {
+        PacketMarks { asks_ack, ..PacketMarks::default() }
+    }
+}
+
+impl Requester {
+    /// The requests in flight are of the family that is to be used, or the queue pair ends.
+    pub(crate) fn stop_selective(&mut self) {
+        let sel = &mut self.sel;
+        (sel.deadline, sel.covered_bytes, sel.measured) = (Nanos::NEVER, 0, None);
+        (sel.probe_due, sel.answer_due, sel.probes, sel.backoff) = (false, false, 0, 0);
+    }
+    /// Something is to be sent again.
+    pub(crate) fn begin_repetition(&mut self) {
+        self.stalled = false;
+        self.sq_active = true;
+    }
+}
+
+/// The window of the peer.
+impl Qp {
+    /// PSNs that may be sent beyond those in flight: the peer drops what is further ahead.
+    pub(crate) fn peer_window_left(&self) -> u32 {
+        let used = self.req.recovery.next_packet_psn().diff(self.req.sel.acked).max(0) as u32;
+        self.req.sel.window.saturating_sub(used)
+    }
+
+    /// Whether the next packet of `request` is inside the peer's window.
+    #[inline]
+    pub(crate) fn is_in_peer_window(&self, request: &InflightWqe) -> bool {
+        if !self.req.sel.active {
+            return true;
+        }
+        let psns = match request.work {
+            Work::Read => self.read_piece(request).0 - self.req.recovery.next_packet(),
+            _ => 1,
+        };
+        psns <= self.peer_window_left()
+    }
+
+    /// A packet that asks for an acknowledgement was sent; or any, if no time-out runs.
+    #[inline]
+    pub(crate) fn note_selective_sent(&mut self, asks_ack: bool, now: Nanos) {
+        let next = self.req.recovery.next_packet_psn();
+        let wait_max = self.fast_wait_max();
+        let sel = &mut self.req.sel;
+        if asks_ack && sel.measured.is_none() && sel.losses.is_none() {
+            sel.measured = Some((next, now));
+        }
+        if sel.deadline == Nanos::NEVER {
+            sel.deadline = now + sel.rtt.probe_after().min(wait_max);
+        }
+    }
+}
+
+/// Heads.
+impl Qp {
+    fn request_seth(&self, request: &InflightWqe, index: u32, marks: PacketMarks) -> Seth {
+        let PacketMarks { is_probe, transmission, .. } = marks;
+        Seth { is_probe, transmission, rsn: request.rsn & MASK_24, index, ..Seth::default() }
+    }
+
+    /// The head of packet `pkt` of a SEND or WRITE, which has `len` bytes of payload.
+    pub(crate) fn selective_message_head(
+        &self,
+        request: &InflightWqe,
+        pkt: u32,
+        len: u32,
+        marks: PacketMarks,
+    ) -> HeadBuf {
+        let is_last = pkt + 1 == request.packets;
+        let place = head::position(pkt == 0, is_last);
+        let opcode = selective_form(head::message_opcode(self.id.qp_type, request.opcode, place));
+        let bth = Bth {
+            solicited: request.wqe.flags & send_flags::SOLICITED as u16 != 0 && is_last && request.takes_credit(),
+            pad: head::pad_of(len),
+            ack_req: marks.asks_ack,
+            ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt))
+        };
+        let head = HeadBuf::new(&bth).seth(self.request_seth(request, pkt, marks));
+        let head = match request.work {
+            Work::Write => head.weth(Weth { addr: self.write_addr(request, pkt), rkey: Rkey(request.wqe.rkey) }),
+            _ => head,
+        };
+        head::add_tail(head, opcode, &request.wqe)
+    }
+
+    fn write_addr(&self, request: &InflightWqe, pkt: u32) -> u64 {
+        request.wqe.remote_addr.wrapping_add(u64::from(pkt) * u64::from(self.mtu))
+    }
+
+    /// Writes PSN, index and address of packet `pkt` into the head of another middle packet of the same message.
+    #[inline]
+    pub(crate) fn set_selective_place(&self, request: &InflightWqe, pkt: u32, head: &mut [u8; burst_frame::HEAD_MAX]) {
+        Bth::set_psn(head, request.first_psn.add(pkt));
+        Seth::set_index(head, Bth::LEN, pkt);
+        if request.work == Work::Write {
+            Weth::set_addr(head, WETH_AT, self.write_addr(request, pkt));
+        }
+    }
+
+    /// The head of a READ request for packets `first..end`, which lie in one piece. A repair asks for a part of a piece whose
+    /// request has arrived.
+    pub(crate) fn selective_read_head(
+        &self,
+        request: &InflightWqe,
+        (first, len): (u32, u32),
+        is_repair: bool,
+        transmission: u8,
+    ) -> HeadBuf {
+        let piece = crate::api::READ_CHUNK_BYTES / self.mtu;
+        let opcode = selective_form(head::single_opcode(self.id.qp_type, OpKind::ReadRequest));
+        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(first)) };
+        let index = if is_repair { first % piece } else { 0 };
+        let marks = PacketMarks { transmission, ..PacketMarks::default() };
+        let seth = Seth { is_repair, ..self.request_seth(request, index, marks) };
+        let addr = self.write_addr(request, first);
+        HeadBuf::new(&bth).seth(seth).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len })
+    }
+
+    pub(crate) fn selective_atomic_head(&self, request: &InflightWqe, atomic: AtomicEth, transmission: u8) -> HeadBuf {
+        let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
+        let kind = if is_cas { OpKind::CmpSwap } else { OpKind::FetchAdd };
+        let opcode = selective_form(head::single_opcode(self.id.qp_type, kind));
+        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn) };
+        let marks = PacketMarks { transmission, ..PacketMarks::default() };
+        HeadBuf::new(&bth).seth(self.request_seth(request, 0, marks)).atomic(atomic)
+    }
+}
+
+/// New packets.
+impl Qp {
+    /// Sends the next `count` middle packets, as far as they are contiguous in memory. False if there are none.
+    #[inline(never)]
+    pub(crate) fn send_selective_middles(
+        &mut self,
+        request: &InflightWqe,
+        cursor: &mut SgeCursor,
+        count: u32,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
+        let Some(span) = cursor.run(keys, self.req.recovery.sges_of(request), self.mtu, count) else { return false };
+        let index = self.req.recovery.next_packet();
+        let head = self.selective_message_head(request, index, self.mtu, PacketMarks::default());
+        let place = |k, head: &mut [u8; burst_frame::HEAD_MAX]| self.set_selective_place(request, index + k, head);
+        if !env.tx.push_run(&self.flow, head.as_slice(), &span, self.mtu as u16, place) {
+            return false;
+        }
+        let len = span.len() as u32;
+        self.req.since_ack_request = self.req.since_ack_request.saturating_add(len);
+        turn.budget.bytes -= u64::from(len);
+        self.count_sent(turn, len, len / self.mtu, env);
+        self.note_selective_sent(false, env.now);
+        true
+    }
+}
+
+/// Repetitions.
+impl Qp {
+    /// Sends lost packets again. Returns why sending stops, or nothing if all were sent.
+    #[cold]
+    pub(crate) fn send_repetitions(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
+        if self.req.sel.answer_due {
+            if !self.repeat_request_of(self.req.recovery.una_psn(), true, turn, env) {
+                return Some(TxState::More);
+            }
+            self.req.sel.answer_due = false;
+        }
+        while let Some(lost) = self.req.sel.losses.as_ref().and_then(|losses| losses.lost().next()) {
+            let first = self.req.sel.acked == lost.psn;
+            if let Some(state) = self.repeat(lost, first, turn, env) {
+                return Some(state);
+            }
+            let sent = self.req.recovery.sent_psn();
+            if let Some(losses) = &mut self.req.sel.losses {
+                losses.on_repeated(lost.psn, sent);
+            }
+            self.recount_covered();
+        }
+        if self.req.sel.probe_due {
+            if !self.send_probe(turn, env) {
+                return Some(TxState::More);
+            }
+            self.req.sel.probe_due = false;
+        }
+        None
+    }
+
+    /// Sends a lost packet again. The first missing packet needs no room in the window: nothing goes on without it.
+    fn repeat(&mut self, lost: LostPacket, first: bool, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
+        let Some((request, index, _)) = self.req.recovery.packet_of(lost.psn, self.mtu) else {
+            debug_assert!(false, "a hole without a request");
+            return None;
+        };
+        let request = *request;
+        if request.fail.is_some() {
+            return None;
+        }
+        let len = if request.work == Work::Send || request.work == Work::Write {
+            (request.length - index * self.mtu).min(self.mtu)
+        } else {
+            0
+        };
+        if turn.budget.wqes == 0 || turn.budget.bytes == 0 || !env.tx.has_room() {
+            return Some(TxState::More);
+        }
+        if !first && u64::from(len) > turn.budget.window_bytes {
+            return Some(TxState::Window);
+        }
+        let marks = PacketMarks { asks_ack: true, is_probe: false, transmission: lost.transmission };
+        let pushed = match request.work {
+            Work::Send | Work::Write => self.repeat_packet(&request, index, len, marks, turn, env),
+            _ => self.repeat_request_of(lost.psn, false, turn, env),
+        };
+        if !pushed {
+            return Some(TxState::More);
+        }
+        env.fx.count(Reason::SrRepeated);
+        if self.req.ack_deadline == Nanos::NEVER {
+            self.req.ack_deadline = env.now + self.ack_wait();
+        }
+        None
+    }
+
+    /// Sends packet `index` of a SEND or WRITE again. True if it was sent, or cannot be made any more.
+    fn repeat_packet(
+        &mut self,
+        request: &InflightWqe,
+        index: u32,
+        len: u32,
+        marks: PacketMarks,
+        turn: &mut SendTurn<'_>,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let sges = self.req.recovery.sges_of(request);
+        let mut cursor = if request.wqe.flags & send_flags::INLINE as u16 != 0 {
+            SgeCursor::in_span(self.sq.inline_span(request.sq_index, request.length), index * self.mtu)
+        } else {
+            SgeCursor::at(sges, u64::from(index) * u64::from(self.mtu))
+        };
+        let keys = Keys { mem: env.mem, pd: self.id.pd, access: 0 };
+        if let Err(reason) = cursor.gather(keys, sges, len, env.tx) {
+            env.tx.discard_payload();
+            let reason = if reason.is_of_memory() { reason } else { Reason::LocalProtection };
+            let psn = request.first_psn.add(index);
+            self.req.recovery.fail_request_of(psn, WcStatus::LocProtErr, reason);
+            return true;
+        }
+        let head = self.selective_message_head(request, index, len, marks);
+        let pushed = env.tx.push_payload(&self.flow, head.as_slice(), head::pad_of(len));
+        if pushed {
+            turn.budget.wqes -= 1;
+            turn.budget.bytes = turn.budget.bytes.saturating_sub(u64::from(len));
+            turn.budget.window_bytes = turn.budget.window_bytes.saturating_sub(u64::from(len));
+        }
+        pushed
+    }
+
+    /// Sends the READ or ATOMIC request of `psn` again: because it was lost, or (`has_arrived`) because its response was.
+    fn repeat_request_of(&mut self, psn: Psn, has_arrived: bool, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
+        let Some((request, first, psns)) = self.req.recovery.packet_of(psn, self.mtu) else { return true };
+        if turn.budget.wqes == 0 {
+            return false;
+        }
+        let head = match request.work {
+            Work::Read => {
+                let from = if has_arrived { psn.diff(request.first_psn) as u32 } else { first };
+                let len = (request.length - from * self.mtu).min((first + psns - from) * self.mtu);
+                self.selective_read_head(request, (from, len), has_arrived, 1)
+            }
+            Work::Atomic => self.selective_atomic_head(request, atomic_eth(request), 1),
+            Work::Send | Work::Write | Work::Local => return true,
+        };
+        let pushed = env.tx.push(&self.flow, head.as_slice(), &[], 0);
+        if pushed {
+            turn.budget.wqes -= 1;
+            if self.req.ack_deadline == Nanos::NEVER {
+                self.req.ack_deadline = env.now + self.ack_wait();
+            }
+        }
+        pushed
+    }
+
+    /// Sends the last packet again, so that the peer acknowledges what it has; for a READ or ATOMIC, a probe without payload.
+    fn send_probe(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> bool {
+        let last = self.req.recovery.sent_psn().prev();
+        let Some((request, index, _)) = self.req.recovery.packet_of(last, self.mtu) else { return true };
+        let request = *request;
+        if turn.budget.wqes == 0 || !env.tx.has_room() {
+            return false;
+        }
+        let transmission = (PROBE_TRANSMISSION + self.req.sel.probes).min(TRANSMISSION_MAX);
+        let marks = PacketMarks { asks_ack: true, is_probe: true, transmission };
+        let pushed = if matches!(request.work, Work::Send | Work::Write) && request.fail.is_none() {
+            let len = (request.length - index * self.mtu).min(self.mtu);
+            self.repeat_packet(&request, index, len, marks, turn, env)
+        } else {
+            let bth = Bth { ack_req: true, ..Bth::new(burst_wire::Opcode::RcSrProbe, self.attr.dest_qpn, last) };
+            let head = HeadBuf::new(&bth).seth(Seth { is_probe: true, transmission, ..Seth::default() });
+            env.tx.push(&self.flow, head.as_slice(), &[], 0)
+        };
+        if pushed {
+            env.fx.count(Reason::SrProbe);
+            if let Some(losses) = &mut self.req.sel.losses {
+                losses.on_probe(LostPacket { psn: last, transmission });
+            }
+        }
+        pushed
+    }
+}
+
+/// The ATOMIC of a request.
+pub(crate) fn atomic_eth(request: &InflightWqe) -> AtomicEth {
+    let wqe = &request.wqe;
+    let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
+    let (swap_add, compare) = if is_cas { (wqe.swap, wqe.compare_add) } else { (wqe.compare_add, 0) };
+    AtomicEth { addr: wqe.remote_addr, rkey: Rkey(wqe.rkey), swap_add, compare }
+}
