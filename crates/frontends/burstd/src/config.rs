@@ -206,6 +206,7 @@ const WORKERS: NumberKey = NumberKey::new(KeyId::Workers);
 const SPIN: NumberKey = NumberKey::new(KeyId::Spin);
 const WINDOW: NumberKey = NumberKey::new(KeyId::Window);
 const CC: TextKey = TextKey::new(KeyId::Cc);
+const SELECTIVE_REPEAT: NumberKey = NumberKey::new(KeyId::SelectiveRepeat);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
@@ -230,6 +231,7 @@ fn assemble(values: &ConfigValues) -> Config {
             window_bytes: values.number_or_default(WINDOW) as u32,
             // The text was read before; its window is that of the key above.
             cc: values.text(CC).and_then(|text| Params::parse(text, 0).ok()).unwrap_or_default(),
+            selective: values.number_or_default(SELECTIVE_REPEAT) == 1,
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,
                 reserve_percent: values.number_or_default(USER_RESERVE) as u8,

@@ -18,7 +18,7 @@ use burst_frame::{Flow, TxBatch};
 use burst_mem::MrTable;
 use burst_shm::Cqe;
 use burst_shm::cq::Push;
-use burst_transport::{Effects, Env, Qp, Signal, XrcSrq};
+use burst_transport::{Effects, Env, Qp, RecordPool, Signal, XrcSrq};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -63,15 +63,16 @@ pub(crate) struct Tables<'a> {
     pub paths: &'a mut [Path],
     pub wheel: &'a mut Wheel,
     touched: &'a mut Vec<u32>,
+    records: &'a mut RecordPool,
 }
 
 impl Core {
     /// The slot at `index`, if there is one, and the tables that a call to its queue pair needs.
     #[inline]
     pub fn slot_and_tables(&mut self, now: Nanos, index: u32) -> (Option<&mut QpSlot>, Tables<'_>) {
-        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, .. } = self;
+        let Core { qps, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records, .. } = self;
         let slot = qps.get_mut(index as usize).and_then(Option::as_deref_mut);
-        (slot, Tables { now, cqs, ahs, xrc, mem, outbox, paths, wheel, touched })
+        (slot, Tables { now, cqs, ahs, xrc, mem, outbox, paths, wheel, touched, records })
     }
 
     /// Makes the completions visible that waited for the end of a batch or burst.
@@ -103,18 +104,32 @@ impl Tables<'_> {
         completions: Completions,
         f: impl FnOnce(&mut Qp, &mut Env<'_>) -> T,
     ) -> T {
-        let Tables { now, cqs, ahs, xrc, mem, outbox, paths, .. } = self;
+        let Tables { now, cqs, ahs, xrc, mem, outbox, paths, records, .. } = self;
         let Egress { batch, counters } = egress;
         let QpSlot { endpoint: Endpoint::Roce(qp), holder, other_holders, device, path, .. } = slot;
         let signals = Signals::default();
-        let mut fx =
-            QpEffects { cqs, ahs, xrc, counters, outbox, holder, other_holders, device: *device, signals, completions };
+        let mut fx = QpEffects {
+            cqs,
+            ahs,
+            xrc,
+            counters,
+            outbox,
+            holder,
+            other_holders,
+            device: *device,
+            signals,
+            completions,
+            records,
+        };
         let result = f(qp, &mut Env { now, mem, tx: batch, fx: &mut fx });
         let signals = fx.signals;
         if !signals.is_empty()
             && let Some(path) = paths.get_mut(*path as usize)
         {
             signals.for_each(|signal| path.on_signal(now, signal));
+            if signals.is_refused() {
+                path.hello.refused(now);
+            }
         }
         result
     }
@@ -144,6 +159,7 @@ struct QpEffects<'a> {
     device: DeviceId,
     signals: Signals,
     completions: Completions,
+    records: &'a mut RecordPool,
 }
 
 impl Effects for QpEffects<'_> {
@@ -183,6 +199,14 @@ impl Effects for QpEffects<'_> {
 
     fn congestion(&mut self, signal: Signal) {
         self.signals.add(signal);
+    }
+
+    fn records(&mut self) -> Option<&mut RecordPool> {
+        Some(self.records)
+    }
+
+    fn selective_refused(&mut self) {
+        self.signals.refuse();
     }
 }
 

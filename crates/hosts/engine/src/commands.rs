@@ -155,6 +155,7 @@ impl Worker {
         assert!(slot.ticket == NO_TICKET && slot.path == NO_PATH && !slot.waiting, "a queue pair that is in use");
         let index = self.core.directory.add(slot.qpn);
         slot.index = index;
+        slot.endpoint.qp_mut().accept_selective(self.core.options.selective);
         if slot.doorbell != NO_DOORBELL
             && let Some(context) = self.core.contexts.get_mut(slot.holder.context as usize).and_then(Option::as_mut)
         {
@@ -234,7 +235,10 @@ impl Worker {
     /// answers further requests for a while.
     pub fn destroy_qp(&mut self, now: Nanos, qpn: Qpn, unclean: bool) -> Option<Box<QpSlot>> {
         let mut data_path = self.data_path();
-        data_path.call_qp(now, qpn, |qp, env| qp.send_pending_ack(env))?;
+        data_path.call_qp(now, qpn, |qp, env| {
+            qp.send_pending_ack(env);
+            qp.release_records(env);
+        })?;
         data_path.flush_all(now);
         let index = self.core.directory.find(qpn);
         let mut slot = take(&mut self.core.qps, index)?;
@@ -369,7 +373,12 @@ impl DataPath<'_> {
         if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
             file.write(index, &slot.tombstone(flow, None));
         }
+        let is_rc = slot.endpoint.qp().qp_type() == QpType::Rc;
+        slot.endpoint.qp_mut().use_selective(self.core.paths[at].hello.window());
         put(&mut self.core.qps, index, slot);
+        if is_rc {
+            self.core.greet(now, at as u32, &flow);
+        }
     }
 }
 

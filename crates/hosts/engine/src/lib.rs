@@ -17,6 +17,7 @@
 //! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
 //! | `ack_delay` | ACKs that wait for the program's answer |
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
+//! | `hello` | what a peer's daemon can do, asked on QP1 |
 //! | `pacing` | rates: gates of paths, and when they open |
 //! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
 //! | `retune` | congestion control shown and changed while the worker runs |
@@ -50,6 +51,7 @@ mod ack_delay;
 mod calls;
 mod commands;
 mod congestion;
+mod hello;
 mod management;
 mod pacing;
 mod receive;

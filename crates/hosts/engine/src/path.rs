@@ -9,6 +9,7 @@
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
 //! asks the port whether the next hop is resolved ([`Path::may_send`]).
 
+use crate::hello::PeerHello;
 use crate::pacing::{FRAME_OVERHEAD, Pacer};
 use burst_base::{DeviceId, Nanos};
 use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params, RATE_UNPACED, SendLimits};
@@ -84,6 +85,8 @@ pub struct Path {
     inflight: u64,
     /// When a marked packet is next answered by a congestion notification.
     pub(crate) cnp_from: Nanos,
+    /// What the peer's daemon can do.
+    pub(crate) hello: PeerHello,
     hop: HopKnowledge,
     /// When an unacknowledged message was last about to be sent.
     used_at: Nanos,
@@ -105,6 +108,7 @@ impl Path {
             qp_min_bytes: if plain { QP_MIN_BYTES } else { u64::from(mtu) },
             inflight: 0,
             cnp_from: Nanos(0),
+            hello: PeerHello::default(),
             hop: HopKnowledge::Unknown(0),
             used_at: Nanos(0),
             waiting: std::collections::VecDeque::new(),

@@ -10,6 +10,7 @@ use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_gsi::GsiAgent;
 use burst_port::RxSink;
 use burst_transport::MiddleRun;
+use burst_wire::hello::Hello;
 use burst_wire::{Bth, ICRC_LEN, Opcode, Packet, Position};
 
 /// One port's burst, on its way into the tables.
@@ -178,6 +179,9 @@ impl RxBurst<'_> {
             Ok(mad) => mad,
             Err(reason) => return self.counters.count(reason),
         };
+        if Hello::is_hello(mad) {
+            return self.on_hello(frame, mad);
+        }
         let workers = self.core.inboxes.len() as u32;
         if workers > 1 {
             match self.agent.owner_of(frame.flow.src, mad, workers) {
@@ -200,7 +204,7 @@ impl RxBurst<'_> {
     }
 
     /// Copies a management datagram into another worker's inbox.
-    fn hand_over_mad(&mut self, owner: u32, frame: &RxFrame<'_>) {
+    pub(crate) fn hand_over_mad(&mut self, owner: u32, frame: &RxFrame<'_>) {
         debug_assert_ne!(owner, self.core.options.id, "a datagram handed to its own worker");
         let handed = self.core.inboxes[owner as usize].hand_over_mad(self.device, frame);
         self.handed(owner, handed);

@@ -8,12 +8,14 @@ use burst_transport::Signal;
 /// The signals of one call, counted by kind.
 ///
 /// The counts lie in one word, because almost every call has none and each call is asked: bits 0..16 for losses, 16..32 for
-/// timeouts, 32..64 for congestion notifications. One call sees a packet or a train of at most 64 KiB, so no count overflows.
+/// timeouts, 32..63 for congestion notifications; bit 63: the peer refuses the selective repeat family. One call sees a
+/// packet or a train of at most 64 KiB, so no count overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signals(u64);
 
 /// First bit and width of the count of each kind.
-const KINDS: [(Signal, u32, u32); 3] = [(Signal::Loss, 0, 16), (Signal::Timeout, 16, 16), (Signal::Cnp, 32, 32)];
+const KINDS: [(Signal, u32, u32); 3] = [(Signal::Loss, 0, 16), (Signal::Timeout, 16, 16), (Signal::Cnp, 32, 31)];
+const REFUSED: u64 = 1 << 63;
 
 impl Signals {
     /// Adds a signal.
@@ -25,6 +27,15 @@ impl Signals {
         };
         self.0 += 1 << shift;
         debug_assert!(self.count(signal) > 0, "a count has overflowed");
+    }
+
+    /// The peer does not answer packets of the selective repeat family.
+    pub fn refuse(&mut self) {
+        self.0 |= REFUSED;
+    }
+    /// Whether the peer does not answer packets of the selective repeat family.
+    pub fn is_refused(&self) -> bool {
+        self.0 & REFUSED != 0
     }
 
     /// Whether there was none.
@@ -56,9 +67,11 @@ mod tests {
     #[test]
     fn a_later_signal_does_not_replace_an_earlier_one() {
         let mut signals = Signals::default();
-        assert!(signals.is_empty());
+        assert!(signals.is_empty() && !signals.is_refused());
         [Signal::Loss, Signal::Cnp, Signal::Cnp, Signal::Timeout, Signal::Cnp].into_iter().for_each(|s| signals.add(s));
         assert_eq!([Signal::Loss, Signal::Timeout, Signal::Cnp].map(|kind| signals.count(kind)), [1, 1, 3]);
+        signals.refuse();
+        assert!(signals.is_refused());
         let mut seen = Vec::new();
         signals.for_each(|s| seen.push(s));
         assert_eq!(seen, [Signal::Loss, Signal::Timeout, Signal::Cnp, Signal::Cnp, Signal::Cnp]);

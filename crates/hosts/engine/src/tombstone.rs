@@ -76,7 +76,9 @@ impl Tombstones {
             return Err(Reason::UnknownQpn);
         }
         let stone = self.stones.get_mut(&packet.bth.dest_qpn).filter(|(stone, _)| stone.flow.dst == src);
-        let is_request = packet.info.service == Service::Rc && packet.info.kind.is_request();
+        // The NAK is one of the standard family in any case: a requester takes it in either.
+        let is_rc = matches!(packet.info.service, Service::Rc | Service::RcSr);
+        let is_request = is_rc && packet.info.kind.is_request();
         let (stone, naks) = stone.filter(|_| is_request).ok_or(Reason::UnknownQpn)?;
         if !naks.take(now) {
             return Err(Reason::AnswerWithheld);

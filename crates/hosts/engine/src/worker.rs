@@ -7,6 +7,7 @@ use crate::ack_delay::DelayedAcks;
 use crate::calls::DeferredCompletion;
 use crate::counters::{Counters, Traffic};
 use crate::handover::Inbox;
+use crate::hello;
 use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, write_async};
 use crate::pacing::PaceQueue;
@@ -27,6 +28,7 @@ use burst_frame::TxBatch;
 use burst_gsi::GsiAgent;
 use burst_mem::MrTable;
 use burst_port::Port;
+use burst_transport::RecordPool;
 use std::sync::{Arc, Weak};
 
 /// Frames of one transmit batch.
@@ -52,11 +54,13 @@ pub struct WorkerOptions {
     pub cc: Params,
     /// Makes communication ids unpredictable; the same for all workers of a daemon.
     pub cm_secret: Secret,
+    /// Selective repeat with peers that can do it.
+    pub selective: bool,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
-        WorkerOptions { id: 0, cc: Params::default(), cm_secret: Secret::new([0; 2]) }
+        WorkerOptions { id: 0, cc: Params::default(), cm_secret: Secret::new([0; 2]), selective: false }
     }
 }
 
@@ -139,6 +143,14 @@ pub(crate) struct Core {
     pub unread: bool,
     /// Tells a watchdog that the worker goes on.
     pub pulse: Arc<Pulse>,
+    /// Records of loss recovery, which queue pairs borrow.
+    pub records: RecordPool,
+    /// When a peer is to be asked what it can do.
+    pub hello_due: Nanos,
+    /// Questions asked.
+    pub hellos_asked: u64,
+    pub hello_answers: hello::AnswerBudget,
+    pub hello_questions: Vec<hello::HelloQuestion>,
 }
 
 /// One worker. See the crate's documentation.
@@ -180,6 +192,11 @@ impl Core {
             data_came: false,
             unread: false,
             pulse: Arc::new(Pulse::new(format!("worker {}", options.id))),
+            records: RecordPool::default(),
+            hello_due: Nanos::NEVER,
+            hellos_asked: 0,
+            hello_answers: hello::AnswerBudget::default(),
+            hello_questions: Vec::new(),
         }
     }
 }
@@ -245,9 +262,13 @@ impl Worker {
     /// When the next pass is due if nothing else happens before.
     pub fn next_deadline(&self) -> Nanos {
         let ports = self.ports.iter().map(|p| p.port.next_event()).min().unwrap_or(Nanos::NEVER);
-        let Core { wheel, pacing, delayed_acks, outbox, .. } = &self.core;
-        let tables =
-            wheel.next_deadline().min(pacing.next_deadline()).min(delayed_acks.next_deadline()).min(outbox.retry_at);
+        let Core { wheel, pacing, delayed_acks, outbox, hello_due, .. } = &self.core;
+        let tables = wheel
+            .next_deadline()
+            .min(pacing.next_deadline())
+            .min(delayed_acks.next_deadline())
+            .min(outbox.retry_at)
+            .min(*hello_due);
         ports.min(self.agent.next_deadline()).min(tables)
     }
 

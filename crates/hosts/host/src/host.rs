@@ -163,7 +163,7 @@ impl Host {
             .map(|(index, port)| HostDevice::new(DeviceId::from_index(index), port.caps().clone()))
             .collect();
         for (id, ports) in ports.into_iter().enumerate() {
-            let worker = host.make_worker(id, ports, &inboxes);
+            let worker = host.make_worker(options, id, ports, &inboxes);
             host.start_worker(options, worker, store.as_deref())?;
         }
         host.store = store;
@@ -214,8 +214,9 @@ impl Host {
         })
     }
 
-    fn make_worker(&mut self, id: usize, ports: WorkerPorts, inboxes: &[Arc<Inbox>]) -> Worker {
-        let worker_options = WorkerOptions { id: id as u32, cc: self.cc, cm_secret: self.cm_secret };
+    fn make_worker(&mut self, options: &HostOptions, id: usize, ports: WorkerPorts, inboxes: &[Arc<Inbox>]) -> Worker {
+        let worker_options =
+            WorkerOptions { id: id as u32, cc: self.cc, cm_secret: self.cm_secret, selective: options.selective };
         Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec())
     }
 

@@ -32,6 +32,8 @@ pub struct HostOptions {
     pub window_bytes: u32,
     /// Congestion control of each peer address. Its largest window is `window_bytes`, whatever it says.
     pub cc: Params,
+    /// Whether RC queue pairs repeat only lost packets, with peers whose daemon says by a hello that it can.
+    pub selective: bool,
     /// How users share what there is.
     pub policy: Policy,
     /// What an account of the ledger belongs to.

@@ -23,6 +23,8 @@ pub enum KeyId {
     Window,
     /// `cc`.
     Cc,
+    /// `selective_repeat`.
+    SelectiveRepeat,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -140,6 +142,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "aimd",
         help: "Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us",
+    },
+    ConfigKey {
+        id: KeyId::SelectiveRepeat,
+        name: "selective_repeat",
+        flag: "selective-repeat",
+        env: "BURST_SELECTIVE_REPEAT",
+        kind: ValueKind::Switch,
+        many: false,
+        default: "no",
+        help: "Repeat only lost packets of RC queue pairs, with peers whose daemon can do it; other peers get the standard packets",
     },
     ConfigKey {
         id: KeyId::IdleExit,

@@ -103,6 +103,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::Spin => "7us",
         KeyId::Window => "3MiB",
         KeyId::Cc => "swift:beta=0.5",
+        KeyId::SelectiveRepeat => "yes",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
         KeyId::UserShare => "33",

@@ -76,6 +76,12 @@ impl Host {
         Host::with_options(port, bytes, inboxes, WorkerOptions { cc, ..WorkerOptions::default() })
     }
 
+    /// A host that uses selective repeat with peers that can do it.
+    pub fn with_selective(port: Box<dyn Port>, bytes: u32, cc: Params) -> Host {
+        let inboxes = vec![Arc::new(Inbox::new(1).expect("inbox"))];
+        Host::with_options(port, bytes, inboxes, WorkerOptions { cc, selective: true, ..WorkerOptions::default() })
+    }
+
     pub fn with_inboxes(port: Box<dyn Port>, bytes: u32, inboxes: Vec<Arc<Inbox>>, id: u32) -> Host {
         Host::with_options(port, bytes, inboxes, WorkerOptions { id, ..WorkerOptions::default() })
     }

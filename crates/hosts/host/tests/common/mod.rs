@@ -19,6 +19,7 @@ pub fn host(share: u8) -> Host {
         spin: Duration::ZERO,
         window_bytes: 1 << 20,
         cc: burst_cc::Params::default(),
+        selective: false,
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
         seed: Some(1),

@@ -79,6 +79,7 @@ impl Node {
             spin: Duration::ZERO,
             window_bytes: 1 << 20,
             cc: burst_cc::Params::default(),
+            selective: false,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
             seed: Some(rng.next_u64()),
