@@ -40,6 +40,7 @@ fn host(time: &Arc<AtomicU64>) -> Host {
         spin: Duration::ZERO,
         window_bytes: 1 << 20,
         cc: burst_cc::Params::default(),
+        selective: false,
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
         seed: Some(1),

@@ -72,7 +72,8 @@ struct Book {
 fn setup(tape: &mut Tape<'_>) -> Setup {
     let base = Setup::default();
     let kinds = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud];
-    let depth = tape.byte() % 17;
+    let first = tape.byte();
+    let (depth, selective) = (first % 17, if first >= 128 { burst_transport::WINDOW_PSNS } else { 0 });
     let timeout = tape.byte() % 16;
     let attr = QpAttr {
         max_rd_atomic: depth,
@@ -83,7 +84,7 @@ fn setup(tape: &mut Tape<'_>) -> Setup {
         ..base.attr
     };
     let (qp_type, mtu) = (kinds[usize::from(tape.byte() % 4)], Mtu::ALL[usize::from(tape.byte() % 5)]);
-    Setup { qp_type, mtu, memory: MEMORY, attr, window: 1 << (8 + tape.byte() % 13), ..base }
+    Setup { qp_type, mtu, memory: MEMORY, attr, window: 1 << (8 + tape.byte() % 13), selective, ..base }
 }
 
 fn post(tape: &mut Tape<'_>, pair: &mut Pair, me: usize, book: &mut Book) {
