@@ -342,6 +342,57 @@ mod tests {
     }
 
     #[test]
+    fn lines_are_looked_at_ten_milliseconds_after_the_first_request_and_after_each_look() {
+        let (mut queue, backlog) = (RequestQueue::new(), Arc::new(Backlog::new(100)));
+        let at = Nanos::from_ms;
+        queue.push(at(100), &backlog, source(1), false, 1);
+        queue.push(at(105), &backlog, source(1), false, 2);
+        assert_eq!(
+            (queue.next_deadline(), queue.listeners_due(at(109))),
+            (at(110), 0),
+            "a later request changes nothing"
+        );
+        assert_eq!((queue.listeners_due(at(110)), queue.next_deadline()), (1, at(120)));
+        queue.look();
+        assert_eq!(queue.next_deadline(), Nanos(0));
+        assert_eq!((queue.listeners_due(at(111)), queue.next_deadline()), (1, at(121)));
+        assert_eq!(order(&mut queue), [1, 2]);
+        queue.look();
+        assert_eq!((queue.next_deadline(), queue.listeners_due(at(999))), (Nanos::NEVER, 0), "no line is left");
+    }
+
+    #[test]
+    fn listeners_take_turns_and_each_has_its_own_line() {
+        let mut queue = RequestQueue::new();
+        let backlogs = [1, 2, 3].map(|limit| Arc::new(Backlog::new(limit)));
+        for (id, backlog) in (0..).zip(backlogs.iter().chain(&backlogs)) {
+            queue.push(Nanos(0), backlog, source(1), false, id);
+        }
+        assert_eq!((queue.len(), queue.listeners_due(Nanos::from_ms(10))), (6, 3));
+        assert!(!queue.has_several_sources(&backlogs[0]));
+        queue.rotate(&backlogs[1]);
+        assert_eq!(queue.first().map(|(id, _)| id), Some(0), "only the first listener goes behind the others");
+        queue.rotate(&backlogs[0]);
+        assert_eq!(queue.first().map(|(id, _)| id), Some(1));
+        // The lines of a listener end, and those of the others stay.
+        [1, 4].into_iter().for_each(|id| queue.remove(id));
+        assert_eq!(order(&mut queue), [2, 5, 0, 3]);
+    }
+
+    #[test]
+    fn the_store_of_a_worker_has_a_last_place() {
+        let mut queue = RequestQueue::new();
+        let backlogs = [(); 2].map(|()| Arc::new(Backlog::new(1 << 20)));
+        for id in 0..WORKER_QUEUE_MAX as u32 {
+            assert!(queue.reserve(&backlogs[0]).is_some());
+            queue.push(Nanos(0), &backlogs[0], source(1), false, id);
+        }
+        assert!(queue.reserve(&backlogs[0]).is_none() && queue.reserve(&backlogs[1]).is_none());
+        queue.remove(5);
+        assert!(queue.reserve(&backlogs[1]).is_some());
+    }
+
+    #[test]
     fn requests_that_come_and_go_leave_nothing() {
         let (mut queue, backlog) = (RequestQueue::new(), Arc::new(Backlog::new(100)));
         queue.push(Nanos(0), &backlog, source(0), false, 1);

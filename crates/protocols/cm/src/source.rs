@@ -230,6 +230,55 @@ mod tests {
         assert_eq!(Secret::new([1, 2]).worker_of(question.local_id), 3, "the answer comes to the worker that asked");
         sources.prove(now, peer);
         assert!(sources.is_proven(now, peer) && !sources.is_proven(now, other));
-        assert!(!sources.is_proven(now + PROVEN_FOR, peer));
+        assert!(sources.is_proven(now + PROVEN_FOR - Nanos(1), peer) && !sources.is_proven(now + PROVEN_FOR, peer));
+    }
+
+    #[test]
+    fn many_unproven_addresses_or_half_of_the_connections_make_others_prove_themselves() {
+        let address = |n: u32| IpAddr::from(n.to_be_bytes());
+        let mut many = Sources::new(0, Secret::new([1, 2]));
+        (1..UNPROVEN_MAX as u32).for_each(|n| many.add_unproven(address(n)));
+        assert!(!many.is_pressed(1 << 20) && !many.is_pressed(0), "{} addresses", many.unproven.len());
+        many.add_unproven(address(0));
+        assert!(many.is_pressed(1 << 20));
+        many.remove_unproven(address(7));
+        assert!(!many.is_pressed(1 << 20));
+        // One address with many connections: half of the limit, and no fewer than 4,096.
+        let mut one = Sources::new(0, Secret::new([1, 2]));
+        (0..4_999).for_each(|_| one.add_unproven(address(1)));
+        assert!(!one.is_pressed(10_000) && one.is_pressed(100));
+        one.add_unproven(address(1));
+        assert!(one.is_pressed(10_000) && !one.is_pressed(10_002));
+        (0..4_999).for_each(|_| one.remove_unproven(address(1)));
+        assert_eq!((one.unproven.get(&address(1)), one.unproven_sum), (Some(&1), 1));
+        one.remove_unproven(address(1));
+        assert!(one.unproven.is_empty() && one.unproven_sum == 0);
+    }
+
+    #[test]
+    fn an_address_is_asked_at_most_every_20_milliseconds_and_its_newest_requests_are_held() {
+        use crate::message::Req;
+        let mut sources = Sources::new(3, Secret::new([1, 2]));
+        let path_from = |text: &str| {
+            let flow = burst_frame::Flow { dst: ip(text), ..Default::default() };
+            PathRecord { device: burst_base::DeviceId(0), flow }
+        };
+        let (peer, other, now) = (path_from("10.0.0.9"), path_from("10.0.0.8"), Nanos::from_ms(50_000));
+        let mad = |tid| Mad { tid, modifier: 0, message: Req::default().into(), data: &[] };
+        let first = sources.challenge(now, &peer, &mad(0)).expect("never asked");
+        assert_eq!(sources.challenge(now + ASK_AGAIN - Nanos(1), &peer, &mad(1)), None);
+        assert!(sources.challenge(now, &other, &mad(2)).is_some_and(|question| question != first));
+        assert_eq!(sources.challenge(now + ASK_AGAIN, &peer, &mad(3)), Some(first), "the same question of this time");
+        let next = sources.challenge(now + EPOCH, &peer, &mad(4));
+        assert!(next.is_some_and(|question| question != first), "another one later");
+        let tids = |held: Vec<HeldRequest>| -> Vec<u64> {
+            held.iter().map(|held| Mad::parse(&held.bytes).expect("a request").tid).collect()
+        };
+        assert_eq!(tids(sources.take_held(peer.flow.dst)), [0, 1, 3, 4]);
+        assert_eq!(tids(sources.take_held(other.flow.dst)), [2]);
+        // The oldest gives its place to the newest.
+        (0..HELD_MAX as u64 + 3).for_each(|tid| _ = sources.challenge(now, &peer, &mad(tid)));
+        let held = tids(sources.take_held(peer.flow.dst));
+        assert_eq!((held.len(), held[0], held[HELD_MAX - 1]), (HELD_MAX, 3, HELD_MAX as u64 + 2));
     }
 }

@@ -2,7 +2,7 @@
 
 use burst_cm::Secret;
 use burst_cm::message::{CmMessage, Mad};
-use burst_cm::table::Table;
+use burst_cm::table::{CONNECTIONS_MAX, ConnKey, Table};
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -97,5 +97,83 @@ fn numbers_drawn_one_after_the_other_are_all_different() {
     for bit in 0..32 {
         let ones = drawn.iter().filter(|word| **word >> bit & 1 == 1).count();
         assert!((850..1150).contains(&ones), "bit {bit} is 1 in {ones} of 2000");
+    }
+}
+
+#[test]
+fn a_table_gives_back_empty_chunks_and_finds_what_is_left() {
+    const CHUNK: u32 = 1024;
+    let mut table: Table<u32> = Table::new(3, Secret::new([5, 7]));
+    assert!(table.is_empty() && table.next_slot(0).is_none());
+    let ids: Vec<u32> = (0..3 * CHUNK).map(|value| table.insert(value).expect("room")).collect();
+    assert_eq!((table.len(), table.worker(), table.ids().len()), (3 * CHUNK, 3, 3 * CHUNK as usize));
+    // Slots are given in order; the middle chunk becomes empty, and the first half of the others.
+    let is_kept = |slot: u32| slot / CHUNK != 1 && slot % CHUNK >= CHUNK / 2;
+    for slot in (0..3 * CHUNK).filter(|slot| !is_kept(*slot)) {
+        assert_eq!(table.remove(ids[slot as usize], [None; 2]), Some(slot));
+        assert_eq!(table.remove(ids[slot as usize], [None; 2]), None, "removed once");
+    }
+    let kept: Vec<u32> = (0..3 * CHUNK).filter(|slot| is_kept(*slot)).collect();
+    let check = |table: &mut Table<u32>| {
+        let mut found = Vec::new();
+        let mut from = 0;
+        while let Some(slot) = table.next_slot(from) {
+            let (id, value) = table.at_mut(slot).expect("an occupied slot");
+            assert_eq!((id, *value), (ids[slot as usize], slot));
+            assert_eq!(table.get_mut(id), Some(&mut { slot }));
+            found.push(slot);
+            from = slot + 1;
+        }
+        assert_eq!(found, kept);
+        assert_eq!((table.len() as usize, table.ids().len()), (kept.len(), kept.len()));
+        assert_eq!(table.at_mut(CHUNK + 5), None);
+        assert_eq!(table.at_mut(9 * CHUNK), None);
+    };
+    check(&mut table);
+    table.shrink();
+    check(&mut table);
+    // The free slots are used again before others are made.
+    let again: Vec<u32> = (0..2 * CHUNK).map(|value| table.insert(value).expect("room")).collect();
+    assert_eq!((table.len(), table.next_slot(3 * CHUNK)), (3 * CHUNK, None));
+    again.into_iter().for_each(|id| assert!(table.remove(id, [None; 2]).is_some()));
+    check(&mut table);
+}
+
+#[test]
+fn a_table_is_full_with_its_last_slot() {
+    let mut table: Table<()> = Table::new(0, Secret::new([5, 7]));
+    let ids: Vec<u32> = (0..CONNECTIONS_MAX).map(|_| table.insert(()).expect("room")).collect();
+    assert_eq!((table.insert(()), table.len()), (None, CONNECTIONS_MAX));
+    assert!(ids.iter().all(|id| table.get_mut(*id).is_some()));
+    table.remove(ids[77], [None; 2]);
+    assert!(table.insert(()).is_some() && table.insert(()).is_none());
+}
+
+#[test]
+fn a_key_belongs_to_the_connection_that_it_was_noted_for() {
+    let mut table: Table<u32> = Table::new(0, Secret::new([5, 7]));
+    let (a, b) = (table.insert(1).expect("room"), table.insert(2).expect("room"));
+    let key = |id| ConnKey::Sidr { peer: std::net::IpAddr::from([10, 0, 0, 9]), id };
+    assert!(table.know(key(1), a) && table.know(key(2), b) && !table.know(key(1), b));
+    assert_eq!((table.find(&key(1)), table.find(&key(2)), table.find(&key(3))), (Some(a), Some(b), None));
+    table.forget_key(&key(1));
+    assert!(table.find(&key(1)).is_none() && table.know(key(1), b));
+    // A key that belongs to another connection by now stays.
+    table.remove(a, [Some(key(1)), None]);
+    assert_eq!(table.find(&key(1)), Some(b));
+    table.remove(b, [Some(key(1)), Some(key(2))]);
+    assert_eq!((table.find(&key(1)), table.find(&key(2)), table.is_empty()), (None, None, true));
+}
+
+#[test]
+fn requests_of_a_peer_are_spread_over_all_workers() {
+    let secret = Secret::new([5, 7]);
+    let peer = |n: u32| std::net::IpAddr::from(n.to_be_bytes());
+    for workers in [1, 2, 3, 16] {
+        let mut seen = vec![0; workers as usize];
+        for n in 0..400 {
+            seen[secret.worker_for(peer(n % 2), n, workers) as usize] += 1;
+        }
+        assert!(seen.iter().all(|count| *count > 200 / workers), "{seen:?}");
     }
 }
