@@ -100,6 +100,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn the_interval_at_an_address_is_the_one_that_contains_it_or_the_next() {
+        let mut refs = PageCounts::new();
+        assert_eq!(refs.at_or_after(0), None);
+        refs.add(10, 20);
+        refs.add(30, 40);
+        let cases = [(0, (10, 20)), (10, (10, 20)), (19, (10, 20)), (20, (30, 40)), (30, (30, 40)), (39, (30, 40))];
+        for (at, interval) in cases {
+            assert_eq!(refs.at_or_after(at), Some(interval), "{at}");
+        }
+        assert_eq!(refs.at_or_after(40), None);
+        // One that begins inside divides the first.
+        refs.add(15, 35);
+        assert_eq!((refs.at_or_after(14), refs.at_or_after(15)), (Some((10, 15)), Some((15, 20))));
+        assert_eq!((refs.at_or_after(25), refs.at_or_after(34)), (Some((20, 30)), Some((30, 35))));
+    }
+
     proptest! {
         #[test]
         fn counts_like_an_array(ops in prop::collection::vec((0usize..40, 1usize..20), 1..60)) {

@@ -243,7 +243,9 @@ pub(crate) fn errno() -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel;
     use super::*;
+    use rustix::mm::MprotectFlags;
 
     #[test]
     fn query_and_text_give_the_same_mapping() {
@@ -255,5 +257,71 @@ mod tests {
             assert_eq!((a.name(), a.offset, a.shared), (b.name(), b.offset, b.shared));
         }
         assert!(text.any(|v| v.name() == b"[stack]") && query.any(|v| v.name() == b"[stack]"));
+    }
+
+    /// The fields of a line that the tests compare.
+    fn parsed(line: &str) -> Option<(usize, usize, i32, bool, u64, (u32, u32), u64, String)> {
+        let vma = parse_line(line.as_bytes())?;
+        let name = String::from_utf8(vma.name().to_vec()).expect("text");
+        Some((vma.start, vma.end, vma.prot(), vma.shared, vma.offset, vma.device, vma.inode, name))
+    }
+
+    #[test]
+    fn a_line_of_maps_gives_addresses_rights_offset_file_and_name() {
+        use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
+        let anonymous = parsed("7f12a000-7f12c000 rw-p 00000000 00:00 0 ");
+        assert_eq!(
+            anonymous,
+            Some((0x7f12_a000, 0x7f12_c000, PROT_READ | PROT_WRITE, false, 0, (0, 0), 0, String::new()))
+        );
+        let shared = parsed("1000-3000 r-xs 00002000 08:1f 77                 /a file");
+        assert_eq!(
+            shared,
+            Some((0x1000, 0x3000, PROT_READ | PROT_EXEC, true, 0x2000, (8, 0x1f), 77, "/a file".into()))
+        );
+        assert_eq!(parsed("1000-3000 ---p 0 00:00 0").map(|fields| fields.2), Some(0));
+        // The longest name, and one that is longer.
+        let named =
+            |len: usize| parsed(&format!("1000-3000 rw-p 0 00:00 5   /{}", "n".repeat(len - 1))).map(|f| f.7.len());
+        assert_eq!((named(NAME_MAX), named(NAME_MAX + 1)), (Some(NAME_MAX), Some(0)));
+        for malformed in
+            ["", "1000", "1000-xyz rw-p 0 00:00 0", "1000-3000", "1000-3000 rw-p 0 00:00", "1000-3000 rw-p 0 0 0"]
+        {
+            assert_eq!(parsed(malformed), None, "{malformed}");
+        }
+    }
+
+    #[test]
+    fn both_ways_find_every_mapping_in_order_and_none_behind_the_last() {
+        // So many that the text does not fit the buffer for one line: one page of three has no rights, nor has the last.
+        const PAGES: usize = 601;
+        let block = kernel::map_private(PAGES * PAGE, 0).expect("mapped");
+        for at in (0..PAGES).step_by(3) {
+            // SAFETY: a page of the block made above, not used.
+            unsafe { rustix::mm::mprotect(block.add(at * PAGE).cast(), PAGE, MprotectFlags::empty()) }
+                .expect("protected");
+        }
+        let inside = |vma: &Vma| vma.start > block as usize && vma.end < block as usize + PAGES * PAGE;
+        for maps in [Maps::open().expect("/proc/self/maps"), Maps::open_text().expect("/proc/self/maps")] {
+            let mut found = 0;
+            assert!(!maps.any(|vma| {
+                found += usize::from(inside(vma) && vma.readable && vma.end - vma.start == 2 * PAGE);
+                false
+            }));
+            assert_eq!(found, PAGES / 3, "by text: {}", maps.text);
+            assert!(maps.at_or_after(usize::MAX - PAGE).is_none_or(|vma| vma.name() == b"[vsyscall]"));
+            let second = maps.at_or_after(block as usize + 5 * PAGE).expect("the second pair");
+            assert_eq!((second.start, second.end), (block as usize + 4 * PAGE, block as usize + 6 * PAGE));
+            assert_eq!(maps.at_or_after(second.start).map(|vma| vma.end), Some(second.end));
+            assert_eq!(maps.at_or_after(second.end).map(|vma| (vma.start, vma.prot())), Some((second.end, 0)));
+        }
+        // SAFETY: the block made above, not used.
+        unsafe { kernel::unmap(block, PAGES * PAGE) };
+    }
+
+    #[test]
+    fn the_offset_of_an_address_is_counted_from_the_offset_of_its_mapping() {
+        let vma = parse_line(b"10000-30000 rw-s 5000 00:00 7 /file").expect("a mapping");
+        assert_eq!((vma.offset_of(0x10000), vma.offset_of(0x12345)), (0x5000, 0x7345));
     }
 }
