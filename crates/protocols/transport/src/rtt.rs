@@ -115,6 +115,53 @@ mod tests {
     }
 
     #[test]
+    fn estimates_follow_measurements_by_the_weights_of_rfc_6298() {
+        let ms = Nanos::from_ms;
+        let mut rtt = RttEstimate::default();
+        rtt.measured(ms(8), ms(0));
+        assert_eq!((rtt.srtt, rtt.rttvar), (8_000_000, 4_000_000));
+        assert_eq!(
+            (rtt.probe_after(), rtt.timeout_after(0)),
+            (ms(24), ms(24)),
+            "round trip and four times its variation"
+        );
+        // 8 ms more, and 1 ms in which the peer did not answer.
+        rtt.measured(ms(17), ms(1));
+        assert_eq!((rtt.srtt, rtt.rttvar), (9_000_000, 5_000_000), "an eighth of it, and a quarter");
+        assert_eq!((rtt.probe_after(), rtt.timeout_after(0)), (ms(30), ms(30)), "and the time until the peer answers");
+        rtt.measured(ms(9), Nanos(0));
+        assert_eq!((rtt.srtt, rtt.rttvar, rtt.delay_max), (9_000_000, 3_750_000, 1_000_000), "the longest time counts");
+        assert_eq!((rtt.timeout_after(1), rtt.timeout_after(6)), (ms(50), ms(25 << 6)));
+        rtt.on_reordering();
+        rtt.on_reordering();
+        assert_eq!(rtt.tolerance(), Nanos(4_500_000), "two quarters of a round trip");
+        // Short round trips: a software peer needs more time than the path.
+        let mut short = RttEstimate::default();
+        short.measured(Nanos(10_000), Nanos(0));
+        assert_eq!((short.probe_after(), short.timeout_after(0)), (PTO_MIN, RTO_MIN));
+        assert_eq!(short.timeout_after(3), Nanos(8 * RTO_MIN.0));
+        // A steady path: twice its round trip.
+        let mut steady = RttEstimate { srtt: 1_000_000, rttvar: 100_000, ..RttEstimate::default() };
+        assert_eq!((steady.probe_after(), steady.timeout_after(0)), (ms(2), Nanos(1_400_000)));
+        steady.delay_max = 300_000;
+        assert_eq!((steady.probe_after(), steady.timeout_after(0)), (Nanos(2_300_000), Nanos(1_700_000)));
+    }
+
+    #[test]
+    fn reordering_begins_a_new_count_of_clean_recoveries() {
+        let mut rtt = RttEstimate { srtt: 8_000, ..RttEstimate::default() };
+        (0..3 * CLEAN_RECOVERIES).for_each(|_| rtt.on_recovered());
+        rtt.on_reordering();
+        (1..CLEAN_RECOVERIES).for_each(|_| rtt.on_recovered());
+        rtt.on_reordering();
+        (1..CLEAN_RECOVERIES).for_each(|_| rtt.on_recovered());
+        assert_eq!(rtt.tolerance(), Nanos(4_000));
+        rtt.on_recovered();
+        rtt.on_reordering();
+        assert_eq!(rtt.tolerance(), Nanos(2_000), "forgotten, and met again");
+    }
+
+    #[test]
     fn impossible_measurements_do_no_harm() {
         let mut rtt = RttEstimate::default();
         rtt.measured(Nanos(5), Nanos(u64::MAX));
