@@ -12,7 +12,7 @@ use crate::recovery::InflightWqe;
 use crate::requester::{Requester, SendTurn};
 use crate::selective_answers::selective_form;
 use burst_base::num::MASK_24;
-use burst_base::verbs::{WcStatus, WrOpcode, send_flags};
+use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_wire::selective::TRANSMISSION_MAX;
 use burst_wire::{AtomicEth, Bth, HeadBuf, OpKind, Reth, Seth, Weth};
@@ -194,9 +194,16 @@ impl Qp {
 
 /// Repetitions.
 impl Qp {
-    /// Sends lost packets again. Returns why sending stops, or nothing if all were sent.
+    /// Sends lost packets again. Returns why sending stops, or nothing if all were sent. The oldest request ends here if its
+    /// packets cannot be made any more (its memory was deregistered): no answer of the peer would end it.
     #[cold]
     pub(crate) fn send_repetitions(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
+        let stopped = self.repeat_lost(turn, env);
+        self.end_failed_oldest(env);
+        if self.state == QpState::Err { Some(TxState::More) } else { stopped }
+    }
+
+    fn repeat_lost(&mut self, turn: &mut SendTurn<'_>, env: &mut Env<'_>) -> Option<TxState> {
         if self.req.sel.answer_due {
             if !self.repeat_request_of(self.req.recovery.una_psn(), true, turn, env) {
                 return Some(TxState::More);
