@@ -7,7 +7,8 @@ Host b has a guarded daemon. In each round, a program on host a sends to one on 
 polls, one that waits, one with an extended CQ). After a random time the daemon of b is killed by SIGKILL. Expected of every round: the programs on b
 get every posted request flushed once, open the device again and use it; the peer on a is told by an error, without waiting for its retries;
 a bystander (a verified transfer within host a) notices nothing. At the end: descriptors and memory of the supervisor and of a's daemon are
-back, and no kill has a second cause than SIGKILL. It prints how long the peer took to end, and how long the successor took to serve.
+back, and no kill has a second cause than SIGKILL. It prints how long the peer took to end, and how long the successor took to serve; of the
+longest, what else happened meanwhile: a peer that took long without a time-out waited for the successor, or for a processor.
 """
 
 import argparse
@@ -35,6 +36,8 @@ TOOLS = ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_read_lat"]
 #: Packets of the client before the kill: more than a few, so that they are not those of an earlier program.
 PACKETS_MIN = 100
 LOAD = ["-d", "burst0", "-F", "-s", 4096, "-D", 60]
+#: Time-outs of the queue pairs: 67 ms and 4.3 s. Peers must be told at once whatever theirs is, also if all their requests had arrived.
+TIMEOUTS = [14, 20]
 #: The longest time until the peer's program has ended, without its retries (seconds). The program's own end is part of it.
 TOLD_SECONDS = 5
 
@@ -61,21 +64,26 @@ class Round:
     def __init__(self, fabric, number, choice):
         self.a, self.b, self.number, self.choice = fabric.a, fabric.b, number, choice
         self.wrong = []
+        self.detail = ""
 
     def run(self):
         port, tool = 18515 + self.number % 1000, self.choice.choice(TOOLS)
-        server = self.b.start(tool, *LOAD, "-p", port)
+        load = [*LOAD, "-u", self.choice.choice(TIMEOUTS)]
+        server = self.b.start(tool, *load, "-p", port)
         await_listener(self.b, server, port)
         moved = lambda: self.b.stats()["rx_packets"]  # noqa: E731
         before = moved()
-        client = self.a.start(tool, *LOAD, "-p", port, self.b.address)
+        client = self.a.start(tool, *load, "-p", port, self.b.address)
         # Before other programs on b have traffic: the packets are the client's, so its connection is in use.
         wait_until(lambda: moved() > before + PACKETS_MIN, 20, client.text, client)
         falls = [self.b.start(build_directory() / "programs" / "falls", "burst0", mode) for mode in ("poll", "event", "extended")]
         for program in falls:
             program.wait_for_text("running", 20)
         time.sleep(self.choice.uniform(0, 0.5))
+        timeouts = self.a.stats()["ack_timeout"]
         told, served = self.kill(client)
+        timeouts = self.a.stats()["ack_timeout"] - timeouts
+        self.detail = f"{tool} -u {load[-1]}, successor served after {served * 1e3:.0f} ms, {timeouts} acknowledgement time-outs"
         self.judge(client, falls, server, told, tool)
         for program in (*falls, server, client):
             program.stop(signal.SIGKILL)
@@ -114,7 +122,7 @@ class Round:
 
 def hunt(fabric, state, count, seed):
     """The kills; returns the sentences of what was not as expected."""
-    choice, wrong, told, served = random.Random(seed), [], [], []
+    choice, wrong, told, served, details = random.Random(seed), [], [], [], []
     a, b = fabric.a, fabric.b
     b.daemon.stop()
     b.start_daemon(extra=["--guarded", "--restart-pause", "0", "--state-dir", state, "--log-level", "warn"])
@@ -125,6 +133,7 @@ def hunt(fabric, state, count, seed):
         times = this.run()
         told.append(times[0])
         served.append(times[1])
+        details.append(this.detail)
         wrong += [f"round {number}: {sentence}" for sentence in this.wrong]
         wrong += [f"round {number}: the bystander ended: {p.text()[-500:]}" for p in beside if not p.running()]
         if wrong:
@@ -140,6 +149,7 @@ def hunt(fabric, state, count, seed):
         wrong.append(f"other falls than the kills: {crashes}")
     for name, times in (("peer ended after", told), ("successor served after", served)):
         print(f"{name}: median {statistics.median(times) * 1e3:.0f} ms, longest {max(times) * 1e3:.0f} ms, of {len(times)} kills")
+    print(f"the peer that ended last: {details[told.index(max(told))]}")
     return wrong
 
 

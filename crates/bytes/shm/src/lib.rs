@@ -4,7 +4,8 @@
 //! at offsets that the daemon chose ([`ShmRef`]). All data that an application writes is hostile: the daemon copies
 //! an entry, checks the copy and uses the copy. [`layout`] gives the formats; [`sq`], [`rq`], [`cq`], [`doorbell`],
 //! [`record_ring`] and [`status`] have the two ends of each structure; [`protocol`] has the few rules about shared words
-//! that all of them follow, written once so that loom can check them (`scripts/loom`).
+//! that all of them follow, written once so that loom can check them (`scripts/loom`). [`words`] is no part of the contract:
+//! memory in which a daemon leaves notes for its successor.
 //!
 //! Index arithmetic is modulo 2^32 everywhere: an index is "entries ever", a slot is `index & (entries - 1)`.
 #[cfg(not(loom))]
@@ -30,6 +31,8 @@ pub mod status;
 mod sync;
 #[cfg(not(loom))]
 pub mod testing;
+#[cfg(not(loom))]
+pub mod words;
 
 #[cfg(not(loom))]
 pub use area::Area;

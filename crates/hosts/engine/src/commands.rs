@@ -11,7 +11,7 @@ use crate::qpn::worker_of;
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::tombstone_file::TombstoneFile;
-use crate::worker::{Core, DataPath, PortSlot, Worker};
+use crate::worker::{BATCH_FRAMES, Core, DataPath, PortSlot, Worker};
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::PathRecord;
@@ -269,7 +269,7 @@ impl Worker {
     }
 
     /// Answers from now on for the queue pairs in the file of this worker's predecessor, and notes its own there. Peers of the
-    /// connection manager are told at once. Returns the numbers of the dead queue pairs.
+    /// connection manager, and peers with requests outstanding, are told at once. Returns the numbers of the dead queue pairs.
     ///
     /// # Errors
     /// The system's: the file cannot be read.
@@ -280,9 +280,15 @@ impl Worker {
         self.agent.note_established();
         let Worker { core, ports, agent } = self;
         let mut data_path = DataPath { core, ports };
-        for Tombstone { peer, cm, device, flow, .. } in &stones {
+        for (at, stone) in stones.iter().enumerate() {
+            let Tombstone { peer, cm, device, flow, .. } = stone;
             if let Some(ids) = cm {
                 agent.announce_end(now, &PathRecord { device: *device, flow: *flow }, *ids, *peer, &mut data_path);
+            }
+            tombstone::announce(stone, &mut data_path.ports[device.index()].batch);
+            // A batch must have room for the next one.
+            if at % (BATCH_FRAMES / 4) == 0 {
+                data_path.flush_all(now);
             }
         }
         data_path.flush_all(now);
@@ -296,9 +302,17 @@ impl Worker {
         let connected = matches!(attr.qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         let (true, QpType::Rc) = (connected, qp.qp_type()) else { return };
         let (device, until) = (slot.device, now + LINGER);
-        let stone = Tombstone { qpn: slot.qpn, peer: attr.dest_qpn, cm: None, device, flow: *qp.flow(), until };
+        let stone = Tombstone {
+            qpn: slot.qpn,
+            peer: attr.dest_qpn,
+            cm: None,
+            device,
+            flow: *qp.flow(),
+            until,
+            expected: Some(attr.rq_psn),
+        };
         let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
-        tombstone::nak(&stone, attr.rq_psn, batch);
+        tombstone::announce(&stone, batch);
         counters.count(Reason::ProcessDied);
         self.core.tombstones.add(stone);
         self.flush_all(now);
@@ -371,6 +385,7 @@ impl DataPath<'_> {
         paths[at].users += 1;
         slot.path = at as u32;
         if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
+            file.note_expected(index, slot.endpoint.qp().expected_psn());
             file.write(index, &slot.tombstone(flow, None));
         }
         let is_rc = slot.endpoint.qp().qp_type() == QpType::Rc;

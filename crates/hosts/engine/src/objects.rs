@@ -163,7 +163,7 @@ impl QpSlot {
     /// The tombstone of the queue pair, if its process died now.
     pub(crate) fn tombstone(&self, flow: Flow, cm: Option<CmIds>) -> Tombstone {
         let peer = self.endpoint.qp().query().dest_qpn;
-        Tombstone { qpn: self.qpn, peer, cm, device: self.device, flow, until: Nanos(0) }
+        Tombstone { qpn: self.qpn, peer, cm, device: self.device, flow, until: Nanos(0), expected: None }
     }
 
     /// A slot for a queue pair that has not been scheduled yet.

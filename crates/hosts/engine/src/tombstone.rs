@@ -31,6 +31,8 @@ pub struct Tombstone {
     pub flow: Flow,
     /// End of its lifetime.
     pub until: Nanos,
+    /// The PSN that the dead queue pair expected next, if it is known.
+    pub expected: Option<Psn>,
 }
 
 /// Answers of one tombstone: 256 at once and 1,000 per second. The first ends all requests of the peer.
@@ -88,9 +90,19 @@ impl Tombstones {
     }
 }
 
-/// Appends the NAK of a tombstone for the request with number `psn`. At the moment of death this is the request that the queue
-/// pair expected next, so that the peer learns of the death at once if it has requests outstanding.
-pub fn nak(stone: &Tombstone, psn: Psn, batch: &mut TxBatch) {
+/// Appends NAKs that no request has asked for, so that a peer with requests outstanding learns of the death at once. Without
+/// them a peer whose requests have all arrived, and were not acknowledged, would wait for its time-out (IBA 9.7.6.1.3: up to
+/// hours, as its program chose). One NAK is for the request that was expected next. The one before it counts if all that the
+/// peer has sent had arrived: a NAK for a PSN that was not sent yet is ignored, as one for a PSN that was acknowledged.
+pub fn announce(stone: &Tombstone, batch: &mut TxBatch) {
+    if let Some(expected) = stone.expected {
+        nak(stone, expected.prev(), batch);
+        nak(stone, expected, batch);
+    }
+}
+
+/// Appends the NAK of a tombstone for the request with number `psn`.
+fn nak(stone: &Tombstone, psn: Psn, batch: &mut TxBatch) {
     let aeth = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteOperation), msn: 0 };
     let head = HeadBuf::new(&Bth::new(Opcode::RcAck, stone.peer, psn)).aeth(aeth);
     // If the batch is full, the peer learns of the death from the answer to its next request.
@@ -103,7 +115,8 @@ mod tests {
 
     fn stone(qpn: u32, until: u64) -> Tombstone {
         let flow = Flow { dst: IpAddr::from([10, 0, 0, 2]), ..Flow::default() };
-        Tombstone { qpn: Qpn::new(qpn), peer: Qpn::new(77), cm: None, device: DeviceId(0), flow, until: Nanos(until) }
+        let (qpn, peer, until) = (Qpn::new(qpn), Qpn::new(77), Nanos(until));
+        Tombstone { qpn, peer, cm: None, device: DeviceId(0), flow, until, expected: None }
     }
 
     fn ask(stones: &mut Tombstones, now: u64, src: [u8; 4], opcode: Opcode, qpn: u32) -> Result<(), Reason> {

@@ -1,17 +1,22 @@
 //! The tombstone file of a worker: the connected queue pairs, for a successor of this process.
 //!
 //! A supervisor keeps the file, a memfd. The worker writes a record when a queue pair is connected (RTR) and clears it when the
-//! queue pair is destroyed; both are one system call, and nothing is written in between. When the process has fallen, its
-//! successor makes a [`Tombstone`] of each record ([`TombstoneFile::take_over`]) and moves the records to the first part of the
-//! file: if the successor falls as well before their lifetime ends, the next one still answers.
+//! queue pair is destroyed; both are one system call. When the process has fallen, its successor makes a [`Tombstone`] of each
+//! record ([`TombstoneFile::take_over`]) and moves the records to the first part of the file: if the successor falls as well
+//! before their lifetime ends, the next one still answers.
 //!
-//! The file is the memory of a process that crashed: each record has a checksum and each field is checked.
+//! The expected PSN of each queue pair is in a second memfd, which is mapped: the worker stores it after each burst and turn.
+//! With it the successor tells peers at once that have requests outstanding and would otherwise wait for their time-out.
+//!
+//! The files are the memory of a process that crashed: each record has a checksum and each field is checked. A PSN needs no
+//! check: each value is one, and a peer ignores a NAK for a PSN that it has not outstanding.
 
 use crate::qpn::{SLOT_MAX, slot_of, worker_of};
 use crate::tombstone::{LINGER, TOMBSTONES_MAX, Tombstone};
-use burst_base::{DeviceId, Nanos, Qpn};
+use burst_base::{DeviceId, Nanos, Psn, Qpn};
 use burst_cm::CmIds;
 use burst_frame::Flow;
+use burst_shm::words::SharedWords;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::HashSet;
 use std::fs::File;
@@ -27,17 +32,18 @@ const FORMER_BYTES: u64 = (TOMBSTONES_MAX * RECORD) as u64;
 /// First bytes of a record.
 const MAGIC: [u8; 4] = *b"QPTS";
 
+/// Set in a note of a PSN, which has 24 bits.
+const PSN_KNOWN: u32 = 1 << 31;
+
 /// A record's bytes.
 type Record = [u8; RECORD];
 
 /// The tombstone file of a worker.
 #[derive(Debug)]
-pub struct TombstoneFile(File);
-
-impl AsFd for TombstoneFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
+pub struct TombstoneFile {
+    records: File,
+    /// The expected PSN of each entry of the worker's table, and [`PSN_KNOWN`].
+    psns: SharedWords,
 }
 
 impl TombstoneFile {
@@ -46,23 +52,44 @@ impl TombstoneFile {
     /// # Errors
     /// The system's.
     pub fn create() -> io::Result<TombstoneFile> {
-        Ok(TombstoneFile(memfd_create("burst-tombstones", MemfdFlags::CLOEXEC)?.into()))
+        let records = memfd_create("burst-tombstones", MemfdFlags::CLOEXEC)?.into();
+        Ok(TombstoneFile { records, psns: new_psns()? })
     }
 
-    /// The file of a predecessor.
-    pub fn from_fd(fd: OwnedFd) -> TombstoneFile {
-        TombstoneFile(fd.into())
+    /// The files of a predecessor: records and PSNs. Without the latter, or if they are of no use, no PSN is known.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn from_fds(records: OwnedFd, psns: Option<OwnedFd>) -> io::Result<TombstoneFile> {
+        let psns = psns.and_then(|fd| SharedWords::from_fd(fd).ok()).filter(|psns| psns.len() >= SLOT_MAX as usize);
+        Ok(TombstoneFile { records: records.into(), psns: psns.map_or_else(new_psns, Ok)? })
+    }
+
+    /// The descriptor of the records.
+    pub fn records_fd(&self) -> BorrowedFd<'_> {
+        self.records.as_fd()
+    }
+
+    /// The descriptor of the PSNs.
+    pub fn psns_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.psns.fd()
+    }
+
+    /// Notes the PSN that the queue pair in entry `index` expects next.
+    #[inline]
+    pub fn note_expected(&self, index: u32, psn: Psn) {
+        self.psns.set(index, psn.get() | PSN_KNOWN);
     }
 
     /// Writes the record of the queue pair in entry `index` of the worker's table.
     pub fn write(&self, index: u32, stone: &Tombstone) {
         // Without the record (memory is exhausted) the peer must wait for its retries.
-        let _ = self.0.write_all_at(&encode(stone), place(index));
+        let _ = self.records.write_all_at(&encode(stone), place(index));
     }
 
     /// Clears the record of entry `index`.
     pub fn clear(&self, index: u32) {
-        let _ = self.0.write_all_at(&[0; RECORD], place(index));
+        let _ = self.records.write_all_at(&[0; RECORD], place(index));
     }
 
     /// The tombstones of a former process that are valid for `worker` with `devices` devices and not older than their lifetime.
@@ -77,15 +104,15 @@ impl TombstoneFile {
             record.copy_from_slice(&encode(stone));
         }
         // In this order: if this process falls in between, records are there twice, and one is used.
-        self.0.write_all_at(&former, 0)?;
-        self.0.set_len(FORMER_BYTES)?;
+        self.records.write_all_at(&former, 0)?;
+        self.records.set_len(FORMER_BYTES)?;
         Ok(stones)
     }
 
     fn read(&self, now: Nanos, worker: u32, devices: usize) -> io::Result<Vec<Tombstone>> {
-        let length = self.0.metadata()?.len().min(place(SLOT_MAX));
+        let length = self.records.metadata()?.len().min(place(SLOT_MAX));
         let mut bytes = vec![0; length as usize];
-        self.0.read_exact_at(&mut bytes, 0)?;
+        self.records.read_exact_at(&mut bytes, 0)?;
         let (mut stones, mut known) = (Vec::new(), HashSet::new());
         for (at, record) in bytes.chunks_exact(RECORD).enumerate() {
             let is_of_former = (at * RECORD) < FORMER_BYTES as usize;
@@ -95,6 +122,8 @@ impl TombstoneFile {
                 && stone.device.index() < devices;
             if !is_of_former {
                 stone.until = now + LINGER;
+                let noted = self.psns.get(at - TOMBSTONES_MAX).filter(|noted| noted & PSN_KNOWN != 0);
+                stone.expected = noted.map(|noted| Psn::new(noted & 0xff_ffff));
             }
             let lives = stone.until > now && stone.until <= now + LINGER;
             if valid && lives && known.insert(stone.qpn) {
@@ -106,6 +135,10 @@ impl TombstoneFile {
         stones.drain(..surplus);
         Ok(stones)
     }
+}
+
+fn new_psns() -> io::Result<SharedWords> {
+    SharedWords::create(SLOT_MAX as usize).map_err(io::Error::other)
 }
 
 /// Offset of the record of entry `index`.
@@ -133,7 +166,7 @@ fn checksum(bytes: &[u8]) -> u32 {
 }
 
 fn encode(stone: &Tombstone) -> Record {
-    let Tombstone { qpn, peer, cm, device, flow, until } = stone;
+    let Tombstone { qpn, peer, cm, device, flow, until, expected: _ } = stone;
     let ids = cm.unwrap_or_default();
     let mut record = [0; RECORD];
     record[..4].copy_from_slice(&MAGIC);
@@ -181,7 +214,8 @@ fn decode(record: &Record) -> Option<Tombstone> {
     };
     let device = DeviceId::from_index(usize::from(record[74]));
     let cm = Some(CmIds { local: word(64), remote: word(68) }).filter(|ids| *ids != CmIds::default());
-    Some(Tombstone { qpn: number(8)?, peer: number(12)?, cm, device, flow, until: Nanos(long(48)) })
+    let (qpn, peer, until) = (number(8)?, number(12)?, Nanos(long(48)));
+    Some(Tombstone { qpn, peer, cm, device, flow, until, expected: None })
 }
 
 #[cfg(test)]
@@ -200,7 +234,8 @@ mod tests {
             flow_label: 0xabcde,
             scope: 2,
         };
-        Tombstone { qpn: Qpn::new(qpn), peer: Qpn::new(77), cm: None, device: DeviceId(1), flow, until: NOW + LINGER }
+        let (qpn, peer, until) = (Qpn::new(qpn), Qpn::new(77), NOW + LINGER);
+        Tombstone { qpn, peer, cm: None, device: DeviceId(1), flow, until, expected: None }
     }
 
     fn numbers(stones: &[Tombstone]) -> Vec<u32> {
@@ -224,6 +259,34 @@ mod tests {
         let stones = file.take_over(NOW, 0, 2).expect("read");
         assert_eq!(numbers(&stones), [1 << 4, 3 << 4]);
         assert!(stones.iter().all(|stone| stone.until == NOW + LINGER));
+    }
+
+    #[test]
+    fn the_expected_psn_is_the_last_that_was_noted() {
+        let file = TombstoneFile::create().expect("a memfd");
+        (1..=3).for_each(|n| file.write(n, &stone(n << 4)));
+        file.note_expected(1, Psn::new(5));
+        file.note_expected(1, Psn::new(0));
+        file.note_expected(3, Psn::new(0xff_ffff));
+        let copies = (file.records_fd().try_clone_to_owned(), file.psns_fd().expect("a memfd").try_clone_to_owned());
+        drop(file);
+        let file = TombstoneFile::from_fds(copies.0.expect("a copy"), copies.1.ok()).expect("mapped");
+        let expected = |file: &TombstoneFile, now| -> Vec<_> {
+            file.take_over(now, 0, 2).expect("read").iter().map(|stone| stone.expected.map(Psn::get)).collect()
+        };
+        assert_eq!(expected(&file, NOW), [Some(0), None, Some(0xff_ffff)]);
+        assert_eq!(expected(&file, NOW), [None; 3], "those peers have been told");
+    }
+
+    #[test]
+    fn psns_of_no_use_are_replaced() {
+        let records = || File::from(memfd_create("records", MemfdFlags::CLOEXEC).expect("a memfd")).into();
+        let short = SharedWords::create(1024).expect("memory");
+        let foreign = [None, Some(records()), short.fd().and_then(|fd| fd.try_clone_to_owned().ok())];
+        for psns in foreign {
+            let file = TombstoneFile::from_fds(records(), psns).expect("new ones");
+            file.note_expected(SLOT_MAX - 1, Psn::new(5));
+        }
     }
 
     #[test]
@@ -256,7 +319,7 @@ mod tests {
         for at in 0..RECORD {
             let mut bytes = encode(&stone(0x550));
             bytes[at] ^= 0x10;
-            file.0.write_all_at(&bytes, place(100 + at as u32)).expect("written");
+            file.records.write_all_at(&bytes, place(100 + at as u32)).expect("written");
         }
         assert_eq!(numbers(&file.take_over(NOW, 0, 2).expect("read")), [0; 0]);
     }
@@ -266,7 +329,7 @@ mod tests {
         for length in [1, FORMER_BYTES - 1, FORMER_BYTES + 1, place(SLOT_MAX) + 1, 1 << 40] {
             let file = TombstoneFile::create().expect("a memfd");
             file.write(1, &stone(0x500));
-            file.0.set_len(length).expect("a length");
+            file.records.set_len(length).expect("a length");
             let found = file.take_over(NOW, 0, 2).expect("read").len();
             assert_eq!(found, usize::from(length > place(1)), "{length}");
         }

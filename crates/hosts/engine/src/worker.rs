@@ -371,6 +371,9 @@ impl Core {
             write_async(&*entry.async_events, EventType::SrqLimitReached, AsyncObject::Srq, entry.shared.cookie);
         }
         debug_assert!(slot.path == NO_PATH || self.paths[slot.path as usize].users > 0, "a path without users");
+        if let Some(file) = &self.tombstone_file {
+            file.note_expected(index, slot.endpoint.qp().expected_psn());
+        }
         slot.wake_by(&mut self.wheel, slot.endpoint.next_deadline());
         // A queue pair that waits for a window wants to send only if it must answer its peer, or got an answer.
         let delayed = slot.endpoint.ack_may_wait() && self.delayed_acks.delay(index, &mut slot.ack_delay, now);

@@ -11,7 +11,7 @@ use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::state;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpState, QpType, attr_mask};
-use burst_base::{Nanos, Qpn, Reason};
+use burst_base::{Nanos, Psn, Qpn, Reason};
 use burst_frame::{Flow, RxFrame};
 use burst_mem::Peer;
 use burst_shm::rq::SrqConsumer;
@@ -362,6 +362,12 @@ impl Qp {
     /// Takes receives from another ring: the shared receive queue was resized.
     pub fn follow_srq(&mut self, srq: Arc<SrqConsumer>) {
         self.recv.follow_srq(srq);
+    }
+
+    /// The PSN that is expected next from the peer.
+    #[inline]
+    pub fn expected_psn(&self) -> Psn {
+        self.resp.expected
     }
 
     /// The time at which [`Qp::on_timer`] should be called.
