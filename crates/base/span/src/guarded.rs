@@ -150,6 +150,13 @@ impl Default for AccessThreads {
 }
 
 impl AccessThreads {
+    /// An account whose threads are all in accesses that do not end: each further access is late. For tests.
+    pub fn occupied() -> AccessThreads {
+        let threads = AccessThreads::default();
+        threads.0.threads.store(THREADS_MAX, Relaxed);
+        threads
+    }
+
     /// Whether the memory of some process is reached by these threads.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.0) > 1
