@@ -352,6 +352,25 @@ fn the_first_sequence_number_has_24_bits() {
 }
 
 #[test]
+fn a_request_has_a_transaction_id_of_chance_and_its_own_id() {
+    let mut host = Host::new(1);
+    let mut chances = Vec::new();
+    for owner in 0..8 {
+        host.connect(NOW, peer(), &[]);
+        host.world.stories.push(Story::default());
+        let id = host.cm.resolve(NOW, 2 * owner + 1, &path_to(peer()), SIDR, &[], &mut host.world).expect("room");
+        let tids: Vec<u64> = host.world.sent.iter().map(|(_, mad)| Mad::parse(mad).expect("well formed").tid).collect();
+        let ids = [host.world.stories[2 * owner as usize].conn, id];
+        assert_eq!(tids.iter().map(|tid| *tid as u32).collect::<Vec<_>>(), ids);
+        chances.extend(tids.iter().map(|tid| tid >> 32));
+        host.world.sent.clear();
+    }
+    chances.sort_unstable();
+    chances.dedup();
+    assert_eq!(chances.len(), 16, "the peer cannot guess the upper half");
+}
+
+#[test]
 fn a_connection_of_a_machine_that_has_died_is_ended_at_its_peer() {
     let (mut host, id) = established();
     let (qpn, ids) = host.cm.ids_of(id).expect("established");
