@@ -259,8 +259,10 @@ mod tests {
         assert!(text.any(|v| v.name() == b"[stack]") && query.any(|v| v.name() == b"[stack]"));
     }
 
-    /// The fields of a line that the tests compare.
-    fn parsed(line: &str) -> Option<(usize, usize, i32, bool, u64, (u32, u32), u64, String)> {
+    /// Addresses, rights, whether it is shared, offset, device, inode and name.
+    type LineFields = (usize, usize, i32, bool, u64, (u32, u32), u64, String);
+
+    fn parsed(line: &str) -> Option<LineFields> {
         let vma = parse_line(line.as_bytes())?;
         let name = String::from_utf8(vma.name().to_vec()).expect("text");
         Some((vma.start, vma.end, vma.prot(), vma.shared, vma.offset, vma.device, vma.inode, name))
