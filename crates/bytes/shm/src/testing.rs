@@ -8,12 +8,36 @@ use crate::doorbell::{DoorbellDrain, Doorbells};
 use crate::layout::ContextPage;
 use crate::rq::{RqConsumer, RqProducer, RqSpec, SrqConsumer};
 use crate::sq::{SqConsumer, SqProducer, SqSpec};
+use std::cell::RefCell;
 use std::sync::Arc;
 
-/// An area of `bytes` zero bytes in memory of this process.
+/// Areas of up to this many bytes share a segment: a process may have 65,530 mappings, and tests have more queues.
+const SHARED_MAX: usize = 16 << 10;
+const SEGMENT: usize = 1 << 20;
+/// Areas begin at multiples of a cache line, in bytes.
+const ALIGN: usize = 64;
+
+thread_local! {
+    /// The segment that small areas of this thread come from, and its first free byte.
+    static SMALL: RefCell<Option<(Arc<Segment>, usize)>> = const { RefCell::new(None) };
+}
+
+/// An area of `bytes` zero bytes in memory of this process. The memory of an area that ends is not used again.
 pub fn area(bytes: usize) -> Area {
-    let segment = Arc::new(Segment::anonymous(bytes).expect("memory for a test"));
-    Area::new(&segment, 0, bytes).expect("inside")
+    if bytes > SHARED_MAX {
+        return Area::new(&segment(bytes), 0, bytes).expect("inside");
+    }
+    SMALL.with_borrow_mut(|small| {
+        let (shared, used) =
+            small.take_if(|(_, used)| *used + bytes <= SEGMENT).unwrap_or_else(|| (segment(SEGMENT), 0));
+        let area = Area::new(&shared, used, bytes).expect("inside");
+        *small = Some((shared, (used + bytes).next_multiple_of(ALIGN)));
+        area
+    })
+}
+
+fn segment(bytes: usize) -> Arc<Segment> {
+    Arc::new(Segment::anonymous(bytes).expect("memory for a test"))
 }
 /// Both ends of a new send queue.
 pub fn sq(max_wr: u32, max_sge: u32, max_inline: u32) -> (SqProducer, SqConsumer) {

@@ -5,8 +5,11 @@
 use crate::calls::{Completions, Egress};
 use crate::congestion::sent_tos;
 use crate::counters::Counters;
-use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready};
+use crate::objects::{
+    AddressHandle, ContextSlot, EngineCq, NO_DOORBELL, NO_PATH, QpSlot, SrqShared, is_ready, waits_for,
+};
 use crate::path::{Path, PathLink};
+use crate::paths::NOT_WAITING;
 use crate::qpn::worker_of;
 use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
@@ -152,7 +155,10 @@ impl Worker {
     /// Adds a queue pair.
     pub fn add_qp(&mut self, mut slot: Box<QpSlot>) {
         assert_eq!(worker_of(slot.qpn), self.core.options.id, "a queue pair of another worker");
-        assert!(slot.ticket == NO_TICKET && slot.path == NO_PATH && !slot.waiting, "a queue pair that is in use");
+        assert!(
+            slot.ticket == NO_TICKET && slot.path == NO_PATH && slot.waiting == NOT_WAITING,
+            "a queue pair that is in use"
+        );
         let index = self.core.directory.add(slot.qpn);
         slot.index = index;
         slot.endpoint.qp_mut().accept_selective(self.core.options.selective);
@@ -366,33 +372,24 @@ impl DataPath<'_> {
         self.core.leave_path(now, &mut slot, index);
         self.ports[slot.device.index()].port.prepare(&flow);
         let Core { paths, pacing, options, .. } = &mut *self.core;
-        let found = paths.iter().position(|p| p.peer == flow.dst && p.device == slot.device);
-        let reusable = || paths.iter().position(|p| p.users == 0);
-        let at = found.or_else(reusable).unwrap_or(paths.len());
-        if found.is_none() {
+        let at = paths.join(slot.device, flow.dst, || {
             let caps = self.ports[slot.device.index()].port.caps();
             let line_rate_bps = u64::from(caps.speed_mbps) * 1_000_000;
             let link = PathLink { cc: options.cc, line_rate_bps, mtu: caps.active_mtu().bytes() };
-            let path = Path::new(now, flow.dst, slot.device, &link);
-            if at == paths.len() {
-                paths.push(path)
-            } else {
-                paths[at] = path
-            }
-            // One entry of each path counts, and each path may have followed another with one.
-            pacing.reserve(2 * paths.len());
-        }
-        paths[at].users += 1;
-        slot.path = at as u32;
+            Path::new(now, flow.dst, slot.device, &link)
+        });
+        // One entry of each path counts, and each path may have followed another with one.
+        pacing.reserve(2 * paths.len());
+        slot.path = at;
         if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
             file.note_expected(index, slot.endpoint.qp().expected_psn());
             file.write(index, &slot.tombstone(flow, None));
         }
         let is_rc = slot.endpoint.qp().qp_type() == QpType::Rc;
-        slot.endpoint.qp_mut().use_selective(self.core.paths[at].hello.window());
+        slot.endpoint.qp_mut().use_selective(self.core.paths[at as usize].hello.window());
         put(&mut self.core.qps, index, slot);
         if is_rc {
-            self.core.greet(now, at as u32, &flow);
+            self.core.greet(now, at, &flow);
         }
     }
 }
@@ -412,12 +409,10 @@ impl Core {
         let path = &mut self.paths[slot.path as usize];
         path.forget(index);
         path.moved(now, index, slot.inflight_seen, 0);
-        assert!(path.users > 0, "a queue pair leaves a path without users");
-        path.users -= 1;
-        if slot.waiting {
-            path.waiting.retain(|q| *q != index);
+        if slot.waiting != NOT_WAITING {
+            path.waiting.leave(|place| waits_for(&self.qps, slot.path, place));
         }
-        debug_assert!(path.users > 0 || path.inflight() == 0, "bytes in flight on a path without users");
-        (slot.path, slot.inflight_seen, slot.waiting) = (NO_PATH, 0, false);
+        self.paths.leave(slot.path);
+        (slot.path, slot.inflight_seen, slot.waiting) = (NO_PATH, 0, NOT_WAITING);
     }
 }

@@ -17,7 +17,8 @@
 //! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
 //! | `ack_delay` | ACKs that wait for the program's answer |
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
-//! | `hello` | what a peer's daemon can do, asked on QP1 |
+//! | `hello`, `peer_hello` | what a peer's daemon can do: asked on QP1; kept for each path |
+//! | `paths` | the paths of a worker, found by peer; the line of queue pairs that wait for a window |
 //! | `pacing` | rates: gates of paths, and when they open |
 //! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
 //! | `retune` | congestion control shown and changed while the worker runs |
@@ -37,6 +38,8 @@ pub mod handover;
 pub mod multicast;
 pub mod objects;
 pub mod path;
+pub mod paths;
+mod peer_hello;
 pub mod pulse;
 pub mod qpn;
 pub mod runner;

@@ -3,6 +3,7 @@
 
 use crate::ack_delay::AckDelay;
 use crate::endpoint::Endpoint;
+use crate::paths::NOT_WAITING;
 use crate::sched::{NO_TICKET, ReadyPlace};
 use crate::tombstone::Tombstone;
 use crate::wakes::Wake;
@@ -141,8 +142,8 @@ pub struct QpSlot {
     pub(crate) inflight_seen: u64,
     /// Ticket of its place in the ready queue, or [`NO_TICKET`].
     pub(crate) ticket: u32,
-    /// Whether it waits for the window of its path.
-    pub(crate) waiting: bool,
+    /// Ticket of its place in the line of its path, or [`NOT_WAITING`].
+    pub(crate) waiting: u32,
     /// Whether it got packets in this burst.
     pub(crate) touched: bool,
     /// Whether the receive completions of this burst wait for its end.
@@ -157,6 +158,12 @@ pub struct QpSlot {
 /// Whether the queue pair at this place of the ready queue is still ready by it.
 pub(crate) fn is_ready(qps: &[Option<Box<QpSlot>>], place: ReadyPlace) -> bool {
     qps.get(place.qp as usize).and_then(Option::as_ref).is_some_and(|slot| slot.ticket == place.ticket)
+}
+
+/// Whether the queue pair at this place of a path's line still waits by it.
+pub(crate) fn waits_for(qps: &[Option<Box<QpSlot>>], path: u32, place: ReadyPlace) -> bool {
+    let slot = qps.get(place.qp as usize).and_then(Option::as_ref);
+    slot.is_some_and(|slot| slot.path == path && slot.waiting == place.ticket)
 }
 
 impl QpSlot {
@@ -187,7 +194,7 @@ impl QpSlot {
             path: NO_PATH,
             inflight_seen: 0,
             ticket: NO_TICKET,
-            waiting: false,
+            waiting: NOT_WAITING,
             touched: false,
             receives_last: false,
             ack_delay: AckDelay::default(),

@@ -9,8 +9,9 @@
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
 //! asks the port whether the next hop is resolved ([`Path::may_send`]).
 
-use crate::hello::PeerHello;
 use crate::pacing::{FRAME_OVERHEAD, Pacer};
+use crate::paths::WindowLine;
+use crate::peer_hello::PeerHello;
 use burst_base::{DeviceId, Nanos};
 use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params, RATE_UNPACED, SendLimits};
 use burst_frame::TxFrame;
@@ -91,7 +92,9 @@ pub struct Path {
     /// When an unacknowledged message was last about to be sent.
     used_at: Nanos,
     /// Queue pairs that wait for room in the window, in order.
-    pub waiting: std::collections::VecDeque<u32>,
+    pub(crate) waiting: WindowLine,
+    /// Whether it is in the list of unused paths.
+    pub(crate) is_listed_unused: bool,
 }
 
 impl Path {
@@ -111,7 +114,8 @@ impl Path {
             hello: PeerHello::default(),
             hop: HopKnowledge::Unknown(0),
             used_at: Nanos(0),
-            waiting: std::collections::VecDeque::new(),
+            waiting: WindowLine::default(),
+            is_listed_unused: false,
         }
     }
     /// Replaces the controller by one in its first state. The caller gives a turn to the queue pairs that wait, and removes the

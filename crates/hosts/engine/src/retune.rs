@@ -5,7 +5,9 @@
 //! wait again: none waits for an event that only the old controller would have caused.
 
 use crate::congestion::sent_tos;
+use crate::objects::waits_for;
 use crate::path::PathLink;
+use crate::paths::NOT_WAITING;
 use crate::worker::Worker;
 use burst_base::Nanos;
 use burst_cc::{Algorithm, Params};
@@ -45,19 +47,20 @@ impl Worker {
         self.core.options.cc = cc;
         // Each entry belongs to a gate that ends here.
         self.core.pacing.clear();
-        for path in &mut self.core.paths {
+        for path in self.core.paths.iter_mut() {
             let caps = self.ports[path.device.index()].port.caps();
             let line_rate_bps = u64::from(caps.speed_mbps) * 1_000_000;
             path.retune(now, &PathLink { cc, line_rate_bps, mtu: caps.active_mtu().bytes() });
         }
         self.make_markable(cc.algorithm());
         for path in 0..self.core.paths.len() {
-            for index in std::mem::take(&mut self.core.paths[path].waiting) {
-                if let Some(slot) = self.core.qps[index as usize].as_mut() {
-                    debug_assert!(slot.waiting && slot.path == path as u32, "a queue pair in the line of another path");
-                    slot.waiting = false;
+            for place in self.core.paths[path].waiting.take_all() {
+                if waits_for(&self.core.qps, path as u32, place)
+                    && let Some(slot) = self.core.qps[place.qp as usize].as_mut()
+                {
+                    slot.waiting = NOT_WAITING;
+                    self.core.make_ready(place.qp);
                 }
-                self.core.make_ready(index);
             }
         }
     }

@@ -2,7 +2,8 @@
 
 use crate::calls::{Completions, Egress};
 use crate::counters::Traffic;
-use crate::objects::{NO_PATH, is_ready};
+use crate::objects::{NO_PATH, is_ready, waits_for};
+use crate::paths::NOT_WAITING;
 use crate::sched::NO_TICKET;
 use crate::worker::{Core, DataPath, PortSlot, Worker};
 use burst_base::{Nanos, Reason};
@@ -113,9 +114,8 @@ impl Worker {
             return (0, 0);
         };
         slot.wake_by(wheel, slot.endpoint.next_deadline());
-        if !slot.waiting {
-            slot.waiting = true;
-            path_slot.waiting.push_back(index);
+        if slot.waiting == NOT_WAITING {
+            slot.waiting = path_slot.waiting.push(index);
         }
         if let Some(gate) = path_slot.gate() {
             pacing.arm(path, gate, gate.opens_at());
@@ -135,10 +135,11 @@ impl Worker {
             if !path.gate().is_some_and(|gate| gate.take_entry(at)) {
                 continue;
             }
-            let Some(first) = path.waiting.pop_front() else { continue };
+            let Some(first) = path.waiting.first(|place| waits_for(qps, index, place)) else { continue };
+            path.waiting.pop();
             any = true;
             if let Some(slot) = qps.get_mut(first as usize).and_then(Option::as_mut) {
-                slot.waiting = false;
+                slot.waiting = NOT_WAITING;
             }
             if !path.waiting.is_empty()
                 && let Some(gate) = path.gate()
@@ -182,10 +183,9 @@ impl Core {
         if state == TxState::Window
             && path != NO_PATH
             && let Some(slot) = self.qps[index as usize].as_mut()
-            && !slot.waiting
+            && slot.waiting == NOT_WAITING
         {
-            slot.waiting = true;
-            self.paths[path as usize].waiting.push_back(index);
+            slot.waiting = self.paths[path as usize].waiting.push(index);
         }
         if state == TxState::More {
             self.make_ready(index);

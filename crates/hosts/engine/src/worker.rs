@@ -9,9 +9,9 @@ use crate::counters::{Counters, Traffic};
 use crate::handover::Inbox;
 use crate::hello;
 use crate::multicast::GroupTable;
-use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, write_async};
+use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for, write_async};
 use crate::pacing::PaceQueue;
-use crate::path::Path;
+use crate::paths::{NOT_WAITING, Paths};
 use crate::pulse::Pulse;
 use crate::qpn::Directory;
 use crate::sched::{NO_TICKET, Scheduler};
@@ -123,7 +123,7 @@ pub(crate) struct Core {
     pub mem: MrTable,
     pub sched: Scheduler,
     pub wheel: Wheel,
-    pub paths: Vec<Path>,
+    pub paths: Paths,
     pub pacing: PaceQueue,
     pub tombstones: Tombstones,
     /// Notes connected queue pairs for a successor of this process; `None` without a supervisor.
@@ -179,7 +179,7 @@ impl Core {
             mem,
             sched: Scheduler::default(),
             wheel: Wheel::new(64),
-            paths: Vec::new(),
+            paths: Paths::default(),
             pacing: PaceQueue::default(),
             tombstones: Tombstones::default(),
             tombstone_file: None,
@@ -386,29 +386,28 @@ impl Core {
 
     /// Makes the first queue pair ready that waits for a path's window, if the window has room for its next packet and the rate
     /// allows a burst.
+    #[inline]
     fn wake_waiting(&mut self, now: Nanos, path: u32) {
-        if path == NO_PATH {
-            return;
+        if self.paths.get(path as usize).is_some_and(|path| !path.waiting.is_empty()) {
+            self.wake_first(now, path);
         }
+    }
+
+    #[inline(never)]
+    fn wake_first(&mut self, now: Nanos, path: u32) {
         let p = &mut self.paths[path as usize];
-        let Some(index) = p.waiting.front().copied() else { return };
+        let Some(index) = p.waiting.first(|place| waits_for(&self.qps, path, place)) else { return };
         if let Some(gate) = p.closed_gate(now) {
             return self.pacing.arm(path, gate, gate.opens_at());
         }
-        let first = self.qps.get_mut(index as usize).and_then(Option::as_mut);
-        if first.as_ref().is_some_and(|slot| !p.has_room(slot.inflight_seen, slot.endpoint.next_bytes())) {
+        let Some(slot) = self.qps[index as usize].as_mut() else { return };
+        if !p.has_room(slot.inflight_seen, slot.endpoint.next_bytes()) {
             return;
         }
         // One at a time: the next is made ready when this one has settled.
-        p.waiting.pop_front();
-        if let Some(slot) = first {
-            debug_assert!(
-                slot.waiting && slot.path == path,
-                "a queue pair in the line of a path that it does not wait for"
-            );
-            slot.waiting = false;
-            self.make_ready(index);
-        }
+        p.waiting.pop();
+        slot.waiting = NOT_WAITING;
+        self.make_ready(index);
     }
 
     /// Writes the events of this pass. A full sink keeps its records, and `retry_events` tries them again.

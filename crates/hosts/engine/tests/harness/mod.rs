@@ -126,9 +126,14 @@ impl Host {
 
     /// A queue pair whose completion events go into `sink`; `channel` is the program's end of it.
     pub fn create_with_channel<C>(&mut self, qp_type: QpType, sink: Arc<dyn EventSink>, channel: C) -> AppQp<C> {
-        let (sq, sq_end) = testing::sq(CAP.max_send_wr, CAP.max_send_sge, CAP.max_inline_data);
-        let (rq, rq_end) = testing::rq(CAP.max_recv_wr, CAP.max_recv_sge);
-        let (producer, cq) = testing::cq(512);
+        let (cq_number, cq) = self.create_cq(512, sink);
+        let (qpn, doorbell, sq, rq) = self.create_on(qp_type, CAP, cq_number);
+        AppQp { qpn, context: self.context, doorbell, sq, rq, cq, channel }
+    }
+
+    /// A completion queue with `entries`, whose events go into `sink`: its number and the program's end.
+    pub fn create_cq(&mut self, entries: u32, sink: Arc<dyn EventSink>) -> (u32, CqConsumer) {
+        let (producer, cq) = testing::cq(entries);
         let number = self.next_cq;
         self.next_cq += 1;
         let shared = EngineCq {
@@ -139,16 +144,23 @@ impl Host {
             overrun_reported: Default::default(),
         };
         self.worker.add_cq(number, Arc::new(shared));
+        (number, cq)
+    }
+
+    /// A queue pair on completion queue `cq`: its number, its doorbell, and the program's ends of its queues.
+    pub fn create_on(&mut self, qp_type: QpType, cap: QpCap, cq: u32) -> (Qpn, u32, SqProducer, RqProducer) {
+        let (sq, sq_end) = testing::sq(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        let (rq, rq_end) = testing::rq(cap.max_recv_wr, cap.max_recv_sge);
         let (qpn, doorbell) = (self.qpns.take().expect("qpn"), self.next_doorbell);
         self.next_doorbell += 1;
         let config = QpConfig {
             qpn,
             qp_type,
             pd: PD,
-            send_cq: number,
-            recv_cq: number,
-            cookie: number,
-            cap: CAP,
+            send_cq: cq,
+            recv_cq: cq,
+            cookie: doorbell,
+            cap,
             port_mtu: Mtu::B4096,
             sq: sq_end,
             rq: RecvQueue::Own(rq_end),
@@ -157,11 +169,16 @@ impl Host {
             QpHolder { context: self.context, async_events: self.async_events.clone(), event_cookie: 77, hold: 0 };
         let slot = QpSlot::new(Qp::new(config), qpn, DeviceId(0), doorbell, holder);
         self.worker.add_qp(Box::new(slot));
-        AppQp { qpn, context: self.context, doorbell, sq, rq, cq, channel }
+        (qpn, doorbell, sq, rq)
     }
 
     /// Moves a queue pair from RESET to RTS, connected to `peer` at the first address of `peer_caps`.
     pub fn connect<C>(&mut self, qp: &AppQp<C>, peer: Qpn, peer_caps: &PortCaps, mtu: Mtu) {
+        self.connect_qpn(qp.qpn, peer, peer_caps, mtu);
+    }
+
+    /// As [`Host::connect`], for the queue pair with number `qpn`.
+    pub fn connect_qpn(&mut self, qpn: Qpn, peer: Qpn, peer_caps: &PortCaps, mtu: Mtu) {
         use attr_mask as m;
         let ah = AhAttr { dgid: gid_of(peer_caps.addrs[0].ip), is_global: true, port_num: 1, ..AhAttr::default() };
         let attr = QpAttr {
@@ -188,7 +205,7 @@ impl Host {
         for (state, mask) in steps {
             let flow = (mask & m::AV != 0).then(|| flow_of(&self.caps, &ah, 1).expect("flow"));
             let attr = QpAttr { qp_state: state, ..attr };
-            self.worker.modify_qp(Nanos(0), qp.qpn, &attr, mask | m::STATE, flow).expect("modify");
+            self.worker.modify_qp(Nanos(0), qpn, &attr, mask | m::STATE, flow).expect("modify");
         }
     }
 
