@@ -1,15 +1,17 @@
-//! Whole workers over the `mem` port, for counting instructions: `round_trips [pings|stream] COUNT`.
+//! Whole workers over the `mem` port, for counting instructions: `round_trips [pings|stream|writes] COUNT [selective]`.
 //!
-//! `pings` are round trips of 64-byte SENDs, `stream` is one-way SENDs of 64 bytes in bursts of 16. Nothing here depends on
-//! time, so two counts differ by the instructions of the additional rounds alone: run it with two counts under
-//! `valgrind --tool=callgrind` (or `perf stat -e instructions:u`) and subtract.
+//! `pings` are round trips of 64-byte SENDs, `stream` is one-way SENDs of 64 bytes in bursts of 16, `writes` is one-way WRITEs of
+//! 64 KiB, which are 64 packets each. With `selective` both workers use selective repeat. Nothing here depends on time, so two
+//! counts differ by the instructions of the additional rounds alone: run it with two counts under `valgrind --tool=callgrind`
+//! (or `perf stat -e instructions:u`) and subtract.
 #[path = "../tests/harness/mod.rs"]
 mod harness;
 
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
+use burst_cc::Params;
 use burst_port::mem::{MemConfig, pair};
-use harness::{AppQp, Host, poll, request};
+use harness::{AppQp, BASE, Host, poll, request};
 use std::net::IpAddr;
 
 fn post_receive(host: &Host, qp: &mut AppQp) {
@@ -17,19 +19,38 @@ fn post_receive(host: &Host, qp: &mut AppQp) {
     let _ = qp.rq.post();
 }
 
+/// Bytes of registered memory, and of a WRITE.
+const MEMORY: u32 = 1 << 17;
+const WRITE: u32 = 1 << 16;
+
 fn main() {
     let mut args = std::env::args().skip(1);
-    let stream = args.next().as_deref() == Some("stream");
+    let kind = args.next();
+    let (stream, writes) = (kind.as_deref() == Some("stream"), kind.as_deref() == Some("writes"));
     let count: u64 = args.next().and_then(|n| n.parse().ok()).unwrap_or(1000);
+    let host = match args.next().as_deref() {
+        Some("selective") => |port| Host::with_selective(port, MEMORY, Params::default()),
+        _ => |port| Host::with_cc(port, MEMORY, Params::default()),
+    };
     let [ip_a, ip_b] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
     let (pa, pb) = pair(MemConfig::default(), ip_a, ip_b);
-    let (mut a, mut b) = (Host::new(Box::new(pa), 1 << 16), Host::new(Box::new(pb), 1 << 16));
+    let (mut a, mut b): (Host, Host) = (host(Box::new(pa)), host(Box::new(pb)));
     let (mut qa, mut qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
     let (caps_a, caps_b) = (a.caps.clone(), b.caps.clone());
     a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
     b.connect(&qb, qa.qpn, &caps_a, Mtu::B1024);
     let mut now = Nanos(0);
     for round in 0..count {
+        if writes {
+            let sge = a.sge(0, WRITE);
+            a.post(&mut qa, request(WrOpcode::RdmaWrite, round, BASE, b.key), &[sge]);
+            while poll(&mut qa).is_none() {
+                now = now + Nanos(1_000);
+                a.worker.run_once(now);
+                b.worker.run_once(now);
+            }
+            continue;
+        }
         let (sge_a, sge_b) = (a.sge(0, 64), b.sge(0, 64));
         let burst = if stream { 16 } else { 1 };
         for _ in 0..burst {
