@@ -12,7 +12,7 @@ export CARGO DPDK
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-matrix interop conformance hunt threads demo bench bench-rxe lint fuzz mutants doc install clean
+.PHONY: help deps build test test-matrix interop conformance hunt threads demo bench bench-rxe experiments lint fuzz mutants doc install clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -56,6 +56,9 @@ bench: deps build ## Measure the promised figures, each against its bound and ag
 bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in one emulated machine
 	@scripts/install-deps --interop
 	$(PYTHON) tests/interop/cost.py
+
+experiments: deps build ## Measure goodput over a wire that loses packets, selective repeat beside go-back-N (minutes; a table, a plot in target/loss)
+	experiments/loss/run
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check

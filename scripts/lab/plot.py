@@ -1,4 +1,4 @@
-"""An SVG chart with two panels, bandwidth and latency. It needs no plotting library, so the demo needs nothing but Python."""
+"""SVG charts in panels: bandwidth and latency of the demo, lines over categories. No plotting library is needed, nothing but Python."""
 
 from html import escape
 from math import ceil, log2
@@ -106,14 +106,38 @@ def legend(x0, names):
 
 
 def svg(series, reference, bars):
-    """The whole picture. `series`: {name: [(bytes, Gbit/s)]}; `bars`: [(name, p50, p99)]."""
+    """The demo's picture. `series`: {name: [(bytes, Gbit/s)]}; `bars`: [(name, p50, p99)]."""
+    bandwidth = lambda x0: bandwidth_panel(x0, series, reference) if series else []  # noqa: E731
+    latency = lambda x0: latency_panel(x0, bars) if bars else []  # noqa: E731
+    return picture([bandwidth, latency])
+
+
+def categories_panel(x0, heading, labels, series, top=None):
+    """Lines over categories in equal distances: {name: [value or None]}."""
+    top = top or nice_ceiling(max(y for values in series.values() for y in values if y is not None) * 1.05)
+    px = lambda at: x0 + LEFT + (at + 0.5) * (PANEL_W - LEFT - 20) / len(labels)  # noqa: E731
+    py = lambda y: TOP + (1 - min(y, top) / top) * (PANEL_H - TOP - BOTTOM + 20)  # noqa: E731
+    parts = [title(x0, heading), *y_axis(x0, top, py)]
+    for at, label in enumerate(labels):
+        parts.append(f'<text {TEXT} x="{px(at):.0f}" y="{py(0) + 18:.0f}" text-anchor="middle">{escape(label)}</text>')
+    for color, (name, values) in zip(COLORS, series.items()):
+        points = [(px(at), py(y)) for at, y in enumerate(values) if y is not None]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
+    return parts + legend(x0, list(series))
+
+
+def picture(panels, columns=2):
+    """The whole picture of panels, which are functions of the position of their left edge, row by row."""
+    rows = -(-len(panels) // columns)
     parts = []
-    if series:
-        parts += bandwidth_panel(0, series, reference)
-    if bars:
-        parts += latency_panel(PANEL_W, bars)
+    for number, panel in enumerate(panels):
+        y = number // columns * PANEL_H
+        parts += [f'<g transform="translate(0,{y})">', *panel(number % columns * PANEL_W), "</g>"]
     body = "\n".join(parts)
+    width, height = columns * PANEL_W, rows * PANEL_H
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * PANEL_W} {PANEL_H}" width="{2 * PANEL_W}" height="{PANEL_H}">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
         f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
     )
