@@ -2,7 +2,7 @@
 mod common;
 
 use burst_base::rng::Rng;
-use burst_base::verbs::{QpState, WrOpcode, send_flags};
+use burst_base::verbs::{QpAttr, QpState, WrOpcode, access, attr_mask, send_flags};
 use burst_base::{Nanos, Reason};
 use burst_shm::layout::SendWqe;
 use burst_transport::WINDOW_PSNS;
@@ -149,4 +149,23 @@ fn trains_have_the_result_of_single_packets_whatever_is_lost_repeated_and_overwr
         assert_eq!(received(&trains), received(&ordered), "seed {seed}");
     }
     assert!(carried > 1_000, "{carried}");
+}
+
+#[test]
+fn a_train_writes_nothing_when_the_queue_pair_has_no_right_to_write() {
+    // No other right is missing, so that it is this one that is asked for.
+    let without = common::ALL_RIGHTS & !access::REMOTE_WRITE;
+    // In order and behind a gap; and no right at all.
+    for (first_of_train, rights) in [(1, without), (1, 0), (2, without), (2, 0), (1, common::ALL_RIGHTS)] {
+        let mut end = responder(0);
+        let packets = packets(end.lkey, &[Message { write: Some(0), len: 12 << 10 }]);
+        deliver_trains(&mut end, &packets[..1]);
+        // The program changes the rights while the message arrives.
+        let attr = QpAttr { qp_access_flags: rights, ..QpAttr::default() };
+        end.modify(&attr, attr_mask::ACCESS_FLAGS, 0).expect("allowed in RTS");
+        deliver_trains(&mut end, &packets[first_of_train..11]);
+        let may = rights == common::ALL_RIGHTS;
+        assert_eq!((end.carried > 0, end.memory(MTU as u64, 64) == vec![0; 64]), (may, !may), "from {first_of_train}");
+        assert!(may || end.memory(MTU as u64, 11 * MTU) == vec![0; 11 * MTU], "from {first_of_train}");
+    }
 }

@@ -1,13 +1,18 @@
-//! A page of the responder's memory has not come when a request arrives: an RNR NAK asks for the packet again, and the repeated
-//! request succeeds when the page is there.
+//! A page of memory has not come, or is gone. When it is late at the responder, an RNR NAK asks for the packet again; late at the
+//! requester, the response is asked for again after the time-out. Both succeed when the page is there. A request whose page was
+//! removed fails, and its completion names that reason.
 mod common;
 
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Reason};
-use burst_mem::{AccessThreads, ProcessMemory, Region};
-use burst_shm::layout::SendWqe;
+use burst_mem::holes::FillAllowance;
+use burst_mem::{AccessThreads, MapPiece, ProcessMemory, Region};
+use burst_shm::layout::{SendWqe, Sge};
+use burst_transport::WINDOW_PSNS;
 use burst_wire::Syndrome;
 use common::{ALL_RIGHTS, End, PD, Setup, describe, ip_of};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 const NOW: Nanos = Nanos(1_000);
@@ -148,5 +153,98 @@ fn a_page_that_is_late_in_the_middle_of_a_message_costs_the_rest_only() {
             assert_eq!(again, packets[1..], "the packet before it is acknowledged");
             peers.succeed(&again, false, receives);
         }
+    }
+}
+
+/// A key of an end for one page that was removed: the end has noticed it, and may not allocate another.
+fn removed_page(end: &mut End) -> u32 {
+    const PAGE: u64 = 4096;
+    let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
+    ftruncate(&fd, PAGE).expect("size");
+    fcntl_add_seals(&fd, SealFlags::SHRINK).expect("seal");
+    let piece = MapPiece { fd: fd.as_fd(), offset: 0, len: PAGE };
+    let nothing = Arc::new(FillAllowance::new(0, None));
+    let mapping = Region::map_untrusted(&[piece], ALL_RIGHTS, &nothing).expect("mapped");
+    let key = end.keys.alloc().expect("key");
+    assert!(end.mem.insert(Arc::new(Region::new(key, PD, 0, PAGE, ALL_RIGHTS, mapping))));
+    let span = end.mem.local(PD, burst_base::Lkey(key), 0, 8, 0).expect("not noticed yet");
+    span.write_from(&[1; 8]).expect("the write is lost");
+    end.mem.reclaim();
+    key
+}
+
+/// Two ends, of the selective repeat family if `selective`. The requester has posted one request of `length` bytes of its own
+/// memory at `sge` for the responder's memory at [`TO`].
+fn ends_with(selective: bool, opcode: WrOpcode, sge: impl FnOnce(&mut End) -> Sge) -> [End; 2] {
+    let setup = Setup { selective: if selective { WINDOW_PSNS } else { 0 }, ..Setup::default() };
+    let (mut requester, mut responder) = (End::new(0, &setup), End::new(1, &setup));
+    requester.bring_up(1, &setup, QpState::Rts);
+    responder.bring_up(0, &setup, QpState::Rts);
+    responder.write_memory(TO, &bytes());
+    let (flags, rkey) = (send_flags::SIGNALED as u16, responder.lkey);
+    let wqe = SendWqe { opcode: opcode as u8, flags, remote_addr: TO, rkey, compare_add: 1, ..SendWqe::default() };
+    let sge = sge(&mut requester);
+    requester.post(&wqe, &[sge]);
+    [requester, responder]
+}
+
+/// What the requester sends reaches the responder, and the answers come back. Returns the number of answers.
+fn exchange([requester, responder]: &mut [End; 2], now: Nanos) -> usize {
+    requester.drain(now).iter().for_each(|packet| responder.receive_from(now, ip_of(0), packet));
+    let answers = responder.drain(now);
+    answers.iter().for_each(|answer| requester.receive_from(now, ip_of(1), answer));
+    answers.len()
+}
+
+const RESPONSES: [(WrOpcode, u32); 2] = [(WrOpcode::RdmaRead, LENGTH), (WrOpcode::AtomicFetchAndAdd, 8)];
+
+#[test]
+fn a_response_whose_own_pages_are_late_is_asked_for_again_after_the_time_out() {
+    for (selective, (opcode, length)) in [false, true].into_iter().flat_map(|s| RESPONSES.map(|r| (s, r))) {
+        let mut ends = ends_with(selective, opcode, |end| end.sge(0, length));
+        let present = make_late(&mut ends[0]);
+        exchange(&mut ends, NOW);
+        assert!(ends[0].fx.count_of(Reason::PageLate) > 0, "{opcode:?}");
+        assert_eq!((ends[0].statuses(), ends[0].qp.state()), (vec![], QpState::Rts), "{opcode:?}");
+        come(&mut ends[0], present);
+        for _ in 0..8 {
+            if ends[0].fx.sends.is_empty() {
+                let now = ends[0].qp.next_deadline();
+                assert!(now < Nanos::NEVER, "{opcode:?}: it waits for ever");
+                ends[0].fire(now);
+                exchange(&mut ends, now);
+            }
+        }
+        assert_eq!(ends[0].statuses(), [WcStatus::Success], "{opcode:?} selective {selective}");
+        assert_eq!(ends[0].memory(0, length as usize), bytes()[..length as usize]);
+        let once = u64::from_ne_bytes(bytes()[..8].try_into().expect("8 bytes")).wrapping_add(1);
+        if opcode == WrOpcode::AtomicFetchAndAdd {
+            assert_eq!(ends[1].memory(TO, 8), once.to_ne_bytes(), "added once");
+        }
+    }
+}
+
+#[test]
+fn a_request_whose_own_page_was_removed_fails_and_its_completion_says_so() {
+    let sends = [(WrOpcode::RdmaWrite, 64), (WrOpcode::Send, 64)];
+    let all = [RESPONSES, sends].concat();
+    for (selective, (opcode, length)) in [false, true].into_iter().flat_map(|s| all.iter().map(move |r| (s, *r))) {
+        let mut ends = ends_with(selective, opcode, |end| Sge { addr: 0, length, lkey: removed_page(end) });
+        exchange(&mut ends, NOW);
+        ends[0].drain(NOW);
+        assert_eq!(ends[0].statuses(), [WcStatus::LocProtErr], "{opcode:?}");
+        assert_eq!(ends[0].fx.sends[0].vendor_err, Reason::PageRemoved.index() as u32 + 1, "{opcode:?}");
+        assert_eq!((ends[0].fx.count_of(Reason::PageRemoved), ends[0].fx.count_of(Reason::LocalProtection)), (1, 0));
+    }
+}
+
+#[test]
+fn a_response_into_memory_that_may_not_be_written_fails_for_want_of_protection() {
+    for (opcode, length) in RESPONSES {
+        let mut ends = ends_with(false, opcode, |end| Sge { addr: 0, length, lkey: end.register(4096, 0) });
+        exchange(&mut ends, NOW);
+        ends[0].drain(NOW);
+        assert_eq!(ends[0].statuses(), [WcStatus::LocProtErr], "{opcode:?}");
+        assert_eq!(ends[0].fx.sends[0].vendor_err, Reason::LocalProtection.index() as u32 + 1, "{opcode:?}");
     }
 }

@@ -607,6 +607,21 @@ fn sqd_finishes_requests_in_flight_and_rts_resumes() {
     assert_eq!(sent(&mut end, NOW), ["RcSendOnly 101!"]);
 }
 
+#[test]
+fn a_program_is_told_once_that_the_queue_has_drained() {
+    let mut end = requester(&Setup::default());
+    let sqd = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, max_rd_atomic: 2, ..QpAttr::default() };
+    end.modify(&sqd, attr_mask::STATE | attr_mask::EN_SQD_ASYNC_NOTIFY, 1).unwrap();
+    assert_eq!(end.fx.events, [EventType::SqDrained]);
+    // Attributes change while it is drained.
+    end.modify(&sqd, attr_mask::STATE | attr_mask::MAX_QP_RD_ATOMIC, 1).unwrap();
+    assert_eq!(end.fx.events, [EventType::SqDrained]);
+    // It sends, and drains again.
+    end.move_to(QpState::Rts);
+    end.modify(&sqd, attr_mask::STATE | attr_mask::EN_SQD_ASYNC_NOTIFY, 1).unwrap();
+    assert_eq!(end.fx.events, [EventType::SqDrained; 2]);
+}
+
 /// A limit of 0 that is set while READs wait refuses new READs. READs that were taken from the queue before go on.
 #[test]
 fn reads_in_flight_finish_when_their_limit_becomes_zero() {
@@ -696,6 +711,16 @@ fn requests_wait_for_rts() {
     assert_eq!(sent(&mut end, NOW), [""; 0]);
     end.bring_up_from_rtr(1, &setup);
     assert_eq!(sent(&mut end, NOW), ["RcSendOnly 100!"]);
+}
+
+#[test]
+fn requests_of_full_scatter_lists_are_in_flight_together() {
+    let mut end = requester(&Setup::default());
+    let full = vec![end.sge(0, 1); 30];
+    (0..32).for_each(|wr_id| end.post(&wqe(WrOpcode::Send, wr_id), &full));
+    assert_eq!(sent(&mut end, NOW).len(), 32, "960 entries, of at most 1024");
+    ack(&mut end, 131);
+    assert_eq!(end.statuses(), [OK; 32]);
 }
 
 #[test]

@@ -247,6 +247,26 @@ fn a_read_is_probed_without_a_payload() {
 }
 
 #[test]
+fn an_answer_that_tells_of_arrivals_behind_a_gap_begins_the_probes_anew() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaWrite, 6 * MTU);
+    assert_eq!(sent(&mut end, NOW).len(), 6);
+    let probe = |end: &mut End, number: u8| {
+        let due = end.qp.next_deadline();
+        end.fire(due);
+        assert_eq!(sent(end, due), [format!("RcSrWriteLast 15 xn{number} P")]);
+        due
+    };
+    probe(&mut end, 8);
+    let at = probe(&mut end, 9);
+    // Nothing new is acknowledged, but packets have arrived: the peer answers, so not everything is lost.
+    answer(&mut end, &Answer { at, psn: 9, syndrome: Syndrome::ACK, there: &[12, 15], trigger: (15, 9), delay: 0 });
+    assert_eq!(sent(&mut end, at).len(), 4, "10, 11, 13 and 14");
+    probe(&mut end, 8);
+    probe(&mut end, 9);
+}
+
+#[test]
 fn a_peer_without_receives_is_asked_as_often_as_the_program_allows() {
     let base = setup(WINDOW_PSNS);
     let mut end = requester_of(&Setup { attr: QpAttr { rnr_retry: 2, ..base.attr }, ..base });

@@ -124,4 +124,17 @@ mod tests {
         }
         assert!(!is_refused((195, 255), b"/dev/nvidiactl") && !is_refused((250, 1), b"/dev/dax0.0"));
     }
+
+    #[test]
+    fn a_name_that_leads_to_another_file_by_now_is_no_device() {
+        let name = std::env::temp_dir().join(format!("burst-foreign-{}", std::process::id()));
+        std::fs::write(&name, [0; 4096]).expect("a file");
+        let file = mapping_of(name.to_str().expect("text"));
+        std::fs::remove_file(&name).expect("the file made above");
+        assert_eq!(character_device(&file), None, "the name is gone");
+        std::os::unix::fs::symlink("/dev/zero", &name).expect("the name is free");
+        let device = character_device(&file);
+        std::fs::remove_file(&name).expect("the link made above");
+        assert_eq!(device, None, "the mapping is of the file");
+    }
 }

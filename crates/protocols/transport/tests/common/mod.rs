@@ -139,7 +139,7 @@ pub struct End {
     pub sq: SqProducer,
     pub rq: RqProducer,
     pub mem: MrTable,
-    keys: KeySpace,
+    pub keys: KeySpace,
     pub fx: RecordedEffects,
     pub tx: TxBatch,
     pub ip: IpAddr,
