@@ -51,6 +51,7 @@ demo: deps build ## Install what is missing, build, and measure Debian's perftes
 
 bench: deps build ## Measure the promised figures, each against its bound and against earlier runs (tests/bench/history.jsonl)
 	$(CARGO) build --release --locked -p burst-shm --example doorbells
+	$(CARGO) build --release --locked -p burst-engine --example many_queue_pairs
 	BURST_BENCH=1 $(PYTHON) -m pytest -q -rs tests/bench
 
 bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in one emulated machine
