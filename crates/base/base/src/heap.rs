@@ -1,10 +1,56 @@
-//! Freed memory that the allocator keeps for one thread.
+//! Allocations that can fail, and freed memory that the allocator keeps for one thread.
+//!
+//! An allocation whose size follows from a program's request must not end the process of all programs: [`reserve`] and
+//! [`attempt`] report that there is no memory, before the object exists. Tests let them fail ([`crate::fault`]).
 //!
 //! The C library's allocator (glibc) keeps up to seven freed blocks of each size up to 1,032 bytes for the thread that freed
 //! them. It returns them to the heap when the thread exits, and `malloc_trim` does not. After a hundred thousand objects have
 //! ended, these blocks lie far apart: each keeps a page of its own, together more than a megabyte a thread.
 
+use crate::fault;
+use std::collections::TryReserveError;
 use std::hint::black_box;
+
+/// The allocator has no memory for what was asked for. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory;
+
+impl core::fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("the system gives no more memory")
+    }
+}
+
+impl std::error::Error for OutOfMemory {}
+
+/// Makes room in `list` for `entries` in all: until it is longer, it does not allocate.
+///
+/// # Errors
+/// There is no memory.
+pub fn reserve<T>(list: &mut Vec<T>, entries: usize) -> Result<(), OutOfMemory> {
+    if entries <= list.capacity() {
+        return Ok(());
+    }
+    let more = entries - list.len();
+    attempt(|| list.try_reserve_exact(more))
+}
+
+/// An empty list with room for `entries`.
+///
+/// # Errors
+/// There is no memory.
+pub fn with_room<T>(entries: usize) -> Result<Vec<T>, OutOfMemory> {
+    let mut list = Vec::new();
+    reserve(&mut list, entries).map(|()| list)
+}
+
+/// Carries out an allocation of another kind of table.
+///
+/// # Errors
+/// There is no memory.
+pub fn attempt(allocate: impl FnOnce() -> Result<(), TryReserveError>) -> Result<(), OutOfMemory> {
+    if fault::fails() { Err(OutOfMemory) } else { allocate().map_err(|_| OutOfMemory) }
+}
 
 /// Sizes of the blocks that are kept, in bytes: the smallest, the largest and the step.
 const SIZES: (usize, usize, usize) = (24, 1032, 16);
@@ -25,5 +71,34 @@ pub fn return_thread_cache() {
             block.reserve_exact(TOO_LARGE);
             taken.push(black_box(block));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_made_once_and_too_much_is_refused() {
+        let mut list = vec![1u64, 2];
+        assert_eq!(reserve(&mut list, 100), Ok(()));
+        let (place, room) = (list.as_ptr(), list.capacity());
+        assert!(room >= 100);
+        assert_eq!(reserve(&mut list, 100), Ok(()));
+        list.resize(100, 0);
+        assert_eq!((list.as_ptr(), list.capacity()), (place, room), "it does not move until it is longer");
+        assert_eq!(reserve(&mut list, usize::MAX), Err(OutOfMemory));
+        assert_eq!((list.len(), list.capacity()), (100, room));
+        assert!(with_room::<u64>(usize::MAX / 4).is_err());
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn only_what_allocates_is_a_step_that_can_fail() {
+        let mut list: Vec<u8> = with_room(8).expect("memory");
+        fault::arm(0);
+        assert_eq!(reserve(&mut list, 8), Ok(()));
+        assert_eq!(reserve(&mut list, 9), Err(OutOfMemory));
+        assert!(fault::disarm() && list.capacity() == 8);
     }
 }

@@ -11,7 +11,7 @@
 //! | `conn` | parameters of a connection, room for private data |
 //! | `fault` | failures that tests inject |
 //! | `gid` | GIDs and IP addresses |
-//! | `heap` | freed memory that the allocator keeps for a thread |
+//! | `heap` | allocations that can fail; freed memory that the allocator keeps for a thread |
 //! | `num` | newtypes: PSN, QPN, keys, device number |
 //! | `reason` | the table of reasons for drops and errors |
 //! | `rng` | a seeded random number generator |

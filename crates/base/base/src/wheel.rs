@@ -11,6 +11,7 @@
 //! intrusive, in an array indexed by key: only `new`, `grow` and `shrink` allocate.
 
 use crate::Nanos;
+use crate::heap::{self, OutOfMemory};
 
 /// log2 of a tick in nanoseconds.
 pub const TICK_SHIFT: u32 = 13;
@@ -81,6 +82,13 @@ impl Wheel {
         if capacity as usize > self.timers.len() {
             self.timers.resize(capacity as usize, IDLE_TIMER);
         }
+    }
+    /// Makes room for [`Wheel::grow`] to `capacity`, which then does not allocate.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn reserve(&mut self, capacity: u32) -> Result<(), OutOfMemory> {
+        heap::reserve(&mut self.timers, capacity as usize)
     }
     /// Frees the memory of keys from `capacity` on, except keys up to the last armed one. Allocates.
     pub fn shrink(&mut self, capacity: u32) {

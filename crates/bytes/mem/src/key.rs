@@ -91,6 +91,10 @@ impl KeySpace {
     pub fn cipher(&self) -> KeyCipher {
         self.cipher
     }
+    /// One more than the highest index of a key that exists.
+    pub fn index_end(&self) -> usize {
+        self.live.len()
+    }
     /// A fresh key. None when [`INDEX_MAX`] regions exist. Never 0.
     pub fn alloc(&mut self) -> Option<u32> {
         if burst_base::fault::fails() {

@@ -13,6 +13,7 @@ use crate::holes;
 use crate::key::{INDEX_MAX, KeyCipher};
 use crate::region::Region;
 use crate::window::{BindRequest, KEY_BASE, Window};
+use burst_base::heap::{self, OutOfMemory};
 use burst_base::verbs::access;
 use burst_base::{Lkey, Qpn, Reason, Rkey};
 use burst_span::Span;
@@ -86,6 +87,13 @@ impl MrTable {
         }
         debug_assert!(self.slots.len() <= INDEX_MAX);
         free
+    }
+    /// Makes room for keys whose indices are below `entries`: adding one of them then does not allocate.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn reserve(&mut self, entries: usize) -> Result<(), OutOfMemory> {
+        heap::reserve(&mut self.slots, entries.next_power_of_two().min(INDEX_MAX))
     }
     /// Adds a region under its key. False: the slot of the key is taken; nothing has changed.
     #[must_use]

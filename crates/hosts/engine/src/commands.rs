@@ -15,6 +15,7 @@ use crate::sched::NO_TICKET;
 use crate::tombstone::{self, LINGER, Tombstone};
 use crate::tombstone_file::TombstoneFile;
 use crate::worker::{BATCH_FRAMES, Core, DataPath, PortSlot, Worker};
+use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_cm::PathRecord;
@@ -344,6 +345,9 @@ impl DataPath<'_> {
         mask: u32,
         flow: Option<Flow>,
     ) -> Result<QpAttr, ModifyError> {
+        if flow.is_some() {
+            self.reserve_path().map_err(|OutOfMemory| ModifyError::NoMemory)?;
+        }
         self.follow_port(qpn);
         let algorithm = self.core.options.cc.algorithm();
         let flow = flow.map(|flow| Flow { tos: sent_tos(flow.tos, Some(algorithm)), ..flow });
@@ -365,21 +369,27 @@ impl DataPath<'_> {
         slot.endpoint.qp_mut().follow_port(mtu);
     }
 
+    /// Makes room for one more path: [`DataPath::join_path`] follows.
+    pub fn reserve_path(&mut self) -> Result<(), OutOfMemory> {
+        let Core { paths, pacing, .. } = &mut *self.core;
+        paths.reserve_one()?;
+        // One entry of each path counts, and each path may have followed another with one.
+        pacing.reserve(2 * (paths.len() + 1))
+    }
+
     /// Puts a newly connected queue pair on the path to its peer.
     pub fn join_path(&mut self, now: Nanos, qpn: Qpn, flow: Flow) {
         let index = self.core.directory.find(qpn);
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
         self.core.leave_path(now, &mut slot, index);
         self.ports[slot.device.index()].port.prepare(&flow);
-        let Core { paths, pacing, options, .. } = &mut *self.core;
+        let Core { paths, options, .. } = &mut *self.core;
         let at = paths.join(slot.device, flow.dst, || {
             let caps = self.ports[slot.device.index()].port.caps();
             let line_rate_bps = u64::from(caps.speed_mbps) * 1_000_000;
             let link = PathLink { cc: options.cc, line_rate_bps, mtu: caps.active_mtu().bytes() };
             Path::new(now, flow.dst, slot.device, &link)
         });
-        // One entry of each path counts, and each path may have followed another with one.
-        pacing.reserve(2 * paths.len());
         slot.path = at;
         if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
             file.note_expected(index, slot.endpoint.qp().expected_psn());

@@ -13,6 +13,7 @@
 //! | `endpoint` | [`Endpoint`]: one end of a transport protocol |
 //! | `objects` | what the tables hold |
 //! | `commands` | what the control thread does to a worker between two passes |
+//! | `room` | room in the tables, made before the objects exist |
 //! | `transmit`, `sched` | turns, timers, bursts; fair order |
 //! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
 //! | `ack_delay` | ACKs that wait for the program's answer |
@@ -59,6 +60,7 @@ mod management;
 mod pacing;
 mod receive;
 mod retune;
+pub mod room;
 mod transmit;
 mod xrc;
 

@@ -141,6 +141,9 @@ impl WorkerAccess for DataPath<'_> {
             QpState::Init => 1,
             _ => return false,
         };
+        if self.reserve_path().is_err() {
+            return false;
+        }
         self.follow_port(qp.qpn);
         let moved = self.call_qp(now, qp.qpn, |qp, env| {
             steps.into_iter().skip(skip).all(|(to, mask)| {

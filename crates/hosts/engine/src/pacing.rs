@@ -10,6 +10,7 @@
 //! a paced path compares one number in each pass.
 
 use burst_base::Nanos;
+use burst_base::heap::{self, OutOfMemory};
 use burst_base::wheel::TICK;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -79,9 +80,13 @@ impl PaceQueue {
         self.next
     }
 
-    /// Makes room for `paths` entries besides those that are there. Allocates: not for the data path.
-    pub fn reserve(&mut self, paths: usize) {
-        self.heap.reserve(paths);
+    /// Makes room for `entries` besides those that are there. Allocates: not for the data path.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn reserve(&mut self, entries: usize) -> Result<(), OutOfMemory> {
+        let is_enough = self.heap.capacity() - self.heap.len() >= entries;
+        if is_enough { Ok(()) } else { heap::attempt(|| self.heap.try_reserve(entries)) }
     }
 
     /// Removes all entries.

@@ -7,6 +7,7 @@
 use crate::path::Path;
 use crate::sched::ReadyPlace;
 use burst_base::DeviceId;
+use burst_base::heap::{self, OutOfMemory};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
@@ -48,6 +49,20 @@ impl Paths {
     /// The path to a peer.
     pub fn find(&self, device: DeviceId, peer: IpAddr) -> Option<u32> {
         self.by_peer.get(&(device, peer)).copied()
+    }
+
+    /// Makes room for one more path.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn reserve_one(&mut self) -> Result<(), OutOfMemory> {
+        if self.paths.len() == self.paths.capacity() {
+            heap::attempt(|| self.paths.try_reserve(1))?;
+        }
+        if self.by_peer.len() == self.by_peer.capacity() {
+            heap::attempt(|| self.by_peer.try_reserve(1))?;
+        }
+        Ok(())
     }
 
     /// Adds a user to the path to a peer, which `make` creates if there is none. Returns the path's index.

@@ -14,6 +14,7 @@
 //! the timing wheel follow the number of queue pairs.
 
 use burst_base::Qpn;
+use burst_base::heap::{self, OutOfMemory};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -122,6 +123,11 @@ impl QpnSpace {
         }
     }
 
+    /// How many numbers are in use.
+    pub fn in_use(&self) -> u32 {
+        self.in_use
+    }
+
     /// Returns a number.
     pub fn put(&mut self, qpn: Qpn) {
         assert_eq!(worker_of(qpn), self.worker, "a number of another worker");
@@ -164,6 +170,15 @@ fn no_entries() -> Box<[u32; SLOT_MAX as usize]> {
 impl Directory {
     pub fn new() -> Directory {
         Directory { entries: no_entries(), free: BinaryHeap::new(), end: 1 }
+    }
+
+    /// Makes room for `entries` entries.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn reserve(&mut self, entries: usize) -> Result<(), OutOfMemory> {
+        let more = entries.saturating_sub(self.free.len());
+        if entries <= self.free.capacity() { Ok(()) } else { heap::attempt(|| self.free.try_reserve_exact(more)) }
     }
 
     /// The entry of a number's slot, 0 if it has none. The entry may belong to another number of the same slot.

@@ -18,6 +18,7 @@
 //! places. A queue is swept only when more than half of its places are void, so each of thousands of queue pairs that end at
 //! once costs constant time.
 
+use burst_base::heap::{self, OutOfMemory};
 use burst_ledger::{Account, AccountId, WorkCount};
 use burst_mem::holes::FillAllowance;
 use std::collections::VecDeque;
@@ -130,6 +131,16 @@ impl ReadyAccount {
 }
 
 impl Scheduler {
+    /// Makes room for the contexts below `contexts`.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn reserve(&mut self, contexts: usize) -> Result<(), OutOfMemory> {
+        heap::reserve(&mut self.ready, contexts)?;
+        // There are no more accounts than contexts.
+        let accounts = (self.accounts.len() + 1).next_power_of_two().min(contexts);
+        heap::reserve(&mut self.accounts, accounts)
+    }
     /// Makes room for context `context` of an account, at worker number `worker`. `fills` counts the pages that are allocated for
     /// the account.
     pub fn add_context(&mut self, context: u32, account: &Account, worker: usize, fills: Option<Arc<FillAllowance>>) {

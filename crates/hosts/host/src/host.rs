@@ -16,6 +16,7 @@ mod congestion;
 mod hops;
 mod impair;
 mod multicast;
+pub(crate) mod room;
 mod stats;
 
 use crate::accounts::{AccountBy, capacities};
@@ -107,6 +108,7 @@ pub struct Host {
     pub(crate) store: Option<Arc<dyn DescriptorStore>>,
     /// What each account may cost when the daemon reaches its programs' memory.
     pub(crate) program_memory: ProgramMemory,
+    room: room::TableRoom,
     clock: Clock,
     random: RandomSource,
     cm_secret: Secret,
@@ -205,6 +207,7 @@ impl Host {
             crashes: DaemonCrashes::default(),
             store: None,
             program_memory: ProgramMemory::new(),
+            room: room::TableRoom::default(),
             started: clock.now(),
             clock,
             cm_secret: Secret::new([random.number()?, random.number()?]),
@@ -337,13 +340,15 @@ impl Host {
     /// Counts a new object of a device, and charges it to the caller.
     ///
     /// # Errors
-    /// ENOMEM when the device has as many objects of this kind as its limit allows, or the caller's user a share's worth.
+    /// ENOMEM when the device has as many objects of this kind as its limit allows, or the caller's user a share's worth, or when
+    /// the workers get no memory for it.
     pub(crate) fn count_object(
         &mut self,
         caller: &Caller,
         device: DeviceId,
         object: DeviceObject,
     ) -> Result<Charge, Refusal> {
+        self.make_room_for(object)?;
         self.devices[device.index()].objects.add(device, object)?;
         caller.charge(&[(object.resource(), 1)]).inspect_err(|_| self.uncount_object(device, object))
     }
@@ -362,6 +367,7 @@ impl Host {
     /// Returns the memory of ended objects to the heap.
     pub fn shrink(&mut self) {
         self.on_all(Worker::shrink);
+        self.forget_room();
         [&mut self.contexts, &mut self.pds, &mut self.cqs, &mut self.ahs].into_iter().for_each(IdAllocator::shrink);
         self.keys.shrink();
         self.context_users.shrink_to_fit();

@@ -161,6 +161,11 @@ impl XrcTable {
         self.targets.shrink_to_fit();
     }
 
+    /// One more than the largest number of a shared receive queue.
+    pub fn srqns_end(&self) -> u32 {
+        self.srqns.taken_end()
+    }
+
     /// Allocates a number for a shared receive queue.
     pub fn take_srqn(&mut self) -> Option<u32> {
         self.srqns.take()

@@ -165,7 +165,7 @@ pub enum TxState {
     Timer,
 }
 
-/// Why `modify` was refused. Nothing has changed then. All are `EINVAL` in verbs.
+/// Why `modify` was refused. Nothing has changed then. All but [`ModifyError::NoMemory`] (`ENOMEM`) are `EINVAL` in verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModifyError {
     /// `cur_qp_state` does not match, or there is no such transition.
@@ -183,6 +183,8 @@ pub enum ModifyError {
     Value(u32),
     /// The address vector came without a flow: its path could not be resolved.
     NoFlow,
+    /// The system gives no memory for the requests in flight, or for the path to the peer.
+    NoMemory,
 }
 
 impl core::fmt::Display for ModifyError {
@@ -197,6 +199,12 @@ impl core::fmt::Display for ModifyError {
             }
             ModifyError::Value(mask) => write!(f, "the value of attribute {mask:#x} (mask) is out of range"),
             ModifyError::NoFlow => write!(f, "the address vector could not be resolved to a path"),
+            ModifyError::NoMemory => {
+                write!(
+                    f,
+                    "the system gives no memory for the queue pair's requests in flight, or for the path to its peer"
+                )
+            }
         }
     }
 }
@@ -215,5 +223,6 @@ mod tests {
             assert!(error.to_string().contains("0x28000"), "{error}");
         }
         assert!(ModifyError::NoFlow.to_string().contains("path"));
+        assert!(ModifyError::NoMemory.to_string().contains("no memory"));
     }
 }

@@ -13,6 +13,7 @@
 
 use crate::message::ReceivedMessage;
 use crate::psn_bits::{PsnBits, WINDOW_PSNS};
+use burst_base::heap::{self, OutOfMemory};
 use burst_base::{Psn, Rkey};
 use burst_wire::selective::{BITMAP_WORDS_MAX, PSNS_PER_WORD};
 use burst_wire::{AtomicEth, OpKind};
@@ -139,14 +140,16 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
-    pub(crate) fn new() -> Self {
-        Arrivals {
+    pub(crate) fn new() -> Result<Self, OutOfMemory> {
+        let mut notes = heap::with_room(WINDOW_PSNS as usize)?;
+        notes.resize(WINDOW_PSNS as usize, ArrivalNote::default());
+        Ok(Arrivals {
             bits: PsnBits::new(),
-            notes: vec![ArrivalNote::default(); WINDOW_PSNS as usize].into_boxed_slice(),
-            runs: Vec::with_capacity(RUNS_MAX),
-            tails: Vec::with_capacity(TAILS_MAX),
-            ops: Vec::with_capacity(OPS_MAX),
-        }
+            notes: notes.into_boxed_slice(),
+            runs: heap::with_room(RUNS_MAX)?,
+            tails: heap::with_room(TAILS_MAX)?,
+            ops: heap::with_room(OPS_MAX)?,
+        })
     }
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
@@ -322,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_late_packet_writes_only_what_no_later_packet_has_written() {
-        let mut arrivals = Arrivals::new();
+        let mut arrivals = Arrivals::new().expect("memory");
         let psn = Psn::new(10);
         assert_eq!(written(&arrivals, psn, range(100, 50)), [range(100, 50)]);
         arrivals.add_run(Psn::new(12), range(110, 10));
@@ -338,7 +341,7 @@ mod tests {
 
     #[test]
     fn adjacent_packets_are_one_run_in_whatever_order_they_come() {
-        let mut arrivals = Arrivals::new();
+        let mut arrivals = Arrivals::new().expect("memory");
         let whole = WriteRun { first: Psn::new(0xff_ffff), last: Psn::new(2), addr: 0, len: 40, rkey: KEY };
         for k in [0u32, 2, 3, 1] {
             arrivals.add_run(Psn::new(0xff_ffff).add(k), range(u64::from(k) * 10, 10));
@@ -361,7 +364,7 @@ mod tests {
             }
             let mut order: Vec<usize> = (0..packets.len()).collect();
             (0..order.len()).for_each(|k| order.swap(k, k + rng.below((packets.len() - k) as u64) as usize));
-            let (mut arrivals, mut memory, mut next) = (Arrivals::new(), [0u8; 96], 0);
+            let (mut arrivals, mut memory, mut next) = (Arrivals::new().expect("memory"), [0u8; 96], 0);
             for k in order {
                 let psn = base.add(k as u32);
                 for part in written(&arrivals, psn, packets[k]) {
@@ -381,7 +384,7 @@ mod tests {
 
     #[test]
     fn the_bitmap_ends_with_the_last_arrival_and_has_at_least_one_word() {
-        let (mut arrivals, mut words) = (Arrivals::new(), [0; BITMAP_WORDS_MAX]);
+        let (mut arrivals, mut words) = (Arrivals::new().expect("memory"), [0; BITMAP_WORDS_MAX]);
         let expected = Psn::new(0xff_fff0);
         assert_eq!((arrivals.bitmap(expected, &mut words), words[0]), (1, 0));
         arrivals.note(expected.add(1), 1, ArrivalNote::default());

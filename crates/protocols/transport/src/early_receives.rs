@@ -7,6 +7,7 @@
 //!
 //! A record is borrowed from the pool of the worker ([`crate::records`]) and has fixed limits.
 
+use burst_base::heap::{self, OutOfMemory};
 use burst_shm::layout::{RecvWqe, SGE_MAX, Sge};
 
 /// Most receives taken early.
@@ -41,8 +42,8 @@ pub(crate) struct EarlyReceives {
 }
 
 impl EarlyReceives {
-    pub(crate) fn new() -> Self {
-        EarlyReceives { receives: Vec::with_capacity(EARLY_RECEIVES_MAX), sges: Vec::with_capacity(EARLY_SGES_MAX) }
+    pub(crate) fn new() -> Result<Self, OutOfMemory> {
+        Ok(EarlyReceives { receives: heap::with_room(EARLY_RECEIVES_MAX)?, sges: heap::with_room(EARLY_SGES_MAX)? })
     }
     pub(crate) fn clear(&mut self) {
         self.receives.clear();
@@ -94,7 +95,7 @@ mod tests {
     #[test]
     fn each_receive_keeps_its_entries_in_any_order_of_removal() {
         let mut rng = Rng::new(3);
-        let (mut early, mut model, mut next) = (EarlyReceives::new(), Vec::new(), 0u32);
+        let (mut early, mut model, mut next) = (EarlyReceives::new().expect("memory"), Vec::new(), 0u32);
         for _ in 0..5000 {
             if early.has_room() && rng.below(2) == 0 {
                 let sges: Vec<Sge> =

@@ -13,6 +13,7 @@
 //! A record exists only while packets are missing. It is borrowed from the pool of the worker ([`crate::records`]).
 
 use crate::psn_bits::{PsnBits, WINDOW_PSNS};
+use burst_base::heap::{self, OutOfMemory};
 use burst_base::{Nanos, Psn};
 use burst_wire::selective::{AckBitmap, PSNS_PER_WORD, TRANSMISSION_MAX};
 
@@ -72,10 +73,10 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new() -> Result<Self, OutOfMemory> {
         let zero = Psn::new(0);
-        let holes = Vec::with_capacity(HOLES_MAX);
-        Losses { arrived: PsnBits::new(), base: zero, top: zero, holes, repetitions: 0, newest: 0, probe: None }
+        let holes = heap::with_room(HOLES_MAX)?;
+        Ok(Losses { arrived: PsnBits::new(), base: zero, top: zero, holes, repetitions: 0, newest: 0, probe: None })
     }
     /// Begins with `base`, the first missing PSN.
     pub(crate) fn begin(&mut self, base: Psn) {
@@ -295,7 +296,7 @@ mod tests {
         }
     }
     fn losses_at(base: u32) -> Losses {
-        let mut losses = Losses::new();
+        let mut losses = Losses::new().expect("memory");
         losses.begin(Psn::new(base));
         losses
     }
@@ -460,7 +461,7 @@ mod tests {
         for seed in 0..60 {
             let mut rng = Rng::new(seed);
             let base = Psn::new(0xff_ff00 + rng.below(512) as u32);
-            let mut losses = Losses::new();
+            let mut losses = Losses::new().expect("memory");
             losses.begin(base);
             let (data, acks) = (VecDeque::new(), VecDeque::new());
             let mut model = Model { rng, losses, base, sent: base, data, arrived: Vec::new(), acks, acked: 0 };

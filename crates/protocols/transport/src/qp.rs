@@ -10,6 +10,7 @@ use crate::receive::Receiver;
 use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::state;
+use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpState, QpType, attr_mask};
 use burst_base::{Nanos, Psn, Qpn, Reason};
 use burst_frame::{Flow, RxFrame};
@@ -147,8 +148,10 @@ impl Qp {
     ) -> Result<(), ModifyError> {
         let mask = state::effective_mask(self.id.qp_type, mask);
         let to = state::check(self.id.qp_type, self.state, self.id.port_mtu, attr, mask)?;
-        if mask & attr_mask::AV != 0 {
-            self.flow = flow.ok_or(ModifyError::NoFlow)?;
+        let flow = if mask & attr_mask::AV == 0 { None } else { Some(flow.ok_or(ModifyError::NoFlow)?) };
+        self.reserve(to, attr, mask).map_err(|OutOfMemory| ModifyError::NoMemory)?;
+        if let Some(flow) = flow {
+            self.flow = flow;
             self.peer_port = PeerPort::default();
         }
         state::apply(&mut self.attr, attr, mask);
@@ -158,6 +161,19 @@ impl Qp {
         self.ack_timeout = ack_timeout(self.attr.timeout).max(ACK_TIMEOUT_MIN);
         self.enter(to, env);
         Ok(())
+    }
+
+    /// Reserves the memory that the queue pair needs in state `to`.
+    fn reserve(&mut self, to: QpState, attr: &QpAttr, mask: u32) -> Result<(), OutOfMemory> {
+        match (self.state, to) {
+            (QpState::Reset, QpState::Init) => self.req.allocate(self.id.cap.max_send_wr, self.id.cap.max_send_sge),
+            (QpState::Init, QpState::Rtr) => {
+                let is_given = mask & attr_mask::MAX_DEST_RD_ATOMIC != 0;
+                let depth = if is_given { attr.max_dest_rd_atomic } else { self.attr.max_dest_rd_atomic };
+                self.resp.reserve(depth)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn enter(&mut self, to: QpState, env: &mut Env<'_>) {
@@ -171,9 +187,6 @@ impl Qp {
             QpState::Err => {
                 self.send_pending_ack(env);
                 return self.enter_error();
-            }
-            QpState::Init if from == QpState::Reset => {
-                self.req.allocate(self.id.cap.max_send_wr, self.id.cap.max_send_sge);
             }
             QpState::Rtr if from == QpState::Init => {
                 self.resp.start(self.attr.rq_psn, self.attr.max_dest_rd_atomic);

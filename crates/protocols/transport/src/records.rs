@@ -1,12 +1,13 @@
 //! The records of loss recovery of one worker: borrowed by a queue pair while packets are missing, and given back.
 //!
 //! A worker without loss has none: a record is made when it is first needed, and then kept. The number of records of each kind is
-//! limited, so that no number of queue pairs and no peer makes a worker need more memory. A queue pair that gets none goes back
-//! to the first missing packet, which needs no record.
+//! limited, so that no number of queue pairs and no peer makes a worker need more memory. A queue pair that gets none, because of
+//! the limit or because the system gives no memory, goes back to the first missing packet, which needs no record.
 
 use crate::arrivals::Arrivals;
 use crate::early_receives::EarlyReceives;
 use crate::losses::Losses;
+use burst_base::heap::OutOfMemory;
 
 /// Records of each kind that a worker makes at most. One has 17 KiB (arrivals), 6 KiB (receives) or 6 KiB (losses).
 pub const RECORDS_MAX: usize = 256;
@@ -22,13 +23,13 @@ impl<T> Shelf<T> {
     fn new(max: usize) -> Self {
         Shelf { free: Vec::new(), made: 0, max }
     }
-    fn take(&mut self, make: fn() -> T) -> Option<Box<T>> {
+    fn take(&mut self, make: fn() -> Result<T, OutOfMemory>) -> Option<Box<T>> {
         if let Some(record) = self.free.pop() {
             return Some(record);
         }
-        let may_make = self.made < self.max;
-        self.made += usize::from(may_make);
-        may_make.then(|| Box::new(make()))
+        let record = if self.made < self.max { make().ok() } else { None }?;
+        self.made += 1;
+        Some(Box::new(record))
     }
     fn give(&mut self, record: Box<T>) {
         debug_assert!(self.free.len() < self.made, "a record of another pool");

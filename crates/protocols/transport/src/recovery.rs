@@ -18,6 +18,7 @@ use crate::ahead::{AHEAD_MAX, ReadAhead};
 use crate::api::READ_CHUNK_BYTES;
 use crate::head::Work;
 use crate::ring::{InflightRing, SgeRing};
+use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{WcStatus, WrOpcode};
 use burst_base::{Psn, Reason};
 use burst_shm::layout::{SendWqe, Sge};
@@ -143,10 +144,10 @@ impl Recovery {
         }
     }
     /// Reserves room for `wqes` (a power of two) requests and `sges` scatter/gather entries.
-    pub(crate) fn allocate(&mut self, wqes: u32, sges: u32) {
+    pub(crate) fn allocate(&mut self, wqes: u32, sges: u32) -> Result<(), OutOfMemory> {
         assert!(self.is_empty());
-        self.wqes = InflightRing::with_capacity(wqes);
-        self.sges = SgeRing::with_capacity(sges as usize);
+        (self.wqes, self.sges) = (InflightRing::with_capacity(wqes)?, SgeRing::with_capacity(sges as usize)?);
+        Ok(())
     }
     /// The first packet will have PSN `psn`.
     pub(crate) fn start(&mut self, psn: Psn) {
@@ -594,7 +595,7 @@ mod tests {
 
     fn recovery() -> Recovery {
         let mut recovery = Recovery::new();
-        recovery.allocate(4, 8);
+        recovery.allocate(4, 8).expect("memory");
         recovery.start(Psn::new(100));
         recovery
     }

@@ -11,6 +11,7 @@ use crate::head::Work;
 use crate::qp::Qp;
 use crate::recovery::{InflightWqe, NewRequest, Recovery};
 use crate::selective::SelectiveRequester;
+use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::Fetch;
@@ -102,11 +103,11 @@ impl Requester {
     }
 
     /// Reserves memory for requests in flight (the queue pair leaves RESET).
-    pub(crate) fn allocate(&mut self, max_send_wr: u32, max_send_sge: u32) {
+    pub(crate) fn allocate(&mut self, max_send_wr: u32, max_send_sge: u32) -> Result<(), OutOfMemory> {
         let wqes = max_send_wr.clamp(1, INFLIGHT_WQES_MAX).next_power_of_two();
         // A request's entries are contiguous, so a ring of twice the longest request always has room for one more.
         let sges = (wqes * max_send_sge).clamp(2 * max_send_sge.clamp(1, SGE_MAX), INFLIGHT_SGES_MAX);
-        self.recovery.allocate(wqes, sges);
+        self.recovery.allocate(wqes, sges)
     }
 
     /// Begins at `psn` (the queue pair enters RTS).

@@ -19,6 +19,7 @@ use crate::message::ReceivedMessage;
 use crate::qp::Qp;
 use crate::receive::Load;
 use crate::selective::SelectiveResponder;
+use burst_base::heap::{self, OutOfMemory};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey, TokenBucket};
 use burst_span::Unreachable;
@@ -223,10 +224,15 @@ impl Responder {
             sel: SelectiveResponder::new(),
         }
     }
+    /// Reserves memory for `depth` READs and ATOMICs (the queue pair is about to enter RTR).
+    pub(crate) fn reserve(&mut self, depth: u8) -> Result<(), OutOfMemory> {
+        heap::reserve(&mut self.resources, usize::from(depth))
+    }
     /// Begins at `psn`, with places for `depth` READs and ATOMICs (the queue pair enters RTR).
     pub(crate) fn start(&mut self, psn: Psn, depth: u8) {
-        let depth = usize::from(depth);
-        *self = Responder { expected: psn, resources: Vec::with_capacity(depth), depth, ..Responder::new() };
+        let mut resources = std::mem::take(&mut self.resources);
+        resources.clear();
+        *self = Responder { expected: psn, resources, depth: usize::from(depth), ..Responder::new() };
     }
     /// The queue pair goes to ERR: only a pending NAK and the responses before it are still sent.
     pub(crate) fn stop(&mut self) {

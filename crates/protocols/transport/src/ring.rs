@@ -4,6 +4,7 @@
 //! is pushed the first time its place is reached and overwritten afterwards. An idle queue pair therefore costs
 //! address space, not pages.
 
+use burst_base::heap::{self, OutOfMemory};
 use burst_shm::layout::Sge;
 
 /// A ring of at most `capacity` (a power of two) entries; counters wrap at 2^32.
@@ -18,9 +19,9 @@ impl<T: Copy> InflightRing<T> {
     pub(crate) const fn none() -> Self {
         InflightRing { items: Vec::new(), capacity: 0 }
     }
-    pub(crate) fn with_capacity(capacity: u32) -> Self {
+    pub(crate) fn with_capacity(capacity: u32) -> Result<Self, OutOfMemory> {
         assert!(capacity.is_power_of_two());
-        InflightRing { items: Vec::with_capacity(capacity as usize), capacity }
+        Ok(InflightRing { items: heap::with_room(capacity as usize)?, capacity })
     }
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
@@ -54,8 +55,8 @@ pub(crate) struct SgeRing {
 }
 
 impl SgeRing {
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
-        SgeRing { items: Vec::with_capacity(capacity), capacity, head: 0, tail: 0, next: 0 }
+    pub(crate) fn with_capacity(capacity: usize) -> Result<Self, OutOfMemory> {
+        Ok(SgeRing { items: heap::with_room(capacity)?, capacity, head: 0, tail: 0, next: 0 })
     }
     /// Index and counter at which `count` contiguous entries would begin: not across the end of the ring.
     #[inline]
@@ -110,7 +111,7 @@ mod tests {
 
     #[test]
     fn entries_stay_contiguous_around_the_end() {
-        let mut ring = SgeRing::with_capacity(64);
+        let mut ring = SgeRing::with_capacity(64).expect("memory");
         let mut live: std::collections::VecDeque<(u64, usize, u32, usize)> = Default::default();
         for tag in 0..1000u64 {
             let count = (tag as usize * 7) % 31;
@@ -130,7 +131,7 @@ mod tests {
     #[test]
     fn twice_the_longest_request_is_room_for_any_next_one() {
         for longest in 1..=30usize {
-            let mut ring = SgeRing::with_capacity(2 * longest);
+            let mut ring = SgeRing::with_capacity(2 * longest).expect("memory");
             for tag in 0..200u64 {
                 assert!(ring.has_room(longest), "{tag} of up to {longest}");
                 let count = 1 + (tag as usize * 7) % longest;
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn ring_wraps() {
-        let mut ring = InflightRing::with_capacity(4);
+        let mut ring = InflightRing::with_capacity(4).expect("memory");
         for at in 0..10u32 {
             ring.store(at, at);
             for back in 0..4u32.min(at + 1) {

@@ -6,6 +6,7 @@ use crate::cm::{FinishedStep, UNKNOWN_PEER};
 use crate::device::DeviceObject;
 use crate::groups::group_of;
 use crate::host::Host;
+use crate::host::room::{no_memory, table_entries};
 use crate::limits::LIMITS;
 use crate::refusal::{no_room, refuse, unknown};
 use crate::reply::ReplyParts;
@@ -22,7 +23,7 @@ use burst_peer::Capability;
 use burst_shm::rq::{RqConsumer, RqSpec};
 use burst_shm::sq::{SqConsumer, SqSpec};
 use burst_shm::{ShmRef, rq_stride, sq_stride};
-use burst_transport::{Qp, QpConfig, RecvQueue};
+use burst_transport::{ModifyError, Qp, QpConfig, RecvQueue};
 use std::sync::Arc;
 
 /// The bit of privileged ("controlled") Q_Keys (IBA 3.5.3): the management datagrams of QP1 have one.
@@ -221,8 +222,9 @@ impl Context {
 
     /// Chooses a worker, and allocates a queue pair number and a doorbell.
     fn take_numbers(&mut self, host: &mut Host) -> Result<QpNumbers, Refusal> {
-        let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
         let worker = host.pick_worker();
+        self.make_room_for_doorbell(host, worker)?;
+        let charge = host.count_object(&self.caller, self.device, DeviceObject::Qp)?;
         if let Some(doorbell) = self.doorbells[worker].take() {
             if let Some(qpn) = host.qpns[worker].take() {
                 return Ok(QpNumbers { worker, qpn, doorbell, charge });
@@ -231,6 +233,19 @@ impl Context {
         }
         host.uncount_object(self.device, DeviceObject::Qp);
         no_room("queue pair")
+    }
+
+    /// Makes room for one more doorbell of this context at a worker.
+    fn make_room_for_doorbell(&mut self, host: &Host, worker: usize) -> Result<(), Refusal> {
+        let (context, present) = (self.id, self.doorbells[worker].taken_end());
+        if present < self.doorbell_room[worker] {
+            return Ok(());
+        }
+        let entries = table_entries(present + 1);
+        host.on_worker(worker, move |w, _| w.reserve_doorbells(context, entries))
+            .map_err(|_| no_memory("queue pair", entries))?;
+        self.doorbell_room[worker] = entries;
+        Ok(())
     }
 
     /// Adds `by` to the counts of objects that refer to a queue pair's protection domain and queues.
@@ -270,6 +285,7 @@ impl Context {
         let done = host.on_worker(object.worker, move |w, now| w.modify_qp(now, qpn, &attr, mask, flow));
         match done {
             Ok(attr) => Ok(Response::QpAttr(attr).into()),
+            Err(e @ ModifyError::NoMemory) => refuse(libc::ENOMEM, e.to_string()),
             Err(e) => refuse(libc::EINVAL, e.to_string()),
         }
     }

@@ -11,6 +11,7 @@ use burst_base::{DeviceId, Qpn};
 use burst_control::events::{EventPipe, EventSink};
 use burst_control::{AsyncObject, Refusal, Response};
 use burst_engine::objects::{SrqShared, write_async};
+use burst_engine::room::WorkerTable;
 use burst_engine::{ContextSlot, EngineCq, QpHolder};
 use burst_ledger::{Charge, Resource};
 use burst_mem::ProcessMemory;
@@ -180,6 +181,8 @@ pub struct Context {
     pub(super) ahs: HandleTable<HostAh>,
     /// Doorbell numbers, by worker.
     pub(super) doorbells: Vec<IdAllocator>,
+    /// Doorbells for which each worker has room.
+    pub(super) doorbell_room: Vec<u32>,
 }
 
 impl Context {
@@ -214,6 +217,7 @@ impl Context {
             slots.push(ContextSlot { account, fills, doorbells, queues, async_events, wake: Some(wake) });
         }
         let workers = slots.len();
+        host.make_room(WorkerTable::Contexts, "context")?;
         let Some(id) = host.contexts.take() else { return no_room("context") };
         host.context_users.insert(id, caller.process.uid);
         for (worker, slot) in slots.into_iter().enumerate() {
@@ -241,6 +245,7 @@ impl Context {
             targets_open: 0,
             ahs: HandleTable::default(),
             doorbells: (0..workers).map(|_| IdAllocator::new(burst_shm::DOORBELL_QUEUES)).collect(),
+            doorbell_room: vec![0; workers],
         };
         let response = Response::Context { workers: workers as u32, device: info };
         Ok((context, ReplyParts { response, fds, segments }))
