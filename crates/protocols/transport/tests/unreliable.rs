@@ -5,11 +5,13 @@ use burst_base::verbs::{
     EventType, Mtu, QpAttr, QpState, QpType, WcOpcode, WcStatus, WrOpcode, attr_mask, send_flags, wc_flags,
 };
 use burst_base::{Nanos, Qkey, Reason};
-use burst_frame::Flow;
+use burst_frame::{Flow, RxFrame};
 use burst_shm::layout::SendWqe;
 use burst_shm::testing;
-use burst_transport::{GRH_BYTES, QpConfig, RecvQueue, TxBudget};
+use burst_transport::{Env, GRH_BYTES, QpConfig, RecvQueue, TxBudget};
+use burst_wire::Packet;
 use common::{End, LinkFaults, Pair, QKEY, Setup, ip_of, qpn_of};
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 const NOW: Nanos = Nanos(1_000);
@@ -146,6 +148,41 @@ fn datagrams_arrive_behind_their_route_header() {
     assert_eq!((got[20], got[29]), (0x45, 17));
     assert_eq!(got[32..40], [10, 77, 0, 0, 10, 77, 0, 1]);
     assert_eq!(&got[GRH_BYTES..], b"datagram");
+}
+
+/// The route header of the datagram `packet` if it comes by `flow`, and the IP version in its completion.
+fn route_header_of(packet: &[u8], flow: Flow) -> (Vec<u8>, u8) {
+    let mut end = End::new(1, &ud());
+    end.bring_up(0, &ud(), QpState::Rts);
+    post_receive(&mut end, 1, 2000);
+    let parsed = Packet::parse(packet).expect("well-formed");
+    let mut env = Env { now: NOW, mem: &end.mem, tx: &mut end.tx, fx: &mut end.fx };
+    end.qp.on_packet(&RxFrame { flow, bytes: packet }, &parsed, &mut env);
+    let (cqe, _) = end.fx.receives[0];
+    (end.memory(100_000, GRH_BYTES), cqe.sl)
+}
+
+#[test]
+fn the_route_header_has_the_fields_of_the_frame_it_came_in() {
+    let mut sender = End::new(0, &ud());
+    sender.bring_up(1, &ud(), QpState::Rts);
+    post(&mut sender, WrOpcode::Send, 1, 8);
+    let packet = sender.drain(NOW).remove(0);
+    // BTH, DETH and 8 bytes; UDP header and ICRC.
+    let udp_len = 12 + 8 + 8 + 8 + 4;
+    let flow = Flow { tos: 0xb2, hop_limit: 63, flow_label: 0xc_de01, ..Flow::default() };
+    let (header, version) = route_header_of(&packet, Flow { src: ip_of(0), dst: ip_of(1), ..flow });
+    let checksum = header[30..32].to_vec();
+    let fixed = [0x45, 0xb2, 0, udp_len + 20, 0, 0, 0x40, 0, 63, 17, checksum[0], checksum[1]];
+    assert_eq!(header, [&[0; 20][..], &fixed, &[10, 77, 0, 0, 10, 77, 0, 1]].concat());
+    // RFC 1071: the words of a header with its checksum add up to all ones.
+    let sum: u32 = header[20..].chunks(2).map(|two| u32::from(two[0]) * 256 + u32::from(two[1])).sum();
+    assert_eq!((sum % 0xffff, version), (0, 0xa));
+
+    let (src, dst) = (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2));
+    let (header, version) = route_header_of(&packet, Flow { src: IpAddr::V6(src), dst: IpAddr::V6(dst), ..flow });
+    let fixed = [0x6b, 0x2c, 0xde, 0x01, 0, udp_len, 17, 63];
+    assert_eq!((header, version), ([&fixed[..], &src.octets(), &dst.octets()].concat(), 0x9));
 }
 
 #[test]
