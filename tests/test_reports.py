@@ -42,7 +42,7 @@ def report(demo, autogroups):
 
 def test_the_demo_says_what_was_shown(demo):
     shown, _ = demo.words(report(demo, 0))
-    assert "at least 1.3 times the bandwidth of one kernel TCP stream" in shown
+    assert "at least 1.30 times the bandwidth of one kernel TCP stream" in shown
     assert "24 us one way" in shown and "1.2 times a blocking TCP message" in shown and "2.5 times a spinning UDP message" in shown
 
 
