@@ -30,6 +30,9 @@ impl Qp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
         }
+        if self.req.sel.active {
+            return self.on_standard_nak(pkt, env);
+        }
         if let Some(reason) = self.check_response_psn(pkt, env.now) {
             return env.fx.count(reason);
         }

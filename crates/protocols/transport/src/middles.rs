@@ -91,7 +91,7 @@ impl Qp {
 
     /// Executes middle packets of the response to the oldest request, if that is a READ.
     fn on_response_middles(&mut self, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
-        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) || self.req.sel.active {
             return 0;
         }
         let Some(request) = self.req.recovery.oldest().filter(|request| request.work == Work::Read) else { return 0 };

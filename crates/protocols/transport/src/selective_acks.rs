@@ -19,7 +19,7 @@ use burst_base::verbs::{QpState, WcStatus};
 use burst_base::{Nanos, Psn, Reason};
 use burst_wire::aeth::rnr_timer;
 use burst_wire::selective::DELAY_UNIT_NS;
-use burst_wire::{NakCode, OpKind, Packet, Saeth, Syndrome};
+use burst_wire::{Aeth, NakCode, OpKind, Packet, Saeth, Syndrome};
 
 /// Waits of the fast timer that fit into a local ACK timeout at least: two probes and a time-out come before it.
 const FAST_WAITS: u64 = 4;
@@ -54,6 +54,31 @@ impl Qp {
         };
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
             self.after_answer(before, news, env);
+        }
+    }
+
+    /// An answer of the standard family while requests of this one are in flight. Only a NAK that ends the queue pair is taken:
+    /// the host of a peer that has died sends it, which does not know the family. Others answer nothing that was asked, and
+    /// would end requests behind the back of the record of lost packets.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn on_standard_nak(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+        if let Some(reason) = self.check_response_psn(pkt, env.now) {
+            return env.fx.count(reason);
+        }
+        let code = match (pkt.info.kind, pkt.aeth()) {
+            (OpKind::Ack, Some(Aeth { syndrome: Syndrome::Nak(code), .. })) if code != NakCode::PsnSequence => code,
+            _ => return env.fx.count(Reason::UnexpectedResponse),
+        };
+        let psn = pkt.bth.psn;
+        let before = (self.req.recovery.una_psn(), self.req.sel.acked);
+        self.advance_acked(psn);
+        self.ack_through(psn.prev(), env);
+        if matches!(self.state, QpState::Rts | QpState::Sqd) {
+            self.on_selective_nak(psn, code, env);
+        }
+        if matches!(self.state, QpState::Rts | QpState::Sqd) {
+            self.after_answer(before, false, env);
         }
     }
 

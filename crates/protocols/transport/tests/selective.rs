@@ -437,6 +437,41 @@ fn only_missing_packets_are_sent_again_and_once() {
     assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
 }
 
+/// An acknowledgement or a NAK of the standard family.
+fn answer_standard(end: &mut End, psn: u32, syndrome: Syndrome) {
+    let head = HeadBuf::new(&Bth::new(Opcode::RcAck, qpn_of(0), Psn::new(psn))).aeth(Aeth { syndrome, msn: 0 });
+    end.receive_from(NOW, ip_of(1), head.as_slice());
+}
+
+#[test]
+fn a_standard_answer_ends_no_request_of_the_family() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaWrite, 1, 0, MTU);
+    post(&mut end, WrOpcode::RdmaWrite, 2, 0, 3 * MTU);
+    sent(&mut end, NOW);
+    // 10 and 12 are lost; an acknowledgement of both must not retire their requests.
+    acknowledge(&mut end, 10, &[11, 13], (13, 0));
+    let syndromes = [Syndrome::ACK, Syndrome::Rnr { timer: 1 }, Syndrome::Nak(NakCode::PsnSequence)];
+    syndromes.into_iter().for_each(|syndrome| answer_standard(&mut end, 13, syndrome));
+    assert_eq!((end.statuses(), end.fx.count_of(Reason::UnexpectedResponse)), (vec![], 3));
+    assert_eq!(sent(&mut end, NOW), ["RcSrWriteOnly 10 xn1", "RcSrWriteMiddle 12 xn1"]);
+    acknowledge(&mut end, 14, &[], (12, 1));
+    assert_eq!((end.statuses(), end.fx.records.in_use()), (vec![OK, OK], 0));
+}
+
+#[test]
+fn a_standard_nak_of_a_dead_peer_ends_the_queue_pair() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaWrite, 1, 0, MTU);
+    post(&mut end, WrOpcode::RdmaWrite, 2, 0, 3 * MTU);
+    sent(&mut end, NOW);
+    acknowledge(&mut end, 10, &[11, 13], (13, 0));
+    answer_standard(&mut end, 12, Syndrome::Nak(NakCode::RemoteOperation));
+    end.drain(NOW);
+    assert_eq!(end.statuses(), [OK, WcStatus::RemOpErr]);
+    assert_eq!((end.qp.state(), end.fx.records.in_use(), end.qp.inflight_bytes()), (QpState::Err, 0, 0));
+}
+
 #[test]
 fn bytes_that_have_arrived_make_room_in_the_window() {
     let mut end = requester();

@@ -1,5 +1,5 @@
-//! Packets of the selective repeat family as no honest peer sends them, against a live pair: nothing panics, records are
-//! bounded and come back, and each request ends once.
+//! Packets of the selective repeat family, and answers of the standard one, as no honest peer sends them, against a live pair:
+//! nothing panics, records are bounded and come back, and each request ends once.
 //!
 //! `BURST_SEED=n` runs one seed; a failing seed is printed. `BURST_SEEDS` changes their number.
 mod common;
@@ -85,6 +85,37 @@ fn forge(rng: &mut Rng, to: u8, psn: Psn, rkey: u32) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// An answer of the standard family. A pair in the other family takes none, except for a NAK that ends it.
+fn forge_standard_answer(rng: &mut Rng, to: u8, psn: Psn) -> Vec<u8> {
+    let answers = [
+        Opcode::RcAck,
+        Opcode::RcAck,
+        Opcode::RcAtomicAck,
+        Opcode::RcReadResponseFirst,
+        Opcode::RcReadResponseMiddle,
+        Opcode::RcReadResponseLast,
+        Opcode::RcReadResponseOnly,
+    ];
+    let opcode = answers[rng.below(7) as usize];
+    let syndrome = match rng.below(20) {
+        0 => Syndrome::Nak(NakCode::RemoteOperation),
+        1..4 => Syndrome::Rnr { timer: 1 },
+        4..8 => Syndrome::Nak(NakCode::PsnSequence),
+        _ => Syndrome::ACK,
+    };
+    let head = HeadBuf::new(&Bth::new(opcode, qpn_of(to), psn));
+    let head = match opcode {
+        Opcode::RcReadResponseMiddle => head,
+        _ => head.aeth(Aeth { syndrome, msn: 0 }),
+    };
+    let head = if opcode == Opcode::RcAtomicAck { head.atomic_ack(AtomicAckEth { original: 5 }) } else { head };
+    let mut bytes = head.as_slice().to_vec();
+    if opcode.info().has_payload {
+        bytes.resize(bytes.len() + 1024, 7);
+    }
+    bytes
+}
+
 fn post(rng: &mut Rng, pair: &mut Pair, me: usize, wr_id: u64) {
     let opcodes = [
         WrOpcode::Send,
@@ -131,7 +162,11 @@ fn play(seed: u64) {
                 // Near what the end expects as responder, or has in flight as requester.
                 let about = if rng.below(2) == 0 { query.rq_psn } else { query.sq_psn.sub(rng.below(20) as u32) };
                 let (psn, rkey) = (near(&mut rng, about, 40), pair.ends[me].lkey);
-                if let Some(bytes) = forge(&mut rng, me as u8, psn, rkey) {
+                let forged = match rng.below(5) {
+                    0 => Some(forge_standard_answer(&mut rng, me as u8, psn)),
+                    _ => forge(&mut rng, me as u8, psn, rkey),
+                };
+                if let Some(bytes) = forged {
                     let now = pair.now;
                     pair.ends[me].receive_from(now, ip_of(1 - me as u8), &bytes);
                 }
