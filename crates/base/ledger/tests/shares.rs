@@ -75,8 +75,9 @@ fn the_work_of_all_workers_is_summed() {
     let account = user(&ledger, 1001);
     for worker in [3, 0, 3] {
         account.work_count(worker).add_turn(2, 1000);
+        account.work_count(worker).add_received(16, 70_000);
     }
-    let sum = WorkSum { turns: 3, requests: 6, bytes: 3000 };
+    let sum = WorkSum { turns: 3, requests: 6, bytes: 3000, packets_received: 48, bytes_received: 210_000 };
     assert_eq!((account.work(), ledger.uses(0)[0].work), (sum, sum));
 }
 

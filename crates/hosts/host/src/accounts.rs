@@ -147,7 +147,7 @@ impl Host {
 
 fn user_use(account: &AccountUse) -> UserUse {
     let resources = account.resources.iter().map(|r| UserResource { used: r.used, limit: r.limit });
-    let WorkSum { turns, requests, bytes } = account.work;
+    let WorkSum { turns, requests, bytes, .. } = account.work;
     UserUse {
         owner: account.id.to_string().chars().take(OWNER_MAX).collect(),
         privileged: account.privileged,
