@@ -8,8 +8,10 @@ use crate::counters::{Counters, Traffic};
 use crate::endpoint::Endpoint;
 use crate::objects::{AddressHandle, EngineCq, QpHolder, QpSlot, XrcEntry, write_async};
 use crate::path::Path;
+use crate::sched::ReceivedWork;
 use crate::signals::Signals;
 use crate::worker::{Core, Outbox, PortSlot};
+use burst_base::reason::Class;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
@@ -106,7 +108,7 @@ impl Tables<'_> {
     ) -> T {
         let Tables { now, cqs, ahs, xrc, mem, outbox, paths, records, .. } = self;
         let Egress { batch, counters } = egress;
-        let QpSlot { endpoint: Endpoint::Roce(qp), holder, other_holders, device, path, .. } = slot;
+        let QpSlot { endpoint: Endpoint::Roce(qp), holder, other_holders, device, path, received, .. } = slot;
         let signals = Signals::default();
         let mut fx = QpEffects {
             cqs,
@@ -120,6 +122,7 @@ impl Tables<'_> {
             signals,
             completions,
             records,
+            received,
         };
         let result = f(qp, &mut Env { now, mem, tx: batch, fx: &mut fx });
         let signals = fx.signals;
@@ -160,6 +163,7 @@ struct QpEffects<'a> {
     signals: Signals,
     completions: Completions,
     records: &'a mut RecordPool,
+    received: &'a mut ReceivedWork,
 }
 
 impl Effects for QpEffects<'_> {
@@ -184,6 +188,9 @@ impl Effects for QpEffects<'_> {
     }
 
     fn count(&mut self, reason: Reason) {
+        if matches!(reason.class(), Class::Drop | Class::Nak) {
+            self.received.refuse_last();
+        }
         self.counters.count(reason);
     }
 

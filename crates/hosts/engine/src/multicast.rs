@@ -90,6 +90,7 @@ impl RxBurst<'_> {
         let (slot, mut tables) = self.core.slot_and_tables(self.now, index);
         let Some(slot) = slot.filter(|slot| slot.qpn == qpn) else { return };
         let completions = tables.touch(slot, index);
+        slot.received.add(frame.bytes.len());
         let egress = Egress { batch: self.batch, counters: self.counters };
         tables.call_qp(slot, egress, completions, |qp, env| qp.on_packet(frame, packet, env));
     }

@@ -4,7 +4,7 @@
 use crate::ack_delay::AckDelay;
 use crate::endpoint::Endpoint;
 use crate::paths::NOT_WAITING;
-use crate::sched::{NO_TICKET, ReadyPlace};
+use crate::sched::{NO_TICKET, ReadyPlace, ReceivedWork};
 use crate::tombstone::Tombstone;
 use crate::wakes::Wake;
 use burst_base::verbs::EventType;
@@ -128,7 +128,7 @@ pub struct QpSlot {
     pub device: DeviceId,
     /// Number of its doorbell in its context, or [`NO_DOORBELL`].
     pub doorbell: u32,
-    /// The context that is charged for its turns.
+    /// The context that is charged for its turns, and for the packets that it receives.
     pub holder: QpHolder,
     /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
     pub other_holders: BTreeMap<u64, QpHolder>,
@@ -146,6 +146,8 @@ pub struct QpSlot {
     pub(crate) waiting: u32,
     /// Whether it got packets in this burst.
     pub(crate) touched: bool,
+    /// What it has received in this burst.
+    pub(crate) received: ReceivedWork,
     /// Whether the receive completions of this burst wait for its end.
     pub(crate) receives_last: bool,
     pub(crate) ack_delay: AckDelay,
@@ -196,6 +198,7 @@ impl QpSlot {
             ticket: NO_TICKET,
             waiting: NOT_WAITING,
             touched: false,
+            received: ReceivedWork::default(),
             receives_last: false,
             ack_delay: AckDelay::default(),
             armed: Nanos::NEVER,

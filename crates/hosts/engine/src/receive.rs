@@ -45,6 +45,9 @@ impl Worker {
         while let Some(qp) = self.core.touched.pop() {
             if let Some(slot) = self.core.qps.get_mut(qp as usize).and_then(Option::as_mut) {
                 slot.touched = false;
+                if let Some(received) = slot.received.take_due() {
+                    self.core.sched.charge_received(slot.holder.context, received);
+                }
             }
             self.core.settle(now, qp);
         }
@@ -124,8 +127,10 @@ impl RxBurst<'_> {
         let egress = Egress { batch: self.batch, counters: self.counters };
         let taken = tables.call_qp(slot, egress, completions, |qp, env| qp.on_middles(flow, run, env));
         if taken > 0 {
+            let bytes = taken * (run.stride - ICRC_LEN);
+            slot.received.add_run(taken, bytes);
             self.counters.add(Traffic::RxPackets, taken as u64);
-            self.counters.add(Traffic::RxBytes, (taken * (run.stride - ICRC_LEN)) as u64);
+            self.counters.add(Traffic::RxBytes, bytes as u64);
             self.core.data_came = true;
             if is_marked(flow) {
                 self.on_mark(flow, index, bth.opcode);
@@ -158,6 +163,7 @@ impl RxBurst<'_> {
             return;
         };
         let completions = tables.touch(slot, index);
+        slot.received.add(frame.bytes.len());
         let egress = Egress { batch: self.batch, counters: self.counters };
         tables.call_qp(slot, egress, completions, |qp, env| qp.on_packet(frame, packet, env));
         if is_marked(&frame.flow) {

@@ -14,6 +14,11 @@
 //! longer than a round. So that others are served before it is paid, [`Scheduler::take_turn`] begins no second round in one call:
 //! in each pass, an account that owes gets one round's credit, and packets of others are received.
 //!
+//! Packets that a queue pair receives are worker time of its account, too: [`ReceivedWork`]. An account pays for them out of
+//! its next rounds, before it has turns. Unlike missing pages they cost nothing while no other account wants a turn: if all
+//! accounts that do must pay for packets first, the rounds until the first has paid are skipped. An account without ready
+//! queue pairs pays in each round, too, and debts for packets end when the worker goes to sleep.
+//!
 //! A destroyed queue pair is not searched for in its queue. Its place becomes void, and [`Scheduler::take_turn`] skips void
 //! places. A queue is swept only when more than half of its places are void, so each of thousands of queue pairs that end at
 //! once costs constant time.
@@ -40,14 +45,71 @@ const REQUEST_COST: u64 = 1 << 10;
 /// payload, one of many that follow one another as long as 5 KiB (measured on Linux 6.18).
 pub const FILL_COST: u64 = 16 << 10;
 
-/// What an account owes at most: its acknowledgements wait for 16 passes at most.
+/// What a received packet costs at least, in bytes of payload sent: about as much as a work request.
+const PACKET_COST: u64 = 1 << 10;
+
+/// Received packets of one queue pair that are charged together at least.
+const CHARGED_FROM: u32 = 16;
+
+/// What an account owes at most for missing pages, and what it is charged at most for packets between two turns. Its
+/// acknowledgements wait for 16 passes at most for the pages, and for 18 rounds for packets and the turn before.
 const DEBT_MAX: u64 = 16 * ROUND_COST;
+
+/// So many rounds pay any debt for packets, with a round's credit left.
+const ROUNDS_MAX: u64 = DEBT_MAX / ROUND_COST + 2;
 
 /// The cost of a turn, in bytes of payload: a turn of many small requests takes a worker about as long as one of large ones. A
 /// turn that sends nothing costs as much as one request.
 #[inline]
 pub fn turn_cost(requests: u32, bytes: u64) -> u64 {
     (u64::from(requests) * REQUEST_COST).max(bytes).max(REQUEST_COST)
+}
+
+/// Received packets of a queue pair that have not been charged yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceivedWork {
+    packets: u32,
+    /// From the BTH on and without the ICRC.
+    bytes: u32,
+    /// Bytes of the last packet that was added singly.
+    last: u32,
+}
+
+impl ReceivedWork {
+    /// Adds a packet that is handled next. A burst has 256 packets at most, and trains of 64 KiB at most.
+    #[inline]
+    pub fn add(&mut self, bytes: usize) {
+        self.packets += 1;
+        self.bytes += bytes as u32;
+        self.last = bytes as u32;
+    }
+    /// Adds packets of a train that were carried out together.
+    #[inline]
+    pub fn add_run(&mut self, packets: usize, bytes: usize) {
+        self.packets += packets as u32;
+        self.bytes += bytes as u32;
+    }
+    /// The packet that was added last was refused: nobody pays for it. Otherwise anybody could make a user pay, by packets that
+    /// none of the user's programs has asked for.
+    #[cold]
+    pub fn refuse_last(&mut self) {
+        let last = std::mem::take(&mut self.last);
+        if last > 0 {
+            self.packets -= 1;
+            self.bytes -= last;
+        }
+    }
+    /// At the end of a burst: what is to be charged now. Fewer packets wait, so that a queue pair that receives few costs little.
+    #[inline]
+    pub fn take_due(&mut self) -> Option<ReceivedWork> {
+        self.last = 0;
+        (self.packets >= CHARGED_FROM).then(|| std::mem::take(self))
+    }
+    /// The cost, in bytes of payload sent.
+    #[inline]
+    fn cost(self) -> u64 {
+        (u64::from(self.packets) * PACKET_COST).max(u64::from(self.bytes))
+    }
 }
 
 /// A place in a ready queue. It is void when the slot's queue pair has another ticket or none, also if the slot has a new queue
@@ -94,9 +156,13 @@ struct ReadyAccount {
     queued: VecDeque<u32>,
     /// Whether it waits for this round's or the next round's turn.
     is_queued: bool,
-    /// What it may still use in `round`; not above 0: it waits for the next one.
+    /// What it may still use in `round`; not above 0: it waits for the next one. It owes less than [`DEBT_MAX`] and a round.
     credit: i64,
     round: u64,
+    /// What it owes for missing pages, [`DEBT_MAX`] at most.
+    owed_fills: u64,
+    /// What packets may cost it until its next turn: however much it receives, its turn comes.
+    may_owe: u64,
 }
 
 /// The ready queues. Contexts and queue pairs are named by their indices in the worker's tables.
@@ -118,15 +184,37 @@ pub struct Scheduler {
 
 impl ReadyAccount {
     fn new(id: AccountId, work: Arc<WorkCount>, fills: Option<Arc<FillAllowance>>) -> ReadyAccount {
-        ReadyAccount { id, work, fills, contexts: 0, queued: VecDeque::new(), is_queued: false, credit: 0, round: 0 }
+        ReadyAccount {
+            id,
+            work,
+            fills,
+            contexts: 0,
+            queued: VecDeque::new(),
+            is_queued: false,
+            credit: 0,
+            round: 0,
+            owed_fills: 0,
+            may_owe: DEBT_MAX,
+        }
     }
-    /// Gives it what it may use in this round, less what it has used above it in the round before.
+    /// Gives it what it may use in this round, less what it has used above it before. Rounds that passed without it count, too.
     #[inline]
     fn enter(&mut self, round: u64) {
         if self.round != round {
+            let rounds = (round - self.round).min(ROUNDS_MAX);
             self.round = round;
-            self.credit = self.credit.min(0) + ROUND_COST as i64;
+            self.credit = (self.credit + (rounds * ROUND_COST) as i64).min(ROUND_COST as i64);
+            if self.owed_fills > 0 {
+                self.pay_fills();
+            }
         }
+    }
+    /// Pays for missing pages with its credit.
+    #[cold]
+    fn pay_fills(&mut self) {
+        let paid = self.owed_fills.min(self.credit.max(0) as u64);
+        self.owed_fills -= paid;
+        self.credit -= paid as i64;
     }
 }
 
@@ -220,7 +308,8 @@ impl Scheduler {
         place.ticket
     }
     /// Takes the queue pair that has the next turn, of those that are `still` ready. [`Scheduler::charge`] must follow. `None`
-    /// also when all accounts with ready queue pairs owe more than a round: the next call is to come after other work.
+    /// also when all accounts with ready queue pairs owe more than a round for missing pages: the next call is to come after
+    /// other work.
     #[inline]
     pub fn take_turn(&mut self, still: impl Fn(ReadyPlace) -> bool) -> Option<u32> {
         while self.queued > 0 {
@@ -232,7 +321,11 @@ impl Scheduler {
         }
         None
     }
-    /// The account that has the next turn; `None` if all owe more than a round. Some context must be queued.
+    /// The worker sleeps next, so nobody waits for a turn: nobody owes for packets any longer.
+    pub fn forgive_received(&mut self) {
+        self.round += ROUNDS_MAX;
+    }
+    /// The account that has the next turn; `None` if all owe more than a round for missing pages. Some context must be queued.
     #[inline]
     fn next_account(&mut self) -> Option<u32> {
         let mut began = false;
@@ -240,7 +333,7 @@ impl Scheduler {
             let Some(index) = self.this_round.front().copied() else {
                 assert!(!self.next_round.is_empty(), "a context is queued and its account is not");
                 // A round is more than any turn costs, so only an account with a debt has no credit in a new round.
-                if std::mem::replace(&mut began, true) {
+                if std::mem::replace(&mut began, true) && !self.skip_rounds() {
                     return None;
                 }
                 std::mem::swap(&mut self.this_round, &mut self.next_round);
@@ -266,6 +359,22 @@ impl Scheduler {
                 self.next_round.push_back(index);
             }
         }
+    }
+    /// All accounts of the next round owe. Each pays as much as the account that owes least for packets: rounds in which nobody
+    /// would have a turn are skipped. False if all of them owe for missing pages.
+    #[cold]
+    fn skip_rounds(&mut self) -> bool {
+        let Scheduler { accounts, next_round, .. } = self;
+        let owed = next_round.iter().map(|index| &accounts[*index as usize]).filter(|account| account.owed_fills == 0);
+        let Some(most) = owed.map(|account| account.credit).max() else { return false };
+        debug_assert!(most <= 0, "an account waits with credit");
+        for index in next_round.iter() {
+            let account = &mut accounts[*index as usize];
+            if account.owed_fills == 0 {
+                account.credit -= most;
+            }
+        }
+        true
     }
     /// Takes the first queue pair that is `still` ready from the first context of an account.
     #[inline]
@@ -293,7 +402,22 @@ impl Scheduler {
     pub fn charge(&mut self, requests: u32, bytes: u64) {
         let account = &mut self.accounts[self.served as usize];
         account.credit -= turn_cost(requests, bytes) as i64;
+        account.may_owe = DEBT_MAX;
         account.work.add_turn(requests, bytes);
+    }
+    /// Charges what a queue pair of `context` has received.
+    #[inline(never)]
+    pub fn charge_received(&mut self, context: u32, received: ReceivedWork) {
+        let is_shared = self.accounts.len() > 1;
+        let Some(ready) = self.ready.get(context as usize) else { return };
+        let Some(account) = self.accounts.get_mut(ready.account as usize) else { return };
+        // An account without others pays nobody.
+        if is_shared {
+            let owed = received.cost().min(account.may_owe);
+            account.may_owe -= owed;
+            account.credit -= owed as i64;
+        }
+        account.work.add_received(received.packets, received.bytes);
     }
     /// Charges the pages that were allocated since the last call to their accounts.
     #[cold]
@@ -301,8 +425,9 @@ impl Scheduler {
         for account in &mut self.accounts {
             let pages = account.fills.as_ref().map_or(0, |fills| fills.take_unpaid());
             if pages > 0 {
-                let owed = pages.saturating_mul(FILL_COST).min(DEBT_MAX);
-                account.credit = (account.credit - owed as i64).max(-(DEBT_MAX as i64));
+                let owed = pages.saturating_mul(FILL_COST);
+                account.owed_fills = account.owed_fills.saturating_add(owed).min(DEBT_MAX);
+                account.pay_fills();
             }
         }
     }
@@ -510,6 +635,117 @@ mod tests {
         // The debt has a limit.
         let [least, _] = passes_with_fills(1000, 1 << 40, false);
         assert!(least >= 1000 / 18 * ROUND_COST, "{least}");
+    }
+
+    /// What a queue pair receives in `packets` packets of 4 KiB.
+    fn received(packets: usize) -> ReceivedWork {
+        let mut received = ReceivedWork::default();
+        received.add_run(packets, packets * 4096);
+        received
+    }
+
+    /// Passes of four turns at most, with two accounts of which the first receives `packets` packets of 4 KiB in each. Returns
+    /// the turns of each. `other` says in which passes the second account is ready.
+    fn passes_with_packets(passes: usize, packets: usize, other: impl Fn(usize) -> bool) -> [usize; 2] {
+        let (mut s, mut turns) = (Scheduler::default(), [0; 2]);
+        add(&mut s, 1001, [0]);
+        add(&mut s, 1002, [1]);
+        s.push(0, 0);
+        for pass in 0..passes {
+            if other(pass) && s.ready[1].queue.is_empty() {
+                s.push(1, 1);
+            }
+            for _ in 0..4 {
+                let context = s.take_turn(|_| true).expect("packets keep nobody from a turn");
+                s.charge(1, ROUND_COST);
+                turns[context as usize] += 1;
+                if context == 0 || other(pass) {
+                    s.push(context, context);
+                }
+            }
+            s.charge_received(0, received(packets));
+        }
+        turns
+    }
+
+    #[test]
+    fn an_account_pays_for_received_packets_before_its_next_turns() {
+        // Four turns in each pass are shared: 64 KiB received in each pass cost one of them.
+        assert_eq!(passes_with_packets(1000, 0, |_| true), [2000, 2000]);
+        let [receives, other] = passes_with_packets(1000, 16, |_| true);
+        assert!(receives.abs_diff(1500) <= 4 && other.abs_diff(2500) <= 4, "{receives} {other}");
+        // What is received above 1 MiB between two turns costs nothing: no flood keeps an account from its turns.
+        let [receives, other] = passes_with_packets(1000, 1 << 14, |_| true);
+        assert!((4000 / 18..=4000 / 8).contains(&receives) && receives + other == 4000, "{receives} {other}");
+    }
+
+    #[test]
+    fn received_packets_cost_nothing_while_no_other_account_is_ready() {
+        assert_eq!(passes_with_packets(1000, 1 << 14, |_| false), [4000, 0]);
+        // The other account is ready in one pass of 100: it has that pass, and no more.
+        let [receives, other] = passes_with_packets(1000, 1 << 14, |pass| pass % 100 == 50);
+        assert!(receives >= 3950 && (35..=50).contains(&other), "{receives} {other}");
+    }
+
+    #[test]
+    fn a_debt_for_packets_ends_with_the_rounds_of_others_and_with_the_workers_sleep() {
+        for asleep in [false, true] {
+            let mut s = Scheduler::default();
+            add(&mut s, 1001, [0]);
+            add(&mut s, 1002, [1]);
+            s.push(1, 1000);
+            turns(&mut s, 10, |_| (1, ROUND_COST));
+            s.charge_received(0, received(1 << 14));
+            match asleep {
+                true => s.forgive_received(),
+                false => assert_eq!(count(&turns(&mut s, 20, |_| (1, ROUND_COST)), |context| context == 1), 20),
+            }
+            s.push(0, 0);
+            let order = turns(&mut s, 10, |_| (1, ROUND_COST));
+            assert!(count(&order, |context| context == 0) >= 4, "{asleep} {order:?}");
+        }
+    }
+
+    #[test]
+    fn rounds_that_are_skipped_for_packets_pay_for_no_missing_pages() {
+        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
+        let fills = Arc::new(FillAllowance::new(0, None));
+        let mut s = Scheduler::default();
+        for (context, uid) in [(0, 1001), (1, 1002)] {
+            let account = ledger.account(AccountId::User(uid), false);
+            s.add_context(context, &account, 0, (context == 0).then(|| fills.clone()));
+            s.push(context, context);
+        }
+        // 1 MiB each: without the pages' debt both have their turns at once.
+        fills.add_unpaid(64);
+        s.charge_fills();
+        s.charge_received(1, received(256));
+        assert_eq!(s.take_turn(|_| true), Some(1));
+        s.charge(1, ROUND_COST);
+        let owed = s.accounts[0].owed_fills;
+        assert!(owed >= DEBT_MAX - 3 * ROUND_COST, "{owed}");
+        // Alone it pays a round in each pass.
+        let passes = std::iter::from_fn(|| s.take_turn(|_| true).is_none().then_some(())).count();
+        assert!((13..=16).contains(&passes), "{passes}");
+    }
+
+    #[test]
+    fn refused_packets_are_taken_back_and_few_packets_wait() {
+        let mut received = ReceivedWork::default();
+        for _ in 1..CHARGED_FROM {
+            received.add(100);
+        }
+        received.add(4096);
+        received.refuse_last();
+        // A second reason for the same packet.
+        received.refuse_last();
+        assert_eq!(received.take_due(), None);
+        // A reason that no packet of this burst has caused.
+        received.refuse_last();
+        received.add(100);
+        let due = received.take_due().expect("enough");
+        assert_eq!((due.packets, due.bytes, received), (16, 1600, ReceivedWork::default()));
+        assert_eq!(due.cost(), 16 * PACKET_COST);
     }
 
     #[test]

@@ -284,6 +284,7 @@ impl Worker {
 
     /// Announces to the ports that the worker sleeps next. True if one of them has packets.
     pub(crate) fn before_sleep(&mut self) -> bool {
+        self.core.sched.forgive_received();
         self.ports.iter_mut().fold(false, |any, slot| any | slot.port.before_sleep())
     }
 

@@ -1,11 +1,12 @@
 //! Turns are shared between the accounts of users: the busy queue pairs of many programs of one user get no more than a single
-//! one of another user.
+//! one of another user. Packets that a user's queue pairs receive count as well.
 mod harness;
 
 use burst_base::Nanos;
 use burst_base::verbs::{Mtu, QpType, WrOpcode};
 use burst_cc::Params;
 use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy, WorkSum};
+use burst_port::loopback::Loopback;
 use burst_port::mem::{Hub, MemConfig};
 use harness::{AppQp, BASE, Host, poll, request};
 use std::net::IpAddr;
@@ -21,6 +22,8 @@ struct Busy {
     host: Host,
     peers: Vec<Host>,
     qps: Vec<AppQp>,
+    /// The peers' queue pairs.
+    others: Vec<AppQp>,
     accounts: [Account; 2],
     now: Nanos,
 }
@@ -37,7 +40,7 @@ impl Busy {
         let (mut host, mut peers) = (host_at(1), (0..peers).map(|peer| host_at(2 + peer)).collect::<Vec<_>>());
         let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
         let accounts = [1001, 1002].map(|uid| ledger.account(AccountId::User(uid), false));
-        let mut qps = Vec::new();
+        let (mut qps, mut others) = (Vec::new(), Vec::new());
         let last = peers.len() - 1;
         let programs = std::iter::repeat_n((&accounts[0], 0), many).chain([(&accounts[1], last)]);
         for (account, peer) in programs {
@@ -47,15 +50,22 @@ impl Busy {
             host.connect(&qp, other.qpn, &peer_caps, Mtu::B4096);
             peers[peer].connect(&other, qp.qpn, &caps, Mtu::B4096);
             qps.push(qp);
+            others.push(other);
         }
-        Busy { host, peers, qps, accounts, now: Nanos(0) }
+        Busy { host, peers, qps, others, accounts, now: Nanos(0) }
     }
 
     /// Runs `passes` passes in which every queue pair has requests of `bytes` to send. Returns the work of each account.
     fn run(&mut self, passes: usize, bytes: u32) -> [WorkSum; 2] {
+        self.run_with(passes, bytes, |_| {})
+    }
+
+    /// [`Busy::run`]; `flood` runs before each pass.
+    fn run_with(&mut self, passes: usize, bytes: u32, mut flood: impl FnMut(&mut Busy)) -> [WorkSum; 2] {
         let mut posted = vec![0; self.qps.len()];
         let last = self.peers.len() - 1;
         for _ in 0..passes {
+            flood(self);
             for (index, qp) in self.qps.iter_mut().enumerate() {
                 posted[index] -= std::iter::from_fn(|| poll(qp)).count();
                 let peer = if index + 1 == posted.len() { last } else { 0 };
@@ -93,4 +103,108 @@ fn one_queue_pair_gets_as_many_turns_as_another_users_64() {
 fn one_queue_pair_gets_as_much_of_a_window_as_another_users_64() {
     let work = Busy::new(64, 1, Nanos(40_000)).run(2000, 64 << 10);
     assert!((40..=60).contains(&part(|w| w.bytes, &work)), "{work:?}");
+}
+
+/// Keeps the peer's queue pair at `index` busy with WRITEs of 64 KiB to the host.
+fn keep_writing(busy: &mut Busy, index: usize) {
+    let Busy { host, peers, others, .. } = busy;
+    let (qp, peer) = (&mut others[index], &mut peers[0]);
+    std::iter::from_fn(|| poll(qp)).for_each(drop);
+    let sge = peer.sge(0, 64 << 10);
+    while qp.sq.write(&request(WrOpcode::RdmaWrite, 0, BASE, host.key), &[sge]).is_ok() {
+        if qp.sq.post() {
+            peer.bells[qp.context as usize].ring(0, qp.doorbell);
+        }
+    }
+}
+
+#[test]
+fn an_account_that_receives_as_well_gets_fewer_turns() {
+    let mut busy = Busy::new(4, 2, Nanos(0));
+    let work = busy.run_with(400, 64 << 10, |busy| (0..4).for_each(|index| keep_writing(busy, index)));
+    assert!(work[0].bytes_received > 10 << 20, "{work:?}");
+    // Half of what is sent and received together, not of what is sent.
+    assert!(part(|w| w.bytes, &work) >= 60, "{work:?}");
+    assert!((40..=60).contains(&part(|w| w.bytes + w.bytes_received, &work)), "{work:?}");
+}
+
+/// Sends 64 messages to a queue pair whose program has posted so many `receives`. Returns the work for its account.
+fn flood_with_messages(receives: usize) -> WorkSum {
+    let hub = Hub::new(MemConfig::default());
+    let host_at = |last: u8| {
+        let port = hub.port(&format!("mem{last}"), &[IpAddr::from([10, 0, 0, last])]);
+        Host::with_cc(Box::new(port), 1 << 20, Params::default())
+    };
+    let (mut host, mut peer) = (host_at(1), host_at(2));
+    let account = Ledger::new(Capacities::new(|_| 1), Policy::default()).account(AccountId::User(1001), false);
+    host.add_context(&account);
+    let (mut victim, mut flood) = (host.create(QpType::Rc), peer.create(QpType::Rc));
+    let (caps, peer_caps) = (host.caps.clone(), peer.caps.clone());
+    host.connect(&victim, flood.qpn, &peer_caps, Mtu::B1024);
+    peer.connect(&flood, victim.qpn, &caps, Mtu::B1024);
+    for _ in 0..receives {
+        victim.rq.write(0, &[host.sge(0, 4096)]).expect("room");
+        let _ = victim.rq.post();
+    }
+    for _ in 0..64 {
+        let sge = peer.sge(0, 1000);
+        peer.post(&mut flood, request(WrOpcode::Send, 0, 0, 0), &[sge]);
+    }
+    for pass in 0..100 {
+        peer.worker.run_once(Nanos(pass * 1000));
+        host.worker.run_once(Nanos(pass * 1000));
+    }
+    account.work()
+}
+
+#[test]
+fn nobody_pays_for_packets_that_are_refused() {
+    assert_eq!(flood_with_messages(0).packets_received, 0);
+    let WorkSum { packets_received, bytes_received, .. } = flood_with_messages(64);
+    // Each has a BTH of 12 bytes.
+    assert_eq!((packets_received, bytes_received), (64, 64 * 1012));
+}
+
+#[test]
+fn an_account_that_sends_to_itself_pays_for_both_ends() {
+    let hub = Hub::new(MemConfig { depth: 1 << 14, ..MemConfig::default() });
+    let host_at = |last: u8| {
+        let port = hub.port(&format!("mem{last}"), &[IpAddr::from([10, 0, 0, last])]);
+        let port = Loopback::new(Box::new(port), None);
+        Host::with_cc(Box::new(port), 1 << 20, Params::default().with_window(WINDOW))
+    };
+    let (mut host, mut peer) = (host_at(1), host_at(2));
+    let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
+    let accounts = [1001, 1002].map(|uid| ledger.account(AccountId::User(uid), false));
+    let (caps, peer_caps) = (host.caps.clone(), peer.caps.clone());
+    let (mut qps, mut targets) = (Vec::new(), Vec::new());
+    host.add_context(&accounts[0]);
+    for _ in 0..4 {
+        let (qp, target) = (host.create(QpType::Rc), host.create(QpType::Rc));
+        host.connect(&qp, target.qpn, &caps, Mtu::B4096);
+        host.connect(&target, qp.qpn, &caps, Mtu::B4096);
+        qps.push(qp);
+        targets.push(target);
+    }
+    host.add_context(&accounts[1]);
+    let (qp, target) = (host.create(QpType::Rc), peer.create(QpType::Rc));
+    host.connect(&qp, target.qpn, &peer_caps, Mtu::B4096);
+    peer.connect(&target, qp.qpn, &caps, Mtu::B4096);
+    qps.push(qp);
+    for pass in 0..400 {
+        for (index, qp) in qps.iter_mut().enumerate() {
+            std::iter::from_fn(|| poll(qp)).for_each(drop);
+            let key = if index < 4 { host.key } else { peer.key };
+            while qp.sq.room() > 0 {
+                let sge = host.sge(0, 64 << 10);
+                host.post(qp, request(WrOpcode::RdmaWrite, 0, BASE, key), &[sge]);
+            }
+        }
+        host.worker.run_once(Nanos(pass * 1000));
+        peer.worker.run_once(Nanos(pass * 1000));
+    }
+    let work = accounts.each_ref().map(Account::work);
+    assert!(work[0].bytes_received > 10 << 20, "{work:?}");
+    // Two thirds instead of a half.
+    assert!((62..=70).contains(&part(|w| w.bytes, &work)), "{work:?}");
 }
