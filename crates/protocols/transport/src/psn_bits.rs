@@ -42,18 +42,21 @@ impl PsnBits {
     /// Adds `psn`; false if it is a member.
     pub(crate) fn add(&mut self, psn: Psn) -> bool {
         let (word, bit) = place(psn);
-        let fresh = self.words[word] >> bit & 1 == 0;
+        // No boolean is converted to a number: rustc 1.95 makes a wrong number of one on which a caller branches (rust-lang/rust
+        // issue 158206).
+        let before = self.words[word] >> bit & 1;
         self.words[word] |= 1 << bit;
-        self.count += u32::from(fresh);
-        fresh
+        self.count += 1 - before as u32;
+        before == 0
     }
     /// Removes `psn`; false if it was no member.
     pub(crate) fn remove(&mut self, psn: Psn) -> bool {
         let (word, bit) = place(psn);
-        let was = self.words[word] >> bit & 1 != 0;
+        // As in `add`.
+        let before = self.words[word] >> bit & 1;
         self.words[word] &= !(1 << bit);
-        self.count -= u32::from(was);
-        was
+        self.count -= before as u32;
+        before != 0
     }
     pub(crate) fn clear(&mut self) {
         *self = PsnBits::new();
