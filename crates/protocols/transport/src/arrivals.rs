@@ -185,6 +185,20 @@ impl Arrivals {
     pub(crate) fn take(&mut self, psn: Psn) -> Option<ArrivalNote> {
         self.bits.remove(psn).then(|| self.notes[(psn.get() % WINDOW_PSNS) as usize])
     }
+    /// Removes the packets from `psn` on, at most up to `last`, that have arrived and are middle packets of one message of this
+    /// kind, of which the first has this index. Returns how many.
+    pub(crate) fn take_middles(&mut self, psn: Psn, last: Psn, kind: ArrivalKind, index: u32) -> u32 {
+        let mut count = 0;
+        loop {
+            let next = psn.add(count);
+            let note = self.notes[(next.get() % WINDOW_PSNS) as usize];
+            let is_middle = !note.starts() && !note.ends() && note.kind() == kind && note.has_index(index + count);
+            if next.is_after(last) || !is_middle || !self.bits.remove(next) {
+                return count;
+            }
+            count += 1;
+        }
+    }
     /// Removes what is noted of the `count` PSNs from `psn` on.
     pub(crate) fn forget(&mut self, psn: Psn, count: u32) {
         (0..count).for_each(|k| {
@@ -217,8 +231,13 @@ impl Arrivals {
 
     /// Notes the bytes that the WRITE packet `psn` has written. There must be room.
     pub(crate) fn add_run(&mut self, psn: Psn, range: RemoteRange) {
-        debug_assert!(range.len > 0 && self.runs.len() < RUNS_MAX);
-        let mut new = WriteRun { first: psn, last: psn, addr: range.addr, len: range.len.into(), rkey: range.rkey };
+        self.add_runs(psn, 1, range);
+    }
+    /// Notes the bytes that `count` WRITE packets from `psn` on have written side by side. There must be room for one run.
+    pub(crate) fn add_runs(&mut self, psn: Psn, count: u32, range: RemoteRange) {
+        debug_assert!(range.len > 0 && count > 0 && self.runs.len() < RUNS_MAX);
+        let RemoteRange { addr, len, rkey } = range;
+        let mut new = WriteRun { first: psn, last: psn.add(count - 1), addr, len: len.into(), rkey };
         if let Some(at) = self.runs.iter().position(|run| new.join(run)) {
             self.runs.swap_remove(at);
         }

@@ -18,7 +18,7 @@
 //! | `responder` | request packets: checks and execution |
 //! | `respond` | acknowledgements, NAKs, READ and ATOMIC responses |
 //! | `receive`, `message` | the receive queue; what a completion tells |
-//! | `middles`, `selective_middles` | middle packets of a train, executed together |
+//! | `middles`, `selective_middles`, `early_middles` | middle packets of a train, executed together; those behind a gap |
 //! | `peer_port` | the UDP source port of the peer's packets |
 //! | `uc`, `ud`, `xrc` | unreliable connections, datagrams, XRC targets |
 //! | `selective`, `family` | the selective repeat family: what each queue pair keeps; when it is used |
@@ -41,6 +41,7 @@ mod ahead;
 mod api;
 mod arrivals;
 mod completer;
+mod early_middles;
 mod early_receives;
 mod family;
 mod finish;

@@ -144,14 +144,29 @@ impl Receiver {
         offset: u64,
         bytes: &[u8],
     ) -> bool {
+        let Some(sges) = self.early_entries((rsn, early), offset + bytes.len() as u64) else { return false };
+        SgeCursor::at(sges, offset).scatter(keys, sges, bytes).is_ok()
+    }
+    /// Contiguous memory for packets of `each` bytes from `offset` of receive number `rsn` on, at most `count` packets.
+    pub(crate) fn run_early(
+        &self,
+        (rsn, early): (u32, &EarlyReceives),
+        keys: Keys<'_>,
+        offset: u64,
+        (each, count): (u32, u32),
+    ) -> Option<Span> {
+        let sges = self.early_entries((rsn, early), offset + u64::from(each) * u64::from(count))?;
+        SgeCursor::at(sges, offset).run(keys, sges, each, count)
+    }
+    /// The entries of receive number `rsn`, if it has room for `bytes`.
+    fn early_entries<'a>(&'a self, (rsn, early): (u32, &'a EarlyReceives), bytes: u64) -> Option<&'a [Sge]> {
         let (malformed, sges) = match early.get(rsn) {
             _ if rsn == self.rsn() => (self.malformed || !self.loaded, self.entries()),
             Some(receive) => (receive.malformed, receive.sges),
-            None => return false,
+            None => return None,
         };
         let room: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
-        let fits = !malformed && offset + bytes.len() as u64 <= room;
-        fits && SgeCursor::at(sges, offset).scatter(keys, sges, bytes).is_ok()
+        (!malformed && bytes <= room).then_some(sges)
     }
     /// A receive has completed: loads the next one if it was taken early. In error, the order does not matter, and receives are
     /// loaded in the order in which they were taken.

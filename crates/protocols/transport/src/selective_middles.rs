@@ -1,16 +1,16 @@
 //! Middle packets of the selective repeat family, many at a time: as [`crate::middles`], for packets whose turn it is.
 //!
 //! Each packet says its index, and one of a WRITE its address. Both rise with the PSN; a packet of which one does not ends the
-//! run, and is handled as a single packet. While packets are missing, all are handled singly.
+//! run, and is handled as a single packet. Request packets behind a gap are `early_middles`.
 
 use crate::api::{Env, READ_CHUNK_BYTES};
 use crate::gather::{Keys, SgeCursor};
 use crate::head::Work;
 use crate::middles::{BTH_MASKS, DEFAULT_PARTITION};
 use crate::qp::Qp;
-use burst_base::Psn;
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, access};
+use burst_base::{Psn, Rkey};
 use burst_frame::{Flow, MiddleRun};
 use burst_wire::{Bth, ICRC_LEN, OpKind, Opcode, Seth, Weth};
 
@@ -25,7 +25,40 @@ const READ_MASKS: [u32; WORDS] = [BTH_MASKS[0], BTH_MASKS[1], BTH_MASKS[2], 0xff
 const WRITE_MASKS: [u32; WRITE_WORDS] =
     [BTH_MASKS[0], BTH_MASKS[1], BTH_MASKS[2], u32::MAX, u32::MAX, u32::MAX, u32::MAX, u32::MAX];
 
+/// Where the first middle packet of a run belongs.
+pub(crate) struct MiddlePlace {
+    pub(crate) psn: Psn,
+    pub(crate) rsn: u32,
+    pub(crate) index: u32,
+    /// Address and key of a WRITE.
+    pub(crate) addr: u64,
+    pub(crate) rkey: Rkey,
+}
+
 impl Qp {
+    /// Number of packets at the beginning of `train`, at most `most`, that continue each other from `place` on; and the length of
+    /// their heads.
+    #[inline(always)]
+    pub(crate) fn count_selective_middles(
+        &self,
+        train: &MiddleRun<'_>,
+        kind: OpKind,
+        place: &MiddlePlace,
+        most: usize,
+    ) -> (usize, usize) {
+        let &MiddlePlace { psn, rsn, index, addr, rkey } = place;
+        if kind == OpKind::Send {
+            let words = |k| self.middle_words(Opcode::RcSrSendMiddle, psn, rsn, index, k);
+            return (train.count(&SEND_MASKS, words, most), HEAD);
+        }
+        let words = |k: u32| {
+            let [a, b, c, d, e] = self.middle_words(Opcode::RcSrWriteMiddle, psn, rsn, index, k);
+            let addr = addr.wrapping_add(u64::from(k) * u64::from(self.mtu));
+            [a, b, c, d, e, (addr >> 32) as u32, addr as u32, rkey.0]
+        };
+        (train.count(&WRITE_MASKS, words, most), WRITE_HEAD)
+    }
+
     /// The first words of middle packet `k`: of this opcode, PSN, RSN and index.
     fn middle_words(&self, opcode: Opcode, psn: Psn, rsn: u32, index: u32, k: u32) -> [u32; WORDS] {
         let first = u32::from(opcode.number()) << 24 | DEFAULT_PARTITION;
@@ -38,10 +71,16 @@ impl Qp {
         let payload = self.mtu as usize + ICRC_LEN;
         match train.bytes.first() {
             Some(&number) if number == Opcode::RcSrWriteMiddle.number() && train.stride == WRITE_HEAD + payload => {
-                self.on_selective_request_middles(flow, train, OpKind::Write, env)
+                match self.on_selective_request_middles(flow, train, OpKind::Write, env) {
+                    0 => self.on_early_middles(flow, train, OpKind::Write, env),
+                    count => count,
+                }
             }
             Some(&number) if number == Opcode::RcSrSendMiddle.number() && train.stride == HEAD + payload => {
-                self.on_selective_request_middles(flow, train, OpKind::Send, env)
+                match self.on_selective_request_middles(flow, train, OpKind::Send, env) {
+                    0 => self.on_early_middles(flow, train, OpKind::Send, env),
+                    count => count,
+                }
             }
             Some(&number) if number == Opcode::RcSrReadResponseMiddle.number() && train.stride == HEAD + payload => {
                 self.on_selective_response_middles(train, env)
@@ -70,18 +109,9 @@ impl Qp {
         let most = (room.saturating_sub(message.received) / u64::from(self.mtu)) as usize;
         let (psn, rsn) = (self.resp.expected, self.recv.rsn());
         let index = (message.received / u64::from(self.mtu)) as u32;
-        let (count, head) = if kind == OpKind::Send {
-            let words = |k| self.middle_words(Opcode::RcSrSendMiddle, psn, rsn, index, k);
-            (train.count(&SEND_MASKS, words, most), HEAD)
-        } else {
-            let from = message.addr.wrapping_add(message.received);
-            let words = |k: u32| {
-                let [a, b, c, d, e] = self.middle_words(Opcode::RcSrWriteMiddle, psn, rsn, index, k);
-                let addr = from.wrapping_add(u64::from(k) * u64::from(self.mtu));
-                [a, b, c, d, e, (addr >> 32) as u32, addr as u32, message.rkey.0]
-            };
-            (train.count(&WRITE_MASKS, words, most), WRITE_HEAD)
-        };
+        let place =
+            MiddlePlace { psn, rsn, index, addr: message.addr.wrapping_add(message.received), rkey: message.rkey };
+        let (count, head) = self.count_selective_middles(train, kind, &place, most);
         if count == 0 {
             return 0;
         }

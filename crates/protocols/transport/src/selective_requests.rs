@@ -243,7 +243,7 @@ impl Qp {
         Ok(())
     }
 
-    fn remote_range(&self, range: RemoteRange, env: &Env<'_>) -> Result<Span, RequestRefusal> {
+    pub(crate) fn remote_range(&self, range: RemoteRange, env: &Env<'_>) -> Result<Span, RequestRefusal> {
         let RemoteRange { addr, len, rkey } = range;
         env.mem.remote(self.peer(), rkey, addr, len, access::REMOTE_WRITE).map_err(access_refusal)
     }
@@ -296,8 +296,17 @@ impl Qp {
         self.keep_or_give(early, env);
     }
 
+    /// Whether a packet with this head may come at this distance from ePSN: its message begins behind what was executed, or it
+    /// is the one that is being received. Each message before this one takes a PSN, so there are not more receives than that.
+    pub(crate) fn may_be_early(&self, seth: &Seth, distance: u32) -> bool {
+        let begins = distance as i32 - seth.index as i32;
+        let open = self.open_packets();
+        let receives = seth.rsn.wrapping_sub(self.recv.rsn()) & MASK_24;
+        (begins >= 0 || open > 0 && begins == -(open as i32)) && receives <= distance
+    }
+
     /// Keeps a record that is needed.
-    fn keep_or_give(&mut self, early: Box<Arrivals>, env: &mut Env<'_>) {
+    pub(crate) fn keep_or_give(&mut self, early: Box<Arrivals>, env: &mut Env<'_>) {
         if !early.is_empty() {
             self.resp.sel.early = Some(early);
         } else if let Some(pool) = env.fx.records() {
@@ -307,7 +316,7 @@ impl Qp {
     }
 
     /// An acknowledgement is sent in this pass.
-    fn owe_ack(&mut self) {
+    pub(crate) fn owe_ack(&mut self) {
         if self.resp.nak_due.is_none() {
             self.resp.ack_due = Some((self.resp.expected.prev(), self.resp.msn));
         }
@@ -334,12 +343,7 @@ impl Qp {
     ) -> Result<ArrivalNote, Dropped> {
         self.check_length(pkt).map_err(|_| Reason::SrUnplaced)?;
         let place = pkt.info.position;
-        // The message begins behind what was executed, or it is the one that is being received. Each message before this one
-        // takes a PSN, so there are not more receives than that.
-        let begins = distance as i32 - seth.index as i32;
-        let open = self.open_packets();
-        let receives = seth.rsn.wrapping_sub(self.recv.rsn()) & MASK_24;
-        if !(begins >= 0 || open > 0 && begins == -(open as i32)) || receives > distance {
+        if !self.may_be_early(seth, distance) {
             return Err(Reason::SrIndex);
         }
         let flags = (place.is_start(), place.is_end());
@@ -368,7 +372,7 @@ impl Qp {
     }
 
     /// Takes receive number `rsn` before its turn.
-    fn take_receive(&mut self, rsn: u32, env: &mut Env<'_>) -> Result<(), Dropped> {
+    pub(crate) fn take_receive(&mut self, rsn: u32, env: &mut Env<'_>) -> Result<(), Dropped> {
         let held = self.recv.early.take();
         let mut receives = held.or_else(|| env.fx.records()?.take_receives()).ok_or(Reason::SrPoolEmpty)?;
         let taken = self.recv.take_early(rsn, &mut receives);
@@ -476,9 +480,19 @@ impl Qp {
         if !continues || !note.has_index(self.open_packets()) {
             return Err(BAD_SEQUENCE);
         }
-        if let Some(run) = early.run_of(psn) {
+        let run = early.run_of(psn).copied();
+        if let Some(run) = &run {
             // The key may have been invalidated by a message in front of this one, or its region deregistered.
             self.remote_range(RemoteRange { addr: run.addr, len: run.len as u32, rkey: run.rkey }, env)?;
+        }
+        if !note.ends() {
+            // The packets behind it in its message need no further check: nothing is executed between them.
+            let last = if kind == OpKind::Write { run.map_or(psn, |run| run.last) } else { psn.add(WINDOW_PSNS) };
+            let packets = 1 + early.take_middles(psn.next(), last, note.kind(), self.open_packets() + 1);
+            let received = open.map_or(0, |message| message.received) + u64::from(packets) * u64::from(self.mtu);
+            let (addr, rkey) = (0, Rkey(0));
+            self.resp.message = Some(InboundMessage { kind, addr, rkey, length: UNANNOUNCED, received });
+            return self.count_committed(packets, false);
         }
         if let Some(tail) = early.take_tail(psn) {
             self.write_uncovered(Some(early), psn, tail.range, tail.bytes(), env)?;
@@ -491,16 +505,10 @@ impl Qp {
                 }
                 self.complete_receive(got, env);
             }
-            None if note.ends() && kind == OpKind::Send => return Err(BAD_SEQUENCE),
+            None if kind == OpKind::Send => return Err(BAD_SEQUENCE),
             _ => {}
         }
-        if note.ends() {
-            return self.count_committed(1, true);
-        }
-        let received = open.map_or(0, |message| message.received) + u64::from(self.mtu);
-        let (addr, rkey) = (0, Rkey(0));
-        self.resp.message = Some(InboundMessage { kind, addr, rkey, length: UNANNOUNCED, received });
-        self.count_committed(1, false)
+        self.count_committed(1, true)
     }
 
     /// Executes an early READ or ATOMIC whose turn it is.
