@@ -353,6 +353,44 @@ mod tests {
     }
 
     #[test]
+    fn a_value_is_good_up_to_its_limit_and_refused_above() {
+        type Set = fn(&mut QpAttr, u8);
+        let limits: [(u32, u8, Set); 8] = [
+            (m::PATH_MTU, Mtu::B1024 as u8, |a, v| {
+                a.path_mtu = *Mtu::ALL.iter().find(|mtu| **mtu as u8 == v).expect("an MTU")
+            }),
+            (m::TIMEOUT, 31, |a, v| a.timeout = v),
+            (m::RETRY_CNT, 7, |a, v| a.retry_cnt = v),
+            (m::RNR_RETRY, 7, |a, v| a.rnr_retry = v),
+            (m::MIN_RNR_TIMER, 31, |a, v| a.min_rnr_timer = v),
+            (m::MAX_QP_RD_ATOMIC, RD_ATOMIC_MAX, |a, v| a.max_rd_atomic = v),
+            (m::MAX_DEST_RD_ATOMIC, RD_ATOMIC_MAX, |a, v| a.max_dest_rd_atomic = v),
+            (m::PATH_MIG_STATE, 2, |a, v| a.path_mig_state = v),
+        ];
+        for (bit, most, set) in limits {
+            let good = QpAttr { path_mtu: Mtu::B256, ..attr(Rts) };
+            let verdict = |value, mask| {
+                let mut attr = good;
+                set(&mut attr, value);
+                check_values(Mtu::B1024, &attr, mask)
+            };
+            assert_eq!((verdict(most - 1, bit), verdict(most, bit)), (Ok(()), Ok(())), "{bit:#x}");
+            for above in [most + 1, most + 2] {
+                assert_eq!(verdict(above, bit), Result::Err(ModifyError::Value(bit)));
+                assert_eq!(verdict(above, !bit), Ok(()), "an attribute that is not set");
+            }
+        }
+        for bad in [
+            QpAttr { pkey_index: 1, ..attr(Rts) },
+            QpAttr { port_num: 0, ..attr(Rts) },
+            QpAttr { port_num: 2, ..attr(Rts) },
+        ] {
+            let bit = if bad.pkey_index == 0 { m::PORT } else { m::PKEY_INDEX };
+            assert_eq!(check_values(Mtu::B4096, &bad, u32::MAX), Result::Err(ModifyError::Value(bit)));
+        }
+    }
+
+    #[test]
     fn xrc_ignores_attributes_of_the_half_that_it_lacks() {
         let (receiving, sending) =
             (m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER, m::MAX_QP_RD_ATOMIC | m::RETRY_CNT | m::RNR_RETRY);
