@@ -389,7 +389,64 @@ mod tests {
     const NOWHERE: usize = 1 << 60;
 
     #[test]
+    fn what_is_left_of_an_allowance_is_set_and_taken_as_a_whole() {
+        let total = Arc::new(FillAllowance::new(100, None));
+        let allowance = FillAllowance::new(10, Some(total.clone()));
+        assert!(allowance.take(4) && !allowance.take(7));
+        assert_eq!((allowance.left(), total.left()), (6, 96));
+        allowance.renew(200);
+        assert!(!allowance.take(97), "the total has fewer");
+        assert_eq!((allowance.left(), total.left()), (200, 96));
+        assert!(allowance.take(96));
+        allowance.give_back(5);
+        assert_eq!((allowance.left(), total.left()), (109, 5));
+    }
+
+    #[test]
+    fn the_userfaultfd_is_the_daemons_alone_and_does_not_block() {
+        let Some(fd) = open_uffd() else { return };
+        // SAFETY: numbers only.
+        let (descriptor, flags) =
+            unsafe { (libc::fcntl(fd.as_raw_fd(), libc::F_GETFD), libc::fcntl(fd.as_raw_fd(), libc::F_GETFL)) };
+        assert_eq!((descriptor, flags & libc::O_NONBLOCK), (libc::FD_CLOEXEC, libc::O_NONBLOCK));
+    }
+
+    /// One test counts the slots, so others take none meanwhile.
+    static TABLE: Mutex<()> = Mutex::new(());
+
+    #[test]
+    fn a_fault_is_healed_in_the_mapping_that_has_the_address() {
+        let _table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        // The last page keeps its place free of other mappings.
+        let reserved = 4 * PAGE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let at = unsafe {
+            let flags = rustix::mm::MapFlags::PRIVATE;
+            rustix::mm::mmap_anonymous(core::ptr::null_mut(), reserved, rustix::mm::ProtFlags::empty(), flags)
+        };
+        let at = at.expect("reserved") as usize;
+        let (first, second) = (at + PAGE, at + 2 * PAGE);
+        let guards = [first, second].map(|start| HoleGuard::new(start, PAGE, None).expect("a slot"));
+        let is_broken = || guards.each_ref().map(HoleGuard::is_broken);
+        assert!(!heal(first - 1) && !heal(second + PAGE) && !heal(0) && !heal(usize::MAX));
+        assert_eq!(is_broken(), [false, false]);
+        let (changes_before, broken_before) = (changes(), broken());
+        assert!(heal(second));
+        assert_eq!(is_broken(), [false, true], "its first byte");
+        assert!(heal(second - 1) && heal(first));
+        assert_eq!(is_broken(), [true, true], "its last byte");
+        assert!(changes() >= changes_before + 2 && broken() == broken_before + 2, "each counts once");
+        // SAFETY: the two pages have memory now.
+        unsafe { (first as *mut u8).write_bytes(3, 2 * PAGE) };
+        drop(guards);
+        assert!(!heal(first) && !heal(second));
+        // SAFETY: the reservation made above, used no more.
+        unsafe { rustix::mm::munmap(at as *mut _, reserved) }.expect("unmapped");
+    }
+
+    #[test]
     fn the_table_gives_back_what_many_mappings_have_used() {
+        let _table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
         let guard = |at: usize| HoleGuard::new(NOWHERE + at * PAGE, PAGE, None).expect("a slot");
         let mut guards: Vec<HoleGuard> = (0..8000).map(guard).collect();
         assert!(SLOTS_USED.load(SeqCst) >= 8000);
@@ -405,5 +462,8 @@ mod tests {
         slots.sort_unstable();
         slots.dedup();
         assert!(slots.len() == 7999 && !slots.contains(&kept.slot), "each slot once");
+        drop((again, kept));
+        shrink();
+        assert_eq!(SLOTS_USED.load(SeqCst), 0);
     }
 }

@@ -157,6 +157,7 @@ fn every_order(device: &mut dyn Device) {
 
 /// The calls of the fake library.
 struct Cuda {
+    library: *mut c_void,
     register: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int,
     unregister: unsafe extern "C" fn(*mut c_void) -> c_int,
     device_reads: unsafe extern "C" fn(*mut c_void) -> c_int,
@@ -177,7 +178,7 @@ impl Cuda {
             return None;
         }
         let path = CString::new(file.as_os_str().as_bytes()).expect("no zero byte");
-        // SAFETY: a library without constructors, never unloaded.
+        // SAFETY: a library without constructors.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         std::fs::remove_dir_all(&dir).expect("removed");
         assert!(!library.is_null(), "the fake library loads");
@@ -190,6 +191,7 @@ impl Cuda {
         // SAFETY: the functions of fake_cuda.c have these types.
         unsafe {
             Some(Cuda {
+                library,
                 register: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int>(
                     symbol(c"cuMemHostRegister_v2"),
                 ),
@@ -234,6 +236,22 @@ fn memory_pinned_by_cuda_is_never_swapped() {
 }
 
 #[test]
+fn a_library_that_was_asked_can_be_unloaded() {
+    alone("a_library_that_was_asked_can_be_unloaded", &[], || {
+        let Some(cuda) = Cuda::load() else { return skip("no C compiler") };
+        // SAFETY: a function of the fake library.
+        let before = unsafe { (cuda.asked)() };
+        release(register(anon(PAGE) as usize, PAGE, true).expect("registered"));
+        // SAFETY: as above; its functions are not called any more after it was closed.
+        unsafe {
+            assert!((cuda.asked)() > before);
+            assert_eq!(libc::dlclose(cuda.library), 0);
+            assert!(libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD).is_null(), "loaded");
+        }
+    });
+}
+
+#[test]
 fn a_pinned_part_of_a_range_keeps_the_whole_range_where_it_is() {
     alone("a_pinned_part_of_a_range_keeps_the_whole_range_where_it_is", &[], || {
         if !can_swap() {
@@ -250,6 +268,17 @@ fn a_pinned_part_of_a_range_keeps_the_whole_range_where_it_is() {
             let reg = register(at as usize, len, true).expect("registered");
             assert!(reg.is_in_process(), "pinned at {first:#x}");
             assert!(sees_the_program(&mut cuda, part, pages * PAGE), "pinned at {first:#x}");
+            release(reg);
+            cuda.unpin();
+        }
+        // Registered from inside the pinned page on. One of two neighbours has bit 12 set in its address.
+        for first in [PAGE, 2 * PAGE] {
+            let at = anon(8 * PAGE);
+            // SAFETY: inside.
+            let part = unsafe { at.add(first) };
+            cuda.pin(part, PAGE);
+            let reg = register(part as usize + 100, 5 * PAGE, true).expect("registered");
+            assert!(reg.is_in_process(), "pinned at {part:?}");
             release(reg);
             cuda.unpin();
         }

@@ -148,6 +148,8 @@ fn a_region_is_not_longer_than_its_memory() {
     assert!(std::panic::catch_unwind(|| Region::new(1, 1, 0, 1, ALL, Mapping::Nothing)).is_err());
     let empty = Region::new(1, 1, 0x1000, 0, ALL, Mapping::Nothing);
     assert!(empty.span(0x1000, 0).is_some() && empty.span(0x1000, 1).is_none());
+    let wrong = Region { len: 8, ..empty };
+    assert!(wrong.span(0x1000, 0).is_some() && wrong.span(0x1000, 1).is_none(), "its length does not matter");
 }
 
 #[test]

@@ -29,10 +29,11 @@ fn own_descriptor(vma: &Vma, write: bool) -> Option<OwnedFd> {
         let same = unsafe { libc::fstat(fd, &raw mut st) } == 0
             && st.st_ino == vma.inode
             && (libc::major(st.st_dev), libc::minor(st.st_dev)) == vma.device;
+        // -1 for a descriptor closed meanwhile, which is neither of the two modes below.
         // SAFETY: numbers only.
-        let mode = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        let usable = mode & libc::O_ACCMODE == libc::O_RDWR || (!write && mode & libc::O_ACCMODE == libc::O_RDONLY);
-        if !same || mode < 0 || !usable {
+        let mode = unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_ACCMODE;
+        let usable = mode == libc::O_RDWR || (!write && mode == libc::O_RDONLY);
+        if !same || !usable {
             continue;
         }
         // SAFETY: numbers only.
@@ -92,8 +93,9 @@ fn by_map_files(vma: &Vma, write: bool) -> Option<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::swap::vma::Maps;
-    use std::os::fd::AsRawFd;
+    use crate::swap::testing::{Memory, in_child, is_root, memfd, open_count, reopened};
+    use crate::swap::vma::{Maps, NAME_MAX, parse_line};
+    use std::os::unix::fs::MetadataExt;
 
     fn mapping_of(path: &str) -> Vma {
         let file = std::fs::File::open(path).expect("a file");
@@ -136,5 +138,79 @@ mod tests {
         let device = character_device(&file);
         std::fs::remove_file(&name).expect("the link made above");
         assert_eq!(device, None, "the mapping is of the file");
+    }
+
+    #[test]
+    fn a_device_is_named_by_a_path_from_the_root() {
+        let inode = std::fs::metadata("/dev/zero").expect("/dev/zero").ino();
+        let named =
+            |name: &str| parse_line(format!("1000-3000 rw-p 0 00:05 {inode} {name}").as_bytes()).expect("a line");
+        assert_eq!(character_device(&named("/dev/zero")), Some(ZERO));
+        // Leads to the device from this directory.
+        let depth = std::env::current_dir().expect("a directory").components().count();
+        assert_eq!(character_device(&named(&format!("{}dev/zero", "../".repeat(depth)))), None);
+        let longest = |len: usize| format!("{}dev/zero", "/".repeat(len - "dev/zero".len()));
+        assert_eq!(character_device(&named(&longest(NAME_MAX))), Some(ZERO));
+        assert_eq!(character_device(&named(&longest(NAME_MAX + 1))), None, "counts as one without a name");
+    }
+
+    #[test]
+    fn only_a_seal_against_shrinking_counts() {
+        let sealed = |seals| is_sealed(&memfd(1, seals));
+        assert!(sealed(libc::F_SEAL_SHRINK) && sealed(libc::F_SEAL_SHRINK | libc::F_SEAL_GROW));
+        assert!(!sealed(libc::F_SEAL_GROW) && !sealed(0));
+        let program = std::fs::File::open("/proc/self/exe").expect("exe");
+        assert!(!is_sealed(&OwnedFd::from(program)), "a file without seals");
+    }
+
+    /// Access mode, inode and whether it is closed on `execve`.
+    fn description(fd: &OwnedFd) -> (i32, u64, bool) {
+        // SAFETY: numbers only.
+        let (mode, flags) =
+            unsafe { (libc::fcntl(fd.as_raw_fd(), libc::F_GETFL), libc::fcntl(fd.as_raw_fd(), libc::F_GETFD)) };
+        (mode & libc::O_ACCMODE, rustix::fs::fstat(fd).expect("open").st_ino, flags == libc::FD_CLOEXEC)
+    }
+
+    #[test]
+    fn a_descriptor_of_the_program_serves_if_it_has_the_rights() {
+        // Its descriptors are looked through: other threads would open and close some.
+        in_child(|| {
+            let file = memfd(2, libc::F_SEAL_SHRINK);
+            let inode = rustix::fs::fstat(&file).expect("open").st_ino;
+            let memory = Memory::of(file.as_raw_fd(), 0, 2);
+            let vma = Maps::open().expect("/proc/self/maps").at_or_after(memory.at).expect("the mapping");
+            // Another file of the same file system, open all the time.
+            let _other = memfd(1, libc::F_SEAL_SHRINK);
+            let found = |write| own_descriptor(&vma, write).map(|fd| description(&fd));
+            let before = open_count();
+            assert_eq!(
+                (found(true), found(false)),
+                (Some((libc::O_RDWR, inode, true)), Some((libc::O_RDWR, inode, true)))
+            );
+            let read_only = reopened(&file, libc::O_RDONLY);
+            let write_only = reopened(&file, libc::O_WRONLY);
+            drop(file);
+            assert_eq!((found(true), found(false)), (None, Some((libc::O_RDONLY, inode, true))));
+            drop(read_only);
+            assert_eq!((found(true), found(false)), (None, None), "written only");
+            drop(write_only);
+            assert_eq!((found(true), found(false)), (None, None), "no descriptor");
+            // The kernel's list of mapped files, for those who may.
+            if is_root() {
+                for (write, mode) in [(true, libc::O_RDWR), (false, libc::O_RDONLY)] {
+                    let fd = descriptor(&vma, write).expect("a mapped file");
+                    assert_eq!(description(&fd), (mode, inode, true));
+                }
+            }
+            assert_eq!(open_count(), before - 1, "each descriptor was closed");
+        });
+    }
+
+    #[test]
+    fn an_unsealed_file_has_no_descriptor_that_serves() {
+        let file = memfd(2, libc::F_SEAL_GROW);
+        let memory = Memory::of(file.as_raw_fd(), 0, 2);
+        let vma = Maps::open().expect("/proc/self/maps").at_or_after(memory.at).expect("the mapping");
+        assert!(own_descriptor(&vma, true).is_some() && descriptor(&vma, true).is_none());
     }
 }

@@ -22,6 +22,8 @@ use super::{MappingClass, REGISTRY, Registry, VMAS_MAX, pool::PAGE};
 /// Bytes of stack below and above the handler's frame that are used between `prepare` and the two returns from fork.
 const LIVE_BELOW: usize = 64 << 10;
 const LIVE_ABOVE: usize = 16 << 10;
+// The frame of the handler lies inside, with whole pages to spare on both sides.
+const _: () = assert!(2 * PAGE < LIVE_ABOVE && LIVE_ABOVE < LIVE_BELOW);
 
 /// Installs the handlers once. False: that failed, and no page may be swapped.
 pub(super) fn install(registry: &mut ForkLockGuard<'_, Registry>) -> bool {
@@ -122,5 +124,36 @@ impl Registry {
             }
             at = vma.end;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Memory;
+    use super::super::{kernel, tests::registry};
+    use super::*;
+
+    #[test]
+    fn swapped_parts_are_found_inside_the_range_only() {
+        let (mut registry, memory) = (registry(), Memory::new(8));
+        let pool = registry.pools.get(PAGE).expect("a pool");
+        for (first, last, rights) in [(1, 4, libc::PROT_READ), (5, 7, libc::PROT_READ | libc::PROT_WRITE)] {
+            let at = memory.page(first);
+            // SAFETY: pages of this test.
+            assert!(unsafe { kernel::map_over(at, (last - first) * PAGE, rights, pool.fd(), at) });
+        }
+        let maps = Maps::open().expect("/proc/self/maps");
+        let mut parts = |lo: usize, hi: usize| {
+            let mut parts = Vec::new();
+            registry.each_swapped(&maps, memory.page(lo), memory.page(hi), |_, first, last, rights| {
+                parts.push(((first - memory.at) / PAGE, (last - memory.at) / PAGE, rights));
+            });
+            parts
+        };
+        let write = libc::PROT_READ | libc::PROT_WRITE;
+        assert_eq!(parts(0, 8), [(1, 4, libc::PROT_READ), (5, 7, write)]);
+        assert_eq!(parts(2, 6), [(2, 4, libc::PROT_READ), (5, 6, write)]);
+        assert_eq!(parts(0, 5), [(1, 4, libc::PROT_READ)], "the second begins where the range ends");
+        assert_eq!((parts(0, 1), parts(4, 5), parts(7, 8)), (vec![], vec![], vec![]));
     }
 }

@@ -30,6 +30,8 @@ mod lock;
 mod pinned;
 mod pool;
 mod refs;
+#[cfg(test)]
+mod testing;
 mod uffd;
 mod vma;
 
@@ -416,6 +418,200 @@ impl Registry {
         if reg.hi > 0 {
             self.refs.sub(reg.lo, reg.hi);
             self.uncount(maps, pins, reg.lo, reg.hi);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{Memory, memfd};
+    use super::vma::parse_line;
+    use super::*;
+    use pool::PAGE;
+    use std::os::fd::AsRawFd;
+
+    /// A registry of no process: its counts and its pools are the test's own.
+    pub(super) fn registry() -> Registry {
+        let (refs, pools) = (PageCounts::new(), PoolSet::new());
+        Registry { refs, pools, epoch: 0, handlers: false, evicted: (0, 0) }
+    }
+
+    fn maps() -> Maps {
+        Maps::open().expect("/proc/self/maps")
+    }
+
+    #[test]
+    fn pieces_of_the_pool_that_follow_one_another_are_one() {
+        let mut reg = Registration::empty();
+        let mut push = |addr: usize, pages: usize, offset: u64, source| {
+            assert!(reg.push(addr, pages * PAGE, offset, source));
+            let last = reg.pieces()[reg.count - 1];
+            (reg.pieces().len(), reg.fds(), last.addr, last.len / PAGE)
+        };
+        let own = || PieceFile::Own(memfd(1, 0));
+        assert_eq!(push(0x1000, 1, 0x1000, PieceFile::Pool(7)), (1, 1, 0x1000, 1));
+        assert_eq!(push(0x2000, 2, 0x2000, PieceFile::Pool(7)), (1, 1, 0x1000, 3), "goes on in the file");
+        assert_eq!(push(0x4000, 1, 0x9000, PieceFile::Pool(7)), (2, 1, 0x4000, 1), "elsewhere in the file");
+        assert_eq!(push(0x5000, 1, 0xa000, PieceFile::Pool(8)), (3, 2, 0x5000, 1), "another pool");
+        assert_eq!(push(0x6000, 1, 0xb000, own()), (4, 3, 0x6000, 1));
+        assert_eq!(push(0x7000, 1, 0xc000, own()), (5, 4, 0x7000, 1), "each file of the program is one for itself");
+        assert_eq!(push(0x8000, 1, 0xd000, PieceFile::Pool(8)), (6, 4, 0x8000, 1));
+        assert_eq!(push(0x9000, 1, 0x0, own()), (7, 5, 0x9000, 1));
+        assert_eq!(push(0xa000, 1, 0xa000, PieceFile::Pool(7)), (8, 5, 0xa000, 1));
+        assert_eq!(push(0xb000, 1, 0xb000, PieceFile::Pool(7)), (8, 5, 0xa000, 2));
+        assert!(!reg.push(0xc000, PAGE, 0, PieceFile::Pool(7)) && !reg.push(0xc000, PAGE, 0, own()), "too many");
+        assert_eq!((reg.pieces().len(), reg.fds()), (PIECES_MAX, 5));
+        assert!((0..5).all(|i| reg.fd(i).is_some()) && reg.fd(5).is_none() && reg.fd(PIECES_MAX).is_none());
+        assert!(!reg.is_in_process() && Registration::in_process(1, 2).is_in_process());
+    }
+
+    #[test]
+    fn the_class_of_a_mapping_follows_from_its_file_and_place() {
+        let mut registry = registry();
+        let pool = registry.pools.get(PAGE).expect("a pool");
+        // SAFETY: the pool's descriptor is open.
+        let st = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(pool.fd()) }).expect("open");
+        let file = format!("{:x}:{:x} {}", libc::major(st.st_dev), libc::minor(st.st_dev), st.st_ino);
+        let vma = |line: &str| parse_line(line.as_bytes()).expect("a line");
+        let is = |line: &str, class: fn(MappingClass) -> bool| class(registry.class(&vma(line)));
+        let swapped: fn(MappingClass) -> bool = |class| matches!(class, MappingClass::Swapped);
+        let other: fn(MappingClass) -> bool = |class| matches!(class, MappingClass::Other);
+        assert!(is(&format!("10000-30000 rw-s 10000 {file} /memfd:burst-pool (deleted)"), swapped));
+        assert!(is(&format!("10000-30000 rw-s 20000 {file} /memfd:burst-pool (deleted)"), other), "moved");
+        assert!(is("10000-30000 rw-p 0 00:00 0 [heap]", |class| matches!(class, MappingClass::Private)));
+        assert!(is("10000-30000 rw-s 0 00:01 5 /dev/zero (deleted)", |class| matches!(class, MappingClass::Shared)));
+        assert!(is("10000-30000 rw-s 0 00:00 0 [anon_inode]", other) && is("10000-30000 rw-p 0 08:01 5 /a", other));
+        let mut huge = vma("200000-400000 rw-p 0 00:0f 5 /anon_hugepage (deleted)");
+        assert!(other(registry.class(&huge)), "of ordinary pages");
+        huge.page = 2 << 20;
+        assert!(matches!(registry.class(&huge), MappingClass::Private));
+        let mut huge = vma("200000-400000 rw-p 0 00:0f 5 /mnt/huge/file");
+        huge.page = 2 << 20;
+        assert!(other(registry.class(&huge)), "a private mapping of a file");
+        let line = format!("10000-30000 rw-s 10000 {file} /memfd:burst-pool (deleted)");
+        registry.pools.abandon();
+        assert!(!swapped(registry.class(&vma(&line))), "no pool any more");
+    }
+
+    /// Eight pages of which each second one is mapped from a sealed file; and nine.
+    fn striped(pages: usize) -> (Memory, std::os::fd::OwnedFd) {
+        let (memory, file) = (Memory::new(pages), memfd(pages, libc::F_SEAL_SHRINK));
+        for i in (1..pages).step_by(2) {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a page of this test.
+            assert!(unsafe { kernel::map_over(memory.page(i), PAGE, rights, file.as_raw_fd(), i * PAGE) });
+        }
+        (memory, file)
+    }
+
+    #[test]
+    fn a_range_of_too_many_pieces_is_not_mappable() {
+        let (memory, _file) = striped(PIECES_MAX + 1);
+        let survey = |first: usize, last: usize| {
+            registry().survey(&maps(), &mut Pins::look(), (memory.page(first) + 9, memory.page(last) - 9), true)
+        };
+        assert_eq!(survey(0, PIECES_MAX), Ok(true));
+        assert_eq!(survey(1, PIECES_MAX + 1), Ok(true));
+        assert_eq!(survey(0, PIECES_MAX + 1), Ok(false));
+    }
+
+    #[test]
+    fn private_mappings_side_by_side_are_one_piece() {
+        let memory = Memory::new(2 * PIECES_MAX + 4);
+        for i in (1..2 * PIECES_MAX + 4).step_by(2) {
+            memory.protect(i..i + 1, libc::PROT_READ);
+        }
+        let survey = |write| {
+            let range = (memory.page(0), memory.page(2 * PIECES_MAX + 4));
+            registry().survey(&maps(), &mut Pins::look(), range, write)
+        };
+        assert_eq!((survey(false), survey(true)), (Ok(true), Err(RegisterError::Fault)));
+        memory.protect(3..4, libc::PROT_NONE);
+        assert_eq!(survey(false), Err(RegisterError::Fault));
+    }
+
+    #[test]
+    fn the_lowest_page_of_a_stack_stays_private() {
+        let maps = maps();
+        let mut stack = None;
+        assert!(maps.any(|vma| {
+            stack = (vma.name() == b"[stack]").then_some(*vma);
+            stack.is_some()
+        }));
+        let stack = stack.expect("found");
+        let survey = |first: usize, last: usize| registry().survey(&maps, &mut Pins::look(), (first, last), true);
+        let second = stack.start + PAGE;
+        assert_eq!((survey(stack.start, second), survey(stack.start + 100, second)), (Ok(false), Ok(false)));
+        assert_eq!((survey(second, second + 8), survey(second + 100, stack.end)), (Ok(true), Ok(true)));
+    }
+
+    #[test]
+    fn whole_pages_of_the_pool_are_counted() {
+        let (memory, mut registry, mut pins) = (Memory::new(8), registry(), Pins::look());
+        let file = memfd(8, libc::F_SEAL_SHRINK);
+        // SAFETY: the first and the last page of this test's memory.
+        unsafe {
+            assert!(kernel::map_over(memory.page(0), PAGE, libc::PROT_READ, file.as_raw_fd(), 0));
+            assert!(kernel::map_over(memory.page(7), PAGE, libc::PROT_READ, file.as_raw_fd(), 7 * PAGE));
+        }
+        memory.protect(3..4, libc::PROT_READ);
+        let private = || (1..7).all(|i| maps().at_or_after(memory.page(i)).is_some_and(|vma| !vma.shared));
+        for (first, last, counted) in [(0, 8, (1, 7)), (1, 4, (1, 4)), (2, 6, (2, 6)), (3, 4, (3, 4))] {
+            let (addr, end) = (memory.page(first) + 100, memory.page(last) - 100);
+            let (reg, complete) = registry.collect(&maps(), addr, end, false);
+            if !complete {
+                assert!(PageMover::open().is_none(), "swapped where the kernel offers it");
+                return;
+            }
+            assert_eq!((reg.lo, reg.hi), (memory.page(counted.0), memory.page(counted.1)));
+            let (pieces, len) = (reg.pieces(), reg.pieces().iter().map(|piece| piece.len).sum::<usize>());
+            assert_eq!((pieces[0].addr, len), (addr, end - addr));
+            assert!(pieces.len() == if first == 0 { 3 } else { 1 } && !private());
+            registry.refs.add(reg.lo, reg.hi);
+            registry.uncount_all(&maps(), &mut pins, &reg);
+            assert!(private(), "pages {first} to {last}");
+        }
+        let none = registry.collect(&maps(), memory.page(0), memory.page(1), false);
+        assert_eq!((none.0.lo, none.0.hi, none.1), (0, 0, true), "a file of the program");
+    }
+
+    #[test]
+    fn an_unmapped_end_of_a_range_is_no_matter() {
+        let (memory, mut registry) = (Memory::new(3), registry());
+        registry.pools.get(PAGE).expect("a pool");
+        // SAFETY: a page of this test, used no more.
+        unsafe { kernel::unmap(memory.page(1) as *mut u8, PAGE) };
+        registry.swap_out(&maps(), &mut Pins::look(), memory.page(0), memory.page(2));
+        registry.swap_out(&maps(), &mut Pins::look(), memory.page(1), memory.page(2));
+        assert!(maps().at_or_after(memory.page(2)).is_some_and(|vma| vma.start == memory.page(2) && !vma.shared));
+    }
+
+    /// The pages inside of eight at which a mapping begins after `keep_in_place` has looked at the first `pages` of them. Objects
+    /// of `malloc` begin at some pages: each is given with its second word.
+    fn divided(pages: usize, objects: &[(usize, usize)]) -> Vec<usize> {
+        let mut memory = Memory::new(8);
+        for (page, word) in objects {
+            memory.bytes()[page * PAGE + 8..][..8].copy_from_slice(&word.to_ne_bytes());
+        }
+        // Not to be looked at.
+        memory.protect(pages..8, libc::PROT_NONE);
+        keep_in_place(memory.at, memory.page(pages));
+        memory.protect(pages..8, libc::PROT_READ | libc::PROT_WRITE);
+        let maps = maps();
+        (1..8).filter(|i| maps.at_or_after(memory.page(*i)).is_some_and(|vma| vma.start == memory.page(*i))).collect()
+    }
+
+    #[test]
+    fn each_object_of_malloc_is_divided_behind_its_first_page() {
+        const MMAPPED: usize = 2;
+        let object = |pages: usize| (pages * PAGE) | MMAPPED;
+        assert_eq!(divided(5, &[(0, object(2)), (2, object(3))]), [1, 2, 3], "up to the end of the range");
+        assert_eq!(divided(6, &[(0, object(6))]), [1]);
+        assert_eq!(divided(6, &[(0, object(7))]), [0; 0], "longer than the range");
+        assert_eq!(divided(6, &[(0, object(2)), (2, object(5))]), [1], "the second is longer than the rest");
+        assert_eq!(divided(6, &[(2, object(2))]), [0; 0], "only the first tells where the next one is");
+        for word in [object(1), object(0), object(3) | 1, object(3) | 4, object(3) + 16, 3 * PAGE] {
+            assert_eq!(divided(6, &[(0, word)]), [0; 0], "{word:#x}");
         }
     }
 }

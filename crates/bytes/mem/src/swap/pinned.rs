@@ -144,6 +144,8 @@ fn has_vfio_open() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pool::PAGE;
+    use super::super::testing::{Memory, in_child, limit, open_count};
     use super::*;
 
     #[test]
@@ -153,5 +155,34 @@ mod tests {
         assert_eq!((kilobytes(status, b"VmRSS:"), kilobytes(b"VmPin:\n", b"VmPin:")), (None, None));
         let mut own = [0; STATUS_BYTES];
         assert!(kilobytes(read_status(&mut own), b"VmPin:").is_some(), "the kernel has the counter");
+    }
+
+    #[test]
+    fn descriptor_0_reads_the_status_file_as_well_as_others() {
+        in_child(|| {
+            // SAFETY: a descriptor that this child does not use.
+            unsafe { libc::close(0) };
+            let before = open_count();
+            let mut own = [0; STATUS_BYTES];
+            assert!(read_status(&mut own).starts_with(b"Name:"));
+            assert!(!is_pinned_anywhere());
+            assert_eq!(open_count(), before);
+            // Without a descriptor for it there is no status, and no pin is known of.
+            limit(libc::RLIMIT_NOFILE, 0);
+            assert_eq!((read_status(&mut own), is_pinned_anywhere()), (&[][..], false));
+        });
+    }
+
+    #[test]
+    fn locked_memory_is_no_pin_without_vfio() {
+        in_child(|| {
+            let memory = Memory::new(2);
+            // SAFETY: memory of this test.
+            if unsafe { libc::mlock(memory.at as *const _, PAGE) } == 0 {
+                let mut own = [0; STATUS_BYTES];
+                assert_eq!(kilobytes(read_status(&mut own), b"VmLck:"), Some(4));
+                assert!(!is_pinned_anywhere());
+            }
+        });
     }
 }

@@ -39,6 +39,7 @@ const STACK_BELOW: usize = 256 << 10;
 const STACK_ABOVE: usize = 16 << 10;
 /// Stack bytes of the thread that works in place of the calling one.
 const HELPER_STACK: usize = 256 << 10;
+const _: () = assert!(PAGE < CHUNK_USER_MODE && CHUNK_USER_MODE < CHUNK && libc::PTHREAD_STACK_MIN < HELPER_STACK);
 
 /// `struct uffdio_range` (linux/userfaultfd.h).
 #[repr(C)]
@@ -155,9 +156,11 @@ fn system_uffd(flags: i32) -> i32 {
 /// A userfaultfd for kernel-mode faults too, by the system call or `/dev/userfaultfd`, or -1.
 fn full_uffd(flags: i32) -> i32 {
     let fd = system_uffd(flags);
-    if fd >= 0 {
-        return fd;
-    }
+    if fd >= 0 { fd } else { device_uffd(flags) }
+}
+
+/// A userfaultfd by `/dev/userfaultfd`, or -1.
+fn device_uffd(flags: i32) -> i32 {
     // SAFETY: a constant path; numbers.
     unsafe {
         let device = libc::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
@@ -301,9 +304,7 @@ fn copy_to_pool(pool: &Pool, at: usize, len: usize) -> bool {
         });
     }
     // SAFETY: the kernel checks the source; reading never waits for the protection.
-    each(len, |done| unsafe {
-        libc::pwrite(pool.fd(), (at + done) as *const _, len - done, (at + done) as libc::off_t)
-    })
+    each(at, len, |at, left| unsafe { libc::pwrite(pool.fd(), at as *const _, left, at as libc::off_t) })
 }
 
 /// Copies the pool's bytes at offset `at` to `to`.
@@ -314,8 +315,9 @@ pub(crate) fn copy_from_pool(pool: &Pool, at: usize, len: usize, to: *mut u8) ->
             unsafe { core::ptr::copy_nonoverlapping(window, to, len) }
         });
     }
+    let first = at;
     // SAFETY: `to` is writable for `len` bytes.
-    each(len, |done| unsafe { libc::pread(pool.fd(), to.add(done).cast(), len - done, (at + done) as libc::off_t) })
+    each(at, len, |at, left| unsafe { libc::pread(pool.fd(), to.add(at - first).cast(), left, at as libc::off_t) })
 }
 
 /// Maps a part of a huge-page pool for the duration of `f` (hugetlbfs has no `write`).
@@ -328,12 +330,11 @@ fn with_window(pool: &Pool, at: usize, len: usize, f: impl FnOnce(*mut u8)) -> b
     true
 }
 
-/// Repeats a transfer until `len` bytes are done.
-fn each(len: usize, mut transfer: impl FnMut(usize) -> isize) -> bool {
-    let mut done = 0;
-    while done < len {
-        match transfer(done) {
-            n if n > 0 => done += n as usize,
+/// Repeats a transfer of `left` bytes at `at` until none is left.
+fn each(mut at: usize, mut left: usize, mut transfer: impl FnMut(usize, usize) -> isize) -> bool {
+    while left > 0 {
+        match transfer(at, left) {
+            n if n > 0 => (at, left) = (at + n as usize, left - n as usize),
             -1 if errno() == libc::EINTR => {}
             _ => return false,
         }
@@ -343,16 +344,257 @@ fn each(len: usize, mut transfer: impl FnMut(usize) -> isize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pool::PoolSet;
+    use super::super::testing::{Memory, in_child, is_root, limit, mapped_bytes, open_count};
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_transfer_is_repeated_until_all_is_done_and_ends_at_a_failure() {
         let mut calls = Vec::new();
-        assert!(each(8, |done| {
-            calls.push(done);
-            (8 - done).min(3) as isize
+        assert!(each(100, 8, |at, left| {
+            calls.push((at, left));
+            left.min(3) as isize
         }));
-        assert_eq!(calls, [0, 3, 6]);
-        assert!(!each(8, |_| -2) && !each(8, |_| 0) && each(0, |_| -2));
+        assert_eq!(calls, [(100, 8), (103, 5), (106, 2)]);
+        assert!(!each(0, 8, |_, _| -2) && !each(0, 8, |_, _| 0) && each(0, 0, |_, _| -2));
+    }
+
+    #[test]
+    fn an_interrupted_transfer_is_repeated() {
+        let fail_first = |error| {
+            let mut calls = 0;
+            let done = each(0, 8, |_, left| {
+                calls += 1;
+                // SAFETY: the thread's own errno.
+                unsafe { *libc::__errno_location() = error };
+                if calls == 1 { -1 } else { left as isize }
+            });
+            (done, calls)
+        };
+        assert_eq!((fail_first(libc::EINTR), fail_first(libc::ENOSPC)), ((true, 2), (false, 1)));
+    }
+
+    /// The features that the kernel offers, of a userfaultfd for user-mode faults; `None`: the kernel or a filter refuses.
+    fn offered() -> Option<u64> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+        // SAFETY: numbers only.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) as i32 };
+        let mut api = [UFFD_API, 0, 0];
+        // SAFETY: `struct uffdio_api` is three words; the descriptor is fresh.
+        let known = fd >= 0 && unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) == 0 };
+        // SAFETY: the descriptor opened above.
+        unsafe { libc::close(fd) };
+        known.then_some(api[1])
+    }
+
+    /// Opens a userfaultfd and moves memory to a pool and back by it.
+    fn check_moves(is_full: bool) {
+        let Some(offered) = offered() else { return assert!(PageMover::open().is_none()) };
+        let mover = PageMover::open().expect("a userfaultfd");
+        // Bits 12 and 13 are those of WP_HUGETLBFS_SHMEM and WP_UNPOPULATED in linux/userfaultfd.h.
+        assert_eq!(mover.features, offered & 0x3000);
+        assert_eq!(mover.chunk, if is_full { CHUNK } else { CHUNK_USER_MODE });
+        // SAFETY: numbers only.
+        assert_eq!(unsafe { libc::fcntl(mover.fd, libc::F_GETFD) }, libc::FD_CLOEXEC);
+        let pool = PoolSet::new().get(PAGE).expect("a pool");
+        let mut memory = Memory::new(40);
+        memory.bytes().fill(7);
+        let (lo, hi) = (memory.page(2), memory.page(39));
+        assert!(mover.swap_in(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE));
+        let mut copy = vec![0; 37 * PAGE];
+        assert!(copy_from_pool(&pool, lo, copy.len(), copy.as_mut_ptr()) && copy.iter().all(|byte| *byte == 7));
+        memory.bytes()[2 * PAGE] = 8;
+        assert!(copy_from_pool(&pool, lo, 1, copy.as_mut_ptr()) && copy[0] == 8, "shared");
+        if mover.features & WP_SHMEM != 0 {
+            let old = PageMover { fd: mover.fd, features: mover.features & !WP_SHMEM, chunk: mover.chunk };
+            assert!(
+                !old.swap_out(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE),
+                "shared memory cannot be protected"
+            );
+            core::mem::forget(old);
+            assert!(mover.swap_out(&pool, lo, hi, libc::PROT_READ | libc::PROT_WRITE));
+            pool.punch(lo, hi);
+            assert!(memory.bytes().iter().enumerate().all(|(i, byte)| *byte == if i == 2 * PAGE { 8 } else { 7 }));
+        }
+    }
+
+    #[test]
+    fn the_kernel_gives_a_userfaultfd_with_its_features() {
+        in_child(|| check_moves(is_root()));
+    }
+
+    #[test]
+    fn without_privileges_faults_in_user_mode_are_enough() {
+        in_child(|| {
+            // SAFETY: numbers only; this child has one thread. Without the right to do so it has no privileges already.
+            unsafe { libc::setuid(65_534) };
+            // `vm.unprivileged_userfaultfd` gives everybody all faults.
+            let all =
+                std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() == "1");
+            check_moves(all);
+        });
+    }
+
+    #[test]
+    fn descriptor_0_serves_as_a_userfaultfd() {
+        in_child(|| {
+            // SAFETY: a descriptor that this child does not use.
+            unsafe { libc::close(0) };
+            let (before, mover) = (open_count(), PageMover::open());
+            assert_eq!(mover.as_ref().map(|mover| mover.fd), offered().map(|_| 0));
+            assert_eq!(open_count(), before + usize::from(mover.is_some()));
+        });
+    }
+
+    #[test]
+    fn the_device_gives_a_userfaultfd_to_those_who_may_open_it() {
+        in_child(|| {
+            let may = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd").is_ok();
+            for close_first in [false, true] {
+                if close_first {
+                    // The device gets number 0 for a moment.
+                    // SAFETY: a descriptor that this child does not use.
+                    unsafe { libc::close(0) };
+                }
+                let before = open_count();
+                let fd = device_uffd(libc::O_CLOEXEC);
+                assert_eq!((fd >= 0, open_count()), (may, before + usize::from(may)));
+                let mut api = [UFFD_API, 0, 0];
+                // SAFETY: `struct uffdio_api` is three words.
+                assert!(!may || unsafe { libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()) } == 0);
+            }
+        });
+    }
+
+    #[test]
+    fn memory_that_cannot_be_moved_leaves_nothing_behind() {
+        in_child(|| {
+            let Some(mover) = PageMover::open().filter(|mover| mover.features & WP_SHMEM != 0) else { return };
+            let pool = PoolSet::new().get(PAGE).expect("a pool");
+            let (memory, program) = (Memory::new(4), std::fs::File::open("/proc/self/exe").expect("exe"));
+            let (at, flags) = (memory.page(2) as *mut _, libc::MAP_PRIVATE | libc::MAP_FIXED);
+            // SAFETY: a page of this test.
+            let file = unsafe { libc::mmap(at, PAGE, libc::PROT_READ, flags, program.as_raw_fd(), 0) };
+            assert_eq!(file, at, "{}", std::io::Error::last_os_error());
+            let (before, rights) = (mapped_bytes(), libc::PROT_READ | libc::PROT_WRITE);
+            for (first, last) in [(0, 4), (2, 3)] {
+                assert!(!mover.swap_in(&pool, memory.page(first), memory.page(last), rights), "a page of a file");
+                assert!(!mover.swap_out(&pool, memory.page(first), memory.page(last), rights), "a page of a file");
+            }
+            assert_eq!(mapped_bytes(), before);
+        });
+    }
+
+    #[test]
+    fn pages_without_rights_are_protected_if_none_must_be_populated() {
+        let Some(mover) = PageMover::open() else { return };
+        let memory = Memory::new(1);
+        memory.protect(0..1, libc::PROT_NONE);
+        let range = UffdRange { start: memory.at as u64, len: PAGE as u64 };
+        assert_eq!(mover.protect(&range), mover.features & WP_UNPOPULATED != 0);
+        let old = PageMover { fd: mover.fd, features: mover.features & !WP_UNPOPULATED, chunk: CHUNK };
+        assert!(!old.protect(&range));
+        core::mem::forget(old);
+    }
+
+    #[test]
+    fn a_thread_does_not_protect_its_own_stack_or_errno() {
+        let (mover, pool) =
+            (PageMover { fd: -1, features: 0, chunk: CHUNK }, PoolSet::new().get(PAGE).expect("a pool"));
+        // Keeps the frames below away from the memory of the thread, errno included, that lies above the stack.
+        let room = std::hint::black_box([0u8; 8 * STACK_ABOVE]);
+        let here = room.as_ptr() as usize;
+        // SAFETY: only the address is used.
+        let errno = unsafe { libc::__errno_location() } as usize;
+        let concerns = |lo: usize, len: usize| {
+            let (direction, prot, done) = (SwapDirection::In, 0, false);
+            MoveJob { mover: &mover, pool: &pool, lo, hi: lo + len, prot, direction, done }.concerns_this_thread()
+        };
+        assert!(
+            concerns(errno, 4) && concerns(errno - 1, 2) && concerns(errno + 3, 1) && concerns(errno - PAGE, 2 * PAGE)
+        );
+        assert!(!concerns(errno - 4, 4) && !concerns(errno + 4, 4));
+        // The frames below are a few KiB long.
+        assert!(concerns(here - STACK_BELOW / 2, PAGE) && concerns(here + STACK_ABOVE / 4, 1));
+        assert!(concerns(here - 4 * STACK_BELOW, 8 * STACK_BELOW), "the stack inside");
+        assert!(!concerns(here - 2 * STACK_BELOW, PAGE) && !concerns(here + 4 * STACK_ABOVE, PAGE));
+        core::mem::forget(mover);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_copied() {
+        let pool = PoolSet::new().get(PAGE).expect("a pool");
+        let mut memory = Memory::new(3);
+        memory.bytes().fill(5);
+        assert!(copy_to_pool(&pool, memory.at, 2 * PAGE));
+        let mut copy = vec![0; 2 * PAGE];
+        assert!(copy_from_pool(&pool, memory.at, 2 * PAGE, copy.as_mut_ptr()) && copy == [5; 2 * PAGE]);
+        memory.protect(2..3, libc::PROT_NONE);
+        assert!(!copy_to_pool(&pool, memory.page(1), 2 * PAGE), "the second page has no rights");
+        // Beyond the end of the pool there is nothing.
+        assert!(!copy_from_pool(&pool, super::super::pool::ADDRESS_MAX - PAGE, 2 * PAGE, copy.as_mut_ptr()));
+        // Reading gives absent pages no memory.
+        let blocks = || {
+            // SAFETY: all zeroes is a valid `stat`.
+            let mut st: libc::stat = unsafe { core::mem::zeroed() };
+            // SAFETY: `st` is writable.
+            unsafe { libc::fstat(pool.fd(), &raw mut st) };
+            st.st_blocks
+        };
+        let before = blocks();
+        assert!(copy_from_pool(&pool, memory.page(8), 2 * PAGE, copy.as_mut_ptr()) && copy == [0; 2 * PAGE]);
+        assert_eq!(blocks(), before);
+    }
+
+    #[test]
+    fn huge_pages_are_copied_through_a_mapping() {
+        in_child(|| {
+            let ordinary = PoolSet::new().get(PAGE).expect("a pool");
+            let huge = of_huge_pages(ordinary);
+            let mut memory = Memory::new(12);
+            memory.bytes().fill(5);
+            let (at, before) = (memory.at.next_multiple_of(4 * PAGE), mapped_bytes());
+            // hugetlbfs has no `write`; here it is the limit that refuses.
+            // SAFETY: numbers only.
+            unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+            limit(libc::RLIMIT_FSIZE, 0);
+            assert!(copy_to_pool(&huge, at, 8 * PAGE) && !copy_to_pool(&ordinary, at, 8 * PAGE));
+            let mut copy = Memory::new(8);
+            assert!(copy_from_pool(&huge, at, 8 * PAGE, copy.at as *mut u8));
+            assert!(copy.bytes().iter().all(|byte| *byte == 5));
+            drop(copy);
+            assert_eq!(mapped_bytes(), before, "the windows are gone");
+            assert!(!copy_to_pool(&of_huge_pages(closed(ordinary)), at, 8 * PAGE));
+        });
+    }
+
+    /// The same file as a pool of larger pages.
+    fn of_huge_pages(mut pool: Pool) -> Pool {
+        pool.page = 4 * PAGE;
+        pool
+    }
+
+    /// The pool after its descriptor was closed.
+    fn closed(pool: Pool) -> Pool {
+        // SAFETY: the pool of one test.
+        unsafe { libc::close(pool.fd()) };
+        pool
+    }
+
+    #[test]
+    fn fresh_pages_have_the_size_of_the_pools() {
+        const HUGE: usize = 2 << 20;
+        let at = private_pages(PAGE, 2 * PAGE).expect("ordinary pages");
+        // SAFETY: the pages made above, not used.
+        assert_eq!(unsafe { (libc::munmap(at.cast(), PAGE), libc::munmap(at.add(PAGE).cast(), PAGE)) }, (0, 0));
+        // With no free huge page there are none.
+        if let Some(at) = private_pages(HUGE, HUGE) {
+            // SAFETY: the page made above, not used.
+            unsafe {
+                assert_eq!(libc::munmap(at.cast(), PAGE), -1, "a huge page is unmapped as a whole");
+                kernel::unmap(at, HUGE);
+            }
+        }
     }
 }

@@ -201,7 +201,7 @@ fn number(text: &[u8], radix: u32) -> Option<u64> {
 }
 
 /// `start-end perms offset major:minor inode   name`
-fn parse_line(line: &[u8]) -> Option<Vma> {
+pub(super) fn parse_line(line: &[u8]) -> Option<Vma> {
     let mut words = line.splitn(5, |b| *b == b' ');
     let mut pair = |separator: u8| -> Option<(u64, u64)> {
         let mut halves = words.next()?.split(|b| *b == separator);
@@ -244,8 +244,10 @@ pub(crate) fn errno() -> i32 {
 #[cfg(test)]
 mod tests {
     use super::super::kernel;
+    use super::super::testing::in_child;
     use super::*;
     use rustix::mm::MprotectFlags;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn query_and_text_give_the_same_mapping() {
@@ -319,6 +321,45 @@ mod tests {
         }
         // SAFETY: the block made above, not used.
         unsafe { kernel::unmap(block, PAGES * PAGE) };
+    }
+
+    #[test]
+    fn the_mappings_are_asked_for_where_the_kernel_answers() {
+        in_child(|| {
+            // A program that has closed its standard input: the file gets its number.
+            // SAFETY: a descriptor that this child does not use.
+            unsafe { libc::close(0) };
+            let maps = Maps::open().expect("/proc/self/maps");
+            // SAFETY: numbers only.
+            assert_eq!((maps.fd, unsafe { libc::fcntl(0, libc::F_GETFD) }), (0, libc::FD_CLOEXEC));
+            // `struct procmap_query`: its size, and the flag PROCMAP_QUERY_COVERING_OR_NEXT_VMA.
+            let mut words = [0u64; 13];
+            (words[0], words[1]) = (104, 0x10);
+            // SAFETY: `words` is as long as the first of them says.
+            let answers = unsafe { libc::ioctl(maps.fd, PROCMAP_QUERY, words.as_mut_ptr()) } == 0;
+            assert_eq!(maps.text, !answers);
+        });
+    }
+
+    #[test]
+    fn a_mapping_with_a_long_name_is_found_without_it() {
+        let dir = std::env::temp_dir().join(format!("burst-vma-{}-{}", std::process::id(), "d".repeat(NAME_MAX)));
+        std::fs::write(&dir, [0; PAGE]).expect("a file");
+        let file = std::fs::File::open(&dir).expect("the file");
+        std::fs::remove_file(&dir).expect("removed");
+        let (rights, flags) = (libc::PROT_READ, libc::MAP_PRIVATE);
+        // SAFETY: a new mapping.
+        let at = unsafe { libc::mmap(core::ptr::null_mut(), PAGE, rights, flags, file.as_raw_fd(), 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        for maps in [Maps::open().expect("/proc/self/maps"), Maps::open_text().expect("/proc/self/maps")] {
+            let vma = maps.at_or_after(at as usize).expect("the mapping");
+            assert_eq!(
+                (vma.start, vma.end, vma.prot(), vma.name()),
+                (at as usize, at as usize + PAGE, rights, &b""[..])
+            );
+        }
+        // SAFETY: the mapping made above, used no more.
+        unsafe { kernel::unmap(at.cast(), PAGE) };
     }
 
     #[test]
