@@ -384,9 +384,37 @@ pub(crate) fn watch_missing(start: usize, len: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::swap::testing::{Memory, memfd};
 
     /// An address that is mapped in no process: the guards of this test meet no fault.
     const NOWHERE: usize = 1 << 60;
+
+    #[test]
+    fn pages_are_allocated_up_to_the_first_that_is_there() {
+        let _table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let (file, holes) = (memfd(4, 0), libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE);
+        let memory = Memory::of(file.as_raw_fd(), 0, 4);
+        // SAFETY: numbers only. The pages 1 and 2 are missing then.
+        assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), holes, PAGE as i64, 2 * PAGE as i64) }, 0);
+        if !watch_missing(memory.at, 4 * PAGE) {
+            assert!(matches!(UFFD.get(), Some(None)), "watched where the kernel offers it");
+            return;
+        }
+        let Some(Some(uffd)) = UFFD.get() else { unreachable!("it watches") };
+        let allowance = FillAllowance::new(10 * PAGE as u64, None);
+        let before = changes();
+        let fill = |page: usize, pages: usize| {
+            let filled = fill_pages(uffd, &allowance, page, pages);
+            (filled, allowance.left() / PAGE as u64, allowance.take_unpaid())
+        };
+        assert_eq!(fill(memory.page(0), 1), (Some(0), 10, 0), "it is there");
+        assert_eq!(changes(), before, "nothing to look at");
+        assert_eq!(fill(memory.page(1), 11), (None, 10, 0), "no room");
+        assert_eq!(fill(memory.page(1), 3), (Some(2), 8, 2));
+        assert_eq!(changes(), before + 1);
+        assert_eq!(fill(NOWHERE, 1), (None, 8, 0), "not watched");
+        assert_eq!(rustix::fs::fstat(&file).expect("open").st_blocks as usize * 512, 4 * PAGE);
+    }
 
     #[test]
     fn what_is_left_of_an_allowance_is_set_and_taken_as_a_whole() {

@@ -31,7 +31,7 @@ mod pinned;
 mod pool;
 mod refs;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod uffd;
 mod vma;
 

@@ -105,15 +105,16 @@ pub(crate) fn limit(what: libc::__rlimit_resource_t, limit: u64) {
 /// Seconds after which a child that hangs is killed.
 const CHILD_SECONDS: u32 = 120;
 
-/// Runs `test` in a forked child; a panic there fails here, too.
-pub(crate) fn in_child(test: impl FnOnce()) {
-    // SAFETY: the child runs the test in its only thread and ends.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        // SAFETY: numbers only.
-        unsafe { libc::alarm(CHILD_SECONDS) };
-        // The usual hook takes locks that another thread of the parent may have held.
-        std::panic::set_hook(Box::new(|info| {
+/// Makes a panic in a forked child end the child. The hook that the tests have takes locks, which another thread may have held at
+/// the fork; so may `set_hook`, which is therefore called before.
+fn end_children_that_panic() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let (parent, before) = (std::process::id(), std::panic::take_hook());
+        std::panic::set_hook(Box::new(move |info| {
+            if std::process::id() == parent {
+                return before(info);
+            }
             let text = format!("in the child: {info}\n");
             // SAFETY: the text is readable for its length; ends the child.
             unsafe {
@@ -121,6 +122,17 @@ pub(crate) fn in_child(test: impl FnOnce()) {
                 libc::_exit(1);
             }
         }));
+    });
+}
+
+/// Runs `test` in a forked child; a panic there fails here, too.
+pub(crate) fn in_child(test: impl FnOnce()) {
+    end_children_that_panic();
+    // SAFETY: the child runs the test in its only thread and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: numbers only.
+        unsafe { libc::alarm(CHILD_SECONDS) };
         test();
         // SAFETY: ends the child.
         unsafe { libc::_exit(0) };
