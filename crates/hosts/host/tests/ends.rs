@@ -1,6 +1,7 @@
 //! The end of a program with many objects: in steps, between which other programs are served, and nothing is left.
 mod common;
 
+use burst_base::Nanos;
 use burst_base::verbs::QpType;
 use burst_control::cm::{CmAddr, CmCommand, CmReply, PortSpace};
 use burst_control::{CqInitAttr, Request, Response, SrqInitAttr};
@@ -97,4 +98,20 @@ fn a_target_is_not_made_as_a_queue_pair_with_queues() {
     assert_eq!(refusal.errno, libc::EINVAL);
     program.end(&mut host);
     assert_eq!(objects(&host), 0);
+}
+
+#[test]
+fn memory_is_given_back_after_the_last_program() {
+    let mut host = host(90);
+    let mut upkeep = burst_host::Upkeep::without_events(host.now());
+    let none: &mut [Program] = &mut [];
+    assert!(!upkeep.run(&mut host, none, false) && host.trimmer.due_at().is_none(), "nothing was used yet");
+    let mut program = Program::start(&mut host, ENDING).expect("a program");
+    upkeep.run(&mut host, std::slice::from_mut(&mut program), false);
+    program.end(&mut host);
+    assert_eq!(host.trimmer.due_at(), None, "few objects have ended");
+    upkeep.run(&mut host, none, false);
+    assert!(host.trimmer.take_due(Nanos(u64::MAX)), "the last program has gone");
+    upkeep.run(&mut host, none, false);
+    assert_eq!(host.trimmer.due_at(), None, "once");
 }

@@ -1,6 +1,7 @@
 //! The heap after the end of programs with many objects of every kind: the host gives back what it has grown by.
 //!
-//! The test counts the bytes that are allocated, not the process's pages, so its result does not depend on the machine.
+//! The test counts the bytes that are allocated, not the process's pages, so its result does not depend on the machine. It counts
+//! those of the whole process, so it is the only test of this file: a second one would allocate at the same time.
 mod common;
 
 use burst_base::Nanos;
@@ -143,20 +144,4 @@ fn the_memory_of_ended_objects_is_given_back() {
         let after = in_use(&mut host);
         assert!(after <= before + KEPT_BYTES, "{name}: {before} bytes before, {after} after");
     }
-}
-
-#[test]
-fn memory_is_given_back_after_the_last_program() {
-    let mut host = host(90);
-    let mut upkeep = burst_host::Upkeep::without_events(host.now());
-    let none: &mut [Program] = &mut [];
-    assert!(!upkeep.run(&mut host, none, false) && host.trimmer.due_at().is_none(), "nothing was used yet");
-    let mut program = Program::start(&mut host, HOSTILE).expect("a program");
-    upkeep.run(&mut host, std::slice::from_mut(&mut program), false);
-    program.end(&mut host);
-    assert_eq!(host.trimmer.due_at(), None, "few objects have ended");
-    upkeep.run(&mut host, none, false);
-    assert!(host.trimmer.take_due(Nanos(u64::MAX)), "the last program has gone");
-    upkeep.run(&mut host, none, false);
-    assert_eq!(host.trimmer.due_at(), None, "once");
 }
