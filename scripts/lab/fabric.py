@@ -117,9 +117,9 @@ class Daemon(Program):
         self.stop()
         raise LabError(f"burstd does not serve: {self.text().strip() or 'it said nothing'}")
 
-    def rss_kib(self, files=True):
-        """Resident memory in KiB; without `files`, anonymous memory only."""
-        kinds = ("RssAnon:", "RssShmem:", *(["RssFile:"] if files else []))
+    def rss_kib(self, files=True, shared=True):
+        """Resident memory in KiB, without that of mapped files or of shared memory if asked."""
+        kinds = ("RssAnon:", *(["RssShmem:"] if shared else []), *(["RssFile:"] if files else []))
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         found = [int(line.split()[1]) for line in lines if line.startswith(kinds)]
         if not found:

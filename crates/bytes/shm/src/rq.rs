@@ -62,7 +62,7 @@ impl RqSpec {
     }
     /// Copies entry `index` if it is posted, without taking it.
     #[inline]
-    fn copy(&self, area: &Area, index: u32, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
+    fn copy(&self, area: &Area, index: u32, wqe: &mut RecvWqe, sges: &mut [Sge]) -> Fetch {
         // Acquire: pairs with the Release in `protocol::post`.
         let posted = area.word32(PRODUCER).load(Acquire).wrapping_sub(index);
         if posted == 0 {
@@ -74,10 +74,11 @@ impl RqSpec {
         let slot = self.slot(index);
         debug_assert!(slot + self.stride() <= area.len(), "masked indices lie inside the area");
         area.load(slot, wqe);
+        let Some(sges) = sges.get_mut(..wqe.num_sge as usize) else { return Fetch::Malformed(index) };
         if wqe.num_sge > self.max_sge {
             return Fetch::Malformed(index);
         }
-        for (i, sge) in sges.iter_mut().enumerate().take(wqe.num_sge as usize) {
+        for (i, sge) in sges.iter_mut().enumerate() {
             area.load(slot + BODY + i * size_of::<Sge>(), sge);
         }
         Fetch::Taken(index)
@@ -175,7 +176,7 @@ impl RqConsumer {
     }
     /// Copies the next entry, once, and frees its slot. In the copy, `reserved` is the number of entries ever taken.
     #[inline(always)]
-    pub fn fetch(&mut self, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
+    pub fn fetch(&mut self, wqe: &mut RecvWqe, sges: &mut [Sge]) -> Fetch {
         let fetch = self.spec.copy(&self.area, self.taken, wqe, sges);
         if matches!(fetch, Fetch::Taken(_) | Fetch::Malformed(_)) {
             self.taken = self.taken.wrapping_add(1);
@@ -257,7 +258,7 @@ impl SrqConsumer {
     }
     /// Copies and takes the next entry that no other worker takes. Lock-free: it repeats only after another worker has taken
     /// an entry.
-    pub fn fetch(&self, wqe: &mut RecvWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
+    pub fn fetch(&self, wqe: &mut RecvWqe, sges: &mut [Sge]) -> Fetch {
         loop {
             let index = self.taken.load(Acquire);
             let fetch = self.spec.copy(&self.area, index, wqe, sges);

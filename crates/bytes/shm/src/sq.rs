@@ -415,9 +415,10 @@ impl SqConsumer {
     pub fn spec(&self) -> &SqSpec {
         &self.spec
     }
-    /// Copies the next entry, once, and checks the copy's counts. Only the first `num_sge` SGEs are written.
+    /// Copies the next entry, once, and checks the copy's counts: it is malformed if it has more SGEs than the queue allows or
+    /// than `sges` has places. Only the first `num_sge` places are written.
     #[inline]
-    pub fn fetch(&mut self, wqe: &mut SendWqe, sges: &mut [Sge; SGE_MAX as usize]) -> Fetch {
+    pub fn fetch(&mut self, wqe: &mut SendWqe, sges: &mut [Sge]) -> Fetch {
         // Acquire: pairs with the Release in `protocol::post`.
         let posted = self.area.word32(PRODUCER).load(Acquire).wrapping_sub(self.taken);
         if posted == 0 {
@@ -433,10 +434,11 @@ impl SqConsumer {
         self.taken = index.wrapping_add(1);
         let inline = wqe.flags & INLINE != 0;
         let bad_inline = inline && (wqe.length > self.spec.max_inline || wqe.num_sge != 0);
+        let Some(sges) = sges.get_mut(..usize::from(wqe.num_sge)) else { return Fetch::Malformed(index) };
         if bad_inline || u32::from(wqe.num_sge) > self.spec.max_sge {
             return Fetch::Malformed(index);
         }
-        for (i, sge) in sges.iter_mut().enumerate().take(usize::from(wqe.num_sge)) {
+        for (i, sge) in sges.iter_mut().enumerate() {
             self.area.load(slot + BODY + i * size_of::<Sge>(), sge);
         }
         Fetch::Taken(index)

@@ -9,6 +9,7 @@
 //! decides. If only READs are in flight, it requests all missing ranges; else it goes back and forgets all bits.
 
 use burst_base::Psn;
+use burst_base::heap::{self, OutOfMemory};
 
 /// PSNs behind the oldest missing one of which responses are placed: 2 MiB in packets of 1 KiB. Responses further on are an
 /// implied NAK, as without this record.
@@ -17,7 +18,8 @@ const WORDS: usize = (AHEAD_MAX / 64) as usize;
 
 /// The record of one queue pair. The bit of a PSN is its number modulo [`AHEAD_MAX`].
 pub(crate) struct ReadAhead {
-    bits: [u64; WORDS],
+    /// None until the first gap: most queue pairs never have one.
+    bits: Box<[u64]>,
     count: u32,
     /// Missing PSNs before this one were requested again.
     asked: Psn,
@@ -32,7 +34,19 @@ pub(crate) struct ReadAhead {
 impl ReadAhead {
     pub(crate) fn new() -> Self {
         let zero = Psn::new(0);
-        ReadAhead { bits: [0; WORDS], count: 0, asked: zero, end: zero, mark: zero, due: false }
+        ReadAhead { bits: Box::default(), count: 0, asked: zero, end: zero, mark: zero, due: false }
+    }
+    /// Reserves the memory for notes, unless that was done.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub(crate) fn reserve(&mut self) -> Result<(), OutOfMemory> {
+        if self.bits.is_empty() {
+            let mut bits = heap::with_room(WORDS)?;
+            bits.resize(WORDS, 0);
+            self.bits = bits.into_boxed_slice();
+        }
+        Ok(())
     }
     /// Whether no response is noted.
     #[inline]
@@ -59,9 +73,10 @@ impl ReadAhead {
     /// Whether the response of `psn` was placed.
     pub(crate) fn has(&self, psn: Psn) -> bool {
         let (word, bit) = ReadAhead::bit(psn);
-        self.bits[word] & bit != 0
+        self.bits.get(word).is_some_and(|bits| bits & bit != 0)
     }
-    /// The response of `psn` was placed; `una` is missing, and `sent` is the first PSN that was never sent.
+    /// The response of `psn` was placed; `una` is missing, and `sent` is the first PSN that was never sent. There must be
+    /// memory ([`ReadAhead::reserve`]).
     pub(crate) fn note(&mut self, psn: Psn, una: Psn, sent: Psn) {
         debug_assert!(psn.is_after(una) && psn.diff(una) < AHEAD_MAX as i32 && !self.has(psn));
         if self.count == 0 {
@@ -83,7 +98,7 @@ impl ReadAhead {
     /// Removes the note of `psn`; false if there is none.
     pub(crate) fn take(&mut self, psn: Psn) -> bool {
         let (word, bit) = ReadAhead::bit(psn);
-        let noted = self.bits[word] & bit != 0;
+        let noted = self.has(psn);
         if noted {
             self.bits[word] &= !bit;
             self.count -= 1;
@@ -114,7 +129,8 @@ impl ReadAhead {
     #[inline]
     pub(crate) fn clear(&mut self) {
         if !self.is_empty() {
-            *self = ReadAhead::new();
+            self.bits.fill(0);
+            *self = ReadAhead { bits: std::mem::take(&mut self.bits), ..ReadAhead::new() };
         }
     }
 }
@@ -126,6 +142,8 @@ mod tests {
     #[test]
     fn notes_are_taken_once_and_wrap_with_the_psns() {
         let mut ahead = ReadAhead::new();
+        assert!(!ahead.has(Psn::new(1)) && !ahead.take(Psn::new(1)), "no note before there is memory");
+        ahead.reserve().expect("memory");
         let una = Psn::new(0xff_fffe);
         for d in [1, 3, AHEAD_MAX - 1] {
             ahead.note(una.add(d), una, una.add(3000));
@@ -135,11 +153,17 @@ mod tests {
         assert!(ahead.take(una.add(3)) && !ahead.take(una.add(3)) && !ahead.is_empty());
         assert!(ahead.take(una.add(1)) && ahead.take(una.add(AHEAD_MAX - 1)));
         assert!(ahead.is_empty() && !ahead.is_due());
+        ahead.note(una.add(5), una, una.add(3000));
+        ahead.clear();
+        assert!(ahead.is_empty() && !ahead.has(una.add(5)), "forgotten");
+        ahead.note(una.add(5), una, una.add(3000));
+        assert!(ahead.has(una.add(5)), "the memory stays");
     }
 
     #[test]
     fn a_response_to_a_later_request_asks_again() {
         let mut ahead = ReadAhead::new();
+        ahead.reserve().expect("memory");
         let (una, sent) = (Psn::new(100), Psn::new(120));
         ahead.note(Psn::new(101), una, sent);
         ahead.on_asked(Psn::new(101), sent);

@@ -260,6 +260,9 @@ impl Qp {
             env.fx.count(Reason::UnexpectedResponse);
             return true;
         }
+        if self.req.recovery.reserve_ahead().is_err() {
+            return false;
+        }
         if let Err(reason) = self.place_at(&request, offset, pkt.payload, env) {
             // It counts as lost; if the cause stays, the response in order meets it again.
             env.fx.count(reason);

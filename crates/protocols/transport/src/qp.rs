@@ -166,7 +166,10 @@ impl Qp {
     /// Reserves the memory that the queue pair needs in state `to`.
     fn reserve(&mut self, to: QpState, attr: &QpAttr, mask: u32) -> Result<(), OutOfMemory> {
         match (self.state, to) {
-            (QpState::Reset, QpState::Init) => self.req.allocate(self.id.cap.max_send_wr, self.id.cap.max_send_sge),
+            (QpState::Reset, QpState::Init) => {
+                self.recv.reserve()?;
+                self.req.allocate(self.id.cap.max_send_wr, self.id.cap.max_send_sge)
+            }
             (QpState::Init, QpState::Rtr) => {
                 let is_given = mask & attr_mask::MAX_DEST_RD_ATOMIC != 0;
                 let depth = if is_given { attr.max_dest_rd_atomic } else { self.attr.max_dest_rd_atomic };

@@ -10,6 +10,7 @@ use crate::gather::{Keys, SgeCursor};
 use crate::message::ReceivedMessage;
 use crate::qp::Qp;
 use burst_base::Reason;
+use burst_base::heap::{self, OutOfMemory};
 use burst_base::num::MASK_24;
 use burst_base::verbs::{WcOpcode, WcStatus, access};
 use burst_shm::Fetch;
@@ -36,7 +37,7 @@ pub(crate) struct Receiver {
     /// XRC target: number of the shared receive queue in `queue`.
     srqn: Option<u32>,
     wqe: RecvWqe,
-    sges: [Sge; SGE_MAX as usize],
+    sges: LoadedSges,
     loaded: bool,
     /// The loaded receive has more entries than the queue allows.
     malformed: bool,
@@ -48,6 +49,32 @@ pub(crate) struct Receiver {
     pub(crate) early: Option<Box<EarlyReceives>>,
 }
 
+/// The entries of the loaded receive. Most queues allow one or two, which lie in the queue pair itself.
+#[derive(Default)]
+struct LoadedSges {
+    few: [Sge; 2],
+    many: Box<[Sge]>,
+}
+
+impl LoadedSges {
+    fn reserve(&mut self, longest: usize) -> Result<(), OutOfMemory> {
+        if longest > self.few.len() && self.many.is_empty() {
+            let mut many = heap::with_room(longest)?;
+            many.resize(longest, Sge::default());
+            self.many = many.into_boxed_slice();
+        }
+        Ok(())
+    }
+    #[inline(always)]
+    fn places(&mut self) -> &mut [Sge] {
+        if self.many.is_empty() { &mut self.few } else { &mut self.many }
+    }
+    #[inline(always)]
+    fn all(&self) -> &[Sge] {
+        if self.many.is_empty() { &self.few } else { &self.many }
+    }
+}
+
 impl Receiver {
     pub(crate) fn new(queue: RecvQueue) -> Self {
         let domain = if let RecvQueue::Xrc { domain } = queue { Some(domain) } else { None };
@@ -56,13 +83,23 @@ impl Receiver {
             domain,
             srqn: None,
             wqe: RecvWqe::default(),
-            sges: [Sge::default(); SGE_MAX as usize],
+            sges: LoadedSges::default(),
             loaded: false,
             malformed: false,
             room: 0,
             consumed: 0,
             early: None,
         }
+    }
+    /// Reserves room for the entries of a receive (the queue pair leaves RESET).
+    pub(crate) fn reserve(&mut self) -> Result<(), OutOfMemory> {
+        let longest = match &self.queue {
+            RecvQueue::Own(rq) => rq.spec().max_sge(),
+            RecvQueue::Shared(srq) => srq.spec().max_sge(),
+            RecvQueue::Xrc { .. } => SGE_MAX,
+            RecvQueue::None => 0,
+        };
+        self.sges.reserve(longest as usize)
     }
     pub(crate) fn is_loaded(&self) -> bool {
         self.loaded
@@ -76,8 +113,8 @@ impl Receiver {
             return Load::Ready;
         }
         let fetched = match &mut self.queue {
-            RecvQueue::Own(rq) => rq.fetch(&mut self.wqe, &mut self.sges),
-            RecvQueue::Shared(srq) => srq.fetch(&mut self.wqe, &mut self.sges),
+            RecvQueue::Own(rq) => rq.fetch(&mut self.wqe, self.sges.places()),
+            RecvQueue::Shared(srq) => srq.fetch(&mut self.wqe, self.sges.places()),
             RecvQueue::None | RecvQueue::Xrc { .. } => Fetch::Empty,
         };
         match fetched {
@@ -178,12 +215,13 @@ impl Receiver {
             return;
         };
         (self.wqe, self.malformed, self.loaded) = (taken.wqe, taken.malformed, true);
-        self.sges[..taken.sges.len()].copy_from_slice(taken.sges);
+        self.sges.places()[..taken.sges.len()].copy_from_slice(taken.sges);
         early.remove(rsn);
         self.room = self.entries().iter().map(|sge| u64::from(sge.length)).sum();
     }
+    #[inline(always)]
     fn entries(&self) -> &[Sge] {
-        &self.sges[..self.wqe.num_sge as usize]
+        &self.sges.all()[..self.wqe.num_sge as usize]
     }
     /// Whether the queue is empty and the next post will ring the doorbell.
     pub(crate) fn try_idle(&mut self) -> bool {

@@ -57,7 +57,7 @@ pub(crate) struct InflightWqe {
     /// Number of its send queue entry.
     pub(crate) sq_index: u32,
     sge_first: u32,
-    sge_end: usize,
+    sge_end: u32,
     /// PSN of its first packet.
     pub(crate) first_psn: Psn,
     /// PSNs that it takes: packets to send, or packets of the response.
@@ -143,10 +143,11 @@ impl Recovery {
             ahead: ReadAhead::new(),
         }
     }
-    /// Reserves room for `wqes` (a power of two) requests and `sges` scatter/gather entries.
-    pub(crate) fn allocate(&mut self, wqes: u32, sges: u32) -> Result<(), OutOfMemory> {
+    /// Reserves room for one request of up to `longest` scatter/gather entries. There may be up to `wqes` requests (a power of
+    /// two) with `sges` entries together ([`Recovery::grow`]).
+    pub(crate) fn allocate(&mut self, wqes: u32, sges: u32, longest: u32) -> Result<(), OutOfMemory> {
         assert!(self.is_empty());
-        (self.wqes, self.sges) = (InflightRing::with_capacity(wqes)?, SgeRing::with_capacity(sges as usize)?);
+        (self.wqes, self.sges) = (InflightRing::with_limit(wqes)?, SgeRing::with_limit(sges, longest)?);
         Ok(())
     }
     /// The first packet will have PSN `psn`.
@@ -165,9 +166,27 @@ impl Recovery {
     pub(crate) fn has_next(&self) -> bool {
         self.cursor != self.tail
     }
-    /// Whether another request with up to `sges` scatter/gather entries may be pushed.
-    pub(crate) fn has_room(&self, sges: usize) -> bool {
-        self.tail.wrapping_sub(self.head) != self.wqes.capacity() && self.sges.has_room(sges)
+    /// Whether another request may be pushed.
+    pub(crate) fn has_room(&self) -> bool {
+        self.tail.wrapping_sub(self.head) != self.wqes.capacity() && self.sges.has_room()
+    }
+    /// Makes room for another request where there is none. False if as many are in flight as may be, or there is no memory.
+    #[cold]
+    pub(crate) fn grow(&mut self) -> bool {
+        if self.tail.wrapping_sub(self.head) == self.wqes.capacity() && !self.wqes.grow(self.head) {
+            return false;
+        }
+        while !self.sges.has_room() {
+            let Some(mut larger) = self.sges.doubled() else { return false };
+            for at in (0..self.tail.wrapping_sub(self.head)).map(|age| self.head.wrapping_add(age)) {
+                let request = self.wqes.get_mut(at);
+                let entries = self.sges.get(request.sge_first, request.wqe.num_sge);
+                (request.sge_first, request.sge_end) = larger.move_in(entries);
+            }
+            larger.moved_in();
+            self.sges = larger;
+        }
+        true
     }
     /// PSN of the first packet of the next pushed request.
     pub(crate) fn next_request_psn(&self) -> Psn {
@@ -256,11 +275,22 @@ impl Recovery {
 
 /// Sending.
 impl Recovery {
-    /// Appends a request with these scatter/gather entries; there must be room ([`Recovery::has_room`]).
+    /// The places of the next request's scatter/gather entries. There must be room ([`Recovery::has_room`]).
     #[inline]
-    pub(crate) fn push(&mut self, new: NewRequest<'_>, sges: &[Sge]) {
-        debug_assert!(self.has_room(sges.len()) && sges.len() == usize::from(new.wqe.num_sge));
-        let (sge_first, sge_end) = self.sges.append(sges);
+    pub(crate) fn sge_places(&mut self) -> &mut [Sge] {
+        self.sges.places()
+    }
+    /// The first `count` entries in [`Recovery::sge_places`].
+    #[inline]
+    pub(crate) fn sges_written(&self, count: u8) -> &[Sge] {
+        self.sges.written(count)
+    }
+    /// Appends a request with its scatter/gather entries in [`Recovery::sge_places`]; there must be room
+    /// ([`Recovery::has_room`]).
+    #[inline]
+    pub(crate) fn push(&mut self, new: NewRequest<'_>) {
+        debug_assert!(self.has_room());
+        let (sge_first, sge_end) = self.sges.append(new.wqe.num_sge);
         let NewRequest { wqe, work, opcode, sq_index, packets, length, fail } = new;
         let request = InflightWqe {
             wqe: *wqe,
@@ -525,7 +555,14 @@ impl Recovery {
         let among_own = own.iter().enumerate().any(|(k, a)| own[..k].iter().any(|b| shares(a, b)));
         among_own || (0..last).any(|age| entries(age).iter().any(|b| own.iter().any(|a| shares(a, b))))
     }
-    /// The response of `psn` was placed, and *una* is missing.
+    /// Reserves the memory that notes of responses behind a gap need.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub(crate) fn reserve_ahead(&mut self) -> Result<(), OutOfMemory> {
+        self.ahead.reserve()
+    }
+    /// The response of `psn` was placed, and *una* is missing. There must be memory ([`Recovery::reserve_ahead`]).
     pub(crate) fn note_ahead(&mut self, psn: Psn) {
         debug_assert!(self.oldest().is_some_and(|oldest| oldest.work == Work::Read));
         let (una, sent) = (self.una_psn(), self.sent_psn);
@@ -588,139 +625,4 @@ impl Recovery {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MTU: u32 = 1024;
-
-    fn recovery() -> Recovery {
-        let mut recovery = Recovery::new();
-        recovery.allocate(4, 8).expect("memory");
-        recovery.start(Psn::new(100));
-        recovery
-    }
-
-    fn push(recovery: &mut Recovery, work: Work, packets: u32, length: u32) {
-        let new = NewRequest {
-            wqe: &SendWqe::default(),
-            work,
-            opcode: WrOpcode::Send,
-            sq_index: 0,
-            packets,
-            length,
-            fail: None,
-        };
-        recovery.push(new, &[]);
-    }
-
-    fn send_all(recovery: &mut Recovery) {
-        while let Some(request) = recovery.next() {
-            let packets = request.packets - recovery.next_packet();
-            recovery.on_sent(packets);
-            recovery.on_request_sent();
-        }
-    }
-
-    #[test]
-    fn the_receives_that_requests_consume_are_counted() {
-        for opcode in (0..32).filter_map(WrOpcode::from_number) {
-            let mut r = recovery();
-            let (wqe, work) = (&SendWqe::default(), Work::of(opcode));
-            r.push(NewRequest { wqe, work, opcode, sq_index: 0, packets: 1, length: 8, fail: None }, &[]);
-            assert_eq!(r.next_rsn == 1, r.next().is_some_and(InflightWqe::takes_credit), "{opcode:?}");
-        }
-    }
-
-    #[test]
-    fn positions_give_bytes_reads_and_psns() {
-        let mut r = recovery();
-        push(&mut r, Work::Write, 3, 2 * MTU + 5);
-        push(&mut r, Work::Read, READ_CHUNK_BYTES / MTU + 1, READ_CHUNK_BYTES + 1);
-        push(&mut r, Work::Atomic, 1, 8);
-        assert_eq!((r.inflight_bytes(MTU), r.reads_outstanding(MTU), r.psn_distance()), (0, 0, 0));
-        assert!(!r.is_outstanding());
-        r.on_sent(2);
-        assert_eq!((r.inflight_bytes(MTU), r.psn_distance()), (u64::from(2 * MTU), 2));
-        r.on_sent(1);
-        r.on_request_sent();
-        r.on_sent(READ_CHUNK_BYTES / MTU);
-        assert_eq!((r.reads_outstanding(MTU), r.next_packet()), (1, READ_CHUNK_BYTES / MTU));
-        r.on_sent(1);
-        assert_eq!(r.reads_outstanding(MTU), 2);
-        r.on_request_sent();
-        send_all(&mut r);
-        assert_eq!(r.reads_outstanding(MTU), 3);
-        let bytes = u64::from(2 * MTU + 5 + READ_CHUNK_BYTES + 1 + 8);
-        assert_eq!((r.inflight_bytes(MTU), r.sent_psn()), (bytes, r.next_request_psn()));
-        r.on_acked(1);
-        assert_eq!((r.inflight_bytes(MTU), r.una_psn(), r.una_packet()), (bytes - u64::from(MTU), Psn::new(101), 1));
-    }
-
-    #[test]
-    fn going_back_repeats_from_the_oldest_unacknowledged_packet_and_forgets_nothing() {
-        let mut r = recovery();
-        push(&mut r, Work::Send, 3, 3 * MTU);
-        push(&mut r, Work::Send, 1, 7);
-        send_all(&mut r);
-        r.on_acked(1);
-        r.go_back();
-        assert_eq!((r.next_packet(), r.psn_distance(), r.inflight_bytes(MTU)), (1, 0, 0));
-        assert_eq!((r.sent_psn(), r.una_psn()), (Psn::new(104), Psn::new(101)));
-        // The acknowledgement of a packet sent before: it is not sent a third time.
-        r.on_acked(2);
-        r.retire_oldest();
-        r.sync_cursor();
-        assert_eq!((r.next_packet(), r.next().map(|w| w.length)), (0, Some(7)));
-        // A cursor in front of una within one request moves as well.
-        let mut r = recovery();
-        push(&mut r, Work::Send, 3, 3 * MTU);
-        send_all(&mut r);
-        r.go_back();
-        r.on_acked(2);
-        r.sync_cursor();
-        assert_eq!(r.next_packet(), 2);
-        // One that is not in front stays.
-        r.on_sent(1);
-        r.sync_cursor();
-        assert_eq!(r.next_packet(), 3);
-    }
-
-    #[test]
-    fn an_implied_loss_goes_back_once_until_there_is_progress() {
-        let mut r = recovery();
-        assert!(!r.on_implied_loss(), "nothing is outstanding");
-        push(&mut r, Work::Read, 1, 5);
-        send_all(&mut r);
-        assert!(r.on_implied_loss());
-        r.go_back();
-        send_all(&mut r);
-        assert!(!r.on_implied_loss(), "repeated");
-        r.rearm_implied_loss();
-        assert!(r.on_implied_loss());
-    }
-
-    #[test]
-    fn room_ends_with_the_ring_and_comes_back_with_retired_requests() {
-        let mut r = recovery();
-        for _ in 0..4 {
-            assert!(r.has_room(0));
-            push(&mut r, Work::Send, 1, 1);
-        }
-        assert!(!r.has_room(0));
-        send_all(&mut r);
-        r.retire_oldest();
-        assert!(r.has_room(0));
-        assert_eq!(r.oldest().map(|w| w.ssn), Some(2));
-    }
-
-    #[test]
-    fn message_numbers_count_read_pieces_and_skip_local_operations() {
-        let mut r = recovery();
-        push(&mut r, Work::Read, READ_CHUNK_BYTES / MTU * 2, 2 * READ_CHUNK_BYTES);
-        push(&mut r, Work::Local, 0, 0);
-        push(&mut r, Work::Send, 1, 0);
-        push(&mut r, Work::Send, 1, 0);
-        let ssn: Vec<u32> = (0..4).map(|k| r.wqes.get(k).ssn).collect();
-        assert_eq!(ssn, [1, 3, 3, 4]);
-    }
-}
+mod tests;

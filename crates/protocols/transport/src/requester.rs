@@ -15,7 +15,7 @@ use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpState, QpType, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::Fetch;
-use burst_shm::layout::{SGE_MAX, SendWqe, Sge};
+use burst_shm::layout::{SGE_MAX, SendWqe};
 
 /// Most PSNs between the oldest unacknowledged packet and the next: a quarter of the PSN space, half of what IBA allows.
 pub(crate) const PSN_DISTANCE_MAX: i32 = 1 << 22;
@@ -28,7 +28,6 @@ type CheckedRequest = (Work, WrOpcode, u32);
 /// State of the sending half.
 pub(crate) struct Requester {
     pub(crate) recovery: Recovery,
-    scratch: [Sge; SGE_MAX as usize],
     /// Send queue entries retired.
     pub(crate) retired: u32,
     /// Last SSN that the peer's credits allow, once it has given any (IBA 9.7.7.2.5).
@@ -83,7 +82,6 @@ impl Requester {
     pub(crate) fn new() -> Self {
         Requester {
             recovery: Recovery::new(),
-            scratch: [Sge::default(); SGE_MAX as usize],
             retired: 0,
             credit_limit: None,
             since_ack_request: 0,
@@ -105,9 +103,9 @@ impl Requester {
     /// Reserves memory for requests in flight (the queue pair leaves RESET).
     pub(crate) fn allocate(&mut self, max_send_wr: u32, max_send_sge: u32) -> Result<(), OutOfMemory> {
         let wqes = max_send_wr.clamp(1, INFLIGHT_WQES_MAX).next_power_of_two();
-        // A request's entries are contiguous, so a ring of twice the longest request always has room for one more.
-        let sges = (wqes * max_send_sge).clamp(2 * max_send_sge.clamp(1, SGE_MAX), INFLIGHT_SGES_MAX);
-        self.recovery.allocate(wqes, sges)
+        let longest = max_send_sge.clamp(1, SGE_MAX);
+        let sges = (wqes * max_send_sge).clamp(2 * longest, INFLIGHT_SGES_MAX);
+        self.recovery.allocate(wqes, sges, longest)
     }
 
     /// Begins at `psn` (the queue pair enters RTS).
@@ -244,11 +242,11 @@ impl Qp {
             return Fetched::Full;
         }
         let r = &mut self.req;
-        if !r.recovery.has_room(self.id.cap.max_send_sge as usize) {
+        if !r.recovery.has_room() && !r.recovery.grow() {
             return Fetched::Full;
         }
         let mut wqe = SendWqe::default();
-        let (sq_index, is_well_formed) = match self.sq.fetch(&mut wqe, &mut r.scratch) {
+        let (sq_index, is_well_formed) = match self.sq.fetch(&mut wqe, r.recovery.sge_places()) {
             Fetch::Taken(index) => (index, true),
             Fetch::Malformed(index) => (index, false),
             Fetch::Empty => {
@@ -267,8 +265,8 @@ impl Qp {
     }
 
     fn put_in_flight(&mut self, wqe: &mut SendWqe, sq_index: u32, checked: Result<CheckedRequest, (WcStatus, Reason)>) {
-        let count = if checked.is_ok() && wqe.flags & send_flags::INLINE as u16 == 0 { wqe.num_sge } else { 0 };
-        wqe.num_sge = count;
+        let has_entries = checked.is_ok() && wqe.flags & send_flags::INLINE as u16 == 0;
+        wqe.num_sge = if has_entries { wqe.num_sge } else { 0 };
         let (work, opcode, length, fail) = match checked {
             Ok((work, opcode, length)) => (work, opcode, length, None),
             Err(fail) => {
@@ -282,8 +280,7 @@ impl Qp {
             Work::Send | Work::Write | Work::Read => length.div_ceil(self.mtu).max(1),
         };
         let new = NewRequest { wqe, work, opcode, sq_index, packets, length, fail };
-        let Requester { recovery, scratch, .. } = &mut self.req;
-        recovery.push(new, &scratch[..usize::from(count)]);
+        self.req.recovery.push(new);
     }
 
     /// Checks a copied work request, and returns its operation and its bytes (IBA 10.8.2, 11.4.1.1).
@@ -302,7 +299,7 @@ impl Qp {
             if u32::from(wqe.num_sge) > self.id.cap.max_send_sge.min(SGE_MAX) {
                 return Err(BAD_REQUEST);
             }
-            self.req.scratch[..usize::from(wqe.num_sge)].iter().map(|sge| u64::from(sge.length)).sum()
+            self.req.recovery.sges_written(wqe.num_sge).iter().map(|sge| u64::from(sge.length)).sum()
         };
         if work == Work::Local {
             return if length == 0 { Ok((work, opcode, 0)) } else { Err(BAD_REQUEST) };

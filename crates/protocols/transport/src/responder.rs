@@ -224,9 +224,22 @@ impl Responder {
             sel: SelectiveResponder::new(),
         }
     }
-    /// Reserves memory for `depth` READs and ATOMICs (the queue pair is about to enter RTR).
+    /// Reserves memory for one READ or ATOMIC, if `depth` allows any (the queue pair is about to enter RTR).
     pub(crate) fn reserve(&mut self, depth: u8) -> Result<(), OutOfMemory> {
-        heap::reserve(&mut self.resources, usize::from(depth))
+        heap::reserve(&mut self.resources, usize::from(depth.min(1)))
+    }
+    /// Reserves memory for the next READ or ATOMIC: most queue pairs never have as many as they may.
+    fn reserve_place(&mut self) -> Result<(), OutOfMemory> {
+        let used = self.resources.len();
+        if used < self.resources.capacity() || used == self.depth {
+            return Ok(());
+        }
+        self.grow()
+    }
+    #[cold]
+    fn grow(&mut self) -> Result<(), OutOfMemory> {
+        let places = (2 * self.resources.len()).clamp(1, self.depth);
+        heap::reserve(&mut self.resources, places)
     }
     /// Begins at `psn`, with places for `depth` READs and ATOMICs (the queue pair enters RTR).
     pub(crate) fn start(&mut self, psn: Psn, depth: u8) {
@@ -295,7 +308,10 @@ impl Responder {
         }
         debug_assert!(self.count < self.depth && self.served <= self.count);
         match self.place(self.count) {
-            unused if unused == self.resources.len() => self.resources.push(resource),
+            unused if unused == self.resources.len() => {
+                debug_assert!(unused < self.resources.capacity(), "`reserve_place` made room");
+                self.resources.push(resource);
+            }
             place => self.resources[place] = resource,
         }
         self.count += 1;
@@ -625,12 +641,11 @@ impl Qp {
         });
     }
 
-    fn check_place(&self) -> CheckResult {
-        if self.resp.has_place() {
-            Ok(())
-        } else {
-            Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::TooManyReads))
+    fn check_place(&mut self) -> CheckResult {
+        if !self.resp.has_place() {
+            return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::TooManyReads));
         }
+        self.resp.reserve_place().map_err(|_| RequestRefusal::NotReady(Reason::NoMemory))
     }
 
     fn on_atomic(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
@@ -772,26 +787,4 @@ impl Qp {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wrapped_psn_names_the_youngest_request_that_has_it() {
-        let mut resp = Responder::new();
-        resp.start(Psn::new(5), 4);
-        // An atomic; then 2^24 PSNs of SENDs and WRITEs, which store nothing; then other atomics.
-        for (psn, original) in [(5, 1), (9, 2), (5, 3), (6, 4)] {
-            resp.store(ResponderResource {
-                kind: OpKind::FetchAdd,
-                psn: Psn::new(psn),
-                packets: 1,
-                end: 1,
-                original,
-                ..EMPTY
-            });
-        }
-        let original = |psn| resp.find(Psn::new(psn)).map(|(_, place)| resp.resources[place].original);
-        assert_eq!([5, 6, 9].map(original), [Some(3), Some(4), Some(2)]);
-        assert_eq!(original(7), None);
-    }
-}
+mod tests;

@@ -520,8 +520,9 @@ impl Qp {
         match early.take_work(psn) {
             Some(HeldWork::Read(range)) => {
                 let reth = Reth { addr: range.addr, rkey: range.rkey, len: range.len };
+                // It takes all PSNs of its response. They have arrived with it, and are missing with it if it cannot be noted.
+                early.forget(psn, reth.len.div_ceil(self.mtu).max(1));
                 let psns = self.check_read(&reth, env)?;
-                early.forget(psn, psns);
                 self.count_committed(psns, true)?;
                 self.store_read(psn, &reth, psns);
                 Ok(())

@@ -3,7 +3,7 @@
 mod common;
 
 use burst_base::verbs::{EventType, QpAttr, QpState, WcStatus, WrOpcode, access, attr_mask};
-use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_base::{Nanos, Psn, Reason, Rkey, fault};
 use burst_shm::layout::SendWqe;
 use burst_transport::{RD_ATOMIC_MAX, TxBudget};
 use burst_wire::{AtomicEth, Bth, HeadBuf, ImmDt, NakCode, Opcode, Packet, Reth, Syndrome};
@@ -319,6 +319,28 @@ fn more_reads_than_agreed_are_an_invalid_request() {
         got,
         ["RcReadResponseOnly 100".into(), "RcReadResponseOnly 101".into(), nak(102, NakCode::InvalidRequest)]
     );
+}
+
+/// Places for READs and ATOMICs are reserved as they are used, the first with the queue pair. Without memory for the second
+/// nothing is executed, and the peer is asked to come again.
+#[test]
+fn an_atomic_for_which_there_is_no_memory_is_asked_for_again() {
+    let mut end = responder(&Setup::default(), QpState::Rts);
+    let key = end.lkey;
+    assert_eq!(feed(&mut end, &fetch_add(100, key, 8)).len(), 1);
+    fault::arm(0);
+    let answer = feed(&mut end, &fetch_add(101, key, 8));
+    assert!(fault::disarm(), "the second place is not reserved before it is used");
+    let timer = Setup::default().attr.min_rnr_timer;
+    assert_eq!(answer, [format!("RcAck 101 {:?}", Syndrome::Rnr { timer })]);
+    assert_eq!(end.fx.count_of(Reason::NoMemory), 1);
+    assert_eq!(end.memory(8, 8), 1u64.to_ne_bytes(), "it was not executed");
+    for psn in 101..120 {
+        end.receive_from(NOW, ip_of(0), &fetch_add(psn, key, 8));
+        let answer = end.drain(NOW);
+        assert_eq!(Packet::parse(&answer[0]).unwrap().atomic_ack().unwrap().original, u64::from(psn - 100));
+    }
+    assert_eq!(end.qp.state(), QpState::Rts);
 }
 
 #[test]

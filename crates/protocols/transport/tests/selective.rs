@@ -3,7 +3,7 @@
 mod common;
 
 use burst_base::verbs::{EventType, MwType, QpState, QpType, WcStatus, WrOpcode, send_flags, wc_flags};
-use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_base::{Nanos, Psn, Reason, Rkey, fault};
 use burst_shm::layout::SendWqe;
 use burst_shm::testing;
 use burst_transport::{Qp, QpConfig, RecvQueue, WINDOW_PSNS};
@@ -285,6 +285,25 @@ fn examples_7_and_8_atomics_and_reads_wait_for_the_writes_in_front_of_them() {
     let first = Packet::parse(&out[2]).expect("packet");
     assert_eq!((&first.payload[..8], first.payload[8]), (&9u64.to_ne_bytes()[..], 5));
     assert_eq!(first.seth().map(|seth| (seth.index, seth.rsn)), Some((0, 3)), "index and MSN");
+}
+
+/// An early READ takes all PSNs of its response. When its turn comes and it cannot be noted, none of them counts as arrived.
+#[test]
+fn an_early_read_for_which_there_is_no_memory_is_asked_for_again() {
+    let mut end = responder();
+    read(&mut end, at(10, 0, 0), 0, 4);
+    assert_eq!(answers(&mut end), ["RcSrReadResponseOnly 10"]);
+    read(&mut end, at(12, 0, 0), 0, 3000);
+    assert_eq!(answers(&mut end), ["ACK 10 [12, 13, 14]"]);
+    fault::arm(0);
+    write(&mut end, Opcode::RcSrWriteOnly, at(11, 0, 0), 0, 5, 1024);
+    assert!(fault::disarm(), "the second place for READs is not reserved before it is used");
+    assert_eq!(answers(&mut end), [format!("{:?} 12", Syndrome::Rnr { timer: 1 })]);
+    assert_eq!(end.fx.count_of(Reason::NoMemory), 1);
+    read(&mut end, Place { transmission: 1, ..at(12, 0, 0) }, 0, 3000);
+    let lines = ["RcSrReadResponseFirst 12", "RcSrReadResponseMiddle 13", "RcSrReadResponseLast 14"];
+    assert_eq!(answers(&mut end), lines);
+    assert_eq!(end.qp.state(), QpState::Rts);
 }
 
 #[test]
