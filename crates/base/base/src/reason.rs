@@ -148,7 +148,6 @@ reasons! {
     DaemonDied, "daemon_died", Completion, "The daemon fell before the request completed: the library ended the request, and whether the peer has executed it is unknown.", "Open the device again; `burst why daemon` shows why the daemon fell.";
     ThreadStalled, "thread_stalled", Note, "A control or worker thread of the daemon stood still for a second or longer.", "The daemon's log names the thread and where it is. Look for a machine that swaps or has too few processors; otherwise report it with the line of the log.";
     // --- memory that is reached in its process
-    NoMemory, "no_memory", Nak, "The system gave the daemon no memory for a peer's request; an RNR NAK asks for it again.", "Give the daemon or the machine more memory, or let the peer have fewer requests outstanding (max_rd_atomic).";
     PageLate, "page_late", Note, "A page of a program's memory was not there in time; the packet is sent or asked for again.", "Nothing if rare: the page is read from a file. If often, register memory that is no mapped file, or touch it before.";
     PageRemoved, "page_removed", Completion, "A page of registered memory is missing: the program has removed it from its file, or no huge page is free; the daemon may not allocate it.", "Register memory that has been touched, and do not remove pages (MADV_REMOVE, FALLOC_FL_PUNCH_HOLE) while it is registered.";
     PageMissing, "page_missing", Completion, "A page of a program's memory has not come for a second.", "Look for the file system behind the registered memory: a FUSE or NFS server that does not answer.";
@@ -173,6 +172,8 @@ reasons! {
     SrTimeout, "sr_timeout", Note, "No acknowledgement came in time, and all unacknowledged packets are sent again.", "The path loses many packets, or the peer does not run.";
     SrReordered, "sr_reordered", Note, "A packet that was sent again had arrived: the path reorders packets, and the next gaps are waited for.", "Nothing; if often, look for a network that spreads one flow over several paths.";
     SrRefused, "sr_refused", Note, "The peer does not answer selective repeat packets, and the standard packets are used.", "Use the same version of Burst on both hosts, or look for a firewall that drops BTH opcodes from 0xC0 on.";
+    // --- the daemon's own memory
+    NoMemory, "no_memory", Nak, "The system gave the daemon no memory for a peer's request; an RNR NAK asks for it again.", "Give the daemon or the machine more memory, or let the peer have fewer requests outstanding (max_rd_atomic).";
 }
 
 impl Reason {

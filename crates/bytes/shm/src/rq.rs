@@ -174,7 +174,8 @@ impl RqConsumer {
     pub fn spec(&self) -> &RqSpec {
         &self.spec
     }
-    /// Copies the next entry, once, and frees its slot. In the copy, `reserved` is the number of entries ever taken.
+    /// Copies the next entry, once, and frees its slot. It is malformed if it has more SGEs than the queue allows or than `sges`
+    /// has places. In the copy, `reserved` is the number of entries ever taken.
     #[inline(always)]
     pub fn fetch(&mut self, wqe: &mut RecvWqe, sges: &mut [Sge]) -> Fetch {
         let fetch = self.spec.copy(&self.area, self.taken, wqe, sges);

@@ -65,6 +65,21 @@ fn sges_may_be_written_with_the_head_or_one_by_one() {
     }
 }
 
+/// A consumer that has fewer places than the queue allows writes none of them, and the next entry is unharmed.
+#[test]
+fn an_entry_with_more_sges_than_places_is_malformed() {
+    let (mut app, mut daemon) = testing::sq(8, 3, 0);
+    let all = [sge(0), sge(1), sge(2)];
+    for count in [3, 2] {
+        app.write(&head(), &all[..count]).expect("room");
+        post(&mut app);
+    }
+    let (mut wqe, mut places) = (SendWqe::default(), [Sge::default(); 2]);
+    assert_eq!(daemon.fetch(&mut wqe, &mut places), Fetch::Malformed(0));
+    assert_eq!(places, [Sge::default(); 2]);
+    assert_eq!((daemon.fetch(&mut wqe, &mut places), places), (Fetch::Taken(1), [sge(0), sge(1)]));
+}
+
 #[test]
 fn no_way_takes_more_sges_than_the_queue_has() {
     let (mut app, _daemon) = testing::sq(4, 2, 0);

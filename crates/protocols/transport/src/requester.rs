@@ -100,7 +100,7 @@ impl Requester {
         }
     }
 
-    /// Reserves memory for requests in flight (the queue pair leaves RESET).
+    /// Reserves memory for the first request in flight, and fixes how many there may be (the queue pair leaves RESET).
     pub(crate) fn allocate(&mut self, max_send_wr: u32, max_send_sge: u32) -> Result<(), OutOfMemory> {
         let wqes = max_send_wr.clamp(1, INFLIGHT_WQES_MAX).next_power_of_two();
         let longest = max_send_sge.clamp(1, SGE_MAX);

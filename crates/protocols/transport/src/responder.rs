@@ -97,7 +97,7 @@ pub(crate) struct Responder {
     pub(crate) ack_follows_receive: bool,
     /// PSN and syndrome of the pending NAK.
     pub(crate) nak_due: Option<(Psn, Syndrome)>,
-    /// Room for `depth` resources. Places that were never used are not touched.
+    /// Grows with use, up to `depth` resources.
     resources: Vec<ResponderResource>,
     depth: usize,
     /// Index of the oldest resource; `count` of them follow each other from there.
@@ -620,7 +620,12 @@ impl Qp {
         }
         self.check_place()?;
         self.check_remote(reth.rkey, reth.addr, reth.len, access::REMOTE_READ, env)?;
-        Ok(reth.len.div_ceil(self.mtu).max(1))
+        Ok(self.read_psns(reth))
+    }
+
+    /// PSNs that a READ takes: the packets of its response.
+    pub(crate) fn read_psns(&self, reth: &Reth) -> u32 {
+        reth.len.div_ceil(self.mtu).max(1)
     }
 
     /// Notes a READ that was accepted.

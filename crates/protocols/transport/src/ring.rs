@@ -148,7 +148,7 @@ impl SgeRing {
         self.tail = self.next;
         (first, self.tail)
     }
-    /// All entries in use were moved in.
+    /// Ends [`SgeRing::move_in`]: all entries in use have been moved, and the next request finds its place.
     pub(crate) fn moved_in(&mut self) {
         self.wrap();
     }

@@ -67,10 +67,6 @@ impl Qp {
         }
     }
 
-    fn read_psns(&self, reth: &Reth) -> u32 {
-        reth.len.div_ceil(self.mtu).max(1)
-    }
-
     /// Notes what the next acknowledgement tells of the newest packet: its PSN and transmission number; and counts packets.
     pub(crate) fn note_arrivals(&mut self, flow: &Flow, newest: (Psn, u8), count: u16, now: Nanos) {
         let sel = &mut self.resp.sel;
@@ -521,7 +517,7 @@ impl Qp {
             Some(HeldWork::Read(range)) => {
                 let reth = Reth { addr: range.addr, rkey: range.rkey, len: range.len };
                 // It takes all PSNs of its response. They have arrived with it, and are missing with it if it cannot be noted.
-                early.forget(psn, reth.len.div_ceil(self.mtu).max(1));
+                early.forget(psn, self.read_psns(&reth));
                 let psns = self.check_read(&reth, env)?;
                 self.count_committed(psns, true)?;
                 self.store_read(psn, &reth, psns);

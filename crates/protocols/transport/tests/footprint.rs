@@ -1,4 +1,4 @@
-//! Memory of idle queue pairs: the rings of requests in flight are reserved, not touched.
+//! Memory of idle queue pairs: the rings of requests in flight have room for one, whatever the depth.
 mod common;
 
 use burst_base::verbs::{QpCap, QpState};
@@ -11,7 +11,7 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn a_thousand_idle_queue_pairs_cost_less_than_twenty_mebibytes() {
+fn a_thousand_idle_queue_pairs_cost_less_than_two_mebibytes() {
     const COUNT: usize = 1000;
     let cap = QpCap { max_send_wr: 128, max_recv_wr: 512, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 236 };
     let setup = Setup { cap, memory: 4096, ..Setup::default() };
@@ -26,5 +26,5 @@ fn a_thousand_idle_queue_pairs_cost_less_than_twenty_mebibytes() {
     let structs = (COUNT * size_of::<burst_transport::Qp>()) as u64;
     let total = rings + structs;
     println!("{COUNT} idle queue pairs: {} KiB, of which {} KiB are the struct itself", total >> 10, structs >> 10);
-    assert!(total < 20 << 20, "{total} bytes");
+    assert!(total < 2 << 20, "{total} bytes");
 }

@@ -2,7 +2,7 @@
 mod common;
 
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
-use burst_base::{Nanos, Psn, Reason, Rkey};
+use burst_base::{Nanos, Psn, Reason, Rkey, fault};
 use burst_shm::layout::SendWqe;
 use burst_transport::{READ_CHUNK_BYTES, Signal};
 use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, Opcode, Packet, Reth, Syndrome};
@@ -70,6 +70,26 @@ fn only_missing_ranges_are_requested_again() {
     assert_eq!(end.statuses(), [OK]);
     assert!(holds(&end, 100..110));
     assert_eq!((end.qp.inflight_bytes(), end.qp.next_deadline()), (0, Nanos::NEVER));
+}
+
+/// The notes of responses behind a gap are allocated at the first gap. Without memory the READ goes back to the gap.
+#[test]
+fn without_memory_for_notes_everything_behind_the_gap_is_requested_again() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaRead, 1, 0, 4 * MTU);
+    assert_eq!(asked(&mut end, NOW), [(100, 4)]);
+    fault::arm(0);
+    response(&mut end, 102);
+    assert!(fault::disarm(), "the notes are not reserved before a gap");
+    assert_eq!(asked(&mut end, NOW), [(100, 4)]);
+    // There is memory again: the next gap is repaired by its range.
+    for psn in [100, 102, 103] {
+        response(&mut end, psn);
+    }
+    assert_eq!(asked(&mut end, NOW), [(101, 1)]);
+    response(&mut end, 101);
+    assert_eq!(end.statuses(), [OK]);
+    assert!(holds(&end, 100..104));
 }
 
 #[test]
