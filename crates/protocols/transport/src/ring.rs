@@ -118,6 +118,7 @@ impl SgeRing {
     #[inline(always)]
     pub(crate) fn places(&mut self) -> &mut [Sge] {
         let (first, end) = (self.next as usize, (self.next + self.longest) as usize);
+        debug_assert!(end <= self.capacity as usize, "the longest request fits before the end of the ring");
         if self.items.len() < end {
             self.items.resize(end, Sge::default());
         }

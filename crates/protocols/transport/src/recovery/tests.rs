@@ -24,7 +24,7 @@ fn push(recovery: &mut Recovery, work: Work, packets: u32, length: u32) {
 #[test]
 fn room_grows_with_the_requests_in_flight() {
     let mut r = Recovery::new();
-    r.allocate(8, 16, 3).expect("memory");
+    r.allocate(8, 13, 3).expect("memory");
     r.start(Psn::new(100));
     let entries = |tag: u32| (0..tag % 4).map(move |k| Sge { addr: u64::from(tag * 10 + k), length: 1, lkey: tag });
     let (mut tag, mut oldest) = (0, 0);
@@ -49,7 +49,7 @@ fn room_grows_with_the_requests_in_flight() {
         }
         send_all(&mut r);
         let in_flight = tag - oldest;
-        assert!((4..=8).contains(&in_flight), "{in_flight} of up to 8 requests, with 16 entries together");
+        assert!((4..=8).contains(&in_flight), "{in_flight} of up to 8 requests, with 13 entries together");
         for _ in 0..1 + round % in_flight {
             let request = *r.oldest().expect("in flight");
             assert_eq!(request.sq_index, oldest);
