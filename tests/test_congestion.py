@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lab import build_directory, run_pair, wait_until
+from lab.measure import DEVICE
 
 EXERCISE = build_directory() / "programs" / "exercise"
 PORTS = ["udp:dev=eth0", "packet:dev=eth0"]
@@ -64,6 +65,32 @@ def test_the_controller_of_a_running_daemon_is_changed(make_fabric):
     assert congestion(sender, "aimd")["algorithm"] == "aimd"
     run_pair(receiver, sender, traffic)
     assert receiver.stats()["marked_packets"] == marked
+
+
+def test_daemons_agree_and_kinds_of_peers_differ(make_fabric):
+    """The client's configuration holds for both ends; what `burst cc` sets on the server holds there, and the client follows."""
+    fabric = make_fabric(daemons=False)
+    client, server = fabric.a, fabric.b
+    client.start_daemon(extra=("--cc-burst", "dctcp:g=0.5", "--cc-loopback", "none"))
+    server.start_daemon()
+
+    def shown(host, kind):
+        return [(peer["cc"], peer["peers_choice"]) for peer in congestion(host)["peers"] if peer["kind"] == kind]
+
+    with ThreadPoolExecutor() as pool:
+        # Paths are listed while a queue pair uses them.
+        words = ["-d", DEVICE, "-F", "-s", 4096, "-D", 8]
+        runs = [pool.submit(run_pair, server, client, ["ib_write_bw", *words]), pool.submit(run_pair, client, client, ["ib_read_bw", *words])]
+        wait_until(lambda: shown(client, "loopback") == [("none", False)], said=lambda: f"{congestion(client)}")
+        wait_until(lambda: shown(server, "burst") == [("dctcp:g=0.5", True)], said=lambda: f"{congestion(server)}")
+        assert shown(client, "burst") == [("dctcp:g=0.5", False)]
+        assert congestion(client)["algorithm"] is None, "kinds differ"
+        assert congestion(server, "--for", "burst", "swift")["cc"] == "standard aimd, burst swift, loopback aimd"
+        wait_until(lambda: shown(client, "burst") == [("swift", True)], said=lambda: f"{congestion(client)}")
+        for run in runs:
+            run.result()
+    code, text = server.burst("cc", "--for", "brust", "aimd")
+    assert code == 1 and "did you mean 'burst'?" in text, text
 
 
 def test_traffic_goes_on_while_the_controller_changes(make_fabric):

@@ -84,7 +84,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("open", Request::OpenContext { device: 0 }),
         ("impair", Request::Impair { device: 0, options: "loss=1%,rate=10Gbit".into(), time_ns: 1_000_000_000 }),
         ("cc", Request::Cc { from: Default::default() }),
-        ("set-cc", Request::SetCc { cc: "dcqcn:rpg_ai_rate=100M".into() }),
+        ("set-cc", Request::SetCc { kind: Some("burst".into()), cc: "dcqcn:rpg_ai_rate=100M".into() }),
         ("pd", Request::AllocPd),
         ("channel", Request::CreateChannel),
         ("cq", Request::CreateCq(CqInitAttr { entries: 16, channel: Some(0), cookie: 1, vector: 0 })),

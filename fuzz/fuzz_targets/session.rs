@@ -39,7 +39,7 @@ fn host(time: &Arc<AtomicU64>) -> Host {
         worker_mode: WorkerMode::InPlace,
         spin: Duration::ZERO,
         window_bytes: 1 << 20,
-        cc: burst_cc::Params::default(),
+        cc: burst_cc::CcTable::default(),
         selective: false,
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,

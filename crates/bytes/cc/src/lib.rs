@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `api` | samples, kinds of loss, limits |
 //! | `params` | [`Algorithm`], [`Params`]: tables of parameters, and how they are written |
+//! | `classes` | [`CcTable`]: the choice for each [`PeerKind`], and what two daemons agree on |
 //! | `aimd` | [`Aimd`]: additive increase, halved on loss |
 //! | `dcqcn` | [`Dcqcn`]: a rate, reduced by congestion notifications; as published, and as in NVIDIA's adapters |
 //! | `dctcp` | [`Dctcp`]: a window, reduced by the share of marked packets |
@@ -26,6 +27,7 @@
 
 mod aimd;
 mod api;
+mod classes;
 mod controller;
 mod dcqcn;
 mod dctcp;
@@ -36,6 +38,7 @@ mod timely;
 
 pub use aimd::{Aimd, HALVE_PAUSE, INCREASE_BYTES, WINDOW_MIN};
 pub use api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+pub use classes::{CcChoice, CcTable, ChoiceRank, PeerChoice, PeerKind};
 pub use controller::{CONTROLLER_BYTES_MAX, Controller, LINE_RATE_DEFAULT_BPS};
 pub use dcqcn::Dcqcn;
 pub use dctcp::Dctcp;

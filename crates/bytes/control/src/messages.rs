@@ -430,8 +430,10 @@ pub enum Request {
         /// Beginning of the page: `next` of the page before, or the default.
         from: CmCursor,
     },
-    /// Changes the congestion control of all peers; root's and the daemon's user's.
+    /// Changes the congestion control; root's and the daemon's user's.
     SetCc {
+        /// Kind of the peers: standard, burst or loopback; `None`: all.
+        kind: Option<String>,
         /// As the key `cc` of the configuration: `dcqcn:rpg_ai_rate=100M`.
         cc: String,
     },

@@ -116,6 +116,12 @@ pub struct CcPeer {
     pub window_bytes: u64,
     /// Rate in bits per second; 0: sends are not paced.
     pub rate_bps: u64,
+    /// What the peer is: standard, burst or loopback.
+    pub kind: String,
+    /// Algorithm and parameters, as the key `cc` of the configuration.
+    pub cc: String,
+    /// Whether the peer's daemon has chosen them.
+    pub is_peers_choice: bool,
     /// Variables of the controller.
     pub variables: Vec<CcVariable>,
 }

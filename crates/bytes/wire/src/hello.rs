@@ -6,6 +6,7 @@
 
 use crate::bytes::{be16, be24, be32, be64, put, put24};
 use crate::mad::{MAD_LEN, MadHeader, MgmtClass};
+use core::fmt;
 
 /// Management class of hellos.
 pub const HELLO_CLASS: MgmtClass = MgmtClass(0x32);
@@ -18,8 +19,51 @@ pub const HELLO_VERSION: u8 = 1;
 /// Feature: requests of the selective repeat family are accepted on RC queue pairs.
 pub const FEATURE_SELECTIVE: u32 = 1 << 0;
 
+/// Longest text of a congestion control in a hello.
+pub const HELLO_CC_MAX: usize = 192;
+
 const OUI_AT: usize = 37;
 const DATA_AT: usize = 40;
+const CC_AT: usize = DATA_AT + 20;
+const _: () = assert!(CC_AT + 2 + HELLO_CC_MAX <= MAD_LEN);
+
+/// The congestion control that a daemon has chosen for Burst daemons.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct HelloCc {
+    /// Who has chosen it: 0 nobody, 1 the configuration, 2 a command to the running daemon.
+    pub rank: u8,
+    len: u8,
+    text: [u8; HELLO_CC_MAX],
+}
+
+impl Default for HelloCc {
+    fn default() -> HelloCc {
+        HelloCc { rank: 0, len: 0, text: [0; HELLO_CC_MAX] }
+    }
+}
+
+impl fmt::Debug for HelloCc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HelloCc").field("rank", &self.rank).field("text", &self.text()).finish()
+    }
+}
+
+impl HelloCc {
+    /// A choice, written as in the configuration: `dcqcn:rpg_ai_rate=100M`. One that is longer than [`HELLO_CC_MAX`] bytes is
+    /// not told to peers: the text is empty.
+    pub fn new(rank: u8, written: &str) -> HelloCc {
+        let mut cc = HelloCc { rank, ..HelloCc::default() };
+        if written.len() <= HELLO_CC_MAX {
+            cc.len = written.len() as u8;
+            put(&mut cc.text, 0, written.as_bytes());
+        }
+        cc
+    }
+    /// The choice as written; empty if the sender tells none, or what it sent is no text.
+    pub fn text(&self) -> &str {
+        self.text.get(..usize::from(self.len)).and_then(|text| core::str::from_utf8(text).ok()).unwrap_or("")
+    }
+}
 
 /// A hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -38,6 +82,8 @@ pub struct Hello {
     pub tail_bytes: u16,
     /// Code of the port's MTU, 1 (256 bytes) to 5 (4096).
     pub mtu: u8,
+    /// Its congestion control towards Burst daemons.
+    pub cc: HelloCc,
 }
 
 impl Hello {
@@ -54,7 +100,8 @@ impl Hello {
             _ => return None,
         };
         let fits = header.attr_id == HELLO_ATTRIBUTE && header.status == 0 && mad[DATA_AT] == HELLO_VERSION;
-        fits.then(|| Hello {
+        let text = mad[CC_AT + 2..].first_chunk::<HELLO_CC_MAX>().filter(|_| fits)?;
+        Some(Hello {
             is_answer,
             tid: header.tid,
             mtu: mad[DATA_AT + 1],
@@ -62,6 +109,7 @@ impl Hello {
             boot_id: be64(mad, DATA_AT + 4),
             features: be32(mad, DATA_AT + 12),
             window: be32(mad, DATA_AT + 16),
+            cc: HelloCc { rank: mad[CC_AT], len: mad[CC_AT + 1], text: *text },
         })
     }
     /// The MAD.
@@ -83,6 +131,8 @@ impl Hello {
         put(&mut mad, DATA_AT + 4, &self.boot_id.to_be_bytes());
         put(&mut mad, DATA_AT + 12, &self.features.to_be_bytes());
         put(&mut mad, DATA_AT + 16, &self.window.to_be_bytes());
+        put(&mut mad, CC_AT, &[self.cc.rank, self.cc.len]);
+        put(&mut mad, CC_AT + 2, &self.cc.text);
         mad
     }
 }
@@ -101,6 +151,7 @@ mod tests {
             window: 2048,
             tail_bytes: 64,
             mtu: 5,
+            cc: HelloCc::new(1, "dcqcn:rpg_ai_rate=100M"),
         };
         let mad = hello.to_mad();
         assert!(Hello::is_hello(&mad));
@@ -117,5 +168,23 @@ mod tests {
         let mut other = mad;
         other[OUI_AT] = 0;
         assert!(!Hello::is_hello(&other));
+    }
+
+    #[test]
+    fn a_congestion_control_that_is_no_text_or_too_long_is_none() {
+        let mut hello = Hello { cc: HelloCc::new(2, "swift"), ..Hello::default() };
+        assert_eq!((hello.cc.rank, hello.cc.text()), (2, "swift"));
+        let mad = hello.to_mad();
+        assert_eq!(&mad[CC_AT..CC_AT + 8], b"\x02\x05swift\0");
+        for (at, value, text) in
+            [(CC_AT + 1, 255, ""), (CC_AT + 1, 193, ""), (CC_AT + 2, 0xff, ""), (CC_AT + 1, 2, "sw")]
+        {
+            let mut other = mad;
+            other[at] = value;
+            assert_eq!(Hello::parse(&other).map(|hello| hello.cc.text().to_owned()), Some(text.to_owned()));
+        }
+        hello.cc = HelloCc::new(1, &"x".repeat(HELLO_CC_MAX));
+        assert_eq!(Hello::parse(&hello.to_mad()).map(|h| h.cc.text().len()), Some(HELLO_CC_MAX));
+        assert_eq!(HelloCc::new(1, &"x".repeat(HELLO_CC_MAX + 1)).text(), "");
     }
 }

@@ -10,7 +10,7 @@ mod keys;
 mod value;
 
 use burst_args::ArgsRefusal;
-use burst_cc::Params;
+use burst_cc::{CcChoice, CcTable, ChoiceRank, Params, PeerKind};
 use burst_host::{AccountBy, HostOptions, Policy, WorkerMode};
 use keys::{ConfigKey, KEYS, KeyId, NumberKey, TextKey};
 use std::ffi::{OsStr, OsString};
@@ -206,6 +206,11 @@ const WORKERS: NumberKey = NumberKey::new(KeyId::Workers);
 const SPIN: NumberKey = NumberKey::new(KeyId::Spin);
 const WINDOW: NumberKey = NumberKey::new(KeyId::Window);
 const CC: TextKey = TextKey::new(KeyId::Cc);
+const CC_KINDS: [(PeerKind, TextKey); 3] = [
+    (PeerKind::Standard, TextKey::new(KeyId::CcStandard)),
+    (PeerKind::Burst, TextKey::new(KeyId::CcBurst)),
+    (PeerKind::Loopback, TextKey::new(KeyId::CcLoopback)),
+];
 const SELECTIVE_REPEAT: NumberKey = NumberKey::new(KeyId::SelectiveRepeat);
 const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
@@ -218,6 +223,20 @@ const STATE_DIR: TextKey = TextKey::new(KeyId::StateDir);
 const LOG_LEVEL: TextKey = TextKey::new(KeyId::LogLevel);
 const LOG_FORMAT: TextKey = TextKey::new(KeyId::LogFormat);
 
+/// The congestion control for each kind of peer. The texts were read before; the window is that of a key of its own.
+fn congestion_control(values: &ConfigValues) -> CcTable {
+    let choice = |key| {
+        let params = values.text(key).and_then(|text| Params::parse(text, 0).ok())?;
+        Some(CcChoice { params, rank: ChoiceRank::Configured })
+    };
+    let mut table = CcTable::default();
+    choice(CC).into_iter().for_each(|of_all| table.set(None, of_all));
+    for (kind, key) in CC_KINDS {
+        choice(key).into_iter().for_each(|of_kind| table.set(Some(kind), of_kind));
+    }
+    table
+}
+
 fn assemble(values: &ConfigValues) -> Config {
     let idle_ns = values.number_or_default(IDLE_EXIT);
     Config {
@@ -229,8 +248,7 @@ fn assemble(values: &ConfigValues) -> Config {
             worker_mode: WorkerMode::Threads,
             spin: Duration::from_nanos(values.number_or_default(SPIN)),
             window_bytes: values.number_or_default(WINDOW) as u32,
-            // The text was read before; its window is that of the key above.
-            cc: values.text(CC).and_then(|text| Params::parse(text, 0).ok()).unwrap_or_default(),
+            cc: congestion_control(values),
             selective: values.number_or_default(SELECTIVE_REPEAT) == 1,
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,

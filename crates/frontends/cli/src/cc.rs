@@ -9,20 +9,28 @@ use std::process::ExitCode;
 /// The grammar.
 pub fn command() -> Command {
     Command::new("cc")
-        .about("Show the congestion control of each peer, or change it for all")
+        .about("Show the congestion control of each peer, or change it")
         .long_about(
-            "Show the congestion control of each peer, or change it for all.\n\n\
+            "Show the congestion control of each peer, or change it for all or for one kind.\n\n\
              A change is in force until the daemon ends. Each peer's controller begins in its first state; parameters that \
-             are not named have their defaults. Each worker has its own controller for a peer. Only root and the user who \
+             are not named have their defaults. Two Burst daemons agree on one: a change is told to peers that are Burst \
+             daemons, and they follow unless they were changed themselves. Each worker has its own controller for a peer. Only root and the user who \
              runs the daemon may change it, and see the peers.",
         )
-        .after_help("burst cc\nburst cc dcqcn rpg_ai_rate=100M\nburst cc aimd")
+        .after_help("burst cc\nburst cc dcqcn rpg_ai_rate=100M\nburst cc --for burst dctcp\nburst cc aimd")
         .arg(Arg::new("algorithm").value_name("ALGORITHM").help("aimd, none, dcqcn, dcqcn-nvidia, dctcp, swift, timely"))
         .arg(
             Arg::new("parameters")
                 .value_name("PARAMETER=VALUE")
                 .num_args(0..)
                 .help("Parameters that differ from the algorithm's defaults (docs/congestion.md)"),
+        )
+        .arg(
+            Arg::new("for")
+                .long("for")
+                .value_name("KIND")
+                .requires("algorithm")
+                .help("Change it for peers of this kind only: standard, burst (other Burst daemons), loopback (own addresses)"),
         )
         .arg(crate::socket())
         .arg(crate::json())
@@ -33,7 +41,8 @@ pub fn cc(matches: &ArgMatches) -> ExitCode {
     let done = crate::sockets::connect(crate::chosen_socket(matches).as_deref()).and_then(|mut daemon| {
         if let Some(algorithm) = matches.get_one::<String>("algorithm") {
             let parameters = matches.get_many::<String>("parameters").unwrap_or_default().map(String::as_str);
-            daemon.set_congestion(&specification(algorithm, parameters)).map_err(|e| e.to_string())?;
+            let kind = matches.get_one::<String>("for").map(String::as_str);
+            daemon.set_congestion(kind, &specification(algorithm, parameters)).map_err(|e| e.to_string())?;
         }
         let (cc, peers, hidden) = daemon.congestion().map_err(|e| e.to_string())?;
         Ok(match matches.get_flag("json") {
@@ -63,8 +72,8 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
     if !peers.is_empty() {
         let _ = writeln!(
             text,
-            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>8}",
-            "device", "worker", "peer", "qps", "in flight", "window", "Mbit/s", "rtt us", "ce share"
+            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>8}  {:<8} algorithm",
+            "device", "worker", "peer", "qps", "in flight", "window", "Mbit/s", "rtt us", "ce share", "kind"
         );
     }
     for peer in peers {
@@ -72,7 +81,7 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
         let rate = (peer.rate_bps > 0).then_some(peer.rate_bps as f64 / 1e6);
         let _ = writeln!(
             text,
-            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>8}",
+            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>8}  {:<8} {}{}",
             format!("burst{}", peer.device),
             peer.worker,
             peer.peer.to_string(),
@@ -82,6 +91,9 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
             number(rate),
             number(variable(peer, "rtt_ns").map(|rtt| rtt / 1e3)),
             variable(peer, "alpha").map_or_else(|| "-".to_owned(), |share| format!("{share:.3}")),
+            peer.kind,
+            peer.cc,
+            if peer.is_peers_choice { " (the peer's choice)" } else { "" },
         );
     }
     if hidden > 0 {
@@ -91,14 +103,19 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
 }
 
 fn as_json(cc: &str, peers: &[CcPeer], hidden: u64) -> Value {
-    let algorithm = cc.split(':').next();
+    let name = |cc: &str| cc.split(':').next().unwrap_or_default().to_owned();
+    // Kinds of peers with different algorithms have no common one.
+    let algorithm = (!cc.contains(", ")).then(|| name(cc));
     let rows = peers.iter().map(|peer| {
         let variables = peer.variables.iter().map(|v| (v.name.clone(), json!(v.millionths as f64 / 1e6))).collect();
         json!({
             "device": format!("burst{}", peer.device),
             "worker": peer.worker,
             "peer": peer.peer.to_string(),
-            "algorithm": algorithm,
+            "kind": peer.kind,
+            "algorithm": name(&peer.cc),
+            "cc": peer.cc,
+            "peers_choice": peer.is_peers_choice,
             "queue_pairs": peer.queue_pairs,
             "inflight_bytes": peer.inflight_bytes,
             "window_bytes": peer.window_bytes,
@@ -135,13 +152,25 @@ mod tests {
             inflight_bytes: 4096,
             window_bytes: 65_536,
             rate_bps: 2_500_000_000,
+            kind: "burst".into(),
+            cc: "dcqcn:rpg_ai_rate=100M".into(),
+            is_peers_choice: true,
             variables: vec![alpha],
         };
         let text = as_text("dcqcn", std::slice::from_ref(&peer), 0);
         let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
-        assert_eq!(row, ["burst1", "0", "10.0.0.2", "3", "4096", "65536", "2500.0", "-", "0.250"]);
+        let chosen = ["burst", "dcqcn:rpg_ai_rate=100M", "(the", "peer's", "choice)"];
+        assert_eq!(
+            row,
+            [&["burst1", "0", "10.0.0.2", "3", "4096", "65536", "2500.0", "-", "0.250"][..], &chosen].concat()
+        );
         let value = as_json("dcqcn:a=1", &[peer], 2);
         assert_eq!((&value["algorithm"], &value["not_shown"]), (&json!("dcqcn"), &json!(2)));
+        assert_eq!(
+            (&value["peers"][0]["algorithm"], &value["peers"][0]["peers_choice"]),
+            (&json!("dcqcn"), &json!(true))
+        );
+        assert_eq!(as_json("standard aimd, burst dctcp, loopback aimd", &[], 0)["algorithm"], Value::Null);
         assert_eq!((&value["peers"][0]["ce_share"], &value["peers"][0]["rtt_ns"]), (&json!(0.25), &Value::Null));
         assert_eq!(as_text("aimd", &[], 7), "aimd\n7 peers are not shown; root sees them\n");
     }

@@ -171,12 +171,13 @@ impl Daemon {
         }
     }
 
-    /// Changes the congestion control of all peers: `cc` as the key of the configuration, `dcqcn:rpg_ai_rate=100M`.
+    /// Changes the congestion control of one kind of peers (standard, burst, loopback) or of all: `cc` as the key of the
+    /// configuration, `dcqcn:rpg_ai_rate=100M`.
     ///
     /// # Errors
     /// When the daemon refuses (the user is neither root nor the daemon's, or a name or value is wrong), or the connection fails.
-    pub fn set_congestion(&mut self, cc: &str) -> Result<()> {
-        match self.ask(&Request::SetCc { cc: cc.to_owned() })? {
+    pub fn set_congestion(&mut self, kind: Option<&str>, cc: &str) -> Result<()> {
+        match self.ask(&Request::SetCc { kind: kind.map(str::to_owned), cc: cc.to_owned() })? {
             Response::Done => Ok(()),
             _ => Err(ClientError::Unexpected("no answer to a change of congestion control")),
         }

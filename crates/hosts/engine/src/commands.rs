@@ -18,6 +18,7 @@ use crate::worker::{BATCH_FRAMES, Core, DataPath, PortSlot, Worker};
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{QpAttr, QpState, QpType};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
+use burst_cc::PeerKind;
 use burst_cm::PathRecord;
 use burst_frame::Flow;
 use burst_mem::{MrTable, Region, Window};
@@ -349,8 +350,7 @@ impl DataPath<'_> {
             self.reserve_path().map_err(|OutOfMemory| ModifyError::NoMemory)?;
         }
         self.follow_port(qpn);
-        let algorithm = self.core.options.cc.algorithm();
-        let flow = flow.map(|flow| Flow { tos: sent_tos(flow.tos, Some(algorithm)), ..flow });
+        let flow = flow.map(|flow| self.markable(qpn, flow));
         let result = self
             .call_qp(now, qpn, |qp, env| qp.modify(attr, mask, flow, env).map(|()| qp.query()))
             .unwrap_or(Err(ModifyError::Value(0)));
@@ -359,6 +359,20 @@ impl DataPath<'_> {
         }
         self.core.settle(now, self.core.directory.find(qpn));
         result
+    }
+
+    /// The flow of a queue pair with the traffic class that the controller of its path wants.
+    fn markable(&self, qpn: Qpn, flow: Flow) -> Flow {
+        let device = self.core.slot(qpn).map_or(DeviceId(0), |slot| slot.device);
+        let path = self.core.paths.find(device, flow.dst).map(|at| &self.core.paths[at as usize]);
+        let kind = if self.has_address(device, &flow) { PeerKind::Loopback } else { PeerKind::Standard };
+        let params = path.map_or(self.core.options.cc.of(kind).params, |path| path.params);
+        Flow { tos: sent_tos(flow.tos, Some(params.algorithm())), ..flow }
+    }
+
+    /// Whether the destination of a flow is an address of the device itself.
+    fn has_address(&self, device: DeviceId, flow: &Flow) -> bool {
+        self.ports[device.index()].port.caps().addrs.iter().any(|own| own.ip == flow.dst)
     }
 
     /// Gives a queue pair the MTU of its port, which may have changed since the queue pair was created.
@@ -383,12 +397,14 @@ impl DataPath<'_> {
         let Some(mut slot) = take(&mut self.core.qps, index) else { return };
         self.core.leave_path(now, &mut slot, index);
         self.ports[slot.device.index()].port.prepare(&flow);
+        let is_own_address = self.has_address(slot.device, &flow);
         let Core { paths, options, .. } = &mut *self.core;
         let at = paths.join(slot.device, flow.dst, || {
-            let caps = self.ports[slot.device.index()].port.caps();
-            let line_rate_bps = u64::from(caps.speed_mbps) * 1_000_000;
-            let link = PathLink { cc: options.cc, line_rate_bps, mtu: caps.active_mtu().bytes() };
-            Path::new(now, flow.dst, slot.device, &link)
+            let kind = if is_own_address { PeerKind::Loopback } else { PeerKind::Standard };
+            let link = PathLink::new(options.cc.of(kind).params, self.ports[slot.device.index()].port.caps());
+            let mut path = Path::new(now, flow.dst, slot.device, &link);
+            path.is_own_address = is_own_address;
+            path
         });
         slot.path = at;
         if let (Some(file), QpType::Rc) = (&self.core.tombstone_file, slot.endpoint.qp().qp_type()) {
@@ -396,7 +412,7 @@ impl DataPath<'_> {
             file.write(index, &slot.tombstone(flow, None));
         }
         let is_rc = slot.endpoint.qp().qp_type() == QpType::Rc;
-        slot.endpoint.qp_mut().use_selective(self.core.paths[at as usize].hello.window());
+        slot.endpoint.qp_mut().use_selective(self.core.window_of(at as usize));
         put(&mut self.core.qps, index, slot);
         if is_rc {
             self.core.greet(now, at, &flow);

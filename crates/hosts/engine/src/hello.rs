@@ -2,6 +2,9 @@
 //!
 //! An answer counts only if it has the number of the question, which nobody else can compute. Questions are answered without
 //! belief in what they say, at most [`AnswerBudget`] of them. What is known of a peer: [`PeerHello`].
+//!
+//! A path's controller follows what its peer is and has chosen ([`Worker::settle_cc`]), with the timers of the pass, when the
+//! port is at hand.
 
 use crate::counters::Counters;
 use crate::objects::NO_PATH;
@@ -10,11 +13,13 @@ use crate::receive::RxBurst;
 use crate::worker::{Core, PortSlot, Worker};
 use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason, TokenBucket};
+use burst_cc::PeerKind;
 use burst_frame::{Flow, TxBatch};
 use burst_gsi::GSI_QKEY;
 use burst_transport::WINDOW_PSNS;
-use burst_wire::hello::{FEATURE_SELECTIVE, Hello};
+use burst_wire::hello::{FEATURE_SELECTIVE, Hello, HelloCc};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
+use std::net::IpAddr;
 
 /// Questions answered: bursts of 64, and 1,000 per second.
 pub(crate) type AnswerBudget = TokenBucket<64, 1_000_000>;
@@ -41,32 +46,69 @@ fn push_hello(batch: &mut TxBatch, counters: &Counters, flow: &Flow, hello: &Hel
 }
 
 impl Core {
+    /// Identifies the life of this daemon.
+    fn boot_id(&self) -> u64 {
+        self.options.cm_secret.number((DOMAIN, "boot"))
+    }
+    /// Whether this daemon asks its peers what they are.
+    fn asks(&self) -> bool {
+        self.options.selective || self.options.cc.asks_for_kinds()
+    }
     /// What this daemon says of itself.
     fn own_hello(&self, mtu: Mtu, tid: u64) -> Hello {
+        let cc = self.options.cc.of(PeerKind::Burst);
         Hello {
             is_answer: false,
             tid,
-            boot_id: self.options.cm_secret.number((DOMAIN, "boot")),
+            boot_id: self.boot_id(),
             features: if self.options.selective { FEATURE_SELECTIVE } else { 0 },
             window: WINDOW_PSNS,
             tail_bytes: burst_transport::TAIL_BYTES as u16,
             mtu: mtu as u8,
+            cc: HelloCc::new(cc.rank.code(), &cc.params.to_string()),
         }
     }
 
     /// A queue pair has joined path `at`.
     pub(crate) fn greet(&mut self, now: Nanos, at: u32, flow: &Flow) {
-        if self.options.selective
-            && let Some(path) = self.paths.get_mut(at as usize)
+        let asks = self.asks();
+        if let Some(path) = self.paths.get_mut(at as usize)
+            && !path.is_own_address
         {
-            path.hello.join(now, flow);
+            path.hello.join(now, flow, asks);
             self.hello_due = self.hello_due.min(path.hello.due());
         }
     }
 
+    /// This daemon's own choices have changed: peers are told by a question.
+    pub(crate) fn greet_again(&mut self, now: Nanos) {
+        if self.asks() {
+            self.paths.iter_mut().filter(|path| path.users > 0).for_each(|path| path.hello.ask_now(now));
+            self.hello_due = now;
+        }
+    }
+
+    /// A message of the connection manager from `src` has Burst's vendor id.
+    #[cold]
+    pub(crate) fn on_vendor_id(&mut self, now: Nanos, device: DeviceId, src: IpAddr) {
+        if let Some(at) = self.paths.find(device, src)
+            && let Some(path) = self.paths.get_mut(at as usize)
+            && !path.hello.is_burst()
+            && self.options.cc.asks_for_kinds() | self.options.selective
+        {
+            path.hello.on_vendor_id(now);
+            self.hello_due = now;
+        }
+    }
+
+    /// PSNs of the peer's window for the selective repeat family; 0: the standard family is used.
+    pub(crate) fn window_of(&self, at: usize) -> u32 {
+        if self.options.selective { self.paths[at].hello.window() } else { 0 }
+    }
+
     /// Tells the queue pairs of a path which family they are to use.
     fn tell_family(&mut self, at: usize) {
-        let window = self.paths[at].hello.window();
+        let window = self.window_of(at);
         for slot in self.qps.iter_mut().flatten().filter(|slot| slot.path as usize == at && slot.path != NO_PATH) {
             slot.endpoint.qp_mut().use_selective(window);
         }
@@ -82,6 +124,7 @@ impl Worker {
             self.send_hello(now, device, &back, (tid, true));
         }
         for at in 0..self.core.paths.len() {
+            any |= self.core.paths[at].hello.take_change() && self.settle_cc(now, at);
             if self.core.paths[at].hello.due() > now {
                 continue;
             }
@@ -98,7 +141,10 @@ impl Worker {
             let device = path.device;
             match path.hello.on_due(now, tid) {
                 Some(flow) => self.send_hello(now, device, &flow, (tid, false)),
-                None => self.core.tell_family(at),
+                None => {
+                    self.core.tell_family(at);
+                    let _ = self.core.paths[at].hello.take_change() && self.settle_cc(now, at);
+                }
             }
         }
         self.core.hello_due = self.core.paths.iter().map(|path| path.hello.due()).min().unwrap_or(Nanos::NEVER);
@@ -121,9 +167,6 @@ impl RxBurst<'_> {
     #[cold]
     pub(crate) fn on_hello(&mut self, frame: &burst_frame::RxFrame<'_>, mad: &[u8; MAD_LEN]) {
         let Some(hello) = Hello::parse(mad) else { return self.counters.count(Reason::MadUnknown) };
-        if !self.core.options.selective {
-            return self.counters.count(Reason::MadClass);
-        }
         let owner = (hello.tid & WORKER_BITS) as u32;
         if hello.is_answer && owner != self.core.options.id {
             let is_worker = (owner as usize) < self.core.inboxes.len() && !self.handed_over;
@@ -135,12 +178,17 @@ impl RxBurst<'_> {
         }
         let (now, device, src) = (self.now, self.device, frame.flow.src);
         let at = self.core.paths.find(device, src).map(|at| at as usize);
+        let own_boot_id = self.core.boot_id();
         match (hello.is_answer, at) {
-            (true, Some(at)) if self.core.paths[at].hello.on_answer(now, &hello) => self.core.tell_family(at),
+            (true, Some(at)) if self.core.paths[at].hello.on_answer(now, &hello, own_boot_id) => {
+                self.core.tell_family(at);
+                // The controller follows with the timers of this pass.
+                self.core.hello_due = now;
+            }
             (true, _) => self.counters.count(Reason::HelloUnexpected),
             (false, at) => {
                 if let Some(at) = at {
-                    self.core.paths[at].hello.on_question(now, hello.boot_id);
+                    self.core.paths[at].hello.on_question(now, &hello);
                     self.core.hello_due = self.core.hello_due.min(self.core.paths[at].hello.due());
                 }
                 self.answer_hello(&frame.flow, &hello);

@@ -13,9 +13,9 @@ use crate::pacing::{FRAME_OVERHEAD, Pacer};
 use crate::paths::WindowLine;
 use crate::peer_hello::PeerHello;
 use burst_base::{DeviceId, Nanos};
-use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params, RATE_UNPACED, SendLimits};
+use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params, PeerKind, RATE_UNPACED, SendLimits};
 use burst_frame::TxFrame;
-use burst_port::UNRESOLVED_BYTES;
+use burst_port::{PortCaps, UNRESOLVED_BYTES};
 use burst_transport::Signal;
 use std::net::IpAddr;
 
@@ -28,6 +28,13 @@ const WQE_BYTES: u64 = 512;
 pub const IDLE: Nanos = Nanos::from_ms(20_000);
 /// Longest wait for a next hop. A kernel asks three times at intervals of a second.
 pub const RESOLVING_MAX: Nanos = Nanos::from_ms(4_000);
+
+impl PathLink {
+    /// For a port with these properties.
+    pub fn new(cc: Params, caps: &PortCaps) -> PathLink {
+        PathLink { cc, line_rate_bps: u64::from(caps.speed_mbps) * 1_000_000, mtu: caps.active_mtu().bytes() }
+    }
+}
 
 /// State of the next hop, for unacknowledged messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +102,12 @@ pub struct Path {
     pub(crate) waiting: WindowLine,
     /// Whether it is in the list of unused paths.
     pub(crate) is_listed_unused: bool,
+    /// What the controller was made of.
+    pub(crate) params: Params,
+    /// Whether that is the peer's choice.
+    pub(crate) is_peers_choice: bool,
+    /// Whether the peer's address is one of this device's own.
+    pub(crate) is_own_address: bool,
 }
 
 impl Path {
@@ -116,6 +129,9 @@ impl Path {
             used_at: Nanos(0),
             waiting: WindowLine::default(),
             is_listed_unused: false,
+            params: cc,
+            is_peers_choice: false,
+            is_own_address: false,
         }
     }
     /// Replaces the controller by one in its first state. The caller gives a turn to the queue pairs that wait, and removes the
@@ -123,6 +139,16 @@ impl Path {
     pub(crate) fn retune(&mut self, now: Nanos, link: &PathLink) {
         let Path { controller, tuned, qp_min_bytes, .. } = Path::new(now, self.peer, self.device, link);
         (self.controller, self.tuned, self.qp_min_bytes) = (controller, tuned, qp_min_bytes);
+        self.params = link.cc;
+    }
+
+    /// What the peer is, as far as it is known.
+    pub(crate) fn peer_kind(&self) -> PeerKind {
+        match (self.is_own_address, self.hello.is_burst()) {
+            (true, _) => PeerKind::Loopback,
+            (false, true) => PeerKind::Burst,
+            (false, false) => PeerKind::Standard,
+        }
     }
 
     /// Passes the controller's variables to `visit`; returns its rate in bits per second, 0 for none.

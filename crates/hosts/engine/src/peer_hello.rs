@@ -3,11 +3,14 @@
 //! A worker asks when the first RC queue pair joins a path, without waiting for the answer: queue pairs use the standard family
 //! until it comes. It asks again after [`WAITS`]; then the peer counts as standard for [`STANDARD_FOR`]. A peer that has answered
 //! is asked again every [`REFRESH`], because its daemon may have been replaced by one that can do less.
+//!
+//! A daemon that neither uses selective repeat nor has chosen a congestion control for Burst daemons asks only peers that ask.
 
 use burst_base::Nanos;
+use burst_cc::{CcChoice, ChoiceRank, Params, PeerChoice};
 use burst_frame::Flow;
 use burst_transport::WINDOW_PSNS;
-use burst_wire::hello::{FEATURE_SELECTIVE, Hello};
+use burst_wire::hello::{FEATURE_SELECTIVE, Hello, HelloCc};
 
 /// Waits for the answers to the first question and its repetitions.
 const WAITS: [Nanos; 3] = [Nanos::from_ms(250), Nanos::from_ms(1_000), Nanos::from_ms(4_000)];
@@ -15,6 +18,8 @@ const WAITS: [Nanos; 3] = [Nanos::from_ms(250), Nanos::from_ms(1_000), Nanos::fr
 pub const STANDARD_FOR: Nanos = Nanos::from_ms(600_000);
 /// Time until a peer that has answered is asked again.
 pub const REFRESH: Nanos = Nanos::from_ms(60_000);
+/// Shortest time from an answer to a question about another congestion control.
+const CHOICE_PAUSE: Nanos = Nanos::from_ms(1_000);
 
 /// What is known of the daemon at the other end of a path.
 #[derive(Debug)]
@@ -30,11 +35,30 @@ pub(crate) struct PeerHello {
     tries: u8,
     /// When to ask, or to give up.
     due: Nanos,
+    /// When the last answer came.
+    answered_at: Nanos,
+    /// Whether the peer is a Burst daemon: it has answered, or the connection manager has read its vendor id.
+    is_burst: bool,
+    /// Its choice of a congestion control.
+    choice: Option<PeerChoice>,
+    /// Whether the path's controller may have to follow.
+    choice_is_new: bool,
 }
 
 impl Default for PeerHello {
     fn default() -> Self {
-        PeerHello { window: 0, boot_id: 0, flow: None, tid: 0, tries: 0, due: Nanos::NEVER }
+        PeerHello {
+            window: 0,
+            boot_id: 0,
+            flow: None,
+            tid: 0,
+            tries: 0,
+            due: Nanos::NEVER,
+            answered_at: Nanos(0),
+            is_burst: false,
+            choice: None,
+            choice_is_new: false,
+        }
     }
 }
 
@@ -43,11 +67,36 @@ impl PeerHello {
     pub(crate) fn window(&self) -> u32 {
         self.window
     }
-    /// A queue pair has joined the path: the peer is asked, unless it was.
-    pub(crate) fn join(&mut self, now: Nanos, flow: &Flow) {
+    /// Whether the peer is a Burst daemon, as far as is known.
+    pub(crate) fn is_burst(&self) -> bool {
+        self.is_burst
+    }
+    /// The peer's choice of a congestion control.
+    pub(crate) fn choice(&self) -> Option<&PeerChoice> {
+        self.choice.as_ref()
+    }
+    /// Whether something has changed that decides about the path's controller, since this was last asked.
+    pub(crate) fn take_change(&mut self) -> bool {
+        std::mem::take(&mut self.choice_is_new)
+    }
+    /// A queue pair has joined the path: the peer is asked if this daemon `asks`, unless it was.
+    pub(crate) fn join(&mut self, now: Nanos, flow: &Flow, asks: bool) {
         if self.flow.is_none() {
             self.flow = Some(Flow { tos: 0, ..*flow });
+            self.due = if asks { now } else { Nanos::NEVER };
+        }
+    }
+    /// The peer is asked now: what it said may be old, or this daemon has something new to say.
+    pub(crate) fn ask_now(&mut self, now: Nanos) {
+        if self.flow.is_some() && self.tid == 0 {
             self.due = now;
+        }
+    }
+    /// A message of the connection manager says that the peer is a Burst daemon.
+    pub(crate) fn on_vendor_id(&mut self, now: Nanos) {
+        if !self.is_burst {
+            (self.is_burst, self.choice_is_new) = (true, true);
+            self.ask_now(now);
         }
     }
     pub(crate) fn due(&self) -> Nanos {
@@ -56,32 +105,53 @@ impl PeerHello {
     /// The time has come: asks with this number, and returns the flow; or gives up.
     pub(crate) fn on_due(&mut self, now: Nanos, tid: u64) -> Option<Flow> {
         let Some(wait) = WAITS.get(usize::from(self.tries)) else {
-            (self.window, self.tid, self.tries, self.due) = (0, 0, 0, now + STANDARD_FOR);
+            self.refused(now);
             return None;
         };
         (self.tid, self.tries, self.due) = (tid, self.tries + 1, now + *wait);
         self.flow
     }
     /// An answer has come. False if nobody asked.
-    pub(crate) fn on_answer(&mut self, now: Nanos, hello: &Hello) -> bool {
+    pub(crate) fn on_answer(&mut self, now: Nanos, hello: &Hello, own_boot_id: u64) -> bool {
         if self.tid == 0 || hello.tid != self.tid {
             return false;
         }
         self.window = if hello.features & FEATURE_SELECTIVE != 0 { hello.window.min(WINDOW_PSNS) } else { 0 };
         (self.boot_id, self.tid, self.tries, self.due) = (hello.boot_id, 0, 0, now + REFRESH);
+        self.answered_at = now;
+        let is_lower = hello.boot_id < own_boot_id;
+        let choice = choice_of(&hello.cc).map(|choice| PeerChoice { choice, is_lower });
+        self.choice_is_new |= !self.is_burst || choice != self.choice;
+        (self.is_burst, self.choice) = (true, choice);
         true
     }
     /// The peer asks. If its daemon was started anew, or has not answered until now, it is asked soon.
-    pub(crate) fn on_question(&mut self, now: Nanos, boot_id: u64) {
-        if self.flow.is_some() && boot_id != self.boot_id && self.tid == 0 {
+    ///
+    /// Another congestion control than the one known is asked for, too, but not at once again and again: each change gives the
+    /// path a new controller.
+    pub(crate) fn on_question(&mut self, now: Nanos, hello: &Hello) {
+        if self.flow.is_none() || self.tid != 0 {
+            return;
+        }
+        if hello.boot_id != self.boot_id {
             self.due = now;
+        } else if choice_of(&hello.cc) != self.choice.map(|peer| peer.choice) {
+            self.due = self.due.min(now.max(self.answered_at + CHOICE_PAUSE));
         }
     }
-    /// The peer does not answer packets of the selective repeat family.
+    /// The peer does not answer packets of the selective repeat family, or questions: it counts as standard.
     #[cold]
     pub(crate) fn refused(&mut self, now: Nanos) {
         (self.window, self.tid, self.tries, self.due) = (0, 0, 0, now + STANDARD_FOR);
+        self.choice_is_new |= self.is_burst;
+        (self.is_burst, self.choice) = (false, None);
     }
+}
+
+/// The choice in a hello. `None` if there is none that this version understands; each daemon then keeps to its own.
+fn choice_of(cc: &HelloCc) -> Option<CcChoice> {
+    let rank = ChoiceRank::from_code(cc.rank)?;
+    Some(CcChoice { params: Params::parse(cc.text(), 0).ok()?, rank })
 }
 
 #[cfg(test)]
@@ -95,7 +165,7 @@ mod tests {
     #[test]
     fn a_silent_peer_is_asked_three_times_and_then_counts_as_standard() {
         let mut peer = PeerHello::default();
-        peer.join(Nanos(7), &Flow::default());
+        peer.join(Nanos(7), &Flow::default(), true);
         let mut asked = Vec::new();
         for tid in 1..=4 {
             let now = peer.due();
@@ -104,26 +174,69 @@ mod tests {
         assert_eq!(asked, [Some(0), Some(250), Some(1250), None]);
         assert_eq!((peer.window(), peer.due()), (0, Nanos(7) + Nanos::from_ms(5_250) + STANDARD_FOR));
         // By its question it shows that it can answer by now.
-        peer.on_question(Nanos(9), 5);
+        peer.on_question(Nanos(9), &answer(0));
         assert_eq!(peer.due(), Nanos(9));
     }
 
     #[test]
     fn only_the_answer_to_the_question_counts_and_only_once() {
         let mut peer = PeerHello::default();
-        assert!(!peer.on_answer(Nanos(0), &answer(0)), "nobody asked");
-        peer.join(Nanos(0), &Flow::default());
+        assert!(!peer.on_answer(Nanos(0), &answer(0), 9), "nobody asked");
+        peer.join(Nanos(0), &Flow::default(), true);
         assert!(peer.on_due(Nanos(0), 77).is_some());
-        assert!(!peer.on_answer(Nanos(1), &answer(78)));
-        assert!(peer.on_answer(Nanos(1), &answer(77)) && !peer.on_answer(Nanos(1), &answer(77)));
+        assert!(!peer.on_answer(Nanos(1), &answer(78), 9));
+        assert!(peer.on_answer(Nanos(1), &answer(77), 9) && !peer.on_answer(Nanos(1), &answer(77), 9));
         assert_eq!((peer.window(), peer.due()), (WINDOW_PSNS, Nanos(1) + REFRESH));
         // A question with another boot id brings the next question forward, and changes nothing else.
-        peer.on_question(Nanos(2), 5);
+        peer.on_question(Nanos(2), &answer(0));
         assert_eq!(peer.due(), Nanos(1) + REFRESH);
-        peer.on_question(Nanos(2), 6);
+        peer.on_question(Nanos(2), &Hello { boot_id: 6, ..answer(0) });
         assert_eq!((peer.due(), peer.window()), (Nanos(2), WINDOW_PSNS));
         peer.on_due(Nanos(2), 79);
-        assert!(peer.on_answer(Nanos(3), &Hello { features: 0, ..answer(79) }));
+        assert!(peer.on_answer(Nanos(3), &Hello { features: 0, ..answer(79) }, 9));
         assert_eq!(peer.window(), 0);
+    }
+
+    #[test]
+    fn another_congestion_control_is_asked_for_with_a_pause() {
+        let (mut peer, flow) = (PeerHello::default(), Flow::default());
+        let swift = |rank| Hello { cc: HelloCc::new(rank, "swift"), ..answer(1) };
+        peer.join(Nanos(0), &flow, false);
+        assert_eq!(peer.due(), Nanos::NEVER, "this daemon has no reason to ask");
+        peer.on_question(Nanos(3), &swift(1));
+        assert_eq!(peer.due(), Nanos(3), "the peer has one");
+        peer.on_due(Nanos(3), 1);
+        assert!(peer.on_answer(Nanos(4), &swift(1), 9) && peer.take_change() && !peer.take_change());
+        let choice = *peer.choice().expect("a choice");
+        assert_eq!(
+            (choice.choice.params.to_string(), choice.choice.rank, choice.is_lower),
+            ("swift".into(), ChoiceRank::Configured, true)
+        );
+        peer.on_question(Nanos(5), &swift(1));
+        assert_eq!(peer.due(), Nanos(4) + REFRESH, "nothing new");
+        peer.on_question(Nanos(5), &swift(2));
+        assert_eq!(peer.due(), Nanos(4) + CHOICE_PAUSE);
+        // A choice that this version does not know is none.
+        peer.on_due(peer.due(), 1);
+        peer.on_answer(Nanos(6), &Hello { cc: HelloCc::new(1, "tomorrow:x=1"), ..answer(1) }, 9);
+        assert!(peer.choice().is_none() && peer.take_change() && peer.is_burst());
+        peer.refused(Nanos(7));
+        assert!(!peer.is_burst() && peer.take_change());
+    }
+
+    #[test]
+    fn a_vendor_id_of_the_connection_manager_makes_a_silent_peer_worth_asking_again() {
+        let mut peer = PeerHello::default();
+        peer.on_vendor_id(Nanos(1));
+        assert!(peer.is_burst() && peer.due() == Nanos::NEVER, "no queue pair has joined");
+        peer.refused(Nanos(2));
+        peer.join(Nanos(3), &Flow::default(), true);
+        assert!(peer.take_change());
+        peer.on_vendor_id(Nanos(4));
+        assert_eq!((peer.due(), peer.take_change()), (Nanos(4), true));
+        // Requests that follow do not ask again: a peer may send any number of them.
+        peer.on_due(Nanos(4), 5);
+        peer.on_vendor_id(Nanos(5));
+        assert!(peer.due() > Nanos(5) && !peer.take_change());
     }
 }

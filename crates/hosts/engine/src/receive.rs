@@ -188,6 +188,9 @@ impl RxBurst<'_> {
         if Hello::is_hello(mad) {
             return self.on_hello(frame, mad);
         }
+        if burst_cm::names_burst(mad) {
+            self.core.on_vendor_id(self.now, self.device, frame.flow.src);
+        }
         let workers = self.core.inboxes.len() as u32;
         if workers > 1 {
             match self.agent.owner_of(frame.flow.src, mad, workers) {

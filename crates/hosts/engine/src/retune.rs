@@ -10,7 +10,7 @@ use crate::path::PathLink;
 use crate::paths::NOT_WAITING;
 use crate::worker::Worker;
 use burst_base::Nanos;
-use burst_cc::{Algorithm, Params};
+use burst_cc::{Algorithm, CcTable, Params};
 use burst_control::monitor::{CcPeer, CcVariable};
 
 impl Worker {
@@ -36,38 +36,66 @@ impl Worker {
                 inflight_bytes: path.inflight(),
                 window_bytes: path.window(),
                 rate_bps,
+                kind: path.peer_kind().name().into(),
+                cc: path.params.to_string(),
+                is_peers_choice: path.is_peers_choice,
                 variables,
             });
         }
         (peers, None)
     }
 
-    /// From now on all paths, and those of later queue pairs, have the controller of `cc`.
-    pub fn set_cc(&mut self, now: Nanos, cc: Params) {
+    /// From now on each path, and those of later queue pairs, have the controller that this table and the peers' choices give
+    /// them. All begin in their first state.
+    pub fn set_cc(&mut self, now: Nanos, cc: CcTable) {
         self.core.options.cc = cc;
         // Each entry belongs to a gate that ends here.
         self.core.pacing.clear();
-        for path in self.core.paths.iter_mut() {
-            let caps = self.ports[path.device.index()].port.caps();
-            let line_rate_bps = u64::from(caps.speed_mbps) * 1_000_000;
-            path.retune(now, &PathLink { cc, line_rate_bps, mtu: caps.active_mtu().bytes() });
+        for at in 0..self.core.paths.len() {
+            let (params, is_peers) = self.choice_for(at);
+            self.retune(now, at, params, is_peers);
         }
-        self.make_markable(cc.algorithm());
-        for path in 0..self.core.paths.len() {
-            for place in self.core.paths[path].waiting.take_all() {
-                if waits_for(&self.core.qps, path as u32, place)
-                    && let Some(slot) = self.core.qps[place.qp as usize].as_mut()
-                {
-                    slot.waiting = NOT_WAITING;
-                    self.core.make_ready(place.qp);
-                }
+        self.core.greet_again(now);
+    }
+
+    /// The parameters for a path, and whether they are its peer's choice.
+    fn choice_for(&self, at: usize) -> (Params, bool) {
+        let path = &self.core.paths[at];
+        self.core.options.cc.settle(path.peer_kind(), path.hello.choice())
+    }
+
+    /// What is known of a path's peer has changed: gives the path another controller, if that asks for one. True if it did.
+    #[cold]
+    pub(crate) fn settle_cc(&mut self, now: Nanos, at: usize) -> bool {
+        let (params, is_peers) = self.choice_for(at);
+        let path = &mut self.core.paths[at];
+        if params == path.params {
+            path.is_peers_choice = is_peers;
+            return false;
+        }
+        self.retune(now, at, params, is_peers);
+        true
+    }
+
+    /// Gives a path a controller in its first state, and a turn to the queue pairs that waited for the old one.
+    fn retune(&mut self, now: Nanos, at: usize, params: Params, is_peers: bool) {
+        let path = &mut self.core.paths[at];
+        path.retune(now, &PathLink::new(params, self.ports[path.device.index()].port.caps()));
+        path.is_peers_choice = is_peers;
+        self.make_markable(at as u32, params.algorithm());
+        for place in self.core.paths[at].waiting.take_all() {
+            if waits_for(&self.core.qps, at as u32, place)
+                && let Some(slot) = self.core.qps[place.qp as usize].as_mut()
+            {
+                slot.waiting = NOT_WAITING;
+                self.core.make_ready(place.qp);
             }
         }
     }
 
-    /// Lets switches mark the packets of connected queue pairs, if the algorithm reacts to marks.
-    fn make_markable(&mut self, algorithm: Algorithm) {
-        for slot in self.core.qps.iter_mut().flatten().filter(|slot| slot.path != crate::objects::NO_PATH) {
+    /// Lets switches mark the packets of the queue pairs of a path, if the algorithm reacts to marks.
+    fn make_markable(&mut self, path: u32, algorithm: Algorithm) {
+        for slot in self.core.qps.iter_mut().flatten().filter(|slot| slot.path == path) {
             let tos = slot.endpoint.qp().flow().tos;
             slot.endpoint.qp_mut().set_tos(sent_tos(tos, Some(algorithm)));
         }

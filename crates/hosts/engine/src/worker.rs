@@ -20,7 +20,7 @@ use crate::tombstone_file::TombstoneFile;
 use burst_base::verbs::EventType;
 use burst_base::wheel::Wheel;
 use burst_base::{Nanos, Qpn};
-use burst_cc::Params;
+use burst_cc::CcTable;
 use burst_cm::Secret;
 use burst_control::AsyncObject;
 use burst_control::events::EventSink;
@@ -50,8 +50,8 @@ const EVENTS_PAUSE: Nanos = Nanos::from_ms(1);
 pub struct WorkerOptions {
     /// Number of the worker.
     pub id: u32,
-    /// Congestion control of each peer address; its largest window bounds the bytes in flight to one peer.
-    pub cc: Params,
+    /// Congestion control for each kind of peer; its largest window bounds the bytes in flight to one peer.
+    pub cc: CcTable,
     /// Makes communication ids unpredictable; the same for all workers of a daemon.
     pub cm_secret: Secret,
     /// Selective repeat with peers that can do it.
@@ -60,7 +60,7 @@ pub struct WorkerOptions {
 
 impl Default for WorkerOptions {
     fn default() -> Self {
-        WorkerOptions { id: 0, cc: Params::default(), cm_secret: Secret::new([0; 2]), selective: false }
+        WorkerOptions { id: 0, cc: CcTable::default(), cm_secret: Secret::new([0; 2]), selective: false }
     }
 }
 

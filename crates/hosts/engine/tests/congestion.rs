@@ -315,7 +315,7 @@ fn peer_of(host: &Host) -> burst_control::monitor::CcPeer {
 }
 
 fn set_cc(host: &mut Host, now: Nanos, cc: &str) {
-    host.worker.set_cc(now, Params::parse(cc, 1 << 20).expect("a valid specification"));
+    host.worker.set_cc(now, Params::parse(cc, 1 << 20).expect("a valid specification").into());
 }
 
 /// A queue pair whose transfer has begun goes on under each algorithm, from the closed gate of a rate and from a closed window.

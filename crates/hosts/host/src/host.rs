@@ -113,7 +113,7 @@ pub struct Host {
     random: RandomSource,
     cm_secret: Secret,
     /// Congestion control of all peers.
-    cc: burst_cc::Params,
+    cc: burst_cc::CcTable,
     next_worker: usize,
     started: Nanos,
 }

@@ -1,7 +1,7 @@
 //! The settings of a host as a plain struct. The caller decides where they come from: flags, a file, a test.
 
 use crate::accounts::AccountBy;
-use burst_cc::Params;
+use burst_cc::CcTable;
 use burst_ledger::Policy;
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ pub struct HostOptions {
     /// Maximum number of unacknowledged bytes to one peer address, all queue pairs of a worker together. A value under
     /// [`WINDOW_BYTES_MIN`] is raised to it: see [`HostOptions::window_in_force`].
     pub window_bytes: u32,
-    /// Congestion control of each peer address. Its largest window is `window_bytes`, whatever it says.
-    pub cc: Params,
+    /// Congestion control for each kind of peer. Its largest window is `window_bytes`, whatever it says.
+    pub cc: CcTable,
     /// Whether RC queue pairs repeat only lost packets, with peers whose daemon says by a hello that it can.
     pub selective: bool,
     /// How users share what there is.

@@ -176,7 +176,7 @@ impl Session {
             Request::OpenContext { device } => self.open_context(host, device),
             Request::Token => self.token(host),
             Request::Cc { from } => Ok(host.congestion(self.caller.process.uid, from).into()),
-            Request::SetCc { cc } => host.set_cc(self.caller.process.uid, &cc),
+            Request::SetCc { kind, cc } => host.set_cc(self.caller.process.uid, kind.as_deref(), &cc),
             Request::CmStats => Ok(Response::CmStats(host.cm_stats()).into()),
             Request::CmConnections { from } => Ok(host.cm_connections(self.caller.process.uid, from).into()),
             Request::CmCommandRing => self.create_command_ring(),

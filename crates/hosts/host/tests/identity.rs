@@ -151,7 +151,7 @@ fn only_root_and_the_daemons_user_change_the_congestion_control() {
     let own = rustix::process::geteuid().as_raw();
     let mut programs = [own, stranger(1)].map(|uid| Program::start(&mut host, uid).expect("a program"));
     let mut ask = |program: usize, cc: &str| {
-        let done = programs[program].ask(&mut host, Request::SetCc { cc: cc.into() });
+        let done = programs[program].ask(&mut host, Request::SetCc { kind: None, cc: cc.into() });
         let Response::Cc { cc, peers, hidden, next } = host.congestion(own, CmCursor::default()) else {
             panic!("the congestion control")
         };

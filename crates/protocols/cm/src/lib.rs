@@ -39,6 +39,6 @@ pub use backlog::{Backlog, BacklogPlace};
 pub use conn::CmState;
 pub use fold::Fold;
 pub use machine::{Cm, CmError, Listener};
-pub use message::{CmMessage, Mad};
+pub use message::{CmMessage, Mad, names_burst};
 pub use source::Source;
 pub use table::Secret;

@@ -6,6 +6,7 @@
 
 use crate::fields::{be16, be24, be32, be64, bits, byte, flag, raw, scattered24, top20};
 use burst_base::Reason;
+use burst_base::conn::BURST_VENDOR;
 use burst_wire::{MAD_LEN, MadHeader, MgmtClass};
 
 /// Bytes after the MAD header.
@@ -274,6 +275,19 @@ messages! {
         /// Additional information.
         info: [u8; 72] = raw(12);
     }
+}
+
+/// Whether a MAD is a REQ or a REP whose sender gives Burst's vendor id. Reads no more than these fields: all else is checked
+/// when the message has its turn.
+pub fn names_burst(mad: &[u8; MAD_LEN]) -> bool {
+    let body = &mad[MadHeader::LEN..];
+    let is_cm = MadHeader::parse(mad).filter(|header| header.mgmt_class == MgmtClass::CM);
+    let vendor_id = match is_cm.map(|header| header.attr_id) {
+        Some(Req::ATTR) => be24::get(body, 5),
+        Some(Rep::ATTR) => scattered24::get(body, 15, 19, 23),
+        _ => return false,
+    };
+    vendor_id == BURST_VENDOR
 }
 
 /// A message with its envelope.

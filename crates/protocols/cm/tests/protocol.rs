@@ -10,9 +10,10 @@ use burst_cm::message::{Apr, CmMessage, Drep, Dreq, Lap, Mad, Mra, Rej, Rep, Req
 use burst_cm::service::{HEADER_LEN, PS_TCP, PS_UDP, PrivateDataHeader, service_id};
 use burst_cm::{
     BURST_VENDOR, Backlog, CmError, CmState, ConnEventKind as K, ConnParam, EndParams, Listener, PathRecord, PeerClass,
-    QpSetup, Transport,
+    QpSetup, Transport, names_burst,
 };
 use burst_frame::Flow;
+use burst_wire::MAD_LEN;
 use harness::{Harness, Host, PORT, Weather};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -123,6 +124,25 @@ fn a_request_is_shown_with_the_peers_parameters() {
     // The program offers 2 and requests 16: each depth becomes the smaller of both ends' values.
     assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 3));
     assert_eq!((rep.local_id, rep.remote_id, rep.psn), (id, 1, conn.rq_psn));
+}
+
+#[test]
+fn requests_and_replies_of_burst_are_known_by_their_vendor_id() {
+    let named = |message| {
+        let mut mad = [0; MAD_LEN];
+        Mad { tid: 1, modifier: 0, message, data: &[] }.emit(&mut mad);
+        let mut other_class = mad;
+        other_class[1] = 0x32;
+        assert!(!names_burst(&other_class));
+        names_burst(&mad)
+    };
+    for (vendor_id, is_burst) in
+        [(BURST_VENDOR, true), (0, false), (BURST_VENDOR ^ 1, false), (BURST_VENDOR ^ 1 << 16, false)]
+    {
+        assert_eq!(named(CmMessage::Req(Req { vendor_id, ..req(1, 50) })), is_burst);
+        assert_eq!(named(CmMessage::Rep(Rep { vendor_id, ..rep(1) })), is_burst);
+    }
+    assert!(!named(CmMessage::Rtu(Rtu { local_id: 1, remote_id: 1 })));
 }
 
 #[test]

@@ -23,6 +23,12 @@ pub enum KeyId {
     Window,
     /// `cc`.
     Cc,
+    /// `cc_standard`.
+    CcStandard,
+    /// `cc_burst`.
+    CcBurst,
+    /// `cc_loopback`.
+    CcLoopback,
     /// `selective_repeat`.
     SelectiveRepeat,
     /// `idle_exit`.
@@ -140,8 +146,39 @@ pub const KEYS: &[ConfigKey] = &[
         env: "BURST_CC",
         kind: ValueKind::Controller,
         many: false,
-        default: "aimd",
-        help: "Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us",
+        // Not written here, so that a choice can be told from the default: see `CcTable`.
+        default: "",
+        help: "Congestion control: an algorithm, with parameters where they shall differ from its defaults: dcqcn:rpg_ai_rate=100M,rpg_time_reset=55us; default aimd",
+    },
+    ConfigKey {
+        id: KeyId::CcStandard,
+        name: "cc_standard",
+        flag: "cc-standard",
+        env: "BURST_CC_STANDARD",
+        kind: ValueKind::Controller,
+        many: false,
+        default: "",
+        help: "Congestion control for adapters and other implementations of RoCEv2, instead of that of `cc`",
+    },
+    ConfigKey {
+        id: KeyId::CcBurst,
+        name: "cc_burst",
+        flag: "cc-burst",
+        env: "BURST_CC_BURST",
+        kind: ValueKind::Controller,
+        many: false,
+        default: "",
+        help: "Congestion control for other Burst daemons, instead of that of `cc`; both agree on one (docs/congestion.md)",
+    },
+    ConfigKey {
+        id: KeyId::CcLoopback,
+        name: "cc_loopback",
+        flag: "cc-loopback",
+        env: "BURST_CC_LOOPBACK",
+        kind: ValueKind::Controller,
+        many: false,
+        default: "",
+        help: "Congestion control for the daemon's own addresses, instead of that of `cc`",
     },
     ConfigKey {
         id: KeyId::SelectiveRepeat,

@@ -103,6 +103,8 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::Spin => "7us",
         KeyId::Window => "3MiB",
         KeyId::Cc => "swift:beta=0.5",
+        KeyId::CcStandard | KeyId::CcLoopback => "none",
+        KeyId::CcBurst => "dctcp",
         KeyId::SelectiveRepeat => "yes",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
@@ -135,6 +137,29 @@ fn the_congestion_controller_is_read_with_its_parameters_and_refused_with_the_ne
     assert!(sentence.contains("--cc: dcqcn has no parameter 'rpg_time'; did you mean 'rpg_time_reset'?"), "{sentence}");
     let sentence = read(&[], &[("BURST_CC", "swfit")]).unwrap_err();
     assert!(sentence.contains("BURST_CC") && sentence.contains("did you mean 'swift'?"), "{sentence}");
+}
+
+#[test]
+fn a_kind_of_peers_has_its_own_congestion_control() {
+    use burst_cc::{ChoiceRank, PeerKind};
+    let of_kinds = |args: &[&str]| {
+        let cc = read(args, &[]).unwrap().host.cc;
+        PeerKind::ALL.map(|kind| (cc.of(kind).params.to_string(), cc.of(kind).rank))
+    };
+    let (default, chosen) = (ChoiceRank::Default, ChoiceRank::Configured);
+    let named = |names: [&str; 3], ranks: [ChoiceRank; 3]| [0, 1, 2].map(|at| (names[at].to_owned(), ranks[at]));
+    assert_eq!(of_kinds(&[]), named(["aimd"; 3], [default; 3]));
+    assert_eq!(of_kinds(&["--cc", "swift"]), named(["swift"; 3], [chosen; 3]));
+    assert_eq!(
+        of_kinds(&["--cc", "swift", "--cc-standard", "dcqcn", "--cc-loopback", "none"]),
+        named(["dcqcn", "swift", "none"], [chosen; 3])
+    );
+    assert_eq!(
+        of_kinds(&["--cc-burst", "dctcp:g=0.5"]),
+        named(["aimd", "dctcp:g=0.5", "aimd"], [default, chosen, default])
+    );
+    let sentence = read(&["--cc-burst", "dctpc"], &[]).unwrap_err();
+    assert!(sentence.contains("--cc-burst") && sentence.contains("did you mean 'dctcp'?"), "{sentence}");
 }
 
 #[test]

@@ -4,7 +4,8 @@
 use burst_base::verbs::WrOpcode;
 use burst_base::verbs::{AhAttr, Mtu, QpAttr, QpCap, QpState, QpType, access, attr_mask, send_flags};
 use burst_base::{DeviceId, Nanos, Psn, Qpn};
-use burst_cc::Params;
+use burst_cc::{CcTable, Params};
+use burst_cm::Secret;
 use burst_control::events::{EventPipe, EventSink};
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
@@ -73,13 +74,24 @@ impl Host {
     /// A host with this congestion control.
     pub fn with_cc(port: Box<dyn Port>, bytes: u32, cc: Params) -> Host {
         let inboxes = vec![Arc::new(Inbox::new(1).expect("inbox"))];
-        Host::with_options(port, bytes, inboxes, WorkerOptions { cc, ..WorkerOptions::default() })
+        Host::with_options(port, bytes, inboxes, WorkerOptions { cc: cc.into(), ..WorkerOptions::default() })
+    }
+
+    /// A host with a congestion control for each kind of peer; its boot id follows from the secret.
+    pub fn with_table(port: Box<dyn Port>, bytes: u32, cc: CcTable, cm_secret: Secret) -> Host {
+        let inboxes = vec![Arc::new(Inbox::new(1).expect("inbox"))];
+        Host::with_options(port, bytes, inboxes, WorkerOptions { cc, cm_secret, ..WorkerOptions::default() })
     }
 
     /// A host that uses selective repeat with peers that can do it.
     pub fn with_selective(port: Box<dyn Port>, bytes: u32, cc: Params) -> Host {
         let inboxes = vec![Arc::new(Inbox::new(1).expect("inbox"))];
-        Host::with_options(port, bytes, inboxes, WorkerOptions { cc, selective: true, ..WorkerOptions::default() })
+        Host::with_options(
+            port,
+            bytes,
+            inboxes,
+            WorkerOptions { cc: cc.into(), selective: true, ..WorkerOptions::default() },
+        )
     }
 
     pub fn with_inboxes(port: Box<dyn Port>, bytes: u32, inboxes: Vec<Arc<Inbox>>, id: u32) -> Host {

@@ -3,7 +3,7 @@
 use super::Host;
 use crate::refusal::refuse;
 use crate::reply::ReplyParts;
-use burst_cc::Params;
+use burst_cc::{CcChoice, ChoiceRank, Params, PeerKind};
 use burst_control::monitor::{CC_PAGE, CmCursor};
 use burst_control::{Refusal, Response};
 
@@ -31,21 +31,24 @@ impl Host {
         Response::Cc { cc: self.cc.to_string(), peers, hidden, next }
     }
 
-    /// Changes algorithm and parameters for all peers.
+    /// Changes algorithm and parameters for one kind of peers, or for all.
     ///
     /// # Errors
-    /// EPERM for another user than root and the daemon's, EINVAL for an unknown algorithm or parameter, or a value out of range,
-    /// with the nearest valid name or the range; then nothing has changed.
-    pub fn set_cc(&mut self, uid: u32, text: &str) -> Result<ReplyParts, Refusal> {
+    /// EPERM for another user than root and the daemon's, EINVAL for an unknown kind, algorithm or parameter, or a value out of
+    /// range, with the nearest valid name or the range; then nothing has changed.
+    pub fn set_cc(&mut self, uid: u32, kind: Option<&str>, text: &str) -> Result<ReplyParts, Refusal> {
         if !self.authority.sees_all(uid) {
             return refuse(libc::EPERM, "only root and the user who runs the daemon may change the congestion control");
         }
-        if text.len() > TEXT_MAX {
+        if text.len() > TEXT_MAX || kind.is_some_and(|kind| kind.len() > TEXT_MAX) {
             return refuse(libc::EINVAL, format!("the congestion control has more than {TEXT_MAX} characters"));
         }
-        let cc = Params::parse(text, self.cc.window_max_bytes).or_else(|why| refuse(libc::EINVAL, why))?;
+        let kind = kind.map(PeerKind::parse).transpose().or_else(|why| refuse(libc::EINVAL, why))?;
+        let window = self.cc.of(PeerKind::Standard).params.window_max_bytes;
+        let params = Params::parse(text, window).or_else(|why| refuse(libc::EINVAL, why))?;
+        self.cc.set(kind, CcChoice { params, rank: ChoiceRank::Commanded });
+        let cc = self.cc;
         tracing::info!(%cc, "congestion control");
-        self.cc = cc;
         for worker in 0..self.workers.len() {
             self.on_worker(worker, move |w, now| w.set_cc(now, cc));
         }

@@ -18,7 +18,7 @@ pub fn host(share: u8) -> Host {
         worker_mode: WorkerMode::Threads,
         spin: Duration::ZERO,
         window_bytes: 1 << 20,
-        cc: burst_cc::Params::default(),
+        cc: burst_cc::CcTable::default(),
         selective: false,
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,

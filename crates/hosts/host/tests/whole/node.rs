@@ -78,7 +78,7 @@ impl Node {
             worker_mode: WorkerMode::InPlace,
             spin: Duration::ZERO,
             window_bytes: 1 << 20,
-            cc: burst_cc::Params::default(),
+            cc: burst_cc::CcTable::default(),
             selective: false,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,

@@ -427,7 +427,11 @@ impl Numbers {
             11 => Request::Impair { device: self.odd(), options: "loss=1%".into(), time_ns: self.odd64() },
             12 => Request::Cc { from: CmCursor { worker: self.odd(), slot: self.odd() } },
             13 => {
-                Request::SetCc { cc: ["swift", "dcqcn", "aimd", "none", "timley"][self.rng.below(5) as usize].into() }
+                let kind = [None, Some("burst"), Some("brust")][self.rng.below(3) as usize].map(str::to_owned);
+                Request::SetCc {
+                    kind,
+                    cc: ["swift", "dcqcn", "aimd", "none", "timley"][self.rng.below(5) as usize].into(),
+                }
             }
             _ => Request::ResolveMac { attr: self.ah() },
         }
