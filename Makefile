@@ -58,8 +58,8 @@ bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in
 	@scripts/install-deps --interop
 	$(PYTHON) tests/interop/cost.py
 
-experiments: deps build ## Measure goodput over a wire that loses packets, selective repeat beside go-back-N (minutes; a table, a plot in target/loss)
-	experiments/loss/run
+experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP) and how senders share a link (half an hour; tables, plots in target)
+	@missed=0; for one in fairness/run loss/run loss/tcp; do experiments/$$one || missed=1; done; exit $$missed
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
 	$(CARGO) fmt --all -- --check

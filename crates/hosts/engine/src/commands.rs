@@ -136,6 +136,11 @@ impl Worker {
         slot.port.caps().clone()
     }
 
+    /// Bytes in the queue of the link that the port of `device` simulates for received frames; `None` if it simulates none.
+    pub fn received_queue(&mut self, now: Nanos, device: DeviceId) -> Option<u64> {
+        self.ports[device.index()].port.impairment().and_then(|wrapper| wrapper.received_queue(now))
+    }
+
     /// From now on frames of the port of `device` have the fate that `spec` says, for `time`, beside the impairments of its
     /// specification; `None` ends this.
     pub fn impair(&mut self, now: Nanos, device: DeviceId, spec: Option<ImpairSpec>, time: Nanos) {

@@ -149,6 +149,11 @@ impl Impair {
         self.until = if spec.is_some() { until } else { Nanos::NEVER };
     }
 
+    /// Bytes in the queue of the simulated link, of received frames; `None` without one.
+    pub fn received_queue(&self, now: Nanos) -> Option<u64> {
+        self.rx.link.as_ref().map(|link| link.waiting(now))
+    }
+
     /// Ends options whose time is over.
     #[inline]
     fn expire(&mut self, now: Nanos) {

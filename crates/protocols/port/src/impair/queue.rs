@@ -56,9 +56,8 @@ impl LinkQueue {
 
     /// Adds a packet of `len` bytes from the base transport header to the end of the payload.
     pub fn add(&mut self, now: Nanos, len: usize, is_v4: bool) -> Queued {
+        let waiting = self.waiting(now);
         let now = u128::from(now.0) * 1000;
-        let waiting = self.free_at.saturating_sub(now) * u128::from(self.bits_per_second) / (8 * PS_PER_SECOND);
-        let waiting = waiting as u64;
         let bytes = len as u64 + ETHERNET_BYTES + if is_v4 { V4_BYTES } else { V6_BYTES };
         if waiting + bytes > self.limit {
             return Queued::Dropped;
@@ -69,6 +68,12 @@ impl LinkQueue {
         let delay_ns = (self.free_at - now).div_ceil(1000) as u64;
         debug_assert!(delay_ns > 0);
         Queued::Passes { mark, delay_ns }
+    }
+
+    /// Bytes that wait or are being sent.
+    pub fn waiting(&self, now: Nanos) -> u64 {
+        let time = self.free_at.saturating_sub(u128::from(now.0) * 1000);
+        (time * u128::from(self.bits_per_second) / (8 * PS_PER_SECOND)) as u64
     }
 
     fn marks(&mut self, waiting: u64) -> bool {
@@ -102,7 +107,8 @@ mod tests {
         for packet in 1..=100 {
             assert_eq!(queue.add(Nanos(5), LEN, true), Queued::Passes { mark: false, delay_ns: packet * 1_000 });
         }
-        assert_eq!(queue.add(Nanos(5), LEN, true), Queued::Dropped);
+        assert_eq!((queue.add(Nanos(5), LEN, true), queue.waiting(Nanos(5))), (Queued::Dropped, 125_000));
+        assert_eq!((queue.waiting(Nanos(50_005)), queue.waiting(Nanos(200_000))), (62_500, 0));
         assert_eq!(queue.add(Nanos(1_005), LEN, true), Queued::Passes { mark: false, delay_ns: 100_000 });
         // An idle link keeps nothing of the past.
         assert_eq!(queue.add(Nanos::from_ms(1), LEN, true), Queued::Passes { mark: false, delay_ns: 1_000 });
