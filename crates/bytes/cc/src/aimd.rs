@@ -3,7 +3,11 @@
 //! A software receiver drops packets when its socket buffer is full, and go-back-N repeats everything behind a drop.
 //! The window therefore grows by [`INCREASE_BYTES`] for each window of acknowledged bytes up to its maximum, and is halved on
 //! loss down to [`WINDOW_MIN`]. All losses within [`HALVE_PAUSE`] count as one: a full buffer usually drops several
-//! packets, of several queue pairs. Marks, round-trip times and congestion notifications are not used. No timer.
+//! packets, of several queue pairs.
+//!
+//! A peer that says that its receive buffers are more than three quarters full ([`AckSample::pressure`]) is about to drop
+//! packets: that counts as a loss, at most once per round trip and [`HALVE_PAUSE`], and the window does not grow meanwhile. A
+//! loss that was none is undone if no other came since. Marks and congestion notifications are not used. No timer.
 
 use crate::api::{AckSample, RATE_UNPACED, SendLimits};
 use burst_base::Nanos;
@@ -21,18 +25,23 @@ pub struct Aimd {
     window_bytes: u64,
     window_max_bytes: u64,
     halved_at: Nanos,
+    /// The window before the last loss; 0 if that loss cannot be undone.
+    undo_bytes: u64,
 }
 
 impl Aimd {
     /// A controller with its window at `window_max_bytes`, or at [`WINDOW_MIN`] if that is larger.
     pub fn new(window_max_bytes: u64) -> Aimd {
         let window_max_bytes = window_max_bytes.max(WINDOW_MIN);
-        Aimd { window_bytes: window_max_bytes, window_max_bytes, halved_at: Nanos(0) }
+        Aimd { window_bytes: window_max_bytes, window_max_bytes, halved_at: Nanos(0), undo_bytes: 0 }
     }
 
     /// Bytes were acknowledged: the window grows in proportion.
     #[inline]
-    pub fn on_ack(&mut self, sample: &AckSample) {
+    pub fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
+        if sample.is_peer_congested() {
+            return self.on_pressure(now, sample);
+        }
         let increase = INCREASE_BYTES * sample.acked_bytes / self.window_bytes;
         self.window_bytes = (self.window_bytes + increase).min(self.window_max_bytes);
         debug_assert!((WINDOW_MIN..=self.window_max_bytes).contains(&self.window_bytes));
@@ -40,11 +49,33 @@ impl Aimd {
 
     /// Packets were lost: the window is halved, unless that was done within [`HALVE_PAUSE`].
     pub fn on_loss(&mut self, now: Nanos) {
-        if now.since(self.halved_at) >= HALVE_PAUSE {
+        let before = self.window_bytes;
+        self.undo_bytes = if self.halve(now, HALVE_PAUSE) { before } else { 0 };
+    }
+
+    /// The last loss was none.
+    pub fn on_spurious(&mut self) {
+        self.window_bytes = self.window_bytes.max(self.undo_bytes);
+        self.undo_bytes = 0;
+        debug_assert!((WINDOW_MIN..=self.window_max_bytes).contains(&self.window_bytes));
+    }
+
+    /// The peer's receive buffers are nearly full.
+    #[cold]
+    fn on_pressure(&mut self, now: Nanos, sample: &AckSample) {
+        self.halve(now, sample.rtt.map_or(HALVE_PAUSE, |rtt| rtt.max(HALVE_PAUSE)));
+        self.undo_bytes = 0;
+    }
+
+    /// Halves the window, unless that was done within `pause`. Returns whether it did.
+    fn halve(&mut self, now: Nanos, pause: Nanos) -> bool {
+        let is_due = now.since(self.halved_at) >= pause;
+        if is_due {
             self.halved_at = now;
             self.window_bytes = (self.window_bytes / 2).max(WINDOW_MIN);
         }
         debug_assert!((WINDOW_MIN..=self.window_max_bytes).contains(&self.window_bytes));
+        is_due
     }
 
     /// The window; sends are not paced.
@@ -113,11 +144,11 @@ mod tests {
     fn a_window_of_acknowledged_bytes_adds_the_increase() {
         let mut controller = Aimd::new(MAX);
         controller.on_loss(Nanos::from_ms(10));
-        controller.on_ack(&ack(MAX / 2));
+        controller.on_ack(Nanos(0), &ack(MAX / 2));
         assert_eq!(window(&controller), MAX / 2 + INCREASE_BYTES);
-        controller.on_ack(&ack(0));
+        controller.on_ack(Nanos(0), &ack(0));
         assert_eq!(window(&controller), MAX / 2 + INCREASE_BYTES);
-        controller.on_ack(&ack(MAX * 1000));
+        controller.on_ack(Nanos(0), &ack(MAX * 1000));
         assert_eq!(window(&controller), MAX);
     }
 
@@ -141,7 +172,7 @@ mod tests {
                 } else {
                     let acked = rng.below(256 << 10);
                     former = (former + (16 << 10) * acked / former).min(max);
-                    controller.on_ack(&ack(acked));
+                    controller.on_ack(Nanos(0), &ack(acked));
                 }
                 assert_eq!(window(&controller), former);
             }

@@ -5,6 +5,10 @@ use burst_base::Nanos;
 /// The rate of [`SendLimits::rate_bps`] that means "send as fast as the window allows".
 pub const RATE_UNPACED: u64 = 0;
 
+/// [`AckSample::pressure`] from which on the peer is congested: packets will be lost in its receive buffers, where no switch
+/// marks them.
+pub const PRESSURE_CONGESTED: u8 = 2;
+
 /// Measurements of the path from one acknowledgement, or from several handled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AckSample {
@@ -23,6 +27,14 @@ pub struct AckSample {
     pub inflight_bytes: u64,
     /// How full the peer's receive buffers are: 0 free, 1 over one half, 2 over three quarters, 3 packets were lost there.
     pub pressure: u8,
+}
+
+impl AckSample {
+    /// Whether the peer's receive buffers are congested.
+    #[inline]
+    pub fn is_peer_congested(&self) -> bool {
+        self.pressure >= PRESSURE_CONGESTED
+    }
 }
 
 /// How a loss was detected.

@@ -57,10 +57,14 @@ impl Controller {
     }
 
     /// Bytes were acknowledged.
+    ///
+    /// What [`AckSample::pressure`] of [`crate::PRESSURE_CONGESTED`] or more does: `aimd` takes it for a loss, `dctcp` for a
+    /// window that was marked completely, `swift` for a long delay of the peer. `dcqcn` and `timely` have rates and do not
+    /// react, as they do not to losses: the caller keeps a second window below them. `none` never reacts.
     #[inline]
     pub fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
         match self {
-            Controller::Aimd(aimd) => aimd.on_ack(sample),
+            Controller::Aimd(aimd) => aimd.on_ack(now, sample),
             other => other.on_ack_of_others(now, sample),
         }
     }
@@ -97,8 +101,16 @@ impl Controller {
         }
     }
 
-    /// The last loss was none: each packet that was sent again had arrived. No controller reacts today.
-    pub fn on_spurious(&mut self, _now: Nanos) {}
+    /// The last loss was none: each packet that was sent again had arrived. Controllers that react to a loss take the reaction
+    /// back, unless other signs of congestion came since.
+    pub fn on_spurious(&mut self, _now: Nanos) {
+        match self {
+            Controller::Aimd(aimd) => aimd.on_spurious(),
+            Controller::Dctcp(dctcp) => dctcp.on_spurious(),
+            Controller::Swift(swift) => swift.on_spurious(),
+            Controller::Fixed { .. } | Controller::Dcqcn(_) | Controller::Timely(_) => {}
+        }
+    }
 
     /// Nothing has been in flight since `_since`.
     pub fn on_idle(&mut self, now: Nanos, _since: Nanos) {
@@ -200,7 +212,6 @@ mod tests {
             c.on_loss(Nanos::from_ms(5), LossKind::Fast);
             let before = c.clone();
             c.on_cnp(Nanos::from_ms(6));
-            c.on_spurious(Nanos::from_ms(6));
             c.on_idle(Nanos::from_ms(60), Nanos::from_ms(6));
             c.on_timer(Nanos::from_ms(60));
             assert_eq!(c.next_deadline(), Nanos::NEVER);

@@ -6,7 +6,11 @@
 //! 8257 section 3.5 asks; a timeout sets it to one MTU and begins slow start up to half of the window before.
 //!
 //! F needs a peer that echoes marks ([`AckSample::ce_packets`]). Towards a standard RoCEv2 peer, whose acknowledgements echo
-//! nothing, a window in which a congestion notification packet came counts as F = 1.
+//! nothing, a window in which a congestion notification packet came counts as F = 1. A window in which the peer said that its
+//! receive buffers are more than three quarters full ([`AckSample::pressure`]) counts as F = 1, too: no switch marks the queue
+//! there.
+//!
+//! A loss that was none is undone, unless another loss, a mark or pressure came since.
 
 use crate::api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
 use crate::math::bounded;
@@ -71,8 +75,12 @@ pub struct Dctcp {
     ce_packets: u64,
     /// A congestion notification came in this window.
     notified: bool,
+    /// The peer's receive buffers were congested in this window.
+    pressed: bool,
     /// A loss has reduced the window in this window.
     lost: bool,
+    /// Window and threshold before the last loss; 0 if that loss cannot be undone.
+    undo: (f64, f64),
 }
 
 impl Dctcp {
@@ -90,7 +98,9 @@ impl Dctcp {
             packets: 0,
             ce_packets: 0,
             notified: false,
+            pressed: false,
             lost: false,
+            undo: (0.0, 0.0),
         }
     }
 
@@ -98,7 +108,8 @@ impl Dctcp {
     pub(crate) fn on_ack(&mut self, sample: &AckSample) {
         self.packets = self.packets.saturating_add(u64::from(sample.packets));
         self.ce_packets = self.ce_packets.saturating_add(u64::from(sample.ce_packets.min(sample.packets)));
-        if self.ce_packets > 0 || self.notified {
+        self.pressed |= sample.is_peer_congested();
+        if self.ce_packets > 0 || self.notified || self.pressed {
             self.threshold = self.threshold.min(self.window);
         }
         if self.window < self.threshold {
@@ -118,6 +129,7 @@ impl Dctcp {
 
     /// Packets were lost.
     pub(crate) fn on_loss(&mut self, kind: LossKind) {
+        self.undo = if self.lost { (0.0, 0.0) } else { (self.window, self.threshold) };
         if !self.lost {
             self.lost = true;
             self.threshold = bounded(self.window / 2.0, self.settings.mtu, self.settings.window_max);
@@ -128,9 +140,18 @@ impl Dctcp {
         }
     }
 
+    /// The last loss was none.
+    pub(crate) fn on_spurious(&mut self) {
+        let (window, threshold) = self.undo;
+        self.resize(self.window.max(window));
+        self.threshold = self.threshold.max(threshold);
+        self.undo = (0.0, 0.0);
+    }
+
     /// A window has been acknowledged: alpha and the window follow its marks.
     fn end_window(&mut self) {
         let share = match (self.packets, self.notified) {
+            _ if self.pressed => 1.0,
             (0, false) => 0.0,
             (0, true) => 1.0,
             (packets, _) => self.ce_packets as f64 / packets as f64,
@@ -140,11 +161,13 @@ impl Dctcp {
         if share > 0.0 {
             self.resize(self.window * (1.0 - self.alpha / 2.0));
             self.threshold = self.threshold.min(self.window);
+            self.undo = (0.0, 0.0);
         } else if self.window >= self.threshold {
             self.resize(self.window + mtu);
             self.threshold = self.window;
         }
-        (self.packets, self.ce_packets, self.notified, self.lost) = (0, 0, false, false);
+        (self.packets, self.ce_packets) = (0, 0);
+        (self.notified, self.pressed, self.lost) = (false, false, false);
         debug_assert!((0.0..=1.0).contains(&self.alpha), "alpha {}", self.alpha);
     }
 

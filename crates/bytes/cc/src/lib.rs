@@ -37,7 +37,7 @@ mod swift;
 mod timely;
 
 pub use aimd::{Aimd, HALVE_PAUSE, INCREASE_BYTES, WINDOW_MIN};
-pub use api::{AckSample, LossKind, RATE_UNPACED, SendLimits};
+pub use api::{AckSample, LossKind, PRESSURE_CONGESTED, RATE_UNPACED, SendLimits};
 pub use classes::{CcChoice, CcTable, ChoiceRank, PeerChoice, PeerKind};
 pub use controller::{CONTROLLER_BYTES_MAX, Controller, LINE_RATE_DEFAULT_BPS};
 pub use dcqcn::Dcqcn;

@@ -11,7 +11,10 @@
 //!   true minimum and would accept more delay than the others (two flows of the model in `tests/fairness.rs` share by 3 to 1
 //!   with `min_rtts` = 2).
 //! * The peer's delay is [`AckSample::remote_delay`], with the fixed target `endpoint_target`. Where the peer's receive
-//!   buffers are more than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target.
+//!   buffers are more than three quarters full ([`AckSample::pressure`]), the delay counts as at least twice the target. The
+//!   peer says both in each acknowledgement of the selective repeat family, whether or not that measures a round trip.
+//!
+//! A loss that was none is undone, unless the window was reduced again since.
 //!
 //! A window under one packet is sent as one packet per round trip / window, so sends are paced. Without measured round trips
 //! the windows change by losses and notifications only.
@@ -99,6 +102,8 @@ pub struct Swift {
     rtt: f64,
     rtt_min: f64,
     timeouts: u32,
+    /// The fabric's window in packets before the last loss; 0 if that loss cannot be undone.
+    undo: f64,
 }
 
 impl Swift {
@@ -123,7 +128,15 @@ impl Swift {
             mtu,
         };
         let settings = Arc::new(settings);
-        Swift { settings, fabric: window, endpoint: window, rtt: RTT_UNKNOWN, rtt_min: f64::MAX, timeouts: 0 }
+        Swift {
+            settings,
+            fabric: window,
+            endpoint: window,
+            rtt: RTT_UNKNOWN,
+            rtt_min: f64::MAX,
+            timeouts: 0,
+            undo: 0.0,
+        }
     }
 
     /// Bytes were acknowledged.
@@ -131,18 +144,27 @@ impl Swift {
         if sample.acked_bytes > 0 {
             self.timeouts = 0;
         }
-        let Some(rtt) = sample.rtt else { return };
-        let rtt = (rtt.0 as f64).max(RTT_MIN);
-        self.rtt_min = self.rtt_min.min(rtt);
         let packets = sample.acked_bytes as f64 / self.settings.mtu as f64;
-        let target = self.fabric_target();
-        self.rtt = rtt;
-        self.fabric.follow(now, rtt, &self.settings, (rtt, target, packets));
-        let mut remote = sample.remote_delay.0 as f64;
-        if sample.pressure >= 2 {
-            remote = remote.max(2.0 * self.settings.endpoint_target);
+        if let Some(rtt) = sample.rtt {
+            let rtt = (rtt.0 as f64).max(RTT_MIN);
+            self.rtt_min = self.rtt_min.min(rtt);
+            let (target, before) = (self.fabric_target(), self.fabric.packets);
+            self.rtt = rtt;
+            self.fabric.follow(now, rtt, &self.settings, (rtt, target, packets));
+            if self.fabric.packets < before {
+                self.undo = 0.0;
+            }
         }
-        self.endpoint.follow(now, rtt, &self.settings, (remote, self.settings.endpoint_target, packets));
+        let is_told = sample.packets > 0 || sample.remote_delay.0 > 0 || sample.pressure > 0;
+        if sample.rtt.is_none() && !is_told {
+            return;
+        }
+        let target = self.settings.endpoint_target;
+        let mut remote = sample.remote_delay.0 as f64;
+        if sample.is_peer_congested() {
+            remote = remote.max(2.0 * target);
+        }
+        self.endpoint.follow(now, self.rtt, &self.settings, (remote, target, packets));
     }
 
     /// The delay of the fabric that is accepted, in nanoseconds.
@@ -158,14 +180,24 @@ impl Swift {
             self.timeouts = self.timeouts.saturating_add(1);
             if self.timeouts >= TIMEOUTS_MAX {
                 self.fabric = DelayWindow { packets: self.settings.window_min, decreased_at: now };
+                self.undo = 0.0;
                 return;
             }
         }
+        let before = self.fabric.packets;
         self.fabric.cut(now, self.rtt, 1.0 - self.settings.max_mdf, &self.settings);
+        self.undo = if self.fabric.packets < before { before } else { 0.0 };
+    }
+
+    /// The last loss was none.
+    pub(crate) fn on_spurious(&mut self) {
+        self.fabric.resize(self.fabric.packets.max(self.undo), &self.settings);
+        self.undo = 0.0;
     }
 
     /// A congestion notification packet: the largest decrease.
     pub(crate) fn on_cnp(&mut self, now: Nanos) {
+        self.undo = 0.0;
         self.fabric.cut(now, self.rtt, 1.0 - self.settings.max_mdf, &self.settings);
     }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Descriptors of a receive queue: one window of the largest packets, and no more memory than a cache holds.
-const RX_DESCRIPTORS: u16 = 256;
+pub const RX_DESCRIPTORS: u16 = 256;
 /// Descriptors of a send queue.
 const TX_DESCRIPTORS: u16 = 512;
 /// Receive buffers beyond the descriptors: for a burst in work, and for the caches of threads.

@@ -26,6 +26,6 @@ mod queue;
 
 pub use devargs::{DevArgs, Pages};
 #[cfg(feature = "linked")]
-pub use device::{DeviceOptions, EthDev, LinkState};
+pub use device::{DeviceOptions, EthDev, LinkState, RX_DESCRIPTORS};
 #[cfg(feature = "linked")]
 pub use queue::{EthQueue, FlushResult, FrameBuf};

@@ -20,7 +20,7 @@ use burst_frame::{Flow, TxBatch};
 use burst_mem::MrTable;
 use burst_shm::Cqe;
 use burst_shm::cq::Push;
-use burst_transport::{Effects, Env, Qp, RecordPool, Signal, XrcSrq};
+use burst_transport::{AckReport, Effects, Env, HostPressure, Qp, RecordPool, Signal, XrcSrq};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -115,7 +115,7 @@ impl Tables<'_> {
             ahs,
             xrc,
             counters,
-            outbox,
+            outbox: &mut *outbox,
             holder,
             other_holders,
             device: *device,
@@ -129,9 +129,14 @@ impl Tables<'_> {
         if !signals.is_empty()
             && let Some(path) = paths.get_mut(*path as usize)
         {
-            signals.for_each(|signal| path.on_signal(now, signal));
-            if signals.is_refused() {
-                path.hello.refused(now);
+            if signals.has_events() {
+                signals.for_each(|signal| path.on_signal(now, signal));
+                if signals.is_refused() {
+                    path.hello.refused(now);
+                }
+            }
+            if signals.is_reported() {
+                path.on_report(now, &outbox.report);
             }
         }
         result
@@ -206,6 +211,18 @@ impl Effects for QpEffects<'_> {
 
     fn congestion(&mut self, signal: Signal) {
         self.signals.add(signal);
+    }
+
+    fn acknowledged(&mut self, report: &AckReport) {
+        if self.signals.is_reported() {
+            return self.outbox.report.add(report);
+        }
+        self.outbox.report = *report;
+        self.signals.report();
+    }
+
+    fn host_pressure(&self) -> HostPressure {
+        self.counters.host_pressure()
     }
 
     fn records(&mut self) -> Option<&mut RecordPool> {

@@ -1,7 +1,10 @@
-//! Counters of one worker and device: one per reason, and the traffic. The worker writes them; any thread may read them.
+//! Counters of one worker and device: one per reason, and the traffic; and the pressure on the port's receive buffers, which
+//! acknowledgements of the selective repeat family report. The worker writes them; any thread may read them.
 
 use burst_base::Reason;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use burst_port::ReceivePressure;
+use burst_transport::HostPressure;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Names of the traffic counters, in order of [`Traffic`].
 pub const TRAFFIC: [&str; 9] = [
@@ -45,6 +48,8 @@ pub enum Traffic {
 pub struct Counters {
     reasons: [AtomicU64; Reason::COUNT],
     traffic: [AtomicU64; TRAFFIC.len()],
+    receive_level: AtomicU8,
+    receive_losses: AtomicU32,
 }
 
 impl Default for Counters {
@@ -52,6 +57,8 @@ impl Default for Counters {
         Counters {
             reasons: [const { AtomicU64::new(0) }; Reason::COUNT],
             traffic: [const { AtomicU64::new(0) }; TRAFFIC.len()],
+            receive_level: AtomicU8::new(0),
+            receive_losses: AtomicU32::new(0),
         }
     }
 }
@@ -77,6 +84,20 @@ impl Counters {
     /// The count of a traffic counter.
     pub fn traffic(&self, what: Traffic) -> u64 {
         self.traffic[what as usize].load(Relaxed)
+    }
+    /// The port's receive buffers are under this pressure. Losses are no level: the level of before stays.
+    #[cold]
+    pub fn set_pressure(&self, pressure: ReceivePressure) {
+        match pressure {
+            ReceivePressure::Lost => {
+                self.receive_losses.store(self.receive_losses.load(Relaxed).wrapping_add(1), Relaxed);
+            }
+            level => self.receive_level.store(level as u8, Relaxed),
+        }
+    }
+    /// Pressure on the port's receive buffers.
+    pub fn host_pressure(&self) -> HostPressure {
+        HostPressure { level: self.receive_level.load(Relaxed), lost: self.receive_losses.load(Relaxed) }
     }
     /// Every counter with its name.
     pub fn snapshot(&self) -> Vec<(&'static str, u64)> {

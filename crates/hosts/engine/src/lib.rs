@@ -19,6 +19,7 @@
 //! | `ack_delay` | ACKs that wait for the program's answer |
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
 //! | `hello`, `peer_hello` | what a peer's daemon can do: asked on QP1; kept for each path |
+//! | `peer_report` | what a peer's acknowledgements say of the path |
 //! | `paths` | the paths of a worker, found by peer; the line of queue pairs that wait for a window |
 //! | `pacing` | rates: gates of paths, and when they open |
 //! | `congestion` | ECN: which packets may be marked, and the notifications that answer marks |
@@ -41,6 +42,7 @@ pub mod objects;
 pub mod path;
 pub mod paths;
 mod peer_hello;
+mod peer_report;
 pub mod pulse;
 pub mod qpn;
 pub mod runner;

@@ -12,11 +12,14 @@
 use crate::pacing::{FRAME_OVERHEAD, Pacer};
 use crate::paths::WindowLine;
 use crate::peer_hello::PeerHello;
+use crate::peer_report::PeerReport;
 use burst_base::{DeviceId, Nanos};
-use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params, PeerKind, RATE_UNPACED, SendLimits};
+use burst_cc::{
+    AckSample, Aimd, Algorithm, Controller, LossKind, PRESSURE_CONGESTED, Params, PeerKind, RATE_UNPACED, SendLimits,
+};
 use burst_frame::TxFrame;
 use burst_port::{PortCaps, UNRESOLVED_BYTES};
-use burst_transport::Signal;
+use burst_transport::{AckReport, Signal};
 use std::net::IpAddr;
 
 /// Bytes that a queue pair may have in flight whatever the window is.
@@ -65,6 +68,8 @@ struct Tuned {
     guard: Aimd,
     pacer: Pacer,
     probe: Option<RttProbe>,
+    /// What acknowledgements have said since bytes were last acknowledged.
+    reported: Option<AckReport>,
 }
 
 /// A measurement of the round trip: the bytes that a queue pair had in flight after a turn, and when that was.
@@ -95,6 +100,7 @@ pub struct Path {
     pub(crate) cnp_from: Nanos,
     /// What the peer's daemon can do.
     pub(crate) hello: PeerHello,
+    report: PeerReport,
     hop: HopKnowledge,
     /// When an unacknowledged message was last about to be sent.
     used_at: Nanos,
@@ -125,6 +131,7 @@ impl Path {
             inflight: 0,
             cnp_from: Nanos(0),
             hello: PeerHello::default(),
+            report: PeerReport::default(),
             hop: HopKnowledge::Unknown(0),
             used_at: Nanos(0),
             waiting: WindowLine::default(),
@@ -151,9 +158,12 @@ impl Path {
         }
     }
 
-    /// Passes the controller's variables to `visit`; returns its rate in bits per second, 0 for none.
+    /// Passes the controller's variables to `visit`, and what the peer says of the path; returns the rate in bits per second, 0
+    /// for none.
     pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) -> u64 {
         self.controller.observe(visit);
+        self.report.observe(visit);
+        visit("selective_repeat", f64::from(u8::from(self.hello.window() > 0)));
         self.controller.limits().rate_bps
     }
 
@@ -175,6 +185,22 @@ impl Path {
         match &mut self.tuned {
             None => self.controller.on_ack(now, &sample),
             Some(tuned) => tuned.on_ack(now, qp, &sample, &mut self.controller),
+        }
+    }
+
+    /// Acknowledgements of selective repeat say this of the path. The controller gets it with the bytes that they acknowledge;
+    /// those that use nothing of it but pressure (`aimd`) get that at once.
+    #[inline(never)]
+    pub(crate) fn on_report(&mut self, now: Nanos, report: &AckReport) {
+        self.report.add(report);
+        match &mut self.tuned {
+            Some(tuned) => tuned.reported.get_or_insert_default().add(report),
+            None if report.pressure >= PRESSURE_CONGESTED => {
+                let AckReport { rtt, pressure, .. } = *report;
+                let sample = AckSample { rtt, pressure, inflight_bytes: self.inflight, ..AckSample::default() };
+                self.controller.on_ack(now, &sample);
+            }
+            None => {}
         }
     }
 
@@ -250,10 +276,14 @@ impl Path {
             // A packet that is sent twice measures nothing.
             tuned.probe = None;
         }
+        if let (Some(tuned), Signal::Spurious) = (&mut self.tuned, signal) {
+            tuned.guard.on_spurious();
+        }
         match signal {
             Signal::Loss => self.controller.on_loss(now, LossKind::Fast),
             Signal::Timeout => self.controller.on_loss(now, LossKind::Timeout),
             Signal::Cnp => self.controller.on_cnp(now),
+            Signal::Spurious => self.controller.on_spurious(now),
         }
     }
     /// Bytes of unacknowledged messages that may be sent now; 0 while the next hop is being resolved, which `is_resolving` asks
@@ -302,16 +332,23 @@ impl Path {
 
 impl Tuned {
     fn new(cc: &Params) -> Tuned {
-        Tuned { guard: Aimd::new(cc.window_max_bytes), pacer: Pacer::default(), probe: None }
+        Tuned { guard: Aimd::new(cc.window_max_bytes), pacer: Pacer::default(), probe: None, reported: None }
     }
 
-    /// Bytes of queue pair `qp` were acknowledged.
+    /// Bytes of queue pair `qp` were acknowledged. A peer that reports measures round trips better than the probe: it says what
+    /// it took to answer.
     #[cold]
     #[inline(never)]
     fn on_ack(&mut self, now: Nanos, qp: u32, sample: &AckSample, controller: &mut Controller) {
-        let sample = AckSample { rtt: self.measure(now, qp, sample.acked_bytes), ..*sample };
+        let measured = self.measure(now, qp, sample.acked_bytes);
+        let sample = match self.reported.take() {
+            Some(AckReport { rtt, remote_delay, packets, ce_packets, pressure }) => {
+                AckSample { rtt, remote_delay, packets, ce_packets, pressure, ..*sample }
+            }
+            None => AckSample { rtt: measured, ..*sample },
+        };
         controller.on_ack(now, &sample);
-        self.guard.on_ack(&sample);
+        self.guard.on_ack(now, &sample);
     }
 
     /// The round trip, if the bytes of the probe are acknowledged now.

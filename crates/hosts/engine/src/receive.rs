@@ -8,7 +8,7 @@ use crate::worker::{Core, PortSlot, RX_BUDGET, Worker};
 use burst_base::{DeviceId, Nanos, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_gsi::GsiAgent;
-use burst_port::RxSink;
+use burst_port::{ReceivePressure, RxSink};
 use burst_transport::MiddleRun;
 use burst_wire::hello::Hello;
 use burst_wire::{Bth, ICRC_LEN, Opcode, Packet, Position};
@@ -103,6 +103,13 @@ impl RxSink for RxBurst<'_> {
 
     fn dropped(&mut self, reason: Reason) {
         self.counters.count(reason);
+        if reason == Reason::ReceiveOverflow {
+            self.counters.set_pressure(ReceivePressure::Lost);
+        }
+    }
+
+    fn pressure(&mut self, pressure: ReceivePressure) {
+        self.counters.set_pressure(pressure);
     }
 
     fn looped_back(&mut self, packets: usize) {

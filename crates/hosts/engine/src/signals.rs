@@ -8,13 +8,16 @@ use burst_transport::Signal;
 /// The signals of one call, counted by kind.
 ///
 /// The counts lie in one word, because almost every call has none and each call is asked: bits 0..16 for losses, 16..32 for
-/// timeouts, 32..63 for congestion notifications; bit 63: the peer refuses the selective repeat family. One call sees a
-/// packet or a train of at most 64 KiB, so no count overflows.
+/// timeouts, 32..48 for congestion notifications, 48..62 for losses that were none; bit 62: there is a report of the path (it
+/// lies in the outbox); bit 63: the peer refuses the selective repeat family. One call sees a packet or a train of at most
+/// 64 KiB, so no count overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signals(u64);
 
 /// First bit and width of the count of each kind.
-const KINDS: [(Signal, u32, u32); 3] = [(Signal::Loss, 0, 16), (Signal::Timeout, 16, 16), (Signal::Cnp, 32, 31)];
+const KINDS: [(Signal, u32, u32); 4] =
+    [(Signal::Loss, 0, 16), (Signal::Timeout, 16, 16), (Signal::Cnp, 32, 16), (Signal::Spurious, 48, 14)];
+const REPORTED: u64 = 1 << 62;
 const REFUSED: u64 = 1 << 63;
 
 impl Signals {
@@ -24,6 +27,7 @@ impl Signals {
             Signal::Loss => 0,
             Signal::Timeout => 16,
             Signal::Cnp => 32,
+            Signal::Spurious => 48,
         };
         self.0 += 1 << shift;
         debug_assert!(self.count(signal) > 0, "a count has overflowed");
@@ -36,6 +40,22 @@ impl Signals {
     /// Whether the peer does not answer packets of the selective repeat family.
     pub fn is_refused(&self) -> bool {
         self.0 & REFUSED != 0
+    }
+
+    /// There is a report of the path.
+    #[inline]
+    pub fn report(&mut self) {
+        self.0 |= REPORTED;
+    }
+    /// Whether there is a report of the path.
+    #[inline]
+    pub fn is_reported(&self) -> bool {
+        self.0 & REPORTED != 0
+    }
+    /// Whether there is anything besides a report.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        self.0 & !REPORTED != 0
     }
 
     /// Whether there was none.
@@ -67,13 +87,18 @@ mod tests {
     #[test]
     fn a_later_signal_does_not_replace_an_earlier_one() {
         let mut signals = Signals::default();
-        assert!(signals.is_empty() && !signals.is_refused());
-        [Signal::Loss, Signal::Cnp, Signal::Cnp, Signal::Timeout, Signal::Cnp].into_iter().for_each(|s| signals.add(s));
-        assert_eq!([Signal::Loss, Signal::Timeout, Signal::Cnp].map(|kind| signals.count(kind)), [1, 1, 3]);
+        assert!(signals.is_empty() && !signals.is_refused() && !signals.is_reported());
+        signals.report();
+        assert!(signals.is_reported() && !signals.is_empty() && !signals.has_events());
+        let all = [Signal::Loss, Signal::Cnp, Signal::Cnp, Signal::Spurious, Signal::Timeout, Signal::Cnp];
+        all.into_iter().for_each(|s| signals.add(s));
+        let kinds = [Signal::Loss, Signal::Timeout, Signal::Cnp, Signal::Spurious];
+        assert_eq!(kinds.map(|kind| signals.count(kind)), [1, 1, 3, 1]);
         signals.refuse();
-        assert!(signals.is_refused());
+        assert!(signals.is_refused() && signals.has_events());
         let mut seen = Vec::new();
         signals.for_each(|s| seen.push(s));
-        assert_eq!(seen, [Signal::Loss, Signal::Timeout, Signal::Cnp, Signal::Cnp, Signal::Cnp]);
+        let cnps = [Signal::Cnp; 3];
+        assert_eq!(seen, [&[Signal::Loss, Signal::Timeout][..], &cnps, &[Signal::Spurious]].concat());
     }
 }

@@ -28,7 +28,7 @@ use burst_frame::TxBatch;
 use burst_gsi::GsiAgent;
 use burst_mem::MrTable;
 use burst_port::Port;
-use burst_transport::RecordPool;
+use burst_transport::{AckReport, RecordPool};
 use std::sync::{Arc, Weak};
 
 /// Frames of one transmit batch.
@@ -79,6 +79,8 @@ pub(crate) struct Outbox {
     pub retry_at: Nanos,
     /// Whether completions were written since [`Worker::has_delivered`] was last called.
     pub delivered: bool,
+    /// What acknowledgements have said of the path during a call to a queue pair.
+    pub report: AckReport,
 }
 
 impl Outbox {
@@ -90,6 +92,7 @@ impl Outbox {
             full: Vec::new(),
             retry_at: Nanos::NEVER,
             delivered: false,
+            report: AckReport::default(),
         }
     }
 

@@ -31,7 +31,7 @@ pub use store::{DELAYED_BYTES, DELAYED_MAX};
 use crate::ether::icrc::ICRC;
 use crate::spec::{Direction, ImpairSpec, Ppm};
 use crate::sys::lend::{DelayedFrame, send_delayed};
-use crate::{NeighbourState, Port, PortCaps, PortError, RxSink};
+use crate::{NeighbourState, Port, PortCaps, PortError, ReceivePressure, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Ecn, Flow, RxFrame, SPANS_MAX, TxBatch, TxFrame};
 use fate::{FateSequence, FrameFate};
@@ -305,6 +305,9 @@ impl RxSink for ImpairSink<'_> {
     }
     fn looped_back(&mut self, packets: usize) {
         self.sink.looped_back(packets);
+    }
+    fn pressure(&mut self, pressure: ReceivePressure) {
+        self.sink.pressure(pressure);
     }
 }
 
@@ -631,5 +634,17 @@ mod tests {
         assert_eq!(times, (1..=11).map(|k| (k * 8_560, 1)).collect::<Vec<_>>());
         let marks: Vec<bool> = sink.frames.iter().map(|(flow, _)| flow.tos == 3).collect();
         assert!(marks[..5].iter().all(|mark| !mark) && marks[5..].iter().all(|mark| *mark), "{marks:?}");
+    }
+
+    #[test]
+    fn pressure_on_the_wrapped_port_passes() {
+        let config = MemConfig { depth: 8, ..MemConfig::default() };
+        let (a, mut b) = pair(config, A.parse().unwrap(), B.parse().unwrap());
+        let spec = PortSpec::parse("impair:loss=50%/udp").unwrap();
+        let mut a = Impair::new(Box::new(a), spec.impair[0]);
+        b.tx_burst(Nanos(0), &batch_of(&flow(B, A), &vec![vec![7; 64]; 7]), &mut |r| panic!("{r}"));
+        let mut sink = Collect::default();
+        a.rx_burst(Nanos(0), 64, &mut sink);
+        assert_eq!(sink.pressure, [ReceivePressure::ThreeQuarters]);
     }
 }

@@ -105,6 +105,32 @@ impl PortCaps {
     }
 }
 
+/// Pressure on a port's receive buffers. Peers that use selective repeat learn of it (field R of their acknowledgements,
+/// `docs/protocol.md`) and send less, before packets are lost where no switch marks them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReceivePressure {
+    /// At most half full.
+    #[default]
+    Free = 0,
+    /// Over half full.
+    Half = 1,
+    /// Over three quarters full.
+    ThreeQuarters = 2,
+    /// Packets were lost there. It is no level: the level of before stays.
+    Lost = 3,
+}
+
+impl ReceivePressure {
+    /// The level of a buffer of `size` units of which `used` are in use.
+    pub const fn of(used: u64, size: u64) -> ReceivePressure {
+        match used.saturating_mul(4) {
+            fourfold if fourfold > size.saturating_mul(3) => ReceivePressure::ThreeQuarters,
+            fourfold if fourfold > size.saturating_mul(2) => ReceivePressure::Half,
+            _ => ReceivePressure::Free,
+        }
+    }
+}
+
 /// Receiver of packets and drop reasons from [`Port::rx_burst`].
 pub trait RxSink {
     /// Called with a packet whose checksum is right.
@@ -120,6 +146,9 @@ pub trait RxSink {
     fn dropped(&mut self, reason: Reason);
     /// Called when `packets` of this burst were looped back within the port.
     fn looped_back(&mut self, _packets: usize) {}
+    /// Called when the level of the port's receive buffers has changed, and when packets were lost there that are not passed to
+    /// [`RxSink::dropped`] as `ReceiveOverflow`. A port that cannot tell never calls it.
+    fn pressure(&mut self, _pressure: ReceivePressure) {}
 }
 
 /// A port, driven by one thread.
@@ -309,4 +338,16 @@ fn open_kind(spec: &PortSpec, encapsulation: &Encapsulation, share: WorkerShare)
             return Err(PortError::Absent { kind: "dpdk", cure: "install libdpdk-dev and run make build" });
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ReceivePressure::{self, *};
+
+    #[test]
+    fn pressure_rises_over_a_half_and_over_three_quarters() {
+        let levels = [0, 50, 51, 75, 76, 100, 1000].map(|used| ReceivePressure::of(used, 100));
+        assert_eq!(levels, [Free, Free, Half, Half, ThreeQuarters, ThreeQuarters, ThreeQuarters]);
+        assert_eq!((ReceivePressure::of(0, 0), ReceivePressure::of(u64::MAX, u64::MAX)), (Free, Free));
+    }
 }

@@ -7,10 +7,14 @@
 //!
 //! A port that joins a multicast group gets a copy of each frame to it, the sender's own port included.
 //!
+//! The pressure on a port's inbox is the number of frames that one burst finds in it. A burst that ends with its budget knows
+//! only that many, so the level is right for hubs whose depth is not much more than the budget of a burst.
+//!
 //! Drop reasons: no port has the destination (`SendFailed`), the frame is longer than the link's MTU (`SendTooLong`), the sender
-//! has no free slot (`SendQueueFull`), the inbox is full (`ReceiveOverflow`, reported to the sender).
+//! has no free slot (`SendQueueFull`), the inbox is full (`ReceiveOverflow`, reported to the sender; the receiver hears of
+//! [`ReceivePressure::Lost`] with a burst of half the inbox).
 
-use crate::{Port, PortAddr, PortCaps, PortError, RxSink};
+use crate::{Port, PortAddr, PortCaps, PortError, ReceivePressure, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch, TxFrame};
 use rustix::event::{EventfdFlags, eventfd};
@@ -61,6 +65,8 @@ struct HubEntry {
     port: u32,
     inbox: SyncSender<Box<MemFrame>>,
     event: Option<Arc<ReceiveEvent>>,
+    /// Whether frames found the inbox full since the port has looked.
+    lost: Arc<AtomicBool>,
 }
 
 /// A descriptor that is readable while `signalled` is set.
@@ -114,6 +120,9 @@ pub struct MemPort {
     /// First frame of the inbox, taken out to read its time.
     head: RefCell<Option<Box<MemFrame>>>,
     event: Option<Arc<ReceiveEvent>>,
+    level: ReceivePressure,
+    /// Frames in one burst from which on the level is to be looked at.
+    looked_at_from: usize,
 }
 
 impl Hub {
@@ -131,7 +140,13 @@ impl Hub {
             Arc::new(ReceiveEvent { fd, signalled: AtomicBool::new(false) })
         });
         let port = self.ports.fetch_add(1, Ordering::Relaxed);
-        let own = HubEntry { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port, inbox: inbox_in, event: event.clone() };
+        let own = HubEntry {
+            ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            port,
+            inbox: inbox_in,
+            event: event.clone(),
+            lost: Arc::default(),
+        };
         let mut entries = self.entries.lock().expect("the lock is not poisoned");
         for &ip in addrs {
             assert!(entries.iter().all(|p| p.ip != ip), "{ip} is already on this hub");
@@ -167,6 +182,8 @@ impl Hub {
             inbox,
             head: RefCell::new(None),
             event,
+            level: ReceivePressure::Free,
+            looked_at_from: self.config.depth.div_ceil(2),
         }
     }
 }
@@ -184,6 +201,31 @@ impl MemPort {
         if generation != self.generation {
             self.entries = self.hub.entries.lock().expect("the lock is not poisoned").clone();
             self.generation = generation;
+        }
+    }
+
+    /// A burst has taken `taken` frames.
+    #[inline]
+    fn end_burst(&mut self, taken: usize, sink: &mut dyn RxSink) -> usize {
+        if taken >= self.looked_at_from {
+            self.tell_pressure(taken, sink);
+        }
+        taken
+    }
+
+    /// Tells the level of the inbox, of which a burst has taken `taken` frames, if it has changed, and losses.
+    #[cold]
+    #[inline(never)]
+    fn tell_pressure(&mut self, taken: usize, sink: &mut dyn RxSink) {
+        let (level, depth) = (ReceivePressure::of(taken as u64, self.config.depth as u64), self.config.depth);
+        if level != self.level {
+            self.level = level;
+            sink.pressure(level);
+        }
+        // A level is looked at again with each burst until it is free.
+        self.looked_at_from = if level == ReceivePressure::Free { depth.div_ceil(2) } else { 0 };
+        if self.own.lost.swap(false, Ordering::Relaxed) {
+            sink.pressure(ReceivePressure::Lost);
         }
     }
 
@@ -227,6 +269,7 @@ impl MemPort {
                 Ok(())
             }
             Err(TrySendError::Full(slot)) => {
+                self.entries[at].lost.store(true, Ordering::Relaxed);
                 self.pool.push(slot);
                 Err(Reason::ReceiveOverflow)
             }
@@ -278,10 +321,12 @@ impl Port for MemPort {
             event.reset();
         }
         for taken in 0..budget {
-            let Some(slot) = self.head.take().or_else(|| self.inbox.try_recv().ok()) else { return taken };
+            let Some(slot) = self.head.take().or_else(|| self.inbox.try_recv().ok()) else {
+                return self.end_burst(taken, sink);
+            };
             if slot.due > now {
                 self.head.replace(Some(slot));
-                return taken;
+                return self.end_burst(taken, sink);
             }
             debug_assert!(slot.due <= now);
             sink.frame(&RxFrame { flow: slot.flow, bytes: &slot.bytes });
@@ -292,7 +337,7 @@ impl Port for MemPort {
         if let Some(event) = &self.event {
             event.signal();
         }
-        budget
+        self.end_burst(budget, sink)
     }
 
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason)) {
@@ -421,5 +466,46 @@ mod tests {
         for (i, payload) in sink.payloads().iter().enumerate() {
             assert_eq!(payload[..], (i as u32).to_be_bytes());
         }
+    }
+
+    #[test]
+    fn a_port_tells_how_full_its_inbox_was_and_what_found_no_room() {
+        use ReceivePressure::{Free, Half, ThreeQuarters};
+        let (mut a, mut b) = two(MemConfig { depth: 16, ..MemConfig::default() });
+        let mut told = |frames: usize, budget| {
+            let payloads = vec![vec![7; 64]; frames];
+            let mut dropped = 0;
+            a.tx_burst(Nanos(0), &batch_of(&flow(A, B), &payloads), &mut |_| dropped += 1);
+            let mut sink = Collect::default();
+            b.rx_burst(Nanos(0), budget, &mut sink);
+            (sink.pressure, dropped)
+        };
+        assert_eq!(told(8, 64), (vec![], 0));
+        assert_eq!(told(9, 64), (vec![Half], 0));
+        assert_eq!(told(13, 64), (vec![ThreeQuarters], 0));
+        assert_eq!(told(13, 64), (vec![], 0), "as before");
+        assert_eq!(told(0, 64), (vec![Free], 0));
+        assert_eq!(told(0, 64), (vec![], 0));
+        assert_eq!(told(16, 64), (vec![ThreeQuarters], 0));
+        assert_eq!(told(1, 64), (vec![Free], 0));
+    }
+
+    #[test]
+    fn a_receiver_hears_of_frames_that_its_inbox_had_no_room_for() {
+        let hub = Hub::new(MemConfig { depth: 8, ..MemConfig::default() });
+        let [ip_a, ip_b, ip_c] = [1, 2, 3].map(|last| IpAddr::from([10, 0, 0, last]));
+        let (mut a, mut b, mut c) = (hub.port("a", &[ip_a]), hub.port("b", &[ip_b]), hub.port("c", &[ip_c]));
+        let mut reasons = Vec::new();
+        for port in [&mut a, &mut c] {
+            let payloads = vec![vec![7; 64]; 5];
+            port.tx_burst(Nanos(0), &batch_of(&flow(A, B), &payloads), &mut |reason| reasons.push(reason));
+        }
+        assert_eq!(reasons, [Reason::ReceiveOverflow; 2]);
+        let mut sink = Collect::default();
+        assert_eq!(b.rx_burst(Nanos(0), 64, &mut sink), 8);
+        assert_eq!(sink.pressure, [ReceivePressure::ThreeQuarters, ReceivePressure::Lost]);
+        let mut sink = Collect::default();
+        b.rx_burst(Nanos(0), 64, &mut sink);
+        assert_eq!(sink.pressure, [ReceivePressure::Free]);
     }
 }

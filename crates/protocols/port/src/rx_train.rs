@@ -9,10 +9,14 @@
 //! A *train* is one message of packets of one length; the last packet may be shorter. If all packets of full length have right
 //! ICRCs with the expected identifications, one CRC shows it and they go to the engine in one call. Otherwise each packet goes by
 //! itself, to the engine or into a counter ([`PacketVerifier`]).
+//!
+//! How full a socket's receive buffer is, the kernel is asked once in a burst, and only if packets are left in the buffer after
+//! the first call ([`BufferLevel`]): a receiver that keeps up pays nothing.
 
 use crate::ether::{ICRC, IcrcChecker, IcrcSeal, IpId, check_length};
 use crate::sys::recv::{Message, RecvRing};
-use crate::{Encapsulation, RxSink};
+use crate::sys::socket;
+use crate::{Encapsulation, ReceivePressure, RxSink};
 use burst_base::Reason;
 use burst_frame::{Flow, RxFrame};
 use std::io;
@@ -83,6 +87,31 @@ pub fn report_lost(seen: &mut u32, lost: u32, sink: &mut dyn RxSink) {
     let new = lost.wrapping_sub(*seen).min(LOST_REPORTED_MAX);
     *seen = lost;
     (0..new).for_each(|_| sink.dropped(Reason::ReceiveOverflow));
+}
+
+/// The level of the receive buffers of a port's sockets.
+#[derive(Default)]
+pub struct BufferLevel {
+    /// The highest level in this burst.
+    level: ReceivePressure,
+    told: ReceivePressure,
+}
+
+impl BufferLevel {
+    /// Packets are left in a socket's buffer after the first call of a burst.
+    pub fn look(&mut self, fd: RawFd) {
+        let (used, size) = socket::receive_use(fd);
+        self.level = self.level.max(ReceivePressure::of(used.into(), size.into()));
+    }
+    /// The burst ends: tells a level that has changed.
+    #[inline]
+    pub fn tell(&mut self, sink: &mut dyn RxSink) {
+        let level = std::mem::take(&mut self.level);
+        if level != self.told {
+            self.told = level;
+            sink.pressure(level);
+        }
+    }
 }
 
 /// Packets of one flow side by side: a message from the offset at which delivery continues.

@@ -1,8 +1,8 @@
 //! Helpers of this crate's unit tests: batches of plain payloads behind a 12-byte head, and a sink that keeps frames.
 #![allow(unsafe_code)]
 
-use crate::RxSink;
 use crate::ether::ICRC;
+use crate::{ReceivePressure, RxSink};
 use burst_base::Reason;
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_span::Span;
@@ -46,6 +46,8 @@ pub struct Collect {
     pub dropped: Vec<Reason>,
     /// Numbers of packets of the trains that were delivered whole; their packets are among the frames.
     pub trains: Vec<usize>,
+    /// Pressure on the receive buffers, as it was told.
+    pub pressure: Vec<ReceivePressure>,
 }
 
 impl Collect {
@@ -66,5 +68,8 @@ impl RxSink for Collect {
     }
     fn dropped(&mut self, reason: Reason) {
         self.dropped.push(reason);
+    }
+    fn pressure(&mut self, pressure: ReceivePressure) {
+        self.pressure.push(pressure);
     }
 }

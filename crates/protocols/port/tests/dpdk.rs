@@ -9,7 +9,7 @@ mod common;
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_port::dpdk::DpdkPort;
-use burst_port::{Encapsulation, Port, PortKind, PortSpec, RxSink, open, open_all};
+use burst_port::{Encapsulation, Port, PortKind, PortSpec, ReceivePressure, RxSink, open, open_all};
 use common::{Collect, flow, push};
 
 /// Opens the port of one worker on ring number `ring`, without the wrapper that would loop packets to own addresses back.
@@ -108,4 +108,22 @@ fn a_device_has_one_port_and_as_many_workers_as_queues() {
     assert!(many.err().is_some_and(|e| e.to_string().contains("start burstd with --workers")));
     drop(_port);
     drop(ring(2));
+}
+
+#[test]
+fn a_receive_queue_of_which_a_burst_takes_most_is_under_pressure() {
+    let mut port = ring(7);
+    let flow = flow("10.0.0.1", "10.0.0.1");
+    let now = Nanos::from_ms(5);
+    assert_eq!(send(&mut port, now, &flow, &payloads(1)), []);
+    receive(&mut port, now, &mut Collect::default());
+    let mut told = |frames: usize| {
+        assert_eq!(send(&mut port, now, &flow, &vec![vec![7; 64]; frames]), []);
+        let mut sink = Collect::default();
+        assert_eq!(port.rx_burst(now, 256, &mut sink), frames);
+        sink.pressure
+    };
+    let levels = [100, 150, 200, 0].map(&mut told);
+    let want = [vec![], vec![ReceivePressure::Half], vec![ReceivePressure::ThreeQuarters], vec![ReceivePressure::Free]];
+    assert_eq!(levels, want);
 }

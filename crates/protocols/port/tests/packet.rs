@@ -7,7 +7,7 @@ use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, TxBatch};
 use burst_port::ether::{HeaderTemplate, IcrcSeal, LinkHeader, UdpChecksum};
 use burst_port::packet::PacketPort;
-use burst_port::{Encapsulation, Port, PortError, PortKind, PortSpec};
+use burst_port::{Encapsulation, Port, PortError, PortKind, PortSpec, ReceivePressure};
 use burst_wire::{Ip, Layers, MacAddr};
 use common::wire::{Capture, ETHERNET, IPV4, Injector, in_namespaces, ip, mac_of, run};
 use common::{Collect, Deadline, flow, payloads, push_qpn, receive, receive_for, send};
@@ -727,4 +727,34 @@ fn is_error(frame: &[u8]) -> bool {
         Some([0x86, 0xdd]) => frame[ETHERNET + 6] == 58 && frame[ETHERNET + 40] == 1,
         _ => false,
     }
+}
+
+#[test]
+fn the_fill_of_the_socket_s_buffer_is_told() {
+    in_namespaces(
+        1500,
+        |wire| {
+            let mut port = open("packet:dev=va");
+            wire.wait();
+            let flow = flow(V4.0, V4.1);
+            resolve_next_hop(&mut port, &flow);
+            assert_eq!(send(&mut port, &flow, &payloads(&[1024; 1000])), []);
+            wire.go();
+            wire.wait();
+        },
+        |wire| {
+            let mut port = open("packet:dev=vb,rcvbuf=500K");
+            wire.go();
+            wire.wait();
+            let mut sink = Collect::default();
+            port.rx_burst(Nanos(0), 1000, &mut sink);
+            assert!(sink.frames.len() < 1000, "more than the buffer holds");
+            assert_eq!(sink.pressure, [ReceivePressure::ThreeQuarters]);
+            let mut sink = Collect::default();
+            while port.rx_burst(Nanos(0), 1000, &mut sink) > 0 {}
+            port.rx_burst(Nanos(0), 1000, &mut sink);
+            assert_eq!(sink.pressure, [ReceivePressure::Free]);
+            wire.go();
+        },
+    );
 }

@@ -4,6 +4,7 @@
 //! [`Effects`] that receives the results (completions, events, counted reasons). A call never blocks, and keeps no
 //! reference after it returns.
 
+use crate::ack_report::AckReport;
 use crate::records::RecordPool;
 use burst_base::verbs::{EventType, Mtu, QpCap, QpState, QpType};
 use burst_base::{Nanos, Qpn, Reason};
@@ -111,6 +112,17 @@ pub enum Signal {
     Timeout,
     /// A congestion notification packet arrived.
     Cnp,
+    /// The last loss was none: each packet that was sent again had arrived.
+    Spurious,
+}
+
+/// How full the receive buffers of the port are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostPressure {
+    /// 0 free, 1 over half full, 2 over three quarters.
+    pub level: u8,
+    /// Packets lost there, counted modulo 2^32; or the times that some were.
+    pub lost: u32,
 }
 
 /// Receives the results of a call.
@@ -132,6 +144,12 @@ pub trait Effects {
     }
     /// Something happened that congestion control needs.
     fn congestion(&mut self, signal: Signal);
+    /// An acknowledgement of the selective repeat family says this of the path.
+    fn acknowledged(&mut self, _report: &AckReport) {}
+    /// How full the receive buffers of this host's port are.
+    fn host_pressure(&self) -> HostPressure {
+        HostPressure::default()
+    }
     /// The records of loss recovery; `None` if there are none, so that queue pairs go back to the first missing packet.
     fn records(&mut self) -> Option<&mut RecordPool> {
         None

@@ -26,7 +26,7 @@
 //! | `selective_sends`, `selective_acks` | its requester |
 //! | `arrivals`, `early_receives`, `losses`, `psn_bits` | records of packets that arrived early, of receives, of lost packets |
 //! | `records` | the pool of these records |
-//! | `rtt` | round trips and time-outs |
+//! | `rtt`, `ack_report` | round trips and time-outs; what acknowledgements say to congestion control |
 //! | `gather`, `ring`, `head` | scatter/gather lists, rings of requests in flight, opcodes and headers |
 //!
 //! The rules are those of the InfiniBand Architecture Specification, volume 1, chapter 9, annex A14 (XRC) and annex A17 (RoCEv2).
@@ -37,6 +37,7 @@
 const _: () = assert!(burst_wire::HEAD_MAX <= burst_frame::HEAD_MAX);
 const _: () = assert!(burst_wire::ICRC_LEN == burst_frame::TRAILER_LEN);
 
+mod ack_report;
 mod ahead;
 mod api;
 mod arrivals;
@@ -73,10 +74,11 @@ mod uc;
 mod ud;
 mod xrc;
 
+pub use ack_report::AckReport;
 pub use api::{
-    ACK_BACKOFF_MAX, ACK_REQUEST_BYTES, ACK_TIMEOUT_MIN, Effects, Env, INFLIGHT_SGES_MAX, INFLIGHT_WQES_MAX,
-    MESSAGE_BYTES_MAX, ModifyError, PKEY_DEFAULT, QpConfig, RD_ATOMIC_MAX, READ_CHUNK_BYTES, RecvQueue, Signal,
-    TxBudget, TxState, XrcSrq,
+    ACK_BACKOFF_MAX, ACK_REQUEST_BYTES, ACK_TIMEOUT_MIN, Effects, Env, HostPressure, INFLIGHT_SGES_MAX,
+    INFLIGHT_WQES_MAX, MESSAGE_BYTES_MAX, ModifyError, PKEY_DEFAULT, QpConfig, RD_ATOMIC_MAX, READ_CHUNK_BYTES,
+    RecvQueue, Signal, TxBudget, TxState, XrcSrq,
 };
 pub use arrivals::TAIL_BYTES;
 pub use burst_frame::MiddleRun;

@@ -43,6 +43,8 @@ struct Hole {
     mark: Psn,
     /// Number of the repetition, counted over all holes.
     order: u32,
+    /// Its first transmission has arrived after it was repeated.
+    is_needless: bool,
 }
 
 /// A packet to repeat.
@@ -70,19 +72,25 @@ pub(crate) struct Losses {
     newest: u32,
     /// The latest probe: PSN and transmission number of the packet, and its number among the repetitions.
     probe: Option<(LostPacket, u32)>,
+    /// Packets that were repeated, and those of which the first transmission has arrived.
+    repeated: u32,
+    needless: u32,
 }
 
 impl Losses {
     pub(crate) fn new() -> Result<Self, OutOfMemory> {
         let zero = Psn::new(0);
         let holes = heap::with_room(HOLES_MAX)?;
-        Ok(Losses { arrived: PsnBits::new(), base: zero, top: zero, holes, repetitions: 0, newest: 0, probe: None })
+        let arrived = PsnBits::new();
+        let (probe, repetitions, newest, repeated, needless) = (None, 0, 0, 0, 0);
+        Ok(Losses { arrived, base: zero, top: zero, holes, repetitions, newest, probe, repeated, needless })
     }
     /// Begins with `base`, the first missing PSN.
     pub(crate) fn begin(&mut self, base: Psn) {
         self.arrived.clear();
         self.holes.clear();
         (self.base, self.top, self.repetitions, self.newest, self.probe) = (base, base, 0, 0, None);
+        (self.repeated, self.needless) = (0, 0);
     }
     /// Whether nothing is missing in front of anything that has arrived, nor to be repeated.
     pub(crate) fn is_over(&self) -> bool {
@@ -123,6 +131,19 @@ impl Losses {
             self.newest = self.newest.max(hole.order + 1);
         }
         transmission < hole.transmission
+    }
+    /// The peer has kept the first transmission of `psn`, which was repeated.
+    pub(crate) fn on_needless(&mut self, psn: Psn) {
+        let hole = self.holes.iter_mut().find(|hole| hole.psn == psn);
+        if let Some(hole) = hole.filter(|hole| hole.transmission > 0 && !hole.is_needless) {
+            hole.is_needless = true;
+            self.needless += 1;
+        }
+    }
+    /// Whether nothing was lost: the first transmission of each packet that was repeated has arrived. A probe may have taken
+    /// the place of a lost packet, so that it is not known.
+    pub(crate) fn was_needless(&self) -> bool {
+        self.repeated == self.needless && self.probe.is_none()
     }
     /// Takes the bitmap of an acknowledgement whose first missing PSN is the present one. Bits of PSNs that were never sent are
     /// ignored. Returns how many PSNs have arrived that were missing.
@@ -181,7 +202,7 @@ impl Losses {
             Err(_) if self.holes.len() == HOLES_MAX => None,
             Err(at) => {
                 let state = HoleState::Suspect(now);
-                self.holes.insert(at, Hole { psn, state, transmission: 0, mark: psn, order: 0 });
+                self.holes.insert(at, Hole { psn, state, transmission: 0, mark: psn, order: 0, is_needless: false });
                 Some(at)
             }
         }
@@ -241,6 +262,7 @@ impl Losses {
     pub(crate) fn on_repeated(&mut self, psn: Psn, sent: Psn) {
         let Some(hole) = self.holes.iter_mut().find(|hole| hole.psn == psn) else { return };
         hole.state = HoleState::Repeated;
+        self.repeated += u32::from(hole.transmission == 0);
         hole.transmission = (hole.transmission + 1).min(TRANSMISSION_MAX);
         (hole.mark, hole.order) = (sent, self.repetitions);
         self.repetitions += 1;

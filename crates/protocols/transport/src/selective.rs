@@ -8,6 +8,7 @@
 //! `selective_requests` is the responder, `selective_answers` its acknowledgements, `selective_sends` and `selective_acks` the
 //! requester. `docs/protocol.md` has formats and rules.
 
+use crate::ack_report::EchoedCounts;
 use crate::arrivals::Arrivals;
 use crate::losses::Losses;
 use crate::rtt::RttEstimate;
@@ -28,6 +29,18 @@ pub(crate) struct SelectiveResponder {
     pub(crate) congested: u16,
     /// A marked packet came since the last acknowledgement.
     pub(crate) is_congested: bool,
+    /// Packets that the port had lost when the last acknowledgement left; `None` before the first.
+    pub(crate) lost_seen: Option<u32>,
+}
+
+/// A packet whose acknowledgement measures the round trip.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MeasuredPacket {
+    /// The PSN behind it.
+    pub(crate) behind: Psn,
+    /// The PSN behind the last packet that was sent at the same time.
+    pub(crate) end: Psn,
+    pub(crate) sent_at: Nanos,
 }
 
 /// State of a requester.
@@ -46,8 +59,8 @@ pub(crate) struct SelectiveRequester {
     /// Bytes in flight that need no room in the window: the peer has them, or they are lost and not sent again yet.
     pub(crate) covered_bytes: u64,
     pub(crate) rtt: RttEstimate,
-    /// A packet whose acknowledgement measures the round trip: the PSN behind it, and when it was sent.
-    pub(crate) measured: Option<(Psn, Nanos)>,
+    pub(crate) measured: Option<MeasuredPacket>,
+    pub(crate) echoed: EchoedCounts,
     /// When to probe, or when all is lost.
     pub(crate) deadline: Nanos,
     /// Probes and time-outs since the last progress.
@@ -71,6 +84,7 @@ impl SelectiveResponder {
             received: 0,
             congested: 0,
             is_congested: false,
+            lost_seen: None,
         }
     }
 }
@@ -87,6 +101,7 @@ impl SelectiveRequester {
             covered_bytes: 0,
             rtt: RttEstimate::default(),
             measured: None,
+            echoed: EchoedCounts::default(),
             deadline: Nanos::NEVER,
             probes: 0,
             backoff: 0,

@@ -15,6 +15,7 @@ use crate::api::{Env, Signal};
 use crate::head::Work;
 use crate::losses::Losses;
 use crate::qp::Qp;
+use crate::selective::MeasuredPacket;
 use burst_base::verbs::{QpState, WcStatus};
 use burst_base::{Nanos, Psn, Reason};
 use burst_wire::aeth::rnr_timer;
@@ -143,18 +144,28 @@ impl Qp {
     fn note_trigger(&mut self, saeth: &Saeth, expected: Psn, env: &mut Env<'_>) {
         let sel = &mut self.req.sel;
         sel.answered = true;
-        if sel.losses.as_mut().is_some_and(|losses| losses.on_trigger(saeth.trigger, saeth.transmission)) {
+        if let Some(losses) = &mut sel.losses
+            && losses.on_trigger(saeth.trigger, saeth.transmission)
+        {
             env.fx.count(Reason::SrReordered);
             sel.rtt.on_reordering();
+            let is_kept = saeth.words > 0 || saeth.trigger.is_before(expected);
+            if saeth.transmission == 0 && is_kept {
+                losses.on_needless(saeth.trigger);
+            }
         }
-        if let Some((behind, at)) = sel.measured.filter(|(behind, _)| !expected.is_before(*behind)) {
-            let delay = Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS);
-            // An acknowledgement is often that of a later packet of the same burst; then it measures the burst as well.
+        let mut rtt = None;
+        if let Some(measured) = sel.measured.filter(|measured| !expected.is_before(measured.behind)) {
+            let MeasuredPacket { behind, end, sent_at } = measured;
+            let (elapsed, delay) = (env.now.since(sent_at), Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS));
+            // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm.
             if !saeth.trigger.next().is_before(behind) && saeth.transmission == 0 {
-                sel.rtt.measured(env.now.since(at), delay);
+                sel.rtt.measured(elapsed, delay);
+                rtt = saeth.trigger.is_before(end).then(|| Nanos(elapsed.0.saturating_sub(delay.0)));
             }
             sel.measured = None;
         }
+        env.fx.acknowledged(&sel.echoed.take(saeth, rtt));
     }
 
     fn advance_acked(&mut self, expected: Psn) {
@@ -278,6 +289,9 @@ impl Qp {
     fn end_recovery(&mut self, env: &mut Env<'_>) {
         let Some(losses) = self.req.sel.losses.take() else { return };
         self.req.sel.rtt.on_recovered();
+        if losses.was_needless() {
+            env.fx.congestion(Signal::Spurious);
+        }
         if let Some(pool) = env.fx.records() {
             pool.give_losses(losses);
         }

@@ -2,6 +2,8 @@
 //!
 //! An acknowledgement is made when it leaves, so it holds everything that has arrived until then: the cumulative PSN, and while
 //! anything is missing a bitmap of what has arrived behind it.
+//!
+//! Host pressure is that of the port's receive buffers, for all queue pairs alike; losses there are told to each of them once.
 
 use crate::api::Env;
 use crate::head;
@@ -13,6 +15,10 @@ use burst_wire::{Aeth, Bth, HeadBuf, OpKind, Opcode, Position, Saeth, Seth, Synd
 
 /// The first opcode of the family; the low five bits are those of the RC opcode.
 const FAMILY: u8 = 0xc0;
+
+/// The highest level of host pressure without losses, and host pressure with losses.
+const PRESSURE_LEVEL_MAX: u8 = 2;
+const PRESSURE_LOST: u8 = 3;
 
 /// The form of an RC opcode in the family.
 pub(crate) fn selective_form(opcode: Opcode) -> Opcode {
@@ -32,8 +38,10 @@ impl Qp {
         let count = early.map_or(0, |early| early.bitmap(self.resp.expected, &mut words));
         let sel = &self.resp.sel;
         let delay = env.now.since(sel.arrived_at).0 / DELAY_UNIT_NS;
+        let host = env.fx.host_pressure();
+        let has_lost = sel.lost_seen.is_some_and(|seen| seen != host.lost);
         let saeth = Saeth {
-            pressure: 0,
+            pressure: if has_lost { PRESSURE_LOST } else { host.level.min(PRESSURE_LEVEL_MAX) },
             is_congested: sel.is_congested,
             words: count as u8,
             trigger: sel.trigger,
@@ -52,7 +60,9 @@ impl Qp {
             0 => env.tx.push(&self.flow, head.as_slice(), &[], 0),
             len => env.tx.push_copied(&self.flow, head.as_slice(), &bytes[..len]),
         };
-        self.resp.sel.is_congested &= !pushed;
+        if pushed {
+            (self.resp.sel.is_congested, self.resp.sel.lost_seen) = (false, Some(host.lost));
+        }
         pushed
     }
 

@@ -10,6 +10,7 @@ use crate::losses::LostPacket;
 use crate::qp::Qp;
 use crate::recovery::InflightWqe;
 use crate::requester::{Requester, SendTurn};
+use crate::selective::MeasuredPacket;
 use crate::selective_answers::selective_form;
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
@@ -79,8 +80,12 @@ impl Qp {
         let next = self.req.recovery.next_packet_psn();
         let wait_max = self.fast_wait_max();
         let sel = &mut self.req.sel;
-        if asks_ack && sel.measured.is_none() && sel.losses.is_none() {
-            sel.measured = Some((next, now));
+        match &mut sel.measured {
+            Some(measured) if measured.sent_at == now => measured.end = next,
+            None if asks_ack && sel.losses.is_none() => {
+                sel.measured = Some(MeasuredPacket { behind: next, end: next, sent_at: now });
+            }
+            _ => {}
         }
         if sel.deadline == Nanos::NEVER {
             sel.deadline = now + sel.rtt.probe_after().min(wait_max);

@@ -11,7 +11,8 @@
 //! is resolved.
 //!
 //! A pass takes the packets that are there and continues ("run to completion"): bursts of 32, buffers that fit the L2 cache,
-//! first cache lines prefetched, payload copied and its ICRC computed in one loop.
+//! first cache lines prefetched, payload copied and its ICRC computed in one loop. The pressure on the receive queue is the
+//! number of packets that one burst finds in it; what the device has lost is not asked for.
 
 mod flow_cache;
 mod poll_backoff;
@@ -21,9 +22,9 @@ mod tx;
 use crate::error::PortError;
 use crate::lan::{Lan, LanHost, LanNeighbour, SharedNeighbours};
 use crate::spec::DpdkSpec;
-use crate::{Encapsulation, NeighbourState, Port, PortAddr, PortCaps, Reach, RxSink};
+use crate::{Encapsulation, NeighbourState, Port, PortAddr, PortCaps, Reach, ReceivePressure, RxSink};
 use burst_base::{Nanos, Reason};
-use burst_dpdk::{DevArgs, DeviceOptions, EthDev, EthQueue};
+use burst_dpdk::{DevArgs, DeviceOptions, EthDev, EthQueue, RX_DESCRIPTORS};
 use burst_frame::{Flow, TxBatch};
 use burst_wire::MacAddr;
 use std::net::IpAddr;
@@ -38,6 +39,7 @@ pub struct DpdkPort {
     tx: tx::DpdkTx,
     rx: rx::DpdkRx,
     backoff: poll_backoff::PollBackoff,
+    level: ReceivePressure,
     /// Whether this worker announces the addresses when the link comes up.
     announces: bool,
     was_up: bool,
@@ -78,6 +80,7 @@ impl DpdkPort {
             tx: tx::DpdkTx::new(encapsulation, usize::from(device.mtu()), frame_max),
             rx: rx::DpdkRx::new(encapsulation, frame_max),
             backoff: poll_backoff::PollBackoff::default(),
+            level: ReceivePressure::Free,
             announces: worker == 0,
             was_up: false,
             queue,
@@ -156,6 +159,11 @@ impl Port for DpdkPort {
         rx.pass_to_lan(lan, now, sink, &mut |frame| emit(queue, frame));
         tx::report(queue.flush(), &mut |reason| sink.dropped(reason));
         self.backoff.polled(now, taken > 0);
+        let level = ReceivePressure::of(taken as u64, RX_DESCRIPTORS.into());
+        if level != self.level {
+            self.level = level;
+            sink.pressure(level);
+        }
         taken
     }
 

@@ -8,7 +8,8 @@
 //! (`store`); packets for another worker go through a queue (`worker_queue`) to that worker's port of the same device. All
 //! packets of one sender to one queue pair thus take one route and keep their order. [`crate::impair`] wraps this wrapper, so
 //! that its loss and delay apply to looped back packets too. A packet without room is dropped as `ReceiveOverflow`, as a socket
-//! drops it.
+//! drops it; a worker whose own store had no room hears of it as receiver, too ([`ReceivePressure::Lost`]). Levels of pressure
+//! are those of the wrapped port.
 //!
 //! Multicast of interface-local scope (ff01::/16) spans a single interface and serves loopback only (RFC 4291 section 2.7).
 //! Packets to such a group are therefore looped back and never sent on the link. The sending worker delivers them; the engine
@@ -16,7 +17,7 @@
 //!
 //! In each pass the store and every queue get equal shares of the receive budget, and the wrapped port gets a quarter at least.
 
-use crate::{NeighbourState, Port, PortCaps, PortError, RxSink};
+use crate::{NeighbourState, Port, PortCaps, PortError, ReceivePressure, RxSink};
 use burst_base::{Nanos, Qpn, Reason};
 use burst_frame::{Flow, SPANS_MAX, TxBatch, TxFrame};
 use std::net::IpAddr;
@@ -53,13 +54,15 @@ pub struct Loopback {
     others: TxBatch,
     /// Whether a group of interface-local scope has been joined.
     warned: bool,
+    /// Whether the store had no room since the last burst.
+    has_lost: bool,
 }
 
 impl Loopback {
     /// Wraps `inner`, the port of a worker that has these queues to the other workers.
     pub fn new(inner: Box<dyn Port>, queues: Option<WorkerQueues>) -> Loopback {
         let (store, others) = (LoopbackStore::new(STORE_BYTES), TxBatch::new(BATCH));
-        let mut port = Loopback { inner, own: Vec::new(), store, queues, others, warned: false };
+        let mut port = Loopback { inner, own: Vec::new(), store, queues, others, warned: false, has_lost: false };
         port.update_addresses();
         port
     }
@@ -85,7 +88,11 @@ impl Loopback {
     fn push(&mut self, route: LoopbackRoute, batch: &TxBatch, frame: &TxFrame) -> Result<(), Reason> {
         match (route, &mut self.queues) {
             (LoopbackRoute::Worker(worker), Some(queues)) => queues.push(worker, batch, frame),
-            _ => self.store.push(batch, frame),
+            _ => {
+                let pushed = self.store.push(batch, frame);
+                self.has_lost |= pushed == Err(Reason::ReceiveOverflow);
+                pushed
+            }
         }
     }
 
@@ -137,6 +144,9 @@ impl Port for Loopback {
     fn rx_burst(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
         if let Some(queues) = &mut self.queues {
             queues.leave_sleep();
+        }
+        if std::mem::take(&mut self.has_lost) {
+            sink.pressure(ReceivePressure::Lost);
         }
         // A quarter of the budget is kept for the wrapped port, however many packets are looped back.
         let own = self.deliver(budget - budget / 4, sink);

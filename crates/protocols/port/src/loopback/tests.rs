@@ -1,6 +1,7 @@
 //! Loopback around the port in memory: of one worker, and of several workers joined by queues.
 
 use super::*;
+use crate::ReceivePressure;
 use crate::mem::{Hub, MemConfig, MemPort};
 use crate::testing::{Collect, HEAD, batch_of, flow, push};
 use burst_frame::RxFrame;
@@ -337,9 +338,12 @@ fn a_full_store_drops_with_a_reason_and_has_room_again() {
     assert!(!reasons.is_empty() && reasons.iter().all(|r| *r == Reason::ReceiveOverflow));
     let fit = payloads.len() - reasons.len();
     assert!(fit * 4112 <= STORE_BYTES && (fit + 1) * 4112 > STORE_BYTES);
-    assert_eq!(take(&mut own).payloads(), payloads[..fit]);
+    let sink = take(&mut own);
+    assert_eq!(sink.payloads(), payloads[..fit]);
+    assert_eq!(sink.pressure, [ReceivePressure::Lost], "the receiver hears of it");
     own.tx_burst(Nanos(0), &batch_of(&flow(OWN, OWN), &payloads[..9]), &mut |r| panic!("{r}"));
-    assert_eq!(take(&mut own).payloads(), payloads[..9]);
+    let sink = take(&mut own);
+    assert!(sink.payloads() == payloads[..9] && sink.pressure.is_empty());
 }
 
 #[test]

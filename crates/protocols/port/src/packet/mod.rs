@@ -322,6 +322,7 @@ impl Port for PacketPort {
                 _ => taken += self.rx.burst(self.fd.as_raw_fd(), &self.own, budget - taken, sink),
             }
         }
+        self.rx.end_burst(sink);
         taken
     }
 

@@ -8,7 +8,7 @@
 
 use super::{LocalLink, vnet};
 use crate::ether::{ChecksumState, Datagram, TRANSPORT_MAX, parse};
-use crate::rx_train::{PacketVerifier, RxMessages, RxTrain, report_lost};
+use crate::rx_train::{BufferLevel, PacketVerifier, RxMessages, RxTrain, report_lost};
 use crate::sys::recv::Message;
 use crate::{Encapsulation, RxSink};
 use burst_base::Reason;
@@ -24,6 +24,7 @@ const VLAN_ID: u16 = 0xfff;
 pub struct PacketRx {
     messages: RxMessages,
     verifier: PacketVerifier,
+    level: BufferLevel,
     /// The kernel's count of dropped frames at the last report.
     lost_seen: u32,
 }
@@ -38,7 +39,7 @@ impl PacketRx {
     /// `strict`: refuse packets of a train whose identification does not count up from its header.
     pub fn new(encapsulation: &Encapsulation, strict: bool) -> PacketRx {
         let verifier = PacketVerifier::new(encapsulation, TRANSPORT_MAX, strict);
-        PacketRx { messages: RxMessages::new(), verifier, lost_seen: 0 }
+        PacketRx { messages: RxMessages::new(), verifier, level: BufferLevel::default(), lost_seen: 0 }
     }
 
     /// Number of identifications that had to be recovered.
@@ -65,7 +66,7 @@ impl PacketRx {
 
     /// Receives until the socket is empty or the budget is used; returns how many packets.
     pub fn burst(&mut self, fd: RawFd, own: &LocalLink, budget: usize, sink: &mut dyn RxSink) -> usize {
-        let (mut taken, mut more) = (0, true);
+        let (mut taken, mut more, mut first) = (0, true, true);
         while more && taken < budget {
             match self.messages.fill(fd, budget - taken) {
                 Ok(waiting) => more = waiting,
@@ -77,9 +78,18 @@ impl PacketRx {
                     return taken;
                 }
             }
+            if more && std::mem::take(&mut first) {
+                self.level.look(fd);
+            }
             taken += self.deliver_rest(own, budget - taken, sink);
         }
         taken
+    }
+
+    /// The burst from the port ends.
+    #[inline]
+    pub fn end_burst(&mut self, sink: &mut dyn RxSink) {
+        self.level.tell(sink);
     }
 
     /// Delivers packets of the current message, up to `budget`; `None` without a message.

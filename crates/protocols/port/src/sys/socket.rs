@@ -10,8 +10,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const UDP_NO_CHECK6_RX: i32 = 102;
 const SO_RXQ_OVFL: i32 = 40;
 const SO_MEMINFO: i32 = 55;
-/// Words that SO_MEMINFO gives (linux/sock_diag.h), and the one that counts lost packets.
+/// Words that SO_MEMINFO gives (linux/sock_diag.h): those of the receive buffer, and the one that counts lost packets.
 const MEMINFO_WORDS: usize = 9;
+const MEMINFO_RECEIVE_USED: usize = 0;
+const MEMINFO_RECEIVE_SIZE: usize = 1;
 const MEMINFO_DROPS: usize = 8;
 const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_MULTICAST_ALL: i32 = 29;
@@ -158,15 +160,27 @@ pub fn receive_buffer(fd: &OwnedFd) -> u32 {
     if rc == 0 { u32::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// Packets that the socket has lost for want of buffer since it was opened; 0 if the kernel does not tell.
-pub fn lost(fd: &OwnedFd) -> u32 {
+/// What the kernel tells of a socket's memory; zeros if it does not.
+fn memory(fd: RawFd) -> [u32; MEMINFO_WORDS] {
     let (mut words, mut len) = ([0u32; MEMINFO_WORDS], size_of::<[u32; MEMINFO_WORDS]>() as libc::socklen_t);
     // SAFETY: the words and their length live during the call.
     let rc = unsafe {
         let value = (&raw mut words).cast();
-        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, value, &mut len)
+        libc::getsockopt(fd, libc::SOL_SOCKET, SO_MEMINFO, value, &mut len)
     };
-    if rc == 0 { words[MEMINFO_DROPS] } else { 0 }
+    if rc == 0 { words } else { [0; MEMINFO_WORDS] }
+}
+
+/// Packets that the socket has lost for want of buffer since it was opened; 0 if the kernel does not tell.
+pub fn lost(fd: &OwnedFd) -> u32 {
+    memory(fd.as_raw_fd())[MEMINFO_DROPS]
+}
+
+/// Bytes of the receive buffer in use, and its size, in the kernel's accounting; zeros if the kernel does not tell. What was
+/// received lately may still count as in use, up to a quarter of the size (`udp_rmem_release`).
+pub fn receive_use(fd: RawFd) -> (u32, u32) {
+    let words = memory(fd);
+    (words[MEMINFO_RECEIVE_USED], words[MEMINFO_RECEIVE_SIZE])
 }
 
 /// Makes the kernel refuse trains on the socket, as some paths do: UDP_SEGMENT needs UDP checksums.

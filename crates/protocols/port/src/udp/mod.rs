@@ -190,6 +190,7 @@ impl Port for UdpPort {
                 taken += self.rx.burst(&mut self.socks, index, budget - taken, sink);
             }
         }
+        self.rx.end_burst(sink);
         taken
     }
 
@@ -272,5 +273,40 @@ mod tests {
             assert_eq!(sink.payloads(), payloads);
         }
         assert_eq!(b.ids_recovered(), 0, "identifications are 0 without trains");
+    }
+
+    #[test]
+    fn a_socket_s_fill_and_losses_are_told_and_end() {
+        use crate::ReceivePressure::{self, Free, ThreeQuarters};
+        let open = |addr: &str| {
+            let addr = Some(addr.parse().unwrap());
+            let (dev, udp_port) = (Some("lo".into()), Some(10_791));
+            let spec = UdpSpec { dev, addr, udp_port, rcvbuf: 200 << 10, ..UdpSpec::default() };
+            UdpPort::open(&spec, &Encapsulation::ROCE, "udp:dev=lo", 0, 1).unwrap()
+        };
+        let (mut a, mut b) = (open("127.0.0.3"), open("127.0.0.4"));
+        let payloads: Vec<Vec<u8>> = (0..500u32).map(|i| vec![i as u8; 1024]).collect();
+        let flow = flow("127.0.0.3", "127.0.0.4");
+        let mut send = |count: usize| {
+            a.tx_burst(Nanos(0), &batch_of(&flow, &payloads[..count]), &mut |r| panic!("{r}"));
+        };
+        let mut burst = || {
+            let mut sink = Collect::default();
+            b.rx_burst(Nanos(0), 1000, &mut sink);
+            sink
+        };
+        // A burst that one call takes costs no further one, and one that finds nothing neither.
+        send(10);
+        assert_eq!(burst().pressure, []);
+        send(500);
+        let sink = burst();
+        assert_eq!(sink.pressure, [ThreeQuarters], "{} frames", sink.frames.len());
+        assert!(sink.frames.len() < 500, "more than the buffer holds");
+        // The kernel tells what was lost with the next packets.
+        send(10);
+        let sink = burst();
+        assert!(sink.dropped.contains(&Reason::ReceiveOverflow));
+        assert_eq!(sink.pressure, [Free]);
+        assert_eq!(burst().pressure, Vec::<ReceivePressure>::new());
     }
 }

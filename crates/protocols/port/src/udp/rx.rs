@@ -3,7 +3,7 @@
 
 use super::socks::UdpSocket;
 use crate::ether::IpId;
-use crate::rx_train::{PacketVerifier, RxMessages, RxTrain, report_lost};
+use crate::rx_train::{BufferLevel, PacketVerifier, RxMessages, RxTrain, report_lost};
 use crate::{Encapsulation, RxSink};
 use burst_base::Reason;
 use burst_frame::Flow;
@@ -13,6 +13,7 @@ use std::os::fd::AsRawFd;
 pub struct UdpRx {
     messages: RxMessages,
     verifier: PacketVerifier,
+    level: BufferLevel,
     /// Index of the socket from which the messages came.
     sock: usize,
 }
@@ -23,6 +24,7 @@ impl UdpRx {
         UdpRx {
             messages: RxMessages::new(),
             verifier: PacketVerifier::new(encapsulation, usize::MAX, strict_id),
+            level: BufferLevel::default(),
             sock: 0,
         }
     }
@@ -54,7 +56,7 @@ impl UdpRx {
     pub fn burst(&mut self, socks: &mut [UdpSocket], index: usize, budget: usize, sink: &mut dyn RxSink) -> usize {
         let fd = socks[index].fd.as_raw_fd();
         self.sock = index;
-        let (mut taken, mut more) = (0, true);
+        let (mut taken, mut more, mut first) = (0, true, true);
         while more && taken < budget {
             match self.messages.fill(fd, budget - taken) {
                 Ok(waiting) => more = waiting,
@@ -65,9 +67,18 @@ impl UdpRx {
                     return taken;
                 }
             }
+            if more && std::mem::take(&mut first) {
+                self.level.look(fd);
+            }
             taken += self.deliver_rest(socks, budget - taken, sink);
         }
         taken
+    }
+
+    /// The burst from all sockets ends.
+    #[inline]
+    pub fn end_burst(&mut self, sink: &mut dyn RxSink) {
+        self.level.tell(sink);
     }
 
     /// Delivers packets of the present message, up to `budget`; `None` without a message.

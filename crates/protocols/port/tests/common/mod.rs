@@ -7,7 +7,7 @@ use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_port::ether::ICRC;
 use burst_port::udp::UdpPort;
-use burst_port::{Encapsulation, Port, PortKind, PortSpec, RxSink};
+use burst_port::{Encapsulation, Port, PortKind, PortSpec, ReceivePressure, RxSink};
 use burst_span::Span;
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,8 @@ pub struct Collect {
     pub dropped: Vec<Reason>,
     /// Numbers of packets of the trains that were delivered whole; their packets are among the frames.
     pub trains: Vec<usize>,
+    /// Pressure on the receive buffers, as it was told.
+    pub pressure: Vec<ReceivePressure>,
 }
 
 impl Collect {
@@ -73,6 +75,9 @@ impl RxSink for Collect {
     }
     fn dropped(&mut self, reason: Reason) {
         self.dropped.push(reason);
+    }
+    fn pressure(&mut self, pressure: ReceivePressure) {
+        self.pressure.push(pressure);
     }
 }
 

@@ -16,7 +16,9 @@ use burst_shm::layout::{Cqe, SendWqe, Sge};
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
 use burst_shm::testing;
-use burst_transport::{Effects, Env, Qp, QpConfig, RecordPool, RecvQueue, Signal, TxBudget, TxState, XrcSrq};
+use burst_transport::{
+    AckReport, Effects, Env, HostPressure, Qp, QpConfig, RecordPool, RecvQueue, Signal, TxBudget, TxState, XrcSrq,
+};
 use burst_wire::{Opcode, Packet};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -49,6 +51,10 @@ pub struct RecordedEffects {
     pub records: RecordPool,
     /// Times that the peer refused selective repeat.
     pub refused: u32,
+    /// What acknowledgements of selective repeat said of the path.
+    pub reports: Vec<AckReport>,
+    /// Pressure on the receive buffers of this end.
+    pub pressure: HostPressure,
 }
 
 impl RecordedEffects {
@@ -89,6 +95,12 @@ impl Effects for RecordedEffects {
     }
     fn selective_refused(&mut self) {
         self.refused += 1;
+    }
+    fn acknowledged(&mut self, report: &AckReport) {
+        self.reports.push(*report);
+    }
+    fn host_pressure(&self) -> HostPressure {
+        self.pressure
     }
 }
 
@@ -222,6 +234,8 @@ impl End {
             srqs: Vec::new(),
             records: RecordPool::default(),
             refused: 0,
+            reports: Vec::new(),
+            pressure: HostPressure::default(),
         };
         let (ip, window) = (ip_of(index), setup.window);
         End { qp, sq, rq, mem, keys, fx, tx: TxBatch::new(64), ip, lkey, window, last: TxState::Idle, carried: 0 }
