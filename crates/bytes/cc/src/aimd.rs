@@ -6,8 +6,9 @@
 //! packets, of several queue pairs.
 //!
 //! A peer that says that its receive buffers are more than three quarters full ([`AckSample::pressure`]) is about to drop
-//! packets: that counts as a loss, at most once per round trip and [`HALVE_PAUSE`], and the window does not grow meanwhile. A
-//! loss that was none is undone if no other came since. Marks and congestion notifications are not used. No timer.
+//! packets: that counts as a loss, but at most once per round trip, and the window does not grow meanwhile. [`HALVE_PAUSE`]
+//! would be too long: in a round trip of 30 us the window grows from half to its maximum within a millisecond, and the buffer
+//! overflows. A loss that was none is undone if no other came since. Marks and congestion notifications are not used. No timer.
 
 use crate::api::{AckSample, RATE_UNPACED, SendLimits};
 use burst_base::Nanos;
@@ -27,20 +28,25 @@ pub struct Aimd {
     halved_at: Nanos,
     /// The window before the last loss; 0 if that loss cannot be undone.
     undo_bytes: u64,
+    /// The last round trip; [`HALVE_PAUSE`] before the first.
+    rtt: Nanos,
 }
 
 impl Aimd {
     /// A controller with its window at `window_max_bytes`, or at [`WINDOW_MIN`] if that is larger.
     pub fn new(window_max_bytes: u64) -> Aimd {
         let window_max_bytes = window_max_bytes.max(WINDOW_MIN);
-        Aimd { window_bytes: window_max_bytes, window_max_bytes, halved_at: Nanos(0), undo_bytes: 0 }
+        Aimd { window_bytes: window_max_bytes, window_max_bytes, halved_at: Nanos(0), undo_bytes: 0, rtt: HALVE_PAUSE }
     }
 
     /// Bytes were acknowledged: the window grows in proportion.
     #[inline]
     pub fn on_ack(&mut self, now: Nanos, sample: &AckSample) {
+        if let Some(rtt) = sample.rtt {
+            self.rtt = rtt;
+        }
         if sample.is_peer_congested() {
-            return self.on_pressure(now, sample);
+            return self.on_pressure(now);
         }
         let increase = INCREASE_BYTES * sample.acked_bytes / self.window_bytes;
         self.window_bytes = (self.window_bytes + increase).min(self.window_max_bytes);
@@ -62,8 +68,8 @@ impl Aimd {
 
     /// The peer's receive buffers are nearly full.
     #[cold]
-    fn on_pressure(&mut self, now: Nanos, sample: &AckSample) {
-        self.halve(now, sample.rtt.map_or(HALVE_PAUSE, |rtt| rtt.max(HALVE_PAUSE)));
+    fn on_pressure(&mut self, now: Nanos) {
+        self.halve(now, self.rtt);
         self.undo_bytes = 0;
     }
 

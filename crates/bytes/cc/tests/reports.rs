@@ -65,15 +65,23 @@ fn aimd_halves_once_per_round_trip_of_pressure_and_grows_when_it_ends() {
     let mut c = controller("aimd");
     let pressed =
         |rtt: u64| AckSample { acked_bytes: MTU, pressure: 2, rtt: (rtt > 0).then(|| ms(rtt)), ..AckSample::default() };
-    c.on_ack(ms(10), &pressed(5));
+    // Before a round trip is measured as for losses, and together with them.
+    c.on_ack(ms(9), &pressed(0));
+    c.on_loss(ms(9), LossKind::Fast);
+    assert_eq!(bytes(&c), MAX / 2);
+    c.on_ack(Nanos(9_999_999), &pressed(0));
+    assert_eq!(bytes(&c), MAX / 2);
     c.on_ack(ms(14), &pressed(5));
-    assert_eq!(bytes(&c), MAX / 2, "within a round trip");
-    c.on_ack(ms(15), &pressed(5));
-    assert_eq!(bytes(&c), MAX / 4);
-    // Without a measured round trip as for losses, and together with them.
-    c.on_ack(ms(16), &pressed(0));
-    c.on_loss(ms(16), LossKind::Fast);
+    c.on_ack(ms(18), &pressed(0));
+    assert_eq!(bytes(&c), MAX / 4, "within a round trip");
+    c.on_ack(ms(19), &pressed(0));
     assert_eq!(bytes(&c), MAX / 8);
+    // A round trip is shorter than the pause between losses.
+    let short = AckSample { rtt: Some(Nanos(30_000)), ..pressed(0) };
+    c.on_ack(Nanos(19_100_000), &short);
+    assert_eq!(bytes(&c), WINDOW_MIN.max(MAX / 16));
+    c.on_loss(Nanos(19_200_000), LossKind::Fast);
+    assert_eq!(bytes(&c), WINDOW_MIN.max(MAX / 16));
     for k in 0..1000 {
         c.on_ack(ms(20 + k), &pressed(0));
     }

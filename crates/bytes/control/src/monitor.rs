@@ -122,11 +122,11 @@ pub struct CcPeer {
     pub cc: String,
     /// Whether the peer's daemon has chosen them.
     pub is_peers_choice: bool,
-    /// Variables of the controller.
+    /// Variables of the controller; and of the path, as the peer's acknowledgements report them.
     pub variables: Vec<CcVariable>,
 }
 
-/// A variable of a controller.
+/// A variable of a controller or a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CcVariable {
     /// Published name, with its unit.

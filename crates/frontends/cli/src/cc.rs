@@ -67,21 +67,55 @@ fn variable(peer: &CcPeer, name: &str) -> Option<f64> {
     peer.variables.iter().find(|variable| variable.name == name).map(|variable| variable.millionths as f64 / 1e6)
 }
 
+/// What is known of the path to a peer: from its acknowledgements if it reports it, else from the controller.
+struct PathNumbers {
+    rtt_ns: Option<f64>,
+    remote_delay_ns: Option<f64>,
+    ce_share: Option<f64>,
+    pressure: Option<f64>,
+    selective: bool,
+}
+
+impl PathNumbers {
+    fn of(peer: &CcPeer) -> PathNumbers {
+        PathNumbers {
+            rtt_ns: variable(peer, "path_rtt_ns").or_else(|| variable(peer, "rtt_ns")),
+            remote_delay_ns: variable(peer, "remote_delay_ns"),
+            ce_share: variable(peer, "ce_share").or_else(|| variable(peer, "alpha")),
+            pressure: variable(peer, "pressure"),
+            selective: variable(peer, "selective_repeat").is_some_and(|on| on > 0.0),
+        }
+    }
+}
+
 fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
     let mut text = format!("{cc}\n");
     if !peers.is_empty() {
         let _ = writeln!(
             text,
-            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>8}  {:<8} algorithm",
-            "device", "worker", "peer", "qps", "in flight", "window", "Mbit/s", "rtt us", "ce share", "kind"
+            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8}  {:<10} {:<8} algorithm",
+            "device",
+            "worker",
+            "peer",
+            "qps",
+            "in flight",
+            "window",
+            "Mbit/s",
+            "rtt us",
+            "delay us",
+            "ce share",
+            "pressure",
+            "repeat",
+            "kind"
         );
     }
     for peer in peers {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
         let rate = (peer.rate_bps > 0).then_some(peer.rate_bps as f64 / 1e6);
+        let path = PathNumbers::of(peer);
         let _ = writeln!(
             text,
-            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>8}  {:<8} {}{}",
+            "{:<8} {:<6} {:<28} {:>5} {:>10} {:>10} {:>10} {:>9} {:>9} {:>8} {:>8}  {:<10} {:<8} {}{}",
             format!("burst{}", peer.device),
             peer.worker,
             peer.peer.to_string(),
@@ -89,8 +123,11 @@ fn as_text(cc: &str, peers: &[CcPeer], hidden: u64) -> String {
             peer.inflight_bytes,
             peer.window_bytes,
             number(rate),
-            number(variable(peer, "rtt_ns").map(|rtt| rtt / 1e3)),
-            variable(peer, "alpha").map_or_else(|| "-".to_owned(), |share| format!("{share:.3}")),
+            number(path.rtt_ns.map(|rtt| rtt / 1e3)),
+            number(path.remote_delay_ns.map(|delay| delay / 1e3)),
+            path.ce_share.map_or_else(|| "-".to_owned(), |share| format!("{share:.3}")),
+            path.pressure.map_or_else(|| "-".to_owned(), |pressure| format!("{pressure:.0}")),
+            if path.selective { "selective" } else { "standard" },
             peer.kind,
             peer.cc,
             if peer.is_peers_choice { " (the peer's choice)" } else { "" },
@@ -107,6 +144,7 @@ fn as_json(cc: &str, peers: &[CcPeer], hidden: u64) -> Value {
     // Kinds of peers with different algorithms have no common one.
     let algorithm = (!cc.contains(", ")).then(|| name(cc));
     let rows = peers.iter().map(|peer| {
+        let path = PathNumbers::of(peer);
         let variables = peer.variables.iter().map(|v| (v.name.clone(), json!(v.millionths as f64 / 1e6))).collect();
         json!({
             "device": format!("burst{}", peer.device),
@@ -120,8 +158,11 @@ fn as_json(cc: &str, peers: &[CcPeer], hidden: u64) -> Value {
             "inflight_bytes": peer.inflight_bytes,
             "window_bytes": peer.window_bytes,
             "rate_bps": (peer.rate_bps > 0).then_some(peer.rate_bps),
-            "rtt_ns": variable(peer, "rtt_ns"),
-            "ce_share": variable(peer, "alpha"),
+            "rtt_ns": path.rtt_ns,
+            "remote_delay_ns": path.remote_delay_ns,
+            "ce_share": path.ce_share,
+            "pressure": path.pressure,
+            "selective_repeat": path.selective,
             "variables": Value::Object(variables),
         })
     });
@@ -143,8 +184,8 @@ mod tests {
 
     #[test]
     fn a_peer_shows_what_its_controller_knows() {
-        let alpha = CcVariable { name: "alpha".into(), millionths: 250_000 };
-        let peer = CcPeer {
+        let variable = |name: &str, millionths| CcVariable { name: name.into(), millionths };
+        let mut peer = CcPeer {
             worker: 0,
             device: 1,
             peer: [10, 0, 0, 2].into(),
@@ -155,16 +196,14 @@ mod tests {
             kind: "burst".into(),
             cc: "dcqcn:rpg_ai_rate=100M".into(),
             is_peers_choice: true,
-            variables: vec![alpha],
+            variables: vec![variable("alpha", 250_000), variable("selective_repeat", 0)],
         };
         let text = as_text("dcqcn", std::slice::from_ref(&peer), 0);
         let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
+        let known = ["burst1", "0", "10.0.0.2", "3", "4096", "65536", "2500.0"];
         let chosen = ["burst", "dcqcn:rpg_ai_rate=100M", "(the", "peer's", "choice)"];
-        assert_eq!(
-            row,
-            [&["burst1", "0", "10.0.0.2", "3", "4096", "65536", "2500.0", "-", "0.250"][..], &chosen].concat()
-        );
-        let value = as_json("dcqcn:a=1", &[peer], 2);
+        assert_eq!(row, [&known[..], &["-", "-", "0.250", "-", "standard"], &chosen].concat());
+        let value = as_json("dcqcn:a=1", std::slice::from_ref(&peer), 2);
         assert_eq!((&value["algorithm"], &value["not_shown"]), (&json!("dcqcn"), &json!(2)));
         assert_eq!(
             (&value["peers"][0]["algorithm"], &value["peers"][0]["peers_choice"]),
@@ -172,6 +211,16 @@ mod tests {
         );
         assert_eq!(as_json("standard aimd, burst dctcp, loopback aimd", &[], 0)["algorithm"], Value::Null);
         assert_eq!((&value["peers"][0]["ce_share"], &value["peers"][0]["rtt_ns"]), (&json!(0.25), &Value::Null));
+        // A peer that reports: its numbers, not what the controller thinks of them.
+        let reported = [("path_rtt_ns", 12_000), ("remote_delay_ns", 6_400), ("pressure", 2), ("selective_repeat", 1)];
+        peer.variables = reported.map(|(name, value)| variable(name, value * 1_000_000)).to_vec();
+        peer.variables.extend([variable("alpha", 250_000), variable("ce_share", 100_000), variable("rtt_ns", 1)]);
+        let text = as_text("dctcp", std::slice::from_ref(&peer), 0);
+        let row: Vec<&str> = text.lines().nth(2).expect("a row").split_whitespace().collect();
+        assert_eq!(row[7..12], ["12.0", "6.4", "0.100", "2", "selective"]);
+        let value = &as_json("dctcp", &[peer], 0)["peers"][0];
+        assert_eq!((&value["pressure"], &value["remote_delay_ns"]), (&json!(2.0), &json!(6_400.0)));
+        assert_eq!((&value["selective_repeat"], &value["rtt_ns"]), (&json!(true), &json!(12_000.0)));
         assert_eq!(as_text("aimd", &[], 7), "aimd\n7 peers are not shown; root sees them\n");
     }
 }

@@ -14,9 +14,7 @@ use crate::paths::WindowLine;
 use crate::peer_hello::PeerHello;
 use crate::peer_report::PeerReport;
 use burst_base::{DeviceId, Nanos};
-use burst_cc::{
-    AckSample, Aimd, Algorithm, Controller, LossKind, PRESSURE_CONGESTED, Params, PeerKind, RATE_UNPACED, SendLimits,
-};
+use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params, PeerKind, RATE_UNPACED, SendLimits};
 use burst_frame::TxFrame;
 use burst_port::{PortCaps, UNRESOLVED_BYTES};
 use burst_transport::{AckReport, Signal};
@@ -163,7 +161,6 @@ impl Path {
     pub(crate) fn observe(&self, visit: &mut dyn FnMut(&'static str, f64)) -> u64 {
         self.controller.observe(visit);
         self.report.observe(visit);
-        visit("selective_repeat", f64::from(u8::from(self.hello.window() > 0)));
         self.controller.limits().rate_bps
     }
 
@@ -189,18 +186,17 @@ impl Path {
     }
 
     /// Acknowledgements of selective repeat say this of the path. The controller gets it with the bytes that they acknowledge;
-    /// those that use nothing of it but pressure (`aimd`) get that at once.
+    /// `aimd` and `none`, which use nothing of it but pressure and round trips, at once.
     #[inline(never)]
     pub(crate) fn on_report(&mut self, now: Nanos, report: &AckReport) {
         self.report.add(report);
         match &mut self.tuned {
             Some(tuned) => tuned.reported.get_or_insert_default().add(report),
-            None if report.pressure >= PRESSURE_CONGESTED => {
+            None => {
                 let AckReport { rtt, pressure, .. } = *report;
                 let sample = AckSample { rtt, pressure, inflight_bytes: self.inflight, ..AckSample::default() };
                 self.controller.on_ack(now, &sample);
             }
-            None => {}
         }
     }
 
@@ -435,6 +431,61 @@ mod tests {
             p.moved(Nanos(90_000), 1, 4096, 0);
         }
         assert_eq!(rtt(&p), 30_000.0);
+    }
+
+    #[test]
+    fn a_report_reaches_the_controller_with_the_bytes_that_it_acknowledges() {
+        let mut p = path_with(Algorithm::Swift);
+        let value = |p: &Path, wanted: &str| {
+            let mut found = None;
+            p.observe(&mut |name, value| found = if name == wanted { Some(value) } else { found });
+            found
+        };
+        p.moved(Nanos(0), 1, 0, 65_536);
+        p.left_bytes(Nanos(0), 1, (65_536, 65_536), (0, 65_536));
+        let report = AckReport { rtt: Some(Nanos(20_000)), packets: 8, ce_packets: 2, ..AckReport::default() };
+        p.on_report(Nanos(40_000), &report);
+        p.on_report(Nanos(40_000), &AckReport { remote_delay: Nanos(6_400), packets: 8, ..AckReport::default() });
+        assert_eq!(value(&p, "rtt_ns"), Some(100_000.0), "no bytes were acknowledged");
+        p.moved(Nanos(40_000), 1, 65_536, 0);
+        assert_eq!(value(&p, "rtt_ns"), Some(20_000.0), "not the 40 us that the worker's clock shows");
+        let shown = ["path_rtt_ns", "remote_delay_ns", "ce_share", "pressure"].map(|name| value(&p, name));
+        assert_eq!(shown, [20_000.0, 6_400.0, 0.125, 0.0].map(Some));
+        // The next bytes come without a report.
+        p.moved(Nanos(50_000), 1, 0, 4096);
+        p.left_bytes(Nanos(50_000), 1, (4096, 4096), (0, 4096));
+        p.moved(Nanos(80_000), 1, 4096, 0);
+        assert_eq!(value(&p, "rtt_ns"), Some(30_000.0));
+    }
+
+    #[test]
+    fn whatever_peers_report_a_packet_may_be_in_flight() {
+        for algorithm in Algorithm::ALL {
+            let mut rng = burst_base::rng::Rng::new(9);
+            let (mut p, mut now) = (path_with(algorithm), Nanos(0));
+            for _ in 0..20_000 {
+                now = now + Nanos(rng.below(50_000));
+                let (packets, bits) = (rng.below(4_097) as u32, rng.between(1, 40));
+                let rtt = Nanos(rng.below(1 << bits));
+                p.on_report(
+                    now,
+                    &AckReport {
+                        rtt: (rng.below(3) > 0).then_some(rtt),
+                        remote_delay: Nanos(64 * rng.below(1 << 16)),
+                        packets,
+                        ce_packets: rng.below(u64::from(packets) + 1) as u32,
+                        pressure: rng.below(4) as u8,
+                    },
+                );
+                if rng.below(20) == 0 {
+                    p.on_signal(now, [Signal::Loss, Signal::Spurious, Signal::Timeout][rng.below(3) as usize]);
+                }
+                let bytes = rng.below(256 << 10);
+                p.moved(now, 1, 0, bytes);
+                p.moved(now, 1, bytes, 0);
+                assert!(p.window() >= 4096 && p.room(0) >= 4096, "{algorithm}: {}", p.window());
+            }
+        }
     }
 
     #[test]

@@ -25,9 +25,11 @@ impl Worker {
                 return (peers, Some(number as u32));
             }
             let mut variables = Vec::new();
-            let rate_bps = path.observe(&mut |name, value| {
+            let mut add = |name: &'static str, value: f64| {
                 variables.push(CcVariable { name: name.into(), millionths: (value * 1e6) as i64 });
-            });
+            };
+            let rate_bps = path.observe(&mut add);
+            add("selective_repeat", f64::from(u8::from(self.core.window_of(number) > 0)));
             peers.push(CcPeer {
                 worker: self.core.options.id,
                 device: path.device.index() as u32,
