@@ -18,6 +18,8 @@ pub const HELLO_ATTRIBUTE: u16 = 0x0010;
 pub const HELLO_VERSION: u8 = 1;
 /// Feature: requests of the selective repeat family are accepted on RC queue pairs.
 pub const FEATURE_SELECTIVE: u32 = 1 << 0;
+/// Feature: requests of the selective repeat family are accepted on XRC queue pairs.
+pub const FEATURE_XRC_SELECTIVE: u32 = 1 << 1;
 
 /// Longest text of a congestion control in a hello.
 pub const HELLO_CC_MAX: usize = 192;

@@ -313,17 +313,8 @@ impl Worker {
         let qp = slot.endpoint.qp();
         let attr = qp.query();
         let connected = matches!(attr.qp_state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        let (true, QpType::Rc) = (connected, qp.qp_type()) else { return };
-        let (device, until) = (slot.device, now + LINGER);
-        let stone = Tombstone {
-            qpn: slot.qpn,
-            peer: attr.dest_qpn,
-            cm: None,
-            device,
-            flow: *qp.flow(),
-            until,
-            expected: Some(attr.rq_psn),
-        };
+        let (true, QpType::Rc | QpType::XrcRecv) = (connected, qp.qp_type()) else { return };
+        let stone = Tombstone { until: now + LINGER, expected: Some(attr.rq_psn), ..slot.tombstone(*qp.flow(), None) };
         let PortSlot { batch, counters, .. } = &mut self.ports[slot.device.index()];
         tombstone::announce(&stone, batch);
         counters.count(Reason::ProcessDied);
@@ -416,10 +407,10 @@ impl DataPath<'_> {
             file.note_expected(index, slot.endpoint.qp().expected_psn());
             file.write(index, &slot.tombstone(flow, None));
         }
-        let is_rc = slot.endpoint.qp().qp_type() == QpType::Rc;
-        slot.endpoint.qp_mut().use_selective(self.core.window_of(at as usize));
+        let qp_type = slot.endpoint.qp().qp_type();
+        slot.endpoint.qp_mut().use_selective(self.core.window_of(at as usize, qp_type));
         put(&mut self.core.qps, index, slot);
-        if is_rc {
+        if qp_type == QpType::Rc || qp_type.is_xrc() {
             self.core.greet(now, at, &flow);
         }
     }

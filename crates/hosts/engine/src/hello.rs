@@ -11,13 +11,13 @@ use crate::objects::NO_PATH;
 use crate::peer_hello::PeerHello;
 use crate::receive::RxBurst;
 use crate::worker::{Core, PortSlot, Worker};
-use burst_base::verbs::Mtu;
+use burst_base::verbs::{Mtu, QpType};
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason, TokenBucket};
 use burst_cc::PeerKind;
 use burst_frame::{Flow, TxBatch};
 use burst_gsi::GSI_QKEY;
 use burst_transport::WINDOW_PSNS;
-use burst_wire::hello::{FEATURE_SELECTIVE, Hello, HelloCc};
+use burst_wire::hello::{FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
 use std::net::IpAddr;
 
@@ -61,7 +61,7 @@ impl Core {
             is_answer: false,
             tid,
             boot_id: self.boot_id(),
-            features: if self.options.selective { FEATURE_SELECTIVE } else { 0 },
+            features: if self.options.selective { FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE } else { 0 },
             window: WINDOW_PSNS,
             tail_bytes: burst_transport::TAIL_BYTES as u16,
             mtu: mtu as u8,
@@ -101,16 +101,18 @@ impl Core {
         }
     }
 
-    /// PSNs of the peer's window for the selective repeat family; 0: the standard family is used.
-    pub(crate) fn window_of(&self, at: usize) -> u32 {
-        if self.options.selective { self.paths[at].hello.window() } else { 0 }
+    /// PSNs of the peer's window for requests of queue pairs of this type; 0: the standard family is used.
+    pub(crate) fn window_of(&self, at: usize, qp_type: QpType) -> u32 {
+        if self.options.selective { self.paths[at].hello.window(qp_type) } else { 0 }
     }
 
     /// Tells the queue pairs of a path which family they are to use.
     fn tell_family(&mut self, at: usize) {
-        let window = self.window_of(at);
-        for slot in self.qps.iter_mut().flatten().filter(|slot| slot.path as usize == at && slot.path != NO_PATH) {
-            slot.endpoint.qp_mut().use_selective(window);
+        let Core { paths, qps, options, .. } = self;
+        let hello = &paths[at].hello;
+        for slot in qps.iter_mut().flatten().filter(|slot| slot.path as usize == at && slot.path != NO_PATH) {
+            let qp = slot.endpoint.qp_mut();
+            qp.use_selective(if options.selective { hello.window(qp.qp_type()) } else { 0 });
         }
     }
 }

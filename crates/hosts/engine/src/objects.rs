@@ -171,8 +171,9 @@ pub(crate) fn waits_for(qps: &[Option<Box<QpSlot>>], path: u32, place: ReadyPlac
 impl QpSlot {
     /// The tombstone of the queue pair, if its process died now.
     pub(crate) fn tombstone(&self, flow: Flow, cm: Option<CmIds>) -> Tombstone {
-        let peer = self.endpoint.qp().query().dest_qpn;
-        Tombstone { qpn: self.qpn, peer, cm, device: self.device, flow, until: Nanos(0), expected: None }
+        let (qp, device) = (self.endpoint.qp(), self.device);
+        let (peer, is_xrc) = (qp.query().dest_qpn, qp.qp_type().is_xrc());
+        Tombstone { qpn: self.qpn, peer, is_xrc, cm, device, flow, until: Nanos(0), expected: None }
     }
 
     /// A slot for a queue pair that has not been scheduled yet.

@@ -1,16 +1,17 @@
 //! What is known of a peer's daemon, kept for each path and forgotten with it.
 //!
-//! A worker asks when the first RC queue pair joins a path, without waiting for the answer: queue pairs use the standard family
-//! until it comes. It asks again after [`WAITS`]; then the peer counts as standard for [`STANDARD_FOR`]. A peer that has answered
-//! is asked again every [`REFRESH`], because its daemon may have been replaced by one that can do less.
+//! A worker asks when the first RC or XRC queue pair joins a path, without waiting for the answer: queue pairs use the standard
+//! family until it comes. It asks again after [`WAITS`]; then the peer counts as standard for [`STANDARD_FOR`]. A peer that has
+//! answered is asked again every [`REFRESH`], because its daemon may have been replaced by one that can do less.
 //!
 //! A daemon that neither uses selective repeat nor has chosen a congestion control for Burst daemons asks only peers that ask.
 
 use burst_base::Nanos;
+use burst_base::verbs::QpType;
 use burst_cc::{CcChoice, ChoiceRank, Params, PeerChoice};
 use burst_frame::Flow;
 use burst_transport::WINDOW_PSNS;
-use burst_wire::hello::{FEATURE_SELECTIVE, Hello, HelloCc};
+use burst_wire::hello::{FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
 
 /// Waits for the answers to the first question and its repetitions.
 const WAITS: [Nanos; 3] = [Nanos::from_ms(250), Nanos::from_ms(1_000), Nanos::from_ms(4_000)];
@@ -24,8 +25,9 @@ const CHOICE_PAUSE: Nanos = Nanos::from_ms(1_000);
 /// What is known of the daemon at the other end of a path.
 #[derive(Debug)]
 pub(crate) struct PeerHello {
-    /// PSNs of the peer's window for the selective repeat family; 0: the standard family is used.
+    /// PSNs of the peer's window for the selective repeat family, and its `FEATURE_…` bits; 0 and 0: the standard family is used.
     window: u32,
+    features: u32,
     boot_id: u64,
     /// The flow of questions, once a queue pair has joined.
     flow: Option<Flow>,
@@ -49,6 +51,7 @@ impl Default for PeerHello {
     fn default() -> Self {
         PeerHello {
             window: 0,
+            features: 0,
             boot_id: 0,
             flow: None,
             tid: 0,
@@ -63,9 +66,10 @@ impl Default for PeerHello {
 }
 
 impl PeerHello {
-    /// PSNs of the peer's window; 0: the standard family is used.
-    pub(crate) fn window(&self) -> u32 {
-        self.window
+    /// PSNs of the peer's window for requests of queue pairs of this type; 0: the standard family is used.
+    pub(crate) fn window(&self, qp_type: QpType) -> u32 {
+        let feature = if qp_type.is_xrc() { FEATURE_XRC_SELECTIVE } else { FEATURE_SELECTIVE };
+        if self.features & feature != 0 { self.window } else { 0 }
     }
     /// Whether the peer is a Burst daemon, as far as is known.
     pub(crate) fn is_burst(&self) -> bool {
@@ -116,7 +120,7 @@ impl PeerHello {
         if self.tid == 0 || hello.tid != self.tid {
             return false;
         }
-        self.window = if hello.features & FEATURE_SELECTIVE != 0 { hello.window.min(WINDOW_PSNS) } else { 0 };
+        (self.window, self.features) = (hello.window.min(WINDOW_PSNS), hello.features);
         (self.boot_id, self.tid, self.tries, self.due) = (hello.boot_id, 0, 0, now + REFRESH);
         self.answered_at = now;
         let is_lower = hello.boot_id < own_boot_id;
@@ -142,7 +146,8 @@ impl PeerHello {
     /// The peer does not answer packets of the selective repeat family, or questions: it counts as standard.
     #[cold]
     pub(crate) fn refused(&mut self, now: Nanos) {
-        (self.window, self.tid, self.tries, self.due) = (0, 0, 0, now + STANDARD_FOR);
+        (self.window, self.features) = (0, 0);
+        (self.tid, self.tries, self.due) = (0, 0, now + STANDARD_FOR);
         self.choice_is_new |= self.is_burst;
         (self.is_burst, self.choice) = (false, None);
     }
@@ -172,7 +177,7 @@ mod tests {
             asked.push(peer.on_due(now, tid).map(|_| now.0 / 1_000_000));
         }
         assert_eq!(asked, [Some(0), Some(250), Some(1250), None]);
-        assert_eq!((peer.window(), peer.due()), (0, Nanos(7) + Nanos::from_ms(5_250) + STANDARD_FOR));
+        assert_eq!((peer.window(QpType::Rc), peer.due()), (0, Nanos(7) + Nanos::from_ms(5_250) + STANDARD_FOR));
         // By its question it shows that it can answer by now.
         peer.on_question(Nanos(9), &answer(0));
         assert_eq!(peer.due(), Nanos(9));
@@ -186,15 +191,33 @@ mod tests {
         assert!(peer.on_due(Nanos(0), 77).is_some());
         assert!(!peer.on_answer(Nanos(1), &answer(78), 9));
         assert!(peer.on_answer(Nanos(1), &answer(77), 9) && !peer.on_answer(Nanos(1), &answer(77), 9));
-        assert_eq!((peer.window(), peer.due()), (WINDOW_PSNS, Nanos(1) + REFRESH));
+        assert_eq!((peer.window(QpType::Rc), peer.due()), (WINDOW_PSNS, Nanos(1) + REFRESH));
         // A question with another boot id brings the next question forward, and changes nothing else.
         peer.on_question(Nanos(2), &answer(0));
         assert_eq!(peer.due(), Nanos(1) + REFRESH);
         peer.on_question(Nanos(2), &Hello { boot_id: 6, ..answer(0) });
-        assert_eq!((peer.due(), peer.window()), (Nanos(2), WINDOW_PSNS));
+        assert_eq!((peer.due(), peer.window(QpType::Rc)), (Nanos(2), WINDOW_PSNS));
         peer.on_due(Nanos(2), 79);
         assert!(peer.on_answer(Nanos(3), &Hello { features: 0, ..answer(79) }, 9));
-        assert_eq!(peer.window(), 0);
+        assert_eq!(peer.window(QpType::Rc), 0);
+    }
+
+    #[test]
+    fn each_service_uses_the_family_only_if_the_peer_accepts_it_there() {
+        let windows = |features| {
+            let mut peer = PeerHello::default();
+            peer.join(Nanos(0), &Flow::default(), true);
+            peer.on_due(Nanos(0), 77);
+            assert!(peer.on_answer(Nanos(1), &Hello { features, window: 500, ..answer(77) }, 9));
+            let windows = [QpType::Rc, QpType::XrcSend].map(|qp_type| peer.window(qp_type));
+            peer.refused(Nanos(2));
+            assert_eq!((peer.window(QpType::Rc), peer.window(QpType::XrcSend)), (0, 0));
+            windows
+        };
+        assert_eq!(windows(FEATURE_SELECTIVE), [500, 0]);
+        assert_eq!(windows(FEATURE_XRC_SELECTIVE), [0, 500]);
+        assert_eq!(windows(FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE), [500; 2]);
+        assert_eq!(windows(0), [0; 2]);
     }
 
     #[test]

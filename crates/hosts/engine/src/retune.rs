@@ -10,6 +10,7 @@ use crate::path::PathLink;
 use crate::paths::NOT_WAITING;
 use crate::worker::Worker;
 use burst_base::Nanos;
+use burst_base::verbs::QpType;
 use burst_cc::{Algorithm, CcTable, Params};
 use burst_control::monitor::{CcPeer, CcVariable};
 
@@ -29,7 +30,7 @@ impl Worker {
                 variables.push(CcVariable { name: name.into(), millionths: (value * 1e6) as i64 });
             };
             let rate_bps = path.observe(&mut add);
-            add("selective_repeat", f64::from(u8::from(self.core.window_of(number) > 0)));
+            add("selective_repeat", f64::from(u8::from(self.core.window_of(number, QpType::Rc) > 0)));
             peers.push(CcPeer {
                 worker: self.core.options.id,
                 device: path.device.index() as u32,

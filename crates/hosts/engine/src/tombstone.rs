@@ -23,6 +23,8 @@ pub struct Tombstone {
     pub qpn: Qpn,
     /// Number of the peer's queue pair.
     pub peer: Qpn,
+    /// It was an XRC target.
+    pub is_xrc: bool,
     /// Communication ids of the connection, if it was set up by the connection manager.
     pub cm: Option<CmIds>,
     /// Device of the queue pair.
@@ -79,9 +81,15 @@ impl Tombstones {
         }
         let stone = self.stones.get_mut(&packet.bth.dest_qpn).filter(|(stone, _)| stone.flow.dst == src);
         // The NAK is one of the standard family in any case: a requester takes it in either.
-        let is_rc = matches!(packet.info.service, Service::Rc | Service::RcSr);
-        let is_request = is_rc && packet.info.kind.is_request();
-        let (stone, naks) = stone.filter(|_| is_request).ok_or(Reason::UnknownQpn)?;
+        let is_request = |stone: &Tombstone| {
+            let fits = match packet.info.service {
+                Service::Rc | Service::RcSr => !stone.is_xrc,
+                Service::Xrc | Service::XrcSr => stone.is_xrc,
+                _ => false,
+            };
+            fits && packet.info.kind.is_request()
+        };
+        let (stone, naks) = stone.filter(|(stone, _)| is_request(stone)).ok_or(Reason::UnknownQpn)?;
         if !naks.take(now) {
             return Err(Reason::AnswerWithheld);
         }
@@ -104,7 +112,8 @@ pub fn announce(stone: &Tombstone, batch: &mut TxBatch) {
 /// Appends the NAK of a tombstone for the request with number `psn`.
 fn nak(stone: &Tombstone, psn: Psn, batch: &mut TxBatch) {
     let aeth = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteOperation), msn: 0 };
-    let head = HeadBuf::new(&Bth::new(Opcode::RcAck, stone.peer, psn)).aeth(aeth);
+    let opcode = if stone.is_xrc { Opcode::XrcAck } else { Opcode::RcAck };
+    let head = HeadBuf::new(&Bth::new(opcode, stone.peer, psn)).aeth(aeth);
     // If the batch is full, the peer learns of the death from the answer to its next request.
     let _ = batch.push(&stone.flow, head.as_slice(), &[], 0);
 }
@@ -112,15 +121,22 @@ fn nak(stone: &Tombstone, psn: Psn, batch: &mut TxBatch) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burst_wire::{Seth, XrcEth};
 
     fn stone(qpn: u32, until: u64) -> Tombstone {
         let flow = Flow { dst: IpAddr::from([10, 0, 0, 2]), ..Flow::default() };
         let (qpn, peer, until) = (Qpn::new(qpn), Qpn::new(77), Nanos(until));
-        Tombstone { qpn, peer, cm: None, device: DeviceId(0), flow, until, expected: None }
+        Tombstone { qpn, peer, is_xrc: false, cm: None, device: DeviceId(0), flow, until, expected: None }
     }
 
     fn ask(stones: &mut Tombstones, now: u64, src: [u8; 4], opcode: Opcode, qpn: u32) -> Result<(), Reason> {
         let head = HeadBuf::new(&Bth::new(opcode, Qpn::new(qpn), Psn::new(5)));
+        let head = if matches!(opcode.service(), Service::Xrc | Service::XrcSr) {
+            head.xrceth(XrcEth { srqn: 1 })
+        } else {
+            head
+        };
+        let head = if opcode.service().is_selective() { head.seth(Seth::default()) } else { head };
         let packet = Packet::parse(head.as_slice()).expect("a packet");
         let mut batch = TxBatch::new(4);
         let result = stones.answer(Nanos(now), IpAddr::from(src), &packet, &mut batch);
@@ -145,6 +161,26 @@ mod tests {
         assert_eq!(answered, 255, "256 with the first");
         assert_eq!(ask(&mut stones, 2, peer, Opcode::RcSendOnly, 0x500), Err(Reason::AnswerWithheld));
         assert_eq!(ask(&mut stones, 1_001, peer, Opcode::RcSendOnly, 0x500), Err(Reason::UnknownQpn), "expired");
+    }
+
+    #[test]
+    fn an_xrc_target_is_answered_for_in_its_own_service() {
+        let mut stones = Tombstones::default();
+        stones.add(Tombstone { is_xrc: true, ..stone(0x500, 1_000) });
+        stones.add(stone(0x510, 1_000));
+        for (opcode, answers) in [
+            (Opcode::XrcSendOnly, [true, false]),
+            (Opcode::XrcSrSendOnly, [true, false]),
+            (Opcode::RcSendOnly, [false, true]),
+            (Opcode::RcSrSendOnly, [false, true]),
+        ] {
+            assert_eq!([0x500, 0x510].map(|qpn| ask(&mut stones, 1, [10, 0, 0, 2], opcode, qpn).is_ok()), answers);
+        }
+        let mut batch = TxBatch::new(4);
+        announce(&Tombstone { is_xrc: true, expected: Some(Psn::new(7)), ..stone(0x500, 1_000) }, &mut batch);
+        let heads = batch.frames().iter().map(|frame| Packet::parse(frame.head()).expect("a packet").bth);
+        let heads: Vec<_> = heads.map(|bth| (bth.opcode, bth.psn.get())).collect();
+        assert_eq!(heads, [(Opcode::XrcAck, 6), (Opcode::XrcAck, 7)]);
     }
 
     #[test]

@@ -166,7 +166,8 @@ fn checksum(bytes: &[u8]) -> u32 {
 }
 
 fn encode(stone: &Tombstone) -> Record {
-    let Tombstone { qpn, peer, cm, device, flow, until, expected: _ } = stone;
+    // The file has RC queue pairs only.
+    let Tombstone { qpn, peer, cm, device, flow, until, expected: _, is_xrc: _ } = stone;
     let ids = cm.unwrap_or_default();
     let mut record = [0; RECORD];
     record[..4].copy_from_slice(&MAGIC);
@@ -215,7 +216,7 @@ fn decode(record: &Record) -> Option<Tombstone> {
     let device = DeviceId::from_index(usize::from(record[74]));
     let cm = Some(CmIds { local: word(64), remote: word(68) }).filter(|ids| *ids != CmIds::default());
     let (qpn, peer, until) = (number(8)?, number(12)?, Nanos(long(48)));
-    Some(Tombstone { qpn, peer, cm, device, flow, until, expected: None })
+    Some(Tombstone { qpn, peer, is_xrc: false, cm, device, flow, until, expected: None })
 }
 
 #[cfg(test)]
@@ -235,7 +236,7 @@ mod tests {
             scope: 2,
         };
         let (qpn, peer, until) = (Qpn::new(qpn), Qpn::new(77), NOW + LINGER);
-        Tombstone { qpn, peer, cm: None, device: DeviceId(1), flow, until, expected: None }
+        Tombstone { qpn, peer, is_xrc: false, cm: None, device: DeviceId(1), flow, until, expected: None }
     }
 
     fn numbers(stones: &[Tombstone]) -> Vec<u32> {

@@ -5,12 +5,15 @@ mod harness;
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cc::{Algorithm, Params};
+use burst_control::events::EventQueue;
 use burst_port::Port;
 use burst_port::impair::Impair;
 use burst_port::mem::{MemConfig, pair};
 use burst_port::spec::{ImpairSpec, Ppm};
+use burst_shm::{Cqe, SendWqe};
 use harness::{AppQp, BASE, Host, poll, request, run};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 const BYTES: u32 = 1 << 20;
 const DEVICE: DeviceId = DeviceId(0);
@@ -27,7 +30,11 @@ fn hosts(impair: ImpairSpec, selective: [bool; 2]) -> (Host, Host) {
 }
 
 fn connected(a: &mut Host, b: &mut Host) -> (AppQp, AppQp) {
-    let (qa, qb) = (a.create(QpType::Rc), b.create(QpType::Rc));
+    connected_as(a, b, [QpType::Rc; 2])
+}
+
+fn connected_as(a: &mut Host, b: &mut Host, qp_types: [QpType; 2]) -> (AppQp, AppQp) {
+    let (qa, qb) = (a.create(qp_types[0]), b.create(qp_types[1]));
     let (caps_a, caps_b) = (a.caps.clone(), b.caps.clone());
     a.connect(&qa, qb.qpn, &caps_b, Mtu::B1024);
     b.connect(&qb, qa.qpn, &caps_a, Mtu::B1024);
@@ -122,6 +129,54 @@ fn loss_costs_less_than_a_third_of_the_time_that_go_back_n_needs() {
         back / 1000
     );
     assert!(3 * lossy < back, "{clean} {lossy} {back}");
+}
+
+#[test]
+fn xrc_queue_pairs_use_the_family_as_well() {
+    let (mut a, mut b) = hosts(ImpairSpec { loss: Ppm(10_000), ..ImpairSpec::default() }, [true, true]);
+    let (mut qa, qb) = connected_as(&mut a, &mut b, [QpType::XrcSend, QpType::XrcRecv]);
+    let (cq, mut completions) = b.create_cq(128, Arc::new(EventQueue::default()));
+    let mut queue = b.add_xrc_srq(3, 64, cq);
+    let mut now = Nanos(0);
+    greet(&mut a, &mut b, &mut now);
+    let bytes = fill(&a, 7);
+    for k in 0..64 {
+        queue.write(k, &[b.sge(k << 14, 1 << 14)]).expect("room");
+        let sge = a.sge(k << 14, 1 << 14);
+        a.post(&mut qa, SendWqe { remote_qpn: 3, ..request(WrOpcode::Send, k, 0, 0) }, &[sge]);
+    }
+    let _ = queue.post();
+    let (mut sent, mut places) = (0, Vec::new());
+    assert!(run(&mut a, &mut b, &mut now, |_, _| {
+        while let Some(cqe) = poll(&mut qa) {
+            assert_eq!((cqe.wr_id, cqe.status), (sent, WcStatus::Success as u8));
+            sent += 1;
+        }
+        let mut cqe = Cqe::default();
+        while completions.poll(&mut cqe) {
+            assert_eq!(cqe.status, WcStatus::Success as u8);
+            places.push(cqe.wr_id);
+        }
+        places.len() == 64 && sent == 64
+    }));
+    let there = contents(&b);
+    for (k, place) in places.into_iter().enumerate() {
+        let [from, to] = [k, place as usize].map(|at| at << 14);
+        assert!(there[to..][..1 << 14] == bytes[from..][..1 << 14], "message {k} in receive {place}");
+    }
+    assert!(count(&b, Reason::SrEarly) > 50 && count(&a, Reason::SrRepeated) > 5);
+    assert_eq!((count(&a, Reason::SequenceNakReceived), count(&b, Reason::SequenceGap)), (0, 0), "no go-back-N");
+    // The target's process dies: the initiator learns of it at once.
+    drop(b.worker.destroy_qp(now, qb.qpn, true));
+    let (sge, begin) = (a.sge(0, 64), now);
+    a.post(&mut qa, SendWqe { remote_qpn: 3, ..request(WrOpcode::Send, 99, 0, 0) }, &[sge]);
+    let mut status = None;
+    assert!(run(&mut a, &mut b, &mut now, |_, _| {
+        status = poll(&mut qa).map(|cqe| cqe.status);
+        status.is_some()
+    }));
+    assert_eq!(status, Some(WcStatus::RemOpErr as u8));
+    assert!(now.since(begin) < Nanos::from_ms(1), "took {now:?}");
 }
 
 #[test]

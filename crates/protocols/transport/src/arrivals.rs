@@ -134,6 +134,9 @@ struct HeldOp {
 pub(crate) struct Arrivals {
     bits: PsnBits,
     notes: Box<[ArrivalNote]>,
+    /// XRC: the shared receive queue that each packet names; empty in a record that no XRC target has had.
+    srqs: Vec<u32>,
+    has_srqs: bool,
     runs: Vec<WriteRun>,
     tails: Vec<HeldTail>,
     ops: Vec<HeldOp>,
@@ -146,6 +149,8 @@ impl Arrivals {
         Ok(Arrivals {
             bits: PsnBits::new(),
             notes: notes.into_boxed_slice(),
+            srqs: Vec::new(),
+            has_srqs: false,
             runs: heap::with_room(RUNS_MAX)?,
             tails: heap::with_room(TAILS_MAX)?,
             ops: heap::with_room(OPS_MAX)?,
@@ -154,6 +159,7 @@ impl Arrivals {
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.bits.clear();
+        self.has_srqs = false;
         self.runs.clear();
         self.tails.clear();
         self.ops.clear();
@@ -181,19 +187,37 @@ impl Arrivals {
             self.bits.add(psn.add(k));
         });
     }
+    /// Makes room for the numbers of shared receive queues.
+    pub(crate) fn reserve_srqs(&mut self) -> Result<(), OutOfMemory> {
+        if self.srqs.is_empty() {
+            self.srqs = heap::with_room(WINDOW_PSNS as usize)?;
+            self.srqs.resize(WINDOW_PSNS as usize, u32::MAX);
+        }
+        self.has_srqs = true;
+        Ok(())
+    }
+    /// The packet of `psn` names this shared receive queue. There must be room.
+    pub(crate) fn note_srq(&mut self, psn: Psn, srqn: u32) {
+        self.srqs[(psn.get() % WINDOW_PSNS) as usize] = srqn;
+    }
+    /// The shared receive queue that the packet of `psn` has named, if this is the record of an XRC target.
+    pub(crate) fn srq_of(&self, psn: Psn) -> Option<u32> {
+        if self.has_srqs { Some(self.srqs[(psn.get() % WINDOW_PSNS) as usize]) } else { None }
+    }
     /// Removes the packet of `psn`, if it has arrived. It is the first missing one no more, so its turn has come.
     pub(crate) fn take(&mut self, psn: Psn) -> Option<ArrivalNote> {
         self.bits.remove(psn).then(|| self.notes[(psn.get() % WINDOW_PSNS) as usize])
     }
     /// Removes the packets from `psn` on, at most up to `last`, that have arrived and are middle packets of one message of this
-    /// kind, of which the first has this index. Returns how many.
+    /// kind, of which the first has this index, and name the queue of the packet in front of them. Returns how many.
     pub(crate) fn take_middles(&mut self, psn: Psn, last: Psn, kind: ArrivalKind, index: u32) -> u32 {
-        let mut count = 0;
+        let (mut count, srq) = (0, self.srq_of(psn.prev()));
         loop {
             let next = psn.add(count);
             let note = self.notes[(next.get() % WINDOW_PSNS) as usize];
             let is_middle = !note.starts() && !note.ends() && note.kind() == kind && note.has_index(index + count);
-            if next.is_after(last) || !is_middle || !self.bits.remove(next) {
+            let continues = is_middle && self.srq_of(next) == srq;
+            if next.is_after(last) || !continues || !self.bits.remove(next) {
                 return count;
             }
             count += 1;
@@ -260,13 +284,14 @@ impl Arrivals {
         let to = later().map(|run| run.addr).filter(|addr| *addr > from).fold(end, u64::min);
         (from < end).then(|| RemoteRange { addr: from, len: (to - from) as u32, ..range })
     }
-    /// Parts of `range` at whose addresses later packets have written by other keys: it may be the same memory.
-    pub(crate) fn aliases(&self, psn: Psn, range: RemoteRange) -> impl Iterator<Item = RemoteRange> {
+    /// Parts of `range` at whose addresses later packets have written by other keys, which may be the same memory; and one of
+    /// these packets.
+    pub(crate) fn aliases(&self, psn: Psn, range: RemoteRange) -> impl Iterator<Item = (Psn, RemoteRange)> {
         let end = range.addr.saturating_add(range.len.into());
         let later = self.runs.iter().filter(move |run| run.first.is_after(psn) && run.rkey != range.rkey);
         later.filter_map(move |run| {
             let (from, to) = (run.addr.max(range.addr), run.end().min(end));
-            (from < to).then(|| RemoteRange { addr: from, len: (to - from) as u32, rkey: run.rkey })
+            (from < to).then(|| (run.first, RemoteRange { addr: from, len: (to - from) as u32, rkey: run.rkey }))
         })
     }
 
@@ -335,7 +360,7 @@ mod tests {
         assert_eq!(written(&arrivals, psn, range(135, 10)), []);
         let other = RemoteRange { rkey: Rkey(8), ..range(115, 20) };
         assert_eq!(written(&arrivals, psn, other), [other], "another key");
-        let aliases: Vec<_> = arrivals.aliases(psn, other).collect();
+        let aliases: Vec<_> = arrivals.aliases(psn, other).map(|(_, part)| part).collect();
         assert_eq!(aliases, [range(115, 5), range(130, 5)]);
     }
 

@@ -2,8 +2,9 @@
 //!
 //! A SEND says which receive it consumes: the RSN is the number of receives that the messages before it consume. So its payload
 //! can be placed before those messages have arrived. Of a queue pair's own queue all receives up to that number are taken; of a
-//! shared queue the next one, whichever message needs it first. The receive of the message whose turn it is lies in
-//! [`crate::receive::Receiver`]; later ones are here, and move there one by one as receives complete.
+//! shared queue the next one, whichever message needs it first; each message of an XRC target names its queue. The receive of the
+//! message whose turn it is lies in [`crate::receive::Receiver`]; later ones are here, and move there one by one as receives
+//! complete.
 //!
 //! A record is borrowed from the pool of the worker ([`crate::records`]) and has fixed limits.
 
@@ -21,6 +22,8 @@ const _: () = assert!(EARLY_SGES_MAX >= SGE_MAX as usize);
 struct EarlyReceive {
     /// Number of the receive: how many are consumed before it, modulo 2^24.
     rsn: u32,
+    /// XRC target: number of its shared receive queue.
+    srqn: Option<u32>,
     wqe: RecvWqe,
     malformed: bool,
     /// Its entries: the first, and behind the last.
@@ -31,6 +34,7 @@ struct EarlyReceive {
 /// A receive and its entries.
 pub(crate) struct TakenReceive<'a> {
     pub(crate) wqe: RecvWqe,
+    pub(crate) srqn: Option<u32>,
     pub(crate) malformed: bool,
     pub(crate) sges: &'a [Sge],
 }
@@ -56,16 +60,22 @@ impl EarlyReceives {
     pub(crate) fn has_room(&self) -> bool {
         self.receives.len() < EARLY_RECEIVES_MAX && self.sges.len() + SGE_MAX as usize <= EARLY_SGES_MAX
     }
-    /// Adds receive number `rsn`; there must be room.
-    pub(crate) fn add(&mut self, rsn: u32, wqe: RecvWqe, malformed: bool, sges: &[Sge]) {
+    /// Adds receive number `rsn` of this shared receive queue (XRC); there must be room.
+    pub(crate) fn add(&mut self, (rsn, srqn): (u32, Option<u32>), wqe: RecvWqe, malformed: bool, sges: &[Sge]) {
         debug_assert!(self.has_room() && self.get(rsn).is_none());
         let first = self.sges.len();
         self.sges.extend_from_slice(sges);
-        self.receives.push(EarlyReceive { rsn, wqe, malformed, first, end: self.sges.len() });
+        self.receives.push(EarlyReceive { rsn, srqn, wqe, malformed, first, end: self.sges.len() });
+    }
+    /// Removes the receives of a shared receive queue.
+    pub(crate) fn forget_srq(&mut self, srqn: u32) {
+        while let Some(receive) = self.receives.iter().find(|receive| receive.srqn == Some(srqn)) {
+            self.remove(receive.rsn);
+        }
     }
     fn view(&self, at: usize) -> TakenReceive<'_> {
-        let EarlyReceive { wqe, malformed, first, end, .. } = self.receives[at];
-        TakenReceive { wqe, malformed, sges: &self.sges[first..end] }
+        let EarlyReceive { srqn, wqe, malformed, first, end, .. } = self.receives[at];
+        TakenReceive { wqe, srqn, malformed, sges: &self.sges[first..end] }
     }
     /// Receive number `rsn`.
     pub(crate) fn get(&self, rsn: u32) -> Option<TakenReceive<'_>> {
@@ -101,7 +111,7 @@ mod tests {
                 let sges: Vec<Sge> =
                     (0..rng.below(6)).map(|k| Sge { addr: u64::from(next) * 10 + k, length: 1, lkey: 0 }).collect();
                 let wqe = RecvWqe { wr_id: next.into(), num_sge: sges.len() as u32, reserved: 0 };
-                early.add(next, wqe, false, &sges);
+                early.add((next, None), wqe, false, &sges);
                 model.push((next, sges));
                 next += 1;
             } else if !model.is_empty() {

@@ -9,16 +9,17 @@ use burst_base::verbs::QpType;
 
 impl Qp {
     /// Uses the selective repeat family for requests from the next message boundary on at which nothing is in flight. `window` is
-    /// the number of PSNs that the peer keeps track of, as its hello says; 0 goes back to the standard family. RC only.
+    /// the number of PSNs that the peer keeps track of, as its hello says; 0 goes back to the standard family. RC queue pairs and
+    /// XRC initiators only.
     pub fn use_selective(&mut self, window: u32) {
-        if self.id.qp_type == QpType::Rc {
+        if matches!(self.id.qp_type, QpType::Rc | QpType::XrcSend) {
             self.req.sel.window = window;
             self.req.sel.switch_due = self.req.sel.active != (window > 0);
         }
     }
-    /// Accepts requests of the selective repeat family, or drops them. RC only.
+    /// Accepts requests of the selective repeat family, or drops them. RC queue pairs and XRC targets only.
     pub fn accept_selective(&mut self, accept: bool) {
-        self.accepts_selective = accept && self.id.qp_type == QpType::Rc;
+        self.accepts_selective = accept && matches!(self.id.qp_type, QpType::Rc | QpType::XrcRecv);
     }
     /// Whether requests are sent in the selective repeat family now.
     pub fn sends_selective(&self) -> bool {

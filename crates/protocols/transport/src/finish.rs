@@ -211,7 +211,10 @@ impl Qp {
             return;
         }
         match self.recv.load() {
-            Load::Ready => self.complete_receive_error(WcStatus::WrFlushErr, Reason::Flushed, env),
+            Load::Ready => {
+                self.follow_loaded(env);
+                self.complete_receive_error(WcStatus::WrFlushErr, Reason::Flushed, env);
+            }
             Load::Empty => self.flush_recv = !self.recv.try_idle(),
             Load::Corrupt => {
                 env.fx.count(Reason::QueueCorrupt);

@@ -31,7 +31,7 @@
 //!
 //! The rules are those of the InfiniBand Architecture Specification, volume 1, chapter 9, annex A14 (XRC) and annex A17 (RoCEv2).
 //! Memory windows are bound and invalidated here, and `mem` checks them. Not here: RD, atomics other than 8 bytes, automatic
-//! path migration, selective repeat of XRC. Multicast groups are the engine's: a datagram to a group arrives as any other.
+//! path migration. Multicast groups are the engine's: a datagram to a group arrives as any other.
 #![forbid(unsafe_code)]
 
 const _: () = assert!(burst_wire::HEAD_MAX <= burst_frame::HEAD_MAX);

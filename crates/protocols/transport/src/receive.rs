@@ -36,6 +36,8 @@ pub(crate) struct Receiver {
     domain: Option<u32>,
     /// XRC target: number of the shared receive queue in `queue`.
     srqn: Option<u32>,
+    /// XRC target: number of that of the loaded receive.
+    loaded_srqn: Option<u32>,
     wqe: RecvWqe,
     sges: LoadedSges,
     loaded: bool,
@@ -82,6 +84,7 @@ impl Receiver {
             queue,
             domain,
             srqn: None,
+            loaded_srqn: None,
             wqe: RecvWqe::default(),
             sges: LoadedSges::default(),
             loaded: false,
@@ -168,7 +171,7 @@ impl Receiver {
             let Some((wqe, malformed)) = early.has_room().then(|| self.fetch(&mut sges)).flatten() else {
                 return false;
             };
-            early.add(number, wqe, malformed, &sges[..wqe.num_sge as usize]);
+            early.add((number, self.srqn), wqe, malformed, &sges[..wqe.num_sge as usize]);
         }
         true
     }
@@ -195,15 +198,15 @@ impl Receiver {
         let sges = self.early_entries((rsn, early), offset + u64::from(each) * u64::from(count))?;
         SgeCursor::at(sges, offset).run(keys, sges, each, count)
     }
-    /// The entries of receive number `rsn`, if it has room for `bytes`.
+    /// The entries of receive number `rsn`, if it has room for `bytes` and is one of the queue that the packet names.
     fn early_entries<'a>(&'a self, (rsn, early): (u32, &'a EarlyReceives), bytes: u64) -> Option<&'a [Sge]> {
-        let (malformed, sges) = match early.get(rsn) {
-            _ if rsn == self.rsn() => (self.malformed || !self.loaded, self.entries()),
-            Some(receive) => (receive.malformed, receive.sges),
+        let (malformed, srqn, sges) = match early.get(rsn) {
+            _ if rsn == self.rsn() => (self.malformed || !self.loaded, self.loaded_srqn, self.entries()),
+            Some(receive) => (receive.malformed, receive.srqn, receive.sges),
             None => return None,
         };
         let room: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
-        (!malformed && bytes <= room).then_some(sges)
+        (!malformed && bytes <= room && (self.domain.is_none() || srqn == self.srqn)).then_some(sges)
     }
     /// A receive has completed: loads the next one if it was taken early. In error, the order does not matter, and receives are
     /// loaded in the order in which they were taken.
@@ -214,7 +217,7 @@ impl Receiver {
         else {
             return;
         };
-        (self.wqe, self.malformed, self.loaded) = (taken.wqe, taken.malformed, true);
+        (self.wqe, self.malformed, self.loaded, self.loaded_srqn) = (taken.wqe, taken.malformed, true, taken.srqn);
         self.sges.places()[..taken.sges.len()].copy_from_slice(taken.sges);
         early.remove(rsn);
         self.room = self.entries().iter().map(|sge| u64::from(sge.length)).sum();
@@ -244,20 +247,41 @@ impl Receiver {
     pub(crate) fn srqn(&self) -> Option<u32> {
         self.srqn
     }
-    /// Takes receives from this shared receive queue of an XRC domain from now on.
+    /// XRC target: number of the shared receive queue of the loaded receive.
+    pub(crate) fn loaded_srqn(&self) -> Option<u32> {
+        self.loaded_srqn.filter(|_| self.loaded)
+    }
+    /// Takes receives from this shared receive queue of an XRC domain from now on. Between messages a receive may be loaded, of
+    /// this queue or of another, for a message that has begun to arrive early.
     pub(crate) fn take_up(&mut self, srqn: u32, srq: &XrcSrq) {
         let same = matches!(&self.queue, RecvQueue::Shared(queue) if Arc::ptr_eq(queue, &srq.queue));
         if !same {
-            // Between messages no receive is loaded.
-            debug_assert!(!self.loaded || self.srqn == Some(srqn));
             self.queue = RecvQueue::Shared(srq.queue.clone());
             self.srqn = Some(srqn);
         }
+        if !self.loaded {
+            self.loaded_srqn = Some(srqn);
+        }
     }
-    /// Forgets the shared receive queue, which was destroyed, and the loaded receive.
-    pub(crate) fn forget_srq(&mut self) {
-        if let Some(domain) = self.domain {
-            (self.queue, self.srqn, self.loaded) = (RecvQueue::Xrc { domain }, None, false);
+    /// Takes receives from this shared receive queue for one early packet. Returns what [`Receiver::end_early`] needs.
+    pub(crate) fn begin_early(&mut self, srqn: u32, srq: &XrcSrq) -> (RecvQueue, Option<u32>) {
+        let own = (std::mem::replace(&mut self.queue, RecvQueue::None), self.srqn);
+        self.take_up(srqn, srq);
+        own
+    }
+    /// The packet was placed, or dropped.
+    pub(crate) fn end_early(&mut self, own: (RecvQueue, Option<u32>)) {
+        (self.queue, self.srqn) = own;
+    }
+    /// Forgets a shared receive queue, which was destroyed, and the receives that were taken from it.
+    pub(crate) fn forget_srq(&mut self, srqn: u32) {
+        let Some(domain) = self.domain else { return };
+        if self.srqn == Some(srqn) {
+            (self.queue, self.srqn) = (RecvQueue::Xrc { domain }, None);
+        }
+        self.loaded &= self.loaded_srqn != Some(srqn);
+        if let Some(early) = &mut self.early {
+            early.forget_srq(srqn);
         }
     }
     /// Takes receives from another ring: the shared receive queue was resized.

@@ -13,17 +13,18 @@ use burst_base::Psn;
 use burst_wire::selective::{AckBitmap, BITMAP_WORDS_MAX, DELAY_UNIT_NS};
 use burst_wire::{Aeth, Bth, HeadBuf, OpKind, Opcode, Position, Saeth, Seth, Syndrome};
 
-/// The first opcode of the family; the low five bits are those of the RC opcode.
+/// The first opcode of the family. The low five bits are those of the RC or XRC opcode, and the bit above them is set for XRC
+/// (0xA0 to 0xBF), so that its opcodes are those from 0xE0 on.
 const FAMILY: u8 = 0xc0;
 
 /// The highest level of host pressure without losses, and host pressure with losses.
 const PRESSURE_LEVEL_MAX: u8 = 2;
 const PRESSURE_LOST: u8 = 3;
 
-/// The form of an RC opcode in the family.
+/// The form of an RC or XRC opcode in the family.
 pub(crate) fn selective_form(opcode: Opcode) -> Opcode {
-    let form = Opcode::from_number(FAMILY | opcode.number() & 0x1f);
-    debug_assert!(form.is_some(), "an RC opcode without a form");
+    let form = Opcode::from_number(FAMILY | opcode.number() & 0x3f);
+    debug_assert!(form.is_some(), "an opcode without a form");
     form.unwrap_or(opcode)
 }
 

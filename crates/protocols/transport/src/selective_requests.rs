@@ -17,6 +17,7 @@ use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, access, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_frame::{Ecn, Flow, RxFrame};
+use burst_mem::Peer;
 use burst_span::Span;
 use burst_wire::{NakCode, OpKind, Packet, Reth, Seth};
 
@@ -125,7 +126,10 @@ impl Qp {
             return Err(BAD_SEQUENCE);
         }
         match pkt.info.kind {
-            OpKind::Write => self.on_selective_write(pkt, env)?,
+            OpKind::Write => {
+                self.choose_srq(pkt, env)?;
+                self.on_selective_write(pkt, env)?;
+            }
             // By the way of the standard family: with a second call the compiler would not place the code where it is used.
             _ => self.dispatch(frame, pkt, env),
         }
@@ -220,9 +224,9 @@ impl Qp {
     ) -> CheckResult {
         let (mut saved, mut used) = ([0; ALIASED_BYTES_MAX], 0);
         let (mut spans, mut count) = ([Span::nothing(); ALIASES_MAX], 0);
-        for alias in early.aliases(psn, range).take(ALIASES_MAX) {
+        for (writer, alias) in early.aliases(psn, range).take(ALIASES_MAX) {
             let Some(place) = saved.get_mut(used..used + alias.len as usize) else { break };
-            if let Ok(span) = self.remote_range(alias, env)
+            if let Ok(span) = remote_range_as(self.peer_of(writer, early, env), alias, env)
                 && span.read_to(place).is_ok()
             {
                 spans[count] = span;
@@ -240,9 +244,13 @@ impl Qp {
     }
 
     pub(crate) fn remote_range(&self, range: RemoteRange, env: &Env<'_>) -> Result<Span, RequestRefusal> {
-        let RemoteRange { addr, len, rkey } = range;
-        env.mem.remote(self.peer(), rkey, addr, len, access::REMOTE_WRITE).map_err(access_refusal)
+        remote_range_as(self.peer(), range, env)
     }
+}
+
+fn remote_range_as(peer: Peer, range: RemoteRange, env: &Env<'_>) -> Result<Span, RequestRefusal> {
+    let RemoteRange { addr, len, rkey } = range;
+    env.mem.remote(peer, rkey, addr, len, access::REMOTE_WRITE).map_err(access_refusal)
 }
 
 /// The completion of a receive by a packet that ends a message of `total` bytes.
@@ -276,7 +284,7 @@ impl Qp {
             env.fx.count(Reason::DuplicateRequest);
             self.owe_repeated_ack(env);
         } else {
-            match self.place_early(pkt, seth, distance, &mut early, env) {
+            match self.place_early_named(pkt, seth, distance, &mut early, env) {
                 Ok(note) => {
                     env.fx.count(Reason::SrEarly);
                     early.note(pkt.bth.psn, psns, note);
@@ -329,7 +337,7 @@ impl Qp {
     }
 
     /// Places the payload of an early packet, and keeps what must wait for its turn.
-    fn place_early(
+    pub(crate) fn place_early(
         &mut self,
         pkt: &Packet<'_>,
         seth: &Seth,
@@ -466,6 +474,7 @@ impl Qp {
     /// Executes the early packet whose turn it is.
     fn commit(&mut self, note: ArrivalNote, early: &mut Arrivals, env: &mut Env<'_>) -> CheckResult {
         let psn = self.resp.expected;
+        self.choose_srq_of(psn, note.kind() == ArrivalKind::Send, early, env)?;
         let kind = match note.kind() {
             ArrivalKind::Send => OpKind::Send,
             ArrivalKind::Write => OpKind::Write,

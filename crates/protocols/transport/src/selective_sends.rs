@@ -16,10 +16,7 @@ use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_wire::selective::TRANSMISSION_MAX;
-use burst_wire::{AtomicEth, Bth, HeadBuf, OpKind, Reth, Seth, Weth};
-
-/// Offset of the WETH in a packet of RC.
-const WETH_AT: usize = Bth::LEN + Seth::LEN;
+use burst_wire::{AtomicEth, Bth, HeadBuf, OpKind, Opcode, Reth, Seth, Weth, XrcEth};
 
 /// Probes have transmission numbers above this one, so that their arrival tells them from repetitions.
 const PROBE_TRANSMISSION: u8 = 7;
@@ -117,7 +114,7 @@ impl Qp {
             ack_req: marks.asks_ack,
             ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt))
         };
-        let head = HeadBuf::new(&bth).seth(self.request_seth(request, pkt, marks));
+        let head = self.request_head(&bth, request).seth(self.request_seth(request, pkt, marks));
         let head = match request.work {
             Work::Write => head.weth(Weth { addr: self.write_addr(request, pkt), rkey: Rkey(request.wqe.rkey) }),
             _ => head,
@@ -132,10 +129,11 @@ impl Qp {
     /// Writes PSN, index and address of packet `pkt` into the head of another middle packet of the same message.
     #[inline]
     pub(crate) fn set_selective_place(&self, request: &InflightWqe, pkt: u32, head: &mut [u8; burst_frame::HEAD_MAX]) {
+        let seth_at = Bth::LEN + if self.id.qp_type.is_xrc() { XrcEth::LEN } else { 0 };
         Bth::set_psn(head, request.first_psn.add(pkt));
-        Seth::set_index(head, Bth::LEN, pkt);
+        Seth::set_index(head, seth_at, pkt);
         if request.work == Work::Write {
-            Weth::set_addr(head, WETH_AT, self.write_addr(request, pkt));
+            Weth::set_addr(head, seth_at + Seth::LEN, self.write_addr(request, pkt));
         }
     }
 
@@ -155,7 +153,7 @@ impl Qp {
         let marks = PacketMarks { transmission, ..PacketMarks::default() };
         let seth = Seth { is_repair, ..self.request_seth(request, index, marks) };
         let addr = self.write_addr(request, first);
-        HeadBuf::new(&bth).seth(seth).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len })
+        self.request_head(&bth, request).seth(seth).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len })
     }
 
     pub(crate) fn selective_atomic_head(&self, request: &InflightWqe, atomic: AtomicEth, transmission: u8) -> HeadBuf {
@@ -164,7 +162,7 @@ impl Qp {
         let opcode = selective_form(head::single_opcode(self.id.qp_type, kind));
         let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn) };
         let marks = PacketMarks { transmission, ..PacketMarks::default() };
-        HeadBuf::new(&bth).seth(self.request_seth(request, 0, marks)).atomic(atomic)
+        self.request_head(&bth, request).seth(self.request_seth(request, 0, marks)).atomic(atomic)
     }
 }
 
@@ -344,7 +342,8 @@ impl Qp {
             let len = (request.length - index * self.mtu).min(self.mtu);
             self.repeat_packet(&request, index, len, marks, turn, env)
         } else {
-            let bth = Bth { ack_req: true, ..Bth::new(burst_wire::Opcode::RcSrProbe, self.attr.dest_qpn, last) };
+            let opcode = if self.id.qp_type.is_xrc() { Opcode::XrcSrProbe } else { Opcode::RcSrProbe };
+            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, last) };
             let head = HeadBuf::new(&bth).seth(Seth { is_probe: true, transmission, ..Seth::default() });
             env.tx.push(&self.flow, head.as_slice(), &[], 0)
         };

@@ -180,7 +180,7 @@ impl Qp {
     }
 
     /// BTH, and for XRC the number of the shared receive queue that the request is for.
-    fn request_head(&self, bth: &Bth, request: &InflightWqe) -> HeadBuf {
+    pub(crate) fn request_head(&self, bth: &Bth, request: &InflightWqe) -> HeadBuf {
         let mut head = HeadBuf::new(bth);
         if self.id.qp_type.is_xrc() {
             head = head.xrceth(XrcEth { srqn: request.wqe.remote_qpn & MASK_24 });

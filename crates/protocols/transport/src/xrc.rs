@@ -3,13 +3,21 @@
 //!
 //! The queue must belong to the target's XRC domain and be the same for all packets of a message. A target sends no
 //! requests, and an initiator answers none.
+//!
+//! Selective repeat: a request that arrives early takes its receive from the queue that it names, and is placed with that
+//! queue's protection domain; the queue is noted with it, because requests in front of it may name others. In its turn the
+//! queue is looked up again.
 
-use crate::api::Env;
+use crate::api::{Env, XrcSrq};
+use crate::arrivals::{ArrivalNote, Arrivals};
 use crate::qp::Qp;
 use crate::responder::{CheckResult, RequestRefusal};
-use burst_base::Reason;
 use burst_base::verbs::QpType;
-use burst_wire::{NakCode, Packet};
+use burst_base::{Psn, Reason};
+use burst_mem::Peer;
+use burst_wire::{NakCode, OpKind, Packet, Seth};
+
+const UNKNOWN: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest);
 
 impl Qp {
     /// Switches to the shared receive queue that a request names.
@@ -17,15 +25,72 @@ impl Qp {
         if self.id.qp_type != QpType::XrcRecv {
             return Ok(());
         }
-        const UNKNOWN: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidRequest);
         let srqn = pkt.xrceth().ok_or(UNKNOWN)?.srqn;
-        let srq = self.recv.domain().and_then(|domain| env.fx.xrc_srq(domain, srqn)).ok_or(UNKNOWN)?;
-        if self.resp.message.is_some() && self.recv.srqn() != Some(srqn) {
+        self.use_srq(srqn, pkt.info.kind == OpKind::Send || pkt.info.has_imm, env)
+    }
+
+    /// Switches to the shared receive queue of a request whose turn it is. Its receive, if it `takes` one and has arrived early
+    /// in part, must be of this queue.
+    fn use_srq(&mut self, srqn: u32, takes: bool, env: &Env<'_>) -> CheckResult {
+        let srq = self.xrc_srq(srqn, env).ok_or(UNKNOWN)?;
+        let is_other = |got: Option<u32>| got.is_some_and(|got| got != srqn);
+        if self.resp.message.is_some() && self.recv.srqn() != Some(srqn) || takes && is_other(self.recv.loaded_srqn()) {
             return Err(RequestRefusal::Refuse(NakCode::InvalidRequest, Reason::InvalidOpcodeSequence));
         }
         self.recv.take_up(srqn, srq);
         (self.id.pd, self.id.recv_cq) = (srq.pd, srq.cq);
         Ok(())
+    }
+
+    fn xrc_srq<'a>(&self, srqn: u32, env: &'a Env<'_>) -> Option<&'a XrcSrq> {
+        self.recv.domain().and_then(|domain| env.fx.xrc_srq(domain, srqn))
+    }
+
+    /// Places an early request, of an XRC target with receives and protection domain of the queue that it names.
+    pub(crate) fn place_early_named(
+        &mut self,
+        pkt: &Packet<'_>,
+        seth: &Seth,
+        distance: u32,
+        early: &mut Arrivals,
+        env: &mut Env<'_>,
+    ) -> Result<ArrivalNote, Reason> {
+        if self.id.qp_type != QpType::XrcRecv {
+            return self.place_early(pkt, seth, distance, early, env);
+        }
+        let srqn = pkt.xrceth().ok_or(Reason::SrUnplaced)?.srqn;
+        let srq = self.xrc_srq(srqn, env).ok_or(Reason::SrUnplaced)?.clone();
+        early.reserve_srqs().map_err(|_| Reason::SrPoolEmpty)?;
+        early.note_srq(pkt.bth.psn, srqn);
+        let own = (self.id.pd, self.recv.begin_early(srqn, &srq));
+        self.id.pd = srq.pd;
+        let placed = self.place_early(pkt, seth, distance, early, env);
+        self.id.pd = own.0;
+        self.recv.end_early(own.1);
+        placed
+    }
+
+    /// Switches to the shared receive queue of the early request `psn`, whose turn it is.
+    pub(crate) fn choose_srq_of(&mut self, psn: Psn, takes: bool, early: &Arrivals, env: &Env<'_>) -> CheckResult {
+        match early.srq_of(psn) {
+            Some(srqn) => self.use_srq(srqn, takes, env),
+            None => Ok(()),
+        }
+    }
+
+    /// Protection domain and number by which the early request `psn` has access to memory.
+    pub(crate) fn peer_of(&self, psn: Psn, early: &Arrivals, env: &Env<'_>) -> Peer {
+        match early.srq_of(psn) {
+            Some(srqn) => Peer { pd: self.xrc_srq(srqn, env).map_or(u32::MAX, |srq| srq.pd), qpn: self.id.qpn },
+            None => self.peer(),
+        }
+    }
+
+    /// The loaded receive of an XRC target is to be flushed: to the completion queue of the queue that it was taken from.
+    pub(crate) fn follow_loaded(&mut self, env: &Env<'_>) {
+        if let Some(srq) = self.recv.loaded_srqn().and_then(|srqn| self.xrc_srq(srqn, env)) {
+            self.id.recv_cq = srq.cq;
+        }
     }
 
     /// Number of the shared receive queue of the last request.
@@ -40,8 +105,8 @@ impl Qp {
         }
         self.resp.revoke(srqn);
         if self.recv.srqn() == Some(srqn) {
-            self.recv.forget_srq();
             self.id.pd = u32::MAX;
         }
+        self.recv.forget_srq(srqn);
     }
 }

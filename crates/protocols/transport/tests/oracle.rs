@@ -6,6 +6,9 @@
 //! slots, and a ring of destinations for READ and atomic results. Checked: bytes of each receive and READ, results of
 //! atomics, order, number and fields of completions, the targets at the end, and that no request hangs.
 //!
+//! An XRC initiator and its target have one direction. The target's receives are those of two shared receive queues, of which
+//! each request names one. Receives of a shared queue are taken in any order.
+//!
 //! `BURST_SEED=n` runs one seed; a failing seed is printed. `BURST_SEEDS`, `BURST_OPS` change the amounts.
 mod common;
 
@@ -13,6 +16,7 @@ use burst_base::rng::Rng;
 use burst_base::verbs::{Mtu, QpAttr, WcOpcode, WcStatus, WrOpcode, send_flags, wc_flags};
 use burst_base::{Nanos, Psn, Reason};
 use burst_shm::layout::{Cqe, SendWqe, Sge};
+use burst_shm::rq::RqProducer;
 use burst_transport::{RD_ATOMIC_MAX, RECORDS_MAX, RecordPool};
 use common::{End, LinkFaults, Pair, Setup};
 use std::collections::VecDeque;
@@ -59,6 +63,15 @@ const WHAT_MUST_HAPPEN_SELECTIVELY: [Reason; 10] = [
     Reason::SrPoolEmpty,
 ];
 
+/// What the ends are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    Standard,
+    Selective,
+    /// Selective repeat between an XRC initiator, end 0, and its target.
+    Xrc,
+}
+
 /// Bytes that a request moves to a place of its own: the place, and the expected bytes.
 struct Result_ {
     sges: Vec<Sge>,
@@ -95,6 +108,8 @@ struct Awaited {
     wc_flags: u32,
     with_write: bool,
     solicited: bool,
+    /// XRC: the shared receive queue that the message names.
+    srqn: u32,
 }
 
 /// One direction: `from` posts, the other end's target is written.
@@ -122,8 +137,17 @@ struct Oracle {
     pair: Pair,
     sides: [Side; 2],
     operations: u64,
-    /// Whether the ends use selective repeat.
-    selective: bool,
+    kind: Ends,
+    /// XRC: the two shared receive queues, the queue of the next request, and which receive slots are posted. A slot is always
+    /// one of the same queue.
+    queues: Vec<RqProducer>,
+    srqn: u32,
+    slots: [bool; RECEIVE_SLOTS as usize],
+}
+
+/// XRC: number of the shared receive queue of a receive slot.
+fn srqn_of(slot: u64) -> u32 {
+    1 + (slot % 2) as u32
 }
 
 fn size(rng: &mut Rng, most: u64) -> u64 {
@@ -149,7 +173,8 @@ fn faults(rng: &mut Rng) -> LinkFaults {
 }
 
 impl Oracle {
-    fn new(seed: u64, operations: u64, selective: bool) -> Oracle {
+    fn new(seed: u64, operations: u64, kind: Ends) -> Oracle {
+        let selective = kind != Ends::Standard;
         let mut rng = Rng::new(seed);
         let mtus = Mtu::ALL;
         let base = Setup::default();
@@ -167,7 +192,14 @@ impl Oracle {
             ..base
         };
         let fate = faults(&mut rng);
-        let mut pair = Pair::new(&setup, rng.next_u64(), fate);
+        let mut pair = match kind {
+            Ends::Xrc => Pair::xrc(&setup, rng.next_u64(), fate),
+            _ => Pair::new(&setup, rng.next_u64(), fate),
+        };
+        let queues = match kind {
+            Ends::Xrc => (1..=2).map(|n| common::xrc_queue(&mut pair.ends[1], n, common::PD, (16, 30))).collect(),
+            _ => Vec::new(),
+        };
         // Without records, or with one of each kind, queue pairs go back to the first missing packet.
         let records = match selective {
             true => [0, 1, RECORDS_MAX, RECORDS_MAX][rng.below(4) as usize],
@@ -177,7 +209,7 @@ impl Oracle {
             end.fx.records = RecordPool::new(records);
         }
         let sides = [0, 1].map(|index| Side::new(&mut rng, &mut pair.ends[index]));
-        Oracle { rng, pair, sides, operations, selective }
+        Oracle { rng, pair, sides, operations, kind, queues, srqn: 0, slots: [false; RECEIVE_SLOTS as usize] }
     }
 
     /// Plays the whole run, and returns the reasons that either end counted.
@@ -187,6 +219,9 @@ impl Oracle {
         loop {
             for me in 0..2 {
                 self.post_receives(me);
+                if me == 1 && self.kind == Ends::Xrc {
+                    continue;
+                }
                 let count = if self.rng.below(3) == 0 { self.rng.between(1, 12) } else { 0 };
                 for _ in 0..count {
                     if posted < self.operations && self.post(me) {
@@ -237,6 +272,9 @@ impl Oracle {
     }
 
     fn post_receives(&mut self, me: usize) {
+        if self.kind == Ends::Xrc {
+            return self.post_shared(me);
+        }
         let count = self.rng.below(6);
         for _ in 0..count {
             let side = &mut self.sides[me];
@@ -251,10 +289,27 @@ impl Oracle {
         }
     }
 
+    /// XRC: posts receives to the target's shared receive queues.
+    fn post_shared(&mut self, me: usize) {
+        for _ in 0..if me == 1 { self.rng.below(6) } else { 0 } {
+            let slot = self.rng.below(RECEIVE_SLOTS);
+            if std::mem::replace(&mut self.slots[slot as usize], true) {
+                continue;
+            }
+            let sges = cut(&mut self.rng, self.pair.ends[me].lkey, RECEIVES + slot * RECEIVE_LEN, RECEIVE_LEN);
+            let queue = &mut self.queues[srqn_of(slot) as usize - 1];
+            queue.write(slot, &sges).expect("room");
+            let _ = queue.post();
+        }
+    }
+
     /// Posts one random request, if the queue has room.
     fn post(&mut self, me: usize) -> bool {
         if self.pair.ends[me].sq.room() < 2 {
             return false;
+        }
+        if self.kind == Ends::Xrc {
+            self.srqn = 1 + self.rng.below(2) as u32;
         }
         let rkey = self.pair.ends[1 - me].lkey;
         match self.rng.below(10) {
@@ -300,6 +355,7 @@ impl Oracle {
             wc_flags: flags,
             with_write: false,
             solicited,
+            srqn: self.srqn,
         });
         let wqe = SendWqe { imm, flags: solicit(solicited), ..SendWqe::default() };
         self.submit(me, opcode, wqe, data, None, false)
@@ -324,6 +380,7 @@ impl Oracle {
             wc_flags: wc_flags::WITH_IMM,
             with_write: true,
             solicited,
+            srqn: self.srqn,
         });
         let wqe = SendWqe { remote_addr: TARGET + at, rkey, imm, flags: solicit(solicited), ..SendWqe::default() };
         self.submit(me, WrOpcode::RdmaWriteWithImm, wqe, data, None, false)
@@ -377,7 +434,7 @@ impl Oracle {
         let result = Result_ { sges, bytes: before.to_ne_bytes().to_vec() };
         let posted = self.submit(me, opcode, wqe, data, Some((result, ring)), false);
         // Without a fence a later WRITE may be placed before an ATOMIC is executed (IBA 10.8.3.3), if the ATOMIC was lost.
-        self.sides[me].fence_next |= self.selective;
+        self.sides[me].fence_next |= self.kind != Ends::Standard;
         posted
     }
 
@@ -409,7 +466,7 @@ impl Oracle {
         flags |= if fence { send_flags::FENCE as u16 } else { 0 };
         let wr_id = side.next_wr;
         side.next_wr += 1;
-        let wqe = SendWqe { wr_id, opcode: opcode as u8, flags, ..wqe };
+        let wqe = SendWqe { wr_id, opcode: opcode as u8, flags, remote_qpn: self.srqn, ..wqe };
         if data.is_inline {
             end.post_inline(&wqe, &data.bytes);
         } else {
@@ -477,9 +534,13 @@ impl Oracle {
 
     fn check_receive(&mut self, me: usize, cqe: &Cqe, solicited: bool) {
         assert_eq!(cqe.status, WcStatus::Success as u8);
-        let number = self.sides[me].receives[1];
-        self.sides[me].receives[1] += 1;
         let want = self.sides[1 - me].awaited.pop_front().expect("a message for each receive");
+        let number = if self.kind == Ends::Xrc { cqe.wr_id } else { self.sides[me].receives[1] };
+        if self.kind == Ends::Xrc {
+            assert!(std::mem::replace(&mut self.slots[number as usize], false), "receive {number} completes twice");
+            assert_eq!(srqn_of(number), want.srqn, "of another queue");
+        }
+        self.sides[me].receives[1] += 1;
         let opcode = if want.with_write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         assert_eq!(
             (cqe.wr_id, cqe.byte_len, cqe.imm, cqe.wc_flags, cqe.opcode, solicited),
@@ -563,20 +624,25 @@ fn amount(name: &str, default: u64) -> u64 {
 
 #[test]
 fn memory_equals_the_model_and_each_completion_comes_once() {
-    check_seeds(false, &WHAT_MUST_HAPPEN);
+    check_seeds(Ends::Standard, &WHAT_MUST_HAPPEN);
 }
 
 #[test]
 fn with_selective_repeat_memory_equals_the_model_and_each_completion_comes_once() {
-    check_seeds(true, &WHAT_MUST_HAPPEN_SELECTIVELY);
+    check_seeds(Ends::Selective, &WHAT_MUST_HAPPEN_SELECTIVELY);
 }
 
-fn check_seeds(selective: bool, what_must_happen: &[Reason]) {
-    let seeds = if selective { 12 } else { 6 };
+#[test]
+fn with_selective_repeat_of_xrc_memory_equals_the_model_and_each_completion_comes_once() {
+    check_seeds(Ends::Xrc, &WHAT_MUST_HAPPEN_SELECTIVELY);
+}
+
+fn check_seeds(kind: Ends, what_must_happen: &[Reason]) {
+    let seeds = if kind == Ends::Standard { 6 } else { 12 };
     let (seeds, operations) = if cfg!(debug_assertions) { (seeds, 1_000) } else { (200, 10_000) };
     let (seeds, operations) = (amount("BURST_SEEDS", seeds), amount("BURST_OPS", operations));
     if let Ok(seed) = std::env::var("BURST_SEED") {
-        Oracle::new(seed.parse().expect("a number"), operations, selective).run();
+        Oracle::new(seed.parse().expect("a number"), operations, kind).run();
         return;
     }
     let next = AtomicU64::new(0);
@@ -590,7 +656,7 @@ fn check_seeds(selective: bool, what_must_happen: &[Reason]) {
                     if seed >= seeds {
                         return;
                     }
-                    let run = std::panic::catch_unwind(|| Oracle::new(seed, operations, selective).run());
+                    let run = std::panic::catch_unwind(|| Oracle::new(seed, operations, kind).run());
                     match run {
                         Ok(counts) => {
                             let mut totals = totals.lock().expect("not poisoned");

@@ -12,7 +12,7 @@ use burst_transport::{RecordPool, WINDOW_PSNS};
 use burst_wire::selective::AckBitmap;
 use burst_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, HeadBuf, Ieth, ImmDt, NakCode, OpKind, Opcode, Reth, Saeth, Seth, Syndrome,
-    Weth,
+    Weth, XrcEth,
 };
 use common::{LinkFaults, Pair, Setup, ip_of, qpn_of};
 
@@ -27,9 +27,9 @@ fn near(rng: &mut Rng, psn: Psn, reach: u64) -> Psn {
     }
 }
 
-/// A packet of the family with plausible and impossible fields.
-fn forge(rng: &mut Rng, to: u8, psn: Psn, rkey: u32) -> Option<Vec<u8>> {
-    let opcode = Opcode::from_number(0xc0 + rng.below(0x19) as u8)?;
+/// A packet of the family with plausible and impossible fields, of RC or XRC.
+fn forge(rng: &mut Rng, xrc: bool, to: u8, psn: Psn, rkey: u32) -> Option<Vec<u8>> {
+    let opcode = Opcode::from_number(if xrc { 0xe0 } else { 0xc0 } + rng.below(0x19) as u8)?;
     let info = opcode.info();
     let mtu = 1024;
     let len = match (info.kind, info.has_payload, rng.below(8)) {
@@ -59,6 +59,8 @@ fn forge(rng: &mut Rng, to: u8, psn: Psn, rkey: u32) -> Option<Vec<u8>> {
         ..Saeth::default()
     };
     let head = HeadBuf::new(&bth);
+    let names_queue = xrc && info.kind.is_request() && info.kind != OpKind::Probe;
+    let head = if names_queue { head.xrceth(XrcEth { srqn: rng.below(4) as u32 }) } else { head };
     let head = match info.kind {
         OpKind::Ack => head.aeth(Aeth { syndrome, msn: 0 }).saeth(saeth),
         OpKind::ReadAck => head.saeth(Saeth { words: 0, ..saeth }),
@@ -85,18 +87,30 @@ fn forge(rng: &mut Rng, to: u8, psn: Psn, rkey: u32) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+const RC_ANSWERS: [Opcode; 7] = [
+    Opcode::RcAck,
+    Opcode::RcAck,
+    Opcode::RcAtomicAck,
+    Opcode::RcReadResponseFirst,
+    Opcode::RcReadResponseMiddle,
+    Opcode::RcReadResponseLast,
+    Opcode::RcReadResponseOnly,
+];
+const XRC_ANSWERS: [Opcode; 7] = [
+    Opcode::XrcAck,
+    Opcode::XrcAck,
+    Opcode::XrcAtomicAck,
+    Opcode::XrcReadResponseFirst,
+    Opcode::XrcReadResponseMiddle,
+    Opcode::XrcReadResponseLast,
+    Opcode::XrcReadResponseOnly,
+];
+
 /// An answer of the standard family. A pair in the other family takes none, except for a NAK that ends it.
-fn forge_standard_answer(rng: &mut Rng, to: u8, psn: Psn) -> Vec<u8> {
-    let answers = [
-        Opcode::RcAck,
-        Opcode::RcAck,
-        Opcode::RcAtomicAck,
-        Opcode::RcReadResponseFirst,
-        Opcode::RcReadResponseMiddle,
-        Opcode::RcReadResponseLast,
-        Opcode::RcReadResponseOnly,
-    ];
+fn forge_standard_answer(rng: &mut Rng, xrc: bool, to: u8, psn: Psn) -> Vec<u8> {
+    let answers = if xrc { XRC_ANSWERS } else { RC_ANSWERS };
     let opcode = answers[rng.below(7) as usize];
+
     let syndrome = match rng.below(20) {
         0 => Syndrome::Nak(NakCode::RemoteOperation),
         1..4 => Syndrome::Rnr { timer: 1 },
@@ -105,10 +119,10 @@ fn forge_standard_answer(rng: &mut Rng, to: u8, psn: Psn) -> Vec<u8> {
     };
     let head = HeadBuf::new(&Bth::new(opcode, qpn_of(to), psn));
     let head = match opcode {
-        Opcode::RcReadResponseMiddle => head,
+        Opcode::RcReadResponseMiddle | Opcode::XrcReadResponseMiddle => head,
         _ => head.aeth(Aeth { syndrome, msn: 0 }),
     };
-    let head = if opcode == Opcode::RcAtomicAck { head.atomic_ack(AtomicAckEth { original: 5 }) } else { head };
+    let head = if opcode.kind() == OpKind::AtomicAck { head.atomic_ack(AtomicAckEth { original: 5 }) } else { head };
     let mut bytes = head.as_slice().to_vec();
     if opcode.info().has_payload {
         bytes.resize(bytes.len() + 1024, 7);
@@ -128,12 +142,13 @@ fn post(rng: &mut Rng, pair: &mut Pair, me: usize, wr_id: u64) {
     let len = if opcode == WrOpcode::AtomicFetchAndAdd { 8 } else { rng.below(12_000) as u32 };
     let (rkey, at) = (pair.ends[1 - me].lkey, 8 * rng.below(MEMORY / 16));
     let flags = send_flags::SIGNALED as u16;
-    let wqe = SendWqe { wr_id, opcode: opcode as u8, flags, rkey, remote_addr: at, ..SendWqe::default() };
+    let remote_qpn = 1 + rng.below(2) as u32;
+    let wqe = SendWqe { wr_id, opcode: opcode as u8, flags, rkey, remote_addr: at, remote_qpn, ..SendWqe::default() };
     let sge = pair.ends[me].sge(at, len);
     pair.ends[me].post(&wqe, &[sge]);
 }
 
-fn play(seed: u64) {
+fn play(seed: u64, xrc: bool) {
     let mut rng = Rng::new(seed);
     let base = Setup::default();
     let psn = Psn::new(if rng.below(2) == 0 { 0xff_fff0 } else { 5 });
@@ -141,7 +156,12 @@ fn play(seed: u64) {
     let setup =
         Setup { selective: WINDOW_PSNS, attr, memory: MEMORY as usize, window: 1 << rng.between(12, 18), ..base };
     let faults = LinkFaults { loss: 300, duplication: 300, reordering: 300, delay_max: Nanos::from_us(50) };
-    let mut pair = Pair::new(&setup, rng.next_u64(), faults);
+    let pair_of = if xrc { Pair::xrc } else { Pair::new };
+    let mut pair = pair_of(&setup, rng.next_u64(), faults);
+    let mut queues: Vec<_> = match xrc {
+        true => (1..3).map(|n| common::xrc_queue(&mut pair.ends[1], n, common::PD, (64, 1))).collect(),
+        false => Vec::new(),
+    };
     let mut posted = [0u64; 2];
     for end in &mut pair.ends {
         end.fx.records = RecordPool::new(rng.below(3) as usize);
@@ -149,6 +169,13 @@ fn play(seed: u64) {
     for _ in 0..ACTIONS {
         let me = rng.below(2) as usize;
         match rng.below(6) {
+            0 if xrc && me == 1 => {
+                let sge = pair.ends[1].sge(8 * rng.below(1000), 16_000);
+                let queue = &mut queues[rng.below(2) as usize];
+                if queue.write(9, &[sge]).is_ok() {
+                    let _ = queue.post();
+                }
+            }
             0 if pair.ends[me].sq.room() > 8 && pair.ends[me].qp.state() == QpState::Rts => {
                 post(&mut rng, &mut pair, me, posted[me]);
                 posted[me] += 1;
@@ -163,8 +190,8 @@ fn play(seed: u64) {
                 let about = if rng.below(2) == 0 { query.rq_psn } else { query.sq_psn.sub(rng.below(20) as u32) };
                 let (psn, rkey) = (near(&mut rng, about, 40), pair.ends[me].lkey);
                 let forged = match rng.below(5) {
-                    0 => Some(forge_standard_answer(&mut rng, me as u8, psn)),
-                    _ => forge(&mut rng, me as u8, psn, rkey),
+                    0 => Some(forge_standard_answer(&mut rng, xrc, me as u8, psn)),
+                    _ => forge(&mut rng, xrc, me as u8, psn, rkey),
                 };
                 if let Some(bytes) = forged {
                     let now = pair.now;
@@ -192,10 +219,19 @@ fn play(seed: u64) {
 
 #[test]
 fn forged_packets_break_no_live_pair() {
+    play_seeds(false);
+}
+
+#[test]
+fn forged_packets_break_no_live_pair_of_xrc() {
+    play_seeds(true);
+}
+
+fn play_seeds(xrc: bool) {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let seeds = number("BURST_SEEDS").unwrap_or(if cfg!(debug_assertions) { 150 } else { 20_000 });
     for seed in number("BURST_SEED").map_or(0..seeds, |seed: u64| seed..seed + 1) {
-        if std::panic::catch_unwind(|| play(seed)).is_err() {
+        if std::panic::catch_unwind(|| play(seed, xrc)).is_err() {
             panic!("seed {seed}: BURST_SEED={seed} runs it again");
         }
     }

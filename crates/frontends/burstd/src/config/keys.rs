@@ -188,7 +188,7 @@ pub const KEYS: &[ConfigKey] = &[
         kind: ValueKind::Switch,
         many: false,
         default: "no",
-        help: "Repeat only lost packets of RC queue pairs, with peers whose daemon can do it; other peers get the standard packets",
+        help: "Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon can do it; other peers get the standard packets",
     },
     ConfigKey {
         id: KeyId::IdleExit,

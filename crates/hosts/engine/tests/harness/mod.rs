@@ -9,6 +9,7 @@ use burst_cm::Secret;
 use burst_control::events::{EventPipe, EventSink};
 use burst_engine::flow::{flow_of, gid_of};
 use burst_engine::handover::Inbox;
+use burst_engine::objects::{SrqShared, XrcEntry};
 use burst_engine::qpn::QpnSpace;
 use burst_engine::{ContextSlot, EngineCq, QpHolder, QpSlot, Worker, WorkerOptions};
 use burst_ledger::{Account, AccountId, Capacities, Ledger, Policy};
@@ -19,9 +20,10 @@ use burst_shm::doorbell::Doorbells;
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
 use burst_shm::{Cqe, SendWqe, Sge, testing};
-use burst_transport::{Qp, QpConfig, RecvQueue};
+use burst_transport::{Qp, QpConfig, RecvQueue, XrcSrq};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 pub const PD: u32 = 1;
 pub const CAP: QpCap =
@@ -175,13 +177,23 @@ impl Host {
             cap,
             port_mtu: Mtu::B4096,
             sq: sq_end,
-            rq: RecvQueue::Own(rq_end),
+            rq: if qp_type == QpType::XrcRecv { RecvQueue::Xrc { domain: 0 } } else { RecvQueue::Own(rq_end) },
         };
         let holder =
             QpHolder { context: self.context, async_events: self.async_events.clone(), event_cookie: 77, hold: 0 };
         let slot = QpSlot::new(Qp::new(config), qpn, DeviceId(0), doorbell, holder);
         self.worker.add_qp(Box::new(slot));
         (qpn, doorbell, sq, rq)
+    }
+
+    /// Adds a shared receive queue of XRC domain 0, whose receives complete on `cq`.
+    pub fn add_xrc_srq(&mut self, srqn: u32, entries: u32, cq: u32) -> RqProducer {
+        let (app, queue) = testing::srq(entries, 1);
+        let queue = Arc::new(queue);
+        let shared = Arc::new(SrqShared { consumer: queue.clone(), limit: AtomicU32::new(0), cookie: 0 });
+        let srq = XrcSrq { domain: 0, pd: PD, cq, queue };
+        self.worker.add_xrc_srq(srqn, XrcEntry { srq, shared, async_events: self.async_events.clone() });
+        app
     }
 
     /// Moves a queue pair from RESET to RTS, connected to `peer` at the first address of `peer_caps`.

@@ -41,6 +41,8 @@ const UC_RTR: u32 = m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
 pub struct RecordedEffects {
     pub sends: Vec<Cqe>,
     pub receives: Vec<(Cqe, bool)>,
+    /// Completion queues of `receives`.
+    pub receive_cqs: Vec<u32>,
     pub events: Vec<EventType>,
     pub signals: Vec<Signal>,
     counts: [u32; Reason::COUNT],
@@ -71,7 +73,10 @@ impl Effects for RecordedEffects {
     fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool) {
         match cq {
             SEND_CQ => self.sends.push(cqe),
-            _ => self.receives.push((cqe, solicited)),
+            _ => {
+                self.receives.push((cqe, solicited));
+                self.receive_cqs.push(cq);
+            }
         }
     }
     fn event(&mut self, _qpn: Qpn, event: EventType) {
@@ -185,7 +190,7 @@ pub fn qpn_of(index: u8) -> Qpn {
 }
 
 /// A region of zeroed memory, mapped as the daemon maps an application's memory. Its addresses begin at 0.
-fn region(keys: &mut KeySpace, len: usize, rights: u32) -> Arc<Region> {
+fn region(keys: &mut KeySpace, pd: u32, len: usize, rights: u32) -> Arc<Region> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
     ftruncate(&fd, len as u64).expect("size");
@@ -193,7 +198,14 @@ fn region(keys: &mut KeySpace, len: usize, rights: u32) -> Arc<Region> {
     let piece = MapPiece { fd: fd.as_fd(), offset: 0, len: len as u64 };
     let mapping = Region::map(&[piece], rights).expect("map");
     let key = keys.alloc().expect("key");
-    Arc::new(Region::new(key, PD, 0, len as u64, rights, mapping))
+    Arc::new(Region::new(key, pd, 0, len as u64, rights, mapping))
+}
+
+/// A shared receive queue of [`DOMAIN`] for the targets of `end`, whose requests access the memory of protection domain `pd`.
+pub fn xrc_queue(end: &mut End, srqn: u32, pd: u32, (entries, sges): (u32, u32)) -> RqProducer {
+    let (app, queue) = testing::srq(entries, sges);
+    end.fx.srqs.push((srqn, XrcSrq { domain: DOMAIN, pd, cq: 10 + srqn, queue: Arc::new(queue) }));
+    app
 }
 
 impl End {
@@ -204,7 +216,7 @@ impl End {
         let mut seeded = Rng::new(0xb0 + u64::from(index));
         let mut keys = KeySpace::new(Box::new(move || seeded.next_u64()));
         let mut mem = MrTable::new(keys.cipher());
-        let main = region(&mut keys, setup.memory, ALL_RIGHTS);
+        let main = region(&mut keys, PD, setup.memory, ALL_RIGHTS);
         let lkey = main.key;
         assert!(mem.insert(main));
         let mut qp = Qp::new(QpConfig {
@@ -227,6 +239,7 @@ impl End {
         let fx = RecordedEffects {
             sends: Vec::new(),
             receives: Vec::new(),
+            receive_cqs: Vec::new(),
             events: Vec::new(),
             signals: Vec::new(),
             counts: [0; Reason::COUNT],
@@ -243,7 +256,12 @@ impl End {
 
     /// Registers another region.
     pub fn register(&mut self, len: usize, rights: u32) -> u32 {
-        let region = region(&mut self.keys, len, rights);
+        self.register_in(PD, len, rights)
+    }
+
+    /// Registers another region in this protection domain.
+    pub fn register_in(&mut self, pd: u32, len: usize, rights: u32) -> u32 {
+        let region = region(&mut self.keys, pd, len, rights);
         let key = region.key;
         assert!(self.mem.insert(region));
         key
@@ -540,9 +558,19 @@ pub struct Pair {
 impl Pair {
     /// Two connected ends in RTS.
     pub fn new(setup: &Setup, seed: u64, faults: LinkFaults) -> Pair {
-        let mut ends = [End::new(0, setup), End::new(1, setup)];
-        ends[0].bring_up(1, setup, QpState::Rts);
-        ends[1].bring_up(0, setup, QpState::Rts);
+        Pair::of([setup; 2], seed, faults)
+    }
+
+    /// An XRC initiator, end 0, and its target.
+    pub fn xrc(setup: &Setup, seed: u64, faults: LinkFaults) -> Pair {
+        let [ini, tgt] = [QpType::XrcSend, QpType::XrcRecv].map(|qp_type| Setup { qp_type, ..*setup });
+        Pair::of([&ini, &tgt], seed, faults)
+    }
+
+    fn of(setups: [&Setup; 2], seed: u64, faults: LinkFaults) -> Pair {
+        let mut ends = [End::new(0, setups[0]), End::new(1, setups[1])];
+        ends[0].bring_up(1, setups[0], QpState::Rts);
+        ends[1].bring_up(0, setups[1], QpState::Rts);
         Pair { ends, link: Link::new(seed, faults), now: Nanos(0) }
     }
 
