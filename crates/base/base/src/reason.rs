@@ -174,6 +174,8 @@ reasons! {
     SrRefused, "sr_refused", Note, "The peer does not answer selective repeat packets, and the standard packets are used.", "Use the same version of Burst on both hosts, or look for a firewall that drops BTH opcodes from 0xC0 on.";
     // --- the daemon's own memory
     NoMemory, "no_memory", Nak, "The system gave the daemon no memory for a peer's request; an RNR NAK asks for it again.", "Give the daemon or the machine more memory, or let the peer have fewer requests outstanding (max_rd_atomic).";
+    // --- acknowledgements of READ responses
+    SrReadTimeout, "sr_read_timeout", Note, "No acknowledgement of READ responses came in time; they do not count as in flight any more.", "Packets are lost in the network, or the peer does not run.";
 }
 
 impl Reason {

@@ -20,6 +20,8 @@ pub const HELLO_VERSION: u8 = 1;
 pub const FEATURE_SELECTIVE: u32 = 1 << 0;
 /// Feature: requests of the selective repeat family are accepted on XRC queue pairs.
 pub const FEATURE_XRC_SELECTIVE: u32 = 1 << 1;
+/// Feature: READ responses of the family are acknowledged, and acknowledgements of READ responses are expected.
+pub const FEATURE_READ_ACKS: u32 = 1 << 2;
 
 /// Longest text of a congestion control in a hello.
 pub const HELLO_CC_MAX: usize = 192;

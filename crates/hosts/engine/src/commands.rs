@@ -408,7 +408,7 @@ impl DataPath<'_> {
             file.write(index, &slot.tombstone(flow, None));
         }
         let qp_type = slot.endpoint.qp().qp_type();
-        slot.endpoint.qp_mut().use_selective(self.core.window_of(at as usize, qp_type));
+        self.core.paths[at as usize].hello.tell(slot.endpoint.qp_mut(), self.core.options.selective);
         put(&mut self.core.qps, index, slot);
         if qp_type == QpType::Rc || qp_type.is_xrc() {
             self.core.greet(now, at, &flow);
@@ -431,10 +431,11 @@ impl Core {
         let path = &mut self.paths[slot.path as usize];
         path.forget(index);
         path.moved(now, index, slot.inflight_seen, 0);
+        path.responses_moved(slot.responses_seen, 0);
         if slot.waiting != NOT_WAITING {
             path.waiting.leave(|place| waits_for(&self.qps, slot.path, place));
         }
         self.paths.leave(slot.path);
-        (slot.path, slot.inflight_seen, slot.waiting) = (NO_PATH, 0, NOT_WAITING);
+        (slot.path, slot.inflight_seen, slot.responses_seen, slot.waiting) = (NO_PATH, 0, 0, NOT_WAITING);
     }
 }

@@ -95,6 +95,22 @@ impl Endpoint {
         }
     }
 
+    /// Those of READ responses among them.
+    #[inline]
+    pub(crate) fn response_bytes(&self) -> u64 {
+        match self {
+            Endpoint::Roce(qp) => qp.response_bytes(),
+        }
+    }
+
+    /// Bytes in flight without those of READ responses.
+    #[inline]
+    pub(crate) fn request_bytes(&self) -> u64 {
+        match self {
+            Endpoint::Roce(qp) => qp.request_bytes(),
+        }
+    }
+
     /// Bytes of the next packet or READ request.
     #[inline]
     pub(crate) fn next_bytes(&self) -> u64 {

@@ -11,18 +11,20 @@ use crate::objects::NO_PATH;
 use crate::peer_hello::PeerHello;
 use crate::receive::RxBurst;
 use crate::worker::{Core, PortSlot, Worker};
-use burst_base::verbs::{Mtu, QpType};
+use burst_base::verbs::Mtu;
 use burst_base::{DeviceId, Nanos, Psn, Qpn, Reason, TokenBucket};
 use burst_cc::PeerKind;
 use burst_frame::{Flow, TxBatch};
 use burst_gsi::GSI_QKEY;
 use burst_transport::WINDOW_PSNS;
-use burst_wire::hello::{FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
+use burst_wire::hello::{FEATURE_READ_ACKS, FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
 use burst_wire::{Bth, Deth, HeadBuf, MAD_LEN, Opcode};
 use std::net::IpAddr;
 
 /// Questions answered: bursts of 64, and 1,000 per second.
 pub(crate) type AnswerBudget = TokenBucket<64, 1_000_000>;
+/// What this daemon can do if it uses selective repeat.
+const FEATURES: u32 = FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE | FEATURE_READ_ACKS;
 /// Domain of the numbers of this file among those of the secret; `cm` and the agent use 0 to 3.
 const DOMAIN: u8 = 4;
 /// Bits of a transaction id that give the worker that asked.
@@ -61,7 +63,7 @@ impl Core {
             is_answer: false,
             tid,
             boot_id: self.boot_id(),
-            features: if self.options.selective { FEATURE_SELECTIVE | FEATURE_XRC_SELECTIVE } else { 0 },
+            features: if self.options.selective { FEATURES } else { 0 },
             window: WINDOW_PSNS,
             tail_bytes: burst_transport::TAIL_BYTES as u16,
             mtu: mtu as u8,
@@ -101,18 +103,12 @@ impl Core {
         }
     }
 
-    /// PSNs of the peer's window for requests of queue pairs of this type; 0: the standard family is used.
-    pub(crate) fn window_of(&self, at: usize, qp_type: QpType) -> u32 {
-        if self.options.selective { self.paths[at].hello.window(qp_type) } else { 0 }
-    }
-
     /// Tells the queue pairs of a path which family they are to use.
     fn tell_family(&mut self, at: usize) {
         let Core { paths, qps, options, .. } = self;
         let hello = &paths[at].hello;
         for slot in qps.iter_mut().flatten().filter(|slot| slot.path as usize == at && slot.path != NO_PATH) {
-            let qp = slot.endpoint.qp_mut();
-            qp.use_selective(if options.selective { hello.window(qp.qp_type()) } else { 0 });
+            hello.tell(slot.endpoint.qp_mut(), options.selective);
         }
     }
 }

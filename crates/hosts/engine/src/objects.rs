@@ -140,6 +140,8 @@ pub struct QpSlot {
     pub(crate) path: u32,
     /// Its bytes in flight when it last settled, which its path has counted.
     pub(crate) inflight_seen: u64,
+    /// Those of READ responses among them.
+    pub(crate) responses_seen: u64,
     /// Ticket of its place in the ready queue, or [`NO_TICKET`].
     pub(crate) ticket: u32,
     /// Ticket of its place in the line of its path, or [`NOT_WAITING`].
@@ -196,6 +198,7 @@ impl QpSlot {
             made_ns: 0,
             path: NO_PATH,
             inflight_seen: 0,
+            responses_seen: 0,
             ticket: NO_TICKET,
             waiting: NOT_WAITING,
             touched: false,

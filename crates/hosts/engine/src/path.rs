@@ -1,8 +1,9 @@
 //! The path to one peer address, shared by all queue pairs that talk to it: its congestion controller and its next hop.
 //!
 //! The window of the path's controller (crate `cc`) bounds the bytes in flight to the peer. A queue pair may always have
-//! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others. Below a controller other than `aimd`
-//! and `none` the window of `aimd` remains: the receive buffers of a software peer drop packets before a switch marks them.
+//! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others. READ responses that the peer acknowledges
+//! count as bytes in flight; the window bounds them before requests, which get what they leave. Below a controller other than
+//! `aimd` and `none` the window of `aimd` remains: the receive buffers of a software peer drop packets before a switch marks them.
 //! Such a controller also bounds what a queue pair may always have in flight to one packet, because its windows may be small.
 //!
 //! While the peer's next hop is being resolved, packets wait in a small store of the port or of the kernel, which drops what
@@ -94,6 +95,8 @@ pub struct Path {
     /// Bytes that a queue pair may have in flight whatever the window is.
     qp_min_bytes: u64,
     inflight: u64,
+    /// Bytes of READ responses among them.
+    responses: u64,
     /// When a marked packet is next answered by a congestion notification.
     pub(crate) cnp_from: Nanos,
     /// What the peer's daemon can do.
@@ -127,6 +130,7 @@ impl Path {
             tuned: (!plain).then(|| Box::new(Tuned::new(&cc))),
             qp_min_bytes: if plain { QP_MIN_BYTES } else { u64::from(mtu) },
             inflight: 0,
+            responses: 0,
             cnp_from: Nanos(0),
             hello: PeerHello::default(),
             report: PeerReport::default(),
@@ -168,6 +172,17 @@ impl Path {
     pub fn room(&self, own: u64) -> u64 {
         let shared = self.window().saturating_sub(self.inflight);
         shared.max(self.qp_min_bytes.saturating_sub(own))
+    }
+    /// Bytes of READ responses that a queue pair with `own` such bytes in flight may add now. What the requests of this host have
+    /// in flight does not count here: READ requests of both ends fill the windows of both, and each waits for responses.
+    pub fn response_room(&self, own: u64) -> u64 {
+        let shared = self.window().saturating_sub(self.responses);
+        shared.max(self.qp_min_bytes.saturating_sub(own))
+    }
+    /// Of the bytes in flight of a queue pair, those of READ responses have changed from `before` to `after`.
+    pub fn responses_moved(&mut self, before: u64, after: u64) {
+        debug_assert!(before <= self.responses, "more bytes of responses than in flight");
+        self.responses = (self.responses + after).saturating_sub(before);
     }
     /// The bytes in flight of queue pair `qp` have changed from `before` to `after`.
     pub fn moved(&mut self, now: Nanos, qp: u32, before: u64, after: u64) {
@@ -396,6 +411,21 @@ mod tests {
         p.moved(Nanos(0), 1, 0, 512 << 10);
         assert_eq!(p.room(0), QP_MIN_BYTES);
         assert_eq!(p.room(QP_MIN_BYTES), 0);
+    }
+
+    #[test]
+    fn responses_get_the_window_and_requests_what_they_leave() {
+        let mut p = path();
+        p.moved(Nanos(0), 1, 0, 512 << 10);
+        assert_eq!((p.room(0), p.response_room(0)), (QP_MIN_BYTES, 512 << 10), "requests alone");
+        p.moved(Nanos(0), 2, 0, 500 << 10);
+        p.responses_moved(0, 500 << 10);
+        assert_eq!((p.room(0), p.response_room(500 << 10)), (QP_MIN_BYTES, 12 << 10));
+        p.moved(Nanos(0), 1, 512 << 10, 0);
+        assert_eq!((p.room(0), p.response_room(0)), (QP_MIN_BYTES, QP_MIN_BYTES));
+        p.moved(Nanos(0), 2, 500 << 10, 100);
+        p.responses_moved(500 << 10, 100);
+        assert_eq!((p.room(0), p.response_room(100)), (p.window() - 100, p.window() - 100));
     }
 
     #[test]

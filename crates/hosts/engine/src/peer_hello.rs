@@ -10,8 +10,8 @@ use burst_base::Nanos;
 use burst_base::verbs::QpType;
 use burst_cc::{CcChoice, ChoiceRank, Params, PeerChoice};
 use burst_frame::Flow;
-use burst_transport::WINDOW_PSNS;
-use burst_wire::hello::{FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
+use burst_transport::{Qp, WINDOW_PSNS};
+use burst_wire::hello::{FEATURE_READ_ACKS, FEATURE_SELECTIVE, FEATURE_XRC_SELECTIVE, Hello, HelloCc};
 
 /// Waits for the answers to the first question and its repetitions.
 const WAITS: [Nanos; 3] = [Nanos::from_ms(250), Nanos::from_ms(1_000), Nanos::from_ms(4_000)];
@@ -70,6 +70,11 @@ impl PeerHello {
     pub(crate) fn window(&self, qp_type: QpType) -> u32 {
         let feature = if qp_type.is_xrc() { FEATURE_XRC_SELECTIVE } else { FEATURE_SELECTIVE };
         if self.features & feature != 0 { self.window } else { 0 }
+    }
+    /// Tells a queue pair what the peer can do, as far as this daemon `uses` it.
+    pub(crate) fn tell(&self, qp: &mut Qp, uses: bool) {
+        qp.use_selective(if uses { self.window(qp.qp_type()) } else { 0 });
+        qp.use_read_acks(uses && self.features & FEATURE_READ_ACKS != 0);
     }
     /// Whether the peer is a Burst daemon, as far as is known.
     pub(crate) fn is_burst(&self) -> bool {

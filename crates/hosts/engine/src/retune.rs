@@ -30,7 +30,10 @@ impl Worker {
                 variables.push(CcVariable { name: name.into(), millionths: (value * 1e6) as i64 });
             };
             let rate_bps = path.observe(&mut add);
-            add("selective_repeat", f64::from(u8::from(self.core.window_of(number, QpType::Rc) > 0)));
+            add(
+                "selective_repeat",
+                f64::from(u8::from(self.core.options.selective && path.hello.window(QpType::Rc) > 0)),
+            );
             peers.push(CcPeer {
                 worker: self.core.options.id,
                 device: path.device.index() as u32,

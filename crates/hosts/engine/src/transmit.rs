@@ -58,7 +58,11 @@ impl Worker {
         slot.ticket = NO_TICKET;
         let (mut bytes, mut window_bytes, mut tuned) = (TURN_BYTES, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
-            window_bytes = path.room(slot.endpoint.inflight_bytes());
+            window_bytes = path.room(slot.endpoint.request_bytes());
+            if slot.endpoint.qp().counts_responses() {
+                let room = path.response_room(slot.endpoint.response_bytes());
+                slot.endpoint.qp_mut().allow_responses(room);
+            }
             let Some(burst) = path.burst(now) else { return self.wait_for_rate(now, index) };
             bytes = bytes.min(burst);
             tuned = path.is_tuned();

@@ -360,6 +360,11 @@ impl Core {
         if inflight != slot.inflight_seen {
             if let Some(path) = self.paths.get_mut(slot.path as usize) {
                 path.moved(now, index, slot.inflight_seen, inflight);
+                let responses = slot.endpoint.response_bytes();
+                if responses != slot.responses_seen {
+                    path.responses_moved(slot.responses_seen, responses);
+                    slot.responses_seen = responses;
+                }
             }
             slot.inflight_seen = inflight;
         }
@@ -405,7 +410,7 @@ impl Core {
             return self.pacing.arm(path, gate, gate.opens_at());
         }
         let Some(slot) = self.qps[index as usize].as_mut() else { return };
-        if !p.has_room(slot.inflight_seen, slot.endpoint.next_bytes()) {
+        if !p.has_room(slot.inflight_seen - slot.responses_seen, slot.endpoint.next_bytes()) {
             return;
         }
         // One at a time: the next is made ready when this one has settled.

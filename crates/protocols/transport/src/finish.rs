@@ -120,6 +120,7 @@ impl Qp {
         self.state = QpState::Err;
         self.stop_sending();
         self.resp.stop();
+        self.forget_responses();
         self.flush_recv = true;
     }
 

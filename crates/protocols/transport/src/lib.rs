@@ -15,7 +15,7 @@
 //! | `ahead` | READ responses that arrived behind a gap |
 //! | `completer` | acknowledgements, responses, NAKs, time-outs |
 //! | `finish` | completions, errors, flushing, draining |
-//! | `responder` | request packets: checks and execution |
+//! | `responder`, `responder_resource` | request packets: checks and execution; READs and ATOMICs that were accepted |
 //! | `respond` | acknowledgements, NAKs, READ and ATOMIC responses |
 //! | `receive`, `message` | the receive queue; what a completion tells |
 //! | `middles`, `selective_middles`, `early_middles` | middle packets of a train, executed together; those behind a gap |
@@ -24,6 +24,7 @@
 //! | `selective`, `family` | the selective repeat family: what each queue pair keeps; when it is used |
 //! | `selective_requests`, `selective_answers` | its responder, and the acknowledgements |
 //! | `selective_sends`, `selective_acks` | its requester |
+//! | `read_acks` | acknowledgements of READ responses, and the responses in flight |
 //! | `arrivals`, `early_receives`, `losses`, `psn_bits` | records of packets that arrived early, of receives, of lost packets |
 //! | `records` | the pool of these records |
 //! | `rtt`, `ack_report` | round trips and time-outs; what acknowledgements say to congestion control |
@@ -54,12 +55,14 @@ mod middles;
 mod peer_port;
 mod psn_bits;
 mod qp;
+mod read_acks;
 mod receive;
 mod records;
 mod recovery;
 mod requester;
 mod respond;
 mod responder;
+mod responder_resource;
 mod ring;
 mod rtt;
 mod selective;

@@ -6,9 +6,10 @@
 
 use crate::api::{ACK_TIMEOUT_MIN, Env, ModifyError, PKEY_DEFAULT, QpConfig, Signal, TxBudget, TxState};
 use crate::peer_port::PeerPort;
+use crate::read_acks::ReadAcks;
 use crate::receive::Receiver;
 use crate::requester::Requester;
-use crate::responder::Responder;
+use crate::responder::{READ_ACK_DUE, Responder};
 use crate::state;
 use burst_base::heap::OutOfMemory;
 use burst_base::verbs::{Mtu, QpAttr, QpCap, QpState, QpType, attr_mask};
@@ -65,6 +66,8 @@ pub struct Qp {
     pub(crate) corrupt: bool,
     /// Requests of the selective repeat family are accepted.
     pub(crate) accepts_selective: bool,
+    /// READ responses are acknowledged.
+    pub(crate) read_acks: Option<Box<ReadAcks>>,
 }
 
 impl Qp {
@@ -87,6 +90,7 @@ impl Qp {
             last_wqe_raised: false,
             corrupt: false,
             accepts_selective: false,
+            read_acks: None,
         }
     }
 
@@ -226,6 +230,7 @@ impl Qp {
         self.mtu = self.id.port_mtu.bytes();
         self.ack_timeout = Nanos::NEVER;
         self.state = QpState::Reset;
+        self.forget_responses();
         self.flush_recv = false;
         self.last_wqe_raised = false;
         self.corrupt = false;
@@ -261,9 +266,8 @@ impl Qp {
     /// Handles a packet of the selective repeat family that has passed the checks.
     pub(crate) fn dispatch_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         match pkt.info.kind {
-            kind if kind.is_response() => self.on_selective_response(pkt, env),
-            // Nothing at this side waits for the acknowledgement of READ responses.
-            OpKind::ReadAck => env.fx.count(Reason::UnexpectedResponse),
+            kind if kind.is_response() => self.on_selective_response(frame, pkt, env),
+            OpKind::ReadAck => self.on_read_ack(pkt, env),
             _ if self.accepts_selective => self.on_selective_request(frame, pkt, env),
             _ => env.fx.count(Reason::SrNotNegotiated),
         }
@@ -388,13 +392,16 @@ impl Qp {
 
     /// The time at which [`Qp::on_timer`] should be called.
     pub fn next_deadline(&self) -> Nanos {
-        self.req.ack_deadline.min(self.req.rnr_deadline).min(self.req.sel.deadline)
+        self.req.ack_deadline.min(self.req.rnr_deadline).min(self.req.sel.deadline).min(self.resp.response_deadline)
     }
 
     /// Fires the timers that are due.
     pub fn on_timer(&mut self, env: &mut Env<'_>) {
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
             self.on_requester_timer(env);
+        }
+        if self.resp.response_deadline <= env.now {
+            self.on_response_timeout(env);
         }
     }
 
@@ -405,12 +412,19 @@ impl Qp {
 
     /// Whether an acknowledgement or a NAK is to be sent to the peer.
     pub fn owes_acknowledgement(&self) -> bool {
-        self.resp.ack_due.is_some() || self.resp.nak_due.is_some()
+        self.resp.ack_due.is_some() || self.resp.nak_due.is_some() || self.resp.pending & READ_ACK_DUE != 0
     }
 
-    /// Payload bytes sent, or requested by READs, that are not yet acknowledged or received.
+    /// Payload bytes sent, or requested by READs, that are not yet acknowledged or received; and those of READ responses that the
+    /// peer will acknowledge ([`Qp::response_bytes`]).
     #[inline]
     pub fn inflight_bytes(&self) -> u64 {
+        self.request_bytes() + self.resp.response_bytes
+    }
+
+    /// The same without READ responses.
+    #[inline]
+    pub fn request_bytes(&self) -> u64 {
         if !self.id.qp_type.is_reliable() {
             return 0;
         }

@@ -6,7 +6,8 @@
 use crate::api::{Env, TxBudget};
 use crate::head;
 use crate::qp::Qp;
-use crate::responder::ResponderResource;
+use crate::responder::READ_ACK_DUE;
+use crate::responder_resource::ResponderResource;
 use crate::selective_answers::selective_form;
 use burst_base::verbs::access;
 use burst_base::{Psn, Reason};
@@ -17,6 +18,9 @@ use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, NakCode, OpKind, Opcode, Posi
 impl Qp {
     /// Sends pending answers; false if budget or batch ended before all were sent.
     pub(crate) fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
+        if self.resp.pending & READ_ACK_DUE != 0 && !self.push_read_ack(env) {
+            return false;
+        }
         if let Some((psn, msn)) = self.resp.ack_due
             && (self.resp.sel.active
                 || self.resp.oldest_pending().is_none_or(|resource| psn.is_before(resource.psn.add(resource.next))))
@@ -31,6 +35,9 @@ impl Qp {
                 OpKind::ReadRequest => self.push_read_response(resource, budget, env),
                 _ => self.push_atomic_response(resource, env),
             };
+            if !done && self.resp.parked > 0 {
+                break;
+            }
             if !done {
                 return false;
             }
@@ -98,7 +105,18 @@ impl Qp {
     }
 
     /// Sends the rest of a READ's response within the budget; true when it is complete.
-    fn push_read_response(&mut self, resource: ResponderResource, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
+    fn push_read_response(
+        &mut self,
+        mut resource: ResponderResource,
+        budget: &mut TxBudget,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let room = self.response_room(&resource);
+        if room.is_closed {
+            self.resp.park();
+            return false;
+        }
+        let whole = std::mem::replace(&mut resource.end, room.end);
         let offset = resource.next * self.mtu;
         let rest = (resource.length - offset).min((resource.end - resource.next) * self.mtu);
         let span = if rest == 0 {
@@ -119,45 +137,65 @@ impl Qp {
                 }
             }
         };
+        let next = self.push_responses(&resource, (&span, rest), room.counts, budget, env);
+        debug_assert!(next <= resource.end);
+        if resource.selective {
+            self.note_response_sent(&resource, next, env.now);
+        }
+        if let Some(resource) = self.resp.oldest_pending() {
+            resource.next = next;
+            resource.answered |= next == resource.packets;
+        }
+        if next == resource.end && next < whole {
+            self.resp.park();
+        }
+        next == whole
+    }
+
+    /// Pushes packets of a READ's response, whose memory from packet `next` on is `span`, as far as budget and batch have room.
+    /// With `counts` the last before sending stops asks for an acknowledgement. Returns the packet behind them.
+    fn push_responses(
+        &self,
+        resource: &ResponderResource,
+        (span, rest): (&Span, u32),
+        counts: bool,
+        budget: &mut TxBudget,
+        env: &mut Env<'_>,
+    ) -> u32 {
         let mut next = resource.next;
         while next < resource.end && budget.bytes > 0 && env.tx.has_room() {
             let begin = (next - resource.next) * self.mtu;
-            let run = self.push_middle_responses(
-                &resource,
-                next,
-                span.sub(begin as usize, (rest - begin) as usize),
-                budget,
-                env,
-            );
+            let behind = span.sub(begin as usize, (rest - begin) as usize);
+            // One packet of the budget is left for the one that asks.
+            let most = (budget.bytes - u64::from(counts)) / u64::from(self.mtu);
+            let run = self.push_middle_responses(resource, next, behind, most, env);
             if run > 0 {
+                budget.bytes -= u64::from(run * self.mtu);
                 next += run;
                 continue;
             }
             let len = (rest - begin).min(self.mtu);
             let payload = if len == 0 { None } else { Some(span.sub(begin as usize, len as usize)) };
-            let head = self.read_response_head(&resource, next, len);
+            let stops = next + 1 == resource.end || budget.bytes <= u64::from(len) || env.tx.room() == 1;
+            let asks = counts && stops && next + 1 < resource.packets;
+            let head = self.read_response_head(resource, next, len, asks);
             if !env.tx.push(&self.flow, head.as_slice(), payload.as_slice(), head::pad_of(len)) {
                 break;
             }
             budget.bytes = budget.bytes.saturating_sub(u64::from(len));
             next += 1;
         }
-        debug_assert!(next <= resource.end);
-        if let Some(resource) = self.resp.oldest_pending() {
-            resource.next = next;
-            resource.answered |= next == resource.packets;
-        }
-        next == resource.end
+        next
     }
 
-    /// Pushes middle packets of a READ's response from packet `next` on, as many as budget and batch have room for. `rest` is the
-    /// memory from the payload of packet `next` on. Returns their number.
+    /// Pushes at most `most` middle packets of a READ's response from packet `next` on, as many as the batch has room for. `rest`
+    /// is the memory from the payload of packet `next` on. Returns their number.
     fn push_middle_responses(
         &self,
         resource: &ResponderResource,
         next: u32,
         rest: Span,
-        budget: &mut TxBudget,
+        most: u64,
         env: &mut Env<'_>,
     ) -> u32 {
         debug_assert!(resource.start <= next && next < resource.end);
@@ -165,13 +203,12 @@ impl Qp {
         if next == if resource.selective { 0 } else { resource.start } {
             return 0;
         }
-        let most = (resource.end - next - 1) as usize;
-        let count = most.min(env.tx.room_for_run()).min((budget.bytes / u64::from(self.mtu)) as usize) as u32;
+        let count = u64::from(resource.end - next - 1).min(env.tx.room_for_run() as u64).min(most) as u32;
         if count == 0 {
             return 0;
         }
         let payload = rest.sub(0, (count * self.mtu) as usize);
-        let head = self.read_response_head(resource, next, self.mtu);
+        let head = self.read_response_head(resource, next, self.mtu, false);
         let number = |k, head: &mut [u8; burst_frame::HEAD_MAX]| {
             Bth::set_psn(head, resource.psn.add(next + k));
             if resource.selective {
@@ -181,13 +218,12 @@ impl Qp {
         if !env.tx.push_run(&self.flow, head.as_slice(), &payload, self.mtu as u16, number) {
             return 0;
         }
-        budget.bytes -= payload.len() as u64;
         count
     }
 
-    fn read_response_head(&self, resource: &ResponderResource, index: u32, len: u32) -> HeadBuf {
+    fn read_response_head(&self, resource: &ResponderResource, index: u32, len: u32, asks: bool) -> HeadBuf {
         if resource.selective {
-            return self.selective_response_head(resource, index, len);
+            return self.selective_response_head(resource, index, len, asks);
         }
         let place = head::position(index == resource.start, index + 1 == resource.end);
         let bth = Bth {

@@ -18,6 +18,7 @@ use crate::api::Env;
 use crate::message::ReceivedMessage;
 use crate::qp::Qp;
 use crate::receive::Load;
+use crate::responder_resource::{EMPTY, ResponderResource};
 use crate::selective::SelectiveResponder;
 use burst_base::heap::{self, OutOfMemory};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
@@ -48,38 +49,8 @@ pub(crate) struct InboundMessage {
     pub(crate) received: u64,
 }
 
-/// A READ or ATOMIC that was accepted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ResponderResource {
-    pub(crate) kind: OpKind,
-    pub(crate) psn: Psn,
-    pub(crate) packets: u32,
-    /// Packets `start..end` are to be sent, packet `next` first. Nothing is pending when `next == end`.
-    pub(crate) start: u32,
-    pub(crate) next: u32,
-    pub(crate) end: u32,
-    /// `start`, `next` and `end` of the response that is continued after these packets, which the peer asked for again while the
-    /// response was being sent.
-    pub(crate) rest: Option<(u32, u32, u32)>,
-    pub(crate) addr: u64,
-    pub(crate) rkey: Rkey,
-    /// Protection domain of the request; for XRC, of the SRQ.
-    pub(crate) pd: u32,
-    /// XRC: the SRQ that the request named.
-    pub(crate) srqn: u32,
-    pub(crate) length: u32,
-    /// ATOMIC: the value before.
-    pub(crate) original: u64,
-    pub(crate) msn: u32,
-    /// Its whole response was sent once.
-    pub(crate) answered: bool,
-    /// The request was of the selective repeat family, so the response is.
-    pub(crate) selective: bool,
-    /// The pending packets repair a gap.
-    pub(crate) is_repair: bool,
-    /// READ: packets of its response that were repeated.
-    repeated: u64,
-}
+/// A bit of [`Responder::pending`].
+pub(crate) const READ_ACK_DUE: u32 = 1 << 31;
 
 /// State of the receiving half.
 pub(crate) struct Responder {
@@ -105,8 +76,15 @@ pub(crate) struct Responder {
     count: usize,
     /// Number of the oldest resources that have nothing pending.
     served: usize,
-    /// Resources with pending packets.
+    /// Resources with pending packets; and [`READ_ACK_DUE`] if READ responses are to be acknowledged, so that one comparison
+    /// tells whether anything is to be sent.
     pub(crate) pending: u32,
+    /// Resources with pending packets that wait for the window: then `pending` counts none.
+    pub(crate) parked: u32,
+    /// Bytes of READ responses in flight.
+    pub(crate) response_bytes: u64,
+    /// When they stop counting.
+    pub(crate) response_deadline: Nanos,
     /// COMM_EST was raised.
     pub(crate) established: bool,
     pub(crate) answers: AnswerBudget,
@@ -146,61 +124,6 @@ pub(crate) fn receive_reason(reason: Reason) -> Reason {
     if reason.is_of_memory() { reason } else { Reason::ReceiveProtection }
 }
 
-/// What is sent when packets of a response are asked for again.
-struct RepeatedPart {
-    /// Packets `index..end` are sent, and then `rest`.
-    index: u32,
-    end: u32,
-    rest: Option<(u32, u32, u32)>,
-    /// Packets that are sent once more than they would be otherwise.
-    again: u32,
-}
-
-impl ResponderResource {
-    fn has_pending(&self) -> bool {
-        self.next < self.end
-    }
-    /// What is to be sent if packets `index..end` are asked for again. A part in front of what is being sent is sent by itself,
-    /// and the response goes on where it was: then the peer repairs a gap. A part that reaches further takes the response back.
-    fn part(&self, index: u32, end: u32) -> RepeatedPart {
-        let whole = |end| RepeatedPart { index, end, rest: None, again: end - index };
-        if !self.has_pending() {
-            return whole(end);
-        }
-        let (start, next, last) = self.rest.unwrap_or((self.start, self.next, self.end));
-        if end > next {
-            return RepeatedPart { again: next.saturating_sub(index), ..whole(last.max(end)) };
-        }
-        // The parts of two repairs are sent as one.
-        let (index, end, pending) = match self.rest {
-            Some(_) => (index.min(self.next), end.max(self.end), self.end - self.next),
-            None => (index, end, 0),
-        };
-        RepeatedPart { index, end, rest: Some((start, next, last)), again: end - index - pending }
-    }
-}
-
-const EMPTY: ResponderResource = ResponderResource {
-    kind: OpKind::ReadRequest,
-    psn: Psn::new(0),
-    packets: 0,
-    start: 0,
-    next: 0,
-    end: 0,
-    rest: None,
-    addr: 0,
-    rkey: Rkey(0),
-    pd: 0,
-    srqn: 0,
-    length: 0,
-    original: 0,
-    msn: 0,
-    answered: true,
-    selective: false,
-    is_repair: false,
-    repeated: 0,
-};
-
 impl Responder {
     pub(crate) fn new() -> Self {
         Responder {
@@ -219,6 +142,9 @@ impl Responder {
             count: 0,
             served: 0,
             pending: 0,
+            parked: 0,
+            response_bytes: 0,
+            response_deadline: Nanos::NEVER,
             established: false,
             answers: AnswerBudget::default(),
             sel: SelectiveResponder::new(),
@@ -259,7 +185,13 @@ impl Responder {
     pub(crate) fn drop_pending(&mut self) {
         self.count = 0;
         self.served = 0;
-        self.pending = 0;
+        (self.pending, self.parked) = (0, 0);
+        (self.response_bytes, self.response_deadline) = (0, Nanos::NEVER);
+    }
+    /// The resources that are kept.
+    pub(crate) fn held_resources(&mut self) -> impl Iterator<Item = &mut ResponderResource> {
+        let (ahead, behind) = self.resources.split_at_mut(self.first);
+        behind.iter_mut().chain(ahead).take(self.count)
     }
     /// Ends access to memory for requests that named this shared receive queue.
     pub(crate) fn revoke(&mut self, srqn: u32) {
@@ -277,7 +209,7 @@ impl Responder {
     }
     /// The oldest resource with pending packets.
     pub(crate) fn oldest_pending(&mut self) -> Option<&mut ResponderResource> {
-        if self.pending == 0 {
+        if self.pending & !READ_ACK_DUE == 0 {
             return None;
         }
         let age = (self.served..self.count).find(|&age| self.resources[self.place(age)].has_pending())?;
@@ -298,10 +230,14 @@ impl Responder {
     /// Stores a resource, over the oldest if no place is free.
     fn store(&mut self, resource: ResponderResource) {
         debug_assert!(self.has_place() && resource.has_pending());
+        self.unpark();
         if self.count == self.depth {
-            if self.resources[self.first].has_pending() {
+            let oldest = &self.resources[self.first];
+            if oldest.has_pending() {
                 self.pending -= 1;
             }
+            // The peer asks for more than `depth` READs and ATOMICs, so it has the answer to the first.
+            self.response_bytes -= u64::from(oldest.counted_bytes - oldest.acked_bytes);
             self.first = self.place(1);
             self.count -= 1;
             self.served = self.served.saturating_sub(1);
@@ -337,6 +273,7 @@ impl Responder {
     /// Makes packets `index..end` of the resource of this age pending again.
     fn rewind(&mut self, age: usize, index: u32, end: u32) {
         debug_assert!(age < self.count);
+        self.unpark();
         let place = self.place(age);
         let resource = &mut self.resources[place];
         debug_assert!(index < end && end <= resource.packets);
@@ -775,6 +712,7 @@ impl Qp {
         resource.repeated += u64::from(part.again);
         resource.rest = part.rest;
         resource.is_repair = pkt.seth().is_some_and(|seth| seth.is_repair);
+        self.measure_no_response();
         self.resp.rewind(age, part.index, part.end);
         Some(())
     }

@@ -18,6 +18,7 @@ use crate::qp::Qp;
 use crate::selective::MeasuredPacket;
 use burst_base::verbs::{QpState, WcStatus};
 use burst_base::{Nanos, Psn, Reason};
+use burst_frame::RxFrame;
 use burst_wire::aeth::rnr_timer;
 use burst_wire::selective::DELAY_UNIT_NS;
 use burst_wire::{Aeth, NakCode, OpKind, Packet, Saeth, Syndrome};
@@ -31,7 +32,7 @@ const SILENT_TIMEOUTS: u8 = 2;
 
 impl Qp {
     /// An acknowledgement or a response of the family.
-    pub(crate) fn on_selective_response(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
+    pub(crate) fn on_selective_response(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return env.fx.count(Reason::WrongState);
         }
@@ -47,7 +48,10 @@ impl Qp {
                 }
                 self.req.sel.answered = true;
                 match pkt.info.kind {
-                    OpKind::ReadResponse => self.on_read_response(pkt, env),
+                    OpKind::ReadResponse => {
+                        self.on_read_response(pkt, env);
+                        self.acknowledge_response(frame, pkt, before.0, env.now);
+                    }
                     _ => self.on_selective_atomic_ack(pkt, env),
                 }
                 false
@@ -55,6 +59,18 @@ impl Qp {
         };
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
             self.after_answer(before, news, env);
+        }
+    }
+
+    /// A response was taken: it is acknowledged at once if it ends a READ, asks for it, or is one behind a gap or of a repair.
+    fn acknowledge_response(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, una: Psn, now: Nanos) {
+        if self.read_acks.is_none() {
+            return;
+        }
+        let seth = pkt.seth().unwrap_or_default();
+        self.note_responses(&frame.flow, (pkt.bth.psn, seth.transmission), (1, pkt.payload.len() as u32), now);
+        if pkt.info.position.is_end() || pkt.bth.ack_req || seth.is_repair || pkt.bth.psn != una {
+            self.owe_read_ack();
         }
     }
 

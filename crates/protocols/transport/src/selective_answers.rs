@@ -8,7 +8,7 @@
 use crate::api::Env;
 use crate::head;
 use crate::qp::Qp;
-use crate::responder::ResponderResource;
+use crate::responder_resource::ResponderResource;
 use burst_base::Psn;
 use burst_wire::selective::{AckBitmap, BITMAP_WORDS_MAX, DELAY_UNIT_NS};
 use burst_wire::{Aeth, Bth, HeadBuf, OpKind, Opcode, Position, Saeth, Seth, Syndrome};
@@ -28,6 +28,13 @@ pub(crate) fn selective_form(opcode: Opcode) -> Opcode {
     form.unwrap_or(opcode)
 }
 
+/// Host pressure that an acknowledgement tells of, and the losses that it has told of then: those after `lost_seen` are new.
+pub(crate) fn pressure_now(lost_seen: Option<u32>, env: &Env<'_>) -> (u8, u32) {
+    let host = env.fx.host_pressure();
+    let has_lost = lost_seen.is_some_and(|seen| seen != host.lost);
+    (if has_lost { PRESSURE_LOST } else { host.level.min(PRESSURE_LEVEL_MAX) }, host.lost)
+}
+
 impl Qp {
     /// Sends an acknowledgement or a NAK. Its PSN is the last one that was executed; that of a NAK is the refused one.
     #[inline(never)]
@@ -39,10 +46,9 @@ impl Qp {
         let count = early.map_or(0, |early| early.bitmap(self.resp.expected, &mut words));
         let sel = &self.resp.sel;
         let delay = env.now.since(sel.arrived_at).0 / DELAY_UNIT_NS;
-        let host = env.fx.host_pressure();
-        let has_lost = sel.lost_seen.is_some_and(|seen| seen != host.lost);
+        let (pressure, lost) = pressure_now(sel.lost_seen, env);
         let saeth = Saeth {
-            pressure: if has_lost { PRESSURE_LOST } else { host.level.min(PRESSURE_LEVEL_MAX) },
+            pressure,
             is_congested: sel.is_congested,
             words: count as u8,
             trigger: sel.trigger,
@@ -62,16 +68,26 @@ impl Qp {
             len => env.tx.push_copied(&self.flow, head.as_slice(), &bytes[..len]),
         };
         if pushed {
-            (self.resp.sel.is_congested, self.resp.sel.lost_seen) = (false, Some(host.lost));
+            (self.resp.sel.is_congested, self.resp.sel.lost_seen) = (false, Some(lost));
         }
         pushed
     }
 
-    /// The head of packet `index` of a READ's response.
-    pub(crate) fn selective_response_head(&self, resource: &ResponderResource, index: u32, len: u32) -> HeadBuf {
+    /// The head of packet `index` of a READ's response, which asks for an acknowledgement or not.
+    pub(crate) fn selective_response_head(
+        &self,
+        resource: &ResponderResource,
+        index: u32,
+        len: u32,
+        asks: bool,
+    ) -> HeadBuf {
         let place = head::position(index == 0, index + 1 == resource.packets);
         let opcode = selective_form(head::read_response_opcode(self.id.qp_type, place));
-        let bth = Bth { pad: head::pad_of(len), ..Bth::new(opcode, self.attr.dest_qpn, resource.psn.add(index)) };
+        let bth = Bth {
+            pad: head::pad_of(len),
+            ack_req: asks,
+            ..Bth::new(opcode, self.attr.dest_qpn, resource.psn.add(index))
+        };
         debug_assert!(place != Position::Middle || len == self.mtu);
         let seth = Seth {
             is_repair: resource.is_repair,

@@ -83,7 +83,7 @@ impl Qp {
                 }
             }
             Some(&number) if number == Opcode::RcSrReadResponseMiddle.number() && train.stride == HEAD + payload => {
-                self.on_selective_response_middles(train, env)
+                self.on_selective_response_middles(flow, train, env)
             }
             _ => 0,
         }
@@ -129,7 +129,7 @@ impl Qp {
         count
     }
 
-    fn on_selective_response_middles(&mut self, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
+    fn on_selective_response_middles(&mut self, flow: &Flow, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
         let recovery = &self.req.recovery;
         let can = matches!(self.state, QpState::Rts | QpState::Sqd) && self.req.sel.active && !recovery.has_ahead();
         let Some(request) = recovery.oldest().filter(|request| can && request.work == Work::Read) else { return 0 };
@@ -152,6 +152,7 @@ impl Qp {
         let done = span.len() / self.mtu as usize;
         let before = (psn, self.req.sel.acked);
         self.req.sel.answered = true;
+        self.note_responses(flow, (psn.add(done as u32 - 1), 0), (done as u16, span.len() as u32), env.now);
         self.req.recovery.on_acked(done as u32);
         self.progressed(env);
         if matches!(self.state, QpState::Rts | QpState::Sqd) {

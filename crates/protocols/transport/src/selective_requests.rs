@@ -91,6 +91,7 @@ impl Qp {
     #[cold]
     pub(crate) fn leave_selective(&mut self, env: &mut Env<'_>) {
         self.resp.sel.active = false;
+        self.forget_responses();
         if let Some(early) = self.resp.sel.early.take()
             && let Some(pool) = env.fx.records()
         {

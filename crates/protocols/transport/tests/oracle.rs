@@ -188,6 +188,7 @@ impl Oracle {
             memory: MEMORY as usize,
             window: 1 << rng.between(13, 20),
             selective: if selective { burst_transport::WINDOW_PSNS } else { 0 },
+            read_acks: seed % 2 == 1,
             attr: QpAttr { max_rd_atomic: depth, max_dest_rd_atomic: depth, rq_psn: psn, sq_psn: psn, ..base.attr },
             ..base
         };

@@ -121,6 +121,8 @@ pub struct Setup {
     pub window: u64,
     /// Window of the selective repeat family, which both ends use; 0: they use the standard family.
     pub selective: u32,
+    /// Both ends acknowledge READ responses.
+    pub read_acks: bool,
 }
 
 impl Default for Setup {
@@ -146,6 +148,7 @@ impl Default for Setup {
             },
             window: 1 << 20,
             selective: 0,
+            read_acks: false,
         }
     }
 }
@@ -236,6 +239,7 @@ impl End {
         });
         qp.accept_selective(setup.selective > 0);
         qp.use_selective(setup.selective);
+        qp.use_read_acks(setup.read_acks);
         let fx = RecordedEffects {
             sends: Vec::new(),
             receives: Vec::new(),
@@ -373,6 +377,7 @@ impl End {
 
     /// One turn. The frames stay in `tx`.
     pub fn poll(&mut self, now: Nanos, budget: &mut TxBudget) -> TxState {
+        self.qp.allow_responses(self.window.saturating_sub(self.qp.response_bytes()));
         let mut env = Env { now, mem: &self.mem, tx: &mut self.tx, fx: &mut self.fx };
         self.last = self.qp.poll_tx(budget, &mut env);
         self.last
