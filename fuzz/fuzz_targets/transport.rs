@@ -14,10 +14,11 @@ use burst_base::{Nanos, Psn, Rkey};
 use burst_fuzz::Tape;
 use burst_shm::layout::{SendWqe, Sge};
 use burst_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, Opcode, Reth, Saeth, Seth, Syndrome, Weth,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, Opcode, Reth, Saeth, Seth, Syndrome, Weth, XrcEth,
 };
 use common::{LinkFaults, Pair, Setup, ip_of, qpn_of};
 use libfuzzer_sys::fuzz_target;
+use std::collections::HashSet;
 
 const MEMORY: usize = 64 << 10;
 const ACTIONS_MAX: usize = 400;
@@ -67,6 +68,8 @@ struct Book {
     next: u64,
     receives: u64,
     received: u64,
+    /// Receives of an XRC target that have completed.
+    ended: HashSet<u64>,
 }
 
 fn setup(tape: &mut Tape<'_>) -> Setup {
@@ -74,7 +77,9 @@ fn setup(tape: &mut Tape<'_>) -> Setup {
     let kinds = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud];
     let first = tape.byte();
     let (depth, selective) = (first % 17, if first >= 128 { burst_transport::WINDOW_PSNS } else { 0 });
-    let timeout = tape.byte() % 16;
+    let read_acks = first >= 192;
+    let second = tape.byte();
+    let timeout = second % 16;
     let attr = QpAttr {
         max_rd_atomic: depth,
         max_dest_rd_atomic: tape.byte() % 17,
@@ -83,16 +88,20 @@ fn setup(tape: &mut Tape<'_>) -> Setup {
         rnr_retry: tape.byte() % 8,
         ..base.attr
     };
-    let (qp_type, mtu) = (kinds[usize::from(tape.byte() % 4)], Mtu::ALL[usize::from(tape.byte() % 5)]);
-    Setup { qp_type, mtu, memory: MEMORY, attr, window: 1 << (8 + tape.byte() % 13), selective, ..base }
+    let kind = kinds[usize::from(tape.byte() % 4)];
+    // The initiator's type stands for an initiator and its target.
+    let qp_type = if second >= 192 && kind == QpType::Rc { QpType::XrcSend } else { kind };
+    let (qp_type, mtu) = (qp_type, Mtu::ALL[usize::from(tape.byte() % 5)]);
+    Setup { qp_type, mtu, memory: MEMORY, attr, window: 1 << (8 + tape.byte() % 13), selective, read_acks, ..base }
 }
 
 fn post(tape: &mut Tape<'_>, pair: &mut Pair, me: usize, book: &mut Book) {
     let peer_key = pair.ends[1 - me].lkey;
     let end = &mut pair.ends[me];
-    if end.sq.room() == 0 {
+    if end.sq.room() == 0 || end.qp.qp_type() == QpType::XrcRecv {
         return;
     }
+    let is_xrc = end.qp.qp_type() == QpType::XrcSend;
     let wqe = SendWqe {
         wr_id: book.posted,
         opcode: tape.byte() % 11,
@@ -102,7 +111,7 @@ fn post(tape: &mut Tape<'_>, pair: &mut Pair, me: usize, book: &mut Book) {
         rkey: tape.key(peer_key),
         compare_add: u64::from(tape.byte()),
         swap: u64::from(tape.byte()),
-        remote_qpn: qpn_of(1 - me as u8).get(),
+        remote_qpn: if is_xrc { u32::from(tape.byte() % 4) } else { qpn_of(1 - me as u8).get() },
         remote_qkey: common::QKEY.0,
         ..SendWqe::default()
     };
@@ -159,8 +168,9 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     if opcode.service() == burst_wire::Service::Ud {
         bytes = bytes.deth(Deth { qkey: common::QKEY, src_qpn: qpn_of(9) });
     }
-    if matches!(opcode.service(), burst_wire::Service::Xrc | burst_wire::Service::XrcSr) {
-        return;
+    let is_xrc = matches!(opcode.service(), burst_wire::Service::Xrc | burst_wire::Service::XrcSr);
+    if is_xrc && kind.is_request() && kind != OpKind::Probe {
+        bytes = bytes.xrceth(XrcEth { srqn: u32::from(tape.byte() % 4) });
     }
     let starts = opcode.position().is_start();
     if opcode.service().is_selective() {
@@ -179,7 +189,8 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
         bytes = bytes.atomic_ack(AtomicAckEth { original: 1 });
     }
     if opcode.service().is_selective() && matches!(kind, OpKind::Ack | OpKind::ReadAck) {
-        bytes = bytes.saeth(Saeth { words: (payload_len / 8).min(15) as u8, ..Saeth::default() });
+        let words = if kind == OpKind::Ack { (payload_len / 8).min(15) as u8 } else { 0 };
+        bytes = bytes.saeth(Saeth { words, ..Saeth::default() });
     }
     if opcode.info().has_imm {
         bytes = bytes.imm(ImmDt { bytes: [1, 2, 3, 4] });
@@ -224,8 +235,10 @@ fn check(pair: &mut Pair, books: &mut [Book; 2]) {
             assert_eq!(u64::from(cqe.sq_consumer), book.next);
             end.sq.free(cqe.sq_consumer);
         }
+        let is_target = end.qp.qp_type() == QpType::XrcRecv;
         for (cqe, _) in end.fx.receives.drain(..) {
-            assert_eq!(cqe.wr_id, book.received);
+            // Receives of shared queues complete in any order.
+            assert!(is_target && book.ended.insert(cqe.wr_id) || cqe.wr_id == book.received, "a receive completes twice");
             book.received += 1;
             assert!(book.received <= book.receives);
         }
@@ -238,7 +251,11 @@ fuzz_target!(|data: &[u8]| {
     let delay_max = Nanos::from_us(100);
     let bad = LinkFaults { loss: 1000, duplication: 1000, reordering: 1000, delay_max };
     let faults = if tape.byte() % 2 == 0 { LinkFaults::default() } else { bad };
-    let mut pair = Pair::new(&setup, u64::from(tape.byte()), faults);
+    let is_xrc = setup.qp_type == QpType::XrcSend;
+    let pair_of = if is_xrc { Pair::xrc } else { Pair::new };
+    let mut pair = pair_of(&setup, u64::from(tape.byte()), faults);
+    let mut queues: Vec<_> =
+        (1..3).map(|srqn| common::xrc_queue(&mut pair.ends[1], srqn, common::PD, (16, 1))).collect();
     let mut books = [Book::default(), Book::default()];
     for _ in 0..ACTIONS_MAX {
         if tape.is_empty() {
@@ -250,8 +267,14 @@ fuzz_target!(|data: &[u8]| {
             0 | 1 => post(&mut tape, &mut pair, me, &mut books[me]),
             2 => {
                 let (end, book) = (&mut pair.ends[me], &mut books[me]);
-                if end.rq.room() > 0 {
-                    let sges = [Sge { addr: tape.addr(), length: tape.len(), lkey: end.lkey }];
+                let sges = [Sge { addr: tape.addr(), length: tape.len(), lkey: end.lkey }];
+                if is_xrc {
+                    let queue = &mut queues[usize::from(tape.byte() % 2)];
+                    if me == 1 && queue.write(book.receives, &sges).is_ok() {
+                        let _ = queue.post();
+                        book.receives += 1;
+                    }
+                } else if end.rq.room() > 0 {
                     end.post_receive(book.receives, &sges);
                     book.receives += 1;
                 }
@@ -282,6 +305,9 @@ fuzz_target!(|data: &[u8]| {
     for (end, book) in pair.ends.iter_mut().zip(&mut books) {
         end.move_to(QpState::Err);
         end.drain(pair.now);
+        if end.qp.qp_type() == QpType::XrcRecv {
+            continue;
+        }
         // Unsignaled requests that succeeded last are ended by the completion of one more.
         end.sq.free_all();
         end.post(&SendWqe { wr_id: book.posted, ..SendWqe::default() }, &[]);
@@ -290,7 +316,9 @@ fuzz_target!(|data: &[u8]| {
     }
     check(&mut pair, &mut books);
     for (book, end) in books.iter().zip(&pair.ends) {
-        assert_eq!((book.next, book.received), (book.posted, book.receives), "not everything was flushed");
+        assert_eq!(book.next, book.posted, "not all requests were flushed");
+        // Receives of shared queues serve other targets as well.
+        assert!(is_xrc || book.received == book.receives, "not all receives were flushed");
         assert_eq!(end.qp.inflight_bytes(), 0);
     }
 });

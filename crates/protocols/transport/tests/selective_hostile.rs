@@ -153,8 +153,9 @@ fn play(seed: u64, xrc: bool) {
     let base = Setup::default();
     let psn = Psn::new(if rng.below(2) == 0 { 0xff_fff0 } else { 5 });
     let attr = QpAttr { rq_psn: psn, sq_psn: psn, ..base.attr };
+    let window = 1 << rng.between(12, 18);
     let setup =
-        Setup { selective: WINDOW_PSNS, attr, memory: MEMORY as usize, window: 1 << rng.between(12, 18), ..base };
+        Setup { selective: WINDOW_PSNS, read_acks: seed % 2 == 1, attr, memory: MEMORY as usize, window, ..base };
     let faults = LinkFaults { loss: 300, duplication: 300, reordering: 300, delay_max: Nanos::from_us(50) };
     let pair_of = if xrc { Pair::xrc } else { Pair::new };
     let mut pair = pair_of(&setup, rng.next_u64(), faults);
