@@ -238,7 +238,10 @@ fn check(pair: &mut Pair, books: &mut [Book; 2]) {
         let is_target = end.qp.qp_type() == QpType::XrcRecv;
         for (cqe, _) in end.fx.receives.drain(..) {
             // Receives of shared queues complete in any order.
-            assert!(is_target && book.ended.insert(cqe.wr_id) || cqe.wr_id == book.received, "a receive completes twice");
+            assert!(
+                is_target && book.ended.insert(cqe.wr_id) || cqe.wr_id == book.received,
+                "a receive completes twice"
+            );
             book.received += 1;
             assert!(book.received <= book.receives);
         }

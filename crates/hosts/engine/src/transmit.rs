@@ -59,7 +59,7 @@ impl Worker {
         let (mut bytes, mut window_bytes, mut tuned) = (TURN_BYTES, TURN_BYTES, false);
         if let Some(path) = tables.paths.get_mut(slot.path as usize) {
             window_bytes = path.room(slot.endpoint.request_bytes());
-            if slot.endpoint.qp().counts_responses() {
+            if slot.endpoint.qp().wants_response_room() {
                 let room = path.response_room(slot.endpoint.response_bytes());
                 slot.endpoint.qp_mut().allow_responses(room);
             }

@@ -99,10 +99,10 @@ impl Qp {
         self.read_acks = on.then(|| Box::new(ReadAcks::new()));
     }
 
-    /// Whether the peer acknowledges READ responses, so that [`Qp::allow_responses`] has a meaning.
+    /// Whether READ responses are to be sent that the peer acknowledges, so that [`Qp::allow_responses`] has a meaning.
     #[inline]
-    pub fn counts_responses(&self) -> bool {
-        self.read_acks.is_some()
+    pub fn wants_response_room(&self) -> bool {
+        self.read_acks.is_some() && (self.resp.pending & !READ_ACK_DUE) + self.resp.parked > 0
     }
 
     /// Sets the bytes of READ responses that may be added to those in flight in the next turn.

@@ -63,6 +63,7 @@ impl Qp {
     }
 
     /// A response was taken: it is acknowledged at once if it ends a READ, asks for it, or is one behind a gap or of a repair.
+    #[inline(never)]
     fn acknowledge_response(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, una: Psn, now: Nanos) {
         if self.read_acks.is_none() {
             return;

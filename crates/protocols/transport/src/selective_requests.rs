@@ -14,7 +14,7 @@ use crate::psn_bits::WINDOW_PSNS;
 use crate::qp::Qp;
 use crate::responder::{CheckResult, InboundMessage, RequestRefusal, access_refusal, unreachable_refusal};
 use burst_base::num::MASK_24;
-use burst_base::verbs::{QpState, access, wc_flags};
+use burst_base::verbs::{QpState, QpType, access, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey};
 use burst_frame::{Ecn, Flow, RxFrame};
 use burst_mem::Peer;
@@ -55,6 +55,9 @@ impl Qp {
         }
         if distance > 0 {
             return self.on_early(pkt, &seth, (distance as u32, psns), env);
+        }
+        if self.id.qp_type == QpType::XrcRecv && !self.prepare_named(pkt, env) {
+            return;
         }
         match self.execute_next(frame, pkt, (&seth, psns), env) {
             Ok(false) => {}
@@ -127,10 +130,7 @@ impl Qp {
             return Err(BAD_SEQUENCE);
         }
         match pkt.info.kind {
-            OpKind::Write => {
-                self.choose_srq(pkt, env)?;
-                self.on_selective_write(pkt, env)?;
-            }
+            OpKind::Write => self.on_selective_write(pkt, env)?,
             // By the way of the standard family: with a second call the compiler would not place the code where it is used.
             _ => self.dispatch(frame, pkt, env),
         }
@@ -165,10 +165,7 @@ impl Qp {
             self.check_receive_apart()?;
         }
         let range = RemoteRange { addr: weth.addr, len: pkt.payload.len() as u32, rkey: weth.rkey };
-        let early = self.resp.sel.early.take();
-        let written = self.write_uncovered(early.as_deref(), pkt.bth.psn, range, pkt.payload, env);
-        self.resp.sel.early = early;
-        written?;
+        self.write_uncovered(self.resp.sel.early.as_deref(), pkt.bth.psn, range, pkt.payload, env)?;
         let (addr, rkey) = self.resp.message.map_or((weth.addr, weth.rkey), |message| (message.addr, message.rkey));
         self.resp.message = Some(InboundMessage { kind: OpKind::Write, addr, rkey, length: UNANNOUNCED, received });
         if pkt.info.has_imm {

@@ -114,7 +114,22 @@ impl Qp {
             ack_req: marks.asks_ack,
             ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt))
         };
-        let head = self.request_head(&bth, request).seth(self.request_seth(request, pkt, marks));
+        // With two copies of the code the offsets of each are constants.
+        if self.id.qp_type.is_xrc() {
+            return self.end_message_head(self.request_head(&bth, request), opcode, (request, pkt), marks);
+        }
+        self.end_message_head(HeadBuf::new(&bth), opcode, (request, pkt), marks)
+    }
+
+    #[inline(always)]
+    fn end_message_head(
+        &self,
+        head: HeadBuf,
+        opcode: Opcode,
+        (request, pkt): (&InflightWqe, u32),
+        marks: PacketMarks,
+    ) -> HeadBuf {
+        let head = head.seth(self.request_seth(request, pkt, marks));
         let head = match request.work {
             Work::Write => head.weth(Weth { addr: self.write_addr(request, pkt), rkey: Rkey(request.wqe.rkey) }),
             _ => head,
@@ -129,11 +144,20 @@ impl Qp {
     /// Writes PSN, index and address of packet `pkt` into the head of another middle packet of the same message.
     #[inline]
     pub(crate) fn set_selective_place(&self, request: &InflightWqe, pkt: u32, head: &mut [u8; burst_frame::HEAD_MAX]) {
-        let seth_at = Bth::LEN + if self.id.qp_type.is_xrc() { XrcEth::LEN } else { 0 };
+        if self.id.qp_type.is_xrc() {
+            self.set_place_at::<{ Bth::LEN + XrcEth::LEN }>(request, pkt, head);
+        } else {
+            self.set_place_at::<{ Bth::LEN }>(request, pkt, head);
+        }
+    }
+
+    /// The SETH begins at `AT`.
+    #[inline(always)]
+    fn set_place_at<const AT: usize>(&self, request: &InflightWqe, pkt: u32, head: &mut [u8; burst_frame::HEAD_MAX]) {
         Bth::set_psn(head, request.first_psn.add(pkt));
-        Seth::set_index(head, seth_at, pkt);
+        Seth::set_index(head, AT, pkt);
         if request.work == Work::Write {
-            Weth::set_addr(head, seth_at + Seth::LEN, self.write_addr(request, pkt));
+            Weth::set_addr(head, AT + Seth::LEN, self.write_addr(request, pkt));
         }
     }
 

@@ -180,6 +180,7 @@ impl Qp {
     }
 
     /// BTH, and for XRC the number of the shared receive queue that the request is for.
+    #[inline(always)]
     pub(crate) fn request_head(&self, bth: &Bth, request: &InflightWqe) -> HeadBuf {
         let mut head = HeadBuf::new(bth);
         if self.id.qp_type.is_xrc() {

@@ -21,10 +21,26 @@ const UNKNOWN: RequestRefusal = RequestRefusal::Refuse(NakCode::InvalidRequest, 
 
 impl Qp {
     /// Switches to the shared receive queue that a request names.
+    #[inline(always)]
     pub(crate) fn choose_srq(&mut self, pkt: &Packet<'_>, env: &Env<'_>) -> CheckResult {
-        if self.id.qp_type != QpType::XrcRecv {
-            return Ok(());
+        if self.id.qp_type != QpType::XrcRecv { Ok(()) } else { self.choose_named_srq(pkt, env) }
+    }
+
+    /// Switches to the shared receive queue of a request of the selective repeat family whose turn it is. False if it is refused.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn prepare_named(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> bool {
+        match self.choose_named_srq(pkt, env) {
+            Ok(()) => true,
+            Err(refusal) => {
+                self.refuse(refusal, env);
+                false
+            }
         }
+    }
+
+    #[inline(never)]
+    fn choose_named_srq(&mut self, pkt: &Packet<'_>, env: &Env<'_>) -> CheckResult {
         let srqn = pkt.xrceth().ok_or(UNKNOWN)?.srqn;
         self.use_srq(srqn, pkt.info.kind == OpKind::Send || pkt.info.has_imm, env)
     }
