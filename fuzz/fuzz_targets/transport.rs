@@ -172,11 +172,10 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     if is_xrc && kind.is_request() && kind != OpKind::Probe {
         bytes = bytes.xrceth(XrcEth { srqn: u32::from(tape.byte() % 4) });
     }
-    let starts = opcode.position().is_start();
     if opcode.service().is_selective() {
         bytes = with_selective(bytes, tape, opcode, Weth { addr, rkey: key });
     }
-    if (kind == OpKind::Write && starts && !opcode.service().is_selective()) || kind == OpKind::ReadRequest {
+    if (kind == OpKind::Write && opcode.position().is_start() && !opcode.service().is_selective()) || kind == OpKind::ReadRequest {
         bytes = bytes.reth(Reth { addr, rkey: key, len });
     }
     if kind.is_atomic() {

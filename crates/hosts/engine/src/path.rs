@@ -4,7 +4,8 @@
 //! [`QP_MIN_BYTES`] in flight, so that one stuck peer queue pair cannot stop the others. READ responses that the peer
 //! acknowledges count as bytes in flight; the window bounds them before requests, which get what they leave. Below a controller
 //! other than `aimd` and `none` the window of `aimd` remains: the receive buffers of a software peer drop packets before a switch
-//! marks them. Such a controller also bounds what a queue pair may always have in flight to one packet, because its windows may be small.
+//! marks them. Such a controller also bounds what a queue pair may always have in flight to one packet, because its windows may
+//! be small.
 //!
 //! While the peer's next hop is being resolved, packets wait in a small store of the port or of the kernel, which drops what
 //! does not fit. RC repeats dropped packets. For unacknowledged services, a path lets only [`UNRESOLVED_BYTES`] leave before it
