@@ -175,7 +175,9 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     if opcode.service().is_selective() {
         bytes = with_selective(bytes, tape, opcode, Weth { addr, rkey: key });
     }
-    if (kind == OpKind::Write && opcode.position().is_start() && !opcode.service().is_selective()) || kind == OpKind::ReadRequest {
+    if (kind == OpKind::Write && opcode.position().is_start() && !opcode.service().is_selective())
+        || kind == OpKind::ReadRequest
+    {
         bytes = bytes.reth(Reth { addr, rkey: key, len });
     }
     if kind.is_atomic() {

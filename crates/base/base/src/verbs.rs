@@ -252,6 +252,8 @@ pub mod access {
     pub const ON_DEMAND: u32 = 1 << 6;
     /// Huge pages promised.
     pub const HUGETLB: u32 = 1 << 7;
+    /// A peer's writes may become visible in any order until they complete (optional).
+    pub const RELAXED_ORDERING: u32 = 1 << 20;
     /// Bits a provider may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
     pub const OPTIONAL: u32 = 0x3ff0_0000;
 }

@@ -79,10 +79,10 @@ pub unsafe fn access_of(mr: *mut ibv_mr) -> u32 {
     unsafe { (*mr.cast::<VerbsMr>()).access }
 }
 
-/// Access bits for the daemon: optional bits are dropped, unknown ones refused.
+/// Access bits for the daemon: optional bits that it does not use are dropped, unknown ones refused.
 pub fn check_access(wanted: u32) -> Outcome<u32> {
-    let wanted = wanted & !access::OPTIONAL;
-    if wanted & !KNOWN != 0 {
+    let wanted = wanted & !(access::OPTIONAL & !access::RELAXED_ORDERING);
+    if wanted & !(KNOWN | access::RELAXED_ORDERING) != 0 {
         return Err(EOPNOTSUPP);
     }
     if wanted & NEED_LOCAL_WRITE != 0 && wanted & access::LOCAL_WRITE == 0 {
@@ -207,8 +207,8 @@ mod tests {
 
     #[test]
     fn access_rules() {
-        let relaxed = 1 << 20;
-        assert_eq!(check_access(access::LOCAL_WRITE | relaxed), Ok(access::LOCAL_WRITE));
+        let (relaxed, unused) = (1 << 20, 1 << 21);
+        assert_eq!(check_access(access::LOCAL_WRITE | relaxed | unused), Ok(access::LOCAL_WRITE | relaxed));
         assert_eq!(check_access(access::REMOTE_WRITE), Err(EINVAL));
         assert_eq!(check_access(access::REMOTE_ATOMIC), Err(EINVAL));
         assert_eq!(check_access(access::REMOTE_READ), Ok(access::REMOTE_READ));

@@ -373,6 +373,14 @@ impl Qp {
         }
     }
 
+    /// Whether the program does not care in which order the bytes of this range appear until it is told of them. A window does
+    /// not say so, and keeps the order.
+    fn is_relaxed(&self, range: RemoteRange, env: &Env<'_>) -> bool {
+        let RemoteRange { addr, len, rkey } = range;
+        let relaxed = access::REMOTE_WRITE | access::RELAXED_ORDERING;
+        len > 0 && env.mem.remote(self.peer(), rkey, addr, len, relaxed).is_ok()
+    }
+
     /// Takes receive number `rsn` before its turn.
     pub(crate) fn take_receive(&mut self, rsn: u32, env: &mut Env<'_>) -> Result<(), Dropped> {
         let held = self.recv.early.take();
@@ -415,11 +423,12 @@ impl Qp {
     ) -> Result<(), Dropped> {
         let Some(weth) = pkt.weth() else { return Err(Reason::SrUnplaced) };
         let len = pkt.payload.len();
-        let kept = if pkt.info.position.is_end() { len.min(TAIL_BYTES) } else { 0 };
+        let range = RemoteRange { addr: weth.addr, len: len as u32, rkey: weth.rkey };
+        let holds = pkt.info.position.is_end() && !self.is_relaxed(range, env);
+        let kept = if holds { len.min(TAIL_BYTES) } else { 0 };
         if !early.has_room(len > 0, kept > 0, pkt.info.has_imm) {
             return Err(Reason::SrRecordFull);
         }
-        let range = RemoteRange { addr: weth.addr, len: len as u32, rkey: weth.rkey };
         let is_allowed = self.attr.qp_access_flags & access::REMOTE_WRITE != 0 && self.remote_range(range, env).is_ok();
         if !is_allowed {
             return Err(Reason::SrUnplaced);

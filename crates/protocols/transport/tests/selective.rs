@@ -2,7 +2,7 @@
 //! example arrives last. The responder's first PSN is 10, the path MTU 1024.
 mod common;
 
-use burst_base::verbs::{EventType, MwType, QpState, QpType, WcStatus, WrOpcode, send_flags, wc_flags};
+use burst_base::verbs::{EventType, MwType, QpState, QpType, WcStatus, WrOpcode, access, send_flags, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey, fault};
 use burst_shm::layout::SendWqe;
 use burst_shm::testing;
@@ -129,6 +129,30 @@ fn example_1_a_gap_in_a_write_is_filled_and_the_last_bytes_appear_last() {
     assert_eq!(end.memory(0, 4096), [7; 4096]);
     assert_eq!(answers(&mut end), ["ACK 13"]);
     assert_eq!(end.fx.records.in_use(), 0);
+}
+
+#[test]
+fn the_last_bytes_of_an_early_write_appear_at_once_in_a_region_with_relaxed_ordering() {
+    let mut end = responder();
+    let relaxed = Rkey(end.register(4096, common::ALL_RIGHTS | access::RELAXED_ORDERING));
+    let bytes = |end: &End| {
+        let mut bytes = [0; 256];
+        let span = end.mem.local(common::PD, burst_base::Lkey(relaxed.0), 0, 256, 0).expect("registered");
+        span.read_to(&mut bytes).expect("mapped");
+        bytes
+    };
+    write_by(&mut end, Opcode::RcSrWriteOnly, at(11, 0, 0), (0, relaxed), 7, 256);
+    assert_eq!((bytes(&end), answers(&mut end)), ([7; 256], vec!["ACK 9 [11]".to_owned()]));
+    // Of two WRITEs to the same bytes the later still wins, and the key is still looked up in its turn.
+    write_by(&mut end, Opcode::RcSrWriteOnly, at(12, 0, 0), (0, relaxed), 8, 128);
+    write_by(&mut end, Opcode::RcSrWriteOnly, at(10, 0, 0), (0, relaxed), 6, 256);
+    assert_eq!((&bytes(&end)[..128], &bytes(&end)[128..]), (&[8; 128][..], &[7; 128][..]));
+    assert_eq!(answers(&mut end), ["ACK 12"]);
+    write_by(&mut end, Opcode::RcSrWriteOnly, at(14, 0, 0), (0, relaxed), 9, 256);
+    assert!(end.mem.remove(relaxed.0).is_some());
+    let rkey = Rkey(end.lkey);
+    write_by(&mut end, Opcode::RcSrWriteOnly, at(13, 0, 0), (0, rkey), 1, 64);
+    assert_eq!(end.qp.state(), QpState::Err);
 }
 
 #[test]
