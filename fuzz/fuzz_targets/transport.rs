@@ -143,6 +143,13 @@ fn with_selective(head: HeadBuf, tape: &mut Tape<'_>, opcode: Opcode, weth: Weth
     }
 }
 
+/// Whether the opcode's packets name a shared receive queue.
+fn names_queue(opcode: Opcode) -> bool {
+    use burst_wire::{OpKind, Service};
+    let is_xrc = matches!(opcode.service(), Service::Xrc | Service::XrcSr);
+    is_xrc && opcode.kind().is_request() && opcode.kind() != OpKind::Probe
+}
+
 /// A packet, or a train of such with numbers that rise, as a peer, or somebody else, might send it.
 fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     let end = &mut pair.ends[me];
@@ -168,8 +175,7 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     if opcode.service() == burst_wire::Service::Ud {
         bytes = bytes.deth(Deth { qkey: common::QKEY, src_qpn: qpn_of(9) });
     }
-    let is_xrc = matches!(opcode.service(), burst_wire::Service::Xrc | burst_wire::Service::XrcSr);
-    if is_xrc && kind.is_request() && kind != OpKind::Probe {
+    if names_queue(opcode) {
         bytes = bytes.xrceth(XrcEth { srqn: u32::from(tape.byte() % 4) });
     }
     if opcode.service().is_selective() {

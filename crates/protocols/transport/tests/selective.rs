@@ -269,6 +269,20 @@ fn example_5_a_shared_queue_gives_its_next_receive_and_a_failed_queue_pair_flush
     assert_eq!(end.fx.records.in_use(), 0);
 }
 
+/// Between the arrival of a message and its turn another queue pair may empty the queue.
+#[test]
+fn example_5_a_queue_that_is_emptied_before_the_turn_of_an_early_message_refuses_only_what_has_no_receive() {
+    let (mut end, mut app) = sharing(1);
+    send(&mut end, Opcode::RcSrSendOnly, at(11, 0, 1), 2, 100);
+    send(&mut end, Opcode::RcSrSendOnly, at(10, 0, 0), 1, 100);
+    assert_eq!(answers(&mut end), ["Rnr { timer: 1 } 10 [11]"]);
+    app.write(5, &[end.sge(5 * 8192, 8192)]).expect("room");
+    let _ = app.post();
+    send(&mut end, Opcode::RcSrSendOnly, Place { transmission: 1, ..at(10, 0, 0) }, 1, 100);
+    assert_eq!((received(&end), answers(&mut end)), (vec![(5, 100), (0, 100)], vec!["ACK 11".to_owned()]));
+    assert_eq!((end.memory(0, 100), end.fx.records.in_use()), (vec![2; 100], 0));
+}
+
 #[test]
 fn example_5_a_shared_queue_gives_no_more_than_the_record_holds() {
     let (mut end, app) = sharing(64);

@@ -334,6 +334,31 @@ fn the_family_changes_when_nothing_is_in_flight() {
 }
 
 #[test]
+fn an_early_write_that_leaves_its_region_writes_nothing_and_is_refused_in_its_turn() {
+    let mut end = responder();
+    let key = end.register(4096, common::ALL_RIGHTS);
+    let write = |end: &mut End, psn: u32, (addr, rkey): (u64, u32), len: usize| {
+        let head = HeadBuf::new(&Bth::new(Opcode::RcSrWriteOnly, qpn_of(1), Psn::new(psn))).seth(Seth::default());
+        let head = head.weth(Weth { addr, rkey: Rkey(rkey) });
+        end.receive_from(NOW, ip_of(0), &[head.as_slice(), &vec![7; len]].concat());
+    };
+    for addr in [4096 - 512 + 4, 4096, u64::MAX - 4096] {
+        write(&mut end, 11, (addr, key), 512);
+    }
+    assert_eq!((end.fx.count_of(Reason::SrUnplaced), end.fx.records.in_use()), (3, 0));
+    let mut bytes = [0; 4096];
+    let span = end.mem.local(common::PD, burst_base::Lkey(key), 0, 4096, 0).expect("registered");
+    span.read_to(&mut bytes).expect("mapped");
+    assert_eq!(bytes, [0; 4096]);
+    write(&mut end, 11, (4096 - 512, key), 512);
+    assert_eq!(end.fx.count_of(Reason::SrEarly), 1);
+    let own = end.lkey;
+    write(&mut end, 10, (0, own), 64);
+    write(&mut end, 12, (4096 - 508, key), 512);
+    assert_eq!((end.qp.state(), end.qp.query().rq_psn.get()), (QpState::Err, 12));
+}
+
+#[test]
 fn a_read_may_take_512_sequence_numbers_and_no_more() {
     let read = |len: u32| {
         let mut end = responder();

@@ -523,18 +523,32 @@ pub struct Link {
     spare: Vec<Vec<u8>>,
     pub sent: u64,
     pub lost: u64,
+    /// Says of each packet (its number from 0, the end that it goes to, its bytes) whether it is lost.
+    pub drops: Option<PacketFilter>,
 }
+
+/// See [`Link::drops`].
+pub type PacketFilter = Box<dyn FnMut(u64, usize, &[u8]) -> bool>;
 
 impl Link {
     pub fn new(seed: u64, faults: LinkFaults) -> Link {
         let rng = Rng::new(seed);
         let on_way = BinaryHeap::new();
-        Link { faults, rng, latency: Nanos::from_us(5), on_way, number: 0, spare: Vec::new(), sent: 0, lost: 0 }
+        let latency = Nanos::from_us(5);
+        Link { faults, rng, latency, on_way, number: 0, spare: Vec::new(), sent: 0, lost: 0, drops: None }
     }
 
     fn carry(&mut self, now: Nanos, to: usize, batch: &TxBatch) {
         for frame in batch.frames() {
             self.sent += 1;
+            if let Some(drops) = &mut self.drops {
+                let mut bytes = Vec::new();
+                frame_bytes(batch, frame, &mut bytes);
+                if drops(self.sent - 1, to, &bytes) {
+                    self.lost += 1;
+                    continue;
+                }
+            }
             if self.rng.below(10_000) < self.faults.loss {
                 self.lost += 1;
                 continue;
