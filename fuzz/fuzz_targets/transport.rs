@@ -14,7 +14,8 @@ use burst_base::{Nanos, Psn, Rkey};
 use burst_fuzz::Tape;
 use burst_shm::layout::{SendWqe, Sge};
 use burst_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, Opcode, Reth, Saeth, Seth, Syndrome, Weth, XrcEth,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeadBuf, Ieth, ImmDt, OpKind, Opcode, Reth, Saeth, Seth, Syndrome, Weth,
+    XrcEth,
 };
 use common::{LinkFaults, Pair, Setup, ip_of, qpn_of};
 use libfuzzer_sys::fuzz_target;
@@ -133,7 +134,6 @@ fn post(tape: &mut Tape<'_>, pair: &mut Pair, me: usize, book: &mut Book) {
 
 /// A head with the SETH that this opcode wants, and the WETH.
 fn with_selective(head: HeadBuf, tape: &mut Tape<'_>, opcode: Opcode, weth: Weth) -> HeadBuf {
-    use burst_wire::OpKind;
     let index = if opcode.position().is_start() { 0 } else { 1 + u32::from(tape.byte()) };
     let seth = Seth { transmission: tape.byte() & 15, index, ..Seth::default() };
     match opcode.kind() {
@@ -145,7 +145,7 @@ fn with_selective(head: HeadBuf, tape: &mut Tape<'_>, opcode: Opcode, weth: Weth
 
 /// Whether the opcode's packets name a shared receive queue.
 fn names_queue(opcode: Opcode) -> bool {
-    use burst_wire::{OpKind, Service};
+    use burst_wire::Service;
     let is_xrc = matches!(opcode.service(), Service::Xrc | Service::XrcSr);
     is_xrc && opcode.kind().is_request() && opcode.kind() != OpKind::Probe
 }
@@ -171,7 +171,6 @@ fn inject(tape: &mut Tape<'_>, pair: &mut Pair, me: usize) {
     let template = opcode.head_len();
     // Add whatever makes the head as long as the opcode wants, in the order of the wire.
     let kind = opcode.kind();
-    use burst_wire::OpKind;
     if opcode.service() == burst_wire::Service::Ud {
         bytes = bytes.deth(Deth { qkey: common::QKEY, src_qpn: qpn_of(9) });
     }

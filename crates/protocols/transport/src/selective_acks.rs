@@ -353,12 +353,19 @@ impl Qp {
             return;
         }
         let wait = match sel.probes < PROBES_MAX {
-            true => sel.rtt.probe_after(),
-            false => sel.rtt.timeout_after(sel.backoff),
+            true => sel.rtt.probe_after().min(self.fast_wait_max()),
+            false => self.spread(sel.rtt.timeout_after(sel.backoff).min(self.fast_wait_max())),
         };
         let due = sel.losses.as_ref().map_or(Nanos::NEVER, |losses| losses.deadline(sel.rtt.tolerance()));
-        let wait = wait.min(self.fast_wait_max());
         self.req.sel.deadline = (now + wait).min(due.max(now + Nanos(1)));
+    }
+
+    /// A time-out that differs by up to an eighth between queue pairs, so that thousands that have lost the same path do not
+    /// repeat everything at once.
+    fn spread(&self, wait: Nanos) -> Nanos {
+        // A multiplicative hash of the number: queue pairs are numbered side by side.
+        let share = u64::from(self.id.qpn.get().wrapping_mul(0x9e37_79b1) >> 27);
+        Nanos(wait.0 / 128 * (112 + share))
     }
 
     /// Probes and a time-out come before the local ACK timeout.

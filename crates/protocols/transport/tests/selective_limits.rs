@@ -186,6 +186,21 @@ fn an_acknowledgement_tells_of_the_newest_packet_and_of_congestion() {
 }
 
 #[test]
+fn marks_are_counted_one_by_one_whatever_their_pattern() {
+    let patterns: [(fn(u32) -> bool, u16); 3] = [(|_| false, 0), (|_| true, 12), (|psn| psn % 2 == 1, 6)];
+    for (marks, expected) in patterns {
+        let mut end = responder();
+        // In order, behind a gap, and the packet that fills it.
+        for psn in [10, 11, 13, 14, 15, 16, 12, 17, 18, 19, 20, 21] {
+            write(&mut end, NOW, psn, 0, if marks(psn) { Ecn::Ce } else { Ecn::Ect0 });
+        }
+        let (psn, saeth) = only_saeth(&mut end, NOW);
+        assert_eq!((psn, saeth.received_packets, saeth.congested_packets), (21, 12, expected));
+        assert_eq!(saeth.is_congested, expected > 0);
+    }
+}
+
+#[test]
 fn the_first_missing_packet_needs_no_room_in_the_window_and_others_do() {
     let mut end = requester();
     post(&mut end, WrOpcode::RdmaWrite, 6 * MTU);
@@ -244,6 +259,29 @@ fn a_read_is_probed_without_a_payload() {
         assert_eq!(sent(&mut end, due), [probe]);
     }
     assert_eq!(end.fx.count_of(Reason::SrProbe), 2);
+}
+
+#[test]
+fn time_outs_differ_between_queue_pairs_by_an_eighth_at_most() {
+    let setup = setup(WINDOW_PSNS);
+    let waits = (0..16).map(|index| {
+        let mut end = End::new(index, &setup);
+        end.bring_up(99, &setup, QpState::Rts);
+        post(&mut end, WrOpcode::RdmaWrite, 64);
+        sent(&mut end, NOW);
+        let mut due = NOW;
+        for _ in 0..2 {
+            due = end.qp.next_deadline();
+            end.fire(due);
+            assert_eq!(sent(&mut end, due).len(), 1, "a probe");
+        }
+        (end.qp.next_deadline().0 - due.0) as f64 / (4096.0 * 1024.0 / 4.0)
+    });
+    let mut waits: Vec<f64> = waits.collect();
+    assert!(waits.iter().all(|wait| (0.87..1.13).contains(wait)), "{waits:?}");
+    waits.sort_by(f64::total_cmp);
+    waits.dedup();
+    assert!(waits.len() >= 10 && waits[0] < 0.95 && waits[waits.len() - 1] > 1.05, "{waits:?}");
 }
 
 #[test]
