@@ -216,6 +216,7 @@ const IDLE_EXIT: NumberKey = NumberKey::new(KeyId::IdleExit);
 const READY_FD: NumberKey = NumberKey::new(KeyId::ReadyFd);
 const USER_SHARE: NumberKey = NumberKey::new(KeyId::UserShare);
 const USER_RESERVE: NumberKey = NumberKey::new(KeyId::UserReserve);
+const SR_PLACEMENT: TextKey = TextKey::new(KeyId::SrPlacement);
 const ACCOUNT_BY: TextKey = TextKey::new(KeyId::AccountBy);
 const GUARDED: NumberKey = NumberKey::new(KeyId::Guarded);
 const RESTART_PAUSE: NumberKey = NumberKey::new(KeyId::RestartPause);
@@ -250,6 +251,7 @@ fn assemble(values: &ConfigValues) -> Config {
             window_bytes: values.number_or_default(WINDOW) as u32,
             cc: congestion_control(values),
             selective: values.number_or_default(SELECTIVE_REPEAT) == 1,
+            strict_placement: values.text(SR_PLACEMENT) == Some("strict"),
             policy: Policy {
                 share_percent: values.number_or_default(USER_SHARE) as u8,
                 reserve_percent: values.number_or_default(USER_RESERVE) as u8,

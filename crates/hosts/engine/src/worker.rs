@@ -28,7 +28,7 @@ use burst_frame::TxBatch;
 use burst_gsi::GsiAgent;
 use burst_mem::MrTable;
 use burst_port::Port;
-use burst_transport::{AckReport, RecordPool};
+use burst_transport::{AckReport, PACKETS_MAX, RECORDS_MAX, RecordPool};
 use std::sync::{Arc, Weak};
 
 /// Frames of one transmit batch.
@@ -56,11 +56,14 @@ pub struct WorkerOptions {
     pub cm_secret: Secret,
     /// Selective repeat with peers that can do it.
     pub selective: bool,
+    /// Selective repeat keeps early packets until their turn.
+    pub strict_placement: bool,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
-        WorkerOptions { id: 0, cc: CcTable::default(), cm_secret: Secret::new([0; 2]), selective: false }
+        let cm_secret = Secret::new([0; 2]);
+        WorkerOptions { id: 0, cc: CcTable::default(), cm_secret, selective: false, strict_placement: false }
     }
 }
 
@@ -195,7 +198,10 @@ impl Core {
             data_came: false,
             unread: false,
             pulse: Arc::new(Pulse::new(format!("worker {}", options.id))),
-            records: RecordPool::default(),
+            records: match options.strict_placement {
+                true => RecordPool::strict(RECORDS_MAX, PACKETS_MAX),
+                false => RecordPool::default(),
+            },
             hello_due: Nanos::NEVER,
             hellos_asked: 0,
             hello_answers: hello::AnswerBudget::default(),

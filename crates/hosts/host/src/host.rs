@@ -218,8 +218,13 @@ impl Host {
     }
 
     fn make_worker(&mut self, options: &HostOptions, id: usize, ports: WorkerPorts, inboxes: &[Arc<Inbox>]) -> Worker {
-        let worker_options =
-            WorkerOptions { id: id as u32, cc: self.cc, cm_secret: self.cm_secret, selective: options.selective };
+        let worker_options = WorkerOptions {
+            id: id as u32,
+            cc: self.cc,
+            cm_secret: self.cm_secret,
+            selective: options.selective,
+            strict_placement: options.strict_placement,
+        };
         Worker::new(worker_options, MrTable::new(self.keys.cipher()), ports, inboxes.to_vec())
     }
 

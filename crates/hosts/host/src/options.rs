@@ -34,6 +34,8 @@ pub struct HostOptions {
     pub cc: CcTable,
     /// Whether RC queue pairs repeat only lost packets, with peers whose daemon says by a hello that it can.
     pub selective: bool,
+    /// Whether selective repeat keeps packets that arrive early until their turn.
+    pub strict_placement: bool,
     /// How users share what there is.
     pub policy: Policy,
     /// What an account of the ledger belongs to.

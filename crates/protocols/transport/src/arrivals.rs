@@ -12,6 +12,7 @@
 //! limits: what finds no room is dropped as if it had been lost.
 
 use crate::message::ReceivedMessage;
+use crate::packet_store::StoredPacket;
 use crate::psn_bits::{PsnBits, WINDOW_PSNS};
 use burst_base::heap::{self, OutOfMemory};
 use burst_base::{Psn, Rkey};
@@ -137,6 +138,8 @@ pub(crate) struct Arrivals {
     /// XRC: the shared receive queue that each packet names; empty in a record that no XRC target has had.
     srqs: Vec<u32>,
     has_srqs: bool,
+    /// Strict placement: the packets themselves; empty in a record that was never used so.
+    packets: Vec<Option<Box<StoredPacket>>>,
     runs: Vec<WriteRun>,
     tails: Vec<HeldTail>,
     ops: Vec<HeldOp>,
@@ -151,6 +154,7 @@ impl Arrivals {
             notes: notes.into_boxed_slice(),
             srqs: Vec::new(),
             has_srqs: false,
+            packets: Vec::new(),
             runs: heap::with_room(RUNS_MAX)?,
             tails: heap::with_room(TAILS_MAX)?,
             ops: heap::with_room(OPS_MAX)?,
@@ -186,6 +190,26 @@ impl Arrivals {
         (0..count).for_each(|k| {
             self.bits.add(psn.add(k));
         });
+    }
+    /// Makes room for whole packets.
+    pub(crate) fn reserve_packets(&mut self) -> Result<(), OutOfMemory> {
+        if self.packets.is_empty() {
+            self.packets = heap::with_room(WINDOW_PSNS as usize)?;
+            self.packets.resize_with(WINDOW_PSNS as usize, || None);
+        }
+        Ok(())
+    }
+    /// Keeps the packet of `psn`. There must be room. Returns one that was kept there and is of no use any more.
+    pub(crate) fn hold_packet(&mut self, psn: Psn, packet: Box<StoredPacket>) -> Option<Box<StoredPacket>> {
+        self.packets[(psn.get() % WINDOW_PSNS) as usize].replace(packet)
+    }
+    /// The packet of `psn`.
+    pub(crate) fn take_packet(&mut self, psn: Psn) -> Option<Box<StoredPacket>> {
+        self.packets.get_mut((psn.get() % WINDOW_PSNS) as usize)?.take()
+    }
+    /// All packets that are kept.
+    pub(crate) fn take_packets(&mut self) -> impl Iterator<Item = Box<StoredPacket>> {
+        self.packets.iter_mut().filter_map(Option::take)
     }
     /// Makes room for the numbers of shared receive queues.
     pub(crate) fn reserve_srqs(&mut self) -> Result<(), OutOfMemory> {

@@ -30,7 +30,8 @@ impl Qp {
         let Ok(bth) = Bth::parse(train.bytes) else { return 0 };
         let distance = bth.psn.diff(self.resp.expected);
         let is_early = (1..WINDOW_PSNS as i32).contains(&distance);
-        if !is_early || !self.resp.sel.active || !self.accepts_selective || !self.receives_middles() {
+        let is_strict = env.fx.records().is_some_and(|pool| pool.is_strict());
+        if !is_early || is_strict || !self.resp.sel.active || !self.accepts_selective || !self.receives_middles() {
             return 0;
         }
         let Some(Ok(first)) = train.bytes.get(..train.stride - ICRC_LEN).map(Packet::parse) else { return 0 };

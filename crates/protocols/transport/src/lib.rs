@@ -26,7 +26,8 @@
 //! | `selective_sends`, `selective_acks` | its requester |
 //! | `read_acks` | acknowledgements of READ responses, and the responses in flight |
 //! | `arrivals`, `early_receives`, `losses`, `psn_bits` | records of packets that arrived early, of receives, of lost packets |
-//! | `records` | the pool of these records |
+//! | `records`, `packet_store` | the pool of these records; whole early packets, with strict placement |
+//! | `strict` | strict placement |
 //! | `rtt`, `ack_report` | round trips and time-outs; what acknowledgements say to congestion control |
 //! | `gather`, `ring`, `head` | scatter/gather lists, rings of requests in flight, opcodes and headers |
 //!
@@ -52,6 +53,7 @@ mod head;
 mod losses;
 mod message;
 mod middles;
+mod packet_store;
 mod peer_port;
 mod psn_bits;
 mod qp;
@@ -73,6 +75,7 @@ mod selective_requests;
 mod selective_sends;
 mod send;
 mod state;
+mod strict;
 mod uc;
 mod ud;
 mod xrc;
@@ -87,5 +90,5 @@ pub use arrivals::TAIL_BYTES;
 pub use burst_frame::MiddleRun;
 pub use psn_bits::WINDOW_PSNS;
 pub use qp::Qp;
-pub use records::{RECORDS_MAX, RecordPool};
+pub use records::{PACKETS_MAX, RECORDS_MAX, RecordPool};
 pub use ud::GRH_BYTES;

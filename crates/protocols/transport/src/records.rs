@@ -7,10 +7,14 @@
 use crate::arrivals::Arrivals;
 use crate::early_receives::EarlyReceives;
 use crate::losses::Losses;
+use crate::packet_store::{PacketStore, StoredPacket};
 use burst_base::heap::OutOfMemory;
 
 /// Records of each kind that a worker makes at most. One has 17 KiB (arrivals), 6 KiB (receives) or 6 KiB (losses).
 pub const RECORDS_MAX: usize = 256;
+
+/// Early packets that a worker keeps at most with strict placement: 4 MiB.
+pub const PACKETS_MAX: usize = 1024;
 
 /// Records of one kind.
 struct Shelf<T> {
@@ -45,6 +49,8 @@ pub struct RecordPool {
     arrivals: Shelf<Arrivals>,
     receives: Shelf<EarlyReceives>,
     losses: Shelf<Losses>,
+    /// With strict placement: the early packets.
+    packets: Option<PacketStore>,
 }
 
 impl Default for RecordPool {
@@ -56,7 +62,26 @@ impl Default for RecordPool {
 impl RecordPool {
     /// A pool of at most `max` records of each kind.
     pub fn new(max: usize) -> Self {
-        RecordPool { arrivals: Shelf::new(max), receives: Shelf::new(max), losses: Shelf::new(max) }
+        RecordPool { arrivals: Shelf::new(max), receives: Shelf::new(max), losses: Shelf::new(max), packets: None }
+    }
+    /// The same, with strict placement: early packets, at most `packets`, are kept and executed in their turn.
+    pub fn strict(max: usize, packets: usize) -> Self {
+        RecordPool { packets: Some(PacketStore::new(packets)), ..RecordPool::new(max) }
+    }
+    /// Early packets that are kept.
+    pub fn packets_in_use(&self) -> usize {
+        self.packets.as_ref().map_or(0, PacketStore::in_use)
+    }
+    pub(crate) fn is_strict(&self) -> bool {
+        self.packets.is_some()
+    }
+    pub(crate) fn keep_packet(&mut self, packet: &[u8]) -> Option<Box<StoredPacket>> {
+        self.packets.as_mut()?.keep(packet)
+    }
+    pub(crate) fn give_packet(&mut self, packet: Box<StoredPacket>) {
+        if let Some(packets) = &mut self.packets {
+            packets.give(packet);
+        }
     }
     /// Records of all kinds that queue pairs have.
     pub fn in_use(&self) -> usize {
@@ -66,6 +91,9 @@ impl RecordPool {
         self.arrivals.take(Arrivals::new)
     }
     pub(crate) fn give_arrivals(&mut self, mut record: Box<Arrivals>) {
+        if let Some(packets) = &mut self.packets {
+            record.take_packets().for_each(|packet| packets.give(packet));
+        }
         record.clear();
         self.arrivals.give(record);
     }

@@ -54,7 +54,7 @@ impl Qp {
             return env.fx.count(Reason::SrWindow);
         }
         if distance > 0 {
-            return self.on_early(pkt, &seth, (distance as u32, psns), env);
+            return self.on_early(frame, pkt, &seth, (distance as u32, psns), env);
         }
         if self.id.qp_type == QpType::XrcRecv && !self.prepare_named(pkt, env) {
             return;
@@ -119,7 +119,7 @@ impl Qp {
 /// The packet whose turn it is.
 impl Qp {
     /// Executes the packet, which takes this many PSNs. False if it was refused and the refusal is pending.
-    fn execute_next(
+    pub(crate) fn execute_next(
         &mut self,
         frame: &RxFrame<'_>,
         pkt: &Packet<'_>,
@@ -272,7 +272,14 @@ fn received_by(pkt: &Packet<'_>, total: u64) -> ReceivedMessage {
 impl Qp {
     /// A packet behind a gap. `distance` is that from ePSN, `psns` the number of PSNs that the packet takes.
     #[cold]
-    fn on_early(&mut self, pkt: &Packet<'_>, seth: &Seth, (distance, psns): (u32, u32), env: &mut Env<'_>) {
+    fn on_early(
+        &mut self,
+        frame: &RxFrame<'_>,
+        pkt: &Packet<'_>,
+        seth: &Seth,
+        (distance, psns): (u32, u32),
+        env: &mut Env<'_>,
+    ) {
         let held = self.resp.sel.early.take();
         let Some(mut early) = held.or_else(|| env.fx.records()?.take_arrivals()) else {
             env.fx.count(Reason::SrPoolEmpty);
@@ -282,7 +289,11 @@ impl Qp {
             env.fx.count(Reason::DuplicateRequest);
             self.owe_repeated_ack(env);
         } else {
-            match self.place_early_named(pkt, seth, distance, &mut early, env) {
+            let placed = match env.fx.records().is_some_and(|pool| pool.is_strict()) {
+                true => self.keep_early(frame, pkt, seth, distance, &mut early, env),
+                false => self.place_early_named(pkt, seth, distance, &mut early, env),
+            };
+            match placed {
                 Ok(note) => {
                     env.fx.count(Reason::SrEarly);
                     early.note(pkt.bth.psn, psns, note);
@@ -464,12 +475,18 @@ impl Qp {
         let Some(mut early) = self.resp.sel.early.take() else { return };
         self.owe_ack();
         while let Some(note) = early.take(self.resp.expected) {
-            if let Err(refusal) = self.commit(note, &mut early, env) {
+            let done = match early.take_packet(self.resp.expected) {
+                Some(packet) => self.commit_packet(packet, &mut early, env),
+                None => self.commit(note, &mut early, env).map(|()| true),
+            };
+            if !matches!(done, Ok(true)) {
                 // It is sent again, and judged in its turn.
                 early.withdraw(self.resp.expected);
                 early.forget_before(self.resp.expected);
                 self.keep_or_give(early, env);
-                return self.refuse(refusal, env);
+                return if let Err(refusal) = done {
+                    self.refuse(refusal, env)
+                };
             }
         }
         early.forget_before(self.resp.expected);

@@ -159,13 +159,11 @@ fn play(seed: u64, xrc: bool) {
     let faults = LinkFaults { loss: 300, duplication: 300, reordering: 300, delay_max: Nanos::from_us(50) };
     let pair_of = if xrc { Pair::xrc } else { Pair::new };
     let mut pair = pair_of(&setup, rng.next_u64(), faults);
-    let mut queues: Vec<_> = match xrc {
-        true => (1..3).map(|n| common::xrc_queue(&mut pair.ends[1], n, common::PD, (64, 1))).collect(),
-        false => Vec::new(),
-    };
+    let mut queues = [1, 2].map(|srqn| common::xrc_queue(&mut pair.ends[1], srqn, common::PD, (64, 1)));
     let mut posted = [0u64; 2];
     for end in &mut pair.ends {
-        end.fx.records = RecordPool::new(rng.below(3) as usize);
+        let records = rng.below(3) as usize;
+        end.fx.records = if seed % 4 == 3 { RecordPool::strict(records, 5) } else { RecordPool::new(records) };
     }
     for _ in 0..ACTIONS {
         let me = rng.below(2) as usize;
@@ -214,6 +212,7 @@ fn play(seed: u64, xrc: bool) {
         let ids: Vec<u64> = end.fx.sends.iter().map(|cqe| cqe.wr_id).collect();
         assert_eq!(ids, (0..posted).collect::<Vec<_>>(), "each request ends once, in order");
         assert_eq!((end.fx.records.in_use(), end.qp.inflight_bytes()), (0, 0));
+        assert_eq!(end.fx.records.packets_in_use(), 0);
         assert_eq!(end.qp.next_deadline(), Nanos::NEVER);
     }
 }

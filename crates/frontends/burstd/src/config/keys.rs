@@ -31,6 +31,8 @@ pub enum KeyId {
     CcLoopback,
     /// `selective_repeat`.
     SelectiveRepeat,
+    /// `sr_placement`.
+    SrPlacement,
     /// `idle_exit`.
     IdleExit,
     /// `ready_fd`.
@@ -189,6 +191,16 @@ pub const KEYS: &[ConfigKey] = &[
         many: false,
         default: "no",
         help: "Repeat only lost packets of RC and XRC queue pairs, with peers whose daemon can do it; other peers get the standard packets",
+    },
+    ConfigKey {
+        id: KeyId::SrPlacement,
+        name: "sr_placement",
+        flag: "sr-placement",
+        env: "BURST_SR_PLACEMENT",
+        kind: ValueKind::Choice(&["in-place", "strict"]),
+        many: false,
+        default: "in-place",
+        help: "Packets of selective repeat that arrive early: in-place writes all but the last bytes of a WRITE at once; strict keeps them (up to 4 MiB per worker) until their turn, for programs that poll other bytes",
     },
     ConfigKey {
         id: KeyId::IdleExit,

@@ -106,6 +106,7 @@ fn other_value(id: KeyId) -> &'static str {
         KeyId::CcStandard | KeyId::CcLoopback => "none",
         KeyId::CcBurst => "dctcp",
         KeyId::SelectiveRepeat => "yes",
+        KeyId::SrPlacement => "strict",
         KeyId::IdleExit => "9s",
         KeyId::ReadyFd => "5",
         KeyId::UserShare => "33",

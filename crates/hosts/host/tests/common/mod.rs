@@ -20,6 +20,7 @@ pub fn host(share: u8) -> Host {
         window_bytes: 1 << 20,
         cc: burst_cc::CcTable::default(),
         selective: false,
+        strict_placement: false,
         policy: Policy { share_percent: share, reserve_percent: 10 },
         account_by: AccountBy::User,
         seed: Some(1),

@@ -80,6 +80,7 @@ impl Node {
             window_bytes: 1 << 20,
             cc: burst_cc::CcTable::default(),
             selective: false,
+            strict_placement: false,
             policy: Policy { share_percent: 50, reserve_percent: 10 },
             account_by: AccountBy::User,
             seed: Some(rng.next_u64()),
