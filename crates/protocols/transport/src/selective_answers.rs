@@ -11,7 +11,7 @@ use crate::qp::Qp;
 use crate::responder_resource::ResponderResource;
 use burst_base::Psn;
 use burst_wire::selective::{AckBitmap, BITMAP_WORDS_MAX, DELAY_UNIT_NS};
-use burst_wire::{Aeth, Bth, HeadBuf, OpKind, Opcode, Position, Saeth, Seth, Syndrome};
+use burst_wire::{Aeth, Bth, HeadBuf, Opcode, Position, Saeth, Seth, Syndrome};
 
 /// The first opcode of the family. The low five bits are those of the RC or XRC opcode, and the bit above them is set for XRC
 /// (0xA0 to 0xBF), so that its opcodes are those from 0xE0 on.
@@ -57,7 +57,7 @@ impl Qp {
             received_packets: sel.received,
             transmission: sel.transmission,
         };
-        let opcode = selective_form(head::single_opcode(self.id.qp_type, OpKind::Ack));
+        let opcode = if self.id.qp_type.is_xrc() { Opcode::XrcSrAck } else { Opcode::RcSrAck };
         let head = HeadBuf::new(&Bth::new(opcode, self.attr.dest_qpn, psn))
             .aeth(Aeth { syndrome, msn: self.resp.msn })
             .saeth(saeth);

@@ -119,6 +119,7 @@ impl Qp {
 /// The packet whose turn it is.
 impl Qp {
     /// Executes the packet, which takes this many PSNs. False if it was refused and the refusal is pending.
+    #[inline(always)]
     pub(crate) fn execute_next(
         &mut self,
         frame: &RxFrame<'_>,
@@ -151,6 +152,7 @@ impl Qp {
         Ok(true)
     }
 
+    #[inline(always)]
     fn on_selective_write(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> CheckResult {
         self.check_sequence(pkt)?;
         self.check_right(access::REMOTE_WRITE)?;

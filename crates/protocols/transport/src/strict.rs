@@ -11,6 +11,7 @@ use burst_wire::{OpKind, Packet, Seth};
 
 impl Qp {
     /// Keeps an early packet until its turn.
+    #[cold]
     pub(crate) fn keep_early(
         &mut self,
         frame: &RxFrame<'_>,
@@ -48,6 +49,8 @@ impl Qp {
         done
     }
 
+    #[cold]
+    #[inline(never)]
     fn execute_kept(&mut self, bytes: &[u8], early: &mut Arrivals, env: &mut Env<'_>) -> Result<bool, RequestRefusal> {
         // It was parsed when it came.
         let Ok(pkt) = Packet::parse(bytes) else { return Ok(false) };

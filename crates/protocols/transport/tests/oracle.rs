@@ -208,7 +208,7 @@ impl Oracle {
         };
         for end in &mut pair.ends {
             end.fx.records = match seed % 3 {
-                2 => RecordPool::strict(records, if seed % 2 == 0 { 4 } else { PACKETS_MAX }),
+                2 => RecordPool::strict(records, if seed.is_multiple_of(2) { 4 } else { PACKETS_MAX }),
                 _ => RecordPool::new(records),
             };
         }

@@ -187,7 +187,8 @@ fn an_acknowledgement_tells_of_the_newest_packet_and_of_congestion() {
 
 #[test]
 fn marks_are_counted_one_by_one_whatever_their_pattern() {
-    let patterns: [(fn(u32) -> bool, u16); 3] = [(|_| false, 0), (|_| true, 12), (|psn| psn % 2 == 1, 6)];
+    type MarkPattern = (fn(u32) -> bool, u16);
+    let patterns: [MarkPattern; 3] = [(|_| false, 0), (|_| true, 12), (|psn| psn % 2 == 1, 6)];
     for (marks, expected) in patterns {
         let mut end = responder();
         // In order, behind a gap, and the packet that fills it.
