@@ -41,6 +41,7 @@ fn host(time: &Arc<AtomicU64>) -> Host {
         window_bytes: 1 << 20,
         cc: burst_cc::CcTable::default(),
         selective: false,
+        strict_placement: false,
         policy: Policy { share_percent: 40, reserve_percent: 10 },
         account_by: AccountBy::User,
         seed: Some(1),
