@@ -285,7 +285,8 @@ mod tests {
             UdpPort::open(&spec, &Encapsulation::ROCE, "udp:dev=lo", 0, 1).unwrap()
         };
         let (mut a, mut b) = (open("127.0.0.3"), open("127.0.0.4"));
-        let payloads: Vec<Vec<u8>> = (0..500u32).map(|i| vec![i as u8; 1024]).collect();
+        // Each is longer than the one before, so that no train joins them: the buffer holds more messages than a call takes.
+        let payloads: Vec<Vec<u8>> = (0..500usize).map(|i| vec![i as u8; 512 + 4 * i]).collect();
         let flow = flow("127.0.0.3", "127.0.0.4");
         let mut send = |count: usize| {
             a.tx_burst(Nanos(0), &batch_of(&flow, &payloads[..count]), &mut |r| panic!("{r}"));
