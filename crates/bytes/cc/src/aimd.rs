@@ -26,7 +26,7 @@ pub struct Aimd {
     window_bytes: u64,
     window_max_bytes: u64,
     halved_at: Nanos,
-    /// The window before the last loss; 0 if that loss cannot be undone.
+    /// The window before the last loss; 0 if pressure came since.
     undo_bytes: u64,
     /// The last round trip; [`HALVE_PAUSE`] before the first.
     rtt: Nanos,
@@ -55,8 +55,8 @@ impl Aimd {
 
     /// Packets were lost: the window is halved, unless that was done within [`HALVE_PAUSE`].
     pub fn on_loss(&mut self, now: Nanos) {
-        let before = self.window_bytes;
-        self.undo_bytes = if self.halve(now, HALVE_PAUSE) { before } else { 0 };
+        self.undo_bytes = self.window_bytes;
+        self.halve(now, HALVE_PAUSE);
     }
 
     /// The last loss was none.
@@ -73,15 +73,13 @@ impl Aimd {
         self.undo_bytes = 0;
     }
 
-    /// Halves the window, unless that was done within `pause`. Returns whether it did.
-    fn halve(&mut self, now: Nanos, pause: Nanos) -> bool {
-        let is_due = now.since(self.halved_at) >= pause;
-        if is_due {
+    /// Halves the window, unless that was done within `pause`.
+    fn halve(&mut self, now: Nanos, pause: Nanos) {
+        if now.since(self.halved_at) >= pause {
             self.halved_at = now;
             self.window_bytes = (self.window_bytes / 2).max(WINDOW_MIN);
         }
         debug_assert!((WINDOW_MIN..=self.window_max_bytes).contains(&self.window_bytes));
-        is_due
     }
 
     /// The window; sends are not paced.

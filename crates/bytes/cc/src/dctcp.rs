@@ -79,7 +79,7 @@ pub struct Dctcp {
     pressed: bool,
     /// A loss has reduced the window in this window.
     lost: bool,
-    /// Window and threshold before the last loss; 0 if that loss cannot be undone.
+    /// Window and threshold before the last loss; 0 if marks or pressure came since.
     undo: (f64, f64),
 }
 
@@ -129,7 +129,7 @@ impl Dctcp {
 
     /// Packets were lost.
     pub(crate) fn on_loss(&mut self, kind: LossKind) {
-        self.undo = if self.lost { (0.0, 0.0) } else { (self.window, self.threshold) };
+        self.undo = (self.window, self.threshold);
         if !self.lost {
             self.lost = true;
             self.threshold = bounded(self.window / 2.0, self.settings.mtu, self.settings.window_max);

@@ -102,7 +102,7 @@ pub struct Swift {
     rtt: f64,
     rtt_min: f64,
     timeouts: u32,
-    /// The fabric's window in packets before the last loss; 0 if that loss cannot be undone.
+    /// The fabric's window in packets before the last loss; 0 if other signs of congestion came since.
     undo: f64,
 }
 
@@ -184,9 +184,8 @@ impl Swift {
                 return;
             }
         }
-        let before = self.fabric.packets;
+        self.undo = self.fabric.packets;
         self.fabric.cut(now, self.rtt, 1.0 - self.settings.max_mdf, &self.settings);
-        self.undo = if self.fabric.packets < before { before } else { 0.0 };
     }
 
     /// The last loss was none.

@@ -127,6 +127,54 @@ fn swift_hears_the_peer_in_acknowledgements_that_measure_nothing() {
 }
 
 #[test]
+fn swift_hears_the_peer_by_any_of_what_it_says() {
+    let said = [
+        AckSample { packets: 1, ..AckSample::default() },
+        AckSample { remote_delay: Nanos(1), ..AckSample::default() },
+        AckSample { pressure: 1, ..AckSample::default() },
+    ];
+    for sample in said {
+        let mut c = controller("swift:endpoint_target=50");
+        c.on_ack(ms(1), &AckSample { pressure: 2, ..AckSample::default() });
+        let before = value(&c, "ecwnd_bytes");
+        assert_eq!(before, MAX as f64 * 0.6);
+        c.on_ack(ms(2), &AckSample { acked_bytes: bytes(&c), ..sample });
+        assert!(value(&c, "ecwnd_bytes") > before, "{sample:?}");
+    }
+}
+
+#[test]
+fn swift_undoes_a_loss_unless_the_delay_has_reduced_the_window_since() {
+    // Under the target; over it within a round trip of the loss, which changes nothing; over it later.
+    for (after, rtt, undone) in [(1_000, 10_000, true), (1, 1_000_000, true), (2_000_000, 1_000_000, false)] {
+        let mut c = controller("swift");
+        c.on_loss(ms(10), LossKind::Fast);
+        c.on_ack(ms(10) + Nanos(after), &AckSample { rtt: Some(Nanos(rtt)), ..AckSample::default() });
+        c.on_spurious(ms(20));
+        assert_eq!(value(&c, "fcwnd_bytes") == MAX as f64, undone, "{after} {rtt}");
+    }
+}
+
+#[test]
+fn each_sign_of_congestion_ends_the_slow_start_of_dctcp_at_once() {
+    let half = AckSample { acked_bytes: 16 * MTU, packets: 16, inflight_bytes: 16 * MTU, ..AckSample::default() };
+    let window_after = |sign: fn(&mut Controller) -> AckSample| {
+        let mut c = controller("dctcp:initial_window=32K");
+        let sample = sign(&mut c);
+        c.on_ack(ms(1), &AckSample { ce_packets: sample.ce_packets, pressure: sample.pressure, ..half });
+        bytes(&c)
+    };
+    assert_eq!(window_after(|_| AckSample::default()), 48 * MTU, "doubles");
+    assert_eq!(window_after(|_| AckSample { ce_packets: 1, ..AckSample::default() }), 32 * MTU);
+    assert_eq!(window_after(|_| AckSample { pressure: 2, ..AckSample::default() }), 32 * MTU);
+    let notified = |c: &mut Controller| {
+        c.on_cnp(ms(1));
+        AckSample::default()
+    };
+    assert_eq!(window_after(notified), 32 * MTU);
+}
+
+#[test]
 fn a_loss_that_was_none_is_undone() {
     for spec in ["aimd", "dctcp:slow_start=0", "swift"] {
         let mut c = controller(spec);
