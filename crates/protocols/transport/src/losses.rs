@@ -135,7 +135,7 @@ impl Losses {
     /// The peer has kept the first transmission of `psn`, which was repeated.
     pub(crate) fn on_needless(&mut self, psn: Psn) {
         let hole = self.holes.iter_mut().find(|hole| hole.psn == psn);
-        if let Some(hole) = hole.filter(|hole| hole.transmission > 0 && !hole.is_needless) {
+        if let Some(hole) = hole.filter(|hole| !hole.is_needless) {
             hole.is_needless = true;
             self.needless += 1;
         }

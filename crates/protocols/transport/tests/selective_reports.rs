@@ -16,7 +16,7 @@ const MTU: u32 = 1024;
 const FIRST: u32 = 10;
 const US: u64 = 1_000;
 
-fn end(index: u8) -> (End, Setup) {
+fn end_of(index: u8) -> (End, Setup) {
     let base = Setup::default();
     let attr = QpAttr { rq_psn: Psn::new(FIRST), sq_psn: Psn::new(FIRST), ..base.attr };
     let setup = Setup { selective: WINDOW_PSNS, attr, ..base };
@@ -50,7 +50,7 @@ fn newest(psn: u32) -> Saeth {
 
 #[test]
 fn each_acknowledgement_reports_what_is_new_in_it() {
-    let (mut end, _) = end(0);
+    let (mut end, _) = end_of(0);
     post_write(&mut end, 8);
     end.drain(Nanos(1_000));
     let said = Saeth { received_packets: 5, congested_packets: 2, delay: 10, pressure: 2, ..newest(14) };
@@ -71,7 +71,7 @@ fn each_acknowledgement_reports_what_is_new_in_it() {
 fn a_round_trip_is_that_of_a_packet_sent_once_and_then() {
     // The newest packet was sent at the time of the measurement, later, and twice.
     for (trigger, transmission, rtt) in [(11, 0, Some(40 * US - 640)), (12, 0, None), (11, 1, None)] {
-        let (mut end, _) = end(0);
+        let (mut end, _) = end_of(0);
         post_write(&mut end, 2);
         end.drain(Nanos(10 * US));
         post_write(&mut end, 1);
@@ -80,8 +80,16 @@ fn a_round_trip_is_that_of_a_packet_sent_once_and_then() {
         acknowledge(&mut end, Nanos(50 * US), trigger, &[], said);
         assert_eq!(end.fx.reports[0].rtt, rtt.map(Nanos), "{trigger} {transmission}");
     }
+    // One that was sent at the same time in a later turn.
+    let (mut end, _) = end_of(0);
+    for _ in 0..2 {
+        post_write(&mut end, 1);
+        end.drain(Nanos(10 * US));
+    }
+    acknowledge(&mut end, Nanos(50 * US), 11, &[], newest(11));
+    assert_eq!(end.fx.reports[0].rtt, Some(Nanos(40 * US)));
     // A delay longer than the whole time is no round trip below zero.
-    let (mut end, _) = end(0);
+    let (mut end, _) = end_of(0);
     post_write(&mut end, 1);
     end.drain(Nanos(10 * US));
     acknowledge(&mut end, Nanos(20 * US), 10, &[], Saeth { delay: u16::MAX, ..newest(10) });
@@ -104,7 +112,7 @@ fn answered(end: &mut End, now: Nanos, psn: u32, ecn: Ecn, rkey: u32) -> Saeth {
 
 #[test]
 fn a_responder_says_its_pressure_and_tells_of_losses_once() {
-    let (mut end, _) = end(1);
+    let (mut end, _) = end_of(1);
     let rkey = end.lkey;
     let mut say = |psn: u32, level, lost| {
         end.fx.pressure = HostPressure { level, lost };
@@ -118,7 +126,7 @@ fn a_responder_says_its_pressure_and_tells_of_losses_once() {
 
 #[test]
 fn a_responder_counts_marks_for_good_and_flags_new_ones() {
-    let (mut end, _) = end(1);
+    let (mut end, _) = end_of(1);
     let rkey = end.lkey;
     let mut seen = Vec::new();
     for (psn, ecn) in [(10, Ecn::Ect0), (11, Ecn::Ce), (12, Ecn::Ect0)] {
@@ -130,7 +138,7 @@ fn a_responder_counts_marks_for_good_and_flags_new_ones() {
 
 /// Four packets are in flight and the second is missing for a while: the signals of the recovery.
 fn signals_of(late: Option<u8>, repeats: bool) -> Vec<Signal> {
-    let (mut end, _) = end(0);
+    let (mut end, _) = end_of(0);
     post_write(&mut end, 4);
     end.drain(Nanos(1_000));
     acknowledge(&mut end, Nanos(20 * US), 10, &[12, 13], newest(13));
@@ -156,7 +164,7 @@ fn a_loss_is_taken_back_if_the_first_transmission_has_arrived() {
 #[test]
 fn of_several_repetitions_each_must_have_been_needless() {
     for (triggers, expected) in [([11, 13], vec![Signal::Loss, Signal::Spurious]), ([13, 13], vec![Signal::Loss])] {
-        let (mut end, _) = end(0);
+        let (mut end, _) = end_of(0);
         post_write(&mut end, 6);
         end.drain(Nanos(1_000));
         acknowledge(&mut end, Nanos(20 * US), 10, &[12, 14, 15], newest(15));
@@ -167,12 +175,52 @@ fn of_several_repetitions_each_must_have_been_needless() {
     }
 }
 
+#[test]
+fn a_first_transmission_that_the_peer_has_dropped_proves_nothing() {
+    let (mut end, _) = end_of(0);
+    post_write(&mut end, 4);
+    end.drain(Nanos(1_000));
+    acknowledge(&mut end, Nanos(20 * US), 10, &[12, 13], newest(13));
+    assert_eq!(end.drain(Nanos(21 * US)).len(), 1, "packet 11 again");
+    // Without a bitmap the newest packet was dropped, for want of a record.
+    acknowledge(&mut end, Nanos(30 * US), 10, &[], newest(11));
+    end.drain(Nanos(31 * US));
+    acknowledge(&mut end, Nanos(40 * US), 13, &[], newest(13));
+    assert_eq!(end.fx.signals, [Signal::Loss]);
+}
+
+#[test]
+fn a_first_repetition_that_arrives_late_proves_nothing() {
+    let (mut end, _) = end_of(0);
+    post_write(&mut end, 4);
+    end.drain(Nanos(1_000));
+    acknowledge(&mut end, Nanos(20 * US), 10, &[12, 13], newest(13));
+    post_write(&mut end, 1);
+    assert_eq!(end.drain(Nanos(21 * US)).len(), 2, "packet 11 again, and 14");
+    acknowledge(&mut end, Nanos(30 * US), 10, &[12, 13, 14], newest(14));
+    assert_eq!(end.drain(Nanos(31 * US)).len(), 1, "packet 11 for the third time");
+    acknowledge(&mut end, Nanos(40 * US), 14, &[], Saeth { transmission: 1, ..newest(11) });
+    assert_eq!(end.fx.signals, [Signal::Loss]);
+}
+
+#[test]
+fn first_transmissions_that_fill_gaps_in_any_order_are_noticed() {
+    let (mut end, _) = end_of(0);
+    post_write(&mut end, 6);
+    end.drain(Nanos(1_000));
+    acknowledge(&mut end, Nanos(20 * US), 10, &[12, 14, 15], newest(15));
+    assert_eq!(end.drain(Nanos(21 * US)).len(), 2, "packets 11 and 13 again");
+    acknowledge(&mut end, Nanos(40 * US), 10, &[12, 13, 14, 15], newest(13));
+    acknowledge(&mut end, Nanos(41 * US), 15, &[], newest(11));
+    assert_eq!(end.fx.signals, [Signal::Loss, Signal::Spurious]);
+}
+
 /// Acknowledgements with numbers as no honest peer has them, to a requester that goes on sending.
 #[test]
 fn hostile_numbers_are_reported_within_what_is_plausible() {
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
-        let (mut end, _) = end(0);
+        let (mut end, _) = end_of(0);
         let (mut now, mut acked) = (Nanos(1_000), FIRST - 1);
         for _ in 0..100 {
             if end.qp.inflight_bytes() == 0 {
