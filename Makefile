@@ -51,7 +51,7 @@ demo: deps build ## Install what is missing, build, and measure Debian's perftes
 
 bench: deps build ## Measure the promised figures, each against its bound and against earlier runs (tests/bench/history.jsonl)
 	$(CARGO) build --release --locked -p burst-shm --example doorbells
-	$(CARGO) build --release --locked -p burst-engine --example many_queue_pairs
+	$(CARGO) build --release --locked -p burst-engine --examples
 	BURST_BENCH=1 $(PYTHON) -m pytest -q -rs tests/bench
 
 bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in one emulated machine
@@ -59,6 +59,7 @@ bench-rxe: build ## Count instructions of Burst and of the kernel's soft-RoCE in
 	$(PYTHON) tests/interop/cost.py
 
 experiments: deps build ## Measure loss (selective repeat beside go-back-N and TCP) and how senders share a link (half an hour; tables, plots in target)
+	$(CARGO) build --release --locked -p burst-engine --example shared_link
 	@missed=0; for one in fairness/run loss/run loss/tcp; do experiments/$$one || missed=1; done; exit $$missed
 
 lint: ## Check formatting, the rules of the tree (scripts/tidy) and clippy, and compile fuzz targets and benches
