@@ -13,11 +13,13 @@
 
 mod copy;
 mod guarded;
+mod prefetch;
 mod remote;
 mod staging;
 
 pub use copy::{PIECE, copy};
 pub use guarded::{AccessThreads, LATE_MAX, THREADS_MAX, WAIT_MAX, WAIT_PERCENT};
+pub use prefetch::{prefetch, prefetch_line};
 pub use remote::{MemoryFd, PIECES_PER_CALL, ProcessMemory};
 pub use staging::{STAGING_BYTES, StagedReads, Staging};
 

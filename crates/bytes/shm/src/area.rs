@@ -69,6 +69,11 @@ impl Area {
         // SAFETY: inside this area, just asserted.
         unsafe { self.ptr.as_ptr().add(offset) }
     }
+    /// Asks the processor for the lines of `bytes` bytes from `offset` on.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, offset: usize, bytes: usize) {
+        burst_span::prefetch(self.ptr.as_ptr().wrapping_add(offset), bytes);
+    }
     /// The 32-bit word at `offset`.
     #[inline]
     pub(crate) fn word32(&self, offset: usize) -> &AtomicU32 {

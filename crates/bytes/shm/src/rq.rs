@@ -114,6 +114,12 @@ impl RqProducer {
     pub fn written(&self) -> u32 {
         self.written
     }
+    /// Asks the processor for what [`RqProducer::write`] and [`RqProducer::post`] use next.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.area.prefetch(PRODUCER, QUEUE_HEADER_BYTES);
+        self.area.prefetch(self.spec.slot(self.written), PAIR);
+    }
     /// Frees the slots of the entries before `index`, for a library whose daemon has ended: otherwise only the daemon does.
     pub fn set_taken(&self, index: u32) {
         self.area.word32(CONSUMER).store(index, Release);
@@ -187,6 +193,12 @@ impl RqConsumer {
             self.area.word32(CONSUMER).store(self.taken, Release);
         }
         fetch
+    }
+    /// Asks the processor for what [`RqConsumer::fetch`] reads and writes next.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.area.prefetch(PRODUCER, QUEUE_HEADER_BYTES);
+        self.area.prefetch(self.spec.slot(self.taken), PAIR);
     }
     /// Number of receives that are posted and not taken; at most the number of slots, even if the producer index is impossible.
     pub fn pending(&self) -> u32 {

@@ -107,6 +107,12 @@ impl SqProducer {
     pub fn spec(&self) -> &SqSpec {
         &self.spec
     }
+    /// Asks the processor for what [`SqProducer::write`] and [`SqProducer::post`] write next.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.area.prefetch(PRODUCER, LINE);
+        self.area.prefetch(self.spec.slot(self.written), BODY + size_of::<Sge>());
+    }
     /// Writes a request with SGEs into the next slot; `num_sge` and `length` are filled in. Not visible to the
     /// daemon before [`SqProducer::post`].
     #[inline]
@@ -442,6 +448,12 @@ impl SqConsumer {
             self.area.load(slot + BODY + i * size_of::<Sge>(), sge);
         }
         Fetch::Taken(index)
+    }
+    /// Asks the processor for what [`SqConsumer::fetch`] reads next.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.area.prefetch(PRODUCER, size_of::<QueueHeader>());
+        self.area.prefetch(self.spec.slot(self.taken), BODY + size_of::<Sge>());
     }
     /// The inline data of entry `index`: `len` bytes, cut to the queue's inline limit. Valid until the entry is
     /// retired; the application may change the bytes at any time, but not where they are.

@@ -16,6 +16,7 @@
 //! | `room` | room in the tables, made before the objects exist |
 //! | `transmit`, `sched` | turns, timers, bursts; fair order |
 //! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
+//! | `lookahead` | memory of queue pairs, asked for before it is used |
 //! | `ack_delay` | ACKs that wait for the program's answer |
 //! | `path`, `signals` | one peer address: congestion controller, next hop; signals of one call |
 //! | `hello`, `peer_hello` | what a peer's daemon can do: asked on QP1; kept for each path |
@@ -58,6 +59,7 @@ mod calls;
 mod commands;
 mod congestion;
 mod hello;
+mod lookahead;
 mod management;
 mod pacing;
 mod receive;

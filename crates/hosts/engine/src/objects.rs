@@ -105,58 +105,62 @@ pub struct XrcEntry {
 
 /// A context that holds a queue pair and gets its events.
 #[derive(Clone, Debug)]
+// What turns use comes first: see `lookahead`.
+#[repr(C)]
 pub struct QpHolder {
     /// Number of the context.
     pub context: u32,
-    /// Sink of the asynchronous events of the context.
-    pub async_events: Arc<dyn EventSink>,
     /// Identifies the queue pair in asynchronous events.
     pub event_cookie: u64,
     /// Number of the hold, which rises with each holder of the same queue pair. 0 for the first.
     pub hold: u64,
+    /// Sink of the asynchronous events of the context.
+    pub async_events: Arc<dyn EventSink>,
 }
 
 /// A queue pair in a worker's table.
+// In the order of use, a line at its beginning: see `lookahead`.
+#[repr(C, align(64))]
 pub struct QpSlot {
     /// The protocol's end.
     pub endpoint: Endpoint,
-    /// Queue pair number, generation included.
-    pub qpn: burst_base::Qpn,
     /// Its entry in the worker's table.
     pub(crate) index: u32,
-    /// Device.
-    pub device: DeviceId,
-    /// Number of its doorbell in its context, or [`NO_DOORBELL`].
-    pub doorbell: u32,
-    /// The context that is charged for its turns, and for the packets that it receives.
-    pub holder: QpHolder,
-    /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
-    pub other_holders: BTreeMap<u64, QpHolder>,
-    /// The shared receive queue, if it has one.
-    pub srq: Option<Arc<SrqShared>>,
-    /// Nanoseconds that its creation took, 4 s at most. For the tracepoint of its connection.
-    pub made_ns: u32,
+    /// Queue pair number, generation included.
+    pub qpn: burst_base::Qpn,
     /// Index of the path to the peer, or [`NO_PATH`].
     pub(crate) path: u32,
-    /// Its bytes in flight when it last settled, which its path has counted.
-    pub(crate) inflight_seen: u64,
-    /// Those of READ responses among them.
-    pub(crate) responses_seen: u64,
     /// Ticket of its place in the ready queue, or [`NO_TICKET`].
     pub(crate) ticket: u32,
     /// Ticket of its place in the line of its path, or [`NOT_WAITING`].
     pub(crate) waiting: u32,
-    /// Whether it got packets in this burst.
-    pub(crate) touched: bool,
     /// What it has received in this burst.
     pub(crate) received: ReceivedWork,
-    /// Whether the receive completions of this burst wait for its end.
-    pub(crate) receives_last: bool,
-    pub(crate) ack_delay: AckDelay,
+    /// Its bytes in flight when it last settled, which its path has counted.
+    pub(crate) inflight_seen: u64,
+    /// Those of READ responses among them.
+    pub(crate) responses_seen: u64,
     /// Deadline of its timer in the wheel, [`Nanos::NEVER`] if it has none.
     pub(crate) armed: Nanos,
+    /// The shared receive queue, if it has one.
+    pub srq: Option<Arc<SrqShared>>,
+    pub(crate) ack_delay: AckDelay,
+    /// Device.
+    pub device: DeviceId,
+    /// Whether it got packets in this burst.
+    pub(crate) touched: bool,
+    /// Whether the receive completions of this burst wait for its end.
+    pub(crate) receives_last: bool,
+    /// The context that is charged for its turns, and for the packets that it receives.
+    pub holder: QpHolder,
+    /// Number of its doorbell in its context, or [`NO_DOORBELL`].
+    pub doorbell: u32,
+    /// Nanoseconds that its creation took, 4 s at most. For the tracepoint of its connection.
+    pub made_ns: u32,
     /// When a marked packet is next answered by a congestion notification.
     pub(crate) cnp_from: Nanos,
+    /// Further contexts that hold it, by number of the hold: an XRC target may be opened by many.
+    pub other_holders: BTreeMap<u64, QpHolder>,
 }
 
 /// Whether the queue pair at this place of the ready queue is still ready by it.

@@ -32,6 +32,7 @@ impl Worker {
         let Worker { core, ports, agent } = self;
         for (index, PortSlot { port, batch, counters }) in ports.iter_mut().enumerate() {
             let device = DeviceId::from_index(index);
+            core.expected.clear();
             let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: false };
             let burst = port.rx_burst(now, RX_BUDGET, &mut sink);
             taken += burst;
@@ -81,7 +82,19 @@ impl Worker {
 }
 
 impl RxSink for RxBurst<'_> {
+    fn expects(&self) -> bool {
+        self.core.has_many()
+    }
+
+    fn expect(&mut self, packet: &[u8]) {
+        let Core { expected, directory, .. } = &mut *self.core;
+        expected.add(packet, directory);
+    }
+
     fn frame(&mut self, frame: &RxFrame<'_>) {
+        if self.core.expected.has_any() {
+            self.core.advance_expected();
+        }
         self.counters.add(Traffic::RxPackets, 1);
         self.counters.add(Traffic::RxBytes, frame.bytes.len() as u64);
         match Packet::parse(frame.bytes) {
@@ -92,9 +105,14 @@ impl RxSink for RxBurst<'_> {
 
     fn train(&mut self, flow: &Flow, train: &[u8], stride: usize) {
         let mut rest = train;
+        let has_many = self.core.has_many();
         while rest.len() >= stride {
             let taken = self.middles(flow, &MiddleRun { bytes: rest, stride }) * stride;
             if taken == 0 {
+                if has_many && !self.core.expected.has_any() {
+                    let Core { expected, directory, .. } = &mut *self.core;
+                    expected.add_train(rest, stride, directory);
+                }
                 self.frame(&RxFrame { flow: *flow, bytes: &rest[..stride - ICRC_LEN] });
             }
             rest = &rest[taken.max(stride)..];

@@ -321,6 +321,15 @@ impl Scheduler {
         }
         None
     }
+    /// A place that gets a turn about `count` turns after the next one.
+    #[inline]
+    pub fn after(&self, count: usize) -> Option<ReadyPlace> {
+        let account = &self.accounts[*self.this_round.front()? as usize];
+        let contexts = account.queued.len();
+        let (round, at) = if contexts == 1 { (count, 0) } else { (count / contexts.max(1), count % contexts.max(1)) };
+        let context = account.queued.get(at)?;
+        self.ready[*context as usize].queue.get(round).copied()
+    }
     /// The worker sleeps next, so nobody waits for a turn: nobody owes for packets any longer.
     pub fn forgive_received(&mut self) {
         self.round += ROUNDS_MAX;

@@ -28,7 +28,11 @@ impl Worker {
     pub(crate) fn transmit(&mut self, now: Nanos) -> bool {
         let mut bytes_left = TURN_BYTES * TURNS_PER_PASS;
         let mut any = false;
+        let has_many = self.core.has_many();
         for _ in 0..SHORT_TURNS_PER_PASS {
+            if has_many {
+                self.core.prefetch_turn();
+            }
             let Core { sched, qps, .. } = &mut self.core;
             let Some(index) = sched.take_turn(|place| is_ready(qps, place)) else { break };
             any = true;

@@ -8,6 +8,7 @@ use crate::calls::DeferredCompletion;
 use crate::counters::{Counters, Traffic};
 use crate::handover::Inbox;
 use crate::hello;
+use crate::lookahead::{DOORBELLS_AHEAD, ExpectedPackets};
 use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for, write_async};
 use crate::pacing::PaceQueue;
@@ -107,6 +108,41 @@ impl Outbox {
     }
 }
 
+/// A program has posted to the queue pair in slot `index`, which was idle.
+#[inline(always)]
+fn on_doorbell(context: u32, index: u32, qps: &mut [Option<Box<QpSlot>>], sched: &mut Scheduler) {
+    let Some(slot) = qps.get_mut(index as usize).and_then(Option::as_mut) else { return };
+    slot.endpoint.on_doorbell();
+    slot.ack_delay.on_post();
+    if slot.ticket == NO_TICKET {
+        slot.ticket = sched.push(context, index);
+    }
+}
+
+/// Takes a context's doorbells where there are so many queue pairs that lines are asked for ahead. Returns whether any rang.
+#[inline(never)]
+fn take_many(context: u32, slot: &mut ContextSlot, qps: &mut [Option<Box<QpSlot>>], sched: &mut Scheduler) -> bool {
+    let mut taken = 0;
+    while taken < DOORBELLS_PER_PASS {
+        let (mut known, mut indices) = (0, [0; DOORBELLS_AHEAD]);
+        let rung = slot.doorbells.drain(DOORBELLS_AHEAD, |queue| {
+            let Some(index) = slot.queues.get(queue as usize) else { return };
+            indices[known] = *index;
+            known += 1;
+            if let Some(slot) = qps.get(*index as usize).and_then(Option::as_ref) {
+                slot.prefetch_requester();
+            }
+        });
+        indices[..known].iter().for_each(|index| on_doorbell(context, *index, qps, sched));
+        taken += rung;
+        if rung < DOORBELLS_AHEAD {
+            break;
+        }
+    }
+    taken > 0
+}
+const _: () = assert!(DOORBELLS_PER_PASS.is_multiple_of(DOORBELLS_AHEAD));
+
 /// A port and what waits to leave by it.
 pub(crate) struct PortSlot {
     pub port: Box<dyn Port>,
@@ -121,6 +157,8 @@ pub(crate) struct Core {
     pub qps: Vec<Option<Box<QpSlot>>>,
     /// Entries of `qps` by queue pair number.
     pub directory: Directory,
+    /// Packets of this burst whose queue pairs are asked for.
+    pub expected: ExpectedPackets,
     pub cqs: Vec<Option<Arc<EngineCq>>>,
     pub ahs: Vec<Option<AddressHandle>>,
     /// Shared receive queues of XRC domains, by number.
@@ -178,6 +216,7 @@ impl Core {
             options,
             qps: Vec::new(),
             directory: Directory::new(),
+            expected: ExpectedPackets::default(),
             cqs: Vec::new(),
             ahs: Vec::new(),
             xrc: Vec::new(),
@@ -316,23 +355,17 @@ impl Core {
 
     /// Turns doorbells into ready queue pairs.
     fn take_doorbells(&mut self) -> bool {
-        let mut any = false;
+        let (mut any, has_many) = (false, self.has_many());
         let Core { contexts, qps, sched, .. } = self;
         for (context, slot) in contexts.iter_mut().enumerate() {
-            let Some(ContextSlot { doorbells, queues, .. }) = slot else { continue };
-            if !doorbells.is_ringing() {
+            let Some(slot) = slot.as_mut().filter(|slot| slot.doorbells.is_ringing()) else { continue };
+            if has_many {
+                any |= take_many(context as u32, slot, qps, sched);
                 continue;
             }
-            let rung = doorbells.drain(DOORBELLS_PER_PASS, |queue| {
-                let Some(qp) =
-                    queues.get(queue as usize).and_then(|i| qps.get_mut(*i as usize)).and_then(Option::as_mut)
-                else {
-                    return;
-                };
-                qp.endpoint.on_doorbell();
-                qp.ack_delay.on_post();
-                if qp.ticket == NO_TICKET {
-                    qp.ticket = sched.push(context as u32, queues[queue as usize]);
+            let rung = slot.doorbells.drain(DOORBELLS_PER_PASS, |queue| {
+                if let Some(index) = slot.queues.get(queue as usize) {
+                    on_doorbell(context as u32, *index, qps, sched);
                 }
             });
             any |= rung > 0;

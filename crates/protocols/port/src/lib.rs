@@ -131,6 +131,9 @@ impl ReceivePressure {
     }
 }
 
+/// Packets that a sink is told of before it gets the first of them.
+pub const EXPECTED_MAX: usize = 32;
+
 /// Receiver of packets and drop reasons from [`Port::rx_burst`].
 pub trait RxSink {
     /// Called with a packet whose checksum is right.
@@ -142,6 +145,12 @@ pub trait RxSink {
             self.frame(&RxFrame { flow: *flow, bytes: &packet[..stride - ether::icrc::ICRC] });
         }
     }
+    /// Whether [`RxSink::expect`] should be called: so many queue pairs are in use that they are in no cache.
+    fn expects(&self) -> bool {
+        false
+    }
+    /// Called with packets that [`RxSink::frame`] is called with next, in the same order, [`EXPECTED_MAX`] at most.
+    fn expect(&mut self, _packet: &[u8]) {}
     /// Called for each packet that the port drops.
     fn dropped(&mut self, reason: Reason);
     /// Called when `packets` of this burst were looped back within the port.

@@ -14,12 +14,13 @@
 //! has no free slot (`SendQueueFull`), the inbox is full (`ReceiveOverflow`, reported to the sender; the receiver hears of
 //! [`ReceivePressure::Lost`] with a burst of half the inbox).
 
-use crate::{Port, PortAddr, PortCaps, PortError, ReceivePressure, RxSink};
+use crate::{EXPECTED_MAX, Port, PortAddr, PortCaps, PortError, ReceivePressure, RxSink};
 use burst_base::{Nanos, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch, TxFrame};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -123,6 +124,8 @@ pub struct MemPort {
     level: ReceivePressure,
     /// Frames in one burst from which on the level is to be looked at.
     looked_at_from: usize,
+    /// Frames that were taken out of the inbox and that the sink is told of before it gets them.
+    expected: VecDeque<Box<MemFrame>>,
 }
 
 impl Hub {
@@ -184,6 +187,7 @@ impl Hub {
             event,
             level: ReceivePressure::Free,
             looked_at_from: self.config.depth.div_ceil(2),
+            expected: VecDeque::with_capacity(EXPECTED_MAX),
         }
     }
 }
@@ -226,6 +230,26 @@ impl MemPort {
         self.looked_at_from = if level == ReceivePressure::Free { depth.div_ceil(2) } else { 0 };
         if self.own.lost.swap(false, Ordering::Relaxed) {
             sink.pressure(ReceivePressure::Lost);
+        }
+    }
+
+    /// Takes the next frame out of the inbox, if there is one that is due.
+    #[inline]
+    fn take(&mut self, now: Nanos) -> Option<Box<MemFrame>> {
+        let slot = self.head.take().or_else(|| self.inbox.try_recv().ok())?;
+        if slot.due > now {
+            self.head.replace(Some(slot));
+            return None;
+        }
+        Some(slot)
+    }
+
+    /// Takes up to `count` frames out of the inbox and tells the sink of them.
+    fn expect(&mut self, now: Nanos, count: usize, sink: &mut dyn RxSink) {
+        for _ in 0..count {
+            let Some(slot) = self.take(now) else { return };
+            sink.expect(&slot.bytes);
+            self.expected.push_back(slot);
         }
     }
 
@@ -320,14 +344,13 @@ impl Port for MemPort {
         if let Some(event) = &self.event {
             event.reset();
         }
+        let expects = sink.expects();
         for taken in 0..budget {
-            let Some(slot) = self.head.take().or_else(|| self.inbox.try_recv().ok()) else {
-                return self.end_burst(taken, sink);
-            };
-            if slot.due > now {
-                self.head.replace(Some(slot));
-                return self.end_burst(taken, sink);
+            if expects && self.expected.is_empty() {
+                self.expect(now, (budget - taken).min(EXPECTED_MAX), sink);
             }
+            let slot = if expects { self.expected.pop_front() } else { self.take(now) };
+            let Some(slot) = slot else { return self.end_burst(taken, sink) };
             debug_assert!(slot.due <= now);
             sink.frame(&RxFrame { flow: slot.flow, bytes: &slot.bytes });
             let owner = slot.owner.clone();

@@ -17,18 +17,20 @@ pub(crate) const AHEAD_MAX: u32 = 2048;
 const WORDS: usize = (AHEAD_MAX / 64) as usize;
 
 /// The record of one queue pair. The bit of a PSN is its number modulo [`AHEAD_MAX`].
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct ReadAhead {
-    /// None until the first gap: most queue pairs never have one.
-    bits: Box<[u64]>,
-    count: u32,
+    /// There may be ranges to request again.
+    due: bool,
     /// Missing PSNs before this one were requested again.
     asked: Psn,
     /// The PSN after the newest one placed; after a time-out, after the last one requested.
     end: Psn,
     /// The first PSN that had never been sent when the latest range was requested again.
     mark: Psn,
-    /// There may be ranges to request again.
-    due: bool,
+    count: u32,
+    /// None until the first gap: most queue pairs never have one.
+    bits: Box<[u64]>,
 }
 
 impl ReadAhead {

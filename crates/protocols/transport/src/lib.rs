@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `api` | the types of calls between engine and queue pair; limits |
 //! | `qp` | the queue pair and its public calls |
+//! | `hot` | the lines that most turns and packets use, asked for ahead |
 //! | `state` | the table of `modify_qp` |
 //! | `requester` | work requests, and the limits on sending |
 //! | `send` | packets of work requests |
@@ -50,6 +51,7 @@ mod family;
 mod finish;
 mod gather;
 mod head;
+mod hot;
 mod losses;
 mod message;
 mod middles;

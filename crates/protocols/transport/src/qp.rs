@@ -24,15 +24,17 @@ use std::sync::Arc;
 
 /// Constants of a queue pair, with two exceptions: protection domain and receive completion queue of an XRC target follow the
 /// requests, and the port's MTU follows the port ([`Qp::follow_port`]).
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct QpIdentity {
     pub(crate) qpn: Qpn,
-    pub(crate) qp_type: QpType,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
     pub(crate) cookie: u32,
-    pub(crate) cap: QpCap,
+    pub(crate) qp_type: QpType,
     port_mtu: Mtu,
+    pub(crate) cap: QpCap,
 }
 
 /// Why a packet of service `got` is dropped by a queue pair of service `own`.
@@ -45,19 +47,19 @@ fn foreign_service(got: Service, own: Service) -> Reason {
 }
 
 /// A queue pair. One thread drives it; each call gets an [`Env`].
+// In the order of use: see `hot`.
+#[repr(C)]
 pub struct Qp {
-    pub(crate) id: QpIdentity,
-    pub(crate) state: QpState,
     pub(crate) attr: QpAttr,
-    pub(crate) flow: Flow,
-    pub(crate) peer_port: PeerPort,
+    /// `attr.dest_qpn`, in a line that each packet uses.
+    pub(crate) dest_qpn: Qpn,
     /// Payload bytes per packet.
     pub(crate) mtu: u32,
     pub(crate) ack_timeout: Nanos,
-    pub(crate) sq: SqConsumer,
-    pub(crate) req: Requester,
-    pub(crate) resp: Responder,
-    pub(crate) recv: Receiver,
+    pub(crate) id: QpIdentity,
+    pub(crate) flow: Flow,
+    pub(crate) peer_port: PeerPort,
+    pub(crate) state: QpState,
     /// ERR: the receive queue may hold receives to flush.
     pub(crate) flush_recv: bool,
     /// ERR: LAST_WQE_REACHED was raised.
@@ -66,6 +68,10 @@ pub struct Qp {
     pub(crate) corrupt: bool,
     /// Requests of the selective repeat family are accepted.
     pub(crate) accepts_selective: bool,
+    pub(crate) req: Requester,
+    pub(crate) sq: SqConsumer,
+    pub(crate) resp: Responder,
+    pub(crate) recv: Receiver,
     /// READ responses are acknowledged.
     pub(crate) read_acks: Option<Box<ReadAcks>>,
 }
@@ -78,6 +84,7 @@ impl Qp {
             id: QpIdentity { qpn, qp_type, pd, send_cq, recv_cq, cookie, cap, port_mtu },
             state: QpState::Reset,
             attr: QpAttr { cap, ..QpAttr::default() },
+            dest_qpn: QpAttr::default().dest_qpn,
             flow: Flow::default(),
             peer_port: PeerPort::default(),
             mtu: port_mtu.bytes(),
@@ -159,6 +166,7 @@ impl Qp {
             self.peer_port = PeerPort::default();
         }
         state::apply(&mut self.attr, attr, mask);
+        self.dest_qpn = self.attr.dest_qpn;
         if self.id.qp_type != QpType::Ud {
             self.mtu = self.attr.path_mtu.bytes();
         }
@@ -225,6 +233,7 @@ impl Qp {
         self.req.retired = self.sq.taken();
         self.resp = Responder::new();
         self.attr = QpAttr { cap: self.id.cap, ..QpAttr::default() };
+        self.dest_qpn = self.attr.dest_qpn;
         self.flow = Flow::default();
         self.peer_port = PeerPort::default();
         self.mtu = self.id.port_mtu.bytes();

@@ -102,7 +102,7 @@ impl Qp {
     /// Whether READ responses are to be sent that the peer acknowledges, so that [`Qp::allow_responses`] has a meaning.
     #[inline]
     pub fn wants_response_room(&self) -> bool {
-        self.read_acks.is_some() && (self.resp.pending & !READ_ACK_DUE) + self.resp.parked > 0
+        (self.resp.pending & !READ_ACK_DUE) + self.resp.parked > 0 && self.read_acks.is_some()
     }
 
     /// Sets the bytes of READ responses that may be added to those in flight in the next turn.

@@ -30,25 +30,27 @@ pub(crate) enum Load {
 }
 
 /// The receive queue and the loaded receive.
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct Receiver {
     queue: RecvQueue,
-    /// XRC target: the domain.
-    domain: Option<u32>,
-    /// XRC target: number of the shared receive queue in `queue`.
-    srqn: Option<u32>,
-    /// XRC target: number of that of the loaded receive.
-    loaded_srqn: Option<u32>,
     wqe: RecvWqe,
     sges: LoadedSges,
-    loaded: bool,
-    /// The loaded receive has more entries than the queue allows.
-    malformed: bool,
     /// Bytes for which the loaded receive has room.
     pub(crate) room: u64,
     /// Receives completed since the queue pair was connected, modulo 2^32. The low 24 bits are the RSN of the next message.
     pub(crate) consumed: u32,
+    loaded: bool,
+    /// The loaded receive has more entries than the queue allows.
+    malformed: bool,
+    /// XRC target: number of the shared receive queue in `queue`.
+    srqn: Option<u32>,
     /// Receives taken before their turn.
     pub(crate) early: Option<Box<EarlyReceives>>,
+    /// XRC target: the domain.
+    domain: Option<u32>,
+    /// XRC target: number of the shared receive queue of the loaded receive.
+    loaded_srqn: Option<u32>,
 }
 
 /// The entries of the loaded receive. Most queues allow one or two, which lie in the queue pair itself.
@@ -103,6 +105,13 @@ impl Receiver {
             RecvQueue::None => 0,
         };
         self.sges.reserve(longest as usize)
+    }
+    /// Asks the processor for the receive that is loaded next.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        if let RecvQueue::Own(rq) = &self.queue {
+            rq.prefetch();
+        }
     }
     pub(crate) fn is_loaded(&self) -> bool {
         self.loaded

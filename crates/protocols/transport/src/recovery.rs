@@ -86,9 +86,9 @@ impl InflightWqe {
 }
 
 /// The requests in flight and the two positions.
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct Recovery {
-    wqes: InflightRing<InflightWqe>,
-    sges: SgeRing,
     /// Counters of requests: the oldest, the cursor's, the next to be pushed.
     head: u32,
     cursor: u32,
@@ -101,13 +101,15 @@ pub(crate) struct Recovery {
     next_psn: Psn,
     /// The first PSN that was never sent.
     sent_psn: Psn,
-    next_bytes: u64,
     next_reads: u32,
     next_ssn: u32,
     next_rsn: u32,
+    next_bytes: u64,
+    pub(crate) ahead: ReadAhead,
     /// *una* at the last implied NAK that moved the cursor, until there is progress.
-    implied_at: Option<Psn>,
-    ahead: ReadAhead,
+    pub(crate) implied_at: Option<Psn>,
+    pub(crate) wqes: InflightRing<InflightWqe>,
+    sges: SgeRing,
 }
 
 /// A part of a READ in flight that is requested again: packets `first..end` of `request`, within one piece.
@@ -187,6 +189,17 @@ impl Recovery {
             self.sges = larger;
         }
         true
+    }
+    /// Asks the processor for the places of the next pushed request.
+    #[inline]
+    pub(crate) fn prefetch_next(&self) {
+        self.wqes.prefetch(self.tail);
+        self.sges.prefetch_next();
+    }
+    /// Asks the processor for the oldest request.
+    #[inline]
+    pub(crate) fn prefetch_oldest(&self) {
+        self.wqes.prefetch(self.head);
     }
     /// PSN of the first packet of the next pushed request.
     pub(crate) fn next_request_psn(&self) -> Psn {

@@ -26,25 +26,25 @@ const TOO_LONG: (WcStatus, Reason) = (WcStatus::LocLenErr, Reason::LocalLength);
 type CheckedRequest = (Work, WrOpcode, u32);
 
 /// State of the sending half.
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct Requester {
-    pub(crate) recovery: Recovery,
     /// Send queue entries retired.
     pub(crate) retired: u32,
-    /// Last SSN that the peer's credits allow, once it has given any (IBA 9.7.7.2.5).
-    pub(crate) credit_limit: Option<u32>,
     /// Payload bytes sent since the last packet that asked for an acknowledgement.
     pub(crate) since_ack_request: u32,
+    /// Last SSN that the peer's credits allow, once it has given any (IBA 9.7.7.2.5).
+    pub(crate) credit_limit: Option<u32>,
+    pub(crate) ack_deadline: Nanos,
+    pub(crate) rnr_deadline: Nanos,
     pub(crate) retry_left: u8,
     pub(crate) rnr_left: u8,
     /// After going back, until there is progress, at most `back_limit` bytes are in flight.
     pub(crate) is_back: bool,
     /// `is_back`, or requests are of the selective repeat family: more limits apply.
     pub(crate) is_limited: bool,
-    pub(crate) back_limit: u64,
     /// Time-outs since the last progress, as far as they count ([`Qp::ack_wait`]).
     pub(crate) timeouts: u8,
-    pub(crate) ack_deadline: Nanos,
-    pub(crate) rnr_deadline: Nanos,
     /// Nothing may be sent until an answer comes or the window opens.
     pub(crate) stalled: bool,
     /// There may be something to send beside the requests in flight: a doorbell rang, so that the send queue may hold work
@@ -52,8 +52,10 @@ pub(crate) struct Requester {
     pub(crate) sq_active: bool,
     /// SQD: the drained event has been raised.
     pub(crate) drained: bool,
+    pub(crate) recovery: Recovery,
     /// The selective repeat family.
     pub(crate) sel: SelectiveRequester,
+    pub(crate) back_limit: u64,
 }
 
 /// Result of sending from one request.

@@ -81,14 +81,14 @@ impl Qp {
         if self.resp.sel.active {
             return self.push_selective_ack(psn, syndrome, env);
         }
-        let head = HeadBuf::new(&Bth::new(self.answer_opcode(OpKind::Ack), self.attr.dest_qpn, psn))
-            .aeth(Aeth { syndrome, msn });
+        let head =
+            HeadBuf::new(&Bth::new(self.answer_opcode(OpKind::Ack), self.dest_qpn, psn)).aeth(Aeth { syndrome, msn });
         env.tx.push(&self.flow, head.as_slice(), &[], 0)
     }
 
     fn push_atomic_response(&mut self, resource: ResponderResource, env: &mut Env<'_>) -> bool {
         let opcode = self.answer_opcode(OpKind::AtomicAck);
-        let bth = |opcode| Bth::new(opcode, self.attr.dest_qpn, resource.psn);
+        let bth = |opcode| Bth::new(opcode, self.dest_qpn, resource.psn);
         let head = match resource.selective {
             false => HeadBuf::new(&bth(opcode)),
             true => HeadBuf::new(&bth(selective_form(opcode))).seth(Seth::default()),
@@ -228,7 +228,7 @@ impl Qp {
         let place = head::position(index == resource.start, index + 1 == resource.end);
         let bth = Bth {
             pad: head::pad_of(len),
-            ..Bth::new(head::read_response_opcode(self.id.qp_type, place), self.attr.dest_qpn, resource.psn.add(index))
+            ..Bth::new(head::read_response_opcode(self.id.qp_type, place), self.dest_qpn, resource.psn.add(index))
         };
         let head = HeadBuf::new(&bth);
         if place == Position::Middle { head } else { head.aeth(Aeth { syndrome: Syndrome::ACK, msn: resource.msn }) }

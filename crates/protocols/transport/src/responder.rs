@@ -53,21 +53,9 @@ pub(crate) struct InboundMessage {
 pub(crate) const READ_ACK_DUE: u32 = 1 << 31;
 
 /// State of the receiving half.
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct Responder {
-    pub(crate) expected: Psn,
-    pub(crate) msn: u32,
-    /// A NAK was sent for the expected packet. Later packets are dropped silently until it arrives (IBA 9.7.4.1.2).
-    pub(crate) nak_given: bool,
-    /// It was that of a gap, sent at `nak_at`: it may have been lost, and is repeated if the gap stays.
-    nak_is_gap: bool,
-    nak_at: Nanos,
-    pub(crate) message: Option<InboundMessage>,
-    /// PSN and MSN of the pending acknowledgement.
-    pub(crate) ack_due: Option<(Psn, u32)>,
-    /// The pending acknowledgement is for a message that has just completed a receive.
-    pub(crate) ack_follows_receive: bool,
-    /// PSN and syndrome of the pending NAK.
-    pub(crate) nak_due: Option<(Psn, Syndrome)>,
     /// Grows with use, up to `depth` resources.
     resources: Vec<ResponderResource>,
     depth: usize,
@@ -76,20 +64,34 @@ pub(crate) struct Responder {
     count: usize,
     /// Number of the oldest resources that have nothing pending.
     served: usize,
+    pub(crate) answers: AnswerBudget,
+    nak_at: Nanos,
+    /// PSN and syndrome of the pending NAK.
+    pub(crate) nak_due: Option<(Psn, Syndrome)>,
+    /// Bytes of READ responses in flight.
+    pub(crate) response_bytes: u64,
+    /// PSN and MSN of the pending acknowledgement.
+    pub(crate) ack_due: Option<(Psn, u32)>,
     /// Resources with pending packets; and [`READ_ACK_DUE`] if READ responses are to be acknowledged, so that one comparison
     /// tells whether anything is to be sent.
     pub(crate) pending: u32,
     /// Resources with pending packets that wait for the window: then `pending` counts none.
     pub(crate) parked: u32,
-    /// Bytes of READ responses in flight.
-    pub(crate) response_bytes: u64,
-    /// When they stop counting.
-    pub(crate) response_deadline: Nanos,
+    /// A NAK was sent for the expected packet. Later packets are dropped silently until it arrives (IBA 9.7.4.1.2).
+    pub(crate) nak_given: bool,
+    /// It was that of a gap, sent at `nak_at`: it may have been lost, and is repeated if the gap stays.
+    nak_is_gap: bool,
+    /// The pending acknowledgement is for a message that has just completed a receive.
+    pub(crate) ack_follows_receive: bool,
     /// COMM_EST was raised.
     pub(crate) established: bool,
-    pub(crate) answers: AnswerBudget,
+    pub(crate) expected: Psn,
+    pub(crate) msn: u32,
+    pub(crate) message: Option<InboundMessage>,
     /// The selective repeat family.
     pub(crate) sel: SelectiveResponder,
+    /// When the responses in flight stop counting; never, if there are none.
+    pub(crate) response_deadline: Nanos,
 }
 
 /// Why a packet is not executed.

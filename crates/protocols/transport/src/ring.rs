@@ -6,6 +6,7 @@
 
 use burst_base::heap::{self, OutOfMemory};
 use burst_shm::layout::Sge;
+use burst_span::{prefetch, prefetch_line};
 
 /// A ring of entries, a power of two; counters wrap at 2^32.
 #[derive(Debug)]
@@ -56,6 +57,12 @@ impl<T: Copy> InflightRing<T> {
             self.items[place] = item;
         }
     }
+    /// Asks the processor for the entry with counter `at`.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, at: u32) {
+        let place = at & self.capacity.wrapping_sub(1);
+        prefetch(self.items.as_ptr().wrapping_add(place as usize).cast(), size_of::<T>() + 63);
+    }
     pub(crate) fn get(&self, at: u32) -> &T {
         &self.items[(at & (self.capacity - 1)) as usize]
     }
@@ -67,18 +74,20 @@ impl<T: Copy> InflightRing<T> {
 /// The scatter/gather entries of the work requests in flight. The entries of one request are contiguous: those of the next one
 /// are written into [`SgeRing::places`], and then counted by [`SgeRing::append`].
 #[derive(Debug, Default)]
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct SgeRing {
     items: Vec<Sge>,
-    /// Entries of the longest request.
-    longest: u32,
-    capacity: u32,
-    /// Entries that it may grow to.
-    limit: u32,
+    /// Index of `tail`, 0..=`capacity`.
+    next: u32,
     /// Counters of entries: the oldest, the next.
     head: u32,
     tail: u32,
-    /// Index of `tail`, 0..=`capacity`.
-    next: u32,
+    capacity: u32,
+    /// Entries of the longest request.
+    longest: u32,
+    /// Entries that it may grow to.
+    limit: u32,
 }
 
 impl SgeRing {
@@ -113,6 +122,11 @@ impl SgeRing {
     #[inline(always)]
     pub(crate) fn has_room(&self) -> bool {
         self.tail.wrapping_sub(self.head) + self.longest <= self.capacity
+    }
+    /// Asks the processor for the first of [`SgeRing::places`].
+    #[inline(always)]
+    pub(crate) fn prefetch_next(&self) {
+        prefetch_line(self.items.as_ptr().wrapping_add(self.next as usize).cast());
     }
     /// The places of the next request's entries, as many as the longest request has. There must be room.
     #[inline(always)]

@@ -13,6 +13,7 @@ use crate::arrivals::Arrivals;
 use crate::losses::Losses;
 use crate::rtt::RttEstimate;
 use burst_base::{Nanos, Psn};
+use core::num::NonZeroU16;
 
 /// State of a responder.
 pub(crate) struct SelectiveResponder {
@@ -38,31 +39,49 @@ pub(crate) struct SelectiveResponder {
 pub(crate) struct MeasuredPacket {
     /// The PSN behind it.
     pub(crate) behind: Psn,
-    /// The PSN behind the last packet that was sent at the same time.
-    pub(crate) end: Psn,
+    /// Packets that were sent at the same time, from it on. Not 0, so that an option needs no room of its own.
+    count: NonZeroU16,
     pub(crate) sent_at: Nanos,
 }
 
+const _: () = assert!(size_of::<Option<MeasuredPacket>>() == 16);
+
+impl MeasuredPacket {
+    /// The packet in front of `behind`, sent alone until now.
+    pub(crate) fn new(behind: Psn, sent_at: Nanos) -> MeasuredPacket {
+        MeasuredPacket { behind, count: NonZeroU16::MIN, sent_at }
+    }
+    /// The PSN behind the last packet that was sent at the same time.
+    pub(crate) fn end(&self) -> Psn {
+        self.behind.add(u32::from(self.count.get()) - 1)
+    }
+    /// Packets up to `next` were sent at the same time.
+    pub(crate) fn extend(&mut self, next: Psn) {
+        let count = u16::try_from(next.diff(self.behind) + 1).unwrap_or(u16::MAX);
+        self.count = NonZeroU16::new(count).unwrap_or(NonZeroU16::MIN);
+    }
+}
+
 /// State of a requester.
+// In the order of use: see `hot`.
+#[repr(C)]
 pub(crate) struct SelectiveRequester {
+    pub(crate) measured: Option<MeasuredPacket>,
+    pub(crate) rtt: RttEstimate,
+    /// The first PSN that is not acknowledged cumulatively. The request of an acknowledged PSN may still lack its response.
+    pub(crate) acked: Psn,
+    /// PSNs that the peer keeps track of, from the first missing one on; 0: the family is not to be used.
+    pub(crate) window: u32,
+    /// Bytes in flight that need no room in the window: the peer has them, or they are lost and not sent again yet.
+    pub(crate) covered_bytes: u64,
+    /// When to probe, or when all is lost.
+    pub(crate) deadline: Nanos,
     /// Requests are of the family.
     pub(crate) active: bool,
     /// The next request is to be of the other family.
     pub(crate) switch_due: bool,
     /// The peer has answered in the family since `active` was set.
     pub(crate) answered: bool,
-    /// PSNs that the peer keeps track of, from the first missing one on; 0: the family is not to be used.
-    pub(crate) window: u32,
-    pub(crate) losses: Option<Box<Losses>>,
-    /// The first PSN that is not acknowledged cumulatively. The request of an acknowledged PSN may still lack its response.
-    pub(crate) acked: Psn,
-    /// Bytes in flight that need no room in the window: the peer has them, or they are lost and not sent again yet.
-    pub(crate) covered_bytes: u64,
-    pub(crate) rtt: RttEstimate,
-    pub(crate) measured: Option<MeasuredPacket>,
-    pub(crate) echoed: EchoedCounts,
-    /// When to probe, or when all is lost.
-    pub(crate) deadline: Nanos,
     /// Probes and time-outs since the last progress.
     pub(crate) probes: u8,
     pub(crate) backoff: u8,
@@ -70,6 +89,8 @@ pub(crate) struct SelectiveRequester {
     pub(crate) probe_due: bool,
     /// The request of *una* is to be sent again: its response is missing.
     pub(crate) answer_due: bool,
+    pub(crate) losses: Option<Box<Losses>>,
+    pub(crate) echoed: EchoedCounts,
 }
 
 impl SelectiveResponder {

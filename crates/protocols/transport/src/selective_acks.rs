@@ -173,12 +173,12 @@ impl Qp {
         }
         let mut rtt = None;
         if let Some(measured) = sel.measured.filter(|measured| !expected.is_before(measured.behind)) {
-            let MeasuredPacket { behind, end, sent_at } = measured;
+            let MeasuredPacket { behind, sent_at, .. } = measured;
             let (elapsed, delay) = (env.now.since(sent_at), Nanos(u64::from(saeth.delay) * DELAY_UNIT_NS));
             // An acknowledgement may be that of a later packet, which was sent later. For the timers that does no harm.
             if !saeth.trigger.next().is_before(behind) && saeth.transmission == 0 {
                 sel.rtt.measured(elapsed, delay);
-                rtt = saeth.trigger.is_before(end).then(|| Nanos(elapsed.0.saturating_sub(delay.0)));
+                rtt = saeth.trigger.is_before(measured.end()).then(|| Nanos(elapsed.0.saturating_sub(delay.0)));
             }
             sel.measured = None;
         }

@@ -78,9 +78,9 @@ impl Qp {
         let wait_max = self.fast_wait_max();
         let sel = &mut self.req.sel;
         match &mut sel.measured {
-            Some(measured) if measured.sent_at == now => measured.end = next,
+            Some(measured) if measured.sent_at == now => measured.extend(next),
             None if asks_ack && sel.losses.is_none() => {
-                sel.measured = Some(MeasuredPacket { behind: next, end: next, sent_at: now });
+                sel.measured = Some(MeasuredPacket::new(next, now));
             }
             _ => {}
         }

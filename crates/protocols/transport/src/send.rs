@@ -199,7 +199,7 @@ impl Qp {
             solicited: asks_event,
             pad: head::pad_of(len),
             ack_req,
-            ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt))
+            ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(pkt))
         };
         let mut head = self.request_head(&bth, request);
         if info.kind == OpKind::Write && place.is_start() {
@@ -232,7 +232,7 @@ impl Qp {
             if let Some(state) = self.gate(request, len, turn, env) {
                 return SendStep::Stop(state);
             }
-            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn.add(pkt)) };
+            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn.add(pkt)) };
             let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
             let head = match self.req.sel.active {
                 false => self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len }),
@@ -264,7 +264,7 @@ impl Qp {
             let len = (request.length - offset).min((range.end - range.first) * self.mtu);
             debug_assert!((len > 0 || request.length == 0) && len <= READ_CHUNK_BYTES);
             let psn = request.first_psn.add(range.first);
-            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, psn) };
+            let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, psn) };
             let addr = request.wqe.remote_addr.wrapping_add(u64::from(offset));
             let head = match self.req.sel.active {
                 false => self.request_head(&bth, request).reth(Reth { addr, rkey: Rkey(request.wqe.rkey), len }),
@@ -297,7 +297,7 @@ impl Qp {
         }
         let is_cas = request.opcode == WrOpcode::AtomicCmpAndSwp;
         let opcode = head::single_opcode(self.id.qp_type, if is_cas { OpKind::CmpSwap } else { OpKind::FetchAdd });
-        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.attr.dest_qpn, request.first_psn) };
+        let bth = Bth { ack_req: true, ..Bth::new(opcode, self.dest_qpn, request.first_psn) };
         let atomic = atomic_eth(request);
         let head = match self.req.sel.active {
             false => self.request_head(&bth, request).atomic(atomic),

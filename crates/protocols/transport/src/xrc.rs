@@ -111,7 +111,7 @@ impl Qp {
 
     /// Number of the shared receive queue of the last request.
     pub fn srqn(&self) -> Option<u32> {
-        self.recv.srqn()
+        if self.id.qp_type == QpType::XrcRecv { self.recv.srqn() } else { None }
     }
 
     /// Stops using a shared receive queue that is being destroyed.

@@ -1,0 +1,211 @@
+//! Memory of queue pairs, asked for some turns or packets before it is used.
+//!
+//! With thousands of queue pairs each turn, and each packet, is one of a queue pair that no cache holds. It reads some twenty
+//! lines, of which one leads to the next. So the worker asks for them ahead, in two steps: first for the lines of the queue pair
+//! itself, some places later, when these have come, for the lines that it points to (the entries of its rings). The queue pairs
+//! are those whose doorbells ring, those next in the ready queue, and those that the packets of a burst name.
+//!
+//! With fewer than [`MANY`] queue pairs all is in the cache, and nothing is asked for.
+
+use crate::objects::{QpHolder, QpSlot};
+use crate::qpn::Directory;
+use crate::worker::Core;
+use burst_base::Qpn;
+use burst_port::EXPECTED_MAX;
+use std::mem::offset_of;
+use std::ops::Range;
+
+/// Entries of a worker's table of queue pairs from which lines are asked for ahead. The hot lines of so many are about 1 MiB, a
+/// level 2 cache.
+const MANY: usize = 1024;
+/// Doorbells whose queue pairs are asked for together.
+pub(crate) const DOORBELLS_AHEAD: usize = 16;
+/// Turns between the request for the lines that a queue pair points to and its turn.
+const TURNS_AHEAD: usize = 3;
+/// Packets between the request for a queue pair and its packet.
+const PACKETS_AHEAD: usize = 8;
+/// Packets between the request for the lines that a queue pair points to and its packet.
+const POINTED_AHEAD: usize = 4;
+
+/// The packets that a port has told of.
+#[derive(Debug, Default)]
+pub(crate) struct ExpectedPackets {
+    /// Queue pair number of each, and whether it is a response.
+    packets: [(u32, bool); EXPECTED_MAX],
+    told: usize,
+    /// Those whose queue pairs have been asked for.
+    asked: usize,
+    handled: usize,
+}
+
+/// Queue pair number of a packet, and whether it is a response; number 0, which no table has, of a packet that is too short.
+fn named_by(packet: &[u8]) -> (u32, bool) {
+    let Some(bth) = packet.first_chunk::<8>() else { return (0, false) };
+    // READ responses, ACKNOWLEDGE and ATOMIC ACKNOWLEDGE of all services (IBA 9.2.1).
+    let is_response = (0x0d..=0x12).contains(&(bth[0] & 0x1f));
+    (u32::from_be_bytes([0, bth[5], bth[6], bth[7]]), is_response)
+}
+
+fn slot_at(qps: &[Option<Box<QpSlot>>], index: u32) -> Option<&QpSlot> {
+    qps.get(index as usize).and_then(Option::as_deref)
+}
+
+impl ExpectedPackets {
+    /// A port tells of a packet.
+    #[inline]
+    pub fn add(&mut self, packet: &[u8], directory: &Directory) {
+        if self.told == EXPECTED_MAX {
+            return;
+        }
+        let (qpn, is_response) = named_by(packet);
+        directory.prefetch(Qpn::new(qpn));
+        self.packets[self.told] = (qpn, is_response);
+        self.told += 1;
+    }
+    /// Asks for the next queue pair.
+    #[inline]
+    fn ask(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>]) {
+        let (qpn, is_response) = self.packets[self.asked];
+        self.packets[self.asked].0 = directory.find(Qpn::new(qpn));
+        if let Some(slot) = slot_at(qps, self.packets[self.asked].0) {
+            if is_response {
+                slot.prefetch_requester();
+            } else {
+                slot.prefetch_responder();
+            }
+        }
+        self.asked += 1;
+    }
+    /// Whether packets are expected.
+    #[inline]
+    pub fn has_any(&self) -> bool {
+        self.told > 0
+    }
+    /// Forgets packets that the port did not hand over.
+    pub fn clear(&mut self) {
+        (self.told, self.asked, self.handled) = (0, 0, 0);
+    }
+    /// Tells of the next packets of a train, if they are of different queue pairs.
+    #[inline(never)]
+    pub fn add_train(&mut self, train: &[u8], stride: usize, directory: &Directory) {
+        let mut packets = train.chunks_exact(stride);
+        let is_mixed = packets.next().map(named_by) != packets.next().map(named_by);
+        if is_mixed {
+            train.chunks_exact(stride).take(EXPECTED_MAX).for_each(|packet| self.add(packet, directory));
+        }
+    }
+    /// The next packet is handled now.
+    fn advance(&mut self, directory: &Directory, qps: &[Option<Box<QpSlot>>]) {
+        while self.asked < (self.handled + PACKETS_AHEAD).min(self.told) {
+            self.ask(directory, qps);
+        }
+        let first = if self.handled == 0 { 1 } else { POINTED_AHEAD };
+        for at in (self.handled + first..=self.handled + POINTED_AHEAD).take_while(|at| *at < self.told) {
+            let (index, is_response) = self.packets[at];
+            if let Some(slot) = slot_at(qps, index) {
+                slot.endpoint.qp().prefetch_packet(is_response);
+            }
+        }
+        self.handled += 1;
+        if self.handled == self.told {
+            self.clear();
+        }
+    }
+}
+
+impl Core {
+    /// Whether there are so many queue pairs that lines are asked for ahead.
+    #[inline]
+    pub fn has_many(&self) -> bool {
+        self.qps.len() >= MANY
+    }
+    /// The next expected packet is handled now.
+    #[inline(never)]
+    pub fn advance_expected(&mut self) {
+        let Core { expected, directory, qps, .. } = self;
+        expected.advance(directory, qps);
+    }
+    /// Asks for what a turn soon reads.
+    #[inline(never)]
+    pub fn prefetch_turn(&self) {
+        if let Some(place) = self.sched.after(TURNS_AHEAD)
+            && let Some(slot) = slot_at(&self.qps, place.qp)
+        {
+            slot.endpoint.qp().prefetch_turn();
+        }
+    }
+}
+
+/// The lines of a slot's own fields that turns and packets use.
+const OWN: Range<usize> =
+    offset_of!(QpSlot, index) / LINE..(offset_of!(QpSlot, holder) + offset_of!(QpHolder, event_cookie)).div_ceil(LINE);
+const LINE: usize = 64;
+// The transport counts the lines of a queue pair from its beginning.
+const _: () = assert!(offset_of!(QpSlot, endpoint) == 0 && align_of::<QpSlot>() == LINE && OWN.end - OWN.start <= 3);
+
+impl QpSlot {
+    /// Asks for the lines that a turn, or the packet of a requester, uses.
+    #[inline(always)]
+    pub fn prefetch_requester(&self) {
+        self.endpoint.qp().prefetch_requester();
+        self.prefetch_own();
+    }
+    /// Asks for the lines that the packet of a responder uses.
+    #[inline(always)]
+    fn prefetch_responder(&self) {
+        self.endpoint.qp().prefetch_responder();
+        self.prefetch_own();
+    }
+    #[inline(always)]
+    fn prefetch_own(&self) {
+        let base: *const u8 = std::ptr::from_ref(self).cast();
+        OWN.for_each(|line| burst_span::prefetch_line(base.wrapping_add(line * LINE)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burst_wire::{Bth, HeadBuf, Opcode};
+
+    fn packet(opcode: Opcode, qpn: Qpn) -> Vec<u8> {
+        HeadBuf::new(&Bth::new(opcode, qpn, burst_base::Psn::new(5))).as_slice().to_vec()
+    }
+
+    #[test]
+    fn a_packet_names_its_queue_pair_and_its_half() {
+        let qpn = Qpn::new(0x12_3456);
+        for (opcode, is_response) in [
+            (Opcode::RcSendOnly, false),
+            (Opcode::RcReadRequest, false),
+            (Opcode::RcReadResponseFirst, true),
+            (Opcode::RcReadResponseOnly, true),
+            (Opcode::RcAck, true),
+            (Opcode::RcAtomicAck, true),
+            (Opcode::RcCmpSwap, false),
+        ] {
+            assert_eq!(named_by(&packet(opcode, qpn)), (qpn.get(), is_response), "{opcode:?}");
+        }
+        assert_eq!(named_by(&[0; 7]), (0, false));
+    }
+
+    #[test]
+    fn trains_of_one_queue_pair_and_more_packets_than_places_are_not_noted() {
+        let (directory, mut expected) = (Directory::new(), ExpectedPackets::default());
+        let one = packet(Opcode::RcSendMiddle, Qpn::new(16)).repeat(40);
+        expected.add_train(&one, one.len() / 40, &directory);
+        assert!(!expected.has_any());
+        let two = [packet(Opcode::RcSendOnly, Qpn::new(16)), packet(Opcode::RcSendOnly, Qpn::new(32))].concat();
+        expected.add_train(&two.repeat(40), two.len() / 2, &directory);
+        for _ in 0..EXPECTED_MAX {
+            assert!(expected.has_any());
+            expected.add(&two, &directory);
+            expected.advance(&directory, &[]);
+        }
+        // Places are free again when all have been handled.
+        assert!(!expected.has_any());
+        expected.add(&two, &directory);
+        expected.clear();
+        assert!(!expected.has_any());
+    }
+}
