@@ -42,7 +42,8 @@ pub struct QueueHeader {
     /// Non-zero when the daemon has stopped reading this queue and needs a doorbell (both ends write; SQ only).
     pub idle: u32,
     _app_line: [u32; 14],
-    /// Entries ever taken (daemon writes, release). For an SRQ and RQ the application derives free slots from it.
+    /// Entries ever taken (daemon writes, release). For an SRQ and RQ the application derives free slots from it; that of a send
+    /// queue is written at RESET only, because completions tell what has ended.
     pub consumer: u32,
     _daemon_line: [u32; 15],
 }

@@ -452,7 +452,7 @@ impl SqConsumer {
     /// Asks the processor for what [`SqConsumer::fetch`] reads next.
     #[inline]
     pub fn prefetch(&self) {
-        self.area.prefetch(PRODUCER, size_of::<QueueHeader>());
+        self.area.prefetch(PRODUCER, LINE);
         self.area.prefetch(self.spec.slot(self.taken), BODY + size_of::<Sge>());
     }
     /// The inline data of entry `index`: `len` bytes, cut to the queue's inline limit. Valid until the entry is
@@ -472,11 +472,6 @@ impl SqConsumer {
     /// Number of entries ever taken: the index of the next entry. An entry's `Cqe::sq_consumer` is its index + 1.
     pub fn taken(&self) -> u32 {
         self.taken
-    }
-    /// Publishes the number of entries ever retired. Only observers read it: the application frees slots by
-    /// `Cqe::sq_consumer`.
-    pub fn publish_consumed(&mut self, count: u32) {
-        self.area.word32(CONSUMER).store(count, Release);
     }
     /// Declares an empty queue idle. True: the next post rings the doorbell. False: there is an entry to fetch.
     pub fn try_idle(&mut self) -> bool {

@@ -1,11 +1,8 @@
 //! The ways to write a send: each gives the daemon the same entry, and none exceeds the limits of its queue.
 #![cfg(not(loom))]
 use burst_base::verbs::send_flags;
-use burst_shm::layout::QueueHeader;
-use burst_shm::sq::{ShortWqe, SqConsumer, SqProducer, SqSpec};
+use burst_shm::sq::{ShortWqe, SqConsumer, SqProducer};
 use burst_shm::{Fetch, SGE_MAX, SendWqe, Sge, WriteError, testing};
-use std::mem::offset_of;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const INLINE: u16 = send_flags::INLINE as u16;
 
@@ -143,15 +140,4 @@ fn requests_that_were_not_posted_can_be_dropped() {
     assert_eq!((app.written(), app.room()), (1, 3), "nothing that was dropped comes back");
     post(&mut app);
     assert_eq!((daemon.pending(), fetched(&mut daemon).0.wr_id), (1, 0));
-}
-
-#[test]
-fn the_daemon_publishes_how_much_it_has_completed() {
-    let spec = SqSpec::new(4, 1, 0).expect("spec");
-    let area = testing::area(spec.bytes());
-    let mut daemon = SqConsumer::new(area.clone(), spec).expect("fits");
-    // SAFETY: a word of the header, aligned; accessed atomically only.
-    let consumer = unsafe { AtomicU32::from_ptr(area.as_ptr().add(offset_of!(QueueHeader, consumer)).cast()) };
-    daemon.publish_consumed(7);
-    assert_eq!(consumer.load(Relaxed), 7);
 }

@@ -17,11 +17,11 @@ use std::ops::Range;
 
 /// Entries of a worker's table of queue pairs from which lines are asked for ahead. The hot lines of so many are about 1 MiB, a
 /// level 2 cache.
-const MANY: usize = 1024;
+pub(crate) const MANY: usize = 1024;
 /// Doorbells whose queue pairs are asked for together.
 pub(crate) const DOORBELLS_AHEAD: usize = 16;
 /// Turns between the request for the lines that a queue pair points to and its turn.
-const TURNS_AHEAD: usize = 3;
+const TURNS_AHEAD: usize = 2;
 /// Packets between the request for a queue pair and its packet.
 const PACKETS_AHEAD: usize = 8;
 /// Packets between the request for the lines that a queue pair points to and its packet.

@@ -32,7 +32,9 @@ impl Worker {
         let Worker { core, ports, agent } = self;
         for (index, PortSlot { port, batch, counters }) in ports.iter_mut().enumerate() {
             let device = DeviceId::from_index(index);
-            core.expected.clear();
+            if core.expected.has_any() {
+                core.expected.clear();
+            }
             let mut sink = RxBurst { now, device, core, agent, batch, counters, handed_over: false };
             let burst = port.rx_burst(now, RX_BUDGET, &mut sink);
             taken += burst;

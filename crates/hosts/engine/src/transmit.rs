@@ -28,14 +28,13 @@ impl Worker {
     pub(crate) fn transmit(&mut self, now: Nanos) -> bool {
         let mut bytes_left = TURN_BYTES * TURNS_PER_PASS;
         let mut any = false;
-        let has_many = self.core.has_many();
         for _ in 0..SHORT_TURNS_PER_PASS {
-            if has_many {
-                self.core.prefetch_turn();
-            }
             let Core { sched, qps, .. } = &mut self.core;
             let Some(index) = sched.take_turn(|place| is_ready(qps, place)) else { break };
             any = true;
+            if self.core.has_many() {
+                self.core.prefetch_turn();
+            }
             self.core.pulse.serve_qp(self.core.qps[index as usize].as_ref().map_or(0, |slot| slot.qpn.get()));
             let (requests, used) = self.turn(now, index);
             self.core.sched.charge(requests, used);

@@ -244,12 +244,24 @@ impl MemPort {
         Some(slot)
     }
 
-    /// Takes up to `count` frames out of the inbox and tells the sink of them.
-    fn expect(&mut self, now: Nanos, count: usize, sink: &mut dyn RxSink) {
-        for _ in 0..count {
-            let Some(slot) = self.take(now) else { return };
-            sink.expect(&slot.bytes);
-            self.expected.push_back(slot);
+    /// Delivers the frame in `expected` and those behind it, up to `budget`. The sink is told of some before it gets them.
+    #[inline(never)]
+    fn deliver_expected(&mut self, now: Nanos, budget: usize, sink: &mut dyn RxSink) -> usize {
+        let mut delivered = 0;
+        loop {
+            while self.expected.len() < EXPECTED_MAX.min(budget - delivered)
+                && let Some(slot) = self.take(now)
+            {
+                self.expected.push_back(slot);
+            }
+            if self.expected.is_empty() {
+                return delivered;
+            }
+            self.expected.iter().for_each(|slot| sink.expect(&slot.bytes));
+            delivered += self.expected.len();
+            while let Some(slot) = self.expected.pop_front() {
+                deliver(slot, sink);
+            }
         }
     }
 
@@ -305,6 +317,15 @@ impl MemPort {
     }
 }
 
+/// Gives a frame to the sink and its slot back to its owner.
+#[inline(always)]
+fn deliver(slot: Box<MemFrame>, sink: &mut dyn RxSink) {
+    sink.frame(&RxFrame { flow: slot.flow, bytes: &slot.bytes });
+    let owner = slot.owner.clone();
+    // The owner's channel has room for all its slots, so it is never full; an owner that has ended needs no slots.
+    let _ = owner.try_send(slot);
+}
+
 /// Writes head, payload and padding, one after the other. False when the application's memory is gone.
 fn fill(bytes: &mut Vec<u8>, batch: &TxBatch, frame: &TxFrame) -> bool {
     bytes.clear();
@@ -344,18 +365,17 @@ impl Port for MemPort {
         if let Some(event) = &self.event {
             event.reset();
         }
-        let expects = sink.expects();
         for taken in 0..budget {
-            if expects && self.expected.is_empty() {
-                self.expect(now, (budget - taken).min(EXPECTED_MAX), sink);
+            let Some(slot) = self.take(now) else { return self.end_burst(taken, sink) };
+            if taken == 0 && sink.expects() {
+                self.expected.push_back(slot);
+                let taken = self.deliver_expected(now, budget, sink);
+                if taken < budget {
+                    return self.end_burst(taken, sink);
+                }
+                break;
             }
-            let slot = if expects { self.expected.pop_front() } else { self.take(now) };
-            let Some(slot) = slot else { return self.end_burst(taken, sink) };
-            debug_assert!(slot.due <= now);
-            sink.frame(&RxFrame { flow: slot.flow, bytes: &slot.bytes });
-            let owner = slot.owner.clone();
-            // The owner's channel has room for all its slots, so it is never full; an owner that has ended needs no slots.
-            let _ = owner.try_send(slot);
+            deliver(slot, sink);
         }
         if let Some(event) = &self.event {
             event.signal();

@@ -31,7 +31,6 @@ impl Qp {
     pub(crate) fn retire_oldest(&mut self, env: &mut Env<'_>) {
         let request = self.req.recovery.retire_oldest();
         self.req.count_retired();
-        self.sq.publish_consumed(self.req.retired);
         if request.wqe.flags & send_flags::SIGNALED as u16 != 0 {
             let (opcode, byte_len) = (request.opcode, request.length);
             let end = SendEnding { opcode, byte_len, status: WcStatus::Success, reason: None };
@@ -58,7 +57,6 @@ impl Qp {
     fn end_with_error(&mut self, request: &InflightWqe, status: WcStatus, reason: Reason, env: &mut Env<'_>) {
         debug_assert!(status != WcStatus::Success);
         self.req.count_retired();
-        self.sq.publish_consumed(self.req.retired);
         let end = SendEnding { opcode: request.opcode, byte_len: 0, status, reason: Some(reason) };
         self.complete_send(request.wqe.wr_id, end, env);
     }
@@ -182,7 +180,6 @@ impl Qp {
         match self.sq.fetch(&mut wqe, &mut sges) {
             Fetch::Taken(_) | Fetch::Malformed(_) => {
                 self.req.count_retired();
-                self.sq.publish_consumed(self.req.retired);
                 let opcode = WrOpcode::from_number(u32::from(wqe.opcode)).unwrap_or(WrOpcode::Send);
                 let (status, reason) = (WcStatus::WrFlushErr, Some(Reason::Flushed));
                 self.complete_send(wqe.wr_id, SendEnding { opcode, byte_len: 0, status, reason }, env);
