@@ -14,7 +14,7 @@
 //! | `objects` | what the tables hold |
 //! | `commands` | what the control thread does to a worker between two passes |
 //! | `room` | room in the tables, made before the objects exist |
-//! | `transmit`, `sched` | turns, timers, bursts; fair order |
+//! | `transmit`, `sched`, `priority` | turns, timers, bursts; fair order; classes within an account |
 //! | `receive`, `multicast`, `handover` | demultiplexing; groups; packets of other workers' queue pairs |
 //! | `lookahead` | memory of queue pairs, asked for before it is used |
 //! | `ack_delay` | ACKs that wait for the program's answer |
@@ -44,6 +44,7 @@ pub mod path;
 pub mod paths;
 mod peer_hello;
 mod peer_report;
+pub mod priority;
 pub mod pulse;
 pub mod qpn;
 pub mod runner;

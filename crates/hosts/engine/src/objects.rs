@@ -4,6 +4,7 @@
 use crate::ack_delay::AckDelay;
 use crate::endpoint::Endpoint;
 use crate::paths::NOT_WAITING;
+use crate::priority::class_of;
 use crate::sched::{NO_TICKET, ReadyPlace, ReceivedWork};
 use crate::tombstone::Tombstone;
 use crate::wakes::Wake;
@@ -216,6 +217,11 @@ impl QpSlot {
 }
 
 impl QpSlot {
+    /// The class in which it waits for its turns.
+    #[inline]
+    pub(crate) fn priority(&self) -> usize {
+        class_of(self.endpoint.qp().flow().tos)
+    }
     /// Sets its timer to `at`, unless the timer is due before.
     pub(crate) fn wake_by(&mut self, wheel: &mut Wheel, at: Nanos) {
         if at < self.armed {

@@ -1,10 +1,11 @@
-//! Order of turns: deficit round robin over accounts, round robin over the contexts of an account, and over the ready queue pairs
-//! of each context.
+//! Order of turns: deficit round robin over accounts, priority classes in each account (`priority`), round robin over the
+//! contexts of a class, and over the ready queue pairs of each context.
 //!
-//! Each context has a queue of ready queue pairs, each account a queue of its contexts with a non-empty one, and accounts with a
-//! non-empty queue are queued themselves. One turn goes to the first queue pair of the first context of the first account; then
-//! all three go to the back. So a process with a thousand queue pairs gets no more turns than one with a single queue pair, and
-//! a user with a thousand processes no more than a user with one (SRNIC's ready queues, two levels higher).
+//! Each context has a queue of ready queue pairs for each class. Each account has for each class a queue of its contexts with a
+//! non-empty one, and accounts with a non-empty queue are queued themselves. One turn goes to the first queue pair of the first
+//! context of a class of the first account; then all three go to the back. So a process with a thousand queue pairs gets no more
+//! turns than one with a single queue pair, and a user with a thousand processes no more than a user with one (SRNIC's ready
+//! queues, two levels higher).
 //!
 //! Turns differ in cost: [`turn_cost`]. In each round an account may use [`ROUND_COST`], which is one full turn or many short
 //! ones; accounts that have used it wait for the next round (Shreedhar and Varghese, IEEE/ACM ToN 1996). What the last turn took
@@ -23,6 +24,7 @@
 //! places. A queue is swept only when more than half of its places are void, so each of thousands of queue pairs that end at
 //! once costs constant time.
 
+use crate::priority::{CLASSES, ClassQueues};
 use burst_base::heap::{self, OutOfMemory};
 use burst_ledger::{Account, AccountId, WorkCount};
 use burst_mem::holes::FillAllowance;
@@ -128,18 +130,23 @@ const NO_ACCOUNT: u32 = u32::MAX;
 /// The queue pairs of one context.
 #[derive(Debug)]
 struct ReadyQueue {
-    queue: VecDeque<ReadyPlace>,
+    /// By class. The context is in the queue of its account for each class in which it has places.
+    queues: [VecDeque<ReadyPlace>; CLASSES],
     /// Upper bound on the number of void places.
     void: usize,
     /// The account that the context belongs to.
     account: u32,
-    /// Whether it is in the queue of its account.
-    is_queued: bool,
 }
 
 impl Default for ReadyQueue {
     fn default() -> ReadyQueue {
-        ReadyQueue { queue: VecDeque::new(), void: 0, account: NO_ACCOUNT, is_queued: false }
+        ReadyQueue { queues: Default::default(), void: 0, account: NO_ACCOUNT }
+    }
+}
+
+impl ReadyQueue {
+    fn places(&self) -> usize {
+        self.queues.iter().map(VecDeque::len).sum()
     }
 }
 
@@ -153,7 +160,7 @@ struct ReadyAccount {
     /// Number of its contexts; 0: the place is free.
     contexts: u32,
     /// Contexts with ready queue pairs, in order of their turns.
-    queued: VecDeque<u32>,
+    queued: ClassQueues,
     /// Whether it waits for this round's or the next round's turn.
     is_queued: bool,
     /// What it may still use in `round`; not above 0: it waits for the next one. It owes less than [`DEBT_MAX`] and a round.
@@ -170,15 +177,16 @@ struct ReadyAccount {
 pub struct Scheduler {
     ready: Vec<ReadyQueue>,
     accounts: Vec<ReadyAccount>,
-    /// Number of contexts with ready queue pairs.
+    /// Number of contexts with ready queue pairs, for each class in which they have some.
     queued: u32,
     /// Accounts that may have ready queue pairs, in order of their turns.
     this_round: VecDeque<u32>,
     /// Accounts that have used what they may in this round.
     next_round: VecDeque<u32>,
     round: u64,
-    /// The account of the last turn.
+    /// Account and class of the last turn.
     served: u32,
+    served_class: usize,
     tickets: u32,
 }
 
@@ -189,7 +197,7 @@ impl ReadyAccount {
             work,
             fills,
             contexts: 0,
-            queued: VecDeque::new(),
+            queued: ClassQueues::default(),
             is_queued: false,
             credit: 0,
             round: 0,
@@ -259,11 +267,11 @@ impl Scheduler {
         let Some(ready) = self.ready.get_mut(context as usize).filter(|ready| ready.account != NO_ACCOUNT) else {
             return;
         };
-        let ReadyQueue { account, is_queued, .. } = std::mem::take(ready);
+        let ReadyQueue { account, queues, .. } = std::mem::take(ready);
         let of = &mut self.accounts[account as usize];
-        if is_queued {
+        for class in (0..CLASSES).filter(|class| !queues[*class].is_empty()) {
             self.queued -= 1;
-            of.queued.retain(|queued| *queued != context);
+            of.queued.remove(class, context);
         }
         assert!(of.contexts > 0, "a context of an account without contexts");
         of.contexts -= 1;
@@ -280,7 +288,7 @@ impl Scheduler {
         // A removed context is in no queue.
         self.ready.truncate(contexts);
         self.ready.shrink_to_fit();
-        self.ready.iter_mut().for_each(|ready| ready.queue.shrink_to_fit());
+        self.ready.iter_mut().flat_map(|ready| &mut ready.queues).for_each(VecDeque::shrink_to_fit);
         let accounts = self.accounts.iter().rposition(|account| account.contexts > 0).map_or(0, |last| last + 1);
         self.accounts.truncate(accounts);
         self.accounts.shrink_to_fit();
@@ -288,18 +296,19 @@ impl Scheduler {
         self.this_round.shrink_to_fit();
         self.next_round.shrink_to_fit();
     }
-    /// Appends queue pair `qp` of `context`, which must not be queued, and returns its ticket.
-    pub fn push(&mut self, context: u32, qp: u32) -> u32 {
+    /// Appends queue pair `qp` of `context`, which must not be queued, to a class ([`class_of`](crate::priority::class_of)), and
+    /// returns its ticket.
+    pub fn push(&mut self, context: u32, class: usize, qp: u32) -> u32 {
         self.tickets = self.tickets.wrapping_add(1).max(NO_TICKET + 1);
         let place = ReadyPlace { qp, ticket: self.tickets };
         let ready = &mut self.ready[context as usize];
         debug_assert!(ready.account != NO_ACCOUNT, "context {context} was not added");
-        ready.queue.push_back(place);
-        if !ready.is_queued {
-            ready.is_queued = true;
+        let queue = &mut ready.queues[class];
+        queue.push_back(place);
+        if queue.len() == 1 {
             self.queued += 1;
             let account = &mut self.accounts[ready.account as usize];
-            account.queued.push_back(context);
+            account.queued.push(class, context);
             if !account.is_queued {
                 account.is_queued = true;
                 self.this_round.push_back(ready.account);
@@ -325,10 +334,11 @@ impl Scheduler {
     #[inline]
     pub fn after(&self, count: usize) -> Option<ReadyPlace> {
         let account = &self.accounts[*self.this_round.front()? as usize];
-        let contexts = account.queued.len();
-        let (round, at) = if contexts == 1 { (count, 0) } else { (count / contexts.max(1), count % contexts.max(1)) };
-        let context = account.queued.get(at)?;
-        self.ready[*context as usize].queue.get(round).copied()
+        let (class, contexts) = account.queued.next_contexts();
+        let number = contexts.len();
+        let (round, at) = if number == 1 { (count, 0) } else { (count / number.max(1), count % number.max(1)) };
+        let context = contexts.get(at)?;
+        self.ready[*context as usize].queues[class].get(round).copied()
     }
     /// The worker sleeps next, so nobody waits for a turn: nobody owes for packets any longer.
     pub fn forgive_received(&mut self) {
@@ -389,20 +399,24 @@ impl Scheduler {
     #[inline]
     fn take_from(&mut self, account: u32, still: &impl Fn(ReadyPlace) -> bool) -> Option<u32> {
         let account = &mut self.accounts[account as usize];
-        let context = account.queued.pop_front()?;
-        let ReadyQueue { queue, void, is_queued, .. } = &mut self.ready[context as usize];
-        debug_assert!(*is_queued, "context {context} is queued without its mark");
+        let class = account.queued.next_class();
+        self.served_class = class;
+        let context = account.queued.pop(class)?;
+        let ReadyQueue { queues, void, .. } = &mut self.ready[context as usize];
+        let queue = &mut queues[class];
+        debug_assert!(!queue.is_empty(), "context {context} is queued without a place");
         let mut qp = queue.pop_front();
         while qp.is_some_and(|q| !still(q)) {
             *void = void.saturating_sub(1);
             qp = queue.pop_front();
         }
-        if queue.is_empty() {
+        if !queue.is_empty() {
+            account.queued.push(class, context);
+            return qp.map(|place| place.qp);
+        }
+        self.queued -= 1;
+        if *void > 0 && queues.iter().all(VecDeque::is_empty) {
             *void = 0;
-            *is_queued = false;
-            self.queued -= 1;
-        } else {
-            account.queued.push_back(context);
         }
         qp.map(|place| place.qp)
     }
@@ -410,7 +424,9 @@ impl Scheduler {
     #[inline]
     pub fn charge(&mut self, requests: u32, bytes: u64) {
         let account = &mut self.accounts[self.served as usize];
-        account.credit -= turn_cost(requests, bytes) as i64;
+        let cost = turn_cost(requests, bytes);
+        account.credit -= cost as i64;
+        account.queued.charge(self.served_class, cost);
         account.may_owe = DEBT_MAX;
         account.work.add_turn(requests, bytes);
     }
@@ -440,343 +456,32 @@ impl Scheduler {
             }
         }
     }
+    /// Removes the void places of a context.
+    fn sweep(&mut self, context: u32, still: impl Fn(ReadyPlace) -> bool) {
+        let Scheduler { ready, accounts, queued, .. } = self;
+        let ReadyQueue { queues, void, account } = &mut ready[context as usize];
+        for (class, queue) in queues.iter_mut().enumerate().filter(|(_, queue)| !queue.is_empty()) {
+            queue.retain(|place| still(*place));
+            if queue.is_empty() {
+                *queued -= 1;
+                accounts[*account as usize].queued.remove(class, context);
+            }
+        }
+        *void = 0;
+    }
     /// Whether no context is queued.
     pub fn is_empty(&self) -> bool {
         self.queued == 0
     }
     /// Notes that a place of `context` has become void. Places that are `still` valid keep their order.
     pub fn remove(&mut self, context: u32, still: impl Fn(ReadyPlace) -> bool) {
-        let ReadyQueue { queue, void, .. } = &mut self.ready[context as usize];
-        *void += 1;
-        if *void >= SWEPT_FROM && *void > queue.len() / 2 {
-            queue.retain(|q| still(*q));
-            *void = 0;
+        let ready = &mut self.ready[context as usize];
+        ready.void += 1;
+        if ready.void >= SWEPT_FROM && ready.void > ready.places() / 2 {
+            self.sweep(context, still);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use burst_ledger::{Capacities, Ledger, Policy};
-
-    /// Adds contexts of the user `uid`.
-    fn add(s: &mut Scheduler, uid: u32, contexts: impl IntoIterator<Item = u32>) {
-        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
-        let account = ledger.account(AccountId::User(uid), false);
-        contexts.into_iter().for_each(|context| s.add_context(context, &account, 0, None));
-    }
-
-    /// Gives `count` turns to queue pairs that are ready again at once. `cost` gives the requests and bytes of a turn. Returns
-    /// the contexts in order; a queue pair's number is 1000 times its context's, and more.
-    fn turns(s: &mut Scheduler, count: usize, cost: impl Fn(u32) -> (u32, u64)) -> Vec<u32> {
-        let mut order = Vec::new();
-        for _ in 0..count {
-            let qp = s.take_turn(|_| true).expect("a turn");
-            let (requests, bytes) = cost(qp / 1000);
-            s.push(qp / 1000, qp);
-            s.charge(requests, bytes);
-            order.push(qp / 1000);
-        }
-        order
-    }
-
-    fn count(order: &[u32], of: impl Fn(u32) -> bool) -> usize {
-        order.iter().filter(|context| of(**context)).count()
-    }
-
-    #[test]
-    fn accounts_share_turns_whatever_their_numbers_of_contexts_and_queue_pairs() {
-        let mut s = Scheduler::default();
-        add(&mut s, 1001, 0..64);
-        add(&mut s, 1002, [64]);
-        for qp in 0..64 * 16 {
-            s.push(qp / 16, qp / 16 * 1000 + qp % 16);
-        }
-        s.push(64, 64_000);
-        let order = turns(&mut s, 1000, |_| (64, 64 << 10));
-        assert_eq!(count(&order, |context| context == 64), 500);
-        // Within the account each context has its part.
-        assert!((0..64).all(|one| (7..=8).contains(&count(&order, |context| context == one))), "{order:?}");
-    }
-
-    #[test]
-    fn short_turns_are_more_than_long_ones() {
-        let mut s = Scheduler::default();
-        add(&mut s, 1001, [0]);
-        add(&mut s, 1002, [1]);
-        add(&mut s, 1003, [2]);
-        (0..3).for_each(|context| assert_ne!(s.push(context, context * 1000), NO_TICKET));
-        // Many small requests, one large one, few small ones.
-        let order = turns(&mut s, 1000, |context| [(64, 4096), (1, 64 << 10), (4, 100)][context as usize]);
-        let each = [0, 1, 2].map(|one| count(&order, |context| context == one));
-        assert!(each[0].abs_diff(each[1]) <= 1 && each[2].abs_diff(16 * each[0]) <= 16, "{each:?}");
-        // The short turns of a round do not come one after the other while others wait for theirs.
-        assert_ne!(order[..2], [2, 2]);
-    }
-
-    #[test]
-    fn an_idle_account_saves_nothing_and_leaves_nothing_behind() {
-        let mut s = Scheduler::default();
-        add(&mut s, 1001, [0]);
-        add(&mut s, 1002, [1]);
-        s.push(0, 0);
-        turns(&mut s, 1000, |_| (64, 64 << 10));
-        s.push(1, 1000);
-        let order = turns(&mut s, 101, |_| (64, 64 << 10));
-        assert!((50..=51).contains(&count(&order, |context| context == 1)), "{order:?}");
-        s.remove_context(1);
-        assert_eq!(count(&turns(&mut s, 10, |_| (64, 64 << 10)), |context| context == 0), 10);
-        s.remove_context(0);
-        assert!(s.is_empty() && s.take_turn(|_| true).is_none());
-        let accounts = s.accounts.len();
-        s.shrink(0);
-        s.remove_context(0);
-        assert_eq!((accounts, s.accounts.len(), s.ready.len()), (2, 0, 0));
-        add(&mut s, 1001, [0]);
-        add(&mut s, 1002, [1]);
-        s.remove_context(0);
-        s.shrink(2);
-        s.remove_context(1);
-        add(&mut s, 1003, [0, 1]);
-        assert_eq!((s.accounts.len(), s.this_round.len(), s.next_round.len(), s.queued), (2, 0, 0, 0));
-        s.push(1, 1000);
-        assert_eq!(
-            (s.take_turn(|_| true), s.accounts[0].contexts, s.accounts[0].id.clone()),
-            (Some(1000), 2, AccountId::User(1003))
-        );
-    }
-
-    #[test]
-    fn an_overdrawn_round_is_taken_off_the_next() {
-        let mut s = Scheduler::default();
-        add(&mut s, 1001, [0]);
-        add(&mut s, 1002, [1]);
-        (0..2).for_each(|context| assert_ne!(s.push(context, context * 1000), NO_TICKET));
-        // 1.5 rounds in two turns, one round in four.
-        let order = turns(&mut s, 3000, |context| (1, [48 << 10, 16 << 10][context as usize]));
-        let each = [0, 1].map(|one| count(&order, |context| context == one));
-        assert!(each[1].abs_diff(3 * each[0]) <= 4, "{each:?}");
-    }
-
-    #[test]
-    fn contexts_alternate_whatever_their_number_of_queue_pairs() {
-        let mut s = Scheduler::default();
-        add(&mut s, 1001, [0, 1]);
-        for qp in 0..4 {
-            s.push(0, qp);
-        }
-        s.push(1, 100);
-        s.push(1, 101);
-        let order: Vec<_> = std::iter::from_fn(|| s.take_turn(|_| true)).collect();
-        assert_eq!(order, [0, 100, 1, 101, 2, 3]);
-        assert!(s.is_empty());
-    }
-
-    #[test]
-    fn void_places_are_skipped() {
-        let mut s = Scheduler::default();
-        add(&mut s, 1001, [3]);
-        s.push(3, 7);
-        s.push(3, 8);
-        s.remove(3, |place| place.qp != 7);
-        assert_eq!(s.take_turn(|place| place.qp != 7), Some(8));
-        s.push(3, 9);
-        s.remove_context(3);
-        assert_eq!(s.take_turn(|_| true), None);
-        add(&mut s, 1001, [3]);
-        s.push(3, 10);
-        assert_eq!(s.take_turn(|_| true), Some(10));
-    }
-
-    #[test]
-    fn the_next_queue_pair_in_a_slot_has_one_turn() {
-        let mut s = Scheduler::default();
-        add(&mut s, 1001, [0]);
-        let first = s.push(0, 7);
-        s.remove(0, |place| place.ticket != first);
-        let second = s.push(0, 7);
-        let still = |place: ReadyPlace| place == ReadyPlace { qp: 7, ticket: second };
-        assert_eq!((s.take_turn(still), s.take_turn(still)), (Some(7), None));
-        s.tickets = u32::MAX;
-        assert_ne!(s.push(0, 7), NO_TICKET);
-    }
-
-    /// An account whose packets touch `pages` missing pages in each turn of 64 KiB runs `passes` passes of four turns at most.
-    /// Returns the bytes of its turns, and those of `other`, if that is ready in each pass.
-    fn passes_with_fills(passes: usize, pages: u64, other: bool) -> [u64; 2] {
-        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
-        let fills = Arc::new(FillAllowance::new(0, None));
-        let (mut s, mut bytes) = (Scheduler::default(), [0; 2]);
-        for (context, uid) in [(0, 1001), (1, 1002)] {
-            let account = ledger.account(AccountId::User(uid), false);
-            s.add_context(context, &account, 0, (context == 0).then(|| fills.clone()));
-        }
-        s.push(0, 0);
-        for pass in 0..passes {
-            s.charge_fills();
-            if other && (pass == 0 || s.ready[1].queue.is_empty()) {
-                s.push(1, 1);
-            }
-            for _ in 0..4 {
-                let Some(context) = s.take_turn(|_| true) else { break };
-                s.charge(1, ROUND_COST);
-                bytes[context as usize] += ROUND_COST;
-                if context == 0 {
-                    fills.add_unpaid(pages);
-                    s.push(0, 0);
-                }
-            }
-        }
-        bytes
-    }
-
-    #[test]
-    fn an_account_pays_for_missing_pages_before_its_next_turns() {
-        // Without missing pages four turns in each pass, and three beside a turn of another account.
-        assert_eq!(passes_with_fills(1000, 0, false), [4000 * ROUND_COST, 0]);
-        assert_eq!(passes_with_fills(1000, 0, true), [3000 * ROUND_COST, 1000 * ROUND_COST]);
-        // Sixteen pages in each turn: packets that others receive have most of the passes.
-        let [alone, _] = passes_with_fills(1000, 16, false);
-        assert!((200 * ROUND_COST..=300 * ROUND_COST).contains(&alone), "{alone}");
-        let [owes, other] = passes_with_fills(1000, 16, true);
-        assert!(owes >= other / 8 && owes <= other / 3 && other >= 990 * ROUND_COST, "{owes} {other}");
-        // The debt has a limit.
-        let [least, _] = passes_with_fills(1000, 1 << 40, false);
-        assert!(least >= 1000 / 18 * ROUND_COST, "{least}");
-    }
-
-    /// What a queue pair receives in `packets` packets of 4 KiB.
-    fn received(packets: usize) -> ReceivedWork {
-        let mut received = ReceivedWork::default();
-        received.add_run(packets, packets * 4096);
-        received
-    }
-
-    /// Passes of four turns at most, with two accounts of which the first receives `packets` packets of 4 KiB in each. Returns
-    /// the turns of each. `other` says in which passes the second account is ready.
-    fn passes_with_packets(passes: usize, packets: usize, other: impl Fn(usize) -> bool) -> [usize; 2] {
-        let (mut s, mut turns) = (Scheduler::default(), [0; 2]);
-        add(&mut s, 1001, [0]);
-        add(&mut s, 1002, [1]);
-        s.push(0, 0);
-        for pass in 0..passes {
-            if other(pass) && s.ready[1].queue.is_empty() {
-                s.push(1, 1);
-            }
-            for _ in 0..4 {
-                let context = s.take_turn(|_| true).expect("packets keep nobody from a turn");
-                s.charge(1, ROUND_COST);
-                turns[context as usize] += 1;
-                if context == 0 || other(pass) {
-                    s.push(context, context);
-                }
-            }
-            s.charge_received(0, received(packets));
-        }
-        turns
-    }
-
-    #[test]
-    fn an_account_pays_for_received_packets_before_its_next_turns() {
-        // Four turns in each pass are shared: 64 KiB received in each pass cost one of them.
-        assert_eq!(passes_with_packets(1000, 0, |_| true), [2000, 2000]);
-        let [receives, other] = passes_with_packets(1000, 16, |_| true);
-        assert!(receives.abs_diff(1500) <= 4 && other.abs_diff(2500) <= 4, "{receives} {other}");
-        // What is received above 1 MiB between two turns costs nothing: no flood keeps an account from its turns.
-        let [receives, other] = passes_with_packets(1000, 1 << 14, |_| true);
-        assert!((4000 / 18..=4000 / 8).contains(&receives) && receives + other == 4000, "{receives} {other}");
-    }
-
-    #[test]
-    fn received_packets_cost_nothing_while_no_other_account_is_ready() {
-        assert_eq!(passes_with_packets(1000, 1 << 14, |_| false), [4000, 0]);
-        // The other account is ready in one pass of 100: it has that pass, and no more.
-        let [receives, other] = passes_with_packets(1000, 1 << 14, |pass| pass % 100 == 50);
-        assert!(receives >= 3950 && (35..=50).contains(&other), "{receives} {other}");
-    }
-
-    #[test]
-    fn a_debt_for_packets_ends_with_the_rounds_of_others_and_with_the_workers_sleep() {
-        for asleep in [false, true] {
-            let mut s = Scheduler::default();
-            add(&mut s, 1001, [0]);
-            add(&mut s, 1002, [1]);
-            s.push(1, 1000);
-            turns(&mut s, 10, |_| (1, ROUND_COST));
-            s.charge_received(0, received(1 << 14));
-            match asleep {
-                true => s.forgive_received(),
-                false => assert_eq!(count(&turns(&mut s, 20, |_| (1, ROUND_COST)), |context| context == 1), 20),
-            }
-            s.push(0, 0);
-            let order = turns(&mut s, 10, |_| (1, ROUND_COST));
-            assert!(count(&order, |context| context == 0) >= 4, "{asleep} {order:?}");
-        }
-    }
-
-    #[test]
-    fn rounds_that_are_skipped_for_packets_pay_for_no_missing_pages() {
-        let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
-        let fills = Arc::new(FillAllowance::new(0, None));
-        let mut s = Scheduler::default();
-        for (context, uid) in [(0, 1001), (1, 1002)] {
-            let account = ledger.account(AccountId::User(uid), false);
-            s.add_context(context, &account, 0, (context == 0).then(|| fills.clone()));
-            s.push(context, context);
-        }
-        // 1 MiB each: without the pages' debt both have their turns at once.
-        fills.add_unpaid(64);
-        s.charge_fills();
-        s.charge_received(1, received(256));
-        assert_eq!(s.take_turn(|_| true), Some(1));
-        s.charge(1, ROUND_COST);
-        let owed = s.accounts[0].owed_fills;
-        assert!(owed >= DEBT_MAX - 3 * ROUND_COST, "{owed}");
-        // Alone it pays a round in each pass.
-        let passes = std::iter::from_fn(|| s.take_turn(|_| true).is_none().then_some(())).count();
-        assert!((13..=16).contains(&passes), "{passes}");
-    }
-
-    #[test]
-    fn refused_packets_are_taken_back_and_few_packets_wait() {
-        let mut received = ReceivedWork::default();
-        for _ in 1..CHARGED_FROM {
-            received.add(100);
-        }
-        received.add(4096);
-        received.refuse_last();
-        // A second reason for the same packet.
-        received.refuse_last();
-        assert_eq!(received.take_due(), None);
-        // A reason that no packet of this burst has caused.
-        received.refuse_last();
-        received.add(100);
-        let due = received.take_due().expect("enough");
-        assert_eq!((due.packets, due.bytes, received), (16, 1600, ReceivedWork::default()));
-        assert_eq!(due.cost(), 16 * PACKET_COST);
-    }
-
-    #[test]
-    fn each_of_thousands_that_end_at_once_costs_a_few_looks() {
-        use std::cell::Cell;
-        let mut s = Scheduler::default();
-        add(&mut s, 1001, [0]);
-        let count = 10_000;
-        for qp in 0..count {
-            s.push(0, qp);
-        }
-        let looked = Cell::new(0u32);
-        for end in 1..=count {
-            s.remove(0, |place| {
-                looked.set(looked.get() + 1);
-                place.qp >= end
-            });
-        }
-        assert!(looked.get() < 4 * count, "{}", looked.get());
-        assert!(s.ready[0].queue.len() < 2 * SWEPT_FROM);
-        s.push(0, count);
-        assert_eq!(s.take_turn(|place| place.qp >= count), Some(count));
-        assert!(s.is_empty());
-    }
-}
+mod tests;

@@ -8,7 +8,7 @@ use crate::calls::DeferredCompletion;
 use crate::counters::{Counters, Traffic};
 use crate::handover::Inbox;
 use crate::hello;
-use crate::lookahead::{DOORBELLS_AHEAD, ExpectedPackets};
+use crate::lookahead::{self, DOORBELLS_AHEAD, ExpectedPackets};
 use crate::multicast::GroupTable;
 use crate::objects::{AddressHandle, ContextSlot, EngineCq, NO_PATH, QpSlot, XrcEntry, waits_for, write_async};
 use crate::pacing::PaceQueue;
@@ -115,7 +115,7 @@ fn on_doorbell(context: u32, index: u32, qps: &mut [Option<Box<QpSlot>>], sched:
     slot.endpoint.on_doorbell();
     slot.ack_delay.on_post();
     if slot.ticket == NO_TICKET {
-        slot.ticket = sched.push(context, index);
+        slot.ticket = sched.push(context, slot.priority(), index);
     }
 }
 
@@ -355,11 +355,11 @@ impl Core {
 
     /// Turns doorbells into ready queue pairs.
     fn take_doorbells(&mut self) -> bool {
-        let (mut any, has_many) = (false, self.has_many());
+        let mut any = false;
         let Core { contexts, qps, sched, .. } = self;
         for (context, slot) in contexts.iter_mut().enumerate() {
             let Some(slot) = slot.as_mut().filter(|slot| slot.doorbells.is_ringing()) else { continue };
-            if has_many {
+            if qps.len() >= lookahead::MANY {
                 any |= take_many(context as u32, slot, qps, sched);
                 continue;
             }
@@ -388,7 +388,7 @@ impl Core {
         if let Some(slot) = self.qps.get_mut(index as usize).and_then(Option::as_mut)
             && slot.ticket == NO_TICKET
         {
-            slot.ticket = self.sched.push(slot.holder.context, index);
+            slot.ticket = self.sched.push(slot.holder.context, slot.priority(), index);
         }
     }
 

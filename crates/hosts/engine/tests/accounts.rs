@@ -105,6 +105,62 @@ fn one_queue_pair_gets_as_much_of_a_window_as_another_users_64() {
     assert!((40..=60).contains(&part(|w| w.bytes, &work)), "{work:?}");
 }
 
+/// Requests of `bytes` of each of the queue pairs, which have these DSCPs and always something to send, that end in 400 passes.
+/// Those before `hostile` belong to one user, the others to another.
+fn shares_of(dscps: &[u8], hostile: usize, bytes: u32) -> Vec<usize> {
+    let mut busy = Busy::new(0, 1, Nanos(0));
+    let Busy { host, peers, accounts, now, .. } = &mut busy;
+    let caps = (host.caps.clone(), peers[0].caps.clone());
+    let mut qps = Vec::new();
+    for (index, dscp) in dscps.iter().enumerate() {
+        host.add_context(&accounts[usize::from(index >= hostile)]);
+        host.traffic_class = dscp << 2;
+        let (qp, other) = (host.create(QpType::Rc), peers[0].create(QpType::Rc));
+        host.connect(&qp, other.qpn, &caps.1, Mtu::B4096);
+        peers[0].connect(&other, qp.qpn, &caps.0, Mtu::B4096);
+        qps.push(qp);
+    }
+    let mut ended = vec![0; qps.len()];
+    for _ in 0..400 {
+        for (qp, ended) in qps.iter_mut().zip(&mut ended) {
+            *ended += std::iter::from_fn(|| poll(qp)).count();
+            while qp.sq.room() > 0 {
+                let sge = host.sge(0, bytes);
+                host.post(qp, request(WrOpcode::RdmaWrite, 0, BASE, peers[0].key), &[sge]);
+            }
+        }
+        host.worker.run_once(*now);
+        peers[0].worker.run_once(*now);
+        *now = *now + Nanos(1_000);
+    }
+    ended
+}
+
+/// Parts of a hundred.
+fn percent(shares: Vec<usize>) -> Vec<usize> {
+    let all: usize = shares.iter().sum();
+    shares.iter().map(|one| (one * 100 + all / 2) / all).collect()
+}
+
+#[test]
+fn traffic_classes_of_one_user_have_their_weights() {
+    // AF41, none, CS1: 4, 2, 1.
+    let shares = percent(shares_of(&[34, 0, 8], 3, 4096));
+    assert!(shares[0].abs_diff(57) <= 2 && shares[1].abs_diff(29) <= 2 && shares[2].abs_diff(14) <= 2, "{shares:?}");
+    // EF first; the others have one turn after 16 of its.
+    let shares = percent(shares_of(&[46, 0], 2, 16 << 10));
+    assert!((92..=96).contains(&shares[0]), "{shares:?}");
+    assert_eq!(percent(shares_of(&[0, 0, 24, 26], 4, 4096)), [25; 4], "all of one class");
+}
+
+#[test]
+fn no_traffic_class_gains_on_another_user() {
+    // One user has CS1 and the default, the other three queue pairs of EF.
+    let shares = percent(shares_of(&[8, 0, 46, 46, 46], 2, 4096));
+    let hostile: usize = shares[2..].iter().sum();
+    assert!(hostile.abs_diff(50) <= 1 && shares[0].abs_diff(17) <= 2 && shares[1].abs_diff(33) <= 2, "{shares:?}");
+}
+
 /// Keeps the peer's queue pair at `index` busy with WRITEs of 64 KiB to the host.
 fn keep_writing(busy: &mut Busy, index: usize) {
     let Busy { host, peers, others, .. } = busy;

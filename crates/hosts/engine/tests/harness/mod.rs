@@ -39,6 +39,8 @@ pub struct Host {
     /// The context of the queue pairs that are created.
     pub context: u32,
     pub key: u32,
+    /// Traffic class of the queue pairs that are connected from now on.
+    pub traffic_class: u8,
     pub memory: Span,
     qpns: QpnSpace,
     async_events: Arc<dyn EventSink>,
@@ -115,9 +117,21 @@ impl Host {
         let memory = view.span(BASE, bytes).expect("whole");
         let mut rng = burst_base::rng::Rng::new(id.into());
         let (bells, qpns) = (Vec::new(), QpnSpace::new(id, Box::new(move || rng.next_u64())));
-        let (context, next_cq, next_doorbell) = (0, 0, 0);
-        let mut host =
-            Host { worker, caps, bells, context, key, memory, qpns, async_events, next_cq, next_doorbell, _view: view };
+        let (context, next_cq, next_doorbell, traffic_class) = (0, 0, 0, 0);
+        let mut host = Host {
+            worker,
+            caps,
+            bells,
+            context,
+            key,
+            traffic_class,
+            memory,
+            qpns,
+            async_events,
+            next_cq,
+            next_doorbell,
+            _view: view,
+        };
         let ledger = Ledger::new(Capacities::new(|_| 1), Policy::default());
         host.add_context(&ledger.account(AccountId::User(0), false));
         host
@@ -204,7 +218,9 @@ impl Host {
     /// As [`Host::connect`], for the queue pair with number `qpn`.
     pub fn connect_qpn(&mut self, qpn: Qpn, peer: Qpn, peer_caps: &PortCaps, mtu: Mtu) {
         use attr_mask as m;
-        let ah = AhAttr { dgid: gid_of(peer_caps.addrs[0].ip), is_global: true, port_num: 1, ..AhAttr::default() };
+        let dgid = gid_of(peer_caps.addrs[0].ip);
+        let traffic_class = self.traffic_class;
+        let ah = AhAttr { dgid, is_global: true, port_num: 1, traffic_class, ..AhAttr::default() };
         let attr = QpAttr {
             qp_access_flags: ALL_RIGHTS,
             port_num: 1,
