@@ -166,10 +166,12 @@ impl QpSlot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burst_wire::{Bth, HeadBuf, Opcode};
+    use burst_wire::{Bth, Opcode};
 
     fn packet(opcode: Opcode, qpn: Qpn) -> Vec<u8> {
-        HeadBuf::new(&Bth::new(opcode, qpn, burst_base::Psn::new(5))).as_slice().to_vec()
+        let mut bytes = vec![0; Bth::LEN];
+        Bth::new(opcode, qpn, burst_base::Psn::new(5)).emit(&mut bytes);
+        bytes
     }
 
     #[test]
