@@ -16,7 +16,9 @@ use crate::paths::WindowLine;
 use crate::peer_hello::PeerHello;
 use crate::peer_report::PeerReport;
 use burst_base::{DeviceId, Nanos};
-use burst_cc::{AckSample, Aimd, Algorithm, Controller, LossKind, Params, PeerKind, RATE_UNPACED, SendLimits};
+use burst_cc::{
+    AckSample, Aimd, Algorithm, ChoiceRank, Controller, LossKind, Params, PeerKind, RATE_UNPACED, SendLimits,
+};
 use burst_frame::TxFrame;
 use burst_port::{PortCaps, UNRESOLVED_BYTES};
 use burst_transport::{AckReport, Signal};
@@ -150,6 +152,15 @@ impl Path {
         let Path { controller, tuned, qp_min_bytes, .. } = Path::new(now, self.peer, self.device, link);
         (self.controller, self.tuned, self.qp_min_bytes) = (controller, tuned, qp_min_bytes);
         self.params = link.cc;
+    }
+
+    /// Whether the peer's controller follows congestion notifications: that of any peer but a Burst daemon with another algorithm
+    /// than DCQCN. The peer's algorithm is the one on which both have settled, or what the peer was commanded.
+    pub(crate) fn peer_follows_notifications(&self) -> bool {
+        let commanded = self.hello.choice().filter(|peer| peer.choice.rank == ChoiceRank::Commanded);
+        let params = commanded.map_or(&self.params, |peer| &peer.choice.params);
+        let is_burst = self.peer_kind() == PeerKind::Burst;
+        !is_burst || matches!(params.algorithm(), Algorithm::Dcqcn | Algorithm::DcqcnNvidia)
     }
 
     /// What the peer is, as far as it is known.

@@ -5,6 +5,7 @@ mod harness;
 use burst_base::verbs::{Mtu, QpType, WcStatus, WrOpcode};
 use burst_base::{DeviceId, Nanos, Reason};
 use burst_cc::Params;
+use burst_engine::counters::Traffic;
 use burst_frame::{RxFrame, TxBatch};
 use burst_port::impair::Impair;
 use burst_port::mem::{MemConfig, MemPort, pair};
@@ -195,6 +196,19 @@ fn alpha_of_dctcp_is_the_share_of_marks_that_the_peer_reports() {
         assert!((echoed - share).abs() < 0.03, "share {share}: echoed {echoed}");
         assert_eq!(both.window() == 256 << 10, share == 0.0, "share {share}");
         assert_eq!(both.variable("selective_repeat"), Some(1.0));
+    }
+}
+
+#[test]
+fn marks_are_answered_by_notifications_where_the_peers_controller_follows_them() {
+    for (cc, selective, answered) in
+        [("dctcp", true, false), ("dcqcn", true, true), ("dcqcn-nvidia", true, true), ("dctcp", false, true)]
+    {
+        let mut both = Both::marked(cc, 300_000, selective);
+        (0..4).for_each(|round| both.write(round));
+        let counters = both.b.worker.counters(DeviceId(0));
+        assert!(counters.traffic(Traffic::MarkedPackets) > 100, "{cc}");
+        assert_eq!(counters.traffic(Traffic::CnpsSent) > 0, answered, "{cc} {selective}");
     }
 }
 
