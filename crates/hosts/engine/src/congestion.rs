@@ -9,8 +9,8 @@
 //! The receiver of a marked packet sends a congestion notification packet (CNP) to the queue pair that it came from. At most
 //! one in [`CNP_QP_INTERVAL`] for each queue pair, and one in [`CNP_PATH_INTERVAL`] for each peer address, whatever arrives: a
 //! peer that marks its own packets makes this host send no more than that, and only to itself. READ responses are marked as
-//! well; their receiver is the requester. Marked acknowledgements and CNPs are not answered: nothing could slow them down. Nor are
-//! packets of the selective repeat family, unless the peer's controller follows notifications.
+//! well; their receiver is the requester. Marked acknowledgements and CNPs are not answered: nothing could slow them down.
+//! Nor are packets of the selective repeat family, unless the peer's controller follows notifications.
 //!
 //! A CNP is a packet of its own traffic class ([`CNP_DSCP`], not ECN-capable), so it makes a train of its own.
 
