@@ -5,8 +5,9 @@
 //! requested again. `completer` notes, `send` requests. Any peer understands that, because each repair is a READ request.
 //!
 //! A range is requested again once. It is requested once more if a response arrives for a request that was sent after the
-//! repair: responders answer in the order in which requests arrive, so the repair was lost. Otherwise the retransmission timer
-//! decides. If only READs are in flight, it requests all missing ranges; else it goes back and forgets all bits.
+//! repair, be that a new READ or the repair of a later range: responders answer in the order in which requests arrive, so the
+//! repair was lost. Otherwise the retransmission timer decides. If only READs are in flight, it requests all missing ranges; else
+//! it goes back and forgets all bits.
 
 use burst_base::Psn;
 use burst_base::heap::{self, OutOfMemory};
@@ -29,24 +30,33 @@ pub(crate) struct ReadAhead {
     /// The first PSN that had never been sent when the latest range was requested again.
     mark: Psn,
     count: u32,
-    /// None until the first gap: most queue pairs never have one.
-    bits: Box<[u64]>,
+    /// None until the first gap: most queue pairs never have one. Then one.
+    notes: Box<[AheadNotes]>,
+}
+
+/// What only queue pairs with gaps need.
+struct AheadNotes {
+    bits: [u64; WORDS],
+    /// Repairs of PSNs from here on were requested after those of all PSNs before them.
+    ordered_from: Psn,
+    /// Ranges from the first of these to the second were requested already: `asked` goes on behind them.
+    skipped: Option<(Psn, Psn)>,
 }
 
 impl ReadAhead {
     pub(crate) fn new() -> Self {
         let zero = Psn::new(0);
-        ReadAhead { bits: Box::default(), count: 0, asked: zero, end: zero, mark: zero, due: false }
+        ReadAhead { notes: Box::default(), count: 0, asked: zero, end: zero, mark: zero, due: false }
     }
     /// Reserves the memory for notes, unless that was done.
     ///
     /// # Errors
     /// There is no memory.
     pub(crate) fn reserve(&mut self) -> Result<(), OutOfMemory> {
-        if self.bits.is_empty() {
-            let mut bits = heap::with_room(WORDS)?;
-            bits.resize(WORDS, 0);
-            self.bits = bits.into_boxed_slice();
+        if self.notes.is_empty() {
+            let mut notes = heap::with_room(1)?;
+            notes.push(AheadNotes { bits: [0; WORDS], ordered_from: Psn::new(0), skipped: None });
+            self.notes = notes.into_boxed_slice();
         }
         Ok(())
     }
@@ -64,6 +74,13 @@ impl ReadAhead {
     pub(crate) fn asked(&self) -> Psn {
         self.asked
     }
+    /// The PSN from which on missing ranges are to be requested again, at `psn` or behind it.
+    pub(crate) fn unasked_from(&self, psn: Psn) -> Psn {
+        match self.notes.first().and_then(|notes| notes.skipped) {
+            Some((first, end)) if !psn.is_before(first) && psn.is_before(end) => end,
+            _ => psn,
+        }
+    }
     /// The PSN after the newest one placed.
     pub(crate) fn end(&self) -> Psn {
         self.end
@@ -75,20 +92,31 @@ impl ReadAhead {
     /// Whether the response of `psn` was placed.
     pub(crate) fn has(&self, psn: Psn) -> bool {
         let (word, bit) = ReadAhead::bit(psn);
-        self.bits.get(word).is_some_and(|bits| bits & bit != 0)
+        self.notes.first().is_some_and(|notes| notes.bits[word] & bit != 0)
     }
     /// The response of `psn` was placed; `una` is missing, and `sent` is the first PSN that was never sent. There must be
     /// memory ([`ReadAhead::reserve`]).
     pub(crate) fn note(&mut self, psn: Psn, una: Psn, sent: Psn) {
         debug_assert!(psn.is_after(una) && psn.diff(una) < AHEAD_MAX as i32 && !self.has(psn));
+        let Some(notes) = self.notes.first_mut() else { return };
         if self.count == 0 {
             (self.asked, self.end, self.mark) = (una, una, sent);
+            (notes.ordered_from, notes.skipped) = (una, None);
         } else if !psn.is_before(self.mark) {
             // It answers a request that was sent after the repairs, so their answers should have come.
             (self.asked, self.mark, self.due) = (una, sent, true);
+            (notes.ordered_from, notes.skipped) = (self.end, None);
+        } else if psn.is_before(self.asked)
+            && una.is_before(self.asked)
+            && !psn.is_before(notes.ordered_from)
+            && notes.skipped.is_none()
+        {
+            // It answers a repair that was requested after those of everything missing before it.
+            (notes.skipped, notes.ordered_from) = (Some((psn, self.asked)), self.asked);
+            (self.asked, self.due) = (una, true);
         }
         let (word, bit) = ReadAhead::bit(psn);
-        self.bits[word] |= bit;
+        notes.bits[word] |= bit;
         self.count += 1;
         if psn.is_after(self.end) {
             self.due = true;
@@ -102,7 +130,7 @@ impl ReadAhead {
         let (word, bit) = ReadAhead::bit(psn);
         let noted = self.has(psn);
         if noted {
-            self.bits[word] &= !bit;
+            self.notes.iter_mut().for_each(|notes| notes.bits[word] &= !bit);
             self.count -= 1;
             self.due &= self.count > 0;
         }
@@ -111,6 +139,12 @@ impl ReadAhead {
     /// Missing PSNs before `end` were requested again; `sent` is the first PSN that was never sent.
     pub(crate) fn on_asked(&mut self, end: Psn, sent: Psn) {
         (self.asked, self.mark) = (end, sent);
+        if let Some(notes) = self.notes.first_mut()
+            && let Some((first, behind)) = notes.skipped
+            && !end.is_before(first)
+        {
+            (self.asked, notes.skipped) = (behind, None);
+        }
     }
     /// A time-out: all that is missing from `una` to `end` is to be requested again, whether it was already or not.
     pub(crate) fn ask_again(&mut self, una: Psn, end: Psn) {
@@ -119,10 +153,14 @@ impl ReadAhead {
         if end.is_after(self.end) {
             self.end = end;
         }
+        for notes in &mut self.notes {
+            (notes.ordered_from, notes.skipped) = (self.end, None);
+        }
     }
     /// Nothing is left to request again.
     pub(crate) fn all_asked(&mut self) {
         self.due = false;
+        self.notes.iter_mut().for_each(|notes| notes.skipped = None);
         if self.asked.is_before(self.end) {
             self.asked = self.end;
         }
@@ -131,8 +169,8 @@ impl ReadAhead {
     #[inline]
     pub(crate) fn clear(&mut self) {
         if !self.is_empty() {
-            self.bits.fill(0);
-            *self = ReadAhead { bits: std::mem::take(&mut self.bits), ..ReadAhead::new() };
+            self.notes.iter_mut().for_each(|notes| notes.bits = [0; WORDS]);
+            *self = ReadAhead { notes: std::mem::take(&mut self.notes), ..ReadAhead::new() };
         }
     }
 }
@@ -160,6 +198,36 @@ mod tests {
         assert!(ahead.is_empty() && !ahead.has(una.add(5)), "forgotten");
         ahead.note(una.add(5), una, una.add(3000));
         assert!(ahead.has(una.add(5)), "the memory stays");
+    }
+
+    #[test]
+    fn an_answered_repair_shows_that_those_before_it_were_lost() {
+        let mut ahead = ReadAhead::new();
+        ahead.reserve().expect("memory");
+        let (una, sent) = (Psn::new(100), Psn::new(300));
+        let psn = |d: u32| una.add(d);
+        (1..40).filter(|d| ![10, 20].contains(d)).for_each(|d| ahead.note(psn(d), una, sent));
+        for d in [0, 10, 20] {
+            ahead.on_asked(psn(d + 1), sent);
+        }
+        ahead.all_asked();
+        assert!(!ahead.is_due() && ahead.asked() == psn(40));
+        // The repair of 10 comes without that of 0: 0 is asked for again, 20 is not.
+        ahead.note(psn(10), una, sent);
+        assert!(ahead.is_due());
+        assert_eq!((ahead.asked(), ahead.unasked_from(una), ahead.unasked_from(psn(1))), (una, una, psn(1)));
+        assert_eq!([10, 20, 39, 40].map(|d| ahead.unasked_from(psn(d))), [psn(40); 4]);
+        ahead.on_asked(psn(1), sent);
+        assert_eq!(ahead.asked(), psn(1), "more before 10 may be missing");
+        ahead.all_asked();
+        // The repair of 20 was asked for before 0 was again, so it shows nothing; one behind it does.
+        ahead.note(psn(20), una, sent);
+        assert!(!ahead.is_due());
+        ahead.note(psn(45), una, sent);
+        ahead.on_asked(psn(45), sent);
+        ahead.all_asked();
+        ahead.note(psn(42), una, sent);
+        assert!(ahead.is_due() && ahead.asked() == una);
     }
 
     #[test]

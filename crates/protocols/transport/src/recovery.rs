@@ -590,7 +590,11 @@ impl Recovery {
     pub(crate) fn next_range(&self, mtu: u32) -> Option<MissingRange> {
         let (una, end) = (self.una_psn(), self.ahead.end());
         let mut psn = if self.ahead.asked().is_before(una) { una } else { self.ahead.asked() };
-        while self.has_ahead() && psn.is_before(end) {
+        while self.has_ahead() {
+            psn = self.ahead.unasked_from(psn);
+            if !psn.is_before(end) {
+                return None;
+            }
             let request = self.request_of(psn)?;
             if request.work != Work::Read {
                 psn = request.first_psn.add(request.packets);

@@ -47,6 +47,9 @@ impl Qp {
                     return env.fx.count(reason);
                 }
                 self.req.sel.answered = true;
+                if pkt.seth().is_some_and(|seth| seth.transmission == 0 && !seth.is_repair) {
+                    self.answers_measure(pkt.bth.psn, 1, env.now);
+                }
                 match pkt.info.kind {
                     OpKind::ReadResponse => {
                         self.on_read_response(pkt, env);

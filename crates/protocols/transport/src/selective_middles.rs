@@ -152,6 +152,7 @@ impl Qp {
         let done = span.len() / self.mtu as usize;
         let before = (psn, self.req.sel.acked);
         self.req.sel.answered = true;
+        self.answers_measure(psn, done as u32, env.now);
         self.note_responses(flow, (psn.add(done as u32 - 1), 0), (done as u16, span.len() as u32), env.now);
         self.req.recovery.on_acked(done as u32);
         self.progressed(env);

@@ -71,6 +71,31 @@ impl Qp {
         psns <= self.peer_window_left()
     }
 
+    /// A READ or ATOMIC was sent: its first answer, with this PSN, measures the round trip, unless an acknowledgement does
+    /// before.
+    #[inline]
+    pub(crate) fn measure_answer(&mut self, first: Psn, now: Nanos) {
+        let sel = &mut self.req.sel;
+        if sel.measured.is_none() {
+            sel.measured = Some(MeasuredPacket::new(first.next(), now));
+        }
+    }
+
+    /// Answers with PSNs from `first` on have come to requests that were sent once. Acknowledgements of READs are few, so answers
+    /// measure, too; without measurements a lost repair would be missed only after [`crate::rtt::RTO_FIRST`].
+    #[inline]
+    pub(crate) fn answers_measure(&mut self, first: Psn, count: u32, now: Nanos) {
+        let sel = &mut self.req.sel;
+        let Some(measured) = sel.measured else { return };
+        if measured.behind.prev().is_within(first, count) {
+            sel.rtt.measured(now.since(measured.sent_at), Nanos(0));
+            sel.measured = None;
+        } else if !self.req.recovery.una_psn().is_before(measured.behind) {
+            // Its first answer was lost, and has been repaired.
+            sel.measured = None;
+        }
+    }
+
     /// A packet that asks for an acknowledgement was sent; or any, if no time-out runs.
     #[inline]
     pub(crate) fn note_selective_sent(&mut self, asks_ack: bool, now: Nanos) {

@@ -244,6 +244,7 @@ impl Qp {
             turn.budget.wqes -= 1;
             self.count_sent(turn, len, end - pkt, env);
             if self.req.sel.active {
+                self.measure_answer(request.first_psn.add(pkt), env.now);
                 self.note_selective_sent(false, env.now);
             }
         }
@@ -309,6 +310,7 @@ impl Qp {
         turn.budget.wqes -= 1;
         self.count_sent(turn, request.length, 1, env);
         if self.req.sel.active {
+            self.measure_answer(request.first_psn, env.now);
             self.note_selective_sent(false, env.now);
         }
         SendStep::Sent

@@ -334,6 +334,19 @@ fn sent(end: &mut End, now: Nanos) -> Vec<String> {
 }
 
 #[test]
+fn the_first_answer_to_a_read_measures_the_round_trip() {
+    // Only a response to the request's first packet, sent once, measures: then time-outs are short. The first wait is 10 ms.
+    for (index, transmission, is_measured) in [(0, 0, true), (1, 0, false), (0, 1, false)] {
+        let mut end = requester();
+        read(&mut end, 8 * MTU);
+        end.drain(Nanos(0));
+        respond(&mut end, (index, 8), transmission, Ecn::NotEct);
+        let wait = end.qp.next_deadline().since(NOW);
+        assert_eq!(wait < Nanos::from_ms(1), is_measured, "{index} {transmission}: {wait:?}");
+    }
+}
+
+#[test]
 fn a_requester_acknowledges_every_64_kib_and_the_end() {
     let mut end = requester();
     read(&mut end, 100 * MTU);
