@@ -10,7 +10,7 @@
 
 use crate::aeth::{NakCode, Syndrome};
 use crate::bytes::{be16, be24, be32, be64, put, put24};
-use crate::opcode::OpKind;
+use crate::opcode::{Ext, OpKind, OpcodeInfo};
 use crate::packet::Packet;
 use burst_base::num::MASK_24;
 use burst_base::{Psn, Reason, Rkey};
@@ -52,16 +52,18 @@ impl Seth {
     /// Length in bytes.
     pub const LEN: usize = 8;
     /// Reads the first [`Seth::LEN`] bytes.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Option<Seth> {
         let b = bytes.first_chunk::<{ Seth::LEN }>()?;
+        let (first, second) = (be32(b, 0), be32(b, 4));
         Some(Seth {
             version: b[0] >> 6,
             is_probe: b[0] & 0x20 != 0,
             is_repair: b[0] & 0x10 != 0,
             transmission: b[0] & 0x0f,
-            rsn: be24(b, 1),
+            rsn: first & MASK_24,
             lane: b[4],
-            index: be24(b, 5),
+            index: second & MASK_24,
         })
     }
     /// Writes the first [`Seth::LEN`] bytes.
@@ -92,6 +94,7 @@ impl Weth {
     /// Length in bytes.
     pub const LEN: usize = 12;
     /// Reads the first [`Weth::LEN`] bytes.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Option<Weth> {
         let b = bytes.first_chunk::<{ Weth::LEN }>()?;
         Some(Weth { addr: be64(b, 0), rkey: Rkey(be32(b, 8)) })
@@ -192,6 +195,31 @@ impl<'a> AckBitmap<'a> {
             out.copy_from_slice(&word.to_le_bytes());
         }
         words.len() * WORD
+    }
+}
+
+/// Bits of a SETH that are zero in every SEND and WRITE: version, repair, lane, and an index of [`MESSAGE_PACKETS_MAX`] or more.
+const UNSET_BITS: u64 = 0xd000_0000_ff80_0000;
+const _: () = assert!(MESSAGE_PACKETS_MAX == 0x80_0000 && VERSION == 0);
+
+/// Whether a packet, whose lengths have been checked, is a SEND or WRITE with which [`check`] finds no fault: the same rules in
+/// a few words.
+#[inline(always)]
+pub(crate) fn is_sound_message(bytes: &[u8], info: &OpcodeInfo, payload_len: usize) -> bool {
+    let seth_at = info.offset(Ext::Seth);
+    let Some(seth) = bytes.get(seth_at..).and_then(|rest| rest.first_chunk::<{ Seth::LEN }>()) else { return false };
+    let word = u64::from_be_bytes(*seth);
+    let is_start = word & u64::from(MASK_24) == 0;
+    if word & UNSET_BITS != 0 || is_start != info.position.is_start() {
+        return false;
+    }
+    match info.kind {
+        OpKind::Send => true,
+        OpKind::Write => {
+            let weth = bytes.get(seth_at + Seth::LEN..).and_then(Weth::parse);
+            weth.is_some_and(|weth| weth.addr.checked_add(payload_len as u64).is_some())
+        }
+        _ => false,
     }
 }
 

@@ -79,7 +79,7 @@ impl Qp {
 
     fn dispatch_any(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         match pkt.info.service.is_selective() {
-            true => self.dispatch_selective(frame, pkt, env),
+            true => self.on_foreign(frame, pkt, None, env),
             false => self.dispatch(frame, pkt, env),
         }
     }

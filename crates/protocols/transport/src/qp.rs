@@ -249,7 +249,7 @@ impl Qp {
     #[inline]
     pub fn on_packet(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if let Err(reason) = self.check_packet(frame, pkt) {
-            return self.on_foreign(frame, pkt, reason, env);
+            return self.on_foreign(frame, pkt, Some(reason), env);
         }
         if frame.flow.src_port != self.peer_port.port {
             return self.on_other_port(frame, pkt, env);
@@ -257,23 +257,27 @@ impl Qp {
         self.dispatch(frame, pkt, env);
     }
 
-    /// Handles a packet of the selective repeat family; drops any other that has not passed the checks.
+    /// Handles a packet of the selective repeat family: one that has passed the checks, or one that `refused` says is not of the
+    /// queue pair's own service. Drops any other.
     #[inline(never)]
-    fn on_foreign(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, reason: Reason, env: &mut Env<'_>) {
-        if reason != Reason::SrNotNegotiated || !(self.accepts_selective || self.req.sel.active) {
-            return env.fx.count(reason);
+    pub(crate) fn on_foreign(
+        &mut self,
+        frame: &RxFrame<'_>,
+        pkt: &Packet<'_>,
+        refused: Option<Reason>,
+        env: &mut Env<'_>,
+    ) {
+        if let Some(reason) = refused {
+            if reason != Reason::SrNotNegotiated || !(self.accepts_selective || self.req.sel.active) {
+                return env.fx.count(reason);
+            }
+            if let Err(reason) = self.check_peer(frame, pkt) {
+                return env.fx.count(reason);
+            }
+            if frame.flow.src_port != self.peer_port.port {
+                return self.on_other_port(frame, pkt, env);
+            }
         }
-        if let Err(reason) = self.check_peer(frame, pkt) {
-            return env.fx.count(reason);
-        }
-        if frame.flow.src_port != self.peer_port.port {
-            return self.on_other_port(frame, pkt, env);
-        }
-        self.dispatch_selective(frame, pkt, env);
-    }
-
-    /// Handles a packet of the selective repeat family that has passed the checks.
-    pub(crate) fn dispatch_selective(&mut self, frame: &RxFrame<'_>, pkt: &Packet<'_>, env: &mut Env<'_>) {
         match pkt.info.kind {
             kind if kind.is_response() => self.on_selective_response(frame, pkt, env),
             OpKind::ReadAck => self.on_read_ack(pkt, env),

@@ -341,9 +341,12 @@ impl Qp {
     }
 
     /// Limits of the selective repeat family, and after going back.
-    #[cold]
     #[inline(never)]
     fn is_limited_further(&self, request: &InflightWqe, len: u32) -> bool {
+        // So it is for nearly every packet of the selective repeat family.
+        if !self.req.is_back && request.work != Work::Read && self.peer_window_left() > 0 {
+            return false;
+        }
         let too_many = self.is_back_limited(len.into()) && self.req.recovery.is_outstanding();
         too_many || !self.is_in_peer_window(request)
     }

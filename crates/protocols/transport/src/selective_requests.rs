@@ -49,7 +49,10 @@ impl Qp {
         if distance < 0 || pkt.info.kind == OpKind::Probe {
             return self.on_selective_duplicate(pkt, env);
         }
-        let psns = pkt.reth().filter(|_| pkt.info.kind == OpKind::ReadRequest).map_or(1, |reth| self.read_psns(&reth));
+        let psns = match pkt.info.kind {
+            OpKind::ReadRequest => pkt.reth().map_or(1, |reth| self.read_psns(&reth)),
+            _ => 1,
+        };
         if psns > READ_PSNS_MAX || distance as u32 + psns > WINDOW_PSNS {
             return env.fx.count(Reason::SrWindow);
         }

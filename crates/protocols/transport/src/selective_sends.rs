@@ -53,6 +53,7 @@ impl Requester {
 /// The window of the peer.
 impl Qp {
     /// PSNs that may be sent beyond those in flight: the peer drops what is further ahead.
+    #[inline(always)]
     pub(crate) fn peer_window_left(&self) -> u32 {
         let used = self.req.recovery.next_packet_psn().diff(self.req.sel.acked).max(0) as u32;
         self.req.sel.window.saturating_sub(used)
