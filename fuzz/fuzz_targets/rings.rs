@@ -112,7 +112,6 @@ fn send_queue(tape: &mut Tape<'_>) {
             },
             4 => drop(queue.inline_span(tape.word(), tape.limit())),
             5 => drop(queue.try_idle()),
-            6 => queue.publish_consumed(tape.word()),
             _ => queue.discard_all(),
         }
         assert!(queue.pending() <= spec.entries());
