@@ -93,13 +93,12 @@ impl Core {
     /// A message of the connection manager from `src` has Burst's vendor id.
     #[cold]
     pub(crate) fn on_vendor_id(&mut self, now: Nanos, device: DeviceId, src: IpAddr) {
-        if let Some(at) = self.paths.find(device, src)
+        if self.asks()
+            && let Some(at) = self.paths.find(device, src)
             && let Some(path) = self.paths.get_mut(at as usize)
-            && !path.hello.is_burst()
-            && self.options.cc.asks_for_kinds() | self.options.selective
         {
             path.hello.on_vendor_id(now);
-            self.hello_due = now;
+            self.hello_due = self.hello_due.min(path.hello.due());
         }
     }
 
@@ -184,6 +183,8 @@ impl RxBurst<'_> {
                 self.core.hello_due = now;
             }
             (true, _) => self.counters.count(Reason::HelloUnexpected),
+            // Before anything is read of it: a flood of questions costs no more than its packets.
+            (false, _) if !self.core.hello_answers.take(now) => self.counters.count(Reason::HelloWithheld),
             (false, at) => {
                 if let Some(at) = at {
                     self.core.paths[at].hello.on_question(now, &hello);
@@ -195,9 +196,6 @@ impl RxBurst<'_> {
     }
 
     fn answer_hello(&mut self, from: &Flow, hello: &Hello) {
-        if !self.core.hello_answers.take(self.now) {
-            return self.counters.count(Reason::HelloWithheld);
-        }
         // With the timers of this pass, when the port is at hand.
         let back = Flow { src: from.dst, dst: from.src, tos: 0, ..*from };
         self.core.hello_questions.push(HelloQuestion { device: self.device, back, tid: hello.tid });

@@ -39,7 +39,7 @@ pub(crate) struct PeerHello {
     due: Nanos,
     /// When the last answer came.
     answered_at: Nanos,
-    /// Whether the peer is a Burst daemon: it has answered, or the connection manager has read its vendor id.
+    /// Whether the peer is a Burst daemon: it has answered.
     is_burst: bool,
     /// Its choice of a congestion control.
     choice: Option<PeerChoice>,
@@ -101,10 +101,10 @@ impl PeerHello {
             self.due = now;
         }
     }
-    /// A message of the connection manager says that the peer is a Burst daemon.
+    /// A message of the connection manager says that the peer is a Burst daemon. Anybody can forge its sender, so it only makes
+    /// the peer worth a question: the answer, which nobody else can give, makes it one.
     pub(crate) fn on_vendor_id(&mut self, now: Nanos) {
         if !self.is_burst {
-            (self.is_burst, self.choice_is_new) = (true, true);
             self.ask_now(now);
         }
     }
@@ -256,15 +256,17 @@ mod tests {
     fn a_vendor_id_of_the_connection_manager_makes_a_silent_peer_worth_asking_again() {
         let mut peer = PeerHello::default();
         peer.on_vendor_id(Nanos(1));
-        assert!(peer.is_burst() && peer.due() == Nanos::NEVER, "no queue pair has joined");
-        peer.refused(Nanos(2));
+        assert_eq!(peer.due(), Nanos::NEVER, "no queue pair has joined");
         peer.join(Nanos(3), &Flow::default(), true);
-        assert!(peer.take_change());
+        peer.refused(Nanos(3));
         peer.on_vendor_id(Nanos(4));
-        assert_eq!((peer.due(), peer.take_change()), (Nanos(4), true));
+        assert_eq!((peer.due(), peer.is_burst(), peer.take_change()), (Nanos(4), false, false), "anybody can forge it");
         // Requests that follow do not ask again: a peer may send any number of them.
         peer.on_due(Nanos(4), 5);
         peer.on_vendor_id(Nanos(5));
-        assert!(peer.due() > Nanos(5) && !peer.take_change());
+        assert!(peer.due() > Nanos(5));
+        assert!(peer.on_answer(Nanos(6), &answer(5), 9) && peer.is_burst());
+        peer.on_vendor_id(Nanos(7));
+        assert_eq!(peer.due(), Nanos(6) + REFRESH, "it is known");
     }
 }
