@@ -88,7 +88,10 @@ impl Worker {
         let path = &mut self.core.paths[at];
         path.retune(now, &PathLink::new(params, self.ports[path.device.index()].port.caps()));
         path.is_peers_choice = is_peers;
-        self.make_markable(at as u32, params.algorithm());
+        // All queue pairs of the worker are looked at: not for a change that concerns none of them.
+        if params.algorithm().uses_ecn() {
+            self.make_markable(at as u32, params.algorithm());
+        }
         for place in self.core.paths[at].waiting.take_all() {
             if waits_for(&self.core.qps, at as u32, place)
                 && let Some(slot) = self.core.qps[place.qp as usize].as_mut()
