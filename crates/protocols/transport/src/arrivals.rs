@@ -139,7 +139,7 @@ pub(crate) struct Arrivals {
     srqs: Vec<u32>,
     has_srqs: bool,
     /// Strict placement: the packets themselves; empty in a record that was never used so.
-    packets: Vec<Option<Box<StoredPacket>>>,
+    packets: Vec<Option<StoredPacket>>,
     runs: Vec<WriteRun>,
     tails: Vec<HeldTail>,
     ops: Vec<HeldOp>,
@@ -200,15 +200,15 @@ impl Arrivals {
         Ok(())
     }
     /// Keeps the packet of `psn`. There must be room. Returns one that was kept there and is of no use any more.
-    pub(crate) fn hold_packet(&mut self, psn: Psn, packet: Box<StoredPacket>) -> Option<Box<StoredPacket>> {
+    pub(crate) fn hold_packet(&mut self, psn: Psn, packet: StoredPacket) -> Option<StoredPacket> {
         self.packets[(psn.get() % WINDOW_PSNS) as usize].replace(packet)
     }
     /// The packet of `psn`.
-    pub(crate) fn take_packet(&mut self, psn: Psn) -> Option<Box<StoredPacket>> {
+    pub(crate) fn take_packet(&mut self, psn: Psn) -> Option<StoredPacket> {
         self.packets.get_mut((psn.get() % WINDOW_PSNS) as usize)?.take()
     }
     /// All packets that are kept.
-    pub(crate) fn take_packets(&mut self) -> impl Iterator<Item = Box<StoredPacket>> {
+    pub(crate) fn take_packets(&mut self) -> impl Iterator<Item = StoredPacket> {
         self.packets.iter_mut().filter_map(Option::take)
     }
     /// Makes room for the numbers of shared receive queues.

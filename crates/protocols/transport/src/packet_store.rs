@@ -5,6 +5,7 @@
 //! they are and executed in their turn, so memory changes in the order of the packets, as with an adapter that goes back. The
 //! price is a copy of each early packet and the memory of the store.
 
+use burst_base::heap;
 use burst_wire::HEAD_MAX;
 
 /// Bytes of the largest packet: head, payload of the largest path MTU, padding.
@@ -12,19 +13,18 @@ const PACKET_BYTES: usize = HEAD_MAX + 4096 + 3;
 
 /// A packet, from the BTH to the padding.
 pub(crate) struct StoredPacket {
-    len: usize,
-    bytes: [u8; PACKET_BYTES],
+    bytes: Vec<u8>,
 }
 
 impl StoredPacket {
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        &self.bytes
     }
 }
 
 /// The packets that a worker can keep.
 pub(crate) struct PacketStore {
-    free: Vec<Box<StoredPacket>>,
+    free: Vec<StoredPacket>,
     made: usize,
     max: usize,
 }
@@ -34,25 +34,28 @@ impl PacketStore {
     pub(crate) fn new(max: usize) -> PacketStore {
         PacketStore { free: Vec::new(), made: 0, max }
     }
-    /// Keeps a packet; `None` if there is no room.
-    pub(crate) fn keep(&mut self, packet: &[u8]) -> Option<Box<StoredPacket>> {
+    /// Keeps a packet; `None` if there is no room, or no memory for more.
+    pub(crate) fn keep(&mut self, packet: &[u8]) -> Option<StoredPacket> {
         if packet.len() > PACKET_BYTES {
             return None;
         }
         let mut place = match self.free.pop() {
             Some(place) => place,
             None if self.made < self.max => {
+                // Room for `give` as well, so that it cannot fail.
+                heap::reserve(&mut self.free, self.made + 1).ok()?;
+                let bytes = heap::with_room(PACKET_BYTES).ok()?;
                 self.made += 1;
-                Box::new(StoredPacket { len: 0, bytes: [0; PACKET_BYTES] })
+                StoredPacket { bytes }
             }
             None => return None,
         };
-        place.len = packet.len();
-        place.bytes[..packet.len()].copy_from_slice(packet);
+        place.bytes.clear();
+        place.bytes.extend_from_slice(packet);
         Some(place)
     }
     /// The packet was executed, or is not wanted any more.
-    pub(crate) fn give(&mut self, packet: Box<StoredPacket>) {
+    pub(crate) fn give(&mut self, packet: StoredPacket) {
         debug_assert!(self.free.len() < self.made, "a packet of another store");
         self.free.push(packet);
     }
@@ -65,6 +68,19 @@ impl PacketStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_memory_a_packet_is_not_kept() {
+        let mut store = PacketStore::new(2);
+        let kept = store.keep(&[1]).expect("memory");
+        for after in 0..2 {
+            burst_base::fault::arm(after);
+            assert!(store.keep(&[2]).is_none());
+            assert!(burst_base::fault::disarm(), "room and bytes are allocations that can fail");
+        }
+        assert!(store.keep(&[2]).is_some());
+        store.give(kept);
+    }
 
     #[test]
     fn a_store_keeps_no_more_packets_than_its_limit_and_none_that_is_too_long() {

@@ -75,10 +75,10 @@ impl RecordPool {
     pub(crate) fn is_strict(&self) -> bool {
         self.packets.is_some()
     }
-    pub(crate) fn keep_packet(&mut self, packet: &[u8]) -> Option<Box<StoredPacket>> {
+    pub(crate) fn keep_packet(&mut self, packet: &[u8]) -> Option<StoredPacket> {
         self.packets.as_mut()?.keep(packet)
     }
-    pub(crate) fn give_packet(&mut self, packet: Box<StoredPacket>) {
+    pub(crate) fn give_packet(&mut self, packet: StoredPacket) {
         if let Some(packets) = &mut self.packets {
             packets.give(packet);
         }

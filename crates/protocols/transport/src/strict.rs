@@ -38,7 +38,7 @@ impl Qp {
     /// Executes a kept packet whose turn it is, as if it had arrived now. False if it was refused and the refusal is pending.
     pub(crate) fn commit_packet(
         &mut self,
-        packet: Box<StoredPacket>,
+        packet: StoredPacket,
         early: &mut Arrivals,
         env: &mut Env<'_>,
     ) -> Result<bool, RequestRefusal> {
