@@ -2,16 +2,44 @@
 
 use crate::commands::CommandSender;
 use crate::frame::{self, ControlPacket};
+use crate::in_process::InProcessLink;
 use crate::trust::TrustedUsers;
 use crate::{ControlError, DaemonInfo, FDS_MAX, FIRST_SEQUENCE, MESSAGE_MAX, Reply, Request, Response};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
-/// A connection to a daemon.
+/// How packets reach the host.
+#[derive(Debug)]
+pub(crate) enum ControlLink {
+    /// By the socket of a daemon.
+    Socket(OwnedFd),
+    /// By a function of a host in this process.
+    InProcess(Arc<dyn InProcessLink>),
+}
+
+impl ControlLink {
+    /// Sends a packet that has no reply.
+    pub fn send_alone(&self, packet: &[u8]) -> Result<(), ControlError> {
+        match self {
+            ControlLink::Socket(socket) => frame::send_bytes(socket, packet),
+            ControlLink::InProcess(link) => link.call(packet, &[], &mut []).map(drop),
+        }
+    }
+
+    fn try_clone(&self) -> Result<ControlLink, ControlError> {
+        Ok(match self {
+            ControlLink::Socket(socket) => ControlLink::Socket(socket.try_clone()?),
+            ControlLink::InProcess(link) => ControlLink::InProcess(link.clone()),
+        })
+    }
+}
+
+/// A connection to a daemon, or to a host in this process.
 #[derive(Debug)]
 pub struct Client {
-    socket: OwnedFd,
+    link: ControlLink,
     sequence: u32,
     buffer: Vec<u8>,
     daemon: DaemonInfo,
@@ -43,8 +71,21 @@ impl Client {
         let address = SocketAddrUnix::new(path).map_err(wrap)?;
         connect(&socket, &address).map_err(wrap)?;
         trusted.check_peer(socket.as_fd(), path)?;
+        Client::greet(ControlLink::Socket(socket), program)
+    }
+
+    /// Connects to a host in this process.
+    ///
+    /// # Errors
+    /// As [`Client::call`].
+    pub fn connect_in_process(link: Arc<dyn InProcessLink>, program: &str) -> Result<Client, ControlError> {
+        Client::greet(ControlLink::InProcess(link), program)
+    }
+
+    /// Says hello.
+    fn greet(link: ControlLink, program: &str) -> Result<Client, ControlError> {
         let daemon = DaemonInfo { version: String::new(), pid: 0, uid: 0, uptime_s: 0, workers: 0, contexts: 0 };
-        let mut client = Client { socket, sequence: FIRST_SEQUENCE - 1, buffer: vec![0; MESSAGE_MAX], daemon };
+        let mut client = Client { link, sequence: FIRST_SEQUENCE - 1, buffer: vec![0; MESSAGE_MAX], daemon };
         match client.call(&Request::Hello { program: program.to_owned() }, &[])?.response {
             Response::Daemon(info) => client.daemon = info,
             other => {
@@ -66,19 +107,15 @@ impl Client {
     pub fn call(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<ClientReply, ControlError> {
         debug_assert!(fds.len() <= FDS_MAX);
         self.sequence = self.sequence.wrapping_add(1);
-        let sent = frame::send(&self.socket, self.sequence, request, fds, SendFlags::empty());
-        // A daemon that refuses a connection says why and closes it, perhaps before the first request is sent or read. The kernel
-        // then reports the end first (EPIPE, ECONNRESET) and the reply after it.
-        let mut error = sent.err();
-        for _ in 0..2 {
-            let flags = if error.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
-            let mut fds = Vec::new();
-            match frame::receive(&self.socket, &mut self.buffer, flags, &mut fds) {
-                Ok(packet) => return take_reply(&packet, fds, self.sequence),
-                Err(e) => error = Some(error.unwrap_or(e)),
+        match &self.link {
+            ControlLink::Socket(socket) => call_by_socket(socket, self.sequence, request, fds, &mut self.buffer),
+            ControlLink::InProcess(link) => {
+                let packet = frame::encode(self.sequence, request)?;
+                let (len, fds) = link.call(&packet, fds, &mut self.buffer)?;
+                let reply = self.buffer.get(..len).ok_or(ControlError::Closed)?;
+                take_reply(&ControlPacket::parse(reply)?, fds, self.sequence)
             }
         }
-        Err(error.unwrap_or(ControlError::Closed))
     }
 
     /// Sends a request that has no reply.
@@ -88,7 +125,7 @@ impl Client {
     pub fn send_without_reply(&self, request: &Request) -> Result<(), ControlError> {
         debug_assert!(request.is_without_reply());
         // Only replies repeat the sequence number, so its value does not matter.
-        frame::send(&self.socket, 0, request, &[], SendFlags::empty())
+        self.link.send_alone(&frame::encode(0, request)?)
     }
 
     /// Waits until the daemon has carried out all commands sent before ([`CommandSender`]).
@@ -108,8 +145,31 @@ impl Client {
         let (Response::Done, Some(ring)) = (answer.response, answer.fds.pop()) else {
             return Err(ControlError::Malformed("the reply has no descriptor of a ring".into()));
         };
-        CommandSender::new(self.socket.try_clone()?, ring)
+        CommandSender::over(self.link.try_clone()?, ring)
     }
+}
+
+/// Sends a request to a daemon, and waits for the reply.
+fn call_by_socket(
+    socket: &OwnedFd,
+    sequence: u32,
+    request: &Request,
+    fds: &[BorrowedFd<'_>],
+    buffer: &mut [u8],
+) -> Result<ClientReply, ControlError> {
+    let sent = frame::send(socket, sequence, request, fds, SendFlags::empty());
+    // A daemon that refuses a connection says why and closes it, perhaps before the first request is sent or read. The kernel
+    // then reports the end first (EPIPE, ECONNRESET) and the reply after it.
+    let mut error = sent.err();
+    for _ in 0..2 {
+        let flags = if error.is_some() { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+        let mut fds = Vec::new();
+        match frame::receive(socket, buffer, flags, &mut fds) {
+            Ok(packet) => return take_reply(&packet, fds, sequence),
+            Err(e) => error = Some(error.unwrap_or(e)),
+        }
+    }
+    Err(error.unwrap_or(ControlError::Closed))
 }
 
 /// Receives the reply to the request with this sequence number.
@@ -126,11 +186,5 @@ fn take_reply(packet: &ControlPacket<'_>, mut fds: Vec<OwnedFd>, sequence: u32) 
     match reply.result {
         Ok(response) => Ok(ClientReply { response, fds, segments }),
         Err(r) => Err(ControlError::Refused { errno: r.errno, sentence: r.sentence }),
-    }
-}
-
-impl AsFd for Client {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }

@@ -10,6 +10,7 @@
 //! ring has room.
 
 use crate::ControlError;
+use crate::client::ControlLink;
 use crate::cm::CmCommand;
 use crate::frame::{ControlHeader, HEADER_BYTES};
 use crate::record::{RecordField, RecordReader, RecordWriter};
@@ -18,14 +19,13 @@ use burst_shm::record_ring::{
     CorruptRing, RECORD_BYTES_MAX, RECORD_RING_ENTRIES, RecordRingConsumer, RecordRingProducer,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendFlags, send};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 
 /// Sends commands over the connection of a [`Client`](crate::Client), from any thread.
 #[derive(Debug)]
 pub struct CommandSender {
-    socket: OwnedFd,
+    link: ControlLink,
     ring: Mutex<RecordRingProducer>,
 }
 
@@ -35,14 +35,22 @@ impl CommandSender {
     /// # Errors
     /// `Malformed` if the segment is not a record ring.
     pub fn new(socket: OwnedFd, ring: OwnedFd) -> Result<CommandSender, ControlError> {
+        CommandSender::over(ControlLink::Socket(socket), ring)
+    }
+
+    pub(crate) fn over(link: ControlLink, ring: OwnedFd) -> Result<CommandSender, ControlError> {
         let malformed = |e| ControlError::Malformed(format!("a record ring: {e}"));
         let ring = Segment::map(ring).and_then(RecordRingProducer::new).map_err(malformed)?;
-        Ok(CommandSender { socket, ring: Mutex::new(ring) })
+        Ok(CommandSender { link, ring: Mutex::new(ring) })
     }
 
     /// Whether the daemon still has its end of the socket open.
     pub fn is_connected(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let socket = match &self.link {
+            ControlLink::Socket(socket) => socket,
+            ControlLink::InProcess(link) => return link.is_open(),
+        };
+        let mut fds = [PollFd::new(socket, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // If poll fails, the next call reports the error.
         poll(&mut fds, Some(&now)).is_err() || fds[0].revents().is_empty()
@@ -70,13 +78,7 @@ impl CommandSender {
     fn ring(&self) -> Result<(), ControlError> {
         // A bell has no reply, so its sequence number has no meaning.
         let bell: [u8; HEADER_BYTES] = ControlHeader::new(0).to_bell();
-        loop {
-            match send(&self.socket, &bell, SendFlags::NOSIGNAL) {
-                Ok(_) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(ControlError::Io(e.into())),
-            }
-        }
+        self.link.send_alone(&bell)
     }
 }
 

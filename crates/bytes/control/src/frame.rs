@@ -160,6 +160,17 @@ pub fn send_raw(
     }
 }
 
+/// Sends a whole packet, without descriptors.
+pub(crate) fn send_bytes(socket: impl AsFd, packet: &[u8]) -> Result<(), ControlError> {
+    loop {
+        match rustix::net::send(&socket, packet, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(ControlError::Io(e.into())),
+        }
+    }
+}
+
 /// Receives one packet. `buffer` must be [`MESSAGE_MAX`] long. The descriptors that came along are added to `fds`, also if the
 /// packet is refused: closing them can block, so the caller decides where. `Closed` if the other end has closed the connection.
 pub fn receive<'a>(

@@ -12,6 +12,7 @@ pub mod commands;
 pub mod crash_report;
 pub mod events;
 pub mod frame;
+pub mod in_process;
 pub mod messages;
 pub mod monitor;
 pub mod names;

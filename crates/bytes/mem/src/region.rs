@@ -81,6 +81,8 @@ pub struct LocalMapping {
     reserved: *mut core::ffi::c_void,
     /// Length of the reservation in bytes.
     reserved_len: usize,
+    /// Whether the range is the program's, in whose process this code runs: it stays when the mapping is dropped.
+    is_own: bool,
     /// The watch over missing pages; `None` where the table of watches is full.
     guard: Option<HoleGuard>,
 }
@@ -94,6 +96,9 @@ impl Drop for LocalMapping {
     fn drop(&mut self) {
         // Before the addresses are free for another mapping.
         self.guard = None;
+        if self.is_own {
+            return;
+        }
         // SAFETY: our own reservation; the table's `reclaim` has waited for the end of the turn.
         let _ = unsafe { rustix::mm::munmap(self.reserved, self.reserved_len) };
     }
@@ -146,6 +151,15 @@ impl Region {
     /// Reaches `memory` from `addr` on by system calls.
     pub fn in_process(memory: Arc<ProcessMemory>, addr: u64) -> Mapping {
         Mapping::InProcess { memory, addr }
+    }
+    /// `len` bytes of this process's own memory at `addr`, reached by their address.
+    ///
+    /// # Safety
+    /// The bytes stay mapped until the region has been removed from the workers' tables, with the rights that the region has.
+    pub unsafe fn own(addr: u64, len: u64) -> Mapping {
+        let base = addr as *mut u8;
+        let reserved_len = len as usize;
+        Mapping::Local(LocalMapping { base, reserved: base.cast(), reserved_len, is_own: true, guard: None })
     }
     /// Whether a page of the mapping was missing and could not be allocated: the bytes are lost.
     pub fn is_broken(&self) -> bool {
@@ -216,7 +230,8 @@ impl LocalMapping {
         if guard.is_none() && allowance.is_some() {
             return Err(MapRefused::Unwatched);
         }
-        let mapping = LocalMapping { base: (start + lead) as *mut u8, reserved, reserved_len: len, guard };
+        let mapping =
+            LocalMapping { base: (start + lead) as *mut u8, reserved, reserved_len: len, is_own: false, guard };
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let mut at = start;
         for piece in pieces {

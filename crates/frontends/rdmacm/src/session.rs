@@ -14,6 +14,7 @@ use crate::id::Id;
 use crate::ids::IdTable;
 use crate::sys;
 use burst_client::ClientError;
+use burst_client::raw::place::HostPlace;
 use burst_client::raw::session::CmControl;
 use burst_control::client::ClientReply;
 use burst_control::cm::{CmCommand, CmId, CmReply};
@@ -80,8 +81,10 @@ fn errno_of(error: ClientError) -> Errno {
 
 impl DaemonSession {
     fn connect() -> Outcome<DaemonSession> {
-        let opened =
-            socket_path::candidates().iter().map(|path| CmControl::open(path)).find_map(|result| match result {
+        let opened = socket_path::candidates()
+            .into_iter()
+            .map(|path| CmControl::open(&HostPlace::Socket(path)))
+            .find_map(|result| match result {
                 Ok(connection) => Some(Ok(connection)),
                 Err(ClientError::Control(
                     ControlError::Connect { .. }

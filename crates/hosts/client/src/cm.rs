@@ -7,6 +7,7 @@ use crate::context::{ClientContext, read_record};
 use crate::device::cm_addr;
 use crate::error::{ClientError, Result};
 use crate::qp::QueuePair;
+use crate::raw::place::HostPlace;
 use crate::raw::session::CmControl;
 use burst_base::verbs::QpType;
 use burst_control::Request;
@@ -64,7 +65,10 @@ impl ConnectionManager {
     /// # Errors
     /// When no daemon answers.
     pub fn open(socket: &Path) -> Result<ConnectionManager> {
-        let shared = ManagerShared { control: CmControl::open(socket)?, last_number: AtomicU32::new(0) };
+        let shared = ManagerShared {
+            control: CmControl::open(&HostPlace::Socket(socket.to_owned()))?,
+            last_number: AtomicU32::new(0),
+        };
         Ok(ConnectionManager(Arc::new(shared)))
     }
 

@@ -4,6 +4,7 @@ use crate::cq::CompletionQueue;
 use crate::error::{ClientError, Result};
 use crate::memory::ProtectionDomain;
 use crate::raw::RawContext;
+use crate::raw::place::HostPlace;
 use burst_control::{AsyncRecord, DeviceInfo};
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -35,7 +36,7 @@ impl fmt::Debug for ClientContext {
 
 impl ClientContext {
     pub(crate) fn open(socket: &Path, device: u32) -> Result<ClientContext> {
-        let raw = RawContext::open(socket, device, None)?;
+        let raw = RawContext::open(&HostPlace::Socket(socket.to_owned()), device, None)?;
         Ok(ClientContext(Arc::new(ContextOwner { raw, socket: socket.to_owned() })))
     }
 

@@ -15,6 +15,8 @@
 //! | [`flush`] | completions that the library makes after the daemon has fallen |
 //! | [`idle`] | what a thread does when a poll finds nothing |
 //! | [`memory`] | registration of memory |
+//! | [`place`] | where the host is: behind a socket, or in this process |
+//! | [`in_process`] | the connection to a host in this process |
 //! | [`session`] | the connection manager's connection to the daemon |
 //! | [`lock`] | a spin lock for the data path |
 
@@ -23,8 +25,10 @@ pub mod context;
 pub mod cookies;
 pub mod flush;
 pub mod idle;
+pub mod in_process;
 pub mod lock;
 pub mod memory;
+pub mod place;
 pub mod prealloc;
 pub mod queue;
 pub mod session;

@@ -159,6 +159,11 @@ impl Worker {
         self.ports.iter().flat_map(|p| p.port.wait_fds()).collect()
     }
 
+    /// All descriptors of the ports.
+    pub fn port_descriptors(&self) -> Vec<std::os::fd::RawFd> {
+        self.ports.iter().flat_map(|p| p.port.descriptors()).collect()
+    }
+
     /// Adds a queue pair.
     pub fn add_qp(&mut self, mut slot: Box<QpSlot>) {
         assert_eq!(worker_of(slot.qpn), self.core.options.id, "a queue pair of another worker");

@@ -31,6 +31,7 @@
 //! | `xrc` | shared receive queues and targets of XRC |
 //! | `flow`, `qpn`, `counters` | addresses to flows; queue pair numbers; counters |
 //! | `runner`, `wakes`, `clock` | the worker's thread, its wake-ups, its clock |
+//! | `in_place` | a worker without a thread |
 //! | `pulse` | whether a thread goes on, for a watchdog |
 
 pub mod clock;
@@ -38,6 +39,7 @@ pub mod counters;
 pub mod endpoint;
 pub mod flow;
 pub mod handover;
+pub mod in_place;
 pub mod multicast;
 pub mod objects;
 pub mod path;

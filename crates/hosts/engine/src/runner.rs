@@ -12,6 +12,7 @@
 
 use crate::clock::monotonic;
 use crate::handover::Inbox;
+use crate::in_place::InPlaceWorker;
 use crate::pulse::Pulse;
 use crate::wakes::{Wake, Wakes};
 use crate::worker::Worker;
@@ -20,9 +21,9 @@ use burst_base::sharing::Sharing;
 use burst_shm::status::SleepFlag;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -51,8 +52,8 @@ pub type WorkerClock = Box<dyn Fn() -> Nanos + Send>;
 enum WorkerBody {
     /// A thread; `None` while the handle is dropped.
     Thread(Option<JoinHandle<()>>),
-    /// The callers of [`WorkerHandle::turn`] and [`WorkerHandle::call`], by this clock.
-    InPlace(Box<Mutex<Runner>>, WorkerClock),
+    /// The callers of [`WorkerHandle::turn`] and [`WorkerHandle::call`], and the holders of the other references.
+    InPlace(Arc<InPlaceWorker>),
 }
 
 impl std::fmt::Debug for WorkerBody {
@@ -99,7 +100,7 @@ impl WorkerHandle {
     /// When the system gives no eventfd.
     pub fn in_place(worker: Worker, sleeper: SleepFlag, clock: WorkerClock) -> std::io::Result<WorkerHandle> {
         let (mut handle, runner) = WorkerHandle::with_runner(worker, RunnerOptions { spin: Duration::ZERO }, sleeper)?;
-        handle.body = WorkerBody::InPlace(Box::new(Mutex::new(runner)), clock);
+        handle.body = WorkerBody::InPlace(Arc::new(InPlaceWorker::new(runner, clock)));
         Ok(handle)
     }
 
@@ -152,8 +153,8 @@ impl WorkerHandle {
             let _ = sender.send(f(worker, now));
         });
         self.send(job)?;
-        if let Some((mut runner, now)) = self.runner()? {
-            runner.run_jobs(now);
+        if let Some(worker) = self.in_place_worker() {
+            worker.with(|runner, now| runner.run_jobs(now))?;
         }
         answer.recv().map_err(|_| WorkerGone)
     }
@@ -185,7 +186,7 @@ impl WorkerHandle {
     pub fn is_alive(&self) -> bool {
         match &self.body {
             WorkerBody::Thread(thread) => thread.as_ref().is_some_and(|t| !t.is_finished()),
-            WorkerBody::InPlace(runner, _) => !runner.is_poisoned(),
+            WorkerBody::InPlace(worker) => worker.is_alive(),
         }
     }
 
@@ -194,14 +195,17 @@ impl WorkerHandle {
         matches!(self.body, WorkerBody::InPlace(..))
     }
 
-    /// The runner of a worker without a thread, and the time; `None` if the worker has a thread.
-    fn runner(&self) -> Result<Option<(MutexGuard<'_, Runner>, Nanos)>, WorkerGone> {
+    /// The worker, if it has no thread: an engine inside a program shares it with the threads that poll.
+    pub fn in_place_worker(&self) -> Option<&Arc<InPlaceWorker>> {
         match &self.body {
-            WorkerBody::Thread(_) => Ok(None),
-            WorkerBody::InPlace(runner, clock) => {
-                runner.lock().map(|runner| Some((runner, clock()))).map_err(|_| WorkerGone)
-            }
+            WorkerBody::Thread(_) => None,
+            WorkerBody::InPlace(worker) => Some(worker),
         }
+    }
+
+    /// Calls `f` with a worker without a thread, and the time; `None` if the worker has a thread.
+    fn with<T>(&self, f: impl FnOnce(&mut Runner, Nanos) -> T) -> Result<Option<T>, WorkerGone> {
+        self.in_place_worker().map(|worker| worker.with(f)).transpose()
     }
 
     /// One pass of a worker without a thread: the commands so far, then [`Worker::run_once`]. Returns whether anything was done.
@@ -210,25 +214,26 @@ impl WorkerHandle {
     /// # Errors
     /// [`WorkerGone`] if an earlier pass has panicked.
     pub fn turn(&self) -> Result<bool, WorkerGone> {
-        Ok(self.runner()?.is_some_and(|(mut runner, now)| runner.run_jobs(now) | runner.worker.run_once(now)))
+        Ok(self.with(Runner::turn)?.unwrap_or(false))
     }
 
     /// When the next pass of a worker without a thread is due if nothing wakes it before.
     pub fn next_deadline(&self) -> Nanos {
-        self.runner().ok().flatten().map_or(Nanos::NEVER, |(runner, _)| runner.worker.next_deadline())
+        self.with(|runner, _| runner.worker.next_deadline()).ok().flatten().unwrap_or(Nanos::NEVER)
     }
 
     /// Announces to programs, ports and the control thread that a worker without a thread sleeps. False: there is work, and it
     /// does not sleep. A sleeping worker needs no turn until [`WorkerHandle::is_woken`], its next deadline, or a packet; the
     /// owner then calls [`WorkerHandle::wake`].
     pub fn try_sleep(&self) -> bool {
-        self.runner().ok().flatten().is_some_and(|(mut runner, _)| {
+        let may_sleep = self.with(|runner, _| {
             let may_sleep = runner.announce_sleep();
             if !may_sleep {
                 runner.announce_wake();
             }
             may_sleep
-        })
+        });
+        may_sleep.ok().flatten().unwrap_or(false)
     }
 
     /// Whether a program or the control thread has woken a sleeping worker, as its thread would see it: by a descriptor.
@@ -241,11 +246,12 @@ impl WorkerHandle {
 
     /// Ends the sleep of a worker without a thread, and consumes its wake-ups.
     pub fn wake(&self) {
-        if let Some((runner, _)) = self.runner().ok().flatten() {
+        // Gone: there is nothing to wake.
+        let _ = self.with(|runner, _| {
             let _ = rustix::io::read(runner.inbox.wake_fd(), &mut [0; 8]);
             runner.wakes.take();
             runner.announce_wake();
-        }
+        });
     }
 }
 
@@ -262,17 +268,18 @@ impl Drop for WorkerHandle {
     }
 }
 
-struct Runner {
-    worker: Worker,
+/// What runs the passes of a worker, in its thread or in place.
+pub(crate) struct Runner {
+    pub worker: Worker,
     options: RunnerOptions,
     sleeper: SleepFlag,
     jobs: Receiver<Job>,
     /// Jobs of this pass.
     taken: Vec<Job>,
-    pending: Arc<AtomicBool>,
+    pub pending: Arc<AtomicBool>,
     /// Set before the worker tests `pending` for the last time before it sleeps.
-    asleep: Arc<AtomicBool>,
-    inbox: Arc<Inbox>,
+    pub asleep: Arc<AtomicBool>,
+    pub inbox: Arc<Inbox>,
     wakes: Wakes,
     stop: Arc<AtomicBool>,
     pulse: Arc<Pulse>,
@@ -292,7 +299,7 @@ impl Runner {
         while !self.stop.load(Ordering::Relaxed) {
             let now = monotonic();
             self.pulse.beat();
-            let busy = self.run_jobs(now) | self.worker.run_once(now);
+            let busy = self.turn(now);
             if busy {
                 (spun, idle) = (Nanos(0), 0);
                 if self.worker.has_delivered() && !sharing.is_contended(now) {
@@ -322,7 +329,13 @@ impl Runner {
         }
     }
 
-    fn run_jobs(&mut self, now: Nanos) -> bool {
+    /// The commands so far, then one pass. Returns whether anything was done.
+    #[inline]
+    pub fn turn(&mut self, now: Nanos) -> bool {
+        self.run_jobs(now) | self.worker.run_once(now)
+    }
+
+    pub fn run_jobs(&mut self, now: Nanos) -> bool {
         if !self.pending.load(Ordering::Relaxed) || !self.pending.swap(false, Ordering::SeqCst) {
             return false;
         }

@@ -36,6 +36,8 @@ pub struct Caller {
     pub peer: Option<Arc<PeerProcess>>,
     /// The account of the user, or of the control group.
     pub account: Account,
+    /// Whether the client is the process of the host itself: its memory is reached by its addresses.
+    pub is_own: bool,
 }
 
 impl Caller {
@@ -56,6 +58,9 @@ impl Caller {
     /// The system's: the process has ended, is not visible here, or belongs to another user.
     pub(crate) fn open_memory(&self) -> io::Result<ProcessMemory> {
         burst_base::fault::check()?;
+        if self.is_own {
+            return ProcessMemory::own();
+        }
         let ClientProcess { pid, uid } = self.process;
         let gone = || io::Error::from_raw_os_error(libc::ESRCH);
         let memory = match self.peer.as_ref().map_or(pid, |peer| peer.pid()) {
@@ -137,7 +142,7 @@ mod tests {
     }
 
     fn caller(uid: u32) -> Caller {
-        Caller { process: ClientProcess { pid: 1, uid }, peer: None, account: account(uid) }
+        Caller { process: ClientProcess { pid: 1, uid }, peer: None, account: account(uid), is_own: false }
     }
 
     fn this_process() -> Caller {
@@ -145,7 +150,7 @@ mod tests {
         let peer = PeerProcess::of(&socket).expect("this process");
         let uid = rustix::process::geteuid().as_raw();
         let process = ClientProcess { pid: peer.pid(), uid };
-        Caller { process, peer: Some(Arc::new(peer)), account: account(uid) }
+        Caller { process, peer: Some(Arc::new(peer)), account: account(uid), is_own: false }
     }
 
     #[test]

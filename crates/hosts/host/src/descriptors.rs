@@ -18,6 +18,11 @@ pub fn raise_limit() -> u64 {
     let was = getrlimit(Resource::Nofile);
     // A refusal leaves the limit as it was.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: was.maximum, ..was });
+    limit()
+}
+
+/// The limit in force, for a host in a program's process: the limit is the program's.
+pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 

@@ -176,7 +176,10 @@ impl Host {
     fn empty(options: &HostOptions, clock: Clock, devices: u32) -> Result<Host, String> {
         let mut random = RandomSource::new(options.seed);
         let keys = KeySpace::new(random.fork().into_fn());
-        let descriptors = crate::descriptors::raise_limit();
+        let descriptors = match options.worker_mode {
+            WorkerMode::Threads => crate::descriptors::raise_limit(),
+            WorkerMode::InPlace => crate::descriptors::limit(),
+        };
         Ok(Host {
             devices: Vec::new(),
             workers: Vec::new(),

@@ -57,7 +57,7 @@ impl Session {
     /// # Errors
     /// EMFILE, ENOMEM: the user has as many connections as one user may have, or the daemon has no room for another.
     pub fn admit(host: &Host, process: ClientProcess) -> Result<Session, Refusal> {
-        let caller = Caller { process, peer: None, account: host.account_of(process) };
+        let caller = Caller { process, peer: None, account: host.account_of(process), is_own: false };
         let charge = caller.charge(&[(Resource::Session, 1), (Resource::Descriptor, SESSION_DESCRIPTORS)])?;
         Ok(Session {
             caller,
@@ -70,6 +70,23 @@ impl Session {
             commands: None,
             left_behind: None,
         })
+    }
+
+    /// A client that is the program in whose process the host runs. A region that it registers as one piece
+    /// (`MrPieceKind::InProcess`) is reached by its address; one without pieces by the kernel, which checks each access.
+    ///
+    /// # Errors
+    /// As [`Session::admit`].
+    ///
+    /// # Safety
+    /// The program keeps memory that it registers as one piece mapped, with the rights of the region, until the request that
+    /// ends the region has been answered, or the session has ended.
+    pub unsafe fn admit_own(host: &Host) -> Result<Session, Refusal> {
+        let uid = rustix::process::geteuid().as_raw();
+        let process = ClientProcess { pid: rustix::process::getpid().as_raw_nonzero().get().cast_unsigned(), uid };
+        let mut session = Session::admit(host, process)?;
+        session.caller.is_own = true;
+        Ok(session)
     }
 
     /// The client's process.

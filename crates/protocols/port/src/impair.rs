@@ -379,6 +379,10 @@ impl Port for Impair {
         self.inner.before_sleep()
     }
 
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.inner.descriptors()
+    }
+
     fn wait_fds(&self) -> Vec<RawFd> {
         self.inner.wait_fds()
     }

@@ -171,6 +171,10 @@ pub trait Port: Send {
     fn tx_burst(&mut self, now: Nanos, batch: &TxBatch, dropped: &mut dyn FnMut(Reason));
     /// Descriptors that become readable when `rx_burst` has packets.
     fn wait_fds(&self) -> Vec<RawFd>;
+    /// All descriptors of the port that keep its address in use: a child process closes its copies.
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.wait_fds()
+    }
     /// When `rx_burst` should be called even if no descriptor is readable, or `Nanos::NEVER`.
     fn next_event(&self) -> Nanos {
         Nanos::NEVER

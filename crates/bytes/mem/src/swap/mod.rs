@@ -397,6 +397,31 @@ pub fn register(addr: usize, len: usize, write: bool) -> Result<Registration, Re
     Ok(reg)
 }
 
+/// Checks that a range is mapped with the rights of a registration, and leaves it as it is: for a host in this process.
+///
+/// # Errors
+/// As [`register`].
+pub fn check(addr: usize, len: usize, write: bool) -> Result<(), RegisterError> {
+    let end =
+        addr.checked_add(len).filter(|end| len > 0 && *end <= pool::ADDRESS_MAX).ok_or(RegisterError::BadRange)?;
+    let Some(maps) = Maps::open() else { return Ok(()) };
+    let mut at = addr;
+    for _ in 0..VMAS_MAX {
+        let vma = maps.at_or_after(at).filter(|v| v.start <= at).ok_or(RegisterError::Fault)?;
+        if !vma.readable || (write && !vma.writable) {
+            return Err(RegisterError::Fault);
+        }
+        if vma.inode != 0 && foreign::is_refused_device(&vma) {
+            return Err(RegisterError::Device);
+        }
+        at = vma.end;
+        if at >= end {
+            return Ok(());
+        }
+    }
+    Err(RegisterError::BadRange)
+}
+
 /// Ends a registration: pages that no other registration covers become private again. The daemon must have dropped
 /// the region before; its later writes would be lost.
 pub fn release(registration: Registration) {

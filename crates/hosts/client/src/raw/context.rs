@@ -6,7 +6,9 @@
 use crate::error::{ClientError, Result};
 use crate::raw::cookies::{CookieTable, SendSlots};
 use crate::raw::lock::lock;
+use crate::raw::place::HostPlace;
 use crate::raw::prealloc::QpPrealloc;
+use burst_control::in_process::InProcessCalls;
 use burst_control::{Client, ControlError, DeviceInfo, ImportObject, QpInitAttr, Request, Response};
 use burst_shm::arena::{ArenaView, Segment};
 use burst_shm::doorbell::Doorbells;
@@ -14,7 +16,6 @@ use burst_shm::life::LifePage;
 use burst_shm::status::WorkerView;
 use burst_shm::{Area, ShmRef};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -45,6 +46,8 @@ pub struct RawContext {
     token: u64,
     device: DeviceInfo,
     workers: u32,
+    /// The functions of the host, if it is in this process.
+    in_process: Option<InProcessCalls>,
 }
 
 #[derive(Debug)]
@@ -53,12 +56,21 @@ struct ControlState {
     arena: ArenaView,
 }
 
-/// The doorbells of a context, and the descriptors that wake workers.
+/// The doorbells of a context, and what wakes workers.
 #[derive(Debug)]
 pub struct DoorbellRinger {
     tree: Doorbells,
     workers: WorkerView,
-    wake: Box<[OwnedFd]>,
+    waker: WorkerWaker,
+}
+
+/// What wakes a worker that sleeps.
+#[derive(Debug)]
+enum WorkerWaker {
+    /// A descriptor for each worker.
+    Descriptors(Box<[OwnedFd]>),
+    /// A host in this process, whose worker is marked as asleep for ever: this thread sends what was posted.
+    InProcess(InProcessCalls),
 }
 
 impl DoorbellRinger {
@@ -74,7 +86,11 @@ impl DoorbellRinger {
     #[cold]
     fn wake(&self, worker: usize) {
         let one = 1u64.to_ne_bytes();
-        if let Some(fd) = self.wake.get(worker) {
+        let fds = match &self.waker {
+            WorkerWaker::Descriptors(fds) => fds,
+            WorkerWaker::InProcess(calls) => return (calls.posted)(),
+        };
+        if let Some(fd) = fds.get(worker) {
             // The system call itself: a thread may be cancelled in write(2) (pthread_cancel), and must not be cancelled here.
             // SAFETY: eight readable bytes. A failure (counter full) means that the worker is being woken already.
             unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), one.as_ptr(), one.len()) };
@@ -92,13 +108,13 @@ pub struct Answer {
 }
 
 impl RawContext {
-    /// Connects to the daemon behind `socket` and opens its device number `device`. Objects can be imported from the context
+    /// Connects to the host at `place` and opens its device number `device`. Objects can be imported from the context
     /// whose token is `exporter`.
     ///
     /// # Errors
     /// When no daemon answers, or it refuses.
-    pub fn open(socket: &Path, device: u32, exporter: Option<u64>) -> Result<RawContext> {
-        let mut client = Client::connect(socket, &program_name())?;
+    pub fn open(place: &HostPlace, device: u32, exporter: Option<u64>) -> Result<RawContext> {
+        let mut client = place.connect(&program_name())?;
         let answer = client.call(&Request::OpenContext { device }, &[])?;
         let Response::Context { workers, device } = answer.response else {
             return Err(ClientError::Unexpected("no context"));
@@ -116,7 +132,9 @@ impl RawContext {
         let unusable = |_| ClientError::Unexpected("shared memory that cannot be mapped");
         let tree = arena.context().map_err(unusable)?;
         let tree = Doorbells::new(tree).ok_or(ClientError::Unexpected("an arena without doorbells"))?;
-        let doorbells = DoorbellRinger { tree, workers: WorkerView::map(status).map_err(unusable)?, wake };
+        let in_process = place.in_process_calls();
+        let waker = in_process.map_or(WorkerWaker::Descriptors(wake), WorkerWaker::InProcess);
+        let doorbells = DoorbellRinger { tree, workers: WorkerView::map(status).map_err(unusable)?, waker };
         let Response::Token(token) = client.call(&Request::Token, &[])?.response else {
             return Err(ClientError::Unexpected("no token"));
         };
@@ -133,6 +151,7 @@ impl RawContext {
             token,
             device,
             workers,
+            in_process,
         })
     }
 
@@ -140,6 +159,17 @@ impl RawContext {
     #[inline]
     pub fn is_alive(&self) -> bool {
         self.life.is_alive()
+    }
+
+    /// Whether the host is in this process.
+    pub fn is_in_process(&self) -> bool {
+        self.in_process.is_some()
+    }
+
+    /// The functions of the host, if it is in this process.
+    #[inline]
+    pub fn in_process_calls(&self) -> Option<&InProcessCalls> {
+        self.in_process.as_ref()
     }
 
     fn check_alive(&self) -> Result<()> {

@@ -41,12 +41,30 @@ pub struct RawMr {
     pub registration: Option<Registration>,
 }
 
-fn share(range: &MemoryRange) -> Result<Option<Registration>> {
-    // On demand: the daemon reaches the pages that the process has mapped there at the time.
+/// Environment variable: with [`REGISTER_SHARED`] a host in this process maps registered memory a second time.
+const REGISTER_ENV: &str = "BURST_REGISTER";
+const REGISTER_SHARED: &str = "shared";
+
+/// The pieces of a range, and the registration that holds them.
+fn share(context: &RawContext, range: &MemoryRange) -> Result<(Vec<MrPiece>, Option<Registration>)> {
+    // On demand: the host reaches the pages that the process has mapped there at the time.
     if range.len == 0 || range.access & access::ON_DEMAND != 0 {
-        return Ok(None);
+        return Ok((Vec::new(), None));
     }
-    Ok(Some(swap::register(range.addr, range.len, range.access & WRITES != 0)?))
+    let writes = range.access & WRITES != 0;
+    if !context.is_in_process() {
+        let registration = swap::register(range.addr, range.len, writes)?;
+        return Ok((pieces_of(&registration), Some(registration)));
+    }
+    if std::env::var_os(REGISTER_ENV).is_some_and(|way| way == REGISTER_SHARED) {
+        let registration = swap::register(range.addr, range.len, writes)?;
+        // One piece of the process means "by its address" there; without pieces the kernel checks each access.
+        let pieces = if registration.is_in_process() { Vec::new() } else { pieces_of(&registration) };
+        return Ok((pieces, Some(registration)));
+    }
+    swap::check(range.addr, range.len, writes)?;
+    let piece = MrPiece { addr: range.addr as u64, len: range.len as u64, kind: MrPieceKind::InProcess };
+    Ok((vec![piece], None))
 }
 
 fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
@@ -63,8 +81,7 @@ fn pieces_of(registration: &Registration) -> Vec<MrPiece> {
 /// # Errors
 /// EFAULT for a range that is not mapped, ENOMEM without memory to share it; else the daemon's refusal.
 pub fn register(context: &RawContext, pd: u32, range: MemoryRange) -> Result<RawMr> {
-    let registration = share(&range)?;
-    let pieces = registration.as_ref().map(pieces_of).unwrap_or_default();
+    let (pieces, registration) = share(context, &range)?;
     let fds: Vec<BorrowedFd<'_>> =
         registration.as_ref().map(|r| (0..r.fds()).filter_map(|i| r.fd(i)).collect()).unwrap_or_default();
     let MemoryRange { addr, len, iova, access, replaces } = range;

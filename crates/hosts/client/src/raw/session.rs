@@ -4,13 +4,13 @@
 //! ring in shared memory ([`CmControl::send`]), which costs no system call while the daemon is awake.
 
 use super::lock::lock;
+use super::place::HostPlace;
 use crate::error::{ClientError, Result};
 use burst_control::client::ClientReply;
 use burst_control::cm::{CmCommand, CmReply};
 use burst_control::{Client, CommandSender, ControlError, Request, Response};
 use burst_shm::life::LifePage;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Mutex;
 
 /// A connection to the daemon for connection management.
@@ -22,12 +22,12 @@ pub struct CmControl {
 }
 
 impl CmControl {
-    /// Connects to the daemon behind a socket.
+    /// Connects to a host.
     ///
     /// # Errors
     /// When no daemon answers.
-    pub fn open(socket: &Path) -> Result<CmControl> {
-        let mut client = Client::connect(socket, &super::program_name())?;
+    pub fn open(place: &HostPlace) -> Result<CmControl> {
+        let mut client = place.connect(&super::program_name())?;
         let life = LifePage::new().map_err(std::io::Error::from)?;
         let sender = client.command_sender()?;
         Ok(CmControl { life, client: Mutex::new(client), sender })

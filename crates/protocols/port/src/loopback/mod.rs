@@ -217,6 +217,10 @@ impl Port for Loopback {
         self.inner.before_sleep() | in_queues | !self.store.is_empty()
     }
 
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.inner.descriptors()
+    }
+
     fn wait_fds(&self) -> Vec<RawFd> {
         let mut fds = self.inner.wait_fds();
         fds.extend(self.queues.as_ref().map(WorkerQueues::fd));

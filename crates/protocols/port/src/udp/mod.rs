@@ -224,6 +224,10 @@ impl Port for UdpPort {
         self.netlink.as_mut().is_some_and(|netlink| netlink.is_resolving(flow.src, flow.dst, index))
     }
 
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.socks.iter().map(|s| s.fd.as_raw_fd()).chain([self.epoll.as_raw_fd()]).collect()
+    }
+
     fn wait_fds(&self) -> Vec<RawFd> {
         vec![self.epoll.as_raw_fd()]
     }

@@ -1,0 +1,154 @@
+//! A worker without a thread: its passes are run by whichever thread calls, one thread at a time.
+//!
+//! A simulation runs it through [`crate::WorkerHandle`]. An engine inside a program shares it between the threads that poll and
+//! the thread that serves while none polls. A thread that finds another one running the worker does not wait
+//! ([`InPlaceWorker::try_turn`]): the other one looks for work itself. Commands of the control thread do wait, and go first:
+//! while one waits, no turn begins, because a thread that polls without pause would otherwise take the lock again and again.
+
+use crate::runner::Runner;
+use crate::runner::{WorkerClock, WorkerGone};
+use burst_base::Nanos;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+/// What an attempt to run a worker has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnOutcome {
+    /// The pass found work.
+    Active,
+    /// The pass found nothing to do.
+    Idle,
+    /// Another thread runs the worker, or a command waits for it.
+    Busy,
+    /// An earlier pass has panicked.
+    Gone,
+}
+
+/// What the owner of a sleeping worker waits for.
+#[derive(Clone, Debug, Default)]
+pub struct SleepPlan {
+    /// Descriptors of the ports, and of the wake-ups by commands.
+    pub fds: Vec<RawFd>,
+    /// When the next pass is due if none of them becomes readable.
+    pub until: Nanos,
+}
+
+/// A worker without a thread.
+pub struct InPlaceWorker {
+    /// `None` once it was abandoned.
+    state: Mutex<Option<InPlaceState>>,
+    /// Commands that wait for the worker.
+    waiting: AtomicU32,
+}
+
+struct InPlaceState {
+    runner: Runner,
+    clock: WorkerClock,
+}
+
+impl std::fmt::Debug for InPlaceWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InPlaceWorker").finish_non_exhaustive()
+    }
+}
+
+impl InPlaceWorker {
+    pub(crate) fn new(runner: Runner, clock: WorkerClock) -> InPlaceWorker {
+        InPlaceWorker { state: Mutex::new(Some(InPlaceState { runner, clock })), waiting: AtomicU32::new(0) }
+    }
+
+    /// Waits for the worker, and calls `f` with it and the time.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Runner, Nanos) -> T) -> Result<T, WorkerGone> {
+        // Relaxed: the count only keeps others from beginning a turn.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let locked = self.state.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        let mut guard = locked.map_err(|_| WorkerGone)?;
+        let state = guard.as_mut().ok_or(WorkerGone)?;
+        let now = (state.clock)();
+        Ok(f(&mut state.runner, now))
+    }
+
+    /// Calls `f` with the worker and the time, unless another thread runs it.
+    #[inline]
+    fn try_with<T>(&self, f: impl FnOnce(&mut Runner, Nanos) -> T) -> Result<T, TurnOutcome> {
+        if self.waiting.load(Ordering::Relaxed) != 0 {
+            return Err(TurnOutcome::Busy);
+        }
+        let mut guard = self.state.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => TurnOutcome::Busy,
+            TryLockError::Poisoned(_) => TurnOutcome::Gone,
+        })?;
+        let state = guard.as_mut().ok_or(TurnOutcome::Gone)?;
+        let now = (state.clock)();
+        Ok(f(&mut state.runner, now))
+    }
+
+    /// Whether no pass has panicked.
+    pub fn is_alive(&self) -> bool {
+        !self.state.is_poisoned()
+    }
+
+    /// Drops the tables and ports of a worker that has panicked, so that its programs and peers learn of its end.
+    pub fn abandon(&self) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(state);
+    }
+
+    /// One pass: the commands so far, then [`crate::Worker::run_once`]. Does not wait.
+    ///
+    /// # Panics
+    /// When the pass does. The worker is gone then.
+    #[inline]
+    pub fn try_turn(&self) -> TurnOutcome {
+        match self.try_with(Runner::turn) {
+            Ok(true) => TurnOutcome::Active,
+            Ok(false) => TurnOutcome::Idle,
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// The first half of a pass: requests that programs have posted leave. Returns when the next pass is due; `None` if another
+    /// thread runs the worker. Does not wait.
+    ///
+    /// # Panics
+    /// As [`InPlaceWorker::try_turn`].
+    pub fn try_send_posted(&self) -> Option<Nanos> {
+        self.try_with(|runner, now| {
+            runner.worker.send_posted(now);
+            runner.worker.next_deadline()
+        })
+        .ok()
+    }
+
+    /// Announces that the caller sleeps until the worker has work, as far as the ports and the control thread need to know.
+    /// `None`: there is work already, or another thread runs the worker. The caller looks at later doorbells itself.
+    pub fn try_sleep(&self) -> Option<SleepPlan> {
+        let plan = self.try_with(|runner, _| {
+            runner.asleep.store(true, Ordering::SeqCst);
+            if runner.worker.before_sleep() || runner.worker.has_work() || runner.pending.load(Ordering::SeqCst) {
+                runner.asleep.store(false, Ordering::SeqCst);
+                return None;
+            }
+            let mut fds = runner.worker.wait_fds();
+            fds.push(runner.inbox.wake_fd().as_raw_fd());
+            Some(SleepPlan { fds, until: runner.worker.next_deadline() })
+        });
+        plan.ok().flatten()
+    }
+
+    /// Ends a sleep that [`InPlaceWorker::try_sleep`] has begun, and consumes the wake-ups by commands.
+    pub fn end_sleep(&self) {
+        // Gone: nobody wakes it.
+        let _ = self.with(|runner, _| {
+            let _ = rustix::io::read(runner.inbox.wake_fd(), &mut [0; 8]);
+            runner.asleep.store(false, Ordering::SeqCst);
+        });
+    }
+
+    /// All descriptors of the ports, for a child process to close; `None` if another thread runs the worker.
+    pub fn try_port_descriptors(&self) -> Option<Vec<RawFd>> {
+        self.try_with(|runner, _| runner.worker.port_descriptors()).ok()
+    }
+}
