@@ -581,10 +581,17 @@ impl Recovery {
         let (una, sent) = (self.una_psn(), self.sent_psn);
         self.ahead.note(psn, una, sent);
     }
-    /// Whether the response of *una* was noted; the note is removed.
-    pub(crate) fn take_noted(&mut self) -> bool {
+    /// Removes the notes of the first of `most` responses from *una* on, up to the first that was not noted. Returns how many.
+    pub(crate) fn take_noted(&mut self, most: u32) -> u32 {
         let una = self.una_psn();
-        self.ahead.take(una)
+        (0..most).take_while(|&k| self.ahead.take(una.add(k))).count() as u32
+    }
+    /// How many of the `most` responses from `psn` on are not noted, up to the first that is.
+    pub(crate) fn unnoted(&self, psn: Psn, most: u32) -> u32 {
+        if !self.has_ahead() {
+            return most;
+        }
+        (0..most).take_while(|&k| !self.ahead.has(psn.add(k))).count() as u32
     }
     /// The next missing range to be requested again.
     pub(crate) fn next_range(&self, mtu: u32) -> Option<MissingRange> {
