@@ -258,7 +258,8 @@ impl Qp {
         if pkt.payload.len() != expected as usize {
             return self.fail_oldest(WcStatus::BadRespErr, Reason::BadResponse, env);
         }
-        if let Err(reason) = self.place(offset, pkt.payload, env) {
+        let Some(oldest) = self.req.recovery.oldest() else { return };
+        if let Err(reason) = self.place_response(oldest, offset, pkt.payload, env) {
             return self.not_placed(reason, env);
         }
         self.req.recovery.on_acked(1);

@@ -2,7 +2,12 @@
 //! requested again. Responses of either family.
 //!
 //! After a loss all responses up to that to the repair are early, a round trip of them. Middle packets of a train that continue
-//! each other are placed with one check of key and overlaps. Whatever a single packet would be dropped or treated apart for (one
+//! each other are placed with one check of key and overlaps.
+//!
+//! Programs read into one buffer again and again, so READs in flight write to the same bytes of memory, and the later must win. A
+//! response that comes late, in front of noted ones, is written only where none of those was ([`Qp::place_response`]): the bytes
+//! in between belong to the later READ, whose completion follows.
+//! Whatever a single packet would be dropped or treated apart for (one
 //! that has arrived before, a response that must wait, memory that cannot be written) ends the run before its first packet.
 
 use crate::ahead::AHEAD_MAX;
@@ -53,7 +58,7 @@ impl Qp {
         if self.req.recovery.reserve_ahead().is_err() {
             return false;
         }
-        if let Err(reason) = self.place_at(&request, offset, pkt.payload, env) {
+        if let Err(reason) = self.place_response(&request, offset, pkt.payload, env) {
             // It counts as lost; if the cause stays, the response in order meets it again.
             env.fx.count(reason);
             return true;
@@ -75,6 +80,9 @@ impl Qp {
         let first = psn.diff(request.first_psn) as u32;
         let piece = READ_CHUNK_BYTES / self.mtu;
         let most = (request.packets - first - 1).min(piece - first % piece).min(asked as u32);
+        if recovery.noted_reads_behind(&request).any(|other| self.shares_memory(&request, other)) {
+            return None;
+        }
         let most = recovery.unnoted(psn, most.min(AHEAD_MAX - distance as u32));
         (most > 0).then_some(EarlyRun { request, psn, first, most })
     }
@@ -148,5 +156,89 @@ impl Qp {
                 _ => break,
             }
         }
+    }
+}
+
+/// READs that write to the same memory.
+impl Qp {
+    /// Writes response bytes at `offset` of the scatter list of a READ in flight, but not over bytes of later READs that have
+    /// arrived.
+    #[inline]
+    pub(crate) fn place_response(
+        &self,
+        request: &InflightWqe,
+        offset: u32,
+        bytes: &[u8],
+        env: &Env<'_>,
+    ) -> Result<(), Reason> {
+        if !self.req.recovery.has_ahead() {
+            return self.place_at(request, offset, bytes, env);
+        }
+        self.place_under_later(request, offset, bytes, env)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn place_under_later(&self, request: &InflightWqe, offset: u32, bytes: &[u8], env: &Env<'_>) -> Result<(), Reason> {
+        let recovery = &self.req.recovery;
+        if !recovery.noted_reads_behind(request).any(|other| self.shares_memory(request, other)) {
+            return self.place_at(request, offset, bytes, env);
+        }
+        let end = offset + bytes.len() as u32;
+        let mut begin = 0;
+        for sge in recovery.sges_of(request) {
+            let behind = begin + sge.length;
+            let mut at = begin.max(offset);
+            while at < behind.min(end) {
+                let addr = sge.addr.wrapping_add(u64::from(at - begin));
+                let (is_later, len) = self.later_bytes(request, (sge.lkey, addr), behind.min(end) - at);
+                debug_assert!(len > 0);
+                if !is_later {
+                    let part = &bytes[(at - offset) as usize..(at - offset + len) as usize];
+                    self.place_at(request, at, part, env)?;
+                }
+                at += len;
+            }
+            begin = behind;
+        }
+        Ok(())
+    }
+
+    /// Whether a response of a READ behind `request` was written to an address, and for how many bytes from there on, at most
+    /// `len`, the answer is the same.
+    fn later_bytes(&self, request: &InflightWqe, (lkey, addr): (u32, u64), len: u32) -> (bool, u32) {
+        let recovery = &self.req.recovery;
+        let (mut same, mut is_later) = (len, false);
+        for other in recovery.noted_reads_behind(request) {
+            let mut begin = 0;
+            for sge in recovery.sges_of(other) {
+                let is_same_key = sge.lkey == lkey;
+                let into = addr.wrapping_sub(sge.addr);
+                let before = sge.addr.wrapping_sub(addr);
+                if is_same_key && into < u64::from(sge.length) {
+                    let packet = (begin + into as u32) / self.mtu;
+                    let packet_end = ((packet + 1) * self.mtu - begin).min(sge.length);
+                    let is_noted = recovery.is_noted(other.first_psn.add(packet));
+                    let left = packet_end - into as u32;
+                    if is_noted && !is_later {
+                        (is_later, same) = (true, len.min(left));
+                    } else if is_noted {
+                        same = same.max(len.min(left));
+                    } else if !is_later {
+                        same = same.min(left);
+                    }
+                } else if is_same_key && !is_later && before < u64::from(same) {
+                    same = before as u32;
+                }
+                begin += sge.length;
+            }
+        }
+        (is_later, same)
+    }
+
+    /// Whether two READs write to the same bytes.
+    fn shares_memory(&self, a: &InflightWqe, b: &InflightWqe) -> bool {
+        let (a, b) = (self.req.recovery.sges_of(a), self.req.recovery.sges_of(b));
+        a.iter().any(|a| b.iter().any(|b| a.lkey == b.lkey && a.shares_addresses(b)))
     }
 }
