@@ -19,9 +19,9 @@
 use crate::ack_report::EchoedCounts;
 use crate::api::{Env, Signal};
 use crate::qp::Qp;
+use crate::repair_queue::ResponseRepairs;
 use crate::responder::{FLAGS, READ_ACK_DUE, Responder};
 use crate::responder_resource::ResponderResource;
-use crate::response_repairs::ResponseRepairs;
 use crate::selective_answers::pressure_now;
 use burst_base::verbs::QpState;
 use burst_base::{Nanos, Psn, Reason};

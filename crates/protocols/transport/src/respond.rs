@@ -6,9 +6,9 @@
 use crate::api::{Env, TxBudget};
 use crate::head;
 use crate::qp::Qp;
+use crate::repair_queue::READ_REPAIR_DUE;
 use crate::responder::READ_ACK_DUE;
 use crate::responder_resource::ResponderResource;
-use crate::response_repairs::READ_REPAIR_DUE;
 use crate::selective_answers::selective_form;
 use burst_base::verbs::access;
 use burst_base::{Psn, Reason};

@@ -18,8 +18,8 @@ use crate::api::Env;
 use crate::message::ReceivedMessage;
 use crate::qp::Qp;
 use crate::receive::Load;
+use crate::repair_queue::{READ_REPAIR_DUE, Repair};
 use crate::responder_resource::{EMPTY, ResponderResource};
-use crate::response_repairs::{READ_REPAIR_DUE, Repair};
 use crate::selective::SelectiveResponder;
 use burst_base::heap::{self, OutOfMemory};
 use burst_base::verbs::{EventType, QpState, WcStatus, access, wc_flags};
@@ -75,8 +75,8 @@ pub(crate) struct Responder {
     pub(crate) response_bytes: u64,
     /// PSN and MSN of the pending acknowledgement.
     pub(crate) ack_due: Option<(Psn, u32)>,
-    /// Resources with pending packets; [`READ_ACK_DUE`] if READ responses are to be acknowledged; and [`READ_REPAIR_DUE`] if parts
-    /// of responses are to be sent again: so one comparison tells whether anything is to be sent.
+    /// Resources with pending packets; [`READ_ACK_DUE`] if READ responses are to be acknowledged; and [`READ_REPAIR_DUE`] if
+    /// parts of responses are to be sent again: so one comparison tells whether anything is to be sent.
     pub(crate) pending: u32,
     /// Resources with pending packets that wait for the window: then `pending` counts none.
     pub(crate) parked: u32,

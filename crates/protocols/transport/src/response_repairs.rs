@@ -1,81 +1,17 @@
 //! Missing parts of READ responses that the requester asks for (selective repeat): each is sent by itself.
 //!
 //! A requester that has lost packets of a response asks for each missing range. Losses are spread, so the ranges of one READ are
-//! far apart, and several are asked for at once. They wait in a queue of their own, in the order in which they were asked for, and
-//! leave before anything that was never sent. What is in flight already needs no room in the window. A range that was not sent
-//! yet, that is going to be sent anyway, or that finds the queue full is left to [`crate::responder`], which takes the response back.
+//! far apart, and several are asked for at once. They wait in a queue of their own ([`crate::repair_queue`]) and leave before
+//! anything that was never sent. What is in flight already needs no room in the window. A range that was not sent yet, that is
+//! going to be sent anyway, or that finds the queue full is left to [`crate::responder`], which takes the response back.
 
 use crate::api::{Env, TxBudget};
 use crate::qp::Qp;
+use crate::repair_queue::{READ_REPAIR_DUE, Repair, RepairPart};
 use crate::responder_resource::ResponderResource;
-use burst_base::Psn;
-use burst_base::heap;
 use burst_base::verbs::access;
 use burst_mem::Peer;
 use burst_span::Span;
-
-/// A bit of [`crate::responder::Responder::pending`]: ranges wait in the queue. Without it what the queue holds means nothing.
-pub(crate) const READ_REPAIR_DUE: u32 = 1 << 30;
-/// Ranges that wait at most.
-const REPAIRS_MAX: usize = 64;
-
-/// Packets of a response that are asked for again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct RepairPart {
-    psn: Psn,
-    count: u32,
-}
-
-/// The queue of one queue pair. It has memory from the first repair on.
-#[derive(Debug, Default)]
-pub(crate) struct ResponseRepairs {
-    parts: Vec<RepairPart>,
-    /// The first of `parts` that was not sent.
-    next: usize,
-}
-
-impl ResponseRepairs {
-    fn clear(&mut self) {
-        self.parts.clear();
-        self.next = 0;
-    }
-    fn first(&self) -> Option<RepairPart> {
-        self.parts.get(self.next).copied()
-    }
-    fn covers(&self, psn: Psn, count: u32) -> bool {
-        let waiting = &self.parts[self.next..];
-        waiting
-            .iter()
-            .any(|part| psn.is_within(part.psn, part.count) && psn.add(count).diff(part.psn) <= part.count as i32)
-    }
-    /// Appends a range. False if there is no room.
-    fn add(&mut self, psn: Psn, count: u32) -> bool {
-        if self.parts.len() == REPAIRS_MAX
-            || (self.parts.capacity() == 0 && heap::reserve(&mut self.parts, REPAIRS_MAX).is_err())
-        {
-            return false;
-        }
-        self.parts.push(RepairPart { psn, count });
-        true
-    }
-    /// The first `count` packets of the first range were sent, or shall not be.
-    fn on_sent(&mut self, count: u32) {
-        let Some(part) = self.parts.get_mut(self.next) else { return };
-        debug_assert!(count <= part.count);
-        *part = RepairPart { psn: part.psn.add(count), count: part.count - count };
-        self.next += usize::from(part.count == 0);
-    }
-}
-
-/// What becomes of a range that is asked for again.
-pub(crate) enum Repair {
-    /// It is sent by itself.
-    Queued,
-    /// It waits already.
-    Waits,
-    /// It cannot be sent by itself.
-    Refused,
-}
 
 impl Qp {
     /// The peer asks for packets `index..end` of this response, which is one of the selective repeat family.
