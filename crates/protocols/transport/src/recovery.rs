@@ -531,8 +531,8 @@ impl Recovery {
     }
     /// The READ in flight that a response with `psn` behind a gap belongs to. `None` if the response cannot be placed before
     /// those in front of it: it is too far on; an ATOMIC is unanswered before it, which only going back repeats; its READ writes
-    /// to bytes of memory twice, or to more entries than are compared; or a READ before it names the same addresses by another key,
-    /// so that it is not known whether they are the same bytes.
+    /// to bytes of memory twice, or to more entries than are compared; or a READ before it names the same addresses by another
+    /// key, so that it is not known whether they are the same bytes.
     pub(crate) fn read_behind_gap(&self, psn: Psn) -> Option<InflightWqe> {
         let distance = psn.diff(self.una_psn());
         if distance <= 0 || distance >= AHEAD_MAX as i32 {
