@@ -64,6 +64,14 @@ pub struct Sge {
 }
 const _: () = assert!(size_of::<Sge>() == 16);
 
+impl Sge {
+    /// Whether two entries name some of the same addresses. Only under one key are these the same bytes.
+    pub fn shares_addresses(&self, other: &Sge) -> bool {
+        self.addr < other.addr.saturating_add(u64::from(other.length))
+            && other.addr < self.addr.saturating_add(u64::from(self.length))
+    }
+}
+
 /// Head of a send queue entry; `num_sge` [`Sge`]s, or `length` inline bytes, follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(C)]

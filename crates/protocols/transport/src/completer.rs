@@ -4,8 +4,8 @@
 //! response. An acknowledgement beyond a missing response is an implied NAK (9.7.5.1.1): the requester goes back to the missing
 //! response, once until there is progress. READ responses are matched by PSN alone: one is placed even if its opcode says
 //! another position, because a responder may begin a repeated response with a "middle" packet (rxe does). A READ response behind
-//! a gap is placed as well, and only what is missing is requested again ([`crate::ahead`]). After a sequence NAK at most half of
-//! what was in flight is sent until the missing packet is acknowledged: if it is lost again, the rest was sent in vain.
+//! a gap is placed as well, and only what is missing is requested again ([`crate::early_responses`]). After a sequence NAK at
+//! most half of what was in flight is sent until the missing packet is acknowledged: if it is lost again, the rest was sent in vain.
 //!
 //! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet and one for RNR. The first starts when the packet
 //! is sent, restarts on progress and when the latest acknowledgement arrives again, and is longer after each time-out
@@ -244,67 +244,6 @@ impl Qp {
         true
     }
 
-    /// A READ response behind a gap: places it, so that only what is missing is requested again. False if it cannot be.
-    #[cold]
-    fn on_read_ahead(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> bool {
-        let psn = pkt.bth.psn;
-        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
-            return true;
-        }
-        let Some(request) = self.req.recovery.read_behind_gap(psn) else { return false };
-        let offset = psn.diff(request.first_psn) as u32 * self.mtu;
-        if pkt.payload.len() as u32 != (request.length - offset).min(self.mtu) {
-            return false;
-        }
-        if self.req.recovery.is_noted(psn) {
-            env.fx.count(Reason::UnexpectedResponse);
-            return true;
-        }
-        if self.req.recovery.reserve_ahead().is_err() {
-            return false;
-        }
-        if let Err(reason) = self.place_at(&request, offset, pkt.payload, env) {
-            // It counts as lost; if the cause stays, the response in order meets it again.
-            env.fx.count(reason);
-            return true;
-        }
-        if !self.req.recovery.has_ahead() {
-            env.fx.count(Reason::ImpliedNak);
-            env.fx.congestion(Signal::Loss);
-        }
-        self.req.recovery.note_ahead(psn);
-        // The peer works on these requests. Each PSN is noted once, so this does not put the time-out off for ever.
-        if self.req.ack_deadline != Nanos::NEVER {
-            self.req.ack_deadline = env.now + self.ack_wait();
-        }
-        if self.req.recovery.wants_repair() {
-            self.req.begin_repair();
-        }
-        true
-    }
-
-    /// The gap in front of noted responses is filled: they are received now, and requests between them were executed.
-    #[cold]
-    fn take_ahead(&mut self, env: &mut Env<'_>) {
-        while let Some(oldest) = self.req.recovery.oldest()
-            && self.req.recovery.has_ahead()
-        {
-            let (work, packets, done) = (oldest.work, oldest.packets, oldest.done);
-            match work {
-                Work::Read if self.req.recovery.take_noted() => {
-                    self.req.recovery.on_acked(1);
-                    if self.req.recovery.una_packet() == packets {
-                        self.retire_oldest(env);
-                    }
-                }
-                // The peer executes requests in order: a response behind it shows that it was executed.
-                Work::Send | Work::Write => self.retire_oldest(env),
-                Work::Local | Work::Atomic if done => self.retire_oldest(env),
-                _ => break,
-            }
-        }
-    }
-
     pub(crate) fn on_read_response(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) {
         if !self.ack_before_response(pkt, Work::Read, env) {
             return;
@@ -319,7 +258,8 @@ impl Qp {
         if pkt.payload.len() != expected as usize {
             return self.fail_oldest(WcStatus::BadRespErr, Reason::BadResponse, env);
         }
-        if let Err(reason) = self.place(offset, pkt.payload, env) {
+        let Some(oldest) = self.req.recovery.oldest() else { return };
+        if let Err(reason) = self.place_response(oldest, offset, pkt.payload, env) {
             return self.not_placed(reason, env);
         }
         self.req.recovery.on_acked(1);

@@ -13,7 +13,7 @@
 //! | `requester` | work requests, and the limits on sending |
 //! | `send` | packets of work requests |
 //! | `recovery` | the requests in flight, and repetition after a loss |
-//! | `ahead` | READ responses that arrived behind a gap |
+//! | `ahead`, `early_responses` | READ responses that arrived behind a gap |
 //! | `completer` | acknowledgements, responses, NAKs, time-outs |
 //! | `finish` | completions, errors, flushing, draining |
 //! | `responder`, `responder_resource` | request packets: checks and execution; READs and ATOMICs that were accepted |
@@ -26,6 +26,7 @@
 //! | `selective_requests`, `selective_answers` | its responder, and the acknowledgements |
 //! | `selective_sends`, `selective_acks` | its requester |
 //! | `read_acks` | acknowledgements of READ responses, and the responses in flight |
+//! | `repair_queue`, `response_repairs` | lost parts of READ responses that the peer asks for again |
 //! | `arrivals`, `early_receives`, `losses`, `psn_bits` | records of packets that arrived early, of receives, of lost packets |
 //! | `records`, `packet_store` | the pool of these records; whole early packets, with strict placement |
 //! | `strict` | strict placement |
@@ -47,6 +48,7 @@ mod arrivals;
 mod completer;
 mod early_middles;
 mod early_receives;
+mod early_responses;
 mod family;
 mod finish;
 mod gather;
@@ -63,10 +65,12 @@ mod read_acks;
 mod receive;
 mod records;
 mod recovery;
+mod repair_queue;
 mod requester;
 mod respond;
 mod responder;
 mod responder_resource;
+mod response_repairs;
 mod ring;
 mod rtt;
 mod selective;

@@ -95,9 +95,8 @@ impl Qp {
             return 0;
         }
         let Some(request) = self.req.recovery.oldest().filter(|request| request.work == Work::Read) else { return 0 };
-        // Responses behind a gap are noted one by one.
         if self.req.recovery.has_ahead() {
-            return 0;
+            return self.on_early_response_middles(train, env);
         }
         let (psn, una_packet) = (self.req.recovery.una_psn(), self.req.recovery.una_packet());
         // Only packets that were requested, and not the last: it ends the request and may be shorter.
@@ -105,7 +104,7 @@ impl Qp {
         let most = (request.packets - una_packet - 1).min(asked);
         let count = count_middles(train, Opcode::RcReadResponseMiddle, self.id.qpn, psn, most as usize);
         if count == 0 {
-            return 0;
+            return self.on_early_response_middles(train, env);
         }
         let keys = Keys { mem: env.mem, pd: self.id.pd, access: access::LOCAL_WRITE };
         let sges = self.req.recovery.sges_of(request);
@@ -119,6 +118,16 @@ impl Qp {
         self.req.recovery.on_acked(done as u32);
         self.progressed(env);
         done
+    }
+
+    /// Places middle packets of a response that are behind a gap.
+    #[cold]
+    fn on_early_response_middles(&mut self, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
+        let Ok(Bth { psn, .. }) = Bth::parse(train.bytes) else { return 0 };
+        let Some(run) = self.early_run(psn) else { return 0 };
+        let qpn = self.id.qpn;
+        let count = |most| count_middles(train, Opcode::RcReadResponseMiddle, qpn, psn, most);
+        self.place_early_run(train, &run, Bth::LEN, count, env)
     }
 
     /// Memory for the next `count` packets of the message, or fewer if fewer are contiguous.

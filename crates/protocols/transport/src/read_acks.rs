@@ -19,7 +19,8 @@
 use crate::ack_report::EchoedCounts;
 use crate::api::{Env, Signal};
 use crate::qp::Qp;
-use crate::responder::{READ_ACK_DUE, Responder};
+use crate::repair_queue::ResponseRepairs;
+use crate::responder::{FLAGS, READ_ACK_DUE, Responder};
 use crate::responder_resource::ResponderResource;
 use crate::selective_answers::pressure_now;
 use burst_base::verbs::QpState;
@@ -55,6 +56,8 @@ pub(crate) struct ReadAcks {
     measured: Option<(Psn, Nanos)>,
     /// Time-outs since the last acknowledgement.
     silent: u8,
+    /// Responder: parts of responses that the peer asks for again.
+    pub(crate) repairs: ResponseRepairs,
 }
 
 impl ReadAcks {
@@ -72,6 +75,7 @@ impl ReadAcks {
             room: u64::MAX,
             measured: None,
             silent: 0,
+            repairs: ResponseRepairs::default(),
         }
     }
 }
@@ -95,14 +99,14 @@ impl Qp {
             return;
         }
         self.forget_responses();
-        self.resp.pending &= !READ_ACK_DUE;
+        self.resp.pending &= !FLAGS;
         self.read_acks = on.then(|| Box::new(ReadAcks::new()));
     }
 
     /// Whether READ responses are to be sent that the peer acknowledges, so that [`Qp::allow_responses`] has a meaning.
     #[inline]
     pub fn wants_response_room(&self) -> bool {
-        (self.resp.pending & !READ_ACK_DUE) + self.resp.parked > 0 && self.read_acks.is_some()
+        (self.resp.pending & !FLAGS) + self.resp.parked > 0 && self.read_acks.is_some()
     }
 
     /// Sets the bytes of READ responses that may be added to those in flight in the next turn.
@@ -348,8 +352,8 @@ impl Responder {
     /// The window is closed to responses: nothing is pending until an acknowledgement, a time-out or another request.
     #[cold]
     pub(crate) fn park(&mut self) {
-        let count = self.pending & !READ_ACK_DUE;
-        (self.pending, self.parked) = (self.pending & READ_ACK_DUE, self.parked + count);
+        let count = self.pending & !FLAGS;
+        (self.pending, self.parked) = (self.pending & FLAGS, self.parked + count);
     }
 
     /// Responses that waited for the window are pending again.

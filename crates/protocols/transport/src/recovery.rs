@@ -530,8 +530,9 @@ impl Recovery {
         requests.find(|request| psn.is_within(request.first_psn, request.packets))
     }
     /// The READ in flight that a response with `psn` behind a gap belongs to. `None` if the response cannot be placed before
-    /// those in front of it: it is too far on; an ATOMIC is unanswered before it, which only going back repeats; or a response in
-    /// front of it is written to the same bytes of memory, and the later one must win.
+    /// those in front of it: it is too far on; an ATOMIC is unanswered before it, which only going back repeats; its READ writes
+    /// to bytes of memory twice, or to more entries than are compared; or a READ before it names the same addresses by another
+    /// key, so that it is not known whether they are the same bytes.
     pub(crate) fn read_behind_gap(&self, psn: Psn) -> Option<InflightWqe> {
         let distance = psn.diff(self.una_psn());
         if distance <= 0 || distance >= AHEAD_MAX as i32 {
@@ -545,28 +546,46 @@ impl Recovery {
                 return None;
             }
             if psn.is_within(request.first_psn, request.packets) {
-                let fits = request.work == Work::Read && !self.memory_overlaps(age);
+                let fits = request.work == Work::Read && !self.is_ambiguous(age);
                 return fits.then_some(*request);
             }
         }
         None
     }
-    /// Whether a scatter entry of the READ of this age shares addresses with another of its own or of READs before it. Long
-    /// lists count as shared: the comparison takes time, and each response behind a gap needs it.
-    fn memory_overlaps(&self, last: u32) -> bool {
+    /// Whether scatter entries of the READ of this age share addresses, or share them with another READ before it by another key.
+    /// Long lists count as shared: the comparison takes time, and each response behind a gap needs it.
+    fn is_ambiguous(&self, last: u32) -> bool {
         let entries = |age: u32| {
             let request = self.wqes.get(self.head.wrapping_add(age));
             if request.work == Work::Read { self.sges_of(request) } else { &[] }
-        };
-        let shares = |a: &Sge, b: &Sge| {
-            a.addr < b.addr.saturating_add(u64::from(b.length)) && b.addr < a.addr.saturating_add(u64::from(a.length))
         };
         let own = entries(last);
         if (0..=last).any(|age| entries(age).len() > SGES_COMPARED_MAX) {
             return true;
         }
-        let among_own = own.iter().enumerate().any(|(k, a)| own[..k].iter().any(|b| shares(a, b)));
-        among_own || (0..last).any(|age| entries(age).iter().any(|b| own.iter().any(|a| shares(a, b))))
+        let among_own = own.iter().enumerate().any(|(k, a)| own[..k].iter().any(|b| a.shares_addresses(b)));
+        let by_other_key = |b: &Sge| own.iter().any(|a| a.lkey != b.lkey && a.shares_addresses(b));
+        among_own || (0..last).any(|age| entries(age).iter().any(by_other_key))
+    }
+    /// The READs behind `request` of which responses may be noted.
+    pub(crate) fn noted_reads_behind(&self, request: &InflightWqe) -> impl Iterator<Item = &InflightWqe> {
+        let behind = request.first_psn.add(request.packets);
+        let (all, end) = (self.tail.wrapping_sub(self.head), self.ahead.end());
+        let requests = (self.age_from(behind, all)..all).map(|age| self.wqes.get(self.head.wrapping_add(age)));
+        let noted = requests.take_while(move |other| self.has_ahead() && other.first_psn.is_before(end));
+        noted.filter(|other| other.work == Work::Read && other.wqe.num_sge as usize <= SGES_COMPARED_MAX)
+    }
+    /// Number of the `count` oldest requests that begin before `psn`: requests are in the order of their PSNs.
+    fn age_from(&self, psn: Psn, count: u32) -> u32 {
+        let (mut low, mut high) = (0, count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.wqes.get(self.head.wrapping_add(middle)).first_psn.is_before(psn) {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        low
     }
     /// Reserves the memory that notes of responses behind a gap need.
     ///
@@ -581,10 +600,17 @@ impl Recovery {
         let (una, sent) = (self.una_psn(), self.sent_psn);
         self.ahead.note(psn, una, sent);
     }
-    /// Whether the response of *una* was noted; the note is removed.
-    pub(crate) fn take_noted(&mut self) -> bool {
+    /// Removes the notes of the first of `most` responses from *una* on, up to the first that was not noted. Returns how many.
+    pub(crate) fn take_noted(&mut self, most: u32) -> u32 {
         let una = self.una_psn();
-        self.ahead.take(una)
+        (0..most).take_while(|&k| self.ahead.take(una.add(k))).count() as u32
+    }
+    /// How many of the `most` responses from `psn` on are not noted, up to the first that is.
+    pub(crate) fn unnoted(&self, psn: Psn, most: u32) -> u32 {
+        if !self.has_ahead() {
+            return most;
+        }
+        (0..most).take_while(|&k| !self.ahead.has(psn.add(k))).count() as u32
     }
     /// The next missing range to be requested again.
     pub(crate) fn next_range(&self, mtu: u32) -> Option<MissingRange> {

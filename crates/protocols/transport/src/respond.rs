@@ -6,6 +6,7 @@
 use crate::api::{Env, TxBudget};
 use crate::head;
 use crate::qp::Qp;
+use crate::repair_queue::READ_REPAIR_DUE;
 use crate::responder::READ_ACK_DUE;
 use crate::responder_resource::ResponderResource;
 use crate::selective_answers::selective_form;
@@ -19,6 +20,9 @@ impl Qp {
     /// Sends pending answers; false if budget or batch ended before all were sent.
     pub(crate) fn poll_responses(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
         if self.resp.pending & READ_ACK_DUE != 0 && !self.push_read_ack(env) {
+            return false;
+        }
+        if self.resp.pending & READ_REPAIR_DUE != 0 && !self.push_repairs(budget, env) {
             return false;
         }
         if let Some((psn, msn)) = self.resp.ack_due
@@ -154,7 +158,7 @@ impl Qp {
 
     /// Pushes packets of a READ's response, whose memory from packet `next` on is `span`, as far as budget and batch have room.
     /// With `counts` the last before sending stops asks for an acknowledgement. Returns the packet behind them.
-    fn push_responses(
+    pub(crate) fn push_responses(
         &self,
         resource: &ResponderResource,
         (span, rest): (&Span, u32),
@@ -236,7 +240,7 @@ impl Qp {
 
     /// Answers a READ by a NAK because its region was deregistered after the request, or a page of it does not come. The queue
     /// pair goes to ERR.
-    fn refuse_read(&mut self, resource: &ResponderResource, reason: Reason, env: &mut Env<'_>) {
+    pub(crate) fn refuse_read(&mut self, resource: &ResponderResource, reason: Reason, env: &mut Env<'_>) {
         env.fx.count(reason);
         self.resp.drop_pending();
         self.resp.ack_due = None;

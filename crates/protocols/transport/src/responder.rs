@@ -18,6 +18,7 @@ use crate::api::Env;
 use crate::message::ReceivedMessage;
 use crate::qp::Qp;
 use crate::receive::Load;
+use crate::repair_queue::{READ_REPAIR_DUE, Repair};
 use crate::responder_resource::{EMPTY, ResponderResource};
 use crate::selective::SelectiveResponder;
 use burst_base::heap::{self, OutOfMemory};
@@ -51,6 +52,8 @@ pub(crate) struct InboundMessage {
 
 /// A bit of [`Responder::pending`].
 pub(crate) const READ_ACK_DUE: u32 = 1 << 31;
+/// The bits of [`Responder::pending`] that do not count resources.
+pub(crate) const FLAGS: u32 = READ_ACK_DUE | READ_REPAIR_DUE;
 
 /// State of the receiving half.
 // In the order of use: see `hot`.
@@ -72,8 +75,8 @@ pub(crate) struct Responder {
     pub(crate) response_bytes: u64,
     /// PSN and MSN of the pending acknowledgement.
     pub(crate) ack_due: Option<(Psn, u32)>,
-    /// Resources with pending packets; and [`READ_ACK_DUE`] if READ responses are to be acknowledged, so that one comparison
-    /// tells whether anything is to be sent.
+    /// Resources with pending packets; [`READ_ACK_DUE`] if READ responses are to be acknowledged; and [`READ_REPAIR_DUE`] if
+    /// parts of responses are to be sent again: so one comparison tells whether anything is to be sent.
     pub(crate) pending: u32,
     /// Resources with pending packets that wait for the window: then `pending` counts none.
     pub(crate) parked: u32,
@@ -211,7 +214,7 @@ impl Responder {
     }
     /// The oldest resource with pending packets.
     pub(crate) fn oldest_pending(&mut self) -> Option<&mut ResponderResource> {
-        if self.pending & !READ_ACK_DUE == 0 {
+        if self.pending & !FLAGS == 0 {
             return None;
         }
         let age = (self.served..self.count).find(|&age| self.resources[self.place(age)].has_pending())?;
@@ -271,6 +274,14 @@ impl Responder {
             let resource = &self.resources[place];
             psn.is_within(resource.psn, resource.packets)
         })
+    }
+    /// The READ of which `count` packets from `psn` on are a part.
+    pub(crate) fn response_of(&self, psn: Psn, count: u32) -> Option<&ResponderResource> {
+        let (_, place) = self.find(psn)?;
+        let is_whole = |resource: &&ResponderResource| {
+            resource.kind == OpKind::ReadRequest && psn.add(count).diff(resource.psn) <= resource.packets as i32
+        };
+        self.resources.get(place).filter(is_whole)
     }
     /// Makes packets `index..end` of the resource of this age pending again.
     fn rewind(&mut self, age: usize, index: u32, end: u32) {
@@ -700,21 +711,31 @@ impl Qp {
     fn repeat_read(&mut self, pkt: &Packet<'_>, env: &mut Env<'_>) -> Option<()> {
         let (age, place, index, end) = self.names_read(pkt)?;
         let before = (0..=age).map(|age| u64::from(self.resp.resources[self.resp.place(age)].packets)).sum::<u64>();
-        let resource = &mut self.resp.resources[place];
+        let resource = self.resp.resources[place];
         debug_assert!(index <= end && end <= resource.packets, "a part outside of the READ");
+        let most = (READ_REPEATS_MIN + REPEATS_PER_PACKET * before) * u64::from(resource.packets);
+        let is_repair = pkt.seth().is_some_and(|seth| seth.is_repair);
         let part = resource.part(index, end);
-        if part.again == 0 {
+        let again = if is_repair { end - index } else { part.again };
+        if again == 0 {
             return Some(());
         }
-        let most = (READ_REPEATS_MIN + REPEATS_PER_PACKET * before) * u64::from(resource.packets);
-        if resource.repeated + u64::from(part.again) > most {
+        if resource.repeated + u64::from(again) > most {
             env.fx.count(Reason::AnswerWithheld);
             return Some(());
         }
-        resource.repeated += u64::from(part.again);
-        resource.rest = part.rest;
-        resource.is_repair = pkt.seth().is_some_and(|seth| seth.is_repair);
+        let queued = if is_repair { self.queue_repair(&resource, index, end) } else { Repair::Refused };
+        if matches!(queued, Repair::Waits) || (matches!(queued, Repair::Refused) && part.again == 0) {
+            return Some(());
+        }
         self.measure_no_response();
+        let resource = &mut self.resp.resources[place];
+        if matches!(queued, Repair::Queued) {
+            resource.repeated += u64::from(end - index);
+            return Some(());
+        }
+        resource.repeated += u64::from(part.again);
+        (resource.rest, resource.is_repair) = (part.rest, is_repair);
         self.resp.rewind(age, part.index, part.end);
         Some(())
     }

@@ -1,7 +1,8 @@
 //! Middle packets of the selective repeat family, many at a time: as [`crate::middles`], for packets whose turn it is.
 //!
 //! Each packet says its index, and one of a WRITE its address. Both rise with the PSN; a packet of which one does not ends the
-//! run, and is handled as a single packet. Request packets behind a gap are `early_middles`.
+//! run, and is handled as a single packet. Request packets behind a gap are `early_middles`,
+//! responses behind one `early_responses`.
 
 use crate::api::{Env, READ_CHUNK_BYTES};
 use crate::gather::{Keys, SgeCursor};
@@ -10,7 +11,7 @@ use crate::middles::{BTH_MASKS, DEFAULT_PARTITION};
 use crate::qp::Qp;
 use burst_base::num::MASK_24;
 use burst_base::verbs::{QpState, access};
-use burst_base::{Psn, Rkey};
+use burst_base::{Psn, Qpn, Rkey};
 use burst_frame::{Flow, MiddleRun};
 use burst_wire::{Bth, ICRC_LEN, OpKind, Opcode, Seth, Weth};
 
@@ -35,6 +36,13 @@ pub(crate) struct MiddlePlace {
     pub(crate) rkey: Rkey,
 }
 
+/// The first words of middle packet `k`: of this opcode, destination, PSN, RSN and index.
+#[inline(always)]
+fn middle_words(opcode: Opcode, qpn: Qpn, psn: Psn, (rsn, index): (u32, u32), k: u32) -> [u32; WORDS] {
+    let first = u32::from(opcode.number()) << 24 | DEFAULT_PARTITION;
+    [first, qpn.get(), psn.add(k).get(), rsn, (index + k) & MASK_24]
+}
+
 impl Qp {
     /// Number of packets at the beginning of `train`, at most `most`, that continue each other from `place` on; and the length of
     /// their heads.
@@ -47,22 +55,17 @@ impl Qp {
         most: usize,
     ) -> (usize, usize) {
         let &MiddlePlace { psn, rsn, index, addr, rkey } = place;
+        let qpn = self.id.qpn;
         if kind == OpKind::Send {
-            let words = |k| self.middle_words(Opcode::RcSrSendMiddle, psn, rsn, index, k);
+            let words = |k| middle_words(Opcode::RcSrSendMiddle, qpn, psn, (rsn, index), k);
             return (train.count(&SEND_MASKS, words, most), HEAD);
         }
         let words = |k: u32| {
-            let [a, b, c, d, e] = self.middle_words(Opcode::RcSrWriteMiddle, psn, rsn, index, k);
+            let [a, b, c, d, e] = middle_words(Opcode::RcSrWriteMiddle, qpn, psn, (rsn, index), k);
             let addr = addr.wrapping_add(u64::from(k) * u64::from(self.mtu));
             [a, b, c, d, e, (addr >> 32) as u32, addr as u32, rkey.0]
         };
         (train.count(&WRITE_MASKS, words, most), WRITE_HEAD)
-    }
-
-    /// The first words of middle packet `k`: of this opcode, PSN, RSN and index.
-    fn middle_words(&self, opcode: Opcode, psn: Psn, rsn: u32, index: u32, k: u32) -> [u32; WORDS] {
-        let first = u32::from(opcode.number()) << 24 | DEFAULT_PARTITION;
-        [first, self.id.qpn.get(), psn.add(k).get(), rsn, (index + k) & MASK_24]
     }
 
     /// Executes the packets at the beginning of `train` that are middle packets of the family and whose turn it is.
@@ -83,7 +86,10 @@ impl Qp {
                 }
             }
             Some(&number) if number == Opcode::RcSrReadResponseMiddle.number() && train.stride == HEAD + payload => {
-                self.on_selective_response_middles(flow, train, env)
+                match self.on_selective_response_middles(flow, train, env) {
+                    0 => self.on_early_selective_responses(flow, train, env),
+                    count => count,
+                }
             }
             _ => 0,
         }
@@ -137,7 +143,8 @@ impl Qp {
         let asked = recovery.sent_psn().diff(psn).max(0) as u32;
         let piece = READ_CHUNK_BYTES / self.mtu;
         let most = (request.packets - una_packet - 1).min(asked).min(piece - una_packet % piece);
-        let words = |k| self.middle_words(Opcode::RcSrReadResponseMiddle, psn, 0, una_packet % piece, k);
+        let qpn = self.id.qpn;
+        let words = |k| middle_words(Opcode::RcSrReadResponseMiddle, qpn, psn, (0, una_packet % piece), k);
         let count = train.count(&READ_MASKS, words, most as usize);
         if count == 0 {
             return 0;
@@ -160,5 +167,27 @@ impl Qp {
             self.after_answer(before, true, env);
         }
         done
+    }
+
+    /// Places middle packets of a response that are behind a gap.
+    #[cold]
+    #[inline(never)]
+    fn on_early_selective_responses(&mut self, flow: &Flow, train: &MiddleRun<'_>, env: &mut Env<'_>) -> usize {
+        let Ok(Bth { psn, .. }) = Bth::parse(train.bytes) else { return 0 };
+        let Some(run) = self.early_run(psn).filter(|_| self.req.sel.active) else { return 0 };
+        let (number, index) = (Opcode::RcSrReadResponseMiddle, run.index_in_piece(self.mtu));
+        let qpn = self.id.qpn;
+        let count = |most| train.count(&READ_MASKS, |k| middle_words(number, qpn, psn, (0, index), k), most);
+        let before = (self.req.recovery.una_psn(), self.req.sel.acked);
+        let done = self.place_early_run(train, &run, HEAD, count, env) as u32;
+        if done == 0 {
+            return 0;
+        }
+        self.req.sel.answered = true;
+        self.answers_measure(psn, done, env.now);
+        self.note_responses(flow, (psn.add(done - 1), 0), (done as u16, done * self.mtu), env.now);
+        self.owe_read_ack();
+        self.after_answer(before, false, env);
+        done as usize
     }
 }

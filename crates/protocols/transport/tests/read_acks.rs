@@ -482,3 +482,55 @@ fn a_region_that_is_gone_while_its_responses_wait_is_refused_when_they_go_on() {
     end.drain(NOW);
     assert_eq!((end.qp.state(), end.qp.inflight_bytes()), (QpState::Err, 0));
 }
+
+#[test]
+fn repairs_of_one_response_are_sent_each_by_itself_in_the_order_in_which_they_were_asked_for() {
+    let mut end = responder(1 << 20);
+    ask(&mut end, 10, 100 * MTU);
+    assert_eq!(responses(&mut end, NOW), range(10, 100));
+    // Far apart, asked for together: nothing between them is sent, and nothing is lost.
+    ask_again(&mut end, 20, (10, MTU), true);
+    ask_again(&mut end, 90, (80, 2 * MTU), true);
+    ask_again(&mut end, 12, (2, MTU), true);
+    ask_again(&mut end, 90, (80, 2 * MTU), true);
+    assert_eq!(responses(&mut end, NOW), [20, 90, 91, 12], "the same range twice is sent once");
+    ask_again(&mut end, 90, (80, 2 * MTU), true);
+    assert_eq!(responses(&mut end, NOW), [90, 91], "asked for again after it was sent");
+    // The last packet is short, and another READ waits for the window meanwhile.
+    let mut end = responder(4 * 1024);
+    ask(&mut end, 10, 2 * MTU + 1);
+    ask(&mut end, 13, 4 * MTU);
+    assert_eq!((responses(&mut end, NOW), end.qp.wants_tx()), (range(10, 4), false));
+    ask_again(&mut end, 12, (2, 1), true);
+    ask_again(&mut end, 10, (0, MTU), true);
+    assert_eq!((responses(&mut end, NOW), end.qp.response_bytes()), (vec![12, 10], 3 * 1024 + 1));
+    acknowledge(&mut end, NOW, 12, (12, 1));
+    assert_eq!(responses(&mut end, NOW), [14, 15, 16], "marked as no repair, in turn");
+}
+
+#[test]
+fn what_follows_a_repair_is_not_marked_as_one() {
+    let mut end = responder(4 * 1024);
+    ask(&mut end, 10, 8 * MTU);
+    assert_eq!(responses(&mut end, NOW), range(10, 4));
+    ask_again(&mut end, 11, (1, MTU), true);
+    acknowledge(&mut end, NOW, 13, (13, 0));
+    let packets = end.drain(NOW);
+    let marks = packets.iter().map(|bytes| {
+        let packet = Packet::parse(bytes).expect("well-formed");
+        let seth = packet.seth().expect("of the family");
+        (packet.bth.psn.get(), seth.is_repair, seth.transmission)
+    });
+    let rest = range(14, 4).into_iter().map(|psn| (psn, false, 0));
+    assert_eq!(marks.collect::<Vec<_>>(), [(11, true, 1)].into_iter().chain(rest).collect::<Vec<_>>());
+}
+
+#[test]
+fn more_repairs_than_wait_are_answered_by_going_back() {
+    let mut end = responder(1 << 20);
+    ask(&mut end, 10, 128 * MTU);
+    responses(&mut end, NOW);
+    (0..65).for_each(|k| ask_again(&mut end, 10 + k, (k, MTU), true));
+    let sent = responses(&mut end, NOW);
+    (0..65).for_each(|k| assert!(sent.contains(&(10 + k)), "packet {k} of {sent:?}"));
+}

@@ -1,9 +1,10 @@
 //! Lost READ responses: what arrived behind a gap is kept, only what is missing is requested again, and nothing completes early.
 mod common;
 
-use burst_base::verbs::{QpState, WcStatus, WrOpcode, send_flags};
+use burst_base::rng::Rng;
+use burst_base::verbs::{QpState, WcStatus, WrOpcode, access, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey, fault};
-use burst_shm::layout::SendWqe;
+use burst_shm::layout::{SendWqe, Sge};
 use burst_transport::{READ_CHUNK_BYTES, Signal};
 use burst_wire::{Aeth, AtomicAckEth, Bth, HeadBuf, Opcode, Packet, Reth, Syndrome};
 use common::{End, LinkFaults, Pair, Setup, describe, ip_of, qpn_of};
@@ -225,12 +226,15 @@ fn an_unanswered_atomic_in_between_is_repeated_by_going_back() {
     assert_eq!(end.statuses(), [OK; 3]);
 }
 
-/// Without loss the second READ's bytes come last, so they must with a loss.
+/// The same addresses by two keys: here they are other bytes; they could be the same, which must come in order.
 #[test]
-fn responses_into_memory_of_a_read_before_them_wait_for_it() {
+fn responses_into_addresses_of_a_read_before_them_by_another_key_wait_for_it() {
     let mut end = requester();
     post(&mut end, WrOpcode::RdmaRead, 1, 0, 2 * MTU);
-    post(&mut end, WrOpcode::RdmaRead, 2, u64::from(MTU), MTU);
+    let lkey = end.register(4 * MTU as usize, access::LOCAL_WRITE);
+    let flags = send_flags::SIGNALED as u16;
+    let wqe = SendWqe { wr_id: 2, opcode: WrOpcode::RdmaRead as u8, flags, rkey: 9, ..SendWqe::default() };
+    end.post(&wqe, &[Sge { addr: u64::from(MTU), length: MTU, lkey }]);
     assert_eq!(asked(&mut end, NOW), [(100, 2), (102, 1)]);
     response(&mut end, 100);
     response(&mut end, 102);
@@ -238,8 +242,14 @@ fn responses_into_memory_of_a_read_before_them_wait_for_it() {
     response(&mut end, 101);
     response(&mut end, 102);
     assert_eq!(end.statuses(), [OK; 2]);
+    assert!(holds(&end, 100..102));
+    end.lkey = lkey;
     assert_eq!(end.memory(u64::from(MTU), MTU as usize), [102; MTU as usize]);
-    // One READ whose scatter entries share memory: the later entry wins.
+}
+
+#[test]
+fn responses_of_a_read_that_writes_twice_to_the_same_memory_are_placed_in_order() {
+    // The later entry wins.
     let mut end = requester();
     let sges = [end.sge(0, MTU), end.sge(0, MTU)];
     let flags = send_flags::SIGNALED as u16;
@@ -352,4 +362,86 @@ fn a_long_read_under_loss_repeats_little_more_than_what_was_lost() {
     let needed = 20 * u64::from((1 << 20) / MTU + (1 << 20) / READ_CHUNK_BYTES);
     println!("{needed} packets needed, {lost} lost, {} sent beyond them", sent - needed);
     assert!(sent - needed < 4 * lost, "{lost} lost, {} sent beyond the {needed} needed", sent - needed);
+}
+
+/// READs in flight that write to the same memory: the later wins, in whatever order the responses come.
+#[test]
+fn a_repair_does_not_overwrite_what_a_later_read_has_brought() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaRead, 1, 0, 4 * MTU);
+    post(&mut end, WrOpcode::RdmaRead, 2, 0, 4 * MTU);
+    assert_eq!(asked(&mut end, NOW), [(100, 4), (104, 4)]);
+    for psn in [100, 103, 105, 106] {
+        response(&mut end, psn);
+    }
+    assert_eq!(asked(&mut end, NOW), [(101, 2), (104, 1)], "nothing was dropped");
+    response(&mut end, 101);
+    response(&mut end, 102);
+    assert_eq!(end.statuses(), [OK]);
+    let bytes = |end: &End| (0..4).map(|k| end.memory(k * u64::from(MTU), 1)[0]).collect::<Vec<_>>();
+    assert_eq!(bytes(&end), [100, 105, 106, 103]);
+    response(&mut end, 104);
+    response(&mut end, 107);
+    assert_eq!((end.statuses(), bytes(&end)), (vec![OK; 2], vec![104, 105, 106, 107]));
+}
+
+/// Byte `at` of a response.
+fn pattern(psn: u32, at: usize) -> u8 {
+    (psn as usize * 31 + at * 7 + at / 256) as u8
+}
+
+#[test]
+fn reads_into_shared_memory_end_as_if_their_responses_had_come_in_order() {
+    let mut placed_ahead = 0;
+    for seed in 0..300 {
+        let mut rng = Rng::new(seed);
+        let mut end = requester();
+        let (mut psn, mut reads, mut expected) = (100, Vec::new(), vec![0; 16 * MTU as usize]);
+        for wr_id in 0..6 {
+            let entries: Vec<(u64, u32)> =
+                (0..1 + rng.below(3)).map(|_| (rng.below(12 * u64::from(MTU)), rng.below(2500) as u32)).collect();
+            let len: u32 = entries.iter().map(|entry| entry.1).sum();
+            let sges: Vec<_> = entries.iter().map(|&(addr, len)| end.sge(addr, len)).collect();
+            let wqe = SendWqe {
+                wr_id,
+                opcode: WrOpcode::RdmaRead as u8,
+                flags: send_flags::SIGNALED as u16,
+                rkey: 9,
+                ..SendWqe::default()
+            };
+            end.post(&wqe, &sges);
+            let places = entries.iter().flat_map(|&(addr, len)| addr..addr + u64::from(len));
+            for (k, addr) in places.enumerate() {
+                expected[addr as usize] = pattern(psn + k as u32 / MTU, k % MTU as usize);
+            }
+            reads.push((psn, len));
+            psn += len.div_ceil(MTU).max(1);
+        }
+        let packets = |psn: u32, count: u32| (psn..psn + count.max(1)).collect::<Vec<u32>>();
+        let (mut waiting, mut now) = (Vec::new(), NOW);
+        while end.statuses().len() < 6 {
+            waiting.extend(asked(&mut end, now).iter().flat_map(|&(psn, count)| packets(psn, count)));
+            if waiting.is_empty() {
+                now = end.qp.next_deadline();
+                assert_ne!(now, Nanos::NEVER, "seed {seed}: nothing is asked for");
+                end.fire(now);
+            }
+            let Some(psn) =
+                (!waiting.is_empty()).then(|| waiting.swap_remove(rng.below(waiting.len() as u64) as usize))
+            else {
+                continue;
+            };
+            let &(first, len) = reads.iter().rev().find(|read| read.0 <= psn).expect("a READ");
+            let payload: Vec<u8> =
+                (0..(len - (psn - first) * MTU).min(MTU) as usize).map(|at| pattern(psn, at)).collect();
+            let pad = (4 - payload.len() % 4) % 4;
+            let bth = Bth { pad: pad as u8, ..Bth::new(Opcode::RcReadResponseMiddle, qpn_of(0), Psn::new(psn)) };
+            let head = HeadBuf::new(&bth);
+            end.receive_from(now, ip_of(1), &[head.as_slice(), &payload, &vec![0; pad]].concat());
+        }
+        assert_eq!(end.statuses(), [OK; 6], "seed {seed}");
+        assert!(end.memory(0, expected.len()) == expected, "seed {seed}: wrong bytes");
+        placed_ahead += end.fx.count_of(Reason::ReadRepaired);
+    }
+    assert!(placed_ahead > 300, "{placed_ahead}");
 }

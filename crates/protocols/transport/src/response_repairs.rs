@@ -1,0 +1,86 @@
+//! Missing parts of READ responses that the requester asks for (selective repeat): each is sent by itself.
+//!
+//! A requester that has lost packets of a response asks for each missing range. Losses are spread, so the ranges of one READ are
+//! far apart, and several are asked for at once. They wait in a queue of their own ([`crate::repair_queue`]) and leave before
+//! anything that was never sent. What is in flight already needs no room in the window. A range that was not sent yet, that is
+//! going to be sent anyway, or that finds the queue full is left to [`crate::responder`], which takes the response back.
+
+use crate::api::{Env, TxBudget};
+use crate::qp::Qp;
+use crate::repair_queue::{READ_REPAIR_DUE, Repair, RepairPart};
+use crate::responder_resource::ResponderResource;
+use burst_base::verbs::access;
+use burst_mem::Peer;
+use burst_span::Span;
+
+impl Qp {
+    /// The peer asks for packets `index..end` of this response, which is one of the selective repeat family.
+    pub(crate) fn queue_repair(&mut self, resource: &ResponderResource, index: u32, end: u32) -> Repair {
+        let is_sent = end.saturating_mul(self.mtu).min(resource.length) <= resource.sent_bytes;
+        let is_pending = resource.has_pending() && end > resource.next;
+        let Some(acks) = self.read_acks.as_deref_mut().filter(|_| resource.selective && is_sent && !is_pending) else {
+            return Repair::Refused;
+        };
+        if self.resp.pending & READ_REPAIR_DUE == 0 {
+            acks.repairs.clear();
+        }
+        let psn = resource.psn.add(index);
+        if acks.repairs.covers(psn, end - index) {
+            return Repair::Waits;
+        }
+        if !acks.repairs.add(psn, end - index) {
+            return Repair::Refused;
+        }
+        self.resp.pending |= READ_REPAIR_DUE;
+        Repair::Queued
+    }
+
+    /// Sends the ranges that wait; false if budget or batch ended before all were sent.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn push_repairs(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
+        while let Some(part) = self.read_acks.as_ref().and_then(|acks| acks.repairs.first()) {
+            let sent = match self.resp.response_of(part.psn, part.count).copied() {
+                Some(resource) => self.push_repair(&resource, part, budget, env),
+                // The peer has asked for so many others since then that it must have this one.
+                None => Some(part.count),
+            };
+            let Some(sent) = sent else { return false };
+            let Some(acks) = &mut self.read_acks else { break };
+            acks.repairs.on_sent(sent);
+            if sent < part.count {
+                return false;
+            }
+        }
+        self.resp.pending &= !READ_REPAIR_DUE;
+        true
+    }
+
+    /// Sends packets of a range. Returns how many; `None` if its memory is not accessible any more, which ends the queue pair.
+    fn push_repair(
+        &mut self,
+        resource: &ResponderResource,
+        part: RepairPart,
+        budget: &mut TxBudget,
+        env: &mut Env<'_>,
+    ) -> Option<u32> {
+        let index = part.psn.diff(resource.psn) as u32;
+        let part =
+            ResponderResource { start: index, next: index, end: index + part.count, is_repair: true, ..*resource };
+        let offset = index * self.mtu;
+        let len = (part.length - offset).min((part.end - index) * self.mtu);
+        let span = if len == 0 {
+            Span::nothing()
+        } else {
+            let (peer, addr) = (Peer { pd: part.pd, qpn: self.id.qpn }, part.addr.wrapping_add(u64::from(offset)));
+            match env.mem.remote(peer, part.rkey, addr, len, access::REMOTE_READ) {
+                Ok(span) => span,
+                Err(reason) => {
+                    self.refuse_read(&part, reason, env);
+                    return None;
+                }
+            }
+        };
+        Some(self.push_responses(&part, (&span, len), false, budget, env) - index)
+    }
+}
