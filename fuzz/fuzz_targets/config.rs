@@ -6,7 +6,7 @@
 #![no_main]
 
 use burst_args::ArgsRefusal;
-use burstd::config::{self, Config};
+use burst_config::{self as config, Config};
 use libfuzzer_sys::fuzz_target;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -14,12 +14,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
-
-#[path = "../../crates/frontends/burstd/src"]
-#[allow(dead_code)]
-mod burstd {
-    pub mod config;
-}
 
 /// The configuration file, in memory.
 fn file() -> &'static File {

@@ -100,6 +100,14 @@ impl Client {
         &self.daemon
     }
 
+    /// The socket of a daemon; `None` for a host in this process.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.link {
+            ControlLink::Socket(socket) => Some(socket.as_fd()),
+            ControlLink::InProcess(_) => None,
+        }
+    }
+
     /// Sends a request and waits for the reply.
     ///
     /// # Errors

@@ -1,22 +1,22 @@
 //! `burstd`: the daemon that carries RoCEv2 for the verbs programs of one host.
 //!
-//! The control plane is the crate `burst_host`. This binary adds what a daemon needs: [`config`] reads the settings,
-//! [`log`] writes lines to stderr, [`server`] owns the event loop, [`rounds`] shares the loop's time between accounts,
+//! The control plane is the crate `burst_host`, the settings and the log are those of `burst_config`. This binary adds what a
+//! daemon needs: [`server`] owns the event loop, [`rounds`] shares the loop's time between accounts,
 //! [`clients`] and [`endings`] are the queues of the accounts, [`listener`] the control socket's file, [`conversation`] a
 //! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
 //! [`systemd`] what systemd passes.
 
+use burst_config as config;
+use burst_config::log;
 use burst_port::DescriptorStore;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 mod clients;
-mod config;
 mod conversation;
 mod endings;
 mod listener;
-mod log;
 mod rounds;
 mod server;
 mod signals;

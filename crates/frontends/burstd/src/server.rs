@@ -5,7 +5,6 @@
 //! and ends. A second signal ends it at once.
 
 use crate::clients::{ClientToken, Clients, HELLO_MAX};
-use crate::config::Config;
 use crate::conversation::{Conversation, ConversationState, TurnBudget};
 use crate::endings::Endings;
 use crate::listener::{bind_socket, remove_socket};
@@ -13,6 +12,7 @@ use crate::rounds::Rounds;
 use crate::signals::signal_pipe;
 use crate::systemd::{self, Notifier, WatchdogNotifier};
 use burst_base::Nanos;
+use burst_config::Config;
 use burst_control::MESSAGE_MAX;
 use burst_host::descriptors;
 use burst_host::host::WORKER_GONE;

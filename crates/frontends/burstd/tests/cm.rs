@@ -221,14 +221,14 @@ fn malformed_commands_end_only_their_own_conversation() {
     assert!(ended(early.as_fd()));
     // A bell without commands in the ring is ignored, and a second command ring is refused.
     let mut liar = daemon.connect();
-    send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
+    send(liar.socket().expect("a socket"), &bell, SendFlags::NOSIGNAL).expect("sent");
     let fd = liar.call(&Request::CmCommandRing, &[]).expect("a command ring").fds.remove(0);
     assert!(matches!(liar.command_sender(), Err(ControlError::Refused { errno: libc::EEXIST, .. })));
     let mut ring = RecordRingProducer::new(Segment::map(fd).expect("mapped")).expect("a command ring");
     ring.write(&[0xff; 40]);
     if ring.post() {
-        send(liar.as_fd(), &bell, SendFlags::NOSIGNAL).expect("sent");
+        send(liar.socket().expect("a socket"), &bell, SendFlags::NOSIGNAL).expect("sent");
     }
-    assert!(ended(liar.as_fd()));
+    assert!(ended(liar.socket().expect("a socket")));
     connected(&mut server, &mut client, 7175);
 }

@@ -48,7 +48,7 @@ impl Port for SlowPort {
 fn server(socket: &Path) -> Server {
     let words = ["burstd", "--port", "udp:dev=lo", "--socket-mode", "0666", "--socket"].map(OsString::from);
     let words = words.into_iter().chain([socket.as_os_str().to_owned()]);
-    let mut config = crate::config::read_from(words, &|_| None).expect("a configuration");
+    let mut config = burst_config::read_from(words, &|_| None).expect("a configuration");
     config.idle_exit = Some(Duration::ZERO);
     config.host.worker_mode = WorkerMode::InPlace;
     let time = Arc::new(AtomicU64::new(1));

@@ -181,7 +181,7 @@ fn document_is_in_step() {
         std::fs::write(path, &want).expect("write docs/configuration.md");
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(found == want, "docs/configuration.md is stale: run BLESS=1 cargo test -p burstd");
+    assert!(found == want, "docs/configuration.md is stale: run BLESS=1 cargo test -p burst-config");
 }
 
 fn document() -> String {

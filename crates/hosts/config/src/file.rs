@@ -1,8 +1,8 @@
 //! The TOML file: found, read, flattened to `table.key`, and checked for unknown keys.
 
-use super::Env;
-use super::keys::KEYS;
-use super::value::ValueKind;
+use crate::Env;
+use crate::keys::KEYS;
+use crate::value::ValueKind;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,10 +1,10 @@
-//! The table of keys. A new key needs a row here, a variant of [`KeyId`] and a field in [`super::Config`]; flags, variables, the
+//! The table of keys. A new key needs a row here, a variant of [`KeyId`] and a field in [`crate::Config`]; flags, variables, the
 //! file and the document are derived from the table.
 //!
 //! The values are looked up by [`NumberKey`] and [`TextKey`], which the compiler checks: a misspelt key, or a key of the other
 //! type, does not compile.
 
-use super::value::ValueKind;
+use crate::value::ValueKind;
 
 /// A key, as an index of [`KEYS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

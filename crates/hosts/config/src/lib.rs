@@ -1,12 +1,16 @@
-//! The configuration of the daemon: flags over environment over TOML file over defaults.
+//! The configuration of a host: flags over environment over TOML file over defaults, for a daemon and for a host inside a
+//! program, which has no flags.
 //!
 //! One table ([`keys::KEYS`]) lists every key: its flag, variable, place in the file, type, default, range and help.
 //! Clap's arguments, the reading of the environment and of the file, and `docs/configuration.md` are derived from
 //! it; a test keeps the document in step. An error is one sentence with the place, the mistake and the nearest valid word, and
 //! exit code 2. The daemon does not start with a configuration that it had to guess.
 
+#![forbid(unsafe_code)]
+
 mod file;
 mod keys;
+pub mod log;
 mod value;
 
 use burst_args::ArgsRefusal;
@@ -94,6 +98,23 @@ pub enum LogFormat {
 pub fn load() -> Result<Config, ExitCode> {
     let env = |name: &str| std::env::var_os(name);
     read_from(std::env::args_os(), &env).map_err(|refusal| ExitCode::from(refusal.print()))
+}
+
+/// Reads environment and file for a host inside this process: one worker, which has no thread. Keys of a daemon alone have no
+/// effect.
+///
+/// # Errors
+/// One sentence.
+pub fn for_this_process() -> Result<Config, String> {
+    let env = |name: &str| std::env::var_os(name);
+    let words = [OsString::from("burst")];
+    let read = read_from(words, &env).map_err(|refusal| match refusal {
+        ArgsRefusal::Wrong(sentence) => sentence.trim_start_matches("burstd: ").to_owned(),
+        other => format!("{other:?}"),
+    });
+    let mut config = read?;
+    (config.host.workers, config.host.worker_mode) = (1, WorkerMode::InPlace);
+    Ok(config)
 }
 
 /// Reads the flags in `words`, whose first is the program's name, the variables that `env` returns, and the file.

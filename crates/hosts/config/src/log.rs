@@ -1,6 +1,6 @@
 //! The log: lines on stderr, written by `tracing`. A line that cannot be written (a full disk) is lost; the daemon continues.
 
-use crate::config::{LogFormat, LogLevel};
+use crate::{LogFormat, LogLevel};
 use tracing::level_filters::LevelFilter;
 
 /// Starts the log, for the life of the process.
