@@ -54,3 +54,11 @@ unversioned libibverbs.so.1
 cargo build $flags -p burst-rdmacm
 link rdmacm librdmacm.so.1 libburst_rdmacm.a "$out/libibverbs.so.1"
 unversioned librdmacm.so.1
+
+# The library with a host for programs that are their own engine: opened by path, so no versions of symbols.
+cargo build $flags -p burst-inprocess ${INPROCESS_FEATURES:-}
+built=$target/$profile/libburst_inprocess.so
+if ! newer "$out/libburst-inprocess.so.1" "$built"; then
+    cp "$built" "$out/libburst-inprocess.so.1.$$"
+    mv "$out/libburst-inprocess.so.1.$$" "$out/libburst-inprocess.so.1"
+fi

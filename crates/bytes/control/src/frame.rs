@@ -35,7 +35,8 @@ impl ControlHeader {
     pub fn new(sequence: u32) -> ControlHeader {
         ControlHeader { version: ABI_VERSION, sequence }
     }
-    fn to_bytes(self) -> [u8; HEADER_BYTES] {
+    /// Its bytes.
+    pub fn bytes(self) -> [u8; HEADER_BYTES] {
         self.with_magic(MAGIC)
     }
     /// The bell: a header without body.
@@ -113,7 +114,7 @@ impl<'a> ControlPacket<'a> {
 /// # Errors
 /// `Malformed` if the message cannot be encoded.
 pub fn encode<T: Serialize>(sequence: u32, message: &T) -> Result<Vec<u8>, ControlError> {
-    let head = ControlHeader::new(sequence).to_bytes().to_vec();
+    let head = ControlHeader::new(sequence).bytes().to_vec();
     postcard::to_extend(message, head).map_err(|e| ControlError::Malformed(e.to_string()))
 }
 
@@ -144,7 +145,7 @@ pub fn send_raw(
             fds.len()
         )));
     }
-    let head = header.to_bytes();
+    let head = header.bytes();
     let iov = [IoSlice::new(&head), IoSlice::new(body)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

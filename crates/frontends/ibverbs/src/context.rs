@@ -9,7 +9,6 @@ use crate::device::VerbsDevice;
 use crate::sys::*;
 use burst_client::raw::RawContext;
 use burst_client::raw::cookies::EventSources;
-use burst_client::raw::place::HostPlace;
 use burst_control::AsyncRecord;
 use burst_ffi::report;
 use std::collections::VecDeque;
@@ -77,9 +76,9 @@ impl VerbsContext {
     /// Connects to the device's daemon and opens a context with the operations of `verbs`. Objects can be imported from the
     /// context whose token is `exporter`.
     pub fn open(device: &VerbsDevice, exporter: Option<u64>, mut verbs: verbs_context) -> Outcome<*mut ibv_context> {
-        let raw = RawContext::open(&HostPlace::Socket(device.socket.clone()), device.info.index, exporter)?;
+        let raw = RawContext::open(&device.place, device.info.index, exporter)?;
         // The file of an imported context names the exporting context, so that it can be passed on to a third process.
-        let name = name_file(exporter.unwrap_or(raw.token()), device.info.index, &device.socket)?;
+        let name = name_file(exporter.unwrap_or(raw.token()), device.info.index, device.place.socket())?;
         let public = &mut verbs.context;
         public.device = device.as_ibv();
         public.cmd_fd = name.as_raw_fd();

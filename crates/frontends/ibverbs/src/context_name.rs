@@ -3,7 +3,8 @@
 //! `cmd_fd` of a context is the descriptor of this file, a sealed memfd. Only a process that has the descriptor knows the token.
 //! A program passes the descriptor on (`SCM_RIGHTS`); the receiver's `ibv_import_device` opens another context by it.
 
-use crate::boundary::{EINVAL, ENOMEM, Errno, Outcome};
+use crate::boundary::{EINVAL, ENOMEM, EOPNOTSUPP, Errno, Outcome};
+use burst_client::raw::place::HostPlace;
 use std::ffi::c_int;
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -24,7 +25,7 @@ pub struct ContextName {
     pub token: u64,
     /// The daemon's number of the device.
     pub device: u32,
-    /// The daemon's socket.
+    /// The daemon's socket; empty if the host is in the process.
     pub socket: PathBuf,
 }
 
@@ -35,6 +36,14 @@ impl ContextName {
         bytes.extend(self.device.to_ne_bytes());
         bytes.extend(self.socket.as_os_str().as_bytes());
         bytes
+    }
+
+    /// Where the context's host is.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP: it is in the process of the exporter, which alone can use its objects.
+    pub fn place(&self) -> Outcome<HostPlace> {
+        if self.socket.as_os_str().is_empty() { Err(EOPNOTSUPP) } else { Ok(HostPlace::Socket(self.socket.clone())) }
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<ContextName> {

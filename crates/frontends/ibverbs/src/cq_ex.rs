@@ -125,6 +125,13 @@ unsafe extern "C" fn start_poll<const LOCKED: bool>(cq: *mut ibv_cq_ex, attr: *m
         // SAFETY: as above; the references are gone.
         unsafe { ours.inner.release() };
     }
+    if context.turn() {
+        // SAFETY: as above. The pass may have brought one.
+        if unsafe { start_poll_once::<LOCKED>(cq, ours, context) } == 0 {
+            found_one();
+            return 0;
+        }
+    }
     if pause() && context.daemon_is_gone() {
         flush::flush(context, Some(ours));
         // SAFETY: as above. What was flushed is found now.

@@ -1,15 +1,15 @@
-//! The device list: finding the daemon, and the `ibv_device` objects that applications hold.
+//! The device list: finding the host, and the `ibv_device` objects that applications hold.
 //!
 //! `ibv_get_device_list` queries the daemon each time. A device lives until the list is freed and no context made from it is
 //! open; list and contexts have a reference each. Without a daemon the list is empty, and the process prints one sentence.
 
 use crate::boundary::{self, EINVAL, Outcome};
 use crate::sys::*;
+use burst_client::raw::place::HostPlace;
 use burst_client::raw::program_name;
-use burst_control::{Client, ControlError, DeviceInfo, Request, Response, socket_path};
+use burst_control::{Client, ControlError, DeviceInfo, Request, Response, in_process, socket_path};
 use burst_ffi::report;
 use std::ffi::{c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// An `ibv_device`, followed by fields of this library.
@@ -21,14 +21,14 @@ pub struct VerbsDevice {
     /// Zeros in place of the rest of rdma-core's private `verbs_device`, which a provider's code may read.
     provider_room: [usize; 8],
     references: AtomicUsize,
-    /// Socket of the device's daemon.
-    pub socket: PathBuf,
+    /// Where the device's host is.
+    pub place: HostPlace,
     /// The daemon's description, as of the list.
     pub info: DeviceInfo,
 }
 
 impl VerbsDevice {
-    fn allocate(socket: &Path, info: DeviceInfo) -> *mut VerbsDevice {
+    fn allocate(place: &HostPlace, info: DeviceInfo) -> *mut VerbsDevice {
         let mut base = ibv_device { node_type: IBV_NODE_CA, transport_type: IBV_TRANSPORT_IB, ..Default::default() };
         copy_text(&mut base.name, &info.name);
         let node = socket_path::device_node(&info.name);
@@ -40,7 +40,7 @@ impl VerbsDevice {
             provider_ops: std::ptr::null(),
             provider_room: [0; 8],
             references: AtomicUsize::new(1),
-            socket: socket.to_owned(),
+            place: place.clone(),
             info,
         }))
     }
@@ -87,12 +87,12 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
     }
 }
 
-/// Connects to the first daemon that answers. If none does: the reason for each socket.
-fn find_daemon() -> Result<(PathBuf, Client), Vec<ControlError>> {
+/// Connects to the first host that answers. If none does: the reason for each place.
+fn find_host() -> Result<(HostPlace, Client), Vec<ControlError>> {
     let mut failures = Vec::new();
-    for path in socket_path::candidates() {
-        match Client::connect(&path, &program_name()) {
-            Ok(client) => return Ok((path, client)),
+    for place in HostPlace::candidates() {
+        match place.connect(&program_name()) {
+            Ok(client) => return Ok((place, client)),
             Err(e) => failures.push(e),
         }
     }
@@ -103,27 +103,30 @@ fn find_daemon() -> Result<(PathBuf, Client), Vec<ControlError>> {
 fn explain(failures: &[ControlError]) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let tried: Vec<String> = failures.iter().map(ToString::to_string).collect();
-    let sentence = format!(
-        "no RDMA device, because no daemon answers ({}): start one with `burst run -- PROGRAM` or `burstd`, or set \
-         BURST_SOCKET to its socket",
-        tried.join("; ")
-    );
+    let tried = tried.join("; ");
+    let sentence = match in_process::is_chosen() {
+        true => format!("no RDMA device: {tried}"),
+        false => format!(
+            "no RDMA device, because no daemon answers ({tried}): start one with `burst run -- PROGRAM` or `burstd`, or set \
+             BURST_SOCKET to its socket"
+        ),
+    };
     report::once(&SAID, &sentence);
 }
 
-/// Queries device number `index` of the daemon behind a socket. The caller owns the one reference.
-pub fn device_at(socket: &Path, index: u32) -> Outcome<*mut ibv_device> {
-    let mut client = Client::connect(socket, &program_name())?;
+/// Queries device number `index` of a host. The caller owns the one reference.
+pub fn device_at(place: &HostPlace, index: u32) -> Outcome<*mut ibv_device> {
+    let mut client = place.connect(&program_name())?;
     let Response::Devices(list) = client.call(&Request::ListDevices, &[])?.response else { return Err(boundary::EIO) };
     let info = list.into_iter().find(|d| d.index == index).ok_or(boundary::Errno(libc::ENODEV))?;
-    Ok(VerbsDevice::allocate(socket, info).cast())
+    Ok(VerbsDevice::allocate(place, info).cast())
 }
 
 fn list_devices() -> Vec<*mut ibv_device> {
-    let failures = match find_daemon() {
-        Ok((socket, mut client)) => match client.call(&Request::ListDevices, &[]).map(|a| a.response) {
+    let failures = match find_host() {
+        Ok((place, mut client)) => match client.call(&Request::ListDevices, &[]).map(|a| a.response) {
             Ok(Response::Devices(list)) => {
-                return list.into_iter().map(|info| VerbsDevice::allocate(&socket, info).cast()).collect();
+                return list.into_iter().map(|info| VerbsDevice::allocate(&place, info).cast()).collect();
             }
             Ok(_) => vec![ControlError::Malformed("unexpected answer to the list of devices".into())],
             Err(e) => vec![e],

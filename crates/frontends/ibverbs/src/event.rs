@@ -14,7 +14,7 @@ use crate::srq::VerbsSrq;
 use crate::sys::*;
 use burst_client::raw::lock::lock;
 use burst_control::{AsyncObject, AsyncRecord};
-use burst_ffi::{block, report};
+use burst_ffi::{block, in_process, report};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::null_mut;
@@ -52,19 +52,27 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     loop {
-        let mut fd = -1;
+        let (mut fd, mut wait) = (-1, None);
         let failed = boundary::number(|| {
             // SAFETY: the caller gives a live channel of an open context.
             let ours = unsafe { VerbsChannel::from_ibv(channel) }.ok_or(boundary::EINVAL)?;
             // SAFETY: as above.
             unsafe { VerbsContext::from_ibv(ours.context()) }?;
             fd = ours.pipe();
+            // SAFETY: as above.
+            wait = unsafe { VerbsContext::from_ibv(ours.context()) }?.in_process_calls().copied();
             Ok(0)
         });
         if failed != 0 {
             return failed;
         }
         let mut record = [0; 8];
+        // SAFETY: this frame owns nothing.
+        let may_read = wait.as_ref().is_none_or(|calls| unsafe { in_process::until_readable(calls, fd) });
+        if !may_read {
+            boundary::set_errno(boundary::EINTR);
+            return -1;
+        }
         // SAFETY: this frame owns nothing.
         let got = unsafe { read_record(fd, &mut record) };
         let mut found = None;

@@ -82,7 +82,7 @@ pub extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
             return Err(EINVAL);
         }
         let named = read_name(cmd_fd)?;
-        let device = device_at(&named.socket, named.device)?;
+        let device = device_at(&named.place()?, named.device)?;
         // SAFETY: `device_at` gives one reference, which is ours to release; the context holds its own.
         let opened = unsafe {
             VerbsDevice::from_ibv(device).and_then(|d| VerbsContext::open(d, Some(named.token), operations()))

@@ -1,8 +1,9 @@
 //! Polling and arming completion queues: the receiving half of the data path ([`burst_client::raw::completion`]).
 //!
-//! A poll that finds no completion may yield the processor, and checks from time to time whether the daemon runs
+//! With a host in this process, a poll that finds no completion runs a pass of its engine. One that still finds none may yield the processor, and checks from time to time whether the daemon runs
 //! ([`burst_client::raw::idle`]). If the daemon has ended, the library flushes what is posted ([`crate::flush`]).
 
+use crate::context::VerbsContext;
 use crate::cq::VerbsCq;
 use crate::flush;
 use crate::sys::*;
@@ -20,15 +21,12 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     // SAFETY: as above.
     let Ok(context) = (unsafe { cq.context() }) else { return -1 };
     let wanted = count.max(0) as usize;
-    let mut inner = cq.inner.lock();
-    let done = if wanted == 1 {
-        // SAFETY: the caller gives a writable entry.
-        inner.take_one(&context.send_slots, move |cqe| unsafe { wc.write(wc_of(cqe)) })
-    } else {
-        // SAFETY: the caller gives `wanted` writable entries, and `i` is below `wanted`.
-        inner.take(&context.send_slots, wanted, move |i, cqe| unsafe { wc.add(i).write(wc_of(cqe)) })
-    };
-    drop(inner);
+    // SAFETY: the caller gives `wanted` writable entries.
+    let mut done = unsafe { take(cq, context, wanted, wc) };
+    if done == 0 && wanted > 0 && context.turn() {
+        // SAFETY: as above.
+        done = unsafe { take(cq, context, wanted, wc) };
+    }
     if done > 0 {
         found();
     } else if wanted > 0 && pause() && context.daemon_is_gone() {
@@ -36,6 +34,22 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
         return unsafe { poll_flushed(cq.as_ibv(), count, wc) };
     }
     done as c_int
+}
+
+/// Takes up to `wanted` completions.
+///
+/// # Safety
+/// `wc` must be writable for `wanted` entries.
+#[inline(always)]
+unsafe fn take(cq: &VerbsCq, context: &VerbsContext, wanted: usize, wc: *mut ibv_wc) -> usize {
+    let mut inner = cq.inner.lock();
+    if wanted == 1 {
+        // SAFETY: the caller gives a writable entry.
+        inner.take_one(&context.send_slots, move |cqe| unsafe { wc.write(wc_of(cqe)) })
+    } else {
+        // SAFETY: the caller gives `wanted` writable entries, and `i` is below `wanted`.
+        inner.take(&context.send_slots, wanted, move |i, cqe| unsafe { wc.add(i).write(wc_of(cqe)) })
+    }
 }
 
 /// `ibv_poll_cq` after the end of the daemon: requests that were posted since the last poll are flushed first.
@@ -81,9 +95,10 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
     // SAFETY: the caller gives a live CQ of an open context.
     let Ok(cq) = (unsafe { VerbsCq::from_ibv(cq) }) else { return libc::EINVAL };
     // SAFETY: as above.
-    if unsafe { cq.context() }.is_err() {
-        return libc::EIO;
-    }
+    let Ok(context) = (unsafe { cq.context() }) else { return libc::EIO };
     cq.inner.lock().ring.arm(solicited_only != 0);
+    if let Some(calls) = context.in_process_calls() {
+        (calls.armed)();
+    }
     0
 }

@@ -18,7 +18,7 @@ use burst_client::raw::place::HostPlace;
 use burst_client::raw::session::CmControl;
 use burst_control::client::ClientReply;
 use burst_control::cm::{CmCommand, CmId, CmReply};
-use burst_control::{ControlError, Request, socket_path};
+use burst_control::{ControlError, Request};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -81,10 +81,8 @@ fn errno_of(error: ClientError) -> Errno {
 
 impl DaemonSession {
     fn connect() -> Outcome<DaemonSession> {
-        let opened = socket_path::candidates()
-            .into_iter()
-            .map(|path| CmControl::open(&HostPlace::Socket(path)))
-            .find_map(|result| match result {
+        let opened =
+            HostPlace::candidates().into_iter().map(|place| CmControl::open(&place)).find_map(|result| match result {
                 Ok(connection) => Some(Ok(connection)),
                 Err(ClientError::Control(
                     ControlError::Connect { .. }

@@ -5,6 +5,11 @@ use tracing::level_filters::LevelFilter;
 
 /// Starts the log, for the life of the process.
 pub fn init(level: LogLevel, format: LogFormat) {
+    assert!(try_init(level, format), "the log was started before");
+}
+
+/// Starts the log unless it was started before. Returns whether it was started.
+pub fn try_init(level: LogLevel, format: LogFormat) -> bool {
     let filter = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -16,7 +21,7 @@ pub fn init(level: LogLevel, format: LogFormat) {
     // tracing would report a failed write on stderr, which would panic.
     let builder = builder.log_internal_errors(false);
     match format {
-        LogFormat::Text => builder.with_ansi(false).init(),
-        LogFormat::Json => builder.json().init(),
+        LogFormat::Text => builder.with_ansi(false).try_init().is_ok(),
+        LogFormat::Json => builder.json().try_init().is_ok(),
     }
 }

@@ -5,12 +5,13 @@
 //! ([`InPlaceWorker::try_turn`]): the other one looks for work itself. Commands of the control thread do wait, and go first:
 //! while one waits, no turn begins, because a thread that polls without pause would otherwise take the lock again and again.
 
+use crate::handover::Inbox;
 use crate::runner::Runner;
 use crate::runner::{WorkerClock, WorkerGone};
 use burst_base::Nanos;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 /// What an attempt to run a worker has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,7 @@ pub struct InPlaceWorker {
     state: Mutex<Option<InPlaceState>>,
     /// Commands that wait for the worker.
     waiting: AtomicU32,
+    inbox: Arc<Inbox>,
 }
 
 struct InPlaceState {
@@ -54,8 +56,13 @@ impl std::fmt::Debug for InPlaceWorker {
 }
 
 impl InPlaceWorker {
-    pub(crate) fn new(runner: Runner, clock: WorkerClock) -> InPlaceWorker {
-        InPlaceWorker { state: Mutex::new(Some(InPlaceState { runner, clock })), waiting: AtomicU32::new(0) }
+    pub(crate) fn new(runner: Runner, clock: WorkerClock, inbox: Arc<Inbox>) -> InPlaceWorker {
+        InPlaceWorker { state: Mutex::new(Some(InPlaceState { runner, clock })), waiting: AtomicU32::new(0), inbox }
+    }
+
+    /// Ends a sleep by a descriptor of [`SleepPlan::fds`], or keeps the next one from lasting.
+    pub fn wake(&self) {
+        self.inbox.wake();
     }
 
     /// Waits for the worker, and calls `f` with it and the time.

@@ -100,7 +100,8 @@ impl WorkerHandle {
     /// When the system gives no eventfd.
     pub fn in_place(worker: Worker, sleeper: SleepFlag, clock: WorkerClock) -> std::io::Result<WorkerHandle> {
         let (mut handle, runner) = WorkerHandle::with_runner(worker, RunnerOptions { spin: Duration::ZERO }, sleeper)?;
-        handle.body = WorkerBody::InPlace(Arc::new(InPlaceWorker::new(runner, clock)));
+        let inbox = handle.inbox.clone();
+        handle.body = WorkerBody::InPlace(Arc::new(InPlaceWorker::new(runner, clock, inbox)));
         Ok(handle)
     }
 
@@ -234,6 +235,12 @@ impl WorkerHandle {
             may_sleep
         });
         may_sleep.ok().flatten().unwrap_or(false)
+    }
+
+    /// Announces to programs that a worker without a thread sleeps, for ever: each of their doorbells is followed by a wake-up.
+    pub fn announce_sleep_for_ever(&self) {
+        // Gone: there is nobody to announce it for.
+        let _ = self.with(|runner, _| runner.sleeper.set_sleeping());
     }
 
     /// Whether a program or the control thread has woken a sleeping worker, as its thread would see it: by a descriptor.

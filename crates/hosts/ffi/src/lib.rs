@@ -5,6 +5,7 @@
 //! stderr where an errno is not enough. Each library reports results in its own way (an errno value, -1, NULL).
 
 pub mod block;
+pub mod in_process;
 pub mod report;
 
 use block::NotNow;
@@ -24,6 +25,8 @@ pub const EINVAL: Errno = Errno(libc::EINVAL);
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
 /// Not offered.
 pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+/// A signal has come.
+pub const EINTR: Errno = Errno(libc::EINTR);
 /// No device, or no daemon.
 pub const ENODEV: Errno = Errno(libc::ENODEV);
 /// The connection to the daemon failed, or the object belongs to the parent process.

@@ -172,6 +172,12 @@ impl RawContext {
         self.in_process.as_ref()
     }
 
+    /// With a host in this process, runs a pass of its engine. Returns whether completions may have come.
+    #[inline]
+    pub fn turn(&self) -> bool {
+        self.in_process.as_ref().is_some_and(|calls| (calls.turn)() != 0)
+    }
+
     fn check_alive(&self) -> Result<()> {
         if self.is_alive() { Ok(()) } else { Err(ClientError::Forked) }
     }

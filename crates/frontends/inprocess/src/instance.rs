@@ -1,0 +1,349 @@
+//! The one host of a process, and who runs its worker.
+//!
+//! *Polls* run a pass each ([`Instance::turn`]). The first *post* since the last pass sends at once; later ones wait for the pass
+//! that the program's next poll makes, so that they leave as trains. If the program does not poll, the keeper makes it, or, while
+//! the keeper serves, each post sends. A *wait* ([`Instance::begin_wait`]) watches the ports beside the program's descriptor, in
+//! place of the keeper.
+//!
+//! A post that finds the worker busy leaves a note (`rung`); whoever runs the worker looks at it after giving the worker back. The
+//! note is written before the last attempt to take the worker, and read after giving it back, both in one total order, so one of
+//! the two sees the other.
+
+use crate::house::{Answer, House};
+use crate::keeper::Bell;
+use crate::{keeper, process};
+use burst_base::Nanos;
+use burst_control::in_process::TURN_GONE;
+use burst_engine::in_place::{InPlaceWorker, TurnOutcome};
+use burst_host::Clock;
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Passes of a wait before it gives the descriptor another look.
+const WAIT_PASSES: u32 = 16;
+/// How much a wait counts as activity of the program, in passes.
+const WAIT_ACTIVITY: u64 = 8;
+
+/// The instance of this process; null before the first session, and in a child after fork.
+static INSTANCE: AtomicPtr<Instance> = AtomicPtr::new(std::ptr::null_mut());
+/// Whether a thread opens the instance. Not a mutex: a child after fork must be able to reset it.
+static OPENING: AtomicBool = AtomicBool::new(false);
+
+/// The host of a process.
+pub struct Instance {
+    /// `None` once it has failed or ended.
+    house: Mutex<Option<House>>,
+    worker: Arc<InPlaceWorker>,
+    /// Wakes the keeper.
+    pub bell: Bell,
+    /// Passes that threads of the program have made, and their waits.
+    activity: AtomicU64,
+    /// A post since the last pass has been sent.
+    posted: AtomicBool,
+    /// A post has found the worker busy.
+    rung: AtomicBool,
+    /// A thread of the program watches the ports.
+    waiter: AtomicBool,
+    /// Waits of the program so far.
+    waits: AtomicU32,
+    /// Whether the keeper watches the ports, so that it, not the program, answers.
+    pub keeper_serves: AtomicBool,
+    /// Until when whoever watches the ports sleeps, in nanoseconds; 0: nobody does.
+    sleeps_until: AtomicU64,
+    failed: AtomicBool,
+}
+
+impl Instance {
+    /// The instance of this process.
+    #[inline]
+    pub fn current() -> Option<&'static Instance> {
+        // SAFETY: the pointer is null or that of a leaked box.
+        unsafe { INSTANCE.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// The instance of this process, which is opened unless there is one.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn get_or_open() -> Result<&'static Instance, String> {
+        if let Some(instance) = Instance::current() {
+            return Ok(instance);
+        }
+        while OPENING.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let opened = Instance::current().map_or_else(Instance::open, Ok);
+        OPENING.store(false, Ordering::Release);
+        opened
+    }
+
+    fn open() -> Result<&'static Instance, String> {
+        let house = House::open()?;
+        let handle = house.host.workers().first().ok_or("the host has no worker")?;
+        let worker = handle.in_place_worker().ok_or("the worker has a thread")?.clone();
+        // For ever, as far as the program is concerned: each ring of a doorbell calls `posted`.
+        handle.announce_sleep_for_ever();
+        let instance: &'static Instance = Box::leak(Box::new(Instance {
+            house: Mutex::new(Some(house)),
+            worker,
+            bell: Bell::new()?,
+            activity: AtomicU64::new(0),
+            posted: AtomicBool::new(false),
+            rung: AtomicBool::new(false),
+            waiter: AtomicBool::new(false),
+            waits: AtomicU32::new(0),
+            keeper_serves: AtomicBool::new(false),
+            sleeps_until: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        }));
+        process::watch()?;
+        keeper::start(instance)?;
+        INSTANCE.store(std::ptr::from_ref(instance).cast_mut(), Ordering::Release);
+        Ok(instance)
+    }
+
+    /// In a child after fork: the host is the parent's.
+    pub fn forget() {
+        INSTANCE.store(std::ptr::null_mut(), Ordering::Release);
+        OPENING.store(false, Ordering::Release);
+    }
+
+    /// The house; `None` once it is gone.
+    pub fn house(&self) -> Option<HouseGuard<'_>> {
+        let guard = self.house.lock().ok()?;
+        guard.is_some().then_some(HouseGuard(guard))
+    }
+
+    /// The house, unless another thread uses it.
+    pub fn try_house(&self) -> Option<HouseGuard<'_>> {
+        let guard = self.house.try_lock().ok()?;
+        guard.is_some().then_some(HouseGuard(guard))
+    }
+
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn open_session(&self) -> Result<u64, String> {
+        self.house().ok_or("the host in this process has failed")?.open_session()
+    }
+
+    /// Whether a session is open and the host lives.
+    pub fn has_session(&self, session: u64) -> bool {
+        !self.has_failed() && self.house().is_some_and(|house| house.has_session(session))
+    }
+
+    /// Ends a session.
+    pub fn close_session(&self, session: u64) {
+        if let Some(mut house) = self.house() {
+            house.close_session(session);
+            drop(house);
+            self.pass();
+        }
+    }
+
+    /// Answers a packet. What it has left for the worker is done before the return, unless another thread runs the worker.
+    ///
+    /// # Errors
+    /// An errno: the session is unusable.
+    pub fn call(&self, session: u64, bytes: &[u8], fds: &[RawFd]) -> Result<Answer, i32> {
+        let mut house = self.house().ok_or(libc::EIO)?;
+        let answer = house.call(session, bytes, fds);
+        drop(house);
+        self.pass();
+        // Something new may be waited for.
+        self.wake_for(Nanos(0));
+        answer
+    }
+
+    /// Whether the host has failed.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// How much the program has run the worker so far.
+    pub fn activity(&self) -> u64 {
+        self.activity.load(Ordering::Relaxed)
+    }
+
+    /// Whether a thread of the program watches the ports now.
+    pub fn has_waiter(&self) -> bool {
+        self.waiter.load(Ordering::SeqCst)
+    }
+
+    /// The worker.
+    pub fn worker(&self) -> &InPlaceWorker {
+        &self.worker
+    }
+
+    fn count(&self, passes: u64) {
+        // Not an addition in one step: a lost count does no harm, and the line stays in this processor's cache.
+        self.activity.store(self.activity.load(Ordering::Relaxed) + passes, Ordering::Relaxed);
+    }
+
+    /// A poll of the program has found nothing: runs one pass, unless another thread does.
+    #[inline]
+    pub fn turn(&self) -> c_int {
+        self.count(1);
+        match self.pass() {
+            TurnOutcome::Active => 1,
+            TurnOutcome::Idle | TurnOutcome::Busy => 0,
+            TurnOutcome::Gone => TURN_GONE,
+        }
+    }
+
+    /// One pass.
+    #[inline]
+    pub fn pass(&self) -> TurnOutcome {
+        // Before the pass looks at doorbells: a later post sends itself.
+        self.posted.store(false, Ordering::SeqCst);
+        let outcome = self.worker.try_turn();
+        if outcome != TurnOutcome::Busy {
+            self.answer_rings();
+        }
+        outcome
+    }
+
+    /// Sends what was posted while this thread ran the worker.
+    #[inline]
+    fn answer_rings(&self) {
+        fence(Ordering::SeqCst);
+        while self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst) {
+            if !self.send_posted() {
+                return;
+            }
+        }
+    }
+
+    /// The program has rung a doorbell.
+    #[inline]
+    pub fn posted(&self) {
+        if self.posted.swap(true, Ordering::SeqCst) && !self.keeper_serves.load(Ordering::SeqCst) {
+            // A pass follows soon, and sends it with others.
+            return;
+        }
+        if !self.send_posted() {
+            self.rung.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            // Whoever runs the worker has perhaps just looked.
+            if self.send_posted() {
+                self.rung.store(false, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Sends what was posted; false if another thread runs the worker.
+    fn send_posted(&self) -> bool {
+        match self.worker.try_send_posted() {
+            Some(due) => {
+                self.wake_for(due);
+                true
+            }
+            None => self.has_failed(),
+        }
+    }
+
+    /// Something is due at `due`: wakes whoever watches the ports and sleeps for longer.
+    fn wake_for(&self, due: Nanos) {
+        if due.0 < self.sleeps_until.load(Ordering::SeqCst) {
+            self.worker.wake();
+        }
+    }
+
+    /// Notes until when the caller sleeps; zero when it is awake.
+    pub fn sleep_until(&self, until: Nanos) {
+        self.sleeps_until.store(until.0, Ordering::SeqCst);
+    }
+
+    /// The program has armed a completion queue. If it has never waited by [`Instance::begin_wait`], it waits by a descriptor of its
+    /// own, which the keeper must make readable without delay.
+    pub fn armed(&self) {
+        if !self.keeper_serves.load(Ordering::Relaxed) && self.waits.load(Ordering::Relaxed) == 0 {
+            self.bell.ring();
+        }
+    }
+
+    /// As `InProcessCalls::begin_wait`.
+    pub fn begin_wait(&self, fd: RawFd, fds: &mut [RawFd], timeout_ns: &mut i64) -> c_int {
+        self.count(WAIT_ACTIVITY);
+        self.waits.store(self.waits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        if self.has_failed() || self.waiter.swap(true, Ordering::SeqCst) {
+            return -1;
+        }
+        for _ in 0..WAIT_PASSES {
+            match self.pass() {
+                TurnOutcome::Idle => break,
+                TurnOutcome::Active => return self.no_wait(0),
+                TurnOutcome::Busy | TurnOutcome::Gone => return self.no_wait(-1),
+            }
+        }
+        let Some(plan) = self.worker.try_sleep() else { return self.no_wait(0) };
+        if plan.fds.len() + 1 > fds.len() {
+            self.worker.end_sleep();
+            return self.no_wait(-1);
+        }
+        self.sleep_until(plan.until);
+        let all = std::iter::once(fd).chain(plan.fds.iter().copied());
+        fds.iter_mut().zip(all).for_each(|(place, fd)| *place = fd);
+        let now = Clock::Monotonic.now();
+        *timeout_ns = if plan.until == Nanos::NEVER { -1 } else { plan.until.since(now).0 as i64 };
+        plan.fds.len() as c_int + 1
+    }
+
+    fn no_wait(&self, result: c_int) -> c_int {
+        self.waiter.store(false, Ordering::SeqCst);
+        result
+    }
+
+    /// As `InProcessCalls::end_wait`.
+    pub fn end_wait(&self) {
+        self.sleep_until(Nanos(0));
+        self.worker.end_sleep();
+        self.waiter.store(false, Ordering::SeqCst);
+    }
+
+    /// A pass or a request has panicked: the host ends. Its event pipes hang up, by which the libraries learn of it.
+    #[cold]
+    pub fn fail(&self) {
+        if self.failed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        tracing::error!("the engine in this process has failed; its queue pairs end");
+        let house = self.house.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        self.worker.abandon();
+        // What a session drops may ask the worker, which is gone.
+        drop(house);
+        self.bell.ring();
+    }
+
+    /// The process ends: peers are told, as far as no other thread is in the way.
+    pub fn end(&self) {
+        for _ in 0..process::EXIT_ATTEMPTS {
+            if let Some(mut house) = self.try_house() {
+                house.end();
+                drop(house);
+                while self.worker.try_turn() == TurnOutcome::Active {}
+                return;
+            }
+            std::thread::sleep(process::EXIT_PAUSE);
+        }
+    }
+}
+
+/// The house of an instance, locked.
+pub struct HouseGuard<'a>(MutexGuard<'a, Option<House>>);
+
+impl std::ops::Deref for HouseGuard<'_> {
+    type Target = House;
+    fn deref(&self) -> &House {
+        self.0.as_ref().expect("checked when it was made")
+    }
+}
+
+impl std::ops::DerefMut for HouseGuard<'_> {
+    fn deref_mut(&mut self) -> &mut House {
+        self.0.as_mut().expect("checked when it was made")
+    }
+}

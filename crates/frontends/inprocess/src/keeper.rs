@@ -1,0 +1,196 @@
+//! The keeper: the thread that runs the worker while the program does not, and the periodic work of the control plane.
+//!
+//! It *serves* (sleeps until a port or a time-out needs the worker) or *watches* (naps, and sees by a counter whether the program
+//! runs the worker). While it watches it touches no port, so that packets of a program that polls wake nobody. A program that
+//! stops polling is served after a nap, [`NAP_MAX`] at most. One that begins to poll is noticed at the next packet: that wakes the
+//! keeper in vain, once.
+
+use crate::instance::Instance;
+use burst_base::Nanos;
+use burst_engine::in_place::TurnOutcome;
+use burst_host::Clock;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// First nap, and the longest: each nap in which the program ran the worker is followed by one twice as long.
+const NAP_MIN: Nanos = Nanos::from_us(500);
+/// See [`NAP_MIN`].
+const NAP_MAX: Nanos = Nanos::from_ms(2);
+/// Passes of the program since the keeper was last awake from which on it polls.
+const POLLS_FROM: u64 = 32;
+/// Passes in a nap below which the program does not poll any more.
+const POLLS_LEAST: u64 = 4;
+/// Passes with work before the keeper looks at the control plane.
+const PASSES_MAX: u32 = 64;
+/// Longest sleep, and the pause while another thread runs the worker.
+const SLEEP_MAX: Nanos = Nanos::from_ms(1000);
+const BUSY_PAUSE: Nanos = Nanos::from_us(50);
+
+/// Environment variable: with [`KEEPER_OFF`] there is no such thread, and only the program's polls run the worker.
+const KEEPER_ENV: &str = "BURST_KEEPER";
+const KEEPER_OFF: &str = "off";
+
+/// Wakes the keeper.
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// A bell.
+    ///
+    /// # Errors
+    /// A sentence: the system gives no eventfd.
+    pub fn new() -> Result<Bell, String> {
+        let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        made.map(Bell).map_err(|e| format!("cannot make an eventfd: {e}"))
+    }
+    /// Wakes the keeper, or keeps it from its next sleep.
+    pub fn ring(&self) {
+        // A full counter means that it is being woken already.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+    /// Whether it was rung since the last call.
+    fn take(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+}
+
+/// Starts the thread. It takes no signals: they are the program's.
+///
+/// # Errors
+/// A sentence.
+pub fn start(instance: &'static Instance) -> Result<(), String> {
+    if std::env::var_os(KEEPER_ENV).is_some_and(|way| way == KEEPER_OFF) {
+        return Ok(());
+    }
+    let spawned =
+        without_signals(|| std::thread::Builder::new().name("burst-keeper".into()).spawn(move || run(instance)));
+    spawned.map(drop).map_err(|e| format!("cannot start the thread that serves while the program does not: {e}"))
+}
+
+/// Calls `f` with all signals blocked: a thread that it starts inherits that.
+fn without_signals<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: plain data that the calls fill.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
+        let result = f();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        result
+    }
+}
+
+fn run(instance: &'static Instance) {
+    let kept = crate::enclosed(|| Keeper { instance, seen: 0, nap: NAP_MIN }.run());
+    if kept.is_none() {
+        crate::fail();
+    }
+}
+
+struct Keeper {
+    instance: &'static Instance,
+    /// The program's activity when the keeper was last awake.
+    seen: u64,
+    nap: Nanos,
+}
+
+impl Keeper {
+    fn run(mut self) {
+        while !self.instance.has_failed() {
+            if self.watch() {
+                self.serve();
+            }
+        }
+    }
+
+    /// The program's passes since the last call.
+    fn activity(&mut self) -> u64 {
+        let now = self.instance.activity();
+        now.wrapping_sub(std::mem::replace(&mut self.seen, now))
+    }
+
+    /// Naps until the program does not run the worker. Returns whether the keeper shall serve.
+    fn watch(&mut self) -> bool {
+        let bell = self.instance.bell.0.as_fd();
+        sleep(&[bell], self.nap);
+        let is_rung = self.instance.bell.take();
+        self.keep_up();
+        let is_quiet = self.activity() < POLLS_LEAST && !self.instance.has_waiter();
+        self.nap = if is_quiet { NAP_MIN } else { Nanos(self.nap.0 * 2).min(NAP_MAX) };
+        is_quiet || is_rung
+    }
+
+    /// Runs the worker until the program does.
+    fn serve(&mut self) {
+        self.instance.keeper_serves.store(true, std::sync::atomic::Ordering::SeqCst);
+        self.activity();
+        while !self.instance.has_failed() && !self.instance.has_waiter() {
+            self.serve_once();
+            if self.activity() >= POLLS_FROM {
+                break;
+            }
+        }
+        self.instance.keeper_serves.store(false, std::sync::atomic::Ordering::SeqCst);
+        self.nap = NAP_MIN;
+    }
+
+    /// Passes while there is work, the control plane, and a sleep.
+    fn serve_once(&mut self) {
+        for _ in 0..PASSES_MAX {
+            match self.instance.pass() {
+                TurnOutcome::Active => continue,
+                TurnOutcome::Idle => break,
+                TurnOutcome::Gone => return crate::fail(),
+                TurnOutcome::Busy => return sleep(&[self.instance.bell.0.as_fd()], BUSY_PAUSE),
+            }
+        }
+        let upkeep = self.keep_up();
+        let Some(plan) = self.instance.worker().try_sleep() else { return };
+        let until = plan.until.min(upkeep.due).min(Clock::Monotonic.now() + SLEEP_MAX);
+        self.instance.sleep_until(until);
+        let raw = [self.instance.bell.0.as_raw_fd()].into_iter().chain(upkeep.fds).chain(plan.fds);
+        // SAFETY: the ports' descriptors are open as long as the worker is, which only `fail` ends: a closed one ends the sleep.
+        let fds: Vec<BorrowedFd<'_>> = raw.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
+        sleep(&fds, until.since(Clock::Monotonic.now()));
+        self.instance.sleep_until(Nanos(0));
+        self.instance.worker().end_sleep();
+        self.instance.bell.take();
+    }
+
+    /// Carries out what is due in the control plane, unless a thread of the program uses it.
+    fn keep_up(&mut self) -> UpkeepPlan {
+        let soon = UpkeepPlan { fds: Vec::new(), due: Clock::Monotonic.now() + NAP_MIN };
+        let Some(mut house) = self.instance.try_house() else { return soon };
+        let interfaces = house.upkeep.interface_events().map(|fd| fd.as_raw_fd());
+        let hops = house.host.cm.hops.fd().map(|fd| fd.as_raw_fd());
+        let [has_interfaces, has_hops] = [interfaces, hops].map(|fd| fd.is_some_and(is_readable));
+        let now = house.host.now();
+        if has_interfaces || has_hops || house.due_at().is_some_and(|due| due <= now) {
+            house.keep_up(has_interfaces, has_hops);
+        }
+        let due = house.due_at().unwrap_or(Nanos::NEVER);
+        UpkeepPlan { fds: interfaces.into_iter().chain(hops).collect(), due }
+    }
+}
+
+/// What the control plane waits for.
+struct UpkeepPlan {
+    fds: Vec<RawFd>,
+    due: Nanos,
+}
+
+fn is_readable(fd: RawFd) -> bool {
+    // SAFETY: a descriptor of the house, which the caller has locked.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
+}
+
+/// Sleeps until a descriptor is readable, at most for `time`.
+fn sleep(fds: &[BorrowedFd<'_>], time: Nanos) {
+    let time = Duration::from_nanos(time.0);
+    let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+    let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    // An error counts as a wake-up.
+    let _ = poll(&mut fds, Some(&timeout));
+}
