@@ -13,6 +13,7 @@ mod doctor;
 mod falls;
 mod host_files;
 mod impair;
+mod in_process;
 mod install;
 mod ls;
 mod run;
@@ -43,6 +44,7 @@ pub fn main() -> ExitCode {
         Some(("cm", m)) => cm::cm(m),
         Some(("host-files", m)) => host_files::system::host_files(m),
         Some((daemon::DETACH, m)) => daemon::detach(m),
+        Some((in_process::PICTURE, _)) => in_process::picture(),
         _ => ExitCode::from(burst_args::EXIT_USAGE),
     }
 }
@@ -87,6 +89,7 @@ pub fn command() -> Command {
         .subcommand(impair::command())
         .subcommand(host_files::system::command())
         .subcommand(daemon::detach_command())
+        .subcommand(in_process::picture_command())
 }
 
 fn run_command() -> Command {
@@ -107,6 +110,13 @@ fn run_command() -> Command {
                 .value_name("SPEC")
                 .action(ArgAction::Append)
                 .help("Port of a daemon that has to be started, for example udp:dev=eth0 [default: udp]"),
+        )
+        .arg(
+            Arg::new("in-process")
+                .long("in-process")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["socket", "no-start"])
+                .help("Run the engine inside the program, without a daemon; the program needs an address that no daemon serves"),
         )
         .arg(
             Arg::new("no-start").long("no-start").action(ArgAction::SetTrue).help("Fail if no daemon runs: start none"),

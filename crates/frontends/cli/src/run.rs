@@ -2,6 +2,7 @@
 
 use crate::daemon;
 use crate::host_files::{Picture, private};
+use crate::in_process;
 use crate::install;
 use crate::sharing;
 use crate::sockets::{self, FoundDaemon};
@@ -25,6 +26,9 @@ const EXIT_NOT_FOUND: u8 = 127;
 pub fn run(matches: &ArgMatches) -> ExitCode {
     let chosen = crate::chosen_socket(matches);
     let ports: Vec<String> = matches.get_many::<String>("port").into_iter().flatten().cloned().collect();
+    if matches.get_flag("in-process") {
+        return run_in_process(matches, &ports);
+    }
     let prepared = install::library_directory()
         .and_then(|libraries| Ok((libraries, daemon_socket(chosen.as_deref(), &ports, matches.get_flag("no-start"))?)));
     match prepared {
@@ -32,7 +36,25 @@ pub fn run(matches: &ArgMatches) -> ExitCode {
             if !matches.get_flag("no-host-files") {
                 show_host_files(&socket);
             }
-            become_program(matches, &libraries, &socket)
+            become_program(matches, &libraries, socket_variables(&socket))
+        }
+        Err(sentence) => {
+            eprintln!("burst: {sentence}");
+            ExitCode::from(EXIT_OURS)
+        }
+    }
+}
+
+/// The same for a program with a host of its own.
+fn run_in_process(matches: &ArgMatches, ports: &[String]) -> ExitCode {
+    let prepared = install::library_directory()
+        .and_then(|libraries| in_process::rehearse(&libraries, ports).map(|picture| (libraries, picture)));
+    match prepared {
+        Ok((libraries, picture)) => {
+            if !matches.get_flag("no-host-files") {
+                enter(Ok(picture));
+            }
+            become_program(matches, &libraries, in_process::variables(ports))
         }
         Err(sentence) => {
             eprintln!("burst: {sentence}");
@@ -98,7 +120,10 @@ fn absolute(path: &Path) -> Result<PathBuf, String> {
 
 /// Mounts the host files. A failure is only reported: most programs run without them.
 fn show_host_files(socket: &Path) {
-    let shown = sockets::connect(Some(socket)).and_then(|mut client| Picture::take(&mut client));
+    enter(sockets::connect(Some(socket)).and_then(|mut client| Picture::take(&mut client)));
+}
+
+fn enter(shown: Result<Picture, String>) {
     if let Err(why) = shown.and_then(|picture| private::enter(&picture)) {
         eprintln!(
             "burst: {why}; without /dev/infiniband and /sys/class/infiniband UCX, NCCL and the like do not see the \
@@ -107,16 +132,22 @@ fn show_host_files(socket: &Path) {
     }
 }
 
-fn become_program(matches: &ArgMatches, libraries: &Path, socket: &Path) -> ExitCode {
+/// The environment variables of a program that uses a daemon.
+fn socket_variables(socket: &Path) -> Vec<(&'static str, OsString)> {
+    let mut variables = vec![(SOCKET_ENV, socket.into())];
+    // This process has checked the socket before it entered the namespace, where its owner may have no number.
+    if let Some(owner) = trust::unmapped_owner(socket) {
+        variables.push((TRUST_ENV, trust::with_user(std::env::var(TRUST_ENV).ok().as_deref(), owner).into()));
+    }
+    variables
+}
+
+fn become_program(matches: &ArgMatches, libraries: &Path, variables: Vec<(&'static str, OsString)>) -> ExitCode {
     let mut words = matches.get_many::<OsString>("program").into_iter().flatten();
     let Some(program) = words.next() else { return ExitCode::from(burst_args::EXIT_USAGE) };
     let search = with_ours_first(libraries, std::env::var_os("LD_LIBRARY_PATH").as_deref());
     let mut command = Command::new(program);
-    command.args(words).env("LD_LIBRARY_PATH", search).env(SOCKET_ENV, socket);
-    // This process has checked the socket before it entered the namespace, where its owner may have no number.
-    if let Some(owner) = trust::unmapped_owner(socket) {
-        command.env(TRUST_ENV, trust::with_user(std::env::var(TRUST_ENV).ok().as_deref(), owner));
-    }
+    command.args(words).env("LD_LIBRARY_PATH", search).envs(variables);
     let error = command.exec();
     let name = program.to_string_lossy();
     let (sentence, code) = match error.kind() {

@@ -2,6 +2,7 @@
 
 use crate::context::ClientContext;
 use crate::error::{ClientError, Result};
+use crate::raw::place::HostPlace;
 use crate::raw::program_name;
 use burst_control::cm::CmAddr;
 use burst_control::monitor::{CcPeer, CmConnection, CmCursor, CmStats, DaemonCrashes, UserPage, UserUse};
@@ -33,6 +34,15 @@ impl Daemon {
         Ok(Daemon { socket: socket.to_owned(), client: Client::connect(socket, program)? })
     }
 
+    /// Opens a host in this process, with the settings of its environment.
+    ///
+    /// # Errors
+    /// [`ControlError::Connect`], with the host's sentence.
+    pub fn in_process() -> Result<Daemon> {
+        let client = HostPlace::InProcess.connect(&program_name())?;
+        Ok(Daemon { socket: PathBuf::new(), client })
+    }
+
     /// Connects to the first daemon that answers: at `BURST_SOCKET` if that is set, else at the places of
     /// [`socket_path::candidates`].
     ///
@@ -49,7 +59,7 @@ impl Daemon {
         Err(last.unwrap_or(ClientError::Control(ControlError::Closed)))
     }
 
-    /// The socket of the daemon.
+    /// The socket of the daemon; empty for a host in this process.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
