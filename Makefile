@@ -41,6 +41,7 @@ threads: ## Test ten million completions on many threads, then ThreadSanitizer (
 conformance: build ## Run rdma-core's own test suite (from PyPI) and compare with tests/conformance/expected.txt
 	@scripts/install-deps --conformance
 	@$(PYTHON) tests/conformance/run
+	@$(PYTHON) tests/conformance/run --in-process
 
 hunt: build ## Attack a daemon beside a bystander and search for faults by seeds, for hours; kill a guarded one 200 times (tests/hunt/run; PARTS=attacks SECONDS=60 KILLS=200)
 	$(CARGO) build --release --locked -p burst-control --example attack

@@ -1,6 +1,7 @@
 """Start and end of namespaces, wires, daemons and programs."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import shutil
@@ -141,6 +142,8 @@ class Host:
         self.pin = ["taskset", "-c", cpu] if cpu else []
         self.socket = directory / f"{name}.sock"
         self.daemon = None
+        #: Port of the engines inside the programs; None: they use the daemon.
+        self.in_process = None
         #: The programs that may still run; those of a failed test disturb no other.
         self.processes = []
         self.address = None
@@ -175,8 +178,14 @@ class Host:
         said = lambda: f"{' '.join(program.words)} does not bind UDP port {port}:\n{program.text()}"  # noqa: E731
         wait_until(lambda: want in Path(f"/proc/{self.keeper.pid}/net/udp").read_text(), seconds, said, program)
 
+    def burst_environment(self):
+        """The variables by which a program finds its host."""
+        if self.in_process:
+            return {"BURST_MODE": "inprocess", "BURST_PORT": self.in_process}
+        return {"BURST_SOCKET": str(self.socket)}
+
     def environment(self, extra=None):
-        env = {**os.environ, "BURST_SOCKET": str(self.socket)}
+        env = {**os.environ, **self.burst_environment()}
         libraries = str(build_directory() / "lib")
         rest = env.get("LD_LIBRARY_PATH")
         env["LD_LIBRARY_PATH"] = f"{libraries}:{rest}" if rest else libraries
@@ -205,10 +214,20 @@ class Host:
 
     def devices(self):
         """The devices of `burst ls --json`."""
+        if self.in_process:
+            return self._devices_of_programs()
         code, text = self.burst("ls", "--json")
         if code:
             raise LabError(text)
         return json.loads(text)["devices"]
+
+    def _devices_of_programs(self):
+        """The devices that a program would see now."""
+        code, text = self.burst("in-process-picture")
+        if code:
+            raise LabError(text)
+        gids = lambda device: [{**gid, "address": gid_address(gid["gid"])} for gid in device["gids"]]  # noqa: E731
+        return [{**device, "gids": gids(device)} for device in json.loads(text)[0]]
 
     def gid_index(self, address):
         """The index of an address in the device's GID table."""
@@ -241,10 +260,20 @@ class Host:
         self.keeper.stdout.close()
 
 
-class Fabric:
-    """Hosts `a` and `b`, joined by a wire; a context manager. `cpus`: the processor to which each host's processes are pinned."""
+def gid_address(raw):
+    """The address of a GID's 16 bytes."""
+    address = ipaddress.IPv6Address(bytes(raw))
+    return str(address.ipv4_mapped or address)
 
-    def __init__(self, mtu=9000, ports=("udp:dev=eth0", "udp:dev=eth0"), daemons=True, extra=(), delay=None, cpus=None):
+
+class Fabric:
+    """Hosts `a` and `b`, joined by a wire; a context manager. `cpus`: the processor to which each host's processes are pinned. `in_process`: there
+    are no daemons, each program has an engine of its own."""
+
+    def __init__(
+        self, mtu=9000, ports=("udp:dev=eth0", "udp:dev=eth0"), daemons=True, extra=(), delay=None, cpus=None, in_process=False,
+    ):
+        self.in_process = in_process
         self.mtu, self.ports, self.daemons, self.extra, self.delay = mtu, ports, daemons, extra, delay
         self.cpus = cpus or (None, None)
         self.directory = None
@@ -272,7 +301,10 @@ class Fabric:
             host.ip(f"addr add {host.address6}/64 dev eth0 nodad")
             host.ip("link set eth0 up")
         self._await_links()
-        if self.daemons:
+        if self.in_process:
+            for host, port in zip(self.hosts, self.ports):
+                host.in_process = port
+        elif self.daemons:
             for host, port in zip(self.hosts, self.ports):
                 host.start_daemon(port, self.extra)
 
