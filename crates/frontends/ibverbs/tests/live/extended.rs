@@ -222,7 +222,8 @@ fn windows_open_what_they_are_bound_to() {
         assert!(!target.is_null());
         let (a, b) = open.pair(cq);
         let through = |rkey: u32| {
-            let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), target, 0);
+            let mut sges = [sge(mr, 0, 8)];
+            let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut sges), target, 0);
             request.wr.rdma.rkey = rkey;
             assert_eq!(send(a, &mut request).0, 0);
             complete(cq).status

@@ -13,7 +13,8 @@ fn completions_of_a_destroyed_queue_pair_vanish() {
     let mut bytes = vec![0u8; 4096];
     let mr = open.mr(&mut bytes);
     for (qp, id) in [(a, 1), (c, 2), (a, 3)] {
-        let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8);
+        let mut sges = [sge(mr, 0, 8)];
+        let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut sges), mr, 8);
         request.wr_id = id;
         assert_eq!(send(qp, &mut request).0, 0);
     }

@@ -87,7 +87,8 @@ fn a_wrong_rkey_ends_in_error_completions() {
     let mr = open.mr(&mut bytes);
     let (a, _b) = open.pair(cq);
     assert_eq!(recv(a, 5, &mut [sge(mr, 0, 8)]), 0);
-    let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8);
+    let mut sges = [sge(mr, 0, 8)];
+    let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut sges), mr, 8);
     // SAFETY: a write holds the `rdma` member.
     unsafe { request.wr.rdma.rkey ^= 0x100 };
     assert_eq!(send(a, &mut request).0, 0);
@@ -143,7 +144,8 @@ fn the_public_state_changes_only_if_the_mask_names_it() {
     let mr = open.mr(&mut bytes);
     let (a, _b) = open.pair(cq);
     // An invalid key moves the queue pair to ERR at the daemon; the program learns that from a completion only.
-    let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut [sge(mr, 0, 8)]), mr, 8);
+    let mut sges = [sge(mr, 0, 8)];
+    let mut request = to(wr(IBV_WR_RDMA_WRITE, &mut sges), mr, 8);
     // SAFETY: a WRITE's request holds the `rdma` member.
     unsafe { request.wr.rdma.rkey ^= 0x5555_5500 };
     assert_eq!(send(a, &mut request).0, 0);
