@@ -181,7 +181,7 @@ class Host:
     def burst_environment(self):
         """The variables by which a program finds its host."""
         if self.in_process:
-            return {"BURST_MODE": "inprocess", "BURST_PORT": self.in_process}
+            return {"BURST_MODE": "inprocess", "BURST_PORT": self.in_process, "BURST_SOCKET": str(self.socket)}
         return {"BURST_SOCKET": str(self.socket)}
 
     def environment(self, extra=None):
@@ -304,6 +304,8 @@ class Fabric:
         if self.in_process:
             for host, port in zip(self.hosts, self.ports):
                 host.in_process = port
+                # The sockets of the programs lie beside the daemon's.
+                host.socket = self.directory / host.name / "burstd.sock"
         elif self.daemons:
             for host, port in zip(self.hosts, self.ports):
                 host.start_daemon(port, self.extra)

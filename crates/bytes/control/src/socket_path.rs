@@ -22,6 +22,30 @@ pub fn candidates() -> Vec<PathBuf> {
     list
 }
 
+/// What names of sockets of programs with an engine of their own begin and end with; the process number is between.
+const IN_PROCESS: (&str, &str) = ("in-process-", ".sock");
+
+/// The socket by which tools see a program with an engine of its own: in the directory of the daemon's socket.
+pub fn in_process_socket(pid: u32) -> PathBuf {
+    let named = std::env::var_os(SOCKET_ENV).filter(|p| !p.is_empty()).map(PathBuf::from);
+    let (first, last) = IN_PROCESS;
+    named.unwrap_or_else(daemon_socket).with_file_name(format!("{first}{pid}{last}"))
+}
+
+/// The sockets of programs with engines of their own in a directory, by process number.
+pub fn in_process_sockets(directory: &Path) -> Vec<(u32, PathBuf)> {
+    let (first, last) = IN_PROCESS;
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let sockets = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let pid = name.to_str()?.strip_prefix(first)?.strip_suffix(last)?.parse().ok()?;
+        Some((pid, entry.path()))
+    });
+    let mut found: Vec<(u32, PathBuf)> = sockets.collect();
+    found.sort();
+    found
+}
+
 /// Default socket of a daemon: for root the host's path; for other users, and for a root that may not write there (in a user
 /// namespace, or with a read-only `/run`), the user's path.
 pub fn daemon_socket() -> PathBuf {
@@ -54,6 +78,18 @@ fn tmp_socket() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_of_programs_are_found_by_their_names() {
+        let base = std::env::temp_dir().join(format!("burst-programs-{}", std::process::id()));
+        std::fs::create_dir_all(&base).unwrap();
+        for name in ["in-process-12.sock", "in-process-7.sock", "in-process-x.sock", "burstd.sock", "in-process-3"] {
+            std::fs::write(base.join(name), "").unwrap();
+        }
+        let found = in_process_sockets(&base);
+        assert_eq!(found, [(7, base.join("in-process-7.sock")), (12, base.join("in-process-12.sock"))]);
+        std::fs::remove_dir_all(base).unwrap();
+    }
 
     #[test]
     fn there_is_room_where_a_directory_can_be_made() {

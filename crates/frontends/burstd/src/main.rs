@@ -2,7 +2,7 @@
 //!
 //! The control plane is the crate `burst_host`, the settings and the log are those of `burst_config`. This binary adds what a
 //! daemon needs: [`server`] owns the event loop, [`rounds`] shares the loop's time between accounts,
-//! [`clients`] and [`endings`] are the queues of the accounts, [`listener`] the control socket's file, [`conversation`] a
+//! [`clients`] and [`endings`] are the queues of the accounts, [`conversation`] a
 //! client's socket, [`signals`] the signals, [`supervisor`] the process that starts a successor when the daemon falls,
 //! [`systemd`] what systemd passes.
 
@@ -16,7 +16,6 @@ use std::sync::Arc;
 mod clients;
 mod conversation;
 mod endings;
-mod listener;
 mod rounds;
 mod server;
 mod signals;

@@ -7,7 +7,6 @@
 use crate::clients::{ClientToken, Clients, HELLO_MAX};
 use crate::conversation::{Conversation, ConversationState, TurnBudget};
 use crate::endings::Endings;
-use crate::listener::{bind_socket, remove_socket};
 use crate::rounds::Rounds;
 use crate::signals::signal_pipe;
 use crate::systemd::{self, Notifier, WatchdogNotifier};
@@ -16,6 +15,7 @@ use burst_config::Config;
 use burst_control::MESSAGE_MAX;
 use burst_host::descriptors;
 use burst_host::host::WORKER_GONE;
+use burst_host::listener::{bind_socket, remove_socket};
 use burst_host::log_limit::LogCause;
 use burst_host::session::ENDED_AT_ONCE;
 use burst_host::{Host, Upkeep};

@@ -6,7 +6,7 @@
 mod connections;
 mod steps;
 
-use burst_client::Daemon;
+use crate::sockets::ShownHost;
 use burst_control::monitor::CmStats;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
@@ -60,25 +60,26 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Runs the command.
 pub fn cm(matches: &ArgMatches) -> ExitCode {
-    let shown = crate::sockets::connect(crate::chosen_socket(matches).as_deref()).and_then(|c| show(c, matches));
-    match shown {
+    match show(matches) {
         Ok(()) => ExitCode::SUCCESS,
         Err(sentence) => crate::fail(sentence),
     }
 }
 
-fn show(mut client: Daemon, matches: &ArgMatches) -> Result<(), String> {
+fn show(matches: &ArgMatches) -> Result<(), String> {
     let watch = matches.get_one::<Duration>("watch").copied();
     let json = matches.get_flag("json");
     let mut before = None;
     let mut next = Instant::now();
+    let chosen = crate::chosen_socket(matches);
+    let mut hosts = crate::sockets::hosts(chosen.as_deref())?;
     loop {
         if matches.get_flag("connections") {
             let state = matches.get_one::<String>("state").map(String::as_str);
-            let all = connections::ask(&mut client, state)?;
+            let all = connections::ask_all(&mut hosts, state)?;
             out(json, watch.is_some(), || connections::as_json(&all), || connections::as_text(&all))?;
         } else {
-            let now = ask(&mut client)?;
+            let now = ask_all(&mut hosts)?;
             let shown = steps::since(&now, before.as_ref());
             out(json, watch.is_some(), || stats_json(&shown), || steps::as_text(&shown))?;
             before = Some(now);
@@ -86,6 +87,7 @@ fn show(mut client: Daemon, matches: &ArgMatches) -> Result<(), String> {
         let Some(interval) = watch else { return Ok(()) };
         next += interval;
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        hosts = crate::sockets::hosts(chosen.as_deref())?;
     }
 }
 
@@ -99,8 +101,17 @@ fn out(json: bool, many: bool, value: impl FnOnce() -> Value, text: impl FnOnce(
     crate::print(&written)
 }
 
-fn ask(client: &mut Daemon) -> Result<CmStats, String> {
-    client.cm_stats().map_err(|e| e.to_string())
+/// The steps of the daemon and of programs with engines of their own, together.
+fn ask_all(hosts: &mut [ShownHost]) -> Result<CmStats, String> {
+    let mut all: Option<CmStats> = None;
+    for shown in hosts {
+        let stats = shown.host.cm_stats().map_err(|e| e.to_string())?;
+        match &mut all {
+            None => all = Some(stats),
+            Some(all) => steps::add(all, &stats),
+        }
+    }
+    all.ok_or_else(|| "no host answers".to_owned())
 }
 
 fn stats_json(stats: &CmStats) -> Value {

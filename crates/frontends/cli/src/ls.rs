@@ -9,20 +9,26 @@ use std::process::ExitCode;
 
 /// Lists the devices.
 pub fn ls(matches: &ArgMatches) -> ExitCode {
-    let daemon = crate::sockets::connect(crate::chosen_socket(matches).as_deref());
     if matches.get_flag("users") {
+        let daemon = crate::sockets::connect(crate::chosen_socket(matches).as_deref());
         let shown = daemon.and_then(|mut c| crate::users::show(&mut c, matches.get_flag("json")));
         return shown.map_or_else(crate::fail, |text| crate::finish(&text));
     }
-    let listed = daemon.and_then(|mut c| devices(&mut c));
-    match listed {
-        Err(sentence) => crate::fail(sentence),
-        Ok(list) if matches.get_flag("json") => {
-            crate::finish(&crate::json_text(&json!({ "devices": list.iter().map(as_json).collect::<Vec<_>>() })))
-        }
-        Ok(list) if list.is_empty() => crate::finish("The daemon has no device: start burstd with --port.\n"),
-        Ok(list) => crate::finish(&list.iter().map(as_text).collect::<String>()),
+    list(matches).map_or_else(crate::fail, |text| crate::finish(&text))
+}
+
+fn list(matches: &ArgMatches) -> Result<String, String> {
+    let (mut rows, mut text) = (Vec::new(), String::new());
+    for mut shown in crate::sockets::hosts(crate::chosen_socket(matches).as_deref())? {
+        let devices = devices(&mut shown.host)?;
+        rows.extend(devices.iter().map(|device| shown.label(as_json(device))));
+        text.push_str(&shown.heading());
+        text.extend(devices.iter().map(as_text));
     }
+    if matches.get_flag("json") {
+        return Ok(crate::json_text(&json!({ "devices": rows })));
+    }
+    Ok(if text.is_empty() { "The daemon has no device: start burstd with --port.\n".to_owned() } else { text })
 }
 
 /// Gets the devices from the daemon.

@@ -94,6 +94,54 @@ pub fn connect(chosen: Option<&Path>) -> Result<Daemon, String> {
     }
 }
 
+/// A host that answers: a daemon, or the engine inside a program.
+pub struct ShownHost {
+    /// The connection.
+    pub host: Daemon,
+    /// Name and process number of the program that the host is inside of; `None`: a daemon.
+    pub program: Option<(String, u32)>,
+}
+
+impl ShownHost {
+    /// The line above what is shown of it; none above a daemon's.
+    pub fn heading(&self) -> String {
+        self.program.as_ref().map_or_else(String::new, |(name, pid)| format!("In {name} (pid {pid}):\n"))
+    }
+    /// Adds the program to a JSON object that shows something of the host.
+    pub fn label(&self, mut value: serde_json::Value) -> serde_json::Value {
+        if let (Some((name, pid)), Some(object)) = (&self.program, value.as_object_mut()) {
+            object.insert("program".into(), name.as_str().into());
+            object.insert("pid".into(), (*pid).into());
+        }
+        value
+    }
+}
+
+/// The daemon, if one answers, and the programs of this user (for root: of all) with engines of their own.
+///
+/// # Errors
+/// A sentence: there is none of them.
+pub fn hosts(chosen: Option<&Path>) -> Result<Vec<ShownHost>, String> {
+    let daemon = connect(chosen);
+    let mut directories: Vec<PathBuf> =
+        candidates(chosen).iter().filter_map(|p| p.parent().map(Path::to_owned)).collect();
+    directories.dedup();
+    let programs = directories.iter().flat_map(|directory| burst_control::socket_path::in_process_sockets(directory));
+    let inside = programs.filter_map(|(pid, path)| match try_socket(&path) {
+        FoundDaemon::Alive(host) => Some(ShownHost { host, program: Some((name_of(pid), pid)) }),
+        _ => None,
+    });
+    let inside: Vec<ShownHost> = inside.collect();
+    match daemon {
+        Err(why) if inside.is_empty() => Err(why),
+        daemon => Ok(daemon.ok().map(|host| ShownHost { host, program: None }).into_iter().chain(inside).collect()),
+    }
+}
+
+fn name_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "?".into(), |name| name.trim().to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

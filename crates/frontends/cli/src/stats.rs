@@ -7,27 +7,26 @@ use std::process::ExitCode;
 
 /// Prints the counters.
 pub fn stats(matches: &ArgMatches) -> ExitCode {
-    let counters = match ask(matches) {
-        Ok(counters) => counters,
-        Err(sentence) => return crate::fail(sentence),
-    };
+    text(matches).map_or_else(crate::fail, |text| crate::finish(&text))
+}
+
+fn text(matches: &ArgMatches) -> Result<String, String> {
     let all = matches.get_flag("all");
-    let shown: Vec<&Counter> = counters.iter().filter(|c| all || c.value != 0).collect();
-    if matches.get_flag("json") {
-        let rows = shown.iter().map(|c| json!({"name": c.name, "device": c.device, "value": c.value}));
-        return crate::finish(&crate::json_text(&json!({ "counters": rows.collect::<Vec<_>>() })));
+    let (mut rows, mut text) = (Vec::new(), String::new());
+    for mut host in crate::sockets::hosts(crate::chosen_socket(matches).as_deref())? {
+        let counters = host.host.counters().map_err(|e| e.to_string())?;
+        let shown: Vec<&Counter> = counters.iter().filter(|c| all || c.value != 0).collect();
+        let row = |c: &&Counter| host.label(json!({"name": c.name, "device": c.device, "value": c.value}));
+        rows.extend(shown.iter().map(row));
+        text.push_str(&host.heading());
+        if shown.is_empty() {
+            text.push_str("Every counter is 0.\n");
+        }
+        text.extend(shown.into_iter().map(as_line));
     }
-    if shown.is_empty() {
-        return crate::finish("Every counter is 0.\n");
-    }
-    crate::finish(&shown.into_iter().map(as_line).collect::<String>())
+    Ok(if matches.get_flag("json") { crate::json_text(&json!({ "counters": rows })) } else { text })
 }
 
 fn as_line(c: &Counter) -> String {
     format!("{:<10} {:<32} {:>20}\n", if c.device.is_empty() { "-" } else { &c.device }, c.name, c.value)
-}
-
-fn ask(matches: &ArgMatches) -> Result<Vec<Counter>, String> {
-    let mut daemon = crate::sockets::connect(crate::chosen_socket(matches).as_deref())?;
-    daemon.counters().map_err(|e| e.to_string())
 }

@@ -5,6 +5,7 @@
 //! stops polling is served after a nap, [`NAP_MAX`] at most. One that begins to poll is noticed at the next packet: that wakes the
 //! keeper in vain, once.
 
+use crate::inspection::Inspection;
 use crate::instance::Instance;
 use burst_base::Nanos;
 use burst_engine::in_place::TurnOutcome;
@@ -81,7 +82,11 @@ fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 }
 
 fn run(instance: &'static Instance) {
-    let kept = crate::enclosed(|| Keeper { instance, seen: 0, nap: NAP_MIN }.run());
+    let kept = crate::enclosed(|| {
+        let inspection = Inspection::open();
+        crate::process::remove_at_exit(inspection.as_ref().map(Inspection::path));
+        Keeper { instance, seen: 0, nap: NAP_MIN, inspection }.run()
+    });
     if kept.is_none() {
         crate::fail();
     }
@@ -92,6 +97,8 @@ struct Keeper {
     /// The program's activity when the keeper was last awake.
     seen: u64,
     nap: Nanos,
+    /// What tools see of the program.
+    inspection: Option<Inspection>,
 }
 
 impl Keeper {
@@ -168,8 +175,12 @@ impl Keeper {
         if has_interfaces || has_hops || house.due_at().is_some_and(|due| due <= now) {
             house.keep_up(has_interfaces, has_hops);
         }
-        let due = house.due_at().unwrap_or(Nanos::NEVER);
-        UpkeepPlan { fds: interfaces.into_iter().chain(hops).collect(), due }
+        let mut fds: Vec<RawFd> = interfaces.into_iter().chain(hops).collect();
+        if let Some(inspection) = &mut self.inspection {
+            inspection.serve(&mut house);
+            fds.extend(inspection.fds());
+        }
+        UpkeepPlan { fds, due: house.due_at().unwrap_or(Nanos::NEVER) }
     }
 }
 

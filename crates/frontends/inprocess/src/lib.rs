@@ -8,6 +8,7 @@
 //! | `house` | the host and its sessions: requests and commands |
 //! | `instance` | the one host of a process, and who runs its worker: polls, posts, waits |
 //! | `keeper` | the thread that runs it while the program does not |
+//! | `inspection` | the socket for `burst ls`, `stats` and `cm` |
 //! | `ports` | opening the ports, and who holds a taken one |
 //! | `process` | fork and exit |
 //!
@@ -19,6 +20,7 @@
 //! pipes hang up, and the libraries flush what is posted and report IBV_EVENT_DEVICE_FATAL.
 
 mod house;
+mod inspection;
 mod instance;
 mod keeper;
 mod ports;

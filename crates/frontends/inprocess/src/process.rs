@@ -5,8 +5,11 @@
 //! the child may not take a lock that another thread held.
 
 use crate::instance::Instance;
+use std::ffi::{CString, c_char};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How often, and after which pauses, the end of the process tries to use the house.
@@ -66,6 +69,23 @@ unsafe extern "C" fn in_child() {
     }
 }
 
+/// The file to remove when the process ends, a C string; null: none.
+static SOCKET_FILE: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Removes a file when the process ends. Not in a child after fork.
+pub fn remove_at_exit(path: Option<&Path>) {
+    let name = path.and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+    SOCKET_FILE.store(name.map_or(std::ptr::null_mut(), CString::into_raw), Ordering::Release);
+}
+
 extern "C" fn at_exit() {
-    let _ = crate::enclosed(|| Instance::current().into_iter().for_each(Instance::end));
+    let _ = crate::enclosed(|| {
+        let Some(instance) = Instance::current() else { return };
+        let file = SOCKET_FILE.load(Ordering::Acquire);
+        if !file.is_null() {
+            // SAFETY: a C string that was leaked.
+            unsafe { libc::unlink(file) };
+        }
+        instance.end();
+    });
 }

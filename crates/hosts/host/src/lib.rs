@@ -42,6 +42,7 @@ mod groups;
 pub mod host;
 pub mod id_allocator;
 pub mod limits;
+pub mod listener;
 pub mod log_limit;
 pub mod options;
 pub mod packet;

@@ -1,7 +1,7 @@
 //! The list of connections.
 
 use super::steps::time;
-use burst_client::Daemon;
+use crate::sockets::ShownHost;
 use burst_control::cm::CmAddr;
 use burst_control::monitor::{CmConnection, CmConnectionState};
 use serde_json::{Value, json};
@@ -21,12 +21,17 @@ pub struct ShownConnections {
     pub hidden: u64,
 }
 
-/// Gets the connections from the daemon, all or those in one state.
+/// Gets the connections of the daemon and of programs with engines of their own, all or those in one state.
 ///
 /// # Errors
 /// A sentence.
-pub fn ask(client: &mut Daemon, state: Option<&str>) -> Result<ShownConnections, String> {
-    let (mut list, hidden) = client.cm_connections().map_err(|e| e.to_string())?;
+pub fn ask_all(hosts: &mut [ShownHost], state: Option<&str>) -> Result<ShownConnections, String> {
+    let (mut list, mut hidden) = (Vec::new(), 0);
+    for shown in hosts {
+        let (its, not_shown) = shown.host.cm_connections().map_err(|e| e.to_string())?;
+        list.extend(its);
+        hidden += not_shown;
+    }
     list.retain(|c| state.is_none_or(|s| s == c.state.name()));
     list.sort_by_key(|c| (c.state as u8, c.local.map(|a| (a.ip, a.port)), c.peer.map(|a| (a.ip, a.port))));
     Ok(ShownConnections { list, hidden })

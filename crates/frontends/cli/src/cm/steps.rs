@@ -39,6 +39,19 @@ pub fn time(ns: u64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
+/// Adds the steps of another host.
+pub fn add(all: &mut CmStats, other: &CmStats) {
+    for (sum, step) in all.steps.iter_mut().zip(&other.steps) {
+        sum.count += step.count;
+        sum.total_ns += step.total_ns;
+        sum.max_ns = sum.max_ns.max(step.max_ns);
+        sum.buckets.iter_mut().zip(&step.buckets).for_each(|(sum, count)| *sum += count);
+    }
+    for ((_, sum), (_, number)) in all.numbers.iter_mut().zip(&other.numbers) {
+        *sum += number;
+    }
+}
+
 /// The table, and the other counts below it.
 pub fn as_text(stats: &CmStats) -> String {
     let mut text = format!("{:<32} {:>10} {:>10} {:>10} {:>10}\n", "step", "count", "p50", "p99", "max");
