@@ -34,6 +34,9 @@ def way(request, fabric):
 def connections(host):
     """The rows of `burst cm --connections`."""
     code, text = host.burst("cm", "--connections", "--json")
+    if code and host.in_process:
+        # No program with an engine of its own runs yet.
+        return []
     assert code == 0, text
     return json.loads(text)["connections"]
 

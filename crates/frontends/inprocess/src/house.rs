@@ -173,11 +173,10 @@ impl House {
         self.upkeep.due_at(&self.host, &self.sessions)
     }
 
-    /// Ends all sessions: queue pairs are flushed, and their peers are told.
-    pub fn end(&mut self) {
-        for OwnSession { mut session, .. } in std::mem::take(&mut self.sessions) {
-            session.fail_queue_pairs(&mut self.host);
-            session.end(&mut self.host);
+    /// The process exits: peers are told.
+    pub fn leave_peers(&mut self) {
+        for OwnSession { session, .. } in &mut self.sessions {
+            session.leave_peers(&mut self.host);
         }
         self.host.post_cm_jobs();
     }

@@ -322,7 +322,7 @@ impl Instance {
     pub fn end(&self) {
         for _ in 0..process::EXIT_ATTEMPTS {
             if let Some(mut house) = self.try_house() {
-                house.end();
+                house.leave_peers();
                 drop(house);
                 while self.worker.try_turn() == TurnOutcome::Active {}
                 return;

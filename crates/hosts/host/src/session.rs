@@ -333,6 +333,15 @@ impl Session {
         }
     }
 
+    /// Ends connections and queue pairs, so that their peers learn of it, before the process of the host and of the program exits.
+    /// What the program waits by stays: its threads may still run, and must not see the end of a host.
+    pub fn leave_peers(&mut self, host: &mut Host) {
+        if let Some(cm) = &mut self.cm {
+            while !cm.end_ids(host, ENDED_AT_ONCE) {}
+        }
+        self.fail_queue_pairs(host);
+    }
+
     /// Returns the memory of ended objects to the system.
     pub fn shrink(&mut self) {
         if let Some(cm) = &mut self.cm {

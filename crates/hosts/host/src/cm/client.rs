@@ -267,6 +267,16 @@ impl CmClient {
     /// Ends ids, at most `budget` of them: the program has exited. Peers of connected ids are disconnected. Returns true when all
     /// ids have ended. Listeners end first, so that another program can listen on their ports.
     pub fn end_some(&mut self, host: &mut Host, budget: usize) -> bool {
+        let over = self.end_ids(host, budget);
+        if over {
+            self.channels.values().for_each(|(channel, _)| channel.close());
+        }
+        over
+    }
+
+    /// Releases about `budget` ids: their peers learn that their connections have ended. The event channels stay. Returns true when
+    /// all have been released.
+    pub fn end_ids(&mut self, host: &mut Host, budget: usize) -> bool {
         if self.ending.is_none() {
             self.session.end();
             host.note_ended(self.session.backlog_len());
@@ -281,10 +291,7 @@ impl CmClient {
             self.ending = Some(ids);
         }
         for _ in 0..budget.max(1) {
-            let Some(id) = self.ending.as_mut().and_then(Vec::pop) else {
-                self.channels.values().for_each(|(channel, _)| channel.close());
-                return true;
-            };
+            let Some(id) = self.ending.as_mut().and_then(Vec::pop) else { return true };
             let Some(mut gone) = self.ids.remove(&id) else { continue };
             if gone.stage == CmIdStage::Listening {
                 host.cm.listeners -= 1;
