@@ -68,13 +68,12 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         }
         let mut record = [0; 8];
         // SAFETY: this frame owns nothing.
-        let may_read = wait.as_ref().is_none_or(|calls| unsafe { in_process::until_readable(calls, fd) });
-        if !may_read {
-            boundary::set_errno(boundary::EINTR);
-            return -1;
-        }
-        // SAFETY: this frame owns nothing.
-        let got = unsafe { read_record(fd, &mut record) };
+        let got = unsafe {
+            match &wait {
+                Some(calls) => in_process::read(calls, fd, record.as_mut_ptr().cast(), record.len()),
+                None => read_record(fd, &mut record),
+            }
+        };
         let mut found = None;
         let failed = boundary::number(|| {
             // SAFETY: the caller gives a live channel.

@@ -4,6 +4,7 @@
 //! come as the packets that a daemon would get by its socket. Commands of connection management come by a ring; its reader is
 //! always marked as asleep, so that each command is followed by a bell, which is a packet without a reply.
 
+use burst_base::Nanos;
 use burst_control::frame::{self, ControlHeader, ControlPacket, HEADER_BYTES};
 use burst_host::{Clock, Host, PacketAnswer, Session, Upkeep};
 use burst_peer::PeerProcess;
@@ -27,6 +28,8 @@ pub struct House {
     sessions: Vec<OwnSession>,
     /// Periodic work.
     pub upkeep: Upkeep,
+    /// How long a waiting thread looks for packets before it sleeps.
+    pub spin: Nanos,
     next: u64,
 }
 
@@ -62,7 +65,8 @@ impl House {
         let ports = crate::ports::open(&config.host)?;
         let host = Host::with_ports(&config.host, Clock::Monotonic, ports)?;
         let upkeep = Upkeep::new(host.now());
-        Ok(House { host, sessions: Vec::new(), upkeep, next: 1 })
+        let spin = Nanos(config.host.spin.as_nanos() as u64);
+        Ok(House { host, sessions: Vec::new(), upkeep, spin, next: 1 })
     }
 
     /// Opens a session, and returns its number.
@@ -169,7 +173,7 @@ impl House {
     }
 
     /// When [`House::keep_up`] must be called next.
-    pub fn due_at(&self) -> Option<burst_base::Nanos> {
+    pub fn due_at(&self) -> Option<Nanos> {
         self.upkeep.due_at(&self.host, &self.sessions)
     }
 

@@ -21,8 +21,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Passes of a wait before it gives the descriptor another look.
-const WAIT_PASSES: u32 = 16;
+/// A pass and a yield that take longer show that another thread wants the processor.
+const YIELD_LONG: Nanos = Nanos::from_us(20);
 /// How much a wait counts as activity of the program, in passes.
 const WAIT_ACTIVITY: u64 = 8;
 
@@ -53,6 +53,8 @@ pub struct Instance {
     /// Until when whoever watches the ports sleeps, in nanoseconds; 0: nobody does.
     sleeps_until: AtomicU64,
     failed: AtomicBool,
+    /// How long a wait looks for packets before it sleeps.
+    spin: Nanos,
 }
 
 impl Instance {
@@ -83,6 +85,7 @@ impl Instance {
         let house = House::open()?;
         let handle = house.host.workers().first().ok_or("the host has no worker")?;
         let worker = handle.in_place_worker().ok_or("the worker has a thread")?.clone();
+        let spin = house.spin;
         // For ever, as far as the program is concerned: each ring of a doorbell calls `posted`.
         handle.announce_sleep_for_ever();
         let instance: &'static Instance = Box::leak(Box::new(Instance {
@@ -97,6 +100,7 @@ impl Instance {
             keeper_serves: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(0),
             failed: AtomicBool::new(false),
+            spin,
         }));
         process::watch()?;
         keeper::start(instance)?;
@@ -206,6 +210,22 @@ impl Instance {
         outcome
     }
 
+    /// Passes until one finds work, or another thread needs the processor, or the time is over after which to sleep.
+    pub fn look(&self) -> TurnOutcome {
+        let mut now = Clock::Monotonic.now();
+        let end = now + self.spin;
+        loop {
+            match self.pass() {
+                TurnOutcome::Idle => std::thread::yield_now(),
+                other => return other,
+            }
+            let before = std::mem::replace(&mut now, Clock::Monotonic.now());
+            if now >= end || now.since(before) > YIELD_LONG {
+                return TurnOutcome::Idle;
+            }
+        }
+    }
+
     /// Sends what was posted while this thread ran the worker.
     #[inline]
     fn answer_rings(&self) {
@@ -272,12 +292,10 @@ impl Instance {
         if self.has_failed() || self.waiter.swap(true, Ordering::SeqCst) {
             return -1;
         }
-        for _ in 0..WAIT_PASSES {
-            match self.pass() {
-                TurnOutcome::Idle => break,
-                TurnOutcome::Active => return self.no_wait(0),
-                TurnOutcome::Busy | TurnOutcome::Gone => return self.no_wait(-1),
-            }
+        match self.look() {
+            TurnOutcome::Idle => {}
+            TurnOutcome::Active => return self.no_wait(0),
+            TurnOutcome::Busy | TurnOutcome::Gone => return self.no_wait(-1),
         }
         let Some(plan) = self.worker.try_sleep() else { return self.no_wait(0) };
         if plan.fds.len() + 1 > fds.len() {

@@ -144,7 +144,7 @@ impl Keeper {
     /// Passes while there is work, the control plane, and a sleep.
     fn serve_once(&mut self) {
         for _ in 0..PASSES_MAX {
-            match self.instance.pass() {
+            match self.instance.look() {
                 TurnOutcome::Active => continue,
                 TurnOutcome::Idle => break,
                 TurnOutcome::Gone => return crate::fail(),

@@ -1,12 +1,12 @@
-//! Waiting for a descriptor of a host in this process: the thread watches the ports meanwhile, and runs the engine.
+//! Waiting for a record in a pipe of a host in this process: the thread watches the ports meanwhile, and runs the engine.
 //!
-//! One wake-up instead of two: the packet that makes the descriptor readable wakes this thread, not the keeper. Cancellation is
+//! One wake-up instead of two: the packet that brings the record wakes this thread, not the keeper. Cancellation is
 //! possible between two sleeps, each of which is short; during one it would leave the host without anybody who watches.
 
 use crate::block;
 use crate::block::NotNow;
 use burst_control::in_process::InProcessCalls;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 
 /// Descriptors that are watched at most.
@@ -21,46 +21,45 @@ unsafe extern "C-unwind" {
 
 /// What a step of the wait has come to.
 enum Step {
-    /// The descriptor is readable, or the caller shall read it in any case.
-    Ready,
-    /// Another thread watches the ports: the caller waits for the descriptor alone.
+    /// So many bytes were read, or the read has failed with this errno.
+    Read(isize, c_int),
+    /// Another thread watches the ports: the caller reads, and waits there.
     Alone,
-    /// A signal has come that shall interrupt calls.
-    Interrupted,
     Again,
 }
 
-/// Waits until `fd` is readable, unless it is non-blocking. Returns false if the caller's read shall fail with EINTR, because a
-/// signal has come.
+/// As read(2) of a record from a pipe into which the host of this process writes.
 ///
 /// # Safety
-/// The caller's frame owns nothing: the thread may be cancelled here.
-pub unsafe fn until_readable(calls: &InProcessCalls, fd: RawFd) -> bool {
-    // SAFETY: a descriptor's flags are read.
-    if unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
-        (calls.turn)();
-        return true;
-    }
+/// `to` has room for `len` bytes. The caller's frame owns nothing: the thread may be cancelled here.
+pub unsafe fn read(calls: &InProcessCalls, fd: RawFd, to: *mut c_void, len: usize) -> isize {
     loop {
-        match step(calls, fd) {
-            Step::Ready => return true,
-            Step::Interrupted => return false,
-            Step::Alone => {
-                // SAFETY: this frame owns nothing.
-                unsafe { block::until_readable(fd) };
-                return true;
+        // SAFETY: the caller's promise.
+        match unsafe { step(calls, fd, to, len) } {
+            Step::Read(got, errno) => {
+                crate::set_errno(crate::Errno(errno));
+                return got;
             }
+            // SAFETY: the caller's promise.
+            Step::Alone => return unsafe { block::read(fd, to, len) },
             // SAFETY: this frame owns nothing.
             Step::Again => unsafe { pthread_testcancel() },
         }
     }
 }
 
-fn step(calls: &InProcessCalls, fd: RawFd) -> Step {
+/// # Safety
+/// As [`read`], without cancellation.
+unsafe fn step(calls: &InProcessCalls, fd: RawFd, to: *mut c_void, len: usize) -> Step {
     let _not_now = NotNow::begin();
-    let mut own = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    if wait(&mut own, 0) != 0 {
-        return Step::Ready;
+    // SAFETY: the caller's promise.
+    if let Some(step) = unsafe { read_now(fd, to, len) } {
+        return step;
+    }
+    // SAFETY: a descriptor's flags are read.
+    if unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
+        (calls.turn)();
+        return Step::Alone;
     }
     let (mut fds, mut timeout_ns) = ([-1; FDS_MAX], 0);
     // SAFETY: room for as many descriptors, and a writable number.
@@ -72,7 +71,33 @@ fn step(calls: &InProcessCalls, fd: RawFd) -> Step {
     let time = if timeout_ns < 0 { SLEEP_MAX_NS } else { timeout_ns.min(SLEEP_MAX_NS) };
     let found = wait(&mut watched[..count as usize], time);
     (calls.end_wait)();
-    if found < 0 && signals_interrupt() { Step::Interrupted } else { Step::Again }
+    if found < 0 && signals_interrupt() {
+        return Step::Read(-1, libc::EINTR);
+    }
+    if watched[0].revents == 0 {
+        (calls.turn)();
+    }
+    Step::Again
+}
+
+/// Reads what is there; `None` if nothing is.
+///
+/// # Safety
+/// As [`step`].
+unsafe fn read_now(fd: RawFd, to: *mut c_void, len: usize) -> Option<Step> {
+    let place = libc::iovec { iov_base: to, iov_len: len };
+    // SAFETY: one valid entry; -1: a pipe has no position.
+    let got = unsafe { libc::preadv2(fd, &place, 1, -1, libc::RWF_NOWAIT) };
+    let errno = crate::errno().0;
+    match (got, errno) {
+        (-1, libc::EAGAIN) => None,
+        (-1, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => {
+            // A kernel that cannot do that: a look first.
+            let mut own = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+            (wait(&mut own, 0) != 0).then_some(Step::Alone)
+        }
+        (got, errno) => Some(Step::Read(got, errno)),
+    }
 }
 
 /// poll(2) with a time-out in nanoseconds.

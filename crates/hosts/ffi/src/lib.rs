@@ -25,8 +25,6 @@ pub const EINVAL: Errno = Errno(libc::EINVAL);
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
 /// Not offered.
 pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
-/// A signal has come.
-pub const EINTR: Errno = Errno(libc::EINTR);
 /// No device, or no daemon.
 pub const ENODEV: Errno = Errno(libc::ENODEV);
 /// The connection to the daemon failed, or the object belongs to the parent process.
