@@ -18,6 +18,8 @@ use std::time::Duration;
 const NAP_MIN: Nanos = Nanos::from_us(500);
 /// See [`NAP_MIN`].
 const NAP_MAX: Nanos = Nanos::from_ms(2);
+/// Naps between two looks at the control plane: each look takes time from a program that polls.
+const NAPS_PER_UPKEEP: u32 = 16;
 /// Passes of the program since the keeper was last awake from which on it polls.
 const POLLS_FROM: u64 = 32;
 /// Passes in a nap below which the program does not poll any more.
@@ -85,7 +87,7 @@ fn run(instance: &'static Instance) {
     let kept = crate::enclosed(|| {
         let inspection = Inspection::open();
         crate::process::remove_at_exit(inspection.as_ref().map(Inspection::path));
-        Keeper { instance, seen: 0, nap: NAP_MIN, inspection }.run()
+        Keeper { instance, seen: 0, nap: NAP_MIN, naps: 0, inspection }.run()
     });
     if kept.is_none() {
         crate::fail();
@@ -97,6 +99,8 @@ struct Keeper {
     /// The program's activity when the keeper was last awake.
     seen: u64,
     nap: Nanos,
+    /// Naps so far.
+    naps: u32,
     /// What tools see of the program.
     inspection: Option<Inspection>,
 }
@@ -119,9 +123,12 @@ impl Keeper {
     /// Naps until the program does not run the worker. Returns whether the keeper shall serve.
     fn watch(&mut self) -> bool {
         let bell = self.instance.bell.0.as_fd();
-        sleep(&[bell], self.nap);
-        let is_rung = self.instance.bell.take();
-        self.keep_up();
+        let is_rung = sleep(&[bell], self.nap) && self.instance.bell.take();
+        self.naps = self.naps.wrapping_add(1);
+        let waits = self.instance.try_house().is_some_and(|house| house.host.cm.hops.is_waited_for());
+        if waits || self.naps.is_multiple_of(NAPS_PER_UPKEEP) {
+            self.keep_up();
+        }
         let is_quiet = self.activity() < POLLS_LEAST && !self.instance.has_waiter();
         self.nap = if is_quiet { NAP_MIN } else { Nanos(self.nap.0 * 2).min(NAP_MAX) };
         is_quiet || is_rung
@@ -148,7 +155,10 @@ impl Keeper {
                 TurnOutcome::Active => continue,
                 TurnOutcome::Idle => break,
                 TurnOutcome::Gone => return crate::fail(),
-                TurnOutcome::Busy => return sleep(&[self.instance.bell.0.as_fd()], BUSY_PAUSE),
+                TurnOutcome::Busy => {
+                    sleep(&[self.instance.bell.0.as_fd()], BUSY_PAUSE);
+                    return;
+                }
             }
         }
         let upkeep = self.keep_up();
@@ -197,11 +207,11 @@ fn is_readable(fd: RawFd) -> bool {
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
 }
 
-/// Sleeps until a descriptor is readable, at most for `time`.
-fn sleep(fds: &[BorrowedFd<'_>], time: Nanos) {
+/// Sleeps until a descriptor is readable, at most for `time`. Returns whether one may be.
+fn sleep(fds: &[BorrowedFd<'_>], time: Nanos) -> bool {
     let time = Duration::from_nanos(time.0);
     let timeout = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
     let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     // An error counts as a wake-up.
-    let _ = poll(&mut fds, Some(&timeout));
+    poll(&mut fds, Some(&timeout)) != Ok(0)
 }
