@@ -1,8 +1,8 @@
 //! `burst run --in-process`: the program gets a host of its own ([`burst_control::in_process`]).
 //!
-//! The host is opened once before, in a process of its own: if that fails, the user reads why before the program starts, and if it
-//! works, it says what the host files show. A thread of a host must not exist in `burst` itself, because a process with threads
-//! cannot enter a user namespace.
+//! The host is opened once before, in a process of its own: if that fails, the user reads why before the program starts, and if
+//! it works, it says what the host files show. A thread of a host must not exist in `burst` itself, because a process with
+//! threads cannot enter a user namespace.
 
 use crate::host_files::Picture;
 use burst_client::Daemon;

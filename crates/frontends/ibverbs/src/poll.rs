@@ -1,7 +1,8 @@
 //! Polling and arming completion queues: the receiving half of the data path ([`burst_client::raw::completion`]).
 //!
-//! With a host in this process, a poll that finds no completion runs a pass of its engine. One that still finds none may yield the processor, and checks from time to time whether the daemon runs
-//! ([`burst_client::raw::idle`]). If the daemon has ended, the library flushes what is posted ([`crate::flush`]).
+//! With a host in this process, a poll that finds no completion runs a pass of its engine. One that still finds none may yield
+//! the processor, and checks from time to time whether the daemon runs ([`burst_client::raw::idle`]). If the daemon has ended,
+//! the library flushes what is posted ([`crate::flush`]).
 
 use crate::context::VerbsContext;
 use crate::cq::VerbsCq;

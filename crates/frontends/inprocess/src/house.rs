@@ -1,8 +1,8 @@
 //! The host of a program and its sessions.
 //!
-//! A session is opened for each connection that a library makes: one for each context, and one for connection management. Requests
-//! come as the packets that a daemon would get by its socket. Commands of connection management come by a ring; its reader is
-//! always marked as asleep, so that each command is followed by a bell, which is a packet without a reply.
+//! A session is opened for each connection that a library makes: one for each context, and one for connection management.
+//! Requests come as the packets that a daemon would get by its socket. Commands of connection management come by a ring; its
+//! reader is always marked as asleep, so that each command is followed by a bell, which is a packet without a reply.
 
 use burst_base::Nanos;
 use burst_control::frame::{self, ControlHeader, ControlPacket, HEADER_BYTES};
@@ -13,7 +13,7 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 /// A reply.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct PacketReply {
     /// Its bytes; empty if the packet has no reply.
     pub bytes: Vec<u8>,
     /// Descriptors that go with it.
@@ -108,7 +108,7 @@ impl House {
     ///
     /// # Errors
     /// An errno: the session is unusable.
-    pub fn call(&mut self, number: u64, bytes: &[u8], fds: &[RawFd]) -> Result<Answer, i32> {
+    pub fn call(&mut self, number: u64, bytes: &[u8], fds: &[RawFd]) -> Result<PacketReply, i32> {
         // Commands that were sent before the request come first.
         self.receive_commands();
         let at = self.sessions.iter().position(|s| s.number == number).ok_or(libc::EIO)?;
@@ -119,17 +119,17 @@ impl House {
         let fds = session.foreign(&self.host, copies);
         let sequence = packet.header.sequence;
         let answer = match session.answer_packet(&mut self.host, &packet, fds) {
-            PacketAnswer::Nothing => Answer::default(),
+            PacketAnswer::Nothing => PacketReply::default(),
             PacketAnswer::Reply(reply) => {
                 let (reply, fds) = *reply;
                 let bytes = frame::encode(sequence, &reply).map_err(|_| libc::EPROTO)?;
-                Answer { bytes, fds }
+                PacketReply { bytes, fds }
             }
             PacketAnswer::WrongVersion(sentence) => {
                 let mut bytes = ControlHeader::new(sequence).bytes().to_vec();
                 debug_assert_eq!(bytes.len(), HEADER_BYTES);
                 bytes.extend_from_slice(sentence.as_bytes());
-                Answer { bytes, fds: Vec::new() }
+                PacketReply { bytes, fds: Vec::new() }
             }
             PacketAnswer::Disconnect(why) => {
                 tracing::warn!("session ended: {why}");

@@ -21,7 +21,7 @@ const SILENT_MAX: Nanos = Nanos::from_ms(5000);
 const MODE: u32 = 0o600;
 
 /// The socket and its connections.
-pub struct Inspection {
+pub struct InspectionSocket {
     path: PathBuf,
     listener: OwnedFd,
     clients: Vec<InspectionClient>,
@@ -34,13 +34,15 @@ struct InspectionClient {
     since: Nanos,
 }
 
-impl Inspection {
+impl InspectionSocket {
     /// Binds the socket of this process. `None`: it cannot be bound, and nobody sees the program.
-    pub fn open() -> Option<Inspection> {
+    pub fn open() -> Option<InspectionSocket> {
         let path = socket_path::in_process_socket(std::process::id());
         path.parent().into_iter().for_each(remove_dead);
         match listener::bind_socket(&path, MODE) {
-            Ok(listener) => Some(Inspection { path, listener, clients: Vec::new(), buffer: vec![0; MESSAGE_MAX] }),
+            Ok(listener) => {
+                Some(InspectionSocket { path, listener, clients: Vec::new(), buffer: vec![0; MESSAGE_MAX] })
+            }
             Err(why) => {
                 tracing::info!("burst ls, stats and cm do not see this program: {why}");
                 None

@@ -5,11 +5,11 @@
 //! the keeper serves, each post sends. A *wait* ([`Instance::begin_wait`]) watches the ports beside the program's descriptor, in
 //! place of the keeper.
 //!
-//! A post that finds the worker busy leaves a note (`rung`); whoever runs the worker looks at it after giving the worker back. The
-//! note is written before the last attempt to take the worker, and read after giving it back, both in one total order, so one of
-//! the two sees the other.
+//! A post that finds the worker busy leaves a note (`rung`); whoever runs the worker looks at it after giving the worker back.
+//! The note is written before the last attempt to take the worker, and read after giving it back, both in one total order, so
+//! one of the two sees the other.
 
-use crate::house::{Answer, House};
+use crate::house::{House, PacketReply};
 use crate::keeper::Bell;
 use crate::{keeper, process};
 use burst_base::Nanos;
@@ -152,7 +152,7 @@ impl Instance {
     ///
     /// # Errors
     /// An errno: the session is unusable.
-    pub fn call(&self, session: u64, bytes: &[u8], fds: &[RawFd]) -> Result<Answer, i32> {
+    pub fn call(&self, session: u64, bytes: &[u8], fds: &[RawFd]) -> Result<PacketReply, i32> {
         let mut house = self.house().ok_or(libc::EIO)?;
         let answer = house.call(session, bytes, fds);
         drop(house);
@@ -277,8 +277,8 @@ impl Instance {
         self.sleeps_until.store(until.0, Ordering::SeqCst);
     }
 
-    /// The program has armed a completion queue. If it has never waited by [`Instance::begin_wait`], it waits by a descriptor of its
-    /// own, which the keeper must make readable without delay.
+    /// The program has armed a completion queue. If it has never waited by [`Instance::begin_wait`], it waits by a descriptor
+    /// of its own, which the keeper must make readable without delay.
     pub fn armed(&self) {
         if !self.keeper_serves.load(Ordering::Relaxed) && self.waits.load(Ordering::Relaxed) == 0 {
             self.bell.ring();

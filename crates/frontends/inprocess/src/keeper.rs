@@ -1,11 +1,11 @@
 //! The keeper: the thread that runs the worker while the program does not, and the periodic work of the control plane.
 //!
-//! It *serves* (sleeps until a port or a time-out needs the worker) or *watches* (naps, and sees by a counter whether the program
-//! runs the worker). While it watches it touches no port, so that packets of a program that polls wake nobody. A program that
-//! stops polling is served after a nap, [`NAP_MAX`] at most. One that begins to poll is noticed at the next packet: that wakes the
-//! keeper in vain, once.
+//! It *serves* (sleeps until a port or a time-out needs the worker) or *watches* (naps, and sees by a counter whether the
+//! program runs the worker). While it watches it touches no port, so that packets of a program that polls wake nobody. A
+//! program that stops polling is served after a nap, [`NAP_MAX`] at most. One that begins to poll is noticed at the next
+//! packet: that wakes the keeper in vain, once.
 
-use crate::inspection::Inspection;
+use crate::inspection::InspectionSocket;
 use crate::instance::Instance;
 use burst_base::Nanos;
 use burst_engine::in_place::TurnOutcome;
@@ -85,8 +85,8 @@ fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 
 fn run(instance: &'static Instance) {
     let kept = crate::enclosed(|| {
-        let inspection = Inspection::open();
-        crate::process::remove_at_exit(inspection.as_ref().map(Inspection::path));
+        let inspection = InspectionSocket::open();
+        crate::process::remove_at_exit(inspection.as_ref().map(InspectionSocket::path));
         Keeper { instance, seen: 0, nap: NAP_MIN, naps: 0, inspection }.run()
     });
     if kept.is_none() {
@@ -102,7 +102,7 @@ struct Keeper {
     /// Naps so far.
     naps: u32,
     /// What tools see of the program.
-    inspection: Option<Inspection>,
+    inspection: Option<InspectionSocket>,
 }
 
 impl Keeper {

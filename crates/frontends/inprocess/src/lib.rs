@@ -13,8 +13,8 @@
 //! | `process` | fork and exit |
 //!
 //! Threads that poll run the worker's passes ([`Instance::turn`]). A thread that posts sends at once, unless a pass will follow
-//! soon. While no thread of the program does either, the keeper serves: peers are answered and time-outs repeat packets though the
-//! program computes. Locks are taken in the order house, worker; a pass holds the worker alone, and never waits for it.
+//! soon. While no thread of the program does either, the keeper serves: peers are answered and time-outs repeat packets though
+//! the program computes. Locks are taken in the order house, worker; a pass holds the worker alone, and never waits for it.
 //!
 //! Nothing unwinds into the program: each function catches panics. After one the host is gone, as a daemon that has ended: its
 //! pipes hang up, and the libraries flush what is posted and report IBV_EVENT_DEVICE_FATAL.

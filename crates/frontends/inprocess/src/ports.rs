@@ -71,7 +71,7 @@ mod tests {
         let holder = holder_of(port).expect("this process holds it");
         assert!(holder.ends_with(&format!("(pid {})", std::process::id())), "{holder}");
         drop(socket);
-        assert_eq!(inodes_of("/proc/self/net/udp", port), []);
+        assert!(inodes_of("/proc/self/net/udp", port).is_empty());
         let why = explain(&PortError::InUse { addr: IpAddr::from([10, 0, 0, 1]), port });
         assert!(why.contains("10.0.0.1") && why.contains("BURST_PORT"), "{why}");
     }

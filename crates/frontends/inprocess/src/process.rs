@@ -1,8 +1,8 @@
 //! Fork and exit of the program.
 //!
-//! A child after fork has copies of the ports' descriptors. It closes them, so that a dead parent's address is free, and forgets the
-//! host, which is the parent's: it can open one of its own. The numbers of the descriptors are collected before the fork, because
-//! the child may not take a lock that another thread held.
+//! A child after fork has copies of the ports' descriptors. It closes them, so that a dead parent's address is free, and
+//! forgets the host, which is the parent's: it can open one of its own. The numbers of the descriptors are collected before the
+//! fork, because the child may not take a lock that another thread held.
 
 use crate::instance::Instance;
 use std::ffi::{CString, c_char};

@@ -187,7 +187,7 @@ fn document_is_in_step() {
 fn document() -> String {
     let mut text = String::from(
         "# Configuration of burstd\n\n\
-         This page is made from the table of keys in `crates/frontends/burstd/src/config/keys.rs`; a test keeps it in step.\n\n\
+         This page is made from the table of keys in `crates/hosts/config/src/keys.rs`; a test keeps it in step.\n\n\
          A key can be given as a flag, as an environment variable, or in a TOML file; a flag wins over a variable, a\n\
          variable over the file, the file over the default. The file is the one named by `--config`, else\n\
          `$XDG_CONFIG_HOME/burst/burstd.toml` (`~/.config/burst/burstd.toml`), else `/etc/burst/burstd.toml`, if there.\n\

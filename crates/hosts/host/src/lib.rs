@@ -2,7 +2,7 @@
 //!
 //! A [`Host`] opens ports and starts workers; a [`Session`] carries out the requests of one client; [`Upkeep`] does the periodic
 //! work. All of it runs on one thread, the caller's. The data path runs on the workers and never waits for it. Nothing here
-//! owns a socket for clients: a daemon, a simulator and a library inside a program can drive the same code. The time comes from
+//! serves a socket for clients: a daemon, a simulator and a library inside a program can drive the same code. The time comes from
 //! [`Clock`], random numbers from [`random::RandomSource`]; both can be set for a simulation.
 //!
 //! | module | contents |
@@ -19,6 +19,7 @@
 //! | [`device`], [`limits`] | devices, their limits and object counts |
 //! | [`accounts`] | what each user may use |
 //! | `predecessor` | tombstones of queue pairs that died with this process's predecessor |
+//! | [`listener`] | the file of a socket for clients |
 //! | [`clock`], [`random`] | time and random numbers |
 //! | [`foreign`] | descriptors that programs send |
 //! | [`descriptors`] | limits of file descriptors |

@@ -333,8 +333,8 @@ impl Session {
         }
     }
 
-    /// Ends connections and queue pairs, so that their peers learn of it, before the process of the host and of the program exits.
-    /// What the program waits by stays: its threads may still run, and must not see the end of a host.
+    /// Ends connections and queue pairs, so that their peers learn of it, before the process of the host and of the program
+    /// exits. What the program waits by stays: its threads may still run, and must not see the end of a host.
     pub fn leave_peers(&mut self, host: &mut Host) {
         if let Some(cm) = &mut self.cm {
             while !cm.end_ids(host, ENDED_AT_ONCE) {}

@@ -3,9 +3,10 @@
 //! Acknowledgement is cumulative (IBA 9.7.5.1.2): it ends everything up to its PSN. A READ or ATOMIC ends only by its own
 //! response. An acknowledgement beyond a missing response is an implied NAK (9.7.5.1.1): the requester goes back to the missing
 //! response, once until there is progress. READ responses are matched by PSN alone: one is placed even if its opcode says
-//! another position, because a responder may begin a repeated response with a "middle" packet (rxe does). A READ response behind
-//! a gap is placed as well, and only what is missing is requested again ([`crate::early_responses`]). After a sequence NAK at
-//! most half of what was in flight is sent until the missing packet is acknowledged: if it is lost again, the rest was sent in vain.
+//! another position, because a responder may begin a repeated response with a "middle" packet (rxe does). A READ response
+//! behind a gap is placed as well, and only what is missing is requested again ([`crate::early_responses`]). After a sequence
+//! NAK at most half of what was in flight is sent until the missing packet is acknowledged: if it is lost again, the rest was
+//! sent in vain.
 //!
 //! Timers (9.7.6.1.3, 9.7.5.2.8): one for the oldest unacknowledged packet and one for RNR. The first starts when the packet
 //! is sent, restarts on progress and when the latest acknowledgement arrives again, and is longer after each time-out

@@ -274,8 +274,8 @@ impl CmClient {
         over
     }
 
-    /// Releases about `budget` ids: their peers learn that their connections have ended. The event channels stay. Returns true when
-    /// all have been released.
+    /// Releases about `budget` ids: their peers learn that their connections have ended. The event channels stay. Returns true
+    /// when all have been released.
     pub fn end_ids(&mut self, host: &mut Host, budget: usize) -> bool {
         if self.ending.is_none() {
             self.session.end();
