@@ -81,10 +81,22 @@ impl EventSink for EventQueue {
     fn retry(&self) {}
 }
 
+/// Whether event pipes keep a read end of their own.
+static KEEPS_READERS: AtomicBool = AtomicBool::new(false);
+
+/// Lets all later event pipes of this process keep a read end of their own. For a host inside a program: a program that has
+/// closed its end would otherwise get SIGPIPE, which ends it.
+pub fn keep_readers() {
+    // Relaxed: called before there is a host.
+    KEEPS_READERS.store(true, Ordering::Relaxed);
+}
+
 /// The write end of an event pipe. The lock is only taken while the pipe is full.
 #[derive(Debug)]
 pub struct EventPipe {
     fd: OwnedFd,
+    /// See [`keep_readers`].
+    _reader: Option<OwnedFd>,
     has_backlog: AtomicBool,
     backlog: Mutex<VecDeque<Vec<u8>>>,
 }
@@ -134,7 +146,9 @@ impl EventPipe {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let flags = rustix::fs::fcntl_getfl(&write)?;
         rustix::fs::fcntl_setfl(&write, flags | rustix::fs::OFlags::NONBLOCK)?;
-        let pipe = EventPipe { fd: write, has_backlog: AtomicBool::new(false), backlog: Mutex::default() };
+        let reader = if KEEPS_READERS.load(Ordering::Relaxed) { Some(read.try_clone()?) } else { None };
+        let pipe =
+            EventPipe { fd: write, _reader: reader, has_backlog: AtomicBool::new(false), backlog: Mutex::default() };
         Ok((pipe, read))
     }
 

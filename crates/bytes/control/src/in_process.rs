@@ -17,9 +17,10 @@ pub const MODE_ENV: &str = "BURST_MODE";
 /// Value of [`MODE_ENV`] for a host in the process.
 pub const IN_PROCESS_MODE: &str = "inprocess";
 
-/// Whether the environment asks for a host in the process.
+/// Whether the environment asks for a host in the process. Not in a program with more rights than the one that has started it.
 pub fn is_chosen() -> bool {
-    std::env::var_os(MODE_ENV).is_some_and(|mode| mode == IN_PROCESS_MODE)
+    let asks = std::env::var_os(MODE_ENV).is_some_and(|mode| mode == IN_PROCESS_MODE);
+    asks && !burst_peer::process::is_secure_execution()
 }
 
 /// A packet to the host.

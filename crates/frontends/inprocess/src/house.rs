@@ -62,11 +62,14 @@ impl House {
             config.log_level = burst_config::LogLevel::Warn;
         }
         burst_config::log::try_init(config.log_level, config.log_format);
+        burst_control::events::keep_readers();
         let ports = crate::ports::open(&config.host)?;
         let host = Host::with_ports(&config.host, Clock::Monotonic, ports)?;
         let upkeep = Upkeep::new(host.now());
         let spin = Nanos(config.host.spin.as_nanos() as u64);
-        Ok(House { host, sessions: Vec::new(), upkeep, spin, next: 1 })
+        // A child after fork may still hold numbers of its parent's sessions, and close them.
+        let next = u64::from(std::process::id()) << 32 | 1;
+        Ok(House { host, sessions: Vec::new(), upkeep, spin, next })
     }
 
     /// Opens a session, and returns its number.

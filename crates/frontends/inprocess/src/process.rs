@@ -41,6 +41,7 @@ pub fn watch() -> Result<(), String> {
 }
 
 unsafe extern "C" fn before_fork() {
+    COUNT.store(0, Ordering::Relaxed);
     let Some(instance) = Instance::current() else { return };
     let _ = crate::enclosed(|| {
         for _ in 0..FORK_ATTEMPTS {
