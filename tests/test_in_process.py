@@ -97,6 +97,12 @@ def test_a_program_that_never_polls_is_served(fabric):
     assert 0 < result.p50_us < 3000
 
 
+@pytest.mark.parametrize("port", ["udp:dev=eth0,loopback=off", "udp:dev=eth0", "packet:dev=eth0"])
+def test_polls_run_the_engine_on_small_stacks(fabric, port):
+    code, text = fabric.a.run(BUILD / "programs" / "small_stack", "burst0", env={"BURST_PORT": port})
+    assert code == 0 and int(text.split()[1]) < 16 << 10, text
+
+
 @pytest.mark.parametrize("keeper", ["on", "off"])
 def test_the_keeper_is_one_thread_that_takes_no_signal(fabric, keeper):
     script = (
