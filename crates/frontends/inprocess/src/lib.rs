@@ -12,7 +12,7 @@
 //! | `ports` | opening the ports, and who holds a taken one |
 //! | `process` | fork and exit |
 //!
-//! Threads that poll run the worker's passes ([`Instance::turn`]). A thread that posts sends at once, unless a pass will follow
+//! Threads that poll run the worker's passes (`Instance::turn`). A thread that posts sends at once, unless a pass will follow
 //! soon. While no thread of the program does either, the keeper serves: peers are answered and time-outs repeat packets though
 //! the program computes. Locks are taken in the order house, worker; a pass holds the worker alone, and never waits for it.
 //!

@@ -1,7 +1,7 @@
 //! The configuration of a host: flags over environment over TOML file over defaults, for a daemon and for a host inside a
 //! program, which has no flags.
 //!
-//! One table ([`keys::KEYS`]) lists every key: its flag, variable, place in the file, type, default, range and help.
+//! One table (`keys::KEYS`) lists every key: its flag, variable, place in the file, type, default, range and help.
 //! Clap's arguments, the reading of the environment and of the file, and `docs/configuration.md` are derived from
 //! it; a test keeps the document in step. An error is one sentence with the place, the mistake and the nearest valid word, and
 //! exit code 2. The daemon does not start with a configuration that it had to guess.
