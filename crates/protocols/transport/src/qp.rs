@@ -8,6 +8,7 @@ use crate::api::{ACK_TIMEOUT_MIN, Env, ModifyError, PKEY_DEFAULT, QpConfig, Sign
 use crate::peer_port::PeerPort;
 use crate::read_acks::ReadAcks;
 use crate::receive::Receiver;
+use crate::repair_queue::ResponseRepairs;
 use crate::requester::Requester;
 use crate::responder::{READ_ACK_DUE, Responder};
 use crate::state;
@@ -74,6 +75,8 @@ pub struct Qp {
     pub(crate) recv: Receiver,
     /// READ responses are acknowledged.
     pub(crate) read_acks: Option<Box<ReadAcks>>,
+    /// Parts of READ responses that the peer asks for again.
+    pub(crate) repairs: ResponseRepairs,
 }
 
 impl Qp {
@@ -98,6 +101,7 @@ impl Qp {
             corrupt: false,
             accepts_selective: false,
             read_acks: None,
+            repairs: ResponseRepairs::default(),
         }
     }
 

@@ -19,7 +19,6 @@
 use crate::ack_report::EchoedCounts;
 use crate::api::{Env, Signal};
 use crate::qp::Qp;
-use crate::repair_queue::ResponseRepairs;
 use crate::responder::{FLAGS, READ_ACK_DUE, Responder};
 use crate::responder_resource::ResponderResource;
 use crate::selective_answers::pressure_now;
@@ -56,8 +55,6 @@ pub(crate) struct ReadAcks {
     measured: Option<(Psn, Nanos)>,
     /// Time-outs since the last acknowledgement.
     silent: u8,
-    /// Responder: parts of responses that the peer asks for again.
-    pub(crate) repairs: ResponseRepairs,
 }
 
 impl ReadAcks {
@@ -75,7 +72,6 @@ impl ReadAcks {
             room: u64::MAX,
             measured: None,
             silent: 0,
-            repairs: ResponseRepairs::default(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The queue of ranges of READ responses that the peer asks for again (selective repeat), in the order in which it did. What is
+//! The queue of ranges of READ responses that the peer asks for again, in the order in which it did. What is
 //! done with them is in [`crate::response_repairs`].
 
 use burst_base::Psn;
@@ -14,6 +14,8 @@ const REPAIRS_MAX: usize = 64;
 pub(crate) struct RepairPart {
     pub(crate) psn: Psn,
     pub(crate) count: u32,
+    /// Those of them that were sent.
+    pub(crate) sent: u32,
 }
 
 /// The queue of one queue pair. It has memory from the first repair on.
@@ -33,27 +35,40 @@ impl ResponseRepairs {
         self.parts.get(self.next).copied()
     }
     pub(crate) fn covers(&self, psn: Psn, count: u32) -> bool {
-        let waiting = &self.parts[self.next..];
-        waiting
-            .iter()
-            .any(|part| psn.is_within(part.psn, part.count) && psn.add(count).diff(part.psn) <= part.count as i32)
+        let covers = |part: &RepairPart| {
+            let first = part.psn.add(part.sent);
+            psn.is_within(first, part.count - part.sent) && psn.add(count).diff(part.psn) <= part.count as i32
+        };
+        self.parts[self.next..].iter().any(covers)
     }
-    /// Appends a range. False if there is no room.
-    pub(crate) fn add(&mut self, psn: Psn, count: u32) -> bool {
-        if self.parts.len() == REPAIRS_MAX
-            || (self.parts.capacity() == 0 && heap::reserve(&mut self.parts, REPAIRS_MAX).is_err())
-        {
+    /// Adds a range: behind all others, or, with `by_psn`, behind those with lower PSNs. False if there is no room, or it would
+    /// have to come before a range of which a part was sent.
+    pub(crate) fn add(&mut self, psn: Psn, count: u32, by_psn: bool) -> bool {
+        let full = self.parts.len() == REPAIRS_MAX;
+        if full || (self.parts.capacity() == 0 && heap::reserve(&mut self.parts, REPAIRS_MAX).is_err()) {
             return false;
         }
-        self.parts.push(RepairPart { psn, count });
+        if let Some(part) = self.parts.get(self.next).filter(|_| by_psn)
+            && psn.is_within(part.psn, part.sent)
+            && psn.add(count).is_after(part.psn.add(part.sent))
+        {
+            // A requester that goes back: it wants these packets from there on, and not those in between first.
+            self.next += 1;
+        }
+        let waiting = &self.parts[self.next..];
+        let behind = waiting.iter().position(|part| by_psn && part.psn.is_after(psn)).unwrap_or(waiting.len());
+        if waiting.get(behind).is_some_and(|part| part.sent > 0) {
+            return false;
+        }
+        self.parts.insert(self.next + behind, RepairPart { psn, count, sent: 0 });
         true
     }
-    /// The first `count` packets of the first range were sent, or shall not be.
+    /// Further `count` packets of the first range were sent, or shall not be.
     pub(crate) fn on_sent(&mut self, count: u32) {
         let Some(part) = self.parts.get_mut(self.next) else { return };
-        debug_assert!(count <= part.count);
-        *part = RepairPart { psn: part.psn.add(count), count: part.count - count };
-        self.next += usize::from(part.count == 0);
+        part.sent += count;
+        debug_assert!(part.sent <= part.count);
+        self.next += usize::from(part.sent == part.count);
     }
 }
 

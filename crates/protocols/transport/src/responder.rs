@@ -275,6 +275,10 @@ impl Responder {
             psn.is_within(resource.psn, resource.packets)
         })
     }
+    /// Whether a resource that has fewer than `age` older ones has pending packets.
+    pub(crate) fn is_older_pending(&self, age: usize) -> bool {
+        (self.served.min(age)..age).any(|age| self.resources[self.place(age)].has_pending())
+    }
     /// The READ of which `count` packets from `psn` on are a part.
     pub(crate) fn response_of(&self, psn: Psn, count: u32) -> Option<&ResponderResource> {
         let (_, place) = self.find(psn)?;
@@ -716,7 +720,8 @@ impl Qp {
         let most = (READ_REPEATS_MIN + REPEATS_PER_PACKET * before) * u64::from(resource.packets);
         let is_repair = pkt.seth().is_some_and(|seth| seth.is_repair);
         let part = resource.part(index, end);
-        let again = if is_repair { end - index } else { part.again };
+        let by_itself = is_repair || !resource.selective;
+        let again = if by_itself { end - index } else { part.again };
         if again == 0 {
             return Some(());
         }
@@ -724,7 +729,7 @@ impl Qp {
             env.fx.count(Reason::AnswerWithheld);
             return Some(());
         }
-        let queued = if is_repair { self.queue_repair(&resource, index, end) } else { Repair::Refused };
+        let queued = if by_itself { self.queue_repair(&resource, (age, index, end)) } else { Repair::Refused };
         if matches!(queued, Repair::Waits) || (matches!(queued, Repair::Refused) && part.again == 0) {
             return Some(());
         }

@@ -1,4 +1,4 @@
-//! Missing parts of READ responses that the requester asks for (selective repeat): each is sent by itself.
+//! Missing parts of READ responses that the requester asks for: each is sent by itself, in either family.
 //!
 //! A requester that has lost packets of a response asks for each missing range. Losses are spread, so the ranges of one READ are
 //! far apart, and several are asked for at once. They wait in a queue of their own ([`crate::repair_queue`]) and leave before
@@ -14,21 +14,30 @@ use burst_mem::Peer;
 use burst_span::Span;
 
 impl Qp {
-    /// The peer asks for packets `index..end` of this response, which is one of the selective repeat family.
-    pub(crate) fn queue_repair(&mut self, resource: &ResponderResource, index: u32, end: u32) -> Repair {
-        let is_sent = end.saturating_mul(self.mtu).min(resource.length) <= resource.sent_bytes;
-        let is_pending = resource.has_pending() && end > resource.next;
-        let Some(acks) = self.read_acks.as_deref_mut().filter(|_| resource.selective && is_sent && !is_pending) else {
-            return Repair::Refused;
+    /// The peer asks for packets `index..end` of this response, whose resource has `age` older ones.
+    pub(crate) fn queue_repair(
+        &mut self,
+        resource: &ResponderResource,
+        (age, index, end): (usize, u32, u32),
+    ) -> Repair {
+        let is_sent = match resource.selective {
+            true => end.saturating_mul(self.mtu).min(resource.length) <= resource.sent_bytes,
+            false => resource.answered || resource.has_pending(),
         };
+        let is_pending = resource.has_pending() && end > resource.next;
+        // A standard requester that goes back wants older answers first.
+        let overtakes = !resource.selective && self.resp.is_older_pending(age);
+        if !is_sent || is_pending || overtakes {
+            return Repair::Refused;
+        }
         if self.resp.pending & READ_REPAIR_DUE == 0 {
-            acks.repairs.clear();
+            self.repairs.clear();
         }
         let psn = resource.psn.add(index);
-        if acks.repairs.covers(psn, end - index) {
+        if self.repairs.covers(psn, end - index) {
             return Repair::Waits;
         }
-        if !acks.repairs.add(psn, end - index) {
+        if !self.repairs.add(psn, end - index, !resource.selective) {
             return Repair::Refused;
         }
         self.resp.pending |= READ_REPAIR_DUE;
@@ -39,16 +48,15 @@ impl Qp {
     #[cold]
     #[inline(never)]
     pub(crate) fn push_repairs(&mut self, budget: &mut TxBudget, env: &mut Env<'_>) -> bool {
-        while let Some(part) = self.read_acks.as_ref().and_then(|acks| acks.repairs.first()) {
+        while let Some(part) = self.repairs.first() {
             let sent = match self.resp.response_of(part.psn, part.count).copied() {
                 Some(resource) => self.push_repair(&resource, part, budget, env),
                 // The peer has asked for so many others since then that it must have this one.
-                None => Some(part.count),
+                None => Some(part.count - part.sent),
             };
             let Some(sent) = sent else { return false };
-            let Some(acks) = &mut self.read_acks else { break };
-            acks.repairs.on_sent(sent);
-            if sent < part.count {
+            self.repairs.on_sent(sent);
+            if part.sent + sent < part.count {
                 return false;
             }
         }
@@ -64,9 +72,9 @@ impl Qp {
         budget: &mut TxBudget,
         env: &mut Env<'_>,
     ) -> Option<u32> {
-        let index = part.psn.diff(resource.psn) as u32;
-        let part =
-            ResponderResource { start: index, next: index, end: index + part.count, is_repair: true, ..*resource };
+        let start = part.psn.diff(resource.psn) as u32;
+        let (index, end) = (start + part.sent, start + part.count);
+        let part = ResponderResource { start, next: index, end, is_repair: true, ..*resource };
         let offset = index * self.mtu;
         let len = (part.length - offset).min((part.end - index) * self.mtu);
         let span = if len == 0 {

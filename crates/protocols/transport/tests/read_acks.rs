@@ -534,3 +534,44 @@ fn more_repairs_than_wait_are_answered_by_going_back() {
     let sent = responses(&mut end, NOW);
     (0..65).for_each(|k| assert!(sent.contains(&(10 + k)), "packet {k} of {sent:?}"));
 }
+
+/// A requester of the standard family that asks for missing ranges, as Burst does: none is forgotten, and nothing between them
+/// is sent.
+#[test]
+fn standard_repairs_of_one_response_are_sent_each_by_itself() {
+    let setup = Setup {
+        attr: QpAttr {
+            rq_psn: Psn::new(FIRST),
+            sq_psn: Psn::new(FIRST),
+            max_dest_rd_atomic: 4,
+            ..Setup::default().attr
+        },
+        ..Setup::default()
+    };
+    let mut end = End::new(1, &setup);
+    end.bring_up(0, &setup, QpState::Rts);
+    let mut ask = |end: &mut End, psn: u32, (first, len): (u32, u32)| {
+        let bth = Bth { ack_req: true, ..Bth::new(Opcode::RcReadRequest, qpn_of(1), Psn::new(psn)) };
+        let reth = Reth { addr: u64::from(first * MTU), rkey: Rkey(end.lkey), len };
+        end.receive_from(NOW, ip_of(0), HeadBuf::new(&bth).reth(reth).as_slice());
+    };
+    ask(&mut end, 10, (0, 100 * MTU));
+    assert_eq!(responses(&mut end, NOW), range(10, 100));
+    ask(&mut end, 20, (10, MTU));
+    ask(&mut end, 90, (80, 2 * MTU));
+    ask(&mut end, 12, (2, MTU));
+    assert_eq!(responses(&mut end, NOW), [12, 20, 90, 91]);
+    // Going back: the rest of the READ, and what follows, in order.
+    ask(&mut end, 110, (0, 2 * MTU));
+    assert_eq!(responses(&mut end, NOW), [110, 111]);
+    ask(&mut end, 108, (98, 2 * MTU));
+    ask(&mut end, 110, (0, 2 * MTU));
+    let packets = end.drain(NOW);
+    let places: Vec<_> = packets
+        .iter()
+        .map(|bytes| Packet::parse(bytes).expect("well-formed"))
+        .map(|p| (p.bth.psn.get(), p.info.position))
+        .collect();
+    use burst_wire::Position::{First, Last};
+    assert_eq!(places, [(108, First), (109, Last), (110, First), (111, Last)]);
+}

@@ -322,13 +322,13 @@ fn a_part_asked_for_while_the_response_is_sent_does_not_take_it_back() {
     let part = read(&end, 101, 1);
     end.receive_from(NOW, ip_of(0), &part);
     assert_eq!(turn(&mut end), ["Only 101", "Middle 104", "Middle 105", "Middle 106"]);
-    // Two parts before the next turn are sent as one.
+    // Two parts before the next turn are sent each by itself, in the order of their PSNs.
     for (psn, packets) in [(103, 1), (100, 2)] {
         let part = read(&end, psn, packets);
         end.receive_from(NOW, ip_of(0), &part);
     }
-    assert_eq!(turn(&mut end), ["First 100", "Middle 101", "Middle 102", "Last 103"]);
-    assert_eq!(turn(&mut end), ["Middle 107", "Middle 108", "Last 109"]);
+    assert_eq!(turn(&mut end), ["First 100", "Last 101", "Only 103", "Middle 107"]);
+    assert_eq!(turn(&mut end), ["Middle 108", "Last 109"]);
     // A part that reaches the end takes the response back, as a requester that goes back expects.
     end.receive_from(NOW, ip_of(0), &whole);
     turn(&mut end);
