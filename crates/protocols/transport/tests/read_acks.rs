@@ -550,7 +550,7 @@ fn standard_repairs_of_one_response_are_sent_each_by_itself() {
     };
     let mut end = End::new(1, &setup);
     end.bring_up(0, &setup, QpState::Rts);
-    let mut ask = |end: &mut End, psn: u32, (first, len): (u32, u32)| {
+    let ask = |end: &mut End, psn: u32, (first, len): (u32, u32)| {
         let bth = Bth { ack_req: true, ..Bth::new(Opcode::RcReadRequest, qpn_of(1), Psn::new(psn)) };
         let reth = Reth { addr: u64::from(first * MTU), rkey: Rkey(end.lkey), len };
         end.receive_from(NOW, ip_of(0), HeadBuf::new(&bth).reth(reth).as_slice());
