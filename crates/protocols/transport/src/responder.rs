@@ -35,7 +35,7 @@ pub(crate) type AnswerBudget = TokenBucket<1024, 100_000>;
 const NAK_REPEATED_AFTER: Nanos = Nanos::from_us(500);
 /// A READ's response is repeated this many times, and [`REPEATS_PER_PACKET`] times for each response packet of this READ and of
 /// those before it. With go-back-N each lost packet of theirs repeats it once.
-const READ_REPEATS_MIN: u64 = 64;
+const READ_REPEATS_MIN: u64 = 32;
 /// See [`READ_REPEATS_MIN`]. Two: half of all packets may be lost.
 const REPEATS_PER_PACKET: u64 = 2;
 
