@@ -2,13 +2,12 @@
 //! requested again. Responses of either family.
 //!
 //! After a loss all responses up to that to the repair are early, a round trip of them. Middle packets of a train that continue
-//! each other are placed with one check of key and overlaps.
+//! each other are placed with one check of key and overlaps. Whatever a single packet would be dropped or treated apart for (one
+//! that has arrived before, a response that must wait, memory that cannot be written) ends the run before its first packet.
 //!
 //! Programs read into one buffer again and again, so READs in flight write to the same bytes of memory, and the later must win. A
 //! response that comes late, in front of noted ones, is written only where none of those was ([`Qp::place_response`]): the bytes
 //! in between belong to the later READ, whose completion follows.
-//! Whatever a single packet would be dropped or treated apart for (one
-//! that has arrived before, a response that must wait, memory that cannot be written) ends the run before its first packet.
 
 use crate::ahead::AHEAD_MAX;
 use crate::api::{Env, READ_CHUNK_BYTES, Signal};
@@ -17,7 +16,7 @@ use crate::head::Work;
 use crate::qp::Qp;
 use crate::recovery::InflightWqe;
 use burst_base::verbs::{QpState, access};
-use burst_base::{Psn, Reason};
+use burst_base::{Nanos, Psn, Reason};
 use burst_frame::MiddleRun;
 use burst_wire::Packet;
 
@@ -124,7 +123,7 @@ impl Qp {
         }
         (0..count).for_each(|k| self.req.recovery.note_ahead(psn.add(k)));
         // The peer works on these requests. Each PSN is noted once, so this does not put the time-out off for ever.
-        if self.req.ack_deadline != burst_base::Nanos::NEVER {
+        if self.req.ack_deadline != Nanos::NEVER {
             self.req.ack_deadline = env.now + self.ack_wait();
         }
         if self.req.recovery.wants_repair() {
@@ -211,7 +210,7 @@ impl Qp {
         let (mut same, mut is_later) = (len, false);
         for other in recovery.noted_reads_behind(request) {
             let mut begin = 0;
-            for sge in recovery.sges_of(other) {
+            for sge in recovery.sges_of(other).iter().filter(|sge| sge.length > 0) {
                 let is_same_key = sge.lkey == lkey;
                 let into = addr.wrapping_sub(sge.addr);
                 let before = sge.addr.wrapping_sub(addr);

@@ -25,6 +25,9 @@ use burst_shm::layout::{SendWqe, Sge};
 
 /// Most scatter entries of a READ whose responses are placed behind a gap.
 const SGES_COMPARED_MAX: usize = 4;
+/// A response may come before those to a READ that writes to the same memory, if at most this many requests lie between: each
+/// late response is compared with that many requests.
+const SHARED_WITHIN: u32 = 16;
 
 /// A work request as it is given to [`Recovery::push`].
 pub(crate) struct NewRequest<'a> {
@@ -552,8 +555,9 @@ impl Recovery {
         }
         None
     }
-    /// Whether scatter entries of the READ of this age share addresses, or share them with another READ before it by another key.
-    /// Long lists count as shared: the comparison takes time, and each response behind a gap needs it.
+    /// Whether scatter entries of the READ of this age share addresses, or share them with a READ before it by another key or
+    /// more than [`SHARED_WITHIN`] requests before it. Long lists count as shared: the comparison takes time, and each response
+    /// behind a gap needs it.
     fn is_ambiguous(&self, last: u32) -> bool {
         let entries = |age: u32| {
             let request = self.wqes.get(self.head.wrapping_add(age));
@@ -564,14 +568,17 @@ impl Recovery {
             return true;
         }
         let among_own = own.iter().enumerate().any(|(k, a)| own[..k].iter().any(|b| a.shares_addresses(b)));
-        let by_other_key = |b: &Sge| own.iter().any(|a| a.lkey != b.lkey && a.shares_addresses(b));
-        among_own || (0..last).any(|age| entries(age).iter().any(by_other_key))
+        let is_shared = |age: u32, b: &Sge| {
+            own.iter().any(|a| (a.lkey != b.lkey || last - age > SHARED_WITHIN) && a.shares_addresses(b))
+        };
+        among_own || (0..last).any(|age| entries(age).iter().any(|entry| is_shared(age, entry)))
     }
-    /// The READs behind `request` of which responses may be noted.
+    /// The READs behind `request` of which responses may be noted although they write to its memory.
     pub(crate) fn noted_reads_behind(&self, request: &InflightWqe) -> impl Iterator<Item = &InflightWqe> {
         let behind = request.first_psn.add(request.packets);
         let (all, end) = (self.tail.wrapping_sub(self.head), self.ahead.end());
-        let requests = (self.age_from(behind, all)..all).map(|age| self.wqes.get(self.head.wrapping_add(age)));
+        let first = self.age_from(behind, all);
+        let requests = (first..all.min(first + SHARED_WITHIN)).map(|age| self.wqes.get(self.head.wrapping_add(age)));
         let noted = requests.take_while(move |other| self.has_ahead() && other.first_psn.is_before(end));
         noted.filter(|other| other.work == Work::Read && other.wqe.num_sge as usize <= SGES_COMPARED_MAX)
     }

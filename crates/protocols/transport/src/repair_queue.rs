@@ -1,5 +1,6 @@
-//! The queue of ranges of READ responses that the peer asks for again, in the order in which it did. What is
-//! done with them is in [`crate::response_repairs`].
+//! The queue of ranges of READ responses that the peer asks for again: in the order in which it did, or, in the standard
+//! family, in the order of their PSNs, as IBA demands of responses (9.7.5.1.1). [`crate::response_repairs`] fills and empties
+//! it.
 
 use burst_base::Psn;
 use burst_base::heap;

@@ -22,7 +22,7 @@ impl Qp {
     ) -> Repair {
         let is_sent = match resource.selective {
             true => end.saturating_mul(self.mtu).min(resource.length) <= resource.sent_bytes,
-            false => resource.answered || resource.has_pending(),
+            false => resource.answered || (resource.has_pending() && resource.rest.is_none()),
         };
         let is_pending = resource.has_pending() && end > resource.next;
         // A standard requester that goes back wants older answers first.

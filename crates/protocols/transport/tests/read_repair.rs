@@ -2,7 +2,7 @@
 mod common;
 
 use burst_base::rng::Rng;
-use burst_base::verbs::{QpState, WcStatus, WrOpcode, access, send_flags};
+use burst_base::verbs::{QpAttr, QpState, WcStatus, WrOpcode, access, send_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey, fault};
 use burst_shm::layout::{SendWqe, Sge};
 use burst_transport::{READ_CHUNK_BYTES, Signal};
@@ -444,4 +444,41 @@ fn reads_into_shared_memory_end_as_if_their_responses_had_come_in_order() {
         placed_ahead += end.fx.count_of(Reason::ReadRepaired);
     }
     assert!(placed_ahead > 300, "{placed_ahead}");
+}
+
+/// An entry without bytes, at an address where a response is written late.
+#[test]
+fn entries_without_bytes_do_not_stop_a_repair() {
+    let mut end = requester();
+    post(&mut end, WrOpcode::RdmaRead, 1, 0, 2 * MTU);
+    let sges = [end.sge(0, 0), end.sge(u64::from(MTU) / 2, 0), end.sge(u64::from(MTU), MTU)];
+    let flags = send_flags::SIGNALED as u16;
+    let wqe = SendWqe { wr_id: 2, opcode: WrOpcode::RdmaRead as u8, flags, rkey: 9, ..SendWqe::default() };
+    end.post(&wqe, &sges);
+    assert_eq!(asked(&mut end, NOW), [(100, 2), (102, 1)]);
+    response(&mut end, 102);
+    assert_eq!(asked(&mut end, NOW), [(100, 2)]);
+    response(&mut end, 100);
+    response(&mut end, 101);
+    assert_eq!(end.statuses(), [OK; 2]);
+    assert!(holds(&end, 100..101));
+    assert_eq!(end.memory(u64::from(MTU), MTU as usize), [102; MTU as usize], "the later READ wins");
+}
+
+/// The comparison with READs that share memory is bounded: a response to one too many requests further on waits its turn.
+#[test]
+fn few_reads_of_one_buffer_are_placed_out_of_order_at_a_time() {
+    let setup = Setup { memory: 4 << 20, ..Setup::default() };
+    let attr = QpAttr { max_rd_atomic: 32, ..setup.attr };
+    let setup = Setup { attr, ..setup };
+    let mut end = End::new(0, &setup);
+    end.bring_up(1, &setup, QpState::Rts);
+    (0..20).for_each(|k| post(&mut end, WrOpcode::RdmaRead, k, 0, MTU));
+    assert_eq!(asked(&mut end, NOW).len(), 20);
+    (101..117).for_each(|psn| response(&mut end, psn));
+    assert_eq!(asked(&mut end, NOW), [(100, 1)], "all were placed");
+    response(&mut end, 117);
+    assert_eq!(asked(&mut end, NOW), (100..120).map(|psn| (psn, 1)).collect::<Vec<_>>(), "goes back");
+    (100..120).for_each(|psn| response(&mut end, psn));
+    assert_eq!((end.statuses(), end.memory(0, 1)), (vec![OK; 20], vec![119]));
 }
