@@ -5,10 +5,12 @@ use crate::frame::{self, ControlPacket};
 use crate::in_process::InProcessLink;
 use crate::trust::TrustedUsers;
 use crate::{ControlError, DaemonInfo, FDS_MAX, FIRST_SEQUENCE, MESSAGE_MAX, Reply, Request, Response};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How packets reach the host.
 #[derive(Debug)]
@@ -63,12 +65,23 @@ impl Client {
     /// `Connect` if there is no daemon, `Untrusted` if the socket or the daemon belongs to another user than this or root,
     /// `Version` if the daemon is of another version.
     pub fn connect(path: &Path, program: &str) -> Result<Client, ControlError> {
+        Client::connect_within(path, program, None)
+    }
+
+    /// As [`Client::connect`], to a host that must answer each request within a time, if one is given. A program with an engine of
+    /// its own may be stopped.
+    ///
+    /// # Errors
+    /// As [`Client::connect`]; `Io` of the kind `WouldBlock` when no answer comes.
+    pub fn connect_within(path: &Path, program: &str, time: Option<Duration>) -> Result<Client, ControlError> {
         let wrap = |e: rustix::io::Errno| ControlError::Connect { path: path.display().to_string(), source: e.into() };
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(wrap)?;
         let trusted = TrustedUsers::of_this_process();
         trusted.check_file(path)?;
         let address = SocketAddrUnix::new(path).map_err(wrap)?;
+        set_socket_timeout(&socket, Timeout::Send, time).map_err(wrap)?;
+        set_socket_timeout(&socket, Timeout::Recv, time).map_err(wrap)?;
         connect(&socket, &address).map_err(wrap)?;
         trusted.check_peer(socket.as_fd(), path)?;
         Client::greet(ControlLink::Socket(socket), program)

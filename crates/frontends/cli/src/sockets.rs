@@ -4,9 +4,12 @@ use burst_client::{ClientError, Daemon};
 use burst_control::ControlError;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Name of this program for the daemon's log.
 const PROGRAM: &str = "burst";
+/// How long a program with an engine of its own may take to answer: it may be stopped.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// Result of an attempt to connect to one socket.
 #[derive(Debug)]
@@ -45,7 +48,11 @@ pub fn candidates(chosen: Option<&Path>) -> Vec<PathBuf> {
 
 /// Tries one socket.
 pub fn try_socket(path: &Path) -> FoundDaemon {
-    match Daemon::connect_as(path, PROGRAM) {
+    found(Daemon::connect_as(path, PROGRAM))
+}
+
+fn found(connected: Result<Daemon, ClientError>) -> FoundDaemon {
+    match connected {
         Ok(client) => FoundDaemon::Alive(client),
         Err(ClientError::Control(ControlError::Connect { source, .. })) => match source.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => FoundDaemon::Absent,
@@ -117,7 +124,7 @@ impl ShownHost {
     }
 }
 
-/// The daemon, if one answers, and the programs of this user (for root: of all) with engines of their own.
+/// The daemon, if one answers, and the programs of this user with engines of their own.
 ///
 /// # Errors
 /// A sentence: there is none of them.
@@ -127,9 +134,14 @@ pub fn hosts(chosen: Option<&Path>) -> Result<Vec<ShownHost>, String> {
         candidates(chosen).iter().filter_map(|p| p.parent().map(Path::to_owned)).collect();
     directories.dedup();
     let programs = directories.iter().flat_map(|directory| burst_control::socket_path::in_process_sockets(directory));
-    let inside = programs.filter_map(|(pid, path)| match try_socket(&path) {
+    let inside = programs.filter_map(|(pid, path)| match found(Daemon::connect_within(&path, PROGRAM, ANSWER_MAX)) {
         FoundDaemon::Alive(host) => Some(ShownHost { host, program: Some((name_of(pid), pid)) }),
-        _ => None,
+        // It has ended, or is another user's.
+        FoundDaemon::Absent | FoundDaemon::Stale | FoundDaemon::Forbidden | FoundDaemon::Untrusted(_) => None,
+        FoundDaemon::Strange(why) => {
+            crate::complain(format!("{} (pid {pid}) does not answer: {why}", name_of(pid)));
+            None
+        }
     });
     let inside: Vec<ShownHost> = inside.collect();
     match daemon {

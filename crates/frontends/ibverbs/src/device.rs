@@ -102,7 +102,8 @@ fn find_host() -> Result<(HostPlace, Client), Vec<ControlError>> {
 /// Prints once per process why there is no device.
 fn explain(failures: &[ControlError]) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    let tried: Vec<String> = failures.iter().map(ToString::to_string).collect();
+    let tried: Vec<String> =
+        in_process::misspelt_mode().into_iter().chain(failures.iter().map(ToString::to_string)).collect();
     let tried = tried.join("; ");
     let sentence = match in_process::is_chosen() {
         true => format!("no RDMA device: {tried}"),

@@ -54,7 +54,7 @@ impl House {
     /// Opens the ports and the host by the settings of this process.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence: a setting is wrong, a port cannot be opened, or there is no memory.
     pub fn open() -> Result<House, String> {
         let mut config = burst_config::for_this_process()?;
         if std::env::var_os("BURST_LOG_LEVEL").is_none() {
@@ -75,7 +75,7 @@ impl House {
     /// Opens a session, and returns its number.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence: the account has no room for another.
     pub fn open_session(&mut self) -> Result<u64, String> {
         // SAFETY: the library keeps what it registers by address mapped until the region has ended, as its documents demand of
         // the program.

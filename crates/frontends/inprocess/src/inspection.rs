@@ -74,6 +74,11 @@ impl InspectionSocket {
         }
     }
 
+    /// The socket by which clients connect.
+    pub fn listener(&self) -> RawFd {
+        self.listener.as_raw_fd()
+    }
+
     /// The socket's file.
     pub fn path(&self) -> &Path {
         &self.path

@@ -25,6 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const YIELD_LONG: Nanos = Nanos::from_us(20);
 /// How much a wait counts as activity of the program, in passes.
 const WAIT_ACTIVITY: u64 = 8;
+/// Passes that send what peers learn at the end of the process.
+const EXIT_PASSES: u32 = 64;
 
 /// The instance of this process; null before the first session, and in a child after fork.
 static INSTANCE: AtomicPtr<Instance> = AtomicPtr::new(std::ptr::null_mut());
@@ -68,7 +70,7 @@ impl Instance {
     /// The instance of this process, which is opened unless there is one.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence: a setting is wrong, a port cannot be opened (its address may be taken), there is no memory or no thread.
     pub fn get_or_open() -> Result<&'static Instance, String> {
         if let Some(instance) = Instance::current() {
             return Ok(instance);
@@ -88,7 +90,8 @@ impl Instance {
         let spin = house.spin;
         // For ever, as far as the program is concerned: each ring of a doorbell calls `posted`.
         handle.announce_sleep_for_ever();
-        let instance: &'static Instance = Box::leak(Box::new(Instance {
+        process::watch()?;
+        let instance = Box::into_raw(Box::new(Instance {
             house: Mutex::new(Some(house)),
             worker,
             bell: Bell::new()?,
@@ -102,10 +105,15 @@ impl Instance {
             failed: AtomicBool::new(false),
             spin,
         }));
-        process::watch()?;
-        keeper::start(instance)?;
-        INSTANCE.store(std::ptr::from_ref(instance).cast_mut(), Ordering::Release);
-        Ok(instance)
+        // SAFETY: a valid box; it is freed below only if nobody else has the reference.
+        let shared: &'static Instance = unsafe { &*instance };
+        if let Err(sentence) = keeper::start(shared) {
+            // SAFETY: from `into_raw` above; there is no keeper, and the instance was not published. It closes the ports.
+            drop(unsafe { Box::from_raw(instance) });
+            return Err(sentence);
+        }
+        INSTANCE.store(instance, Ordering::Release);
+        Ok(shared)
     }
 
     /// In a child after fork: the host is the parent's.
@@ -126,10 +134,10 @@ impl Instance {
         guard.is_some().then_some(HouseGuard(guard))
     }
 
-    /// Opens a session.
+    /// Opens a session, and returns its number.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence: the host has failed, or the account has no room for another session.
     pub fn open_session(&self) -> Result<u64, String> {
         self.house().ok_or("the host in this process has failed")?.open_session()
     }
@@ -342,7 +350,8 @@ impl Instance {
             if let Some(mut house) = self.try_house() {
                 house.leave_peers();
                 drop(house);
-                while self.worker.try_turn() == TurnOutcome::Active {}
+                // Bounded: peers may send without end.
+                let _ = (0..EXIT_PASSES).take_while(|_| self.worker.try_turn() == TurnOutcome::Active).count();
                 return;
             }
             std::thread::sleep(process::EXIT_PAUSE);

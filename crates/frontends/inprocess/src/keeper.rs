@@ -60,7 +60,7 @@ impl Bell {
 /// Starts the thread. It takes no signals: they are the program's.
 ///
 /// # Errors
-/// A sentence.
+/// A sentence: the system starts no thread.
 pub fn start(instance: &'static Instance) -> Result<(), String> {
     if std::env::var_os(KEEPER_ENV).is_some_and(|way| way == KEEPER_OFF) {
         return Ok(());
@@ -86,7 +86,7 @@ fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 fn run(instance: &'static Instance) {
     let kept = crate::enclosed(|| {
         let inspection = InspectionSocket::open();
-        crate::process::remove_at_exit(inspection.as_ref().map(InspectionSocket::path));
+        crate::process::note_socket(inspection.as_ref().map(|socket| (socket.path(), socket.listener())));
         Keeper { instance, seen: 0, nap: NAP_MIN, naps: 0, inspection }.run()
     });
     if kept.is_none() {
@@ -169,8 +169,11 @@ impl Keeper {
         // SAFETY: the ports' descriptors are open as long as the worker is, which only `fail` ends: a closed one ends the sleep.
         let fds: Vec<BorrowedFd<'_>> = raw.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
         sleep(&fds, until.since(Clock::Monotonic.now()));
-        self.instance.sleep_until(Nanos(0));
-        self.instance.worker().end_sleep();
+        // A thread of the program that has begun to watch the ports meanwhile sleeps by the same marks.
+        if !self.instance.has_waiter() {
+            self.instance.sleep_until(Nanos(0));
+            self.instance.worker().end_sleep();
+        }
         self.instance.bell.take();
     }
 

@@ -147,11 +147,12 @@ extern "C" fn is_open(session: u64) -> c_int {
 extern "C" fn turn() -> c_int {
     let Some(instance) = Instance::current() else { return TURN_GONE };
     match enclosed(|| instance.turn()) {
-        Some(result) => result,
-        None => {
+        // A pass has panicked now, or the worker in a command before.
+        None | Some(TURN_GONE) => {
             fail();
             TURN_GONE
         }
+        Some(result) => result,
     }
 }
 
@@ -187,6 +188,17 @@ extern "C" fn end_wait() {
     if enclosed(|| Instance::current().into_iter().for_each(Instance::end_wait)).is_none() {
         fail();
     }
+}
+
+/// Lets the worker panic, as a fault of the engine would. For tests.
+#[doc(hidden)]
+pub fn fall() {
+    let fallen = enclosed(|| {
+        if let Some(house) = Instance::current().and_then(Instance::house) {
+            house.host.on_worker(0, |_, _| panic!("a fault for a test"));
+        }
+    });
+    assert!(fallen.is_none(), "there was no host to fall");
 }
 
 /// A panic has left the host unusable.

@@ -9,7 +9,7 @@ use std::path::Path;
 /// Opens the ports of `options`, for one worker.
 ///
 /// # Errors
-/// A sentence.
+/// A sentence: a specification is wrong, or a port cannot be opened; if its address is taken, by whom.
 pub fn open(options: &HostOptions) -> Result<Vec<WorkerPorts>, String> {
     let mut ports: WorkerPorts = Vec::new();
     for text in &options.ports {

@@ -28,7 +28,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Installs the handlers, once.
 ///
 /// # Errors
-/// A sentence.
+/// A sentence: there is no memory.
 pub fn watch() -> Result<(), String> {
     static INSTALLED: AtomicBool = AtomicBool::new(false);
     if INSTALLED.swap(true, Ordering::AcqRel) {
@@ -63,6 +63,12 @@ unsafe extern "C" fn in_child() {
         return;
     }
     Instance::forget();
+    // A connection to a dead parent's socket would wait for ever.
+    let listener = LISTENER.swap(-1, Ordering::Relaxed);
+    if listener >= 0 {
+        // SAFETY: as below; it is the parent's socket for `burst ls`.
+        unsafe { libc::close(listener) };
+    }
     for place in &FDS[..COUNT.load(Ordering::Relaxed).min(FDS_MAX)] {
         // SAFETY: the number of a descriptor of this process, a copy of a port's, that nothing here uses any more. `close` may be
         // called in a child after fork.
@@ -73,9 +79,13 @@ unsafe extern "C" fn in_child() {
 /// The file to remove when the process ends, a C string; null: none.
 static SOCKET_FILE: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Removes a file when the process ends. Not in a child after fork.
-pub fn remove_at_exit(path: Option<&Path>) {
-    let name = path.and_then(|path| CString::new(path.as_os_str().as_bytes()).ok());
+/// The listening socket of that file; -1: none.
+static LISTENER: AtomicI32 = AtomicI32::new(-1);
+
+/// Notes the socket for `burst ls`: its file is removed when the process ends, and a child after fork closes its descriptor.
+pub fn note_socket(socket: Option<(&Path, RawFd)>) {
+    LISTENER.store(socket.map_or(-1, |(_, fd)| fd), Ordering::Relaxed);
+    let name = socket.and_then(|(path, _)| CString::new(path.as_os_str().as_bytes()).ok());
     SOCKET_FILE.store(name.map_or(std::ptr::null_mut(), CString::into_raw), Ordering::Release);
 }
 

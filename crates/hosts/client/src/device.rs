@@ -34,6 +34,14 @@ impl Daemon {
         Ok(Daemon { socket: socket.to_owned(), client: Client::connect(socket, program)? })
     }
 
+    /// As [`Daemon::connect_as`], to a host that must answer each request within `time`.
+    ///
+    /// # Errors
+    /// As [`Daemon::connect`]; an I/O error when no answer comes.
+    pub fn connect_within(socket: &Path, program: &str, time: Duration) -> Result<Daemon> {
+        Ok(Daemon { socket: socket.to_owned(), client: Client::connect_within(socket, program, Some(time))? })
+    }
+
     /// Opens a host in this process, with the settings of its environment.
     ///
     /// # Errors
