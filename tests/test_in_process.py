@@ -17,7 +17,7 @@ from lab.perftest import await_listener
 
 # The same tests as with daemons, on the `fabric` of this file.
 from test_cm import (  # noqa: F401
-    test_cmtime, test_rdma_server, test_rping, test_udaddy, test_ucmatose,
+    await_cm_listener, test_cmtime, test_rdma_server, test_rping, test_udaddy, test_ucmatose,
 )
 from test_events import test_events_of_queues_come_once_and_in_order  # noqa: F401
 from test_examples import test_random_operations_against_a_model  # noqa: F401
@@ -177,6 +177,26 @@ def test_a_wrong_port_is_one_sentence(fabric):
 
 # Ends
 
+def test_peers_learn_of_an_exit(fabric):
+    """The connection of a program that exits without ending it; nothing is sent on it, so no time-out would tell."""
+    words = [BUILD / "programs" / "cm_idle"]
+    server = fabric.b.start(*words, "server", fabric.b.address, "7471")
+    client = None
+    try:
+        await_cm_listener(fabric.b, server, 7471)
+        client = fabric.a.start(*words, "client", fabric.b.address, "7471")
+        client.wait_for_text("connected", 60)
+        server.wait_for_text("connected", 60)
+        # The program is the child of nsenter and setpriv, which have become it.
+        os.kill(server.pid, signal.SIGUSR1)
+        assert server.wait(60) == 0
+        assert client.wait(60) == 0 and "DISCONNECTED" in client.text(), client.text()
+    finally:
+        server.stop()
+        if client:
+            client.stop()
+
+
 def test_children_come_and_go(fabric):
     code, text = fabric.a.run(BUILD / "programs" / "forks", "burst0", "children")
     assert code == 0, text
@@ -209,6 +229,9 @@ def test_a_child_does_not_hold_the_address(fabric):
     child = int(text.split()[-1])
     try:
         assert lat(fabric, "-n", 200).p50_us > 0
+        # Nor does it hold the socket by which tools see the parent.
+        code, text = fabric.b.burst("ls", seconds=20)
+        assert code != 0 and "no daemon answers" in text, text
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -260,6 +283,15 @@ def test_tools_see_programs(fabric):
         path = fabric.b.socket.parent / f"in-process-{server.pid}.sock"
         code, text = fabric.b.burst("impair", "burst0", "loss=1%", "for=1s", "--socket", path)
         assert code != 0 and "answers questions only" in text, text
+        # One that is stopped is named, and holds up nobody for long.
+        server.stand_still()
+        code, text = fabric.b.burst("ls", seconds=30)
+        assert code != 0 and f"ib_send_lat (pid {server.pid}) does not answer" in text, text
     finally:
-        server.stop()
+        server.stop(signal.SIGKILL)
     assert fabric.b.burst("ls")[0] != 0, "nobody is there any more"
+
+
+def test_a_misspelt_mode_is_named(fabric):
+    code, text = fabric.b.run("ibv_devices", env={"BURST_MODE": "inproces"})
+    assert 'BURST_MODE is "inproces"' in text, text

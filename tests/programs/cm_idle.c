@@ -1,9 +1,10 @@
 /*
  * cm_idle server ADDRESS PORT, cm_idle client ADDRESS PORT: a connection on which nothing is sent. Prints "connected", waits for
- * the next event and prints its name.
+ * the next event and prints its name. On SIGUSR1 it exits, as a program does that returns from main.
  */
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +17,15 @@ static void must(int returned, const char *what)
 	}
 }
 
+static void leave(int signal)
+{
+	(void)signal;
+	exit(0);
+}
+
 int main(int argc, char **argv)
 {
+	signal(SIGUSR1, leave);
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	int server = argc == 4 && !strcmp(argv[1], "server");
 	struct rdma_addrinfo hints = { .ai_flags = server ? RAI_PASSIVE : 0, .ai_port_space = RDMA_PS_TCP }, *found;

@@ -68,8 +68,8 @@ impl Client {
         Client::connect_within(path, program, None)
     }
 
-    /// As [`Client::connect`], to a host that must answer each request within a time, if one is given. A program with an engine of
-    /// its own may be stopped.
+    /// As [`Client::connect`], to a host that must answer each request within a time, if one is given. A program with an engine
+    /// of its own may be stopped.
     ///
     /// # Errors
     /// As [`Client::connect`]; `Io` of the kind `WouldBlock` when no answer comes.
