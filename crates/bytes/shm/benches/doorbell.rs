@@ -7,7 +7,7 @@
 //! `burst` rings 64 different queues before one drain. One thread: this is the cost of the instructions and of the
 //! cache lines at home; `examples/doorbells.rs` measures many producers.
 #![allow(missing_docs, reason = "criterion_group! makes an undocumented function")]
-use burst_shm::testing;
+use burst_shm::paired;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use std::collections::VecDeque;
 use std::hint::{black_box, spin_loop};
@@ -35,7 +35,7 @@ fn designs(c: &mut Criterion) {
         group.throughput(criterion::Throughput::Elements(u64::from(per_turn)));
         for queues in QUEUES {
             let mut next = 0;
-            let (bells, mut drain) = testing::doorbells(0);
+            let (bells, mut drain) = paired::doorbells(0);
             group.bench_function(BenchmarkId::new("bitmap", queues), |b| {
                 b.iter(|| {
                     turn(queues, per_turn, &mut next, |q| bells.ring(0, q));

@@ -14,7 +14,7 @@
 //! Prints medians of ROUNDS (5) rounds, the designs in turns, in nanoseconds for one item, as JSON:
 //! `{"producers": {DESIGN: {T: NS}}, "queues": {DESIGN: {Q: NS}}}`.
 
-use burst_shm::testing;
+use burst_shm::paired;
 use std::collections::{BTreeMap, VecDeque};
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -74,7 +74,7 @@ fn with_producers(design: &str, producers: u32) -> f64 {
     let mut new = 0;
     match design {
         "bitmap" => {
-            let (bells, mut worker) = testing::doorbells(0);
+            let (bells, mut worker) = paired::doorbells(0);
             let ring = |producer| {
                 post(producer);
                 bells.ring(0, producer);
@@ -156,7 +156,7 @@ fn with_queues(design: &str, queues: u32) -> f64 {
     let nobody = || unreachable!("the queue is empty before each turn");
     match design {
         "bitmap" => {
-            let (bells, mut worker) = testing::doorbells(0);
+            let (bells, mut worker) = paired::doorbells(0);
             drained(queues, |rung| {
                 rung.iter().for_each(|queue| bells.ring(0, *queue));
                 counted(|f| _ = worker.drain(4096, f))

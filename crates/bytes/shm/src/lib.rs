@@ -19,6 +19,8 @@ pub mod doorbell;
 pub mod layout;
 #[cfg(not(loom))]
 pub mod life;
+#[cfg(not(loom))]
+pub mod paired;
 pub mod protocol;
 #[cfg(not(loom))]
 pub mod record_ring;
@@ -29,8 +31,6 @@ pub mod sq;
 #[cfg(not(loom))]
 pub mod status;
 mod sync;
-#[cfg(not(loom))]
-pub mod testing;
 #[cfg(not(loom))]
 pub mod words;
 

@@ -4,7 +4,7 @@ use burst_shm::arena::{Arena, ArenaView, PUNCH_BYTES_MIN, SEGMENT_BYTES_MAX, Seg
 use burst_shm::doorbell::{DoorbellDrain, Doorbells};
 use burst_shm::life::LifePage;
 use burst_shm::status::{StatusOwner, WorkerView};
-use burst_shm::{Area, ContextPage, DOORBELL_QUEUES, SEGMENT_BYTES, ShmRef, WORKER_MAX, testing};
+use burst_shm::{Area, ContextPage, DOORBELL_QUEUES, SEGMENT_BYTES, ShmRef, WORKER_MAX, paired};
 use proptest::prelude::*;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -163,7 +163,7 @@ proptest! {
         rings in prop::collection::vec((0..DOORBELL_QUEUES, 0u32..4), 0..200),
         budget in 1usize..50,
     ) {
-        let (bells, mut drain) = testing::doorbells(3);
+        let (bells, mut drain) = paired::doorbells(3);
         for (queue, near) in &rings {
             bells.ring(3, queue ^ near);
             bells.ring(2, 5);
@@ -185,7 +185,7 @@ fn a_partly_drained_tree_rings_on() {
     // After the first queue the words of two levels are equal: of groups and of words in a group, or of words and of queues. In
     // the last case only the word of queues is left.
     for rings in [[0, 64, 4096], [0, 1, 64], [0, 1, 2]] {
-        let (bells, mut drain) = testing::doorbells(1);
+        let (bells, mut drain) = paired::doorbells(1);
         rings.iter().for_each(|queue| bells.ring(1, *queue));
         let mut drained = Vec::new();
         assert_eq!(drain.drain(1, |queue| drained.push(queue)), 1);
@@ -197,18 +197,18 @@ fn a_partly_drained_tree_rings_on() {
 
 #[test]
 fn rings_out_of_range_change_nothing() {
-    let (bells, mut drain) = testing::doorbells(0);
+    let (bells, mut drain) = paired::doorbells(0);
     bells.ring(WORKER_MAX, 0);
     bells.ring(0, DOORBELL_QUEUES);
     assert_eq!(drain.drain(10, |_| ()), 0);
-    assert!(Doorbells::new(testing::area(64)).is_none());
-    assert!(DoorbellDrain::new(testing::area(size_of::<ContextPage>()), WORKER_MAX).is_none());
+    assert!(Doorbells::new(paired::area(64)).is_none());
+    assert!(DoorbellDrain::new(paired::area(size_of::<ContextPage>()), WORKER_MAX).is_none());
 }
 
 #[test]
 fn no_ring_is_lost_between_threads() {
     const RINGS: u32 = 50_000;
-    let (bells, mut drain) = testing::doorbells(1);
+    let (bells, mut drain) = paired::doorbells(1);
     // The work of a queue is a counter that only grows; a ring announces a change.
     let posted: Vec<std::sync::atomic::AtomicU32> = (0..512).map(|_| Default::default()).collect();
     std::thread::scope(|scope| {

@@ -7,7 +7,7 @@
 
 use burst_base::rng::Rng;
 use burst_shm::doorbell::Doorbells;
-use burst_shm::testing;
+use burst_shm::paired;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::thread::{scope, yield_now};
 
@@ -67,7 +67,7 @@ fn produce(producer: &Producer, bells: &Doorbells, queue: u32, end: &AtomicBool)
 
 #[test]
 fn every_other_producer_completes() {
-    let (bells, mut worker) = testing::doorbells(0);
+    let (bells, mut worker) = paired::doorbells(0);
     let producers: [Producer; OTHERS] = Default::default();
     let (end, child_rings, mut rng) = (AtomicBool::new(false), AtomicU64::new(0), Rng::new(7));
     scope(|scope| {

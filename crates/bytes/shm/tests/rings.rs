@@ -5,7 +5,7 @@ use burst_shm::cq::{CqConsumer, CqProducer, CqSpec, Push};
 use burst_shm::layout::{CQ_HEADER_BYTES, rq_stride, sq_stride};
 use burst_shm::rq::{RqProducer, RqSpec};
 use burst_shm::sq::{SqProducer, SqSpec};
-use burst_shm::{Area, Cqe, Fetch, QUEUE_HEADER_BYTES, RecvWqe, SGE_MAX, SendWqe, Sge, WriteError, protocol, testing};
+use burst_shm::{Area, Cqe, Fetch, QUEUE_HEADER_BYTES, RecvWqe, SGE_MAX, SendWqe, Sge, WriteError, paired, protocol};
 use proptest::prelude::*;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
@@ -22,7 +22,7 @@ fn sge(addr: u64) -> Sge {
 
 #[test]
 fn sends_arrive_in_order_across_many_wraps() {
-    let (mut app, mut daemon) = testing::sq(5, 3, 100);
+    let (mut app, mut daemon) = paired::sq(5, 3, 100);
     assert_eq!((app.spec().entries(), app.room()), (8, 8));
     let (mut out, mut sges) = (SendWqe::default(), NO_SGES);
     for i in 0..1000u64 {
@@ -38,7 +38,7 @@ fn sends_arrive_in_order_across_many_wraps() {
 
 #[test]
 fn a_full_or_too_large_send_is_refused_and_changes_nothing() {
-    let (mut app, mut daemon) = testing::sq(2, 1, 16);
+    let (mut app, mut daemon) = paired::sq(2, 1, 16);
     assert_eq!(app.write(&wqe(0), &[sge(1), sge(2)]), Err(WriteError::TooManySges));
     assert_eq!(app.write_inline_bytes(&wqe(0), &[0; 17]), Err(WriteError::InlineTooLong));
     app.write(&wqe(1), &[]).expect("room");
@@ -62,7 +62,7 @@ fn a_full_or_too_large_send_is_refused_and_changes_nothing() {
 
 #[test]
 fn idle_and_doorbell() {
-    let (mut app, mut daemon) = testing::sq(8, 1, 0);
+    let (mut app, mut daemon) = paired::sq(8, 1, 0);
     let (mut out, mut sges) = (SendWqe::default(), NO_SGES);
     app.write(&wqe(1), &[]).expect("room");
     assert!(app.post());
@@ -84,7 +84,7 @@ fn idle_and_doorbell() {
 #[test]
 fn a_hostile_producer_index_is_corrupt_and_takes_nothing() {
     let spec = SqSpec::new(4, 2, 0).expect("spec");
-    let area = testing::area(spec.bytes());
+    let area = paired::area(spec.bytes());
     let mut daemon = burst_shm::sq::SqConsumer::new(area.clone(), spec).expect("fits");
     let (mut out, mut sges) = (SendWqe::default(), NO_SGES);
     // SAFETY: the first word of the queue, which is aligned; accessed atomically only.
@@ -111,7 +111,7 @@ proptest! {
     #[test]
     fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 1..700), turns in 1usize..20) {
         let spec = SqSpec::new(4, 2, 40).expect("spec");
-        let area = testing::area(spec.bytes());
+        let area = paired::area(spec.bytes());
         let mut daemon = burst_shm::sq::SqConsumer::new(area.clone(), spec).expect("fits");
         let n = bytes.len().min(area.len());
         // SAFETY: both are at least `n` bytes long.
@@ -130,7 +130,7 @@ proptest! {
     /// Any order of writing, posting, fetching and freeing gives every request once, in order.
     #[test]
     fn send_queue_like_a_fifo(ops in prop::collection::vec(0u8..4, 1..400)) {
-        let (mut app, mut daemon) = testing::sq(8, 2, 32);
+        let (mut app, mut daemon) = paired::sq(8, 2, 32);
         let (mut written, mut posted, mut fetched, mut freed) = (0u32, 0u32, 0u32, 0u32);
         let (mut out, mut sges) = (SendWqe::default(), NO_SGES);
         for op in ops {
@@ -164,7 +164,7 @@ proptest! {
 
 #[test]
 fn receives_free_their_slots_when_taken() {
-    let (mut app, mut daemon) = testing::rq(4, 2);
+    let (mut app, mut daemon) = paired::rq(4, 2);
     let (mut out, mut sges) = (RecvWqe::default(), NO_SGES);
     for i in 0..100u64 {
         app.write(i, &[sge(i)]).expect("room");
@@ -192,7 +192,7 @@ fn receives_free_their_slots_when_taken() {
 #[test]
 fn a_shared_receive_queue_gives_each_entry_to_one_worker() {
     const COUNT: u64 = 40_000;
-    let (mut app, daemon) = testing::srq(64, 2);
+    let (mut app, daemon) = paired::srq(64, 2);
     let seen: Vec<AtomicBool> = (0..COUNT).map(|_| AtomicBool::new(false)).collect();
     let total = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -231,7 +231,7 @@ fn cqe(wr_id: u64) -> Cqe {
 
 #[test]
 fn completions_in_order_and_overrun() {
-    let (daemon, mut app) = testing::cq(3);
+    let (daemon, mut app) = paired::cq(3);
     let mut out = Cqe::default();
     assert_eq!(app.entries(), 4);
     for i in 0..100 {
@@ -254,7 +254,7 @@ fn completions_in_order_and_overrun() {
 
 #[test]
 fn completions_that_are_taken_keep_their_slots_until_they_are_released() {
-    let (daemon, mut app) = testing::cq(4);
+    let (daemon, mut app) = paired::cq(4);
     let mut out = Cqe::default();
     assert!(!app.take_next(&mut out));
     (0..4).for_each(|i| assert_eq!(daemon.push(&cqe(i), false), Push::Quiet));
@@ -271,7 +271,7 @@ fn completions_that_are_taken_keep_their_slots_until_they_are_released() {
 
 #[test]
 fn arming() {
-    let (daemon, mut app) = testing::cq(16);
+    let (daemon, mut app) = paired::cq(16);
     app.arm(false);
     assert_eq!(daemon.push(&cqe(0), false), Push::Event);
     assert_eq!(daemon.push(&cqe(0), true), Push::Quiet, "one event per arming");
@@ -287,7 +287,7 @@ fn arming() {
 #[test]
 fn a_hostile_consumer_index_only_hurts_itself() {
     let spec = CqSpec::new(4).expect("spec");
-    let area = testing::area(spec.bytes());
+    let area = paired::area(spec.bytes());
     let daemon = CqProducer::new(area.clone(), spec).expect("fits");
     // SAFETY: the first word of the queue, which is aligned; accessed atomically only.
     let consumer = unsafe { AtomicU32::from_ptr(area.as_ptr().cast()) };
@@ -295,7 +295,7 @@ fn a_hostile_consumer_index_only_hurts_itself() {
         consumer.store(value, Relaxed);
         let _ = daemon.push(&cqe(1), false);
     }
-    assert!(CqConsumer::new(testing::area(64), spec).is_none() && CqSpec::new(0).is_none());
+    assert!(CqConsumer::new(paired::area(64), spec).is_none() && CqSpec::new(0).is_none());
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_worker_that_was_overtaken_does_not_find_a_full_queue() {
 fn many_workers_one_queue_and_events_are_never_lost() {
     const WORKERS: u64 = 3;
     const EACH: u64 = 30_000;
-    let (daemon, mut app) = testing::cq(256);
+    let (daemon, mut app) = paired::cq(256);
     let (events, consumed) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for worker in 0..WORKERS {
@@ -374,7 +374,7 @@ fn many_workers_one_queue_and_events_are_never_lost() {
 #[test]
 fn resize_under_load_keeps_order_and_events() {
     const COUNT: u64 = 60_000;
-    let (daemon, mut app) = testing::cq(64);
+    let (daemon, mut app) = paired::cq(64);
     let (events, consumed) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let (worker, events, consumed) = (daemon.clone(), &events, &consumed);
@@ -396,7 +396,7 @@ fn resize_under_load_keeps_order_and_events() {
             if polls.is_multiple_of(50) && !app.is_draining() {
                 daemon.retire_old();
                 let spec = CqSpec::new(if switches % 2 == 0 { 128 } else { 64 }).expect("spec");
-                let area = testing::area(spec.bytes());
+                let area = paired::area(spec.bytes());
                 let base = daemon.switch_to(area.clone(), spec).expect("switched");
                 if polls.is_multiple_of(100) {
                     std::thread::yield_now();
@@ -432,16 +432,16 @@ fn resize_under_load_keeps_order_and_events() {
 
 #[test]
 fn a_second_resize_waits_for_the_first() {
-    let (daemon, mut app) = testing::cq(4);
+    let (daemon, mut app) = paired::cq(4);
     let mut out = Cqe::default();
     (0..3).for_each(|i| assert_eq!(daemon.push(&cqe(i), false), Push::Quiet));
     app.arm(true);
     let spec = CqSpec::new(8).expect("spec");
-    let (one, two) = (testing::area(spec.bytes()), testing::area(spec.bytes()));
+    let (one, two) = (paired::area(spec.bytes()), paired::area(spec.bytes()));
     let base = daemon.switch_to(one.clone(), spec).expect("switched");
     assert_eq!(base, 3);
     assert!(daemon.switch_to(two.clone(), spec).is_err(), "the old ring is not retired");
-    assert!(daemon.switch_to(testing::area(64), spec).is_err());
+    assert!(daemon.switch_to(paired::area(64), spec).is_err());
     // Armed on the old ring, pushed to the new one, before the library knows of it.
     assert_eq!(daemon.push(&cqe(3), true), Push::Event);
     assert!(app.switch_to(one, spec, base));
@@ -458,9 +458,9 @@ fn a_second_resize_waits_for_the_first() {
 /// Each leaves a few words in the daemon: a program must not fill its memory with them.
 #[test]
 fn resizes_have_an_end() {
-    let (daemon, _app) = testing::cq(4);
+    let (daemon, _app) = paired::cq(4);
     let spec = CqSpec::new(4).expect("spec");
-    let areas = [testing::area(spec.bytes()), testing::area(spec.bytes())];
+    let areas = [paired::area(spec.bytes()), paired::area(spec.bytes())];
     let mut done = 0;
     while daemon.switch_to(areas[done % 2].clone(), spec).is_ok() {
         daemon.retire_old();
@@ -472,7 +472,7 @@ fn resizes_have_an_end() {
 
 #[test]
 fn a_shared_receive_queue_moves_with_what_is_posted() {
-    let (mut app, old) = testing::srq(4, 2);
+    let (mut app, old) = paired::srq(4, 2);
     let (mut wqe, mut sges) = (RecvWqe::default(), [Sge::default(); SGE_MAX as usize]);
     let sge = |n: u64| Sge { addr: n, length: 8, lkey: 1 };
     // Indices that wrap around the old ring.
@@ -484,7 +484,7 @@ fn a_shared_receive_queue_moves_with_what_is_posted() {
         }
     }
     let spec = RqSpec::new(16, 2).expect("within limits");
-    let area = testing::area(spec.bytes());
+    let area = paired::area(spec.bytes());
     let new = old.move_to(area.clone(), spec).expect("fits");
     // A worker that has not changed over yet.
     assert!(matches!(old.fetch(&mut wqe, &mut sges), Fetch::Taken(3)));
@@ -504,14 +504,14 @@ fn a_shared_receive_queue_moves_with_what_is_posted() {
 
 #[test]
 fn a_shared_receive_queue_does_not_move_where_it_does_not_fit() {
-    let (mut app, old) = testing::srq(8, 1);
+    let (mut app, old) = paired::srq(8, 1);
     for n in 0..8 {
         app.write(n, &[]).expect("room");
     }
     let _ = app.post();
     for (max_wr, max_sge, bytes) in [(4, 1, usize::MAX), (16, 2, usize::MAX), (8, 1, 64)] {
         let spec = RqSpec::new(max_wr, max_sge).expect("within limits");
-        assert!(old.move_to(testing::area(spec.bytes().min(bytes)), spec).is_none());
+        assert!(old.move_to(paired::area(spec.bytes().min(bytes)), spec).is_none());
     }
 }
 
@@ -539,7 +539,7 @@ fn entries_have_their_sizes() {
 fn entries_lie_one_after_the_other_behind_the_header() {
     let spec = CqSpec::new(3).expect("spec");
     assert_eq!(spec.entries(), 4, "a power of two");
-    let area = testing::area(spec.bytes());
+    let area = paired::area(spec.bytes());
     let completions = CqProducer::new(area.clone(), spec).expect("fits");
     (0..4).for_each(|i| assert_eq!(completions.push(&cqe(100 + i), false), Push::Quiet));
     let at = |i| CQ_HEADER_BYTES + i * size_of::<Cqe>() + offset_of!(Cqe, wr_id);
@@ -547,7 +547,7 @@ fn entries_lie_one_after_the_other_behind_the_header() {
     assert_eq!(area.len(), at(4) - offset_of!(Cqe, wr_id));
 
     let spec = SqSpec::new(4, 2, 0).expect("spec");
-    let area = testing::area(spec.bytes());
+    let area = paired::area(spec.bytes());
     let mut sends = SqProducer::new(area.clone(), spec).expect("fits");
     (0..4).for_each(|i| sends.write(&wqe(100 + i), &[sge(i)]).expect("room"));
     let stride = sq_stride(2, 0) as usize;
@@ -556,7 +556,7 @@ fn entries_lie_one_after_the_other_behind_the_header() {
     assert_eq!([0, 1, 2, 3].map(|i| word(&area, QUEUE_HEADER_BYTES + i * stride + size_of::<SendWqe>())), [0, 1, 2, 3]);
 
     let spec = RqSpec::new(4, 2).expect("spec");
-    let area = testing::area(spec.bytes());
+    let area = paired::area(spec.bytes());
     let mut receives = RqProducer::new(area.clone(), spec).expect("fits");
     (0..4).for_each(|i| receives.write(100 + i, &[sge(i)]).expect("room"));
     let stride = rq_stride(2) as usize;
@@ -567,10 +567,10 @@ fn entries_lie_one_after_the_other_behind_the_header() {
 
 #[test]
 fn places_that_are_freed_in_the_old_ring_count_in_the_new_one() {
-    let (daemon, mut app) = testing::cq(4);
+    let (daemon, mut app) = paired::cq(4);
     assert!(daemon.publish(&cqe(0)) && daemon.publish(&cqe(1)));
     let spec = CqSpec::new(8).expect("spec");
-    let area = testing::area(spec.bytes());
+    let area = paired::area(spec.bytes());
     let base = daemon.switch_to(area.clone(), spec).expect("the first resize");
     assert_eq!(base, 2);
     (2..8).for_each(|i| assert!(daemon.publish(&cqe(i)), "{i}"));
@@ -590,10 +590,10 @@ fn places_that_are_freed_in_the_old_ring_count_in_the_new_one() {
 #[test]
 fn an_arming_goes_along_to_the_new_ring_with_its_kind() {
     for solicited_only in [true, false] {
-        let (daemon, mut app) = testing::cq(4);
+        let (daemon, mut app) = paired::cq(4);
         app.arm(solicited_only);
         let spec = CqSpec::new(8).expect("spec");
-        let area = testing::area(spec.bytes());
+        let area = paired::area(spec.bytes());
         let base = daemon.switch_to(area.clone(), spec).expect("the first resize");
         assert!(app.switch_to(area, spec, base) && !app.is_draining());
         daemon.retire_old();

@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 use burst_base::verbs::send_flags;
 use burst_shm::sq::{ShortWqe, SqConsumer, SqProducer};
-use burst_shm::{Fetch, SGE_MAX, SendWqe, Sge, WriteError, testing};
+use burst_shm::{Fetch, SGE_MAX, SendWqe, Sge, WriteError, paired};
 
 const INLINE: u16 = send_flags::INLINE as u16;
 
@@ -40,7 +40,7 @@ fn post(app: &mut SqProducer) {
 
 #[test]
 fn sges_may_be_written_with_the_head_or_one_by_one() {
-    let (mut app, mut daemon) = testing::sq(8, 3, 0);
+    let (mut app, mut daemon) = paired::sq(8, 3, 0);
     let all = [sge(0), sge(1), sge(2)];
     assert_eq!((app.spec().max_sge(), daemon.spec().max_sge()), (3, 3));
     for count in 0..=3 {
@@ -65,7 +65,7 @@ fn sges_may_be_written_with_the_head_or_one_by_one() {
 /// A consumer that has fewer places than the queue allows writes none of them, and the next entry is unharmed.
 #[test]
 fn an_entry_with_more_sges_than_places_is_malformed() {
-    let (mut app, mut daemon) = testing::sq(8, 3, 0);
+    let (mut app, mut daemon) = paired::sq(8, 3, 0);
     let all = [sge(0), sge(1), sge(2)];
     for count in [3, 2] {
         app.write(&head(), &all[..count]).expect("room");
@@ -79,7 +79,7 @@ fn an_entry_with_more_sges_than_places_is_malformed() {
 
 #[test]
 fn no_way_takes_more_sges_than_the_queue_has() {
-    let (mut app, _daemon) = testing::sq(4, 2, 0);
+    let (mut app, _daemon) = paired::sq(4, 2, 0);
     let three = [sge(0), sge(1), sge(2)];
     assert_eq!(app.write(&head(), &three), Err(WriteError::TooManySges));
     assert_eq!(app.write_short(&ShortWqe::of(&head()), &three), Err(WriteError::TooManySges));
@@ -94,7 +94,7 @@ fn no_way_takes_more_sges_than_the_queue_has() {
 
 #[test]
 fn inline_bytes_may_come_in_parts_up_to_the_limit() {
-    let (mut app, mut daemon) = testing::sq(4, 1, 64);
+    let (mut app, mut daemon) = paired::sq(4, 1, 64);
     let most = app.spec().max_inline() as usize;
     let bytes: Vec<u8> = (0..most as u8).collect();
     app.write_inline_bytes(&head(), &bytes).expect("room");
@@ -118,7 +118,7 @@ fn inline_bytes_may_come_in_parts_up_to_the_limit() {
 
 #[test]
 fn datagrams_and_xrc_requests_name_their_destination() {
-    let (mut app, mut daemon) = testing::sq(4, 1, 0);
+    let (mut app, mut daemon) = paired::sq(4, 1, 0);
     let datagram = app.begin_whole(&head()).expect("room");
     app.stage_datagram(&datagram, 41, 42, 43);
     let xrc = app.begin_whole(&head()).expect("room");
@@ -131,7 +131,7 @@ fn datagrams_and_xrc_requests_name_their_destination() {
 
 #[test]
 fn requests_that_were_not_posted_can_be_dropped() {
-    let (mut app, mut daemon) = testing::sq(4, 1, 0);
+    let (mut app, mut daemon) = paired::sq(4, 1, 0);
     for wr_id in 0..3 {
         app.write(&SendWqe { wr_id, ..head() }, &[]).expect("room");
     }

@@ -5,7 +5,7 @@ mod common;
 use burst_base::verbs::{EventType, MwType, QpState, QpType, WcStatus, WrOpcode, access, send_flags, wc_flags};
 use burst_base::{Nanos, Psn, Reason, Rkey, fault};
 use burst_shm::layout::SendWqe;
-use burst_shm::testing;
+use burst_shm::paired;
 use burst_transport::{Qp, QpConfig, RecvQueue, WINDOW_PSNS};
 use burst_wire::selective::AckBitmap;
 use burst_wire::{
@@ -228,10 +228,10 @@ fn example_4_an_early_message_without_a_receive_is_dropped_and_refused_in_its_tu
 fn sharing(count: u64) -> (End, burst_shm::rq::RqProducer) {
     let setup = setup();
     let mut end = End::new(1, &setup);
-    let (mut app, queue) = testing::srq(64, 2);
+    let (mut app, queue) = paired::srq(64, 2);
     (0..count).for_each(|k| app.write(k, &[end.sge(k * 8192, 8192)]).expect("room"));
     let _ = app.post();
-    let (sq, sq_consumer) = testing::sq(setup.cap.max_send_wr, setup.cap.max_send_sge, setup.cap.max_inline_data);
+    let (sq, sq_consumer) = paired::sq(setup.cap.max_send_wr, setup.cap.max_send_sge, setup.cap.max_inline_data);
     end.sq = sq;
     end.qp = Qp::new(QpConfig {
         qpn: qpn_of(1),

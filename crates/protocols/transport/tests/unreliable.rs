@@ -7,7 +7,7 @@ use burst_base::verbs::{
 use burst_base::{Nanos, Qkey, Reason};
 use burst_frame::{Flow, RxFrame};
 use burst_shm::layout::SendWqe;
-use burst_shm::testing;
+use burst_shm::paired;
 use burst_transport::{Env, GRH_BYTES, QpConfig, RecvQueue, TxBudget};
 use burst_wire::Packet;
 use common::{End, LinkFaults, Pair, QKEY, Setup, ip_of, qpn_of};
@@ -237,8 +237,8 @@ fn the_qkey_may_change_in_rts() {
 fn an_error_flushes_no_receive_of_a_shared_queue() {
     let setup = Setup::default();
     let mut end = End::new(1, &setup);
-    let (mut srq, consumer) = testing::srq(16, 2);
-    let (sq, sq_consumer) = testing::sq(16, 2, 64);
+    let (mut srq, consumer) = paired::srq(16, 2);
+    let (sq, sq_consumer) = paired::sq(16, 2, 64);
     end.sq = sq;
     end.qp = burst_transport::Qp::new(QpConfig {
         qpn: qpn_of(1),

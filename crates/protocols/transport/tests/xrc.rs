@@ -4,8 +4,8 @@ mod common;
 use burst_base::verbs::{QpAttr, QpState, QpType, WcStatus, WrOpcode, attr_mask as m, send_flags};
 use burst_base::{Nanos, Reason};
 use burst_shm::layout::SendWqe;
+use burst_shm::paired;
 use burst_shm::rq::RqProducer;
-use burst_shm::testing;
 use burst_transport::XrcSrq;
 use burst_wire::{Opcode, Packet};
 use common::{DOMAIN, End, PD, Setup, ip_of};
@@ -54,7 +54,7 @@ fn attributes_of_the_missing_half_are_ignored() {
 
 /// Adds a shared receive queue with four receives of 4 KiB to the target.
 fn srq(end: &mut End, srqn: u32, domain: u32, pd: u32, cq: u32) -> RqProducer {
-    let (mut app, queue) = testing::srq(4, 1);
+    let (mut app, queue) = paired::srq(4, 1);
     for n in 0..4 {
         let at = u64::from(srqn) * 65536 + n * 4096;
         app.write(u64::from(srqn) * 100 + n, &[end.sge(at, 4096)]).expect("room");
@@ -223,7 +223,7 @@ fn an_initiator_answers_no_request_and_a_target_takes_no_answer() {
 #[test]
 fn an_empty_queue_is_not_ready_and_the_message_comes_again() {
     let (mut a, mut b) = connected();
-    let (app, queue) = testing::srq(4, 1);
+    let (app, queue) = paired::srq(4, 1);
     let mut app = app;
     b.fx.srqs.push((1, XrcSrq { domain: DOMAIN, pd: PD, cq: 11, queue: Arc::new(queue) }));
     a.post(&wqe(WrOpcode::Send, 1), &[a.sge(0, 10)]);

@@ -19,7 +19,7 @@ use burst_shm::cq::CqConsumer;
 use burst_shm::doorbell::Doorbells;
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
-use burst_shm::{Cqe, SendWqe, Sge, testing};
+use burst_shm::{Cqe, SendWqe, Sge, paired};
 use burst_transport::{Qp, QpConfig, RecvQueue, XrcSrq};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -139,7 +139,7 @@ impl Host {
 
     /// A further context, for the queue pairs that are created from now on.
     pub fn add_context(&mut self, account: &Account) {
-        let (bells, doorbells) = testing::doorbells(self.worker.id() as usize);
+        let (bells, doorbells) = paired::doorbells(self.worker.id() as usize);
         let (account, async_events) = (account.clone(), self.async_events.clone());
         self.context = self.bells.len() as u32;
         self.bells.push(bells);
@@ -161,7 +161,7 @@ impl Host {
 
     /// A completion queue with `entries`, whose events go into `sink`: its number and the program's end.
     pub fn create_cq(&mut self, entries: u32, sink: Arc<dyn EventSink>) -> (u32, CqConsumer) {
-        let (producer, cq) = testing::cq(entries);
+        let (producer, cq) = paired::cq(entries);
         let number = self.next_cq;
         self.next_cq += 1;
         let shared = EngineCq {
@@ -177,8 +177,8 @@ impl Host {
 
     /// A queue pair on completion queue `cq`: its number, its doorbell, and the program's ends of its queues.
     pub fn create_on(&mut self, qp_type: QpType, cap: QpCap, cq: u32) -> (Qpn, u32, SqProducer, RqProducer) {
-        let (sq, sq_end) = testing::sq(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
-        let (rq, rq_end) = testing::rq(cap.max_recv_wr, cap.max_recv_sge);
+        let (sq, sq_end) = paired::sq(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data);
+        let (rq, rq_end) = paired::rq(cap.max_recv_wr, cap.max_recv_sge);
         let (qpn, doorbell) = (self.qpns.take().expect("qpn"), self.next_doorbell);
         self.next_doorbell += 1;
         let config = QpConfig {
@@ -202,7 +202,7 @@ impl Host {
 
     /// Adds a shared receive queue of XRC domain 0, whose receives complete on `cq`.
     pub fn add_xrc_srq(&mut self, srqn: u32, entries: u32, cq: u32) -> RqProducer {
-        let (app, queue) = testing::srq(entries, 1);
+        let (app, queue) = paired::srq(entries, 1);
         let queue = Arc::new(queue);
         let shared = Arc::new(SrqShared { consumer: queue.clone(), limit: AtomicU32::new(0), cookie: 0 });
         let srq = XrcSrq { domain: 0, pd: PD, cq, queue };

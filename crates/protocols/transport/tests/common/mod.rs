@@ -13,9 +13,9 @@ use burst_base::{Lkey, Nanos, Psn, Qkey, Qpn, Reason};
 use burst_frame::{Flow, RxFrame, TxBatch};
 use burst_mem::{KeySpace, MapPiece, MrTable, Region, Window};
 use burst_shm::layout::{Cqe, SendWqe, Sge};
+use burst_shm::paired;
 use burst_shm::rq::RqProducer;
 use burst_shm::sq::SqProducer;
-use burst_shm::testing;
 use burst_transport::{
     AckReport, Effects, Env, HostPressure, Qp, QpConfig, RecordPool, RecvQueue, Signal, TxBudget, TxState, XrcSrq,
 };
@@ -206,7 +206,7 @@ fn region(keys: &mut KeySpace, pd: u32, len: usize, rights: u32) -> Arc<Region> 
 
 /// A shared receive queue of [`DOMAIN`] for the targets of `end`, whose requests access the memory of protection domain `pd`.
 pub fn xrc_queue(end: &mut End, srqn: u32, pd: u32, (entries, sges): (u32, u32)) -> RqProducer {
-    let (app, queue) = testing::srq(entries, sges);
+    let (app, queue) = paired::srq(entries, sges);
     end.fx.srqs.push((srqn, XrcSrq { domain: DOMAIN, pd, cq: 10 + srqn, queue: Arc::new(queue) }));
     app
 }
@@ -214,8 +214,8 @@ pub fn xrc_queue(end: &mut End, srqn: u32, pd: u32, (entries, sges): (u32, u32))
 impl End {
     /// End number `index` in RESET, with `setup.memory` bytes of memory registered with all rights.
     pub fn new(index: u8, setup: &Setup) -> End {
-        let (sq, sq_consumer) = testing::sq(setup.cap.max_send_wr, setup.cap.max_send_sge, setup.cap.max_inline_data);
-        let (rq, rq_consumer) = testing::rq(setup.cap.max_recv_wr, setup.cap.max_recv_sge);
+        let (sq, sq_consumer) = paired::sq(setup.cap.max_send_wr, setup.cap.max_send_sge, setup.cap.max_inline_data);
+        let (rq, rq_consumer) = paired::rq(setup.cap.max_recv_wr, setup.cap.max_recv_sge);
         let mut seeded = Rng::new(0xb0 + u64::from(index));
         let mut keys = KeySpace::new(Box::new(move || seeded.next_u64()));
         let mut mem = MrTable::new(keys.cipher());

@@ -1,6 +1,6 @@
-//! Paired queue ends in one process, for the tests of other crates: real rings, no descriptors.
+//! Paired queue ends in one process, for the simulator and for tests: real rings, no descriptors.
 //!
-//! The functions panic when a limit is exceeded. Only tests use them.
+//! The functions panic when a limit is exceeded, or when there is no memory.
 use crate::area::Area;
 use crate::arena::Segment;
 use crate::cq::{CqConsumer, CqProducer, CqSpec};
@@ -11,7 +11,7 @@ use crate::sq::{SqConsumer, SqProducer, SqSpec};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Areas of up to this many bytes share a segment: a process may have 65,530 mappings, and tests have more queues.
+/// Areas of up to this many bytes share a segment: a process may have 65,530 mappings, and simulated hosts have more queues.
 const SHARED_MAX: usize = 16 << 10;
 const SEGMENT: usize = 1 << 20;
 /// Areas begin at multiples of a cache line, in bytes.
@@ -37,7 +37,7 @@ pub fn area(bytes: usize) -> Area {
 }
 
 fn segment(bytes: usize) -> Arc<Segment> {
-    Arc::new(Segment::anonymous(bytes).expect("memory for a test"))
+    Arc::new(Segment::anonymous(bytes).expect("memory for a queue"))
 }
 /// Both ends of a new send queue.
 pub fn sq(max_wr: u32, max_sge: u32, max_inline: u32) -> (SqProducer, SqConsumer) {
